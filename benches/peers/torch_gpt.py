@@ -1,13 +1,15 @@
-"""Training of a GPT in PyTorch over FSDP2: bf16, torchao's float8 and mxfp8, and lowp; optimizer steps and gathers beside them.
+"""Training of a GPT or a Llama in PyTorch over FSDP2: bf16, torchao's float8 and mxfp8, and lowp; optimizer steps and gathers, too.
 
     torchrun --nproc-per-node 2 benches/peers/torch_gpt.py train bf16 --compile
     torchrun --nproc-per-node 2 benches/peers/torch_gpt.py train lowp:fp8-current --compile
     torchrun --nproc-per-node 2 benches/peers/torch_gpt.py train torchao --compile
+    torchrun --nproc-per-node 2 benches/peers/torch_gpt.py train lowp:fp8-current --llama --compile
     torchrun --nproc-per-node 2 benches/peers/torch_gpt.py train lowp:fp8-current --compile --profile
     python3 benches/peers/torch_gpt.py step
     torchrun --nproc-per-node 2 benches/peers/torch_gpt.py gather
 
-Each run prints lines of JSON. The model has the shape of 1b: width 2048, 24 blocks, 16 heads, 32768 words. lowp is the package of
+Each run prints lines of JSON. The GPT has the shape of 1b: width 2048, 24 blocks, 16 heads, 32768 words; the Llama is that of
+transformers with 1.1 billion parameters: width 2048, 16 layers, 32 heads, 8 of them of keys and values, 32000 words. lowp is the package of
 `cargo xtask wheel`; torchao and transformer_engine are used where they are installed.
 """
 
@@ -65,22 +67,51 @@ class GPT(nn.Module):
         return self.head(self.norm(x))
 
 
+class Llama(nn.Module):
+    def __init__(self, args):
+        super().__init__()
+        from transformers import LlamaConfig, LlamaForCausalLM
+
+        config = LlamaConfig(
+            hidden_size=args.width,
+            intermediate_size=4 * args.width,
+            num_hidden_layers=args.layers,
+            num_attention_heads=args.heads,
+            num_key_value_heads=args.heads // 4,
+            vocab_size=args.words,
+            max_position_embeddings=args.length,
+            attn_implementation="sdpa",
+            use_cache=False,
+        )
+        self.llama = LlamaForCausalLM(config)
+
+    @property
+    def blocks(self):
+        return self.llama.model.layers
+
+    def forward(self, ids):
+        return self.llama(ids).logits
+
+
+HEADS = ("head", "llama.lm_head")
+
+
 def build(args, device):
     """The model and its optimizer, as each library asks for it."""
     torch.manual_seed(0)
     with device:
-        net = GPT(args)
+        net = Llama(args) if args.llama else GPT(args)
     kind, _, recipe = args.what.partition(":")
     after_step = lambda: None
     if kind == "lowp":
         import lowp
 
-        lowp.quantize_model_(net, recipe, ignore=["head"])
+        lowp.quantize_model_(net, recipe, ignore=[name for name, _ in net.named_modules() if name in HEADS])
     elif kind == "torchao":
         from torchao.float8 import Float8LinearConfig, convert_to_float8_training, precompute_float8_dynamic_scale_for_fsdp
 
         config = Float8LinearConfig(enable_fsdp_float8_all_gather=WORLD > 1)
-        convert_to_float8_training(net, config=config, module_filter_fn=lambda module, name: name != "head")
+        convert_to_float8_training(net, config=config, module_filter_fn=lambda module, name: name not in HEADS)
         if WORLD > 1:
             after_step = lambda: precompute_float8_dynamic_scale_for_fsdp(net)
     elif kind == "torchao-mxfp8":
@@ -88,7 +119,7 @@ def build(args, device):
         from torchao.quantization import quantize_
 
         config = MXLinearConfig.from_recipe_name(recipe or "mxfp8_cublas")
-        quantize_(net, config, filter_fn=lambda module, name: isinstance(module, nn.Linear) and name != "head")
+        quantize_(net, config, filter_fn=lambda module, name: isinstance(module, nn.Linear) and name not in HEADS)
     if args.compile:
         for index, block in enumerate(net.blocks):
             net.blocks[index] = torch.compile(block)
@@ -300,9 +331,14 @@ def main():
     parser.add_argument("--compile", action="store_true")
     parser.add_argument("--profile", action="store_true", help="tables of kernels and of operations on the host, behind those of `train`")
     parser.add_argument("--recipes", nargs="+", default=["fp8-current", "mxfp8-2d", "mxfp8", "nvfp4-2d"])
-    for name, value in dict(width=2048, layers=24, heads=16, words=32768, length=2048, batch=4, runs=30, warm=8).items():
+    parser.add_argument("--llama", action="store_true", help="the Llama of transformers instead of the GPT")
+    for name, value in dict(width=2048, layers=None, heads=None, words=None, length=2048, batch=4, runs=30, warm=8).items():
         parser.add_argument(f"--{name}", type=int, default=value)
     args = parser.parse_args()
+    shape = dict(layers=16, heads=32, words=32000) if args.llama else dict(layers=24, heads=16, words=32768)
+    for name, value in shape.items():
+        if getattr(args, name) is None:
+            setattr(args, name, value)
     device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", 0)))
     torch.cuda.set_device(device)
     if args.table == "step":

@@ -10,7 +10,7 @@ pub mod toy;
 pub mod values;
 pub mod world;
 
-/// Runs the example of the README.
+/// Runs the programs of the tutorial.
 #[cfg(doctest)]
-#[doc = include_str!("../../README.md")]
-struct ReadmeExample;
+#[doc = include_str!("../../docs/tutorial-rust.md")]
+struct Tutorial;

@@ -5,6 +5,7 @@ use std::fmt;
 use std::sync::Arc;
 
 use half::bf16;
+use lowp_comm::{Communicator, Mesh};
 use lowp_format::{
     AnyRecipe, KernelKey, Orientation, Phase, Recipe, RecipeOptions, Role, ScaleRule, Shape,
 };
@@ -13,8 +14,7 @@ use lowp_optim::{
     AdamW, AdamWBuilder, FloatDtype, Group, OptimError, ParamId, ParamSpec, StepOptions, StepReport,
 };
 use lowp_shard::{
-    Communicator, GatherGroup, GatherPool, Mesh, ScaleBook, ScaleSlot, ShardError, ShardSpec,
-    ShardedTensor, quantize,
+    GatherGroup, GatherPool, ScaleBook, ScaleSlot, ShardError, ShardSpec, ShardedTensor, quantize,
 };
 
 use crate::world::{Bytes, bytes_of, orientation};

@@ -3,8 +3,8 @@
 use std::mem::take;
 use std::sync::{Arc, Mutex, PoisonError};
 
+use lowp_comm::{Collective, CommError, Communicator, Control, Traffic};
 use lowp_kernels::{Backend, Cpu};
-use lowp_shard::{Collective, Communicator, Control, ShardError, Traffic};
 
 /// One collective call of one rank.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -18,7 +18,7 @@ pub enum Call {
     /// Number of entries.
     AllReduceSum(usize),
     /// The ranks tell each other something on the host.
-    Exchange(String),
+    HostGather(String),
     /// A split.
     Split,
 }
@@ -75,21 +75,21 @@ impl Control for SpyControl {
         self.inner.control().members()
     }
 
-    fn exchange(&self, tag: &str, bytes: Vec<u8>) -> Result<Vec<Vec<u8>>, ShardError> {
-        note(&self.calls, Call::Exchange(tag.to_owned()));
-        self.inner.control().exchange(tag, bytes)
+    fn all_gather(&self, tag: &str, bytes: Vec<u8>) -> Result<Vec<Vec<u8>>, CommError> {
+        note(&self.calls, Call::HostGather(tag.to_owned()));
+        self.inner.control().all_gather(tag, bytes)
     }
 
-    fn split(&self, color: usize, key: usize) -> Result<Arc<dyn Control>, ShardError> {
+    fn split(&self, color: usize, key: usize) -> Result<Arc<dyn Control>, CommError> {
         note(&self.calls, Call::Split);
         self.inner.control().split(color, key)
     }
 
-    fn fail(&self, cause: ShardError) -> ShardError {
+    fn fail(&self, cause: CommError) -> CommError {
         self.inner.control().fail(cause)
     }
 
-    fn failure(&self) -> Option<ShardError> {
+    fn failure(&self) -> Option<CommError> {
         self.inner.control().failure()
     }
 }
@@ -107,7 +107,7 @@ impl Communicator<Cpu> for Spy {
         self.inner.is_enqueued()
     }
 
-    fn enqueue(&self, label: &str, batch: Collective<'_, Cpu>) -> Result<(), ShardError> {
+    fn enqueue(&self, label: &str, batch: Collective<'_, Cpu>) -> Result<(), CommError> {
         self.note(match batch {
             Collective::AllGather(items) => {
                 let pieces = items.iter().map(|item| Cpu.download(item.source));
@@ -120,7 +120,7 @@ impl Communicator<Cpu> for Spy {
         self.inner.enqueue(label, batch)
     }
 
-    fn split(&self, color: usize, key: usize) -> Result<Arc<dyn Communicator<Cpu>>, ShardError> {
+    fn split(&self, color: usize, key: usize) -> Result<Arc<dyn Communicator<Cpu>>, CommError> {
         self.note(Call::Split);
         self.inner.split(color, key)
     }

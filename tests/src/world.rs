@@ -2,10 +2,11 @@
 
 use std::time::Duration;
 
+use lowp_comm::run_ranks;
 use lowp_format::{Orientation, Phase, QuantizedTensor, Recipe, Shape};
 use lowp_kernels::{Backend, Cpu, CpuBuffer, Source};
 use lowp_optim::{AdamWBuilder, Group, OptimError, ParamSpec, StepOptions};
-use lowp_shard::{GatherGroup, GatherPool, ShardSpec, ShardedTensor, quantize, run_ranks};
+use lowp_shard::{GatherGroup, GatherPool, ShardSpec, ShardedTensor, quantize};
 
 /// The time limit of every wait of the tests.
 pub const TIMEOUT: Duration = Duration::from_secs(60);

@@ -11,6 +11,7 @@ mod miri;
 mod mutants;
 mod package;
 mod packages;
+mod plots;
 mod python;
 mod snapshots;
 mod stages;
@@ -42,7 +43,7 @@ enum Task {
     Cuda(cuda::Options),
     /// Put the GPU tests and the bench into target/gpu-pack, for a machine without Rust.
     GpuPack(gpu_pack::Options),
-    /// Break lowp-format, lowp-shard and lowp-optim in small ways, and count what the tests see.
+    /// Break lowp-format, lowp-comm, lowp-shard and lowp-optim in small ways, and count what the tests see.
     Mutants(mutants::Options),
     /// Run tests under Miri, which finds undefined behaviour. Needs a nightly toolchain with it.
     Miri(miri::Options),
@@ -66,6 +67,8 @@ enum Task {
         #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
         args: Vec<String>,
     },
+    /// Draw the plots of docs/results.md from docs/results.toml.
+    Plots,
     /// Time the file commands in memory-backed files, as multiples of `cp`; a bar that is missed fails.
     BenchFiles(bench_files::Options),
 }
@@ -81,6 +84,7 @@ fn main() -> ExitCode {
         Task::Package { build } => package::package(build),
         Task::Tidy => tidy::tidy(),
         Task::Wheel(options) => wheel::wheel(&options),
+        Task::Plots => plots::plots(),
         Task::BenchFiles(options) => bench_files::bench_files(&options),
         Task::Bench { against, args } => bench::bench(&args, against.as_deref()),
     };

@@ -55,7 +55,7 @@ pub(crate) fn test_stages(options: &Options, stages: &mut Stages) -> Result<()> 
     stages.run("licences", licences::check)?;
     stages.run("package", || package::package(false))?;
     if cuda::ready() {
-        stages.run("cuda", || cuda::cuda(&cuda::Options::checked()))?;
+        stages.run("cuda", || cuda::cuda(&cuda::Options::checked()?))?;
     } else {
         stages.skip(
             "cuda",

@@ -1,5 +1,6 @@
 //! [`CandleError`]: what can be wrong with a sharded model that candle runs.
 
+use lowp_comm::CommError;
 use lowp_format::FormatError;
 use lowp_fsdp::ModelError;
 use lowp_kernels::KernelError;
@@ -35,7 +36,7 @@ macro_rules! from {
     )+};
 }
 
-from!(FormatError, KernelError, OptimError, ShardError);
+from!(CommError, FormatError, KernelError, OptimError, ShardError);
 
 /// As candle's operations report it.
 impl From<CandleError> for candle_core::Error {

@@ -4,7 +4,7 @@
 //! ([`WeightSource::with_weight`], once forward and once backward), used, and given back; the weight's gradient goes
 //! to a sink instead of candle's gradient store. Between the two calls nothing holds the full weight, which is what
 //! lets a rank own only a low-precision shard of it. [`layers`] are those over the weights of a [`lowp_fsdp::ShardedModel`], and
-//! [`CandleVars`] its other parameters; `lowp train` builds a transformer on them.
+//! [`CandleVars`] its other parameters; [`transformer`] has GPT and Llama on them, which `lowp train` trains.
 //!
 //! Each rank is a thread. Set `CANDLE_NUM_THREADS=1` before the first tensor is made: candle's worker pool is shared by
 //! all threads of the process and waits by spinning.
@@ -28,6 +28,7 @@ mod gemm;
 mod linear;
 mod memory_weight;
 mod model;
+pub mod transformer;
 
 pub use error::CandleError;
 pub use gemm::{MatMut, MatRef, matmul, product};

@@ -5,11 +5,11 @@ use std::sync::Arc;
 
 use candle_core::backprop::GradStore;
 use candle_core::{Device, Error, Tensor, Var};
+use lowp_comm::or_abort;
 use lowp_format::{Phase, Recipe};
 use lowp_fsdp::{ModelError, OperandRole, RecipeOperands, ShardedModel, ShardedWeight};
 use lowp_kernels::Backend;
 use lowp_optim::{StepOptions, StepReport};
-use lowp_shard::or_abort;
 
 use crate::error::CandleError;
 use crate::linear::{Linear, OperandCast, QuantLinear, WeightSource};

@@ -8,7 +8,7 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use lowp_checkpoint::{Block, Checkpoint, Dtype, Piece, Saver, folder_of};
-use lowp_shard::threads;
+use lowp_comm::threads;
 
 /// Bytes of a tensor; sixteen are saved.
 const TENSOR: usize = 32 << 20;

@@ -4,7 +4,7 @@ use std::fs;
 use std::io::{self, ErrorKind};
 use std::path::{Path, PathBuf};
 
-use lowp_shard::ShardError;
+use lowp_comm::CommError;
 use thiserror::Error;
 
 use crate::Block;
@@ -14,7 +14,7 @@ use crate::Block;
 pub enum CheckpointError {
     /// Ranks failed, or differ in what they save.
     #[error(transparent)]
-    Shard(#[from] ShardError),
+    Comm(#[from] CommError),
     /// A file or folder cannot be read or written.
     #[error("{}: cannot {what}: {why}", .path.display())]
     Io {

@@ -75,6 +75,16 @@ pub fn is_checkpoint(folder: &Path) -> bool {
     folder.join(INDEX).is_file()
 }
 
+/// Whether `folder` is a checkpoint or a folder of such by its names, so that what is missing or damaged in it is an error of a checkpoint.
+pub fn is_of_checkpoints(folder: &Path) -> bool {
+    let is_step = folder.file_name().and_then(|name| name.to_str());
+    let named = is_checkpoint(folder) || folder.join(LATEST).exists();
+    folder.is_dir()
+        && (named
+            || is_step.is_some_and(|name| step_of(name).is_some())
+            || steps(folder).is_ok_and(|steps| !steps.is_empty()))
+}
+
 /// The steps whose checkpoints `folder` has, in order.
 ///
 /// # Errors
@@ -113,7 +123,7 @@ pub fn latest(folder: &Path) -> Result<PathBuf, CheckpointError> {
                 .rev()
                 .map(|step| folder_of(folder, step));
             let newest = places.find(|place| is_checkpoint(place));
-            return newest.ok_or_else(|| none("it holds no checkpoint"));
+            return newest.ok_or_else(|| none("it holds no checkpoint with its file `index.json`"));
         }
         Err(error) => return Err(CheckpointError::io(&path, "read")(error)),
     };

@@ -3,7 +3,6 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
-use lowp_shard::MAX_EXCHANGE;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use serde_json::value::RawValue;
@@ -15,12 +14,8 @@ use crate::{Block, CheckpointError, Dtype};
 pub(crate) const VERSION: u64 = 1;
 /// Longest index that is read, and so written: that of about ten million pieces. Tests have few pieces.
 pub(crate) const MAX_INDEX: u64 = if cfg!(test) { 1 << 20 } else { 1 << 30 };
-/// Most bytes that ranks tell each other for it, all together.
-pub(crate) const MAX_TOLD: u64 = if cfg!(test) {
-    MAX_INDEX
-} else {
-    MAX_EXCHANGE as u64
-};
+/// Most bytes of the lists that it is made of, all ranks' together: the first rank has them in memory.
+pub(crate) const MAX_LISTS: u64 = MAX_INDEX;
 /// Its name in the folder.
 pub(crate) const INDEX: &str = "index.json";
 

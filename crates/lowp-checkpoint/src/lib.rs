@@ -1,16 +1,16 @@
 //! Checkpoints of training whose tensors are shared out over ranks.
 //!
 //! A checkpoint is a folder: one safetensors file per rank with the [`Piece`]s of tensors that the rank has, and
-//! `index.json`, which says of every tensor where its pieces lie, their checksums, and what the trainer wrote down beside
-//! them. Ranks of any number load any blocks of tensors ([`Checkpoint::read`]); pieces are bytes, and no arithmetic touches
+//! `index.json`, which says of every tensor where its pieces lie, their checksums, and what the trainer adds.
+//! Any number of ranks loads any blocks of tensors ([`Checkpoint::read`]); pieces are bytes, and no arithmetic touches
 //! them.
 //!
 //! [`Saver`] writes in the background and as a whole: into a folder of another name, which gets its own once every rank's file and
-//! the index are on the disk. What stops in between leaves the checkpoint before as the latest one.
+//! the index are on the disk. A run that stops in between leaves the checkpoint before as the latest one.
 //!
 //! ```
 //! use lowp_checkpoint::{Block, Checkpoint, Dtype, Piece, Saver};
-//! use lowp_shard::threads;
+//! use lowp_comm::threads;
 //! use std::time::Duration;
 //!
 //! let folder = std::env::temp_dir().join(format!("lowp-checkpoint-{}", std::process::id()));
@@ -38,13 +38,14 @@ mod block;
 mod error;
 mod folder;
 mod index;
+mod list;
 mod reader;
 mod saver;
 mod writer;
 
 pub use block::{Block, Dtype, Late, Piece};
 pub use error::CheckpointError;
-pub use folder::{check_writable, folder_of, is_checkpoint, latest, steps};
+pub use folder::{check_writable, folder_of, is_checkpoint, is_of_checkpoints, latest, steps};
 pub use index::checksum;
 pub use reader::{Checkpoint, TensorInfo};
 pub use saver::Saver;

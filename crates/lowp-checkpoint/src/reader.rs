@@ -47,6 +47,17 @@ pub struct TensorInfo<'a> {
     pub pieces: usize,
 }
 
+impl<'a> TensorInfo<'a> {
+    fn of((name, tensor): (&'a String, &TensorRecord)) -> Self {
+        Self {
+            name,
+            dtype: tensor.dtype,
+            shape: tensor.shape,
+            pieces: tensor.pieces.len(),
+        }
+    }
+}
+
 impl Checkpoint {
     /// Opens the latest checkpoint of `folder`, which may be a checkpoint itself.
     ///
@@ -125,12 +136,22 @@ impl Checkpoint {
 
     /// Its tensors, in the order of their names.
     pub fn tensors(&self) -> impl Iterator<Item = TensorInfo<'_>> {
-        self.index.tensors.iter().map(|(name, tensor)| TensorInfo {
-            name,
-            dtype: tensor.dtype,
-            shape: tensor.shape,
-            pieces: tensor.pieces.len(),
-        })
+        self.index.tensors.iter().map(TensorInfo::of)
+    }
+
+    /// Tensor `name`, if there is one.
+    pub fn info(&self, name: &str) -> Option<TensorInfo<'_>> {
+        self.index.tensors.get_key_value(name).map(TensorInfo::of)
+    }
+
+    /// The blocks that ranks saved of tensor `name`, which make it up: whoever reads those holds one piece of it in memory, and reads each
+    /// once.
+    ///
+    /// # Errors
+    /// No such tensor.
+    pub fn blocks(&self, name: &str) -> Result<impl Iterator<Item = Block>, CheckpointError> {
+        let pieces = self.tensor(name)?.pieces.iter();
+        Ok(pieces.map(|piece| piece.block))
     }
 
     /// Whether there is a tensor called `name`.

@@ -7,18 +7,21 @@ use std::sync::Arc;
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use lowp_shard::Control;
-use serde::Serialize;
-use serde::de::DeserializeOwned;
+use lowp_comm::Control;
 use serde_json::Value;
 
 use crate::folder::{
     folder_of, lock, publish, put, remove, remove_replaced, shared_probe, steps, sync, thin_out,
     tidy, unfinished,
 };
-use crate::index::{INDEX, Index, MAX_INDEX, MAX_TOLD, Written, check_about, checksum};
+use crate::index::{INDEX, Index, MAX_INDEX, MAX_LISTS, check_about, checksum};
+use crate::list::{self, Told};
 use crate::writer;
 use crate::{CheckpointError, Late, Piece};
+
+/// Pauses between the rounds of ranks that wait for the files of others grow by a quarter from the first to the longest.
+const FIRST_PAUSE: Duration = Duration::from_millis(5);
+const LONGEST_PAUSE: Duration = Duration::from_secs(1);
 
 /// Saves the checkpoints of one run. Every rank has one; each call is collective.
 ///
@@ -48,7 +51,7 @@ struct Writing {
     /// The folder of its files.
     folder: PathBuf,
     about: Value,
-    file: JoinHandle<Result<Written, CheckpointError>>,
+    file: JoinHandle<Result<Told, CheckpointError>>,
 }
 
 impl Saver {
@@ -159,7 +162,10 @@ impl Saver {
         let to = folder.clone();
         let file = thread::Builder::new()
             .name("lowp-checkpoint".to_owned())
-            .spawn(move || writer::write(&to, rank, &own, pieces));
+            .spawn(move || {
+                let written = writer::write(&to, rank, &own, pieces)?;
+                list::write(&to, rank, &written)
+            });
         let file = file.map_err(CheckpointError::io(&self.folder, "start a thread for"));
         let (spawned, file) = match file {
             Ok(file) => (Ok(()), Some(file)),
@@ -202,8 +208,10 @@ impl Saver {
     /// As [`Saver::poll`].
     pub fn finish(&mut self) -> Result<Option<u64>, CheckpointError> {
         // Ranks meet while they wait, so that one whose file takes long is not taken for one that is gone.
+        let mut pause = FIRST_PAUSE;
         while self.all_done()? == Some(false) {
-            thread::sleep(Duration::from_millis(5));
+            thread::sleep(pause);
+            pause = (pause + pause / 4).min(LONGEST_PAUSE);
         }
         self.publish_written()
     }
@@ -214,7 +222,7 @@ impl Saver {
             return Ok(None);
         };
         let done = vec![u8::from(writing.file.is_finished())];
-        let done = self.control.exchange("is the checkpoint written", done)?;
+        let done = self.control.all_gather("is the checkpoint written", done)?;
         Ok(Some(done.iter().all(|done| done == &[1])))
     }
 
@@ -249,7 +257,7 @@ impl Saver {
         agreed
             .inspect_err(|_| self.give_up(&folder))
             .map_err(|error| match error {
-                CheckpointError::NotSaved { .. } | CheckpointError::Shard(_) => error,
+                CheckpointError::NotSaved { .. } | CheckpointError::Comm(_) => error,
                 own => CheckpointError::NotSaved {
                     step,
                     rank: self.control.world_rank(),
@@ -274,49 +282,48 @@ impl Saver {
         Ok(Some(step))
     }
 
-    /// Gives all ranks what each has `written` into `folder`, or the first rank that could not and why not, the same on all. Ranks tell
-    /// each other first how much it is: what is too much would end the world on its way.
+    /// Gives all ranks what the list of each has that was `written` into `folder`, or the first rank that could not write and why not, the
+    /// same on all.
     fn tell_written(
         &self,
-        written: Result<Written, CheckpointError>,
+        written: Result<Told, CheckpointError>,
         folder: &Path,
-    ) -> Result<Result<Vec<Written>, (usize, String)>, CheckpointError> {
+    ) -> Result<Result<Vec<Told>, (usize, String)>, CheckpointError> {
         let own = written.map_err(|error| error.to_string());
-        let own = own.and_then(|written| Ok((written.pieces.len(), encode(&written)?)));
-        let told = own.as_ref().map(|(pieces, bytes)| (*pieces, bytes.len()));
-        let told = encode(&told).unwrap_or_default();
-        let all = self.control.exchange("how much was written", told)?;
-        let (mut pieces, mut bytes) = (0, 0);
+        let own = postcard::to_stdvec(&own).unwrap_or_default();
+        let all = self.control.all_gather("how much was written", own)?;
+        let mut ranks = Vec::new();
         for (rank, told) in all.iter().enumerate() {
-            match decode::<Result<(usize, usize), String>>(told).flatten() {
-                Ok(of_rank) => (pieces, bytes) = (pieces + of_rank.0, bytes + of_rank.1 as u64),
+            let told = postcard::from_bytes::<Result<Told, String>>(told);
+            match told.map_err(|error| error.to_string()).flatten() {
+                Ok(told) => ranks.push(told),
                 Err(why) => return Ok(Err((rank, why))),
             }
         }
-        if bytes > MAX_TOLD {
+        let bytes = ranks.iter().map(|told| told.bytes).sum();
+        if bytes > MAX_LISTS {
             let error = CheckpointError::TooLong {
                 path: folder.join(INDEX),
                 what: "the list",
-                pieces,
+                pieces: ranks.iter().map(|told| told.pieces).sum(),
                 bytes,
-                most: MAX_TOLD,
+                most: MAX_LISTS,
             };
             return Ok(Err((0, error.to_string())));
         }
-        let own = own.map(|(_, bytes)| bytes).unwrap_or_default();
-        let all = self.control.exchange("what was written", own)?;
-        let ranks = all.iter().enumerate();
-        let ranks = ranks.map(|(rank, bytes)| decode(bytes).map_err(|why| (rank, why)));
-        Ok(ranks.collect())
+        Ok(Ok(ranks))
     }
 
     fn publish(
         &self,
         unfinished: &Path,
         (id, step): (String, u64),
-        ranks: Vec<Written>,
+        ranks: Vec<Told>,
         about: Value,
     ) -> Result<(), CheckpointError> {
+        let ranks = ranks.iter().enumerate();
+        let ranks = ranks.map(|(rank, told)| list::take(unfinished, rank, told));
+        let ranks = ranks.collect::<Result<_, _>>()?;
         let path = unfinished.join(INDEX);
         let index = Index::new((id, step), ranks, about);
         let index = index.map_err(|why| CheckpointError::Pieces { why })?;
@@ -378,7 +385,7 @@ impl Saver {
     ) -> Result<(), CheckpointError> {
         let told = own.as_ref().err().map(ToString::to_string);
         let told = told.unwrap_or_default().into_bytes();
-        let all = self.control.exchange(what, told)?;
+        let all = self.control.all_gather(what, told)?;
         own?;
         let failed = all.iter().position(|text| !text.is_empty());
         failed.map_or(Ok(()), |rank| {
@@ -401,15 +408,6 @@ impl Drop for Saver {
         }
         self.wait_for_removals();
     }
-}
-
-/// `value` as ranks tell it.
-fn encode(value: &impl Serialize) -> Result<Vec<u8>, String> {
-    postcard::to_stdvec(value).map_err(|error| error.to_string())
-}
-
-fn decode<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, String> {
-    postcard::from_bytes(bytes).map_err(|error| error.to_string())
 }
 
 /// A name that no other checkpoint has.

@@ -2,9 +2,9 @@
 
 use crate::usage::UsageError;
 use anyhow::{Result, anyhow};
+use lowp_comm::{CommError, Control, threads};
 use lowp_kernels::{Backend, Cuda};
 use lowp_nccl::{NcclComm, NcclOptions};
-use lowp_shard::{Control, ShardError, threads};
 use std::sync::Arc;
 use std::thread;
 use std::time::Duration;
@@ -40,11 +40,11 @@ pub(crate) fn join(
     let controls = threads(devices.len(), limit);
     let join =
         |(cuda, control): (&Cuda, Arc<dyn Control>)| NcclComm::new(control, &cuda.fork()?, options);
-    let comms: Result<Vec<NcclComm>, ShardError> = thread::scope(|scope| {
+    let comms: Result<Vec<NcclComm>, CommError> = thread::scope(|scope| {
         let start = |rank| scope.spawn(move || join(rank));
         let joining: Vec<_> = devices.iter().zip(controls).map(start).collect();
         let joined = joining.into_iter().map(|rank| rank.join());
-        let lost = |_| ShardError::Failed {
+        let lost = |_| CommError::Failed {
             rank: 0,
             message: "a thread that joins NCCL panicked".to_owned(),
         };

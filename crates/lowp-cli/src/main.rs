@@ -76,11 +76,12 @@ enum Command {
 
 fn main() -> ExitCode {
     before_threads();
-    lowp_file::process::set_hooks(Hooks {
+    let are_set = lowp_file::process::set_hooks(Hooks {
         before_temporary: remove_temporaries_on_signals,
         before_map: watch_maps,
         after_free: freed::give_back,
     });
+    debug_assert!(are_set, "nobody else sets hooks in this program");
     #[cfg(unix)]
     if let Err(error) = signals::survive_large_files() {
         output::note(&format!(
@@ -105,7 +106,7 @@ fn main() -> ExitCode {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             // One line, also where `RUST_BACKTRACE` has candle put a backtrace into its errors.
-            let error_text = lowp_shard::without_backtraces(&format!("{error:#}"));
+            let error_text = lowp_comm::without_backtraces(&format!("{error:#}"));
             output::note(&format!("error: {error_text}"));
             ExitCode::from(usage::exit_code(&error))
         }

@@ -2,13 +2,12 @@
 
 use crate::error::Result;
 use crate::fields::keeps_amax;
+use lowp_comm::Communicator;
 use lowp_format::{
     AnyRecipe, BufferSpec, Extent, Orientation, QuantizedTensor, Recipe, Shape, Usage,
 };
 use lowp_kernels::{AmaxJob, Backend, Cpu, Source, Work};
-use lowp_shard::{
-    CastItem, Communicator, Requantize, ScaleBook, ScaleBookBuilder, ScaleSlot, ShardError,
-};
+use lowp_shard::{CastItem, Requantize, ScaleBook, ScaleBookBuilder, ScaleSlot, ShardError};
 
 /// A quantized tensor in memory.
 pub(crate) type Tensor<B = Cpu> = QuantizedTensor<<B as Backend>::Buffer<u8>>;

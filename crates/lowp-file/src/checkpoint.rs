@@ -3,15 +3,15 @@
 use crate::difference::Equal;
 use crate::error::{FileError, Result, file_error};
 use crate::text::shown;
-use lowp_checkpoint::{Block, Checkpoint, Dtype, TensorInfo, latest};
+use lowp_checkpoint::{Checkpoint, Dtype, TensorInfo};
 use serde::Serialize;
 use serde_json::Value;
 use std::collections::BTreeSet;
 use std::path::Path;
 
-/// Whether `path` is a checkpoint, or a folder of such with a latest one.
+/// Whether `path` is a checkpoint or a folder of such, be it damaged.
 pub fn is_checkpoint(path: &Path) -> bool {
-    path.is_dir() && (lowp_checkpoint::is_checkpoint(path) || latest(path).is_ok())
+    lowp_checkpoint::is_of_checkpoints(path)
 }
 
 fn open(path: &Path) -> Result<Checkpoint> {
@@ -106,43 +106,62 @@ pub fn verify(path_a: &Path, path_b: &Path) -> Result<Equal> {
         )));
     }
     let names: BTreeSet<&str> = a.tensors().chain(b.tensors()).map(|t| t.name).collect();
-    let find = |checkpoint: &Checkpoint, name: &str| {
-        let mut tensors = checkpoint.tensors();
-        let found = tensors.find(|tensor| tensor.name == name);
-        found.map(|tensor| (tensor.dtype, tensor.shape))
-    };
     let mut sum = 0;
     for name in &names {
         let shown = shown(name);
-        let (Some(of_a), Some(of_b)) = (find(&a, name), find(&b, name)) else {
+        let (Some(info), Some(info_b)) = (a.info(name), b.info(name)) else {
             let lacks = if a.has(name) { &name_b } else { &name_a };
             return Err(FileError::Differ(format!("'{shown}' is not in {lacks}")));
         };
+        let [of_a, of_b] = [info, info_b].map(|info| (info.dtype, info.shape));
         if of_a != of_b {
             return Err(FileError::Differ(format!(
                 "'{shown}' is {of_a:?} in {name_a} and {of_b:?} in {name_b}"
             )));
         }
-        let (dtype, shape) = of_a;
-        let read =
-            |checkpoint: &Checkpoint| checkpoint.read(name, dtype, shape, Block::whole(shape));
-        let read_a = read(&a).map_err(|error| file_error(path_a, error.to_string()))?;
-        let read_b = read(&b).map_err(|error| file_error(path_b, error.to_string()))?;
-        let differs = read_a.iter().zip(&read_b).position(|(x, y)| x != y);
-        if let Some(byte) = differs {
-            let entry = byte / dtype.bytes();
+        if let Some((byte, [in_a, in_b])) = first_difference((path_a, &a), (path_b, &b), &info)? {
+            let (entry, cols) = (byte / info.dtype.bytes(), info.shape[1]);
             return Err(FileError::Differ(format!(
-                "'{shown}' differs first in row {}, column {}: byte {byte} is 0x{:02X} in {name_a} and 0x{:02X} in {name_b}",
-                entry / shape[1],
-                entry % shape[1],
-                read_a[byte],
-                read_b[byte]
+                "'{shown}' differs first in row {}, column {}: byte {byte} is 0x{in_a:02X} in {name_a} and 0x{in_b:02X} in {name_b}",
+                entry / cols,
+                entry % cols,
             )));
         }
-        sum += read_a.len();
+        sum += bytes(&info);
     }
     Ok(Equal {
         tensors: names.len(),
         bytes: sum,
     })
+}
+
+/// The first byte of a tensor that is another one in `b` than in `a`, row by row, and both: compared by the pieces of `a`, one at a time.
+fn first_difference(
+    (path_a, a): (&Path, &Checkpoint),
+    (path_b, b): (&Path, &Checkpoint),
+    info: &TensorInfo<'_>,
+) -> Result<Option<(usize, [u8; 2])>> {
+    let TensorInfo {
+        name, dtype, shape, ..
+    } = *info;
+    let mut first = None;
+    let blocks = a.blocks(name);
+    for block in blocks.map_err(|error| file_error(path_a, error.to_string()))? {
+        let read_a = a.read(name, dtype, shape, block);
+        let read_a = read_a.map_err(|error| file_error(path_a, error.to_string()))?;
+        let read_b = b.read(name, dtype, shape, block);
+        let read_b = read_b.map_err(|error| file_error(path_b, error.to_string()))?;
+        let Some(at) = read_a.iter().zip(&read_b).position(|(x, y)| x != y) else {
+            continue;
+        };
+        // Rows of a block are in order, so that its first difference is that of the least byte of the tensor.
+        let (entry, part) = (at / dtype.bytes(), at % dtype.bytes());
+        let row = block.start[0] + entry / block.shape[1];
+        let col = block.start[1] + entry % block.shape[1];
+        let byte = (row * shape[1] + col) * dtype.bytes() + part;
+        if first.is_none_or(|(known, _)| byte < known) {
+            first = Some((byte, [read_a[at], read_b[at]]));
+        }
+    }
+    Ok(first)
 }

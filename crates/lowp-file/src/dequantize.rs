@@ -2,7 +2,7 @@
 
 use crate::behind::Later;
 use crate::decoding::Decoding;
-use crate::error::{Result, file_error};
+use crate::error::{Result, mend_file};
 use crate::interchange::hub::Hub;
 use crate::interchange::shards::{Group, Weights};
 use crate::meta::{self, Quantized};
@@ -10,6 +10,7 @@ use crate::names::FloatName;
 use crate::out::Out;
 use crate::progress::Progress;
 use crate::quantize::copied_metadata;
+use crate::remedy::Remedy;
 use crate::round;
 use crate::spare::Turns;
 use crate::unpack::{orientation, unpack};
@@ -50,9 +51,10 @@ impl<'a> Dequantize<'a> {
     pub fn new(hub: &'a Hub) -> Result<Self> {
         let tensors = meta::quantized(&hub.model)?;
         if tensors.is_empty() {
-            return Err(file_error(
+            return Err(mend_file(
                 hub.model.path(),
-                "it holds no quantized tensor; give a file that `lowp quantize` wrote",
+                "it holds no quantized tensor",
+                Remedy::GiveQuantized,
             ));
         }
         Ok(Self { hub, tensors })

@@ -1,5 +1,7 @@
 //! [`FileError`]: what can be wrong with a file, an argument or the work.
 
+use crate::remedy::Remedy;
+use lowp_comm::CommError;
 use lowp_format::FormatError;
 use lowp_kernels::KernelError;
 use lowp_shard::ShardError;
@@ -12,12 +14,40 @@ use thiserror::Error;
 /// What this crate returns.
 pub type Result<T, E = FileError> = std::result::Result<T, E>;
 
+/// What is wrong with a [`Setup`](crate::Setup).
+#[derive(Clone, Copy, Debug, Error, PartialEq)]
+pub enum SetupError {
+    /// A delayed scale for a recipe that has none.
+    #[error("{recipe} has no delayed scale; leave it out, or choose a recipe with delayed scaling")]
+    NoDelayedScale {
+        /// The recipe.
+        recipe: &'static str,
+    },
+    /// A delayed scale that values cannot be encoded and decoded with.
+    #[error("{scale:e} is no scale; give a positive finite number from 3e-39 to 3.4e38")]
+    NotAScale {
+        /// The number.
+        scale: f32,
+    },
+}
+
 /// What is wrong. Messages name the file and the tensor, and say what would be right.
 #[derive(Debug, Error)]
 pub enum FileError {
     /// An input or an argument that cannot be taken. Nothing was written.
     #[error("{0}")]
     Input(String),
+    /// An input that cannot be taken, and what to do about it. Nothing was written.
+    #[error("{what}; {remedy}")]
+    Mend {
+        /// What is wrong.
+        what: String,
+        /// What to do.
+        remedy: Remedy,
+    },
+    /// A setup that no cast has. Nothing was written.
+    #[error(transparent)]
+    Setup(#[from] SetupError),
     /// An output that cannot be written at that path. Nothing was written.
     #[error("{0}")]
     Output(String),
@@ -52,11 +82,17 @@ pub enum FileError {
     Missing(String),
 }
 
+impl From<CommError> for FileError {
+    fn from(error: CommError) -> Self {
+        ShardError::from(error).into()
+    }
+}
+
 impl FileError {
     /// Whether the input, an argument or the output path is to blame, and nothing was written; otherwise the work failed.
     pub fn is_input(&self) -> bool {
         match self {
-            Self::Input(_) | Self::Output(_) => true,
+            Self::Input(_) | Self::Mend { .. } | Self::Setup(_) | Self::Output(_) => true,
             Self::In { why, .. } => why.is_input(),
             _ => false,
         }
@@ -82,6 +118,17 @@ pub(crate) fn input_error(message: impl Into<String>) -> FileError {
 /// The same, with the file that is to blame in front.
 pub(crate) fn file_error(path: &Path, why: impl Display) -> FileError {
     input_error(format!("{}: {why}", path.display()))
+}
+
+/// An input that cannot be taken, and what to do about it.
+pub(crate) fn mend(what: impl Into<String>, remedy: Remedy) -> FileError {
+    let what = what.into();
+    FileError::Mend { what, remedy }
+}
+
+/// The same, with the file that is to blame in front.
+pub(crate) fn mend_file(path: &Path, what: impl Display, remedy: Remedy) -> FileError {
+    mend(format!("{}: {what}", path.display()), remedy)
 }
 
 /// Says what was tried when something failed, or what is missing.

@@ -382,6 +382,26 @@ mod tests {
         Ok(())
     }
 
+    /// Two runs at a time found no folder there.
+    #[test]
+    fn a_folder_that_another_run_wrote_stays() -> io::Result<()> {
+        let dir = tempfile::tempdir()?;
+        let path = dir.path().join("out");
+        let [first, second] = [NewFolder::at(&path)?, NewFolder::at(&path)?];
+        for (folder, text) in [(&first, "first"), (&second, "second")] {
+            fs::write(folder.draft().join("file"), text)?;
+        }
+        first.publish()?;
+        let error = second.publish().unwrap_err().to_string();
+        assert!(
+            error.starts_with("another run wrote this folder"),
+            "{error}"
+        );
+        assert_eq!(fs::read_to_string(path.join("file"))?, "first");
+        assert_eq!(fs::read_dir(dir.path())?.count(), 1);
+        Ok(())
+    }
+
     #[test]
     fn a_folder_that_is_not_there_is_told_with_the_remedy() -> io::Result<()> {
         let dir = tempfile::tempdir()?;

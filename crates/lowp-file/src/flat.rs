@@ -4,12 +4,12 @@ use crate::cast::{Tensor, begin, delayed_slot, empty};
 use crate::error::{Context, Result, file_error, input_error};
 use crate::fields::keeps_amax;
 use crate::meta::MAX_WORLD;
-use crate::model::Model;
-use crate::select::{Choice, Matrix};
+use crate::select::{Choices, Matrix};
 use crate::text::shown;
+use lowp_comm::{Communicator, run_ranks};
 use lowp_format::{AnyRecipe, BufferSpec, Shape};
 use lowp_kernels::{AmaxJob, Backend, Source, Work};
-use lowp_shard::{Communicator, FlatParam, FlatWeights, ScaleBookBuilder, check_flat, run_ranks};
+use lowp_shard::{FlatParam, FlatWeights, ScaleBookBuilder, check_flat};
 use std::ops::Range;
 use std::sync::Arc;
 use std::time::Duration;
@@ -32,7 +32,7 @@ impl FlatCuts {
         }
         if let Some(at) = cuts.windows(2).position(|pair| pair[0] > pair[1]) {
             return Err(input_error(format!(
-                "--flat-cuts: {} comes after {}; give element offsets in ascending order",
+                "cut {} comes after {}; give element offsets in ascending order",
                 cuts[at + 1],
                 cuts[at]
             )));
@@ -40,7 +40,7 @@ impl FlatCuts {
         let world = cuts.len() + 1;
         if world > MAX_WORLD {
             return Err(input_error(format!(
-                "--flat-cuts: {} cuts make {world} ranks; give at most {}",
+                "{} cuts make {world} ranks; give at most {}",
                 cuts.len(),
                 MAX_WORLD - 1
             )));
@@ -48,17 +48,18 @@ impl FlatCuts {
         Ok(Some(Self(cuts.to_vec())))
     }
 
-    /// Checks that every cut lies in one of the matrices of `model` that are quantized, at least, and that their
-    /// recipes can be cast in slices.
+    /// Checks that every cut lies in one of the matrices that are quantized, at least, and that their recipes can be
+    /// cast in slices.
     ///
     /// # Errors
     /// A cut beyond the longest, or scales that whole blocks choose.
-    pub fn check(&self, model: &Model, choices: &[Choice<'_>]) -> Result<()> {
-        for Matrix { setup, .. } in choices.iter().filter_map(|choice| choice.matrix) {
+    pub fn check(&self, choices: &Choices<'_>) -> Result<()> {
+        let Choices { model, all, .. } = choices;
+        for Matrix { setup, .. } in all.iter().filter_map(|choice| choice.matrix) {
             check_flat(&setup.recipe, setup.usage)
-                .map_err(|error| input_error(format!("--flat-cuts: {error}")))?;
+                .map_err(|error| input_error(error.to_string()))?;
         }
-        let matrices = choices.iter().filter_map(|choice| {
+        let matrices = all.iter().filter_map(|choice| {
             let Matrix { shape, .. } = choice.matrix?;
             Some((choice.tensor.name, shape))
         });
@@ -69,7 +70,7 @@ impl FlatCuts {
             Some(&cut) if cut > shape.elements() => Err(file_error(
                 model.path(),
                 format!(
-                    "--flat-cuts: element {cut} is in none of its tensors; the longest that is quantized is '{}', {shape} with {} elements",
+                    "a cut at element {cut} is in none of its tensors; the longest that is quantized is '{}', {shape} with {} elements",
                     shown(name),
                     shape.elements()
                 ),

@@ -1,10 +1,11 @@
 //! What a model holds: tensors, recipes, bytes, scales and errors.
 
-use crate::error::{Result, file_error};
+use crate::error::{Result, file_error, mend_file};
 use crate::fields::{Field, holding};
 use crate::meta::{self, Quantized};
 use crate::model::{Model, Tensor as Source};
 use crate::options::Options;
+use crate::remedy::Remedy;
 use crate::stats::{Distance, Stats};
 use crate::text::{dims, shown};
 use crate::unpack::{orientation, unpack};
@@ -196,12 +197,10 @@ fn sides(model: &Model, tensor: &Quantized) -> Result<Vec<Orientation>> {
 fn source_of<'a>(tensor: &Quantized, model: &'a Model) -> Result<(Source<'a>, usize)> {
     let name = &tensor.name;
     let Some(found) = model.get(name) else {
-        return Err(file_error(
+        return Err(mend_file(
             model.path(),
-            format!(
-                "it has no '{}'; give the model that was quantized as --reference",
-                shown(name)
-            ),
+            format!("it has no '{}'", shown(name)),
+            Remedy::GiveReference,
         ));
     };
     if found.shape != tensor.text.shape {

@@ -1,9 +1,10 @@
 //! Quantized safetensors files: open, decode, write, verify, shard, import and export them.
 //!
-//! A quantized tensor is several tensors of a file, and what the metadata of the file say of them (docs/decisions/0005-files.md): any reader
+//! A quantized tensor is several tensors of a file, and an entry in its metadata (docs/decisions/0005-files.md): any reader
 //! of safetensors finds the bytes, and this crate what they mean. [`Model`] opens a file or an index, [`Hub`] a folder as Hugging Face keeps
-//! models. Files are written under another name and get their own when they are complete ([`files`]). Values are cast and decoded in bands of
-//! rows, so that memory does not grow with the model.
+//! models. Files are written under another name and get their own when they are complete. [`quantize()`], [`dequantize`], [`Export`] and
+//! [`Import`] cast and decode in bands of rows, so that their memory does not grow with the model. [`NewModel`] casts whole tensors, one
+//! after the other, of values that its caller holds, and [`Model::decode`] returns all values of a tensor.
 //!
 //! ```
 //! use lowp_file::{Model, NewModel, Setup};
@@ -67,6 +68,7 @@ mod new_model;
 mod pack;
 mod place;
 mod progress;
+mod remedy;
 mod round;
 mod shard;
 mod source;
@@ -79,7 +81,7 @@ mod verify_source;
 mod write;
 
 pub use codes::Codes;
-pub use error::{FileError, Result};
+pub use error::{FileError, Result, SetupError};
 pub use export::Export;
 pub use import::Import;
 pub use inspect::inspect;
@@ -90,6 +92,7 @@ pub use new_model::NewModel;
 pub use out::Out;
 pub use progress::Progress;
 pub use quantize::quantize;
+pub use remedy::Remedy;
 pub use safetensors::Dtype;
 pub use select::Setup;
 pub use shard::shard;

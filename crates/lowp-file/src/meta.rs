@@ -1,11 +1,12 @@
 //! What the file's metadata say of each quantized tensor: enough to read it back without any option.
 
 use crate::cast::{has_delayed_scale, is_scale};
-use crate::error::{Result, file_error};
+use crate::error::{Result, file_error, mend_file};
 use crate::fields::{self, Field};
 use crate::model::Model;
 use crate::names::Named;
 use crate::options::Options;
+use crate::remedy::Remedy;
 use crate::text::{message, shown};
 use lowp_format::has_tensor_scale;
 use lowp_format::{AnyRecipe, BufferList, Form, FormatError, Recipe, RowCuts, Shape, Usage};
@@ -38,13 +39,10 @@ pub(crate) fn is_ours(key: &str) -> bool {
 /// somebody else's.
 pub(crate) fn check_keys(path: &Path, metadata: &HashMap<String, String>) -> Result<()> {
     if let Some(rank) = lowp_checkpoint::rank_of_file(metadata) {
-        return Err(file_error(
+        return Err(mend_file(
             path,
-            format!(
-                "the part that rank {} has of a checkpoint of `lowp train`; `lowp export FOLDER -o DIR --to bf16` makes a model of \
-                 the checkpoint, whose folder this file is in, and `lowp inspect` and `lowp verify` take that folder, too",
-                shown(rank)
-            ),
+            format!("the part that rank {} has of a checkpoint", shown(rank)),
+            Remedy::GiveCheckpoint,
         ));
     }
     let ours = || metadata.keys().filter(|key| is_ours(key));

@@ -2,7 +2,7 @@
 
 use crate::cast::{cast, empty, observe};
 use crate::codes::{Codes, amax_of, check_dtype};
-use crate::error::{Context, Result, input_error};
+use crate::error::{Context, FileError, Result, input_error};
 use crate::fields::{self, Field, worked};
 use crate::interchange::shards::{Group, Weights};
 use crate::meta;
@@ -14,9 +14,9 @@ use crate::select::Setup;
 use crate::text::shown;
 use crate::write::{Item, ItemSource, Parts, Sink};
 use half::{bf16, f16};
+use lowp_comm::LocalComm;
 use lowp_format::{QuantizedTensor, Recipe};
 use lowp_kernels::{Backend, Cpu, CpuBuffer, Source};
-use lowp_shard::LocalComm;
 use safetensors::Dtype;
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -52,7 +52,7 @@ impl<'a> NewModel<'a> {
     /// Adds a tensor that is quantized as `setup` says; leading dimensions of `shape` flatten to rows.
     ///
     /// # Errors
-    /// A shape that the recipe cannot take, or that has another number of elements.
+    /// A shape that the recipe cannot take, or that has another number of elements; a setup that no cast has.
     pub fn quantize(
         &mut self,
         name: &str,
@@ -153,10 +153,16 @@ impl<'a> NewModel<'a> {
                 shown(name),
             )));
         }
-        let named = || format!("'{}'", shown(name));
         let quantized = match setup {
             None => None,
-            Some(setup) => Some((setup, fields_of(&setup, shape).with_context(named)?)),
+            Some(setup) => {
+                let fields = setup.check().map_err(FileError::from);
+                let fields = fields.and_then(|()| fields_of(&setup, shape));
+                Some((
+                    setup,
+                    fields.map_err(|why| input_error(format!("'{}': {why}", shown(name))))?,
+                ))
+            }
         };
         self.tensors.push(Tensor {
             name: name.to_owned(),

@@ -19,10 +19,10 @@ pub struct Hooks {
 
 static HOOKS: OnceLock<Hooks> = OnceLock::new();
 
-/// Sets the hooks of this process. Only the first call has an effect.
-pub fn set_hooks(hooks: Hooks) {
-    // A second program in one process has nothing to say.
-    let _ = HOOKS.set(hooks);
+/// Sets the hooks of this process, once. Returns whether it did: where hooks are set already they stay.
+#[must_use = "hooks that were set before stay"]
+pub fn set_hooks(hooks: Hooks) -> bool {
+    HOOKS.set(hooks).is_ok()
 }
 
 pub(crate) fn before_temporary() -> io::Result<()> {

@@ -29,7 +29,7 @@ use std::sync::Arc;
 /// are `cuts`, which is the same. Returns the bytes that were written.
 ///
 /// # Errors
-/// A tensor cannot be read or cast, two would have one name, or the output cannot be written.
+/// Choices of another model, a tensor that cannot be read or cast, two that would have one name, or an output that cannot be written.
 pub fn quantize<B: Backend>(
     backend: &B,
     hub: &Hub,
@@ -38,6 +38,7 @@ pub fn quantize<B: Backend>(
     out: Out,
     progress: &dyn Progress,
 ) -> Result<u64> {
+    choices.are_of(&hub.model)?;
     let weights = weights(backend, &hub.model, &choices.all, cuts, progress)?;
     weights.check()?;
     out.write([&hub.model], &weights, progress, |target| {

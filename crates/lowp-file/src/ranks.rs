@@ -1,9 +1,10 @@
 //! A folder of rank files, as `lowp shard` writes it.
 
 use crate::checkpoint::is_checkpoint;
-use crate::error::{Result, file_error};
+use crate::error::{Result, file_error, mend_file};
 use crate::limits::hinted;
 use crate::meta::MAX_WORLD;
+use crate::remedy::Remedy;
 use crate::text::dims;
 use std::collections::BTreeMap;
 use std::fs;
@@ -63,18 +64,18 @@ pub fn paths(folder: &Path) -> Result<Vec<PathBuf>> {
     worlds.dedup();
     let world = match worlds[..] {
         [] if is_checkpoint(folder) => {
-            return Err(file_error(
+            return Err(mend_file(
                 folder,
-                "a checkpoint of `lowp train` and no folder of rank files; `lowp export FOLDER -o DIR --to bf16` makes a model of it",
+                "a checkpoint and no folder of rank files",
+                Remedy::ExportCheckpoint,
             ));
         }
         [] => {
-            return Err(file_error(
+            let first = file_name(0, 2);
+            return Err(mend_file(
                 folder,
-                format!(
-                    "no rank files; give a folder that `lowp shard` wrote ({}, ..)",
-                    file_name(0, 2)
-                ),
+                "no rank files",
+                Remedy::GiveRankFiles { first },
             ));
         }
         [world] if (1..=MAX_WORLD).contains(&world) => world,
@@ -85,12 +86,10 @@ pub fn paths(folder: &Path) -> Result<Vec<PathBuf>> {
             ));
         }
         _ => {
-            return Err(file_error(
+            return Err(mend_file(
                 folder,
-                format!(
-                    "rank files of different worlds ({} ranks); keep those of one `lowp shard`",
-                    dims(&worlds)
-                ),
+                format!("rank files of different worlds ({} ranks)", dims(&worlds)),
+                Remedy::KeepOneWorld,
             ));
         }
     };

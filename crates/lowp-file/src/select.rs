@@ -3,14 +3,16 @@
 pub use crate::cast::{has_delayed_scale, is_scale};
 pub use crate::fields::keeps_amax;
 
-use crate::error::{Result, file_error};
+use crate::error::{Result, SetupError, file_error, input_error, mend_file};
 use crate::fields;
+use crate::groups;
 use crate::interchange::record::PREFIX;
 use crate::meta;
 use crate::model::{Model, Tensor};
 use crate::names::{Dtypes, Named};
+use crate::remedy::Remedy;
 use crate::text::shown;
-use lowp_format::{AnyRecipe, Form, Recipe, Shape, Usage};
+use lowp_format::{AnyRecipe, Form, Recipe, Shape, Usage, has_tensor_scale};
 use safetensors::Dtype;
 
 /// How tensors are quantized.
@@ -39,6 +41,24 @@ impl Setup {
             dtypes: Dtypes::default(),
         }
     }
+
+    /// Checks that the recipe takes the delayed scale.
+    ///
+    /// # Errors
+    /// It has none, or values cannot be encoded with this one.
+    pub fn check(&self) -> Result<(), SetupError> {
+        let Some(scale) = self.delayed_scale else {
+            return Ok(());
+        };
+        if !has_delayed_scale(&self.recipe) {
+            let recipe = self.recipe.name();
+            return Err(SetupError::NoDelayedScale { recipe });
+        }
+        match is_scale(scale) {
+            true => Ok(()),
+            false => Err(SetupError::NotAScale { scale }),
+        }
+    }
 }
 
 /// What files have of a recipe unless they are told otherwise: a file holds no gradients.
@@ -58,10 +78,10 @@ pub struct Choice<'a> {
 /// What becomes of the tensors of a model.
 #[derive(Debug)]
 pub struct Choices<'a> {
-    /// All of them, in the order of names.
-    pub all: Vec<Choice<'a>>,
-    /// Those that were selected and that the recipe cannot take, and why.
-    pub unfit: Vec<(&'a str, String)>,
+    pub(crate) model: &'a Model,
+    pub(crate) setup: Setup,
+    pub(crate) all: Vec<Choice<'a>>,
+    unfit: Vec<(&'a str, String)>,
 }
 
 /// A matrix and how it is quantized.
@@ -76,19 +96,18 @@ pub struct Matrix {
 /// Rejects a model that holds quantized tensors.
 pub(crate) fn reject_quantized(model: &Model) -> Result<()> {
     if model.metadata().keys().any(|key| key.starts_with(PREFIX)) {
-        return Err(file_error(
+        return Err(mend_file(
             model.path(),
-            "it was written by lowp export and is quantized already; give the model before it was, or `lowp import` it first",
+            "it was exported, and is quantized already",
+            Remedy::Import,
         ));
     }
     match meta::quantized(model)?.keys().next() {
         None => Ok(()),
-        Some(name) => Err(file_error(
+        Some(name) => Err(mend_file(
             model.path(),
-            format!(
-                "'{}' is quantized already; give the model before it was, or decode it first (lowp dequantize)",
-                shown(name)
-            ),
+            format!("'{}' is quantized already", shown(name)),
+            Remedy::Dequantize,
         )),
     }
 }
@@ -98,10 +117,13 @@ impl<'a> Choices<'a> {
     /// them.
     ///
     /// # Errors
-    /// A model that is quantized already.
+    /// A model that is quantized already, or a setup that no cast has.
     pub fn new(model: &'a Model, setup: &Setup, selects: impl Fn(&str) -> bool) -> Result<Self> {
+        setup.check()?;
         reject_quantized(model)?;
         let mut chosen = Self {
+            model,
+            setup: *setup,
             all: Vec::new(),
             unfit: Vec::new(),
         };
@@ -127,6 +149,30 @@ impl<'a> Choices<'a> {
         Ok(chosen)
     }
 
+    /// All tensors, in the order of names.
+    pub fn all(&self) -> &[Choice<'a>] {
+        &self.all
+    }
+
+    /// Those that were selected and that the recipe cannot take, and why.
+    pub fn unfit(&self) -> &[(&'a str, String)] {
+        &self.unfit
+    }
+
+    /// Checks that they are those of `model`.
+    pub(crate) fn are_of(&self, model: &Model) -> Result<()> {
+        match std::ptr::eq(self.model, model) {
+            true => Ok(()),
+            false => Err(file_error(
+                model.path(),
+                format!(
+                    "the choices are those of another model, {}; choose tensors of the model that is quantized",
+                    self.model.path().display()
+                ),
+            )),
+        }
+    }
+
     /// The names of those that are quantized.
     pub fn quantized(&self) -> Vec<&'a str> {
         let quantized = self.all.iter().filter(|choice| choice.matrix.is_some());
@@ -134,16 +180,26 @@ impl<'a> Choices<'a> {
     }
 
     /// Gives the tensors of each group one amax, that of them all; members are numbers of [`Choices::quantized`].
-    pub fn group(&mut self, groups: &[Vec<usize>]) {
+    ///
+    /// # Errors
+    /// A recipe in which no scale follows from the amax of a tensor, a group of fewer than two, a number that there is not, or one in two
+    /// groups.
+    pub fn group(&mut self, groups: &[Vec<usize>]) -> Result<()> {
+        if !groups.is_empty() && !has_tensor_scale(&self.setup.recipe) {
+            return Err(input_error(format!(
+                "no scale of {} follows from the amax of a whole tensor, so that tensors have none together",
+                self.setup.recipe.name()
+            )));
+        }
+        groups::check(groups, self.quantized().len())?;
         let quantized = self.all.iter_mut().filter(|choice| choice.matrix.is_some());
         let mut quantized: Vec<&mut Choice<'_>> = quantized.collect();
         for (number, group) in groups.iter().enumerate() {
             for &member in group {
-                if let Some(choice) = quantized.get_mut(member) {
-                    choice.group = Some(number);
-                }
+                quantized[member].group = Some(number);
             }
         }
+        Ok(())
     }
 }
 

@@ -5,7 +5,7 @@ use crate::error::{Context, Result, input_error};
 use crate::fields::{self, Field, worked};
 use crate::groups::{Amaxes, Groups};
 use crate::interchange::hub::Hub;
-use crate::meta::{self, ShardText};
+use crate::meta::{self, MAX_WORLD, ShardText};
 use crate::model::{Model, Tensor};
 use crate::names::Named;
 use crate::pack::Packed;
@@ -17,9 +17,10 @@ use crate::source::load;
 use crate::target::{Draft, FolderTarget};
 use crate::text::shown;
 use crate::write::{Item, ItemSource, Make, Parts, check_names, fill, header, sorted};
+use lowp_comm::{Communicator, run_ranks};
 use lowp_format::{BufferList, Form, Part as BufferPart, Recipe, Shape, Usage};
 use lowp_kernels::Cpu;
-use lowp_shard::{Communicator, ShardSpec, run_ranks};
+use lowp_shard::ShardSpec;
 use std::ops::Range;
 use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -32,16 +33,22 @@ const PATIENCE: Duration = Duration::from_secs(24 * 60 * 60);
 /// [`meta::MAX_WORLD`]. Returns the bytes that were written.
 ///
 /// # Errors
-/// A tensor cannot be read or cast, or the folder cannot be written.
+/// A number of ranks that is none, choices of another model, a tensor that cannot be read or cast, or a folder that cannot be written.
 pub fn shard(
     hub: &Hub,
     choices: &Choices<'_>,
-    (setup, world): (Setup, usize),
+    world: usize,
     output: &Path,
     progress: &dyn Progress,
 ) -> Result<u64> {
+    if !(1..=MAX_WORLD).contains(&world) {
+        return Err(input_error(format!(
+            "{world} ranks; give a number from 1 to {MAX_WORLD}"
+        )));
+    }
     let Hub { model, beside, .. } = hub;
-    let plan = Plan::new(model, &choices.all, setup, world)?;
+    choices.are_of(model)?;
+    let plan = Plan::new(choices, world)?;
     let target = FolderTarget::new(output, model.files())?;
     // One header at a time: each is as long as that of the whole model.
     let (mut drafts, mut work, mut items) = (Vec::new(), 0, Vec::new());
@@ -96,7 +103,11 @@ struct Part {
 }
 
 impl<'a> Plan<'a> {
-    fn new(model: &'a Model, choices: &[Choice<'a>], setup: Setup, world: usize) -> Result<Self> {
+    fn new(choices: &Choices<'a>, world: usize) -> Result<Self> {
+        let Choices {
+            model, setup, all, ..
+        } = choices;
+        let (model, setup) = (*model, *setup);
         let stored = setup.recipe.stored(setup.usage);
         let data = stored
             .iter()
@@ -106,7 +117,7 @@ impl<'a> Plan<'a> {
             model,
             passed: Vec::new(),
             jobs: Vec::new(),
-            groups: Groups::of(choices),
+            groups: Groups::of(all),
             group_of: Vec::new(),
             setup,
             world,
@@ -118,7 +129,7 @@ impl<'a> Plan<'a> {
             tensor,
             matrix,
             group,
-        } in choices
+        } in all
         {
             let Some(Matrix { shape, .. }) = matrix else {
                 plan.passed.push(tensor);

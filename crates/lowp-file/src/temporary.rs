@@ -85,7 +85,12 @@ impl Temporary {
     /// does not: this waits for that end, so that nothing is removed under its new name.
     pub(crate) fn publish(&self, draft: &Path, path: &Path) -> io::Result<()> {
         let mut live = live();
-        fs::rename(draft, path)?;
+        fs::rename(draft, path).map_err(|error| match error.kind() {
+            io::ErrorKind::DirectoryNotEmpty => io::Error::other(
+                "another run wrote this folder meanwhile, which stays as it is; give another name or empty it",
+            ),
+            _ => error,
+        })?;
         if draft == self.path {
             live.remove(&self.path);
         }

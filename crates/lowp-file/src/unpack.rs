@@ -1,10 +1,11 @@
 //! A quantized tensor from its fields in a file.
 
 use crate::cast::Tensor;
-use crate::error::{Context, Result, file_error};
+use crate::error::{Context, Result, file_error, mend_file};
 use crate::fields::{holding, worked};
 use crate::meta::{self, Quantized};
 use crate::model::Model;
+use crate::remedy::Remedy;
 use crate::source::{each_value, own};
 use crate::spare::Spare;
 use crate::text::shown;
@@ -15,11 +16,18 @@ use lowp_kernels::{Backend, Cpu, DecodeJob, RepackJob, Source, Work};
 
 impl Model {
     /// The values of a tensor, in the order of its elements: those of a quantized one decoded as its metadata say, rowwise where that is
-    /// there.
+    /// there. A rank file has some rows of a quantized tensor, whose values are returned.
+    ///
+    /// A file that another process makes shorter meanwhile may end this one by SIGBUS, as of every file that is mapped, unless
+    /// [`Hooks::before_map`](crate::process::Hooks::before_map) installs a handler.
     ///
     /// # Errors
-    /// There is no such tensor, it holds no floats, or the file cannot be read.
+    /// There is no such tensor, it holds no floats, or the file cannot be read or was changed since it was opened.
     pub fn decode(&self, name: &str) -> Result<Vec<f32>> {
+        self.steady(self.try_decode(name))
+    }
+
+    fn try_decode(&self, name: &str) -> Result<Vec<f32>> {
         if let Some(tensor) = meta::find(self, name)? {
             let orientation = orientation(self, &tensor, None)?;
             let codes = unpack(&Cpu, self, &tensor, Some(orientation))?;
@@ -28,7 +36,7 @@ impl Model {
         }
         let Some(tensor) = self.get(name) else {
             let why = format!(
-                "it has no tensor '{}'; `lowp inspect` lists their names",
+                "it has no tensor '{}'; `Model::tensors` has their names",
                 shown(name)
             );
             return Err(file_error(self.path(), why));
@@ -156,11 +164,10 @@ pub(crate) fn orientation(
         Some(requested) if !there(&requested) => {
             let name = shown(&tensor.name);
             let usage = served(tensor) & tensor.usage;
-            Err(file_error(
+            Err(mend_file(
                 model.path(),
-                format!(
-                    "'{name}' was quantized for {usage} and cannot be decoded {requested}; leave out --usage, or quantize it for both"
-                ),
+                format!("'{name}' was quantized for {usage} and cannot be decoded {requested}"),
+                Remedy::QuantizeForBoth,
             ))
         }
         Some(requested) => Ok(requested),

@@ -1,7 +1,7 @@
 //! [`World`]: rank files, gathered into the file that quantizing the whole model would have written.
 
 use crate::cast::Tensor;
-use crate::error::{Context, FileError, Result, file_error, input_error};
+use crate::error::{Context, FileError, Result, file_error, input_error, mend_file};
 use crate::fields::{self, Content, Field, holding, worked};
 use crate::interchange::hub::Beside;
 use crate::interchange::shards::{Group, Weights};
@@ -12,7 +12,8 @@ use crate::out::Out;
 use crate::pack::Packed;
 use crate::progress::Progress;
 use crate::quantize::{copied_metadata, made_items};
-use crate::ranks;
+use crate::ranks::{self, file_name};
+use crate::remedy::Remedy;
 use crate::text::shown;
 use crate::write::{Item, Parts};
 use lowp_format::{
@@ -150,12 +151,11 @@ impl World {
         }
         for (name, tensor) in tensors {
             let Some(shard) = &tensor.shard else {
-                return Err(file_error(
+                let first = file_name(0, world);
+                return Err(mend_file(
                     model.path(),
-                    format!(
-                        "'{}' is a whole tensor; give the files that `lowp shard` wrote",
-                        shown(name)
-                    ),
+                    format!("'{}' is a whole tensor", shown(name)),
+                    Remedy::GiveRankFiles { first },
                 ));
             };
             if (shard.rank, shard.cuts.world()) != (rank, world) {

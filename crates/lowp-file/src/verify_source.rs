@@ -1,7 +1,7 @@
 //! Whether a file is what quantizing a model makes of it.
 
 use crate::difference::{Byte, Equal, Pair};
-use crate::error::{Context, FileError, Result, file_error};
+use crate::error::{Context, FileError, Result, file_error, mend_file};
 use crate::fields::{self, Field};
 use crate::interchange::hub::Hub;
 use crate::meta::{self, Quantized};
@@ -9,6 +9,7 @@ use crate::model::{Model, Tensor};
 use crate::names::{Dtypes, Named};
 use crate::progress::Progress;
 use crate::quantize;
+use crate::remedy::Remedy;
 use crate::select::{Choice, Matrix, Setup, reject_quantized};
 use crate::text::{dims, shown};
 use crate::write::{Item, ItemSource, Outputs};
@@ -36,12 +37,10 @@ pub fn verify_source<B: Backend>(
         .find(|t| t.shard.is_some())
         .map(|t| &t.name)
     {
-        return Err(file_error(
+        return Err(mend_file(
             file.path(),
-            format!(
-                "it holds one rank's rows of '{}'; gather the folder with `lowp unshard` first",
-                shown(name)
-            ),
+            format!("it holds one rank's rows of '{}'", shown(name)),
+            Remedy::Unshard,
         ));
     }
     let model = Hub::open(source)?.model;

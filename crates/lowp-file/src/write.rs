@@ -1,11 +1,12 @@
 //! Writes safetensors files whose tensors are made one after the other.
 
 use crate::behind::Later;
-use crate::error::{Context, FileError, Result, input_error};
+use crate::error::{Context, FileError, Result, input_error, mend};
 use crate::header::MAX_HEADER;
 use crate::model::Tensor;
 use crate::place::Place;
 use crate::progress::Progress;
+use crate::remedy::Remedy;
 use crate::target::Draft;
 use crate::text::shown;
 use safetensors::Dtype;
@@ -338,11 +339,13 @@ pub(crate) fn header(items: &[&Item<'_>], metadata: &BTreeMap<String, String>) -
     let mut text = serde_json::to_vec(&entries)?;
     text.resize(text.len().next_multiple_of(ALIGNMENT), b' ');
     if text.len() > MAX_HEADER {
-        return Err(input_error(format!(
-            "the header of the output would have {} bytes and the format allows {MAX_HEADER}; quantize fewer tensors \
-             (--tensors, --ignore)",
-            text.len()
-        )));
+        return Err(mend(
+            format!(
+                "the header of the output would have {} bytes and the format allows {MAX_HEADER}",
+                text.len()
+            ),
+            Remedy::QuantizeFewer,
+        ));
     }
     let length = text.len() as u64;
     text.splice(0..0, length.to_le_bytes());

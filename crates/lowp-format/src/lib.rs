@@ -65,7 +65,7 @@ pub use table::Table;
 pub use tensor::{Buffer, QuantizedTensor};
 pub use two_level::*;
 pub use usage::{Orientation, Usage};
-pub use weight_rules::{elements_of, has_tensor_scale};
+pub use weight_rules::{check_layer, elements_of, has_tensor_scale, layer_error};
 
 /// `ceil(a / b)`.
 pub const fn cdiv(a: usize, b: usize) -> usize {

@@ -1,6 +1,6 @@
 //! Questions about the weights of a recipe, answered from its kernels.
 
-use crate::{Code, Extent, KernelKey, Recipe, Role};
+use crate::{Code, Extent, FormatError, KernelKey, Recipe, Role, Shape, lcm};
 
 /// Whether a scale of weights in `recipe` follows from the amax of the whole tensor.
 pub fn has_tensor_scale(recipe: &impl Recipe) -> bool {
@@ -17,4 +17,46 @@ pub fn elements_of(recipe: &impl Recipe) -> String {
         return row.to_string();
     }
     format!("{row} and {col}")
+}
+
+/// The shape of a linear layer against the blocks of its weight, of its input, whose columns are those of the weight, and of the gradient of
+/// its output, whose columns are the weight's rows.
+///
+/// # Errors
+/// The columns of one of them.
+pub fn check_layer(recipe: &impl Recipe, shape: Shape) -> Result<(), FormatError> {
+    recipe.check(shape)?;
+    for (role, cols) in [(Role::Activation, shape.cols), (Role::Gradient, shape.rows)] {
+        let operand = recipe.operand(role);
+        for orientation in operand.quantized.orientations() {
+            let buffers = operand.quantizers.buffers(orientation.usage());
+            let quanta = buffers.iter().map(|buffer| buffer.col_quantum());
+            let multiple = quanta.fold(1, lcm);
+            if !cols.is_multiple_of(multiple) {
+                return Err(FormatError::Columns {
+                    recipe: recipe.name(),
+                    shape: Shape::new(shape.cols, shape.rows),
+                    multiple,
+                });
+            }
+        }
+    }
+    Ok(())
+}
+
+/// What [`check_layer`] found of the layer of this name, in words.
+pub fn layer_error(name: &str, shape: Shape, recipe: &str, error: &FormatError) -> String {
+    match error {
+        FormatError::Columns {
+            shape: wrong,
+            multiple,
+            ..
+        } => {
+            let what = if *wrong == shape { "columns" } else { "rows" };
+            format!(
+                "layer {name} is {shape}, and {recipe} needs {what} at a multiple of {multiple}"
+            )
+        }
+        other => format!("layer {name}: {other}"),
+    }
 }

@@ -3,12 +3,13 @@
 use std::ops::Range;
 use std::sync::Arc;
 
+use lowp_comm::MeshComm;
 use lowp_format::{PlainF32, QuantizedTensor, Recipe, Role, Shape, Usage};
 use lowp_kernels::{Backend, Source};
 use lowp_optim::{AdamWBuilder, Group, OptimError, ParamId, ParamSpec};
 use lowp_shard::{
-    FlatShard, GatherPool, GradParam, Init, MeshComm, Reshard, ShardError, ShardSpec,
-    ShardedTensor, check_flat,
+    FlatShard, GatherPool, GradParam, Init, Reshard, ShardError, ShardSpec, ShardedTensor,
+    check_flat,
 };
 
 use crate::error::ModelError;

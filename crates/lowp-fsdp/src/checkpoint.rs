@@ -6,10 +6,11 @@
 use std::ops::Range;
 
 use lowp_checkpoint::{Block, Checkpoint, Dtype, Late, Piece};
+use lowp_comm::{CommError, MeshComm, or_abort};
 use lowp_format::{Axis, BufferSpec, Origin, QuantizedTensor, Recipe, Role, Shape, Usage};
 use lowp_kernels::{Backend, StepCounts};
 use lowp_optim::OptimError;
-use lowp_shard::{DelayedState, MeshComm, ScaleBook, ScaleSlot, ShardError, or_abort};
+use lowp_shard::{DelayedState, ScaleBook, ScaleSlot, ShardError};
 use serde_json::{Value, json};
 
 use crate::builder::{Begun, Builder};
@@ -145,7 +146,7 @@ impl<B: Backend, R: Recipe> ShardedModel<B, R> {
     ) -> Result<Self, ModelError> {
         let id = format!("{} of step {}", checkpoint.id(), checkpoint.step());
         let control = mesh.world.control();
-        control.agree("the checkpoint", &id)?;
+        control.all_equal("the checkpoint", &id)?;
         let name = |number: usize| match linears.get(number) {
             Some(linear) => &linear.name,
             None => &vars[number - linears.len()].name,
@@ -240,10 +241,11 @@ impl<B: Backend, R: Recipe> ShardedModel<B, R> {
 
 /// The failure of this rank, as text for the others.
 fn failed<B: Backend>(mesh: &MeshComm<B>, error: &impl ToString) -> ShardError {
-    ShardError::Failed {
+    CommError::Failed {
         rank: mesh.world.rank(),
         message: error.to_string(),
     }
+    .into()
 }
 
 /// What the scale of `slot` is made for.

@@ -4,7 +4,7 @@
 //! ```
 //! use lowp_format::{AnyRecipe, RecipeOptions};
 //! use lowp_fsdp::cost::{CostConfig, CostError, Costs, ModelShapes};
-//! use lowp_shard::Mesh;
+//! use lowp_comm::Mesh;
 //!
 //! let mut model = ModelShapes::default();
 //! model.linear(0, "proj".to_owned(), 64, 32);
@@ -30,17 +30,24 @@ pub use memory::Memory;
 pub use shapes::{LayerShape, ModelShapes};
 pub use traffic::{Operation, Step};
 
+use lowp_comm::{GradWire, Mesh};
 use lowp_format::{FormatError, Recipe, ReshardAfterForward, Shape};
-use lowp_shard::{GradWire, Mesh, ShardError};
+use lowp_shard::ShardError;
 use thiserror::Error;
 
-use crate::Sharding;
 use crate::plain_vars::VarRecipe;
+use crate::{Sharding, VarShapeError};
 use weight::WeightCost;
 use weights::Weights;
 
 /// Bytes of small gradients that travel together on a CPU: nothing overlaps there, so memory counts.
 pub const HOST_GRAD_BUCKET: usize = 1 << 16;
+
+/// Most ranks of a model that is planned.
+pub const MAX_RANKS: usize = 1 << 17;
+
+/// Most micro-batches of a step that is planned.
+pub const MAX_MICRO_BATCHES: usize = 1 << 16;
 
 /// Bytes of a parameter in its master, two moments and the reduced gradient.
 pub const PARAMETER_STATE: u128 = 16;
@@ -82,6 +89,27 @@ impl Default for CostConfig {
     }
 }
 
+impl CostConfig {
+    /// Checks that bytes can be counted, and that there are ranks and micro-batches.
+    fn check(&self) -> Result<(), CostError> {
+        let Mesh { replicate, shard } = self.mesh;
+        for (field, found, most) in [
+            ("the mesh's number of replicas", replicate, MAX_RANKS),
+            ("the mesh's number of shards", shard, MAX_RANKS),
+            ("per_node", self.per_node, MAX_RANKS),
+            ("accumulate", self.accumulate, MAX_MICRO_BATCHES),
+        ] {
+            if !(1..=most).contains(&found) {
+                return Err(CostError::Config { field, found, most });
+            }
+        }
+        match self.mesh.world() <= MAX_RANKS {
+            true => Ok(()),
+            false => Err(CostError::Ranks { mesh: self.mesh }),
+        }
+    }
+}
+
 /// Why there is no account of a model.
 #[derive(Debug, Error)]
 pub enum CostError {
@@ -114,9 +142,51 @@ pub enum CostError {
         /// The most.
         most: u128,
     },
-    /// Rates that are none, or a report without any.
-    #[error("{0}")]
-    Rates(String),
+    /// A variable that no model has.
+    #[error(transparent)]
+    Var(#[from] VarShapeError),
+    /// Recipes that are not one for each linear layer.
+    #[error("{recipes} recipes for {layers} linear layers; give one for each")]
+    Recipes {
+        /// Recipes.
+        recipes: usize,
+        /// Linear layers.
+        layers: usize,
+    },
+    /// A number of a [`CostConfig`] that no run has.
+    #[error("{field} is {found}; give a number from 1 to {most}")]
+    Config {
+        /// The field.
+        field: &'static str,
+        /// What it is.
+        found: usize,
+        /// The most.
+        most: usize,
+    },
+    /// A mesh of more ranks than are counted.
+    #[error("{mesh} ranks; a plan is made for at most {MAX_RANKS}")]
+    Ranks {
+        /// The mesh.
+        mesh: Mesh,
+    },
+    /// A rate of no link.
+    #[error("{rate:?} GB/s; a rate is a number from {least} to {most}")]
+    Rate {
+        /// 10^9 bytes in a second.
+        rate: f64,
+        /// The least.
+        least: f64,
+        /// The most.
+        most: f64,
+    },
+    /// A report whose rates cannot be taken.
+    #[error("{file} {what}")]
+    Report {
+        /// What it is called.
+        file: String,
+        /// What is wrong with it.
+        what: String,
+    },
 }
 
 /// What a model costs in one recipe.
@@ -141,7 +211,8 @@ impl Costs {
     /// `bandwidth`.
     ///
     /// # Errors
-    /// A shape that its recipe cannot take.
+    /// A shape that its recipe cannot take, a model that is too large, recipes that are not one for each layer, or a number of `config` that
+    /// no run has.
     pub fn new<R: Recipe + PartialEq>(
         model: &ModelShapes,
         recipes: &[R],
@@ -149,6 +220,14 @@ impl Costs {
         config: &CostConfig,
         bandwidth: Option<&Bandwidth>,
     ) -> Result<Self, CostError> {
+        model.check()?;
+        config.check()?;
+        if recipes.len() != model.layers.len() {
+            return Err(CostError::Recipes {
+                recipes: recipes.len(),
+                layers: model.layers.len(),
+            });
+        }
         let shapes = model.layers.iter().map(|layer| layer.shape);
         let weights = Weights::new(recipes.iter().copied().zip(shapes), config);
         let weights = weights.map_err(|(number, source)| CostError::Layer { number, source })?;

@@ -1,6 +1,7 @@
 //! [`ModelError`]: what can be wrong with a sharded model.
 
 use lowp_checkpoint::CheckpointError;
+use lowp_comm::CommError;
 use lowp_format::{FormatError, Shape};
 use lowp_kernels::KernelError;
 use lowp_optim::OptimError;
@@ -8,6 +9,27 @@ use lowp_shard::ShardError;
 use thiserror::Error;
 
 use crate::FormatMismatch;
+
+/// What is wrong with the shape of a variable.
+#[derive(Debug, Error)]
+pub enum VarShapeError {
+    /// No axes, or more than two.
+    #[error("variable '{name}' has shape {shape:?}; give one or two axes")]
+    Axes {
+        /// The variable.
+        name: String,
+        /// Its shape.
+        shape: Vec<usize>,
+    },
+    /// More elements than a matrix has.
+    #[error("variable '{name}': {source}")]
+    TooLarge {
+        /// The variable.
+        name: String,
+        /// What is wrong.
+        source: FormatError,
+    },
+}
 
 /// What is wrong, with the layer where one layer is the cause.
 #[derive(Debug, Error)]
@@ -32,13 +54,24 @@ pub enum ModelError {
     #[error("no optimizer is connected to this weight")]
     NotConnected,
     /// A gradient of another length than its parameter.
-    #[error("a gradient of {found} values for a {shape} weight")]
+    #[error("a gradient of {found} values for a {shape} parameter")]
     GradientLength {
         /// Its values.
         found: usize,
-        /// The weight.
+        /// The parameter.
         shape: Shape,
     },
+    /// A number of a variable that the model does not have.
+    #[error("no variable {index}: the model has {len}, counted from 0")]
+    NoSuchVar {
+        /// The number.
+        index: usize,
+        /// Variables of the model.
+        len: usize,
+    },
+    /// A variable that no matrix holds.
+    #[error(transparent)]
+    VarShape(#[from] VarShapeError),
     /// A thread panicked over a weight.
     #[error("a thread failed while it used a {shape} weight")]
     PoisonedWeight {
@@ -56,7 +89,7 @@ pub enum ModelError {
     VarsOnBackend,
     /// A micro-batch failed, or was left, after its backward pass reduced gradients.
     #[error(
-        "{layers} of {total} linear layers hold gradients of a micro-batch that was not finished by `add_gradients`; \
+        "{layers} of {total} linear layers hold gradients of a micro-batch that was not finished by `finish_micro_batch`; \
          call `discard_gradients` on every rank and run all micro-batches of the step again"
     )]
     UnfinishedMicroBatch {
@@ -88,4 +121,10 @@ pub enum ModelError {
     /// A shape is wrong.
     #[error(transparent)]
     Format(#[from] FormatError),
+}
+
+impl From<CommError> for ModelError {
+    fn from(error: CommError) -> Self {
+        ShardError::from(error).into()
+    }
 }

@@ -2,8 +2,9 @@
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
+use lowp_comm::MeshComm;
 use lowp_kernels::{Backend, Source};
-use lowp_shard::{GradBucketOptions, GradBuckets, GradParam, MeshComm, Reduced, ShardError};
+use lowp_shard::{GradBucketOptions, GradBuckets, GradParam, Reduced, ShardError};
 
 /// The gradients of all parameters of a rank, which travel to the owners of their elements in buckets while backward goes on
 /// ([`GradBuckets`]). Parameters are known by their place in the list that they were made from.

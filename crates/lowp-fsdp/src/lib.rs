@@ -10,7 +10,8 @@
 //! use lowp_format::{AnyRecipe, RecipeOptions};
 //! use lowp_fsdp::{LinearSpec, ModelError, ModelOptions, ShardedModel};
 //! use lowp_kernels::Cpu;
-//! use lowp_shard::{Init, LocalComm, Mesh, MeshComm};
+//! use lowp_comm::{LocalComm, Mesh, MeshComm};
+//! use lowp_shard::Init;
 //! use std::sync::Arc;
 //!
 //! let mesh = MeshComm::new(Mesh::sharded(1), Arc::new(LocalComm::solo(&Cpu)))?;
@@ -39,7 +40,7 @@ mod spec;
 mod switch;
 
 pub use checkpoint::about_recipe;
-pub use error::ModelError;
+pub use error::{ModelError, VarShapeError};
 pub use formats::{FormatMismatch, check_formats};
 pub use gradients::Gradients;
 pub use memory::LayerMemory;

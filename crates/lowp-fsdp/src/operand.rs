@@ -4,6 +4,7 @@ use std::borrow::Cow;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
+use lowp_comm::{Communicator, or_abort};
 use lowp_format::{
     BufferList, Code, Columnwise, KernelKey, Operand, Orientation, Part, Quantizers, Recipe, Role,
     Rounding, ScaleRule, Shape, Usage, rotate_rows,
@@ -12,9 +13,7 @@ use lowp_kernels::{
     AmaxJob, Backend, DecodeJob, EncodeJob, KernelError, Source, StepScalars, StochasticKey,
     TensorInput, Work,
 };
-use lowp_shard::{
-    Communicator, DelayedState, ScaleBook, ScaleBookBuilder, ScaleSlot, ShardError, or_abort,
-};
+use lowp_shard::{DelayedState, ScaleBook, ScaleBookBuilder, ScaleSlot, ShardError};
 
 mod encode;
 
@@ -427,9 +426,9 @@ fn cast_for(quantizers: &Quantizers, orientation: Orientation) -> Orientation {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use lowp_comm::LocalComm;
     use lowp_format::{AnyRecipe, RecipeOptions};
     use lowp_kernels::Cpu;
-    use lowp_shard::LocalComm;
 
     fn operands(memory: &Arc<LayerMemory<Cpu>>) -> RecipeOperands<Cpu> {
         let recipe = AnyRecipe::from_name("nvfp4-2d", &RecipeOptions::default());

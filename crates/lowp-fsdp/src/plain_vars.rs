@@ -5,14 +5,13 @@ use std::fmt::Display;
 use std::ops::Range;
 use std::sync::Arc;
 
+use lowp_comm::{MeshComm, or_abort};
 use lowp_format::{Orientation, Phase, PlainF32, Recipe, Shape};
 use lowp_kernels::{Backend, DecodeJob, Source, StepScalars, Work};
-use lowp_shard::{
-    GatherGroup, GatherPool, MeshComm, ShardError, ShardedTensor, dequantize, or_abort,
-};
+use lowp_shard::{GatherGroup, GatherPool, ShardError, ShardedTensor, dequantize};
 use serde_json::{Value, json};
 
-use crate::error::ModelError;
+use crate::error::{ModelError, VarShapeError};
 use crate::gradients::Gradients;
 use crate::spec::VarSpec;
 
@@ -135,8 +134,12 @@ impl<B: Backend> PlainVars<B> {
     }
 
     /// The parameter that variable `index` is among the gradients.
-    pub(crate) fn grad(&self, index: usize) -> usize {
-        self.first_grad + index
+    pub(crate) fn grad(&self, index: usize) -> Result<usize, ModelError> {
+        let len = self.names.len();
+        match index < len {
+            true => Ok(self.first_grad + index),
+            false => Err(ModelError::NoSuchVar { index, len }),
+        }
     }
 
     /// Adds the full gradient of variable `index`, which is on the host.
@@ -146,10 +149,16 @@ impl<B: Backend> PlainVars<B> {
         index: usize,
         values: &[f32],
     ) -> Result<(), ModelError> {
-        match self.values {
-            Values::Host => Ok(gradients.add(self.grad(index), values)?),
-            Values::Backend { .. } => Err(ModelError::VarsOnBackend),
+        if let Values::Backend { .. } = self.values {
+            return Err(ModelError::VarsOnBackend);
         }
+        let grad = self.grad(index)?;
+        let shape = self.group.params()[index].spec().full();
+        if values.len() != shape.elements() {
+            let found = values.len();
+            return Err(ModelError::GradientLength { found, shape });
+        }
+        Ok(gradients.add(grad, values)?)
     }
 
     /// Gathers the f32 shards into the buffers of the backend, if they are there. Collective.
@@ -159,9 +168,9 @@ impl<B: Backend> PlainVars<B> {
         };
         let filled = self.group.unshard(Phase::Forward);
         let filled = filled.and_then(|()| fill(&self.backend, &self.group, buffers, decodes));
-        or_abort(&**self.group.comm(), filled)?;
+        // Also after an error: what this rank alone holds, it would not gather with the others.
         self.group.release();
-        Ok(())
+        Ok(or_abort(&**self.group.comm(), filled)?)
     }
 
     /// Gathers the f32 shards and gives `set` the full values of each variable. Collective.
@@ -170,6 +179,7 @@ impl<B: Backend> PlainVars<B> {
         set: impl FnMut(usize, Vec<f32>) -> Result<(), E>,
     ) -> Result<(), E> {
         let read = self.try_read(set);
+        self.group.release();
         or_abort(&**self.group.comm(), read)
     }
 
@@ -187,7 +197,6 @@ impl<B: Backend> PlainVars<B> {
             let values = dequantize(&self.backend, tensor, Orientation::Rowwise).map_err(failed)?;
             set(index, values)?;
         }
-        self.group.release();
         Ok(())
     }
 }
@@ -220,10 +229,21 @@ fn fill<B: Backend>(
     Ok(backend.run(&decodes[index].1, &StepScalars::default())?)
 }
 
-/// A vector is one row, so that any length can be sharded beside matrices.
-pub(crate) fn shape_of(spec: &VarSpec) -> Result<Shape, ModelError> {
-    match spec.shape.as_slice() {
-        [cols] => Ok(Shape::new(1, *cols)),
-        dims => Ok(Shape::from_dims(dims)?),
-    }
+/// The matrix of a variable. A vector is one row, so that any length can be sharded beside matrices.
+pub(crate) fn shape_of(spec: &VarSpec) -> Result<Shape, VarShapeError> {
+    let shape = match spec.shape[..] {
+        [cols] => Shape::new(1, cols),
+        [rows, cols] => Shape::new(rows, cols),
+        _ => {
+            return Err(VarShapeError::Axes {
+                name: spec.name.clone(),
+                shape: spec.shape.clone(),
+            });
+        }
+    };
+    let checked = shape.check().map_err(|source| VarShapeError::TooLarge {
+        name: spec.name.clone(),
+        source,
+    });
+    checked.map(|()| shape)
 }

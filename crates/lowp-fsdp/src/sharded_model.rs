@@ -7,13 +7,11 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::time::Duration;
 
+use lowp_comm::{GatherItem, MeshComm, or_abort, ordered};
 use lowp_format::{Phase, Recipe, ReshardAfterForward};
 use lowp_kernels::{Backend, Source};
 use lowp_optim::{AdamW, Group, ParamId, StepOptions, StepReport};
-use lowp_shard::{
-    Divergence, FlatGather, GatherItem, GradBucketOptions, MeshComm, ScaleBook, ScaleSlot,
-    or_abort, ordered,
-};
+use lowp_shard::{Divergence, FlatGather, GradBucketOptions, ScaleBook, ScaleSlot};
 
 use crate::builder::{Begun, Builder};
 use crate::error::ModelError;
@@ -183,7 +181,8 @@ impl<B: Backend, R: Recipe> ShardedModel<B, R> {
     /// # Errors
     /// No such variable, values of another length, variables on the backend, or a rank that failed.
     pub fn add_var_gradient(&self, index: usize, values: &[f32]) -> Result<(), ModelError> {
-        self.vars.add_gradient(&self.gradients, index, values)
+        let added = self.vars.add_gradient(&self.gradients, index, values);
+        or_abort(&*self.mesh.world, added)
     }
 
     /// The ranks that share the model.
@@ -203,7 +202,9 @@ impl<B: Backend, R: Recipe> ShardedModel<B, R> {
     /// # Errors
     /// No such variable, no room, or a rank that failed.
     pub fn var_gradient(&self, index: usize) -> Result<Source<B>, ModelError> {
-        Ok(self.gradients.memory(self.vars.grad(index))?)
+        let grad = self.vars.grad(index);
+        let memory = grad.and_then(|grad| Ok(self.gradients.memory(grad)?));
+        or_abort(&*self.mesh.world, memory)
     }
 
     /// Says that the backend was given the work that writes the gradient of variable `index`. Collective.
@@ -211,7 +212,9 @@ impl<B: Backend, R: Recipe> ShardedModel<B, R> {
     /// # Errors
     /// No such variable, no memory was taken for it, or a rank that failed.
     pub fn push_var_gradient(&self, index: usize) -> Result<(), ModelError> {
-        Ok(self.gradients.push(self.vars.grad(index))?)
+        let grad = self.vars.grad(index);
+        let pushed = grad.and_then(|grad| Ok(self.gradients.push(grad)?));
+        or_abort(&*self.mesh.world, pushed)
     }
 
     /// How the operands of each layer's products are quantized.
@@ -262,7 +265,7 @@ impl<B: Backend, R: Recipe> ShardedModel<B, R> {
         self.mesh
             .world
             .control()
-            .agree("discarded gradients", &finished)?;
+            .all_equal("discarded gradients", &finished)?;
         let done = self.forget();
         or_abort(&*self.mesh.world, done)
     }

@@ -7,13 +7,14 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
 use lowp_checkpoint::{Checkpoint, Late, Piece};
+use lowp_comm::{MeshComm, or_abort};
 use lowp_format::{
     Orientation, Phase, QuantizedTensor, Recipe, RowCuts, Shape, SourceRounding, Usage,
 };
 use lowp_kernels::{Backend, DecodeJob, KernelError, Source, StepScalars, Work};
 use lowp_shard::{
-    Divergence, GatherAccount, GatherGroup, GatherWatch, MeshComm, Reshard, Scratches, ShardError,
-    ShardedTensor, audit_in_group, or_abort,
+    Divergence, GatherAccount, GatherGroup, GatherWatch, Reshard, Scratches, ShardError,
+    ShardedTensor, audit_in_group,
 };
 use serde_json::Value;
 
@@ -325,9 +326,8 @@ impl<B: Backend, R: Recipe> State<B, R> {
 
 impl<B: Backend, R: Recipe> State<B, R> {
     /// Where the gradient goes.
-    fn connected(&self) -> Result<(Arc<Gradients<B>>, usize), ShardError> {
-        let none = || ShardError::NoSuchGrad { param: 0, len: 0 };
-        self.gradients.clone().ok_or_else(none)
+    fn connected(&self) -> Result<(Arc<Gradients<B>>, usize), ModelError> {
+        self.gradients.clone().ok_or(ModelError::NotConnected)
     }
 }
 
@@ -417,21 +417,29 @@ impl<B: Backend, R: Recipe> ShardedWeight<B, R> {
     ///
     /// # Errors
     /// No optimizer is connected, no room, or a rank failed.
-    pub fn gradient(&self) -> Result<Source<B>, ShardError> {
-        let mut state = self.locked()?;
+    pub fn gradient(&self) -> Result<Source<B>, ModelError> {
+        or_abort(&*self.mesh.world, self.try_gradient())
+    }
+
+    fn try_gradient(&self) -> Result<Source<B>, ModelError> {
+        let mut state = self.lock()?;
         let (gradients, param) = state.connected()?;
         state.open = true;
-        gradients.memory(param)
+        Ok(gradients.memory(param)?)
     }
 
     /// Says that the backend was given the work that writes the gradient, which goes to the owners of its elements. Collective over
     /// the shard group.
     ///
     /// # Errors
-    /// No memory was taken for it, or a rank failed.
-    pub fn push_gradient(&self) -> Result<(), ShardError> {
-        let (gradients, param) = self.locked()?.connected()?;
-        gradients.push(param)
+    /// No optimizer is connected, no memory was taken for it, or a rank failed.
+    pub fn push_gradient(&self) -> Result<(), ModelError> {
+        or_abort(&*self.mesh.world, self.try_push_gradient())
+    }
+
+    fn try_push_gradient(&self) -> Result<(), ModelError> {
+        let (gradients, param) = self.lock()?.connected()?;
+        Ok(gradients.push(param)?)
     }
 
     fn locked(&self) -> Result<MutexGuard<'_, State<B, R>>, ShardError> {
@@ -440,9 +448,7 @@ impl<B: Backend, R: Recipe> ShardedWeight<B, R> {
 
     fn reduce(&self, gradient: &[f32]) -> Result<(), ModelError> {
         let mut state = self.lock()?;
-        let Some((gradients, param)) = state.gradients.clone() else {
-            return Err(ModelError::NotConnected);
-        };
+        let (gradients, param) = state.connected()?;
         if gradient.len() != self.shape.elements() {
             let (shape, found) = (self.shape, gradient.len());
             return Err(ModelError::GradientLength { found, shape });

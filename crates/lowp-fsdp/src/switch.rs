@@ -1,9 +1,9 @@
 //! [`ShardedModel::in_recipes`]: training goes on with weights in other recipes.
 
+use lowp_comm::or_abort;
 use lowp_format::{Recipe, Shape};
 use lowp_kernels::Backend;
 use lowp_optim::{OptimError, ParamState};
-use lowp_shard::or_abort;
 
 use crate::builder::{Begun, Builder};
 use crate::error::ModelError;

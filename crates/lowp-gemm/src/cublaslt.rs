@@ -51,8 +51,8 @@ fn scale_mode(of: ScaleMode) -> Option<sys::cublasLtMatmulMatrixScale_t> {
 pub struct CublasLt {
     cuda: Cuda,
     handle: Handle<sys::cublasLtHandle_t>,
-    /// By what they are, by what addresses are multiples of, and by the bytes that they work in.
-    planned: Mutex<HashMap<(GemmDesc, u32, usize), Planned>>,
+    /// By what they are, by whether scalars are on the device, by what addresses are multiples of, and by the bytes that they work in.
+    planned: Mutex<HashMap<(GemmDesc, bool, u32, usize), Planned>>,
 }
 
 // SAFETY: the handle may be used by any thread; what is planned is used under a lock.
@@ -101,7 +101,7 @@ impl CublasLt {
     ///
     /// # Safety
     /// Addresses are those of matrices as `desc` has them, in memory of the device that is not freed before work that
-    /// the stream has by now, and so is a workspace of another library; of a product that is captured, not before its graph. Scalars are where `desc` says.
+    /// the stream has by now, and so is a workspace of another library; of a product that is captured, not before its graph, and so are scalars on the device.
     pub unsafe fn run(
         &self,
         desc: &GemmDesc,
@@ -118,7 +118,8 @@ impl CublasLt {
         };
         // cuBLASLt takes a bias to be aligned as the result is.
         let alignment = alignment([left.data, right.data, out | bias]);
-        let key = (*desc, alignment, workspace.bytes);
+        let on_device = matches!(scalars, Scalars::Device { .. });
+        let key = (*desc, on_device, alignment, workspace.bytes);
         self.cuda.foreign_work(
             || workspace.owner.clone(),
             |stream| {
@@ -127,7 +128,7 @@ impl CublasLt {
                 }
                 let planned = match planned.entry(key) {
                     Entry::Occupied(known) => known.into_mut(),
-                    Entry::Vacant(new) => new.insert(Planned::new(desc)?),
+                    Entry::Vacant(new) => new.insert(Planned::new(desc, on_device)?),
                 };
                 planned.set_addresses(desc, left.scale, right.scale, bias)?;
                 if planned.algorithm.is_none() {
@@ -171,7 +172,7 @@ fn alignment(addresses: [u64; 3]) -> u32 {
 }
 
 impl Planned {
-    fn new(desc: &GemmDesc) -> Result<Self, KernelError> {
+    fn new(desc: &GemmDesc, scalars_on_device: bool) -> Result<Self, KernelError> {
         let GemmDesc {
             rows,
             cols,
@@ -183,7 +184,6 @@ impl Planned {
             batch,
             epilogue,
             fast_accum,
-            device_scalars,
         } = *desc;
         let desc = lt::create_matmul_desc(
             sys::cublasComputeType_t::CUBLAS_COMPUTE_32F,
@@ -216,7 +216,7 @@ impl Planned {
             Attribute::CUBLASLT_MATMUL_DESC_TRANSB,
             &turned(!left.k_inner),
         )?;
-        if device_scalars {
+        if scalars_on_device {
             let mode = sys::cublasLtPointerMode_t::CUBLASLT_POINTER_MODE_DEVICE;
             planned.set(Attribute::CUBLASLT_MATMUL_DESC_POINTER_MODE, &mode)?;
         }

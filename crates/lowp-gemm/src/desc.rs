@@ -1,5 +1,9 @@
 //! [`GemmDesc`]: a product, described without a device.
 
+use lowp_format::Code;
+
+use crate::GemmError;
+
 /// What a matrix holds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Dtype {
@@ -28,6 +32,19 @@ impl OperandDesc {
 }
 
 impl Dtype {
+    /// That of operands whose codes are `code`.
+    ///
+    /// # Errors
+    /// Entries that are no codes of a product: values, and the scales of blocks.
+    pub const fn of_codes(code: Code) -> Result<Self, GemmError> {
+        match code {
+            Code::E4M3 => Ok(Dtype::E4M3),
+            Code::E5M2 => Ok(Dtype::E5M2),
+            Code::E2M1 => Ok(Dtype::E2M1),
+            Code::Bf16 | Code::F32 | Code::E8M0 => Err(GemmError::Codes { code }),
+        }
+    }
+
     const fn bits(self) -> usize {
         match self {
             Dtype::F32 => 32,
@@ -93,8 +110,6 @@ pub struct GemmDesc {
     pub epilogue: Epilogue,
     /// Whether FP8 sums may stay in the tensor core's accumulator, which has fewer bits than f32.
     pub fast_accum: bool,
-    /// Whether alpha and beta are on the device.
-    pub device_scalars: bool,
 }
 
 /// What follows the sums of a product, before they are rounded.
@@ -151,7 +166,6 @@ impl GemmDesc {
             batch: 1,
             epilogue: Epilogue::None,
             fast_accum: false,
-            device_scalars: false,
         }
     }
 
@@ -200,6 +214,24 @@ const fn bytes(rows: usize, cols: usize, dtype: Dtype) -> usize {
 #[cfg(test)]
 mod tests {
     use super::{Dtype, Epilogue, GemmDesc, OperandDesc, ScaleMode};
+    use lowp_format::Code;
+
+    /// Scales and values are no codes.
+    #[test]
+    fn codes_are_those_that_products_read() {
+        for code in Code::ALL {
+            let dtype = Dtype::of_codes(code);
+            let Some(bits) = [Code::E4M3, Code::E5M2, Code::E2M1]
+                .contains(&code)
+                .then_some(code.bits())
+            else {
+                let error = dtype.expect_err("no codes").to_string();
+                assert!(error.contains(&code.to_string()), "{error}");
+                continue;
+            };
+            assert_eq!(dtype.expect("codes").bits(), bits);
+        }
+    }
 
     #[test]
     fn bytes_are_those_of_the_sides() {
@@ -220,7 +252,6 @@ mod tests {
             batch: 1,
             epilogue: Epilogue::None,
             fast_accum: false,
-            device_scalars: false,
         };
         assert_eq!(product.bytes(), [21, 18, 30]);
     }

@@ -1,5 +1,6 @@
 //! [`GemmError`]: why a product does not run.
 
+use lowp_format::Code;
 use lowp_kernels::KernelError;
 use thiserror::Error;
 
@@ -9,6 +10,14 @@ pub enum GemmError {
     /// A recipe that layers on a GPU do not run.
     #[error("{0}")]
     Unsupported(&'static str),
+    /// Entries that no product reads as codes.
+    #[error(
+        "codes of an operand that are {code}; products read E4M3, E5M2 and E2M1 as codes, and bf16 values as they are"
+    )]
+    Codes {
+        /// What they are.
+        code: Code,
+    },
     /// cuBLASLt was not found.
     #[error(
         "NVIDIA's cuBLASLt (libcublasLt.so.13 or .12) was not found; install CUDA's libraries and have their folder in \
@@ -18,7 +27,7 @@ pub enum GemmError {
     /// cuBLASLt has no kernel for a product.
     #[error(
         "cuBLASLt has no kernel for {product} at addresses that are multiples of {alignment} bytes ({why}); codes need multiples of 16, and \
-         scales per row or per 128 need cuBLASLt 12.9 or later: install it, or take another recipe (`lowp recipes --device cuda`)"
+         scales per row or per 128 need cuBLASLt 12.9 or later: install it, or take another recipe"
     )]
     NoKernel {
         /// The product.

@@ -1,8 +1,9 @@
 //! [`Operand`]: an operand as a product reads it.
 
-use lowp_format::{Axis, Code, KernelKey, Orientation, Part, ScaleRule};
+use lowp_format::{Axis, KernelKey, Orientation, Part, ScaleRule};
 use lowp_kernels::{CudaBuffer, KernelError};
 
+use crate::GemmError;
 use crate::desc::{Dtype, OperandDesc, ScaleMode};
 use crate::table::GemmKind;
 
@@ -48,12 +49,15 @@ impl Operand {
 
     /// Codes of `orientation`, made by `kernel`. Block scales lie as they are stored: where the product reads another form of them, they
     /// are repacked, and the caller puts their place here.
+    ///
+    /// # Errors
+    /// Entries that are no codes, or a buffer that `find` does not know.
     pub fn codes<'a>(
         kind: GemmKind,
         orientation: Orientation,
         kernel: &KernelKey,
         find: impl Fn(Part) -> Option<(&'a lowp_format::BufferSpec, &'a CudaBuffer<u8>)>,
-    ) -> Result<Self, KernelError> {
+    ) -> Result<Self, GemmError> {
         let missing = |what: &str| KernelError::Missing {
             what: what.to_owned(),
         };
@@ -62,11 +66,7 @@ impl Operand {
             Orientation::Rowwise => Axis::Cols,
             Orientation::Columnwise => Axis::Rows,
         };
-        let dtype = match spec.code {
-            Code::E5M2 => Dtype::E5M2,
-            Code::E2M1 => Dtype::E2M1,
-            _ => Dtype::E4M3,
-        };
+        let dtype = Dtype::of_codes(spec.code)?;
         let part = match kind.scale_form() {
             Some(_) => Part::BlockScale,
             None => Part::DecodeScale,

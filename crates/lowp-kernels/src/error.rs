@@ -223,6 +223,17 @@ pub enum KernelError {
         /// The kernel.
         kernel: &'static str,
     },
+    /// A launch of more blocks or threads than a device takes, or of none.
+    #[error(
+        "a launch of {}x{} blocks of {}x{} threads; a device takes 1x1 to 2147483647x65535 blocks of 1 to 1024 threads: launch it in parts",
+        .blocks[0], .blocks[1], .threads[0], .threads[1]
+    )]
+    Launch {
+        /// Blocks in both directions.
+        blocks: [usize; 2],
+        /// Threads of a block in both directions.
+        threads: [usize; 2],
+    },
     /// A kernel that the program was built without.
     #[error("{kernel} is not among the compiled kernels; run `cargo xtask cuda` and build again")]
     NotCompiled {

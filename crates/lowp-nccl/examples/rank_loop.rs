@@ -12,12 +12,12 @@ use std::sync::Arc;
 use std::thread;
 use std::time::Duration;
 
+use lowp_comm::{CommError, Communicator, Control, HostComm, Launch, Mesh, MeshComm, join};
 use lowp_format::{AnyRecipe, Phase, RecipeOptions, Shape};
 use lowp_kernels::{Backend, Cpu, Source};
 use lowp_optim::{AdamWBuilder, Group, ParamSpec, StepOptions};
 use lowp_shard::{
-    Communicator, Control, GatherGroup, GatherPool, GradBucketOptions, GradBuckets, GradParam,
-    HostComm, Launch, Mesh, MeshComm, ShardError, ShardSpec, ShardedTensor, join,
+    GatherGroup, GatherPool, GradBucketOptions, GradBuckets, GradParam, ShardSpec, ShardedTensor,
 };
 
 const HELP: &str = "\
@@ -135,7 +135,7 @@ fn run(options: &Options) -> Result<(), Failure> {
     done.map_err(|error| {
         let (rank, message) = (launch.rank, error.to_string());
         // What another rank failed with, if that was first.
-        control.fail(ShardError::Failed { rank, message }).into()
+        control.fail(CommError::Failed { rank, message }).into()
     })
 }
 

@@ -5,11 +5,11 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use lowp_kernels::{Backend, Cuda, CudaBuffer, CudaEvent, KernelError, Source};
-use lowp_shard::{
-    Collective, Communicator, Control, Counters, GatherItem, GradWire, LARGE_PIECE, ReduceItem,
-    ShardError, Traffic, or_abort,
+use lowp_comm::{
+    Collective, CommError, Communicator, Control, Counters, GatherItem, GradWire, LARGE_PIECE,
+    ReduceItem, Traffic, or_abort,
 };
+use lowp_kernels::{Backend, Cuda, CudaBuffer, CudaEvent, KernelError, Source};
 
 use crate::rank_order::RankOrder;
 use crate::raw::{self, ID, Op, Raw};
@@ -66,7 +66,7 @@ impl Default for NcclOptions {
 ///
 /// # Memory
 /// Sums in rank order are planned for the buffers that they are of, and the last 4096 plans keep theirs: give gradients in buffers that are
-/// used again, as [`GradBuckets`](lowp_shard::GradBuckets) does.
+/// used again, as gradient buckets does.
 #[derive(Debug)]
 pub struct NcclComm {
     /// Dropped first: its thread holds the control, too, and is to be gone before the last handle of that.
@@ -74,7 +74,7 @@ pub struct NcclComm {
     watchdog: Option<Arc<Watchdog>>,
     control: Arc<dyn Control>,
     cuda: Cuda,
-    /// None of a group of one, which has nobody to exchange with.
+    /// None of a group of one, which has nobody to send to.
     raw: Option<Arc<Raw>>,
     options: NcclOptions,
     ordered: Mutex<RankOrder>,
@@ -91,7 +91,7 @@ impl NcclComm {
         control: Arc<dyn Control>,
         cuda: &Cuda,
         options: NcclOptions,
-    ) -> Result<Self, ShardError> {
+    ) -> Result<Self, CommError> {
         let watchdog = match control.world_size() {
             1 => None,
             _ => Some(Watchdog::start(Arc::clone(&control), options.limit)?),
@@ -105,7 +105,7 @@ impl NcclComm {
         cuda: &Cuda,
         options: NcclOptions,
         watchdog: Option<Arc<Watchdog>>,
-    ) -> Result<Self, ShardError> {
+    ) -> Result<Self, CommError> {
         let raw = match control.world_size() {
             1 => None,
             _ => Some(Self::join_nccl(&control, cuda, options)?),
@@ -129,7 +129,7 @@ impl NcclComm {
         control: &Arc<dyn Control>,
         cuda: &Cuda,
         options: NcclOptions,
-    ) -> Result<Arc<Raw>, ShardError> {
+    ) -> Result<Arc<Raw>, CommError> {
         raw::found()?;
         let id = if control.rank() == 0 {
             raw::new_id()?.to_vec()
@@ -137,7 +137,7 @@ impl NcclComm {
             Vec::new()
         };
         let id = control.broadcast("NCCL's id", id)?;
-        let id: [u8; ID] = id.try_into().map_err(|id: Vec<u8>| ShardError::Failed {
+        let id: [u8; ID] = id.try_into().map_err(|id: Vec<u8>| CommError::Failed {
             rank: control.members()[0],
             message: format!("it gave {} bytes as NCCL's id of {ID}", id.len()),
         })?;
@@ -149,7 +149,7 @@ impl NcclComm {
         &self,
         memory: impl FnOnce() -> M,
         calls: impl FnOnce(&raw::Calls) -> Result<(), KernelError>,
-    ) -> Result<(), ShardError> {
+    ) -> Result<(), CommError> {
         let Some(raw) = &self.raw else {
             return Ok(());
         };
@@ -162,15 +162,15 @@ impl NcclComm {
     }
 
     /// The cause, once the group was aborted.
-    fn ended(&self) -> ShardError {
+    fn ended(&self) -> CommError {
         let rank = self.control.world_rank();
-        self.control.failure().unwrap_or(ShardError::Failed {
+        self.control.failure().unwrap_or(CommError::Failed {
             rank,
             message: "its NCCL group was ended".to_owned(),
         })
     }
 
-    fn gather(&self, items: &[GatherItem<'_, Cuda>]) -> Result<(), ShardError> {
+    fn gather(&self, items: &[GatherItem<'_, Cuda>]) -> Result<(), CommError> {
         if self.raw.is_none() {
             return items.iter().try_for_each(|item| self.copy(item));
         }
@@ -186,7 +186,7 @@ impl NcclComm {
     }
 
     /// The gather of the only rank: its piece is all.
-    fn copy(&self, item: &GatherItem<'_, Cuda>) -> Result<(), ShardError> {
+    fn copy(&self, item: &GatherItem<'_, Cuda>) -> Result<(), CommError> {
         let Range { start, end } = item.ranges[0].clone();
         let place = self.cuda.view(item.dest, start..end)?;
         if self.cuda.span(item.source).start == self.cuda.span(&place).start {
@@ -196,7 +196,7 @@ impl NcclComm {
         Ok(self.cuda.copy(item.source, piece, item.dest, start)?)
     }
 
-    fn gather_group(&self, items: &[&GatherItem<'_, Cuda>]) -> Result<(), ShardError> {
+    fn gather_group(&self, items: &[&GatherItem<'_, Cuda>]) -> Result<(), CommError> {
         let memory = || {
             let pairs = items
                 .iter()
@@ -219,7 +219,7 @@ impl NcclComm {
         })
     }
 
-    fn reduce(&self, items: &[ReduceItem<'_, Cuda>], wire: GradWire) -> Result<(), ShardError> {
+    fn reduce(&self, items: &[ReduceItem<'_, Cuda>], wire: GradWire) -> Result<(), CommError> {
         if (self.raw.is_none() || self.options.sums == Sums::Nccl)
             && let Some(items) = by_nccl(items, wire)
         {
@@ -257,11 +257,11 @@ impl NcclComm {
         let mut ordered = self.ordered.lock().unwrap_or_else(PoisonError::into_inner);
         let work = ordered.reduce(&self.cuda, items, wire, self.rank(), self.world_size())?;
         work.convert(&self.cuda)?;
-        self.batch(|| work.memory(), |calls| work.exchange(calls))?;
+        self.batch(|| work.memory(), |calls| work.send_parts(calls))?;
         work.add(&self.cuda)
     }
 
-    fn sum(&self, buffers: &[&CudaBuffer<f32>]) -> Result<(), ShardError> {
+    fn sum(&self, buffers: &[&CudaBuffer<f32>]) -> Result<(), CommError> {
         // The vector of one rank is its own sum.
         if self.raw.is_none() {
             return Ok(());
@@ -281,7 +281,7 @@ impl NcclComm {
         Ok(())
     }
 
-    fn combine(&self, buffers: &[&CudaBuffer<f32>], op: &Op) -> Result<(), ShardError> {
+    fn combine(&self, buffers: &[&CudaBuffer<f32>], op: &Op) -> Result<(), CommError> {
         let memory = || -> Vec<CudaBuffer<f32>> { buffers.iter().map(|&b| b.clone()).collect() };
         self.batch(memory, |calls| {
             let mut each = buffers.iter();
@@ -341,7 +341,7 @@ fn join_watched(
     NcclOptions {
         limit, min_ctas, ..
     }: NcclOptions,
-) -> Result<Raw, ShardError> {
+) -> Result<Raw, CommError> {
     const NAP: Duration = Duration::from_millis(2);
     let (rank, world) = (control.rank(), control.world_size());
     let cuda = cuda.clone();
@@ -352,7 +352,7 @@ fn join_watched(
             return Err(cause);
         }
         if begun.elapsed() >= limit {
-            return Err(ShardError::Failed {
+            return Err(CommError::Failed {
                 rank: control.world_rank(),
                 message: format!(
                     "NCCL did not join the ranks {:?} in {:.1} s; NCCL_DEBUG=INFO says what it waits for",
@@ -363,7 +363,7 @@ fn join_watched(
         }
         thread::sleep(NAP);
     }
-    let joined = joining.join().map_err(|_| ShardError::Failed {
+    let joined = joining.join().map_err(|_| CommError::Failed {
         rank: control.world_rank(),
         message: "the thread that joins NCCL's group panicked".to_owned(),
     })?;
@@ -389,8 +389,8 @@ impl Communicator<Cuda> for NcclComm {
         true
     }
 
-    fn enqueue(&self, _label: &str, batch: Collective<'_, Cuda>) -> Result<(), ShardError> {
-        let run = || -> Result<(), ShardError> {
+    fn enqueue(&self, _label: &str, batch: Collective<'_, Cuda>) -> Result<(), CommError> {
+        let run = || -> Result<(), CommError> {
             batch.check(&self.cuda, self.rank(), self.world_size())?;
             self.own(batch)?;
             // What others are told by NCCL's group, which the watchdog ends.
@@ -419,7 +419,7 @@ impl Communicator<Cuda> for NcclComm {
         }
     }
 
-    fn split(&self, color: usize, key: usize) -> Result<Arc<dyn Communicator<Cuda>>, ShardError> {
+    fn split(&self, color: usize, key: usize) -> Result<Arc<dyn Communicator<Cuda>>, CommError> {
         let control = self.control.split(color, key)?;
         let watchdog = self.watchdog.clone();
         let made = Self::join(control, &self.cuda, self.options, watchdog);

@@ -1,7 +1,7 @@
 //! Collectives between GPUs: [`NcclComm`] has NCCL move data on the streams of the CUDA backend.
 //!
 //! The ranks are threads of one process or processes of many machines; they find each other by a
-//! [`Control`](lowp_shard::Control). NCCL's library is found at run time: `libnccl.so.2`, in the folders that the loader
+//! [`Control`](lowp_comm::Control). NCCL's library is found at run time: `libnccl.so.2`, in the folders that the loader
 //! searches (`LD_LIBRARY_PATH`).
 //!
 //! # Example
@@ -10,10 +10,10 @@
 //!
 //! ```no_run
 //! # #[cfg(feature = "cuda")]
-//! # fn main() -> Result<(), lowp_shard::ShardError> {
+//! # fn main() -> Result<(), lowp_comm::CommError> {
 //! use lowp_kernels::{Backend, Cuda};
 //! use lowp_nccl::{NcclComm, NcclOptions};
-//! use lowp_shard::{Communicator, Launch, join};
+//! use lowp_comm::{Communicator, Launch, join};
 //!
 //! let options = NcclOptions::default();
 //! let launch = Launch::from_env(options.limit, "example 1.0")?.expect("started by a launcher");

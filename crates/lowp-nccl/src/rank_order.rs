@@ -5,11 +5,11 @@ use std::collections::HashMap;
 use std::collections::hash_map::Entry;
 use std::ops::Range;
 
+use lowp_comm::{CommError, GradWire, ReduceItem};
 use lowp_kernels::{
     Backend, ConvertJob, Cuda, CudaBuffer, CudaPlan, FloatDtype, KernelError, Source, StepScalars,
     SumJob, Work,
 };
-use lowp_shard::{GradWire, ReduceItem, ShardError};
 
 use crate::raw::Calls;
 
@@ -24,7 +24,7 @@ pub(crate) struct RankOrder {
     staging: Staging,
 }
 
-/// Memory between the exchange and the sums. Graphs keep what it was when they were captured.
+/// Memory between what arrives and the sums. Graphs keep what it was when they were captured.
 #[derive(Debug, Default)]
 struct Staging {
     /// Parts that arrive, by dtype.
@@ -165,16 +165,16 @@ pub(crate) struct WholeSum {
     add: Vec<CudaPlan>,
 }
 
-fn run(cuda: &Cuda, plan: &CudaPlan) -> Result<(), ShardError> {
+fn run(cuda: &Cuda, plan: &CudaPlan) -> Result<(), CommError> {
     Ok(cuda.run(plan, &StepScalars::default())?)
 }
 
 impl Reduction {
-    pub(crate) fn convert(&self, cuda: &Cuda) -> Result<(), ShardError> {
+    pub(crate) fn convert(&self, cuda: &Cuda) -> Result<(), CommError> {
         run(cuda, &self.convert)
     }
 
-    /// What the exchange uses.
+    /// What sending uses.
     pub(crate) fn memory(&self) -> Vec<Source<Cuda>> {
         let parts = self
             .items
@@ -184,7 +184,7 @@ impl Reduction {
     }
 
     /// Sends and receives all parts but the rank's own.
-    pub(crate) fn exchange(&self, calls: &Calls) -> Result<(), KernelError> {
+    pub(crate) fn send_parts(&self, calls: &Calls) -> Result<(), KernelError> {
         for item in &self.items {
             for (peer, (to, from)) in item.to.iter().zip(&item.from).enumerate() {
                 if peer != self.rank {
@@ -196,7 +196,7 @@ impl Reduction {
         Ok(())
     }
 
-    pub(crate) fn add(&self, cuda: &Cuda) -> Result<(), ShardError> {
+    pub(crate) fn add(&self, cuda: &Cuda) -> Result<(), CommError> {
         self.add.iter().try_for_each(|plan| run(cuda, plan))
     }
 }
@@ -207,7 +207,7 @@ impl WholeSum {
         &self.all
     }
 
-    pub(crate) fn add(&self, cuda: &Cuda) -> Result<(), ShardError> {
+    pub(crate) fn add(&self, cuda: &Cuda) -> Result<(), CommError> {
         self.add.iter().try_for_each(|plan| run(cuda, plan))
     }
 }
@@ -221,7 +221,7 @@ impl RankOrder {
         wire: GradWire,
         rank: usize,
         world: usize,
-    ) -> Result<&Reduction, ShardError> {
+    ) -> Result<&Reduction, CommError> {
         let places: Vec<Place> = items
             .iter()
             .map(|item| Place {
@@ -258,7 +258,7 @@ impl RankOrder {
         cuda: &Cuda,
         values: &CudaBuffer<f32>,
         world: usize,
-    ) -> Result<&WholeSum, ShardError> {
+    ) -> Result<&WholeSum, CommError> {
         let (span, len) = (cuda.span(values), values.len());
         let needed = Needed {
             arrivals: [world * len, 0],
@@ -293,7 +293,7 @@ fn reduction(
     wire: GradWire,
     rank: usize,
     world: usize,
-) -> Result<Reduction, ShardError> {
+) -> Result<Reduction, CommError> {
     let (mut planned, mut convert, mut add, mut into) = (vec![], vec![], vec![], vec![]);
     let mut used = Needed::default();
     for item in items {
@@ -361,7 +361,7 @@ fn reduction(
 fn sums(
     cuda: &Cuda,
     vectors: Vec<(Vec<Source<Cuda>>, Source<Cuda>)>,
-) -> Result<Vec<CudaPlan>, ShardError> {
+) -> Result<Vec<CudaPlan>, CommError> {
     let ranks = vectors.first().map_or(0, |(parts, _)| parts.len());
     let mut plans = Vec::new();
     for rank in 0..ranks {

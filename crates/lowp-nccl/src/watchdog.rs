@@ -7,8 +7,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
+use lowp_comm::{CommError, Control};
 use lowp_kernels::KernelError;
-use lowp_shard::{Control, ShardError};
 
 /// How often it looks.
 const EVERY: Duration = Duration::from_millis(20);
@@ -71,7 +71,7 @@ impl<G: Group, P: Point> Watchdog<G, P> {
     pub(crate) fn start(
         control: Arc<dyn Control>,
         limit: Duration,
-    ) -> Result<Arc<Self>, ShardError> {
+    ) -> Result<Arc<Self>, CommError> {
         let rank = control.world_rank();
         let watched = Arc::new(Watched {
             control,
@@ -86,7 +86,7 @@ impl<G: Group, P: Point> Watchdog<G, P> {
         let builder = thread::Builder::new().name("lowp-nccl-watch".to_owned());
         let of_thread = Arc::clone(&watched);
         let spawned = builder.spawn(move || watch(&of_thread));
-        let thread = spawned.map_err(|error| ShardError::Failed {
+        let thread = spawned.map_err(|error| CommError::Failed {
             rank,
             message: format!("no thread can be started: {error}"),
         })?;
@@ -150,7 +150,7 @@ impl<G: Group, P: Point> Watched<G, P> {
     }
 
     /// Why the operations must end.
-    fn trouble(&self) -> Option<ShardError> {
+    fn trouble(&self) -> Option<CommError> {
         let rank = self.control.world_rank();
         if let Some(cause) = self.control.failure() {
             return Some(cause);
@@ -159,7 +159,7 @@ impl<G: Group, P: Point> Watched<G, P> {
         if let Some(message) = trouble {
             // NCCL meets a rank that is gone as an error of this one; the host hears soon after which it was.
             let cause = self.failure_within(PATIENCE);
-            return cause.or(Some(ShardError::Failed { rank, message }));
+            return cause.or(Some(CommError::Failed { rank, message }));
         }
         let mut expected = self.expected.lock().unwrap_or_else(PoisonError::into_inner);
         while let Some(first) = expected.front() {
@@ -172,11 +172,11 @@ impl<G: Group, P: Point> Watched<G, P> {
                         first.what,
                         first.since.elapsed().as_secs_f64()
                     );
-                    return Some(ShardError::Failed { rank, message });
+                    return Some(CommError::Failed { rank, message });
                 }
                 Err(error) => {
                     let message = format!("{}: {error}", first.what);
-                    return Some(ShardError::Failed { rank, message });
+                    return Some(CommError::Failed { rank, message });
                 }
             };
         }
@@ -184,7 +184,7 @@ impl<G: Group, P: Point> Watched<G, P> {
     }
 
     /// What the world ended with, as soon as it is known.
-    fn failure_within(&self, time: Duration) -> Option<ShardError> {
+    fn failure_within(&self, time: Duration) -> Option<CommError> {
         let until = Instant::now() + time;
         loop {
             let failure = self.control.failure();
@@ -226,7 +226,7 @@ fn watch<G: Group, P: Point>(watched: &Watched<G, P>) {
 
 #[cfg(test)]
 mod tests {
-    use lowp_shard::threads;
+    use lowp_comm::threads;
 
     use super::*;
 

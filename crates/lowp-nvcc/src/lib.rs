@@ -3,7 +3,7 @@
 //!
 //! Each `.cu` file of a folder is a unit: it is compiled for every architecture into one fat binary, which
 //! becomes one driver module. Units share no device code, so nothing is linked across them.
-//! Beside the fat binaries lies a manifest: what each was made of.
+//! Next to the fat binaries is a manifest: digests of the sources and flags of each.
 //!
 //! A build script:
 //!

@@ -4,8 +4,9 @@ use std::fmt::Write as _;
 use std::sync::Arc;
 
 use half::bf16;
+use lowp_comm::{Communicator, Done, Mesh, Traffic, or_abort};
 use lowp_kernels::{Backend, Moments, StepCounts};
-use lowp_shard::{Communicator, Done, FlatGather, Mesh, Requantize, ScaleBook, Traffic, or_abort};
+use lowp_shard::{FlatGather, Requantize, ScaleBook};
 
 use crate::memory::OverGrads;
 use crate::param::Param;

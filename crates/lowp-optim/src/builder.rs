@@ -4,11 +4,12 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use half::bf16;
+use lowp_comm::{CommError, Communicator, Mesh, or_abort};
 use lowp_format::{QuantizedTensor, Recipe};
 use lowp_kernels::{Backend, FloatDtype, KernelError, Moments, Source};
 use lowp_shard::{
-    CastInto, CastItem, Communicator, FlatGather, FlatParam, Mesh, Requantize, ScaleBook,
-    ScaleBookBuilder, ShardError, check_flat, or_abort,
+    CastInto, CastItem, FlatGather, FlatParam, Requantize, ScaleBook, ScaleBookBuilder, ShardError,
+    check_flat,
 };
 
 use crate::adamw::AdamW;
@@ -253,8 +254,8 @@ impl<B: Backend> AdamWBuilder<B> {
         let world = Arc::clone(&self.world);
         let adamw = or_abort(&*world, self.plan())?;
         let control = world.control();
-        control.agree("the parameters of the optimizer", &adamw.describe())?;
-        control.agree("the hyperparameters", &adamw.describe_groups())?;
+        control.all_equal("the parameters of the optimizer", &adamw.describe())?;
+        control.all_equal("the hyperparameters", &adamw.describe_groups())?;
         Ok(adamw)
     }
 
@@ -294,7 +295,7 @@ impl<B: Backend> AdamWBuilder<B> {
             flats,
         } = self;
         if mesh.world() != world.world_size() {
-            return Err(ShardError::MeshWorld {
+            return Err(CommError::MeshWorld {
                 replicate: mesh.replicate,
                 shard: mesh.shard,
                 world: world.world_size(),
@@ -357,7 +358,7 @@ impl<B: Backend> AdamWBuilder<B> {
 fn shards<B: Backend>(
     world: &Arc<dyn Communicator<B>>,
     mesh: Mesh,
-) -> Result<Arc<dyn Communicator<B>>, ShardError> {
+) -> Result<Arc<dyn Communicator<B>>, CommError> {
     if mesh.replicate == 1 {
         return Ok(Arc::clone(world));
     }

@@ -1,5 +1,6 @@
 //! [`OptimError`]: what can be wrong with parameters and steps.
 
+use lowp_comm::CommError;
 use lowp_format::FormatError;
 use lowp_kernels::KernelError;
 use lowp_shard::ShardError;
@@ -149,4 +150,10 @@ pub enum OptimError {
         /// Number of ranks.
         world: usize,
     },
+}
+
+impl From<CommError> for OptimError {
+    fn from(error: CommError) -> Self {
+        ShardError::from(error).into()
+    }
 }

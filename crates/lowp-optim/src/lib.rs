@@ -15,7 +15,7 @@
 //! use lowp_format::{AnyRecipe, QuantizedTensor, RecipeOptions, Shape, Usage};
 //! use lowp_kernels::{Backend, Cpu};
 //! use lowp_optim::{AdamWBuilder, Group, ParamSpec, StepOptions};
-//! use lowp_shard::LocalComm;
+//! use lowp_comm::LocalComm;
 //!
 //! let recipe = AnyRecipe::from_name("mxfp8", &RecipeOptions::default())?;
 //! let shape = Shape::new(32, 64);
@@ -43,7 +43,8 @@
 //! use lowp_format::{AnyRecipe, RecipeOptions, Shape};
 //! use lowp_kernels::Cpu;
 //! use lowp_optim::{AdamWBuilder, Group, OptimError, ParamSpec, Schedule, StepOptions};
-//! use lowp_shard::{Init, ShardSpec, ShardedTensor, run_ranks};
+//! use lowp_comm::run_ranks;
+//! use lowp_shard::{Init, ShardSpec, ShardedTensor};
 //!
 //! let schedule = Schedule { warmup: 10, total: 1000, floor: 0.1 };
 //! run_ranks(&Cpu, 2, Duration::from_secs(10), |rank, comm| {

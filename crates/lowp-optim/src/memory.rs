@@ -240,9 +240,9 @@ mod tests {
     use super::*;
     use crate::{AdamWBuilder, ParamSpec, StepOptions};
     use half::bf16;
+    use lowp_comm::LocalComm;
     use lowp_format::{AnyRecipe, QuantizedTensor, Recipe, RecipeOptions, Shape, Usage};
     use lowp_kernels::{Cpu, CpuBuffer};
-    use lowp_shard::LocalComm;
 
     const SHAPE: Shape = Shape { rows: 32, cols: 64 };
 

@@ -1,7 +1,7 @@
 //! [`StepOptions`]: what changes from step to step.
 
+use lowp_comm::{Among, Done, digest};
 use lowp_kernels::{GradPart, StepScalars};
-use lowp_shard::{Among, Done, digest};
 
 use crate::{Group, OptimError};
 
@@ -99,7 +99,7 @@ impl StepOptions {
     /// This rank's part of step `number` as [`GradPart`] has it, without the gradients: options, and what was `done` before.
     pub(crate) fn part(&self, number: u64, groups: &[Group], done: &[Done]) -> GradPart {
         let of = |among| {
-            let done = done.iter().filter(move |done| done.among() == among);
+            let done = done.iter().filter(move |done| done.among == among);
             done.map(Done::digest)
         };
         let values = self.common(number, groups).into_iter();

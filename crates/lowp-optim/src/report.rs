@@ -2,8 +2,8 @@
 
 use std::sync::Arc;
 
+use lowp_comm::{CommError, Communicator, Done, or_abort};
 use lowp_kernels::{Backend, Pending, StepReport as DeviceReport};
-use lowp_shard::{Communicator, Done, ShardError, or_abort};
 
 use crate::OptimError;
 
@@ -125,21 +125,21 @@ pub(crate) fn read(bytes: Pending<u8>) -> Result<DeviceReport, OptimError> {
 /// Where a report says that ranks differ: says in what of `done`, if it is that.
 ///
 /// # Errors
-/// [`ShardError::Mismatch`] on every rank.
+/// [`CommError::Mismatch`] on every rank.
 pub(crate) fn name_difference<B: Backend>(
     report: &DeviceReport,
     world: &dyn Communicator<B>,
     shards: usize,
     done: &[Done],
-) -> Result<(), ShardError> {
+) -> Result<(), CommError> {
     if report.consensus.or(report.within).is_none() {
         return Ok(());
     }
     let compared = done.iter();
     let compared = compared.map(|done| done.compare(world.control(), shards));
-    match compared.collect::<Result<(), ShardError>>() {
+    match compared.collect::<Result<(), CommError>>() {
         // A rank that does not wait for its report: what the report says is the cause.
-        Err(error) if !matches!(error, ShardError::Mismatch { .. }) => Ok(()),
+        Err(error) if !matches!(error, CommError::Mismatch { .. }) => Ok(()),
         compared => compared,
     }
 }

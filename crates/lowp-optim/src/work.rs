@@ -3,13 +3,12 @@
 use std::ops::Range;
 use std::sync::Arc;
 
+use lowp_comm::{CommError, Communicator, Done, GatherItem, Mesh, ordered};
 use lowp_kernels::{
     AdamwJob, Backend, EncodeJob, GradPart, Pending, Source, StepCounts, StepReport, StepScalars,
     StepScalarsJob, SumSquaresJob, Work,
 };
-use lowp_shard::{
-    Communicator, Done, FlatGather, GatherItem, Mesh, ScaleBook, ShardError, ordered,
-};
+use lowp_shard::{FlatGather, ScaleBook, ShardError};
 
 use crate::param::Param;
 use crate::{Group, OptimError, StepOptions};
@@ -260,9 +259,9 @@ impl<B: Backend> StepWork<B> {
         groups: &[Group],
     ) -> Result<&'static str, OptimError> {
         for (what, bits) in options.common(number, groups) {
-            match self.world.control().agree(what, &bits.to_string()) {
+            match self.world.control().all_equal(what, &bits.to_string()) {
                 Ok(()) => {}
-                Err(ShardError::Mismatch { .. }) => return Ok(what),
+                Err(CommError::Mismatch { .. }) => return Ok(what),
                 Err(error) => return Err(error.into()),
             }
         }

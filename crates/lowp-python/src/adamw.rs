@@ -5,10 +5,11 @@ use std::ops::Range;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use half::bf16;
+use lowp_comm::{Communicator, Mesh, or_abort};
 use lowp_format::Shape;
 use lowp_kernels::{Moments, StepCounts};
 use lowp_optim::{AdamWBuilder, Group, ParamId, ParamMemory, PendingStep, StepOptions, StepReport};
-use lowp_shard::{Communicator, DelayedState, Mesh, or_abort};
+use lowp_shard::DelayedState;
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 

@@ -1,8 +1,9 @@
 //! Casts of whole tensors, into buffers that Python allocated.
 
+use lowp_comm::LocalComm;
 use lowp_format::{KernelKey, Orientation, Shape};
 use lowp_kernels::{AmaxJob, Backend as _, Work};
-use lowp_shard::{CastItem, LocalComm, Requantize, ScaleBookBuilder};
+use lowp_shard::{CastItem, Requantize, ScaleBookBuilder};
 use pyo3::prelude::*;
 
 use crate::error::Error;

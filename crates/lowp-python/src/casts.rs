@@ -4,11 +4,12 @@
 use std::hash::{Hash, Hasher};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use lowp_comm::LocalComm;
 use lowp_format::{AnyRecipe, Recipe as _, Shape};
 #[cfg(feature = "cuda")]
 use lowp_kernels::Cuda;
 use lowp_kernels::{Cpu, DecodeJob, StepScalars, Work};
-use lowp_shard::{CastItem, LocalComm, Requantize, ScaleBook, ScaleBookBuilder};
+use lowp_shard::{CastItem, Requantize, ScaleBook, ScaleBookBuilder};
 use pyo3::prelude::*;
 
 use crate::cast::orientation_of;

@@ -1,5 +1,6 @@
 //! [`Error`]: errors of the crates below as exceptions of Python, with their text.
 
+use lowp_comm::CommError;
 use lowp_file::FileError;
 use lowp_format::FormatError;
 use lowp_kernels::KernelError;
@@ -69,7 +70,14 @@ macro_rules! from {
     };
 }
 
-from!(FileError, FormatError, KernelError, OptimError, ShardError);
+from!(
+    CommError,
+    FileError,
+    FormatError,
+    KernelError,
+    OptimError,
+    ShardError
+);
 
 #[cfg(feature = "cuda")]
 from!(lowp_gemm::GemmError);

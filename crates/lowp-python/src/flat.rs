@@ -2,8 +2,9 @@
 
 use std::sync::Arc;
 
+use lowp_comm::{Communicator, or_abort};
 use lowp_format::Shape;
-use lowp_shard::{Communicator, FlatMaster, or_abort};
+use lowp_shard::FlatMaster;
 use pyo3::prelude::*;
 
 use crate::error::Error;

@@ -3,8 +3,8 @@
 use std::ops::Range;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use lowp_shard::{
-    Collective, Communicator, Control, Counters, GatherItem, HostComm, LocalComm, ShardError,
+use lowp_comm::{
+    Collective, CommError, Communicator, Control, Counters, GatherItem, HostComm, LocalComm,
     Traffic,
 };
 use pyo3::prelude::*;
@@ -21,7 +21,7 @@ pub(crate) struct Ranks {
     object: Py<PyAny>,
     rank: usize,
     members: Vec<usize>,
-    failure: Mutex<Option<ShardError>>,
+    failure: Mutex<Option<CommError>>,
 }
 
 impl std::fmt::Debug for Ranks {
@@ -49,26 +49,26 @@ impl Ranks {
 
     /// What the error of a call of the object means: the failure of a rank that told its cause, ranks that are at different calls, or
     /// an error of `torch.distributed` here.
-    fn heard(&self, py: Python<'_>, op: &str, error: &PyErr) -> ShardError {
+    fn heard(&self, py: Python<'_>, op: &str, error: &PyErr) -> CommError {
         let value = error.value(py);
         let named = |name| value.getattr(name).ok().filter(|found| !found.is_none());
         if let Some(Ok((rank, message))) = named("failed").map(|found| found.extract()) {
-            return ShardError::Failed { rank, message };
+            return CommError::Failed { rank, message };
         }
         if let Some(Ok(calls)) = named("calls").map(|found| found.extract::<Vec<String>>()) {
             let call = |(rank, call)| format!("rank {rank} is at {call}");
             let descriptions = calls.iter().enumerate().map(call).collect();
             let what = "the next call".to_owned();
-            return ShardError::Mismatch { what, descriptions };
+            return CommError::Mismatch { what, descriptions };
         }
-        ShardError::Transport {
+        CommError::Transport {
             op: op.into(),
             rank: self.rank,
             why: error.to_string(),
         }
     }
 
-    fn set(&self, cause: ShardError) -> ShardError {
+    fn set(&self, cause: CommError) -> CommError {
         let mut failure = self.failure.lock().unwrap_or_else(PoisonError::into_inner);
         failure.get_or_insert(cause).clone()
     }
@@ -83,7 +83,7 @@ impl Control for Ranks {
         &self.members
     }
 
-    fn exchange(&self, tag: &str, bytes: Vec<u8>) -> Result<Vec<Vec<u8>>, ShardError> {
+    fn all_gather(&self, tag: &str, bytes: Vec<u8>) -> Result<Vec<Vec<u8>>, CommError> {
         self.failure().map_or(Ok(()), Err)?;
         Python::attach(|py| {
             let bytes = PyBytes::new(py, &bytes);
@@ -93,24 +93,24 @@ impl Control for Ranks {
         })
     }
 
-    fn split(&self, _color: usize, _key: usize) -> Result<Arc<dyn Control>, ShardError> {
+    fn split(&self, _color: usize, _key: usize) -> Result<Arc<dyn Control>, CommError> {
         let message =
             "a process group of PyTorch cannot be split here; give the groups of a device mesh";
-        Err(ShardError::Failed {
+        Err(CommError::Failed {
             rank: self.rank,
             message: message.to_owned(),
         })
     }
 
-    fn fail(&self, cause: ShardError) -> ShardError {
+    fn fail(&self, cause: CommError) -> CommError {
         if let Some(known) = self.failure() {
             return known;
         }
         let cause = self.set(cause);
         let message = match &cause {
             // Every rank finds that in the same round.
-            ShardError::Mismatch { .. } => return cause,
-            ShardError::Failed { message, .. } => message.clone(),
+            CommError::Mismatch { .. } => return cause,
+            CommError::Failed { message, .. } => message.clone(),
             other => other.to_string(),
         };
         if self.members.len() > 1 {
@@ -122,7 +122,7 @@ impl Control for Ranks {
         cause
     }
 
-    fn failure(&self) -> Option<ShardError> {
+    fn failure(&self) -> Option<CommError> {
         let failure = self.failure.lock().unwrap_or_else(PoisonError::into_inner);
         failure.clone()
     }
@@ -159,7 +159,7 @@ pub(crate) fn communicator<B: Place>(
 impl<B: Place> TorchComm<B> {
     /// Calls a collective of PyTorch on the backend's stream. An error whose cause no other rank told is of this rank, until
     /// [`Control::fail`] tells the others.
-    fn call<'py, A>(&self, method: &str, spans: A) -> Result<(), ShardError>
+    fn call<'py, A>(&self, method: &str, spans: A) -> Result<(), CommError>
     where
         A: for<'a> IntoPyObject<'a>,
     {
@@ -168,7 +168,7 @@ impl<B: Place> TorchComm<B> {
             let done = self.ranks.object.call_method1(py, method, (spans, stream));
             done.map(drop)
                 .map_err(|error| match self.ranks.heard(py, method, &error) {
-                    heard @ ShardError::Failed { .. } => self.ranks.set(heard),
+                    heard @ CommError::Failed { .. } => self.ranks.set(heard),
                     own => own,
                 })
         })
@@ -193,7 +193,7 @@ impl<B: Place> Communicator<B> for TorchComm<B> {
         self.on_device
     }
 
-    fn enqueue(&self, label: &str, batch: Collective<'_, B>) -> Result<(), ShardError> {
+    fn enqueue(&self, label: &str, batch: Collective<'_, B>) -> Result<(), CommError> {
         let backend = self.host.backend();
         if !self.on_device {
             return self.host.enqueue(label, batch);
@@ -218,7 +218,7 @@ impl<B: Place> Communicator<B> for TorchComm<B> {
                 }
             }
             Collective::ReduceScatter(..) | Collective::Sum(_) => {
-                return Err(ShardError::Transport {
+                return Err(CommError::Transport {
                     op: batch.name().into(),
                     rank: self.ranks.rank,
                     why: "process groups of PyTorch do all-gathers and maxima on GPUs here; leave sums of gradients to FSDP2".to_owned(),
@@ -229,7 +229,7 @@ impl<B: Place> Communicator<B> for TorchComm<B> {
         Ok(())
     }
 
-    fn split(&self, color: usize, key: usize) -> Result<Arc<dyn Communicator<B>>, ShardError> {
+    fn split(&self, color: usize, key: usize) -> Result<Arc<dyn Communicator<B>>, CommError> {
         self.host.split(color, key)
     }
 

@@ -11,9 +11,10 @@ use std::sync::{Arc, Barrier};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use lowp_comm::{CommError, Communicator, HostComm, Launch, Mesh, MeshComm, join};
 use lowp_format::{AnyRecipe, GatherPlan, Shape, Usage};
 use lowp_kernels::Cpu;
-use lowp_shard::{Communicator, HostComm, Launch, Mesh, MeshComm, ShardError, ShardSpec, join};
+use lowp_shard::{ShardError, ShardSpec};
 
 const LIMIT: Duration = Duration::from_secs(120);
 /// Weights that each rank plans.
@@ -61,7 +62,7 @@ fn rank(launch: &Launch, failing: &Barrier) -> Result<Times, ShardError> {
     control.barrier()?;
     let begun = Instant::now();
     for _ in 0..ROUNDS {
-        control.agree("the plans", &text.len().to_string())?;
+        control.all_equal("the plans", &text.len().to_string())?;
     }
     times.agree = begun.elapsed().as_secs_f64() / ROUNDS as f64;
 
@@ -73,12 +74,13 @@ fn rank(launch: &Launch, failing: &Barrier) -> Result<Times, ShardError> {
     let news = control.barrier();
     times.failure = begun.elapsed().as_secs_f64();
     match news {
-        Err(ShardError::Failed { .. }) => Ok(times),
-        Err(other) => Err(other),
-        Ok(()) => Err(ShardError::Failed {
+        Err(CommError::Failed { .. }) => Ok(times),
+        Err(other) => Err(other.into()),
+        Ok(()) => Err(CommError::Failed {
             rank: launch.rank,
             message: "it did not hear of a failure".to_owned(),
-        }),
+        }
+        .into()),
     }
 }
 

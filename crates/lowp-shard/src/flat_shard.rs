@@ -3,6 +3,7 @@
 
 use std::ops::Range;
 
+use lowp_comm::CommError;
 use lowp_format::{Code, Shape};
 
 use crate::ShardError;
@@ -150,11 +151,12 @@ impl FlatShard {
         Self::check_tiling(shards)?;
         if shards.len() != pieces.len() {
             let what = "a list of pieces".to_owned();
-            return Err(ShardError::World {
+            return Err(CommError::World {
                 what,
                 found: pieces.len(),
                 world: shards.len(),
-            });
+            }
+            .into());
         }
         let total = shards
             .last()
@@ -165,13 +167,14 @@ impl FlatShard {
             if piece.len() != bytes.len() {
                 let (op, what) = ("FlatShard::merge", "the piece");
                 let (needed, found) = (bytes.len(), piece.len());
-                return Err(ShardError::ItemLength {
+                return Err(CommError::ItemLength {
                     op,
                     item,
                     what,
                     needed,
                     found,
-                });
+                }
+                .into());
             }
             for (position, (to, &from)) in bytes.clone().zip(*piece).enumerate() {
                 let keep = shard.foreign_bits(position);

@@ -1,5 +1,5 @@
-//! Who owns what: shards of quantized matrices, meshes of ranks, the collectives between them, and
-//! the gather engine that turns shards into full tensors for the time they are needed.
+//! Who owns what: shards of quantized matrices, and the gather engine that turns shards into full
+//! tensors for the time they are needed.
 //!
 //! # Example
 //!
@@ -9,11 +9,12 @@
 //! ```
 //! use std::time::Duration;
 //!
+//! use lowp_comm::run_ranks;
 //! use lowp_format::{AnyRecipe, Phase, RecipeOptions, Shape, Usage};
 //! use lowp_kernels::{Backend, Cpu, Source};
 //! use lowp_shard::{
 //!     CastItem, GatherGroup, GatherPool, Requantize, ScaleBookBuilder, ShardError, ShardSpec,
-//!     ShardedTensor, quantize, run_ranks,
+//!     ShardedTensor, quantize,
 //! };
 //!
 //! let recipe = AnyRecipe::from_name("mxfp8", &RecipeOptions::default())?;
@@ -46,45 +47,33 @@
 
 mod audit;
 mod bucket;
-mod comm;
-mod control;
-mod done;
 mod error;
 mod flat_shard;
-mod flat_weights;
+mod fsdp2;
 mod gather;
 mod grad_buckets;
-mod hooks;
 mod init;
-mod mesh;
 mod requantize;
 mod scale_book;
 mod shard;
 mod version;
 mod whole;
+mod zero1;
 
 pub use audit::{Divergence, audit, audit_in_group};
 pub use bucket::{BUCKET_ALIGN, bucket_bytes, move_into};
-pub use comm::{
-    Collective, Communicator, Counters, GatherItem, GradWire, HostComm, LARGE_PIECE, LocalComm,
-    RanksFailed, ReduceItem, Started, Traffic, exchanges, or_abort, ordered, run_comms, run_ranks,
-    run_ranks_on,
-};
-pub use control::{Control, Launch, MAX_EXCHANGE, join, threads, without_backtraces};
-pub use done::{Among, Done, digest};
-pub use error::{Departure, ShardError};
+pub use error::ShardError;
 pub use flat_shard::FlatShard;
-pub use flat_weights::{FlatGather, FlatMaster, FlatParam, FlatWeights, cast_master_weights};
+pub use fsdp2::{FullTensor, GatherHooks, HookInput, HookOutput, HookSource, Outgoing, Sent};
 pub use gather::{
     GatherAccount, GatherGroup, GatherPoint, GatherPool, GatherTarget, GatherWatch, ParamAccount,
-    Reshard, Scratch, Scratches, Unsharded, run_steps,
+    Reshard, Scratch, Scratches, Unsharded, batches, run_steps,
 };
 pub use grad_buckets::{GradBucketOptions, GradBuckets, GradParam, Reduced};
-pub use hooks::{FullTensor, GatherHooks, HookInput, HookOutput, HookSource, Outgoing, Sent};
 pub use init::Init;
-pub use mesh::{Mesh, MeshComm};
 pub use requantize::{CastItem, Extent, Requantize, check_flat, flat_targets, targets};
 pub use scale_book::{BlockSlots, DelayedState, ScaleBook, ScaleBookBuilder, ScaleSlot};
 pub use shard::{LocalTensor, ShardSpec, ShardedTensor};
 pub use version::{CastInto, Version};
 pub use whole::{dequantize, quantize, scales_in_form};
+pub use zero1::{FlatGather, FlatMaster, FlatParam, FlatWeights, cast_master_weights};

@@ -12,10 +12,8 @@ use lowp_kernels::{
 use smallvec::SmallVec;
 
 use crate::version::{CastInto, Version};
-use crate::{
-    BlockSlots, Communicator, FlatShard, ScaleBook, ScaleBookBuilder, ScaleSlot, ShardError,
-    or_abort,
-};
+use crate::{BlockSlots, FlatShard, ScaleBook, ScaleBookBuilder, ScaleSlot, ShardError};
+use lowp_comm::{Communicator, or_abort};
 
 /// The part of a matrix that a cast covers.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -10,7 +10,8 @@ use lowp_format::{
 };
 use lowp_kernels::{Backend, BlockAmax, HistoryJob, Slot, StepScalars, TensorInput, Work};
 
-use crate::{Communicator, ShardError, or_abort, ordered};
+use crate::ShardError;
+use lowp_comm::{Communicator, or_abort, ordered};
 
 mod state;
 

@@ -2,6 +2,7 @@
 
 use std::ops::{Deref, Range};
 
+use lowp_comm::CommError;
 use lowp_format::{
     AnyRecipe, BufferSpec, FormatError, QuantizedTensor, Recipe, RowCuts, Shape, Usage,
 };
@@ -99,7 +100,7 @@ impl ShardSpec {
     ) -> Result<Self, ShardError> {
         let world = cuts.world();
         if rank >= world {
-            return Err(ShardError::NoSuchRank { rank, world });
+            return Err(CommError::NoSuchRank { rank, world }.into());
         }
         if cuts.rows() != full.rows {
             return Err(ShardError::CutRows {

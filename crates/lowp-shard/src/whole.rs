@@ -5,7 +5,8 @@ use lowp_format::{
 };
 use lowp_kernels::{Backend, DecodeJob, RepackJob, Source, StepScalars, Work};
 
-use crate::{CastItem, LocalComm, Requantize, ScaleBookBuilder, ShardError};
+use crate::{CastItem, Requantize, ScaleBookBuilder, ShardError};
+use lowp_comm::LocalComm;
 
 /// Quantizes a whole matrix of `shape` (row-major) for `usage`.
 ///

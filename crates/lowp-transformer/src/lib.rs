@@ -15,6 +15,8 @@
 
 #[cfg(feature = "cuda")]
 mod cuda;
+mod gpt_check;
+mod gpt_config;
 #[cfg(any(feature = "cuda", test))]
 mod known;
 #[cfg(any(feature = "cuda", test))]
@@ -22,7 +24,7 @@ mod params;
 mod sizes;
 
 #[cfg(feature = "cuda")]
-pub use cuda::{
-    GATHERS, Gathers, MicroBatch, Profile, Spent, Tokens, Transformer, TransformerError, capability,
-};
+pub use cuda::{Gathers, MicroBatch, Profile, Tokens, Transformer, TransformerError, capability};
+pub use gpt_check::SizeError;
+pub use gpt_config::{Arch, GptConfig};
 pub use sizes::{Block, Sizes};

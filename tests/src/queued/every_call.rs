@@ -4,7 +4,7 @@ use std::fmt::{Debug, Display};
 use std::sync::{Arc, Barrier};
 use std::time::{Duration, Instant};
 
-use lowp_shard::{Communicator, LocalComm};
+use lowp_comm::{Communicator, LocalComm};
 
 use super::Queued;
 use crate::world::TIMEOUT;

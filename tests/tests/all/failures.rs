@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use half::bf16;
+use lowp_comm::{Communicator, LocalComm};
 use lowp_format::{
     AnyRecipe, Buffer, Fp8Format, QuantizedTensor, Quantizers, Recipe, RecipeOptions, Role,
     ScaleRule, Shape, Usage,
@@ -11,7 +12,7 @@ use lowp_kernels::{Backend, Cpu, CpuBuffer, KernelError, Source};
 use lowp_optim::{
     AdamWBuilder, FloatDtype, Group, OptimError, ParamId, ParamSpec, PendingStep, StepOptions,
 };
-use lowp_shard::{CastItem, Communicator, LocalComm, Requantize, ScaleBookBuilder, ShardError};
+use lowp_shard::{CastItem, Requantize, ScaleBookBuilder, ShardError};
 use lowp_tests::model::{Case, Rank, kernels, waits_for_amax};
 
 const SHAPE: Shape = Shape::new(32, 32);

@@ -3,14 +3,15 @@
 
 use std::sync::Arc;
 
+use lowp_comm::LocalComm;
 use lowp_format::{AnyRecipe, Phase, QuantizedTensor, Shape, Usage};
 use lowp_kernels::{Backend, Source};
 use lowp_optim::{
     AdamW, AdamWBuilder, Group, OptimError, ParamId, ParamSpec, PendingStep, StepOptions,
 };
 use lowp_shard::{
-    CastItem, GatherGroup, GatherPool, LocalComm, Requantize, ScaleBook, ScaleBookBuilder,
-    ShardError, ShardSpec, ShardedTensor,
+    CastItem, GatherGroup, GatherPool, Requantize, ScaleBook, ScaleBookBuilder, ShardError,
+    ShardSpec, ShardedTensor,
 };
 use lowp_tests::queued::{Comm, Queued, at_every_call};
 

@@ -5,13 +5,14 @@ use std::sync::Arc;
 
 use candle_core::{DType, Device, Tensor, Var};
 use lowp_candle::{CandleError, CandleVars, WeightSource, layers};
+use lowp_comm::{LocalComm, Mesh, MeshComm};
 use lowp_format::{AnyRecipe, Phase, RecipeOptions};
 use lowp_fsdp::{
     LinearSpec, ModelOptions, ShardedModel, ShardedWeight, Sharding, VarPlace, VarSpec,
 };
 use lowp_kernels::Backend;
 use lowp_optim::{Group, StepOptions};
-use lowp_shard::{GradBucketOptions, Init, LocalComm, Mesh, MeshComm};
+use lowp_shard::{GradBucketOptions, Init};
 use lowp_tests::queued::{Comm, Queued, at_every_call};
 
 const DIM: usize = 32;

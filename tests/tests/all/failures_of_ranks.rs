@@ -4,10 +4,10 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use lowp_comm::{Communicator, LocalComm, run_ranks};
 use lowp_format::{AnyRecipe, Shape};
 use lowp_kernels::Cpu;
 use lowp_optim::{Group, OptimError, StepOptions, StepReport};
-use lowp_shard::{Communicator, LocalComm, run_ranks};
 use lowp_tests::model::{Case, Rank};
 use lowp_tests::world::TIMEOUT;
 

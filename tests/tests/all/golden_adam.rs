@@ -1,6 +1,7 @@
 //! Golden vectors of the optimizer: AdamW and L2 with the FMAs of docs/numerics.md 12.2, and the
 //! delayed-FP8 fused update.
 
+use lowp_comm::LocalComm;
 use lowp_format::Recipe;
 use lowp_format::{AnyRecipe, Fp8Format, QuantizedTensor, RecipeOptions, Role, Shape, Usage};
 use lowp_kernels::{
@@ -8,7 +9,7 @@ use lowp_kernels::{
 };
 use lowp_kernels::{Source, StepScalars, TensorInput, Work};
 use lowp_optim::{AdamWBuilder, Group, ParamSpec, StepOptions};
-use lowp_shard::{LocalComm, targets};
+use lowp_shard::targets;
 use lowp_tests::golden::{Golden, first_difference};
 
 fn group(golden: &Golden, mode: AdamMode) -> Group {

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeSet;
 
+use lowp_comm::run_ranks;
 use lowp_format::{
     AnyRecipe, Axis, Code, Form, Fp8Format, Orientation, Part, QuantizedTensor, RecipeOptions,
     ScaleLayout, Shape, SourceRounding, Usage,
@@ -9,7 +10,7 @@ use lowp_format::{
 use lowp_kernels::{AmaxJob, Backend, BlockAmax, Cpu, Source, Target, Work};
 use lowp_shard::{
     CastItem, FlatParam, FlatShard, FlatWeights, Requantize, ScaleBookBuilder, ShardError,
-    flat_targets, run_ranks,
+    flat_targets,
 };
 use lowp_tests::golden::{Golden, first_difference};
 use lowp_tests::model::kernels;

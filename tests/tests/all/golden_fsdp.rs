@@ -1,6 +1,7 @@
 //! Golden vectors of sharded gathers: the full tensors that TransformerEngine rebuilds in each
 //! phase, and what travels where its contract and ours are the same.
 
+use lowp_comm::run_ranks;
 use lowp_format::{
     AnyRecipe, Form, Fp8Format, GatherStep, Orientation, Part, Phase, QuantizedTensor,
     RecipeOptions, Shape, Usage,
@@ -8,7 +9,7 @@ use lowp_format::{
 use lowp_kernels::{Backend, Cpu, CpuBuffer, Source};
 use lowp_shard::{
     CastItem, GatherGroup, GatherPool, Requantize, ScaleBookBuilder, ShardError, ShardSpec,
-    ShardedTensor, run_ranks, scales_in_form,
+    ShardedTensor, scales_in_form,
 };
 use lowp_tests::golden::Golden;
 use lowp_tests::spy::{Call, Spy};

@@ -4,10 +4,10 @@
 use half::bf16;
 use std::sync::Arc;
 
+use lowp_comm::{Communicator, GradWire, ReduceItem, run_ranks};
 use lowp_format::{AnyRecipe, Extent, Orientation, Recipe, Role, Shape, Usage};
 use lowp_kernels::{Backend, Cpu, Source};
 use lowp_optim::{FloatDtype, Group, OptimError, StepOptions, StepReport};
-use lowp_shard::{Communicator, GradWire, ReduceItem, run_ranks};
 use lowp_tests::model::{Case, Rank, State};
 use lowp_tests::spy::{Call, Spy};
 use lowp_tests::values::Family;

@@ -1,10 +1,11 @@
 //! Flat slices of masters (ZeRO-1) with every option of every recipe: what each rank has after every step is what one
 //! rank has that updates whole matrices. Four over six, which compares whole blocks, is an error.
 
+use lowp_comm::{LocalComm, run_ranks};
 use lowp_format::{AnyRecipe, QuantizedTensor, Recipe, Shape, Usage};
 use lowp_kernels::{Backend, Cpu, CpuBuffer, KernelError};
 use lowp_optim::{AdamW, AdamWBuilder, Group, OptimError, ParamId, ParamSpec, StepOptions};
-use lowp_shard::{LocalComm, ShardError, run_ranks};
+use lowp_shard::ShardError;
 use lowp_tests::model::{casts_flat, recipe_variants};
 use lowp_tests::toy::Toy;
 use lowp_tests::values::Family;

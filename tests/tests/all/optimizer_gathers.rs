@@ -1,10 +1,11 @@
 //! Gathers between the steps of an optimizer: what a step changed is gathered again, what it left
 //! alone is not, and the ordinary loop sends what its plans say and nothing more.
 
+use lowp_comm::run_ranks;
 use lowp_format::{AnyRecipe, Phase, Shape};
 use lowp_kernels::Cpu;
 use lowp_optim::{Group, OptimError, StepOptions};
-use lowp_shard::{GatherGroup, GatherPool, run_ranks};
+use lowp_shard::{GatherGroup, GatherPool};
 use lowp_tests::model::{Case, Rank};
 use lowp_tests::spy::{Call, Spy};
 use lowp_tests::values::Family;
@@ -71,7 +72,7 @@ fn an_evaluation_does_not_leave_old_weights_to_the_next_forward() {
                     assert!(after[param] != before[param], "parameter {param}");
                 }
                 let calls = spy.take();
-                assert!(matches!(calls[0], Call::Exchange(_)), "{:?}", calls[0]);
+                assert!(matches!(calls[0], Call::HostGather(_)), "{:?}", calls[0]);
                 let gathers = |call: &Call| matches!(call, Call::AllGather(_));
                 assert!(calls[1..].iter().all(gathers) && calls.len() > 1);
                 group.release();

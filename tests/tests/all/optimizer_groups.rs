@@ -4,13 +4,13 @@
 
 use std::fmt;
 
+use lowp_comm::run_ranks;
 use lowp_format::{
     Extent, KernelKey, Orientation, Phase, Recipe, ScaleRule, Shape, SourceRounding, history,
     tensor_scale,
 };
 use lowp_kernels::{AdamMode, Cpu};
 use lowp_optim::{FloatDtype, Group, OptimError, StepOptions, StepReport};
-use lowp_shard::run_ranks;
 use lowp_tests::adamw::{Factors, Naive};
 use lowp_tests::golden::first_difference;
 use lowp_tests::model::{Case, Rank, is_delayed, kernels, recipe_variants, tensor_slots};

@@ -1,10 +1,10 @@
 //! Steps over replicate x shard meshes: replicas stay equal to each other and to a run without
 //! replication, bit for bit.
 
+use lowp_comm::{GradWire, Mesh, MeshComm, ReduceItem, run_ranks};
 use lowp_format::{AnyRecipe, Shape};
 use lowp_kernels::{Backend, Cpu, Source};
 use lowp_optim::{Group, OptimError, StepOptions};
-use lowp_shard::{GradWire, Mesh, MeshComm, ReduceItem, run_ranks};
 use lowp_tests::model::{Case, Rank, State};
 use lowp_tests::values::Family;
 use lowp_tests::world::{Bytes, TIMEOUT};

@@ -3,12 +3,14 @@
 
 use std::sync::Arc;
 
+use lowp_comm::{
+    Communicator, GatherItem, GradWire, LocalComm, Mesh, MeshComm, ReduceItem, run_ranks_on,
+};
 use lowp_format::{AnyRecipe, Phase, RecipeOptions, ReshardAfterForward, Shape};
 use lowp_kernels::{Backend, Cpu, CpuBuffer, Source};
 use lowp_shard::{
-    Communicator, GatherGroup, GatherItem, GatherPool, GradBucketOptions, GradBuckets, GradParam,
-    GradWire, LocalComm, Mesh, MeshComm, ReduceItem, Reshard, ShardError, ShardSpec, ShardedTensor,
-    run_ranks_on,
+    GatherGroup, GatherPool, GradBucketOptions, GradBuckets, GradParam, Reshard, ShardError,
+    ShardSpec, ShardedTensor,
 };
 use lowp_tests::queued::Queued;
 use lowp_tests::world::TIMEOUT;

@@ -2,12 +2,13 @@
 
 use std::sync::Arc;
 
+use lowp_comm::{LocalComm, run_ranks};
 use lowp_format::{AnyRecipe, Code, Orientation, Part, Phase, Recipe, Shape, Usage};
 use lowp_kernels::{Backend, Cpu, Source};
 use lowp_optim::{AdamWBuilder, Group, OptimError, ParamSpec, StepOptions};
 use lowp_shard::{
-    CastItem, Divergence, GatherGroup, GatherPool, LocalComm, Requantize, ScaleBookBuilder,
-    ShardError, ShardSpec, ShardedTensor, audit, quantize, run_ranks,
+    CastItem, Divergence, GatherGroup, GatherPool, Requantize, ScaleBookBuilder, ShardError,
+    ShardSpec, ShardedTensor, audit, quantize,
 };
 use lowp_tests::model::{is_delayed, observes_amax, recipe_variants};
 use lowp_tests::values::Family;

@@ -3,12 +3,13 @@
 
 use std::sync::Arc;
 
+use lowp_comm::{Communicator, LocalComm, run_ranks};
 use lowp_format::{AnyRecipe, Extent, Shape, Usage};
 use lowp_kernels::{Backend, Cpu, CpuBuffer, Source};
 use lowp_optim::{Group, OptimError, StepOptions};
 use lowp_shard::{
-    CastItem, Communicator, LocalComm, Requantize, ScaleBook, ScaleBookBuilder, ScaleSlot,
-    ShardError, ShardSpec, ShardedTensor, run_ranks, targets,
+    CastItem, Requantize, ScaleBook, ScaleBookBuilder, ScaleSlot, ShardError, ShardSpec,
+    ShardedTensor, targets,
 };
 use lowp_tests::model::{
     Case, ParamState, Rank, State, is_delayed, kernels, recipe_variants, tensor_slots,

@@ -3,11 +3,12 @@
 
 use std::time::Duration;
 
+use lowp_comm::{Mesh, MeshComm, run_ranks};
 use lowp_format::{AnyRecipe, Phase, ReshardAfterForward};
 use lowp_fsdp::{LinearSpec, ModelError, ModelOptions, ShardedModel, Sharding, VarPlace};
 use lowp_kernels::{Cpu, GradPart};
 use lowp_optim::{Group, StepOptions};
-use lowp_shard::{GradBucketOptions, Init, Mesh, MeshComm, run_ranks};
+use lowp_shard::{GradBucketOptions, Init};
 use lowp_tests::spy::{Call, Spy};
 
 const SIDE: usize = 64;

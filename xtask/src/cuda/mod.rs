@@ -13,7 +13,7 @@ use anyhow::{Result, anyhow, bail, ensure};
 use clap::Args;
 
 use crate::command::{target_dir, workspace_root};
-use lowp_nvcc::{ARCHITECTURES, Arch};
+use lowp_nvcc::{ARCHITECTURES, Arch, Manifest};
 use resources::Resources;
 
 #[path = "../../../crates/lowp-kernels/build/headers.rs"]
@@ -21,8 +21,13 @@ mod headers;
 
 /// The sources of lowp-kernels, from the workspace root.
 const SOURCES: &str = "crates/lowp-kernels/cuda";
+/// What their kernels need of a multiprocessor, from the workspace root.
+const TABLE: &str = "crates/lowp-kernels/resources.txt";
 /// Those of lowp-transformer, and the folder of what is made of them below that of the others.
 const TRANSFORMER: [&str; 2] = ["crates/lowp-transformer/cuda", "transformer"];
+
+/// What a test run compiles on a clean checkout: one target without FP4 instructions, and one with them. `cargo xtask ci` has all.
+const TESTED: [&str; 2] = ["sm_90", "sm_100"];
 
 /// What to compile.
 #[derive(Debug, Default, Args)]
@@ -51,13 +56,19 @@ pub(crate) struct Options {
 }
 
 impl Options {
-    /// All architectures, with the table.
-    pub(crate) fn checked() -> Self {
-        Self {
+    /// The architectures that were compiled last, or those of [`TESTED`], with the table.
+    ///
+    /// # Errors
+    /// No target folder.
+    pub(crate) fn checked() -> Result<Self> {
+        let last = Manifest::load(&target_dir()?.join("cuda-kernels"));
+        let tested = TESTED.map(str::to_owned).into();
+        Ok(Self {
+            arch: last.map_or(tested, |last| last.archs),
             stats: true,
             compare: true,
             ..Self::default()
-        }
+        })
     }
 
     fn archs(&self) -> Result<Vec<Arch>> {
@@ -107,8 +118,11 @@ pub(crate) fn cuda(options: &Options) -> Result<()> {
     if options.stats {
         conversions::check(&nvcc, &sources, &archs)?;
         let table = stats(&sources, &folder)?;
-        if archs.len() == ARCHITECTURES.len() {
-            record(&format!("nvcc {}\n{table}", nvcc.version), options.compare)?;
+        let table = format!("nvcc {}\n{table}", nvcc.version);
+        if options.compare {
+            compare(&table, &archs)?;
+        } else if archs.len() == ARCHITECTURES.len() {
+            std::fs::write(workspace_root()?.join(TABLE), table)?;
         }
     }
     if options.cudnn {
@@ -123,11 +137,6 @@ pub(crate) fn cuda(options: &Options) -> Result<()> {
 /// Whether the kernels can be compiled without installing anything.
 pub(crate) fn ready() -> bool {
     toolkit::present().is_some()
-}
-
-/// Has a compiler on this machine.
-pub(crate) fn install() -> Result<()> {
-    toolkit::nvcc().map(|nvcc| eprintln!("nvcc {}", nvcc.version))
 }
 
 /// For checks and documentation, which run nothing: they build without the kernels, and so also
@@ -160,24 +169,28 @@ fn stats(sources: &std::path::Path, folder: &std::path::Path) -> Result<Resource
     Ok(table)
 }
 
-/// Writes the table of resources, or compares it with the one that the same compiler made.
-fn record(text: &str, compare: bool) -> Result<()> {
-    let path = workspace_root()?.join("crates/lowp-kernels/resources.txt");
-    if !compare {
-        return Ok(std::fs::write(path, text)?);
-    }
-    let known = std::fs::read_to_string(&path)?;
+/// Compares the table of `archs` with what the same compiler made before.
+fn compare(made: &str, archs: &[Arch]) -> Result<()> {
+    let known = std::fs::read_to_string(workspace_root()?.join(TABLE))?;
+    // Rows are of code, as sources are of `compute_100f` and their code of `sm_100f`.
+    let code = |target: &str| target.replacen("compute_", "sm_", 1);
+    let targets: Vec<_> = archs.iter().flat_map(Arch::targets).map(code).collect();
     ensure!(
-        is_current(&known, text),
-        "{} is of other kernels; `cargo xtask cuda --stats` writes it",
-        path.display()
+        is_current(&known, made, &targets),
+        "{TABLE} is of other kernels; `cargo xtask cuda --stats` writes it"
     );
     Ok(())
 }
 
-/// Whether `known` is `made`, or comes from another compiler.
-fn is_current(known: &str, made: &str) -> bool {
-    known == made || known.lines().next() != made.lines().next()
+/// Whether `made` has the rows that `known` has of `targets`, or comes from another compiler.
+fn is_current(known: &str, made: &str, targets: &[String]) -> bool {
+    let rows = |table: &str| -> Vec<Vec<String>> {
+        let words = table.lines().skip(2).map(|line| line.split_whitespace());
+        let rows = words.map(|row| row.map(str::to_owned).collect::<Vec<_>>());
+        rows.filter(|row| row.get(1).is_some_and(|arch| targets.contains(arch)))
+            .collect()
+    };
+    known.lines().next() != made.lines().next() || rows(known) == rows(made)
 }
 
 #[cfg(test)]
@@ -192,9 +205,19 @@ mod tests {
 
     #[test]
     fn a_table_of_other_kernels_is_caught_unless_another_compiler_made_it() {
-        assert!(is_current("nvcc 1\na 8\n", "nvcc 1\na 8\n"));
-        assert!(!is_current("nvcc 1\na 8\n", "nvcc 1\na 9\n"));
-        assert!(is_current("nvcc 1\na 8\n", "nvcc 2\na 9\n"));
+        let table =
+            |nvcc, rows: &[&str]| format!("nvcc {nvcc}\nkernel arch\n{}\n", rows.join("\n"));
+        let current =
+            |a: &String, b: &String| is_current(a, b, &["sm_90", "sm_100f"].map(str::to_owned));
+        let known = table(1, &["a sm_100f 8", "a  sm_80 7", "a  sm_90  6"]);
+        assert!(current(&known, &table(1, &["a sm_100f 8", "a sm_90 6"])));
+        assert!(current(
+            &known,
+            &table(1, &["a sm_100f 8", "a sm_80 9", "a sm_90 6"])
+        ));
+        assert!(!current(&known, &table(1, &["a sm_100f 8", "a sm_90 7"])));
+        assert!(!current(&known, &table(1, &["a sm_90 6"])));
+        assert!(current(&known, &table(2, &["a sm_90 9"])));
     }
 
     #[test]

@@ -75,10 +75,11 @@ impl Environment {
         let unfinished = format!("{}.{UNFINISHED}", process::id());
         let unfinished = self.folder.with_extension(unfinished);
         remove(&unfinished)?;
-        let filled = fill(&unfinished);
-        if filled.is_err() {
-            remove(&unfinished)?;
-            return filled;
+        if let Err(why) = fill(&unfinished) {
+            if let Err(error) = remove(&unfinished) {
+                eprintln!("xtask: {error:#}");
+            }
+            return Err(why);
         }
         fs::write(unfinished.join(STAMP), "")?;
         remove(&self.folder)?;
@@ -127,6 +128,11 @@ fn remove_unused(kept: &Path, now: SystemTime) -> Result<()> {
         if !name.is_some_and(|name| name.starts_with(PREFIX)) || !is_unused(&folder, now) {
             continue;
         }
+        // Nobody waits for what an installation that was killed left.
+        if is_unfinished(&folder) {
+            remove(&folder)?;
+            continue;
+        }
         // Another run may be about to use it.
         let lock = File::create(lock_of(&folder))?;
         if lock.try_lock().is_ok() && is_unused(&folder, now) {
@@ -139,13 +145,17 @@ fn remove_unused(kept: &Path, now: SystemTime) -> Result<()> {
 
 /// Whether `folder` is an environment, or was to become one, that was last used long before `now`.
 fn is_unused(folder: &Path, now: SystemTime) -> bool {
-    let is_unfinished = folder.extension().is_some_and(|e| e == UNFINISHED);
     let used = match fs::metadata(folder.join(STAMP)) {
-        Err(_) if is_unfinished => fs::metadata(folder),
+        Err(_) if is_unfinished(folder) => fs::metadata(folder),
         used => used,
     };
     let used = used.and_then(|used| used.modified());
     used.is_ok_and(|used| now.duration_since(used).is_ok_and(|time| time > UNUSED))
+}
+
+/// Whether `folder` was to become an environment.
+fn is_unfinished(folder: &Path) -> bool {
+    folder.extension().is_some_and(|e| e == UNFINISHED)
 }
 
 /// Removes a folder, if it is there.
@@ -247,6 +257,15 @@ mod tests {
         });
         assert_eq!(failed.unwrap_err().to_string(), "no index");
         assert!(names().is_empty());
+        // What cannot be removed is not the error to tell.
+        let failed = environment.install(|folder| {
+            fs::write(folder, "no folder")?;
+            anyhow::bail!("no index")
+        });
+        assert_eq!(failed.unwrap_err().to_string(), "no index");
+        for name in names() {
+            fs::remove_file(kept.join(name)).unwrap();
+        }
         // Left by a version that installed in place, and by an installer of a run that was killed, which goes on.
         let orphan = kept.join("python-a-1.0.unfinished");
         for folder in [&environment.folder, &orphan] {
@@ -301,6 +320,8 @@ mod tests {
             "python-used-2",
         ];
         assert_eq!(left(later), kept_names);
+        // The locks of environments stay, and others there are none.
+        assert!(!lock_of(&kept.join("python-old-1.7.unfinished")).exists());
         fs::remove_dir_all(&kept).unwrap();
     }
 

@@ -2,11 +2,13 @@
 //! function of the tree.
 
 mod crate_examples;
+mod crate_list;
 mod decisions;
 mod file_length;
 mod layers;
 mod leftovers;
 mod lex;
+mod links;
 mod lints;
 mod module_docs;
 mod modules;
@@ -51,10 +53,12 @@ impl fmt::Display for Violation {
 /// Every check. A new one is a file here and a line in this list.
 const CHECKS: &[fn(&Tree) -> Vec<Violation>] = &[
     crate_examples::check,
+    crate_list::check,
     decisions::check,
     file_length::check,
     layers::check,
     leftovers::check,
+    links::check,
     lints::check,
     module_docs::check,
     modules::check,

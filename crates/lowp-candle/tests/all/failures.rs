@@ -7,11 +7,12 @@ use std::time::{Duration, Instant};
 
 use candle_core::{DType, Device, Error, Tensor, Var};
 use lowp_candle::{CandleError, CandleVars, WeightSource};
+use lowp_comm::{Communicator, LocalComm, Mesh, MeshComm};
 use lowp_format::{AnyRecipe, Phase, RecipeOptions, ReshardAfterForward};
 use lowp_fsdp::{LinearSpec, ModelError, ModelOptions, ShardedModel, Sharding, VarPlace, VarSpec};
 use lowp_kernels::Cpu;
 use lowp_optim::Group;
-use lowp_shard::{Communicator, GradBucketOptions, Init, LocalComm, Mesh, MeshComm};
+use lowp_shard::{GradBucketOptions, Init};
 
 const TIMEOUT: Duration = Duration::from_secs(60);
 /// Far below the time limit of a wait: nobody ran into one.

@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use candle_core::{Device, Tensor, Var};
 use lowp_candle::{CandleError, CandleVars, Linear, layers};
+use lowp_comm::{Communicator, Mesh, MeshComm, run_ranks};
 use lowp_format::{
     AnyRecipe, BufferKey, GatherStep, PhasePlans, Recipe, RecipeOptions, RowCuts, Shape, Transport,
     Usage,
@@ -16,7 +17,7 @@ use lowp_fsdp::{
 };
 use lowp_kernels::Cpu;
 use lowp_optim::{Group, StepOptions};
-use lowp_shard::{Communicator, GradBucketOptions, Init, Mesh, MeshComm, run_ranks};
+use lowp_shard::{GradBucketOptions, Init};
 
 const TIMEOUT: Duration = Duration::from_secs(60);
 

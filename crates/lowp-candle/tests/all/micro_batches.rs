@@ -6,13 +6,14 @@ use std::time::{Duration, Instant};
 
 use candle_core::{CpuStorage, CustomOp1, Device, Layout, Shape, Tensor, Var};
 use lowp_candle::{CandleError, CandleVars, layers};
+use lowp_comm::{Communicator, Mesh, MeshComm, run_ranks};
 use lowp_format::{AnyRecipe, Recipe, RecipeOptions, ReshardAfterForward};
 use lowp_fsdp::{
     Gradients, LinearSpec, ModelError, ModelOptions, ShardedModel, Sharding, VarPlace, VarSpec,
 };
 use lowp_kernels::{Backend, Cpu, CpuBuffer};
 use lowp_optim::{Group, StepOptions};
-use lowp_shard::{Communicator, GradBucketOptions, GradParam, Init, Mesh, MeshComm, run_ranks};
+use lowp_shard::{GradBucketOptions, GradParam, Init};
 
 const TIMEOUT: Duration = Duration::from_secs(5);
 const TOKENS: usize = 64;

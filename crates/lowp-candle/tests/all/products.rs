@@ -8,6 +8,7 @@ use std::time::Duration;
 use candle_core::{Device, Var};
 use half::bf16;
 use lowp_candle::{CandleError, MatRef, layers, product};
+use lowp_comm::{Communicator, Mesh, MeshComm, run_ranks};
 use lowp_format::{
     AnyRecipe, Code, Columnwise, KernelKey, Operand, Orientation, Part, Philox, Quantizers, Recipe,
     RecipeOptions, ReshardAfterForward, Role, Rounding, ScaleRule, Shape, SourceRounding, Usage,
@@ -17,7 +18,7 @@ use lowp_fsdp::{Gradients, LinearSpec, ModelOptions, ShardedModel, Sharding, Var
 use lowp_kernels::reference::{Reference, decode};
 use lowp_kernels::{Backend, Cpu};
 use lowp_optim::Group;
-use lowp_shard::{Communicator, GradBucketOptions, GradParam, Init, Mesh, MeshComm, run_ranks};
+use lowp_shard::{GradBucketOptions, GradParam, Init};
 
 const TIMEOUT: Duration = Duration::from_secs(60);
 

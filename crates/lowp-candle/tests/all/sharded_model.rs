@@ -6,15 +6,14 @@ use std::time::Duration;
 
 use candle_core::{Device, Tensor};
 use lowp_candle::{CandleError, Linear, MatRef, MemoryWeight, QuantLinear, layers, product};
+use lowp_comm::{Communicator, Mesh, MeshComm, run_ranks};
 use lowp_format::{
     AnyRecipe, Orientation, Recipe, RecipeOptions, ReshardAfterForward, Role, Shape, Usage,
 };
 use lowp_fsdp::{LinearSpec, ModelError, ModelOptions, ShardedModel, Sharding, VarPlace};
 use lowp_kernels::{Backend, Cpu, Source};
 use lowp_optim::Group;
-use lowp_shard::{
-    Communicator, GradBucketOptions, Init, Mesh, MeshComm, dequantize, quantize, run_ranks,
-};
+use lowp_shard::{GradBucketOptions, Init, dequantize, quantize};
 
 const TIMEOUT: Duration = Duration::from_secs(60);
 
@@ -142,7 +141,7 @@ fn forward_multiplies_decoded_operands() {
 #[test]
 fn a_layer_that_does_not_fit_is_named() {
     let cpu = Cpu;
-    let comm: Arc<dyn Communicator<Cpu>> = Arc::new(lowp_shard::LocalComm::solo(&cpu));
+    let comm: Arc<dyn Communicator<Cpu>> = Arc::new(lowp_comm::LocalComm::solo(&cpu));
     let mesh = mesh(&comm).expect("one rank");
     let narrow = AnyRecipe::low_precision()
         .into_iter()

@@ -63,3 +63,21 @@ fn runs_that_publish_at_once_lose_nothing() {
         assert_eq!(wrong, [""; 0]);
     }
 }
+
+/// Commands take what is damaged for what it was, and say what is wrong with it.
+#[test]
+fn damaged_checkpoints_are_named_as_such() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let folder = folder.path();
+    assert!(!is_of_checkpoints(folder) && !is_of_checkpoints(&folder.join("none")));
+    let step = folder_of(folder, 4);
+    fs::create_dir(&step).expect("a folder");
+    for damaged in [folder, &step] {
+        assert!(is_of_checkpoints(damaged));
+        let error = latest(damaged).unwrap_err().to_string();
+        assert!(error.contains("`index.json`"), "{error}");
+    }
+    let other = tempfile::tempdir().expect("a folder");
+    fs::write(other.path().join(LATEST), "").expect("a file");
+    assert!(is_of_checkpoints(other.path()));
+}

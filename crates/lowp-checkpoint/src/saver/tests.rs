@@ -3,11 +3,12 @@
 use super::*;
 use crate::folder::tests::SYNCS_LEFT;
 use crate::folder::{names, steps};
-use crate::index::FileRecord;
+use crate::index::{FileRecord, Written};
 use crate::writer::MAX_HEADER;
 use crate::{Block, Checkpoint, Dtype, folder_of, latest};
-use lowp_shard::{ShardError, threads};
+use lowp_comm::{CommError, threads};
 use serde_json::json;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 const PATIENCE: Duration = Duration::from_secs(60);
 
@@ -38,7 +39,7 @@ fn save(folder: &Path, ranks: usize, steps: &[(usize, Value)]) -> Vec<[Result<u6
     thread::scope(|scope| {
         let controls = threads(ranks, PATIENCE).into_iter().enumerate();
         let ranks: Vec<_> = controls
-            .map(|(rank, control)| scope.spawn(move || run(rank, Arc::new(Narrow(control)))))
+            .map(|(rank, control)| scope.spawn(move || run(rank, Arc::new(Counted::new(control)))))
             .collect();
         let mut ended = ranks.into_iter().map(|rank| rank.join().expect("no panic"));
         let first = ended.next().expect("a rank");
@@ -54,40 +55,121 @@ fn hidden(folder: &Path) -> Vec<String> {
     names
 }
 
-/// Ranks that are processes: what travels at once has a longest length, and more ends the world.
+/// Counts rounds, and allows few bytes in one: every rank gets those of all, so that lists of pieces would be a thousand times as long among
+/// a thousand ranks.
 #[derive(Debug)]
-struct Narrow(Arc<dyn Control>);
+struct Counted {
+    control: Arc<dyn Control>,
+    rounds: AtomicUsize,
+}
 
-impl Control for Narrow {
+impl Counted {
+    fn new(control: Arc<dyn Control>) -> Self {
+        let rounds = AtomicUsize::new(0);
+        Self { control, rounds }
+    }
+}
+
+impl Control for Counted {
     fn rank(&self) -> usize {
-        self.0.rank()
+        self.control.rank()
     }
 
     fn members(&self) -> &[usize] {
-        self.0.members()
+        self.control.members()
     }
 
-    fn exchange(&self, tag: &str, bytes: Vec<u8>) -> Result<Vec<Vec<u8>>, ShardError> {
-        let all = self.0.exchange(tag, bytes)?;
+    fn all_gather(&self, tag: &str, bytes: Vec<u8>) -> Result<Vec<Vec<u8>>, CommError> {
+        self.rounds.fetch_add(1, Ordering::Relaxed);
+        let all = self.control.all_gather(tag, bytes)?;
         let sum: usize = all.iter().map(Vec::len).sum();
-        if sum as u64 > MAX_INDEX {
-            let message = format!("{sum} bytes would travel at once");
-            return Err(self.fail(ShardError::Failed { rank: 0, message }));
+        if sum > 4096 {
+            let message = format!("{sum} bytes in a round of {tag}");
+            return Err(self.fail(CommError::Failed { rank: 0, message }));
         }
         Ok(all)
     }
 
-    fn split(&self, color: usize, key: usize) -> Result<Arc<dyn Control>, ShardError> {
-        self.0.split(color, key)
+    fn split(&self, color: usize, key: usize) -> Result<Arc<dyn Control>, CommError> {
+        self.control.split(color, key)
     }
 
-    fn fail(&self, cause: ShardError) -> ShardError {
-        self.0.fail(cause)
+    fn fail(&self, cause: CommError) -> CommError {
+        self.control.fail(cause)
     }
 
-    fn failure(&self) -> Option<ShardError> {
-        self.0.failure()
+    fn failure(&self) -> Option<CommError> {
+        self.control.failure()
     }
+}
+
+/// What a rank wrote does not travel, and the folder has the same files whatever the number of pieces.
+#[test]
+fn ranks_tell_each_other_little() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let ended = save(folder.path(), 3, &[(2000, json!(1))]);
+    assert_eq!(ended, [[Ok(1), Ok(1)]]);
+    let saved = folder_of(folder.path(), 1);
+    Checkpoint::open(&saved)
+        .and_then(|checkpoint| checkpoint.verify())
+        .expect("it is whole");
+    let mut files = names(&saved).expect("a folder");
+    files.sort();
+    let ranks = (0..3).map(crate::index::file_name);
+    let expected: Vec<String> = ["index.json".to_owned()].into_iter().chain(ranks).collect();
+    assert_eq!(files, expected);
+}
+
+/// A list that is not there any more, or another one, is an error of the first rank, which all hear.
+#[test]
+fn a_list_that_changed_is_not_saved() {
+    let folder = tempfile::tempdir().expect("a folder");
+    for change in ["removed", "changed"] {
+        let mut saver = without_locks(folder.path(), None);
+        saver.start(1, pieces(3, 0, 1), json!({})).expect("a start");
+        let list = saver.writing.as_ref().expect("a checkpoint").folder.clone();
+        let list = list.join("rank-00000.list");
+        while !saver.writing.as_ref().expect("it").file.is_finished() {
+            thread::yield_now();
+        }
+        match change {
+            "removed" => fs::remove_file(&list).expect("a list"),
+            _ => {
+                // A list of another checksum, which can be read all the same.
+                let mut bytes = fs::read(&list).expect("a list");
+                *bytes.last_mut().expect("a byte") ^= 1;
+                fs::write(&list, bytes).expect("a list");
+            }
+        }
+        let error = saver.finish().expect_err("no list").to_string();
+        assert!(error.contains("rank-00000.list"), "{error}");
+        assert!(error.contains("was not saved"), "{error}");
+        assert_eq!(hidden(folder.path()), [""; 0]);
+    }
+}
+
+/// Ranks that wait for a file that takes long meet less and less often.
+#[test]
+fn waiting_takes_few_rounds() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let control = Arc::new(Counted::new(threads(1, PATIENCE).swap_remove(0)));
+    let mut saver = Saver::new(control.clone(), folder.path(), None).expect("a folder");
+    let late = Late::new(1, || {
+        thread::sleep(Duration::from_millis(800));
+        Ok(vec![7])
+    });
+    let piece = Piece {
+        name: "late".to_owned(),
+        dtype: Dtype::U8,
+        full: [1, 1],
+        block: Block::of_row(0, 1),
+        bytes: late,
+    };
+    saver.start(1, vec![piece], json!({})).expect("a start");
+    let before = control.rounds.load(Ordering::Relaxed);
+    assert_eq!(saver.finish().expect("a checkpoint"), Some(1));
+    let rounds = control.rounds.load(Ordering::Relaxed) - before;
+    assert!(rounds < 40, "{rounds} rounds");
 }
 
 /// What could not be opened again is refused on every rank, with the numbers, and the checkpoint before stays.

@@ -1,7 +1,7 @@
 //! Bytes that are on their way when a checkpoint begins.
 
 use lowp_checkpoint::{Block, Checkpoint, Dtype, Late, Piece, Saver, steps};
-use lowp_shard::{Control, threads};
+use lowp_comm::{Control, threads};
 use serde_json::json;
 use std::path::Path;
 use std::sync::Arc;

@@ -8,7 +8,7 @@ use std::time::Duration;
 use lowp_checkpoint::{
     Block, Checkpoint, CheckpointError, Dtype, Piece, Saver, check_writable, folder_of, latest,
 };
-use lowp_shard::threads;
+use lowp_comm::threads;
 use proptest::prelude::*;
 use serde_json::json;
 

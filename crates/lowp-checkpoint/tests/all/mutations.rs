@@ -6,7 +6,7 @@ use std::path::Path;
 use std::time::Duration;
 
 use lowp_checkpoint::{Block, Checkpoint, Dtype, Piece, Saver, checksum, folder_of};
-use lowp_shard::threads;
+use lowp_comm::threads;
 use serde_json::{Value, json};
 
 /// Random numbers that are the same in every run.

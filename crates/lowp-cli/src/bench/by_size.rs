@@ -11,7 +11,7 @@ use lowp_format::{
 use lowp_fsdp::cost::Bandwidth;
 use lowp_kernels::{Backend, Cuda, CudaMark};
 use lowp_shard::{
-    GatherGroup, GatherPoint, GatherPool, GatherWatch, ShardSpec, ShardedTensor, exchanges,
+    GatherGroup, GatherPoint, GatherPool, GatherWatch, ShardSpec, ShardedTensor, batches,
 };
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -71,7 +71,7 @@ impl Rank<'_> {
                 self.gather_of_one(plain, shape(size_of::<bf16>()))?,
             )];
             // Codes and scales are apart where those are large and these are not, and always where they are copied.
-            if world == 1 || exchanges(&plans(scaled, shape(1), world)?.forward) == 2 {
+            if world == 1 || batches(&plans(scaled, shape(1), world)?.forward) == 2 {
                 let gather = self.gather_of_one(scaled, shape(1))?;
                 gathers.push((Bandwidth::SCALED_GATHER, scaled.name(), gather));
             }

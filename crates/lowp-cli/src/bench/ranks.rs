@@ -5,14 +5,16 @@ use super::report::{RankRow, RanksReport};
 use crate::gpus;
 use crate::output;
 use anyhow::{Context, Result, anyhow};
+use lowp_comm::{
+    CommError, Communicator, GatherItem, GradWire, Mesh, MeshComm, ReduceItem, ordered, run_comms,
+};
 use lowp_format::{AnyRecipe, Phase, Recipe, Role, Shape};
 use lowp_fsdp::cost::Bandwidth;
 use lowp_kernels::{Backend, Cuda, CudaMark, FloatDtype, Source};
 use lowp_nccl::{NcclOptions, Sums};
 use lowp_optim::{AdamWBuilder, Group, ParamSpec, StepOptions};
 use lowp_shard::{
-    Communicator, GatherGroup, GatherItem, GatherPool, GradBucketOptions, GradBuckets, GradParam,
-    GradWire, Mesh, MeshComm, ReduceItem, ShardError, ShardSpec, ShardedTensor, ordered, run_comms,
+    GatherGroup, GatherPool, GradBucketOptions, GradBuckets, GradParam, ShardSpec, ShardedTensor,
 };
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -79,7 +81,7 @@ pub(super) fn run(
             options,
             note: &note,
         };
-        rank.measure(filter).map_err(|error| ShardError::Failed {
+        rank.measure(filter).map_err(|error| CommError::Failed {
             rank: rank.comm.rank(),
             message: format!("{error:#}"),
         })
@@ -178,7 +180,7 @@ impl Rank<'_> {
         times.sort_by(f64::total_cmp);
         let median = times[times.len() / 2];
         let bits = median.to_bits().to_le_bytes().to_vec();
-        let all = self.comm.control().exchange("a time", bits)?;
+        let all = self.comm.control().all_gather("a time", bits)?;
         let of = |bytes: &Vec<u8>| {
             let bytes: [u8; 8] = bytes.as_slice().try_into().unwrap_or_default();
             f64::from_bits(u64::from_le_bytes(bytes))

@@ -8,8 +8,8 @@ use crate::recipes::{RecipeName, RecipeOptionArgs};
 use crate::usage::UsageError;
 use anyhow::Result;
 use globset::Glob;
-use lowp_file::select::{DEFAULTS, has_delayed_scale, is_scale};
-use lowp_file::{Dtypes, Setup};
+use lowp_file::select::DEFAULTS;
+use lowp_file::{Dtypes, Setup, SetupError};
 use lowp_format::spelling::{options_of_files, problem};
 use lowp_format::{AnyRecipe, Form, Part, Recipe, ScaleLayout, Shape, Usage};
 
@@ -63,29 +63,26 @@ impl RecipeArgs {
         let recipe = self.recipe()?;
         let (usage, form) = (self.usage.into(), self.scales.into());
         check_form(&recipe, usage, form)?;
-        let mut delayed_scale = None;
-        if let Some(text) = &self.delayed_scale {
-            if !has_delayed_scale(&recipe) {
-                return Err(input_error(format!(
-                    "{} has no delayed scale; leave out --delayed-scale, or choose a recipe with delayed scaling",
-                    recipe.name()
-                )));
-            }
-            delayed_scale = text.parse().ok().filter(|scale| is_scale(*scale));
-            if delayed_scale.is_none() {
-                return Err(input_error(format!(
-                    "--delayed-scale {} is no scale; give a positive finite number from 3e-39 to 3.4e38",
-                    shown(text)
-                )));
-            }
-        }
-        Ok(Setup {
+        let text = self.delayed_scale.as_deref();
+        let setup = Setup {
             recipe,
             usage,
             form,
-            delayed_scale,
+            // A text that is no number is no scale either.
+            delayed_scale: text.map(|text| text.parse().unwrap_or(f32::NAN)),
             dtypes: Dtypes::default(),
-        })
+        };
+        let checked = setup.check().map_err(|error| match error {
+            SetupError::NoDelayedScale { recipe } => format!(
+                "{recipe} has no delayed scale; leave out --delayed-scale, or choose a recipe with delayed scaling"
+            ),
+            SetupError::NotAScale { .. } => format!(
+                "--delayed-scale {} is no scale; give a positive finite number from 3e-39 to 3.4e38",
+                shown(text.unwrap_or_default())
+            ),
+        });
+        checked.map_err(input_error)?;
+        Ok(setup)
     }
 
     /// The recipe with the options that flags or modifiers set.

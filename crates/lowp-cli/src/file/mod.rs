@@ -14,6 +14,7 @@ mod names;
 mod out;
 mod progress;
 mod quantize;
+mod remedy;
 mod select;
 mod shard;
 mod size;
@@ -55,6 +56,9 @@ pub(crate) fn main(command: &Command) -> Result<()> {
     };
     done.map_err(|error| match error.downcast::<FileError>() {
         Ok(FileError::Output(why)) => input_error::input_error(format!("-o: {why}")),
+        Ok(FileError::Mend { what, remedy }) => {
+            input_error::input_error(format!("{what}; {}", remedy::said(&remedy)))
+        }
         Ok(error) => error.into(),
         Err(error) => error,
     })

@@ -1,6 +1,7 @@
 //! `lowp quantize`: a model with its matrices in a low-precision recipe, by [`lowp_file::quantize()`].
 
 use super::args::{RecipeArgs, example};
+use super::input_error::input_error;
 use super::names::DtypesArgs;
 use super::out::OutArgs;
 use super::progress::Bar;
@@ -8,7 +9,7 @@ use super::summary::{Summary, Verbosity, left_out};
 use crate::device::{Device, OnDevice};
 use anyhow::Result;
 use lowp_file::flat::FlatCuts;
-use lowp_file::{Hub, Setup};
+use lowp_file::{FileError, Hub, Setup};
 use lowp_kernels::Backend;
 use std::path::PathBuf;
 
@@ -71,12 +72,12 @@ impl OnDevice for &Args {
             ..self.recipe.setup()?
         };
         let select = self.recipe.select()?;
-        let cuts = FlatCuts::new(&self.flat_cuts)?;
+        let cuts = FlatCuts::new(&self.flat_cuts).map_err(of_flat_cuts)?;
         let summary = Summary::begin(self.verbosity);
         let hub = Hub::open(&self.input)?;
         let chosen = select.choose(&hub.model, &setup)?;
         if let Some(cuts) = &cuts {
-            cuts.check(&hub.model, &chosen.choices.all)?;
+            cuts.check(&chosen.choices).map_err(of_flat_cuts)?;
         }
         let out = self.out.open(hub.model.files())?;
         let bar = Bar::new("quantize");
@@ -86,4 +87,9 @@ impl OnDevice for &Args {
         chosen.tell("quantized", &summary, hub.model.bytes(), written);
         Ok(())
     }
+}
+
+/// What is wrong with `--flat-cuts`.
+fn of_flat_cuts(error: FileError) -> anyhow::Error {
+    input_error(format!("--flat-cuts: {error}"))
 }

@@ -62,7 +62,7 @@ impl Select {
     pub(super) fn choose<'a>(&self, model: &'a Model, setup: &Setup) -> Result<Chosen<'a>> {
         let mut choices = Choices::new(model, setup, |name| self.selects(name))?;
         self.check_patterns(model)?;
-        if let Some((name, why)) = choices.unfit.first().filter(|_| !self.keep_unfit) {
+        if let Some((name, why)) = choices.unfit().first().filter(|_| !self.keep_unfit) {
             let why = format!(
                 "'{}' cannot be quantized: {}; --keep-unfit passes such tensors through, --ignore this one",
                 shown(name),
@@ -71,7 +71,7 @@ impl Select {
             return Err(file_error(model.path(), why));
         }
         let groups = self.groups(&choices, setup)?;
-        choices.group(&groups);
+        choices.group(&groups)?;
         let integers = model.tensors().filter(|tensor| {
             tensor.shape.len() >= 2 && is_integer(tensor.dtype) && !self.ignores(tensor.name)
         });
@@ -140,13 +140,13 @@ impl Select {
 impl Chosen<'_> {
     /// Says what was done with them: `verb` is the past tense of it.
     pub(super) fn tell(&self, verb: &str, summary: &Summary, read: u64, written: u64) {
-        let (all, quantized) = (&self.choices.all, self.choices.quantized().len());
+        let (all, quantized) = (self.choices.all(), self.choices.quantized().len());
         if quantized == 0 {
             note("warning: nothing was quantized: every tensor passed through as it was");
         }
         summary.kept(
             "tensors that the recipe cannot take and",
-            &self.choices.unfit,
+            self.choices.unfit(),
         );
         if summary.is_told() {
             summary.kept("matrices of integers", &self.integers);

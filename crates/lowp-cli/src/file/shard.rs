@@ -56,7 +56,7 @@ pub(super) fn main(args: &Args) -> Result<()> {
     let hub = Hub::open(&args.input)?;
     let chosen = select.choose(&hub.model, &setup)?;
     let bar = Bar::new("shard");
-    let written = lowp_file::shard(&hub, &chosen.choices, (setup, world), &args.output, &bar)?;
+    let written = lowp_file::shard(&hub, &chosen.choices, world, &args.output, &bar)?;
     bar.finish();
     left_out(&summary, &hub.beside);
     chosen.tell("sharded", &summary, hub.model.bytes(), written);

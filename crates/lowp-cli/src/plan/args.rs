@@ -4,8 +4,8 @@ use crate::recipes::{RecipeName, RecipeOptionArgs};
 use crate::train::{DEFAULT_RECIPE, ShardingName, SizeArgs};
 use clap::ArgGroup;
 use clap::builder::{PossibleValuesParser, TypedValueParser};
+use lowp_comm::Mesh;
 use lowp_format::{ReshardAfterForward, Shape, Usage};
-use lowp_shard::Mesh;
 
 /// Heading of the options of a whole model.
 const MODEL: &str = "With --model";

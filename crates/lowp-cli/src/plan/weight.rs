@@ -7,9 +7,8 @@ use lowp_format::{
     AnyRecipe, Code, FormatError, GatherPlan, Phase, PhasePlans, Recipe, ReshardAfterForward,
     RowCuts, Shape, Usage, buffers_table, gather_table, ranks_table,
 };
+use lowp_fsdp::cost::MAX_RANKS;
 
-/// Most ranks that a plan is made for.
-const MAX_WORLD: usize = 1 << 16;
 /// Most elements of a weight, so that no sum of bytes overflows.
 const MAX_ELEMENTS: usize = 1 << 48;
 
@@ -80,9 +79,9 @@ fn check(weight: Weight<'_>) -> Result<(), UsageError> {
             "--shape {shape} has more than {MAX_ELEMENTS} elements"
         )));
     }
-    if world > MAX_WORLD {
+    if world > MAX_RANKS {
         return Err(UsageError::new(format!(
-            "--world-size {world}: a plan is made for at most {MAX_WORLD} ranks"
+            "--world-size {world}: a plan is made for at most {MAX_RANKS} ranks"
         )));
     }
     if usage != Usage::BOTH && reshard.is_some() {

@@ -1,14 +1,15 @@
 //! The options of `lowp train`.
 
-use super::model::{Arch, ArchName, GptConfig, Preset};
+use super::sizes::{Preset, SizeArgs};
 use crate::device::Device;
 use crate::recipes::{self, RecipeName};
-use crate::usage::UsageError;
 use clap::ValueEnum;
 use clap::builder::PossibleValuesParser;
+use lowp_comm::Mesh;
 use lowp_format::ReshardAfterForward;
 use lowp_fsdp::Sharding;
-use lowp_shard::Mesh;
+use lowp_train::Checkpoints;
+use lowp_transformer::GptConfig;
 use std::path::{Path, PathBuf};
 
 /// The recipe that commands use unless told otherwise: no amax to agree on, and half the bytes of bf16 on the wire.
@@ -29,89 +30,6 @@ impl From<ShardingName> for Sharding {
             ShardingName::Fsdp => Sharding::Fsdp,
             ShardingName::Zero1 => Sharding::Zero1,
         }
-    }
-}
-
-// No doc comment: clap would print it in place of the command's own.
-// The sizes of a model that trains, one by one.
-#[derive(Clone, Debug, clap::Args)]
-#[group(skip)]
-pub(crate) struct SizeArgs {
-    /// Width of the model [default: 128]
-    #[arg(long, value_name = "N", help_heading = "Model")]
-    pub(crate) dim: Option<usize>,
-
-    /// Transformer blocks [default: 4]
-    #[arg(long, value_name = "N", help_heading = "Model")]
-    pub(crate) layers: Option<usize>,
-
-    /// Attention heads; must divide the width [default: 4]
-    #[arg(long, value_name = "N", help_heading = "Model")]
-    pub(crate) heads: Option<usize>,
-
-    /// Bytes per sequence [default: 128]
-    #[arg(long, value_name = "N", help_heading = "Model")]
-    pub(crate) seq: Option<usize>,
-
-    /// Size of the vocabulary, of which bytes use 256 [default: 256]
-    #[arg(long, value_name = "N", help_heading = "Model")]
-    pub(crate) vocab: Option<usize>,
-
-    /// Blocks as in GPT-2, or as in Llama, whose parameters have the names that transformers gives them [default: gpt]
-    #[arg(long, value_name = "NAME", help_heading = "Model")]
-    pub(crate) arch: Option<ArchName>,
-
-    /// Heads of keys and values, each for several heads of queries (with --arch llama); must divide the heads
-    /// [default: as many as heads]
-    #[arg(long, value_name = "N", help_heading = "Model")]
-    pub(crate) kv_heads: Option<usize>,
-}
-
-impl SizeArgs {
-    /// `preset` with the sizes that are given.
-    pub(crate) fn of(&self, preset: GptConfig) -> GptConfig {
-        let heads = self.heads.unwrap_or(preset.heads);
-        GptConfig {
-            dim: self.dim.unwrap_or(preset.dim),
-            layers: self.layers.unwrap_or(preset.layers),
-            heads,
-            seq: self.seq.unwrap_or(preset.seq),
-            vocab: self.vocab.unwrap_or(preset.vocab),
-            arch: match self.arch {
-                None | Some(ArchName::Gpt) => Arch::Gpt,
-                Some(ArchName::Llama) => Arch::Llama {
-                    kv_heads: self.kv_heads.unwrap_or(heads),
-                },
-            },
-        }
-    }
-
-    /// Checks what is said of blocks that have none of it.
-    ///
-    /// # Errors
-    /// A [`UsageError`] with the option.
-    pub(crate) fn check(&self) -> Result<(), UsageError> {
-        match (self.arch, self.kv_heads) {
-            (None | Some(ArchName::Gpt), Some(kv_heads)) => Err(UsageError::new(format!(
-                "--kv-heads {kv_heads} says nothing with --arch gpt; add --arch llama, or leave it out"
-            ))),
-            _ => Ok(()),
-        }
-    }
-
-    /// The options that are given, by name.
-    pub(crate) fn given(&self) -> impl Iterator<Item = &'static str> {
-        [
-            ("--dim", self.dim),
-            ("--layers", self.layers),
-            ("--heads", self.heads),
-            ("--seq", self.seq),
-            ("--vocab", self.vocab),
-            ("--arch", self.arch.map(|_| 0)),
-            ("--kv-heads", self.kv_heads),
-        ]
-        .into_iter()
-        .filter_map(|(option, value)| value.map(|_| option))
     }
 }
 
@@ -397,6 +315,17 @@ impl Args {
     pub(crate) fn model(&self) -> GptConfig {
         let preset = self.params.map(Preset::config).unwrap_or_default();
         self.sizes.of(preset)
+    }
+
+    /// What is saved, and what runs go on behind.
+    pub(crate) fn checkpoints(&self) -> Checkpoints {
+        Checkpoints {
+            save: self.save.clone(),
+            save_every: self.save_every,
+            keep: self.keep,
+            resume: self.resume.clone(),
+            stop_after: self.stop_after,
+        }
     }
 
     /// The files to write, each with its option.

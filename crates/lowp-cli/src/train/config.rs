@@ -1,82 +1,37 @@
-//! What a run needs, checked once, before anything is read or allocated.
+//! [`Setup`]: the arguments of `lowp train` as a [`Config`] of lowp-train, with its runs and checkpoints; checked before anything is read.
 
 use super::args::Args;
-use super::checkpoints::Checkpoints;
-use super::memory::{self, Needed};
-use super::model::{Arch, BYTES, GptConfig};
-use super::recipes::{self, Run, has_tensor_scale};
-use super::shapes;
+use super::recipes;
 use crate::amax_groups;
 use crate::device::Device;
 use crate::globs;
 use crate::usage::UsageError;
-use lowp_format::spelling::Variant;
-use lowp_format::{ReshardAfterForward, Usage, lcm};
-use lowp_fsdp::{LinearSpec, Passes, Sharding};
-use lowp_optim::{Group, Schedule};
-use lowp_shard::{GradWire, Mesh, check_flat};
+use lowp_candle::transformer::{Needed, machine};
+use lowp_comm::{GradWire, Mesh};
+use lowp_format::{ReshardAfterForward, has_tensor_scale};
+use lowp_fsdp::{LinearSpec, Sharding};
+use lowp_train::{Checkpoints, Config, Model, Run, TrainError};
+use lowp_transformer::GptConfig;
 
 /// Most ranks that one process is asked to play.
 pub(crate) const MAX_RANKS: usize = 64;
-/// Most parameters of a model; each takes over 16 bytes in masters, moments and gradients.
-const MAX_PARAMETERS: usize = 1 << 31;
-/// Largest width of a model.
-const MAX_DIM: usize = 1 << 14;
-/// The longest block of any recipe, of whose length widths are multiples.
-const BLOCK: usize = 32;
 /// Most tokens of one batch.
 const MAX_TOKENS: usize = 1 << 24;
 /// Most steps of one run.
 const MAX_STEPS: usize = 10_000_000;
-/// Most tokens of a vocabulary.
-const MAX_VOCABULARY: usize = 1 << 20;
 
-/// The same for every run of one command, but for the seed.
+/// What is asked for.
 #[derive(Clone, Debug)]
-pub(crate) struct Config {
-    pub(crate) model: GptConfig,
-    /// Where it runs; ranks that are threads have this GPU and those that follow.
-    pub(crate) device: Device,
-    pub(crate) mesh: Mesh,
-    pub(crate) sharding: Sharding,
-    pub(crate) reshard_after_forward: ReshardAfterForward,
-    pub(crate) steps: usize,
-    /// Micro-batches of a step.
-    pub(crate) accumulate: usize,
-    /// Whether blocks run forward again in backward.
-    pub(crate) recompute: bool,
-    /// Whether every gathered weight is compared with its masters at the end.
-    pub(crate) audit: bool,
-    /// Whether the last step is measured.
-    pub(crate) profile: bool,
-    /// Whether attention on a GPU runs by cuDNN where that is found.
-    pub(crate) cudnn: bool,
-    /// Whether GPUs agree on amaxes of operands.
-    pub(crate) agree_amaxes: bool,
-    /// Whether GPUs gather a block ahead.
-    pub(crate) prefetch: bool,
-    /// Steps at the end whose forward products run in bf16.
-    pub(crate) tail_steps: usize,
-    /// Names of the linear layers that stay in bf16, whatever the recipe.
-    pub(crate) kept_in_bf16: Vec<String>,
-    /// Names of linear layers that have one amax.
-    pub(crate) amax_groups: Vec<Vec<String>>,
-    pub(crate) seed: u64,
-    /// Number of seeds, from `seed` up.
-    pub(crate) seeds: usize,
-    pub(crate) batch: usize,
-    pub(crate) eval_batches: usize,
-    pub(crate) grad_wire: GradWire,
-    pub(crate) schedule: Schedule,
-    pub(crate) group: Group,
-    pub(crate) clip: f32,
-    /// What is saved, and what runs go on behind.
-    pub(crate) checkpoints: Checkpoints,
+pub(crate) struct Setup {
+    pub(crate) config: Config<GptConfig>,
     /// What to run, the baseline first.
     pub(crate) runs: Vec<Run>,
+    pub(crate) checkpoints: Checkpoints,
+    /// Where it runs; ranks that are threads have this GPU and those that follow.
+    pub(crate) device: Device,
 }
 
-impl Config {
+impl Setup {
     /// Checks the arguments against each other, and against the number of ranks that a launcher `started`.
     ///
     /// # Errors
@@ -85,142 +40,84 @@ impl Config {
         let mesh = mesh(args, started)?;
         args.sizes.check()?;
         let model = args.model();
-        check_counts(args, mesh, model)?;
-        check_sizes(args, mesh.world(), model)?;
+        let ranks = match args.mesh {
+            Some(_) => "--mesh: its number of ranks",
+            None => "--world-size",
+        };
+        check_ranges(&[
+            (ranks, mesh.world(), MAX_RANKS),
+            ("--batch", args.batch, 1 << 16),
+        ])?;
+        model.check()?;
+        check_tokens(args, model)?;
+        model.check_parameters()?;
         let steps = steps(args, model)?;
-        let warmup = args.warmup.unwrap_or((steps / 10).min(100));
-        if warmup > steps {
-            return Err(UsageError::new(format!(
-                "--warmup {warmup} is longer than the {steps} steps: the learning rate would never be reached"
-            )));
-        }
-        let final_lr = positive("--final-lr", args.final_lr, true)?;
-        if final_lr > 1.0 {
-            return Err(UsageError::new(format!(
-                "--final-lr {final_lr:?} is above 1: the rate falls after warm-up"
-            )));
-        }
-        let others = (args.seeds as u64).saturating_sub(1);
-        if args.seed.checked_add(others).is_none() {
-            return Err(UsageError::new(format!(
-                "--seed {} with --seeds {}: the last seed is beyond 64 bits",
-                args.seed, args.seeds
-            )));
-        }
-        if let (Some(machine), Device::Cpu) = (memory::machine(), args.device) {
+        let sharding = Sharding::from(args.sharding);
+        let config = Config {
+            model,
+            batch: args.batch,
+            accumulate: args.accumulate,
+            recompute: args.recompute,
+            kept_in_bf16: kept_in_bf16(&args.keep_bf16, model)?,
+            amax_groups: Vec::new(),
+            tail_steps: tail_steps(args.precision_tail, steps)?,
+            steps,
+            seed: args.seed,
+            seeds: args.seeds,
+            mesh,
+            sharding,
+            reshard_after_forward: reshard(args.reshard_after_forward, sharding, mesh.shard)?,
+            grad_wire: grad_wire(&args.grad_wire),
+            lr: narrow("lr", args.lr, false)?,
+            warmup: args.warmup.unwrap_or((steps / 10).min(100)) as u64,
+            final_lr: narrow("final_lr", args.final_lr, true)?,
+            weight_decay: narrow("weight_decay", args.weight_decay, true)?,
+            clip: narrow("clip", args.clip, false)?,
+            eval_batches: args.eval_batches,
+        };
+        config.check()?;
+        if let (Some(machine), Device::Cpu) = (machine(), args.device) {
             let at_once = args.batch.div_ceil(args.accumulate);
             Needed::new(model, at_once, mesh.replicate, args.recompute).check(machine)?;
         }
-        let sharding = Sharding::from(args.sharding);
-        let reshard_after_forward = reshard(args.reshard_after_forward, sharding, mesh.shard)?;
-        let kept_in_bf16 = kept_in_bf16(&args.keep_bf16, model)?;
         let runs = recipes::select(&args.recipe, &args.compare, !args.no_baseline)?;
         for run in &runs {
-            shapes::check_shapes(run, model, &kept_in_bf16)?;
-            check_sharding(run, sharding)?;
+            let recipe = (run.name.as_str(), run.recipe);
+            model.check_recipe(recipe, &config.kept_in_bf16)?;
+            run.check_sharding(sharding)?;
         }
-        let config = Self {
-            model,
-            device: args.device,
-            mesh,
-            sharding,
-            reshard_after_forward,
-            steps,
-            accumulate: args.accumulate,
-            recompute: args.recompute,
-            audit: !args.no_audit,
-            profile: args.profile,
-            cudnn: !args.no_cudnn,
-            agree_amaxes: args.agree_amaxes,
-            prefetch: !args.no_prefetch,
-            tail_steps: tail_steps(args.precision_tail, steps)?,
-            amax_groups: amax_groups(&args.amax_group, model, &runs, &kept_in_bf16)?,
-            kept_in_bf16,
-            seed: args.seed,
-            seeds: args.seeds,
-            batch: args.batch,
-            eval_batches: args.eval_batches,
-            grad_wire: grad_wire(&args.grad_wire),
-            schedule: Schedule {
-                warmup: warmup as u64,
-                total: steps as u64,
-                floor: final_lr,
+        let amax_groups = amax_groups(&args.amax_group, model, &runs, &config.kept_in_bf16)?;
+        let checkpoints = args.checkpoints();
+        checkpoints.check(steps)?;
+        check_device(args)?;
+        Ok(Self {
+            config: Config {
+                amax_groups,
+                ..config
             },
-            group: Group {
-                lr: positive("--lr", args.lr, false)?,
-                weight_decay: positive("--weight-decay", args.weight_decay, true)?,
-                ..Group::default()
-            },
-            clip: positive("--clip", args.clip, false)?,
-            checkpoints: Checkpoints::new(args, steps)?,
             runs,
-        };
-        let of_gpus = [
-            ("--profile", config.profile),
-            ("--no-cudnn", !config.cudnn),
-            ("--agree-amaxes", config.agree_amaxes),
-            ("--no-prefetch", !config.prefetch),
-        ];
-        if let (Some((option, _)), Device::Cpu) =
-            (of_gpus.iter().find(|(_, given)| *given), config.device)
-        {
-            return Err(UsageError::new(format!(
-                "{option} is of GPUs: add --device cuda, or leave it out"
-            )));
-        }
-        #[cfg(feature = "cuda")]
-        if let Device::Cuda(_) = config.device {
-            super::gpu::check(&config)?;
-        }
-        Ok(config)
-    }
-
-    /// The configuration of each seed, in order.
-    pub(crate) fn each_seed(&self) -> impl Iterator<Item = Self> {
-        (self.seed..=self.last_seed()).map(|seed| Self {
-            seed,
-            ..self.clone()
+            checkpoints,
+            device: args.device,
         })
     }
+}
 
-    /// The last of the seeds.
-    pub(crate) fn last_seed(&self) -> u64 {
-        self.seed + (self.seeds as u64).saturating_sub(1)
-    }
-
-    /// The recipe of `linear` in a run of `recipe`; in its tail, with forward products in bf16.
-    pub(crate) fn recipe_of(&self, recipe: Variant, linear: &LinearSpec, tail: bool) -> Variant {
-        let own = match self.kept_in_bf16.contains(&linear.name) {
-            true => recipe.in_bf16(),
-            false => recipe.of_block(linear.block, self.model.layers),
-        };
-        if tail { own.with_bf16_forward() } else { own }
-    }
-
-    /// How often layers run in a step.
-    pub(crate) fn passes(&self) -> Passes {
-        Passes {
-            micro_batches: self.accumulate,
-            recompute: self.recompute,
-        }
-    }
-
-    /// How gradients travel, as the option says it.
-    pub(crate) fn grad_wire_name(&self) -> &'static str {
-        match self.grad_wire {
-            GradWire::F32 => "f32",
-            GradWire::Bf16 => "bf16",
-        }
-    }
-
-    /// The linear layers, with the groups that have one amax.
-    pub(crate) fn linears(&self) -> Vec<LinearSpec> {
-        let mut linears = self.model.linears();
-        for linear in &mut linears {
-            let mut groups = self.amax_groups.iter();
-            linear.amax_group = groups.position(|group| group.contains(&linear.name));
-        }
-        linears
+/// Checks that options of GPUs are given where there are some.
+///
+/// # Errors
+/// A [`UsageError`] with the option.
+fn check_device(args: &Args) -> Result<(), UsageError> {
+    let of_gpus = [
+        ("--profile", args.profile),
+        ("--no-cudnn", args.no_cudnn),
+        ("--agree-amaxes", args.agree_amaxes),
+        ("--no-prefetch", args.no_prefetch),
+    ];
+    match (of_gpus.iter().find(|(_, given)| *given), args.device) {
+        (Some((option, _)), Device::Cpu) => Err(UsageError::new(format!(
+            "{option} is of GPUs: add --device cuda, or leave it out"
+        ))),
+        _ => Ok(()),
     }
 }
 
@@ -251,6 +148,14 @@ pub(crate) fn grad_wire(name: &str) -> GradWire {
     }
 }
 
+/// Its name.
+pub(crate) fn grad_wire_name(wire: GradWire) -> &'static str {
+    match wire {
+        GradWire::F32 => "f32",
+        GradWire::Bf16 => "bf16",
+    }
+}
+
 /// The mesh that is asked for, of as many ranks as there are.
 fn mesh(args: &Args, started: Option<usize>) -> Result<Mesh, UsageError> {
     let ranks = args.world_size.or(started).unwrap_or(2);
@@ -268,45 +173,6 @@ fn mesh(args: &Args, started: Option<usize>) -> Result<Mesh, UsageError> {
     }
 }
 
-/// Every count by itself.
-fn check_counts(args: &Args, mesh: Mesh, model: GptConfig) -> Result<(), UsageError> {
-    let ranks = if args.mesh.is_some() {
-        "--mesh: its number of ranks"
-    } else {
-        "--world-size"
-    };
-    let counts = [
-        (ranks, mesh.world(), MAX_RANKS),
-        ("--steps", args.steps.unwrap_or(1), MAX_STEPS),
-        ("--accumulate", args.accumulate, 1 << 16),
-        ("--seeds", args.seeds, 1000),
-        ("--batch", args.batch, 1 << 16),
-        ("--eval-batches", args.eval_batches, 1 << 16),
-    ];
-    check_ranges(&counts)?;
-    check_model(model)
-}
-
-/// Every size of a model by itself.
-///
-/// # Errors
-/// A [`UsageError`] that names the option and its range.
-pub(crate) fn check_model(model: GptConfig) -> Result<(), UsageError> {
-    check_ranges(&[
-        ("--dim", model.dim, MAX_DIM),
-        ("--layers", model.layers, 1 << 10),
-        ("--heads", model.heads, 1 << 14),
-        ("--seq", model.seq, 1 << 16),
-    ])?;
-    if !(BYTES..=MAX_VOCABULARY).contains(&model.vocab) {
-        return Err(UsageError::new(format!(
-            "--vocab must be from {BYTES}, one for each byte, to {MAX_VOCABULARY}, not {}",
-            model.vocab
-        )));
-    }
-    Ok(())
-}
-
 /// Numbers of options that are from 1 to a most.
 ///
 /// # Errors
@@ -320,6 +186,18 @@ pub(crate) fn check_ranges(counts: &[(&str, usize, usize)]) -> Result<(), UsageE
         }
     }
     Ok(())
+}
+
+/// The tokens of a batch.
+fn check_tokens(args: &Args, model: GptConfig) -> Result<(), UsageError> {
+    let (batch, seq) = (args.batch, model.seq);
+    match batch * seq > MAX_TOKENS {
+        true => Err(UsageError::new(format!(
+            "--batch {batch} of --seq {seq} is {} tokens a step; at most {MAX_TOKENS} are possible",
+            batch * seq
+        ))),
+        false => Ok(()),
+    }
 }
 
 /// The number of steps that `--steps` or `--tokens` ask for.
@@ -419,132 +297,15 @@ fn amax_groups(
     Ok(groups.into_iter().map(named).collect())
 }
 
-/// The sizes of model and batch against each other.
-fn check_sizes(args: &Args, ranks: usize, model: GptConfig) -> Result<(), UsageError> {
-    if args.batch < ranks {
-        return Err(UsageError::new(format!(
-            "--batch {} over {ranks} ranks: every rank needs at least one sequence; choose --batch {ranks} or more, \
-             or fewer ranks",
-            args.batch
-        )));
-    }
-    if args.batch / ranks < args.accumulate {
-        return Err(UsageError::new(format!(
-            "--batch {} over {ranks} ranks is not {} micro-batches of at least one sequence each; choose --batch {} or more, \
-             or --accumulate {} or less",
-            args.batch,
-            args.accumulate,
-            ranks * args.accumulate,
-            args.batch / ranks
-        )));
-    }
-    if args.batch * model.seq > MAX_TOKENS {
-        return Err(UsageError::new(format!(
-            "--batch {} of --seq {} is {} tokens a step; at most {MAX_TOKENS} are possible",
-            args.batch,
-            model.seq,
-            args.batch * model.seq
-        )));
-    }
-    check_heads(model)?;
-    let GptConfig { dim, layers, .. } = model;
-    if model.parameters() > MAX_PARAMETERS {
-        return Err(UsageError::new(format!(
-            "--dim {dim} and --layers {layers} make {} parameters; at most {MAX_PARAMETERS} are possible",
-            model.parameters()
-        )));
-    }
-    Ok(())
-}
-
-/// The width of a model against its heads.
-///
-/// # Errors
-/// A [`UsageError`] with a width that would work.
-pub(crate) fn check_heads(model: GptConfig) -> Result<(), UsageError> {
-    let GptConfig { dim, heads, .. } = model;
-    if !dim.is_multiple_of(heads) {
-        return Err(UsageError::new(format!(
-            "--dim {dim} is not divisible by --heads {heads}; {}",
-            other_heads(model)
-        )));
-    }
-    let Arch::Llama { kv_heads } = model.arch else {
-        return Ok(());
-    };
-    if kv_heads == 0 || !heads.is_multiple_of(kv_heads) {
-        return Err(UsageError::new(format!(
-            "--kv-heads {kv_heads} does not divide --heads {heads}; choose --kv-heads 1, {heads} or another divisor"
-        )));
-    }
-    if !(dim / heads).is_multiple_of(2) {
-        return Err(UsageError::new(format!(
-            "--arch llama: --dim {dim} over --heads {heads} are heads of odd length, which rotary positions cannot turn; {}",
-            other_heads(model)
-        )));
-    }
-    Ok(())
-}
-
-/// The next width that the heads of `model` divide, and the next smaller number of heads for its width, where every recipe can block them.
-fn other_heads(model: GptConfig) -> String {
-    let GptConfig { dim, heads, .. } = model;
-    // Rotary positions turn pairs.
-    let each = match model.arch {
-        Arch::Gpt => 1,
-        Arch::Llama { .. } => 2,
-    };
-    let fits = |fewer: usize| {
-        let kv_heads = match model.arch {
-            // As many as heads, unless it is given.
-            Arch::Llama { kv_heads } if kv_heads != heads => kv_heads,
-            _ => fewer,
-        };
-        dim.is_multiple_of(each * fewer) && fewer.is_multiple_of(kv_heads)
-    };
-    let wider = dim.next_multiple_of(lcm(each * heads, BLOCK));
-    let wider = (wider <= MAX_DIM).then(|| format!("--dim {wider}"));
-    let blocks = dim.is_multiple_of(BLOCK);
-    let fewer = (1..heads).rev().find(|&fewer| blocks && fits(fewer));
-    let fewer = fewer.map(|fewer| format!("--heads {fewer}"));
-    let choices: Vec<String> = wider.into_iter().chain(fewer).collect();
-    match choices.is_empty() {
-        true => "choose fewer heads".to_owned(),
-        false => format!("choose {}", choices.join(" or ")),
-    }
-}
-
-/// Checks that the weights of `run` can be sharded so.
-///
-/// # Errors
-/// A [`UsageError`] with the sharding that would work.
-pub(crate) fn check_sharding(run: &Run, sharding: Sharding) -> Result<(), UsageError> {
-    if sharding == Sharding::Zero1 && check_flat(&run.recipe, Usage::BOTH).is_err() {
-        return Err(UsageError::new(format!(
-            "{}: --sharding zero1 cuts weights inside of blocks, and four over six compares the errors of whole blocks; \
-             choose --sharding fsdp, or leave four over six out",
-            run.name
-        )));
-    }
-    Ok(())
-}
-
 /// `value` as the optimizer holds it: finite, and above zero unless `zero` is fine.
-#[allow(
+#[expect(
     clippy::cast_possible_truncation,
     reason = "the check is made on the narrow value"
 )]
-fn positive(option: &str, value: f64, zero: bool) -> Result<f32, UsageError> {
+fn narrow(field: &'static str, value: f64, zero: bool) -> Result<f32, TrainError> {
     let narrow = value as f32;
     if narrow.is_finite() && (narrow > 0.0 || (zero && value == 0.0)) {
         return Ok(narrow);
     }
-    let expected = if zero {
-        "0 or a positive number"
-    } else {
-        "a positive number"
-    };
-    Err(UsageError::new(format!(
-        "{option} {value:?}: expected {expected} in the range of f32"
-    )))
+    Err(TrainError::Number { field, value, zero })
 }

@@ -1,9 +1,11 @@
 //! The result file of `--json`; `lowp train --help` describes it.
 
-use super::config::Config;
-use super::record::ConfigRecord;
-use super::result::{RunResult, baseline};
+use super::config::Setup;
+use super::summary::baseline;
 use anyhow::Result;
+use lowp_train::Config;
+use lowp_train::result::RunResult;
+use lowp_transformer::GptConfig;
 use serde::Serialize;
 
 #[derive(Serialize)]
@@ -11,7 +13,7 @@ struct Document<'a> {
     /// `cpu` or `cuda`.
     device: &'static str,
     runs: Vec<Run<'a>>,
-    config: ConfigRecord,
+    config: &'a Config<GptConfig>,
 }
 
 #[derive(Serialize)]
@@ -26,15 +28,15 @@ struct Run<'a> {
 ///
 /// # Errors
 /// If a value has no JSON form.
-pub(crate) fn render(config: &Config, runs: &[RunResult]) -> Result<String> {
+pub(crate) fn render(setup: &Setup, runs: &[RunResult]) -> Result<String> {
     let record = |result| Run {
         result,
         gap_percent: baseline(runs, result).map(|base| result.gap_percent(base)),
     };
     let document = Document {
-        device: config.device.kind(),
+        device: setup.device.kind(),
         runs: runs.iter().map(record).collect(),
-        config: config.record(),
+        config: &setup.config,
     };
     Ok(serde_json::to_string_pretty(&document)? + "\n")
 }

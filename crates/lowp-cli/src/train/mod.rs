@@ -1,47 +1,42 @@
-//! `lowp train`: trains the baseline and the chosen recipes, then tells how they compare.
+//! `lowp train`: trains the baseline and the chosen recipes by [`lowp_train::Training`], then prints how they compare.
 
 mod args;
-mod checkpoints;
 mod config;
-mod corpus;
 #[cfg(feature = "cuda")]
 mod gpu;
 mod json;
-mod memory;
-mod model;
-mod network;
+mod options;
 mod progress;
-mod rank;
 mod recipes;
-mod record;
 mod reference;
 mod report;
-mod result;
 mod run;
-mod shapes;
+mod sizes;
+mod summary;
 pub(crate) mod svg;
 mod table;
 mod world;
 
-pub(crate) use args::{Args, DEFAULT_RECIPE, ShardingName, SizeArgs};
-pub(crate) use config::{
-    check_heads, check_model, check_ranges, check_sharding, grad_wire, reshard,
-};
-pub(crate) use model::{GptConfig, Preset};
-pub(crate) use recipes::Run;
-pub(crate) use shapes::{cause, check_layer};
+pub(crate) use args::{Args, DEFAULT_RECIPE, ShardingName};
+pub(crate) use config::{check_ranges, grad_wire, reshard};
+pub(crate) use sizes::{Preset, SizeArgs};
 
+use crate::device::Device;
 use crate::files::{check_distinct, check_writable, write_atomically};
 use crate::output;
 use crate::usage::UsageError;
 use anyhow::{Context, Result};
-use checkpoints::Resumed;
-use config::Config;
-use corpus::Corpus;
+use config::Setup;
+use lowp_train::result::RunResult;
+use lowp_train::{Run, Text, Training};
+use options::failed;
 use progress::Progress;
-use result::{RunResult, summaries};
 use std::path::Path;
+use summary::summaries;
 use world::World;
+
+/// See data/README.md for source and licence.
+static BUNDLED: &[u8] = include_bytes!("../../data/moby-dick.txt");
 
 /// Runs the command.
 ///
@@ -57,37 +52,41 @@ pub(crate) fn main(args: &Args) -> Result<()> {
 }
 
 fn train(args: &Args, world: &World) -> Result<()> {
-    let config = Config::new(args, world.started())?;
-    #[cfg(not(feature = "cuda"))]
-    if let crate::device::Device::Cuda(_) = config.device {
+    let setup = Setup::new(args, world.started())?;
+    if let Device::Cuda(_) = setup.device {
+        #[cfg(feature = "cuda")]
+        gpu::check(&setup)?;
+        #[cfg(not(feature = "cuda"))]
         return crate::device::without_cuda();
     }
-    check_distinct(
-        args.data.as_deref().map(|path| ("--data", path)),
-        args.outputs()
-            .chain(args.save.as_deref().map(|path| ("--save", path))),
-    )?;
-    let saved = args.save.as_deref().map(|path| ("--save", path));
-    for (option, path) in args.outputs().chain(saved) {
-        if let Some(data) = args.data.as_deref().filter(|data| lies_below(path, data)) {
-            let (path, data) = (path.display(), data.display());
-            return Err(UsageError::new(format!(
-                "{option} {path} lies in --data {data}, so that what is written would become a part of the text; name another folder"
-            ))
-            .into());
-        }
-    }
-    let corpus = Corpus::load(args.data.as_deref(), config.model.seq)?;
+    check_files(args)?;
+    let seq = setup.config.model.seq;
+    let text = match &args.data {
+        Some(path) => Text::read(path, seq),
+        None => Text::new(BUNDLED.to_vec(), seq),
+    };
+    let text = text.map_err(failed)?;
     for (option, path) in args.outputs().filter(|_| world.reports()) {
         check_writable(option, path)?;
     }
-    config.checkpoints.check(&config)?;
+    check_resume(args, &setup)?;
     if world.reports() {
-        config.checkpoints.check_writable(&config)?;
+        for config in setup.config.each_seed() {
+            for run in &setup.runs {
+                setup
+                    .checkpoints
+                    .check_writable(run, config.seed)
+                    .map_err(failed)?;
+            }
+        }
     }
-    for config in config.each_seed() {
-        for run in &config.runs {
-            let found = Resumed::find(&config, run, &corpus)?;
+    for config in setup.config.each_seed() {
+        for run in &setup.runs {
+            let training = Training {
+                checkpoints: setup.checkpoints.clone(),
+                ..Training::new(run, &config, &text)
+            };
+            let found = training.check().map_err(failed)?;
             if found.is_none() && args.resume.is_some() && world.reports() {
                 let (name, seed) = (&run.name, config.seed);
                 output::note(&format!(
@@ -96,21 +95,70 @@ fn train(args: &Args, world: &World) -> Result<()> {
             }
         }
     }
-    world.agree(&config, &corpus)?;
-    let total = config.seeds * config.runs.len();
-    let mut runs = Vec::new();
-    let trained = train_all(&config, &corpus, world, &mut runs);
-    let finished = runs.len();
+    world.agree(args, &setup, &text)?;
+    let total = setup.config.seeds * setup.runs.len();
+    let mut results = Vec::new();
+    let trained = train_all((args, &setup), &text, world, &mut results);
+    let finished = results.len();
     // What is finished is worth having, whatever happened to the rest.
-    let reported = if runs.is_empty() || !world.reports() {
+    let reported = if results.is_empty() || !world.reports() {
         Ok(())
     } else {
-        report(args, &config, &runs)
+        report(args, &setup, &results)
     };
     trained.with_context(|| format!("{finished} of {total} runs finished"))?;
     reported?;
-    runs.iter().try_for_each(RunResult::check_wire)?;
-    runs.iter().try_for_each(RunResult::check_finite)
+    let sound = results.iter().try_for_each(RunResult::check_wire);
+    let sound = sound.and_then(|()| results.iter().try_for_each(RunResult::check_finite));
+    sound.map_err(failed)
+}
+
+/// Checks that files which are written are others than those which are read.
+fn check_files(args: &Args) -> Result<(), UsageError> {
+    let saved = args.save.as_deref().map(|path| ("--save", path));
+    check_distinct(
+        args.data.as_deref().map(|path| ("--data", path)),
+        args.outputs().chain(saved),
+    )?;
+    for (option, path) in args.outputs().chain(saved) {
+        if let Some(data) = args.data.as_deref().filter(|data| lies_below(path, data)) {
+            let (path, data) = (path.display(), data.display());
+            return Err(UsageError::new(format!(
+                "{option} {path} lies in --data {data}, so that what is written would become a part of the text; name another folder"
+            )));
+        }
+    }
+    Ok(())
+}
+
+/// Checks that `--resume` has something for the runs: checkpoints of some of them, or one checkpoint for one run.
+fn check_resume(args: &Args, setup: &Setup) -> Result<(), UsageError> {
+    let Some(folder) = &args.resume else {
+        return Ok(());
+    };
+    let (name, runs) = (folder.display(), setup.runs.len() * setup.config.seeds);
+    if setup.checkpoints.resumes_one_run() {
+        return match runs {
+            1 => Ok(()),
+            _ => Err(UsageError::new(format!(
+                "--resume {name} is of one run, and {runs} would go on behind it, the baseline among them unless it is left out; \
+                 give one --recipe and one seed with --no-baseline"
+            ))),
+        };
+    }
+    for config in setup.config.each_seed() {
+        for run in &setup.runs {
+            if setup.checkpoints.source(run, config.seed)?.is_some() {
+                return Ok(());
+            }
+        }
+    }
+    let label = |run: &Run| format!("{}-seed{}", run.recipe, setup.config.seed);
+    let runs: Vec<String> = setup.runs.iter().map(label).collect();
+    Err(UsageError::new(format!(
+        "--resume {name}: there are no checkpoints of {}; name a folder that --save was given, or one checkpoint",
+        runs.join(" or ")
+    )))
 }
 
 /// Whether `path`, which need not be there, lies in the folder `folder`.
@@ -130,27 +178,28 @@ fn lies_below(path: &Path, folder: &Path) -> bool {
 }
 
 fn train_all(
-    config: &Config,
-    corpus: &Corpus,
+    (args, setup): (&Args, &Setup),
+    text: &Text,
     world: &World,
-    runs: &mut Vec<RunResult>,
+    results: &mut Vec<RunResult>,
 ) -> Result<()> {
-    let label = |name: &str, seed: u64| match config.seeds {
+    let label = |name: &str, seed: u64| match setup.config.seeds {
         1 => name.to_owned(),
         _ => format!("{name} seed {seed}"),
     };
-    let labels = config
+    let labels = setup
         .runs
         .iter()
-        .map(|run| label(&run.name, config.last_seed()));
+        .map(|run| label(&run.name, setup.config.last_seed()));
     let width = labels.map(|text| text.chars().count()).max().unwrap_or(0);
-    for config in config.each_seed() {
-        for run in &config.runs {
+    for config in setup.config.each_seed() {
+        for run in &setup.runs {
             let label = format!("{:width$}", label(&run.name, config.seed));
             // Only rank 0 reports.
             let progress = world.reports().then(|| Progress::new(&label, config.steps));
-            let place = (world, progress.as_ref());
-            runs.push(run::run(run, &config, corpus, place)?);
+            let place = (text, world);
+            let result = run::run(run, &config, (args, setup), place, progress.as_ref())?;
+            results.push(result);
             if let Some(progress) = progress {
                 progress.finish();
             }
@@ -160,14 +209,29 @@ fn train_all(
 }
 
 /// The table, and the files asked for. A file that cannot be written does not keep the other from being written.
-fn report(args: &Args, config: &Config, runs: &[RunResult]) -> Result<()> {
+fn report(args: &Args, setup: &Setup, runs: &[RunResult]) -> Result<()> {
     let summaries = summaries(runs);
-    let printed = output::print(&table::render(config, &summaries));
+    let printed = output::print(&table::render(setup, &summaries));
     let json = args.json.as_ref().map_or(Ok(()), |path| {
-        write_atomically(path, &json::render(config, runs)?)
+        write_atomically(path, &json::render(setup, runs)?)
     });
     let page = args.report.as_ref().map_or(Ok(()), |path| {
-        write_atomically(path, &report::render(config, &summaries)?)
+        write_atomically(path, &report::render(setup, &summaries)?)
     });
     printed.and(json).and(page)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_bundled_text_is_clean_and_long_enough() {
+        assert!(BUNDLED.len() > 1_000_000);
+        assert!(
+            BUNDLED
+                .iter()
+                .all(|&b| b == b'\n' || (32..127).contains(&b))
+        );
+    }
 }

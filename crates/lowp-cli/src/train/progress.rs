@@ -40,13 +40,13 @@ impl Progress {
         step: usize,
         loss: f64,
         tokens_per_second: f64,
-        flops_per_token: f64,
+        flops_per_second: f64,
     ) {
         let done = step + 1;
         let text = format!(
             "loss {loss:.4}  {:.1}k tokens/s  {}",
             tokens_per_second / 1000.0,
-            flops(tokens_per_second * flops_per_token)
+            flops(flops_per_second)
         );
         if let Some(bar) = &self.bar {
             bar.set_message(text);

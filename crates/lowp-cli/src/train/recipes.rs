@@ -2,48 +2,11 @@
 
 use crate::usage::UsageError;
 use lowp_format::spelling::Variant;
-use lowp_format::{AnyRecipe, KernelKey, PlainF32, Recipe, Role, ScaleRule};
-
-pub(crate) use lowp_format::has_tensor_scale;
+use lowp_format::{AnyRecipe, PlainF32, Recipe};
+use lowp_train::Run;
 
 /// The name of the run that every gap is measured against.
 pub(crate) const BASELINE: &str = PlainF32::NAME;
-
-/// One run: its name as the user wrote it, and its recipe.
-#[derive(Clone, Debug, PartialEq)]
-pub(crate) struct Run {
-    pub(crate) name: String,
-    pub(crate) recipe: Variant,
-}
-
-impl Run {
-    /// The run of `recipe`, called `name`.
-    ///
-    /// # Errors
-    /// Weights that cannot train so.
-    pub(crate) fn new(name: String, recipe: Variant) -> Result<Self, UsageError> {
-        if recipe.weights_lack_precision() {
-            return Err(UsageError::new(format!(
-                "{name}: weights in E5M2 lose a mantissa bit for range they do not need; use +hybrid for E5M2 gradients"
-            )));
-        }
-        if recipe.casts_weights_late() {
-            return Err(UsageError::new(format!(
-                "{name}: a cast of f32 weights in one product has no delayed scale; leave weights exact in both \
-                 products, or modify a recipe whose scales follow from the values"
-            )));
-        }
-        let kernels = recipe.quantizers(Role::Weight).kernels();
-        let wide = |key: &&KernelKey| key.element.bits() >= 16 && key.scale != ScaleRule::None;
-        if let Some(key) = kernels.iter().find(wide) {
-            return Err(UsageError::new(format!(
-                "{name}: {} elements take no scale; modify a recipe below 16 bits (`lowp recipes` lists them)",
-                key.element
-            )));
-        }
-        Ok(Self { name, recipe })
-    }
-}
 
 /// The runs that `--recipe` and `--compare` ask for, the baseline first if it is asked for, each once.
 ///
@@ -70,7 +33,7 @@ pub(crate) fn select(
     }
     let mut runs: Vec<Run> = Vec::new();
     for name in names {
-        let recipe = name.parse()?;
+        let recipe: Variant = name.parse()?;
         // However it is spelled.
         if runs.iter().any(|run| run.recipe == recipe) {
             continue;

@@ -1,8 +1,9 @@
 //! What the same weights would cost in bf16, by the same plans.
 
-use super::config::Config;
+use super::config::Setup;
 use lowp_format::{AnyRecipe, Code};
 use lowp_fsdp::cost::{CostConfig, Costs, ModelShapes};
+use lowp_train::Model;
 
 /// Bytes of all linear weights of one replica.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -12,10 +13,11 @@ pub(crate) struct Reference {
 }
 
 /// The bytes in bf16, or nothing if there is no such recipe.
-pub(crate) fn bf16(config: &Config) -> Option<Reference> {
+pub(crate) fn bf16(setup: &Setup) -> Option<Reference> {
+    let config = &setup.config;
     let recipe = AnyRecipe::plain(Code::Bf16)?;
     let linears = config.model.linears();
-    let shapes = ModelShapes::of_specs(&linears, &[]);
+    let shapes = ModelShapes::of_specs(&linears, &[]).ok()?;
     let cost = CostConfig {
         mesh: config.mesh,
         sharding: config.sharding,

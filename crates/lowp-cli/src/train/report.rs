@@ -1,11 +1,12 @@
 //! The page of `--report`: one HTML file, everything inside it.
 
-use super::config::Config;
+use super::config::Setup;
 use super::reference;
-use super::result::{RunResult, Summary};
+use super::summary::Summary;
 use super::svg::{Series, bars, curves, escape, key, smooth};
 use super::table as columns;
 use anyhow::Result;
+use lowp_train::result::RunResult;
 use std::fmt::Write;
 
 const STYLE: &str = include_str!("report.css");
@@ -14,7 +15,7 @@ const STYLE: &str = include_str!("report.css");
 ///
 /// # Errors
 /// If the configuration has no JSON form.
-pub(crate) fn render(config: &Config, summaries: &[Summary<'_>]) -> Result<String> {
+pub(crate) fn render(setup: &Setup, summaries: &[Summary<'_>]) -> Result<String> {
     let mut page = format!(
         "<!doctype html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\">\n\
          <meta name=\"viewport\" content=\"width=device-width,initial-scale=1\">\n<title>lowp train</title>\n\
@@ -22,9 +23,13 @@ pub(crate) fn render(config: &Config, summaries: &[Summary<'_>]) -> Result<Strin
     );
     let out = &mut page;
     if let Some(run) = summaries.first().map(|summary| summary.first) {
-        let seeds = match config.seeds {
-            1 => format!("seed {}", config.seed),
-            _ => format!("means over seeds {} to {}", config.seed, config.last_seed()),
+        let seeds = match setup.config.seeds {
+            1 => format!("seed {}", setup.config.seed),
+            _ => format!(
+                "means over seeds {} to {}",
+                setup.config.seed,
+                setup.config.last_seed()
+            ),
         };
         let _ = writeln!(
             out,
@@ -33,16 +38,16 @@ pub(crate) fn render(config: &Config, summaries: &[Summary<'_>]) -> Result<Strin
             run.model_parameters,
             run.parameters,
             run.ranks,
-            config.mesh,
+            setup.config.mesh,
             run.steps,
-            config.batch,
-            config.model.seq
+            setup.config.batch,
+            setup.config.model.seq
         );
     }
-    out.push_str(&table(config, summaries));
+    out.push_str(&table(setup, summaries));
     loss(out, summaries);
-    bytes(out, config, summaries);
-    let record = serde_json::to_string_pretty(&config.record())?;
+    bytes(out, setup, summaries);
+    let record = serde_json::to_string_pretty(&setup.config)?;
     let _ = write!(
         out,
         "<h2>Configuration</h2>\n<pre>{}</pre>\n</body>\n</html>\n",
@@ -52,14 +57,14 @@ pub(crate) fn render(config: &Config, summaries: &[Summary<'_>]) -> Result<Strin
 }
 
 /// One row per recipe.
-fn table(config: &Config, summaries: &[Summary<'_>]) -> String {
+fn table(setup: &Setup, summaries: &[Summary<'_>]) -> String {
     let mut out = "<div class=\"wide\"><table>\n<thead><tr>".to_owned();
-    for cell in columns::header(config) {
+    for cell in columns::header(setup) {
         let _ = write!(out, "<th>{cell}</th>");
     }
     out.push_str("</tr></thead>\n<tbody>\n");
     for (index, summary) in summaries.iter().enumerate() {
-        let mut cells = columns::cells(config, summary);
+        let mut cells = columns::cells(setup, summary);
         cells[0] = format!("{}{}", key(index), escape(&cells[0]));
         out.push_str("<tr>");
         for cell in cells {
@@ -159,8 +164,8 @@ fn means(window: usize) -> String {
 }
 
 /// The bars of bytes, marked with what bf16 would take.
-fn bytes(out: &mut String, config: &Config, summaries: &[Summary<'_>]) {
-    let bf16 = reference::bf16(config);
+fn bytes(out: &mut String, setup: &Setup, summaries: &[Summary<'_>]) {
+    let bf16 = reference::bf16(setup);
     let bars_of = |title: &str, of: fn(&RunResult) -> u64, mark: Option<u64>| {
         let entry = |(style, summary): (usize, &Summary<'_>)| {
             (style, summary.first.per_weight(of(summary.first)))

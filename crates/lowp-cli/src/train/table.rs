@@ -1,33 +1,34 @@
 //! The table at the end of `lowp train`.
 
-use super::config::Config;
-use super::recipes::{Run, has_tensor_scale};
+use super::config::{Setup, grad_wire_name};
 use super::reference;
-use super::result::{Summary, percent};
+use super::summary::{Summary, percent};
 use crate::columns::Columns;
 use crate::device::Device;
+use lowp_format::has_tensor_scale;
+use lowp_train::{Model, Run};
 use std::fmt::Write;
 
 /// One line per recipe and what the numbers mean.
-pub(crate) fn render(config: &Config, summaries: &[Summary<'_>]) -> String {
-    let mut table = Columns::new(&header(config), &[0]);
+pub(crate) fn render(setup: &Setup, summaries: &[Summary<'_>]) -> String {
+    let mut table = Columns::new(&header(setup), &[0]);
     for summary in summaries {
-        table.row(cells(config, summary));
+        table.row(cells(setup, summary));
     }
-    table.render() + &notes(config, summaries)
+    table.render() + &notes(setup, summaries)
 }
 
 /// The names of the columns.
-pub(crate) fn header(config: &Config) -> Vec<&'static str> {
+pub(crate) fn header(setup: &Setup) -> Vec<&'static str> {
     let mut header = vec!["recipe", "val loss", "gap %"];
-    header.extend((config.seeds > 1).then_some("range"));
+    header.extend((setup.config.seeds > 1).then_some("range"));
     header.extend(["resident", "peak", "wire/step", "formula"]);
     header.extend(["ms/step", "gather ms", "tokens/s", "GFLOP/s", "MB/rank"]);
     header
 }
 
 /// The columns of one recipe.
-pub(crate) fn cells(config: &Config, summary: &Summary<'_>) -> Vec<String> {
+pub(crate) fn cells(setup: &Setup, summary: &Summary<'_>) -> Vec<String> {
     let run = summary.first;
     let dash = || "-".to_owned();
     let mut cells = vec![
@@ -35,7 +36,7 @@ pub(crate) fn cells(config: &Config, summary: &Summary<'_>) -> Vec<String> {
         format!("{:.4}", summary.mean(|run| run.val_loss)),
         summary.gap().map_or_else(dash, percent),
     ];
-    if config.seeds > 1 {
+    if setup.config.seeds > 1 {
         let range = summary.gap_range();
         cells.push(range.map_or_else(dash, |[low, high]| {
             format!("{} to {}", percent(low), percent(high))
@@ -62,13 +63,13 @@ pub(crate) fn cells(config: &Config, summary: &Summary<'_>) -> Vec<String> {
 }
 
 /// What the columns are about.
-fn notes(config: &Config, summaries: &[Summary<'_>]) -> String {
+fn notes(setup: &Setup, summaries: &[Summary<'_>]) -> String {
     let mut notes = String::new();
     let out = &mut notes;
     let Some(run) = summaries.first().map(|summary| summary.first) else {
         return notes;
     };
-    if let Device::Cuda(_) = config.device {
+    if let Device::Cuda(_) = setup.device {
         out.push_str(
             "on GPUs products of f32 and bf16 operands, the baseline's too, are those of bf16\n",
         );
@@ -83,18 +84,18 @@ fn notes(config: &Config, summaries: &[Summary<'_>]) -> String {
         false => write!(out, "gap: no other run to compare with"),
     };
     let seeds = summaries.iter().map(|s| s.runs.len()).min().unwrap_or(1);
-    if config.seeds > 1 {
+    if setup.config.seeds > 1 {
         let _ = write!(
             out,
             "; means over seeds {} to {}",
-            config.seed,
-            config.last_seed()
+            setup.config.seed,
+            setup.config.last_seed()
         );
-        if seeds < config.seeds {
+        if seeds < setup.config.seeds {
             let _ = write!(out, ", of which {seeds} finished with every recipe");
         }
     }
-    let ranks = match (config.mesh.replicate, config.mesh.shard) {
+    let ranks = match (setup.config.mesh.replicate, setup.config.mesh.shard) {
         (1, 1) => "on the one rank".to_owned(),
         (1, shards) => format!("all {shards} ranks together"),
         (replicas, 1) => format!("on each of {replicas} replicas"),
@@ -121,30 +122,40 @@ fn notes(config: &Config, summaries: &[Summary<'_>]) -> String {
         let _ = writeln!(
             out,
             "the last {} of {} steps ran forward in bf16; resident, wire and formula are of the steps before",
-            config.tail_steps, config.steps
+            setup.config.tail_steps, setup.config.steps
         );
     }
-    if !config.kept_in_bf16.is_empty() {
-        let (kept, all) = (config.kept_in_bf16.len(), config.model.linears().len());
+    if !setup.config.kept_in_bf16.is_empty() {
+        let (kept, all) = (
+            setup.config.kept_in_bf16.len(),
+            setup.config.model.linears().len(),
+        );
         let _ = writeln!(out, "{kept} of {all} linear layers stayed in bf16");
     }
     let has_amax = |run: &Run| has_tensor_scale(&run.recipe);
-    if !config.amax_groups.is_empty() && config.runs.iter().any(has_amax) {
-        let (groups, layers) = (&config.amax_groups, config.amax_groups.concat().len());
+    if !setup.config.amax_groups.is_empty() && setup.runs.iter().any(has_amax) {
+        let (groups, layers) = (
+            &setup.config.amax_groups,
+            setup.config.amax_groups.concat().len(),
+        );
         let _ = writeln!(
             out,
             "{layers} linear layers have one amax in each of {} groups",
             groups.len()
         );
     }
-    if let Some(bf16) = reference::bf16(config) {
+    if let Some(bf16) = reference::bf16(setup) {
         let [resident, wire] = [bf16.resident, bf16.wire_per_step].map(|b| run.per_weight(b));
         let _ = write!(
             out,
             "bf16 would take {resident:.3} resident and {wire:.3} on the wire; "
         );
     }
-    let _ = writeln!(out, "gradients travel in {}", config.grad_wire_name());
+    let _ = writeln!(
+        out,
+        "gradients travel in {}",
+        grad_wire_name(setup.config.grad_wire)
+    );
     for run in summaries.iter().flat_map(|summary| &summary.runs) {
         if run.skipped_steps > 0 {
             let _ = writeln!(

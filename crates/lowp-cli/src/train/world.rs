@@ -1,10 +1,13 @@
 //! [`World`]: where the ranks of a command are: threads of this process, or processes that a launcher started.
 
-use super::config::{Config, MAX_RANKS};
-use super::corpus::Corpus;
+use super::args::Args;
+use super::config::{MAX_RANKS, Setup};
+use super::options::named;
 use crate::usage::UsageError;
 use anyhow::{Context, Result};
-use lowp_shard::{Control, Launch, join};
+use lowp_comm::{Control, Launch, join};
+use lowp_train::{Checkpoints, Data, Text};
+use serde_json::{Map, Value};
 use std::hash::{DefaultHasher, Hasher};
 use std::sync::Arc;
 use std::time::Duration;
@@ -73,14 +76,14 @@ impl World {
     ///
     /// # Errors
     /// The ranks that were not.
-    pub(crate) fn agree(&self, config: &Config, corpus: &Corpus) -> Result<()> {
+    pub(crate) fn agree(&self, args: &Args, setup: &Setup, text: &Text) -> Result<()> {
         let Some(Process { control, .. }) = &self.process else {
             return Ok(());
         };
-        for (option, text) in config.options()? {
-            control.agree(&format!("{option} of lowp train"), &text)?;
+        for (option, value) in alike(args, setup)? {
+            control.all_equal(&format!("{option} of lowp train"), &value)?;
         }
-        Ok(control.agree("the text to train on", corpus.digest())?)
+        Ok(control.all_equal("the text to train on", &text.digest())?)
     }
 
     /// This process as the only rank of it, for one run: its control, and its number among the ranks of this machine. `None` where ranks
@@ -106,6 +109,51 @@ impl World {
             .inspect_err(|error| control.abort(&format!("{error:#}")))
             .with_context(|| format!("rank {} of {}", launch.rank, launch.world))
     }
+}
+
+/// What ranks must have been started with alike: options, and their values as text.
+///
+/// # Errors
+/// A value that has no JSON form.
+fn alike(args: &Args, setup: &Setup) -> Result<Vec<(String, String)>, UsageError> {
+    let told = |error: serde_json::Error| UsageError::new(error.to_string());
+    let text = serde_json::to_string(&setup.config).map_err(told)?;
+    let record: Map<String, Value> = serde_json::from_str(&text).map_err(told)?;
+    let field = |(field, value): (&String, &Value)| {
+        let option = named(&format!("`{field}`"));
+        (option, value.to_string())
+    };
+    let mut options: Vec<(String, String)> = record.iter().map(field).collect();
+    let runs: Vec<&str> = setup.runs.iter().map(|run| run.name.as_str()).collect();
+    let Checkpoints {
+        save,
+        save_every,
+        keep,
+        resume,
+        stop_after,
+    } = &setup.checkpoints;
+    let number = |number: &Option<usize>| number.map(|number| number.to_string());
+    let [save, resume] = [save, resume].map(|path| {
+        let path = path.as_ref();
+        path.map(|path| path.display().to_string())
+    });
+    let flag = |given: bool| given.then(|| "given".to_owned());
+    let others = [
+        ("--device", Some(args.device.kind().to_owned())),
+        ("--no-audit", flag(args.no_audit)),
+        ("--no-cudnn", flag(args.no_cudnn)),
+        ("--agree-amaxes", flag(args.agree_amaxes)),
+        ("--no-prefetch", flag(args.no_prefetch)),
+        ("--recipe or --compare", Some(runs.join(","))),
+        ("--save", save),
+        ("--save-every", number(save_every)),
+        ("--keep", number(keep)),
+        ("--resume", resume),
+        ("--stop-after", number(stop_after)),
+    ];
+    let text = |text: Option<String>| text.unwrap_or_else(|| "left out".to_owned());
+    options.extend(others.map(|(option, value)| (option.to_owned(), text(value))));
+    Ok(options)
 }
 
 /// The version, and a digest of the program: other builds of one version compute other bits.

@@ -74,7 +74,7 @@ fn masters_and_codes_of_a_checkpoint() {
 /// A folder `saved` with a checkpoint of one weight, of which its trainer says `about`.
 fn saved(about: serde_json::Value, pieces: &[(&str, Dtype, [usize; 2])]) -> Bench {
     let bench = Bench::new();
-    let control = lowp_shard::threads(1, Duration::from_secs(60)).swap_remove(0);
+    let control = lowp_comm::threads(1, Duration::from_secs(60)).swap_remove(0);
     let mut saver = Saver::new(control, &bench.path("saved"), None).expect("a folder");
     let piece = |&(name, dtype, full): &(&str, Dtype, [usize; 2])| Piece {
         name: name.to_owned(),

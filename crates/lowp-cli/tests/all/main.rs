@@ -21,4 +21,6 @@ mod products;
 mod rank_files;
 mod recipe_options;
 mod support;
+#[cfg(unix)]
+mod tutorial;
 mod verify_source;

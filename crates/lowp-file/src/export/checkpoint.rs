@@ -1,13 +1,14 @@
 //! [`Trained`]: the weights of a checkpoint of `lowp train --save`.
 
 use crate::dequantize::Overflows;
-use crate::error::{Context, Result, file_error, input_error};
+use crate::error::{Context, Result, file_error, input_error, mend_file};
 use crate::fields::keeps_amax;
 use crate::interchange::amax::behind;
 use crate::json_object::JsonObject;
 use crate::meta::{Quantized, Text};
 use crate::names::{FloatName, Named};
 use crate::options::Options;
+use crate::remedy::Remedy;
 use crate::round;
 use crate::text::{message, shown};
 use crate::write::{Item, ItemSource, Parts, Sink};
@@ -20,6 +21,7 @@ use lowp_format::{
 use lowp_kernels::{Backend, Cpu, CpuBuffer, TransposeJob, Work};
 use safetensors::Dtype;
 use serde_json::{Value, json};
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
 /// What follows the name of a parameter in that of its f32 values.
@@ -57,6 +59,8 @@ struct Master {
 pub struct Trained {
     checkpoint: Checkpoint,
     weights: Vec<TrainedWeight>,
+    /// The weights' numbers by their names in files.
+    numbers: BTreeMap<String, usize>,
     masters: Vec<Master>,
 }
 
@@ -70,9 +74,10 @@ impl Trained {
         let path = checkpoint.folder().to_owned();
         let about = checkpoint.about();
         let said = about["weights"].as_object().ok_or_else(|| {
-            file_error(
+            mend_file(
                 &path,
-                "it does not say what its weights are; give a checkpoint of `lowp train --save`",
+                "it does not say what its weights are",
+                Remedy::GiveTrained,
             )
         })?;
         let mut weights = Vec::new();
@@ -99,18 +104,23 @@ impl Trained {
                     of_others.push((saved, about));
                 }
                 None => {
-                    return Err(file_error(
+                    return Err(mend_file(
                         &path,
                         format!(
-                            "the codes of '{}' are of no recipe as it stands: of a modified one, of --precision-tail, or of another lowp; \
-                             export the values by --to bf16 or --to fp32, or an earlier step",
+                            "the codes of '{}' are of no recipe as it stands: of a modified one, of a precision tail, or of another lowp",
                             shown(saved)
                         ),
+                        Remedy::ExportValues,
                     ));
                 }
             }
         }
         group(&mut weights, &about["config"]["amax_groups"]);
+        let by_saved = numbers(&weights, |weight| &weight.saved);
+        let others: BTreeMap<&str, &Value> = of_others
+            .into_iter()
+            .map(|(saved, about)| (saved.as_str(), about))
+            .collect();
         let mut masters = Vec::new();
         for tensor in checkpoint
             .tensors()
@@ -119,27 +129,22 @@ impl Trained {
             let (Some(name), [1, len]) = (tensor.name.strip_suffix(MASTER), tensor.shape) else {
                 continue;
             };
-            let weight = weights.iter().find(|weight| weight.saved == name);
+            let weight = by_saved.get(name).map(|&number| &weights[number]);
+            let about = others.get(name);
             let dims = match weight {
                 Some(weight) => Some(weight.tensor.text.shape.clone()),
-                None => {
-                    let about = of_others.iter().find(|(other, _)| *other == name);
-                    about.and_then(|(_, about)| {
-                        serde_json::from_value::<Vec<usize>>(about["shape"].clone()).ok()
-                    })
-                }
+                None => about.and_then(|about| {
+                    serde_json::from_value::<Vec<usize>>(about["shape"].clone()).ok()
+                }),
             };
             let elements = |dims: &[usize]| {
                 dims.iter()
                     .try_fold(1usize, |product, dim| product.checked_mul(*dim))
             };
             let dims = dims.filter(|dims| elements(dims) == Some(len));
-            let of_codes = |(other, about): &&(&String, &Value)| {
-                *other == name && about.get(KERNELS).is_some()
-            };
             let name = match weight {
                 Some(weight) => weight.tensor.name.clone(),
-                None if of_others.iter().any(|other| of_codes(&other)) => file_name(name),
+                None if about.is_some_and(|about| about.get(KERNELS).is_some()) => file_name(name),
                 None => name.to_owned(),
             };
             masters.push(Master {
@@ -150,9 +155,11 @@ impl Trained {
                 of_weight: weight.is_some(),
             });
         }
+        let numbers = numbers(&weights, |weight| &weight.tensor.name);
         Ok(Self {
             checkpoint,
             weights,
+            numbers,
             masters,
         })
     }
@@ -293,8 +300,8 @@ impl Trained {
             return Ok(None);
         }
         let group = weight.tensor.text.amax_group.as_deref().unwrap_or_default();
-        let in_group = |other: &&TrainedWeight| group.contains(&other.tensor.name);
-        let others = self.weights.iter().filter(in_group);
+        let numbers = group.iter().filter_map(|member| self.numbers.get(member));
+        let others = numbers.map(|&number| &self.weights[number]);
         let mut amax = 0f32;
         for member in others
             .filter(|other| other.saved != weight.saved)
@@ -425,31 +432,40 @@ fn file_name(saved: &str) -> String {
     }
 }
 
+/// The numbers of `weights` by a name that each has.
+fn numbers(
+    weights: &[TrainedWeight],
+    name: impl Fn(&TrainedWeight) -> &String,
+) -> BTreeMap<String, usize> {
+    let weights = weights.iter().enumerate();
+    weights
+        .map(|(number, weight)| (name(weight).clone(), number))
+        .collect()
+}
+
 /// Notes which weights had one amax while they were trained, by the names of the `groups` that the index has.
 fn group(weights: &mut [TrainedWeight], groups: &Value) {
+    let by_saved = numbers(weights, |weight| &weight.saved);
     for group in groups.as_array().into_iter().flatten() {
-        let saved: Vec<&str> = group
-            .as_array()
-            .into_iter()
-            .flatten()
-            .filter_map(Value::as_str)
+        let saved = group.as_array().into_iter().flatten();
+        let saved = saved.filter_map(Value::as_str);
+        let members = saved.filter_map(|saved| by_saved.get(saved).copied());
+        // A set, as a name may stand in the index twice.
+        let members: BTreeSet<usize> = members
+            .filter(|&number| has_tensor_scale(&weights[number].tensor.recipe))
             .collect();
-        let member = |weight: &TrainedWeight| {
-            saved.contains(&&*weight.saved) && has_tensor_scale(&weight.tensor.recipe)
-        };
-        let members: Vec<(AnyRecipe, String)> = weights
+        let named: Vec<(AnyRecipe, String)> = members
             .iter()
-            .filter(|weight| member(weight))
-            .map(|weight| (weight.tensor.recipe, weight.tensor.name.clone()))
+            .map(|&number| &weights[number].tensor)
+            .map(|tensor| (tensor.recipe, tensor.name.clone()))
             .collect();
-        for weight in weights.iter_mut().filter(|weight| member(weight)) {
+        for number in members {
+            let tensor = &mut weights[number].tensor;
             // Those in other recipes have other scales.
-            let same = members
-                .iter()
-                .filter(|(recipe, _)| *recipe == weight.tensor.recipe);
+            let same = named.iter().filter(|(recipe, _)| *recipe == tensor.recipe);
             let mut names: Vec<String> = same.map(|(_, name)| name.clone()).collect();
             names.sort();
-            weight.tensor.text.amax_group = Some(names).filter(|names| names.len() > 1);
+            tensor.text.amax_group = Some(names).filter(|names| names.len() > 1);
         }
     }
 }

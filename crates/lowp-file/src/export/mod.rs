@@ -5,7 +5,8 @@ mod fused;
 mod weight;
 
 use crate::dequantize::Overflows;
-use crate::error::{Result, file_error, input_error};
+use crate::error::{Result, input_error, mend_file};
+use crate::groups;
 use crate::interchange::config::Modules;
 use crate::interchange::hub::Hub;
 use crate::interchange::record;
@@ -15,6 +16,7 @@ use crate::meta;
 use crate::names::FloatName;
 use crate::progress::Progress;
 use crate::quantize::copied_metadata;
+use crate::remedy::Remedy;
 use crate::spare::Turns;
 use crate::target::FolderTarget;
 use crate::write::{Item, Parts};
@@ -51,10 +53,10 @@ impl<'a> Export<'a> {
         let model = &hub.model;
         let tensors = meta::quantized(model)?;
         if tensors.is_empty() {
-            return Err(file_error(
+            return Err(mend_file(
                 model.path(),
-                "it holds no tensor that lowp quantized; quantize the model first (lowp quantize), or read that of another \
-                 program (lowp import)",
+                "it holds no tensor that lowp quantized",
+                Remedy::Quantize,
             ));
         }
         let fields: BTreeSet<String> = tensors
@@ -117,9 +119,10 @@ impl<'a> Export<'a> {
     /// The first two weights of one of the `groups` that do not have one amax and one scale; members are numbers of [`Export::scaled`].
     ///
     /// # Errors
-    /// The source cannot be read.
+    /// The source cannot be read; a group of fewer than two, a number that there is not, or one in two groups.
     pub fn first_unlike(&self, groups: &[Vec<usize>]) -> Result<Option<[&str; 2]>> {
         let weights: Vec<&Weight<'_>> = self.with_tensor_scale().collect();
+        groups::check(groups, weights.len())?;
         for group in groups {
             let first = weights[group[0]];
             let numbers = first.numbers()?;
@@ -188,14 +191,18 @@ impl<'a> Export<'a> {
         let files = hub.into_iter().flat_map(|hub| hub.model.files());
         let target = FolderTarget::new(output, files)?;
         progress.begin(weights.work(most));
-        let mut written = weights.write(&target, most, progress)?;
-        for (name, document) in &documents {
-            written += write_text(&target, name, document)?;
-        }
+        let written = weights.write(&target, most, progress);
+        let written = written.and_then(|mut written| {
+            for (name, document) in &documents {
+                written += write_text(&target, name, document)?;
+            }
+            Ok(written + hub.map_or(Ok(0), |hub| hub.beside.copy_others(&target))?)
+        });
+        // What fails of an input that was changed is told as that.
         if let Some(hub) = hub {
-            written += hub.beside.copy_others(&target)?;
             hub.model.steady(Ok(()))?;
         }
+        let written = written?;
         target.publish()?;
         drop(weights);
         let decoded = |weight: &&Weight<'_>| matches!(weight.work, Work::Decoded(_));

@@ -3,7 +3,7 @@
 use super::checkpoint::{Trained, TrainedWeight};
 use crate::decoding::Decoding;
 use crate::dequantize::{Overflows, dims};
-use crate::error::{Context, FileError, Result, file_error, input_error};
+use crate::error::{Context, FileError, Result, input_error, mend, mend_file};
 use crate::fields::{self, Content as Kind, Field, holding};
 use crate::interchange::forms::{self, Axes, Content, Form, Operand, Stored, Target};
 use crate::interchange::record::{self, Numbers};
@@ -13,6 +13,7 @@ use crate::model::Model;
 use crate::names::{FloatName, Named};
 use crate::pack::Packed;
 use crate::quantize::made_items;
+use crate::remedy::Remedy;
 use crate::spare::Turns;
 use crate::text::shown;
 use crate::unpack::{orientation, unpack};
@@ -63,12 +64,10 @@ impl<'a> Weight<'a> {
     /// A weight of a file.
     pub(crate) fn of_file(model: &'a Model, tensor: Quantized, to: Target) -> Result<Self> {
         if tensor.shard.is_some() {
-            return Err(file_error(
+            return Err(mend_file(
                 model.path(),
-                format!(
-                    "'{}' is a part of a tensor; gather the folder of rank files first (lowp unshard)",
-                    shown(&tensor.name)
-                ),
+                format!("'{}' is a part of a tensor", shown(&tensor.name)),
+                Remedy::Unshard,
             ));
         }
         Self::new(tensor, Place::File(model), to)
@@ -366,14 +365,15 @@ fn read(model: &Model, tensor: &Quantized, field: &Field) -> Result<Vec<u8>> {
 /// The error of a weight that `to` has no form for.
 fn no_form(name: &str, recipe: &impl Recipe, to: Target) -> FileError {
     let kernel = recipe.kernel(Orientation::Rowwise);
-    input_error(format!(
-        "'{}' is {} with {} codes, which {} has no form for; give --to {} (`lowp export --help` has a table)",
+    let what = format!(
+        "'{}' is {} with {} codes, which {} has no form for",
         shown(name),
         recipe.name(),
         kernel.element,
-        to.name(),
-        forms::targets(recipe).join(", ")
-    ))
+        to.name()
+    );
+    let targets = forms::targets(recipe);
+    mend(what, Remedy::Target { targets })
 }
 
 /// The orientations that can be made of the buffers that serve the rowwise one.
@@ -402,35 +402,41 @@ const MAX_EMPTY_LINES: usize = 1 << 20;
 fn check(tensor: &Quantized, form: &Form, to: Target) -> Result<()> {
     let name = shown(&tensor.name);
     if !tensor.usage.contains(Usage::ROWWISE) {
-        return Err(input_error(format!(
-            "'{name}' was quantized for {}, and {} stores the rowwise operand; quantize it for both, or give --to te",
+        let what = format!(
+            "'{name}' was quantized for {}, and {} stores the rowwise operand",
             tensor.usage,
             to.name()
-        )));
+        );
+        let target = Target::Te.name();
+        return Err(mend(what, Remedy::TargetOrBoth { target }));
     }
     let [rows, cols] = form.operand.scales(tensor.full);
     if tensor.full.elements() == 0 && rows.saturating_mul(cols) > MAX_EMPTY_LINES {
-        return Err(input_error(format!(
+        let what = format!(
             "'{name}' is {} and has no elements, and {} keeps a scale of each line; at most {MAX_EMPTY_LINES} are written of \
-             such a tensor; leave it out when you quantize (--ignore)",
+             such a tensor",
             tensor.full,
             to.name()
-        )));
+        );
+        return Err(mend(what, Remedy::LeaveOut));
     }
+    // These put nothing in the place of a name, and take any number of axes.
+    let targets = [Target::Te, Target::Fp32, Target::Bf16].map(Target::name);
+    let targets = targets.to_vec();
     if form.tensors.len() > 1 && base(&tensor.name).is_none() {
-        return Err(input_error(format!(
-            "'{name}' does not end in .weight, in whose place {} puts other names; give --to te, fp32 or bf16, or leave it \
-             out when you quantize (--ignore)",
+        let what = format!(
+            "'{name}' does not end in .weight, in whose place {} puts other names",
             to.name()
-        )));
+        );
+        return Err(mend(what, Remedy::TargetOrLeaveOut { targets }));
     }
     if form.tensors.len() > 1 && tensor.text.shape.len() != 2 {
-        return Err(input_error(format!(
-            "'{name}' has {} axes, and {} stores weights of two; give --to te, fp32 or bf16, or leave it out when you \
-             quantize (--ignore)",
+        let what = format!(
+            "'{name}' has {} axes, and {} stores weights of two",
             tensor.text.shape.len(),
             to.name()
-        )));
+        );
+        return Err(mend(what, Remedy::TargetOrLeaveOut { targets }));
     }
     Ok(())
 }

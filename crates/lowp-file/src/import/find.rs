@@ -1,7 +1,7 @@
 //! Which tensors of a model are the weights of another program.
 
 use super::weight::Weight;
-use crate::error::{Result, file_error};
+use crate::error::{Result, file_error, mend_file};
 use crate::export::base;
 use crate::fields;
 use crate::interchange::config::source_dtype;
@@ -12,6 +12,7 @@ use crate::meta::{Quantized, Text};
 use crate::model::{Model, Tensor};
 use crate::names::Named;
 use crate::options::Options;
+use crate::remedy::Remedy;
 use crate::text::{dims, shown};
 use lowp_format::{BufferSpec, Origin, Recipe, Shape, Usage};
 use safetensors::Dtype;
@@ -174,15 +175,16 @@ fn reject_parts(model: &Model, taken: &BTreeSet<String>) -> Result<()> {
     };
     match left.find(told) {
         None => Ok(()),
-        Some(tensor) => Err(file_error(
+        Some(tensor) => Err(mend_file(
             model.path(),
             format!(
                 "'{}' is {} {}, a part of a quantized weight whose other parts are missing or have shapes and dtypes of no form \
-                 that lowp reads (`lowp export --help` has a table); give the whole model, or decode it with the program that wrote it",
+                 that lowp reads",
                 shown(tensor.name),
                 tensor.dtype,
                 dims(tensor.shape)
             ),
+            Remedy::GiveWhole,
         )),
     }
 }

@@ -2,7 +2,7 @@
 
 use crate::decoding::Decoding;
 use crate::dequantize::Overflows;
-use crate::error::{Context, Result, file_error};
+use crate::error::{Context, Result, file_error, mend_file};
 use crate::export::{base, choice, outer, transposed};
 use crate::fields::{keeps_amax, worked};
 use crate::interchange::amax::behind;
@@ -12,6 +12,7 @@ use crate::meta::Quantized;
 use crate::model::{Model, Tensor};
 use crate::names::FloatName;
 use crate::pack::Packed;
+use crate::remedy::Remedy;
 use crate::spare::Turns;
 use crate::text::shown;
 use crate::unpack::{orientation, unpack};
@@ -55,12 +56,10 @@ impl<'a> Weight<'a> {
     /// One of lowp's own.
     pub(crate) fn own(model: &'a Model, tensor: Quantized) -> Result<Self> {
         if tensor.shard.is_some() {
-            return Err(file_error(
+            return Err(mend_file(
                 model.path(),
-                format!(
-                    "'{}' is a part of a tensor; gather the folder of rank files first (lowp unshard)",
-                    shown(&tensor.name)
-                ),
+                format!("'{}' is a part of a tensor", shown(&tensor.name)),
+                Remedy::Unshard,
             ));
         }
         Ok(Self {

@@ -1,11 +1,12 @@
 //! [`Hub`]: a model as Hugging Face keeps it: a folder of weights in one file or several with an index, `config.json`, and
 //! whatever else lies beside them.
 
-use crate::error::{Context, Result, file_error};
+use crate::error::{Context, Result, file_error, mend_file};
 use crate::files::{open_regular, read_regular};
 use crate::json_object::JsonObject;
 use crate::limits::hinted;
 use crate::model::Model;
+use crate::remedy::Remedy;
 use crate::target::FolderTarget;
 use crate::text::shown;
 use crate::{checkpoint, ranks};
@@ -73,17 +74,11 @@ impl Hub {
             });
         }
         if checkpoint::is_checkpoint(path) {
-            return Err(file_error(
-                path,
-                "a checkpoint of `lowp train`; `lowp export FOLDER -o DIR --to bf16` makes a model of it",
-            ));
+            return Err(mend_file(path, "a checkpoint", Remedy::ExportCheckpoint));
         }
         let names = names(path)?;
         if ranks::are_in(&names) {
-            return Err(file_error(
-                path,
-                "a folder of rank files; gather the folder with `lowp unshard` first",
-            ));
+            return Err(mend_file(path, "a folder of rank files", Remedy::Unshard));
         }
         let model = Model::open(&path.join(weights(path, &names)?))?;
         let own: Vec<PathBuf> = model.files().map(Path::to_owned).collect();
@@ -204,7 +199,7 @@ fn weights(folder: &Path, names: &[String]) -> Result<String> {
         ([], [file]) => Ok((*file).clone()),
         ([], []) => Err(file_error(
             folder,
-            "it holds no .safetensors file and no checkpoint of `lowp train --save`; give a folder that does",
+            "it holds no .safetensors file and no checkpoint; give a folder that does",
         )),
         (indices, files) => Err(file_error(
             folder,

@@ -119,7 +119,7 @@ pub(crate) fn parse<'t>(
             if others.any(|other| Modifier::of(other, modifier).is_some()) {
                 return Err(changes_nothing(text, name, modifier));
             }
-            return Err(unknown(name, modifier));
+            return Err(unknown(text, modifier));
         };
         if let Some(other) = found.iter().find(|known| known.target() == new.target()) {
             return Err(FormatError::spelling(format!(
@@ -160,7 +160,7 @@ pub fn options_of_files(text: &str) -> Result<(&str, RecipeOptions), FormatError
             Modifier::Option { option, value, .. } => options.set(option, &value),
             Modifier::Control(control) => {
                 return Err(FormatError::spelling(format!(
-                    "{text}: +{} is a control of `lowp train` and `lowp plan`, which no file has; leave it out",
+                    "{text}: +{} is a control of training, which no file has; leave it out",
                     control.name()
                 )));
             }
@@ -202,7 +202,7 @@ fn default_of(name: &str, option: &str) -> Option<String> {
 /// The error of a modifier that leaves a recipe as it is.
 pub(crate) fn changes_nothing(text: &str, name: &str, modifier: &str) -> FormatError {
     FormatError::spelling(format!(
-        "{text}: +{modifier} changes nothing of {name}; leave it out (`lowp recipes` lists the recipes that it changes)"
+        "{text}: +{modifier} changes nothing of {name}; leave it out, or modify another recipe"
     ))
 }
 
@@ -221,15 +221,12 @@ pub fn problem(name: &str, error: &FormatError) -> FormatError {
     }
 }
 
-fn unknown(name: &str, modifier: &str) -> FormatError {
+fn unknown(text: &str, modifier: &str) -> FormatError {
     let known: Vec<String> = modifiers().into_iter().map(|known| known.name).collect();
-    FormatError::UnknownRecipe {
-        name: format!("{name}+{modifier}"),
-        known: format!(
-            "NAME+MODIFIER with modifiers {}, OPTION=VALUE",
-            known.join(", ")
-        ),
-    }
+    FormatError::spelling(format!(
+        "{text}: no modifier is called '{modifier}'; the modifiers are {}, OPTION=VALUE",
+        known.join(", ")
+    ))
 }
 
 /// A modifier as lists tell it.

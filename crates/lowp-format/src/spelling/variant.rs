@@ -116,7 +116,7 @@ impl Variant {
         match control {
             Control::TensorScale | Control::OperandTensorScale if scale == ScaleRule::None => {
                 return Err(FormatError::spelling(format!(
-                    "{name}+{}: {element} elements take no scale; modify a recipe below 16 bits (`lowp recipes` lists them)",
+                    "{name}+{}: {element} elements take no scale; modify a recipe below 16 bits",
                     control.name()
                 )));
             }

@@ -13,9 +13,6 @@ const PLAIN: &str = Bandwidth::ALL_GATHER;
 /// Rates that links and memory may have, in 10^9 bytes per second.
 const RATES: RangeInclusive<f64> = 1e-6..=1e9;
 
-/// What to do about a file that cannot be read.
-const REMEDY: &str = "write it with `lowp bench --device cuda --ranks N --json FILE`";
-
 /// Milliseconds, or microseconds, that a gather may take.
 const TIMES: RangeInclusive<f64> = 0.0..=1e6;
 
@@ -64,7 +61,7 @@ enum Kind {
         source: String,
         ranks: u64,
         rates: Vec<(u64, f64)>,
-        /// Seconds that a gather in two exchanges takes longer than one of as many bytes, where that was measured.
+        /// Seconds that a gather in two batches takes longer than one of as many bytes, where that was measured.
         another: Option<f64>,
         /// What copies take, where the same file says so.
         copy: Option<Copies>,
@@ -93,13 +90,11 @@ impl Bandwidth {
     /// Seconds of one gather of `bytes`, of which these arrive at a rank: both kinds of links are busy at once. The rank's own work behind it
     /// takes no time where the rate of copies is not known.
     pub(crate) fn seconds(&self, rank: Links, bytes: u128, gather: &Gather) -> f64 {
-        let Gather {
-            exchanges, local, ..
-        } = gather;
+        let Gather { batches, local, .. } = gather;
         let time = |rate: &Rate, arrives: u128| match arrives {
             0 => 0.0,
             arrives => {
-                let others = exchanges.saturating_sub(1) as f64 * rate.another().unwrap_or(0.0);
+                let others = batches.saturating_sub(1) as f64 * rate.another().unwrap_or(0.0);
                 arrives as f64 / (rate.at(bytes) * 1e9) + others
             }
         };
@@ -133,8 +128,8 @@ impl Bandwidth {
         self.copy.is_some()
     }
 
-    /// Whether exchanges behind the first of a gather take time.
-    pub fn knows_exchanges(&self) -> bool {
+    /// Whether batches after the first of a gather take time.
+    pub fn knows_batches(&self) -> bool {
         let mut rates = std::iter::once(&self.within_node).chain(&self.between_nodes);
         rates.all(|rate| rate.another().is_some())
     }
@@ -174,12 +169,14 @@ impl Copies {
             value => {
                 let number = value.as_f64().filter(|number| range.contains(number));
                 let error = || {
-                    CostError::Rates(format!(
-                        "{}: {key} is {value}; expected a number from {} to {}, or none; {REMEDY}",
+                    report_error(
                         file,
-                        range.start(),
-                        range.end()
-                    ))
+                        format!(
+                            "has {key} {value}, which is no number from {} to {}",
+                            range.start(),
+                            range.end()
+                        ),
+                    )
                 };
                 number.map(Some).ok_or_else(error)
             }
@@ -214,6 +211,14 @@ impl Copies {
     }
 }
 
+/// A report whose rates cannot be taken.
+fn report_error(file: &str, what: impl Into<String>) -> CostError {
+    CostError::Report {
+        file: file.to_owned(),
+        what: what.into(),
+    }
+}
+
 /// Seconds that an operation on `least` bytes or more takes longer than `expected` for its bytes: the median of the rows of a report, `None`
 /// where it has none.
 fn longer(
@@ -228,12 +233,14 @@ fn longer(
         let time = row["milliseconds"].as_f64();
         let (Some(bytes), Some(time)) = (row["bytes"].as_u64(), time.filter(|t| TIMES.contains(t)))
         else {
-            return Err(CostError::Rates(format!(
-                "{} has a row '{operation}' whose bytes are none, or whose milliseconds are no number from {} to {}; {REMEDY}",
+            return Err(report_error(
                 file,
-                TIMES.start(),
-                TIMES.end()
-            )));
+                format!(
+                    "has a row '{operation}' whose bytes are none, or whose milliseconds are no number from {} to {}",
+                    TIMES.start(),
+                    TIMES.end()
+                ),
+            ));
         };
         if bytes as f64 >= least {
             all.push((time / 1e3 - expected(bytes as f64)).max(0.0));
@@ -251,11 +258,11 @@ impl Rate {
     pub fn given(rate: f64) -> Result<Self, CostError> {
         match RATES.contains(&rate) {
             true => Ok(Self(Kind::Given(rate))),
-            false => Err(CostError::Rates(format!(
-                "{rate:?}: expected a number of GB/s from {} to {}, or a file of `lowp bench --ranks`",
-                RATES.start(),
-                RATES.end()
-            ))),
+            false => Err(CostError::Rate {
+                rate,
+                least: *RATES.start(),
+                most: *RATES.end(),
+            }),
         }
     }
 
@@ -279,7 +286,7 @@ impl Rate {
     }
 
     fn measured(file: &str, report: &Value) -> Result<Self, CostError> {
-        let error = |what: &str| CostError::Rates(format!("{file} {what}; {REMEDY}"));
+        let error = |what: &str| report_error(file, what);
         let (Some(ranks @ 1..), Some(rows)) = (report["ranks"].as_u64(), report["rows"].as_array())
         else {
             return Err(error("is no report of ranks"));
@@ -369,7 +376,7 @@ impl Rate {
         }
     }
 
-    /// Seconds of each exchange behind the first of the same gather.
+    /// Seconds of each batch after the first of the same gather.
     fn another(&self) -> Option<f64> {
         match &self.0 {
             Kind::Given(_) => None,
@@ -392,12 +399,12 @@ mod tests {
     use super::*;
     use serde_json::json;
 
-    /// A gather in `exchanges`, and `count` copies of `bytes` read and written beside.
-    fn gather(exchanges: usize, bytes: u64, count: u64) -> Gather {
+    /// A gather in `batches`, and `count` copies of `bytes` read and written beside.
+    fn gather(batches: usize, bytes: u64, count: u64) -> Gather {
         Gather {
             of: Use::Forward,
             pieces: Vec::new(),
-            exchanges,
+            batches,
             local: Local { bytes, count },
         }
     }
@@ -467,9 +474,9 @@ mod tests {
         Ok(())
     }
 
-    /// Large and small pieces are exchanges of their own, and the second takes what it was measured to.
+    /// Large and small pieces are batches of their own, and the second takes what it was measured to.
     #[test]
-    fn another_exchange_takes_longer() -> Result<(), Box<dyn std::error::Error>> {
+    fn another_batch_takes_longer() -> Result<(), Box<dyn std::error::Error>> {
         // Half of 8 * 10^6 bytes arrive, at 40 GB/s: 100 us.
         let one = json!({"operation": ONE, "bytes": 8_000_000, "gb_per_s": 40.0});
         let scaled = |bytes: u64, us: f64| json!({"operation": SCALED, "bytes": bytes, "milliseconds": us / 1e3});
@@ -485,9 +492,9 @@ mod tests {
             within_node: 4_000_000,
             between_nodes: 0,
         };
-        for (exchanges, us) in [(1, 100.0), (2, 107.0)] {
-            let seconds = bandwidth.seconds(links, 8_000_000, &gather(exchanges, 0, 0));
-            assert!((seconds * 1e6 - us).abs() < 1e-6, "{exchanges}: {seconds}");
+        for (batches, us) in [(1, 100.0), (2, 107.0)] {
+            let seconds = bandwidth.seconds(links, 8_000_000, &gather(batches, 0, 0));
+            assert!((seconds * 1e6 - us).abs() < 1e-6, "{batches}: {seconds}");
         }
         Ok(())
     }

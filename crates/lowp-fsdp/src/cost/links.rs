@@ -1,6 +1,6 @@
 //! [`Links`]: the bytes of a collective on the links within nodes and between them.
 
-use lowp_shard::Mesh;
+use lowp_comm::Mesh;
 use serde::Serialize;
 use std::ops::{AddAssign, Mul};
 

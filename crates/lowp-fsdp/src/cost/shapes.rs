@@ -1,6 +1,7 @@
 //! [`ModelShapes`]: the parameters of a model that is planned.
 
 use super::CostError;
+use crate::plain_vars::shape_of;
 use crate::{LinearSpec, VarSpec};
 use lowp_format::Shape;
 
@@ -29,20 +30,19 @@ pub struct ModelShapes {
 
 impl ModelShapes {
     /// Those of a [`crate::ShardedModel`] of these parameters.
-    pub fn of_specs(linears: &[LinearSpec], vars: &[VarSpec]) -> Self {
+    ///
+    /// # Errors
+    /// A variable that the model cannot have.
+    pub fn of_specs(linears: &[LinearSpec], vars: &[VarSpec]) -> Result<Self, CostError> {
         let layer = |spec: &LinearSpec| LayerShape {
             name: spec.name.clone(),
             block: spec.block,
             shape: Shape::new(spec.rows, spec.cols),
         };
-        let var = |spec: &VarSpec| match spec.shape[..] {
-            [rows, cols] => Shape::new(rows, cols),
-            _ => Shape::new(1, spec.shape.iter().product()),
-        };
-        Self {
+        Ok(Self {
             layers: linears.iter().map(layer).collect(),
-            vars: vars.iter().map(var).collect(),
-        }
+            vars: vars.iter().map(shape_of).collect::<Result<_, _>>()?,
+        })
     }
 
     /// Adds a linear layer of `block`.

@@ -6,8 +6,8 @@ use super::links::{Links, Moved, Route, neighbours, replicas};
 use super::weight::{Gather, Local, Use};
 use super::weights::Weights;
 use crate::plain_vars::VarRecipe;
+use lowp_comm::{GradWire, LARGE_PIECE};
 use lowp_format::Recipe;
-use lowp_shard::{GradWire, LARGE_PIECE};
 use std::ops::AddAssign;
 
 /// All collectives of one kind in a step.
@@ -38,7 +38,7 @@ pub struct Step {
     pub sizes: Option<[u128; 2]>,
     /// Whether ranks copy or transpose beside gathers.
     pub copies: bool,
-    /// Whether gathers of weights have several exchanges.
+    /// Whether gathers of weights have several batches.
     pub several: bool,
     /// What gradients would move in f32 if all sums were made on the way.
     pub gradients_shared: Moved,
@@ -84,7 +84,7 @@ impl Step {
                 if let Some(gather) = gathers.find(|gather| gather.of == of) {
                     let times = kind.count * passes as u128;
                     step.gather(&mut sum, gather, times, config, bandwidth);
-                    step.several |= gather.exchanges > 1 && sum.moved.world != Links::default();
+                    step.several |= gather.batches > 1 && sum.moved.world != Links::default();
                 }
             }
             step.operations.push(sum);
@@ -99,7 +99,7 @@ impl Step {
         let mut gather = Gather {
             of: Use::Forward,
             pieces: vec![0; ranks],
-            exchanges: 0,
+            batches: 0,
             local: Local::default(),
         };
         let mut sizes = [false; 2];
@@ -116,7 +116,7 @@ impl Step {
             let largest = one.pieces.iter().max().copied().unwrap_or(0);
             sizes[usize::from(largest >= LARGE_PIECE as u64)] |= largest > 0;
         }
-        gather.exchanges = sizes.into_iter().filter(|&has| has).count();
+        gather.batches = sizes.into_iter().filter(|&has| has).count();
         let mut sum = Operation {
             key: "variables",
             what: "gather variables",

@@ -7,7 +7,7 @@ use lowp_format::{
     Axis, BufferKey, FormatError, GatherPlan, GatherStep, Part, PhasePlans, Recipe,
     ReshardAfterForward, RowCuts, Shape, Transport, Usage,
 };
-use lowp_shard::{FlatShard, ShardError, exchanges};
+use lowp_shard::{FlatShard, ShardError, batches};
 use std::iter::Sum;
 use std::ops::{AddAssign, Mul};
 
@@ -28,13 +28,13 @@ pub(crate) struct Gather {
     pub(super) of: Use,
     /// Bytes of the ranks that gather among each other: the ranks of a replica, or a smaller group of them.
     pub(super) pieces: Vec<u64>,
-    /// In how many exchanges, one after the other: large pieces are sent apart from small ones.
-    pub(super) exchanges: usize,
+    /// In how many batches, one after the other: large pieces are sent apart from small ones.
+    pub(super) batches: usize,
     /// What each rank does beside: what it transposes, interleaves and keeps, and all of them in a world of one.
     pub(super) local: Local,
 }
 
-/// Work of a rank beside the exchange.
+/// Work of a rank next to the gather.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Local {
     /// Bytes read and written.
@@ -128,7 +128,7 @@ impl WeightCost {
         let stored = recipe.stored(Usage::BOTH);
         let rows = || cuts.ranges().map(|range| range.len());
         let forward = pieces(&plans.forward);
-        let together = exchanges(&plans.forward);
+        let together = batches(&plans.forward);
         let mut gathers = Vec::new();
         let kept = plans.parts.as_ref().map(pieces).unwrap_or_default();
         let keeping = Local::of(kept.iter().max().copied().unwrap_or(0));
@@ -136,14 +136,14 @@ impl WeightCost {
         gathers.push(Gather {
             of: Use::Forward,
             pieces: forward.clone(),
-            exchanges: together,
+            batches: together,
             local: within,
         });
         if config.recompute && config.reshard != ReshardAfterForward::No {
             gathers.push(Gather {
                 of: Use::Again,
                 pieces: forward,
-                exchanges: together,
+                batches: together,
                 local: within,
             });
         }
@@ -156,7 +156,7 @@ impl WeightCost {
         gathers.push(Gather {
             of: Use::Backward,
             pieces: backward,
-            exchanges: exchanges(behind),
+            batches: batches(behind),
             local: local(behind),
         });
         Ok(Self {
@@ -207,7 +207,7 @@ impl WeightCost {
             gathers: vec![Gather {
                 of: Use::Whole,
                 pieces: sent,
-                exchanges: 1,
+                batches: 1,
                 // Each is read and written in its other order.
                 local: Local::of(staged),
             }],

@@ -219,9 +219,9 @@ mod tests {
     use super::*;
     use crate::memory::LayerMemory;
     use crate::operand::{OperandPlan, OperandRole};
+    use lowp_comm::LocalComm;
     use lowp_format::{AnyRecipe, Part, Recipe};
     use lowp_kernels::{Cpu, DecodeJob};
-    use lowp_shard::LocalComm;
     use std::sync::Arc;
 
     const SHAPE: Shape = Shape::new(128, 256);

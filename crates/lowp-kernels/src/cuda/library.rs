@@ -125,7 +125,7 @@ impl CudaLibrary {
     /// Gives the stream a launch of `blocks` blocks of `threads` threads; `words` are the parameters, each from its lowest byte on.
     ///
     /// # Errors
-    /// The device failed.
+    /// More blocks or threads than a device takes, or the device failed.
     ///
     /// # Safety
     /// The function is one of this library, and `words` are its parameters. Addresses among them are those of memory of the device as
@@ -136,12 +136,11 @@ impl CudaLibrary {
         [blocks, threads]: [[usize; 2]; 2],
         words: &mut [u64],
     ) -> Result<(), KernelError> {
+        let [[bx, by], [tx, ty]] = launchable(blocks, threads)?;
         let mut pointers: Vec<*mut c_void> = words
             .iter_mut()
             .map(|word| (&raw mut *word).cast())
             .collect();
-        let [bx, by] = blocks.map(|n| u32::try_from(n).unwrap_or(u32::MAX));
-        let [tx, ty] = threads.map(|n| u32::try_from(n).unwrap_or(u32::MAX));
         self.cuda.foreign_work(
             || (),
             |stream| {
@@ -168,5 +167,55 @@ impl Drop for CudaLibrary {
         // A kernel that still runs needs its module. Nobody is left to hear of one that stays.
         let loaded = &mut self.loaded;
         self.cuda.free_foreign(|| loaded.unload().for_each(drop));
+    }
+}
+
+/// Most blocks of a launch, and threads of a block, on every device.
+const MOST_BLOCKS: [usize; 2] = [(1 << 31) - 1, (1 << 16) - 1];
+const MOST_THREADS: usize = 1024;
+
+/// The sizes of a launch as the driver takes them.
+fn launchable(blocks: [usize; 2], threads: [usize; 2]) -> Result<[[u32; 2]; 2], KernelError> {
+    let [tx, ty] = threads;
+    let fits = (1..=MOST_BLOCKS[0]).contains(&blocks[0])
+        && (1..=MOST_BLOCKS[1]).contains(&blocks[1])
+        && (1..=MOST_THREADS).contains(&tx.saturating_mul(ty));
+    let narrow = |sizes: [usize; 2]| -> Option<[u32; 2]> {
+        let [x, y] = sizes.map(|n| u32::try_from(n).ok());
+        Some([x?, y?])
+    };
+    let sizes = narrow(blocks).zip(narrow(threads)).filter(|_| fits);
+    let too_large = || KernelError::Launch { blocks, threads };
+    sizes
+        .map(|(blocks, threads)| [blocks, threads])
+        .ok_or_else(too_large)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn launches_are_those_that_a_device_takes() {
+        let most = [(1 << 31) - 1, (1 << 16) - 1];
+        let made = launchable(most, [32, 32]).expect("a launch");
+        assert_eq!(made, [[u32::MAX >> 1, 65535], [32, 32]]);
+        for (blocks, threads) in [
+            ([1 << 31, 1], [32, 1]),
+            ([1, 1 << 16], [32, 1]),
+            ([1 << 32, 1], [32, 1]),
+            ([0, 1], [32, 1]),
+            ([1, 1], [1025, 1]),
+            ([1, 1], [64, 32]),
+            ([1, 1], [0, 32]),
+            ([1, 1], [usize::MAX, 2]),
+        ] {
+            let error = launchable(blocks, threads).expect_err("too large");
+            let expected = format!(
+                "{}x{} blocks of {}x{}",
+                blocks[0], blocks[1], threads[0], threads[1]
+            );
+            assert!(error.to_string().contains(&expected), "{error}");
+        }
     }
 }

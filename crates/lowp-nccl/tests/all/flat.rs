@@ -6,11 +6,12 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::common::{values, world};
+use lowp_comm::{CommError, Communicator, LocalComm};
 use lowp_format::{AnyRecipe, QuantizedTensor, Shape, Usage};
 use lowp_kernels::{Backend, Cpu};
 use lowp_nccl::Sums;
 use lowp_optim::{AdamWBuilder, Group, OptimError, ParamSpec, StepOptions};
-use lowp_shard::{Communicator, LocalComm, ShardError};
+use lowp_shard::ShardError;
 
 const LIMIT: Duration = Duration::from_secs(60);
 const SHAPE: Shape = Shape::new(96, 192);
@@ -70,9 +71,12 @@ fn run<B: Backend>(
 fn cuda_nccl_flat_slices_give_the_weights_of_one_cpu_rank() {
     let expected = run(&Cpu, &LocalComm::solo(&Cpu).into()).expect("one CPU rank");
     let ranks = world(2, LIMIT, Sums::Nccl, |rank| {
-        run(&rank.cuda, &rank.comm).map_err(|error| ShardError::Failed {
-            rank: rank.comm.rank(),
-            message: error.to_string(),
+        run(&rank.cuda, &rank.comm).map_err(|error| {
+            CommError::Failed {
+                rank: rank.comm.rank(),
+                message: error.to_string(),
+            }
+            .into()
         })
     });
     for (rank, weights) in ranks.iter().enumerate() {

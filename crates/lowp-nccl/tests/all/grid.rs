@@ -12,13 +12,15 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use lowp_comm::{
+    CommError, Communicator, HostComm, LocalComm, Mesh, MeshComm, run_comms, run_ranks, threads,
+};
 use lowp_format::{AnyRecipe, BufferKey, Phase, Philox, Recipe, ReshardAfterForward, Shape};
 use lowp_kernels::{Backend, Cpu, FloatDtype, Source};
 use lowp_optim::{AdamWBuilder, Group, OptimError, ParamSpec, StepOptions};
 use lowp_shard::{
-    Communicator, GatherGroup, GatherPool, GradBucketOptions, GradBuckets, GradParam, HostComm,
-    LocalComm, Mesh, MeshComm, Reshard, ShardError, ShardSpec, ShardedTensor, run_comms, run_ranks,
-    threads,
+    GatherGroup, GatherPool, GradBucketOptions, GradBuckets, GradParam, Reshard, ShardError,
+    ShardSpec, ShardedTensor,
 };
 
 #[cfg(feature = "cuda")]
@@ -218,7 +220,7 @@ fn alone() -> Seen {
 /// A failure as ranks hear of it.
 fn of_rank(rank: usize, error: &OptimError) -> ShardError {
     let message = error.to_string();
-    ShardError::Failed { rank, message }
+    CommError::Failed { rank, message }.into()
 }
 
 /// Compares what the ranks of a world have with what one has.

@@ -9,11 +9,12 @@ use std::time::{Duration, Instant};
 
 use crate::common::{self, Rank, alone_and_together, bytes, tiling, values, world};
 use half::bf16;
+use lowp_comm::{
+    CommError, Communicator, Control, GatherItem, GradWire, ReduceItem, ordered, threads,
+};
 use lowp_kernels::{Backend, FloatDtype, Source};
 use lowp_nccl::{NcclComm, NcclOptions, Sums};
-use lowp_shard::{
-    Communicator, Control, GatherItem, GradWire, ReduceItem, ShardError, ordered, threads,
-};
+use lowp_shard::ShardError;
 
 const LIMIT: Duration = Duration::from_secs(60);
 
@@ -325,9 +326,10 @@ fn cuda_nccl_ends_everywhere_when_a_rank_fails() {
                 thread::sleep(Duration::from_millis(300));
                 match how {
                     "error" => {
-                        return Err(ShardError::BadMesh {
+                        return Err(CommError::BadMesh {
                             text: "planted".into(),
-                        });
+                        }
+                        .into());
                     }
                     "panic" => panic!("planted"),
                     _ => thread::sleep(Duration::from_secs(8)),
@@ -335,7 +337,7 @@ fn cuda_nccl_ends_everywhere_when_a_rank_fails() {
             }
             gather()?;
             cuda.synchronize()?;
-            gather()
+            Ok(gather()?)
         });
         let Some(failed) = failed else { return };
         let text = failed.to_string();

@@ -1,9 +1,9 @@
 //! What an optimizer says about itself: its parameters, the steps it applied and those it skipped.
 
+use lowp_comm::LocalComm;
 use lowp_format::{AnyRecipe, QuantizedTensor, Shape, Usage};
 use lowp_kernels::{Backend, Cpu, StepCounts};
 use lowp_optim::{AdamWBuilder, Group, ParamSpec, StepOptions};
-use lowp_shard::LocalComm;
 
 const SHAPE: Shape = Shape::new(2, 32);
 

@@ -5,12 +5,13 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::time::Duration;
 
+use lowp_comm::{Communicator, LocalComm, Mesh, run_ranks};
 use lowp_format::{AnyRecipe, Philox, QuantizedTensor, Shape, Usage};
 use lowp_kernels::{Backend, Cpu, CpuBuffer};
 use lowp_optim::{
     AdamW, AdamWBuilder, FloatDtype, Group, OptimError, ParamId, ParamSpec, StepOptions, StepReport,
 };
-use lowp_shard::{Communicator, LocalComm, Mesh, ShardError, run_ranks};
+use lowp_shard::ShardError;
 
 const TIMEOUT: Duration = Duration::from_secs(60);
 const SHAPE: Shape = Shape::new(33, 64);

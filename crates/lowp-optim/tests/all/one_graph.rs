@@ -4,14 +4,15 @@
 
 use std::sync::Arc;
 
+use lowp_comm::{Communicator, LocalComm};
 use lowp_format::{AnyRecipe, Orientation, Phase, QuantizedTensor, Shape, Usage};
 use lowp_kernels::{Backend, Cpu, DecodeJob, Source, StepScalars, Work};
 use lowp_optim::{
     AdamW, AdamWBuilder, Group, OptimError, ParamId, ParamSpec, StepOptions, StepReport,
 };
 use lowp_shard::{
-    CastItem, Communicator, GatherGroup, GatherPool, LocalComm, Requantize, ScaleBook,
-    ScaleBookBuilder, ShardSpec, ShardedTensor,
+    CastItem, GatherGroup, GatherPool, Requantize, ScaleBook, ScaleBookBuilder, ShardSpec,
+    ShardedTensor,
 };
 
 const STEPS: u64 = 6;

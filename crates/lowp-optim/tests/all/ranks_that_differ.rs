@@ -4,12 +4,14 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use lowp_comm::{
+    Collective, CommError, Communicator, Control, LocalComm, Mesh, MeshComm, Traffic, run_comms,
+};
 use lowp_format::{AnyRecipe, Phase, Shape};
 use lowp_kernels::{Cpu, Source};
 use lowp_optim::{AdamW, AdamWBuilder, Group, OptimError, ParamId, ParamSpec, StepOptions};
 use lowp_shard::{
-    Collective, Communicator, Control, GatherGroup, GatherPool, GradBucketOptions, GradBuckets,
-    GradParam, LocalComm, Mesh, MeshComm, ShardError, ShardSpec, ShardedTensor, Traffic, run_comms,
+    GatherGroup, GatherPool, GradBucketOptions, GradBuckets, GradParam, ShardSpec, ShardedTensor,
 };
 use proptest::prelude::*;
 
@@ -32,11 +34,11 @@ impl Communicator<Cpu> for Enqueued {
         true
     }
 
-    fn enqueue(&self, _label: &str, batch: Collective<'_, Cpu>) -> Result<(), ShardError> {
+    fn enqueue(&self, _label: &str, batch: Collective<'_, Cpu>) -> Result<(), CommError> {
         self.0.enqueue("", batch)
     }
 
-    fn split(&self, color: usize, key: usize) -> Result<Comm, ShardError> {
+    fn split(&self, color: usize, key: usize) -> Result<Comm, CommError> {
         Ok(Arc::new(Self(self.0.split(color, key)?)))
     }
 

@@ -1,11 +1,12 @@
 //! State in and out of the optimizer: what goes on behind a state is what went on without it, and what fits no parameter is told.
 
+use lowp_comm::LocalComm;
 use lowp_format::{AnyRecipe, RecipeOptions, Shape};
 use lowp_kernels::{Backend, Cpu};
 use lowp_optim::{
     AdamW, AdamWBuilder, FloatDtype, Group, OptimError, ParamId, ParamSpec, StepOptions,
 };
-use lowp_shard::{LocalComm, ShardSpec, ShardedTensor};
+use lowp_shard::{ShardSpec, ShardedTensor};
 
 const SHAPE: Shape = Shape::new(32, 32);
 

@@ -3,9 +3,10 @@
 use lowp_format::{GatherPlan, Recipe, Shape};
 use lowp_kernels::Backend;
 
-use super::pool::{Exchange, ParamPlans};
+use super::pool::{GatherKind, ParamPlans};
 use super::pooled;
-use crate::{Communicator, ShardedTensor};
+use crate::ShardedTensor;
+use lowp_comm::Communicator;
 
 /// What one parameter costs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -40,14 +41,14 @@ impl ParamAccount {
         let pieces = |plan: &GatherPlan, rank: usize| -> usize {
             plan.steps.iter().filter_map(|step| step.piece(rank)).sum()
         };
-        // The exchanges of a step, and which piece is this rank's.
+        // The gathers of a step, and which piece is this rank's.
         let forward = plans
-            .plan(Exchange::Forward)
+            .plan(GatherKind::Forward)
             .map(|plan| (plan, comm.rank()));
-        let parts = plans.plan(Exchange::Parts).zip(group);
+        let parts = plans.plan(GatherKind::Parts).zip(group);
         let parts = parts.map(|(plan, group)| (plan, group.rank()));
         let backward = plans
-            .plan(Exchange::Backward)
+            .plan(GatherKind::Backward)
             .map(|plan| (plan, comm.rank()));
         let again = forward.filter(|_| !keeps);
         let step = forward.into_iter().chain(parts.or(backward));

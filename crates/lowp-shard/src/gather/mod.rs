@@ -8,12 +8,14 @@ use lowp_format::{
 };
 use lowp_kernels::Backend;
 
-use crate::{Communicator, ShardError, ShardedTensor, or_abort, ordered};
+use crate::{ShardError, ShardedTensor};
+use lowp_comm::{Communicator, or_abort, ordered};
 
 mod account;
-mod exchange;
+mod graph;
 mod meter;
 mod plan;
+pub use plan::batches;
 mod pool;
 mod reshard;
 mod scratch;
@@ -25,7 +27,7 @@ pub use account::{GatherAccount, ParamAccount};
 use plan::{describe, plan_params};
 pub use pool::GatherPool;
 pub(crate) use pool::check_derived;
-use pool::{Exchange, Geometry, Lease, ParamPlans};
+use pool::{GatherKind, Geometry, Lease, ParamPlans};
 use reshard::Parts;
 pub use reshard::Reshard;
 pub use scratch::{Scratch, Scratches};
@@ -72,8 +74,8 @@ pub struct GatherGroup<B: Backend, R: Recipe = AnyRecipe> {
     started: Option<(Phase, B::Event)>,
     /// The versions of the shards that the held tensors were gathered from.
     gathered: Vec<u64>,
-    /// By exchange, whether the ranks have compared that they all make it.
-    compared: [bool; Exchange::ALL.len()],
+    /// By kind, whether the ranks have compared that they all make it.
+    compared: [bool; GatherKind::ALL.len()],
     watch: Option<GatherWatch<B>>,
     sent: u64,
     gathers: u64,
@@ -87,7 +89,7 @@ impl<B: Backend, R: Recipe> GatherGroup<B, R> {
     ///
     /// # Errors
     /// Shards for another world or rank than the communicator's, cuts off the recipe's quantum, or
-    /// ranks that disagree ([`ShardError::Mismatch`] on every rank).
+    /// ranks that disagree ([`CommError::Mismatch`] on every rank).
     pub fn new(
         backend: &B,
         comm: Arc<dyn Communicator<B>>,
@@ -103,7 +105,7 @@ impl<B: Backend, R: Recipe> GatherGroup<B, R> {
         let parts = Parts::new(&reshard, pool, &plans, comm.backend());
         let parts = or_abort(&*comm, parts)?;
         comm.control()
-            .agree("the gather plan", &describe(&params, &plans, policy))?;
+            .all_equal("the gather plan", &describe(&params, &plans, policy))?;
         let plans: Arc<[ParamPlans]> = plans.into();
         let geometry = pool.geometry(&plans);
         let number = pool.next_group();
@@ -123,7 +125,7 @@ impl<B: Backend, R: Recipe> GatherGroup<B, R> {
             held: None,
             started: None,
             gathered,
-            compared: [false; Exchange::ALL.len()],
+            compared: [false; GatherKind::ALL.len()],
             watch: None,
             sent: 0,
             gathers: 0,
@@ -208,7 +210,7 @@ impl<B: Backend, R: Recipe> GatherGroup<B, R> {
             written.collect::<Vec<_>>()
         );
         let control = self.comm.control();
-        control.agree("which gathered tensors are stale", &text)
+        Ok(control.all_equal("which gathered tensors are stale", &text)?)
     }
 
     fn try_unshard(&mut self, phase: Phase) -> Result<(), ShardError> {
@@ -261,18 +263,18 @@ impl<B: Backend, R: Recipe> GatherGroup<B, R> {
         for (gathered, tensor) in self.gathered.iter_mut().zip(&self.params) {
             *gathered = tensor.version();
         }
-        let exchange = if from_parts {
-            Exchange::Parts
+        let kind = if from_parts {
+            GatherKind::Parts
         } else {
             phase.into()
         };
-        let stream = self.comm_of(exchange).backend().clone();
+        let stream = self.comm_of(kind).backend().clone();
         if self.lease.is_none() {
             self.lease = Some(self.pool.lease(&self.geometry, [&self.backend, &stream])?);
         }
         let after = self.backend.record()?;
         stream.wait(&after)?;
-        let gathered = self.gather(exchange, builds && !forward_held);
+        let gathered = self.gather(kind, builds && !forward_held);
         // Also behind a part of it that failed: what it reads and writes is lent to others next.
         let arrived = stream.record();
         if gathered.is_err() {
@@ -283,7 +285,7 @@ impl<B: Backend, R: Recipe> GatherGroup<B, R> {
             parts.filled = true;
         }
         let arrived = arrived?;
-        self.comm_of(exchange).expect(arrived.clone(), "a gather");
+        self.comm_of(kind).expect(arrived.clone(), "a gather");
         self.started = Some((phase, arrived));
         Ok(())
     }

@@ -4,7 +4,8 @@ use lowp_format::{GatherPlan, Phase, PhasePlans, Recipe, ReshardAfterForward, Us
 use lowp_kernels::Backend;
 
 use super::pool::{ParamPlans, check_derived};
-use crate::{Communicator, ShardError, ShardedTensor};
+use crate::{ShardError, ShardedTensor};
+use lowp_comm::{CommError, Communicator, LARGE_PIECE};
 
 /// The plans of all parameters.
 pub(super) fn plan_params<B: Backend, R: Recipe>(
@@ -21,13 +22,10 @@ pub(super) fn plan_params<B: Backend, R: Recipe>(
                 spec.full(),
                 spec.rank()
             );
-            return Err(ShardError::World {
-                what,
-                found: spec.world(),
-                world,
-            });
+            let found = spec.world();
+            return Err(ShardError::from(CommError::World { what, found, world }));
         }
-        let exchanges = if spec.usage() == Usage::BOTH {
+        let plans = if spec.usage() == Usage::BOTH {
             let p = PhasePlans::new(&recipe, spec.full(), spec.cuts(), policy)?;
             [Some(p.forward), Some(p.backward), p.parts]
         } else {
@@ -40,14 +38,14 @@ pub(super) fn plan_params<B: Backend, R: Recipe>(
             };
             [make(Phase::Forward)?, make(Phase::Backward)?, None]
         };
-        for plan in exchanges.iter().flatten() {
+        for plan in plans.iter().flatten() {
             check_derived(&recipe, plan)?;
         }
         let group = match policy {
             ReshardAfterForward::Group(ranks) => ranks,
             ReshardAfterForward::Yes | ReshardAfterForward::No => 0,
         };
-        Ok(ParamPlans { exchanges, group })
+        Ok(ParamPlans { plans, group })
     };
     params.iter().enumerate().map(plan).collect()
 }
@@ -72,14 +70,19 @@ pub(super) fn describe<B: Backend, R: Recipe>(
             spec.usage()
         );
         let _ = write!(text, " cut at {ends:?}, {recipe:?}, sends");
-        for step in plans
-            .exchanges
-            .iter()
-            .flatten()
-            .flat_map(|plan| &plan.steps)
-        {
+        for step in plans.plans.iter().flatten().flat_map(|plan| &plan.steps) {
             let _ = write!(text, " {}={}", step.spec().key, step.wire_bytes());
         }
     }
     text
+}
+
+/// Batches in which GPUs exchange the pieces of a plan: large ones, and small ones.
+pub fn batches(plan: &GatherPlan) -> usize {
+    let largest = plan.steps.iter().filter_map(|step| {
+        let pieces = (0..plan.cuts.world()).filter_map(|rank| step.piece(rank));
+        pieces.max().filter(|&bytes| bytes > 0)
+    });
+    let (large, small): (Vec<_>, Vec<_>) = largest.partition(|&bytes| bytes >= LARGE_PIECE);
+    usize::from(!large.is_empty()) + usize::from(!small.is_empty())
 }

@@ -7,16 +7,16 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use lowp_format::{BufferKey, BufferSpec, GatherPlan, GatherStep, Phase, Recipe, Usage};
 use lowp_kernels::{Backend, InterleaveJob, KernelError, TransposeJob, Work};
 
-use super::exchange::label;
+use super::graph::label;
 use super::meter::{Meter, Metered};
 use super::scratch::Scratches;
 use super::steps::{GatherTarget, run_steps};
-use crate::done::{Among, Done, Names, Order};
-use crate::{Communicator, ShardError};
+use crate::ShardError;
+use lowp_comm::{Among, Communicator, Done, Names, Order};
 
 /// What a group gathers, and from where.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Exchange {
+pub(super) enum GatherKind {
     /// What forward needs, from the shards; and what backward needs, unless that gathers again.
     Forward,
     /// What backward needs, from the shards.
@@ -25,18 +25,19 @@ pub(super) enum Exchange {
     Parts,
 }
 
-impl Exchange {
-    pub(super) const ALL: [Exchange; 3] = [Exchange::Forward, Exchange::Backward, Exchange::Parts];
+impl GatherKind {
+    pub(super) const ALL: [GatherKind; 3] =
+        [GatherKind::Forward, GatherKind::Backward, GatherKind::Parts];
 }
 
-/// As many exchanges has a group.
-const EXCHANGES: u64 = Exchange::ALL.len() as u64;
+/// As many kinds of gathers has a group.
+const KINDS: u64 = GatherKind::ALL.len() as u64;
 
-impl From<Phase> for Exchange {
+impl From<Phase> for GatherKind {
     fn from(phase: Phase) -> Self {
         match phase {
-            Phase::Forward => Exchange::Forward,
-            Phase::Backward => Exchange::Backward,
+            Phase::Forward => GatherKind::Forward,
+            Phase::Backward => GatherKind::Backward,
         }
     }
 }
@@ -44,14 +45,14 @@ impl From<Phase> for Exchange {
 /// The gathers of one parameter. What the shards cannot serve, and what the policy does not need, has none.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct ParamPlans {
-    pub(super) exchanges: [Option<GatherPlan>; 3],
+    pub(super) plans: [Option<GatherPlan>; 3],
     /// Ranks that keep parts together.
     pub(super) group: usize,
 }
 
 impl ParamPlans {
-    pub(super) fn plan(&self, exchange: impl Into<Exchange>) -> Option<&GatherPlan> {
-        self.exchanges[exchange.into() as usize].as_ref()
+    pub(super) fn plan(&self, kind: impl Into<GatherKind>) -> Option<&GatherPlan> {
+        self.plans[kind.into() as usize].as_ref()
     }
 }
 
@@ -64,28 +65,28 @@ pub(super) struct Move<B: Backend> {
     pub(super) ranges: Vec<Range<usize>>,
 }
 
-/// One exchange of a group into one set of destination buffers.
+/// One gather of a group into one set of destination buffers.
 #[derive(Debug)]
-pub(super) struct ExchangeWork<B: Backend> {
+pub(super) struct GatherWork<B: Backend> {
     pub(super) moves: Vec<Move<B>>,
     /// Local work after the gather, in order.
     pub(super) local: Vec<B::Plan>,
 }
 
-/// Destination buffers of a whole group, for all exchanges.
+/// Destination buffers of a whole group, for gathers of every kind.
 #[derive(Debug)]
 pub(super) struct DestinationSet<B: Backend> {
     pub(super) id: u64,
     /// Per parameter.
     buffers: Vec<Vec<(BufferKey, B::Buffer<u8>)>>,
-    exchanges: [ExchangeWork<B>; 3],
+    works: [GatherWork<B>; 3],
     /// Counts them.
     _metered: Metered,
 }
 
 impl<B: Backend> DestinationSet<B> {
-    pub(super) fn exchange(&self, exchange: Exchange) -> &ExchangeWork<B> {
-        &self.exchanges[exchange as usize]
+    pub(super) fn work(&self, kind: GatherKind) -> &GatherWork<B> {
+        &self.works[kind as usize]
     }
 
     pub(super) fn buffer(&self, param: usize, key: BufferKey) -> Option<&B::Buffer<u8>> {
@@ -196,17 +197,17 @@ impl<B: Backend> GatherPool<B> {
             among: Among::Shards,
             order: known.map_or_else(Order::default, |at| gathered.swap_remove(at).1),
             names: Names::Gathers(|item| {
-                let exchange = Exchange::ALL[(item % EXCHANGES) as usize];
-                label(item / EXCHANGES, exchange)
+                let kind = GatherKind::ALL[(item % KINDS) as usize];
+                label(item / KINDS, kind)
             }),
         }
     }
 
     /// Notes a gather of group `number`.
-    pub(super) fn note(&self, comm: &dyn Communicator<B>, number: u64, exchange: Exchange) {
+    pub(super) fn note(&self, comm: &dyn Communicator<B>, number: u64, kind: GatherKind) {
         let members = comm.control().members();
         let gathered = &mut self.lock().gathered;
-        let item = EXCHANGES * number + exchange as u64;
+        let item = KINDS * number + kind as u64;
         match gathered.iter_mut().find(|(known, _)| known == members) {
             Some((_, order)) => order.push(item),
             None => {
@@ -286,7 +287,7 @@ impl<B: Backend> GatherPool<B> {
         let mut buffers = Vec::with_capacity(plans.len());
         for param in plans {
             let mut own: Vec<(BufferKey, B::Buffer<u8>)> = Vec::new();
-            for plan in param.exchanges.iter().flatten() {
+            for plan in param.plans.iter().flatten() {
                 for step in &plan.steps {
                     let spec = step.spec();
                     let replicated = matches!(step, GatherStep::Replicated { .. });
@@ -299,12 +300,12 @@ impl<B: Backend> GatherPool<B> {
             buffers.push(own);
         }
         let mut arrivals = Arrivals::<B>::new();
-        let [forward, backward, parts] = Exchange::ALL
-            .map(|exchange| self.work(&mut metered, plans, &buffers, &mut arrivals, exchange));
+        let [forward, backward, parts] = GatherKind::ALL
+            .map(|kind| self.work(&mut metered, plans, &buffers, &mut arrivals, kind));
         Ok(DestinationSet {
             id: 1 + self.sets.fetch_add(1, Ordering::Relaxed),
             buffers,
-            exchanges: [forward?, backward?, parts?],
+            works: [forward?, backward?, parts?],
             _metered: metered,
         })
     }
@@ -315,16 +316,16 @@ impl<B: Backend> GatherPool<B> {
         plans: &[ParamPlans],
         buffers: &[Vec<(BufferKey, B::Buffer<u8>)>],
         arrivals: &mut Arrivals<B>,
-        exchange: Exchange,
-    ) -> Result<ExchangeWork<B>, ShardError> {
+        kind: GatherKind,
+    ) -> Result<GatherWork<B>, ShardError> {
         let (mut moves, mut interleave, mut transpose) = (Vec::new(), Vec::new(), Vec::new());
         for (param, plan) in plans.iter().enumerate() {
-            let Some(plan) = plan.plan(exchange) else {
+            let Some(plan) = plan.plan(kind) else {
                 continue;
             };
-            let ranks = match exchange {
-                Exchange::Parts => plans[param].group,
-                Exchange::Forward | Exchange::Backward => plan.cuts.world(),
+            let ranks = match kind {
+                GatherKind::Parts => plans[param].group,
+                GatherKind::Forward | GatherKind::Backward => plan.cuts.world(),
             };
             let mut recorded = Recorded {
                 backend: &self.backend,
@@ -347,7 +348,7 @@ impl<B: Backend> GatherPool<B> {
         if !transpose.is_empty() {
             local.push(self.backend.plan(Work::Transpose(transpose))?);
         }
-        Ok(ExchangeWork { moves, local })
+        Ok(GatherWork { moves, local })
     }
 }
 
@@ -399,7 +400,7 @@ impl<B: Backend> GatherTarget<B> for Recorded<'_, B> {
 
     fn arrivals(&mut self, spec: &BufferSpec, bytes: usize) -> Result<B::Buffer<u8>, ShardError> {
         let name = (self.param, spec.key);
-        // Several exchanges may fetch it.
+        // Several gathers may fetch it.
         if let Some((_, known)) = self.arrivals.iter().find(|(known, _)| *known == name) {
             return Ok(known.clone());
         }

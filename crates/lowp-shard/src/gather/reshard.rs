@@ -7,8 +7,9 @@ use lowp_kernels::Backend;
 
 use super::GatherPool;
 use super::meter::Metered;
-use super::pool::{DestinationSet, Exchange, ParamPlans};
-use crate::{Communicator, GatherItem, ShardError, or_abort};
+use super::pool::{DestinationSet, GatherKind, ParamPlans};
+use crate::ShardError;
+use lowp_comm::{Communicator, GatherItem, or_abort};
 
 /// What becomes of gathered weights between forward and backward: a [`ReshardAfterForward`] with the ranks that it needs.
 #[derive(Clone, Debug)]
@@ -108,7 +109,7 @@ impl<B: Backend> Parts<B> {
             return Ok(None);
         };
         let rank = group.rank();
-        let steps = plans.iter().filter_map(|p| p.plan(Exchange::Parts));
+        let steps = plans.iter().filter_map(|p| p.plan(GatherKind::Parts));
         let lens = steps.flat_map(|plan| plan.steps.iter().filter_map(|s| s.piece(rank)));
         let mut metered = pool.metered();
         let buffers = lens.map(|len| metered.alloc(&pool.backend, len));
@@ -125,7 +126,7 @@ impl<B: Backend> Parts<B> {
     /// Has `stream` copy the parts out of the full buffers.
     pub(super) fn fill(&self, stream: &B, set: &DestinationSet<B>) -> Result<(), ShardError> {
         let rank = self.group.rank();
-        let moves = &set.exchange(Exchange::Parts).moves;
+        let moves = &set.work(GatherKind::Parts).moves;
         for (part, m) in self.buffers.iter().zip(moves) {
             let range = m.ranges[rank].clone();
             if !range.is_empty() {
@@ -137,7 +138,7 @@ impl<B: Backend> Parts<B> {
 
     /// The gather of the parts into the full buffers.
     pub(super) fn items<'a>(&'a self, set: &'a DestinationSet<B>) -> Vec<GatherItem<'a, B>> {
-        let moves = &set.exchange(Exchange::Parts).moves;
+        let moves = &set.work(GatherKind::Parts).moves;
         let item = |(source, m): (&'a B::Buffer<u8>, &'a super::pool::Move<B>)| GatherItem {
             source,
             dest: &m.dest,

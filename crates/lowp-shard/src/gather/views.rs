@@ -5,18 +5,19 @@ use lowp_kernels::Backend;
 
 use super::pool::Lease;
 use super::{Full, GatherGroup};
-use crate::{ShardError, Traffic};
+use crate::ShardError;
+use lowp_comm::Traffic;
 
 /// The full tensors of one destination set, per phase and parameter, and the gathers into it.
 #[derive(Debug)]
 pub(super) struct Views<B: Backend, R: Recipe> {
     pub(super) set: u64,
     pub(super) phases: [Vec<Option<Full<B, R>>>; 2],
-    /// Per exchange.
+    /// By kind.
     pub(super) gathers: [Repeated<B>; 3],
 }
 
-/// One exchange, as a graph from the second time on.
+/// One kind, as a graph from the second time on.
 #[derive(Debug)]
 pub(super) struct Repeated<B: Backend> {
     /// Whether it ran: before that ranks are not connected, and memory is not there.

@@ -6,8 +6,11 @@ use std::sync::Arc;
 
 use lowp_kernels::{Backend, FloatDtype, Source};
 
-use crate::done::{Among, Done, Names, Order};
-use crate::{Collective, GradWire, MeshComm, ReduceItem, ShardError, Started, or_abort};
+use crate::ShardError;
+use lowp_comm::{
+    Among, Collective, CommError, Done, GradWire, MeshComm, Names, Order, ReduceItem, Started,
+    or_abort,
+};
 
 mod slabs;
 
@@ -159,7 +162,7 @@ impl<B: Backend> GradBuckets<B> {
         or_abort(everyone, checked)?;
         everyone
             .control()
-            .agree("the gradient buckets", &describe(&params, options))?;
+            .all_equal("the gradient buckets", &describe(&params, options))?;
         let most = options.bytes / options.dtype.bytes();
         let mut buckets: Vec<Bucket<B>> = Vec::new();
         let mut planned = Vec::with_capacity(params.len());
@@ -323,10 +326,12 @@ impl<B: Backend> GradBuckets<B> {
         }
         let items: Vec<_> = params.iter().filter_map(Param::item).collect();
         let batch = Collective::ReduceScatter(&items, self.wire);
-        let after = self.backend.record().map_err(ShardError::from);
+        let after = self.backend.record().map_err(CommError::from);
         let label = format!("bucket {bucket}");
         let started = after.and_then(|after| self.mesh.shard.start(&after, &label, batch));
-        let started = started.inspect_err(|error| self.failed = Some(error.clone()))?;
+        let started = started
+            .map_err(ShardError::from)
+            .inspect_err(|error| self.failed = Some(error.clone()))?;
         for (at, param) in params.iter_mut().enumerate() {
             if param.state == State::Pushed {
                 param.arrived += 1;
@@ -447,11 +452,12 @@ impl<B: Backend> GradParam<B> {
 
     fn check(&self, backend: &B, rank: usize, world: usize) -> Result<(), ShardError> {
         if self.ranges.len() != world {
-            return Err(ShardError::World {
+            return Err(CommError::World {
                 what: format!("the gradient of '{}'", self.name),
                 found: self.ranges.len(),
                 world,
-            });
+            }
+            .into());
         }
         let mut next = 0;
         for (rank, range) in self.ranges.iter().enumerate() {

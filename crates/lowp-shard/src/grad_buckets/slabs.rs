@@ -4,7 +4,8 @@ use std::collections::VecDeque;
 
 use lowp_kernels::{Backend, FloatDtype, Source};
 
-use crate::{ShardError, Started};
+use crate::ShardError;
+use lowp_comm::Started;
 
 /// Memory of one bucket.
 #[derive(Debug)]

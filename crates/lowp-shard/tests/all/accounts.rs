@@ -4,11 +4,12 @@
 use std::sync::{Arc, Barrier, Mutex};
 
 use crate::common::{self, Comm, failing, ranks};
+use lowp_comm::{Communicator, GradWire, LocalComm, ReduceItem};
 use lowp_format::{AnyRecipe, GatherStep, Origin, Phase, Recipe, Shape, Transport, Usage};
 use lowp_kernels::{Backend, Cpu, Source};
 use lowp_shard::{
-    Communicator, GatherGroup, GatherPoint, GatherPool, GatherWatch, GradWire, LocalComm,
-    ReduceItem, ScaleBookBuilder, ScaleSlot, ShardError, ShardSpec, ShardedTensor,
+    GatherGroup, GatherPoint, GatherPool, GatherWatch, ScaleBookBuilder, ScaleSlot, ShardError,
+    ShardSpec, ShardedTensor,
 };
 
 fn shard(recipe: AnyRecipe, comm: &Comm) -> Result<ShardedTensor<Cpu>, ShardError> {
@@ -143,7 +144,7 @@ fn a_failure_of_the_world_reaches_groups_of_one() {
         aborted.wait();
         let error = alone.control().barrier().expect_err("the world has failed");
         assert!(error.to_string().contains("out of luck"), "{error}");
-        Err::<(), _>(error)
+        Err::<(), _>(error.into())
     });
     // A panic of an assertion above would be a failure too.
     let errors = failed

@@ -1,12 +1,12 @@
 //! Tensors in buckets: their bytes, their places, and everything that works on tensors works on them.
 
 use crate::common::{bytes, ranks, values};
+use lowp_comm::LocalComm;
 use lowp_format::{AnyRecipe, Phase, QuantizedTensor, Shape, Usage};
 use lowp_kernels::{Backend, Cpu, CpuBuffer, KernelError, Source};
 use lowp_shard::{
-    BUCKET_ALIGN, CastItem, FlatMaster, GatherGroup, GatherPool, LocalComm, Requantize,
-    ScaleBookBuilder, ShardError, ShardSpec, ShardedTensor, bucket_bytes, cast_master_weights,
-    move_into, quantize,
+    BUCKET_ALIGN, CastItem, FlatMaster, GatherGroup, GatherPool, Requantize, ScaleBookBuilder,
+    ShardError, ShardSpec, ShardedTensor, bucket_bytes, cast_master_weights, move_into, quantize,
 };
 use proptest::prelude::*;
 

@@ -4,12 +4,10 @@
 #![cfg(feature = "cuda")]
 
 use crate::common::{PATIENCE, values};
+use lowp_comm::{GatherItem, GradWire, ReduceItem, run_ranks_on};
 use lowp_format::{AnyRecipe, QuantizedTensor, Shape, Usage};
 use lowp_kernels::{Backend, Cpu, Cuda, Source};
-use lowp_shard::{
-    FlatMaster, GatherItem, GradWire, ReduceItem, ShardError, bucket_bytes, cast_master_weights,
-    move_into, quantize, run_ranks_on,
-};
+use lowp_shard::{FlatMaster, ShardError, bucket_bytes, cast_master_weights, move_into, quantize};
 
 const RANKS: usize = 3;
 /// Bytes of a piece: a copy takes much longer than the call that starts it.

@@ -2,11 +2,11 @@
 //! each rank's range that equals the full quantize.
 
 use crate::common::{self, bytes, tiling};
+use lowp_comm::GatherItem;
 use lowp_format::{AnyRecipe, Axis, Code, Part, Recipe, Role, Shape, Usage};
 use lowp_kernels::{Backend, Cpu, Source};
 use lowp_shard::{
-    CastItem, FlatShard, GatherItem, Requantize, ScaleBookBuilder, ShardError, flat_targets,
-    quantize,
+    CastItem, FlatShard, Requantize, ScaleBookBuilder, ShardError, flat_targets, quantize,
 };
 use proptest::prelude::*;
 

@@ -2,13 +2,14 @@
 //! any cuts and any number of ranks, and nothing but the own elements written before the gather.
 
 use crate::common::{self, Comm, bytes, failing, ranks, values};
+use lowp_comm::LocalComm;
 use lowp_format::{
     AnyRecipe, Axis, BufferSpec, Origin, Part, QuantizedTensor, Recipe, Shape, Usage,
 };
 use lowp_kernels::{Backend, Cpu, CpuBuffer, KernelError, Source};
 use lowp_shard::{
-    CastItem, FlatMaster, FlatParam, FlatShard, FlatWeights, LocalComm, Requantize,
-    ScaleBookBuilder, ShardError, cast_master_weights, quantize,
+    CastItem, FlatMaster, FlatParam, FlatShard, FlatWeights, Requantize, ScaleBookBuilder,
+    ShardError, cast_master_weights, quantize,
 };
 use proptest::prelude::*;
 

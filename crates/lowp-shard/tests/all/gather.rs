@@ -5,12 +5,13 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use crate::common::{self, Comm, failing, ranks, values, variants};
+use lowp_comm::{CommError, LocalComm};
 use lowp_format::{
     AnyRecipe, Origin, Phase, QuantizedTensor, Recipe, ReshardAfterForward, RowCuts, Shape, Usage,
 };
 use lowp_kernels::{Backend, Cpu, CpuBuffer, Source};
 use lowp_shard::{
-    CastItem, GatherGroup, GatherPool, LocalComm, Requantize, Reshard, ScaleBookBuilder, Scratches,
+    CastItem, GatherGroup, GatherPool, Requantize, Reshard, ScaleBookBuilder, Scratches,
     ShardError, ShardSpec, ShardedTensor, quantize,
 };
 use proptest::prelude::*;
@@ -440,7 +441,7 @@ fn ranks_that_plan_differently_fail_on_every_rank() {
         });
         assert_eq!(failed.others.len(), 2);
         assert!(
-            matches!(failed.cause, ShardError::Mismatch { .. }),
+            matches!(failed.cause, ShardError::Comm(CommError::Mismatch { .. })),
             "{differ}: {}",
             failed.cause
         );
@@ -459,11 +460,11 @@ fn shards_of_another_world_are_rejected() {
     });
     assert!(matches!(
         failed.cause,
-        ShardError::World {
+        ShardError::Comm(CommError::World {
             found: 3,
             world: 2,
             ..
-        }
+        })
     ));
 }
 
@@ -481,7 +482,7 @@ fn cuts_off_the_quantum_or_of_other_rows_are_rejected() {
         let spec = ShardSpec::new(&recipe, full, 2, 2);
         assert_eq!(
             spec.err(),
-            Some(ShardError::NoSuchRank { rank: 2, world: 2 })
+            Some(CommError::NoSuchRank { rank: 2, world: 2 }.into())
         );
     }
 }

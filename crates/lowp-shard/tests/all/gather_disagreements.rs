@@ -3,12 +3,10 @@
 use std::sync::Arc;
 
 use crate::common::{Comm, Engine, failing, failing_on};
+use lowp_comm::{Collective, CommError, Communicator, Control, Traffic};
 use lowp_format::{AnyRecipe, Phase, Shape};
 use lowp_kernels::Cpu;
-use lowp_shard::{
-    Collective, Communicator, Control, GatherGroup, GatherPool, ShardError, ShardSpec,
-    ShardedTensor, Traffic,
-};
+use lowp_shard::{GatherGroup, GatherPool, ShardError, ShardSpec, ShardedTensor};
 
 fn recipe_at(index: usize) -> AnyRecipe {
     AnyRecipe::low_precision()[index]
@@ -51,10 +49,10 @@ fn ranks_that_disagree_on_what_is_stale_fail() {
                 if then != "a barrier" {
                     groups[1].unshard(Phase::Forward)?;
                 }
-                comm.control().barrier()
+                Ok(comm.control().barrier()?)
             });
             let what = (writes, then, reshard);
-            let mismatch = matches!(failed.cause, ShardError::Mismatch { .. });
+            let mismatch = matches!(failed.cause, ShardError::Comm(CommError::Mismatch { .. }));
             assert!(mismatch, "{what:?}: {}", failed.cause);
             let text = failed.cause.to_string();
             assert!(text.contains("gathered tensors are stale"), "{text}");
@@ -80,11 +78,11 @@ impl Communicator<Cpu> for Enqueued {
         true
     }
 
-    fn enqueue(&self, _label: &str, batch: Collective<'_, Cpu>) -> Result<(), ShardError> {
+    fn enqueue(&self, _label: &str, batch: Collective<'_, Cpu>) -> Result<(), CommError> {
         self.0.enqueue("", batch)
     }
 
-    fn split(&self, color: usize, key: usize) -> Result<Arc<dyn Communicator<Cpu>>, ShardError> {
+    fn split(&self, color: usize, key: usize) -> Result<Arc<dyn Communicator<Cpu>>, CommError> {
         Ok(Arc::new(Self(self.0.split(color, key)?)))
     }
 
@@ -137,7 +135,7 @@ fn ranks_that_gather_other_groups_or_phases_fail() {
             for failed in [waits, enqueues] {
                 let text = failed.cause.to_string();
                 assert!(
-                    matches!(failed.cause, ShardError::Mismatch { .. }),
+                    matches!(failed.cause, ShardError::Comm(CommError::Mismatch { .. })),
                     "{text}"
                 );
                 assert!(labels.iter().all(|label| text.contains(label)), "{text}");

@@ -4,8 +4,9 @@ use std::ops::Range;
 
 use crate::common::{failing, ranks, tiling, values};
 use half::bf16;
+use lowp_comm::{CommError, GradWire, Mesh, MeshComm};
 use lowp_kernels::{Backend, Cpu, CpuBuffer, FloatDtype, Source};
-use lowp_shard::{GradBucketOptions, GradBuckets, GradParam, GradWire, Mesh, MeshComm, ShardError};
+use lowp_shard::{GradBucketOptions, GradBuckets, GradParam, ShardError};
 use proptest::prelude::*;
 
 /// One parameter: where its gradient is cut.
@@ -301,7 +302,7 @@ fn gradients_of_different_parameters_are_not_added() {
             add(&mut buckets, rank, 1.0)?;
             buckets.finish()
         });
-        let other = matches!(failed.cause, ShardError::Mismatch { .. });
+        let other = matches!(failed.cause, ShardError::Comm(CommError::Mismatch { .. }));
         assert!(other, "{mesh}: {}", failed.cause);
     }
 }
@@ -317,7 +318,7 @@ fn gradients_in_another_order_are_not_added() {
         }
         buckets.finish()
     });
-    let other = matches!(failed.cause, ShardError::Mismatch { .. });
+    let other = matches!(failed.cause, ShardError::Comm(CommError::Mismatch { .. }));
     assert!(other, "{}", failed.cause);
     // Within a bucket the order does not matter.
     ranks(2, |rank, comm| {
@@ -380,14 +381,14 @@ fn plans_are_checked() {
             }
             GradBuckets::new(&Cpu, &mesh, given, GradBucketOptions::default()).map(drop)
         });
-        let other = matches!(failed.cause, ShardError::Mismatch { .. });
+        let other = matches!(failed.cause, ShardError::Comm(CommError::Mismatch { .. }));
         assert!(other, "{mesh}: {}", failed.cause);
     }
     let failed = failing(2, |rank, comm| {
         let mesh = MeshComm::new(Mesh::sharded(2), comm)?;
         eights(3, 64 * (1 + rank), rank, &mesh).map(drop)
     });
-    let other = matches!(failed.cause, ShardError::Mismatch { .. });
+    let other = matches!(failed.cause, ShardError::Comm(CommError::Mismatch { .. }));
     assert!(other, "{}", failed.cause);
 }
 

@@ -2,14 +2,10 @@
 
 mod accounts;
 mod audits;
+mod batches;
 mod buckets;
-mod collectives;
 mod common;
-mod crossed_waits;
 mod cuda_handles;
-mod exchanges;
-mod failures;
-mod faults;
 mod first_use;
 mod flat_places;
 mod flat_shards;
@@ -19,9 +15,6 @@ mod gather;
 mod gather_disagreements;
 mod grad_buckets;
 mod growth;
-mod meshes;
-mod messages;
-mod rendezvous;
 mod reshard_groups;
 mod scale_books;
 mod sharder_hooks;

@@ -2,13 +2,13 @@
 //! rank, before anything is cast.
 
 use crate::common::{Comm, failing, ranks, values};
+use lowp_comm::LocalComm;
 use lowp_format::{
     AnyRecipe, Code, QuantizedTensor, Recipe, RecipeOptions, Role, ScaleRule, Shape, Usage,
 };
 use lowp_kernels::{Backend, Cpu, CpuBuffer, Source};
 use lowp_shard::{
-    CastItem, FlatShard, LocalComm, Requantize, ScaleBook, ScaleBookBuilder, ShardError,
-    flat_targets,
+    CastItem, FlatShard, Requantize, ScaleBook, ScaleBookBuilder, ShardError, flat_targets,
 };
 
 const SHAPE: Shape = Shape::new(64, 32);
@@ -70,7 +70,7 @@ fn another_book_is_an_error_on_every_rank() {
                 }
                 // A rank whose part was done, because nothing is agreed on, hears of it here.
                 let later = comm.control().barrier().expect_err("the world has failed");
-                result.and(Err::<(), _>(later))
+                result.and(Err::<(), _>(later.into()))
             });
             let text = failed.cause.to_string();
             assert!(text.contains("another ScaleBook"), "{text}");

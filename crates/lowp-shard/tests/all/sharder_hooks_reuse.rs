@@ -3,6 +3,7 @@
 use std::cell::RefCell;
 
 use crate::fsdp::{Fsdp, Full, One, Param, Shard, content, memory, whole};
+use lowp_comm::CommError;
 use lowp_format::{AnyRecipe, FormatError, Origin, Phase, Recipe, RowCuts, Shape, Usage};
 use lowp_kernels::{Backend, Cpu, CpuBuffer, KernelError};
 use lowp_shard::{GatherHooks, ShardError, ShardSpec, bucket_bytes};
@@ -38,7 +39,7 @@ fn memory_may_move() {
         let (sent, expected) = one.gather(1);
         let short = full.set_memory(&Cpu, |output| Ok(Cpu.alloc(output.bytes - 1)?));
         assert!(
-            matches!(short, Err(ShardError::ItemLength { .. })),
+            matches!(short, Err(ShardError::Comm(CommError::ItemLength { .. }))),
             "{short:?}"
         );
         assert!(full.tensor().is_err(), "cast since");
@@ -404,7 +405,7 @@ fn memory_of_other_lengths_is_rejected() {
     let full = sent.post_all_gather_with(&Cpu, one.shard(), &one.arrived, |o| long(o.bytes));
     for error in [padded.map(|_| ()).err(), full.map(|_| ()).err()] {
         assert!(
-            matches!(error, Some(ShardError::ItemLength { .. })),
+            matches!(error, Some(ShardError::Comm(CommError::ItemLength { .. }))),
             "{error:?}"
         );
     }
@@ -416,7 +417,7 @@ fn memory_of_other_lengths_is_rejected() {
         .map(|_| ())
         .err();
     assert!(
-        matches!(error, Some(ShardError::ItemLength { .. })),
+        matches!(error, Some(ShardError::Comm(CommError::ItemLength { .. }))),
         "{error:?}"
     );
 }

@@ -1,5 +1,6 @@
 //! [`TransformerError`]: what can be wrong with a transformer on a GPU.
 
+use lowp_comm::CommError;
 use lowp_fsdp::ModelError;
 use lowp_gemm::GemmError;
 use lowp_kernels::KernelError;
@@ -32,4 +33,10 @@ pub enum TransformerError {
     /// The sharded model failed.
     #[error(transparent)]
     Model(#[from] ModelError),
+}
+
+impl From<CommError> for TransformerError {
+    fn from(error: CommError) -> Self {
+        ShardError::from(error).into()
+    }
 }

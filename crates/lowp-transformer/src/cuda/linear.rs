@@ -360,7 +360,6 @@ impl<R: Recipe> Linear<R> {
         let desc = GemmDesc {
             // cuBLASLt has scales by block only for sums in f32.
             fast_accum: pass == Pass::Forward && left.desc.scale == ScaleMode::Tensor,
-            device_scalars: two_level,
             ..GemmDesc::new(sizes, [left.desc, right.desc], dtype)
         };
         let scalars = if two_level {
@@ -378,7 +377,7 @@ impl<R: Recipe> Linear<R> {
                 beta: f32::from(u8::from(accumulate)),
             }
         };
-        // SAFETY: the caller's promise; scalars are where the product says.
+        // SAFETY: the caller's promise; scalars on the device are the arena's.
         unsafe { gemms.run(&desc, [left.ptr, right.ptr], out, scalars) }
     }
 

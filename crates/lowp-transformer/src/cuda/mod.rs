@@ -7,6 +7,7 @@ mod gemms;
 mod linear;
 mod model;
 mod module;
+mod network;
 mod ops;
 mod place;
 mod sdpa;
@@ -14,7 +15,7 @@ mod trace;
 
 pub use error::TransformerError;
 pub use model::{MicroBatch, Tokens, Transformer};
-pub use trace::{GATHERS, Gathers, Profile, Spent};
+pub use trace::{Gathers, Profile};
 
 use lowp_kernels::{Cuda, KernelError};
 

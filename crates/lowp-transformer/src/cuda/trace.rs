@@ -5,9 +5,10 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use lowp_kernels::{Cuda, CudaMark, KernelError};
 use lowp_shard::GatherPoint;
+use lowp_train::network::Spent;
 
 /// What a stream that waits for gathered weights is said to spend its time on ([`Spent::what`]).
-pub const GATHERS: &str = "gather of weights";
+pub(super) const GATHERS: &str = "gather of weights";
 
 /// What a step spent its time on.
 #[derive(Clone, Debug, PartialEq)]
@@ -25,17 +26,6 @@ pub struct Gathers {
     pub milliseconds: f64,
     /// Those of them in which the stream that computes did not wait for a weight.
     pub hidden: f64,
-}
-
-/// What a stream spent on one kind of work.
-#[derive(Clone, Debug, PartialEq)]
-pub struct Spent {
-    /// The work.
-    pub what: String,
-    /// How often it ran.
-    pub count: usize,
-    /// Milliseconds of the device, with what it waited for before.
-    pub milliseconds: f64,
 }
 
 /// Marks behind each piece of work, while someone asked for them.

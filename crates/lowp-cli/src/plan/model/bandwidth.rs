@@ -25,7 +25,16 @@ pub(super) fn bandwidth(text: &str) -> Result<Bandwidth, UsageError> {
 
 /// A rate as it is given, or those of a file.
 fn rate(text: &str) -> Result<Rate, UsageError> {
-    let failed = |error: CostError| UsageError::new(format!("--bandwidth {error}"));
+    let failed = |error: CostError| {
+        UsageError::new(match error {
+            CostError::Rate { rate, least, most } => format!(
+                "--bandwidth {rate:?}: expected a number of GB/s from {least} to {most}, or a file of `lowp bench --ranks`"
+            ),
+            error => format!(
+                "--bandwidth {error}; write it with `lowp bench --device cuda --ranks N --json FILE`"
+            ),
+        })
+    };
     match text.parse::<f64>() {
         Ok(rate) => Rate::given(rate).map_err(failed),
         Err(_) if !Path::new(text).exists() => Err(UsageError::new(format!(

@@ -3,9 +3,9 @@
 use super::Plan;
 use crate::reshard;
 use anyhow::Result;
+use lowp_comm::GradWire;
 use lowp_fsdp::Sharding;
 use lowp_fsdp::cost::{self, Costs, Links, Memory, Moved, Rate};
-use lowp_shard::GradWire;
 use serde::Serialize;
 use serde_json::Value;
 

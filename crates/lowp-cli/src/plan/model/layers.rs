@@ -2,10 +2,11 @@
 
 use crate::globs::{self, weight_of};
 use crate::output::shown;
-use crate::train::GptConfig;
 use crate::usage::UsageError;
 use lowp_format::Shape;
 use lowp_fsdp::cost::{CostError, ModelShapes};
+use lowp_train::Model as _;
+use lowp_transformer::GptConfig;
 
 /// The linear layers in the order of forward, and what stays in f32.
 #[derive(Clone, Debug, Default)]
@@ -19,13 +20,18 @@ pub(super) struct Model {
 
 impl Model {
     /// The model of `lowp train` with these sizes.
-    pub(super) fn of_sizes(name: &str, sizes: GptConfig) -> Self {
-        Self {
+    ///
+    /// # Errors
+    /// A variable that no model has.
+    pub(super) fn of_sizes(name: &str, sizes: GptConfig) -> Result<Self, UsageError> {
+        let shapes = ModelShapes::of_specs(&sizes.linears(), &sizes.vars());
+        let shapes = shapes.map_err(|e| UsageError::new(format!("{}: {e}", shown(name))))?;
+        Ok(Self {
             name: name.to_owned(),
             blocks: sizes.layers,
-            shapes: ModelShapes::of_specs(&sizes.linears(), &sizes.vars()),
+            shapes,
             notes: Vec::new(),
-        }
+        })
     }
 
     /// Adds a linear layer of `block`.

@@ -10,21 +10,22 @@ mod types;
 
 use super::Args;
 use crate::output::shown;
-use crate::train::{self, Preset, Run};
+use crate::train::{self, Preset};
 use crate::usage::UsageError;
 use anyhow::Result;
 use clap::ValueEnum;
 use keys::{Keys, read_json};
 use layers::Model;
+use lowp_comm::{GradWire, Mesh};
 use lowp_format::spelling::Variant;
-use lowp_format::{AnyRecipe, Code};
+use lowp_format::{AnyRecipe, Code, check_layer, layer_error};
 use lowp_fsdp::Sharding;
-use lowp_fsdp::cost::{Bandwidth, CostConfig, CostError, Costs, HOST_GRAD_BUCKET, LayerShape};
-use lowp_shard::{GradWire, Mesh};
+use lowp_fsdp::cost::{
+    Bandwidth, CostConfig, CostError, Costs, HOST_GRAD_BUCKET, LayerShape, MAX_MICRO_BATCHES,
+    MAX_RANKS,
+};
+use lowp_train::Run;
 use std::path::Path;
-
-/// Most ranks that a plan is made for.
-const MAX_RANKS: usize = 1 << 17;
 
 /// A plan.
 #[derive(Debug)]
@@ -46,7 +47,9 @@ struct Plan<'a> {
 pub(super) fn plan(args: &Args, recipe: Variant) -> Result<String> {
     let setup = setup(args)?;
     let model = model(args)?;
-    train::check_sharding(&Run::new(args.recipe.clone(), recipe)?, setup.sharding)?;
+    let run = Run::new(args.recipe.clone(), recipe);
+    run.and_then(|run| run.check_sharding(setup.sharding))
+        .map_err(UsageError::from)?;
     let kept = model.matching(&args.keep_bf16)?;
     let variant = |(at, &kept): (usize, &bool)| match kept {
         true => recipe.in_bf16(),
@@ -87,9 +90,9 @@ pub(super) fn plan(args: &Args, recipe: Variant) -> Result<String> {
         if let Some(sizes) = sizes {
             notes.extend(bandwidth.notes(sizes, shard.min(setup.per_node)));
         }
-        if !bandwidth.knows_exchanges() && costs.step.several {
+        if !bandwidth.knows_batches() && costs.step.several {
             notes.push(
-                "scales that are exchanged behind their codes take no time of their own here: a file of `lowp bench --ranks` has it"
+                "scales that are sent after their codes take no time of their own here: a file of `lowp bench --ranks` has it"
                     .to_owned(),
             );
         }
@@ -141,7 +144,7 @@ fn setup(args: &Args) -> Result<CostConfig, UsageError> {
     train::check_ranges(&[
         (ranks, mesh.world(), MAX_RANKS),
         ("--ranks-per-node", args.ranks_per_node, MAX_RANKS),
-        ("--accumulate", args.accumulate, 1 << 16),
+        ("--accumulate", args.accumulate, MAX_MICRO_BATCHES),
     ])?;
     let sharding = Sharding::from(args.sharding);
     let reshard = train::reshard(args.reshard_after_forward, sharding, mesh.shard)?;
@@ -163,9 +166,8 @@ fn model(args: &Args) -> Result<Model, UsageError> {
     if let Ok(preset) = Preset::from_str(source, false) {
         args.sizes.check()?;
         let sizes = args.sizes.of(preset.config());
-        train::check_model(sizes)?;
-        train::check_heads(sizes)?;
-        return Ok(Model::of_sizes(source, sizes));
+        sizes.check()?;
+        return Model::of_sizes(source, sizes);
     }
     if !Path::new(source).exists() {
         let presets = Preset::value_variants().iter();
@@ -203,8 +205,8 @@ fn costs(
         format!("keep it in bf16 (--keep-bf16 '{pattern}'), or choose another recipe")
     };
     for (layer, variant) in model.shapes.layers.iter().zip(variants) {
-        if let Err(error) = train::check_layer(variant, layer.shape) {
-            let cause = train::cause(&layer.name, layer.shape, recipe, &error);
+        if let Err(error) = check_layer(variant, layer.shape) {
+            let cause = layer_error(&layer.name, layer.shape, recipe, &error);
             return Err(UsageError::new(format!("{cause}; {}", remedy(layer))));
         }
     }

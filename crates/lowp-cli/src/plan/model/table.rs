@@ -3,9 +3,9 @@
 use super::Plan;
 use crate::columns::Columns;
 use crate::output::shown;
+use lowp_comm::GradWire;
 use lowp_fsdp::Sharding;
 use lowp_fsdp::cost::{Costs, Moved, Operation};
-use lowp_shard::GradWire;
 
 /// The whole plan as text.
 pub(super) fn render(plan: &Plan<'_>) -> String {

@@ -1,20 +1,23 @@
 //! A step on a GPU beside the same step on the CPU. Without a GPU the tests pass, unless `LOWP_REQUIRE_GPU` is set.
 
-use super::{Gpu, sizes};
 use crate::gpus;
-use crate::train::config::Config;
-use crate::train::corpus::Corpus;
-use crate::train::network::{Candle, Network, Place};
+use crate::train::config::Setup;
+use crate::train::{Args, BUNDLED};
 use crate::{Cli, Command};
 use clap::Parser;
+use lowp_candle::transformer::Transformer as OnCpu;
 use lowp_checkpoint::{Late, Piece};
+use lowp_comm::{Communicator, LocalComm, Mesh, MeshComm};
 use lowp_format::spelling::Variant;
 use lowp_format::{Orientation, Part, Phase};
 use lowp_fsdp::{LinearSpec, ModelOptions, ShardedModel};
 use lowp_kernels::{Backend, Cpu, Cuda};
 use lowp_nccl::NcclOptions;
 use lowp_optim::StepOptions;
-use lowp_shard::{Communicator, GradBucketOptions, LocalComm, Mesh, MeshComm};
+use lowp_shard::GradBucketOptions;
+use lowp_train::network::Place;
+use lowp_train::{Data, Model, Network, Text, text};
+use lowp_transformer::Transformer;
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 use std::time::Duration;
@@ -29,13 +32,20 @@ fn gpu() -> Option<Cuda> {
     }
 }
 
-fn config(words: &str) -> Config {
+/// The arguments, and what they ask for.
+struct Asked {
+    args: Args,
+    setup: Setup,
+}
+
+fn asked(words: &str) -> Asked {
     let words = format!("lowp train --world-size 1 --no-baseline --lr 3e-4 {words}");
     let cli = Cli::try_parse_from(words.split(' ')).expect("a command line");
     let Command::Train(args) = cli.command else {
         panic!("another command")
     };
-    Config::new(&args, None).expect("a configuration")
+    let setup = Setup::new(&args, None).expect("a setup");
+    Asked { args: *args, setup }
 }
 
 /// Losses of some steps, and by parameter the first moments behind the first one: a tenth of the clipped gradients.
@@ -48,60 +58,79 @@ struct Trained {
 
 /// A device as the only rank of a world trains on it.
 trait Alone: Backend {
+    type Network: Network<Self, Batch = text::Batch>;
+
     fn alone(&self) -> Arc<dyn Communicator<Self>>;
+
+    fn network(&self, sharded: &mut ShardedModel<Self, Variant>, asked: &Asked) -> Self::Network;
 }
 
 impl Alone for Cpu {
+    type Network = OnCpu;
+
     fn alone(&self) -> Arc<dyn Communicator<Self>> {
         LocalComm::solo(self).into()
+    }
+
+    fn network(&self, sharded: &mut ShardedModel<Self, Variant>, asked: &Asked) -> OnCpu {
+        let config = &asked.setup.config;
+        OnCpu::new(config.model, sharded, 2, config.recompute).expect("a network")
     }
 }
 
 impl Alone for Cuda {
+    type Network = Transformer<Variant>;
+
     fn alone(&self) -> Arc<dyn Communicator<Self>> {
         let devices = std::slice::from_ref(self);
         let comms = gpus::join(devices, Duration::from_secs(60), NcclOptions::default());
         comms.expect("a world").remove(0).into()
     }
+
+    fn network(&self, sharded: &mut ShardedModel<Self, Variant>, asked: &Asked) -> Self::Network {
+        let place = Place {
+            rank: 0,
+            threads: 2,
+        };
+        let of = (&asked.args, &asked.setup.config);
+        super::network(self, sharded, of, place).expect("a network")
+    }
 }
 
-fn model<B: Alone, N: Network<B>>(backend: &B, config: &Config) -> (ShardedModel<B, Variant>, N) {
+fn model<B: Alone>(backend: &B, asked: &Asked) -> (ShardedModel<B, Variant>, B::Network) {
     let mesh = MeshComm::new(Mesh::sharded(1), backend.alone()).expect("a mesh");
-    let recipe: Variant = config.runs[0].recipe;
+    let (run, config) = (&asked.setup.runs[0], &asked.setup.config);
     let options = ModelOptions {
         sharding: config.sharding,
         reshard_after_forward: config.reshard_after_forward,
         grads: GradBucketOptions::default(),
         seed: config.seed,
-        group: config.group,
-        vars: N::VARS,
+        group: config.group(),
+        vars: B::Network::VARS,
     };
     let (linears, vars) = (config.linears(), config.model.vars());
-    let of = |linear: &LinearSpec| config.recipe_of(recipe, linear, false);
+    let layers = config.model.layers;
+    let of = |linear: &LinearSpec| config.recipe_of(run, linear, (layers, false));
     let sharded = ShardedModel::new(backend, &mesh, of, &linears, &vars, options);
     let mut sharded = sharded.expect("a model");
-    let place = Place {
-        config,
-        rank: 0,
-        threads: 2,
-    };
-    let network = N::new(backend, &mut sharded, place).expect("a network");
+    let network = backend.network(&mut sharded, asked);
     (sharded, network)
 }
 
-fn train<B: Alone, N: Network<B>>(backend: &B, config: &Config, steps: usize) -> Trained {
-    let (mut sharded, mut network) = model::<B, N>(backend, config);
-    run(&mut sharded, &mut network, config, (steps, 0))
+fn train<B: Alone>(backend: &B, asked: &Asked, steps: usize) -> Trained {
+    let (mut sharded, mut network) = model(backend, asked);
+    run(&mut sharded, &mut network, asked, (steps, 0))
 }
 
 /// `steps` steps, where the bytes of a checkpoint are waited for `behind` steps later.
-fn run<B: Backend, N: Network<B>>(
+fn run<B: Backend, N: Network<B, Batch = text::Batch>>(
     sharded: &mut ShardedModel<B, Variant>,
     network: &mut N,
-    config: &Config,
+    asked: &Asked,
     (steps, behind): (usize, usize),
 ) -> Trained {
-    let corpus = Corpus::load(None, config.model.seq).expect("the text");
+    let config = &asked.setup.config;
+    let text = Text::new(BUNDLED.to_vec(), config.model.seq).expect("the text");
     let mut trained = Trained {
         losses: Vec::new(),
         gradients: BTreeMap::new(),
@@ -111,13 +140,14 @@ fn run<B: Backend, N: Network<B>>(
     for step in 0..steps {
         let tokens = config.batch * config.model.seq;
         let part = config.batch / config.accumulate;
+        let mut loss = 0.0;
         for micro in 0..config.accumulate {
             let sequences = micro * part..(micro + 1) * part;
             let first = (sequences.start * config.model.seq) as u64;
             let random = N::random_step(step, micro, config.accumulate);
             sharded.begin(random, first, true).expect("a pass");
-            let batch = corpus.train(config.seed, step, sequences);
-            network
+            let batch = text.train(config.seed, step, sequences);
+            loss += network
                 .train(sharded, &batch, tokens)
                 .expect("a micro-batch");
         }
@@ -126,7 +156,8 @@ fn run<B: Backend, N: Network<B>>(
             ..StepOptions::default()
         };
         network.finish_step(sharded, &options).expect("a step");
-        trained.losses.push(network.take_loss().expect("a loss"));
+        loss += network.take_loss().expect("a loss");
+        trained.losses.push(loss);
         pending.push_back(sharded.pieces().expect("a state"));
         if pending.len() > behind {
             trained.saved.extend(pending.pop_front().map(arrived));
@@ -161,10 +192,10 @@ fn distance(x: &[f32], y: &[f32]) -> f64 {
 /// Every gradient of a step on the GPU is that of the CPU, up to the rounding of activations to bf16 and what it does to codes.
 fn check(words: &str, most: f64) {
     let Some(cuda) = gpu() else { return };
-    let on_cpu = train::<_, Candle>(&Cpu, &config(words), 1);
+    let on_cpu = train(&Cpu, &asked(words), 1);
     for more in ["", " --no-cudnn"] {
-        let config = config(&format!("{words}{more} --device cuda"));
-        let on_gpu = train::<_, Gpu>(&cuda, &config, 1);
+        let asked = asked(&format!("{words}{more} --device cuda"));
+        let on_gpu = train(&cuda, &asked, 1);
         let apart = (on_gpu.losses[0] - on_cpu.losses[0]).abs() / on_cpu.losses[0];
         assert!(apart < 2e-3, "{words}{more}: losses {apart:.1e} apart");
         assert_eq!(on_cpu.gradients.len(), on_gpu.gradients.len());
@@ -180,10 +211,10 @@ fn check(words: &str, most: f64) {
 fn checkpoints_are_of_their_steps() {
     let Some(cuda) = gpu() else { return };
     for recipe in ["fp8-delayed", "nvfp4-2d"] {
-        let config = config(&format!("{SMALL} --recipe {recipe} --device cuda"));
+        let asked = asked(&format!("{SMALL} --recipe {recipe} --device cuda"));
         let [now, late] = [0, 3].map(|behind| {
-            let (mut sharded, mut network) = model::<_, Gpu>(&cuda, &config);
-            run(&mut sharded, &mut network, &config, (5, behind))
+            let (mut sharded, mut network) = model(&cuda, &asked);
+            run(&mut sharded, &mut network, &asked, (5, behind))
         });
         assert_eq!(now.losses, late.losses);
         for (step, (now, late)) in now.saved.iter().zip(&late.saved).enumerate() {
@@ -259,8 +290,8 @@ fn wide_models_and_vocabularies() {
 fn steps_are_the_same_bits_again() {
     let Some(cuda) = gpu() else { return };
     for recipe in ["bf16", "fp8-delayed", "nvfp4-1d"] {
-        let config = config(&format!("{SMALL} --recipe {recipe} --device cuda"));
-        let [a, b] = [(); 2].map(|()| train::<_, Gpu>(&cuda, &config, 4).losses);
+        let asked = asked(&format!("{SMALL} --recipe {recipe} --device cuda"));
+        let [a, b] = [(); 2].map(|()| train(&cuda, &asked, 4).losses);
         assert_eq!(a, b, "{recipe}");
         assert!(a[3] < a[0], "{recipe}: {a:?}");
     }
@@ -275,12 +306,12 @@ fn gathers_are_timed_on_their_stream() {
         ("--sharding fsdp --no-prefetch", true),
         ("--sharding zero1", false),
     ] {
-        let config = config(&format!("{SMALL} --recipe mxfp8 {words} --device cuda"));
-        let (mut sharded, mut network) = model::<_, Gpu>(&cuda, &config);
+        let asked = asked(&format!("{SMALL} --recipe mxfp8 {words} --device cuda"));
+        let (mut sharded, mut network) = model(&cuda, &asked);
         for _ in 0..2 {
-            network.start_profile().expect("a profile");
-            run(&mut sharded, &mut network, &config, (1, 0));
-            let profile = network.take_profile().expect("a profile");
+            Network::start_profile(&network).expect("a profile");
+            run(&mut sharded, &mut network, &asked, (1, 0));
+            let profile = Network::take_profile(&network).expect("a profile");
             let profile = profile.expect("a GPU measures it");
             assert_eq!(profile.gathered.is_some(), layers_gather, "{words}");
             if let Some([all, hidden]) = profile.gathered {
@@ -304,7 +335,7 @@ fn recomputed_blocks_give_the_same_bits() {
     ] {
         let words = format!("{SMALL} {words} --device cuda");
         let [plain, again] = ["", " --recompute"].map(|more| {
-            let trained = train::<_, Gpu>(&cuda, &config(&format!("{words}{more}")), 3);
+            let trained = train(&cuda, &asked(&format!("{words}{more}")), 3);
             (trained.losses, trained.gradients)
         });
         assert!(plain == again, "{words}: {:?} {:?}", plain.0, again.0);
@@ -324,11 +355,11 @@ fn planted_defects_are_found() {
         "nvfp4-1d",
         "nvfp4-2d",
     ] {
-        let config = config(&format!(
+        let asked = asked(&format!(
             "{SMALL} --recipe {recipe} --sharding zero1 --device cuda"
         ));
-        let (mut sharded, mut network) = model::<_, Gpu>(&cuda, &config);
-        run(&mut sharded, &mut network, &config, (2, 0));
+        let (mut sharded, mut network) = model(&cuda, &asked);
+        run(&mut sharded, &mut network, &asked, (2, 0));
         let audited = |what: &str, layer: Option<usize>| {
             let found = sharded.audit().expect("an audit");
             let layers: Vec<usize> = found.iter().map(|(layer, ..)| *layer).collect();
@@ -368,7 +399,7 @@ fn planted_defects_are_found() {
 
 #[test]
 fn sizes_that_a_gpu_cannot_take_are_told() {
-    let model = |words: &str| sizes(config(words).model);
+    let model = |words: &str| asked(words).setup.config.model.sizes();
     assert!(model(SMALL).check().is_ok());
     let error = model("--dim 96 --heads 4").check().unwrap_err();
     assert!(error.contains("heads of 24 values"), "{error}");

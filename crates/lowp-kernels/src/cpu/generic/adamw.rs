@@ -252,7 +252,7 @@ impl Part<'_> {
 }
 
 impl Load for Part<'_> {
-    /// Nothing: prefetching four arrays costs more than it hides (docs/performance.md).
+    /// Nothing: prefetching four arrays costs more than it hides (docs/notes/cpu-kernels.md).
     fn ahead(&self, _: [usize; 2], _: [usize; 2]) -> Option<Stream> {
         None
     }

@@ -6,9 +6,10 @@ use std::sync::Arc;
 use std::thread;
 use std::time::Duration;
 
+use lowp_comm::{CommError, Communicator, Control, RanksFailed, run_comms, threads};
 use lowp_kernels::{Backend, Cuda, KernelError};
 use lowp_nccl::{NcclComm, NcclOptions, Sums};
-use lowp_shard::{Communicator, Control, RanksFailed, ShardError, run_comms, threads};
+use lowp_shard::ShardError;
 
 /// One rank: its stream, and its communicator, on a stream of its own.
 pub(crate) struct Rank {
@@ -63,7 +64,7 @@ fn try_world_of<T: Send>(
         };
         NcclComm::new(control, &cuda.fork()?, options).map(Arc::<dyn Communicator<Cuda>>::from)
     };
-    let comms: Result<Vec<_>, ShardError> = thread::scope(|scope| {
+    let comms: Result<Vec<_>, CommError> = thread::scope(|scope| {
         let ranks = devices.iter().zip(controls);
         let joined: Vec<_> = ranks.map(|rank| scope.spawn(move || comm(rank))).collect();
         let joined = joined.into_iter();
@@ -71,7 +72,7 @@ fn try_world_of<T: Send>(
     });
     let comms = match comms {
         Ok(comms) => comms,
-        Err(ShardError::Kernel(error @ KernelError::Device { call: "dlopen", .. }))
+        Err(CommError::Kernel(error @ KernelError::Device { call: "dlopen", .. }))
             if std::env::var_os("LOWP_REQUIRE_GPUS").is_none() =>
         {
             eprintln!("skipped: {error}");

@@ -7,11 +7,12 @@ use std::sync::Arc;
 use std::thread;
 use std::time::Duration;
 
+use lowp_comm::{
+    Communicator, Control, HostComm, Launch, LocalComm, RanksFailed, join, run_comms, run_ranks,
+};
 use lowp_format::{AnyRecipe, Axis, BufferSpec, Code, Orientation, Recipe, Role, ScaleRule, Shape};
 use lowp_kernels::Cpu;
-use lowp_shard::{
-    Communicator, HostComm, Launch, LocalComm, RanksFailed, ShardError, join, run_comms, run_ranks,
-};
+use lowp_shard::ShardError;
 
 /// Long enough for a loaded machine; no test waits this long unless something hangs.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
@@ -91,11 +92,11 @@ impl Engine {
     }
 }
 
-/// The launches of a world of `n` processes of this machine, at a port that nobody has.
-pub(crate) fn launches(n: usize, limit: Duration) -> Vec<Launch> {
+/// A world of ranks that speak TCP, at a port that nobody has.
+fn joined(n: usize, limit: Duration) -> Vec<Arc<dyn Control>> {
     let free = TcpListener::bind(("127.0.0.1", 0)).expect("a free port");
     let port = free.local_addr().expect("its number").port();
-    let launch = |rank| Launch {
+    let rank = |rank| Launch {
         rank,
         world: n,
         local_rank: rank,
@@ -105,12 +106,8 @@ pub(crate) fn launches(n: usize, limit: Duration) -> Vec<Launch> {
         limit,
         build: "tests".to_owned(),
     };
-    (0..n).map(launch).collect()
-}
-
-/// A world of ranks that speak TCP.
-pub(crate) fn joined(n: usize, limit: Duration) -> Vec<Arc<dyn lowp_shard::Control>> {
-    let launches = launches(n, limit);
+    let launches: Vec<_> = (0..n).map(rank).collect();
+    drop(free);
     thread::scope(|scope| {
         let join = |launch: Launch| scope.spawn(move || join(&launch).expect("a world"));
         let ranks: Vec<_> = launches.into_iter().map(join).collect();
@@ -128,19 +125,6 @@ pub(crate) fn ranks<T: Send>(
         Ok(results) => results,
         Err(failed) => panic!("{failed}"),
     }
-}
-
-/// Runs `f` as every rank, on every engine, and expects the same results.
-pub(crate) fn ranks_everywhere<T: Send + PartialEq + std::fmt::Debug>(
-    world: usize,
-    f: impl Fn(usize, Comm) -> Result<T, ShardError> + Sync,
-) -> Vec<T> {
-    let [threads, tcp] = Engine::ALL.map(|engine| match engine.run(world, &f) {
-        Ok(results) => results,
-        Err(failed) => panic!("{engine:?}: {failed}"),
-    });
-    assert_eq!(threads, tcp);
-    threads
 }
 
 /// Runs `f` as every rank of `engine` and expects a failure.

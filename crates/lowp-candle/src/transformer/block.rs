@@ -1,0 +1,50 @@
+//! [`Block`]: one transformer block, and [`GptBlock`], that of GPT-2.
+
+use super::ops::{CausalAttention, Gelu, LayerNorm};
+use candle_core::{Result, Tensor, Var};
+use lowp_transformer::GptConfig;
+
+use crate::Linear;
+use std::fmt::Debug;
+
+/// A block over the residual stream.
+pub(crate) trait Block: Debug + Send + Sync {
+    /// The residual stream `x` behind this block, `[tokens, dim]`.
+    ///
+    /// # Errors
+    /// What a linear layer reports.
+    fn forward(&self, x: &Tensor) -> Result<Tensor>;
+
+    /// Its variables.
+    fn vars(&self) -> Vec<&Var>;
+}
+
+/// Attention and MLP, each behind a norm and added to the residual stream.
+#[derive(Debug)]
+pub(crate) struct GptBlock {
+    pub(super) config: GptConfig,
+    /// Gamma and beta of both.
+    pub(super) norms: [[Var; 2]; 2],
+    pub(super) qkv: Box<dyn Linear>,
+    pub(super) proj: Box<dyn Linear>,
+    pub(super) fc: Box<dyn Linear>,
+    pub(super) out: Box<dyn Linear>,
+}
+
+impl Block for GptBlock {
+    fn forward(&self, x: &Tensor) -> Result<Tensor> {
+        let GptConfig { heads, seq, .. } = self.config;
+        let [first, second] = &self.norms;
+        let norm =
+            |x: &Tensor, [gamma, beta]: &[Var; 2]| x.apply_op3(gamma, beta, LayerNorm::default());
+        let attention = CausalAttention::new(heads, seq);
+        let h = self.qkv.forward(&norm(x, first)?)?.apply_op1(attention)?;
+        let x = (x + self.proj.forward(&h)?)?;
+        let h = self.fc.forward(&norm(&x, second)?)?.apply_op1(Gelu)?;
+        &x + self.out.forward(&h)?
+    }
+
+    fn vars(&self) -> Vec<&Var> {
+        self.norms.iter().flatten().collect()
+    }
+}

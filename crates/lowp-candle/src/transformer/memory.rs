@@ -1,0 +1,194 @@
+//! The memory that a run cannot do without, known before it begins: what does not fit is an error with its bytes instead
+//! of ending in the allocator.
+
+use std::fs;
+use std::path::Path;
+
+use lowp_fsdp::cost::PARAMETER_STATE;
+use lowp_train::Model;
+use lowp_transformer::GptConfig;
+use thiserror::Error;
+
+/// Values per token and unit of width that one block saves for its backward pass: two norms, the residual stream twice,
+/// queries, keys and values, attention and its projection, four of `fc`, four of its GELU, `out`.
+const PER_BLOCK: u128 = 19;
+const F32: u128 = 4;
+
+/// A machine with less memory than a run needs. The message names fields of configurations in backticks, so that a program may put its own
+/// names there.
+#[derive(Clone, Copy, Debug, Error, PartialEq, Eq)]
+#[error(
+    "training needs at least {total} bytes of memory, {bytes} of them for {what}, and this machine has {machine}; choose a smaller {remedy}"
+)]
+pub struct NoMemory {
+    /// Bytes of all.
+    pub total: u128,
+    /// Bytes of what needs most.
+    pub bytes: u128,
+    /// What that is.
+    pub what: &'static str,
+    /// Bytes of the machine.
+    pub machine: u128,
+    /// What would help.
+    pub remedy: &'static str,
+}
+
+/// Bytes that a step of `batch` sequences over `replicas` copies of the weights holds at one time, at the least.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Needed {
+    parameters: u128,
+    attention: u128,
+    activations: u128,
+}
+
+impl Needed {
+    /// All ranks are threads of this process, so `sequences` are those of all ranks' micro-batches. With `recompute`, one block at a
+    /// time has its values, and of the others only the input is kept.
+    pub fn new(model: GptConfig, sequences: usize, replicas: usize, recompute: bool) -> Self {
+        let [dim, layers, heads, seq, vocab] =
+            [model.dim, model.layers, model.heads, model.seq, model.vocab].map(|n| n as u128);
+        let tokens = sequences as u128 * seq;
+        let (whole, inputs) = if recompute { (1, layers) } else { (layers, 0) };
+        Self {
+            parameters: model.parameters() as u128 * PARAMETER_STATE * replicas as u128,
+            attention: whole * heads * tokens * seq * F32,
+            activations: tokens * ((whole * PER_BLOCK + inputs) * dim + vocab) * F32,
+        }
+    }
+
+    fn total(&self) -> u128 {
+        self.parameters + self.attention + self.activations
+    }
+
+    /// Rejects what `machine` bytes cannot hold.
+    ///
+    /// # Errors
+    /// A [`NoMemory`] with the bytes needed, what needs most of them, and what would help.
+    pub fn check(&self, machine: u128) -> Result<(), NoMemory> {
+        let Self {
+            parameters,
+            attention,
+            activations,
+        } = *self;
+        if self.total() <= machine {
+            return Ok(());
+        }
+        let (bytes, what, remedy) = [
+            (parameters, "the parameters", "`dim` or `layers`"),
+            (
+                attention,
+                "attention",
+                "`seq`, which counts squared, or `batch`, or add `recompute` or `accumulate`",
+            ),
+            (
+                activations,
+                "activations",
+                "`batch` or `seq`, or add `recompute` or `accumulate`",
+            ),
+        ]
+        .into_iter()
+        .max_by_key(|(bytes, ..)| *bytes)
+        .unwrap_or_default();
+        Err(NoMemory {
+            total: self.total(),
+            bytes,
+            what,
+            machine,
+            remedy,
+        })
+    }
+}
+
+/// Bytes of memory that this process can get at most, where the system tells.
+pub fn machine() -> Option<u128> {
+    let all = fs::read_to_string("/proc/meminfo").ok();
+    let all = all.as_deref().and_then(total_of);
+    // The limit of a container.
+    let limits = [
+        "/sys/fs/cgroup/memory.max",
+        "/sys/fs/cgroup/memory/memory.limit_in_bytes",
+    ];
+    let limits = limits.map(|path| {
+        fs::read_to_string(Path::new(path))
+            .ok()?
+            .trim()
+            .parse()
+            .ok()
+    });
+    [all].into_iter().chain(limits).flatten().min()
+}
+
+/// The first line of `/proc/meminfo` says, for example, `MemTotal:  24114852 kB`; swap counts as memory here.
+fn total_of(meminfo: &str) -> Option<u128> {
+    let line = |key: &str| -> Option<u128> {
+        let line = meminfo.lines().find_map(|line| line.strip_prefix(key))?;
+        line.trim().strip_suffix("kB")?.trim().parse().ok()
+    };
+    Some((line("MemTotal:")? + line("SwapTotal:").unwrap_or(0)) * 1024)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use lowp_transformer::Arch;
+
+    const MODEL: GptConfig = GptConfig {
+        dim: 128,
+        layers: 4,
+        heads: 4,
+        seq: 128,
+        vocab: 256,
+        arch: Arch::Gpt,
+    };
+
+    #[test]
+    fn what_does_not_fit_is_an_error_with_its_bytes() {
+        let fits = Needed::new(MODEL, 16, 1, false);
+        assert!(fits.check(fits.total()).is_ok() && fits.total() < 1 << 28);
+        let long = Needed::new(
+            GptConfig {
+                seq: 65_536,
+                ..MODEL
+            },
+            16,
+            1,
+            false,
+        );
+        let text = long.check(1 << 40).unwrap_err().to_string();
+        let attention = 4u128 * 4 * 16 * 65_536 * 65_536 * 4;
+        assert!(
+            text.contains(&format!("{attention} of them for attention")),
+            "{text}"
+        );
+        assert!(
+            text.contains("`seq`") && text.contains("this machine has 1099511627776"),
+            "{text}"
+        );
+        let wide = Needed::new(MODEL, 65_536, 1, false);
+        let text = wide.check(1 << 36).unwrap_err().to_string();
+        assert!(text.contains("`batch`"), "{text}");
+        let largest = GptConfig {
+            dim: 1 << 14,
+            layers: 1 << 10,
+            heads: 1 << 14,
+            seq: 1 << 16,
+            vocab: 1 << 20,
+            arch: Arch::Gpt,
+        };
+        assert!(
+            Needed::new(largest, 1 << 16, 64, true)
+                .check(u128::from(u64::MAX))
+                .is_err()
+        );
+    }
+
+    #[test]
+    fn the_machine_is_read() {
+        let text = "MemTotal:       24114852 kB\nMemFree: 1 kB\nSwapTotal:    1024 kB\n";
+        assert_eq!(total_of(text), Some((24_114_852 + 1024) * 1024));
+        assert_eq!(total_of(""), None);
+        if cfg!(target_os = "linux") {
+            assert!(machine().is_some_and(|bytes| bytes > 1 << 26));
+        }
+    }
+}

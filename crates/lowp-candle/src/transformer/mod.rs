@@ -1,0 +1,192 @@
+//! [`Transformer`]: GPT and Llama on a CPU, as [`GptConfig`](lowp_transformer::GptConfig) has them.
+
+mod block;
+mod llama;
+mod memory;
+mod network;
+mod ops;
+mod recompute;
+#[cfg(test)]
+mod tests;
+
+use block::{Block, GptBlock};
+use candle_core::backprop::GradStore;
+use candle_core::{Error, Result, Tensor, Var, bail};
+use llama::LlamaBlock;
+use lowp_train::Model;
+use lowp_train::text::Batch;
+use lowp_transformer::{Arch, GptConfig};
+use ops::{CrossEntropy, Dense, Embedding, LayerNorm, RmsNorm};
+use recompute::Recomputed;
+use std::sync::Arc;
+
+use crate::Linear;
+
+pub use memory::{Needed, NoMemory, machine};
+pub use network::Transformer;
+
+/// The model: candle variables, and linear layers that fetch their weights.
+#[derive(Debug)]
+pub(crate) struct Gpt {
+    config: GptConfig,
+    tokens: Var,
+    /// Learned positions, where the blocks do not turn by rotary ones.
+    positions: Option<Var>,
+    blocks: Vec<Arc<dyn Block>>,
+    /// Gamma, and beta where there is one.
+    norm: Vec<Var>,
+    head: Var,
+    threads: usize,
+    recompute: bool,
+}
+
+impl Gpt {
+    /// Builds the model over `linears`, one per entry of [`Model::linears`], and `vars`, one per
+    /// entry of [`Model::vars`]. Products of the head use at most `threads` threads. Where the model is to `recompute`, only the
+    /// inputs of blocks are saved, and backward runs the blocks again.
+    ///
+    /// # Errors
+    /// If the number of layers or variables is wrong or the heads do not divide the width.
+    pub(crate) fn new(
+        config: GptConfig,
+        linears: Vec<Box<dyn Linear>>,
+        vars: Vec<Var>,
+        (threads, recompute): (usize, bool),
+    ) -> Result<Self> {
+        let GptConfig { dim, heads, .. } = config;
+        if linears.len() != config.linears().len() {
+            let (found, expected) = (linears.len(), config.linears().len());
+            bail!("{found} linear layers for a model that has {expected}");
+        }
+        if heads == 0 || !dim.is_multiple_of(heads) {
+            bail!("{heads} heads do not divide a width of {dim}");
+        }
+        if vars.len() != config.vars().len() {
+            let (found, expected) = (vars.len(), config.vars().len());
+            bail!("{found} variables for a model that has {expected}");
+        }
+        let (mut linears, mut vars) = (linears.into_iter(), vars.into_iter());
+        let mut var = || {
+            let next = vars.next();
+            next.ok_or_else(|| Error::msg("a variable is missing"))
+        };
+        let mut linear = || {
+            let next = linears.next();
+            next.ok_or_else(|| Error::msg("a linear layer is missing"))
+        };
+        let tokens = var()?;
+        let positions = match config.arch {
+            Arch::Gpt => Some(var()?),
+            Arch::Llama { .. } => None,
+        };
+        let mut blocks: Vec<Arc<dyn Block>> = Vec::with_capacity(config.layers);
+        for _ in 0..config.layers {
+            blocks.push(match config.arch {
+                Arch::Gpt => Arc::new(GptBlock {
+                    config,
+                    norms: [[var()?, var()?], [var()?, var()?]],
+                    qkv: linear()?,
+                    proj: linear()?,
+                    fc: linear()?,
+                    out: linear()?,
+                }),
+                Arch::Llama { kv_heads } => Arc::new(LlamaBlock {
+                    config,
+                    kv_heads,
+                    norms: [var()?, var()?],
+                    attention: [linear()?, linear()?, linear()?, linear()?],
+                    mlp: [linear()?, linear()?, linear()?],
+                }),
+            });
+        }
+        let norm = match config.arch {
+            Arch::Gpt => vec![var()?, var()?],
+            Arch::Llama { .. } => vec![var()?],
+        };
+        Ok(Self {
+            config,
+            tokens,
+            positions,
+            blocks,
+            norm,
+            head: var()?,
+            threads,
+            recompute,
+        })
+    }
+
+    /// Sum of the batch's token losses divided by `divisor`, the number of tokens over all ranks.
+    ///
+    /// # Errors
+    /// A batch that is not whole sequences, or what a linear layer reports.
+    pub(crate) fn loss(&self, batch: &Batch, divisor: usize) -> Result<Loss> {
+        let (logits, again) = self.run(&batch.inputs)?;
+        let value = logits.apply_op1(CrossEntropy::new(batch.targets.clone(), divisor))?;
+        Ok(Loss { value, again })
+    }
+
+    /// Next-byte logits, `[tokens, vocabulary]`, for whole sequences of input bytes, and what backward runs again.
+    fn run(&self, inputs: &Arc<[u8]>) -> Result<(Tensor, Option<Recomputed>)> {
+        let seq = self.config.seq;
+        if inputs.is_empty() || !inputs.len().is_multiple_of(seq) {
+            bail!(
+                "{} input bytes are not whole sequences of {seq}",
+                inputs.len()
+            );
+        }
+        let again = self.recompute.then(Recomputed::default);
+        let mut x = match &self.positions {
+            Some(positions) => {
+                let ids = inputs.clone();
+                self.tokens.apply_op2(positions, Embedding { ids, seq })?
+            }
+            None => {
+                let ids: Vec<u32> = inputs.iter().map(|&id| u32::from(id)).collect();
+                let ids = Tensor::from_vec(ids, inputs.len(), self.tokens.device())?;
+                self.tokens.index_select(&ids, 0)?
+            }
+        };
+        for block in &self.blocks {
+            x = match &again {
+                Some(again) => again.forward(block, &x)?,
+                None => block.forward(&x)?,
+            };
+        }
+        let x = match self.norm.as_slice() {
+            [gamma, beta] => x.apply_op3(gamma, beta, LayerNorm::default())?,
+            [gamma] => x.apply_op2(gamma, RmsNorm::default())?,
+            _ => bail!("a model without a last norm"),
+        };
+        let threads = self.threads;
+        Ok((x.apply_op2(&self.head, Dense { threads })?, again))
+    }
+}
+
+/// The loss of a batch, from which gradients are made.
+#[derive(Debug)]
+pub(crate) struct Loss {
+    value: Tensor,
+    again: Option<Recomputed>,
+}
+
+impl Loss {
+    /// The value.
+    ///
+    /// # Errors
+    /// The device failed.
+    pub(crate) fn value(&self) -> Result<f32> {
+        self.value.to_scalar()
+    }
+
+    /// The gradients of all variables; those of linear layers go to their sinks.
+    ///
+    /// # Errors
+    /// What a linear layer reports.
+    pub(crate) fn backward(&self) -> Result<GradStore> {
+        let mut store = self.value.backward()?;
+        if let Some(again) = &self.again {
+            again.add_gradients(&mut store)?;
+        }
+        Ok(store)
+    }
+}

@@ -1,0 +1,69 @@
+//! [`Transformer`]: the model over this rank's parameters.
+
+use lowp_kernels::Cpu;
+use lowp_optim::{StepOptions, StepReport};
+use lowp_train::Network;
+use lowp_train::network::{NetworkResult, Sharded};
+use lowp_train::text::Batch;
+use lowp_transformer::GptConfig;
+
+use super::Gpt;
+use crate::{CandleError, CandleVars, layers};
+
+/// A transformer on a CPU, over the parameters of a [`Sharded`] model.
+#[derive(Debug)]
+pub struct Transformer {
+    model: Gpt,
+    vars: CandleVars,
+}
+
+impl Transformer {
+    /// The transformer of `config` over `sharded`, which has its parameters. Products use at most `threads` threads. To `recompute`, only
+    /// the inputs of blocks are saved, and backward runs the blocks again. Collective.
+    ///
+    /// # Errors
+    /// Parameters of another transformer, or a rank that failed.
+    pub fn new(
+        config: GptConfig,
+        sharded: &mut Sharded<Cpu>,
+        threads: usize,
+        recompute: bool,
+    ) -> Result<Self, CandleError> {
+        let vars = CandleVars::new(sharded)?;
+        let (layers, own) = (layers(sharded, threads), vars.vars().to_vec());
+        let model = Gpt::new(config, layers, own, (threads, recompute))?;
+        Ok(Self { model, vars })
+    }
+}
+
+impl Network<Cpu> for Transformer {
+    type Batch = Batch;
+
+    fn train(
+        &mut self,
+        sharded: &mut Sharded<Cpu>,
+        batch: &Batch,
+        divisor: usize,
+    ) -> NetworkResult<f64> {
+        let loss = self.model.loss(batch, divisor)?;
+        self.vars.add_gradients(sharded, &loss.backward()?)?;
+        Ok(loss.value()?.into())
+    }
+
+    fn evaluate(
+        &mut self,
+        _: &mut Sharded<Cpu>,
+        batch: &Batch,
+        divisor: usize,
+    ) -> NetworkResult<f64> {
+        Ok(self.model.loss(batch, divisor)?.value()?.into())
+    }
+
+    fn finish_step(
+        &mut self,
+        sharded: &mut Sharded<Cpu>,
+        options: &StepOptions,
+    ) -> NetworkResult<StepReport> {
+        Ok(self.vars.finish_step(sharded, options)?)
+    }
+}

@@ -1,0 +1,210 @@
+//! Every custom operation's analytic gradient against central differences, and the whole model against itself split.
+
+use super::super::Gpt;
+use super::super::ops::{
+    CausalAttention, CrossEntropy, Dense, Embedding, Gelu, LayerNorm, RmsNorm, Rotary, SwiGlu,
+};
+use crate::{Linear, MemoryWeight, QuantLinear};
+use candle_core::{Device, Result, Tensor, Var};
+use lowp_shard::Init;
+use lowp_train::Model;
+use lowp_train::text::Batch;
+use lowp_transformer::{Arch, GptConfig};
+use std::sync::Arc;
+
+fn var(shape: &[usize], number: u64) -> Result<Var> {
+    let count: usize = shape.iter().product();
+    let values = Init::Normal(1.0).rows(9, number, 0..1, count);
+    Var::from_vec(values, shape, &Device::Cpu)
+}
+
+/// A scalar that weighs every output differently.
+fn weighted(y: &Tensor) -> Result<Tensor> {
+    let weights = var(y.dims(), 77)?;
+    (y * weights.as_tensor())?.sum_all()
+}
+
+fn check(vars: &[Var], f: impl Fn() -> Result<Tensor>) -> Result<()> {
+    const STEP: f32 = 1e-2;
+    let gradients = f()?.backward()?;
+    for (which, v) in vars.iter().enumerate() {
+        let Some(gradient) = gradients.get(v) else {
+            candle_core::bail!("operand {which} got no gradient");
+        };
+        let gradient = gradient.flatten_all()?.to_vec1::<f32>()?;
+        let values = v.flatten_all()?.to_vec1::<f32>()?;
+        for i in 0..values.len() {
+            let at = |delta: f32| -> Result<f64> {
+                let mut moved = values.clone();
+                moved[i] += delta;
+                v.set(&Tensor::from_vec(moved, v.shape(), v.device())?)?;
+                Ok(f64::from(f()?.to_scalar::<f32>()?))
+            };
+            let slope = (at(STEP)? - at(-STEP)?) / f64::from(2.0 * STEP);
+            at(0.0)?;
+            let error = (slope - f64::from(gradient[i])).abs();
+            assert!(
+                error < 5e-3 * (1.0 + slope.abs()),
+                "operand {which}, element {i}: {} for a slope of {slope}",
+                gradient[i]
+            );
+        }
+    }
+    Ok(())
+}
+
+#[test]
+fn gelu() -> Result<()> {
+    let x = var(&[3, 7], 0)?;
+    check(std::slice::from_ref(&x), || weighted(&x.apply_op1(Gelu)?))
+}
+
+#[test]
+fn layer_norm() -> Result<()> {
+    let (x, gamma, beta) = (var(&[3, 11], 0)?, var(&[11], 1)?, var(&[11], 2)?);
+    check(&[x.clone(), gamma.clone(), beta.clone()], || {
+        weighted(&x.apply_op3(&gamma, &beta, LayerNorm::default())?)
+    })
+}
+
+#[test]
+fn rms_norm() -> Result<()> {
+    let (x, gamma) = (var(&[3, 11], 0)?, var(&[11], 1)?);
+    check(&[x.clone(), gamma.clone()], || {
+        weighted(&x.apply_op2(&gamma, RmsNorm::default())?)
+    })
+}
+
+#[test]
+fn swiglu() -> Result<()> {
+    let (gate, up) = (var(&[3, 7], 0)?, var(&[3, 7], 1)?);
+    check(&[gate.clone(), up.clone()], || {
+        weighted(&gate.apply_op2(&up, SwiGlu)?)
+    })
+}
+
+#[test]
+fn rotary() -> Result<()> {
+    let x = var(&[6, 8], 0)?;
+    let turn = Rotary { heads: 2, seq: 3 };
+    check(std::slice::from_ref(&x), || weighted(&x.apply_op1(turn)?))?;
+    // The first token of a sequence stays; lengths stay; products of two tokens depend on their distance alone.
+    let rows = |x: &Tensor| x.to_vec2::<f32>();
+    let (before, after) = (rows(&x)?, rows(&x.apply_op1(turn)?)?);
+    assert_eq!((&before[0], &before[3]), (&after[0], &after[3]));
+    let row = x.narrow(0, 0, 1)?;
+    let same = Tensor::cat(&[&row, &row, &row], 0)?;
+    let turned = rows(&same.apply_op1(turn)?)?;
+    let dot = |a: &[f32], b: &[f32]| -> f32 { a.iter().zip(b).map(|(a, b)| a * b).sum() };
+    let near = (dot(&turned[0], &turned[1]), dot(&turned[1], &turned[2]));
+    assert!((near.0 - near.1).abs() < 1e-5, "{near:?}");
+    Ok(())
+}
+
+#[test]
+fn dense() -> Result<()> {
+    let (x, w) = (var(&[4, 5], 0)?, var(&[6, 5], 1)?);
+    check(&[x.clone(), w.clone()], || {
+        weighted(&x.apply_op2(&w, Dense { threads: 1 })?)
+    })
+}
+
+#[test]
+fn embedding() -> Result<()> {
+    let (tokens, positions) = (var(&[5, 3], 0)?, var(&[4, 3], 1)?);
+    let ids: Arc<[u8]> = Arc::from([0u8, 4, 4, 1, 2, 4]);
+    check(&[tokens.clone(), positions.clone()], || {
+        let embed = Embedding {
+            ids: ids.clone(),
+            seq: 3,
+        };
+        weighted(&tokens.apply_op2(&positions, embed)?)
+    })
+}
+
+#[test]
+fn cross_entropy() -> Result<()> {
+    let logits = var(&[4, 6], 0)?;
+    let targets: Arc<[u8]> = Arc::from([0u8, 5, 2, 2]);
+    check(std::slice::from_ref(&logits), || {
+        logits.apply_op1(CrossEntropy::new(targets.clone(), 3))
+    })
+}
+
+#[test]
+fn attention() -> Result<()> {
+    let qkv = var(&[10, 12], 0)?;
+    check(std::slice::from_ref(&qkv), || {
+        weighted(&qkv.apply_op1(CausalAttention::new(2, 5))?)
+    })
+}
+
+#[test]
+fn attention_over_more_than_one_query_block_is_causal() -> Result<()> {
+    let (seq, dim) = (100, 4);
+    let qkv = var(&[seq, 3 * dim], 0)?;
+    let whole = qkv
+        .apply_op1(CausalAttention::new(1, seq))?
+        .to_vec2::<f32>()?;
+    for prefix in [1, 64, 65, 99] {
+        let part = qkv.narrow(0, 0, prefix)?.contiguous()?;
+        let part = part
+            .apply_op1(CausalAttention::new(1, prefix))?
+            .to_vec2::<f32>()?;
+        for (a, b) in part.iter().flatten().zip(whole.iter().flatten()) {
+            assert!((a - b).abs() < 1e-5, "{a} {b}");
+        }
+    }
+    Ok(())
+}
+
+#[test]
+fn quant_linear_equals_a_dense_layer() -> Result<()> {
+    let (x, w) = (var(&[4, 5], 0)?, var(&[6, 5], 1)?);
+    let weight = Arc::new(MemoryWeight::new(6, 5, w.flatten_all()?.to_vec1()?)?);
+    let layer = QuantLinear::new(weight.clone(), 1);
+    let ours = weighted(&layer.forward(&x)?)?;
+    let theirs = weighted(&x.apply_op2(&w, Dense { threads: 1 })?)?;
+    assert_eq!(ours.to_scalar::<f32>()?, theirs.to_scalar::<f32>()?);
+    let (ours, theirs) = (ours.backward()?, theirs.backward()?);
+    let flat = |t: Option<&Tensor>| t.map(|t| t.flatten_all()?.to_vec1::<f32>()).transpose();
+    assert_eq!(flat(ours.get(&x))?, flat(theirs.get(&x))?);
+    assert_eq!(Some(weight.take_gradient()?), flat(theirs.get(&w))?);
+    assert!(weight.take_gradient()?.iter().all(|&g| g == 0.0));
+    Ok(())
+}
+
+#[test]
+fn parts_of_a_batch_sum_to_the_whole() -> Result<()> {
+    let config = GptConfig {
+        dim: 16,
+        layers: 2,
+        heads: 2,
+        seq: 8,
+        vocab: 256,
+        arch: Arch::Gpt,
+    };
+    let mut layers: Vec<Box<dyn Linear>> = Vec::new();
+    for (spec, number) in config.linears().iter().zip(0..) {
+        let values = spec.init.rows(1, number, 0..spec.rows, spec.cols);
+        let weight = Arc::new(MemoryWeight::new(spec.rows, spec.cols, values)?);
+        layers.push(Box::new(QuantLinear::new(weight, 1)));
+    }
+    let mut vars = Vec::new();
+    for (spec, number) in config.vars().iter().zip(100..) {
+        let count = spec.shape.iter().product();
+        let values = spec.init.rows(1, number, 0..1, count);
+        vars.push(Var::from_vec(values, spec.shape.as_slice(), &Device::Cpu)?);
+    }
+    let model = Gpt::new(config, layers, vars, (1, false))?;
+    let text: Vec<u8> = (0..=3 * 8u8).map(|i| i.wrapping_mul(37)).collect();
+    let loss = |from: usize, to: usize| -> Result<f64> {
+        let batch = Batch {
+            inputs: Arc::from(&text[from..to]),
+            targets: Arc::from(&text[from + 1..=to]),
+        };
+        Ok(f64::from(model.loss(&batch, 24)?.value()?))
+    };
+    assert!((loss(0, 24)? - loss(0, 16)? - loss(16, 24)?).abs() < 1e-6);
+    Ok(())
+}

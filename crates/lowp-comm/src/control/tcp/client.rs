@@ -1,0 +1,381 @@
+//! Every rank but 0: a connection to rank 0, whose hub the calls meet in.
+
+use std::io::{ErrorKind, Read, Write};
+use std::net::{Shutdown, TcpStream, ToSocketAddrs};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use super::frame::{Answer, Cause, GREETING, Hello, LONG, Request, frame, read};
+use crate::CommError;
+use crate::control::call::Call;
+use crate::control::{Control, Launch, place, request_to_bytes, requests_from_bytes};
+use crate::error::Departure;
+
+/// How much longer than the limit a rank waits for rank 0, which knows more about the cause.
+const GRACE: Duration = Duration::from_secs(5);
+
+/// What rank 0 said that was not taken yet.
+#[derive(Debug, Default)]
+struct Inbox {
+    answer: Option<Answer>,
+    failure: Option<CommError>,
+}
+
+/// The connection to rank 0, shared by all groups of the rank.
+#[derive(Debug)]
+struct Connection {
+    launch: Launch,
+    stream: Mutex<TcpStream>,
+    inbox: Mutex<Inbox>,
+    wake: Condvar,
+    /// Locked for the length of a call.
+    turn: Mutex<()>,
+}
+
+/// Connects to rank 0, and waits until all ranks have.
+pub(super) fn connect(launch: &Launch) -> Result<Arc<dyn Control>, CommError> {
+    let begun = Instant::now();
+    let mut stream = reach(launch, begun)?;
+    let fail = |e: std::io::Error| launch.error(format!("the connection to rank 0 failed: {e}"));
+    let mut greeting = [0; GREETING.len()];
+    stream.set_nodelay(true).map_err(fail)?;
+    stream.set_read_timeout(Some(GRACE)).map_err(fail)?;
+    let patience = launch.limit.max(Duration::from_millis(1));
+    stream.set_write_timeout(Some(patience)).map_err(fail)?;
+    let spoken = stream
+        .write_all(&GREETING)
+        .and_then(|()| stream.read_exact(&mut greeting));
+    if spoken.is_err() || greeting[..4] != GREETING[..4] {
+        return Err(launch.error(
+            "what listens there is not rank 0 of lowp; if another program has the port, choose another one with MASTER_PORT, or LOWP_MASTER_PORT, on every rank",
+        ));
+    }
+    if greeting != GREETING {
+        return Err(launch.error(format!(
+            "rank 0 speaks protocol {} and this rank {}; install one build everywhere",
+            greeting[5], GREETING[5]
+        )));
+    }
+    stream.set_read_timeout(None).map_err(fail)?;
+    let hello = Hello {
+        rank: launch.rank,
+        world: launch.world,
+        build: launch.build.clone(),
+    };
+    super::frame::write(&stream, &hello).map_err(fail)?;
+    let incoming = stream.try_clone().map_err(fail)?;
+    let connection = Arc::new(Connection {
+        launch: launch.clone(),
+        stream: Mutex::new(stream),
+        inbox: Mutex::default(),
+        wake: Condvar::new(),
+        turn: Mutex::default(),
+    });
+    let reader = Arc::clone(&connection);
+    let builder = thread::Builder::new().name("lowp-control".to_owned());
+    builder
+        .stack_size(256 << 10)
+        .spawn(move || reader.listen(incoming))
+        .map_err(fail)?;
+    let member = Member {
+        link: Arc::new(Link(Arc::clone(&connection))),
+        group: 0,
+        rank: launch.rank,
+        members: (0..launch.world).collect(),
+        calls: AtomicU64::new(0),
+    };
+    let op = format!("rendezvous at {}", launch.address());
+    match connection.answer(&op)? {
+        Answer::Ready => Ok(Arc::new(member)),
+        _ => Err(launch.error("rank 0 answers what was not asked; install one build everywhere")),
+    }
+}
+
+/// Connects, as often as it takes until rank 0 listens.
+fn reach(launch: &Launch, begun: Instant) -> Result<TcpStream, CommError> {
+    const NAP: Duration = Duration::from_millis(20);
+    loop {
+        let left = launch.limit.saturating_sub(begun.elapsed()).max(NAP);
+        let found = (launch.host.as_str(), launch.port).to_socket_addrs();
+        let tried = found.and_then(|addresses| {
+            let mut last = std::io::Error::other("the name has no address");
+            for address in addresses {
+                match TcpStream::connect_timeout(&address, left) {
+                    Ok(stream) => return Ok(stream),
+                    Err(error) => last = error,
+                }
+            }
+            Err(last)
+        });
+        match tried {
+            Ok(stream) if !to_itself(&stream) => return Ok(stream),
+            Ok(_) => thread::sleep(NAP),
+            Err(error) if begun.elapsed() >= launch.limit => {
+                return Err(launch.error(format!(
+                    "rank 0 was not there for {:.1} s ({error}); see its own error, or whether MASTER_ADDR and MASTER_PORT are the same on every rank",
+                    begun.elapsed().as_secs_f64()
+                )));
+            }
+            Err(_) => thread::sleep(NAP),
+        }
+    }
+}
+
+/// Whether a port that nobody listens on was given to the connection itself.
+fn to_itself(stream: &TcpStream) -> bool {
+    matches!((stream.local_addr(), stream.peer_addr()), (Ok(own), Ok(peer)) if own == peer)
+}
+
+impl Connection {
+    fn inbox(&self) -> MutexGuard<'_, Inbox> {
+        self.inbox.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Takes what rank 0 says until the connection ends.
+    fn listen(&self, mut incoming: TcpStream) {
+        loop {
+            let answer = read(&mut incoming, LONG);
+            let mut inbox = self.inbox();
+            let ended = answer.is_err();
+            match answer {
+                Ok(Answer::Failed(cause)) => {
+                    inbox.failure.get_or_insert(cause.into());
+                }
+                Ok(answer) => inbox.answer = Some(answer),
+                Err(_) => {
+                    inbox.failure.get_or_insert(CommError::Departed {
+                        op: "the connection to rank 0".into(),
+                        rank: 0,
+                        how: Departure::Lost,
+                    });
+                }
+            }
+            self.wake.notify_all();
+            if ended {
+                return;
+            }
+        }
+    }
+
+    fn send(&self, request: &Request) -> Result<(), CommError> {
+        let sent = frame(request).and_then(|bytes| {
+            let mut stream = self.stream.lock().unwrap_or_else(PoisonError::into_inner);
+            stream.write_all(&bytes)
+        });
+        sent.map_err(|error| {
+            let mut inbox = self.inbox();
+            if matches!(
+                error.kind(),
+                ErrorKind::BrokenPipe | ErrorKind::ConnectionReset | ErrorKind::ConnectionAborted
+            ) {
+                // Whoever reads the connection hears what rank 0 said last, or that it is gone.
+                let unheard = |inbox: &mut Inbox| inbox.failure.is_none();
+                let heard = self.wake.wait_timeout_while(inbox, GRACE, unheard);
+                inbox = heard.unwrap_or_else(PoisonError::into_inner).0;
+            }
+            let lost = self.launch.error(format!("cannot send to rank 0: {error}"));
+            inbox.failure.get_or_insert(lost).clone()
+        })
+    }
+
+    /// What rank 0 answers.
+    fn answer(&self, op: &str) -> Result<Answer, CommError> {
+        let begun = Instant::now();
+        let limit = self.launch.limit.saturating_add(GRACE);
+        let mut inbox = self.inbox();
+        loop {
+            // An answer counts, even if something failed right after it.
+            if let Some(answer) = inbox.answer.take() {
+                return Ok(answer);
+            }
+            if let Some(cause) = &inbox.failure {
+                return Err(cause.clone());
+            }
+            let left = limit.saturating_sub(begun.elapsed());
+            if left.is_zero() {
+                let error = CommError::Timeout {
+                    op: op.into(),
+                    waited_s: begun.elapsed().as_secs_f64(),
+                    missing: vec![0],
+                    elsewhere: Vec::new(),
+                };
+                return Err(inbox.failure.insert(error).clone());
+            }
+            let woken = self.wake.wait_timeout(inbox, left);
+            inbox = woken.unwrap_or_else(PoisonError::into_inner).0;
+        }
+    }
+
+    fn ask(&self, op: &str, request: &Request) -> Result<Answer, CommError> {
+        if let Some(cause) = &self.inbox().failure {
+            return Err(cause.clone());
+        }
+        self.send(request)?;
+        self.answer(op)
+    }
+}
+
+/// Says goodbye when the last handle of the rank is dropped.
+#[derive(Debug)]
+struct Link(Arc<Connection>);
+
+impl Drop for Link {
+    fn drop(&mut self) {
+        let how = if thread::panicking() {
+            Departure::Panicked
+        } else {
+            Departure::Dropped
+        };
+        let _gone = self.0.send(&Request::Leave(how));
+        let stream = self.0.stream.lock().unwrap_or_else(PoisonError::into_inner);
+        let _closed = stream.shutdown(Shutdown::Both);
+    }
+}
+
+/// One rank of a group whose hub is rank 0's.
+#[derive(Debug)]
+struct Member {
+    link: Arc<Link>,
+    group: usize,
+    rank: usize,
+    members: Arc<[usize]>,
+    /// Calls so far, the same number on every rank of the group.
+    calls: AtomicU64,
+}
+
+impl Member {
+    fn turn(&self) -> MutexGuard<'_, ()> {
+        let turn = self.link.0.turn.lock();
+        turn.unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn all_gather_in_turn(&self, tag: &str, bytes: Vec<u8>) -> Result<Vec<Vec<u8>>, CommError> {
+        self.calls.fetch_add(1, Ordering::Relaxed);
+        let request = Request::Post {
+            group: self.group,
+            rank: self.rank,
+            call: Call::named(tag),
+            bytes,
+        };
+        match self.link.0.ask(tag, &request)? {
+            Answer::Round(all) if all.len() == self.members.len() => Ok(all),
+            other => Err(self.unasked(&other)),
+        }
+    }
+
+    fn unasked(&self, answer: &Answer) -> CommError {
+        let message = format!("rank 0 answered {answer:?} to another question");
+        let rank = self.members[self.rank];
+        self.fail(CommError::Failed { rank, message })
+    }
+}
+
+impl Drop for Member {
+    /// Rank 0 forgets a group with its last member; the world goes with the connection.
+    fn drop(&mut self) {
+        let group = self.group;
+        if group != 0 && self.failure().is_none() {
+            let _gone = self.link.0.send(&Request::Close { group });
+        }
+    }
+}
+
+impl Control for Member {
+    fn rank(&self) -> usize {
+        self.rank
+    }
+
+    fn members(&self) -> &[usize] {
+        &self.members
+    }
+
+    fn all_gather(&self, tag: &str, bytes: Vec<u8>) -> Result<Vec<Vec<u8>>, CommError> {
+        let _turn = self.turn();
+        self.all_gather_in_turn(tag, bytes)
+    }
+
+    fn split(&self, color: usize, key: usize) -> Result<Arc<dyn Control>, CommError> {
+        let _turn = self.turn();
+        let round = self.calls.load(Ordering::Relaxed);
+        let all = self.all_gather_in_turn("split", request_to_bytes(color, key))?;
+        let (members, rank) = place(&requests_from_bytes(&all), &self.members, self.rank);
+        let request = Request::Open {
+            parent: self.group,
+            round,
+            color,
+            members: members.to_vec(),
+        };
+        match self.link.0.ask("split", &request)? {
+            Answer::Opened(group) => Ok(Arc::new(Self {
+                link: Arc::clone(&self.link),
+                group,
+                rank,
+                members,
+                calls: AtomicU64::new(0),
+            })),
+            other => Err(self.unasked(&other)),
+        }
+    }
+
+    fn fail(&self, cause: CommError) -> CommError {
+        let connection = &self.link.0;
+        let first = connection.inbox().failure.get_or_insert(cause).clone();
+        connection.wake.notify_all();
+        let _gone = connection.send(&Request::Fail(Cause::new(
+            first.clone(),
+            self.members[self.rank],
+        )));
+        first
+    }
+
+    fn failure(&self) -> Option<CommError> {
+        self.link.0.inbox().failure.clone()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::TcpListener;
+
+    use super::super::frame::write;
+    use super::*;
+
+    /// Rank 0 takes the first bytes of a call, says why it ends, and is gone.
+    fn end_in_a_call(listener: &TcpListener) -> std::io::Result<()> {
+        let (mut stream, _) = listener.accept()?;
+        stream.read_exact(&mut [0; GREETING.len()])?;
+        stream.write_all(&GREETING)?;
+        let _who: Hello = read(&mut stream, LONG)?;
+        write(&stream, &Answer::Ready)?;
+        stream.read_exact(&mut [0])?;
+        let (rank, message) = (2, "planted".to_owned());
+        write(&stream, &Answer::Failed(Cause::Failed { rank, message }))
+    }
+
+    /// A rank in the middle of a large send finds the connection closed before it hears the cause, one time in three.
+    #[test]
+    fn the_last_words_of_rank_0_are_the_cause() {
+        for _ in 0..50 {
+            let listener = TcpListener::bind(("127.0.0.1", 0)).expect("a port");
+            let launch = Launch {
+                rank: 1,
+                world: 3,
+                local_rank: 1,
+                local_world: 3,
+                host: "127.0.0.1".to_owned(),
+                port: listener.local_addr().expect("its number").port(),
+                limit: Duration::from_secs(20),
+                build: "tests".to_owned(),
+            };
+            let host = thread::spawn(move || end_in_a_call(&listener));
+            let control = connect(&launch).expect("a world");
+            let error = control.all_gather("it", vec![0; 8 << 20]);
+            let text = error.expect_err("rank 0 is gone").to_string();
+            assert!(text.contains("rank 2 failed: planted"), "{text}");
+            let host = host.join().expect("no panic");
+            assert!(host.is_ok(), "{host:?}");
+        }
+    }
+}

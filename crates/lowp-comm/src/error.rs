@@ -1,0 +1,186 @@
+//! [`CommError`]: every way in which ranks, collectives and meshes can go wrong.
+
+use std::fmt;
+
+use lowp_kernels::KernelError;
+use serde::{Deserialize, Serialize};
+use thiserror::Error;
+
+/// How a rank went that others wait for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Departure {
+    /// It dropped its last handle.
+    Dropped,
+    /// It was unwinding from a panic then.
+    Panicked,
+    /// Its connection closed without a word: the process or its machine ended.
+    Lost,
+}
+
+impl fmt::Display for Departure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Departure::Dropped => "dropped its communicator",
+            Departure::Panicked => "panicked",
+            Departure::Lost => {
+                "lost its connection (its process was killed, or its machine failed)"
+            }
+        })
+    }
+}
+
+/// What is wrong, with the numbers and the remedy. Ranks are numbered in the world, also where
+/// the operation ran in a group of a split.
+#[derive(Clone, Debug, Error, PartialEq)]
+pub enum CommError {
+    /// The backend rejected or failed.
+    #[error(transparent)]
+    Kernel(#[from] KernelError),
+    /// A rank failed; every other rank stops with its message.
+    #[error("rank {rank} failed: {message} (every rank stopped; mend the cause on rank {rank})")]
+    Failed {
+        /// The rank that failed first.
+        rank: usize,
+        /// What it said.
+        message: String,
+    },
+    /// Some ranks did not come in time.
+    #[error(
+        "{op}: waited {waited_s:.1} s for ranks {missing:?}, which did not come ({}; or raise the time limit)",
+        if elsewhere.is_empty() { "see where they are stuck".to_owned() } else { elsewhere.join(", ") }
+    )]
+    Timeout {
+        /// The collective.
+        op: Box<str>,
+        /// How long the first rank waited, in seconds.
+        waited_s: f64,
+        /// The ranks that did not arrive.
+        missing: Vec<usize>,
+        /// Collectives of other groups that missing ranks wait in, in words.
+        elsewhere: Vec<String>,
+    },
+    /// What carries data between ranks failed here, and no rank has said why.
+    #[error(
+        "{op} failed on rank {rank}: {why} (if another rank is gone, the cause is with that rank: see what each printed)"
+    )]
+    Transport {
+        /// What was called.
+        op: Box<str>,
+        /// This rank.
+        rank: usize,
+        /// What the library says.
+        why: String,
+    },
+    /// Ranks do different things.
+    #[error(
+        "the ranks disagree on {what}: {}; all ranks must make the same calls with the same plans in the same order",
+        descriptions.join("; ")
+    )]
+    Mismatch {
+        /// What they disagree on.
+        what: String,
+        /// What each set of ranks has, as `ranks [0, 2]: ...`.
+        descriptions: Vec<String>,
+    },
+    /// A rank is gone while others wait for it.
+    #[error(
+        "{op}: rank {rank} {how} and will not come (see its own error; every rank must make every collective call)"
+    )]
+    Departed {
+        /// The collective that others wait in.
+        op: Box<str>,
+        /// The rank that is gone.
+        rank: usize,
+        /// How it went.
+        how: Departure,
+    },
+    /// Ranks that are processes did not find each other.
+    #[error("rank {rank} of {world} at {address}: {why}")]
+    Rendezvous {
+        /// This rank.
+        rank: usize,
+        /// Number of ranks.
+        world: usize,
+        /// Where rank 0 listens.
+        address: String,
+        /// What went wrong, with the remedy.
+        why: String,
+    },
+    /// A variable of the launcher has a value that means no rank.
+    #[error("{variable}={value}: {why}")]
+    Launch {
+        /// The variable of the environment.
+        variable: String,
+        /// Its value.
+        value: String,
+        /// What it must be.
+        why: String,
+    },
+    /// The system has no thread for a rank.
+    #[error(
+        "rank {rank} of {world} got no thread: {why}; raise the limit of processes (ulimit -u), or use fewer ranks"
+    )]
+    NoThread {
+        /// The first rank that has none.
+        rank: usize,
+        /// Number of ranks.
+        world: usize,
+        /// What the system says.
+        why: String,
+    },
+    /// A rank number outside its world.
+    #[error("rank {rank} is outside a world of {world} ranks; ranks count from 0 to world - 1")]
+    NoSuchRank {
+        /// The rank given.
+        rank: usize,
+        /// Number of ranks.
+        world: usize,
+    },
+    /// Two parts that must span the same ranks do not.
+    #[error(
+        "{what} is made for {found} ranks and the communicator has {world}; cut it for {world}"
+    )]
+    World {
+        /// Which part.
+        what: String,
+        /// Ranks it is made for.
+        found: usize,
+        /// Ranks of the communicator.
+        world: usize,
+    },
+    /// A buffer of a collective has another length than its ranges say.
+    #[error("{op}, item {item}: {what} holds {found} entries and the ranges say {needed}")]
+    ItemLength {
+        /// The collective.
+        op: &'static str,
+        /// Which item of the batch.
+        item: usize,
+        /// Which buffer of the item.
+        what: &'static str,
+        /// Entries needed.
+        needed: usize,
+        /// Entries found.
+        found: usize,
+    },
+    /// Text that is no mesh.
+    #[error(
+        "'{text}' is no mesh; write replicate x shard with both at least 1, for example 2x4 (1x4 shards over 4 ranks)"
+    )]
+    BadMesh {
+        /// The text given.
+        text: String,
+    },
+    /// A mesh of another size than the world.
+    #[error(
+        "a {replicate}x{shard} mesh needs {} ranks and the world has {world}; choose replicate x shard = {world}",
+        replicate * shard
+    )]
+    MeshWorld {
+        /// Number of replicas.
+        replicate: usize,
+        /// Number of shards.
+        shard: usize,
+        /// Number of ranks.
+        world: usize,
+    },
+}

@@ -1,0 +1,37 @@
+//! Ranks: control on the host (threads of a process, or processes that speak TCP), communicators on devices, and meshes.
+//!
+//! # Example
+//!
+//! Two ranks, as threads, sum what each has.
+//!
+//! ```
+//! use std::time::Duration;
+//!
+//! use lowp_comm::{CommError, run_ranks};
+//! use lowp_kernels::{Backend, Cpu};
+//!
+//! let sums = run_ranks(&Cpu, 2, Duration::from_secs(10), |rank, comm| {
+//!     let values = Cpu.upload(&[rank as f32, 1.0])?;
+//!     comm.all_reduce_sum(&values)?;
+//!     Ok::<_, CommError>(Cpu.download(&values)?)
+//! })?;
+//! assert_eq!(sums, [[1.0, 2.0], [1.0, 2.0]]);
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+#![forbid(unsafe_code)]
+
+mod comm;
+mod control;
+mod done;
+mod error;
+mod mesh;
+
+pub use comm::{
+    Collective, Communicator, Counters, GatherItem, GradWire, HostComm, LARGE_PIECE, LocalComm,
+    RanksFailed, ReduceItem, Started, Traffic, or_abort, ordered, run_comms, run_ranks,
+    run_ranks_on,
+};
+pub use control::{Control, Launch, MAX_ALL_GATHER, join, threads, without_backtraces};
+pub use done::{Among, Done, Names, Order, digest};
+pub use error::{CommError, Departure};
+pub use mesh::{Mesh, MeshComm};

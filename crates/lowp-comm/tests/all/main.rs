@@ -1,0 +1,11 @@
+//! The integration tests of lowp-comm, in one program.
+
+mod common;
+
+mod collectives;
+mod crossed_waits;
+mod failures;
+mod faults;
+mod meshes;
+mod messages;
+mod rendezvous;

@@ -1,0 +1,6 @@
+//! The integration tests of this crate, one file per subject, linked once.
+
+mod arguments;
+mod changed;
+mod checkpoints;
+mod common;

@@ -1,0 +1,4 @@
+//! The integration tests of this crate, one file per subject, linked once.
+
+mod arguments;
+mod costs;

@@ -1,0 +1,178 @@
+//! The gathers of a [`GatherGroup`]: calls the first time, a graph from the second time on.
+
+use lowp_format::Recipe;
+use lowp_kernels::{Backend, KernelError, StepScalars};
+
+use super::pool::{GatherKind, Lease, Move};
+use super::{GatherGroup, GatherPoint};
+use crate::ShardError;
+use lowp_comm::{Collective, Communicator, GatherItem, Traffic};
+
+impl<B: Backend, R: Recipe> GatherGroup<B, R> {
+    /// The ranks that make a gather.
+    pub(super) fn comm_of(&self, kind: GatherKind) -> &dyn Communicator<B> {
+        match (&self.parts, kind) {
+            (Some(parts), GatherKind::Parts) => &*parts.group,
+            _ => &*self.comm,
+        }
+    }
+
+    /// Gives the communicator's stream an kind, behind that for forward where it builds on it.
+    pub(super) fn gather(
+        &mut self,
+        kind: GatherKind,
+        forward_first: bool,
+    ) -> Result<(), ShardError> {
+        if forward_first {
+            self.repeat(GatherKind::Forward)?;
+        }
+        self.repeat(kind)
+    }
+
+    /// A gather and its local work: as a graph from the second time on, where the communicator allows it.
+    fn repeat(&mut self, kind: GatherKind) -> Result<(), ShardError> {
+        let Some(lease) = self.lease.take() else {
+            return Ok(());
+        };
+        let done = self.repeat_into(&lease, kind);
+        self.lease = Some(lease);
+        done
+    }
+
+    fn repeat_into(&mut self, lease: &Lease<B>, kind: GatherKind) -> Result<(), ShardError> {
+        self.agree_first(kind)?;
+        self.pool.note(&*self.comm, self.number, kind);
+        let views = self.views_of(lease)?;
+        let before = self.comm_of(kind).traffic();
+        let work = lease.set.work(kind);
+        let repeated = &self.views[views].gathers[kind as usize];
+        let sends = |m: &Move<B>| m.ranges.iter().any(|range| !range.is_empty());
+        let any = || !work.local.is_empty() || work.moves.iter().any(sends);
+        let launched = repeated.ran && self.comm_of(kind).is_enqueued() && any() && {
+            let launched = match &repeated.graph {
+                Some(graph) => self.launch(kind, graph, false).map(|()| None),
+                None => self.capture(lease, kind).and_then(|graph| {
+                    self.launch(kind, &graph, true)?;
+                    Ok(Some(graph))
+                }),
+            };
+            match launched {
+                Ok(Some(graph)) => {
+                    self.views[views].gathers[kind as usize].graph = Some(graph);
+                    true
+                }
+                Ok(None) => true,
+                // A capture of the caller's takes the calls themselves.
+                Err(ShardError::Kernel(KernelError::InCapture { .. })) => false,
+                Err(error) => return Err(error),
+            }
+        };
+        if !launched {
+            self.watched(kind, || self.run(lease, kind))?;
+        }
+        self.views[views].gathers[kind as usize].ran = true;
+        let sent = self.comm_of(kind).traffic().since(before);
+        self.sent += sent.all_gather_bytes;
+        self.gathers += u64::from(!work.moves.is_empty());
+        Ok(())
+    }
+
+    fn capture(
+        &self,
+        lease: &Lease<B>,
+        kind: GatherKind,
+    ) -> Result<(B::Graph, Traffic), ShardError> {
+        let comm = self.comm_of(kind);
+        let before = comm.traffic();
+        let graph = comm.backend().capture(|| self.run(lease, kind))?;
+        Ok((graph, comm.traffic().since(before)))
+    }
+
+    /// Launches a graph that was captured before, or just now: the capture counted its own first launch.
+    fn launch(
+        &self,
+        kind: GatherKind,
+        (graph, sent): &(B::Graph, Traffic),
+        first: bool,
+    ) -> Result<(), ShardError> {
+        let comm = self.comm_of(kind);
+        // Collectives of a world that has failed end without moving anything.
+        comm.control().failure().map_or(Ok(()), Err)?;
+        self.watched(kind, || Ok(comm.backend().launch(graph)?))?;
+        if !first {
+            comm.count(*sent);
+        }
+        Ok(())
+    }
+
+    /// Runs `give`, which gives the communicator's stream an kind, and tells the watch.
+    fn watched(
+        &self,
+        kind: GatherKind,
+        give: impl FnOnce() -> Result<(), ShardError>,
+    ) -> Result<(), ShardError> {
+        let stream = self.comm_of(kind).backend();
+        let tell = |point| match &self.watch {
+            Some(watch) => watch.tell(stream, point),
+            None => Ok(()),
+        };
+        tell(GatherPoint::Begin)?;
+        give()?;
+        Ok(tell(GatherPoint::End)?)
+    }
+
+    /// Gives the communicator's stream a gather and its local work.
+    fn run(&self, lease: &Lease<B>, kind: GatherKind) -> Result<(), ShardError> {
+        let (work, comm) = (lease.set.work(kind), self.comm_of(kind));
+        let items = match (&self.parts, kind) {
+            (Some(parts), GatherKind::Parts) => parts.items(&lease.set),
+            _ => self.shards(&work.moves)?,
+        };
+        if !items.is_empty() {
+            comm.enqueue(&label(self.number, kind), Collective::AllGather(&items))?;
+        }
+        let stream = comm.backend();
+        for plan in &work.local {
+            stream.run(plan, &StepScalars::default())?;
+        }
+        match (&self.parts, kind) {
+            (Some(parts), GatherKind::Forward) => parts.fill(stream, &lease.set),
+            _ => Ok(()),
+        }
+    }
+
+    /// Compares over the ranks what is gathered, the first time: where calls are enqueued no rank waits for the others, and none
+    /// sees that they gather something else of the same length. Later ones are compared by the optimizer's step
+    /// ([`GatherPool::gathered`](super::GatherPool::gathered)).
+    fn agree_first(&mut self, kind: GatherKind) -> Result<(), ShardError> {
+        let comm = self.comm_of(kind);
+        if comm.is_enqueued() && comm.world_size() > 1 && !self.compared[kind as usize] {
+            let label = label(self.number, kind);
+            comm.control().all_equal("what is gathered next", &label)?;
+            self.compared[kind as usize] = true;
+        }
+        Ok(())
+    }
+
+    /// The gather of this rank's shards.
+    fn shards<'a>(&'a self, moves: &'a [Move<B>]) -> Result<Vec<GatherItem<'a, B>>, ShardError> {
+        let item = |m: &'a Move<B>| {
+            Ok(GatherItem {
+                source: &self.params[m.param].local().buffer(m.key)?.storage,
+                dest: &m.dest,
+                ranges: &m.ranges,
+            })
+        };
+        moves.iter().map(item).collect()
+    }
+}
+
+/// What ranks that gather the same have in common, beside lengths: group `number` of those of a pool.
+pub(super) fn label(number: u64, kind: GatherKind) -> String {
+    let what = match kind {
+        GatherKind::Forward => "for forward",
+        GatherKind::Backward => "for backward",
+        GatherKind::Parts => "for backward, of kept parts",
+    };
+    format!("group {number} {what}")
+}

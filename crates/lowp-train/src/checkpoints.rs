@@ -1,0 +1,327 @@
+//! [`Checkpoints`]: where checkpoints of runs go, when they are saved, and which one a run resumes from.
+
+use std::path::{Path, PathBuf};
+
+use lowp_checkpoint::{Block, Checkpoint, CheckpointError, check_writable, is_checkpoint, steps};
+use lowp_format::has_tensor_scale;
+use lowp_format::spelling::Variant;
+use serde_json::{Map, Value, json};
+
+use crate::config::Config;
+use crate::error::TrainError;
+use crate::network::Model;
+use crate::run::Run;
+
+/// The tensor of the losses of all steps.
+pub(crate) const LOSSES: &str = "train.losses";
+
+/// The fields of [`Config`] that must be the same for a run to resume, after those of the model.
+const OF_THE_RUN: [&str; 13] = [
+    "accumulate",
+    "grad_wire",
+    "seed",
+    "batch",
+    "steps",
+    "lr",
+    "warmup",
+    "final_lr",
+    "weight_decay",
+    "clip",
+    "tail_steps",
+    "kept_in_bf16",
+    "amax_groups",
+];
+
+/// What a run saves, and what it resumes from; the default is nothing.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Checkpoints {
+    /// The folder that each run has one of its own in, `NAME-seedN`, with its checkpoints.
+    pub save: Option<PathBuf>,
+    /// Also save after every so many steps, not only after the last.
+    pub save_every: Option<usize>,
+    /// Keep so many checkpoints of a run, the latest ones, instead of all.
+    pub keep: Option<usize>,
+    /// Resume from the latest checkpoint of this run here: a folder that was `save`, or a checkpoint.
+    pub resume: Option<PathBuf>,
+    /// End after this step; the schedule stays that of all steps.
+    pub stop_after: Option<usize>,
+}
+
+impl Checkpoints {
+    /// Saves to `folder` after the last step, and resumes from what was saved there before.
+    pub fn in_folder(folder: &Path) -> Self {
+        Self {
+            save: Some(folder.to_owned()),
+            resume: Some(folder.to_owned()),
+            ..Self::default()
+        }
+    }
+
+    /// The same, for runs that end after step `last`.
+    #[must_use]
+    pub fn stop_after(self, last: usize) -> Self {
+        Self {
+            stop_after: Some(last),
+            ..self
+        }
+    }
+
+    /// Checks the numbers, of runs with `steps` steps.
+    ///
+    /// # Errors
+    /// Numbers that make no sense.
+    pub fn check(&self, steps: usize) -> Result<(), TrainError> {
+        for (field, value) in [
+            ("save_every", self.save_every),
+            ("stop_after", self.stop_after),
+        ] {
+            if let Some(value) = value.filter(|value| !(1..=steps).contains(value)) {
+                return Err(TrainError::OutsideOfSteps {
+                    field,
+                    value,
+                    steps,
+                });
+            }
+        }
+        match self.keep {
+            Some(0) => Err(TrainError::KeepsNone),
+            _ => Ok(()),
+        }
+    }
+
+    /// The step that a run ends after, of `steps` steps.
+    pub(crate) fn last_step(&self, steps: usize) -> usize {
+        self.stop_after.unwrap_or(steps).min(steps)
+    }
+
+    /// Whether a checkpoint is saved when `done` steps are done of those up to `last`.
+    pub(crate) fn saves_at(&self, done: usize, last: usize) -> bool {
+        let regular = self
+            .save_every
+            .is_some_and(|every| done.is_multiple_of(every));
+        regular || done == last
+    }
+
+    /// The folder that `run` resumes from; `None` if it starts at step 0.
+    ///
+    /// # Errors
+    /// A folder that cannot be read.
+    pub fn source(&self, run: &Run, seed: u64) -> Result<Option<PathBuf>, TrainError> {
+        let Some(folder) = &self.resume else {
+            return Ok(None);
+        };
+        if is_one_run(folder) {
+            return Ok(Some(folder.clone()));
+        }
+        let own = folder.join(label(run, seed));
+        let any = is_one_run(&own) || !steps(&own).map_err(unreadable)?.is_empty();
+        Ok(any.then_some(own))
+    }
+
+    /// Whether `resume` is one checkpoint, or has those of one run.
+    pub fn resumes_one_run(&self) -> bool {
+        self.resume.as_deref().is_some_and(is_one_run)
+    }
+
+    /// The folder of the checkpoints of a run.
+    pub fn folder_of(&self, run: &Run, seed: u64) -> Option<PathBuf> {
+        Some(self.save.as_ref()?.join(label(run, seed)))
+    }
+
+    /// Checks that a run can save.
+    ///
+    /// # Errors
+    /// A folder that cannot be written.
+    pub fn check_writable(&self, run: &Run, seed: u64) -> Result<(), TrainError> {
+        let (Some(save), Some(folder)) = (&self.save, self.folder_of(run, seed)) else {
+            return Ok(());
+        };
+        check_writable(&folder).map_err(|why| {
+            let (save, why) = (save.clone(), Box::new(why));
+            TrainError::CannotSave { save, why }
+        })
+    }
+
+    /// Checks that a run which goes on from `source` does not save among the checkpoints of another one.
+    fn check_save(&self, run: &Run, seed: u64, source: Option<&Path>) -> Result<(), TrainError> {
+        let (Some(save), Some(folder)) = (&self.save, self.folder_of(run, seed)) else {
+            return Ok(());
+        };
+        let there = steps(&folder).map_err(unreadable)?;
+        let Some(&last) = there.last() else {
+            return Ok(());
+        };
+        let same = |source: &Path| match (source.canonicalize(), folder.canonicalize()) {
+            (Ok(source), Ok(folder)) => source.starts_with(folder),
+            _ => false,
+        };
+        if source.is_some_and(same) {
+            return Ok(());
+        }
+        Err(TrainError::EarlierRun {
+            save: save.clone(),
+            folder,
+            last,
+        })
+    }
+}
+
+/// Checkpoints that cannot be read, found before the run.
+fn unreadable(why: CheckpointError) -> TrainError {
+    TrainError::Resume(Box::new(why))
+}
+
+/// The name of a run's folder, the same for every spelling of its recipe.
+fn label(run: &Run, seed: u64) -> String {
+    format!("{}-seed{seed}", run.recipe)
+}
+
+/// Whether `folder` is a checkpoint, or the folder of those of one run.
+fn is_one_run(folder: &Path) -> bool {
+    is_checkpoint(folder) || folder.join("latest").is_file()
+}
+
+/// The checkpoint that a run resumes from.
+pub(crate) struct Resumed {
+    checkpoint: Checkpoint,
+}
+
+impl Resumed {
+    /// That of `run`: its own in the folder to resume from, or the one that the folder is or holds.
+    ///
+    /// # Errors
+    /// It is damaged, or of another model; it is of this recipe, and of a run with another configuration; checkpoints of another run lie
+    /// where this one is to save.
+    pub(crate) fn find<M: Model>(
+        (config, checkpoints): (&Config<M>, &Checkpoints),
+        run: &Run,
+        digest: &str,
+    ) -> Result<Option<Self>, TrainError> {
+        let source = checkpoints.source(run, config.seed)?;
+        checkpoints.check_save(run, config.seed, source.as_deref())?;
+        let Some(folder) = source else {
+            return Ok(None);
+        };
+        let checkpoint = Checkpoint::latest(&folder).map_err(unreadable)?;
+        let about = checkpoint.about();
+        let now = about_run(config, run, digest, [Value::Null, Value::Null])?;
+        let recipe = about["recipe"].as_str().unwrap_or_default();
+        let same_recipe = recipe
+            .parse::<Variant>()
+            .is_ok_and(|recipe| recipe == run.recipe);
+        let strict: &[_] = if same_recipe { &OF_THE_RUN } else { &[] };
+        let model = written(&config.model)?;
+        let of_the_model = model.as_object().into_iter().flat_map(Map::keys);
+        let fields = of_the_model
+            .map(String::as_str)
+            .chain(strict.iter().copied());
+        let differs = |field: &str, saved: &Value, given: &Value| TrainError::Differs {
+            folder: checkpoint.folder().to_owned(),
+            field: field.to_owned(),
+            saved: saved.to_string(),
+            given: given.to_string(),
+            // Older programs grouped no layers of their own accord.
+            left_out: field == "amax_groups" && saved.as_array().is_some_and(Vec::is_empty),
+        };
+        for field in fields {
+            let [saved, given] = [about, &now].map(|about| &about["config"][field]);
+            // Groups of layers that have no amax are no difference.
+            let matters = field != "amax_groups" || has_tensor_scale(&run.recipe);
+            if matters && saved != given {
+                return Err(differs(field, saved, given));
+            }
+        }
+        let [saved, given] = [about, &now].map(|about| &about["data"]);
+        if same_recipe && saved != given {
+            return Err(differs("data", saved, given));
+        }
+        let (step, last) = (checkpoint.step(), checkpoints.last_step(config.steps));
+        if step > last as u64 {
+            let folder = checkpoint.folder().to_owned();
+            return Err(TrainError::BehindTheEnd { folder, step, last });
+        }
+        Ok(Some(Self { checkpoint }))
+    }
+
+    /// The steps that are done.
+    pub(crate) fn step(&self) -> usize {
+        // At most the number of steps.
+        usize::try_from(self.checkpoint.step()).unwrap_or(usize::MAX)
+    }
+
+    pub(crate) fn checkpoint(&self) -> &Checkpoint {
+        &self.checkpoint
+    }
+
+    /// What was said of the weights and the scales.
+    pub(crate) fn formats(&self) -> [&Value; 2] {
+        let about = self.checkpoint.about();
+        [&about["weights"], &about["scales"]]
+    }
+
+    /// The losses of the steps that are done.
+    ///
+    /// # Errors
+    /// The checkpoint is damaged.
+    pub(crate) fn losses(&self) -> Result<Vec<f32>, TrainError> {
+        let shape = [1, self.step()];
+        Ok(self
+            .checkpoint
+            .read_f32(LOSSES, shape, Block::whole(shape))?)
+    }
+}
+
+/// `value` as JSON, by way of text, so that f32 numbers are those that were given.
+fn written(value: &impl serde::Serialize) -> Result<Value, TrainError> {
+    Ok(serde_json::from_str(&serde_json::to_string(value)?)?)
+}
+
+/// What a checkpoint says of a run, with what the model says of its weights and scales.
+///
+/// # Errors
+/// A value that has no JSON form.
+pub(crate) fn about_run<M: Model>(
+    config: &Config<M>,
+    run: &Run,
+    digest: &str,
+    [weights, scales]: [Value; 2],
+) -> Result<Value, TrainError> {
+    Ok(json!({
+        "recipe": run.name,
+        "config": written(config)?,
+        "data": digest,
+        "weights": weights,
+        "scales": scales,
+        "version": env!("CARGO_PKG_VERSION"),
+        "transformers": config.model.transformers(),
+    }))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use lowp_transformer::GptConfig;
+
+    /// A new field is compared where a run goes on, or it changes no bit of what a rank trains.
+    #[test]
+    fn every_field_is_compared_or_free() {
+        const FREE: [&str; 6] = [
+            "recompute",
+            "seeds",
+            "mesh",
+            "sharding",
+            "reshard_after_forward",
+            "eval_batches",
+        ];
+        let config = Config::new(GptConfig::default());
+        let [all, model] = [written(&config), written(&config.model)].map(|json| {
+            let json = json.expect("JSON");
+            let keys = json.as_object().expect("fields").keys();
+            keys.cloned().collect::<Vec<_>>()
+        });
+        let known = model.iter().map(String::as_str).chain(OF_THE_RUN);
+        let mut known: Vec<&str> = known.chain(FREE).collect();
+        known.sort_unstable();
+        assert_eq!(all, known);
+    }
+}

@@ -1,0 +1,306 @@
+//! [`Config`]: how a network is trained. Its JSON is what result files and checkpoints say of a run.
+
+use lowp_comm::{GradWire, Mesh};
+use lowp_format::ReshardAfterForward;
+use lowp_format::spelling::Variant;
+use lowp_fsdp::{LinearSpec, Passes, Sharding};
+use lowp_optim::{Group, Schedule};
+use serde::{Deserialize, Serialize};
+
+use crate::error::TrainError;
+use crate::forms::{self, GradWireForm, ShardingForm};
+use crate::network::Model;
+use crate::run::Run;
+
+/// Most steps of one run.
+pub(crate) const MAX_STEPS: usize = 10_000_000;
+/// Most sequences of a batch, micro-batches of a step and batches of an evaluation.
+const MAX_BATCH: usize = 1 << 16;
+/// Most seeds of one configuration.
+const MAX_SEEDS: usize = 1000;
+
+/// How a network is trained; the same on all ranks.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Config<M> {
+    /// The network.
+    #[serde(flatten)]
+    pub model: M,
+    /// Sequences per step over all ranks, or examples where the data are no text.
+    pub batch: usize,
+    /// Micro-batches that the sequences of a step are cut into; their gradients add up.
+    pub accumulate: usize,
+    /// Whether blocks run forward again in backward. The network does it; byte counts depend on it.
+    pub recompute: bool,
+    /// Names of the linear layers that stay in bf16, whatever the recipe.
+    pub kept_in_bf16: Vec<String>,
+    /// Names of linear layers that have one amax, by group.
+    pub amax_groups: Vec<Vec<String>>,
+    /// Steps at the end whose forward products run in bf16: the precision tail.
+    pub tail_steps: usize,
+    /// Optimizer steps.
+    pub steps: usize,
+    /// Seed of initial weights, batches and stochastic rounding.
+    pub seed: u64,
+    /// Number of seeds that runs are repeated for, from `seed` up ([`Config::each_seed`]).
+    pub seeds: usize,
+    /// Replicas x shards. JSON: `[replicas, shards]`.
+    #[serde(with = "forms::mesh")]
+    pub mesh: Mesh,
+    /// What each rank has of the linear layers between steps. JSON: `"fsdp"` or `"zero1"`.
+    #[serde(with = "ShardingForm")]
+    pub sharding: Sharding,
+    /// What happens to gathered weights after the forward pass. JSON: a boolean, or a number of ranks.
+    #[serde(with = "forms::reshard")]
+    pub reshard_after_forward: ReshardAfterForward,
+    /// How gradients travel. JSON: `"f32"` or `"bf16"`.
+    #[serde(with = "GradWireForm")]
+    pub grad_wire: GradWire,
+    /// Highest learning rate.
+    pub lr: f32,
+    /// Steps of linear warm-up; a cosine follows.
+    pub warmup: u64,
+    /// Learning rate of the last step, as a fraction of the highest.
+    pub final_lr: f32,
+    /// Decoupled weight decay of all matrices.
+    pub weight_decay: f32,
+    /// Global gradient norm above which gradients are scaled down.
+    pub clip: f32,
+    /// Batches of the validation split that the final loss is averaged over.
+    pub eval_batches: usize,
+}
+
+impl<M> Config<M> {
+    /// 200 steps of 16 sequences on one rank, with AdamW: `lr` 3e-3 after 20 steps of warm-up, then a cosine down to a tenth.
+    pub fn new(model: M) -> Self {
+        Self {
+            model,
+            batch: 16,
+            accumulate: 1,
+            recompute: false,
+            kept_in_bf16: Vec::new(),
+            amax_groups: Vec::new(),
+            tail_steps: 0,
+            steps: 200,
+            seed: 0,
+            seeds: 1,
+            mesh: Mesh::sharded(1),
+            sharding: Sharding::Fsdp,
+            reshard_after_forward: ReshardAfterForward::Yes,
+            grad_wire: GradWire::F32,
+            lr: 3e-3,
+            warmup: 20,
+            final_lr: 0.1,
+            weight_decay: 0.1,
+            clip: 1.0,
+            eval_batches: 8,
+        }
+    }
+
+    /// Checks the numbers by themselves and against each other.
+    ///
+    /// # Errors
+    /// An input error ([`TrainError::is_input`]) with the field, and a value that would work.
+    pub fn check(&self) -> Result<(), TrainError> {
+        let counts = [
+            ("steps", self.steps, MAX_STEPS),
+            ("accumulate", self.accumulate, MAX_BATCH),
+            ("seeds", self.seeds, MAX_SEEDS),
+            ("batch", self.batch, MAX_BATCH),
+            ("eval_batches", self.eval_batches, MAX_BATCH),
+        ];
+        for (field, value, most) in counts {
+            if !(1..=most).contains(&value) {
+                return Err(TrainError::Range { field, value, most });
+            }
+        }
+        let (batch, ranks, accumulate) = (self.batch, self.mesh.world(), self.accumulate);
+        if batch < ranks {
+            return Err(TrainError::FewSequences { batch, ranks });
+        }
+        if batch / ranks < accumulate {
+            return Err(TrainError::ManyMicroBatches {
+                batch,
+                ranks,
+                accumulate,
+            });
+        }
+        if self.warmup > self.steps as u64 {
+            let (warmup, steps) = (self.warmup, self.steps);
+            return Err(TrainError::LongWarmup { warmup, steps });
+        }
+        if self.tail_steps > self.steps {
+            let (tail_steps, steps) = (self.tail_steps, self.steps);
+            return Err(TrainError::LongTail { tail_steps, steps });
+        }
+        let others = (self.seeds as u64).saturating_sub(1);
+        if self.seed.checked_add(others).is_none() {
+            let (seed, seeds) = (self.seed, self.seeds);
+            return Err(TrainError::Seeds { seed, seeds });
+        }
+        self.reshard_after_forward.among(self.mesh.shard)?;
+        for (field, value, zero) in [
+            ("final_lr", self.final_lr, true),
+            ("lr", self.lr, false),
+            ("weight_decay", self.weight_decay, true),
+            ("clip", self.clip, false),
+        ] {
+            if !value.is_finite() || value < 0.0 || (value == 0.0 && !zero) {
+                let value = f64::from(value);
+                return Err(TrainError::Number { field, value, zero });
+            }
+        }
+        match self.final_lr > 1.0 {
+            true => Err(TrainError::RisingRate {
+                final_lr: self.final_lr,
+            }),
+            false => Ok(()),
+        }
+    }
+
+    /// The last of the seeds.
+    pub fn last_seed(&self) -> u64 {
+        self.seed + (self.seeds as u64).saturating_sub(1)
+    }
+
+    /// How often layers run in a step.
+    pub fn passes(&self) -> Passes {
+        Passes {
+            micro_batches: self.accumulate,
+            recompute: self.recompute,
+        }
+    }
+
+    /// The learning rate of each step, as a factor of `lr`.
+    pub fn schedule(&self) -> Schedule {
+        Schedule {
+            warmup: self.warmup,
+            total: self.steps as u64,
+            floor: self.final_lr,
+        }
+    }
+
+    /// The hyperparameters of AdamW.
+    pub fn group(&self) -> Group {
+        Group {
+            lr: self.lr,
+            weight_decay: self.weight_decay,
+            ..Group::default()
+        }
+    }
+}
+
+impl<M: Model> Config<M> {
+    /// The configuration of each seed, in order.
+    pub fn each_seed(&self) -> impl Iterator<Item = Self> {
+        (self.seed..=self.last_seed()).map(|seed| Self {
+            seed,
+            ..self.clone()
+        })
+    }
+
+    /// The linear layers, with the groups that have one amax.
+    pub fn linears(&self) -> Vec<LinearSpec> {
+        let mut linears = self.model.linears();
+        for linear in &mut linears {
+            let mut groups = self.amax_groups.iter();
+            linear.amax_group = groups.position(|group| group.contains(&linear.name));
+        }
+        linears
+    }
+
+    /// The recipe of `linear` in a run, of a model of so many `blocks`; in the `tail`, with forward products in bf16.
+    pub fn recipe_of(
+        &self,
+        run: &Run,
+        linear: &LinearSpec,
+        (blocks, tail): (usize, bool),
+    ) -> Variant {
+        let own = match self.kept_in_bf16.contains(&linear.name) {
+            true => run.recipe.in_bf16(),
+            false => run.recipe.of_block(linear.block, blocks),
+        };
+        if tail { own.with_bf16_forward() } else { own }
+    }
+}
+
+/// The number of blocks that `linears` are in.
+pub(crate) fn blocks(linears: &[LinearSpec]) -> usize {
+    let blocks = linears.iter().map(|linear| linear.block + 1);
+    blocks.max().unwrap_or(0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use lowp_transformer::{Arch, GptConfig};
+
+    /// What result files and checkpoints say of a run is its configuration again.
+    #[test]
+    fn json_is_the_configuration() {
+        let arch = Arch::Llama { kv_heads: 2 };
+        for policy in ["true", "false", "2"] {
+            let config = Config {
+                mesh: Mesh {
+                    replicate: 3,
+                    shard: 4,
+                },
+                sharding: Sharding::Zero1,
+                reshard_after_forward: policy.parse().expect("a policy"),
+                grad_wire: GradWire::Bf16,
+                kept_in_bf16: vec!["a".to_owned()],
+                amax_groups: vec![vec!["b".to_owned(), "c".to_owned()]],
+                lr: 0.1,
+                ..Config::new(GptConfig {
+                    arch,
+                    ..GptConfig::default()
+                })
+            };
+            let json = serde_json::to_string(&config).expect("JSON");
+            for part in [
+                "\"arch\":\"llama\",\"kv_heads\":2,",
+                "\"mesh\":[3,4],\"sharding\":\"zero1\",",
+                &format!("\"reshard_after_forward\":{policy},\"grad_wire\":\"bf16\",\"lr\":0.1,"),
+            ] {
+                assert!(json.contains(part), "{json}");
+            }
+            let again: Config<GptConfig> = serde_json::from_str(&json).expect("a configuration");
+            assert_eq!(again, config);
+        }
+        let wrong = serde_json::from_str::<GptConfig>(
+            "{\"dim\":1,\"layers\":1,\"heads\":1,\"seq\":1,\"vocab\":256,\"arch\":\"gpt\",\"kv_heads\":1}",
+        );
+        assert!(wrong.is_err());
+    }
+
+    /// Errors name the field, and are of the input.
+    #[test]
+    fn what_cannot_be_is_named() {
+        type Change = fn(&mut Config<GptConfig>);
+        let changes: [(Change, &str); 12] = [
+            (|c| c.steps = 0, "`steps` must be from 1 to 10000000, not 0"),
+            (|c| c.batch = 1, "choose `batch` 4 or more, or fewer ranks"),
+            (|c| c.accumulate = 9, "choose `batch` 36 or more"),
+            (|c| c.warmup = 201, "`warmup` 201 is longer than the 200"),
+            (|c| c.tail_steps = 201, "`tail_steps` 201 are more"),
+            (|c| c.final_lr = 1.5, "`final_lr` 1.5 is above 1"),
+            (|c| c.lr = 0.0, "`lr` 0.0: expected a positive number"),
+            (|c| c.clip = f32::NAN, "`clip` NaN: expected a positive"),
+            (|c| c.weight_decay = -1.0, "`weight_decay` -1.0: expected 0"),
+            (|c| (c.seed, c.seeds) = (u64::MAX, 2), "beyond 64 bits"),
+            (|c| c.eval_batches = 0, "`eval_batches` must be from 1"),
+            (
+                |c| c.reshard_after_forward = ReshardAfterForward::Group(3),
+                "4 ranks cannot be split into groups of 3",
+            ),
+        ];
+        for (change, expected) in changes {
+            let mut config = Config::new(GptConfig::default());
+            config.mesh = Mesh::sharded(4);
+            config.check().expect("a configuration");
+            change(&mut config);
+            let error = config.check().expect_err(expected);
+            assert!(error.is_input(), "{error}");
+            assert!(error.to_string().contains(expected), "{error}");
+        }
+    }
+}

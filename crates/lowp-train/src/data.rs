@@ -1,0 +1,72 @@
+//! [`Data`]: the batches of a run, as a function of seed, step and sequence number.
+
+use std::ops::Range;
+
+/// What a network trains on, the same on all ranks: ranks take the sequences of a batch in turn, and any number of ranks sees the same
+/// ones.
+pub trait Data: Sync {
+    /// What the network takes of it.
+    type Batch;
+
+    /// Sequences `range` of the batch of `step`, over all ranks.
+    fn train(&self, seed: u64, step: usize, range: Range<usize>) -> Self::Batch;
+
+    /// Sequences `range` of `total` that are spread evenly over the validation split.
+    fn validation(&self, total: usize, range: Range<usize>) -> Self::Batch;
+
+    /// Tokens of a sequence; 1 where the data are no text.
+    fn tokens(&self) -> usize {
+        1
+    }
+
+    /// What says that data are the same, for example a checksum: runs go on with the same data alone.
+    fn digest(&self) -> String;
+}
+
+/// Data that a function makes of seed, step and sequence numbers. The validation split is a batch of the seed [`u64::MAX`].
+#[derive(Clone, Copy, Debug)]
+pub struct Sampler<'a, F> {
+    name: &'a str,
+    sample: F,
+}
+
+impl<'a, T, F: Fn(u64, usize, Range<usize>) -> T + Sync> Sampler<'a, F> {
+    /// Data with a name that says that they are the same.
+    pub fn new(name: &'a str, sample: F) -> Self {
+        Self { name, sample }
+    }
+}
+
+impl<T, F: Fn(u64, usize, Range<usize>) -> T + Sync> Data for Sampler<'_, F> {
+    type Batch = T;
+
+    fn train(&self, seed: u64, step: usize, range: Range<usize>) -> T {
+        (self.sample)(seed, step, range)
+    }
+
+    fn validation(&self, _total: usize, range: Range<usize>) -> T {
+        (self.sample)(u64::MAX, 0, range)
+    }
+
+    fn digest(&self) -> String {
+        self.name.to_owned()
+    }
+}
+
+/// The sequences of `total` that rank `rank` of `ranks` handles: consecutive, and at most one more than any other.
+pub(crate) fn share(total: usize, ranks: usize, rank: usize) -> Range<usize> {
+    let (each, extra) = (total / ranks, total % ranks);
+    let start = rank * each + rank.min(extra);
+    start..start + each + usize::from(rank < extra)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn shares_cover_the_batch() {
+        let sizes: Vec<_> = (0..3).map(|r| share(16, 3, r)).collect();
+        assert_eq!(sizes, [0..6, 6..11, 11..16]);
+    }
+}

@@ -1,0 +1,323 @@
+//! [`TrainError`]: what can be wrong with a configuration, its data and checkpoints, or a run.
+
+use std::error::Error;
+use std::fmt::Write;
+use std::path::PathBuf;
+
+use lowp_checkpoint::CheckpointError;
+use lowp_comm::CommError;
+use lowp_format::{Code, FormatError};
+use lowp_fsdp::ModelError;
+use lowp_shard::ShardError;
+use thiserror::Error;
+
+/// What is wrong. Messages name fields of [`Config`](crate::Config) and [`Checkpoints`](crate::Checkpoints) in backticks, so that a
+/// program may put its own names there.
+#[derive(Debug, Error)]
+pub enum TrainError {
+    /// A count out of its range.
+    #[error("`{field}` must be from 1 to {most}, not {value}")]
+    Range {
+        /// The field.
+        field: &'static str,
+        /// Its value.
+        value: usize,
+        /// The largest that is possible.
+        most: usize,
+    },
+    /// A number that the optimizer cannot take.
+    #[error(
+        "`{field}` {value:?}: expected {} in the range of f32",
+        if *zero { "0 or a positive number" } else { "a positive number" }
+    )]
+    Number {
+        /// The field.
+        field: &'static str,
+        /// Its value.
+        value: f64,
+        /// Whether 0 is possible.
+        zero: bool,
+    },
+    /// Ranks without a sequence.
+    #[error(
+        "`batch` {batch} over {ranks} ranks: every rank needs at least one sequence; choose `batch` {ranks} or more, or fewer ranks"
+    )]
+    FewSequences {
+        /// Sequences of a batch.
+        batch: usize,
+        /// Ranks.
+        ranks: usize,
+    },
+    /// Micro-batches without a sequence.
+    #[error(
+        "`batch` {batch} over {ranks} ranks is not {accumulate} micro-batches of at least one sequence each; choose `batch` {} or more, or \
+         `accumulate` {} or less", ranks * accumulate, batch / ranks
+    )]
+    ManyMicroBatches {
+        /// Sequences of a batch.
+        batch: usize,
+        /// Ranks.
+        ranks: usize,
+        /// Micro-batches of a step.
+        accumulate: usize,
+    },
+    /// A warm-up that never ends.
+    #[error(
+        "`warmup` {warmup} is longer than the {steps} steps: the learning rate would never be reached"
+    )]
+    LongWarmup {
+        /// Its steps.
+        warmup: u64,
+        /// All steps.
+        steps: usize,
+    },
+    /// A precision tail of more steps than there are.
+    #[error("`tail_steps` {tail_steps} are more than the {steps} steps; choose {steps} or fewer")]
+    LongTail {
+        /// Its steps.
+        tail_steps: usize,
+        /// All steps.
+        steps: usize,
+    },
+    /// A learning rate that would rise after warm-up.
+    #[error("`final_lr` {final_lr:?} is above 1: the rate falls after warm-up")]
+    RisingRate {
+        /// The fraction.
+        final_lr: f32,
+    },
+    /// Seeds that no number counts.
+    #[error("`seed` {seed} with `seeds` {seeds}: the last seed is beyond 64 bits")]
+    Seeds {
+        /// The first.
+        seed: u64,
+        /// How many.
+        seeds: usize,
+    },
+    /// Weights in E5M2.
+    #[error(
+        "{name}: weights in E5M2 lose a mantissa bit for range they do not need; use +hybrid for E5M2 gradients"
+    )]
+    WeightsInE5m2 {
+        /// The run.
+        name: String,
+    },
+    /// A scale that would be known only after its cast.
+    #[error(
+        "{name}: a cast of f32 weights in one product has no delayed scale; leave weights exact in both products, or modify a recipe whose \
+         scales follow from the values"
+    )]
+    LateCast {
+        /// The run.
+        name: String,
+    },
+    /// A scale of elements that need none.
+    #[error(
+        "{name}: {code} elements take no scale; modify a recipe below 16 bits (`lowp recipes` lists them)"
+    )]
+    ScaledWide {
+        /// The run.
+        name: String,
+        /// The elements.
+        code: Code,
+    },
+    /// Flat shards of blocks that must be whole.
+    #[error(
+        "{name}: `sharding` zero1 cuts weights inside of blocks, and four over six compares the errors of whole blocks; choose `sharding` \
+         fsdp, or leave four over six out"
+    )]
+    CutBlocks {
+        /// The run.
+        name: String,
+    },
+    /// A number of steps in [`Checkpoints`](crate::Checkpoints) that the schedule does not have.
+    #[error("`{field}` must be from 1 to {steps}, the number of steps, not {value}")]
+    OutsideOfSteps {
+        /// The field.
+        field: &'static str,
+        /// Its value.
+        value: usize,
+        /// All steps.
+        steps: usize,
+    },
+    /// No checkpoint would be left.
+    #[error("`keep` 0: at least 1 checkpoint is kept")]
+    KeepsNone,
+    /// A folder that cannot be written.
+    #[error("`save` {}: {why}", save.display())]
+    CannotSave {
+        /// The folder.
+        save: PathBuf,
+        /// Why.
+        why: Box<CheckpointError>,
+    },
+    /// Checkpoints of another run where this one would save.
+    #[error(
+        "`save` {save}: {folder} has checkpoints of an earlier run, up to step {last}; go on behind them with `resume` {save}, or name \
+         another folder", save = save.display(), folder = folder.display()
+    )]
+    EarlierRun {
+        /// The folder to save to.
+        save: PathBuf,
+        /// The folder of this run in it.
+        folder: PathBuf,
+        /// The last step there.
+        last: u64,
+    },
+    /// A checkpoint of a run with another configuration.
+    #[error(
+        "`resume`: the run in {} was saved with `{field}`{} {saved}, and this one has {given}; give the same, or begin a new run",
+        folder.display(), if *left_out { " none:" } else { "" }
+    )]
+    Differs {
+        /// The checkpoint.
+        folder: PathBuf,
+        /// The first field that differs.
+        field: String,
+        /// Its value there, as JSON.
+        saved: String,
+        /// Its value here.
+        given: String,
+        /// Whether it is a list that was left empty there.
+        left_out: bool,
+    },
+    /// A checkpoint later than the end of this run.
+    #[error(
+        "`resume`: {} is behind step {step}, and this run ends behind step {last}; give a larger `stop_after` or `steps`, or name an \
+         earlier checkpoint", folder.display()
+    )]
+    BehindTheEnd {
+        /// The checkpoint.
+        folder: PathBuf,
+        /// Its step.
+        step: u64,
+        /// The last step of this run.
+        last: usize,
+    },
+    /// Checkpoints to resume from cannot be read.
+    #[error("{0}")]
+    Resume(Box<CheckpointError>),
+    /// Data that cannot be read, or not be trained on.
+    #[error("{0}")]
+    Data(String),
+    /// A recipe that is none, or that does not fit.
+    #[error(transparent)]
+    Format(#[from] FormatError),
+    /// Something has no JSON form.
+    #[error(transparent)]
+    Json(#[from] serde_json::Error),
+    /// Training diverged.
+    #[error(
+        "{recipe}, seed {seed}: the {what} is not finite: training diverged; choose a smaller `lr` or a longer `warmup`"
+    )]
+    Diverged {
+        /// The run.
+        recipe: String,
+        /// Its seed.
+        seed: u64,
+        /// Which loss.
+        what: String,
+    },
+    /// The bytes that were sent are not those of the plans.
+    #[error(
+        "{recipe}, seed {seed}: the ranks sent {counted} bytes of weights per step and their gather plans say {formula}; this is a defect \
+         in lowp: please report it"
+    )]
+    Bytes {
+        /// The run.
+        recipe: String,
+        /// Its seed.
+        seed: u64,
+        /// As counted.
+        counted: u64,
+        /// By the plans.
+        formula: u64,
+    },
+    /// Steps that sent unequal amounts.
+    #[error("{recipe}: {sent} bytes in {steps} steps: the steps sent unequal amounts")]
+    UnequalSteps {
+        /// The run.
+        recipe: String,
+        /// Bytes of all steps.
+        sent: u64,
+        /// Steps.
+        steps: u64,
+    },
+    /// A gathered weight is not the cast of its masters.
+    #[error("{layer}, as {phase} gathers it: {why}; this is a defect in lowp: please report it")]
+    Audit {
+        /// The layer.
+        layer: String,
+        /// Forward or backward.
+        phase: &'static str,
+        /// How it differs.
+        why: String,
+    },
+    /// What training left on another rank cannot be read.
+    #[error(transparent)]
+    Outcome(#[from] postcard::Error),
+    /// The network failed.
+    #[error(transparent)]
+    Network(#[from] Box<dyn Error + Send + Sync>),
+    /// The sharded model failed.
+    #[error(transparent)]
+    Model(Box<ModelError>),
+    /// A checkpoint could not be written, or is damaged.
+    #[error(transparent)]
+    Checkpoint(Box<CheckpointError>),
+    /// A collective failed.
+    #[error(transparent)]
+    Shard(Box<ShardError>),
+}
+
+impl From<CommError> for TrainError {
+    fn from(error: CommError) -> Self {
+        ShardError::from(error).into()
+    }
+}
+
+impl TrainError {
+    /// Whether the configuration, the data or the checkpoints must change, which is found before any work begins.
+    pub fn is_input(&self) -> bool {
+        !matches!(
+            self,
+            Self::Diverged { .. }
+                | Self::Bytes { .. }
+                | Self::UnequalSteps { .. }
+                | Self::Audit { .. }
+                | Self::Outcome(_)
+                | Self::Network(_)
+                | Self::Model(_)
+                | Self::Checkpoint(_)
+                | Self::Shard(_)
+        )
+    }
+
+    /// The message with those of its causes, on one line.
+    pub fn chain(&self) -> String {
+        let mut text = self.to_string();
+        let mut cause = self.source();
+        while let Some(error) = cause {
+            let _ = write!(text, ": {error}");
+            cause = error.source();
+        }
+        text
+    }
+}
+
+impl From<ModelError> for TrainError {
+    fn from(error: ModelError) -> Self {
+        Self::Model(Box::new(error))
+    }
+}
+
+impl From<CheckpointError> for TrainError {
+    fn from(error: CheckpointError) -> Self {
+        Self::Checkpoint(Box::new(error))
+    }
+}
+
+impl From<ShardError> for TrainError {
+    fn from(error: ShardError) -> Self {
+        Self::Shard(Box::new(error))
+    }
+}

@@ -1,0 +1,70 @@
+//! How values of other crates are written in the JSON of a [`Config`](crate::Config).
+
+use lowp_comm::GradWire;
+use lowp_fsdp::Sharding;
+use serde::{Deserialize, Serialize};
+
+/// `"fsdp"` or `"zero1"`.
+#[derive(Serialize, Deserialize)]
+#[serde(remote = "Sharding", rename_all = "lowercase")]
+pub(crate) enum ShardingForm {
+    Fsdp,
+    Zero1,
+}
+
+/// `"f32"` or `"bf16"`.
+#[derive(Serialize, Deserialize)]
+#[serde(remote = "GradWire", rename_all = "lowercase")]
+pub(crate) enum GradWireForm {
+    F32,
+    Bf16,
+}
+
+/// `[replicas, shards]`.
+pub(crate) mod mesh {
+    use lowp_comm::Mesh;
+    use serde::{Deserialize, Deserializer, Serialize, Serializer};
+
+    pub(crate) fn serialize<S: Serializer>(mesh: &Mesh, to: S) -> Result<S::Ok, S::Error> {
+        [mesh.replicate, mesh.shard].serialize(to)
+    }
+
+    pub(crate) fn deserialize<'de, D: Deserializer<'de>>(from: D) -> Result<Mesh, D::Error> {
+        let [replicate, shard] = Deserialize::deserialize(from)?;
+        Ok(Mesh { replicate, shard })
+    }
+}
+
+/// `true`, `false`, or the number of ranks.
+pub(crate) mod reshard {
+    use lowp_format::ReshardAfterForward;
+    use serde::{Deserialize, Deserializer, Serializer};
+
+    #[derive(Deserialize)]
+    #[serde(untagged)]
+    enum Form {
+        All(bool),
+        Group(usize),
+    }
+
+    pub(crate) fn serialize<S: Serializer>(
+        policy: &ReshardAfterForward,
+        to: S,
+    ) -> Result<S::Ok, S::Error> {
+        match policy {
+            ReshardAfterForward::Yes => to.serialize_bool(true),
+            ReshardAfterForward::No => to.serialize_bool(false),
+            ReshardAfterForward::Group(ranks) => to.serialize_u64(*ranks as u64),
+        }
+    }
+
+    pub(crate) fn deserialize<'de, D: Deserializer<'de>>(
+        from: D,
+    ) -> Result<ReshardAfterForward, D::Error> {
+        Ok(match Form::deserialize(from)? {
+            Form::All(true) => ReshardAfterForward::Yes,
+            Form::All(false) => ReshardAfterForward::No,
+            Form::Group(ranks) => ReshardAfterForward::Group(ranks),
+        })
+    }
+}

@@ -1,0 +1,47 @@
+//! The training loop over sharded low-precision weights: data, schedule, evaluation, checkpoints and a precision tail, for any network.
+//!
+//! A [`Model`] says which parameters a network has, a [`Network`] runs its passes over this rank's shards of them, [`Data`] are its
+//! batches, and a [`Config`] is how it is trained. [`Training::rank`] is one rank of a run; all ranks call it, as threads or processes.
+//!
+//! ```
+//! use lowp_candle::transformer::Transformer;
+//! use lowp_train::{Config, Run, Text, Training};
+//! use lowp_kernels::Cpu;
+//! use lowp_comm::{Mesh, run_ranks};
+//! use lowp_transformer::GptConfig;
+//! use std::time::Duration;
+//!
+//! let gpt = GptConfig { dim: 32, layers: 1, heads: 2, seq: 16, ..GptConfig::default() };
+//! let text = Text::new(b"one two three ".repeat(40), gpt.seq)?;
+//! let (run, ranks) = (Run::parse("mxfp8")?, Mesh::sharded(2));
+//! let config = Config { steps: 4, warmup: 1, batch: 8, mesh: ranks, ..Config::new(gpt) };
+//! let results = run_ranks(&Cpu, 2, Duration::from_secs(60), |_, comm| {
+//!     Training::new(&run, &config, &text).rank(&Cpu, comm, |model, place| Ok(Transformer::new(gpt, model, place.threads, false)?))
+//! })?;
+//! assert!(results[0].train_loss[3] < results[0].train_loss[0]);
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+
+#![forbid(unsafe_code)]
+
+mod checkpoints;
+mod config;
+pub mod data;
+mod error;
+mod forms;
+pub mod network;
+mod outcome;
+mod rank;
+pub mod result;
+mod run;
+pub mod text;
+pub mod training;
+
+pub use checkpoints::Checkpoints;
+pub use config::Config;
+pub use data::{Data, Sampler};
+pub use error::TrainError;
+pub use network::{Model, Network};
+pub use run::Run;
+pub use text::Text;
+pub use training::Training;

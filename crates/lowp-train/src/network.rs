@@ -1,0 +1,188 @@
+//! [`Model`]: the parameters of a network. [`Network`]: its passes on one rank.
+
+use std::error::Error;
+
+use lowp_format::spelling::Variant;
+use lowp_fsdp::{LinearSpec, ShardedModel, VarPlace, VarSpec};
+use lowp_kernels::Backend;
+use lowp_optim::{StepOptions, StepReport};
+use serde::Serialize;
+use serde_json::Value;
+
+/// What a network returns: its own error, whatever that is.
+pub type NetworkResult<T = ()> = Result<T, Box<dyn Error + Send + Sync>>;
+
+/// The parameters of one rank, in the recipe of a run.
+pub type Sharded<B> = ShardedModel<B, Variant>;
+
+/// The sizes of a network, and the parameters that follow from them. Checkpoints keep what it serializes to, a struct: a run resumes
+/// only with the same.
+pub trait Model: Clone + Serialize + Sync {
+    /// The linear layers in the order in which they run: sharded, and in the recipe of the run.
+    fn linears(&self) -> Vec<LinearSpec>;
+
+    /// The parameters that stay in f32.
+    fn vars(&self) -> Vec<VarSpec> {
+        Vec::new()
+    }
+
+    /// Floating-point operations of one token in forward and backward: six per weight of a linear layer, unless the network has others.
+    fn flops_per_token(&self) -> f64 {
+        let weights = self
+            .linears()
+            .iter()
+            .map(|l| l.rows * l.cols)
+            .sum::<usize>();
+        6.0 * weights as f64
+    }
+
+    /// The `config.json` that the transformers package has for this network, for exports of checkpoints.
+    fn transformers(&self) -> Option<Value> {
+        None
+    }
+
+    /// The number of parameters, in linear layers and variables.
+    fn parameters(&self) -> usize {
+        let vars = self.vars();
+        let vars = vars.iter().map(|var| var.shape.iter().product::<usize>());
+        let linears = self.linears();
+        linears.iter().map(|l| l.rows * l.cols).chain(vars).sum()
+    }
+}
+
+/// The passes of one rank over the parameters of a [`ShardedModel`].
+///
+/// A step is one micro-batch or several ([`Network::train`]), then [`Network::finish_step`], and [`Network::take_loss`]. All calls are
+/// collective.
+pub trait Network<B: Backend>: Sized {
+    /// What it trains on.
+    type Batch;
+
+    /// Where it reads the parameters that stay in f32.
+    const VARS: VarPlace = VarPlace::Host;
+
+    /// Trains on a micro-batch: adds all gradients of its loss, which is the sum over its tokens divided by `divisor`, the tokens of the
+    /// whole batch; ends with [`ShardedModel::finish_micro_batch`]. Returns the loss, or 0 where [`Network::take_loss`] does.
+    ///
+    /// # Errors
+    /// The network's own, or those of the model.
+    fn train(
+        &mut self,
+        model: &mut Sharded<B>,
+        batch: &Self::Batch,
+        divisor: usize,
+    ) -> NetworkResult<f64>;
+
+    /// The loss of a batch, without gradients, or 0 where [`Network::take_loss`] returns it.
+    ///
+    /// # Errors
+    /// The network's own, or those of the model.
+    fn evaluate(
+        &mut self,
+        model: &mut Sharded<B>,
+        batch: &Self::Batch,
+        divisor: usize,
+    ) -> NetworkResult<f64>;
+
+    /// The losses since the last call, added up, of a network that keeps them on its device until the end of a step.
+    ///
+    /// # Errors
+    /// The network's own.
+    fn take_loss(&mut self) -> NetworkResult<f64> {
+        Ok(0.0)
+    }
+
+    /// Ends a step.
+    ///
+    /// # Errors
+    /// Those of [`ShardedModel::finish_step`].
+    fn finish_step(
+        &mut self,
+        model: &mut Sharded<B>,
+        options: &StepOptions,
+    ) -> NetworkResult<StepReport> {
+        Ok(model.finish_step(options)?)
+    }
+
+    /// The stream of random numbers for micro-batch `micro` of a step: the step, where each micro-batch has token numbers of its own.
+    fn random_step(step: usize, _micro: usize, _accumulate: usize) -> u64 {
+        step as u64
+    }
+
+    /// How it runs what may run in several ways; ranks must say the same.
+    fn ways(&self) -> String {
+        String::new()
+    }
+
+    /// Has `backend` measure its memory from now on.
+    ///
+    /// # Errors
+    /// The device failed.
+    fn measure_memory(_backend: &B) -> NetworkResult {
+        Ok(())
+    }
+
+    /// What it has of the memory of `backend`; `None` where nothing measures that.
+    ///
+    /// # Errors
+    /// The device failed.
+    fn memory(&self, _backend: &B) -> NetworkResult<Option<DeviceMemory>> {
+        Ok(None)
+    }
+
+    /// Begins to measure a step.
+    ///
+    /// # Errors
+    /// The device failed.
+    fn start_profile(&self) -> NetworkResult {
+        Ok(())
+    }
+
+    /// Ends it: what took how long; `None` where nothing measures that.
+    ///
+    /// # Errors
+    /// The device failed.
+    fn take_profile(&self) -> NetworkResult<Option<Profile>> {
+        Ok(None)
+    }
+}
+
+/// The rank that a network is made for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Place {
+    /// Its number.
+    pub rank: usize,
+    /// Threads that its products may use, so that all ranks together use the machine once.
+    pub threads: usize,
+}
+
+/// Bytes on a device.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct DeviceMemory {
+    /// Of the network, without parameters, as its layers count them.
+    pub network: u64,
+    /// The most that was allocated at once.
+    pub peak: u64,
+}
+
+/// What a device spent a step on.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Profile {
+    /// By work, the most first.
+    pub spent: Vec<Spent>,
+    /// Seconds in which it waited for gathered weights.
+    pub waited: f64,
+    /// Seconds of gathers from begin to end, and those of them in which it computed, where they were timed.
+    pub gathered: Option<[f64; 2]>,
+}
+
+/// What a device spent on one kind of work.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Spent {
+    /// The work.
+    pub what: String,
+    /// How often it ran.
+    pub count: usize,
+    /// Milliseconds.
+    pub milliseconds: f64,
+}

@@ -1,0 +1,133 @@
+//! [`Training`]: one run of a configuration, on the ranks of a world.
+
+use std::fmt;
+use std::sync::Arc;
+use std::thread;
+
+use lowp_comm::Communicator;
+use lowp_format::spelling::Variant;
+use lowp_fsdp::ShardedModel;
+use lowp_kernels::Backend;
+
+use crate::checkpoints::{Checkpoints, Resumed};
+use crate::config::Config;
+use crate::data::Data;
+use crate::error::TrainError;
+use crate::network::{Model, Network, NetworkResult, Place, Profile};
+use crate::rank::Rank;
+use crate::result::RunResult;
+use crate::run::Run;
+
+/// What happens in a run, as rank 0 sees it.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Event<'a> {
+    /// A step is done.
+    Step {
+        /// Its number, from 0.
+        step: usize,
+        /// The loss of its batch.
+        loss: f64,
+        /// The rate so far, over all ranks.
+        tokens_per_second: f64,
+        /// Of the network's products, as its model counts them.
+        flops_per_second: f64,
+    },
+    /// The checkpoint to resume from has linear weights in other formats; they were cast from their masters.
+    Recast {
+        /// How many.
+        layers: usize,
+        /// Of how many.
+        all: usize,
+    },
+    /// What a device spent the last step on.
+    Profile(&'a Profile),
+}
+
+/// One run: what is trained, on what, and what is saved.
+#[derive(Clone)]
+pub struct Training<'a, M, D> {
+    /// The recipe.
+    pub run: &'a Run,
+    /// How it is trained.
+    pub config: &'a Config<M>,
+    /// On what.
+    pub data: &'a D,
+    /// What is saved and resumed.
+    pub checkpoints: Checkpoints,
+    /// Whether every gathered weight is compared with a cast of its masters at the end.
+    pub audit: bool,
+    /// Threads that the products of one rank may use.
+    pub threads: usize,
+    /// Called with what happens on rank 0.
+    pub watch: &'a (dyn Fn(Event<'_>) + Sync),
+}
+
+impl<M: fmt::Debug, D> fmt::Debug for Training<'_, M, D> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Training")
+            .field("run", self.run)
+            .field("config", self.config)
+            .field("checkpoints", &self.checkpoints)
+            .field("audit", &self.audit)
+            .field("threads", &self.threads)
+            .finish_non_exhaustive()
+    }
+}
+
+impl<'a, M: Model, D: Data> Training<'a, M, D> {
+    /// A run that saves nothing and is audited, whose ranks share the cores of this machine.
+    pub fn new(run: &'a Run, config: &'a Config<M>, data: &'a D) -> Self {
+        Self {
+            run,
+            config,
+            data,
+            checkpoints: Checkpoints::default(),
+            audit: true,
+            threads: threads_per_rank(config.mesh.world()),
+            watch: &|_| (),
+        }
+    }
+
+    /// Checks the configuration, and the checkpoint that the run would resume from: its step, or `None` if it starts at step 0.
+    ///
+    /// # Errors
+    /// What is wrong with them ([`TrainError::is_input`]).
+    pub fn check(&self) -> Result<Option<usize>, TrainError> {
+        self.config.check()?;
+        self.run.check_sharding(self.config.sharding)?;
+        self.checkpoints.check(self.config.steps)?;
+        let saved = (self.config, &self.checkpoints);
+        let resumed = Resumed::find(saved, self.run, &self.data.digest())?;
+        Ok(resumed.map(|resumed| resumed.step()))
+    }
+
+    /// Trains as one rank of `comm`, a world of as many ranks as the mesh has, and returns what all of them left. `network` makes the
+    /// network over this rank's parameters, again where the recipe changes. Collective.
+    ///
+    /// # Errors
+    /// What [`Training::check`] finds, a rank that failed, or a defect that the audit found. A loss that is not finite is no error here:
+    /// [`RunResult::check_finite`].
+    pub fn rank<B: Backend, N: Network<B, Batch = D::Batch>>(
+        &self,
+        backend: &B,
+        comm: Arc<dyn Communicator<B>>,
+        network: impl Fn(&mut ShardedModel<B, Variant>, Place) -> NetworkResult<N>,
+    ) -> Result<RunResult, TrainError> {
+        self.check()?;
+        let rank = Rank {
+            training: self,
+            backend,
+            rank: comm.rank(),
+            network: &network,
+        };
+        let outcome = rank.train(&comm)?;
+        let data = (self.config, self.data.tokens());
+        outcome.result(self.run, data, comm.control())
+    }
+}
+
+/// Threads that the products of one rank may use, of `ranks` that share the cores of this machine.
+pub fn threads_per_rank(ranks: usize) -> usize {
+    let cores = thread::available_parallelism().map_or(1, usize::from);
+    (cores / ranks.max(1)).max(1)
+}

@@ -1,0 +1,49 @@
+//! The example: a run that was broken off and resumed is the unbroken one, to the bit.
+
+#[path = "../examples/own_network.rs"]
+mod own_network;
+
+use std::fs;
+use std::path::Path;
+
+use lowp_checkpoint::Checkpoint;
+
+/// The example says so itself.
+#[test]
+fn the_example_runs() {
+    own_network::main().expect("the example");
+}
+
+#[test]
+fn a_resumed_run_is_the_unbroken_one() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let [unbroken, broken] = ["unbroken", "broken"].map(|name| folder.path().join(name));
+    let all = own_network::train(&unbroken, 24).expect("a run");
+    assert_eq!(all.len(), 24);
+    assert!(all[23] < 0.9 * all[0], "{all:?}");
+    let begun = own_network::train(&broken, 7).expect("a run");
+    assert_eq!(begun, all[..7]);
+    assert_eq!(own_network::train(&broken, 24).expect("a run"), all);
+    // Masters, moments, codes and scales, and the losses.
+    let [unbroken, broken] = [unbroken, broken].map(|folder| saved(&folder));
+    assert!(unbroken.iter().all(|bytes| bytes.len() > 1 << 13));
+    assert!(unbroken == broken);
+}
+
+/// The bytes of all tensors in the last checkpoint, by file. The header before them has the checkpoint's random number.
+fn saved(folder: &Path) -> Vec<Vec<u8>> {
+    let checkpoint = Checkpoint::latest(&folder.join("mxfp8-seed0")).expect("a checkpoint");
+    assert_eq!(checkpoint.step(), 24);
+    let file = |rank: usize| {
+        checkpoint
+            .folder()
+            .join(format!("rank-0000{rank}.safetensors"))
+    };
+    let tensors = |rank: usize| {
+        let bytes = fs::read(file(rank)).expect("bytes");
+        let (header, rest) = bytes.split_first_chunk().expect("a header");
+        let header = usize::try_from(u64::from_le_bytes(*header)).expect("a length");
+        rest[header..].to_vec()
+    };
+    (0..2).map(tensors).collect()
+}

@@ -1,0 +1,94 @@
+//! [`Transformer`] as a [`Network`] of bytes.
+
+use lowp_format::spelling::Variant;
+use lowp_fsdp::VarPlace;
+use lowp_kernels::Cuda;
+use lowp_train::Network;
+use lowp_train::network::{DeviceMemory, NetworkResult, Profile, Sharded};
+use lowp_train::text::Batch;
+
+use super::model::{Tokens, Transformer};
+use super::trace::GATHERS;
+
+impl Network<Cuda> for Transformer<Variant> {
+    type Batch = Batch;
+
+    const VARS: VarPlace = VarPlace::Backend;
+
+    fn train(
+        &mut self,
+        sharded: &mut Sharded<Cuda>,
+        batch: &Batch,
+        divisor: usize,
+    ) -> NetworkResult<f64> {
+        let (inputs, targets) = (ids(&batch.inputs), ids(&batch.targets));
+        let tokens = Tokens {
+            inputs: &inputs,
+            targets: &targets,
+        };
+        Transformer::train(self, sharded, tokens, divisor)?;
+        sharded.finish_micro_batch()?;
+        Ok(0.0)
+    }
+
+    fn evaluate(
+        &mut self,
+        _: &mut Sharded<Cuda>,
+        batch: &Batch,
+        divisor: usize,
+    ) -> NetworkResult<f64> {
+        let (inputs, targets) = (ids(&batch.inputs), ids(&batch.targets));
+        let at_once = self.tokens();
+        for (inputs, targets) in inputs.chunks(at_once).zip(targets.chunks(at_once)) {
+            Transformer::evaluate(self, Tokens { inputs, targets }, divisor)?;
+        }
+        Ok(0.0)
+    }
+
+    fn take_loss(&mut self) -> NetworkResult<f64> {
+        Ok(Transformer::take_loss(self)?)
+    }
+
+    /// The place of a rank's tokens in a micro-batch is the same in all of them.
+    fn random_step(step: usize, micro: usize, accumulate: usize) -> u64 {
+        (step * accumulate + micro) as u64
+    }
+
+    fn ways(&self) -> String {
+        match self.plain_attention() {
+            Some(_) => "as products".to_owned(),
+            None => "by cuDNN".to_owned(),
+        }
+    }
+
+    fn measure_memory(cuda: &Cuda) -> NetworkResult {
+        Ok(cuda.reset_peak_memory()?)
+    }
+
+    fn memory(&self, cuda: &Cuda) -> NetworkResult<Option<DeviceMemory>> {
+        Ok(Some(DeviceMemory {
+            network: self.bytes(),
+            peak: cuda.peak_memory()?,
+        }))
+    }
+
+    fn start_profile(&self) -> NetworkResult {
+        Ok(Transformer::start_profile(self)?)
+    }
+
+    fn take_profile(&self) -> NetworkResult<Option<Profile>> {
+        let profile = Transformer::take_profile(self)?;
+        let gathers = profile.spent.iter().filter(|spent| spent.what == GATHERS);
+        Ok(Some(Profile {
+            waited: gathers.map(|spent| spent.milliseconds / 1e3).sum(),
+            gathered: profile
+                .gathers
+                .map(|of| [of.milliseconds / 1e3, of.hidden / 1e3]),
+            spent: profile.spent,
+        }))
+    }
+}
+
+fn ids(bytes: &[u8]) -> Vec<u32> {
+    bytes.iter().map(|&byte| u32::from(byte)).collect()
+}
