@@ -133,6 +133,24 @@ class Finite(unittest.TestCase):
                             self.assertIs(type(found), torch.Tensor)
                             self.assertTrue(torch.equal(found, ask(decoded)))
 
+    def test_arguments_are_those_of_the_functions(self):
+        values = torch.zeros(32, 32)
+        values[3, 4], values[5, 6] = float("inf"), float("-inf")
+        weight = lowp.quantize(values, "fp8-current", format="e5m2")
+        decoded = weight.dequantize()
+        for name, (ask, _) in FINITE.items():
+            self.assertTrue(torch.equal(ask(input=weight), ask(decoded)), name)
+        for name in ("isposinf", "isneginf"):
+            for ask in FINITE[name]:
+                out = torch.zeros(32, 32, dtype=torch.bool)
+                options = {"out": out} if ask is FINITE[name][0] else {}
+                found = ask(weight, **options)
+                self.assertTrue(torch.equal(found, ask(decoded)))
+                self.assertEqual(found is out, bool(options))
+            for given in (weight, decoded):
+                with self.assertRaisesRegex(lowp.UnsupportedOp, "plain tensor of booleans"):
+                    FINITE[name][0](given, out=weight)
+
     def test_shards_never_answer_for_another_value(self):
         for found in ranks.run(2, finite_shards):
             self.assertEqual(found["bfloat16"], "True")
