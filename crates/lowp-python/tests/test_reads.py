@@ -346,6 +346,22 @@ class Writes(unittest.TestCase):
         average.update_parameters(average.module)
         self.refused(lambda: average.update_parameters(average.module), "averages of weights in plain tensors")
 
+    def test_updates_in_hooks_of_backward_name_the_optimizer(self):
+        def update(param):
+            with torch.no_grad():
+                param.copy_(param - 1e-4 * param.grad)
+
+        weight = nn.Parameter(lowp.quantize(torch.randn(64, 64), "mxfp8", keep_master=True))
+        before, master = weight.detach().clone(), weight.master.clone()
+        weight.register_post_accumulate_grad_hook(update)
+        self.refused(lambda: nn.functional.linear(torch.ones(4, 64), weight).sum().backward(), "lowp.AdamW", ".quantize_(values)")
+        self.assertTrue(torch.equal(weight, before) and torch.equal(weight.master, master))
+        # Codes are copied, as a gather does.
+        weight = nn.Parameter(before.clone())
+        weight.register_hook(lambda grad: (weight.detach().copy_(lowp.quantize(torch.ones(64, 64), "mxfp8")), grad)[1])
+        nn.functional.linear(torch.ones(4, 64), weight).sum().backward()
+        self.assertTrue(torch.equal(weight.dequantize(), torch.ones(64, 64)))
+
     def test_copies_are_of_one_shape_and_memory_is_no_others(self):
         weight = lowp.quantize(torch.randn(32, 64), "mxfp8")
         before = weight.clone()

@@ -186,6 +186,11 @@ def _copy(func, target, source, non_blocking=False):
         if source._store is not target._store:
             target._store.copy_(source._store.map(lambda b: b.to(target.device)) if source.device != target.device else source._store)
         return target
+    if in_backward():
+        raise UnsupportedOp(
+            "a copy of values into a lowp.Tensor in a hook of backward, which would round an update of the decoded weight and lose what is smaller than a step of "
+            "the codes; update weights by lowp.AdamW after backward, or write other values by .quantize_(values)"
+        )
     _store_values(target, source.reshape(target._store.shape))
     return target
 
