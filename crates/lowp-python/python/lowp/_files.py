@@ -174,7 +174,16 @@ class _SavesValues:
     once, and not by Python's cyclic collector."""
 
     def __init__(self, model):
-        self.model = weakref.ref(model)
+        self.ref = weakref.ref(model)
+
+    def model(self):
+        model = self.ref()
+        if model is None:
+            raise LowpError(
+                "save_pretrained of a shallow copy (copy.copy) whose model is gone; make copies by copy.deepcopy(model), or call "
+                "type(model).save_pretrained(model, folder, state_dict=lowp.plain_state_dict(model))"
+            )
+        return model
 
     def __call__(self, save_directory, is_main_process=True, state_dict=None, *args, **kwargs):
         model = self.model()
