@@ -116,10 +116,7 @@ def _saved_codes(name, tensor):
     usages = [usage for usage in (store.usage, "both", "rowwise", "columnwise") if usage and named(usage) == store.buffers.keys()]
     if not usages:
         raise LowpError(f"'{name}' has {', '.join(store.buffers)} alone, which serve no direction of a product; save the whole tensor")
-    # The master is what the last step made codes of; without it the codes are those that were made or loaded with this amax.
-    amax = None
-    if store.recipe.keeps_amax:
-        amax = store.amax if store.master is None else store.master.abs().max() if store.master.numel() else 0.0
+    amax = store.known_amax() if store.recipe.keeps_amax else None
     buffers = {name: buffer.cpu().contiguous() for name, buffer in store.buffers.items()}
     values = torch.empty(0, dtype=torch.uint8)
     return _arg(name, tensor.dtype, store.shape, values, store.recipe, usages[0], buffers, None if amax is None else float(amax))

@@ -345,6 +345,7 @@ class _Built:
         self.spans = None  # addresses and dtypes of gradients, and the list that Rust takes
         self.known = None  # where the gradients of the last step lay
         places = [(param, place) for param, place in zip(self.params, self.places) if type(param) is not _Parameter]
+        self.stores = [place for place in self.places if isinstance(place, Store)]
         self.codes = [(param, place) for param, place in places if isinstance(param, Tensor)]
         self.shards = [(param, place) for param, place in places if not isinstance(param, Tensor)]
         self.plain = [param for param in self.params if type(param) is _Parameter]
@@ -420,6 +421,8 @@ class _Built:
     def note_step(self):
         """Has autograd know that a step wrote the parameters: a graph that saved them is not walked with other values."""
         note_writes(self.written)
+        for store in self.stores:
+            store.amax = None
         self.steps += 1
 
     def note_writes(self):
