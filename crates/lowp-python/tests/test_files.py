@@ -254,6 +254,11 @@ class Errors(Files):
                 rows = self.again(weight[:32])
                 self.assertTrue(torch.equal(rows.buffers["tensor_scale"], weight.buffers["tensor_scale"]))
 
+    def test_values_that_are_views_are_those_of_the_view(self):
+        view = torch.tensor([1 + 2j]).conj().imag
+        self.assertTrue(view.is_neg())
+        self.assertEqual(self.again(view), torch.tensor([-2.0]))
+
 
 if __name__ == "__main__":
     unittest.main()

@@ -101,7 +101,7 @@ def _saved(name, value, recipe):
     """A plain tensor as Rust takes it."""
     if value.dtype not in _NAMES or value.layout != torch.strided:
         raise LowpError(f"'{name}' is {value.dtype}, {value.layout}, which safetensors files have nothing for; convert it first")
-    values = value.resolve_conj().cpu().contiguous()
+    values = value.resolve_conj().resolve_neg().cpu().contiguous()
     if value.dim() < 2 or not (value.dtype.is_floating_point or value.dtype.is_complex):
         recipe = None
     return _arg(name, values.dtype, values.shape, values, recipe=recipe)
