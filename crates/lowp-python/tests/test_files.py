@@ -213,11 +213,51 @@ class Errors(Files):
         whole = torch.randn(256, 64)
         whole[200, 3] = 100.0
         for name in NARROW:
-            with self.subTest(name=name):
-                rows = lowp.quantize(whole, name)[:128]
-                lowp.save(self.path("q.safetensors"), {"w": rows})
-                found = lowp.load(self.path("q.safetensors"))["w"]
-                self.assertTrue(torch.equal(found.dequantize(), rows.dequantize()))
+            for keep in (False, True):
+                with self.subTest(name=name, keep=keep):
+                    weight = lowp.quantize(whole, name, keep_master=keep)
+                    found, rows = self.again(weight[:128]), weight[:128]
+                    self.assertTrue(torch.equal(found.dequantize(), rows.dequantize()))
+                    if weight.recipe.keeps_amax:
+                        self.assertEqual(found._store.amax, 100.0)
+
+    def again(self, weight):
+        """A tensor that was saved and loaded."""
+        lowp.save(self.path("again.safetensors"), {"w": weight})
+        return lowp.load(self.path("again.safetensors"))["w"]
+
+    def test_the_amax_of_codes_is_that_of_what_they_were_made_of(self):
+        torch.manual_seed(6)
+        for recipe in (lowp.Recipe("fp8-current"), lowp.Recipe("fp8-current", pow2=True), lowp.Recipe("fp8-delayed")):
+            with self.subTest(recipe=recipe):
+                net = nn.Sequential(nn.Linear(64, 64, bias=False))
+                lowp.quantize_model_(net, recipe)
+                weight, values = net[0].weight, torch.randn(64, 64) * 3.7
+                self.assertIsNotNone(weight.master)
+                lowp.save(self.path("q.safetensors"), {"0.weight": lowp.quantize(values, recipe)})
+                net.load_state_dict(lowp.load(self.path("q.safetensors")))
+                # The master has the values of codes now, whose largest is another.
+                self.assertEqual(self.again(weight)._store.amax, values.abs().max())
+                before = self.bytes_of("q.safetensors")
+                lowp.save(self.path("q.safetensors"), net.state_dict())
+                self.assertEqual(self.bytes_of("q.safetensors"), before)
+                opt = lowp.AdamW([weight], lr=0.5)
+                for _ in range(3):
+                    weight.grad = torch.randn(64, 64)
+                    opt.step()
+                found = self.again(weight)
+                self.assertTrue(torch.equal(found, weight))
+                made = lowp.quantize(torch.full((1, 1), float(found._store.amax)), recipe)
+                self.assertTrue(torch.equal(made.buffers["tensor_scale"], weight.buffers["tensor_scale"]))
+                if recipe.name == "fp8-current":
+                    self.assertEqual(found._store.amax, weight.master.abs().max())
+                rows = self.again(weight[:32])
+                self.assertTrue(torch.equal(rows.buffers["tensor_scale"], weight.buffers["tensor_scale"]))
+
+    def test_values_that_are_views_are_those_of_the_view(self):
+        view = torch.tensor([1 + 2j]).conj().imag
+        self.assertTrue(view.is_neg())
+        self.assertEqual(self.again(view), torch.tensor([-2.0]))
 
 
 if __name__ == "__main__":

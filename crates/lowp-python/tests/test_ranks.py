@@ -107,6 +107,22 @@ def other_rates(rank, world, key, max_norm):
     return found
 
 
+def construction(rank, world):
+    """What one rank alone gives the optimizer. Both go on."""
+    found = []
+    for options in ({"lr": "much"}, {"betas": 0.9}, {"moments_dtype": torch.float16}):
+        net = sharded()
+        found.append(message(lambda: lowp.AdamW(net.parameters(), **(options if rank else {}))))
+    for make in (lambda net: net.named_parameters(), lambda net: [{"params": (p for p in net.parameters())}]):
+        net = sharded()
+        twice = [*make(net), *make(net)]
+        found.append(message(lambda: lowp.AdamW(twice if rank else make(net))))
+        opt = lowp.AdamW(make(net))
+        net(torch.ones(4, 64)).sum().backward()
+        opt.step()
+    return found
+
+
 def first_steps(rank, world):
     """Recipes, rates and states that are loaded, each others on one rank."""
     net = sharded("fp8-current", pow2=bool(rank))
@@ -484,6 +500,15 @@ class OneOfTwo(unittest.TestCase):
             for found in (evaluated, root):
                 self.assertIn("call reshard() on the model before its parameters go to the optimizer", found)
             self.assertEqual(well, "no error")
+
+    def test_an_optimizer_that_one_rank_cannot_make(self):
+        expected = ("hyperparameters of group 0", "hyperparameters of group 0", "moments_dtype", "is parameter 0, too", "is parameter 0, too")
+        others, own = ranks.run(2, construction)
+        for what, other, one in zip(expected, others, own, strict=True):
+            with self.subTest(what=what):
+                self.assertIn(what, one)
+                self.assertIn("rank 1 failed: ", other)
+                self.assertIn(one, other)
 
     def test_a_collective_of_the_device_that_fails(self):
         class Failing:

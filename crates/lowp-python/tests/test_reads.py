@@ -133,6 +133,24 @@ class Finite(unittest.TestCase):
                             self.assertIs(type(found), torch.Tensor)
                             self.assertTrue(torch.equal(found, ask(decoded)))
 
+    def test_arguments_are_those_of_the_functions(self):
+        values = torch.zeros(32, 32)
+        values[3, 4], values[5, 6] = float("inf"), float("-inf")
+        weight = lowp.quantize(values, "fp8-current", format="e5m2")
+        decoded = weight.dequantize()
+        for name, (ask, _) in FINITE.items():
+            self.assertTrue(torch.equal(ask(input=weight), ask(decoded)), name)
+        for name in ("isposinf", "isneginf"):
+            for ask in FINITE[name]:
+                out = torch.zeros(32, 32, dtype=torch.bool)
+                options = {"out": out} if ask is FINITE[name][0] else {}
+                found = ask(weight, **options)
+                self.assertTrue(torch.equal(found, ask(decoded)))
+                self.assertEqual(found is out, bool(options))
+            for given in (weight, decoded):
+                with self.assertRaisesRegex(lowp.UnsupportedOp, "plain tensor of booleans"):
+                    FINITE[name][0](given, out=weight)
+
     def test_shards_never_answer_for_another_value(self):
         for found in ranks.run(2, finite_shards):
             self.assertEqual(found["bfloat16"], "True")
@@ -327,6 +345,22 @@ class Writes(unittest.TestCase):
         lowp.quantize_model_(average.module, "mxfp8")
         average.update_parameters(average.module)
         self.refused(lambda: average.update_parameters(average.module), "averages of weights in plain tensors")
+
+    def test_updates_in_hooks_of_backward_name_the_optimizer(self):
+        def update(param):
+            with torch.no_grad():
+                param.copy_(param - 1e-4 * param.grad)
+
+        weight = nn.Parameter(lowp.quantize(torch.randn(64, 64), "mxfp8", keep_master=True))
+        before, master = weight.detach().clone(), weight.master.clone()
+        weight.register_post_accumulate_grad_hook(update)
+        self.refused(lambda: nn.functional.linear(torch.ones(4, 64), weight).sum().backward(), "lowp.AdamW", ".quantize_(values)")
+        self.assertTrue(torch.equal(weight, before) and torch.equal(weight.master, master))
+        # Codes are copied, as a gather does.
+        weight = nn.Parameter(before.clone())
+        weight.register_hook(lambda grad: (weight.detach().copy_(lowp.quantize(torch.ones(64, 64), "mxfp8")), grad)[1])
+        nn.functional.linear(torch.ones(4, 64), weight).sum().backward()
+        self.assertTrue(torch.equal(weight.dequantize(), torch.ones(64, 64)))
 
     def test_copies_are_of_one_shape_and_memory_is_no_others(self):
         weight = lowp.quantize(torch.randn(32, 64), "mxfp8")

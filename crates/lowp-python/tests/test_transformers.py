@@ -170,6 +170,19 @@ class Trains(unittest.TestCase):
                 self.assertTrue(torch.equal(plain.model.layers[0].mlp.up_proj.weight, torch.full((128, 64), 2.0)))
                 self.assertEqual(plain.config.architectures, ["LlamaForCausalLM"])
 
+    def test_a_shallow_copy_whose_model_is_gone_says_so(self):
+        net = llama()
+        made, expected = copy.copy(net), net.model.layers[0].mlp.up_proj.weight.master.clone()
+        with tempfile.TemporaryDirectory() as folder:
+            made.save_pretrained(folder)
+            del net
+            for call in (lambda: made.save_pretrained(folder), lambda: copy.deepcopy(made)):
+                with self.assertRaisesRegex(lowp.LowpError, "copy.deepcopy"):
+                    call()
+            type(made).save_pretrained(made, folder, state_dict=lowp.plain_state_dict(made))
+            plain = transformers.LlamaForCausalLM.from_pretrained(folder)
+            self.assertTrue(torch.equal(plain.model.layers[0].mlp.up_proj.weight, expected))
+
     def test_a_model_ends_with_its_last_reference(self):
         gc.collect()
         gc.disable()

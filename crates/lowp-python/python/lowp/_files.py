@@ -101,7 +101,7 @@ def _saved(name, value, recipe):
     """A plain tensor as Rust takes it."""
     if value.dtype not in _NAMES or value.layout != torch.strided:
         raise LowpError(f"'{name}' is {value.dtype}, {value.layout}, which safetensors files have nothing for; convert it first")
-    values = value.resolve_conj().cpu().contiguous()
+    values = value.resolve_conj().resolve_neg().cpu().contiguous()
     if value.dim() < 2 or not (value.dtype.is_floating_point or value.dtype.is_complex):
         recipe = None
     return _arg(name, values.dtype, values.shape, values, recipe=recipe)
@@ -116,10 +116,7 @@ def _saved_codes(name, tensor):
     usages = [usage for usage in (store.usage, "both", "rowwise", "columnwise") if usage and named(usage) == store.buffers.keys()]
     if not usages:
         raise LowpError(f"'{name}' has {', '.join(store.buffers)} alone, which serve no direction of a product; save the whole tensor")
-    # The master is what the last step made codes of; without it the codes are those that were made or loaded with this amax.
-    amax = None
-    if store.recipe.keeps_amax:
-        amax = store.amax if store.master is None else store.master.abs().max() if store.master.numel() else 0.0
+    amax = store.known_amax() if store.recipe.keeps_amax else None
     buffers = {name: buffer.cpu().contiguous() for name, buffer in store.buffers.items()}
     values = torch.empty(0, dtype=torch.uint8)
     return _arg(name, tensor.dtype, store.shape, values, store.recipe, usages[0], buffers, None if amax is None else float(amax))
@@ -174,7 +171,16 @@ class _SavesValues:
     once, and not by Python's cyclic collector."""
 
     def __init__(self, model):
-        self.model = weakref.ref(model)
+        self.ref = weakref.ref(model)
+
+    def model(self):
+        model = self.ref()
+        if model is None:
+            raise LowpError(
+                "save_pretrained of a shallow copy (copy.copy) whose model is gone; make copies by copy.deepcopy(model), or call "
+                "type(model).save_pretrained(model, folder, state_dict=lowp.plain_state_dict(model))"
+            )
+        return model
 
     def __call__(self, save_directory, is_main_process=True, state_dict=None, *args, **kwargs):
         model = self.model()

@@ -88,6 +88,14 @@ _READS = {f"aten::{name}" for name in "abs eq ne lt le gt ge pow linalg_vector_n
 #: What asks whether values are finite.
 FINITE = frozenset(getattr(of, name) for name in "isfinite isinf isnan isposinf isneginf".split() for of in (torch, torch.Tensor))
 
+
+def finite(func, input, **kwargs):
+    """Of the values themselves: PyTorch asks for magnitudes, which the dtype may not hold."""
+    if isinstance(kwargs.get("out"), Tensor):
+        raise UnsupportedOp(f"{func.__name__} into a lowp.Tensor, which holds codes; give a plain tensor of booleans as out=")
+    return func(input.dequantize(dtype=torch.float32), **kwargs)
+
+
 _DECODE = "decode it first (.dequantize()), or leave the parameter out of quantize_model_ (ignore=[..])"
 _WRITE = (
     "update weights by lowp.AdamW in the place of an optimizer of torch.optim, write other values by .quantize_(values), and keep averages of weights in "
@@ -178,6 +186,11 @@ def _copy(func, target, source, non_blocking=False):
         if source._store is not target._store:
             target._store.copy_(source._store.map(lambda b: b.to(target.device)) if source.device != target.device else source._store)
         return target
+    if in_backward():
+        raise UnsupportedOp(
+            "a copy of values into a lowp.Tensor in a hook of backward, which would round an update of the decoded weight and lose what is smaller than a step of "
+            "the codes; update weights by lowp.AdamW after backward, or write other values by .quantize_(values)"
+        )
     _store_values(target, source.reshape(target._store.shape))
     return target
 

@@ -10,9 +10,10 @@ from ._compile import note_writes
 from ._errors import LowpError
 from ._fsdp import known_params
 from ._memory import device_of, dtype_name, memory
-from ._params import agree, all_of, check_once, named, numbers, sharded_names, title
+from ._params import agree, all_of, check_once, list_params, listed, named, numbers, sharded_names, tensors, title
 from ._plan import as_recipe
 from ._ranks import Ranks, is_told, together
+from ._store import Store
 from ._tensor import Tensor
 from ._torch_compat import local_of
 from ._torch_compat import outside_of_graphs, version_of, whole_group, without_torch_function
@@ -26,7 +27,7 @@ class AdamW(torch.optim.Optimizer):
 
     Masters are float32: those that ``quantize_model_`` kept, the values of bfloat16 parameters, and float32 parameters themselves.
     A step updates them and casts them into the codes in the same pass. Over FSDP2 each rank updates its rows, and the ranks agree on
-    scales and on the norm.
+    scales and on the norm. Every rank makes the optimizer: they compare parameters and recipes then.
 
     ``max_norm`` clips the global norm of gradients on the device. With it, or with ``skip_nonfinite``, a gradient that is not finite on any
     rank skips the step on all (``last_step()`` says so). Without both nothing reads gradients but the update, and no norm is known. ``moments_dtype`` may be ``torch.bfloat16``. With ``capturable``
@@ -49,8 +50,9 @@ class AdamW(torch.optim.Optimizer):
         moments_dtype=_F32,
         capturable=False,
     ):
-        if moments_dtype not in (_F32, _BF16):
-            raise LowpError(f"moments_dtype={moments_dtype}; give torch.float32 or torch.bfloat16")
+        params = listed(params)
+        # First of all: whatever fails on this rank alone, the others hear of.
+        ranks = _ranks_of(tensors(params))
         self.max_norm, self.skip_nonfinite = max_norm, skip_nonfinite
         self.moments_dtype, self.capturable = moments_dtype, capturable
         self._built = None
@@ -58,15 +60,16 @@ class AdamW(torch.optim.Optimizer):
         # What was loaded, for the plan: (applied, skipped), and the delayed scales of parameters.
         self._counts, self._delayed = None, {}
         self._saved = []  # stores that know the scale of a state that was loaded
-        super().__init__(params, dict(lr=lr, betas=betas, eps=eps, weight_decay=weight_decay))
-        agree(self.param_groups, _ranks_of(all_of(self.param_groups)))
+        with together(ranks):
+            if moments_dtype not in (_F32, _BF16):
+                raise LowpError(f"moments_dtype={moments_dtype}; give torch.float32 or torch.bfloat16")
+            super().__init__(params, dict(lr=lr, betas=betas, eps=eps, weight_decay=weight_decay))
+        agree(self.param_groups, ranks)
 
     def add_param_group(self, param_group):
         if getattr(self, "_built", None) is not None:
             raise LowpError("add_param_group after the first step, which planned all groups; make a new optimizer")
-        if isinstance(param_group, dict) and not isinstance(param_group.get("params"), (set, type(None))):
-            params = param_group["params"]
-            param_group["params"] = [params] if isinstance(params, torch.Tensor) else list(params)
+        if list_params(param_group):
             check_once([*named(self.param_groups), *named([param_group])])
         super().add_param_group(param_group)
         self._groups()
@@ -283,6 +286,9 @@ class AdamW(torch.optim.Optimizer):
         scale, local = values.get("encode_scale"), local_of(param)
         state.pop("scales", None)
         state.pop("encode_scale", None)
+        if scales is not None:
+            state["scales"] = scales.clone()
+            self._delayed[param] = [(scale, history) for scale, *history in scales.tolist()]
         if scale is not None:
             state["encode_scale"] = scale.clone()
         if scale is not None and scale.isfinite() and isinstance(local, Tensor) and local._store.is_delayed:
@@ -290,9 +296,6 @@ class AdamW(torch.optim.Optimizer):
             local._store.follow_master(local_of(state["master"]), float(scale))
             self._saved.append(local._store)
             note_writes([param, local])
-        if scales is not None:
-            state["scales"] = scales.clone()
-            self._delayed[param] = [(scale, history) for scale, *history in scales.tolist()]
 
 
 class _Built:
@@ -342,6 +345,7 @@ class _Built:
         self.spans = None  # addresses and dtypes of gradients, and the list that Rust takes
         self.known = None  # where the gradients of the last step lay
         places = [(param, place) for param, place in zip(self.params, self.places) if type(param) is not _Parameter]
+        self.stores = [place for place in self.places if isinstance(place, Store)]
         self.codes = [(param, place) for param, place in places if isinstance(param, Tensor)]
         self.shards = [(param, place) for param, place in places if not isinstance(param, Tensor)]
         self.plain = [param for param in self.params if type(param) is _Parameter]
@@ -417,6 +421,8 @@ class _Built:
     def note_step(self):
         """Has autograd know that a step wrote the parameters: a graph that saved them is not walked with other values."""
         note_writes(self.written)
+        for store in self.stores:
+            store.amax = None
         self.steps += 1
 
     def note_writes(self):

@@ -13,6 +13,34 @@ def all_of(groups):
     return [param for group in groups for param in group["params"]]
 
 
+def list_params(group):
+    """Makes a list of the parameters of a group, which are read more than once. Returns whether it is a group that has some in order."""
+    params = group.get("params") if isinstance(group, dict) else None
+    if params is None or isinstance(params, set):
+        return False
+    group["params"] = [params] if isinstance(params, torch.Tensor) else list(params)
+    return True
+
+
+def listed(params):
+    """What an optimizer is given, in lists: parameters, pairs of names and parameters, or groups of either. PyTorch refuses a tensor alone."""
+    if isinstance(params, torch.Tensor):
+        return params
+    params = list(params)
+    for group in params:
+        list_params(group)
+    return params
+
+
+def tensors(params):
+    """The parameters of what ``listed`` returned."""
+    for of in [params] if isinstance(params, torch.Tensor) else params:
+        for param in (of.get("params") or ()) if isinstance(of, dict) else [of]:
+            param = param[1] if isinstance(param, tuple) and len(param) == 2 else param
+            if isinstance(param, torch.Tensor):
+                yield param
+
+
 def named(groups):
     """The parameters of groups with their names; ``None`` for those that have none. PyTorch takes pairs of both, too."""
     for group in groups:

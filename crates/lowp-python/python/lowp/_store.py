@@ -27,7 +27,7 @@ class Store:
         self.views = {}  # its codes and their scale as products take them, by orientation
         self.held = False  # whether Rust holds the memory of the buffers
         self.usage = None  # the directions that it was made for, where buffers of several may be the same
-        self.amax = None  # of the values that the codes were made of, where a file says it and no buffer does
+        self.amax = None  # of the values that the codes were made of, where a file says it and no buffer does; a step makes it unknown
         self.decodes = None  # of its codes, planned for addresses that come again; they end with it
         self.saved_scale = None  # the delayed scale of an optimizer's state, for values that are its master
         self._prefixes = {}
@@ -109,7 +109,7 @@ class Store:
             buffers[name] = cut.clone().reshape(-1) if shared else cut.reshape(-1).contiguous()
         master = None if self.master is None else self.master[start:end]
         window = Store(self.recipe, end - start, self.cols, buffers, self.device, master)
-        window._window = (self, start, end)
+        window._window, window.amax = (self, start, end), self.amax
         return window
 
     def _cuts(self, start, end):
@@ -180,6 +180,16 @@ class Store:
         """The values of the codes become the master, where there is one: an optimizer would cast the old one over the codes."""
         if self.master is not None and self._stale is None:
             self.master.copy_(self.decode_any())
+
+    def known_amax(self):
+        """The amax of the values that the codes were made of. Behind a step it is that of the master, where the scale follows from it: a delayed
+        scale, and that of rows that were cut out, follow from other values. ``None`` where nobody knows it."""
+        if self.amax is not None or self.master is None:
+            return self.amax
+        amax = self.master.abs().max() if self.master.numel() else torch.tensor(0.0)
+        trial = Store.empty(self.recipe, 1, 1, torch.device("cpu"))
+        trial.quantize_(amax.cpu().float().reshape(1, 1), "float32")
+        return amax if torch.equal(trial._decode_scale(), self._decode_scale()) else None
 
     def decode_any(self):
         """Values of the rowwise codes, or of the columnwise ones where there are no others."""

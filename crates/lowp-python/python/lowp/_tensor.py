@@ -114,8 +114,7 @@ class Tensor(torch.Tensor):
         if func is torch.nn.functional.linear:
             return _linear.linear(*args, **(kwargs or {}))
         if func in _ops.FINITE:
-            # Of the values themselves: PyTorch asks for magnitudes, which the dtype may not hold.
-            return func(args[0].dequantize(dtype=torch.float32))
+            return _ops.finite(func, *args, **(kwargs or {}))
         if not torch.compiler.is_compiling():
             _ops.check_memory(func)
         # What comes of it is what __torch_dispatch__ returns: plain tensors stay plain.
