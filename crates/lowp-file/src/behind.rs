@@ -422,7 +422,7 @@ mod tests {
         }
     }
 
-    /// A file that takes no bytes is an error of a write or of the end, and nothing waits for ever.
+    /// A file that takes no bytes is an error of a write or of the end, and nothing waits forever.
     #[test]
     fn what_cannot_be_written_is_told() -> io::Result<()> {
         let folder = tempfile::tempdir()?;

@@ -62,7 +62,7 @@ impl Out {
                 progress.begin(weights.work(most));
                 let written = weights.write(&target, most, progress);
                 let written = written.and_then(|bytes| Ok(bytes + beside(&target)?));
-                // What fails of an input that was changed is told as that.
+                // An input that was changed is reported as such, whatever failed because of it.
                 steady()?;
                 let written = written?;
                 target.publish()?;

@@ -35,7 +35,7 @@ impl FileTarget {
         let path = file.path().to_owned();
         let mut draft = Draft::new(file.create().map(Behind::new), &path)?;
         let made = write(&mut draft).and_then(|()| draft.finish());
-        // What fails of an input that was changed is told as that.
+        // An input that was changed is reported as such, whatever failed because of it.
         check()?;
         let written = made?;
         file.publish().with_context(|| cannot_write(&path))?;

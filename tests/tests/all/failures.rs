@@ -267,7 +267,7 @@ impl Recipe for TwoDelayed {
     }
 }
 
-/// One entry per weight is observed: a second one would keep its first scale for ever.
+/// One entry per weight is observed: a second one would keep its first scale forever.
 #[test]
 fn two_delayed_scales_of_one_weight_are_rejected() {
     let recipe = |name: &str, format| {

@@ -187,7 +187,7 @@ fn the_report_is_the_account() {
                     last.resident + last.masters + transient,
                     "{what}"
                 );
-                // What grows after the first step grows for ever.
+                // What grows after the first step grows forever.
                 assert!(after.iter().all(|bytes| bytes.peak == last.peak), "{what}");
                 masters += last.masters;
             }

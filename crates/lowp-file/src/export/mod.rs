@@ -198,7 +198,7 @@ impl<'a> Export<'a> {
             }
             Ok(written + hub.map_or(Ok(0), |hub| hub.beside.copy_others(&target))?)
         });
-        // What fails of an input that was changed is told as that.
+        // An input that was changed is reported as such, whatever failed because of it.
         if let Some(hub) = hub {
             hub.model.steady(Ok(()))?;
         }

@@ -73,7 +73,7 @@ impl Progress for Meddling {
     fn add(&self, _: usize) {}
 }
 
-/// What fails of an input that was changed is told as that.
+/// An input that was changed is reported as such, whatever failed because of it.
 #[test]
 fn an_export_of_a_file_that_changed_says_so() {
     let folder = tempfile::tempdir().expect("a folder");

@@ -141,7 +141,7 @@ impl HostPool {
         }
     }
 
-    /// Keeps every block for ever: a device that failed may still write to them.
+    /// Keeps every block forever: a device that failed may still write to them.
     pub(super) fn leak(&self) {
         std::mem::forget(std::mem::take(&mut *self.lock()));
     }

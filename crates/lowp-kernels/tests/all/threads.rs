@@ -56,7 +56,7 @@ fn run_side_by_side(threads: usize) -> Result<f32, KernelError> {
     }
 }
 
-/// A run that waits for ever would keep the test from failing: others watch it.
+/// A run that waits forever would keep the test from failing: others watch it.
 fn within_the_limit(threads: usize) {
     let (done, result) = mpsc::channel();
     thread::spawn(move || done.send(run_side_by_side(threads)));

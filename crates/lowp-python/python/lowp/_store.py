@@ -182,7 +182,7 @@ class Store:
             self.master.copy_(self.decode_any())
 
     def known_amax(self):
-        """The amax of the values that the codes were made of. Behind a step it is that of the master, where the scale follows from it: a delayed
+        """The amax of the values that the codes were made of. After a step it is that of the master, where the scale follows from it: a delayed
         scale, and that of rows that were cut out, follow from other values. ``None`` where nobody knows it."""
         if self.amax is not None or self.master is None:
             return self.amax
