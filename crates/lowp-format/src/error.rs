@@ -69,14 +69,6 @@ pub enum FormatError {
         /// What is wrong, and the remedy.
         message: String,
     },
-    /// Options that exclude each other.
-    #[error("{recipe}: {why}")]
-    OptionsExclude {
-        /// The recipe's name.
-        recipe: &'static str,
-        /// Which options, and the remedy.
-        why: &'static str,
-    },
     /// No ranks.
     #[error("a world of 0 ranks holds nothing; the world size is at least 1")]
     EmptyWorld,

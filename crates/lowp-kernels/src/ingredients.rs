@@ -1,7 +1,7 @@
 //! The only list of kernel ingredients: which element codes and scale rules go together. Plain data, which
 //! every backend reads.
 
-use lowp_format::{Code, Extent, KernelKey, ScaleRule};
+use lowp_format::{Code, KernelKey, ScaleRule};
 
 use crate::KernelError;
 
@@ -55,7 +55,7 @@ pub(crate) const TABLE: [(Code, RuleKind); 12] = {
     ]
 };
 
-/// The blocks that four over six is defined for, under the amax of a tensor.
+/// The blocks that four over six is defined for.
 const CHOSEN_BLOCKS: [[usize; 2]; 3] = [[1, 16], [16, 1], [16, 16]];
 
 /// Checks that `key` is in the table, that it has blocks where its rule scales them, and a rule where values are transformed.
@@ -68,8 +68,7 @@ pub(crate) fn known(key: &KernelKey) -> Result<(), KernelError> {
     let chosen = kind != RuleKind::FourOverSix
         || key
             .block
-            .is_some_and(|block| CHOSEN_BLOCKS.contains(&block))
-            && matches!(key.scale.outer(), Some((Extent::Tensor, _)));
+            .is_some_and(|block| CHOSEN_BLOCKS.contains(&block));
     // Values that are kept as they are keep NaNs, whose bits a transform would make differ from device to device.
     let kept = kind == RuleKind::Unscaled && key.hadamard;
     if TABLE.contains(&(key.element, kind)) && blocks && chosen && !kept {

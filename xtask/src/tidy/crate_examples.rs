@@ -1,7 +1,7 @@
 //! Each library crate is usable alone, and its crate doc shows how, in an example that runs as a
 //! doctest.
 
-use super::Violation;
+use super::violation::Violation;
 use crate::tree::Tree;
 
 pub(super) fn check(tree: &Tree) -> Vec<Violation> {
@@ -35,7 +35,7 @@ fn has_example(text: &str) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use super::super::testing::places;
+    use super::super::violation::testing::places;
     use super::*;
 
     #[test]

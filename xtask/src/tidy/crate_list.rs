@@ -1,6 +1,6 @@
 //! The list of crates in ARCHITECTURE.md has every crate, after those that it uses.
 
-use super::Violation;
+use super::violation::Violation;
 use crate::packages::Kind;
 use crate::tree::Tree;
 
@@ -55,7 +55,7 @@ fn listed(text: &str) -> Vec<(usize, &str)> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::testing::places;
+    use super::super::violation::testing::places;
     use super::*;
     use crate::packages::{Dependency, Package};
 

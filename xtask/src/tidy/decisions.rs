@@ -1,7 +1,7 @@
 //! Decision records are numbered 0001, 0002, .. without a gap, so that a number names one decision
 //! for good.
 
-use super::Violation;
+use super::violation::Violation;
 use crate::tree::Tree;
 
 const FOLDER: &str = "docs/decisions/";
@@ -44,7 +44,7 @@ fn number(name: &str) -> Option<u32> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::testing::places;
+    use super::super::violation::testing::places;
     use super::*;
 
     fn found(names: &[&str]) -> Vec<String> {

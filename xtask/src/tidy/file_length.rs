@@ -1,6 +1,6 @@
 //! No source file over 600 lines: a longer one holds two ideas.
 
-use super::Violation;
+use super::violation::Violation;
 use crate::tree::Tree;
 
 const MOST_LINES: usize = 600;
@@ -18,7 +18,7 @@ pub(super) fn check(tree: &Tree) -> Vec<Violation> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::testing::places;
+    use super::super::violation::testing::places;
     use super::*;
 
     #[test]

@@ -1,6 +1,6 @@
 //! Dependencies between the crates point one way.
 
-use super::Violation;
+use super::violation::Violation;
 use crate::packages::{Kind, Package};
 use crate::tree::Tree;
 
@@ -62,7 +62,7 @@ fn level(name: &str) -> Option<usize> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::testing::places;
+    use super::super::violation::testing::places;
     use super::*;
     use crate::packages::Dependency;
 

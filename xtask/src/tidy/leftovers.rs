@@ -1,7 +1,7 @@
 //! Nothing half done: no ignored test, no stub, no debug print.
 
-use super::Violation;
 use super::lex::{lex, words};
+use super::violation::Violation;
 use crate::tree::Tree;
 
 /// Macros that mark unfinished work.
@@ -45,7 +45,7 @@ fn calls(line: &str, name: &str) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use super::super::testing::places;
+    use super::super::violation::testing::places;
     use super::*;
 
     #[test]

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use super::Violation;
+use super::violation::Violation;
 use crate::tree::{SourceFile, Tree};
 
 pub(super) fn check(tree: &Tree) -> Vec<Violation> {
@@ -96,7 +96,7 @@ fn anchors(text: &str) -> BTreeSet<String> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::testing::places;
+    use super::super::violation::testing::places;
     use super::*;
 
     fn found(link: &str) -> Vec<String> {

@@ -5,8 +5,8 @@
 
 use toml::{Table, Value};
 
-use super::Violation;
 use super::lex::lex;
+use super::violation::Violation;
 use crate::tree::Tree;
 
 /// The manifest of the workspace.
@@ -76,7 +76,7 @@ fn check_forbid(tree: &Tree, path: &str) -> Option<Violation> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::testing::places;
+    use super::super::violation::testing::places;
     use super::*;
 
     const WORKSPACE: &str = "[workspace.lints]\nrust.unsafe_code = \"deny\"\n\

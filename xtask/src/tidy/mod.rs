@@ -1,57 +1,34 @@
 //! `cargo xtask tidy`: the invariants of ARCHITECTURE.md as checks. One file per check, each a
 //! function of the tree.
 
+mod circles;
 mod crate_examples;
 mod crate_list;
 mod decisions;
 mod file_length;
+mod imports;
 mod layers;
 mod leftovers;
 mod lex;
 mod links;
 mod lints;
 mod module_docs;
-mod modules;
 mod pending_snapshots;
 mod placeholders;
 mod recipe_names;
 mod release_profile;
 mod toolchain;
-
-use std::fmt;
+mod violation;
 
 use anyhow::{Result, bail};
 
 use crate::command::workspace_root;
 use crate::tree::Tree;
-
-/// A place that breaks an invariant.
-#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) struct Violation {
-    path: String,
-    /// Counted from 1. A violation of the whole file is at 1.
-    line: usize,
-    message: String,
-}
-
-impl Violation {
-    fn new(path: &str, line: usize, message: impl Into<String>) -> Self {
-        Self {
-            path: path.into(),
-            line,
-            message: message.into(),
-        }
-    }
-}
-
-impl fmt::Display for Violation {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}:{}: {}", self.path, self.line, self.message)
-    }
-}
+use violation::Violation;
 
 /// Every check. A new one is a file here and a line in this list.
 const CHECKS: &[fn(&Tree) -> Vec<Violation>] = &[
+    circles::check,
     crate_examples::check,
     crate_list::check,
     decisions::check,
@@ -61,7 +38,6 @@ const CHECKS: &[fn(&Tree) -> Vec<Violation>] = &[
     links::check,
     lints::check,
     module_docs::check,
-    modules::check,
     pending_snapshots::check,
     placeholders::check,
     recipe_names::check,
@@ -86,18 +62,4 @@ pub(crate) fn tidy() -> Result<()> {
         tree.files.len()
     );
     Ok(())
-}
-
-/// What the tests of the checks share.
-#[cfg(test)]
-mod testing {
-    use super::Violation;
-
-    /// `path:line` of each violation: what a test of a check compares.
-    pub(super) fn places(violations: &[Violation]) -> Vec<String> {
-        violations
-            .iter()
-            .map(|v| format!("{}:{}", v.path, v.line))
-            .collect()
-    }
 }

@@ -1,6 +1,6 @@
 //! Every Rust file begins with `//!` and says what it holds.
 
-use super::Violation;
+use super::violation::Violation;
 use crate::tree::Tree;
 
 pub(super) fn check(tree: &Tree) -> Vec<Violation> {
@@ -29,7 +29,7 @@ fn says_something(first_line: &str) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use super::super::testing::places;
+    use super::super::violation::testing::places;
     use super::*;
 
     #[test]

@@ -1,7 +1,7 @@
 //! No snapshot waits for review: git ignores `.snap.new` files, so one left behind would never be
 //! seen again.
 
-use super::Violation;
+use super::violation::Violation;
 use crate::tree::Tree;
 
 pub(super) fn check(tree: &Tree) -> Vec<Violation> {
@@ -20,7 +20,7 @@ pub(super) fn check(tree: &Tree) -> Vec<Violation> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::testing::places;
+    use super::super::violation::testing::places;
     use super::*;
 
     #[test]

@@ -1,6 +1,6 @@
 //! No placeholder of a template, `@NAME@`, is left in a document.
 
-use super::Violation;
+use super::violation::Violation;
 use crate::tree::Tree;
 
 pub(super) fn check(tree: &Tree) -> Vec<Violation> {
@@ -33,7 +33,7 @@ fn placeholder(line: &str) -> Option<String> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::testing::places;
+    use super::super::violation::testing::places;
     use super::*;
 
     #[test]

@@ -1,7 +1,7 @@
 //! Nobody outside `recipe/` names a recipe: everything follows from the answers a recipe gives.
 
-use super::Violation;
 use super::lex::{library_code, words};
+use super::violation::Violation;
 use crate::tree::{SourceFile, Tree};
 
 /// The one place that may name recipes.
@@ -143,7 +143,7 @@ fn plain(word: &str) -> String {
 
 #[cfg(test)]
 mod tests {
-    use super::super::testing::places;
+    use super::super::violation::testing::places;
     use super::*;
 
     const PLAN: &str = "crates/lowp-shard/src/plan.rs";

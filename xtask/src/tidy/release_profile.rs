@@ -3,7 +3,7 @@
 
 use toml::{Table, Value};
 
-use super::Violation;
+use super::violation::Violation;
 use crate::tree::Tree;
 
 /// The manifest of the workspace.

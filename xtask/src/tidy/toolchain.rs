@@ -1,6 +1,6 @@
 //! No toolchain file: the workspace builds with the compiler its user has, from `rust-version` on.
 
-use super::Violation;
+use super::violation::Violation;
 use crate::tree::Tree;
 
 pub(super) fn check(tree: &Tree) -> Vec<Violation> {
@@ -19,7 +19,7 @@ pub(super) fn check(tree: &Tree) -> Vec<Violation> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::testing::places;
+    use super::super::violation::testing::places;
     use super::*;
 
     #[test]

@@ -89,6 +89,8 @@ fn every_option_is_read_from_the_file() {
         "--recipe mxfp8-2d --format e5m2",
         "--recipe nvfp4-2d --tensors a.*",
         "--recipe nvfp4-1d --row-scaled",
+        "--recipe nvfp4-1d --row-scaled --four-over-six mae",
+        "--recipe nvfp4-1d --row-scaled --four-over-six mse-448 --usage rowwise",
         "--recipe nvfp4-2d --four-over-six mse",
         "--recipe nvfp4-mxfp8 --four-over-six mae-448",
         "--recipe fp8-block-1d --pow2 false",

@@ -3,9 +3,7 @@
 
 use super::options::recipe;
 use super::{Recipe, RecipeOptions, Role, Rounding};
-use crate::{
-    Code, Extent, FormatError, FourOverSix, KernelKey, Quantizers, ScaleRule, SourceRounding,
-};
+use crate::{Code, Extent, FourOverSix, KernelKey, Quantizers, ScaleRule, SourceRounding};
 
 recipe! {
     /// NVFP4 with 1x16 and 16x1 blocks. Neither orientation can be derived from the other.
@@ -20,13 +18,6 @@ recipe! {
         pub hadamard: bool = true;
         /// Rounding of the source before amax and cast
         pub source_rounding: SourceRounding = SourceRounding::F32;
-    }
-    check |recipe| match recipe.row_scaled && recipe.four_over_six.is_on() {
-        true => Err(FormatError::OptionsExclude {
-            recipe: Self::NAME,
-            why: "four_over_six compares errors under the amax of the tensor, and row_scaled has one of each row; set one of them",
-        }),
-        false => Ok(()),
     }
 }
 

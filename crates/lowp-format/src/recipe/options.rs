@@ -189,7 +189,6 @@ macro_rules! recipe {
                 pub $field:ident: $Type:ty = $default:expr $(=> $allowed:pat, $expected:literal)?;
             )*
         }
-        $(check $check:expr)?
     ) => {
         $(#[$meta])*
         #[derive(Clone, Copy, Debug, PartialEq)]
@@ -250,10 +249,6 @@ macro_rules! recipe {
                         }
                     }
                 }
-                $(
-                    let check: fn(&Self) -> Result<(), $crate::FormatError> = $check;
-                    check(&recipe)?;
-                )?
                 Ok(recipe)
             }
 

@@ -69,15 +69,6 @@ proptest! {
                 Err(FormatError::OptionValue { option, value, .. }) => {
                     prop_assert_eq!(given.get(option), Some(&*value));
                 }
-                Err(FormatError::OptionsExclude { recipe, .. }) => {
-                    prop_assert_eq!(recipe, default.name());
-                    // Each alone is taken.
-                    for (name, text) in given.iter() {
-                        let mut alone = RecipeOptions::default();
-                        alone.set(name, text);
-                        prop_assert!(AnyRecipe::from_name(recipe, &alone).is_ok());
-                    }
-                }
                 Err(other) => prop_assert!(false, "{other}"),
             }
         }

@@ -304,9 +304,12 @@ fn rules(kind: RuleKind) -> Vec<ScaleRule> {
             ]
         }
         // Recipes have the others, too.
-        RuleKind::FourOverSix => [FourOverSix::Mae, FourOverSix::Mse448]
-            .map(|choice| two_level(Extent::Tensor, choice))
-            .into(),
+        RuleKind::FourOverSix => vec![
+            two_level(Extent::Tensor, FourOverSix::Mae),
+            two_level(Extent::Tensor, FourOverSix::Mse448),
+            two_level(Extent::Line, FourOverSix::Mae),
+            two_level(Extent::Line, FourOverSix::Mse448),
+        ],
         RuleKind::BlockFloat => vec![float(true, 0.0), float(false, 1e-3)],
     }
 }

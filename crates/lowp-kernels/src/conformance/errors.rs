@@ -112,7 +112,7 @@ pub(super) fn ingredients_must_exist<B: Backend>(rig: &Rig<B>) {
     assert_eq!(rejected(rig, job), KernelError::Stochastic { element });
 }
 
-/// A choice of four over six is of 1x16, 16x1 or 16x16 blocks under the amax of a tensor; lines have blocks of one line.
+/// A choice of four over six is of 1x16, 16x1 or 16x16 blocks; lines have blocks of one line.
 pub(super) fn blocks_fit_what_stands_above_them<B: Backend>(rig: &Rig<B>) {
     let rule = |extent, four_over_six| ScaleRule::TwoLevel {
         extent,
@@ -126,7 +126,8 @@ pub(super) fn blocks_fit_what_stands_above_them<B: Backend>(rig: &Rig<B>) {
         (rule(tensor, mae), [[16, 16]; 2], true),
         (rule(tensor, mae), [[1, 32], [32, 1]], false),
         (rule(tensor, mae), [[16, 8], [8, 16]], false),
-        (rule(line, mae), lines, false),
+        (rule(line, mae), lines, true),
+        (rule(line, mae), [[16, 16]; 2], false),
         (rule(line, off), lines, true),
         (rule(line, off), [[1, 32], [32, 1]], true),
         (rule(line, off), [[16, 16]; 2], false),

@@ -1,5 +1,7 @@
 //! Scale rules as types: how a block's amax becomes a stored scale and a multiplier.
 
+use std::array;
+
 use lowp_format::codec::e8m0;
 use lowp_format::{
     FourOverSix, MxScale, ScaleRule, chooses_four, tensor_scale, two_level_block_factor,
@@ -248,14 +250,13 @@ impl TwoLevel {
             choice,
         }
     }
+}
 
-    /// The multipliers of block scales, given as codes.
-    #[inline(always)]
-    fn multipliers<L: Lanes>(self, l: L, codes: L::U) -> L::F {
-        let decode_scale = l.splat(1.0 / self.encode_scale);
-        let product = l.mul(decoded_scales(l, codes), decode_scale);
-        l.min(l.div(l.splat(1.0), product), l.splat(f32::MAX))
-    }
+/// The multipliers of blocks whose scales have these codes, under amaxes with these decode scales.
+#[inline(always)]
+fn multipliers<L: Lanes>(l: L, codes: L::U, decode_scale: L::F) -> L::F {
+    let product = l.mul(decoded_scales(l, codes), decode_scale);
+    l.min(l.div(l.splat(1.0), product), l.splat(f32::MAX))
 }
 
 /// Nonnegative E4M3 codes as values, exactly: exponent and mantissa in place, then the bias.
@@ -293,7 +294,7 @@ impl ScaleKernel for TwoLevel {
         let scaled = l.mul(amaxes, l.splat(two_level_block_factor(self.encode_scale)));
         let code = E4M3_FLOAT.encode::<20, 24, L>(l, l.min(scaled, largest));
         l.store_bytes(l.narrow(code), entries);
-        self.multipliers(l, code)
+        multipliers(l, code, l.splat(1.0 / self.encode_scale))
     }
     #[inline(always)]
     fn decode_lanes<L: Lanes>(self, l: L, entries: &[u8; LANES]) -> L::F {
@@ -309,6 +310,9 @@ pub(crate) struct ChosenTwoLevel(TwoLevel);
 
 /// The candidates of sixteen blocks, for 6 and for 4: scales as codes, multipliers, and errors so far.
 pub(crate) struct Candidates<L: Lanes> {
+    choice: FourOverSix,
+    /// Of the tensor, or of the line that each block lies in.
+    amax: L::F,
     codes: [L::U; 2],
     multipliers: [L::F; 2],
     decoded: [L::F; 2],
@@ -316,35 +320,26 @@ pub(crate) struct Candidates<L: Lanes> {
 }
 
 impl ChosenTwoLevel {
-    /// The candidates of blocks with these amaxes.
+    /// The candidates of blocks with these amaxes, block `i` under `rules(i)`.
     #[inline(always)]
-    pub(crate) fn candidates<L: Lanes>(self, l: L, amaxes: L::F) -> Candidates<L> {
-        let base = l.mul(l.div(amaxes, l.splat(6.0)), l.splat(self.0.encode_scale));
+    pub(crate) fn candidates<L: Lanes>(
+        l: L,
+        rules: impl Fn(usize) -> Self,
+        amaxes: L::F,
+    ) -> Candidates<L> {
+        let of_rules = |part: fn(TwoLevel) -> f32| l.load(&array::from_fn(|i| part(rules(i).0)));
+        let encode_scale = of_rules(|rule| rule.encode_scale);
+        let decode_scale = l.div(l.splat(1.0), encode_scale);
+        let base = l.mul(l.div(amaxes, l.splat(6.0)), encode_scale);
         let codes = [base, l.mul(base, l.splat(1.5))]
             .map(|scale| E4M3_FLOAT.encode::<20, 24, L>(l, l.min(scale, l.splat(448.0))));
         Candidates {
+            choice: rules(0).0.choice,
+            amax: of_rules(|rule| rule.amax),
             codes,
-            multipliers: codes.map(|code| self.0.multipliers(l, code)),
+            multipliers: codes.map(|code| multipliers(l, code, decode_scale)),
             decoded: codes.map(|code| decoded_scales(l, code)),
             errors: [l.splat(0.0); 2],
-        }
-    }
-
-    /// Adds the errors of the next value of each block.
-    #[inline(always)]
-    pub(crate) fn add<L: Lanes>(self, l: L, x: L::F, candidates: &mut Candidates<L>) {
-        let TwoLevel { amax, choice, .. } = self.0;
-        for i in 0..2 {
-            let value = e2m1_rounded(l, l.mul(x, candidates.multipliers[i]));
-            let product = l.mul(l.mul(value, candidates.decoded[i]), l.splat(amax));
-            let decoded = l.div(product, l.splat(choice.largest()));
-            let error = l.add(decoded, l.mul(x, l.splat(-1.0)));
-            let term = if choice.squares() {
-                l.mul(error, error)
-            } else {
-                l.value(l.and(l.bits(error), l.usplat(0x7FFF_FFFF)))
-            };
-            candidates.errors[i] = l.add(candidates.errors[i], term);
         }
     }
 
@@ -373,6 +368,23 @@ impl ChosenTwoLevel {
 }
 
 impl<L: Lanes> Candidates<L> {
+    /// Adds the errors of the next value of each block.
+    #[inline(always)]
+    pub(crate) fn add(&mut self, l: L, x: L::F) {
+        for i in 0..2 {
+            let value = e2m1_rounded(l, l.mul(x, self.multipliers[i]));
+            let product = l.mul(l.mul(value, self.decoded[i]), self.amax);
+            let decoded = l.div(product, l.splat(self.choice.largest()));
+            let error = l.add(decoded, l.mul(x, l.splat(-1.0)));
+            let term = if self.choice.squares() {
+                l.mul(error, error)
+            } else {
+                l.value(l.and(l.bits(error), l.usplat(0x7FFF_FFFF)))
+            };
+            self.errors[i] = l.add(self.errors[i], term);
+        }
+    }
+
     /// The errors of the blocks so far.
     #[inline(always)]
     pub(crate) fn errors(&self, l: L) -> [Line; 2] {

@@ -36,17 +36,16 @@ struct Choice {
   static constexpr int ACROSS = 16 / W;        // lanes of a row of a block
   static constexpr int DOWN = 16 / N;          // lanes of a column of a block
   const Ingredients& made;
-  const ScaleRule& rule;
   uint32_t lane;
   uint64_t first_row, rows;  // of the warp's tile, and of the matrix
 
-  __device__ __forceinline__ ChoiceError error(uint32_t entry) const {
+  __device__ __forceinline__ ChoiceError error(const ScaleRule& rule, uint32_t entry) const {
     return {rule.two_level_multiplier(entry), E4m3::decode(entry), rule.tensor, made.largest, made.squares != 0};
   }
   __device__ __forceinline__ bool inside(int i) const { return first_row + lane / N * N + i < rows; }
 
   // Of the block of row i of the lane.
-  __device__ __forceinline__ Scaled row(const Values<W>& v, int i) const {
+  __device__ __forceinline__ Scaled row(const ScaleRule& rule, const Values<W>& v, int i) const {
     float a = 0.0f;
 #pragma unroll
     for (int j = 0; j < W; ++j) a = max_abs(a, v.at(i, j));
@@ -55,13 +54,13 @@ struct Choice {
     float errors[2];
 #pragma unroll 1
     for (int c = 0; c < 2; ++c) {
-      errors[c] = chained_error<ACROSS, 1, W>(error(entries[c]), lane, [&](int j) { return v.at(i, j); }, [](int) { return true; });
+      errors[c] = chained_error<ACROSS, 1, W>(error(rule, entries[c]), lane, [&](int j) { return v.at(i, j); }, [](int) { return true; });
     }
     return chosen(rule, entries, errors);
   }
 
   // Of the block of column j of the lane.
-  __device__ __forceinline__ Scaled column(const Values<W>& v, int j) const {
+  __device__ __forceinline__ Scaled column(const ScaleRule& rule, const Values<W>& v, int j) const {
     float a = 0.0f;
 #pragma unroll
     for (int i = 0; i < N; ++i) a = max_abs(a, v.at(i, j));
@@ -70,21 +69,21 @@ struct Choice {
     float errors[2];
 #pragma unroll 1
     for (int c = 0; c < 2; ++c) {
-      errors[c] = chained_error<DOWN, N, N>(error(entries[c]), lane, [&](int i) { return v.at(i, j); },
+      errors[c] = chained_error<DOWN, N, N>(error(rule, entries[c]), lane, [&](int i) { return v.at(i, j); },
                                             [&](int i) { return inside(i); });
     }
     return chosen(rule, entries, errors);
   }
 
   // Of the block of 16 x 16 that the lane has a part of.
-  __device__ __forceinline__ Scaled square(const Values<W>& v) const {
+  __device__ __forceinline__ Scaled square(const ScaleRule& rule, const Values<W>& v) const {
     float a = all_max(v.maximum(), (ACROSS - 1) | (DOWN - 1) * N);
     uint32_t entries[2];
     rule.candidates(a, entries);
     float errors[2];
 #pragma unroll 1
     for (int c = 0; c < 2; ++c) {
-      ChoiceError of_candidate = error(entries[c]);
+      ChoiceError of_candidate = error(rule, entries[c]);
       float sums[N];
 #pragma unroll
       for (int i = 0; i < N; ++i) {

@@ -125,26 +125,25 @@ struct MixedPass {
 
   // The same with a choice of four over six.
   __device__ __forceinline__ void choices(const Values<W>& v, Multipliers<W>& m) const {
-    const ScaleRule of_tensor = rule(0, 0);
-    Choice<W> choice{made(), of_tensor, lane, tile_row + Tile::warp_row(), job.rows};
+    const Choice<W> choice{made(), lane, tile_row + Tile::warp_row(), job.rows};
     uint32_t row = lane / N * N, col = lane % N * W;
     m.columns = pass().block_cols == 1;
     if (m.columns) {
 #pragma unroll
       for (int j = 0; j < W; ++j) {
-        Scaled s = choice.column(v, j);
+        Scaled s = choice.column(rule(0, col + j), v, j);
         put<16, 1>(row, col + j, s.entry);
         m.of[j] = s.multiplier;
       }
     } else if (pass().block_rows == 1) {
 #pragma unroll
       for (int i = 0; i < N; ++i) {
-        Scaled s = choice.row(v, i);
+        Scaled s = choice.row(rule(row + i, 0), v, i);
         put<1, 16>(row + i, col, s.entry);
         m.of[i] = s.multiplier;
       }
     } else {
-      Scaled s = choice.square(v);
+      Scaled s = choice.square(rule(0, 0), v);
       put<16, 16>(row, col, s.entry);
 #pragma unroll
       for (int i = 0; i < N; ++i) m.of[i] = s.multiplier;

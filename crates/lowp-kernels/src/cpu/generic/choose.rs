@@ -9,11 +9,12 @@ use super::convert::Rect;
 use crate::cpu::scaling::ChosenTwoLevel;
 use crate::lanes::{LANES, Lanes, Line};
 
-/// The scales and multipliers of one row of blocks: `rows` of `rect`, in blocks of `height x width`.
+/// The scales and multipliers of one row of blocks: `rows` of `rect`, in blocks of `height x width`, of which block `i` has
+/// the rule `rules(i)`.
 #[inline(always)]
 pub(super) fn block_scales<L: Lanes>(
     lanes: L,
-    rule: ChosenTwoLevel,
+    rules: impl Fn(usize) -> ChosenTwoLevel,
     (rect, rows): (&Rect<'_>, Range<usize>),
     block: [usize; 2],
     maxima: &[f32],
@@ -28,14 +29,15 @@ pub(super) fn block_scales<L: Lanes>(
             amaxes = [0.0; LANES];
             amaxes[..count].copy_from_slice(&maxima[first..first + count]);
         }
-        let mut candidates = rule.candidates(lanes, lanes.load(&amaxes));
+        let rules = |lane| rules(first + if lane < count { lane } else { 0 });
+        let mut candidates = ChosenTwoLevel::candidates(lanes, rules, lanes.load(&amaxes));
         match block {
             // Columns lie side by side.
             [_, 1] => {
                 for row in rows.clone() {
                     let mut line = [0.0; LANES];
                     line[..count].copy_from_slice(&rect.row(row)[first..first + count]);
-                    rule.add(lanes, lanes.load(&line), &mut candidates);
+                    candidates.add(lanes, lanes.load(&line));
                 }
             }
             [1, width] => {
@@ -45,7 +47,7 @@ pub(super) fn block_scales<L: Lanes>(
                     for (x, values) in line.iter_mut().zip(values.chunks_exact(width)) {
                         *x = values[at];
                     }
-                    rule.add(lanes, lanes.load(&line), &mut candidates);
+                    candidates.add(lanes, lanes.load(&line));
                 }
             }
             [_, width] => {
@@ -54,7 +56,7 @@ pub(super) fn block_scales<L: Lanes>(
                     for (x, row) in line.iter_mut().zip(rows.clone()) {
                         *x = rect.row(row)[at];
                     }
-                    rule.add(lanes, lanes.load(&line), &mut candidates);
+                    candidates.add(lanes, lanes.load(&line));
                 }
             }
         }

@@ -202,43 +202,49 @@ impl<E: ElementCode, R: ScaleKernel> Quantize<'_, E, R> {
         for (rows, maxima) in groups().zip(maxima.chunks_exact_mut(across)) {
             block_maxima(lanes, &rect, rows, width, columns, maxima);
         }
-        match rules {
-            Rules::One(rule) => match (rule.choice(), R::Entry::as_bytes(entries)) {
-                (Some(rule), Some(entries)) => {
-                    let lines = entries
-                        .chunks_exact_mut(across)
-                        .zip(scales.chunks_exact_mut(across));
-                    let groups = groups().zip(maxima.chunks_exact(across));
-                    for ((rows, maxima), (entries, scales)) in groups.zip(lines) {
-                        let values = (&rect, rows);
-                        choose::block_scales(
-                            lanes,
-                            rule,
-                            values,
-                            [height, width],
-                            maxima,
-                            entries,
-                            scales,
-                        );
-                    }
-                }
-                _ => block_scales::<E, R, L>(lanes, rule, maxima, entries, scales),
-            },
-            Rules::Rows(rules) => {
+        // Of block `i` of the line of blocks from row `first` on.
+        let rule_of = |first: usize, i: usize| match rules {
+            Rules::One(rule) => rule,
+            Rules::Rows(rules) => rules[first],
+            Rules::Cols(rules) => rules[i * width],
+        };
+        match (rule_of(0, 0).choice(), R::Entry::as_bytes(entries)) {
+            (Some(any), Some(entries)) => {
                 let lines = entries
                     .chunks_exact_mut(across)
                     .zip(scales.chunks_exact_mut(across));
                 let groups = groups().zip(maxima.chunks_exact(across));
                 for ((rows, maxima), (entries, scales)) in groups.zip(lines) {
-                    block_scales::<E, R, L>(lanes, rules[rows.start], maxima, entries, scales);
+                    let first = rows.start;
+                    choose::block_scales(
+                        lanes,
+                        |i| rule_of(first, i).choice().unwrap_or(any),
+                        (&rect, rows),
+                        [height, width],
+                        maxima,
+                        entries,
+                        scales,
+                    );
                 }
             }
-            Rules::Cols(rules) => {
-                for (i, (entry, scale)) in entries.iter_mut().zip(&mut *scales).enumerate() {
-                    let rule = rules[i % across * width];
-                    (*entry, *scale) = rule.encode::<E>(maxima[i]);
+            _ => match rules {
+                Rules::One(rule) => block_scales::<E, R, L>(lanes, rule, maxima, entries, scales),
+                Rules::Rows(rules) => {
+                    let lines = entries
+                        .chunks_exact_mut(across)
+                        .zip(scales.chunks_exact_mut(across));
+                    let groups = groups().zip(maxima.chunks_exact(across));
+                    for ((rows, maxima), (entries, scales)) in groups.zip(lines) {
+                        block_scales::<E, R, L>(lanes, rules[rows.start], maxima, entries, scales);
+                    }
                 }
-            }
+                Rules::Cols(_) => {
+                    for (i, (entry, scale)) in entries.iter_mut().zip(&mut *scales).enumerate() {
+                        let rule = rule_of(0, i % across);
+                        (*entry, *scale) = rule.encode::<E>(maxima[i]);
+                    }
+                }
+            },
         }
         for (rows, scales) in groups().zip(scales.chunks_exact(across)) {
             let lines = random.is_none() && width.is_multiple_of(LANES);
