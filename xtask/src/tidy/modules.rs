@@ -22,14 +22,14 @@ const ORDER: &[&[&str]] = &[
     &["scalars"],
     &["ingredients"],
     &["sealed"],
-    &["backend", "job", "source"],
+    &["backend", "job"],
     &["check"],
     &["from_recipe"],
     &["quantized"],
     &["reference"],
     &["cpu"],
     &["cuda"],
-    &["conformance"],
+    &["testing"],
 ];
 
 pub(super) fn check(tree: &Tree) -> Vec<Violation> {
