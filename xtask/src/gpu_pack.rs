@@ -148,7 +148,7 @@ pub(crate) fn gpu_pack(options: &Options) -> Result<()> {
 
 /// Builds the test programs and copies them to `folder`.
 fn tests(folder: &Path) -> Result<()> {
-    let tests = test_program("lowp-kernels", "nccl", &["--lib"])?;
+    let tests = test_program("lowp-conformance", "nccl", &["--lib"])?;
     pack(&tests, &folder.join("kernel-tests"))?;
     golden(&folder.join("golden"))?;
     let tests = test_program("lowp-shard", "cuda", &["--test", "all"])?;

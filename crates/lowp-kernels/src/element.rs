@@ -1,4 +1,4 @@
-//! [`Element`]: what buffers are made of.
+//! [`Element`]: what buffers are made of, and [`FloatDtype`] of high-precision values.
 
 use std::fmt::Debug;
 
@@ -45,3 +45,31 @@ pub trait Element:
 impl Element for u8 {}
 impl Element for f32 {}
 impl Element for bf16 {}
+
+/// Storage of high-precision values.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum FloatDtype {
+    /// binary32.
+    #[default]
+    F32,
+    /// bfloat16.
+    Bf16,
+}
+
+impl FloatDtype {
+    /// Bytes of one element.
+    pub const fn bytes(self) -> usize {
+        match self {
+            FloatDtype::F32 => 4,
+            FloatDtype::Bf16 => 2,
+        }
+    }
+
+    /// `f32` or `bf16`.
+    pub const fn name(self) -> &'static str {
+        match self {
+            FloatDtype::F32 => "f32",
+            FloatDtype::Bf16 => "bf16",
+        }
+    }
+}

@@ -6,7 +6,7 @@ use lowp_format::{
     Role, ScaleLayout, ScaleRule, Shape, SourceRounding, Usage,
 };
 
-use crate::check::target::touched;
+use crate::check::encode::touched;
 use crate::{
     AdamMode, AdamwAmax, AdamwJob, AmaxJob, Backend, BlockAmax, DecodeJob, EncodeJob, FlatBlocks,
     FlatEncodeJob, HistoryJob, KernelError, Moments, Slot, Source, Target, TensorInput,

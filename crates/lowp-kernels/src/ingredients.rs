@@ -7,7 +7,7 @@ use crate::KernelError;
 
 /// A kind of scale rule.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum RuleKind {
+pub enum RuleKind {
     /// Values are stored as they are.
     Unscaled,
     /// One scale for the tensor, or for each line.
@@ -24,7 +24,7 @@ pub(crate) enum RuleKind {
 
 impl RuleKind {
     /// The kind of `rule`.
-    pub(crate) const fn of(rule: ScaleRule) -> Self {
+    pub const fn of(rule: ScaleRule) -> Self {
         match rule {
             ScaleRule::None => Self::Unscaled,
             ScaleRule::Delayed { .. } | ScaleRule::Current { .. } => Self::PerTensor,
@@ -37,7 +37,7 @@ impl RuleKind {
 }
 
 /// Every kernel that there is: an element code and a kind of scale rule.
-pub(crate) const TABLE: [(Code, RuleKind); 12] = {
+pub const TABLE: [(Code, RuleKind); 12] = {
     use RuleKind::*;
     [
         (Code::F32, Unscaled),
@@ -62,7 +62,7 @@ const CHOSEN_BLOCKS: [[usize; 2]; 3] = [[1, 16], [16, 1], [16, 16]];
 ///
 /// # Errors
 /// [`KernelError::Ingredients`] for any other combination.
-pub(crate) fn known(key: &KernelKey) -> Result<(), KernelError> {
+pub fn known(key: &KernelKey) -> Result<(), KernelError> {
     let kind = RuleKind::of(key.scale);
     let blocks = key.block.is_some() == key.scale.entry().is_some();
     let chosen = kind != RuleKind::FourOverSix
@@ -78,6 +78,6 @@ pub(crate) fn known(key: &KernelKey) -> Result<(), KernelError> {
 }
 
 /// Whether elements of `key` can be rounded stochastically.
-pub(crate) fn is_stochastic(key: &KernelKey) -> bool {
+pub fn is_stochastic(key: &KernelKey) -> bool {
     key.element == Code::E2M1 && RuleKind::of(key.scale) != RuleKind::FourOverSix
 }

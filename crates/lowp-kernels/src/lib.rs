@@ -46,8 +46,6 @@
 mod backend;
 mod buffer;
 mod check;
-#[cfg(test)]
-mod conformance;
 mod cpu;
 #[cfg(feature = "cuda")]
 mod cuda;
@@ -66,7 +64,8 @@ mod rounding;
 mod scalars;
 #[doc(hidden)]
 pub mod sealed;
-mod source;
+#[doc(hidden)]
+pub mod testing;
 
 pub use backend::Backend;
 pub use buffer::DeviceBuffer;
@@ -75,17 +74,16 @@ pub use cpu::{Cpu, CpuBuffer, CpuGraph, CpuPlan, CpuRead, CpuWrite};
 pub use cuda::{
     Cuda, CudaBuffer, CudaEvent, CudaFunction, CudaGraph, CudaLibrary, CudaMark, CudaPlan,
 };
-pub use element::Element;
+pub use element::{Element, FloatDtype};
 pub use error::KernelError;
 pub use job::{
     AdamMode, AdamwAmax, AdamwJob, AmaxJob, BlockAmax, ConvertJob, DecodeJob, EncodeJob,
-    FlatBlocks, FlatEncodeJob, HistoryJob, InterleaveJob, Moments, RepackJob, Slot, StepScalarsJob,
-    StochasticKey, SumJob, SumSquaresJob, Target, TensorInput, TransposeJob, Work,
+    FlatBlocks, FlatEncodeJob, HistoryJob, InterleaveJob, Moments, RepackJob, Slot, Source,
+    StepScalarsJob, StochasticKey, SumJob, SumSquaresJob, Target, TensorInput, TransposeJob, Work,
 };
 pub use pending::Pending;
 pub use quantized::Quantized;
 pub use scalars::{AdamScalars, GradPart, StepCounts, StepReport, StepScalars};
-pub use source::{FloatDtype, Source};
 
 // What signatures here need of other crates.
 pub use half::bf16;

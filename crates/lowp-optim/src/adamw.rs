@@ -75,6 +75,28 @@ impl<B: Backend> AdamW<B> {
         self.done.push(done);
     }
 
+    /// Replaces the hyperparameters of group `index` from the next step on; the same on every rank.
+    ///
+    /// # Errors
+    /// No such group, values out of range, or another way of weight decay, which is planned.
+    pub fn set_group(&mut self, index: usize, group: Group) -> Result<(), OptimError> {
+        let groups = self.groups.len();
+        let Some(old) = self.groups.get_mut(index) else {
+            let name = "the new hyperparameters".to_owned();
+            return Err(OptimError::NoGroup {
+                name,
+                group: index,
+                groups,
+            });
+        };
+        group.check(index)?;
+        if old.mode != group.mode {
+            return Err(OptimError::GroupMode { group: index });
+        }
+        *old = group;
+        Ok(())
+    }
+
     /// Applies one step: norm, update, amax, agreement, cast, and the gather of full weights
     /// whose masters are flat slices. Every rank must call it.
     ///

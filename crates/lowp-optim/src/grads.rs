@@ -4,6 +4,7 @@ use half::bf16;
 use lowp_kernels::{Backend, Element, Source, StepScalars, SumJob, Work};
 
 use crate::adamw::AdamW;
+use crate::memory::check_length;
 use crate::{OptimError, ParamId};
 
 /// A dtype that gradients are stored in.
@@ -144,14 +145,7 @@ impl<B: Backend> AdamW<B> {
             let (name, expected) = (param.name.clone(), T::OTHER);
             return Err(OptimError::GradDtype { name, expected });
         };
-        if values.len() != param.len {
-            return Err(OptimError::Length {
-                name: param.name.clone(),
-                what: "the gradient",
-                found: values.len(),
-                needed: param.len,
-            });
-        }
+        check_length(&param.name, "the gradient", values.len(), param.len)?;
         if !(add && param.ready) {
             self.backend.write(buffer, 0, values)?;
         } else if !values.is_empty() {

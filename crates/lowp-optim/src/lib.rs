@@ -89,6 +89,7 @@
 mod adamw;
 mod builder;
 mod error;
+mod foreign_grads;
 mod grads;
 mod group;
 mod memory;

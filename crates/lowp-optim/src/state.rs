@@ -4,6 +4,7 @@ use half::bf16;
 use lowp_kernels::{Backend, FloatDtype, Moments, Pending, StepCounts};
 use lowp_shard::ScaleSlot;
 
+use crate::memory::check_length;
 use crate::param::Param;
 use crate::{AdamW, OptimError, ParamId};
 
@@ -119,7 +120,7 @@ impl<B: Backend> AdamW<B> {
     /// A master of another length, or as [`AdamW::set_moments`]. Nothing is replaced then.
     pub fn set_state(&mut self, id: ParamId, state: &ParamState) -> Result<(), OptimError> {
         let param = &self.params[self.index(id)?];
-        check_length(param, "the master", &state.master)?;
+        check_length(&param.name, "the master", state.master.len(), param.len)?;
         self.set_moments(id, &state.moments)?;
         let param = &self.params[self.index(id)?];
         Ok(self.backend.write(&param.master, 0, &state.master)?)
@@ -134,8 +135,8 @@ impl<B: Backend> AdamW<B> {
     pub fn set_moments(&mut self, id: ParamId, moments: &[Vec<f32>; 2]) -> Result<(), OptimError> {
         let param = &self.params[self.index(id)?];
         let [first, second] = moments;
-        check_length(param, "the first moment", first)?;
-        check_length(param, "the second moment", second)?;
+        check_length(&param.name, "the first moment", first.len(), param.len)?;
+        check_length(&param.name, "the second moment", second.len(), param.len)?;
         let fits = |x: &f32| *x >= 0.0 && x.is_finite();
         if let Some(index) = second.iter().position(|x| !fits(x)) {
             return Err(OptimError::SecondMoment {
@@ -217,20 +218,4 @@ impl<B: Backend> AdamW<B> {
         };
         self.params.iter().map(each).sum()
     }
-}
-
-fn check_length<B: Backend>(
-    param: &Param<B>,
-    what: &'static str,
-    values: &[f32],
-) -> Result<(), OptimError> {
-    if values.len() == param.len {
-        return Ok(());
-    }
-    Err(OptimError::Length {
-        name: param.name.clone(),
-        what,
-        found: values.len(),
-        needed: param.len,
-    })
 }

@@ -9,6 +9,8 @@ const ORDER: &[&str] = &[
     "lowp-format",
     "lowp-nvcc",
     "lowp-kernels",
+    "lowp-golden",
+    "lowp-conformance",
     "lowp-gemm",
     "lowp-comm",
     "lowp-shard",

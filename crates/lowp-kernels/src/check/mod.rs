@@ -1,28 +1,27 @@
 //! Checks of every job, for every backend: lengths, ranges, ingredients, and which buffers it touches.
 
 use std::collections::HashMap;
-use std::ops::{Range, RangeInclusive};
+use std::ops::RangeInclusive;
 
 use half::bf16;
-use lowp_format::{Axis, KernelKey, Orientation, Part, ScaleLayout, Shape, Usage};
+use lowp_format::{Axis, Orientation, Part, ScaleLayout, Shape};
 
-use crate::ingredients::{RuleKind, is_stochastic};
 use crate::{
-    AdamwJob, AmaxJob, Backend, BlockAmax, DecodeJob, EncodeJob, FlatEncodeJob, GradPart,
-    HistoryJob, InterleaveJob, KernelError, Moments, RepackJob, Slot, Source, SumSquaresJob,
-    Target, TensorInput, TransposeJob, Work,
+    AdamwJob, AmaxJob, Backend, DecodeJob, GradPart, HistoryJob, InterleaveJob, KernelError,
+    Moments, RepackJob, Source, SumSquaresJob, Target, TensorInput, TransposeJob, Work,
 };
-use access::{Access, Kept, Mode};
+use access::{Access, Mode};
+use encode::{check_delayed, check_target, compact, ingredients};
+use planner::{Done, Planner, elements, missing};
 use reads::Reads;
-use target::{
-    block_entries, check_delayed, check_target, compact, covers, ingredients, kernel_of,
-    slots_differ, touched,
-};
 
 pub(crate) mod access;
+pub(crate) mod encode;
+mod planner;
 pub(crate) mod reads;
 mod step_scalars;
-pub(crate) mod target;
+
+pub(crate) use planner::range;
 
 /// What checking finds out.
 #[derive(Debug)]
@@ -58,14 +57,6 @@ pub(crate) fn check<B: Backend>(backend: &B, work: &Work<B>) -> Result<Checked<B
     })
 }
 
-struct Planner<'b, B: Backend> {
-    backend: &'b B,
-    access: Access<B>,
-    elements: usize,
-}
-
-type Done = Result<(), KernelError>;
-
 /// Margins of delayed scales: those whose powers of two are normal numbers, with room to spare.
 const MARGINS: RangeInclusive<i32> = -64..=64;
 
@@ -98,166 +89,6 @@ impl<B: Backend> Planner<'_, B> {
             Work::Convert(jobs) => each(jobs, |i, job| self.vectors(i, &job.from, &job.into)),
             Work::StepScalars(jobs) => each(jobs, |i, job| self.step_scalars(i, job)),
         }
-    }
-
-    /// Notes a use of `buffer`, which must hold `needed` entries.
-    fn whole<T: Kept>(
-        &mut self,
-        job: usize,
-        what: impl std::fmt::Display,
-        buffer: &B::Buffer<T>,
-        needed: usize,
-        mode: Mode,
-    ) -> Done {
-        let what = format!("{what} of job {job}");
-        let found = self.backend.len::<T>(buffer);
-        if found != needed {
-            return Err(KernelError::Length {
-                what,
-                needed,
-                found,
-            });
-        }
-        self.access.add::<T>(self.backend, job, what, buffer, mode);
-        Ok(())
-    }
-
-    /// Notes a use of `buffer`, of which entry `index` must exist.
-    fn entry(
-        &mut self,
-        job: usize,
-        what: &str,
-        buffer: &B::Buffer<f32>,
-        index: usize,
-        mode: Mode,
-    ) -> Done {
-        let what = format!("{what} of job {job}");
-        let found = self.backend.len::<f32>(buffer);
-        if index >= found {
-            let needed = index.saturating_add(1);
-            return Err(KernelError::Length {
-                what,
-                needed,
-                found,
-            });
-        }
-        self.access
-            .add::<f32>(self.backend, job, what, buffer, mode);
-        Ok(())
-    }
-
-    fn len(&self, source: &Source<B>) -> usize {
-        source.len(self.backend)
-    }
-
-    fn source(&mut self, job: usize, what: &str, source: &Source<B>, needed: usize) -> Done {
-        self.elements = self.elements.saturating_add(needed);
-        self.values(job, what, source, needed, Mode::Read)
-    }
-
-    fn values(
-        &mut self,
-        job: usize,
-        what: &str,
-        values: &Source<B>,
-        needed: usize,
-        mode: Mode,
-    ) -> Done {
-        match values {
-            Source::F32(buffer) => self.whole::<f32>(job, what, buffer, needed, mode),
-            Source::Bf16(buffer) => self.whole::<bf16>(job, what, buffer, needed, mode),
-        }
-    }
-
-    /// What is known of the tensor or its lines for `orientation`. An observed amax fits the rules that are made of one;
-    /// an orientation without a target needs nothing.
-    fn tensor(
-        &mut self,
-        job: usize,
-        shape: Shape,
-        orientation: Orientation,
-        (key, input): (&KernelKey, Option<&TensorInput<B>>),
-        served: bool,
-    ) -> Done {
-        let outer = key.scale.outer();
-        let last = |slot: &Slot<B>| {
-            let entries = outer.map_or(1, |(extent, _)| extent.entries(orientation, shape));
-            // Lines of nothing have no entry.
-            entries
-                .checked_sub(1)
-                .map(|last| slot.index.saturating_add(last))
-        };
-        match input {
-            Some(TensorInput::Known(slot)) => match last(slot) {
-                Some(last) => self.entry(job, "tensor scale slot", &slot.buffer, last, Mode::Read),
-                None => Ok(()),
-            },
-            Some(TensorInput::Observed(_)) if !key.scale.waits_for_amax() => {
-                Err(KernelError::ObservedAmax { scale: key.scale })
-            }
-            Some(TensorInput::Observed(slot)) => match last(slot) {
-                Some(last) => self.entry(job, "observed amax", &slot.buffer, last, Mode::Shared),
-                None => Ok(()),
-            },
-            None if served && outer.is_some() => {
-                missing(job, "the slot of the tensor scale or amax")
-            }
-            None => Ok(()),
-        }
-    }
-
-    /// The ingredients of a job and what is known of its tensor, for the orientations that targets serve.
-    fn kernels(
-        &mut self,
-        job: usize,
-        shape: Shape,
-        kernels: &[KernelKey; 2],
-        inputs: &[Option<TensorInput<B>>; 2],
-        targets: &[Target<B>],
-    ) -> Result<Usage, KernelError> {
-        let usage = |usage, target: &Target<B>| usage | target.spec.key.usage;
-        let served = targets.iter().fold(Usage::empty(), usage);
-        for orientation in Orientation::ALL {
-            let index = orientation as usize;
-            let serves = served.contains(orientation.usage());
-            let key = &kernels[index];
-            if serves {
-                ingredients(orientation, key)?;
-            }
-            let input = inputs[index].as_ref();
-            self.tensor(job, shape, orientation, (key, input), serves)?;
-        }
-        if slots_differ(self.backend, kernels, inputs, targets) {
-            return Err(KernelError::SlotsDiffer { job });
-        }
-        Ok(served)
-    }
-
-    fn targets(&mut self, job: usize, shape: Shape, targets: &[Target<B>]) -> Done {
-        targets.iter().try_for_each(|target| {
-            let Target { spec, form, bytes } = target;
-            let needed = match form {
-                None => spec.bytes(shape),
-                Some(_) => target.layout(shape)?.bytes(),
-            };
-            self.whole::<u8>(job, spec.key, bytes, needed, Mode::Write)
-        })
-    }
-
-    fn encode(&mut self, index: usize, job: &EncodeJob<B>) -> Done {
-        let (shape, kernels) = (job.shape, &job.kernels);
-        let served = self.kernels(index, shape, kernels, &job.tensor, &job.targets)?;
-        for orientation in served.orientations() {
-            let key = &kernels[orientation as usize];
-            if job.stochastic.is_some() && !is_stochastic(key) {
-                let element = key.element;
-                return Err(KernelError::Stochastic { element });
-            }
-        }
-        for target in &job.targets {
-            check_target(shape, kernels, target)?;
-        }
-        self.targets(index, shape, &job.targets)
     }
 
     fn amax(&mut self, index: usize, job: &AmaxJob<B>) -> Done {
@@ -309,82 +140,6 @@ impl<B: Backend> Planner<'_, B> {
             return missing(index, "an entry of the amax history");
         }
         self.whole::<f32>(index, "amax history", &job.history, window, Mode::Write)
-    }
-
-    fn flat(&mut self, index: usize, job: &FlatEncodeJob<B>) -> Done {
-        let all = elements(job.shape)?;
-        range("elements of a flat encode", job.start, job.len, all)?;
-        self.source(index, "source", &job.source, job.len)?;
-        let (shape, kernels) = (job.shape, &job.kernels);
-        let served = self.kernels(index, shape, kernels, &job.tensor, &job.targets)?;
-        for orientation in served.orientations() {
-            let key = &kernels[orientation as usize];
-            if key.hadamard {
-                let what = "a flat encode";
-                let remedy = "encode rows";
-                return Err(KernelError::Hadamard { what, remedy });
-            }
-            if RuleKind::of(key.scale) == RuleKind::FourOverSix {
-                return Err(KernelError::FlatChoice);
-            }
-        }
-        if let Some(flat) = &job.blocks {
-            for (i, part) in flat.blocks.iter().enumerate() {
-                self.blocks(index, "agreed block amaxes", job.shape, part, &flat.amaxes)?;
-                if flat.blocks[..i].iter().any(|p| p.block == part.block) {
-                    return Err(KernelError::BlocksTwice { block: part.block });
-                }
-            }
-        }
-        for target in &job.targets {
-            let Target { spec, bytes, .. } = target;
-            check_target(shape, kernels, target)?;
-            compact(target, "a flat encode")?;
-            let needed = match spec.key.part {
-                Part::Data if spec.axes[0] != Axis::Rows => {
-                    return Err(KernelError::FlatTransposed { key: spec.key });
-                }
-                // An empty range touches nothing, whatever its buffer is.
-                Part::Data if job.len == 0 => self.backend.len::<u8>(bytes),
-                Part::Data => touched(spec.code, job.start, job.len).len(),
-                Part::BlockScale | Part::DecodeScale | Part::Amax => spec.bytes(shape),
-            };
-            self.whole::<u8>(index, spec.key, bytes, needed, Mode::Write)?;
-            if spec.key.part.is_outer() {
-                continue;
-            }
-            if let Some(block) = kernel_of(kernels, spec.key.usage)?.1.block {
-                self.flat_blocks(index, job, block)?;
-            }
-        }
-        Ok(())
-    }
-
-    /// The agreed amaxes of blocks that a target needs.
-    fn flat_blocks(&self, index: usize, job: &FlatEncodeJob<B>, block: [usize; 2]) -> Done {
-        let mut parts = job.blocks.iter().flat_map(|flat| &flat.blocks);
-        if parts.any(|part| part.block == block) {
-            return Ok(());
-        }
-        let [rows, cols] = block;
-        missing(index, &format!("the agreed amaxes of {rows}x{cols} blocks"))
-    }
-
-    /// Notes a use of the amaxes of one kind of blocks in a vector.
-    fn blocks(
-        &mut self,
-        job: usize,
-        what: &'static str,
-        shape: Shape,
-        part: &BlockAmax,
-        vector: &B::Buffer<f32>,
-    ) -> Done {
-        let entries = block_entries(shape, part.block)?;
-        let len = self.backend.len::<f32>(vector);
-        match range(what, part.start, entries, len)?.last() {
-            Some(last) => self.entry(job, what, vector, last, Mode::Shared),
-            None => Ok(()),
-        }
     }
 
     fn decode(&mut self, index: usize, job: &DecodeJob<B>) -> Done {
@@ -564,35 +319,17 @@ impl<B: Backend> Planner<'_, B> {
     }
 }
 
-fn missing(job: usize, what: &str) -> Done {
-    Err(KernelError::Missing {
-        what: format!("{what} of job {job}"),
-    })
-}
-
-/// Elements of `shape`, whose sides are small enough to compute with.
-fn elements(shape: Shape) -> Result<usize, KernelError> {
-    shape.check()?;
-    Ok(shape.elements())
-}
-
-/// `start..start + count` of a buffer of `len` entries.
-pub(crate) fn range(
-    what: &'static str,
-    start: usize,
-    count: usize,
-    len: usize,
-) -> Result<Range<usize>, KernelError> {
-    match start.checked_add(count) {
-        Some(end) if end <= len => Ok(start..end),
-        end => {
-            let end = end.unwrap_or(usize::MAX);
-            Err(KernelError::Range {
-                what,
-                start,
-                end,
-                len,
-            })
-        }
-    }
+/// Whether `from` has an entry for every entry of `to`.
+fn covers(from: &ScaleLayout, to: &ScaleLayout) -> bool {
+    let [rows, cols] = to.entries();
+    let Some(last) = rows.checked_sub(1).zip(cols.checked_sub(1)) else {
+        return true;
+    };
+    let [row, col] = to.element(last.0, last.1);
+    let (tile, entries) = (from.tile(), from.entries());
+    let at = match from.axes()[0] {
+        Axis::Rows => [row / tile[0], col / tile[1]],
+        Axis::Cols => [col / tile[0], row / tile[1]],
+    };
+    at[0] < entries[0] && at[1] < entries[1]
 }

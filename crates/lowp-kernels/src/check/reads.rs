@@ -4,17 +4,18 @@ use crate::{Backend, Work};
 
 /// What work reads of the scalars of a step; the rest may be anything.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Reads {
+pub struct Reads {
     /// Whether the run changes anything. Only what makes scalars does not ask.
-    pub(crate) skip: bool,
+    pub skip: bool,
     /// The random numbers of the run.
-    pub(crate) random: bool,
+    pub random: bool,
     /// So many parameter groups and, if there are any, the factor of gradients.
-    pub(crate) groups: usize,
+    pub groups: usize,
 }
 
 impl Reads {
-    pub(crate) fn of<B: Backend>(work: &Work<B>) -> Self {
+    /// What `work` reads.
+    pub fn of<B: Backend>(work: &Work<B>) -> Self {
         let mut reads = Self {
             skip: !matches!(work, Work::StepScalars(_)),
             ..Self::default()
@@ -33,7 +34,6 @@ impl Reads {
     }
 
     /// Where it lies in [`crate::StepScalars::to_bytes`] (docs/numerics.md 12.8).
-    #[cfg(any(feature = "cuda", test))]
     fn ranges(self) -> impl Iterator<Item = std::ops::Range<usize>> {
         let bytes = crate::StepScalars::bytes;
         let groups = bytes(0)..bytes(self.groups);
@@ -48,8 +48,7 @@ impl Reads {
     }
 
     /// Whether scalars that lie in `there` serve a run with those of `wanted`.
-    #[cfg(any(feature = "cuda", test))]
-    pub(crate) fn served(self, there: &[u8], wanted: &[u8]) -> bool {
+    pub fn served(self, there: &[u8], wanted: &[u8]) -> bool {
         let mut ranges = self.ranges();
         ranges.all(|range| {
             there

@@ -1,7 +1,7 @@
 //! The check of jobs that make the scalars of a step.
 
 use super::access::Mode;
-use super::{Done, Planner, missing, range};
+use super::planner::{Done, Planner, missing, range};
 use crate::{Backend, GradPart, StepCounts, StepReport, StepScalars, StepScalarsJob};
 
 impl<B: Backend> Planner<'_, B> {

@@ -5,7 +5,7 @@ use smallvec::SmallVec;
 
 use super::Cpu;
 use crate::EncodeJob;
-use crate::check::target::{filled_by, share_pass};
+use crate::check::encode::{filled_by, share_pass};
 
 /// Rows of a tile, at least, in bytes of a transposed output: whole cache lines.
 const TILE_BYTES: usize = 64;

@@ -17,6 +17,8 @@ use crate::{AdamwJob, Backend, EncodeJob, KernelError, RepackJob, StepScalars, T
 pub struct CpuPlan {
     planned: Arc<Planned>,
     isa: Isa,
+    /// Elements of a plan from which decodes write past the caches.
+    streamed: usize,
 }
 
 #[derive(Debug)]
@@ -81,13 +83,18 @@ impl CpuPlan {
         Ok(Self {
             planned: Arc::new(planned),
             isa: Isa::best(),
+            streamed: generic::decode::STREAMED,
         })
     }
 
-    /// The same plan for another instruction set.
-    #[cfg(test)]
-    pub(crate) fn with_isa(self, isa: Isa) -> Self {
-        Self { isa, ..self }
+    /// The same plan for another instruction set, and of decodes that write past the caches from `streamed` elements on.
+    #[doc(hidden)]
+    pub fn varied(self, isa: Isa, streamed: usize) -> Self {
+        Self {
+            isa,
+            streamed,
+            ..self
+        }
     }
 
     /// Checks that scalars of `given` parameter groups are enough.
@@ -110,6 +117,7 @@ impl CpuPlan {
             isa: self.isa,
             scalars,
             elements: plan.elements,
+            streamed: self.streamed,
         };
         let mut locked = plan.access.lock()?;
         let views = &mut locked.views();

@@ -2,7 +2,7 @@
 
 #![expect(
     unsafe_code,
-    reason = "allocates and copies device memory, and wraps memory of other libraries"
+    reason = "copies device memory, and wraps memory of other libraries"
 )]
 
 use std::any::Any;
@@ -11,12 +11,14 @@ use std::marker::PhantomData;
 use std::ops::Range;
 use std::sync::Arc;
 
-use cudarc::driver::{CudaStream, result, sys};
+use cudarc::driver::result;
 
-use super::cleanup::Cleanup;
-use super::device::{Cuda, Device};
-use super::host::Lender;
-use super::{capture, deferred, failed, host};
+use super::device::Device;
+use super::driver::failed;
+use super::handle::Cuda;
+use super::host_pool::Lender;
+use super::memory::Memory;
+use super::{capture, host};
 use crate::host::zeroed;
 use crate::{DeviceBuffer, Element, KernelError, Pending};
 
@@ -29,97 +31,6 @@ pub struct CudaBuffer<T> {
     /// `None` for no entries.
     memory: Option<Arc<Memory>>,
     entry: PhantomData<fn() -> T>,
-}
-
-/// Device memory, freed or given back with its last handle.
-pub(super) struct Memory {
-    pub(super) pointer: u64,
-    device: Arc<Device>,
-    owner: Owner,
-}
-
-enum Owner {
-    /// Allocated here, in the order of this stream.
-    Stream(Arc<CudaStream>),
-    /// Someone else's, kept alive by what they gave us; `None` once that is given back.
-    Other(Option<deferred::Owner>),
-}
-
-impl Memory {
-    /// `bytes` bytes of zeros, ready for work of `cuda`.
-    pub(super) fn zeros(cuda: &Cuda, bytes: usize) -> Result<Self, KernelError> {
-        // What is given back to others may be what there is no room for.
-        cuda.device().reap();
-        cuda.bind()?;
-        let stream = cuda.queue.stream.cu_stream();
-        // SAFETY: the stream is alive; the result is checked.
-        let pointer = unsafe { result::malloc_async(stream, bytes) };
-        let pointer = pointer.map_err(|error| match error.0 {
-            sys::CUresult::CUDA_ERROR_OUT_OF_MEMORY => KernelError::no_memory::<u8>(bytes),
-            _ => failed("cuMemAllocAsync")(error),
-        })?;
-        let memory = Self {
-            pointer,
-            device: Arc::clone(cuda.device()),
-            owner: Owner::Stream(Arc::clone(&cuda.queue.stream)),
-        };
-        // SAFETY: the memory has `bytes` bytes and is used in the order of the stream.
-        let zeroed = unsafe { result::memset_d8_async(memory.pointer, 0, bytes, stream) };
-        zeroed.map_err(failed("cuMemsetD8Async"))?;
-        Ok(memory)
-    }
-
-    /// Copies `values` to address `pointer` and waits.
-    ///
-    /// # Safety
-    /// `pointer` must lie in the memory, with room for the values.
-    pub(super) unsafe fn upload<T>(
-        &self,
-        cuda: &Cuda,
-        pointer: u64,
-        values: &[T],
-    ) -> Result<(), KernelError> {
-        cuda.bind()?;
-        // SAFETY: the caller's promise; the values outlive the copy, which is waited for.
-        let copied =
-            unsafe { result::memcpy_htod_async(pointer, values, cuda.queue.stream.cu_stream()) };
-        let done = cuda.finish();
-        copied.map_err(failed("cuMemcpyHtoDAsync"))?;
-        done
-    }
-}
-
-impl fmt::Debug for Memory {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Memory({:#x})", self.pointer)
-    }
-}
-
-impl Drop for Memory {
-    fn drop(&mut self) {
-        let device = &self.device;
-        match &mut self.owner {
-            Owner::Stream(stream) => {
-                let cleanup = Cleanup::begin(&device.context);
-                // A destructor cannot report; a failing device reports at the next call. Memory that
-                // might still be used is leaked rather than freed.
-                let ready =
-                    device.context.bind_to_thread().is_ok() && device.gather(stream).is_ok();
-                if ready {
-                    // SAFETY: allocated by `zeros`, freed once, behind the work of every stream.
-                    let freed = unsafe { result::free_async(self.pointer, stream.cu_stream()) };
-                    device.context.record_err(freed);
-                }
-                drop(cleanup);
-            }
-            Owner::Other(owner) => {
-                if let Some(owner) = owner.take() {
-                    device.release(owner);
-                }
-            }
-        }
-        device.reap();
-    }
 }
 
 impl<T: Element> CudaBuffer<T> {
@@ -151,11 +62,7 @@ impl<T: Element> CudaBuffer<T> {
             return Err(KernelError::Misaligned { pointer, size });
         }
         cuda.device().reap();
-        let memory = Memory {
-            pointer,
-            device: Arc::clone(cuda.device()),
-            owner: Owner::Other(Some(Box::new(owner))),
-        };
+        let memory = Memory::of(cuda.device(), pointer, Box::new(owner));
         Ok(Self {
             start: 0,
             len,
@@ -170,7 +77,10 @@ impl<T: Element> CudaBuffer<T> {
         let bytes = bytes.ok_or_else(|| KernelError::no_memory::<T>(len))?;
         let memory = match len {
             0 => None,
-            _ => Some(Arc::new(Memory::zeros(cuda, bytes)?)),
+            _ => {
+                let memory = Memory::zeros(cuda.device(), &cuda.queue.stream, bytes)?;
+                Some(Arc::new(memory))
+            }
         };
         Ok(Self {
             start: 0,
@@ -263,7 +173,7 @@ impl<T: Element> CudaBuffer<T> {
             return Ok(());
         }
         cuda.bind()?;
-        let stream = capture::stream_of(&cuda.queue)?;
+        let stream = cuda.queue.current()?;
         capture::keep(|| (self.clone(), from.clone()));
         let (to, from) = (self.at(0), from.at(0));
         let bytes = self.len * size_of::<T>();
@@ -277,7 +187,7 @@ impl<T: Element> CudaBuffer<T> {
             return Ok(());
         }
         cuda.bind()?;
-        let stream = capture::stream_of(&cuda.queue)?;
+        let stream = cuda.queue.current()?;
         capture::keep(|| self.clone());
         let bytes = self.len * size_of::<T>();
         // SAFETY: the buffer has this many bytes.
@@ -342,7 +252,7 @@ impl<T: Element> DeviceBuffer<T> for CudaBuffer<T> {
             let raw = stream.cu_stream();
             // SAFETY: the buffer has as many entries; the copy is waited for before `values` is free.
             let copied = unsafe { result::memcpy_dtoh_async(&mut values, self.at(0), raw) };
-            let done = device.finish(&stream);
+            let done = device.events.finish(&stream);
             copied.map_err(failed("cuMemcpyDtoHAsync"))?;
             done.map_err(failed("cuStreamSynchronize"))?;
         }

@@ -9,12 +9,9 @@ use std::cell::RefCell;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use cudarc::driver::{CudaStream, sys};
+use cudarc::driver::{CudaContext, CudaStream, sys};
 
-use super::device::Cuda;
-use super::event::CudaEvent;
-use super::failed;
-use super::queue::Queue;
+use super::driver::failed;
 use crate::KernelError;
 
 /// Names a capture in this process.
@@ -23,36 +20,65 @@ pub(super) type Id = u64;
 /// What a graph holds: plans and buffers.
 pub(super) type Kept = Box<dyn Any + Send + Sync>;
 
+/// A stream, with a number that no other stream of a handle has in this process.
+#[derive(Clone)]
+pub(super) struct Numbered {
+    pub(super) number: u64,
+    pub(super) stream: Arc<CudaStream>,
+}
+
 struct Capture {
     id: Id,
-    /// The handle that captures.
-    origin: Cuda,
-    /// Numbers of queues, and the streams that stand for theirs.
-    streams: Vec<(u64, Arc<CudaStream>)>,
+    /// The stream of the handle that captures, and launches the graph.
+    origin: Numbered,
+    /// What stands for the streams that take part, with their numbers.
+    stands: Vec<Numbered>,
     kept: Vec<Kept>,
+}
+
+/// The capture of this thread, as a stream sees it.
+pub(super) struct Inside {
+    pub(super) id: Id,
+    /// The stream that launches the graph.
+    pub(super) origin: Numbered,
+    /// What stands for the stream, if it takes part.
+    pub(super) stand: Option<Arc<CudaStream>>,
 }
 
 thread_local! {
     static CAPTURE: RefCell<Option<Capture>> = const { RefCell::new(None) };
 }
 
-/// Begins a capture by `cuda` in this thread.
-pub(super) fn begin(cuda: &Cuda) -> Result<Arc<CudaStream>, KernelError> {
+/// Begins a capture by the handle of `origin` in this thread.
+pub(super) fn begin(
+    context: &Arc<CudaContext>,
+    origin: &Numbered,
+) -> Result<Arc<CudaStream>, KernelError> {
     static NEXT: AtomicU64 = AtomicU64::new(0);
     not_in("a capture")?;
-    let stream = cuda.device().context.new_stream();
-    let stream = stream.map_err(failed("cuStreamCreate"))?;
+    let stream = context.new_stream().map_err(failed("cuStreamCreate"))?;
     let mode = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL;
     stream
         .begin_capture(mode)
         .map_err(failed("cuStreamBeginCapture"))?;
     CAPTURE.set(Some(Capture {
         id: NEXT.fetch_add(1, Ordering::Relaxed),
-        origin: cuda.clone(),
-        streams: vec![(cuda.queue.number, Arc::clone(&stream))],
+        origin: origin.clone(),
+        stands: Vec::new(),
         kept: Vec::new(),
     }));
+    join(origin.number, &stream);
     Ok(stream)
+}
+
+/// Has `stand` stand for the stream `number` in the capture of this thread.
+pub(super) fn join(number: u64, stand: &Arc<CudaStream>) {
+    let stream = Arc::clone(stand);
+    CAPTURE.with_borrow_mut(|capture| {
+        if let Some(capture) = capture {
+            capture.stands.push(Numbered { number, stream });
+        }
+    });
 }
 
 /// Ends the capture of this thread. What its graph must hold, and the streams, which must live until the driver
@@ -61,7 +87,7 @@ pub(super) fn end() -> (Vec<Kept>, Vec<Arc<CudaStream>>) {
     let Some(capture) = CAPTURE.take() else {
         return (Vec::new(), Vec::new());
     };
-    let streams = capture.streams.into_iter().map(|(_, stream)| stream);
+    let streams = capture.stands.into_iter().map(|stand| stand.stream);
     (capture.kept, streams.collect())
 }
 
@@ -86,76 +112,16 @@ pub(super) fn keep<T: Any + Send + Sync>(what: impl FnOnce() -> T) {
     });
 }
 
-/// The handle that captures, and launches the graph; `cuda` where this thread does not capture.
-pub(super) fn origin(cuda: &Cuda) -> Cuda {
+/// The capture of this thread, as the stream `number` sees it.
+pub(super) fn seen_by(number: u64) -> Option<Inside> {
     CAPTURE.with_borrow(|capture| {
-        let capture = capture.as_ref();
-        capture.map_or(cuda, |capture| &capture.origin).clone()
-    })
-}
-
-/// Where this thread gives work of `queue` to: its stream, or what stands for it in a capture.
-pub(super) fn stream_of(queue: &Queue) -> Result<Arc<CudaStream>, KernelError> {
-    CAPTURE.with_borrow(|capture| match capture {
-        None => Ok(Arc::clone(&queue.stream)),
-        Some(capture) => capture.stream(queue).ok_or(KernelError::InCapture {
-            what: "work of a stream that does not wait for the one that captures",
-        }),
-    })
-}
-
-impl Capture {
-    fn stream(&self, queue: &Queue) -> Option<Arc<CudaStream>> {
-        let mut streams = self.streams.iter();
-        let found = streams.find(|(number, _)| *number == queue.number);
-        found.map(|(_, stream)| Arc::clone(stream))
-    }
-}
-
-/// The point behind what `queue` was given so far: within the capture where it takes part.
-pub(super) fn record(queue: &Queue) -> Result<CudaEvent, KernelError> {
-    let inside = CAPTURE.with_borrow(|capture| {
         let capture = capture.as_ref()?;
-        Some((capture.stream(queue)?, capture.id))
-    });
-    match inside {
-        Some((stream, id)) => CudaEvent::record(&queue.device, &stream, Some(id)),
-        None => CudaEvent::record(&queue.device, &queue.stream, None),
-    }
-}
-
-/// Makes later work of `queue` follow `event`. A queue that waits for a point of the capture takes part in it.
-/// What the graph follows and is not part of it (an event from before, the earlier work of a queue that takes
-/// part), the stream that launches it follows from now on.
-pub(super) fn wait(queue: &Queue, event: &CudaEvent) -> Result<(), KernelError> {
-    CAPTURE.with_borrow_mut(|capture| {
-        let Some(capture) = capture else {
-            return match event.capture() {
-                None => event.hold(&queue.stream),
-                Some(_) => Err(over()),
-            };
-        };
-        match (event.capture(), capture.stream(queue)) {
-            (Some(id), _) if id != capture.id => Err(over()),
-            (Some(_), Some(stream)) => event.hold(&stream),
-            (Some(_), None) => {
-                let earlier = CudaEvent::record(&queue.device, &queue.stream, None)?;
-                earlier.hold(&capture.origin.queue.stream)?;
-                let stream = queue.device.context.new_stream();
-                let stream = stream.map_err(failed("cuStreamCreate"))?;
-                let stands = (queue.number, Arc::clone(&stream));
-                capture.streams.push(stands);
-                event.hold(&stream)
-            }
-            (None, Some(_)) => event.hold(&capture.origin.queue.stream),
-            // A stream apart from the capture.
-            (None, None) => event.hold(&queue.stream),
-        }
+        let mut stands = capture.stands.iter();
+        let stand = stands.find(|stand| stand.number == number);
+        Some(Inside {
+            id: capture.id,
+            origin: capture.origin.clone(),
+            stand: stand.map(|stand| Arc::clone(&stand.stream)),
+        })
     })
-}
-
-fn over() -> KernelError {
-    KernelError::InCapture {
-        what: "waiting for a point of another capture",
-    }
 }

@@ -1,12 +1,13 @@
 //! [`CudaEvent`]: a point in a stream's work.
 
 use std::fmt;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 
-use cudarc::driver::{CudaContext, CudaEvent as DriverEvent, CudaStream};
+use cudarc::driver::{CudaEvent as DriverEvent, CudaStream};
 
+use super::capture;
 use super::device::Device;
-use super::{capture, failed};
+use super::driver::failed;
 use crate::KernelError;
 
 /// A point in the work of a stream ([`crate::Backend::record`]). Cloning clones the handle.
@@ -31,7 +32,7 @@ impl CudaEvent {
         capture: Option<capture::Id>,
     ) -> Result<Self, KernelError> {
         let point = Point {
-            event: Some(device.events.record(&device.context, stream)?),
+            event: Some(device.events.record(stream)?),
             device: Arc::clone(device),
             capture,
         };
@@ -75,7 +76,7 @@ impl CudaEvent {
     pub fn synchronize(&self) -> Result<(), KernelError> {
         self.outside()?;
         let event = self.point.event.as_ref();
-        event.map_or(Ok(()), |event| self.device().wait(event))
+        event.map_or(Ok(()), |event| self.device().events.wait(event))
     }
 
     fn outside(&self) -> Result<(), KernelError> {
@@ -101,37 +102,5 @@ impl Drop for Point {
 impl fmt::Debug for CudaEvent {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "CudaEvent(device {})", self.device().context.ordinal())
-    }
-}
-
-/// Events of the driver that nobody holds: making one costs more than recording it.
-#[derive(Default)]
-pub(super) struct EventPool {
-    free: Mutex<Vec<DriverEvent>>,
-}
-
-impl EventPool {
-    /// An event at the point behind what `stream` was given so far.
-    pub(super) fn record(
-        &self,
-        context: &Arc<CudaContext>,
-        stream: &CudaStream,
-    ) -> Result<DriverEvent, KernelError> {
-        let free = self.lock().pop();
-        let event = match free {
-            Some(event) => event,
-            None => context.new_event(None).map_err(failed("cuEventCreate"))?,
-        };
-        event.record(stream).map_err(failed("cuEventRecord"))?;
-        Ok(event)
-    }
-
-    /// Takes back an event that nobody waits for any more.
-    pub(super) fn give_back(&self, event: DriverEvent) {
-        self.lock().push(event);
-    }
-
-    fn lock(&self) -> MutexGuard<'_, Vec<DriverEvent>> {
-        self.free.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

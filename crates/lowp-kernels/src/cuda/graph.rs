@@ -8,8 +8,8 @@ use std::sync::{Arc, Mutex};
 use cudarc::driver::{DriverError, result, sys};
 
 use super::capture::{self, Kept};
-use super::device::Cuda;
-use super::failed;
+use super::driver::failed;
+use super::handle::Cuda;
 use crate::KernelError;
 
 /// Work that was captured ([`crate::Backend::capture`]): one call of the driver runs all of it. It holds the
@@ -58,7 +58,7 @@ impl CudaGraph {
             }
         }
         cuda.bind()?;
-        let stream = capture::begin(cuda)?;
+        let stream = capture::begin(&cuda.device().context, &cuda.queue.numbered())?;
         let mut end = End(Some(&stream));
         work()?;
         // Errors that destructors left for the next call must not keep the capture from its end.

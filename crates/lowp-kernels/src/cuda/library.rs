@@ -2,79 +2,21 @@
 
 #![expect(unsafe_code, reason = "loads kernels and launches them")]
 
-use std::ffi::{CString, c_void};
+use std::ffi::c_void;
 use std::fmt;
 
-use cudarc::driver::result::{self, DriverError};
-use cudarc::driver::sys;
+use cudarc::driver::result;
 
-use super::{Cuda, failed};
+use super::driver::failed;
+use super::handle::Cuda;
+use super::module::{CudaFunction, Loaded};
 use crate::KernelError;
-
-/// Fat binaries that are loaded, each with its name. Their owner unloads them, as it knows when nothing runs them any more.
-#[derive(Default)]
-pub(super) struct Loaded(Vec<(&'static str, sys::CUmodule)>);
-
-// SAFETY: handles of the driver, which any thread may use; they are not changed after loading.
-unsafe impl Send for Loaded {}
-// SAFETY: as above.
-unsafe impl Sync for Loaded {}
-
-impl Loaded {
-    /// Loads `image` as `unit` in the context of this thread.
-    ///
-    /// # Safety
-    /// The image is a whole fat binary, made by nvcc.
-    pub(super) unsafe fn add(
-        &mut self,
-        unit: &'static str,
-        image: &'static [u8],
-    ) -> Result<(), DriverError> {
-        // SAFETY: the caller's promise.
-        let module = unsafe { result::module::load_data(image.as_ptr().cast()) }?;
-        self.0.push((unit, module));
-        Ok(())
-    }
-
-    /// The kernel `name` of `unit`.
-    pub(super) fn function(
-        &self,
-        unit: &str,
-        name: &'static str,
-    ) -> Result<sys::CUfunction, KernelError> {
-        let missing = || KernelError::NotCompiled { kernel: name };
-        let mut units = self.0.iter();
-        let (_, module) = units
-            .find(|(other, _)| *other == unit)
-            .ok_or_else(missing)?;
-        let text = CString::new(name).map_err(|_| missing())?;
-        // SAFETY: the module is loaded, and stays so as long as `self`.
-        let function = unsafe { result::module::get_function(*module, text) };
-        function.map_err(|_| missing())
-    }
-
-    /// Unloads what is loaded, in the context of this thread, once nothing runs it; the results are those of each.
-    pub(super) fn unload(&mut self) -> impl Iterator<Item = Result<(), DriverError>> {
-        let loaded = std::mem::take(&mut self.0).into_iter();
-        // SAFETY: loaded once, unloaded once.
-        loaded.map(|(_, module)| unsafe { result::module::unload(module) })
-    }
-}
 
 /// Compiled kernels of another crate (by `lowp-nvcc`), for the stream of a [`Cuda`] handle. They are unloaded behind its work.
 pub struct CudaLibrary {
     cuda: Cuda,
     loaded: Loaded,
 }
-
-/// A kernel of a [`CudaLibrary`].
-#[derive(Clone, Copy, Debug)]
-pub struct CudaFunction(sys::CUfunction);
-
-// SAFETY: a handle of the driver, which any thread may use.
-unsafe impl Send for CudaFunction {}
-// SAFETY: as above.
-unsafe impl Sync for CudaFunction {}
 
 impl fmt::Debug for CudaLibrary {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -116,10 +58,8 @@ impl CudaLibrary {
     /// # Errors
     /// [`KernelError::NotCompiled`] where there is none.
     pub fn function(&self, unit: &str, name: &'static str) -> Result<CudaFunction, KernelError> {
-        let found = self
-            .cuda
-            .foreign_work(|| (), |_| self.loaded.function(unit, name))?;
-        Ok(CudaFunction(found))
+        self.cuda
+            .foreign_work(|| (), |_| self.loaded.function(unit, name))
     }
 
     /// Gives the stream a launch of `blocks` blocks of `threads` threads; `words` are the parameters, each from its lowest byte on.

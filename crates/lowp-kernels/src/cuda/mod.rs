@@ -15,8 +15,6 @@
 
 use std::ops::Range;
 
-use cudarc::driver::result;
-
 use crate::check::range;
 use crate::{Backend, Element, KernelError, Pending, StepScalars, Work};
 
@@ -25,14 +23,18 @@ mod capture;
 mod cleanup;
 mod deferred;
 mod device;
+mod driver;
 mod event;
-mod geometry;
+mod events;
 mod graph;
+mod handle;
 mod host;
-mod launch;
+mod host_pool;
 mod library;
-mod lower;
+mod memory;
 mod module;
+mod open;
+mod ops;
 mod plan;
 mod queue;
 mod registry;
@@ -40,12 +42,12 @@ mod step;
 mod table;
 
 pub use buffer::CudaBuffer;
-pub use device::{Cuda, CudaMark};
 pub use event::CudaEvent;
-#[cfg(test)]
-pub(crate) use geometry::ring::WIDE_TILES;
 pub use graph::CudaGraph;
-pub use library::{CudaFunction, CudaLibrary};
+pub use handle::{Cuda, CudaMark};
+pub use library::CudaLibrary;
+pub use module::CudaFunction;
+pub use ops::encode_ring::WIDE_TILES;
 pub use plan::CudaPlan;
 
 impl crate::sealed::Backend for Cuda {}
@@ -171,13 +173,13 @@ impl Backend for Cuda {
     }
 
     fn record(&self) -> Result<CudaEvent, KernelError> {
-        capture::record(&self.queue)
+        self.queue.record()
     }
 
     fn wait(&self, event: &CudaEvent) -> Result<(), KernelError> {
         let remedy = "wait for its work with `synchronize`";
         self.device().same(event.device(), "the event", remedy)?;
-        capture::wait(&self.queue, event)
+        self.queue.wait(event)
     }
 
     fn wait_for(&self, other: &Self) -> Result<(), KernelError> {
@@ -203,22 +205,5 @@ impl Backend for Cuda {
 
     fn launch(&self, graph: &CudaGraph) -> Result<(), KernelError> {
         graph.launch(self)
-    }
-}
-
-/// Names the driver call that failed.
-fn failed(call: &'static str) -> impl Fn(result::DriverError) -> KernelError {
-    move |error| {
-        let text = |text: Result<&std::ffi::CStr, _>| {
-            text.map_or("unknown error".to_owned(), |text: &std::ffi::CStr| {
-                text.to_string_lossy().into_owned()
-            })
-        };
-        let why = format!(
-            "{} ({})",
-            text(error.error_string()),
-            text(error.error_name())
-        );
-        KernelError::Device { call, why }
     }
 }

@@ -1,20 +1,27 @@
-//! [`CudaPlan`]: work as a table on the device.
+//! [`CudaPlan`]: work as a table on the device, and the launch of one kernel over it.
 
 #![expect(
     unsafe_code,
-    reason = "launches kernels whose memory the plan keeps alive"
+    reason = "launches kernels over a table of addresses, whose memory the plan keeps alive"
 )]
 
+use std::ffi::c_void;
 use std::sync::Arc;
 
-use super::buffer::{CudaBuffer, Memory};
-use super::device::{Cuda, Device};
-use super::launch::Launch;
-use super::table::{RunSum, Step, SumTotal};
-use super::{capture, lower, step};
+use cudarc::driver::{result, sys};
+
+use super::buffer::CudaBuffer;
+use super::device::Device;
+use super::driver::failed;
+use super::handle::Cuda;
+use super::memory::Memory;
+use super::module::{CudaFunction, Kernel};
+use super::ops::job::Job;
+use super::table::{Step, Tile, flags};
+use super::{capture, ops, step};
 use crate::check::reads::Reads;
 use crate::check::{Checked, check};
-use crate::{KernelError, StepScalars, SumSquaresJob, Work};
+use crate::{KernelError, StepScalars, Work};
 
 /// Work that was checked and put on the device once, and runs any number of times.
 ///
@@ -66,38 +73,30 @@ impl CudaPlan {
         }
         let mut scratch = None;
         let launch = match &work {
-            Work::Amax(jobs) => Launch::new(cuda, lower::amaxes(jobs)),
-            Work::History(jobs) => Launch::new(cuda, jobs.iter().map(lower::history).collect()),
-            Work::Encode(jobs) => Launch::new(cuda, all(jobs, |job| lower::encode(cuda, job))?),
+            Work::Amax(jobs) => Launch::new(cuda, ops::amax::jobs(jobs)),
+            Work::History(jobs) => Launch::each(cuda, jobs, |job| Ok([ops::history::job(job)])),
+            Work::Encode(jobs) => Launch::each(cuda, jobs, |job| ops::encode::jobs(cuda, job)),
             Work::FlatEncode(jobs) => {
-                Launch::new(cuda, all(jobs, |job| lower::flat_encode(cuda, job))?)
+                Launch::each(cuda, jobs, |job| ops::flat_encode::jobs(cuda, job))
             }
-            Work::Decode(jobs) => Launch::new(cuda, jobs.iter().map(lower::decode).collect()),
-            Work::Transpose(jobs) => Launch::new(cuda, jobs.iter().map(lower::transpose).collect()),
-            Work::Repack(jobs) => Launch::new(cuda, jobs.iter().map(lower::repack).collect()),
+            Work::Decode(jobs) => Launch::each(cuda, jobs, |job| Ok([ops::decode::job(job)])),
+            Work::Transpose(jobs) => Launch::each(cuda, jobs, |job| Ok([ops::transpose::job(job)])),
+            Work::Repack(jobs) => Launch::each(cuda, jobs, |job| Ok([ops::repack::job(job)])),
             Work::Interleave(jobs) => {
-                let rows = jobs.iter().flat_map(lower::interleave).collect();
-                Launch::new(cuda, rows)
+                Launch::each(cuda, jobs, |job| Ok(ops::interleave::jobs(job)))
             }
-            Work::Adamw(jobs) => {
-                let rows = jobs
-                    .iter()
-                    .map(|job| lower::adamw(cuda, job))
-                    .collect::<Result<_, _>>()?;
-                Launch::new(cuda, rows)
-            }
+            Work::Adamw(jobs) => Launch::each(cuda, jobs, |job| Ok([ops::adamw::job(cuda, job)?])),
             Work::SumSquares(jobs) if jobs.is_empty() => Ok(None),
             Work::SumSquares(jobs) => {
-                let (memory, queue) = (sum_scratch(cuda, jobs)?, cuda.queue.number);
-                let rows = sum_rows(jobs, memory.pointer);
+                let (jobs, memory) = ops::sum_squares::jobs(cuda, jobs)?;
+                let queue = cuda.queue.number;
                 scratch = Some(Scratch { memory, queue });
-                Launch::new(cuda, rows)
+                Launch::new(cuda, jobs)
             }
-            Work::Sum(jobs) => Launch::new(cuda, jobs.iter().map(lower::sum).collect()),
-            Work::Convert(jobs) => Launch::new(cuda, jobs.iter().map(lower::convert).collect()),
+            Work::Sum(jobs) => Launch::each(cuda, jobs, |job| Ok([ops::sum::sum(job)])),
+            Work::Convert(jobs) => Launch::each(cuda, jobs, |job| Ok([ops::sum::convert(job)])),
             Work::StepScalars(jobs) => {
-                let rows = jobs.iter().map(lower::step_scalars);
-                Launch::new(cuda, rows.collect::<Result<_, _>>()?)
+                Launch::each(cuda, jobs, |job| Ok([ops::step_scalars::job(job)?]))
             }
         }?;
         let planned = Planned {
@@ -123,17 +122,17 @@ impl CudaPlan {
         cuda.queue.step.with(stream, needed, |step| {
             // SAFETY: the step's memory is that of the handle, and freed behind its work; what the
             // plan holds is freed behind the work of every stream.
-            unsafe { self.enqueue(cuda, stream.cu_stream(), step) }
+            unsafe { self.enqueue(stream.cu_stream(), step) }
         })
     }
 
     /// Adds the work to the capture of this thread. It gets the scalars of now at every launch.
     fn record(&self, cuda: &Cuda, scalars: &StepScalars) -> Result<(), KernelError> {
-        let stream = capture::stream_of(&cuda.queue)?;
+        let stream = cuda.queue.current()?;
         // On the stream that launches the graph, whichever this one is.
-        let memory = step::constant(&capture::origin(cuda), scalars)?;
+        let memory = step::constant(cuda.device(), &cuda.queue.origin().stream, scalars)?;
         // SAFETY: nothing runs yet; the graph keeps the plan and the scalars.
-        unsafe { self.enqueue(cuda, stream.cu_stream(), memory.pointer)? };
+        unsafe { self.enqueue(stream.cu_stream(), memory.pointer)? };
         capture::keep(|| (self.clone(), memory));
         Ok(())
     }
@@ -156,10 +155,10 @@ impl CudaPlan {
             return Err(KernelError::Misaligned { pointer, size });
         }
         cuda.bind()?;
-        let stream = capture::stream_of(&cuda.queue)?;
+        let stream = cuda.queue.current()?;
         // SAFETY: the buffer holds a step of enough groups, and like what the plan holds it is freed
         // behind the work of every stream.
-        unsafe { self.enqueue(cuda, stream.cu_stream(), pointer)? };
+        unsafe { self.enqueue(stream.cu_stream(), pointer)? };
         capture::keep(|| (self.clone(), scalars.clone()));
         Ok(())
     }
@@ -182,7 +181,7 @@ impl CudaPlan {
             .same(device, "the plan", "plan the work on each")?;
         match &self.planned.scratch {
             Some(Scratch { queue, .. })
-                if [cuda, &capture::origin(cuda)].map(|cuda| cuda.queue.number) != [*queue; 2] =>
+                if [cuda.queue.number, cuda.queue.origin().number] != [*queue; 2] =>
             {
                 Err(KernelError::OtherHandle)
             }
@@ -192,48 +191,140 @@ impl CudaPlan {
 
     /// # Safety
     /// As [`Launch::enqueue`]; the plan answers for its buffers.
-    pub(super) unsafe fn enqueue(
-        &self,
-        cuda: &Cuda,
-        stream: cudarc::driver::sys::CUstream,
-        step: u64,
-    ) -> Result<(), KernelError> {
+    unsafe fn enqueue(&self, stream: sys::CUstream, step: u64) -> Result<(), KernelError> {
         match &self.planned.launch {
             // SAFETY: the caller's promise.
-            Some(launch) => unsafe { launch.enqueue(cuda, stream, step) },
+            Some(launch) => unsafe { launch.enqueue(stream, step) },
             None => Ok(()),
         }
     }
 }
 
-fn all<T, J>(
-    jobs: &[T],
-    lower: impl Fn(&T) -> Result<Vec<J>, KernelError>,
-) -> Result<Vec<J>, KernelError> {
-    let mut rows = Vec::new();
-    for job in jobs {
-        rows.extend(lower(job)?);
+/// A kernel over a table that stays on the device.
+#[derive(Debug)]
+struct Launch {
+    kernel: Kernel,
+    function: CudaFunction,
+    blocks: u32,
+    tiles: u64,
+    jobs: u64,
+    /// Tiles, then jobs.
+    #[expect(dead_code, reason = "held: `tiles` and `jobs` point into it")]
+    table: Memory,
+}
+
+impl Launch {
+    /// Lays `jobs` out and puts them on the device; `None` if there is nothing to do.
+    fn new<J: Job>(cuda: &Cuda, mut jobs: Vec<J>) -> Result<Option<Self>, KernelError> {
+        jobs.iter_mut().for_each(Job::lay_out);
+        J::lay_out_together(&mut jobs);
+        let kernel = J::kernel(&jobs);
+        let tiles = tile_table(&jobs).ok_or(KernelError::TooManyTiles {
+            kernel: kernel.name,
+        })?;
+        if tiles.is_empty() {
+            return Ok(None);
+        }
+        let function = cuda.device().modules.function(&kernel)?;
+        let blocks = tiles.len() as u32;
+        // Jobs have 8-byte fields.
+        let jobs_at = (tiles.len() * size_of::<Tile>()).next_multiple_of(align_of::<J>().max(16));
+        let stream = &cuda.queue.stream;
+        let table = Memory::zeros(cuda.device(), stream, jobs_at + jobs.len() * size_of::<J>())?;
+        let jobs_pointer = table.pointer + jobs_at as u64;
+        // SAFETY: both lie within the memory that was just allocated for them, one after the other.
+        unsafe {
+            table.upload(stream, table.pointer, &tiles)?;
+            table.upload(stream, jobs_pointer, &jobs)?;
+        }
+        Ok(Some(Self {
+            kernel,
+            function,
+            blocks,
+            tiles: table.pointer,
+            jobs: jobs_pointer,
+            table,
+        }))
     }
-    Ok(rows)
+
+    /// The same for what `fill` makes of each of `jobs`.
+    fn each<T, J: Job, I: IntoIterator<Item = J>>(
+        cuda: &Cuda,
+        jobs: &[T],
+        fill: impl Fn(&T) -> Result<I, KernelError>,
+    ) -> Result<Option<Self>, KernelError> {
+        let mut filled = Vec::new();
+        for job in jobs {
+            filled.extend(fill(job)?);
+        }
+        Self::new(cuda, filled)
+    }
+
+    /// Gives the launch to `stream`, with the scalars at `step`.
+    ///
+    /// # Safety
+    /// The buffers that the jobs point to, this launch and `step` must live until the work is done;
+    /// `stream` must be of the device of the plan.
+    unsafe fn enqueue(&self, stream: sys::CUstream, step: u64) -> Result<(), KernelError> {
+        let (mut tiles, mut jobs, mut step, mut honor_skip) =
+            (self.tiles, self.jobs, step, flags::HONOR_SKIP);
+        let mut parameters: [*mut c_void; 4] = [
+            (&raw mut tiles).cast(),
+            (&raw mut jobs).cast(),
+            (&raw mut step).cast(),
+            (&raw mut honor_skip).cast(),
+        ];
+        // SAFETY: the parameters are those of every kernel (`table`) and are read before the call
+        // returns; for what they point to the caller answers.
+        let launched = unsafe {
+            result::launch_kernel(
+                self.function.0,
+                (self.blocks, 1, 1),
+                (self.kernel.threads, 1, 1),
+                self.kernel.shared_bytes,
+                stream,
+                &mut parameters,
+            )
+        };
+        launched.map_err(failed("cuLaunchKernel"))
+    }
 }
 
-/// Sums of runs of all jobs, totals of jobs, and the counter of jobs.
-fn sum_scratch(cuda: &Cuda, jobs: &[SumSquaresJob<Cuda>]) -> Result<Memory, KernelError> {
-    let runs: usize = jobs.iter().map(lower::runs).sum();
-    let bytes = runs * size_of::<RunSum>() + jobs.len() * size_of::<SumTotal>() + 8;
-    Memory::zeros(cuda, bytes)
+/// The tiles of all jobs, in order; `None` where there are more than a launch has blocks, which is 2^31 - 1.
+fn tile_table<J: Job>(jobs: &[J]) -> Option<Vec<Tile>> {
+    let total = jobs
+        .iter()
+        .try_fold(0u64, |sum, job| sum.checked_add(job.tiles()))?;
+    let mut tiles = Vec::with_capacity(i32::try_from(total).ok()? as usize);
+    for (job, desc) in jobs.iter().enumerate() {
+        let job = u32::try_from(job).ok()?;
+        let count = u32::try_from(desc.tiles()).ok()?;
+        tiles.extend((0..count).map(|index| Tile { job, index }));
+    }
+    if J::BACKWARDS {
+        tiles.reverse();
+    }
+    Some(tiles)
 }
 
-fn sum_rows(jobs: &[SumSquaresJob<Cuda>], scratch: u64) -> Vec<super::table::SumSquares> {
-    let runs: usize = jobs.iter().map(lower::runs).sum();
-    let totals = scratch + (runs * size_of::<RunSum>()) as u64;
-    let state = totals + (jobs.len() * size_of::<SumTotal>()) as u64;
-    let mut runs = scratch;
-    jobs.iter()
-        .map(|job| {
-            let row = lower::sum_squares(job, jobs.len(), [runs, totals, state]);
-            runs += (lower::runs(job) * size_of::<RunSum>()) as u64;
-            row
-        })
-        .collect()
+#[cfg(test)]
+mod tests {
+    use super::super::table::Sum;
+    use super::*;
+
+    #[test]
+    fn a_table_has_every_tile_of_every_job() {
+        let jobs = [(0, 8192), (0, 0), (8, 8193)].map(|(from, len)| {
+            let mut job = Sum {
+                from,
+                len,
+                ..Sum::default()
+            };
+            job.lay_out();
+            job
+        });
+        let tiles = tile_table(&jobs).expect("few tiles");
+        let found: Vec<_> = tiles.iter().map(|tile| (tile.job, tile.index)).collect();
+        assert_eq!(found, [(0, 0), (2, 0), (2, 1)]);
+    }
 }

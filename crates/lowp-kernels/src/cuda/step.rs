@@ -10,11 +10,12 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use cudarc::driver::{CudaEvent, CudaStream, result};
 
-use super::buffer::Memory;
 use super::cleanup::Cleanup;
-use super::device::{Cuda, Device};
+use super::device::Device;
+use super::driver::failed;
+use super::host;
+use super::memory::Memory;
 use super::table::{AdamGroup, Step};
-use super::{failed, host};
 use crate::check::reads::Reads;
 use crate::{KernelError, StepScalars};
 
@@ -42,7 +43,6 @@ struct Ring {
     /// What the device has, or will have at this point of the stream.
     written: Vec<u8>,
     /// How often it was written.
-    #[cfg(test)]
     changes: u64,
 }
 
@@ -51,10 +51,8 @@ unsafe impl Send for Ring {}
 
 impl StepMemory {
     pub(super) fn new(device: &Arc<Device>) -> Result<Self, KernelError> {
+        device.bind()?;
         let context = &device.context;
-        context
-            .bind_to_thread()
-            .map_err(failed("cuCtxSetCurrent"))?;
         // SAFETY: results are checked; both are freed when this is dropped.
         let pointer = unsafe { result::malloc_sync(BYTES) }.map_err(failed("cuMemAlloc"))?;
         // SAFETY: as above.
@@ -72,7 +70,6 @@ impl StepMemory {
                 next: 0,
                 done: [const { None }; SLOTS],
                 written: Vec::new(),
-                #[cfg(test)]
                 changes: 0,
             }),
         })
@@ -87,10 +84,7 @@ impl StepMemory {
     ) -> Result<(), KernelError> {
         // Held until the work is enqueued: another thread's scalars come behind it.
         let mut ring = self.ring.lock().map_err(|_| KernelError::Poisoned)?;
-        let context = &self.device.context;
-        context
-            .bind_to_thread()
-            .map_err(failed("cuCtxSetCurrent"))?;
+        self.device.bind()?;
         let wanted = bytes(scalars)?;
         if !reads.served(&ring.written, &wanted) {
             ring.write(&self.device, self.pointer, stream, wanted)?;
@@ -99,9 +93,9 @@ impl StepMemory {
     }
 
     /// How often scalars were written.
-    #[cfg(test)]
     pub(super) fn changes(&self) -> u64 {
-        self.ring.lock().unwrap().changes
+        let ring = self.ring.lock();
+        ring.unwrap_or_else(PoisonError::into_inner).changes
     }
 }
 
@@ -115,7 +109,7 @@ impl Ring {
     ) -> Result<(), KernelError> {
         let slot = self.next;
         if let Some(done) = &self.done[slot] {
-            device.wait(done)?;
+            device.events.wait(done)?;
         }
         // SAFETY: slot `slot` has `BYTES` bytes, `bytes` is no longer (see `bytes`), and the last
         // copy out of the slot is done.
@@ -138,10 +132,7 @@ impl Ring {
         .map_err(failed("cuEventRecord"))?;
         self.next = (slot + 1) % SLOTS;
         self.written = bytes;
-        #[cfg(test)]
-        {
-            self.changes += 1;
-        }
+        self.changes += 1;
         Ok(())
     }
 }
@@ -165,15 +156,18 @@ impl Drop for StepMemory {
     }
 }
 
-/// Scalars in memory of their own, for a graph that `cuda` captures: they are there before its launches.
-pub(super) fn constant(cuda: &Cuda, scalars: &StepScalars) -> Result<Memory, KernelError> {
+/// Scalars in memory of their own, for a graph that `stream` launches: they are there before its launches.
+pub(super) fn constant(
+    device: &Arc<Device>,
+    stream: &Arc<CudaStream>,
+    scalars: &StepScalars,
+) -> Result<Memory, KernelError> {
     let bytes = bytes(scalars)?;
-    let device = cuda.device();
-    // Memory and copy are work of the handle's own stream, which nothing captures.
+    // Memory and copy are work of the stream itself, which nothing captures.
     let _apart = Cleanup::begin(&device.context);
-    let memory = Memory::zeros(cuda, bytes.len())?;
+    let memory = Memory::zeros(device, stream, bytes.len())?;
     // SAFETY: the memory was just allocated for them.
-    unsafe { host::write(device, &cuda.queue.stream, memory.pointer, &bytes)? };
+    unsafe { host::write(device, stream, memory.pointer, &bytes)? };
     Ok(memory)
 }
 

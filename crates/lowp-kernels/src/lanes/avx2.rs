@@ -10,7 +10,7 @@ use super::{LANES, Lanes, Line};
 
 /// Proof of AVX2 and FMA.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Avx2(());
+pub struct Avx2(());
 
 impl Avx2 {
     /// The proof, where the machine has the instructions.

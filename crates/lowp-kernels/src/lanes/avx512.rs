@@ -10,7 +10,7 @@ use super::{LANES, Lanes, Line};
 
 /// Proof of AVX-512 F, BW, DQ and VL.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Avx512(());
+pub struct Avx512(());
 
 impl Avx512 {
     /// The proof, where the machine has the instructions.

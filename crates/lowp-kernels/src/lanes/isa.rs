@@ -18,7 +18,7 @@ pub(crate) trait Kernel {
 
 /// An instruction set that the machine has: the proofs within come from detection only.
 #[derive(Clone, Copy, Debug)]
-pub(crate) enum Isa {
+pub enum Isa {
     /// What the compiler may assume everywhere.
     Portable,
     /// 256-bit vectors.
@@ -43,7 +43,7 @@ fn avx512<K: Kernel>(kernel: K, lanes: Avx512) -> K::Out {
 
 impl Isa {
     /// The sets of this machine, narrowest first.
-    pub(crate) fn all() -> Vec<Isa> {
+    pub fn all() -> Vec<Isa> {
         #[allow(unused_mut, reason = "only x86-64 has further sets")]
         let mut sets = vec![Isa::Portable];
         #[cfg(target_arch = "x86_64")]
@@ -55,7 +55,7 @@ impl Isa {
     }
 
     /// The widest set of this machine.
-    pub(crate) fn best() -> Isa {
+    pub fn best() -> Isa {
         Self::all().pop().unwrap_or(Isa::Portable)
     }
 

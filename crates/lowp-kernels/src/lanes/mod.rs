@@ -21,7 +21,8 @@ use half::bf16;
 pub(crate) use avx2::Avx2;
 #[cfg(target_arch = "x86_64")]
 pub(crate) use avx512::Avx512;
-pub(crate) use isa::{Isa, Kernel};
+pub use isa::Isa;
+pub(crate) use isa::Kernel;
 pub(crate) use portable::Portable;
 pub(crate) use stream::{Out, Stored};
 pub(crate) use transpose::{Transpose, TransposeDense};

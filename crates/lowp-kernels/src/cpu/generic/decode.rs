@@ -5,6 +5,7 @@ use std::marker::PhantomData;
 use half::bf16;
 use lowp_format::{Axis, Extent, KernelKey, Orientation, Shape};
 
+use super::codes::{Ahead, Codes};
 use super::factors::{Factor, Factors, Lines, One, Scales, Scratch};
 use super::{Context, for_each};
 use crate::cpu::Cpu;
@@ -12,7 +13,7 @@ use crate::cpu::access::AllViews;
 use crate::cpu::ingredients::{ElementCode, ScaleKernel, Visit, dispatch};
 use crate::lanes::TransposeDense;
 use crate::lanes::{Isa, Kernel};
-use crate::lanes::{LANES, Lanes, Line, Out, Stored};
+use crate::lanes::{LANES, Lanes, Out, Stored};
 use crate::{DecodeJob, KernelError, Source as Values};
 
 /// Rows of a task, in cells: of transposed bytes one cache line of every column.
@@ -23,17 +24,8 @@ const PANEL: usize = 64;
 /// Columns of row-major data that are decoded at a time: their factors stay in the first-level
 /// cache.
 const COLS: usize = 4096;
-/// Elements of a plan from which values are written past the caches, which would not hold them. Tests
-/// take both ways.
-const STREAMED: usize = if cfg!(test) { 1 << 13 } else { 4 << 20 };
-
-/// Bytes of an orientation and where its entries lie.
-#[derive(Clone, Copy)]
-pub(super) struct Codes<'v> {
-    pub(super) bytes: &'v [u8],
-    pub(super) transposed: bool,
-    pub(super) row_bytes: usize,
-}
+/// Elements of a plan from which values are written past the caches, which would not hold them.
+pub(crate) const STREAMED: usize = 4 << 20;
 
 /// What a job's tasks have in common.
 #[derive(Clone, Copy)]
@@ -220,42 +212,6 @@ impl<E: ElementCode> Kernel for LoadColumns<'_, E> {
         let bytes = E::CODE.bytes(self.rows);
         for (i, cells) in self.cells.chunks_exact_mut(cells).enumerate() {
             E::load_cells(&self.bytes[i * self.stride..][..bytes], cells);
-        }
-    }
-}
-
-/// What will be read next: `bytes` bytes of each of `cols` columns.
-#[derive(Clone, Copy)]
-pub(super) struct Ahead {
-    address: usize,
-    stride: usize,
-    bytes: usize,
-    cols: usize,
-}
-
-impl Ahead {
-    /// `bytes` bytes from `start` on of columns `col..col + cols`.
-    pub(super) fn new(
-        codes: Codes<'_>,
-        [start, bytes]: [usize; 2],
-        [col, cols]: [usize; 2],
-    ) -> Self {
-        let first = codes.bytes.as_ptr().addr();
-        Self {
-            address: first.wrapping_add(col * codes.row_bytes + start),
-            stride: codes.row_bytes,
-            bytes,
-            cols,
-        }
-    }
-
-    /// Asks for column `index`.
-    #[inline(always)]
-    fn fetch<L: Lanes>(self, lanes: L, index: usize) {
-        if index < self.cols {
-            for at in (0..self.bytes).step_by(size_of::<Line>()) {
-                lanes.prefetch(self.address.wrapping_add(index * self.stride + at));
-            }
         }
     }
 }
@@ -466,7 +422,7 @@ pub(crate) fn run(
         let usage = job.data.spec.key.usage;
         let known = Known {
             isa: context.isa,
-            stream: context.elements >= STREAMED,
+            stream: context.elements >= context.streamed,
             shape,
             data,
             scales,

@@ -11,7 +11,7 @@ use super::hadamard::transform;
 use super::quantize::{Quantize, Random, Rules, Scratch};
 use super::store::{Chunk, GAP, direct};
 use super::{Context, for_each, source, tensor};
-use crate::check::target::{input_of, share_pass};
+use crate::check::encode::{input_of, share_pass};
 use crate::cpu::Cpu;
 use crate::cpu::access::AllViews;
 use crate::cpu::bands::{self, Band};

@@ -1,6 +1,6 @@
 //! What decoded codes are multiplied by.
 
-use super::decode::{Ahead, Codes};
+use super::codes::{Ahead, Codes};
 use crate::cpu::ingredients::{ScaleEntry, ScaleKernel};
 use crate::lanes::{Isa, Kernel};
 use crate::lanes::{LANES, Lanes, Line};

@@ -8,7 +8,7 @@ use lowp_format::{Axis, Extent, KernelKey, Orientation, Part, Shape};
 use super::convert::{Rect, Values};
 use super::quantize::{Columns, encode_row};
 use super::{Context, for_each, source, tensor};
-use crate::check::target::{filled_by, input_of, share_pass, touched};
+use crate::check::encode::{filled_by, input_of, share_pass, touched};
 use crate::cpu::Cpu;
 use crate::cpu::access::AllViews;
 use crate::cpu::bands::{self, Band};

@@ -12,6 +12,7 @@ use crate::{KernelError, Source, StepScalars};
 pub(crate) mod adamw;
 pub(crate) mod amax;
 mod choose;
+mod codes;
 mod convert;
 pub(crate) mod decode;
 pub(crate) mod encode;
@@ -40,6 +41,8 @@ pub(crate) struct Context<'a> {
     pub(crate) scalars: &'a StepScalars,
     /// Elements of all jobs.
     pub(crate) elements: usize,
+    /// Elements from which decodes write past the caches.
+    pub(crate) streamed: usize,
 }
 
 /// The threads for `tasks` tasks: 1 where others do not pay.

@@ -2,7 +2,7 @@
 
 use lowp_format::{KernelKey, Orientation, ScaleRule, Shape, tensor_scale};
 
-use crate::check::target::{input_of, outer_kernel_of};
+use crate::check::encode::{input_of, outer_kernel_of};
 use crate::cpu::Cpu;
 use crate::cpu::access::AllViews;
 use crate::cpu::buffer::CpuBuffer;

@@ -1,7 +1,7 @@
 //! The structs of the table: jobs as the device reads them.
 //!
 //! A pointer is a device address as `u64`; 0 says that the buffer is absent. What follows from other
-//! fields (paths, tile counts, alignment) is filled by `geometry`.
+//! fields (paths, tile counts, alignment) is filled by `Job::lay_out` of `ops`.
 
 use super::declare::{Field, Shared, structs, structure};
 

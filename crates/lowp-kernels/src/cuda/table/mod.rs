@@ -5,11 +5,9 @@
 
 mod declare;
 mod jobs;
-mod kernel;
 mod values;
 
 pub(crate) use jobs::*;
-pub(crate) use kernel::Kernel;
 pub(crate) use values::*;
 
 /// What stands before the structs.

@@ -1,0 +1,275 @@
+//! Mutated updates, alone and with an encode.
+
+use super::encode::{encoded, resize_targets};
+use super::vectors::raised;
+use super::*;
+use lowp_kernels::reference;
+use lowp_kernels::{AdamMode, AdamwAmax, AdamwJob, Moments};
+
+pub fn adamw_jobs<B: Fenced>(rig: &Rig<B>) {
+    all::<B, AdamwJob<B>>(rig);
+}
+
+/// Moments of `len` values, in bf16 if `half`; squares are not negative.
+pub(super) fn moments<B: Fenced>(
+    choices: &mut Choices<'_, B>,
+    len: usize,
+    half: bool,
+) -> Moments<B> {
+    let seed = choices.word();
+    let first = values(len, seed, false);
+    let second: Vec<f32> = first.iter().rev().map(|x| x * x).collect();
+    if !half {
+        let exp_avg = choices.buffer(&first);
+        let exp_avg_sq = choices.buffer(&second);
+        return Moments::F32 {
+            exp_avg,
+            exp_avg_sq,
+        };
+    }
+    let [first, second] =
+        [first, second].map(|v| v.into_iter().map(bf16::from_f32).collect::<Vec<_>>());
+    Moments::Bf16 {
+        exp_avg: choices.buffer(&first),
+        exp_avg_sq: choices.buffer(&second),
+    }
+}
+
+fn any_moments<B: Fenced>(choices: &mut Choices<'_, B>, len: usize) -> Moments<B> {
+    let half = choices.coin();
+    moments(choices, len, half)
+}
+
+/// Amaxes of a master of `shape`, of its tensor and of its lines.
+pub(super) fn amax<B: Fenced>(choices: &mut Choices<'_, B>, shape: Shape) -> AdamwAmax<B> {
+    let starts = [3, 3 + shape.rows];
+    let lines = starts.map(|start| choices.coin().then_some(start));
+    AdamwAmax {
+        shape,
+        out: choices.amaxes(3 + shape.rows + shape.cols),
+        tensor: choices.pick(&[None, Some(0), Some(2)]),
+        lines,
+    }
+}
+
+impl<B: Fenced> Mutate<B> for AdamwJob<B> {
+    const FIELDS: &'static [&'static str] = &[
+        "master",
+        "moments",
+        "grad",
+        "group",
+        "mode",
+        "source_rounding",
+        "amax.out",
+        "amax.shape",
+        "amax.tensor",
+        "amax.lines",
+        "amax = master",
+        "encode = None",
+        "encode",
+        "encode",
+        "encode",
+    ];
+
+    fn good(choices: &mut Choices<'_, B>) -> Self {
+        let mut encode = EncodeJob::good(choices);
+        let fused = choices.coin();
+        let len = if fused {
+            encode.shape.elements()
+        } else {
+            choices.below(3000)
+        };
+        let master = choices.floats(len, false);
+        encode.source = Source::F32(master.clone());
+        let known = |input: TensorInput<B>| TensorInput::Known(input.slot().clone());
+        encode.tensor = encode.tensor.map(|input| input.map(known));
+        for key in &mut encode.kernels {
+            key.hadamard = false;
+        }
+        let shape = match fused {
+            true => encode.shape,
+            false => choices.pick(&[Shape::new(1, len), Shape::new(len, 1)]),
+        };
+        let amax = amax(choices, shape);
+        of_one_row(AdamwJob {
+            master,
+            moments: any_moments(choices, len),
+            grad: choices.source(len, false),
+            group: choices.below(2),
+            mode: choices.pick(&[AdamMode::AdamW, AdamMode::L2]),
+            source_rounding: encode.source_rounding,
+            amax: choices.pick(&[None, Some(amax)]),
+            encode: fused.then(|| Box::new(encode)),
+        })
+    }
+
+    fn mutate(&mut self, field: &str, choices: &mut Choices<'_, B>) {
+        let AdamwJob {
+            master,
+            moments: both,
+            grad,
+            group,
+            mode,
+            source_rounding,
+            amax,
+            encode,
+        } = self;
+        let len = choices.rig.backend.len::<f32>(master);
+        match field {
+            "master" => {
+                let len = choices.length(len);
+                *master = choices.floats(len, false);
+            }
+            "moments" => {
+                let len = choices.length(len);
+                *both = any_moments(choices, len);
+            }
+            "grad" => {
+                let len = choices.length(len);
+                *grad = choices.source(len, false);
+            }
+            "group" => *group = choices.size(*group),
+            "mode" => *mode = choices.pick(&[AdamMode::AdamW, AdamMode::L2]),
+            "source_rounding" => *source_rounding = choices.rounding(),
+            "amax = master" => {
+                let buffer = master.clone();
+                *amax = Some(AdamwAmax::of_tensor(Slot { buffer, index: 0 }));
+            }
+            _ if field.starts_with("amax.") => {
+                let Some(amax) = amax else { return };
+                let side = choices.below(2);
+                match field {
+                    "amax.out" => {
+                        let len = choices.length(choices.rig.backend.len::<f32>(&amax.out));
+                        amax.out = choices.amaxes(len);
+                    }
+                    "amax.shape" if side == 0 => {
+                        amax.shape = Shape::new(amax.shape.cols, amax.shape.rows);
+                    }
+                    "amax.shape" => amax.shape.rows = choices.size(amax.shape.rows),
+                    "amax.tensor" => {
+                        let entry = choices.size(1);
+                        amax.tensor = choices.pick(&[None, Some(entry)]);
+                    }
+                    _ => {
+                        let entry = choices.size(1);
+                        amax.lines[side] = choices.pick(&[None, Some(entry)]);
+                    }
+                }
+            }
+            "encode = None" => *encode = None,
+            _ => {
+                if let Some(encode) = encode {
+                    let (field, source) =
+                        (choices.pick(EncodeJob::<B>::FIELDS), encode.source.clone());
+                    encode.mutate(field, choices);
+                    if choices.below(4) > 0 {
+                        encode.source = source;
+                    }
+                }
+            }
+        }
+    }
+
+    fn resize(&mut self, choices: &mut Choices<'_, B>) {
+        let now = choices.rig.backend.len::<f32>(&self.master);
+        let len = match &self.encode {
+            None => now,
+            Some(encode) => small(&[encode.shape.rows, encode.shape.cols]).unwrap_or(now),
+        };
+        self.master = choices.floats(len, false);
+        self.moments = any_moments(choices, len);
+        self.grad = choices.source(len, false);
+        if let Some(encode) = &mut self.encode {
+            resize_targets(&mut encode.targets, encode.shape, choices);
+            encode.source = Source::F32(self.master.clone());
+            encode.source_rounding = self.source_rounding;
+        }
+    }
+
+    fn work(self) -> Work<B> {
+        Work::Adamw(vec![self])
+    }
+
+    fn expected(&self, rig: &Rig<B>) -> Vec<Output<B>> {
+        let scalars = scalars();
+        let (group, scale) = (&scalars.adam[self.group], scalars.grad_scale);
+        let mut master = rig.content::<f32>(&self.master);
+        let grads = widened(rig, &self.grad);
+        let wide = |b: &B::Buffer<bf16>| -> Vec<f32> {
+            rig.content::<bf16>(b).iter().map(|x| x.to_f32()).collect()
+        };
+        let (mut m, mut v) = match &self.moments {
+            Moments::F32 {
+                exp_avg,
+                exp_avg_sq,
+            } => (rig.content::<f32>(exp_avg), rig.content::<f32>(exp_avg_sq)),
+            Moments::Bf16 {
+                exp_avg,
+                exp_avg_sq,
+            } => (wide(exp_avg), wide(exp_avg_sq)),
+        };
+        for (i, g) in grads.iter().enumerate() {
+            let state = [master[i], m[i], v[i]];
+            [master[i], m[i], v[i]] = reference::adamw(state, g * scale, self.mode, group);
+        }
+        let narrow = |x: &[f32]| x.iter().map(|&x| bf16::from_f32(x)).collect::<Vec<_>>();
+        let mut outputs = match &self.moments {
+            Moments::F32 {
+                exp_avg,
+                exp_avg_sq,
+            } => vec![
+                Output::Floats("exp_avg", exp_avg.clone(), m),
+                Output::Floats("exp_avg_sq", exp_avg_sq.clone(), v),
+            ],
+            Moments::Bf16 {
+                exp_avg,
+                exp_avg_sq,
+            } => vec![
+                Output::Halves(exp_avg.clone(), narrow(&m)),
+                Output::Halves(exp_avg_sq.clone(), narrow(&v)),
+            ],
+        };
+        if let Some(amax) = &self.amax {
+            let mut entries = rig.content::<f32>(&amax.out);
+            let rounded = master.iter().map(|&x| self.source_rounding.apply(x));
+            for (at, x) in rounded.enumerate() {
+                let (row, col) = (at / amax.shape.cols.max(1), at % amax.shape.cols.max(1));
+                let lines = amax.lines.iter().zip([row, col]);
+                let lines = lines.filter_map(|(first, line)| first.map(|first| first + line));
+                for entry in amax.tensor.into_iter().chain(lines) {
+                    entries[entry] = raised(entries[entry], reference::amax([x]));
+                }
+            }
+            // A vector of which nothing is raised is not touched, and may be that of the master.
+            if amax.tensor.is_some() || amax.lines != [None; 2] {
+                outputs.push(Output::Floats("amaxes", amax.out.clone(), entries));
+            }
+        }
+        if let Some(encode) = &self.encode {
+            outputs.extend(encoded(rig, encode, &master));
+        }
+        outputs.push(Output::Floats("master", self.master.clone(), master));
+        outputs
+    }
+
+    fn group(&self) -> usize {
+        self.group
+    }
+}
+
+/// A job whose fused encode has one target of each part and order, as every backend takes it.
+fn of_one_row<B: Fenced>(mut job: AdamwJob<B>) -> AdamwJob<B> {
+    if let Some(encode) = &mut job.encode {
+        let mut seen = Vec::new();
+        encode.targets.retain(|target| {
+            let orientation = target.spec.key.usage.orientations().next();
+            let block = orientation.and_then(|o| encode.kernels[o as usize].block);
+            let name = (target.spec.key.part, target.spec.axes, block);
+            let first = !seen.contains(&name);
+            seen.push(name);
+            first
+        });
+    }
+    job
+}

@@ -1,0 +1,119 @@
+//! [`Memory`]: device memory, of the device's pool or of another library.
+
+#![expect(unsafe_code, reason = "allocates, fills and frees device memory")]
+
+use std::fmt;
+use std::sync::Arc;
+
+use cudarc::driver::{CudaStream, result, sys};
+
+use super::cleanup::Cleanup;
+use super::deferred;
+use super::device::Device;
+use super::driver::failed;
+use crate::KernelError;
+
+/// Device memory, freed or given back with its last handle.
+pub(super) struct Memory {
+    pub(super) pointer: u64,
+    pub(super) device: Arc<Device>,
+    owner: Owner,
+}
+
+enum Owner {
+    /// Allocated here, in the order of this stream.
+    Stream(Arc<CudaStream>),
+    /// Someone else's, kept alive by what they gave us; `None` once that is given back.
+    Other(Option<deferred::Owner>),
+}
+
+impl Memory {
+    /// `bytes` bytes of zeros, ready for work of `stream`.
+    pub(super) fn zeros(
+        device: &Arc<Device>,
+        stream: &Arc<CudaStream>,
+        bytes: usize,
+    ) -> Result<Self, KernelError> {
+        // What is given back to others may be what there is no room for.
+        device.reap();
+        device.bind()?;
+        let owner = Owner::Stream(Arc::clone(stream));
+        let stream = stream.cu_stream();
+        // SAFETY: the stream is alive; the result is checked.
+        let pointer = unsafe { result::malloc_async(stream, bytes) };
+        let pointer = pointer.map_err(|error| match error.0 {
+            sys::CUresult::CUDA_ERROR_OUT_OF_MEMORY => KernelError::no_memory::<u8>(bytes),
+            _ => failed("cuMemAllocAsync")(error),
+        })?;
+        let memory = Self {
+            pointer,
+            device: Arc::clone(device),
+            owner,
+        };
+        // SAFETY: the memory has `bytes` bytes and is used in the order of the stream.
+        let zeroed = unsafe { result::memset_d8_async(memory.pointer, 0, bytes, stream) };
+        zeroed.map_err(failed("cuMemsetD8Async"))?;
+        Ok(memory)
+    }
+
+    /// Memory of others at `pointer`, which `owner` keeps alive.
+    pub(super) fn of(device: &Arc<Device>, pointer: u64, owner: deferred::Owner) -> Self {
+        Self {
+            pointer,
+            device: Arc::clone(device),
+            owner: Owner::Other(Some(owner)),
+        }
+    }
+
+    /// Copies `values` to address `pointer` in the order of `stream`, and waits.
+    ///
+    /// # Safety
+    /// `pointer` must lie in the memory, with room for the values.
+    pub(super) unsafe fn upload<T>(
+        &self,
+        stream: &CudaStream,
+        pointer: u64,
+        values: &[T],
+    ) -> Result<(), KernelError> {
+        self.device.bind()?;
+        // SAFETY: the caller's promise; the values outlive the copy, which is waited for.
+        let copied = unsafe { result::memcpy_htod_async(pointer, values, stream.cu_stream()) };
+        let done = self.device.events.finish(stream);
+        self.device.reap();
+        copied.map_err(failed("cuMemcpyHtoDAsync"))?;
+        done.map_err(failed("cuStreamSynchronize"))
+    }
+}
+
+impl fmt::Debug for Memory {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Memory({:#x})", self.pointer)
+    }
+}
+
+impl Drop for Memory {
+    fn drop(&mut self) {
+        let device = &self.device;
+        match &mut self.owner {
+            Owner::Stream(stream) => {
+                let cleanup = Cleanup::begin(&device.context);
+                // A destructor cannot report; a failing device reports at the next call. Memory that
+                // might still be used is leaked rather than freed.
+                let ready =
+                    device.context.bind_to_thread().is_ok() && device.gather(stream).is_ok();
+                if ready {
+                    // SAFETY: allocated by `zeros`, freed once, behind the work of every stream.
+                    let freed = unsafe { result::free_async(self.pointer, stream.cu_stream()) };
+                    device.context.record_err(freed);
+                }
+                drop(cleanup);
+            }
+            Owner::Other(owner) => {
+                if let Some(owner) = owner.take() {
+                    device.release(owner);
+                }
+            }
+        }
+        device.reap();
+    }
+}

@@ -1,0 +1,43 @@
+//! Interleaves.
+
+use super::super::handle::Cuda;
+use super::super::module::Kernel;
+use super::super::table::{INTERLEAVE_TILE, Interleave};
+use super::job::{Job, aligned, cdiv};
+use crate::InterleaveJob;
+
+/// One row per piece that is not empty.
+pub(crate) fn jobs(job: &InterleaveJob<Cuda>) -> Vec<Interleave> {
+    let pitch = job.widths.iter().sum::<usize>();
+    let mut before = 0;
+    let mut rows = Vec::new();
+    for &width in &job.widths {
+        if width > 0 && job.outer > 0 {
+            rows.push(Interleave {
+                from: job.from.at(job.outer * before),
+                to: job.to.at(before),
+                outer: job.outer as u64,
+                width: width as u64,
+                pitch: pitch as u64,
+                vector: 0,
+            });
+        }
+        before += width;
+    }
+    rows
+}
+
+impl Job for Interleave {
+    const KERNELS: &'static [Kernel] = &[Kernel::new("lowp_interleave")];
+
+    fn lay_out(&mut self) {
+        let vector = self.width.is_multiple_of(16)
+            && aligned(self.from, 0, 16)
+            && aligned(self.to, self.pitch, 16);
+        self.vector = u64::from(vector);
+    }
+
+    fn tiles(&self) -> u64 {
+        cdiv(self.outer * self.width, INTERLEAVE_TILE)
+    }
+}

@@ -1,0 +1,374 @@
+//! Gradients of an [`AdamW`] in memory of other libraries, whose addresses change from step to step.
+
+use std::ops::Range;
+
+use lowp_kernels::{Backend, Source};
+use lowp_shard::ShardError;
+
+use crate::OptimError;
+use crate::adamw::AdamW;
+use crate::memory::{OverGrads, check_length};
+
+impl<B: Backend> AdamW<B> {
+    /// Takes `grads` as the gradients of all parameters, in the order in which those were added, and marks them ready. Nothing
+    /// is copied: the next step reads them where they lie. Where they lay there in one of the last steps
+    /// ([`AdamW::keep_sets`]) planned work runs; elsewhere the norm and the update are planned anew, which may wait for the device.
+    ///
+    /// # Errors
+    /// Another number of gradients, one of another length, or the backend failed. Gradients and plans are those of before then.
+    pub fn take_grads(&mut self, grads: Vec<Source<B>>) -> Result<(), OptimError> {
+        if grads.len() != self.params.len() {
+            return Err(OptimError::GradCount {
+                needed: self.params.len(),
+                found: grads.len(),
+            });
+        }
+        for (param, grad) in self.params.iter().zip(&grads) {
+            let found = grad.len(&self.backend);
+            check_length(&param.name, "the gradient", found, param.len)?;
+            grad.owned_by(&self.backend)?;
+        }
+        let spans = spans(&self.backend, &grads);
+        if !self.take_grads_at(&spans) {
+            let next = self.planned(spans, grads)?;
+            self.change_to(next);
+        }
+        Ok(())
+    }
+
+    /// The same for gradients at addresses that work was planned over, one span for each parameter ([`Backend::span`]): no handle is
+    /// made of them. Returns `false` and does nothing if there is no such work.
+    pub fn take_grads_at(&mut self, spans: &[Range<usize>]) -> bool {
+        let now = self.params.iter().map(|p| p.grad.span(&self.backend));
+        if now.eq(spans.iter().cloned()) {
+            self.params.iter_mut().for_each(|p| p.ready = true);
+            return true;
+        }
+        let known = self.earlier.iter().position(|other| other.spans == spans);
+        if let Some(at) = known {
+            let next = self.earlier.remove(at);
+            self.change_to(next);
+        }
+        known.is_some()
+    }
+
+    /// Reads the gradients of `next` from here on.
+    fn change_to(&mut self, next: OverGrads<B>) {
+        let grads: Vec<Source<B>> = self.params.iter().map(|p| p.grad.clone()).collect();
+        let before = OverGrads {
+            spans: spans(&self.backend, &grads),
+            grads,
+            plans: self.work.swap(next.plans),
+            pinned: std::mem::replace(&mut self.pinned, next.pinned),
+        };
+        for (param, grad) in self.params.iter_mut().zip(next.grads) {
+            (param.grad, param.ready) = (grad, true);
+        }
+        self.earlier.insert(0, before);
+        self.forget();
+        // It was captured over the others.
+        self.graph = None;
+    }
+
+    fn planned(
+        &self,
+        spans: Vec<Range<usize>>,
+        grads: Vec<Source<B>>,
+    ) -> Result<OverGrads<B>, OptimError> {
+        let jobs = self.params.iter().zip(&grads).map(|(param, grad)| {
+            let mut job = param.update(&self.groups, &self.book)?;
+            job.grad = grad.clone();
+            Ok(job)
+        });
+        let jobs = jobs.collect::<Result<Vec<_>, ShardError>>()?;
+        let plans = self.work.plan_over(&grads, jobs)?;
+        Ok(OverGrads {
+            spans,
+            grads,
+            plans,
+            pinned: false,
+        })
+    }
+
+    /// Drops what is planned over more sets than are kept. Those that are pinned do not count.
+    fn forget(&mut self) {
+        let mut room = self.keep.saturating_sub(1);
+        self.earlier.retain(|over| {
+            let kept = over.pinned || room > 0;
+            room -= usize::from(!over.pinned && kept);
+            kept
+        });
+    }
+
+    /// Keeps what is planned over the present gradients for as long as the optimizer: for graphs of a caller that captured
+    /// [`AdamW::enqueue`], which launch it.
+    pub fn pin_grads(&mut self) {
+        self.pinned = true;
+    }
+
+    /// Keeps planned work for the `sets` sets of addresses of gradients that were used last: for memory that is freed and comes back
+    /// at one of a few addresses. 1 unless this is called; 0 counts as 1.
+    pub fn keep_sets(&mut self, sets: usize) {
+        self.keep = sets.max(1);
+        self.forget();
+    }
+}
+
+fn spans<B: Backend>(backend: &B, grads: &[Source<B>]) -> Vec<Range<usize>> {
+    grads.iter().map(|grad| grad.span(backend)).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{AdamWBuilder, Group, ParamMemory, ParamSpec, StepOptions};
+    use half::bf16;
+    use lowp_comm::LocalComm;
+    use lowp_format::{AnyRecipe, QuantizedTensor, Recipe, RecipeOptions, Shape, Usage};
+    use lowp_kernels::{Cpu, CpuBuffer, Moments};
+
+    const SHAPE: Shape = Shape { rows: 32, cols: 64 };
+
+    fn tensor(recipe: AnyRecipe) -> QuantizedTensor<<Cpu as Backend>::Buffer<u8>> {
+        let alloc = |_: &_, bytes| Cpu.alloc::<u8>(bytes);
+        QuantizedTensor::new(recipe, SHAPE, Usage::BOTH, alloc).unwrap()
+    }
+
+    fn some() -> AnyRecipe {
+        AnyRecipe::low_precision()[0]
+    }
+
+    fn zeros() -> <Cpu as Backend>::Buffer<f32> {
+        Cpu.alloc(SHAPE.elements()).unwrap()
+    }
+
+    fn memory(values: &[f32]) -> ParamMemory<Cpu> {
+        let (exp_avg, exp_avg_sq) = (zeros(), zeros());
+        ParamMemory {
+            master: Cpu.upload(values).unwrap(),
+            moments: Moments::F32 {
+                exp_avg,
+                exp_avg_sq,
+            },
+            grad: Source::F32(zeros()),
+        }
+    }
+
+    /// Steps over memory of the caller, at addresses that come and go, give what steps over own memory give.
+    #[test]
+    fn gradients_at_any_address_give_the_same_steps() {
+        let values: Vec<f32> = (0..SHAPE.elements()).map(|i| (i as f32).sin()).collect();
+        let grads = |step: usize| -> Vec<f32> { values.iter().map(|x| x * step as f32).collect() };
+        let options = StepOptions {
+            max_norm: Some(1.0),
+            ..StepOptions::default()
+        };
+        for recipe in AnyRecipe::low_precision() {
+            let (mine, theirs) = (tensor(recipe), tensor(recipe));
+            let mut own = AdamWBuilder::new(LocalComm::solo(&Cpu));
+            let group = own.group(Group::default());
+            let id = own
+                .param(&mine, ParamSpec::new("w", group, values.clone()))
+                .unwrap();
+            let mut own = own.build().unwrap();
+            let mut over = AdamWBuilder::new(LocalComm::solo(&Cpu));
+            let group = over.group(Group::default());
+            let memory = memory(&values);
+            let master = memory.master.clone();
+            over.param_in(&theirs, "w", group, memory).unwrap();
+            let mut over = over.build().unwrap();
+            over.keep_sets(2);
+            let places = [zeros(), zeros(), zeros()];
+            for step in 1..8 {
+                own.set_grad(id, &grads(step)).unwrap();
+                own.step(&options).unwrap().wait().unwrap();
+                let place = &places[step % 3];
+                Cpu.write(place, 0, &grads(step)).unwrap();
+                over.take_grads(vec![Source::F32(place.clone())]).unwrap();
+                over.step(&options).unwrap().wait().unwrap();
+            }
+            assert_eq!(Cpu.download(&master).unwrap(), own.master(id).unwrap());
+            for (a, b) in mine.buffers().iter().zip(theirs.buffers()) {
+                let [a, b] = [a, b].map(|buffer| Cpu.download(&buffer.storage).unwrap());
+                assert_eq!(a, b, "{}", recipe.name());
+            }
+        }
+    }
+
+    /// An optimizer over copies of the memory of another one goes on as that, to the bit; other parameters are an error.
+    #[test]
+    fn steps_go_on_where_parameters_lie_elsewhere() {
+        let values: Vec<f32> = (0..SHAPE.elements()).map(|i| (i as f32).sin()).collect();
+        let of = |tensor: &QuantizedTensor<_>, memory: ParamMemory<Cpu>| {
+            let mut builder = AdamWBuilder::new(LocalComm::solo(&Cpu));
+            let group = builder.group(Group::default());
+            builder.param_in(tensor, "w", group, memory).unwrap();
+            builder
+        };
+        let steps = |adamw: &mut AdamW<Cpu>, numbers: Range<usize>| {
+            for number in numbers {
+                let grad: Vec<f32> = values.iter().map(|x| x * number as f32).collect();
+                let grad = Source::F32(Cpu.upload(&grad).unwrap());
+                adamw.take_grads(vec![grad]).unwrap();
+                adamw.step(&StepOptions::default()).unwrap().wait().unwrap();
+            }
+        };
+        for recipe in AnyRecipe::low_precision() {
+            let (mine, theirs) = (tensor(recipe), tensor(recipe));
+            let memory_of_mine = memory(&values);
+            let mut own = of(&mine, memory_of_mine.clone()).build().unwrap();
+            steps(&mut own, 1..4);
+            for (from, to) in mine.buffers().iter().zip(theirs.buffers()) {
+                let bytes: Vec<u8> = Cpu.download(&from.storage).unwrap();
+                Cpu.write(&to.storage, 0, &bytes).unwrap();
+            }
+            let copy = |buffer: &CpuBuffer<f32>| -> CpuBuffer<f32> {
+                Cpu.upload(&Cpu.download(buffer).unwrap()).unwrap()
+            };
+            let Moments::F32 {
+                exp_avg,
+                exp_avg_sq,
+            } = &memory_of_mine.moments
+            else {
+                unreachable!("as memory() makes them")
+            };
+            let moved: ParamMemory<Cpu> = ParamMemory {
+                master: copy(&memory_of_mine.master),
+                moments: Moments::F32 {
+                    exp_avg: copy(exp_avg),
+                    exp_avg_sq: copy(exp_avg_sq),
+                },
+                grad: Source::F32(zeros()),
+            };
+            let master = moved.master.clone();
+            let mut other = of(&theirs, moved).build_moved(&own).unwrap();
+            steps(&mut own, 4..7);
+            steps(&mut other, 4..7);
+            assert_eq!(other.counts().unwrap(), own.counts().unwrap());
+            let masters = [&master, &memory_of_mine.master].map(|m| Cpu.download(m).unwrap());
+            assert_eq!(masters[0], masters[1], "{}", recipe.name());
+            for (a, b) in mine.buffers().iter().zip(theirs.buffers()) {
+                let [a, b] = [a, b].map(|buffer| Cpu.download(&buffer.storage).unwrap());
+                assert_eq!(a, b, "{}", recipe.name());
+            }
+            let plain = AnyRecipe::from_name("fp32", &RecipeOptions::default()).unwrap();
+            let error = of(&tensor(plain), memory(&values)).build_moved(&own);
+            let error = error.unwrap_err().to_string();
+            assert!(error.contains("make a new optimizer"), "{error}");
+        }
+    }
+
+    /// Without clipping and skipping, finite gradients give the same step; others are applied.
+    #[test]
+    fn steps_without_a_norm() {
+        let values: Vec<f32> = (0..SHAPE.elements()).map(|i| (i as f32).sin()).collect();
+        let step = |grad: &[f32], options: &StepOptions| {
+            let mut builder = AdamWBuilder::new(LocalComm::solo(&Cpu));
+            let group = builder.group(Group::default());
+            let memory = memory(&values);
+            let master = memory.master.clone();
+            builder
+                .param_in(&tensor(some()), "w", group, memory)
+                .unwrap();
+            let mut adamw = builder.build().unwrap();
+            adamw
+                .take_grads(vec![Source::F32(Cpu.upload(grad).unwrap())])
+                .unwrap();
+            let report = adamw.step(options).unwrap().wait().unwrap();
+            (report, Cpu.download(&master).unwrap())
+        };
+        let with = StepOptions::default();
+        let without = StepOptions {
+            skip_nonfinite: false,
+            ..with
+        };
+        let (measured, expected) = step(&values, &with);
+        let (report, found) = step(&values, &without);
+        assert_eq!(found, expected);
+        assert!(measured.grad.norm > 0.0 && report.grad.norm == 0.0 && report.applied);
+        let mut bad = values.clone();
+        bad[3] = f32::NAN;
+        assert!(!step(&bad, &with).0.applied);
+        let (report, found) = step(&bad, &without);
+        assert!(report.applied && found[3].is_nan() && found[4] == expected[4]);
+        let clipped = StepOptions {
+            max_norm: Some(1.0),
+            ..without
+        };
+        assert!(!step(&bad, &clipped).0.applied);
+    }
+
+    #[test]
+    fn what_is_pinned_stays_planned() {
+        let mut builder = AdamWBuilder::new(LocalComm::solo(&Cpu));
+        let group = builder.group(Group::default());
+        let memory = memory(&[0.0; SHAPE.rows * SHAPE.cols]);
+        builder
+            .param_in(&tensor(some()), "w", group, memory)
+            .unwrap();
+        let mut adamw = builder.build().unwrap();
+        adamw.keep_sets(3);
+        let places: Vec<_> = (0..8).map(|_| Source::F32(zeros())).collect();
+        let known = |adamw: &mut AdamW<Cpu>, at: usize| {
+            let spans = spans(&Cpu, &places[at..=at]);
+            adamw.take_grads_at(&spans)
+        };
+        for (at, place) in places.iter().enumerate() {
+            adamw.take_grads(vec![place.clone()]).unwrap();
+            if at == 1 {
+                adamw.pin_grads();
+            }
+        }
+        let kept: Vec<bool> = (0..5).map(|at| known(&mut adamw, at)).collect();
+        assert_eq!(kept, [false, true, false, false, false]);
+        // Beside the present set, which is the pinned one, two more.
+        assert!(known(&mut adamw, 7) && known(&mut adamw, 6) && !known(&mut adamw, 5));
+        adamw.keep_sets(1);
+        assert!(known(&mut adamw, 1) && !known(&mut adamw, 7));
+    }
+
+    #[test]
+    fn what_does_not_fit_is_named() {
+        let mut builder = AdamWBuilder::new(LocalComm::solo(&Cpu));
+        let group = builder.group(Group::default());
+        let short = ParamMemory {
+            grad: Source::Bf16(Cpu.alloc::<bf16>(3).unwrap()),
+            ..memory(&[0.0; SHAPE.rows * SHAPE.cols])
+        };
+        let error = builder.param_in(&tensor(some()), "w", group, short);
+        assert!(error.unwrap_err().to_string().contains("the gradient"));
+        let whole = memory(&[0.0; SHAPE.rows * SHAPE.cols]);
+        builder
+            .param_in(&tensor(some()), "w", group, whole)
+            .unwrap();
+        let mut adamw = builder.build().unwrap();
+        let error = adamw.take_grads(Vec::new()).unwrap_err().to_string();
+        assert!(error.contains('1') && error.contains('0'), "{error}");
+        assert!(adamw.set_group(1, Group::default()).is_err());
+        let mode = lowp_kernels::AdamMode::L2;
+        let other = Group {
+            mode,
+            ..Group::default()
+        };
+        assert!(adamw.set_group(0, other).is_err());
+    }
+
+    /// A tensor without buffers: the master is the parameter.
+    #[test]
+    fn a_parameter_may_live_in_its_master_alone() {
+        let recipe = AnyRecipe::from_name("fp32", &RecipeOptions::default()).unwrap();
+        let none = QuantizedTensor::with_buffers(recipe, SHAPE, [], |_, n| Cpu.alloc::<u8>(n));
+        let mut builder = AdamWBuilder::new(LocalComm::solo(&Cpu));
+        let group = builder.group(Group::default());
+        let memory = memory(&[1.0; SHAPE.rows * SHAPE.cols]);
+        let master = memory.master.clone();
+        builder
+            .param_in(&none.unwrap(), "w", group, memory)
+            .unwrap();
+        let mut adamw = builder.build().unwrap();
+        let grad = Cpu.upload(&[1.0; SHAPE.rows * SHAPE.cols]).unwrap();
+        adamw.take_grads(vec![Source::F32(grad)]).unwrap();
+        adamw.step(&StepOptions::default()).unwrap().wait().unwrap();
+        assert!(Cpu.download(&master).unwrap().iter().all(|&x| x < 1.0));
+    }
+}
