@@ -19,12 +19,15 @@ mod gpt_check;
 mod gpt_config;
 #[cfg(any(feature = "cuda", test))]
 mod known;
+mod linear_plan;
+mod memory;
 #[cfg(any(feature = "cuda", test))]
 mod params;
 mod sizes;
 
 #[cfg(feature = "cuda")]
-pub use cuda::{Gathers, MicroBatch, Profile, Tokens, Transformer, TransformerError, capability};
+pub use cuda::{Gathers, Profile, Tokens, Transformer, TransformerError, capability};
 pub use gpt_check::SizeError;
 pub use gpt_config::{Arch, GptConfig};
+pub use memory::{MicroBatch, ModelMemory};
 pub use sizes::{Block, Sizes};

@@ -14,7 +14,7 @@ mod sdpa;
 mod trace;
 
 pub use error::TransformerError;
-pub use model::{MicroBatch, Tokens, Transformer};
+pub use model::{Tokens, Transformer};
 pub use trace::{Gathers, Profile};
 
 use lowp_kernels::{Cuda, KernelError};

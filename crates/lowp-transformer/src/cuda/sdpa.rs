@@ -8,6 +8,7 @@ use lowp_kernels::{Cuda, CudaBuffer, KernelError};
 
 use super::TransformerError;
 use super::place::Arena;
+use crate::memory::sdpa_workspace;
 
 /// Distances in values from one sequence, head and position to the next.
 pub(super) type Strides = [i64; 3];
@@ -166,7 +167,7 @@ impl Sdpa {
         };
         // SAFETY: it was just made.
         let bytes = unsafe { raw::lowp_sdpa_workspace(plans.raw) };
-        let workspace = arena.own(usize::try_from(bytes).unwrap_or(0).max(16))?;
+        let workspace = arena.codes(&sdpa_workspace(usize::try_from(bytes).unwrap_or(0)))?;
         Ok(Ok(Self { plans, workspace }))
     }
 
