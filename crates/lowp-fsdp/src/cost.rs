@@ -36,12 +36,9 @@ use lowp_shard::ShardError;
 use thiserror::Error;
 
 use crate::plain_vars::VarRecipe;
-use crate::{Sharding, VarShapeError};
+use crate::{Sharding, VarPlace, VarShapeError};
 use weight::WeightCost;
 use weights::Weights;
-
-/// Bytes of small gradients that travel together on a CPU: nothing overlaps there, so memory counts.
-pub const HOST_GRAD_BUCKET: usize = 1 << 16;
 
 /// Most ranks of a model that is planned.
 pub const MAX_RANKS: usize = 1 << 17;
@@ -65,8 +62,11 @@ pub struct CostConfig {
     pub reshard: ReshardAfterForward,
     /// How gradients travel.
     pub grad_wire: GradWire,
-    /// Bytes of small gradients that travel together.
-    pub grad_bucket: usize,
+    /// Where layers run, and full variables with them: on the host, which decodes weights, or on a device, which reads them as they are
+    /// gathered.
+    pub vars: VarPlace,
+    /// Whether a device gathers the weights of a block while the one before it runs.
+    pub prefetch: bool,
     /// Micro-batches of a step.
     pub accumulate: usize,
     /// Whether backward runs the layers forward again.
@@ -82,7 +82,8 @@ impl Default for CostConfig {
             sharding: Sharding::Fsdp,
             reshard: ReshardAfterForward::Yes,
             grad_wire: GradWire::F32,
-            grad_bucket: HOST_GRAD_BUCKET,
+            vars: VarPlace::Host,
+            prefetch: false,
             accumulate: 1,
             recompute: false,
         }
@@ -202,6 +203,8 @@ pub struct Costs {
     pub idle: usize,
     /// Bytes of variables, beside what the memory has: shards, and what they are gathered in.
     pub outside: u128,
+    /// On devices, where gradients arrive that are added there: those in bf16, and of micro-batches behind the first.
+    pub staging: u128,
     /// The collectives of a step.
     pub step: Step,
 }
@@ -228,8 +231,9 @@ impl Costs {
                 layers: model.layers.len(),
             });
         }
-        let shapes = model.layers.iter().map(|layer| layer.shape);
-        let weights = Weights::new(recipes.iter().copied().zip(shapes), config);
+        let weights = recipes.iter().zip(&model.layers);
+        let weights = weights.map(|(recipe, layer)| (*recipe, layer.block, layer.shape));
+        let weights = Weights::new(weights, config);
         let weights = weights.map_err(|(number, source)| CostError::Layer { number, source })?;
         // Variables are rows of f32, whatever the weights are, and gathered once per step.
         let of_vars = CostConfig {
@@ -239,7 +243,7 @@ impl Costs {
             ..*config
         };
         let vars = model.vars.iter();
-        let vars = vars.map(|&shape| (VarRecipe::default(), shape));
+        let vars = vars.map(|&shape| (VarRecipe::default(), 0, shape));
         let vars = Weights::new(vars, &of_vars).map_err(|(_, error)| CostError::Vars(error))?;
         let memory = Memory::new(model, &weights, &vars, config);
         let step = Step::new((&weights, &vars), name, config, bandwidth);
@@ -252,8 +256,14 @@ impl Costs {
             resident: all(|cost| &cost.stored),
             masters: 4 * all(|cost| &cost.elements),
             outside: vars.sum(|cost| u128::from(cost.stored[memory.rank] + cost.gathered)),
+            staging: memory::staging(model, config),
             memory,
             step,
         })
+    }
+
+    /// What the rank that holds most has on a device, beside what runs the layers.
+    pub fn on_device(&self) -> u128 {
+        self.memory.total + self.outside + self.staging
     }
 }

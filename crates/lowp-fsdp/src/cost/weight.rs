@@ -4,10 +4,10 @@ use super::CostConfig;
 use crate::Sharding;
 use crate::builder::flat_shards;
 use lowp_format::{
-    Axis, BufferKey, FormatError, GatherPlan, GatherStep, Part, PhasePlans, Recipe,
-    ReshardAfterForward, RowCuts, Shape, Transport, Usage,
+    Axis, FormatError, GatherPlan, GatherStep, Part, PhasePlans, Recipe, ReshardAfterForward,
+    RowCuts, Shape, Usage,
 };
-use lowp_shard::{FlatShard, ShardError, batches};
+use lowp_shard::{FlatShard, ShardError, batches, is_interleaved, pool_buffers};
 use std::iter::Sum;
 use std::ops::{AddAssign, Mul};
 
@@ -240,45 +240,9 @@ fn local(plan: &GatherPlan) -> Local {
     steps.map(|step| Local::of(bytes(step) as u64)).sum()
 }
 
-/// Whether pieces of several ranks arrive beside where they go.
-fn is_interleaved(step: &GatherStep) -> bool {
-    let several = |pieces: &[usize]| pieces.iter().filter(|&&piece| piece > 0).count() > 1;
-    match step {
-        GatherStep::Concat {
-            transport: Transport::Interleave,
-            pieces,
-            ..
-        } => several(pieces),
-        _ => false,
-    }
-}
-
-/// Bytes of one set of destination buffers (`GatherPool`): each buffer of all plans once, and once more where pieces have to be
-/// interleaved.
+/// Bytes of one set of destination buffers (`GatherPool`).
 fn gathered(plans: &PhasePlans) -> u64 {
-    let (mut made, mut bytes): (Vec<(BufferKey, bool)>, usize) = (Vec::new(), 0);
-    let mut take = |key: BufferKey, arrivals: bool, len: usize| {
-        if !made.contains(&(key, arrivals)) {
-            made.push((key, arrivals));
-            bytes += len;
-        }
-    };
-    let all = [
-        Some(&plans.forward),
-        Some(&plans.backward),
-        plans.parts.as_ref(),
-    ];
-    for plan in all.into_iter().flatten() {
-        for step in &plan.steps {
-            let spec = step.spec();
-            if matches!(step, GatherStep::Replicated { .. }) {
-                continue;
-            }
-            if is_interleaved(step) {
-                take(spec.key, true, step.wire_bytes());
-            }
-            take(spec.key, false, spec.bytes(plan.full));
-        }
-    }
-    bytes as u64
+    let all = [&plans.forward, &plans.backward].into_iter();
+    let buffers = pool_buffers(all.chain(&plans.parts));
+    buffers.iter().map(|buffer| buffer.bytes as u64).sum()
 }

@@ -31,7 +31,7 @@ use pool::{GatherKind, Geometry, Lease, ParamPlans};
 use reshard::Parts;
 pub use reshard::Reshard;
 pub use scratch::{Scratch, Scratches};
-pub use steps::{GatherTarget, run_steps};
+pub use steps::{GatherTarget, PoolBuffer, is_interleaved, pool_buffers, run_steps};
 use views::Views;
 pub use watch::{GatherPoint, GatherWatch};
 

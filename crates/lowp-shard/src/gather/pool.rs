@@ -10,7 +10,7 @@ use lowp_kernels::{Backend, InterleaveJob, KernelError, TransposeJob, Work};
 use super::graph::label;
 use super::meter::{Meter, Metered};
 use super::scratch::Scratches;
-use super::steps::{GatherTarget, run_steps};
+use super::steps::{GatherTarget, pool_buffers, run_steps};
 use crate::ShardError;
 use lowp_comm::{Among, Communicator, Done, Names, Order};
 
@@ -285,23 +285,20 @@ impl<B: Backend> GatherPool<B> {
     fn make(&self, plans: &[ParamPlans]) -> Result<DestinationSet<B>, ShardError> {
         let mut metered = self.metered();
         let mut buffers = Vec::with_capacity(plans.len());
-        for param in plans {
+        let mut arrivals = Arrivals::<B>::new();
+        for (number, param) in plans.iter().enumerate() {
             let mut own: Vec<(BufferKey, B::Buffer<u8>)> = Vec::new();
-            for plan in param.plans.iter().flatten() {
-                for step in &plan.steps {
-                    let spec = step.spec();
-                    let replicated = matches!(step, GatherStep::Replicated { .. });
-                    if !replicated && own.iter().all(|(key, _)| *key != spec.key) {
-                        let buffer = metered.alloc(&self.backend, spec.bytes(plan.full))?;
-                        own.push((spec.key, buffer));
-                    }
+            for planned in pool_buffers(param.plans.iter().flatten()) {
+                let buffer = metered.alloc(&self.backend, planned.bytes)?;
+                match planned.arrivals {
+                    true => arrivals.push(((number, planned.key), buffer)),
+                    false => own.push((planned.key, buffer)),
                 }
             }
             buffers.push(own);
         }
-        let mut arrivals = Arrivals::<B>::new();
-        let [forward, backward, parts] = GatherKind::ALL
-            .map(|kind| self.work(&mut metered, plans, &buffers, &mut arrivals, kind));
+        let [forward, backward, parts] =
+            GatherKind::ALL.map(|kind| self.work(plans, &buffers, &arrivals, kind));
         Ok(DestinationSet {
             id: 1 + self.sets.fetch_add(1, Ordering::Relaxed),
             buffers,
@@ -312,10 +309,9 @@ impl<B: Backend> GatherPool<B> {
 
     fn work(
         &self,
-        metered: &mut Metered,
         plans: &[ParamPlans],
         buffers: &[Vec<(BufferKey, B::Buffer<u8>)>],
-        arrivals: &mut Arrivals<B>,
+        arrivals: &Arrivals<B>,
         kind: GatherKind,
     ) -> Result<GatherWork<B>, ShardError> {
         let (mut moves, mut interleave, mut transpose) = (Vec::new(), Vec::new(), Vec::new());
@@ -328,8 +324,6 @@ impl<B: Backend> GatherPool<B> {
                 GatherKind::Forward | GatherKind::Backward => plan.cuts.world(),
             };
             let mut recorded = Recorded {
-                backend: &self.backend,
-                metered,
                 param,
                 plan,
                 ranks,
@@ -371,14 +365,12 @@ fn take<B: Backend>(
 
 /// The steps of one parameter's plan, recorded beside those of the group's other parameters.
 struct Recorded<'a, B: Backend> {
-    backend: &'a B,
-    metered: &'a mut Metered,
     param: usize,
     plan: &'a GatherPlan,
     /// Those that take part.
     ranks: usize,
     buffers: &'a [(BufferKey, B::Buffer<u8>)],
-    arrivals: &'a mut Arrivals<B>,
+    arrivals: &'a Arrivals<B>,
     moves: &'a mut Vec<Move<B>>,
     interleave: &'a mut Vec<InterleaveJob<B>>,
     transpose: &'a mut Vec<TransposeJob<B>>,
@@ -398,15 +390,13 @@ impl<B: Backend> GatherTarget<B> for Recorded<'_, B> {
             .ok_or_else(|| missing(self.plan, key))
     }
 
-    fn arrivals(&mut self, spec: &BufferSpec, bytes: usize) -> Result<B::Buffer<u8>, ShardError> {
-        let name = (self.param, spec.key);
+    fn arrivals(&mut self, spec: &BufferSpec, _: usize) -> Result<B::Buffer<u8>, ShardError> {
         // Several gathers may fetch it.
-        if let Some((_, known)) = self.arrivals.iter().find(|(known, _)| *known == name) {
-            return Ok(known.clone());
-        }
-        let buffer = self.metered.alloc::<B, u8>(self.backend, bytes)?;
-        self.arrivals.push((name, buffer.clone()));
-        Ok(buffer)
+        let name = (self.param, spec.key);
+        let found = self.arrivals.iter().find(|(known, _)| *known == name);
+        found
+            .map(|(_, buffer)| buffer.clone())
+            .ok_or_else(|| missing(self.plan, spec.key))
     }
 
     fn fetch(

@@ -9,11 +9,11 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use half::bf16;
 use lowp_format::{
-    BufferSpec, Code, Columnwise, Form, Orientation, Part, Phase, QuantizedTensor, Recipe, Role,
+    BufferSpec, Form, Orientation, Part, Phase, QuantizedTensor, Recipe, Role,
     ScaleLayout, Shape, Usage,
 };
 use lowp_fsdp::{OperandEncode, RecipeOperands, ShardedModel, ShardedWeight};
-use lowp_gemm::table::{self, Codes, Pass, is_codes};
+use lowp_gemm::table::{self, Pass};
 use lowp_gemm::{Dtype, GemmDesc, GemmKind, Operand, Scalars, ScaleMode};
 use lowp_kernels::{
     Backend, Cuda, CudaBuffer, CudaPlan, DecodeJob, KernelError, RepackJob, Source, StepScalars,

@@ -19,11 +19,10 @@ use layers::Model;
 use lowp_comm::{GradWire, Mesh};
 use lowp_format::spelling::Variant;
 use lowp_format::{AnyRecipe, Code, check_layer, layer_error};
-use lowp_fsdp::Sharding;
 use lowp_fsdp::cost::{
-    Bandwidth, CostConfig, CostError, Costs, HOST_GRAD_BUCKET, LayerShape, MAX_MICRO_BATCHES,
-    MAX_RANKS,
+    Bandwidth, CostConfig, CostError, Costs, LayerShape, MAX_MICRO_BATCHES, MAX_RANKS,
 };
+use lowp_fsdp::{Sharding, VarPlace};
 use lowp_train::Run;
 use std::path::Path;
 
@@ -154,7 +153,8 @@ fn setup(args: &Args) -> Result<CostConfig, UsageError> {
         sharding,
         reshard: reshard.among(mesh.shard)?,
         grad_wire: train::grad_wire(&args.grad_wire),
-        grad_bucket: HOST_GRAD_BUCKET,
+        vars: VarPlace::Host,
+        prefetch: false,
         accumulate: args.accumulate,
         recompute: args.recompute,
     })
