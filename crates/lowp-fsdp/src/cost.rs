@@ -199,6 +199,8 @@ pub struct Costs {
     pub resident: u128,
     /// Bytes of their masters.
     pub masters: u128,
+    /// Those bytes of linear weights of the rank that holds most that are scales, not codes.
+    pub scales: u128,
     /// Ranks of a replica that have no elements of linear layers.
     pub idle: usize,
     /// Bytes of variables, beside what the memory has: shards, and what they are gathered in.
@@ -255,6 +257,7 @@ impl Costs {
             idle: elements.iter().filter(|&&elements| elements == 0).count(),
             resident: all(|cost| &cost.stored),
             masters: 4 * all(|cost| &cost.elements),
+            scales: weights.sum(|cost| u128::from(cost.scales[memory.rank])),
             outside: vars.sum(|cost| u128::from(cost.stored[memory.rank] + cost.gathered)),
             staging: memory::staging(model, config),
             memory,

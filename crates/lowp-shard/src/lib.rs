@@ -70,7 +70,9 @@ pub use gather::{
     PoolBuffer, Reshard, Scratch, Scratches, Unsharded, batches, is_interleaved, pool_buffers,
     run_steps,
 };
-pub use grad_buckets::{GradBucketOptions, GradBuckets, GradParam, Reduced, grad_bucket_ranges, grad_slabs};
+pub use grad_buckets::{
+    GradBucketOptions, GradBuckets, GradParam, Reduced, grad_bucket_ranges, grad_slabs,
+};
 pub use init::Init;
 pub use requantize::{CastItem, Extent, Requantize, check_flat, flat_targets, targets};
 pub use scale_book::{BlockSlots, DelayedState, ScaleBook, ScaleBookBuilder, ScaleSlot};

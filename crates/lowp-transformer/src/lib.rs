@@ -26,8 +26,8 @@ mod params;
 mod sizes;
 
 #[cfg(feature = "cuda")]
-pub use cuda::{Gathers, Profile, Tokens, Transformer, TransformerError, capability};
+pub use cuda::{Gathers, Profile, Tokens, Transformer, TransformerError, capability, has_cudnn};
 pub use gpt_check::SizeError;
 pub use gpt_config::{Arch, GptConfig};
-pub use memory::{MicroBatch, ModelMemory};
+pub use memory::{HOPPER, MicroBatch, ModelMemory};
 pub use sizes::{Block, Sizes};

@@ -56,7 +56,10 @@ pub(crate) enum WeightUse {
     AsItIs,
     Decode(Place),
     /// Its block scales are copied into the form that products read.
-    Repack { form: Form, place: Place },
+    Repack {
+        form: Form,
+        place: Place,
+    },
 }
 
 impl LinearPlan {

@@ -28,6 +28,9 @@ pub(crate) fn norm_sums(tokens: usize, dim: usize) -> usize {
     tokens.div_ceil(NORM_ROWS) * 2 * dim
 }
 
+/// The compute capability of H100 and H200.
+pub const HOPPER: (i32, i32) = (9, 0);
+
 /// What a model is built for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MicroBatch {

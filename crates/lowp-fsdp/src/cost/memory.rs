@@ -157,7 +157,10 @@ fn bucket_lens(model: &ModelShapes, config: &CostConfig) -> (Vec<usize>, usize) 
     let shapes = layers.chain(model.vars.iter().copied());
     let lens: Vec<usize> = shapes.map(|shape| shape.elements()).collect();
     let buckets = grad_bucket_ranges(&lens, most).into_iter();
-    (buckets.map(|bucket| lens[bucket].iter().sum()).collect(), most)
+    (
+        buckets.map(|bucket| lens[bucket].iter().sum()).collect(),
+        most,
+    )
 }
 
 /// Memory of full gradients ([`grad_slabs`]): two slabs of a length where buckets travel while others are written, on devices and on a

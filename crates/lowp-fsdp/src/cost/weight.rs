@@ -4,8 +4,8 @@ use super::CostConfig;
 use crate::Sharding;
 use crate::builder::flat_shards;
 use lowp_format::{
-    Axis, FormatError, GatherPlan, GatherStep, Part, PhasePlans, Recipe, ReshardAfterForward,
-    RowCuts, Shape, Usage,
+    Axis, BufferSpec, FormatError, GatherPlan, GatherStep, Part, PhasePlans, Recipe,
+    ReshardAfterForward, RowCuts, Shape, Usage,
 };
 use lowp_shard::{FlatShard, ShardError, batches, is_interleaved, pool_buffers};
 use std::iter::Sum;
@@ -85,6 +85,8 @@ impl Sum for Local {
 pub(super) struct WeightCost {
     /// Bytes that each rank stores.
     pub(super) stored: Vec<u64>,
+    /// Those of them that are scales.
+    pub(super) scales: Vec<u64>,
     /// Elements of which each rank has masters, moments and gradients.
     pub(super) elements: Vec<u64>,
     /// In a step, of each micro-batch unless they are of whole weights.
@@ -161,10 +163,10 @@ impl WeightCost {
         });
         Ok(Self {
             stored: rows()
-                .map(|rows| {
-                    let specs = stored.iter();
-                    specs.map(|s| s.bytes(shape.with_rows(rows)) as u64).sum()
-                })
+                .map(|rows| bytes_of(&stored, shape.with_rows(rows), |_| true))
+                .collect(),
+            scales: rows()
+                .map(|rows| bytes_of(&stored, shape.with_rows(rows), is_scale))
                 .collect(),
             elements: rows().map(|rows| (rows * shape.cols) as u64).collect(),
             gathers,
@@ -200,9 +202,9 @@ impl WeightCost {
                 *sent += range.len() as u64;
             }
         }
-        let bytes = kept.iter().map(|spec| spec.bytes(shape) as u64).sum();
         Ok(Self {
-            stored: vec![bytes; ranks],
+            stored: vec![bytes_of(&kept, shape, |_| true); ranks],
+            scales: vec![bytes_of(&kept, shape, is_scale); ranks],
             elements: slices.iter().map(|slice| slice.len() as u64).collect(),
             gathers: vec![Gather {
                 of: Use::Whole,
@@ -217,6 +219,16 @@ impl WeightCost {
             staged,
         })
     }
+}
+
+/// Bytes of the buffers `which` of a tensor of `shape`.
+fn bytes_of(specs: &[BufferSpec], shape: Shape, which: fn(&BufferSpec) -> bool) -> u64 {
+    let specs = specs.iter().filter(|spec| which(spec));
+    specs.map(|spec| spec.bytes(shape) as u64).sum()
+}
+
+fn is_scale(spec: &BufferSpec) -> bool {
+    spec.key.part != Part::Data
 }
 
 /// Bytes that each rank sends.

@@ -185,12 +185,14 @@ impl<B: Backend> GradBuckets<B> {
             .all_equal("the gradient buckets", &describe(&params, options))?;
         let most = options.bytes / options.dtype.bytes();
         let lens: Vec<usize> = params.iter().map(GradParam::len).collect();
-        let buckets = grad_bucket_ranges(&lens, most).into_iter().map(|params| Bucket {
-            len: lens[params.clone()].iter().sum(),
-            params,
-            pushed: 0,
-            slab: None,
-        });
+        let buckets = grad_bucket_ranges(&lens, most)
+            .into_iter()
+            .map(|params| Bucket {
+                len: lens[params.clone()].iter().sum(),
+                params,
+                pushed: 0,
+                slab: None,
+            });
         let buckets: Vec<Bucket<B>> = buckets.collect();
         let mut params = params.into_iter();
         let mut planned = Vec::with_capacity(lens.len());

@@ -9,8 +9,8 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use half::bf16;
 use lowp_format::{
-    BufferSpec, Form, Orientation, Part, Phase, QuantizedTensor, Recipe, Role,
-    ScaleLayout, Shape, Usage,
+    BufferSpec, Form, Orientation, Part, Phase, QuantizedTensor, Recipe, Role, ScaleLayout, Shape,
+    Usage,
 };
 use lowp_fsdp::{OperandEncode, RecipeOperands, ShardedModel, ShardedWeight};
 use lowp_gemm::table::{self, Pass};
@@ -420,7 +420,10 @@ impl<R: Recipe> Linear<R> {
         set: Option<u64>,
     ) -> Done<Operand> {
         let (orientation, product) = match phase {
-            Phase::Forward => (Orientation::Rowwise, self.plan.products[Pass::Forward as usize]),
+            Phase::Forward => (
+                Orientation::Rowwise,
+                self.plan.products[Pass::Forward as usize],
+            ),
             Phase::Backward => (
                 Orientation::Columnwise,
                 self.plan.products[Pass::InputGrad as usize],

@@ -15,6 +15,7 @@ mod trace;
 
 pub use error::TransformerError;
 pub use model::{Tokens, Transformer};
+pub use sdpa::has_cudnn;
 pub use trace::{Gathers, Profile};
 
 use lowp_kernels::{Cuda, KernelError};

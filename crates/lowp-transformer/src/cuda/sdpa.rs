@@ -113,6 +113,12 @@ fn said(text: &[u8; TEXT]) -> String {
     )
 }
 
+/// Whether this program was built with cuDNN and the library is found.
+pub fn has_cudnn() -> bool {
+    // SAFETY: looks for the library.
+    cfg!(lowp_cudnn) && unsafe { raw::lowp_sdpa_version() } != 0
+}
+
 /// Planned attention of one shape.
 #[derive(Debug)]
 pub(super) struct Sdpa {
@@ -145,8 +151,7 @@ impl Sdpa {
                     .to_owned(),
             ));
         }
-        // SAFETY: looks for the library.
-        if unsafe { raw::lowp_sdpa_version() } == 0 {
+        if !has_cudnn() {
             return Ok(Err(
                 "cuDNN (libcudnn.so.9) was not found: have its folder in LD_LIBRARY_PATH"
                     .to_owned(),
