@@ -67,8 +67,7 @@ pub use flat_shard::FlatShard;
 pub use fsdp2::{FullTensor, GatherHooks, HookInput, HookOutput, HookSource, Outgoing, Sent};
 pub use gather::{
     GatherAccount, GatherGroup, GatherPoint, GatherPool, GatherTarget, GatherWatch, ParamAccount,
-    PoolBuffer, Reshard, Scratch, Scratches, Unsharded, batches, is_interleaved, pool_buffers,
-    run_steps,
+    PoolBuffer, Reshard, Scratch, Scratches, batches, is_interleaved, pool_buffers, run_steps,
 };
 pub use grad_buckets::{
     GradBucketOptions, GradBuckets, GradParam, Reduced, grad_bucket_ranges, grad_slabs,

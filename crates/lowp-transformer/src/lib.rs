@@ -19,10 +19,19 @@ mod gpt_check;
 mod gpt_config;
 #[cfg(any(feature = "cuda", test))]
 mod known;
+#[cfg_attr(
+    not(feature = "cuda"),
+    allow(dead_code, reason = "a plan needs the bytes alone")
+)]
 mod linear_plan;
 mod memory;
 #[cfg(any(feature = "cuda", test))]
 mod params;
+#[cfg_attr(
+    not(feature = "cuda"),
+    allow(dead_code, reason = "a plan needs the bytes alone")
+)]
+mod places;
 mod sizes;
 
 #[cfg(feature = "cuda")]

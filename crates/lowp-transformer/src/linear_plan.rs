@@ -8,7 +8,7 @@ use lowp_fsdp::encoded;
 use lowp_gemm::GemmKind;
 use lowp_gemm::table::{Codes, Pass, is_codes};
 
-use crate::memory::{BF16, F32, Place};
+use crate::places::{BF16, F32, Place};
 
 /// Factors of a product of two-level codes: alpha, and beta for what was there or was not.
 pub(crate) const FACTORS: Place = Place::lent("factors of a product", 3 * F32);
@@ -227,4 +227,88 @@ fn layouts(
     let [from, to] = [layout(Form::Compact)?, layout(form)?];
     let same = form == Form::Padded && from.padded() == to.padded();
     Ok((!same).then_some([from, to]))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::Arc;
+
+    use lowp_comm::LocalComm;
+    use lowp_format::AnyRecipe;
+    use lowp_fsdp::{LayerMemory, OperandPlan, RecipeOperands};
+    use lowp_kernels::{Backend, Cpu, Source};
+    use lowp_shard::ScaleBookBuilder;
+
+    const SHAPE: Shape = Shape::new(256, 384);
+    const TOKENS: usize = 128;
+    const HOPPER: (i32, i32) = (9, 0);
+    const BLACKWELL: (i32, i32) = (10, 0);
+
+    fn plan(recipe: &AnyRecipe, capability: (i32, i32)) -> LinearPlan {
+        let plan = LinearPlan::new(recipe, SHAPE, TOKENS, ["in", "kept in"], capability);
+        plan.expect("a plan")
+    }
+
+    /// What a layer casts into is what is planned, and holds what is decoded and repacked.
+    #[test]
+    fn operands_are_cast_into_the_planned_buffers() {
+        for recipe in AnyRecipe::all() {
+            let mut book = ScaleBookBuilder::default();
+            let operands = OperandPlan::new(&recipe, &mut book, 1, 0);
+            let book = Arc::new(book.build(&Cpu).expect("a book"));
+            let world = Arc::new(LocalComm::solo(&Cpu));
+            let memory = LayerMemory::new(&Cpu);
+            let operands = RecipeOperands::new(&Cpu, operands, book, Arc::default(), world, memory);
+            let encode = |role, width: usize| {
+                let shape = Shape::new(TOKENS, width);
+                let source = Cpu.alloc(shape.elements()).expect("room");
+                let part = (shape, Usage::BOTH, 0);
+                let planned =
+                    operands.plan_encode(role, part, &Source::Bf16(source), |_| Ok(None));
+                planned.expect("a cast")
+            };
+            let (x, dy) = (
+                encode(Role::Activation, SHAPE.cols),
+                encode(Role::Gradient, SHAPE.rows),
+            );
+            for capability in [HOPPER, BLACKWELL] {
+                let plan = plan(&recipe, capability);
+                let bytes = |places: &[Place]| places.iter().map(|p| p.bytes).sum::<usize>();
+                assert_eq!(bytes(&plan.x), x.bytes(&Cpu), "{}", recipe.name());
+                assert_eq!(bytes(&plan.dy), dy.bytes(&Cpu), "{}", recipe.name());
+                let of = |role: Role| if role == Role::Gradient { &dy } else { &x };
+                for decode in &plan.decodes {
+                    let codes = of(decode.role).target(decode.from, Part::Data);
+                    assert!(codes.is_some(), "{}: {decode:?}", recipe.name());
+                }
+                for repack in &plan.repacks {
+                    let scales = of(repack.role).target(repack.orientation, Part::BlockScale);
+                    assert!(scales.is_some(), "{}: {repack:?}", recipe.name());
+                }
+            }
+        }
+    }
+
+    /// Products of codes decode nothing, and those of values read every operand that holds codes decoded.
+    #[test]
+    fn what_is_decoded_follows_from_the_products() {
+        for recipe in AnyRecipe::all() {
+            for capability in [HOPPER, BLACKWELL] {
+                let plan = plan(&recipe, capability);
+                for (pass, product) in Pass::ALL.into_iter().zip(plan.products) {
+                    let operands = pass.operands().map(|(role, orientation)| {
+                        let here = |d: &&Decode| (d.role, d.orientation) == (role, orientation);
+                        let usage = encoded(&recipe.operand(role), Code::Bf16);
+                        let codes = role != Role::Weight && usage.contains(orientation.usage());
+                        (codes, plan.decodes.iter().filter(here).count())
+                    });
+                    for (codes, decodes) in operands {
+                        let expected = codes && product == GemmKind::Bf16;
+                        assert_eq!(decodes > 0, expected, "{}: {pass:?}", recipe.name());
+                    }
+                }
+            }
+        }
+    }
 }

@@ -13,6 +13,17 @@ pub(crate) fn bytes(args: &Args, setup: &Setup, name: &str) -> Option<u64> {
     if setup.device == Device::Cpu {
         return None;
     }
+    let (costs, network) = costs(args, setup, name, HOPPER)?;
+    u64::try_from(costs.on_device() + u128::from(network.total())).ok()
+}
+
+/// What its parameters cost, and what the network holds beside them on GPUs of this compute capability.
+pub(super) fn costs(
+    args: &Args,
+    setup: &Setup,
+    name: &str,
+    capability: (i32, i32),
+) -> Option<(Costs, ModelMemory)> {
     let config = &setup.config;
     let run = setup.runs.iter().find(|run| run.name == name)?;
     let linears = config.linears();
@@ -31,7 +42,6 @@ pub(crate) fn bytes(args: &Args, setup: &Setup, name: &str) -> Option<u64> {
         prefetch: !args.no_prefetch,
         ..CostConfig::default()
     };
-    let costs = Costs::new(&shapes, &recipes, name, &cost, None).ok()?;
     let batch = MicroBatch {
         sequences: sequences_at_once(config.batch, config.mesh.world(), config.accumulate).ok()?,
         first_token: 0,
@@ -40,8 +50,9 @@ pub(crate) fn bytes(args: &Args, setup: &Setup, name: &str) -> Option<u64> {
         prefetch: cost.prefetch,
         recompute: config.recompute,
     };
-    let network = ModelMemory::new(&config.model.sizes(), &recipes, &batch, HOPPER).ok()?;
-    u64::try_from(costs.on_device() + u128::from(network.total())).ok()
+    let costs = Costs::new(&shapes, &recipes, name, &cost, None).ok()?;
+    let network = ModelMemory::new(&config.model.sizes(), &recipes, &batch, capability).ok()?;
+    Some((costs, network))
 }
 
 #[cfg(feature = "cuda")]

@@ -1,8 +1,8 @@
 //! [`Memory`]: what the rank that holds most has in memory, by the account of a run.
 
+use super::config::{CostConfig, PARAMETER_STATE};
 use super::shapes::ModelShapes;
 use super::weights::Weights;
-use super::{CostConfig, PARAMETER_STATE};
 use crate::VarPlace;
 use crate::plain_vars::VarRecipe;
 use lowp_comm::GradWire;

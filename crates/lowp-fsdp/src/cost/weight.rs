@@ -1,6 +1,6 @@
 //! [`WeightCost`]: what one weight costs each rank, from its recipe's specs and gather plans.
 
-use super::CostConfig;
+use super::config::CostConfig;
 use crate::Sharding;
 use crate::builder::flat_shards;
 use lowp_format::{

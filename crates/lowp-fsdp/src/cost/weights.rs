@@ -1,6 +1,6 @@
 //! [`Weights`]: the costs of many weights, made once for each shape and recipe.
 
-use super::CostConfig;
+use super::config::CostConfig;
 use super::weight::WeightCost;
 use lowp_format::{Recipe, Shape};
 use lowp_shard::ShardError;

@@ -4,57 +4,15 @@ use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
-use lowp_format::{BufferKey, BufferSpec, GatherPlan, GatherStep, Phase, Recipe, Usage};
+use lowp_format::{BufferKey, BufferSpec, GatherPlan};
 use lowp_kernels::{Backend, InterleaveJob, KernelError, TransposeJob, Work};
 
-use super::graph::label;
+use super::kind::{GatherKind, KINDS, ParamPlans, label};
 use super::meter::{Meter, Metered};
 use super::scratch::Scratches;
 use super::steps::{GatherTarget, pool_buffers, run_steps};
 use crate::ShardError;
 use lowp_comm::{Among, Communicator, Done, Names, Order};
-
-/// What a group gathers, and from where.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum GatherKind {
-    /// What forward needs, from the shards; and what backward needs, unless that gathers again.
-    Forward,
-    /// What backward needs, from the shards.
-    Backward,
-    /// What backward needs, from the parts that a smaller group kept.
-    Parts,
-}
-
-impl GatherKind {
-    pub(super) const ALL: [GatherKind; 3] =
-        [GatherKind::Forward, GatherKind::Backward, GatherKind::Parts];
-}
-
-/// As many kinds of gathers has a group.
-const KINDS: u64 = GatherKind::ALL.len() as u64;
-
-impl From<Phase> for GatherKind {
-    fn from(phase: Phase) -> Self {
-        match phase {
-            Phase::Forward => GatherKind::Forward,
-            Phase::Backward => GatherKind::Backward,
-        }
-    }
-}
-
-/// The gathers of one parameter. What the shards cannot serve, and what the policy does not need, has none.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct ParamPlans {
-    pub(super) plans: [Option<GatherPlan>; 3],
-    /// Ranks that keep parts together.
-    pub(super) group: usize,
-}
-
-impl ParamPlans {
-    pub(super) fn plan(&self, kind: impl Into<GatherKind>) -> Option<&GatherPlan> {
-        self.plans[kind.into() as usize].as_ref()
-    }
-}
 
 /// Where one buffer of one parameter goes.
 #[derive(Debug)]
@@ -437,43 +395,6 @@ fn missing(plan: &GatherPlan, key: BufferKey) -> ShardError {
         usage: plan.usage,
     }
     .into()
-}
-
-/// Accepts plans whose derived buffers are exact transposes of their sources.
-pub(crate) fn check_derived<R: Recipe>(recipe: &R, plan: &GatherPlan) -> Result<(), ShardError> {
-    let all = recipe.buffers(Usage::BOTH);
-    for step in &plan.steps {
-        if let GatherStep::Derive { spec, from } = step {
-            let from = all.iter().find(|s| s.key == *from).unwrap_or(spec);
-            check_transpose(recipe.name(), spec, from, plan)?;
-        }
-    }
-    Ok(())
-}
-
-fn check_transpose(
-    recipe: &'static str,
-    spec: &BufferSpec,
-    from: &BufferSpec,
-    plan: &GatherPlan,
-) -> Result<(), ShardError> {
-    let [outer, inner] = from.entries(plan.full);
-    let why = if spec.code != from.code {
-        "their entries are encoded differently"
-    } else if spec.axes == from.axes {
-        "both follow the same axes (give the buffer Usage::BOTH and let it serve both)"
-    } else if spec.entries(plan.full) != [inner, outer] {
-        "their entry counts are not exchanged"
-    } else {
-        return Ok(());
-    };
-    let (buffer, from) = (spec.key.to_string(), from.key.to_string());
-    Err(ShardError::NotATranspose {
-        recipe,
-        buffer,
-        from,
-        why,
-    })
 }
 
 /// A borrowed set; goes back to the pool when dropped, to be lent behind the work that its stream has by

@@ -16,7 +16,7 @@ use super::linear::Shared;
 use super::ops::Heads;
 use super::place::at;
 use super::sdpa::{Sdpa, SdpaSizes};
-use crate::memory::{AttentionPlaces, CudnnPlaces, ProductPlaces};
+use crate::places::{AttentionPlaces, CudnnPlaces, ProductPlaces};
 use crate::sizes::Sizes;
 
 /// Rows of tokens with heads in them.

@@ -13,7 +13,7 @@ use super::attention::{Attention, Rows};
 use super::linear::{Linear, Shared};
 use super::ops::{Heads, NormParams, Ops};
 use super::place::at;
-use crate::memory::{BlockPlaces, NormPlaces};
+use crate::places::{BlockPlaces, NormPlaces};
 use crate::sizes::{Block, Sizes};
 
 type Values = CudaBuffer<bf16>;

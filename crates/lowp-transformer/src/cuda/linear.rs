@@ -29,7 +29,7 @@ use super::sdpa::{Sdpa, SdpaSizes};
 use super::trace::{GATHERS, Trace};
 use crate::known::Known;
 use crate::linear_plan::{Decode, FACTORS, LinearPlan, Repack, WeightUse};
-use crate::memory::{ModelPlaces, Place};
+use crate::places::{ModelPlaces, Place};
 
 /// What the layers of a model share.
 #[derive(Debug)]

@@ -21,7 +21,8 @@ use super::ops::Ops;
 use super::place::{Arena, at};
 use super::trace::{Profile, Trace};
 use crate::known::Known;
-use crate::memory::{MicroBatch, ModelMemory, ModelPlaces};
+use crate::memory::{MicroBatch, ModelMemory};
+use crate::places::ModelPlaces;
 use crate::sizes::{Block, Sizes};
 
 type Values = CudaBuffer<bf16>;

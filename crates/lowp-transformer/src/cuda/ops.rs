@@ -14,7 +14,7 @@ use super::TransformerError;
 use super::module::Kernels;
 use super::place::at;
 use super::trace::Trace;
-use crate::memory::{NORM_ROWS, norm_sums};
+use crate::places::{NORM_ROWS, norm_sums};
 use crate::params::{self, Arg};
 
 type Values = CudaBuffer<bf16>;

@@ -7,7 +7,8 @@ use half::bf16;
 use lowp_kernels::{Backend, Cuda, CudaBuffer, Element, KernelError};
 
 use super::TransformerError;
-use crate::memory::{Ledger, ModelMemory, Place};
+use crate::memory::{Ledger, ModelMemory};
+use crate::places::Place;
 
 /// The buffers of a model's places: layers run one after another, so that what one needs only while it runs the next one may have.
 #[derive(Debug)]

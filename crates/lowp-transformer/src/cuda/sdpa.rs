@@ -8,7 +8,7 @@ use lowp_kernels::{Cuda, CudaBuffer, KernelError};
 
 use super::TransformerError;
 use super::place::Arena;
-use crate::memory::sdpa_workspace;
+use crate::places::sdpa_workspace;
 
 /// Distances in values from one sequence, head and position to the next.
 pub(super) type Strides = [i64; 3];
