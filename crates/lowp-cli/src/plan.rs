@@ -10,9 +10,9 @@ pub(crate) use args::Args;
 use crate::output;
 use crate::usage::UsageError;
 use anyhow::Result;
+use args::Weight;
 use lowp_format::AnyRecipe;
 use lowp_format::spelling::Variant;
-use weight::Weight;
 
 /// The recipe that is asked for.
 enum Asked {

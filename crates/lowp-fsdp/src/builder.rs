@@ -3,7 +3,7 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use lowp_comm::MeshComm;
+use lowp_comm::{MeshComm, or_abort};
 use lowp_format::{PlainF32, QuantizedTensor, Recipe, Role, Shape, Usage};
 use lowp_kernels::{Backend, Source};
 use lowp_optim::{AdamWBuilder, Group, OptimError, ParamId, ParamSpec};
@@ -54,6 +54,31 @@ pub(crate) struct Builder<'a, B: Backend> {
     pub(crate) backend: &'a B,
     pub(crate) mesh: &'a MeshComm<B>,
     pub(crate) options: ModelOptions,
+}
+
+impl<B: Backend, R: Recipe> ShardedModel<B, R> {
+    /// Builds this rank's part: only its own elements are initialised and stored in f32, and they are those
+    /// of an unsharded model. `recipe` says which recipe each weight lives in. Collective.
+    ///
+    /// # Errors
+    /// A shape that the recipe cannot take or a product whose operands differ in format (with the layer's name), ranks
+    /// that disagree, or no room.
+    pub fn new(
+        backend: &B,
+        mesh: &MeshComm<B>,
+        recipe: impl Fn(&LinearSpec) -> R,
+        linears: &[LinearSpec],
+        vars: &[VarSpec],
+        options: ModelOptions,
+    ) -> Result<Self, ModelError> {
+        let builder = Builder {
+            backend,
+            mesh,
+            options,
+        };
+        let init = |param: &Begun<'_>, elements| Ok(param.initial(options.seed, elements));
+        or_abort(&*mesh.world, builder.build(recipe, linears, vars, init))
+    }
 }
 
 impl<B: Backend> Builder<'_, B> {

@@ -38,14 +38,15 @@ mod sharded_model;
 mod sharded_weight;
 mod spec;
 mod switch;
+mod weight_pieces;
 
-pub use checkpoint::about_recipe;
 pub use error::{ModelError, VarShapeError};
 pub use formats::{FormatMismatch, check_formats};
 pub use gradients::Gradients;
 pub use memory::LayerMemory;
-pub use operand::{OperandEncode, OperandPlan, OperandRole, PassState, RecipeOperands};
+pub use operand::{OperandEncode, OperandPlan, OperandRole, PassState, RecipeOperands, encoded};
 pub use plain_vars::VarPlace;
 pub use sharded_model::{ModelOptions, Passes, ShardedModel, Sharding, WeightBytes};
 pub use sharded_weight::ShardedWeight;
 pub use spec::{LinearSpec, VarSpec};
+pub use weight_pieces::about_recipe;

@@ -17,7 +17,7 @@ use lowp_shard::{DelayedState, ScaleBook, ScaleBookBuilder, ScaleSlot, ShardErro
 
 mod encode;
 
-pub use encode::OperandEncode;
+pub use encode::{OperandEncode, encoded};
 
 use crate::error::ModelError;
 use crate::memory::{CastBuffers, LayerMemory};

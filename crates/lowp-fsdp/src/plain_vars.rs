@@ -8,7 +8,9 @@ use std::sync::Arc;
 use lowp_comm::{MeshComm, or_abort};
 use lowp_format::{Orientation, Phase, PlainF32, Recipe, Shape};
 use lowp_kernels::{Backend, DecodeJob, Source, StepScalars, Work};
-use lowp_shard::{GatherGroup, GatherPool, ShardError, ShardedTensor, dequantize};
+use lowp_shard::{
+    GatherGroup, GatherPool, GradBucketOptions, ShardError, ShardedTensor, dequantize,
+};
 use serde_json::{Value, json};
 
 use crate::error::{ModelError, VarShapeError};
@@ -28,6 +30,19 @@ pub enum VarPlace {
     Host,
     /// In buffers of the backend.
     Backend,
+}
+
+/// Bytes of small gradients that travel together on a CPU: nothing overlaps there, so memory counts.
+const HOST_GRAD_BUCKET: usize = 1 << 16;
+
+impl VarPlace {
+    /// Bytes of gradients that travel together where layers run there.
+    pub fn grad_bucket(self) -> usize {
+        match self {
+            Self::Host => HOST_GRAD_BUCKET,
+            Self::Backend => GradBucketOptions::default().bytes,
+        }
+    }
 }
 
 /// The full values.

@@ -13,7 +13,6 @@ use lowp_kernels::{Backend, Source};
 use lowp_optim::{AdamW, Group, ParamId, StepOptions, StepReport};
 use lowp_shard::{Divergence, FlatGather, GradBucketOptions, ScaleBook, ScaleSlot};
 
-use crate::builder::{Begun, Builder};
 use crate::error::ModelError;
 use crate::gradients::Gradients;
 use crate::memory::LayerMemory;
@@ -21,7 +20,6 @@ use crate::operand::{PassState, RecipeOperands};
 use crate::plain_vars::{PlainVars, VarPlace};
 use crate::saving::Saving;
 use crate::sharded_weight::ShardedWeight;
-use crate::spec::{LinearSpec, VarSpec};
 
 /// What a rank has of the linear layers between steps. Both train the same bits.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
@@ -129,29 +127,6 @@ pub struct ShardedModel<B: Backend, R: Recipe> {
 }
 
 impl<B: Backend, R: Recipe> ShardedModel<B, R> {
-    /// Builds this rank's part: only its own elements are initialised and stored in f32, and they are those
-    /// of an unsharded model. `recipe` says which recipe each weight lives in. Collective.
-    ///
-    /// # Errors
-    /// A shape that the recipe cannot take or a product whose operands differ in format (with the layer's name), ranks
-    /// that disagree, or no room.
-    pub fn new(
-        backend: &B,
-        mesh: &MeshComm<B>,
-        recipe: impl Fn(&LinearSpec) -> R,
-        linears: &[LinearSpec],
-        vars: &[VarSpec],
-        options: ModelOptions,
-    ) -> Result<Self, ModelError> {
-        let builder = Builder {
-            backend,
-            mesh,
-            options,
-        };
-        let init = |param: &Begun<'_>, elements| Ok(param.initial(options.seed, elements));
-        or_abort(&*mesh.world, builder.build(recipe, linears, vars, init))
-    }
-
     /// This rank's weights, in the order of their layers.
     pub fn weights(&self) -> impl ExactSizeIterator<Item = &Arc<ShardedWeight<B, R>>> {
         self.weights.iter().map(|(_, weight)| weight)

@@ -18,11 +18,11 @@ use lowp_shard::{
 };
 use serde_json::Value;
 
-use crate::checkpoint::{about_recipe, restore_weight, weight_pieces};
 use crate::error::ModelError;
 use crate::gradients::Gradients;
 use crate::held::Held;
 use crate::memory::LayerMemory;
+use crate::weight_pieces::{about_recipe, restore_weight, weight_pieces};
 
 /// A quantized weight: its rows are sharded, gathered, decoded and freed around each use, or
 /// every rank has it whole and decodes it. Its gradient is reduced and scattered into this rank's

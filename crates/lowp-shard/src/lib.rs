@@ -67,9 +67,11 @@ pub use flat_shard::FlatShard;
 pub use fsdp2::{FullTensor, GatherHooks, HookInput, HookOutput, HookSource, Outgoing, Sent};
 pub use gather::{
     GatherAccount, GatherGroup, GatherPoint, GatherPool, GatherTarget, GatherWatch, ParamAccount,
-    Reshard, Scratch, Scratches, Unsharded, batches, run_steps,
+    PoolBuffer, Reshard, Scratch, Scratches, batches, is_interleaved, pool_buffers, run_steps,
 };
-pub use grad_buckets::{GradBucketOptions, GradBuckets, GradParam, Reduced};
+pub use grad_buckets::{
+    GradBucketOptions, GradBuckets, GradParam, Reduced, grad_bucket_ranges, grad_slabs,
+};
 pub use init::Init;
 pub use requantize::{CastItem, Extent, Requantize, check_flat, flat_targets, targets};
 pub use scale_book::{BlockSlots, DelayedState, ScaleBook, ScaleBookBuilder, ScaleSlot};

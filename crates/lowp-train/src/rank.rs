@@ -7,8 +7,7 @@ use std::time::Instant;
 use lowp_checkpoint::{Block, Dtype, Late, Piece, Saver};
 use lowp_comm::{Communicator, MeshComm};
 use lowp_format::spelling::Variant;
-use lowp_fsdp::cost::HOST_GRAD_BUCKET;
-use lowp_fsdp::{LinearSpec, ModelError, ModelOptions, ShardedModel, VarPlace, VarSpec};
+use lowp_fsdp::{LinearSpec, ModelError, ModelOptions, ShardedModel, VarSpec};
 use lowp_kernels::Backend;
 use lowp_optim::StepOptions;
 use lowp_shard::GradBucketOptions;
@@ -175,10 +174,7 @@ where
             reshard_after_forward: config.reshard_after_forward,
             grads: GradBucketOptions {
                 wire: config.grad_wire,
-                bytes: match N::VARS {
-                    VarPlace::Host => HOST_GRAD_BUCKET,
-                    VarPlace::Backend => GradBucketOptions::default().bytes,
-                },
+                bytes: N::VARS.grad_bucket(),
                 ..GradBucketOptions::default()
             },
             seed: config.seed,

@@ -19,12 +19,24 @@ mod gpt_check;
 mod gpt_config;
 #[cfg(any(feature = "cuda", test))]
 mod known;
+#[cfg_attr(
+    not(feature = "cuda"),
+    allow(dead_code, reason = "a plan needs the bytes alone")
+)]
+mod linear_plan;
+mod memory;
 #[cfg(any(feature = "cuda", test))]
 mod params;
+#[cfg_attr(
+    not(feature = "cuda"),
+    allow(dead_code, reason = "a plan needs the bytes alone")
+)]
+mod places;
 mod sizes;
 
 #[cfg(feature = "cuda")]
-pub use cuda::{Gathers, MicroBatch, Profile, Tokens, Transformer, TransformerError, capability};
+pub use cuda::{Gathers, Profile, Tokens, Transformer, TransformerError, capability, has_cudnn};
 pub use gpt_check::SizeError;
 pub use gpt_config::{Arch, GptConfig};
+pub use memory::{HOPPER, MicroBatch, ModelMemory};
 pub use sizes::{Block, Sizes};

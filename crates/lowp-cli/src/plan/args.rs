@@ -17,6 +17,7 @@ fn examples() -> String {
   lowp plan --recipe {DEFAULT_RECIPE} --shape 4096x1024 --world-size 8 --reshard-after-forward false
   lowp plan --recipe {DEFAULT_RECIPE} --shape 100x64 --world-size 3 --usage rowwise --json
   lowp plan --model 1b --world-size 8
+  lowp plan --model 1b --vocab 32768 --world-size 8 --device cuda --batch 128
   lowp plan --model config.json --mesh 16x64 --accumulate 4 --recompute --bandwidth 350,40
   lowp plan --model config.json --world-size 8 --keep-bf16 '*.down_proj' --json
 
@@ -54,6 +55,14 @@ JSON of --model:
       staged             beside full weights, with --sharding zero1
       buckets            of full gradients, as `lowp train` has them: one at a time
       variables, variable_state  full f32 copies; masters, moments and gradients of the own rows
+  device                 with --device cuda: what the GPU of that rank holds beside `memory`, and of it
+      sequences          of a micro-batch
+      scales             those bytes of `weights` that are no codes
+      variables_gathered  f32 shards of the variables, and what they are gathered in
+      staging            where gradients arrive that are added there
+      activations        kept for backward; in_turn: operands, logits and gradients that layers use in turn
+      workspaces         of products and attention; null as both above where a file's layers are not planned
+      total              with `memory`: `planned_bytes_per_rank` of `lowp train`
   left_out               array of `what`, and its `bytes` or null
   operations             array, in the order of a step:
       what               forward, forward_again, backward, full_weights, gradients, replicas or
@@ -95,6 +104,29 @@ pub(crate) struct Args {
     /// or GPT-2, experts included
     #[arg(long, value_name = "PRESET|FILE", conflicts_with = "usage")]
     pub(super) model: Option<String>,
+
+    /// Where the model runs: `cpu`, or `cuda`, with a GPU for each rank
+    #[arg(
+        long,
+        value_name = "NAME",
+        default_value = "cpu",
+        value_parser = PossibleValuesParser::new(["cpu", "cuda"]),
+        conflicts_with = "shape",
+        help_heading = MODEL
+    )]
+    pub(super) device: String,
+
+    /// Sequences per step on GPUs, over all ranks [default: 16]
+    #[arg(long, value_name = "N", conflicts_with = "shape", help_heading = MODEL)]
+    pub(super) batch: Option<usize>,
+
+    /// Have attention on a GPU run as plain products, not by cuDNN
+    #[arg(long, conflicts_with = "shape", help_heading = MODEL)]
+    pub(super) no_cudnn: bool,
+
+    /// Gather the weights of a block on a GPU only when it runs, not while the block before it does
+    #[arg(long, conflicts_with = "shape", help_heading = MODEL)]
+    pub(super) no_prefetch: bool,
 
     /// Number of ranks that the rows are cut for
     #[arg(long, value_name = "N", aliases = ["world", "ranks"], required_unless_present = "mesh")]
@@ -181,6 +213,18 @@ pub(crate) struct Args {
 
     #[command(flatten)]
     pub(super) options: RecipeOptionArgs,
+}
+
+/// The weight that a plan is of.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Weight<'a> {
+    /// The recipe as it was given.
+    pub(super) recipe: &'a str,
+    pub(super) shape: Shape,
+    pub(super) world: usize,
+    pub(super) usage: Usage,
+    /// Where it was given.
+    pub(super) reshard: Option<ReshardAfterForward>,
 }
 
 fn usage_of(text: String) -> Usage {

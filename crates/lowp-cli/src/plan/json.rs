@@ -1,6 +1,6 @@
 //! The JSON form of the plan of one weight.
 
-use super::weight::Weight;
+use super::args::Weight;
 use crate::reshard;
 use anyhow::Result;
 use lowp_format::{

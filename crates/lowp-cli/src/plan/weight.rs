@@ -1,5 +1,6 @@
 //! The plan of one weight: its buffers, and what the ranks exchange of it.
 
+use super::args::Weight;
 use super::json;
 use crate::usage::UsageError;
 use anyhow::Result;
@@ -11,18 +12,6 @@ use lowp_fsdp::cost::MAX_RANKS;
 
 /// Most elements of a weight, so that no sum of bytes overflows.
 const MAX_ELEMENTS: usize = 1 << 48;
-
-/// What the plan is of.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Weight<'a> {
-    /// The recipe as it was given.
-    pub(super) recipe: &'a str,
-    pub(super) shape: Shape,
-    pub(super) world: usize,
-    pub(super) usage: Usage,
-    /// Where it was given.
-    pub(super) reshard: Option<ReshardAfterForward>,
-}
 
 /// The plan of one weight in `recipe` as text.
 ///

@@ -15,6 +15,9 @@ use std::path::{Path, PathBuf};
 /// The recipe that commands use unless told otherwise: no amax to agree on, and half the bytes of bf16 on the wire.
 pub(crate) const DEFAULT_RECIPE: &str = "mxfp8";
 
+/// Sequences per step that are trained unless told otherwise.
+pub(crate) const DEFAULT_BATCH: usize = 16;
+
 /// A [`Sharding`] by name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum ShardingName {
@@ -70,6 +73,7 @@ JSON: {\"device\": \"cpu\" or \"cuda\", \"runs\": [..], \"config\": {..}}. One e
   flops_per_second       of the model's products and attention, forward and backward; what is computed again does not count
   parameter_bytes_per_rank  most bytes of weights, masters, moments, gradients and variables that a rank held at once
   device_bytes_per_rank  on GPUs, most bytes that a rank held there, activations included: as counted, and as measured
+  planned_bytes_per_rank  the same by the accounting of `lowp plan --device cuda`, before anything was allocated; null on a CPU
   gather_seconds_exposed  seconds of a step in which rank 0 only waited for gathered weights: of an average step, on a GPU of the last
   gather_seconds         on GPUs, seconds of the gathers of the last step, each from its begin to its end; null where the optimizer's step gathers
   gather_seconds_hidden  those of them in which it did not wait for a weight: 0 on a CPU
@@ -158,7 +162,7 @@ pub(crate) struct Args {
     pub(crate) data: Option<PathBuf>,
 
     /// Sequences per step, over all ranks
-    #[arg(long, value_name = "N", default_value_t = 16)]
+    #[arg(long, value_name = "N", default_value_t = DEFAULT_BATCH)]
     pub(crate) batch: usize,
 
     /// Micro-batches that the sequences of a step are cut into; their gradients add up

@@ -188,6 +188,25 @@ pub(crate) fn check_ranges(counts: &[(&str, usize, usize)]) -> Result<(), UsageE
     Ok(())
 }
 
+/// Sequences that a GPU has at a time: micro-batches are equal there.
+///
+/// # Errors
+/// A [`UsageError`] with a batch that divides.
+pub(crate) fn sequences_at_once(
+    batch: usize,
+    ranks: usize,
+    accumulate: usize,
+) -> Result<usize, UsageError> {
+    let parts = ranks * accumulate;
+    match batch.is_multiple_of(parts) && batch > 0 {
+        true => Ok(batch / parts),
+        false => Err(UsageError::new(format!(
+            "--batch {batch} does not divide into {parts} equal micro-batches, as GPUs take them: {ranks} ranks x --accumulate {accumulate}; take {}",
+            batch.max(1).next_multiple_of(parts)
+        ))),
+    }
+}
+
 /// The tokens of a batch.
 fn check_tokens(args: &Args, model: GptConfig) -> Result<(), UsageError> {
     let (batch, seq) = (args.batch, model.seq);

@@ -1,7 +1,7 @@
 //! The GPUs of `lowp train`: what they take, their ranks, and the network on one.
 
 use super::args::Args;
-use super::config::Setup;
+use super::config::{Setup, sequences_at_once};
 use crate::gpus;
 use crate::output;
 use crate::usage::UsageError;
@@ -53,17 +53,8 @@ pub(super) fn network(
 /// A [`UsageError`] with the option.
 pub(super) fn check(setup: &Setup) -> Result<(), UsageError> {
     let config = &setup.config;
-    let parts = config.mesh.world() * config.accumulate;
-    if !config.batch.is_multiple_of(parts) {
-        let next = config.batch.next_multiple_of(parts);
-        return Err(UsageError::new(format!(
-            "--batch {} does not divide into {parts} equal micro-batches, as GPUs take them: {} ranks x --accumulate {}; take {next}",
-            config.batch,
-            config.mesh.world(),
-            config.accumulate
-        )));
-    }
-    let tokens = config.batch / parts * config.model.seq;
+    let sequences = sequences_at_once(config.batch, config.mesh.world(), config.accumulate)?;
+    let tokens = sequences * config.model.seq;
     if !tokens.is_multiple_of(128) {
         return Err(UsageError::new(format!(
             "{tokens} tokens at a time on each GPU: their number is a multiple of 128; change --batch or --seq"

@@ -1,6 +1,8 @@
 //! The result file of `--json`; `lowp train --help` describes it.
 
+use super::args::Args;
 use super::config::Setup;
+use super::planned;
 use super::summary::baseline;
 use anyhow::Result;
 use lowp_train::Config;
@@ -20,6 +22,7 @@ struct Document<'a> {
 struct Run<'a> {
     #[serde(flatten)]
     result: &'a RunResult,
+    planned_bytes_per_rank: Option<u64>,
     /// To the baseline of the same seed.
     gap_percent: Option<f64>,
 }
@@ -28,9 +31,10 @@ struct Run<'a> {
 ///
 /// # Errors
 /// If a value has no JSON form.
-pub(crate) fn render(setup: &Setup, runs: &[RunResult]) -> Result<String> {
+pub(crate) fn render((args, setup): (&Args, &Setup), runs: &[RunResult]) -> Result<String> {
     let record = |result| Run {
         result,
+        planned_bytes_per_rank: planned::bytes(args, setup, &result.recipe),
         gap_percent: baseline(runs, result).map(|base| result.gap_percent(base)),
     };
     let document = Document {

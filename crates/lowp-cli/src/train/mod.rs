@@ -6,6 +6,7 @@ mod config;
 mod gpu;
 mod json;
 mod options;
+mod planned;
 mod progress;
 mod recipes;
 mod reference;
@@ -17,8 +18,8 @@ pub(crate) mod svg;
 mod table;
 mod world;
 
-pub(crate) use args::{Args, DEFAULT_RECIPE, ShardingName};
-pub(crate) use config::{check_ranges, grad_wire, reshard};
+pub(crate) use args::{Args, DEFAULT_BATCH, DEFAULT_RECIPE, ShardingName};
+pub(crate) use config::{check_ranges, grad_wire, reshard, sequences_at_once};
 pub(crate) use sizes::{Preset, SizeArgs};
 
 use crate::device::Device;
@@ -213,7 +214,7 @@ fn report(args: &Args, setup: &Setup, runs: &[RunResult]) -> Result<()> {
     let summaries = summaries(runs);
     let printed = output::print(&table::render(setup, &summaries));
     let json = args.json.as_ref().map_or(Ok(()), |path| {
-        write_atomically(path, &json::render(setup, runs)?)
+        write_atomically(path, &json::render((args, setup), runs)?)
     });
     let page = args.report.as_ref().map_or(Ok(()), |path| {
         write_atomically(path, &report::render(setup, &summaries)?)

@@ -1,6 +1,6 @@
 //! [`Bandwidth`]: the time that gathers take at rates that were measured or are given.
 
-use super::CostError;
+use super::config::CostError;
 use super::links::Links;
 use super::weight::Gather;
 use serde_json::Value;

@@ -1,13 +1,18 @@
 //! [`Memory`]: what the rank that holds most has in memory, by the account of a run.
 
+use super::config::{CostConfig, PARAMETER_STATE};
 use super::shapes::ModelShapes;
 use super::weights::Weights;
-use super::{CostConfig, PARAMETER_STATE};
+use crate::VarPlace;
 use crate::plain_vars::VarRecipe;
+use lowp_comm::GradWire;
 use lowp_format::{PhasePlans, Recipe, ReshardAfterForward};
+use lowp_shard::{grad_bucket_ranges, grad_slabs};
 use serde::Serialize;
+use std::collections::BTreeSet;
 
 const F32: u128 = 4;
+const BF16: u128 = 2;
 
 /// Bytes of one rank.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
@@ -49,18 +54,12 @@ impl Memory {
         config: &CostConfig,
     ) -> Self {
         let [_, variables] = model.parameters();
-        let mut elements: Vec<u128> = weights
-            .shapes()
-            .map(|shape| shape.elements() as u128)
-            .collect();
-        elements.sort_unstable();
-        elements.dedup();
-        // One buffer of each length on the device, and the longest on the host.
-        let longest = elements.last().copied().unwrap_or(0);
-        let decoded = F32 * (elements.iter().sum::<u128>() + longest);
         let common = Self {
-            gathered: gathered(weights, config.reshard),
-            decoded,
+            gathered: gathered(weights, config),
+            decoded: match config.vars {
+                VarPlace::Host => decoded(weights),
+                VarPlace::Backend => 0,
+            },
             staged: weights.sum(|cost| u128::from(cost.staged)),
             buckets: buckets(model, config),
             variables: F32 * variables,
@@ -112,42 +111,82 @@ impl Memory {
     }
 }
 
-/// Memory that weights are gathered in: those with equal plans take turns, unless they are kept until backward.
-fn gathered<R: Recipe + PartialEq>(weights: &Weights<R>, reshard: ReshardAfterForward) -> u128 {
-    if reshard == ReshardAfterForward::No {
+/// Memory that weights are decoded in: one buffer of each length on the device, and the longest on the host.
+fn decoded<R: Recipe + PartialEq>(weights: &Weights<R>) -> u128 {
+    let shapes = weights.shapes().map(|shape| shape.elements() as u128);
+    let elements: BTreeSet<u128> = shapes.collect();
+    let longest = elements.last().copied().unwrap_or(0);
+    F32 * (elements.iter().sum::<u128>() + longest)
+}
+
+/// Memory that weights are gathered in: those with equal plans take turns, unless they are kept until backward. With prefetches a
+/// block has all of its own, and the one before it, too.
+fn gathered<R: Recipe + PartialEq>(weights: &Weights<R>, config: &CostConfig) -> u128 {
+    if config.reshard == ReshardAfterForward::No {
         return weights.sum(|cost| u128::from(cost.gathered));
     }
-    let mut seen: Vec<&PhasePlans> = Vec::new();
+    let mut sets: Vec<(&PhasePlans, usize)> = Vec::new();
     let mut bytes = 0;
-    for cost in weights.costs() {
-        if let Some(plans) = &cost.plans
-            && !seen.contains(&plans)
-        {
-            seen.push(plans);
+    for (kind, cost) in weights.costs().enumerate() {
+        let Some(plans) = &cost.plans else { continue };
+        if sets.iter().all(|(known, _)| *known != plans) {
+            sets.push((plans, kind));
             bytes += u128::from(cost.gathered);
         }
     }
-    bytes
+    if !config.prefetch || config.vars == VarPlace::Host {
+        return bytes;
+    }
+    let at_once = |(plans, first): &(&PhasePlans, usize)| {
+        let same = |kind: usize| weights.kinds[kind].cost.plans.as_ref() == Some(*plans);
+        let same: Vec<bool> = (0..weights.kinds.len()).map(same).collect();
+        let blocks = weights.blocks.chunk_by(|a, b| a.block == b.block);
+        let blocks = blocks.map(|block| block.iter().filter(|one| same[one.kind]).count());
+        let blocks: Vec<usize> = blocks.chain([0]).collect();
+        let pairs = blocks.windows(2).map(|pair| pair[0] + pair[1]);
+        let sets = pairs.max().unwrap_or(0) as u128;
+        sets * u128::from(weights.kinds[*first].cost.gathered)
+    };
+    sets.iter().map(at_once).sum()
 }
 
-/// Memory of full gradients (`GradBuckets`, in the order of backward): a slab of each length, and two of it where a single rank
-/// waits for nobody.
-fn buckets(model: &ModelShapes, config: &CostConfig) -> u128 {
-    let most = config.grad_bucket / 4;
+/// Lengths of the buckets of full gradients, in the order of backward, and the most elements that share one.
+fn bucket_lens(model: &ModelShapes, config: &CostConfig) -> (Vec<usize>, usize) {
+    let most = config.vars.grad_bucket() / size_of::<f32>();
     let layers = model.layers.iter().rev().map(|layer| layer.shape);
-    let mut lens: Vec<usize> = Vec::new();
-    for shape in layers.chain(model.vars.iter().copied()) {
-        let len = shape.elements();
-        match lens.last_mut() {
-            Some(last) if *last + len <= most => *last += len,
-            _ => lens.push(len),
-        }
+    let shapes = layers.chain(model.vars.iter().copied());
+    let lens: Vec<usize> = shapes.map(|shape| shape.elements()).collect();
+    let buckets = grad_bucket_ranges(&lens, most).into_iter();
+    (
+        buckets.map(|bucket| lens[bucket].iter().sum()).collect(),
+        most,
+    )
+}
+
+/// Memory of full gradients ([`grad_slabs`]): two slabs of a length where buckets travel while others are written, on devices and on a
+/// single rank, which waits for nobody.
+fn buckets(model: &ModelShapes, config: &CostConfig) -> u128 {
+    let (lens, most) = bucket_lens(model, config);
+    let enqueued = config.vars == VarPlace::Backend || config.mesh.world() == 1;
+    let slabs = grad_slabs(&lens, most, if enqueued { 2 } else { 1 });
+    let bytes = slabs
+        .iter()
+        .map(|&(len, count)| len as u128 * count as u128);
+    F32 * bytes.sum::<u128>()
+}
+
+/// Memory between devices and sums, of the longest bucket: gradients in the dtype of the wire, the parts of all ranks, and what is added to
+/// the sums of earlier micro-batches.
+pub(super) fn staging(model: &ModelShapes, config: &CostConfig) -> u128 {
+    if config.vars == VarPlace::Host {
+        return 0;
     }
-    let common = lens.iter().copied().filter(|&len| len <= most).max();
-    let common = common.unwrap_or(0);
-    let mut slabs: Vec<usize> = lens.into_iter().map(|len| len.max(common)).collect();
-    slabs.sort_unstable();
-    let at_once = if config.mesh.world() == 1 { 2 } else { 1 };
-    let of_length = |same: &[usize]| same.len().min(at_once) as u128 * same[0] as u128;
-    F32 * slabs.chunk_by(|a, b| a == b).map(of_length).sum::<u128>()
+    let (lens, _) = bucket_lens(model, config);
+    let longest = lens.into_iter().max().unwrap_or(0) as u128;
+    let [several, again] = [config.mesh.shard > 1, config.accumulate > 1].map(u128::from);
+    let added = several * again * F32 * longest.div_ceil(config.mesh.shard as u128);
+    match config.grad_wire {
+        GradWire::F32 => several * again * F32 * longest + added,
+        GradWire::Bf16 => BF16 * longest * (1 + several) + added,
+    }
 }

@@ -1,6 +1,6 @@
 //! [`ModelShapes`]: the parameters of a model that is planned.
 
-use super::CostError;
+use super::config::CostError;
 use crate::plain_vars::shape_of;
 use crate::{LinearSpec, VarSpec};
 use lowp_format::Shape;

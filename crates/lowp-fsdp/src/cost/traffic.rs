@@ -1,6 +1,6 @@
 //! [`Operation`]: the collectives of one step, with their bytes and the time of gathers.
 
-use super::CostConfig;
+use super::config::CostConfig;
 use super::bandwidth::Bandwidth;
 use super::links::{Links, Moved, Route, neighbours, replicas};
 use super::weight::{Gather, Local, Use};

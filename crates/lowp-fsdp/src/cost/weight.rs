@@ -1,13 +1,13 @@
 //! [`WeightCost`]: what one weight costs each rank, from its recipe's specs and gather plans.
 
-use super::CostConfig;
+use super::config::CostConfig;
 use crate::Sharding;
 use crate::builder::flat_shards;
 use lowp_format::{
-    Axis, BufferKey, FormatError, GatherPlan, GatherStep, Part, PhasePlans, Recipe,
-    ReshardAfterForward, RowCuts, Shape, Transport, Usage,
+    Axis, BufferSpec, FormatError, GatherPlan, GatherStep, Part, PhasePlans, Recipe,
+    ReshardAfterForward, RowCuts, Shape, Usage,
 };
-use lowp_shard::{FlatShard, ShardError, batches};
+use lowp_shard::{FlatShard, ShardError, batches, is_interleaved, pool_buffers};
 use std::iter::Sum;
 use std::ops::{AddAssign, Mul};
 
@@ -85,6 +85,8 @@ impl Sum for Local {
 pub(super) struct WeightCost {
     /// Bytes that each rank stores.
     pub(super) stored: Vec<u64>,
+    /// Those of them that are scales.
+    pub(super) scales: Vec<u64>,
     /// Elements of which each rank has masters, moments and gradients.
     pub(super) elements: Vec<u64>,
     /// In a step, of each micro-batch unless they are of whole weights.
@@ -161,10 +163,10 @@ impl WeightCost {
         });
         Ok(Self {
             stored: rows()
-                .map(|rows| {
-                    let specs = stored.iter();
-                    specs.map(|s| s.bytes(shape.with_rows(rows)) as u64).sum()
-                })
+                .map(|rows| bytes_of(&stored, shape.with_rows(rows), |_| true))
+                .collect(),
+            scales: rows()
+                .map(|rows| bytes_of(&stored, shape.with_rows(rows), is_scale))
                 .collect(),
             elements: rows().map(|rows| (rows * shape.cols) as u64).collect(),
             gathers,
@@ -200,9 +202,9 @@ impl WeightCost {
                 *sent += range.len() as u64;
             }
         }
-        let bytes = kept.iter().map(|spec| spec.bytes(shape) as u64).sum();
         Ok(Self {
-            stored: vec![bytes; ranks],
+            stored: vec![bytes_of(&kept, shape, |_| true); ranks],
+            scales: vec![bytes_of(&kept, shape, is_scale); ranks],
             elements: slices.iter().map(|slice| slice.len() as u64).collect(),
             gathers: vec![Gather {
                 of: Use::Whole,
@@ -217,6 +219,16 @@ impl WeightCost {
             staged,
         })
     }
+}
+
+/// Bytes of the buffers `which` of a tensor of `shape`.
+fn bytes_of(specs: &[BufferSpec], shape: Shape, which: fn(&BufferSpec) -> bool) -> u64 {
+    let specs = specs.iter().filter(|spec| which(spec));
+    specs.map(|spec| spec.bytes(shape) as u64).sum()
+}
+
+fn is_scale(spec: &BufferSpec) -> bool {
+    spec.key.part != Part::Data
 }
 
 /// Bytes that each rank sends.
@@ -240,45 +252,9 @@ fn local(plan: &GatherPlan) -> Local {
     steps.map(|step| Local::of(bytes(step) as u64)).sum()
 }
 
-/// Whether pieces of several ranks arrive beside where they go.
-fn is_interleaved(step: &GatherStep) -> bool {
-    let several = |pieces: &[usize]| pieces.iter().filter(|&&piece| piece > 0).count() > 1;
-    match step {
-        GatherStep::Concat {
-            transport: Transport::Interleave,
-            pieces,
-            ..
-        } => several(pieces),
-        _ => false,
-    }
-}
-
-/// Bytes of one set of destination buffers (`GatherPool`): each buffer of all plans once, and once more where pieces have to be
-/// interleaved.
+/// Bytes of one set of destination buffers (`GatherPool`).
 fn gathered(plans: &PhasePlans) -> u64 {
-    let (mut made, mut bytes): (Vec<(BufferKey, bool)>, usize) = (Vec::new(), 0);
-    let mut take = |key: BufferKey, arrivals: bool, len: usize| {
-        if !made.contains(&(key, arrivals)) {
-            made.push((key, arrivals));
-            bytes += len;
-        }
-    };
-    let all = [
-        Some(&plans.forward),
-        Some(&plans.backward),
-        plans.parts.as_ref(),
-    ];
-    for plan in all.into_iter().flatten() {
-        for step in &plan.steps {
-            let spec = step.spec();
-            if matches!(step, GatherStep::Replicated { .. }) {
-                continue;
-            }
-            if is_interleaved(step) {
-                take(spec.key, true, step.wire_bytes());
-            }
-            take(spec.key, false, spec.bytes(plan.full));
-        }
-    }
-    bytes as u64
+    let all = [&plans.forward, &plans.backward].into_iter();
+    let buffers = pool_buffers(all.chain(&plans.parts));
+    buffers.iter().map(|buffer| buffer.bytes as u64).sum()
 }

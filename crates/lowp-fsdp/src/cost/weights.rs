@@ -1,6 +1,6 @@
 //! [`Weights`]: the costs of many weights, made once for each shape and recipe.
 
-use super::CostConfig;
+use super::config::CostConfig;
 use super::weight::WeightCost;
 use lowp_format::{Recipe, Shape};
 use lowp_shard::ShardError;
@@ -14,37 +14,52 @@ pub(super) struct Kind<R> {
     pub(super) cost: WeightCost,
 }
 
+/// A weight of a block.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct OfBlock {
+    pub(super) block: usize,
+    /// Its number among the kinds.
+    pub(super) kind: usize,
+}
+
 /// All weights, or all variables.
 #[derive(Clone, Debug)]
 pub(super) struct Weights<R> {
     pub(super) kinds: Vec<Kind<R>>,
+    /// In the order of forward.
+    pub(super) blocks: Vec<OfBlock>,
 }
 
 impl<R: Recipe + PartialEq> Weights<R> {
-    /// The costs of weights of these recipes and shapes.
+    /// The costs of weights of these recipes, blocks and shapes.
     ///
     /// # Errors
     /// A shape that its recipe cannot take, with the number of the weight.
     pub(super) fn new(
-        all: impl Iterator<Item = (R, Shape)>,
+        all: impl Iterator<Item = (R, usize, Shape)>,
         config: &CostConfig,
     ) -> Result<Self, (usize, ShardError)> {
         let mut kinds: Vec<Kind<R>> = Vec::new();
-        for (number, (recipe, shape)) in all.enumerate() {
-            let same = |kind: &&mut Kind<R>| kind.shape == shape && kind.recipe == recipe;
-            if let Some(known) = kinds.iter_mut().find(same) {
-                known.count += 1;
-                continue;
-            }
-            let cost = WeightCost::new(&recipe, shape, config).map_err(|error| (number, error))?;
-            kinds.push(Kind {
-                recipe,
-                shape,
-                count: 1,
-                cost,
-            });
+        let mut blocks = Vec::new();
+        for (number, (recipe, block, shape)) in all.enumerate() {
+            let same = |kind: &Kind<R>| kind.shape == shape && kind.recipe == recipe;
+            let kind = match kinds.iter().position(same) {
+                Some(known) => known,
+                None => {
+                    let cost = WeightCost::new(&recipe, shape, config);
+                    kinds.push(Kind {
+                        recipe,
+                        shape,
+                        count: 0,
+                        cost: cost.map_err(|error| (number, error))?,
+                    });
+                    kinds.len() - 1
+                }
+            };
+            kinds[kind].count += 1;
+            blocks.push(OfBlock { block, kind });
         }
-        Ok(Self { kinds })
+        Ok(Self { kinds, blocks })
     }
 
     /// The shapes that there are.

@@ -54,6 +54,17 @@ impl<B: Backend> OperandEncode<B> {
     }
 }
 
+/// The orientations in which products read codes of `operand`, whose values are `stored`; in others they read the values themselves.
+pub fn encoded(operand: &Operand, stored: Code) -> Usage {
+    let as_it_is = |kernel: &KernelKey| {
+        is_plain(kernel)
+            || (kernel.element == stored && kernel.scale == ScaleRule::None && !kernel.hadamard)
+    };
+    let cast = |o: &Orientation| !as_it_is(&operand.quantizers.of(*o).kernel);
+    let cast = Orientation::ALL.into_iter().filter(cast);
+    cast.fold(Usage::empty(), |all, o| all | o.usage()) & operand.quantized
+}
+
 impl<B: Backend> RecipeOperands<B> {
     /// How operands in `role` are quantized; nothing for a weight that is multiplied as it is gathered.
     pub fn operand(&self, role: Role) -> Option<&Operand> {
@@ -94,13 +105,7 @@ impl<B: Backend> RecipeOperands<B> {
             Source::F32(_) => Code::F32,
             Source::Bf16(_) => Code::Bf16,
         };
-        let as_it_is = |kernel: &KernelKey| {
-            is_plain(kernel)
-                || (kernel.element == stored && kernel.scale == ScaleRule::None && !kernel.hadamard)
-        };
-        let cast = |o: &Orientation| !as_it_is(&quantizers.of(*o).kernel);
-        let cast = Orientation::ALL.into_iter().filter(cast);
-        let usage = cast.fold(Usage::empty(), |all, o| all | o.usage()) & usage & operand.quantized;
+        let usage = encoded(&operand, stored) & usage;
         let mut planned = OperandEncode {
             quantizers,
             usage,

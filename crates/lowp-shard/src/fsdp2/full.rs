@@ -3,8 +3,7 @@
 use lowp_format::{AnyRecipe, QuantizedTensor, Recipe};
 use lowp_kernels::Backend;
 
-use super::send::{check_len, version_of};
-use super::work::{Layout, Memory, Named};
+use super::work::{Layout, Memory, Named, check_len, version_of};
 use super::{GatherHooks, HookOutput};
 use crate::version::Version;
 use crate::{ShardError, ShardedTensor};

@@ -1,11 +1,11 @@
 //! [`Outgoing`]: what a rank sends. [`Sent`]: what is known of it when it arrives.
 
-use lowp_comm::CommError;
 use lowp_format::{AnyRecipe, Recipe};
 use lowp_kernels::Backend;
 
+use super::work::{check_len, version_of};
 use super::{FullTensor, GatherHooks, HookInput, HookOutput, describe};
-use crate::version::{CastInto, Version};
+use crate::version::Version;
 use crate::{ShardError, ShardedTensor};
 
 /// What one rank sends: buffers of its shard, and padded copies where its piece is shorter than those of other ranks.
@@ -93,28 +93,6 @@ impl<R: Recipe> GatherHooks<R> {
     pub(super) fn name(&self) -> String {
         format!("{} {}", self.planned.recipe.name(), self.full())
     }
-}
-
-/// Checks that a buffer has as many bytes as it must have.
-pub(super) fn check_len<B: Backend>(
-    backend: &B,
-    item: usize,
-    what: &'static str,
-    buffer: &B::Buffer<u8>,
-    needed: usize,
-) -> Result<(), ShardError> {
-    let found = backend.len(buffer);
-    if found == needed {
-        return Ok(());
-    }
-    Err(CommError::ItemLength {
-        op: "a gather by hooks",
-        item,
-        what,
-        needed,
-        found,
-    }
-    .into())
 }
 
 impl<B: Backend, R: Recipe> Outgoing<B, R> {
@@ -268,11 +246,4 @@ impl<R: Recipe> Sent<R> {
         }
         Ok(())
     }
-}
-
-/// What counts the writes of `shard`; clones of it share it.
-pub(super) fn version_of<B: Backend, R: Recipe>(shard: &ShardedTensor<B, R>) -> Version {
-    CastInto::version(shard.local())
-        .cloned()
-        .unwrap_or_default()
 }

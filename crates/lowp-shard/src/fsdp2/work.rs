@@ -2,10 +2,12 @@
 
 use std::ops::Range;
 
+use lowp_comm::CommError;
 use lowp_format::{BufferKey, BufferSpec, FormatError, QuantizedTensor, Recipe};
 use lowp_kernels::{Backend, InterleaveJob, StepScalars, TransposeJob, Work};
 
 use super::{GatherHooks, HookInput, HookSource};
+use crate::version::{CastInto, Version};
 use crate::{GatherTarget, ShardError, ShardedTensor, run_steps};
 
 /// Buffers by name.
@@ -251,4 +253,33 @@ impl<B: Backend> GatherTarget<B> for Recorded<'_, B> {
         // The shard's own buffer serves.
         Ok(())
     }
+}
+
+/// Checks that a buffer has as many bytes as it must have.
+pub(super) fn check_len<B: Backend>(
+    backend: &B,
+    item: usize,
+    what: &'static str,
+    buffer: &B::Buffer<u8>,
+    needed: usize,
+) -> Result<(), ShardError> {
+    let found = backend.len(buffer);
+    if found == needed {
+        return Ok(());
+    }
+    Err(CommError::ItemLength {
+        op: "a gather by hooks",
+        item,
+        what,
+        needed,
+        found,
+    }
+    .into())
+}
+
+/// What counts the writes of `shard`; clones of it share it.
+pub(super) fn version_of<B: Backend, R: Recipe>(shard: &ShardedTensor<B, R>) -> Version {
+    CastInto::version(shard.local())
+        .cloned()
+        .unwrap_or_default()
 }

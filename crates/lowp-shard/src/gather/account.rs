@@ -3,7 +3,7 @@
 use lowp_format::{GatherPlan, Recipe, Shape};
 use lowp_kernels::Backend;
 
-use super::pool::{GatherKind, ParamPlans};
+use super::kind::{GatherKind, ParamPlans};
 use super::pooled;
 use crate::ShardedTensor;
 use lowp_comm::Communicator;

@@ -3,7 +3,8 @@
 use lowp_format::Recipe;
 use lowp_kernels::{Backend, KernelError, StepScalars};
 
-use super::pool::{GatherKind, Lease, Move};
+use super::kind::{GatherKind, label};
+use super::pool::{Lease, Move};
 use super::{GatherGroup, GatherPoint};
 use crate::ShardError;
 use lowp_comm::{Collective, Communicator, GatherItem, Traffic};
@@ -165,14 +166,4 @@ impl<B: Backend, R: Recipe> GatherGroup<B, R> {
         };
         moves.iter().map(item).collect()
     }
-}
-
-/// What ranks that gather the same have in common, beside lengths: group `number` of those of a pool.
-pub(super) fn label(number: u64, kind: GatherKind) -> String {
-    let what = match kind {
-        GatherKind::Forward => "for forward",
-        GatherKind::Backward => "for backward",
-        GatherKind::Parts => "for backward, of kept parts",
-    };
-    format!("group {number} {what}")
 }

@@ -13,6 +13,7 @@ use lowp_comm::{Communicator, or_abort, ordered};
 
 mod account;
 mod graph;
+mod kind;
 mod meter;
 mod plan;
 pub use plan::batches;
@@ -24,14 +25,15 @@ mod views;
 mod watch;
 
 pub use account::{GatherAccount, ParamAccount};
+use kind::{GatherKind, ParamPlans};
+pub(crate) use plan::check_derived;
 use plan::{describe, plan_params};
 pub use pool::GatherPool;
-pub(crate) use pool::check_derived;
-use pool::{GatherKind, Geometry, Lease, ParamPlans};
+use pool::{Geometry, Lease};
 use reshard::Parts;
 pub use reshard::Reshard;
 pub use scratch::{Scratch, Scratches};
-pub use steps::{GatherTarget, run_steps};
+pub use steps::{GatherTarget, PoolBuffer, is_interleaved, pool_buffers, run_steps};
 use views::Views;
 pub use watch::{GatherPoint, GatherWatch};
 
@@ -169,26 +171,6 @@ impl<B: Backend, R: Recipe> GatherGroup<B, R> {
         }
         let done = self.start(phase);
         or_abort(&*self.comm, done)
-    }
-
-    /// The full tensors for `phase` as a value, for work of `compute`: what that stream is given afterwards follows the
-    /// gather. When the value is dropped the phase is over ([`GatherGroup::reshard`]), and the memory is lent again
-    /// behind the work that `compute` has by then.
-    ///
-    /// # Errors
-    /// As [`GatherGroup::unshard`]; a stream of another device.
-    pub fn unsharded(
-        &mut self,
-        phase: Phase,
-        compute: &B,
-    ) -> Result<Unsharded<'_, B, R>, ShardError> {
-        self.unshard(phase)?;
-        let ordered = compute.wait_for(&self.backend);
-        or_abort(&*self.comm, ordered)?;
-        Ok(Unsharded {
-            group: self,
-            compute: compute.clone(),
-        })
     }
 
     /// Whether a parameter was written since it was gathered, or since its gather began.
@@ -399,32 +381,4 @@ impl<B: Backend, R: Recipe> GatherGroup<B, R> {
 /// Whether a buffer lies in the pool rather than in the shard.
 fn pooled(spec: &BufferSpec) -> bool {
     spec.origin != Origin::Replicated
-}
-
-/// The full tensors of a group while they are used ([`GatherGroup::unsharded`]).
-#[derive(Debug)]
-pub struct Unsharded<'a, B: Backend, R: Recipe = AnyRecipe> {
-    group: &'a mut GatherGroup<B, R>,
-    compute: B,
-}
-
-impl<B: Backend, R: Recipe> Unsharded<'_, B, R> {
-    /// The full tensor of parameter `param`.
-    ///
-    /// # Errors
-    /// There is no such parameter, or it was cast since it was gathered.
-    pub fn tensor(&self, param: usize) -> Result<&Full<B, R>, ShardError> {
-        self.group.tensor(param)
-    }
-}
-
-impl<B: Backend, R: Recipe> Drop for Unsharded<'_, B, R> {
-    fn drop(&mut self) {
-        // The memory is lent again behind the group's stream.
-        if self.group.backend.wait_for(&self.compute).is_err() {
-            // A device that cannot wait does not get the memory again.
-            std::mem::forget(self.group.lease.take());
-        }
-        self.group.reshard();
-    }
 }

@@ -1,9 +1,11 @@
 //! The plans of a group: which steps each parameter takes in each phase, and what ranks compare of them.
 
-use lowp_format::{GatherPlan, Phase, PhasePlans, Recipe, ReshardAfterForward, Usage};
+use lowp_format::{
+    BufferSpec, GatherPlan, GatherStep, Phase, PhasePlans, Recipe, ReshardAfterForward, Usage,
+};
 use lowp_kernels::Backend;
 
-use super::pool::{ParamPlans, check_derived};
+use super::kind::ParamPlans;
 use crate::{ShardError, ShardedTensor};
 use lowp_comm::{CommError, Communicator, LARGE_PIECE};
 
@@ -85,4 +87,41 @@ pub fn batches(plan: &GatherPlan) -> usize {
     });
     let (large, small): (Vec<_>, Vec<_>) = largest.partition(|&bytes| bytes >= LARGE_PIECE);
     usize::from(!large.is_empty()) + usize::from(!small.is_empty())
+}
+
+/// Accepts plans whose derived buffers are exact transposes of their sources.
+pub(crate) fn check_derived<R: Recipe>(recipe: &R, plan: &GatherPlan) -> Result<(), ShardError> {
+    let all = recipe.buffers(Usage::BOTH);
+    for step in &plan.steps {
+        if let GatherStep::Derive { spec, from } = step {
+            let from = all.iter().find(|s| s.key == *from).unwrap_or(spec);
+            check_transpose(recipe.name(), spec, from, plan)?;
+        }
+    }
+    Ok(())
+}
+
+fn check_transpose(
+    recipe: &'static str,
+    spec: &BufferSpec,
+    from: &BufferSpec,
+    plan: &GatherPlan,
+) -> Result<(), ShardError> {
+    let [outer, inner] = from.entries(plan.full);
+    let why = if spec.code != from.code {
+        "their entries are encoded differently"
+    } else if spec.axes == from.axes {
+        "both follow the same axes (give the buffer Usage::BOTH and let it serve both)"
+    } else if spec.entries(plan.full) != [inner, outer] {
+        "their entry counts are not exchanged"
+    } else {
+        return Ok(());
+    };
+    let (buffer, from) = (spec.key.to_string(), from.key.to_string());
+    Err(ShardError::NotATranspose {
+        recipe,
+        buffer,
+        from,
+        why,
+    })
 }

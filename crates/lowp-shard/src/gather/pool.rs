@@ -4,57 +4,15 @@ use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
-use lowp_format::{BufferKey, BufferSpec, GatherPlan, GatherStep, Phase, Recipe, Usage};
+use lowp_format::{BufferKey, BufferSpec, GatherPlan};
 use lowp_kernels::{Backend, InterleaveJob, KernelError, TransposeJob, Work};
 
-use super::graph::label;
+use super::kind::{GatherKind, KINDS, ParamPlans, label};
 use super::meter::{Meter, Metered};
 use super::scratch::Scratches;
-use super::steps::{GatherTarget, run_steps};
+use super::steps::{GatherTarget, pool_buffers, run_steps};
 use crate::ShardError;
 use lowp_comm::{Among, Communicator, Done, Names, Order};
-
-/// What a group gathers, and from where.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum GatherKind {
-    /// What forward needs, from the shards; and what backward needs, unless that gathers again.
-    Forward,
-    /// What backward needs, from the shards.
-    Backward,
-    /// What backward needs, from the parts that a smaller group kept.
-    Parts,
-}
-
-impl GatherKind {
-    pub(super) const ALL: [GatherKind; 3] =
-        [GatherKind::Forward, GatherKind::Backward, GatherKind::Parts];
-}
-
-/// As many kinds of gathers has a group.
-const KINDS: u64 = GatherKind::ALL.len() as u64;
-
-impl From<Phase> for GatherKind {
-    fn from(phase: Phase) -> Self {
-        match phase {
-            Phase::Forward => GatherKind::Forward,
-            Phase::Backward => GatherKind::Backward,
-        }
-    }
-}
-
-/// The gathers of one parameter. What the shards cannot serve, and what the policy does not need, has none.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct ParamPlans {
-    pub(super) plans: [Option<GatherPlan>; 3],
-    /// Ranks that keep parts together.
-    pub(super) group: usize,
-}
-
-impl ParamPlans {
-    pub(super) fn plan(&self, kind: impl Into<GatherKind>) -> Option<&GatherPlan> {
-        self.plans[kind.into() as usize].as_ref()
-    }
-}
 
 /// Where one buffer of one parameter goes.
 #[derive(Debug)]
@@ -285,23 +243,20 @@ impl<B: Backend> GatherPool<B> {
     fn make(&self, plans: &[ParamPlans]) -> Result<DestinationSet<B>, ShardError> {
         let mut metered = self.metered();
         let mut buffers = Vec::with_capacity(plans.len());
-        for param in plans {
+        let mut arrivals = Arrivals::<B>::new();
+        for (number, param) in plans.iter().enumerate() {
             let mut own: Vec<(BufferKey, B::Buffer<u8>)> = Vec::new();
-            for plan in param.plans.iter().flatten() {
-                for step in &plan.steps {
-                    let spec = step.spec();
-                    let replicated = matches!(step, GatherStep::Replicated { .. });
-                    if !replicated && own.iter().all(|(key, _)| *key != spec.key) {
-                        let buffer = metered.alloc(&self.backend, spec.bytes(plan.full))?;
-                        own.push((spec.key, buffer));
-                    }
+            for planned in pool_buffers(param.plans.iter().flatten()) {
+                let buffer = metered.alloc(&self.backend, planned.bytes)?;
+                match planned.arrivals {
+                    true => arrivals.push(((number, planned.key), buffer)),
+                    false => own.push((planned.key, buffer)),
                 }
             }
             buffers.push(own);
         }
-        let mut arrivals = Arrivals::<B>::new();
-        let [forward, backward, parts] = GatherKind::ALL
-            .map(|kind| self.work(&mut metered, plans, &buffers, &mut arrivals, kind));
+        let [forward, backward, parts] =
+            GatherKind::ALL.map(|kind| self.work(plans, &buffers, &arrivals, kind));
         Ok(DestinationSet {
             id: 1 + self.sets.fetch_add(1, Ordering::Relaxed),
             buffers,
@@ -312,10 +267,9 @@ impl<B: Backend> GatherPool<B> {
 
     fn work(
         &self,
-        metered: &mut Metered,
         plans: &[ParamPlans],
         buffers: &[Vec<(BufferKey, B::Buffer<u8>)>],
-        arrivals: &mut Arrivals<B>,
+        arrivals: &Arrivals<B>,
         kind: GatherKind,
     ) -> Result<GatherWork<B>, ShardError> {
         let (mut moves, mut interleave, mut transpose) = (Vec::new(), Vec::new(), Vec::new());
@@ -328,8 +282,6 @@ impl<B: Backend> GatherPool<B> {
                 GatherKind::Forward | GatherKind::Backward => plan.cuts.world(),
             };
             let mut recorded = Recorded {
-                backend: &self.backend,
-                metered,
                 param,
                 plan,
                 ranks,
@@ -371,14 +323,12 @@ fn take<B: Backend>(
 
 /// The steps of one parameter's plan, recorded beside those of the group's other parameters.
 struct Recorded<'a, B: Backend> {
-    backend: &'a B,
-    metered: &'a mut Metered,
     param: usize,
     plan: &'a GatherPlan,
     /// Those that take part.
     ranks: usize,
     buffers: &'a [(BufferKey, B::Buffer<u8>)],
-    arrivals: &'a mut Arrivals<B>,
+    arrivals: &'a Arrivals<B>,
     moves: &'a mut Vec<Move<B>>,
     interleave: &'a mut Vec<InterleaveJob<B>>,
     transpose: &'a mut Vec<TransposeJob<B>>,
@@ -398,15 +348,13 @@ impl<B: Backend> GatherTarget<B> for Recorded<'_, B> {
             .ok_or_else(|| missing(self.plan, key))
     }
 
-    fn arrivals(&mut self, spec: &BufferSpec, bytes: usize) -> Result<B::Buffer<u8>, ShardError> {
-        let name = (self.param, spec.key);
+    fn arrivals(&mut self, spec: &BufferSpec, _: usize) -> Result<B::Buffer<u8>, ShardError> {
         // Several gathers may fetch it.
-        if let Some((_, known)) = self.arrivals.iter().find(|(known, _)| *known == name) {
-            return Ok(known.clone());
-        }
-        let buffer = self.metered.alloc::<B, u8>(self.backend, bytes)?;
-        self.arrivals.push((name, buffer.clone()));
-        Ok(buffer)
+        let name = (self.param, spec.key);
+        let found = self.arrivals.iter().find(|(known, _)| *known == name);
+        found
+            .map(|(_, buffer)| buffer.clone())
+            .ok_or_else(|| missing(self.plan, spec.key))
     }
 
     fn fetch(
@@ -447,43 +395,6 @@ fn missing(plan: &GatherPlan, key: BufferKey) -> ShardError {
         usage: plan.usage,
     }
     .into()
-}
-
-/// Accepts plans whose derived buffers are exact transposes of their sources.
-pub(crate) fn check_derived<R: Recipe>(recipe: &R, plan: &GatherPlan) -> Result<(), ShardError> {
-    let all = recipe.buffers(Usage::BOTH);
-    for step in &plan.steps {
-        if let GatherStep::Derive { spec, from } = step {
-            let from = all.iter().find(|s| s.key == *from).unwrap_or(spec);
-            check_transpose(recipe.name(), spec, from, plan)?;
-        }
-    }
-    Ok(())
-}
-
-fn check_transpose(
-    recipe: &'static str,
-    spec: &BufferSpec,
-    from: &BufferSpec,
-    plan: &GatherPlan,
-) -> Result<(), ShardError> {
-    let [outer, inner] = from.entries(plan.full);
-    let why = if spec.code != from.code {
-        "their entries are encoded differently"
-    } else if spec.axes == from.axes {
-        "both follow the same axes (give the buffer Usage::BOTH and let it serve both)"
-    } else if spec.entries(plan.full) != [inner, outer] {
-        "their entry counts are not exchanged"
-    } else {
-        return Ok(());
-    };
-    let (buffer, from) = (spec.key.to_string(), from.key.to_string());
-    Err(ShardError::NotATranspose {
-        recipe,
-        buffer,
-        from,
-        why,
-    })
 }
 
 /// A borrowed set; goes back to the pool when dropped, to be lent behind the work that its stream has by

@@ -7,7 +7,8 @@ use lowp_kernels::Backend;
 
 use super::GatherPool;
 use super::meter::Metered;
-use super::pool::{DestinationSet, GatherKind, ParamPlans};
+use super::kind::{GatherKind, ParamPlans};
+use super::pool::DestinationSet;
 use crate::ShardError;
 use lowp_comm::{Communicator, GatherItem, or_abort};
 

@@ -61,6 +61,58 @@ pub trait GatherTarget<B: Backend> {
     fn replicated(&mut self, spec: &BufferSpec) -> Result<(), Self::Error>;
 }
 
+/// Whether pieces of several ranks arrive beside where they go. A single piece is whole: there is nothing to interleave.
+pub fn is_interleaved(step: &GatherStep) -> bool {
+    let several = |pieces: &[usize]| pieces.iter().filter(|&&piece| piece > 0).count() > 1;
+    match step {
+        GatherStep::Concat {
+            transport: Transport::Interleave,
+            pieces,
+            ..
+        } => several(pieces),
+        _ => false,
+    }
+}
+
+/// A buffer of the memory that a parameter is gathered in.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PoolBuffer {
+    /// Its name in the full tensor.
+    pub key: BufferKey,
+    /// Whether pieces arrive there that are interleaved when all are there.
+    pub arrivals: bool,
+    /// Its length.
+    pub bytes: usize,
+}
+
+/// The memory that a parameter with these plans is gathered in: each buffer of all plans once, and once more where pieces have to be
+/// interleaved.
+pub fn pool_buffers<'a>(plans: impl IntoIterator<Item = &'a GatherPlan>) -> Vec<PoolBuffer> {
+    let mut all: Vec<PoolBuffer> = Vec::new();
+    let mut take = |key: BufferKey, arrivals: bool, bytes: usize| {
+        if !all.iter().any(|b| (b.key, b.arrivals) == (key, arrivals)) {
+            all.push(PoolBuffer {
+                key,
+                arrivals,
+                bytes,
+            });
+        }
+    };
+    for plan in plans {
+        for step in &plan.steps {
+            let spec = step.spec();
+            if matches!(step, GatherStep::Replicated { .. }) {
+                continue;
+            }
+            if is_interleaved(step) {
+                take(spec.key, true, step.wire_bytes());
+            }
+            take(spec.key, false, spec.bytes(plan.full));
+        }
+    }
+    all
+}
+
 /// Runs the steps of `plan`, in their order, on `target`.
 ///
 /// # Errors
@@ -71,16 +123,9 @@ pub fn run_steps<B: Backend, T: GatherTarget<B>>(
 ) -> Result<(), T::Error> {
     for step in &plan.steps {
         match step {
-            GatherStep::Concat {
-                spec,
-                transport,
-                pieces,
-                ..
-            } => {
+            GatherStep::Concat { spec, pieces, .. } => {
                 let full = target.full(spec, spec.bytes(plan.full))?;
-                // A single piece is whole; there is nothing to interleave.
-                let several = pieces.iter().filter(|&&bytes| bytes > 0).count() > 1;
-                if *transport == Transport::Rows || !several {
+                if !is_interleaved(step) {
                     target.fetch(spec, full, step.piece_ranges())?;
                     continue;
                 }

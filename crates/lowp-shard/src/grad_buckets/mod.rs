@@ -14,6 +14,7 @@ use lowp_comm::{
 
 mod slabs;
 
+pub use slabs::grad_slabs;
 use slabs::{Slab, Slabs};
 
 /// How gradients gather and travel.
@@ -48,6 +49,25 @@ pub struct GradParam<B: Backend> {
     pub ranges: Vec<Range<usize>>,
     /// Receives the sum of this rank's elements.
     pub out: B::Buffer<f32>,
+}
+
+/// The buckets of gradients of `lens` elements, as ranges of the list: those that follow each other go together up to `most` elements.
+pub fn grad_bucket_ranges(lens: &[usize], most: usize) -> Vec<Range<usize>> {
+    let mut buckets: Vec<Range<usize>> = Vec::new();
+    let mut filled = 0;
+    for (at, &len) in lens.iter().enumerate() {
+        match buckets.last_mut() {
+            Some(last) if filled + len <= most => {
+                last.end = at + 1;
+                filled += len;
+            }
+            _ => {
+                buckets.push(at..at + 1);
+                filled = len;
+            }
+        }
+    }
+    buckets
 }
 
 /// Full gradients of a rank, in buckets. A bucket is reduced and scattered over the shard group as soon as backward has given
@@ -164,33 +184,32 @@ impl<B: Backend> GradBuckets<B> {
             .control()
             .all_equal("the gradient buckets", &describe(&params, options))?;
         let most = options.bytes / options.dtype.bytes();
-        let mut buckets: Vec<Bucket<B>> = Vec::new();
-        let mut planned = Vec::with_capacity(params.len());
-        for (index, given) in params.into_iter().enumerate() {
-            let len = given.len();
-            let fits = |bucket: &Bucket<B>| bucket.len + len <= most;
-            if !buckets.last().is_some_and(fits) {
-                buckets.push(Bucket {
-                    params: index..index,
-                    len: 0,
-                    pushed: 0,
-                    slab: None,
+        let lens: Vec<usize> = params.iter().map(GradParam::len).collect();
+        let buckets = grad_bucket_ranges(&lens, most)
+            .into_iter()
+            .map(|params| Bucket {
+                len: lens[params.clone()].iter().sum(),
+                params,
+                pushed: 0,
+                slab: None,
+            });
+        let buckets: Vec<Bucket<B>> = buckets.collect();
+        let mut params = params.into_iter();
+        let mut planned = Vec::with_capacity(lens.len());
+        for (number, bucket) in buckets.iter().enumerate() {
+            let mut end = 0;
+            for given in params.by_ref().take(bucket.params.len()) {
+                let start = end;
+                end += given.len();
+                planned.push(Param {
+                    given,
+                    bucket: number,
+                    place: start..end,
+                    state: State::Idle,
+                    grad: None,
+                    arrived: 0,
                 });
             }
-            let bucket = buckets.len() - 1;
-            let Bucket {
-                params, len: end, ..
-            } = &mut buckets[bucket];
-            planned.push(Param {
-                given,
-                bucket,
-                place: *end..*end + len,
-                state: State::Idle,
-                grad: None,
-                arrived: 0,
-            });
-            params.end += 1;
-            *end += len;
         }
         let names = planned.iter().map(|param| param.given.name.clone());
         let names: Arc<[String]> = names.collect();

@@ -7,6 +7,26 @@ use lowp_kernels::{Backend, FloatDtype, Source};
 use crate::ShardError;
 use lowp_comm::Started;
 
+/// The memory that buckets of `lens` elements take turns in: lengths, and slabs of each. Those up to `limit` have slabs of one length,
+/// and there are `at_once` of each length, or as many as there are buckets of it.
+pub fn grad_slabs(lens: &[usize], limit: usize, at_once: usize) -> Vec<(usize, usize)> {
+    let common = common(lens, limit);
+    let mut slabs: Vec<(usize, usize)> = Vec::new();
+    for len in lens.iter().map(|&len| common.max(len)) {
+        match slabs.iter_mut().find(|(known, _)| *known == len) {
+            Some((_, slabs)) => *slabs = at_once.min(*slabs + 1),
+            None => slabs.push((len, 1)),
+        }
+    }
+    slabs
+}
+
+/// The longest bucket within the limit.
+fn common(lens: &[usize], limit: usize) -> usize {
+    let within = lens.iter().filter(|&&len| len <= limit);
+    within.max().copied().unwrap_or(0)
+}
+
 /// Memory of one bucket.
 #[derive(Debug)]
 pub(super) struct Slab<B: Backend> {
@@ -39,20 +59,11 @@ impl<B: Backend> Slabs<B> {
         (lens, limit): (&[usize], usize),
         at_once: usize,
     ) -> Self {
-        let within = lens.iter().filter(|&&len| len <= limit);
-        let common = within.max().copied().unwrap_or(0);
-        let mut enough: Vec<(usize, usize)> = Vec::new();
-        for len in lens.iter().map(|&len| common.max(len)) {
-            match enough.iter_mut().find(|(known, _)| *known == len) {
-                Some((_, slabs)) => *slabs = at_once.min(*slabs + 1),
-                None => enough.push((len, 1)),
-            }
-        }
         Self {
             backend: backend.clone(),
             dtype,
-            common,
-            enough,
+            common: common(lens, limit),
+            enough: grad_slabs(lens, limit, at_once),
             free: VecDeque::new(),
             made: Vec::new(),
         }

@@ -16,6 +16,8 @@ use super::linear::Shared;
 use super::ops::Heads;
 use super::place::at;
 use super::sdpa::{Sdpa, SdpaSizes};
+use crate::places::{AttentionPlaces, CudnnPlaces, ProductPlaces};
+use crate::sizes::Sizes;
 
 /// Rows of tokens with heads in them.
 #[derive(Clone, Copy, Debug)]
@@ -44,12 +46,17 @@ enum Way {
         /// The logarithms of the sums that the softmax divides by.
         stats: CudaBuffer<f32>,
     },
-    Products {
-        /// `[sequence, head, position, dim]`.
-        split: [CudaBuffer<bf16>; 3],
-        /// `[sequence, head, position, position]`.
-        p: CudaBuffer<bf16>,
-    },
+    Products(Products),
+}
+
+/// What products over heads keep for backward.
+#[derive(Debug)]
+struct Products {
+    /// `[sequence, head, position, dim]`.
+    split: [CudaBuffer<bf16>; 3],
+    /// `[sequence, head, position, position]`.
+    p: CudaBuffer<bf16>,
+    places: ProductPlaces,
 }
 
 /// A matrix of a batch, row-major, in which the contracted axis is the inner one or not.
@@ -65,48 +72,44 @@ fn ptr(buffer: &CudaBuffer<bf16>) -> OperandPtr {
 }
 
 impl Attention {
+    /// Attention, and the places that it took.
     pub(super) fn new(
         shared: &Arc<Shared>,
-        tokens: usize,
+        (sizes, tokens): (&Sizes, usize),
         inputs: [Heads; 3],
         output: Heads,
-    ) -> Result<Self, TransformerError> {
-        let Heads {
-            count, dim, seq, ..
-        } = output;
-        let values = |what, len: usize| shared.arena.kept_values(what, len);
-        let way = match shared.sdpa(&sdpa_sizes(tokens, &inputs, &output))? {
-            Some(sdpa) => Way::Cudnn {
-                sdpa,
-                output: values("kept seen heads", tokens * count * dim)?,
-                stats: shared
-                    .arena
-                    .kept_sums("kept attention stats", tokens * count)?,
-            },
-            None => Way::Products {
-                split: {
-                    let one = |what| values(what, tokens * count * dim);
-                    [
-                        one("kept q heads")?,
-                        one("kept k heads")?,
-                        one("kept v heads")?,
-                    ]
-                },
-                p: values("kept probabilities", tokens * count * seq)?,
-            },
+    ) -> Result<(Self, AttentionPlaces), TransformerError> {
+        let arena = &shared.arena;
+        let sdpa = shared.sdpa(&sdpa_sizes(tokens, &inputs, &output))?;
+        let (way, places) = match sdpa {
+            Some(sdpa) => {
+                let places = CudnnPlaces::new(sizes, tokens);
+                let way = Way::Cudnn {
+                    sdpa,
+                    output: arena.values(&places.output)?,
+                    stats: arena.sums(&places.stats)?,
+                };
+                (way, AttentionPlaces::Cudnn(places))
+            }
+            None => {
+                let places = ProductPlaces::new(sizes, tokens);
+                let [q, k, v] = &places.split;
+                let way = Way::Products(Products {
+                    split: [arena.values(q)?, arena.values(k)?, arena.values(v)?],
+                    p: arena.values(&places.p)?,
+                    places,
+                });
+                (way, AttentionPlaces::Products(places))
+            }
         };
-        Ok(Self {
+        let attention = Self {
             shared: Arc::clone(shared),
             tokens,
             inputs,
             output,
             way,
-        })
-    }
-
-    /// Whether the rows that forward reads must stay as they are until backward.
-    pub(super) fn keeps_rows(&self) -> bool {
-        matches!(self.way, Way::Cudnn { .. })
+        };
+        Ok((attention, places))
     }
 
     /// Matrices in a batch, positions, and values of a head.
@@ -142,7 +145,7 @@ impl Attention {
                 self.shared.cuda.copy(output, 0..len, out.values, 0)?;
                 Ok(self.shared.trace.mark(|| "attention".to_owned())?)
             }
-            Way::Products { split, p } => self.forward_products(inputs, out, (split, p)),
+            Way::Products(products) => self.forward_products(inputs, out, products),
         }
     }
 
@@ -171,7 +174,7 @@ impl Attention {
         &self,
         inputs: [Rows<'_>; 3],
         out: Rows<'_>,
-        (split, p): (&[CudaBuffer<bf16>; 3], &CudaBuffer<bf16>),
+        Products { split, p, places }: &Products,
     ) -> Result<(), TransformerError> {
         let Shared {
             ops, gemms, arena, ..
@@ -181,7 +184,7 @@ impl Attention {
             ops.split(heads, self.tokens, rows.values, to)?;
         }
         let [q, k, v] = split;
-        let scores = arena.sums("scores", matrices * seq * seq)?;
+        let scores = arena.sums(&places.scores)?;
         let (of_heads, of_scores) = (seq * dim, seq * seq);
         let heads = [operand(true, of_heads); 2];
         let desc = GemmDesc {
@@ -202,7 +205,7 @@ impl Attention {
             )
         }?;
         ops.softmax(&scores, p, matrices, seq)?;
-        let seen = arena.values("heads", matrices * seq * dim)?;
+        let seen = arena.values(&places.heads)?;
         // SAFETY: as above.
         unsafe {
             gemms.run(
@@ -257,7 +260,7 @@ impl Attention {
                 self.shared.trace.mark(|| "attention backward".to_owned())?;
                 self.turn(inputs, -1.0)
             }
-            Way::Products { split, p } => self.backward_products(gradient, inputs, (split, p)),
+            Way::Products(products) => self.backward_products(gradient, inputs, products),
         }
     }
 
@@ -265,20 +268,19 @@ impl Attention {
         &self,
         gradient: Rows<'_>,
         inputs: [Rows<'_>; 3],
-        (split, p): (&[CudaBuffer<bf16>; 3], &CudaBuffer<bf16>),
+        Products { split, p, places }: &Products,
     ) -> Result<(), TransformerError> {
         let Shared {
             ops, gemms, arena, ..
         } = &*self.shared;
         let [matrices, seq, dim] = self.sizes();
         let [q, k, v] = split;
-        let len = matrices * seq * dim;
-        let dout = arena.values("heads", len)?;
+        let dout = arena.values(&places.heads)?;
         ops.split(&self.output, self.tokens, gradient.values, &dout)?;
         let to = |at: usize| Rows {
             values: inputs[at].values,
         };
-        let dhead = arena.values("head gradients", len)?;
+        let dhead = arena.values(&places.dheads)?;
         // SAFETY: as in `forward`.
         unsafe {
             gemms.run(
@@ -289,7 +291,7 @@ impl Attention {
             )
         }?;
         ops.merge(&self.inputs[2], self.tokens, &dhead, to(2).values)?;
-        let dp = arena.sums("scores", matrices * seq * seq)?;
+        let dp = arena.sums(&places.scores)?;
         let heads = [operand(true, seq * dim); 2];
         let desc = GemmDesc {
             out_stride: seq * seq,
@@ -298,7 +300,7 @@ impl Attention {
         };
         // SAFETY: as in `forward`.
         unsafe { gemms.run(&desc, [ptr(&dout), ptr(v)], dp.pointer(), Scalars::ONE) }?;
-        let ds = arena.values("score gradients", matrices * seq * seq)?;
+        let ds = arena.values(&places.dscores)?;
         ops.softmax_backward((p, &dp, &ds), matrices, seq, self.scale())?;
         for (at, left, right) in [(0, true, k), (1, false, q)] {
             // SAFETY: as in `forward`.

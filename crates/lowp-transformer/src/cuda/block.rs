@@ -13,6 +13,7 @@ use super::attention::{Attention, Rows};
 use super::linear::{Linear, Shared};
 use super::ops::{Heads, NormParams, Ops};
 use super::place::at;
+use crate::places::{BlockPlaces, NormPlaces};
 use crate::sizes::{Block, Sizes};
 
 type Values = CudaBuffer<bf16>;
@@ -36,14 +37,12 @@ pub(super) struct Norm {
 }
 
 impl Norm {
-    /// The norm whose gamma is variable `var`, and its beta, if it has one, the next. What it reads is its own, or
-    /// `x` is kept within a block, as `stats` are.
+    /// The norm whose gamma is variable `var`, and its beta, if it has one, the next.
     pub(super) fn new<R: Recipe>(
         shared: &Shared,
         model: &ShardedModel<Cuda, R>,
         (var, beta): (usize, bool),
-        [tokens, dim]: [usize; 2],
-        (x, stats): (Option<&'static str>, &'static str),
+        places: &NormPlaces,
     ) -> Done<Self> {
         let vars = model.var_buffers();
         let missing = || TransformerError::Unsupported(format!("the model has no variable {var}"));
@@ -55,11 +54,8 @@ impl Norm {
         Ok(Self {
             params: NormParams { gamma, beta },
             vars: [var, var + 1],
-            x: match x {
-                Some(what) => shared.arena.kept_values(what, tokens * dim)?,
-                None => shared.arena.own(tokens * dim)?,
-            },
-            stats: shared.arena.kept_sums(stats, 2 * tokens)?,
+            x: shared.arena.values(&places.x)?,
+            stats: shared.arena.sums(&places.stats)?,
         })
     }
 
@@ -92,9 +88,7 @@ impl Norm {
         dh: &Values,
         (residual, dx): (Option<&Values>, &Values),
     ) -> Done {
-        let partial = shared
-            .arena
-            .sums("norm gradients", Ops::norm_partial(size[0], size[1]))?;
+        let partial = shared.arena.sums(&shared.places.norm_sums)?;
         let [gamma, beta] = self.vars;
         let dgamma = f32_gradient(model, gamma)?;
         let dbeta = match self.params.beta {
@@ -144,6 +138,8 @@ enum Linears<R: Recipe> {
         mlp: Box<[Linear<R>; 3]>,
         gate: Values,
         up: Values,
+        /// The gradient of what both make.
+        dg: Values,
     },
 }
 
@@ -173,8 +169,7 @@ impl<R: Recipe> Layer<R> {
         } = *sizes;
         let Span { tokens, first } = span;
         let arena = &shared.arena;
-        let span = (tokens, first);
-        let value = |what, width: usize| arena.values(what, tokens * width);
+        let places = BlockPlaces::new(sizes, tokens);
         let head = |count: usize, groups: usize, stride: usize, first: usize, turned: bool| Heads {
             count,
             groups,
@@ -185,48 +180,42 @@ impl<R: Recipe> Layer<R> {
             angles: angles.filter(|_| turned).cloned(),
         };
         let output = head(heads, 1, dim, 0, false);
-        let linear = |at: usize, gradient: &Values, input| {
-            Linear::new(shared, model, at, span, gradient, input)
+        let linear = |at: usize| {
+            let gradient = match &places.gradients[at] {
+                Some(place) => arena.values(place)?,
+                None => dx.clone(),
+            };
+            let layer = places.gradients.len() * index + at;
+            Linear::new(
+                shared,
+                model,
+                layer,
+                (tokens, first),
+                &gradient,
+                places.inputs[at],
+            )
         };
+        let mlp = places.mlp.iter().map(|place| arena.values(place));
+        let mlp = mlp.collect::<Result<Vec<_>, _>>()?;
         let (norms, inputs, linears) = match sizes.block {
             Block::Gpt => {
-                let first = 4 * index;
-                let (dqkv, da) = (value("dqkv", 3 * dim)?, value("da", 4 * dim)?);
                 let linears = Linears::Gpt {
-                    linears: Box::new([
-                        linear(first, &dqkv, ["h", "kept h"])?,
-                        linear(first + 1, dx, ["seen", "kept seen"])?,
-                        linear(first + 2, &da, ["h", "kept second h"])?,
-                        linear(first + 3, dx, ["g", "kept g"])?,
-                    ]),
-                    a: arena.kept_values("kept a", tokens * 4 * dim)?,
+                    linears: Box::new([linear(0)?, linear(1)?, linear(2)?, linear(3)?]),
+                    a: mlp[0].clone(),
                 };
                 let inputs = [0, dim, 2 * dim].map(|at| head(heads, 1, 3 * dim, at, false));
                 let var = 2 + 4 * index;
                 ([(var, true), (var + 2, true)], inputs, linears)
             }
-            Block::Llama {
-                kv_heads, gated, ..
-            } => {
-                let first = 7 * index;
-                let kv = kv_heads * sizes.head_dim();
-                let (dq, dk, dv) = (value("dq", dim)?, value("dk", kv)?, value("dv", kv)?);
-                let (dgate, dup) = (value("dgate", gated)?, value("dup", gated)?);
+            Block::Llama { kv_heads, .. } => {
                 let linears = Linears::Llama {
-                    attention: Box::new([
-                        linear(first, &dq, ["h", "kept h of q"])?,
-                        linear(first + 1, &dk, ["h", "kept h of k"])?,
-                        linear(first + 2, &dv, ["h", "kept h of v"])?,
-                        linear(first + 3, dx, ["seen", "kept seen"])?,
-                    ]),
-                    mlp: Box::new([
-                        linear(first + 4, &dgate, ["h", "kept h of gate"])?,
-                        linear(first + 5, &dup, ["h", "kept h of up"])?,
-                        linear(first + 6, dx, ["g", "kept g"])?,
-                    ]),
-                    gate: arena.kept_values("kept gate", tokens * gated)?,
-                    up: arena.kept_values("kept up", tokens * gated)?,
+                    attention: Box::new([linear(0)?, linear(1)?, linear(2)?, linear(3)?]),
+                    mlp: Box::new([linear(4)?, linear(5)?, linear(6)?]),
+                    gate: mlp[0].clone(),
+                    up: mlp[1].clone(),
+                    dg: mlp[2].clone(),
                 };
+                let kv = kv_heads * sizes.head_dim();
                 let groups = heads / kv_heads.max(1);
                 let inputs = [
                     head(heads, 1, dim, 0, true),
@@ -237,34 +226,15 @@ impl<R: Recipe> Layer<R> {
                 ([(var, false), (var + 1, false)], inputs, linears)
             }
         };
-        let attention = Attention::new(shared, tokens, inputs, output)?;
-        let (what, widths) = match sizes.block {
-            Block::Gpt => (["dqkv"; 3], vec![3 * dim]),
-            Block::Llama { kv_heads, .. } => {
-                let kv = kv_heads * sizes.head_dim();
-                (["dq", "dk", "dv"], vec![dim, kv, kv])
-            }
-        };
-        let kept = ["kept q", "kept k", "kept v"];
-        // Where they are not kept, they are where their gradients will be.
-        let rows = what.into_iter().zip(kept).zip(widths);
-        let rows = rows.map(|((what, kept), width)| match attention.keeps_rows() {
-            true => arena.kept_values(kept, tokens * width),
-            false => value(what, width),
-        });
+        let (attention, kept) = Attention::new(shared, (sizes, tokens), inputs, output)?;
+        let rows = places.rows(&kept).into_iter();
+        let rows = rows.map(|place| arena.values(&place));
         let rows = rows.collect::<Result<_, _>>()?;
         let size = [tokens, dim];
         let [first, second] = norms;
-        // Forward runs again on what the first norm reads.
         let norms = [
-            Norm::new(shared, model, first, size, (None, "kept stats"))?,
-            Norm::new(
-                shared,
-                model,
-                second,
-                size,
-                (Some("kept x"), "kept second stats"),
-            )?,
+            Norm::new(shared, model, first, &places.norms[0])?,
+            Norm::new(shared, model, second, &places.norms[1])?,
         ];
         Ok(Self {
             shared: Arc::clone(shared),
@@ -330,6 +300,7 @@ impl<R: Recipe> Layer<R> {
                 mlp,
                 gate,
                 up,
+                ..
             } => {
                 let ([q, k, v, o], [gate_proj, up_proj, down]) = (&**attention, &**mlp);
                 first.forward(ops, self.size, input, &q.input)?;
@@ -395,7 +366,7 @@ impl<R: Recipe> Layer<R> {
         let [tokens, dim] = self.size;
         at(dx, tokens * dim)?;
         let [first, second] = &self.norms;
-        let dh = arena.values("dh", tokens * dim)?;
+        let dh = arena.values(&self.shared.places.dh)?;
         match &self.linears {
             Linears::Gpt { linears, a } => {
                 let [qkv, proj, fc, out] = &**linears;
@@ -418,13 +389,13 @@ impl<R: Recipe> Layer<R> {
                 mlp,
                 gate,
                 up,
+                dg,
             } => {
                 let ([q, k, v, o], [gate_proj, up_proj, down]) = (&**attention, &**mlp);
-                let dg = arena.values("dg", gate.len())?;
-                down.backward(&dg, false)?;
+                down.backward(dg, false)?;
                 next()?;
                 let gradients = [&gate_proj.gradient, &up_proj.gradient];
-                ops.swiglu_backward([gate, up], &dg, gradients, gate.len())?;
+                ops.swiglu_backward([gate, up], dg, gradients, gate.len())?;
                 up_proj.backward(&dh, false)?;
                 gate_proj.backward(&dh, true)?;
                 second.backward(&self.shared, model, self.size, &dh, (Some(dx), dx))?;

@@ -5,10 +5,9 @@
 use std::sync::Arc;
 
 use lowp_gemm::{CublasLt, GemmDesc, OperandPtr, Scalars, Workspace};
-use lowp_kernels::Cuda;
+use lowp_kernels::{Cuda, CudaBuffer};
 
 use super::TransformerError;
-use super::place::Arena;
 use super::trace::Trace;
 
 /// The products of a stream.
@@ -22,13 +21,13 @@ pub(super) struct Gemms {
 impl Gemms {
     pub(super) fn new(
         cuda: &Cuda,
-        arena: &Arena,
+        workspace: CudaBuffer<u8>,
         trace: &Arc<Trace>,
     ) -> Result<Self, TransformerError> {
         let of = CublasLt::new(cuda)?;
         Ok(Self {
             of,
-            workspace: arena.own(Workspace::BYTES)?.into(),
+            workspace: workspace.into(),
             trace: Arc::clone(trace),
         })
     }

@@ -9,11 +9,11 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use half::bf16;
 use lowp_format::{
-    BufferSpec, Code, Columnwise, Form, Orientation, Part, Phase, QuantizedTensor, Recipe, Role,
-    ScaleLayout, Shape, Usage,
+    BufferSpec, Form, Orientation, Part, Phase, QuantizedTensor, Recipe, Role, ScaleLayout, Shape,
+    Usage,
 };
 use lowp_fsdp::{OperandEncode, RecipeOperands, ShardedModel, ShardedWeight};
-use lowp_gemm::table::{self, Codes, Pass, is_codes};
+use lowp_gemm::table::{self, Pass};
 use lowp_gemm::{Dtype, GemmDesc, GemmKind, Operand, Scalars, ScaleMode};
 use lowp_kernels::{
     Backend, Cuda, CudaBuffer, CudaPlan, DecodeJob, KernelError, RepackJob, Source, StepScalars,
@@ -28,6 +28,8 @@ use super::place::Arena;
 use super::sdpa::{Sdpa, SdpaSizes};
 use super::trace::{GATHERS, Trace};
 use crate::known::Known;
+use crate::linear_plan::{Decode, FACTORS, LinearPlan, Repack, WeightUse};
+use crate::places::{ModelPlaces, Place};
 
 /// What the layers of a model share.
 #[derive(Debug)]
@@ -36,6 +38,7 @@ pub(super) struct Shared {
     pub(super) ops: Ops,
     pub(super) gemms: Gemms,
     pub(super) arena: Arena,
+    pub(super) places: ModelPlaces,
     pub(super) trace: Arc<Trace>,
     pub(super) capability: (i32, i32),
     /// Whether attention may run by cuDNN.
@@ -86,24 +89,27 @@ pub(super) struct Linear<R: Recipe> {
     pub(super) gradient: CudaBuffer<bf16>,
     x: OperandEncode<Cuda>,
     dy: OperandEncode<Cuda>,
-    products: [GemmKind; 3],
+    plan: LinearPlan,
     /// Planned decodes of this layer's operands.
-    decodes: Vec<((Role, Orientation), CudaPlan)>,
+    decodes: Vec<DecodeOfOperand>,
     /// Planned copies of their block scales, as products read them.
-    repacks: Vec<((Role, Orientation), CudaPlan, CudaBuffer<u8>)>,
+    repacks: Vec<RepackOfOperand>,
     /// What is planned over the memory that the weight is gathered in.
     weights: Mutex<Vec<(Gathered, WeightPlan)>>,
 }
 
+/// What is planned for an operand, and where it goes.
+type DecodeOfOperand = ((Role, Orientation), CudaPlan, CudaBuffer<bf16>);
+type RepackOfOperand = ((Role, Orientation), CudaPlan, CudaBuffer<u8>);
+
 /// The memory that a weight is gathered in, and the phase that it is gathered for.
 type Gathered = (Option<u64>, Phase);
 
-/// What becomes of a gathered weight before it is multiplied.
+/// What becomes of a gathered weight before it is multiplied ([`WeightUse`]), planned.
 #[derive(Clone, Debug)]
 enum WeightPlan {
     AsItIs,
-    Decode(CudaPlan),
-    /// Its block scales are copied into the form that products read.
+    Decode(CudaPlan, CudaBuffer<bf16>),
     Repack(CudaPlan, CudaBuffer<u8>),
 }
 
@@ -116,7 +122,7 @@ impl<R: Recipe> Linear<R> {
         index: usize,
         (tokens, first_token): (usize, u64),
         gradient: &CudaBuffer<bf16>,
-        [input, kept]: [&'static str; 2],
+        inputs: [&'static str; 2],
     ) -> Done<Self> {
         let missing =
             || TransformerError::Unsupported(format!("the model has no linear layer {index}"));
@@ -129,40 +135,26 @@ impl<R: Recipe> Linear<R> {
         let (recipe, shape) = (weight.recipe(), weight.full_shape());
         let arena = &shared.arena;
         table::check(&recipe)?;
-        let codes_of = |role: Role, orientation: Orientation| Codes::of(&recipe, role, orientation);
-        let products = Pass::ALL.map(|pass| {
-            let [a, b] = pass
-                .operands()
-                .map(|(role, orientation)| codes_of(role, orientation));
-            let depth = match pass {
-                Pass::Forward => shape.cols,
-                Pass::InputGrad => shape.rows,
-                Pass::WeightGrad => tokens,
-            };
-            GemmKind::of(a, b, shared.capability).over(depth)
-        });
-        // What the weight's gradient reads stays until backward.
-        let len = tokens * shape.cols;
-        let input = match codes_of(Role::Activation, Orientation::Columnwise) {
-            Some(_) => arena.values(input, len)?,
-            None => arena.kept_values(kept, len)?,
+        let plan = LinearPlan::new(&recipe, shape, tokens, inputs, shared.capability);
+        let plan = plan.map_err(KernelError::from)?;
+        let input = arena.values(&plan.input)?;
+        let lend = |places: &[Place], spec: &BufferSpec| {
+            let place = places.iter().find(|place| place.spec == Some(*spec));
+            place.map(|place| arena.codes(place)).transpose()
         };
         let rows = Shape::new(tokens, shape.cols);
         let x = operands.plan_encode(
             Role::Activation,
             (rows, Usage::BOTH, first_token),
             &Source::Bf16(input.clone()),
-            |spec| match spec.key.usage == Usage::ROWWISE {
-                true => arena.codes("x", spec, spec.bytes(rows)).map(Some),
-                false => arena.kept_codes(kept, spec, spec.bytes(rows)).map(Some),
-            },
+            |spec| lend(&plan.x, spec),
         )?;
         let outputs = Shape::new(tokens, shape.rows);
         let dy = operands.plan_encode(
             Role::Gradient,
             (outputs, Usage::BOTH, first_token),
             &Source::Bf16(gradient.clone()),
-            |spec| arena.codes("dy", spec, spec.bytes(outputs)).map(Some),
+            |spec| lend(&plan.dy, spec),
         )?;
         let mut layer = Self {
             shared: Arc::clone(shared),
@@ -175,94 +167,83 @@ impl<R: Recipe> Linear<R> {
             gradient: gradient.clone(),
             x,
             dy,
-            products,
+            plan,
             decodes: Vec::new(),
             repacks: Vec::new(),
             weights: Mutex::default(),
         };
-        layer.plan_decodes()?;
-        layer.plan_repacks()?;
+        layer.decodes = layer.plan_decodes()?;
+        layer.repacks = layer.plan_repacks()?;
         Ok(layer)
     }
 
+    /// The cast of an input or gradient, and the shape of its matrix.
+    fn encode(&self, role: Role) -> (&OperandEncode<Cuda>, Shape) {
+        let (encode, width) = match role {
+            Role::Gradient => (&self.dy, self.shape.rows),
+            Role::Activation | Role::Weight => (&self.x, self.shape.cols),
+        };
+        (encode, Shape::new(self.tokens, width))
+    }
+
     /// Plans the decodes of operands that hold codes for products of values.
-    fn plan_decodes(&mut self) -> Done {
-        for (pass, product) in Pass::ALL.into_iter().zip(self.products) {
-            for (role, orientation) in pass.operands() {
-                let (encode, cols) = match role {
-                    Role::Weight => continue,
-                    Role::Activation => (&self.x, self.shape.cols),
-                    Role::Gradient => (&self.dy, self.shape.rows),
-                };
-                if product != GemmKind::Bf16 || !encode.usage().contains(orientation.usage()) {
-                    continue;
-                }
-                // Transposed codes hold the same values, and row-major ones are decoded faster.
-                let from = match encode.quantizers().relation {
-                    Columnwise::Quantized => orientation,
-                    Columnwise::Transposed | Columnwise::Shared => Orientation::Rowwise,
-                };
-                // Rowwise codes of inputs are gone by then.
-                let kept = role == Role::Gradient || pass == Pass::Forward;
-                let made = encode.usage().contains(from.usage());
-                let from = if kept && made { from } else { orientation };
-                let shape = Shape::new(self.tokens, cols);
-                let kernel = encode.quantizers().of(from).kernel;
-                let find = |part| encode.target(from, part).cloned();
-                let data = find(Part::Data).ok_or_else(|| KernelError::Missing {
-                    what: format!("the {} codes of an operand", from.usage()),
-                })?;
-                let outer = kernel.scale.outer().and_then(|(_, part)| find(part));
-                let job = DecodeJob {
-                    shape,
-                    kernel,
-                    data,
-                    block_scale: find(Part::BlockScale),
-                    tensor_scale: outer.map(|target| target.bytes),
-                    out: Source::Bf16(self.shared.arena.values(decoded(role), shape.elements())?),
-                };
-                let plan = self.shared.cuda.plan(Work::Decode(vec![job]))?;
-                self.decodes.push(((role, orientation), plan));
-            }
-        }
-        Ok(())
+    fn plan_decodes(&self) -> Done<Vec<DecodeOfOperand>> {
+        let Shared { cuda, arena, .. } = &*self.shared;
+        let planned = self.plan.decodes.iter().map(|decode| {
+            let Decode {
+                role,
+                orientation,
+                from,
+                to,
+            } = decode;
+            let (encode, shape) = self.encode(*role);
+            let kernel = encode.quantizers().of(*from).kernel;
+            let find = |part| encode.target(*from, part).cloned();
+            let data = find(Part::Data).ok_or_else(|| KernelError::Missing {
+                what: format!("the {} codes of an operand", from.usage()),
+            })?;
+            let outer = kernel.scale.outer().and_then(|(_, part)| find(part));
+            let out = arena.values(to)?;
+            let job = DecodeJob {
+                shape,
+                kernel,
+                data,
+                block_scale: find(Part::BlockScale),
+                tensor_scale: outer.map(|target| target.bytes),
+                out: Source::Bf16(out.clone()),
+            };
+            let plan = cuda.plan(Work::Decode(vec![job]))?;
+            Ok(((*role, *orientation), plan, out))
+        });
+        planned.collect()
     }
 
     /// Plans the copies of block scales of operands into the form that products read.
-    fn plan_repacks(&mut self) -> Done {
-        for (pass, product) in Pass::ALL.into_iter().zip(self.products) {
-            let Some(form) = product.scale_form() else {
+    fn plan_repacks(&self) -> Done<Vec<RepackOfOperand>> {
+        let Shared { cuda, arena, .. } = &*self.shared;
+        let mut planned = Vec::new();
+        for repack in &self.plan.repacks {
+            let Repack {
+                role,
+                orientation,
+                form,
+                to,
+            } = repack;
+            let (encode, shape) = self.encode(*role);
+            let Some(target) = encode.target(*orientation, Part::BlockScale) else {
                 continue;
             };
-            for (role, orientation) in pass.operands() {
-                let (encode, cols, what) = match role {
-                    Role::Weight => continue,
-                    Role::Activation => (&self.x, self.shape.cols, "scales of x"),
-                    Role::Gradient => (&self.dy, self.shape.rows, "scales of dy"),
-                };
-                let Some(target) = encode.target(orientation, Part::BlockScale) else {
-                    continue;
-                };
-                let (spec, shape) = (&target.spec, Shape::new(self.tokens, cols));
-                let lend = |bytes| self.shared.arena.codes(what, spec, bytes);
-                let from = &target.bytes;
-                if let Some((plan, to)) = repack(
-                    &self.shared.cuda,
-                    (spec, from),
-                    shape,
-                    (orientation, form),
-                    lend,
-                )? {
-                    self.repacks.push(((role, orientation), plan, to));
-                }
-            }
+            let to = arena.codes(to)?;
+            let from = (&target.spec, &target.bytes);
+            let plan = plan_repack(cuda, from, shape, (*orientation, *form), &to)?;
+            planned.push(((*role, *orientation), plan, to));
         }
-        Ok(())
+        Ok(planned)
     }
 
     /// Which product runs in each pass.
     pub(super) fn products(&self) -> [GemmKind; 3] {
-        self.products
+        self.plan.products
     }
 
     /// Starts the gather of the weight for `phase`.
@@ -356,14 +337,14 @@ impl<R: Recipe> Linear<R> {
         let Shared {
             gemms, ops, arena, ..
         } = &*self.shared;
-        let two_level = self.products[pass as usize] == GemmKind::Fp4Groups16;
+        let two_level = self.plan.products[pass as usize] == GemmKind::Fp4Groups16;
         let desc = GemmDesc {
             // cuBLASLt has scales by block only for sums in f32.
             fast_accum: pass == Pass::Forward && left.desc.scale == ScaleMode::Tensor,
             ..GemmDesc::new(sizes, [left.desc, right.desc], dtype)
         };
         let scalars = if two_level {
-            let made = arena.sums("factors of a product", 3)?;
+            let made = arena.sums(&FACTORS)?;
             let reciprocal = 1.0 / (left.largest * right.largest);
             ops.two_level_factors([left.amax, right.amax], reciprocal, &made)?;
             let at = |index: u64| made.pointer() + index * size_of::<f32>() as u64;
@@ -383,15 +364,16 @@ impl<R: Recipe> Linear<R> {
 
     /// An input or gradient as `pass` reads it.
     fn operand(&self, pass: Pass, role: Role) -> Done<Operand> {
-        let product = self.products[pass as usize];
+        let product = self.plan.products[pass as usize];
         let orientation = pass
             .operands()
             .into_iter()
             .find(|(r, _)| *r == role)
             .map_or(Orientation::Rowwise, |(_, o)| o);
-        let (encode, values, cols) = match role {
-            Role::Gradient => (&self.dy, &self.gradient, self.shape.rows),
-            _ => (&self.x, &self.input, self.shape.cols),
+        let (encode, _) = self.encode(role);
+        let values = match role {
+            Role::Gradient => &self.gradient,
+            Role::Activation | Role::Weight => &self.input,
         };
         if product != GemmKind::Bf16 {
             let find = |part| {
@@ -413,14 +395,10 @@ impl<R: Recipe> Linear<R> {
         let planned = self
             .decodes
             .iter()
-            .find(|(key, _)| *key == (role, orientation));
-        let Some((_, decode)) = planned else {
+            .find(|(key, ..)| *key == (role, orientation));
+        let Some((_, decode, values)) = planned else {
             return Ok(Operand::values(values.pointer(), k_inner));
         };
-        let values = self
-            .shared
-            .arena
-            .values(decoded(role), self.tokens * cols)?;
         self.shared.cuda.run(decode, &StepScalars::default())?;
         self.mark("decode of operands")?;
         Ok(Operand::values(values.pointer(), k_inner))
@@ -442,14 +420,17 @@ impl<R: Recipe> Linear<R> {
         set: Option<u64>,
     ) -> Done<Operand> {
         let (orientation, product) = match phase {
-            Phase::Forward => (Orientation::Rowwise, self.products[Pass::Forward as usize]),
+            Phase::Forward => (
+                Orientation::Rowwise,
+                self.plan.products[Pass::Forward as usize],
+            ),
             Phase::Backward => (
                 Orientation::Columnwise,
-                self.products[Pass::InputGrad as usize],
+                self.plan.products[Pass::InputGrad as usize],
             ),
         };
-        let Shared { cuda, arena, .. } = &*self.shared;
-        let plan = self.weight_plan((set, phase), tensor, orientation, product)?;
+        let cuda = &self.shared.cuda;
+        let plan = self.weight_plan((set, phase), tensor, orientation)?;
         let find = |part| {
             tensor
                 .part(orientation, part)
@@ -465,7 +446,7 @@ impl<R: Recipe> Linear<R> {
             return Ok(operand);
         }
         let k_inner = orientation == Orientation::Rowwise;
-        let WeightPlan::Decode(decode) = plan else {
+        let WeightPlan::Decode(decode, values) = plan else {
             // bf16, row-major for both phases.
             return Ok(Operand::values(
                 tensor
@@ -476,7 +457,6 @@ impl<R: Recipe> Linear<R> {
                 k_inner,
             ));
         };
-        let values = arena.values(decoded(Role::Weight), self.shape.elements())?;
         cuda.run(&decode, &StepScalars::default())?;
         self.mark("decode of weights")?;
         Ok(Operand::values(values.pointer(), k_inner))
@@ -487,74 +467,48 @@ impl<R: Recipe> Linear<R> {
         key: Gathered,
         tensor: &QuantizedTensor<CudaBuffer<u8>, R>,
         orientation: Orientation,
-        product: GemmKind,
     ) -> Done<WeightPlan> {
         let mut known = self.weights.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some((_, plan)) = known.iter().find(|(other, _)| *other == key) {
             return Ok(plan.clone());
         }
         let Shared { cuda, arena, .. } = &*self.shared;
-        let kernel = self.recipe.kernel(orientation);
-        let plan = if product == GemmKind::Bf16 {
-            if kernel.element == Code::Bf16 && !is_codes(&kernel) {
-                WeightPlan::AsItIs
-            } else {
-                let out = arena.values(decoded(Role::Weight), self.shape.elements())?;
-                let job = DecodeJob::new(tensor, orientation, Source::Bf16(out))
+        let (_, phase) = key;
+        let scales = tensor.part(orientation, Part::BlockScale);
+        let plan = match (&self.plan.weights[phase as usize], scales) {
+            (WeightUse::Decode(place), _) => {
+                let out = arena.values(place)?;
+                let job = DecodeJob::new(tensor, orientation, Source::Bf16(out.clone()))
                     .map_err(KernelError::from)?;
-                WeightPlan::Decode(cuda.plan(Work::Decode(vec![job]))?)
+                WeightPlan::Decode(cuda.plan(Work::Decode(vec![job]))?, out)
             }
-        } else {
-            let scales = tensor.part(orientation, Part::BlockScale);
-            let copied = match (scales, product.scale_form()) {
-                (Some(buffer), Some(form)) => repack(
-                    cuda,
-                    (&buffer.spec, &buffer.storage),
-                    self.shape,
-                    (orientation, form),
-                    |bytes| arena.own(bytes),
-                )?,
-                _ => None,
-            };
-            match copied {
-                Some((plan, to)) => WeightPlan::Repack(plan, to),
-                None => WeightPlan::AsItIs,
+            (WeightUse::Repack { form, place }, Some(buffer)) => {
+                let to = arena.codes(place)?;
+                let from = (&buffer.spec, &buffer.storage);
+                let plan = plan_repack(cuda, from, self.shape, (orientation, *form), &to)?;
+                WeightPlan::Repack(plan, to)
             }
+            (WeightUse::AsItIs | WeightUse::Repack { .. }, _) => WeightPlan::AsItIs,
         };
         known.push((key, plan.clone()));
         Ok(plan)
     }
 }
 
-/// The memory that decoded values of an operand go to, until the next ones.
-fn decoded(role: Role) -> &'static str {
-    match role {
-        Role::Weight => "decoded weight",
-        Role::Activation => "decoded input",
-        Role::Gradient => "decoded gradient",
-    }
-}
-
-/// Plans a copy of block scales of a matrix of `shape` from their Compact form to `form`, into memory that `lend` gives; none where both
-/// are the same.
-fn repack(
+/// Plans a copy of block scales of a matrix of `shape` from their Compact form to `form`.
+fn plan_repack(
     cuda: &Cuda,
     (spec, from): (&BufferSpec, &CudaBuffer<u8>),
     shape: Shape,
     (orientation, form): (Orientation, Form),
-    lend: impl FnOnce(usize) -> Result<CudaBuffer<u8>, KernelError>,
-) -> Done<Option<(CudaPlan, CudaBuffer<u8>)>> {
+    to: &CudaBuffer<u8>,
+) -> Done<CudaPlan> {
     let layout = |form| ScaleLayout::new(spec, shape, orientation, form).map_err(KernelError::from);
-    let (from_layout, to_layout) = (layout(Form::Compact)?, layout(form)?);
-    if form == Form::Padded && from_layout.padded() == to_layout.padded() {
-        return Ok(None);
-    }
-    let to = lend(to_layout.bytes())?;
     let job = RepackJob {
-        from_layout,
-        to_layout,
+        from_layout: layout(Form::Compact)?,
+        to_layout: layout(form)?,
         from: from.clone(),
         to: to.clone(),
     };
-    Ok(Some((cuda.plan(Work::Repack(vec![job]))?, to)))
+    Ok(cuda.plan(Work::Repack(vec![job]))?)
 }

@@ -14,7 +14,8 @@ mod sdpa;
 mod trace;
 
 pub use error::TransformerError;
-pub use model::{MicroBatch, Tokens, Transformer};
+pub use model::{Tokens, Transformer};
+pub use sdpa::has_cudnn;
 pub use trace::{Gathers, Profile};
 
 use lowp_kernels::{Cuda, KernelError};

@@ -21,6 +21,8 @@ use super::ops::Ops;
 use super::place::{Arena, at};
 use super::trace::{Profile, Trace};
 use crate::known::Known;
+use crate::memory::{MicroBatch, ModelMemory};
+use crate::places::ModelPlaces;
 use crate::sizes::{Block, Sizes};
 
 type Values = CudaBuffer<bf16>;
@@ -33,23 +35,6 @@ pub struct Tokens<'a> {
     pub inputs: &'a [u32],
     /// The token behind each.
     pub targets: &'a [u32],
-}
-
-/// What a model is built for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct MicroBatch {
-    /// Sequences on this GPU.
-    pub sequences: usize,
-    /// The number of their first token in the micro-batch of all ranks.
-    pub first_token: u64,
-    /// Whether attention runs by cuDNN where that is found.
-    pub cudnn: bool,
-    /// Whether amaxes of operands are agreed on over all ranks, where they are not from earlier steps.
-    pub agree_amaxes: bool,
-    /// Whether weights of a block are gathered while the one before it runs.
-    pub prefetch: bool,
-    /// Whether only what blocks read is kept for backward, which runs them forward again.
-    pub recompute: bool,
 }
 
 /// The batch on the device.
@@ -104,27 +89,19 @@ impl<R: Recipe> Transformer<R> {
             ..
         } = span;
         let Sizes {
-            dim,
-            layers,
-            seq,
-            vocab,
-            block,
-            ..
+            layers, seq, block, ..
         } = *sizes;
-        let tokens = sequences * seq;
-        if tokens == 0 || !tokens.is_multiple_of(128) {
-            return Err(TransformerError::Unsupported(format!(
-                "micro-batches of {sequences} sequences of {seq} tokens: a GPU takes a multiple of 128 tokens at a time"
-            )));
-        }
+        let tokens = span.tokens(seq).map_err(TransformerError::Unsupported)?;
+        let places = ModelPlaces::new(sizes, tokens);
         let trace = Arc::new(Trace::new(cuda));
         let arena = Arena::new(cuda, span.recompute);
         let shared = Arc::new(Shared {
             cuda: cuda.clone(),
             ops: Ops::new(cuda, &trace)?,
-            gemms: Gemms::new(cuda, &arena, &trace)?,
+            gemms: Gemms::new(cuda, arena.codes(&places.products)?, &trace)?,
             trace,
             arena,
+            places,
             capability: cuda.capability()?,
             cudnn: span.cudnn,
             agree_amaxes: span.agree_amaxes,
@@ -156,7 +133,7 @@ impl<R: Recipe> Transformer<R> {
             Block::Gpt => last.saturating_sub(2),
             Block::Llama { .. } => last.saturating_sub(1),
         };
-        let dx = shared.arena.own(tokens * dim)?;
+        let dx = shared.arena.values(&places.dx)?;
         let part = Span {
             tokens,
             first: first_token,
@@ -168,10 +145,10 @@ impl<R: Recipe> Transformer<R> {
             sizes: *sizes,
             tokens,
             batch: Batch {
-                ids: shared.arena.own(4 * tokens)?,
-                targets: shared.arena.own(4 * tokens)?,
-                starts: shared.arena.own(4 * (vocab + 1))?,
-                order: shared.arena.own(4 * tokens)?,
+                ids: shared.arena.codes(&places.ids)?,
+                targets: shared.arena.codes(&places.targets)?,
+                starts: shared.arena.codes(&places.starts)?,
+                order: shared.arena.codes(&places.order)?,
                 by_position: [
                     cuda.upload(&bytes(&by_position[0]))?,
                     cuda.upload(&bytes(&by_position[1]))?,
@@ -182,16 +159,15 @@ impl<R: Recipe> Transformer<R> {
                 &shared,
                 model,
                 (norm_at, matches!(block, Block::Gpt)),
-                [tokens, dim],
-                (None, "last stats"),
+                &places.norm,
             )?,
             table: var(0)?,
             positions,
             head: var(last)?,
-            head_values: shared.arena.own(vocab * dim)?,
-            branch: shared.arena.own(tokens * dim)?,
-            losses: shared.arena.own(tokens)?,
-            total: shared.arena.own(1)?,
+            head_values: shared.arena.values(&places.head)?,
+            branch: shared.arena.values(&places.branch)?,
+            losses: shared.arena.sums(&places.losses)?,
+            total: shared.arena.sums(&places.total)?,
             dx,
             shared,
         })
@@ -205,7 +181,12 @@ impl<R: Recipe> Transformer<R> {
     /// Bytes of device memory that the model has beside its parameters: activations, gradients of them, operands, what products and
     /// attention work in. Tables of plans and batches are not counted.
     pub fn bytes(&self) -> u64 {
-        self.shared.arena.bytes()
+        self.memory().total()
+    }
+
+    /// The same by what it is for.
+    pub fn memory(&self) -> ModelMemory {
+        self.shared.arena.memory()
     }
 
     /// Why attention does not run by cuDNN but as plain products, where it does.
@@ -232,10 +213,7 @@ impl<R: Recipe> Transformer<R> {
         self.upload(batch)?;
         self.forward()?;
         let scale = 1.0 / divisor as f32;
-        let dlogits = self
-            .shared
-            .arena
-            .values("logit gradients", self.tokens * self.sizes.vocab)?;
+        let dlogits = self.shared.arena.values(&self.shared.places.dlogits)?;
         self.loss(Some(&dlogits), scale)?;
         self.backward(model, &dlogits)
     }
@@ -356,7 +334,7 @@ impl<R: Recipe> Transformer<R> {
             layer.forward(x.map(|x| (x, &self.branch)), &self.branch, next)?;
             x = Some(&layer.norms[1].x);
         }
-        let h = self.shared.arena.values("last", self.tokens * dim)?;
+        let h = self.shared.arena.values(&self.shared.places.last)?;
         self.norm
             .forward(ops, self.size(), x.map(|x| (x, &self.branch)), &h)?;
         ops.narrow(&self.head.1, &self.head_values, vocab * dim)?;
@@ -374,10 +352,7 @@ impl<R: Recipe> Transformer<R> {
     }
 
     fn logits(&self) -> Done<CudaBuffer<f32>> {
-        Ok(self
-            .shared
-            .arena
-            .sums("logits", self.tokens * self.sizes.vocab)?)
+        Ok(self.shared.arena.sums(&self.shared.places.logits)?)
     }
 
     fn loss(&self, gradients: Option<&Values>, scale: f32) -> Done {
@@ -406,8 +381,8 @@ impl<R: Recipe> Transformer<R> {
             last.prefetch(last.first_of_backward())?;
         }
         let (h, dh) = (
-            arena.values("last", tokens * dim)?,
-            arena.values("dh", tokens * dim)?,
+            arena.values(&self.shared.places.last)?,
+            arena.values(&self.shared.places.dh)?,
         );
         let grad = f32_gradient(model, self.head.0)?;
         at(&grad, vocab * dim)?;

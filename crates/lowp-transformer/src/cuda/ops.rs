@@ -14,14 +14,12 @@ use super::TransformerError;
 use super::module::Kernels;
 use super::place::at;
 use super::trace::Trace;
+use crate::places::{NORM_ROWS, norm_sums};
 use crate::params::{self, Arg};
 
 type Values = CudaBuffer<bf16>;
 type Sums = CudaBuffer<f32>;
 type Done = Result<(), TransformerError>;
-
-/// Rows whose gradients of gamma and beta one block adds up.
-const NORM_ROWS: usize = 32;
 
 /// Added to variances.
 const EPSILON: f32 = 1e-5;
@@ -114,11 +112,6 @@ impl Ops {
         unsafe { self.launch("norm_forward", [tokens, 1], [threads, 1], &args) }
     }
 
-    /// Length of the memory in which [`Ops::norm_backward`] adds up.
-    pub(super) fn norm_partial(tokens: usize, dim: usize) -> usize {
-        tokens.div_ceil(NORM_ROWS) * 2 * dim
-    }
-
     /// `dx = residual + the gradient for x`, and those of gamma and beta.
     pub(super) fn norm_backward(
         &self,
@@ -137,7 +130,7 @@ impl Ops {
             Arg::Pointer(at(&params.gamma, dim)?),
             null_or(residual, len)?,
             Arg::Pointer(at(dx, len)?),
-            Arg::Pointer(at(partial, Self::norm_partial(tokens, dim))?),
+            Arg::Pointer(at(partial, norm_sums(tokens, dim))?),
             int(tokens)?,
             int(dim)?,
             int(NORM_ROWS)?,

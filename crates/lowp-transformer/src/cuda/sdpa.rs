@@ -8,6 +8,7 @@ use lowp_kernels::{Cuda, CudaBuffer, KernelError};
 
 use super::TransformerError;
 use super::place::Arena;
+use crate::places::sdpa_workspace;
 
 /// Distances in values from one sequence, head and position to the next.
 pub(super) type Strides = [i64; 3];
@@ -112,6 +113,12 @@ fn said(text: &[u8; TEXT]) -> String {
     )
 }
 
+/// Whether this program was built with cuDNN and the library is found.
+pub fn has_cudnn() -> bool {
+    // SAFETY: looks for the library.
+    cfg!(lowp_cudnn) && unsafe { raw::lowp_sdpa_version() } != 0
+}
+
 /// Planned attention of one shape.
 #[derive(Debug)]
 pub(super) struct Sdpa {
@@ -144,8 +151,7 @@ impl Sdpa {
                     .to_owned(),
             ));
         }
-        // SAFETY: looks for the library.
-        if unsafe { raw::lowp_sdpa_version() } == 0 {
+        if !has_cudnn() {
             return Ok(Err(
                 "cuDNN (libcudnn.so.9) was not found: have its folder in LD_LIBRARY_PATH"
                     .to_owned(),
@@ -166,7 +172,7 @@ impl Sdpa {
         };
         // SAFETY: it was just made.
         let bytes = unsafe { raw::lowp_sdpa_workspace(plans.raw) };
-        let workspace = arena.own(usize::try_from(bytes).unwrap_or(0).max(16))?;
+        let workspace = arena.codes(&sdpa_workspace(usize::try_from(bytes).unwrap_or(0)))?;
         Ok(Ok(Self { plans, workspace }))
     }
 

@@ -1,6 +1,6 @@
 //! The JSON form of a model's plan.
 
-use super::Plan;
+use super::made::Plan;
 use crate::reshard;
 use anyhow::Result;
 use lowp_comm::GradWire;
@@ -18,6 +18,8 @@ struct Document<'a> {
     wire_bytes_per_step: u128,
     parameter_bytes_per_rank: u128,
     memory: Memory,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    device: Option<Device>,
     left_out: Vec<LeftOut>,
     operations: Vec<Operation<'a>>,
     total: Total,
@@ -49,6 +51,19 @@ struct Config<'a> {
     accumulate: usize,
     recompute: bool,
     kept_in_bf16: &'a [&'a str],
+}
+
+/// What a GPU holds beside `memory`, and all that it holds.
+#[derive(Serialize)]
+struct Device {
+    sequences: usize,
+    scales: u128,
+    variables_gathered: u128,
+    staging: u128,
+    activations: Option<u64>,
+    in_turn: Option<u64>,
+    workspaces: Option<u64>,
+    total: u128,
 }
 
 #[derive(Serialize)]
@@ -151,10 +166,12 @@ pub(super) fn render(plan: &Plan<'_>) -> Result<String> {
         wire_bytes_per_step: costs.step.wire_bytes(),
         parameter_bytes_per_rank: costs.memory.total,
         memory: costs.memory,
+        device: device(plan),
         left_out: plan
             .left_out()
+            .into_iter()
             .map(|(what, bytes)| LeftOut { what, bytes })
-            .into(),
+            .collect(),
         operations: costs.step.operations.iter().map(operation).collect(),
         ratio: Ratio {
             memory: ratio(reference.memory_total, costs.memory.total),
@@ -175,6 +192,20 @@ pub(super) fn render(plan: &Plan<'_>) -> Result<String> {
         notes: &plan.notes,
     };
     Ok(serde_json::to_string_pretty(&document)? + "\n")
+}
+
+fn device(plan: &Plan<'_>) -> Option<Device> {
+    let (costs, [network, _]) = (&plan.costs, &plan.networks);
+    Some(Device {
+        sequences: plan.batch?.sequences,
+        scales: costs.scales,
+        variables_gathered: costs.outside,
+        staging: costs.staging,
+        activations: network.map(|network| network.activations),
+        in_turn: network.map(|network| network.in_turn),
+        workspaces: network.map(|network| network.workspaces),
+        total: costs.on_device() + network.map_or(0, |network| network.total().into()),
+    })
 }
 
 fn operation(operation: &cost::Operation) -> Operation<'_> {

@@ -6,7 +6,7 @@ use crate::usage::UsageError;
 use lowp_format::Shape;
 use lowp_fsdp::cost::{CostError, ModelShapes};
 use lowp_train::Model as _;
-use lowp_transformer::GptConfig;
+use lowp_transformer::{GptConfig, Sizes};
 
 /// The linear layers in the order of forward, and what stays in f32.
 #[derive(Clone, Debug, Default)]
@@ -14,6 +14,8 @@ pub(super) struct Model {
     pub(super) name: String,
     pub(super) blocks: usize,
     pub(super) shapes: ModelShapes,
+    /// Of a preset, whose layers run on GPUs.
+    pub(super) sizes: Option<Sizes>,
     /// What the plan takes for granted.
     pub(super) notes: Vec<String>,
 }
@@ -30,6 +32,7 @@ impl Model {
             name: name.to_owned(),
             blocks: sizes.layers,
             shapes,
+            sizes: Some(sizes.sizes()),
             notes: Vec::new(),
         })
     }

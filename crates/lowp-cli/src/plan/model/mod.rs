@@ -1,10 +1,12 @@
 //! `lowp plan --model`: what a whole model costs, as `lowp train` accounts for it, before anything is allocated.
 
 mod bandwidth;
+mod device;
 mod hugging_face;
 mod json;
 mod keys;
 mod layers;
+mod made;
 mod table;
 mod types;
 
@@ -19,26 +21,13 @@ use layers::Model;
 use lowp_comm::{GradWire, Mesh};
 use lowp_format::spelling::Variant;
 use lowp_format::{AnyRecipe, Code, check_layer, layer_error};
-use lowp_fsdp::Sharding;
 use lowp_fsdp::cost::{
-    Bandwidth, CostConfig, CostError, Costs, HOST_GRAD_BUCKET, LayerShape, MAX_MICRO_BATCHES,
-    MAX_RANKS,
+    Bandwidth, CostConfig, CostError, Costs, LayerShape, MAX_MICRO_BATCHES, MAX_RANKS,
 };
+use lowp_fsdp::{Sharding, VarPlace};
 use lowp_train::Run;
+use made::Plan;
 use std::path::Path;
-
-/// A plan.
-#[derive(Debug)]
-struct Plan<'a> {
-    recipe: &'a str,
-    model: &'a Model,
-    setup: CostConfig,
-    kept_in_bf16: Vec<&'a str>,
-    costs: Costs,
-    bf16: Costs,
-    bandwidth: Option<&'a Bandwidth>,
-    notes: Vec<String>,
-}
 
 /// The plan of the model that `args` name, in `recipe`, as text.
 ///
@@ -47,6 +36,7 @@ struct Plan<'a> {
 pub(super) fn plan(args: &Args, recipe: Variant) -> Result<String> {
     let setup = setup(args)?;
     let model = model(args)?;
+    let batch = device::batch(args, &setup)?;
     let run = Run::new(args.recipe.clone(), recipe);
     run.and_then(|run| run.check_sharding(setup.sharding))
         .map_err(UsageError::from)?;
@@ -62,9 +52,15 @@ pub(super) fn plan(args: &Args, recipe: Variant) -> Result<String> {
     let of =
         |variants: &[Variant], recipe: &str| costs(&model, variants, recipe, &setup, bandwidth);
     let in_bf16 = AnyRecipe::plain(Code::Bf16).map_or(recipe, Variant::from);
-    let bf16 = of(&vec![in_bf16; variants.len()], "bf16")?;
+    let all_bf16 = vec![in_bf16; variants.len()];
+    let bf16 = of(&all_bf16, "bf16")?;
     let costs = of(&variants, &args.recipe)?;
     let mut notes = model.notes.clone();
+    let of = |variants: &[Variant]| device::network(&model, variants, batch.as_ref());
+    let networks = [of(&variants)?, of(&all_bf16)?];
+    if batch.is_some() {
+        notes.push(device::note(&model));
+    }
     notes.extend(uneven(&costs, &setup));
     notes.extend(direct(&costs, &setup));
     if let Some(bandwidth) = bandwidth {
@@ -116,6 +112,8 @@ pub(super) fn plan(args: &Args, recipe: Variant) -> Result<String> {
         kept_in_bf16: kept_in_bf16.map(|(layer, _)| layer.name.as_str()).collect(),
         costs,
         bf16,
+        batch,
+        networks,
         bandwidth,
         notes,
     };
@@ -154,7 +152,11 @@ fn setup(args: &Args) -> Result<CostConfig, UsageError> {
         sharding,
         reshard: reshard.among(mesh.shard)?,
         grad_wire: train::grad_wire(&args.grad_wire),
-        grad_bucket: HOST_GRAD_BUCKET,
+        vars: match args.device.as_str() {
+            "cuda" => VarPlace::Backend,
+            _ => VarPlace::Host,
+        },
+        prefetch: !args.no_prefetch,
         accumulate: args.accumulate,
         recompute: args.recompute,
     })
@@ -262,29 +264,4 @@ fn direct(costs: &Costs, setup: &CostConfig) -> Option<String> {
              rank, and {shared} if f32 sums of all micro-batches were; choose {remedy}, or --mesh with replicas of fewer nodes"
         )
     })
-}
-
-impl Plan<'_> {
-    /// What the memory leaves out, with its bytes where they are known.
-    fn left_out(&self) -> [(&'static str, Option<u128>); 7] {
-        [
-            (
-                "f32 shards of the variables, and what they are gathered in",
-                Some(self.costs.outside),
-            ),
-            ("activations", None),
-            (
-                "casts of operands, and f32 gradients of a layer before they are in a bucket",
-                None,
-            ),
-            ("scale histories and what ranks agree on", None),
-            ("staging of collectives", None),
-            ("the CUDA context, and workspaces of libraries", None),
-            ("slack of allocators", None),
-        ]
-    }
-
-    fn nodes(&self) -> usize {
-        self.setup.mesh.world().div_ceil(self.setup.per_node)
-    }
 }

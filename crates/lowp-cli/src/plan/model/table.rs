@@ -1,11 +1,11 @@
 //! The tables of a model's plan.
 
-use super::Plan;
+use super::made::Plan;
 use crate::columns::Columns;
 use crate::output::shown;
 use lowp_comm::GradWire;
 use lowp_fsdp::Sharding;
-use lowp_fsdp::cost::{Costs, Moved, Operation};
+use lowp_fsdp::cost::{Moved, Operation};
 
 /// The whole plan as text.
 pub(super) fn render(plan: &Plan<'_>) -> String {
@@ -42,6 +42,9 @@ fn head(plan: &Plan<'_>) -> String {
     if setup.grad_wire == GradWire::Bf16 {
         options.push("gradients on a bf16 wire".to_owned());
     }
+    if let Some(batch) = &plan.batch {
+        options.push(format!("{} sequences at a time on a GPU", batch.sequences));
+    }
     if !plan.kept_in_bf16.is_empty() {
         options.push(format!("{} layers in bf16", plan.kept_in_bf16.len()));
     }
@@ -61,9 +64,8 @@ fn head(plan: &Plan<'_>) -> String {
 }
 
 fn memory(plan: &Plan<'_>) -> String {
-    let Costs { memory, .. } = &plan.costs;
-    let (here, there) = (memory.rows(), plan.bf16.memory.rows());
-    let title = format!("memory of rank {}", memory.rank);
+    let (here, there) = (plan.rows(false), plan.rows(true));
+    let title = format!("memory of rank {}", plan.costs.memory.rank);
     let mut table = Columns::new(&[&title, "bytes", "", "in bf16"], &[0]);
     for ((what, bytes), (_, bf16)) in here.into_iter().zip(there) {
         if bytes > 0 || bf16 > 0 {
@@ -75,17 +77,12 @@ fn memory(plan: &Plan<'_>) -> String {
             ]);
         }
     }
-    let (total, bf16) = (memory.total, plan.bf16.memory.total);
-    table.row([
-        "total".to_owned(),
-        total.to_string(),
-        scaled(total),
-        scaled(bf16),
-    ]);
-    let left_out = plan.left_out().map(|(what, bytes)| match bytes {
+    let left_out = plan.left_out().into_iter();
+    let left_out = left_out.map(|(what, bytes)| match bytes {
         Some(bytes) => format!("{what} ({})", scaled(bytes)),
         None => what.to_owned(),
     });
+    let left_out: Vec<String> = left_out.collect();
     format!(
         "{}{}\n",
         table.render(),

@@ -2,6 +2,7 @@
 
 use crate::gpus;
 use crate::train::config::Setup;
+use crate::train::planned;
 use crate::train::{Args, BUNDLED};
 use crate::{Cli, Command};
 use clap::Parser;
@@ -394,6 +395,44 @@ fn planted_defects_are_found() {
             cuda.write(&buffer, at, &bytes[at..=at]).expect("a write");
             audited("mended", None);
         }
+    }
+}
+
+/// A plan is what a run holds, to the byte; what cuDNN works in it says only when it is asked.
+#[test]
+fn a_run_holds_what_is_planned() {
+    let Some(cuda) = gpu() else { return };
+    let capability = lowp_transformer::capability(&cuda).expect("a capability");
+    let recipes = lowp_format::AnyRecipe::low_precision().into_iter();
+    let recipes = recipes.map(|recipe| lowp_format::Recipe::name(&recipe));
+    let mut runs: Vec<String> = recipes.map(|name| format!("--recipe {name}")).collect();
+    let others = [
+        "--recipe bf16",
+        "--recipe fp32 --accumulate 2",
+        "--recipe mxfp8 --no-prefetch",
+        "--recipe nvfp4-2d --sharding zero1",
+        "--recipe fp8-current --recompute",
+        "--recipe fp8-current --reshard-after-forward false",
+        "--recipe fp8-current --arch llama --kv-heads 2",
+        "--recipe mxfp8 --arch llama --recompute",
+        "--recipe mxfp8+bf16-forward --keep-bf16 *.qkv",
+    ];
+    runs.extend(others.map(str::to_owned));
+    for words in runs.iter().flat_map(|words| [words.clone(), format!("{words} --no-cudnn")]) {
+        let asked = asked(&format!("{SMALL} {words} --device cuda"));
+        let (mut sharded, mut network) = model(&cuda, &asked);
+        run(&mut sharded, &mut network, &asked, (2, 0));
+        let Asked { args, setup } = &asked;
+        let planned = planned::costs(args, setup, &setup.runs[0].name, capability);
+        let (costs, planned) = planned.expect("a plan");
+        let found = network.memory();
+        assert_eq!(found.activations, planned.activations, "{words}");
+        assert_eq!(found.in_turn, planned.in_turn, "{words}");
+        if args.no_cudnn {
+            assert_eq!(found.workspaces, planned.workspaces, "{words}");
+        }
+        let parameters = sharded.parameter_bytes().expect("bytes") + sharded.var_gather_bytes();
+        assert_eq!(u128::from(parameters), costs.on_device(), "{words}");
     }
 }
 

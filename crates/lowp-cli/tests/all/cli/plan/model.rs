@@ -315,6 +315,81 @@ fn json() {
     insta::assert_snapshot!(shown(&dir, args));
 }
 
+/// What the pool of an H200 measured in `lowp train --params 1b --vocab 32768` (docs/notes/training-on-gpus.md), in GB.
+#[test]
+fn gpus_hold_what_was_measured() {
+    for (options, measured) in [
+        ("--world-size 1 --batch 16 --recipe bf16", 42.611),
+        ("--world-size 1 --batch 16 --recipe fp8-current", 39.145),
+        ("--world-size 1 --batch 16 --recipe mxfp8", 41.654),
+        ("--world-size 1 --batch 16 --recipe nvfp4-2d", 38.181),
+        (
+            "--world-size 1 --batch 16 --recipe fp8-current --recompute",
+            29.483,
+        ),
+        ("--world-size 2 --batch 16 --recipe bf16", 22.454),
+        ("--world-size 2 --batch 16 --recipe fp8-current", 20.721),
+    ] {
+        let args = format!("--model 1b --vocab 32768 --device cuda {options}");
+        let plan = plan_json(&args);
+        let planned = plan["device"]["total"].as_f64().expect("bytes") / 1e9;
+        assert!(
+            (planned / measured - 1.0f64).abs() < 0.02,
+            "{options}: {planned} GB planned and {measured} measured"
+        );
+    }
+}
+
+#[test]
+fn what_a_gpu_holds_is_the_sum_of_its_parts() {
+    let (_dir, config) = file("llama.json", &llama());
+    for args in [
+        "--model 1b --vocab 32768 --world-size 8 --batch 64 --recipe nvfp4-1d --keep-bf16 block0.*",
+        "--model 125m --arch llama --mesh 2x2 --accumulate 2 --grad-wire bf16 --no-cudnn --no-prefetch",
+        "--model 125m --world-size 4 --sharding zero1 --recompute",
+        &format!("--model {config} --world-size 8"),
+    ] {
+        let plan = plan_json(&format!("{args} --device cuda"));
+        check_sums(&plan);
+        let number = |key: &str| plan["device"][key].as_u64().unwrap_or(0);
+        let parts = [
+            "variables_gathered",
+            "staging",
+            "activations",
+            "in_turn",
+            "workspaces",
+        ];
+        let parts: u64 = parts.iter().map(|key| number(key)).sum();
+        let parameters = plan["memory"]["total"].as_u64().expect("a number");
+        assert_eq!(number("total"), parameters + parts, "{args}");
+        assert_eq!(plan["memory"]["decoded"], 0, "{args}");
+        let of_file = args.contains("llama.json");
+        assert_eq!(plan["device"]["activations"].is_null(), of_file, "{args}");
+        assert_eq!(number("staging") > 0, args.contains("bf16 --no"), "{args}");
+    }
+}
+
+#[test]
+fn tables_of_gpus() {
+    let (dir, _) = file("llama.json", &llama());
+    let plans = [
+        "--model 1b --vocab 32768 --world-size 8 --device cuda --batch 128",
+        "--model 350m --arch llama --world-size 2 --device cuda --recipe fp8-current --recompute --accumulate 2",
+        "--model 125m --world-size 4 --device cuda --sharding zero1 --no-cudnn --recipe nvfp4-2d",
+        "--model llama.json --world-size 8 --device cuda",
+        "--model 125m --world-size 2 --device cuda --recipe fp8-current --json",
+        "--model 10m --world-size 5 --device cuda",
+        "--model 10m --world-size 2 --device cuda --batch 0",
+        "--model 10m --world-size 2 --device cuda --vocab 257",
+        "--model 10m --world-size 2 --device cuda --seq 24 --batch 2",
+        "--model 10m --world-size 2 --device gpu",
+        "--model 10m --world-size 2 --batch 8",
+        "--model 10m --world-size 2 --no-cudnn",
+        "--shape 64x64 --world-size 2 --device cuda",
+    ];
+    insta::assert_snapshot!(plans.map(|args| shown(&dir, args)).join("\n"));
+}
+
 /// A plan of the largest world is ready at once: what is alike is counted once.
 #[test]
 fn a_hundred_thousand_ranks() {

@@ -1,0 +1,65 @@
+//! What `--device cuda` adds: what the layers of a preset hold on a GPU.
+
+use super::layers::Model;
+use crate::plan::Args;
+use crate::train::{self, DEFAULT_BATCH};
+use crate::usage::UsageError;
+use lowp_format::spelling::Variant;
+use lowp_fsdp::VarPlace;
+use lowp_fsdp::cost::CostConfig;
+use lowp_transformer::{HOPPER, MicroBatch, ModelMemory};
+
+/// The micro-batch of a GPU; none on the CPU.
+///
+/// # Errors
+/// Options of GPUs without one, or a batch that does not divide.
+pub(super) fn batch(args: &Args, setup: &CostConfig) -> Result<Option<MicroBatch>, UsageError> {
+    if setup.vars == VarPlace::Host {
+        let of_gpus = [
+            ("--batch", args.batch.is_some()),
+            ("--no-cudnn", args.no_cudnn),
+            ("--no-prefetch", args.no_prefetch),
+        ];
+        return match of_gpus.iter().find(|(_, given)| *given) {
+            Some((option, _)) => Err(UsageError::new(format!(
+                "{option} is of GPUs: add --device cuda, or leave it out"
+            ))),
+            None => Ok(None),
+        };
+    }
+    let batch = args.batch.unwrap_or(DEFAULT_BATCH);
+    let sequences = train::sequences_at_once(batch, setup.mesh.world(), setup.accumulate)?;
+    Ok(Some(MicroBatch {
+        sequences,
+        first_token: 0,
+        cudnn: !args.no_cudnn,
+        agree_amaxes: false,
+        prefetch: setup.prefetch,
+        recompute: setup.recompute,
+    }))
+}
+
+/// What the layers of `model`, in these recipes, hold beside their parameters; none where they are those of a file.
+///
+/// # Errors
+/// Sizes that a GPU cannot take.
+pub(super) fn network(
+    model: &Model,
+    variants: &[Variant],
+    batch: Option<&MicroBatch>,
+) -> Result<Option<ModelMemory>, UsageError> {
+    let (Some(sizes), Some(batch)) = (&model.sizes, batch) else {
+        return Ok(None);
+    };
+    let memory = ModelMemory::new(sizes, variants, batch, HOPPER);
+    memory.map(Some).map_err(UsageError::new)
+}
+
+/// What a plan for GPUs takes for granted.
+pub(super) fn note(model: &Model) -> String {
+    match model.sizes {
+        Some(_) => "products and attention are those of Hopper (sm_90): other GPUs multiply other codes, and decode other operands",
+        None => "activations are planned for presets, whose layers `lowp train` runs on GPUs",
+    }
+    .to_owned()
+}

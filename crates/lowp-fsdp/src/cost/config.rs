@@ -1,0 +1,158 @@
+//! [`CostConfig`]: how a model that is planned trains. [`CostError`]: why there is no plan.
+
+use lowp_comm::{GradWire, Mesh};
+use lowp_format::{FormatError, ReshardAfterForward, Shape};
+use lowp_shard::ShardError;
+use thiserror::Error;
+
+use crate::{Sharding, VarPlace, VarShapeError};
+
+/// Most ranks of a model that is planned.
+pub const MAX_RANKS: usize = 1 << 17;
+
+/// Most micro-batches of a step that is planned.
+pub const MAX_MICRO_BATCHES: usize = 1 << 16;
+
+/// Bytes of a parameter in its master, two moments and the reduced gradient.
+pub const PARAMETER_STATE: u128 = 16;
+
+/// How a model is trained.
+#[derive(Clone, Copy, Debug)]
+pub struct CostConfig {
+    /// The ranks.
+    pub mesh: Mesh,
+    /// Ranks of a node.
+    pub per_node: usize,
+    /// What a rank has of the linear layers.
+    pub sharding: Sharding,
+    /// What becomes of gathered weights, among the ranks of a replica.
+    pub reshard: ReshardAfterForward,
+    /// How gradients travel.
+    pub grad_wire: GradWire,
+    /// Where layers run, and full variables with them: on the host, which decodes weights, or on a device, which reads them as they are
+    /// gathered.
+    pub vars: VarPlace,
+    /// Whether a device gathers the weights of a block while the one before it runs.
+    pub prefetch: bool,
+    /// Micro-batches of a step.
+    pub accumulate: usize,
+    /// Whether backward runs the layers forward again.
+    pub recompute: bool,
+}
+
+impl Default for CostConfig {
+    /// One rank, on a node of eight.
+    fn default() -> Self {
+        Self {
+            mesh: Mesh::sharded(1),
+            per_node: 8,
+            sharding: Sharding::Fsdp,
+            reshard: ReshardAfterForward::Yes,
+            grad_wire: GradWire::F32,
+            vars: VarPlace::Host,
+            prefetch: false,
+            accumulate: 1,
+            recompute: false,
+        }
+    }
+}
+
+impl CostConfig {
+    /// Checks that bytes can be counted, and that there are ranks and micro-batches.
+    pub(super) fn check(&self) -> Result<(), CostError> {
+        let Mesh { replicate, shard } = self.mesh;
+        for (field, found, most) in [
+            ("the mesh's number of replicas", replicate, MAX_RANKS),
+            ("the mesh's number of shards", shard, MAX_RANKS),
+            ("per_node", self.per_node, MAX_RANKS),
+            ("accumulate", self.accumulate, MAX_MICRO_BATCHES),
+        ] {
+            if !(1..=most).contains(&found) {
+                return Err(CostError::Config { field, found, most });
+            }
+        }
+        match self.mesh.world() <= MAX_RANKS {
+            true => Ok(()),
+            false => Err(CostError::Ranks { mesh: self.mesh }),
+        }
+    }
+}
+
+/// Why there is no account of a model.
+#[derive(Debug, Error)]
+pub enum CostError {
+    /// A weight that its recipe cannot take.
+    #[error("{source}")]
+    Layer {
+        /// Its number.
+        number: usize,
+        /// What is wrong.
+        source: ShardError,
+    },
+    /// Variables that cannot be sharded.
+    #[error("the variables: {0}")]
+    Vars(ShardError),
+    /// A shape that no matrix has.
+    #[error("{name} is {shape}: {source}")]
+    Shape {
+        /// The layer.
+        name: String,
+        /// Its shape.
+        shape: Shape,
+        /// What is wrong.
+        source: FormatError,
+    },
+    /// A model whose bytes are not counted.
+    #[error("{parameters} parameters; a plan is made for at most {most}")]
+    Parameters {
+        /// Its parameters.
+        parameters: u128,
+        /// The most.
+        most: u128,
+    },
+    /// A variable that no model has.
+    #[error(transparent)]
+    Var(#[from] VarShapeError),
+    /// Recipes that are not one for each linear layer.
+    #[error("{recipes} recipes for {layers} linear layers; give one for each")]
+    Recipes {
+        /// Recipes.
+        recipes: usize,
+        /// Linear layers.
+        layers: usize,
+    },
+    /// A number of a [`CostConfig`] that no run has.
+    #[error("{field} is {found}; give a number from 1 to {most}")]
+    Config {
+        /// The field.
+        field: &'static str,
+        /// What it is.
+        found: usize,
+        /// The most.
+        most: usize,
+    },
+    /// A mesh of more ranks than are counted.
+    #[error("{mesh} ranks; a plan is made for at most {MAX_RANKS}")]
+    Ranks {
+        /// The mesh.
+        mesh: Mesh,
+    },
+    /// A rate of no link.
+    #[error("{rate:?} GB/s; a rate is a number from {least} to {most}")]
+    Rate {
+        /// 10^9 bytes in a second.
+        rate: f64,
+        /// The least.
+        least: f64,
+        /// The most.
+        most: f64,
+    },
+    /// A report whose rates cannot be taken.
+    #[error("{file} {what}")]
+    Report {
+        /// What it is called.
+        file: String,
+        /// What is wrong with it.
+        what: String,
+    },
+}

@@ -1,0 +1,55 @@
+//! [`GatherKind`]: what a group gathers. [`ParamPlans`]: how.
+
+use lowp_format::{GatherPlan, Phase};
+
+/// What a group gathers, and from where.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum GatherKind {
+    /// What forward needs, from the shards; and what backward needs, unless that gathers again.
+    Forward,
+    /// What backward needs, from the shards.
+    Backward,
+    /// What backward needs, from the parts that a smaller group kept.
+    Parts,
+}
+
+impl GatherKind {
+    pub(super) const ALL: [GatherKind; 3] =
+        [GatherKind::Forward, GatherKind::Backward, GatherKind::Parts];
+}
+
+/// As many kinds of gathers has a group.
+pub(super) const KINDS: u64 = GatherKind::ALL.len() as u64;
+
+impl From<Phase> for GatherKind {
+    fn from(phase: Phase) -> Self {
+        match phase {
+            Phase::Forward => GatherKind::Forward,
+            Phase::Backward => GatherKind::Backward,
+        }
+    }
+}
+
+/// The gathers of one parameter. What the shards cannot serve, and what the policy does not need, has none.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct ParamPlans {
+    pub(super) plans: [Option<GatherPlan>; 3],
+    /// Ranks that keep parts together.
+    pub(super) group: usize,
+}
+
+impl ParamPlans {
+    pub(super) fn plan(&self, kind: impl Into<GatherKind>) -> Option<&GatherPlan> {
+        self.plans[kind.into() as usize].as_ref()
+    }
+}
+
+/// What ranks that gather the same have in common, beside lengths: group `number` of those of a pool.
+pub(super) fn label(number: u64, kind: GatherKind) -> String {
+    let what = match kind {
+        GatherKind::Forward => "for forward",
+        GatherKind::Backward => "for backward",
+        GatherKind::Parts => "for backward, of kept parts",
+    };
+    format!("group {number} {what}")
+}

@@ -1,0 +1,314 @@
+//! [`LinearPlan`]: which products a linear layer runs on a GPU, and the buffers that it needs for them.
+
+use lowp_format::{
+    BufferSpec, Code, Columnwise, Form, FormatError, Operand, Orientation, Part, Recipe, Role,
+    ScaleLayout, Shape, Usage,
+};
+use lowp_fsdp::encoded;
+use lowp_gemm::GemmKind;
+use lowp_gemm::table::{Codes, Pass, is_codes};
+
+use crate::places::{BF16, F32, Place};
+
+/// Factors of a product of two-level codes: alpha, and beta for what was there or was not.
+pub(crate) const FACTORS: Place = Place::lent("factors of a product", 3 * F32);
+
+/// What a linear layer over a batch of tokens does.
+#[derive(Clone, Debug)]
+pub(crate) struct LinearPlan {
+    /// Forward, input gradient, weight gradient.
+    pub(crate) products: [GemmKind; 3],
+    /// What forward multiplies.
+    pub(crate) input: Place,
+    /// Codes and scales of the input, and of the gradient of what forward makes.
+    pub(crate) x: Vec<Place>,
+    pub(crate) dy: Vec<Place>,
+    /// Operands that hold codes, for products of values.
+    pub(crate) decodes: Vec<Decode>,
+    /// Block scales of operands that products read in another form.
+    pub(crate) repacks: Vec<Repack>,
+    /// What becomes of the gathered weight in forward and in backward.
+    pub(crate) weights: [WeightUse; 2],
+}
+
+/// The decode of an operand.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Decode {
+    pub(crate) role: Role,
+    pub(crate) orientation: Orientation,
+    /// The orientation whose codes are decoded.
+    pub(crate) from: Orientation,
+    pub(crate) to: Place,
+}
+
+/// The copy of block scales into the form that products read.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Repack {
+    pub(crate) role: Role,
+    pub(crate) orientation: Orientation,
+    pub(crate) form: Form,
+    pub(crate) to: Place,
+}
+
+/// What becomes of a gathered weight before it is multiplied.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum WeightUse {
+    AsItIs,
+    Decode(Place),
+    /// Its block scales are copied into the form that products read.
+    Repack {
+        form: Form,
+        place: Place,
+    },
+}
+
+impl LinearPlan {
+    /// Of a weight of `shape` in `recipe`. Where codes of the input outlive it, it is what `input` names, else what `kept` does.
+    pub(crate) fn new(
+        recipe: &impl Recipe,
+        shape: Shape,
+        tokens: usize,
+        [input, kept]: [&'static str; 2],
+        capability: (i32, i32),
+    ) -> Result<Self, FormatError> {
+        let codes_of = |(role, orientation)| Codes::of(recipe, role, orientation);
+        let products = Pass::ALL.map(|pass| {
+            let [a, b] = pass.operands().map(codes_of);
+            let depth = match pass {
+                Pass::Forward => shape.cols,
+                Pass::InputGrad => shape.rows,
+                Pass::WeightGrad => tokens,
+            };
+            GemmKind::of(a, b, capability).over(depth)
+        });
+        let values = BF16 * tokens * shape.cols;
+        let [rows, outputs] = [shape.cols, shape.rows].map(|width| Shape::new(tokens, width));
+        let [activation, gradient] =
+            [Role::Activation, Role::Gradient].map(|role| recipe.operand(role));
+        let x = buffers(&activation).map(|spec| {
+            let place = match spec.key.usage == Usage::ROWWISE {
+                true => Place::lent("x", spec.bytes(rows)),
+                // What the weight's gradient reads stays until backward.
+                false => Place::kept(kept, spec.bytes(rows)),
+            };
+            place.of_spec(spec)
+        });
+        let dy = buffers(&gradient);
+        let dy = dy.map(|spec| Place::lent("dy", spec.bytes(outputs)).of_spec(spec));
+        let mut plan = Self {
+            products,
+            input: match codes_of((Role::Activation, Orientation::Columnwise)) {
+                Some(_) => Place::lent(input, values),
+                None => Place::kept(kept, values),
+            },
+            x: x.collect(),
+            dy: dy.collect(),
+            decodes: Vec::new(),
+            repacks: Vec::new(),
+            weights: [
+                weight(recipe, shape, Orientation::Rowwise, products[0])?,
+                weight(recipe, shape, Orientation::Columnwise, products[1])?,
+            ],
+        };
+        for (pass, product) in Pass::ALL.into_iter().zip(products) {
+            for (role, orientation) in pass.operands() {
+                let (operand, shape, scales) = match role {
+                    Role::Weight => continue,
+                    Role::Activation => (&activation, rows, "scales of x"),
+                    Role::Gradient => (&gradient, outputs, "scales of dy"),
+                };
+                let usage = encoded(operand, Code::Bf16);
+                if product == GemmKind::Bf16 && usage.contains(orientation.usage()) {
+                    // Transposed codes hold the same values, and row-major ones are decoded faster.
+                    let from = match operand.quantizers.relation {
+                        Columnwise::Quantized => orientation,
+                        Columnwise::Transposed | Columnwise::Shared => Orientation::Rowwise,
+                    };
+                    // Rowwise codes of inputs are gone by then.
+                    let there = role == Role::Gradient || pass == Pass::Forward;
+                    let made = usage.contains(from.usage());
+                    plan.decodes.push(Decode {
+                        role,
+                        orientation,
+                        from: if there && made { from } else { orientation },
+                        to: decoded(role, shape),
+                    });
+                }
+                let mut specs = buffers(operand);
+                let scale = specs.find(|spec| spec.key.serves(orientation, Part::BlockScale));
+                if let (Some(form), Some(spec)) = (product.scale_form(), scale)
+                    && let Some([_, to]) = layouts(&spec, shape, orientation, form)?
+                {
+                    plan.repacks.push(Repack {
+                        role,
+                        orientation,
+                        form,
+                        to: Place::lent(scales, to.bytes()).of_spec(spec),
+                    });
+                }
+            }
+        }
+        Ok(plan)
+    }
+
+    /// Its buffers but those of the weight, which depend on where it is gathered.
+    pub(crate) fn places(&self) -> Vec<Place> {
+        let Self {
+            products,
+            input,
+            x,
+            dy,
+            decodes,
+            repacks,
+            weights: _,
+        } = self;
+        let mut all = vec![*input];
+        all.extend(x.iter().chain(dy));
+        all.extend(decodes.iter().map(|decode| decode.to));
+        all.extend(repacks.iter().map(|repack| repack.to));
+        all.extend(products.contains(&GemmKind::Fp4Groups16).then_some(FACTORS));
+        all
+    }
+}
+
+/// The buffers that an operand of bf16 values is cast into.
+fn buffers(operand: &Operand) -> impl Iterator<Item = BufferSpec> {
+    let usage = encoded(operand, Code::Bf16);
+    operand.quantizers.buffers(usage).into_iter()
+}
+
+/// The memory that decoded values of an operand go to, until the next ones.
+fn decoded(role: Role, shape: Shape) -> Place {
+    let what = match role {
+        Role::Weight => "decoded weight",
+        Role::Activation => "decoded input",
+        Role::Gradient => "decoded gradient",
+    };
+    Place::lent(what, BF16 * shape.elements())
+}
+
+fn weight(
+    recipe: &impl Recipe,
+    shape: Shape,
+    orientation: Orientation,
+    product: GemmKind,
+) -> Result<WeightUse, FormatError> {
+    if product == GemmKind::Bf16 {
+        let kernel = recipe.kernel(orientation);
+        // bf16 is row-major for both phases.
+        return Ok(match kernel.element == Code::Bf16 && !is_codes(&kernel) {
+            true => WeightUse::AsItIs,
+            false => WeightUse::Decode(decoded(Role::Weight, shape)),
+        });
+    }
+    let specs = recipe.buffers(Usage::BOTH);
+    let mut specs = specs.iter();
+    let scales = specs.find(|spec| spec.key.serves(orientation, Part::BlockScale));
+    let (Some(spec), Some(form)) = (scales, product.scale_form()) else {
+        return Ok(WeightUse::AsItIs);
+    };
+    Ok(match layouts(spec, shape, orientation, form)? {
+        Some([_, to]) => WeightUse::Repack {
+            form,
+            place: Place::own("scales of a weight", to.bytes()),
+        },
+        None => WeightUse::AsItIs,
+    })
+}
+
+/// The layouts of block scales in their Compact form and in `form`; none where both are the same.
+fn layouts(
+    spec: &BufferSpec,
+    shape: Shape,
+    orientation: Orientation,
+    form: Form,
+) -> Result<Option<[ScaleLayout; 2]>, FormatError> {
+    let layout = |form| ScaleLayout::new(spec, shape, orientation, form);
+    let [from, to] = [layout(Form::Compact)?, layout(form)?];
+    let same = form == Form::Padded && from.padded() == to.padded();
+    Ok((!same).then_some([from, to]))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::Arc;
+
+    use lowp_comm::LocalComm;
+    use lowp_format::AnyRecipe;
+    use lowp_fsdp::{LayerMemory, OperandPlan, RecipeOperands};
+    use lowp_kernels::{Backend, Cpu, Source};
+    use lowp_shard::ScaleBookBuilder;
+
+    const SHAPE: Shape = Shape::new(256, 384);
+    const TOKENS: usize = 128;
+    const HOPPER: (i32, i32) = (9, 0);
+    const BLACKWELL: (i32, i32) = (10, 0);
+
+    fn plan(recipe: &AnyRecipe, capability: (i32, i32)) -> LinearPlan {
+        let plan = LinearPlan::new(recipe, SHAPE, TOKENS, ["in", "kept in"], capability);
+        plan.expect("a plan")
+    }
+
+    /// What a layer casts into is what is planned, and holds what is decoded and repacked.
+    #[test]
+    fn operands_are_cast_into_the_planned_buffers() {
+        for recipe in AnyRecipe::all() {
+            let mut book = ScaleBookBuilder::default();
+            let operands = OperandPlan::new(&recipe, &mut book, 1, 0);
+            let book = Arc::new(book.build(&Cpu).expect("a book"));
+            let world = Arc::new(LocalComm::solo(&Cpu));
+            let memory = LayerMemory::new(&Cpu);
+            let operands = RecipeOperands::new(&Cpu, operands, book, Arc::default(), world, memory);
+            let encode = |role, width: usize| {
+                let shape = Shape::new(TOKENS, width);
+                let source = Cpu.alloc(shape.elements()).expect("room");
+                let part = (shape, Usage::BOTH, 0);
+                let planned =
+                    operands.plan_encode(role, part, &Source::Bf16(source), |_| Ok(None));
+                planned.expect("a cast")
+            };
+            let (x, dy) = (
+                encode(Role::Activation, SHAPE.cols),
+                encode(Role::Gradient, SHAPE.rows),
+            );
+            for capability in [HOPPER, BLACKWELL] {
+                let plan = plan(&recipe, capability);
+                let bytes = |places: &[Place]| places.iter().map(|p| p.bytes).sum::<usize>();
+                assert_eq!(bytes(&plan.x), x.bytes(&Cpu), "{}", recipe.name());
+                assert_eq!(bytes(&plan.dy), dy.bytes(&Cpu), "{}", recipe.name());
+                let of = |role: Role| if role == Role::Gradient { &dy } else { &x };
+                for decode in &plan.decodes {
+                    let codes = of(decode.role).target(decode.from, Part::Data);
+                    assert!(codes.is_some(), "{}: {decode:?}", recipe.name());
+                }
+                for repack in &plan.repacks {
+                    let scales = of(repack.role).target(repack.orientation, Part::BlockScale);
+                    assert!(scales.is_some(), "{}: {repack:?}", recipe.name());
+                }
+            }
+        }
+    }
+
+    /// Products of codes decode nothing, and those of values read every operand that holds codes decoded.
+    #[test]
+    fn what_is_decoded_follows_from_the_products() {
+        for recipe in AnyRecipe::all() {
+            for capability in [HOPPER, BLACKWELL] {
+                let plan = plan(&recipe, capability);
+                for (pass, product) in Pass::ALL.into_iter().zip(plan.products) {
+                    let operands = pass.operands().map(|(role, orientation)| {
+                        let here = |d: &&Decode| (d.role, d.orientation) == (role, orientation);
+                        let usage = encoded(&recipe.operand(role), Code::Bf16);
+                        let codes = role != Role::Weight && usage.contains(orientation.usage());
+                        (codes, plan.decodes.iter().filter(here).count())
+                    });
+                    for (codes, decodes) in operands {
+                        let expected = codes && product == GemmKind::Bf16;
+                        assert_eq!(decodes > 0, expected, "{}: {pass:?}", recipe.name());
+                    }
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,265 @@
+//! [`ModelMemory`]: what a model holds on a GPU beside its parameters.
+
+use std::collections::HashSet;
+
+use lowp_format::{FormatError, Recipe, Shape};
+use serde::Serialize;
+
+use crate::linear_plan::{LinearPlan, WeightUse};
+use crate::places::{
+    AttentionPlaces, BlockPlaces, CudnnPlaces, ModelPlaces, Place, ProductPlaces, Stays,
+};
+use crate::sizes::Sizes;
+
+/// The compute capability of H100 and H200.
+pub const HOPPER: (i32, i32) = (9, 0);
+
+/// What a model is built for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct MicroBatch {
+    /// Sequences on this GPU.
+    pub sequences: usize,
+    /// The number of their first token in the micro-batch of all ranks.
+    pub first_token: u64,
+    /// Whether attention runs by cuDNN where that is found.
+    pub cudnn: bool,
+    /// Whether amaxes of operands are agreed on over all ranks, where they are not from earlier steps.
+    pub agree_amaxes: bool,
+    /// Whether weights of a block are gathered while the one before it runs.
+    pub prefetch: bool,
+    /// Whether only what blocks read is kept for backward, which runs them forward again.
+    pub recompute: bool,
+}
+
+/// Bytes that a model holds on a GPU beside its parameters. Tables of plans and of batches are not counted.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct ModelMemory {
+    /// What each block keeps from forward to backward, the residual stream and its gradient, and the batch.
+    pub activations: u64,
+    /// What layers use in turn: operands and their codes, logits, gradients of activations.
+    pub in_turn: u64,
+    /// What products and attention work in.
+    pub workspaces: u64,
+}
+
+impl ModelMemory {
+    /// Of a model of these sizes, whose linear layers live in `recipes`, on a GPU of this compute capability. What cuDNN works in is
+    /// taken to be what it asks for on Hopper.
+    ///
+    /// # Errors
+    /// Sizes or a recipe that a GPU cannot take.
+    pub fn new<R: Recipe>(
+        sizes: &Sizes,
+        recipes: &[R],
+        batch: &MicroBatch,
+        capability: (i32, i32),
+    ) -> Result<Self, String> {
+        sizes.check()?;
+        let tokens = batch.tokens(sizes.seq)?;
+        let mut ledger = Ledger::new(batch.recompute);
+        ledger.add_all(ModelPlaces::new(sizes, tokens).all());
+        let block = BlockPlaces::new(sizes, tokens);
+        let attention = match batch.cudnn {
+            true => AttentionPlaces::Cudnn(CudnnPlaces::new(sizes, tokens)),
+            false => AttentionPlaces::Products(ProductPlaces::new(sizes, tokens)),
+        };
+        let linears = sizes.linears();
+        for (at, ([rows, cols], recipe)) in linears.into_iter().zip(recipes).enumerate() {
+            let at = at % block.inputs.len();
+            if at == 0 {
+                ledger.add_all(block.all(&attention));
+                ledger.add_all(attention.of_block());
+            }
+            let shape = Shape::new(rows, cols);
+            let plan = LinearPlan::new(recipe, shape, tokens, block.inputs[at], capability);
+            let plan = plan.map_err(|error: FormatError| error.to_string())?;
+            ledger.add_all(plan.places());
+            for weight in plan.weights {
+                match weight {
+                    WeightUse::AsItIs => {}
+                    WeightUse::Decode(place) => ledger.add_all([place]),
+                    // One for each memory that it is gathered in.
+                    WeightUse::Repack { place, .. } => {
+                        ledger.add_all(vec![place; 1 + usize::from(batch.prefetch)]);
+                    }
+                }
+            }
+        }
+        ledger.add_all(attention.of_all());
+        Ok(ledger.memory)
+    }
+
+    /// All of it.
+    pub fn total(&self) -> u64 {
+        self.activations + self.in_turn + self.workspaces
+    }
+}
+
+impl MicroBatch {
+    /// Tokens of whole sequences of `seq`.
+    pub(crate) fn tokens(&self, seq: usize) -> Result<usize, String> {
+        let (sequences, tokens) = (self.sequences, self.sequences * seq);
+        match tokens > 0 && tokens.is_multiple_of(128) {
+            true => Ok(tokens),
+            false => Err(format!(
+                "micro-batches of {sequences} sequences of {seq} tokens: a GPU takes a multiple of 128 tokens at a time"
+            )),
+        }
+    }
+}
+
+/// What places come to: each that is lent counts once.
+#[derive(Debug, Default)]
+pub(crate) struct Ledger {
+    /// Whether blocks run forward again before they run backward.
+    pub(crate) again: bool,
+    lent: HashSet<Place>,
+    pub(crate) memory: ModelMemory,
+}
+
+impl Ledger {
+    pub(crate) fn new(again: bool) -> Self {
+        Self {
+            again,
+            ..Self::default()
+        }
+    }
+
+    /// Whether all who ask for `place` have the same buffer.
+    pub(crate) fn is_shared(&self, place: &Place) -> bool {
+        match place.stays {
+            Stays::Own | Stays::Workspace => false,
+            Stays::Kept => self.again,
+            Stays::Lent => true,
+        }
+    }
+
+    /// Counts a buffer.
+    pub(crate) fn add(&mut self, place: Place) {
+        if self.is_shared(&place) && !self.lent.insert(place) {
+            return;
+        }
+        let ModelMemory {
+            activations,
+            in_turn,
+            workspaces,
+        } = &mut self.memory;
+        let sum = match place.stays {
+            Stays::Own | Stays::Kept => activations,
+            Stays::Lent => in_turn,
+            Stays::Workspace => workspaces,
+        };
+        *sum += place.bytes as u64;
+    }
+
+    fn add_all(&mut self, places: impl IntoIterator<Item = Place>) {
+        places.into_iter().for_each(|place| self.add(place));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{Arch, GptConfig};
+    use lowp_format::{AnyRecipe, Code};
+
+    fn sizes(arch: Arch) -> Sizes {
+        let config = GptConfig {
+            dim: 256,
+            layers: 3,
+            arch,
+            ..GptConfig::default()
+        };
+        config.sizes()
+    }
+
+    const BATCH: MicroBatch = MicroBatch {
+        sequences: 4,
+        first_token: 0,
+        cudnn: true,
+        agree_amaxes: false,
+        prefetch: true,
+        recompute: false,
+    };
+
+    fn memory(sizes: &Sizes, recipe: AnyRecipe, batch: &MicroBatch) -> ModelMemory {
+        let recipes = vec![recipe; sizes.linears().len()];
+        ModelMemory::new(sizes, &recipes, batch, HOPPER).expect("sizes of a GPU")
+    }
+
+    /// In bf16 without what is quantized, by hand.
+    #[test]
+    fn a_model_in_bf16_keeps_what_its_layers_read() {
+        let sizes = sizes(Arch::Gpt);
+        let bf16 = AnyRecipe::plain(Code::Bf16).expect("a recipe");
+        let [tokens, dim, heads, vocab] = [4 * 128, 256, 4, 256];
+        // x and x again, h twice, queries, keys and values, what heads see twice, what fc makes, its GELU.
+        let values = 2 * tokens * dim * (2 + 2 + 3 + 2 + 4 + 4);
+        let sums = 4 * tokens * (2 + 2 + heads);
+        // dx, branch and the last x; its statistics; the batch, losses and the head.
+        let own = 2 * tokens * dim * 3 + 4 * 2 * tokens;
+        let batch = 4 * (3 * tokens + vocab + 1) + 4 * (tokens + 1) + 2 * vocab * dim;
+        let found = memory(&sizes, bf16, &BATCH);
+        let expected = 3 * (values + sums) + own + batch;
+        assert_eq!(found.activations, expected as u64);
+        // Logits and their gradient, the last h and dh, dqkv and da, sums for gamma and beta.
+        let in_turn = tokens * vocab * 6 + 2 * tokens * dim * (2 + 3 + 4) + 4 * 16 * 2 * dim;
+        assert_eq!(found.in_turn, in_turn as u64);
+    }
+
+    #[test]
+    fn recomputed_blocks_keep_one_block() {
+        for arch in [Arch::Gpt, Arch::Llama { kv_heads: 2 }] {
+            let sizes = sizes(arch);
+            let more = Sizes {
+                layers: 2 * sizes.layers,
+                ..sizes
+            };
+            for recipe in AnyRecipe::all() {
+                let again = MicroBatch {
+                    recompute: true,
+                    ..BATCH
+                };
+                let [few, many] = [sizes, more].map(|s| memory(&s, recipe, &again).total());
+                // Each further block keeps the residual stream alone, and repacked scales of weights.
+                let stream = (4 * 128 * 256 * 2 * sizes.layers) as u64;
+                let scales = many - few - stream;
+                assert!(scales < stream / 100, "{arch:?} {}", recipe.name());
+                assert!(few < memory(&sizes, recipe, &BATCH).total());
+            }
+        }
+    }
+
+    #[test]
+    fn attention_by_products_keeps_probabilities() {
+        let sizes = sizes(Arch::Gpt);
+        let bf16 = AnyRecipe::plain(Code::Bf16).expect("a recipe");
+        let products = MicroBatch {
+            cudnn: false,
+            ..BATCH
+        };
+        let [cudnn, products] = [BATCH, products].map(|batch| memory(&sizes, bf16, &batch));
+        let square = 4 * 4 * 128 * 128;
+        assert!(products.activations > cudnn.activations + 3 * square);
+        assert!(products.workspaces < cudnn.workspaces);
+    }
+
+    #[test]
+    fn what_a_gpu_cannot_take_is_told() {
+        let sizes = sizes(Arch::Gpt);
+        let bf16 = vec![AnyRecipe::plain(Code::Bf16).expect("a recipe"); 12];
+        let of = |sizes: &Sizes, batch| ModelMemory::new(sizes, &bf16, &batch, HOPPER);
+        let none = MicroBatch {
+            sequences: 0,
+            ..BATCH
+        };
+        let error = of(&sizes, none).expect_err("no tokens");
+        assert!(error.contains("multiple of 128 tokens"), "{error}");
+        let wide = Sizes {
+            vocab: 257,
+            ..sizes
+        };
+        let error = of(&wide, BATCH).expect_err("a vocabulary");
+        assert!(error.contains("take 272"), "{error}");
+    }
+}

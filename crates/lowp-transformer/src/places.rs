@@ -1,0 +1,369 @@
+//! [`Place`]: a buffer of a model on a GPU by its use. The model allocates the places that are listed here, and a plan adds them up.
+
+use lowp_format::BufferSpec;
+
+use crate::sizes::{Block, Sizes};
+
+/// Bytes of values and of sums.
+pub(crate) const BF16: usize = 2;
+pub(crate) const F32: usize = 4;
+/// Bytes of a token.
+const ID: usize = 4;
+
+/// Bytes that products work in.
+const PRODUCTS: usize = 64 << 20;
+#[cfg(feature = "cuda")]
+const _: () = assert!(PRODUCTS == lowp_gemm::Workspace::BYTES);
+
+/// Rows whose gradients of gamma and beta one block of threads adds up.
+pub(crate) const NORM_ROWS: usize = 32;
+
+/// Length of the memory in which the gradients of a norm's gamma and beta are added up.
+pub(crate) fn norm_sums(tokens: usize, dim: usize) -> usize {
+    tokens.div_ceil(NORM_ROWS) * 2 * dim
+}
+
+/// How long a buffer is what it is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) enum Stays {
+    /// As long as the model.
+    Own,
+    /// The same, for products or attention to work in.
+    Workspace,
+    /// From the forward to the backward pass of a block: all blocks have the same where they run forward again, else each its own.
+    Kept,
+    /// While something runs: whoever names the same use and length has the same buffer.
+    Lent,
+}
+
+/// A buffer by its use.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) struct Place {
+    what: &'static str,
+    /// Of codes and scales.
+    pub(crate) spec: Option<BufferSpec>,
+    pub(crate) bytes: usize,
+    pub(crate) stays: Stays,
+}
+
+impl Place {
+    const fn new(what: &'static str, bytes: usize, stays: Stays) -> Self {
+        Self {
+            what,
+            spec: None,
+            bytes,
+            stays,
+        }
+    }
+
+    pub(crate) const fn own(what: &'static str, bytes: usize) -> Self {
+        Self::new(what, bytes, Stays::Own)
+    }
+
+    pub(crate) const fn workspace(what: &'static str, bytes: usize) -> Self {
+        Self::new(what, bytes, Stays::Workspace)
+    }
+
+    pub(crate) const fn kept(what: &'static str, bytes: usize) -> Self {
+        Self::new(what, bytes, Stays::Kept)
+    }
+
+    pub(crate) const fn lent(what: &'static str, bytes: usize) -> Self {
+        Self::new(what, bytes, Stays::Lent)
+    }
+
+    /// The same for a buffer of `spec`.
+    pub(crate) const fn of_spec(self, spec: BufferSpec) -> Self {
+        Self {
+            spec: Some(spec),
+            ..self
+        }
+    }
+}
+
+/// The buffers of a norm.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct NormPlaces {
+    /// What it reads.
+    pub(crate) x: Place,
+    pub(crate) stats: Place,
+}
+
+/// The buffers of a model that are not those of its blocks.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct ModelPlaces {
+    /// What products work in.
+    pub(crate) products: Place,
+    /// The batch.
+    pub(crate) ids: Place,
+    pub(crate) targets: Place,
+    pub(crate) starts: Place,
+    pub(crate) order: Place,
+    /// The gradient of the residual stream.
+    pub(crate) dx: Place,
+    /// What a block adds to it.
+    pub(crate) branch: Place,
+    /// The last norm, and what it makes.
+    pub(crate) norm: NormPlaces,
+    pub(crate) last: Place,
+    /// The head in bf16.
+    pub(crate) head: Place,
+    pub(crate) logits: Place,
+    pub(crate) dlogits: Place,
+    pub(crate) losses: Place,
+    pub(crate) total: Place,
+    /// The gradient of what a norm makes, and where those of its gamma and beta are added up.
+    pub(crate) dh: Place,
+    pub(crate) norm_sums: Place,
+}
+
+impl ModelPlaces {
+    pub(crate) fn new(sizes: &Sizes, tokens: usize) -> Self {
+        let Sizes { dim, vocab, .. } = *sizes;
+        let stream = BF16 * tokens * dim;
+        Self {
+            products: Place::workspace("products", PRODUCTS),
+            ids: Place::own("tokens", ID * tokens),
+            targets: Place::own("targets", ID * tokens),
+            starts: Place::own("starts", ID * (vocab + 1)),
+            order: Place::own("order", ID * tokens),
+            dx: Place::own("dx", stream),
+            branch: Place::own("branch", stream),
+            norm: NormPlaces {
+                x: Place::own("last x", stream),
+                stats: Place::kept("last stats", F32 * 2 * tokens),
+            },
+            last: Place::lent("last", stream),
+            head: Place::own("head", BF16 * vocab * dim),
+            logits: Place::lent("logits", F32 * tokens * vocab),
+            dlogits: Place::lent("logit gradients", BF16 * tokens * vocab),
+            losses: Place::own("losses", F32 * tokens),
+            total: Place::own("loss", F32),
+            dh: Place::lent("dh", stream),
+            norm_sums: Place::lent("norm gradients", F32 * norm_sums(tokens, dim)),
+        }
+    }
+
+    pub(crate) fn all(self) -> [Place; 17] {
+        let Self {
+            products,
+            ids,
+            targets,
+            starts,
+            order,
+            dx,
+            branch,
+            norm: NormPlaces { x, stats },
+            last,
+            head,
+            logits,
+            dlogits,
+            losses,
+            total,
+            dh,
+            norm_sums,
+        } = self;
+        [
+            products, ids, targets, starts, order, dx, branch, x, stats, last, head, logits,
+            dlogits, losses, total, dh, norm_sums,
+        ]
+    }
+}
+
+/// The buffers of a block beside those of its linear layers and of attention.
+#[derive(Clone, Debug)]
+pub(crate) struct BlockPlaces {
+    pub(crate) norms: [NormPlaces; 2],
+    /// The gradient of what each linear layer makes; none of those that add to the residual stream, whose gradient is there.
+    pub(crate) gradients: Vec<Option<Place>>,
+    /// What the input of each linear layer is: where codes of it outlive it, and where not.
+    pub(crate) inputs: &'static [[&'static str; 2]],
+    /// What `fc` makes; or gate, up, and the gradient of what is made of both.
+    pub(crate) mlp: Vec<Place>,
+    /// Queries, keys and values in their rows, where they stay until backward.
+    rows: Vec<Place>,
+}
+
+const GPT_INPUTS: &[[&str; 2]] = &[
+    ["h", "kept h"],
+    ["seen", "kept seen"],
+    ["h", "kept second h"],
+    ["g", "kept g"],
+];
+
+const LLAMA_INPUTS: &[[&str; 2]] = &[
+    ["h", "kept h of q"],
+    ["h", "kept h of k"],
+    ["h", "kept h of v"],
+    ["seen", "kept seen"],
+    ["h", "kept h of gate"],
+    ["h", "kept h of up"],
+    ["g", "kept g"],
+];
+
+impl BlockPlaces {
+    pub(crate) fn new(sizes: &Sizes, tokens: usize) -> Self {
+        let dim = sizes.dim;
+        let row = |width: usize| BF16 * tokens * width;
+        let stats = |what| Place::kept(what, F32 * 2 * tokens);
+        let norms = [
+            // Forward runs again on what the first norm reads.
+            NormPlaces {
+                x: Place::own("x", row(dim)),
+                stats: stats("kept stats"),
+            },
+            NormPlaces {
+                x: Place::kept("kept x", row(dim)),
+                stats: stats("kept second stats"),
+            },
+        ];
+        let lent = |what, width| Some(Place::lent(what, row(width)));
+        let kept = |what, width| Place::kept(what, row(width));
+        match sizes.block {
+            Block::Gpt => Self {
+                norms,
+                gradients: vec![lent("dqkv", 3 * dim), None, lent("da", 4 * dim), None],
+                inputs: GPT_INPUTS,
+                mlp: vec![kept("kept a", 4 * dim)],
+                rows: vec![kept("kept q", 3 * dim)],
+            },
+            Block::Llama {
+                kv_heads, gated, ..
+            } => {
+                let kv = kv_heads * sizes.head_dim();
+                Self {
+                    norms,
+                    gradients: vec![
+                        lent("dq", dim),
+                        lent("dk", kv),
+                        lent("dv", kv),
+                        None,
+                        lent("dgate", gated),
+                        lent("dup", gated),
+                        None,
+                    ],
+                    inputs: LLAMA_INPUTS,
+                    mlp: vec![
+                        kept("kept gate", gated),
+                        kept("kept up", gated),
+                        Place::lent("dg", row(gated)),
+                    ],
+                    rows: vec![kept("kept q", dim), kept("kept k", kv), kept("kept v", kv)],
+                }
+            }
+        }
+    }
+
+    /// Queries, keys and values in their rows: where they need not stay, they are where their gradients will be.
+    pub(crate) fn rows(&self, attention: &AttentionPlaces) -> Vec<Place> {
+        match attention {
+            AttentionPlaces::Cudnn(_) => self.rows.clone(),
+            AttentionPlaces::Products(_) => {
+                let gradients = self.gradients.iter().take(self.rows.len());
+                gradients.flatten().copied().collect()
+            }
+        }
+    }
+
+    pub(crate) fn all(&self, attention: &AttentionPlaces) -> Vec<Place> {
+        let Self {
+            norms,
+            gradients,
+            inputs: _,
+            mlp,
+            rows: _,
+        } = self;
+        let mut all = self.rows(attention);
+        all.extend(norms.iter().flat_map(|norm| [norm.x, norm.stats]));
+        all.extend(gradients.iter().flatten());
+        all.extend(mlp);
+        all
+    }
+}
+
+/// The buffers of attention.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum AttentionPlaces {
+    Cudnn(CudnnPlaces),
+    Products(ProductPlaces),
+}
+
+/// Of attention by cuDNN.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct CudnnPlaces {
+    pub(crate) output: Place,
+    /// The logarithms of the sums that the softmax divides by.
+    pub(crate) stats: Place,
+    /// What it works in on Hopper.
+    workspace: Place,
+}
+
+/// Of attention by batched products over all heads.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct ProductPlaces {
+    /// Queries, keys and values by head.
+    pub(crate) split: [Place; 3],
+    /// Probabilities.
+    pub(crate) p: Place,
+    pub(crate) scores: Place,
+    pub(crate) heads: Place,
+    pub(crate) dheads: Place,
+    pub(crate) dscores: Place,
+}
+
+impl CudnnPlaces {
+    pub(crate) fn new(sizes: &Sizes, tokens: usize) -> Self {
+        let (values, rows) = (tokens * sizes.dim, tokens * sizes.heads);
+        Self {
+            output: Place::kept("kept seen heads", BF16 * values),
+            stats: Place::kept("kept attention stats", F32 * rows),
+            // Measured: the gradient of queries in f32, twice, and a sum for each row.
+            workspace: sdpa_workspace(F32 * (2 * values + rows)),
+        }
+    }
+}
+
+impl ProductPlaces {
+    pub(crate) fn new(sizes: &Sizes, tokens: usize) -> Self {
+        let (values, square) = (tokens * sizes.dim, tokens * sizes.heads * sizes.seq);
+        let split = ["kept q heads", "kept k heads", "kept v heads"];
+        Self {
+            split: split.map(|what| Place::kept(what, BF16 * values)),
+            p: Place::kept("kept probabilities", BF16 * square),
+            scores: Place::lent("scores", F32 * square),
+            heads: Place::lent("heads", BF16 * values),
+            dheads: Place::lent("head gradients", BF16 * values),
+            dscores: Place::lent("score gradients", BF16 * square),
+        }
+    }
+}
+
+impl AttentionPlaces {
+    /// Those of one block.
+    pub(crate) fn of_block(&self) -> Vec<Place> {
+        match *self {
+            Self::Cudnn(CudnnPlaces { output, stats, .. }) => vec![output, stats],
+            Self::Products(ProductPlaces {
+                split: [q, k, v],
+                p,
+                scores,
+                heads,
+                dheads,
+                dscores,
+            }) => vec![q, k, v, p, scores, heads, dheads, dscores],
+        }
+    }
+
+    /// That of all blocks.
+    pub(crate) fn of_all(&self) -> Option<Place> {
+        match self {
+            Self::Cudnn(places) => Some(places.workspace),
+            Self::Products(_) => None,
+        }
+    }
+}
+
+/// What cuDNN works in: `bytes`, at least as many as are aligned.
+pub(crate) const fn sdpa_workspace(bytes: usize) -> Place {
+    Place::workspace("attention", if bytes < 16 { 16 } else { bytes })
+}
