@@ -45,17 +45,11 @@ pub(crate) trait OnDevice {
     type Out;
 
     /// Runs it.
-    ///
-    /// # Errors
-    /// The work failed.
     fn run<B: Backend>(self, backend: &B) -> Result<Self::Out>;
 }
 
 impl Device {
     /// Runs `task` on this device, and nowhere else.
-    ///
-    /// # Errors
-    /// There is no such device, or the work failed.
     pub(crate) fn run<T: OnDevice>(self, task: T) -> Result<T::Out> {
         match self {
             Self::Cpu => task.run(&Cpu),
@@ -68,9 +62,6 @@ impl Device {
 }
 
 /// Opens a CUDA device.
-///
-/// # Errors
-/// There is no such device, or no driver.
 #[cfg(feature = "cuda")]
 pub(crate) fn open(ordinal: usize) -> Result<lowp_kernels::Cuda> {
     Ok(lowp_kernels::Cuda::new(ordinal).map_err(|error| UsageError::new(error.to_string()))?)

@@ -10,9 +10,6 @@ use std::thread;
 use std::time::Duration;
 
 /// `ranks` GPUs from number `first` on, as many as `option` asked for.
-///
-/// # Errors
-/// Too few GPUs, or no driver.
 pub(crate) fn open(option: &str, first: usize, ranks: usize) -> Result<Vec<Cuda>> {
     let found = Cuda::count()?;
     if first + ranks > found && found > 0 {
@@ -29,9 +26,6 @@ pub(crate) fn open(option: &str, first: usize, ranks: usize) -> Result<Vec<Cuda>
 }
 
 /// Their communicators, each on a stream of its own. A rank that waits longer than `limit` for another fails.
-///
-/// # Errors
-/// No NCCL for several, or a rank that failed.
 pub(crate) fn join(
     devices: &[Cuda],
     limit: Duration,

@@ -60,9 +60,6 @@ struct Run {
 type Seeds = BTreeMap<u64, Run>;
 
 /// Runs the command.
-///
-/// # Errors
-/// A file that cannot be read or is no such file, no run of the baseline, or a picture that cannot be written.
 pub(crate) fn main(args: &Args) -> Result<()> {
     if let Some(path) = &args.svg {
         check_writable("--svg", path)?;

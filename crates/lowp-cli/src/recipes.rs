@@ -48,9 +48,6 @@ pub(crate) struct Args {
 }
 
 /// Runs the command.
-///
-/// # Errors
-/// A recipe that cannot take the example shape, or standard output that cannot be written.
 pub(crate) fn main(args: &Args) -> Result<()> {
     output::print(&match &args.device {
         Some(device) => products::table(device)?,
@@ -60,9 +57,6 @@ pub(crate) fn main(args: &Args) -> Result<()> {
 }
 
 /// A table of recipes, their options, then the modifiers.
-///
-/// # Errors
-/// A recipe that cannot take the example shape.
 pub(crate) fn table() -> Result<String> {
     let mut recipes = Columns::new(
         &["recipe", "elements", "scales", "from", "stored", "sent"],

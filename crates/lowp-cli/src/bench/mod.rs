@@ -81,9 +81,6 @@ enum SumsName {
 }
 
 /// Runs the command.
-///
-/// # Errors
-/// No such device, or a device that fails.
 pub(crate) fn main(args: &Args) -> Result<()> {
     let ordinal = match args.device {
         Device::Cuda(ordinal) => ordinal,

@@ -60,9 +60,6 @@ pub(super) struct Rank<'a> {
 }
 
 /// Measures the devices `first..first + ranks`, each the rank of a thread.
-///
-/// # Errors
-/// Too few devices, no NCCL for several, or a rank that failed.
 pub(super) fn run(
     first: usize,
     ranks: usize,

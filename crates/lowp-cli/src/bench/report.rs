@@ -79,9 +79,6 @@ impl Report {
     }
 
     /// Writes the rows as JSON.
-    ///
-    /// # Errors
-    /// The file cannot be written.
     pub(super) fn write(&self, path: &Path) -> Result<()> {
         let text = serde_json::to_string_pretty(self)? + "\n";
         write_atomically(path, &text)
@@ -172,9 +169,6 @@ impl RanksReport {
     }
 
     /// Writes the rows as JSON.
-    ///
-    /// # Errors
-    /// The file cannot be written.
     pub(super) fn write(&self, path: &Path) -> Result<()> {
         let text = serde_json::to_string_pretty(self)? + "\n";
         write_atomically(path, &text)

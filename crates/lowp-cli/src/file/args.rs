@@ -56,9 +56,6 @@ pub(super) struct RecipeArgs {
 
 impl RecipeArgs {
     /// The recipe and how it is written.
-    ///
-    /// # Errors
-    /// No such recipe, or an option that it does not have.
     pub(super) fn setup(&self) -> Result<Setup> {
         let recipe = self.recipe()?;
         let (usage, form) = (self.usage.into(), self.scales.into());
@@ -101,9 +98,6 @@ impl RecipeArgs {
     }
 
     /// Which tensors are quantized.
-    ///
-    /// # Errors
-    /// A pattern that makes no sense.
     pub(super) fn select(&self) -> Result<Select> {
         Ok(Select {
             tensors: patterns("--tensors", &self.tensors)?,

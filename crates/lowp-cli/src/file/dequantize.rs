@@ -46,9 +46,6 @@ pub(crate) struct Args {
 }
 
 /// Runs the command.
-///
-/// # Errors
-/// Input that cannot be read, or an output that cannot be written.
 pub(super) fn main(args: &Args) -> Result<()> {
     args.device.run(args)
 }

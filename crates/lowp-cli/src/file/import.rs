@@ -64,9 +64,6 @@ impl From<Float> for FloatName {
 }
 
 /// Runs the command.
-///
-/// # Errors
-/// Input that cannot be read or has none of the forms, or an output that cannot be written.
 pub(super) fn main(args: &Args) -> Result<()> {
     let summary = Summary::begin(args.verbosity);
     let hub = Hub::open(&args.input)?;

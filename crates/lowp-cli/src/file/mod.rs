@@ -3,10 +3,6 @@
 mod args;
 mod dequantize;
 mod export;
-#[cfg(test)]
-mod hostile;
-#[cfg(test)]
-mod hostile_models;
 mod import;
 mod input_error;
 mod inspect;
@@ -19,6 +15,8 @@ mod select;
 mod shard;
 mod size;
 mod summary;
+#[cfg(test)]
+mod tests;
 mod unshard;
 mod verify;
 
@@ -40,9 +38,6 @@ pub(crate) enum Command {
 }
 
 /// Runs one file command.
-///
-/// # Errors
-/// Input that cannot be read or taken, output that cannot be written, or files that differ.
 pub(crate) fn main(command: &Command) -> Result<()> {
     let done = match command {
         Command::Quantize(args) => quantize::main(args),

@@ -21,9 +21,6 @@ pub(super) struct OutArgs {
 
 impl OutArgs {
     /// Takes it as the output of a command that reads `inputs`.
-    ///
-    /// # Errors
-    /// It cannot be written, or is an input.
     pub(super) fn open<'a>(&self, inputs: impl IntoIterator<Item = &'a Path>) -> Result<Out> {
         let output = &self.output;
         let ends = |end: &str| {

@@ -56,9 +56,6 @@ pub(crate) struct Args {
 }
 
 /// Runs the command.
-///
-/// # Errors
-/// Input that cannot be read or taken, or an output that cannot be written.
 pub(super) fn main(args: &Args) -> Result<()> {
     args.device.run(args)
 }

@@ -55,10 +55,6 @@ pub(super) struct Chosen<'a> {
 
 impl Select {
     /// Decides for every tensor of `model`, in the order of names.
-    ///
-    /// # Errors
-    /// A tensor that the recipe cannot take, unless such are kept; a pattern that no matrix, or one to ignore that no
-    /// tensor matches; a model that is quantized already.
     pub(super) fn choose<'a>(&self, model: &'a Model, setup: &Setup) -> Result<Chosen<'a>> {
         let mut choices = Choices::new(model, setup, |name| self.selects(name))?;
         self.check_patterns(model)?;

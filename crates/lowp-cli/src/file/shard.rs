@@ -40,9 +40,6 @@ pub(crate) struct Args {
 }
 
 /// Runs the command.
-///
-/// # Errors
-/// Input that cannot be read or taken, or a folder that cannot be written.
 pub(super) fn main(args: &Args) -> Result<()> {
     let summary = Summary::begin(args.verbosity);
     let setup = args.recipe.setup()?;

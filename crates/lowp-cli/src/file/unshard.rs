@@ -31,9 +31,6 @@ pub(crate) struct Args {
 }
 
 /// Runs the command.
-///
-/// # Errors
-/// Rank files that are missing, cannot be read or do not belong together; an output that cannot be written.
 pub(super) fn main(args: &Args) -> Result<()> {
     let summary = Summary::begin(args.verbosity);
     let world = World::open(&args.input)?;

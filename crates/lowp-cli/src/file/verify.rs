@@ -48,9 +48,6 @@ pub(crate) struct Args {
 }
 
 /// Runs the command.
-///
-/// # Errors
-/// The models differ, or cannot be read.
 pub(crate) fn main(args: &Args) -> Result<()> {
     match (&args.b, &args.source, args.device) {
         (_, Some(source), device) => device.unwrap_or(Device::Cpu).run(SourceCheck {

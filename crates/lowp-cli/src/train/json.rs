@@ -25,9 +25,6 @@ struct Run<'a> {
 }
 
 /// The whole file as text. Losses that are not finite have no JSON form and become null.
-///
-/// # Errors
-/// If a value has no JSON form.
 pub(crate) fn render(setup: &Setup, runs: &[RunResult]) -> Result<String> {
     let record = |result| Run {
         result,

@@ -39,10 +39,6 @@ use world::World;
 static BUNDLED: &[u8] = include_bytes!("../../data/moby-dick.txt");
 
 /// Runs the command.
-///
-/// # Errors
-/// Bad arguments, unreadable data and result files that cannot be written, all before training; a failing rank; byte
-/// counts that are not what the plans say; a loss that is not finite.
 pub(crate) fn main(args: &Args) -> Result<()> {
     if args.list {
         return output::print(&crate::recipes::table()?);

@@ -9,9 +9,6 @@ use lowp_train::Run;
 pub(crate) const BASELINE: &str = PlainF32::NAME;
 
 /// The runs that `--recipe` and `--compare` ask for, the baseline first if it is asked for, each once.
-///
-/// # Errors
-/// A name that is no recipe; the message lists those that are.
 pub(crate) fn select(
     recipe: &str,
     compare: &[String],

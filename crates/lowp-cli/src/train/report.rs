@@ -12,9 +12,6 @@ use std::fmt::Write;
 const STYLE: &str = include_str!("report.css");
 
 /// The whole page as text.
-///
-/// # Errors
-/// If the configuration has no JSON form.
 pub(crate) fn render(setup: &Setup, summaries: &[Summary<'_>]) -> Result<String> {
     let mut page = format!(
         "<!doctype html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\">\n\

@@ -23,9 +23,6 @@ pub(super) enum OnFused {
 
 impl OnFused {
     /// Looks at the scales of the tensor that are stored for the target `to`.
-    ///
-    /// # Errors
-    /// Scales that differ where that is one; the source cannot be read.
     pub(super) fn check(self, export: &Export<'_>, to: Target) -> Result<()> {
         if self == Self::Ignore {
             return Ok(());

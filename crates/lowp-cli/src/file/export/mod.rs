@@ -71,9 +71,6 @@ pub(crate) struct Args {
 }
 
 /// Runs the command.
-///
-/// # Errors
-/// Input that cannot be read or has no form of the target, or a folder that cannot be written.
 pub(super) fn main(args: &Args) -> Result<()> {
     let to = args.to.into();
     if checkpoint::is_checkpoint(&args.input) {

@@ -51,9 +51,6 @@ struct Document {
 }
 
 /// Runs the command.
-///
-/// # Errors
-/// Input that cannot be read, or a reference that does not fit it.
 pub(super) fn main(args: &Args) -> Result<()> {
     if checkpoint::is_checkpoint(&args.input) {
         if let Some(reference) = &args.reference {
