@@ -14,6 +14,7 @@ mod gpus;
 mod losses;
 #[cfg(target_os = "linux")]
 mod lost_pages;
+mod one_of;
 mod output;
 mod plan;
 mod recipes;

@@ -3,6 +3,7 @@
 //! A reader that stops early, such as `head`, is no failure; neither is a standard error that cannot be written.
 
 use anyhow::{Context, Result};
+use serde::Serialize;
 use std::io::{ErrorKind, Write, stderr, stdout};
 
 pub(crate) use lowp_file::text::{message, reason, shown};
@@ -16,6 +17,11 @@ pub(crate) fn print(text: &str) -> Result<()> {
         }
         _ => Ok(()),
     }
+}
+
+/// `value` as a document of JSON. Numbers that are not finite have no form there and become null.
+pub(crate) fn json(value: &impl Serialize) -> Result<String> {
+    Ok(serde_json::to_string_pretty(value)? + "\n")
 }
 
 /// Writes one line to standard error. Where that is closed or full there is nobody to tell, and the work goes on.

@@ -1,10 +1,8 @@
 //! The rows of a bench as a table and as JSON.
 
 use crate::columns::Columns;
-use crate::files::write_atomically;
-use anyhow::Result;
 use serde::Serialize;
-use std::path::Path;
+use std::fmt;
 
 /// One operation on one set of shapes.
 #[derive(Clone, Debug, Serialize)]
@@ -42,9 +40,8 @@ pub(super) struct Report {
     pub(super) rows: Vec<Row>,
 }
 
-impl Report {
-    /// The table.
-    pub(super) fn table(&self) -> String {
+impl fmt::Display for Report {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let header = [
             "operation",
             "recipe",
@@ -70,18 +67,13 @@ impl Report {
                 format!("{:.1}", row.host_microseconds),
             ]);
         }
-        format!(
+        write!(
+            f,
             "{}: a copy moves {:.0} GB/s (read and written)\n\n{}",
             self.device,
             self.copy_gb_per_s,
             table.render()
         )
-    }
-
-    /// Writes the rows as JSON.
-    pub(super) fn write(&self, path: &Path) -> Result<()> {
-        let text = serde_json::to_string_pretty(self)? + "\n";
-        write_atomically(path, &text)
     }
 }
 
@@ -125,9 +117,8 @@ pub(super) struct RanksReport {
     pub(super) rows: Vec<RankRow>,
 }
 
-impl RanksReport {
-    /// The table.
-    pub(super) fn table(&self) -> String {
+impl fmt::Display for RanksReport {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let header = [
             "operation",
             "recipe",
@@ -158,7 +149,8 @@ impl RanksReport {
             1 => String::new(),
             _ => format!("sums by {}, {blocks}; ", self.sums),
         };
-        format!(
+        write!(
+            f,
             "{} x {}, {:.3} billion parameters; {exchange}a copy moves {:.0} GB/s (read and written)\n\n{}",
             self.ranks,
             self.device,
@@ -166,12 +158,6 @@ impl RanksReport {
             self.copy_gb_per_s,
             table.render()
         )
-    }
-
-    /// Writes the rows as JSON.
-    pub(super) fn write(&self, path: &Path) -> Result<()> {
-        let text = serde_json::to_string_pretty(self)? + "\n";
-        write_atomically(path, &text)
     }
 }
 
@@ -199,7 +185,7 @@ mod tests {
             rows: vec![row],
         };
         assert_eq!(
-            report.table(),
+            report.to_string(),
             "a device: a copy moves 3333 GB/s (read and written)\n\n\
              operation  recipe    shape     us     GB  GB/s  share  launches  host us\n\
              encode     a recipe  2 x 4x4  2.0  0.006  3000  0.900         1      4.2\n"

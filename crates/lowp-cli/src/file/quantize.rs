@@ -65,7 +65,7 @@ impl OnDevice for &Args {
 
     fn run<B: Backend>(self, backend: &B) -> Result<()> {
         let setup = Setup {
-            dtypes: self.dtypes.into(),
+            dtypes: self.dtypes.dtypes,
             ..self.recipe.setup()?
         };
         let select = self.recipe.select()?;

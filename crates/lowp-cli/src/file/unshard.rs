@@ -36,7 +36,7 @@ pub(super) fn main(args: &Args) -> Result<()> {
     let world = World::open(&args.input)?;
     let out = args.out.open(world.files())?;
     let bar = Bar::new("unshard");
-    let (written, beside) = world.write(args.dtypes.into(), out, &bar)?;
+    let (written, beside) = world.write(args.dtypes.dtypes, out, &bar)?;
     bar.finish();
     left_out(&summary, &beside);
     let what = format!(
