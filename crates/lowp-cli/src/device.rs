@@ -1,6 +1,6 @@
 //! `--device`: where arithmetic runs.
 
-use crate::usage::UsageError;
+use crate::usage::{UsageError, input_error};
 use anyhow::Result;
 use lowp_kernels::{Backend, Cpu};
 use std::str::FromStr;
@@ -41,16 +41,13 @@ impl FromStr for Device {
 
 /// Something that runs on any backend.
 pub(crate) trait OnDevice {
-    /// What it gives.
-    type Out;
-
     /// Runs it.
-    fn run<B: Backend>(self, backend: &B) -> Result<Self::Out>;
+    fn run<B: Backend>(self, backend: &B) -> Result<()>;
 }
 
 impl Device {
     /// Runs `task` on this device, and nowhere else.
-    pub(crate) fn run<T: OnDevice>(self, task: T) -> Result<T::Out> {
+    pub(crate) fn run<T: OnDevice>(self, task: T) -> Result<()> {
         match self {
             Self::Cpu => task.run(&Cpu),
             #[cfg(feature = "cuda")]
@@ -70,10 +67,9 @@ pub(crate) fn open(ordinal: usize) -> Result<lowp_kernels::Cuda> {
 /// A program without the CUDA backend says so; it never runs on the CPU instead.
 #[cfg(not(feature = "cuda"))]
 pub(crate) fn without_cuda<T>() -> Result<T> {
-    Err(UsageError::new(
+    Err(input_error(
         "this lowp was built without CUDA; build it with `cargo xtask cuda && cargo build --release --features cuda`",
-    )
-    .into())
+    ))
 }
 
 #[cfg(test)]

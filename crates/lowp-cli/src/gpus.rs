@@ -1,6 +1,6 @@
 //! The GPUs of ranks that are threads of this process, and NCCL between them.
 
-use crate::usage::UsageError;
+use crate::usage::input_error;
 use anyhow::{Result, anyhow};
 use lowp_comm::{CommError, Control, threads};
 use lowp_kernels::{Backend, Cuda};
@@ -17,10 +17,9 @@ pub(crate) fn open(option: &str, first: usize, ranks: usize) -> Result<Vec<Cuda>
             0 => "give --device cuda:N with a smaller N".to_owned(),
             rest => format!("give {option} {rest} or less"),
         };
-        return Err(UsageError::new(format!(
+        return Err(input_error(format!(
             "{option} {ranks} from cuda:{first} on: this machine has {found} GPUs; {remedy}"
-        ))
-        .into());
+        )));
     }
     (first..first + ranks).map(crate::device::open).collect()
 }

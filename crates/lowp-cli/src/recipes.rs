@@ -172,7 +172,7 @@ fn json() -> Result<String> {
         shape: [SHAPE.rows, SHAPE.cols],
         world_size: WORLD,
     };
-    Ok(serde_json::to_string_pretty(&document)? + "\n")
+    output::json(&document)
 }
 
 /// The names of the modifiers alone, for help texts.

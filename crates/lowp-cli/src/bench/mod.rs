@@ -16,7 +16,7 @@ use crate::device::Device;
 use crate::files::{check_writable, write_atomically};
 use crate::one_of::{Named, one_of};
 use crate::output;
-use crate::usage::UsageError;
+use crate::usage::input_error;
 use anyhow::Result;
 #[cfg(feature = "cuda")]
 use lowp_nccl::{NcclOptions, Sums};
@@ -90,17 +90,15 @@ pub(crate) fn main(args: &Args) -> Result<()> {
     let ordinal = match args.device {
         Device::Cuda(ordinal) => ordinal,
         Device::Cpu => {
-            return Err(UsageError::new(
+            return Err(input_error(
                 "the CPU kernels are measured by `cargo xtask bench`; give --device cuda",
-            )
-            .into());
+            ));
         }
     };
     if args.ranks.is_none() && (args.sums.is_some() || args.min_ctas.is_some()) {
-        return Err(UsageError::new(
+        return Err(input_error(
             "--sums and --min-ctas say how NCCL works between GPUs; give --ranks N, or leave them out",
-        )
-        .into());
+        ));
     }
     if let Some(path) = &args.json {
         check_writable("--json", path)?;

@@ -1,12 +1,11 @@
 //! The options that `quantize` and `shard` have in common.
 
-use super::input_error::input_error;
 use super::names::{FORMS, USAGES};
 use super::select::{Pattern, Select};
 use crate::one_of::one_of;
 use crate::output::shown;
 use crate::recipes::{RecipeName, RecipeOptionArgs};
-use crate::usage::UsageError;
+use crate::usage::{UsageError, input_error};
 use anyhow::Result;
 use globset::Glob;
 use lowp_file::select::DEFAULTS;

@@ -53,8 +53,6 @@ pub(super) fn main(args: &Args) -> Result<()> {
 }
 
 impl OnDevice for &Args {
-    type Out = ();
-
     fn run<B: Backend>(self, backend: &B) -> Result<()> {
         let summary = Summary::begin(self.verbosity);
         let hub = Hub::open(&self.input)?;

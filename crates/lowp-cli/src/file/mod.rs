@@ -4,7 +4,6 @@ mod args;
 mod dequantize;
 mod export;
 mod import;
-mod input_error;
 mod inspect;
 mod names;
 mod out;
@@ -20,6 +19,7 @@ mod tests;
 mod unshard;
 mod verify;
 
+use crate::usage::input_error;
 use anyhow::Result;
 use clap::Subcommand;
 use lowp_file::FileError;
@@ -50,9 +50,9 @@ pub(crate) fn main(command: &Command) -> Result<()> {
         Command::Import(args) => import::main(args),
     };
     done.map_err(|error| match error.downcast::<FileError>() {
-        Ok(FileError::Output(why)) => input_error::input_error(format!("-o: {why}")),
+        Ok(FileError::Output(why)) => input_error(format!("-o: {why}")),
         Ok(FileError::Mend { what, remedy }) => {
-            input_error::input_error(format!("{what}; {}", remedy::said(&remedy)))
+            input_error(format!("{what}; {}", remedy::said(&remedy)))
         }
         Ok(error) => error.into(),
         Err(error) => error,

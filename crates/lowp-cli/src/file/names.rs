@@ -6,8 +6,16 @@ use lowp_format::{Form, Orientation, Usage};
 
 /// Orientations that are written.
 pub(super) const USAGES: &[Named<Usage>] = &[
-    ("rowwise", "Blocks along K, for the forward GEMM", Usage::ROWWISE),
-    ("columnwise", "Blocks along M, for the backward GEMMs", Usage::COLUMNWISE),
+    (
+        "rowwise",
+        "Blocks along K, for the forward GEMM",
+        Usage::ROWWISE,
+    ),
+    (
+        "columnwise",
+        "Blocks along M, for the backward GEMMs",
+        Usage::COLUMNWISE,
+    ),
     ("both", "Both", Usage::BOTH),
 ];
 
@@ -21,7 +29,11 @@ pub(super) const ORIENTATIONS: &[Named<Orientation>] = &[
 pub(super) const FLOATS: &[Named<FloatName>] = &[
     ("f32", "As decoded", FloatName::F32),
     ("bf16", "Rounded to nearest even", FloatName::Bf16),
-    ("f16", "Rounded to nearest even; above 65504 infinite", FloatName::F16),
+    (
+        "f16",
+        "Rounded to nearest even; above 65504 infinite",
+        FloatName::F16,
+    ),
 ];
 
 /// Forms of block scales.

@@ -1,9 +1,9 @@
 //! `lowp shard`: one file per rank, each with its own rows, by [`lowp_file::shard()`].
 
 use super::args::{RecipeArgs, example};
-use super::input_error::input_error;
 use super::progress::Bar;
 use super::summary::{Summary, Verbosity, left_out};
+use crate::usage::input_error;
 use anyhow::Result;
 use lowp_file::Hub;
 use lowp_file::meta::MAX_WORLD;

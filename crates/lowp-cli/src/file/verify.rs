@@ -1,10 +1,10 @@
 //! `lowp verify`: whether two models hold the same bytes, and where they differ first, by [`lowp_file::verify()`] and
 //! [`verify_source`].
 
-use super::input_error::input_error;
 use super::progress::Bar;
 use crate::device::{Device, OnDevice};
 use crate::output;
+use crate::usage::input_error;
 use anyhow::{Result, bail};
 use lowp_file::verify::{Equal, verify_source};
 use lowp_file::{Hub, checkpoint, ranks};
@@ -121,8 +121,6 @@ struct SourceCheck<'a> {
 }
 
 impl OnDevice for SourceCheck<'_> {
-    type Out = ();
-
     fn run<B: Backend>(self, backend: &B) -> Result<()> {
         let bar = Bar::new("verify");
         let (found, again) = verify_source(backend, self.quantized, self.source, &bar)?;

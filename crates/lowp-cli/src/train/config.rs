@@ -139,14 +139,6 @@ pub(crate) fn grad_wire(name: &str) -> GradWire {
     }
 }
 
-/// Its name.
-pub(crate) fn grad_wire_name(wire: GradWire) -> &'static str {
-    match wire {
-        GradWire::F32 => "f32",
-        GradWire::Bf16 => "bf16",
-    }
-}
-
 /// The mesh that is asked for, of as many ranks as there are.
 fn mesh(args: &Args, started: Option<usize>) -> Result<Mesh, UsageError> {
     let ranks = args.world_size.or(started).unwrap_or(2);

@@ -1,10 +1,11 @@
 //! The result file of `--json`; `lowp train --help` describes it.
 
 use super::config::Setup;
-use super::summary::baseline;
+use crate::output;
 use anyhow::Result;
 use lowp_train::Config;
 use lowp_train::result::RunResult;
+use lowp_train::summary::baseline;
 use lowp_transformer::GptConfig;
 use serde::Serialize;
 
@@ -35,5 +36,5 @@ pub(crate) fn render(setup: &Setup, runs: &[RunResult]) -> Result<String> {
         runs: runs.iter().map(record).collect(),
         config: &setup.config,
     };
-    Ok(serde_json::to_string_pretty(&document)? + "\n")
+    output::json(&document)
 }

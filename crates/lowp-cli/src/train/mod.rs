@@ -8,11 +8,9 @@ mod json;
 mod options;
 mod progress;
 mod recipes;
-mod reference;
 mod report;
 mod run;
 mod sizes;
-mod summary;
 pub(crate) mod svg;
 mod table;
 mod world;
@@ -28,11 +26,11 @@ use crate::usage::UsageError;
 use anyhow::{Context, Result};
 use config::Setup;
 use lowp_train::result::RunResult;
+use lowp_train::summary::summaries;
 use lowp_train::{Run, Text, Training};
 use options::failed;
 use progress::Progress;
 use std::path::Path;
-use summary::summaries;
 use world::World;
 
 /// See data/README.md for source and licence.

@@ -3,7 +3,7 @@
 use super::args::Args;
 use super::config::{MAX_RANKS, Setup};
 use super::options::named;
-use crate::usage::UsageError;
+use crate::usage::{UsageError, input_error};
 use anyhow::{Context, Result};
 use lowp_comm::{Control, Launch, join};
 use lowp_train::{Checkpoints, Data, Text};
@@ -34,11 +34,10 @@ impl World {
         let launch = Launch::from_env(limit, &build())
             .map_err(|error| UsageError::new(error.to_string()))?;
         if let Some(launch) = launch.as_ref().filter(|launch| launch.world > MAX_RANKS) {
-            return Err(UsageError::new(format!(
+            return Err(input_error(format!(
                 "{} ranks were started; lowp train takes at most {MAX_RANKS}",
                 launch.world
-            ))
-            .into());
+            )));
         }
         let process = match launch {
             Some(launch) => Some(Process {

@@ -5,7 +5,6 @@ mod target;
 #[cfg(test)]
 mod tests;
 
-use super::input_error::input_error;
 use super::progress::Bar;
 use super::size::Size;
 use super::summary::{Summary, Verbosity, left_out, warn_of_overflows};
@@ -13,6 +12,7 @@ use crate::amax_groups::OPTION;
 use crate::globs;
 use crate::one_of::one_of;
 use crate::output::{note, shown};
+use crate::usage::input_error;
 use anyhow::Result;
 use fused::OnFused;
 use lowp_file::export::{Export, Target, Trained, float};
