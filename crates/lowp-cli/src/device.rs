@@ -1,6 +1,6 @@
 //! `--device`: where arithmetic runs.
 
-use crate::usage::{UsageError, input_error};
+use crate::usage::input_error;
 use anyhow::Result;
 use lowp_kernels::{Backend, Cpu};
 use std::str::FromStr;
@@ -61,7 +61,7 @@ impl Device {
 /// Opens a CUDA device.
 #[cfg(feature = "cuda")]
 pub(crate) fn open(ordinal: usize) -> Result<lowp_kernels::Cuda> {
-    Ok(lowp_kernels::Cuda::new(ordinal).map_err(|error| UsageError::new(error.to_string()))?)
+    lowp_kernels::Cuda::new(ordinal).map_err(|error| input_error(error.to_string()))
 }
 
 /// A program without the CUDA backend says so; it never runs on the CPU instead.

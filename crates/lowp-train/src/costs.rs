@@ -11,7 +11,7 @@ impl<M: Model> Config<M> {
     ///
     /// # Errors
     /// A layer that the recipe cannot take, or a mesh that is too large.
-    pub fn costs_in<R: Recipe + PartialEq>(&self, recipe: R) -> Result<Costs, CostError> {
+    pub fn costs_in<R: Recipe + PartialEq>(&self, recipe: R) -> Result<Costs, Box<CostError>> {
         let linears = self.model.linears();
         let shapes = ModelShapes::of_specs(&linears, &[])?;
         let config = CostConfig {
@@ -23,6 +23,6 @@ impl<M: Model> Config<M> {
             ..CostConfig::default()
         };
         let recipes = vec![recipe; linears.len()];
-        Costs::new(&shapes, &recipes, recipe.name(), &config, None)
+        Ok(Costs::new(&shapes, &recipes, recipe.name(), &config, None)?)
     }
 }

@@ -11,7 +11,7 @@ use lowp_comm::{
 use lowp_format::{AnyRecipe, Phase, Recipe, Role, Shape};
 use lowp_fsdp::cost::Bandwidth;
 use lowp_kernels::{Backend, Cuda, CudaMark, FloatDtype, Source};
-use lowp_nccl::{NcclOptions, Sums};
+use lowp_nccl::{NcclComm, NcclOptions, Sums};
 use lowp_optim::{AdamWBuilder, Group, ParamSpec, StepOptions};
 use lowp_shard::{
     GatherGroup, GatherPool, GradBucketOptions, GradBuckets, GradParam, ShardSpec, ShardedTensor,
@@ -68,7 +68,7 @@ pub(super) fn run(
     options: NcclOptions,
 ) -> Result<RanksReport> {
     let devices = gpus::open("--ranks", first, ranks)?;
-    let comms = gpus::join(&devices, LIMIT, options)?;
+    let comms = NcclComm::world_on(&devices, options)?;
     let note = |text: &str| output::note(text);
     let results = run_comms(comms, |rank, comm| {
         let rank = Rank {

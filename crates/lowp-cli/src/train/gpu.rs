@@ -101,7 +101,7 @@ pub(super) fn world(first: usize, ranks: usize, limit: Duration) -> Result<(Vec<
         limit,
         ..NcclOptions::default()
     };
-    let comms = gpus::join(&devices, limit, options)?;
+    let comms = NcclComm::world_on(&devices, options)?;
     let comms = comms.into_iter().map(Comm::from).collect();
     Ok((devices, comms))
 }
