@@ -3,12 +3,6 @@
 #[cfg(feature = "cuda")]
 mod by_size;
 #[cfg(feature = "cuda")]
-mod cases;
-#[cfg(feature = "cuda")]
-mod data;
-#[cfg(feature = "cuda")]
-mod measure;
-#[cfg(feature = "cuda")]
 mod ranks;
 pub(crate) mod report;
 
@@ -18,6 +12,8 @@ use crate::one_of::{Named, one_of};
 use crate::output;
 use crate::usage::input_error;
 use anyhow::Result;
+#[cfg(feature = "cuda")]
+use lowp_kernels::bench;
 #[cfg(feature = "cuda")]
 use lowp_nccl::{NcclOptions, Sums};
 use serde::Serialize;
@@ -124,16 +120,16 @@ fn run(ordinal: usize, args: &Args) -> Result<report::Report> {
     let shrink = args.shrink as usize;
     let mut report = report::Report {
         device: cuda.name()?,
-        copy_gb_per_s: measure::copy_rate(&cuda, shrink)?,
+        copy_gb_per_s: bench::copy_rate(&cuda, shrink)?,
         rows: Vec::new(),
     };
-    for case in cases::all(shrink) {
-        let matches = |text: &String| case.names().any(|name| name.contains(text.as_str()));
+    for case in bench::cases(shrink) {
+        let matches = |text: &String| case.names.iter().any(|name| name.contains(text));
         if args.filter.as_ref().is_none_or(matches) {
-            output::note(&case.names().collect::<Vec<_>>().join("  "));
-            report
-                .rows
-                .push(measure::row(&cuda, &case, args.runs, report.copy_gb_per_s)?);
+            output::note(&case.names.join("  "));
+            let timing = bench::measure(&cuda, &case, args.runs as usize)?;
+            let row = report::Row::new(case.names, &timing, report.copy_gb_per_s);
+            report.rows.push(row);
         }
     }
     Ok(report)

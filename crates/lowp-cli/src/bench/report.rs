@@ -1,6 +1,8 @@
 //! The rows of a bench as a table and as JSON.
 
 use crate::columns::Columns;
+#[cfg(feature = "cuda")]
+use lowp_kernels::bench::Timing;
 use serde::Serialize;
 use std::fmt;
 
@@ -27,6 +29,28 @@ pub(super) struct Row {
     pub(super) launches: usize,
     /// Median time of the calling thread for one run.
     pub(super) host_microseconds: f64,
+}
+
+#[cfg(feature = "cuda")]
+impl Row {
+    /// The row of `names` that took `timing`, next to a copy of this rate.
+    pub(super) fn new(names: [String; 3], timing: &Timing, copy_gb_per_s: f64) -> Self {
+        let [operation, recipe, shape] = names;
+        let runs = &timing.runs_microseconds;
+        let gb_per_s = timing.compulsory_bytes as f64 / timing.microseconds / 1e3;
+        Self {
+            operation,
+            recipe,
+            shape,
+            microseconds: timing.microseconds,
+            range_microseconds: [runs[0], runs[runs.len() - 1]],
+            compulsory_bytes: timing.compulsory_bytes,
+            gb_per_s,
+            share: gb_per_s / copy_gb_per_s,
+            launches: timing.launches,
+            host_microseconds: timing.host_microseconds,
+        }
+    }
 }
 
 /// All rows, and what they are compared with.
