@@ -8,13 +8,14 @@ use std::path::Path;
 use std::time::SystemTime;
 
 use anyhow::{Context, Result, bail};
-use serde_json::Value;
 
+use self::measured::{Group, read};
 use self::verdict::Verdict;
 use crate::command::{cargo, run, target_dir, workspace_root};
 use crate::tree::Tree;
 
 mod against;
+mod measured;
 mod verdict;
 
 /// Runs every benchmark, passing `args` to each, and prints the table. Fails where a row misses its
@@ -64,71 +65,6 @@ fn filter(names: &[&str]) -> String {
 fn has_benches(tree: &Tree) -> bool {
     tree.with_extension("rs")
         .any(|file| file.path.contains("/benches/"))
-}
-
-/// Seconds by function (memcpy, 1 thread, 2 threads), and the bytes of a run.
-#[derive(Clone, Debug, Default, PartialEq)]
-struct Group {
-    bytes: f64,
-    seconds: BTreeMap<String, f64>,
-}
-
-impl Group {
-    fn seconds(&self, function: &str) -> Option<f64> {
-        self.seconds.get(function).copied()
-    }
-
-    /// The speed of one thread as a part of memcpy's.
-    fn ratio(&self) -> Option<f64> {
-        let one = self.seconds("1 thread")?;
-        self.seconds("memcpy").map(|memcpy| memcpy / one)
-    }
-}
-
-/// What criterion measured since `start`, by group.
-fn read(folder: &Path, start: SystemTime) -> Result<BTreeMap<String, Group>> {
-    let mut groups = BTreeMap::<String, Group>::new();
-    for group in folders(folder)? {
-        for function in folders(&group)? {
-            let estimates = function.join("new/estimates.json");
-            let fresh = std::fs::metadata(&estimates)
-                .and_then(|file| file.modified())
-                .is_ok_and(|time| time >= start);
-            if !fresh {
-                continue;
-            }
-            let benchmark = json(&function.join("new/benchmark.json"))?;
-            let text = |key: &str| benchmark[key].as_str().unwrap_or_default().to_owned();
-            let group = groups.entry(text("group_id")).or_default();
-            group.bytes = benchmark["throughput"]["Bytes"].as_f64().unwrap_or(0.0);
-            let median = &json(&estimates)?["median"]["point_estimate"];
-            let nanoseconds = median
-                .as_f64()
-                .with_context(|| format!("{} has no median", estimates.display()))?;
-            group.seconds.insert(text("function_id"), nanoseconds / 1e9);
-        }
-    }
-    Ok(groups)
-}
-
-fn folders(folder: &Path) -> Result<Vec<std::path::PathBuf>> {
-    let Ok(entries) = std::fs::read_dir(folder) else {
-        return Ok(Vec::new());
-    };
-    let mut paths = Vec::new();
-    for entry in entries {
-        let path = entry?.path();
-        if path.is_dir() {
-            paths.push(path);
-        }
-    }
-    Ok(paths)
-}
-
-fn json(path: &Path) -> Result<Value> {
-    let text =
-        std::fs::read_to_string(path).with_context(|| format!("reading {}", path.display()))?;
-    serde_json::from_str(&text).with_context(|| format!("reading {}", path.display()))
 }
 
 /// The bars of every `benches/bars.toml`: `"benchmark" = least ratio`.

@@ -8,7 +8,8 @@ use anyhow::{Context, Result, ensure};
 use clap::Args;
 
 use crate::command::{run, target_dir, workspace_root};
-use crate::{cuda, python};
+use crate::cuda;
+use crate::python::environment::{Environment, pip_install};
 
 /// The crate, from the workspace root.
 const CRATE: &str = "crates/lowp-python";
@@ -49,7 +50,7 @@ pub(crate) fn install(python: &Path) -> Result<PathBuf> {
     if folder.exists() {
         fs::remove_dir_all(&folder)?;
     }
-    let mut install = python::pip_install(python);
+    let mut install = pip_install(python);
     install.arg("--no-deps").arg("--target").arg(&folder);
     install.arg(wheel);
     run(install)?;
@@ -58,7 +59,7 @@ pub(crate) fn install(python: &Path) -> Result<PathBuf> {
 
 fn build(cuda: bool, debug: bool) -> Result<PathBuf> {
     let target = target_dir()?;
-    let python = python::Environment::new("wheel", BUILDER)?.python()?;
+    let python = Environment::new("wheel", BUILDER)?.python()?;
     // A folder of its own: what was built before does not count.
     let out = target.join(if debug { "wheels/debug" } else { "wheels" });
     for old in wheels(&out)? {

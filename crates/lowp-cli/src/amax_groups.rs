@@ -17,9 +17,6 @@ pub(crate) fn are_patterns(texts: &[String]) -> bool {
 }
 
 /// The groups of `names`, as numbers of these, that the `texts` of the option ask for; `names_are` says what there is.
-///
-/// # Errors
-/// As [`globs::groups`].
 pub(crate) fn groups(
     texts: &[String],
     names: &[&str],

@@ -17,9 +17,6 @@ pub(crate) struct Args {
 }
 
 /// Runs the command; `cli` is the whole command line to complete.
-///
-/// # Errors
-/// If standard output cannot be written.
 pub(crate) fn main(args: &Args, cli: &mut clap::Command) -> Result<()> {
     let mut script = Vec::new();
     let name = cli.get_name().to_owned();

@@ -1,6 +1,6 @@
 //! `--device`: where arithmetic runs.
 
-use crate::usage::UsageError;
+use crate::usage::input_error;
 use anyhow::Result;
 use lowp_kernels::{Backend, Cpu};
 use std::str::FromStr;
@@ -41,22 +41,13 @@ impl FromStr for Device {
 
 /// Something that runs on any backend.
 pub(crate) trait OnDevice {
-    /// What it gives.
-    type Out;
-
     /// Runs it.
-    ///
-    /// # Errors
-    /// The work failed.
-    fn run<B: Backend>(self, backend: &B) -> Result<Self::Out>;
+    fn run<B: Backend>(self, backend: &B) -> Result<()>;
 }
 
 impl Device {
     /// Runs `task` on this device, and nowhere else.
-    ///
-    /// # Errors
-    /// There is no such device, or the work failed.
-    pub(crate) fn run<T: OnDevice>(self, task: T) -> Result<T::Out> {
+    pub(crate) fn run<T: OnDevice>(self, task: T) -> Result<()> {
         match self {
             Self::Cpu => task.run(&Cpu),
             #[cfg(feature = "cuda")]
@@ -68,21 +59,17 @@ impl Device {
 }
 
 /// Opens a CUDA device.
-///
-/// # Errors
-/// There is no such device, or no driver.
 #[cfg(feature = "cuda")]
 pub(crate) fn open(ordinal: usize) -> Result<lowp_kernels::Cuda> {
-    Ok(lowp_kernels::Cuda::new(ordinal).map_err(|error| UsageError::new(error.to_string()))?)
+    lowp_kernels::Cuda::new(ordinal).map_err(|error| input_error(error.to_string()))
 }
 
 /// A program without the CUDA backend says so; it never runs on the CPU instead.
 #[cfg(not(feature = "cuda"))]
 pub(crate) fn without_cuda<T>() -> Result<T> {
-    Err(UsageError::new(
+    Err(input_error(
         "this lowp was built without CUDA; build it with `cargo xtask cuda && cargo build --release --features cuda`",
-    )
-    .into())
+    ))
 }
 
 #[cfg(test)]

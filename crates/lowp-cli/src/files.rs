@@ -8,19 +8,12 @@ use std::path::{Path, PathBuf};
 pub(crate) use lowp_file::files::read_regular;
 
 /// Finds out whether [`write_atomically`] could write `path` now; `option` names it in the error.
-///
-/// # Errors
-/// A [`UsageError`] if `path` is no file name, exists as something else than a regular file, or lies in a folder that
-/// is missing or cannot be written.
 pub(crate) fn check_writable(option: &str, path: &Path) -> Result<(), UsageError> {
     let unwritable = |e| UsageError::new(format!("{option}: cannot write {}: {e}", path.display()));
     NewFile::at(path).map(drop).map_err(unwritable)
 }
 
 /// Rejects two options of which one names an output and the other the same file, also through links.
-///
-/// # Errors
-/// A [`UsageError`] that names both.
 pub(crate) fn check_distinct<'a>(
     inputs: impl IntoIterator<Item = (&'static str, &'a Path)>,
     outputs: impl IntoIterator<Item = (&'static str, &'a Path)>,
@@ -39,9 +32,6 @@ pub(crate) fn check_distinct<'a>(
 }
 
 /// Writes `contents` to a temporary name next to `path`, syncs it and renames it into place.
-///
-/// # Errors
-/// If the file cannot be created, written or renamed; nothing is left then.
 pub(crate) fn write_atomically(path: &Path, contents: &str) -> Result<()> {
     let written = files::write_atomically(path, contents);
     written.with_context(|| format!("cannot write {}", path.display()))

@@ -26,9 +26,6 @@ pub(crate) fn weight_of(layer: &str) -> String {
 }
 
 /// For each of `names`, whether one of the `patterns` that `option` gave matches it.
-///
-/// # Errors
-/// A pattern that is none, or that matches no name: then `names_are` says what there is.
 pub(crate) fn matching(
     option: &str,
     patterns: &[String],
@@ -58,10 +55,6 @@ pub(crate) fn matching(
 
 /// The groups that the `patterns` which `option` gave make of `names`, as numbers of these: names that one pattern matches and that
 /// differ only in what its braces hold. `*` matches any characters, the same ones in all names of a group.
-///
-/// # Errors
-/// Patterns with other signs, with an alternative that matches nothing, of which no two names are a group, or that put a name into two
-/// groups; `names_are` says what there is.
 pub(crate) fn groups(
     option: &str,
     patterns: &[String],

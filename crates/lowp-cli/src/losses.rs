@@ -4,7 +4,7 @@ use crate::columns::Columns;
 use crate::files::{check_distinct, check_writable, read_regular, write_atomically};
 use crate::output;
 use crate::train::svg::{Series, curves, escape, smooth, stroke};
-use crate::usage::UsageError;
+use crate::usage::{UsageError, input_error};
 use anyhow::Result;
 use serde::Deserialize;
 use serde_json::{Map, Value};
@@ -60,9 +60,6 @@ struct Run {
 type Seeds = BTreeMap<u64, Run>;
 
 /// Runs the command.
-///
-/// # Errors
-/// A file that cannot be read or is no such file, no run of the baseline, or a picture that cannot be written.
 pub(crate) fn main(args: &Args) -> Result<()> {
     if let Some(path) = &args.svg {
         check_writable("--svg", path)?;
@@ -74,19 +71,17 @@ pub(crate) fn main(args: &Args) -> Result<()> {
     }
     let recipes = read(args)?;
     if recipes.is_empty() {
-        return Err(UsageError::new(
+        return Err(input_error(
             "the files have no runs; give those that `lowp train --json` wrote",
-        )
-        .into());
+        ));
     }
     let Some((_, baseline)) = recipes.iter().find(|(name, _)| *name == args.baseline) else {
         let names: Vec<&str> = recipes.iter().map(|(name, _)| name.as_str()).collect();
-        return Err(UsageError::new(format!(
+        return Err(input_error(format!(
             "--baseline {}: the files have runs of {}",
             args.baseline,
             names.join(", ")
-        ))
-        .into());
+        )));
     };
     output::print(&table(&recipes, baseline))?;
     if let Some(path) = &args.svg {

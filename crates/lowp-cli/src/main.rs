@@ -4,8 +4,6 @@ mod amax_groups;
 mod bench;
 mod columns;
 mod completions;
-#[cfg(test)]
-mod counted;
 mod device;
 mod file;
 mod files;
@@ -14,12 +12,12 @@ mod globs;
 #[cfg(feature = "cuda")]
 mod gpus;
 mod losses;
-#[cfg(unix)]
+#[cfg(target_os = "linux")]
 mod lost_pages;
+mod one_of;
 mod output;
 mod plan;
 mod recipes;
-#[cfg(unix)]
 mod reshard;
 mod signals;
 mod train;
@@ -34,10 +32,6 @@ use std::process::ExitCode;
 #[cfg(not(test))]
 #[global_allocator]
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
-
-#[cfg(test)]
-#[global_allocator]
-static ALLOCATOR: counted::Counted = counted::Counted(mimalloc::MiMalloc);
 
 /// Low-precision sharded training weights: see what they cost and what they save.
 #[derive(Debug, Parser)]
@@ -122,7 +116,7 @@ fn remove_temporaries_on_signals() -> std::io::Result<()> {
 
 /// Gives reads of a mapped file that became shorter an answer.
 fn watch_maps() {
-    #[cfg(unix)]
+    #[cfg(target_os = "linux")]
     lost_pages::watch();
 }
 

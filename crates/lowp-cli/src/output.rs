@@ -3,14 +3,12 @@
 //! A reader that stops early, such as `head`, is no failure; neither is a standard error that cannot be written.
 
 use anyhow::{Context, Result};
+use serde::Serialize;
 use std::io::{ErrorKind, Write, stderr, stdout};
 
 pub(crate) use lowp_file::text::{message, reason, shown};
 
 /// Prints `text` as it is.
-///
-/// # Errors
-/// If standard output cannot be written for another reason than that its reader is gone.
 pub(crate) fn print(text: &str) -> Result<()> {
     let mut out = stdout().lock();
     match out.write_all(text.as_bytes()).and_then(|()| out.flush()) {
@@ -19,6 +17,11 @@ pub(crate) fn print(text: &str) -> Result<()> {
         }
         _ => Ok(()),
     }
+}
+
+/// `value` as a document of JSON. Numbers that are not finite have no form there and become null.
+pub(crate) fn json(value: &impl Serialize) -> Result<String> {
+    Ok(serde_json::to_string_pretty(value)? + "\n")
 }
 
 /// Writes one line to standard error. Where that is closed or full there is nobody to tell, and the work goes on.

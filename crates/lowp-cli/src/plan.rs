@@ -21,9 +21,6 @@ enum Asked {
 }
 
 /// Runs the command.
-///
-/// # Errors
-/// Arguments that name no recipe, or what the recipe cannot take.
 pub(crate) fn main(args: &Args) -> Result<()> {
     let recipe = recipe(args)?;
     let text = match (args.shape, args.world_size) {

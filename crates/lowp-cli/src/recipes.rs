@@ -13,10 +13,7 @@ use crate::usage::UsageError;
 use anyhow::Result;
 use lowp_file::options::Options;
 use lowp_format::spelling::{self, Variant};
-use lowp_format::{
-    AnyRecipe, BufferSpec, Extent, Part, PhasePlans, Recipe, Role, RowCuts, ScaleRule, Shape,
-    Usage, elements_of,
-};
+use lowp_format::{AnyRecipe, PhasePlans, Recipe, RecipeWords, RowCuts, Shape, Usage};
 use serde::Serialize;
 use serde_json::Value;
 
@@ -48,9 +45,6 @@ pub(crate) struct Args {
 }
 
 /// Runs the command.
-///
-/// # Errors
-/// A recipe that cannot take the example shape, or standard output that cannot be written.
 pub(crate) fn main(args: &Args) -> Result<()> {
     output::print(&match &args.device {
         Some(device) => products::table(device)?,
@@ -60,9 +54,6 @@ pub(crate) fn main(args: &Args) -> Result<()> {
 }
 
 /// A table of recipes, their options, then the modifiers.
-///
-/// # Errors
-/// A recipe that cannot take the example shape.
 pub(crate) fn table() -> Result<String> {
     let mut recipes = Columns::new(
         &["recipe", "elements", "scales", "from", "stored", "sent"],
@@ -70,13 +61,13 @@ pub(crate) fn table() -> Result<String> {
     );
     let mut options = Columns::new(&["recipe", "options and their defaults"], &[0, 1]);
     for recipe in AnyRecipe::all() {
-        let facts = Facts::of(&recipe);
+        let words = RecipeWords::of(&recipe);
         let bytes = Bytes::of(&recipe)?;
         recipes.own_words([
             recipe.name().to_owned(),
-            facts.elements,
-            facts.scales.unwrap_or_else(|| "-".to_owned()),
-            facts.source.unwrap_or_else(|| "-".to_owned()),
+            words.elements,
+            words.scales.unwrap_or_else(|| "-".to_owned()),
+            words.source.unwrap_or_else(|| "-".to_owned()),
             format!("{:.3}", bytes.stored),
             format!("{:.3}", bytes.sent),
         ]);
@@ -159,7 +150,7 @@ fn json() -> Result<String> {
     let recipe = |recipe: AnyRecipe| {
         Ok(RecipeRecord {
             name: recipe.name(),
-            description: Facts::of(&recipe).description(),
+            description: RecipeWords::of(&recipe).to_string(),
             options: Options::of(&recipe),
             bytes: Bytes::of(&recipe)?,
         })
@@ -178,7 +169,7 @@ fn json() -> Result<String> {
         shape: [SHAPE.rows, SHAPE.cols],
         world_size: WORLD,
     };
-    Ok(serde_json::to_string_pretty(&document)? + "\n")
+    output::json(&document)
 }
 
 /// The names of the modifiers alone, for help texts.
@@ -189,41 +180,6 @@ pub(crate) fn modifiers() -> String {
         "Modifiers: {}, +OPTION=VALUE\n`lowp recipes` tells what each is.\n",
         names.join(", ")
     )
-}
-
-/// What a recipe says of itself, in words.
-struct Facts {
-    elements: String,
-    /// `E8M0 per 1x32 and 32x1`: the scale buffers.
-    scales: Option<String>,
-    /// What the scales are computed from.
-    source: Option<String>,
-}
-
-impl Facts {
-    fn of(recipe: &AnyRecipe) -> Self {
-        Self {
-            elements: elements_of(recipe),
-            scales: scales(recipe),
-            source: source(recipe),
-        }
-    }
-
-    /// One line: `F32, no scales` or `E4M3, scales E8M0 per 1x32 and 32x1, from block amaxes`.
-    fn description(&self) -> String {
-        let scales = self.scales.as_ref();
-        let scales = scales.map_or(", no scales".to_owned(), |scales| {
-            format!(", scales {scales}")
-        });
-        let source = self
-            .source
-            .as_ref()
-            .map(|source| format!(", from {source}"));
-        [Some(self.elements.clone()), Some(scales), source]
-            .into_iter()
-            .flatten()
-            .collect()
-    }
 }
 
 /// Bytes per element of the example weight, all ranks together.
@@ -246,57 +202,6 @@ impl Bytes {
             stored: each(stored),
             sent: each(sent),
         })
-    }
-}
-/// `E8M0 per 1x32 and 32x1`: the scale buffers.
-fn scales(recipe: &AnyRecipe) -> Option<String> {
-    let mut scales: Vec<(String, String)> = Vec::new();
-    for spec in recipe.buffers(Usage::BOTH) {
-        let extent = match spec.key.part {
-            Part::Data => continue,
-            Part::BlockScale => spec.block().map(|n| n.to_string()).join("x"),
-            Part::DecodeScale | Part::Amax => match spec.block() {
-                [BufferSpec::WHOLE, BufferSpec::WHOLE] => "tensor".to_owned(),
-                [_, BufferSpec::WHOLE] => "row".to_owned(),
-                _ => "column".to_owned(),
-            },
-        };
-        let code = spec.code.to_string();
-        match scales.iter_mut().find(|(known, _)| *known == code) {
-            Some((_, extents)) if extents.split(" and ").any(|known| known == extent) => {}
-            Some((_, extents)) => *extents += &format!(" and {extent}"),
-            None => scales.push((code, extent)),
-        }
-    }
-    let text: Vec<_> = scales
-        .iter()
-        .map(|(code, extents)| format!("{code} per {extents}"))
-        .collect();
-    (!text.is_empty()).then(|| text.join(", "))
-}
-
-/// `tensor and block amaxes`: what the scales follow from.
-fn source(recipe: &AnyRecipe) -> Option<String> {
-    let kernels = recipe.quantizers(Role::Weight).kernels();
-    let rules = kernels.map(|key| key.scale);
-    if rules.iter().any(ScaleRule::is_delayed) {
-        return Some("amaxes of earlier steps".to_owned());
-    }
-    let has = |extent| {
-        let of = |rule: &ScaleRule| matches!(rule.outer(), Some((found, _)) if found == extent);
-        rules.iter().any(of)
-    };
-    let sources = [
-        (has(Extent::Tensor), "tensor"),
-        (has(Extent::Line), "line"),
-        (kernels.iter().any(|key| key.block.is_some()), "block"),
-    ];
-    let sources = sources.into_iter().filter(|(is, _)| *is);
-    let sources: Vec<&str> = sources.map(|(_, what)| what).collect();
-    match sources[..] {
-        [] => None,
-        ["tensor"] => Some("tensor amax".to_owned()),
-        _ => Some(format!("{} amaxes", sources.join(" and "))),
     }
 }
 

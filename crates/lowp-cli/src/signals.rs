@@ -1,5 +1,6 @@
 //! Signals that end the process: something is tidied up first, then they end it as they would have.
 
+#[cfg(target_os = "linux")]
 use crate::lost_pages;
 use signal_hook::consts::{
     SIGABRT, SIGALRM, SIGHUP, SIGINT, SIGPROF, SIGQUIT, SIGTERM, SIGUSR1, SIGUSR2, SIGVTALRM,
@@ -22,9 +23,6 @@ const ENDING: [i32; 11] = [
 
 /// Makes a write beyond the largest file that is allowed (`ulimit -f`) an error of that write, like a full disk, in the whole process. A
 /// signal would end it without a word, in whatever it does.
-///
-/// # Errors
-/// The system cannot install a signal handler.
 pub(crate) fn survive_large_files() -> io::Result<()> {
     // The flag is of no interest: with a handler of any kind the write returns an error.
     flag::register(SIGXFSZ, Arc::new(AtomicBool::new(false))).map(drop)
@@ -33,9 +31,6 @@ pub(crate) fn survive_large_files() -> io::Result<()> {
 /// Runs `tidy` when a signal ends the process, and keeps what it returns until then. Only the first call has an effect.
 ///
 /// Signals that the parent process had us ignore, as `nohup` does, stay ignored.
-///
-/// # Errors
-/// The system cannot install a signal handler or start a thread.
 pub(crate) fn listen<T: 'static>(tidy: fn() -> T) -> io::Result<()> {
     static LISTENING: Mutex<bool> = Mutex::new(false);
     let mut listening = LISTENING.lock().unwrap_or_else(PoisonError::into_inner);
@@ -49,6 +44,7 @@ pub(crate) fn listen<T: 'static>(tidy: fn() -> T) -> io::Result<()> {
         .spawn(move || {
             if let Some(signal) = signals.forever().next() {
                 let _tidied = tidy();
+                #[cfg(target_os = "linux")]
                 if lost_pages::happened() {
                     exit(lost_pages::EXIT);
                 }
@@ -57,10 +53,10 @@ pub(crate) fn listen<T: 'static>(tidy: fn() -> T) -> io::Result<()> {
             }
         })
         .map_err(|e| no_thread("the thread that waits for signals", &e))?;
-    let heard = ENDING
-        .iter()
-        .find(|&&signal| !is_in(ignored | blocked, signal));
-    lost_pages::wake_by(heard.copied().unwrap_or(0));
+    let heard = |signal: &i32| !is_in(ignored | blocked, *signal);
+    let _heard = ENDING.into_iter().find(heard);
+    #[cfg(target_os = "linux")]
+    lost_pages::wake_by(_heard.unwrap_or(0));
     *listening = true;
     Ok(())
 }

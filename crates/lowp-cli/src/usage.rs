@@ -31,6 +31,11 @@ impl From<lowp_format::FormatError> for UsageError {
     }
 }
 
+/// An error of the command line or an input; the message says what is wrong and how to mend it.
+pub(crate) fn input_error(message: impl Into<String>) -> anyhow::Error {
+    UsageError::new(message).into()
+}
+
 /// 2 for bad arguments, as clap does, 1 for everything else.
 pub(crate) fn exit_code(error: &anyhow::Error) -> u8 {
     let of_input = error.downcast_ref().is_some_and(FileError::is_input);

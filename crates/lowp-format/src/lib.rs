@@ -43,6 +43,7 @@ mod tensor;
 mod two_level;
 mod usage;
 mod weight_rules;
+mod words;
 
 pub use buffer::{Axis, BufferKey, BufferList, BufferSpec, Origin, PaddedForm, Part};
 pub use code::Code;
@@ -66,6 +67,7 @@ pub use tensor::{Buffer, QuantizedTensor};
 pub use two_level::*;
 pub use usage::{Orientation, Usage};
 pub use weight_rules::{check_layer, elements_of, has_tensor_scale, layer_error};
+pub use words::RecipeWords;
 
 /// `ceil(a / b)`.
 pub const fn cdiv(a: usize, b: usize) -> usize {

@@ -44,6 +44,8 @@
 #![cfg_attr(feature = "cuda", doc = include_str!("cuda/example.md"))]
 
 mod backend;
+#[cfg(feature = "cuda")]
+pub mod bench;
 mod buffer;
 mod check;
 mod cpu;

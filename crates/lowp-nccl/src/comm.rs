@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use lowp_comm::{
     Collective, CommError, Communicator, Control, Counters, GatherItem, GradWire, LARGE_PIECE,
-    ReduceItem, Traffic, or_abort,
+    ReduceItem, Traffic, or_abort, threads,
 };
 use lowp_kernels::{Backend, Cuda, CudaBuffer, CudaEvent, KernelError, Source};
 
@@ -98,6 +98,28 @@ impl NcclComm {
         };
         let made = Self::join(Arc::clone(&control), cuda, options, watchdog);
         made.inspect_err(|error| control.abort(&error.to_string()))
+    }
+
+    /// The ranks of a world of threads, one on each of `devices`, with collectives on streams of their own. A rank that waits longer
+    /// than the limit of `options` for another fails.
+    ///
+    /// # Errors
+    /// No NCCL for several, or a rank that failed.
+    pub fn world_on(devices: &[Cuda], options: NcclOptions) -> Result<Vec<Self>, CommError> {
+        let controls = threads(devices.len(), options.limit);
+        thread::scope(|scope| {
+            let join = |(cuda, control): (&Cuda, Arc<dyn Control>)| {
+                let cuda = cuda.clone();
+                scope.spawn(move || Self::new(control, &cuda.fork()?, options))
+            };
+            let joining: Vec<_> = devices.iter().zip(controls).map(join).collect();
+            let joined = joining.into_iter().map(|rank| rank.join());
+            let lost = |_| CommError::Failed {
+                rank: 0,
+                message: "a thread that joins NCCL panicked".to_owned(),
+            };
+            joined.map(|rank| rank.map_err(lost)?).collect()
+        })
     }
 
     fn join(

@@ -9,6 +9,7 @@ use serde_json::{Map, Value, json};
 
 use crate::config::Config;
 use crate::error::TrainError;
+use crate::forms::written;
 use crate::network::Model;
 use crate::run::Run;
 
@@ -188,10 +189,6 @@ pub(crate) struct Resumed {
 
 impl Resumed {
     /// That of `run`: its own in the folder to resume from, or the one that the folder is or holds.
-    ///
-    /// # Errors
-    /// It is damaged, or of another model; it is of this recipe, and of a run with another configuration; checkpoints of another run lie
-    /// where this one is to save.
     pub(crate) fn find<M: Model>(
         (config, checkpoints): (&Config<M>, &Checkpoints),
         run: &Run,
@@ -260,9 +257,6 @@ impl Resumed {
     }
 
     /// The losses of the steps that are done.
-    ///
-    /// # Errors
-    /// The checkpoint is damaged.
     pub(crate) fn losses(&self) -> Result<Vec<f32>, TrainError> {
         let shape = [1, self.step()];
         Ok(self
@@ -271,39 +265,7 @@ impl Resumed {
     }
 }
 
-/// Checks that the JSON of a configuration says all of its model.
-///
-/// # Errors
-/// The model is no JSON object, or has a field of [`Config`].
-pub(crate) fn check_model<M: Model>(config: &Config<M>) -> Result<(), TrainError> {
-    #[derive(serde::Serialize)]
-    struct NoModel {}
-    let own = written(&Config::new(NoModel {}))?;
-    let model = written(&config.model)?;
-    let Some(fields) = model.as_object() else {
-        let why = format!("is {model}, and its JSON must be an object with named fields");
-        return Err(TrainError::ModelForm(why));
-    };
-    match fields
-        .keys()
-        .find(|field| own.get(field.as_str()).is_some())
-    {
-        Some(field) => Err(TrainError::ModelForm(format!(
-            "has a field `{field}`, as `Config` has; give it another name"
-        ))),
-        None => Ok(()),
-    }
-}
-
-/// `value` as JSON, by way of text, so that f32 numbers are those that were given.
-fn written(value: &impl serde::Serialize) -> Result<Value, TrainError> {
-    Ok(serde_json::from_str(&serde_json::to_string(value)?)?)
-}
-
 /// What a checkpoint says of a run, with what the model says of its weights and scales.
-///
-/// # Errors
-/// A value that has no JSON form.
 pub(crate) fn about_run<M: Model>(
     config: &Config<M>,
     run: &Run,

@@ -8,9 +8,8 @@ use lowp_optim::{Group, Schedule};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeSet;
 
-use crate::checkpoints;
 use crate::error::TrainError;
-use crate::forms::{self, GradWireForm, ShardingForm};
+use crate::forms::{self, GradWireForm, ShardingForm, written};
 use crate::network::Model;
 use crate::run::Run;
 
@@ -243,7 +242,26 @@ impl<M: Model> Config<M> {
                 name: group.concat(),
                 why: "is a group by itself; a group has two layers or more",
             }),
-            None => checkpoints::check_model(self),
+            None => self.check_model_form(),
+        }
+    }
+
+    /// Checks that the JSON of the configuration says all of its model.
+    fn check_model_form(&self) -> Result<(), TrainError> {
+        #[derive(Serialize)]
+        struct NoModel {}
+        let own = written(&Config::new(NoModel {}))?;
+        let model = written(&self.model)?;
+        let Some(fields) = model.as_object() else {
+            let why = format!("is {model}, and its JSON must be an object with named fields");
+            return Err(TrainError::ModelForm(why));
+        };
+        let mut fields = fields.keys();
+        match fields.find(|field| own.get(field.as_str()).is_some()) {
+            Some(field) => Err(TrainError::ModelForm(format!(
+                "has a field `{field}`, as `Config` has; give it another name"
+            ))),
+            None => Ok(()),
         }
     }
 

@@ -8,7 +8,6 @@ use lowp_checkpoint::CheckpointError;
 use lowp_comm::CommError;
 use lowp_format::{Code, FormatError};
 use lowp_fsdp::ModelError;
-use lowp_shard::ShardError;
 use thiserror::Error;
 
 /// What is wrong. Messages name fields of [`Config`](crate::Config) and [`Checkpoints`](crate::Checkpoints) in backticks, so that a
@@ -291,13 +290,7 @@ pub enum TrainError {
     Checkpoint(Box<CheckpointError>),
     /// A collective failed.
     #[error(transparent)]
-    Shard(Box<ShardError>),
-}
-
-impl From<CommError> for TrainError {
-    fn from(error: CommError) -> Self {
-        ShardError::from(error).into()
-    }
+    Comm(#[from] CommError),
 }
 
 impl TrainError {
@@ -313,7 +306,7 @@ impl TrainError {
                 | Self::Network(_)
                 | Self::Model(_)
                 | Self::Checkpoint(_)
-                | Self::Shard(_)
+                | Self::Comm(_)
         )
     }
 
@@ -338,11 +331,5 @@ impl From<ModelError> for TrainError {
 impl From<CheckpointError> for TrainError {
     fn from(error: CheckpointError) -> Self {
         Self::Checkpoint(Box::new(error))
-    }
-}
-
-impl From<ShardError> for TrainError {
-    fn from(error: ShardError) -> Self {
-        Self::Shard(Box::new(error))
     }
 }

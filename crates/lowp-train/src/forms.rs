@@ -3,6 +3,14 @@
 use lowp_comm::GradWire;
 use lowp_fsdp::Sharding;
 use serde::{Deserialize, Serialize};
+use serde_json::Value;
+
+use crate::error::TrainError;
+
+/// `value` as JSON, by way of text, so that f32 numbers are those that were given.
+pub(crate) fn written(value: &impl Serialize) -> Result<Value, TrainError> {
+    Ok(serde_json::from_str(&serde_json::to_string(value)?)?)
+}
 
 /// `"fsdp"` or `"zero1"`.
 #[derive(Serialize, Deserialize)]

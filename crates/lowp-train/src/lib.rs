@@ -26,6 +26,7 @@
 
 mod checkpoints;
 mod config;
+mod costs;
 pub mod data;
 mod error;
 mod forms;
@@ -34,6 +35,7 @@ mod outcome;
 mod rank;
 pub mod result;
 mod run;
+pub mod summary;
 pub mod text;
 pub mod training;
 

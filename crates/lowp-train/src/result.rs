@@ -107,42 +107,44 @@ impl RunResult {
     }
 }
 
+/// A run with made-up numbers.
+#[cfg(test)]
+pub(crate) fn made_up(recipe: &str, seed: u64, val_loss: f64) -> RunResult {
+    RunResult {
+        recipe: recipe.to_owned(),
+        seed,
+        ranks: 2,
+        steps: 3,
+        resumed_at: 0,
+        train_loss: vec![5.5, 4.0 + seed as f32, 3.0],
+        val_loss,
+        wire_bytes_per_step: 2000,
+        wire_bytes_formula: 2000,
+        wire_bytes_tail: None,
+        resident_weight_bytes: 1000,
+        master_weight_bytes: 4000,
+        peak_weight_bytes: 7000,
+        parameters: 1000,
+        model_parameters: 1500,
+        skipped_steps: 0,
+        seconds_per_step: 0.25,
+        tokens_per_second: 8000.0,
+        flops_per_second: 2.5e12,
+        parameter_bytes_per_rank: 12_000,
+        device_bytes_per_rank: None,
+        gather_seconds_exposed: 0.025,
+        gather_seconds: None,
+        gather_seconds_hidden: Some(0.0),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    fn result() -> RunResult {
-        RunResult {
-            recipe: "x".to_owned(),
-            seed: 7,
-            ranks: 2,
-            steps: 3,
-            resumed_at: 0,
-            train_loss: vec![5.5, 4.0, 3.0],
-            val_loss: 2.0,
-            wire_bytes_per_step: 2000,
-            wire_bytes_formula: 2000,
-            wire_bytes_tail: None,
-            resident_weight_bytes: 1000,
-            master_weight_bytes: 4000,
-            peak_weight_bytes: 7000,
-            parameters: 1000,
-            model_parameters: 1500,
-            skipped_steps: 0,
-            seconds_per_step: 0.25,
-            tokens_per_second: 8000.0,
-            flops_per_second: 2.5e12,
-            parameter_bytes_per_rank: 12_000,
-            device_bytes_per_rank: None,
-            gather_seconds_exposed: 0.025,
-            gather_seconds: None,
-            gather_seconds_hidden: Some(0.0),
-        }
-    }
-
     #[test]
     fn a_loss_that_is_not_finite_is_an_error() {
-        let mut result = result();
+        let mut result = made_up("x", 7, 2.0);
         result.check_finite().expect("finite losses");
         result.val_loss = f64::INFINITY;
         let error = result.check_finite().unwrap_err().to_string();
@@ -160,7 +162,7 @@ mod tests {
 
     #[test]
     fn bytes_that_differ_from_the_plan_are_an_error() {
-        let mut result = result();
+        let mut result = made_up("x", 7, 2.0);
         result.check_wire().expect("equal");
         result.wire_bytes_tail = Some([1500, 1500]);
         result.check_wire().expect("equal");

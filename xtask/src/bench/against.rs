@@ -8,7 +8,7 @@ use std::time::SystemTime;
 
 use anyhow::{Context, Result, bail, ensure};
 
-use super::read;
+use super::measured::read;
 use super::verdict::median;
 use crate::command::{build_program, cargo, run, target_dir};
 

@@ -6,7 +6,7 @@ use std::fmt;
 
 use anyhow::{Result, bail};
 
-use super::Group;
+use super::measured::Group;
 
 /// Runs of a row that was below its bar.
 const RUNS: usize = 3;

@@ -2,7 +2,7 @@
 //! numpy, and the table that sets peers beside the bench of a GPU. With torch: the package, and what transformers and
 //! compressed-tensors make of exported models.
 
-mod environment;
+pub(crate) mod environment;
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -12,7 +12,7 @@ use anyhow::{Context, Error, Result, anyhow, ensure};
 
 use crate::command::{run, target_dir, workspace_root};
 use crate::wheel;
-pub(crate) use environment::{Environment, pip_install};
+use environment::Environment;
 
 /// Test folders, from the workspace root.
 const FILES: &[&str] = &["crates/lowp-cli/tests/python", "benches/peers/tests"];

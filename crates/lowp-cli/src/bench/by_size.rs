@@ -54,7 +54,7 @@ fn with_scales() -> Result<AnyRecipe> {
         .context("a recipe with scales")
 }
 
-impl Rank<'_> {
+impl Rank {
     /// Plain all-gathers and gathers of single weights, by size.
     pub(super) fn gathers_by_size(&self) -> Result<Vec<RankRow>> {
         self.say("gather  by size");
@@ -77,19 +77,10 @@ impl Rank<'_> {
             }
             for (operation, recipe, (bytes, milliseconds)) in gathers {
                 let raw = self.plain_gather(bytes)?;
-                let row = |operation: &str, recipe: &str, milliseconds: f64| RankRow {
-                    operation: operation.to_owned(),
-                    recipe: recipe.to_owned(),
-                    bytes,
-                    milliseconds,
-                    gb_per_s: (bytes - bytes / world) as f64 / milliseconds / 1e6,
-                    share: raw / milliseconds,
-                    host_microseconds_per_weight: None,
-                };
                 if operation == Bandwidth::GATHER {
-                    rows.push(row(Bandwidth::ALL_GATHER, ANY, raw));
+                    rows.push(self.row([Bandwidth::ALL_GATHER, ANY], bytes, [raw, raw]));
                 }
-                rows.push(row(operation, recipe, milliseconds));
+                rows.push(self.row([operation, recipe], bytes, [milliseconds, raw]));
             }
         }
         Ok(rows)

@@ -3,21 +3,21 @@
 #[cfg(feature = "cuda")]
 mod by_size;
 #[cfg(feature = "cuda")]
-mod cases;
-#[cfg(feature = "cuda")]
-mod data;
-#[cfg(feature = "cuda")]
-mod measure;
-#[cfg(feature = "cuda")]
 mod ranks;
 pub(crate) mod report;
 
 use crate::device::Device;
-use crate::files::check_writable;
-use crate::usage::UsageError;
+use crate::files::{check_writable, write_atomically};
+use crate::one_of::{Named, one_of};
+use crate::output;
+use crate::usage::input_error;
 use anyhow::Result;
 #[cfg(feature = "cuda")]
+use lowp_kernels::bench;
+#[cfg(feature = "cuda")]
 use lowp_nccl::{NcclOptions, Sums};
+use serde::Serialize;
+use std::fmt::Display;
 use std::path::PathBuf;
 
 /// Measure every operation on a device, next to a plain copy
@@ -47,8 +47,8 @@ pub(crate) struct Args {
     ranks: Option<u32>,
 
     /// Who adds gradients in f32 (with --ranks) [default: nccl]
-    #[arg(long, value_name = "NAME")]
-    sums: Option<SumsName>,
+    #[arg(long, value_name = "NAME", value_parser = one_of(SUMS))]
+    sums: Option<bool>,
 
     /// The least number of thread blocks that NCCL moves data with, 0 for its own choice (with --ranks) [default: 32]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(0..=64))]
@@ -71,50 +71,45 @@ pub(crate) struct Args {
     json: Option<PathBuf>,
 }
 
-/// The `Sums` of lowp-nccl by name.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
-enum SumsName {
-    /// NCCL, in an order of its own
-    Nccl,
-    /// The rank that receives a sum, in rank order: the bits of the CPU and of every other engine
-    RankOrder,
-}
+/// Whether gradients are added in rank order.
+const SUMS: &[Named<bool>] = &[
+    ("nccl", "NCCL, in an order of its own", false),
+    (
+        "rank-order",
+        "The rank that receives a sum, in rank order: the bits of the CPU and of every other engine",
+        true,
+    ),
+];
 
 /// Runs the command.
-///
-/// # Errors
-/// No such device, or a device that fails.
 pub(crate) fn main(args: &Args) -> Result<()> {
     let ordinal = match args.device {
         Device::Cuda(ordinal) => ordinal,
         Device::Cpu => {
-            return Err(UsageError::new(
+            return Err(input_error(
                 "the CPU kernels are measured by `cargo xtask bench`; give --device cuda",
-            )
-            .into());
+            ));
         }
     };
     if args.ranks.is_none() && (args.sums.is_some() || args.min_ctas.is_some()) {
-        return Err(UsageError::new(
+        return Err(input_error(
             "--sums and --min-ctas say how NCCL works between GPUs; give --ranks N, or leave them out",
-        )
-        .into());
+        ));
     }
     if let Some(path) = &args.json {
         check_writable("--json", path)?;
     }
-    if let Some(ranks) = args.ranks {
-        let report = run_ranks(ordinal, ranks as usize, args)?;
-        crate::output::print(&report.table())?;
-        return match &args.json {
-            Some(path) => report.write(path),
-            None => Ok(()),
-        };
+    match args.ranks {
+        Some(ranks) => tell(&run_ranks(ordinal, ranks as usize, args)?, args),
+        None => tell(&run(ordinal, args)?, args),
     }
-    let report = run(ordinal, args)?;
-    crate::output::print(&report.table())?;
+}
+
+/// Prints the table of `report`, and writes the report to the file of `--json`.
+fn tell(report: &(impl Display + Serialize), args: &Args) -> Result<()> {
+    output::print(&report.to_string())?;
     match &args.json {
-        Some(path) => report.write(path),
+        Some(path) => write_atomically(path, &output::json(report)?),
         None => Ok(()),
     }
 }
@@ -125,16 +120,16 @@ fn run(ordinal: usize, args: &Args) -> Result<report::Report> {
     let shrink = args.shrink as usize;
     let mut report = report::Report {
         device: cuda.name()?,
-        copy_gb_per_s: measure::copy_rate(&cuda, shrink)?,
+        copy_gb_per_s: bench::copy_rate(&cuda, shrink)?,
         rows: Vec::new(),
     };
-    for case in cases::all(shrink) {
-        let matches = |text: &String| case.names().any(|name| name.contains(text.as_str()));
+    for case in bench::cases(shrink) {
+        let matches = |text: &String| case.names.iter().any(|name| name.contains(text));
         if args.filter.as_ref().is_none_or(matches) {
-            crate::output::note(&case.names().collect::<Vec<_>>().join("  "));
-            report
-                .rows
-                .push(measure::row(&cuda, &case, args.runs, report.copy_gb_per_s)?);
+            output::note(&case.names.join("  "));
+            let timing = bench::measure(&cuda, &case, args.runs as usize)?;
+            let row = report::Row::new(case.names, &timing, report.copy_gb_per_s);
+            report.rows.push(row);
         }
     }
     Ok(report)
@@ -150,9 +145,8 @@ fn run_ranks(first: usize, ranks: usize, args: &Args) -> Result<report::RanksRep
     let options = NcclOptions {
         limit: ranks::LIMIT,
         sums: match args.sums {
-            Some(SumsName::Nccl) => Sums::Nccl,
-            Some(SumsName::RankOrder) => Sums::RankOrder,
-            None => default.sums,
+            Some(true) => Sums::RankOrder,
+            _ => Sums::Nccl,
         },
         min_ctas: args.min_ctas.unwrap_or(default.min_ctas),
     };

@@ -1,6 +1,5 @@
 //! `lowp bench --ranks N`: gathers and optimizer steps of several GPUs, next to a plain collective and a plain copy.
 
-use super::measure::copy_rate;
 use super::report::{RankRow, RanksReport};
 use crate::gpus;
 use crate::output;
@@ -10,8 +9,9 @@ use lowp_comm::{
 };
 use lowp_format::{AnyRecipe, Phase, Recipe, Role, Shape};
 use lowp_fsdp::cost::Bandwidth;
+use lowp_kernels::bench::copy_rate;
 use lowp_kernels::{Backend, Cuda, CudaMark, FloatDtype, Source};
-use lowp_nccl::{NcclOptions, Sums};
+use lowp_nccl::{NcclComm, NcclOptions, Sums};
 use lowp_optim::{AdamWBuilder, Group, ParamSpec, StepOptions};
 use lowp_shard::{
     GatherGroup, GatherPool, GradBucketOptions, GradBuckets, GradParam, ShardSpec, ShardedTensor,
@@ -51,18 +51,14 @@ pub(super) struct Size {
 }
 
 /// One rank.
-pub(super) struct Rank<'a> {
+pub(super) struct Rank {
     pub(super) cuda: Cuda,
     pub(super) comm: Arc<dyn Communicator<Cuda>>,
     pub(super) size: Size,
     options: NcclOptions,
-    note: &'a (dyn Fn(&str) + Sync),
 }
 
 /// Measures the devices `first..first + ranks`, each the rank of a thread.
-///
-/// # Errors
-/// Too few devices, no NCCL for several, or a rank that failed.
 pub(super) fn run(
     first: usize,
     ranks: usize,
@@ -71,15 +67,13 @@ pub(super) fn run(
     options: NcclOptions,
 ) -> Result<RanksReport> {
     let devices = gpus::open("--ranks", first, ranks)?;
-    let comms = gpus::join(&devices, LIMIT, options)?;
-    let note = |text: &str| output::note(text);
+    let comms = NcclComm::world_on(&devices, options)?;
     let results = run_comms(comms, |rank, comm| {
         let rank = Rank {
             cuda: devices[rank].clone(),
             comm,
             size,
             options,
-            note: &note,
         };
         rank.measure(filter).map_err(|error| CommError::Failed {
             rank: rank.comm.rank(),
@@ -90,7 +84,7 @@ pub(super) fn run(
     results.into_iter().next().context("no ranks")
 }
 
-impl Rank<'_> {
+impl Rank {
     fn measure(&self, filter: Option<&str>) -> Result<RanksReport> {
         let wanted = |operation: &str, recipe: &str| {
             filter.is_none_or(|text| operation.contains(text) || recipe.contains(text))
@@ -133,9 +127,30 @@ impl Rank<'_> {
         Ok(report)
     }
 
+    /// The row of an operation with `bytes` in full that took `milliseconds`, next to a plain collective of the same bytes that took
+    /// `raw`.
+    pub(super) fn row(
+        &self,
+        [operation, recipe]: [&str; 2],
+        bytes: usize,
+        [milliseconds, raw]: [f64; 2],
+    ) -> RankRow {
+        // What comes from other ranks.
+        let arrive = bytes - bytes / self.comm.world_size();
+        RankRow {
+            operation: operation.to_owned(),
+            recipe: recipe.to_owned(),
+            bytes,
+            milliseconds,
+            gb_per_s: arrive as f64 / milliseconds / 1e6,
+            share: raw / milliseconds,
+            host_microseconds_per_weight: None,
+        }
+    }
+
     pub(super) fn say(&self, text: &str) {
         if self.comm.rank() == 0 {
-            (self.note)(text);
+            output::note(text);
         }
     }
 
@@ -192,7 +207,6 @@ impl Rank<'_> {
     fn gather(&self, recipe: AnyRecipe) -> Result<Vec<RankRow>> {
         self.say(&format!("gather  {}", recipe.name()));
         let comm = &*self.comm;
-        let world = comm.world_size();
         let shards = self.shards(recipe)?;
         let weights = shards.len();
         let pool = GatherPool::new(&self.cuda);
@@ -231,16 +245,9 @@ impl Rank<'_> {
         let host_blocks = self.host(weights, by_block)?;
         drop(blocks);
         let raw = self.plain_gather(sent)?;
-        // What comes from other ranks.
-        let arrive = (sent - sent / world) as f64;
         let row = |operation: &str, milliseconds: f64, host| RankRow {
-            operation: operation.to_owned(),
-            recipe: recipe.name().to_owned(),
-            bytes: sent,
-            milliseconds,
-            gb_per_s: arrive / milliseconds / 1e6,
-            share: raw / milliseconds,
             host_microseconds_per_weight: host,
+            ..self.row([operation, recipe.name()], sent, [milliseconds, raw])
         };
         Ok(vec![
             row(Bandwidth::ALL_GATHER, raw, None),
@@ -319,13 +326,8 @@ impl Rank<'_> {
             FloatDtype::Bf16 => (Bandwidth::ALL_GATHER, self.plain_gather(bytes)?),
         };
         let row = |operation: &str, milliseconds: f64, host| RankRow {
-            operation: operation.to_owned(),
-            recipe: dtype.name().to_owned(),
-            bytes,
-            milliseconds,
-            gb_per_s: (bytes - bytes / world) as f64 / milliseconds / 1e6,
-            share: raw / milliseconds,
             host_microseconds_per_weight: host,
+            ..self.row([operation, dtype.name()], bytes, [milliseconds, raw])
         };
         Ok(vec![
             row(plain, raw, None),

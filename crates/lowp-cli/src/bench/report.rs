@@ -1,10 +1,10 @@
 //! The rows of a bench as a table and as JSON.
 
 use crate::columns::Columns;
-use crate::files::write_atomically;
-use anyhow::Result;
+#[cfg(feature = "cuda")]
+use lowp_kernels::bench::Timing;
 use serde::Serialize;
-use std::path::Path;
+use std::fmt;
 
 /// One operation on one set of shapes.
 #[derive(Clone, Debug, Serialize)]
@@ -31,6 +31,28 @@ pub(super) struct Row {
     pub(super) host_microseconds: f64,
 }
 
+#[cfg(feature = "cuda")]
+impl Row {
+    /// The row of `names` that took `timing`, next to a copy of this rate.
+    pub(super) fn new(names: [String; 3], timing: &Timing, copy_gb_per_s: f64) -> Self {
+        let [operation, recipe, shape] = names;
+        let runs = &timing.runs_microseconds;
+        let gb_per_s = timing.compulsory_bytes as f64 / timing.microseconds / 1e3;
+        Self {
+            operation,
+            recipe,
+            shape,
+            microseconds: timing.microseconds,
+            range_microseconds: [runs[0], runs[runs.len() - 1]],
+            compulsory_bytes: timing.compulsory_bytes,
+            gb_per_s,
+            share: gb_per_s / copy_gb_per_s,
+            launches: timing.launches,
+            host_microseconds: timing.host_microseconds,
+        }
+    }
+}
+
 /// All rows, and what they are compared with.
 #[derive(Clone, Debug, Serialize)]
 pub(super) struct Report {
@@ -42,9 +64,8 @@ pub(super) struct Report {
     pub(super) rows: Vec<Row>,
 }
 
-impl Report {
-    /// The table.
-    pub(super) fn table(&self) -> String {
+impl fmt::Display for Report {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let header = [
             "operation",
             "recipe",
@@ -70,21 +91,13 @@ impl Report {
                 format!("{:.1}", row.host_microseconds),
             ]);
         }
-        format!(
+        write!(
+            f,
             "{}: a copy moves {:.0} GB/s (read and written)\n\n{}",
             self.device,
             self.copy_gb_per_s,
             table.render()
         )
-    }
-
-    /// Writes the rows as JSON.
-    ///
-    /// # Errors
-    /// The file cannot be written.
-    pub(super) fn write(&self, path: &Path) -> Result<()> {
-        let text = serde_json::to_string_pretty(self)? + "\n";
-        write_atomically(path, &text)
     }
 }
 
@@ -128,9 +141,8 @@ pub(super) struct RanksReport {
     pub(super) rows: Vec<RankRow>,
 }
 
-impl RanksReport {
-    /// The table.
-    pub(super) fn table(&self) -> String {
+impl fmt::Display for RanksReport {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let header = [
             "operation",
             "recipe",
@@ -161,7 +173,8 @@ impl RanksReport {
             1 => String::new(),
             _ => format!("sums by {}, {blocks}; ", self.sums),
         };
-        format!(
+        write!(
+            f,
             "{} x {}, {:.3} billion parameters; {exchange}a copy moves {:.0} GB/s (read and written)\n\n{}",
             self.ranks,
             self.device,
@@ -169,15 +182,6 @@ impl RanksReport {
             self.copy_gb_per_s,
             table.render()
         )
-    }
-
-    /// Writes the rows as JSON.
-    ///
-    /// # Errors
-    /// The file cannot be written.
-    pub(super) fn write(&self, path: &Path) -> Result<()> {
-        let text = serde_json::to_string_pretty(self)? + "\n";
-        write_atomically(path, &text)
     }
 }
 
@@ -205,7 +209,7 @@ mod tests {
             rows: vec![row],
         };
         assert_eq!(
-            report.table(),
+            report.to_string(),
             "a device: a copy moves 3333 GB/s (read and written)\n\n\
              operation  recipe    shape     us     GB  GB/s  share  launches  host us\n\
              encode     a recipe  2 x 4x4  2.0  0.006  3000  0.900         1      4.2\n"

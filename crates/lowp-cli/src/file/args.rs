@@ -1,11 +1,11 @@
 //! The options that `quantize` and `shard` have in common.
 
-use super::input_error::input_error;
-use super::names::{ScalesName, UsageName};
+use super::names::{FORMS, USAGES};
 use super::select::{Pattern, Select};
+use crate::one_of::one_of;
 use crate::output::shown;
 use crate::recipes::{RecipeName, RecipeOptionArgs};
-use crate::usage::UsageError;
+use crate::usage::{UsageError, input_error};
 use anyhow::Result;
 use globset::Glob;
 use lowp_file::select::DEFAULTS;
@@ -21,12 +21,12 @@ pub(super) struct RecipeArgs {
     recipe: String,
 
     /// Orientations to write
-    #[arg(long, value_name = "USAGE", default_value = "both")]
-    usage: UsageName,
+    #[arg(long, default_value = "both", value_parser = one_of(USAGES))]
+    usage: Usage,
 
     /// Form of the block scales
-    #[arg(long, value_name = "FORM", default_value = "padded")]
-    scales: ScalesName,
+    #[arg(long, value_name = "FORM", default_value = "padded", value_parser = one_of(FORMS))]
+    scales: Form,
 
     /// Encode scale of delayed scaling [default: from the amax]
     #[arg(long, value_name = "F", allow_negative_numbers = true)]
@@ -56,12 +56,9 @@ pub(super) struct RecipeArgs {
 
 impl RecipeArgs {
     /// The recipe and how it is written.
-    ///
-    /// # Errors
-    /// No such recipe, or an option that it does not have.
     pub(super) fn setup(&self) -> Result<Setup> {
         let recipe = self.recipe()?;
-        let (usage, form) = (self.usage.into(), self.scales.into());
+        let (usage, form) = (self.usage, self.scales);
         check_form(&recipe, usage, form)?;
         let text = self.delayed_scale.as_deref();
         let setup = Setup {
@@ -101,9 +98,6 @@ impl RecipeArgs {
     }
 
     /// Which tensors are quantized.
-    ///
-    /// # Errors
-    /// A pattern that makes no sense.
     pub(super) fn select(&self) -> Result<Select> {
         Ok(Select {
             tensors: patterns("--tensors", &self.tensors)?,

@@ -1,13 +1,15 @@
 //! `lowp dequantize`: a quantized model as tensors of floats, by [`Dequantize`].
 
-use super::names::{DtypeName, OrientationName};
+use super::names::{FLOATS, ORIENTATIONS};
 use super::out::OutArgs;
 use super::progress::Bar;
 use super::summary::{Summary, Verbosity, left_out, warn_of_overflows};
 use crate::device::{Device, OnDevice};
+use crate::one_of::one_of;
 use anyhow::Result;
-use lowp_file::Hub;
 use lowp_file::dequantize::Dequantize;
+use lowp_file::{FloatName, Hub};
+use lowp_format::Orientation;
 use lowp_kernels::Backend;
 use std::path::PathBuf;
 
@@ -30,12 +32,12 @@ pub(crate) struct Args {
     out: OutArgs,
 
     /// Orientation to decode [default: rowwise where it is there]
-    #[arg(long, value_name = "USAGE")]
-    usage: Option<OrientationName>,
+    #[arg(long, value_parser = one_of(ORIENTATIONS))]
+    usage: Option<Orientation>,
 
     /// Dtype of the decoded tensors
-    #[arg(long, value_name = "DTYPE", default_value = "f32")]
-    dtype: DtypeName,
+    #[arg(long, default_value = "f32", value_parser = one_of(FLOATS))]
+    dtype: FloatName,
 
     /// Where the values are decoded: `cpu`, `cuda` or `cuda:N`. They are the same
     #[arg(long, value_name = "DEVICE", default_value = "cpu")]
@@ -46,27 +48,21 @@ pub(crate) struct Args {
 }
 
 /// Runs the command.
-///
-/// # Errors
-/// Input that cannot be read, or an output that cannot be written.
 pub(super) fn main(args: &Args) -> Result<()> {
     args.device.run(args)
 }
 
 impl OnDevice for &Args {
-    type Out = ();
-
     fn run<B: Backend>(self, backend: &B) -> Result<()> {
         let summary = Summary::begin(self.verbosity);
         let hub = Hub::open(&self.input)?;
         let model = Dequantize::new(&hub)?;
         let out = self.out.open(hub.model.files())?;
         let bar = Bar::new("dequantize");
-        let how = (self.usage.map(Into::into), self.dtype.into());
-        let done = model.write(backend, how, out, &bar)?;
+        let done = model.write(backend, (self.usage, self.dtype), out, &bar)?;
         bar.finish();
         left_out(&summary, &hub.beside);
-        warn_of_overflows(&done.overflows, self.dtype.into(), "--dtype f32");
+        warn_of_overflows(&done.overflows, self.dtype, "--dtype f32");
         let what = format!("dequantized {} of {} tensors", done.decoded, done.tensors);
         summary.done(&what, hub.model.bytes(), done.bytes);
         Ok(())

@@ -4,9 +4,9 @@ use super::names::DtypesArgs;
 use super::out::OutArgs;
 use super::progress::Bar;
 use super::summary::{Summary, Verbosity, warn_of_overflows};
+use crate::one_of::{Named, one_of};
 use crate::output::note;
 use anyhow::Result;
-use clap::ValueEnum;
 use lowp_file::{FloatName, Hub, Import};
 use std::path::PathBuf;
 
@@ -38,45 +38,30 @@ pub(crate) struct Args {
     dtypes: DtypesArgs,
 
     /// Decode the weights instead
-    #[arg(long, value_name = "FLOAT")]
-    to: Option<Float>,
+    #[arg(long, value_name = "FLOAT", value_parser = one_of(FLOATS))]
+    to: Option<FloatName>,
 
     #[command(flatten)]
     verbosity: Verbosity,
 }
 
 /// What weights are decoded to.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-enum Float {
-    /// F32
-    Fp32,
-    /// BF16, rounded to nearest even
-    Bf16,
-}
-
-impl From<Float> for FloatName {
-    fn from(float: Float) -> Self {
-        match float {
-            Float::Fp32 => FloatName::F32,
-            Float::Bf16 => FloatName::Bf16,
-        }
-    }
-}
+const FLOATS: &[Named<FloatName>] = &[
+    ("fp32", "F32", FloatName::F32),
+    ("bf16", "BF16, rounded to nearest even", FloatName::Bf16),
+];
 
 /// Runs the command.
-///
-/// # Errors
-/// Input that cannot be read or has none of the forms, or an output that cannot be written.
 pub(super) fn main(args: &Args) -> Result<()> {
     let summary = Summary::begin(args.verbosity);
     let hub = Hub::open(&args.input)?;
-    let import = Import::new(&hub, args.to.map(Into::into), args.dtypes.into())?;
+    let import = Import::new(&hub, args.to, args.dtypes.dtypes)?;
     let out = args.out.open(hub.model.files())?;
     let bar = Bar::new("import");
     let (written, overflows) = import.write(out, &bar)?;
     bar.finish();
     if let Some(float) = args.to {
-        warn_of_overflows(&overflows, float.into(), "--to fp32");
+        warn_of_overflows(&overflows, float, "--to fp32");
     }
     let foreign = import.foreign();
     if summary.is_told() && foreign > 0 && args.to.is_none() {

@@ -3,12 +3,7 @@
 mod args;
 mod dequantize;
 mod export;
-#[cfg(test)]
-mod hostile;
-#[cfg(test)]
-mod hostile_models;
 mod import;
-mod input_error;
 mod inspect;
 mod names;
 mod out;
@@ -19,9 +14,12 @@ mod select;
 mod shard;
 mod size;
 mod summary;
+#[cfg(test)]
+mod tests;
 mod unshard;
 mod verify;
 
+use crate::usage::input_error;
 use anyhow::Result;
 use clap::Subcommand;
 use lowp_file::FileError;
@@ -40,9 +38,6 @@ pub(crate) enum Command {
 }
 
 /// Runs one file command.
-///
-/// # Errors
-/// Input that cannot be read or taken, output that cannot be written, or files that differ.
 pub(crate) fn main(command: &Command) -> Result<()> {
     let done = match command {
         Command::Quantize(args) => quantize::main(args),
@@ -55,9 +50,9 @@ pub(crate) fn main(command: &Command) -> Result<()> {
         Command::Import(args) => import::main(args),
     };
     done.map_err(|error| match error.downcast::<FileError>() {
-        Ok(FileError::Output(why)) => input_error::input_error(format!("-o: {why}")),
+        Ok(FileError::Output(why)) => input_error(format!("-o: {why}")),
         Ok(FileError::Mend { what, remedy }) => {
-            input_error::input_error(format!("{what}; {}", remedy::said(&remedy)))
+            input_error(format!("{what}; {}", remedy::said(&remedy)))
         }
         Ok(error) => error.into(),
         Err(error) => error,

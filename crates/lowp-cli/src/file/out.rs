@@ -1,7 +1,7 @@
 //! [`OutArgs`]: where a command writes a model: one file, or a folder as Hugging Face keeps models.
 
-use super::input_error::{input_error, output_error};
 use super::size::Size;
+use crate::usage::input_error;
 use anyhow::Result;
 use lowp_file::Out;
 use std::path::{Path, PathBuf};
@@ -21,18 +21,16 @@ pub(super) struct OutArgs {
 
 impl OutArgs {
     /// Takes it as the output of a command that reads `inputs`.
-    ///
-    /// # Errors
-    /// It cannot be written, or is an input.
     pub(super) fn open<'a>(&self, inputs: impl IntoIterator<Item = &'a Path>) -> Result<Out> {
         let output = &self.output;
+        let wrong =
+            |why: &str| input_error(format!("-o: cannot write {}: {why}", output.display()));
         let ends = |end: &str| {
             let text = output.as_os_str().as_encoded_bytes();
             text.ends_with(end.as_bytes())
         };
         if ends(".json") {
-            return Err(output_error(
-                output,
+            return Err(wrong(
                 "it ends as the index of a sharded model does, and would be read as one; give a name that ends in .safetensors, or \
                  that of a folder",
             ));
@@ -47,8 +45,7 @@ impl OutArgs {
             return Ok(Out::file(output, inputs)?);
         }
         if output.is_file() {
-            return Err(output_error(
-                output,
+            return Err(wrong(
                 "it exists and is a file, and a name that does not end in .safetensors is that of a folder; give another name",
             ));
         }

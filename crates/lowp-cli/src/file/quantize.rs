@@ -1,12 +1,12 @@
 //! `lowp quantize`: a model with its matrices in a low-precision recipe, by [`lowp_file::quantize()`].
 
 use super::args::{RecipeArgs, example};
-use super::input_error::input_error;
 use super::names::DtypesArgs;
 use super::out::OutArgs;
 use super::progress::Bar;
 use super::summary::{Summary, Verbosity, left_out};
 use crate::device::{Device, OnDevice};
+use crate::usage::input_error;
 use anyhow::Result;
 use lowp_file::flat::FlatCuts;
 use lowp_file::{FileError, Hub, Setup};
@@ -56,19 +56,14 @@ pub(crate) struct Args {
 }
 
 /// Runs the command.
-///
-/// # Errors
-/// Input that cannot be read or taken, or an output that cannot be written.
 pub(super) fn main(args: &Args) -> Result<()> {
     args.device.run(args)
 }
 
 impl OnDevice for &Args {
-    type Out = ();
-
     fn run<B: Backend>(self, backend: &B) -> Result<()> {
         let setup = Setup {
-            dtypes: self.dtypes.into(),
+            dtypes: self.dtypes.dtypes,
             ..self.recipe.setup()?
         };
         let select = self.recipe.select()?;

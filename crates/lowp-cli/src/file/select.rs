@@ -1,10 +1,10 @@
 //! Which tensors of a model `--tensors`, `--ignore`, `--keep-unfit` and `--amax-group` choose.
 
-use super::input_error::{file_error, input_error};
 use super::summary::{Kept, Summary};
 use crate::amax_groups::{self, OPTION};
 use crate::globs;
 use crate::output::{message, note, shown};
+use crate::usage::input_error;
 use anyhow::Result;
 use globset::GlobMatcher;
 use lowp_file::select::{Choices, is_integer, is_matrix};
@@ -55,20 +55,16 @@ pub(super) struct Chosen<'a> {
 
 impl Select {
     /// Decides for every tensor of `model`, in the order of names.
-    ///
-    /// # Errors
-    /// A tensor that the recipe cannot take, unless such are kept; a pattern that no matrix, or one to ignore that no
-    /// tensor matches; a model that is quantized already.
     pub(super) fn choose<'a>(&self, model: &'a Model, setup: &Setup) -> Result<Chosen<'a>> {
         let mut choices = Choices::new(model, setup, |name| self.selects(name))?;
         self.check_patterns(model)?;
         if let Some((name, why)) = choices.unfit().first().filter(|_| !self.keep_unfit) {
-            let why = format!(
-                "'{}' cannot be quantized: {}; --keep-unfit passes such tensors through, --ignore this one",
+            return Err(input_error(format!(
+                "{}: '{}' cannot be quantized: {}; --keep-unfit passes such tensors through, --ignore this one",
+                model.path().display(),
                 shown(name),
                 message(why)
-            );
-            return Err(file_error(model.path(), why));
+            )));
         }
         let groups = self.groups(&choices, setup)?;
         choices.group(&groups)?;

@@ -1,9 +1,9 @@
 //! `lowp shard`: one file per rank, each with its own rows, by [`lowp_file::shard()`].
 
 use super::args::{RecipeArgs, example};
-use super::input_error::input_error;
 use super::progress::Bar;
 use super::summary::{Summary, Verbosity, left_out};
+use crate::usage::input_error;
 use anyhow::Result;
 use lowp_file::Hub;
 use lowp_file::meta::MAX_WORLD;
@@ -40,9 +40,6 @@ pub(crate) struct Args {
 }
 
 /// Runs the command.
-///
-/// # Errors
-/// Input that cannot be read or taken, or a folder that cannot be written.
 pub(super) fn main(args: &Args) -> Result<()> {
     let summary = Summary::begin(args.verbosity);
     let setup = args.recipe.setup()?;

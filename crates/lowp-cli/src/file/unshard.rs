@@ -31,15 +31,12 @@ pub(crate) struct Args {
 }
 
 /// Runs the command.
-///
-/// # Errors
-/// Rank files that are missing, cannot be read or do not belong together; an output that cannot be written.
 pub(super) fn main(args: &Args) -> Result<()> {
     let summary = Summary::begin(args.verbosity);
     let world = World::open(&args.input)?;
     let out = args.out.open(world.files())?;
     let bar = Bar::new("unshard");
-    let (written, beside) = world.write(args.dtypes.into(), out, &bar)?;
+    let (written, beside) = world.write(args.dtypes.dtypes, out, &bar)?;
     bar.finish();
     left_out(&summary, &beside);
     let what = format!(

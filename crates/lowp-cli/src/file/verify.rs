@@ -1,10 +1,10 @@
 //! `lowp verify`: whether two models hold the same bytes, and where they differ first, by [`lowp_file::verify()`] and
 //! [`verify_source`].
 
-use super::input_error::input_error;
 use super::progress::Bar;
 use crate::device::{Device, OnDevice};
 use crate::output;
+use crate::usage::input_error;
 use anyhow::{Result, bail};
 use lowp_file::verify::{Equal, verify_source};
 use lowp_file::{Hub, checkpoint, ranks};
@@ -48,9 +48,6 @@ pub(crate) struct Args {
 }
 
 /// Runs the command.
-///
-/// # Errors
-/// The models differ, or cannot be read.
 pub(crate) fn main(args: &Args) -> Result<()> {
     match (&args.b, &args.source, args.device) {
         (_, Some(source), device) => device.unwrap_or(Device::Cpu).run(SourceCheck {
@@ -124,8 +121,6 @@ struct SourceCheck<'a> {
 }
 
 impl OnDevice for SourceCheck<'_> {
-    type Out = ();
-
     fn run<B: Backend>(self, backend: &B) -> Result<()> {
         let bar = Bar::new("verify");
         let (found, again) = verify_source(backend, self.quantized, self.source, &bar)?;

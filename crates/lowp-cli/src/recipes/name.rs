@@ -1,10 +1,9 @@
 //! [`RecipeName`]: the type of options that name a recipe, for help texts and completions.
 
-use super::Facts;
 use clap::builder::{PossibleValue, StringValueParser, TypedValueParser};
 use clap::error::Error;
 use clap::{Arg, Command};
-use lowp_format::{AnyRecipe, Recipe};
+use lowp_format::{AnyRecipe, Recipe, RecipeWords};
 use std::ffi::OsStr;
 
 /// A parser that offers the names of all recipes and takes any text, without the spaces around it: modifiers and lists of names are parsed by the
@@ -30,7 +29,7 @@ impl TypedValueParser for RecipeName {
 
     fn possible_values(&self) -> Option<Box<dyn Iterator<Item = PossibleValue> + '_>> {
         let named = |recipe: AnyRecipe| {
-            PossibleValue::new(recipe.name()).help(Facts::of(&recipe).description())
+            PossibleValue::new(recipe.name()).help(RecipeWords::of(&recipe).to_string())
         };
         let all = self
             .all

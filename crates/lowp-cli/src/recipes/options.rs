@@ -157,9 +157,6 @@ impl From<RecipeOptions> for RecipeOptionArgs {
 
 impl RecipeOptionArgs {
     /// Rejects flags beside the modifiers of a recipe.
-    ///
-    /// # Errors
-    /// Names the first flag that is given.
     pub(crate) fn reject_beside_modifiers(&self) -> Result<(), UsageError> {
         match self.0.iter().next().map(|(option, _)| flag_name(option)) {
             None => Ok(()),
@@ -202,9 +199,6 @@ impl RecipeOptionArgs {
     }
 
     /// The recipe `name` with the options that are given, and `defaults` for those of them that it has.
-    ///
-    /// # Errors
-    /// No such recipe, or options that it does not take.
     pub(crate) fn recipe(
         &self,
         name: &str,

@@ -36,9 +36,6 @@ impl FromStr for On {
 }
 
 /// A row per recipe: the products of its layers.
-///
-/// # Errors
-/// No such device.
 pub(super) fn table(on: &On) -> Result<String> {
     let capability = match on {
         On::Device(Device::Cpu) => None,

@@ -33,9 +33,6 @@ pub(crate) struct Setup {
 
 impl Setup {
     /// Checks the arguments against each other, and against the number of ranks that a launcher `started`.
-    ///
-    /// # Errors
-    /// A [`UsageError`] that names the option and a value that would work.
     pub(crate) fn new(args: &Args, started: Option<usize>) -> Result<Self, UsageError> {
         let mesh = mesh(args, started)?;
         args.sizes.check()?;
@@ -103,9 +100,6 @@ impl Setup {
 }
 
 /// Checks that options of GPUs are given where there are some.
-///
-/// # Errors
-/// A [`UsageError`] with the option.
 fn check_device(args: &Args) -> Result<(), UsageError> {
     let of_gpus = [
         ("--profile", args.profile),
@@ -122,9 +116,6 @@ fn check_device(args: &Args) -> Result<(), UsageError> {
 }
 
 /// The policy that is asked for, among `shards` ranks that share out a replica.
-///
-/// # Errors
-/// A [`UsageError`] where it says nothing, or its groups do not divide the ranks.
 pub(crate) fn reshard(
     asked: Option<ReshardAfterForward>,
     sharding: Sharding,
@@ -148,14 +139,6 @@ pub(crate) fn grad_wire(name: &str) -> GradWire {
     }
 }
 
-/// Its name.
-pub(crate) fn grad_wire_name(wire: GradWire) -> &'static str {
-    match wire {
-        GradWire::F32 => "f32",
-        GradWire::Bf16 => "bf16",
-    }
-}
-
 /// The mesh that is asked for, of as many ranks as there are.
 fn mesh(args: &Args, started: Option<usize>) -> Result<Mesh, UsageError> {
     let ranks = args.world_size.or(started).unwrap_or(2);
@@ -174,9 +157,6 @@ fn mesh(args: &Args, started: Option<usize>) -> Result<Mesh, UsageError> {
 }
 
 /// Numbers of options that are from 1 to a most.
-///
-/// # Errors
-/// A [`UsageError`] that names the option and its range.
 pub(crate) fn check_ranges(counts: &[(&str, usize, usize)]) -> Result<(), UsageError> {
     for &(option, value, most) in counts {
         if !(1..=most).contains(&value) {

@@ -21,9 +21,6 @@ use std::time::Duration;
 pub(super) type Comm = Arc<dyn Communicator<Cuda>>;
 
 /// The network on the GPU of a rank.
-///
-/// # Errors
-/// The device failed, or has no room.
 pub(super) fn network(
     cuda: &Cuda,
     sharded: &mut ShardedModel<Cuda, Variant>,
@@ -48,9 +45,6 @@ pub(super) fn network(
 }
 
 /// Checks what a GPU takes of a configuration.
-///
-/// # Errors
-/// A [`UsageError`] with the option.
 pub(super) fn check(setup: &Setup) -> Result<(), UsageError> {
     let config = &setup.config;
     let sequences = sequences_at_once(config.batch, config.mesh.world(), config.accumulate)?;
@@ -77,9 +71,6 @@ pub(super) fn check(setup: &Setup) -> Result<(), UsageError> {
 }
 
 /// The GPU and the communicator of a rank that is a process.
-///
-/// # Errors
-/// No such GPU, no NCCL for several ranks, or a rank that failed.
 pub(super) fn process(
     control: Arc<dyn Control>,
     (first, local): (usize, usize),
@@ -95,16 +86,13 @@ pub(super) fn process(
 }
 
 /// The GPUs and communicators of ranks that are threads.
-///
-/// # Errors
-/// Too few GPUs, no NCCL for several, or a rank that failed.
 pub(super) fn world(first: usize, ranks: usize, limit: Duration) -> Result<(Vec<Cuda>, Vec<Comm>)> {
     let devices = gpus::open("--world-size", first, ranks)?;
     let options = NcclOptions {
         limit,
         ..NcclOptions::default()
     };
-    let comms = gpus::join(&devices, limit, options)?;
+    let comms = NcclComm::world_on(&devices, options)?;
     let comms = comms.into_iter().map(Comm::from).collect();
     Ok((devices, comms))
 }

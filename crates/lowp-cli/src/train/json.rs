@@ -3,10 +3,11 @@
 use super::args::Args;
 use super::config::Setup;
 use super::planned;
-use super::summary::baseline;
+use crate::output;
 use anyhow::Result;
 use lowp_train::Config;
 use lowp_train::result::RunResult;
+use lowp_train::summary::baseline;
 use lowp_transformer::GptConfig;
 use serde::Serialize;
 
@@ -28,9 +29,6 @@ struct Run<'a> {
 }
 
 /// The whole file as text. Losses that are not finite have no JSON form and become null.
-///
-/// # Errors
-/// If a value has no JSON form.
 pub(crate) fn render((args, setup): (&Args, &Setup), runs: &[RunResult]) -> Result<String> {
     let record = |result| Run {
         result,
@@ -42,5 +40,5 @@ pub(crate) fn render((args, setup): (&Args, &Setup), runs: &[RunResult]) -> Resu
         runs: runs.iter().map(record).collect(),
         config: &setup.config,
     };
-    Ok(serde_json::to_string_pretty(&document)? + "\n")
+    output::json(&document)
 }

@@ -9,11 +9,9 @@ mod options;
 mod planned;
 mod progress;
 mod recipes;
-mod reference;
 mod report;
 mod run;
 mod sizes;
-mod summary;
 pub(crate) mod svg;
 mod table;
 mod world;
@@ -29,21 +27,17 @@ use crate::usage::UsageError;
 use anyhow::{Context, Result};
 use config::Setup;
 use lowp_train::result::RunResult;
+use lowp_train::summary::summaries;
 use lowp_train::{Run, Text, Training};
 use options::failed;
 use progress::Progress;
 use std::path::Path;
-use summary::summaries;
 use world::World;
 
 /// See data/README.md for source and licence.
 static BUNDLED: &[u8] = include_bytes!("../../data/moby-dick.txt");
 
 /// Runs the command.
-///
-/// # Errors
-/// Bad arguments, unreadable data and result files that cannot be written, all before training; a failing rank; byte
-/// counts that are not what the plans say; a loss that is not finite.
 pub(crate) fn main(args: &Args) -> Result<()> {
     if args.list {
         return output::print(&crate::recipes::table()?);

@@ -2,16 +2,11 @@
 
 use crate::usage::UsageError;
 use lowp_format::spelling::Variant;
-use lowp_format::{AnyRecipe, PlainF32, Recipe};
+use lowp_format::{AnyRecipe, Recipe};
 use lowp_train::Run;
-
-/// The name of the run that every gap is measured against.
-pub(crate) const BASELINE: &str = PlainF32::NAME;
+use lowp_train::summary::BASELINE;
 
 /// The runs that `--recipe` and `--compare` ask for, the baseline first if it is asked for, each once.
-///
-/// # Errors
-/// A name that is no recipe; the message lists those that are.
 pub(crate) fn select(
     recipe: &str,
     compare: &[String],

@@ -1,20 +1,16 @@
 //! The page of `--report`: one HTML file, everything inside it.
 
 use super::config::Setup;
-use super::reference;
-use super::summary::Summary;
 use super::svg::{Series, bars, curves, escape, key, smooth};
 use super::table as columns;
 use anyhow::Result;
 use lowp_train::result::RunResult;
+use lowp_train::summary::Summary;
 use std::fmt::Write;
 
 const STYLE: &str = include_str!("report.css");
 
 /// The whole page as text.
-///
-/// # Errors
-/// If the configuration has no JSON form.
 pub(crate) fn render(setup: &Setup, summaries: &[Summary<'_>]) -> Result<String> {
     let mut page = format!(
         "<!doctype html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\">\n\
@@ -165,7 +161,7 @@ fn means(window: usize) -> String {
 
 /// The bars of bytes, marked with what bf16 would take.
 fn bytes(out: &mut String, setup: &Setup, summaries: &[Summary<'_>]) {
-    let bf16 = reference::bf16(setup);
+    let bf16 = columns::in_bf16(setup);
     let bars_of = |title: &str, of: fn(&RunResult) -> u64, mark: Option<u64>| {
         let entry = |(style, summary): (usize, &Summary<'_>)| {
             (style, summary.first.per_weight(of(summary.first)))
@@ -198,12 +194,12 @@ fn bytes(out: &mut String, setup: &Setup, summaries: &[Summary<'_>]) {
         bars_of(
             "Resident bytes per weight",
             |run| run.resident_weight_bytes,
-            bf16.map(|b| b.resident)
+            bf16.map(|[resident, _]| resident)
         ),
         bars_of(
             "Bytes on the wire per weight and step",
             |run| run.wire_bytes_per_step,
-            bf16.map(|b| b.wire_per_step)
+            bf16.map(|[_, sent]| sent)
         )
     );
 }

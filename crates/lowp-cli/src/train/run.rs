@@ -20,9 +20,6 @@ use lowp_transformer::GptConfig;
 use std::sync::Arc;
 
 /// Trains one recipe on all ranks.
-///
-/// # Errors
-/// What the first failing rank reports.
 pub(crate) fn run(
     run: &Run,
     config: &Config<GptConfig>,

@@ -59,9 +59,6 @@ impl SizeArgs {
     }
 
     /// Checks what is said of blocks that have none of it.
-    ///
-    /// # Errors
-    /// A [`UsageError`] with the option.
     pub(crate) fn check(&self) -> Result<(), UsageError> {
         match (self.arch, self.kv_heads) {
             (None | Some(ArchName::Gpt), Some(kv_heads)) => Err(UsageError::new(format!(

@@ -1,11 +1,10 @@
 //! The table at the end of `lowp train`.
 
-use super::config::{Setup, grad_wire_name};
-use super::reference;
-use super::summary::{Summary, percent};
+use super::config::Setup;
 use crate::columns::Columns;
 use crate::device::Device;
-use lowp_format::has_tensor_scale;
+use lowp_format::{AnyRecipe, Code, has_tensor_scale};
+use lowp_train::summary::Summary;
 use lowp_train::{Model, Run};
 use std::fmt::Write;
 
@@ -60,6 +59,21 @@ pub(crate) fn cells(setup: &Setup, summary: &Summary<'_>) -> Vec<String> {
         format!("{:.1}", run.parameter_bytes_per_rank as f64 / 1e6),
     ]);
     cells
+}
+
+/// Bytes of all linear weights of one replica that would be resident and on the wire in bf16.
+pub(crate) fn in_bf16(setup: &Setup) -> Option<[u64; 2]> {
+    let costs = setup.config.costs_in(AnyRecipe::plain(Code::Bf16)?).ok()?;
+    let [resident, sent] = [costs.resident, costs.step.wire_bytes()].map(u64::try_from);
+    Some([resident.ok()?, sent.ok()?])
+}
+
+/// A gap with its sign and two decimals; what rounds to zero has none.
+fn percent(gap: f64) -> String {
+    match format!("{gap:+.2}").as_str() {
+        "-0.00" => "+0.00".to_owned(),
+        text => text.to_owned(),
+    }
 }
 
 /// What the columns are about.
@@ -144,18 +158,14 @@ fn notes(setup: &Setup, summaries: &[Summary<'_>]) -> String {
             groups.len()
         );
     }
-    if let Some(bf16) = reference::bf16(setup) {
-        let [resident, wire] = [bf16.resident, bf16.wire_per_step].map(|b| run.per_weight(b));
+    if let Some(bytes) = in_bf16(setup) {
+        let [resident, wire] = bytes.map(|bytes| run.per_weight(bytes));
         let _ = write!(
             out,
             "bf16 would take {resident:.3} resident and {wire:.3} on the wire; "
         );
     }
-    let _ = writeln!(
-        out,
-        "gradients travel in {}",
-        grad_wire_name(setup.config.grad_wire)
-    );
+    let _ = writeln!(out, "gradients travel in {}", setup.config.grad_wire.name());
     for run in summaries.iter().flat_map(|summary| &summary.runs) {
         if run.skipped_steps > 0 {
             let _ = writeln!(

@@ -3,7 +3,7 @@
 use super::args::Args;
 use super::config::{MAX_RANKS, Setup};
 use super::options::named;
-use crate::usage::UsageError;
+use crate::usage::{UsageError, input_error};
 use anyhow::{Context, Result};
 use lowp_comm::{Control, Launch, join};
 use lowp_train::{Checkpoints, Data, Text};
@@ -29,19 +29,15 @@ struct Process {
 
 impl World {
     /// The world that the launcher of this process made, joined; or none, where there was none.
-    ///
-    /// # Errors
-    /// Variables that mean no rank, or ranks that do not find each other.
     pub(crate) fn find(seconds: u64) -> Result<Self> {
         let limit = Duration::from_secs(seconds);
         let launch = Launch::from_env(limit, &build())
             .map_err(|error| UsageError::new(error.to_string()))?;
         if let Some(launch) = launch.as_ref().filter(|launch| launch.world > MAX_RANKS) {
-            return Err(UsageError::new(format!(
+            return Err(input_error(format!(
                 "{} ranks were started; lowp train takes at most {MAX_RANKS}",
                 launch.world
-            ))
-            .into());
+            )));
         }
         let process = match launch {
             Some(launch) => Some(Process {
@@ -73,9 +69,6 @@ impl World {
     }
 
     /// Checks that all ranks were started for the same work.
-    ///
-    /// # Errors
-    /// The ranks that were not.
     pub(crate) fn agree(&self, args: &Args, setup: &Setup, text: &Text) -> Result<()> {
         let Some(Process { control, .. }) = &self.process else {
             return Ok(());
@@ -88,9 +81,6 @@ impl World {
 
     /// This process as the only rank of it, for one run: its control, and its number among the ranks of this machine. `None` where ranks
     /// are threads.
-    ///
-    /// # Errors
-    /// A rank failed.
     pub(crate) fn rank(&self) -> Result<Option<(Arc<dyn Control>, usize)>> {
         let Some(Process { control, launch }) = &self.process else {
             return Ok(None);
@@ -112,9 +102,6 @@ impl World {
 }
 
 /// What ranks must have been started with alike: options, and their values as text.
-///
-/// # Errors
-/// A value that has no JSON form.
 fn alike(args: &Args, setup: &Setup) -> Result<Vec<(String, String)>, UsageError> {
     let told = |error: serde_json::Error| UsageError::new(error.to_string());
     let text = serde_json::to_string(&setup.config).map_err(told)?;

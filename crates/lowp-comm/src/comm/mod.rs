@@ -69,6 +69,14 @@ pub enum GradWire {
 }
 
 impl GradWire {
+    /// `f32` or `bf16`.
+    pub const fn name(self) -> &'static str {
+        match self {
+            GradWire::F32 => "f32",
+            GradWire::Bf16 => "bf16",
+        }
+    }
+
     /// Bytes of one element on the wire.
     pub const fn bytes(self) -> usize {
         match self {

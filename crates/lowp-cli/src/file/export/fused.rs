@@ -1,8 +1,8 @@
 //! `--fused`: what becomes of weights that engines run as one and that have scales of their own.
 
 use crate::amax_groups::OPTION;
-use crate::file::input_error::input_error;
 use crate::output::{note, shown};
+use crate::usage::input_error;
 use anyhow::Result;
 use clap::ValueEnum;
 use lowp_file::export::{Export, Fused, Target};
@@ -23,9 +23,6 @@ pub(super) enum OnFused {
 
 impl OnFused {
     /// Looks at the scales of the tensor that are stored for the target `to`.
-    ///
-    /// # Errors
-    /// Scales that differ where that is one; the source cannot be read.
     pub(super) fn check(self, export: &Export<'_>, to: Target) -> Result<()> {
         if self == Self::Ignore {
             return Ok(());

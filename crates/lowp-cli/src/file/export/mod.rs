@@ -5,19 +5,20 @@ mod target;
 #[cfg(test)]
 mod tests;
 
-use super::input_error::input_error;
 use super::progress::Bar;
 use super::size::Size;
 use super::summary::{Summary, Verbosity, left_out, warn_of_overflows};
 use crate::amax_groups::OPTION;
 use crate::globs;
+use crate::one_of::one_of;
 use crate::output::{note, shown};
+use crate::usage::input_error;
 use anyhow::Result;
 use fused::OnFused;
 use lowp_file::export::{Export, Target, Trained, float};
 use lowp_file::{Hub, checkpoint};
 use std::path::PathBuf;
-use target::{TargetName, table};
+use target::{TARGETS, table};
 
 /// Write a quantized model in the form of other programs
 #[derive(Clone, Debug, clap::Args)]
@@ -49,8 +50,8 @@ pub(crate) struct Args {
     output: PathBuf,
 
     /// What reads it
-    #[arg(long, value_name = "TARGET")]
-    to: TargetName,
+    #[arg(long, value_name = "TARGET", value_parser = one_of(TARGETS))]
+    to: Target,
 
     /// Weights that a pattern matches and that differ in its braces alone must have one amax, as TARGET's readers want of layers which
     /// they run as one: '*.{q,k,v}_proj.weight,*.{gate,up}_proj.weight'
@@ -71,11 +72,8 @@ pub(crate) struct Args {
 }
 
 /// Runs the command.
-///
-/// # Errors
-/// Input that cannot be read or has no form of the target, or a folder that cannot be written.
 pub(super) fn main(args: &Args) -> Result<()> {
-    let to = args.to.into();
+    let to = args.to;
     if checkpoint::is_checkpoint(&args.input) {
         let values = matches!(to, Target::Fp32 | Target::Bf16);
         let trained = Trained::open(&args.input, values)?;
@@ -97,7 +95,7 @@ pub(super) fn main(args: &Args) -> Result<()> {
 
 fn export(export: Export<'_>, args: &Args, hub: Option<&Hub>, read: u64) -> Result<()> {
     let summary = Summary::begin(args.verbosity);
-    let to = Target::from(args.to);
+    let to = args.to;
     check_amaxes(&export, &args.amax_group)?;
     args.fused.check(&export, to)?;
     let bar = Bar::new("export");

@@ -1,39 +1,39 @@
 //! `--to` of `lowp export`, and the table of its help text.
 
 use crate::columns::Columns;
-use clap::ValueEnum;
+use crate::one_of::Named;
 use lowp_file::export::{Target, stored_name};
 use lowp_format::{AnyRecipe, Recipe};
 
 /// What `lowp export` writes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub(super) enum TargetName {
-    /// Decoded to F32
-    Fp32,
-    /// Decoded and rounded once to BF16, to nearest, ties to even
-    Bf16,
-    /// vLLM, SGLang and transformers read it
-    CompressedTensors,
-    /// NVIDIA's ModelOpt: TensorRT-LLM, vLLM and SGLang read it
-    Modelopt,
-    /// The files of DeepSeek-V3: scales of 128x128 blocks
-    Deepseek,
-    /// The names of TransformerEngine, scales padded; lowp reads it as it is
-    Te,
-}
-
-impl From<TargetName> for Target {
-    fn from(name: TargetName) -> Self {
-        match name {
-            TargetName::Fp32 => Self::Fp32,
-            TargetName::Bf16 => Self::Bf16,
-            TargetName::CompressedTensors => Self::CompressedTensors,
-            TargetName::Modelopt => Self::Modelopt,
-            TargetName::Deepseek => Self::Deepseek,
-            TargetName::Te => Self::Te,
-        }
-    }
-}
+pub(super) const TARGETS: &[Named<Target>] = &[
+    ("fp32", "Decoded to F32", Target::Fp32),
+    (
+        "bf16",
+        "Decoded and rounded once to BF16, to nearest, ties to even",
+        Target::Bf16,
+    ),
+    (
+        "compressed-tensors",
+        "vLLM, SGLang and transformers read it",
+        Target::CompressedTensors,
+    ),
+    (
+        "modelopt",
+        "NVIDIA's ModelOpt: TensorRT-LLM, vLLM and SGLang read it",
+        Target::Modelopt,
+    ),
+    (
+        "deepseek",
+        "The files of DeepSeek-V3: scales of 128x128 blocks",
+        Target::Deepseek,
+    ),
+    (
+        "te",
+        "The names of TransformerEngine, scales padded; lowp reads it as it is",
+        Target::Te,
+    ),
+];
 
 /// The table of recipes and targets, for help texts.
 pub(super) fn table() -> String {

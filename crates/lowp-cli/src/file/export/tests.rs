@@ -1,6 +1,6 @@
 //! Values are decoded in bands, whatever the size of a tensor.
 
-use crate::file::hostile::{run, text};
+use crate::file::tests::hostile::{run, text};
 use std::fs;
 use std::path::Path;
 

@@ -2,8 +2,8 @@
 
 mod table;
 
-use super::input_error::input_error;
 use crate::output;
+use crate::usage::input_error;
 use anyhow::Result;
 use lowp_file::inspect::Report;
 use lowp_file::{Hub, checkpoint, ranks};
@@ -51,9 +51,6 @@ struct Document {
 }
 
 /// Runs the command.
-///
-/// # Errors
-/// Input that cannot be read, or a reference that does not fit it.
 pub(super) fn main(args: &Args) -> Result<()> {
     if checkpoint::is_checkpoint(&args.input) {
         if let Some(reference) = &args.reference {
@@ -64,7 +61,7 @@ pub(super) fn main(args: &Args) -> Result<()> {
         }
         let report = checkpoint::inspect(&args.input)?;
         return output::print(&match args.json {
-            true => serde_json::to_string_pretty(&report)? + "\n",
+            true => output::json(&report)?,
             false => table::render_checkpoint(&report),
         });
     }
@@ -92,7 +89,7 @@ pub(super) fn main(args: &Args) -> Result<()> {
         output::print(&format!("{gap}{text}"))?;
     }
     if args.json {
-        output::print(&(serde_json::to_string_pretty(&document)? + "\n"))?;
+        output::print(&output::json(&document)?)?;
     }
     Ok(())
 }

@@ -1,6 +1,5 @@
 //! A step on a GPU beside the same step on the CPU. Without a GPU the tests pass, unless `LOWP_REQUIRE_GPU` is set.
 
-use crate::gpus;
 use crate::train::config::Setup;
 use crate::train::planned;
 use crate::train::{Args, BUNDLED};
@@ -13,7 +12,7 @@ use lowp_format::spelling::Variant;
 use lowp_format::{Orientation, Part, Phase};
 use lowp_fsdp::{LinearSpec, ModelOptions, ShardedModel};
 use lowp_kernels::{Backend, Cpu, Cuda};
-use lowp_nccl::NcclOptions;
+use lowp_nccl::{NcclComm, NcclOptions};
 use lowp_optim::StepOptions;
 use lowp_shard::GradBucketOptions;
 use lowp_train::network::Place;
@@ -84,7 +83,13 @@ impl Alone for Cuda {
 
     fn alone(&self) -> Arc<dyn Communicator<Self>> {
         let devices = std::slice::from_ref(self);
-        let comms = gpus::join(devices, Duration::from_secs(60), NcclOptions::default());
+        let comms = NcclComm::world_on(
+            devices,
+            NcclOptions {
+                limit: Duration::from_secs(60),
+                ..NcclOptions::default()
+            },
+        );
         comms.expect("a world").remove(0).into()
     }
 

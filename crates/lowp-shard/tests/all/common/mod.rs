@@ -1,24 +1,15 @@
 //! What the integration tests share.
 #![allow(dead_code, reason = "every test file uses its own part")]
 
-use std::net::TcpListener;
 use std::ops::Range;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, Ordering};
-use std::thread;
-use std::time::Duration;
 
-use lowp_comm::{
-    Communicator, Control, HostComm, Launch, LocalComm, RanksFailed, join, run_comms, run_ranks,
-};
 use lowp_format::{AnyRecipe, Axis, BufferSpec, Code, Orientation, Recipe, Role, ScaleRule, Shape};
-use lowp_kernels::Cpu;
-use lowp_shard::ShardError;
 
-/// Long enough for a loaded machine; no test waits this long unless something hangs.
-pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
+#[path = "../../../../lowp-comm/tests/all/common/ranks.rs"]
+mod ranks;
 
-pub(crate) type Comm = Arc<dyn Communicator<Cpu>>;
+pub(crate) use lowp_shard::ShardError as Failure;
+pub(crate) use ranks::*;
 
 /// Every recipe, and each with one option at another value: those that quantize weights in another way.
 pub(crate) fn variants() -> Vec<AnyRecipe> {
@@ -54,138 +45,6 @@ pub(crate) fn casts_flat(recipe: &AnyRecipe) -> bool {
         _ => false,
     };
     !Orientation::ALL.into_iter().any(chooses)
-}
-
-/// What moves data between ranks.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Engine {
-    /// Threads that share buffers.
-    Threads,
-    /// Processes, here as threads that share nothing but a port.
-    Tcp,
-}
-
-impl Engine {
-    pub(crate) const ALL: [Engine; 2] = [Engine::Threads, Engine::Tcp];
-
-    /// A world of `n` ranks whose waits end after `limit`.
-    pub(crate) fn world(self, n: usize, limit: Duration) -> Vec<Comm> {
-        match self {
-            Engine::Threads => {
-                let world = LocalComm::world(&Cpu, n, limit);
-                world.into_iter().map(Into::into).collect()
-            }
-            Engine::Tcp => {
-                let host = |control| HostComm::new(control, &Cpu).into();
-                joined(n, limit).into_iter().map(host).collect()
-            }
-        }
-    }
-
-    /// Runs `f` as every rank.
-    #[expect(clippy::result_large_err, reason = "what the library returns")]
-    pub(crate) fn run<T: Send>(
-        self,
-        world: usize,
-        f: impl Fn(usize, Comm) -> Result<T, ShardError> + Sync,
-    ) -> Result<Vec<T>, RanksFailed<T, ShardError>> {
-        run_comms(self.world(world, PATIENCE), f)
-    }
-}
-
-/// A port that nobody has: of this process's own, below those that the system gives to connections.
-fn free_port() -> u16 {
-    static NEXT: AtomicU32 = AtomicU32::new(0);
-    let tried = std::iter::repeat_with(|| {
-        let own = std::process::id().wrapping_mul(41);
-        let next = NEXT.fetch_add(1, Ordering::Relaxed);
-        10_000 + (own.wrapping_add(next) % 20_000) as u16
-    });
-    let mut free = tried.filter(|port| TcpListener::bind(("127.0.0.1", *port)).is_ok());
-    free.next().expect("a free port")
-}
-
-/// A world of ranks that speak TCP, at a port that nobody has.
-fn joined(n: usize, limit: Duration) -> Vec<Arc<dyn Control>> {
-    let port = free_port();
-    let rank = |rank| Launch {
-        rank,
-        world: n,
-        local_rank: rank,
-        local_world: n,
-        host: "127.0.0.1".to_owned(),
-        port,
-        limit,
-        build: "tests".to_owned(),
-    };
-    let launches: Vec<_> = (0..n).map(rank).collect();
-    thread::scope(|scope| {
-        let join = |launch: Launch| scope.spawn(move || join(&launch).expect("a world"));
-        let ranks: Vec<_> = launches.into_iter().map(join).collect();
-        let ranks = ranks.into_iter();
-        ranks.map(|rank| rank.join().expect("no panic")).collect()
-    })
-}
-
-/// Runs `f` as every rank and expects success.
-pub(crate) fn ranks<T: Send>(
-    world: usize,
-    f: impl Fn(usize, Comm) -> Result<T, ShardError> + Sync,
-) -> Vec<T> {
-    match run_ranks(&Cpu, world, PATIENCE, f) {
-        Ok(results) => results,
-        Err(failed) => panic!("{failed}"),
-    }
-}
-
-/// Runs `f` as every rank of `engine` and expects a failure.
-pub(crate) fn failing_on<T: Send>(
-    engine: Engine,
-    world: usize,
-    f: impl Fn(usize, Comm) -> Result<T, ShardError> + Sync,
-) -> RanksFailed<T, ShardError> {
-    match engine.run(world, f) {
-        Ok(_) => panic!("{engine:?}: every rank succeeded"),
-        Err(failed) => failed,
-    }
-}
-
-/// Runs `f` as every rank and expects a failure.
-pub(crate) fn failing<T: Send>(
-    world: usize,
-    f: impl Fn(usize, Comm) -> Result<T, ShardError> + Sync,
-) -> RanksFailed<T, ShardError> {
-    failing_on(Engine::Threads, world, f)
-}
-
-/// A deterministic stream of bytes (splitmix64).
-pub(crate) fn bytes(seed: u64, n: usize) -> Vec<u8> {
-    (0..n as u64).map(|i| mix(seed, i) as u8).collect()
-}
-
-/// Deterministic values in -2..2 with full significands.
-pub(crate) fn values(seed: u64, n: usize) -> Vec<f32> {
-    let unit = |i: u64| (mix(seed, i) >> 40) as f32 / (1u64 << 24) as f32;
-    (0..n as u64).map(|i| unit(i) * 4.0 - 2.0).collect()
-}
-
-fn mix(seed: u64, i: u64) -> u64 {
-    let mut z = seed.wrapping_mul(0x9E37_79B9_7F4A_7C15).wrapping_add(i);
-    z = (z ^ (z >> 30))
-        .wrapping_add(0x9E37_79B9_7F4A_7C15)
-        .wrapping_mul(0xBF58_476D_1CE4_E5B9);
-    z = (z ^ (z >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
-    z ^ (z >> 31)
-}
-
-/// Ranges of `lens`, one after another.
-pub(crate) fn tiling(lens: &[usize]) -> Vec<Range<usize>> {
-    let mut end = 0;
-    let next = |&len: &usize| {
-        end += len;
-        end - len..end
-    };
-    lens.iter().map(next).collect()
 }
 
 /// The entries of `rows` cut out of a full Compact buffer, bit by bit from the definition.

@@ -14,17 +14,20 @@ static LIVE: AtomicUsize = AtomicUsize::new(0);
 static PEAK: AtomicUsize = AtomicUsize::new(0);
 
 /// Counts the bytes that are allocated.
-pub(crate) struct Counted(pub(crate) mimalloc::MiMalloc);
+struct Counted(mimalloc::MiMalloc);
+
+#[global_allocator]
+static ALLOCATOR: Counted = Counted(mimalloc::MiMalloc);
 
 /// Begins to look for the most bytes in use, and returns those in use now.
-pub(crate) fn start() -> usize {
+pub(super) fn start() -> usize {
     let live = LIVE.load(Relaxed);
     PEAK.store(live, Relaxed);
     live
 }
 
 /// The most bytes in use since [`start`].
-pub(crate) fn peak() -> usize {
+pub(super) fn peak() -> usize {
     PEAK.load(Relaxed)
 }
 

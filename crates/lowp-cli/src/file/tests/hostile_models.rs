@@ -1,8 +1,8 @@
 //! Damaged folders of other programs and damaged checkpoints through the commands that read them, and damaged headers through all that
 //! looks at them, in this process. `LOWP_EXHAUSTIVE=1` tries a million headers.
 
+use super::counted;
 use super::hostile::{NUMBERS, Random, damaged, good, recipes, run, runs, text};
-use crate::counted;
 use clap::Parser;
 use lowp_file::{Hub, import, meta};
 use std::fs;

@@ -1,7 +1,7 @@
 //! Thousands of damaged files through every file command, in this process: none panics, none takes memory in proportion
 //! to a number that a file merely states. The damage is the same in every run.
 
-use crate::counted;
+use super::counted;
 use clap::Parser;
 use lowp_format::{AnyRecipe, Recipe};
 use std::fs;
@@ -78,13 +78,13 @@ impl Random {
 }
 
 /// Runs a command. Whether it succeeds is another test's question.
-pub(super) fn run(words: &[&str]) -> bool {
+pub(crate) fn run(words: &[&str]) -> bool {
     let cli = crate::Cli::try_parse_from([&["lowp"], words].concat()).expect("a command line");
     let crate::Command::File(command) = cli.command else {
         panic!("no file command: {words:?}");
     };
     let before = counted::start();
-    let result = super::main(&command);
+    let result = crate::file::main(&command);
     let used = counted::peak() - before;
     assert!(used < MEMORY, "{words:?}: {used} bytes in use");
     if let Err(error) = &result {
@@ -97,7 +97,7 @@ pub(super) fn run(words: &[&str]) -> bool {
     result.is_ok()
 }
 
-pub(super) fn text(path: &Path) -> &str {
+pub(crate) fn text(path: &Path) -> &str {
     path.to_str().expect("a UTF-8 path")
 }
 

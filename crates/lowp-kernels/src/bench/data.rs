@@ -1,12 +1,14 @@
 //! Device memory for the bench: values that are no zeros, and buffers for any recipe.
 
-use anyhow::Result;
+use std::cell::Cell;
+
 use half::bf16;
 use lowp_format::{Form, Part, Philox, Quantizers, ScaleLayout, Shape, SourceRounding, Usage};
-use lowp_kernels::{
+
+use super::Result;
+use crate::{
     AdamwJob, Backend, Cuda, CudaBuffer, Element, EncodeJob, Slot, Source, Target, TensorInput,
 };
-use std::cell::Cell;
 
 /// Values that are drawn; longer buffers repeat them.
 const NOISE: usize = 1 << 22;
@@ -148,7 +150,7 @@ impl<'c> Supply<'c> {
     pub(super) fn adamw(&self, shape: Shape) -> Result<AdamwJob<Cuda>> {
         let len = shape.elements();
         let grad = Source::Bf16(self.halves(len)?);
-        Ok(AdamwJob::new(self.cuda, self.floats(len)?, grad)?)
+        AdamwJob::new(self.cuda, self.floats(len)?, grad)
     }
 }
 

@@ -1,37 +1,31 @@
-//! What the runs of a recipe say together, against the baseline.
+//! [`Summary`]: what the runs of a recipe say together, against the baseline.
 
-use super::recipes::BASELINE;
-use lowp_train::result::RunResult;
+use lowp_format::PlainF32;
 
-/// A gap with its sign and two decimals; what rounds to zero has none.
-pub(crate) fn percent(gap: f64) -> String {
-    let text = format!("{gap:+.2}");
-    if text == "-0.00" {
-        "+0.00".to_owned()
-    } else {
-        text
-    }
-}
+use crate::result::RunResult;
+
+/// The name of the run that every gap is measured against.
+pub const BASELINE: &str = PlainF32::NAME;
 
 /// The baseline that `run` is compared with: that of the same seed, where there is one.
-pub(crate) fn baseline<'a>(runs: &'a [RunResult], run: &RunResult) -> Option<&'a RunResult> {
+pub fn baseline<'a>(runs: &'a [RunResult], run: &RunResult) -> Option<&'a RunResult> {
     let mut others = runs.iter();
     others.find(|other| other.seed == run.seed && other.recipe == BASELINE)
 }
 
 /// The runs of one recipe over all seeds, at least one.
 #[derive(Clone, Debug)]
-pub(crate) struct Summary<'a> {
+pub struct Summary<'a> {
     /// The first run, for what does not depend on the seed.
-    pub(crate) first: &'a RunResult,
+    pub first: &'a RunResult,
     /// One run per seed.
-    pub(crate) runs: Vec<&'a RunResult>,
+    pub runs: Vec<&'a RunResult>,
     /// The gap to the baseline of each, in percent; empty for the baseline itself.
-    pub(crate) gaps: Vec<f64>,
+    pub gaps: Vec<f64>,
 }
 
 /// One summary per recipe, in the order of the runs.
-pub(crate) fn summaries(runs: &[RunResult]) -> Vec<Summary<'_>> {
+pub fn summaries(runs: &[RunResult]) -> Vec<Summary<'_>> {
     let mut summaries: Vec<Summary<'_>> = Vec::new();
     for run in runs {
         let gap = baseline(runs, run)
@@ -54,18 +48,18 @@ pub(crate) fn summaries(runs: &[RunResult]) -> Vec<Summary<'_>> {
 
 impl Summary<'_> {
     /// Mean of a number over the seeds.
-    pub(crate) fn mean(&self, of: impl Fn(&RunResult) -> f64) -> f64 {
+    pub fn mean(&self, of: impl Fn(&RunResult) -> f64) -> f64 {
         self.runs.iter().map(|run| of(run)).sum::<f64>() / self.runs.len() as f64
     }
 
     /// Mean gap to the baseline in percent.
-    pub(crate) fn gap(&self) -> Option<f64> {
+    pub fn gap(&self) -> Option<f64> {
         let sum: f64 = self.gaps.iter().sum();
         (!self.gaps.is_empty()).then(|| sum / self.gaps.len() as f64)
     }
 
     /// Smallest and largest gap of a seed, where there are several.
-    pub(crate) fn gap_range(&self) -> Option<[f64; 2]> {
+    pub fn gap_range(&self) -> Option<[f64; 2]> {
         // `min` and `max` would drop a NaN, which is the worst gap there is.
         let pick = |keep: fn(f64, f64) -> bool| {
             self.gaps
@@ -79,45 +73,16 @@ impl Summary<'_> {
     }
 
     /// Mean training loss of each step.
-    pub(crate) fn train_loss(&self) -> Vec<f64> {
+    pub fn train_loss(&self) -> Vec<f64> {
         let at = |step: usize| self.mean(|run| f64::from(run.train_loss[step]));
         (0..self.first.train_loss.len()).map(at).collect()
     }
 }
 
 #[cfg(test)]
-pub(super) mod tests {
+mod tests {
     use super::*;
-
-    /// A run with made-up numbers.
-    pub(crate) fn run(recipe: &str, seed: u64, val_loss: f64) -> RunResult {
-        RunResult {
-            recipe: recipe.to_owned(),
-            seed,
-            ranks: 2,
-            steps: 3,
-            resumed_at: 0,
-            train_loss: vec![5.5, 4.0 + seed as f32, 3.0],
-            val_loss,
-            wire_bytes_per_step: 2000,
-            wire_bytes_formula: 2000,
-            wire_bytes_tail: None,
-            resident_weight_bytes: 1000,
-            master_weight_bytes: 4000,
-            peak_weight_bytes: 7000,
-            parameters: 1000,
-            model_parameters: 1500,
-            skipped_steps: 0,
-            seconds_per_step: 0.25,
-            tokens_per_second: 8000.0,
-            flops_per_second: 2.5e12,
-            parameter_bytes_per_rank: 12_000,
-            device_bytes_per_rank: None,
-            gather_seconds_exposed: 0.025,
-            gather_seconds: None,
-            gather_seconds_hidden: Some(0.0),
-        }
-    }
+    use crate::result::made_up as run;
 
     #[test]
     fn gaps_are_to_the_baseline_of_the_same_seed() {

@@ -1,15 +1,16 @@
-//! The rows of the bench: which work on which shapes.
+//! The rows: which work on which shapes.
 
-use super::data::{Supply, target_bytes};
-use anyhow::{Context, Result};
 use lowp_format::{
     AnyRecipe, Axis, Code, Form, Orientation, Part, Quantizers, Recipe, Role, Rounding,
     ScaleLayout, Shape, SourceRounding, Usage,
 };
-use lowp_kernels::{
+
+use super::Result;
+use super::data::{Supply, target_bytes};
+use crate::{
     AdamwAmax, AdamwJob, AmaxJob, Backend, Cuda, DecodeJob, EncodeJob, FlatEncodeJob, FloatDtype,
-    HistoryJob, RepackJob, Slot, Source, StochasticKey, SumSquaresJob, TensorInput, TransposeJob,
-    Work,
+    HistoryJob, KernelError, RepackJob, Slot, Source, StochasticKey, SumSquaresJob, TensorInput,
+    TransposeJob, Work,
 };
 
 /// What is encoded, and from what.
@@ -72,14 +73,16 @@ enum Operation {
     Swizzle,
 }
 
-/// One row.
+/// One row: which work on which shapes.
 #[derive(Clone, Debug)]
-pub(super) struct Case {
+pub struct Case {
+    /// Operation, recipe or `-`, and shapes.
+    pub names: [String; 3],
     operation: Operation,
     recipe: Option<AnyRecipe>,
-    tensors: usize,
-    shape: Shape,
-    names: [String; 3],
+    /// Tensors of one run.
+    pub(super) tensors: usize,
+    pub(super) shape: Shape,
 }
 
 /// The work of one run, in order, and the bytes that it must move.
@@ -89,7 +92,7 @@ pub(super) struct Made {
 }
 
 /// Every row; both sides of every shape are divided by `shrink`.
-pub(super) fn all(shrink: usize) -> Vec<Case> {
+pub fn cases(shrink: usize) -> Vec<Case> {
     let square = |side: usize| Shape::new(side / shrink, side / shrink);
     let case = |operation, recipe, tensors, shape| Case::new(operation, recipe, tensors, shape);
     let steps = [(16, square(4096)), (256, square(1024)), (1000, square(256))];
@@ -186,16 +189,6 @@ impl Case {
         }
     }
 
-    /// Operation, recipe and shape.
-    pub(super) fn names(&self) -> impl Iterator<Item = &str> {
-        self.names.iter().map(String::as_str)
-    }
-
-    /// Tensors of one run.
-    pub(super) fn tensors(&self) -> usize {
-        self.tensors
-    }
-
     /// Makes the buffers and the work of one run.
     pub(super) fn make(&self, supply: &Supply<'_>) -> Result<Made> {
         let mut made = Steps::default();
@@ -258,12 +251,7 @@ impl Case {
     }
 
     fn recipe(&self) -> Result<AnyRecipe> {
-        self.recipe.context("a row without a recipe")
-    }
-
-    /// The tensors' shape, for a supply.
-    pub(super) fn shape(&self) -> Shape {
-        self.shape
+        self.recipe.ok_or_else(|| missing("the recipe of a row"))
     }
 
     fn weight(&self) -> Result<Quantizers> {
@@ -357,7 +345,7 @@ impl Case {
         cuda.once(Work::Encode(vec![encoded.clone()]))?;
         let kernel = quantizers.of(orientation).kernel;
         let part = |part| encoded.target(orientation, part).cloned();
-        let data = part(Part::Data).context("no rowwise data")?;
+        let data = part(Part::Data).ok_or_else(|| missing("rowwise data"))?;
         let outer = kernel.scale.outer();
         let tensor_scale = outer.and_then(|(_, outer)| part(outer));
         made.bytes += target_bytes(&encoded.targets) + self.shape.elements() * dtype.bytes();
@@ -371,6 +359,11 @@ impl Case {
         });
         Ok(())
     }
+}
+
+fn missing(what: &str) -> KernelError {
+    let what = what.to_owned();
+    KernelError::Missing { what }
 }
 
 /// Bytes of amaxes that a first pass writes and a second one reads.

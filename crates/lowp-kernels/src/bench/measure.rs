@@ -1,15 +1,14 @@
 //! Timing: events on the device around whole runs, the clock of the host around calls.
 
-use super::cases::{Case, Made};
-use super::data::Supply;
-use super::report::Row;
-use anyhow::{Context, Result};
-use lowp_format::Shape;
-use lowp_kernels::{
-    AdamScalars, Backend, Cuda, CudaBuffer, CudaGraph, CudaMark, CudaPlan, KernelError, StepScalars,
-};
 use std::cell::RefCell;
 use std::time::Instant;
+
+use lowp_format::Shape;
+
+use super::Result;
+use super::cases::{Case, Made};
+use super::data::Supply;
+use crate::{AdamScalars, Backend, Cuda, CudaBuffer, CudaGraph, CudaMark, CudaPlan, StepScalars};
 
 /// Buffers of a row together exceed the second-level cache by this factor.
 const BEYOND_CACHE: usize = 4;
@@ -32,7 +31,7 @@ struct Scalars {
 }
 
 impl Scalars {
-    fn new(cuda: &Cuda) -> Result<Self, KernelError> {
+    fn new(cuda: &Cuda) -> Result<Self> {
         let written = scalars(1);
         Ok(Self {
             buffer: cuda.upload(&written.to_bytes())?,
@@ -40,7 +39,7 @@ impl Scalars {
         })
     }
 
-    fn set(&self, cuda: &Cuda, scalars: &StepScalars) -> Result<(), KernelError> {
+    fn set(&self, cuda: &Cuda, scalars: &StepScalars) -> Result<()> {
         let mut written = self.written.borrow_mut();
         if *written != *scalars {
             cuda.write(&self.buffer, 0, &scalars.to_bytes())?;
@@ -53,7 +52,7 @@ impl Scalars {
 impl Run {
     fn new(cuda: &Cuda, made: Made) -> Result<Self> {
         let plans = made.work.into_iter().map(|work| cuda.plan(work));
-        let plans: Vec<CudaPlan> = plans.collect::<Result<_, KernelError>>()?;
+        let plans: Vec<CudaPlan> = plans.collect::<Result<_>>()?;
         if let [plan] = &plans[..] {
             return Ok(Self::Plan(plan.clone()));
         }
@@ -63,7 +62,7 @@ impl Run {
         Ok(Self::Graph(graph, scalars))
     }
 
-    fn launch(&self, cuda: &Cuda, scalars: &StepScalars) -> Result<(), KernelError> {
+    fn launch(&self, cuda: &Cuda, scalars: &StepScalars) -> Result<()> {
         match self {
             Self::Plan(plan) => cuda.run(plan, scalars),
             Self::Graph(graph, on_device) => {
@@ -84,9 +83,27 @@ fn scalars(step: u64) -> StepScalars {
     }
 }
 
-/// Measures one row.
-pub(super) fn row(cuda: &Cuda, case: &Case, runs: u32, copy_gb_per_s: f64) -> Result<Row> {
-    let supply = Supply::new(cuda, case.tensors(), case.shape())?;
+/// What one row takes.
+#[derive(Clone, Debug)]
+pub struct Timing {
+    /// Device time of every run, from the fastest to the slowest.
+    pub runs_microseconds: Vec<f64>,
+    /// Their median.
+    pub microseconds: f64,
+    /// Inputs read and outputs written once per pass.
+    pub compulsory_bytes: usize,
+    /// Launches of one run.
+    pub launches: usize,
+    /// Median time of the calling thread for one run.
+    pub host_microseconds: f64,
+}
+
+/// Times `runs` runs of one row.
+///
+/// # Errors
+/// No room, or the device failed.
+pub fn measure(cuda: &Cuda, case: &Case, runs: usize) -> Result<Timing> {
+    let supply = Supply::new(cuda, case.tensors, case.shape)?;
     let first = case.make(&supply)?;
     let (bytes, launches) = (first.bytes, first.work.len());
     let sets = (BEYOND_CACHE * cuda.cache_bytes()?)
@@ -97,29 +114,21 @@ pub(super) fn row(cuda: &Cuda, case: &Case, runs: u32, copy_gb_per_s: f64) -> Re
         all.push(Run::new(cuda, case.make(&supply)?)?);
     }
     let step = scalars(10);
-    let times = time(cuda, runs as usize, |i| {
-        all[i % all.len()].launch(cuda, &step)
-    })?;
-    let microseconds = median(&times);
-    let gb_per_s = bytes as f64 / microseconds / 1e3;
-    let mut names = case.names().map(str::to_owned);
-    let mut name = || names.next().context("a row has three names");
-    Ok(Row {
-        operation: name()?,
-        recipe: name()?,
-        shape: name()?,
-        microseconds,
-        range_microseconds: [times[0], times[times.len() - 1]],
+    let times = time(cuda, runs, |i| all[i % all.len()].launch(cuda, &step))?;
+    Ok(Timing {
+        microseconds: median(&times),
+        runs_microseconds: times,
         compulsory_bytes: bytes,
-        gb_per_s,
-        share: gb_per_s / copy_gb_per_s,
         launches,
         host_microseconds: host(cuda, &all[0])?,
     })
 }
 
-/// Bytes read and written per second by a copy between large buffers, in 10^9.
-pub(super) fn copy_rate(cuda: &Cuda, shrink: usize) -> Result<f64> {
+/// Bytes read and written per second by a copy between large buffers, in 10^9; their lengths are divided by `shrink`.
+///
+/// # Errors
+/// No room, or the device failed.
+pub fn copy_rate(cuda: &Cuda, shrink: usize) -> Result<f64> {
     let len = (1 << 30) / shrink;
     let supply = Supply::new(cuda, 1, Shape::new(1, 1))?;
     let from = supply.bytes(len)?;
@@ -129,11 +138,7 @@ pub(super) fn copy_rate(cuda: &Cuda, shrink: usize) -> Result<f64> {
 }
 
 /// Device times of `runs` runs in microseconds, sorted.
-fn time(
-    cuda: &Cuda,
-    runs: usize,
-    mut run: impl FnMut(usize) -> Result<(), KernelError>,
-) -> Result<Vec<f64>> {
+fn time(cuda: &Cuda, runs: usize, mut run: impl FnMut(usize) -> Result<()>) -> Result<Vec<f64>> {
     for i in 0..WARM_UP {
         run(i)?;
     }
