@@ -1,17 +1,17 @@
 //! [`Bands`]: the cast of a matrix in bands of rows, so that memory holds a band and the codes of two, or of one where two would be too many.
 
-use crate::behind::Later;
+use crate::background::Deferred;
 use crate::cast::{self, Needs, SharedAmaxes, cast, cast_known, empty, observe};
 use crate::error::{FileError, Result};
 use crate::fields::{self, Field, worked};
 use crate::model::Tensor;
 use crate::pack::Packed;
-use crate::place::{Place, is_of_all_rows, is_whole};
 use crate::process;
 use crate::progress::Progress;
+use crate::region::{Region, is_of_all_rows, is_whole};
+use crate::reuse::DoubleBuffer;
 use crate::select::Matrix;
 use crate::source::{Room, load_in, mapped};
-use crate::spare::Turns;
 use crate::write::{HELD, Parts, Sink};
 use half::bf16;
 use lowp_comm::LocalComm;
@@ -54,14 +54,14 @@ pub(crate) struct Cast<'a, B: Backend> {
 /// What the bands of all matrices take in turn.
 pub(crate) struct Memory<B: Backend> {
     room: Room<B>,
-    codes: Turns<cast::Tensor<B>>,
+    codes: DoubleBuffer<cast::Tensor<B>>,
 }
 
 impl<B: Backend> Default for Memory<B> {
     fn default() -> Self {
         Self {
             room: Room::default(),
-            codes: Turns::default(),
+            codes: DoubleBuffer::default(),
         }
     }
 }
@@ -287,7 +287,7 @@ impl<'a, B: Backend> Bands<'a, B> {
         let make = || empty(self.cast.backend, setup.recipe, shape, &specs);
         let codes = &self.memory.codes;
         let source = self.source(rows)?;
-        let codes = match self.bands_take_turns() {
+        let codes = match self.bands_alternate() {
             true => codes.take(fits, make)?,
             false => codes.take_one(fits, make)?,
         };
@@ -300,7 +300,7 @@ impl<B: Backend> Parts for Bands<'_, B> {
         self.shape.rows.div_ceil(self.rows).max(1)
     }
 
-    fn bands_take_turns(&self) -> bool {
+    fn bands_alternate(&self) -> bool {
         self.held_by_a_row().saturating_mul(self.rows) <= HELD
     }
 
@@ -342,15 +342,15 @@ impl<B: Backend> Parts for Bands<'_, B> {
             })));
         }
         let own = self.fields(rows.len())?;
-        let place = |(whole, own): (&Field, &Field)| match (&whole.layout, &own.layout) {
+        let region = |(whole, own): (&Field, &Field)| match (&whole.layout, &own.layout) {
             (Some(whole), Some(own)) if !is_of_all_rows(whole) => {
-                Some(Place::of(whole, own, rows.start))
+                Some(Region::of(whole, own, rows.start))
             }
             // The same for all rows.
-            _ => (band == 0).then_some(Place::FIRST),
+            _ => (band == 0).then_some(Region::FIRST),
         };
         Ok(Some(Box::new(Band {
-            places: fields.iter().zip(&own).map(place).collect(),
+            regions: fields.iter().zip(&own).map(region).collect(),
             packed: Packed {
                 backend: backend.clone(),
                 tensor,
@@ -368,7 +368,7 @@ impl<B: Backend> Parts for Bands<'_, B> {
 /// Rows of a quantized tensor, and where their bytes lie among those of all.
 struct Band<B: Backend> {
     packed: Packed<B>,
-    places: Vec<Option<Place>>,
+    regions: Vec<Option<Region>>,
 }
 
 impl<B: Backend> Parts for Band<B> {
@@ -376,12 +376,12 @@ impl<B: Backend> Parts for Band<B> {
         self.packed.write(part, sink)
     }
 
-    fn later(&self, part: usize) -> Option<Box<dyn Later>> {
-        self.packed.later(part)
+    fn deferred(&self, part: usize) -> Option<Box<dyn Deferred>> {
+        self.packed.deferred(part)
     }
 
-    fn place(&self, part: usize) -> Option<Place> {
-        self.places.get(part).copied().flatten()
+    fn region(&self, part: usize) -> Option<Region> {
+        self.regions.get(part).copied().flatten()
     }
 }
 

@@ -219,13 +219,13 @@ impl Needs {
 }
 
 /// Whether `recipe` encodes with a scale that is known before the values.
-pub fn has_delayed_scale(recipe: &impl Recipe) -> bool {
+pub(crate) fn has_delayed_scale(recipe: &impl Recipe) -> bool {
     let delayed = |orientation| recipe.kernel(orientation).scale.is_delayed();
     Orientation::ALL.into_iter().any(delayed)
 }
 
 /// Whether values can be encoded with `scale` and decoded with its reciprocal.
-pub fn is_scale(scale: f32) -> bool {
+pub(crate) fn is_scale(scale: f32) -> bool {
     scale.is_finite() && scale > 0.0 && (1.0 / scale).is_finite()
 }
 

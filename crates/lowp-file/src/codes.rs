@@ -1,18 +1,18 @@
 //! [`Codes`]: quantized tensors between files and memory, byte for byte.
 
+use crate::dtypes::Named;
 use crate::error::{Context, FileError, Result, file_error, input_error};
 use crate::fields::{Content, keeps_amax};
-use crate::interchange::amax::behind;
-use crate::meta::Quantized;
+use crate::interchange::amax::nearest;
+pub use crate::meta::{Quantized, quantized};
 use crate::model::{Model, Tensor};
-use crate::names::Named;
 use crate::text::shown;
 use crate::unpack::unpack;
 use lowp_format::{AnyRecipe, Orientation, Part, QuantizedTensor, Recipe, Shape, Usage};
 use lowp_kernels::{Backend, Cpu, CpuBuffer};
 use safetensors::Dtype;
 
-/// The buffers of a quantized tensor, and what a file says of it beside them.
+/// The buffers of a quantized tensor, and what a file says of it next to them.
 #[derive(Clone, Debug)]
 pub struct Codes {
     /// The buffers of one usage, scales in the Compact form.
@@ -53,7 +53,7 @@ impl Quantized {
 }
 
 impl Model {
-    /// The buffers of `tensor`, one of [`meta::quantized`](crate::meta::quantized), as the file has them.
+    /// The buffers of `tensor`, one of [`quantized`], as the file has them.
     ///
     /// # Errors
     /// The rows of one rank, or a file that cannot be read or was changed.
@@ -107,15 +107,6 @@ impl Tensor<'_> {
     }
 }
 
-/// The dtype of a name in the header of a file, `BF16` for example.
-///
-/// # Errors
-/// The format has no such dtype.
-pub fn dtype(name: &str) -> Result<Dtype> {
-    let found = serde_json::from_value(serde_json::Value::from(name));
-    found.map_err(|_| input_error(format!("safetensors files have no dtype {}", shown(name))))
-}
-
 /// The amax that the file of `codes` says: the one that is known, or the nearest that has the same scale.
 pub(crate) fn amax_of(codes: &Codes) -> Result<Option<f32>> {
     let recipe = codes.tensor.recipe();
@@ -129,7 +120,7 @@ pub(crate) fn amax_of(codes: &Codes) -> Result<Option<f32>> {
     let bytes = bytes.first_chunk().copied();
     let decode = f32::from_le_bytes(bytes.context("its scale is empty")?);
     let largest = recipe.kernel(Orientation::Rowwise).element.max_finite();
-    let amax = behind(decode, decode * largest, |amax| 1.0 / (largest / amax));
+    let amax = nearest(decode, decode * largest, |amax| 1.0 / (largest / amax));
     Ok(Some(amax))
 }
 

@@ -1,27 +1,23 @@
 //! A quantized model as tensors of floats.
 
-use crate::behind::Later;
 use crate::decoding::Decoding;
+use crate::dtypes::FloatName;
 use crate::error::{Result, mend_file};
 use crate::interchange::hub::Hub;
 use crate::interchange::shards::{Group, Weights};
+use crate::keys;
 use crate::meta::{self, Quantized};
-use crate::names::FloatName;
 use crate::out::Out;
 use crate::progress::Progress;
 use crate::quantize::copied_metadata;
 use crate::remedy::Remedy;
-use crate::round;
-use crate::spare::Turns;
+use crate::reuse::DoubleBuffer;
+pub use crate::round::Overflows;
 use crate::unpack::{orientation, unpack};
-use crate::write::{Item, ItemSource, Parts, Sink};
+use crate::write::{Item, ItemSource, Parts};
 use lowp_format::Orientation;
-use lowp_kernels::{Backend, CpuBuffer};
-use std::any::Any;
-use std::cell::{Cell, RefCell};
+use lowp_kernels::Backend;
 use std::collections::{BTreeMap, BTreeSet};
-use std::io;
-use std::sync::Arc;
 
 /// A quantized model that is to be decoded.
 #[derive(Debug)]
@@ -72,7 +68,9 @@ impl<'a> Dequantize<'a> {
         out: Out,
         progress: &dyn Progress,
     ) -> Result<Dequantized> {
-        let Hub { model, beside, .. } = self.hub;
+        let Hub {
+            model, other_files, ..
+        } = self.hub;
         let fields: BTreeSet<String> = self
             .tensors
             .values()
@@ -100,7 +98,7 @@ impl<'a> Dequantize<'a> {
             jobs.push((tensor, orientation));
         }
         groups.sort_by(|a, b| a.name().cmp(b.name()));
-        let (overflows, memory) = (Overflows::default(), Turns::default());
+        let (overflows, memory) = (Overflows::default(), DoubleBuffer::default());
         let make = Box::new(|job: usize| {
             let (tensor, orientation) = jobs[job];
             Ok(Box::new(Decoding {
@@ -114,7 +112,7 @@ impl<'a> Dequantize<'a> {
             }) as Box<dyn Parts>)
         });
         let mut metadata = copied_metadata(model);
-        metadata.remove(meta::FORMAT_KEY);
+        metadata.remove(keys::FORMAT_KEY);
         let weights = Weights {
             groups,
             metadata,
@@ -123,7 +121,7 @@ impl<'a> Dequantize<'a> {
         };
         weights.check()?;
         let bytes = out.write([model], &weights, progress, |target| {
-            beside.copy_all(target)
+            other_files.copy_all(target)
         })?;
         let (decoded, tensors) = (self.tensors.len(), weights.groups.len());
         drop(weights);
@@ -133,108 +131,6 @@ impl<'a> Dequantize<'a> {
             bytes,
             overflows,
         })
-    }
-}
-
-/// Values that become bytes at a time.
-const CHUNK: usize = 1 << 18;
-
-/// The values of a tensor, its only part.
-pub(crate) struct Decoded<'a, B: Backend> {
-    pub(crate) backend: B,
-    /// Held until all of them are written.
-    pub(crate) values: Arc<B::Buffer<f32>>,
-    pub(crate) float: FloatName,
-    pub(crate) name: &'a str,
-    pub(crate) overflows: &'a Overflows,
-}
-
-/// f32 values, whose bytes are those of the file.
-struct Floats<B: Backend> {
-    backend: B,
-    values: Arc<B::Buffer<f32>>,
-}
-
-impl<B: Backend> Later for Floats<B> {
-    fn len(&self) -> usize {
-        self.backend.len::<f32>(&self.values) * size_of::<f32>()
-    }
-
-    fn each(&self, take: &mut dyn FnMut(&[u8]) -> io::Result<()>) -> io::Result<()> {
-        let values: &dyn Any = &*self.values;
-        if let Some(on_host) = values.downcast_ref::<CpuBuffer<f32>>()
-            && cfg!(target_endian = "little")
-        {
-            let values = on_host.read().map_err(io::Error::other)?;
-            return take(bytemuck::cast_slice(&values));
-        }
-        let (len, mut bytes) = (self.len() / size_of::<f32>(), Vec::new());
-        let mut values = vec![0f32; CHUNK.min(len)];
-        for start in (0..len).step_by(CHUNK) {
-            let values = &mut values[..CHUNK.min(len - start)];
-            let read = self.backend.read(&self.values, start, values);
-            read.map_err(io::Error::other)?;
-            bytes.clear();
-            round::append(FloatName::F32, values, &mut bytes);
-            take(&bytes)?;
-        }
-        Ok(())
-    }
-}
-
-impl<B: Backend> Parts for Decoded<'_, B> {
-    fn later(&self, _: usize) -> Option<Box<dyn Later>> {
-        let is_long = self.backend.len::<f32>(&self.values) >= CHUNK;
-        (is_long && self.float == FloatName::F32).then(|| -> Box<dyn Later> {
-            Box::new(Floats {
-                backend: self.backend.clone(),
-                values: Arc::clone(&self.values),
-            })
-        })
-    }
-
-    fn write(&self, _: usize, sink: &mut Sink<'_>) -> Result<()> {
-        let len = self.backend.len::<f32>(&self.values);
-        let (mut values, mut bytes) = (vec![0f32; CHUNK.min(len)], Vec::new());
-        for start in (0..len).step_by(CHUNK) {
-            let values = &mut values[..CHUNK.min(len - start)];
-            self.backend.read(&self.values, start, values)?;
-            bytes.clear();
-            let overflowed = round::append(self.float, values, &mut bytes);
-            self.overflows.add(self.name, overflowed);
-            sink(&bytes)?;
-        }
-        Ok(())
-    }
-}
-
-/// Finite values that became infinite.
-#[derive(Debug, Default)]
-pub struct Overflows {
-    count: Cell<usize>,
-    /// The first tensor that has one.
-    first: RefCell<Option<String>>,
-}
-
-impl Overflows {
-    /// Counts `count` values of tensor `name`.
-    pub(crate) fn add(&self, name: &str, count: usize) {
-        if count > 0 {
-            self.count.set(self.count.get() + count);
-            self.first
-                .borrow_mut()
-                .get_or_insert_with(|| name.to_owned());
-        }
-    }
-
-    /// How many there are.
-    pub fn count(&self) -> usize {
-        self.count.get()
-    }
-
-    /// The first tensor that has one.
-    pub fn first(&self) -> Option<String> {
-        self.first.borrow().clone()
     }
 }
 

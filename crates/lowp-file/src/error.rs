@@ -1,6 +1,6 @@
 //! [`FileError`]: what can be wrong with a file, an argument or the work.
 
-use crate::remedy::Remedy;
+pub use crate::remedy::Remedy;
 use lowp_comm::CommError;
 use lowp_format::FormatError;
 use lowp_kernels::KernelError;

@@ -56,7 +56,7 @@ fn begin(bytes: &[u8]) -> Result<usize, String> {
 
 /// One tensor of the header, as far as its bytes go.
 #[derive(serde::Deserialize)]
-struct Place {
+struct Offsets {
     data_offsets: (u64, u64),
 }
 
@@ -64,7 +64,7 @@ struct Place {
 #[derive(serde::Deserialize)]
 #[serde(untagged)]
 enum Entry {
-    Tensor(Place),
+    Tensor(Offsets),
     Object(Keys),
     Other(IgnoredAny),
 }
@@ -113,7 +113,7 @@ fn check_entries(header: &[u8], data: usize) -> Result<(), String> {
     let mut places: Vec<(u64, u64, String)> = entries
         .into_iter()
         .filter_map(|(name, entry)| match entry {
-            Entry::Tensor(Place {
+            Entry::Tensor(Offsets {
                 data_offsets: (start, end),
             }) => Some((start, end, name)),
             Entry::Object(_) | Entry::Other(_) => None,

@@ -4,7 +4,7 @@ use crate::error::{Result, file_error, mend_file};
 use crate::fields::{Field, holding};
 use crate::meta::{self, Quantized};
 use crate::model::{Model, Tensor as Source};
-use crate::options::Options;
+pub use crate::options::Options;
 use crate::remedy::Remedy;
 use crate::stats::{Distance, Stats};
 use crate::text::{dims, shown};

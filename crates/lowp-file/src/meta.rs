@@ -1,91 +1,24 @@
 //! What the file's metadata say of each quantized tensor: enough to read it back without any option.
 
 use crate::cast::{has_delayed_scale, is_scale};
-use crate::error::{Result, file_error, mend_file};
+use crate::dtypes::Named;
+use crate::error::{Result, file_error};
 use crate::fields::{self, Field};
+use crate::keys::{TENSOR_PREFIX, key};
 use crate::model::Model;
-use crate::names::Named;
 use crate::options::Options;
-use crate::remedy::Remedy;
 use crate::text::{message, shown};
 use lowp_format::has_tensor_scale;
 use lowp_format::{AnyRecipe, BufferList, Form, FormatError, Recipe, RowCuts, Shape, Usage};
 use safetensors::Dtype;
 use serde::de::Error;
 use serde::{Deserialize, Deserializer, Serialize};
-use std::collections::{BTreeMap, HashMap};
-use std::path::Path;
-
-/// What every key of ours begins with.
-const PREFIX: &str = "lowp.";
-/// The key of the contract's version.
-pub(crate) const FORMAT_KEY: &str = "lowp.format";
-/// The version that is written and read.
-pub(crate) const FORMAT: &str = "1";
-/// What the key of a tensor begins with; its name follows.
-const TENSOR_PREFIX: &str = "lowp.tensor.";
-
-/// The key of tensor `name`.
-pub(crate) fn key(name: &str) -> String {
-    format!("{TENSOR_PREFIX}{name}")
-}
-
-/// Whether a key is one of ours, to be left out when metadata are copied.
-pub(crate) fn is_ours(key: &str) -> bool {
-    key.starts_with(PREFIX)
-}
-
-/// Checks the keys of ours among those of one file: they say their version, and are those of it. A file without any is
-/// somebody else's.
-pub(crate) fn check_keys(path: &Path, metadata: &HashMap<String, String>) -> Result<()> {
-    if let Some(rank) = lowp_checkpoint::rank_of_file(metadata) {
-        return Err(mend_file(
-            path,
-            format!("the part that rank {} has of a checkpoint", shown(rank)),
-            Remedy::GiveCheckpoint,
-        ));
-    }
-    let ours = || metadata.keys().filter(|key| is_ours(key));
-    let Some(first) = ours().min() else {
-        return Ok(());
-    };
-    let Some(version) = metadata.get(FORMAT_KEY) else {
-        return Err(file_error(
-            path,
-            format!(
-                "it has the metadata '{}' and no {FORMAT_KEY}, which says how they are read; copy all metadata of the file that \
-                 lowp wrote, or quantize the model again",
-                shown(first)
-            ),
-        ));
-    };
-    if version != FORMAT {
-        return Err(file_error(
-            path,
-            format!(
-                "{FORMAT_KEY} is '{}' and this program reads '{FORMAT}'; use the lowp that wrote it",
-                shown(version)
-            ),
-        ));
-    }
-    let known = |key: &str| key == FORMAT_KEY || key.starts_with(TENSOR_PREFIX);
-    match ours().filter(|key| !known(key)).min() {
-        None => Ok(()),
-        Some(key) => Err(file_error(
-            path,
-            format!(
-                "the metadata key '{}' is none of {FORMAT_KEY} '{FORMAT}', which has {TENSOR_PREFIX}NAME alone; use the lowp that \
-                 wrote it, or give the key another name",
-                shown(key)
-            ),
-        )),
-    }
-}
+use std::collections::BTreeMap;
 
 /// The part of a tensor that a rank file holds.
 #[derive(Clone, Debug, Deserialize, PartialEq, Serialize)]
 #[serde(deny_unknown_fields)]
-pub struct ShardText {
+pub(crate) struct ShardText {
     pub(crate) rank: usize,
     pub(crate) world: usize,
     /// First row, and the one after the last.
@@ -99,7 +32,7 @@ pub struct ShardText {
 /// The JSON object of one tensor.
 #[derive(Clone, Debug, Deserialize, PartialEq, Serialize)]
 #[serde(deny_unknown_fields)]
-pub struct Text {
+pub(crate) struct Text {
     pub(crate) recipe: String,
     pub(crate) options: Options,
     /// The dimensions of the source, before leading ones are flattened to rows.
@@ -141,7 +74,7 @@ fn narrow<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<f32>, D::
 
 /// The part of a tensor that a rank file holds, checked.
 #[derive(Clone, Debug)]
-pub struct Shard {
+pub(crate) struct Shard {
     pub(crate) rank: usize,
     pub(crate) cuts: RowCuts,
     pub(crate) usage: Usage,
@@ -289,7 +222,7 @@ pub fn quantized(model: &Model) -> Result<BTreeMap<String, Quantized>> {
 ///
 /// # Errors
 /// As [`quantized`].
-pub fn find(model: &Model, name: &str) -> Result<Option<Quantized>> {
+pub(crate) fn find(model: &Model, name: &str) -> Result<Option<Quantized>> {
     let Some(json) = model.metadata().get(&key(name)) else {
         return Ok(None);
     };

@@ -4,9 +4,9 @@ use crate::error::{Context, FileError, Result, file_error, input_error};
 use crate::files::{open_regular, read_regular};
 use crate::foreign;
 use crate::header::{self, MAX_HEADER, Unique};
+use crate::keys;
 use crate::limits::hinted;
-use crate::map::{self, Bytes, Reader};
-use crate::meta;
+use crate::mmap::{self, Bytes, Reader};
 use crate::stamp::{Stamp, changed};
 use crate::text::{dims, shown};
 use lowp_kernels::{CpuBuffer, Element};
@@ -36,18 +36,18 @@ struct Entry {
     file: usize,
     dtype: Dtype,
     shape: Vec<usize>,
-    place: Range<usize>,
+    range: Range<usize>,
 }
 
 /// Bytes of a file, which are still in it.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Stretch<'a> {
+pub(crate) struct ByteRange<'a> {
     start: usize,
     len: usize,
     file: &'a Opened,
 }
 
-impl Stretch<'_> {
+impl ByteRange<'_> {
     /// Bytes `range` of them. Memory is used only while they live.
     fn bytes_at(&self, range: Range<usize>) -> Result<Bytes> {
         Bytes::of(
@@ -65,8 +65,8 @@ impl Stretch<'_> {
     ) -> Result<()> {
         let mut reader = Reader::new(&self.file.file);
         for start in range.clone().step_by(READ) {
-            let place = self.start + start..self.start + range.end.min(start + READ);
-            let bytes = reader.bytes(&place);
+            let part = self.start + start..self.start + range.end.min(start + READ);
+            let bytes = reader.bytes(&part);
             let bytes = bytes.map_err(|e| cannot_read(&self.file.path, e))?;
             take(start - range.start, bytes)?;
         }
@@ -88,29 +88,29 @@ pub struct Tensor<'a> {
     pub dtype: Dtype,
     /// Its dimensions.
     pub shape: &'a [usize],
-    place: Stretch<'a>,
+    bytes: ByteRange<'a>,
 }
 
 impl Tensor<'_> {
     /// Number of bytes.
     pub(crate) fn len(&self) -> usize {
-        self.place.len
+        self.bytes.len
     }
 
     /// Where it begins in its file.
     pub(crate) fn start(&self) -> usize {
-        self.place.start
+        self.bytes.start
     }
 
     /// Its values where they lie, for kernels of the CPU; `None` where they cannot be used there.
     pub(crate) fn values<T: Element>(&self) -> Option<CpuBuffer<T>> {
-        let Stretch { start, len, file } = self.place;
-        map::values(&file.file, &(start..start + len))
+        let ByteRange { start, len, file } = self.bytes;
+        mmap::values(&file.file, &(start..start + len))
     }
 
     /// Bytes `range` of the tensor. Memory is used only while they live.
     pub(crate) fn bytes_at(&self, range: Range<usize>) -> Result<Bytes> {
-        self.place.bytes_at(range)
+        self.bytes.bytes_at(range)
     }
 
     /// Hands bytes `range` to `take` in pieces of [`READ`], each with its distance from the start of the range.
@@ -119,7 +119,7 @@ impl Tensor<'_> {
         range: Range<usize>,
         take: impl FnMut(usize, &[u8]) -> Result<()>,
     ) -> Result<()> {
-        self.place.pieces_of(range, take)
+        self.bytes.pieces_of(range, take)
     }
 }
 
@@ -246,13 +246,13 @@ impl Model {
         let index = self.files.len();
         for (name, info) in header.tensors() {
             let (start, end) = info.data_offsets;
-            let (dtype, shape, place) =
+            let (dtype, shape, range) =
                 (info.dtype, info.shape.clone(), begin + start..begin + end);
             let entry = Entry {
                 file: index,
                 dtype,
                 shape,
-                place,
+                range,
             };
             if let Some(other) = self.tensors.insert(name.clone(), entry) {
                 let other = self.files[other.file].path.display();
@@ -266,7 +266,7 @@ impl Model {
             }
         }
         if let Some(metadata) = header.metadata() {
-            meta::check_keys(path, metadata)?;
+            keys::check_keys(path, metadata)?;
             self.add_metadata(path, metadata)?;
         }
         self.files.push(Opened {
@@ -282,7 +282,7 @@ impl Model {
         for (key, value) in metadata {
             let entry = self.metadata.entry(key.clone());
             let known = entry.or_insert_with(|| value.clone());
-            if known != value && meta::is_ours(key) {
+            if known != value && keys::is_ours(key) {
                 return Err(file_error(
                     path,
                     format!(
@@ -317,11 +317,11 @@ impl Model {
     }
 
     /// The `len` bytes from `start` of the only file of this model.
-    pub(crate) fn stretch(&self, start: usize, len: usize) -> Result<Stretch<'_>> {
+    pub(crate) fn byte_range(&self, start: usize, len: usize) -> Result<ByteRange<'_>> {
         let file = self.files.first().context("a model of no file")?;
         let end = start.checked_add(len);
         match end {
-            Some(end) if end as u64 <= file.stamp.length => Ok(Stretch { start, len, file }),
+            Some(end) if end as u64 <= file.stamp.length => Ok(ByteRange { start, len, file }),
             _ => Err(FileError::Missing(format!(
                 "{}: bytes {start} to {len} more are beyond its end",
                 file.path.display()
@@ -391,9 +391,9 @@ impl Model {
             name,
             dtype: entry.dtype,
             shape: &entry.shape,
-            place: Stretch {
-                start: entry.place.start,
-                len: entry.place.len(),
+            bytes: ByteRange {
+                start: entry.range.start,
+                len: entry.range.len(),
                 file: &self.files[entry.file],
             },
         }

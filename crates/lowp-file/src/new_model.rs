@@ -5,7 +5,7 @@ use crate::codes::{Codes, amax_of, check_dtype};
 use crate::error::{Context, FileError, Result, input_error};
 use crate::fields::{self, Field, worked};
 use crate::interchange::shards::{Group, Weights};
-use crate::meta;
+use crate::keys;
 use crate::out::Out;
 use crate::pack::Packed;
 use crate::quantize::{made_items, text};
@@ -192,7 +192,7 @@ impl<'a> NewModel<'a> {
                 Some((setup, fields)) => {
                     let mut text = text(setup, (tensor.dtype, &tensor.shape[..]), setup.usage);
                     text.amax_group = self.group_of(&tensor.name).cloned();
-                    let said = (meta::key(&tensor.name), serde_json::to_string(&text)?);
+                    let said = (keys::key(&tensor.name), serde_json::to_string(&text)?);
                     Group {
                         items: made_items(job, &tensor.name, fields),
                         metadata: BTreeMap::from([said]),
@@ -200,7 +200,7 @@ impl<'a> NewModel<'a> {
                 }
             });
         }
-        let version = (meta::FORMAT_KEY.to_owned(), meta::FORMAT.to_owned());
+        let version = (keys::FORMAT_KEY.to_owned(), keys::FORMAT.to_owned());
         let weights = Weights {
             groups,
             metadata: BTreeMap::from([version]),
@@ -314,7 +314,7 @@ impl Parts for Kept<'_> {
                 let mut bytes = Vec::new();
                 for values in values.chunks(1 << 18) {
                     bytes.clear();
-                    round::append(crate::names::FloatName::F32, values, &mut bytes);
+                    round::append(crate::dtypes::FloatName::F32, values, &mut bytes);
                     sink(&bytes)?;
                 }
                 Ok(())
@@ -327,6 +327,7 @@ impl Parts for Kept<'_> {
 mod tests {
     use super::*;
     use crate::interchange::hub::Hub;
+    use crate::meta;
     use crate::quantize::quantize;
     use crate::select::Choices;
     use lowp_format::AnyRecipe;

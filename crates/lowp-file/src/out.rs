@@ -7,9 +7,6 @@ use crate::progress::Progress;
 use crate::target::{FileTarget, FolderTarget};
 use std::path::Path;
 
-/// Most bytes of tensors in a file of a folder, unless something else is asked for.
-pub const MOST_BYTES: u64 = 5_000_000_000;
-
 /// A place for a model, which appears there when it is complete.
 #[derive(Debug)]
 pub enum Out {
@@ -20,6 +17,9 @@ pub enum Out {
 }
 
 impl Out {
+    /// Most bytes of tensors in a file of a folder, unless something else is asked for.
+    pub const MOST_BYTES: u64 = 5_000_000_000;
+
     /// The file `path`, made of `inputs`.
     ///
     /// # Errors
@@ -41,14 +41,14 @@ impl Out {
         FolderTarget::new(path, inputs).map(|folder| Self::Folder(folder, most))
     }
 
-    /// Writes `weights`, which are made of `inputs`, and in a folder what `beside` puts there, which returns its bytes. Returns the bytes of
+    /// Writes `weights`, which are made of `inputs`, and in a folder what `add_files` puts there, which returns its bytes. Returns the bytes of
     /// all files.
     pub(crate) fn write<'m>(
         self,
         inputs: impl IntoIterator<Item = &'m Model>,
         weights: &Weights<'_>,
         progress: &dyn Progress,
-        beside: impl FnOnce(&FolderTarget) -> Result<u64>,
+        add_files: impl FnOnce(&FolderTarget) -> Result<u64>,
     ) -> Result<u64> {
         let mut inputs = inputs.into_iter();
         let mut steady = || inputs.try_for_each(|model| model.steady(Ok(())));
@@ -61,7 +61,7 @@ impl Out {
             Self::Folder(target, most) => {
                 progress.begin(weights.work(most));
                 let written = weights.write(&target, most, progress);
-                let written = written.and_then(|bytes| Ok(bytes + beside(&target)?));
+                let written = written.and_then(|bytes| Ok(bytes + add_files(&target)?));
                 // An input that was changed is reported as such, whatever failed because of it.
                 steady()?;
                 let written = written?;

@@ -1,6 +1,6 @@
 //! A quantized tensor as the bytes of its fields.
 
-use crate::behind::Later;
+use crate::background::Deferred;
 use crate::cast::Tensor;
 use crate::error::{Context, Result};
 use crate::fields::{Content, Field};
@@ -32,7 +32,7 @@ struct Shared<B: Backend> {
     _tensor: Arc<Tensor<B>>,
 }
 
-impl<B: Backend> Later for Shared<B> {
+impl<B: Backend> Deferred for Shared<B> {
     fn len(&self) -> usize {
         self.backend.len::<u8>(&self.buffer)
     }
@@ -55,14 +55,14 @@ impl<B: Backend> Later for Shared<B> {
 }
 
 impl<B: Backend> Parts for Packed<B> {
-    fn later(&self, part: usize) -> Option<Box<dyn Later>> {
+    fn deferred(&self, part: usize) -> Option<Box<dyn Deferred>> {
         let field = self.fields.get(part)?;
         let Content::Buffer { key, .. } = field.content else {
             return None;
         };
         let buffer = &self.tensor.buffer(key).ok()?.storage;
         let is_long = key.part == Part::Data && self.backend.len::<u8>(buffer) >= CHUNK;
-        is_long.then(|| -> Box<dyn Later> {
+        is_long.then(|| -> Box<dyn Deferred> {
             Box::new(Shared {
                 backend: self.backend.clone(),
                 buffer: buffer.clone(),

@@ -1,15 +1,17 @@
 //! A model with its matrices in a low-precision recipe.
 
 use crate::bands::{Bands, Cast};
+use crate::dtypes::Named;
 use crate::error::{Result, file_error};
 use crate::fields::{self, Field, worked};
-use crate::flat::{Flat, FlatCuts};
+use crate::flat::Flat;
+pub use crate::flat::FlatCuts;
 use crate::groups::{Amaxes, Groups};
 use crate::interchange::hub::Hub;
 use crate::interchange::shards::{Group, Weights};
-use crate::meta::{self, Text};
+use crate::keys;
+use crate::meta::Text;
 use crate::model::{Model, Tensor};
-use crate::names::Named;
 use crate::options::Options;
 use crate::out::Out;
 use crate::pack::Packed;
@@ -42,7 +44,7 @@ pub fn quantize<B: Backend>(
     let weights = weights(backend, &hub.model, &choices.all, cuts, progress)?;
     weights.check()?;
     out.write([&hub.model], &weights, progress, |target| {
-        hub.beside.copy_all(target)
+        hub.other_files.copy_all(target)
     })
 }
 
@@ -75,7 +77,7 @@ pub(crate) fn weights<'a, B: Backend>(
         sources.push(tensor.len());
         let mut text = text(&setup, (tensor.dtype, tensor.shape), setup.usage);
         text.amax_group = members.names(group);
-        let text = (meta::key(tensor.name), serde_json::to_string(&text)?);
+        let text = (keys::key(tensor.name), serde_json::to_string(&text)?);
         groups.push(Group {
             items: made_items(jobs.len(), tensor.name, &fields),
             metadata: BTreeMap::from([text]),
@@ -143,8 +145,8 @@ pub(crate) fn copied_metadata(model: &Model) -> BTreeMap<String, String> {
     let foreign = model
         .metadata()
         .iter()
-        .filter(|(key, _)| !meta::is_ours(key));
-    let ours = (meta::FORMAT_KEY.to_owned(), meta::FORMAT.to_owned());
+        .filter(|(key, _)| !keys::is_ours(key));
+    let ours = (keys::FORMAT_KEY.to_owned(), keys::FORMAT.to_owned());
     foreign
         .map(|(key, value)| (key.clone(), value.clone()))
         .chain([ours])

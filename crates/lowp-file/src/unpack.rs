@@ -6,8 +6,8 @@ use crate::fields::{holding, worked};
 use crate::meta::{self, Quantized};
 use crate::model::Model;
 use crate::remedy::Remedy;
+use crate::reuse::Reused;
 use crate::source::{each_value, own};
-use crate::spare::Spare;
 use crate::text::shown;
 use lowp_format::{
     BufferList, BufferSpec, Form, Orientation, Part, QuantizedTensor, ScaleLayout, Usage,
@@ -31,7 +31,7 @@ impl Model {
         if let Some(tensor) = meta::find(self, name)? {
             let orientation = orientation(self, &tensor, None)?;
             let codes = unpack(&Cpu, self, &tensor, Some(orientation))?;
-            let values = decode(&Cpu, &codes, orientation, &Spare::default())?;
+            let values = decode(&Cpu, &codes, orientation, &Reused::default())?;
             return Ok(Cpu.download(&values)?);
         }
         let Some(tensor) = self.get(name) else {
@@ -80,7 +80,7 @@ pub(crate) fn decode<B: Backend>(
     backend: &B,
     tensor: &Tensor<B>,
     orientation: Orientation,
-    spare: &Spare<B::Buffer<f32>>,
+    spare: &Reused<B::Buffer<f32>>,
 ) -> Result<B::Buffer<f32>> {
     let len = tensor.shape().elements();
     let out = spare.take(

@@ -1,12 +1,12 @@
 //! Whether a file is what quantizing a model makes of it.
 
 use crate::difference::{Byte, Equal, Pair};
+use crate::dtypes::{Dtypes, Named};
 use crate::error::{Context, FileError, Result, file_error, mend_file};
 use crate::fields::{self, Field};
 use crate::interchange::hub::Hub;
 use crate::meta::{self, Quantized};
 use crate::model::{Model, Tensor};
-use crate::names::{Dtypes, Named};
 use crate::progress::Progress;
 use crate::quantize;
 use crate::remedy::Remedy;
@@ -255,12 +255,12 @@ impl<'c, 'a> Check<'c, 'a> {
             let band = band.as_deref().unwrap_or(&*made);
             for (part, tensor) in &parts {
                 let found = self.found.entry((job, *part)).or_default();
-                let Some(place) = band.place(*part) else {
+                let Some(region) = band.region(*part) else {
                     continue;
                 };
                 let mut done = 0;
                 let mut take = |bytes: &[u8]| -> Result<()> {
-                    for (range, at) in place.pieces(done, bytes.len()) {
+                    for (range, at) in region.pieces(done, bytes.len()) {
                         self.progress.add(range.len());
                         let other = compare(tensor, at, &bytes[range])?;
                         // Bands come in the order of rows, and the first byte is asked for.
@@ -270,7 +270,7 @@ impl<'c, 'a> Check<'c, 'a> {
                     done += bytes.len();
                     Ok(())
                 };
-                match band.later(*part) {
+                match band.deferred(*part) {
                     Some(later) => {
                         let mut failed = None;
                         let handed = later.each(&mut |bytes| {

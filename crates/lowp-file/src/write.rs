@@ -1,11 +1,11 @@
 //! Writes safetensors files whose tensors are made one after the other.
 
-use crate::behind::Later;
+use crate::background::Deferred;
 use crate::error::{Context, FileError, Result, input_error, mend};
 use crate::header::MAX_HEADER;
 use crate::model::Tensor;
-use crate::place::Place;
 use crate::progress::Progress;
+use crate::region::Region;
 use crate::remedy::Remedy;
 use crate::target::Draft;
 use crate::text::shown;
@@ -53,7 +53,7 @@ pub(crate) type Sink<'a> = dyn FnMut(&[u8]) -> Result<()> + 'a;
 /// becomes, and what the band before became. With what else a command holds they are fewer than 256 MB. Tests have many bands.
 pub(crate) const HELD: usize = if cfg!(test) { 1 << 20 } else { 192 << 20 };
 /// Bytes of a band that may wait to be written while the next one is made.
-const BESIDE: usize = HELD / 2;
+const WAITING: usize = HELD / 2;
 
 /// What a job made; its parts become bytes one at a time.
 pub(crate) trait Parts {
@@ -61,13 +61,13 @@ pub(crate) trait Parts {
     fn write(&self, part: usize, sink: &mut Sink<'_>) -> Result<()>;
 
     /// The bytes of one part as another thread can read them while what comes next is made; `None` of parts that are handed over.
-    fn later(&self, _part: usize) -> Option<Box<dyn Later>> {
+    fn deferred(&self, _part: usize) -> Option<Box<dyn Deferred>> {
         None
     }
 
     /// Where the bytes of one part lie in the whole part; `None` where this has none of them.
-    fn place(&self, _part: usize) -> Option<Place> {
-        Some(Place::FIRST)
+    fn region(&self, _part: usize) -> Option<Region> {
+        Some(Region::FIRST)
     }
 
     /// Number of bands of rows that this is made in, one after the other.
@@ -76,7 +76,7 @@ pub(crate) trait Parts {
     }
 
     /// Whether a band lies in other memory than the one before it, which may still be written while this one is made.
-    fn bands_take_turns(&self) -> bool {
+    fn bands_alternate(&self) -> bool {
         true
     }
 
@@ -180,7 +180,7 @@ pub(crate) fn fill(
         }
     }
     // Bytes of the band before that are written from where they lie, and may still be while the next one is made.
-    let mut beside = 0;
+    let mut waiting = 0;
     for (number, item) in items.iter().enumerate() {
         let ItemSource::Made { job, .. } = item.source else {
             if let (at, Some(bytes)) = places[number] {
@@ -197,16 +197,16 @@ pub(crate) fn fill(
             continue;
         };
         let named = || format!("'{}'", shown(&item.name));
-        draft.settle(beside)?;
+        draft.settle(waiting)?;
         let parts = make(job).with_context(named)?;
         let mut written = vec![0; numbers.len()];
-        let turns = parts.bands_take_turns();
-        if parts.held().saturating_add(beside) > HELD {
+        let turns = parts.bands_alternate();
+        if parts.held().saturating_add(waiting) > HELD {
             // The band before is of another job, and may be larger than those of this one.
-            beside = 0;
+            waiting = 0;
         }
         for band in 0..parts.bands() {
-            draft.settle(if turns { beside } else { 0 })?;
+            draft.settle(if turns { waiting } else { 0 })?;
             let band = parts.band(band).with_context(named)?;
             let (band, mut given) = (band.as_deref().unwrap_or(&*parts), 0);
             for (&number, written) in numbers.iter().zip(&mut written) {
@@ -216,7 +216,7 @@ pub(crate) fn fill(
                     given += later;
                 }
             }
-            beside = if turns && given <= BESIDE { given } else { 0 };
+            waiting = if turns && given <= WAITING { given } else { 0 };
         }
         for (number, written) in numbers.into_iter().zip(written) {
             if let (_, Some(bytes)) = places[number] {
@@ -238,34 +238,34 @@ fn put(
     let ItemSource::Made { part, .. } = item.source else {
         return Ok((0, 0));
     };
-    let Some(place) = parts.place(part) else {
+    let Some(region) = parts.region(part) else {
         return Ok((0, 0));
     };
-    let mut later = parts.later(part);
-    if later.is_none() && !place.is_one_run() {
+    let mut deferred = parts.deferred(part);
+    if deferred.is_none() && !region.is_one_run() {
         // Many short runs are written from one place in memory, too.
         let mut bytes = Vec::new();
         hand(item, Some(parts), &mut |_, piece| {
             bytes.extend_from_slice(piece);
             Ok(())
         })?;
-        later = Some(Box::new(bytes));
+        deferred = Some(Box::new(bytes));
     }
-    if let Some(later) = later {
-        let bytes = later.len();
-        let placed = place.placed(bytes);
-        draft.write_later(at, place, later)?;
+    if let Some(deferred) = deferred {
+        let bytes = deferred.len();
+        let placed = region.placed(bytes);
+        draft.write_deferred(at, region, deferred)?;
         progress.add(placed);
         return Ok((placed, bytes));
     }
     let bytes = hand(item, Some(parts), &mut |written, piece| {
-        for (range, to) in place.pieces(written, piece.len()) {
+        for (range, to) in region.pieces(written, piece.len()) {
             progress.add(range.len());
             draft.write_at(at + to as u64, &piece[range])?;
         }
         Ok(())
     })?;
-    Ok((place.placed(bytes), 0))
+    Ok((region.placed(bytes), 0))
 }
 
 /// Hands the bytes of `item`, a tensor of the input or one of `parts`, to `sink`, each piece with the number of those before it. Returns
@@ -379,7 +379,7 @@ mod tests {
     /// What is written slowly, and counted.
     struct Slow(Arc<AtomicUsize>);
 
-    impl Later for Slow {
+    impl Deferred for Slow {
         fn len(&self) -> usize {
             LEN
         }
@@ -397,12 +397,12 @@ mod tests {
             Err(FileError::Missing("it is written later".to_owned()))
         }
 
-        fn later(&self, _: usize) -> Option<Box<dyn Later>> {
+        fn deferred(&self, _: usize) -> Option<Box<dyn Deferred>> {
             Some(Box::new(Slow(Arc::clone(&self.0))))
         }
 
-        fn place(&self, _: usize) -> Option<Place> {
-            Some(Place::from(self.1 * LEN))
+        fn region(&self, _: usize) -> Option<Region> {
+            Some(Region::from(self.1 * LEN))
         }
     }
 
@@ -415,7 +415,7 @@ mod tests {
             BANDS
         }
 
-        fn bands_take_turns(&self) -> bool {
+        fn bands_alternate(&self) -> bool {
             self.turns
         }
 

@@ -65,7 +65,7 @@ impl OnDevice for &Args {
         let how = (self.usage.map(Into::into), self.dtype.into());
         let done = model.write(backend, how, out, &bar)?;
         bar.finish();
-        left_out(&summary, &hub.beside);
+        left_out(&summary, &hub.other_files);
         warn_of_overflows(&done.overflows, self.dtype.into(), "--dtype f32");
         let what = format!("dequantized {} of {} tensors", done.decoded, done.tensors);
         summary.done(&what, hub.model.bytes(), done.bytes);

@@ -1,8 +1,8 @@
 //! The words that options use for usages, forms and dtypes.
 
 use clap::ValueEnum;
-use lowp_file::Dtypes;
-use lowp_file::FloatName;
+use lowp_file::dtypes::Dtypes;
+use lowp_file::dtypes::FloatName;
 use lowp_format::{Form, Orientation, Usage};
 
 /// Orientations that are written.

@@ -1,15 +1,15 @@
 //! [`Trained`]: the weights of a checkpoint of `lowp train --save`.
 
-use crate::dequantize::Overflows;
+use crate::dtypes::{FloatName, Named};
 use crate::error::{Context, Result, file_error, input_error, mend_file};
 use crate::fields::keeps_amax;
-use crate::interchange::amax::behind;
-use crate::json_object::JsonObject;
+use crate::interchange::amax::nearest;
+use crate::json::JsonObject;
 use crate::meta::{Quantized, Text};
-use crate::names::{FloatName, Named};
 use crate::options::Options;
 use crate::remedy::Remedy;
 use crate::round;
+use crate::round::Overflows;
 use crate::text::{message, shown};
 use crate::write::{Item, ItemSource, Parts, Sink};
 use lowp_checkpoint::{Block, Checkpoint, Dtype as Kind};
@@ -347,7 +347,7 @@ impl Trained {
         let Some(decode) = bytes.first_chunk().map(|bytes| f32::from_le_bytes(*bytes)) else {
             return Ok(None);
         };
-        let scale = behind(decode, 1.0 / decode, |scale| 1.0 / scale);
+        let scale = nearest(decode, 1.0 / decode, |scale| 1.0 / scale);
         Ok(Some(scale).filter(|scale| crate::cast::is_scale(*scale)))
     }
 

@@ -4,20 +4,21 @@ mod checkpoint;
 mod fused;
 mod weight;
 
-use crate::dequantize::Overflows;
+use crate::dtypes::FloatName;
 use crate::error::{Result, input_error, mend_file};
-use crate::groups;
 use crate::interchange::config::Modules;
 use crate::interchange::hub::Hub;
 use crate::interchange::record;
 use crate::interchange::shards::{Group, Weights, write_text};
-use crate::json_object::JsonObject;
+use crate::json::JsonObject;
+use crate::keys;
 use crate::meta;
-use crate::names::FloatName;
 use crate::progress::Progress;
 use crate::quantize::copied_metadata;
 use crate::remedy::Remedy;
-use crate::spare::Turns;
+use crate::reuse::DoubleBuffer;
+use crate::round::Overflows;
+use crate::select::check_groups;
 use crate::target::FolderTarget;
 use crate::write::{Item, Parts};
 use std::collections::{BTreeMap, BTreeSet};
@@ -70,7 +71,7 @@ impl<'a> Export<'a> {
         let weights = tensors.into_values();
         let weights = weights.map(|tensor| Weight::of_file(model, tensor, to));
         let mut metadata = copied_metadata(model);
-        metadata.remove(meta::FORMAT_KEY);
+        metadata.remove(keys::FORMAT_KEY);
         metadata.retain(|key, _| !record::is_record(key));
         Ok(Self {
             to,
@@ -93,7 +94,7 @@ impl<'a> Export<'a> {
             to,
             hub: None,
             weights: Vec::new(),
-            plain: trained.plain_items(decoded, float(to))?,
+            plain: trained.plain_items(decoded, to.float())?,
             masters: Some(trained),
             metadata: BTreeMap::new(),
             config: trained.config(),
@@ -122,7 +123,7 @@ impl<'a> Export<'a> {
     /// The source cannot be read; a group of fewer than two, a number that there is not, or one in two groups.
     pub fn first_unlike(&self, groups: &[Vec<usize>]) -> Result<Option<[&str; 2]>> {
         let weights: Vec<&Weight<'_>> = self.with_tensor_scale().collect();
-        groups::check(groups, weights.len())?;
+        check_groups(groups, weights.len())?;
         for group in groups {
             let first = weights[group[0]];
             let numbers = first.numbers()?;
@@ -156,7 +157,7 @@ impl<'a> Export<'a> {
         }
         if to == Target::Te {
             self.metadata
-                .insert(meta::FORMAT_KEY.to_owned(), meta::FORMAT.to_owned());
+                .insert(keys::FORMAT_KEY.to_owned(), keys::FORMAT.to_owned());
         }
         for (job, weight) in self.weights.iter().enumerate() {
             groups.push((weight.name(), weight.group(job)?));
@@ -176,7 +177,7 @@ impl<'a> Export<'a> {
             .map(|item| (item.name.as_str(), Group::of(item.clone())));
         groups.extend(plain);
         groups.sort_by(|a, b| a.0.cmp(b.0));
-        let (overflows, memory) = (Overflows::default(), Turns::default());
+        let (overflows, memory) = (Overflows::default(), DoubleBuffer::default());
         let weights = Weights {
             groups: groups.into_iter().map(|(_, group)| group).collect(),
             metadata: std::mem::take(&mut self.metadata),
@@ -196,7 +197,7 @@ impl<'a> Export<'a> {
             for (name, document) in &documents {
                 written += write_text(&target, name, document)?;
             }
-            Ok(written + hub.map_or(Ok(0), |hub| hub.beside.copy_others(&target))?)
+            Ok(written + hub.map_or(Ok(0), |hub| hub.other_files.copy_others(&target))?)
         });
         // An input that was changed is reported as such, whatever failed because of it.
         if let Some(hub) = hub {
@@ -226,7 +227,7 @@ impl<'a> Export<'a> {
         let trained = self
             .masters
             .ok_or_else(|| input_error("there is no such tensor"))?;
-        trained.parts(job, float(to).unwrap_or(FloatName::F32), overflows)
+        trained.parts(job, to.float().unwrap_or(FloatName::F32), overflows)
     }
 }
 
@@ -245,13 +246,4 @@ pub struct Exported {
     pub embedding: Option<String>,
     /// Values that became infinite.
     pub overflows: Overflows,
-}
-
-/// What values are decoded to, where they are.
-pub fn float(to: Target) -> Option<FloatName> {
-    match to {
-        Target::Fp32 => Some(FloatName::F32),
-        Target::Bf16 => Some(FloatName::Bf16),
-        _ => None,
-    }
 }

@@ -2,19 +2,21 @@
 
 use super::checkpoint::{Trained, TrainedWeight};
 use crate::decoding::Decoding;
-use crate::dequantize::{Overflows, dims};
+use crate::dequantize::dims;
+use crate::dtypes::{FloatName, Named};
 use crate::error::{Context, FileError, Result, input_error, mend, mend_file};
 use crate::fields::{self, Content as Kind, Field, holding};
 use crate::interchange::forms::{self, Axes, Content, Form, Operand, Stored, Target};
 use crate::interchange::record::{self, Numbers};
 use crate::interchange::shards::Group;
-use crate::meta::{self, Quantized, Text};
+use crate::keys;
+use crate::meta::{Quantized, Text};
 use crate::model::Model;
-use crate::names::{FloatName, Named};
 use crate::pack::Packed;
 use crate::quantize::made_items;
 use crate::remedy::Remedy;
-use crate::spare::Turns;
+use crate::reuse::DoubleBuffer;
+use crate::round::Overflows;
 use crate::text::shown;
 use crate::unpack::{orientation, unpack};
 use crate::write::{Item, ItemSource, Parts, Sink};
@@ -39,7 +41,7 @@ pub(crate) enum Work {
 
 /// Where the bytes of a weight are.
 #[derive(Clone, Copy, Debug)]
-pub(crate) enum Place<'a> {
+pub(crate) enum Source<'a> {
     File(&'a Model),
     Checkpoint(&'a Trained, &'a TrainedWeight),
 }
@@ -48,7 +50,7 @@ pub(crate) enum Place<'a> {
 #[derive(Debug)]
 pub(crate) struct Weight<'a> {
     tensor: Quantized,
-    place: Place<'a>,
+    source: Source<'a>,
     pub(crate) work: Work,
     /// What is written of the weight itself where its fields are, all of them or rowwise.
     fields: Vec<Field>,
@@ -70,7 +72,7 @@ impl<'a> Weight<'a> {
                 Remedy::Unshard,
             ));
         }
-        Self::new(tensor, Place::File(model), to)
+        Self::new(tensor, Source::File(model), to)
     }
 
     /// A weight of a checkpoint.
@@ -81,12 +83,12 @@ impl<'a> Weight<'a> {
     ) -> Result<Self> {
         Self::new(
             trained.quantized(weight)?,
-            Place::Checkpoint(trained, weight),
+            Source::Checkpoint(trained, weight),
             to,
         )
     }
 
-    fn new(tensor: Quantized, place: Place<'a>, to: Target) -> Result<Self> {
+    fn new(tensor: Quantized, source: Source<'a>, to: Target) -> Result<Self> {
         let (name, recipe) = (&tensor.name, &tensor.recipe);
         let work = match to {
             Target::Fp32 => Work::Decoded(FloatName::F32),
@@ -112,7 +114,7 @@ impl<'a> Weight<'a> {
         }
         Ok(Self {
             tensor,
-            place,
+            source,
             work,
             fields,
         })
@@ -159,7 +161,7 @@ impl<'a> Weight<'a> {
                 };
                 group
                     .metadata
-                    .insert(meta::key(name), serde_json::to_string(&text)?);
+                    .insert(keys::key(name), serde_json::to_string(&text)?);
             }
             Work::Stored(form) => {
                 let base = base(name).unwrap_or_default();
@@ -192,11 +194,11 @@ impl<'a> Weight<'a> {
     pub(crate) fn parts<'p>(
         &'p self,
         overflows: &'p Overflows,
-        memory: &'p Turns<CpuBuffer<f32>>,
+        memory: &'p DoubleBuffer<CpuBuffer<f32>>,
     ) -> Result<Box<dyn Parts + 'p>> {
-        match (self.work, self.place) {
+        match (self.work, self.source) {
             (Work::Stored(form), _) => Ok(Box::new(Rewrapped { weight: self, form })),
-            (Work::Decoded(float), Place::File(model)) => {
+            (Work::Decoded(float), Source::File(model)) => {
                 let orientation = orientation(model, &self.tensor, None)?;
                 Ok(Box::new(Decoding {
                     backend: &Cpu,
@@ -208,13 +210,13 @@ impl<'a> Weight<'a> {
                     memory,
                 }))
             }
-            (Work::Decoded(_), Place::Checkpoint(..)) => {
+            (Work::Decoded(_), Source::Checkpoint(..)) => {
                 Err(input_error("a checkpoint is decoded from its masters"))
             }
-            (Work::Fields, place) => {
+            (Work::Fields, source) => {
                 let specs = self.tensor.recipe.buffers(self.tensor.usage);
-                let tensor = match place {
-                    Place::File(model) => unpack(
+                let tensor = match source {
+                    Source::File(model) => unpack(
                         &Cpu,
                         model,
                         &Quantized {
@@ -223,7 +225,7 @@ impl<'a> Weight<'a> {
                         },
                         None,
                     )?,
-                    Place::Checkpoint(trained, weight) => trained.tensor(weight, &specs)?,
+                    Source::Checkpoint(trained, weight) => trained.tensor(weight, &specs)?,
                 };
                 let amax = self.amax()?;
                 Ok(Box::new(Packed {
@@ -238,7 +240,7 @@ impl<'a> Weight<'a> {
 
     /// The amax of the source, where the file keeps one of the whole tensor.
     fn amax(&self) -> Result<Option<f32>> {
-        if let Place::Checkpoint(trained, weight) = self.place {
+        if let Source::Checkpoint(trained, weight) = self.source {
             return trained.amax(weight);
         }
         let mut fields = self.tensor.fields.iter();
@@ -251,7 +253,7 @@ impl<'a> Weight<'a> {
             };
             is_amax && field.layout.is_none()
         });
-        let (Some(field), Place::File(model)) = (number, self.place) else {
+        let (Some(field), Source::File(model)) = (number, self.source) else {
             return Ok(None);
         };
         let bytes = read(model, &self.tensor, field)?;
@@ -308,8 +310,8 @@ impl<'a> Weight<'a> {
         let mut specs = tensor.specs.iter();
         let spec = specs.find(|spec| spec.key.serves(Orientation::Rowwise, part));
         let spec = spec.with_context(|| format!("'{}' has no {part:?}", shown(&tensor.name)))?;
-        match self.place {
-            Place::File(model) => {
+        match self.source {
+            Source::File(model) => {
                 let field =
                     holding(&tensor.fields, spec.key, Orientation::Rowwise).with_context(|| {
                         format!("'{}' has no field for {}", shown(&tensor.name), spec.key)
@@ -319,7 +321,7 @@ impl<'a> Weight<'a> {
                     layout: field.layout,
                 })
             }
-            Place::Checkpoint(trained, weight) => {
+            Source::Checkpoint(trained, weight) => {
                 let layout = ScaleLayout::new(
                     spec,
                     tensor.full,
@@ -336,7 +338,7 @@ impl<'a> Weight<'a> {
 
     /// Hands the codes to `sink`, piece by piece where they lie in a file.
     fn codes(&self, sink: &mut Sink<'_>) -> Result<()> {
-        let Place::File(model) = self.place else {
+        let Source::File(model) = self.source else {
             return sink(&self.entries(Part::Data)?.bytes);
         };
         let tensor = &self.tensor;
@@ -398,7 +400,7 @@ pub(crate) fn base(name: &str) -> Option<&str> {
 /// Most rows of a tensor without elements whose scales are written: a file states any number of them.
 const MAX_EMPTY_LINES: usize = 1 << 20;
 
-/// Rejects a weight that `form` has no place for.
+/// Rejects a weight that `form` has no source for.
 fn check(tensor: &Quantized, form: &Form, to: Target) -> Result<()> {
     let name = shown(&tensor.name);
     if !tensor.usage.contains(Usage::ROWWISE) {
@@ -420,12 +422,12 @@ fn check(tensor: &Quantized, form: &Form, to: Target) -> Result<()> {
         );
         return Err(mend(what, Remedy::LeaveOut));
     }
-    // These put nothing in the place of a name, and take any number of axes.
+    // These put nothing in the source of a name, and take any number of axes.
     let targets = [Target::Te, Target::Fp32, Target::Bf16].map(Target::name);
     let targets = targets.to_vec();
     if form.tensors.len() > 1 && base(&tensor.name).is_none() {
         let what = format!(
-            "'{name}' does not end in .weight, in whose place {} puts other names",
+            "'{name}' does not end in .weight, in whose source {} puts other names",
             to.name()
         );
         return Err(mend(what, Remedy::TargetOrLeaveOut { targets }));

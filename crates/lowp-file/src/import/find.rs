@@ -1,6 +1,7 @@
 //! Which tensors of a model are the weights of another program.
 
 use super::weight::Weight;
+use crate::dtypes::Named;
 use crate::error::{Result, file_error, mend_file};
 use crate::export::base;
 use crate::fields;
@@ -10,7 +11,6 @@ use crate::interchange::hub::Hub;
 use crate::interchange::record::{Recorded, records};
 use crate::meta::{Quantized, Text};
 use crate::model::{Model, Tensor};
-use crate::names::Named;
 use crate::options::Options;
 use crate::remedy::Remedy;
 use crate::text::{dims, shown};

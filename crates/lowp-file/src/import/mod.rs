@@ -3,7 +3,7 @@
 mod find;
 mod weight;
 
-use crate::dequantize::Overflows;
+use crate::dtypes::{Dtypes, FloatName};
 use crate::error::{Result, file_error, input_error};
 use crate::fields;
 use crate::interchange::config::{self, Modules};
@@ -11,25 +11,17 @@ use crate::interchange::forms::Target;
 use crate::interchange::hub::Hub;
 use crate::interchange::record;
 use crate::interchange::shards::{Group, Weights, write_text};
+use crate::keys;
 use crate::meta;
-use crate::names::{Dtypes, FloatName};
 use crate::out::Out;
 use crate::progress::Progress;
 use crate::quantize::{copied_metadata, made_items};
-use crate::spare::Turns;
+use crate::reuse::DoubleBuffer;
+use crate::round::Overflows;
 use crate::write::{Item, ItemSource, check_names};
 use safetensors::Dtype;
 use std::collections::{BTreeMap, BTreeSet};
 use weight::Weight;
-
-/// How many weights a model has in forms of other programs.
-///
-/// # Errors
-/// They are in no form that is read.
-pub fn count(hub: &Hub) -> Result<usize> {
-    config::check(hub)?;
-    Ok(find::weights(hub)?.len())
-}
 
 /// Quantized weights of another program, and everything else that lies in their model.
 #[derive(Debug)]
@@ -81,7 +73,7 @@ fn collect<'a>(
             items: items.collect(),
             metadata: BTreeMap::new(),
         };
-        let key = meta::key(&name);
+        let key = keys::key(&name);
         let text = model.metadata().get(&key).cloned();
         group.metadata.extend(text.map(|text| (key, text)));
         taken.extend(names);
@@ -95,7 +87,7 @@ fn collect<'a>(
                 group.items = made_items(job, &name, &fields::called(&tensor.fields, dtypes));
                 group
                     .metadata
-                    .insert(meta::key(&name), serde_json::to_string(&tensor.text)?);
+                    .insert(keys::key(&name), serde_json::to_string(&tensor.text)?);
             }
             Some(float) => group.items.push(Item {
                 name: name.clone(),
@@ -115,7 +107,7 @@ fn collect<'a>(
     let mut metadata = copied_metadata(model);
     metadata.retain(|key, _| !record::is_record(key));
     if float.is_some() {
-        metadata.remove(meta::FORMAT_KEY);
+        metadata.remove(keys::FORMAT_KEY);
     }
     let groups = groups.into_iter().map(|(_, group)| group).collect();
     Ok(Import {
@@ -129,6 +121,15 @@ fn collect<'a>(
 }
 
 impl<'a> Import<'a> {
+    /// How many weights a model has in forms of other programs.
+    ///
+    /// # Errors
+    /// They are in no form that is read.
+    pub fn count(hub: &Hub) -> Result<usize> {
+        config::check(hub)?;
+        Ok(find::weights(hub)?.len())
+    }
+
     /// The weights of the model in `hub`, in the forms that their tensors and its configuration say. They are decoded to `float` if there is
     /// one; else their codes are called as `dtypes` says.
     ///
@@ -168,7 +169,7 @@ impl<'a> Import<'a> {
     /// # Errors
     /// A weight cannot be read, its parts do not fit each other, or the output cannot be written.
     pub fn write(&self, out: Out, progress: &dyn Progress) -> Result<(u64, Overflows)> {
-        let (hub, memory, overflows) = (self.hub, Turns::default(), Overflows::default());
+        let (hub, memory, overflows) = (self.hub, DoubleBuffer::default(), Overflows::default());
         let weights = Weights {
             groups: self
                 .groups
@@ -190,7 +191,7 @@ impl<'a> Import<'a> {
             for (name, document) in Modules::default().documents(Target::Te, hub.config.as_ref())? {
                 written += write_text(target, name, &document)?;
             }
-            Ok(written + hub.beside.copy_others(target)?)
+            Ok(written + hub.other_files.copy_others(target)?)
         })?;
         drop(weights);
         Ok((written, overflows))

@@ -1,19 +1,19 @@
 //! [`Weight`]: a weight in the form of another program, as the buffers of a recipe.
 
 use crate::decoding::Decoding;
-use crate::dequantize::Overflows;
+use crate::dtypes::FloatName;
 use crate::error::{Context, Result, file_error, mend_file};
 use crate::export::{base, choice, outer, transposed};
 use crate::fields::{keeps_amax, worked};
-use crate::interchange::amax::behind;
+use crate::interchange::amax::nearest;
 use crate::interchange::forms::{Content, Form, Stored};
 use crate::interchange::record::Numbers;
 use crate::meta::Quantized;
 use crate::model::{Model, Tensor};
-use crate::names::FloatName;
 use crate::pack::Packed;
 use crate::remedy::Remedy;
-use crate::spare::Turns;
+use crate::reuse::DoubleBuffer;
+use crate::round::Overflows;
 use crate::text::shown;
 use crate::unpack::{orientation, unpack};
 use crate::write::Parts;
@@ -118,7 +118,7 @@ impl<'a> Weight<'a> {
         &'p self,
         float: Option<FloatName>,
         overflows: &'p Overflows,
-        memory: &'p Turns<CpuBuffer<f32>>,
+        memory: &'p DoubleBuffer<CpuBuffer<f32>>,
     ) -> Result<Box<dyn Parts + 'p>> {
         if let Some(float) = float {
             let (codes, orientation) = match self.form {
@@ -293,7 +293,7 @@ impl<'a> Weight<'a> {
                 Content::AmaxShare => value * choice.largest(),
                 _ => choice.largest() / value,
             };
-            return Ok(behind(value, guess, |amax| outer(stored, amax, choice)));
+            return Ok(nearest(value, guess, |amax| outer(stored, amax, choice)));
         }
         if let Some(Numbers {
             amax: Some(amax), ..
@@ -304,7 +304,7 @@ impl<'a> Weight<'a> {
         let kernel = recipe.kernel(Orientation::Rowwise);
         let decode = number(Content::Scales)?;
         let largest = kernel.element.max_finite();
-        Ok(behind(decode, decode * largest, |amax| {
+        Ok(nearest(decode, decode * largest, |amax| {
             1.0 / (largest / amax)
         }))
     }

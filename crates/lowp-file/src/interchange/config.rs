@@ -4,7 +4,7 @@ use crate::error::{Result, file_error};
 use crate::interchange::forms::{Form, Target};
 use crate::interchange::hub::{CONFIG, Hub, MODELOPT_CONFIG};
 use crate::interchange::shards::json_text;
-use crate::json_object::JsonObject;
+use crate::json::JsonObject;
 use crate::text::shown;
 use serde_json::{Map, Value, json};
 
@@ -147,7 +147,7 @@ impl Modules {
         }
     }
 
-    /// `hf_quant_config.json`, which ModelOpt writes beside the weights.
+    /// `hf_quant_config.json`, which ModelOpt writes next to the weights.
     fn modelopt_config(&self) -> Result<Value> {
         let mut quantization = json!({
             "quant_algo": self.algo(),
@@ -176,7 +176,7 @@ impl Modules {
         Ok(json!({ "producer": producer(), "quantization": quantization }))
     }
 
-    /// The documents that `target` has beside the weights, by name; `config` is what `config.json` says besides.
+    /// The documents that `target` has next to the weights, by name; `config` is what `config.json` says besides.
     pub(crate) fn documents(
         &self,
         target: Target,

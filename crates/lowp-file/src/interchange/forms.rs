@@ -2,6 +2,7 @@
 //!
 //! A row says which rowwise operand it holds by its ingredients, so that a recipe has a form or not by what it is made of.
 
+use crate::dtypes::FloatName;
 use lowp_format::{
     AnyRecipe, BufferSpec, Code, Extent, Orientation, Part, Recipe, RecipeOptions, Shape,
 };
@@ -44,6 +45,15 @@ impl Target {
             Self::Modelopt => "modelopt",
             Self::Deepseek => "deepseek",
             Self::Te => "te",
+        }
+    }
+
+    /// What values are decoded to, where they are.
+    pub fn float(self) -> Option<FloatName> {
+        match self {
+            Self::Fp32 => Some(FloatName::F32),
+            Self::Bf16 => Some(FloatName::Bf16),
+            _ => None,
         }
     }
 

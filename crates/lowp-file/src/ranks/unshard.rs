@@ -1,18 +1,19 @@
-//! [`World`]: rank files, gathered into the file that quantizing the whole model would have written.
+//! [`RankFiles`]: rank files, gathered into the file that quantizing the whole model would have written.
 
 use crate::cast::Tensor;
+use crate::dtypes::Dtypes;
 use crate::error::{Context, FileError, Result, file_error, input_error, mend_file};
 use crate::fields::{self, Content, Field, holding, worked};
-use crate::interchange::hub::Beside;
+use crate::interchange::hub::OtherFiles;
 use crate::interchange::shards::{Group, Weights};
+use crate::keys;
 use crate::meta::{self, Quantized, Shard, Text};
 use crate::model::Model;
-use crate::names::Dtypes;
 use crate::out::Out;
 use crate::pack::Packed;
 use crate::progress::Progress;
 use crate::quantize::{copied_metadata, made_items};
-use crate::ranks::{self, file_name};
+use crate::rank_names::{file_name, paths};
 use crate::remedy::Remedy;
 use crate::text::shown;
 use crate::write::{Item, Parts};
@@ -30,7 +31,7 @@ use std::sync::Arc;
 /// The rank files of one `lowp shard`. What they say of each tensor is the same but for the rows, so it is kept once; of
 /// each file only where its tensors begin.
 #[derive(Debug)]
-pub struct World {
+pub struct RankFiles {
     folder: PathBuf,
     /// What the metadata of rank 0 say besides.
     metadata: BTreeMap<String, String>,
@@ -57,14 +58,14 @@ fn shard(tensor: &Quantized) -> Result<&Shard> {
         .with_context(|| format!("'{}' is no shard", shown(&tensor.name)))
 }
 
-impl World {
+impl RankFiles {
     /// Opens the rank files of a folder, one after the other.
     ///
     /// # Errors
     /// Rank files that are missing, cannot be read or do not belong together.
     pub fn open(folder: &Path) -> Result<Self> {
-        let paths = ranks::paths(folder)?;
-        let mut world = Self {
+        let paths = paths(folder)?;
+        let mut opened = Self {
             folder: folder.to_owned(),
             metadata: BTreeMap::new(),
             tensors: BTreeMap::new(),
@@ -74,17 +75,17 @@ impl World {
             let model = Model::open(path)?;
             let tensors = meta::quantized(&model)?;
             if rank == 0 {
-                world.metadata = copied_metadata(&model);
+                opened.metadata = copied_metadata(&model);
                 let mut first = 0;
                 for (name, tensor) in &tensors {
-                    world.tensors.insert(name.clone(), (tensor.clone(), first));
+                    opened.tensors.insert(name.clone(), (tensor.clone(), first));
                     first += tensor.fields.len();
                 }
             }
-            world.check(&model, &tensors, rank, paths.len())?;
-            world.ranks.push(Rank::new(model, &tensors)?);
+            opened.check(&model, &tensors, rank, paths.len())?;
+            opened.ranks.push(Rank::new(model, &tensors)?);
         }
-        Ok(world)
+        Ok(opened)
     }
 
     /// The files of all ranks.
@@ -117,13 +118,15 @@ impl World {
         dtypes: Dtypes,
         out: Out,
         progress: &dyn Progress,
-    ) -> Result<(u64, Beside)> {
-        let beside = Beside::in_folder(&self.folder, &ranks::paths(&self.folder)?)?;
+    ) -> Result<(u64, OtherFiles)> {
+        let other_files = OtherFiles::in_folder(&self.folder, &paths(&self.folder)?)?;
         let weights = weights(self, dtypes)?;
         weights.check()?;
         let inputs = self.ranks.iter().map(|rank| &rank.model);
-        let written = out.write(inputs, &weights, progress, |target| beside.copy_all(target))?;
-        Ok((written, beside))
+        let written = out.write(inputs, &weights, progress, |target| {
+            other_files.copy_all(target)
+        })?;
+        Ok((written, other_files))
     }
 
     /// Rejects a rank file that is not of the same `lowp shard` as that of rank 0.
@@ -208,7 +211,7 @@ impl World {
             let mut bytes = Vec::new();
             // A number has the same size everywhere.
             model
-                .stretch(starts[number], field.bytes())?
+                .byte_range(starts[number], field.bytes())?
                 .pieces(|_, piece| {
                     bytes.extend_from_slice(piece);
                     Ok(())
@@ -259,7 +262,7 @@ impl World {
                 ));
             }
             model
-                .stretch(starts[number], piece)?
+                .byte_range(starts[number], piece)?
                 .pieces(|at, bytes| Ok(Cpu.write(dest, range.start + at, bytes)?))?;
         }
         Ok(())
@@ -278,7 +281,7 @@ impl World {
         };
         let plan = GatherPlan::with_cuts(&recipe, full, cuts, *usage, *usage, &[])?;
         let mut gathered = Gathered {
-            world: self,
+            files: self,
             name,
             buffers: Vec::new(),
         };
@@ -289,7 +292,7 @@ impl World {
 
 /// The buffers of one tensor, gathered from the rank files step by step.
 struct Gathered<'a> {
-    world: &'a World,
+    files: &'a RankFiles,
     name: &'a str,
     buffers: Vec<(BufferKey, CpuBuffer<u8>)>,
 }
@@ -319,7 +322,7 @@ impl GatherTarget<Cpu> for Gathered<'_> {
         dest: CpuBuffer<u8>,
         ranges: Vec<Range<usize>>,
     ) -> Result<()> {
-        self.world.fetch(self.name, spec, &dest, &ranges)
+        self.files.fetch(self.name, spec, &dest, &ranges)
     }
 
     fn interleave(&mut self, job: InterleaveJob<Cpu>) -> Result<()> {
@@ -331,7 +334,7 @@ impl GatherTarget<Cpu> for Gathered<'_> {
     }
 
     fn replicated(&mut self, spec: &BufferSpec) -> Result<()> {
-        let agreed = self.world.agreed(self.name, Some(spec.key))?;
+        let agreed = self.files.agreed(self.name, Some(spec.key))?;
         self.buffers.push((spec.key, Cpu.upload(&agreed)?));
         Ok(())
     }
@@ -347,17 +350,17 @@ fn common(text: &Text) -> Text {
 }
 
 /// What is written.
-fn weights(world: &World, dtypes: Dtypes) -> Result<Weights<'_>> {
+fn weights(files: &RankFiles, dtypes: Dtypes) -> Result<Weights<'_>> {
     let mut groups = Vec::new();
     let mut jobs: Vec<(&Quantized, Vec<Field>)> = Vec::new();
-    for rank in &world.ranks {
+    for rank in &files.ranks {
         groups.extend(
             rank.model
                 .tensors()
                 .map(|tensor| Group::of(Item::input(tensor))),
         );
     }
-    for (name, (tensor, _)) in &world.tensors {
+    for (name, (tensor, _)) in &files.tensors {
         let Shard { usage, form, .. } = *shard(tensor)?;
         let specs = tensor.recipe.buffers(usage);
         let fields = fields::fields(&tensor.recipe, &specs, tensor.full, usage, form)
@@ -366,7 +369,7 @@ fn weights(world: &World, dtypes: Dtypes) -> Result<Weights<'_>> {
         let text = serde_json::to_string(&common(&tensor.text))?;
         groups.push(Group {
             items: made_items(jobs.len(), name, &fields),
-            metadata: BTreeMap::from([(meta::key(name), text)]),
+            metadata: BTreeMap::from([(keys::key(name), text)]),
         });
         jobs.push((tensor, fields));
     }
@@ -375,12 +378,12 @@ fn weights(world: &World, dtypes: Dtypes) -> Result<Weights<'_>> {
         let (tensor, fields) = &jobs[job];
         let amax = match amax_field(tensor) {
             Some(_) => {
-                let bytes = world.agreed(&tensor.name, None)?;
+                let bytes = files.agreed(&tensor.name, None)?;
                 bytes.first_chunk().map(|bytes| f32::from_le_bytes(*bytes))
             }
             None => None,
         };
-        let (tensor, fields) = (world.gather(&tensor.name)?, fields.clone());
+        let (tensor, fields) = (files.gather(&tensor.name)?, fields.clone());
         Ok(Box::new(Packed {
             backend: Cpu,
             tensor: Arc::new(tensor),
@@ -390,7 +393,7 @@ fn weights(world: &World, dtypes: Dtypes) -> Result<Weights<'_>> {
     });
     Ok(Weights {
         groups,
-        metadata: world.metadata.clone(),
+        metadata: files.metadata.clone(),
         make,
         sources: Vec::new(),
     })

@@ -1,4 +1,4 @@
-//! A folder of rank files, as `lowp shard` writes it.
+//! The names of rank files, and whether a folder has all of them.
 
 use crate::checkpoint::is_checkpoint;
 use crate::error::{Result, file_error, mend_file};

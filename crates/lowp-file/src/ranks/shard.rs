@@ -1,17 +1,18 @@
 //! One file per rank, each with its own rows, quantized by itself with agreed scales.
 
 use crate::cast::{cast, empty};
+use crate::dtypes::Named;
 use crate::error::{Context, Result, input_error};
 use crate::fields::{self, Field, worked};
 use crate::groups::{Amaxes, Groups};
 use crate::interchange::hub::Hub;
-use crate::meta::{self, MAX_WORLD, ShardText};
+use crate::keys;
+use crate::meta::{MAX_WORLD, ShardText};
 use crate::model::{Model, Tensor};
-use crate::names::Named;
 use crate::pack::Packed;
 use crate::progress::Progress;
 use crate::quantize::{copied_metadata, made_items, text};
-use crate::ranks::file_name;
+use crate::rank_names::file_name;
 use crate::select::{Choice, Choices, Matrix, Setup};
 use crate::source::load;
 use crate::target::{Draft, FolderTarget};
@@ -46,7 +47,9 @@ pub fn shard(
             "{world} ranks; give a number from 1 to {MAX_WORLD}"
         )));
     }
-    let Hub { model, beside, .. } = hub;
+    let Hub {
+        model, other_files, ..
+    } = hub;
     choices.are_of(model)?;
     let plan = Plan::new(choices, world)?;
     let target = FolderTarget::new(output, model.files())?;
@@ -74,7 +77,7 @@ pub fn shard(
         draft.finish()
     });
     let written = ranks.map_err(|failed| failed.cause)?;
-    let written = written.iter().sum::<u64>() + beside.copy_all(&target)?;
+    let written = written.iter().sum::<u64>() + other_files.copy_all(&target)?;
     model.steady(Ok(()))?;
     target.publish()?;
     Ok(written)
@@ -179,7 +182,7 @@ impl<'a> Plan<'a> {
                 usage: self.setup.usage.label().to_owned(),
                 scales: Named::label(self.setup.form).to_owned(),
             });
-            metadata.insert(meta::key(tensor.name), serde_json::to_string(&text)?);
+            metadata.insert(keys::key(tensor.name), serde_json::to_string(&text)?);
         }
         if rank == 0 {
             check_names(&items)?;
