@@ -5,6 +5,7 @@
 use crate::limits::{hinted, is_descriptors, no_room};
 use crate::process;
 use crate::temporary::Temporary;
+use lowp_checkpoint::sync_folder;
 use std::fs::{self, File, Permissions};
 use std::io::{self, Read, Write};
 use std::path::{Path, PathBuf};
@@ -166,7 +167,7 @@ impl NewFolder {
     /// # Errors
     /// It cannot be renamed.
     pub fn publish(self) -> io::Result<()> {
-        sync_names_in(self.draft())?;
+        sync_folder(self.draft())?;
         if let Some(permissions) = &self.permissions {
             fs::set_permissions(self.draft(), permissions.clone())?;
         }
@@ -346,22 +347,9 @@ fn resolved(path: &Path, found: io::Result<PathBuf>) -> io::Result<PathBuf> {
     }
 }
 
-/// Makes the names in `folder` durable.
-fn sync_names_in(folder: &Path) -> io::Result<()> {
-    // Elsewhere a folder cannot be opened.
-    if !cfg!(unix) {
-        return Ok(());
-    }
-    match File::open(folder)?.sync_all() {
-        // Some network file systems cannot sync a folder.
-        Err(error) if error.kind() == io::ErrorKind::InvalidInput => Ok(()),
-        done => done,
-    }
-}
-
 /// Makes the names in the folder of `path` durable.
 fn sync_names_next_to(path: &Path) -> io::Result<()> {
-    path.parent().map_or(Ok(()), sync_names_in)
+    path.parent().map_or(Ok(()), sync_folder)
 }
 
 #[cfg(test)]

@@ -3,6 +3,7 @@
 use crate::error::{Result, file_error};
 use crate::foreign;
 use crate::text::shown;
+use lowp_checkpoint::{HEADER_LENGTH, MAX_HEADER};
 use safetensors::SafeTensors;
 use safetensors::tensor::{Metadata, SafeTensorError};
 use serde::de::{Deserialize, Deserializer, Error, IgnoredAny, MapAccess, Visitor};
@@ -11,18 +12,13 @@ use std::fmt;
 use std::marker::PhantomData;
 use std::path::Path;
 
-/// The length field in front of the header.
-const LENGTH: usize = 8;
-/// Longest header that the safetensors format allows.
-pub(crate) const MAX_HEADER: usize = 100_000_000;
-
 /// Checks the header of `bytes` and returns it with the position at which the tensors begin.
 pub(crate) fn read(path: &Path, bytes: &[u8]) -> Result<(usize, Metadata)> {
     if let Some(what) = foreign::explain(bytes) {
         return Err(file_error(path, what));
     }
     let begin = begin(bytes).map_err(|why| file_error(path, why))?;
-    check_entries(&bytes[LENGTH..begin], bytes.len() - begin)
+    check_entries(&bytes[HEADER_LENGTH..begin], bytes.len() - begin)
         .map_err(|why| file_error(path, why))?;
     // The entries tile the file; what is left are dtypes, shapes and the metadata.
     let (_, metadata) =
@@ -32,7 +28,7 @@ pub(crate) fn read(path: &Path, bytes: &[u8]) -> Result<(usize, Metadata)> {
 
 /// Where the tensors begin.
 fn begin(bytes: &[u8]) -> Result<usize, String> {
-    let Some(length) = bytes.first_chunk::<LENGTH>() else {
+    let Some(length) = bytes.first_chunk::<HEADER_LENGTH>() else {
         return Err(format!(
             "{} bytes are too few for a safetensors file; it is cut off or something else (copy it again)",
             bytes.len()
@@ -45,13 +41,13 @@ fn begin(bytes: &[u8]) -> Result<usize, String> {
             "a header of {length} bytes is longer than the format allows; this is no safetensors file"
         ));
     };
-    if LENGTH + header > bytes.len() {
+    if HEADER_LENGTH + header > bytes.len() {
         return Err(format!(
             "the header has {header} bytes and the file only {}; it is cut off or no safetensors file (copy it again)",
             bytes.len()
         ));
     }
-    Ok(LENGTH + header)
+    Ok(HEADER_LENGTH + header)
 }
 
 /// One tensor of the header, as far as its bytes go.

@@ -3,12 +3,13 @@
 use crate::error::{Context, FileError, Result, file_error, input_error};
 use crate::files::{open_regular, read_regular};
 use crate::foreign;
-use crate::header::{self, MAX_HEADER, Unique};
+use crate::header::{self, Unique};
 use crate::keys;
 use crate::limits::hinted;
 use crate::mmap::{self, Bytes, Reader};
 use crate::stamp::{Stamp, changed};
 use crate::text::{dims, shown};
+use lowp_checkpoint::MAX_HEADER;
 use lowp_kernels::{CpuBuffer, Element};
 use safetensors::Dtype;
 use std::collections::{BTreeMap, BTreeSet, HashMap};

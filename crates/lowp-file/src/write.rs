@@ -2,15 +2,14 @@
 
 use crate::background::Deferred;
 use crate::error::{Context, FileError, Result, input_error, mend};
-use crate::header::MAX_HEADER;
 use crate::model::Tensor;
 use crate::progress::Progress;
 use crate::region::Region;
 use crate::remedy::Remedy;
 use crate::target::Draft;
 use crate::text::shown;
+use lowp_checkpoint::{HEADER_LENGTH, HeaderEntry, MAX_HEADER};
 use safetensors::Dtype;
-use serde::Serialize;
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -301,55 +300,25 @@ fn check(item: &Item<'_>, written: usize, bytes: usize) -> Result<()> {
     }
 }
 
-/// The name that the format keeps for the metadata.
-const METADATA: &str = "__metadata__";
-/// The header ends at a multiple of this.
-const ALIGNMENT: usize = 8;
-
-/// What the header holds under one key.
-#[derive(Serialize)]
-#[serde(untagged)]
-enum Entry<'a> {
-    Tensor {
-        data_offsets: [usize; 2],
-        dtype: Dtype,
-        shape: &'a [usize],
-    },
-    Metadata(&'a BTreeMap<String, String>),
-}
-
-/// The bytes before the first tensor, of items that are [`sorted`]. Keys are sorted, so that equal contents give equal
-/// files.
+/// The bytes before the first tensor, of items that are [`sorted`].
 pub(crate) fn header(items: &[&Item<'_>], metadata: &BTreeMap<String, String>) -> Result<Vec<u8>> {
-    let mut entries: BTreeMap<&str, Entry<'_>> = BTreeMap::new();
-    if !metadata.is_empty() {
-        entries.insert(METADATA, Entry::Metadata(metadata));
-    }
-    let mut start = 0;
-    for item in items {
-        let end = start + item.bytes;
-        let entry = Entry::Tensor {
-            data_offsets: [start, end],
-            dtype: item.dtype,
-            shape: &item.shape,
-        };
-        entries.insert(&item.name, entry);
-        start = end;
-    }
-    let mut text = serde_json::to_vec(&entries)?;
-    text.resize(text.len().next_multiple_of(ALIGNMENT), b' ');
-    if text.len() > MAX_HEADER {
+    let entries = items.iter().map(|item| HeaderEntry {
+        name: &item.name,
+        dtype: item.dtype,
+        shape: &item.shape,
+        bytes: item.bytes,
+    });
+    let header = lowp_checkpoint::header(entries, metadata)?;
+    let bytes = header.len() - HEADER_LENGTH;
+    if bytes > MAX_HEADER {
         return Err(mend(
             format!(
-                "the header of the output would have {} bytes and the format allows {MAX_HEADER}",
-                text.len()
+                "the header of the output would have {bytes} bytes and the format allows {MAX_HEADER}"
             ),
             Remedy::QuantizeFewer,
         ));
     }
-    let length = text.len() as u64;
-    text.splice(0..0, length.to_le_bytes());
-    Ok(text)
+    Ok(header)
 }
 
 #[cfg(test)]

@@ -39,7 +39,6 @@ mod sharded_weight;
 mod spec;
 mod switch;
 
-pub use checkpoint::about_recipe;
 pub use error::{ModelError, VarShapeError};
 pub use formats::{FormatMismatch, check_formats};
 pub use gradients::Gradients;

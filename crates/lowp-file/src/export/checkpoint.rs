@@ -12,22 +12,20 @@ use crate::round;
 use crate::round::Overflows;
 use crate::text::{message, shown};
 use crate::write::{Item, ItemSource, Parts, Sink};
-use lowp_checkpoint::{Block, Checkpoint, Dtype as Kind};
+use lowp_checkpoint::{Block, Checkpoint, Dtype as Kind, is_weight_record, weight_record};
 use lowp_format::has_tensor_scale;
 use lowp_format::{
     AnyRecipe, BufferSpec, Form, Orientation, Origin, Part, QuantizedTensor, Recipe, RecipeOptions,
-    Role, Shape, Usage,
+    Shape, Usage,
 };
 use lowp_kernels::{Backend, Cpu, CpuBuffer, TransposeJob, Work};
 use safetensors::Dtype;
-use serde_json::{Value, json};
+use serde_json::Value;
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
 /// What follows the name of a parameter in that of its f32 values.
 const MASTER: &str = ".master";
-/// What the index says of quantized weights and of no other parameter.
-const KERNELS: &str = "kernels";
 
 /// Values that are read at a time.
 const CHUNK: usize = 1 << 18;
@@ -81,9 +79,8 @@ impl Trained {
             )
         })?;
         let mut weights = Vec::new();
-        let (of_weights, mut of_others): (Vec<_>, Vec<_>) = said
-            .iter()
-            .partition(|(_, about)| about.get(KERNELS).is_some());
+        let (of_weights, mut of_others): (Vec<_>, Vec<_>) =
+            said.iter().partition(|(_, about)| is_weight_record(about));
         for (saved, about) in of_weights {
             let wrong = |why: String| {
                 let name = shown(saved);
@@ -144,7 +141,7 @@ impl Trained {
             let dims = dims.filter(|dims| elements(dims) == Some(len));
             let name = match weight {
                 Some(weight) => weight.tensor.name.clone(),
-                None if about.is_some_and(|about| about.get(KERNELS).is_some()) => file_name(name),
+                None if about.is_some_and(|about| is_weight_record(about)) => file_name(name),
                 None => name.to_owned(),
             };
             masters.push(Master {
@@ -405,23 +402,7 @@ fn weight(saved: &str, about: &Value) -> Result<Option<Quantized>, String> {
         shard: None,
     };
     let tensor = Quantized::from_text(&file_name(saved), text)?;
-    Ok((said_of(&recipe, tensor.full) == *about).then_some(tensor))
-}
-
-/// What the index of a checkpoint says of a weight of `shape` in `recipe`.
-fn said_of(recipe: &impl Recipe, shape: Shape) -> Value {
-    let options = recipe.options();
-    let options: serde_json::Map<String, Value> = options
-        .iter()
-        .map(|(name, value)| (name.to_owned(), json!(value)))
-        .collect();
-    json!({
-        "recipe": recipe.name(),
-        "options": options,
-        "shape": [shape.rows, shape.cols],
-        // Also what changes a recipe without being one of its options.
-        KERNELS: format!("{:?} {:?}", recipe.quantizers(Role::Weight), recipe.source_rounding()),
-    })
+    Ok((weight_record(&recipe, tensor.full) == *about).then_some(tensor))
 }
 
 /// The name in files of the weight that a checkpoint calls `saved`.
