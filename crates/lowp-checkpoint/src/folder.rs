@@ -304,7 +304,6 @@ pub(crate) fn publish(
     latest
 }
 
-/// Has `latest` name the checkpoint `id` of `step`.
 fn make_latest(folder: &Path, (id, step): (&str, u64)) -> Result<(), CheckpointError> {
     sync(folder)?;
     let (next, path) = (next_latest(folder, id), folder.join(LATEST));
@@ -332,7 +331,6 @@ pub(crate) fn thin_out(folder: &Path, mut steps: Vec<u64>, keep: usize) {
     }
 }
 
-/// Removes a folder, if it is there.
 pub(crate) fn remove(folder: &Path) -> Result<(), CheckpointError> {
     match fs::remove_dir_all(folder) {
         Err(error) if error.kind() != std::io::ErrorKind::NotFound => {

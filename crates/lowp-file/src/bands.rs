@@ -233,7 +233,6 @@ impl<'a, B: Backend> Bands<'a, B> {
         self.shape.cols * values + 2 * codes / self.shape.rows.max(1)
     }
 
-    /// The fields of `rows` rows.
     fn fields(&self, rows: usize) -> Result<Vec<Field>> {
         let Matrix { shape, setup } = self.cast.matrix;
         let specs = setup.recipe.buffers(setup.usage);

@@ -182,7 +182,6 @@ pub(crate) fn observe<B: Backend>(
     }]))?)
 }
 
-/// Where the delayed scale of `item` is, if it has one.
 pub(crate) fn delayed_slot<B: Backend>(item: &CastItem<B>) -> Option<ScaleSlot> {
     let mut kernels = item.kernels.iter().zip(item.slots);
     kernels.find_map(|(key, slot)| slot.filter(|_| key.scale.is_delayed()))
@@ -201,7 +200,6 @@ pub(crate) enum Needs {
 }
 
 impl Needs {
-    /// Those of `recipe` for `usage`.
     pub(crate) fn of(recipe: &impl Recipe, usage: Usage) -> Self {
         let kernels = || usage.orientations().map(|o| recipe.kernel(o));
         let outer = || kernels().filter_map(|kernel| kernel.scale.outer());

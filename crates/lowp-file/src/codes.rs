@@ -59,12 +59,10 @@ impl Model {
     /// The rows of one rank, or a file that cannot be read or was changed.
     pub fn codes(&self, tensor: &Quantized) -> Result<Codes> {
         if tensor.shard.is_some() {
-            return Err(file_error(
+            return Err(file_error!(
                 self.path(),
-                format!(
-                    "'{}' is the rows of one rank; gather the folder of rank files first (lowp unshard)",
-                    shown(&tensor.name)
-                ),
+                "'{}' is the rows of one rank; gather the folder of rank files first (lowp unshard)",
+                shown(&tensor.name)
             ));
         }
         let amax = tensor.fields.iter();

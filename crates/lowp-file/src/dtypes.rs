@@ -63,7 +63,6 @@ pub(crate) trait Named: Copy + 'static {
     /// Every value.
     const ALL: &'static [Self];
 
-    /// Its name.
     fn label(self) -> &'static str;
 
     /// The value of that name.

@@ -67,13 +67,11 @@ impl FlatCuts {
             return Ok(());
         };
         match self.0.last() {
-            Some(&cut) if cut > shape.elements() => Err(file_error(
+            Some(&cut) if cut > shape.elements() => Err(file_error!(
                 model.path(),
-                format!(
-                    "a cut at element {cut} is in none of its tensors; the longest that is quantized is '{}', {shape} with {} elements",
-                    shown(name),
-                    shape.elements()
-                ),
+                "a cut at element {cut} is in none of its tensors; the longest that is quantized is '{}', {shape} with {} elements",
+                shown(name),
+                shape.elements()
             )),
             _ => Ok(()),
         }

@@ -21,7 +21,6 @@ pub(crate) struct Groups<'a> {
 }
 
 impl<'a> Groups<'a> {
-    /// Those that `choices` are in.
     pub(crate) fn of(choices: &[Choice<'a>]) -> Self {
         let mut groups = Self::default();
         for choice in choices {

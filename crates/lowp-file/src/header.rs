@@ -1,6 +1,6 @@
 //! The header of a safetensors file, checked before any tensor is touched.
 
-use crate::error::{Result, file_error};
+use crate::error::{FileError, Result};
 use crate::foreign;
 use crate::text::shown;
 use lowp_checkpoint::{HEADER_LENGTH, MAX_HEADER};
@@ -15,14 +15,14 @@ use std::path::Path;
 /// Checks the header of `bytes` and returns it with the position at which the tensors begin.
 pub(crate) fn read(path: &Path, bytes: &[u8]) -> Result<(usize, Metadata)> {
     if let Some(what) = foreign::explain(bytes) {
-        return Err(file_error(path, what));
+        return Err(FileError::in_file(path, what));
     }
-    let begin = begin(bytes).map_err(|why| file_error(path, why))?;
+    let begin = begin(bytes).map_err(|why| FileError::in_file(path, why))?;
     check_entries(&bytes[HEADER_LENGTH..begin], bytes.len() - begin)
-        .map_err(|why| file_error(path, why))?;
+        .map_err(|why| FileError::in_file(path, why))?;
     // The entries tile the file; what is left are dtypes, shapes and the metadata.
     let (_, metadata) =
-        SafeTensors::read_metadata(bytes).map_err(|e| file_error(path, explain(&e)))?;
+        SafeTensors::read_metadata(bytes).map_err(|e| FileError::in_file(path, explain(&e)))?;
     Ok((begin, metadata))
 }
 

@@ -204,14 +204,12 @@ fn source_of<'a>(tensor: &Quantized, model: &'a Model) -> Result<(Source<'a>, us
         ));
     };
     if found.shape != tensor.text.shape {
-        return Err(file_error(
+        return Err(file_error!(
             model.path(),
-            format!(
-                "'{}' is {} and was quantized as {}; give the model that was quantized",
-                shown(name),
-                dims(found.shape),
-                dims(&tensor.text.shape)
-            ),
+            "'{}' is {} and was quantized as {}; give the model that was quantized",
+            shown(name),
+            dims(found.shape),
+            dims(&tensor.text.shape)
         ));
     }
     let first_row = tensor.text.shard.as_ref().map_or(0, |shard| shard.rows[0]);

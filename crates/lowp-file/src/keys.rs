@@ -40,34 +40,28 @@ pub(crate) fn check_keys(path: &Path, metadata: &HashMap<String, String>) -> Res
         return Ok(());
     };
     let Some(version) = metadata.get(FORMAT_KEY) else {
-        return Err(file_error(
+        return Err(file_error!(
             path,
-            format!(
-                "it has the metadata '{}' and no {FORMAT_KEY}, which says how they are read; copy all metadata of the file that \
+            "it has the metadata '{}' and no {FORMAT_KEY}, which says how they are read; copy all metadata of the file that \
                  lowp wrote, or quantize the model again",
-                shown(first)
-            ),
+            shown(first)
         ));
     };
     if version != FORMAT {
-        return Err(file_error(
+        return Err(file_error!(
             path,
-            format!(
-                "{FORMAT_KEY} is '{}' and this program reads '{FORMAT}'; use the lowp that wrote it",
-                shown(version)
-            ),
+            "{FORMAT_KEY} is '{}' and this program reads '{FORMAT}'; use the lowp that wrote it",
+            shown(version)
         ));
     }
     let known = |key: &str| key == FORMAT_KEY || key.starts_with(TENSOR_PREFIX);
     match ours().filter(|key| !known(key)).min() {
         None => Ok(()),
-        Some(key) => Err(file_error(
+        Some(key) => Err(file_error!(
             path,
-            format!(
-                "the metadata key '{}' is none of {FORMAT_KEY} '{FORMAT}', which has {TENSOR_PREFIX}NAME alone; use the lowp that \
+            "the metadata key '{}' is none of {FORMAT_KEY} '{FORMAT}', which has {TENSOR_PREFIX}NAME alone; use the lowp that \
                  wrote it, or give the key another name",
-                shown(key)
-            ),
+            shown(key)
         )),
     }
 }

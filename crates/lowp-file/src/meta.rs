@@ -227,13 +227,11 @@ pub(crate) fn find(model: &Model, name: &str) -> Result<Option<Quantized>> {
         return Ok(None);
     };
     let mut tensor = Quantized::read(name, json).map_err(|why| {
-        file_error(
+        file_error!(
             model.path(),
-            format!(
-                "the metadata of '{}' make no sense: {}; quantize the model again",
-                shown(name),
-                message(&why)
-            ),
+            "the metadata of '{}' make no sense: {}; quantize the model again",
+            shown(name),
+            message(&why)
         )
     })?;
     for field in &mut tensor.fields {

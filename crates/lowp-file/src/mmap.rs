@@ -88,7 +88,6 @@ impl<'f> Reader<'f> {
         }
     }
 
-    /// The bytes of `range`.
     #[cfg(unix)]
     pub(crate) fn bytes(&mut self, range: &Range<usize>) -> io::Result<&[u8]> {
         use std::os::unix::fs::FileExt;
@@ -100,7 +99,6 @@ impl<'f> Reader<'f> {
         Ok(buffer)
     }
 
-    /// The bytes of `range`.
     #[cfg(not(unix))]
     pub(crate) fn bytes(&mut self, range: &Range<usize>) -> io::Result<&[u8]> {
         self.buffer = Bytes::of(self.file, range)?.to_vec();

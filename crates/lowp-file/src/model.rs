@@ -140,7 +140,7 @@ impl Model {
     /// A file that is missing, cut off or malformed, or an index that its files do not fit.
     pub fn open(path: &Path) -> Result<Self> {
         if path.is_dir() {
-            return Err(file_error(
+            return Err(FileError::in_file(
                 path,
                 "a folder where a .safetensors file is looked for",
             ));
@@ -166,17 +166,15 @@ impl Model {
         }
         let text = read_regular(path, MAX_HEADER as u64).map_err(|e| cannot_read(path, e))?;
         if let Some(what) = foreign::explain(&text) {
-            return Err(file_error(path, what));
+            return Err(FileError::in_file(path, what));
         }
         let Index {
             weight_map: Unique(mut places),
         } = serde_json::from_slice(&text).map_err(|e| {
-            file_error(
+            file_error!(
                 path,
-                format!(
-                    "no index of a sharded model: {}; write it again",
-                    shown(&e.to_string())
-                ),
+                "no index of a sharded model: {}; write it again",
+                shown(&e.to_string())
             )
         })?;
         places.sort_by(|a, b| a.1.cmp(&b.1).then_with(|| a.0.cmp(&b.0)));
@@ -189,20 +187,19 @@ impl Model {
                     (parts.next(), parts.next()),
                     (Some(Component::Normal(_)), None)
                 ) {
-                    return Err(file_error(
+                    return Err(file_error!(
                         path,
-                        format!("{}, which is no file name beside the index", puts()),
+                        "{}, which is no file name beside the index",
+                        puts()
                     ));
                 }
                 let full = path.with_file_name(file);
                 // Whatever else is wrong with it is told by who opens it.
                 if !full.exists() {
-                    return Err(file_error(
+                    return Err(file_error!(
                         path,
-                        format!(
-                            "{}, which is missing; put that file beside the index",
-                            puts()
-                        ),
+                        "{}, which is missing; put that file beside the index",
+                        puts()
                     ));
                 }
                 opened.insert(file, self.files.len());
@@ -210,12 +207,10 @@ impl Model {
             }
             let found = self.tensors.get(name).map(|entry| entry.file);
             if found != opened.get(file.as_str()).copied() {
-                return Err(file_error(
+                return Err(file_error!(
                     path,
-                    format!(
-                        "{}, which does not hold it; mend the index or the file",
-                        puts()
-                    ),
+                    "{}, which does not hold it; mend the index or the file",
+                    puts()
                 ));
             }
         }
@@ -226,12 +221,10 @@ impl Model {
             .find(|(name, _)| !named.contains(name.as_str()));
         if let Some((name, entry)) = unnamed {
             let file = self.files[entry.file].path.display();
-            return Err(file_error(
+            return Err(file_error!(
                 path,
-                format!(
-                    "{file} holds '{}', which the index does not name; mend the index",
-                    shown(name)
-                ),
+                "{file} holds '{}', which the index does not name; mend the index",
+                shown(name)
             ));
         }
         Ok(())
@@ -241,7 +234,7 @@ impl Model {
         let (file, _) = open_regular(path).map_err(|e| cannot_read(path, e))?;
         let stamp = Stamp::of(&file).map_err(|e| cannot_read(path, e))?;
         let length = usize::try_from(stamp.length)
-            .map_err(|_| file_error(path, "larger than this machine can address"))?;
+            .map_err(|_| FileError::in_file(path, "larger than this machine can address"))?;
         let bytes = Bytes::of(&file, &(0..length)).map_err(|e| cannot_read(path, e))?;
         let (begin, header) = header::read(path, &bytes)?;
         let index = self.files.len();
@@ -257,12 +250,10 @@ impl Model {
             };
             if let Some(other) = self.tensors.insert(name.clone(), entry) {
                 let other = self.files[other.file].path.display();
-                return Err(file_error(
+                return Err(file_error!(
                     path,
-                    format!(
-                        "it holds '{}', which {other} holds too; keep one of them",
-                        shown(&name)
-                    ),
+                    "it holds '{}', which {other} holds too; keep one of them",
+                    shown(&name)
                 ));
             }
         }
@@ -284,12 +275,10 @@ impl Model {
             let entry = self.metadata.entry(key.clone());
             let known = entry.or_insert_with(|| value.clone());
             if known != value && keys::is_ours(key) {
-                return Err(file_error(
+                return Err(file_error!(
                     path,
-                    format!(
-                        "its metadata '{}' are not those of another file of the model; quantize the model again",
-                        shown(key)
-                    ),
+                    "its metadata '{}' are not those of another file of the model; quantize the model again",
+                    shown(key)
                 ));
             }
         }
@@ -364,24 +353,20 @@ impl Model {
     /// The tensor of that name and no other dtype or shape.
     pub(crate) fn expect(&self, name: &str, dtype: Dtype, shape: &[usize]) -> Result<Tensor<'_>> {
         let Some(tensor) = self.get(name) else {
-            return Err(file_error(
+            return Err(file_error!(
                 &self.path,
-                format!(
-                    "'{}' is missing, though the metadata says that it is there; quantize the model again",
-                    shown(name)
-                ),
+                "'{}' is missing, though the metadata says that it is there; quantize the model again",
+                shown(name)
             ));
         };
         if (tensor.dtype, tensor.shape) != (dtype, shape) {
-            return Err(file_error(
+            return Err(file_error!(
                 &self.path,
-                format!(
-                    "'{}' is {} {} where the metadata asks for {dtype} {}; quantize the model again",
-                    shown(name),
-                    tensor.dtype,
-                    dims(tensor.shape),
-                    dims(shape)
-                ),
+                "'{}' is {} {} where the metadata asks for {dtype} {}; quantize the model again",
+                shown(name),
+                tensor.dtype,
+                dims(tensor.shape),
+                dims(shape)
             ));
         }
         Ok(tensor)

@@ -72,7 +72,7 @@ pub(crate) fn weights<'a, B: Backend>(
         let Matrix { shape, setup } = matrix;
         let specs = setup.recipe.buffers(setup.usage);
         let fields = fields::fields(&setup.recipe, &specs, shape, setup.usage, setup.form)
-            .map_err(|e| file_error(model.path(), format!("'{}': {e}", shown(tensor.name))))?;
+            .map_err(|e| file_error!(model.path(), "'{}': {e}", shown(tensor.name)))?;
         let fields = fields::called(&fields, setup.dtypes);
         sources.push(tensor.len());
         let mut text = text(&setup, (tensor.dtype, tensor.shape), setup.usage);

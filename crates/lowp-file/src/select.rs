@@ -163,12 +163,10 @@ impl<'a> Choices<'a> {
     pub(crate) fn are_of(&self, model: &Model) -> Result<()> {
         match std::ptr::eq(self.model, model) {
             true => Ok(()),
-            false => Err(file_error(
+            false => Err(file_error!(
                 model.path(),
-                format!(
-                    "the choices are those of another model, {}; choose tensors of the model that is quantized",
-                    self.model.path().display()
-                ),
+                "the choices are those of another model, {}; choose tensors of the model that is quantized",
+                self.model.path().display()
             )),
         }
     }

@@ -59,7 +59,6 @@ pub(crate) fn mapped<B: Backend>(tensor: &Tensor<'_>) -> Option<Source<B>> {
     })
 }
 
-/// `buffer` as one of `B`, which it is on the CPU.
 pub(crate) fn own<T: Element, B: Backend>(buffer: CpuBuffer<T>) -> Option<B::Buffer<T>> {
     let buffer: Box<dyn Any> = Box::new(buffer);
     buffer.downcast().ok().map(|buffer| *buffer)

@@ -1,7 +1,7 @@
 //! A quantized tensor from its fields in a file.
 
 use crate::cast::Tensor;
-use crate::error::{Context, Result, file_error, mend_file};
+use crate::error::{Context, FileError, Result, file_error, mend_file};
 use crate::fields::{holding, worked};
 use crate::meta::{self, Quantized};
 use crate::model::Model;
@@ -39,7 +39,7 @@ impl Model {
                 "it has no tensor '{}'; `Model::tensors` has their names",
                 shown(name)
             );
-            return Err(file_error(self.path(), why));
+            return Err(FileError::in_file(self.path(), why));
         };
         let mut all = Vec::new();
         each_value(&tensor, 0..tensor.shape.iter().product(), |_, values| {
@@ -172,9 +172,11 @@ pub(crate) fn orientation(
         }
         Some(requested) => Ok(requested),
         None => Orientation::ALL.into_iter().find(there).ok_or_else(|| {
-            file_error(
+            file_error!(
                 model.path(),
-                format!("'{}' has no usage {}", shown(&tensor.name), Usage::BOTH),
+                "'{}' has no usage {}",
+                shown(&tensor.name),
+                Usage::BOTH
             )
         }),
     }

@@ -175,14 +175,12 @@ fn groups<'t>(
             of_member != Some(&tensor.text.amax_group)
         });
         if let Some(other) = other {
-            return Err(file_error(
+            return Err(file_error!(
                 file.path(),
-                format!(
-                    "'{}' has one amax with '{}', which is not there or says otherwise; quantize {} again",
-                    shown(name),
-                    shown(other),
-                    model.path().display()
-                ),
+                "'{}' has one amax with '{}', which is not there or says otherwise; quantize {} again",
+                shown(name),
+                shown(other),
+                model.path().display()
             ));
         }
         let next = numbers.len();

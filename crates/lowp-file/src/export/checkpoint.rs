@@ -84,10 +84,7 @@ impl Trained {
         for (saved, about) in of_weights {
             let wrong = |why: String| {
                 let name = shown(saved);
-                file_error(
-                    &path,
-                    format!("what it says of '{name}' makes no sense: {why}"),
-                )
+                file_error!(&path, "what it says of '{name}' makes no sense: {why}")
             };
             let tensor = weight(saved, about)
                 .map_err(|why| wrong(format!("{}; use the lowp that saved it", message(&why))))?;
@@ -192,12 +189,10 @@ impl Trained {
         for weight in self.weights.iter().filter(|_| all) {
             let name = format!("{}{MASTER}", weight.saved);
             if !self.checkpoint.has(&name) {
-                return Err(file_error(
+                return Err(file_error!(
                     self.checkpoint.folder(),
-                    format!(
-                        "it has no '{}', the values of a weight; give a whole checkpoint",
-                        shown(&name)
-                    ),
+                    "it has no '{}', the values of a weight; give a whole checkpoint",
+                    shown(&name)
                 ));
             }
         }
@@ -413,7 +408,6 @@ fn file_name(saved: &str) -> String {
     }
 }
 
-/// The numbers of `weights` by a name that each has.
 fn numbers(
     weights: &[TrainedWeight],
     name: impl Fn(&TrainedWeight) -> &String,

@@ -95,14 +95,12 @@ fn recorded_weight<'a>(model: &'a Model, name: &str, recorded: Recorded) -> Resu
             || matches!(spec.origin, Origin::TransposeOf(key) if key.usage.contains(Usage::ROWWISE))
     };
     if !tensor.specs.iter().all(made) {
-        return Err(file_error(
+        return Err(file_error!(
             model.path(),
-            format!(
-                "it says that '{}' is {} for {}, and the columnwise operand of that is in no form; export the model again",
-                shown(name),
-                tensor.recipe.name(),
-                tensor.usage
-            ),
+            "it says that '{}' is {} for {}, and the columnwise operand of that is in no form; export the model again",
+            shown(name),
+            tensor.recipe.name(),
+            tensor.usage
         ));
     }
     let mut forms = forms::forms_of(&tensor.recipe);
@@ -115,20 +113,17 @@ fn recorded_weight<'a>(model: &'a Model, name: &str, recorded: Recorded) -> Resu
     });
     match found {
         Some(form) => Ok(Weight::stored(model, form, tensor, Some(numbers))),
-        None => Err(file_error(
+        None => Err(file_error!(
             model.path(),
-            format!(
-                "it says that it has '{}' as {} of shape {}, and the tensors of that name are not all there or are something else; \
+            "it says that it has '{}' as {} of shape {}, and the tensors of that name are not all there or are something else; \
                  export the model again",
-                shown(name),
-                tensor.recipe.name(),
-                dims(&tensor.text.shape)
-            ),
+            shown(name),
+            tensor.recipe.name(),
+            dims(&tensor.text.shape)
         )),
     }
 }
 
-/// Whether the tensors of `stem` are `tensor` in `form`.
 fn stored_as(model: &Model, stem: &str, form: &Form, tensor: &Quantized) -> bool {
     if let [only] = form.tensors {
         let found = model.get(stem);
@@ -147,7 +142,7 @@ fn foreign_weight<'a>(
 ) -> Result<Weight<'a>> {
     let model = &hub.model;
     let name = format!("{stem}weight");
-    let wrong = |why: String| file_error(model.path(), format!("'{}': {why}", shown(&name)));
+    let wrong = |why: String| file_error!(model.path(), "'{}': {why}", shown(&name));
     let recipe = forms::recipe(form).ok_or_else(|| wrong(format!("no recipe is {}", form.name)))?;
     let text = Text {
         recipe: recipe.name().to_owned(),

@@ -4,7 +4,7 @@ mod find;
 mod weight;
 
 use crate::dtypes::{Dtypes, FloatName};
-use crate::error::{Result, file_error, input_error};
+use crate::error::{FileError, Result, input_error};
 use crate::fields;
 use crate::interchange::config::{self, Modules};
 use crate::interchange::forms::Target;
@@ -141,7 +141,7 @@ impl<'a> Import<'a> {
         let found = find::weights(hub)?;
         let own = meta::quantized(model)?;
         if found.is_empty() && own.is_empty() {
-            return Err(file_error(
+            return Err(FileError::in_file(
                 model.path(),
                 "it holds no quantized weight in a form that lowp reads: compressed-tensors, modelopt, deepseek or te",
             ));

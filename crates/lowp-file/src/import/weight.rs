@@ -26,7 +26,6 @@ use lowp_kernels::{Backend, Cpu, CpuBuffer};
 use safetensors::Dtype;
 use std::sync::Arc;
 
-/// A weight.
 #[derive(Debug)]
 pub(crate) struct Weight<'a> {
     model: &'a Model,
@@ -70,12 +69,10 @@ impl<'a> Weight<'a> {
         })
     }
 
-    /// Its name.
     pub(crate) fn name(&self) -> &str {
         &self.tensor.name
     }
 
-    /// What it is.
     pub(crate) fn tensor(&self) -> &Quantized {
         &self.tensor
     }
@@ -217,13 +214,11 @@ impl<'a> Weight<'a> {
         {
             let scale = scale.to_le_bytes();
             if raw.chunks_exact(scale.len()).any(|stored| stored != scale) {
-                return Err(file_error(
+                return Err(file_error!(
                     self.model.path(),
-                    format!(
-                        "'{}' is not the one scale that its metadata say '{}' has; export the model again",
-                        shown(found.name),
-                        shown(&self.tensor.name)
-                    ),
+                    "'{}' is not the one scale that its metadata say '{}' has; export the model again",
+                    shown(found.name),
+                    shown(&self.tensor.name)
                 ));
             }
             return Ok(scale.to_vec());
@@ -241,15 +236,13 @@ impl<'a> Weight<'a> {
                 .context("a scale lies outside")?;
             let first = !std::mem::replace(&mut filled[at], true);
             if !first && *room != *scale {
-                return Err(file_error(
+                return Err(file_error!(
                     self.model.path(),
-                    format!(
-                        "'{}' has another scale at row {row}, column {col} than before in the same block of {}, of which {} says it \
+                    "'{}' has another scale at row {row}, column {col} than before in the same block of {}, of which {} says it \
                          is made; export the model again",
-                        shown(found.name),
-                        self.tensor.recipe.name(),
-                        shown(&self.tensor.name)
-                    ),
+                    shown(found.name),
+                    self.tensor.recipe.name(),
+                    shown(&self.tensor.name)
                 ));
             }
             room.copy_from_slice(scale);
@@ -278,13 +271,11 @@ impl<'a> Weight<'a> {
             }) = self.recorded
             {
                 if outer(stored, amax, choice).to_bits() != value.to_bits() {
-                    return Err(file_error(
+                    return Err(file_error!(
                         self.model.path(),
-                        format!(
-                            "'{}' is {value:?}, and its metadata say that the amax is {amax:?}, which gives {:?}; export the model again",
-                            shown(found.name),
-                            outer(stored, amax, choice)
-                        ),
+                        "'{}' is {value:?}, and its metadata say that the amax is {amax:?}, which gives {:?}; export the model again",
+                        shown(found.name),
+                        outer(stored, amax, choice)
                     ));
                 }
                 return Ok(amax);

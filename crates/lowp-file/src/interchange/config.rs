@@ -24,7 +24,6 @@ const LINEAR: &str = "Linear";
 pub(crate) struct Modules {
     /// Those that are quantized, by form.
     groups: Vec<(&'static Form, Vec<String>)>,
-    /// Those that are not.
     plain: Vec<String>,
 }
 
@@ -232,11 +231,9 @@ pub(crate) fn check(hub: &Hub) -> Result<()> {
     let folder = hub.model.path().parent().unwrap_or(hub.model.path());
     let unknown = |name: &str, why: String| {
         let path = folder.join(name);
-        Err(file_error(
+        Err(file_error!(
             &path,
-            format!(
-                "{why}; lowp reads compressed-tensors, modelopt and fp8 with blocks of 128x128"
-            ),
+            "{why}; lowp reads compressed-tensors, modelopt and fp8 with blocks of 128x128"
         ))
     };
     let config = match hub.config.as_ref().map(|config| config.get(KEY)) {

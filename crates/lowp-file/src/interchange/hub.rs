@@ -1,7 +1,7 @@
 //! [`Hub`]: a model as Hugging Face keeps it: a folder of weights in one file or several with an index, `config.json`, and
 //! whatever else lies next to them.
 
-use crate::error::{Context, Result, file_error, mend_file};
+use crate::error::{Context, FileError, Result, file_error, mend_file};
 use crate::files::{open_regular, read_regular};
 use crate::json::JsonObject;
 use crate::limits::hinted;
@@ -56,7 +56,6 @@ pub struct OtherFiles {
     configs: Vec<(String, PathBuf)>,
     /// Others that are carried along.
     others: Vec<(String, PathBuf)>,
-    /// What is left out.
     left_out: Vec<String>,
 }
 
@@ -153,18 +152,15 @@ fn copy(files: &[(String, PathBuf)], target: &FolderTarget) -> Result<u64> {
 
 /// The names in a folder, sorted.
 fn names(folder: &Path) -> Result<Vec<String>> {
-    let cannot =
-        |e: &dyn std::fmt::Display| file_error(folder, format!("cannot read this folder: {e}"));
+    let cannot = |e: &dyn std::fmt::Display| file_error!(folder, "cannot read this folder: {e}");
     let mut names = Vec::new();
     for entry in fs::read_dir(folder).map_err(|e| cannot(&hinted(e)))? {
         let name = entry.map_err(|e| cannot(&e))?.file_name();
         let name = name.into_string().map_err(|name| {
-            file_error(
+            file_error!(
                 folder,
-                format!(
-                    "the name '{}' in it is no Unicode text; rename that file",
-                    shown(&name.to_string_lossy())
-                ),
+                "the name '{}' in it is no Unicode text; rename that file",
+                shown(&name.to_string_lossy())
             )
         })?;
         names.push(name);
@@ -182,11 +178,9 @@ fn weights(folder: &Path, names: &[String]) -> Result<String> {
     let has = |name: &str| names.iter().any(|known| known == name);
     match (has(WEIGHTS), has(INDEX)) {
         (true, true) => {
-            return Err(file_error(
+            return Err(file_error!(
                 folder,
-                format!(
-                    "it holds {WEIGHTS} and {INDEX}, which are two models; give one of them, or move the other away"
-                ),
+                "it holds {WEIGHTS} and {INDEX}, which are two models; give one of them, or move the other away"
             ));
         }
         (true, false) => return Ok(WEIGHTS.to_owned()),
@@ -197,17 +191,15 @@ fn weights(folder: &Path, names: &[String]) -> Result<String> {
     match (&indices[..], &files[..]) {
         ([index], _) => Ok((*index).clone()),
         ([], [file]) => Ok((*file).clone()),
-        ([], []) => Err(file_error(
+        ([], []) => Err(FileError::in_file(
             folder,
             "it holds no .safetensors file and no checkpoint; give a folder that does",
         )),
-        (indices, files) => Err(file_error(
+        (indices, files) => Err(file_error!(
             folder,
-            format!(
-                "it holds {} .safetensors files and {} indices of sharded models; give the index or the file that is meant",
-                files.len(),
-                indices.len()
-            ),
+            "it holds {} .safetensors files and {} indices of sharded models; give the index or the file that is meant",
+            files.len(),
+            indices.len()
         )),
     }
 }
@@ -219,8 +211,8 @@ fn object(folder: &Path, names: &[String], name: &str) -> Result<Option<JsonObje
     }
     let path = folder.join(name);
     let bytes = read_regular(&path, MAX_CONFIG)
-        .map_err(|e| file_error(&path, format!("cannot read it: {}", hinted(e))))?;
+        .map_err(|e| file_error!(&path, "cannot read it: {}", hinted(e)))?;
     let object = JsonObject::parse(bytes)
-        .map_err(|why| file_error(&path, format!("{}; write it again", shown(&why))))?;
+        .map_err(|why| file_error!(&path, "{}; write it again", shown(&why)))?;
     Ok(Some(object))
 }

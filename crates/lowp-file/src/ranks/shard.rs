@@ -147,7 +147,6 @@ impl<'a> Plan<'a> {
         Ok(plan)
     }
 
-    /// What `rank` does of a job.
     fn part(&self, job: usize, rank: usize) -> Result<Part> {
         let (tensor, full) = self.jobs[job];
         let Setup { recipe, usage, .. } = self.setup;

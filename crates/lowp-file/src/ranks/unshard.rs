@@ -144,12 +144,10 @@ impl RankFiles {
             .symmetric_difference(&expected)
             .next()
         {
-            return Err(file_error(
+            return Err(file_error!(
                 model.path(),
-                format!(
-                    "'{}' is not in the files of all ranks; shard the model again",
-                    shown(name)
-                ),
+                "'{}' is not in the files of all ranks; shard the model again",
+                shown(name)
             ));
         }
         for (name, tensor) in tensors {
@@ -162,24 +160,20 @@ impl RankFiles {
                 ));
             };
             if (shard.rank, shard.cuts.world()) != (rank, world) {
-                return Err(file_error(
+                return Err(file_error!(
                     model.path(),
-                    format!(
-                        "'{}' belongs to rank {} of {}; give the file its own name back",
-                        shown(name),
-                        shard.rank,
-                        shard.cuts.world()
-                    ),
+                    "'{}' belongs to rank {} of {}; give the file its own name back",
+                    shown(name),
+                    shard.rank,
+                    shard.cuts.world()
                 ));
             }
             let (first, _) = &self.tensors[name];
             if common(&tensor.text) != common(&first.text) || tensor.usage != first.usage {
-                return Err(file_error(
+                return Err(file_error!(
                     model.path(),
-                    format!(
-                        "'{}' was sharded with other options than on rank 0; shard the model again",
-                        shown(name)
-                    ),
+                    "'{}' was sharded with other options than on rank 0; shard the model again",
+                    shown(name)
                 ));
             }
         }
@@ -217,12 +211,10 @@ impl RankFiles {
                     Ok(())
                 })?;
             if agreed.as_ref().is_some_and(|agreed| *agreed != bytes) {
-                return Err(file_error(
+                return Err(file_error!(
                     model.path(),
-                    format!(
-                        "'{}' differs from rank 0's; shard the model again",
-                        shown(&field.name(name))
-                    ),
+                    "'{}' differs from rank 0's; shard the model again",
+                    shown(&field.name(name))
                 ));
             }
             agreed = Some(bytes);
@@ -253,12 +245,10 @@ impl RankFiles {
             };
             let piece = range.len();
             if found != piece {
-                return Err(file_error(
+                return Err(file_error!(
                     model.path(),
-                    format!(
-                        "'{}' has {found} bytes, not {piece}; shard the model again",
-                        shown(&field.name(name))
-                    ),
+                    "'{}' has {found} bytes, not {piece}; shard the model again",
+                    shown(&field.name(name))
                 ));
             }
             model
