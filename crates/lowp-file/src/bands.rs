@@ -1,8 +1,7 @@
 //! [`Bands`]: the cast of a matrix in bands of rows, so that memory holds a band and the codes of two, or of one where two would be too many.
 
-use crate::background::Deferred;
 use crate::cast::{self, Needs, SharedAmaxes, cast, cast_known, empty, observe};
-use crate::error::{FileError, Result};
+use crate::error::Result;
 use crate::fields::{self, Field, worked};
 use crate::model::Tensor;
 use crate::pack::Packed;
@@ -12,7 +11,7 @@ use crate::region::{Region, is_of_all_rows, is_whole};
 use crate::reuse::DoubleBuffer;
 use crate::select::Matrix;
 use crate::source::{Room, load_in, mapped};
-use crate::write::{HELD, Parts, Sink};
+use crate::write::{HELD, InRegions, Parts};
 use half::bf16;
 use lowp_comm::LocalComm;
 use lowp_format::{Axis, Recipe, Shape};
@@ -286,10 +285,7 @@ impl<'a, B: Backend> Bands<'a, B> {
         let make = || empty(self.cast.backend, setup.recipe, shape, &specs);
         let codes = &self.memory.codes;
         let source = self.source(rows)?;
-        let codes = match self.bands_alternate() {
-            true => codes.take(fits, make)?,
-            false => codes.take_one(fits, make)?,
-        };
+        let codes = codes.take(self.bands_alternate(), fits, make)?;
         Ok((source, codes))
     }
 }
@@ -348,39 +344,15 @@ impl<B: Backend> Parts for Bands<'_, B> {
             // The same for all rows.
             _ => (band == 0).then_some(Region::FIRST),
         };
-        Ok(Some(Box::new(Band {
+        Ok(Some(Box::new(InRegions {
             regions: fields.iter().zip(&own).map(region).collect(),
-            packed: Packed {
+            parts: Packed {
                 backend: backend.clone(),
                 tensor,
                 amax,
                 fields: own,
             },
         })))
-    }
-
-    fn write(&self, _: usize, _: &mut Sink<'_>) -> Result<()> {
-        Err(FileError::Missing("its bands are written".to_owned()))
-    }
-}
-
-/// Rows of a quantized tensor, and where their bytes lie among those of all.
-struct Band<B: Backend> {
-    packed: Packed<B>,
-    regions: Vec<Option<Region>>,
-}
-
-impl<B: Backend> Parts for Band<B> {
-    fn write(&self, part: usize, sink: &mut Sink<'_>) -> Result<()> {
-        self.packed.write(part, sink)
-    }
-
-    fn deferred(&self, part: usize) -> Option<Box<dyn Deferred>> {
-        self.packed.deferred(part)
-    }
-
-    fn region(&self, part: usize) -> Option<Region> {
-        self.regions.get(part).copied().flatten()
     }
 }
 

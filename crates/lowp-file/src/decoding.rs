@@ -1,19 +1,19 @@
 //! [`Decoding`]: a quantized tensor that is decoded in bands of rows.
 
 use crate::background::Deferred;
+use crate::buffer_bytes::{deferred, each_chunk};
 use crate::cast::Tensor;
 use crate::dtypes::FloatName;
-use crate::error::{Context, FileError, Result};
+use crate::error::{Context, Result};
 use crate::region::Region;
 use crate::reuse::DoubleBuffer;
 use crate::round::{self, Overflows};
 use crate::source::own;
 use crate::unpack::decode_into;
-use crate::write::{HELD, Parts, Sink};
+use crate::write::{HELD, InRegions, Parts, Sink};
 use lowp_format::{Axis, BufferSpec, Orientation, QuantizedTensor, Shape, lcm};
 use lowp_kernels::{Backend, CpuBuffer};
 use std::any::Any;
-use std::io;
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -120,14 +120,13 @@ impl<B: Backend> Parts for Decoding<'_, B> {
         let len = shape.elements();
         let fits = |values: &B::Buffer<f32>| self.backend.len::<f32>(values) == len;
         let make = || self.backend.alloc::<f32>(len);
-        let values = match self.bands_alternate() {
-            true => self.memory.take(fits, make)?,
-            false => self.memory.take_one(fits, make)?,
-        };
+        let values = self.memory.take(self.bands_alternate(), fits, make)?;
         decode_into(self.backend, &codes, self.orientation, &values)?;
-        Ok(Some(Box::new(DecodedRows {
-            region: Region::from(rows.start * all.cols * self.float.size()),
-            decoded: Decoded {
+        Ok(Some(Box::new(InRegions {
+            regions: vec![Some(Region::from(
+                rows.start * all.cols * self.float.size(),
+            ))],
+            parts: Decoded {
                 backend: self.backend.clone(),
                 values,
                 float: self.float,
@@ -136,34 +135,7 @@ impl<B: Backend> Parts for Decoding<'_, B> {
             },
         })))
     }
-
-    fn write(&self, _: usize, _: &mut Sink<'_>) -> Result<()> {
-        Err(FileError::Missing("its bands are written".to_owned()))
-    }
 }
-
-/// Rows of a decoded tensor.
-struct DecodedRows<'a, B: Backend> {
-    decoded: Decoded<'a, B>,
-    region: Region,
-}
-
-impl<B: Backend> Parts for DecodedRows<'_, B> {
-    fn write(&self, part: usize, sink: &mut Sink<'_>) -> Result<()> {
-        self.decoded.write(part, sink)
-    }
-
-    fn deferred(&self, part: usize) -> Option<Box<dyn Deferred>> {
-        self.decoded.deferred(part)
-    }
-
-    fn region(&self, _: usize) -> Option<Region> {
-        Some(self.region)
-    }
-}
-
-/// Values that become bytes at a time.
-const CHUNK: usize = 1 << 18;
 
 /// The values of a tensor, its only part.
 pub(crate) struct Decoded<'a, B: Backend> {
@@ -175,69 +147,29 @@ pub(crate) struct Decoded<'a, B: Backend> {
     pub(crate) overflows: &'a Overflows,
 }
 
-/// f32 values, whose bytes are those of the file.
-struct Floats<B: Backend> {
-    backend: B,
-    values: Arc<B::Buffer<f32>>,
-}
-
-impl<B: Backend> Deferred for Floats<B> {
-    fn len(&self) -> usize {
-        self.backend.len::<f32>(&self.values) * size_of::<f32>()
-    }
-
-    fn each(&self, take: &mut dyn FnMut(&[u8]) -> io::Result<()>) -> io::Result<()> {
-        let values: &dyn Any = &*self.values;
-        if let Some(on_host) = values.downcast_ref::<CpuBuffer<f32>>()
-            && cfg!(target_endian = "little")
-        {
-            let values = on_host.read().map_err(io::Error::other)?;
-            return take(bytemuck::cast_slice(&values));
-        }
-        let (len, mut bytes) = (self.len() / size_of::<f32>(), Vec::new());
-        let mut values = vec![0f32; CHUNK.min(len)];
-        for start in (0..len).step_by(CHUNK) {
-            let values = &mut values[..CHUNK.min(len - start)];
-            let read = self.backend.read(&self.values, start, values);
-            read.map_err(io::Error::other)?;
-            bytes.clear();
-            round::append(FloatName::F32, values, &mut bytes);
-            take(&bytes)?;
-        }
-        Ok(())
-    }
-}
-
 impl<B: Backend> Parts for Decoded<'_, B> {
     fn deferred(&self, _: usize) -> Option<Box<dyn Deferred>> {
-        let is_long = self.backend.len::<f32>(&self.values) >= CHUNK;
-        (is_long && self.float == FloatName::F32).then(|| -> Box<dyn Deferred> {
-            Box::new(Floats {
-                backend: self.backend.clone(),
-                values: Arc::clone(&self.values),
-            })
-        })
+        match self.float {
+            FloatName::F32 => deferred::<f32, B, _>(&self.backend, &self.values, &self.values),
+            FloatName::Bf16 | FloatName::F16 => None,
+        }
     }
 
     fn write(&self, _: usize, sink: &mut Sink<'_>) -> Result<()> {
-        let len = self.backend.len::<f32>(&self.values);
-        let (mut values, mut bytes) = (vec![0f32; CHUNK.min(len)], Vec::new());
-        for start in (0..len).step_by(CHUNK) {
-            let values = &mut values[..CHUNK.min(len - start)];
-            self.backend.read(&self.values, start, values)?;
+        let mut bytes = Vec::new();
+        each_chunk::<f32, B, _>(&self.backend, &self.values, |values| {
             bytes.clear();
             let overflowed = round::append(self.float, values, &mut bytes);
             self.overflows.add(self.name, overflowed);
-            sink(&bytes)?;
-        }
-        Ok(())
+            sink(&bytes)
+        })
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::reuse::Reused;
+    use crate::error::FileError;
     use crate::unpack::decode;
     use lowp_format::{AnyRecipe, Usage};
     use lowp_kernels::{Cpu, Source};
@@ -254,7 +186,7 @@ mod tests {
             let source = Source::F32(Cpu.upload(&source)?);
             let codes = quantize(&Cpu, recipe, shape, Usage::BOTH, source, None)?;
             for orientation in Orientation::ALL {
-                let whole = decode(&Cpu, &codes, orientation, &Reused::default())?;
+                let whole = decode(&Cpu, &codes, orientation)?;
                 let serves = |spec: &&BufferSpec| spec.key.usage.contains(orientation.usage());
                 let specs = codes.buffers().iter().map(|buffer| buffer.spec);
                 let specs: Vec<_> = specs.filter(|spec| serves(&spec)).collect();

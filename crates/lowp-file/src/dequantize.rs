@@ -17,7 +17,7 @@ use crate::unpack::{orientation, unpack};
 use crate::write::{Item, ItemSource, Parts};
 use lowp_format::Orientation;
 use lowp_kernels::Backend;
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 
 /// A quantized model that is to be decoded.
 #[derive(Debug)]
@@ -71,17 +71,8 @@ impl<'a> Dequantize<'a> {
         let Hub {
             model, other_files, ..
         } = self.hub;
-        let fields: BTreeSet<String> = self
-            .tensors
-            .values()
-            .flat_map(|tensor| tensor.fields.iter().map(|field| field.name(&tensor.name)))
-            .collect();
-        let passed = model
-            .tensors()
-            .filter(|tensor| !fields.contains(tensor.name));
-        let mut groups: Vec<Group<'_>> = passed
-            .map(|tensor| Group::of(Item::input(tensor)))
-            .collect();
+        let passed = meta::others(model, &self.tensors).map(Item::input);
+        let mut groups: Vec<Group<'_>> = passed.map(Group::of).collect();
         let mut jobs: Vec<(&Quantized, Orientation)> = Vec::new();
         for tensor in self.tensors.values() {
             let orientation = orientation(model, tensor, requested)?;

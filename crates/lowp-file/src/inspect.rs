@@ -12,7 +12,6 @@ use crate::unpack::{orientation, unpack};
 use lowp_format::{Orientation, Part, Recipe, elements_of};
 use lowp_kernels::Cpu;
 use serde::Serialize;
-use std::collections::BTreeSet;
 
 /// One file, or one sharded model.
 #[derive(Debug, Serialize)]
@@ -94,15 +93,8 @@ pub fn inspect(model: &Model, reference: Option<&Model>) -> Result<Report> {
 
 fn report(model: &Model, reference: Option<&Model>) -> Result<Report> {
     let quantized = meta::quantized(model)?;
-    let fields: BTreeSet<String> = quantized
-        .values()
-        .flat_map(|tensor| tensor.fields.iter().map(|field| field.name(&tensor.name)))
-        .collect();
     let (mut bytes, mut elements, mut tensors) = (0, 0, Vec::new());
-    for tensor in model
-        .tensors()
-        .filter(|tensor| !fields.contains(tensor.name))
-    {
+    for tensor in meta::others(model, &quantized) {
         let count: usize = tensor.shape.iter().product();
         (bytes, elements) = (bytes + tensor.len(), elements + count);
         tensors.push(TensorReport {

@@ -47,6 +47,7 @@ pub mod verify;
 
 mod background;
 mod bands;
+mod buffer_bytes;
 mod cast;
 mod decoding;
 mod difference;

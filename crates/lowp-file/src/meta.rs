@@ -5,7 +5,7 @@ use crate::dtypes::Named;
 use crate::error::{Result, file_error};
 use crate::fields::{self, Field};
 use crate::keys::{TENSOR_PREFIX, key};
-use crate::model::Model;
+use crate::model::{Model, Tensor};
 use crate::options::Options;
 use crate::text::{message, shown};
 use lowp_format::has_tensor_scale;
@@ -13,7 +13,7 @@ use lowp_format::{AnyRecipe, BufferList, Form, FormatError, Recipe, RowCuts, Sha
 use safetensors::Dtype;
 use serde::de::Error;
 use serde::{Deserialize, Deserializer, Serialize};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 /// The part of a tensor that a rank file holds.
 #[derive(Clone, Debug, Deserialize, PartialEq, Serialize)]
@@ -52,6 +52,28 @@ pub(crate) struct Text {
     pub(crate) amax_group: Option<Vec<String>>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) shard: Option<ShardText>,
+}
+
+impl Text {
+    /// A tensor of `dtype` and `shape` that was quantized as `recipe` says for `usage`, scales in `form`.
+    pub(crate) fn new(
+        recipe: &impl Recipe,
+        (dtype, shape): (Dtype, &[usize]),
+        usage: Usage,
+        form: Form,
+    ) -> Self {
+        Self {
+            recipe: recipe.name().to_owned(),
+            options: Options::of(recipe),
+            shape: shape.to_vec(),
+            dtype: Named::label(dtype).to_owned(),
+            usage: usage.label().to_owned(),
+            scales: Named::label(form).to_owned(),
+            delayed_scale: None,
+            amax_group: None,
+            shard: None,
+        }
+    }
 }
 
 /// A number that f32 holds; a larger one would be infinite.
@@ -216,6 +238,16 @@ pub fn quantized(model: &Model) -> Result<BTreeMap<String, Quantized>> {
         Some(found.map(|tensor| (name.to_owned(), tensor)))
     });
     tensors.collect()
+}
+
+/// The tensors of `model` that are no fields of the `quantized` ones.
+pub(crate) fn others<'m>(
+    model: &'m Model,
+    quantized: &BTreeMap<String, Quantized>,
+) -> impl Iterator<Item = Tensor<'m>> + use<'m> {
+    let fields: BTreeSet<String> = quantized.values().flat_map(Quantized::fields).collect();
+    let tensors = model.tensors();
+    tensors.filter(move |tensor| !fields.contains(tensor.name))
 }
 
 /// The quantized tensor `name` of `model`, if there is one.

@@ -1,7 +1,6 @@
 //! A model with its matrices in a low-precision recipe.
 
 use crate::bands::{Bands, Cast};
-use crate::dtypes::Named;
 use crate::error::{Result, file_error};
 use crate::fields::{self, Field, worked};
 use crate::flat::Flat;
@@ -12,7 +11,6 @@ use crate::interchange::shards::{Group, Weights};
 use crate::keys;
 use crate::meta::Text;
 use crate::model::{Model, Tensor};
-use crate::options::Options;
 use crate::out::Out;
 use crate::pack::Packed;
 use crate::progress::Progress;
@@ -156,14 +154,7 @@ pub(crate) fn copied_metadata(model: &Model) -> BTreeMap<String, String> {
 /// What the metadata say of a tensor that was `dtype` and `shape`, stored for `usage`.
 pub(crate) fn text(setup: &Setup, (dtype, shape): (Dtype, &[usize]), usage: Usage) -> Text {
     Text {
-        recipe: setup.recipe.name().to_owned(),
-        options: Options::of(&setup.recipe),
-        shape: shape.to_vec(),
-        dtype: Named::label(dtype).to_owned(),
-        usage: usage.label().to_owned(),
-        scales: Named::label(setup.form).to_owned(),
         delayed_scale: setup.delayed_scale,
-        amax_group: None,
-        shard: None,
+        ..Text::new(&setup.recipe, (dtype, shape), usage, setup.form)
     }
 }

@@ -3,7 +3,6 @@
 use crate::cast::Tensor;
 use crate::error::Result;
 use crate::model::Tensor as Source;
-use crate::reuse::Reused;
 use crate::source::each_value;
 use crate::unpack::decode;
 use lowp_format::{BufferSpec, Code, Orientation, Part, Shape, codec};
@@ -124,7 +123,7 @@ impl Distance {
         reference: &Source<'_>,
         from: usize,
     ) -> Result<Self> {
-        let decoded = decode(&Cpu, tensor, orientation, &Reused::default())?;
+        let decoded = decode(&Cpu, tensor, orientation)?;
         let decoded = decoded.read()?;
         let (mut error, mut total, mut largest) = (0.0f64, 0.0f64, 0.0f64);
         let mut non_finite = 0;

@@ -6,7 +6,6 @@ use crate::fields::{holding, worked};
 use crate::meta::{self, Quantized};
 use crate::model::Model;
 use crate::remedy::Remedy;
-use crate::reuse::Reused;
 use crate::source::{each_value, own};
 use crate::text::shown;
 use lowp_format::{
@@ -31,7 +30,7 @@ impl Model {
         if let Some(tensor) = meta::find(self, name)? {
             let orientation = orientation(self, &tensor, None)?;
             let codes = unpack(&Cpu, self, &tensor, Some(orientation))?;
-            let values = decode(&Cpu, &codes, orientation, &Reused::default())?;
+            let values = decode(&Cpu, &codes, orientation)?;
             return Ok(Cpu.download(&values)?);
         }
         let Some(tensor) = self.get(name) else {
@@ -75,18 +74,13 @@ pub(crate) fn unpack<B: Backend>(
     })
 }
 
-/// The values of `tensor` as `orientation` serves them, in the buffer of `spare`.
+/// The values of `tensor` as `orientation` serves them.
 pub(crate) fn decode<B: Backend>(
     backend: &B,
     tensor: &Tensor<B>,
     orientation: Orientation,
-    spare: &Reused<B::Buffer<f32>>,
 ) -> Result<B::Buffer<f32>> {
-    let len = tensor.shape().elements();
-    let out = spare.take(
-        |out| backend.len::<f32>(out) == len,
-        || backend.alloc::<f32>(len),
-    )?;
+    let out = backend.alloc::<f32>(tensor.shape().elements())?;
     decode_into(backend, tensor, orientation, &out)?;
     Ok(out)
 }

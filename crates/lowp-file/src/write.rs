@@ -56,8 +56,10 @@ const WAITING: usize = HELD / 2;
 
 /// What a job made; its parts become bytes one at a time.
 pub(crate) trait Parts {
-    /// Hands the bytes of one part to `sink`.
-    fn write(&self, part: usize, sink: &mut Sink<'_>) -> Result<()>;
+    /// Hands the bytes of one part to `sink`; never called of what has bands.
+    fn write(&self, _part: usize, _sink: &mut Sink<'_>) -> Result<()> {
+        Err(FileError::Missing("its bands are written".to_owned()))
+    }
 
     /// The bytes of one part as another thread can read them while what comes next is made; `None` of parts that are handed over.
     fn deferred(&self, _part: usize) -> Option<Box<dyn Deferred>> {
@@ -88,6 +90,26 @@ pub(crate) trait Parts {
     /// that one, too, where they do not take turns.
     fn band(&self, _band: usize) -> Result<Option<Box<dyn Parts + '_>>> {
         Ok(None)
+    }
+}
+
+/// Parts with the region of each in the whole part, if it has any there.
+pub(crate) struct InRegions<P> {
+    pub(crate) parts: P,
+    pub(crate) regions: Vec<Option<Region>>,
+}
+
+impl<P: Parts> Parts for InRegions<P> {
+    fn write(&self, part: usize, sink: &mut Sink<'_>) -> Result<()> {
+        self.parts.write(part, sink)
+    }
+
+    fn deferred(&self, part: usize) -> Option<Box<dyn Deferred>> {
+        self.parts.deferred(part)
+    }
+
+    fn region(&self, part: usize) -> Option<Region> {
+        self.regions.get(part).copied().flatten()
     }
 }
 
@@ -376,10 +398,6 @@ mod tests {
     }
 
     impl Parts for Bands {
-        fn write(&self, _: usize, _: &mut Sink<'_>) -> Result<()> {
-            Err(FileError::Missing("its bands are written".to_owned()))
-        }
-
         fn bands(&self) -> usize {
             BANDS
         }

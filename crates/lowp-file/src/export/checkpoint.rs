@@ -1,12 +1,11 @@
 //! [`Trained`]: the weights of a checkpoint of `lowp train --save`.
 
-use crate::dtypes::{FloatName, Named};
+use crate::dtypes::FloatName;
 use crate::error::{Context, Result, file_error, input_error, mend_file};
 use crate::fields::keeps_amax;
 use crate::interchange::amax::nearest;
 use crate::json::JsonObject;
 use crate::meta::{Quantized, Text};
-use crate::options::Options;
 use crate::remedy::Remedy;
 use crate::round;
 use crate::round::Overflows;
@@ -385,17 +384,7 @@ fn weight(saved: &str, about: &Value) -> Result<Option<Quantized>, String> {
     let recipe = AnyRecipe::from_name(recipe_name, &options).map_err(|e| e.to_string())?;
     let shape: [usize; 2] =
         serde_json::from_value(about["shape"].clone()).map_err(|e| e.to_string())?;
-    let text = Text {
-        recipe: recipe_name.to_owned(),
-        options: Options::of(&recipe),
-        shape: shape.to_vec(),
-        dtype: Named::label(Dtype::F32).to_owned(),
-        usage: Usage::BOTH.label().to_owned(),
-        scales: Named::label(Form::Padded).to_owned(),
-        delayed_scale: None,
-        amax_group: None,
-        shard: None,
-    };
+    let text = Text::new(&recipe, (Dtype::F32, &shape), Usage::BOTH, Form::Padded);
     let tensor = Quantized::from_text(&file_name(saved), text)?;
     Ok((weight_record(&recipe, tensor.full) == *about).then_some(tensor))
 }

@@ -21,7 +21,7 @@ use crate::round::Overflows;
 use crate::select::check_groups;
 use crate::target::FolderTarget;
 use crate::write::{Item, Parts};
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::path::Path;
 use weight::{Weight, Work};
 
@@ -29,7 +29,7 @@ pub use crate::interchange::forms::{Target, stored_name, targets};
 pub use checkpoint::Trained;
 pub(crate) use checkpoint::transposed;
 pub use fused::{Fused, run_as_one};
-pub(crate) use weight::{base, choice, outer};
+pub(crate) use weight::choice;
 
 /// A model or a checkpoint that is to be exported.
 #[derive(Debug)]
@@ -60,14 +60,7 @@ impl<'a> Export<'a> {
                 Remedy::Quantize,
             ));
         }
-        let fields: BTreeSet<String> = tensors
-            .values()
-            .flat_map(|tensor| tensor.fields.iter().map(|field| field.name(&tensor.name)))
-            .collect();
-        let passed = model
-            .tensors()
-            .filter(|tensor| !fields.contains(tensor.name));
-        let plain = passed.map(Item::input).collect();
+        let plain = meta::others(model, &tensors).map(Item::input).collect();
         let weights = tensors.into_values();
         let weights = weights.map(|tensor| Weight::of_file(model, tensor, to));
         let mut metadata = copied_metadata(model);

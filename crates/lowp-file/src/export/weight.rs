@@ -6,7 +6,7 @@ use crate::dequantize::dims;
 use crate::dtypes::{FloatName, Named};
 use crate::error::{Context, FileError, Result, input_error, mend, mend_file};
 use crate::fields::{self, Content as Kind, Field, holding};
-use crate::interchange::forms::{self, Axes, Content, Form, Operand, Stored, Target};
+use crate::interchange::forms::{self, Axes, Content, Form, Operand, Stored, Target, base};
 use crate::interchange::record::{self, Numbers};
 use crate::interchange::shards::Group;
 use crate::keys;
@@ -21,9 +21,7 @@ use crate::text::shown;
 use crate::unpack::{orientation, unpack};
 use crate::write::{Item, ItemSource, Parts, Sink};
 use lowp_format::has_tensor_scale;
-use lowp_format::{
-    FourOverSix, Orientation, Part, Recipe, ScaleLayout, ScaleRule, Usage, two_level_encode_scale,
-};
+use lowp_format::{FourOverSix, Orientation, Part, Recipe, ScaleLayout, ScaleRule, Usage};
 use lowp_kernels::{Cpu, CpuBuffer};
 use safetensors::Dtype;
 use std::sync::Arc;
@@ -164,14 +162,9 @@ impl<'a> Weight<'a> {
                     .insert(keys::key(name), serde_json::to_string(&text)?);
             }
             Work::Stored(form) => {
-                let base = base(name).unwrap_or_default();
                 for (part, stored) in form.tensors.iter().enumerate() {
-                    let name = match form.tensors.len() {
-                        1 => name.clone(),
-                        _ => format!("{base}{}", stored.suffix),
-                    };
                     group.items.push(made(
-                        name,
+                        form.name_of(name, stored),
                         stored.dtype,
                         stored.dims(&form.operand, *full),
                         part,
@@ -287,7 +280,7 @@ impl<'a> Weight<'a> {
             return Ok(f32::from_le_bytes(*scale));
         }
         let amax = self.amax()?.context("there is no amax")?;
-        Ok(outer(stored, amax, choice(&self.tensor.recipe)))
+        Ok(stored.outer(amax, choice(&self.tensor.recipe)))
     }
 
     /// The numbers of the whole tensor.
@@ -391,12 +384,6 @@ fn restorable(recipe: &impl Recipe, usage: Usage) -> Usage {
     }
 }
 
-/// What the name of a weight has before `weight`.
-pub(crate) fn base(name: &str) -> Option<&str> {
-    let base = name.strip_suffix("weight")?;
-    (base.is_empty() || base.ends_with('.')).then_some(base)
-}
-
 /// Most rows of a tensor without elements whose scales are written: a file states any number of them.
 const MAX_EMPTY_LINES: usize = 1 << 20;
 
@@ -491,14 +478,6 @@ impl Rewrapped<'_> {
             sink(&line)?;
         }
         Ok(())
-    }
-}
-
-/// What stands above the block scales of a form, of `amax`.
-pub(crate) fn outer(stored: &Stored, amax: f32, choice: FourOverSix) -> f32 {
-    match stored.content {
-        Content::AmaxShare => amax / choice.largest(),
-        _ => two_level_encode_scale(amax, choice),
     }
 }
 

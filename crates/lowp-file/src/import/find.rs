@@ -1,17 +1,14 @@
 //! Which tensors of a model are the weights of another program.
 
 use super::weight::Weight;
-use crate::dtypes::Named;
 use crate::error::{Result, file_error, mend_file};
-use crate::export::base;
 use crate::fields;
 use crate::interchange::config::source_dtype;
-use crate::interchange::forms::{self, Content, FORMS, Form};
+use crate::interchange::forms::{self, Content, FORMS, Form, base};
 use crate::interchange::hub::Hub;
 use crate::interchange::record::{Recorded, records};
 use crate::meta::{Quantized, Text};
 use crate::model::{Model, Tensor};
-use crate::options::Options;
 use crate::remedy::Remedy;
 use crate::text::{dims, shown};
 use lowp_format::{BufferSpec, Origin, Recipe, Shape, Usage};
@@ -144,17 +141,11 @@ fn foreign_weight<'a>(
     let name = format!("{stem}weight");
     let wrong = |why: String| file_error!(model.path(), "'{}': {why}", shown(&name));
     let recipe = forms::recipe(form).ok_or_else(|| wrong(format!("no recipe is {}", form.name)))?;
-    let text = Text {
-        recipe: recipe.name().to_owned(),
-        options: Options::of(&recipe),
-        shape: vec![shape.rows, shape.cols],
-        dtype: source_dtype(hub.config.as_ref()).to_owned(),
-        usage: Usage::ROWWISE.label().to_owned(),
-        scales: Named::label(lowp_format::Form::Padded).to_owned(),
-        delayed_scale: None,
-        amax_group: None,
-        shard: None,
-    };
+    let source = (
+        source_dtype(hub.config.as_ref()),
+        &[shape.rows, shape.cols][..],
+    );
+    let text = Text::new(&recipe, source, Usage::ROWWISE, lowp_format::Form::Padded);
     let tensor = Quantized::from_text(&name, text).map_err(wrong)?;
     Ok(Weight::stored(model, form, tensor, None))
 }

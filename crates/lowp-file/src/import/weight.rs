@@ -3,7 +3,7 @@
 use crate::decoding::Decoding;
 use crate::dtypes::FloatName;
 use crate::error::{Context, Result, file_error, mend_file};
-use crate::export::{base, choice, outer, transposed};
+use crate::export::{choice, transposed};
 use crate::fields::{keeps_amax, worked};
 use crate::interchange::amax::nearest;
 use crate::interchange::forms::{Content, Form, Stored};
@@ -88,25 +88,9 @@ impl<'a> Weight<'a> {
             Some(form) => form
                 .tensors
                 .iter()
-                .map(|stored| self.name_of(form, stored))
+                .map(|stored| form.name_of(&self.tensor.name, stored))
                 .collect(),
-            None => self
-                .tensor
-                .fields
-                .iter()
-                .map(|field| field.name(&self.tensor.name))
-                .collect(),
-        }
-    }
-
-    fn name_of(&self, form: &Form, stored: &Stored) -> String {
-        match form.tensors.len() {
-            1 => self.tensor.name.clone(),
-            _ => format!(
-                "{}{}",
-                base(&self.tensor.name).unwrap_or_default(),
-                stored.suffix
-            ),
+            None => self.tensor.fields().collect(),
         }
     }
 
@@ -179,7 +163,7 @@ impl<'a> Weight<'a> {
         let form = self.form.context("its tensors are lowp's own")?;
         let stored = form.tensors.iter().find(|stored| content(stored.content));
         let stored = stored.with_context(|| format!("{} has no such tensor", form.name))?;
-        let found = self.model.get(&self.name_of(form, stored));
+        let found = self.model.get(&form.name_of(&self.tensor.name, stored));
         Ok((stored, found.context("it was there")?))
     }
 
@@ -270,12 +254,12 @@ impl<'a> Weight<'a> {
                 amax: Some(amax), ..
             }) = self.recorded
             {
-                if outer(stored, amax, choice).to_bits() != value.to_bits() {
+                if stored.outer(amax, choice).to_bits() != value.to_bits() {
                     return Err(file_error!(
                         self.model.path(),
                         "'{}' is {value:?}, and its metadata say that the amax is {amax:?}, which gives {:?}; export the model again",
                         shown(found.name),
-                        outer(stored, amax, choice)
+                        stored.outer(amax, choice)
                     ));
                 }
                 return Ok(amax);
@@ -284,7 +268,7 @@ impl<'a> Weight<'a> {
                 Content::AmaxShare => value * choice.largest(),
                 _ => choice.largest() / value,
             };
-            return Ok(nearest(value, guess, |amax| outer(stored, amax, choice)));
+            return Ok(nearest(value, guess, |amax| stored.outer(amax, choice)));
         }
         if let Some(Numbers {
             amax: Some(amax), ..

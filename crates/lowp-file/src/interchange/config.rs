@@ -6,6 +6,7 @@ use crate::interchange::hub::{CONFIG, Hub, MODELOPT_CONFIG};
 use crate::interchange::shards::json_text;
 use crate::json::JsonObject;
 use crate::text::shown;
+use safetensors::Dtype;
 use serde_json::{Map, Value, json};
 
 /// The key of `config.json`.
@@ -210,13 +211,13 @@ fn producer() -> Value {
 }
 
 /// What the source of weights was, by the configuration of their model: one of the three dtypes that are quantized.
-pub(crate) fn source_dtype(config: Option<&JsonObject>) -> &'static str {
+pub(crate) fn source_dtype(config: Option<&JsonObject>) -> Dtype {
     let value = |key| config.and_then(|config| config.get(key).ok().flatten());
     let said = value("dtype").or_else(|| value("torch_dtype"));
     match said.as_ref().and_then(Value::as_str) {
-        Some("float32") => "F32",
-        Some("float16") => "F16",
-        _ => "BF16",
+        Some("float32") => Dtype::F32,
+        Some("float16") => Dtype::F16,
+        _ => Dtype::BF16,
     }
 }
 
