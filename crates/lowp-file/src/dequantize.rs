@@ -4,10 +4,10 @@ use crate::decoding::Decoding;
 use crate::dtypes::FloatName;
 use crate::error::{Result, mend_file};
 use crate::interchange::hub::Hub;
-use crate::interchange::shards::{Group, Weights};
 use crate::keys;
 use crate::meta::{self, Quantized};
 use crate::out::Out;
+use crate::outputs::{Group, Outputs};
 use crate::progress::Progress;
 use crate::quantize::copied_metadata;
 use crate::remedy::Remedy;
@@ -104,18 +104,18 @@ impl<'a> Dequantize<'a> {
         });
         let mut metadata = copied_metadata(model);
         metadata.remove(keys::FORMAT_KEY);
-        let weights = Weights {
+        let outputs = Outputs {
             groups,
             metadata,
             make,
             sources: Vec::new(),
         };
-        weights.check()?;
-        let bytes = out.write([model], &weights, progress, |target| {
+        outputs.check()?;
+        let bytes = out.write([model], &outputs, progress, |target| {
             other_files.copy_all(target)
         })?;
-        let (decoded, tensors) = (self.tensors.len(), weights.groups.len());
-        drop(weights);
+        let (decoded, tensors) = (self.tensors.len(), outputs.groups.len());
+        drop(outputs);
         Ok(Dequantized {
             decoded,
             tensors,

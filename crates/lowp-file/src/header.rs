@@ -61,43 +61,18 @@ struct Offsets {
 #[serde(untagged)]
 enum Entry {
     Tensor(Offsets),
-    Object(Keys),
+    Object(Entries<IgnoredAny, false>),
     Other(IgnoredAny),
-}
-
-/// The keys of a JSON object, in the order of the text, with those that are there twice.
-struct Keys(Vec<String>);
-
-impl<'de> Deserialize<'de> for Keys {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        struct Collect;
-        impl<'de> Visitor<'de> for Collect {
-            type Value = Keys;
-
-            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                f.write_str("an object")
-            }
-
-            fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Keys, A::Error> {
-                let mut keys = Vec::new();
-                while let Some((key, IgnoredAny)) = map.next_entry::<String, IgnoredAny>()? {
-                    keys.push(key);
-                }
-                Ok(Keys(keys))
-            }
-        }
-        deserializer.deserialize_map(Collect)
-    }
 }
 
 /// Finds repeated names, overlaps, gaps and a file that is cut off; the crate's own errors name none of these.
 fn check_entries(header: &[u8], data: usize) -> Result<(), String> {
-    let Unique(entries) = serde_json::from_slice::<Unique<Entry>>(header)
+    let Entries(entries) = serde_json::from_slice::<Entries<Entry, true>>(header)
         .map_err(|e| json_problem("the header is no valid JSON object", &e))?;
     for (name, entry) in &entries {
-        if let Entry::Object(Keys(keys)) = entry {
+        if let Entry::Object(Entries(keys)) = entry {
             let mut seen = BTreeSet::new();
-            if let Some(key) = keys.iter().find(|key| !seen.insert(key.as_str())) {
+            if let Some((key, _)) = keys.iter().find(|(key, _)| !seen.insert(key.as_str())) {
                 return Err(format!(
                     "the key '{}' of '{}' is there twice; write the file again",
                     shown(key),
@@ -179,14 +154,14 @@ fn explain(error: &SafeTensorError) -> String {
     }
 }
 
-/// A JSON object whose keys are all different, in the order of the text.
-pub(crate) struct Unique<V>(pub(crate) Vec<(String, V)>);
+/// A JSON object, in the order of the text. Where `UNIQUE` a key that is there twice is an error.
+pub(crate) struct Entries<V, const UNIQUE: bool>(pub(crate) Vec<(String, V)>);
 
-impl<'de, V: Deserialize<'de>> Deserialize<'de> for Unique<V> {
+impl<'de, V: Deserialize<'de>, const UNIQUE: bool> Deserialize<'de> for Entries<V, UNIQUE> {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        struct Keys<V>(PhantomData<V>);
-        impl<'de, V: Deserialize<'de>> Visitor<'de> for Keys<V> {
-            type Value = Unique<V>;
+        struct Collect<V, const UNIQUE: bool>(PhantomData<V>);
+        impl<'de, V: Deserialize<'de>, const UNIQUE: bool> Visitor<'de> for Collect<V, UNIQUE> {
+            type Value = Entries<V, UNIQUE>;
 
             fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
                 f.write_str("an object")
@@ -195,17 +170,15 @@ impl<'de, V: Deserialize<'de>> Deserialize<'de> for Unique<V> {
             fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Self::Value, A::Error> {
                 let (mut entries, mut seen) = (Vec::new(), BTreeSet::new());
                 while let Some((key, value)) = map.next_entry::<String, V>()? {
-                    if !seen.insert(key.clone()) {
-                        return Err(A::Error::custom(format!(
-                            "'{}' is there twice",
-                            shown(&key)
-                        )));
+                    if UNIQUE && !seen.insert(key.clone()) {
+                        let twice = format!("'{}' is there twice", shown(&key));
+                        return Err(A::Error::custom(twice));
                     }
                     entries.push((key, value));
                 }
-                Ok(Unique(entries))
+                Ok(Entries(entries))
             }
         }
-        deserializer.deserialize_map(Keys(PhantomData))
+        deserializer.deserialize_map(Collect(PhantomData))
     }
 }

@@ -128,6 +128,11 @@ impl From<&serde_json::Map<String, Value>> for JsonObject {
     }
 }
 
+/// A JSON document as text.
+pub(crate) fn json_text(value: &Value) -> serde_json::Result<String> {
+    Ok(serde_json::to_string_pretty(value)? + "\n")
+}
+
 /// A value as text, in lines of `indent` if there is one.
 fn printed(value: &Value, indent: Option<&str>) -> String {
     let Some(indent) = indent else {

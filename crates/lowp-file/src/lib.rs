@@ -65,6 +65,7 @@ mod mmap;
 mod new_model;
 mod options;
 mod out;
+mod outputs;
 mod pack;
 mod progress;
 mod rank_names;

@@ -3,7 +3,7 @@
 use crate::error::{Context, FileError, Result, file_error, input_error};
 use crate::files::{open_regular, read_regular};
 use crate::foreign;
-use crate::header::{self, Unique};
+use crate::header::{self, Entries};
 use crate::keys;
 use crate::limits::hinted;
 use crate::mmap::{self, Bytes, Reader};
@@ -162,14 +162,14 @@ impl Model {
     fn add_index(&mut self, path: &Path) -> Result<()> {
         #[derive(serde::Deserialize)]
         struct Index {
-            weight_map: Unique<String>,
+            weight_map: Entries<String, true>,
         }
         let text = read_regular(path, MAX_HEADER as u64).map_err(|e| cannot_read(path, e))?;
         if let Some(what) = foreign::explain(&text) {
             return Err(FileError::in_file(path, what));
         }
         let Index {
-            weight_map: Unique(mut places),
+            weight_map: Entries(mut places),
         } = serde_json::from_slice(&text).map_err(|e| {
             file_error!(
                 path,

@@ -4,9 +4,9 @@ use crate::cast::{cast, empty, observe};
 use crate::codes::{Codes, amax_of, check_dtype};
 use crate::error::{Context, FileError, Result, input_error};
 use crate::fields::{self, Field, worked};
-use crate::interchange::shards::{Group, Weights};
 use crate::keys;
 use crate::out::Out;
+use crate::outputs::{Group, Outputs};
 use crate::pack::Packed;
 use crate::quantize::{made_items, text};
 use crate::round;
@@ -201,14 +201,14 @@ impl<'a> NewModel<'a> {
             });
         }
         let version = (keys::FORMAT_KEY.to_owned(), keys::FORMAT.to_owned());
-        let weights = Weights {
+        let outputs = Outputs {
             groups,
             metadata: BTreeMap::from([version]),
             make: Box::new(|job| self.parts(self.tensors.get(job).context("no such tensor")?)),
             sources: Vec::new(),
         };
-        weights.check()?;
-        Out::file(path, [])?.write([], &weights, &(), |_| Ok(0))
+        outputs.check()?;
+        Out::file(path, [])?.write([], &outputs, &(), |_| Ok(0))
     }
 
     /// The names that a tensor has one amax with.

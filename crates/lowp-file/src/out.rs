@@ -1,8 +1,8 @@
 //! [`Out`]: where a model is written: one file, or a folder as Hugging Face keeps models.
 
 use crate::error::Result;
-use crate::interchange::shards::Weights;
 use crate::model::Model;
+use crate::outputs::Outputs;
 use crate::progress::Progress;
 use crate::target::{FileTarget, FolderTarget};
 use std::path::Path;
@@ -41,12 +41,12 @@ impl Out {
         FolderTarget::new(path, inputs).map(|folder| Self::Folder(folder, most))
     }
 
-    /// Writes `weights`, which are made of `inputs`, and in a folder what `add_files` puts there, which returns its bytes. Returns the bytes of
+    /// Writes `outputs`, which are made of `inputs`, and in a folder what `add_files` puts there, which returns its bytes. Returns the bytes of
     /// all files.
     pub(crate) fn write<'m>(
         self,
         inputs: impl IntoIterator<Item = &'m Model>,
-        weights: &Weights<'_>,
+        outputs: &Outputs<'_>,
         progress: &dyn Progress,
         add_files: impl FnOnce(&FolderTarget) -> Result<u64>,
     ) -> Result<u64> {
@@ -54,13 +54,12 @@ impl Out {
         let mut steady = || inputs.try_for_each(|model| model.steady(Ok(())));
         match self {
             Self::File(target) => {
-                let outputs = weights.whole();
-                progress.begin(outputs.work());
-                target.fill(|draft| outputs.write(draft, progress), steady)
+                progress.begin(outputs.work(u64::MAX));
+                target.fill(|draft| outputs.write_one(draft, progress), steady)
             }
             Self::Folder(target, most) => {
-                progress.begin(weights.work(most));
-                let written = weights.write(&target, most, progress);
+                progress.begin(outputs.work(most));
+                let written = outputs.write(&target, most, progress);
                 let written = written.and_then(|bytes| Ok(bytes + add_files(&target)?));
                 // An input that was changed is reported as such, whatever failed because of it.
                 steady()?;

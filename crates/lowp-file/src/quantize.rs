@@ -7,11 +7,11 @@ use crate::flat::Flat;
 pub use crate::flat::FlatCuts;
 use crate::groups::{Amaxes, Groups};
 use crate::interchange::hub::Hub;
-use crate::interchange::shards::{Group, Weights};
 use crate::keys;
 use crate::meta::Text;
 use crate::model::{Model, Tensor};
 use crate::out::Out;
+use crate::outputs::{Group, Outputs};
 use crate::pack::Packed;
 use crate::progress::Progress;
 use crate::select::{Choice, Choices, Matrix, Setup};
@@ -39,21 +39,21 @@ pub fn quantize<B: Backend>(
     progress: &dyn Progress,
 ) -> Result<u64> {
     choices.are_of(&hub.model)?;
-    let weights = weights(backend, &hub.model, &choices.all, cuts, progress)?;
-    weights.check()?;
-    out.write([&hub.model], &weights, progress, |target| {
+    let outputs = outputs(backend, &hub.model, &choices.all, cuts, progress)?;
+    outputs.check()?;
+    out.write([&hub.model], &outputs, progress, |target| {
         hub.other_files.copy_all(target)
     })
 }
 
 /// What `choices` of `model` become, cast through flat slices where there are `cuts`.
-pub(crate) fn weights<'a, B: Backend>(
+pub(crate) fn outputs<'a, B: Backend>(
     backend: &'a B,
     model: &Model,
     choices: &[Choice<'a>],
     cuts: Option<FlatCuts>,
     progress: &'a dyn Progress,
-) -> Result<Weights<'a>> {
+) -> Result<Outputs<'a>> {
     let (mut groups, mut sources) = (Vec::new(), Vec::new());
     let members = Groups::of(choices);
     let mut jobs: Vec<(Choice<'a>, Matrix, Vec<Field>)> = Vec::new();
@@ -118,7 +118,7 @@ pub(crate) fn weights<'a, B: Backend>(
             fields,
         }) as Box<dyn Parts>)
     });
-    Ok(Weights {
+    Ok(Outputs {
         groups,
         metadata: copied_metadata(model),
         make,

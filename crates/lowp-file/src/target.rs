@@ -74,6 +74,13 @@ impl FolderTarget {
         Draft::new(file.map(BackgroundFile::new), &self.0.path().join(name))
     }
 
+    /// Writes a text into the file called `name`. Returns its bytes.
+    pub(crate) fn write_text(&self, name: &str, text: &str) -> Result<u64> {
+        let mut draft = self.create(name)?;
+        draft.write(text.as_bytes())?;
+        draft.finish()
+    }
+
     /// The same for one of many files that are written at a time.
     pub(crate) fn create_small(&self, name: &str) -> Result<Draft> {
         let file = File::create(self.0.draft().join(name));

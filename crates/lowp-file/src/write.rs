@@ -18,7 +18,7 @@ use std::collections::{BTreeMap, BTreeSet};
 pub(crate) enum ItemSource<'a> {
     /// A tensor of the input, unchanged.
     Input(Tensor<'a>),
-    /// Part `part` of what [`Outputs::make`] returns for `job`.
+    /// Part `part` of what [`Make`] returns for `job`.
     Made { job: usize, part: usize },
 }
 
@@ -116,54 +116,13 @@ impl<P: Parts> Parts for InRegions<P> {
 /// Makes the parts of a job.
 pub(crate) type Make<'a> = Box<dyn Fn(usize) -> Result<Box<dyn Parts + 'a>> + 'a>;
 
-/// Everything that goes into one file.
-pub(crate) struct Outputs<'a> {
-    pub(crate) items: Vec<Item<'a>>,
-    pub(crate) metadata: BTreeMap<String, String>,
-    /// Makes tensors. The order of the calls follows from names and dtypes alone, never from sizes.
-    pub(crate) make: Make<'a>,
-    /// Bytes of the input that `make` reads, and tells its progress, each time it makes a job.
-    pub(crate) sources: Vec<usize>,
-}
-
-impl<'a> Outputs<'a> {
-    /// Bytes of all tensors.
-    pub(crate) fn bytes(&self) -> usize {
-        self.items.iter().map(|item| item.bytes).sum()
-    }
-
-    /// What the progress of writing everything adds up to: each job that has a tensor here is made once.
-    pub(crate) fn work(&self) -> usize {
-        let job = |item: &Item<'_>| match item.source {
-            ItemSource::Made { job, .. } => Some(job),
-            ItemSource::Input(_) => None,
-        };
-        let jobs: BTreeSet<usize> = self.items.iter().filter_map(job).collect();
-        let read = |job: usize| self.sources.get(job).copied().unwrap_or(0);
-        self.bytes() + jobs.into_iter().map(read).sum::<usize>()
-    }
-
-    /// Rejects names that are there twice.
-    pub(crate) fn check(&self) -> Result<()> {
-        check_names(&self.items)
-    }
-
-    /// Writes the file.
-    pub(crate) fn write(&self, draft: &mut Draft, progress: &dyn Progress) -> Result<()> {
-        let items = sorted(&self.items);
-        let header = header(&items, &self.metadata)?;
-        draft.write_at(0, &header)?;
-        let begin = header.len() as u64;
-        fill(draft, begin, &items, &self.make, progress, |item| {
-            Ok(Some(item.bytes))
-        })
-    }
-}
-
 /// Rejects names that are there twice.
-pub(crate) fn check_names(items: &[Item<'_>]) -> Result<()> {
+pub(crate) fn check_names<'i, 'a: 'i>(items: impl IntoIterator<Item = &'i Item<'a>>) -> Result<()> {
     let mut seen = BTreeSet::new();
-    match items.iter().find(|item| !seen.insert(item.name.as_str())) {
+    match items
+        .into_iter()
+        .find(|item| !seen.insert(item.name.as_str()))
+    {
         None => Ok(()),
         Some(item) => Err(input_error(format!(
             "two output tensors would be called '{}'; rename one in the input, or leave it out",
@@ -174,8 +133,10 @@ pub(crate) fn check_names(items: &[Item<'_>]) -> Result<()> {
 
 /// The items in the order in which they are written, which is that of the safetensors package: wide dtypes first, so
 /// that every tensor is aligned.
-pub(crate) fn sorted<'i, 'a>(items: &'i [Item<'a>]) -> Vec<&'i Item<'a>> {
-    let mut items: Vec<&Item<'_>> = items.iter().collect();
+pub(crate) fn sorted<'i, 'a: 'i>(
+    items: impl IntoIterator<Item = &'i Item<'a>>,
+) -> Vec<&'i Item<'a>> {
+    let mut items: Vec<&Item<'_>> = items.into_iter().collect();
     items.sort_by_key(|item| (Reverse(item.dtype), item.name.as_str()));
     items
 }
@@ -346,6 +307,7 @@ pub(crate) fn header(items: &[&Item<'_>], metadata: &BTreeMap<String, String>) -
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::outputs::{Group, Outputs};
     use crate::target::FileTarget;
     use std::io;
     use std::sync::Arc;
@@ -443,13 +405,13 @@ mod tests {
             held,
         };
         let outputs = Outputs {
-            items: (0..2).map(item).collect(),
+            groups: (0..2).map(|job| Group::of(item(job))).collect(),
             metadata: BTreeMap::new(),
             make: Box::new(move |job| Ok(Box::new(bands(job)))),
             sources: vec![0; 2],
         };
         let progress = ();
-        target.fill(|draft| outputs.write(draft, &progress), || Ok(()))?;
+        target.fill(|draft| outputs.write_one(draft, &progress), || Ok(()))?;
         assert_eq!(written.load(Ordering::SeqCst), 2 * BANDS);
         Ok(())
     }

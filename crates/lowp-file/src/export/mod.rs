@@ -9,10 +9,10 @@ use crate::error::{Result, input_error, mend_file};
 use crate::interchange::config::Modules;
 use crate::interchange::hub::Hub;
 use crate::interchange::record;
-use crate::interchange::shards::{Group, Weights, write_text};
 use crate::json::JsonObject;
 use crate::keys;
 use crate::meta;
+use crate::outputs::{Group, Outputs};
 use crate::progress::Progress;
 use crate::quantize::copied_metadata;
 use crate::remedy::Remedy;
@@ -171,7 +171,7 @@ impl<'a> Export<'a> {
         groups.extend(plain);
         groups.sort_by(|a, b| a.0.cmp(b.0));
         let (overflows, memory) = (Overflows::default(), DoubleBuffer::default());
-        let weights = Weights {
+        let outputs = Outputs {
             groups: groups.into_iter().map(|(_, group)| group).collect(),
             metadata: std::mem::take(&mut self.metadata),
             make: Box::new(|job| match self.weights.get(job) {
@@ -180,15 +180,15 @@ impl<'a> Export<'a> {
             }),
             sources: Vec::new(),
         };
-        weights.check()?;
+        outputs.check()?;
         let documents = modules.documents(to, self.config.as_ref())?;
         let files = hub.into_iter().flat_map(|hub| hub.model.files());
         let target = FolderTarget::new(output, files)?;
-        progress.begin(weights.work(most));
-        let written = weights.write(&target, most, progress);
+        progress.begin(outputs.work(most));
+        let written = outputs.write(&target, most, progress);
         let written = written.and_then(|mut written| {
             for (name, document) in &documents {
-                written += write_text(&target, name, document)?;
+                written += target.write_text(name, document)?;
             }
             Ok(written + hub.map_or(Ok(0), |hub| hub.other_files.copy_others(&target))?)
         });
@@ -198,7 +198,7 @@ impl<'a> Export<'a> {
         }
         let written = written?;
         target.publish()?;
-        drop(weights);
+        drop(outputs);
         let decoded = |weight: &&Weight<'_>| matches!(weight.work, Work::Decoded(_));
         Ok(Exported {
             tensors: self.weights.len() + self.plain.len(),

@@ -10,10 +10,10 @@ use crate::interchange::config::{self, Modules};
 use crate::interchange::forms::Target;
 use crate::interchange::hub::Hub;
 use crate::interchange::record;
-use crate::interchange::shards::{Group, Weights, write_text};
 use crate::keys;
 use crate::meta;
 use crate::out::Out;
+use crate::outputs::{Group, Outputs};
 use crate::progress::Progress;
 use crate::quantize::{copied_metadata, made_items};
 use crate::reuse::DoubleBuffer;
@@ -148,8 +148,7 @@ impl<'a> Import<'a> {
         }
         let kept = if float.is_some() { 0 } else { own.len() };
         let import = collect(hub, found, own, (float, dtypes))?;
-        let items = import.groups.iter().flat_map(|group| group.items.clone());
-        check_names(&items.collect::<Vec<_>>())?;
+        check_names(import.groups.iter().flat_map(|group| &group.items))?;
         Ok(Self { kept, ..import })
     }
 
@@ -170,15 +169,8 @@ impl<'a> Import<'a> {
     /// A weight cannot be read, its parts do not fit each other, or the output cannot be written.
     pub fn write(&self, out: Out, progress: &dyn Progress) -> Result<(u64, Overflows)> {
         let (hub, memory, overflows) = (self.hub, DoubleBuffer::default(), Overflows::default());
-        let weights = Weights {
-            groups: self
-                .groups
-                .iter()
-                .map(|group| Group {
-                    items: group.items.clone(),
-                    metadata: group.metadata.clone(),
-                })
-                .collect(),
+        let outputs = Outputs {
+            groups: self.groups.clone(),
             metadata: self.metadata.clone(),
             make: Box::new(|job| match self.weights.get(job) {
                 Some(weight) => weight.parts(self.float, &overflows, &memory),
@@ -186,14 +178,14 @@ impl<'a> Import<'a> {
             }),
             sources: Vec::new(),
         };
-        let written = out.write([&hub.model], &weights, progress, |target| {
+        let written = out.write([&hub.model], &outputs, progress, |target| {
             let mut written = 0;
             for (name, document) in Modules::default().documents(Target::Te, hub.config.as_ref())? {
-                written += write_text(target, name, &document)?;
+                written += target.write_text(name, &document)?;
             }
             Ok(written + hub.other_files.copy_others(target)?)
         })?;
-        drop(weights);
+        drop(outputs);
         Ok((written, overflows))
     }
 }

@@ -3,8 +3,8 @@
 use crate::error::{Result, file_error};
 use crate::interchange::forms::{Form, Target};
 use crate::interchange::hub::{CONFIG, Hub, MODELOPT_CONFIG};
-use crate::interchange::shards::json_text;
 use crate::json::JsonObject;
+use crate::json::json_text;
 use crate::text::shown;
 use safetensors::Dtype;
 use serde_json::{Map, Value, json};

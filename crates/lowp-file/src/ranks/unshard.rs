@@ -5,11 +5,11 @@ use crate::dtypes::Dtypes;
 use crate::error::{Context, FileError, Result, file_error, input_error, mend_file};
 use crate::fields::{self, Content, Field, holding, worked};
 use crate::interchange::hub::OtherFiles;
-use crate::interchange::shards::{Group, Weights};
 use crate::keys;
 use crate::meta::{self, Quantized, Shard, Text};
 use crate::model::Model;
 use crate::out::Out;
+use crate::outputs::{Group, Outputs};
 use crate::pack::Packed;
 use crate::progress::Progress;
 use crate::quantize::{copied_metadata, made_items};
@@ -120,10 +120,10 @@ impl RankFiles {
         progress: &dyn Progress,
     ) -> Result<(u64, OtherFiles)> {
         let other_files = OtherFiles::in_folder(&self.folder, &paths(&self.folder)?)?;
-        let weights = weights(self, dtypes)?;
-        weights.check()?;
+        let outputs = outputs(self, dtypes)?;
+        outputs.check()?;
         let inputs = self.ranks.iter().map(|rank| &rank.model);
-        let written = out.write(inputs, &weights, progress, |target| {
+        let written = out.write(inputs, &outputs, progress, |target| {
             other_files.copy_all(target)
         })?;
         Ok((written, other_files))
@@ -340,7 +340,7 @@ fn common(text: &Text) -> Text {
 }
 
 /// What is written.
-fn weights(files: &RankFiles, dtypes: Dtypes) -> Result<Weights<'_>> {
+fn outputs(files: &RankFiles, dtypes: Dtypes) -> Result<Outputs<'_>> {
     let mut groups = Vec::new();
     let mut jobs: Vec<(&Quantized, Vec<Field>)> = Vec::new();
     for rank in &files.ranks {
@@ -381,7 +381,7 @@ fn weights(files: &RankFiles, dtypes: Dtypes) -> Result<Weights<'_>> {
             fields,
         }) as Box<dyn Parts>)
     });
-    Ok(Weights {
+    Ok(Outputs {
         groups,
         metadata: files.metadata.clone(),
         make,
