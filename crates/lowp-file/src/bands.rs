@@ -2,7 +2,7 @@
 
 use crate::cast::{self, Needs, SharedAmaxes, cast, cast_known, empty, observe};
 use crate::error::Result;
-use crate::fields::{self, Field, worked};
+use crate::fields::{Field, worked};
 use crate::model::Tensor;
 use crate::pack::Packed;
 use crate::process;
@@ -234,15 +234,7 @@ impl<'a, B: Backend> Bands<'a, B> {
 
     fn fields(&self, rows: usize) -> Result<Vec<Field>> {
         let Matrix { shape, setup } = self.cast.matrix;
-        let specs = setup.recipe.buffers(setup.usage);
-        let shape = Shape::new(rows, shape.cols);
-        Ok(fields::fields(
-            &setup.recipe,
-            &specs,
-            shape,
-            setup.usage,
-            setup.form,
-        )?)
+        Ok(setup.fields(shape.with_rows(rows))?)
     }
 
     fn rows_of(&self, band: usize) -> Range<usize> {
@@ -329,12 +321,12 @@ impl<B: Backend> Parts for Bands<'_, B> {
         }
         progress.add(values.len() / self.shape.rows.max(1) * rows.len());
         if rows.len() >= self.shape.rows && self.bands() == 1 {
-            return Ok(Some(Box::new(Packed {
-                backend: backend.clone(),
+            return Ok(Some(Box::new(Packed::new(
+                backend,
                 tensor,
                 amax,
-                fields: fields.clone(),
-            })));
+                fields.clone(),
+            ))));
         }
         let own = self.fields(rows.len())?;
         let region = |(whole, own): (&Field, &Field)| match (&whole.layout, &own.layout) {
@@ -346,12 +338,7 @@ impl<B: Backend> Parts for Bands<'_, B> {
         };
         Ok(Some(Box::new(InRegions {
             regions: fields.iter().zip(&own).map(region).collect(),
-            parts: Packed {
-                backend: backend.clone(),
-                tensor,
-                amax,
-                fields: own,
-            },
+            parts: Packed::new(backend, tensor, amax, own),
         })))
     }
 }

@@ -3,12 +3,13 @@
 use crate::dtypes::Named;
 use crate::error::{Context, FileError, Result, file_error, input_error};
 use crate::fields::{Content, keeps_amax};
-use crate::interchange::amax::nearest;
+use crate::interchange::amax::amax_of_scale;
 pub use crate::meta::{Quantized, quantized};
 use crate::model::{Model, Tensor};
+use crate::round::first_f32;
 use crate::text::shown;
 use crate::unpack::unpack;
-use lowp_format::{AnyRecipe, Orientation, Part, QuantizedTensor, Recipe, Shape, Usage};
+use lowp_format::{AnyRecipe, Part, QuantizedTensor, Shape, Usage};
 use lowp_kernels::{Backend, Cpu, CpuBuffer};
 use safetensors::Dtype;
 
@@ -115,11 +116,8 @@ pub(crate) fn amax_of(codes: &Codes) -> Result<Option<f32>> {
     let mut scale = scale.filter(|buffer| buffer.spec.key.part == Part::DecodeScale);
     let scale = scale.next().context("it has no scale")?;
     let bytes = Cpu.download::<u8>(&scale.storage)?;
-    let bytes = bytes.first_chunk().copied();
-    let decode = f32::from_le_bytes(bytes.context("its scale is empty")?);
-    let largest = recipe.kernel(Orientation::Rowwise).element.max_finite();
-    let amax = nearest(decode, decode * largest, |amax| 1.0 / (largest / amax));
-    Ok(Some(amax))
+    let decode = first_f32(&bytes).context("its scale is empty")?;
+    Ok(Some(amax_of_scale(decode, &recipe)))
 }
 
 /// Rejects a dtype that no quantized tensor is of.

@@ -14,7 +14,7 @@ use crate::remedy::Remedy;
 use crate::reuse::DoubleBuffer;
 pub use crate::round::Overflows;
 use crate::unpack::{orientation, unpack};
-use crate::write::{Item, ItemSource, Parts};
+use crate::write::{Item, Parts};
 use lowp_format::Orientation;
 use lowp_kernels::Backend;
 use std::collections::BTreeMap;
@@ -76,19 +76,14 @@ impl<'a> Dequantize<'a> {
         let mut jobs: Vec<(&Quantized, Orientation)> = Vec::new();
         for tensor in self.tensors.values() {
             let orientation = orientation(model, tensor, requested)?;
-            groups.push(Group::of(Item {
-                name: tensor.name.clone(),
-                dtype: float.into(),
-                shape: dims(tensor),
-                bytes: tensor.shape.elements() * float.size(),
-                source: ItemSource::Made {
-                    job: jobs.len(),
-                    part: 0,
-                },
-            }));
+            groups.push(Group::of(Item::made(
+                (jobs.len(), 0),
+                tensor.name.clone(),
+                float.into(),
+                dims(tensor),
+            )));
             jobs.push((tensor, orientation));
         }
-        groups.sort_by(|a, b| a.name().cmp(b.name()));
         let (overflows, memory) = (Overflows::default(), DoubleBuffer::default());
         let make = Box::new(|job: usize| {
             let (tensor, orientation) = jobs[job];
@@ -104,12 +99,7 @@ impl<'a> Dequantize<'a> {
         });
         let mut metadata = copied_metadata(model);
         metadata.remove(keys::FORMAT_KEY);
-        let outputs = Outputs {
-            groups,
-            metadata,
-            make,
-            sources: Vec::new(),
-        };
+        let outputs = Outputs::sorted(groups, metadata, make);
         outputs.check()?;
         let bytes = out.write([model], &outputs, progress, |target| {
             other_files.copy_all(target)

@@ -2,11 +2,12 @@
 
 use crate::cast::{has_delayed_scale, is_scale};
 use crate::dtypes::Named;
-use crate::error::{Result, file_error};
+use crate::error::{Result, file_error, mend_file};
 use crate::fields::{self, Field};
 use crate::keys::{TENSOR_PREFIX, key};
 use crate::model::{Model, Tensor};
 use crate::options::Options;
+use crate::remedy::Remedy;
 use crate::text::{message, shown};
 use lowp_format::has_tensor_scale;
 use lowp_format::{AnyRecipe, BufferList, Form, FormatError, Recipe, RowCuts, Shape, Usage};
@@ -124,6 +125,18 @@ impl Quantized {
     fn read(name: &str, json: &str) -> Result<Self, String> {
         let text: Text = serde_json::from_str(json).map_err(|e| e.to_string())?;
         Self::from_text(name, text)
+    }
+
+    /// Rejects the rows of one rank of `model`.
+    pub(crate) fn check_whole(&self, model: &Model) -> Result<()> {
+        match self.shard {
+            None => Ok(()),
+            Some(_) => Err(mend_file(
+                model.path(),
+                format!("'{}' is a part of a tensor", shown(&self.name)),
+                Remedy::Unshard,
+            )),
+        }
     }
 
     /// What `text` says of tensor `name`.

@@ -8,11 +8,11 @@ use crate::keys;
 use crate::out::Out;
 use crate::outputs::{Group, Outputs};
 use crate::pack::Packed;
-use crate::quantize::{made_items, text};
+use crate::quantize::text;
 use crate::round;
 use crate::select::Setup;
 use crate::text::shown;
-use crate::write::{Item, ItemSource, Parts, Sink};
+use crate::write::{Item, Parts, Sink};
 use half::{bf16, f16};
 use lowp_comm::LocalComm;
 use lowp_format::{QuantizedTensor, Recipe};
@@ -182,21 +182,16 @@ impl<'a> NewModel<'a> {
         let mut groups = Vec::new();
         for (job, tensor) in self.tensors.iter().enumerate() {
             groups.push(match &tensor.quantized {
-                None => Group::of(Item {
-                    name: tensor.name.clone(),
-                    dtype: tensor.dtype,
-                    shape: tensor.shape.clone(),
-                    bytes: tensor.bytes(),
-                    source: ItemSource::Made { job, part: 0 },
-                }),
+                None => Group::of(Item::made(
+                    (job, 0),
+                    tensor.name.clone(),
+                    tensor.dtype,
+                    tensor.shape.clone(),
+                )),
                 Some((setup, fields)) => {
                     let mut text = text(setup, (tensor.dtype, &tensor.shape[..]), setup.usage);
                     text.amax_group = self.group_of(&tensor.name).cloned();
-                    let said = (keys::key(&tensor.name), serde_json::to_string(&text)?);
-                    Group {
-                        items: made_items(job, &tensor.name, fields),
-                        metadata: BTreeMap::from([said]),
-                    }
+                    Group::quantized(job, &tensor.name, fields, &text)?
                 }
             });
         }
@@ -221,14 +216,13 @@ impl<'a> NewModel<'a> {
         let Some((setup, fields)) = &tensor.quantized else {
             return Ok(Box::new(Kept(&tensor.data)));
         };
-        let packed = |codes, amax| Packed {
-            backend: Cpu,
-            tensor: codes,
-            amax,
-            fields: fields.clone(),
-        };
         if let Data::Codes(codes, amax) = &tensor.data {
-            return Ok(Box::new(packed(Arc::clone(codes), *amax)));
+            return Ok(Box::new(Packed::new(
+                &Cpu,
+                Arc::clone(codes),
+                *amax,
+                fields.clone(),
+            )));
         }
         let specs = setup.recipe.buffers(setup.usage);
         let shape = fields::matrix(&tensor.shape)?;
@@ -241,7 +235,7 @@ impl<'a> NewModel<'a> {
             tensor.source()?,
             scale,
         )?;
-        Ok(Box::new(packed(Arc::new(codes), amax)))
+        Ok(Box::new(Packed::new(&Cpu, codes, amax, fields.clone())))
     }
 
     /// The amax of the group that a tensor is in.
@@ -262,20 +256,10 @@ impl<'a> NewModel<'a> {
 fn fields_of(setup: &Setup, shape: &[usize]) -> Result<Vec<Field>> {
     let matrix = fields::matrix(shape)?;
     setup.recipe.check(matrix)?;
-    let specs = setup.recipe.buffers(setup.usage);
-    let fields = fields::fields(&setup.recipe, &specs, matrix, setup.usage, setup.form)?;
-    Ok(fields::called(&fields, setup.dtypes))
+    Ok(fields::called(&setup.fields(matrix)?, setup.dtypes))
 }
 
 impl Tensor<'_> {
-    fn bytes(&self) -> usize {
-        match &self.data {
-            Data::Values(values) => size_of_val(*values),
-            Data::Bytes(bytes) => bytes.len(),
-            Data::Codes(..) => 0,
-        }
-    }
-
     /// Its values.
     fn source(&self) -> Result<Source<Cpu>> {
         let bytes = match &self.data {

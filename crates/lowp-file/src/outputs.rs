@@ -2,8 +2,11 @@
 //! them.
 
 use crate::error::Result;
+use crate::fields::Field;
 use crate::interchange::hub::{INDEX, WEIGHTS};
 use crate::json::json_text;
+use crate::keys;
+use crate::meta::Text;
 use crate::progress::Progress;
 use crate::target::{Draft, FolderTarget};
 use crate::write::{Item, ItemSource, Make, check_names, fill, header, sorted};
@@ -13,6 +16,8 @@ use std::collections::{BTreeMap, BTreeSet};
 /// Tensors that lie in one file, with what its metadata say of them.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Group<'a> {
+    /// What it is sorted by.
+    pub(crate) name: String,
     pub(crate) items: Vec<Item<'a>>,
     pub(crate) metadata: BTreeMap<String, String>,
 }
@@ -21,14 +26,20 @@ impl<'a> Group<'a> {
     /// One tensor.
     pub(crate) fn of(item: Item<'a>) -> Self {
         Self {
+            name: item.name.clone(),
             items: vec![item],
             metadata: BTreeMap::new(),
         }
     }
 
-    /// The name of its first tensor.
-    pub(crate) fn name(&self) -> &str {
-        self.items.first().map_or("", |item| item.name.as_str())
+    /// The `fields` of the quantized tensor `name`, which are made of `job`, and what `text` says of it.
+    pub(crate) fn quantized(job: usize, name: &str, fields: &[Field], text: &Text) -> Result<Self> {
+        let said = (keys::key(name), serde_json::to_string(text)?);
+        Ok(Self {
+            name: name.to_owned(),
+            items: Item::fields(job, name, fields),
+            metadata: BTreeMap::from([said]),
+        })
     }
 }
 
@@ -44,6 +55,21 @@ pub(crate) struct Outputs<'a> {
 }
 
 impl<'a> Outputs<'a> {
+    /// `groups` in the order of their names.
+    pub(crate) fn sorted(
+        mut groups: Vec<Group<'a>>,
+        metadata: BTreeMap<String, String>,
+        make: Make<'a>,
+    ) -> Self {
+        groups.sort_by(|a, b| a.name.cmp(&b.name));
+        Self {
+            groups,
+            metadata,
+            make,
+            sources: Vec::new(),
+        }
+    }
+
     pub(crate) fn items(&self) -> impl Iterator<Item = &Item<'a>> {
         items(&self.groups)
     }

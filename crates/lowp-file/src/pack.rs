@@ -13,12 +13,28 @@ use std::sync::Arc;
 
 /// A quantized tensor, and the fields that it is written as.
 pub(crate) struct Packed<B: Backend> {
-    pub(crate) backend: B,
+    backend: B,
     /// Held until all of it is written.
-    pub(crate) tensor: Arc<Tensor<B>>,
+    tensor: Arc<Tensor<B>>,
     /// The amax of the source, where it is in no buffer.
-    pub(crate) amax: Option<f32>,
-    pub(crate) fields: Vec<Field>,
+    amax: Option<f32>,
+    fields: Vec<Field>,
+}
+
+impl<B: Backend> Packed<B> {
+    pub(crate) fn new(
+        backend: &B,
+        tensor: impl Into<Arc<Tensor<B>>>,
+        amax: Option<f32>,
+        fields: Vec<Field>,
+    ) -> Self {
+        Self {
+            backend: backend.clone(),
+            tensor: tensor.into(),
+            amax,
+            fields,
+        }
+    }
 }
 
 impl<B: Backend> Parts for Packed<B> {

@@ -17,13 +17,12 @@ use crate::progress::Progress;
 use crate::select::{Choice, Choices, Matrix, Setup};
 use crate::source::load;
 use crate::text::shown;
-use crate::write::{Item, ItemSource, Parts};
+use crate::write::{Item, Parts};
 use lowp_format::{Recipe, Usage};
 use lowp_kernels::Backend;
 use safetensors::Dtype;
 use std::collections::BTreeMap;
 use std::rc::Rc;
-use std::sync::Arc;
 
 /// Writes what `choices` of the model in `hub` become to `out`: cast on `backend`, as ranks do that cut the flattened elements where there
 /// are `cuts`, which is the same. Returns the bytes that were written.
@@ -68,18 +67,14 @@ pub(crate) fn outputs<'a, B: Backend>(
             continue;
         };
         let Matrix { shape, setup } = matrix;
-        let specs = setup.recipe.buffers(setup.usage);
-        let fields = fields::fields(&setup.recipe, &specs, shape, setup.usage, setup.form)
-            .map_err(|e| file_error!(model.path(), "'{}': {e}", shown(tensor.name)))?;
+        let fields = setup.fields(shape);
+        let fields =
+            fields.map_err(|e| file_error!(model.path(), "'{}': {e}", shown(tensor.name)))?;
         let fields = fields::called(&fields, setup.dtypes);
         sources.push(tensor.len());
         let mut text = text(&setup, (tensor.dtype, tensor.shape), setup.usage);
         text.amax_group = members.names(group);
-        let text = (keys::key(tensor.name), serde_json::to_string(&text)?);
-        groups.push(Group {
-            items: made_items(jobs.len(), tensor.name, &fields),
-            metadata: BTreeMap::from([text]),
-        });
+        groups.push(Group::quantized(jobs.len(), tensor.name, &fields, &text)?);
         jobs.push((choice, matrix, fields));
     }
     let (amaxes, memory) = (Amaxes::default(), Rc::default());
@@ -111,12 +106,7 @@ pub(crate) fn outputs<'a, B: Backend>(
         };
         let load = |range| load(backend, tensor, range, progress);
         let (tensor, amax) = cuts.cast(backend, &flat, load)?;
-        Ok(Box::new(Packed {
-            backend: backend.clone(),
-            tensor: Arc::new(tensor),
-            amax,
-            fields,
-        }) as Box<dyn Parts>)
+        Ok(Box::new(Packed::new(backend, tensor, amax, fields)) as Box<dyn Parts>)
     });
     Ok(Outputs {
         groups,
@@ -124,18 +114,6 @@ pub(crate) fn outputs<'a, B: Backend>(
         make,
         sources,
     })
-}
-
-/// The items of one job's fields.
-pub(crate) fn made_items<'a>(job: usize, name: &str, fields: &[Field]) -> Vec<Item<'a>> {
-    let item = |(part, field): (usize, &Field)| Item {
-        name: field.name(name),
-        dtype: field.dtype,
-        shape: field.shape.clone(),
-        bytes: field.bytes(),
-        source: ItemSource::Made { job, part },
-    };
-    fields.iter().enumerate().map(item).collect()
 }
 
 /// The metadata of the input that are not about quantized tensors, and the version of ours.

@@ -25,6 +25,11 @@ pub(crate) fn append(float: FloatName, values: &[f32], bytes: &mut Vec<u8>) -> u
     }
 }
 
+/// The first value of little-endian `bytes`.
+pub(crate) fn first_f32(bytes: &[u8]) -> Option<f32> {
+    bytes.first_chunk().map(|bytes| f32::from_le_bytes(*bytes))
+}
+
 fn narrow(values: &[f32], bytes: &mut Vec<u8>, round: impl Fn(f32) -> ([u8; 2], bool)) -> usize {
     let mut overflowed = 0;
     each(values, bytes, |value| {

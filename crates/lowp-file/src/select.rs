@@ -6,13 +6,13 @@ pub use crate::fields::keeps_amax;
 use crate::cast::{has_delayed_scale, is_scale};
 use crate::dtypes::{Dtypes, Named};
 use crate::error::{Result, file_error, input_error, mend_file};
-use crate::fields;
+use crate::fields::{self, Field};
 use crate::interchange::record::PREFIX;
 use crate::meta;
 use crate::model::{Model, Tensor};
 use crate::remedy::Remedy;
 use crate::text::shown;
-use lowp_format::{AnyRecipe, Form, Recipe, Shape, Usage, has_tensor_scale};
+use lowp_format::{AnyRecipe, Form, FormatError, Recipe, Shape, Usage, has_tensor_scale};
 use safetensors::Dtype;
 
 /// How tensors are quantized.
@@ -40,6 +40,12 @@ impl Setup {
             delayed_scale: None,
             dtypes: Dtypes::default(),
         }
+    }
+
+    /// The fields of a tensor of `shape`.
+    pub(crate) fn fields(&self, shape: Shape) -> Result<Vec<Field>, FormatError> {
+        let specs = self.recipe.buffers(self.usage);
+        fields::fields(&self.recipe, &specs, shape, self.usage, self.form)
     }
 
     /// Checks that the recipe takes the delayed scale.
@@ -265,7 +271,7 @@ fn fit(tensor: &Tensor<'_>, setup: &Setup) -> Result<Shape, String> {
             tensor.dtype
         ));
     }
-    let problem = |e: lowp_format::FormatError| e.to_string();
+    let problem = |e: FormatError| e.to_string();
     let shape = fields::matrix(tensor.shape).map_err(problem)?;
     setup.recipe.check(shape).map_err(problem)?;
     if shape.elements() == 0 {

@@ -9,9 +9,10 @@ use crate::remedy::Remedy;
 use crate::source::{each_value, own};
 use crate::text::shown;
 use lowp_format::{
-    BufferList, BufferSpec, Form, Orientation, Part, QuantizedTensor, ScaleLayout, Usage,
+    AnyRecipe, BufferList, BufferSpec, Form, Orientation, Origin, Part, QuantizedTensor, Recipe,
+    ScaleLayout, Shape, Usage,
 };
-use lowp_kernels::{Backend, Cpu, DecodeJob, RepackJob, Source, Work};
+use lowp_kernels::{Backend, Cpu, CpuBuffer, DecodeJob, RepackJob, Source, TransposeJob, Work};
 
 impl Model {
     /// The values of a tensor, in the order of its elements: those of a quantized one decoded as its metadata say, rowwise where that is
@@ -83,6 +84,34 @@ pub(crate) fn decode<B: Backend>(
     let out = backend.alloc::<f32>(tensor.shape().elements())?;
     decode_into(backend, tensor, orientation, &out)?;
     Ok(out)
+}
+
+/// The buffers `specs` of a matrix of `shape`: those that are no transposes of others are read.
+pub(crate) fn with_transposes(
+    recipe: AnyRecipe,
+    shape: Shape,
+    specs: &[BufferSpec],
+    read: impl Fn(&BufferSpec) -> Result<CpuBuffer<u8>>,
+) -> Result<Tensor> {
+    let all = recipe.buffers(Usage::BOTH);
+    QuantizedTensor::with_buffers(recipe, shape, specs.iter().copied(), |spec, bytes| {
+        let Origin::TransposeOf(key) = spec.origin else {
+            return read(spec);
+        };
+        let from = all.iter().find(|spec| spec.key == key);
+        let from = read(from.context("there is nothing to transpose")?)?;
+        let to = Cpu.alloc::<u8>(bytes)?;
+        let [inner, outer] = spec.entries(shape);
+        if inner * outer > 0 {
+            Cpu.once(Work::Transpose(vec![TransposeJob {
+                code: spec.code,
+                entries: [outer, inner],
+                from,
+                to: to.clone(),
+            }]))?;
+        }
+        Ok(to)
+    })
 }
 
 /// Writes the values of `tensor` as `orientation` serves them to `out`.

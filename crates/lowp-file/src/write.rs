@@ -2,6 +2,7 @@
 
 use crate::background::Deferred;
 use crate::error::{Context, FileError, Result, input_error, mend};
+use crate::fields::Field;
 use crate::model::Tensor;
 use crate::progress::Progress;
 use crate::region::Region;
@@ -42,6 +43,36 @@ impl<'a> Item<'a> {
             bytes: tensor.len(),
             source: ItemSource::Input(tensor),
         }
+    }
+
+    /// Part `part` of what is made of `job`.
+    pub(crate) fn made(
+        (job, part): (usize, usize),
+        name: String,
+        dtype: Dtype,
+        shape: Vec<usize>,
+    ) -> Self {
+        let elements: usize = shape.iter().product();
+        Self {
+            name,
+            dtype,
+            bytes: (elements * dtype.bitsize()).div_ceil(8),
+            shape,
+            source: ItemSource::Made { job, part },
+        }
+    }
+
+    /// The `fields` of the tensor called `name`, which are made of `job`.
+    pub(crate) fn fields(job: usize, name: &str, fields: &[Field]) -> Vec<Self> {
+        let item = |(part, field): (usize, &Field)| {
+            Self::made(
+                (job, part),
+                field.name(name),
+                field.dtype,
+                field.shape.clone(),
+            )
+        };
+        fields.iter().enumerate().map(item).collect()
     }
 }
 

@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::dtypes::Dtypes;
-use crate::fields::Content;
+use crate::fields::{self, Content};
 use crate::interchange::hub::Hub;
 use crate::model::Model;
 use crate::out::Out;

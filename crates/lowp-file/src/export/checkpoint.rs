@@ -7,17 +7,17 @@ use crate::interchange::amax::nearest;
 use crate::json::JsonObject;
 use crate::meta::{Quantized, Text};
 use crate::remedy::Remedy;
-use crate::round;
 use crate::round::Overflows;
+use crate::round::{self, first_f32};
 use crate::text::{message, shown};
-use crate::write::{Item, ItemSource, Parts, Sink};
+use crate::unpack::with_transposes;
+use crate::write::{Item, Parts, Sink};
 use lowp_checkpoint::{Block, Checkpoint, Dtype as Kind, is_weight_record, weight_record};
 use lowp_format::has_tensor_scale;
 use lowp_format::{
-    AnyRecipe, BufferSpec, Form, Orientation, Origin, Part, QuantizedTensor, Recipe, RecipeOptions,
-    Shape, Usage,
+    AnyRecipe, BufferSpec, Form, Orientation, Part, QuantizedTensor, Recipe, RecipeOptions, Usage,
 };
-use lowp_kernels::{Backend, Cpu, CpuBuffer, TransposeJob, Work};
+use lowp_kernels::{Backend, Cpu, CpuBuffer};
 use safetensors::Dtype;
 use serde_json::Value;
 use std::collections::{BTreeMap, BTreeSet};
@@ -201,15 +201,9 @@ impl Trained {
             .iter()
             .enumerate()
             .filter(|(_, master)| all || !master.of_weight);
-        let item = |(number, master): (usize, &Master)| Item {
-            name: master.name.clone(),
-            dtype,
-            shape: master.dims.clone(),
-            bytes: master.len * dtype.bitsize() / 8,
-            source: ItemSource::Made {
-                job: self.weights.len() + number,
-                part: 0,
-            },
+        let item = |(number, master): (usize, &Master)| {
+            let job = self.weights.len() + number;
+            Item::made((job, 0), master.name.clone(), dtype, master.dims.clone())
         };
         Ok(items.map(item).collect())
     }
@@ -260,20 +254,8 @@ impl Trained {
         specs: &[BufferSpec],
     ) -> Result<QuantizedTensor<CpuBuffer<u8>>> {
         let Quantized { recipe, full, .. } = weight.tensor;
-        let all = recipe.buffers(Usage::BOTH);
-        QuantizedTensor::with_buffers(recipe, full, specs.iter().copied(), |spec, bytes| {
-            let Origin::TransposeOf(key) = spec.origin else {
-                return Ok(Cpu.upload(&self.bytes_of(weight, spec)?)?);
-            };
-            let from = all
-                .iter()
-                .find(|spec| spec.key == key)
-                .context("there is nothing to transpose")?;
-            transposed(
-                (spec, full),
-                Cpu.upload(&self.bytes_of(weight, from)?)?,
-                bytes,
-            )
+        with_transposes(recipe, full, specs, |spec| {
+            Ok(Cpu.upload(&self.bytes_of(weight, spec)?)?)
         })
     }
 
@@ -285,7 +267,7 @@ impl Trained {
             .find(|spec| spec.key.serves(Orientation::Rowwise, Part::Amax) && spec.is_scalar());
         if let Some(spec) = kept {
             let bytes = self.bytes_of(weight, spec)?;
-            return Ok(bytes.first_chunk().map(|bytes| f32::from_le_bytes(*bytes)));
+            return Ok(first_f32(&bytes));
         }
         if !keeps_amax(recipe) {
             return Ok(None);
@@ -335,7 +317,7 @@ impl Trained {
             return Ok(None);
         };
         let bytes = self.bytes_of(weight, spec)?;
-        let Some(decode) = bytes.first_chunk().map(|bytes| f32::from_le_bytes(*bytes)) else {
+        let Some(decode) = first_f32(&bytes) else {
             return Ok(None);
         };
         let scale = nearest(decode, 1.0 / decode, |scale| 1.0 / scale);
@@ -348,25 +330,6 @@ impl Trained {
         tensor.text.delayed_scale = self.delayed_scale(weight)?;
         Ok(tensor)
     }
-}
-
-/// The transpose of `from` as the buffer `spec` of a matrix of `shape`.
-pub(crate) fn transposed(
-    (spec, shape): (&BufferSpec, Shape),
-    from: CpuBuffer<u8>,
-    bytes: usize,
-) -> Result<CpuBuffer<u8>> {
-    let to = Cpu.alloc::<u8>(bytes)?;
-    let [inner, outer] = spec.entries(shape);
-    if inner * outer > 0 {
-        Cpu.once(Work::Transpose(vec![TransposeJob {
-            code: spec.code,
-            entries: [outer, inner],
-            from,
-            to: to.clone(),
-        }]))?;
-    }
-    Ok(to)
 }
 
 /// What the index says of weight `saved`.

@@ -12,6 +12,8 @@ use crate::interchange::record;
 use crate::json::JsonObject;
 use crate::keys;
 use crate::meta;
+use crate::model::Model;
+use crate::out::Out;
 use crate::outputs::{Group, Outputs};
 use crate::progress::Progress;
 use crate::quantize::copied_metadata;
@@ -19,7 +21,6 @@ use crate::remedy::Remedy;
 use crate::reuse::DoubleBuffer;
 use crate::round::Overflows;
 use crate::select::check_groups;
-use crate::target::FolderTarget;
 use crate::write::{Item, Parts};
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -27,7 +28,6 @@ use weight::{Weight, Work};
 
 pub use crate::interchange::forms::{Target, stored_name, targets};
 pub use checkpoint::Trained;
-pub(crate) use checkpoint::transposed;
 pub use fused::{Fused, run_as_one};
 pub(crate) use weight::choice;
 
@@ -153,7 +153,7 @@ impl<'a> Export<'a> {
                 .insert(keys::FORMAT_KEY.to_owned(), keys::FORMAT.to_owned());
         }
         for (job, weight) in self.weights.iter().enumerate() {
-            groups.push((weight.name(), weight.group(job)?));
+            groups.push(weight.group(job)?);
             if let Work::Stored(form) = weight.work {
                 modules.add(form, weight.name());
                 lost += usize::from(weight.loses_columnwise());
@@ -164,46 +164,31 @@ impl<'a> Export<'a> {
                 modules.add_plain(&item.name);
             }
         }
-        let plain = self
-            .plain
-            .iter()
-            .map(|item| (item.name.as_str(), Group::of(item.clone())));
-        groups.extend(plain);
-        groups.sort_by(|a, b| a.0.cmp(b.0));
+        groups.extend(self.plain.iter().cloned().map(Group::of));
         let (overflows, memory) = (Overflows::default(), DoubleBuffer::default());
-        let outputs = Outputs {
-            groups: groups.into_iter().map(|(_, group)| group).collect(),
-            metadata: std::mem::take(&mut self.metadata),
-            make: Box::new(|job| match self.weights.get(job) {
-                Some(weight) => weight.parts(&overflows, &memory),
-                None => self.plain_parts(job, to, &overflows),
-            }),
-            sources: Vec::new(),
-        };
+        let metadata = std::mem::take(&mut self.metadata);
+        let make = Box::new(|job: usize| match self.weights.get(job) {
+            Some(weight) => weight.parts(&overflows, &memory),
+            None => self.plain_parts(job, to, &overflows),
+        });
+        let outputs = Outputs::sorted(groups, metadata, make);
         outputs.check()?;
         let documents = modules.documents(to, self.config.as_ref())?;
-        let files = hub.into_iter().flat_map(|hub| hub.model.files());
-        let target = FolderTarget::new(output, files)?;
-        progress.begin(outputs.work(most));
-        let written = outputs.write(&target, most, progress);
-        let written = written.and_then(|mut written| {
+        let models = || hub.into_iter().map(|hub| &hub.model);
+        let out = Out::folder(output, models().flat_map(Model::files), most)?;
+        let bytes = out.write(models(), &outputs, progress, |target| {
+            let mut written = 0;
             for (name, document) in &documents {
                 written += target.write_text(name, document)?;
             }
-            Ok(written + hub.map_or(Ok(0), |hub| hub.other_files.copy_others(&target))?)
-        });
-        // An input that was changed is reported as such, whatever failed because of it.
-        if let Some(hub) = hub {
-            hub.model.steady(Ok(()))?;
-        }
-        let written = written?;
-        target.publish()?;
+            Ok(written + hub.map_or(Ok(0), |hub| hub.other_files.copy_others(target))?)
+        })?;
         drop(outputs);
         let decoded = |weight: &&Weight<'_>| matches!(weight.work, Work::Decoded(_));
         Ok(Exported {
             tensors: self.weights.len() + self.plain.len(),
             quantized: self.weights.len() - self.weights.iter().filter(decoded).count(),
-            bytes: written,
+            bytes,
             lost,
             embedding: modules.embedding().map(ToOwned::to_owned),
             overflows,

@@ -4,27 +4,24 @@ use super::checkpoint::{Trained, TrainedWeight};
 use crate::decoding::Decoding;
 use crate::dequantize::dims;
 use crate::dtypes::{FloatName, Named};
-use crate::error::{Context, FileError, Result, input_error, mend, mend_file};
+use crate::error::{Context, FileError, Result, input_error, mend};
 use crate::fields::{self, Content as Kind, Field, holding};
 use crate::interchange::forms::{self, Axes, Content, Form, Operand, Stored, Target, base};
 use crate::interchange::record::{self, Numbers};
-use crate::keys;
 use crate::meta::{Quantized, Text};
 use crate::model::Model;
 use crate::outputs::Group;
 use crate::pack::Packed;
-use crate::quantize::made_items;
 use crate::remedy::Remedy;
 use crate::reuse::DoubleBuffer;
-use crate::round::Overflows;
+use crate::round::{Overflows, first_f32};
 use crate::text::shown;
 use crate::unpack::{orientation, unpack};
-use crate::write::{Item, ItemSource, Parts, Sink};
+use crate::write::{Item, Parts, Sink};
 use lowp_format::has_tensor_scale;
 use lowp_format::{FourOverSix, Orientation, Part, Recipe, ScaleLayout, ScaleRule, Usage};
 use lowp_kernels::{Cpu, CpuBuffer};
-use safetensors::Dtype;
-use std::sync::Arc;
+use std::collections::BTreeMap;
 
 /// What becomes of a weight.
 #[derive(Clone, Copy, Debug)]
@@ -63,13 +60,7 @@ struct Entries {
 impl<'a> Weight<'a> {
     /// A weight of a file.
     pub(crate) fn of_file(model: &'a Model, tensor: Quantized, to: Target) -> Result<Self> {
-        if tensor.shard.is_some() {
-            return Err(mend_file(
-                model.path(),
-                format!("'{}' is a part of a tensor", shown(&tensor.name)),
-                Remedy::Unshard,
-            ));
-        }
+        tensor.check_whole(model)?;
         Self::new(tensor, Source::File(model), to)
     }
 
@@ -133,54 +124,39 @@ impl<'a> Weight<'a> {
         let Quantized {
             name, text, full, ..
         } = &self.tensor;
-        let made = |name: String, dtype: Dtype, shape: Vec<usize>, part: usize| {
-            let elements: usize = shape.iter().product();
-            Item {
-                name,
-                dtype,
-                bytes: elements * dtype.bitsize() / 8,
-                shape,
-                source: ItemSource::Made { job, part },
-            }
-        };
-        let mut group = Group::default();
         match self.work {
-            Work::Decoded(float) => {
-                group
-                    .items
-                    .push(made(name.clone(), float.into(), dims(&self.tensor), 0));
-            }
+            Work::Decoded(float) => Ok(Group::of(Item::made(
+                (job, 0),
+                name.clone(),
+                float.into(),
+                dims(&self.tensor),
+            ))),
             Work::Fields => {
-                group.items = made_items(job, name, &self.fields);
                 let scales = Named::label(lowp_format::Form::Padded).to_owned();
                 let text = Text {
                     scales,
                     ..text.clone()
                 };
-                group
-                    .metadata
-                    .insert(keys::key(name), serde_json::to_string(&text)?);
+                Group::quantized(job, name, &self.fields, &text)
             }
             Work::Stored(form) => {
-                for (part, stored) in form.tensors.iter().enumerate() {
-                    group.items.push(made(
-                        form.name_of(name, stored),
-                        stored.dtype,
-                        stored.dims(&form.operand, *full),
-                        part,
-                    ));
-                }
+                let item = |(part, stored): (usize, &Stored)| {
+                    let dims = stored.dims(&form.operand, *full);
+                    Item::made((job, part), form.name_of(name, stored), stored.dtype, dims)
+                };
                 let usage = restorable(&self.tensor.recipe, self.tensor.usage);
                 let text = Text {
                     usage: usage.label().to_owned(),
                     ..text.clone()
                 };
-                group
-                    .metadata
-                    .insert(record::key(name), record::value(&text, self.numbers()?)?);
+                let said = (record::key(name), record::value(&text, self.numbers()?)?);
+                Ok(Group {
+                    name: name.clone(),
+                    items: form.tensors.iter().enumerate().map(item).collect(),
+                    metadata: BTreeMap::from([said]),
+                })
             }
         }
-        Ok(group)
     }
 
     /// What makes them; values in bands, in `memory`.
@@ -221,12 +197,12 @@ impl<'a> Weight<'a> {
                     Source::Checkpoint(trained, weight) => trained.tensor(weight, &specs)?,
                 };
                 let amax = self.amax()?;
-                Ok(Box::new(Packed {
-                    backend: Cpu,
-                    tensor: Arc::new(tensor),
+                Ok(Box::new(Packed::new(
+                    &Cpu,
+                    tensor,
                     amax,
-                    fields: self.fields.clone(),
-                }))
+                    self.fields.clone(),
+                )))
             }
         }
     }
@@ -250,9 +226,7 @@ impl<'a> Weight<'a> {
             return Ok(None);
         };
         let bytes = read(model, &self.tensor, field)?;
-        Ok(bytes
-            .first_chunk()
-            .map(|bytes| f32::from_le_bytes(*bytes).abs()))
+        Ok(first_f32(&bytes).map(f32::abs))
     }
 
     /// Whether a scale of what is written follows from the amax of the tensor.
@@ -276,8 +250,7 @@ impl<'a> Weight<'a> {
         };
         if stored.content == Content::Scales {
             let bytes = self.entries(Part::DecodeScale)?.bytes;
-            let scale = bytes.first_chunk().context("there is no scale")?;
-            return Ok(f32::from_le_bytes(*scale));
+            return first_f32(&bytes).context("there is no scale");
         }
         let amax = self.amax()?.context("there is no amax")?;
         Ok(stored.outer(amax, choice(&self.tensor.recipe)))
@@ -290,10 +263,9 @@ impl<'a> Weight<'a> {
             spec.key.serves(Orientation::Rowwise, Part::DecodeScale) && spec.is_scalar()
         });
         let scale = scale.map(|_| self.entries(Part::DecodeScale)).transpose()?;
-        let scale = scale.and_then(|entries| entries.bytes.first_chunk().copied());
         Ok(Numbers {
             amax: self.amax()?,
-            scale: scale.map(f32::from_le_bytes),
+            scale: scale.and_then(|entries| first_f32(&entries.bytes)),
         })
     }
 

@@ -15,11 +15,10 @@ use crate::meta;
 use crate::out::Out;
 use crate::outputs::{Group, Outputs};
 use crate::progress::Progress;
-use crate::quantize::{copied_metadata, made_items};
+use crate::quantize::copied_metadata;
 use crate::reuse::DoubleBuffer;
 use crate::round::Overflows;
-use crate::write::{Item, ItemSource, check_names};
-use safetensors::Dtype;
+use crate::write::{Item, check_names};
 use std::collections::{BTreeMap, BTreeSet};
 use weight::Weight;
 
@@ -46,74 +45,59 @@ fn collect<'a>(
     let model = &hub.model;
     let mut weights = found;
     let mut taken: BTreeSet<String> = weights.iter().flat_map(Weight::names).collect();
-    let mut groups: Vec<(String, Group<'a>)> = Vec::new();
+    let mut groups: Vec<Group<'a>> = Vec::new();
+    let kept = if float.is_some() { 0 } else { own.len() };
     for (name, tensor) in own {
-        let names: Vec<String> = tensor
-            .fields
-            .iter()
-            .map(|field| field.name(&name))
-            .collect();
+        taken.extend(tensor.fields());
         if float.is_some() {
-            taken.extend(names);
             weights.push(Weight::own(model, tensor)?);
             continue;
         }
-        let items = names
-            .iter()
-            .zip(&tensor.fields)
-            .filter_map(|(name, field)| {
-                let field = field.called(dtypes);
-                Some(Item {
-                    dtype: field.dtype,
-                    shape: field.shape,
-                    ..Item::input(model.get(name)?)
-                })
-            });
-        let mut group = Group {
-            items: items.collect(),
-            metadata: BTreeMap::new(),
-        };
+        let items = tensor.fields.iter().filter_map(|field| {
+            let called = field.called(dtypes);
+            Some(Item {
+                dtype: called.dtype,
+                shape: called.shape,
+                ..Item::input(model.get(&field.name(&name))?)
+            })
+        });
+        let items = items.collect();
         let key = keys::key(&name);
         let text = model.metadata().get(&key).cloned();
-        group.metadata.extend(text.map(|text| (key, text)));
-        taken.extend(names);
-        groups.push((name, group));
+        groups.push(Group {
+            name,
+            items,
+            metadata: text.map(|text| (key, text)).into_iter().collect(),
+        });
     }
     for (job, weight) in weights.iter().enumerate() {
-        let (name, tensor) = (weight.name().to_owned(), weight.tensor());
-        let mut group = Group::default();
-        match float {
+        let (name, tensor) = (weight.name(), weight.tensor());
+        groups.push(match float {
             None => {
-                group.items = made_items(job, &name, &fields::called(&tensor.fields, dtypes));
-                group
-                    .metadata
-                    .insert(keys::key(&name), serde_json::to_string(&tensor.text)?);
+                let fields = fields::called(&tensor.fields, dtypes);
+                Group::quantized(job, name, &fields, &tensor.text)?
             }
-            Some(float) => group.items.push(Item {
-                name: name.clone(),
-                dtype: float.into(),
-                shape: tensor.text.shape.clone(),
-                bytes: tensor.full.elements() * Dtype::from(float).bitsize() / 8,
-                source: ItemSource::Made { job, part: 0 },
-            }),
-        }
-        groups.push((name, group));
+            Some(float) => Group::of(Item::made(
+                (job, 0),
+                name.to_owned(),
+                float.into(),
+                tensor.text.shape.clone(),
+            )),
+        });
     }
-    let passed = model
-        .tensors()
-        .filter(|tensor| !taken.contains(tensor.name));
-    groups.extend(passed.map(|tensor| (tensor.name.to_owned(), Group::of(Item::input(tensor)))));
-    groups.sort_by(|a, b| a.0.cmp(&b.0));
+    let passed = model.tensors();
+    let passed = passed.filter(|tensor| !taken.contains(tensor.name));
+    groups.extend(passed.map(Item::input).map(Group::of));
+    groups.sort_by(|a, b| a.name.cmp(&b.name));
     let mut metadata = copied_metadata(model);
     metadata.retain(|key, _| !record::is_record(key));
     if float.is_some() {
         metadata.remove(keys::FORMAT_KEY);
     }
-    let groups = groups.into_iter().map(|(_, group)| group).collect();
     Ok(Import {
         hub,
         weights,
-        kept: 0,
+        kept,
         groups,
         metadata,
         float,
@@ -146,10 +130,9 @@ impl<'a> Import<'a> {
                 "it holds no quantized weight in a form that lowp reads: compressed-tensors, modelopt, deepseek or te",
             ));
         }
-        let kept = if float.is_some() { 0 } else { own.len() };
         let import = collect(hub, found, own, (float, dtypes))?;
         check_names(import.groups.iter().flat_map(|group| &group.items))?;
-        Ok(Self { kept, ..import })
+        Ok(import)
     }
 
     /// Number of weights.
@@ -169,15 +152,11 @@ impl<'a> Import<'a> {
     /// A weight cannot be read, its parts do not fit each other, or the output cannot be written.
     pub fn write(&self, out: Out, progress: &dyn Progress) -> Result<(u64, Overflows)> {
         let (hub, memory, overflows) = (self.hub, DoubleBuffer::default(), Overflows::default());
-        let outputs = Outputs {
-            groups: self.groups.clone(),
-            metadata: self.metadata.clone(),
-            make: Box::new(|job| match self.weights.get(job) {
-                Some(weight) => weight.parts(self.float, &overflows, &memory),
-                None => Err(input_error("there is no such weight")),
-            }),
-            sources: Vec::new(),
-        };
+        let make = Box::new(|job: usize| match self.weights.get(job) {
+            Some(weight) => weight.parts(self.float, &overflows, &memory),
+            None => Err(input_error("there is no such weight")),
+        });
+        let outputs = Outputs::sorted(self.groups.clone(), self.metadata.clone(), make);
         let written = out.write([&hub.model], &outputs, progress, |target| {
             let mut written = 0;
             for (name, document) in Modules::default().documents(Target::Te, hub.config.as_ref())? {

@@ -2,29 +2,27 @@
 
 use crate::decoding::Decoding;
 use crate::dtypes::FloatName;
-use crate::error::{Context, Result, file_error, mend_file};
-use crate::export::{choice, transposed};
+use crate::error::{Context, Result, file_error};
+use crate::export::choice;
 use crate::fields::{keeps_amax, worked};
-use crate::interchange::amax::nearest;
+use crate::interchange::amax::{amax_of_scale, nearest};
 use crate::interchange::forms::{Content, Form, Stored};
 use crate::interchange::record::Numbers;
 use crate::meta::Quantized;
 use crate::model::{Model, Tensor};
 use crate::pack::Packed;
-use crate::remedy::Remedy;
 use crate::reuse::DoubleBuffer;
-use crate::round::Overflows;
+use crate::round::{Overflows, first_f32};
 use crate::text::shown;
-use crate::unpack::{orientation, unpack};
+use crate::unpack::{orientation, unpack, with_transposes};
 use crate::write::Parts;
 use half::{bf16, f16};
 use lowp_format::{
-    BufferSpec, Form as ScaleForm, Orientation, Origin, Part, QuantizedTensor, Recipe, ScaleLayout,
-    Shape, Usage,
+    BufferSpec, Form as ScaleForm, Orientation, Part, QuantizedTensor, Recipe, ScaleLayout, Shape,
+    Usage,
 };
 use lowp_kernels::{Backend, Cpu, CpuBuffer};
 use safetensors::Dtype;
-use std::sync::Arc;
 
 #[derive(Debug)]
 pub(crate) struct Weight<'a> {
@@ -54,13 +52,7 @@ impl<'a> Weight<'a> {
 
     /// One of lowp's own.
     pub(crate) fn own(model: &'a Model, tensor: Quantized) -> Result<Self> {
-        if tensor.shard.is_some() {
-            return Err(mend_file(
-                model.path(),
-                format!("'{}' is a part of a tensor", shown(&tensor.name)),
-                Remedy::Unshard,
-            ));
-        }
+        tensor.check_whole(model)?;
         Ok(Self {
             model,
             tensor,
@@ -130,31 +122,23 @@ impl<'a> Weight<'a> {
             false => None,
         };
         let tensor = self.quantized(&self.tensor.specs)?;
-        Ok(Box::new(Packed {
-            backend: Cpu,
-            tensor: Arc::new(tensor),
+        Ok(Box::new(Packed::new(
+            &Cpu,
+            tensor,
             amax,
-            fields: self.tensor.fields.clone(),
-        }))
+            self.tensor.fields.clone(),
+        )))
     }
 
     /// The weight with the buffers `specs`.
     fn quantized(&self, specs: &[BufferSpec]) -> Result<QuantizedTensor<CpuBuffer<u8>>> {
         let Quantized { recipe, full, .. } = self.tensor;
-        let all = recipe.buffers(Usage::BOTH);
         let shape = worked([full; 2], specs);
-        QuantizedTensor::with_buffers(recipe, shape, specs.iter().copied(), |spec, bytes| {
-            if shape.elements() == 0 && bytes == 0 {
-                return Ok(Cpu.alloc::<u8>(0)?);
+        with_transposes(recipe, shape, specs, |spec| {
+            match shape.elements() == 0 && spec.bytes(shape) == 0 {
+                true => Ok(Cpu.alloc::<u8>(0)?),
+                false => self.buffer(spec, shape),
             }
-            let Origin::TransposeOf(key) = spec.origin else {
-                return self.buffer(spec, shape);
-            };
-            let from = all
-                .iter()
-                .find(|spec| spec.key == key)
-                .context("there is nothing to transpose")?;
-            transposed((spec, shape), self.buffer(from, shape)?, bytes)
         })
     }
 
@@ -241,10 +225,7 @@ impl<'a> Weight<'a> {
         let number = |content| -> Result<f32> {
             let (_, found) = self.find(|other| other == content)?;
             let bytes = widened(found.dtype, found.bytes_at(0..found.len())?.to_vec());
-            bytes
-                .first_chunk()
-                .map(|bytes| f32::from_le_bytes(*bytes))
-                .context("it is empty")
+            first_f32(&bytes).context("it is empty")
         };
         let stored =
             self.find(|content| matches!(content, Content::EncodeScale | Content::AmaxShare));
@@ -276,12 +257,7 @@ impl<'a> Weight<'a> {
         {
             return Ok(amax);
         }
-        let kernel = recipe.kernel(Orientation::Rowwise);
-        let decode = number(Content::Scales)?;
-        let largest = kernel.element.max_finite();
-        Ok(nearest(decode, decode * largest, |amax| {
-            1.0 / (largest / amax)
-        }))
+        Ok(amax_of_scale(number(Content::Scales)?, recipe))
     }
 }
 

@@ -1,5 +1,7 @@
 //! The amax behind a number that was made of it, for files that do not say the amax.
 
+use lowp_format::{Orientation, Recipe};
+
 /// Neighbors on either side of the first guess that are tried.
 const NEIGHBORS: u32 = 64;
 
@@ -25,6 +27,12 @@ pub(crate) fn nearest(stored: f32, guess: f32, quotient: impl Fn(f32) -> f32) ->
         }
     }
     best.1
+}
+
+/// An amax of which `recipe` makes the decode scale `decode` of a tensor.
+pub(crate) fn amax_of_scale(decode: f32, recipe: &impl Recipe) -> f32 {
+    let largest = recipe.kernel(Orientation::Rowwise).element.max_finite();
+    nearest(decode, decode * largest, |amax| 1.0 / (largest / amax))
 }
 
 #[cfg(test)]

@@ -11,7 +11,7 @@ use crate::meta::{MAX_WORLD, ShardText};
 use crate::model::{Model, Tensor};
 use crate::pack::Packed;
 use crate::progress::Progress;
-use crate::quantize::{copied_metadata, made_items, text};
+use crate::quantize::{copied_metadata, text};
 use crate::rank_names::file_name;
 use crate::select::{Choice, Choices, Matrix, Setup};
 use crate::source::load;
@@ -127,7 +127,6 @@ impl<'a> Plan<'a> {
             stored,
             held,
         };
-        let specs = setup.recipe.buffers(setup.usage);
         for &Choice {
             tensor,
             matrix,
@@ -139,7 +138,8 @@ impl<'a> Plan<'a> {
                 continue;
             };
             // What unshard will write must be possible, too.
-            fields::fields(&setup.recipe, &specs, shape, setup.usage, setup.form)
+            setup
+                .fields(shape)
                 .map_err(|e| input_error(format!("'{}': {e}", shown(tensor.name))))?;
             plan.jobs.push((tensor, shape));
             plan.group_of.push(group);
@@ -170,7 +170,7 @@ impl<'a> Plan<'a> {
         };
         for (job, (tensor, _)) in self.jobs.iter().enumerate() {
             let Part { spec, fields } = self.part(job, rank)?;
-            items.extend(made_items(job, tensor.name, &fields));
+            items.extend(Item::fields(job, tensor.name, &fields));
             let rows = spec.rows();
             let mut text = text(&compact, (tensor.dtype, tensor.shape), self.held);
             text.amax_group = self.groups.names(self.group_of[job]);
@@ -223,12 +223,7 @@ impl<'a> Plan<'a> {
             let group = (&self.groups, self.group_of[job]);
             let shared = amaxes.of(&Cpu, &recipe, group, own)?;
             let amax = cast(&Cpu, &**comm, &local, source, (delayed_scale, shared))?;
-            Ok(Box::new(Packed {
-                backend: Cpu,
-                tensor: Arc::new(local),
-                amax,
-                fields,
-            }) as Box<dyn Parts>)
+            Ok(Box::new(Packed::new(&Cpu, local, amax, fields)) as Box<dyn Parts>)
         });
         let bytes = |item: &Item<'_>| -> Result<Option<usize>> {
             Ok(match item.source {

@@ -5,16 +5,16 @@ use crate::dtypes::Dtypes;
 use crate::error::{Context, FileError, Result, file_error, input_error, mend_file};
 use crate::fields::{self, Content, Field, holding, worked};
 use crate::interchange::hub::OtherFiles;
-use crate::keys;
 use crate::meta::{self, Quantized, Shard, Text};
 use crate::model::Model;
 use crate::out::Out;
 use crate::outputs::{Group, Outputs};
 use crate::pack::Packed;
 use crate::progress::Progress;
-use crate::quantize::{copied_metadata, made_items};
+use crate::quantize::copied_metadata;
 use crate::rank_names::{file_name, paths};
 use crate::remedy::Remedy;
+use crate::round::first_f32;
 use crate::text::shown;
 use crate::write::{Item, Parts};
 use lowp_format::{
@@ -26,7 +26,6 @@ use lowp_shard::{GatherTarget, run_steps};
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 
 /// The rank files of one `lowp shard`. What they say of each tensor is the same but for the rows, so it is kept once; of
 /// each file only where its tensors begin.
@@ -356,37 +355,20 @@ fn outputs(files: &RankFiles, dtypes: Dtypes) -> Result<Outputs<'_>> {
         let fields = fields::fields(&tensor.recipe, &specs, tensor.full, usage, form)
             .map_err(|e| input_error(format!("'{}': {e}", shown(name))))?;
         let fields = fields::called(&fields, dtypes);
-        let text = serde_json::to_string(&common(&tensor.text))?;
-        groups.push(Group {
-            items: made_items(jobs.len(), name, &fields),
-            metadata: BTreeMap::from([(keys::key(name), text)]),
-        });
+        let text = common(&tensor.text);
+        groups.push(Group::quantized(jobs.len(), name, &fields, &text)?);
         jobs.push((tensor, fields));
     }
-    groups.sort_by(|a, b| a.name().cmp(b.name()));
     let make = Box::new(move |job: usize| {
         let (tensor, fields) = &jobs[job];
         let amax = match amax_field(tensor) {
-            Some(_) => {
-                let bytes = files.agreed(&tensor.name, None)?;
-                bytes.first_chunk().map(|bytes| f32::from_le_bytes(*bytes))
-            }
+            Some(_) => first_f32(&files.agreed(&tensor.name, None)?),
             None => None,
         };
         let (tensor, fields) = (files.gather(&tensor.name)?, fields.clone());
-        Ok(Box::new(Packed {
-            backend: Cpu,
-            tensor: Arc::new(tensor),
-            amax,
-            fields,
-        }) as Box<dyn Parts>)
+        Ok(Box::new(Packed::new(&Cpu, tensor, amax, fields)) as Box<dyn Parts>)
     });
-    Ok(Outputs {
-        groups,
-        metadata: files.metadata.clone(),
-        make,
-        sources: Vec::new(),
-    })
+    Ok(Outputs::sorted(groups, files.metadata.clone(), make))
 }
 
 impl Rank {
