@@ -1,12 +1,13 @@
 //! Folders of checkpoints: their names, which is the latest, and which are kept.
 
 use std::fs::{self, File, TryLockError};
-use std::io::{Error, ErrorKind};
+use std::io::{self, Error, ErrorKind};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
 
 use crate::CheckpointError;
 use crate::index::INDEX;
+use crate::sync::sync_folder;
 
 /// The file that names the latest checkpoint of a folder.
 const LATEST: &str = "latest";
@@ -303,7 +304,6 @@ pub(crate) fn publish(
     latest
 }
 
-/// Has `latest` name the checkpoint `id` of `step`.
 fn make_latest(folder: &Path, (id, step): (&str, u64)) -> Result<(), CheckpointError> {
     sync(folder)?;
     let (next, path) = (next_latest(folder, id), folder.join(LATEST));
@@ -331,7 +331,6 @@ pub(crate) fn thin_out(folder: &Path, mut steps: Vec<u64>, keep: usize) {
     }
 }
 
-/// Removes a folder, if it is there.
 pub(crate) fn remove(folder: &Path) -> Result<(), CheckpointError> {
     match fs::remove_dir_all(folder) {
         Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
@@ -344,16 +343,19 @@ pub(crate) fn remove(folder: &Path) -> Result<(), CheckpointError> {
 /// Writes a file and waits until it is on the disk.
 pub(crate) fn put(path: &Path, bytes: &[u8]) -> Result<(), CheckpointError> {
     fs::write(path, bytes).map_err(CheckpointError::write(path, bytes.len() as u64))?;
-    sync(path)
+    synced(path, |path| File::open(path)?.sync_all())
 }
 
-/// Waits until a file or folder is on the disk.
-pub(crate) fn sync(path: &Path) -> Result<(), CheckpointError> {
-    let open = File::open(path);
+/// Waits until the names in a folder are on the disk.
+pub(crate) fn sync(folder: &Path) -> Result<(), CheckpointError> {
+    synced(folder, sync_folder)
+}
+
+/// Has `sync` bring a file or folder to the disk.
+fn synced(path: &Path, sync: fn(&Path) -> io::Result<()>) -> Result<(), CheckpointError> {
     #[cfg(test)]
-    let open = open.and_then(tests::unless_refused);
-    open.and_then(|file| file.sync_all())
-        .map_err(CheckpointError::io(path, "bring to the disk"))
+    let sync = |path: &Path| tests::unless_refused().and_then(|()| sync(path));
+    sync(path).map_err(CheckpointError::io(path, "bring to the disk"))
 }
 
 #[cfg(test)]

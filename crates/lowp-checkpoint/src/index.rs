@@ -45,7 +45,6 @@ pub(crate) struct Index {
     /// The same in the index and in every file of one checkpoint.
     pub(crate) id: String,
     pub(crate) step: u64,
-    /// By name.
     pub(crate) tensors: BTreeMap<String, TensorRecord>,
     /// By rank.
     pub(crate) files: Vec<FileRecord>,
@@ -61,7 +60,6 @@ pub(crate) struct TensorRecord {
     pub(crate) pieces: Vec<PieceRecord>,
 }
 
-/// A piece.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) struct PieceRecord {
     /// The rank whose file has it.
@@ -247,7 +245,6 @@ pub(crate) fn check_about(about: &Value) -> Result<(), CheckpointError> {
     })
 }
 
-/// The name of the file of `rank`.
 pub(crate) fn file_name(rank: usize) -> String {
     format!("rank-{rank:05}.safetensors")
 }

@@ -37,16 +37,22 @@
 mod block;
 mod error;
 mod folder;
+mod header;
 mod index;
 mod list;
 mod reader;
 mod saver;
+mod sync;
+mod weight_record;
 mod writer;
 
 pub use block::{Block, Dtype, Late, Piece};
 pub use error::CheckpointError;
 pub use folder::{check_writable, folder_of, is_checkpoint, is_of_checkpoints, latest, steps};
+pub use header::{HEADER_LENGTH, HeaderEntry, MAX_HEADER, header};
 pub use index::checksum;
 pub use reader::{Checkpoint, TensorInfo};
 pub use saver::Saver;
+pub use sync::sync_folder;
+pub use weight_record::{is_weight_record, weight_record};
 pub use writer::rank_of_file;

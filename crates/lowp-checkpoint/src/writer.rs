@@ -1,18 +1,23 @@
 //! One rank's file.
 
 use std::cmp::Reverse;
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::fs::File;
 use std::io::Write;
 use std::path::Path;
 
-use safetensors::tensor::{Dtype as Stored, Metadata, TensorInfo};
+use safetensors::tensor::Dtype as Stored;
 
+use crate::header::{self, HEADER_LENGTH, HeaderEntry, header};
 use crate::index::{FileRecord, Written, checksum, file_name};
 use crate::{CheckpointError, Dtype, Late, Piece};
 
 /// Longest header of a file that is read, and so written: that of about a million tensors. Tests have few.
-pub(crate) const MAX_HEADER: u64 = if cfg!(test) { 1 << 18 } else { 100_000_000 };
+pub(crate) const MAX_HEADER: u64 = if cfg!(test) {
+    1 << 18
+} else {
+    header::MAX_HEADER as u64
+};
 
 /// The key of a file's metadata that names its checkpoint.
 pub(crate) const ID: &str = "lowp.checkpoint";
@@ -70,41 +75,33 @@ pub(crate) fn write(
     let name = file_name(rank);
     let path = folder.join(&name);
     let about = [(ID, id.to_owned()), (RANK, rank.to_string())];
-    let about: HashMap<String, String> = about.map(|(key, value)| (key.to_owned(), value)).into();
+    let about: BTreeMap<String, String> = about.map(|(key, value)| (key.to_owned(), value)).into();
     // Wide entries first, so that every tensor is aligned.
     pieces.sort_by_key(|piece| Reverse(piece.dtype.bytes()));
-    let mut end = 0;
-    let infos = pieces.iter().map(|piece| {
-        let start = end;
-        end += piece.bytes.len();
-        let info = TensorInfo {
-            dtype: stored(piece.dtype),
-            shape: piece.block.shape.to_vec(),
-            data_offsets: (start, end),
-        };
-        (piece.name.clone(), info)
+    let entries = pieces.iter().map(|piece| HeaderEntry {
+        name: &piece.name,
+        dtype: stored(piece.dtype),
+        shape: &piece.block.shape,
+        bytes: piece.bytes.len(),
     });
-    let header = Metadata::new(Some(about), infos.collect());
-    let header = header.and_then(|header| Ok(serde_json::to_vec(&header)?));
-    let mut header = header
-        .map_err(std::io::Error::other)
-        .map_err(CheckpointError::io(&path, "write"))?;
-    header.resize(header.len().next_multiple_of(8), b' ');
-    if header.len() as u64 > MAX_HEADER {
+    let header = header(entries, &about).map_err(std::io::Error::other);
+    let header = header.map_err(CheckpointError::io(&path, "write"))?;
+    let bytes = (header.len() - HEADER_LENGTH) as u64;
+    if bytes > MAX_HEADER {
         return Err(CheckpointError::TooLong {
             path,
             what: "the header",
             pieces: pieces.len(),
-            bytes: header.len() as u64,
+            bytes,
             most: MAX_HEADER,
         });
     }
-    let length = (8 + header.len() + end) as u64;
+    let data: usize = pieces.iter().map(|piece| piece.bytes.len()).sum();
+    let length = (header.len() + data) as u64;
     let failed = || CheckpointError::write(&path, length);
     let mut file = File::create(&path).map_err(CheckpointError::io(&path, "create"))?;
     let mut put = |bytes: &[u8]| file.write_all(bytes);
-    let begun = put(&(header.len() as u64).to_le_bytes()).and_then(|()| put(&header));
-    begun.map_err(failed())?;
+    put(&header).map_err(failed())?;
     let mut records = Vec::new();
     // One piece after the other, so that no more of them than that on its way is in memory twice.
     for piece in pieces {

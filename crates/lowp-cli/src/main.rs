@@ -110,7 +110,7 @@ fn main() -> ExitCode {
 /// Has the temporaries removed when a signal ends the process.
 fn remove_temporaries_on_signals() -> std::io::Result<()> {
     #[cfg(unix)]
-    signals::listen(lowp_file::temporary::remove_all)?;
+    signals::listen(lowp_file::process::remove_temporaries)?;
     Ok(())
 }
 

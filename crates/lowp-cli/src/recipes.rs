@@ -11,7 +11,7 @@ use crate::columns::Columns;
 use crate::output;
 use crate::usage::UsageError;
 use anyhow::Result;
-use lowp_file::options::Options;
+use lowp_file::inspect::Options;
 use lowp_format::spelling::{self, Variant};
 use lowp_format::{AnyRecipe, PhasePlans, Recipe, RecipeWords, RowCuts, Shape, Usage};
 use serde::Serialize;

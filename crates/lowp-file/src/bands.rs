@@ -1,18 +1,17 @@
 //! [`Bands`]: the cast of a matrix in bands of rows, so that memory holds a band and the codes of two, or of one where two would be too many.
 
-use crate::behind::Later;
 use crate::cast::{self, Needs, SharedAmaxes, cast, cast_known, empty, observe};
-use crate::error::{FileError, Result};
-use crate::fields::{self, Field, worked};
+use crate::error::Result;
+use crate::fields::{Field, worked};
 use crate::model::Tensor;
 use crate::pack::Packed;
-use crate::place::{Place, is_of_all_rows, is_whole};
 use crate::process;
 use crate::progress::Progress;
+use crate::region::{Region, is_of_all_rows, is_whole};
+use crate::reuse::DoubleBuffer;
 use crate::select::Matrix;
 use crate::source::{Room, load_in, mapped};
-use crate::spare::Turns;
-use crate::write::{HELD, Parts, Sink};
+use crate::write::{HELD, InRegions, Parts};
 use half::bf16;
 use lowp_comm::LocalComm;
 use lowp_format::{Axis, Recipe, Shape};
@@ -54,14 +53,14 @@ pub(crate) struct Cast<'a, B: Backend> {
 /// What the bands of all matrices take in turn.
 pub(crate) struct Memory<B: Backend> {
     room: Room<B>,
-    codes: Turns<cast::Tensor<B>>,
+    codes: DoubleBuffer<cast::Tensor<B>>,
 }
 
 impl<B: Backend> Default for Memory<B> {
     fn default() -> Self {
         Self {
             room: Room::default(),
-            codes: Turns::default(),
+            codes: DoubleBuffer::default(),
         }
     }
 }
@@ -233,18 +232,9 @@ impl<'a, B: Backend> Bands<'a, B> {
         self.shape.cols * values + 2 * codes / self.shape.rows.max(1)
     }
 
-    /// The fields of `rows` rows.
     fn fields(&self, rows: usize) -> Result<Vec<Field>> {
         let Matrix { shape, setup } = self.cast.matrix;
-        let specs = setup.recipe.buffers(setup.usage);
-        let shape = Shape::new(rows, shape.cols);
-        Ok(fields::fields(
-            &setup.recipe,
-            &specs,
-            shape,
-            setup.usage,
-            setup.form,
-        )?)
+        Ok(setup.fields(shape.with_rows(rows))?)
     }
 
     fn rows_of(&self, band: usize) -> Range<usize> {
@@ -287,10 +277,7 @@ impl<'a, B: Backend> Bands<'a, B> {
         let make = || empty(self.cast.backend, setup.recipe, shape, &specs);
         let codes = &self.memory.codes;
         let source = self.source(rows)?;
-        let codes = match self.bands_take_turns() {
-            true => codes.take(fits, make)?,
-            false => codes.take_one(fits, make)?,
-        };
+        let codes = codes.take(self.bands_alternate(), fits, make)?;
         Ok((source, codes))
     }
 }
@@ -300,7 +287,7 @@ impl<B: Backend> Parts for Bands<'_, B> {
         self.shape.rows.div_ceil(self.rows).max(1)
     }
 
-    fn bands_take_turns(&self) -> bool {
+    fn bands_alternate(&self) -> bool {
         self.held_by_a_row().saturating_mul(self.rows) <= HELD
     }
 
@@ -334,54 +321,25 @@ impl<B: Backend> Parts for Bands<'_, B> {
         }
         progress.add(values.len() / self.shape.rows.max(1) * rows.len());
         if rows.len() >= self.shape.rows && self.bands() == 1 {
-            return Ok(Some(Box::new(Packed {
-                backend: backend.clone(),
+            return Ok(Some(Box::new(Packed::new(
+                backend,
                 tensor,
                 amax,
-                fields: fields.clone(),
-            })));
+                fields.clone(),
+            ))));
         }
         let own = self.fields(rows.len())?;
-        let place = |(whole, own): (&Field, &Field)| match (&whole.layout, &own.layout) {
+        let region = |(whole, own): (&Field, &Field)| match (&whole.layout, &own.layout) {
             (Some(whole), Some(own)) if !is_of_all_rows(whole) => {
-                Some(Place::of(whole, own, rows.start))
+                Some(Region::of(whole, own, rows.start))
             }
             // The same for all rows.
-            _ => (band == 0).then_some(Place::FIRST),
+            _ => (band == 0).then_some(Region::FIRST),
         };
-        Ok(Some(Box::new(Band {
-            places: fields.iter().zip(&own).map(place).collect(),
-            packed: Packed {
-                backend: backend.clone(),
-                tensor,
-                amax,
-                fields: own,
-            },
+        Ok(Some(Box::new(InRegions {
+            regions: fields.iter().zip(&own).map(region).collect(),
+            parts: Packed::new(backend, tensor, amax, own),
         })))
-    }
-
-    fn write(&self, _: usize, _: &mut Sink<'_>) -> Result<()> {
-        Err(FileError::Missing("its bands are written".to_owned()))
-    }
-}
-
-/// Rows of a quantized tensor, and where their bytes lie among those of all.
-struct Band<B: Backend> {
-    packed: Packed<B>,
-    places: Vec<Option<Place>>,
-}
-
-impl<B: Backend> Parts for Band<B> {
-    fn write(&self, part: usize, sink: &mut Sink<'_>) -> Result<()> {
-        self.packed.write(part, sink)
-    }
-
-    fn later(&self, part: usize) -> Option<Box<dyn Later>> {
-        self.packed.later(part)
-    }
-
-    fn place(&self, part: usize) -> Option<Place> {
-        self.places.get(part).copied().flatten()
     }
 }
 

@@ -26,21 +26,7 @@ pub(crate) fn cast<B: Backend>(
     let slot = delayed_slot(&item);
     let book = book.build(backend)?;
     begin(&book, &item, shared)?;
-    // A history takes its observation away when it rolls, so the file's amax has a vector of its own.
-    let amax = match item.amax_job(&book)? {
-        Some(job) if keeps_amax(&tensor.recipe()) => {
-            let out = backend.upload(&[shared.unwrap_or(0.0)])?;
-            backend.once(Work::Amax(vec![AmaxJob {
-                out: out.clone(),
-                tensor: Some(0),
-                blocks: Vec::new(),
-                ..job
-            }]))?;
-            comm.all_reduce_max(&out)?;
-            Some(backend.download::<f32>(&out)?[0])
-        }
-        _ => None,
-    };
+    let amax = amax_of_all(backend, comm, (&book, &item), (&tensor.recipe(), shared))?;
     let cast = Requantize::new(backend, &book, &[item])?;
     match (delayed_scale, slot) {
         (Some(scale), Some(slot)) => {
@@ -50,6 +36,29 @@ pub(crate) fn cast<B: Backend>(
         _ => cast.calibrate(&book, comm)?,
     }
     Ok(amax)
+}
+
+/// The amax of the sources of `item` of all ranks, and of other tensors whose amax is `shared`, where files of `recipe` keep it.
+pub(crate) fn amax_of_all<B: Backend>(
+    backend: &B,
+    comm: &dyn Communicator<B>,
+    (book, item): (&ScaleBook<B>, &CastItem<B>),
+    (recipe, shared): (&impl Recipe, Option<f32>),
+) -> Result<Option<f32>, ShardError> {
+    let job = item.amax_job(book)?;
+    let Some(job) = job.filter(|_| keeps_amax(recipe)) else {
+        return Ok(None);
+    };
+    // A history takes its observation away when it rolls, so the file's amax has a vector of its own.
+    let out = backend.upload(&[shared.unwrap_or(0.0)])?;
+    backend.once(Work::Amax(vec![AmaxJob {
+        out: out.clone(),
+        tensor: Some(0),
+        blocks: Vec::new(),
+        ..job
+    }]))?;
+    comm.all_reduce_max(&out)?;
+    Ok(Some(backend.download::<f32>(&out)?[0]))
 }
 
 /// Fills the buffers of `tensor`, some or all rows of a tensor whose amax is `amax`, from `source`.
@@ -182,7 +191,6 @@ pub(crate) fn observe<B: Backend>(
     }]))?)
 }
 
-/// Where the delayed scale of `item` is, if it has one.
 pub(crate) fn delayed_slot<B: Backend>(item: &CastItem<B>) -> Option<ScaleSlot> {
     let mut kernels = item.kernels.iter().zip(item.slots);
     kernels.find_map(|(key, slot)| slot.filter(|_| key.scale.is_delayed()))
@@ -201,7 +209,6 @@ pub(crate) enum Needs {
 }
 
 impl Needs {
-    /// Those of `recipe` for `usage`.
     pub(crate) fn of(recipe: &impl Recipe, usage: Usage) -> Self {
         let kernels = || usage.orientations().map(|o| recipe.kernel(o));
         let outer = || kernels().filter_map(|kernel| kernel.scale.outer());
@@ -219,13 +226,13 @@ impl Needs {
 }
 
 /// Whether `recipe` encodes with a scale that is known before the values.
-pub fn has_delayed_scale(recipe: &impl Recipe) -> bool {
+pub(crate) fn has_delayed_scale(recipe: &impl Recipe) -> bool {
     let delayed = |orientation| recipe.kernel(orientation).scale.is_delayed();
     Orientation::ALL.into_iter().any(delayed)
 }
 
 /// Whether values can be encoded with `scale` and decoded with its reciprocal.
-pub fn is_scale(scale: f32) -> bool {
+pub(crate) fn is_scale(scale: f32) -> bool {
     scale.is_finite() && scale > 0.0 && (1.0 / scale).is_finite()
 }
 

@@ -1,7 +1,7 @@
 //! Checkpoints, as `lowp train --save` writes them: what they hold, and whether two are the same.
 
 use crate::difference::Equal;
-use crate::error::{FileError, Result, file_error};
+use crate::error::{FileError, Result};
 use crate::text::shown;
 use lowp_checkpoint::{Checkpoint, Dtype, TensorInfo};
 use serde::Serialize;
@@ -17,7 +17,7 @@ pub fn is_checkpoint(path: &Path) -> bool {
 fn open(path: &Path) -> Result<Checkpoint> {
     // The message names the file.
     let opened = Checkpoint::latest(path);
-    opened.map_err(|error| file_error(path, error.to_string()))
+    opened.map_err(|error| FileError::in_file(path, error.to_string()))
 }
 
 /// What a checkpoint holds; the keys are those of JSON.
@@ -66,7 +66,7 @@ fn bytes(tensor: &TensorInfo<'_>) -> usize {
 pub fn inspect(path: &Path) -> Result<Report> {
     let checkpoint = open(path)?;
     let verified = checkpoint.verify();
-    verified.map_err(|error| file_error(path, error.to_string()))?;
+    verified.map_err(|error| FileError::in_file(path, error.to_string()))?;
     let about = checkpoint.about();
     Ok(Report {
         path: checkpoint.folder().display().to_string(),
@@ -146,11 +146,11 @@ fn first_difference(
     } = *info;
     let mut first = None;
     let blocks = a.blocks(name);
-    for block in blocks.map_err(|error| file_error(path_a, error.to_string()))? {
+    for block in blocks.map_err(|error| FileError::in_file(path_a, error.to_string()))? {
         let read_a = a.read(name, dtype, shape, block);
-        let read_a = read_a.map_err(|error| file_error(path_a, error.to_string()))?;
+        let read_a = read_a.map_err(|error| FileError::in_file(path_a, error.to_string()))?;
         let read_b = b.read(name, dtype, shape, block);
-        let read_b = read_b.map_err(|error| file_error(path_b, error.to_string()))?;
+        let read_b = read_b.map_err(|error| FileError::in_file(path_b, error.to_string()))?;
         let Some(at) = read_a.iter().zip(&read_b).position(|(x, y)| x != y) else {
             continue;
         };

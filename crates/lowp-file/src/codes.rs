@@ -1,18 +1,19 @@
 //! [`Codes`]: quantized tensors between files and memory, byte for byte.
 
+use crate::dtypes::Named;
 use crate::error::{Context, FileError, Result, file_error, input_error};
 use crate::fields::{Content, keeps_amax};
-use crate::interchange::amax::behind;
-use crate::meta::Quantized;
+use crate::interchange::amax::amax_of_scale;
+pub use crate::meta::{Quantized, quantized};
 use crate::model::{Model, Tensor};
-use crate::names::Named;
+use crate::round::first_f32;
 use crate::text::shown;
 use crate::unpack::unpack;
-use lowp_format::{AnyRecipe, Orientation, Part, QuantizedTensor, Recipe, Shape, Usage};
+use lowp_format::{AnyRecipe, Part, QuantizedTensor, Shape, Usage};
 use lowp_kernels::{Backend, Cpu, CpuBuffer};
 use safetensors::Dtype;
 
-/// The buffers of a quantized tensor, and what a file says of it beside them.
+/// The buffers of a quantized tensor, and what a file says of it next to them.
 #[derive(Clone, Debug)]
 pub struct Codes {
     /// The buffers of one usage, scales in the Compact form.
@@ -53,18 +54,16 @@ impl Quantized {
 }
 
 impl Model {
-    /// The buffers of `tensor`, one of [`meta::quantized`](crate::meta::quantized), as the file has them.
+    /// The buffers of `tensor`, one of [`quantized`], as the file has them.
     ///
     /// # Errors
     /// The rows of one rank, or a file that cannot be read or was changed.
     pub fn codes(&self, tensor: &Quantized) -> Result<Codes> {
         if tensor.shard.is_some() {
-            return Err(file_error(
+            return Err(file_error!(
                 self.path(),
-                format!(
-                    "'{}' is the rows of one rank; gather the folder of rank files first (lowp unshard)",
-                    shown(&tensor.name)
-                ),
+                "'{}' is the rows of one rank; gather the folder of rank files first (lowp unshard)",
+                shown(&tensor.name)
             ));
         }
         let amax = tensor.fields.iter();
@@ -107,15 +106,6 @@ impl Tensor<'_> {
     }
 }
 
-/// The dtype of a name in the header of a file, `BF16` for example.
-///
-/// # Errors
-/// The format has no such dtype.
-pub fn dtype(name: &str) -> Result<Dtype> {
-    let found = serde_json::from_value(serde_json::Value::from(name));
-    found.map_err(|_| input_error(format!("safetensors files have no dtype {}", shown(name))))
-}
-
 /// The amax that the file of `codes` says: the one that is known, or the nearest that has the same scale.
 pub(crate) fn amax_of(codes: &Codes) -> Result<Option<f32>> {
     let recipe = codes.tensor.recipe();
@@ -126,11 +116,8 @@ pub(crate) fn amax_of(codes: &Codes) -> Result<Option<f32>> {
     let mut scale = scale.filter(|buffer| buffer.spec.key.part == Part::DecodeScale);
     let scale = scale.next().context("it has no scale")?;
     let bytes = Cpu.download::<u8>(&scale.storage)?;
-    let bytes = bytes.first_chunk().copied();
-    let decode = f32::from_le_bytes(bytes.context("its scale is empty")?);
-    let largest = recipe.kernel(Orientation::Rowwise).element.max_finite();
-    let amax = behind(decode, decode * largest, |amax| 1.0 / (largest / amax));
-    Ok(Some(amax))
+    let decode = first_f32(&bytes).context("its scale is empty")?;
+    Ok(Some(amax_of_scale(decode, &recipe)))
 }
 
 /// Rejects a dtype that no quantized tensor is of.

@@ -1,19 +1,21 @@
 //! [`Decoding`]: a quantized tensor that is decoded in bands of rows.
 
-use crate::behind::Later;
+use crate::background::Deferred;
+use crate::buffer_bytes::{deferred, each_chunk};
 use crate::cast::Tensor;
-use crate::dequantize::{Decoded, Overflows};
-use crate::error::{Context, FileError, Result};
-use crate::names::FloatName;
-use crate::place::Place;
+use crate::dtypes::FloatName;
+use crate::error::{Context, Result};
+use crate::region::Region;
+use crate::reuse::DoubleBuffer;
+use crate::round::{self, Overflows};
 use crate::source::own;
-use crate::spare::Turns;
 use crate::unpack::decode_into;
-use crate::write::{HELD, Parts, Sink};
+use crate::write::{HELD, InRegions, Parts, Sink};
 use lowp_format::{Axis, BufferSpec, Orientation, QuantizedTensor, Shape, lcm};
 use lowp_kernels::{Backend, CpuBuffer};
 use std::any::Any;
 use std::ops::Range;
+use std::sync::Arc;
 
 /// Bytes of f32 in a band, about: they stay in the caches until they are written. Tests have many bands.
 const CACHED: usize = if cfg!(test) { 1 << 16 } else { 4 << 20 };
@@ -28,7 +30,7 @@ pub(crate) struct Decoding<'a, B: Backend> {
     pub(crate) float: FloatName,
     pub(crate) name: &'a str,
     pub(crate) overflows: &'a Overflows,
-    pub(crate) memory: &'a Turns<B::Buffer<f32>>,
+    pub(crate) memory: &'a DoubleBuffer<B::Buffer<f32>>,
 }
 
 impl<B: Backend> Decoding<'_, B> {
@@ -93,7 +95,7 @@ impl<B: Backend> Parts for Decoding<'_, B> {
         self.codes.shape().rows.div_ceil(self.rows().max(1)).max(1)
     }
 
-    fn bands_take_turns(&self) -> bool {
+    fn bands_alternate(&self) -> bool {
         let band = self.rows().saturating_mul(self.codes.shape().cols);
         band.saturating_mul(2 * size_of::<f32>()) <= HELD
     }
@@ -118,14 +120,13 @@ impl<B: Backend> Parts for Decoding<'_, B> {
         let len = shape.elements();
         let fits = |values: &B::Buffer<f32>| self.backend.len::<f32>(values) == len;
         let make = || self.backend.alloc::<f32>(len);
-        let values = match self.bands_take_turns() {
-            true => self.memory.take(fits, make)?,
-            false => self.memory.take_one(fits, make)?,
-        };
+        let values = self.memory.take(self.bands_alternate(), fits, make)?;
         decode_into(self.backend, &codes, self.orientation, &values)?;
-        Ok(Some(Box::new(DecodedRows {
-            place: Place::from(rows.start * all.cols * self.float.size()),
-            decoded: Decoded {
+        Ok(Some(Box::new(InRegions {
+            regions: vec![Some(Region::from(
+                rows.start * all.cols * self.float.size(),
+            ))],
+            parts: Decoded {
                 backend: self.backend.clone(),
                 values,
                 float: self.float,
@@ -134,36 +135,41 @@ impl<B: Backend> Parts for Decoding<'_, B> {
             },
         })))
     }
-
-    fn write(&self, _: usize, _: &mut Sink<'_>) -> Result<()> {
-        Err(FileError::Missing("its bands are written".to_owned()))
-    }
 }
 
-/// Rows of a decoded tensor.
-struct DecodedRows<'a, B: Backend> {
-    decoded: Decoded<'a, B>,
-    place: Place,
+/// The values of a tensor, its only part.
+pub(crate) struct Decoded<'a, B: Backend> {
+    pub(crate) backend: B,
+    /// Held until all of them are written.
+    pub(crate) values: Arc<B::Buffer<f32>>,
+    pub(crate) float: FloatName,
+    pub(crate) name: &'a str,
+    pub(crate) overflows: &'a Overflows,
 }
 
-impl<B: Backend> Parts for DecodedRows<'_, B> {
-    fn write(&self, part: usize, sink: &mut Sink<'_>) -> Result<()> {
-        self.decoded.write(part, sink)
+impl<B: Backend> Parts for Decoded<'_, B> {
+    fn deferred(&self, _: usize) -> Option<Box<dyn Deferred>> {
+        match self.float {
+            FloatName::F32 => deferred::<f32, B, _>(&self.backend, &self.values, &self.values),
+            FloatName::Bf16 | FloatName::F16 => None,
+        }
     }
 
-    fn later(&self, part: usize) -> Option<Box<dyn Later>> {
-        self.decoded.later(part)
-    }
-
-    fn place(&self, _: usize) -> Option<Place> {
-        Some(self.place)
+    fn write(&self, _: usize, sink: &mut Sink<'_>) -> Result<()> {
+        let mut bytes = Vec::new();
+        each_chunk::<f32, B, _>(&self.backend, &self.values, |values| {
+            bytes.clear();
+            let overflowed = round::append(self.float, values, &mut bytes);
+            self.overflows.add(self.name, overflowed);
+            sink(&bytes)
+        })
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::spare::Spare;
+    use crate::error::FileError;
     use crate::unpack::decode;
     use lowp_format::{AnyRecipe, Usage};
     use lowp_kernels::{Cpu, Source};
@@ -180,7 +186,7 @@ mod tests {
             let source = Source::F32(Cpu.upload(&source)?);
             let codes = quantize(&Cpu, recipe, shape, Usage::BOTH, source, None)?;
             for orientation in Orientation::ALL {
-                let whole = decode(&Cpu, &codes, orientation, &Spare::default())?;
+                let whole = decode(&Cpu, &codes, orientation)?;
                 let serves = |spec: &&BufferSpec| spec.key.usage.contains(orientation.usage());
                 let specs = codes.buffers().iter().map(|buffer| buffer.spec);
                 let specs: Vec<_> = specs.filter(|spec| serves(&spec)).collect();
@@ -193,12 +199,12 @@ mod tests {
                     float: FloatName::F32,
                     name: "t",
                     overflows: &Overflows::default(),
-                    memory: &Turns::default(),
+                    memory: &DoubleBuffer::default(),
                 };
                 let mut bytes = Vec::new();
                 for band in 0..decoding.bands() {
                     let band = decoding.band(band)?.expect("a band");
-                    assert_eq!(band.place(0), Some(Place::from(bytes.len())));
+                    assert_eq!(band.region(0), Some(Region::from(bytes.len())));
                     band.write(0, &mut |piece| {
                         bytes.extend_from_slice(piece);
                         Ok(())

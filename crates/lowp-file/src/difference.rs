@@ -69,9 +69,9 @@ impl Pair<'_> {
     /// A tensor whose first difference is `byte`.
     pub(crate) fn bytes(&self, name: &str, byte: Byte) -> FileError {
         let Byte { at, a, b } = byte;
-        let place = place(self.tensors, name, at, a ^ b);
+        let position = position(self.tensors, name, at, a ^ b);
         FileError::Differ(format!(
-            "'{}' differs first at byte {at}{place}: {a:#04x} in {}, {b:#04x} in {}",
+            "'{}' differs first at byte {at}{position}: {a:#04x} in {}, {b:#04x} in {}",
             shown(name),
             self.a,
             self.b
@@ -103,7 +103,7 @@ impl Byte {
 }
 
 /// The element and block of byte `at` of the field called `name`, in words.
-fn place(tensors: &BTreeMap<String, Quantized>, name: &str, at: usize, changed: u8) -> String {
+fn position(tensors: &BTreeMap<String, Quantized>, name: &str, at: usize, changed: u8) -> String {
     let found = tensors.values().find_map(|tensor| {
         let field = tensor
             .fields

@@ -1,6 +1,6 @@
 //! [`FileError`]: what can be wrong with a file, an argument or the work.
 
-use crate::remedy::Remedy;
+pub use crate::remedy::Remedy;
 use lowp_comm::CommError;
 use lowp_format::FormatError;
 use lowp_kernels::KernelError;
@@ -89,6 +89,11 @@ impl From<CommError> for FileError {
 }
 
 impl FileError {
+    /// An input that cannot be taken, with the file that is to blame in front.
+    pub(crate) fn in_file(path: &Path, why: impl Display) -> Self {
+        input_error(format!("{}: {why}", path.display()))
+    }
+
     /// Whether the input, an argument or the output path is to blame, and nothing was written; otherwise the work failed.
     pub fn is_input(&self) -> bool {
         match self {
@@ -115,10 +120,13 @@ pub(crate) fn input_error(message: impl Into<String>) -> FileError {
     FileError::Input(message.into())
 }
 
-/// The same, with the file that is to blame in front.
-pub(crate) fn file_error(path: &Path, why: impl Display) -> FileError {
-    input_error(format!("{}: {why}", path.display()))
+/// [`FileError::in_file`] of what `format!` would make of the arguments after the path.
+macro_rules! file_error {
+    ($path:expr, $($message:tt)+) => {
+        $crate::error::FileError::in_file($path, format_args!($($message)+))
+    };
 }
+pub(crate) use file_error;
 
 /// An input that cannot be taken, and what to do about it.
 pub(crate) fn mend(what: impl Into<String>, remedy: Remedy) -> FileError {

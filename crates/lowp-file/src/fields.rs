@@ -1,7 +1,7 @@
 //! Which tensors of a file make up one quantized tensor: names, dtypes and shapes, from the recipe's buffer specs.
 
+use crate::dtypes::Dtypes;
 use crate::error::Result;
-use crate::names::Dtypes;
 use lowp_format::{
     BufferKey, BufferSpec, Code, Extent, Form, FormatError, Orientation, Part, Recipe, ScaleLayout,
     Shape, Usage,
@@ -217,7 +217,7 @@ pub(crate) fn called(fields: &[Field], dtypes: Dtypes) -> Vec<Field> {
 /// The suffix of the amax of a tensor.
 const AMAX: &str = "amax";
 
-/// Whether a scale of the whole tensor follows from its amax, which the file keeps beside it.
+/// Whether a scale of the whole tensor follows from its amax, which the file keeps next to it.
 pub fn keeps_amax(recipe: &impl Recipe) -> bool {
     Orientation::ALL.into_iter().any(|orientation| {
         let of_tensor = Some((Extent::Tensor, Part::DecodeScale));

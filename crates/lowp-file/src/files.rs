@@ -5,11 +5,12 @@
 use crate::limits::{hinted, is_descriptors, no_room};
 use crate::process;
 use crate::temporary::Temporary;
+use lowp_checkpoint::sync_folder;
 use std::fs::{self, File, Permissions};
 use std::io::{self, Read, Write};
 use std::path::{Path, PathBuf};
 
-/// Writes `contents` to a temporary name beside `path`, syncs it and renames it into place.
+/// Writes `contents` to a temporary name next to `path`, syncs it and renames it into place.
 ///
 /// # Errors
 /// If the file cannot be created, written or renamed; nothing is left behind then.
@@ -56,7 +57,7 @@ impl NewFile {
                 "it exists and is no regular file; give another name",
             ));
         }
-        let temporary = beside(&path)?;
+        let temporary = next_to(&path)?;
         Ok(Self {
             path,
             temporary,
@@ -92,7 +93,7 @@ impl NewFile {
     /// There is no draft, or it cannot be renamed.
     pub fn publish(self) -> io::Result<()> {
         self.temporary.publish(&self.draft(), &self.path)?;
-        sync_names_beside(&self.path)
+        sync_names_next_to(&self.path)
     }
 }
 
@@ -139,7 +140,7 @@ impl NewFolder {
             Err(error) => return Err(error),
         }
         let permissions = fs::metadata(&path).ok().map(|data| data.permissions());
-        let temporary = beside(&path)?;
+        let temporary = next_to(&path)?;
         if let Some(permissions) = &permissions {
             // Its files are hidden from whom the folder will hide them; its owner must be able to write them.
             fs::set_permissions(temporary.path(), writable(permissions))?;
@@ -166,12 +167,12 @@ impl NewFolder {
     /// # Errors
     /// It cannot be renamed.
     pub fn publish(self) -> io::Result<()> {
-        sync_names_in(self.draft())?;
+        sync_folder(self.draft())?;
         if let Some(permissions) = &self.permissions {
             fs::set_permissions(self.draft(), permissions.clone())?;
         }
         self.temporary.publish(self.draft(), &self.path)?;
-        sync_names_beside(&self.path)
+        sync_names_next_to(&self.path)
     }
 }
 
@@ -263,10 +264,10 @@ fn writable(permissions: &Permissions) -> Permissions {
     permissions.clone()
 }
 
-/// A temporary beside `path`, whose folder exists.
-fn beside(path: &Path) -> io::Result<Temporary> {
+/// A temporary next to `path`, whose folder exists.
+fn next_to(path: &Path) -> io::Result<Temporary> {
     process::before_temporary().map_err(hinted)?;
-    Temporary::beside(path).map_err(|error| {
+    Temporary::next_to(path).map_err(|error| {
         if is_descriptors(&error) {
             return hinted(error);
         }
@@ -346,22 +347,9 @@ fn resolved(path: &Path, found: io::Result<PathBuf>) -> io::Result<PathBuf> {
     }
 }
 
-/// Makes the names in `folder` durable.
-fn sync_names_in(folder: &Path) -> io::Result<()> {
-    // Elsewhere a folder cannot be opened.
-    if !cfg!(unix) {
-        return Ok(());
-    }
-    match File::open(folder)?.sync_all() {
-        // Some network file systems cannot sync a folder.
-        Err(error) if error.kind() == io::ErrorKind::InvalidInput => Ok(()),
-        done => done,
-    }
-}
-
 /// Makes the names in the folder of `path` durable.
-fn sync_names_beside(path: &Path) -> io::Result<()> {
-    path.parent().map_or(Ok(()), sync_names_in)
+fn sync_names_next_to(path: &Path) -> io::Result<()> {
+    path.parent().map_or(Ok(()), sync_folder)
 }
 
 #[cfg(test)]

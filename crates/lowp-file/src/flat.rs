@@ -1,14 +1,13 @@
 //! [`FlatCuts`]: the cast of a matrix by ranks that each own a slice of its flattened elements (ZeRO-1).
 
-use crate::cast::{Tensor, begin, delayed_slot, empty};
+use crate::cast::{Tensor, amax_of_all, begin, delayed_slot, empty};
 use crate::error::{Context, Result, file_error, input_error};
-use crate::fields::keeps_amax;
 use crate::meta::MAX_WORLD;
 use crate::select::{Choices, Matrix};
 use crate::text::shown;
 use lowp_comm::{Communicator, run_ranks};
 use lowp_format::{AnyRecipe, BufferSpec, Shape};
-use lowp_kernels::{AmaxJob, Backend, Source, Work};
+use lowp_kernels::{Backend, Source};
 use lowp_shard::{FlatParam, FlatWeights, ScaleBookBuilder, check_flat};
 use std::ops::Range;
 use std::sync::Arc;
@@ -67,13 +66,11 @@ impl FlatCuts {
             return Ok(());
         };
         match self.0.last() {
-            Some(&cut) if cut > shape.elements() => Err(file_error(
+            Some(&cut) if cut > shape.elements() => Err(file_error!(
                 model.path(),
-                format!(
-                    "a cut at element {cut} is in none of its tensors; the longest that is quantized is '{}', {shape} with {} elements",
-                    shown(name),
-                    shape.elements()
-                ),
+                "a cut at element {cut} is in none of its tensors; the longest that is quantized is '{}', {shape} with {} elements",
+                shown(name),
+                shape.elements()
             )),
             _ => Ok(()),
         }
@@ -134,21 +131,7 @@ impl Flat<'_> {
         let flat = FlatWeights::new(backend, comm, &book, &[param])?;
         let item = &flat.items()[0];
         begin(&book, item, self.shared)?;
-        // A history takes its observation away when it rolls, so the file's amax has a vector of its own.
-        let amax = match item.amax_job(&book)? {
-            Some(job) if keeps_amax(&self.recipe) => {
-                let out = backend.upload(&[self.shared.unwrap_or(0.0)])?;
-                backend.once(Work::Amax(vec![AmaxJob {
-                    out: out.clone(),
-                    tensor: Some(0),
-                    blocks: Vec::new(),
-                    ..job
-                }]))?;
-                comm.all_reduce_max(&out)?;
-                Some(backend.download::<f32>(&out)?[0])
-            }
-            _ => None,
-        };
+        let amax = amax_of_all(backend, &**comm, (&book, item), (&self.recipe, self.shared))?;
         match (self.delayed_scale, delayed_slot(item)) {
             (Some(scale), Some(slot)) => {
                 book.set_scale(slot, scale)?;

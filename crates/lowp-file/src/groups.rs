@@ -1,7 +1,7 @@
 //! [`Groups`]: tensors that have one amax, that of them all.
 
 use crate::cast::observe;
-use crate::error::{Result, input_error};
+use crate::error::Result;
 use crate::model::Tensor;
 use crate::select::Choice;
 use crate::source::{Room, load_in, mapped};
@@ -14,38 +14,6 @@ use std::ops::Range;
 /// Values that are loaded at a time where they are not mapped. Tests load often.
 const LOADED: usize = if cfg!(test) { 1 << 10 } else { 8 << 20 };
 
-/// Checks groups of the numbers of `len` tensors.
-///
-/// # Errors
-/// A group of fewer than two, a number that there is not, or one twice.
-pub(crate) fn check(groups: &[Vec<usize>], len: usize) -> Result<()> {
-    let mut grouped = vec![false; len];
-    for group in groups {
-        if group.len() < 2 {
-            return Err(input_error(format!(
-                "a group of {} tensors; those that have one amax are two or more",
-                group.len()
-            )));
-        }
-        for &member in group {
-            match grouped.get_mut(member) {
-                Some(known @ false) => *known = true,
-                Some(true) => {
-                    return Err(input_error(format!(
-                        "tensor {member} is in two groups, or twice in one; a tensor has one amax"
-                    )));
-                }
-                None => {
-                    return Err(input_error(format!(
-                        "a group has tensor {member}, and there are {len}, counted from 0"
-                    )));
-                }
-            }
-        }
-    }
-    Ok(())
-}
-
 /// The members of each group, by number.
 #[derive(Debug, Default)]
 pub(crate) struct Groups<'a> {
@@ -53,7 +21,6 @@ pub(crate) struct Groups<'a> {
 }
 
 impl<'a> Groups<'a> {
-    /// Those that `choices` are in.
     pub(crate) fn of(choices: &[Choice<'a>]) -> Self {
         let mut groups = Self::default();
         for choice in choices {

@@ -1,8 +1,9 @@
 //! The header of a safetensors file, checked before any tensor is touched.
 
-use crate::error::{Result, file_error};
+use crate::error::{FileError, Result};
 use crate::foreign;
 use crate::text::shown;
+use lowp_checkpoint::{HEADER_LENGTH, MAX_HEADER};
 use safetensors::SafeTensors;
 use safetensors::tensor::{Metadata, SafeTensorError};
 use serde::de::{Deserialize, Deserializer, Error, IgnoredAny, MapAccess, Visitor};
@@ -11,28 +12,23 @@ use std::fmt;
 use std::marker::PhantomData;
 use std::path::Path;
 
-/// The length field in front of the header.
-const LENGTH: usize = 8;
-/// Longest header that the safetensors format allows.
-pub(crate) const MAX_HEADER: usize = 100_000_000;
-
 /// Checks the header of `bytes` and returns it with the position at which the tensors begin.
 pub(crate) fn read(path: &Path, bytes: &[u8]) -> Result<(usize, Metadata)> {
     if let Some(what) = foreign::explain(bytes) {
-        return Err(file_error(path, what));
+        return Err(FileError::in_file(path, what));
     }
-    let begin = begin(bytes).map_err(|why| file_error(path, why))?;
-    check_entries(&bytes[LENGTH..begin], bytes.len() - begin)
-        .map_err(|why| file_error(path, why))?;
+    let begin = begin(bytes).map_err(|why| FileError::in_file(path, why))?;
+    check_entries(&bytes[HEADER_LENGTH..begin], bytes.len() - begin)
+        .map_err(|why| FileError::in_file(path, why))?;
     // The entries tile the file; what is left are dtypes, shapes and the metadata.
     let (_, metadata) =
-        SafeTensors::read_metadata(bytes).map_err(|e| file_error(path, explain(&e)))?;
+        SafeTensors::read_metadata(bytes).map_err(|e| FileError::in_file(path, explain(&e)))?;
     Ok((begin, metadata))
 }
 
 /// Where the tensors begin.
 fn begin(bytes: &[u8]) -> Result<usize, String> {
-    let Some(length) = bytes.first_chunk::<LENGTH>() else {
+    let Some(length) = bytes.first_chunk::<HEADER_LENGTH>() else {
         return Err(format!(
             "{} bytes are too few for a safetensors file; it is cut off or something else (copy it again)",
             bytes.len()
@@ -45,18 +41,18 @@ fn begin(bytes: &[u8]) -> Result<usize, String> {
             "a header of {length} bytes is longer than the format allows; this is no safetensors file"
         ));
     };
-    if LENGTH + header > bytes.len() {
+    if HEADER_LENGTH + header > bytes.len() {
         return Err(format!(
             "the header has {header} bytes and the file only {}; it is cut off or no safetensors file (copy it again)",
             bytes.len()
         ));
     }
-    Ok(LENGTH + header)
+    Ok(HEADER_LENGTH + header)
 }
 
 /// One tensor of the header, as far as its bytes go.
 #[derive(serde::Deserialize)]
-struct Place {
+struct Offsets {
     data_offsets: (u64, u64),
 }
 
@@ -64,44 +60,19 @@ struct Place {
 #[derive(serde::Deserialize)]
 #[serde(untagged)]
 enum Entry {
-    Tensor(Place),
-    Object(Keys),
+    Tensor(Offsets),
+    Object(Entries<IgnoredAny, false>),
     Other(IgnoredAny),
-}
-
-/// The keys of a JSON object, in the order of the text, with those that are there twice.
-struct Keys(Vec<String>);
-
-impl<'de> Deserialize<'de> for Keys {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        struct Collect;
-        impl<'de> Visitor<'de> for Collect {
-            type Value = Keys;
-
-            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                f.write_str("an object")
-            }
-
-            fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Keys, A::Error> {
-                let mut keys = Vec::new();
-                while let Some((key, IgnoredAny)) = map.next_entry::<String, IgnoredAny>()? {
-                    keys.push(key);
-                }
-                Ok(Keys(keys))
-            }
-        }
-        deserializer.deserialize_map(Collect)
-    }
 }
 
 /// Finds repeated names, overlaps, gaps and a file that is cut off; the crate's own errors name none of these.
 fn check_entries(header: &[u8], data: usize) -> Result<(), String> {
-    let Unique(entries) = serde_json::from_slice::<Unique<Entry>>(header)
+    let Entries(entries) = serde_json::from_slice::<Entries<Entry, true>>(header)
         .map_err(|e| json_problem("the header is no valid JSON object", &e))?;
     for (name, entry) in &entries {
-        if let Entry::Object(Keys(keys)) = entry {
+        if let Entry::Object(Entries(keys)) = entry {
             let mut seen = BTreeSet::new();
-            if let Some(key) = keys.iter().find(|key| !seen.insert(key.as_str())) {
+            if let Some((key, _)) = keys.iter().find(|(key, _)| !seen.insert(key.as_str())) {
                 return Err(format!(
                     "the key '{}' of '{}' is there twice; write the file again",
                     shown(key),
@@ -113,7 +84,7 @@ fn check_entries(header: &[u8], data: usize) -> Result<(), String> {
     let mut places: Vec<(u64, u64, String)> = entries
         .into_iter()
         .filter_map(|(name, entry)| match entry {
-            Entry::Tensor(Place {
+            Entry::Tensor(Offsets {
                 data_offsets: (start, end),
             }) => Some((start, end, name)),
             Entry::Object(_) | Entry::Other(_) => None,
@@ -183,14 +154,14 @@ fn explain(error: &SafeTensorError) -> String {
     }
 }
 
-/// A JSON object whose keys are all different, in the order of the text.
-pub(crate) struct Unique<V>(pub(crate) Vec<(String, V)>);
+/// A JSON object, in the order of the text. Where `UNIQUE` a key that is there twice is an error.
+pub(crate) struct Entries<V, const UNIQUE: bool>(pub(crate) Vec<(String, V)>);
 
-impl<'de, V: Deserialize<'de>> Deserialize<'de> for Unique<V> {
+impl<'de, V: Deserialize<'de>, const UNIQUE: bool> Deserialize<'de> for Entries<V, UNIQUE> {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        struct Keys<V>(PhantomData<V>);
-        impl<'de, V: Deserialize<'de>> Visitor<'de> for Keys<V> {
-            type Value = Unique<V>;
+        struct Collect<V, const UNIQUE: bool>(PhantomData<V>);
+        impl<'de, V: Deserialize<'de>, const UNIQUE: bool> Visitor<'de> for Collect<V, UNIQUE> {
+            type Value = Entries<V, UNIQUE>;
 
             fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
                 f.write_str("an object")
@@ -199,17 +170,15 @@ impl<'de, V: Deserialize<'de>> Deserialize<'de> for Unique<V> {
             fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Self::Value, A::Error> {
                 let (mut entries, mut seen) = (Vec::new(), BTreeSet::new());
                 while let Some((key, value)) = map.next_entry::<String, V>()? {
-                    if !seen.insert(key.clone()) {
-                        return Err(A::Error::custom(format!(
-                            "'{}' is there twice",
-                            shown(&key)
-                        )));
+                    if UNIQUE && !seen.insert(key.clone()) {
+                        let twice = format!("'{}' is there twice", shown(&key));
+                        return Err(A::Error::custom(twice));
                     }
                     entries.push((key, value));
                 }
-                Ok(Unique(entries))
+                Ok(Entries(entries))
             }
         }
-        deserializer.deserialize_map(Keys(PhantomData))
+        deserializer.deserialize_map(Collect(PhantomData))
     }
 }

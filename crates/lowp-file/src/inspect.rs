@@ -4,7 +4,7 @@ use crate::error::{Result, file_error, mend_file};
 use crate::fields::{Field, holding};
 use crate::meta::{self, Quantized};
 use crate::model::{Model, Tensor as Source};
-use crate::options::Options;
+pub use crate::options::Options;
 use crate::remedy::Remedy;
 use crate::stats::{Distance, Stats};
 use crate::text::{dims, shown};
@@ -12,7 +12,6 @@ use crate::unpack::{orientation, unpack};
 use lowp_format::{Orientation, Part, Recipe, elements_of};
 use lowp_kernels::Cpu;
 use serde::Serialize;
-use std::collections::BTreeSet;
 
 /// One file, or one sharded model.
 #[derive(Debug, Serialize)]
@@ -94,15 +93,8 @@ pub fn inspect(model: &Model, reference: Option<&Model>) -> Result<Report> {
 
 fn report(model: &Model, reference: Option<&Model>) -> Result<Report> {
     let quantized = meta::quantized(model)?;
-    let fields: BTreeSet<String> = quantized
-        .values()
-        .flat_map(|tensor| tensor.fields.iter().map(|field| field.name(&tensor.name)))
-        .collect();
     let (mut bytes, mut elements, mut tensors) = (0, 0, Vec::new());
-    for tensor in model
-        .tensors()
-        .filter(|tensor| !fields.contains(tensor.name))
-    {
+    for tensor in meta::others(model, &quantized) {
         let count: usize = tensor.shape.iter().product();
         (bytes, elements) = (bytes + tensor.len(), elements + count);
         tensors.push(TensorReport {
@@ -204,14 +196,12 @@ fn source_of<'a>(tensor: &Quantized, model: &'a Model) -> Result<(Source<'a>, us
         ));
     };
     if found.shape != tensor.text.shape {
-        return Err(file_error(
+        return Err(file_error!(
             model.path(),
-            format!(
-                "'{}' is {} and was quantized as {}; give the model that was quantized",
-                shown(name),
-                dims(found.shape),
-                dims(&tensor.text.shape)
-            ),
+            "'{}' is {} and was quantized as {}; give the model that was quantized",
+            shown(name),
+            dims(found.shape),
+            dims(&tensor.text.shape)
         ));
     }
     let first_row = tensor.text.shard.as_ref().map_or(0, |shard| shard.rows[0]);

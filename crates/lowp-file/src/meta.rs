@@ -1,10 +1,11 @@
 //! What the file's metadata say of each quantized tensor: enough to read it back without any option.
 
 use crate::cast::{has_delayed_scale, is_scale};
+use crate::dtypes::Named;
 use crate::error::{Result, file_error, mend_file};
 use crate::fields::{self, Field};
-use crate::model::Model;
-use crate::names::Named;
+use crate::keys::{TENSOR_PREFIX, key};
+use crate::model::{Model, Tensor};
 use crate::options::Options;
 use crate::remedy::Remedy;
 use crate::text::{message, shown};
@@ -13,79 +14,12 @@ use lowp_format::{AnyRecipe, BufferList, Form, FormatError, Recipe, RowCuts, Sha
 use safetensors::Dtype;
 use serde::de::Error;
 use serde::{Deserialize, Deserializer, Serialize};
-use std::collections::{BTreeMap, HashMap};
-use std::path::Path;
-
-/// What every key of ours begins with.
-const PREFIX: &str = "lowp.";
-/// The key of the contract's version.
-pub(crate) const FORMAT_KEY: &str = "lowp.format";
-/// The version that is written and read.
-pub(crate) const FORMAT: &str = "1";
-/// What the key of a tensor begins with; its name follows.
-const TENSOR_PREFIX: &str = "lowp.tensor.";
-
-/// The key of tensor `name`.
-pub(crate) fn key(name: &str) -> String {
-    format!("{TENSOR_PREFIX}{name}")
-}
-
-/// Whether a key is one of ours, to be left out when metadata are copied.
-pub(crate) fn is_ours(key: &str) -> bool {
-    key.starts_with(PREFIX)
-}
-
-/// Checks the keys of ours among those of one file: they say their version, and are those of it. A file without any is
-/// somebody else's.
-pub(crate) fn check_keys(path: &Path, metadata: &HashMap<String, String>) -> Result<()> {
-    if let Some(rank) = lowp_checkpoint::rank_of_file(metadata) {
-        return Err(mend_file(
-            path,
-            format!("the part that rank {} has of a checkpoint", shown(rank)),
-            Remedy::GiveCheckpoint,
-        ));
-    }
-    let ours = || metadata.keys().filter(|key| is_ours(key));
-    let Some(first) = ours().min() else {
-        return Ok(());
-    };
-    let Some(version) = metadata.get(FORMAT_KEY) else {
-        return Err(file_error(
-            path,
-            format!(
-                "it has the metadata '{}' and no {FORMAT_KEY}, which says how they are read; copy all metadata of the file that \
-                 lowp wrote, or quantize the model again",
-                shown(first)
-            ),
-        ));
-    };
-    if version != FORMAT {
-        return Err(file_error(
-            path,
-            format!(
-                "{FORMAT_KEY} is '{}' and this program reads '{FORMAT}'; use the lowp that wrote it",
-                shown(version)
-            ),
-        ));
-    }
-    let known = |key: &str| key == FORMAT_KEY || key.starts_with(TENSOR_PREFIX);
-    match ours().filter(|key| !known(key)).min() {
-        None => Ok(()),
-        Some(key) => Err(file_error(
-            path,
-            format!(
-                "the metadata key '{}' is none of {FORMAT_KEY} '{FORMAT}', which has {TENSOR_PREFIX}NAME alone; use the lowp that \
-                 wrote it, or give the key another name",
-                shown(key)
-            ),
-        )),
-    }
-}
+use std::collections::{BTreeMap, BTreeSet};
 
 /// The part of a tensor that a rank file holds.
 #[derive(Clone, Debug, Deserialize, PartialEq, Serialize)]
 #[serde(deny_unknown_fields)]
-pub struct ShardText {
+pub(crate) struct ShardText {
     pub(crate) rank: usize,
     pub(crate) world: usize,
     /// First row, and the one after the last.
@@ -99,7 +33,7 @@ pub struct ShardText {
 /// The JSON object of one tensor.
 #[derive(Clone, Debug, Deserialize, PartialEq, Serialize)]
 #[serde(deny_unknown_fields)]
-pub struct Text {
+pub(crate) struct Text {
     pub(crate) recipe: String,
     pub(crate) options: Options,
     /// The dimensions of the source, before leading ones are flattened to rows.
@@ -119,6 +53,28 @@ pub struct Text {
     pub(crate) amax_group: Option<Vec<String>>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) shard: Option<ShardText>,
+}
+
+impl Text {
+    /// A tensor of `dtype` and `shape` that was quantized as `recipe` says for `usage`, scales in `form`.
+    pub(crate) fn new(
+        recipe: &impl Recipe,
+        (dtype, shape): (Dtype, &[usize]),
+        usage: Usage,
+        form: Form,
+    ) -> Self {
+        Self {
+            recipe: recipe.name().to_owned(),
+            options: Options::of(recipe),
+            shape: shape.to_vec(),
+            dtype: Named::label(dtype).to_owned(),
+            usage: usage.label().to_owned(),
+            scales: Named::label(form).to_owned(),
+            delayed_scale: None,
+            amax_group: None,
+            shard: None,
+        }
+    }
 }
 
 /// A number that f32 holds; a larger one would be infinite.
@@ -141,7 +97,7 @@ fn narrow<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<f32>, D::
 
 /// The part of a tensor that a rank file holds, checked.
 #[derive(Clone, Debug)]
-pub struct Shard {
+pub(crate) struct Shard {
     pub(crate) rank: usize,
     pub(crate) cuts: RowCuts,
     pub(crate) usage: Usage,
@@ -169,6 +125,18 @@ impl Quantized {
     fn read(name: &str, json: &str) -> Result<Self, String> {
         let text: Text = serde_json::from_str(json).map_err(|e| e.to_string())?;
         Self::from_text(name, text)
+    }
+
+    /// Rejects the rows of one rank of `model`.
+    pub(crate) fn check_whole(&self, model: &Model) -> Result<()> {
+        match self.shard {
+            None => Ok(()),
+            Some(_) => Err(mend_file(
+                model.path(),
+                format!("'{}' is a part of a tensor", shown(&self.name)),
+                Remedy::Unshard,
+            )),
+        }
     }
 
     /// What `text` says of tensor `name`.
@@ -285,22 +253,30 @@ pub fn quantized(model: &Model) -> Result<BTreeMap<String, Quantized>> {
     tensors.collect()
 }
 
+/// The tensors of `model` that are no fields of the `quantized` ones.
+pub(crate) fn others<'m>(
+    model: &'m Model,
+    quantized: &BTreeMap<String, Quantized>,
+) -> impl Iterator<Item = Tensor<'m>> + use<'m> {
+    let fields: BTreeSet<String> = quantized.values().flat_map(Quantized::fields).collect();
+    let tensors = model.tensors();
+    tensors.filter(move |tensor| !fields.contains(tensor.name))
+}
+
 /// The quantized tensor `name` of `model`, if there is one.
 ///
 /// # Errors
 /// As [`quantized`].
-pub fn find(model: &Model, name: &str) -> Result<Option<Quantized>> {
+pub(crate) fn find(model: &Model, name: &str) -> Result<Option<Quantized>> {
     let Some(json) = model.metadata().get(&key(name)) else {
         return Ok(None);
     };
     let mut tensor = Quantized::read(name, json).map_err(|why| {
-        file_error(
+        file_error!(
             model.path(),
-            format!(
-                "the metadata of '{}' make no sense: {}; quantize the model again",
-                shown(name),
-                message(&why)
-            ),
+            "the metadata of '{}' make no sense: {}; quantize the model again",
+            shown(name),
+            message(&why)
         )
     })?;
     for field in &mut tensor.fields {

@@ -3,12 +3,13 @@
 use crate::error::{Context, FileError, Result, file_error, input_error};
 use crate::files::{open_regular, read_regular};
 use crate::foreign;
-use crate::header::{self, MAX_HEADER, Unique};
+use crate::header::{self, Entries};
+use crate::keys;
 use crate::limits::hinted;
-use crate::map::{self, Bytes, Reader};
-use crate::meta;
+use crate::mmap::{self, Bytes, Reader};
 use crate::stamp::{Stamp, changed};
 use crate::text::{dims, shown};
+use lowp_checkpoint::MAX_HEADER;
 use lowp_kernels::{CpuBuffer, Element};
 use safetensors::Dtype;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
@@ -36,18 +37,18 @@ struct Entry {
     file: usize,
     dtype: Dtype,
     shape: Vec<usize>,
-    place: Range<usize>,
+    range: Range<usize>,
 }
 
 /// Bytes of a file, which are still in it.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Stretch<'a> {
+pub(crate) struct ByteRange<'a> {
     start: usize,
     len: usize,
     file: &'a Opened,
 }
 
-impl Stretch<'_> {
+impl ByteRange<'_> {
     /// Bytes `range` of them. Memory is used only while they live.
     fn bytes_at(&self, range: Range<usize>) -> Result<Bytes> {
         Bytes::of(
@@ -65,8 +66,8 @@ impl Stretch<'_> {
     ) -> Result<()> {
         let mut reader = Reader::new(&self.file.file);
         for start in range.clone().step_by(READ) {
-            let place = self.start + start..self.start + range.end.min(start + READ);
-            let bytes = reader.bytes(&place);
+            let part = self.start + start..self.start + range.end.min(start + READ);
+            let bytes = reader.bytes(&part);
             let bytes = bytes.map_err(|e| cannot_read(&self.file.path, e))?;
             take(start - range.start, bytes)?;
         }
@@ -88,29 +89,29 @@ pub struct Tensor<'a> {
     pub dtype: Dtype,
     /// Its dimensions.
     pub shape: &'a [usize],
-    place: Stretch<'a>,
+    bytes: ByteRange<'a>,
 }
 
 impl Tensor<'_> {
     /// Number of bytes.
     pub(crate) fn len(&self) -> usize {
-        self.place.len
+        self.bytes.len
     }
 
     /// Where it begins in its file.
     pub(crate) fn start(&self) -> usize {
-        self.place.start
+        self.bytes.start
     }
 
     /// Its values where they lie, for kernels of the CPU; `None` where they cannot be used there.
     pub(crate) fn values<T: Element>(&self) -> Option<CpuBuffer<T>> {
-        let Stretch { start, len, file } = self.place;
-        map::values(&file.file, &(start..start + len))
+        let ByteRange { start, len, file } = self.bytes;
+        mmap::values(&file.file, &(start..start + len))
     }
 
     /// Bytes `range` of the tensor. Memory is used only while they live.
     pub(crate) fn bytes_at(&self, range: Range<usize>) -> Result<Bytes> {
-        self.place.bytes_at(range)
+        self.bytes.bytes_at(range)
     }
 
     /// Hands bytes `range` to `take` in pieces of [`READ`], each with its distance from the start of the range.
@@ -119,7 +120,7 @@ impl Tensor<'_> {
         range: Range<usize>,
         take: impl FnMut(usize, &[u8]) -> Result<()>,
     ) -> Result<()> {
-        self.place.pieces_of(range, take)
+        self.bytes.pieces_of(range, take)
     }
 }
 
@@ -139,7 +140,7 @@ impl Model {
     /// A file that is missing, cut off or malformed, or an index that its files do not fit.
     pub fn open(path: &Path) -> Result<Self> {
         if path.is_dir() {
-            return Err(file_error(
+            return Err(FileError::in_file(
                 path,
                 "a folder where a .safetensors file is looked for",
             ));
@@ -161,21 +162,19 @@ impl Model {
     fn add_index(&mut self, path: &Path) -> Result<()> {
         #[derive(serde::Deserialize)]
         struct Index {
-            weight_map: Unique<String>,
+            weight_map: Entries<String, true>,
         }
         let text = read_regular(path, MAX_HEADER as u64).map_err(|e| cannot_read(path, e))?;
         if let Some(what) = foreign::explain(&text) {
-            return Err(file_error(path, what));
+            return Err(FileError::in_file(path, what));
         }
         let Index {
-            weight_map: Unique(mut places),
+            weight_map: Entries(mut places),
         } = serde_json::from_slice(&text).map_err(|e| {
-            file_error(
+            file_error!(
                 path,
-                format!(
-                    "no index of a sharded model: {}; write it again",
-                    shown(&e.to_string())
-                ),
+                "no index of a sharded model: {}; write it again",
+                shown(&e.to_string())
             )
         })?;
         places.sort_by(|a, b| a.1.cmp(&b.1).then_with(|| a.0.cmp(&b.0)));
@@ -188,20 +187,19 @@ impl Model {
                     (parts.next(), parts.next()),
                     (Some(Component::Normal(_)), None)
                 ) {
-                    return Err(file_error(
+                    return Err(file_error!(
                         path,
-                        format!("{}, which is no file name beside the index", puts()),
+                        "{}, which is no file name beside the index",
+                        puts()
                     ));
                 }
                 let full = path.with_file_name(file);
                 // Whatever else is wrong with it is told by who opens it.
                 if !full.exists() {
-                    return Err(file_error(
+                    return Err(file_error!(
                         path,
-                        format!(
-                            "{}, which is missing; put that file beside the index",
-                            puts()
-                        ),
+                        "{}, which is missing; put that file beside the index",
+                        puts()
                     ));
                 }
                 opened.insert(file, self.files.len());
@@ -209,12 +207,10 @@ impl Model {
             }
             let found = self.tensors.get(name).map(|entry| entry.file);
             if found != opened.get(file.as_str()).copied() {
-                return Err(file_error(
+                return Err(file_error!(
                     path,
-                    format!(
-                        "{}, which does not hold it; mend the index or the file",
-                        puts()
-                    ),
+                    "{}, which does not hold it; mend the index or the file",
+                    puts()
                 ));
             }
         }
@@ -225,12 +221,10 @@ impl Model {
             .find(|(name, _)| !named.contains(name.as_str()));
         if let Some((name, entry)) = unnamed {
             let file = self.files[entry.file].path.display();
-            return Err(file_error(
+            return Err(file_error!(
                 path,
-                format!(
-                    "{file} holds '{}', which the index does not name; mend the index",
-                    shown(name)
-                ),
+                "{file} holds '{}', which the index does not name; mend the index",
+                shown(name)
             ));
         }
         Ok(())
@@ -240,33 +234,31 @@ impl Model {
         let (file, _) = open_regular(path).map_err(|e| cannot_read(path, e))?;
         let stamp = Stamp::of(&file).map_err(|e| cannot_read(path, e))?;
         let length = usize::try_from(stamp.length)
-            .map_err(|_| file_error(path, "larger than this machine can address"))?;
+            .map_err(|_| FileError::in_file(path, "larger than this machine can address"))?;
         let bytes = Bytes::of(&file, &(0..length)).map_err(|e| cannot_read(path, e))?;
         let (begin, header) = header::read(path, &bytes)?;
         let index = self.files.len();
         for (name, info) in header.tensors() {
             let (start, end) = info.data_offsets;
-            let (dtype, shape, place) =
+            let (dtype, shape, range) =
                 (info.dtype, info.shape.clone(), begin + start..begin + end);
             let entry = Entry {
                 file: index,
                 dtype,
                 shape,
-                place,
+                range,
             };
             if let Some(other) = self.tensors.insert(name.clone(), entry) {
                 let other = self.files[other.file].path.display();
-                return Err(file_error(
+                return Err(file_error!(
                     path,
-                    format!(
-                        "it holds '{}', which {other} holds too; keep one of them",
-                        shown(&name)
-                    ),
+                    "it holds '{}', which {other} holds too; keep one of them",
+                    shown(&name)
                 ));
             }
         }
         if let Some(metadata) = header.metadata() {
-            meta::check_keys(path, metadata)?;
+            keys::check_keys(path, metadata)?;
             self.add_metadata(path, metadata)?;
         }
         self.files.push(Opened {
@@ -282,13 +274,11 @@ impl Model {
         for (key, value) in metadata {
             let entry = self.metadata.entry(key.clone());
             let known = entry.or_insert_with(|| value.clone());
-            if known != value && meta::is_ours(key) {
-                return Err(file_error(
+            if known != value && keys::is_ours(key) {
+                return Err(file_error!(
                     path,
-                    format!(
-                        "its metadata '{}' are not those of another file of the model; quantize the model again",
-                        shown(key)
-                    ),
+                    "its metadata '{}' are not those of another file of the model; quantize the model again",
+                    shown(key)
                 ));
             }
         }
@@ -317,11 +307,11 @@ impl Model {
     }
 
     /// The `len` bytes from `start` of the only file of this model.
-    pub(crate) fn stretch(&self, start: usize, len: usize) -> Result<Stretch<'_>> {
+    pub(crate) fn byte_range(&self, start: usize, len: usize) -> Result<ByteRange<'_>> {
         let file = self.files.first().context("a model of no file")?;
         let end = start.checked_add(len);
         match end {
-            Some(end) if end as u64 <= file.stamp.length => Ok(Stretch { start, len, file }),
+            Some(end) if end as u64 <= file.stamp.length => Ok(ByteRange { start, len, file }),
             _ => Err(FileError::Missing(format!(
                 "{}: bytes {start} to {len} more are beyond its end",
                 file.path.display()
@@ -363,24 +353,20 @@ impl Model {
     /// The tensor of that name and no other dtype or shape.
     pub(crate) fn expect(&self, name: &str, dtype: Dtype, shape: &[usize]) -> Result<Tensor<'_>> {
         let Some(tensor) = self.get(name) else {
-            return Err(file_error(
+            return Err(file_error!(
                 &self.path,
-                format!(
-                    "'{}' is missing, though the metadata says that it is there; quantize the model again",
-                    shown(name)
-                ),
+                "'{}' is missing, though the metadata says that it is there; quantize the model again",
+                shown(name)
             ));
         };
         if (tensor.dtype, tensor.shape) != (dtype, shape) {
-            return Err(file_error(
+            return Err(file_error!(
                 &self.path,
-                format!(
-                    "'{}' is {} {} where the metadata asks for {dtype} {}; quantize the model again",
-                    shown(name),
-                    tensor.dtype,
-                    dims(tensor.shape),
-                    dims(shape)
-                ),
+                "'{}' is {} {} where the metadata asks for {dtype} {}; quantize the model again",
+                shown(name),
+                tensor.dtype,
+                dims(tensor.shape),
+                dims(shape)
             ));
         }
         Ok(tensor)
@@ -391,9 +377,9 @@ impl Model {
             name,
             dtype: entry.dtype,
             shape: &entry.shape,
-            place: Stretch {
-                start: entry.place.start,
-                len: entry.place.len(),
+            bytes: ByteRange {
+                start: entry.range.start,
+                len: entry.range.len(),
                 file: &self.files[entry.file],
             },
         }

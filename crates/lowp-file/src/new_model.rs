@@ -4,15 +4,15 @@ use crate::cast::{cast, empty, observe};
 use crate::codes::{Codes, amax_of, check_dtype};
 use crate::error::{Context, FileError, Result, input_error};
 use crate::fields::{self, Field, worked};
-use crate::interchange::shards::{Group, Weights};
-use crate::meta;
+use crate::keys;
 use crate::out::Out;
+use crate::outputs::{Group, Outputs};
 use crate::pack::Packed;
-use crate::quantize::{made_items, text};
+use crate::quantize::text;
 use crate::round;
 use crate::select::Setup;
 use crate::text::shown;
-use crate::write::{Item, ItemSource, Parts, Sink};
+use crate::write::{Item, Parts, Sink};
 use half::{bf16, f16};
 use lowp_comm::LocalComm;
 use lowp_format::{QuantizedTensor, Recipe};
@@ -182,33 +182,28 @@ impl<'a> NewModel<'a> {
         let mut groups = Vec::new();
         for (job, tensor) in self.tensors.iter().enumerate() {
             groups.push(match &tensor.quantized {
-                None => Group::of(Item {
-                    name: tensor.name.clone(),
-                    dtype: tensor.dtype,
-                    shape: tensor.shape.clone(),
-                    bytes: tensor.bytes(),
-                    source: ItemSource::Made { job, part: 0 },
-                }),
+                None => Group::of(Item::made(
+                    (job, 0),
+                    tensor.name.clone(),
+                    tensor.dtype,
+                    tensor.shape.clone(),
+                )),
                 Some((setup, fields)) => {
                     let mut text = text(setup, (tensor.dtype, &tensor.shape[..]), setup.usage);
                     text.amax_group = self.group_of(&tensor.name).cloned();
-                    let said = (meta::key(&tensor.name), serde_json::to_string(&text)?);
-                    Group {
-                        items: made_items(job, &tensor.name, fields),
-                        metadata: BTreeMap::from([said]),
-                    }
+                    Group::quantized(job, &tensor.name, fields, &text)?
                 }
             });
         }
-        let version = (meta::FORMAT_KEY.to_owned(), meta::FORMAT.to_owned());
-        let weights = Weights {
+        let version = (keys::FORMAT_KEY.to_owned(), keys::FORMAT.to_owned());
+        let outputs = Outputs {
             groups,
             metadata: BTreeMap::from([version]),
             make: Box::new(|job| self.parts(self.tensors.get(job).context("no such tensor")?)),
             sources: Vec::new(),
         };
-        weights.check()?;
-        Out::file(path, [])?.write([], &weights, &(), |_| Ok(0))
+        outputs.check()?;
+        Out::file(path, [])?.write([], &outputs, &(), |_| Ok(0))
     }
 
     /// The names that a tensor has one amax with.
@@ -221,14 +216,13 @@ impl<'a> NewModel<'a> {
         let Some((setup, fields)) = &tensor.quantized else {
             return Ok(Box::new(Kept(&tensor.data)));
         };
-        let packed = |codes, amax| Packed {
-            backend: Cpu,
-            tensor: codes,
-            amax,
-            fields: fields.clone(),
-        };
         if let Data::Codes(codes, amax) = &tensor.data {
-            return Ok(Box::new(packed(Arc::clone(codes), *amax)));
+            return Ok(Box::new(Packed::new(
+                &Cpu,
+                Arc::clone(codes),
+                *amax,
+                fields.clone(),
+            )));
         }
         let specs = setup.recipe.buffers(setup.usage);
         let shape = fields::matrix(&tensor.shape)?;
@@ -241,7 +235,7 @@ impl<'a> NewModel<'a> {
             tensor.source()?,
             scale,
         )?;
-        Ok(Box::new(packed(Arc::new(codes), amax)))
+        Ok(Box::new(Packed::new(&Cpu, codes, amax, fields.clone())))
     }
 
     /// The amax of the group that a tensor is in.
@@ -262,20 +256,10 @@ impl<'a> NewModel<'a> {
 fn fields_of(setup: &Setup, shape: &[usize]) -> Result<Vec<Field>> {
     let matrix = fields::matrix(shape)?;
     setup.recipe.check(matrix)?;
-    let specs = setup.recipe.buffers(setup.usage);
-    let fields = fields::fields(&setup.recipe, &specs, matrix, setup.usage, setup.form)?;
-    Ok(fields::called(&fields, setup.dtypes))
+    Ok(fields::called(&setup.fields(matrix)?, setup.dtypes))
 }
 
 impl Tensor<'_> {
-    fn bytes(&self) -> usize {
-        match &self.data {
-            Data::Values(values) => size_of_val(*values),
-            Data::Bytes(bytes) => bytes.len(),
-            Data::Codes(..) => 0,
-        }
-    }
-
     /// Its values.
     fn source(&self) -> Result<Source<Cpu>> {
         let bytes = match &self.data {
@@ -314,7 +298,7 @@ impl Parts for Kept<'_> {
                 let mut bytes = Vec::new();
                 for values in values.chunks(1 << 18) {
                     bytes.clear();
-                    round::append(crate::names::FloatName::F32, values, &mut bytes);
+                    round::append(crate::dtypes::FloatName::F32, values, &mut bytes);
                     sink(&bytes)?;
                 }
                 Ok(())
@@ -327,6 +311,7 @@ impl Parts for Kept<'_> {
 mod tests {
     use super::*;
     use crate::interchange::hub::Hub;
+    use crate::meta;
     use crate::quantize::quantize;
     use crate::select::Choices;
     use lowp_format::AnyRecipe;

@@ -1,14 +1,11 @@
 //! [`Out`]: where a model is written: one file, or a folder as Hugging Face keeps models.
 
 use crate::error::Result;
-use crate::interchange::shards::Weights;
 use crate::model::Model;
+use crate::outputs::Outputs;
 use crate::progress::Progress;
 use crate::target::{FileTarget, FolderTarget};
 use std::path::Path;
-
-/// Most bytes of tensors in a file of a folder, unless something else is asked for.
-pub const MOST_BYTES: u64 = 5_000_000_000;
 
 /// A place for a model, which appears there when it is complete.
 #[derive(Debug)]
@@ -20,6 +17,9 @@ pub enum Out {
 }
 
 impl Out {
+    /// Most bytes of tensors in a file of a folder, unless something else is asked for.
+    pub const MOST_BYTES: u64 = 5_000_000_000;
+
     /// The file `path`, made of `inputs`.
     ///
     /// # Errors
@@ -41,27 +41,26 @@ impl Out {
         FolderTarget::new(path, inputs).map(|folder| Self::Folder(folder, most))
     }
 
-    /// Writes `weights`, which are made of `inputs`, and in a folder what `beside` puts there, which returns its bytes. Returns the bytes of
+    /// Writes `outputs`, which are made of `inputs`, and in a folder what `add_files` puts there, which returns its bytes. Returns the bytes of
     /// all files.
     pub(crate) fn write<'m>(
         self,
         inputs: impl IntoIterator<Item = &'m Model>,
-        weights: &Weights<'_>,
+        outputs: &Outputs<'_>,
         progress: &dyn Progress,
-        beside: impl FnOnce(&FolderTarget) -> Result<u64>,
+        add_files: impl FnOnce(&FolderTarget) -> Result<u64>,
     ) -> Result<u64> {
         let mut inputs = inputs.into_iter();
         let mut steady = || inputs.try_for_each(|model| model.steady(Ok(())));
         match self {
             Self::File(target) => {
-                let outputs = weights.whole();
-                progress.begin(outputs.work());
-                target.fill(|draft| outputs.write(draft, progress), steady)
+                progress.begin(outputs.work(u64::MAX));
+                target.fill(|draft| outputs.write_one(draft, progress), steady)
             }
             Self::Folder(target, most) => {
-                progress.begin(weights.work(most));
-                let written = weights.write(&target, most, progress);
-                let written = written.and_then(|bytes| Ok(bytes + beside(&target)?));
+                progress.begin(outputs.work(most));
+                let written = outputs.write(&target, most, progress);
+                let written = written.and_then(|bytes| Ok(bytes + add_files(&target)?));
                 // An input that was changed is reported as such, whatever failed because of it.
                 steady()?;
                 let written = written?;

@@ -3,12 +3,14 @@
 use std::io;
 use std::sync::OnceLock;
 
+pub use crate::temporary::remove_all as remove_temporaries;
+
 /// What a program does at some points of the work. Without hooks temporary files of a process that a signal ends are removed by the next
 /// run for the same output.
 #[derive(Clone, Copy, Debug)]
 pub struct Hooks {
     /// Called before each temporary is made: it may install a handler of signals that end the process, which calls
-    /// [`crate::temporary::remove_all`].
+    /// [`remove_temporaries`].
     pub before_temporary: fn() -> io::Result<()>,
     /// Called before an input is mapped: it may install a handler of SIGBUS, by which the system answers a read of a file that another
     /// process made shorter.

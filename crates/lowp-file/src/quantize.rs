@@ -3,27 +3,26 @@
 use crate::bands::{Bands, Cast};
 use crate::error::{Result, file_error};
 use crate::fields::{self, Field, worked};
-use crate::flat::{Flat, FlatCuts};
+use crate::flat::Flat;
+pub use crate::flat::FlatCuts;
 use crate::groups::{Amaxes, Groups};
 use crate::interchange::hub::Hub;
-use crate::interchange::shards::{Group, Weights};
-use crate::meta::{self, Text};
+use crate::keys;
+use crate::meta::Text;
 use crate::model::{Model, Tensor};
-use crate::names::Named;
-use crate::options::Options;
 use crate::out::Out;
+use crate::outputs::{Group, Outputs};
 use crate::pack::Packed;
 use crate::progress::Progress;
 use crate::select::{Choice, Choices, Matrix, Setup};
 use crate::source::load;
 use crate::text::shown;
-use crate::write::{Item, ItemSource, Parts};
+use crate::write::{Item, Parts};
 use lowp_format::{Recipe, Usage};
 use lowp_kernels::Backend;
 use safetensors::Dtype;
 use std::collections::BTreeMap;
 use std::rc::Rc;
-use std::sync::Arc;
 
 /// Writes what `choices` of the model in `hub` become to `out`: cast on `backend`, as ranks do that cut the flattened elements where there
 /// are `cuts`, which is the same. Returns the bytes that were written.
@@ -39,21 +38,21 @@ pub fn quantize<B: Backend>(
     progress: &dyn Progress,
 ) -> Result<u64> {
     choices.are_of(&hub.model)?;
-    let weights = weights(backend, &hub.model, &choices.all, cuts, progress)?;
-    weights.check()?;
-    out.write([&hub.model], &weights, progress, |target| {
-        hub.beside.copy_all(target)
+    let outputs = outputs(backend, &hub.model, &choices.all, cuts, progress)?;
+    outputs.check()?;
+    out.write([&hub.model], &outputs, progress, |target| {
+        hub.other_files.copy_all(target)
     })
 }
 
 /// What `choices` of `model` become, cast through flat slices where there are `cuts`.
-pub(crate) fn weights<'a, B: Backend>(
+pub(crate) fn outputs<'a, B: Backend>(
     backend: &'a B,
     model: &Model,
     choices: &[Choice<'a>],
     cuts: Option<FlatCuts>,
     progress: &'a dyn Progress,
-) -> Result<Weights<'a>> {
+) -> Result<Outputs<'a>> {
     let (mut groups, mut sources) = (Vec::new(), Vec::new());
     let members = Groups::of(choices);
     let mut jobs: Vec<(Choice<'a>, Matrix, Vec<Field>)> = Vec::new();
@@ -68,18 +67,14 @@ pub(crate) fn weights<'a, B: Backend>(
             continue;
         };
         let Matrix { shape, setup } = matrix;
-        let specs = setup.recipe.buffers(setup.usage);
-        let fields = fields::fields(&setup.recipe, &specs, shape, setup.usage, setup.form)
-            .map_err(|e| file_error(model.path(), format!("'{}': {e}", shown(tensor.name))))?;
+        let fields = setup.fields(shape);
+        let fields =
+            fields.map_err(|e| file_error!(model.path(), "'{}': {e}", shown(tensor.name)))?;
         let fields = fields::called(&fields, setup.dtypes);
         sources.push(tensor.len());
         let mut text = text(&setup, (tensor.dtype, tensor.shape), setup.usage);
         text.amax_group = members.names(group);
-        let text = (meta::key(tensor.name), serde_json::to_string(&text)?);
-        groups.push(Group {
-            items: made_items(jobs.len(), tensor.name, &fields),
-            metadata: BTreeMap::from([text]),
-        });
+        groups.push(Group::quantized(jobs.len(), tensor.name, &fields, &text)?);
         jobs.push((choice, matrix, fields));
     }
     let (amaxes, memory) = (Amaxes::default(), Rc::default());
@@ -111,14 +106,9 @@ pub(crate) fn weights<'a, B: Backend>(
         };
         let load = |range| load(backend, tensor, range, progress);
         let (tensor, amax) = cuts.cast(backend, &flat, load)?;
-        Ok(Box::new(Packed {
-            backend: backend.clone(),
-            tensor: Arc::new(tensor),
-            amax,
-            fields,
-        }) as Box<dyn Parts>)
+        Ok(Box::new(Packed::new(backend, tensor, amax, fields)) as Box<dyn Parts>)
     });
-    Ok(Weights {
+    Ok(Outputs {
         groups,
         metadata: copied_metadata(model),
         make,
@@ -126,25 +116,13 @@ pub(crate) fn weights<'a, B: Backend>(
     })
 }
 
-/// The items of one job's fields.
-pub(crate) fn made_items<'a>(job: usize, name: &str, fields: &[Field]) -> Vec<Item<'a>> {
-    let item = |(part, field): (usize, &Field)| Item {
-        name: field.name(name),
-        dtype: field.dtype,
-        shape: field.shape.clone(),
-        bytes: field.bytes(),
-        source: ItemSource::Made { job, part },
-    };
-    fields.iter().enumerate().map(item).collect()
-}
-
 /// The metadata of the input that are not about quantized tensors, and the version of ours.
 pub(crate) fn copied_metadata(model: &Model) -> BTreeMap<String, String> {
     let foreign = model
         .metadata()
         .iter()
-        .filter(|(key, _)| !meta::is_ours(key));
-    let ours = (meta::FORMAT_KEY.to_owned(), meta::FORMAT.to_owned());
+        .filter(|(key, _)| !keys::is_ours(key));
+    let ours = (keys::FORMAT_KEY.to_owned(), keys::FORMAT.to_owned());
     foreign
         .map(|(key, value)| (key.clone(), value.clone()))
         .chain([ours])
@@ -154,14 +132,7 @@ pub(crate) fn copied_metadata(model: &Model) -> BTreeMap<String, String> {
 /// What the metadata say of a tensor that was `dtype` and `shape`, stored for `usage`.
 pub(crate) fn text(setup: &Setup, (dtype, shape): (Dtype, &[usize]), usage: Usage) -> Text {
     Text {
-        recipe: setup.recipe.name().to_owned(),
-        options: Options::of(&setup.recipe),
-        shape: shape.to_vec(),
-        dtype: Named::label(dtype).to_owned(),
-        usage: usage.label().to_owned(),
-        scales: Named::label(setup.form).to_owned(),
         delayed_scale: setup.delayed_scale,
-        amax_group: None,
-        shard: None,
+        ..Text::new(&setup.recipe, (dtype, shape), usage, setup.form)
     }
 }

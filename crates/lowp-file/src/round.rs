@@ -1,7 +1,8 @@
-//! f32 values as the bytes of a float of 16 or 32 bits, rounded to nearest even.
+//! f32 values as the bytes of a float of 16 or 32 bits, rounded to nearest even, and [`Overflows`], those that became infinite.
 
-use crate::names::FloatName;
+use crate::dtypes::FloatName;
 use half::{bf16, f16};
+use std::cell::{Cell, RefCell};
 
 /// Appends the little-endian bytes of `values` as `float`, and returns how many finite values became infinite.
 ///
@@ -24,6 +25,11 @@ pub(crate) fn append(float: FloatName, values: &[f32], bytes: &mut Vec<u8>) -> u
     }
 }
 
+/// The first value of little-endian `bytes`.
+pub(crate) fn first_f32(bytes: &[u8]) -> Option<f32> {
+    bytes.first_chunk().map(|bytes| f32::from_le_bytes(*bytes))
+}
+
 fn narrow(values: &[f32], bytes: &mut Vec<u8>, round: impl Fn(f32) -> ([u8; 2], bool)) -> usize {
     let mut overflowed = 0;
     each(values, bytes, |value| {
@@ -41,6 +47,36 @@ fn each<const N: usize>(values: &[f32], bytes: &mut Vec<u8>, mut to: impl FnMut(
     let (out, _) = bytes[start..].as_chunks_mut::<N>();
     for (out, value) in out.iter_mut().zip(values) {
         *out = to(*value);
+    }
+}
+
+/// Finite values that became infinite.
+#[derive(Debug, Default)]
+pub struct Overflows {
+    count: Cell<usize>,
+    /// The first tensor that has one.
+    first: RefCell<Option<String>>,
+}
+
+impl Overflows {
+    /// Counts `count` values of tensor `name`.
+    pub(crate) fn add(&self, name: &str, count: usize) {
+        if count > 0 {
+            self.count.set(self.count.get() + count);
+            self.first
+                .borrow_mut()
+                .get_or_insert_with(|| name.to_owned());
+        }
+    }
+
+    /// How many there are.
+    pub fn count(&self) -> usize {
+        self.count.get()
+    }
+
+    /// The first tensor that has one.
+    pub fn first(&self) -> Option<String> {
+        self.first.borrow().clone()
     }
 }
 

@@ -1,18 +1,18 @@
 //! Which tensors of a model are quantized, and which pass through.
 
-pub use crate::cast::{has_delayed_scale, is_scale};
+pub use crate::error::SetupError;
 pub use crate::fields::keeps_amax;
 
-use crate::error::{Result, SetupError, file_error, input_error, mend_file};
-use crate::fields;
-use crate::groups;
+use crate::cast::{has_delayed_scale, is_scale};
+use crate::dtypes::{Dtypes, Named};
+use crate::error::{Result, file_error, input_error, mend_file};
+use crate::fields::{self, Field};
 use crate::interchange::record::PREFIX;
 use crate::meta;
 use crate::model::{Model, Tensor};
-use crate::names::{Dtypes, Named};
 use crate::remedy::Remedy;
 use crate::text::shown;
-use lowp_format::{AnyRecipe, Form, Recipe, Shape, Usage, has_tensor_scale};
+use lowp_format::{AnyRecipe, Form, FormatError, Recipe, Shape, Usage, has_tensor_scale};
 use safetensors::Dtype;
 
 /// How tensors are quantized.
@@ -40,6 +40,12 @@ impl Setup {
             delayed_scale: None,
             dtypes: Dtypes::default(),
         }
+    }
+
+    /// The fields of a tensor of `shape`.
+    pub(crate) fn fields(&self, shape: Shape) -> Result<Vec<Field>, FormatError> {
+        let specs = self.recipe.buffers(self.usage);
+        fields::fields(&self.recipe, &specs, shape, self.usage, self.form)
     }
 
     /// Checks that the recipe takes the delayed scale.
@@ -163,12 +169,10 @@ impl<'a> Choices<'a> {
     pub(crate) fn are_of(&self, model: &Model) -> Result<()> {
         match std::ptr::eq(self.model, model) {
             true => Ok(()),
-            false => Err(file_error(
+            false => Err(file_error!(
                 model.path(),
-                format!(
-                    "the choices are those of another model, {}; choose tensors of the model that is quantized",
-                    self.model.path().display()
-                ),
+                "the choices are those of another model, {}; choose tensors of the model that is quantized",
+                self.model.path().display()
             )),
         }
     }
@@ -191,7 +195,7 @@ impl<'a> Choices<'a> {
                 self.setup.recipe.name()
             )));
         }
-        groups::check(groups, self.quantized().len())?;
+        check_groups(groups, self.quantized().len())?;
         let quantized = self.all.iter_mut().filter(|choice| choice.matrix.is_some());
         let mut quantized: Vec<&mut Choice<'_>> = quantized.collect();
         for (number, group) in groups.iter().enumerate() {
@@ -201,6 +205,38 @@ impl<'a> Choices<'a> {
         }
         Ok(())
     }
+}
+
+/// Checks groups of the numbers of `len` tensors.
+///
+/// # Errors
+/// A group of fewer than two, a number that there is not, or one twice.
+pub(crate) fn check_groups(groups: &[Vec<usize>], len: usize) -> Result<()> {
+    let mut grouped = vec![false; len];
+    for group in groups {
+        if group.len() < 2 {
+            return Err(input_error(format!(
+                "a group of {} tensors; those that have one amax are two or more",
+                group.len()
+            )));
+        }
+        for &member in group {
+            match grouped.get_mut(member) {
+                Some(known @ false) => *known = true,
+                Some(true) => {
+                    return Err(input_error(format!(
+                        "tensor {member} is in two groups, or twice in one; a tensor has one amax"
+                    )));
+                }
+                None => {
+                    return Err(input_error(format!(
+                        "a group has tensor {member}, and there are {len}, counted from 0"
+                    )));
+                }
+            }
+        }
+    }
+    Ok(())
 }
 
 /// Most rows or columns of a tensor without elements that have a scale or an amax each: a file states any number of them.
@@ -235,7 +271,7 @@ fn fit(tensor: &Tensor<'_>, setup: &Setup) -> Result<Shape, String> {
             tensor.dtype
         ));
     }
-    let problem = |e: lowp_format::FormatError| e.to_string();
+    let problem = |e: FormatError| e.to_string();
     let shape = fields::matrix(tensor.shape).map_err(problem)?;
     setup.recipe.check(shape).map_err(problem)?;
     if shape.elements() == 0 {

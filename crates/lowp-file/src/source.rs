@@ -3,7 +3,7 @@
 use crate::error::{FileError, Result, input_error};
 use crate::model::Tensor;
 use crate::progress::Progress;
-use crate::spare::Spare;
+use crate::reuse::Reused;
 use crate::text::shown;
 use half::{bf16, f16};
 use lowp_kernels::{Backend, CpuBuffer, Element, Source};
@@ -22,15 +22,15 @@ const MOST_THREADS: usize = 4;
 
 /// Where sources lie one after the other.
 pub(crate) struct Room<B: Backend> {
-    f32: Spare<B::Buffer<f32>>,
-    bf16: Spare<B::Buffer<bf16>>,
+    f32: Reused<B::Buffer<f32>>,
+    bf16: Reused<B::Buffer<bf16>>,
 }
 
 impl<B: Backend> Default for Room<B> {
     fn default() -> Self {
         Self {
-            f32: Spare::default(),
-            bf16: Spare::default(),
+            f32: Reused::default(),
+            bf16: Reused::default(),
         }
     }
 }
@@ -59,7 +59,6 @@ pub(crate) fn mapped<B: Backend>(tensor: &Tensor<'_>) -> Option<Source<B>> {
     })
 }
 
-/// `buffer` as one of `B`, which it is on the CPU.
 pub(crate) fn own<T: Element, B: Backend>(buffer: CpuBuffer<T>) -> Option<B::Buffer<T>> {
     let buffer: Box<dyn Any> = Box::new(buffer);
     buffer.downcast().ok().map(|buffer| *buffer)
@@ -76,7 +75,7 @@ pub(crate) fn load<B: Backend>(
     load_in(backend, room, tensor, range, progress)
 }
 
-/// [`load`] into `room`, which has the values of one source, and is done with the one before it. It is made for as many as are given beside
+/// [`load`] into `room`, which has the values of one source, and is done with the one before it. It is made for as many as are given next to
 /// it, so that shorter ones need no other.
 pub(crate) fn load_in<B: Backend>(
     backend: &B,
@@ -110,7 +109,7 @@ pub(crate) fn load_in<B: Backend>(
 
 /// Reads values of `N` bytes each.
 fn convert<const N: usize, T: Element, B: Backend>(
-    (backend, spare, most): (&B, &Spare<B::Buffer<T>>, usize),
+    (backend, spare, most): (&B, &Reused<B::Buffer<T>>, usize),
     (tensor, range, progress): (&Tensor<'_>, Range<usize>, &dyn Progress),
     value: impl Fn([u8; N]) -> T + Sync,
 ) -> Result<B::Buffer<T>> {

@@ -1,6 +1,6 @@
 //! [`Stamp`]: what tells that a file was written to while it was read.
 
-use crate::error::{FileError, file_error};
+use crate::error::FileError;
 use std::fs::File;
 use std::io;
 use std::path::Path;
@@ -27,7 +27,7 @@ impl Stamp {
 
 /// The error of an input whose bytes are those before and those after a change.
 pub(crate) fn changed(path: &Path) -> FileError {
-    file_error(
+    FileError::in_file(
         path,
         "it was changed while it was read; let whoever writes it finish, and run the command again",
     )

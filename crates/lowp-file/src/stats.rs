@@ -4,7 +4,6 @@ use crate::cast::Tensor;
 use crate::error::Result;
 use crate::model::Tensor as Source;
 use crate::source::each_value;
-use crate::spare::Spare;
 use crate::unpack::decode;
 use lowp_format::{BufferSpec, Code, Orientation, Part, Shape, codec};
 use lowp_kernels::Cpu;
@@ -124,7 +123,7 @@ impl Distance {
         reference: &Source<'_>,
         from: usize,
     ) -> Result<Self> {
-        let decoded = decode(&Cpu, tensor, orientation, &Spare::default())?;
+        let decoded = decode(&Cpu, tensor, orientation)?;
         let decoded = decoded.read()?;
         let (mut error, mut total, mut largest) = (0.0f64, 0.0f64, 0.0f64);
         let mut non_finite = 0;

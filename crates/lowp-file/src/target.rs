@@ -1,10 +1,10 @@
 //! Output paths: known to be writable before work begins, and whole or absent after it.
 
-use crate::behind::{Behind, Later};
+use crate::background::{BackgroundFile, Deferred};
 use crate::error::{Context, FileError, Result};
 use crate::files::{NewFile, NewFolder};
 use crate::limits::hinted;
-use crate::place::Place;
+use crate::region::Region;
 use std::fmt::Display;
 use std::fs::{self, File};
 use std::io;
@@ -33,7 +33,7 @@ impl FileTarget {
     ) -> Result<u64> {
         let Self(file) = self;
         let path = file.path().to_owned();
-        let mut draft = Draft::new(file.create().map(Behind::new), &path)?;
+        let mut draft = Draft::new(file.create().map(BackgroundFile::new), &path)?;
         let made = write(&mut draft).and_then(|()| draft.finish());
         // An input that was changed is reported as such, whatever failed because of it.
         check()?;
@@ -71,13 +71,20 @@ impl FolderTarget {
     /// Makes the file called `name` in it.
     pub(crate) fn create(&self, name: &str) -> Result<Draft> {
         let file = File::create(self.0.draft().join(name));
-        Draft::new(file.map(Behind::new), &self.0.path().join(name))
+        Draft::new(file.map(BackgroundFile::new), &self.0.path().join(name))
+    }
+
+    /// Writes a text into the file called `name`. Returns its bytes.
+    pub(crate) fn write_text(&self, name: &str, text: &str) -> Result<u64> {
+        let mut draft = self.create(name)?;
+        draft.write(text.as_bytes())?;
+        draft.finish()
     }
 
     /// The same for one of many files that are written at a time.
     pub(crate) fn create_small(&self, name: &str) -> Result<Draft> {
         let file = File::create(self.0.draft().join(name));
-        Draft::new(file.map(Behind::small), &self.0.path().join(name))
+        Draft::new(file.map(BackgroundFile::small), &self.0.path().join(name))
     }
 
     /// Gives the folder its name.
@@ -90,7 +97,7 @@ impl FolderTarget {
 /// A file that is being written.
 #[derive(Debug)]
 pub(crate) struct Draft {
-    out: Behind,
+    out: BackgroundFile,
     /// What it will be called.
     name: PathBuf,
     written: u64,
@@ -98,7 +105,7 @@ pub(crate) struct Draft {
 
 impl Draft {
     /// The file that was made for what will be called `name`.
-    fn new(out: io::Result<Behind>, name: &Path) -> Result<Self> {
+    fn new(out: io::Result<BackgroundFile>, name: &Path) -> Result<Self> {
         Ok(Self {
             out: out.map_err(hinted).with_context(|| cannot_write(name))?,
             name: name.to_owned(),
@@ -123,19 +130,19 @@ impl Draft {
     }
 
     /// The same of bytes that are read when they are written, which may be later; `place` says where each lies from there.
-    pub(crate) fn write_later(
+    pub(crate) fn write_deferred(
         &mut self,
         at: u64,
-        place: Place,
-        bytes: Box<dyn Later>,
+        region: Region,
+        bytes: Box<dyn Deferred>,
     ) -> Result<()> {
-        self.written += place.placed(bytes.len()) as u64;
+        self.written += region.placed(bytes.len()) as u64;
         self.out
-            .write_later(at, place, bytes)
+            .write_deferred(at, region, bytes)
             .with_context(|| cannot_write(&self.name))
     }
 
-    /// Waits until at most `most` bytes of what was given by [`Draft::write_later`] are left.
+    /// Waits until at most `most` bytes of what was given by [`Draft::write_deferred`] are left.
     pub(crate) fn settle(&mut self, most: usize) -> Result<()> {
         self.out
             .settle(most)

@@ -1,4 +1,4 @@
-//! [`Temporary`]: a hidden folder beside an output, which is written there and then renamed into place.
+//! [`Temporary`]: a hidden folder next to an output, which is written there and then renamed into place.
 //!
 //! It goes away with its value, when the process is told to end, and, after a kill that no process can answer, on the
 //! next run for the same output. Reasons: docs/decisions/0007-temporaries.md.
@@ -36,8 +36,8 @@ pub(crate) struct Temporary {
 }
 
 impl Temporary {
-    /// Makes a folder beside `output`, and removes those that killed processes left there.
-    pub(crate) fn beside(output: &Path) -> io::Result<Self> {
+    /// Makes a folder next to `output`, and removes those that killed processes left there.
+    pub(crate) fn next_to(output: &Path) -> io::Result<Self> {
         let name = output
             .file_name()
             .ok_or_else(|| io::Error::other("it is no file name"))?;
@@ -174,7 +174,7 @@ fn sweep(folder: &Path, prefix: &str) {
     }
 }
 
-/// Whether [`Temporary::beside`] makes such names: prefix, two numbers, suffix.
+/// Whether [`Temporary::next_to`] makes such names: prefix, two numbers, suffix.
 fn is_temporary(name: &str, prefix: &str) -> bool {
     let numbers = name
         .strip_prefix(prefix)
@@ -269,7 +269,7 @@ mod tests {
     #[test]
     fn goes_away_with_everything_in_it() -> io::Result<()> {
         let dir = tempfile::tempdir()?;
-        let made = Temporary::beside(&dir.path().join("q"))?;
+        let made = Temporary::next_to(&dir.path().join("q"))?;
         fs::write(made.path().join("file"), "half")?;
         assert_eq!(names(dir.path()).len(), 1);
         drop(made);
@@ -281,7 +281,7 @@ mod tests {
     #[test]
     fn the_next_one_removes_leftovers_and_nothing_else() -> io::Result<()> {
         let dir = tempfile::tempdir()?;
-        let held = Temporary::beside(&dir.path().join("q"))?;
+        let held = Temporary::next_to(&dir.path().join("q"))?;
         let kept = [
             ".q.lowp-1-0.tmp.d",
             ".q.lowp-.tmp",
@@ -300,7 +300,7 @@ mod tests {
         fs::create_dir(&stale)?;
         fs::write(stale.join("file"), "half")?;
         let before = names(dir.path());
-        drop(Temporary::beside(&dir.path().join("q"))?);
+        drop(Temporary::next_to(&dir.path().join("q"))?);
         let mut expected = before;
         expected.retain(|name| name != ".q.lowp-1-0.tmp");
         assert_eq!(names(dir.path()), expected);
@@ -315,7 +315,7 @@ mod tests {
         let output = dir.path().join("q");
         let run = || -> io::Result<()> {
             for _ in 0..200 {
-                let made = Temporary::beside(&output)?;
+                let made = Temporary::next_to(&output)?;
                 fs::write(made.path().join("draft"), "whole")?;
                 made.publish(&made.path().join("draft"), &output)?;
             }
@@ -366,7 +366,7 @@ mod tests {
             "\u{e9}".repeat(127),
             format!("a{}", "\u{e9}".repeat(127)),
         ] {
-            let made = Temporary::beside(&dir.path().join(&name))?;
+            let made = Temporary::next_to(&dir.path().join(&name))?;
             assert!(made.path().is_dir());
         }
         Ok(())
@@ -374,7 +374,7 @@ mod tests {
 
     #[test]
     fn a_path_without_a_name_is_an_error() {
-        assert!(Temporary::beside(Path::new("..")).is_err());
-        assert!(Temporary::beside(Path::new("/")).is_err());
+        assert!(Temporary::next_to(Path::new("..")).is_err());
+        assert!(Temporary::next_to(Path::new("/")).is_err());
     }
 }

@@ -1,18 +1,18 @@
 //! A quantized tensor from its fields in a file.
 
 use crate::cast::Tensor;
-use crate::error::{Context, Result, file_error, mend_file};
+use crate::error::{Context, FileError, Result, file_error, mend_file};
 use crate::fields::{holding, worked};
 use crate::meta::{self, Quantized};
 use crate::model::Model;
 use crate::remedy::Remedy;
 use crate::source::{each_value, own};
-use crate::spare::Spare;
 use crate::text::shown;
 use lowp_format::{
-    BufferList, BufferSpec, Form, Orientation, Part, QuantizedTensor, ScaleLayout, Usage,
+    AnyRecipe, BufferList, BufferSpec, Form, Orientation, Origin, Part, QuantizedTensor, Recipe,
+    ScaleLayout, Shape, Usage,
 };
-use lowp_kernels::{Backend, Cpu, DecodeJob, RepackJob, Source, Work};
+use lowp_kernels::{Backend, Cpu, CpuBuffer, DecodeJob, RepackJob, Source, TransposeJob, Work};
 
 impl Model {
     /// The values of a tensor, in the order of its elements: those of a quantized one decoded as its metadata say, rowwise where that is
@@ -31,7 +31,7 @@ impl Model {
         if let Some(tensor) = meta::find(self, name)? {
             let orientation = orientation(self, &tensor, None)?;
             let codes = unpack(&Cpu, self, &tensor, Some(orientation))?;
-            let values = decode(&Cpu, &codes, orientation, &Spare::default())?;
+            let values = decode(&Cpu, &codes, orientation)?;
             return Ok(Cpu.download(&values)?);
         }
         let Some(tensor) = self.get(name) else {
@@ -39,7 +39,7 @@ impl Model {
                 "it has no tensor '{}'; `Model::tensors` has their names",
                 shown(name)
             );
-            return Err(file_error(self.path(), why));
+            return Err(FileError::in_file(self.path(), why));
         };
         let mut all = Vec::new();
         each_value(&tensor, 0..tensor.shape.iter().product(), |_, values| {
@@ -75,20 +75,43 @@ pub(crate) fn unpack<B: Backend>(
     })
 }
 
-/// The values of `tensor` as `orientation` serves them, in the buffer of `spare`.
+/// The values of `tensor` as `orientation` serves them.
 pub(crate) fn decode<B: Backend>(
     backend: &B,
     tensor: &Tensor<B>,
     orientation: Orientation,
-    spare: &Spare<B::Buffer<f32>>,
 ) -> Result<B::Buffer<f32>> {
-    let len = tensor.shape().elements();
-    let out = spare.take(
-        |out| backend.len::<f32>(out) == len,
-        || backend.alloc::<f32>(len),
-    )?;
+    let out = backend.alloc::<f32>(tensor.shape().elements())?;
     decode_into(backend, tensor, orientation, &out)?;
     Ok(out)
+}
+
+/// The buffers `specs` of a matrix of `shape`: those that are no transposes of others are read.
+pub(crate) fn with_transposes(
+    recipe: AnyRecipe,
+    shape: Shape,
+    specs: &[BufferSpec],
+    read: impl Fn(&BufferSpec) -> Result<CpuBuffer<u8>>,
+) -> Result<Tensor> {
+    let all = recipe.buffers(Usage::BOTH);
+    QuantizedTensor::with_buffers(recipe, shape, specs.iter().copied(), |spec, bytes| {
+        let Origin::TransposeOf(key) = spec.origin else {
+            return read(spec);
+        };
+        let from = all.iter().find(|spec| spec.key == key);
+        let from = read(from.context("there is nothing to transpose")?)?;
+        let to = Cpu.alloc::<u8>(bytes)?;
+        let [inner, outer] = spec.entries(shape);
+        if inner * outer > 0 {
+            Cpu.once(Work::Transpose(vec![TransposeJob {
+                code: spec.code,
+                entries: [outer, inner],
+                from,
+                to: to.clone(),
+            }]))?;
+        }
+        Ok(to)
+    })
 }
 
 /// Writes the values of `tensor` as `orientation` serves them to `out`.
@@ -172,9 +195,11 @@ pub(crate) fn orientation(
         }
         Some(requested) => Ok(requested),
         None => Orientation::ALL.into_iter().find(there).ok_or_else(|| {
-            file_error(
+            file_error!(
                 model.path(),
-                format!("'{}' has no usage {}", shown(&tensor.name), Usage::BOTH),
+                "'{}' has no usage {}",
+                shown(&tensor.name),
+                Usage::BOTH
             )
         }),
     }

@@ -1,18 +1,19 @@
 //! Whether a file is what quantizing a model makes of it.
 
 use crate::difference::{Byte, Equal, Pair};
+use crate::dtypes::{Dtypes, Named};
 use crate::error::{Context, FileError, Result, file_error, mend_file};
 use crate::fields::{self, Field};
 use crate::interchange::hub::Hub;
 use crate::meta::{self, Quantized};
 use crate::model::{Model, Tensor};
-use crate::names::{Dtypes, Named};
+use crate::outputs::{Outputs, bytes};
 use crate::progress::Progress;
 use crate::quantize;
 use crate::remedy::Remedy;
 use crate::select::{Choice, Matrix, Setup, reject_quantized};
 use crate::text::{dims, shown};
-use crate::write::{Item, ItemSource, Outputs};
+use crate::write::{Item, ItemSource};
 use lowp_kernels::Backend;
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
@@ -46,13 +47,11 @@ pub fn verify_source<B: Backend>(
     let model = Hub::open(source)?.model;
     reject_quantized(&model)?;
     let choices = choices(&file, &tensors, &model)?;
-    let weights = quantize::weights(backend, &model, &choices, None, progress)?;
-    let outputs = weights.into_outputs();
+    let outputs = quantize::outputs(backend, &model, &choices, None, progress)?;
     outputs.check()?;
 
     let items: BTreeMap<&str, &Item<'_>> = outputs
-        .items
-        .iter()
+        .items()
         .map(|item| (item.name.as_str(), item))
         .collect();
     let names: BTreeSet<&str> = file
@@ -62,7 +61,7 @@ pub fn verify_source<B: Backend>(
         .collect();
     let (a, b) = names_of(&file, &model);
     let requantized = format!("{b} quantized again");
-    progress.begin(outputs.work());
+    progress.begin(outputs.work(u64::MAX));
     let mut check = Check::new(&file, &outputs, progress);
     let compared = names.into_iter().try_for_each(|name| {
         let item = items.get(name).copied();
@@ -89,8 +88,8 @@ pub fn verify_source<B: Backend>(
     file.steady(model.steady(compared))?;
     Ok((
         Equal {
-            tensors: outputs.items.len(),
-            bytes: outputs.bytes(),
+            tensors: items.len(),
+            bytes: bytes(&outputs.groups),
         },
         tensors.len(),
     ))
@@ -175,14 +174,12 @@ fn groups<'t>(
             of_member != Some(&tensor.text.amax_group)
         });
         if let Some(other) = other {
-            return Err(file_error(
+            return Err(file_error!(
                 file.path(),
-                format!(
-                    "'{}' has one amax with '{}', which is not there or says otherwise; quantize {} again",
-                    shown(name),
-                    shown(other),
-                    model.path().display()
-                ),
+                "'{}' has one amax with '{}', which is not there or says otherwise; quantize {} again",
+                shown(name),
+                shown(other),
+                model.path().display()
             ));
         }
         let next = numbers.len();
@@ -205,7 +202,7 @@ struct Check<'c, 'a> {
 impl<'c, 'a> Check<'c, 'a> {
     fn new(file: &'c Model, outputs: &'c Outputs<'a>, progress: &'c dyn Progress) -> Self {
         let mut of_job: BTreeMap<usize, Vec<(usize, &Item<'_>)>> = BTreeMap::new();
-        for item in &outputs.items {
+        for item in outputs.items() {
             if let ItemSource::Made { job, part } = item.source {
                 of_job.entry(job).or_default().push((part, item));
             }
@@ -255,12 +252,12 @@ impl<'c, 'a> Check<'c, 'a> {
             let band = band.as_deref().unwrap_or(&*made);
             for (part, tensor) in &parts {
                 let found = self.found.entry((job, *part)).or_default();
-                let Some(place) = band.place(*part) else {
+                let Some(region) = band.region(*part) else {
                     continue;
                 };
                 let mut done = 0;
                 let mut take = |bytes: &[u8]| -> Result<()> {
-                    for (range, at) in place.pieces(done, bytes.len()) {
+                    for (range, at) in region.pieces(done, bytes.len()) {
                         self.progress.add(range.len());
                         let other = compare(tensor, at, &bytes[range])?;
                         // Bands come in the order of rows, and the first byte is asked for.
@@ -270,7 +267,7 @@ impl<'c, 'a> Check<'c, 'a> {
                     done += bytes.len();
                     Ok(())
                 };
-                match band.later(*part) {
+                match band.deferred(*part) {
                     Some(later) => {
                         let mut failed = None;
                         let handed = later.each(&mut |bytes| {

@@ -1,16 +1,16 @@
 //! Writes safetensors files whose tensors are made one after the other.
 
-use crate::behind::Later;
+use crate::background::Deferred;
 use crate::error::{Context, FileError, Result, input_error, mend};
-use crate::header::MAX_HEADER;
+use crate::fields::Field;
 use crate::model::Tensor;
-use crate::place::Place;
 use crate::progress::Progress;
+use crate::region::Region;
 use crate::remedy::Remedy;
 use crate::target::Draft;
 use crate::text::shown;
+use lowp_checkpoint::{HEADER_LENGTH, HeaderEntry, MAX_HEADER};
 use safetensors::Dtype;
-use serde::Serialize;
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -19,7 +19,7 @@ use std::collections::{BTreeMap, BTreeSet};
 pub(crate) enum ItemSource<'a> {
     /// A tensor of the input, unchanged.
     Input(Tensor<'a>),
-    /// Part `part` of what [`Outputs::make`] returns for `job`.
+    /// Part `part` of what [`Make`] returns for `job`.
     Made { job: usize, part: usize },
 }
 
@@ -44,6 +44,36 @@ impl<'a> Item<'a> {
             source: ItemSource::Input(tensor),
         }
     }
+
+    /// Part `part` of what is made of `job`.
+    pub(crate) fn made(
+        (job, part): (usize, usize),
+        name: String,
+        dtype: Dtype,
+        shape: Vec<usize>,
+    ) -> Self {
+        let elements: usize = shape.iter().product();
+        Self {
+            name,
+            dtype,
+            bytes: (elements * dtype.bitsize()).div_ceil(8),
+            shape,
+            source: ItemSource::Made { job, part },
+        }
+    }
+
+    /// The `fields` of the tensor called `name`, which are made of `job`.
+    pub(crate) fn fields(job: usize, name: &str, fields: &[Field]) -> Vec<Self> {
+        let item = |(part, field): (usize, &Field)| {
+            Self::made(
+                (job, part),
+                field.name(name),
+                field.dtype,
+                field.shape.clone(),
+            )
+        };
+        fields.iter().enumerate().map(item).collect()
+    }
 }
 
 /// Takes bytes, piece by piece.
@@ -53,21 +83,23 @@ pub(crate) type Sink<'a> = dyn FnMut(&[u8]) -> Result<()> + 'a;
 /// becomes, and what the band before became. With what else a command holds they are fewer than 256 MB. Tests have many bands.
 pub(crate) const HELD: usize = if cfg!(test) { 1 << 20 } else { 192 << 20 };
 /// Bytes of a band that may wait to be written while the next one is made.
-const BESIDE: usize = HELD / 2;
+const WAITING: usize = HELD / 2;
 
 /// What a job made; its parts become bytes one at a time.
 pub(crate) trait Parts {
-    /// Hands the bytes of one part to `sink`.
-    fn write(&self, part: usize, sink: &mut Sink<'_>) -> Result<()>;
+    /// Hands the bytes of one part to `sink`; never called of what has bands.
+    fn write(&self, _part: usize, _sink: &mut Sink<'_>) -> Result<()> {
+        Err(FileError::Missing("its bands are written".to_owned()))
+    }
 
     /// The bytes of one part as another thread can read them while what comes next is made; `None` of parts that are handed over.
-    fn later(&self, _part: usize) -> Option<Box<dyn Later>> {
+    fn deferred(&self, _part: usize) -> Option<Box<dyn Deferred>> {
         None
     }
 
     /// Where the bytes of one part lie in the whole part; `None` where this has none of them.
-    fn place(&self, _part: usize) -> Option<Place> {
-        Some(Place::FIRST)
+    fn region(&self, _part: usize) -> Option<Region> {
+        Some(Region::FIRST)
     }
 
     /// Number of bands of rows that this is made in, one after the other.
@@ -76,7 +108,7 @@ pub(crate) trait Parts {
     }
 
     /// Whether a band lies in other memory than the one before it, which may still be written while this one is made.
-    fn bands_take_turns(&self) -> bool {
+    fn bands_alternate(&self) -> bool {
         true
     }
 
@@ -92,57 +124,36 @@ pub(crate) trait Parts {
     }
 }
 
+/// Parts with the region of each in the whole part, if it has any there.
+pub(crate) struct InRegions<P> {
+    pub(crate) parts: P,
+    pub(crate) regions: Vec<Option<Region>>,
+}
+
+impl<P: Parts> Parts for InRegions<P> {
+    fn write(&self, part: usize, sink: &mut Sink<'_>) -> Result<()> {
+        self.parts.write(part, sink)
+    }
+
+    fn deferred(&self, part: usize) -> Option<Box<dyn Deferred>> {
+        self.parts.deferred(part)
+    }
+
+    fn region(&self, part: usize) -> Option<Region> {
+        self.regions.get(part).copied().flatten()
+    }
+}
+
 /// Makes the parts of a job.
 pub(crate) type Make<'a> = Box<dyn Fn(usize) -> Result<Box<dyn Parts + 'a>> + 'a>;
 
-/// Everything that goes into one file.
-pub(crate) struct Outputs<'a> {
-    pub(crate) items: Vec<Item<'a>>,
-    pub(crate) metadata: BTreeMap<String, String>,
-    /// Makes tensors. The order of the calls follows from names and dtypes alone, never from sizes.
-    pub(crate) make: Make<'a>,
-    /// Bytes of the input that `make` reads, and tells its progress, each time it makes a job.
-    pub(crate) sources: Vec<usize>,
-}
-
-impl<'a> Outputs<'a> {
-    /// Bytes of all tensors.
-    pub(crate) fn bytes(&self) -> usize {
-        self.items.iter().map(|item| item.bytes).sum()
-    }
-
-    /// What the progress of writing everything adds up to: each job that has a tensor here is made once.
-    pub(crate) fn work(&self) -> usize {
-        let job = |item: &Item<'_>| match item.source {
-            ItemSource::Made { job, .. } => Some(job),
-            ItemSource::Input(_) => None,
-        };
-        let jobs: BTreeSet<usize> = self.items.iter().filter_map(job).collect();
-        let read = |job: usize| self.sources.get(job).copied().unwrap_or(0);
-        self.bytes() + jobs.into_iter().map(read).sum::<usize>()
-    }
-
-    /// Rejects names that are there twice.
-    pub(crate) fn check(&self) -> Result<()> {
-        check_names(&self.items)
-    }
-
-    /// Writes the file.
-    pub(crate) fn write(&self, draft: &mut Draft, progress: &dyn Progress) -> Result<()> {
-        let items = sorted(&self.items);
-        let header = header(&items, &self.metadata)?;
-        draft.write_at(0, &header)?;
-        let begin = header.len() as u64;
-        fill(draft, begin, &items, &self.make, progress, |item| {
-            Ok(Some(item.bytes))
-        })
-    }
-}
-
 /// Rejects names that are there twice.
-pub(crate) fn check_names(items: &[Item<'_>]) -> Result<()> {
+pub(crate) fn check_names<'i, 'a: 'i>(items: impl IntoIterator<Item = &'i Item<'a>>) -> Result<()> {
     let mut seen = BTreeSet::new();
-    match items.iter().find(|item| !seen.insert(item.name.as_str())) {
+    match items
+        .into_iter()
+        .find(|item| !seen.insert(item.name.as_str()))
+    {
         None => Ok(()),
         Some(item) => Err(input_error(format!(
             "two output tensors would be called '{}'; rename one in the input, or leave it out",
@@ -153,8 +164,10 @@ pub(crate) fn check_names(items: &[Item<'_>]) -> Result<()> {
 
 /// The items in the order in which they are written, which is that of the safetensors package: wide dtypes first, so
 /// that every tensor is aligned.
-pub(crate) fn sorted<'i, 'a>(items: &'i [Item<'a>]) -> Vec<&'i Item<'a>> {
-    let mut items: Vec<&Item<'_>> = items.iter().collect();
+pub(crate) fn sorted<'i, 'a: 'i>(
+    items: impl IntoIterator<Item = &'i Item<'a>>,
+) -> Vec<&'i Item<'a>> {
+    let mut items: Vec<&Item<'_>> = items.into_iter().collect();
     items.sort_by_key(|item| (Reverse(item.dtype), item.name.as_str()));
     items
 }
@@ -180,7 +193,7 @@ pub(crate) fn fill(
         }
     }
     // Bytes of the band before that are written from where they lie, and may still be while the next one is made.
-    let mut beside = 0;
+    let mut waiting = 0;
     for (number, item) in items.iter().enumerate() {
         let ItemSource::Made { job, .. } = item.source else {
             if let (at, Some(bytes)) = places[number] {
@@ -197,16 +210,16 @@ pub(crate) fn fill(
             continue;
         };
         let named = || format!("'{}'", shown(&item.name));
-        draft.settle(beside)?;
+        draft.settle(waiting)?;
         let parts = make(job).with_context(named)?;
         let mut written = vec![0; numbers.len()];
-        let turns = parts.bands_take_turns();
-        if parts.held().saturating_add(beside) > HELD {
+        let turns = parts.bands_alternate();
+        if parts.held().saturating_add(waiting) > HELD {
             // The band before is of another job, and may be larger than those of this one.
-            beside = 0;
+            waiting = 0;
         }
         for band in 0..parts.bands() {
-            draft.settle(if turns { beside } else { 0 })?;
+            draft.settle(if turns { waiting } else { 0 })?;
             let band = parts.band(band).with_context(named)?;
             let (band, mut given) = (band.as_deref().unwrap_or(&*parts), 0);
             for (&number, written) in numbers.iter().zip(&mut written) {
@@ -216,7 +229,7 @@ pub(crate) fn fill(
                     given += later;
                 }
             }
-            beside = if turns && given <= BESIDE { given } else { 0 };
+            waiting = if turns && given <= WAITING { given } else { 0 };
         }
         for (number, written) in numbers.into_iter().zip(written) {
             if let (_, Some(bytes)) = places[number] {
@@ -238,34 +251,34 @@ fn put(
     let ItemSource::Made { part, .. } = item.source else {
         return Ok((0, 0));
     };
-    let Some(place) = parts.place(part) else {
+    let Some(region) = parts.region(part) else {
         return Ok((0, 0));
     };
-    let mut later = parts.later(part);
-    if later.is_none() && !place.is_one_run() {
+    let mut deferred = parts.deferred(part);
+    if deferred.is_none() && !region.is_one_run() {
         // Many short runs are written from one place in memory, too.
         let mut bytes = Vec::new();
         hand(item, Some(parts), &mut |_, piece| {
             bytes.extend_from_slice(piece);
             Ok(())
         })?;
-        later = Some(Box::new(bytes));
+        deferred = Some(Box::new(bytes));
     }
-    if let Some(later) = later {
-        let bytes = later.len();
-        let placed = place.placed(bytes);
-        draft.write_later(at, place, later)?;
+    if let Some(deferred) = deferred {
+        let bytes = deferred.len();
+        let placed = region.placed(bytes);
+        draft.write_deferred(at, region, deferred)?;
         progress.add(placed);
         return Ok((placed, bytes));
     }
     let bytes = hand(item, Some(parts), &mut |written, piece| {
-        for (range, to) in place.pieces(written, piece.len()) {
+        for (range, to) in region.pieces(written, piece.len()) {
             progress.add(range.len());
             draft.write_at(at + to as u64, &piece[range])?;
         }
         Ok(())
     })?;
-    Ok((place.placed(bytes), 0))
+    Ok((region.placed(bytes), 0))
 }
 
 /// Hands the bytes of `item`, a tensor of the input or one of `parts`, to `sink`, each piece with the number of those before it. Returns
@@ -301,60 +314,31 @@ fn check(item: &Item<'_>, written: usize, bytes: usize) -> Result<()> {
     }
 }
 
-/// The name that the format keeps for the metadata.
-const METADATA: &str = "__metadata__";
-/// The header ends at a multiple of this.
-const ALIGNMENT: usize = 8;
-
-/// What the header holds under one key.
-#[derive(Serialize)]
-#[serde(untagged)]
-enum Entry<'a> {
-    Tensor {
-        data_offsets: [usize; 2],
-        dtype: Dtype,
-        shape: &'a [usize],
-    },
-    Metadata(&'a BTreeMap<String, String>),
-}
-
-/// The bytes before the first tensor, of items that are [`sorted`]. Keys are sorted, so that equal contents give equal
-/// files.
+/// The bytes before the first tensor, of items that are [`sorted`].
 pub(crate) fn header(items: &[&Item<'_>], metadata: &BTreeMap<String, String>) -> Result<Vec<u8>> {
-    let mut entries: BTreeMap<&str, Entry<'_>> = BTreeMap::new();
-    if !metadata.is_empty() {
-        entries.insert(METADATA, Entry::Metadata(metadata));
-    }
-    let mut start = 0;
-    for item in items {
-        let end = start + item.bytes;
-        let entry = Entry::Tensor {
-            data_offsets: [start, end],
-            dtype: item.dtype,
-            shape: &item.shape,
-        };
-        entries.insert(&item.name, entry);
-        start = end;
-    }
-    let mut text = serde_json::to_vec(&entries)?;
-    text.resize(text.len().next_multiple_of(ALIGNMENT), b' ');
-    if text.len() > MAX_HEADER {
+    let entries = items.iter().map(|item| HeaderEntry {
+        name: &item.name,
+        dtype: item.dtype,
+        shape: &item.shape,
+        bytes: item.bytes,
+    });
+    let header = lowp_checkpoint::header(entries, metadata)?;
+    let bytes = header.len() - HEADER_LENGTH;
+    if bytes > MAX_HEADER {
         return Err(mend(
             format!(
-                "the header of the output would have {} bytes and the format allows {MAX_HEADER}",
-                text.len()
+                "the header of the output would have {bytes} bytes and the format allows {MAX_HEADER}"
             ),
             Remedy::QuantizeFewer,
         ));
     }
-    let length = text.len() as u64;
-    text.splice(0..0, length.to_le_bytes());
-    Ok(text)
+    Ok(header)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::outputs::{Group, Outputs};
     use crate::target::FileTarget;
     use std::io;
     use std::sync::Arc;
@@ -379,7 +363,7 @@ mod tests {
     /// What is written slowly, and counted.
     struct Slow(Arc<AtomicUsize>);
 
-    impl Later for Slow {
+    impl Deferred for Slow {
         fn len(&self) -> usize {
             LEN
         }
@@ -397,25 +381,21 @@ mod tests {
             Err(FileError::Missing("it is written later".to_owned()))
         }
 
-        fn later(&self, _: usize) -> Option<Box<dyn Later>> {
+        fn deferred(&self, _: usize) -> Option<Box<dyn Deferred>> {
             Some(Box::new(Slow(Arc::clone(&self.0))))
         }
 
-        fn place(&self, _: usize) -> Option<Place> {
-            Some(Place::from(self.1 * LEN))
+        fn region(&self, _: usize) -> Option<Region> {
+            Some(Region::from(self.1 * LEN))
         }
     }
 
     impl Parts for Bands {
-        fn write(&self, _: usize, _: &mut Sink<'_>) -> Result<()> {
-            Err(FileError::Missing("its bands are written".to_owned()))
-        }
-
         fn bands(&self) -> usize {
             BANDS
         }
 
-        fn bands_take_turns(&self) -> bool {
+        fn bands_alternate(&self) -> bool {
             self.turns
         }
 
@@ -456,13 +436,13 @@ mod tests {
             held,
         };
         let outputs = Outputs {
-            items: (0..2).map(item).collect(),
+            groups: (0..2).map(|job| Group::of(item(job))).collect(),
             metadata: BTreeMap::new(),
             make: Box::new(move |job| Ok(Box::new(bands(job)))),
             sources: vec![0; 2],
         };
         let progress = ();
-        target.fill(|draft| outputs.write(draft, &progress), || Ok(()))?;
+        target.fill(|draft| outputs.write_one(draft, &progress), || Ok(()))?;
         assert_eq!(written.load(Ordering::SeqCst), 2 * BANDS);
         Ok(())
     }

@@ -25,6 +25,7 @@ pub mod codec;
 pub mod spelling;
 
 mod buffer;
+mod buffer_key;
 mod code;
 mod cuts;
 mod describe;
@@ -45,7 +46,8 @@ mod usage;
 mod weight_rules;
 mod words;
 
-pub use buffer::{Axis, BufferKey, BufferList, BufferSpec, Origin, PaddedForm, Part};
+pub use buffer::{Axis, BufferList, BufferSpec, Origin, PaddedForm};
+pub use buffer_key::{BufferKey, Part};
 pub use code::Code;
 pub use cuts::RowCuts;
 pub use describe::{buffers_table, gather_table, layout_map, ranks_table};

@@ -49,4 +49,3 @@ pub use plain_vars::VarPlace;
 pub use sharded_model::{ModelOptions, Passes, ShardedModel, Sharding, WeightBytes};
 pub use sharded_weight::ShardedWeight;
 pub use spec::{LinearSpec, VarSpec};
-pub use weight_pieces::about_recipe;

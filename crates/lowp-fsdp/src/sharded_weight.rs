@@ -6,7 +6,7 @@ use std::ops::Range;
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
-use lowp_checkpoint::{Checkpoint, Late, Piece};
+use lowp_checkpoint::{Checkpoint, Late, Piece, weight_record};
 use lowp_comm::{MeshComm, or_abort};
 use lowp_format::{
     Orientation, Phase, QuantizedTensor, Recipe, RowCuts, Shape, SourceRounding, Usage,
@@ -22,7 +22,7 @@ use crate::error::ModelError;
 use crate::gradients::Gradients;
 use crate::held::Held;
 use crate::memory::LayerMemory;
-use crate::weight_pieces::{about_recipe, restore_weight, weight_pieces};
+use crate::weight_pieces::{restore_weight, weight_pieces};
 
 /// A quantized weight: its rows are sharded, gathered, decoded and freed around each use, or
 /// every rank has it whole and decodes it. Its gradient is reduced and scattered into this rank's
@@ -190,7 +190,7 @@ impl<B: Backend, R: Recipe> ShardedWeight<B, R> {
 
     /// What the bytes of the weight follow from.
     pub(crate) fn about(&self) -> Value {
-        about_recipe(&self.recipe, self.shape)
+        weight_record(&self.recipe, self.shape)
     }
 
     /// This rank's rows of the stored buffers, as pieces of tensors whose names begin with `name`; what all ranks have is a piece of

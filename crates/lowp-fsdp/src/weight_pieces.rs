@@ -3,29 +3,11 @@
 use std::ops::Range;
 
 use lowp_checkpoint::{Block, Checkpoint, Dtype, Late, Piece};
-use lowp_format::{Axis, BufferSpec, Origin, QuantizedTensor, Recipe, Role, Shape, Usage};
+use lowp_format::{Axis, BufferSpec, Origin, QuantizedTensor, Recipe, Shape, Usage};
 use lowp_kernels::Backend;
 use lowp_shard::ShardError;
-use serde_json::{Value, json};
 
 use crate::error::ModelError;
-
-/// What the bytes of weights of `shape` in `recipe` follow from, as the index of a checkpoint says it of each weight
-/// ([`ShardedModel::about`](crate::ShardedModel::about)).
-pub fn about_recipe(recipe: &impl Recipe, shape: Shape) -> Value {
-    let options = recipe.options();
-    let options: serde_json::Map<String, Value> = options
-        .iter()
-        .map(|(name, value)| (name.to_owned(), json!(value)))
-        .collect();
-    json!({
-        "recipe": recipe.name(),
-        "options": options,
-        "shape": [shape.rows, shape.cols],
-        // Also what changes a recipe without being one of its options.
-        "kernels": format!("{:?} {:?}", recipe.quantizers(Role::Weight), recipe.source_rounding()),
-    })
-}
 
 /// Where `rows` of a matrix of shape `full` lie in the buffer of `spec`, in bytes: of the whole buffer, and of the rows.
 fn place(spec: &BufferSpec, full: Shape, rows: Range<usize>) -> ([usize; 2], Block) {

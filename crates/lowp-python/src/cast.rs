@@ -1,7 +1,7 @@
 //! Casts of whole tensors, into buffers that Python allocated.
 
 use lowp_comm::LocalComm;
-use lowp_format::{KernelKey, Orientation, Shape};
+use lowp_format::{KernelKey, Shape};
 use lowp_kernels::{AmaxJob, Backend as _, Work};
 use lowp_shard::{CastItem, Requantize, ScaleBookBuilder};
 use pyo3::prelude::*;
@@ -60,15 +60,4 @@ pub(crate) fn quantize(
             }
         })
     })
-}
-
-/// `rowwise` or `columnwise`.
-pub(crate) fn orientation_of(text: &str) -> Result<Orientation, Error> {
-    match text {
-        "rowwise" => Ok(Orientation::Rowwise),
-        "columnwise" => Ok(Orientation::Columnwise),
-        other => Err(Error::new(format!(
-            "orientation '{other}'; give rowwise or columnwise"
-        ))),
-    }
 }

@@ -12,11 +12,10 @@ use lowp_kernels::{Cpu, DecodeJob, StepScalars, Work};
 use lowp_shard::{CastItem, Requantize, ScaleBook, ScaleBookBuilder};
 use pyo3::prelude::*;
 
-use crate::cast::orientation_of;
 use crate::error::Error;
 use crate::place::{Device, DeviceArg, MemoryArg, Place, on_device};
 use crate::recent::Recent;
-use crate::recipe::Recipe;
+use crate::recipe::{Recipe, orientation_of};
 use crate::tensor::{Named, tensor};
 
 /// What work is planned over.

@@ -3,10 +3,10 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
 
-use lowp_file::codes::dtype;
+use lowp_file::codes::{Codes, Quantized, quantized};
+use lowp_file::dtypes::dtype_of;
 use lowp_file::export::run_as_one;
-use lowp_file::meta::{Quantized, quantized};
-use lowp_file::{Codes, Hub, Model, NewModel, Setup};
+use lowp_file::{Hub, Model, NewModel, Setup};
 use lowp_format::{Shape, has_tensor_scale};
 use lowp_kernels::{Cpu, CpuBuffer};
 use pyo3::prelude::*;
@@ -139,7 +139,7 @@ pub(crate) fn save(py: Python<'_>, path: PathBuf, tensors: Vec<Saved>) -> Result
     let mut one_scale = Vec::new();
     for (saved, bytes) in tensors.into_iter().zip(&memory) {
         let Saved { name, shape, .. } = saved;
-        let dtype = dtype(&saved.dtype)?;
+        let dtype = dtype_of(&saved.dtype)?;
         let Some(recipe) = saved.recipe.map(|recipe| recipe.get().recipe) else {
             new.keep_bytes(&name, &shape, (dtype, bytes))?;
             continue;

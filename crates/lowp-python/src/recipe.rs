@@ -39,6 +39,17 @@ pub(crate) fn usage(text: &str) -> Result<Usage, Error> {
     found.ok_or_else(|| Error::new(format!("usage '{text}'; give both, rowwise or columnwise")))
 }
 
+/// `rowwise` or `columnwise`.
+pub(crate) fn orientation_of(text: &str) -> Result<Orientation, Error> {
+    match text {
+        "rowwise" => Ok(Orientation::Rowwise),
+        "columnwise" => Ok(Orientation::Columnwise),
+        other => Err(Error::new(format!(
+            "orientation '{other}'; give rowwise or columnwise"
+        ))),
+    }
+}
+
 /// `weight`, `activation` or `gradient`.
 fn role(text: &str) -> Result<Role, Error> {
     match text {
@@ -180,7 +191,7 @@ impl Recipe {
         orientation: &str,
         role: &str,
     ) -> Result<(String, Option<&'static str>), Error> {
-        let orientation = crate::cast::orientation_of(orientation)?;
+        let orientation = orientation_of(orientation)?;
         let quantizers = self.recipe.quantizers(self::role(role)?);
         let kernel = quantizers.of(orientation).kernel;
         let outer = kernel.scale.outer();

@@ -264,8 +264,7 @@ mod tests {
                 let shape = Shape::new(TOKENS, width);
                 let source = Cpu.alloc(shape.elements()).expect("room");
                 let part = (shape, Usage::BOTH, 0);
-                let planned =
-                    operands.plan_encode(role, part, &Source::Bf16(source), |_| Ok(None));
+                let planned = operands.plan_encode(role, part, &Source::Bf16(source), |_| Ok(None));
                 planned.expect("a cast")
             };
             let (x, dy) = (

@@ -12,13 +12,13 @@ thread_local! {
     pub(crate) static SYNCS_LEFT: Cell<usize> = const { Cell::new(usize::MAX) };
 }
 
-/// `file`, unless it is the turn of a disk that fails.
-pub(super) fn unless_refused(file: File) -> io::Result<File> {
+/// An error if it is the turn of a disk that fails.
+pub(super) fn unless_refused() -> io::Result<()> {
     let left = SYNCS_LEFT.get();
     SYNCS_LEFT.set(left.checked_sub(1).unwrap_or(usize::MAX));
     match left {
         0 => Err(io::Error::other("the disk is gone")),
-        _ => Ok(file),
+        _ => Ok(()),
     }
 }
 

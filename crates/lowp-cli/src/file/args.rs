@@ -8,8 +8,10 @@ use crate::recipes::{RecipeName, RecipeOptionArgs};
 use crate::usage::{UsageError, input_error};
 use anyhow::Result;
 use globset::Glob;
+use lowp_file::Setup;
+use lowp_file::dtypes::Dtypes;
 use lowp_file::select::DEFAULTS;
-use lowp_file::{Dtypes, Setup, SetupError};
+use lowp_file::select::SetupError;
 use lowp_format::spelling::{options_of_files, problem};
 use lowp_format::{AnyRecipe, Form, Part, Recipe, ScaleLayout, Shape, Usage};
 

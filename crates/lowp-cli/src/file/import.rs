@@ -7,7 +7,8 @@ use super::summary::{Summary, Verbosity, warn_of_overflows};
 use crate::one_of::{Named, one_of};
 use crate::output::note;
 use anyhow::Result;
-use lowp_file::{FloatName, Hub, Import};
+use lowp_file::dtypes::FloatName;
+use lowp_file::{Hub, Import};
 use std::path::PathBuf;
 
 /// Read a quantized model of another program

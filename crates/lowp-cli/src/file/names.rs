@@ -1,7 +1,7 @@
 //! The words that options use for usages, forms and dtypes.
 
 use crate::one_of::{Named, one_of};
-use lowp_file::{Dtypes, FloatName};
+use lowp_file::dtypes::{Dtypes, FloatName};
 use lowp_format::{Form, Orientation, Usage};
 
 /// Orientations that are written.

@@ -8,7 +8,7 @@ use super::summary::{Summary, Verbosity, left_out};
 use crate::device::{Device, OnDevice};
 use crate::usage::input_error;
 use anyhow::Result;
-use lowp_file::flat::FlatCuts;
+use lowp_file::quantize::FlatCuts;
 use lowp_file::{FileError, Hub, Setup};
 use lowp_kernels::Backend;
 use std::path::PathBuf;
@@ -78,7 +78,7 @@ impl OnDevice for &Args {
         let bar = Bar::new("quantize");
         let written = lowp_file::quantize(backend, &hub, &chosen.choices, cuts, out, &bar)?;
         bar.finish();
-        left_out(&summary, &hub.beside);
+        left_out(&summary, &hub.other_files);
         chosen.tell("quantized", &summary, hub.model.bytes(), written);
         Ok(())
     }

@@ -1,6 +1,6 @@
 //! What to do about an input that cannot be taken, by commands and options.
 
-use lowp_file::Remedy;
+use lowp_file::error::Remedy;
 
 /// `remedy` as the command says it.
 pub(super) fn said(remedy: &Remedy) -> String {

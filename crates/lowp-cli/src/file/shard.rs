@@ -1,4 +1,4 @@
-//! `lowp shard`: one file per rank, each with its own rows, by [`lowp_file::shard()`].
+//! `lowp shard`: one file per rank, each with its own rows, by [`lowp_file::ranks::shard`].
 
 use super::args::{RecipeArgs, example};
 use super::progress::Bar;
@@ -6,7 +6,7 @@ use super::summary::{Summary, Verbosity, left_out};
 use crate::usage::input_error;
 use anyhow::Result;
 use lowp_file::Hub;
-use lowp_file::meta::MAX_WORLD;
+use lowp_file::ranks::MAX_WORLD;
 use std::path::PathBuf;
 
 /// Cut a model into one quantized file per rank
@@ -53,9 +53,9 @@ pub(super) fn main(args: &Args) -> Result<()> {
     let hub = Hub::open(&args.input)?;
     let chosen = select.choose(&hub.model, &setup)?;
     let bar = Bar::new("shard");
-    let written = lowp_file::shard(&hub, &chosen.choices, world, &args.output, &bar)?;
+    let written = lowp_file::ranks::shard(&hub, &chosen.choices, world, &args.output, &bar)?;
     bar.finish();
-    left_out(&summary, &hub.beside);
+    left_out(&summary, &hub.other_files);
     chosen.tell("sharded", &summary, hub.model.bytes(), written);
     Ok(())
 }

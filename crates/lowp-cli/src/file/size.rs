@@ -1,6 +1,6 @@
 //! `--max-shard-size`: bytes, as people write them.
 
-use lowp_file::out::MOST_BYTES;
+use lowp_file::Out;
 use std::str::FromStr;
 
 /// Units, the longer names first.
@@ -20,7 +20,7 @@ pub(super) struct Size(pub(super) u64);
 
 impl Default for Size {
     fn default() -> Self {
-        Self(MOST_BYTES)
+        Self(Out::MOST_BYTES)
     }
 }
 

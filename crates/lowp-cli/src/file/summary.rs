@@ -2,9 +2,9 @@
 
 use crate::output::{note, reason, shown};
 use indicatif::HumanBytes;
-use lowp_file::FloatName;
 use lowp_file::dequantize::Overflows;
-use lowp_file::hub::Beside;
+use lowp_file::dtypes::FloatName;
+use lowp_file::hub::OtherFiles;
 use std::fmt::Write;
 use std::io::IsTerminal;
 use std::time::Instant;
@@ -72,8 +72,8 @@ impl Summary {
 }
 
 /// Says what of the folder of the input was left out, if anything was and people are watching.
-pub(super) fn left_out(summary: &Summary, beside: &Beside) {
-    let left_out = beside.left_out();
+pub(super) fn left_out(summary: &Summary, files: &OtherFiles) {
+    let left_out = files.left_out();
     if left_out.is_empty() || !summary.is_told() {
         return;
     }

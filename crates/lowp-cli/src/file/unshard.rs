@@ -1,4 +1,4 @@
-//! `lowp unshard`: rank files gathered into the file that `lowp quantize` would have written, by [`World`].
+//! `lowp unshard`: rank files gathered into the file that `lowp quantize` would have written, by [`RankFiles`].
 
 use super::args::example;
 use super::names::DtypesArgs;
@@ -6,7 +6,7 @@ use super::out::OutArgs;
 use super::progress::Bar;
 use super::summary::{Summary, Verbosity, left_out};
 use anyhow::Result;
-use lowp_file::unshard::World;
+use lowp_file::ranks::RankFiles;
 use std::path::PathBuf;
 
 /// Gather rank files into one quantized model
@@ -33,17 +33,17 @@ pub(crate) struct Args {
 /// Runs the command.
 pub(super) fn main(args: &Args) -> Result<()> {
     let summary = Summary::begin(args.verbosity);
-    let world = World::open(&args.input)?;
-    let out = args.out.open(world.files())?;
+    let rank_files = RankFiles::open(&args.input)?;
+    let out = args.out.open(rank_files.files())?;
     let bar = Bar::new("unshard");
-    let (written, beside) = world.write(args.dtypes.dtypes, out, &bar)?;
+    let (written, other_files) = rank_files.write(args.dtypes.dtypes, out, &bar)?;
     bar.finish();
-    left_out(&summary, &beside);
+    left_out(&summary, &other_files);
     let what = format!(
         "gathered {} tensors of {} ranks",
-        world.tensors(),
-        world.ranks()
+        rank_files.tensors(),
+        rank_files.ranks()
     );
-    summary.done(&what, world.bytes(), written);
+    summary.done(&what, rank_files.bytes(), written);
     Ok(())
 }

@@ -1,4 +1,4 @@
-//! `lowp verify`: whether two models hold the same bytes, and where they differ first, by [`lowp_file::verify()`] and
+//! `lowp verify`: whether two models hold the same bytes, and where they differ first, by [`lowp_file::verify::verify`] and
 //! [`verify_source`].
 
 use super::progress::Bar;
@@ -94,7 +94,7 @@ fn verify(path_a: &Path, path_b: &Path) -> Result<()> {
         let (x, y) = (Hub::open(a)?.model, Hub::open(b)?.model);
         let label = format!("verify rank {rank}");
         let bar = Bar::new(if of_ranks { &label } else { "verify" });
-        let found = lowp_file::verify(&x, &y, &bar)?;
+        let found = lowp_file::verify::verify(&x, &y, &bar)?;
         bar.finish();
         (tensors, bytes) = (tensors + found.tensors, bytes + found.bytes);
     }

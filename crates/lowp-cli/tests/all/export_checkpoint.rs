@@ -163,7 +163,8 @@ fn checkpoints_that_make_no_sense() {
 #[test]
 fn a_checkpoint_without_the_bytes_of_a_weight() {
     let recipe = AnyRecipe::from_name("mxfp8", &RecipeOptions::default()).expect("a recipe");
-    let about = json!({ "weights": { "w": lowp_fsdp::about_recipe(&recipe, Shape::new(32, 32)) } });
+    let about =
+        json!({ "weights": { "w": lowp_checkpoint::weight_record(&recipe, Shape::new(32, 32)) } });
     let bench = saved(about, &[("w.rowwise_data", Dtype::U8, [32, 32])]);
     let message = bench.rejected(2, "export saved -o hub --to modelopt");
     assert!(message.contains("w.rowwise_scale_inv"), "{message}");

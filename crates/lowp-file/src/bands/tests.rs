@@ -1,10 +1,10 @@
 //! Bands against casts of all rows.
 
 use super::*;
-use crate::fields::Content;
+use crate::dtypes::Dtypes;
+use crate::fields::{self, Content};
 use crate::interchange::hub::Hub;
 use crate::model::Model;
-use crate::names::Dtypes;
 use crate::out::Out;
 use crate::select::{Choices, Setup};
 use crate::source::load;
@@ -38,12 +38,12 @@ fn written(bands: &Bands<'_, Cpu>) -> Result<(Vec<Vec<u8>>, usize)> {
     for number in 0..bands.bands() {
         let band = bands.band(number)?.expect("a band");
         for (part, field) in fields.iter_mut().enumerate() {
-            let Some(place) = band.place(part) else {
+            let Some(region) = band.region(part) else {
                 continue;
             };
             let mut done = 0;
             band.write(part, &mut |piece| {
-                for (range, at) in place.pieces(done, piece.len()) {
+                for (range, at) in region.pieces(done, piece.len()) {
                     field[at..at + range.len()].copy_from_slice(&piece[range]);
                 }
                 done += piece.len();
@@ -61,7 +61,7 @@ fn bands_are_the_whole() -> Result<()> {
     let path = folder.path().join("in.safetensors");
     let (mut cut, mut alone) = (0, 0);
     let tall = Shape::new(1300, 256);
-    // Bands of few rows, of which some have no room beside another.
+    // Bands of few rows, of which some have no room next to another.
     let wide = Shape::new(200, 8192);
     for (dtype, aligned, shape) in [
         ("BF16", true, tall),
@@ -119,7 +119,7 @@ fn bands_are_the_whole() -> Result<()> {
             assert_eq!(count > 1, in_bands, "{recipe:?} {usage} {form:?}");
             (cut, alone) = (
                 cut + usize::from(in_bands),
-                alone + usize::from(!banded.bands_take_turns()),
+                alone + usize::from(!banded.bands_alternate()),
             );
         }
     }
@@ -128,7 +128,7 @@ fn bands_are_the_whole() -> Result<()> {
     Ok(())
 }
 
-/// A file of matrices whose bands have no room beside the band before, of the same matrix or of another, has the bytes of casts of all
+/// A file of matrices whose bands have no room next to the band before, of the same matrix or of another, has the bytes of casts of all
 /// rows.
 #[test]
 fn files_of_wide_matrices() -> Result<()> {

@@ -1,33 +1,30 @@
 //! [`Trained`]: the weights of a checkpoint of `lowp train --save`.
 
-use crate::dequantize::Overflows;
+use crate::dtypes::FloatName;
 use crate::error::{Context, Result, file_error, input_error, mend_file};
 use crate::fields::keeps_amax;
-use crate::interchange::amax::behind;
-use crate::json_object::JsonObject;
+use crate::interchange::amax::nearest;
+use crate::json::JsonObject;
 use crate::meta::{Quantized, Text};
-use crate::names::{FloatName, Named};
-use crate::options::Options;
 use crate::remedy::Remedy;
-use crate::round;
+use crate::round::Overflows;
+use crate::round::{self, first_f32};
 use crate::text::{message, shown};
-use crate::write::{Item, ItemSource, Parts, Sink};
-use lowp_checkpoint::{Block, Checkpoint, Dtype as Kind};
+use crate::unpack::with_transposes;
+use crate::write::{Item, Parts, Sink};
+use lowp_checkpoint::{Block, Checkpoint, Dtype as Kind, is_weight_record, weight_record};
 use lowp_format::has_tensor_scale;
 use lowp_format::{
-    AnyRecipe, BufferSpec, Form, Orientation, Origin, Part, QuantizedTensor, Recipe, RecipeOptions,
-    Role, Shape, Usage,
+    AnyRecipe, BufferSpec, Form, Orientation, Part, QuantizedTensor, Recipe, RecipeOptions, Usage,
 };
-use lowp_kernels::{Backend, Cpu, CpuBuffer, TransposeJob, Work};
+use lowp_kernels::{Backend, Cpu, CpuBuffer};
 use safetensors::Dtype;
-use serde_json::{Value, json};
+use serde_json::Value;
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
 /// What follows the name of a parameter in that of its f32 values.
 const MASTER: &str = ".master";
-/// What the index says of quantized weights and of no other parameter.
-const KERNELS: &str = "kernels";
 
 /// Values that are read at a time.
 const CHUNK: usize = 1 << 18;
@@ -81,16 +78,12 @@ impl Trained {
             )
         })?;
         let mut weights = Vec::new();
-        let (of_weights, mut of_others): (Vec<_>, Vec<_>) = said
-            .iter()
-            .partition(|(_, about)| about.get(KERNELS).is_some());
+        let (of_weights, mut of_others): (Vec<_>, Vec<_>) =
+            said.iter().partition(|(_, about)| is_weight_record(about));
         for (saved, about) in of_weights {
             let wrong = |why: String| {
                 let name = shown(saved);
-                file_error(
-                    &path,
-                    format!("what it says of '{name}' makes no sense: {why}"),
-                )
+                file_error!(&path, "what it says of '{name}' makes no sense: {why}")
             };
             let tensor = weight(saved, about)
                 .map_err(|why| wrong(format!("{}; use the lowp that saved it", message(&why))))?;
@@ -144,7 +137,7 @@ impl Trained {
             let dims = dims.filter(|dims| elements(dims) == Some(len));
             let name = match weight {
                 Some(weight) => weight.tensor.name.clone(),
-                None if about.is_some_and(|about| about.get(KERNELS).is_some()) => file_name(name),
+                None if about.is_some_and(|about| is_weight_record(about)) => file_name(name),
                 None => name.to_owned(),
             };
             masters.push(Master {
@@ -195,12 +188,10 @@ impl Trained {
         for weight in self.weights.iter().filter(|_| all) {
             let name = format!("{}{MASTER}", weight.saved);
             if !self.checkpoint.has(&name) {
-                return Err(file_error(
+                return Err(file_error!(
                     self.checkpoint.folder(),
-                    format!(
-                        "it has no '{}', the values of a weight; give a whole checkpoint",
-                        shown(&name)
-                    ),
+                    "it has no '{}', the values of a weight; give a whole checkpoint",
+                    shown(&name)
                 ));
             }
         }
@@ -210,15 +201,9 @@ impl Trained {
             .iter()
             .enumerate()
             .filter(|(_, master)| all || !master.of_weight);
-        let item = |(number, master): (usize, &Master)| Item {
-            name: master.name.clone(),
-            dtype,
-            shape: master.dims.clone(),
-            bytes: master.len * dtype.bitsize() / 8,
-            source: ItemSource::Made {
-                job: self.weights.len() + number,
-                part: 0,
-            },
+        let item = |(number, master): (usize, &Master)| {
+            let job = self.weights.len() + number;
+            Item::made((job, 0), master.name.clone(), dtype, master.dims.clone())
         };
         Ok(items.map(item).collect())
     }
@@ -269,20 +254,8 @@ impl Trained {
         specs: &[BufferSpec],
     ) -> Result<QuantizedTensor<CpuBuffer<u8>>> {
         let Quantized { recipe, full, .. } = weight.tensor;
-        let all = recipe.buffers(Usage::BOTH);
-        QuantizedTensor::with_buffers(recipe, full, specs.iter().copied(), |spec, bytes| {
-            let Origin::TransposeOf(key) = spec.origin else {
-                return Ok(Cpu.upload(&self.bytes_of(weight, spec)?)?);
-            };
-            let from = all
-                .iter()
-                .find(|spec| spec.key == key)
-                .context("there is nothing to transpose")?;
-            transposed(
-                (spec, full),
-                Cpu.upload(&self.bytes_of(weight, from)?)?,
-                bytes,
-            )
+        with_transposes(recipe, full, specs, |spec| {
+            Ok(Cpu.upload(&self.bytes_of(weight, spec)?)?)
         })
     }
 
@@ -294,7 +267,7 @@ impl Trained {
             .find(|spec| spec.key.serves(Orientation::Rowwise, Part::Amax) && spec.is_scalar());
         if let Some(spec) = kept {
             let bytes = self.bytes_of(weight, spec)?;
-            return Ok(bytes.first_chunk().map(|bytes| f32::from_le_bytes(*bytes)));
+            return Ok(first_f32(&bytes));
         }
         if !keeps_amax(recipe) {
             return Ok(None);
@@ -344,10 +317,10 @@ impl Trained {
             return Ok(None);
         };
         let bytes = self.bytes_of(weight, spec)?;
-        let Some(decode) = bytes.first_chunk().map(|bytes| f32::from_le_bytes(*bytes)) else {
+        let Some(decode) = first_f32(&bytes) else {
             return Ok(None);
         };
-        let scale = behind(decode, 1.0 / decode, |scale| 1.0 / scale);
+        let scale = nearest(decode, 1.0 / decode, |scale| 1.0 / scale);
         Ok(Some(scale).filter(|scale| crate::cast::is_scale(*scale)))
     }
 
@@ -357,25 +330,6 @@ impl Trained {
         tensor.text.delayed_scale = self.delayed_scale(weight)?;
         Ok(tensor)
     }
-}
-
-/// The transpose of `from` as the buffer `spec` of a matrix of `shape`.
-pub(crate) fn transposed(
-    (spec, shape): (&BufferSpec, Shape),
-    from: CpuBuffer<u8>,
-    bytes: usize,
-) -> Result<CpuBuffer<u8>> {
-    let to = Cpu.alloc::<u8>(bytes)?;
-    let [inner, outer] = spec.entries(shape);
-    if inner * outer > 0 {
-        Cpu.once(Work::Transpose(vec![TransposeJob {
-            code: spec.code,
-            entries: [outer, inner],
-            from,
-            to: to.clone(),
-        }]))?;
-    }
-    Ok(to)
 }
 
 /// What the index says of weight `saved`.
@@ -393,35 +347,9 @@ fn weight(saved: &str, about: &Value) -> Result<Option<Quantized>, String> {
     let recipe = AnyRecipe::from_name(recipe_name, &options).map_err(|e| e.to_string())?;
     let shape: [usize; 2] =
         serde_json::from_value(about["shape"].clone()).map_err(|e| e.to_string())?;
-    let text = Text {
-        recipe: recipe_name.to_owned(),
-        options: Options::of(&recipe),
-        shape: shape.to_vec(),
-        dtype: Named::label(Dtype::F32).to_owned(),
-        usage: Usage::BOTH.label().to_owned(),
-        scales: Named::label(Form::Padded).to_owned(),
-        delayed_scale: None,
-        amax_group: None,
-        shard: None,
-    };
+    let text = Text::new(&recipe, (Dtype::F32, &shape), Usage::BOTH, Form::Padded);
     let tensor = Quantized::from_text(&file_name(saved), text)?;
-    Ok((said_of(&recipe, tensor.full) == *about).then_some(tensor))
-}
-
-/// What the index of a checkpoint says of a weight of `shape` in `recipe`.
-fn said_of(recipe: &impl Recipe, shape: Shape) -> Value {
-    let options = recipe.options();
-    let options: serde_json::Map<String, Value> = options
-        .iter()
-        .map(|(name, value)| (name.to_owned(), json!(value)))
-        .collect();
-    json!({
-        "recipe": recipe.name(),
-        "options": options,
-        "shape": [shape.rows, shape.cols],
-        // Also what changes a recipe without being one of its options.
-        KERNELS: format!("{:?} {:?}", recipe.quantizers(Role::Weight), recipe.source_rounding()),
-    })
+    Ok((weight_record(&recipe, tensor.full) == *about).then_some(tensor))
 }
 
 /// The name in files of the weight that a checkpoint calls `saved`.
@@ -432,7 +360,6 @@ fn file_name(saved: &str) -> String {
     }
 }
 
-/// The numbers of `weights` by a name that each has.
 fn numbers(
     weights: &[TrainedWeight],
     name: impl Fn(&TrainedWeight) -> &String,

@@ -4,31 +4,32 @@ mod checkpoint;
 mod fused;
 mod weight;
 
-use crate::dequantize::Overflows;
+use crate::dtypes::FloatName;
 use crate::error::{Result, input_error, mend_file};
-use crate::groups;
 use crate::interchange::config::Modules;
 use crate::interchange::hub::Hub;
 use crate::interchange::record;
-use crate::interchange::shards::{Group, Weights, write_text};
-use crate::json_object::JsonObject;
+use crate::json::JsonObject;
+use crate::keys;
 use crate::meta;
-use crate::names::FloatName;
+use crate::model::Model;
+use crate::out::Out;
+use crate::outputs::{Group, Outputs};
 use crate::progress::Progress;
 use crate::quantize::copied_metadata;
 use crate::remedy::Remedy;
-use crate::spare::Turns;
-use crate::target::FolderTarget;
+use crate::reuse::DoubleBuffer;
+use crate::round::Overflows;
+use crate::select::check_groups;
 use crate::write::{Item, Parts};
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::path::Path;
 use weight::{Weight, Work};
 
 pub use crate::interchange::forms::{Target, stored_name, targets};
 pub use checkpoint::Trained;
-pub(crate) use checkpoint::transposed;
 pub use fused::{Fused, run_as_one};
-pub(crate) use weight::{base, choice, outer};
+pub(crate) use weight::choice;
 
 /// A model or a checkpoint that is to be exported.
 #[derive(Debug)]
@@ -59,18 +60,11 @@ impl<'a> Export<'a> {
                 Remedy::Quantize,
             ));
         }
-        let fields: BTreeSet<String> = tensors
-            .values()
-            .flat_map(|tensor| tensor.fields.iter().map(|field| field.name(&tensor.name)))
-            .collect();
-        let passed = model
-            .tensors()
-            .filter(|tensor| !fields.contains(tensor.name));
-        let plain = passed.map(Item::input).collect();
+        let plain = meta::others(model, &tensors).map(Item::input).collect();
         let weights = tensors.into_values();
         let weights = weights.map(|tensor| Weight::of_file(model, tensor, to));
         let mut metadata = copied_metadata(model);
-        metadata.remove(meta::FORMAT_KEY);
+        metadata.remove(keys::FORMAT_KEY);
         metadata.retain(|key, _| !record::is_record(key));
         Ok(Self {
             to,
@@ -93,7 +87,7 @@ impl<'a> Export<'a> {
             to,
             hub: None,
             weights: Vec::new(),
-            plain: trained.plain_items(decoded, float(to))?,
+            plain: trained.plain_items(decoded, to.float())?,
             masters: Some(trained),
             metadata: BTreeMap::new(),
             config: trained.config(),
@@ -122,7 +116,7 @@ impl<'a> Export<'a> {
     /// The source cannot be read; a group of fewer than two, a number that there is not, or one in two groups.
     pub fn first_unlike(&self, groups: &[Vec<usize>]) -> Result<Option<[&str; 2]>> {
         let weights: Vec<&Weight<'_>> = self.with_tensor_scale().collect();
-        groups::check(groups, weights.len())?;
+        check_groups(groups, weights.len())?;
         for group in groups {
             let first = weights[group[0]];
             let numbers = first.numbers()?;
@@ -156,10 +150,10 @@ impl<'a> Export<'a> {
         }
         if to == Target::Te {
             self.metadata
-                .insert(meta::FORMAT_KEY.to_owned(), meta::FORMAT.to_owned());
+                .insert(keys::FORMAT_KEY.to_owned(), keys::FORMAT.to_owned());
         }
         for (job, weight) in self.weights.iter().enumerate() {
-            groups.push((weight.name(), weight.group(job)?));
+            groups.push(weight.group(job)?);
             if let Work::Stored(form) = weight.work {
                 modules.add(form, weight.name());
                 lost += usize::from(weight.loses_columnwise());
@@ -170,46 +164,31 @@ impl<'a> Export<'a> {
                 modules.add_plain(&item.name);
             }
         }
-        let plain = self
-            .plain
-            .iter()
-            .map(|item| (item.name.as_str(), Group::of(item.clone())));
-        groups.extend(plain);
-        groups.sort_by(|a, b| a.0.cmp(b.0));
-        let (overflows, memory) = (Overflows::default(), Turns::default());
-        let weights = Weights {
-            groups: groups.into_iter().map(|(_, group)| group).collect(),
-            metadata: std::mem::take(&mut self.metadata),
-            make: Box::new(|job| match self.weights.get(job) {
-                Some(weight) => weight.parts(&overflows, &memory),
-                None => self.plain_parts(job, to, &overflows),
-            }),
-            sources: Vec::new(),
-        };
-        weights.check()?;
-        let documents = modules.documents(to, self.config.as_ref())?;
-        let files = hub.into_iter().flat_map(|hub| hub.model.files());
-        let target = FolderTarget::new(output, files)?;
-        progress.begin(weights.work(most));
-        let written = weights.write(&target, most, progress);
-        let written = written.and_then(|mut written| {
-            for (name, document) in &documents {
-                written += write_text(&target, name, document)?;
-            }
-            Ok(written + hub.map_or(Ok(0), |hub| hub.beside.copy_others(&target))?)
+        groups.extend(self.plain.iter().cloned().map(Group::of));
+        let (overflows, memory) = (Overflows::default(), DoubleBuffer::default());
+        let metadata = std::mem::take(&mut self.metadata);
+        let make = Box::new(|job: usize| match self.weights.get(job) {
+            Some(weight) => weight.parts(&overflows, &memory),
+            None => self.plain_parts(job, to, &overflows),
         });
-        // An input that was changed is reported as such, whatever failed because of it.
-        if let Some(hub) = hub {
-            hub.model.steady(Ok(()))?;
-        }
-        let written = written?;
-        target.publish()?;
-        drop(weights);
+        let outputs = Outputs::sorted(groups, metadata, make);
+        outputs.check()?;
+        let documents = modules.documents(to, self.config.as_ref())?;
+        let models = || hub.into_iter().map(|hub| &hub.model);
+        let out = Out::folder(output, models().flat_map(Model::files), most)?;
+        let bytes = out.write(models(), &outputs, progress, |target| {
+            let mut written = 0;
+            for (name, document) in &documents {
+                written += target.write_text(name, document)?;
+            }
+            Ok(written + hub.map_or(Ok(0), |hub| hub.other_files.copy_others(target))?)
+        })?;
+        drop(outputs);
         let decoded = |weight: &&Weight<'_>| matches!(weight.work, Work::Decoded(_));
         Ok(Exported {
             tensors: self.weights.len() + self.plain.len(),
             quantized: self.weights.len() - self.weights.iter().filter(decoded).count(),
-            bytes: written,
+            bytes,
             lost,
             embedding: modules.embedding().map(ToOwned::to_owned),
             overflows,
@@ -226,7 +205,7 @@ impl<'a> Export<'a> {
         let trained = self
             .masters
             .ok_or_else(|| input_error("there is no such tensor"))?;
-        trained.parts(job, float(to).unwrap_or(FloatName::F32), overflows)
+        trained.parts(job, to.float().unwrap_or(FloatName::F32), overflows)
     }
 }
 
@@ -245,13 +224,4 @@ pub struct Exported {
     pub embedding: Option<String>,
     /// Values that became infinite.
     pub overflows: Overflows,
-}
-
-/// What values are decoded to, where they are.
-pub fn float(to: Target) -> Option<FloatName> {
-    match to {
-        Target::Fp32 => Some(FloatName::F32),
-        Target::Bf16 => Some(FloatName::Bf16),
-        _ => None,
-    }
 }

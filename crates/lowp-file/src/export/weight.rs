@@ -2,29 +2,26 @@
 
 use super::checkpoint::{Trained, TrainedWeight};
 use crate::decoding::Decoding;
-use crate::dequantize::{Overflows, dims};
-use crate::error::{Context, FileError, Result, input_error, mend, mend_file};
+use crate::dequantize::dims;
+use crate::dtypes::{FloatName, Named};
+use crate::error::{Context, FileError, Result, input_error, mend};
 use crate::fields::{self, Content as Kind, Field, holding};
-use crate::interchange::forms::{self, Axes, Content, Form, Operand, Stored, Target};
+use crate::interchange::forms::{self, Axes, Content, Form, Operand, Stored, Target, base};
 use crate::interchange::record::{self, Numbers};
-use crate::interchange::shards::Group;
-use crate::meta::{self, Quantized, Text};
+use crate::meta::{Quantized, Text};
 use crate::model::Model;
-use crate::names::{FloatName, Named};
+use crate::outputs::Group;
 use crate::pack::Packed;
-use crate::quantize::made_items;
 use crate::remedy::Remedy;
-use crate::spare::Turns;
+use crate::reuse::DoubleBuffer;
+use crate::round::{Overflows, first_f32};
 use crate::text::shown;
 use crate::unpack::{orientation, unpack};
-use crate::write::{Item, ItemSource, Parts, Sink};
+use crate::write::{Item, Parts, Sink};
 use lowp_format::has_tensor_scale;
-use lowp_format::{
-    FourOverSix, Orientation, Part, Recipe, ScaleLayout, ScaleRule, Usage, two_level_encode_scale,
-};
+use lowp_format::{FourOverSix, Orientation, Part, Recipe, ScaleLayout, ScaleRule, Usage};
 use lowp_kernels::{Cpu, CpuBuffer};
-use safetensors::Dtype;
-use std::sync::Arc;
+use std::collections::BTreeMap;
 
 /// What becomes of a weight.
 #[derive(Clone, Copy, Debug)]
@@ -39,7 +36,7 @@ pub(crate) enum Work {
 
 /// Where the bytes of a weight are.
 #[derive(Clone, Copy, Debug)]
-pub(crate) enum Place<'a> {
+pub(crate) enum Source<'a> {
     File(&'a Model),
     Checkpoint(&'a Trained, &'a TrainedWeight),
 }
@@ -48,7 +45,7 @@ pub(crate) enum Place<'a> {
 #[derive(Debug)]
 pub(crate) struct Weight<'a> {
     tensor: Quantized,
-    place: Place<'a>,
+    source: Source<'a>,
     pub(crate) work: Work,
     /// What is written of the weight itself where its fields are, all of them or rowwise.
     fields: Vec<Field>,
@@ -63,14 +60,8 @@ struct Entries {
 impl<'a> Weight<'a> {
     /// A weight of a file.
     pub(crate) fn of_file(model: &'a Model, tensor: Quantized, to: Target) -> Result<Self> {
-        if tensor.shard.is_some() {
-            return Err(mend_file(
-                model.path(),
-                format!("'{}' is a part of a tensor", shown(&tensor.name)),
-                Remedy::Unshard,
-            ));
-        }
-        Self::new(tensor, Place::File(model), to)
+        tensor.check_whole(model)?;
+        Self::new(tensor, Source::File(model), to)
     }
 
     /// A weight of a checkpoint.
@@ -81,12 +72,12 @@ impl<'a> Weight<'a> {
     ) -> Result<Self> {
         Self::new(
             trained.quantized(weight)?,
-            Place::Checkpoint(trained, weight),
+            Source::Checkpoint(trained, weight),
             to,
         )
     }
 
-    fn new(tensor: Quantized, place: Place<'a>, to: Target) -> Result<Self> {
+    fn new(tensor: Quantized, source: Source<'a>, to: Target) -> Result<Self> {
         let (name, recipe) = (&tensor.name, &tensor.recipe);
         let work = match to {
             Target::Fp32 => Work::Decoded(FloatName::F32),
@@ -112,7 +103,7 @@ impl<'a> Weight<'a> {
         }
         Ok(Self {
             tensor,
-            place,
+            source,
             work,
             fields,
         })
@@ -133,70 +124,50 @@ impl<'a> Weight<'a> {
         let Quantized {
             name, text, full, ..
         } = &self.tensor;
-        let made = |name: String, dtype: Dtype, shape: Vec<usize>, part: usize| {
-            let elements: usize = shape.iter().product();
-            Item {
-                name,
-                dtype,
-                bytes: elements * dtype.bitsize() / 8,
-                shape,
-                source: ItemSource::Made { job, part },
-            }
-        };
-        let mut group = Group::default();
         match self.work {
-            Work::Decoded(float) => {
-                group
-                    .items
-                    .push(made(name.clone(), float.into(), dims(&self.tensor), 0));
-            }
+            Work::Decoded(float) => Ok(Group::of(Item::made(
+                (job, 0),
+                name.clone(),
+                float.into(),
+                dims(&self.tensor),
+            ))),
             Work::Fields => {
-                group.items = made_items(job, name, &self.fields);
                 let scales = Named::label(lowp_format::Form::Padded).to_owned();
                 let text = Text {
                     scales,
                     ..text.clone()
                 };
-                group
-                    .metadata
-                    .insert(meta::key(name), serde_json::to_string(&text)?);
+                Group::quantized(job, name, &self.fields, &text)
             }
             Work::Stored(form) => {
-                let base = base(name).unwrap_or_default();
-                for (part, stored) in form.tensors.iter().enumerate() {
-                    let name = match form.tensors.len() {
-                        1 => name.clone(),
-                        _ => format!("{base}{}", stored.suffix),
-                    };
-                    group.items.push(made(
-                        name,
-                        stored.dtype,
-                        stored.dims(&form.operand, *full),
-                        part,
-                    ));
-                }
+                let item = |(part, stored): (usize, &Stored)| {
+                    let dims = stored.dims(&form.operand, *full);
+                    Item::made((job, part), form.name_of(name, stored), stored.dtype, dims)
+                };
                 let usage = restorable(&self.tensor.recipe, self.tensor.usage);
                 let text = Text {
                     usage: usage.label().to_owned(),
                     ..text.clone()
                 };
-                group
-                    .metadata
-                    .insert(record::key(name), record::value(&text, self.numbers()?)?);
+                let said = (record::key(name), record::value(&text, self.numbers()?)?);
+                Ok(Group {
+                    name: name.clone(),
+                    items: form.tensors.iter().enumerate().map(item).collect(),
+                    metadata: BTreeMap::from([said]),
+                })
             }
         }
-        Ok(group)
     }
 
     /// What makes them; values in bands, in `memory`.
     pub(crate) fn parts<'p>(
         &'p self,
         overflows: &'p Overflows,
-        memory: &'p Turns<CpuBuffer<f32>>,
+        memory: &'p DoubleBuffer<CpuBuffer<f32>>,
     ) -> Result<Box<dyn Parts + 'p>> {
-        match (self.work, self.place) {
+        match (self.work, self.source) {
             (Work::Stored(form), _) => Ok(Box::new(Rewrapped { weight: self, form })),
-            (Work::Decoded(float), Place::File(model)) => {
+            (Work::Decoded(float), Source::File(model)) => {
                 let orientation = orientation(model, &self.tensor, None)?;
                 Ok(Box::new(Decoding {
                     backend: &Cpu,
@@ -208,13 +179,13 @@ impl<'a> Weight<'a> {
                     memory,
                 }))
             }
-            (Work::Decoded(_), Place::Checkpoint(..)) => {
+            (Work::Decoded(_), Source::Checkpoint(..)) => {
                 Err(input_error("a checkpoint is decoded from its masters"))
             }
-            (Work::Fields, place) => {
+            (Work::Fields, source) => {
                 let specs = self.tensor.recipe.buffers(self.tensor.usage);
-                let tensor = match place {
-                    Place::File(model) => unpack(
+                let tensor = match source {
+                    Source::File(model) => unpack(
                         &Cpu,
                         model,
                         &Quantized {
@@ -223,22 +194,22 @@ impl<'a> Weight<'a> {
                         },
                         None,
                     )?,
-                    Place::Checkpoint(trained, weight) => trained.tensor(weight, &specs)?,
+                    Source::Checkpoint(trained, weight) => trained.tensor(weight, &specs)?,
                 };
                 let amax = self.amax()?;
-                Ok(Box::new(Packed {
-                    backend: Cpu,
-                    tensor: Arc::new(tensor),
+                Ok(Box::new(Packed::new(
+                    &Cpu,
+                    tensor,
                     amax,
-                    fields: self.fields.clone(),
-                }))
+                    self.fields.clone(),
+                )))
             }
         }
     }
 
     /// The amax of the source, where the file keeps one of the whole tensor.
     fn amax(&self) -> Result<Option<f32>> {
-        if let Place::Checkpoint(trained, weight) = self.place {
+        if let Source::Checkpoint(trained, weight) = self.source {
             return trained.amax(weight);
         }
         let mut fields = self.tensor.fields.iter();
@@ -251,13 +222,11 @@ impl<'a> Weight<'a> {
             };
             is_amax && field.layout.is_none()
         });
-        let (Some(field), Place::File(model)) = (number, self.place) else {
+        let (Some(field), Source::File(model)) = (number, self.source) else {
             return Ok(None);
         };
         let bytes = read(model, &self.tensor, field)?;
-        Ok(bytes
-            .first_chunk()
-            .map(|bytes| f32::from_le_bytes(*bytes).abs()))
+        Ok(first_f32(&bytes).map(f32::abs))
     }
 
     /// Whether a scale of what is written follows from the amax of the tensor.
@@ -281,11 +250,10 @@ impl<'a> Weight<'a> {
         };
         if stored.content == Content::Scales {
             let bytes = self.entries(Part::DecodeScale)?.bytes;
-            let scale = bytes.first_chunk().context("there is no scale")?;
-            return Ok(f32::from_le_bytes(*scale));
+            return first_f32(&bytes).context("there is no scale");
         }
         let amax = self.amax()?.context("there is no amax")?;
-        Ok(outer(stored, amax, choice(&self.tensor.recipe)))
+        Ok(stored.outer(amax, choice(&self.tensor.recipe)))
     }
 
     /// The numbers of the whole tensor.
@@ -295,10 +263,9 @@ impl<'a> Weight<'a> {
             spec.key.serves(Orientation::Rowwise, Part::DecodeScale) && spec.is_scalar()
         });
         let scale = scale.map(|_| self.entries(Part::DecodeScale)).transpose()?;
-        let scale = scale.and_then(|entries| entries.bytes.first_chunk().copied());
         Ok(Numbers {
             amax: self.amax()?,
-            scale: scale.map(f32::from_le_bytes),
+            scale: scale.and_then(|entries| first_f32(&entries.bytes)),
         })
     }
 
@@ -308,8 +275,8 @@ impl<'a> Weight<'a> {
         let mut specs = tensor.specs.iter();
         let spec = specs.find(|spec| spec.key.serves(Orientation::Rowwise, part));
         let spec = spec.with_context(|| format!("'{}' has no {part:?}", shown(&tensor.name)))?;
-        match self.place {
-            Place::File(model) => {
+        match self.source {
+            Source::File(model) => {
                 let field =
                     holding(&tensor.fields, spec.key, Orientation::Rowwise).with_context(|| {
                         format!("'{}' has no field for {}", shown(&tensor.name), spec.key)
@@ -319,7 +286,7 @@ impl<'a> Weight<'a> {
                     layout: field.layout,
                 })
             }
-            Place::Checkpoint(trained, weight) => {
+            Source::Checkpoint(trained, weight) => {
                 let layout = ScaleLayout::new(
                     spec,
                     tensor.full,
@@ -336,7 +303,7 @@ impl<'a> Weight<'a> {
 
     /// Hands the codes to `sink`, piece by piece where they lie in a file.
     fn codes(&self, sink: &mut Sink<'_>) -> Result<()> {
-        let Place::File(model) = self.place else {
+        let Source::File(model) = self.source else {
             return sink(&self.entries(Part::Data)?.bytes);
         };
         let tensor = &self.tensor;
@@ -389,16 +356,10 @@ fn restorable(recipe: &impl Recipe, usage: Usage) -> Usage {
     }
 }
 
-/// What the name of a weight has before `weight`.
-pub(crate) fn base(name: &str) -> Option<&str> {
-    let base = name.strip_suffix("weight")?;
-    (base.is_empty() || base.ends_with('.')).then_some(base)
-}
-
 /// Most rows of a tensor without elements whose scales are written: a file states any number of them.
 const MAX_EMPTY_LINES: usize = 1 << 20;
 
-/// Rejects a weight that `form` has no place for.
+/// Rejects a weight that `form` has no source for.
 fn check(tensor: &Quantized, form: &Form, to: Target) -> Result<()> {
     let name = shown(&tensor.name);
     if !tensor.usage.contains(Usage::ROWWISE) {
@@ -420,12 +381,12 @@ fn check(tensor: &Quantized, form: &Form, to: Target) -> Result<()> {
         );
         return Err(mend(what, Remedy::LeaveOut));
     }
-    // These put nothing in the place of a name, and take any number of axes.
+    // These put nothing in the source of a name, and take any number of axes.
     let targets = [Target::Te, Target::Fp32, Target::Bf16].map(Target::name);
     let targets = targets.to_vec();
     if form.tensors.len() > 1 && base(&tensor.name).is_none() {
         let what = format!(
-            "'{name}' does not end in .weight, in whose place {} puts other names",
+            "'{name}' does not end in .weight, in whose source {} puts other names",
             to.name()
         );
         return Err(mend(what, Remedy::TargetOrLeaveOut { targets }));
@@ -489,14 +450,6 @@ impl Rewrapped<'_> {
             sink(&line)?;
         }
         Ok(())
-    }
-}
-
-/// What stands above the block scales of a form, of `amax`.
-pub(crate) fn outer(stored: &Stored, amax: f32, choice: FourOverSix) -> f32 {
-    match stored.content {
-        Content::AmaxShare => amax / choice.largest(),
-        _ => two_level_encode_scale(amax, choice),
     }
 }
 

@@ -2,16 +2,13 @@
 
 use super::weight::Weight;
 use crate::error::{Result, file_error, mend_file};
-use crate::export::base;
 use crate::fields;
 use crate::interchange::config::source_dtype;
-use crate::interchange::forms::{self, Content, FORMS, Form};
+use crate::interchange::forms::{self, Content, FORMS, Form, base};
 use crate::interchange::hub::Hub;
 use crate::interchange::record::{Recorded, records};
 use crate::meta::{Quantized, Text};
 use crate::model::{Model, Tensor};
-use crate::names::Named;
-use crate::options::Options;
 use crate::remedy::Remedy;
 use crate::text::{dims, shown};
 use lowp_format::{BufferSpec, Origin, Recipe, Shape, Usage};
@@ -95,14 +92,12 @@ fn recorded_weight<'a>(model: &'a Model, name: &str, recorded: Recorded) -> Resu
             || matches!(spec.origin, Origin::TransposeOf(key) if key.usage.contains(Usage::ROWWISE))
     };
     if !tensor.specs.iter().all(made) {
-        return Err(file_error(
+        return Err(file_error!(
             model.path(),
-            format!(
-                "it says that '{}' is {} for {}, and the columnwise operand of that is in no form; export the model again",
-                shown(name),
-                tensor.recipe.name(),
-                tensor.usage
-            ),
+            "it says that '{}' is {} for {}, and the columnwise operand of that is in no form; export the model again",
+            shown(name),
+            tensor.recipe.name(),
+            tensor.usage
         ));
     }
     let mut forms = forms::forms_of(&tensor.recipe);
@@ -115,20 +110,17 @@ fn recorded_weight<'a>(model: &'a Model, name: &str, recorded: Recorded) -> Resu
     });
     match found {
         Some(form) => Ok(Weight::stored(model, form, tensor, Some(numbers))),
-        None => Err(file_error(
+        None => Err(file_error!(
             model.path(),
-            format!(
-                "it says that it has '{}' as {} of shape {}, and the tensors of that name are not all there or are something else; \
+            "it says that it has '{}' as {} of shape {}, and the tensors of that name are not all there or are something else; \
                  export the model again",
-                shown(name),
-                tensor.recipe.name(),
-                dims(&tensor.text.shape)
-            ),
+            shown(name),
+            tensor.recipe.name(),
+            dims(&tensor.text.shape)
         )),
     }
 }
 
-/// Whether the tensors of `stem` are `tensor` in `form`.
 fn stored_as(model: &Model, stem: &str, form: &Form, tensor: &Quantized) -> bool {
     if let [only] = form.tensors {
         let found = model.get(stem);
@@ -147,19 +139,13 @@ fn foreign_weight<'a>(
 ) -> Result<Weight<'a>> {
     let model = &hub.model;
     let name = format!("{stem}weight");
-    let wrong = |why: String| file_error(model.path(), format!("'{}': {why}", shown(&name)));
+    let wrong = |why: String| file_error!(model.path(), "'{}': {why}", shown(&name));
     let recipe = forms::recipe(form).ok_or_else(|| wrong(format!("no recipe is {}", form.name)))?;
-    let text = Text {
-        recipe: recipe.name().to_owned(),
-        options: Options::of(&recipe),
-        shape: vec![shape.rows, shape.cols],
-        dtype: source_dtype(hub.config.as_ref()).to_owned(),
-        usage: Usage::ROWWISE.label().to_owned(),
-        scales: Named::label(lowp_format::Form::Padded).to_owned(),
-        delayed_scale: None,
-        amax_group: None,
-        shard: None,
-    };
+    let source = (
+        source_dtype(hub.config.as_ref()),
+        &[shape.rows, shape.cols][..],
+    );
+    let text = Text::new(&recipe, source, Usage::ROWWISE, lowp_format::Form::Padded);
     let tensor = Quantized::from_text(&name, text).map_err(wrong)?;
     Ok(Weight::stored(model, form, tensor, None))
 }

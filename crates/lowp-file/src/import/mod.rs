@@ -3,33 +3,24 @@
 mod find;
 mod weight;
 
-use crate::dequantize::Overflows;
-use crate::error::{Result, file_error, input_error};
+use crate::dtypes::{Dtypes, FloatName};
+use crate::error::{FileError, Result, input_error};
 use crate::fields;
 use crate::interchange::config::{self, Modules};
 use crate::interchange::forms::Target;
 use crate::interchange::hub::Hub;
 use crate::interchange::record;
-use crate::interchange::shards::{Group, Weights, write_text};
+use crate::keys;
 use crate::meta;
-use crate::names::{Dtypes, FloatName};
 use crate::out::Out;
+use crate::outputs::{Group, Outputs};
 use crate::progress::Progress;
-use crate::quantize::{copied_metadata, made_items};
-use crate::spare::Turns;
-use crate::write::{Item, ItemSource, check_names};
-use safetensors::Dtype;
+use crate::quantize::copied_metadata;
+use crate::reuse::DoubleBuffer;
+use crate::round::Overflows;
+use crate::write::{Item, check_names};
 use std::collections::{BTreeMap, BTreeSet};
 use weight::Weight;
-
-/// How many weights a model has in forms of other programs.
-///
-/// # Errors
-/// They are in no form that is read.
-pub fn count(hub: &Hub) -> Result<usize> {
-    config::check(hub)?;
-    Ok(find::weights(hub)?.len())
-}
 
 /// Quantized weights of another program, and everything else that lies in their model.
 #[derive(Debug)]
@@ -54,74 +45,59 @@ fn collect<'a>(
     let model = &hub.model;
     let mut weights = found;
     let mut taken: BTreeSet<String> = weights.iter().flat_map(Weight::names).collect();
-    let mut groups: Vec<(String, Group<'a>)> = Vec::new();
+    let mut groups: Vec<Group<'a>> = Vec::new();
+    let kept = if float.is_some() { 0 } else { own.len() };
     for (name, tensor) in own {
-        let names: Vec<String> = tensor
-            .fields
-            .iter()
-            .map(|field| field.name(&name))
-            .collect();
+        taken.extend(tensor.fields());
         if float.is_some() {
-            taken.extend(names);
             weights.push(Weight::own(model, tensor)?);
             continue;
         }
-        let items = names
-            .iter()
-            .zip(&tensor.fields)
-            .filter_map(|(name, field)| {
-                let field = field.called(dtypes);
-                Some(Item {
-                    dtype: field.dtype,
-                    shape: field.shape,
-                    ..Item::input(model.get(name)?)
-                })
-            });
-        let mut group = Group {
-            items: items.collect(),
-            metadata: BTreeMap::new(),
-        };
-        let key = meta::key(&name);
+        let items = tensor.fields.iter().filter_map(|field| {
+            let called = field.called(dtypes);
+            Some(Item {
+                dtype: called.dtype,
+                shape: called.shape,
+                ..Item::input(model.get(&field.name(&name))?)
+            })
+        });
+        let items = items.collect();
+        let key = keys::key(&name);
         let text = model.metadata().get(&key).cloned();
-        group.metadata.extend(text.map(|text| (key, text)));
-        taken.extend(names);
-        groups.push((name, group));
+        groups.push(Group {
+            name,
+            items,
+            metadata: text.map(|text| (key, text)).into_iter().collect(),
+        });
     }
     for (job, weight) in weights.iter().enumerate() {
-        let (name, tensor) = (weight.name().to_owned(), weight.tensor());
-        let mut group = Group::default();
-        match float {
+        let (name, tensor) = (weight.name(), weight.tensor());
+        groups.push(match float {
             None => {
-                group.items = made_items(job, &name, &fields::called(&tensor.fields, dtypes));
-                group
-                    .metadata
-                    .insert(meta::key(&name), serde_json::to_string(&tensor.text)?);
+                let fields = fields::called(&tensor.fields, dtypes);
+                Group::quantized(job, name, &fields, &tensor.text)?
             }
-            Some(float) => group.items.push(Item {
-                name: name.clone(),
-                dtype: float.into(),
-                shape: tensor.text.shape.clone(),
-                bytes: tensor.full.elements() * Dtype::from(float).bitsize() / 8,
-                source: ItemSource::Made { job, part: 0 },
-            }),
-        }
-        groups.push((name, group));
+            Some(float) => Group::of(Item::made(
+                (job, 0),
+                name.to_owned(),
+                float.into(),
+                tensor.text.shape.clone(),
+            )),
+        });
     }
-    let passed = model
-        .tensors()
-        .filter(|tensor| !taken.contains(tensor.name));
-    groups.extend(passed.map(|tensor| (tensor.name.to_owned(), Group::of(Item::input(tensor)))));
-    groups.sort_by(|a, b| a.0.cmp(&b.0));
+    let passed = model.tensors();
+    let passed = passed.filter(|tensor| !taken.contains(tensor.name));
+    groups.extend(passed.map(Item::input).map(Group::of));
+    groups.sort_by(|a, b| a.name.cmp(&b.name));
     let mut metadata = copied_metadata(model);
     metadata.retain(|key, _| !record::is_record(key));
     if float.is_some() {
-        metadata.remove(meta::FORMAT_KEY);
+        metadata.remove(keys::FORMAT_KEY);
     }
-    let groups = groups.into_iter().map(|(_, group)| group).collect();
     Ok(Import {
         hub,
         weights,
-        kept: 0,
+        kept,
         groups,
         metadata,
         float,
@@ -129,6 +105,15 @@ fn collect<'a>(
 }
 
 impl<'a> Import<'a> {
+    /// How many weights a model has in forms of other programs.
+    ///
+    /// # Errors
+    /// They are in no form that is read.
+    pub fn count(hub: &Hub) -> Result<usize> {
+        config::check(hub)?;
+        Ok(find::weights(hub)?.len())
+    }
+
     /// The weights of the model in `hub`, in the forms that their tensors and its configuration say. They are decoded to `float` if there is
     /// one; else their codes are called as `dtypes` says.
     ///
@@ -140,16 +125,14 @@ impl<'a> Import<'a> {
         let found = find::weights(hub)?;
         let own = meta::quantized(model)?;
         if found.is_empty() && own.is_empty() {
-            return Err(file_error(
+            return Err(FileError::in_file(
                 model.path(),
                 "it holds no quantized weight in a form that lowp reads: compressed-tensors, modelopt, deepseek or te",
             ));
         }
-        let kept = if float.is_some() { 0 } else { own.len() };
         let import = collect(hub, found, own, (float, dtypes))?;
-        let items = import.groups.iter().flat_map(|group| group.items.clone());
-        check_names(&items.collect::<Vec<_>>())?;
-        Ok(Self { kept, ..import })
+        check_names(import.groups.iter().flat_map(|group| &group.items))?;
+        Ok(import)
     }
 
     /// Number of weights.
@@ -168,31 +151,20 @@ impl<'a> Import<'a> {
     /// # Errors
     /// A weight cannot be read, its parts do not fit each other, or the output cannot be written.
     pub fn write(&self, out: Out, progress: &dyn Progress) -> Result<(u64, Overflows)> {
-        let (hub, memory, overflows) = (self.hub, Turns::default(), Overflows::default());
-        let weights = Weights {
-            groups: self
-                .groups
-                .iter()
-                .map(|group| Group {
-                    items: group.items.clone(),
-                    metadata: group.metadata.clone(),
-                })
-                .collect(),
-            metadata: self.metadata.clone(),
-            make: Box::new(|job| match self.weights.get(job) {
-                Some(weight) => weight.parts(self.float, &overflows, &memory),
-                None => Err(input_error("there is no such weight")),
-            }),
-            sources: Vec::new(),
-        };
-        let written = out.write([&hub.model], &weights, progress, |target| {
+        let (hub, memory, overflows) = (self.hub, DoubleBuffer::default(), Overflows::default());
+        let make = Box::new(|job: usize| match self.weights.get(job) {
+            Some(weight) => weight.parts(self.float, &overflows, &memory),
+            None => Err(input_error("there is no such weight")),
+        });
+        let outputs = Outputs::sorted(self.groups.clone(), self.metadata.clone(), make);
+        let written = out.write([&hub.model], &outputs, progress, |target| {
             let mut written = 0;
             for (name, document) in Modules::default().documents(Target::Te, hub.config.as_ref())? {
-                written += write_text(target, name, &document)?;
+                written += target.write_text(name, &document)?;
             }
-            Ok(written + hub.beside.copy_others(target)?)
+            Ok(written + hub.other_files.copy_others(target)?)
         })?;
-        drop(weights);
+        drop(outputs);
         Ok((written, overflows))
     }
 }

@@ -1,32 +1,29 @@
 //! [`Weight`]: a weight in the form of another program, as the buffers of a recipe.
 
 use crate::decoding::Decoding;
-use crate::dequantize::Overflows;
-use crate::error::{Context, Result, file_error, mend_file};
-use crate::export::{base, choice, outer, transposed};
+use crate::dtypes::FloatName;
+use crate::error::{Context, Result, file_error};
+use crate::export::choice;
 use crate::fields::{keeps_amax, worked};
-use crate::interchange::amax::behind;
+use crate::interchange::amax::{amax_of_scale, nearest};
 use crate::interchange::forms::{Content, Form, Stored};
 use crate::interchange::record::Numbers;
 use crate::meta::Quantized;
 use crate::model::{Model, Tensor};
-use crate::names::FloatName;
 use crate::pack::Packed;
-use crate::remedy::Remedy;
-use crate::spare::Turns;
+use crate::reuse::DoubleBuffer;
+use crate::round::{Overflows, first_f32};
 use crate::text::shown;
-use crate::unpack::{orientation, unpack};
+use crate::unpack::{orientation, unpack, with_transposes};
 use crate::write::Parts;
 use half::{bf16, f16};
 use lowp_format::{
-    BufferSpec, Form as ScaleForm, Orientation, Origin, Part, QuantizedTensor, Recipe, ScaleLayout,
-    Shape, Usage,
+    BufferSpec, Form as ScaleForm, Orientation, Part, QuantizedTensor, Recipe, ScaleLayout, Shape,
+    Usage,
 };
 use lowp_kernels::{Backend, Cpu, CpuBuffer};
 use safetensors::Dtype;
-use std::sync::Arc;
 
-/// A weight.
 #[derive(Debug)]
 pub(crate) struct Weight<'a> {
     model: &'a Model,
@@ -55,13 +52,7 @@ impl<'a> Weight<'a> {
 
     /// One of lowp's own.
     pub(crate) fn own(model: &'a Model, tensor: Quantized) -> Result<Self> {
-        if tensor.shard.is_some() {
-            return Err(mend_file(
-                model.path(),
-                format!("'{}' is a part of a tensor", shown(&tensor.name)),
-                Remedy::Unshard,
-            ));
-        }
+        tensor.check_whole(model)?;
         Ok(Self {
             model,
             tensor,
@@ -70,12 +61,10 @@ impl<'a> Weight<'a> {
         })
     }
 
-    /// Its name.
     pub(crate) fn name(&self) -> &str {
         &self.tensor.name
     }
 
-    /// What it is.
     pub(crate) fn tensor(&self) -> &Quantized {
         &self.tensor
     }
@@ -91,25 +80,9 @@ impl<'a> Weight<'a> {
             Some(form) => form
                 .tensors
                 .iter()
-                .map(|stored| self.name_of(form, stored))
+                .map(|stored| form.name_of(&self.tensor.name, stored))
                 .collect(),
-            None => self
-                .tensor
-                .fields
-                .iter()
-                .map(|field| field.name(&self.tensor.name))
-                .collect(),
-        }
-    }
-
-    fn name_of(&self, form: &Form, stored: &Stored) -> String {
-        match form.tensors.len() {
-            1 => self.tensor.name.clone(),
-            _ => format!(
-                "{}{}",
-                base(&self.tensor.name).unwrap_or_default(),
-                stored.suffix
-            ),
+            None => self.tensor.fields().collect(),
         }
     }
 
@@ -118,7 +91,7 @@ impl<'a> Weight<'a> {
         &'p self,
         float: Option<FloatName>,
         overflows: &'p Overflows,
-        memory: &'p Turns<CpuBuffer<f32>>,
+        memory: &'p DoubleBuffer<CpuBuffer<f32>>,
     ) -> Result<Box<dyn Parts + 'p>> {
         if let Some(float) = float {
             let (codes, orientation) = match self.form {
@@ -149,31 +122,23 @@ impl<'a> Weight<'a> {
             false => None,
         };
         let tensor = self.quantized(&self.tensor.specs)?;
-        Ok(Box::new(Packed {
-            backend: Cpu,
-            tensor: Arc::new(tensor),
+        Ok(Box::new(Packed::new(
+            &Cpu,
+            tensor,
             amax,
-            fields: self.tensor.fields.clone(),
-        }))
+            self.tensor.fields.clone(),
+        )))
     }
 
     /// The weight with the buffers `specs`.
     fn quantized(&self, specs: &[BufferSpec]) -> Result<QuantizedTensor<CpuBuffer<u8>>> {
         let Quantized { recipe, full, .. } = self.tensor;
-        let all = recipe.buffers(Usage::BOTH);
         let shape = worked([full; 2], specs);
-        QuantizedTensor::with_buffers(recipe, shape, specs.iter().copied(), |spec, bytes| {
-            if shape.elements() == 0 && bytes == 0 {
-                return Ok(Cpu.alloc::<u8>(0)?);
+        with_transposes(recipe, shape, specs, |spec| {
+            match shape.elements() == 0 && spec.bytes(shape) == 0 {
+                true => Ok(Cpu.alloc::<u8>(0)?),
+                false => self.buffer(spec, shape),
             }
-            let Origin::TransposeOf(key) = spec.origin else {
-                return self.buffer(spec, shape);
-            };
-            let from = all
-                .iter()
-                .find(|spec| spec.key == key)
-                .context("there is nothing to transpose")?;
-            transposed((spec, shape), self.buffer(from, shape)?, bytes)
         })
     }
 
@@ -182,7 +147,7 @@ impl<'a> Weight<'a> {
         let form = self.form.context("its tensors are lowp's own")?;
         let stored = form.tensors.iter().find(|stored| content(stored.content));
         let stored = stored.with_context(|| format!("{} has no such tensor", form.name))?;
-        let found = self.model.get(&self.name_of(form, stored));
+        let found = self.model.get(&form.name_of(&self.tensor.name, stored));
         Ok((stored, found.context("it was there")?))
     }
 
@@ -217,13 +182,11 @@ impl<'a> Weight<'a> {
         {
             let scale = scale.to_le_bytes();
             if raw.chunks_exact(scale.len()).any(|stored| stored != scale) {
-                return Err(file_error(
+                return Err(file_error!(
                     self.model.path(),
-                    format!(
-                        "'{}' is not the one scale that its metadata say '{}' has; export the model again",
-                        shown(found.name),
-                        shown(&self.tensor.name)
-                    ),
+                    "'{}' is not the one scale that its metadata say '{}' has; export the model again",
+                    shown(found.name),
+                    shown(&self.tensor.name)
                 ));
             }
             return Ok(scale.to_vec());
@@ -241,15 +204,13 @@ impl<'a> Weight<'a> {
                 .context("a scale lies outside")?;
             let first = !std::mem::replace(&mut filled[at], true);
             if !first && *room != *scale {
-                return Err(file_error(
+                return Err(file_error!(
                     self.model.path(),
-                    format!(
-                        "'{}' has another scale at row {row}, column {col} than before in the same block of {}, of which {} says it \
+                    "'{}' has another scale at row {row}, column {col} than before in the same block of {}, of which {} says it \
                          is made; export the model again",
-                        shown(found.name),
-                        self.tensor.recipe.name(),
-                        shown(&self.tensor.name)
-                    ),
+                    shown(found.name),
+                    self.tensor.recipe.name(),
+                    shown(&self.tensor.name)
                 ));
             }
             room.copy_from_slice(scale);
@@ -264,10 +225,7 @@ impl<'a> Weight<'a> {
         let number = |content| -> Result<f32> {
             let (_, found) = self.find(|other| other == content)?;
             let bytes = widened(found.dtype, found.bytes_at(0..found.len())?.to_vec());
-            bytes
-                .first_chunk()
-                .map(|bytes| f32::from_le_bytes(*bytes))
-                .context("it is empty")
+            first_f32(&bytes).context("it is empty")
         };
         let stored =
             self.find(|content| matches!(content, Content::EncodeScale | Content::AmaxShare));
@@ -277,14 +235,12 @@ impl<'a> Weight<'a> {
                 amax: Some(amax), ..
             }) = self.recorded
             {
-                if outer(stored, amax, choice).to_bits() != value.to_bits() {
-                    return Err(file_error(
+                if stored.outer(amax, choice).to_bits() != value.to_bits() {
+                    return Err(file_error!(
                         self.model.path(),
-                        format!(
-                            "'{}' is {value:?}, and its metadata say that the amax is {amax:?}, which gives {:?}; export the model again",
-                            shown(found.name),
-                            outer(stored, amax, choice)
-                        ),
+                        "'{}' is {value:?}, and its metadata say that the amax is {amax:?}, which gives {:?}; export the model again",
+                        shown(found.name),
+                        stored.outer(amax, choice)
                     ));
                 }
                 return Ok(amax);
@@ -293,7 +249,7 @@ impl<'a> Weight<'a> {
                 Content::AmaxShare => value * choice.largest(),
                 _ => choice.largest() / value,
             };
-            return Ok(behind(value, guess, |amax| outer(stored, amax, choice)));
+            return Ok(nearest(value, guess, |amax| stored.outer(amax, choice)));
         }
         if let Some(Numbers {
             amax: Some(amax), ..
@@ -301,12 +257,7 @@ impl<'a> Weight<'a> {
         {
             return Ok(amax);
         }
-        let kernel = recipe.kernel(Orientation::Rowwise);
-        let decode = number(Content::Scales)?;
-        let largest = kernel.element.max_finite();
-        Ok(behind(decode, decode * largest, |amax| {
-            1.0 / (largest / amax)
-        }))
+        Ok(amax_of_scale(number(Content::Scales)?, recipe))
     }
 }
 

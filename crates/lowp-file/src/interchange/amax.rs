@@ -1,5 +1,7 @@
 //! The amax behind a number that was made of it, for files that do not say the amax.
 
+use lowp_format::{Orientation, Recipe};
+
 /// Neighbors on either side of the first guess that are tried.
 const NEIGHBORS: u32 = 64;
 
@@ -8,7 +10,7 @@ const NEIGHBORS: u32 = 64;
 ///
 /// Neither `fl(c / amax)` nor `fl(amax / c)` has one amax for every value: over an interval of one binary order they have
 /// more amaxes than values, or fewer. That is why files that lowp exports say the amax.
-pub(crate) fn behind(stored: f32, guess: f32, quotient: impl Fn(f32) -> f32) -> f32 {
+pub(crate) fn nearest(stored: f32, guess: f32, quotient: impl Fn(f32) -> f32) -> f32 {
     if !(guess.is_finite() && guess > 0.0) {
         return guess;
     }
@@ -27,6 +29,12 @@ pub(crate) fn behind(stored: f32, guess: f32, quotient: impl Fn(f32) -> f32) -> 
     best.1
 }
 
+/// An amax of which `recipe` makes the decode scale `decode` of a tensor.
+pub(crate) fn amax_of_scale(decode: f32, recipe: &impl Recipe) -> f32 {
+    let largest = recipe.kernel(Orientation::Rowwise).element.max_finite();
+    nearest(decode, decode * largest, |amax| 1.0 / (largest / amax))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -40,10 +48,10 @@ mod tests {
             for c in [2688.0, 1536.0, 448.0] {
                 let down = |amax: f32| c / amax;
                 let stored = down(amax);
-                assert_eq!(down(behind(stored, c / stored, down)), stored, "{amax}");
+                assert_eq!(down(nearest(stored, c / stored, down)), stored, "{amax}");
                 let up = |amax: f32| amax / c;
                 let stored = up(amax);
-                assert_eq!(up(behind(stored, stored * c, up)), stored, "{amax}");
+                assert_eq!(up(nearest(stored, stored * c, up)), stored, "{amax}");
             }
         }
     }
@@ -62,8 +70,8 @@ mod tests {
     #[test]
     fn what_is_no_amax_stays() {
         for guess in [0.0, f32::INFINITY, -1.0] {
-            assert_eq!(behind(1.0, guess, |x| x), guess);
+            assert_eq!(nearest(1.0, guess, |x| x), guess);
         }
-        assert!(behind(1.0, f32::NAN, |x| x).is_nan());
+        assert!(nearest(1.0, f32::NAN, |x| x).is_nan());
     }
 }

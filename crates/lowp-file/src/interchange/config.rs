@@ -3,9 +3,10 @@
 use crate::error::{Result, file_error};
 use crate::interchange::forms::{Form, Target};
 use crate::interchange::hub::{CONFIG, Hub, MODELOPT_CONFIG};
-use crate::interchange::shards::json_text;
-use crate::json_object::JsonObject;
+use crate::json::JsonObject;
+use crate::json::json_text;
 use crate::text::shown;
+use safetensors::Dtype;
 use serde_json::{Map, Value, json};
 
 /// The key of `config.json`.
@@ -24,7 +25,6 @@ const LINEAR: &str = "Linear";
 pub(crate) struct Modules {
     /// Those that are quantized, by form.
     groups: Vec<(&'static Form, Vec<String>)>,
-    /// Those that are not.
     plain: Vec<String>,
 }
 
@@ -147,7 +147,7 @@ impl Modules {
         }
     }
 
-    /// `hf_quant_config.json`, which ModelOpt writes beside the weights.
+    /// `hf_quant_config.json`, which ModelOpt writes next to the weights.
     fn modelopt_config(&self) -> Result<Value> {
         let mut quantization = json!({
             "quant_algo": self.algo(),
@@ -176,7 +176,7 @@ impl Modules {
         Ok(json!({ "producer": producer(), "quantization": quantization }))
     }
 
-    /// The documents that `target` has beside the weights, by name; `config` is what `config.json` says besides.
+    /// The documents that `target` has next to the weights, by name; `config` is what `config.json` says besides.
     pub(crate) fn documents(
         &self,
         target: Target,
@@ -211,13 +211,13 @@ fn producer() -> Value {
 }
 
 /// What the source of weights was, by the configuration of their model: one of the three dtypes that are quantized.
-pub(crate) fn source_dtype(config: Option<&JsonObject>) -> &'static str {
+pub(crate) fn source_dtype(config: Option<&JsonObject>) -> Dtype {
     let value = |key| config.and_then(|config| config.get(key).ok().flatten());
     let said = value("dtype").or_else(|| value("torch_dtype"));
     match said.as_ref().and_then(Value::as_str) {
-        Some("float32") => "F32",
-        Some("float16") => "F16",
-        _ => "BF16",
+        Some("float32") => Dtype::F32,
+        Some("float16") => Dtype::F16,
+        _ => Dtype::BF16,
     }
 }
 
@@ -232,11 +232,9 @@ pub(crate) fn check(hub: &Hub) -> Result<()> {
     let folder = hub.model.path().parent().unwrap_or(hub.model.path());
     let unknown = |name: &str, why: String| {
         let path = folder.join(name);
-        Err(file_error(
+        Err(file_error!(
             &path,
-            format!(
-                "{why}; lowp reads compressed-tensors, modelopt and fp8 with blocks of 128x128"
-            ),
+            "{why}; lowp reads compressed-tensors, modelopt and fp8 with blocks of 128x128"
         ))
     };
     let config = match hub.config.as_ref().map(|config| config.get(KEY)) {

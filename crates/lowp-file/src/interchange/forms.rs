@@ -2,8 +2,10 @@
 //!
 //! A row says which rowwise operand it holds by its ingredients, so that a recipe has a form or not by what it is made of.
 
+use crate::dtypes::FloatName;
 use lowp_format::{
-    AnyRecipe, BufferSpec, Code, Extent, Orientation, Part, Recipe, RecipeOptions, Shape,
+    AnyRecipe, BufferSpec, Code, Extent, FourOverSix, Orientation, Part, Recipe, RecipeOptions,
+    Shape, two_level_encode_scale,
 };
 use safetensors::Dtype;
 
@@ -44,6 +46,15 @@ impl Target {
             Self::Modelopt => "modelopt",
             Self::Deepseek => "deepseek",
             Self::Te => "te",
+        }
+    }
+
+    /// What values are decoded to, where they are.
+    pub fn float(self) -> Option<FloatName> {
+        match self {
+            Self::Fp32 => Some(FloatName::F32),
+            Self::Bf16 => Some(FloatName::Bf16),
+            _ => None,
         }
     }
 
@@ -209,6 +220,14 @@ impl Stored {
         }
     }
 
+    /// What stands above the block scales, of `amax`.
+    pub(crate) fn outer(&self, amax: f32, choice: FourOverSix) -> f32 {
+        match self.content {
+            Content::AmaxShare => amax / choice.largest(),
+            _ => two_level_encode_scale(amax, choice),
+        }
+    }
+
     /// Whether a tensor of `dtype` with `found` dimensions is read in its place, of a matrix of `shape`.
     pub(crate) fn takes(
         &self,
@@ -258,6 +277,22 @@ pub(crate) struct Form {
     pub(crate) weights: &'static str,
     /// The same of the inputs of their layers; nothing where they stay as they are.
     pub(crate) inputs: &'static str,
+}
+
+/// What the name of a weight has before `weight`.
+pub(crate) fn base(name: &str) -> Option<&str> {
+    let base = name.strip_suffix("weight")?;
+    (base.is_empty() || base.ends_with('.')).then_some(base)
+}
+
+impl Form {
+    /// The name of `stored`, one of its tensors, of the weight called `weight`.
+    pub(crate) fn name_of(&self, weight: &str, stored: &Stored) -> String {
+        match self.tensors.len() {
+            1 => weight.to_owned(),
+            _ => format!("{}{}", base(weight).unwrap_or_default(), stored.suffix),
+        }
+    }
 }
 
 /// A row of [`Form::tensors`].

@@ -1,15 +1,15 @@
 //! [`Hub`]: a model as Hugging Face keeps it: a folder of weights in one file or several with an index, `config.json`, and
-//! whatever else lies beside them.
+//! whatever else lies next to them.
 
-use crate::error::{Context, Result, file_error, mend_file};
+use crate::error::{Context, FileError, Result, file_error, mend_file};
 use crate::files::{open_regular, read_regular};
-use crate::json_object::JsonObject;
+use crate::json::JsonObject;
 use crate::limits::hinted;
 use crate::model::Model;
 use crate::remedy::Remedy;
 use crate::target::FolderTarget;
 use crate::text::shown;
-use crate::{checkpoint, ranks};
+use crate::{checkpoint, rank_names};
 use std::fs;
 use std::io::Read;
 use std::path::{Path, PathBuf};
@@ -45,18 +45,17 @@ pub struct Hub {
     pub model: Model,
     /// `config.json`, where there is one.
     pub config: Option<JsonObject>,
-    /// What lies beside the weights; nothing, where a file is given.
-    pub beside: Beside,
+    /// What lies next to the weights; nothing, where a file is given.
+    pub other_files: OtherFiles,
 }
 
-/// What lies beside the weights of a folder.
+/// What lies next to the weights of a folder.
 #[derive(Debug, Default)]
-pub struct Beside {
+pub struct OtherFiles {
     /// Files that say how the weights are stored, and their names.
     configs: Vec<(String, PathBuf)>,
     /// Others that are carried along.
     others: Vec<(String, PathBuf)>,
-    /// What is left out.
     left_out: Vec<String>,
 }
 
@@ -70,34 +69,34 @@ impl Hub {
             return Ok(Self {
                 model: Model::open(path)?,
                 config: None,
-                beside: Beside::default(),
+                other_files: OtherFiles::default(),
             });
         }
         if checkpoint::is_checkpoint(path) {
             return Err(mend_file(path, "a checkpoint", Remedy::ExportCheckpoint));
         }
         let names = names(path)?;
-        if ranks::are_in(&names) {
+        if rank_names::are_in(&names) {
             return Err(mend_file(path, "a folder of rank files", Remedy::Unshard));
         }
         let model = Model::open(&path.join(weights(path, &names)?))?;
         let own: Vec<PathBuf> = model.files().map(Path::to_owned).collect();
         Ok(Self {
             config: object(path, &names, CONFIG)?,
-            beside: Beside::of(path, names, &own),
+            other_files: OtherFiles::of(path, names, &own),
             model,
         })
     }
 }
 
-impl Beside {
-    /// What lies in `folder` beside its `weights`.
+impl OtherFiles {
+    /// What lies in `folder` next to its `weights`.
     pub(crate) fn in_folder(folder: &Path, weights: &[PathBuf]) -> Result<Self> {
         Ok(Self::of(folder, names(folder)?, weights))
     }
 
     fn of(folder: &Path, names: Vec<String>, weights: &[PathBuf]) -> Self {
-        let mut beside = Self::default();
+        let mut found = Self::default();
         for name in names {
             let full = folder.join(&name);
             if weights.contains(&full) {
@@ -107,12 +106,12 @@ impl Beside {
                 && !name.starts_with('.')
                 && !OTHER_WEIGHTS.iter().any(|end| name.ends_with(end));
             match (carried, [CONFIG, MODELOPT_CONFIG].contains(&&*name)) {
-                (true, true) => beside.configs.push((name, full)),
-                (true, false) => beside.others.push((name, full)),
-                (false, _) => beside.left_out.push(name),
+                (true, true) => found.configs.push((name, full)),
+                (true, false) => found.others.push((name, full)),
+                (false, _) => found.left_out.push(name),
             }
         }
-        beside
+        found
     }
 
     /// The names of what is left out.
@@ -153,18 +152,15 @@ fn copy(files: &[(String, PathBuf)], target: &FolderTarget) -> Result<u64> {
 
 /// The names in a folder, sorted.
 fn names(folder: &Path) -> Result<Vec<String>> {
-    let cannot =
-        |e: &dyn std::fmt::Display| file_error(folder, format!("cannot read this folder: {e}"));
+    let cannot = |e: &dyn std::fmt::Display| file_error!(folder, "cannot read this folder: {e}");
     let mut names = Vec::new();
     for entry in fs::read_dir(folder).map_err(|e| cannot(&hinted(e)))? {
         let name = entry.map_err(|e| cannot(&e))?.file_name();
         let name = name.into_string().map_err(|name| {
-            file_error(
+            file_error!(
                 folder,
-                format!(
-                    "the name '{}' in it is no Unicode text; rename that file",
-                    shown(&name.to_string_lossy())
-                ),
+                "the name '{}' in it is no Unicode text; rename that file",
+                shown(&name.to_string_lossy())
             )
         })?;
         names.push(name);
@@ -182,11 +178,9 @@ fn weights(folder: &Path, names: &[String]) -> Result<String> {
     let has = |name: &str| names.iter().any(|known| known == name);
     match (has(WEIGHTS), has(INDEX)) {
         (true, true) => {
-            return Err(file_error(
+            return Err(file_error!(
                 folder,
-                format!(
-                    "it holds {WEIGHTS} and {INDEX}, which are two models; give one of them, or move the other away"
-                ),
+                "it holds {WEIGHTS} and {INDEX}, which are two models; give one of them, or move the other away"
             ));
         }
         (true, false) => return Ok(WEIGHTS.to_owned()),
@@ -197,17 +191,15 @@ fn weights(folder: &Path, names: &[String]) -> Result<String> {
     match (&indices[..], &files[..]) {
         ([index], _) => Ok((*index).clone()),
         ([], [file]) => Ok((*file).clone()),
-        ([], []) => Err(file_error(
+        ([], []) => Err(FileError::in_file(
             folder,
             "it holds no .safetensors file and no checkpoint; give a folder that does",
         )),
-        (indices, files) => Err(file_error(
+        (indices, files) => Err(file_error!(
             folder,
-            format!(
-                "it holds {} .safetensors files and {} indices of sharded models; give the index or the file that is meant",
-                files.len(),
-                indices.len()
-            ),
+            "it holds {} .safetensors files and {} indices of sharded models; give the index or the file that is meant",
+            files.len(),
+            indices.len()
         )),
     }
 }
@@ -219,8 +211,8 @@ fn object(folder: &Path, names: &[String], name: &str) -> Result<Option<JsonObje
     }
     let path = folder.join(name);
     let bytes = read_regular(&path, MAX_CONFIG)
-        .map_err(|e| file_error(&path, format!("cannot read it: {}", hinted(e))))?;
+        .map_err(|e| file_error!(&path, "cannot read it: {}", hinted(e)))?;
     let object = JsonObject::parse(bytes)
-        .map_err(|why| file_error(&path, format!("{}; write it again", shown(&why))))?;
+        .map_err(|why| file_error!(&path, "{}; write it again", shown(&why)))?;
     Ok(Some(object))
 }

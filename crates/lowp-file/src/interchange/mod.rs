@@ -5,4 +5,3 @@ pub(crate) mod config;
 pub(crate) mod forms;
 pub mod hub;
 pub(crate) mod record;
-pub(crate) mod shards;

@@ -44,7 +44,6 @@ pub(crate) fn key(name: &str) -> String {
     format!("{PREFIX}{name}")
 }
 
-/// Whether a key is one of these.
 pub(crate) fn is_record(key: &str) -> bool {
     key.starts_with(PREFIX)
 }
@@ -68,13 +67,11 @@ pub(crate) fn records(model: &Model) -> Result<BTreeMap<String, Recorded>> {
             continue;
         };
         let recorded = read(name, json).map_err(|why| {
-            file_error(
+            file_error!(
                 model.path(),
-                format!(
-                    "its metadata '{}' make no sense: {}; export the model again",
-                    shown(key),
-                    message(&why)
-                ),
+                "its metadata '{}' make no sense: {}; export the model again",
+                shown(key),
+                message(&why)
             )
         })?;
         records.insert(name.to_owned(), recorded);

@@ -3,8 +3,9 @@
 use crate::common::{SHAPE, plain, quantized, setup, values};
 use lowp_file::export::Target;
 use lowp_file::process::{Hooks, set_hooks};
+use lowp_file::ranks::shard;
 use lowp_file::select::Choices;
-use lowp_file::{Export, FileError, Hub, Model, NewModel, Out, Setup, quantize, shard};
+use lowp_file::{Export, FileError, Hub, Model, NewModel, Out, Setup, quantize};
 use lowp_kernels::Cpu;
 
 /// What `error` says; the input is to blame.

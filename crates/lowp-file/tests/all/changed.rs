@@ -2,9 +2,9 @@
 
 use crate::common::{SHAPE, plain, quantized, setup};
 use lowp_file::export::Target;
-use lowp_file::out::MOST_BYTES;
+use lowp_file::ranks::shard;
 use lowp_file::select::Choices;
-use lowp_file::{Export, Hub, Model, Progress, shard};
+use lowp_file::{Export, Hub, Model, Out, Progress};
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
@@ -86,7 +86,7 @@ fn an_export_of_a_file_that_changed_says_so() {
         input,
         output: output.clone(),
     };
-    let error = export.write(&output.join("out"), MOST_BYTES, &progress);
+    let error = export.write(&output.join("out"), Out::MOST_BYTES, &progress);
     let error = error.map(drop).expect_err(CHANGED).to_string();
     assert!(error.contains(CHANGED), "{error}");
 }

@@ -1,8 +1,9 @@
 //! `fp8-block`: FP8 weights with one f32 scale per 128x128 block, and operands with one per 1x128
 //! (docs/numerics.md 8).
 
-use super::options::recipe;
-use super::{Fp8BlockOneD, Fp8Format, Recipe, RecipeOptions, Role};
+use super::fp8_block_1d::Fp8BlockOneD;
+use super::options::{declared, recipe};
+use super::{Fp8Format, Recipe, Role};
 use crate::{Code, KernelKey, PaddedForm, Quantizer, Quantizers, ScaleRule, SourceRounding};
 
 recipe! {
@@ -32,9 +33,7 @@ impl Fp8Block {
 }
 
 impl Recipe for Fp8Block {
-    fn name(&self) -> &'static str {
-        Self::NAME
-    }
+    declared!(source_rounding);
 
     fn quantizers(&self, role: Role) -> Quantizers {
         let Self { format, pow2, epsilon, source_rounding } = *self;
@@ -44,13 +43,5 @@ impl Recipe for Fp8Block {
                 Fp8BlockOneD { format, pow2, epsilon, source_rounding }.quantizers(role)
             }
         }
-    }
-
-    fn source_rounding(&self) -> SourceRounding {
-        self.source_rounding
-    }
-
-    fn options(&self) -> RecipeOptions {
-        self.set_options()
     }
 }

@@ -1,8 +1,8 @@
 //! `fp8-block-1d`: FP8 with one f32 scale per 1x128, quantized along K and along M separately
 //! (docs/numerics.md 8).
 
-use super::options::recipe;
-use super::{Fp8Format, Recipe, RecipeOptions, Role};
+use super::options::{declared, recipe};
+use super::{Fp8Format, Recipe, Role};
 use crate::{Axis, KernelKey, PaddedForm, Quantizer, Quantizers, ScaleRule, SourceRounding};
 
 recipe! {
@@ -25,9 +25,7 @@ impl Fp8BlockOneD {
 }
 
 impl Recipe for Fp8BlockOneD {
-    fn name(&self) -> &'static str {
-        Self::NAME
-    }
+    declared!(source_rounding);
 
     fn quantizers(&self, role: Role) -> Quantizers {
         let scale = ScaleRule::BlockF32 { pow2: self.pow2, epsilon: self.epsilon };
@@ -38,13 +36,5 @@ impl Recipe for Fp8BlockOneD {
             rowwise.scales([Axis::Cols, Axis::Rows]).padded(Self::PADDED),
             columnwise.scales([Axis::Rows, Axis::Cols]).padded(Self::PADDED),
         )
-    }
-
-    fn source_rounding(&self) -> SourceRounding {
-        self.source_rounding
-    }
-
-    fn options(&self) -> RecipeOptions {
-        self.set_options()
     }
 }

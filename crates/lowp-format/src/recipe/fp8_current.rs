@@ -1,7 +1,7 @@
 //! `fp8-current`: one f32 scale per tensor, taken from its amax now (docs/numerics.md 5).
 
-use super::options::recipe;
-use super::{Fp8Format, Recipe, RecipeOptions, Role};
+use super::options::{declared, recipe};
+use super::{Fp8Format, Recipe, Role};
 use crate::{Extent, KernelKey, Quantizer, Quantizers, ScaleRule, SourceRounding};
 
 recipe! {
@@ -19,9 +19,7 @@ recipe! {
 }
 
 impl Recipe for Fp8Current {
-    fn name(&self) -> &'static str {
-        Self::NAME
-    }
+    declared!(source_rounding);
 
     fn quantizers(&self, role: Role) -> Quantizers {
         let scale = ScaleRule::Current {
@@ -31,13 +29,5 @@ impl Recipe for Fp8Current {
         };
         let kernel = KernelKey::new(self.format.element(role), scale);
         Quantizers::transposed(Quantizer::row_major(kernel))
-    }
-
-    fn source_rounding(&self) -> SourceRounding {
-        self.source_rounding
-    }
-
-    fn options(&self) -> RecipeOptions {
-        self.set_options()
     }
 }

@@ -1,8 +1,8 @@
 //! `fp8-delayed`: one f32 scale per tensor, taken from the amaxes of earlier steps
 //! (docs/numerics.md 4).
 
-use super::options::recipe;
-use super::{Fp8Format, Recipe, RecipeOptions, Role};
+use super::options::{declared, recipe};
+use super::{Fp8Format, Recipe, Role};
 use crate::{AmaxAlgorithm, KernelKey, Quantizer, Quantizers, ScaleRule, SourceRounding};
 
 recipe! {
@@ -23,9 +23,7 @@ recipe! {
 }
 
 impl Recipe for Fp8Delayed {
-    fn name(&self) -> &'static str {
-        Self::NAME
-    }
+    declared!(source_rounding);
 
     fn quantizers(&self, role: Role) -> Quantizers {
         let scale = ScaleRule::Delayed {
@@ -35,13 +33,5 @@ impl Recipe for Fp8Delayed {
         };
         let kernel = KernelKey::new(self.format.element(role), scale);
         Quantizers::transposed(Quantizer::row_major(kernel))
-    }
-
-    fn source_rounding(&self) -> SourceRounding {
-        self.source_rounding
-    }
-
-    fn options(&self) -> RecipeOptions {
-        self.set_options()
     }
 }

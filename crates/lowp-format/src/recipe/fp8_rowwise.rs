@@ -1,7 +1,7 @@
 //! `fp8-rowwise`: one f32 scale per row, and per column for the columnwise copy (docs/numerics.md 18).
 
-use super::options::recipe;
-use super::{Fp8Format, Recipe, RecipeOptions, Role};
+use super::options::{declared, recipe};
+use super::{Fp8Format, Recipe, Role};
 use crate::{Extent, KernelKey, Quantizer, Quantizers, ScaleRule, SourceRounding};
 
 recipe! {
@@ -20,9 +20,7 @@ recipe! {
 }
 
 impl Recipe for Fp8Rowwise {
-    fn name(&self) -> &'static str {
-        Self::NAME
-    }
+    declared!(source_rounding);
 
     fn quantizers(&self, role: Role) -> Quantizers {
         let scale = ScaleRule::Current {
@@ -32,13 +30,5 @@ impl Recipe for Fp8Rowwise {
         };
         let kernel = KernelKey::new(self.format.element(role), scale);
         Quantizers::apart(Quantizer::row_major(kernel), Quantizer::column_major(kernel))
-    }
-
-    fn source_rounding(&self) -> SourceRounding {
-        self.source_rounding
-    }
-
-    fn options(&self) -> RecipeOptions {
-        self.set_options()
     }
 }

@@ -1,18 +1,18 @@
-//! [`Recipe`]: the answers from which everything else follows, and [`AnyRecipe`], the list of
-//! recipes. A new recipe is one file in this folder and one line in the list below.
+//! [`AnyRecipe`]: the list of recipes. A new recipe is one file in this folder, which implements [`Recipe`], and one line in
+//! the list below.
 
 use enum_dispatch::enum_dispatch;
 
-use crate::buffer::{col_quantum, row_quantum};
 use crate::{
-    BufferList, Code, FormatError, KernelKey, Orientation, Quantizers, Shape, SourceRounding,
-    Usage, gather,
+    BufferList, Code, FormatError, KernelKey, Orientation, Quantizers, Shape, SourceRounding, Usage,
 };
 
+mod definition;
 mod fp8_format;
 mod operand;
 mod options;
 
+pub use definition::Recipe;
 pub use fp8_format::Fp8Format;
 pub use operand::{Operand, Role, Rounding};
 pub use options::{OptionSpec, OptionValue, RecipeOptions};
@@ -72,80 +72,6 @@ recipes! {
     nvfp4_2d::Nvfp4TwoD,
     nvfp4_mxfp8::Nvfp4Mxfp8,
     mxfp4_mxfp8::Mxfp4Mxfp8,
-}
-
-/// A low-precision format: the answers from which layouts, casts and gathers follow. Implementations
-/// are `Copy` values without state; amax histories and scales belong to the training loop.
-#[enum_dispatch]
-pub trait Recipe: Copy + std::fmt::Debug + Send + Sync + 'static {
-    /// The name in options, tables and file metadata.
-    fn name(&self) -> &'static str;
-
-    /// How a tensor in `role` is quantized while weights live in this recipe.
-    fn quantizers(&self, role: Role) -> Quantizers;
-
-    /// How a source value is rounded before it is quantized.
-    fn source_rounding(&self) -> SourceRounding {
-        SourceRounding::F32
-    }
-
-    /// How values of a tensor in `role` are rounded to codes.
-    fn rounding(&self, role: Role) -> Rounding {
-        let _ = role;
-        Rounding::Nearest
-    }
-
-    /// The options that make this value again; together with the name it is the file metadata.
-    fn options(&self) -> RecipeOptions {
-        RecipeOptions::default()
-    }
-
-    /// The ingredients of `orientation` of a weight.
-    fn kernel(&self, orientation: Orientation) -> KernelKey {
-        self.quantizers(Role::Weight).of(orientation).kernel
-    }
-
-    /// The buffers of a weight that serves `usage`, in a fixed order.
-    fn buffers(&self, usage: Usage) -> BufferList {
-        self.quantizers(Role::Weight).buffers(usage)
-    }
-
-    /// How the operand of a GEMM is quantized while a weight lives in this recipe.
-    fn operand(&self, role: Role) -> Operand {
-        Operand {
-            quantizers: self.quantizers(role),
-            source_rounding: self.source_rounding(),
-            rounding: self.rounding(role),
-            quantized: Usage::BOTH,
-        }
-    }
-
-    /// The multiple at which the rows of shards that serve `usage` are cut.
-    fn row_quantum(&self, usage: Usage) -> usize {
-        row_quantum(&self.stored(usage))
-    }
-
-    /// The buffers that a rank stores of its shard so that `usage` can be gathered.
-    fn stored(&self, usage: Usage) -> BufferList {
-        gather::stored(self, usage)
-    }
-
-    /// Whether a tensor may have this shape.
-    ///
-    /// # Errors
-    /// Columns that are not a multiple of the block length, or an odd number of columns of a 4-bit code.
-    fn check(&self, shape: Shape) -> Result<(), FormatError> {
-        let multiple = col_quantum(&self.buffers(Usage::BOTH));
-        if shape.cols.is_multiple_of(multiple) {
-            Ok(())
-        } else {
-            Err(FormatError::Columns {
-                recipe: self.name(),
-                shape,
-                multiple,
-            })
-        }
-    }
 }
 
 impl AnyRecipe {

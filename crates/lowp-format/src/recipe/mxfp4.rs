@@ -1,8 +1,8 @@
 //! `mxfp4`: E2M1 elements with one E8M0 scale per 32, quantized along K and along M separately
 //! (docs/numerics.md 19).
 
-use super::options::recipe;
-use super::{Recipe, RecipeOptions, Role, Rounding};
+use super::options::{declared, recipe};
+use super::{Recipe, Role, Rounding};
 use crate::{Code, KernelKey, MxScale, Quantizers, ScaleRule, SourceRounding};
 
 recipe! {
@@ -20,9 +20,7 @@ recipe! {
 }
 
 impl Recipe for Mxfp4 {
-    fn name(&self) -> &'static str {
-        Self::NAME
-    }
+    declared!(source_rounding);
 
     fn quantizers(&self, role: Role) -> Quantizers {
         let kernel = KernelKey::new(Code::E2M1, ScaleRule::E8M0(self.scale_mode));
@@ -33,13 +31,5 @@ impl Recipe for Mxfp4 {
 
     fn rounding(&self, role: Role) -> Rounding {
         self.gradient_rounding.of_gradients(role)
-    }
-
-    fn source_rounding(&self) -> SourceRounding {
-        self.source_rounding
-    }
-
-    fn options(&self) -> RecipeOptions {
-        self.set_options()
     }
 }

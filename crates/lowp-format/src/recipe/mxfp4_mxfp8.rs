@@ -1,7 +1,9 @@
 //! `mxfp4-mxfp8`: MXFP4 for the forward product, MXFP8 for the backward ones (docs/numerics.md 21).
 
-use super::options::recipe;
-use super::{Fp8Format, Mxfp4, Mxfp8, Recipe, RecipeOptions, Role};
+use super::mxfp4::Mxfp4;
+use super::mxfp8::Mxfp8;
+use super::options::{declared, recipe};
+use super::{Fp8Format, Recipe, Role};
 use crate::{MxScale, Quantizers, SourceRounding};
 
 recipe! {
@@ -18,9 +20,7 @@ recipe! {
 }
 
 impl Recipe for Mxfp4Mxfp8 {
-    fn name(&self) -> &'static str {
-        Self::NAME
-    }
+    declared!(source_rounding);
 
     fn quantizers(&self, role: Role) -> Quantizers {
         let Self { format, scale_mode, source_rounding } = *self;
@@ -30,13 +30,5 @@ impl Recipe for Mxfp4Mxfp8 {
             Role::Weight | Role::Activation => Quantizers::apart(mxfp4.rowwise, mxfp8.columnwise),
             Role::Gradient => mxfp8,
         }
-    }
-
-    fn source_rounding(&self) -> SourceRounding {
-        self.source_rounding
-    }
-
-    fn options(&self) -> RecipeOptions {
-        self.set_options()
     }
 }

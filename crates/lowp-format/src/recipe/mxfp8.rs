@@ -1,8 +1,8 @@
 //! `mxfp8`: FP8 elements with one E8M0 scale per 32, quantized along K and along M separately
 //! (docs/numerics.md 6).
 
-use super::options::recipe;
-use super::{Fp8Format, Recipe, RecipeOptions, Role};
+use super::options::{declared, recipe};
+use super::{Fp8Format, Recipe, Role};
 use crate::{KernelKey, MxScale, PaddedForm, Quantizer, Quantizers, ScaleRule, SourceRounding};
 
 recipe! {
@@ -18,9 +18,7 @@ recipe! {
 }
 
 impl Recipe for Mxfp8 {
-    fn name(&self) -> &'static str {
-        Self::NAME
-    }
+    declared!(source_rounding);
 
     fn quantizers(&self, role: Role) -> Quantizers {
         let kernel = KernelKey::new(self.format.element(role), ScaleRule::E8M0(self.scale_mode));
@@ -28,13 +26,5 @@ impl Recipe for Mxfp8 {
             Quantizer::row_major(kernel.blocks(block)).padded(PaddedForm::TILES_128X4)
         };
         Quantizers::apart(blocks([1, 32]), blocks([32, 1]))
-    }
-
-    fn source_rounding(&self) -> SourceRounding {
-        self.source_rounding
-    }
-
-    fn options(&self) -> RecipeOptions {
-        self.set_options()
     }
 }

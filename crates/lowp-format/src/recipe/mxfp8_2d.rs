@@ -1,8 +1,9 @@
 //! `mxfp8-2d`: FP8 weights with one E8M0 scale per 32x32 tile; one copy of codes and scales serves
 //! both orientations (docs/numerics.md 6.2).
 
-use super::options::recipe;
-use super::{Fp8Format, Mxfp8, Recipe, RecipeOptions, Role};
+use super::mxfp8::Mxfp8;
+use super::options::{declared, recipe};
+use super::{Fp8Format, Recipe, Role};
 use crate::{KernelKey, MxScale, PaddedForm, Quantizer, Quantizers, ScaleRule, SourceRounding};
 
 recipe! {
@@ -18,9 +19,7 @@ recipe! {
 }
 
 impl Recipe for Mxfp8TwoD {
-    fn name(&self) -> &'static str {
-        Self::NAME
-    }
+    declared!(source_rounding);
 
     fn quantizers(&self, role: Role) -> Quantizers {
         let Self { format, scale_mode, source_rounding } = *self;
@@ -34,13 +33,5 @@ impl Recipe for Mxfp8TwoD {
                 Mxfp8 { format, scale_mode, source_rounding }.quantizers(role)
             }
         }
-    }
-
-    fn source_rounding(&self) -> SourceRounding {
-        self.source_rounding
-    }
-
-    fn options(&self) -> RecipeOptions {
-        self.set_options()
     }
 }

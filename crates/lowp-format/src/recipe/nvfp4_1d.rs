@@ -1,8 +1,8 @@
 //! `nvfp4-1d`: E2M1 elements with one E4M3 scale per 16 under an f32 amax, quantized along K and along M
 //! separately (docs/numerics.md 7 and 20).
 
-use super::options::recipe;
-use super::{Recipe, RecipeOptions, Role, Rounding};
+use super::options::{declared, recipe};
+use super::{Recipe, Role, Rounding};
 use crate::{Code, Extent, FourOverSix, KernelKey, Quantizers, ScaleRule, SourceRounding};
 
 recipe! {
@@ -22,9 +22,7 @@ recipe! {
 }
 
 impl Recipe for Nvfp4OneD {
-    fn name(&self) -> &'static str {
-        Self::NAME
-    }
+    declared!(source_rounding);
 
     fn quantizers(&self, role: Role) -> Quantizers {
         let of = |block, extent, four_over_six, hadamard| KernelKey {
@@ -56,13 +54,5 @@ impl Recipe for Nvfp4OneD {
 
     fn rounding(&self, role: Role) -> Rounding {
         self.gradient_rounding.of_gradients(role)
-    }
-
-    fn source_rounding(&self) -> SourceRounding {
-        self.source_rounding
-    }
-
-    fn options(&self) -> RecipeOptions {
-        self.set_options()
     }
 }

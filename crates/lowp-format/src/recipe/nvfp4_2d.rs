@@ -1,8 +1,9 @@
 //! `nvfp4-2d`: NVFP4 weights with one E4M3 scale per 16x16 tile, so that the columnwise operand is a
 //! transpose of the rowwise one (docs/numerics.md 7, 9 and 20.1).
 
-use super::options::recipe;
-use super::{Nvfp4OneD, Recipe, RecipeOptions, Role, Rounding};
+use super::nvfp4_1d::Nvfp4OneD;
+use super::options::{declared, recipe};
+use super::{Recipe, Role, Rounding};
 use crate::{
     Code, Extent, FourOverSix, KernelKey, PaddedForm, Quantizer, Quantizers, ScaleRule,
     SourceRounding,
@@ -32,9 +33,7 @@ impl Nvfp4TwoD {
 }
 
 impl Recipe for Nvfp4TwoD {
-    fn name(&self) -> &'static str {
-        Self::NAME
-    }
+    declared!(source_rounding);
 
     fn quantizers(&self, role: Role) -> Quantizers {
         let Self { four_over_six, .. } = *self;
@@ -51,13 +50,5 @@ impl Recipe for Nvfp4TwoD {
 
     fn rounding(&self, role: Role) -> Rounding {
         self.operands().rounding(role)
-    }
-
-    fn source_rounding(&self) -> SourceRounding {
-        self.source_rounding
-    }
-
-    fn options(&self) -> RecipeOptions {
-        self.set_options()
     }
 }

@@ -1,8 +1,10 @@
 //! `nvfp4-mxfp8`: NVFP4 with 1-D blocks for the forward product, MXFP8 for the backward ones
 //! (docs/numerics.md 21).
 
-use super::options::recipe;
-use super::{Fp8Format, Mxfp8, Nvfp4OneD, Recipe, RecipeOptions, Role};
+use super::mxfp8::Mxfp8;
+use super::nvfp4_1d::Nvfp4OneD;
+use super::options::{declared, recipe};
+use super::{Fp8Format, Recipe, Role};
 use crate::{FourOverSix, MxScale, Quantizers, SourceRounding};
 
 recipe! {
@@ -21,9 +23,7 @@ recipe! {
 }
 
 impl Recipe for Nvfp4Mxfp8 {
-    fn name(&self) -> &'static str {
-        Self::NAME
-    }
+    declared!(source_rounding);
 
     fn quantizers(&self, role: Role) -> Quantizers {
         let Self { format, scale_mode, four_over_six, source_rounding } = *self;
@@ -33,13 +33,5 @@ impl Recipe for Nvfp4Mxfp8 {
             Role::Weight | Role::Activation => Quantizers::apart(nvfp4.rowwise, mxfp8.columnwise),
             Role::Gradient => mxfp8,
         }
-    }
-
-    fn source_rounding(&self) -> SourceRounding {
-        self.source_rounding
-    }
-
-    fn options(&self) -> RecipeOptions {
-        self.set_options()
     }
 }

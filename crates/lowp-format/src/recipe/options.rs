@@ -260,3 +260,24 @@ macro_rules! recipe {
     };
 }
 pub(super) use recipe;
+
+/// The answers of a recipe that follow from its declaration by [`recipe!`]: its name, its options, and the rounding of the source
+/// where that is one of them.
+macro_rules! declared {
+    ($($source_rounding:ident)?) => {
+        fn name(&self) -> &'static str {
+            Self::NAME
+        }
+
+        fn options(&self) -> $crate::RecipeOptions {
+            self.set_options()
+        }
+
+        $(
+            fn source_rounding(&self) -> $crate::SourceRounding {
+                self.$source_rounding
+            }
+        )?
+    };
+}
+pub(super) use declared;

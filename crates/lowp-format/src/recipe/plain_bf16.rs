@@ -1,7 +1,7 @@
 //! `bf16`: no scales. The usual precision of weights on the wire.
 
-use super::options::recipe;
-use super::{Recipe, RecipeOptions, Role};
+use super::options::{declared, recipe};
+use super::{Recipe, Role};
 use crate::{Code, KernelKey, Quantizer, Quantizers, ScaleRule};
 
 recipe! {
@@ -10,16 +10,10 @@ recipe! {
 }
 
 impl Recipe for PlainBf16 {
-    fn name(&self) -> &'static str {
-        Self::NAME
-    }
+    declared!();
 
     fn quantizers(&self, _: Role) -> Quantizers {
         let kernel = KernelKey::new(Code::Bf16, ScaleRule::None);
         Quantizers::shared(Quantizer::row_major(kernel))
-    }
-
-    fn options(&self) -> RecipeOptions {
-        self.set_options()
     }
 }

@@ -1,7 +1,7 @@
 //! `fp32`: no quantization. The baseline, and the parameters that stay in high precision.
 
-use super::options::recipe;
-use super::{Recipe, RecipeOptions, Role};
+use super::options::{declared, recipe};
+use super::{Recipe, Role};
 use crate::{Code, KernelKey, Quantizer, Quantizers, ScaleRule};
 
 recipe! {
@@ -10,16 +10,10 @@ recipe! {
 }
 
 impl Recipe for PlainF32 {
-    fn name(&self) -> &'static str {
-        Self::NAME
-    }
+    declared!();
 
     fn quantizers(&self, _: Role) -> Quantizers {
         let kernel = KernelKey::new(Code::F32, ScaleRule::None);
         Quantizers::shared(Quantizer::row_major(kernel))
-    }
-
-    fn options(&self) -> RecipeOptions {
-        self.set_options()
     }
 }

@@ -4,7 +4,6 @@
 use super::options::{expected_or_recipes, flag_name, is_switch, specs_of};
 use crate::{AnyRecipe, FormatError, OptionSpec, Recipe, RecipeOptions};
 
-/// One modifier.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) enum Modifier {
     /// An option of the recipe, with its value and the modifier as it was written.

@@ -1,6 +1,6 @@
 //! [`Variant`]: a recipe with options set, or with ingredients swapped for controls that should train worse.
 //!
-//! It is a recipe that `lowp-format` does not list: `NAME+MODIFIER+MODIFIER`.
+//! It is a recipe that the list does not have: `NAME+MODIFIER+MODIFIER`.
 
 use std::fmt;
 use std::str::FromStr;
@@ -28,14 +28,6 @@ struct Exact {
     activations: Usage,
     gradients: Usage,
     weights: Usage,
-}
-
-impl Exact {
-    const NONE: Self = Self {
-        activations: Usage::empty(),
-        gradients: Usage::empty(),
-        weights: Usage::empty(),
-    };
 }
 
 impl FromStr for Variant {
@@ -83,7 +75,11 @@ impl From<AnyRecipe> for Variant {
             recipe,
             tensor_scale: false,
             operand_tensor_scale: false,
-            exact: Exact::NONE,
+            exact: Exact {
+                activations: Usage::empty(),
+                gradients: Usage::empty(),
+                weights: Usage::empty(),
+            },
             bf16_ends: false,
             bf16_forward: false,
         }
@@ -230,14 +226,7 @@ impl Recipe for Variant {
 impl Variant {
     /// Whether it trains otherwise than its recipe by itself.
     fn differs(&self) -> bool {
-        let plain = Self {
-            tensor_scale: false,
-            operand_tensor_scale: false,
-            exact: Exact::NONE,
-            bf16_ends: false,
-            bf16_forward: false,
-            ..*self
-        };
+        let plain = Self::from(self.recipe);
         let facts = |variant: &Self| {
             let operands = Role::ALL.map(|role| {
                 let operand = variant.operand(role);
@@ -275,11 +264,9 @@ impl Variant {
         let narrow = self.recipe.quantizers(Role::Weight).kernels().map(bits);
         match AnyRecipe::plain(Code::Bf16) {
             Some(recipe) if narrow.iter().any(|&bits| bits < 16) => Self {
-                recipe,
-                tensor_scale: false,
-                operand_tensor_scale: false,
-                bf16_forward: false,
-                ..self
+                exact: self.exact,
+                bf16_ends: self.bf16_ends,
+                ..Self::from(recipe)
             },
             _ => self,
         }

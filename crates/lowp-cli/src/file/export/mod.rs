@@ -15,7 +15,7 @@ use crate::output::{note, shown};
 use crate::usage::input_error;
 use anyhow::Result;
 use fused::OnFused;
-use lowp_file::export::{Export, Target, Trained, float};
+use lowp_file::export::{Export, Target, Trained};
 use lowp_file::{Hub, checkpoint};
 use std::path::PathBuf;
 use target::{TARGETS, table};
@@ -101,7 +101,7 @@ fn export(export: Export<'_>, args: &Args, hub: Option<&Hub>, read: u64) -> Resu
     let bar = Bar::new("export");
     let done = export.write(&args.output, args.max_shard_size.0, &bar)?;
     bar.finish();
-    if let Some(float) = float(to) {
+    if let Some(float) = to.float() {
         warn_of_overflows(&done.overflows, float, "--to fp32");
     }
     if !to.takes_all()
@@ -122,7 +122,7 @@ fn export(export: Export<'_>, args: &Args, hub: Option<&Hub>, read: u64) -> Resu
         ));
     }
     if let Some(hub) = hub {
-        left_out(&summary, &hub.beside);
+        left_out(&summary, &hub.other_files);
     }
     let what = format!(
         "exported {} tensors, {} of them quantized",

@@ -79,7 +79,7 @@ pub(super) fn main(args: &Args) -> Result<()> {
     for (i, file) in files.iter().enumerate() {
         let (model, reference) = (Hub::open(file)?.model, reference.as_ref());
         let reference = reference.map(|hub| &hub.model);
-        let report = lowp_file::inspect(&model, reference)?;
+        let report = lowp_file::inspect::inspect(&model, reference)?;
         if args.json {
             document.files.push(report);
             continue;

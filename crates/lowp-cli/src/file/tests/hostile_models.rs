@@ -4,7 +4,8 @@
 use super::counted;
 use super::hostile::{NUMBERS, Random, damaged, good, recipes, run, runs, text};
 use clap::Parser;
-use lowp_file::{Hub, import, meta};
+use lowp_file::codes::quantized;
+use lowp_file::{Hub, Import};
 use std::fs;
 use std::path::{Path, PathBuf};
 
@@ -119,7 +120,7 @@ fn damaged_headers() {
         fs::write(&bad, damaged(&files[round % files.len()], &mut random)).expect("a file");
         let before = counted::start();
         let looked = Hub::open(&bad)
-            .and_then(|hub| Ok((meta::quantized(&hub.model)?.len(), import::count(&hub)?)));
+            .and_then(|hub| Ok((quantized(&hub.model)?.len(), Import::count(&hub)?)));
         let used = counted::peak() - before;
         assert!(used < MEMORY, "round {round}: {used} bytes in use");
         match looked {

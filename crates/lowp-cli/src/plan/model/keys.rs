@@ -4,7 +4,7 @@ use super::types::SYNONYMS;
 use crate::files::read_regular;
 use crate::output::shown;
 use crate::usage::UsageError;
-use lowp_file::json_object::without_words;
+use lowp_file::json::from_python;
 use serde_json::{Map, Value};
 use std::cell::RefCell;
 use std::fmt::Display;
@@ -32,8 +32,7 @@ pub(super) fn read_json(option: &str, path: &str) -> Result<Value, UsageError> {
     let file = shown(path);
     let bytes = read_regular(Path::new(path), MAX_BYTES);
     let bytes = bytes.map_err(|e| UsageError::new(format!("{option} {file}: {e}")))?;
-    serde_json::from_slice(&without_words(bytes))
-        .map_err(|e| UsageError::new(format!("{option} {file} is not JSON: {e}")))
+    from_python(bytes).map_err(|e| UsageError::new(format!("{option} {file} is not JSON: {e}")))
 }
 
 impl Keys {

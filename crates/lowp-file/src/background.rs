@@ -1,7 +1,7 @@
-//! [`Behind`]: a file whose bytes are written beside the work that makes them.
+//! [`BackgroundFile`]: a file whose bytes are written next to the work that makes them.
 
 use crate::limits::no_room;
-use crate::place::Place;
+use crate::region::Region;
 use std::fs::File;
 use std::io;
 use std::mem;
@@ -19,7 +19,7 @@ const SCATTERED: usize = 16 << 10;
 const WAITING: usize = 4 << 20;
 
 /// Bytes that the writer reads where they are, when their turn comes.
-pub(crate) trait Later: Send {
+pub(crate) trait Deferred: Send {
     /// Number of bytes.
     fn len(&self) -> usize;
 
@@ -27,7 +27,7 @@ pub(crate) trait Later: Send {
     fn each(&self, take: &mut dyn FnMut(&[u8]) -> io::Result<()>) -> io::Result<()>;
 }
 
-impl Later for Vec<u8> {
+impl Deferred for Vec<u8> {
     fn len(&self) -> usize {
         self.len()
     }
@@ -37,10 +37,10 @@ impl Later for Vec<u8> {
     }
 }
 
-/// A file that is written place by place. One that is shorter than a chunk is written by the caller alone, and so is each where the
+/// A file that is written place by region. One that is shorter than a chunk is written by the caller alone, and so is each where the
 /// system has no thread for a writer.
 #[derive(Debug)]
-pub(crate) struct Behind {
+pub(crate) struct BackgroundFile {
     file: Arc<File>,
     buffer: Vec<u8>,
     /// Where the buffer begins.
@@ -64,10 +64,10 @@ struct Writer {
     thread: JoinHandle<io::Result<()>>,
 }
 
-/// What is written to one place.
+/// What is written to one region.
 enum Job {
     Here(Vec<u8>),
-    Later(Place, Box<dyn Later>),
+    Deferred(Region, Box<dyn Deferred>),
 }
 
 impl Job {
@@ -78,7 +78,7 @@ impl Job {
                 all: bytes.len(),
                 copied: bytes.len(),
             },
-            Self::Later(_, bytes) => Waiting {
+            Self::Deferred(_, bytes) => Waiting {
                 all: bytes.len(),
                 copied: 0,
             },
@@ -93,7 +93,7 @@ impl Job {
                 bytes.clear();
                 Ok(Some(bytes))
             }
-            Self::Later(place, bytes) => put_later(file, at, place, &*bytes).map(|()| None),
+            Self::Deferred(region, bytes) => put_deferred(file, at, region, &*bytes).map(|()| None),
         }
     }
 }
@@ -144,7 +144,7 @@ impl Drop for Ending {
     }
 }
 
-impl Behind {
+impl BackgroundFile {
     /// Writes `file`, which is empty.
     pub(crate) fn new(file: File) -> Self {
         Self::with_chunk(file, CHUNK)
@@ -182,17 +182,17 @@ impl Behind {
         }
     }
 
-    /// Writes `bytes` to their `place` in what begins at byte `at`, beside whatever comes next.
-    pub(crate) fn write_later(
+    /// Writes `bytes` to their `place` in what begins at byte `at`, next to whatever comes next.
+    pub(crate) fn write_deferred(
         &mut self,
         at: u64,
-        place: Place,
-        bytes: Box<dyn Later>,
+        region: Region,
+        bytes: Box<dyn Deferred>,
     ) -> io::Result<()> {
         if self.chunk < CHUNK {
-            return put_later(&self.file, at, place, &*bytes);
+            return put_deferred(&self.file, at, region, &*bytes);
         }
-        self.give(at, Job::Later(place, bytes))
+        self.give(at, Job::Deferred(region, bytes))
     }
 
     /// Waits until at most `most` bytes are left to be written, in the order in which they were given: the memory that all before them lie
@@ -302,7 +302,7 @@ impl Behind {
     }
 }
 
-/// Writes `bytes` to their place.
+/// Writes `bytes` to their region.
 #[cfg(unix)]
 fn put(file: &File, at: u64, bytes: &[u8]) -> io::Result<()> {
     let written = std::os::unix::fs::FileExt::write_all_at(file, bytes, at);
@@ -322,10 +322,10 @@ fn put(mut file: &File, at: u64, bytes: &[u8]) -> io::Result<()> {
 }
 
 /// Writes `bytes` from where they lie.
-fn put_later(file: &File, at: u64, place: Place, bytes: &dyn Later) -> io::Result<()> {
+fn put_deferred(file: &File, at: u64, region: Region, bytes: &dyn Deferred) -> io::Result<()> {
     let mut done = 0;
     bytes.each(&mut |piece| {
-        for (range, to) in place.pieces(done, piece.len()) {
+        for (range, to) in region.pieces(done, piece.len()) {
             put(file, at + to as u64, &piece[range])?;
         }
         done += piece.len();
@@ -395,7 +395,7 @@ mod tests {
             let folder = tempfile::tempdir()?;
             let path = folder.path().join("file");
             let file = File::create(&path)?;
-            let mut out = if small { Behind::small(file) } else { Behind::new(file) };
+            let mut out = if small { BackgroundFile::small(file) } else { BackgroundFile::new(file) };
             out.alone = alone;
             let (mut expected, mut next, mut places) = (Vec::new(), 0u32, Vec::new());
             for (part, order) in parts {
@@ -412,7 +412,7 @@ mod tests {
             for (order, place) in places {
                 let (at, bytes) = (place.start as u64, &expected[place]);
                 match order % 4 {
-                    0 => out.write_later(at, Place::FIRST, Box::new(bytes.to_vec()))?,
+                    0 => out.write_deferred(at, Region::FIRST, Box::new(bytes.to_vec()))?,
                     1 => out.settle(order as usize).and_then(|()| out.write_at(at, bytes))?,
                     _ => out.write_at(at, bytes)?,
                 }
@@ -429,7 +429,7 @@ mod tests {
         let path = folder.path().join("file");
         fs::write(&path, "")?;
         for chunks in [0, 1, 2, 20] {
-            let mut out = Behind::new(File::open(&path)?);
+            let mut out = BackgroundFile::new(File::open(&path)?);
             let mut written = Ok(());
             for part in 0..chunks * CHUNK / SMALL + 1 {
                 let at = (part * SMALL) as u64;
@@ -438,14 +438,14 @@ mod tests {
             assert!(written.and_then(|()| out.finish()).is_err(), "{chunks}");
         }
         for most in [0, CHUNK] {
-            let mut out = Behind::new(File::open(&path)?);
-            let written = out.write_later(0, Place::FIRST, Box::new(vec![1; 3 * CHUNK]));
+            let mut out = BackgroundFile::new(File::open(&path)?);
+            let written = out.write_deferred(0, Region::FIRST, Box::new(vec![1; 3 * CHUNK]));
             let settled = written.and_then(|()| out.settle(most));
             assert!(settled.and_then(|()| out.finish()).is_err());
         }
         // What cannot be read is told, too.
         struct Gone;
-        impl Later for Gone {
+        impl Deferred for Gone {
             fn len(&self) -> usize {
                 CHUNK
             }
@@ -454,8 +454,8 @@ mod tests {
                 Err(io::Error::other("the device is gone"))
             }
         }
-        let mut out = Behind::new(File::create(&path)?);
-        out.write_later(0, Place::FIRST, Box::new(Gone))?;
+        let mut out = BackgroundFile::new(File::create(&path)?);
+        out.write_deferred(0, Region::FIRST, Box::new(Gone))?;
         let error = out.settle(0).and_then(|()| out.finish());
         assert!(error.expect_err("no bytes").to_string().contains("gone"));
         Ok(())

@@ -1,4 +1,4 @@
-//! [`Place`]: where bytes of some rows of a tensor lie among those of all.
+//! [`Region`]: where bytes of some rows of a tensor lie among those of all.
 
 use lowp_format::{Axis, BufferSpec, Code, Form, ScaleLayout};
 use std::ops::Range;
@@ -6,7 +6,7 @@ use std::ops::Range;
 /// Runs of bytes that lie a stride apart, each with padding behind it that is left out: the rows of an array whose rows are the columns of the
 /// matrix have a run each, and all other rows of a matrix are one run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Place {
+pub(crate) struct Region {
     start: usize,
     /// Bytes of a run and of its padding.
     run: usize,
@@ -15,7 +15,7 @@ pub(crate) struct Place {
     stride: usize,
 }
 
-impl Place {
+impl Region {
     /// All bytes, or those that come first.
     pub(crate) const FIRST: Self = Self::from(0);
 
@@ -53,15 +53,15 @@ impl Place {
                 ..Self::from(entry * row)
             };
         }
-        let place = Self {
+        let region = Self {
             start: bytes(whole, entry),
             run: bytes(rows, rows.padded()[1]),
             kept: bytes(rows, kept),
             stride: bytes(whole, whole.padded()[1]),
         };
-        match place.kept == place.stride {
-            true => Self::from(place.start),
-            false => place,
+        match region.kept == region.stride {
+            true => Self::from(region.start),
+            false => region,
         }
     }
 
@@ -179,7 +179,7 @@ mod tests {
                         let rows = step.min(full.rows - first);
                         let part = of(Shape::new(rows, full.cols)).expect("the form of the whole");
                         assert!(rows < step || is_whole(&part, rows), "{form:?} {part:?}");
-                        let place = Place::of(&whole, &part, first);
+                        let region = Region::of(&whole, &part, first);
                         let mut at = vec![usize::MAX; part.bytes()];
                         let mut placed = 0;
                         // In two pieces that end anywhere.
@@ -187,7 +187,7 @@ mod tests {
                             (0, part.bytes() / 3),
                             (part.bytes() / 3, part.bytes() - part.bytes() / 3),
                         ] {
-                            for (piece, start) in place.pieces(from, len) {
+                            for (piece, start) in region.pieces(from, len) {
                                 assert!(!piece.is_empty() && piece.end <= len);
                                 placed += piece.len();
                                 for (at, start) in at[from..][piece].iter_mut().zip(start..) {
@@ -197,7 +197,7 @@ mod tests {
                                 }
                             }
                         }
-                        assert_eq!(placed, place.placed(part.bytes()));
+                        assert_eq!(placed, region.placed(part.bytes()));
                         let bits = part.code().bits();
                         for i in 0..part.entries()[0] {
                             for j in 0..part.entries()[1] {

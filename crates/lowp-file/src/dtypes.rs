@@ -1,7 +1,10 @@
-//! The words that file metadata use for usages, forms and dtypes, and the dtypes that are written; recipes say those of their options.
+//! Dtypes of tensors in files, and the words that file metadata use for usages, forms and dtypes; recipes say those of their options.
 
+use crate::error::{Result, input_error};
+use crate::text::shown;
 use lowp_format::{Form, Usage};
-use safetensors::Dtype;
+
+pub use safetensors::Dtype;
 
 /// Floats that decoded values are written as.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -46,12 +49,20 @@ pub enum Dtypes {
     U8,
 }
 
+/// The dtype of a name in the header of a file, `BF16` for example.
+///
+/// # Errors
+/// The format has no such dtype.
+pub fn dtype_of(name: &str) -> Result<Dtype> {
+    let found = serde_json::from_value(serde_json::Value::from(name));
+    found.map_err(|_| input_error(format!("safetensors files have no dtype {}", shown(name))))
+}
+
 /// A value with a name in file metadata.
 pub(crate) trait Named: Copy + 'static {
     /// Every value.
     const ALL: &'static [Self];
 
-    /// Its name.
     fn label(self) -> &'static str;
 
     /// The value of that name.

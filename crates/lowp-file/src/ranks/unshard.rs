@@ -1,19 +1,20 @@
-//! [`World`]: rank files, gathered into the file that quantizing the whole model would have written.
+//! [`RankFiles`]: rank files, gathered into the file that quantizing the whole model would have written.
 
 use crate::cast::Tensor;
+use crate::dtypes::Dtypes;
 use crate::error::{Context, FileError, Result, file_error, input_error, mend_file};
 use crate::fields::{self, Content, Field, holding, worked};
-use crate::interchange::hub::Beside;
-use crate::interchange::shards::{Group, Weights};
+use crate::interchange::hub::OtherFiles;
 use crate::meta::{self, Quantized, Shard, Text};
 use crate::model::Model;
-use crate::names::Dtypes;
 use crate::out::Out;
+use crate::outputs::{Group, Outputs};
 use crate::pack::Packed;
 use crate::progress::Progress;
-use crate::quantize::{copied_metadata, made_items};
-use crate::ranks::{self, file_name};
+use crate::quantize::copied_metadata;
+use crate::rank_names::{file_name, paths};
 use crate::remedy::Remedy;
+use crate::round::first_f32;
 use crate::text::shown;
 use crate::write::{Item, Parts};
 use lowp_format::{
@@ -25,12 +26,11 @@ use lowp_shard::{GatherTarget, run_steps};
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 
 /// The rank files of one `lowp shard`. What they say of each tensor is the same but for the rows, so it is kept once; of
 /// each file only where its tensors begin.
 #[derive(Debug)]
-pub struct World {
+pub struct RankFiles {
     folder: PathBuf,
     /// What the metadata of rank 0 say besides.
     metadata: BTreeMap<String, String>,
@@ -57,14 +57,14 @@ fn shard(tensor: &Quantized) -> Result<&Shard> {
         .with_context(|| format!("'{}' is no shard", shown(&tensor.name)))
 }
 
-impl World {
+impl RankFiles {
     /// Opens the rank files of a folder, one after the other.
     ///
     /// # Errors
     /// Rank files that are missing, cannot be read or do not belong together.
     pub fn open(folder: &Path) -> Result<Self> {
-        let paths = ranks::paths(folder)?;
-        let mut world = Self {
+        let paths = paths(folder)?;
+        let mut opened = Self {
             folder: folder.to_owned(),
             metadata: BTreeMap::new(),
             tensors: BTreeMap::new(),
@@ -74,17 +74,17 @@ impl World {
             let model = Model::open(path)?;
             let tensors = meta::quantized(&model)?;
             if rank == 0 {
-                world.metadata = copied_metadata(&model);
+                opened.metadata = copied_metadata(&model);
                 let mut first = 0;
                 for (name, tensor) in &tensors {
-                    world.tensors.insert(name.clone(), (tensor.clone(), first));
+                    opened.tensors.insert(name.clone(), (tensor.clone(), first));
                     first += tensor.fields.len();
                 }
             }
-            world.check(&model, &tensors, rank, paths.len())?;
-            world.ranks.push(Rank::new(model, &tensors)?);
+            opened.check(&model, &tensors, rank, paths.len())?;
+            opened.ranks.push(Rank::new(model, &tensors)?);
         }
-        Ok(world)
+        Ok(opened)
     }
 
     /// The files of all ranks.
@@ -117,13 +117,15 @@ impl World {
         dtypes: Dtypes,
         out: Out,
         progress: &dyn Progress,
-    ) -> Result<(u64, Beside)> {
-        let beside = Beside::in_folder(&self.folder, &ranks::paths(&self.folder)?)?;
-        let weights = weights(self, dtypes)?;
-        weights.check()?;
+    ) -> Result<(u64, OtherFiles)> {
+        let other_files = OtherFiles::in_folder(&self.folder, &paths(&self.folder)?)?;
+        let outputs = outputs(self, dtypes)?;
+        outputs.check()?;
         let inputs = self.ranks.iter().map(|rank| &rank.model);
-        let written = out.write(inputs, &weights, progress, |target| beside.copy_all(target))?;
-        Ok((written, beside))
+        let written = out.write(inputs, &outputs, progress, |target| {
+            other_files.copy_all(target)
+        })?;
+        Ok((written, other_files))
     }
 
     /// Rejects a rank file that is not of the same `lowp shard` as that of rank 0.
@@ -141,12 +143,10 @@ impl World {
             .symmetric_difference(&expected)
             .next()
         {
-            return Err(file_error(
+            return Err(file_error!(
                 model.path(),
-                format!(
-                    "'{}' is not in the files of all ranks; shard the model again",
-                    shown(name)
-                ),
+                "'{}' is not in the files of all ranks; shard the model again",
+                shown(name)
             ));
         }
         for (name, tensor) in tensors {
@@ -159,24 +159,20 @@ impl World {
                 ));
             };
             if (shard.rank, shard.cuts.world()) != (rank, world) {
-                return Err(file_error(
+                return Err(file_error!(
                     model.path(),
-                    format!(
-                        "'{}' belongs to rank {} of {}; give the file its own name back",
-                        shown(name),
-                        shard.rank,
-                        shard.cuts.world()
-                    ),
+                    "'{}' belongs to rank {} of {}; give the file its own name back",
+                    shown(name),
+                    shard.rank,
+                    shard.cuts.world()
                 ));
             }
             let (first, _) = &self.tensors[name];
             if common(&tensor.text) != common(&first.text) || tensor.usage != first.usage {
-                return Err(file_error(
+                return Err(file_error!(
                     model.path(),
-                    format!(
-                        "'{}' was sharded with other options than on rank 0; shard the model again",
-                        shown(name)
-                    ),
+                    "'{}' was sharded with other options than on rank 0; shard the model again",
+                    shown(name)
                 ));
             }
         }
@@ -208,18 +204,16 @@ impl World {
             let mut bytes = Vec::new();
             // A number has the same size everywhere.
             model
-                .stretch(starts[number], field.bytes())?
+                .byte_range(starts[number], field.bytes())?
                 .pieces(|_, piece| {
                     bytes.extend_from_slice(piece);
                     Ok(())
                 })?;
             if agreed.as_ref().is_some_and(|agreed| *agreed != bytes) {
-                return Err(file_error(
+                return Err(file_error!(
                     model.path(),
-                    format!(
-                        "'{}' differs from rank 0's; shard the model again",
-                        shown(&field.name(name))
-                    ),
+                    "'{}' differs from rank 0's; shard the model again",
+                    shown(&field.name(name))
                 ));
             }
             agreed = Some(bytes);
@@ -250,16 +244,14 @@ impl World {
             };
             let piece = range.len();
             if found != piece {
-                return Err(file_error(
+                return Err(file_error!(
                     model.path(),
-                    format!(
-                        "'{}' has {found} bytes, not {piece}; shard the model again",
-                        shown(&field.name(name))
-                    ),
+                    "'{}' has {found} bytes, not {piece}; shard the model again",
+                    shown(&field.name(name))
                 ));
             }
             model
-                .stretch(starts[number], piece)?
+                .byte_range(starts[number], piece)?
                 .pieces(|at, bytes| Ok(Cpu.write(dest, range.start + at, bytes)?))?;
         }
         Ok(())
@@ -278,7 +270,7 @@ impl World {
         };
         let plan = GatherPlan::with_cuts(&recipe, full, cuts, *usage, *usage, &[])?;
         let mut gathered = Gathered {
-            world: self,
+            files: self,
             name,
             buffers: Vec::new(),
         };
@@ -289,7 +281,7 @@ impl World {
 
 /// The buffers of one tensor, gathered from the rank files step by step.
 struct Gathered<'a> {
-    world: &'a World,
+    files: &'a RankFiles,
     name: &'a str,
     buffers: Vec<(BufferKey, CpuBuffer<u8>)>,
 }
@@ -319,7 +311,7 @@ impl GatherTarget<Cpu> for Gathered<'_> {
         dest: CpuBuffer<u8>,
         ranges: Vec<Range<usize>>,
     ) -> Result<()> {
-        self.world.fetch(self.name, spec, &dest, &ranges)
+        self.files.fetch(self.name, spec, &dest, &ranges)
     }
 
     fn interleave(&mut self, job: InterleaveJob<Cpu>) -> Result<()> {
@@ -331,7 +323,7 @@ impl GatherTarget<Cpu> for Gathered<'_> {
     }
 
     fn replicated(&mut self, spec: &BufferSpec) -> Result<()> {
-        let agreed = self.world.agreed(self.name, Some(spec.key))?;
+        let agreed = self.files.agreed(self.name, Some(spec.key))?;
         self.buffers.push((spec.key, Cpu.upload(&agreed)?));
         Ok(())
     }
@@ -347,53 +339,36 @@ fn common(text: &Text) -> Text {
 }
 
 /// What is written.
-fn weights(world: &World, dtypes: Dtypes) -> Result<Weights<'_>> {
+fn outputs(files: &RankFiles, dtypes: Dtypes) -> Result<Outputs<'_>> {
     let mut groups = Vec::new();
     let mut jobs: Vec<(&Quantized, Vec<Field>)> = Vec::new();
-    for rank in &world.ranks {
+    for rank in &files.ranks {
         groups.extend(
             rank.model
                 .tensors()
                 .map(|tensor| Group::of(Item::input(tensor))),
         );
     }
-    for (name, (tensor, _)) in &world.tensors {
+    for (name, (tensor, _)) in &files.tensors {
         let Shard { usage, form, .. } = *shard(tensor)?;
         let specs = tensor.recipe.buffers(usage);
         let fields = fields::fields(&tensor.recipe, &specs, tensor.full, usage, form)
             .map_err(|e| input_error(format!("'{}': {e}", shown(name))))?;
         let fields = fields::called(&fields, dtypes);
-        let text = serde_json::to_string(&common(&tensor.text))?;
-        groups.push(Group {
-            items: made_items(jobs.len(), name, &fields),
-            metadata: BTreeMap::from([(meta::key(name), text)]),
-        });
+        let text = common(&tensor.text);
+        groups.push(Group::quantized(jobs.len(), name, &fields, &text)?);
         jobs.push((tensor, fields));
     }
-    groups.sort_by(|a, b| a.name().cmp(b.name()));
     let make = Box::new(move |job: usize| {
         let (tensor, fields) = &jobs[job];
         let amax = match amax_field(tensor) {
-            Some(_) => {
-                let bytes = world.agreed(&tensor.name, None)?;
-                bytes.first_chunk().map(|bytes| f32::from_le_bytes(*bytes))
-            }
+            Some(_) => first_f32(&files.agreed(&tensor.name, None)?),
             None => None,
         };
-        let (tensor, fields) = (world.gather(&tensor.name)?, fields.clone());
-        Ok(Box::new(Packed {
-            backend: Cpu,
-            tensor: Arc::new(tensor),
-            amax,
-            fields,
-        }) as Box<dyn Parts>)
+        let (tensor, fields) = (files.gather(&tensor.name)?, fields.clone());
+        Ok(Box::new(Packed::new(&Cpu, tensor, amax, fields)) as Box<dyn Parts>)
     });
-    Ok(Weights {
-        groups,
-        metadata: world.metadata.clone(),
-        make,
-        sources: Vec::new(),
-    })
+    Ok(Outputs::sorted(groups, files.metadata.clone(), make))
 }
 
 impl Rank {

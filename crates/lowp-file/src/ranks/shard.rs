@@ -1,17 +1,18 @@
 //! One file per rank, each with its own rows, quantized by itself with agreed scales.
 
 use crate::cast::{cast, empty};
+use crate::dtypes::Named;
 use crate::error::{Context, Result, input_error};
 use crate::fields::{self, Field, worked};
 use crate::groups::{Amaxes, Groups};
 use crate::interchange::hub::Hub;
-use crate::meta::{self, MAX_WORLD, ShardText};
+use crate::keys;
+use crate::meta::{MAX_WORLD, ShardText};
 use crate::model::{Model, Tensor};
-use crate::names::Named;
 use crate::pack::Packed;
 use crate::progress::Progress;
-use crate::quantize::{copied_metadata, made_items, text};
-use crate::ranks::file_name;
+use crate::quantize::{copied_metadata, text};
+use crate::rank_names::file_name;
 use crate::select::{Choice, Choices, Matrix, Setup};
 use crate::source::load;
 use crate::target::{Draft, FolderTarget};
@@ -46,7 +47,9 @@ pub fn shard(
             "{world} ranks; give a number from 1 to {MAX_WORLD}"
         )));
     }
-    let Hub { model, beside, .. } = hub;
+    let Hub {
+        model, other_files, ..
+    } = hub;
     choices.are_of(model)?;
     let plan = Plan::new(choices, world)?;
     let target = FolderTarget::new(output, model.files())?;
@@ -74,7 +77,7 @@ pub fn shard(
         draft.finish()
     });
     let written = ranks.map_err(|failed| failed.cause)?;
-    let written = written.iter().sum::<u64>() + beside.copy_all(&target)?;
+    let written = written.iter().sum::<u64>() + other_files.copy_all(&target)?;
     model.steady(Ok(()))?;
     target.publish()?;
     Ok(written)
@@ -124,7 +127,6 @@ impl<'a> Plan<'a> {
             stored,
             held,
         };
-        let specs = setup.recipe.buffers(setup.usage);
         for &Choice {
             tensor,
             matrix,
@@ -136,7 +138,8 @@ impl<'a> Plan<'a> {
                 continue;
             };
             // What unshard will write must be possible, too.
-            fields::fields(&setup.recipe, &specs, shape, setup.usage, setup.form)
+            setup
+                .fields(shape)
                 .map_err(|e| input_error(format!("'{}': {e}", shown(tensor.name))))?;
             plan.jobs.push((tensor, shape));
             plan.group_of.push(group);
@@ -144,7 +147,6 @@ impl<'a> Plan<'a> {
         Ok(plan)
     }
 
-    /// What `rank` does of a job.
     fn part(&self, job: usize, rank: usize) -> Result<Part> {
         let (tensor, full) = self.jobs[job];
         let Setup { recipe, usage, .. } = self.setup;
@@ -168,7 +170,7 @@ impl<'a> Plan<'a> {
         };
         for (job, (tensor, _)) in self.jobs.iter().enumerate() {
             let Part { spec, fields } = self.part(job, rank)?;
-            items.extend(made_items(job, tensor.name, &fields));
+            items.extend(Item::fields(job, tensor.name, &fields));
             let rows = spec.rows();
             let mut text = text(&compact, (tensor.dtype, tensor.shape), self.held);
             text.amax_group = self.groups.names(self.group_of[job]);
@@ -179,7 +181,7 @@ impl<'a> Plan<'a> {
                 usage: self.setup.usage.label().to_owned(),
                 scales: Named::label(self.setup.form).to_owned(),
             });
-            metadata.insert(meta::key(tensor.name), serde_json::to_string(&text)?);
+            metadata.insert(keys::key(tensor.name), serde_json::to_string(&text)?);
         }
         if rank == 0 {
             check_names(&items)?;
@@ -221,12 +223,7 @@ impl<'a> Plan<'a> {
             let group = (&self.groups, self.group_of[job]);
             let shared = amaxes.of(&Cpu, &recipe, group, own)?;
             let amax = cast(&Cpu, &**comm, &local, source, (delayed_scale, shared))?;
-            Ok(Box::new(Packed {
-                backend: Cpu,
-                tensor: Arc::new(local),
-                amax,
-                fields,
-            }) as Box<dyn Parts>)
+            Ok(Box::new(Packed::new(&Cpu, local, amax, fields)) as Box<dyn Parts>)
         });
         let bytes = |item: &Item<'_>| -> Result<Option<usize>> {
             Ok(match item.source {

@@ -22,22 +22,22 @@ pub(crate) enum Bytes {
 }
 
 impl Bytes {
-    /// Makes `place` of `file` readable.
-    pub(crate) fn of(file: &File, place: &Range<usize>) -> io::Result<Self> {
+    /// Makes `range` of `file` readable.
+    pub(crate) fn of(file: &File, range: &Range<usize>) -> io::Result<Self> {
         // An empty range cannot be mapped, and needs no map.
-        if place.is_empty() {
+        if range.is_empty() {
             return Ok(Self::Copied(Vec::new()));
         }
         #[cfg(unix)]
-        if place.len() <= COPIED {
+        if range.len() <= COPIED {
             use std::os::unix::fs::FileExt;
-            let mut bytes = vec![0; place.len()];
-            file.read_exact_at(&mut bytes, place.start as u64)?;
+            let mut bytes = vec![0; range.len()];
+            file.read_exact_at(&mut bytes, range.start as u64)?;
             return Ok(Self::Copied(bytes));
         }
         process::before_map();
         let mut options = MmapOptions::new();
-        options.offset(place.start as u64).len(place.len());
+        options.offset(range.start as u64).len(range.len());
         // SAFETY: the map is read-only and only handed out as shared slices. It would show changes that another process
         // makes to the file in place meanwhile; docs/decisions/0005-files.md asks that inputs stay as they are while a
         // command runs, which then fails (`stamp`, [`crate::process::Hooks::before_map`]). Programs that replace model files by renaming, as this one does,
@@ -47,17 +47,17 @@ impl Bytes {
     }
 }
 
-/// The values of `place` of `file` where they lie, for kernels of the CPU: every thread brings pages into the map as it comes to them, and no
+/// The values of `range` of `file` where they lie, for kernels of the CPU: every thread brings pages into the map as it comes to them, and no
 /// byte is copied. `None` where they are few, not aligned, not in the order of this machine, or cannot be mapped; they can be read then.
-pub(crate) fn values<T: Element>(file: &File, place: &Range<usize>) -> Option<CpuBuffer<T>> {
+pub(crate) fn values<T: Element>(file: &File, range: &Range<usize>) -> Option<CpuBuffer<T>> {
     let size = size_of::<T>();
-    let whole = place.start.is_multiple_of(size) && place.len().is_multiple_of(size);
-    if place.len() <= COPIED || !whole || cfg!(target_endian = "big") {
+    let whole = range.start.is_multiple_of(size) && range.len().is_multiple_of(size);
+    if range.len() <= COPIED || !whole || cfg!(target_endian = "big") {
         return None;
     }
     process::before_map();
     let mut options = MmapOptions::new();
-    options.offset(place.start as u64).len(place.len());
+    options.offset(range.start as u64).len(range.len());
     // Nobody writes, so that no memory is set aside for it.
     options.no_reserve_swap();
     // SAFETY: a private map, whose writes, of which there are none, would stay with it. That the file stays as it is
@@ -66,7 +66,7 @@ pub(crate) fn values<T: Element>(file: &File, place: &Range<usize>) -> Option<Cp
     #[cfg(unix)]
     // What the system makes of the advice does not matter.
     drop(map.advise(memmap2::Advice::WillNeed));
-    let (pointer, len) = (map.as_mut_ptr().cast::<T>(), place.len() / size);
+    let (pointer, len) = (map.as_mut_ptr().cast::<T>(), range.len() / size);
     // SAFETY: the map is `len` values long, valid for reads and writes, and the buffer owns it. Any bytes are values of
     // an element. Nobody else has the map.
     unsafe { CpuBuffer::from_raw(pointer, len, map) }.ok()
@@ -88,22 +88,20 @@ impl<'f> Reader<'f> {
         }
     }
 
-    /// The bytes of `place`.
     #[cfg(unix)]
-    pub(crate) fn bytes(&mut self, place: &Range<usize>) -> io::Result<&[u8]> {
+    pub(crate) fn bytes(&mut self, range: &Range<usize>) -> io::Result<&[u8]> {
         use std::os::unix::fs::FileExt;
-        if self.buffer.len() < place.len() {
-            self.buffer.resize(place.len(), 0);
+        if self.buffer.len() < range.len() {
+            self.buffer.resize(range.len(), 0);
         }
-        let buffer = &mut self.buffer[..place.len()];
-        self.file.read_exact_at(buffer, place.start as u64)?;
+        let buffer = &mut self.buffer[..range.len()];
+        self.file.read_exact_at(buffer, range.start as u64)?;
         Ok(buffer)
     }
 
-    /// The bytes of `place`.
     #[cfg(not(unix))]
-    pub(crate) fn bytes(&mut self, place: &Range<usize>) -> io::Result<&[u8]> {
-        self.buffer = Bytes::of(self.file, place)?.to_vec();
+    pub(crate) fn bytes(&mut self, range: &Range<usize>) -> io::Result<&[u8]> {
+        self.buffer = Bytes::of(self.file, range)?.to_vec();
         Ok(&self.buffer)
     }
 }

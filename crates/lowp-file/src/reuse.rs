@@ -1,4 +1,4 @@
-//! [`Spare`] and [`Turns`]: buffers that are used again.
+//! [`Reused`] and [`DoubleBuffer`]: buffers that are used again.
 
 use std::cell::{Cell, RefCell};
 use std::sync::Arc;
@@ -6,15 +6,15 @@ use std::sync::atomic::{Ordering, fence};
 
 /// A buffer that tensors of one size fill one after the other: memory that is new costs as much as what is done with it.
 #[derive(Debug)]
-pub(crate) struct Spare<T>(RefCell<Option<T>>);
+pub(crate) struct Reused<T>(RefCell<Option<T>>);
 
-impl<T> Default for Spare<T> {
+impl<T> Default for Reused<T> {
     fn default() -> Self {
         Self(RefCell::new(None))
     }
 }
 
-impl<T: Clone> Spare<T> {
+impl<T: Clone> Reused<T> {
     /// The buffer, if it is one that `fits`, else the one that `make` makes. Whoever had it before is done.
     pub(crate) fn take<E>(
         &self,
@@ -45,61 +45,50 @@ impl<T: Clone> Spare<T> {
 
 /// Two buffers in turn: one is filled while the other is written. A buffer that someone still holds is never taken.
 #[derive(Debug)]
-pub(crate) struct Turns<T> {
-    spares: [Spare<Arc<T>>; 2],
+pub(crate) struct DoubleBuffer<T> {
+    buffers: [Reused<Arc<T>>; 2],
     next: Cell<usize>,
 }
 
-impl<T> Default for Turns<T> {
+impl<T> Default for DoubleBuffer<T> {
     fn default() -> Self {
         Self {
-            spares: Default::default(),
+            buffers: Default::default(),
             next: Cell::new(0),
         }
     }
 }
 
-impl<T> Turns<T> {
-    /// The buffer that was not taken last, if it is one that `fits` and nobody holds it, else the one that `make` makes.
+impl<T> DoubleBuffer<T> {
+    /// The buffer that was not taken last, if it is one that `fits` and nobody holds it, else the one that `make` makes. Without
+    /// `alternate` it is always one buffer, where there is no room for two.
     pub(crate) fn take<E>(
         &self,
+        alternate: bool,
         fits: impl Fn(&T) -> bool,
         make: impl FnOnce() -> Result<T, E>,
     ) -> Result<Arc<T>, E> {
-        let turn = self.next.replace(1 - self.next.get());
-        self.take_from(turn, fits, make)
-    }
-
-    /// As [`Turns::take`], always of one buffer, where there is no room for two.
-    pub(crate) fn take_one<E>(
-        &self,
-        fits: impl Fn(&T) -> bool,
-        make: impl FnOnce() -> Result<T, E>,
-    ) -> Result<Arc<T>, E> {
-        self.spares[1].release();
-        self.next.set(0);
-        self.take_from(0, fits, make)
-    }
-
-    fn take_from<E>(
-        &self,
-        turn: usize,
-        fits: impl Fn(&T) -> bool,
-        make: impl FnOnce() -> Result<T, E>,
-    ) -> Result<Arc<T>, E> {
+        let turn = match alternate {
+            true => self.next.replace(1 - self.next.get()),
+            false => {
+                self.buffers[1].release();
+                self.next.set(0);
+                0
+            }
+        };
         let is_free = |kept: &Arc<T>| {
             let is_free = Arc::strong_count(kept) == 1;
             // What the last other holder did with it comes before what is done next.
             fence(Ordering::Acquire);
             is_free
         };
-        self.spares[turn].take(|kept| is_free(kept) && fits(kept), || make().map(Arc::new))
+        self.buffers[turn].take(|kept| is_free(kept) && fits(kept), || make().map(Arc::new))
     }
 
     /// Lets go of buffers that do not fit. Whether there were any.
     pub(crate) fn keep(&self, fits: impl Fn(&T) -> bool) -> bool {
         let mut any = false;
-        for spare in &self.spares {
+        for spare in &self.buffers {
             let is_of_use = spare.0.borrow().as_deref().is_none_or(&fits);
             any |= !is_of_use && spare.release();
         }
@@ -115,25 +104,25 @@ mod tests {
     /// Buffers are taken in turn and again, and one that someone holds is left to them.
     #[test]
     fn no_buffer_has_two_holders() -> Result<(), Infallible> {
-        let turns = Turns::default();
+        let turns = DoubleBuffer::default();
         let made = Cell::new(0);
         let make = || {
             made.set(made.get() + 1);
             Ok::<_, Infallible>(made.get())
         };
-        let take = || turns.take(|_| true, make);
+        let take = || turns.take(true, |_| true, make);
         let taken = || take().map(|buffer| *buffer);
         assert_eq!([taken()?, taken()?, taken()?, taken()?], [1, 2, 1, 2]);
         let held = take()?;
-        let beside = take()?;
-        assert_eq!([*held, *beside], [1, 2]);
+        let second = take()?;
+        assert_eq!([*held, *second], [1, 2]);
         // Its turn again, and it is still held.
         let third = take()?;
         assert_eq!([*held, *third], [1, 3]);
-        drop((held, beside, third));
+        drop((held, second, third));
         assert_eq!([taken()?, taken()?], [2, 3]);
-        let one = turns.take_one(|_| true, make)?;
-        assert_eq!([*one, *turns.take_one(|_| true, make)?], [3, 4]);
+        let one = turns.take(false, |_| true, make)?;
+        assert_eq!([*one, *turns.take(false, |_| true, make)?], [3, 4]);
         drop(one);
         turns.keep(|_| false);
         assert_eq!(taken()?, 5);

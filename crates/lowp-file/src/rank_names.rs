@@ -1,4 +1,4 @@
-//! A folder of rank files, as `lowp shard` writes it.
+//! The names of rank files, and whether a folder has all of them.
 
 use crate::checkpoint::is_checkpoint;
 use crate::error::{Result, file_error, mend_file};
@@ -10,7 +10,6 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// The file of `rank` in a world of `world`.
 pub(crate) fn file_name(rank: usize, world: usize) -> String {
     format!("rank-{rank:05}-of-{world:05}.safetensors")
 }
@@ -48,12 +47,11 @@ pub fn is_folder(path: &Path) -> bool {
 /// A folder without rank files, of more than one world, or in which a rank is missing.
 pub fn paths(folder: &Path) -> Result<Vec<PathBuf>> {
     let entries = fs::read_dir(folder)
-        .map_err(|e| file_error(folder, format!("cannot read this folder: {}", hinted(e))))?;
+        .map_err(|e| file_error!(folder, "cannot read this folder: {}", hinted(e)))?;
     let mut found: BTreeMap<usize, (usize, PathBuf)> = BTreeMap::new();
     let mut worlds = Vec::new();
     for entry in entries {
-        let entry =
-            entry.map_err(|e| file_error(folder, format!("cannot read this folder: {e}")))?;
+        let entry = entry.map_err(|e| file_error!(folder, "cannot read this folder: {e}"))?;
         let Some((rank, world)) = entry.file_name().to_str().and_then(parse) else {
             continue;
         };
@@ -80,9 +78,9 @@ pub fn paths(folder: &Path) -> Result<Vec<PathBuf>> {
         }
         [world] if (1..=MAX_WORLD).contains(&world) => world,
         [world] => {
-            return Err(file_error(
+            return Err(file_error!(
                 folder,
-                format!("rank files of {world} ranks; 1 to {MAX_WORLD} are possible"),
+                "rank files of {world} ranks; 1 to {MAX_WORLD} are possible"
             ));
         }
         _ => {
@@ -94,20 +92,18 @@ pub fn paths(folder: &Path) -> Result<Vec<PathBuf>> {
         }
     };
     if let Some((rank, _)) = found.last_key_value().filter(|(rank, _)| **rank >= world) {
-        return Err(file_error(
+        return Err(file_error!(
             folder,
-            format!("rank {rank} is outside a world of {world}; remove its file"),
+            "rank {rank} is outside a world of {world}; remove its file"
         ));
     }
     (0..world)
         .map(|rank| match found.get(&rank) {
             Some((_, path)) => Ok(path.clone()),
-            None => Err(file_error(
+            None => Err(file_error!(
                 folder,
-                format!(
-                    "{} is missing; put it back, or shard the model again",
-                    file_name(rank, world)
-                ),
+                "{} is missing; put it back, or shard the model again",
+                file_name(rank, world)
             )),
         })
         .collect()

@@ -51,7 +51,7 @@ impl JsonObject {
         let found = self.members.iter().rfind(|member| member.key == key);
         let value = found.map(|member| {
             let text = self.text[member.value.clone()].as_bytes().to_vec();
-            serde_json::from_slice(&without_words(text)).map_err(|e| format!("its {key}: {e}"))
+            from_python(text).map_err(|e| format!("its {key}: {e}"))
         });
         value.transpose()
     }
@@ -128,6 +128,11 @@ impl From<&serde_json::Map<String, Value>> for JsonObject {
     }
 }
 
+/// A JSON document as text.
+pub(crate) fn json_text(value: &Value) -> serde_json::Result<String> {
+    Ok(serde_json::to_string_pretty(value)? + "\n")
+}
+
 /// A value as text, in lines of `indent` if there is one.
 fn printed(value: &Value, indent: Option<&str>) -> String {
     let Some(indent) = indent else {
@@ -142,9 +147,17 @@ fn printed(value: &Value, indent: Option<&str>) -> String {
     }
 }
 
+/// The JSON value in `text`, with 0 for `NaN`, `Infinity` and `-Infinity` of Python.
+///
+/// # Errors
+/// It is no JSON.
+pub fn from_python(text: Vec<u8>) -> serde_json::Result<Value> {
+    serde_json::from_slice(&without_words(text))
+}
+
 /// `text` with a number of JSON as long, 0, in the place of every `NaN`, `Infinity` and `-Infinity`: all other bytes are where
 /// they were.
-pub fn without_words(mut text: Vec<u8>) -> Vec<u8> {
+fn without_words(mut text: Vec<u8>) -> Vec<u8> {
     let (mut at, mut in_string) = (0, false);
     while at < text.len() {
         match text[at] {
