@@ -2,7 +2,8 @@
 
 use std::fmt;
 
-use lowp_kernels::{Backend, Element, KernelError, StepScalars, Work};
+use half::bf16;
+use lowp_kernels::{Backend, Element, KernelError, Source, StepScalars, Work};
 
 /// A backend under test.
 pub struct Rig<B: Backend> {
@@ -34,6 +35,18 @@ impl<B: Backend> Rig<B> {
     /// A buffer with the content of `values`.
     pub(crate) fn buffer<T: Element>(&self, values: &[T]) -> B::Buffer<T> {
         self.backend.upload(values).unwrap()
+    }
+
+    /// The content of `source` as f32, exactly.
+    pub(crate) fn widened(&self, source: &Source<B>) -> Vec<f32> {
+        match source {
+            Source::F32(buffer) => self.content::<f32>(buffer),
+            Source::Bf16(buffer) => {
+                // Not `to_f32`, which quiets a signalling NaN.
+                let wide = |x: bf16| f32::from_bits(u32::from(x.to_bits()) << 16);
+                self.content::<bf16>(buffer).into_iter().map(wide).collect()
+            }
+        }
     }
 
     /// The content of `buffer`.

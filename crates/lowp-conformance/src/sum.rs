@@ -1,7 +1,6 @@
 //! Sums and conversions of vectors.
 
 use super::fence::{Fence, Fenced};
-use super::mutated::widened;
 use super::*;
 use lowp_kernels::{ConvertJob, SumJob, reference};
 
@@ -33,7 +32,7 @@ fn fenced<'r, B: Fenced>(
 
 /// What `into` will be when `from` was added.
 pub(super) fn summed<B: Backend>(rig: &Rig<B>, from: &Source<B>, into: &Source<B>) -> Vec<f32> {
-    let (from, sums) = (widened(rig, from), widened(rig, into));
+    let (from, sums) = (rig.widened(from), rig.widened(into));
     let sum = |(from, sum): (f32, f32)| match into {
         Source::F32(_) => reference::sum_f32(sum, from),
         Source::Bf16(_) => reference::sum_bf16(bf16::from_f32(sum), from).to_f32(),
@@ -51,13 +50,13 @@ pub fn every_pair_of_dtypes_equals_the_reference<B: Fenced>(rig: &Rig<B>) {
                 let seed = n as u64;
                 let (from, around) = fenced(rig, &values(len, seed, true), from_half, from_shift);
                 let (into, fence) = fenced(rig, &values(len, !seed, true), into_half, into_shift);
-                let [source, expected] = [widened(rig, &from), summed(rig, &from, &into)];
+                let [source, expected] = [rig.widened(&from), summed(rig, &from, &into)];
                 let job = SumJob {
                     from: from.clone(),
                     into: into.clone(),
                 };
                 rig.run(Work::Sum(vec![job]));
-                assert!(bits(&widened(rig, &into)) == bits(&expected), "sum: {what}");
+                assert!(bits(&rig.widened(&into)) == bits(&expected), "sum: {what}");
                 let job = ConvertJob {
                     from: from.clone(),
                     into: into.clone(),
@@ -68,8 +67,8 @@ pub fn every_pair_of_dtypes_equals_the_reference<B: Fenced>(rig: &Rig<B>) {
                     Source::Bf16(_) => bf16::from_f32(x).to_f32(),
                 };
                 let expected: Vec<f32> = source.iter().map(rounded).collect();
-                assert!(bits(&widened(rig, &into)) == bits(&expected), "{what}");
-                assert!(bits(&widened(rig, &from)) == bits(&source), "{what}");
+                assert!(bits(&rig.widened(&into)) == bits(&expected), "{what}");
+                assert!(bits(&rig.widened(&from)) == bits(&source), "{what}");
                 around();
                 fence();
             }
@@ -131,7 +130,7 @@ pub fn one_plan_adds_many_vectors<B: Backend>(rig: &Rig<B>) {
     let expected: Vec<_> = expected.collect();
     rig.run(Work::Sum(jobs.clone()));
     for (job, expected) in jobs.iter().zip(expected) {
-        assert_eq!(bits(&widened(rig, &job.into)), bits(&expected));
+        assert_eq!(bits(&rig.widened(&job.into)), bits(&expected));
     }
     // Two sums into one vector have an order, which a plan has not.
     let into = &jobs[1].into;

@@ -3,6 +3,7 @@
 //! compressed-tensors make of exported models.
 
 pub(crate) mod environment;
+pub(crate) mod wheel;
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -11,7 +12,6 @@ use std::thread::{self, JoinHandle};
 use anyhow::{Context, Error, Result, anyhow, ensure};
 
 use crate::command::{run, target_dir, workspace_root};
-use crate::wheel;
 use environment::Environment;
 
 /// Test folders, from the workspace root.

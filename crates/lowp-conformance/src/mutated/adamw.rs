@@ -195,7 +195,7 @@ impl<B: Fenced> Mutate<B> for AdamwJob<B> {
         let scalars = scalars();
         let (group, scale) = (&scalars.adam[self.group], scalars.grad_scale);
         let mut master = rig.content::<f32>(&self.master);
-        let grads = widened(rig, &self.grad);
+        let grads = rig.widened(&self.grad);
         let wide = |b: &B::Buffer<bf16>| -> Vec<f32> {
             rig.content::<bf16>(b).iter().map(|x| x.to_f32()).collect()
         };

@@ -402,6 +402,6 @@ impl<B: Fenced> Mutate<B> for EncodeJob<B> {
     }
 
     fn expected(&self, rig: &Rig<B>) -> Vec<Output<B>> {
-        encoded(rig, self, &widened(rig, &self.source))
+        encoded(rig, self, &rig.widened(&self.source))
     }
 }

@@ -154,7 +154,7 @@ impl<B: Fenced> Mutate<B> for FlatEncodeJob<B> {
         let oracle = Oracle {
             shape: self.shape,
             kernels: self.kernels,
-            values: &widened(rig, &self.source),
+            values: &rig.widened(&self.source),
             source_rounding: self.source_rounding,
             outer,
             random: None,

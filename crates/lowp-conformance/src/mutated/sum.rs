@@ -97,6 +97,6 @@ impl<B: Fenced> Mutate<B> for ConvertJob<B> {
     }
 
     fn expected(&self, rig: &Rig<B>) -> Vec<Output<B>> {
-        vec![Output::of("vector", &self.into, widened(rig, &self.from))]
+        vec![Output::of("vector", &self.into, rig.widened(&self.from))]
     }
 }

@@ -140,7 +140,7 @@ impl<B: Fenced> Mutate<B> for AmaxJob<B> {
     }
 
     fn expected(&self, rig: &Rig<B>) -> Vec<Output<B>> {
-        let values = widened(rig, &self.source);
+        let values = rig.widened(&self.source);
         let mut values: Vec<f32> = values
             .iter()
             .map(|&x| self.source_rounding.apply(x))
@@ -298,7 +298,7 @@ impl<B: Fenced> Mutate<B> for SumSquaresJob<B> {
     }
 
     fn expected(&self, rig: &Rig<B>) -> Vec<Output<B>> {
-        let (sum, non_finite) = reference::sum_of_squares(&widened(rig, &self.source));
+        let (sum, non_finite) = reference::sum_of_squares(&rig.widened(&self.source));
         let out = rig.content::<u8>(&self.out);
         let word = |at: usize| u64::from_le_bytes(out[at..at + 8].try_into().unwrap());
         let total = f64::from_bits(word(0)) + sum;
