@@ -86,6 +86,16 @@ impl Ops {
         Ok(self.1.mark(|| name.to_owned())?)
     }
 
+    /// The same with a thread for each of `count` things, which is the last parameter.
+    ///
+    /// # Safety
+    /// As [`Kernels::launch`].
+    unsafe fn launch_each(&self, name: &'static str, args: &[Arg], count: usize) -> Done {
+        let args = [args, &[Arg::Size(count)]].concat();
+        // SAFETY: the caller's promise.
+        unsafe { self.launch(name, [count.div_ceil(THREADS), 1], [THREADS, 1], &args) }
+    }
+
     /// `out = x + branch` where there is a branch, and `h` its norm. `x` is `[tokens, dim]`; `stats` two values per row.
     pub(super) fn norm(
         &self,
@@ -151,23 +161,15 @@ impl Ops {
     }
 
     pub(super) fn gelu(&self, x: &Values, y: &Values, len: usize) -> Done {
-        self.octets("gelu_forward", &[at(x, len)?, at(y, len)?], len)
+        self.octets("gelu_forward", &[x, y], len)
     }
 
     pub(super) fn gelu_backward(&self, x: &Values, dy: &Values, dx: &Values, len: usize) -> Done {
-        self.octets(
-            "gelu_backward",
-            &[at(x, len)?, at(dy, len)?, at(dx, len)?],
-            len,
-        )
+        self.octets("gelu_backward", &[x, dy, dx], len)
     }
 
     pub(super) fn swiglu(&self, [gate, up]: [&Values; 2], y: &Values, len: usize) -> Done {
-        self.octets(
-            "swiglu_forward",
-            &[at(gate, len)?, at(up, len)?, at(y, len)?],
-            len,
-        )
+        self.octets("swiglu_forward", &[gate, up, y], len)
     }
 
     pub(super) fn swiglu_backward(
@@ -177,19 +179,14 @@ impl Ops {
         [dgate, dup]: [&Values; 2],
         len: usize,
     ) -> Done {
-        let addresses = [
-            at(gate, len)?,
-            at(up, len)?,
-            at(dy, len)?,
-            at(dgate, len)?,
-            at(dup, len)?,
-        ];
-        self.octets("swiglu_backward", &addresses, len)
+        self.octets("swiglu_backward", &[gate, up, dy, dgate, dup], len)
     }
 
     /// f32 values, to nearest even.
     pub(super) fn narrow(&self, from: &Sums, to: &Values, len: usize) -> Done {
-        self.octets("narrow", &[at(from, len)?, at(to, len)?], len)
+        let args = [Arg::Pointer(at(from, len)?), Arg::Pointer(at(to, len)?)];
+        // SAFETY: as in `norm`.
+        unsafe { self.launch_each("narrow", &args, octets(len)?) }
     }
 
     /// The factor of a product of two-level codes, from both amaxes and the reciprocal of the largest values under them; and 0 and 1, for
@@ -201,15 +198,12 @@ impl Ops {
         unsafe { self.launch("two_level_factors", [1, 1], [1, 1], &args) }
     }
 
-    fn octets(&self, name: &'static str, addresses: &[u64], len: usize) -> Done {
-        let mut args: Vec<Arg> = addresses
-            .iter()
-            .map(|&address| Arg::Pointer(address))
-            .collect();
-        args.push(Arg::Size(octets(len)?));
-        let blocks = octets(len)?.div_ceil(THREADS);
-        // SAFETY: the callers checked that each buffer has `len` values.
-        unsafe { self.launch(name, [blocks, 1], [THREADS, 1], &args) }
+    /// A kernel that takes `len` values of each of `buffers`.
+    fn octets(&self, name: &'static str, buffers: &[&Values], len: usize) -> Done {
+        let args = buffers.iter().map(|buffer| Ok(Arg::Pointer(at(buffer, len)?)));
+        let args = args.collect::<Result<Vec<_>, TransformerError>>()?;
+        // SAFETY: as in `norm`.
+        unsafe { self.launch_each(name, &args, octets(len)?) }
     }
 
     /// Copies heads out of rows of tokens.
@@ -252,7 +246,6 @@ impl Ops {
         octets(*stride)?;
         let rows = at(rows, tokens * stride)? + (size_of::<bf16>() * first) as u64;
         let [from, to] = order(rows, at(split, tokens * count * groups * dim)?);
-        let threads = tokens * count * dim / 16;
         let args = [
             Arg::Pointer(from),
             Arg::Pointer(to),
@@ -262,10 +255,9 @@ impl Ops {
             int(*groups)?,
             int(*seq)?,
             int(*dim)?,
-            Arg::Size(threads),
         ];
         // SAFETY: as in `norm`.
-        unsafe { self.launch(name, [threads.div_ceil(THREADS), 1], [THREADS, 1], &args) }
+        unsafe { self.launch_each(name, &args, tokens * count * dim / 16) }
     }
 
     /// Turns heads, which fill their rows, by their positions in place, or with -1 back.
@@ -281,7 +273,6 @@ impl Ops {
             let text = format!("{count} heads of {dim} in rows of {stride}");
             return Err(TransformerError::Unsupported(text));
         }
-        let threads = tokens * count * dim / 16;
         let args = [
             Arg::Pointer(at(rows, tokens * stride)?),
             null_or(heads.angles.as_ref(), seq * dim)?,
@@ -289,17 +280,9 @@ impl Ops {
             int(*seq)?,
             int(*dim)?,
             Arg::Float(sign),
-            Arg::Size(threads),
         ];
         // SAFETY: as in `norm`.
-        unsafe {
-            self.launch(
-                "rotate",
-                [threads.div_ceil(THREADS), 1],
-                [THREADS, 1],
-                &args,
-            )
-        }
+        unsafe { self.launch_each("rotate", &args, tokens * count * dim / 16) }
     }
 
     /// Causal softmax of `matrices` of `[seq, seq]` scores.
@@ -342,7 +325,6 @@ impl Ops {
         (table, positions): (&Sums, Option<&Sums>),
         x: &Values,
     ) -> Done {
-        let threads = tokens * octets(dim)?;
         let args = [
             Arg::Pointer(at(ids, 4 * tokens)?),
             Arg::Pointer(at(table, vocab * dim)?),
@@ -350,17 +332,9 @@ impl Ops {
             Arg::Pointer(at(x, tokens * dim)?),
             int(seq)?,
             int(dim)?,
-            Arg::Size(threads),
         ];
         // SAFETY: as in `norm`; the ids of a batch are checked where it is made.
-        unsafe {
-            self.launch(
-                "embedding_forward",
-                [threads.div_ceil(THREADS), 1],
-                [THREADS, 1],
-                &args,
-            )
-        }
+        unsafe { self.launch_each("embedding_forward", &args, tokens * octets(dim)?) }
     }
 
     /// Row `r` of `out` is the sum of the rows of `dx` that `order` has from `starts[r]` to `starts[r + 1]`.
