@@ -5,6 +5,7 @@ mod bench_files;
 mod ci;
 mod command;
 mod cuda;
+mod environment;
 mod gpu_pack;
 mod licences;
 mod miri;

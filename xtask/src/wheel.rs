@@ -9,7 +9,7 @@ use clap::Args;
 
 use crate::command::{run, target_dir, workspace_root};
 use crate::cuda;
-use crate::python::environment::{Environment, pip_install};
+use crate::environment::{Environment, pip_install};
 
 /// The crate, from the workspace root.
 const CRATE: &str = "crates/lowp-python";

@@ -29,6 +29,7 @@ const ORDER: &[&[&str]] = &[
     &["reference"],
     &["cpu"],
     &["cuda"],
+    &["bench"],
     &["conformance"],
 ];
 
