@@ -52,9 +52,8 @@ pub(crate) fn run(mut command: Command) -> Result<()> {
     Ok(())
 }
 
-/// Runs a cargo command that builds one program, and returns the program.
-pub(crate) fn build_program(mut command: Command) -> Result<PathBuf> {
-    command.arg("--message-format=json-render-diagnostics");
+/// Runs `command` with its errors shown, fails with its command line if it fails, and returns what it prints.
+pub(crate) fn answer(mut command: Command) -> Result<Vec<u8>> {
     let line = display(&command);
     let output = command
         .stderr(Stdio::inherit())
@@ -65,7 +64,14 @@ pub(crate) fn build_program(mut command: Command) -> Result<PathBuf> {
         "`{line}` failed ({})",
         output.status
     );
-    program(&String::from_utf8_lossy(&output.stdout))
+    Ok(output.stdout)
+}
+
+/// Runs a cargo command that builds one program, and returns the program.
+pub(crate) fn build_program(mut command: Command) -> Result<PathBuf> {
+    command.arg("--message-format=json-render-diagnostics");
+    let line = display(&command);
+    program(&String::from_utf8_lossy(&answer(command)?))
         .with_context(|| format!("`{line}` named no program"))
 }
 

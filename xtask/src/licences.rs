@@ -1,11 +1,9 @@
 //! The licences of everything that is built in: each must leave a choice that goes with lowp's own, MIT or Apache-2.0.
 
-use std::process::Stdio;
-
 use anyhow::{Context, Result, ensure};
 use serde::Deserialize;
 
-use crate::command::cargo;
+use crate::command::{answer, cargo};
 
 /// What may be combined with a program under MIT or Apache-2.0 without terms for the rest of it.
 const ALLOWED: &[&str] = &[
@@ -38,26 +36,14 @@ struct Metadata {
 
 /// Checks the lockfile's packages, with all features and for all systems.
 pub(crate) fn check() -> Result<()> {
-    // What the workspace was built with is there.
-    let mut command = cargo(&[
-        "metadata",
-        "--format-version",
-        "1",
-        "--offline",
-        "--all-features",
-    ])?;
-    let output = command
-        .stderr(Stdio::piped())
-        .output()
-        .context("cannot start cargo")?;
-    if !output.status.success() {
-        // Packages of other systems need not have been downloaded.
-        let mut command = cargo(&["metadata", "--format-version", "1", "--all-features"])?;
-        let output = command.output().context("cannot start cargo")?;
-        ensure!(output.status.success(), "`cargo metadata` failed");
-        return check_answer(&output.stdout);
+    let metadata = || cargo(&["metadata", "--format-version", "1", "--all-features"]);
+    // What the workspace was built with is there; packages of other systems need not have been downloaded.
+    let mut offline = metadata()?;
+    let output = offline.arg("--offline").output();
+    match output.context("cannot start cargo")? {
+        output if output.status.success() => check_answer(&output.stdout),
+        _ => check_answer(&answer(metadata()?)?),
     }
-    check_answer(&output.stdout)
 }
 
 fn check_answer(answer: &[u8]) -> Result<()> {

@@ -5,6 +5,7 @@ mod bench_files;
 mod ci;
 mod command;
 mod cuda;
+mod environment;
 mod gpu_pack;
 mod licences;
 mod miri;
@@ -18,6 +19,7 @@ mod stages;
 mod suite;
 mod tidy;
 mod tree;
+mod wheel;
 
 use std::process::ExitCode;
 
@@ -55,7 +57,7 @@ enum Task {
     /// Check the invariants of the source tree.
     Tidy,
     /// Build the Python package as a wheel in target/wheels: with CUDA kernels where they were built, or nvcc is there.
-    Wheel(python::wheel::Options),
+    Wheel(wheel::Options),
     /// Run the benchmarks of every crate; a bar that is missed fails.
     Bench {
         /// Compare with the benchmark program of another checkout, row by row in turn. Give both the
@@ -82,7 +84,7 @@ fn main() -> ExitCode {
         Task::Miri(options) => miri::miri(&options),
         Task::Package { build } => package::package(build),
         Task::Tidy => tidy::tidy(),
-        Task::Wheel(options) => python::wheel::wheel(&options),
+        Task::Wheel(options) => wheel::wheel(&options),
         Task::Plots => plots::plots(),
         Task::BenchFiles(options) => bench_files::bench_files(&options),
         Task::Bench { against, args } => bench::bench(&args, against.as_deref()),

@@ -1,11 +1,10 @@
 //! The crates as the archives that cargo would publish.
 
 use std::collections::BTreeSet;
-use std::process::Stdio;
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Result, ensure};
 
-use crate::command::{cargo, run, workspace_root};
+use crate::command::{answer, cargo, run, workspace_root};
 use crate::tree::Tree;
 
 /// What the build script of lowp-kernels reads: nothing that is built without the CUDA backend needs it.
@@ -45,16 +44,15 @@ pub(crate) fn package(build: bool) -> Result<()> {
 
 /// The files that a package would have, from its folder.
 fn list(package: &str) -> Result<BTreeSet<String>> {
-    let mut command = cargo(&["package", "--list", "--allow-dirty", "--package", package])?;
-    let output = command
-        .stderr(Stdio::null())
-        .output()
-        .context("cannot start cargo")?;
-    ensure!(
-        output.status.success(),
-        "`cargo package --list --package {package}` failed"
-    );
-    let text = String::from_utf8_lossy(&output.stdout).replace('\\', "/");
+    let command = cargo(&[
+        "package",
+        "--quiet",
+        "--list",
+        "--allow-dirty",
+        "--package",
+        package,
+    ])?;
+    let text = String::from_utf8_lossy(&answer(command)?).replace('\\', "/");
     Ok(text.lines().map(str::to_owned).collect())
 }
 

@@ -1,12 +1,11 @@
 //! The packages of the workspace, as `cargo metadata` describes them.
 
 use std::path::Path;
-use std::process::Stdio;
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result};
 use serde::Deserialize;
 
-use crate::command::{cargo, workspace_root};
+use crate::command::{answer, cargo, workspace_root};
 
 /// A package of the workspace.
 #[derive(Clone, Debug, Deserialize)]
@@ -53,13 +52,8 @@ struct Metadata {
 
 /// The packages of the workspace, sorted by name.
 pub(crate) fn packages() -> Result<Vec<Package>> {
-    let mut command = cargo(&["metadata", "--no-deps", "--format-version", "1"])?;
-    let output = command
-        .stderr(Stdio::inherit())
-        .output()
-        .context("cannot start cargo")?;
-    ensure!(output.status.success(), "`cargo metadata` failed");
-    parse(&output.stdout, &workspace_root()?)
+    let command = cargo(&["metadata", "--no-deps", "--format-version", "1"])?;
+    parse(&answer(command)?, &workspace_root()?)
 }
 
 fn parse(answer: &[u8], root: &Path) -> Result<Vec<Package>> {

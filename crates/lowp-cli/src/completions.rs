@@ -1,4 +1,4 @@
-//! `lowp completions`: the script that teaches a shell the commands and options.
+//! `lowp completions`: the script that teaches a shell the commands and options, by [`clap_complete::generate`].
 
 use crate::output;
 use anyhow::Result;

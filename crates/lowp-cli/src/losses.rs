@@ -1,4 +1,4 @@
-//! `lowp losses`: the losses of result files of `lowp train --json` side by side, as a table and as one picture.
+//! `lowp losses`: the losses of result files of `lowp train --json` side by side, as a table and as one picture. It calls no library.
 
 use crate::columns::Columns;
 use crate::files::{check_distinct, check_writable, read_regular, write_atomically};
@@ -59,7 +59,6 @@ struct Run {
 /// The runs of a recipe by seed.
 type Seeds = BTreeMap<u64, Run>;
 
-/// Runs the command.
 pub(crate) fn main(args: &Args) -> Result<()> {
     if let Some(path) = &args.svg {
         check_writable("--svg", path)?;
@@ -230,20 +229,15 @@ fn gap_lines<'a>(recipes: &'a [(String, Seeds)], baseline: &Seeds, window: usize
     recipes.iter().enumerate().skip(1).map(line).collect()
 }
 
-fn picture(recipes: &[(String, Seeds)], name: &str, baseline: &Seeds) -> String {
+fn picture<'a>(recipes: &'a [(String, Seeds)], name: &str, baseline: &Seeds) -> String {
     let steps = losses(baseline, |_| true).len();
     let window = (steps / 50).max(1);
-    let line = |(style, (name, seeds))| {
-        let seeds: &Seeds = seeds;
-        let name: &String = name;
-        Series {
-            name,
-            style,
-            values: smooth(&losses(seeds, |_| true), window),
-        }
+    let line = |(style, (name, seeds)): (usize, &'a (String, Seeds))| Series {
+        name,
+        style,
+        values: smooth(&losses(seeds, |_| true), window),
     };
-    let pairs = recipes.iter().map(|(name, seeds)| (name, seeds));
-    let loss: Vec<Line<'_>> = pairs.enumerate().map(line).collect();
+    let loss: Vec<Line<'_>> = recipes.iter().enumerate().map(line).collect();
     let gaps = gap_lines(recipes, baseline, (steps / 20).max(1));
     let charts = [
         curves("Training loss", "nats per byte", &loss),

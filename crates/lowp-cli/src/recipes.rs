@@ -1,4 +1,5 @@
-//! `lowp recipes`: what `--recipe` takes. The recipes, from their own answers, and the modifiers.
+//! `lowp recipes`: what `--recipe` takes: the recipes in words ([`RecipeWords`]), what they store and send ([`PhasePlans`]), and the
+//! modifiers ([`spelling::modifiers`]).
 
 mod name;
 mod options;
@@ -44,7 +45,6 @@ pub(crate) struct Args {
     device: Option<products::On>,
 }
 
-/// Runs the command.
 pub(crate) fn main(args: &Args) -> Result<()> {
     output::print(&match &args.device {
         Some(device) => products::table(device)?,

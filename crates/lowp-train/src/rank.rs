@@ -5,12 +5,13 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use lowp_checkpoint::{Block, Dtype, Late, Piece, Saver};
-use lowp_comm::{Communicator, MeshComm};
+use lowp_comm::{Communicator, Control, MeshComm, or_abort};
 use lowp_format::spelling::Variant;
 use lowp_fsdp::{LinearSpec, ModelError, ModelOptions, ShardedModel, VarSpec};
 use lowp_kernels::Backend;
 use lowp_optim::StepOptions;
 use lowp_shard::GradBucketOptions;
+use serde_json::Value;
 
 use crate::checkpoints::{LOSSES, Resumed, about_run};
 use crate::config::blocks;
@@ -18,6 +19,7 @@ use crate::data::{Data, share};
 use crate::error::TrainError;
 use crate::network::{Model, Network, NetworkResult, Place};
 use crate::outcome::{Outcome, Trained};
+use crate::result::RunResult;
 use crate::training::{Event, Training};
 
 /// Steps that are not measured where there are more than twice as many others.
@@ -26,13 +28,49 @@ const WARM_UP: usize = 4;
 type Comm<B> = Arc<dyn Communicator<B>>;
 type Specs = (Vec<LinearSpec>, Vec<VarSpec>);
 
+impl<M: Model, D: Data> Training<'_, M, D> {
+    /// Trains as one rank of `comm`, a world of as many ranks as the mesh has, and returns what all of them left. `network` makes the
+    /// network over this rank's parameters, again where the recipe changes. Collective.
+    ///
+    /// # Errors
+    /// What [`Training::check`] finds, a rank that failed, or a defect that the audit found. A loss that is not finite is no error here:
+    /// [`RunResult::check_finite`].
+    pub fn rank<B: Backend, N: Network<B, Batch = D::Batch>>(
+        &self,
+        backend: &B,
+        comm: Arc<dyn Communicator<B>>,
+        network: impl Fn(&mut ShardedModel<B, Variant>, Place) -> NetworkResult<N>,
+    ) -> Result<RunResult, TrainError> {
+        let rank = Rank {
+            training: self,
+            backend,
+            rank: comm.rank(),
+            network: &network,
+        };
+        let trained = self.compare(comm.control()).and_then(|()| {
+            let outcome = rank.train(&comm)?;
+            let data = (self.config, self.data.tokens());
+            outcome.result(self.run, data, comm.control())
+        });
+        or_abort(&*comm, trained)
+    }
+
+    /// Checks the run, and that all ranks make it with the same data.
+    fn compare(&self, control: &dyn Control) -> Result<(), TrainError> {
+        self.check()?;
+        let none = [Value::Null, Value::Null];
+        let about = about_run(self.config, self.run, &self.data.digest(), none)?;
+        Ok(control.all_equal("the run", &about.to_string())?)
+    }
+}
+
 /// One rank of a run.
-pub(crate) struct Rank<'a, M, D, B, F> {
-    pub(crate) training: &'a Training<'a, M, D>,
-    pub(crate) backend: &'a B,
-    pub(crate) rank: usize,
+struct Rank<'a, M, D, B, F> {
+    training: &'a Training<'a, M, D>,
+    backend: &'a B,
+    rank: usize,
     /// Makes the network.
-    pub(crate) network: &'a F,
+    network: &'a F,
 }
 
 impl<M, D, B, F, N> Rank<'_, M, D, B, F>
@@ -44,7 +82,7 @@ where
     N: Network<B, Batch = D::Batch>,
 {
     /// Trains, and saves what is to be saved. Collective.
-    pub(crate) fn train(&self, comm: &Comm<B>) -> Result<Outcome, TrainError> {
+    fn train(&self, comm: &Comm<B>) -> Result<Outcome, TrainError> {
         let Training {
             run,
             config,

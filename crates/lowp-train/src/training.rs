@@ -1,22 +1,13 @@
 //! [`Training`]: one run of a configuration, on the ranks of a world.
 
 use std::fmt;
-use std::sync::Arc;
 use std::thread;
 
-use lowp_comm::{Communicator, Control, or_abort};
-use lowp_format::spelling::Variant;
-use lowp_fsdp::ShardedModel;
-use lowp_kernels::Backend;
-use serde_json::Value;
-
-use crate::checkpoints::{Checkpoints, Resumed, about_run};
+use crate::checkpoints::{Checkpoints, Resumed};
 use crate::config::Config;
 use crate::data::Data;
 use crate::error::TrainError;
-use crate::network::{Model, Network, NetworkResult, Place, Profile};
-use crate::rank::Rank;
-use crate::result::RunResult;
+use crate::network::{Model, Profile};
 use crate::run::Run;
 
 /// What happens in a run, as rank 0 sees it.
@@ -101,42 +92,6 @@ impl<'a, M: Model, D: Data> Training<'a, M, D> {
         let saved = (self.config, &self.checkpoints);
         let resumed = Resumed::find(saved, self.run, &self.data.digest())?;
         Ok(resumed.map(|resumed| resumed.step()))
-    }
-
-    /// Trains as one rank of `comm`, a world of as many ranks as the mesh has, and returns what all of them left. `network` makes the
-    /// network over this rank's parameters, again where the recipe changes. Collective.
-    ///
-    /// # Errors
-    /// What [`Training::check`] finds, a rank that failed, or a defect that the audit found. A loss that is not finite is no error here:
-    /// [`RunResult::check_finite`].
-    pub fn rank<B: Backend, N: Network<B, Batch = D::Batch>>(
-        &self,
-        backend: &B,
-        comm: Arc<dyn Communicator<B>>,
-        network: impl Fn(&mut ShardedModel<B, Variant>, Place) -> NetworkResult<N>,
-    ) -> Result<RunResult, TrainError> {
-        let rank = Rank {
-            training: self,
-            backend,
-            rank: comm.rank(),
-            network: &network,
-        };
-        let trained = self.compare(comm.control()).and_then(|()| {
-            let outcome = rank.train(&comm)?;
-            let data = (self.config, self.data.tokens());
-            outcome.result(self.run, data, comm.control())
-        });
-        or_abort(&*comm, trained)
-    }
-}
-
-impl<M: Model, D: Data> Training<'_, M, D> {
-    /// Checks the run, and that all ranks make it with the same data.
-    fn compare(&self, control: &dyn Control) -> Result<(), TrainError> {
-        self.check()?;
-        let none = [Value::Null, Value::Null];
-        let about = about_run(self.config, self.run, &self.data.digest(), none)?;
-        Ok(control.all_equal("the run", &about.to_string())?)
     }
 }
 

@@ -1,4 +1,5 @@
-//! `lowp bench`: what every operation costs on a device, next to a plain copy.
+//! `lowp bench`: what every operation costs on a device, next to a plain copy, by `lowp_kernels::bench`; between ranks by the crates
+//! that gather, reduce and step.
 
 #[cfg(feature = "cuda")]
 mod by_size;
@@ -81,7 +82,6 @@ const SUMS: &[Named<bool>] = &[
     ),
 ];
 
-/// Runs the command.
 pub(crate) fn main(args: &Args) -> Result<()> {
     let ordinal = match args.device {
         Device::Cuda(ordinal) => ordinal,

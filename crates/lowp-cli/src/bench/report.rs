@@ -9,7 +9,6 @@ use std::fmt;
 /// One operation on one set of shapes.
 #[derive(Clone, Debug, Serialize)]
 pub(super) struct Row {
-    /// What is done.
     pub(super) operation: String,
     /// The recipe, or `-`.
     pub(super) recipe: String,
@@ -56,11 +55,9 @@ impl Row {
 /// All rows, and what they are compared with.
 #[derive(Clone, Debug, Serialize)]
 pub(super) struct Report {
-    /// The device's name.
     pub(super) device: String,
     /// Bytes read and written by a device-to-device copy of large buffers, in 10^9 per second.
     pub(super) copy_gb_per_s: f64,
-    /// The rows.
     pub(super) rows: Vec<Row>,
 }
 
@@ -104,9 +101,7 @@ impl fmt::Display for Report {
 /// One operation of all ranks.
 #[derive(Clone, Debug, Serialize)]
 pub(super) struct RankRow {
-    /// What is done.
     pub(super) operation: String,
-    /// The recipe.
     pub(super) recipe: String,
     /// Bytes of the full buffers of a gather, or that one rank's step reads and writes.
     pub(super) bytes: usize,
@@ -123,9 +118,7 @@ pub(super) struct RankRow {
 /// The rows of all ranks.
 #[derive(Clone, Debug, Serialize)]
 pub(super) struct RanksReport {
-    /// The devices' name.
     pub(super) device: String,
-    /// Number of ranks.
     pub(super) ranks: usize,
     /// Who adds gradients in f32.
     pub(super) sums: &'static str,
@@ -137,7 +130,6 @@ pub(super) struct RanksReport {
     pub(super) copy_gb_per_s: f64,
     /// A copy of few bytes among others in a graph.
     pub(super) small_copy_microseconds: f64,
-    /// The rows.
     pub(super) rows: Vec<RankRow>,
 }
 

@@ -48,7 +48,6 @@ pub(crate) struct Args {
     verbosity: Verbosity,
 }
 
-/// Runs the command.
 pub(super) fn main(args: &Args) -> Result<()> {
     args.device.run(args)
 }

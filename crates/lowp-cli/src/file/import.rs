@@ -52,7 +52,6 @@ const FLOATS: &[Named<FloatName>] = &[
     ("bf16", "BF16, rounded to nearest even", FloatName::Bf16),
 ];
 
-/// Runs the command.
 pub(super) fn main(args: &Args) -> Result<()> {
     let summary = Summary::begin(args.verbosity);
     let hub = Hub::open(&args.input)?;

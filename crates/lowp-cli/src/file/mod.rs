@@ -37,7 +37,6 @@ pub(crate) enum Command {
     Import(import::Args),
 }
 
-/// Runs one file command.
 pub(crate) fn main(command: &Command) -> Result<()> {
     let done = match command {
         Command::Quantize(args) => quantize::main(args),

@@ -1,6 +1,6 @@
 //! [`OutArgs`]: where a command writes a model: one file, or a folder as Hugging Face keeps models.
 
-use super::size::Size;
+use super::size::bytes;
 use crate::usage::input_error;
 use anyhow::Result;
 use lowp_file::Out;
@@ -15,8 +15,8 @@ pub(super) struct OutArgs {
     output: PathBuf,
 
     /// Most bytes of tensors in a file of a folder; the parts of a tensor stay together [default: 5GB]
-    #[arg(long, value_name = "SIZE")]
-    max_shard_size: Option<Size>,
+    #[arg(long, value_name = "SIZE", value_parser = bytes)]
+    max_shard_size: Option<u64>,
 }
 
 impl OutArgs {
@@ -49,7 +49,7 @@ impl OutArgs {
                 "it exists and is a file, and a name that does not end in .safetensors is that of a folder; give another name",
             ));
         }
-        let most = self.max_shard_size.unwrap_or_default().0;
+        let most = self.max_shard_size.unwrap_or(Out::MOST_BYTES);
         Ok(Out::folder(output, inputs, most)?)
     }
 }

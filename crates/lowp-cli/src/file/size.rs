@@ -1,8 +1,5 @@
 //! `--max-shard-size`: bytes, as people write them.
 
-use lowp_file::Out;
-use std::str::FromStr;
-
 /// Units, the longer names first.
 const UNITS: [(&str, u64); 7] = [
     ("KiB", 1 << 10),
@@ -14,33 +11,20 @@ const UNITS: [(&str, u64); 7] = [
     ("B", 1),
 ];
 
-/// A number of bytes above 0.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Size(pub(super) u64);
-
-impl Default for Size {
-    fn default() -> Self {
-        Self(Out::MOST_BYTES)
-    }
-}
-
-impl FromStr for Size {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<Self, String> {
-        let found = UNITS.iter().find_map(|&(unit, bytes)| {
-            let number = text.strip_suffix(unit)?;
-            Some((number, bytes))
-        });
-        let (number, unit) = found.unwrap_or((text, 1));
-        let bytes = number.trim_end().parse::<u64>().ok();
-        match bytes.and_then(|number| number.checked_mul(unit)) {
-            Some(bytes) if bytes > 0 => Ok(Self(bytes)),
-            _ => Err(
-                "give a whole number above 0 and B, KB, MB, GB, KiB, MiB or GiB, such as 5GB"
-                    .to_owned(),
-            ),
-        }
+/// The number of bytes, above 0, that `text` is.
+pub(super) fn bytes(text: &str) -> Result<u64, String> {
+    let found = UNITS.iter().find_map(|&(unit, bytes)| {
+        let number = text.strip_suffix(unit)?;
+        Some((number, bytes))
+    });
+    let (number, unit) = found.unwrap_or((text, 1));
+    let bytes = number.trim_end().parse::<u64>().ok();
+    match bytes.and_then(|number| number.checked_mul(unit)) {
+        Some(bytes) if bytes > 0 => Ok(bytes),
+        _ => Err(
+            "give a whole number above 0 and B, KB, MB, GB, KiB, MiB or GiB, such as 5GB"
+                .to_owned(),
+        ),
     }
 }
 
@@ -57,7 +41,7 @@ mod tests {
             ("12 MB", 12_000_000),
             ("3KiB", 3 << 10),
         ] {
-            assert_eq!(text.parse(), Ok(Size(bytes)), "{text}");
+            assert_eq!(super::bytes(text), Ok(bytes), "{text}");
         }
         for text in [
             "",
@@ -69,7 +53,7 @@ mod tests {
             "99999999999GB",
             "5TB",
         ] {
-            assert!(text.parse::<Size>().is_err(), "{text}");
+            assert!(bytes(text).is_err(), "{text}");
         }
     }
 }

@@ -30,7 +30,6 @@ pub(crate) struct Args {
     verbosity: Verbosity,
 }
 
-/// Runs the command.
 pub(super) fn main(args: &Args) -> Result<()> {
     let summary = Summary::begin(args.verbosity);
     let rank_files = RankFiles::open(&args.input)?;

@@ -47,7 +47,6 @@ pub(crate) struct Args {
     device: Option<Device>,
 }
 
-/// Runs the command.
 pub(crate) fn main(args: &Args) -> Result<()> {
     match (&args.b, &args.source, args.device) {
         (_, Some(source), device) => device.unwrap_or(Device::Cpu).run(SourceCheck {

@@ -99,6 +99,14 @@ impl Setup {
     }
 }
 
+impl Setup {
+    /// Every run, with the configuration of its seed.
+    pub(crate) fn each(&self) -> impl Iterator<Item = (&Run, Config<GptConfig>)> {
+        let of = |config: Config<GptConfig>| self.runs.iter().map(move |run| (run, config.clone()));
+        self.config.each_seed().flat_map(of)
+    }
+}
+
 /// Checks that options of GPUs are given where there are some.
 fn check_device(args: &Args) -> Result<(), UsageError> {
     let of_gpus = [

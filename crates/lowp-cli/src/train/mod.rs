@@ -37,7 +37,6 @@ use world::World;
 /// See data/README.md for source and licence.
 static BUNDLED: &[u8] = include_bytes!("../../data/moby-dick.txt");
 
-/// Runs the command.
 pub(crate) fn main(args: &Args) -> Result<()> {
     if args.list {
         return output::print(&crate::recipes::table()?);
@@ -66,28 +65,22 @@ fn train(args: &Args, world: &World) -> Result<()> {
     }
     check_resume(args, &setup)?;
     if world.reports() {
-        for config in setup.config.each_seed() {
-            for run in &setup.runs {
-                setup
-                    .checkpoints
-                    .check_writable(run, config.seed)
-                    .map_err(failed)?;
-            }
+        for (run, config) in setup.each() {
+            let writable = setup.checkpoints.check_writable(run, config.seed);
+            writable.map_err(failed)?;
         }
     }
-    for config in setup.config.each_seed() {
-        for run in &setup.runs {
-            let training = Training {
-                checkpoints: setup.checkpoints.clone(),
-                ..Training::new(run, &config, &text)
-            };
-            let found = training.check().map_err(failed)?;
-            if found.is_none() && args.resume.is_some() && world.reports() {
-                let (name, seed) = (&run.name, config.seed);
-                output::note(&format!(
-                    "{name} seed {seed}: no checkpoint to go on behind; it begins anew"
-                ));
-            }
+    for (run, config) in setup.each() {
+        let training = Training {
+            checkpoints: setup.checkpoints.clone(),
+            ..Training::new(run, &config, &text)
+        };
+        let found = training.check().map_err(failed)?;
+        if found.is_none() && args.resume.is_some() && world.reports() {
+            let (name, seed) = (&run.name, config.seed);
+            output::note(&format!(
+                "{name} seed {seed}: no checkpoint to go on behind; it begins anew"
+            ));
         }
     }
     world.agree(args, &setup, &text)?;
@@ -141,11 +134,9 @@ fn check_resume(args: &Args, setup: &Setup) -> Result<(), UsageError> {
             ))),
         };
     }
-    for config in setup.config.each_seed() {
-        for run in &setup.runs {
-            if setup.checkpoints.source(run, config.seed)?.is_some() {
-                return Ok(());
-            }
+    for (run, config) in setup.each() {
+        if setup.checkpoints.source(run, config.seed)?.is_some() {
+            return Ok(());
         }
     }
     let label = |run: &Run| format!("{}-seed{}", run.recipe, setup.config.seed);
@@ -187,17 +178,15 @@ fn train_all(
         .iter()
         .map(|run| label(&run.name, setup.config.last_seed()));
     let width = labels.map(|text| text.chars().count()).max().unwrap_or(0);
-    for config in setup.config.each_seed() {
-        for run in &setup.runs {
-            let label = format!("{:width$}", label(&run.name, config.seed));
-            // Only rank 0 reports.
-            let progress = world.reports().then(|| Progress::new(&label, config.steps));
-            let place = (text, world);
-            let result = run::run(run, &config, (args, setup), place, progress.as_ref())?;
-            results.push(result);
-            if let Some(progress) = progress {
-                progress.finish();
-            }
+    for (run, config) in setup.each() {
+        let label = format!("{:width$}", label(&run.name, config.seed));
+        // Only rank 0 reports.
+        let progress = world.reports().then(|| Progress::new(&label, config.steps));
+        let place = (text, world);
+        let result = run::run(run, &config, (args, setup), place, progress.as_ref())?;
+        results.push(result);
+        if let Some(progress) = progress {
+            progress.finish();
         }
     }
     Ok(())

@@ -78,6 +78,19 @@ fn table(setup: &Setup, summaries: &[Summary<'_>]) -> String {
     out
 }
 
+/// One line or bar per recipe.
+fn series<'a, T>(
+    summaries: &'a [Summary<'_>],
+    values: impl Fn(&Summary<'_>) -> T,
+) -> Vec<Series<'a, T>> {
+    let one = |(style, summary): (usize, &'a Summary<'_>)| Series {
+        name: &summary.first.recipe,
+        style,
+        values: values(summary),
+    };
+    summaries.iter().enumerate().map(one).collect()
+}
+
 /// The loss curves, and how far each is above the baseline's.
 fn loss(out: &mut String, summaries: &[Summary<'_>]) {
     let steps = summaries.iter().map(|s| s.first.steps).max().unwrap_or(0);
@@ -95,23 +108,8 @@ fn loss(out: &mut String, summaries: &[Summary<'_>]) {
             });
         items.collect::<Vec<_>>().join(" ")
     };
-    let smoothed = |window: usize| -> Vec<Series<'_, Vec<f64>>> {
-        let series = |(style, summary): (usize, &Summary<'_>)| {
-            (style, smooth(&summary.train_loss(), window))
-        };
-        let named = summaries
-            .iter()
-            .map(|summary| summary.first.recipe.as_str());
-        let lines = summaries.iter().enumerate().map(series);
-        lines
-            .zip(named)
-            .map(|((style, values), name)| Series {
-                name,
-                style,
-                values,
-            })
-            .collect()
-    };
+    let smoothed =
+        |window: usize| series(summaries, |summary| smooth(&summary.train_loss(), window));
     let window = (steps / 50).max(1);
     let _ = writeln!(
         out,
@@ -163,23 +161,9 @@ fn means(window: usize) -> String {
 fn bytes(out: &mut String, setup: &Setup, summaries: &[Summary<'_>]) {
     let bf16 = columns::in_bf16(setup);
     let bars_of = |title: &str, of: fn(&RunResult) -> u64, mark: Option<u64>| {
-        let entry = |(style, summary): (usize, &Summary<'_>)| {
-            (style, summary.first.per_weight(of(summary.first)))
-        };
-        let names = summaries
-            .iter()
-            .map(|summary| summary.first.recipe.as_str());
-        let entries: Vec<_> = summaries
-            .iter()
-            .enumerate()
-            .map(entry)
-            .zip(names)
-            .map(|((style, values), name)| Series {
-                name,
-                style,
-                values,
-            })
-            .collect();
+        let entries = series(summaries, |summary| {
+            summary.first.per_weight(of(summary.first))
+        });
         let first = summaries.first().map(|summary| summary.first);
         let mark = mark
             .zip(first)

@@ -102,10 +102,9 @@ impl World {
 }
 
 /// What ranks must have been started with alike: options, and their values as text.
-fn alike(args: &Args, setup: &Setup) -> Result<Vec<(String, String)>, UsageError> {
-    let told = |error: serde_json::Error| UsageError::new(error.to_string());
-    let text = serde_json::to_string(&setup.config).map_err(told)?;
-    let record: Map<String, Value> = serde_json::from_str(&text).map_err(told)?;
+fn alike(args: &Args, setup: &Setup) -> Result<Vec<(String, String)>> {
+    let text = serde_json::to_string(&setup.config)?;
+    let record: Map<String, Value> = serde_json::from_str(&text)?;
     let field = |(field, value): (&String, &Value)| {
         let option = named(&format!("`{field}`"));
         (option, value.to_string())

@@ -6,7 +6,7 @@ mod target;
 mod tests;
 
 use super::progress::Bar;
-use super::size::Size;
+use super::size::bytes;
 use super::summary::{Summary, Verbosity, left_out, warn_of_overflows};
 use crate::amax_groups::OPTION;
 use crate::globs;
@@ -64,14 +64,13 @@ pub(crate) struct Args {
     fused: OnFused,
 
     /// Most bytes of tensors in a file; a tensor and its scales stay together
-    #[arg(long, value_name = "SIZE", default_value = "5GB")]
-    max_shard_size: Size,
+    #[arg(long, value_name = "SIZE", default_value = "5GB", value_parser = bytes)]
+    max_shard_size: u64,
 
     #[command(flatten)]
     verbosity: Verbosity,
 }
 
-/// Runs the command.
 pub(super) fn main(args: &Args) -> Result<()> {
     let to = args.to;
     if checkpoint::is_checkpoint(&args.input) {
@@ -99,7 +98,7 @@ fn export(export: Export<'_>, args: &Args, hub: Option<&Hub>, read: u64) -> Resu
     check_amaxes(&export, &args.amax_group)?;
     args.fused.check(&export, to)?;
     let bar = Bar::new("export");
-    let done = export.write(&args.output, args.max_shard_size.0, &bar)?;
+    let done = export.write(&args.output, args.max_shard_size, &bar)?;
     bar.finish();
     if let Some(float) = to.float() {
         warn_of_overflows(&done.overflows, float, "--to fp32");

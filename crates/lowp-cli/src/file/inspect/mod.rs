@@ -1,4 +1,5 @@
-//! `lowp inspect`: what a file, a sharded model or a folder of rank files holds.
+//! `lowp inspect`: what a file, a sharded model or a folder of rank files holds, by [`lowp_file::inspect()`]; checkpoints by
+//! [`checkpoint::inspect`].
 
 mod table;
 
@@ -50,7 +51,6 @@ struct Document {
     files: Vec<Report>,
 }
 
-/// Runs the command.
 pub(super) fn main(args: &Args) -> Result<()> {
     if checkpoint::is_checkpoint(&args.input) {
         if let Some(reference) = &args.reference {

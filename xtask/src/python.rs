@@ -2,9 +2,6 @@
 //! numpy, and the table that sets peers beside the bench of a GPU. With torch: the package, and what transformers and
 //! compressed-tensors make of exported models.
 
-pub(crate) mod environment;
-pub(crate) mod wheel;
-
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::thread::{self, JoinHandle};
@@ -12,7 +9,8 @@ use std::thread::{self, JoinHandle};
 use anyhow::{Context, Error, Result, anyhow, ensure};
 
 use crate::command::{run, target_dir, workspace_root};
-use environment::Environment;
+use crate::environment::{self, Environment};
+use crate::wheel;
 
 /// Test folders, from the workspace root.
 const FILES: &[&str] = &["crates/lowp-cli/tests/python", "benches/peers/tests"];

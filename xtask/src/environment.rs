@@ -218,7 +218,7 @@ fn interpreter() -> Result<Vec<u8>> {
 }
 
 /// The text of a list, with the lists that it includes.
-pub(super) fn packages(list: &Path) -> Result<String> {
+pub(crate) fn packages(list: &Path) -> Result<String> {
     let text =
         fs::read_to_string(list).with_context(|| format!("cannot read {}", list.display()))?;
     let mut all = String::new();

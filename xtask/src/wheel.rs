@@ -7,9 +7,9 @@ use std::process::Command;
 use anyhow::{Context, Result, ensure};
 use clap::Args;
 
-use super::environment::{Environment, pip_install};
 use crate::command::{run, target_dir, workspace_root};
 use crate::cuda;
+use crate::environment::{Environment, pip_install};
 
 /// The crate, from the workspace root.
 const CRATE: &str = "crates/lowp-python";
