@@ -34,8 +34,8 @@ pub use traffic::{Operation, Step};
 
 use lowp_format::{Recipe, ReshardAfterForward};
 
-use crate::plain_vars::VarRecipe;
 use crate::Sharding;
+use crate::plain_vars::VarRecipe;
 use weight::WeightCost;
 use weights::Weights;
 

@@ -174,7 +174,8 @@ impl LinearPlan {
 /// The buffers that an operand of bf16 values is cast into.
 fn buffers(operand: &Operand) -> impl Iterator<Item = BufferSpec> {
     let usage = encoded(operand, Code::Bf16);
-    operand.quantizers.buffers(usage).into_iter()
+    let cast = (!usage.is_empty()).then(|| operand.quantizers.buffers(usage));
+    cast.into_iter().flatten()
 }
 
 /// The memory that decoded values of an operand go to, until the next ones.
@@ -264,8 +265,7 @@ mod tests {
                 let shape = Shape::new(TOKENS, width);
                 let source = Cpu.alloc(shape.elements()).expect("room");
                 let part = (shape, Usage::BOTH, 0);
-                let planned =
-                    operands.plan_encode(role, part, &Source::Bf16(source), |_| Ok(None));
+                let planned = operands.plan_encode(role, part, &Source::Bf16(source), |_| Ok(None));
                 planned.expect("a cast")
             };
             let (x, dy) = (

@@ -1,7 +1,7 @@
 //! [`Operation`]: the collectives of one step, with their bytes and the time of gathers.
 
-use super::config::CostConfig;
 use super::bandwidth::Bandwidth;
+use super::config::CostConfig;
 use super::links::{Links, Moved, Route, neighbours, replicas};
 use super::weight::{Gather, Local, Use};
 use super::weights::Weights;

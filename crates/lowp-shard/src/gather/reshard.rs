@@ -6,8 +6,8 @@ use lowp_format::ReshardAfterForward;
 use lowp_kernels::Backend;
 
 use super::GatherPool;
-use super::meter::Metered;
 use super::kind::{GatherKind, ParamPlans};
+use super::meter::Metered;
 use super::pool::DestinationSet;
 use crate::ShardError;
 use lowp_comm::{Communicator, GatherItem, or_abort};

@@ -14,8 +14,8 @@ use super::TransformerError;
 use super::module::Kernels;
 use super::place::at;
 use super::trace::Trace;
-use crate::places::{NORM_ROWS, norm_sums};
 use crate::params::{self, Arg};
+use crate::places::{NORM_ROWS, norm_sums};
 
 type Values = CudaBuffer<bf16>;
 type Sums = CudaBuffer<f32>;

@@ -418,7 +418,10 @@ fn a_run_holds_what_is_planned() {
         "--recipe mxfp8+bf16-forward --keep-bf16 *.qkv",
     ];
     runs.extend(others.map(str::to_owned));
-    for words in runs.iter().flat_map(|words| [words.clone(), format!("{words} --no-cudnn")]) {
+    for words in runs
+        .iter()
+        .flat_map(|words| [words.clone(), format!("{words} --no-cudnn")])
+    {
         let asked = asked(&format!("{SMALL} {words} --device cuda"));
         let (mut sharded, mut network) = model(&cuda, &asked);
         run(&mut sharded, &mut network, &asked, (2, 0));
