@@ -174,7 +174,8 @@ impl LinearPlan {
 /// The buffers that an operand of bf16 values is cast into.
 fn buffers(operand: &Operand) -> impl Iterator<Item = BufferSpec> {
     let usage = encoded(operand, Code::Bf16);
-    operand.quantizers.buffers(usage).into_iter()
+    let cast = (!usage.is_empty()).then(|| operand.quantizers.buffers(usage));
+    cast.into_iter().flatten()
 }
 
 /// The memory that decoded values of an operand go to, until the next ones.

@@ -55,14 +55,15 @@ JSON of --model:
       staged             beside full weights, with --sharding zero1
       buckets            of full gradients, as `lowp train` has them: one at a time
       variables, variable_state  full f32 copies; masters, moments and gradients of the own rows
-  device                 with --device cuda: what the GPU of that rank holds beside `memory`, and of it
+  device                 with --device cuda: what its GPU holds beside `memory`, and in all:
       sequences          of a micro-batch
       scales             those bytes of `weights` that are no codes
       variables_gathered  f32 shards of the variables, and what they are gathered in
       staging            where gradients arrive that are added there
-      activations        kept for backward; in_turn: operands, logits and gradients that layers use in turn
-      workspaces         of products and attention; null as both above where a file's layers are not planned
-      total              with `memory`: `planned_bytes_per_rank` of `lowp train`
+      activations        kept for backward; null, as the next two, with a config.json
+      in_turn            operands, logits and gradients of activations, which layers use in turn
+      workspaces         of products and attention
+      total              of all; `planned_bytes_per_rank` of `lowp train`
   left_out               array of `what`, and its `bytes` or null
   operations             array, in the order of a step:
       what               forward, forward_again, backward, full_weights, gradients, replicas or
