@@ -207,7 +207,9 @@ impl Ops {
 
     /// A kernel that takes `len` values of each of `buffers`.
     fn octets(&self, name: &'static str, buffers: &[&Values], len: usize) -> Done {
-        let args = buffers.iter().map(|buffer| Ok(Arg::Pointer(at(buffer, len)?)));
+        let args = buffers
+            .iter()
+            .map(|buffer| Ok(Arg::Pointer(at(buffer, len)?)));
         let args = args.collect::<Result<Vec<_>, TransformerError>>()?;
         // SAFETY: as in `norm`.
         unsafe { self.launch_each(name, &args, octets(len)?) }
