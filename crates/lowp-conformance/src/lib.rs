@@ -6,27 +6,29 @@
 //! The tests of a backend: [`suite!`] makes one of every law. `rig` next to it says on what they run.
 //!
 //! ```
-//! use lowp_conformance::Rig;
-//! use lowp_kernels::Cpu;
+//! mod conformance {
+//!     use lowp_conformance::Rig;
+//!     use lowp_kernels::Cpu;
 //!
-//! mod rig {
-//!     use super::*;
+//!     mod rig {
+//!         use super::*;
 //!
-//!     /// As the backend is used.
-//!     pub fn once(test: impl Fn(&Rig<Cpu>)) {
-//!         test(&Rig::new(Cpu, "CPU"));
+//!         /// As the backend is used.
+//!         pub fn once(test: impl Fn(&Rig<Cpu>)) {
+//!             test(&Rig::new(Cpu, "CPU"));
+//!         }
+//!
+//!         /// In every way in which it can run: with few threads and with many, for example.
+//!         pub use once as everywhere;
+//!
+//!         /// In all of these ways at once.
+//!         pub fn together(test: impl Fn(&[Rig<Cpu>])) {
+//!             once(|rig| test(std::slice::from_ref(rig)));
+//!         }
 //!     }
 //!
-//!     /// In every way in which it can run: with few threads and with many, for example.
-//!     pub use once as everywhere;
-//!
-//!     /// In all of these ways at once.
-//!     pub fn together(test: impl Fn(&[Rig<Cpu>])) {
-//!         once(|rig| test(std::slice::from_ref(rig)));
-//!     }
+//!     lowp_conformance::suite!();
 //! }
-//!
-//! lowp_conformance::suite!();
 //! ```
 
 use half::bf16;

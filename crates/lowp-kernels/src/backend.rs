@@ -1,11 +1,13 @@
-//! The [`Backend`] trait: buffers and planned work.
+//! The [`Backend`] trait: buffers and planned work; and [`Source`], a buffer of high-precision values.
 
 use std::fmt::Debug;
 use std::ops::Range;
 
+use half::bf16;
+
 use crate::host::zeroed;
 use crate::sealed;
-use crate::{DeviceBuffer, Element, KernelError, Pending, StepScalars, Work};
+use crate::{DeviceBuffer, Element, FloatDtype, KernelError, Pending, StepScalars, Work};
 
 /// A stream of work on a device that holds buffers and runs jobs.
 ///
@@ -233,5 +235,123 @@ pub trait Backend: sealed::Backend + Clone + Debug + Send + Sync + 'static {
     fn once(&self, work: Work<Self>) -> Result<(), KernelError> {
         let plan = self.plan(work)?;
         self.run(&plan, &StepScalars::default())
+    }
+}
+
+/// High-precision values: what casts read, and what decodes write.
+#[derive(Clone, Debug)]
+pub enum Source<B: Backend> {
+    /// binary32 values.
+    F32(B::Buffer<f32>),
+    /// bfloat16 values: widened exactly where they are read, rounded to nearest even where they are written.
+    Bf16(B::Buffer<bf16>),
+}
+
+impl<B: Backend> Source<B> {
+    /// `len` zeros of `dtype`.
+    ///
+    /// # Errors
+    /// The device has no room.
+    pub fn alloc(backend: &B, dtype: FloatDtype, len: usize) -> Result<Self, KernelError> {
+        Ok(match dtype {
+            FloatDtype::F32 => Source::F32(backend.alloc(len)?),
+            FloatDtype::Bf16 => Source::Bf16(backend.alloc(len)?),
+        })
+    }
+
+    /// What the values are stored as.
+    pub fn dtype(&self) -> FloatDtype {
+        match self {
+            Source::F32(_) => FloatDtype::F32,
+            Source::Bf16(_) => FloatDtype::Bf16,
+        }
+    }
+
+    /// Number of values.
+    pub fn len(&self, backend: &B) -> usize {
+        match self {
+            Source::F32(buffer) => backend.len(buffer),
+            Source::Bf16(buffer) => backend.len(buffer),
+        }
+    }
+
+    /// Whether there are no values.
+    pub fn is_empty(&self, backend: &B) -> bool {
+        self.len(backend) == 0
+    }
+
+    /// The addresses of the memory, as [`Backend::span`].
+    pub fn span(&self, backend: &B) -> Range<usize> {
+        match self {
+            Source::F32(buffer) => backend.span(buffer),
+            Source::Bf16(buffer) => backend.span(buffer),
+        }
+    }
+
+    /// Values `range` as a source of their own, which shares the memory.
+    ///
+    /// # Errors
+    /// The range lies outside.
+    pub fn view(&self, backend: &B, range: Range<usize>) -> Result<Self, KernelError> {
+        Ok(match self {
+            Source::F32(buffer) => Source::F32(backend.view(buffer, range)?),
+            Source::Bf16(buffer) => Source::Bf16(backend.view(buffer, range)?),
+        })
+    }
+
+    /// Checks that the values lie on the device of `backend`.
+    ///
+    /// # Errors
+    /// They lie on another one.
+    pub fn owned_by(&self, backend: &B) -> Result<(), KernelError> {
+        match self {
+            Source::F32(buffer) => backend.owns(buffer),
+            Source::Bf16(buffer) => backend.owns(buffer),
+        }
+    }
+
+    /// Copies values from `start` on to the host, widened.
+    ///
+    /// # Errors
+    /// The range lies outside.
+    pub fn read(&self, backend: &B, start: usize, values: &mut [f32]) -> Result<(), KernelError> {
+        match self {
+            Source::F32(buffer) => backend.read(buffer, start, values),
+            Source::Bf16(buffer) => {
+                let mut narrow = vec![bf16::ZERO; values.len()];
+                backend.read(buffer, start, &mut narrow)?;
+                let widened = narrow.iter().map(|x| x.to_f32());
+                values.iter_mut().zip(widened).for_each(|(to, x)| *to = x);
+                Ok(())
+            }
+        }
+    }
+
+    /// All values, widened.
+    ///
+    /// # Errors
+    /// The device failed, or the host has no room.
+    pub fn download(&self, backend: &B) -> Result<Vec<f32>, KernelError> {
+        match self {
+            Source::F32(buffer) => backend.download(buffer),
+            Source::Bf16(buffer) => {
+                let values = backend.download(buffer)?;
+                Ok(values.into_iter().map(bf16::to_f32).collect())
+            }
+        }
+    }
+
+    /// Copies host values into the buffer from `start` on, rounded to its dtype (to nearest even).
+    ///
+    /// # Errors
+    /// The range lies outside.
+    pub fn write(&self, backend: &B, start: usize, values: &[f32]) -> Result<(), KernelError> {
+        match self {
+            Source::F32(buffer) => backend.write(buffer, start, values),
+            Source::Bf16(buffer) => {
+                let narrow: Vec<bf16> = values.iter().map(|&x| bf16::from_f32(x)).collect();
+                backend.write(buffer, start, &narrow)
+            }
+        }
     }
 }

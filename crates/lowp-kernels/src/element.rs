@@ -39,7 +39,7 @@ mod sealed {
 
 /// A plain value that buffers are made of: `u8`, `f32` or `bf16`.
 pub trait Element:
-    Copy + Debug + Default + PartialEq + Send + Sync + sealed::Sealed + 'static
+    bytemuck::Pod + Debug + Default + PartialEq + Send + Sync + sealed::Sealed
 {
 }
 impl Element for u8 {}

@@ -69,7 +69,7 @@ pub mod sealed;
 #[doc(hidden)]
 pub mod testing;
 
-pub use backend::Backend;
+pub use backend::{Backend, Source};
 pub use buffer::DeviceBuffer;
 pub use cpu::{Cpu, CpuBuffer, CpuGraph, CpuPlan, CpuRead, CpuWrite};
 #[cfg(feature = "cuda")]
@@ -80,8 +80,8 @@ pub use element::{Element, FloatDtype};
 pub use error::KernelError;
 pub use job::{
     AdamMode, AdamwAmax, AdamwJob, AmaxJob, BlockAmax, ConvertJob, DecodeJob, EncodeJob,
-    FlatBlocks, FlatEncodeJob, HistoryJob, InterleaveJob, Moments, RepackJob, Slot, Source,
-    StepScalarsJob, StochasticKey, SumJob, SumSquaresJob, Target, TensorInput, TransposeJob, Work,
+    FlatBlocks, FlatEncodeJob, HistoryJob, InterleaveJob, Moments, RepackJob, Slot, StepScalarsJob,
+    StochasticKey, SumJob, SumSquaresJob, Target, TensorInput, TransposeJob, Work,
 };
 pub use pending::Pending;
 pub use quantized::Quantized;

@@ -3,9 +3,8 @@
 use std::fmt::Write as _;
 use std::sync::Arc;
 
-use half::bf16;
 use lowp_comm::{Communicator, Done, Mesh, Traffic, or_abort};
-use lowp_kernels::{Backend, Moments, StepCounts};
+use lowp_kernels::{Backend, StepCounts};
 use lowp_shard::{FlatGather, Requantize, ScaleBook};
 
 use crate::memory::OverGrads;
@@ -236,21 +235,11 @@ impl<B: Backend> AdamW<B> {
     /// # Errors
     /// An id of another optimizer, or the backend failed.
     pub fn moments(&self, id: ParamId) -> Result<[Vec<f32>; 2], OptimError> {
-        let backend = &self.backend;
-        let widen = |buffer| -> Result<Vec<f32>, OptimError> {
-            let values: Vec<bf16> = backend.download(buffer)?;
-            Ok(values.into_iter().map(bf16::to_f32).collect())
-        };
-        Ok(match &self.params[self.index(id)?].moments {
-            Moments::F32 {
-                exp_avg,
-                exp_avg_sq,
-            } => [backend.download(exp_avg)?, backend.download(exp_avg_sq)?],
-            Moments::Bf16 {
-                exp_avg,
-                exp_avg_sq,
-            } => [widen(exp_avg)?, widen(exp_avg_sq)?],
-        })
+        let [first, second] = self.params[self.index(id)?].moments.values();
+        Ok([
+            first.download(&self.backend)?,
+            second.download(&self.backend)?,
+        ])
     }
 
     /// Number of parameters.

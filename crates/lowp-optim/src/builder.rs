@@ -3,10 +3,9 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use half::bf16;
 use lowp_comm::{CommError, Communicator, Mesh, or_abort};
 use lowp_format::{QuantizedTensor, Recipe};
-use lowp_kernels::{Backend, FloatDtype, KernelError, Moments, Source};
+use lowp_kernels::{Backend, KernelError, Moments, Source};
 use lowp_shard::{
     CastInto, CastItem, FlatGather, FlatParam, Requantize, ScaleBook, ScaleBookBuilder, ShardError,
     check_flat,
@@ -163,16 +162,7 @@ impl<B: Backend> AdamWBuilder<B> {
         let (len, backend) = (master.len(), self.backend.clone());
         self.check_new(&name, group)?;
         let master = backend.upload(&master)?;
-        let moments = match moments {
-            FloatDtype::F32 => Moments::F32 {
-                exp_avg: backend.alloc::<f32>(len)?,
-                exp_avg_sq: backend.alloc::<f32>(len)?,
-            },
-            FloatDtype::Bf16 => Moments::Bf16 {
-                exp_avg: backend.alloc::<bf16>(len)?,
-                exp_avg_sq: backend.alloc::<bf16>(len)?,
-            },
-        };
+        let moments = Moments::alloc(&backend, moments, len)?;
         let grad = Source::alloc(&backend, grad, len)?;
         let memory = ParamMemory {
             master,

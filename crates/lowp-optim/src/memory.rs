@@ -21,30 +21,15 @@ pub struct ParamMemory<B: Backend> {
 impl<B: Backend> ParamMemory<B> {
     /// Checks that all of it has `len` entries and lies on the device of `backend`.
     pub(crate) fn check(&self, backend: &B, name: &str, len: usize) -> Result<(), OptimError> {
-        let of_moments = match &self.moments {
-            Moments::F32 {
-                exp_avg,
-                exp_avg_sq,
-            } => {
-                backend.owns(exp_avg)?;
-                backend.owns(exp_avg_sq)?;
-                [backend.len(exp_avg), backend.len(exp_avg_sq)]
-            }
-            Moments::Bf16 {
-                exp_avg,
-                exp_avg_sq,
-            } => {
-                backend.owns(exp_avg)?;
-                backend.owns(exp_avg_sq)?;
-                [backend.len(exp_avg), backend.len(exp_avg_sq)]
-            }
-        };
+        let [first, second] = self.moments.values();
+        first.owned_by(backend)?;
+        second.owned_by(backend)?;
         backend.owns(&self.master)?;
         self.grad.owned_by(backend)?;
         for (what, found) in [
             ("the master", backend.len(&self.master)),
-            ("the first moment", of_moments[0]),
-            ("the second moment", of_moments[1]),
+            ("the first moment", first.len(backend)),
+            ("the second moment", second.len(backend)),
             ("the gradient", self.grad.len(backend)),
         ] {
             check_length(name, what, found, len)?;

@@ -1,7 +1,6 @@
 //! [`ParamState`]: what the optimizer keeps of a parameter between steps, in and out.
 
-use half::bf16;
-use lowp_kernels::{Backend, FloatDtype, Moments, Pending, StepCounts};
+use lowp_kernels::{Backend, Pending, Source, StepCounts};
 use lowp_shard::ScaleSlot;
 
 use crate::memory::check_length;
@@ -69,36 +68,22 @@ impl<B: Backend> AdamW<B> {
     /// An id of another optimizer, or the backend failed.
     pub fn start_state(&self, id: ParamId, stream: &B) -> Result<PendingState, OptimError> {
         let param = &self.params[self.index(id)?];
-        let wide = |buffer: &B::Buffer<f32>| -> Result<PendingValues, OptimError> {
-            let len = stream.len(buffer);
-            let bytes = stream.start_read_bytes(buffer, 0..len)?;
+        let start = |values: &Source<B>| -> Result<PendingValues, OptimError> {
+            let len = values.len(stream);
+            let (bytes, is_bf16) = match values {
+                Source::F32(buffer) => (stream.start_read_bytes(buffer, 0..len)?, false),
+                Source::Bf16(buffer) => (stream.start_read_bytes(buffer, 0..len)?, true),
+            };
             Ok(PendingValues {
                 bytes,
                 len,
-                is_bf16: false,
+                is_bf16,
             })
         };
-        let narrow = |buffer: &B::Buffer<bf16>| -> Result<PendingValues, OptimError> {
-            let len = stream.len(buffer);
-            let bytes = stream.start_read_bytes(buffer, 0..len)?;
-            Ok(PendingValues {
-                bytes,
-                len,
-                is_bf16: true,
-            })
-        };
+        let [first, second] = param.moments.values();
         Ok(PendingState {
-            master: wide(&param.master)?,
-            moments: match &param.moments {
-                Moments::F32 {
-                    exp_avg,
-                    exp_avg_sq,
-                } => [wide(exp_avg)?, wide(exp_avg_sq)?],
-                Moments::Bf16 {
-                    exp_avg,
-                    exp_avg_sq,
-                } => [narrow(exp_avg)?, narrow(exp_avg_sq)?],
-            },
+            master: start(&Source::F32(param.master.clone()))?,
+            moments: [start(&first)?, start(&second)?],
         })
     }
 
@@ -145,26 +130,8 @@ impl<B: Backend> AdamW<B> {
                 value: second[index],
             });
         }
-        let backend = &self.backend;
-        let narrow = |values: &[f32]| -> Vec<bf16> {
-            let values = values.iter();
-            values.map(|&x| bf16::from_f32(x)).collect()
-        };
-        match &param.moments {
-            Moments::F32 {
-                exp_avg,
-                exp_avg_sq,
-            } => {
-                backend.write(exp_avg, 0, first)?;
-                backend.write(exp_avg_sq, 0, second)?;
-            }
-            Moments::Bf16 {
-                exp_avg,
-                exp_avg_sq,
-            } => {
-                backend.write(exp_avg, 0, &narrow(first))?;
-                backend.write(exp_avg_sq, 0, &narrow(second))?;
-            }
+        for (moment, values) in param.moments.values().iter().zip(moments) {
+            moment.write(&self.backend, 0, values)?;
         }
         Ok(())
     }
@@ -205,16 +172,9 @@ impl<B: Backend> AdamW<B> {
 
     /// Bytes of masters, moments and gradients of this rank.
     pub fn state_bytes(&self) -> usize {
-        let moments = |moments: &Moments<B>| match moments {
-            Moments::F32 { .. } => 2 * size_of::<f32>(),
-            Moments::Bf16 { .. } => 2 * size_of::<bf16>(),
-        };
         let each = |param: &Param<B>| {
-            let grad = match param.grad.dtype() {
-                FloatDtype::F32 => size_of::<f32>(),
-                FloatDtype::Bf16 => size_of::<bf16>(),
-            };
-            param.len * (size_of::<f32>() + moments(&param.moments) + grad)
+            let [moment, _] = param.moments.values();
+            param.len * (size_of::<f32>() + 2 * moment.dtype().bytes() + param.grad.dtype().bytes())
         };
         self.params.iter().map(each).sum()
     }

@@ -3,16 +3,15 @@
 use std::collections::HashMap;
 use std::ops::RangeInclusive;
 
-use half::bf16;
 use lowp_format::{Axis, Orientation, Part, ScaleLayout, Shape};
 
 use crate::{
     AdamwJob, AmaxJob, Backend, DecodeJob, GradPart, HistoryJob, InterleaveJob, KernelError,
-    Moments, RepackJob, Source, SumSquaresJob, Target, TensorInput, TransposeJob, Work,
+    RepackJob, Source, SumSquaresJob, Target, TensorInput, TransposeJob, Work,
 };
 use access::{Access, Mode};
 use encode::{check_delayed, check_target, compact, ingredients};
-use planner::{Done, Planner, elements, missing};
+use planner::{Done, Planner, check_length, elements, missing};
 use reads::Reads;
 
 pub(crate) mod access;
@@ -227,21 +226,8 @@ impl<B: Backend> Planner<'_, B> {
         let len = self.backend.len::<f32>(&job.master);
         self.source(index, "gradient", &job.grad, len)?;
         self.whole::<f32>(index, "master", &job.master, len, Mode::Write)?;
-        match &job.moments {
-            Moments::F32 {
-                exp_avg,
-                exp_avg_sq,
-            } => {
-                self.whole::<f32>(index, "exp_avg", exp_avg, len, Mode::Write)?;
-                self.whole::<f32>(index, "exp_avg_sq", exp_avg_sq, len, Mode::Write)?;
-            }
-            Moments::Bf16 {
-                exp_avg,
-                exp_avg_sq,
-            } => {
-                self.whole::<bf16>(index, "exp_avg", exp_avg, len, Mode::Write)?;
-                self.whole::<bf16>(index, "exp_avg_sq", exp_avg_sq, len, Mode::Write)?;
-            }
+        for (what, moment) in ["exp_avg", "exp_avg_sq"].iter().zip(job.moments.values()) {
+            self.values(index, what, &moment, len, Mode::Write)?;
         }
         if let Some(amax) = &job.amax {
             if let Some(entry) = amax.tensor {
@@ -249,25 +235,12 @@ impl<B: Backend> Planner<'_, B> {
             }
             for part in amax.blocks() {
                 let found = elements(amax.shape)?;
-                let encoded = job.encode.as_ref().map(|encode| encode.shape.cols);
-                if let Some(needed) = encoded.filter(|cols| *cols != amax.shape.cols) {
+                if let Some(encode) = &job.encode {
                     let what = format!("a row of the amaxes of job {index}");
-                    let found = amax.shape.cols;
-                    return Err(KernelError::Length {
-                        what,
-                        needed,
-                        found,
-                    });
+                    check_length(&what, encode.shape.cols, amax.shape.cols)?;
                 }
-                if found != len {
-                    let what = format!("the shape of the amaxes of job {index}");
-                    let needed = len;
-                    return Err(KernelError::Length {
-                        what,
-                        needed,
-                        found,
-                    });
-                }
+                let what = format!("the shape of the amaxes of job {index}");
+                check_length(&what, len, found)?;
                 self.blocks(index, "amaxes of lines", amax.shape, &part, &amax.out)?;
             }
         }
@@ -289,15 +262,8 @@ impl<B: Backend> Planner<'_, B> {
             let remedy = "weights are not transformed";
             return Err(KernelError::Hadamard { what, remedy });
         }
-        if len != elements(encode.shape)? {
-            let (needed, found) = (encode.shape.elements(), len);
-            let what = format!("master of job {index}");
-            return Err(KernelError::Length {
-                what,
-                needed,
-                found,
-            });
-        }
+        let what = format!("master of job {index}");
+        check_length(&what, elements(encode.shape)?, len)?;
         self.encode(index, encode)
     }
 

@@ -28,14 +28,7 @@ impl<B: Backend> Planner<'_, B> {
         mode: Mode,
     ) -> Done {
         let what = format!("{what} of job {job}");
-        let found = self.backend.len::<T>(buffer);
-        if found != needed {
-            return Err(KernelError::Length {
-                what,
-                needed,
-                found,
-            });
-        }
+        check_length(&what, needed, self.backend.len::<T>(buffer))?;
         self.access.add::<T>(self.backend, job, what, buffer, mode);
         Ok(())
     }
@@ -132,6 +125,18 @@ pub(super) fn block_entries(shape: Shape, block: [usize; 2]) -> Result<usize, Ke
         side => cdiv(len, side),
     };
     Ok(blocks(shape.rows, block[0]) * blocks(shape.cols, block[1]))
+}
+
+/// Checks that `what` has `needed` entries.
+pub(super) fn check_length(what: &str, needed: usize, found: usize) -> Done {
+    if found == needed {
+        return Ok(());
+    }
+    Err(KernelError::Length {
+        what: what.to_owned(),
+        needed,
+        found,
+    })
 }
 
 pub(super) fn missing(job: usize, what: &str) -> Done {

@@ -25,9 +25,7 @@ pub(super) unsafe fn write<T: Element>(
     to: u64,
     values: &[T],
 ) -> Result<(), KernelError> {
-    // SAFETY: an `Element` is u8, f32 or bf16, without padding.
-    let bytes =
-        unsafe { std::slice::from_raw_parts(values.as_ptr().cast::<u8>(), size_of_val(values)) };
+    let bytes: &[u8] = bytemuck::cast_slice(values);
     for (index, chunk) in bytes.chunks(CHUNK).enumerate() {
         let block = device.host.take(&device.events, chunk.len(), IN_FLIGHT)?;
         // SAFETY: the block has as many bytes, and nobody else has it.

@@ -7,7 +7,7 @@ use super::super::module::Kernel;
 use super::super::table::{Adamw, Encode, FLAT_COLS, FLAT_TILE, WIDE_COLS, WIDE_ROWS, code, path};
 use super::encode;
 use super::job::{Job, aligned, bits, cdiv, of_one_kind, source, via_bf16};
-use crate::{AdamMode, AdamwJob, KernelError, Moments};
+use crate::{AdamMode, AdamwJob, KernelError};
 
 const ADAMW: Kernel = Kernel::new("lowp_adamw");
 const WIDE: Kernel = Kernel::new("lowp_adamw_wide");
@@ -17,16 +17,8 @@ const OTHER: Kernel = Kernel::new("lowp_adamw_other");
 
 pub(crate) fn job(backend: &Cuda, job: &AdamwJob<Cuda>) -> Result<Adamw, KernelError> {
     let (grad, grad_code, len) = source(&job.grad);
-    let [exp_avg, exp_avg_sq, moments_code] = match &job.moments {
-        Moments::F32 {
-            exp_avg,
-            exp_avg_sq,
-        } => [exp_avg.pointer(), exp_avg_sq.pointer(), code::F32.into()],
-        Moments::Bf16 {
-            exp_avg,
-            exp_avg_sq,
-        } => [exp_avg.pointer(), exp_avg_sq.pointer(), code::BF16.into()],
-    };
+    let [(exp_avg, moments_code, _), (exp_avg_sq, ..)] =
+        job.moments.values().each_ref().map(source);
     // The shape of amaxes was checked where lines have some.
     let amax = job.amax.as_ref();
     let lined = amax.filter(|amax| amax.blocks().next().is_some());
@@ -57,7 +49,7 @@ pub(crate) fn job(backend: &Cuda, job: &AdamwJob<Cuda>) -> Result<Adamw, KernelE
         lines: Orientation::ALL.map(|orientation| line(orientation).unwrap_or(0)),
         len,
         group: u32::try_from(job.group).unwrap_or(u32::MAX),
-        moments_code: moments_code as u8,
+        moments_code,
         grad_code,
         l2: u8::from(job.mode == AdamMode::L2),
         reserved: 0,
