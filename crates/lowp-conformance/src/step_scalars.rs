@@ -442,7 +442,7 @@ pub fn a_step_of_the_device_equals_that_of_the_host<B: Backend>(rig: &Rig<B>) {
         let sums = host
             .grads
             .each_ref()
-            .map(|grad| reference::sum_of_squares(&super::mutated::widened(rig, grad)));
+            .map(|grad| reference::sum_of_squares(&widened(rig, grad)));
         let (squares, non_finite) = (sums[0].0 + sums[1].0, sums[0].1 + sums[1].1);
         let made = of_the_host(&options, squares, non_finite, applied);
         if !made.skip {

@@ -1,7 +1,6 @@
 //! Sums and conversions of vectors.
 
 use super::fence::{Fence, Fenced};
-use super::mutated::widened;
 use super::*;
 use lowp_kernels::{ConvertJob, SumJob, reference};
 

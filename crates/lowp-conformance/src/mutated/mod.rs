@@ -169,18 +169,6 @@ impl<'r, B: Fenced> Choices<'r, B> {
     }
 }
 
-/// The widened content of `source`.
-pub(super) fn widened<B: Backend>(rig: &Rig<B>, source: &Source<B>) -> Vec<f32> {
-    match source {
-        Source::F32(buffer) => rig.content::<f32>(buffer),
-        Source::Bf16(buffer) => {
-            // Not `to_f32`, which quiets a signalling NaN.
-            let wide = |x: bf16| f32::from_bits(u32::from(x.to_bits()) << 16);
-            rig.content::<bf16>(buffer).into_iter().map(wide).collect()
-        }
-    }
-}
-
 /// What a buffer must hold after the run.
 #[derive(Debug)]
 enum Output<B: Backend> {
