@@ -2,13 +2,18 @@
 //! makes of them; and [`Oracle`], what the reference makes of a case.
 
 use lowp_format::{
-    AnyRecipe, BufferList, Columnwise, Extent, FourOverSix, Orientation, Quantizer, Quantizers,
-    Recipe, RecipeOptions, Role, lcm,
+    AnyRecipe, Axis, BufferList, BufferSpec, Code, Columnwise, Extent, FourOverSix, KernelKey,
+    MxScale, Orientation, PaddedForm, Philox, Quantizer, Quantizers, Recipe, RecipeOptions, Role,
+    ScaleRule, Shape, SourceRounding, Usage, lcm,
 };
-
-use super::*;
 use lowp_kernels::reference::{Reference, in_form};
 use lowp_kernels::testing::{RuleKind, TABLE};
+use lowp_kernels::{Backend, Slot, Target, TensorInput};
+
+use super::rig::Rig;
+
+pub(super) const ROW_MAJOR: [Axis; 2] = [Axis::Rows, Axis::Cols];
+pub(super) const TRANSPOSED: [Axis; 2] = [Axis::Cols, Axis::Rows];
 
 /// How a tensor is quantized.
 #[derive(Clone, Copy, Debug)]
@@ -504,4 +509,18 @@ pub(super) fn shapes(case: &Case) -> Vec<Shape> {
     shapes.push(Shape::new(17, 640usize.next_multiple_of(unit)));
     shapes.push(Shape::new(3, 0));
     shapes
+}
+
+pub(super) fn bits(values: &[f32]) -> Vec<u32> {
+    // One bit pattern for every NaN: arithmetic may choose any.
+    values
+        .iter()
+        .map(|x| {
+            if x.is_nan() {
+                f32::NAN.to_bits()
+            } else {
+                x.to_bits()
+            }
+        })
+        .collect()
 }

@@ -37,7 +37,10 @@ use lowp_format::{
     ScaleRule, Shape, SourceRounding, Usage,
 };
 
-use case::{CURRENT, Case, LINES, Oracle, Outer, case, cases, inputs, observed, shapes};
+use case::{
+    CURRENT, Case, LINES, Oracle, Outer, ROW_MAJOR, TRANSPOSED, bits, case, cases, inputs,
+    observed, shapes,
+};
 use lowp_kernels::{
     Backend, EncodeJob, FloatDtype, KernelError, Slot, Source, StepScalars, Target, TensorInput,
     Work,
@@ -116,9 +119,6 @@ mod on_cuda {
     crate::suite!();
 }
 
-const ROW_MAJOR: [Axis; 2] = [Axis::Rows, Axis::Cols];
-const TRANSPOSED: [Axis; 2] = [Axis::Cols, Axis::Rows];
-
 /// Random cases of a law. No file remembers failing ones: the suite also runs where there are no
 /// sources, and a failure names its input.
 fn cases_of(count: u32) -> proptest::test_runner::Config {
@@ -191,18 +191,4 @@ fn encode_job<B: Backend>(
 fn contents<B: Backend>(rig: &Rig<B>, targets: &[Target<B>]) -> Vec<(BufferKey, Vec<u8>)> {
     let content = |t: &Target<B>| (t.spec.key, rig.content::<u8>(&t.bytes));
     targets.iter().map(content).collect()
-}
-
-fn bits(values: &[f32]) -> Vec<u32> {
-    // One bit pattern for every NaN: arithmetic may choose any.
-    values
-        .iter()
-        .map(|x| {
-            if x.is_nan() {
-                f32::NAN.to_bits()
-            } else {
-                x.to_bits()
-            }
-        })
-        .collect()
 }
