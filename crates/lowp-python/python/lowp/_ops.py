@@ -32,7 +32,6 @@ def dispatch(cls, func, args, kwargs):
     if any(isinstance(tensor, Tensor) for tensor in writes):
         raise UnsupportedOp(f"{func} of a lowp.Tensor, whose codes no such operation changes in place; {_WRITE}")
     if writes or _REDUCTION in func.tags or name in _READS or (name == "aten::lerp" and not isinstance(args[0], Tensor)) or in_backward():
-        _check_phases(func, args, kwargs)
         read = _magnitudes if name == "aten::abs" else _values
         args, kwargs = tree_map_only(Tensor, read, (args, kwargs))
         return func(*args, **kwargs)
@@ -55,18 +54,6 @@ def _magnitudes(tensor):
                 ".dequantize(dtype=torch.float32), of a DTensor of its .to_local()"
             )
     return found
-
-
-def _check_phases(func, args, kwargs):
-    """Raises where a gradient would need the codes of forward in backward, for which FSDP2 gathers others."""
-    if not torch.is_grad_enabled() or in_backward():
-        return
-    for tensor in tree_leaves((args, kwargs)):
-        if isinstance(tensor, Tensor) and tensor.requires_grad and tensor._store.is_of_one_phase:
-            raise UnsupportedOp(
-                f"{func} of a lowp.Tensor that requires gradients, whose codes FSDP2 gathered for forward alone; read .dequantize(), which gradients "
-                "flow through, or .detach() without them"
-            )
 
 
 def _written(func, args, kwargs):

@@ -1,5 +1,7 @@
 """The buffers of a quantized matrix, which tensors share, and how rows are cut out of them."""
 
+import weakref
+
 import torch
 
 from . import _lowp, _scaled
@@ -18,7 +20,8 @@ class Store:
         self.recipe, self.rows, self.cols = recipe, rows, cols
         self.buffers, self.device, self.master = buffers, device, master
         self.shard = None  # the rows as Rust gathers and updates them
-        self.exchange = None  # their gathers by FSDP2
+        self.gathers = None  # their gathers by FSDP2
+        self.origin = None  # the store that this is a copy of on another device, held weakly
         self.full = None  # what FSDP2 gathered: Gathered
         self.blank = False  # zeros that FSDP2 copies a shard into
         self.token = None  # its number in compiled graphs
@@ -264,6 +267,7 @@ class Store:
         device = next(iter(buffers.values())).device if buffers else self.device
         made = Store(self.recipe, self.rows, self.cols, buffers, device, master)
         made.amax, made.usage = self.amax, self.usage
+        made.origin = None if device == self.device else weakref.ref(self)
         made._stale = None if self._stale is None else self._stale.clone()
         return made
 
@@ -350,20 +354,15 @@ class Store:
         """Makes codes of an orientation that were left for later. Raises where a gathered tensor has none."""
         if self.full is None:
             return
+        self.full.serve(self, orientation)
         if not self.serves(orientation):
             raise UnsupportedOp(
-                f"the {orientation} codes of a weight were used, which FSDP2 gathered for the other phase: in a forward that activation checkpointing "
-                "repeats in the backward, a copy of the weight, or a call of unshard() between forward and backward; give that module "
+                f"the {orientation} codes of a weight were read outside of a backward, which FSDP2 gathered for the other phase; give that module "
                 "reshard_after_forward=False, which gathers both directions at once. After an exception in a backward FSDP2 stays in that phase: make the "
                 "model again, and load its state"
             )
         if orientation == "columnwise":
             self.full.derive()
-
-    @property
-    def is_of_one_phase(self):
-        """Whether FSDP2 gathered codes that serve one direction alone."""
-        return self.full is not None and not (self.serves("rowwise") and self.serves("columnwise"))
 
     def serves(self, orientation):
         """Whether the codes of an orientation are there."""

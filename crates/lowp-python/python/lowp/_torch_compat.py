@@ -164,8 +164,25 @@ def fsdp_params(group):
         yield [info.module, *info.shared_modules], param.sharded_param, getattr(param, "_unsharded_param", None), name
 
 
+def fsdp_param_of(group, store):
+    """FSDP2's record of the parameter that has a store, or the copy of one on a GPU; ``None`` where there is none."""
+    owner = store if store.origin is None else store.origin()
+    found = (param for param in getattr(group, "fsdp_params", ()) if getattr(local_of(param.sharded_param), "_store", ...) is owner)
+    return next(found, None)
+
+
+def outputs_of(param):
+    """The memory that FSDP2 copies what arrives for a parameter into, which it allocates in the first gather."""
+    return param.all_gather_outputs
+
+
+def set_outputs(param, outputs):
+    """Gives a parameter that memory of a gather before; without, FSDP2 allocates it."""
+    param.all_gather_outputs = outputs
+
+
 def keeps_whole(group):
-    """Whether full parameters of a group stay from forward to backward, or behind it."""
+    """Whether full parameters of a group stay from forward to backward, or after it."""
     return not group._reshard_after_forward or not getattr(group, "reshard_after_backward", True)
 
 
