@@ -16,6 +16,7 @@ import transformers
 from accelerate.utils import DistributedDataParallelKwargs
 from safetensors.torch import load_file, save_file
 from torch import nn
+from torch.distributed.fsdp import fully_shard
 
 import lowp
 import ranks
@@ -102,6 +103,30 @@ def replicas(rank, world, remedy):
         except lowp.UnsupportedOp as error:
             return str(error)
     return {name: value.cpu() for name, value in lowp.plain_state_dict(net).items()}
+
+
+def checkpointing(rank, world, recipes):
+    """Losses and gradients of shards with activation checkpointing, and without."""
+    for recipe in recipes:
+        found = []
+        for reentrant in (None, False, True):
+            net = llama(recipe)
+            if reentrant is not None:
+                net.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": reentrant})
+            net.train()
+            for layer in net.model.layers:
+                fully_shard(layer)
+            fully_shard(net)
+            ids = Texts()[rank]["input_ids"][None]
+            found.append([])
+            for _ in range(2):
+                loss = net(input_ids=ids, labels=ids).loss
+                loss.backward()
+                found[-1] += [loss.detach(), *(param.grad.to_local().clone() for param in net.parameters())]
+                net.zero_grad()
+        for other in found[1:]:
+            assert all(torch.equal(a, b) for a, b in zip(found[0], other, strict=True)), recipe
+    return len(recipes)
 
 
 def fsdp2_by_accelerate(rank, world):
@@ -208,6 +233,9 @@ class Remedies(unittest.TestCase):
         first, second = ranks.run(2, replicas, True)
         for name, value in first.items():
             self.assertTrue(torch.equal(value, second[name]), name)
+
+    def test_activation_checkpointing_of_shards(self):
+        self.assertEqual(ranks.run(2, checkpointing, ("fp8-current", "nvfp4-1d")), [2, 2])
 
     def test_fsdp2_by_accelerate_names_fully_shard(self):
         for found in ranks.run(2, fsdp2_by_accelerate):

@@ -51,9 +51,12 @@ class Gathers:
 
     def choose(self, kept, backward):
         """The gather that FSDP2 asks for: of codes of both directions where the full tensor may serve both."""
+        # In a backward FSDP2 keeps what it gathers for a forward that is repeated.
+        both = kept or (not backward and compat.in_backward())
         if backward:
             self.repeats, self.repeated = self.repeats and self.repeated, False
-        return WHOLE if kept or (backward and self.repeats) else BACKWARD if backward else FORWARD
+            both = both or self.repeats
+        return WHOLE if both else BACKWARD if backward else FORWARD
 
     def place(self, index, param):
         """Gives FSDP2's parameter the memory that it allocated for this gather before, if it did."""
