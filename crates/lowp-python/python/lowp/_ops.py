@@ -90,7 +90,7 @@ _WRITE = (
     "orthogonal_) in a plain tensor, and write them by .copy_(values): what such a call wrote before this error stays"
 )
 _REPLICAS = "give DistributedDataParallel init_sync=False, and make the model from the same seed on every rank"
-_STATES = "load a full state dictionary before fully_shard, or sharded states after it"
+_STATES = "load a full state dictionary by set_model_state_dict, with full_state_dict=True"
 _SHARDS = (
     "shard rows by fully_shard, which gathers codes; there is no tensor parallelism of codes (parallelize_module, distribute_tensor): leave its layers out of "
     "quantize_model_ (ignore=[..])"

@@ -3,6 +3,7 @@
 Everything private of PyTorch is here, each under a name that says what it is for: where another version has it otherwise, this file changes.
 """
 
+import functools
 import warnings
 import weakref
 
@@ -139,6 +140,38 @@ def coalesced(group, device):
 def whole_group(mesh):
     """The group of all ranks of a mesh."""
     return mesh.get_group() if mesh.ndim == 1 else mesh._flatten().get_group()
+
+
+# State dictionaries.
+
+
+@functools.cache
+def on_full_states(load):
+    """Has ``load`` see what PyTorch is about to load of full state dictionaries into a model: both dictionaries, whether rank 0 alone has the full
+    one, and the group. It loads what it can, and returns the names of that, and those of them that the full one has not."""
+    from torch.distributed.checkpoint import state_dict as module
+
+    def extend(name, from_rank_0):
+        of_torch = getattr(module, name, None)
+        if of_torch is None:
+            return  # codes raise in the collectives of that version
+
+        @functools.wraps(of_torch)
+        def call(full, local, *args, pg=None, strict=False, **kwargs):
+            taken, missing = load(full, local, from_rank_0, pg)
+            rest = {key: value for key, value in local.items() if key not in taken}
+            known = {key: value for key, value in full.items() if key not in taken}
+            how = {"strict": strict} if from_rank_0 else {}
+            of_torch(known, rest, *args, pg=pg, **how, **kwargs)
+            gone = local.keys() - taken - rest.keys() | (set(missing) if strict else set())
+            local.update(rest)
+            for key in gone:
+                local.pop(key)
+
+        setattr(module, name, call)
+
+    extend("_broadcast_state_dict", True)
+    extend("_distribute_state_dict", False)
 
 
 # FSDP2.
