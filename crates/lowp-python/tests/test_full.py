@@ -134,14 +134,15 @@ WRONG = {
 def wrong(rank, world):
     found = {}
     for kind, (make, _) in WRONG.items():
-        for from_rank_0 in (False, True):
-            net, _ = sharded("mxfp8", 64)
+        for where in ("every rank", "rank 1", "rank 0 alone"):
+            net, whole = sharded("mxfp8", 64)
+            state = {"0.weight": whole, "0.bias": torch.ones(64)} if where == "rank 1" and rank == 0 else make()
             try:
-                set_full(net, make(), from_rank_0)
-            except (lowp.LowpError, RuntimeError) as error:
-                found[kind, from_rank_0] = str(error)
+                set_full(net, state, where == "rank 0 alone")
+            except lowp.LowpError as error:
+                found[kind, where] = str(error)
             else:
-                found[kind, from_rank_0] = "no error"
+                found[kind, where] = "no error"
     return found
 
 
@@ -218,8 +219,8 @@ class Full(unittest.TestCase):
 
     def test_full_state_dictionaries_that_do_not_fit(self):
         for found in ranks.run(2, wrong):
-            for (kind, from_rank_0), message in found.items():
-                with self.subTest(kind=kind, from_rank_0=from_rank_0):
+            for (kind, where), message in found.items():
+                with self.subTest(kind=kind, where=where):
                     self.assertIn(WRONG[kind][1], message)
 
     def test_weights_that_a_full_state_dictionary_has_not(self):

@@ -32,10 +32,16 @@ def load(full, local, from_rank_0, group):
         return codes.keys(), _from_rank_0(full, codes, group)
     # Rows that were cut before are PyTorch's.
     codes = {key: param for key, param in codes.items() if key not in full or local_of(full[key]) is full[key]}
-    for key, param in codes.items():
-        if key in full:
-            _take(param, _whole(full[key], param, key).slice(*_rows(param)))
-    return codes.keys(), [key for key in codes if key not in full]
+    shards = [param for param in codes.values() if local_of(param) is not param]
+    ranks = Ranks.of(group, local_of(shards[0]).device) if shards else None
+    with together(ranks):
+        for key, param in codes.items():
+            if key in full:
+                _take(param, _whole(full[key], param, key).slice(*_rows(param)))
+    missing = [key for key in codes if key not in full]
+    if ranks is not None:
+        ranks.agree("the weights that a full state dictionary has", "\n".join(key for key in codes if key in full))
+    return codes.keys(), missing
 
 
 def _from_rank_0(full, codes, group):
