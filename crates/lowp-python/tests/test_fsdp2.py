@@ -1,6 +1,5 @@
 """FSDP2 over gloo: gathered bytes, training, errors."""
 
-import copy
 import pathlib
 import subprocess
 import sys
@@ -120,71 +119,6 @@ def replaced(rank, world):
     assert torch.equal(again, outs[1]) and not torch.equal(again, outs[0])
 
 
-def settings(rank, world):
-    """What a tensor serves, with settings of FSDP2 that change when it is gathered."""
-    from torch.utils.checkpoint import checkpoint
-
-    found = []
-    for setting in ("backward", "forward", "checkpoint", "checkpoint, kept"):
-        torch.manual_seed(1)
-        net = nn.Sequential(nn.Linear(64, 64 * world), nn.Linear(64 * world, 64))
-        lowp.quantize_model_(net, "mxfp8")
-        whole = copy.deepcopy(net)
-        for layer in net:
-            fully_shard(layer, reshard_after_forward="kept" not in setting)
-        fully_shard(net)
-        if setting == "backward":
-            net.set_reshard_after_backward(False)
-        try:
-            for step in range(3):
-                if setting == "forward" and step == 1:
-                    net.set_reshard_after_forward(False)
-                xs = [torch.ones(4, 64, requires_grad=True) for _ in range(2)]
-                for x, model in zip(xs, (net, whole)):
-                    out = checkpoint(lambda x: model[1](model[0](x)), x, use_reentrant=False) if "check" in setting else model(x)
-                    out.square().sum().backward()
-                torch.testing.assert_close(xs[0].grad, xs[1].grad)
-            found.append("well")
-        except lowp.UnsupportedOp as error:
-            found.append(str(error))
-    return found
-
-
-class Repeated(nn.Sequential):
-    """Layers whose forward is repeated in the backward."""
-
-    def forward(self, x):
-        from torch.utils.checkpoint import checkpoint
-
-        for layer in self:
-            x = checkpoint(layer, x, use_reentrant=False)
-        return x
-
-
-def repeated(rank, world, names):
-    """The recipes that take activation checkpointing of sharded blocks, beside a copy that is whole."""
-    well = []
-    for name in names:
-        torch.manual_seed(1)
-        block = lambda rows, cols: nn.Sequential(nn.Linear(cols, rows), nn.ReLU())
-        net = Repeated(block(128 * world, 256), block(256, 128 * world))
-        lowp.quantize_model_(net, name)
-        whole = copy.deepcopy(net)
-        for layer in net:
-            fully_shard(layer)
-        fully_shard(net)
-        try:
-            for _ in range(2):
-                xs = [torch.ones(4, 256, requires_grad=True) for _ in range(2)]
-                for x, model in zip(xs, (net, whole)):
-                    model(x).square().sum().backward()
-                torch.testing.assert_close(xs[0].grad, xs[1].grad)
-            well.append(name)
-        except lowp.UnsupportedOp as error:
-            assert "activation checkpointing" in str(error), error
-    return well
-
-
 class Copies(nn.Module):
     """A layer that multiplies by copies of its weight, and keeps the last one's codes."""
 
@@ -200,14 +134,14 @@ class Copies(nn.Module):
         return x
 
 
-def copies(rank, world, name):
+def copies(rank, world, name, reshard):
     """Codes of a gathered weight that is copied before anything asked for its columnwise codes, and gradients through the copies; then the
     error of a weight that was kept."""
     torch.manual_seed(3)
     net = nn.Sequential(Copies())
     whole = lowp.quantize(net[0].weight.detach(), name)
     net[0].weight = nn.Parameter(lowp.quantize(net[0].weight.detach(), name, keep_master=True))
-    fully_shard(net[0], reshard_after_forward=False)
+    fully_shard(net[0], reshard_after_forward=reshard)
     fully_shard(net)
     x = torch.randn(16, 64, requires_grad=True)
     net(x).sum().backward()
@@ -227,22 +161,10 @@ def copies(rank, world, name):
 
 
 class Gathers(unittest.TestCase):
-    def test_activation_checkpointing_takes_codes_of_both_directions(self):
-        names = [name for name in lowp.recipes() if lowp.Recipe(name).is_low_precision]
-        shared = [name for name in names if "shared_data" in lowp.quantize(torch.ones(256, 256), name).buffers]
-        self.assertEqual(shared, ["mxfp8-2d"])
-        self.assertEqual(ranks.run(2, repeated, names), [shared] * 2)
-
     def test_copies_of_gathered_weights(self):
-        for name in ("fp8-current", "mxfp8"):
-            for message in ranks.run(2, copies, name):
+        for name, reshard in (("fp8-current", True), ("mxfp8", True), ("mxfp8", False)):
+            for message in ranks.run(2, copies, name, reshard):
                 self.assertIn("after FSDP2 freed it", message)
-
-    def test_settings_that_change_when_tensors_are_gathered(self):
-        for found in ranks.run(2, settings):
-            self.assertEqual((found[0], found[3]), ("well", "well"))
-            self.assertIn("call it before the first forward", found[1])
-            self.assertIn("reshard_after_forward=False", found[2])
 
     def test_gathered_bytes_are_those_of_the_whole_tensor(self):
         for world, replicas in ((1, 1), (2, 1), (3, 1), (4, 2)):

@@ -14,7 +14,7 @@ import ranks
 
 def gathered_and_deleted(rank, world, names):
     """Whether rows, their gathers and their buffers are gone with the last reference, without the cyclic collector."""
-    from lowp._fsdp import Exchange
+    from lowp._fsdp import Gathers
     from lowp._store import Store
 
     gc.disable()
@@ -23,8 +23,8 @@ def gathered_and_deleted(rank, world, names):
         rows = 64 // world
         store = whole.detach()[rank * rows : (rank + 1) * rows]._store
         store = Store(store.recipe, *store.shape, store.buffers, store.device)
-        store.exchange = Exchange(store, (64, 64), world, rank, False, None)
-        watched = [weakref.ref(thing) for thing in (store, store.exchange, *store.buffers.values())]
+        store.gathers = Gathers(store, (64, 64), world, rank, None)
+        watched = [weakref.ref(thing) for thing in (store, store.gathers, *store.buffers.values())]
         del whole, store
         assert not [thing() for thing in watched if thing() is not None], name
     return len(names)

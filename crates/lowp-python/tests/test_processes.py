@@ -90,7 +90,7 @@ class Queues(unittest.TestCase):
 
 def ddp(rank, world, name, steps):
     net = model.make(name)
-    whole = nn.parallel.DistributedDataParallel(net, init_sync=False)
+    whole = nn.parallel.DistributedDataParallel(net)
     opt = lowp.AdamW(net.parameters(), lr=3e-3, max_norm=1.0)
     losses = []
     for step in range(steps):
@@ -104,14 +104,61 @@ def ddp(rank, world, name, steps):
     return losses
 
 
-def synced(rank, world):
+def state(net):
+    """Every bit of a model: codes, masters, what is known of them, and plain values."""
     found = []
-    for layers in ([nn.Linear(64, 64, bias=False)], [nn.Linear(64, 64), nn.Linear(64, 64)]):
-        net = nn.Sequential(*layers)
-        lowp.quantize_model_(net, "mxfp8")
+    for value in net.state_dict().values():
+        if not isinstance(value, lowp.Tensor):
+            found.append(value.clone())
+            continue
+        found += [*value.clone().buffers.values(), *([] if value.master is None else [value.master.clone()])]
+        found.append(torch.tensor(-1.0) if value._store.amax is None else value._store.amax.clone())
+    return found
+
+
+def synced(rank, world, names):
+    """Models of other seeds on every rank, which hold the bytes of rank 0 after it; what each had before, and has."""
+    found = {}
+    for name in names:
+        for keep in (True, False):
+            torch.manual_seed(rank)
+            net = nn.Sequential(nn.Linear(64, 64), nn.BatchNorm1d(64), nn.Linear(64, 128), nn.Linear(128, 64, bias=False))
+            lowp.quantize_model_(net, name, ignore=["3"], keep_master=keep)
+            if keep:
+                opt = lowp.AdamW(net.parameters())
+            before = state(net)
+            whole = nn.parallel.DistributedDataParallel(net)
+            after = state(net)
+            for _ in range(2):
+                opt = opt if keep else lowp.AdamW(net.parameters())
+                whole(torch.ones(4, 64)).square().sum().backward()
+                opt.step()
+                opt.zero_grad()
+            found[name, keep] = before, after, state(net)
+    return found
+
+
+def alone(rank, world):
+    """One weight, and a weight in a bucket of its own; then by a call of ``broadcast``."""
+    found = []
+    for broadcast in (lambda net: nn.parallel.DistributedDataParallel(net), lambda net: torch.distributed.broadcast(net.weight.detach(), 1)):
+        torch.manual_seed(rank)
+        net = nn.Linear(64, 64, bias=False)
+        lowp.quantize_model_(nn.Sequential(net), "mxfp8")
+        broadcast(net)
+        found.append(state(net))
+    return found
+
+
+def others(rank, world):
+    """Ranks whose weights are of other recipes, or have no master."""
+    found = []
+    for case in ("recipe", "master"):
+        net = nn.Sequential(nn.Linear(64, 64), nn.Linear(64, 64))
+        lowp.quantize_model_(net, "mxfp8" if rank and case == "recipe" else "fp8-current", keep_master=not (rank and case == "master"))
         try:
             nn.parallel.DistributedDataParallel(net)
-        except lowp.UnsupportedOp as error:
+        except lowp.LowpError as error:
             found.append(str(error))
     return found
 
@@ -124,11 +171,29 @@ class Replicas(unittest.TestCase):
                 for step, (a, b) in enumerate(zip(alone, losses, strict=True)):
                     self.assertLess(abs(a - b), 1e-3 * max(1.0, abs(a)), (name, step))
 
-    def test_values_that_are_broadcast_name_the_setting(self):
-        for found in ranks.run(2, synced):
+    def test_replicas_begin_with_the_bytes_of_rank_0(self):
+        names = [name for name in lowp.recipes() if lowp.Recipe(name).is_low_precision]
+        first, second = ranks.run(2, synced, names)
+        for key, (before, after, trained) in first.items():
+            with self.subTest(key=key):
+                self.assertEqual(len(before), len(second[key][1]))
+                for index, values in enumerate(zip(before, after, second[key][1])):
+                    self.assertTrue(torch.equal(values[0], values[1]) and torch.equal(values[0], values[2]), index)
+                for index, (a, b) in enumerate(zip(trained, second[key][2], strict=True)):
+                    self.assertTrue(torch.equal(a, b), index)
+                self.assertFalse(all(torch.equal(a, b) for a, b in zip(before, second[key][0])))
+
+    def test_one_weight_is_broadcast_as_others_are(self):
+        first, second = ranks.run(2, alone)
+        for a, b in zip(first, second, strict=True):
+            self.assertTrue(all(torch.equal(x, y) for x, y in zip(a, b, strict=True)))
+        self.assertFalse(torch.equal(first[0][0], first[1][0]))
+
+    def test_replicas_of_other_weights_are_an_error_on_every_rank(self):
+        for found in ranks.run(2, others):
             self.assertEqual(len(found), 2)
             for message in found:
-                self.assertIn("init_sync=False", message)
+                self.assertIn("ranks disagree on parameters that are broadcast", message)
 
 
 if __name__ == "__main__":

@@ -298,7 +298,7 @@ def failing_gathers(rank, world, when):
         call = lambda: net(torch.ones(4, 64))
     elif when == "anew":
         # A shard that is made again, as after a load, without a collective.
-        weight.exchange = weight.shard = None
+        weight.gathers = weight.shard = None
         weight._stale = torch.ones(32, dtype=torch.bool)
         call = lambda: net(torch.ones(4, 64))
     else:

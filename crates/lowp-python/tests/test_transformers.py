@@ -1,7 +1,6 @@
 """transformers' Trainer over quantized weights on one process: what trains, what is saved, and what the other ways are told."""
 
 import copy
-import dataclasses
 import gc
 import os
 import tempfile
@@ -13,9 +12,9 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 import torch
 import transformers
-from accelerate.utils import DistributedDataParallelKwargs
 from safetensors.torch import load_file, save_file
 from torch import nn
+from torch.distributed.fsdp import fully_shard
 
 import lowp
 import ranks
@@ -82,26 +81,37 @@ def overriding(net):
     return dict(of=Overriding)
 
 
-@dataclasses.dataclass
-class Replicas(DistributedDataParallelKwargs):
-    """What accelerate gives DistributedDataParallel."""
-
-    init_sync: bool = True
-
-
-def replicas(rank, world, remedy):
-    """Trains replicas on processes, and gives their values."""
+def replicas(rank, world):
+    """Trains replicas on processes, of another seed on each, and gives their values."""
     os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(world), MASTER_ADDR="127.0.0.1", MASTER_PORT="1")
-    net = llama("fp8-current")
+    net = llama("fp8-current", seed=rank)
     with tempfile.TemporaryDirectory() as folder:
-        made = trainer(net, folder, 2, **by_class(net))
-        if remedy:
-            made.accelerator.ddp_handler = Replicas(init_sync=False)
-        try:
-            made.train()
-        except lowp.UnsupportedOp as error:
-            return str(error)
+        trainer(net, folder, 2, **by_class(net)).train()
     return {name: value.cpu() for name, value in lowp.plain_state_dict(net).items()}
+
+
+def checkpointing(rank, world, recipes):
+    """Losses and gradients of shards with activation checkpointing, and without."""
+    for recipe in recipes:
+        found = []
+        for reentrant in (None, False, True):
+            net = llama(recipe)
+            if reentrant is not None:
+                net.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": reentrant})
+            net.train()
+            for layer in net.model.layers:
+                fully_shard(layer)
+            fully_shard(net)
+            ids = Texts()[rank]["input_ids"][None]
+            found.append([])
+            for _ in range(2):
+                loss = net(input_ids=ids, labels=ids).loss
+                loss.backward()
+                found[-1] += [loss.detach(), *(param.grad.to_local().clone() for param in net.parameters())]
+                net.zero_grad()
+        for other in found[1:]:
+            assert all(torch.equal(a, b) for a, b in zip(found[0], other, strict=True)), recipe
+    return len(recipes)
 
 
 def fsdp2_by_accelerate(rank, world):
@@ -202,12 +212,13 @@ class Remedies(unittest.TestCase):
         with tempfile.TemporaryDirectory() as folder, self.assertRaisesRegex(lowp.UnsupportedOp, "lowp.AdamW"):
             trainer(net, folder, 2).train()
 
-    def test_replicas_start_from_one_seed(self):
-        for message in ranks.run(2, replicas, False):
-            self.assertIn("init_sync=False", message)
-        first, second = ranks.run(2, replicas, True)
+    def test_replicas_start_from_rank_0(self):
+        first, second = ranks.run(2, replicas)
         for name, value in first.items():
             self.assertTrue(torch.equal(value, second[name]), name)
+
+    def test_activation_checkpointing_of_shards(self):
+        self.assertEqual(ranks.run(2, checkpointing, ("fp8-current", "nvfp4-1d")), [2, 2])
 
     def test_fsdp2_by_accelerate_names_fully_shard(self):
         for found in ranks.run(2, fsdp2_by_accelerate):

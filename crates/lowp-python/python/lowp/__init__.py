@@ -15,7 +15,7 @@ from ._files import load, plain_state_dict, save
 from ._flat import cast_master_weights
 from ._tensor import Tensor, quantize
 from ._plan import Plan, plan
-from . import _full  # what DTensor gathers by
+from . import _full, _replicas  # what DTensor gathers by, and what DistributedDataParallel broadcasts by
 
 __all__ = [
     "AdamW",

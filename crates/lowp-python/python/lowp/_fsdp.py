@@ -3,6 +3,7 @@
 import weakref
 
 import torch
+import torch.distributed as dist
 
 from . import _lowp
 from ._errors import LowpError, UnsupportedOp
@@ -12,15 +13,19 @@ from ._store import Store
 from . import _torch_compat as compat
 
 
-class Exchange:
-    """The gathers of one shard: one for each phase, or one for both where the full tensor is kept in between.
+#: Which gather of a shard: rowwise codes for forward, columnwise ones for backward, or both for whatever reads the full tensor.
+FORWARD, BACKWARD, WHOLE = range(3)
+
+
+class Gathers:
+    """The gathers of one shard.
 
     The store of the shard holds them, and they do not hold it: memory of a model that is deleted is freed at once, and not by Python's cyclic
     collector. Making them is collective, unless ``agreed`` says what the ranks agreed on for this parameter before.
     """
 
-    def __init__(self, store, full, world, rank, kept, group, agreed=None):
-        self.recipe, self.full, self.world, self.rank, self.kept, self.group = store.recipe, full, world, rank, kept, group
+    def __init__(self, store, full, world, rank, group, agreed=None):
+        self.recipe, self.full, self.world, self.rank, self.group = store.recipe, full, world, rank, group
         ranks = None if agreed else Ranks.of(group, store.device)
         with together(ranks):
             store.check_whole()
@@ -28,17 +33,65 @@ class Exchange:
             if self.shard is None:
                 self.shard = _lowp.Shard(device_of(store.device), store.recipe, full, world, rank, store.named(keep=True))
                 store.shard = self.shard
-            gathers = _lowp.Gather.of(self.shard, kept)
+            gathers = [*_lowp.Gather.of(self.shard, False), *_lowp.Gather.of(self.shard, True)]
         self.text = " | ".join(gather.text() for gather in gathers)
         if agreed not in (None, self.text):
             raise LowpError(f"a parameter whose gathers were {agreed} has {self.text} now; call fully_shard on a new model")
         if ranks is not None:
             ranks.agree("the gathers of a parameter", self.text)
         self.gathers = [_Gather(gather, store) for gather in gathers]
-        # What FSDP2 frees with the full tensor: the memory of the phase that was gathered last.
+        # What FSDP2 frees with the full tensor: the memory of the gather before.
         self.inner = []
         self.gathered = Store(store.recipe, *full, {}, store.device)
         self.gathered.full = Gathered(self)
+        # Whether the backward repeats forwards, and whether one was seen since the last gather for it.
+        self.repeats = self.repeated = False
+        # Where FSDP2 copies what arrives, by gather: it allocates that once, and gathers have other bytes.
+        self.outputs, self.last = {}, None
+
+    def choose(self, kept, backward):
+        """The gather that FSDP2 asks for: of codes of both directions where the full tensor may serve both."""
+        # In a backward FSDP2 keeps what it gathers for a forward that is repeated.
+        both = kept or (not backward and compat.in_backward())
+        if backward:
+            self.repeats, self.repeated = self.repeats and self.repeated, False
+            both = both or self.repeats
+        return WHOLE if both else BACKWARD if backward else FORWARD
+
+    def place(self, index, param):
+        """Gives FSDP2's parameter the memory that it allocated for this gather before, if it did."""
+        if param is not None and index != self.last:
+            if self.last is not None:
+                self.outputs[self.last] = compat.outputs_of(param)
+            compat.set_outputs(param, self.outputs.get(index, []))
+            self.last = index
+
+    def fill(self, index, sent, arrived):
+        """The full tensor, with what arrived in it."""
+        gather = self.gathers[index]
+        if self.world == 1:
+            arrived = gather.sends
+        for buffer in gather.own.values():
+            storage = buffer.untyped_storage()
+            if storage.size() != buffer.numel():
+                storage.resize_(buffer.numel())
+        full = self.gathered
+        full.buffers = gather.buffers(arrived)
+        full.full.follow(gather, sent, arrived)
+        return full
+
+    def repeat(self):
+        """Gathers codes of both directions, in a backward that repeats a forward. Collective: the graph is that of every rank."""
+        gather = self.gathers[WHOLE].made()
+        with between_gathers(lambda: self.group, gather.device):
+            sent = gather.gather.pre(device_of(gather.device))
+            arrived = [empty(self.world * send.numel(), gather.device) for send in gather.sends]
+            for whole, send in zip(arrived, gather.sends) if self.world > 1 else ():
+                dist.all_gather_into_tensor(whole, send, group=self.group)
+            # FSDP2 frees what is in that list.
+            self.inner += [*gather.own.values(), *arrived]
+            self.fill(WHOLE, sent, arrived)
+        self.repeats = True
 
     def adopt(self, full):
         """Fills the full tensor of another shard from here on: the one before a checkpoint or a move replaced the shard."""
@@ -55,34 +108,40 @@ class Exchange:
 
 
 class _Gather:
-    """One gather, with the memory that Python allocated for it."""
+    """One gather, with the memory that Python allocates for it when it is used."""
 
     def __init__(self, gather, store):
         self.gather, self.device = gather, store.device
-        inputs, outputs = gather.inputs(), gather.outputs()
-        padded = [empty(sent.bytes, store.device).zero_() for sent in inputs if sent.is_padded]
-        gather.attach(device_of(store.device), [memory(buffer, keep=True) for buffer in padded])
+        self.stored, self.views = store.buffers, None
+
+    def made(self):
+        """The same, with its memory."""
+        if hasattr(self, "sends"):
+            return self
+        inputs, outputs = self.gather.inputs(), self.gather.outputs()
+        padded = [empty(sent.bytes, self.device).zero_() for sent in inputs if sent.is_padded]
+        self.gather.attach(device_of(self.device), [memory(buffer, keep=True) for buffer in padded])
         padded = iter(padded)
-        self.sends = [next(padded) if sent.is_padded else store.buffers[sent.name] for sent in inputs]
+        self.sends = [next(padded) if sent.is_padded else self.stored[sent.name] for sent in inputs]
         # Parts of what arrives, buffers of the shard, and memory of its own, without storage until the gather is there.
         self.parts = [(o.name, o.input, o.start, o.start + o.bytes) for o in outputs if o.place == "arrived"]
-        self.shared = [o.name for o in outputs if o.place == "shard"]
-        self.own = {o.name: empty(o.bytes, store.device) for o in outputs if o.place == "memory"}
+        self.shared = {o.name: self.stored[o.name] for o in outputs if o.place == "shard"}
+        self.own = {o.name: empty(o.bytes, self.device) for o in outputs if o.place == "memory"}
         for buffer in self.own.values():
             buffer.untyped_storage().resize_(0)
         # Without work that everybody needs, all of it waits for the first who needs what is derived.
         self.is_derived = any(o.is_derived for o in outputs)
         self.waits = all(o.place != "memory" or o.is_derived for o in outputs)
-        self.views = None
+        return self
 
-    def buffers(self, arrived, shard):
+    def buffers(self, arrived):
         """The buffers of the full tensor. FSDP2 frees storages and fills them again: views of them stay."""
         storages = [compat.storage_id(piece) for piece in arrived]
         if self.views is None or self.views[0] != storages:
             flat = [piece.reshape(-1) for piece in arrived]
             views = {name: flat[input][start:end] for name, input, start, end in self.parts}
             self.views = (storages, {**views, **self.own})
-        return self.views[1] | {name: shard.buffers[name] for name in self.shared}
+        return self.views[1] | self.shared
 
     def fill(self, sent, arrived):
         """Makes what is there at once of what arrived, on the stream that is current."""
@@ -91,11 +150,11 @@ class _Gather:
 
 
 class Gathered:
-    """What stands behind a full tensor: makes what was left for later."""
+    """The gather of a full tensor: makes what was left for later."""
 
-    def __init__(self, exchange):
-        self.exchange = weakref.ref(exchange)
-        self.inner = exchange.inner
+    def __init__(self, gathers):
+        self.gathers = weakref.ref(gathers)
+        self.inner = gathers.inner
         self.gather = None
         self.waiting = None
         self.derived = False
@@ -113,9 +172,19 @@ class Gathered:
         """Raises where FSDP2 freed the memory of buffers."""
         if any(buffer.untyped_storage().size() < buffer.numel() for buffer in buffers):
             raise LowpError(
-                "a gathered weight was used after FSDP2 freed it, which it does behind the forward and the backward of its module; use it within them, "
+                "a gathered weight was used after FSDP2 freed it, which it does after the forward and the backward of its module; use it within them, "
                 "or call unshard() before"
             )
+
+    def serve(self, store, orientation):
+        """Gathers the codes of both directions where a backward reads those of the one that it has not."""
+        gathers = self.gathers()
+        if gathers is None or not compat.in_backward():
+            return
+        gathers.repeated = gathers.repeated or orientation == "rowwise"
+        if not store.serves(orientation):
+            self.check_there(store.buffers.values())
+            gathers.repeat()
 
     def derive(self):
         """Makes what was left for later, once."""
@@ -155,74 +224,52 @@ def pre_all_gather(store, mesh, outer_size, module):
 def _pre_all_gather(store, mesh, outer_size, module):
     full, world = tuple(outer_size), mesh.size()
     group = _group_of(module)
-    exchange = store.exchange
-    # Codes of both directions at once, wherever the full tensor may serve both.
-    kept = group is None or compat.keeps_whole(group)
-    if exchange is None or exchange.module() is not module:
-        exchange = store.exchange = _exchange_of(store, full, mesh, kept, module)
-    if kept and not exchange.kept:
-        raise UnsupportedOp(
-            "set_reshard_after_forward(False) or set_reshard_after_backward(False) was called after the first gather, when FSDP2 had allocated "
-            "memory for the codes of one phase; call it before the first forward"
-        )
+    gathers = store.gathers
+    if gathers is None or gathers.module() is not module:
+        gathers = store.gathers = _gathers_of(store, full, mesh, module)
     store.check_whole()
-    if (exchange.full, exchange.world) != (full, world):
+    if (gathers.full, gathers.world) != (full, world):
         raise LowpError(
-            f"FSDP2 gathers {full} over {world} ranks, and this shard is one of {exchange.full} over {exchange.world}; call fully_shard once"
+            f"FSDP2 gathers {full} over {world} ranks, and this shard is one of {gathers.full} over {gathers.world}; call fully_shard once"
         )
-    index = 0 if exchange.kept else int(_is_backward(group))
-    gather = exchange.gathers[index]
+    index = gathers.choose(group is None or compat.keeps_whole(group), _is_backward(group))
+    gather = gathers.gathers[index].made()
     sent = gather.gather.pre(device_of(store.device))
-    exchange.inner[:] = gather.own.values()
+    gathers.inner[:] = gather.own.values()
     if world == 1:
         # FSDP2 copies one buffer and gathers none: the shard is the tensor.
         return (empty(1, store.device),), (index, sent)
+    gathers.place(index, compat.fsdp_param_of(group, store))
     sends = gather.sends
     if store.rows != -(-full[0] // world):
         sends = [send.as_subclass(_Piece) for send in sends]
     return tuple(sends), (index, sent)
 
 
-#: What ranks agreed on, by module and name of the parameter: the text of the gathers, and whether they are of both phases. A load gives some
-#: ranks a new shard and leaves others theirs, so that a shard without gathers says nothing of the others', and what FSDP2 is set to now, neither.
+#: What ranks agreed on, by module and name of the parameter: the text of the gathers. A load gives some ranks a new shard and leaves others
+#: theirs, so that a shard without gathers says nothing of the others'.
 _AGREED = weakref.WeakKeyDictionary()
 
 
-def _exchange_of(store, full, mesh, kept, module):
+def _gathers_of(store, full, mesh, module):
     """The gathers of a parameter of ``module``. Collective when that is gathered for the first time, whose shard soever."""
     of = lambda param: getattr(compat.local_of(param), "_store", None)
     # A shard that comes from the host for each gather is none of the module's.
     name = next((name for name, param in compat.own_parameters(module).items() if of(param) is store), (store.recipe, full))
     known = _AGREED.setdefault(module, {})
-    text, kept = known.get(name, (None, kept))
-    exchange = Exchange(store, full, mesh.size(), mesh.get_local_rank(), kept, mesh.get_group(), text)
-    known[name], exchange.module = (exchange.text, kept), weakref.ref(module)
-    return exchange
+    gathers = Gathers(store, full, mesh.size(), mesh.get_local_rank(), mesh.get_group(), known.get(name))
+    known[name], gathers.module = gathers.text, weakref.ref(module)
+    return gathers
 
 
 def post_all_gather(store, arrived, metadata, full=None):
     """The store of the full tensor, the same in every gather, and the list of what FSDP2 frees with it. ``full`` is the store that the first
     gather made."""
-    exchange = store.exchange
-    with between_gathers(lambda: exchange.group, store.device):
-        if full is not None and full is not exchange.gathered:
-            exchange.adopt(full)
-        return fill(store, exchange, *metadata, arrived), exchange.inner
-
-
-def fill(store, exchange, index, sent, arrived):
-    """The store of the full tensor, with what arrived in it."""
-    gather = exchange.gathers[index]
-    if exchange.world == 1:
-        arrived = gather.sends
-    for buffer in gather.own.values():
-        storage = buffer.untyped_storage()
-        if storage.size() != buffer.numel():
-            storage.resize_(buffer.numel())
-    full = exchange.gathered
-    full.buffers = gather.buffers(arrived, store)
-    full.full.follow(gather, sent, arrived)
-    return full
+    gathers = store.gathers
+    with between_gathers(lambda: gathers.group, store.device):
+        if full is not None and full is not gathers.gathered:
+            gathers.adopt(full)
+        return gathers.fill(*metadata, arrived), gathers.inner
 
 
 _GROUPS = weakref.WeakKeyDictionary()

@@ -8,7 +8,7 @@ import torch.distributed as dist
 
 from . import _ops
 from ._errors import UnsupportedOp
-from ._fsdp import Exchange, fill
+from ._fsdp import WHOLE, Gathers
 from ._memory import device_of, empty
 from ._ops import aten, handles
 from ._ranks import Ranks, between_gathers, together
@@ -63,14 +63,14 @@ def gather_rows(store, group):
             "(.to_local().dequantize())"
         )
     with between_gathers(lambda: group, store.device):
-        exchange = Exchange(store, (rows, store.cols), world, rank, True, group)
-        gather = exchange.gathers[0]
+        gathers = Gathers(store, (rows, store.cols), world, rank, group)
+        gather = gathers.gathers[WHOLE].made()
         sent = gather.gather.pre(device_of(store.device))
     arrived = []
     for send in gather.sends if world > 1 else ():
         arrived.append(empty(world * send.numel(), store.device))
         dist.all_gather_into_tensor(arrived[-1], send, group=group)
-    full = fill(store, exchange, 0, sent, arrived)
+    full = gathers.fill(WHOLE, sent, arrived)
     full.check_serves("columnwise")
     # In memory of its own: gathered pieces are parts of larger ones, and a rank alone gives its own rows.
     buffers = {name: buffer.clone() for name, buffer in full.buffers.items()}

@@ -28,15 +28,25 @@ def dispatch(cls, func, args, kwargs):
         handler = HANDLERS.get(func.overloadpacket) or HANDLERS.get(func.name())
     if handler is not None:
         return handler(func, *args, **kwargs)
+    return read_or_refuse(func, args, kwargs)
+
+
+def read_or_refuse(func, args, kwargs):
+    """What only reads gets the decoded values; everything else raises."""
     name, writes = schema_of(func).name, _written(func, args, kwargs)
     if any(isinstance(tensor, Tensor) for tensor in writes):
         raise UnsupportedOp(f"{func} of a lowp.Tensor, whose codes no such operation changes in place; {_WRITE}")
     if writes or _REDUCTION in func.tags or name in _READS or (name == "aten::lerp" and not isinstance(args[0], Tensor)) or in_backward():
-        _check_phases(func, args, kwargs)
         read = _magnitudes if name == "aten::abs" else _values
         args, kwargs = tree_map_only(Tensor, read, (args, kwargs))
         return func(*args, **kwargs)
-    raise UnsupportedOp(f"{func} of a lowp.Tensor, which holds codes; {_REMEDIES.get(name) or _REMEDIES.get(func.namespace, _DECODE)}")
+    raise refused(func)
+
+
+def refused(func):
+    """The error of an operation that codes have not."""
+    name = schema_of(func).name
+    return UnsupportedOp(f"{func} of a lowp.Tensor, which holds codes; {_REMEDIES.get(name) or _REMEDIES.get(func.namespace, _DECODE)}")
 
 
 def _values(tensor):
@@ -55,18 +65,6 @@ def _magnitudes(tensor):
                 ".dequantize(dtype=torch.float32), of a DTensor of its .to_local()"
             )
     return found
-
-
-def _check_phases(func, args, kwargs):
-    """Raises where a gradient would need the codes of forward in backward, for which FSDP2 gathers others."""
-    if not torch.is_grad_enabled() or in_backward():
-        return
-    for tensor in tree_leaves((args, kwargs)):
-        if isinstance(tensor, Tensor) and tensor.requires_grad and tensor._store.is_of_one_phase:
-            raise UnsupportedOp(
-                f"{func} of a lowp.Tensor that requires gradients, whose codes FSDP2 gathered for forward alone; read .dequantize(), which gradients "
-                "flow through, or .detach() without them"
-            )
 
 
 def _written(func, args, kwargs):
@@ -102,19 +100,16 @@ _WRITE = (
     "plain tensors (AveragedModel of the model before quantize_model_); make initial values of several operations (nn.init.trunc_normal_, "
     "orthogonal_) in a plain tensor, and write them by .copy_(values): what such a call wrote before this error stays"
 )
-_REPLICAS = "give DistributedDataParallel init_sync=False, and make the model from the same seed on every rank"
-_STATES = "load a full state dictionary before fully_shard, or sharded states after it"
+_STATES = "load a full state dictionary by set_model_state_dict, with full_state_dict=True"
 _SHARDS = (
     "shard rows by fully_shard, which gathers codes; there is no tensor parallelism of codes (parallelize_module, distribute_tensor): leave its layers out of "
     "quantize_model_ (ignore=[..])"
 )
 #: By the name of an operation or of its namespace.
 _REMEDIES = {
-    "aten::cat": f"{_DECODE}; {_REPLICAS}; {_STATES}",
     "aten::where": f"{_DECODE}; make initial values of several operations (nn.init.trunc_normal_) in a plain tensor, and write them by .copy_(values): what such a "
     "call wrote before this error stays",
     **dict.fromkeys((f"aten::{name}" for name in "add sub mul div lerp _foreach_add _foreach_sub _foreach_mul _foreach_div".split()), f"{_DECODE}; {_WRITE}"),
-    "c10d::broadcast_": f"{_REPLICAS}; {_STATES}",
     "c10d": f"{_SHARDS}; {_STATES}",
     "_c10d_functional": f"{_SHARDS}; {_STATES}",
 }

@@ -278,6 +278,10 @@ class AdamW(torch.optim.Optimizer):
                     "shards"
                 )
             own.copy_(new)
+        store = getattr(local_of(param), "_store", None)
+        if store is not None and store.shape == tuple(local_of(state["master"]).shape):
+            # Codes that were loaded without a master, into a shard that FSDP2 moved, have another one.
+            store.master = local_of(state["master"])
         self._counts = (int(values.get("step", 0)), int(values.get("skipped", 0)))
         # PyTorch loads what state_dict() returned, too, whose dictionaries are those of this state.
         scales = values.get("scales")

@@ -1,5 +1,7 @@
 """The buffers of a quantized matrix, which tensors share, and how rows are cut out of them."""
 
+import weakref
+
 import torch
 
 from . import _lowp, _scaled
@@ -18,8 +20,10 @@ class Store:
         self.recipe, self.rows, self.cols = recipe, rows, cols
         self.buffers, self.device, self.master = buffers, device, master
         self.shard = None  # the rows as Rust gathers and updates them
-        self.exchange = None  # their gathers by FSDP2
+        self.gathers = None  # their gathers by FSDP2
+        self.origin = None  # the store that this is a copy of on another device, held weakly
         self.full = None  # what FSDP2 gathered: Gathered
+        self.source = None  # what FSDP2 gathered for one phase, that this is a copy of
         self.blank = False  # zeros that FSDP2 copies a shard into
         self.token = None  # its number in compiled graphs
         self.contexts = {}  # what they take for constant, by dtype and whether the tensor is flat
@@ -162,7 +166,7 @@ class Store:
             self._derive(name)
         self._check_window()
         self.begin_write()
-        self.blank = False
+        self.blank, self.source = False, other.gathered_source
         self.amax = other.amax
         self._stale = None if other._stale is None else other._stale.clone()
         for name, buffer in self.buffers.items():
@@ -234,7 +238,7 @@ class Store:
                 whole._stale = None
 
     def begin_write(self):
-        self.amax = self.saved_scale = None
+        self.amax = self.saved_scale = self.source = None
         if self.token is not None:
             torch.autograd.graph.increment_version(self.token)  # graphs save it in the place of the weight
         if self.shard is not None:
@@ -264,6 +268,8 @@ class Store:
         device = next(iter(buffers.values())).device if buffers else self.device
         made = Store(self.recipe, self.rows, self.cols, buffers, device, master)
         made.amax, made.usage = self.amax, self.usage
+        made.origin = None if device == self.device else weakref.ref(self)
+        made.source = self.gathered_source
         made._stale = None if self._stale is None else self._stale.clone()
         return made
 
@@ -348,12 +354,17 @@ class Store:
 
     def check_serves(self, orientation):
         """Makes codes of an orientation that were left for later. Raises where a gathered tensor has none."""
+        if self.source is not None and not self.serves(orientation):
+            self.source.check_serves(orientation)
+            missing = self.source.buffers.keys() - self.buffers.keys()
+            self.buffers |= {name: self.source.buffers[name].to(self.device, copy=True) for name in missing}
         if self.full is None:
             return
+        self.full.serve(self, orientation)
         if not self.serves(orientation):
+            self.full.check_there(self.buffers.values())
             raise UnsupportedOp(
-                f"the {orientation} codes of a weight were used, which FSDP2 gathered for the other phase: in a forward that activation checkpointing "
-                "repeats in the backward, a copy of the weight, or a call of unshard() between forward and backward; give that module "
+                f"the {orientation} codes of a weight were read outside of a backward, which FSDP2 gathered for the other phase; give that module "
                 "reshard_after_forward=False, which gathers both directions at once. After an exception in a backward FSDP2 stays in that phase: make the "
                 "model again, and load its state"
             )
@@ -361,9 +372,11 @@ class Store:
             self.full.derive()
 
     @property
-    def is_of_one_phase(self):
-        """Whether FSDP2 gathered codes that serve one direction alone."""
-        return self.full is not None and not (self.serves("rowwise") and self.serves("columnwise"))
+    def gathered_source(self):
+        """What copies of this take the codes of the other direction from, once that is gathered; ``None`` where they have both."""
+        if self.full is None:
+            return self.source
+        return None if self.serves("rowwise") and self.serves("columnwise") else self
 
     def serves(self, orientation):
         """Whether the codes of an orientation are there."""

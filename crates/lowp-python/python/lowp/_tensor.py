@@ -5,7 +5,7 @@ from multiprocessing.reduction import ForkingPickler
 
 import torch
 
-from . import _compile, _fsdp, _linear, _ops
+from . import _compile, _fsdp, _linear, _ops, _states
 from ._errors import LowpError, UnsupportedOp
 from ._memory import dtype_name, values
 from ._plan import as_recipe
@@ -127,7 +127,8 @@ class Tensor(torch.Tensor):
 
     @property
     def fsdp_pre_all_gather(self):
-        """What this rank sends of its rows: bytes of the direction that the phase needs."""
+        """What this rank sends of its rows: bytes of the direction that the phase needs. FSDP2 asks for it when it shards, too."""
+        _states.follow()
         return _PreAllGather(self._store)
 
     def fsdp_post_all_gather(self, all_gather_outputs, metadata, param_dtype, *, out=None):
@@ -254,5 +255,6 @@ def quantize(source, recipe, *, usage="both", keep_master=False, encode_scale=No
 
 
 _ops.Tensor = _compile.Tensor = Tensor
+_states.quantize = quantize
 _ops.handles(torch.ops.lowp.linear)(_compile.linear_forward)
 _ops.handles(torch.ops.lowp.dequantize)(_compile.dequantize)

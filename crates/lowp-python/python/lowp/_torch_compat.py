@@ -3,6 +3,7 @@
 Everything private of PyTorch is here, each under a name that says what it is for: where another version has it otherwise, this file changes.
 """
 
+import functools
 import warnings
 import weakref
 
@@ -141,6 +142,38 @@ def whole_group(mesh):
     return mesh.get_group() if mesh.ndim == 1 else mesh._flatten().get_group()
 
 
+# State dictionaries.
+
+
+@functools.cache
+def on_full_states(load):
+    """Has ``load`` see what PyTorch is about to load of full state dictionaries into a model: both dictionaries, whether rank 0 alone has the full
+    one, and the group. It loads what it can, and returns the names of that, and those of them that the full one has not."""
+    from torch.distributed.checkpoint import state_dict as module
+
+    def extend(name, from_rank_0):
+        of_torch = getattr(module, name, None)
+        if of_torch is None:
+            return  # codes raise in the collectives of that version
+
+        @functools.wraps(of_torch)
+        def call(full, local, *args, pg=None, strict=False, **kwargs):
+            taken, missing = load(full, local, from_rank_0, pg)
+            rest = {key: value for key, value in local.items() if key not in taken}
+            known = {key: value for key, value in full.items() if key not in taken}
+            how = {"strict": strict} if from_rank_0 else {}
+            of_torch(known, rest, *args, pg=pg, **how, **kwargs)
+            gone = local.keys() - taken - rest.keys() | (set(missing) if strict else set())
+            local.update(rest)
+            for key in gone:
+                local.pop(key)
+
+        setattr(module, name, call)
+
+    extend("_broadcast_state_dict", True)
+    extend("_distribute_state_dict", False)
+
+
 # FSDP2.
 
 
@@ -164,8 +197,25 @@ def fsdp_params(group):
         yield [info.module, *info.shared_modules], param.sharded_param, getattr(param, "_unsharded_param", None), name
 
 
+def fsdp_param_of(group, store):
+    """FSDP2's record of the parameter that has a store, or the copy of one on a GPU; ``None`` where there is none."""
+    owner = store if store.origin is None else store.origin()
+    found = (param for param in getattr(group, "fsdp_params", ()) if getattr(local_of(param.sharded_param), "_store", ...) is owner)
+    return next(found, None)
+
+
+def outputs_of(param):
+    """The memory that FSDP2 copies what arrives for a parameter into, which it allocates in the first gather."""
+    return param.all_gather_outputs
+
+
+def set_outputs(param, outputs):
+    """Gives a parameter that memory of a gather before; without, FSDP2 allocates it."""
+    param.all_gather_outputs = outputs
+
+
 def keeps_whole(group):
-    """Whether full parameters of a group stay from forward to backward, or behind it."""
+    """Whether full parameters of a group stay from forward to backward, or after it."""
     return not group._reshard_after_forward or not getattr(group, "reshard_after_backward", True)
 
 
