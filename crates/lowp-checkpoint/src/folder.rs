@@ -267,10 +267,8 @@ fn is_old(path: &Path) -> bool {
 }
 
 /// Gives the finished folder `from` of the checkpoint `id` of `step` its name, and makes it the latest; a checkpoint of this step that
-/// was there is under its hidden name then ([`remove_replaced`]). Another run may do the same where nothing can be locked.
-///
-/// # Errors
-/// Something cannot be renamed or written; all is as it was then.
+/// was there is under its hidden name then ([`remove_replaced`]). Another run may do the same where nothing can be locked. After an
+/// error all is as it was.
 pub(crate) fn publish(
     folder: &Path,
     from: &Path,

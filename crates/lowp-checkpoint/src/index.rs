@@ -84,9 +84,6 @@ pub(crate) struct Written {
 
 impl Index {
     /// The index of what all ranks wrote.
-    ///
-    /// # Errors
-    /// Pieces that do not make up their tensors.
     pub(crate) fn new(
         (id, step): (String, u64),
         ranks: Vec<Written>,

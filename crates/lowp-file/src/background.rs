@@ -1,4 +1,4 @@
-//! [`BackgroundFile`]: a file whose bytes are written next to the work that makes them.
+//! [`BackgroundFile`]: a file whose bytes are written in the background, while those that follow are made.
 
 use crate::limits::no_room;
 use crate::region::Region;
@@ -37,7 +37,7 @@ impl Deferred for Vec<u8> {
     }
 }
 
-/// A file that is written place by region. One that is shorter than a chunk is written by the caller alone, and so is each where the
+/// A file whose bytes come in any order. One that is shorter than a chunk is written by the caller alone, and so is each where the
 /// system has no thread for a writer.
 #[derive(Debug)]
 pub(crate) struct BackgroundFile {
@@ -64,7 +64,7 @@ struct Writer {
     thread: JoinHandle<io::Result<()>>,
 }
 
-/// What is written to one region.
+/// What is written to one place.
 enum Job {
     Here(Vec<u8>),
     Deferred(Region, Box<dyn Deferred>),
@@ -182,7 +182,7 @@ impl BackgroundFile {
         }
     }
 
-    /// Writes `bytes` to their `place` in what begins at byte `at`, next to whatever comes next.
+    /// Writes `bytes` to their `region` of what begins at byte `at`, while the caller goes on.
     pub(crate) fn write_deferred(
         &mut self,
         at: u64,
@@ -302,7 +302,7 @@ impl BackgroundFile {
     }
 }
 
-/// Writes `bytes` to their region.
+/// Writes `bytes` to byte `at` and those after it.
 #[cfg(unix)]
 fn put(file: &File, at: u64, bytes: &[u8]) -> io::Result<()> {
     let written = std::os::unix::fs::FileExt::write_all_at(file, bytes, at);

@@ -13,7 +13,7 @@ use lowp_format::{AnyRecipe, Part, QuantizedTensor, Shape, Usage};
 use lowp_kernels::{Backend, Cpu, CpuBuffer};
 use safetensors::Dtype;
 
-/// The buffers of a quantized tensor, and what a file says of it next to them.
+/// The buffers of a quantized tensor, and what else a file says of it.
 #[derive(Clone, Debug)]
 pub struct Codes {
     /// The buffers of one usage, scales in the Compact form.

@@ -13,7 +13,7 @@ use std::path::{Path, PathBuf};
 /// Writes `contents` to a temporary name next to `path`, syncs it and renames it into place.
 ///
 /// # Errors
-/// If the file cannot be created, written or renamed; nothing is left behind then.
+/// If the file cannot be created, written or renamed; nothing is left then.
 pub fn write_atomically(path: &Path, contents: &str) -> io::Result<()> {
     let new = NewFile::at(path)?;
     let mut out = new.create()?;
@@ -99,7 +99,7 @@ impl NewFile {
 
 /// A folder that does not have its name yet.
 #[derive(Debug)]
-pub struct NewFolder {
+pub(crate) struct NewFolder {
     path: PathBuf,
     temporary: Temporary,
     /// Of the empty folder that it replaces.
@@ -108,11 +108,7 @@ pub struct NewFolder {
 
 impl NewFolder {
     /// A folder that will be at `path`, where there is none or an empty one now.
-    ///
-    /// # Errors
-    /// `path` is no folder name, is a folder with something in it or no folder, or lies in a folder that is missing or
-    /// cannot be written.
-    pub fn at(path: &Path) -> io::Result<Self> {
+    pub(crate) fn at(path: &Path) -> io::Result<Self> {
         if path.as_os_str() == "-" {
             return Err(io::Error::other(
                 "standard output is no place for it; give the name of a folder, ./- if it is to be called so",
@@ -153,20 +149,17 @@ impl NewFolder {
     }
 
     /// Where it will be, links followed.
-    pub fn path(&self) -> &Path {
+    pub(crate) fn path(&self) -> &Path {
         &self.path
     }
 
     /// Where its files must be written.
-    pub fn draft(&self) -> &Path {
+    pub(crate) fn draft(&self) -> &Path {
         self.temporary.path()
     }
 
     /// Gives the draft, whose files their writers have synced, its name.
-    ///
-    /// # Errors
-    /// It cannot be renamed.
-    pub fn publish(self) -> io::Result<()> {
+    pub(crate) fn publish(self) -> io::Result<()> {
         sync_folder(self.draft())?;
         if let Some(permissions) = &self.permissions {
             fs::set_permissions(self.draft(), permissions.clone())?;
@@ -178,10 +171,7 @@ impl NewFolder {
 
 /// Opens a regular file for reading and tells its length. A pipe, whose writer may never come, or a device, which may
 /// never end, is an error and is not waited for.
-///
-/// # Errors
-/// There is no such file, it cannot be read, or it is no regular file.
-pub fn open_regular(path: &Path) -> io::Result<(File, u64)> {
+pub(crate) fn open_regular(path: &Path) -> io::Result<(File, u64)> {
     let regular = |data: &fs::Metadata| match data.file_type() {
         kind if kind.is_file() => Ok(()),
         kind if kind.is_dir() => Err(io::Error::from(io::ErrorKind::IsADirectory)),
@@ -208,7 +198,7 @@ pub fn open_regular(path: &Path) -> io::Result<(File, u64)> {
 /// Reads a regular file of at most `limit` bytes.
 ///
 /// # Errors
-/// As [`open_regular`]; the file is longer, or there is no memory for it.
+/// There is no such file, it cannot be read, or it is no regular file; it is longer, or there is no memory for it.
 pub fn read_regular(path: &Path, limit: u64) -> io::Result<Vec<u8>> {
     let (file, length) = open_regular(path)?;
     if length > limit {

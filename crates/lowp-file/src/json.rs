@@ -80,7 +80,7 @@ impl JsonObject {
         Self { text, members }
     }
 
-    /// The object with `value` as that of `key`, behind all others and indented as they are.
+    /// The object with `value` as that of `key`, after all others and indented as they are.
     pub fn with(&self, key: &str, value: &Value) -> Self {
         let mut left = self.without(key);
         let open = left.text.find('{').map_or(0, |at| at + 1);

@@ -264,9 +264,6 @@ pub(crate) fn others<'m>(
 }
 
 /// The quantized tensor `name` of `model`, if there is one.
-///
-/// # Errors
-/// As [`quantized`].
 pub(crate) fn find(model: &Model, name: &str) -> Result<Option<Quantized>> {
     let Some(json) = model.metadata().get(&key(name)) else {
         return Ok(None);

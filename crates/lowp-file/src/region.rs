@@ -3,7 +3,7 @@
 use lowp_format::{Axis, BufferSpec, Code, Form, ScaleLayout};
 use std::ops::Range;
 
-/// Runs of bytes that lie a stride apart, each with padding behind it that is left out: the rows of an array whose rows are the columns of the
+/// Runs of bytes that lie a stride apart, each with padding after it that is left out: the rows of an array whose rows are the columns of the
 /// matrix have a run each, and all other rows of a matrix are one run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Region {
@@ -30,7 +30,7 @@ impl Region {
     }
 
     /// Where the bytes of rows that begin with matrix row `first`, laid out as `rows`, lie in `whole`. Padding is left out, but for that of
-    /// `whole` behind the last rows: they have at least as much where `first` is a multiple of a power of two, up to 512, that no rows before
+    /// `whole` after the last rows: they have at least as much where `first` is a multiple of a power of two, up to 512, that no rows before
     /// them exceed, or of 512.
     pub(crate) fn of(whole: &ScaleLayout, rows: &ScaleLayout, first: usize) -> Self {
         let bytes = |layout: &ScaleLayout, entries: usize| match layout.form() {
@@ -70,12 +70,12 @@ impl Region {
         self.run == usize::MAX
     }
 
-    /// How many of the first `len` bytes have a place.
+    /// How many of the first `len` bytes are no padding.
     pub(crate) fn placed(&self, len: usize) -> usize {
         len / self.run * self.kept + (len % self.run).min(self.kept)
     }
 
-    /// Where the `len` bytes from byte `from` on lie: ranges of them, each with its place.
+    /// Where the `len` bytes from byte `from` on lie: ranges of them, each with where it begins.
     pub(crate) fn pieces(
         &self,
         from: usize,

@@ -208,9 +208,6 @@ impl<'a> Choices<'a> {
 }
 
 /// Checks groups of the numbers of `len` tensors.
-///
-/// # Errors
-/// A group of fewer than two, a number that there is not, or one twice.
 pub(crate) fn check_groups(groups: &[Vec<usize>], len: usize) -> Result<()> {
     let mut grouped = vec![false; len];
     for group in groups {

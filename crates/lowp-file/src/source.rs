@@ -75,7 +75,7 @@ pub(crate) fn load<B: Backend>(
     load_in(backend, room, tensor, range, progress)
 }
 
-/// [`load`] into `room`, which has the values of one source, and is done with the one before it. It is made for as many as are given next to
+/// [`load`] into `room`, which has the values of one source, and is done with the one before it. It is made for as many as are given with
 /// it, so that shorter ones need no other.
 pub(crate) fn load_in<B: Backend>(
     backend: &B,

@@ -129,7 +129,7 @@ impl Draft {
             .with_context(|| cannot_write(&self.name))
     }
 
-    /// The same of bytes that are read when they are written, which may be later; `place` says where each lies from there.
+    /// The same of bytes that are read when they are written, which may be later; `region` says where each lies from there.
     pub(crate) fn write_deferred(
         &mut self,
         at: u64,
@@ -149,7 +149,7 @@ impl Draft {
             .with_context(|| cannot_write(&self.name))
     }
 
-    /// Writes `bytes` behind as many as were written.
+    /// Writes `bytes` after those that were written.
     pub(crate) fn write(&mut self, bytes: &[u8]) -> Result<()> {
         self.write_at(self.written, bytes)
     }

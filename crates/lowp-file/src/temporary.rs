@@ -19,7 +19,7 @@ const INFIX: &str = ".lowp-";
 const SUFFIX: &str = ".tmp";
 
 /// The temporaries of this process, each with the open folder that is locked: this tells other processes that it is in use.
-/// Whoever creates or removes one holds this mutex, so that none appears behind the back of a signal.
+/// Whoever creates or removes one holds this mutex, so that none appears while a signal is answered.
 static LIVE: Mutex<BTreeMap<PathBuf, Option<File>>> = Mutex::new(BTreeMap::new());
 
 /// Numbers of folders: no name is taken twice by one process, so that nobody removes what was made under it later.

@@ -33,7 +33,7 @@ impl fmt::Display for Shown<'_> {
 }
 
 /// A shape as it may be shown.
-pub fn dims(shape: &[usize]) -> String {
+pub(crate) fn dims(shape: &[usize]) -> String {
     let Some((first, _)) = shape.split_at_checked(AXES + 1) else {
         return format!("{shape:?}");
     };

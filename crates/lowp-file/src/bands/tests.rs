@@ -61,7 +61,7 @@ fn bands_are_the_whole() -> Result<()> {
     let path = folder.path().join("in.safetensors");
     let (mut cut, mut alone) = (0, 0);
     let tall = Shape::new(1300, 256);
-    // Bands of few rows, of which some have no room next to another.
+    // Bands of few rows, of which some have no room for a second one.
     let wide = Shape::new(200, 8192);
     for (dtype, aligned, shape) in [
         ("BF16", true, tall),
@@ -128,7 +128,7 @@ fn bands_are_the_whole() -> Result<()> {
     Ok(())
 }
 
-/// A file of matrices whose bands have no room next to the band before, of the same matrix or of another, has the bytes of casts of all
+/// A file of matrices whose bands have no room with the band before, of the same matrix or of another, has the bytes of casts of all
 /// rows.
 #[test]
 fn files_of_wide_matrices() -> Result<()> {

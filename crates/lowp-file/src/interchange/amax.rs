@@ -1,4 +1,4 @@
-//! The amax behind a number that was made of it, for files that do not say the amax.
+//! The amax that a number was made of, for files that do not say the amax.
 
 use lowp_format::{Orientation, Recipe};
 

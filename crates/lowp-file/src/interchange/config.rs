@@ -176,7 +176,7 @@ impl Modules {
         Ok(json!({ "producer": producer(), "quantization": quantization }))
     }
 
-    /// The documents that `target` has next to the weights, by name; `config` is what `config.json` says besides.
+    /// The documents that `target` has next to the weights, by name; `config` is what else `config.json` says.
     pub(crate) fn documents(
         &self,
         target: Target,

@@ -62,9 +62,6 @@ impl RecipeOptions {
 }
 
 /// The value of option `option` that `text` names, if `allowed` holds of it; `expected` says what is allowed.
-///
-/// # Errors
-/// Any other text.
 pub(super) fn read<T: OptionValue>(
     option: &'static str,
     text: &str,

@@ -98,9 +98,6 @@ impl Modifier {
 }
 
 /// The modifiers that follow `name` in `text`.
-///
-/// # Errors
-/// A modifier that there is not, that is there twice, that contradicts another one, or that this recipe has not.
 pub(crate) fn parse<'t>(
     text: &str,
     name: &str,
