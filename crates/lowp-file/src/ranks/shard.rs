@@ -31,7 +31,7 @@ use std::time::Duration;
 const PATIENCE: Duration = Duration::from_secs(24 * 60 * 60);
 
 /// Writes what `choices` of the model in `hub` become to the folder `output`, absent or empty: a file for each of `world` ranks, from 1 to
-/// [`meta::MAX_WORLD`]. Returns the bytes that were written.
+/// [`MAX_WORLD`]. Returns the bytes that were written.
 ///
 /// # Errors
 /// A number of ranks that is none, choices of another model, a tensor that cannot be read or cast, or a folder that cannot be written.

@@ -144,7 +144,8 @@ pub(crate) fn parse<'t>(
 /// The recipe's name in `text`, `NAME+MODIFIER+MODIFIER`, and the options that its modifiers set, for a file.
 ///
 /// # Errors
-/// As [`parse`]; an unknown name; or a control, which the metadata of a file cannot say.
+/// An unknown name; a modifier that there is not, that is there twice, that contradicts another one, or that this recipe has not; or a
+/// control, which the metadata of a file cannot say.
 pub fn options_of_files(text: &str) -> Result<(&str, RecipeOptions), FormatError> {
     let mut parts = text.split('+').map(str::trim);
     let name = parts.next().unwrap_or_default();
