@@ -80,8 +80,18 @@ class Gathers:
         full.full.follow(gather, sent, arrived)
         return full
 
+    def peers(self):
+        """The gathers of the group of FSDP2 that this is in, in an order that all ranks have. What a backward of one of its weights needs is gathered for
+        all of them: ranks may read weights in another order, as of experts."""
+        group = _group_of(self.module())
+        stores = [getattr(compat.local_of(sharded), "_store", None) for _, sharded, *_ in compat.fsdp_params(group)] if group is not None else []
+        found = [store.gathers for store in stores if store is not None and store.gathers is not None]
+        return found if self in found else [self]
+
     def repeat(self):
-        """Gathers codes of both directions, in a backward that repeats a forward. Collective: the graph is that of every rank."""
+        """Gathers codes of both directions, in a backward that reads those of the other one, too. Collective: the graph is that of every rank."""
+        if self.gathered.serves("rowwise") and self.gathered.serves("columnwise"):
+            return
         gather = self.gathers[WHOLE].made()
         with between_gathers(lambda: self.group, gather.device):
             sent = gather.gather.pre(device_of(gather.device))
@@ -181,10 +191,16 @@ class Gathered:
         gathers = self.gathers()
         if gathers is None or not compat.in_backward():
             return
-        gathers.repeated = gathers.repeated or orientation == "rowwise"
-        if not store.serves(orientation):
+        repeats, missing = orientation == "rowwise" and not gathers.repeated, not store.serves(orientation)
+        if not (repeats or missing):
+            return
+        peers = gathers.peers()
+        for peer in peers:
+            peer.repeated = peer.repeated or repeats
+        if missing:
             self.check_there(store.buffers.values())
-            gathers.repeat()
+            for peer in peers:
+                peer.repeat()
 
     def derive(self):
         """Makes what was left for later, once."""
