@@ -31,7 +31,7 @@ class Exchange:
             gathers = _lowp.Gather.of(self.shard, kept)
         self.text = " | ".join(gather.text() for gather in gathers)
         if agreed not in (None, self.text):
-            raise LowpError(f"a parameter whose gathers were {agreed} has {self.text} now; call fully_shard on a new model")
+            raise LowpError(f"the gathers of a parameter were {agreed} and are now {self.text}; call fully_shard on a new model")
         if ranks is not None:
             ranks.agree("the gathers of a parameter", self.text)
         self.gathers = [_Gather(gather, store) for gather in gathers]
@@ -113,7 +113,7 @@ class Gathered:
         """Raises where FSDP2 freed the memory of buffers."""
         if any(buffer.untyped_storage().size() < buffer.numel() for buffer in buffers):
             raise LowpError(
-                "a gathered weight was used after FSDP2 freed it, which it does behind the forward and the backward of its module; use it within them, "
+                "a gathered weight was used after FSDP2 freed it, at the end of the forward or backward of its module; use it before that, "
                 "or call unshard() before"
             )
 
@@ -162,8 +162,8 @@ def _pre_all_gather(store, mesh, outer_size, module):
         exchange = store.exchange = _exchange_of(store, full, mesh, kept, module)
     if kept and not exchange.kept:
         raise UnsupportedOp(
-            "set_reshard_after_forward(False) or set_reshard_after_backward(False) was called after the first gather, when FSDP2 had allocated "
-            "memory for the codes of one phase; call it before the first forward"
+            "set_reshard_after_forward(False) or set_reshard_after_backward(False) was called after the first gather, which allocated "
+            "memory for the codes of one phase only; call it before the first forward"
         )
     store.check_whole()
     if (exchange.full, exchange.world) != (full, world):
@@ -238,7 +238,7 @@ def _group_of(module):
             _GROUPS[module] = weakref.ref(group)
     if group is not None and compat.reshards_to_some(group):
         raise UnsupportedOp(
-            "reshard_after_forward is a number of ranks, which FSDP2 supports for plain parameters only; give True or False"
+            "reshard_after_forward is a number of ranks, which FSDP2 supports only for plain parameters; give True or False"
         )
     return group
 

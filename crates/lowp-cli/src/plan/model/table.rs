@@ -171,7 +171,7 @@ fn summary(plan: &Plan<'_>) -> String {
                 format!(", {} between nodes", rate.source())
             });
             text += &wrapped(&format!(
-                "Gathers: {:.3} ms, in bf16 {:.3} ms, one layer after the other and nothing beside them, at {} within a node{between}.",
+                "Gathers: {:.3} ms, in bf16 {:.3} ms, one layer after the other without overlap, at {} within a node{between}.",
                 seconds * 1e3,
                 reference * 1e3,
                 bandwidth.within_node.source()
