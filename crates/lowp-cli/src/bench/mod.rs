@@ -31,8 +31,8 @@ use std::path::PathBuf;
 
 One row per operation, recipe and shape. `share` is the rate of the compulsory bytes (every input
 read once, every output written once, per pass) divided by the rate of a device-to-device copy,
-measured in the same run. `host us` is the time of one call on the calling thread. The CPU kernels are
-measured by `cargo xtask bench`.
+measured in the same run. `host us` is the time of one call on the calling thread. The CPU
+kernels are measured by `cargo xtask bench`.
 
 With --ranks the rows are gathers, reduce-scatters and optimizer steps of 1 billion parameters over
 that many GPUs, over NCCL: received bytes per second, divided by the rate of one all-gather of the
@@ -74,10 +74,10 @@ pub(crate) struct Args {
 
 /// Whether gradients are added in rank order.
 const SUMS: &[Named<bool>] = &[
-    ("nccl", "NCCL, in an order of its own", false),
+    ("nccl", "NCCL, in an order that NCCL chooses", false),
     (
         "rank-order",
-        "The rank that receives a sum, in rank order: the bits of the CPU and of every other engine",
+        "The rank that receives a sum, in rank order: the same bits as on the CPU",
         true,
     ),
 ];

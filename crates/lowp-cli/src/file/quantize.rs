@@ -28,7 +28,8 @@ recipe uses the tensor's amax, T.amax (per row: T.amax, per column: T.amax_colum
 are E4M3 unless --format says otherwise. Other tensors pass through unchanged, also integers of any
 shape. The key lowp.tensor.T in the file's metadata records what T was and how it was quantized.
 
-If the output replaces a file, it keeps the permissions of that file; its owner is the user who runs the command.", recipe = example()))]
+If the output replaces a file, it keeps the permissions of that file; its owner is the user who runs
+the command.", recipe = example()))]
 pub(crate) struct Args {
     /// A .safetensors file, the .safetensors.index.json of a sharded model, or a Hugging Face model folder
     input: PathBuf,

@@ -29,11 +29,11 @@ sends of a buffer, `wire bytes` what all ranks send together.
 Columns of --model: `sent` counts each byte once, at the rank that sends it, over the ranks of one
 replica, as `lowp train` does. The other columns count it at every rank that receives it, over links
 within nodes and between them: `/ rank` is the share of one rank on the busiest node, `/ world` all
-ranks together. Ranks are numbered replica by replica and fill one node after the other. A piece that
-many ranks gather enters each node once and is forwarded within it, as in NCCL's rings; f32 sums take
-the same way back. Gradients that are sent in bf16, and those of all micro-batches but the first, are
-sent directly to the rank that adds them. `ms` is the time of all gathers in sequence; each takes as
-long as its slower kind of link."
+ranks together. Ranks are numbered replica by replica and fill one node after the other. A piece
+that many ranks gather enters each node once and is forwarded within it, as in NCCL's rings; f32
+sums take the same way back. Gradients that are sent in bf16, and those of all micro-batches but the
+first, are sent directly to the rank that adds them. `ms` is the time of all gathers in sequence;
+each takes as long as its slower kind of link."
     )
 }
 
@@ -58,7 +58,7 @@ JSON of --model:
   device                 with --device cuda: what its GPU holds beside `memory`, and in all:
       sequences          of a micro-batch
       scales             those bytes of `weights` that are no codes
-      variables_gathered  f32 shards of the variables, and what they are gathered in
+      variables_gathered  f32 shards of the variables, and the memory to gather them
       staging            where gradients arrive that are added there
       activations        kept for backward; null, as the next two, with a config.json
       in_turn            operands, logits and gradients of activations, which layers use in turn
@@ -106,7 +106,7 @@ pub(crate) struct Args {
     #[arg(long, value_name = "PRESET|FILE", conflicts_with = "usage")]
     pub(super) model: Option<String>,
 
-    /// Where the model runs: `cpu`, or `cuda`, with a GPU for each rank
+    /// Device of the model: `cpu`, or `cuda` with one GPU per rank
     #[arg(
         long,
         value_name = "NAME",
@@ -121,11 +121,11 @@ pub(crate) struct Args {
     #[arg(long, value_name = "N", conflicts_with = "shape", help_heading = MODEL)]
     pub(super) batch: Option<usize>,
 
-    /// Have attention on a GPU run as plain products, not by cuDNN
+    /// Run attention on a GPU as plain products, not with cuDNN
     #[arg(long, conflicts_with = "shape", help_heading = MODEL)]
     pub(super) no_cudnn: bool,
 
-    /// Gather the weights of a block on a GPU only when it runs, not while the block before it does
+    /// On GPUs, gather the weights of a block when it runs, not already while the previous block runs
     #[arg(long, conflicts_with = "shape", help_heading = MODEL)]
     pub(super) no_prefetch: bool,
 
@@ -155,7 +155,7 @@ pub(crate) struct Args {
     #[arg(long, value_name = "RxS", conflicts_with = "shape", help_heading = MODEL)]
     pub(super) mesh: Option<Mesh>,
 
-    /// What each rank has of the weights between steps
+    /// How weights are sharded between steps
     #[arg(
         long,
         value_name = "NAME",

@@ -136,7 +136,7 @@ pub(crate) struct Args {
     #[arg(long, value_name = "CODE", default_value = "f32", value_parser = PossibleValuesParser::new(["f32", "bf16"]))]
     pub(crate) grad_wire: String,
 
-    /// Seconds that a rank waits for others before all ranks fail
+    /// Seconds that a rank waits for others before all ranks fail; if rank 0 itself stops, the others wait 5 seconds longer
     #[arg(long, value_name = "SECONDS", default_value_t = 300, value_parser = clap::value_parser!(u64).range(1..=86_400))]
     pub(crate) timeout: u64,
 

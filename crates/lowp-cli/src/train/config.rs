@@ -189,7 +189,7 @@ pub(crate) fn sequences_at_once(
     match batch.is_multiple_of(parts) && batch > 0 {
         true => Ok(batch / parts),
         false => Err(UsageError::new(format!(
-            "--batch {batch} does not divide into {parts} equal micro-batches, as GPUs take them: {ranks} ranks x --accumulate {accumulate}; take {}",
+            "--batch {batch} cannot be divided into {parts} equal micro-batches, as GPUs need ({ranks} ranks x --accumulate {accumulate}); give --batch {}",
             batch.max(1).next_multiple_of(parts)
         ))),
     }

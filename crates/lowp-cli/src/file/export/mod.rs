@@ -53,7 +53,7 @@ pub(crate) struct Args {
     #[arg(long, value_name = "TARGET", value_parser = one_of(TARGETS))]
     to: Target,
 
-    /// Weights that a pattern matches and that differ in its braces alone must have one amax, as TARGET's readers want of layers which
+    /// Weights that a pattern matches and that differ only inside its braces must have one amax, as TARGET's readers want of layers which
     /// they run as one: '*.{q,k,v}_proj.weight,*.{gate,up}_proj.weight'
     #[arg(long, value_name = "GLOB,..")]
     amax_group: Vec<String>,
@@ -63,7 +63,7 @@ pub(crate) struct Args {
     #[arg(long, value_name = "WHAT", default_value = "warn")]
     fused: OnFused,
 
-    /// Most bytes of tensors in a file; a tensor and its scales stay together
+    /// Maximum bytes of tensors per file; a tensor and its scales stay together
     #[arg(long, value_name = "SIZE", default_value = "5GB", value_parser = bytes)]
     max_shard_size: u64,
 
