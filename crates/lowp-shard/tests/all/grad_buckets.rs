@@ -353,11 +353,11 @@ fn plans_are_checked() {
         (plan(ranges(&[(0, 4)]), 4), "the gradient of 'w'"),
         (
             plan(ranges(&[(0, 4), (5, 9)]), 4),
-            "rank 1 owns elements 5..9 where element 4 comes next",
+            "rank 1 owns elements 5..9, but the next element is 4",
         ),
         (
             plan(ranges(&[(1, 4), (4, 8)]), 4),
-            "rank 0 owns elements 1..4 where element 0 comes next",
+            "rank 0 owns elements 1..4, but the next element is 0",
         ),
         (
             plan(ranges(&[(0, 4), (4, 8)]), 5),

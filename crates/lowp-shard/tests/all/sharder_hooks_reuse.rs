@@ -186,8 +186,7 @@ fn other_buffers_than_were_sent_are_rejected() {
         into.expect_err("rejected")
     };
     let error = fill(&mut full, &one.arrived[..1]);
-    let text = "mxfp8 96x64: 1 buffers arrived and 2 were sent; give what arrived of every input, in the order of \
-                GatherHooks::inputs";
+    let text = "mxfp8 96x64: 1 buffers were given, but 2 were sent; give the received bytes of every input, in the order of GatherHooks::inputs";
     assert_eq!(error.to_string(), text);
     let mut swapped = one.arrived.clone();
     swapped.reverse();

@@ -40,7 +40,7 @@ fn head(plan: &Plan<'_>) -> String {
         options.push("blocks recomputed".to_owned());
     }
     if setup.grad_wire == GradWire::Bf16 {
-        options.push("gradients on a bf16 wire".to_owned());
+        options.push("gradients sent in bf16".to_owned());
     }
     if let Some(batch) = &plan.batch {
         options.push(format!("{} sequences at a time on a GPU", batch.sequences));
