@@ -237,14 +237,14 @@ mod tests {
         );
         for (text, expected) in [
             ("*.q_proj.weight", "matches no two names"),
-            ("*.{q,k,x", "is no such pattern"),
+            ("*.{q,k,x", "is not a valid pattern"),
             (
                 "*.{q,k,x}_proj.weight",
-                "stands for '*.x_proj.weight' among others, which matches nothing: none",
+                "includes '*.x_proj.weight', which matches nothing: none",
             ),
             (&*"{a,b}".repeat(30), "stands for more than 4096 names"),
-            ("*.{q,{k,v}}*", "is no such pattern"),
-            ("*.[qk]_proj.weight", "is no such pattern"),
+            ("*.{q,{k,v}}*", "is not a valid pattern"),
+            ("*.[qk]_proj.weight", "is not a valid pattern"),
             (
                 "*.{q,k}_proj.weight,*.{k,v}_proj.weight",
                 "puts 'layers.0.attn.k_proj.weight' into a second group",

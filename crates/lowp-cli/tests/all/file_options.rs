@@ -314,7 +314,8 @@ fn scales_that_are_not_swizzled() {
                 &format!("{command} in.safetensors -o out --scales swizzled --recipe {recipe}"),
             );
             let expected = format!(
-                "--scales swizzled: {recipe} has {code} block scales, which do not have this form (docs/scale-layouts.md); give --scales compact or padded"
+                "--scales swizzled: {recipe} has {code} block scales, which do not have this form \
+                 (docs/scale-layouts.md); give --scales compact or padded"
             );
             assert!(message.contains(&expected), "{message}");
         }

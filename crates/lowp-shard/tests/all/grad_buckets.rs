@@ -258,14 +258,14 @@ fn mistakes_are_errors_on_all_ranks() {
             },
             "the gradient of 'w1' is nowhere",
         ),
-        (|b| b.grad(3).map(drop), "3 parameters and no number 3"),
-        (|b| b.push(7), "3 parameters and no number 7"),
+        (|b| b.grad(3).map(drop), "3 parameters, and there is no parameter 3"),
+        (|b| b.push(7), "3 parameters, and there is no parameter 7"),
         (
             |b| {
                 b.grad(2)?;
                 b.flush()
             },
-            "memory was taken for the gradient of 'w2'",
+            "the gradient of 'w2' got memory but was not pushed",
         ),
         (
             |b| {
@@ -274,7 +274,7 @@ fn mistakes_are_errors_on_all_ranks() {
                 b.push(0)?;
                 b.finish().map(drop)
             },
-            "memory was taken for the gradient of 'w2'",
+            "the gradient of 'w2' got memory but was not pushed",
         ),
     ];
     for (act, says) in acts {

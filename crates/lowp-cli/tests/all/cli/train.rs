@@ -159,7 +159,7 @@ fn checkpoints_are_inspected_and_compared() {
     let outcome = lowp(&["verify", &first, &run_two]);
     assert_eq!(outcome.code, Some(1));
     assert!(
-        outcome.stderr.contains("is behind step 1 and"),
+        outcome.stderr.contains("is of step 1, and"),
         "{}",
         outcome.stderr
     );
