@@ -1,10 +1,10 @@
 //! candle layers whose weights are sharded, quantized parameters.
 //!
-//! A [`QuantLinear`] is a linear layer whose weight is not a candle variable: it is fetched when the layer runs
-//! ([`WeightSource::with_weight`], once forward and once backward), used, and given back; the weight's gradient goes
-//! to a sink instead of candle's gradient store. Between the two calls nothing holds the full weight, which is what
-//! lets a rank own only a low-precision shard of it. [`layers`] are those over the weights of a [`lowp_fsdp::ShardedModel`], and
-//! [`CandleVars`] its other parameters; [`transformer`] has GPT and Llama on them, which `lowp train` trains.
+//! A [`QuantLinear`] is a linear layer whose weight is not a candle variable. The layer gets the weight when it runs
+//! ([`WeightSource::with_weight`], once in forward and once in backward) and releases it after use; the gradient of the weight
+//! does not go to candle's gradient store, but to the source of the weight. Between the two calls nothing holds the full weight,
+//! so a rank needs only a low-precision shard of it. [`layers`] makes such layers for the weights of a
+//! [`lowp_fsdp::ShardedModel`], and [`CandleVars`] has its other parameters; [`transformer`] builds GPT and Llama from them, which `lowp train` trains.
 //!
 //! Each rank is a thread. Set `CANDLE_NUM_THREADS=1` before the first tensor is made: candle's worker pool is shared by
 //! all threads of the process and waits by spinning.

@@ -27,7 +27,7 @@ pub enum CheckpointError {
     },
     /// A file for which there is no room, or that cannot be written for another reason.
     #[error(
-        "{}: cannot write it: {why}, with {there} of its {bytes} bytes there{}", .path.display(), remedy(.why)
+        "{}: cannot write the file: {why}; {there} of its {bytes} bytes were written{}", .path.display(), remedy(.why)
     )]
     Write {
         /// The file.
@@ -57,7 +57,7 @@ pub enum CheckpointError {
         most: u64,
     },
     /// What the trainer wrote down cannot be read again.
-    #[error("what is written down beside the tensors cannot be read again: {why}")]
+    #[error("the trainer's notes in the checkpoint could not be read again: {why}")]
     About {
         /// Why not.
         why: String,
@@ -72,7 +72,7 @@ pub enum CheckpointError {
     },
     /// A rank could not write its part.
     #[error(
-        "the checkpoint of step {step} was not saved: rank {rank}: {why}; checkpoints before it are as they were"
+        "the checkpoint of step {step} was not saved: rank {rank}: {why}; earlier checkpoints are unchanged"
     )]
     NotSaved {
         /// The step.
@@ -84,7 +84,7 @@ pub enum CheckpointError {
     },
     /// A checkpoint that is saved, and may be lost with the power.
     #[error(
-        "the checkpoint of step {step} is there and the latest, but a power loss may take it: {why}; checkpoints before it are as they were"
+        "the checkpoint of step {step} was saved and is the latest, but a power loss may destroy it: {why}; earlier checkpoints are unchanged"
     )]
     NotOnDisk {
         /// The step.
@@ -93,7 +93,7 @@ pub enum CheckpointError {
         why: String,
     },
     /// Pieces of ranks that do not make up their tensors.
-    #[error("the pieces that ranks gave are no checkpoint: {why}")]
+    #[error("the pieces of the ranks do not form a checkpoint: {why}")]
     Pieces {
         /// Which, and why.
         why: String,
@@ -107,13 +107,13 @@ pub enum CheckpointError {
         why: String,
     },
     /// Another run saves to the folder.
-    #[error("{}: another run saves its checkpoints there; wait for its end, or name another folder", .folder.display())]
+    #[error("{}: another run is saving checkpoints to this folder; wait until it ends, or give another folder", .folder.display())]
     InUse {
         /// The folder.
         folder: PathBuf,
     },
     /// No checkpoint where one is looked for.
-    #[error("{}: {why}; name a folder that training saved to, or a folder step-N in it", .path.display())]
+    #[error("{}: {why}; give a folder to which training saved, or a folder step-N in it", .path.display())]
     NoCheckpoint {
         /// The folder.
         path: PathBuf,
@@ -121,7 +121,7 @@ pub enum CheckpointError {
         why: String,
     },
     /// A file does not hold what the index says.
-    #[error("{}: {why}; the checkpoint is damaged or made of parts of several: take another one", .path.display())]
+    #[error("{}: {why}; the checkpoint is damaged, or its files are from several checkpoints: use another one", .path.display())]
     Damaged {
         /// The file.
         path: PathBuf,
@@ -129,7 +129,7 @@ pub enum CheckpointError {
         why: String,
     },
     /// A checkpoint of a later version.
-    #[error("{}: version {found} of checkpoints, and this program reads version {known}; use the program that wrote it", .path.display())]
+    #[error("{}: the checkpoint has version {found}, but this program reads version {known}; use the program that wrote it", .path.display())]
     Version {
         /// The index.
         path: PathBuf,
@@ -147,7 +147,7 @@ pub enum CheckpointError {
         name: String,
     },
     /// A tensor of another shape or dtype.
-    #[error("{}: tensor '{name}' is {found}, and {expected} is asked for; was the checkpoint saved by the same model?", .path.display())]
+    #[error("{}: tensor '{name}' is {found}, but the model needs {expected}; was the checkpoint saved by the same model?", .path.display())]
     OtherTensor {
         /// The checkpoint.
         path: PathBuf,
@@ -179,7 +179,7 @@ pub enum CheckpointError {
         needed: usize,
     },
     /// Two pieces of one tensor on one rank.
-    #[error("tensor '{name}' has two pieces on one rank; give each rank's part as one")]
+    #[error("tensor '{name}' has two pieces on one rank; give the part of each rank as one piece")]
     TwoPieces {
         /// The name.
         name: String,

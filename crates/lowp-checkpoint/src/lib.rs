@@ -1,12 +1,12 @@
-//! Checkpoints of training whose tensors are shared out over ranks.
+//! Checkpoints of training whose tensors are sharded over ranks.
 //!
 //! A checkpoint is a folder: one safetensors file per rank with the [`Piece`]s of tensors that the rank has, and
-//! `index.json`, which says of every tensor where its pieces lie, their checksums, and what the trainer adds.
+//! `index.json` with the places and checksums of the pieces of every tensor, and the notes of the trainer.
 //! Any number of ranks loads any blocks of tensors ([`Checkpoint::read`]); pieces are bytes, and no arithmetic touches
 //! them.
 //!
-//! [`Saver`] writes in the background and as a whole: into a folder of another name, which gets its own once every rank's file and
-//! the index are on the disk. A run that stops in between leaves the checkpoint before as the latest one.
+//! [`Saver`] writes in the background, into a folder with a temporary name, which gets its final name after the files of all ranks and
+//! the index are on the disk. If a run stops in between, the previous checkpoint stays the latest.
 //!
 //! ```
 //! use lowp_checkpoint::{Block, Checkpoint, Dtype, Piece, Saver};

@@ -71,7 +71,10 @@ pub(crate) fn groups(
             )));
         }
         let alternatives = expand(text).ok_or_else(|| {
-            wrong("is no such pattern: it has names, * and {a,b}, not one in another".to_owned())
+            wrong(
+                "is not a valid pattern: use names, * and {a,b}, without braces inside braces"
+                    .to_owned(),
+            )
         })?;
         let mut found: BTreeMap<Vec<&str>, Vec<usize>> = BTreeMap::new();
         for alternative in &alternatives {
@@ -88,7 +91,7 @@ pub(crate) fn groups(
             }
             if !any {
                 return Err(wrong(format!(
-                    "stands for '{}' among others, which matches nothing: {}",
+                    "includes '{}', which matches nothing: {}",
                     shown(alternative),
                     names_are()
                 )));
@@ -97,7 +100,7 @@ pub(crate) fn groups(
         found.retain(|_, group| group.len() > 1);
         if found.is_empty() {
             return Err(wrong(format!(
-                "matches no two names that differ in its braces alone, such as those of '*.{{q,k,v}}_proj.weight' in one layer: {}",
+                "matches no two names that differ only inside its braces, such as those of '*.{{q,k,v}}_proj.weight' in one layer: {}",
                 names_are()
             )));
         }
@@ -106,7 +109,7 @@ pub(crate) fn groups(
             for &number in &group {
                 if let Some(other) = taken.insert(number, text) {
                     return Err(wrong(format!(
-                        "puts '{}' into a second group, beside that of '{}'; a name is in one group",
+                        "puts '{}' into a second group, in addition to the group of '{}'; a name can be in only one group",
                         shown(names[number]),
                         shown(other)
                     )));
@@ -234,14 +237,14 @@ mod tests {
         );
         for (text, expected) in [
             ("*.q_proj.weight", "matches no two names"),
-            ("*.{q,k,x", "is no such pattern"),
+            ("*.{q,k,x", "is not a valid pattern"),
             (
                 "*.{q,k,x}_proj.weight",
-                "stands for '*.x_proj.weight' among others, which matches nothing: none",
+                "includes '*.x_proj.weight', which matches nothing: none",
             ),
             (&*"{a,b}".repeat(30), "stands for more than 4096 names"),
-            ("*.{q,{k,v}}*", "is no such pattern"),
-            ("*.[qk]_proj.weight", "is no such pattern"),
+            ("*.{q,{k,v}}*", "is not a valid pattern"),
+            ("*.[qk]_proj.weight", "is not a valid pattern"),
             (
                 "*.{q,k}_proj.weight,*.{k,v}_proj.weight",
                 "puts 'layers.0.attn.k_proj.weight' into a second group",

@@ -14,18 +14,18 @@ use std::path::PathBuf;
 
 /// Compare the losses of runs that `lowp train --json` recorded
 ///
-/// Runs of one recipe are averaged over their seeds, those that the baseline has, too, if there are any. A gap is the validation loss above
-/// that of the baseline with the same seed.
+/// Runs of one recipe are averaged over their seeds; if some seeds also have a baseline run, only over these. A gap is how far the
+/// validation loss is above that of the baseline with the same seed.
 #[derive(Clone, Debug, clap::Args)]
 #[command(after_help = "Examples:
   lowp losses run.json
   lowp losses sweep/*.json --baseline bf16 --svg losses.svg")]
 pub(crate) struct Args {
-    /// Result files; of two runs with the same recipe and seed the last one counts
+    /// Result files; of two runs with the same recipe and seed the last one is used
     #[arg(required = true, value_name = "FILE")]
     files: Vec<PathBuf>,
 
-    /// The recipe that gaps are to
+    /// The recipe that gaps are measured against
     #[arg(long, value_name = "NAME", default_value = "fp32")]
     baseline: String,
 
@@ -71,7 +71,7 @@ pub(crate) fn main(args: &Args) -> Result<()> {
     let recipes = read(args)?;
     if recipes.is_empty() {
         return Err(input_error(
-            "the files have no runs; give those that `lowp train --json` wrote",
+            "the files have no runs; give files that `lowp train --json` wrote",
         ));
     }
     let Some((_, baseline)) = recipes.iter().find(|(name, _)| *name == args.baseline) else {
@@ -131,7 +131,7 @@ fn same(
     match keys.find(|key| value(config, key) != value(found, key)) {
         None => Ok(()),
         Some(key) => Err(UsageError::new(format!(
-            "{other} has {key} {}, and {first} has {}: losses of runs are compared that differ in recipe and seed alone",
+            "{other} has {key} {}, and {first} has {}: runs can only be compared if they differ in nothing but recipe and seed",
             value(found, key),
             value(config, key)
         ))),

@@ -18,8 +18,8 @@ use std::sync::atomic::{AtomicBool, AtomicI32, Ordering};
 pub(crate) const EXIT: i32 = 2;
 
 /// The line that is written.
-const LINE: &[u8] = b"error: an input file became shorter while it was read, or its disk failed (let whoever writes it \
-    finish, and run the command again)\n";
+const LINE: &[u8] = b"error: an input file became shorter while it was read, or its disk failed (wait until no program \
+    writes the file, and run the command again)\n";
 /// What the system says of a page that is not there.
 const BUS_ADRERR: c_int = 2;
 /// Seconds that tidying may take.

@@ -33,7 +33,7 @@ use std::process::ExitCode;
 #[global_allocator]
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
-/// Low-precision sharded training weights: see what they cost and what they save.
+/// Train, quantize, shard, check and convert models with FP8, MX and NVFP4 weights.
 #[derive(Debug, Parser)]
 #[command(
     name = "lowp",
@@ -41,15 +41,15 @@ static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
     arg_required_else_help = true,
     max_term_width = 110,
     after_help = "Examples:
-  lowp train                                   train a small transformer next to fp32
-  lowp recipes                                 what --recipe takes
+  lowp train                                   train a small transformer, and its fp32 baseline
+  lowp recipes                                 list the values of --recipe
   lowp plan --shape 4096x1024 --world-size 8   what the ranks store and send of one weight
   lowp quantize model.safetensors -o q.safetensors --recipe NAME
   lowp completions bash > ~/.local/share/bash-completion/completions/lowp
 
-Exit code: 0 done, 1 the work failed, 2 arguments that cannot work, found before it began. A
-command that a signal ends dies of that signal. What cannot be written to standard error is lost
-and changes no exit code; nor does a reader of standard output that stops early."
+Exit code: 0 success; 1 the work failed; 2 the arguments cannot work, which is found before the
+work begins. If a signal ends a command, its exit status reports that signal. A failed write to
+standard error, or a reader of standard output that stops early, does not change the exit code."
 )]
 struct Cli {
     #[command(subcommand)]

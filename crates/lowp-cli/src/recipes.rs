@@ -22,7 +22,7 @@ use serde_json::Value;
 const SHAPE: Shape = Shape::new(4096, 4096);
 const WORLD: usize = 8;
 
-/// List the recipes: what each is, its options, what it stores and sends
+/// List the recipes with their options, and the bytes that each stores and sends
 #[derive(Clone, Debug, clap::Args)]
 #[command(after_help = "Examples:
   lowp recipes
@@ -39,8 +39,8 @@ pub(crate) struct Args {
     #[arg(long)]
     json: bool,
 
-    /// Print which products the layers of `lowp train` run on a device: `cpu`, `cuda`, `cuda:N`, or `sm_90` and the like for a GPU that
-    /// is not here
+    /// Print which products the layers of `lowp train` run on a device: `cpu`, `cuda`, `cuda:N`, or an architecture such as `sm_90`,
+    /// for a GPU that this machine does not have
     #[arg(long, value_name = "NAME", conflicts_with = "json")]
     device: Option<products::On>,
 }
@@ -177,7 +177,7 @@ pub(crate) fn modifiers() -> String {
     let names = spelling::modifiers().into_iter();
     let names: Vec<_> = names.map(|known| format!("+{}", known.name)).collect();
     format!(
-        "Modifiers: {}, +OPTION=VALUE\n`lowp recipes` tells what each is.\n",
+        "Modifiers: {}, +OPTION=VALUE\n`lowp recipes` describes each.\n",
         names.join(", ")
     )
 }

@@ -87,7 +87,7 @@ fn no_thread(what: &str, error: &io::Error) -> io::Error {
     io::Error::new(
         error.kind(),
         format!(
-            "{what} could not be started: {error}; raise the limit of processes (ulimit -u), or end others"
+            "{what} could not be started: {error}; raise the limit of processes (ulimit -u), or end other processes"
         ),
     )
 }

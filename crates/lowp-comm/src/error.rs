@@ -37,7 +37,7 @@ pub enum CommError {
     #[error(transparent)]
     Kernel(#[from] KernelError),
     /// A rank failed; every other rank stops with its message.
-    #[error("rank {rank} failed: {message} (every rank stopped; mend the cause on rank {rank})")]
+    #[error("rank {rank} failed: {message} (every rank stopped; fix the cause on rank {rank})")]
     Failed {
         /// The rank that failed first.
         rank: usize,
@@ -46,7 +46,7 @@ pub enum CommError {
     },
     /// Some ranks did not come in time.
     #[error(
-        "{op}: waited {waited_s:.1} s for ranks {missing:?}, which did not come ({}; or raise the time limit)",
+        "{op}: waited {waited_s:.1} s for ranks {missing:?}, which did not join ({}; or raise the time limit)",
         if elsewhere.is_empty() { "see where they are stuck".to_owned() } else { elsewhere.join(", ") }
     )]
     Timeout {
@@ -61,7 +61,7 @@ pub enum CommError {
     },
     /// What carries data between ranks failed here, and no rank has said why.
     #[error(
-        "{op} failed on rank {rank}: {why} (if another rank is gone, the cause is with that rank: see what each printed)"
+        "{op} failed on rank {rank}: {why} (if another rank ended, that rank has the cause: see the output of each rank)"
     )]
     Transport {
         /// What was called.
@@ -84,7 +84,7 @@ pub enum CommError {
     },
     /// A rank is gone while others wait for it.
     #[error(
-        "{op}: rank {rank} {how} and will not come (see its own error; every rank must make every collective call)"
+        "{op}: rank {rank} {how} and will not join (see the error of that rank; every rank must make every collective call)"
     )]
     Departed {
         /// The collective that others wait in.
@@ -118,7 +118,7 @@ pub enum CommError {
     },
     /// The system has no thread for a rank.
     #[error(
-        "rank {rank} of {world} got no thread: {why}; raise the limit of processes (ulimit -u), or use fewer ranks"
+        "the thread of rank {rank} of {world} could not be started: {why}; raise the limit of processes (ulimit -u), or use fewer ranks"
     )]
     NoThread {
         /// The first rank that has none.
@@ -138,7 +138,7 @@ pub enum CommError {
     },
     /// Two parts that must span the same ranks do not.
     #[error(
-        "{what} is made for {found} ranks and the communicator has {world}; cut it for {world}"
+        "{what} is for {found} ranks, but the communicator has {world}; make it for {world} ranks"
     )]
     World {
         /// Which part.
@@ -149,7 +149,7 @@ pub enum CommError {
         world: usize,
     },
     /// A buffer of a collective has another length than its ranges say.
-    #[error("{op}, item {item}: {what} holds {found} entries and the ranges say {needed}")]
+    #[error("{op}, item {item}: {what} holds {found} entries, but the ranges need {needed}")]
     ItemLength {
         /// The collective.
         op: &'static str,
@@ -164,7 +164,7 @@ pub enum CommError {
     },
     /// Text that is no mesh.
     #[error(
-        "'{text}' is no mesh; write replicate x shard with both at least 1, for example 2x4 (1x4 shards over 4 ranks)"
+        "'{text}' is not a mesh; write replicate x shard with both at least 1, for example 2x4 (1x4 shards over 4 ranks)"
     )]
     BadMesh {
         /// The text given.

@@ -1,8 +1,8 @@
-//! Ranks: control on the host (threads of a process, or processes that speak TCP), communicators on devices, and meshes.
+//! Ranks: control on the host (between threads, or between processes over TCP), communicators between devices, and meshes.
 //!
 //! # Example
 //!
-//! Two ranks, as threads, sum what each has.
+//! Two ranks, as threads, add their values.
 //!
 //! ```
 //! use std::time::Duration;

@@ -42,10 +42,10 @@ impl From<FloatName> for Dtype {
 /// What codes and 8-bit scales are called in a file. The bytes are the same.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Dtypes {
-    /// F8_E4M3, F8_E5M2, F8_E8M0 and F4, whose shapes count codes; U8 where a row ends within a byte.
+    /// F8_E4M3, F8_E5M2, F8_E8M0 and F4, with shapes in codes; U8 if a row ends within a byte.
     #[default]
     Native,
-    /// U8, whose shapes count bytes, for readers that do not know the others.
+    /// U8, with shapes in bytes, for readers that do not support the other dtypes.
     U8,
 }
 

@@ -24,7 +24,7 @@ pub enum SetupError {
         recipe: &'static str,
     },
     /// A delayed scale that values cannot be encoded and decoded with.
-    #[error("{scale:e} is no scale; give a positive finite number from 3e-39 to 3.4e38")]
+    #[error("{scale:e} is not a valid scale; give a positive finite number from 3e-39 to 3.4e38")]
     NotAScale {
         /// The number.
         scale: f32,

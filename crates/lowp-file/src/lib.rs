@@ -1,10 +1,10 @@
 //! Quantized safetensors files: open, decode, write, verify, shard, import and export them.
 //!
 //! A quantized tensor is several tensors of a file, and an entry in its metadata (docs/decisions/0005-files.md): any reader
-//! of safetensors finds the bytes, and this crate what they mean. [`Model`] opens a file or an index, [`Hub`] a folder as Hugging Face keeps
-//! models. Files are written under another name and get their own when they are complete. [`quantize()`], [`dequantize`], [`Export`] and
-//! [`Import`] cast and decode in bands of rows, so that their memory does not grow with the model. [`NewModel`] casts whole tensors, one
-//! after the other, of values that its caller holds, and [`Model::decode`] returns all values of a tensor.
+//! of safetensors can read the bytes, and this crate knows their meaning. [`Model`] opens a file or an index, [`Hub`] a Hugging Face
+//! folder. Files are written under a temporary name, and get their final name when they are complete. [`quantize()`], [`dequantize`], [`Export`] and
+//! [`Import`] cast and decode in bands of rows, so that their memory does not grow with the model. [`NewModel`] casts tensors
+//! whose values are in memory, one after the other, and [`Model::decode`] returns all values of a tensor.
 //!
 //! ```
 //! use lowp_file::{Model, NewModel, Setup};

@@ -191,7 +191,7 @@ impl<'a> Choices<'a> {
     pub fn group(&mut self, groups: &[Vec<usize>]) -> Result<()> {
         if !groups.is_empty() && !has_tensor_scale(&self.setup.recipe) {
             return Err(input_error(format!(
-                "no scale of {} follows from the amax of a whole tensor, so that tensors have none together",
+                "no scale of {} depends on the amax of a whole tensor, so tensors cannot share one",
                 self.setup.recipe.name()
             )));
         }

@@ -29,6 +29,6 @@ impl Stamp {
 pub(crate) fn changed(path: &Path) -> FileError {
     FileError::in_file(
         path,
-        "it was changed while it was read; let whoever writes it finish, and run the command again",
+        "it was changed while it was read; wait until no program writes the file, and run the command again",
     )
 }

@@ -22,13 +22,13 @@ pub enum FormatError {
         dims: Vec<usize>,
     },
     /// Text that is no shape.
-    #[error("'{text}' is no shape; write rows x columns, for example 4096x1024")]
+    #[error("'{text}' is not a shape; write rows x columns, for example 4096x1024")]
     BadShape {
         /// The text given.
         text: String,
     },
     /// A column count that the recipe cannot block.
-    #[error("{shape}: {recipe} needs columns (K) at a multiple of {multiple}, and {cols} is none (pad the last dimension to {padded}, or choose another recipe)", cols = shape.cols, padded = crate::round_up(shape.cols, *multiple))]
+    #[error("{shape}: {recipe} needs a multiple of {multiple} columns (K), and {cols} is not one (pad the last dimension to {padded}, or choose another recipe)", cols = shape.cols, padded = crate::round_up(shape.cols, *multiple))]
     Columns {
         /// The recipe's name.
         recipe: &'static str,
@@ -38,7 +38,7 @@ pub enum FormatError {
         multiple: usize,
     },
     /// No recipe of that name.
-    #[error("no recipe is called '{name}'; the recipes are {known}")]
+    #[error("there is no recipe '{name}'; the recipes are {known}")]
     UnknownRecipe {
         /// The name given.
         name: String,
@@ -70,7 +70,7 @@ pub enum FormatError {
         message: String,
     },
     /// No ranks.
-    #[error("a world of 0 ranks holds nothing; the world size is at least 1")]
+    #[error("a world of 0 ranks is not possible; the world size must be at least 1")]
     EmptyWorld,
     /// Shards cut off the recipe's quantum.
     #[error(
@@ -102,7 +102,7 @@ pub enum FormatError {
     },
     /// A policy of another name.
     #[error(
-        "'{text}' is no policy; give true, false, or a number of ranks to reshard to, such as 8"
+        "'{text}' is not a reshard policy; give true, false, or a number of ranks to reshard to, such as 8"
     )]
     BadReshard {
         /// What was given.
@@ -110,7 +110,7 @@ pub enum FormatError {
     },
     /// Shards that do not tile the tensor.
     #[error(
-        "the shards do not cover {rows} rows in order: rank {rank} holds rows {start}..{end} where row {expected} comes next"
+        "the shards do not cover {rows} rows in order: rank {rank} holds rows {start}..{end}, but the next row is {expected}"
     )]
     NotATiling {
         /// Rows of the full tensor.
@@ -126,7 +126,7 @@ pub enum FormatError {
     },
     /// Cuts that were made for a tensor with other rows.
     #[error(
-        "the cuts for {world} ranks cover {rows} rows and the tensor is {full}; cut the tensor that is gathered"
+        "the cuts for {world} ranks cover {rows} rows, but the tensor is {full}; make the cuts for this tensor"
     )]
     CutsOfOtherRows {
         /// Shape of the full tensor.
@@ -165,7 +165,7 @@ pub enum FormatError {
         why: String,
     },
     /// A layout that the buffer does not have.
-    #[error("{key} has no {form} form: {why}; take another form")]
+    #[error("{key} has no {form} form: {why}; choose another form")]
     NoSuchForm {
         /// The buffer.
         key: BufferKey,

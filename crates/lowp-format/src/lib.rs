@@ -1,9 +1,9 @@
 //! What the bytes of a low-precision tensor mean: element codes, scale rules, recipes, buffer
 //! layouts and gather plans. Pure values and pure functions: no I/O, no threads, no device.
 //!
-//! A [`Recipe`] is a `Copy` value. It says which buffers a quantized tensor consists of
-//! ([`BufferSpec`]) and which arithmetic fills them ([`KernelKey`]), by orientation ([`Quantizers`]). Shapes,
-//! padding, slicing, gathering and accounting follow from those answers and are written once.
+//! A [`Recipe`] is a `Copy` value. For each orientation ([`Quantizers`]) it defines which buffers a quantized tensor
+//! consists of ([`BufferSpec`]) and which arithmetic fills them ([`KernelKey`]). Shapes, padding, slicing, gathering
+//! and accounting are derived from these definitions by code that all recipes share.
 //!
 //! # Example
 //!

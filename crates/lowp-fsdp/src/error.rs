@@ -54,7 +54,7 @@ pub enum ModelError {
     #[error("no optimizer is connected to this weight")]
     NotConnected,
     /// A gradient of another length than its parameter.
-    #[error("a gradient of {found} values for a {shape} parameter")]
+    #[error("the gradient of a {shape} parameter has {found} values")]
     GradientLength {
         /// Its values.
         found: usize,
@@ -83,7 +83,7 @@ pub enum ModelError {
     PoisonedCast,
     /// Values or gradients on the host, of variables that are on the backend.
     #[error(
-        "the variables of this model are buffers of its backend: give their gradients by `push_var_gradient` and end with \
+        "the variables of this model are buffers of its backend: push their gradients with `push_var_gradient` and end with \
          `finish_micro_batch`, or build it with `VarPlace::Host`"
     )]
     VarsOnBackend,

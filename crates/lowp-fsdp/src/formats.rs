@@ -8,7 +8,7 @@ use thiserror::Error;
 /// Operands of one product in different formats.
 #[derive(Clone, Debug, Error, PartialEq)]
 #[error(
-    "{product} reads {} of the {} and {} of the {}; a product takes operands of one format: quantize both alike, or \
+    "{product} reads {} of the {} and {} of the {}; a product needs operands of one format: quantize both in the same format, or \
      leave one of them exact",
     Words(.kernels[0]), name(.roles[0]), Words(.kernels[1]), name(.roles[1])
 )]

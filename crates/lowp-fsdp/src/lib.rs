@@ -1,10 +1,10 @@
-//! A model whose parameters are sharded over ranks: weights live in a recipe's codes and are gathered block by block, everything else in
-//! f32; gradients travel to their owners in buckets, the optimizer updates masters and casts, and all of it is saved and resumed on any
-//! mesh.
+//! A model whose parameters are sharded over ranks. Weights are stored as codes of a recipe and gathered block by block; all other
+//! parameters are f32. Gradients are reduced to their owners in buckets, the optimizer updates masters and casts them, and the state is
+//! saved and resumed on any mesh.
 //!
-//! A [`ShardedModel`] is all of a rank's parameters. What runs the layers is not here: it reads weights as they are gathered, on the device
-//! ([`ShardedWeight::with_gathered`]) or decoded on the host ([`ShardedWeight::with_values`]), and gives back their gradients. Layers use
-//! one memory for that in turn ([`LayerMemory`]). [`cost`] says what all of it takes before anything is allocated.
+//! A [`ShardedModel`] has all parameters of a rank. The network that runs the layers is in another crate: it reads gathered weights on the
+//! device ([`ShardedWeight::with_gathered`]) or decoded on the host ([`ShardedWeight::with_values`]), and pushes their gradients. Layers
+//! use the same memory in turn ([`LayerMemory`]). [`cost`] computes memory and traffic before anything is allocated.
 //!
 //! ```
 //! use lowp_format::{AnyRecipe, RecipeOptions};

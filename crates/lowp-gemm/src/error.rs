@@ -12,7 +12,7 @@ pub enum GemmError {
     Unsupported(&'static str),
     /// Entries that no product reads as codes.
     #[error(
-        "codes of an operand that are {code}; products read E4M3, E5M2 and E2M1 as codes, and bf16 values as they are"
+        "an operand has {code} codes; products take E4M3, E5M2 and E2M1 codes, and bf16 values"
     )]
     Codes {
         /// What they are.
@@ -20,14 +20,14 @@ pub enum GemmError {
     },
     /// cuBLASLt was not found.
     #[error(
-        "NVIDIA's cuBLASLt (libcublasLt.so.13 or .12) was not found; install CUDA's libraries and have their folder in \
+        "NVIDIA's cuBLASLt (libcublasLt.so.13 or .12) was not found; install CUDA's libraries and add their folder to \
          LD_LIBRARY_PATH, for example /usr/local/cuda/lib64"
     )]
     NoCublas,
     /// cuBLASLt has no kernel for a product.
     #[error(
         "cuBLASLt has no kernel for {product} at addresses that are multiples of {alignment} bytes ({why}); codes need multiples of 16, and \
-         scales per row or per 128 need cuBLASLt 12.9 or later: install it, or take another recipe"
+         scales per row or per 128 need cuBLASLt 12.9 or later: install it, or choose another recipe"
     )]
     NoKernel {
         /// The product.

@@ -1,5 +1,5 @@
-//! Which product multiplies which operands ([`table`]), and the product: by NVIDIA's cuBLASLt, over bf16 and f32 values and over FP8 and
-//! FP4 codes with their scales. Each is planned once: a call then costs the host what cuBLASLt takes to enqueue a kernel.
+//! Matrix products on a GPU by NVIDIA's cuBLASLt, of bf16 and f32 values and of FP8 and FP4 codes with their scales. [`table`] lists
+//! which product multiplies which operands. Each product is planned once; after that, a call costs only the enqueue of a kernel.
 //!
 //! ```
 //! use lowp_format::{AnyRecipe, Recipe};
@@ -17,7 +17,7 @@
 //! ```
 //!
 //! Products themselves need the feature `cuda`. cuBLASLt is found at run time: `libcublasLt.so.13`
-//! or `.12`, in the folders that the loader searches (`LD_LIBRARY_PATH`), or the one that the process has loaded already, as PyTorch's has.
+//! or `.12`, in the folders that the loader searches (`LD_LIBRARY_PATH`), or the library that the process has already loaded, as with PyTorch.
 //!
 //! ```no_run
 //! # #[cfg(feature = "cuda")]

@@ -24,7 +24,7 @@ pub enum KernelError {
     },
     /// Two parts of one plan would touch the same buffer while it is written.
     #[error(
-        "{what}: the buffer is also used by job {other} of the same plan; give every output a buffer of its own, or plan the jobs apart"
+        "{what}: the buffer is also used by job {other} of the same plan; give every output a separate buffer, or plan the jobs separately"
     )]
     Aliased {
         /// Which buffer.
@@ -33,7 +33,7 @@ pub enum KernelError {
         other: usize,
     },
     /// An element code and a scale rule that do not go together, or blocks where the rule has none.
-    #[error("no kernel for {}; take the ingredients of a recipe", ingredients(.key))]
+    #[error("there is no kernel for {}; use the element code, scale rule and blocks of a recipe", ingredients(.key))]
     Ingredients {
         /// The ingredients.
         key: KernelKey,
@@ -47,21 +47,23 @@ pub enum KernelError {
         most: usize,
     },
     /// A least amax that is no magnitude.
-    #[error("an epsilon of {epsilon}; the least amax is finite and not negative")]
+    #[error("epsilon is {epsilon}; it must be finite and not negative")]
     Epsilon {
         /// The least amax.
         epsilon: f32,
     },
     /// An observed amax for scales that do not depend on the tensor.
     #[error(
-        "an observed amax for {scale:?} scales, which are made of none that is observed now; give the job none, or the known scale"
+        "an observed amax was given for {scale:?} scales, which do not use the current amax; leave it out, or give the known scale"
     )]
     ObservedAmax {
         /// The rule of the job.
         scale: ScaleRule,
     },
     /// Stochastic rounding of elements that have none.
-    #[error("stochastic rounding of {element} elements; only E2M1 elements have it")]
+    #[error(
+        "stochastic rounding was requested for {element} elements; only E2M1 elements support it"
+    )]
     Stochastic {
         /// The code of the elements.
         element: Code,
@@ -75,7 +77,7 @@ pub enum KernelError {
         element: Code,
     },
     /// A delayed scale that would leave too many powers of two unused.
-    #[error("a margin of {margin} binary orders; a scale leaves {least} to {most} unused")]
+    #[error("the margin is {margin} binary orders; it must be from {least} to {most}")]
     Margin {
         /// The margin.
         margin: i32,
@@ -92,7 +94,7 @@ pub enum KernelError {
     },
     /// One buffer for two orientations whose ingredients differ.
     #[error(
-        "one buffer for both orientations where their ingredients differ ({} and {}); give each a buffer of its own", ingredients(&.kernels[0]), ingredients(&.kernels[1])
+        "one buffer was given for both orientations, but their kernels differ ({} and {}); give each orientation a separate buffer", ingredients(&.kernels[0]), ingredients(&.kernels[1])
     )]
     KernelsDiffer {
         /// Ingredients of the rowwise and of the columnwise orientation.
@@ -108,7 +110,7 @@ pub enum KernelError {
         job: usize,
     },
     /// A Hadamard transform of something else than a whole matrix of rows.
-    #[error("{what} behind a Hadamard transform; it is of whole groups of 16 rows: {remedy}")]
+    #[error("{what} after a Hadamard transform, which needs whole groups of 16 rows: {remedy}")]
     Hadamard {
         /// What was asked for.
         what: &'static str,
@@ -117,7 +119,7 @@ pub enum KernelError {
     },
     /// A choice of four over six where a block may be in parts.
     #[error(
-        "a flat slice with four over six, which compares the errors of whole blocks; cut the matrix between rows, or set four_over_six to off"
+        "flat slices cannot be encoded with four over six, which compares the errors of whole blocks; cut the matrix between rows, or set four_over_six to off"
     )]
     FlatChoice,
     /// A target that serves no orientation.
@@ -175,7 +177,7 @@ pub enum KernelError {
         key: BufferKey,
     },
     /// A decode that was given a buffer of another part or orientation.
-    #[error("decoding with {key} in the place of {part:?}; give the buffers of one orientation")]
+    #[error("a decode was given {key} instead of {part:?}; give the buffers of one orientation")]
     DecodePart {
         /// The buffer.
         key: BufferKey,
@@ -194,17 +196,15 @@ pub enum KernelError {
     },
     /// A fused encode of something else than the master.
     #[error(
-        "a fused encode whose source or rounding is not that of the master; give both the same buffer and rounding"
+        "the source or rounding of a fused encode differs from that of the master; give both the same buffer and rounding"
     )]
     FusedSource,
     /// A fused encode that needs an amax of what it updates.
-    #[error(
-        "a fused encode that waits for the amax of the new master; encode it in a plan of its own"
-    )]
+    #[error("a fused encode needs the amax of the new master; encode it in a separate plan")]
     FusedObserved,
     /// More targets than a fused encode fills.
     #[error(
-        "AdamW fused with more targets of one part and order than two passes fill; encode the others in a plan of their own"
+        "AdamW is fused with more targets of one part and order than two passes can fill; encode the others in a separate plan"
     )]
     FusedTargets,
     /// More parameter groups than a device holds.
@@ -270,7 +270,7 @@ pub enum KernelError {
     },
     /// More memory than there is.
     #[error(
-        "there is no room for {bytes} bytes; free memory, cut the tensors into more ranks, or use smaller ones"
+        "{bytes} bytes could not be allocated; free memory, shard the tensors over more ranks, or use smaller tensors"
     )]
     NoMemory {
         /// Bytes asked for.
@@ -289,7 +289,7 @@ pub enum KernelError {
     OtherStream,
     /// A plan that adds up in memory of its own, on another stream than that of the handle that planned it.
     #[error(
-        "the plan adds up in memory of its own, and another handle planned it; run and capture it with that one or its clones, or plan \
+        "the plan uses scratch memory of the handle that planned it; run and capture it with that handle or its clones, or plan \
          the work with this one, too"
     )]
     OtherHandle,
@@ -325,7 +325,7 @@ pub enum KernelError {
     },
     /// An address that no entry can lie at.
     #[error(
-        "{pointer:#x} is no address of {size}-byte entries; it must be a multiple of their size, and not null"
+        "{pointer:#x} is not a valid address of {size}-byte entries; it must be a multiple of their size, and not null"
     )]
     Misaligned {
         /// The address.

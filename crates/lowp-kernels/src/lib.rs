@@ -1,9 +1,8 @@
-//! Arithmetic on jobs. A [`Backend`] never sees a recipe: every decision is taken before a job is
-//! made. Work over any number of tensors is planned once ([`Backend::plan`]) and run many times
+//! Arithmetic on jobs. A [`Backend`] never sees a recipe: a job leaves no decision open. Work over any number of tensors is planned once ([`Backend::plan`]) and run many times
 //! ([`Backend::run`]).
 //!
 //! The same work gives the same bits on every backend, for every number of threads and every
-//! instruction set: they all equal [`mod@reference`], which writes docs/numerics.md out element by
+//! instruction set: all equal [`mod@reference`], which implements docs/numerics.md element by
 //! element.
 //!
 //! # Example

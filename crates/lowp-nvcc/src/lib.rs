@@ -1,5 +1,5 @@
 //! Compiling CUDA kernels with nvcc and embedding them: for the build scripts of lowp-kernels and lowp-transformer, and for
-//! `cargo xtask cuda`, so that they agree on flags, architectures and on what is up to date.
+//! `cargo xtask cuda`, so that they use the same flags and architectures, and the same check of what is up to date.
 //!
 //! Each `.cu` file of a folder is a unit: it is compiled for every architecture into one fat binary, which
 //! becomes one driver module. Units share no device code, so nothing is linked across them.

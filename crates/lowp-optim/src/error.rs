@@ -39,7 +39,7 @@ pub enum OptimError {
         groups: usize,
     },
     /// Values of the wrong length.
-    #[error("parameter '{name}': {what} has {found} values where this rank's shard has {needed}")]
+    #[error("parameter '{name}': {what} has {found} values, but this rank's shard has {needed}")]
     Length {
         /// The parameter.
         name: String,
@@ -62,7 +62,7 @@ pub enum OptimError {
     },
     /// Another way of weight decay than the one that is planned.
     #[error(
-        "the way of weight decay of group {group} is planned; make a new optimizer to change it"
+        "the kind of weight decay of group {group} is part of the plan; make a new optimizer to change it"
     )]
     GroupMode {
         /// The group.
@@ -70,7 +70,7 @@ pub enum OptimError {
     },
     /// A second moment that no gradients lead to.
     #[error(
-        "parameter '{name}': second moment {index} is {value}, and a mean of squares is finite and not below zero; was the state damaged?"
+        "parameter '{name}': second moment {index} is {value}, but a mean of squares is finite and not negative; was the state damaged?"
     )]
     SecondMoment {
         /// The parameter.
@@ -122,7 +122,7 @@ pub enum OptimError {
     },
     /// A buffer that two parameters would both write.
     #[error(
-        "parameters '{first}' and '{second}' write the same buffer; give each a tensor of its own, or register a shared weight once"
+        "parameters '{first}' and '{second}' write the same buffer; give each a separate tensor, or register a shared weight once"
     )]
     SharedBuffer {
         /// The first parameter.
@@ -132,7 +132,7 @@ pub enum OptimError {
     },
     /// A step that cannot be planned over other memory.
     #[error(
-        "the parameters lie elsewhere now, and are not those that the step was planned for: {what}; make a new optimizer"
+        "the parameters at the new addresses are not those that the step was planned for: {what}; make a new optimizer"
     )]
     Moved {
         /// What is different.
@@ -140,7 +140,7 @@ pub enum OptimError {
     },
     /// Ranks that step with different options or from different states.
     #[error(
-        "the ranks disagree on {what} (rank {rank} of {world} has another than rank 0); give every rank the same groups, options and number of steps, and gradients reduced over replicas"
+        "the ranks disagree on {what} (rank {rank} of {world} differs from rank 0); give every rank the same groups, options and number of steps, and gradients reduced over replicas"
     )]
     Disagree {
         /// What differs.

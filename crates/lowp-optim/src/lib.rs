@@ -5,9 +5,9 @@
 //! a second pass casts the rest once the ranks have agreed on the tensor amaxes. The result equals
 //! AdamW followed by a full quantize, bit for bit, for every number of ranks.
 //!
-//! A gradient that is not finite on one rank skips the step on all. What ranks must have in common
-//! (parameters, groups, options, gradients of replicas) is compared: ranks never drift apart in
-//! silence.
+//! If a gradient is not finite on one rank, all ranks skip the step. Ranks compare what they must
+//! have in common (parameters, groups, options, gradients of replicas), and a difference is an
+//! error.
 //!
 //! # Example
 //!

@@ -222,7 +222,7 @@ impl<B: Held> Of<B> {
         let Some(grads) = grads else {
             if !self.adamw.take_grads_at(&self.last) {
                 return Err(Error::new(
-                    "the gradients are said to lie as in the last step, and there was none; give their addresses",
+                    "the addresses of the gradients were left out, as if they were those of the last step, but there was no step; give the addresses",
                 ));
             }
             return Ok(self.adamw.prepare(options)?);
@@ -307,7 +307,7 @@ impl<B: Held> Steps for Of<B> {
         let spans = self.spans(grads)?;
         if !self.adamw.take_grads_at(&spans) {
             return Err(Error::new(
-                "step() in the capture of a CUDA graph over gradients at new addresses; take a step over the same gradients before the capture",
+                "step() was called while a CUDA graph is captured, with gradients at new addresses; take a step with the same gradients before the capture",
             ));
         }
         // PyTorch's graph launches what is planned, for as long as it likes.

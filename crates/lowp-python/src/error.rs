@@ -13,7 +13,7 @@ pyo3::create_exception!(
     lowp,
     LowpError,
     PyRuntimeError,
-    "What lowp rejects or could not do, with the numbers and the remedy."
+    "An error of lowp. The message states the numbers and what to do."
 );
 
 /// An error of a crate below, or of Python.

@@ -1,8 +1,8 @@
 //! lowp for PyTorch: the module `lowp._lowp`, under the Python package in `python/lowp`.
 //!
-//! Python allocates; memory comes as pointer, bytes and owner, and the stream with each call (`place.rs`). What is
-//! quantized, gathered and updated, and how, is decided by the crates below this one. The package holds what PyTorch asks of a
-//! tensor class and of an optimizer.
+//! Python allocates memory and passes it as pointer, bytes and owner; each call passes the stream (`place.rs`). The crates that
+//! this one uses decide what is quantized, gathered and updated, and how. The Python package implements the interfaces that
+//! PyTorch requires of a tensor class and of an optimizer.
 //!
 //! # Example
 //!

@@ -54,11 +54,11 @@ impl Device {
             "cuda" => cuda(*ordinal, *stream).map(Self::Cuda),
             #[cfg(not(feature = "cuda"))]
             "cuda" => Err(Error::new(format!(
-                "a tensor on cuda:{ordinal} (stream {stream:#x}), and this wheel was built for the CPU alone; build one with \
+                "a tensor is on cuda:{ordinal} (stream {stream:#x}), but this wheel was built for the CPU only; build one with \
                  `cargo xtask wheel` where nvcc is there, or move the tensor to the CPU"
             ))),
             other => Err(Error::new(format!(
-                "a tensor on {other}; lowp works on cpu and cuda: move it there"
+                "a tensor is on {other}, but lowp works on cpu and cuda; move it there"
             ))),
         }
     }
@@ -73,7 +73,7 @@ pub(crate) fn check_process() -> Result<(), Error> {
         return Ok(());
     }
     Err(Error::new(format!(
-        "process {now} was forked after process {first} worked with lowp, whose threads the fork did not copy; start workers with the spawn \
+        "process {now} was forked after process {first} used lowp, and a fork does not copy lowp's threads; start workers with the spawn \
          method (torch.multiprocessing.get_context(\"spawn\"), multiprocessing_context=\"spawn\" of a DataLoader), or fork before"
     )))
 }
@@ -129,7 +129,7 @@ impl Memory {
         if self.device != device {
             let (found, expected) = (name(self.device), name(device));
             return Err(Error::new(format!(
-                "memory of {bytes} bytes on {found} beside work on {expected}; move all tensors to one device"
+                "a tensor of {bytes} bytes is on {found}, but the work is on {expected}; move all tensors to one device"
             )));
         }
         if !bytes.is_multiple_of(size) {

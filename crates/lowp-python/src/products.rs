@@ -29,7 +29,7 @@ impl Products {
         let device = Device::new(&device)?;
         let Device::Cuda(cuda) = &device else {
             return Err(Error::new(format!(
-                "products of codes on {device:?}; they are for GPUs"
+                "products of codes cannot run on {device:?}, only on GPUs"
             )));
         };
         let of = CublasLt::new(cuda)?;
@@ -106,13 +106,13 @@ impl Products {
         }
         if *bytes != needed {
             return Err(Error::new(format!(
-                "{what} of a product has {bytes} bytes where its shape takes {needed}; give an input as wide as the weight, and a bias as \
+                "{what} of a product has {bytes} bytes, but its shape needs {needed}; give an input as wide as the weight, and a bias as \
                  long as the output is wide"
             )));
         }
         if *pointer == 0 {
             return Err(Error::new(format!(
-                "the memory of {what} of a product is gone; FSDP2 frees gathered parameters behind the forward and the backward of their module"
+                "the memory of {what} of a product is gone; FSDP2 frees gathered parameters after the forward and the backward of their module"
             )));
         }
         Ok(*pointer)

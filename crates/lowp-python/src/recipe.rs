@@ -116,7 +116,7 @@ impl Recipe {
         let of = |orientation| quantizers.of(orientation).kernel.scale.is_delayed();
         if !of(Orientation::Rowwise) && !of(Orientation::Columnwise) {
             return Err(Error::new(format!(
-                "encode_scale={encode_scale:?} for {}, whose scales follow from the values; leave it out, or take a recipe whose scales are delayed",
+                "encode_scale={encode_scale:?} was given for {}, whose scales follow from the values; leave it out, or choose a recipe with delayed scales",
                 self.name()
             )));
         }

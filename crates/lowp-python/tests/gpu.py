@@ -121,9 +121,9 @@ class Products(unittest.TestCase):
         input, _ = _scaled.operands(layer.weight.recipe)
         rowwise, _, scale = _scaled.cast(x, input)
         weight, of_weight = _scaled.codes(layer.weight._store, "rowwise")
-        with self.assertRaisesRegex(lowp.LowpError, "the right operand of a product has .* bytes where its shape takes"):
+        with self.assertRaisesRegex(lowp.LowpError, "the right operand of a product has .* bytes, but its shape needs"):
             _scaled.product((rowwise, scale), (weight[:, :256].contiguous(), of_weight), torch.bfloat16)
-        with self.assertRaisesRegex(lowp.LowpError, "the bias of a product has 510 bytes .* 512"):
+        with self.assertRaisesRegex(lowp.LowpError, "the bias of a product has 510 bytes, .* 512"):
             _scaled.product((rowwise, scale), (weight, of_weight), torch.bfloat16, layer.bias[:255])
         with self.assertRaisesRegex(lowp.LowpError, "the scale of an operand of a product is on device"):
             _scaled.product((rowwise, scale.cpu()), (weight, of_weight), torch.bfloat16)

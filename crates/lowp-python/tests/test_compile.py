@@ -125,10 +125,10 @@ class Compiled(unittest.TestCase):
             layer = nn.Linear(64, 64)
             lowp.quantize_model_(layer, name)
             for shape in ((16, 32), (16, 128), (), (64, 1)):
-                with self.assertRaisesRegex(lowp.LowpError, "its last axis must have 64 values"):
+                with self.assertRaisesRegex(lowp.LowpError, "the last axis of the input must have 64 values"):
                     layer(torch.zeros(shape))
             torch._dynamo.reset()
-            with self.assertRaisesRegex(Exception, "its last axis must have 64 values"):
+            with self.assertRaisesRegex(Exception, "the last axis of the input must have 64 values"):
                 torch.compile(layer, backend="eager")(torch.zeros(16, 32))
 
     def test_weights_are_looked_at_behind_a_break(self):
@@ -184,7 +184,7 @@ class Compiled(unittest.TestCase):
         token = torch.tensor([1 << 40])
         with self.assertRaisesRegex(lowp.LowpError, "keep the model"):
             _compile.store_of(token)
-        with self.assertRaisesRegex(lowp.LowpError, "is of a weight"):
+        with self.assertRaisesRegex(lowp.LowpError, "need a weight"):
             torch.ops.lowp.linear(torch.zeros(2, 2), torch.zeros(2, 2), None)
 
 

@@ -178,7 +178,7 @@ class Errors(Files):
             with self.subTest(message=message), self.assertRaisesRegex(lowp.LowpError, message):
                 lowp.save(path, tensors, recipe)
             self.assertEqual(self.bytes_of("q.safetensors"), before)
-        with self.assertRaisesRegex(lowp.LowpError, "names no tensor"):
+        with self.assertRaisesRegex(lowp.LowpError, "matches no tensor"):
             lowp.save(path, net.state_dict(), "mxfp8", ignore=["head*"])
         with self.assertRaises(lowp.LowpError):
             lowp.save(os.path.join(self.folder, "no", "q.safetensors"), net.state_dict())

@@ -233,7 +233,7 @@ class Full(unittest.TestCase):
 
     def test_rows_of_other_cuts_are_an_error_on_every_rank(self):
         for message in ranks.run(2, other_cuts):
-            self.assertIn("a full tensor of [32, 64] rows", message)
+            self.assertIn("a full tensor from [32, 64] rows", message)
 
 
 if __name__ == "__main__":

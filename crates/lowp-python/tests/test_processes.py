@@ -46,7 +46,7 @@ class Forks(unittest.TestCase):
         opt.step()
         for call in (weight.dequantize, lambda: weight.quantize_(torch.ones(32, 32)), opt.step, opt.last_step, opt.state_dict):
             text = forked(call)
-            self.assertRegex(text, f"LowpError: process [0-9]+ was forked after process {os.getpid()} worked with lowp")
+            self.assertRegex(text, f"LowpError: process [0-9]+ was forked after process {os.getpid()} used lowp")
             self.assertIn("spawn", text)
 
     def test_a_fork_before_works(self):

@@ -394,7 +394,7 @@ def before_the_plan(rank, world):
 
 class OneOfTwo(unittest.TestCase):
     def test_what_fails_before_the_plan_reaches_the_others(self):
-        expected = ("none of 2 parameters requires gradients", "whole on every rank beside sharded ones", "LowpError: the hyperparameters of group 0", "float64")
+        expected = ("none of 2 parameters requires gradients", "is not sharded, but others are", "LowpError: the hyperparameters of group 0", "float64")
         for text, (own, _), (of_other, seconds) in zip(expected, *reversed(ranks.run(2, before_the_plan))):
             with self.subTest(text=text):
                 self.assertIn(text, own)
@@ -406,7 +406,7 @@ class OneOfTwo(unittest.TestCase):
         for key, max_norm in (("lr", 1.0), ("lr", None), ("betas", None), ("eps", None), ("weight_decay", None)):
             with self.subTest(key=key, max_norm=max_norm):
                 for found in ranks.run(2, other_rates, key, max_norm):
-                    self.assertIn(f"the ranks disagree on {key} (rank 1 of 2 has another than rank 0)", found)
+                    self.assertIn(f"the ranks disagree on {key} (rank 1 of 2 differs from rank 0)", found)
 
     def test_a_missing_gradient(self):
         for own, of_other in zip(*ranks.run(2, missing_gradient)):
@@ -416,7 +416,7 @@ class OneOfTwo(unittest.TestCase):
 
     def test_codes_that_are_half_replaced(self):
         own, of_other = ranks.run(2, half_replaced)
-        self.assertIn("rank 1 failed: LowpError: 32 of 32 rows are of another scale", own)
+        self.assertIn("rank 1 failed: LowpError: 32 of 32 rows have another scale", own)
         self.assertIn("another scale", of_other)
 
     def test_slices_of_masters(self):
@@ -451,8 +451,8 @@ class OneOfTwo(unittest.TestCase):
     def test_a_rank_that_is_gone_is_not_said_to_be_another(self):
         found, _ = ranks.run(2, gone)
         self.assertIn("failed on rank 0", found)
-        self.assertIn("if another rank is gone, the cause is with that rank", found)
-        self.assertNotIn("mend the cause on rank 0", found)
+        self.assertIn("if another rank ended, that rank has the cause", found)
+        self.assertNotIn("fix the cause on rank 0", found)
 
     def test_a_rank_that_fails_waits_for_nobody(self):
         (of_other, _, _), (own, printed, seconds) = ranks.run(2, elsewhere)
@@ -487,7 +487,7 @@ class OneOfTwo(unittest.TestCase):
                 self.assertEqual(rank, 1)
                 self.assertIn(cause, printed)
                 if when != "after":
-                    self.assertIn("LowpError: 32 of 32 rows are of another scale", cause)
+                    self.assertIn("LowpError: 32 of 32 rows have another scale", cause)
 
     def test_a_failure_that_was_caught_is_not_the_cause_of_the_next(self):
         for found, stored, rounds in ranks.run(2, fails_twice):
@@ -498,11 +498,11 @@ class OneOfTwo(unittest.TestCase):
         for before, evaluated, root, well in ranks.run(2, replaced_too_late):
             self.assertIn("make the optimizer after it", before)
             for found in (evaluated, root):
-                self.assertIn("call reshard() on the model before its parameters go to the optimizer", found)
+                self.assertIn("call reshard() on the model before you make the optimizer", found)
             self.assertEqual(well, "no error")
 
     def test_an_optimizer_that_one_rank_cannot_make(self):
-        expected = ("hyperparameters of group 0", "hyperparameters of group 0", "moments_dtype", "is parameter 0, too", "is parameter 0, too")
+        expected = ("hyperparameters of group 0", "hyperparameters of group 0", "moments_dtype", "is also parameter 0", "is also parameter 0")
         others, own = ranks.run(2, construction)
         for what, other, one in zip(expected, others, own, strict=True):
             with self.subTest(what=what):

@@ -408,9 +408,9 @@ def collectives(rank, world):
         return "no error"
 
     ways = {
-        "columns": ("no tensor parallelism", lambda: layer(ColwiseParallel())),
-        "rows": ("no tensor parallelism", lambda: layer(RowwiseParallel())),
-        "shards": ("no tensor parallelism", lambda: distribute_tensor(weight(), mesh, [Shard(0)])),
+        "columns": ("do not support tensor parallelism", lambda: layer(ColwiseParallel())),
+        "rows": ("do not support tensor parallelism", lambda: layer(RowwiseParallel())),
+        "shards": ("do not support tensor parallelism", lambda: distribute_tensor(weight(), mesh, [Shard(0)])),
         "scatter": ("fully_shard", lambda: dist.scatter(weight(), [weight(), weight()] if rank == 0 else None)),
         "reduce": ("fully_shard", lambda: dist.all_reduce(weight())),
         "joined": ("decode it first", lambda: torch.cat([weight(), weight()])),

@@ -88,7 +88,7 @@ class Values(unittest.TestCase):
         _lowp.quantize(cpu, recipe, SHAPE, memory(source), "float32", buffers)
         pointer, bytes, device, owner = memory(source)
         self.assertEqual(device, -1)
-        with self.assertRaisesRegex(lowp.LowpError, "on cuda:1 beside work on the CPU"):
+        with self.assertRaisesRegex(lowp.LowpError, "is on cuda:1, but the work is on the CPU"):
             _lowp.quantize(cpu, recipe, SHAPE, (pointer, bytes, 1, owner), "float32", buffers)
         with self.assertRaisesRegex(lowp.LowpError, "entries of 4 bytes"):
             _lowp.quantize(cpu, recipe, SHAPE, (pointer, bytes - 1, -1, owner), "float32", buffers)
@@ -234,7 +234,7 @@ class Operations(unittest.TestCase):
             self.assertTrue(torch.equal(weight.dequantize()[rows], same.dequantize()[rows]))
         # Operations whose first part is written before another one is refused.
         for make in (nn.init.trunc_normal_, lambda w: nn.init.trunc_normal_(w, a=1, b=2), nn.init.orthogonal_):
-            with self.assertRaisesRegex(lowp.UnsupportedOp, r"in a plain tensor, and write them by .copy_\(values\): what such a call wrote .* stays"):
+            with self.assertRaisesRegex(lowp.UnsupportedOp, r"in a plain tensor, and copy them with .copy_\(values\): values that such a call wrote .* are not undone"):
                 make(layer.weight)
             weight.copy_(make(torch.empty(SHAPE)))
             self.assertTrue(torch.equal(weight, lowp.quantize(layer.weight.master, "mxfp8-2d")))
@@ -293,7 +293,7 @@ class Operations(unittest.TestCase):
     def test_sources_that_do_not_fit(self):
         for message, call in (
             ("columns", lambda: lowp.quantize(torch.ones(4, 5), "mxfp8")),
-            ("no recipe is called 'mxfp9'", lambda: lowp.quantize(values(), "mxfp9")),
+            ("there is no recipe 'mxfp9'", lambda: lowp.quantize(values(), "mxfp9")),
             ("colour", lambda: lowp.quantize(values(), "mxfp8", colour="red")),
             ("1 axes", lambda: lowp.quantize(torch.ones(4), "mxfp8")),
             ("meta", lambda: lowp.quantize(torch.ones(32, 32, device="meta"), "mxfp8")),
@@ -301,12 +301,12 @@ class Operations(unittest.TestCase):
             ("values of torch.float64", lambda: lowp.quantize(values(), "mxfp8").quantize_(values().double())),
             ("^weight: values of torch.float64.*ignore=", lambda: lowp.quantize_model_(nn.Linear(32, 32).double(), "mxfp8")),
             ("layout torch.sparse_coo; give dense", lambda: lowp.quantize(torch.ones(32, 32).to_sparse(), "mxfp8")),
-            ("a list in the place of values", lambda: lowp.quantize([[1.0]], "mxfp8")),
-            ("None in the place of a recipe", lambda: lowp.quantize(values(), None)),
+            ("values must be a torch.Tensor, not a list", lambda: lowp.quantize([[1.0]], "mxfp8")),
+            ("None is not a recipe", lambda: lowp.quantize(values(), None)),
             ("world_size=-1", lambda: lowp.plan("mxfp8", 64, 64, -1)),
             ("rows='a'", lambda: lowp.plan("mxfp8", "a", 64, 1)),
-            ("holds codes already; give .*master", lambda: lowp.quantize(lowp.quantize(values(), "mxfp8"), "fp8-current")),
-            ("holds codes already; give .*master", lambda: lowp.quantize(values(), "mxfp8").quantize_(lowp.quantize(values(), "mxfp8"))),
+            ("is already quantized; give .*master", lambda: lowp.quantize(lowp.quantize(values(), "mxfp8"), "fp8-current")),
+            ("is already quantized; give .*master", lambda: lowp.quantize(values(), "mxfp8").quantize_(lowp.quantize(values(), "mxfp8"))),
         ):
             with self.subTest(message=message), self.assertRaisesRegex(lowp.LowpError, message):
                 call()
@@ -351,8 +351,8 @@ class Files(unittest.TestCase):
             ("contiguous", other(buffers[data].view(64, 64))),
             ("list", other([0] * bytes)),
             ("meta", other(buffers[data].to("meta"))),
-            ("with buffers", (*state[:4], {data: buffers[data]}, *state[5:])),
-            ("with buffers none", (*state[:4], {}, *state[5:])),
+            ("has the buffers", (*state[:4], {data: buffers[data]}, *state[5:])),
+            ("has the buffers none", (*state[:4], {}, *state[5:])),
             ("master", (*state[:5], master[:32], state[6])),
             ("master", (*state[:5], master.double(), state[6])),
             ("master", (*state[:5], master.t(), state[6])),
@@ -460,7 +460,7 @@ class Models(unittest.TestCase):
                 self.lm_head.weight = self.body.weight
 
         net = Net()
-        with self.assertRaisesRegex(lowp.LowpError, r"body.weight is lm_head.weight, too.*ignore=\['body.weight'\]"):
+        with self.assertRaisesRegex(lowp.LowpError, r"body.weight is tied to lm_head.weight, which.*ignore=\['body.weight'\]"):
             lowp.quantize_model_(net, "mxfp8", ignore=["lm_head"])
         self.assertIs(net.lm_head.weight, net.body.weight)
         self.assertEqual(lowp.quantize_model_(Net(), "mxfp8", ignore=["lm_head", "body"]), [])
@@ -472,7 +472,7 @@ class Models(unittest.TestCase):
     def test_embeddings_that_are_tied_stay_tied(self):
         net = nn.Sequential(nn.Embedding(64, 64), nn.Linear(64, 64), nn.Linear(64, 64, bias=False))
         net[2].weight = net[0].weight
-        with self.assertRaisesRegex(lowp.LowpError, r"2.weight is 0.weight, too.*ignore=\['2.weight'\]"):
+        with self.assertRaisesRegex(lowp.LowpError, r"2.weight is tied to 0.weight, which.*ignore=\['2.weight'\]"):
             lowp.quantize_model_(net, "mxfp8")
         self.assertEqual(lowp.quantize_model_(net, "mxfp8", ignore=["2"]), ["1.weight"])
         self.assertIs(net[2].weight, net[0].weight)
@@ -499,7 +499,7 @@ class Models(unittest.TestCase):
         self.assertIs(net[0].weight, first)
         self.assertTrue(torch.equal(first, before))
         for recipe in ("fp8-current", "mxfp8-2d"):
-            with self.assertRaisesRegex(lowp.LowpError, f"^0.weight holds codes of .*mxfp8.* and not of .*{recipe}.*ignore=.'0.weight'"):
+            with self.assertRaisesRegex(lowp.LowpError, f"^0.weight already has codes of .*mxfp8.*, not of .*{recipe}.*ignore=.'0.weight'"):
                 lowp.quantize_model_(net, recipe)
         self.assertEqual(lowp.quantize_model_(net, "fp8-current", ignore=["*"]), [])
 
@@ -508,7 +508,7 @@ class Models(unittest.TestCase):
         with self.assertRaisesRegex(lowp.LowpError, "1.weight: .*ignore="):
             lowp.quantize_model_(net, "mxfp8")
         self.assertNotIsInstance(net[0].weight, lowp.Tensor)
-        with self.assertRaisesRegex(lowp.LowpError, "names no module"):
+        with self.assertRaisesRegex(lowp.LowpError, "matches no module"):
             lowp.quantize_model_(net, "mxfp8", ignore=["lm_haed"])
 
     def test_a_model_without_linear_layers_is_warned_of(self):
@@ -541,7 +541,7 @@ class StoredAndSent(unittest.TestCase):
         codes, plain = lowp.quantize(torch.randn(64, 64), "mxfp8"), torch.randn(64, 64)
         linear = torch.nn.functional.linear
         for call in (lambda: linear(codes, plain), lambda: linear(codes, codes), lambda: linear(plain, codes, lowp.quantize(plain, "mxfp8"))):
-            with self.assertRaisesRegex(lowp.UnsupportedOp, "whose input or bias"):
+            with self.assertRaisesRegex(lowp.UnsupportedOp, "the input or bias of a linear layer"):
                 call()
 
 

@@ -224,7 +224,7 @@ class Remedies(unittest.TestCase):
         for found in ranks.run(2, fsdp2_by_accelerate):
             self.assertEqual(found["made"], "DistributedType.MULTI_CPU")
             self.assertIn("FSDP", found[None])
-            self.assertIn("call fully_shard in a loop of your own", found["fp8-current"])
+            self.assertIn("call fully_shard in your own training loop", found["fp8-current"])
 
     def test_files_of_safetensors_are_of_values(self):
         net = llama()

@@ -22,14 +22,14 @@ pub enum ShardError {
     Comm(CommError),
     /// The state of a delayed scale that a book cannot take.
     #[error(
-        "state of a delayed scale: {what}; restore it to the tensor and the recipe that it was taken of"
+        "state of a delayed scale: {what}; restore it to the tensor and recipe from which it was saved"
     )]
     DelayedState {
         /// What is wrong.
         what: String,
     },
     /// Cuts of another number of rows than the tensor has.
-    #[error("the cuts are made for {cut} rows and the tensor is {full}; cut it at its own rows")]
+    #[error("the cuts are for {cut} rows, but the tensor is {full}; make the cuts for this tensor")]
     CutRows {
         /// Rows that the cuts cover.
         cut: usize,
@@ -73,7 +73,7 @@ pub enum ShardError {
     },
     /// Flat shards that do not cover the tensor in order.
     #[error(
-        "the flat shards do not cover {shape} in order: rank {rank} begins at element {start} where {expected} comes next"
+        "the flat shards do not cover {shape} in order: rank {rank} begins at element {start}, but the next element is {expected}"
     )]
     FlatTiling {
         /// The full tensor.
@@ -102,7 +102,7 @@ pub enum ShardError {
         first_code: Code,
     },
     /// A place in a bucket that no buffer may begin at.
-    #[error("offset {offset} of a bucket is no multiple of {align}; begin at {}", offset.next_multiple_of(*align))]
+    #[error("offset {offset} in a bucket is not a multiple of {align}; begin at {}", offset.next_multiple_of(*align))]
     BucketOffset {
         /// The offset given.
         offset: usize,
@@ -123,7 +123,9 @@ pub enum ShardError {
         len: usize,
     },
     /// No such parameter in the buckets of gradients.
-    #[error("there are buckets for the gradients of {len} parameters and no number {param}")]
+    #[error(
+        "there are buckets for the gradients of {len} parameters, and there is no parameter {param}"
+    )]
     NoSuchGrad {
         /// Index asked for.
         param: usize,
@@ -132,7 +134,7 @@ pub enum ShardError {
     },
     /// A gradient that was not written into its bucket.
     #[error(
-        "the gradient of '{name}' is nowhere: take its memory with grad(), write it there, then push it once"
+        "the gradient of '{name}' has no memory: get its memory from grad(), write the gradient there, then push it once"
     )]
     NoGradMemory {
         /// The parameter.
@@ -140,14 +142,14 @@ pub enum ShardError {
     },
     /// A bucket that would go without a gradient that is being written.
     #[error(
-        "memory was taken for the gradient of '{name}' and it was not pushed; push it before its bucket goes, or discard the step"
+        "the gradient of '{name}' got memory but was not pushed; push it before its bucket is reduced, or discard the step"
     )]
     GradNotPushed {
         /// The parameter.
         name: String,
     },
     /// Ranges that do not tile a gradient.
-    #[error("the gradient of '{name}': rank {rank} owns elements {}..{} where element {next} comes next", range.start, range.end)]
+    #[error("the gradient of '{name}': rank {rank} owns elements {}..{}, but the next element is {next}", range.start, range.end)]
     GradRanges {
         /// The parameter.
         name: String,
@@ -172,7 +174,7 @@ pub enum ShardError {
     },
     /// A group to reshard to with ranks from elsewhere.
     #[error(
-        "rank {rank} of the group that keeps parts has no shard; the weights are shared out by the ranks {members:?}, and the group is some of those"
+        "rank {rank} of the group that keeps parts has no shard; the weights are sharded over the ranks {members:?}, and the group must be a subset of these"
     )]
     ReshardMember {
         /// The rank from elsewhere.
@@ -216,7 +218,7 @@ pub enum ShardError {
     },
     /// Another number of buffers than a gather has.
     #[error(
-        "{what}: {found} buffers arrived and {needed} were sent; give what arrived of every input, in the order of GatherHooks::inputs"
+        "{what}: {found} buffers were given, but {needed} were sent; give the received bytes of every input, in the order of GatherHooks::inputs"
     )]
     Arrivals {
         /// The parameter.
@@ -245,7 +247,7 @@ pub enum ShardError {
     },
     /// Parts of two gathers used together.
     #[error(
-        "{what} is of another gather: this one is of [{expected}], and it is of [{found}]; use what the hooks of this parameter and phase made"
+        "{what} belongs to another gather: this gather is [{expected}], and it belongs to [{found}]; use what the hooks of this parameter and phase made"
     )]
     OtherGather {
         /// Which part.
@@ -273,11 +275,11 @@ pub enum ShardError {
     },
     /// Scales of the tensor that follow from its amax in two ways.
     #[error(
-        "a weight whose two orientations have scales of the tensor of their own, at least one of them delayed; a cast observes one amax of a weight: give both orientations the same element and rule, or none a delayed scale"
+        "the two orientations of a weight have different tensor scales, and at least one is delayed, but a cast observes only one amax per weight: give both orientations the same element and rule, or no delayed scale"
     )]
     TwoAmaxes,
     /// No such parameter.
-    #[error("the gather group has {len} parameters and no number {param}")]
+    #[error("the gather group has {len} parameters, and there is no parameter {param}")]
     NoSuchParam {
         /// Index asked for.
         param: usize,

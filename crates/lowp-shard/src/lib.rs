@@ -1,5 +1,5 @@
-//! Who owns what: shards of quantized matrices, and the gather engine that turns shards into full
-//! tensors for the time they are needed.
+//! Shards of quantized matrices, and the gathers that make full tensors of them while a layer needs
+//! them.
 //!
 //! # Example
 //!

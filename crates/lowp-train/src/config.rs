@@ -345,10 +345,10 @@ mod tests {
     fn what_cannot_be_is_named() {
         type Change = fn(&mut Config<GptConfig>);
         let changes: [(Change, &str); 14] = [
-            (|c| c.mesh = Mesh::sharded(0), "`mesh` 1x0: from 1 to"),
+            (|c| c.mesh = Mesh::sharded(0), "`mesh` 1x0: both numbers must be"),
             (
                 |c| c.mesh.replicate = usize::MAX,
-                "ranks are possible, and at least 1 in either",
+                "both numbers must be at least 1, and their product at most",
             ),
             (|c| c.steps = 0, "`steps` must be from 1 to 10000000, not 0"),
             (|c| c.batch = 1, "choose `batch` 4 or more, or fewer ranks"),

@@ -39,7 +39,7 @@ pub enum TrainError {
     },
     /// A mesh without ranks, or with too many.
     #[error(
-        "`mesh` {replicate}x{shard}: from 1 to {most} ranks are possible, and at least 1 in either direction"
+        "`mesh` {replicate}x{shard}: both numbers must be at least 1, and their product at most {most}"
     )]
     Mesh {
         /// Replicas.
@@ -96,7 +96,7 @@ pub enum TrainError {
         steps: usize,
     },
     /// A precision tail of more steps than there are.
-    #[error("`tail_steps` {tail_steps} are more than the {steps} steps; choose {steps} or fewer")]
+    #[error("`tail_steps` {tail_steps} is more than the {steps} steps; choose {steps} or fewer")]
     LongTail {
         /// Its steps.
         tail_steps: usize,
@@ -119,7 +119,7 @@ pub enum TrainError {
     },
     /// Weights in E5M2.
     #[error(
-        "{name}: weights in E5M2 lose a mantissa bit for range they do not need; use +hybrid for E5M2 gradients"
+        "{name}: E5M2 weights lose a mantissa bit for range that they do not need; use +hybrid for E5M2 gradients"
     )]
     WeightsInE5m2 {
         /// The run.
@@ -127,7 +127,7 @@ pub enum TrainError {
     },
     /// A scale that would be known only after its cast.
     #[error(
-        "{name}: a cast of f32 weights in one product has no delayed scale; leave weights exact in both products, or modify a recipe whose \
+        "{name}: weights that are exact in only one product cannot have a delayed scale; leave them exact in both products, or use a recipe whose \
          scales follow from the values"
     )]
     LateCast {
@@ -136,7 +136,7 @@ pub enum TrainError {
     },
     /// A scale of elements that need none.
     #[error(
-        "{name}: {code} elements take no scale; modify a recipe below 16 bits (`lowp recipes` lists them)"
+        "{name}: {code} elements have no scale; use this modifier with a recipe below 16 bits (`lowp recipes` lists them)"
     )]
     ScaledWide {
         /// The run.
@@ -146,7 +146,7 @@ pub enum TrainError {
     },
     /// Flat shards of blocks that must be whole.
     #[error(
-        "{name}: `sharding` zero1 cuts weights inside of blocks, and four over six compares the errors of whole blocks; choose `sharding` \
+        "{name}: `sharding` zero1 cuts weights inside blocks, but four over six compares the errors of whole blocks; choose `sharding` \
          fsdp, or leave four over six out"
     )]
     CutBlocks {
@@ -164,7 +164,7 @@ pub enum TrainError {
         steps: usize,
     },
     /// No checkpoint would be left.
-    #[error("`keep` 0: at least 1 checkpoint is kept")]
+    #[error("`keep` must be at least 1")]
     KeepsNone,
     /// A folder that cannot be written.
     #[error("`save` {}: {why}", save.display())]
@@ -176,7 +176,7 @@ pub enum TrainError {
     },
     /// Checkpoints of another run where this one would save.
     #[error(
-        "`save` {save}: {folder} has checkpoints of an earlier run, up to step {last}; go on behind them with `resume` {save}, or name \
+        "`save` {save}: {folder} has checkpoints of an earlier run, up to step {last}; resume from them with `resume` {save}, or give \
          another folder", save = save.display(), folder = folder.display()
     )]
     EarlierRun {
@@ -189,7 +189,7 @@ pub enum TrainError {
     },
     /// A checkpoint of a run with another configuration.
     #[error(
-        "`resume`: the run in {} was saved with `{field}`{} {saved}, and this one has {given}; give the same, or begin a new run",
+        "`resume`: the run in {} was saved with `{field}`{} {saved}, and this run has {given}; give the same value, or start a new run",
         folder.display(), if *left_out { " none:" } else { "" }
     )]
     Differs {
@@ -206,7 +206,7 @@ pub enum TrainError {
     },
     /// A checkpoint later than the end of this run.
     #[error(
-        "`resume`: {} is behind step {step}, and this run ends behind step {last}; give a larger `stop_after` or `steps`, or name an \
+        "`resume`: the checkpoint {} is of step {step}, and this run ends after step {last}; give a larger `stop_after` or `steps`, or an \
          earlier checkpoint", folder.display()
     )]
     BehindTheEnd {

@@ -1,7 +1,7 @@
 //! The training loop over sharded low-precision weights: data, schedule, evaluation, checkpoints and a precision tail, for any network.
 //!
-//! A [`Model`] says which parameters a network has, a [`Network`] runs its passes over this rank's shards of them, [`Data`] are its
-//! batches, and a [`Config`] is how it is trained. [`Training::rank`] is one rank of a run; all ranks call it, as threads or processes.
+//! A [`Model`] defines the parameters of a network, a [`Network`] runs forward and backward with this rank's shards of them, [`Data`]
+//! provides batches, and a [`Config`] has the settings of the training. Every rank of a run calls [`Training::rank`], as a thread or a process.
 //!
 //! ```
 //! use lowp_candle::transformer::Transformer;

@@ -58,7 +58,7 @@ pub enum SizeError {
     },
     /// Heads that rotary positions cannot turn.
     #[error(
-        "`arch` llama: `dim` {dim} over `heads` {heads} are heads of odd length, which rotary positions cannot turn; {remedy}"
+        "`arch` llama: `dim` {dim} over `heads` {heads} gives heads of odd length, which rotary position embeddings do not support; {remedy}"
     )]
     OddHeads {
         /// The width.
@@ -70,7 +70,7 @@ pub enum SizeError {
     },
     /// More parameters than are possible.
     #[error(
-        "`dim` {dim} and `layers` {layers} make {parameters} parameters; at most {MAX_PARAMETERS} are possible"
+        "`dim` {dim} and `layers` {layers} give {parameters} parameters; the maximum is {MAX_PARAMETERS}"
     )]
     Parameters {
         /// The width.

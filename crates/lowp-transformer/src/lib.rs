@@ -1,8 +1,8 @@
-//! Transformers that train on GPUs: weights live in a recipe's codes, sharded as a [`lowp_fsdp::ShardedModel`] has them, and
-//! activations and gradients in bf16; none of them leaves the device.
+//! Transformers that train on GPUs. Weights are stored as codes of a recipe, sharded by a [`lowp_fsdp::ShardedModel`]; activations and
+//! gradients are bf16. All of them stay on the device.
 //!
-//! A linear layer multiplies what it holds. Where the hardware multiplies codes, it gets them ([`lowp_gemm::table`] says which); elsewhere
-//! operands are decoded to bf16 first. Norms, softmax and the loss are f32 arithmetic.
+//! A linear layer multiplies codes if the hardware can ([`lowp_gemm::table`] lists the products); otherwise its operands are decoded to
+//! bf16 first. Norms, softmax and the loss are f32 arithmetic.
 //!
 //! ```
 //! use lowp_transformer::{Block, Sizes};

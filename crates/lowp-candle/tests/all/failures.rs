@@ -103,7 +103,7 @@ fn a_backtrace_of_candle_stays_on_its_rank() {
     });
     assert_eq!(
         errors[0],
-        "rank 1 failed: it failed in a layer (every rank stopped; mend the cause on rank 1)"
+        "rank 1 failed: it failed in a layer (every rank stopped; fix the cause on rank 1)"
     );
     assert!(errors[1].lines().count() > 1, "{}", errors[1]);
 }

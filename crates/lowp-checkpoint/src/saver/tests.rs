@@ -186,7 +186,7 @@ fn what_could_not_be_read_is_not_saved() {
             "the header of 12000 pieces",
             MAX_HEADER,
         ),
-        (2, (1, deep), "cannot be read again: recursion limit", 0),
+        (2, (1, deep), "could not be read again: recursion limit", 0),
     ];
     for (ranks, too_much, expected, most) in cases {
         let folder = tempfile::tempdir().expect("a folder");
@@ -385,7 +385,7 @@ fn a_disk_that_fails_leaves_what_the_error_says() {
             assert!(second.contains("was not saved"), "{failing}: {second}");
             assert_eq!(saved, [1]);
         } else {
-            let there = "the checkpoint of step 2 is there and the latest";
+            let there = "the checkpoint of step 2 was saved and is the latest";
             assert!(first.contains(there), "{failing}: {first}");
             assert_eq!(first, second);
             // It may be the only one that survives.

@@ -21,7 +21,7 @@ use serde::Serialize;
 use std::fmt::Display;
 use std::path::PathBuf;
 
-/// Measure every operation on a device, next to a plain copy
+/// Measure every operation on a device, compared with a plain copy
 #[derive(Clone, Debug, clap::Args)]
 #[command(after_help = "Examples:
   lowp bench --device cuda
@@ -30,40 +30,40 @@ use std::path::PathBuf;
   lowp bench --device cuda --ranks 2 --filter reduce --sums rank-order
 
 One row per operation, recipe and shape. `share` is the rate of the compulsory bytes (every input
-read once, every output written once, per pass) as a part of the rate of a device-to-device copy,
-measured in the same run. `host us` is what one call costs the calling thread. The CPU kernels are
-measured by `cargo xtask bench`.
+read once, every output written once, per pass) divided by the rate of a device-to-device copy,
+measured in the same run. `host us` is the time of one call on the calling thread. The CPU
+kernels are measured by `cargo xtask bench`.
 
 With --ranks the rows are gathers, reduce-scatters and optimizer steps of 1 billion parameters over
-that many GPUs, which NCCL joins: bytes that arrive per second, as a part of what one all-gather of
-the same bytes reaches, or of a copy. One GPU has what gathers take there, which are copies.
+that many GPUs, over NCCL: received bytes per second, divided by the rate of one all-gather of the
+same bytes, or of a copy. On one GPU the rows are the copies that gathers make there.
 `lowp plan --bandwidth FILE` reads the file of --json.")]
 pub(crate) struct Args {
     /// The device: `cuda` or `cuda:N`
     #[arg(long, value_name = "DEVICE")]
     device: Device,
 
-    /// Measure gathers, reduce-scatters and steps over this many GPUs, from the device on
+    /// Measure gathers, reduce-scatters and optimizer steps over N GPUs, beginning with the device
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=64))]
     ranks: Option<u32>,
 
-    /// Who adds gradients in f32 (with --ranks) [default: nccl]
+    /// What adds gradients in f32 (with --ranks) [default: nccl]
     #[arg(long, value_name = "NAME", value_parser = one_of(SUMS))]
     sums: Option<bool>,
 
-    /// The least number of thread blocks that NCCL moves data with, 0 for its own choice (with --ranks) [default: 32]
+    /// Minimum number of thread blocks that NCCL uses to move data; 0 lets NCCL choose (with --ranks) [default: 32]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(0..=64))]
     min_ctas: Option<u32>,
 
-    /// Only rows whose operation, recipe or shape contains this
+    /// Measure only rows whose operation, recipe or shape contains TEXT
     #[arg(long, value_name = "TEXT")]
     filter: Option<String>,
 
-    /// Timed runs of each row; the median counts
+    /// Timed runs per row; the median is reported
     #[arg(long, value_name = "N", default_value_t = 20, value_parser = clap::value_parser!(u32).range(1..=1000))]
     runs: u32,
 
-    /// Divide both sides of every shape by this, for a quick look
+    /// Divide both sides of every shape by N, for a quick run
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=64))]
     shrink: u32,
 
@@ -74,10 +74,10 @@ pub(crate) struct Args {
 
 /// Whether gradients are added in rank order.
 const SUMS: &[Named<bool>] = &[
-    ("nccl", "NCCL, in an order of its own", false),
+    ("nccl", "NCCL, in an order that NCCL chooses", false),
     (
         "rank-order",
-        "The rank that receives a sum, in rank order: the bits of the CPU and of every other engine",
+        "The rank that receives a sum, in rank order: the same bits as on the CPU",
         true,
     ),
 ];
@@ -93,7 +93,7 @@ pub(crate) fn main(args: &Args) -> Result<()> {
     };
     if args.ranks.is_none() && (args.sums.is_some() || args.min_ctas.is_some()) {
         return Err(input_error(
-            "--sums and --min-ctas say how NCCL works between GPUs; give --ranks N, or leave them out",
+            "--sums and --min-ctas configure NCCL between GPUs; add --ranks N, or leave them out",
         ));
     }
     if let Some(path) = &args.json {

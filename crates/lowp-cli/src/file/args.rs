@@ -18,7 +18,7 @@ use lowp_format::{AnyRecipe, Form, Part, Recipe, ScaleLayout, Shape, Usage};
 /// How tensors are quantized, and which.
 #[derive(Clone, Debug, clap::Args)]
 pub(super) struct RecipeArgs {
-    /// Recipe of the quantized tensors, as NAME or NAME+MODIFIER; `lowp recipes` tells what each is
+    /// Recipe of the quantized tensors, as NAME or NAME+MODIFIER; `lowp recipes` describes each
     #[arg(long, value_name = "NAME", value_parser = RecipeName::default())]
     recipe: String,
 
@@ -38,17 +38,17 @@ pub(super) struct RecipeArgs {
     #[arg(long, value_name = "GLOB")]
     tensors: Vec<String>,
 
-    /// Pass through tensors whose name matches, also where --tensors matches it. May be repeated
+    /// Do not quantize tensors whose name matches, even if --tensors matches it. May be repeated
     #[arg(long, value_name = "GLOB")]
     ignore: Vec<String>,
 
-    /// Tensors that have one amax, that of them all, where a scale follows from it: `auto` are layers that engines run as one (query,
-    /// key and value; gate and up of an MLP or expert), `none` are none, and of a pattern those that it matches and that differ
-    /// in its braces alone: '*.{q,k,v}_proj,*.{gate,up}_proj' [default: auto]
+    /// Tensors that share one amax, the largest of theirs, if a scale follows from it. `auto`: layers that inference engines run as one
+    /// (query, key and value; gate and up of an MLP or expert). `none`: no tensors. A pattern groups the names that it matches and
+    /// that differ only inside its braces: '*.{q,k,v}_proj,*.{gate,up}_proj' [default: auto]
     #[arg(long, value_name = "GLOB,..")]
     amax_group: Vec<String>,
 
-    /// Pass through what the recipe cannot take, instead of stopping; such tensors are named at the end
+    /// Leave tensors that the recipe cannot take unquantized instead of failing; they are named at the end
     #[arg(long)]
     keep_unfit: bool,
 
@@ -76,7 +76,7 @@ impl RecipeArgs {
                 "{recipe} has no delayed scale; leave out --delayed-scale, or choose a recipe with delayed scaling"
             ),
             SetupError::NotAScale { .. } => format!(
-                "--delayed-scale {} is no scale; give a positive finite number from 3e-39 to 3.4e38",
+                "--delayed-scale {} is not a valid scale; give a positive finite number from 3e-39 to 3.4e38",
                 shown(text.unwrap_or_default())
             ),
         });
@@ -131,7 +131,7 @@ fn check_form(recipe: &AnyRecipe, usage: Usage, form: Form) -> Result<()> {
         .map(Form::name)
         .collect();
     Err(input_error(format!(
-        "--scales {}: {} has {} block scales, which have no such form (docs/scale-layouts.md); give --scales {}",
+        "--scales {}: {} has {} block scales, which do not have this form (docs/scale-layouts.md); give --scales {}",
         form.name(),
         recipe.name(),
         codes.first().map_or("no", String::as_str),

@@ -23,16 +23,16 @@ use std::path::PathBuf;
 
 Every quantized tensor T is written under its own name with its own shape, as f32 or rounded once
 from f32 to nearest, ties to even. Values beyond the range of a narrower float become infinite, and
-a warning counts them. Tensors that passed through stay as they are.")]
+a warning counts them. Tensors that were not quantized are copied unchanged.")]
 pub(crate) struct Args {
-    /// What `lowp quantize` or `lowp unshard` wrote, or a file of `lowp shard`: a .safetensors file, the .safetensors.index.json of
+    /// Output of `lowp quantize` or `lowp unshard`, or a file of `lowp shard`: a .safetensors file, the .safetensors.index.json of
     /// a sharded model, or a folder
     input: PathBuf,
 
     #[command(flatten)]
     out: OutArgs,
 
-    /// Orientation to decode [default: rowwise where it is there]
+    /// Orientation to decode [default: rowwise if the file has it]
     #[arg(long, value_parser = one_of(ORIENTATIONS))]
     usage: Option<Orientation>,
 
@@ -40,7 +40,7 @@ pub(crate) struct Args {
     #[arg(long, default_value = "f32", value_parser = one_of(FLOATS))]
     dtype: FloatName,
 
-    /// Where the values are decoded: `cpu`, `cuda` or `cuda:N`. They are the same
+    /// Device that decodes the values: `cpu`, `cuda` or `cuda:N`. All devices give the same values
     #[arg(long, value_name = "DEVICE", default_value = "cpu")]
     device: Device,
 

@@ -11,22 +11,22 @@ use lowp_file::dtypes::FloatName;
 use lowp_file::{Hub, Import};
 use std::path::PathBuf;
 
-/// Read a quantized model of another program
+/// Convert a quantized model of another program to files of lowp
 #[derive(Clone, Debug, clap::Args)]
 #[command(after_help = "Examples:
   lowp import hub -o q.safetensors
   lowp import hub -o folder --max-shard-size 2GB
   lowp import DeepSeek-V3 -o decoded --to bf16
 
-IN is a folder as Hugging Face keeps models, a safetensors file or the index of a sharded model, in
-a form of compressed-tensors, ModelOpt or DeepSeek, or with the names of TransformerEngine. Where
-`lowp export` wrote it, the result is what was exported, byte for byte, but for what the target does
-not store: columnwise operands that do not follow from the rowwise ones, and of `te` the form of
-scales, which come back padded. Elsewhere the recipe is the first whose codes and scales these are,
-with its default options, and the amax of a tensor is the nearest of which the stored scale follows
+IN is a Hugging Face folder, a safetensors file or the index of a sharded model, in a format of
+compressed-tensors, ModelOpt or DeepSeek, or with the names of TransformerEngine. If `lowp export`
+wrote it, the result is byte for byte the exported model, except for what the target does not
+store: columnwise operands that do not follow from the rowwise ones, and for `te` the form of
+scales, which are padded. Otherwise the recipe is the first one with these codes and scales, with
+its default options, and the amax of a tensor is the nearest one that gives the stored scale
 (docs/decisions/0017-interchange.md).
 
-Of a folder, config.json says nothing of quantization any more.")]
+If IN is a folder, the quantization section of its config.json is removed.")]
 pub(crate) struct Args {
     /// A quantized model
     #[arg(value_name = "IN")]
@@ -66,7 +66,7 @@ pub(super) fn main(args: &Args) -> Result<()> {
     let foreign = import.foreign();
     if summary.is_told() && foreign > 0 && args.to.is_none() {
         note(&format!(
-            "note: {foreign} weights do not say how they were made; their recipe is the first that decodes them, with its default options"
+            "note: {foreign} weights do not record their recipe; lowp uses the first recipe that decodes them, with its default options"
         ));
     }
     let what = format!("imported {} weights", import.weights());

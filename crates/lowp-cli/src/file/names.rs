@@ -40,17 +40,17 @@ pub(super) const FLOATS: &[Named<FloatName>] = &[
 pub(super) const FORMS: &[Named<Form>] = &[
     (
         "padded",
-        "As TransformerEngine keeps them: padded with zeros, 2-D scales repeated",
+        "TransformerEngine's layout: padded with zeros, 2-D scales repeated",
         Form::Padded,
     ),
     (
         "compact",
-        "One per block, without padding; a 2-D scale once per tile",
+        "One scale per block, without padding",
         Form::Compact,
     ),
     (
         "swizzled",
-        "128x4 tiles, as cuBLASLt reads them; of 8-bit scales only",
+        "128x4 tiles, as cuBLASLt reads them; only for 8-bit scales",
         Form::Swizzled,
     ),
 ];
@@ -59,12 +59,12 @@ pub(super) const FORMS: &[Named<Form>] = &[
 const DTYPES: &[Named<Dtypes>] = &[
     (
         "native",
-        "F8_E4M3, F8_E5M2, F8_E8M0 and F4, whose shapes count codes; U8 where a row ends within a byte",
+        "F8_E4M3, F8_E5M2, F8_E8M0 and F4, with shapes in codes; U8 if a row ends within a byte",
         Dtypes::Native,
     ),
     (
         "u8",
-        "U8, whose shapes count bytes, for readers that do not know the others",
+        "U8, with shapes in bytes, for readers that do not support the other dtypes",
         Dtypes::U8,
     ),
 ];

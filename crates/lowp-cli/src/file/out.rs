@@ -9,12 +9,12 @@ use std::path::{Path, PathBuf};
 /// The options of commands that write a model.
 #[derive(Clone, Debug, clap::Args)]
 pub(super) struct OutArgs {
-    /// What to write: one file where it ends in .safetensors, else a folder, absent or empty, with model.safetensors or several
-    /// files and their index, and what lies beside the weights in the folder of the input
+    /// Output: a file if the name ends in .safetensors, otherwise a folder that is absent or empty. The folder gets
+    /// model.safetensors, or several files and their index, and the other files of the input folder
     #[arg(short, long, value_name = "OUT")]
     output: PathBuf,
 
-    /// Most bytes of tensors in a file of a folder; the parts of a tensor stay together [default: 5GB]
+    /// Maximum bytes of tensors per file of a folder; the buffers of a tensor stay in one file [default: 5GB]
     #[arg(long, value_name = "SIZE", value_parser = bytes)]
     max_shard_size: Option<u64>,
 }
@@ -31,14 +31,14 @@ impl OutArgs {
         };
         if ends(".json") {
             return Err(wrong(
-                "it ends as the index of a sharded model does, and would be read as one; give a name that ends in .safetensors, or \
-                 that of a folder",
+                "a name that ends in .json would be read as the index of a sharded model; give a name that ends in .safetensors, or the \
+                 name of a folder",
             ));
         }
         if ends(".safetensors") {
             if self.max_shard_size.is_some() {
                 return Err(input_error(format!(
-                    "--max-shard-size: -o {} is one file, which is not cut; give the name of a folder, or leave --max-shard-size out",
+                    "--max-shard-size: -o {} is one file, which cannot be split; give the name of a folder, or leave --max-shard-size out",
                     output.display()
                 )));
             }
@@ -46,7 +46,7 @@ impl OutArgs {
         }
         if output.is_file() {
             return Err(wrong(
-                "it exists and is a file, and a name that does not end in .safetensors is that of a folder; give another name",
+                "a name that does not end in .safetensors is a folder, but a file of this name exists; give another name",
             ));
         }
         let most = self.max_shard_size.unwrap_or(Out::MOST_BYTES);

@@ -23,14 +23,15 @@ use std::path::PathBuf;
   lowp quantize in.safetensors -o q.safetensors --recipe {recipe} --flat-cuts 1000,5001
 
 A tensor T of two or more dimensions (F32, BF16, F16; leading ones flatten to rows) becomes
-T.rowwise_data, T.rowwise_scale_inv, T.columnwise_data, T.columnwise_scale_inv and, where the
-recipe looks at the tensor's amax, T.amax (of rows: T.amax, of columns: T.amax_columnwise). FP8
-codes are E4M3 unless --format says otherwise. Others pass through unchanged, integers of any shape
-among them. The file's metadata say under lowp.tensor.T what T was and how it was quantized.
+T.rowwise_data, T.rowwise_scale_inv, T.columnwise_data, T.columnwise_scale_inv and, if the
+recipe uses the tensor's amax, T.amax (per row: T.amax, per column: T.amax_columnwise). FP8 codes
+are E4M3 unless --format says otherwise. Other tensors pass through unchanged, also integers of any
+shape. The key lowp.tensor.T in the file's metadata records what T was and how it was quantized.
 
-A file that is replaced keeps its permissions; its owner is who runs the command.", recipe = example()))]
+If the output replaces a file, it keeps the permissions of that file; its owner is the user who runs
+the command.", recipe = example()))]
 pub(crate) struct Args {
-    /// A .safetensors file, the .safetensors.index.json of a sharded model, or a folder as Hugging Face keeps models
+    /// A .safetensors file, the .safetensors.index.json of a sharded model, or a Hugging Face model folder
     input: PathBuf,
 
     #[command(flatten)]
@@ -39,12 +40,12 @@ pub(crate) struct Args {
     #[command(flatten)]
     dtypes: DtypesArgs,
 
-    /// Where the cast runs: `cpu`, `cuda` or `cuda:N`. The bytes are the same
+    /// Device of the cast: `cpu`, `cuda` or `cuda:N`. All devices give the same bytes
     #[arg(long, value_name = "DEVICE", default_value = "cpu")]
     device: Device,
 
-    /// Cast as ranks of ZeRO-1 do, which cut the flattened elements of every tensor at these offsets, anywhere: the
-    /// same bytes. Offsets beyond the end of a tensor leave the later ranks none of it
+    /// Cast like ranks of ZeRO-1: cut the flattened elements of every tensor at these offsets, one part per rank. The
+    /// bytes are the same for any offsets. After an offset beyond the end of a tensor, the later ranks have no part of it
     #[arg(long, value_name = "A,B,C", value_delimiter = ',')]
     flat_cuts: Vec<usize>,
 

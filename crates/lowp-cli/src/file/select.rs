@@ -87,7 +87,7 @@ impl Select {
             };
             let kind = match (matching().next(), matching().find(is_matrix)) {
                 (_, Some(_)) => continue,
-                (Some(_), None) => "tensor of two or more dimensions that are no integers",
+                (Some(_), None) => "tensor of two or more dimensions that does not hold integers",
                 (None, None) => "tensor",
             };
             return Err(pattern.unmatched("--tensors", kind, model));
@@ -106,7 +106,7 @@ impl Select {
         if amax_groups::are_patterns(&self.amax_groups) {
             if !has_tensor_scale(recipe) {
                 return Err(input_error(format!(
-                    "{OPTION}: no scale of {} follows from the amax of a whole tensor; leave it out",
+                    "{OPTION}: no scale of {} depends on the amax of a whole tensor; leave the option out",
                     recipe.name()
                 )));
             }
@@ -138,7 +138,7 @@ impl Chosen<'_> {
     pub(super) fn tell(&self, verb: &str, summary: &Summary, read: u64, written: u64) {
         let (all, quantized) = (self.choices.all(), self.choices.quantized().len());
         if quantized == 0 {
-            note("warning: nothing was quantized: every tensor passed through as it was");
+            note("warning: nothing was quantized: every tensor was copied unchanged");
         }
         summary.kept(
             "tensors that the recipe cannot take and",

@@ -15,13 +15,13 @@ use std::path::PathBuf;
   lowp shard model.safetensors -o ranks --world-size 4 --recipe {recipe}
   lowp unshard ranks -o q.safetensors
 
-Every rank quantizes its own rows. Scales that depend on more than those are agreed by all
-ranks, so that `lowp unshard` gives what `lowp quantize` with the same options gives, byte for
-byte. Rank files hold scales in the compact form, and no buffer that follows from another;
---usage and --scales say what unshard writes. Tensors that pass through are in the file of
-rank 0; what lies beside the weights of a folder is carried along.", recipe = example()))]
+Every rank quantizes its own rows. All ranks agree on scales that depend on other rows, too, so
+`lowp unshard` writes the bytes that `lowp quantize` with the same options writes. Rank files
+have scales in the compact form, and no buffer that follows from another; --usage and --scales
+define what unshard writes. Tensors that are not quantized are in the file of rank 0. Other files
+of an input folder are copied.", recipe = example()))]
 pub(crate) struct Args {
-    /// A .safetensors file, the .safetensors.index.json of a sharded model, or a folder as Hugging Face keeps models
+    /// A .safetensors file, the .safetensors.index.json of a sharded model, or a Hugging Face model folder
     input: PathBuf,
 
     /// The folder to write: absent, or empty

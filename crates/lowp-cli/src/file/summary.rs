@@ -15,7 +15,7 @@ const NAMED: usize = 3;
 /// How much a command says.
 #[derive(Clone, Copy, Debug, clap::Args)]
 pub(super) struct Verbosity {
-    /// Print the summary where standard error is no terminal, too, and name every tensor that was left as it was
+    /// Print the summary also if standard error is not a terminal, and name every tensor that was not quantized
     #[arg(short, long)]
     verbose: bool,
 }
@@ -93,7 +93,7 @@ pub(super) fn left_out(summary: &Summary, files: &OtherFiles) {
 pub(super) fn warn_of_overflows(overflows: &Overflows, float: FloatName, keep: &str) {
     if let Some(name) = overflows.first() {
         note(&format!(
-            "warning: {} values are beyond the range of {} and became infinite, the first in '{}'; {keep} \
+            "warning: {} values exceed the range of {} and became infinite, the first in '{}'; {keep} \
              keeps them",
             overflows.count(),
             float.name(),

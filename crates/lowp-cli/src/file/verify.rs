@@ -22,27 +22,26 @@ use std::path::{Path, PathBuf};
   lowp verify runs/RECIPE-seed0 other-runs/RECIPE-seed0
   lowp verify q.safetensors --source model.safetensors --device cuda
 
-With --source, every quantized tensor of A is made again from the tensor of MODEL as A's metadata
-say, and every other tensor is compared with that of MODEL.
+With --source, every quantized tensor of A is made again from the tensor of MODEL, with the recipe
+and options in A's metadata. Every other tensor is compared with that of MODEL.
 
-Exit code: 0 where every tensor has the same dtype, shape, bytes and meaning in both; 1 at the
-first difference, which is named with its tensor, block and byte; 2 where an input cannot be
-read."
+Exit code: 0 if every tensor has the same dtype, shape, bytes and meaning in both; 1 at the first
+difference, which is reported with its tensor, block and byte; 2 if an input cannot be read."
 )]
 pub(crate) struct Args {
-    /// A .safetensors file, the .safetensors.index.json of a sharded model, a folder as Hugging Face keeps models or of rank files,
-    /// or a checkpoint, which is compared whatever ranks saved it
+    /// A .safetensors file, the .safetensors.index.json of a sharded model, a Hugging Face model folder, a folder of rank files,
+    /// or a checkpoint; checkpoints of different numbers of ranks can be compared
     a: PathBuf,
 
-    /// The other
+    /// The model that A is compared with
     #[arg(required_unless_present = "source", conflicts_with = "source")]
     b: Option<PathBuf>,
 
-    /// The model that A was quantized from: whether `lowp quantize` makes A of it, byte for byte
+    /// The model that A was quantized from: check that `lowp quantize` makes A of it, byte for byte
     #[arg(long, value_name = "MODEL")]
     source: Option<PathBuf>,
 
-    /// Where MODEL is quantized again: `cpu`, `cuda` or `cuda:N` [default: cpu]
+    /// Device that quantizes MODEL again: `cpu`, `cuda` or `cuda:N` [default: cpu]
     #[arg(long, value_name = "DEVICE")]
     device: Option<Device>,
 }
@@ -54,7 +53,7 @@ pub(crate) fn main(args: &Args) -> Result<()> {
             source,
         }),
         (_, None, Some(_)) => Err(input_error(
-            "--device says where a model is quantized again, and two models are compared without that; add --source MODEL, or leave out --device",
+            "--device is only used to quantize a model again; add --source MODEL, or leave out --device",
         )),
         (Some(b), None, None) => verify(&args.a, b),
         // clap asks for one of them.
@@ -68,7 +67,7 @@ fn verify(path_a: &Path, path_b: &Path) -> Result<()> {
         [false, false] => {}
         _ => {
             return Err(input_error(
-                "one is a checkpoint of `lowp train` and the other is not; give two of either",
+                "one is a checkpoint of `lowp train` and the other is not; give two checkpoints, or two models",
             ));
         }
     }

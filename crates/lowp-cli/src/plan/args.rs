@@ -26,14 +26,14 @@ layout of TransformerEngine, `swizzled` that of cuBLASLt operands. A rank stores
 are not derived, and rows are cut at multiples of their `quantum`. `rank bytes` is what one rank
 sends of a buffer, `wire bytes` what all ranks send together.
 
-Columns of --model: `sent` counts each byte once, where it comes from, over the ranks of one
-replica, as `lowp train` does. The others count it wherever it arrives, over links within nodes and
-between them: `/ rank` is a rank's part on the busiest node, `/ world` all ranks together. Ranks are
-numbered replica by replica and fill one node after the other. A piece that many ranks gather enters
-each node once and goes on within it, as in NCCL's rings, and f32 sums go the same way back.
-Gradients on a bf16 wire, and those of micro-batches behind the first, go straight to the rank that
-adds them. `ms` is the time of all gathers, one after the other, each as long as the slower kind of
-its links takes."
+Columns of --model: `sent` counts each byte once, at the rank that sends it, over the ranks of one
+replica, as `lowp train` does. The other columns count it at every rank that receives it, over links
+within nodes and between them: `/ rank` is the share of one rank on the busiest node, `/ world` all
+ranks together. Ranks are numbered replica by replica and fill one node after the other. A piece
+that many ranks gather enters each node once and is forwarded within it, as in NCCL's rings; f32
+sums take the same way back. Gradients that are sent in bf16, and those of all micro-batches but the
+first, are sent directly to the rank that adds them. `ms` is the time of all gathers in sequence;
+each takes as long as its slower kind of link."
     )
 }
 
@@ -58,7 +58,7 @@ JSON of --model:
   device                 with --device cuda: what its GPU holds beside `memory`, and in all:
       sequences          of a micro-batch
       scales             those bytes of `weights` that are no codes
-      variables_gathered  f32 shards of the variables, and what they are gathered in
+      variables_gathered  f32 shards of the variables, and the memory to gather them
       staging            where gradients arrive that are added there
       activations        kept for backward; null, as the next two, with a config.json
       in_turn            operands, logits and gradients of activations, which layers use in turn
@@ -78,9 +78,9 @@ JSON of --model:
   ratio                  of bf16 to this plan: memory, wire, within_node and between_nodes (world),
                          seconds; null where there is nothing to divide
   bandwidth              within_node and between_nodes: where each rate comes from
-  notes                  array: what the plan takes for granted";
+  notes                  array: the assumptions of the plan";
 
-/// Print what one weight or a whole model costs: bytes that ranks store, hold and send
+/// Print the cost of one weight or a whole model: bytes that ranks store, hold in memory and send
 #[derive(Clone, Debug, clap::Args)]
 #[command(
     group(ArgGroup::new("subject").required(true).args(["shape", "model"])),
@@ -93,7 +93,7 @@ JSON of --model:
     after_long_help = format!("{}\n\n{JSON}", examples())
 )]
 pub(crate) struct Args {
-    /// Format of the weight, as NAME or NAME+MODIFIER; `lowp recipes` tells what each is
+    /// Recipe of the weight, as NAME or NAME+MODIFIER; `lowp recipes` describes each
     #[arg(long, value_name = "NAME", default_value = DEFAULT_RECIPE, value_parser = RecipeName::default())]
     pub(super) recipe: String,
 
@@ -101,12 +101,12 @@ pub(crate) struct Args {
     #[arg(long, value_name = "MxK")]
     pub(super) shape: Option<Shape>,
 
-    /// A whole model instead: a preset of `lowp train --params` (10m, 125m, 350m, 1b), or the config.json of a model like Llama
-    /// or GPT-2, experts included
+    /// Plan a whole model: a preset of `lowp train --params` (10m, 125m, 350m, 1b), or the config.json of a model like Llama
+    /// or GPT-2, also with experts
     #[arg(long, value_name = "PRESET|FILE", conflicts_with = "usage")]
     pub(super) model: Option<String>,
 
-    /// Where the model runs: `cpu`, or `cuda`, with a GPU for each rank
+    /// Device of the model: `cpu`, or `cuda` with one GPU per rank
     #[arg(
         long,
         value_name = "NAME",
@@ -121,15 +121,15 @@ pub(crate) struct Args {
     #[arg(long, value_name = "N", conflicts_with = "shape", help_heading = MODEL)]
     pub(super) batch: Option<usize>,
 
-    /// Have attention on a GPU run as plain products, not by cuDNN
+    /// Run attention on a GPU as plain products, not with cuDNN
     #[arg(long, conflicts_with = "shape", help_heading = MODEL)]
     pub(super) no_cudnn: bool,
 
-    /// Gather the weights of a block on a GPU only when it runs, not while the block before it does
+    /// On GPUs, gather the weights of a block when it runs, not already while the previous block runs
     #[arg(long, conflicts_with = "shape", help_heading = MODEL)]
     pub(super) no_prefetch: bool,
 
-    /// Number of ranks that the rows are cut for
+    /// Number of ranks that the rows are sharded over
     #[arg(long, value_name = "N", aliases = ["world", "ranks"], required_unless_present = "mesh")]
     pub(super) world_size: Option<usize>,
 
@@ -142,8 +142,8 @@ pub(crate) struct Args {
     )]
     pub(super) usage: Usage,
 
-    /// Free the gathered weight after forward and gather it again for backward (true), keep it (false), or keep it shared
-    /// out in groups of N ranks, which gather it for backward [default: true]
+    /// true: free the gathered weight after forward and gather it again for backward. false: keep it. N: each rank of a
+    /// group of N keeps a part of it, and the group gathers it for backward [default: true]
     #[arg(long, value_name = "BOOL|N")]
     pub(super) reshard_after_forward: Option<ReshardAfterForward>,
 
@@ -155,7 +155,7 @@ pub(crate) struct Args {
     #[arg(long, value_name = "RxS", conflicts_with = "shape", help_heading = MODEL)]
     pub(super) mesh: Option<Mesh>,
 
-    /// What each rank has of the weights between steps
+    /// How weights are sharded between steps
     #[arg(
         long,
         value_name = "NAME",
@@ -165,7 +165,7 @@ pub(crate) struct Args {
     )]
     pub(super) sharding: ShardingName,
 
-    /// How gradients travel; sums are accumulated in fp32 either way
+    /// Dtype in which gradients are sent; sums are accumulated in fp32 in both cases
     #[arg(
         long,
         value_name = "CODE",
@@ -180,7 +180,7 @@ pub(crate) struct Args {
     #[arg(long, value_name = "N", default_value_t = 1, conflicts_with = "shape", help_heading = MODEL)]
     pub(super) accumulate: usize,
 
-    /// Run each block forward again in backward: its weights are gathered once more, unless they are kept
+    /// Run the forward of each block again in backward: its weights are gathered again, unless they are kept
     #[arg(long, conflicts_with = "shape", help_heading = MODEL)]
     pub(super) recompute: bool,
 
@@ -198,8 +198,8 @@ pub(crate) struct Args {
     #[arg(long, value_name = "N", default_value_t = 8, conflicts_with = "shape", help_heading = MODEL)]
     pub(super) ranks_per_node: usize,
 
-    /// Rates for the time of gathers, within a node and between nodes: 10^9 bytes that arrive at a rank in a second, or the
-    /// file that `lowp bench --device cuda --ranks N --json FILE` wrote, which also says what copies and transposes on a rank take
+    /// Bandwidth within a node and between nodes, for the time of gathers: GB/s that a rank receives (10^9 bytes per second), or
+    /// a file of `lowp bench --device cuda --ranks N --json FILE`, which also has the time of a rank's copies and transposes
     #[arg(
         long,
         value_name = "GB/S|FILE[,GB/S|FILE]",

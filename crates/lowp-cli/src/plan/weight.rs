@@ -60,7 +60,7 @@ fn check(weight: Weight<'_>) -> Result<(), UsageError> {
     } = weight;
     if shape.elements() == 0 {
         return Err(UsageError::new(format!(
-            "--shape {shape} has no elements; both numbers must be at least 1"
+            "--shape {shape} has no elements; rows and columns must be at least 1"
         )));
     }
     if shape.elements() > MAX_ELEMENTS {
@@ -75,7 +75,7 @@ fn check(weight: Weight<'_>) -> Result<(), UsageError> {
     }
     if usage != Usage::BOTH && reshard.is_some() {
         return Err(UsageError::new(format!(
-            "--reshard-after-forward needs --usage both: with {usage} there is one gather and none to save"
+            "--reshard-after-forward needs --usage both: with {usage} there is only one gather"
         )));
     }
     Ok(())

@@ -161,7 +161,7 @@ impl RecipeOptionArgs {
         match self.0.iter().next().map(|(option, _)| flag_name(option)) {
             None => Ok(()),
             Some(flag) => Err(UsageError::new(format!(
-                "--{flag} does not go with modifiers; write it as one, NAME+{flag}=VALUE"
+                "--{flag} cannot be combined with modifiers; write the option as a modifier: NAME+{flag}=VALUE"
             ))),
         }
     }

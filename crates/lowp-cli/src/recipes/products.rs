@@ -21,16 +21,16 @@ impl FromStr for On {
         let Some(number) = text.strip_prefix("sm_") else {
             return match text.parse() {
                 Ok(device) => Ok(Self::Device(device)),
-                Err(why) => Err(format!(
-                    "{why}, and `sm_90` and the like are GPUs that are not here"
-                )),
+                Err(why) => Err(format!("{why}, or an architecture such as `sm_90`")),
             };
         };
         match number.parse::<i32>() {
             Ok(known) if (50..1000).contains(&known) && known.to_string() == number => {
                 Ok(Self::Architecture(known / 10, known % 10))
             }
-            _ => Err(format!("sm_{number} is no architecture; Hopper is sm_90")),
+            _ => Err(format!(
+                "sm_{number} is not an architecture; Hopper is sm_90"
+            )),
         }
     }
 }
@@ -65,7 +65,7 @@ pub(super) fn table(on: &On) -> Result<String> {
         None => "The CPU multiplies decoded values.".to_owned(),
         Some((major, minor)) => {
             let blackwell = if major >= 10 {
-                "Those with scales per 32 and 16 were compiled for Blackwell and not run on one yet."
+                "Products with scales per 32 and 16 are compiled for Blackwell, but have not run on a Blackwell GPU yet."
             } else {
                 "Blackwell multiplies codes with scales per 32 and 16, too (`--device sm_100`)."
             };

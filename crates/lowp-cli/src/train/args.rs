@@ -54,8 +54,8 @@ const JSON: &str = "\
 JSON: {\"device\": \"cpu\" or \"cuda\", \"runs\": [..], \"config\": {..}}. One entry of `runs` per seed and recipe, fp32 first:
   recipe                 the name as given
   seed                   of initial weights, batches and stochastic rounding
-  ranks, steps           numbers; the steps that are done
-  resumed_at             the step of the checkpoint that the run went on behind, or 0
+  ranks, steps           number of ranks; number of completed steps
+  resumed_at             the step of the checkpoint from which the run resumed, or 0
   train_loss             array: loss of each step's batch before its update, nats per byte
   val_loss               loss on the validation split after the last step, nats per byte
   gap_percent            val_loss above that of fp32 with the same seed, or null
@@ -64,36 +64,36 @@ JSON: {\"device\": \"cpu\" or \"cuda\", \"runs\": [..], \"config\": {..}}. One e
   wire_bytes_tail        both of the steps of --precision-tail, or null
   resident_weight_bytes  bytes of linear weights that one replica holds between steps
   master_weight_bytes    bytes of the optimizer's f32 masters of them
-  peak_weight_bytes      most bytes that held them at once: resident, masters, and the memory to gather, decode and reduce in
+  peak_weight_bytes      peak bytes for these weights: resident, masters, and the memory to gather, decode and reduce in
   parameters             weights of the linear layers, which the bytes are of
   model_parameters       all; embeddings, norms and the head stay in f32
   skipped_steps          steps whose gradients were not finite
   seconds_per_step       wall time
   tokens_per_second      over all ranks
-  flops_per_second       of the model's products and attention, forward and backward; what is computed again does not count
+  flops_per_second       of the model's products and attention, forward and backward, without recomputed work
   parameter_bytes_per_rank  most bytes of weights, masters, moments, gradients and variables that a rank held at once
   device_bytes_per_rank  on GPUs, most bytes that a rank held there, activations included: as counted, and as measured
   planned_bytes_per_rank  the same by the accounting of `lowp plan --device cuda`, before anything was allocated; null on a CPU
-  gather_seconds_exposed  seconds of a step in which rank 0 only waited for gathered weights: of an average step, on a GPU of the last
-  gather_seconds         on GPUs, seconds of the gathers of the last step, each from its begin to its end; null where the optimizer's step gathers
-  gather_seconds_hidden  those of them in which it did not wait for a weight: 0 on a CPU
+  gather_seconds_exposed  seconds of a step in which rank 0 only waited for gathered weights: of an average step; on a GPU, of the last step
+  gather_seconds         on GPUs, total seconds of the gathers of the last step, each from its start to its end; null if the optimizer step gathers
+  gather_seconds_hidden  seconds of gather_seconds in which rank 0 did not wait for a weight; 0 on a CPU
 Losses that are not finite are null.";
 
-/// Train a small transformer on sharded low-precision weights, next to fp32
+/// Train a small transformer with sharded low-precision weights, and compare it with fp32
 ///
-/// The model reads bytes of text. The weights of its linear layers live in a low-precision format, sharded over ranks
-/// of this process: they are gathered before a layer runs, freed after it, and cast again after each update. An fp32
-/// baseline of the same seed and batches runs first.
+/// The model reads text as bytes. The weights of its linear layers are stored in a low-precision format and sharded over
+/// the ranks of this process: they are gathered before a layer runs, freed after it, and cast again after each update. An
+/// fp32 baseline with the same seed and batches runs first.
 ///
-/// Started by torchrun, mpirun or srun, each process is one rank of their world, with the losses that `--world-size` gives in one
-/// process. Rank 0 prints and writes files; it listens on the port MASTER_PORT of MASTER_ADDR.
+/// If torchrun, mpirun or srun starts the command, each process is one rank of the launcher's world, and the losses equal those of
+/// `--world-size` in one process. Rank 0 prints, writes files, and listens on port MASTER_PORT of MASTER_ADDR.
 #[derive(Clone, Debug, clap::Args)]
 #[command(
     after_help = examples(),
     after_long_help = format!("{}\n\n{}\n{JSON}", examples(), recipes::modifiers())
 )]
 pub(crate) struct Args {
-    /// Format of the sharded weights, as NAME or NAME+MODIFIER; the fp32 baseline runs beside it
+    /// Recipe of the sharded weights, as NAME or NAME+MODIFIER; the fp32 baseline is trained as well
     #[arg(
         long,
         value_name = "NAME",
@@ -111,7 +111,7 @@ pub(crate) struct Args {
     #[arg(long, exclusive = true, hide = true)]
     pub(crate) list: bool,
 
-    /// Where the model runs: `cpu`, or `cuda`, with a GPU for each rank; `cuda:N` begins at GPU N
+    /// Device of the model: `cpu`, or `cuda` with one GPU per rank; with `cuda:N` the first rank uses GPU N
     #[arg(long, value_name = "NAME", default_value = "cpu")]
     pub(crate) device: Device,
 
@@ -123,20 +123,20 @@ pub(crate) struct Args {
     #[arg(long, value_name = "RxS")]
     pub(crate) mesh: Option<Mesh>,
 
-    /// What each rank has of the weights between steps
+    /// How weights are sharded between steps
     #[arg(long, value_name = "NAME", default_value = "fsdp")]
     pub(crate) sharding: ShardingName,
 
-    /// Free gathered weights after the forward pass and gather them again for the backward pass (true), keep them (false), or
-    /// keep them shared out in groups of N ranks, which gather them for the backward pass (with fsdp) [default: true]
+    /// true: free gathered weights after the forward pass and gather them again for the backward pass. false: keep them. N: each
+    /// rank of a group of N keeps a part, and the group gathers it for the backward pass (with fsdp) [default: true]
     #[arg(long, value_name = "BOOL|N")]
     pub(crate) reshard_after_forward: Option<ReshardAfterForward>,
 
-    /// How gradients travel; sums are accumulated in fp32 either way
+    /// Dtype in which gradients are sent; sums are accumulated in fp32 in both cases
     #[arg(long, value_name = "CODE", default_value = "f32", value_parser = PossibleValuesParser::new(["f32", "bf16"]))]
     pub(crate) grad_wire: String,
 
-    /// Seconds that a rank waits for others before all ranks fail
+    /// Seconds that a rank waits for others before all ranks fail; if rank 0 itself stops, the others wait 5 seconds longer
     #[arg(long, value_name = "SECONDS", default_value_t = 300, value_parser = clap::value_parser!(u64).range(1..=86_400))]
     pub(crate) timeout: u64,
 
@@ -144,7 +144,7 @@ pub(crate) struct Args {
     #[arg(long, value_name = "N")]
     pub(crate) steps: Option<usize>,
 
-    /// Tokens to train on, instead of a number of steps: as many steps as see at least N
+    /// Train on at least N tokens, instead of giving a number of steps
     #[arg(long, value_name = "N", conflicts_with = "steps")]
     pub(crate) tokens: Option<usize>,
 
@@ -152,7 +152,7 @@ pub(crate) struct Args {
     #[arg(long, value_name = "N", default_value_t = 0)]
     pub(crate) seed: u64,
 
-    /// Repeat every run for this many seeds, from --seed up; the table shows means
+    /// Repeat every run with N seeds, beginning with --seed; the table shows means
     #[arg(long, value_name = "N", default_value_t = 1)]
     pub(crate) seeds: usize,
 
@@ -165,7 +165,7 @@ pub(crate) struct Args {
     #[arg(long, value_name = "N", default_value_t = DEFAULT_BATCH)]
     pub(crate) batch: usize,
 
-    /// Micro-batches that the sequences of a step are cut into; their gradients add up
+    /// Number of micro-batches that a step is split into; their gradients are added
     #[arg(long, value_name = "N", default_value_t = 1)]
     pub(crate) accumulate: usize,
 
@@ -173,7 +173,7 @@ pub(crate) struct Args {
     #[arg(long, value_name = "N", default_value_t = 8)]
     pub(crate) eval_batches: usize,
 
-    /// Sizes of the model by name, which the options below change
+    /// Preset with the sizes of the model; the options below change single sizes
     #[arg(long, value_name = "NAME", help_heading = "Model")]
     pub(crate) params: Option<Preset>,
 
@@ -185,14 +185,14 @@ pub(crate) struct Args {
     #[arg(long, value_name = "GLOB,..", help_heading = "Model")]
     pub(crate) keep_bf16: Vec<String>,
 
-    /// Layers that have one amax, where a scale follows from that of the tensor: `auto` are those that engines run as one (query, key and
-    /// value; gate and up), `none` are none, and of a pattern those that it matches and that differ in its braces alone:
-    /// '*.{q,k,v}_proj,*.{gate,up}_proj' [default: auto]
+    /// Layers that share one amax, if a scale follows from the amax of the tensor. `auto`: layers that inference engines run as one
+    /// (query, key and value; gate and up). `none`: no layers. A pattern groups the names that it matches and that differ only inside its
+    /// braces: '*.{q,k,v}_proj,*.{gate,up}_proj' [default: auto]
     #[arg(long, value_name = "GLOB,..", help_heading = "Model")]
     pub(crate) amax_group: Vec<String>,
 
-    /// Run the forward products in bf16 for this last part of the steps, from 0 to 1; weights are cast again from their masters where
-    /// it begins
+    /// Run the forward products of the last part of the steps in bf16; FRACTION is from 0 to 1. At its first step weights are cast again
+    /// from their masters
     #[arg(
         long,
         value_name = "FRACTION",
@@ -250,35 +250,35 @@ pub(crate) struct Args {
     )]
     pub(crate) clip: f64,
 
-    /// Leave out the check at the end, which compares every weight, as it is gathered, with a cast of its masters
+    /// Skip the check at the end, which compares every gathered weight with a cast of its masters
     #[arg(long)]
     pub(crate) no_audit: bool,
 
-    /// Have attention on a GPU run as plain products, also where cuDNN is found
+    /// Run attention on a GPU as plain products, even if cuDNN is available
     #[arg(long)]
     pub(crate) no_cudnn: bool,
 
-    /// Scale activations and gradients on GPUs by their amax over all ranks, as on the CPU, instead of that of each rank's own tokens
+    /// Scale activations and gradients on GPUs by their amax over all ranks, as on the CPU, not by the amax of each rank's tokens
     #[arg(long)]
     pub(crate) agree_amaxes: bool,
 
-    /// Gather the weights of a block on a GPU only when it runs, not while the block before it does
+    /// On GPUs, gather the weights of a block when it runs, not already while the previous block runs
     #[arg(long)]
     pub(crate) no_prefetch: bool,
 
-    /// Print what the GPU spent the time of the last step on
+    /// Print how the GPU spent its time in the last step
     #[arg(long)]
     pub(crate) profile: bool,
 
-    /// Train without the fp32 baseline beside it
+    /// Do not train the fp32 baseline
     #[arg(long)]
     pub(crate) no_baseline: bool,
 
-    /// Save checkpoints of each run to DIR/NAME-seedN, at the last step and where --save-every says
+    /// Save checkpoints of each run to DIR/NAME-seedN: after the last step, and as --save-every says
     #[arg(long, value_name = "DIR", help_heading = "Checkpoints")]
     pub(crate) save: Option<PathBuf>,
 
-    /// Also save after every N steps; training goes on while it is written
+    /// Also save after every N steps; training continues while the checkpoint is written
     #[arg(
         long,
         value_name = "N",
@@ -300,8 +300,8 @@ pub(crate) struct Args {
     #[arg(long, value_name = "N", help_heading = "Checkpoints")]
     pub(crate) stop_after: Option<usize>,
 
-    /// Go on behind the latest checkpoints in DIR, where --save put them, or behind one checkpoint: the run that did not stop, to
-    /// the bit, on as many ranks of the same mesh; the same state on any others; of another recipe, from the masters
+    /// Resume from the latest checkpoints in DIR, a folder of --save, or from one checkpoint. On the same mesh the result equals that
+    /// of a run without a stop, bit for bit; another mesh loads the same state; another recipe starts from the masters
     #[arg(long, value_name = "DIR", help_heading = "Checkpoints")]
     pub(crate) resume: Option<PathBuf>,
 
@@ -309,7 +309,7 @@ pub(crate) struct Args {
     #[arg(long, value_name = "FILE", help_heading = "Output")]
     pub(crate) json: Option<PathBuf>,
 
-    /// Write one self-contained HTML page with loss curves and byte bars
+    /// Write a self-contained HTML page with loss curves and charts of bytes
     #[arg(long, value_name = "FILE.html", help_heading = "Output")]
     pub(crate) report: Option<PathBuf>,
 }

@@ -117,7 +117,7 @@ fn check_device(args: &Args) -> Result<(), UsageError> {
     ];
     match (of_gpus.iter().find(|(_, given)| *given), args.device) {
         (Some((option, _)), Device::Cpu) => Err(UsageError::new(format!(
-            "{option} is of GPUs: add --device cuda, or leave it out"
+            "{option} only applies to GPUs: add --device cuda, or leave it out"
         ))),
         _ => Ok(()),
     }
@@ -131,7 +131,7 @@ pub(crate) fn reshard(
 ) -> Result<ReshardAfterForward, UsageError> {
     if let (Sharding::Zero1, Some(policy)) = (sharding, asked) {
         return Err(UsageError::new(format!(
-            "--reshard-after-forward {policy} says nothing with --sharding zero1, where every rank has the full weights; leave it out"
+            "--reshard-after-forward {policy} has no effect with --sharding zero1, where every rank has the full weights; leave it out"
         )));
     }
     let policy = asked.unwrap_or_default();
@@ -153,7 +153,7 @@ fn mesh(args: &Args, started: Option<usize>) -> Result<Mesh, UsageError> {
     let mesh = args.mesh.unwrap_or(Mesh::sharded(ranks));
     match started {
         Some(started) if started != mesh.world() => Err(UsageError::new(format!(
-            "{} is {} ranks, and the launcher started {started}; leave the option out, or start as many",
+            "{} means {} ranks, but the launcher started {started}; leave the option out, or start that many",
             args.mesh.map_or_else(
                 || format!("--world-size {ranks}"),
                 |mesh| format!("--mesh {mesh}")
@@ -189,7 +189,7 @@ pub(crate) fn sequences_at_once(
     match batch.is_multiple_of(parts) && batch > 0 {
         true => Ok(batch / parts),
         false => Err(UsageError::new(format!(
-            "--batch {batch} does not divide into {parts} equal micro-batches, as GPUs take them: {ranks} ranks x --accumulate {accumulate}; take {}",
+            "--batch {batch} cannot be divided into {parts} equal micro-batches, as GPUs need ({ranks} ranks x --accumulate {accumulate}); give --batch {}",
             batch.max(1).next_multiple_of(parts)
         ))),
     }
@@ -200,7 +200,7 @@ fn check_tokens(args: &Args, model: GptConfig) -> Result<(), UsageError> {
     let (batch, seq) = (args.batch, model.seq);
     match batch * seq > MAX_TOKENS {
         true => Err(UsageError::new(format!(
-            "--batch {batch} of --seq {seq} is {} tokens a step; at most {MAX_TOKENS} are possible",
+            "--batch {batch} with --seq {seq} gives {} tokens per step; the maximum is {MAX_TOKENS}",
             batch * seq
         ))),
         false => Ok(()),
@@ -218,7 +218,7 @@ fn steps(args: &Args, model: GptConfig) -> Result<usize, UsageError> {
         return Ok(steps);
     }
     Err(UsageError::new(format!(
-        "--tokens {tokens} are {steps} steps of {each} tokens, and from 1 to {MAX_STEPS} are possible; choose other tokens, or another --batch or \
+        "--tokens {tokens} gives {steps} steps of {each} tokens; a run has 1 to {MAX_STEPS} steps; change --tokens, --batch or \
          --seq"
     )))
 }
@@ -279,7 +279,7 @@ fn amax_groups(
         if !runs.iter().any(|run| has_tensor_scale(&run.recipe)) {
             let names: Vec<&str> = runs.iter().map(|run| run.name.as_str()).collect();
             return Err(UsageError::new(format!(
-                "--amax-group: no scale of {} follows from the amax of a whole tensor; leave it out",
+                "--amax-group: no scale of {} depends on the amax of a whole tensor; leave the option out",
                 names.join(" or ")
             )));
         }
@@ -289,7 +289,7 @@ fn amax_groups(
         });
         if linears.is_empty() {
             return Err(UsageError::new(
-                "--amax-group: no linear layer has an amax, as --keep-bf16 or +bf16-ends keeps them in bf16; leave either out"
+                "--amax-group: no linear layer has an amax, since --keep-bf16 or +bf16-ends keeps them all in bf16; leave one of the options out"
                     .to_owned(),
             ));
         }

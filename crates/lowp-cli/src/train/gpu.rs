@@ -51,7 +51,7 @@ pub(super) fn check(setup: &Setup) -> Result<(), UsageError> {
     let tokens = sequences * config.model.seq;
     if !tokens.is_multiple_of(128) {
         return Err(UsageError::new(format!(
-            "{tokens} tokens at a time on each GPU: their number is a multiple of 128; change --batch or --seq"
+            "a micro-batch has {tokens} tokens per GPU, but needs a multiple of 128; change --batch or --seq"
         )));
     }
     for run in &setup.runs {

@@ -79,7 +79,7 @@ fn train(args: &Args, world: &World) -> Result<()> {
         if found.is_none() && args.resume.is_some() && world.reports() {
             let (name, seed) = (&run.name, config.seed);
             output::note(&format!(
-                "{name} seed {seed}: no checkpoint to go on behind; it begins anew"
+                "{name} seed {seed}: no checkpoint to resume from; the run starts at step 0"
             ));
         }
     }
@@ -112,7 +112,7 @@ fn check_files(args: &Args) -> Result<(), UsageError> {
         if let Some(data) = args.data.as_deref().filter(|data| lies_below(path, data)) {
             let (path, data) = (path.display(), data.display());
             return Err(UsageError::new(format!(
-                "{option} {path} lies in --data {data}, so that what is written would become a part of the text; name another folder"
+                "{option} {path} is inside --data {data}, so the output would become part of the training text; give another folder"
             )));
         }
     }
@@ -129,7 +129,7 @@ fn check_resume(args: &Args, setup: &Setup) -> Result<(), UsageError> {
         return match runs {
             1 => Ok(()),
             _ => Err(UsageError::new(format!(
-                "--resume {name} is of one run, and {runs} would go on behind it, the baseline among them unless it is left out; \
+                "--resume {name} is the checkpoint of one run, but {runs} would resume from it, including the baseline if it is trained; \
                  give one --recipe and one seed with --no-baseline"
             ))),
         };
@@ -142,7 +142,7 @@ fn check_resume(args: &Args, setup: &Setup) -> Result<(), UsageError> {
     let label = |run: &Run| format!("{}-seed{}", run.recipe, setup.config.seed);
     let runs: Vec<String> = setup.runs.iter().map(label).collect();
     Err(UsageError::new(format!(
-        "--resume {name}: there are no checkpoints of {}; name a folder that --save was given, or one checkpoint",
+        "--resume {name}: there are no checkpoints of {}; give a folder of --save, or one checkpoint",
         runs.join(" or ")
     )))
 }

@@ -106,7 +106,7 @@ fn follow(event: Event<'_>, (args, run): (&Args, &Run), progress: &Progress) {
             flops_per_second,
         } => progress.step(step, loss, tokens_per_second, flops_per_second),
         Event::Recast { layers, all } => output::note(&format!(
-            "{}: {layers} of {all} linear weights are cast from their masters: the checkpoint has them in other formats",
+            "{}: {layers} of {all} linear weights are cast from their masters, since the checkpoint has them in another recipe",
             run.name
         )),
         Event::Profile(profile) if args.profile => {

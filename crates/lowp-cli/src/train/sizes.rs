@@ -62,7 +62,7 @@ impl SizeArgs {
     pub(crate) fn check(&self) -> Result<(), UsageError> {
         match (self.arch, self.kv_heads) {
             (None | Some(ArchName::Gpt), Some(kv_heads)) => Err(UsageError::new(format!(
-                "--kv-heads {kv_heads} says nothing with --arch gpt; add --arch llama, or leave it out"
+                "--kv-heads {kv_heads} has no effect with --arch gpt; add --arch llama, or leave it out"
             ))),
             _ => Ok(()),
         }

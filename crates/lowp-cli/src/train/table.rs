@@ -85,7 +85,7 @@ fn notes(setup: &Setup, summaries: &[Summary<'_>]) -> String {
     };
     if let Device::Cuda(_) = setup.device {
         out.push_str(
-            "on GPUs products of f32 and bf16 operands, the baseline's too, are those of bf16\n",
+            "on GPUs, f32 and bf16 operands are multiplied in bf16, also for the baseline\n",
         );
     }
     let compared = summaries.iter().any(|summary| !summary.gaps.is_empty());
@@ -122,12 +122,12 @@ fn notes(setup: &Setup, summaries: &[Summary<'_>]) -> String {
     );
     let _ = writeln!(
         out,
-        "peak: the most that held weights at once: resident, {:.3} of f32 masters, and memory to gather, decode and reduce in",
+        "peak: the most memory for weights at one time: resident, {:.3} of f32 masters, and the memory to gather, decode and reduce in",
         run.per_weight(run.master_weight_bytes)
     );
     let _ = writeln!(
         out,
-        "gather: waiting for weights in a step of rank 0; MB/rank: the most of weights, masters, moments and gradients on one rank"
+        "gather: time per step that rank 0 waits for weights; MB/rank: peak memory for weights, masters, moments and gradients of one rank"
     );
     if summaries
         .iter()
@@ -135,7 +135,7 @@ fn notes(setup: &Setup, summaries: &[Summary<'_>]) -> String {
     {
         let _ = writeln!(
             out,
-            "the last {} of {} steps ran forward in bf16; resident, wire and formula are of the steps before",
+            "the last {} of {} steps ran forward in bf16; resident, wire and formula describe the earlier steps",
             setup.config.tail_steps, setup.config.steps
         );
     }

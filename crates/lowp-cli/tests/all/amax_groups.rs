@@ -175,7 +175,7 @@ fn groups_that_cannot_be_are_told() {
     for (options, expected) in [
         (
             "--recipe mxfp8 --amax-group *.{q,k}.weight",
-            "no scale of mxfp8 follows from the amax of a whole tensor",
+            "no scale of mxfp8 depends on the amax of a whole tensor",
         ),
         (
             "--recipe nvfp4-1d --row-scaled --amax-group *.{q,k}.weight",
@@ -183,11 +183,11 @@ fn groups_that_cannot_be_are_told() {
         ),
         (
             "--recipe nvfp4-1d --amax-group *.q.weight",
-            "matches no two names that differ in its braces alone",
+            "matches no two names that differ only inside its braces",
         ),
         (
             "--recipe nvfp4-1d --amax-group *.{q,k}.weight --ignore *.q.weight",
-            "stands for '*.q.weight' among others, which matches nothing",
+            "includes '*.q.weight', which matches nothing",
         ),
         (
             "--recipe nvfp4-1d --amax-group *.{q,k}.weight,*.{k,v}.weight",
@@ -195,7 +195,7 @@ fn groups_that_cannot_be_are_told() {
         ),
         (
             "--recipe nvfp4-1d --amax-group *.[qk].weight",
-            "is no such pattern",
+            "is not a valid pattern",
         ),
     ] {
         let message = bench.rejected(2, &format!("{quantize} {options}"));
@@ -225,7 +225,7 @@ fn groups_that_cannot_be_are_told() {
         ),
         (
             "--recipe nvfp4-2d --amax-group *.{qkv,fc} --keep-bf16 *.fc",
-            "stands for '*.fc' among others, which matches nothing",
+            "includes '*.fc', which matches nothing",
         ),
         (
             "--recipe nvfp4-2d+bf16-ends --amax-group *.{qkv,fc}",

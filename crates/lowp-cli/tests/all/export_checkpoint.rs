@@ -126,7 +126,7 @@ fn checkpoints_that_make_no_sense() {
         (json!({}), "it does not say what its weights are"),
         (
             weight("mxfp9", json!([32, 32])),
-            "what it says of 'w' makes no sense: no recipe is called 'mxfp9'",
+            "what it says of 'w' makes no sense: there is no recipe 'mxfp9'",
         ),
         (
             weight("mxfp8", json!([32])),

@@ -421,7 +421,7 @@ fn options_that_make_no_sense() {
     let bench = Bench::new();
     bench.write("in.safetensors", &[matrix("w", &[32, 32], 1)]);
     for (options, expected) in [
-        (&["--recipe", "mxfp9"][..], "no recipe is called 'mxfp9'"),
+        (&["--recipe", "mxfp9"][..], "there is no recipe 'mxfp9'"),
         (
             &["--recipe", "nvfp4-1d", "--format", "e5m2"],
             "no option --format",
@@ -441,11 +441,11 @@ fn options_that_make_no_sense() {
         ),
         (
             &["--recipe", "fp8-delayed", "--delayed-scale", "inf"],
-            "--delayed-scale inf is no scale; give a positive finite",
+            "--delayed-scale inf is not a valid scale; give a positive finite",
         ),
         (
             &["--recipe", "fp8-delayed", "--delayed-scale", "1e39"],
-            "--delayed-scale 1e39 is no scale; give a positive finite",
+            "--delayed-scale 1e39 is not a valid scale; give a positive finite",
         ),
         (
             &["--recipe", "fp8-delayed", "--delayed-scale", "1e-60"],

@@ -174,7 +174,7 @@ fn values_beyond_the_dtype_are_counted() {
     assert!(output.status.success());
     assert_eq!(
         message,
-        "warning: 2 values are beyond the range of F16 and became infinite, the first in 'a'; --dtype f32 keeps them\n"
+        "warning: 2 values exceed the range of F16 and became infinite, the first in 'a'; --dtype f32 keeps them\n"
     );
     for dtype in ["f32", "bf16"] {
         let output = bench.lowp(&format!(
@@ -314,7 +314,7 @@ fn scales_that_are_not_swizzled() {
                 &format!("{command} in.safetensors -o out --scales swizzled --recipe {recipe}"),
             );
             let expected = format!(
-                "--scales swizzled: {recipe} has {code} block scales, which have no such form \
+                "--scales swizzled: {recipe} has {code} block scales, which do not have this form \
                  (docs/scale-layouts.md); give --scales compact or padded"
             );
             assert!(message.contains(&expected), "{message}");

@@ -198,7 +198,7 @@ fn metadata() {
     for (key, value, expected) in [
         ("lowp.format", "2".to_owned(), "reads '1'"),
         (key, "{".to_owned(), "make no sense"),
-        (key, change("mxfp8", "mxfp0"), "no recipe is called"),
+        (key, change("mxfp8", "mxfp0"), "there is no recipe"),
         (key, change("e4m3", "e9m9"), "no format 'e9m9'"),
         (key, change("\"both\"", "\"all\""), "no usage 'all'"),
         (key, change("padded", "folded"), "no scales 'folded'"),

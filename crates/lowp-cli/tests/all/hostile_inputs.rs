@@ -329,7 +329,7 @@ fn integers_pass_through() {
         "quantize in.safetensors -o out --recipe mxfp8 --tensors i.*",
     );
     assert!(
-        message.contains("matches no tensor of two or more dimensions that are no integers"),
+        message.contains("matches no tensor of two or more dimensions that does not hold integers"),
         "{message}"
     );
 }

@@ -160,7 +160,7 @@ fn other_folders_are_told_from_them() {
         ),
         (
             "quantize hub -o x.safetensors --recipe mxfp8 --max-shard-size 1GB",
-            "-o x.safetensors is one file, which is not cut; give the name of a folder, or leave --max-shard-size out",
+            "-o x.safetensors is one file, which cannot be split; give the name of a folder, or leave --max-shard-size out",
         ),
         (
             "quantize hub -o hub/model-1.safetensors --recipe mxfp8",

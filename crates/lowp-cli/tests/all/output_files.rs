@@ -31,7 +31,7 @@ fn an_existing_output_is_replaced_and_an_input_is_not() {
         ("in.safetensors/", "is no folder"),
         (
             "file",
-            "a name that does not end in .safetensors is that of a folder",
+            "a name that does not end in .safetensors is a folder",
         ),
     ] {
         let message = bench.rejected(

@@ -141,9 +141,9 @@ fn flags_and_modifiers_are_the_same_options() {
         ),
         (
             "mxfp4+even --scale-mode te",
-            "--scale-mode does not go with modifiers; write it as one, NAME+scale-mode=VALUE\n",
+            "--scale-mode cannot be combined with modifiers; write the option as a modifier: NAME+scale-mode=VALUE\n",
         ),
-        ("nope+even", "no recipe is called 'nope'"),
+        ("nope+even", "there is no recipe 'nope'"),
     ] {
         for command in [
             "quantize in.safetensors -o out",

@@ -345,7 +345,7 @@ fn wrong_items_are_rejected_and_reach_the_others() {
         let text = failed.cause.to_string();
         assert_eq!(
             text,
-            "all_gather, item 0: the source holds 3 entries and the ranges say 4"
+            "all_gather, item 0: the source holds 3 entries, but the ranges need 4"
         );
         let failed = failing_on(engine, 2, |_, comm| {
             let cpu = Cpu;

@@ -16,13 +16,13 @@ pub enum Target {
     Fp32,
     /// Decoded and rounded once to BF16, to nearest, ties to even.
     Bf16,
-    /// vLLM, SGLang and transformers read it.
+    /// Read by vLLM, SGLang and transformers.
     CompressedTensors,
     /// NVIDIA's ModelOpt: TensorRT-LLM, vLLM and SGLang read it.
     Modelopt,
     /// The files of DeepSeek-V3: scales of 128x128 blocks.
     Deepseek,
-    /// The names of TransformerEngine, scales padded; lowp reads it as it is.
+    /// Buffers with the names of TransformerEngine, and padded scales; lowp reads it directly.
     Te,
 }
 

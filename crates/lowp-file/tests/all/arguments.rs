@@ -20,7 +20,7 @@ fn delayed_scales_are_those_that_a_recipe_takes() {
     let folder = tempfile::tempdir().expect("a folder");
     let hub = Hub::open(&plain(folder.path(), "in.safetensors")).expect("a model");
     let values = values();
-    let no_scale = "is no scale; give a positive finite number from 3e-39 to 3.4e38";
+    let no_scale = "is not a valid scale; give a positive finite number from 3e-39 to 3.4e38";
     for (recipe, scale, message) in [
         ("mxfp8", 1.0, "mxfp8 has no delayed scale"),
         ("fp8-delayed", 0.0, no_scale),
@@ -78,7 +78,7 @@ fn groups_are_of_tensors_that_there_are() {
         (
             "mxfp8",
             vec![vec![0, 1]],
-            "no scale of mxfp8 follows from the amax of a whole tensor",
+            "no scale of mxfp8 depends on the amax of a whole tensor",
         ),
         ("nvfp4-2d", vec![vec![]], "a group of 0 tensors"),
         ("nvfp4-2d", vec![vec![1]], "a group of 1 tensors"),

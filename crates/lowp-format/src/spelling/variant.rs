@@ -112,7 +112,7 @@ impl Variant {
         match control {
             Control::TensorScale | Control::OperandTensorScale if scale == ScaleRule::None => {
                 return Err(FormatError::spelling(format!(
-                    "{name}+{}: {element} elements take no scale; modify a recipe below 16 bits",
+                    "{name}+{}: {element} elements have no scale; use this modifier with a recipe below 16 bits",
                     control.name()
                 )));
             }

@@ -88,10 +88,10 @@ fn gradients_of_variables_have_their_lengths() {
     let mut model = model(&solo(), VarPlace::Host);
     model.begin(0, 0, true).expect("a pass");
     for (index, len, message) in [
-        (0, 7, "a gradient of 7 values for a 1x8 parameter"),
-        (0, 9, "a gradient of 9 values for a 1x8 parameter"),
-        (0, 0, "a gradient of 0 values for a 1x8 parameter"),
-        (1, 25, "a gradient of 25 values for a 4x6 parameter"),
+        (0, 7, "the gradient of a 1x8 parameter has 7 values"),
+        (0, 9, "the gradient of a 1x8 parameter has 9 values"),
+        (0, 0, "the gradient of a 1x8 parameter has 0 values"),
+        (1, 25, "the gradient of a 4x6 parameter has 25 values"),
         (2, 8, "no variable 2: the model has 2, counted from 0"),
         (
             usize::MAX,
@@ -116,7 +116,7 @@ fn gradients_of_variables_have_their_lengths() {
 
 #[test]
 fn a_wrong_gradient_wakes_the_other_ranks() {
-    let message = "a gradient of 7 values for a 1x8 parameter";
+    let message = "the gradient of a 1x8 parameter has 7 values";
     let give = |len: usize| {
         move |model: &mut Model| {
             model.add_var_gradient(0, &vec![1.0; len])?;

@@ -80,7 +80,7 @@ fn states_that_do_not_fit_are_told_and_replace_nothing() -> Result<(), OptimErro
         wrong.master[0] += 1.0;
     }
     let texts = [
-        "the master has 1023 values where this rank's shard has 1024",
+        "the master has 1023 values, but this rank's shard has 1024",
         "the first moment has 1025 values",
         "the second moment has 0 values",
         "second moment 7 is -0.000000001",

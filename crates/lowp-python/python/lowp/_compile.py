@@ -36,7 +36,7 @@ def store_of(token):
     """The store that a token is of."""
     store = _STORES.get(int(token))
     if store is None:
-        raise LowpError(f"weight {int(token)} of a compiled graph is gone; keep the model for as long as its graphs run")
+        raise LowpError(f"weight {int(token)} of a compiled graph no longer exists; keep the model for as long as its graphs run")
     return store
 
 
@@ -65,8 +65,8 @@ class Traced:
         if name.startswith("__"):
             raise AttributeError(name)
         raise UnsupportedOp(
-            f"a compiled graph knows the shape of a lowp.Tensor and not its codes ({name}); multiply by it or decode it in the graph, and do the rest "
-            "in a function of torch.compiler.disable"
+            f"a compiled graph has the shape of a lowp.Tensor but not its codes ({name}); only multiply by it or decode it in the graph, and put other "
+            "operations into a function under torch.compiler.disable"
         )
 
 
@@ -190,7 +190,7 @@ def _as_arguments(recipe):
 
 
 def _no_such_weight(*_):
-    raise LowpError("an operator (lowp::linear, lowp::dequantize) is of a weight that is a lowp.Tensor")
+    raise LowpError("the operators lowp::linear and lowp::dequantize need a weight that is a lowp.Tensor")
 
 
 # The one that a graph is first made of. With a weight that is a lowp.Tensor PyTorch calls ``linear_forward``, so that graphs for execution

@@ -45,8 +45,8 @@ _NAMES = {dtype: name for name, dtype in _DTYPES.items()}
 
 
 def load(path, *, device="cpu"):
-    """The tensors of a file by name: those that ``lowp quantize`` or ``lowp.save`` quantized as ``lowp.Tensor``, byte for byte, and the others as
-    they are.
+    """Returns the tensors of a file by name. Tensors that ``lowp quantize`` or ``lowp.save`` quantized are ``lowp.Tensor``, byte for byte; others are
+    plain tensors.
 
     ``path`` is a safetensors file, the index of several, or a folder with one of them. Leading dimensions of quantized tensors are flattened to
     rows. Raises ``lowp.LowpError`` for a file that is missing, cut off or malformed, and for the rows of one rank (``lowp unshard``).
@@ -54,7 +54,7 @@ def load(path, *, device="cpu"):
     file, tensors = _lowp.File(os.fspath(path)), {}
     for name, dtype, shape, kept in file.tensors():
         if dtype not in _DTYPES:
-            raise LowpError(f"'{name}' has the dtype {dtype}, which this PyTorch has none for; convert it first")
+            raise LowpError(f"'{name}' has the dtype {dtype}, which this version of PyTorch does not have; convert it first")
         if kept is None:
             tensor = torch.empty(shape, dtype=_DTYPES[dtype])
             file.read(name, memory(tensor))
@@ -68,28 +68,28 @@ def load(path, *, device="cpu"):
 
 
 def save(path, tensors, recipe=None, *, ignore=(), **options):
-    """Writes tensors by name to the safetensors file ``path``, which is there when it is complete.
+    """Writes tensors by name to the safetensors file ``path``, which appears when it is complete.
 
-    Each ``lowp.Tensor`` is written as the codes that it holds; masters are not. With ``recipe`` other tensors of two or more axes are quantized as
-    ``lowp quantize`` does, with FP8 codes of E4M3 unless ``format`` says otherwise. Integers, and names that a pattern of ``ignore`` matches, keep
-    their bytes, as the rest does. ``lowp inspect``, ``verify``, ``dequantize`` and ``export`` take the file.
+    Each ``lowp.Tensor`` is written as its codes, without its master. With ``recipe``, other tensors of two or more axes are quantized as
+    ``lowp quantize`` does, with E4M3 codes for FP8 unless ``format`` says otherwise. Integers, names that a pattern of ``ignore`` matches, and all
+    other tensors keep their bytes. ``lowp inspect``, ``verify``, ``dequantize`` and ``export`` take the file.
 
-    Raises ``lowp.LowpError`` where a tensor does not fit, and for shards.
+    Raises ``lowp.LowpError`` if a tensor does not fit the recipe, and for shards.
     """
     if isinstance(recipe, str):
         known = as_recipe(recipe, options).options
         options = {**{name: value for name, value in _lowp.FILE_DEFAULTS if name in known}, **options}
     elif options and recipe is None:
-        raise LowpError(f"options {sorted(options)} without a recipe; give the name of the recipe that has them")
+        raise LowpError(f"options {sorted(options)} were given without a recipe; give the name of their recipe")
     recipe = None if recipe is None else as_recipe(recipe, options)
     ignore = [ignore] if isinstance(ignore, str) else list(ignore)
     unused = [pattern for pattern in ignore if not any(fnmatch.fnmatchcase(name, pattern) for name in tensors)]
     if unused:
-        raise LowpError(f"ignore={unused!r} names no tensor; give names as they are in the dictionary, or patterns")
+        raise LowpError(f"ignore={unused!r} matches no tensor; give names of the dictionary, or patterns")
     saved = []
     for name, value in sorted(tensors.items()):
         if not isinstance(value, torch.Tensor):
-            raise LowpError(f"'{name}' is a {type(value).__name__}; a file holds tensors: leave it out")
+            raise LowpError(f"'{name}' is a {type(value).__name__}, and a file holds only tensors; leave it out")
         if local_of(value) is not value:
             raise LowpError(f"'{name}' is a shard; gather it on every rank (.full_tensor(), or the full state dictionary), and save on one")
         ignored = any(fnmatch.fnmatchcase(name, pattern) for pattern in ignore)
@@ -100,7 +100,7 @@ def save(path, tensors, recipe=None, *, ignore=(), **options):
 def _saved(name, value, recipe):
     """A plain tensor as Rust takes it."""
     if value.dtype not in _NAMES or value.layout != torch.strided:
-        raise LowpError(f"'{name}' is {value.dtype}, {value.layout}, which safetensors files have nothing for; convert it first")
+        raise LowpError(f"'{name}' is {value.dtype}, {value.layout}, which safetensors files cannot store; convert it first")
     values = value.resolve_conj().resolve_neg().cpu().contiguous()
     if value.dim() < 2 or not (value.dtype.is_floating_point or value.dtype.is_complex):
         recipe = None
@@ -115,7 +115,7 @@ def _saved_codes(name, tensor):
     named = lambda usage: {spec.name for spec in store.recipe.buffers(*store.shape, usage)}
     usages = [usage for usage in (store.usage, "both", "rowwise", "columnwise") if usage and named(usage) == store.buffers.keys()]
     if not usages:
-        raise LowpError(f"'{name}' has {', '.join(store.buffers)} alone, which serve no direction of a product; save the whole tensor")
+        raise LowpError(f"'{name}' has only the buffers {', '.join(store.buffers)}, which are not complete for either direction; save the whole tensor")
     amax = store.known_amax() if store.recipe.keeps_amax else None
     buffers = {name: buffer.cpu().contiguous() for name, buffer in store.buffers.items()}
     values = torch.empty(0, dtype=torch.uint8)
@@ -177,7 +177,7 @@ class _SavesValues:
         model = self.ref()
         if model is None:
             raise LowpError(
-                "save_pretrained of a shallow copy (copy.copy) whose model is gone; make copies by copy.deepcopy(model), or call "
+                "save_pretrained was called on a shallow copy (copy.copy) whose original was deleted; copy models with copy.deepcopy(model), or call "
                 "type(model).save_pretrained(model, folder, state_dict=lowp.plain_state_dict(model))"
             )
         return model

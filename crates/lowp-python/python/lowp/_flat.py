@@ -12,13 +12,13 @@ from ._tensor import check_values
 
 
 def cast_master_weights(model_weights, master_weights, start_offsets, group=None):
-    """Casts slices of master weights into full quantized weights, and gathers the rest from the other ranks.
+    """Casts this rank's slices of master weights into full quantized weights, and gathers the other slices from the other ranks.
 
-    ``model_weights`` are ``lowp.Tensor``, whole on every rank. ``master_weights`` has for each this rank's slice of the
-    flattened values, float32 or bfloat16, or ``None`` where it has none; ``start_offsets`` says at which element each begins (``None``
-    with no slice). Slices of the ranks of ``group`` follow each other in rank order and may be cut anywhere: in a row, a block, a
-    byte. The arguments are those of TransformerEngine's call of the same name. Collective; afterwards every weight has the bytes of
-    ``lowp.quantize`` of the whole masters.
+    ``model_weights`` are ``lowp.Tensor``, complete on every rank. For each, ``master_weights`` has this rank's slice of the
+    flattened values in float32 or bfloat16, or ``None`` if the rank has none; ``start_offsets`` has the first element of each slice
+    (``None`` without a slice). The slices of the ranks of ``group`` follow each other in rank order, and may be cut inside a row, a
+    block or a byte. The arguments are those of TransformerEngine's call of the same name. This call is collective. After it every
+    weight has the bytes that ``lowp.quantize`` makes of the whole masters.
     """
     device = model_weights[0]._store.device if model_weights else None
     ranks = None if device is None else Ranks.of(group, device)
@@ -60,5 +60,5 @@ def _args(model_weights, master_weights, start_offsets):
         )
     devices = {str(weight._store.device) for weight in model_weights}
     if len(devices) > 1:
-        raise LowpError(f"the weights are on {', '.join(sorted(devices))}; make one call for each device")
+        raise LowpError(f"the weights are on several devices, {', '.join(sorted(devices))}; make one call per device")
     return args, alive

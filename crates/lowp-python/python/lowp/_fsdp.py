@@ -36,7 +36,7 @@ class Gathers:
             gathers = [*_lowp.Gather.of(self.shard, False), *_lowp.Gather.of(self.shard, True)]
         self.text = " | ".join(gather.text() for gather in gathers)
         if agreed not in (None, self.text):
-            raise LowpError(f"a parameter whose gathers were {agreed} has {self.text} now; call fully_shard on a new model")
+            raise LowpError(f"the gathers of a parameter were {agreed} and are now {self.text}; call fully_shard on a new model")
         if ranks is not None:
             ranks.agree("the gathers of a parameter", self.text)
         self.gathers = [_Gather(gather, store) for gather in gathers]
@@ -182,7 +182,7 @@ class Gathered:
         """Raises where FSDP2 freed the memory of buffers."""
         if any(buffer.untyped_storage().size() < buffer.numel() for buffer in buffers):
             raise LowpError(
-                "a gathered weight was used after FSDP2 freed it, which it does after the forward and the backward of its module; use it within them, "
+                "a gathered weight was used after FSDP2 freed it, at the end of the forward or backward of its module; use it before that, "
                 "or call unshard() before"
             )
 
@@ -301,7 +301,7 @@ def _group_of(module):
             _GROUPS[module] = weakref.ref(group)
     if group is not None and compat.reshards_to_some(group):
         raise UnsupportedOp(
-            "reshard_after_forward is a number of ranks, which FSDP2 supports for plain parameters only; give True or False"
+            "reshard_after_forward is a number of ranks, which FSDP2 supports only for plain parameters; give True or False"
         )
     return group
 

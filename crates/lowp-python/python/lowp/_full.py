@@ -28,7 +28,7 @@ def _pad(func, tensor, pad, value=0):
     below = pad[-1]
     if tensor.dim() != 2 or any(pad[:-1]) or below < 0 or value:
         raise UnsupportedOp(
-            f"{func} of a lowp.Tensor by {list(pad)} with {value}; only rows of zeros can follow its rows: decode it first "
+            f"{func} of a lowp.Tensor by {list(pad)} with {value}; only rows of zeros can be appended: decode it first "
             "(.dequantize())"
         )
     return _ops.Tensor(_claiming(tensor._store, tensor._store.rows + below), tensor.dtype)
@@ -59,7 +59,7 @@ def gather_rows(store, group):
     cut = -(-rows // world)
     if counts != [min(cut, max(rows - cut * rank, 0)) for rank in range(world)]:
         raise UnsupportedOp(
-            f"a full tensor of {counts} rows on {world} ranks; lowp gathers rows as FSDP2 cuts them, at most {cut} on each: decode the rows first "
+            f"a full tensor from {counts} rows on {world} ranks; lowp gathers rows only as FSDP2 cuts them, at most {cut} per rank: decode the rows first "
             "(.to_local().dequantize())"
         )
     with between_gathers(lambda: group, store.device):

@@ -17,14 +17,14 @@ class Linear(torch.nn.Linear):
 def linear(input, weight, bias=None):
     """``torch.nn.functional.linear`` where the weight is a ``lowp.Tensor``."""
     if isinstance(input, _compile.Tensor) or isinstance(bias, _compile.Tensor):
-        raise UnsupportedOp("a linear layer whose input or bias is a lowp.Tensor; decode it first (.dequantize())")
+        raise UnsupportedOp("the input or bias of a linear layer is a lowp.Tensor; only its weight may be one: decode the others first (.dequantize())")
     if not isinstance(weight, _compile.Tensor):  # a layer that was given plain values again
         return torch.nn.functional.linear(input, weight, bias)
     if weight.dim() != 2:
-        raise UnsupportedOp("a linear layer whose weight is a flat lowp.Tensor; view it as a matrix first")
+        raise UnsupportedOp("the weight of a linear layer is a flat lowp.Tensor; view it as a matrix first")
     rows, cols = weight.shape
     if input.dim() == 0 or input.shape[-1] != cols:
-        raise LowpError(f"an input of shape {tuple(input.shape)} for a weight of {rows}x{cols}; its last axis must have {cols} values")
+        raise LowpError(f"an input has shape {tuple(input.shape)} and the weight is {rows}x{cols}; the last axis of the input must have {cols} values")
     kind = input.device.type
     if torch.is_autocast_enabled(kind):
         dtype = torch.get_autocast_dtype(kind)

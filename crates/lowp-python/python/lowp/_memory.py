@@ -18,7 +18,7 @@ def memory(tensor, keep=False):
     """A contiguous tensor's memory; with ``keep`` Rust holds the tensor for as long as it uses the memory."""
     if not tensor.is_contiguous():
         raise LowpError(
-            f"memory of a tensor of shape {tuple(tensor.shape)} with strides {tuple(tensor.stride())}; lowp reads and writes contiguous "
+            f"a tensor of shape {tuple(tensor.shape)} has strides {tuple(tensor.stride())}; lowp reads and writes contiguous "
             "memory: call .contiguous()"
         )
     return (tensor.data_ptr(), tensor.numel() * tensor.element_size(), tensor.get_device(), tensor if keep else None)

@@ -20,15 +20,15 @@ _OF_ATTENTION = torch.nn.modules.linear.NonDynamicallyQuantizableLinear
 def quantize_model_(model, recipe, *, ignore=(), keep_master=True, **options):
     """Quantizes the weight of every ``torch.nn.Linear`` of ``model`` in place, before ``fully_shard``.
 
-    ``ignore`` has patterns as of a shell, of names of modules (``"lm_head"``, ``"*.norm"``) or parameters. The values stay beside the
-    codes in float32 as masters of ``lowp.AdamW`` (``keep_master``), and are sharded with them. A weight that linear layers share becomes
-    one tensor. Weights that hold codes of the recipe already stay as they are. Returns the names of the parameters that were quantized.
+    ``ignore`` has shell patterns for names of modules (``"lm_head"``, ``"*.norm"``) or parameters. With ``keep_master`` the values stay
+    next to the codes in float32, as masters for ``lowp.AdamW``, and are sharded with the codes. A weight that several linear layers share becomes
+    one tensor. Weights that already have codes of the recipe do not change. Returns the names of the parameters that were quantized.
 
-    ``save_pretrained`` of a model of transformers writes values from then on: ``lowp.plain_state_dict``.
+    After this call, ``save_pretrained`` of a transformers model writes values, those of ``lowp.plain_state_dict``.
 
-    Raises ``lowp.LowpError``, before anything is changed, where a weight does not fit the recipe, where a module that is not a linear
-    layer uses it, too, such as a tied embedding, and for the projection of ``torch.nn.MultiheadAttention``: name it in ``ignore``. Warns of a
-    model without linear layers.
+    Raises ``lowp.LowpError``, before anything is changed, if a weight does not fit the recipe, if a module that is not a linear
+    layer also uses it, such as a tied embedding, and for the projection of ``torch.nn.MultiheadAttention``: put such weights into ``ignore``.
+    Warns if the model has no linear layers.
     """
     recipe = as_recipe(recipe, options)
     ignore = [ignore] if isinstance(ignore, str) else list(ignore)
@@ -44,11 +44,11 @@ def quantize_model_(model, recipe, *, ignore=(), keep_master=True, **options):
         if not hit:
             chosen.append((name, module))
     if unused:
-        raise LowpError(f"ignore={sorted(unused)!r} names no module of the model; give names as model.named_modules() has them, or patterns")
+        raise LowpError(f"ignore={sorted(unused)!r} matches no module of the model; give names of model.named_modules(), or patterns")
     if not any(isinstance(module, torch.nn.Linear) for module in model.modules()):
         warnings.warn(
-            f"quantize_model_ found no torch.nn.Linear in {type(model).__name__}, and quantized nothing; its layers may be of a class of their own, "
-            "as the Conv1D of GPT-2 in transformers is",
+            f"quantize_model_ found no torch.nn.Linear in {type(model).__name__}, and quantized nothing; its layers may have another class, "
+            "such as the Conv1D of GPT-2 in transformers",
             stacklevel=2,
         )
     chosen = [(name, module) for name, module in chosen if not _has_codes(name, module, recipe)]
@@ -71,12 +71,12 @@ def quantize_model_(model, recipe, *, ignore=(), keep_master=True, **options):
         others = [other for user, other in users[id(weight)] if id(user) not in modules]
         if others:
             raise LowpError(
-                f"{name} is {', '.join(others)}, too, which is not quantized, so they would be tied no longer; leave it out: "
-                f"ignore=[{name!r}], or give the layer a weight of its own"
+                f"{name} is tied to {', '.join(others)}, which is not quantized, and quantizing it would untie them; leave it out: "
+                f"ignore=[{name!r}], or give the layer a separate weight"
             )
         if local_of(weight) is not weight:
             raise LowpError(
-                f"{name} is a DTensor; call quantize_model_ before fully_shard, and where parallelize_module cut it, leave it out: "
+                f"{name} is a DTensor; call quantize_model_ before fully_shard; if parallelize_module made the DTensor, leave it out: "
                 f"ignore=[{name!r}]"
             )
         try:
@@ -103,7 +103,7 @@ def _has_codes(name, module, recipe):
     held = local_of(own_parameters(module).get("weight"))
     if isinstance(held, Tensor) and held.recipe != recipe:
         raise LowpError(
-            f"{name} holds codes of {held.recipe!r} already, and not of {recipe!r}; make the model again to quantize it otherwise, or leave it "
+            f"{name} already has codes of {held.recipe!r}, not of {recipe!r}; make the model again to use another recipe, or leave it "
             f"as it is: ignore=[{name!r}]"
         )
     return isinstance(held, Tensor)

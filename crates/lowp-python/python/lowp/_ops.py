@@ -35,7 +35,7 @@ def read_or_refuse(func, args, kwargs):
     """What only reads gets the decoded values; everything else raises."""
     name, writes = schema_of(func).name, _written(func, args, kwargs)
     if any(isinstance(tensor, Tensor) for tensor in writes):
-        raise UnsupportedOp(f"{func} of a lowp.Tensor, whose codes no such operation changes in place; {_WRITE}")
+        raise UnsupportedOp(f"{func} cannot change the codes of a lowp.Tensor in place; {_WRITE}")
     if writes or _REDUCTION in func.tags or name in _READS or (name == "aten::lerp" and not isinstance(args[0], Tensor)) or in_backward():
         read = _magnitudes if name == "aten::abs" else _values
         args, kwargs = tree_map_only(Tensor, read, (args, kwargs))
@@ -61,8 +61,8 @@ def _magnitudes(tensor):
         lost = int((whole.isfinite() & found.isinf()).sum())
         if lost:
             raise UnsupportedOp(
-                f"abs of a lowp.Tensor of float16 with {lost} finite values above 65504, which float16 has as inf; read "
-                ".dequantize(dtype=torch.float32), of a DTensor of its .to_local()"
+                f"abs of a lowp.Tensor of float16 with {lost} finite values above 65504, which are inf in float16; read "
+                ".dequantize(dtype=torch.float32) instead; for a DTensor, call it on .to_local()"
             )
     return found
 
@@ -90,19 +90,19 @@ FINITE = frozenset(getattr(of, name) for name in "isfinite isinf isnan isposinf 
 def finite(func, input, **kwargs):
     """Of the values themselves: PyTorch asks for magnitudes, which the dtype may not hold."""
     if isinstance(kwargs.get("out"), Tensor):
-        raise UnsupportedOp(f"{func.__name__} into a lowp.Tensor, which holds codes; give a plain tensor of booleans as out=")
+        raise UnsupportedOp(f"{func.__name__} cannot write into a lowp.Tensor; give a plain tensor of booleans as out=")
     return func(input.dequantize(dtype=torch.float32), **kwargs)
 
 
 _DECODE = "decode it first (.dequantize()), or leave the parameter out of quantize_model_ (ignore=[..])"
 _WRITE = (
-    "update weights by lowp.AdamW in the place of an optimizer of torch.optim, write other values by .quantize_(values), and keep averages of weights in "
+    "update weights with lowp.AdamW instead of an optimizer of torch.optim, write other values with .quantize_(values), and keep averages of weights in "
     "plain tensors (AveragedModel of the model before quantize_model_); make initial values of several operations (nn.init.trunc_normal_, "
-    "orthogonal_) in a plain tensor, and write them by .copy_(values): what such a call wrote before this error stays"
+    "orthogonal_) in a plain tensor, and copy them with .copy_(values): values that such a call wrote before this error are not undone"
 )
 _STATES = "load a full state dictionary by set_model_state_dict, with full_state_dict=True"
 _SHARDS = (
-    "shard rows by fully_shard, which gathers codes; there is no tensor parallelism of codes (parallelize_module, distribute_tensor): leave its layers out of "
+    "shard rows with fully_shard, which gathers codes; codes do not support tensor parallelism (parallelize_module, distribute_tensor): leave such layers out of "
     "quantize_model_ (ignore=[..])"
 )
 #: By the name of an operation or of its namespace.
@@ -119,7 +119,7 @@ _REMEDIES = {
 _BYTES = "decode it first (.dequantize()), or take the bytes of its .buffers"
 _MEMORY = {
     torch.Tensor.data_ptr: f"{_BYTES}; for safetensors save codes (lowp.save) or values (lowp.plain_state_dict(model)), and shards with dcp.save, not "
-    "dcp.async_save, which copies memory; FSDP2 by accelerate asks for it, too: call fully_shard in a loop of your own (docs/pytorch.md)",
+    "dcp.async_save, which copies memory; FSDP2 through accelerate also needs it: call fully_shard in your own training loop (docs/pytorch.md)",
     torch.Tensor.numpy: _BYTES,
     torch.Tensor.tolist: _BYTES,
     torch.Tensor.storage: _BYTES,
@@ -137,7 +137,7 @@ def check_memory(func):
     remedy = _MEMORY.get(func)
     if remedy is not None:
         name = {"__get__": "__cuda_array_interface__", "__set__": "an assignment to .data"}.get(func.__name__, func.__name__)
-        raise UnsupportedOp(f"{name} of a lowp.Tensor, which has no memory beside its buffers of codes and scales; {remedy}")
+        raise UnsupportedOp(f"{name} of a lowp.Tensor, which has no memory except its buffers of codes and scales; {remedy}")
 
 
 def alias(tensor, flat=None):
@@ -159,7 +159,7 @@ def _clone(func, tensor, memory_format=None):
 def _to_copy(func, tensor, dtype=None, layout=None, device=None, pin_memory=None, non_blocking=False, memory_format=None):
     store = tensor._store
     if device is not None and torch.device(device).type == "meta":
-        raise UnsupportedOp("a lowp.Tensor cannot be moved to meta, where it would have no codes; keep it on its device")
+        raise UnsupportedOp("a lowp.Tensor cannot be moved to the meta device, since it would lose its codes; keep it on its device")
 
     def move(buffer):
         moved = buffer.to(device=device, non_blocking=non_blocking, copy=True)
@@ -167,7 +167,7 @@ def _to_copy(func, tensor, dtype=None, layout=None, device=None, pin_memory=None
 
     dtype = tensor.dtype if dtype is None else dtype
     if not dtype.is_floating_point:
-        raise UnsupportedOp(f"a lowp.Tensor cannot have the dtype {dtype}, only one of floating point; decode it first (.dequantize())")
+        raise UnsupportedOp(f"a lowp.Tensor cannot have the dtype {dtype}, only a floating-point dtype; decode it first (.dequantize())")
     return Tensor(store.map(move), dtype, tensor.dim() == 1)
 
 
@@ -176,15 +176,15 @@ def _copy(func, target, source, non_blocking=False):
     if not isinstance(target, Tensor):
         return target.copy_(source.dequantize(dtype=target.dtype).view(source.shape), non_blocking)
     if target.shape != source.shape:
-        raise LowpError(f"a copy of shape {tuple(source.shape)} into a lowp.Tensor of {tuple(target.shape)}; give a source of the same shape")
+        raise LowpError(f"a source of shape {tuple(source.shape)} cannot be copied into a lowp.Tensor of {tuple(target.shape)}; give a source of the same shape")
     if isinstance(source, Tensor):
         if source._store is not target._store:
             target._store.copy_(source._store.map(lambda b: b.to(target.device)) if source.device != target.device else source._store)
         return target
     if in_backward():
         raise UnsupportedOp(
-            "a copy of values into a lowp.Tensor in a hook of backward, which would round an update of the decoded weight and lose what is smaller than a step of "
-            "the codes; update weights by lowp.AdamW after backward, or write other values by .quantize_(values)"
+            "values were copied into a lowp.Tensor in a hook of backward; this would round an update of the decoded weight, and lose changes smaller than a step of "
+            "the codes: update weights with lowp.AdamW after backward, or write other values with .quantize_(values)"
         )
     _store_values(target, source.reshape(target._store.shape))
     return target
@@ -192,7 +192,7 @@ def _copy(func, target, source, non_blocking=False):
 
 @handles(aten.set_)
 def _set(func, tensor, *_):
-    raise UnsupportedOp(f"{func} of a lowp.Tensor, which has no memory beside its buffers that others could share; copy its values (.copy_())")
+    raise UnsupportedOp(f"{func} of a lowp.Tensor, whose memory is only its buffers and cannot be shared; copy its values (.copy_())")
 
 
 def _store_values(tensor, source):
@@ -317,7 +317,7 @@ def _as_strided(func, tensor, size, stride, storage_offset=None):
 @handles(aten.equal)
 def _equal(func, a, b):
     if not (isinstance(a, Tensor) and isinstance(b, Tensor)):
-        raise UnsupportedOp("a comparison of a lowp.Tensor with plain values; decode it first (.dequantize())")
+        raise UnsupportedOp("a lowp.Tensor cannot be compared with plain values; decode it first (.dequantize())")
     a, b = a._store, b._store
     a.derive()
     b.derive()

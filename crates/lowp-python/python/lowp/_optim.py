@@ -23,15 +23,15 @@ _Parameter = torch.nn.Parameter
 
 
 class AdamW(torch.optim.Optimizer):
-    """AdamW over quantized and plain parameters of any mix, in one planned launch.
+    """AdamW over any mix of quantized and plain parameters, in one planned launch.
 
-    Masters are float32: those that ``quantize_model_`` kept, the values of bfloat16 parameters, and float32 parameters themselves.
-    A step updates them and casts them into the codes in the same pass. Over FSDP2 each rank updates its rows, and the ranks agree on
-    scales and on the norm. Every rank makes the optimizer: they compare parameters and recipes then.
+    Masters are float32: the masters that ``quantize_model_`` kept, copies of bfloat16 parameters, and float32 parameters themselves.
+    A step updates masters and casts them to codes in the same pass. Under FSDP2 each rank updates its rows, and the ranks agree on
+    scales and on the norm. Every rank must make the optimizer; the ranks then compare parameters and recipes.
 
-    ``max_norm`` clips the global norm of gradients on the device. With it, or with ``skip_nonfinite``, a gradient that is not finite on any
-    rank skips the step on all (``last_step()`` says so). Without both nothing reads gradients but the update, and no norm is known. ``moments_dtype`` may be ``torch.bfloat16``. With ``capturable``
-    a step may be captured in a CUDA graph, after one over the same gradients; hyperparameters are those of the step before then.
+    ``max_norm`` clips the global norm of gradients on the device. With ``max_norm`` or ``skip_nonfinite``, all ranks skip the step if a gradient
+    is not finite on any rank (``last_step()`` reports it). Without either only the update reads gradients, and there is no norm. ``moments_dtype`` may be ``torch.bfloat16``. With ``capturable``
+    a step may be captured in a CUDA graph, after a step over the same gradients; the graph keeps the hyperparameters of that step.
 
     >>> opt = lowp.AdamW(model.parameters(), lr=3e-4, max_norm=1.0)
     >>> loss.backward(); opt.step(); opt.zero_grad()
@@ -68,7 +68,7 @@ class AdamW(torch.optim.Optimizer):
 
     def add_param_group(self, param_group):
         if getattr(self, "_built", None) is not None:
-            raise LowpError("add_param_group after the first step, which planned all groups; make a new optimizer")
+            raise LowpError("add_param_group was called after the first step, which planned all groups; make a new optimizer")
         if list_params(param_group):
             check_once([*named(self.param_groups), *named([param_group])])
         super().add_param_group(param_group)
@@ -100,11 +100,11 @@ class AdamW(torch.optim.Optimizer):
         grads, alive = built.ready(capturing)
         if capturing:
             if not self.capturable:
-                raise LowpError("step() in the capture of a CUDA graph; make the optimizer with capturable=True")
+                raise LowpError("step() was called while a CUDA graph is captured; make the optimizer with capturable=True")
             if built not in self._captured:
                 self._captured.append(built)
             if built.moved():
-                raise LowpError("step() in the capture of a CUDA graph after parameters moved to other memory; take a step before the capture")
+                raise LowpError("step() was called while a CUDA graph is captured, and parameters have moved since the last step; take a step before the capture")
             built.rust.again(device_of(built.device), grads)
         else:
             same, built.known = grads is built.known, None
@@ -119,10 +119,10 @@ class AdamW(torch.optim.Optimizer):
         return loss
 
     def last_step(self):
-        """What became of the last step: ``applied``, ``grad_norm`` (``None`` where it was not taken), ``nonfinite``, ``clip``, ``steps``,
-        ``skipped``. Waits for it."""
+        """Reports the last step: ``applied``, ``grad_norm`` (``None`` if it was not computed), ``nonfinite``, ``clip``, ``steps``,
+        ``skipped``. Waits for the step."""
         if self._built is None:
-            raise LowpError("last_step() before the first step(); call it after")
+            raise LowpError("last_step() was called before the first step(); call step() first")
         return self._built.rust.report()
 
     def _groups(self):
@@ -268,13 +268,13 @@ class AdamW(torch.optim.Optimizer):
                 continue
             if key not in values:
                 raise LowpError(
-                    f"the state of a parameter of shape {tuple(param.shape)} has no {key}; load the state of a lowp.AdamW over parameters of "
+                    f"the loaded state of a parameter of shape {tuple(param.shape)} has no {key}; load the state of a lowp.AdamW over parameters of "
                     "the same dtype"
                 )
             own, new = local_of(state[key]), local_of(values[key])
             if own.shape != new.shape:
                 raise LowpError(
-                    f"the state has a {key} of shape {tuple(new.shape)} where {tuple(own.shape)} belongs; load the state of the same model and "
+                    f"the loaded {key} has shape {tuple(new.shape)} instead of {tuple(own.shape)}; load the state of the same model and "
                     "shards"
                 )
             own.copy_(new)
@@ -328,7 +328,7 @@ class _Built:
             self.trained = [param.requires_grad for param in self.all]
         self.params = [param for param, trained in zip(self.all, self.trained) if trained]
         if not self.params:
-            raise LowpError(f"none of {len(self.all)} parameters requires gradients; call requires_grad_() on those that train")
+            raise LowpError(f"none of {len(self.all)} parameters requires gradients; call requires_grad_() on those to train")
         self.device = local_of(self.params[0]).device
         others = {str(local_of(p).device) for p in self.params} - {str(self.device)}
         if others:
@@ -345,7 +345,7 @@ class _Built:
         for param, place in zip(self.params, self.places):
             first = seen.setdefault(place, param)
             if first is not param and local_of(param).numel():
-                raise LowpError(f"{self.title(param)} lies in the memory of {self.title(first)}; give the optimizer one of them")
+                raise LowpError(f"{self.title(param)} shares the memory of {self.title(first)}; give the optimizer only one of them")
         self.spans = None  # addresses and dtypes of gradients, and the list that Rust takes
         self.known = None  # where the gradients of the last step lay
         places = [(param, place) for param, place in zip(self.params, self.places) if type(param) is not _Parameter]
@@ -360,7 +360,7 @@ class _Built:
             for key in ("master", "exp_avg", "exp_avg_sq"):
                 if key in state and local_of(state[key]).device != self.device:
                     raise LowpError(
-                        f"{key} of parameter {index} on {local_of(state[key]).device}, and the parameter on {self.device}; make the optimizer "
+                        f"{key} of parameter {index} is on {local_of(state[key]).device}, but the parameter is on {self.device}; make the optimizer "
                         "after the model was moved, and load its state then"
                     )
             args.append(_arg(f"parameter {index}", numbers[id(param)], param, state, grad, self.mesh))
@@ -399,8 +399,8 @@ class _Built:
         index = next(index for index, (new, old) in enumerate(zip(now, self.trained)) if new != old)
         change = "requires gradients now and did not in the first step" if now[index] else "required gradients in the first step and is frozen now"
         raise LowpError(
-            f"{self.title(self.all[index])} {change}; the step is planned for the parameters that train, and counts "
-            "its steps for all of them together: make a new optimizer, and load the state_dict() of this one where its moments should stay"
+            f"{self.title(self.all[index])} {change}; the optimizer is planned for a fixed set of parameters, and all of them share one step "
+            "count: make a new optimizer, and load the state_dict() of this one to keep its moments"
         )
 
     def title(self, param):
@@ -474,7 +474,7 @@ class _Built:
             if grad.layout != torch.strided:
                 raise LowpError(
                     f"the gradient of {self.title(param)} has the layout {grad.layout}; lowp.AdamW updates every value of a parameter: make the "
-                    "embedding with sparse=False, or give that parameter an optimizer of its own"
+                    "embedding with sparse=False, or give that parameter another optimizer"
                 )
 
     def _local_grad(self, index, grad):
@@ -484,7 +484,7 @@ class _Built:
             if param is local_of(param) and next(known_params(), None) is not None:
                 replaced = "; fully_shard replaces parameters: if it was called after the optimizer was made, make the optimizer after it"
             raise LowpError(
-                f"{self.title(param)} has no gradient; take it out of the optimizer, or give it zeros: a step updates every parameter "
+                f"{self.title(param)} has no gradient; remove it from the optimizer, or give it a gradient of zeros: a step updates every parameter "
                 f"once{replaced}"
             )
         local = local_of(grad)
@@ -571,8 +571,8 @@ def _mesh_of(params):
     for param in params:
         if id(param) in whole:
             raise LowpError(
-                f"{whole[id(param)]} of shape {tuple(param.shape)} is unsharded now, as FSDP2 leaves what the root gathers after a forward without a "
-                "backward; call reshard() on the model before its parameters go to the optimizer"
+                f"{whole[id(param)]} of shape {tuple(param.shape)} is unsharded, because FSDP2 keeps the root's parameters gathered after a forward without a "
+                "backward; call reshard() on the model before you make the optimizer"
             )
     sharded = [p for p in params if local_of(p) is not p]
     if not sharded:
@@ -588,13 +588,13 @@ def _mesh_of(params):
     last = placements[-1]
     if not (last.is_shard() and last.dim == 0) or any(not p.is_replicate() for p in placements[:-1]):
         raise LowpError(
-            f"the parameters are sharded as {placements}; lowp.AdamW updates the rows of FSDP2, (Shard(0),), and of HSDP, (Replicate(), "
+            f"the parameters are sharded as {placements}; lowp.AdamW supports the placements of FSDP2, (Shard(0),), and of HSDP, (Replicate(), "
             "Shard(0))"
         )
     replicate, shard = mesh.size() // mesh.size(mesh.ndim - 1), mesh.size(mesh.ndim - 1)
     if len(sharded) != len(params) and mesh.size() > 1:
         plain = next(tuple(p.shape) for p in params if local_of(p) is p)
-        raise LowpError(f"a parameter of shape {plain} is whole on every rank beside sharded ones; call fully_shard on the root, too")
+        raise LowpError(f"a parameter of shape {plain} is not sharded, but others are; call fully_shard on the root, too")
     return replicate, shard
 
 

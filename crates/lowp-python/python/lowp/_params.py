@@ -65,7 +65,7 @@ def check_once(named):
     for index, (name, param) in enumerate(named):
         first = seen.setdefault(id(param), index)
         if first != index and isinstance(param, torch.Tensor):
-            raise LowpError(f"{title(index, name, param)} is parameter {first}, too; give the optimizer each parameter once")
+            raise LowpError(f"{title(index, name, param)} is also parameter {first}; give the optimizer each parameter once")
 
 
 def numbers(index, group):
@@ -75,7 +75,7 @@ def numbers(index, group):
         return (float(group["lr"]), float(beta1), float(beta2), float(group["eps"]), float(group["weight_decay"]))
     except (TypeError, ValueError) as error:
         given = ", ".join(f"{key}={group[key]!r}" for key in ("lr", "betas", "eps", "weight_decay"))
-        raise LowpError(f"the hyperparameters of group {index} are {given}; give numbers, and two of them as betas ({error})") from None
+        raise LowpError(f"the hyperparameters of group {index} are {given}; give numbers, and two numbers as betas ({error})") from None
 
 
 def agree(groups, ranks):

@@ -13,7 +13,7 @@ class Plan(dict):
 
 
 def plan(recipe, rows, cols, world_size, *, reshard_after_forward=True, **options):
-    """What a weight of ``rows`` x ``cols`` over ``world_size`` ranks stores and sends in a step, as ``lowp plan`` says it."""
+    """Returns what ``lowp plan`` reports: the bytes that a ``rows`` x ``cols`` weight over ``world_size`` ranks stores, and sends in a step."""
     recipe = as_recipe(recipe, options)
     for name, number in (("rows", rows), ("cols", cols), ("world_size", world_size)):
         if not isinstance(number, int) or number < 0:
@@ -25,8 +25,8 @@ def as_recipe(recipe, options):
     """A recipe by its name and options, or as it is."""
     if isinstance(recipe, Recipe):
         if options:
-            raise _lowp.LowpError(f"options {sorted(options)} beside {recipe!r}, which has its own; give the name of the recipe with options")
+            raise _lowp.LowpError(f"options {sorted(options)} were given with {recipe!r}, which already has options; give the name of the recipe and the options")
         return recipe
     if not isinstance(recipe, str):
-        raise _lowp.LowpError(f"{recipe!r} in the place of a recipe; give a name of lowp.recipes(), or a lowp.Recipe")
+        raise _lowp.LowpError(f"{recipe!r} is not a recipe; give a name of lowp.recipes(), or a lowp.Recipe")
     return Recipe(recipe, **options)

@@ -89,7 +89,7 @@ class Ranks:
             if other != text:
                 lines = itertools.zip_longest(text.split("\n"), other.split("\n"), fillvalue="nothing more")
                 own, other = next((own, of_other) for own, of_other in lines if own != of_other)
-                raise known(f"ranks disagree on {what}: rank {self.rank} has {own}; rank {rank} has {other}; make the same on every rank")
+                raise known(f"ranks disagree on {what}: rank {self.rank} has {own}; rank {rank} has {other}; every rank must have the same")
 
     def collect(self, what, text):
         """The texts of all ranks. Raises on every rank where one failed."""
@@ -100,7 +100,7 @@ class Ranks:
             raise
         except Exception as error:
             raise LowpError(
-                f"{tag} failed on rank {self.rank}: {error} (if another rank is gone, the cause is with that rank: see what each printed)"
+                f"{tag} failed on rank {self.rank}: {error} (if another rank ended, that rank has the cause: see the output of each rank)"
             ) from error
 
     def _gather(self, tag, own):

@@ -60,7 +60,7 @@ class Store:
         names = sorted(buffers)
         found = next((of for of in expected if sorted(of) == names), None)
         if found is None:
-            raise LowpError(f"{what} with buffers {', '.join(names) or 'none'}; give {', '.join(expected[0])}")
+            raise LowpError(f"{what} has the buffers {', '.join(names) or 'none'}; give {', '.join(expected[0])}")
         for name, buffer in buffers.items():
             _check_memory(f"{name} of {what}", buffer, torch.uint8, (found[name],))
         devices = {buffer.device for buffer in buffers.values()}
@@ -102,7 +102,7 @@ class Store:
         if start % quantum or (end % quantum and end != self.rows):
             if not (start == 0 and self.blank):
                 raise LowpError(
-                    f"rows {start} to {end} of {self.rows}: {self.recipe.name} is cut at multiples of {quantum} rows; choose such rows, "
+                    f"rows {start} to {end} of {self.rows}: {self.recipe.name} can only be cut at multiples of {quantum} rows; choose such rows, "
                     "a recipe with smaller blocks, or pad the matrix"
                 )
         if start == 0 and self.blank:
@@ -122,7 +122,7 @@ class Store:
         cuts = {}
         for name, spec in self.specs(stored=True).items():
             if name not in self.buffers:
-                raise UnsupportedOp(f"rows of a tensor without {name}; quantize it for both directions (usage='both')")
+                raise UnsupportedOp(f"rows cannot be taken from a tensor without {name}; quantize it for both directions (usage='both')")
             buffer, row_bytes = self.buffers[name], spec.row_bytes
             if spec.entry_rows == 0:
                 cuts[name] = (buffer, True)
@@ -212,7 +212,7 @@ class Store:
         transposed = [name for name, spec in whole.specs().items() if spec.is_transpose and name in whole.buffers]
         if transposed:
             raise UnsupportedOp(
-                f"a copy into rows {start} to {end} of a tensor that holds {', '.join(transposed)}, a transpose of the whole; copy into the "
+                f"rows {start} to {end} cannot be written, since the tensor holds {', '.join(transposed)}, a transpose of all rows; copy into the "
                 "whole tensor"
             )
 
@@ -225,7 +225,7 @@ class Store:
                 # A checkpoint that other ranks saved comes in parts: the other rows must follow.
                 if whole._stale is not None:
                     raise LowpError(
-                        f"rows {start} to {end} of {whole.rows} have another {name} than rows that were copied before; copy rows of one "
+                        f"rows {start} to {end} of {whole.rows} have another {name} than the rows that were copied before; copy all rows from one "
                         "tensor"
                     )
                 whole._stale = torch.ones(whole.rows, dtype=torch.bool)
@@ -248,16 +248,16 @@ class Store:
         """Raises where a part of the rows was replaced and the others are of another scale, or where rows are padding."""
         if self.unpadded is not None:
             raise UnsupportedOp(
-                f"{self.rows} rows of which {self.unpadded.rows} are there and the rest is padding; take those rows first "
+                f"{self.rows} rows, of which only {self.unpadded.rows} have content and the rest is padding; take those rows first "
                 f"([:{self.unpadded.rows}])"
             )
         if self._stale is not None:
             rows = int(self._stale.sum())
-            raise LowpError(f"{rows} of {self.rows} rows are of another scale than the rest, which was replaced; copy those rows, too")
+            raise LowpError(f"{rows} of {self.rows} rows have another scale than the other rows, which were replaced; copy those rows, too")
 
     def _derive(self, name):
         raise UnsupportedOp(
-            f"a copy into {name} of a tensor that does not hold it; make the destination of the same buffers (torch.empty_like)"
+            f"the destination of a copy has no {name}; make it with the same buffers as the source (torch.empty_like)"
         )
 
     def map(self, change):

@@ -28,11 +28,11 @@ class _PreAllGather:
 
 
 class Tensor(torch.Tensor):
-    """A matrix whose values live in codes and scales. ``lowp.quantize`` makes it.
+    """A matrix that is stored as codes and scales. ``lowp.quantize`` makes it.
 
-    It has the shape of the values, and a dtype that says what gradients and decoded values are; there are no values of that dtype in
-    memory. ``torch.nn.functional.linear`` multiplies by it, FSDP2 shards and gathers its codes, and ``lowp.AdamW`` updates it. What
-    cannot be done exactly raises ``lowp.UnsupportedOp``.
+    It has the shape of the values. Its dtype is that of gradients and decoded values; the memory holds no values of that dtype.
+    ``torch.nn.functional.linear`` multiplies by it, FSDP2 shards and gathers its codes, and ``lowp.AdamW`` updates it. An operation
+    that codes cannot do exactly raises ``lowp.UnsupportedOp``.
     """
 
     # What the tensor is, and what PyTorch would be asked for in each call.
@@ -55,7 +55,7 @@ class Tensor(torch.Tensor):
 
     @property
     def buffers(self):
-        """The buffers by name, as bytes: those of the tensor, not copies."""
+        """The buffers by name, as bytes; views, not copies."""
         self._store.derive()
         return dict(self._store.buffers)
 
@@ -72,8 +72,8 @@ class Tensor(torch.Tensor):
     def dequantize(self, *, orientation="rowwise", dtype=None):
         """The values of the codes, in the order of rows.
 
-        ``orientation`` chooses the codes of ``"rowwise"`` or ``"columnwise"`` blocks, which hold other values where blocks are no
-        squares; ``dtype`` is the tensor's own unless it is given. The gradient of the values is that of the tensor.
+        ``orientation`` chooses the codes of ``"rowwise"`` or ``"columnwise"`` blocks, whose values differ if blocks are not
+        square. ``dtype`` is by default the dtype of the tensor. The gradient of the values is the gradient of the tensor.
         """
         dtype = self.dtype if dtype is None else dtype
         if self.requires_grad and torch.is_grad_enabled():
@@ -85,7 +85,7 @@ class Tensor(torch.Tensor):
         """Casts ``source``, of the same shape, into the buffers."""
         check_values(source)
         if source.shape != self.shape:
-            raise LowpError(f"values of shape {tuple(source.shape)} for a lowp.Tensor of {tuple(self.shape)}; give values of the same shape")
+            raise LowpError(f"the values have shape {tuple(source.shape)}, but the lowp.Tensor has {tuple(self.shape)}; give values of the same shape")
         source = values(source.to(self._store.device))
         self._store.quantize_(source, dtype_name(source.dtype), encode_scale)
         if self._store.master is not None:
@@ -192,7 +192,7 @@ def _rebuild(recipe, shape, dtype, flat, buffers, master, requires_grad, is_para
     name, options = recipe
     store = Store.of(as_recipe(name, options), shape, buffers, master)
     if not (isinstance(dtype, torch.dtype) and dtype.is_floating_point):
-        raise LowpError(f"a saved lowp.Tensor has the dtype {dtype!r}, and not one of floating point; save it again from the tensor")
+        raise LowpError(f"a saved lowp.Tensor has the dtype {dtype!r}, which is not a floating-point dtype; save the tensor again")
     tensor = Tensor(store, dtype, bool(flat)).requires_grad_(bool(requires_grad))
     return _as_parameter(tensor) if is_param else tensor
 
@@ -205,8 +205,8 @@ def _send(tensor):
     store = tensor._store
     if store.held and not all(buffer.is_shared() for buffer in store.buffers.values()):
         raise UnsupportedOp(
-            "a lowp.Tensor cannot be sent to another process after its first gather or step, which are planned over its memory, since sharing "
-            "moves that; send a copy (.detach().clone()), or send it before"
+            "a lowp.Tensor cannot be sent to another process after its first gather or step: these are planned over its memory, and sharing "
+            "moves it; send a copy (.detach().clone()), or send the tensor earlier"
         )
     return tensor.__reduce_ex__(2)
 
@@ -217,14 +217,14 @@ ForkingPickler.register(Tensor, _send)
 def check_values(source):
     """Raises for what holds no values that lowp quantizes."""
     if not isinstance(source, torch.Tensor):
-        raise LowpError(f"a {type(source).__name__} in the place of values; give a torch.Tensor")
+        raise LowpError(f"values must be a torch.Tensor, not a {type(source).__name__}")
     if isinstance(source, Tensor):
         raise LowpError(
-            f"a lowp.Tensor of {source.recipe!r}, which holds codes already; give the values that they were made of (.master), or those of the codes "
-            "(.dequantize()), which are rounded twice then"
+            f"the values are a lowp.Tensor of {source.recipe!r}, which is already quantized; give its master (.master), or its decoded values "
+            "(.dequantize()), which are then rounded twice"
         )
     if source.layout != torch.strided:
-        raise LowpError(f"values of the layout {source.layout}; give dense ones (.to_dense())")
+        raise LowpError(f"the values have the layout {source.layout}; give dense values (.to_dense())")
     if source.dtype not in (torch.float32, torch.bfloat16, torch.float16):
         raise LowpError(f"values of {source.dtype}; lowp quantizes float32, bfloat16 and float16 as they are: convert them first")
 
@@ -236,16 +236,16 @@ def quantize(source, recipe, *, usage="both", keep_master=False, encode_scale=No
     ``source`` is a tensor of two axes on the CPU or a GPU, of float32, bfloat16 or float16; other dtypes are an error. ``recipe`` is a name of
     ``lowp.recipes()``, with its options as keywords, or a ``lowp.Recipe``. ``usage`` is ``"both"``, ``"rowwise"`` (forward alone) or
     ``"columnwise"``. The bytes are those of ``lowp quantize``, on every device. ``encode_scale`` gives the scale of a delayed recipe;
-    every other scale follows from the values. ``keep_master`` keeps the values in float32 beside the codes, for ``lowp.AdamW``.
+    every other scale follows from the values. ``keep_master`` keeps the values in float32 next to the codes, for ``lowp.AdamW``.
 
-    Raises ``lowp.LowpError`` for what the recipe cannot take.
+    Raises ``lowp.LowpError`` if the recipe cannot take the matrix.
     """
     recipe = as_recipe(recipe, options)
     check_values(source)
     if source.dim() != 2:
-        raise LowpError(f"a tensor of {source.dim()} axes, {tuple(source.shape)}; lowp quantizes matrices: reshape it to two axes")
+        raise LowpError(f"a tensor has {source.dim()} axes, {tuple(source.shape)}, but lowp quantizes matrices; reshape it to two axes")
     if source.device.type == "meta":
-        raise LowpError("a tensor on meta has no values to quantize; materialize it first (to_empty, then its initial values)")
+        raise LowpError("a tensor on the meta device has no values to quantize; materialize it first (to_empty, then set its initial values)")
     read = values(source)
     store = Store.empty(recipe, *source.shape, source.device, usage)
     store.quantize_(read, dtype_name(read.dtype), encode_scale)

@@ -24,8 +24,8 @@ def is_tested(version):
 
 if not is_tested(torch.__version__):
     warnings.warn(
-        f"torch {torch.__version__} beside a lowp that was tested with {' to '.join('.'.join(map(str, version)) for version in TESTED)}; what it uses "
-        "of PyTorch may be otherwise there: take one of these, or run the tests of lowp (crates/lowp-python/tests)",
+        f"lowp was tested with torch {' to '.join('.'.join(map(str, version)) for version in TESTED)}, and this is torch {torch.__version__}; the internals "
+        "that it uses may differ there: install a tested version, or run the tests of lowp (crates/lowp-python/tests)",
         stacklevel=2,
     )
 

@@ -258,14 +258,14 @@ fn mistakes_are_errors_on_all_ranks() {
             },
             "the gradient of 'w1' is nowhere",
         ),
-        (|b| b.grad(3).map(drop), "3 parameters and no number 3"),
-        (|b| b.push(7), "3 parameters and no number 7"),
+        (|b| b.grad(3).map(drop), "3 parameters, and there is no parameter 3"),
+        (|b| b.push(7), "3 parameters, and there is no parameter 7"),
         (
             |b| {
                 b.grad(2)?;
                 b.flush()
             },
-            "memory was taken for the gradient of 'w2'",
+            "the gradient of 'w2' got memory but was not pushed",
         ),
         (
             |b| {
@@ -274,7 +274,7 @@ fn mistakes_are_errors_on_all_ranks() {
                 b.push(0)?;
                 b.finish().map(drop)
             },
-            "memory was taken for the gradient of 'w2'",
+            "the gradient of 'w2' got memory but was not pushed",
         ),
     ];
     for (act, says) in acts {
@@ -353,11 +353,11 @@ fn plans_are_checked() {
         (plan(ranges(&[(0, 4)]), 4), "the gradient of 'w'"),
         (
             plan(ranges(&[(0, 4), (5, 9)]), 4),
-            "rank 1 owns elements 5..9 where element 4 comes next",
+            "rank 1 owns elements 5..9, but the next element is 4",
         ),
         (
             plan(ranges(&[(1, 4), (4, 8)]), 4),
-            "rank 0 owns elements 1..4 where element 0 comes next",
+            "rank 0 owns elements 1..4, but the next element is 0",
         ),
         (
             plan(ranges(&[(0, 4), (4, 8)]), 5),

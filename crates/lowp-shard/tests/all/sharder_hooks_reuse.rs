@@ -186,8 +186,8 @@ fn other_buffers_than_were_sent_are_rejected() {
         into.expect_err("rejected")
     };
     let error = fill(&mut full, &one.arrived[..1]);
-    let text = "mxfp8 96x64: 1 buffers arrived and 2 were sent; give what arrived of every input, in the order of \
-                GatherHooks::inputs";
+    let text = "mxfp8 96x64: 1 buffers were given, but 2 were sent; give the received bytes of every input, in the \
+                order of GatherHooks::inputs";
     assert_eq!(error.to_string(), text);
     let mut swapped = one.arrived.clone();
     swapped.reverse();
@@ -227,14 +227,14 @@ fn results_and_shards_of_other_gathers_are_rejected() {
     for (says, other) in others {
         let before = content(other.tensor().expect("filled"));
         let error = sent.post_all_gather_into(&Cpu, one.shard(), &one.arrived, other);
-        let error = error.expect_err("of another gather");
+        let error = error.expect_err("belongs to another gather");
         let what = "the full tensor";
         assert!(
             matches!(error, ShardError::OtherGather { what: w, .. } if w == what),
             "{error}"
         );
         let text = error.to_string();
-        let (_, found) = text.split_once("and it is of").expect("two gathers");
+        let (_, found) = text.split_once("and it belongs to").expect("two gathers");
         assert!(found.contains(says), "{text}");
         assert_eq!(content(other.tensor().expect("as before")), before);
     }

@@ -17,7 +17,7 @@ pub enum TransformerError {
     #[error("{0}")]
     Unsupported(String),
     /// A batch that is not what the model was built for.
-    #[error("a batch of {found} tokens for a model of {expected}")]
+    #[error("the batch has {found} tokens, but the model was made for {expected}")]
     Batch {
         /// Tokens given.
         found: usize,

@@ -153,7 +153,7 @@ impl Sdpa {
         }
         if !has_cudnn() {
             return Ok(Err(
-                "cuDNN (libcudnn.so.9) was not found: have its folder in LD_LIBRARY_PATH"
+                "cuDNN (libcudnn.so.9) was not found: add its folder to LD_LIBRARY_PATH"
                     .to_owned(),
             ));
         }

@@ -54,7 +54,7 @@ fn message(found: &[Fused<'_>], to: Target) -> String {
         more => format!("; and {more} more groups"),
     };
     format!(
-        "engines run these layers as one with one scale of the tensor, and {} has others for each: {}{more}. They take one scale for all, \
+        "inference engines run these layers as one, with one tensor scale, but in {} their scales differ: {}{more}. Engines use one scale for all, \
          up to {most:.3} times that of another layer, or round its codes again. Quantize or train with {OPTION} auto, the default, which \
          gives them one, or give --fused ignore",
         to.name(),

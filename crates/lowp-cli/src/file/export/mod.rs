@@ -27,19 +27,19 @@ use target::{TARGETS, table};
   lowp export model-folder -o hub --to modelopt --max-shard-size 2GB
   lowp export checkpoints/run-seed0 -o hub --to bf16
 
-IN is a file that `lowp quantize` wrote, the index of such a model, a folder as Hugging Face keeps
-models, or a folder of checkpoints of `lowp train --save`, of which the latest is taken. The folder
-that is written has model.safetensors, or several files and their index, and config.json; tokenizers
-and whatever else lies in IN's folder are carried along.
+IN is a file that `lowp quantize` wrote, the index of such a model, a Hugging Face folder, or a
+folder of checkpoints of `lowp train --save`, of which the latest is used. The output folder has
+model.safetensors, or several files and their index, and config.json; tokenizers and all other
+files of IN's folder are copied.
 
-Codes and scales are the bytes of IN: scales that one format has of larger blocks than the other are
-repeated. Stored is the rowwise operand; te has all, and fp32 and bf16 are decoded (of a checkpoint:
-its f32 masters). `lowp import` makes the file again. Which recipe goes to which target, and what
-the target calls it:
+Codes and scales are the bytes of IN; if the blocks of IN are larger than those of the target, their
+scales are repeated. Only the rowwise operand is stored, except by te, which has both; fp32 and bf16
+have decoded values (of a checkpoint: its f32 masters). `lowp import` reverses the export. The
+targets of each recipe, with the target's name of the format:
 
 {}
 Every recipe goes to fp32, bf16 and te. A recipe with FP8 codes of E5M2 (--format e5m2) or one amax
-per row (--row-scaled) goes to these three alone.", table()))]
+per row (--row-scaled) goes only to these three.", table()))]
 pub(crate) struct Args {
     /// A quantized model, or a checkpoint
     #[arg(value_name = "IN")]
@@ -53,7 +53,7 @@ pub(crate) struct Args {
     #[arg(long, value_name = "TARGET", value_parser = one_of(TARGETS))]
     to: Target,
 
-    /// Weights that a pattern matches and that differ in its braces alone must have one amax, as TARGET's readers want of layers which
+    /// Weights that a pattern matches and that differ only inside its braces must have one amax, as TARGET's readers want of layers which
     /// they run as one: '*.{q,k,v}_proj.weight,*.{gate,up}_proj.weight'
     #[arg(long, value_name = "GLOB,..")]
     amax_group: Vec<String>,
@@ -63,7 +63,7 @@ pub(crate) struct Args {
     #[arg(long, value_name = "WHAT", default_value = "warn")]
     fused: OnFused,
 
-    /// Most bytes of tensors in a file; a tensor and its scales stay together
+    /// Maximum bytes of tensors per file; a tensor and its scales stay together
     #[arg(long, value_name = "SIZE", default_value = "5GB", value_parser = bytes)]
     max_shard_size: u64,
 

@@ -15,7 +15,7 @@ pub(super) const TARGETS: &[Named<Target>] = &[
     ),
     (
         "compressed-tensors",
-        "vLLM, SGLang and transformers read it",
+        "Read by vLLM, SGLang and transformers",
         Target::CompressedTensors,
     ),
     (
@@ -30,7 +30,7 @@ pub(super) const TARGETS: &[Named<Target>] = &[
     ),
     (
         "te",
-        "The names of TransformerEngine, scales padded; lowp reads it as it is",
+        "Buffers with the names of TransformerEngine, and padded scales; lowp reads it directly",
         Target::Te,
     ),
 ];

@@ -22,8 +22,8 @@ use std::path::PathBuf;
 Columns: `scales` is the number of scales, `min` and `max` are the stored values of block scales
 (of the tensor's scale where there are none). `zeros` and `saturated` count elements that are 0,
 and elements at the largest magnitude of their code. With --reference, `rel error` is the root
-of the squared error over the squared reference, `max error` the largest absolute error; both leave
-out the elements of the reference that are infinite or NaN, and `non-finite` counts those.
+of the squared error over the squared reference, `max error` the largest absolute error; both skip
+elements of the reference that are infinite or NaN, and `non-finite` counts these.
 
 JSON: {\"files\": [..]}, one entry per file with its `path`, `bytes`, `elements`,
 `bits_per_element` and `tensors`. A tensor has `name`, `dtype`, `shape`, `bytes`,
@@ -32,11 +32,11 @@ JSON: {\"files\": [..]}, one entry per file with its `path`, `bytes`, `elements`
 Numbers that are absent or not finite are null. A checkpoint is one object: `path`, `step`, `ranks`,
 `recipe`, `config`, `bytes`, and `tensors` with `name`, `dtype`, `shape`, `bytes` and `pieces`.")]
 pub(crate) struct Args {
-    /// A .safetensors file, the .safetensors.index.json of a sharded model, a folder as Hugging Face keeps models or of rank files,
+    /// A .safetensors file, the .safetensors.index.json of a sharded model, a Hugging Face model folder, a folder of rank files,
     /// or a checkpoint
     input: PathBuf,
 
-    /// The model before it was quantized: shows errors
+    /// The model before it was quantized; adds the quantization errors to the tables
     #[arg(long, value_name = "FILE")]
     reference: Option<PathBuf>,
 
@@ -55,7 +55,7 @@ pub(super) fn main(args: &Args) -> Result<()> {
     if checkpoint::is_checkpoint(&args.input) {
         if let Some(reference) = &args.reference {
             return Err(input_error(format!(
-                "--reference {}: the errors of a checkpoint's weights are those to its masters; leave it out",
+                "--reference {}: the errors of a checkpoint are measured against its own masters; leave the option out",
                 reference.display()
             )));
         }

@@ -145,7 +145,7 @@ pub(super) fn render_checkpoint(report: &checkpoint::Report) -> String {
     }
     let recipe = report.recipe.as_str().unwrap_or("?");
     format!(
-        "{}: step {} of {}, saved by {} ranks: {} bytes in {} tensors, all as their checksums say\n\n{}",
+        "{}: step {} of {}, saved by {} ranks: {} bytes in {} tensors, all checksums match\n\n{}",
         shown(&report.path),
         report.step,
         shown(recipe),

@@ -50,7 +50,7 @@ impl Keys {
                 assumed: RefCell::default(),
             }),
             _ => Err(UsageError::new(format!(
-                "{} is no JSON object; give the config.json of a model",
+                "{} is not a JSON object; give the config.json of a model",
                 shown(&file)
             ))),
         }
@@ -188,7 +188,7 @@ impl Keys {
             None => Ok(None),
             Some(Value::String(text)) => Ok(Some(text)),
             Some(value) => Err(self.error(format!(
-                "{key} is {}; a plan needs a text",
+                "{key} is {}; a plan needs a string",
                 shown(&value.to_string())
             ))),
         }

@@ -22,10 +22,10 @@ pub(super) struct Plan<'a> {
     pub(super) notes: Vec<String>,
 }
 
-const VARS_GATHERED: &str = "f32 shards of the variables, and what they are gathered in";
-const SCALES: &str = "scale histories and what ranks agree on";
+const VARS_GATHERED: &str = "f32 shards of the variables, and the memory to gather them";
+const SCALES: &str = "scale histories and agreed amaxes";
 const CONTEXT: &str = "the CUDA context, and workspaces of libraries";
-const SLACK: &str = "slack of allocators";
+const SLACK: &str = "unused memory of allocators";
 
 impl Plan<'_> {
     /// What the memory leaves out, with its bytes where they are known.

@@ -67,14 +67,14 @@ pub(super) fn plan(args: &Args, recipe: Variant) -> Result<String> {
         let Mesh { shard, .. } = setup.mesh;
         if let (Some(source), 2..) = (bandwidth.of_one_gpu(), shard) {
             return Err(UsageError::new(format!(
-                "--bandwidth: {source} says nothing of gathers among {shard} ranks; give a file of `lowp bench --ranks N` of several, or GB/s",
+                "--bandwidth: {source} has no rates for gathers of {shard} ranks; give a file of `lowp bench --ranks N` with N above 1, or GB/s",
             ))
             .into());
         }
         if bandwidth.between_nodes.is_none() && costs.step.gathers_between_nodes() {
             return Err(UsageError::new(format!(
-                "--bandwidth has the rate within a node, and groups of {shard} ranks span nodes of {} ranks; give the rate between \
-                 nodes, too: --bandwidth {},GB/S",
+                "--bandwidth has only the rate within a node, but groups of {shard} ranks span nodes of {} ranks; add the rate between \
+                 nodes: --bandwidth {},GB/S",
                 setup.per_node,
                 shown(args.bandwidth.as_deref().unwrap_or_default())
             ))
@@ -88,13 +88,13 @@ pub(super) fn plan(args: &Args, recipe: Variant) -> Result<String> {
         }
         if !bandwidth.knows_batches() && costs.step.several {
             notes.push(
-                "scales that are sent after their codes take no time of their own here: a file of `lowp bench --ranks` has it"
+                "the time does not include scales that are sent after their codes: a file of `lowp bench --ranks` has that time"
                     .to_owned(),
             );
         }
         if !bandwidth.knows_copies() && costs.step.copies {
             notes.push(
-                "what a rank copies and transposes beside gathers takes no time here: a file of `lowp bench --ranks` has its rate"
+                "the time does not include copies and transposes on a rank: a file of `lowp bench --ranks` has their rate"
                     .to_owned(),
             );
         }
@@ -183,7 +183,7 @@ fn model(args: &Args) -> Result<Model, UsageError> {
     }
     if let Some(option) = args.sizes.given().next() {
         return Err(UsageError::new(format!(
-            "{option} is a size of a preset, and {} has its own; leave it out",
+            "{option} changes a size of a preset, but {} defines its own sizes; leave the option out",
             shown(source)
         )));
     }
@@ -238,8 +238,8 @@ fn uneven(costs: &Costs, setup: &CostConfig) -> Option<String> {
     };
     (10 * memory.masters > 11 * mean.max(1)).then(|| {
         format!(
-            "rows are cut at whole blocks: rank {} has {} bytes of masters where the mean is {mean}{none}; fewer shards in more \
-             replicas (--mesh), or --sharding zero1, are more even",
+            "rows are cut at whole blocks: rank {} has {} bytes of masters, and the mean is {mean}{none}; fewer shards in more \
+             replicas (--mesh), or --sharding zero1, distribute them more evenly",
             memory.rank, memory.masters
         )
     })
@@ -250,8 +250,8 @@ fn direct(costs: &Costs, setup: &CostConfig) -> Option<String> {
     let [here, shared] = [costs.step.gradients_moved(), costs.step.gradients_shared]
         .map(|moved| moved.rank.between_nodes);
     let which = match setup.grad_wire {
-        GradWire::Bf16 => "gradients on a bf16 wire",
-        GradWire::F32 => "gradients of micro-batches behind the first",
+        GradWire::Bf16 => "gradients that are sent in bf16",
+        GradWire::F32 => "gradients of all micro-batches but the first",
     };
     // Of several micro-batches, f32 would go the same way.
     let remedy = match setup.accumulate {

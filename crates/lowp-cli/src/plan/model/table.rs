@@ -40,7 +40,7 @@ fn head(plan: &Plan<'_>) -> String {
         options.push("blocks recomputed".to_owned());
     }
     if setup.grad_wire == GradWire::Bf16 {
-        options.push("gradients on a bf16 wire".to_owned());
+        options.push("gradients sent in bf16".to_owned());
     }
     if let Some(batch) = &plan.batch {
         options.push(format!("{} sequences at a time on a GPU", batch.sequences));
@@ -171,7 +171,7 @@ fn summary(plan: &Plan<'_>) -> String {
                 format!(", {} between nodes", rate.source())
             });
             text += &wrapped(&format!(
-                "Gathers: {:.3} ms, in bf16 {:.3} ms, one layer after the other and nothing beside them, at {} within a node{between}.",
+                "Gathers: {:.3} ms, in bf16 {:.3} ms, one layer after the other without overlap, at {} within a node{between}.",
                 seconds * 1e3,
                 reference * 1e3,
                 bandwidth.within_node.source()

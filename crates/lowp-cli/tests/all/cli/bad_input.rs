@@ -128,7 +128,7 @@ fn options_of_nccl_need_ranks() {
     };
     for args in [["--sums", "nccl"], ["--min-ctas", "0"]] {
         let alone = bench(&args);
-        assert!(alone.contains("give --ranks N"), "{args:?}: {alone}");
+        assert!(alone.contains("add --ranks N"), "{args:?}: {alone}");
         // Without GPUs, or without CUDA: about that, then.
         let beside = bench(&[&args[..], &["--ranks", "64"]].concat());
         assert!(!beside.contains("--sums"), "{args:?}: {beside}");
@@ -268,7 +268,7 @@ fn outputs_in_the_folder_of_the_text() {
         let path = dir.path().join(name).display().to_string();
         let message = rejected(&["--data", &data, option, &path]);
         assert!(
-            message.contains(&format!("{option} {path} lies in --data")),
+            message.contains(&format!("{option} {path} is inside --data")),
             "{message}"
         );
     }

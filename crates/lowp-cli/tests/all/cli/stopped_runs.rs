@@ -93,7 +93,7 @@ fn an_earlier_run_is_not_overwritten() {
     let text = String::from_utf8_lossy(&again.stderr);
     assert_eq!(again.status.code(), Some(2), "{text}");
     assert!(
-        text.contains("of an earlier run, up to step 2; go on behind them with --resume"),
+        text.contains("of an earlier run, up to step 2; resume from them with --resume"),
         "{text}"
     );
 }
@@ -125,9 +125,9 @@ fn a_full_disk_ends_the_run_with_its_cause() {
     for part in [
         "the checkpoint of step 4 was not saved",
         "rank-0000",
-        "cannot write it: File too large",
-        "bytes there; allow larger files (ulimit -f)",
-        "checkpoints before it are as they were",
+        "cannot write the file: File too large",
+        "bytes were written; allow larger files (ulimit -f)",
+        "earlier checkpoints are unchanged",
     ] {
         assert!(text.contains(part), "{part}: {text}");
     }

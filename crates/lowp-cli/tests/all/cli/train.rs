@@ -130,7 +130,7 @@ fn runs_without_a_checkpoint_begin_anew() {
     let args = tiny(&[&steps[..], &["--save", &saved, "--resume", &saved]].concat());
     let outcome = lowp(&args);
     assert_eq!(outcome.code, Some(0), "{}", outcome.stderr);
-    let note = "mxfp8 seed 0: no checkpoint to go on behind; it begins anew";
+    let note = "mxfp8 seed 0: no checkpoint to resume from; the run starts at step 0";
     assert!(outcome.stderr.contains(note), "{}", outcome.stderr);
     // Both are done now.
     train_json(&[&steps[..], &["--save", &other, "--resume", &saved]].concat());
@@ -159,7 +159,7 @@ fn checkpoints_are_inspected_and_compared() {
     let outcome = lowp(&["verify", &first, &run_two]);
     assert_eq!(outcome.code, Some(1));
     assert!(
-        outcome.stderr.contains("is behind step 1 and"),
+        outcome.stderr.contains("is of step 1, and"),
         "{}",
         outcome.stderr
     );

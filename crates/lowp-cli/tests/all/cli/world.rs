@@ -209,7 +209,7 @@ fn ranks_that_were_started_for_other_work_are_named() {
     fail(
         ranks,
         2,
-        &["--world-size 3 is 3 ranks, and the launcher started 2"],
+        &["--world-size 3 means 3 ranks, but the launcher started 2"],
     );
 }
 
