@@ -60,15 +60,19 @@ pub enum Remedy {
 impl fmt::Display for Remedy {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Quantize => {
-                f.write_str("quantize the model first, or import it if another program quantized it")
-            }
+            Self::Quantize => f.write_str(
+                "quantize the model first, or import it if another program quantized it",
+            ),
             Self::QuantizeForBoth => {
                 f.write_str("decode the other orientation, or quantize it for both")
             }
             Self::GiveQuantized => f.write_str("give a model that is quantized"),
-            Self::Dequantize => f.write_str("give the model that it was quantized from, or decode it first"),
-            Self::Import => f.write_str("give the model that it was quantized from, or import it first"),
+            Self::Dequantize => {
+                f.write_str("give the model that it was quantized from, or decode it first")
+            }
+            Self::Import => {
+                f.write_str("give the model that it was quantized from, or import it first")
+            }
             Self::GiveReference => f.write_str("give the model that was quantized"),
             Self::GiveWhole => {
                 f.write_str("give the whole model, or decode it with the program that wrote it")

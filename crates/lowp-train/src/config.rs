@@ -345,7 +345,10 @@ mod tests {
     fn what_cannot_be_is_named() {
         type Change = fn(&mut Config<GptConfig>);
         let changes: [(Change, &str); 14] = [
-            (|c| c.mesh = Mesh::sharded(0), "`mesh` 1x0: both numbers must be"),
+            (
+                |c| c.mesh = Mesh::sharded(0),
+                "`mesh` 1x0: both numbers must be",
+            ),
             (
                 |c| c.mesh.replicate = usize::MAX,
                 "both numbers must be at least 1, and their product at most",

@@ -475,7 +475,10 @@ fn a_folder_is_of_one_run_at_a_time() {
     let control = || threads(1, PATIENCE).swap_remove(0);
     let first = Saver::new(control(), folder.path(), None).expect("a folder");
     let error = Saver::new(control(), folder.path(), None).unwrap_err();
-    assert!(error.to_string().contains("another run is saving"), "{error}");
+    assert!(
+        error.to_string().contains("another run is saving"),
+        "{error}"
+    );
     let error = check_writable(folder.path()).expect_err("a locked folder");
     assert!(matches!(error, CheckpointError::InUse { .. }), "{error}");
     drop(first);

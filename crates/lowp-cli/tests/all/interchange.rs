@@ -220,7 +220,10 @@ fn exported_models_are_not_quantized_again() {
     hub(&bench, "mxfp4");
     bench.done("export q.safetensors -o e --to compressed-tensors");
     let message = bench.rejected(2, "quantize e -o again --recipe fp8-current");
-    assert!(message.contains("convert it first (lowp import)"), "{message}");
+    assert!(
+        message.contains("convert it first (lowp import)"),
+        "{message}"
+    );
 }
 
 #[test]

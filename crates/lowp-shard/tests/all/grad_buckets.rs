@@ -258,7 +258,10 @@ fn mistakes_are_errors_on_all_ranks() {
             },
             "the gradient of 'w1' has no memory",
         ),
-        (|b| b.grad(3).map(drop), "3 parameters, and there is no parameter 3"),
+        (
+            |b| b.grad(3).map(drop),
+            "3 parameters, and there is no parameter 3",
+        ),
         (|b| b.push(7), "3 parameters, and there is no parameter 7"),
         (
             |b| {

@@ -153,8 +153,7 @@ impl Sdpa {
         }
         if !has_cudnn() {
             return Ok(Err(
-                "cuDNN (libcudnn.so.9) was not found: add its folder to LD_LIBRARY_PATH"
-                    .to_owned(),
+                "cuDNN (libcudnn.so.9) was not found: add its folder to LD_LIBRARY_PATH".to_owned(),
             ));
         }
         let mut text = [0u8; TEXT];
