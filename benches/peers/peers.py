@@ -160,7 +160,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", required=True, help="write the rows here")
     parser.add_argument("--shrink", type=int, default=1, help="divide both sides of every shape, as `lowp bench --shrink`")
-    parser.add_argument("--runs", type=int, default=20, help="timed runs of each row; the median counts")
+    parser.add_argument("--runs", type=int, default=20, help="timed runs per row; the median is reported")
     args = parser.parse_args()
     if not torch.cuda.is_available():
         sys.exit("no CUDA device: peers are measured on the GPU that lowp was measured on")

@@ -357,7 +357,7 @@ mod tests {
             (|c| c.batch = 1, "choose `batch` 4 or more, or fewer ranks"),
             (|c| c.accumulate = 9, "choose `batch` 36 or more"),
             (|c| c.warmup = 201, "`warmup` 201 is longer than the 200"),
-            (|c| c.tail_steps = 201, "`tail_steps` 201 are more"),
+            (|c| c.tail_steps = 201, "`tail_steps` 201 is more"),
             (|c| c.final_lr = 1.5, "`final_lr` 1.5 is above 1"),
             (|c| c.lr = 0.0, "`lr` 0.0: expected a positive number"),
             (|c| c.clip = f32::NAN, "`clip` NaN: expected a positive"),

@@ -201,7 +201,7 @@ fn damaged_checkpoints_say_how() {
         ("has no index.json", |folder| {
             fs::remove_file(&files(folder, 1)[0]).expect("a file")
         }),
-        ("version 2 of checkpoints", |folder| {
+        ("the checkpoint has version 2", |folder| {
             let path = &files(folder, 1)[0];
             let text = fs::read_to_string(path).expect("an index");
             fs::write(path, text.replace("\"version\":1", "\"version\":2")).expect("a file");
@@ -321,7 +321,7 @@ fn wrong_questions_are_answered() {
     assert!(
         error
             .to_string()
-            .contains("is U8 11x6, and F32 11x6 is asked for"),
+            .contains("is U8 11x6, but the model needs F32 11x6"),
         "{error}"
     );
     let out = Block {

@@ -449,11 +449,11 @@ fn options_that_make_no_sense() {
         ),
         (
             &["--recipe", "fp8-delayed", "--delayed-scale", "1e-60"],
-            "--delayed-scale 1e-60 is no scale",
+            "--delayed-scale 1e-60 is not a valid scale",
         ),
         (
             &["--recipe", "fp8-delayed", "--delayed-scale", "three"],
-            "--delayed-scale three is no scale",
+            "--delayed-scale three is not a valid scale",
         ),
         (&["--recipe", "mxfp8", "--tensors", "[a"], "--tensors"),
     ] {

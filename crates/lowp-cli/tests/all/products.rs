@@ -37,5 +37,8 @@ fn what_is_no_device_is_told() {
 #[test]
 fn options_of_gpus_need_one() {
     let (done, text) = lowp(&["train", "--steps", "1", "--profile"]);
-    assert!(!done && text.contains("--profile is of GPUs"), "{text}");
+    assert!(
+        !done && text.contains("--profile only applies to GPUs"),
+        "{text}"
+    );
 }

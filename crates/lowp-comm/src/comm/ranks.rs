@@ -257,7 +257,7 @@ mod tests {
             assert_eq!(
                 text,
                 format!(
-                    "rank {started} of 4 got no thread: no more of them; raise the limit of processes (ulimit -u), or use fewer ranks"
+                    "the thread of rank {started} of 4 could not be started: no more of them; raise the limit of processes (ulimit -u), or use fewer ranks"
                 )
             );
             assert_eq!(failed.others.len(), started);

@@ -79,7 +79,7 @@ fn a_missing_rank_is_named_on_all() {
     for text in failing(launches) {
         assert!(text.contains("rendezvous at 127.0.0.1:"), "{text}");
         assert!(
-            text.contains("waited 3.0 s for ranks [2], which did not come"),
+            text.contains("waited 3.0 s for ranks [2], which did not join"),
             "{text}"
         );
     }

@@ -96,7 +96,7 @@ fn never_started(place: &Place) -> Duration {
         let mut world = World::start(place, ranks, free_port(), limit);
         world.fail(None, |_| match missing {
             0 => "rank 0 was not there for 2.".to_owned(),
-            _ => format!("for ranks [{missing}], which did not come"),
+            _ => format!("for ranks [{missing}], which did not join"),
         })
     })
 }
@@ -110,7 +110,7 @@ fn stopped(place: &Place) -> Duration {
         world.say(0..place.ranks, "gather 10\n");
         world.signal(victim, "STOP");
         let time = world.fail(Some(victim), |_| match place.device {
-            "cpu" => format!("for ranks [{victim}], which did not come"),
+            "cpu" => format!("for ranks [{victim}], which did not join"),
             // A device cannot tell whom it waits for.
             _ => "is not done after ".to_owned(),
         });

@@ -245,6 +245,9 @@ fn slices_with_a_gap_are_an_error() {
     });
     let failed = failed.expect_err("a gap");
     let text = failed.cause.to_string();
-    assert!(text.contains("begins at element 101 where 100"), "{text}");
+    assert!(
+        text.contains("begins at element 101, but the next element is 100"),
+        "{text}"
+    );
     assert!(failed.others.iter().all(|(_, result)| result.is_err()));
 }

@@ -249,14 +249,14 @@ fn discarded_gradients_do_not_count() {
 fn mistakes_are_errors_on_all_ranks() {
     type Act = fn(&mut GradBuckets<Cpu>) -> Result<(), ShardError>;
     let acts: [(Act, &str); 6] = [
-        (|b| b.push(0), "the gradient of 'w0' is nowhere"),
+        (|b| b.push(0), "the gradient of 'w0' has no memory"),
         (
             |b| {
                 b.grad(1)?;
                 b.push(1)?;
                 b.push(1)
             },
-            "the gradient of 'w1' is nowhere",
+            "the gradient of 'w1' has no memory",
         ),
         (
             |b| b.grad(3).map(drop),

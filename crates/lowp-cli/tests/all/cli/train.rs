@@ -214,16 +214,16 @@ fn checkpoints_of_other_runs_are_told() {
     for (args, expected) in [
         (
             ["--steps", "3", "--lr", "0.5"],
-            "was saved with --lr 0.003, and this one has 0.5; give the same",
+            "was saved with --lr 0.003, and this run has 0.5; give the same value",
         ),
         (
             ["--steps", "4", "--recipe", "mxfp8"],
-            "--steps 3, and this one has 4",
+            "--steps 3, and this run has 4",
         ),
         (["--steps", "3", "--seed", "1"], "fp32-seed1"),
         (
             ["--steps", "3", "--vocab", "300"],
-            "--vocab 256, and this one has 300",
+            "--vocab 256, and this run has 300",
         ),
     ] {
         let text = resume(&args);

@@ -258,7 +258,7 @@ fn a_missing_rank_ends_all() {
         ranks,
         1,
         &[
-            "for ranks [1], which did not come",
+            "for ranks [1], which did not join",
             "rank 1 lost its connection",
         ],
     );
