@@ -206,7 +206,6 @@ impl Rank {
     /// One plain all-gather of `bytes`, then the gather of all weights for forward, and the host's part of gathers by block.
     fn gather(&self, recipe: AnyRecipe) -> Result<Vec<RankRow>> {
         self.say(&format!("gather  {}", recipe.name()));
-        let comm = &*self.comm;
         let shards = self.shards(recipe)?;
         let weights = shards.len();
         let pool = GatherPool::new(&self.cuda);
