@@ -100,7 +100,7 @@ pub fn verify(path_a: &Path, path_b: &Path) -> Result<Equal> {
     let [name_a, name_b] = [&a, &b].map(|checkpoint| checkpoint.folder().display().to_string());
     if a.step() != b.step() {
         return Err(FileError::Differ(format!(
-            "{name_a} is behind step {} and {name_b} behind step {}",
+            "{name_a} is of step {}, and {name_b} is of step {}",
             a.step(),
             b.step()
         )));

@@ -179,7 +179,7 @@ fn groups_that_cannot_be_are_told() {
         ),
         (
             "--recipe nvfp4-1d --row-scaled --amax-group *.{q,k}.weight",
-            "no scale of nvfp4-1d follows",
+            "no scale of nvfp4-1d depends",
         ),
         (
             "--recipe nvfp4-1d --amax-group *.q.weight",
@@ -217,7 +217,7 @@ fn groups_that_cannot_be_are_told() {
     for (options, expected) in [
         (
             "--recipe mxfp8 --arch llama --amax-group *.{q,k,v}_proj.weight",
-            "no scale of fp32 or mxfp8 follows",
+            "no scale of fp32 or mxfp8 depends",
         ),
         (
             "--recipe nvfp4-2d --amax-group *.{q,k,v}_proj.weight",

@@ -22,7 +22,7 @@ pub(super) fn batch(args: &Args, setup: &CostConfig) -> Result<Option<MicroBatch
         ];
         return match of_gpus.iter().find(|(_, given)| *given) {
             Some((option, _)) => Err(UsageError::new(format!(
-                "{option} is of GPUs: add --device cuda, or leave it out"
+                "{option} only applies to GPUs: add --device cuda, or leave it out"
             ))),
             None => Ok(None),
         };

@@ -54,7 +54,7 @@ fn killed_runs_leave_a_whole_checkpoint() {
         let begun = Instant::now();
         while latest_step(&run) <= step {
             let waited = begun.elapsed() < Duration::from_secs(60);
-            assert!(waited, "nothing was saved behind step {step}");
+            assert!(waited, "nothing was saved after step {step}");
             std::thread::sleep(Duration::from_millis(1));
         }
         // Microseconds that have nothing to do with the length of a step.
