@@ -97,8 +97,8 @@ class Values(unittest.TestCase):
         weight = lowp.quantize(values(), "fp8-delayed", encode_scale=16.0)
         self.assertEqual(weight.buffers["tensor_scale"].view(torch.float32).item(), 1 / 16)
         for name, scale, message in (
-            ("mxfp8", 16.0, "encode_scale=16.0 for mxfp8, .* delayed"),
-            ("mxfp8", float("nan"), "encode_scale=NaN for mxfp8"),
+            ("mxfp8", 16.0, "encode_scale=16.0 was given for mxfp8, .* delayed"),
+            ("mxfp8", float("nan"), "encode_scale=NaN was given for mxfp8"),
             ("fp8-delayed", float("nan"), "encode_scale=NaN"),
             ("fp8-delayed", float("inf"), "encode_scale=inf"),
             ("fp8-delayed", 1e300, "encode_scale=inf as a float32"),

@@ -107,8 +107,8 @@ _SHARDS = (
 )
 #: By the name of an operation or of its namespace.
 _REMEDIES = {
-    "aten::where": f"{_DECODE}; make initial values of several operations (nn.init.trunc_normal_) in a plain tensor, and write them by .copy_(values): what such a "
-    "call wrote before this error stays",
+    "aten::where": f"{_DECODE}; make initial values of several operations (nn.init.trunc_normal_) in a plain tensor, and copy them with .copy_(values): values that "
+    "such a call wrote before this error are not undone",
     **dict.fromkeys((f"aten::{name}" for name in "add sub mul div lerp _foreach_add _foreach_sub _foreach_mul _foreach_div".split()), f"{_DECODE}; {_WRITE}"),
     "c10d": f"{_SHARDS}; {_STATES}",
     "_c10d_functional": f"{_SHARDS}; {_STATES}",
