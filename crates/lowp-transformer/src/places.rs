@@ -282,6 +282,7 @@ impl BlockPlaces {
 }
 
 /// The buffers of attention.
+#[expect(clippy::large_enum_variant, reason = "a model has one")]
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum AttentionPlaces {
     Cudnn(CudnnPlaces),
