@@ -133,7 +133,7 @@ fn streams_wait_for_each_other() {
         other.wait_for(&rig.backend).unwrap();
         rig.backend.copy::<f32>(&from, 0..len, &to, 0).unwrap();
         other.wait_for(&rig.backend).unwrap();
-        // Freed behind the work of both streams, although that has not run yet.
+        // Freed after the work of both streams, although that has not run yet.
         drop(from);
         let mut last = [0f32];
         other.read(&to, len - 1, &mut last).unwrap();

@@ -1,4 +1,4 @@
-//! Handles of one device: memory is freed, and given back to others, behind the work of every stream.
+//! Handles of one device: memory is freed, and given back to others, after the work of every stream.
 
 #![expect(
     unsafe_code,

@@ -54,7 +54,7 @@ pub struct Costs {
     pub idle: usize,
     /// Bytes of variables, beside what the memory has: shards, and what they are gathered in.
     pub outside: u128,
-    /// On devices, where gradients arrive that are added there: those in bf16, and of micro-batches behind the first.
+    /// On devices, where gradients arrive that are added there: those in bf16, and of micro-batches after the first.
     pub staging: u128,
     /// The collectives of a step.
     pub step: Step,

@@ -70,7 +70,7 @@ pub trait Backend: sealed::Backend + Clone + Debug + Send + Sync + 'static {
     fn owns<T: Element>(&self, buffer: &Self::Buffer<T>) -> Result<(), KernelError>;
 
     /// Copies host values into `buffer` from entry `start` on. They are taken before the call returns;
-    /// they arrive behind the work that the stream has.
+    /// they arrive after the work that the stream has.
     ///
     /// # Errors
     /// The range lies outside the buffer.
@@ -92,7 +92,7 @@ pub trait Backend: sealed::Backend + Clone + Debug + Send + Sync + 'static {
         values: &mut [T],
     ) -> Result<(), KernelError>;
 
-    /// Starts to copy entries `range` of `buffer` to the host, behind the work that the stream has, and
+    /// Starts to copy entries `range` of `buffer` to the host, after the work that the stream has, and
     /// does not wait for them.
     ///
     /// # Errors

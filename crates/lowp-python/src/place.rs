@@ -208,7 +208,7 @@ impl Place for Cuda {
     fn wrap<T: Element>(&self, memory: Memory) -> Result<CudaBuffer<T>, Error> {
         let len = memory.entries::<T>(self.number())?;
         let Memory { pointer, owner, .. } = memory;
-        // SAFETY: as on the CPU. PyTorch reuses memory of a stream behind the work of that stream, and work of this handle is
+        // SAFETY: as on the CPU. PyTorch reuses memory of a stream after the work of that stream, and work of this handle is
         // on the stream that was current.
         Ok(unsafe { CudaBuffer::from_raw(self, pointer, len, owner) }?)
     }

@@ -82,7 +82,7 @@ impl Products {
             workspace.1,
         );
         // SAFETY: addresses are those of contiguous tensors with so many bytes on this device, which the package holds for the call;
-        // PyTorch reuses memory of a stream behind the work of that stream.
+        // PyTorch reuses memory of a stream after the work of that stream.
         Ok(unsafe {
             self.of
                 .run(&desc, ptrs, out, bias, Scalars::ONE, &workspace)

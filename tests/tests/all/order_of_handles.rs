@@ -224,7 +224,7 @@ fn given(step: usize) -> Result<Vec<CpuBuffer<f32>>, ShardError> {
     values.map(|value| at_rest(value, LEN)).collect()
 }
 
-/// A bucket is reduced behind the work that wrote it, a third one waits for the memory of the first, and the sums are
+/// A bucket is reduced after the work that wrote it, a third one waits for the memory of the first, and the sums are
 /// there for what follows the step.
 #[test]
 fn gradients_in_buckets_follow_their_writers_and_leave_memory_to_the_next() {

@@ -146,7 +146,7 @@ fn gathered(recipe: AnyRecipe, shape: Shape, world: usize, reshard: bool) -> usi
 fn transient(recipe: AnyRecipe, blocks: usize, world: usize, reshard: bool) -> usize {
     let linears = linears(blocks);
     let shapes = linears.iter().map(|l| Shape::new(l.rows, l.cols));
-    // Layers of one shape take turns in one set of buffers, or each keeps its own until backward.
+    // Layers of one shape use one set of buffers in turn, or each keeps its own until backward.
     let sets: Vec<Shape> = if reshard {
         let distinct: BTreeSet<_> = shapes.clone().map(|s| (s.rows, s.cols)).collect();
         distinct.iter().map(|&(r, c)| Shape::new(r, c)).collect()

@@ -107,7 +107,7 @@ impl Rank {
         Ok(((with? - without?) * 1e3 / COPIES as f64).max(0.0))
     }
 
-    /// Bytes of one weight's gather, and its milliseconds between two marks of the stream that gathers. Several weights take turns, and
+    /// Bytes of one weight's gather, and its milliseconds between two marks of the stream that gathers. Several weights are gathered in turn, and
     /// between two of them the device is at other work, as in training: caches have nothing of a weight when it is its turn.
     fn gather_of_one(&self, recipe: impl Recipe, shape: Shape) -> Result<(usize, f64)> {
         let (comm, pool) = (&self.comm, GatherPool::new(&self.cuda));

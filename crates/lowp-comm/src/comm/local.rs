@@ -20,12 +20,12 @@ use reduce::Scratch;
 /// staging for gathers.
 ///
 /// Every rank has a handle of its own to the backend. What a collective reads of another rank is
-/// ordered behind the work that this rank's handle was given before the call, and what the rank
+/// ordered after the work that this rank's handle was given before the call, and what the rank
 /// gives its handle after the call is ordered behind the reads. So a rank does all its work through
 /// the handle that its communicator was made with (or clones of it), or orders other handles with
 /// [`Backend::wait_for`].
 ///
-/// A rank makes one call at a time: threads that share it take turns, also in different groups.
+/// A rank makes one call at a time: threads that share it call in turn, also in different groups.
 /// Ranks that wait for each other, each in another group, are an error at once.
 ///
 /// Results do not depend on timing: every sum is taken in rank order. A rank whose last
@@ -116,7 +116,7 @@ impl<B: Backend> LocalComm<B> {
         self.follow(&round)
     }
 
-    /// Orders this rank's handle behind the work that the others were given so far.
+    /// Orders this rank's handle after the work that the others were given so far.
     fn follow(&self, posts: &[Post<Brought<B>>]) -> Result<(), CommError> {
         for (rank, post) in posts.iter().enumerate() {
             match &post.payload {

@@ -119,7 +119,7 @@ fn decoded<R: Recipe + PartialEq>(weights: &Weights<R>) -> u128 {
     F32 * (elements.iter().sum::<u128>() + longest)
 }
 
-/// Memory that weights are gathered in: those with equal plans take turns, unless they are kept until backward. With prefetches a
+/// Memory that weights are gathered in: those with equal plans use it in turn, unless they are kept until backward. With prefetches a
 /// block has all of its own, and the one before it, too.
 fn gathered<R: Recipe + PartialEq>(weights: &Weights<R>, config: &CostConfig) -> u128 {
     if config.reshard == ReshardAfterForward::No {

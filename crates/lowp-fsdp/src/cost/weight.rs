@@ -91,7 +91,7 @@ pub(super) struct WeightCost {
     pub(super) elements: Vec<u64>,
     /// In a step, of each micro-batch unless they are of whole weights.
     pub(super) gathers: Vec<Gather>,
-    /// Where it is gathered: weights with equal plans take turns in one memory.
+    /// Where it is gathered: weights with equal plans use one memory in turn.
     pub(super) plans: Option<PhasePlans>,
     /// Bytes of that memory.
     pub(super) gathered: u64,

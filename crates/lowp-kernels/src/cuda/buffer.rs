@@ -110,7 +110,7 @@ impl<T: Element> CudaBuffer<T> {
             return Ok(());
         }
         cuda.bind()?;
-        // SAFETY: the backend checked the range; the memory is freed behind the work of every stream.
+        // SAFETY: the backend checked the range; the memory is freed after the work of every stream.
         unsafe { host::write(cuda.device(), &cuda.queue.stream, self.at(start), values) }
     }
 
@@ -124,7 +124,7 @@ impl<T: Element> CudaBuffer<T> {
         }
         cuda.bind()?;
         let (stream, from) = (&cuda.queue.stream, self.at(range.start));
-        // SAFETY: the backend checked the range; the memory is freed behind the work of every stream.
+        // SAFETY: the backend checked the range; the memory is freed after the work of every stream.
         let on_its_way = unsafe {
             host::start_read::<T>(cuda.device(), stream, from, range.len(), Lender::Pool)?
         };

@@ -24,7 +24,7 @@ pub struct CudaMark {
 ///
 /// Work of one stream runs in order. [`crate::Backend::fork`] gives another stream of the same device, and
 /// [`crate::Backend::wait_for`] orders the two. All handles of one device, however they were made, may share buffers and
-/// plans: memory is freed behind the work of every one of them. The last handle of a stream waits for the
+/// plans: memory is freed after the work of every one of them. The last handle of a stream waits for the
 /// stream's work when it is dropped.
 #[derive(Clone)]
 pub struct Cuda {

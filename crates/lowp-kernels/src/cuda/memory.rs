@@ -102,7 +102,7 @@ impl Drop for Memory {
                 let ready =
                     device.context.bind_to_thread().is_ok() && device.gather(stream).is_ok();
                 if ready {
-                    // SAFETY: allocated by `zeros`, freed once, behind the work of every stream.
+                    // SAFETY: allocated by `zeros`, freed once, after the work of every stream.
                     let freed = unsafe { result::free_async(self.pointer, stream.cu_stream()) };
                     device.context.record_err(freed);
                 }

@@ -9,7 +9,7 @@
 //! the last handle of a stream. Work of one handle runs in order. Between handles the caller makes the
 //! order: [`Backend::wait`], [`Backend::wait_for`].
 //!
-//! A process has one device per ordinal, which all handles share. Memory is freed behind the work of all of
+//! A process has one device per ordinal, which all handles share. Memory is freed after the work of all of
 //! them, in the order of the stream that it was allocated on. Memory of others goes back to them when all
 //! streams have passed its last use; no drop of a buffer or a plan waits for that.
 

@@ -121,7 +121,7 @@ impl CudaPlan {
         let needed = (self.planned.reads, scalars);
         cuda.queue.step.with(stream, needed, |step| {
             // SAFETY: the step's memory is that of the handle, and freed behind its work; what the
-            // plan holds is freed behind the work of every stream.
+            // plan holds is freed after the work of every stream.
             unsafe { self.enqueue(stream.cu_stream(), step) }
         })
     }
@@ -157,7 +157,7 @@ impl CudaPlan {
         cuda.bind()?;
         let stream = cuda.queue.current()?;
         // SAFETY: the buffer holds a step of enough groups, and like what the plan holds it is freed
-        // behind the work of every stream.
+        // after the work of every stream.
         unsafe { self.enqueue(stream.cu_stream(), pointer)? };
         capture::keep(|| (self.clone(), scalars.clone()));
         Ok(())

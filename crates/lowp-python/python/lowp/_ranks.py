@@ -275,7 +275,7 @@ def _tell(ranks, error, **how):
 
 def _host_group(group, make):
     """The group for rounds on the host: the same, or one of gloo beside a group that has collectives of GPUs alone, whose rounds
-    would wait behind the work of the device. To ``make`` it is collective."""
+    would wait after the work of the device. To ``make`` it is collective."""
     if serves_cpu(group) or not dist.is_gloo_available():
         return group
     if group not in _HOST:

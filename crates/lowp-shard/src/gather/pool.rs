@@ -89,8 +89,8 @@ struct Inner<B: Backend> {
 /// The memory that gathered weights of one rank live in.
 ///
 /// A group borrows a set of destination buffers when it unshards and gives it back when it
-/// reshards, so layers of equal shapes take turns in the same memory and nothing is allocated
-/// from the second step on. A set is lent again behind the work of its last user. Local work (interleave, transpose) is planned once per set.
+/// reshards, so layers of equal shapes use the same memory in turn and nothing is allocated
+/// from the second step on. A set is lent again after the work of its last user. Local work (interleave, transpose) is planned once per set.
 /// When the last group of its shapes is dropped it is freed.
 #[derive(Debug)]
 pub struct GatherPool<B: Backend> {
@@ -397,7 +397,7 @@ fn missing(plan: &GatherPlan, key: BufferKey) -> ShardError {
     .into()
 }
 
-/// A borrowed set; goes back to the pool when dropped, to be lent behind the work that its stream has by
+/// A borrowed set; goes back to the pool when dropped, to be lent after the work that its stream has by
 /// then.
 #[derive(Debug)]
 pub(super) struct Lease<B: Backend> {

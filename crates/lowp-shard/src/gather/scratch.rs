@@ -1,4 +1,4 @@
-//! [`Scratch`]: buffers of f32 values that the users of a pool take turns in.
+//! [`Scratch`]: buffers of f32 values that the users of a pool use in turn.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -30,7 +30,7 @@ struct Memory<B: Backend> {
 }
 
 /// Memory for f32 values, borrowed from a pool for one use: a decoded weight, for
-/// example. Its content is what the last user left. It goes back when dropped, to be lent behind the work that
+/// example. Its content is what the last user left. It goes back when dropped, to be lent after the work that
 /// the pool's stream has by then: streams that use it besides are ordered before.
 #[derive(Debug)]
 pub struct Scratch<B: Backend> {

@@ -71,7 +71,7 @@ pub fn grad_bucket_ranges(lens: &[usize], most: usize) -> Vec<Range<usize>> {
 }
 
 /// Full gradients of a rank, in buckets. A bucket is reduced and scattered over the shard group as soon as backward has given
-/// it all gradients, on the communicator's stream, behind the work that wrote them and beside the work that follows.
+/// it all gradients, on the communicator's stream, after the work that wrote them and beside the work that follows.
 ///
 /// For each gradient: take memory for it ([`GradBuckets::grad`]), have the stream write it, and [`GradBuckets::push`] it.
 /// When a micro-batch ends, [`GradBuckets::flush`] sends what did not fill its bucket, and when a step ends

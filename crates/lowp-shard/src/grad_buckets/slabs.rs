@@ -1,4 +1,4 @@
-//! [`Slabs`]: memory that the buckets of gradients take turns in.
+//! [`Slabs`]: memory that the buckets of gradients use in turn.
 
 use std::collections::VecDeque;
 
@@ -7,7 +7,7 @@ use lowp_kernels::{Backend, FloatDtype, Source};
 use crate::ShardError;
 use lowp_comm::Started;
 
-/// The memory that buckets of `lens` elements take turns in: lengths, and slabs of each. Those up to `limit` have slabs of one length,
+/// The memory that buckets of `lens` elements use in turn: lengths, and slabs of each. Those up to `limit` have slabs of one length,
 /// and there are `at_once` of each length, or as many as there are buckets of it.
 pub fn grad_slabs(lens: &[usize], limit: usize, at_once: usize) -> Vec<(usize, usize)> {
     let common = common(lens, limit);

@@ -59,7 +59,7 @@ pub(super) fn model(name: &str, keys: Keys) -> Result<Model, UsageError> {
             )));
         }
     }
-    // Every block, or every block behind the first ones.
+    // Every block, or every block after the first ones.
     for key in ["moe_layer_freq", "decoder_sparse_step"] {
         if let Some(each) = keys.find(key, 1..=MAX_BLOCKS)?
             && each != 1

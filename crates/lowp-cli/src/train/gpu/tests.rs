@@ -48,7 +48,7 @@ fn asked(words: &str) -> Asked {
     Asked { args: *args, setup }
 }
 
-/// Losses of some steps, and by parameter the first moments behind the first one: a tenth of the clipped gradients.
+/// Losses of some steps, and by parameter the first moments after the first one: a tenth of the clipped gradients.
 struct Trained {
     losses: Vec<f64>,
     gradients: BTreeMap<String, Vec<f32>>,
