@@ -130,7 +130,36 @@ def loaded(rank, world, folder):
     return runs
 
 
+def written(rank, world, name):
+    """What a write of values into a shard raises after a gather, and whether the weight gathers as before or as those values."""
+    net = nn.Sequential(nn.Linear(64, 64, bias=False))
+    lowp.quantize_model_(net, name)
+    fully_shard(net)
+    x = torch.eye(64)
+    before = net(x).detach()
+    net.reshard()
+    shard = net[0].weight.to_local()
+    values = torch.full(shard.shape, float(rank + 1))
+    said = []
+    for write in (shard.detach().copy_, shard.detach().quantize_):
+        try:
+            write(values)
+        except lowp.UnsupportedOp as error:
+            said.append(str(error))
+    expected = torch.cat([torch.full((64 // world, 64), float(r + 1)) for r in range(world)]).t()
+    assert torch.equal(net(x), before if said else expected), name
+    return said
+
+
 class Loads(unittest.TestCase):
+    def test_values_that_would_have_a_scale_of_their_own_are_refused(self):
+        for name, refused in (("fp8-current", True), ("nvfp4-2d", True), ("mxfp8", False), ("fp8-rowwise", True)):
+            with self.subTest(name=name):
+                for said in ranks.run(2, written, name):
+                    self.assertEqual(len(said), 2 if refused else 0)
+                    for text in said:
+                        self.assertIn("has a scale that rows of several ranks share", text)
+
     def test_steps_behind_a_load_are_those_without_it(self):
         for world in (1, 2, 3, 4):
             with self.subTest(world=world), tempfile.TemporaryDirectory() as folder:

@@ -276,7 +276,9 @@ class Store:
     def quantize_(self, values, dtype, encode_scale=None):
         """Casts values into all buffers, and into the tensor that they were cut out of."""
         self._check_window()
-        if encode_scale is not None:
+        if encode_scale is None:
+            self._check_scale_is_own()
+        else:
             self.recipe.check_encode_scale(encode_scale)
         self.begin_rewrite()
         amax = torch.zeros(1, dtype=torch.float32, device=self.device) if self.recipe.keeps_amax else None
@@ -285,6 +287,15 @@ class Store:
         self.amax = amax
         if self._window is not None:
             self._write_back()
+
+    def _check_scale_is_own(self):
+        """Raises where other ranks gather these rows with a scale of the whole tensor: a cast here would give this rank another one."""
+        shares = self.gathers is not None and self.gathers.world > 1
+        if shares and not self.is_delayed and any(spec.entry_rows == 0 for spec in self.specs(stored=True).values()):
+            raise UnsupportedOp(
+                f"values written into {self.rows} rows of a weight that FSDP2 shards: {self.recipe.name} has a scale that rows of several ranks share. The ranks "
+                "agree on it in a step of lowp.AdamW. Load values on all ranks by set_model_state_dict with full_state_dict=True, or write them before fully_shard"
+            )
 
     @property
     def is_delayed(self):
