@@ -36,7 +36,7 @@ pub(crate) struct Options {
     #[arg(long, value_delimiter = ',')]
     arch: Vec<String>,
 
-    /// Print registers, spills and shared memory of every kernel, write the table to
+    /// Print registers, spills and shared memory of every kernel, write the rows of these architectures to
     /// crates/lowp-kernels/resources.txt, and fail if a kernel spills or converts without the instruction that its target has.
     #[arg(long)]
     stats: bool,
@@ -119,10 +119,14 @@ pub(crate) fn cuda(options: &Options) -> Result<()> {
         conversions::check(&nvcc, &sources, &archs)?;
         let table = stats(&sources, &folder)?;
         let table = format!("nvcc {}\n{table}", nvcc.version);
+        let (path, targets) = (workspace_root()?.join(TABLE), targets(&archs));
+        let known = std::fs::read_to_string(&path)?;
         if options.compare {
-            compare(&table, &archs)?;
-        } else if archs.len() == ARCHITECTURES.len() {
-            std::fs::write(workspace_root()?.join(TABLE), table)?;
+            let current = is_current(&known, &table, &targets);
+            let remedy = format!("`cargo xtask cuda --stats --arch {}`", names.join(","));
+            ensure!(current, "{TABLE} is of other kernels; {remedy} writes it");
+        } else {
+            std::fs::write(path, merged(&known, &table, &targets))?;
         }
     }
     if options.cudnn {
@@ -169,26 +173,38 @@ fn stats(sources: &std::path::Path, folder: &std::path::Path) -> Result<Resource
     Ok(table)
 }
 
-/// Compares the table of `archs` with what the same compiler made before.
-fn compare(made: &str, archs: &[Arch]) -> Result<()> {
-    let known = std::fs::read_to_string(workspace_root()?.join(TABLE))?;
-    // Rows are of code, as sources are of `compute_100f` and their code of `sm_100f`.
+/// The targets of `archs` as rows name them: of code, where sources are of `compute_100f` and their code of `sm_100f`.
+fn targets(archs: &[Arch]) -> Vec<String> {
     let code = |target: &str| target.replacen("compute_", "sm_", 1);
-    let targets: Vec<_> = archs.iter().flat_map(Arch::targets).map(code).collect();
-    ensure!(
-        is_current(&known, made, &targets),
-        "{TABLE} is of other kernels; `cargo xtask cuda --stats` writes it"
-    );
-    Ok(())
+    archs.iter().flat_map(Arch::targets).map(code).collect()
+}
+
+/// The rows of a table of `targets`, or of all others.
+fn rows_of<'a>(table: &'a str, targets: &[String], others: bool) -> Vec<&'a str> {
+    let of = |row: &str| row.split_whitespace().nth(1).unwrap_or_default().to_owned();
+    let rows = table.lines().skip(2);
+    rows.filter(|row| targets.contains(&of(row)) != others)
+        .collect()
+}
+
+/// `made`, with the rows that `known` has of other targets. Rows of another compiler are not kept.
+fn merged(known: &str, made: &str, targets: &[String]) -> String {
+    let heading: Vec<_> = made.lines().take(2).collect();
+    let mut rows = rows_of(made, targets, false);
+    if known.lines().next() == made.lines().next() {
+        rows.extend(rows_of(known, targets, true));
+    }
+    rows.sort_unstable();
+    [heading, rows].concat().join("\n") + "\n"
 }
 
 /// Whether `made` has the rows that `known` has of `targets`, or comes from another compiler.
 fn is_current(known: &str, made: &str, targets: &[String]) -> bool {
-    let rows = |table: &str| -> Vec<Vec<String>> {
-        let words = table.lines().skip(2).map(|line| line.split_whitespace());
-        let rows = words.map(|row| row.map(str::to_owned).collect::<Vec<_>>());
-        rows.filter(|row| row.get(1).is_some_and(|arch| targets.contains(arch)))
-            .collect()
+    let rows = |table| -> Vec<Vec<&str>> {
+        let rows = rows_of(table, targets, false).into_iter();
+        let mut rows: Vec<_> = rows.map(|row| row.split_whitespace().collect()).collect();
+        rows.sort_unstable();
+        rows
     };
     known.lines().next() != made.lines().next() || rows(known) == rows(made)
 }
@@ -218,6 +234,17 @@ mod tests {
         assert!(!current(&known, &table(1, &["a sm_100f 8", "a sm_90 7"])));
         assert!(!current(&known, &table(1, &["a sm_90 6"])));
         assert!(current(&known, &table(2, &["a sm_90 9"])));
+    }
+
+    #[test]
+    fn rows_of_other_targets_stay_unless_another_compiler_made_them() {
+        let of = |nvcc, rows: &str| format!("nvcc {nvcc}\nkernel arch\n{rows}\n");
+        let targets = ["sm_90".to_owned()];
+        let known = of(1, "a sm_80 1\na sm_90 2\nb sm_80 3");
+        let made = of(1, "a sm_90 4\nc sm_90 5");
+        let rows = "a sm_80 1\na sm_90 4\nb sm_80 3\nc sm_90 5";
+        assert_eq!(merged(&known, &made, &targets), of(1, rows));
+        assert_eq!(merged(&of(2, "a sm_80 1"), &made, &targets), made);
     }
 
     #[test]
