@@ -15,11 +15,15 @@ import torch.multiprocessing as mp
 #: Where a rank waits that does not end is printed then, and the others are not waited for.
 SECONDS = float(os.environ.get("LOWP_TEST_SECONDS", 300))
 
+#: What the server that ranks are forked from imports once, instead of each rank. It never calls lowp, whose threads a fork would not copy.
+IMPORTED = ["torch", "torch.distributed.fsdp", "torch.distributed.checkpoint.state_dict", "lowp"]
+
 
 def run(world, function, *args, backend="gloo"):
     """``function(rank, world, *args)`` on ``world`` processes, and what each returned, in rank order. The first failure is raised with its text."""
     with tempfile.TemporaryDirectory() as folder:
-        context = mp.get_context("spawn")
+        context = mp.get_context("forkserver")
+        context.set_forkserver_preload(IMPORTED)
         results = context.Queue()
         processes = [
             context.Process(target=_rank, args=(rank, world, folder, backend, results, function, args)) for rank in range(world)
