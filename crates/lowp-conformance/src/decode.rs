@@ -88,7 +88,7 @@ pub(super) fn expected<B: Backend>(rig: &Rig<B>, job: &DecodeJob<B>) -> Vec<f32>
 }
 
 pub fn every_ingredient_equals_the_reference<B: Backend>(rig: &Rig<B>) {
-    for (n, case) in cases().into_iter().enumerate() {
+    for (n, case) in rig.some_of(cases(), 4).into_iter().enumerate() {
         for shape in shapes(&case) {
             let given = values(shape.elements(), n as u64, true);
             let source = Source::F32(rig.buffer(&given));

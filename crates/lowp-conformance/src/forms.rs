@@ -44,7 +44,7 @@ fn targets_in<B: Backend>(
 }
 
 pub fn scales_are_written_in_every_form<B: Backend>(rig: &Rig<B>) {
-    for (n, case) in padded_cases().into_iter().enumerate() {
+    for (n, case) in rig.some_of(padded_cases(), 3).into_iter().enumerate() {
         let more =
             [[128, 256], [128, 320], [260, 1056], [129, 2080]].map(|[rows, cols]: [usize; 2]| {
                 Shape::new(rows, cols.next_multiple_of(case.columns()))

@@ -11,6 +11,8 @@ pub struct Rig<B: Backend> {
     /// What every plan goes through.
     adapt: Box<dyn Fn(B::Plan) -> B::Plan + Send + Sync>,
     name: String,
+    /// Whether [`Self::some_of`] leaves cases out.
+    sampled: bool,
 }
 
 impl<B: Backend> Rig<B> {
@@ -29,7 +31,22 @@ impl<B: Backend> Rig<B> {
             backend,
             adapt: Box::new(adapt),
             name: name.into(),
+            sampled: false,
         }
+    }
+
+    /// The same, on which the longest tests take a part of their cases unless `LOWP_EXHAUSTIVE=1`: for a backend on which the
+    /// suite would otherwise take minutes.
+    #[must_use]
+    pub fn sampled(mut self) -> Self {
+        self.sampled = std::env::var_os("LOWP_EXHAUSTIVE").is_none_or(|value| value != "1");
+        self
+    }
+
+    /// Of cases that differ in one ingredient each, one in `n` where this rig is sampled, else all.
+    pub(crate) fn some_of<T>(&self, cases: impl IntoIterator<Item = T>, n: usize) -> Vec<T> {
+        let n = if self.sampled { n } else { 1 };
+        cases.into_iter().step_by(n).collect()
     }
 
     /// A buffer with the content of `values`.
@@ -119,7 +136,7 @@ pub(crate) mod cpu {
     }
 
     fn rig(isa: Isa, name: String) -> Rig<Cpu> {
-        Rig::varied(Cpu, name, move |plan: CpuPlan| plan.varied(isa, STREAMED))
+        Rig::varied(Cpu, name, move |plan: CpuPlan| plan.varied(isa, STREAMED)).sampled()
     }
 }
 

@@ -37,7 +37,7 @@ impl JsonObject {
         let plain = without_words(text.clone().into_bytes());
         serde_json::from_slice::<IgnoredAny>(&plain).map_err(|e| format!("it is no JSON: {e}"))?;
         if plain.iter().find(|byte| !byte.is_ascii_whitespace()) != Some(&b'{') {
-            return Err("it is no JSON object".to_owned());
+            return Err("it is not a JSON object".to_owned());
         }
         let members = members(&plain);
         Ok(Self { text, members })

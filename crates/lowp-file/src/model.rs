@@ -209,7 +209,7 @@ impl Model {
             if found != opened.get(file.as_str()).copied() {
                 return Err(file_error!(
                     path,
-                    "{}, which does not hold it; mend the index or the file",
+                    "{}, which does not hold it; correct the index or the file",
                     puts()
                 ));
             }
@@ -223,7 +223,7 @@ impl Model {
             let file = self.files[entry.file].path.display();
             return Err(file_error!(
                 path,
-                "{file} holds '{}', which the index does not name; mend the index",
+                "{file} holds '{}', which the index does not name; correct the index",
                 shown(name)
             ));
         }

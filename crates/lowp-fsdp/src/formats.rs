@@ -133,7 +133,7 @@ impl fmt::Display for Words {
             (None, None) => Ok(()),
         }?;
         match key.hadamard {
-            true => f.write_str(" behind a Hadamard transform"),
+            true => f.write_str(" after a Hadamard transform"),
             false => Ok(()),
         }
     }
@@ -229,7 +229,7 @@ mod tests {
             (
                 [nvfp4, nvfp4, still],
                 "dW = dy^T x",
-                "behind a Hadamard transform of the input and E2M1 with E4M3 scales per 16x1 of the gradient",
+                "after a Hadamard transform of the input and E2M1 with E4M3 scales per 16x1 of the gradient",
             ),
         ] {
             let error = check_formats(&mixed(roles, false)).expect_err(product);

@@ -367,7 +367,7 @@ fn ingredients(key: &KernelKey) -> String {
         Some([rows, cols]) => format!("{rows}x{cols} blocks"),
     };
     let transform = if *hadamard {
-        " behind a Hadamard transform"
+        " after a Hadamard transform"
     } else {
         ""
     };

@@ -168,7 +168,7 @@ pub struct AmaxJob<B: Backend> {
     pub tensor: Option<usize>,
     /// Block amaxes.
     pub blocks: Vec<BlockAmax>,
-    /// Whether the amaxes are those of the values behind a Hadamard transform of the rows
+    /// Whether the amaxes are those of the values after a Hadamard transform of the rows
     /// (docs/numerics.md 15): of a whole tensor or row shard, into `tensor` alone.
     pub hadamard: bool,
 }

@@ -48,7 +48,7 @@ pub enum ShardError {
     },
     /// A flattened matrix whose rows do not begin on bytes.
     #[error(
-        "{shape}: with {per_byte} elements per byte a flat shard needs columns at a multiple of {per_byte}, and {} is none (pad the last dimension)",
+        "{shape}: with {per_byte} elements per byte a flat shard needs a multiple of {per_byte} columns, and {} is none (pad the last dimension)",
         shape.cols
     )]
     FlatColumns {

@@ -100,7 +100,7 @@ where
             .as_ref()
             .map_or("none", |resumed| resumed.checkpoint().id());
         comm.control()
-            .all_equal("the checkpoint to go on behind", behind)?;
+            .all_equal("the checkpoint to resume", behind)?;
         let first_step = resumed.as_ref().map_or(0, Resumed::step);
         let last_step = checkpoints.last_step(config.steps);
         let tail_step = config.steps - config.tail_steps;

@@ -222,7 +222,7 @@ fn a_buffer_of_two_parameters_is_rejected() {
     assert!(pairs > 20 && mixed > 5, "{pairs} pairs, {mixed} mixed");
 }
 
-/// Weights behind a Hadamard transform, which only operands of the weight gradient pass.
+/// Weights after a Hadamard transform, which only operands of the weight gradient pass.
 #[derive(Clone, Copy, Debug)]
 struct Transformed(AnyRecipe);
 

@@ -10,7 +10,7 @@ use lowp_shard::{
     CastItem, Divergence, GatherGroup, GatherPool, Requantize, ScaleBookBuilder, ShardError,
     ShardSpec, ShardedTensor, audit, quantize,
 };
-use lowp_tests::model::{is_delayed, observes_amax, recipe_variants};
+use lowp_tests::model::{is_delayed, observes_amax};
 use lowp_tests::values::Family;
 use lowp_tests::world::{TIMEOUT, orientation};
 
@@ -143,7 +143,7 @@ fn cast_alone(cpu: &Cpu, shard: &ShardedTensor<Cpu>, rows: &[f32]) -> Result<(),
 
 #[test]
 fn a_sound_model_passes() {
-    for recipe in recipe_variants() {
+    for recipe in AnyRecipe::all() {
         assert_eq!(
             audited(recipe, Defect::None),
             [None; RANKS],

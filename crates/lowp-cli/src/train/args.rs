@@ -321,7 +321,7 @@ impl Args {
         self.sizes.of(preset)
     }
 
-    /// What is saved, and what runs go on behind.
+    /// What is saved, and what runs resume from.
     pub(crate) fn checkpoints(&self) -> Checkpoints {
         Checkpoints {
             save: self.save.clone(),

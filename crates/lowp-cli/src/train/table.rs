@@ -165,7 +165,11 @@ fn notes(setup: &Setup, summaries: &[Summary<'_>]) -> String {
             "bf16 would take {resident:.3} resident and {wire:.3} on the wire; "
         );
     }
-    let _ = writeln!(out, "gradients travel in {}", setup.config.grad_wire.name());
+    let _ = writeln!(
+        out,
+        "gradients are sent in {}",
+        setup.config.grad_wire.name()
+    );
     for run in summaries.iter().flat_map(|summary| &summary.runs) {
         if run.skipped_steps > 0 {
             let _ = writeln!(

@@ -236,7 +236,7 @@ fn an_index_that_leads_elsewhere() {
 fn configurations_that_are_not_read() {
     let bench = exported("mxfp8", "compressed-tensors");
     for (text, expected) in [
-        ("[]", "config.json: it is no JSON object"),
+        ("[]", "config.json: it is not a JSON object"),
         ("{", "config.json: it is no JSON"),
         (
             r#"{"quantization_config": {"quant_method": "gptq"}}"#,

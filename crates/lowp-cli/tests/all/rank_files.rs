@@ -25,8 +25,8 @@ fn unshard_equals_quantize() {
     let usages = ["both", "rowwise", "columnwise"];
     let forms = ["padded", "compact", "swizzled"];
     for (r, recipe) in RECIPES.into_iter().enumerate() {
-        for world in 1..=13 {
-            // Each recipe meets every usage and form in some of its worlds.
+        // Each recipe meets every usage and form in some of its worlds.
+        for world in (1 + r % 2..=13).step_by(2) {
             let (usage, form) = (usages[(world + r) % 3], forms[(world / 3 + r) % 3]);
             let form = form_of(recipe, form);
             let count = world.to_string();

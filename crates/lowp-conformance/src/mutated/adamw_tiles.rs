@@ -24,7 +24,8 @@ const VARIANTS: [(bool, bool, usize); 5] = [
 pub fn updates_of_short_tiles<B: Fenced>(rig: &Rig<B>) {
     // Weights are not transformed.
     let weights = |case: &Case| !case.kernels().iter().any(|key| key.hadamard);
-    for (index, case) in cases().into_iter().filter(weights).enumerate() {
+    let all = cases().into_iter().filter(weights).enumerate();
+    for (index, case) in rig.some_of(all, 4) {
         for [rows, cols] in SHAPES {
             let shape = Shape::new(rows, cols.next_multiple_of(case.columns()));
             for (variant, (half_moments, half_grad, shift)) in VARIANTS.into_iter().enumerate() {

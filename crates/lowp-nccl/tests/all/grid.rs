@@ -73,6 +73,14 @@ impl Place {
         }
         places
     }
+
+    /// Those that CPU ranks take: each mesh and policy with one dtype of gradients in turn, with both if `LOWP_EXHAUSTIVE=1`.
+    fn some(world: usize) -> Vec<Place> {
+        let all = Self::all(world).into_iter().enumerate();
+        let exhaustive = std::env::var_os("LOWP_EXHAUSTIVE").is_some_and(|value| value == "1");
+        let taken = all.filter(|(n, _)| exhaustive || n % 4 == 0 || n % 4 == 3);
+        taken.map(|(_, place)| place).collect()
+    }
 }
 
 /// The gathered buffers of every parameter.
@@ -257,7 +265,7 @@ fn check(engine: &str, place: Place, ranks: &[Seen], alone: &Seen) {
 fn threads_have_the_bytes_of_one_rank() {
     let alone = alone();
     for world in [2, 4] {
-        for place in Place::all(world) {
+        for place in Place::some(world) {
             let ranks = run_ranks(&Cpu, world, LIMIT, |_, comm| run(&Cpu, &comm, place));
             check("threads", place, &ranks.expect("a world"), &alone);
         }
@@ -268,7 +276,7 @@ fn threads_have_the_bytes_of_one_rank() {
 fn ranks_by_way_of_the_host_have_the_bytes_of_one_rank() {
     let alone = alone();
     // A world of one size is enough: which ranks there are is tested above.
-    for place in Place::all(4) {
+    for place in Place::some(4) {
         let comms = threads(4, LIMIT).into_iter();
         let comms = comms.map(|control| HostComm::new(control, &Cpu)).collect();
         let ranks = run_comms(comms, |rank, comm| {

