@@ -5,7 +5,7 @@ import weakref
 import torch
 import torch.distributed as dist
 
-from . import _lowp
+from . import _lowp, _native
 from ._errors import LowpError, UnsupportedOp
 from ._memory import device_of, empty, memory
 from ._ranks import Ranks, between_gathers, together
@@ -78,6 +78,7 @@ class Gathers:
         full = self.gathered
         full.buffers = gather.buffers(arrived)
         full.full.follow(gather, sent, arrived)
+        _native.forget(full)
         return full
 
     def peers(self):

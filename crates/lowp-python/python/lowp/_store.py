@@ -4,7 +4,7 @@ import weakref
 
 import torch
 
-from . import _lowp, _scaled
+from . import _compile, _lowp
 from ._errors import LowpError, UnsupportedOp
 from ._memory import device_of, dtype_name, memory
 
@@ -25,7 +25,9 @@ class Store:
         self.full = None  # what FSDP2 gathered: Gathered
         self.source = None  # what FSDP2 gathered for one phase, that this is a copy of
         self.blank = False  # zeros that FSDP2 copies a shard into
-        self.token = None  # its number in compiled graphs
+        self.token = self.number = None  # its number in compiled graphs, as a tensor and as it is
+        self.described = False  # whether native code knows its layer
+        self.products = None  # whether its codes are multiplied, once that was asked
         self.contexts = {}  # what they take for constant, by dtype and whether the tensor is flat
         self.unpadded = None  # the rows behind a number of rows that DTensor padded
         self.views = {}  # its codes and their scale as products take them, by orientation
@@ -344,11 +346,11 @@ class Store:
 
     def forward(self, input, bias):
         """The product of a layer by codes, and what its gradients need."""
-        return _scaled.forward(input, self, bias)
+        return _compile.forward(input, self, bias)
 
     def backward(self, grad, codes, scale, needs):
         """The gradients of a layer's input and weight by codes; ``None`` for those that nobody needs."""
-        return _scaled.backward(grad, self, (codes, scale), needs)
+        return _compile.backward(grad, codes, scale, self, needs)
 
     def _for(self, orientation):
         """Buffers that serve an orientation; a shard leaves out those that it can derive."""
