@@ -6,8 +6,8 @@ import warnings
 import torch
 
 from ._errors import LowpError
-from ._files import save_values
 from ._linear import Linear
+from ._plain import save_values
 from ._plan import as_recipe
 from ._tensor import Tensor, check_values, quantize
 from ._torch_compat import local_of, own_parameters

@@ -195,9 +195,9 @@ class Store:
         trial.quantize_(amax.cpu().float().reshape(1, 1), "float32")
         return amax if torch.equal(trial._decode_scale(), self._decode_scale()) else None
 
-    def decode_any(self):
+    def decode_any(self, dtype=torch.float32):
         """Values of the rowwise codes, or of the columnwise ones where there are no others."""
-        return self.decode("rowwise" if self.serves("rowwise") else "columnwise")
+        return self.decode("rowwise" if self.serves("rowwise") else "columnwise", dtype)
 
     def begin_rewrite(self):
         """Before all buffers are written by other means."""
