@@ -2,8 +2,9 @@
 
 import torch
 
+from . import _uncast
 from ._errors import LowpError, UnsupportedOp
-from ._memory import dtype_name, values
+from ._memory import values
 from ._torch_compat import in_backward, schema_of, tree_leaves, tree_map_only
 
 aten = torch.ops.aten
@@ -158,8 +159,6 @@ def _clone(func, tensor, memory_format=None):
 @handles(aten._to_copy)
 def _to_copy(func, tensor, dtype=None, layout=None, device=None, pin_memory=None, non_blocking=False, memory_format=None):
     store = tensor._store
-    if device is not None and torch.device(device).type == "meta":
-        raise UnsupportedOp("a lowp.Tensor cannot be moved to the meta device, since it would lose its codes; keep it on its device")
 
     def move(buffer):
         moved = buffer.to(device=device, non_blocking=non_blocking, copy=True)
@@ -202,11 +201,9 @@ def _store_values(tensor, source):
     # A state that was loaded before the values of its model knows the scale that its codes had.
     scale = store.saved_scale
     is_saved = scale is not None and torch.equal(read.float(), store.master)
-    store.quantize_(read, dtype_name(read.dtype), scale if is_saved else None)
+    _uncast.write(store, read, scale if is_saved else None)
     if is_saved:
         store.saved_scale = scale
-    if store.master is not None:
-        store.master.copy_(read)
 
 
 @handles(aten.new_zeros)
@@ -236,7 +233,9 @@ def _plain_like(func, tensor, *fill, dtype=None, device=None, **_):
 @handles(aten.empty_like)
 def _empty_like(func, tensor, dtype=None, device=None, **_):
     store = tensor._store.map(lambda buffer: torch.empty_like(buffer, device=device))
-    store.master = None
+    store.uncast = store.origin = None
+    if tensor.device.type != "meta":  # else it is what to_empty() makes of a model
+        store.master = None
     return Tensor(store, tensor.dtype if dtype is None else dtype, tensor.dim() == 1)
 
 
@@ -319,6 +318,8 @@ def _equal(func, a, b):
     if not (isinstance(a, Tensor) and isinstance(b, Tensor)):
         raise UnsupportedOp("a lowp.Tensor cannot be compared with plain values; decode it first (.dequantize())")
     a, b = a._store, b._store
+    a.check_cast()
+    b.check_cast()
     a.derive()
     b.derive()
     if (a.recipe, a.shape, a.buffers.keys()) != (b.recipe, b.shape, b.buffers.keys()):

@@ -80,7 +80,7 @@ def _plain(value, dtype, masters, made):
         return value
     store = local._store
     if store not in made:  # weights that layers share stay one
-        store.check_whole()
+        store.check_rows()
         if masters and store.master is not None:
             made[store] = store.master if dtype is None else store.master.to(dtype)
         else:

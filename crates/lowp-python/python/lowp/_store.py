@@ -33,6 +33,7 @@ class Store:
         self.usage = None  # the directions that it was made for, where buffers of several may be the same
         self.amax = None  # of the values that the codes were made of, where a file says it and no buffer does; a step makes it unknown
         self.decodes = None  # of its codes, planned for addresses that come again; they end with it
+        self.uncast = None  # values that were written and are cast where ranks meet: the master, where there is one
         self.saved_scale = None  # the delayed scale of an optimizer's state, for values that are its master
         self._prefixes = {}
         self._stale = None  # rows whose codes are of another scale, while a checkpoint comes part by part
@@ -114,6 +115,7 @@ class Store:
         master = None if self.master is None else self.master[start:end]
         window = Store(self.recipe, end - start, self.cols, buffers, self.device, master)
         window._window, window.amax = (self, start, end), self.amax
+        window.uncast = None if self.uncast is None else self.uncast[start:end]
         return window
 
     def _cuts(self, start, end):
@@ -171,18 +173,20 @@ class Store:
         self._stale = None if other._stale is None else other._stale.clone()
         for name, buffer in self.buffers.items():
             buffer.copy_(other.buffers[name])
-        if other.master is None:
+        if other.master is None and other.uncast is None:
             self.follow_codes()
         elif self.master is None:
-            self.master = other.master.clone()
+            self.master = None if other.master is None else other.master.clone()
         elif self.master is not other.master:
-            self.master.copy_(other.master)
+            self.master.copy_(other.uncast if other.master is None else other.master)
+        if other.uncast is not None:
+            self.uncast = other.uncast.clone() if self.master is None else self.master
         if self._window is not None:
             self._write_back()
 
     def follow_codes(self):
         """The values of the codes become the master, where there is one: an optimizer would cast the old one over the codes."""
-        if self.master is not None and self._stale is None:
+        if self.master is not None and self._stale is None and self.device.type != "meta":
             self.master.copy_(self.decode_any())
 
     def known_amax(self):
@@ -219,11 +223,14 @@ class Store:
     def _write_back(self):
         """Brings rows that were written to the tensor that they were cut out of."""
         whole, start, end = self._window
+        uncast = whole.uncast is not None
         whole.begin_write()
+        if uncast:
+            whole._stale = torch.ones(whole.rows, dtype=torch.bool)
         for name, (cut, shared) in whole._cuts(start, end).items():
             if shared and not torch.equal(cut, self.buffers[name]):
                 # A checkpoint that other ranks saved comes in parts: the other rows must follow.
-                if whole._stale is not None:
+                if whole._stale is not None and not uncast:
                     raise LowpError(
                         f"rows {start} to {end} of {whole.rows} have another {name} than the rows that were copied before; copy all rows from one "
                         "tensor"
@@ -238,13 +245,35 @@ class Store:
                 whole._stale = None
 
     def begin_write(self):
-        self.amax = self.saved_scale = self.source = None
+        self.amax = self.saved_scale = self.source = self.uncast = None
         if self.token is not None:
             torch.autograd.graph.increment_version(self.token)  # graphs save it in the place of the weight
         if self.shard is not None:
             self.shard.begin_write()
 
+    def keep_uncast(self, values):
+        """Takes values that are cast later."""
+        self.begin_rewrite()
+        if self.master is None:
+            self.uncast = values.clone()
+        else:
+            self.master.copy_(values)
+            self.uncast = self.master
+
+    def check_cast(self):
+        """Raises where the codes are not those of the values yet."""
+        if self.uncast is not None:
+            raise LowpError(
+                f"values were written into {self.rows} rows of a weight that FSDP2 shards, and {self.recipe.name} casts them when all ranks meet, since rows of "
+                "several ranks share a scale: first make the optimizer (lowp.AdamW), gather the weight (unshard(), full_tensor()), or load codes"
+            )
+
     def check_whole(self):
+        """Raises where the codes are not those of all rows."""
+        self.check_rows()
+        self.check_cast()
+
+    def check_rows(self):
         """Raises where a part of the rows was replaced and the others are of another scale, or where rows are padding."""
         if self.unpadded is not None:
             raise UnsupportedOp(
@@ -270,11 +299,15 @@ class Store:
         made.amax, made.usage = self.amax, self.usage
         made.origin = None if device == self.device else weakref.ref(self)
         made.source = self.gathered_source
+        if self.uncast is not None:
+            made.uncast = change(self.uncast) if master is None else master
         made._stale = None if self._stale is None else self._stale.clone()
         return made
 
     def quantize_(self, values, dtype, encode_scale=None):
         """Casts values into all buffers, and into the tensor that they were cut out of."""
+        if self.device.type == "meta":
+            return
         self._check_window()
         if encode_scale is None:
             self._check_scale_is_own()
@@ -327,7 +360,7 @@ class Store:
     def follow_master(self, master, encode_scale):
         """Casts a master with the delayed scale that its codes were saved with. Codes of that scale came with the model, and stay."""
         self.master = master
-        if 1 / torch.tensor(encode_scale) != self._decode_scale():
+        if self.uncast is not None or 1 / torch.tensor(encode_scale) != self._decode_scale():
             self.quantize_(master, "float32", encode_scale)
         self.saved_scale = encode_scale
 
