@@ -38,7 +38,7 @@ def read_or_refuse(func, args, kwargs):
     if any(isinstance(tensor, Tensor) for tensor in writes):
         raise UnsupportedOp(f"{func} cannot change the codes of a lowp.Tensor in place; {_WRITE}")
     if writes or _REDUCTION in func.tags or name in _READS or (name == "aten::lerp" and not isinstance(args[0], Tensor)) or in_backward():
-        read = _magnitudes if name == "aten::abs" else _values
+        read = _magnitudes if name == "aten::abs" else _compared if name in _COMPARISONS else _values
         args, kwargs = tree_map_only(Tensor, read, (args, kwargs))
         return func(*args, **kwargs)
     raise refused(func)
@@ -52,6 +52,12 @@ def refused(func):
 
 def _values(tensor):
     return tensor._store.decode("rowwise", tensor.dtype).view(tensor.shape)
+
+
+def _compared(tensor):
+    """Values for comparisons: nn.init.trunc_normal_ looks at those that it wrote, which may wait for their cast."""
+    uncast = tensor._store.uncast
+    return _values(tensor) if uncast is None else uncast.view(tensor.shape)
 
 
 def _magnitudes(tensor):
@@ -82,7 +88,8 @@ def _written(func, args, kwargs):
 # Arithmetic that returns a tensor is refused: its result, copied back, would lose what is smaller than a step of the codes. Gradients of reads
 # are arithmetic of them in backward.
 _REDUCTION = getattr(torch.Tag, "reduction", None)  # newer versions of PyTorch say it of each operation
-_READS = {f"aten::{name}" for name in "abs eq ne lt le gt ge pow linalg_vector_norm _foreach_norm _foreach_max".split()}
+_COMPARISONS = {f"aten::{name}" for name in "eq ne lt le gt ge".split()}
+_READS = _COMPARISONS | {f"aten::{name}" for name in "abs pow linalg_vector_norm _foreach_norm _foreach_max".split()}
 
 #: What asks whether values are finite.
 FINITE = frozenset(getattr(of, name) for name in "isfinite isinf isnan isposinf isneginf".split() for of in (torch, torch.Tensor))

@@ -265,7 +265,7 @@ class Store:
         if self.uncast is not None:
             raise LowpError(
                 f"values were written into {self.rows} rows of a weight that FSDP2 shards, and {self.recipe.name} casts them when all ranks meet, since rows of "
-                "several ranks share a scale: first make the optimizer (lowp.AdamW), gather the weight (unshard(), full_tensor()), or load codes"
+                "several ranks share a scale: first make the optimizer (lowp.AdamW), load its state, load codes, or gather the weight if that was not done before"
             )
 
     def check_whole(self):
