@@ -148,6 +148,22 @@ def written(rank, world, cases, folder):
     return runs
 
 
+def in_parts(rank, world, folder, save):
+    """A checkpoint that another number of ranks saved, over values that wait for their cast."""
+    expected = whole("fp8-current", 50, seed=5)
+    net = expected if save else sharded("fp8-current", 50)
+    if save:
+        for layer in net:
+            fully_shard(layer)
+        dcp.save({"net": net.state_dict()}, checkpoint_id=folder)
+        return
+    reset(net, "fp8-current", 50, folder)
+    dcp.load({"net": net.state_dict()}, checkpoint_id=folder)
+    for meet in MEETINGS:
+        meet(net)
+        assert torch.equal(net[0].weight.full_tensor(), expected[0].weight), meet.__name__
+
+
 def trained(rank, world, names):
     """Steps after values were written are those of the model that has them from the start."""
     for name in names:
@@ -278,6 +294,11 @@ class Meta(unittest.TestCase):
             with self.subTest(world=world), tempfile.TemporaryDirectory() as folder:
                 runs = sum(len(writes) + 2 * (filled in writes) for *_, writes in cases)
                 self.assertEqual(ranks.run(world, written, cases, folder), [runs] * world)
+
+    def test_checkpoints_of_other_ranks(self):
+        with tempfile.TemporaryDirectory() as folder:
+            ranks.run(2, in_parts, folder, True)
+            ranks.run(3, in_parts, folder, False)
 
     def test_shards_train_as_the_whole(self):
         ranks.run(2, trained, ("fp8-current", "fp8-delayed", "nvfp4-2d"))

@@ -161,6 +161,8 @@ class Store:
                 f"a copy of {other.recipe!r} {other.rows}x{other.cols} into {self.recipe!r} {self.rows}x{self.cols}; dequantize and "
                 "quantize again to change either"
             )
+        if self._window is not None:
+            other.check_cast()
         self.derive()
         other.derive()
         missing = self.buffers.keys() - other.buffers.keys()
@@ -327,7 +329,7 @@ class Store:
         if shares and not self.is_delayed and any(spec.entry_rows == 0 for spec in self.specs(stored=True).values()):
             raise UnsupportedOp(
                 f"values written into {self.rows} rows of a weight that FSDP2 shards: {self.recipe.name} has a scale that rows of several ranks share. The ranks "
-                "agree on it in a step of lowp.AdamW. Load values on all ranks by set_model_state_dict with full_state_dict=True, or write them before fully_shard"
+                "agree on it in a step of lowp.AdamW. Load values on all ranks by set_model_state_dict with full_state_dict=True, or write them before the weight is gathered for the first time"
             )
 
     @property

@@ -94,9 +94,9 @@ def _follow(store, states, ranks, full, rank, group):
 def _take_scale(store, ranks):
     """What rows share, on ranks without rows as on the others: values or codes that were loaded gave it to those alone. Collective."""
     shared = [store.buffers[name] for name, spec in store.specs(stored=True).items() if spec.entry_rows == 0]
-    own = b"".join(buffer.cpu().numpy().tobytes() for buffer in shared) if store.rows else b""
-    found = next((of for of in ranks.exchange("scales that rows share", own) if of), None)
-    if found and not store.rows:
+    own = b"".join(buffer.cpu().numpy().tobytes() for buffer in shared)
+    found = next((of for of in ranks.exchange("scales that rows share", own if store.rows else b"") if of), own)
+    if found != own and not store.rows:
         store.begin_write()
         pieces = torch.frombuffer(bytearray(found), dtype=torch.uint8).split([buffer.numel() for buffer in shared])
         for buffer, piece in zip(shared, pieces):
