@@ -257,6 +257,7 @@ class Meta(unittest.TestCase):
         self.assertIs(net[0].weight, net[1].weight)
         nn.init.ones_(net[1].weight)
         self.assertTrue(torch.equal(net[0].weight, lowp.quantize(torch.ones(64, 64), "mxfp8")))
+        self.assertTrue(torch.equal(net[0].weight.master, torch.ones(64, 64)))
 
     def test_initial_values_are_those_of_the_layer(self):
         net = on_meta("fp8-current", 64, dtype=torch.bfloat16)

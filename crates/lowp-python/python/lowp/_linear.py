@@ -26,7 +26,7 @@ def linear(input, weight, bias=None):
     rows, cols = weight.shape
     if input.dim() == 0 or input.shape[-1] != cols:
         raise LowpError(f"an input has shape {tuple(input.shape)} and the weight is {rows}x{cols}; the last axis of the input must have {cols} values")
-    if weight.is_meta:
+    if weight.device.type == "meta":
         device_of(weight.device)  # raises
     kind = input.device.type
     if torch.is_autocast_enabled(kind):

@@ -241,8 +241,6 @@ def _plain_like(func, tensor, *fill, dtype=None, device=None, **_):
 def _empty_like(func, tensor, dtype=None, device=None, **_):
     store = tensor._store.map(lambda buffer: torch.empty_like(buffer, device=device))
     store.uncast = store.origin = None
-    if tensor.device.type != "meta":  # else it is what to_empty() makes of a model
-        store.master = None
     return Tensor(store, tensor.dtype if dtype is None else dtype, tensor.dim() == 1)
 
 
