@@ -276,10 +276,12 @@ class Meta(unittest.TestCase):
             lambda: net(torch.ones(2, 64, device="meta")),
             lambda: net[0].weight.dequantize(),
             lambda: net[0].weight.detach().norm(),
+            lambda: lowp.dequantize_model_(net),
             lambda: lowp.plain_state_dict(on_meta("mxfp8", 64, keep_master=False)),
         ):
             with self.assertRaisesRegex(lowp.LowpError, r"on the meta device has no codes; allocate them \(model.to_empty\(device=..\)\)"):
                 use()
+        self.assertIsInstance(net[0].weight, lowp.Tensor)
         with self.assertRaisesRegex(NotImplementedError, "to_empty"):
             net.to("cpu")
         with self.assertRaisesRegex(RuntimeError, "Cannot copy out of meta tensor"):

@@ -20,7 +20,7 @@ def tied(dtype=torch.float32):
     return net
 
 
-def fresh(rows=50):
+def fresh(rows=64):
     torch.manual_seed(2)
     return nn.Sequential(nn.Linear(64, rows), nn.Linear(rows, 8))
 
@@ -40,10 +40,17 @@ def sharded(rank, world):
     for _ in range(2):
         try:
             lowp.dequantize_model_(net)
-        except lowp.UnsupportedOp as error:
+        except lowp.LowpError as error:
             said.append(str(error))
         net(torch.ones(2, 64))  # leaves the root gathered
     assert all(type(module) is not nn.Linear for module in net)
+    lowp.quantize_model_(net := fresh(), "mxfp8-2d", ignore=["0"])
+    replica = nn.parallel.DistributedDataParallel(net)
+    try:
+        lowp.dequantize_model_(replica)
+    except lowp.LowpError as error:
+        said.append(str(error))
+    assert lowp.dequantize_model_(replica.module) == ["1.weight"]
     return said
 
 
@@ -104,7 +111,8 @@ class Plain(unittest.TestCase):
 
     def test_models_that_cannot_get_plain_parameters(self):
         for said in ranks.run(2, sharded):
-            self.assertEqual(len(said), 2)
+            self.assertEqual(len(said), 3)
+            self.assertIn("dequantize_model_(model.module)", said.pop())
             for text in said:
                 self.assertIn("0.weight is sharded by FSDP2", text)
                 self.assertIn("again.load_state_dict(lowp.dequantize_state_dict(model))", text)

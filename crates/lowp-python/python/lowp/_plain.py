@@ -6,8 +6,9 @@ import weakref
 
 import torch
 
-from ._errors import LowpError, UnsupportedOp
+from ._errors import LowpError
 from ._linear import Linear
+from ._memory import device_of
 from ._optim import _like
 from ._tensor import Tensor
 from ._torch_compat import local_of, own_parameters
@@ -42,7 +43,7 @@ def dequantize_model_(model, dtype=None, *, masters=False):
     The values are those of ``dequantize_state_dict``. Weights that layers share stay shared, and have their name once for each layer. Layers are
     ``torch.nn.Linear`` again. Optimizers hold the parameters from before: make a new one.
 
-    Raises ``lowp.LowpError``, before anything is changed, if FSDP2 shards a weight.
+    Raises ``lowp.LowpError``, before anything is changed, if FSDP2 shards a weight or ``DistributedDataParallel`` wraps the model.
     """
     chosen = [
         (f"{path}.{name}" if path else name, name, module, param)
@@ -52,15 +53,15 @@ def dequantize_model_(model, dtype=None, *, masters=False):
     ]
     for title, _, _, param in chosen:
         if local_of(param) is not param or param._store.full is not None:
-            raise UnsupportedOp(
+            raise LowpError(
                 f"{title} is sharded by FSDP2, which does not let parameters be replaced; make the model again without quantize_model_, call fully_shard, and load "
                 "the values: again.load_state_dict(lowp.dequantize_state_dict(model))"
             )
-    if any(isinstance(module, torch.nn.parallel.DistributedDataParallel) for module in model.modules()):
+    if chosen and any(isinstance(module, torch.nn.parallel.DistributedDataParallel) for module in model.modules()):
         raise LowpError("DistributedDataParallel would not reduce gradients of the new parameters; call dequantize_model_(model.module), and wrap that again")
     for title, _, _, param in chosen:
         try:
-            param._store.check_whole()
+            _takes_master(param._store, masters)
         except LowpError as error:
             raise LowpError(f"{title}: {error}") from None
     made = {}
@@ -80,12 +81,21 @@ def _plain(value, dtype, masters, made):
         return value
     store = local._store
     if store not in made:  # weights that layers share stay one
-        store.check_rows()
-        if masters and store.master is not None:
+        if _takes_master(store, masters):
             made[store] = store.master if dtype is None else store.master.to(dtype)
         else:
             made[store] = store.decode_any(local.dtype if dtype is None else dtype)
     return _like(value, made[store].view(local.shape))
+
+
+def _takes_master(store, masters):
+    """Whether the values are the master. Raises where they are decoded and there are no codes of all rows."""
+    store.check_rows()
+    if masters and store.master is not None:
+        return True
+    store.check_whole()
+    device_of(store.device)
+    return False
 
 
 def save_values(model):

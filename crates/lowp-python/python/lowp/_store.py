@@ -78,7 +78,7 @@ class Store:
 
     @property
     def bytes(self):
-        return sum(buffer.numel() for buffer in self.buffers.values())
+        return 0 if self.device.type == "meta" else sum(buffer.numel() for buffer in self.buffers.values())
 
     def named(self, keep=False):
         """The buffers as Rust takes them."""
@@ -308,13 +308,13 @@ class Store:
 
     def quantize_(self, values, dtype, encode_scale=None):
         """Casts values into all buffers, and into the tensor that they were cut out of."""
+        if encode_scale is not None:
+            self.recipe.check_encode_scale(encode_scale)
         if self.device.type == "meta":
             return
         self._check_window()
         if encode_scale is None:
             self._check_scale_is_own()
-        else:
-            self.recipe.check_encode_scale(encode_scale)
         self.begin_rewrite()
         amax = torch.zeros(1, dtype=torch.float32, device=self.device) if self.recipe.keeps_amax else None
         args = (encode_scale, None if amax is None else memory(amax))

@@ -97,7 +97,7 @@ class Tensor(torch.Tensor):
         options = self.recipe.options.items()
         options = "".join(f", {name}={value}" for name, value in options if defaults[name] != value)
         grad = ", requires_grad=True" if self.requires_grad else ""
-        held = "in a graph" if isinstance(self._store, _compile.Traced) else f"{0 if self.is_meta else self.stored_bytes:,} bytes"
+        held = "in a graph" if isinstance(self._store, _compile.Traced) else f"{self.stored_bytes:,} bytes"
         return (
             f"lowp.Tensor({self.recipe.name}{options}, shape={list(self.shape)}, {held}, "
             f"dtype={self.dtype}, device={self.device}{grad})"

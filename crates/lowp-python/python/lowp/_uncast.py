@@ -15,8 +15,6 @@ from ._store import Store
 
 def write(store, values, encode_scale=None):
     """Casts values into a store and its master. Where the scale is that of rows of other ranks, too, the master alone has them until the ranks meet."""
-    if store.device.type == "meta":
-        return
     if encode_scale is None and _waits(store):
         if store.rows:
             store.keep_uncast(values)
@@ -32,7 +30,7 @@ def shares_scale(store):
 
 
 def _waits(store):
-    if not shares_scale(store):
+    if store.device.type == "meta" or not shares_scale(store):
         return False
     if store.gathers is not None:
         # Ranks meet no more. The state of the optimizer knows delayed scales; other writes raise.
