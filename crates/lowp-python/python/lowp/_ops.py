@@ -166,6 +166,8 @@ def _clone(func, tensor, memory_format=None):
 @handles(aten._to_copy)
 def _to_copy(func, tensor, dtype=None, layout=None, device=None, pin_memory=None, non_blocking=False, memory_format=None):
     store = tensor._store
+    if device is not None and torch.device(device).type == "meta" and tensor.device.type != "meta":
+        raise UnsupportedOp("a lowp.Tensor cannot be moved to the meta device, since it would lose its codes; keep it on its device")
 
     def move(buffer):
         moved = buffer.to(device=device, non_blocking=non_blocking, copy=True)

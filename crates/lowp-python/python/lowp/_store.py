@@ -225,14 +225,14 @@ class Store:
     def _write_back(self):
         """Brings rows that were written to the tensor that they were cut out of."""
         whole, start, end = self._window
-        uncast = whole.uncast is not None
+        is_part, uncast = whole._stale is not None, whole.uncast is not None
         whole.begin_write()
         if uncast:
             whole._stale = torch.ones(whole.rows, dtype=torch.bool)
         for name, (cut, shared) in whole._cuts(start, end).items():
             if shared and not torch.equal(cut, self.buffers[name]):
                 # A checkpoint that other ranks saved comes in parts: the other rows must follow.
-                if whole._stale is not None and not uncast:
+                if is_part:
                     raise LowpError(
                         f"rows {start} to {end} of {whole.rows} have another {name} than the rows that were copied before; copy all rows from one "
                         "tensor"
