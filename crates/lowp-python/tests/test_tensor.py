@@ -296,7 +296,6 @@ class Operations(unittest.TestCase):
             ("there is no recipe 'mxfp9'", lambda: lowp.quantize(values(), "mxfp9")),
             ("colour", lambda: lowp.quantize(values(), "mxfp8", colour="red")),
             ("1 axes", lambda: lowp.quantize(torch.ones(4), "mxfp8")),
-            ("meta", lambda: lowp.quantize(torch.ones(32, 32, device="meta"), "mxfp8")),
             *((f"values of {dtype}; .*float16", lambda dtype=dtype: lowp.quantize(torch.ones(32, 32).to(dtype), "mxfp8")) for dtype in REFUSED),
             ("values of torch.float64", lambda: lowp.quantize(values(), "mxfp8").quantize_(values().double())),
             ("^weight: values of torch.float64.*ignore=", lambda: lowp.quantize_model_(nn.Linear(32, 32).double(), "mxfp8")),

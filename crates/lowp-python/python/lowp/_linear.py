@@ -5,6 +5,7 @@ from torch.autograd.function import once_differentiable
 
 from . import _compile, _scaled
 from ._errors import LowpError, UnsupportedOp
+from ._memory import device_of
 
 
 class Linear(torch.nn.Linear):
@@ -29,6 +30,8 @@ def linear(input, weight, bias=None):
     rows, cols = sides
     if input.dim() == 0 or input.shape[-1] != cols:
         raise LowpError(f"an input has shape {tuple(input.shape)} and the weight is {rows}x{cols}; the last axis of the input must have {cols} values")
+    if weight.device.type == "meta":
+        device_of(weight.device)  # raises
     kind = input.device.type
     if torch.is_autocast_enabled(kind):
         dtype = torch.get_autocast_dtype(kind)

@@ -35,6 +35,7 @@ class Store:
         self.usage = None  # the directions that it was made for, where buffers of several may be the same
         self.amax = None  # of the values that the codes were made of, where a file says it and no buffer does; a step makes it unknown
         self.decodes = None  # of its codes, planned for addresses that come again; they end with it
+        self.uncast = None  # values that were written and are cast where ranks meet: the master, where there is one
         self.saved_scale = None  # the delayed scale of an optimizer's state, for values that are its master
         self._prefixes = {}
         self._stale = None  # rows whose codes are of another scale, while a checkpoint comes part by part
@@ -79,7 +80,7 @@ class Store:
 
     @property
     def bytes(self):
-        return sum(buffer.numel() for buffer in self.buffers.values())
+        return 0 if self.device.type == "meta" else sum(buffer.numel() for buffer in self.buffers.values())
 
     def named(self, keep=False):
         """The buffers as Rust takes them."""
@@ -116,6 +117,7 @@ class Store:
         master = None if self.master is None else self.master[start:end]
         window = Store(self.recipe, end - start, self.cols, buffers, self.device, master)
         window._window, window.amax = (self, start, end), self.amax
+        window.uncast = None if self.uncast is None else self.uncast[start:end]
         return window
 
     def _cuts(self, start, end):
@@ -161,6 +163,8 @@ class Store:
                 f"a copy of {other.recipe!r} {other.rows}x{other.cols} into {self.recipe!r} {self.rows}x{self.cols}; dequantize and "
                 "quantize again to change either"
             )
+        if self._window is not None:
+            other.check_cast()
         self.derive()
         other.derive()
         missing = self.buffers.keys() - other.buffers.keys()
@@ -173,18 +177,20 @@ class Store:
         self._stale = None if other._stale is None else other._stale.clone()
         for name, buffer in self.buffers.items():
             buffer.copy_(other.buffers[name])
-        if other.master is None:
+        if other.master is None and other.uncast is None:
             self.follow_codes()
         elif self.master is None:
-            self.master = other.master.clone()
+            self.master = None if other.master is None else other.master.clone()
         elif self.master is not other.master:
-            self.master.copy_(other.master)
+            self.master.copy_(other.uncast if other.master is None else other.master)
+        if other.uncast is not None:
+            self.uncast = other.uncast.clone() if self.master is None else self.master
         if self._window is not None:
             self._write_back()
 
     def follow_codes(self):
         """The values of the codes become the master, where there is one: an optimizer would cast the old one over the codes."""
-        if self.master is not None and self._stale is None:
+        if self.master is not None and self._stale is None and self.device.type != "meta":
             self.master.copy_(self.decode_any())
 
     def known_amax(self):
@@ -197,9 +203,9 @@ class Store:
         trial.quantize_(amax.cpu().float().reshape(1, 1), "float32")
         return amax if torch.equal(trial._decode_scale(), self._decode_scale()) else None
 
-    def decode_any(self):
+    def decode_any(self, dtype=torch.float32):
         """Values of the rowwise codes, or of the columnwise ones where there are no others."""
-        return self.decode("rowwise" if self.serves("rowwise") else "columnwise")
+        return self.decode("rowwise" if self.serves("rowwise") else "columnwise", dtype)
 
     def begin_rewrite(self):
         """Before all buffers are written by other means."""
@@ -221,11 +227,14 @@ class Store:
     def _write_back(self):
         """Brings rows that were written to the tensor that they were cut out of."""
         whole, start, end = self._window
+        is_part, uncast = whole._stale is not None, whole.uncast is not None
         whole.begin_write()
+        if uncast:
+            whole._stale = torch.ones(whole.rows, dtype=torch.bool)
         for name, (cut, shared) in whole._cuts(start, end).items():
             if shared and not torch.equal(cut, self.buffers[name]):
                 # A checkpoint that other ranks saved comes in parts: the other rows must follow.
-                if whole._stale is not None:
+                if is_part:
                     raise LowpError(
                         f"rows {start} to {end} of {whole.rows} have another {name} than the rows that were copied before; copy all rows from one "
                         "tensor"
@@ -240,13 +249,35 @@ class Store:
                 whole._stale = None
 
     def begin_write(self):
-        self.amax = self.saved_scale = self.source = None
+        self.amax = self.saved_scale = self.source = self.uncast = None
         if self.token is not None:
             torch.autograd.graph.increment_version(self.token)  # graphs save it in the place of the weight
         if self.shard is not None:
             self.shard.begin_write()
 
+    def keep_uncast(self, values):
+        """Takes values that are cast later."""
+        self.begin_rewrite()
+        if self.master is None:
+            self.uncast = values.clone()
+        else:
+            self.master.copy_(values)
+            self.uncast = self.master
+
+    def check_cast(self):
+        """Raises where the codes are not those of the values yet."""
+        if self.uncast is not None:
+            raise LowpError(
+                f"values were written into {self.rows} rows of a weight that FSDP2 shards, and {self.recipe.name} casts them when all ranks meet, since rows of "
+                "several ranks share a scale: first make the optimizer (lowp.AdamW), load its state, load codes, or gather the weight if that was not done before"
+            )
+
     def check_whole(self):
+        """Raises where the codes are not those of all rows."""
+        self.check_rows()
+        self.check_cast()
+
+    def check_rows(self):
         """Raises where a part of the rows was replaced and the others are of another scale, or where rows are padding."""
         if self.unpadded is not None:
             raise UnsupportedOp(
@@ -272,16 +303,20 @@ class Store:
         made.amax, made.usage = self.amax, self.usage
         made.origin = None if device == self.device else weakref.ref(self)
         made.source = self.gathered_source
+        if self.uncast is not None:
+            made.uncast = change(self.uncast) if master is None else master
         made._stale = None if self._stale is None else self._stale.clone()
         return made
 
     def quantize_(self, values, dtype, encode_scale=None):
         """Casts values into all buffers, and into the tensor that they were cut out of."""
+        if encode_scale is not None:
+            self.recipe.check_encode_scale(encode_scale)
+        if self.device.type == "meta":
+            return
         self._check_window()
         if encode_scale is None:
             self._check_scale_is_own()
-        else:
-            self.recipe.check_encode_scale(encode_scale)
         self.begin_rewrite()
         amax = torch.zeros(1, dtype=torch.float32, device=self.device) if self.recipe.keeps_amax else None
         args = (encode_scale, None if amax is None else memory(amax))
@@ -296,7 +331,7 @@ class Store:
         if shares and not self.is_delayed and any(spec.entry_rows == 0 for spec in self.specs(stored=True).values()):
             raise UnsupportedOp(
                 f"values written into {self.rows} rows of a weight that FSDP2 shards: {self.recipe.name} has a scale that rows of several ranks share. The ranks "
-                "agree on it in a step of lowp.AdamW. Load values on all ranks by set_model_state_dict with full_state_dict=True, or write them before fully_shard"
+                "agree on it in a step of lowp.AdamW. Load values on all ranks by set_model_state_dict with full_state_dict=True, or write them before the weight is gathered for the first time"
             )
 
     @property
@@ -329,7 +364,7 @@ class Store:
     def follow_master(self, master, encode_scale):
         """Casts a master with the delayed scale that its codes were saved with. Codes of that scale came with the model, and stay."""
         self.master = master
-        if 1 / torch.tensor(encode_scale) != self._decode_scale():
+        if self.uncast is not None or 1 / torch.tensor(encode_scale) != self._decode_scale():
             self.quantize_(master, "float32", encode_scale)
         self.saved_scale = encode_scale
 

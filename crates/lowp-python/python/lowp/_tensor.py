@@ -5,7 +5,7 @@ from multiprocessing.reduction import ForkingPickler
 
 import torch
 
-from . import _compile, _fsdp, _linear, _ops, _states
+from . import _compile, _fsdp, _linear, _ops, _states, _uncast
 from ._errors import LowpError, UnsupportedOp
 from ._memory import dtype_name, values
 from ._plan import as_recipe
@@ -56,6 +56,7 @@ class Tensor(torch.Tensor):
     @property
     def buffers(self):
         """The buffers by name, as bytes; views, not copies."""
+        self._store.check_cast()
         self._store.derive()
         return dict(self._store.buffers)
 
@@ -87,9 +88,7 @@ class Tensor(torch.Tensor):
         if source.shape != self.shape:
             raise LowpError(f"the values have shape {tuple(source.shape)}, but the lowp.Tensor has {tuple(self.shape)}; give values of the same shape")
         source = values(source.to(self._store.device))
-        self._store.quantize_(source, dtype_name(source.dtype), encode_scale)
-        if self._store.master is not None:
-            self._store.master.copy_(source)
+        _uncast.write(self._store, source, encode_scale)
         _compile.note_writes([self])
         return self
 
@@ -159,6 +158,7 @@ class Tensor(torch.Tensor):
         # Buffers by their names.
         store = object.__getattribute__(self, "_store")
         if name in store.buffers:
+            store.check_cast()
             store.derive()
             return store.buffers[name]
         raise AttributeError(f"lowp.Tensor has no attribute {name!r}")
@@ -236,7 +236,8 @@ def quantize(source, recipe, *, usage="both", keep_master=False, encode_scale=No
     ``source`` is a tensor of two axes on the CPU or a GPU, of float32, bfloat16 or float16; other dtypes are an error. ``recipe`` is a name of
     ``lowp.recipes()``, with its options as keywords, or a ``lowp.Recipe``. ``usage`` is ``"both"``, ``"rowwise"`` (forward alone) or
     ``"columnwise"``. The bytes are those of ``lowp quantize``, on every device. ``encode_scale`` gives the scale of a delayed recipe;
-    every other scale follows from the values. ``keep_master`` keeps the values in float32 next to the codes, for ``lowp.AdamW``.
+    every other scale follows from the values. ``keep_master`` keeps the values in float32 next to the codes, for ``lowp.AdamW``. Of a tensor on the
+    meta device it makes a ``lowp.Tensor`` on that device, which has no bytes.
 
     Raises ``lowp.LowpError`` if the recipe cannot take the matrix.
     """
@@ -244,8 +245,6 @@ def quantize(source, recipe, *, usage="both", keep_master=False, encode_scale=No
     check_values(source)
     if source.dim() != 2:
         raise LowpError(f"a tensor has {source.dim()} axes, {tuple(source.shape)}, but lowp quantizes matrices; reshape it to two axes")
-    if source.device.type == "meta":
-        raise LowpError("a tensor on the meta device has no values to quantize; materialize it first (to_empty, then set its initial values)")
     read = values(source)
     store = Store.empty(recipe, *source.shape, source.device, usage)
     store.quantize_(read, dtype_name(read.dtype), encode_scale)
