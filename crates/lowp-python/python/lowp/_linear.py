@@ -50,10 +50,10 @@ def forward(input, weight, bias):
 
 
 def gradients(grad, input, weight, codes, scale, needs):
-    """Those of input, weight and bias that are needed. ``input`` is ``None`` beside its codes."""
+    """Those of input, weight and bias that are needed. ``input`` is ``None`` beside its scale; the gradient of a weight alone needs it or its codes."""
     store = weight._store
     of_input = of_weight = None
-    if codes is not None:
+    if scale is not None:
         of_input, of_weight = store.backward(grad, codes, scale, needs[:2])
     else:
         if needs[0]:
@@ -69,7 +69,11 @@ class _Linear(torch.autograd.Function):
     @staticmethod
     def forward(ctx, input, weight, bias):
         out, codes, scale = forward(input, weight, bias)
-        ctx.save_for_backward(input if codes is None else None, weight, codes, scale)
+        if codes is not None or not ctx.needs_input_grad[1]:
+            input = None
+        if not ctx.needs_input_grad[1]:
+            codes = None
+        ctx.save_for_backward(input, weight, codes, scale)
         return out
 
     @staticmethod
