@@ -162,6 +162,13 @@ class Trains(unittest.TestCase):
                 layer(x)
             self.assertEqual(sum(type(t) is torch.Tensor for t in kept), 0 if frozen else 1)
 
+    def test_blocks_compile_as_one_graph(self):
+        for config in ({}, dict(use_dora=True)):
+            net = adapted(llama("nvfp4-2d"), **config)
+            for block in net.base_model.model.model.layers:
+                block.compile(backend="aot_eager", fullgraph=True)
+            self.equal(net, adapted(llama("nvfp4-2d"), **config))
+
     def test_shards_of_codes_and_adapters_in_one_group(self):
         for merges in ranks.run(2, shards, "nvfp4-2d", ({}, dict(use_dora=True))):
             self.assertEqual(len(merges), 2)
@@ -172,29 +179,34 @@ class Trains(unittest.TestCase):
 class Merges(unittest.TestCase):
     def test_a_merge_casts_the_decoded_values_and_the_delta(self):
         for recipe in (*BYTES, "mxfp8", "nvfp4-1d"):
-            for safe in (False, True):
-                with self.subTest(recipe=recipe, safe=safe):
-                    net = trained(recipe)
-                    deltas = {name: layer.get_delta_weight("default") for name, layer in net.named_modules() if isinstance(layer, peft.tuners.lora.Linear)}
-                    self.assertEqual(len(deltas), 8)
-                    layers = {name: net.get_submodule(name).base_layer for name in deltas}
-                    sums = {name: layer.weight.dequantize() + deltas[name] for name, layer in layers.items()}
-                    net.merge_adapter(safe_merge=safe)
+            with self.subTest(recipe=recipe):
+                net = trained(recipe)
+                layers = {name: layer for name, layer in net.named_modules() if isinstance(layer, peft.tuners.lora.Linear)}
+                self.assertEqual(len(layers), 8)
+                for sign, write in ((1, net.merge_adapter), (-1, net.unmerge_adapter)):
+                    sums = {name: layer.base_layer.weight.dequantize() + sign * layer.get_delta_weight("default") for name, layer in layers.items()}
+                    write()
                     for name, layer in layers.items():
-                        self.assertTrue(torch.equal(layer.weight, lowp.quantize(sums[name].detach(), recipe)), name)
-                    sums = {name: layer.weight.dequantize() - deltas[name] for name, layer in layers.items()}
-                    net.unmerge_adapter()
-                    for name, layer in layers.items():
-                        self.assertTrue(torch.equal(layer.weight, lowp.quantize(sums[name].detach(), recipe)), name)
+                        self.assertTrue(torch.equal(layer.base_layer.weight, lowp.quantize(sums[name].detach(), recipe)), name)
+
+    def test_a_copy_that_would_be_rounded_names_the_other_way(self):
+        net = trained()
+        expected = {name: weight.dequantize() for name, weight in codes_of(net).items()}
+        with self.assertRaisesRegex(lowp.UnsupportedOp, "safe_merge=False"):
+            net.merge_adapter(safe_merge=True)
+        self.assertFalse(any(layer.merged for layer in net.modules() if isinstance(layer, peft.tuners.lora.Linear)))
+        for name, weight in codes_of(net).items():
+            self.assertTrue(torch.equal(weight.dequantize(), expected[name]), name)
 
     def test_dora_is_merged_and_taken_out(self):
-        net = trained(use_dora=True)
-        expected, before = loss_of(net).item(), {name: weight.dequantize() for name, weight in codes_of(net).items()}
-        net.merge_adapter()
-        self.assertLess(abs(loss_of(net).item() - expected), 1e-2)
-        net.unmerge_adapter()
-        for name, weight in codes_of(net).items():
-            self.assertLess((weight - before[name]).norm() / before[name].norm(), 0.05)
+        for safe in (False, True):
+            net = trained(use_dora=True)
+            expected, before = loss_of(net).item(), {name: weight.dequantize() for name, weight in codes_of(net).items()}
+            net.merge_adapter(safe_merge=safe)
+            self.assertLess(abs(loss_of(net).item() - expected), 1e-2)
+            net.unmerge_adapter()
+            for name, weight in codes_of(net).items():
+                self.assertLess((weight - before[name]).norm() / before[name].norm(), 0.05)
 
     def test_codes_that_were_kept_come_back_to_the_bit(self):
         net = trained()

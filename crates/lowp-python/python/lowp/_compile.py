@@ -16,7 +16,7 @@ from ._lowp import VERSION
 from ._plan import as_recipe
 from ._torch_compat import skip_frame, without_modes
 
-Tensor = None  # set by _tensor.py, which uses this file
+Tensor = is_frozen = None  # set by _tensor.py, which uses this file
 layer_forward = layer_gradients = None  # set by _linear.py, which uses this file
 _STORES = weakref.WeakValueDictionary()
 _NUMBERS = itertools.count()
@@ -90,11 +90,11 @@ _INNER = ["_token"]
 def flatten(tensor):
     """The tensor as its token, and what graphs take for constant."""
     _skip_frames()
-    store, dtype, flat = tensor._store, tensor._dtype, tensor._flat
-    context = store.contexts.get((dtype, flat))
+    store, dtype, flat, frozen = tensor._store, tensor._dtype, tensor._flat, is_frozen(tensor)
+    context = store.contexts.get((dtype, flat, frozen))
     if context is None:
         recipe = (store.recipe.name, tuple(sorted(store.recipe.options.items())))
-        context = store.contexts[dtype, flat] = (recipe, store.shape, dtype, flat, str(store.device))
+        context = store.contexts[dtype, flat, frozen] = (recipe, store.shape, dtype, flat, str(store.device), frozen)
     return _INNER, context
 
 
@@ -104,12 +104,12 @@ def cache_key(tensor):
 
 
 def unflatten(inner, context):
-    """The store behind a token, or what is known of it where a graph is made; dtype, and whether the tensor is flat."""
-    recipe, shape, dtype, flat, device = context
+    """The store behind a token, or what is known of it where a graph is made; dtype, and whether the tensor is flat and frozen."""
+    recipe, shape, dtype, flat, device, frozen = context
     token = inner["_token"]
     if type(token) is torch.Tensor:
-        return store_of(token), dtype, flat
-    return Traced(as_recipe(recipe[0], dict(recipe[1])), tuple(shape), torch.device(device), token), dtype, flat
+        return store_of(token), dtype, flat, frozen
+    return Traced(as_recipe(recipe[0], dict(recipe[1])), tuple(shape), torch.device(device), token), dtype, flat, frozen
 
 
 _LIBRARY = torch.library.Library("lowp", "DEF")

@@ -13,14 +13,18 @@ from ._torch_compat import is_parameter, schema_of, tree_leaves, tree_map_only
 
 
 def is_frozen(tensor):
-    """Whether a tensor is a parameter without gradients, or comes from one: ``.data``, ``.detach()`` and copies."""
-    return not tensor.requires_grad and (is_parameter(tensor) or tensor._frozen)
+    """Whether a tensor is a parameter without gradients, or comes from one: ``"weight"`` of it by ``.data`` and ``.detach()``, ``"copy"`` by copies."""
+    return not tensor.requires_grad and (is_parameter(tensor) or tensor._frozen is not None)
 
 
 def reads(func, args, kwargs):
     """Whether an operation reads values of frozen weights alone, into memory of its own."""
     held = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, _ops.Tensor)]
-    return all(map(is_frozen, held)) and func.namespace == "aten" and not any(result.alias_info for result in schema_of(func).returns)
+    if func.namespace != "aten" or not all(map(is_frozen, held)):
+        return False
+    if any(result.alias_info for result in schema_of(func).returns):
+        raise UnsupportedOp(f"{func} of a lowp.Tensor, whose codes have no such view; decode it first (.dequantize()): what is written to those values stays there")
+    return True
 
 
 @handles(aten.add_, aten.sub_)
@@ -28,6 +32,11 @@ def _add(func, tensor, other, *, alpha=1):
     """Casts the sum of the decoded values and ``other``, in float32."""
     if not isinstance(tensor, _ops.Tensor) or not is_frozen(tensor) or isinstance(other, _ops.Tensor) and not is_frozen(other):
         return _ops.read_or_refuse(func, (tensor, other), {"alpha": alpha})
+    if tensor._frozen == "copy":
+        raise UnsupportedOp(
+            f"{func} of a copy of a frozen lowp.Tensor, which would round the sum to codes; decode it first (.dequantize()), or add to the .data of the weight "
+            "itself, which is cast once: merge adapters of peft with safe_merge=False"
+        )
     store = tensor._store
     total = store.decode_any().view(tensor.shape)
     func(total, *tree_map_only(_ops.Tensor, lambda t: t.dequantize(dtype=torch.float32), (other,)), alpha=alpha)

@@ -152,7 +152,8 @@ def alias(tensor, flat=None):
 def like(tensor, store, dtype=None, flat=None):
     """A tensor of a store that is ``tensor``, or a copy of it."""
     made = Tensor(store, tensor.dtype if dtype is None else dtype, tensor.dim() == 1 if flat is None else flat)
-    made._frozen = is_frozen(tensor)
+    if is_frozen(tensor):
+        made._frozen = "copy" if store is not tensor._store else tensor._frozen or "weight"
     return made
 
 

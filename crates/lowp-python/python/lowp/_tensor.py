@@ -45,7 +45,7 @@ class Tensor(torch.Tensor):
     def __new__(cls, store, dtype, flat=False, requires_grad=False):
         shape = (store.rows * store.cols,) if flat else (store.rows, store.cols)
         tensor = make_wrapper(cls, shape, dtype=dtype, device=store.device, requires_grad=requires_grad)
-        tensor._store, tensor._dtype, tensor._flat, tensor._frozen = store, dtype, flat, False
+        tensor._store, tensor._dtype, tensor._flat, tensor._frozen = store, dtype, flat, None
         return tensor
 
     def __init__(self, *args, **kwargs):
@@ -158,7 +158,10 @@ class Tensor(torch.Tensor):
 
     @classmethod
     def __tensor_unflatten__(cls, inner, context, outer_size, outer_stride):
-        return cls(*_compile.unflatten(inner, context))
+        *of, frozen = _compile.unflatten(inner, context)
+        made = cls(*of)
+        made._frozen = "copy" if frozen else None
+        return made
 
     def __getattr__(self, name):
         # Buffers by their names.
@@ -260,7 +263,8 @@ def quantize(source, recipe, *, usage="both", keep_master=False, encode_scale=No
 
 
 _ops.Tensor = _compile.Tensor = Tensor
-_ops.is_frozen, _ops.reads_frozen = _frozen.is_frozen, _frozen.reads
+_ops.is_frozen = _compile.is_frozen = _frozen.is_frozen
+_ops.reads_frozen = _frozen.reads
 _states.quantize = quantize
 _ops.handles(torch.ops.lowp.linear)(_compile.linear_forward)
 _ops.handles(torch.ops.lowp.dequantize)(_compile.dequantize)
