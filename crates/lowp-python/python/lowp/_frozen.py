@@ -28,7 +28,7 @@ def reads(func, args, kwargs):
 
 
 @handles(aten.add_, aten.sub_)
-def _add(func, tensor, other, *, alpha=1):
+def _add(func, tensor, other, alpha=1):
     """Casts the sum of the decoded values and ``other``, in float32."""
     if not isinstance(tensor, _ops.Tensor) or not is_frozen(tensor) or isinstance(other, _ops.Tensor) and not is_frozen(other):
         return _ops.read_or_refuse(func, (tensor, other), {"alpha": alpha})
@@ -39,7 +39,7 @@ def _add(func, tensor, other, *, alpha=1):
         )
     store = tensor._store
     total = store.decode_any().view(tensor.shape)
-    func(total, *tree_map_only(_ops.Tensor, lambda t: t.dequantize(dtype=torch.float32), (other,)), alpha=alpha)
+    func(total, other.dequantize(dtype=torch.float32) if isinstance(other, _ops.Tensor) else other, alpha=alpha)
     _ops.store_values(tensor, total.view(store.shape))
     return tensor
 

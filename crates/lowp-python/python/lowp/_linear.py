@@ -25,6 +25,8 @@ def linear(input, weight, bias=None):
     rows, cols = weight.shape
     if input.dim() == 0 or input.shape[-1] != cols:
         raise LowpError(f"an input has shape {tuple(input.shape)} and the weight is {rows}x{cols}; the last axis of the input must have {cols} values")
+    if input.layout != torch.strided or not input.is_floating_point():
+        raise LowpError(f"an input has the dtype {input.dtype} and the layout {input.layout}; give dense floating-point values")
     kind = input.device.type
     if torch.is_autocast_enabled(kind):
         dtype = torch.get_autocast_dtype(kind)

@@ -125,6 +125,7 @@ _BYTES = "decode it first (.dequantize()), or take the bytes of its .buffers"
 _MEMORY = {
     torch.Tensor.data_ptr: f"{_BYTES}; for safetensors save codes (lowp.save) or values (lowp.plain_state_dict(model)), and shards with dcp.save, not "
     "dcp.async_save, which copies memory; FSDP2 through accelerate also needs it: call fully_shard in your own training loop (docs/pytorch.md)",
+    **{getattr(torch.Tensor, name): _BYTES for name in ("const_data_ptr", "mutable_data_ptr") if hasattr(torch.Tensor, name)},
     torch.Tensor.numpy: _BYTES,
     torch.Tensor.tolist: _BYTES,
     torch.Tensor.storage: _BYTES,
@@ -187,6 +188,8 @@ def _to_copy(func, tensor, dtype=None, layout=None, device=None, pin_memory=None
 def _copy(func, target, source, non_blocking=False):
     if not isinstance(target, Tensor):
         return target.copy_(source.dequantize(dtype=target.dtype).view(source.shape), non_blocking)
+    if not isinstance(source, torch.Tensor):
+        source = torch.full(target._store.shape, source, dtype=torch.float32, device=target.device)
     if target.shape != source.shape:
         raise LowpError(f"a source of shape {tuple(source.shape)} cannot be copied into a lowp.Tensor of {tuple(target.shape)}; give a source of the same shape")
     if isinstance(source, Tensor):
@@ -299,8 +302,10 @@ def _slice(func, tensor, dim=0, start=None, end=None, step=1):
 
 @handles(aten.view, aten._unsafe_view, aten.reshape)
 def _view(func, tensor, size):
+    if isinstance(size, torch.dtype):
+        raise UnsupportedOp(f"a view of a lowp.Tensor as {size}, which would read the memory of its values; {_BYTES}")
     size, store = list(size), tensor._store
-    if isinstance(size, list) and -1 in size:
+    if -1 in size:
         known = 1
         for n in size:
             known *= n if n != -1 else 1
@@ -339,6 +344,11 @@ def _equal(func, a, b):
             return False
         names &= b.buffers.keys()  # the others follow from these
     return (a.recipe, a.shape) == (b.recipe, b.shape) and all(torch.equal(a.buffers[name], b.buffers[name]) for name in names)
+
+
+@handles(aten.is_set_to)
+def _is_set_to(func, a, b):
+    return all(isinstance(tensor, Tensor) for tensor in (a, b)) and a._store is b._store and a.dim() == b.dim()
 
 
 @handles(aten.is_pinned)
