@@ -96,6 +96,39 @@ def norms(rank, world):
         assert type(found) is torch.Tensor
 
 
+class Shapes(unittest.TestCase):
+    def test_a_padding_of_columns_is_not_one_of_rows(self):
+        weight = lowp.quantize(torch.randn(32, 64), "mxfp8-2d")
+        for pad in ((0, 1), (0, 32), (0, 1, 0, 0)):
+            with self.subTest(pad=pad), self.assertRaisesRegex(lowp.UnsupportedOp, "only rows of zeros"):
+                nn.functional.pad(weight, pad)
+        self.assertEqual(nn.functional.pad(weight, (0, 0, 0, 1)).shape, (33, 64))
+
+    def test_what_reads_memory_says_what_to_read(self):
+        weight = lowp.quantize(torch.randn(32, 64), "mxfp8-2d")
+        ways = [lambda: weight.view(torch.int32), *(getattr(weight, name) for name in ("const_data_ptr", "mutable_data_ptr") if hasattr(weight, name))]
+        for way in ways:
+            with self.assertRaisesRegex(lowp.UnsupportedOp, ".buffers"):
+                way()
+
+    def test_inputs_of_layers_are_dense_floating_point_values(self):
+        weight = lowp.quantize(torch.randn(32, 64), "mxfp8-2d")
+        for x in (torch.ones(2, 64, dtype=torch.int64), torch.ones(2, 64, dtype=torch.complex64), torch.ones(2, 64).to_sparse()):
+            with self.subTest(dtype=x.dtype, layout=x.layout), self.assertRaisesRegex(lowp.LowpError, "dense floating-point"):
+                nn.functional.linear(x, weight)
+
+    def test_memory_is_that_of_the_same_weight(self):
+        weight, other = (lowp.quantize(torch.ones(32, 64), "mxfp8-2d") for _ in range(2))
+        self.assertTrue(weight.is_set_to(weight) and weight.is_set_to(weight.detach()))
+        self.assertFalse(weight.is_set_to(other) or weight.is_set_to(torch.ones(32, 64)) or weight.is_set_to(weight.view(-1)))
+
+    def test_a_number_fills_a_weight(self):
+        weight = lowp.quantize(torch.randn(32, 64), "mxfp8-2d", keep_master=True)
+        weight.copy_(2)
+        self.assertTrue(torch.equal(weight.master, torch.full((32, 64), 2.0)))
+        self.assertTrue(torch.equal(weight, lowp.quantize(weight.master, "mxfp8-2d")))
+
+
 FINITE = {
     "isfinite": (torch.isfinite, torch.Tensor.isfinite),
     "isinf": (torch.isinf, torch.Tensor.isinf),

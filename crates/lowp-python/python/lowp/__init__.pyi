@@ -89,7 +89,7 @@ def quantize_model_(
     recipe: str | Recipe,
     *,
     ignore: str | Iterable[str] = (),
-    keep_master: bool = True,
+    keep_master: bool | None = None,
     **options: str | int | float | bool,
 ) -> list[str]: ...
 def load(path: str | PathLike[str], *, device: str | torch.device = "cpu") -> dict[str, torch.Tensor]: ...

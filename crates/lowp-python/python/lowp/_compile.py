@@ -16,7 +16,7 @@ from ._lowp import VERSION
 from ._plan import as_recipe
 from ._torch_compat import skip_frame, without_modes
 
-Tensor = None  # set by _tensor.py, which uses this file
+Tensor = is_frozen = None  # set by _tensor.py, which uses this file
 layer_forward = layer_gradients = None  # set by _linear.py, which uses this file
 _STORES = weakref.WeakValueDictionary()
 _NUMBERS = itertools.count()
@@ -96,11 +96,11 @@ _INNER = ["_token"]
 def flatten(tensor):
     """The tensor as its token, and what graphs take for constant."""
     _skip_frames()
-    store, dtype, flat = tensor._store, tensor._dtype, tensor._flat
-    context = store.contexts.get((dtype, flat))
+    store, dtype, flat, frozen = tensor._store, tensor._dtype, tensor._flat, is_frozen(tensor)
+    context = store.contexts.get((dtype, flat, frozen))
     if context is None:
         recipe = (store.recipe.name, tuple(sorted(store.recipe.options.items())))
-        context = store.contexts[dtype, flat] = (recipe, store.shape, dtype, flat, str(store.device))
+        context = store.contexts[dtype, flat, frozen] = (recipe, store.shape, dtype, flat, str(store.device), frozen)
         _scaled.operands(store.recipe)  # graphs that were kept for other processes know them by number
     return _INNER, context
 
@@ -111,12 +111,12 @@ def cache_key(tensor):
 
 
 def unflatten(inner, context):
-    """The store behind a token, or what is known of it where a graph is made; dtype, and whether the tensor is flat."""
-    recipe, shape, dtype, flat, device = context
+    """The store behind a token, or what is known of it where a graph is made; dtype, and whether the tensor is flat and frozen."""
+    recipe, shape, dtype, flat, device, frozen = context
     token = inner["_token"]
     if type(token) is torch.Tensor:
-        return store_of(token), dtype, flat
-    return Traced(as_recipe(recipe[0], dict(recipe[1])), tuple(shape), torch.device(device), token), dtype, flat
+        return store_of(token), dtype, flat, frozen
+    return Traced(as_recipe(recipe[0], dict(recipe[1])), tuple(shape), torch.device(device), token), dtype, flat, frozen
 
 
 _LIBRARY = torch.library.Library("lowp", "DEF")
@@ -192,6 +192,7 @@ def forward(input, store, bias):
 
 def backward(grad, codes, scale, store, needs):
     """The gradients of a layer's input and weight by codes; ``None`` for those that nobody needs."""
+    codes = scale if codes is None else codes  # a frozen weight has no gradient, which needs them
     made = _native.call(_BACKWARD, grad, codes, scale, token_of(store), store.cols, *needs)
     return [of if needed else None for of, needed in zip(made, needs)]
 
@@ -211,7 +212,7 @@ def _backward_of_codes(grad, codes, scale, token, width, *needs):
     return tuple(grad.new_empty(0) if of is None else of for of in made)
 
 
-_operator("hold(int layer, bool columnwise, Tensor codes, Tensor scale) -> ()", lambda *_: None)(None)
+_operator("hold(int layer, bool columnwise, Tensor codes, Tensor scale, bool once) -> ()", lambda *_: None)(None)
 _FORWARD, _BACKWARD = torch.ops.lowp.forward.default, torch.ops.lowp.backward.default
 _native.store_of, _native.hold = _store_numbered, torch.ops.lowp.hold.default
 _native.register()

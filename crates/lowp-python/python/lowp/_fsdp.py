@@ -5,7 +5,7 @@ import weakref
 import torch
 import torch.distributed as dist
 
-from . import _lowp, _native, _uncast
+from . import _lowp, _native, _store, _uncast
 from ._errors import LowpError, UnsupportedOp
 from ._memory import device_of, empty, memory
 from ._ranks import Ranks, between_gathers, together
@@ -26,7 +26,7 @@ class Gathers:
 
     def __init__(self, store, full, world, rank, group, agreed=None):
         self.recipe, self.full, self.world, self.rank, self.group = store.recipe, full, world, rank, group
-        ranks = None if agreed else Ranks.of(group, store.device)
+        ranks = None if agreed or world == 1 else Ranks.of(group, store.device)
         _uncast.cast_rows(store, ranks, full, rank, group)
         with together(ranks):
             store.check_whole()
@@ -278,6 +278,21 @@ def _gathers_of(store, full, mesh, module):
     gathers = Gathers(store, full, mesh.size(), mesh.get_local_rank(), mesh.get_group(), known.get(name))
     known[name], gathers.module = gathers.text, weakref.ref(module)
     return gathers
+
+
+def with_columnwise(store):
+    """The buffers of a store and those that it leaves out because they follow from them: the gather of a rank alone, in memory of its own."""
+    if not store.rows * store.cols:
+        return Store.empty(store.recipe, *store.shape, store.device).buffers | store.buffers
+    alone = Store(store.recipe, *store.shape, dict(store.buffers), store.device)
+    gathers = Gathers(alone, store.shape, 1, 0, None)
+    gather = gathers.gathers[WHOLE].made()
+    full = gathers.fill(WHOLE, gather.gather.pre(device_of(store.device)), [])
+    full.derive()
+    return dict(full.buffers)
+
+
+_store.with_columnwise = with_columnwise
 
 
 def post_all_gather(store, arrived, metadata, full=None):

@@ -26,7 +26,7 @@ def _claiming(store, rows):
 @handles(aten.constant_pad_nd)
 def _pad(func, tensor, pad, value=0):
     below = pad[-1]
-    if tensor.dim() != 2 or any(pad[:-1]) or below < 0 or value:
+    if tensor.dim() != 2 or len(pad) != 4 or any(pad[:-1]) or below < 0 or value:
         raise UnsupportedOp(
             f"{func} of a lowp.Tensor by {list(pad)} with {value}; only rows of zeros can be appended: decode it first "
             "(.dequantize())"

@@ -32,6 +32,8 @@ def linear(input, weight, bias=None):
         raise LowpError(f"an input has shape {tuple(input.shape)} and the weight is {rows}x{cols}; the last axis of the input must have {cols} values")
     if weight.device.type == "meta":
         device_of(weight.device)  # raises
+    if input.layout != torch.strided or not input.is_floating_point():
+        raise LowpError(f"an input has the dtype {input.dtype} and the layout {input.layout}; give dense floating-point values")
     kind = input.device.type
     if torch.is_autocast_enabled(kind):
         dtype = torch.get_autocast_dtype(kind)
@@ -56,10 +58,10 @@ def forward(input, weight, bias):
 
 
 def gradients(grad, input, weight, codes, scale, needs):
-    """Those of input, weight and bias that are needed. ``input`` is ``None`` beside its codes."""
+    """Those of input, weight and bias that are needed. ``input`` is ``None`` beside its scale; the gradient of a weight alone needs it or its codes."""
     store = weight._store
     of_input = of_weight = None
-    if codes is not None:
+    if scale is not None:
         of_input, of_weight = store.backward(grad, codes, scale, needs[:2])
     else:
         if needs[0]:
@@ -75,7 +77,11 @@ class _Linear(torch.autograd.Function):
     @staticmethod
     def forward(ctx, input, weight, bias):
         out, codes, scale = forward(input, weight, bias)
-        ctx.save_for_backward(input if codes is None else None, weight, codes, scale)
+        if codes is not None or not ctx.needs_input_grad[1]:
+            input = None
+        if not ctx.needs_input_grad[1]:
+            codes = None
+        ctx.save_for_backward(input, weight, codes, scale)
         return out
 
     @staticmethod

@@ -9,6 +9,7 @@ from ._errors import LowpError
 from ._linear import Linear
 from ._plain import save_values
 from ._plan import as_recipe
+from ._store import rowwise_suffices
 from ._tensor import Tensor, check_values, quantize
 from ._torch_compat import local_of, own_parameters
 
@@ -17,13 +18,15 @@ from ._torch_compat import local_of, own_parameters
 _OF_ATTENTION = torch.nn.modules.linear.NonDynamicallyQuantizableLinear
 
 
-def quantize_model_(model, recipe, *, ignore=(), keep_master=True, **options):
+def quantize_model_(model, recipe, *, ignore=(), keep_master=None, **options):
     """Quantizes the weight of every ``torch.nn.Linear`` of ``model`` in place, before ``fully_shard``.
 
     ``ignore`` has shell patterns for names of modules (``"lm_head"``, ``"*.norm"``) or parameters. With ``keep_master`` the values stay
-    next to the codes in float32, as masters for ``lowp.AdamW``, and are sharded with the codes. A weight that several linear layers share becomes
-    one tensor. Weights that already have codes of the recipe do not change. Returns the names of the parameters that were quantized. Weights on
-    the meta device get their codes when values are written or loaded, after ``to_empty``, or assigned (``load_state_dict(.., assign=True)``).
+    next to the codes in float32, as masters for ``lowp.AdamW``, and are sharded with the codes; the default keeps those of weights that require
+    gradients. A frozen weight (``requires_grad=False``) has no codes that follow from others. Adapters of peft stay as they are. A weight that several
+    linear layers share becomes one tensor. Weights that already have codes of the recipe do not change. Returns the names of the parameters that were
+    quantized. Weights on the meta device get their codes when values are written or loaded, after ``to_empty``, or assigned
+    (``load_state_dict(.., assign=True)``).
 
     After this call, ``save_pretrained`` of a transformers model writes values, those of ``lowp.plain_state_dict``.
 
@@ -33,7 +36,7 @@ def quantize_model_(model, recipe, *, ignore=(), keep_master=True, **options):
     """
     recipe = as_recipe(recipe, options)
     ignore = [ignore] if isinstance(ignore, str) else list(ignore)
-    chosen, unused = [], set(ignore)
+    chosen, unused, adapters = [], set(ignore), _adapters(model)
     for module_name, module in model.named_modules():
         if not isinstance(module, torch.nn.Linear):
             hit = {p for p in ignore if fnmatch.fnmatchcase(module_name, p)}
@@ -42,7 +45,7 @@ def quantize_model_(model, recipe, *, ignore=(), keep_master=True, **options):
         name = f"{module_name}.weight" if module_name else "weight"
         hit = {p for p in ignore if fnmatch.fnmatchcase(module_name, p) or fnmatch.fnmatchcase(name, p)}
         unused -= hit
-        if not hit:
+        if not hit and module not in adapters:
             chosen.append((name, module))
     if unused:
         raise LowpError(f"ignore={sorted(unused)!r} matches no module of the model; give names of model.named_modules(), or patterns")
@@ -89,7 +92,9 @@ def quantize_model_(model, recipe, *, ignore=(), keep_master=True, **options):
     for name, module in chosen:
         weight = module.weight
         if id(weight) not in made:
-            tensor = quantize(weight, recipe, keep_master=keep_master)
+            trained = weight.requires_grad
+            usage = "rowwise" if not trained and rowwise_suffices(recipe, tuple(weight.shape)) else "both"
+            tensor = quantize(weight, recipe, usage=usage, keep_master=trained if keep_master is None else keep_master)
             # The old one stays alive until the end, so that no other has its id.
             made[id(weight)] = (weight, torch.nn.Parameter(tensor, requires_grad=weight.requires_grad))
         module.weight = made[id(weight)][1]
@@ -122,6 +127,12 @@ def _has_codes(name, module, recipe):
             f"as it is: ignore=[{name!r}]"
         )
     return isinstance(held, Tensor)
+
+
+def _adapters(model):
+    """The modules of adapters, as peft's layers name them."""
+    found = [getattr(module, name, None) for module in model.modules() for name in getattr(module, "adapter_layer_names", ())]
+    return {module for adapter in found if isinstance(adapter, torch.nn.Module) for module in adapter.modules()}
 
 
 def _users(model):

@@ -33,7 +33,9 @@ def prepare(number, columnwise):
     if columnwise is not None:
         orientation = "columnwise" if columnwise else "rowwise"
         store.check_serves(orientation)
-        hold(number, columnwise, *_scaled.codes(store, orientation))
+        # A transpose that the weight leaves out is made for each product.
+        once = columnwise and store.leaves_out_columnwise
+        hold(number, columnwise, *_scaled.codes(store, orientation), once)
 
 
 def _describe(number, store):

@@ -9,6 +9,7 @@ from ._torch_compat import in_backward, schema_of, tree_leaves, tree_map_only
 
 aten = torch.ops.aten
 Tensor = None  # set by _tensor.py, which uses this file
+is_frozen = reads_frozen = None  # set by _tensor.py, too
 HANDLERS = {}
 
 
@@ -36,8 +37,9 @@ def read_or_refuse(func, args, kwargs):
     """What only reads gets the decoded values; everything else raises."""
     name, writes = schema_of(func).name, _written(func, args, kwargs)
     if any(isinstance(tensor, Tensor) for tensor in writes):
-        raise UnsupportedOp(f"{func} cannot change the codes of a lowp.Tensor in place; {_WRITE}")
-    if writes or _REDUCTION in func.tags or name in _READS or (name == "aten::lerp" and not isinstance(args[0], Tensor)) or in_backward():
+        raise UnsupportedOp(f"{func} cannot change the codes of a lowp.Tensor in place; {_WRITE}; {_FROZEN}")
+    is_read = _REDUCTION in func.tags or name in _READS or (name == "aten::lerp" and not isinstance(args[0], Tensor))
+    if writes or is_read or in_backward() or reads_frozen(func, args, kwargs):
         read = _magnitudes if name == "aten::abs" else _compared if name in _COMPARISONS else _values
         args, kwargs = tree_map_only(Tensor, read, (args, kwargs))
         return func(*args, **kwargs)
@@ -47,7 +49,7 @@ def read_or_refuse(func, args, kwargs):
 def refused(func):
     """The error of an operation that codes have not."""
     name = schema_of(func).name
-    return UnsupportedOp(f"{func} of a lowp.Tensor, which holds codes; {_REMEDIES.get(name) or _REMEDIES.get(func.namespace, _DECODE)}")
+    return UnsupportedOp(f"{func} of a lowp.Tensor, which holds codes; {_REMEDIES.get(name) or _REMEDIES.get(func.namespace, f'{_DECODE}; {_FROZEN}')}")
 
 
 def _values(tensor):
@@ -108,6 +110,9 @@ _WRITE = (
     "plain tensors (AveragedModel of the model before quantize_model_); make initial values of several operations (nn.init.trunc_normal_, "
     "orthogonal_) in a plain tensor, and copy them with .copy_(values): values that such a call wrote before this error are not undone"
 )
+_FROZEN = (
+    "freeze a weight that is not trained (requires_grad_(False)): arithmetic then reads its values, and adapters of peft are merged into it, before fully_shard"
+)
 _STATES = "load a full state dictionary by set_model_state_dict, with full_state_dict=True"
 _SHARDS = (
     "shard rows with fully_shard, which gathers codes; codes do not support tensor parallelism (parallelize_module, distribute_tensor): leave such layers out of "
@@ -117,7 +122,7 @@ _SHARDS = (
 _REMEDIES = {
     "aten::where": f"{_DECODE}; make initial values of several operations (nn.init.trunc_normal_) in a plain tensor, and copy them with .copy_(values): values that "
     "such a call wrote before this error are not undone",
-    **dict.fromkeys((f"aten::{name}" for name in "add sub mul div lerp _foreach_add _foreach_sub _foreach_mul _foreach_div".split()), f"{_DECODE}; {_WRITE}"),
+    **dict.fromkeys((f"aten::{name}" for name in "add sub mul div lerp _foreach_add _foreach_sub _foreach_mul _foreach_div".split()), f"{_DECODE}; {_FROZEN}; {_WRITE}"),
     "c10d": f"{_SHARDS}; {_STATES}",
     "_c10d_functional": f"{_SHARDS}; {_STATES}",
 }
@@ -128,6 +133,7 @@ _BYTES = "decode it first (.dequantize()), or take the bytes of its .buffers"
 _MEMORY = {
     torch.Tensor.data_ptr: f"{_BYTES}; for safetensors save codes (lowp.save) or values (lowp.plain_state_dict(model)), and shards with dcp.save, not "
     "dcp.async_save, which copies memory; FSDP2 through accelerate also needs it: call fully_shard in your own training loop (docs/pytorch.md)",
+    **{getattr(torch.Tensor, name): _BYTES for name in ("const_data_ptr", "mutable_data_ptr") if hasattr(torch.Tensor, name)},
     torch.Tensor.numpy: _BYTES,
     torch.Tensor.tolist: _BYTES,
     torch.Tensor.storage: _BYTES,
@@ -136,7 +142,6 @@ _MEMORY = {
     torch.Tensor.__dlpack_device__: _BYTES,
     torch.Tensor.__cuda_array_interface__.__get__: _BYTES,
     torch.Tensor.share_memory_: "send the tensor through a queue of torch.multiprocessing, which shares its buffers, or share its .buffers",
-    torch.Tensor.data.__set__: "copy the values or the codes into the tensor that is there (.copy_())",
 }
 
 
@@ -144,13 +149,21 @@ def check_memory(func):
     """Raises where a function needs memory that a quantized tensor has not: PyTorch would give a null pointer."""
     remedy = _MEMORY.get(func)
     if remedy is not None:
-        name = {"__get__": "__cuda_array_interface__", "__set__": "an assignment to .data"}.get(func.__name__, func.__name__)
+        name = {"__get__": "__cuda_array_interface__"}.get(func.__name__, func.__name__)
         raise UnsupportedOp(f"{name} of a lowp.Tensor, which has no memory except its buffers of codes and scales; {remedy}")
 
 
 def alias(tensor, flat=None):
     flat = tensor.dim() == 1 if flat is None else flat
-    return Tensor(tensor._store, tensor.dtype, flat)
+    return like(tensor, tensor._store, flat=flat)
+
+
+def like(tensor, store, dtype=None, flat=None):
+    """A tensor of a store that is ``tensor``, or a copy of it."""
+    made = Tensor(store, tensor.dtype if dtype is None else dtype, tensor.dim() == 1 if flat is None else flat)
+    if is_frozen(tensor):
+        made._frozen = "copy" if store is not tensor._store else tensor._frozen or "weight"
+    return made
 
 
 @handles(aten.detach, aten.alias, aten.lift_fresh)
@@ -160,7 +173,7 @@ def _alias(func, tensor):
 
 @handles(aten.clone, aten.contiguous)
 def _clone(func, tensor, memory_format=None):
-    return Tensor(tensor._store.map(torch.clone), tensor.dtype, tensor.dim() == 1)
+    return like(tensor, tensor._store.map(torch.clone))
 
 
 @handles(aten._to_copy)
@@ -176,13 +189,15 @@ def _to_copy(func, tensor, dtype=None, layout=None, device=None, pin_memory=None
     dtype = tensor.dtype if dtype is None else dtype
     if not dtype.is_floating_point:
         raise UnsupportedOp(f"a lowp.Tensor cannot have the dtype {dtype}, only a floating-point dtype; decode it first (.dequantize())")
-    return Tensor(store.map(move), dtype, tensor.dim() == 1)
+    return like(tensor, store.map(move), dtype)
 
 
 @handles(aten.copy_)
 def _copy(func, target, source, non_blocking=False):
     if not isinstance(target, Tensor):
         return target.copy_(source.dequantize(dtype=target.dtype).view(source.shape), non_blocking)
+    if not isinstance(source, torch.Tensor):
+        source = torch.full(target._store.shape, source, dtype=torch.float32, device=target.device)
     if target.shape != source.shape:
         raise LowpError(f"a source of shape {tuple(source.shape)} cannot be copied into a lowp.Tensor of {tuple(target.shape)}; give a source of the same shape")
     if isinstance(source, Tensor):
@@ -194,7 +209,7 @@ def _copy(func, target, source, non_blocking=False):
             "values were copied into a lowp.Tensor in a hook of backward; this would round an update of the decoded weight, and lose changes smaller than a step of "
             "the codes: update weights with lowp.AdamW after backward, or write other values with .quantize_(values)"
         )
-    _store_values(target, source.reshape(target._store.shape))
+    store_values(target, source.reshape(target._store.shape))
     return target
 
 
@@ -203,7 +218,7 @@ def _set(func, tensor, *_):
     raise UnsupportedOp(f"{func} of a lowp.Tensor, whose memory is only its buffers and cannot be shared; copy its values (.copy_())")
 
 
-def _store_values(tensor, source):
+def store_values(tensor, source):
     """Casts plain values into a tensor, and its master."""
     store = tensor._store
     read = values(source.to(store.device))
@@ -293,8 +308,10 @@ def _slice(func, tensor, dim=0, start=None, end=None, step=1):
 
 @handles(aten.view, aten._unsafe_view, aten.reshape)
 def _view(func, tensor, size):
+    if isinstance(size, torch.dtype):
+        raise UnsupportedOp(f"a view of a lowp.Tensor as {size}, which would read the memory of its values; {_BYTES}")
     size, store = list(size), tensor._store
-    if isinstance(size, list) and -1 in size:
+    if -1 in size:
         known = 1
         for n in size:
             known *= n if n != -1 else 1
@@ -329,9 +346,17 @@ def _equal(func, a, b):
     b.check_cast()
     a.derive()
     b.derive()
-    if (a.recipe, a.shape, a.buffers.keys()) != (b.recipe, b.shape, b.buffers.keys()):
-        return False
-    return all(torch.equal(buffer, b.buffers[name]) for name, buffer in a.buffers.items())
+    names = a.buffers.keys()
+    if names != b.buffers.keys():
+        if not (a.leaves_out_columnwise and b.serves("rowwise") or b.leaves_out_columnwise and a.serves("rowwise")):
+            return False
+        names &= b.buffers.keys()  # the others follow from these
+    return (a.recipe, a.shape) == (b.recipe, b.shape) and all(torch.equal(a.buffers[name], b.buffers[name]) for name in names)
+
+
+@handles(aten.is_set_to)
+def _is_set_to(func, a, b):
+    return all(isinstance(tensor, Tensor) for tensor in (a, b)) and a._store is b._store and a.dim() == b.dim()
 
 
 @handles(aten.is_pinned)
@@ -356,5 +381,5 @@ def _initial(func, tensor, *args, **kwargs):
     store = tensor._store
     plain = torch.empty(store.shape, dtype=torch.float32, device=store.device)
     func(plain, *args, **kwargs)
-    _store_values(tensor, plain)
+    store_values(tensor, plain)
     return tensor

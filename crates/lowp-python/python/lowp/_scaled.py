@@ -110,8 +110,12 @@ def element_of(recipe, orientation):
 
 
 def codes(store, orientation):
-    """The codes of an orientation of a weight, row-major, and their scale: views, made once for each buffer."""
+    """The codes of an orientation of a weight, row-major, and their scale: views, made once for each buffer. A transpose that the weight leaves out is
+    made for each product."""
     buffers = store.buffers
+    if orientation == "columnwise" and store.leaves_out_columnwise:
+        of_rows, scale = codes(store, "rowwise")
+        return of_rows.view(torch.uint8).t().contiguous().view(of_rows.dtype), scale
     data = buffers.get(f"{orientation}_data")
     if data is None:
         data = buffers["shared_data"]

@@ -1,5 +1,6 @@
 """The buffers of a quantized matrix, which tensors share, and how rows are cut out of them."""
 
+import functools
 import weakref
 
 import torch
@@ -10,6 +11,7 @@ from ._memory import device_of, dtype_name, memory
 
 #: Decodes of one store that stay planned: by orientation, where FSDP2 gathered its codes to and where the values lie.
 _DECODES = 16
+with_columnwise = None  # set by _fsdp.py, which uses this file
 
 
 class Store:
@@ -168,15 +170,16 @@ class Store:
         self.derive()
         other.derive()
         missing = self.buffers.keys() - other.buffers.keys()
-        for name in missing:
-            self._derive(name)
+        buffers = with_columnwise(other) if missing and other.leaves_out_columnwise else other.buffers
+        for name in self.buffers.keys() - buffers.keys():
+            raise UnsupportedOp(f"the destination of a copy has no {name}; make it with the same buffers as the source (torch.empty_like)")
         self._check_window()
         self.begin_write()
         self.blank, self.source = False, other.gathered_source
         self.amax = other.amax
         self._stale = None if other._stale is None else other._stale.clone()
         for name, buffer in self.buffers.items():
-            buffer.copy_(other.buffers[name])
+            buffer.copy_(buffers[name])
         if other.master is None and other.uncast is None:
             self.follow_codes()
         elif self.master is None:
@@ -288,11 +291,6 @@ class Store:
             rows = int(self._stale.sum())
             raise LowpError(f"{rows} of {self.rows} rows have another scale than the other rows, which were replaced; copy those rows, too")
 
-    def _derive(self, name):
-        raise UnsupportedOp(
-            f"the destination of a copy has no {name}; make it with the same buffers as the source (torch.empty_like)"
-        )
-
     def map(self, change):
         """The same with every buffer, and the master, changed."""
         self.derive()
@@ -372,6 +370,8 @@ class Store:
         """Values of ``dtype`` in the order of rows: those of float32, rounded."""
         written = torch.bfloat16 if dtype == torch.bfloat16 else torch.float32
         out = torch.empty(self.shape, dtype=written, device=self.device)
+        if orientation == "columnwise" and self.leaves_out_columnwise:
+            orientation = "rowwise"
         buffers = self._for(orientation)
         device, name = device_of(self.device), dtype_name(written)
         if self.decodes is None:
@@ -426,9 +426,22 @@ class Store:
             return self.source
         return None if self.serves("rowwise") and self.serves("columnwise") else self
 
+    @property
+    def leaves_out_columnwise(self):
+        """Whether it has no columnwise codes because they follow from the rowwise ones, as in a frozen weight."""
+        whole = self.full is None and self.source is None
+        return whole and self.serves("rowwise") and not self.serves("columnwise") and rowwise_suffices(self.recipe, self.shape)
+
     def serves(self, orientation):
         """Whether the codes of an orientation are there."""
         return f"{orientation}_data" in self.buffers or "shared_data" in self.buffers
+
+
+@functools.cache
+def rowwise_suffices(recipe, shape):
+    """Whether the columnwise codes of a recipe are the rowwise ones or follow from them, and have the same values."""
+    stored, rowwise = recipe.buffers(*shape, "both", True), recipe.buffers(*shape, "rowwise")
+    return {spec.name for spec in stored} == {spec.name for spec in rowwise}
 
 
 def _check_memory(what, tensor, dtype, shape):

@@ -5,12 +5,15 @@ from multiprocessing.reduction import ForkingPickler
 
 import torch
 
-from . import _compile, _fsdp, _linear, _ops, _states, _uncast
+from . import _compile, _frozen, _fsdp, _linear, _ops, _states, _uncast
 from ._errors import LowpError, UnsupportedOp
 from ._memory import dtype_name, values
 from ._plan import as_recipe
 from ._store import Store
 from ._torch_compat import is_parameter, make_wrapper, without_torch_function
+
+
+_SET_DATA = torch.Tensor.data.__set__
 
 
 class _PreAllGather:
@@ -36,13 +39,13 @@ class Tensor(torch.Tensor):
     """
 
     # What the tensor is, and what PyTorch would be asked for in each call.
-    __slots__ = ("_store", "_dtype", "_flat")
+    __slots__ = ("_store", "_dtype", "_flat", "_frozen")
 
     @staticmethod
     def __new__(cls, store, dtype, flat=False, requires_grad=False):
         shape = (store.rows * store.cols,) if flat else (store.rows, store.cols)
         tensor = make_wrapper(cls, shape, dtype=dtype, device=store.device, requires_grad=requires_grad)
-        tensor._store, tensor._dtype, tensor._flat = store, dtype, flat
+        tensor._store, tensor._dtype, tensor._flat, tensor._frozen = store, dtype, flat, None
         return tensor
 
     def __init__(self, *args, **kwargs):
@@ -115,6 +118,8 @@ class Tensor(torch.Tensor):
         if func in _ops.FINITE:
             return _ops.finite(func, *args, **(kwargs or {}))
         if not torch.compiler.is_compiling():
+            if func == _SET_DATA:
+                return _frozen.assign(*args)
             _ops.check_memory(func)
         # What comes of it is what __torch_dispatch__ returns: plain tensors stay plain.
         with without_torch_function():
@@ -152,7 +157,10 @@ class Tensor(torch.Tensor):
 
     @classmethod
     def __tensor_unflatten__(cls, inner, context, outer_size, outer_stride):
-        return cls(*_compile.unflatten(inner, context))
+        *of, frozen = _compile.unflatten(inner, context)
+        made = cls(*of)
+        made._frozen = "copy" if frozen else None
+        return made
 
     def __getattr__(self, name):
         # Buffers by their names.
@@ -254,6 +262,8 @@ def quantize(source, recipe, *, usage="both", keep_master=False, encode_scale=No
 
 
 _ops.Tensor = _compile.Tensor = Tensor
+_ops.is_frozen = _compile.is_frozen = _frozen.is_frozen
+_ops.reads_frozen = _frozen.reads
 _states.quantize = quantize
 _ops.handles(torch.ops.lowp.linear)(_compile.linear_forward)
 _ops.handles(torch.ops.lowp.dequantize)(_compile.dequantize)

@@ -46,6 +46,8 @@ struct Held {
     scale: Tensor,
     /// Whether they are those of the phase that the weight is used in.
     is_current: bool,
+    /// Whether they were made for one product.
+    once: bool,
 }
 
 /// A layer.
@@ -87,12 +89,13 @@ pub(crate) fn layer(number: i64) -> Result<Arc<Layer>, Error> {
     if let Some(layer) = read(&LAYERS).get(&number) {
         return Ok(Arc::clone(layer));
     }
-    prepare(number, false)?;
+    prepare(number, None)?;
     let found = read(&LAYERS).get(&number).map(Arc::clone);
     found.ok_or_else(|| Error::new(format!("layer {number} is not known")))
 }
 
-fn prepare(number: i64, columnwise: bool) -> Result<(), Error> {
+/// Has Python describe a layer, and give the codes of one direction.
+fn prepare(number: i64, columnwise: Option<bool>) -> Result<(), Error> {
     Python::attach(|py| match PREPARE.get() {
         Some(prepare) => Ok(prepare.call1(py, (number, columnwise)).map(drop)?),
         None => Ok(()),
@@ -163,38 +166,46 @@ pub(crate) fn release_layer(number: i64) {
 }
 
 impl Layer {
-    /// Takes the codes of one direction.
-    pub(crate) fn hold(&self, columnwise: bool, codes: Tensor, scale: Tensor) {
+    /// Takes the codes of one direction, for one product (`once`) or until they are forgotten.
+    pub(crate) fn hold(&self, columnwise: bool, codes: Tensor, scale: Tensor, once: bool) {
         let held = Held {
             codes,
             scale,
             is_current: true,
+            once,
         };
         let before = lock(&self.held)[usize::from(columnwise)].replace(held);
         drop(before);
     }
 
-    /// Where the codes of one direction lie, and their scale.
-    fn codes(&self, columnwise: bool) -> Result<OperandPtr, Error> {
-        let find = || match &lock(&self.held)[usize::from(columnwise)] {
-            Some(held) if held.is_current => {
-                let ptr = OperandPtr {
-                    data: held.codes.address()?,
-                    scale: held.scale.address()?,
-                };
-                Ok::<_, Error>((ptr.data != 0 && ptr.scale != 0).then_some(ptr))
-            }
-            _ => Ok(None),
-        };
-        if let Some(ptr) = find()? {
-            return Ok(ptr);
+    /// Where the codes of one direction lie, and their scale; and what a single product is to keep until it is enqueued.
+    fn codes(&self, columnwise: bool) -> Result<(OperandPtr, Option<Held>), Error> {
+        if let Some(found) = self.known_codes(columnwise)? {
+            return Ok(found);
         }
-        prepare(self.number, columnwise)?;
-        find()?.ok_or_else(|| {
+        prepare(self.number, Some(columnwise))?;
+        self.known_codes(columnwise)?.ok_or_else(|| {
             Error::new(
                 "the memory of a weight is gone; FSDP2 frees gathered parameters after the forward and the backward of their module",
             )
         })
+    }
+
+    fn known_codes(&self, columnwise: bool) -> Result<Option<(OperandPtr, Option<Held>)>, Error> {
+        let mut both = lock(&self.held);
+        let held = &mut both[usize::from(columnwise)];
+        let Some(found) = held.as_ref().filter(|held| held.is_current) else {
+            return Ok(None);
+        };
+        let ptr = OperandPtr {
+            data: found.codes.address()?,
+            scale: found.scale.address()?,
+        };
+        if ptr.data == 0 || ptr.scale == 0 {
+            return Ok(None);
+        }
+        let kept = if found.once { held.take() } else { None };
+        Ok(Some((ptr, kept)))
     }
 
     /// The output for rows of input, and the columnwise codes of the input and their scale, which the gradient of the weight needs.
@@ -244,7 +255,7 @@ impl Layer {
         dtype: Holds,
         bias: Option<Tensor>,
     ) -> Result<Tensor, Error> {
-        let weight = self.codes(columnwise)?;
+        let (weight, _kept) = self.codes(columnwise)?;
         let [mut width, mut depth] = self.sides;
         if columnwise {
             (width, depth) = (depth, width);

@@ -67,11 +67,12 @@ fn enter(stack: *mut u64, kernel: impl FnOnce(&Stack) -> Result<(), Error>) {
     }
 }
 
-/// `hold(int layer, bool columnwise, Tensor codes, Tensor scale) -> ()`
+/// `hold(int layer, bool columnwise, Tensor codes, Tensor scale, bool once) -> ()`
 unsafe extern "C-unwind" fn hold(stack: *mut u64, _: u64, _: u64) {
     enter(stack, |stack| {
         let (codes, scale) = (stack.tensor(2), stack.tensor(3));
-        layers::layer(stack.number(0))?.hold(stack.is_set(1), codes, scale);
+        let layer = layers::layer(stack.number(0))?;
+        layer.hold(stack.is_set(1), codes, scale, stack.is_set(4));
         Ok(())
     });
 }
