@@ -118,8 +118,6 @@ _REMEDIES = {
 #: What reads the memory that other tensors have, by what to do in its place.
 _BYTES = "decode it first (.dequantize()), or take the bytes of its .buffers"
 _MEMORY = {
-    torch.Tensor.data_ptr: f"{_BYTES}; for safetensors save codes (lowp.save) or values (lowp.plain_state_dict(model)), and shards with dcp.save, not "
-    "dcp.async_save, which copies memory; FSDP2 through accelerate also needs it: call fully_shard in your own training loop (docs/pytorch.md)",
     torch.Tensor.numpy: _BYTES,
     torch.Tensor.tolist: _BYTES,
     torch.Tensor.storage: _BYTES,
@@ -159,7 +157,10 @@ def _clone(func, tensor, memory_format=None):
 def _to_copy(func, tensor, dtype=None, layout=None, device=None, pin_memory=None, non_blocking=False, memory_format=None):
     store = tensor._store
     if device is not None and torch.device(device).type == "meta":
-        raise UnsupportedOp("a lowp.Tensor cannot be moved to the meta device, since it would lose its codes; keep it on its device")
+        raise UnsupportedOp(
+            "a lowp.Tensor cannot be moved to the meta device, since it would lose its codes; keep it on its device; for FSDP2 through accelerate set "
+            "cpu_ram_efficient_loading=False, and load the model on every rank"
+        )
 
     def move(buffer):
         moved = buffer.to(device=device, non_blocking=non_blocking, copy=True)

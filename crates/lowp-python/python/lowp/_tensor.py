@@ -7,6 +7,7 @@ import torch
 
 from . import _compile, _fsdp, _linear, _ops, _states
 from ._errors import LowpError, UnsupportedOp
+from ._identity import Identity
 from ._memory import dtype_name, values
 from ._plan import as_recipe
 from ._store import Store
@@ -116,6 +117,10 @@ class Tensor(torch.Tensor):
         if func in _ops.FINITE:
             return _ops.finite(func, *args, **(kwargs or {}))
         if not torch.compiler.is_compiling():
+            if func is torch.Tensor.data_ptr:
+                return Identity(args[0]._store)
+            if func == _SET_DATA and isinstance(args[1], Tensor):
+                return _set_data(*args)
             _ops.check_memory(func)
         # What comes of it is what __torch_dispatch__ returns: plain tensors stay plain.
         with without_torch_function():
@@ -181,6 +186,21 @@ class Tensor(torch.Tensor):
             copy.requires_grad_(self.requires_grad)
             memo[id(self)] = _as_parameter(copy) if is_parameter(self) else copy
         return memo[id(self)]
+
+
+_SET_DATA = torch.Tensor.data.__set__
+
+
+def _set_data(tensor, data):
+    """Has a tensor share the buffers of another one, and take its dtype."""
+    if tensor.shape != data.shape or tensor.recipe != data.recipe:
+        raise LowpError(
+            f"a lowp.Tensor of {data.recipe!r} {tuple(data.shape)} was assigned to .data of one of {tensor.recipe!r} {tuple(tensor.shape)}; make a new parameter "
+            "(torch.nn.Parameter) for another recipe or shape"
+        )
+    with without_torch_function():
+        _SET_DATA(tensor, data)
+    tensor._store, tensor._dtype, tensor._flat = data._store, data._dtype, data._flat
 
 
 def _as_parameter(tensor):

@@ -4,6 +4,7 @@ Everything private of PyTorch is here, each under a name that says what it is fo
 """
 
 import functools
+import sys
 import warnings
 import weakref
 
@@ -172,6 +173,16 @@ def on_full_states(load):
 
     extend("_broadcast_state_dict", True)
     extend("_distribute_state_dict", False)
+
+
+def makes_state_only():
+    """Whether PyTorch calls a step only for the state that it makes: before states of an optimizer without steps are saved or loaded."""
+    module = sys.modules.get("torch.distributed.checkpoint.state_dict")
+    code = getattr(getattr(module, "_init_optim_state", None), "__code__", None)
+    frame = sys._getframe() if code is not None else None
+    while frame is not None and frame.f_code is not code:
+        frame = frame.f_back
+    return frame is not None
 
 
 # FSDP2.
