@@ -154,7 +154,7 @@ def _plain(value, made):
     store = local._store
     if store not in made:  # weights that layers share stay one
         store.check_whole()
-        made[store] = store.decode_any() if store.master is None else store.master
+        made[store] = store.decode_any() if store.master is None else store.known_master()
     return _like(value, made[store].view(local.shape))
 
 

@@ -100,8 +100,10 @@ class AdamW(OptimizerState, torch.optim.Optimizer):
         capturing = built.device.type == "cuda" and torch.cuda.is_current_stream_capturing()
         with built.alone():
             built.check_trained()
-            if not capturing and built.moved():
-                built = self._follow_moved()
+            if not capturing:
+                built = self._follow_moved() if built.moved() else built
+                for store in built.stores:
+                    store.settle_master()
         if not self._begun:
             self._begin()
         grads, alive = built.ready(capturing)
@@ -149,11 +151,11 @@ class AdamW(OptimizerState, torch.optim.Optimizer):
                 "the optimizer is made"
             )
         if isinstance(local, Tensor):
-            master = local._store.master
+            master = local._store.known_master()
             if master is None:
                 master = local._store.decode("rowwise")
-            local._store.master = master = master.contiguous()
-            state["master"] = _like(param, master)
+            local._store.hold(master.contiguous(), self)
+            state["master"] = _like(param, local._store.master)
         elif local.dtype == _BF16:
             state["master"] = _like(param, local.detach().float().contiguous())
         elif local.dtype != _F32:
@@ -198,10 +200,10 @@ class AdamW(OptimizerState, torch.optim.Optimizer):
             if master.shape != tuple(local._store.shape) or master.device != local.device:
                 continue  # what is planned says so
             store = local._store
-            values = store.master
+            values = store.known_master()
             if values is not master:
                 master.copy_(store.decode_any() if values is None else values)
-                store.master = master
+                store.hold(master, self)
         self._built = _Built(self, old)
         return self._built
 

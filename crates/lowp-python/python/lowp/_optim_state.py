@@ -4,8 +4,9 @@ import torch
 
 from ._compile import note_writes
 from ._errors import LowpError
+from ._params import all_of
 from ._tensor import Tensor
-from ._torch_compat import local_of
+from ._torch_compat import like, local_of
 
 
 class OptimizerState:
@@ -24,7 +25,13 @@ class OptimizerState:
         """As of PyTorch's optimizers. ``step`` counts applied steps; ``skipped`` and, of delayed scales, ``scales`` stand beside it."""
         if self._begun:
             self._note_state()
-        return super().state_dict()
+        packed = super().state_dict()
+        for index, param in enumerate(all_of(self.param_groups)):
+            store, state = getattr(local_of(param), "_store", None), packed["state"].get(index)
+            if store is not None and store.loose is not None and state is not None:
+                # The next step would make this master, unless a checkpoint has brought another one.
+                packed["state"][index] = {**state, "master": like(state["master"], store.known_master())}
+        return packed
 
     def _note_state(self):
         """Brings what the plan counts into the state. Scales that no cast has made yet are NaN."""
@@ -97,7 +104,7 @@ class OptimizerState:
         store = getattr(local_of(param), "_store", None)
         if store is not None and store.shape == tuple(local_of(state["master"]).shape):
             # Codes that were loaded without a master, into a shard that FSDP2 moved, have another one.
-            store.master = local_of(state["master"])
+            store.hold(local_of(state["master"]), self)
         self._counts = (int(values.get("step", 0)), int(values.get("skipped", 0)))
         # PyTorch loads what state_dict() returned, too, whose dictionaries are those of this state.
         scales = values.get("scales")

@@ -68,7 +68,7 @@ class Tensor(torch.Tensor):
     @property
     def master(self):
         """The float32 values that the codes were made of, or ``None``: ``lowp.AdamW`` updates them."""
-        return self._store.master
+        return self._store.known_master()
 
     def dequantize(self, *, orientation="rowwise", dtype=None):
         """The values of the codes, in the order of rows.
@@ -178,7 +178,7 @@ class Tensor(torch.Tensor):
         store.check_whole()
         recipe = (store.recipe.name, dict(store.recipe.options))
         flat, is_param = self.dim() == 1, is_parameter(self)
-        return (_rebuild, (recipe, store.shape, self.dtype, flat, dict(store.buffers), store.master, self.requires_grad, is_param))
+        return (_rebuild, (recipe, store.shape, self.dtype, flat, dict(store.buffers), store.known_master(), self.requires_grad, is_param))
 
     def __deepcopy__(self, memo):
         if id(self) not in memo:
