@@ -153,14 +153,18 @@ def _clone(func, tensor, memory_format=None):
     return Tensor(tensor._store.map(torch.clone), tensor.dtype, tensor.dim() == 1)
 
 
-@handles(aten._to_copy)
-def _to_copy(func, tensor, dtype=None, layout=None, device=None, pin_memory=None, non_blocking=False, memory_format=None):
-    store = tensor._store
+def _check_not_meta(device):
     if device is not None and torch.device(device).type == "meta":
         raise UnsupportedOp(
             "a lowp.Tensor cannot be moved to the meta device, since it would lose its codes; keep it on its device; for FSDP2 through accelerate set "
             "cpu_ram_efficient_loading=False, and load the model on every rank"
         )
+
+
+@handles(aten._to_copy)
+def _to_copy(func, tensor, dtype=None, layout=None, device=None, pin_memory=None, non_blocking=False, memory_format=None):
+    store = tensor._store
+    _check_not_meta(device)
 
     def move(buffer):
         moved = buffer.to(device=device, non_blocking=non_blocking, copy=True)
@@ -236,6 +240,7 @@ def _plain_like(func, tensor, *fill, dtype=None, device=None, **_):
 
 @handles(aten.empty_like)
 def _empty_like(func, tensor, dtype=None, device=None, **_):
+    _check_not_meta(device)
     store = tensor._store.map(lambda buffer: torch.empty_like(buffer, device=device))
     store.master = None
     return Tensor(store, tensor.dtype if dtype is None else dtype, tensor.dim() == 1)

@@ -142,9 +142,14 @@ class AdamW(OptimizerState, torch.optim.Optimizer):
     def _param_state(self, param):
         """Master and moments of a parameter, like it in shape and shards; ``master`` is left out where it is the parameter."""
         state = self.state[param]
-        if "exp_avg" in state:
-            return state
         local = local_of(param)
+        if "exp_avg" in state:
+            if not isinstance(local, Tensor) and local.dtype != (_BF16 if "master" in state else _F32):
+                raise LowpError(
+                    f"a parameter of shape {tuple(param.shape)} is {local.dtype} and was {_BF16 if 'master' in state else _F32} when the optimizer made its "
+                    "state; convert the model before the optimizer is made"
+                )
+            return state
         if not isinstance(local, Tensor) and local.dtype in (_F32, _BF16) and not local.is_contiguous():
             raise LowpError(
                 f"a parameter of shape {tuple(local.shape)} with strides {tuple(local.stride())} is not contiguous; call .contiguous() before "

@@ -339,7 +339,9 @@ class Store:
 
     def _check_scale_is_own(self):
         """Raises where other ranks gather these rows with a scale of the whole tensor: a cast here would give this rank another one."""
-        if self._whole()[0].is_part and not self.is_delayed and any(spec.entry_rows == 0 for spec in self.specs(stored=True).values()):
+        whole = self._whole()[0]
+        shares = whole.is_part or (whole.gathers is not None and whole.gathers.world > 1)
+        if shares and not self.is_delayed and any(spec.entry_rows == 0 for spec in self.specs(stored=True).values()):
             raise UnsupportedOp(
                 f"values written into {self.rows} rows of a weight that FSDP2 shards: {self.recipe.name} has a scale that rows of several ranks share. The ranks "
                 "agree on it in a step of lowp.AdamW. Load values on all ranks by set_model_state_dict with full_state_dict=True, or write them before fully_shard"
