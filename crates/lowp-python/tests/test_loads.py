@@ -60,7 +60,7 @@ def of_net(net, opt, folder):
 
 
 #: What is called, and before which steps; ``None``: before the optimizer is made.
-LOADS = ((own, (0, 1, 3)), (assigned, None), (of_optimizer, (1, 2)), (checkpoint, (1, 3)), (of_net, (0, 2)))
+LOADS = ((own, (0, 1, 3)), (assigned, None), (of_optimizer, (1, 2)), (checkpoint, (0, 1, 3)), (of_net, (0, 2)))
 
 
 def trained(rank, name, rows, load, at, folder):

@@ -131,8 +131,6 @@ _REMEDIES = {
 #: What reads the memory that other tensors have, by what to do in its place.
 _BYTES = "decode it first (.dequantize()), or take the bytes of its .buffers"
 _MEMORY = {
-    torch.Tensor.data_ptr: f"{_BYTES}; for safetensors save codes (lowp.save) or values (lowp.plain_state_dict(model)), and shards with dcp.save, not "
-    "dcp.async_save, which copies memory; FSDP2 through accelerate also needs it: call fully_shard in your own training loop (docs/pytorch.md)",
     **{getattr(torch.Tensor, name): _BYTES for name in ("const_data_ptr", "mutable_data_ptr") if hasattr(torch.Tensor, name)},
     torch.Tensor.numpy: _BYTES,
     torch.Tensor.tolist: _BYTES,
@@ -176,11 +174,18 @@ def _clone(func, tensor, memory_format=None):
     return like(tensor, tensor._store.map(torch.clone))
 
 
+def _check_not_meta(tensor, device):
+    if device is not None and torch.device(device).type == "meta" and tensor.device.type != "meta":
+        raise UnsupportedOp(
+            "a lowp.Tensor cannot be moved to the meta device, since it would lose its codes; keep it on its device; for FSDP2 through accelerate set "
+            "cpu_ram_efficient_loading=False, and load the model on every rank"
+        )
+
+
 @handles(aten._to_copy)
 def _to_copy(func, tensor, dtype=None, layout=None, device=None, pin_memory=None, non_blocking=False, memory_format=None):
     store = tensor._store
-    if device is not None and torch.device(device).type == "meta" and tensor.device.type != "meta":
-        raise UnsupportedOp("a lowp.Tensor cannot be moved to the meta device, since it would lose its codes; keep it on its device")
+    _check_not_meta(tensor, device)
 
     def move(buffer):
         moved = buffer.to(device=device, non_blocking=non_blocking, copy=True)
@@ -256,6 +261,7 @@ def _plain_like(func, tensor, *fill, dtype=None, device=None, **_):
 
 @handles(aten.empty_like)
 def _empty_like(func, tensor, dtype=None, device=None, **_):
+    _check_not_meta(tensor, device)
     store = tensor._store.map(lambda buffer: torch.empty_like(buffer, device=device))
     store.uncast = store.origin = None
     return Tensor(store, tensor.dtype if dtype is None else dtype, tensor.dim() == 1)

@@ -10,19 +10,20 @@ from ._compile import note_writes
 from ._errors import LowpError
 from ._fsdp import known_params
 from ._memory import device_of, dtype_name, memory
+from ._optim_state import OptimizerState
 from ._params import agree, all_of, check_once, list_params, listed, named, numbers, sharded_names, tensors, title
 from ._plan import as_recipe
 from ._ranks import Ranks, is_told, together
 from ._store import Store
 from ._tensor import Tensor
 from ._torch_compat import local_of
-from ._torch_compat import outside_of_graphs, version_of, whole_group, without_torch_function
+from ._torch_compat import makes_state_only, outside_of_graphs, version_of, whole_group, without_torch_function
 
 _F32, _BF16 = torch.float32, torch.bfloat16
 _Parameter = torch.nn.Parameter
 
 
-class AdamW(torch.optim.Optimizer):
+class AdamW(OptimizerState, torch.optim.Optimizer):
     """AdamW over any mix of quantized and plain parameters, in one planned launch.
 
     Masters are float32: the masters that ``quantize_model_`` kept, copies of bfloat16 parameters, and float32 parameters themselves.
@@ -56,6 +57,7 @@ class AdamW(torch.optim.Optimizer):
         self.max_norm, self.skip_nonfinite = max_norm, skip_nonfinite
         self.moments_dtype, self.capturable = moments_dtype, capturable
         self._built = None
+        self._begun = False  # whether a step was taken, or is
         self._captured = []  # what graphs of PyTorch launch, also behind another plan
         # What was loaded, for the plan: (applied, skipped), and the delayed scales of parameters.
         self._counts, self._delayed = None, {}
@@ -92,11 +94,18 @@ class AdamW(torch.optim.Optimizer):
             with torch.enable_grad():
                 loss = closure()
         built = self._built or self._build()
+        if not self._begun and makes_state_only():
+            self._note_state()
+            return loss
         capturing = built.device.type == "cuda" and torch.cuda.is_current_stream_capturing()
         with built.alone():
             built.check_trained()
-            if not capturing and built.moved():
-                built = self._follow_moved()
+            if not capturing:
+                built = self._follow_moved() if built.moved() else built
+                for store in built.stores:
+                    store.settle_master()
+        if not self._begun:
+            self._begin()
         grads, alive = built.ready(capturing)
         if capturing:
             if not self.capturable:
@@ -121,7 +130,7 @@ class AdamW(torch.optim.Optimizer):
     def last_step(self):
         """Reports the last step: ``applied``, ``grad_norm`` (``None`` if it was not computed), ``nonfinite``, ``clip``, ``steps``,
         ``skipped``. Waits for the step."""
-        if self._built is None:
+        if not self._begun:
             raise LowpError("last_step() was called before the first step(); call step() first")
         return self._built.rust.report()
 
@@ -133,20 +142,25 @@ class AdamW(torch.optim.Optimizer):
     def _param_state(self, param):
         """Master and moments of a parameter, like it in shape and shards; ``master`` is left out where it is the parameter."""
         state = self.state[param]
-        if "exp_avg" in state:
-            return state
         local = local_of(param)
+        if "exp_avg" in state:
+            if not isinstance(local, Tensor) and local.dtype != (_BF16 if "master" in state else _F32):
+                raise LowpError(
+                    f"a parameter of shape {tuple(param.shape)} is {local.dtype} and was {_BF16 if 'master' in state else _F32} when the optimizer made its "
+                    "state; convert the model before the optimizer is made"
+                )
+            return state
         if not isinstance(local, Tensor) and local.dtype in (_F32, _BF16) and not local.is_contiguous():
             raise LowpError(
                 f"a parameter of shape {tuple(local.shape)} with strides {tuple(local.stride())} is not contiguous; call .contiguous() before "
                 "the optimizer is made"
             )
         if isinstance(local, Tensor):
-            master = local._store.master
+            master = local._store.known_master()
             if master is None:
                 master = local._store.decode("rowwise")
-            local._store.master = master = master.contiguous()
-            state["master"] = _like(param, master)
+            local._store.hold(master.contiguous(), self)
+            state["master"] = _like(param, local._store.master)
         elif local.dtype == _BF16:
             state["master"] = _like(param, local.detach().float().contiguous())
         elif local.dtype != _F32:
@@ -160,22 +174,19 @@ class AdamW(torch.optim.Optimizer):
         return state
 
     def _build(self):
-        built = _Built(self)
+        self._built = _Built(self)
+        return self._built
+
+    def _begin(self):
+        """Before the first step. Collective."""
+        built, self._begun = self._built, True
         # Codes that were loaded stay as they are, where their delayed scales were, too.
         unknown = [index for index, param in enumerate(built.params) if param not in self._delayed and built.rust.delayed(index)]
         if built.ranks is not None:
             built.ranks.agree("the state that was loaded before the first step", self._loaded_text(unknown))
         if self._counts is None or unknown:
             built.rust.calibrate()
-        self._built = built
         self._take_loaded()
-        return built
-
-    def _loaded_text(self, unknown):
-        if self._counts is None:
-            return "none"
-        scales = f", and delayed scales but for parameters {unknown}" if unknown else ""
-        return f"{self._counts[0]} applied and {self._counts[1]} skipped steps{scales}"
 
     def _follow_moved(self):
         """Plans the step over parameters that lie elsewhere now, as after a load, which moves them on some ranks and not on others: nothing here
@@ -194,112 +205,12 @@ class AdamW(torch.optim.Optimizer):
             if master.shape != tuple(local._store.shape) or master.device != local.device:
                 continue  # what is planned says so
             store = local._store
-            values = store.master
+            values = store.known_master()
             if values is not master:
                 master.copy_(store.decode_any() if values is None else values)
-                store.master = master
+                store.hold(master, self)
         self._built = _Built(self, old)
         return self._built
-
-    def _take_loaded(self):
-        """Gives the plan the counts and delayed scales that were loaded."""
-        if self._counts is not None:
-            self._built.rust.set_counts(*self._counts)
-        for index, param in enumerate(self._built.params):
-            if param in self._delayed:
-                self._built.rust.set_delayed(index, self._delayed[param])
-        self._counts, self._delayed = None, {}
-
-    def state_dict(self):
-        """As of PyTorch's optimizers. ``step`` counts applied steps; ``skipped`` and, of delayed scales, ``scales`` stand beside it."""
-        if self._built is not None:
-            applied, skipped = self._built.rust.counts()
-            for index, param in enumerate(self._built.params):
-                state = self.state[param]
-                state["step"] = torch.tensor(float(applied))
-                state["skipped"] = torch.tensor(float(skipped))
-                delayed = self._built.rust.delayed(index)
-                if delayed:
-                    state["scales"] = torch.tensor([[scale, *history] for scale, history in delayed])
-                    scale = local_of(param)._store.encode_scale(local_of(state["master"]))
-                    state["encode_scale"] = torch.tensor(torch.nan if scale is None else scale)
-        return super().state_dict()
-
-    @torch.no_grad()
-    def load_state_dict(self, state_dict):
-        """Takes the state of an optimizer of the same parameters and shards. The codes of the model come with its own state."""
-        groups, saved = self.param_groups, state_dict["param_groups"]
-        sizes = [[len(group["params"]) for group in of] for of in (groups, saved)]
-        if sizes[0] != sizes[1]:
-            raise LowpError(
-                f"the state has groups of {sizes[1]} parameters, and the optimizer has groups of {sizes[0]}; make it over the same "
-                "groups"
-            )
-        self._counts, self._delayed = None, {}
-        for group, other in zip(groups, saved):
-            group.update({key: value for key, value in other.items() if key != "params"})
-            for param, number in zip(group["params"], other["params"]):
-                if not param.requires_grad:
-                    continue
-                values = state_dict["state"].get(number)
-                if values is not None:
-                    self._load_param(param, values)
-        if not state_dict["state"]:
-            self._forget()
-        if self._built is not None:
-            self._take_loaded()
-            self._built.note_writes()
-
-    def _forget(self):
-        """Begins anew, as a new optimizer over the same masters: what the state of one without steps says."""
-        for state in self.state.values():
-            local_of(state["exp_avg"]).zero_()
-            local_of(state["exp_avg_sq"]).zero_()
-            state["step"] = torch.tensor(0.0)
-            for key in ("skipped", "scales", "encode_scale"):
-                state.pop(key, None)
-        if self._built is not None:
-            self._counts = (0, 0)
-
-    def _load_param(self, param, values):
-        state = self._param_state(param)
-        for key in ("master", "exp_avg", "exp_avg_sq"):
-            if key not in state:
-                continue
-            if key not in values:
-                raise LowpError(
-                    f"the loaded state of a parameter of shape {tuple(param.shape)} has no {key}; load the state of a lowp.AdamW over parameters of "
-                    "the same dtype"
-                )
-            own, new = local_of(state[key]), local_of(values[key])
-            if own.shape != new.shape:
-                raise LowpError(
-                    f"the loaded {key} has shape {tuple(new.shape)} instead of {tuple(own.shape)}; load the state of the same model and "
-                    "shards"
-                )
-            own.copy_(new)
-        store = getattr(local_of(param), "_store", None)
-        if store is not None and store.shape == tuple(local_of(state["master"]).shape):
-            # Codes that were loaded without a master, into a shard that FSDP2 moved, have another one.
-            store.master = local_of(state["master"])
-        self._counts = (int(values.get("step", 0)), int(values.get("skipped", 0)))
-        # PyTorch loads what state_dict() returned, too, whose dictionaries are those of this state.
-        scales = values.get("scales")
-        # Also for a state_dict before the first step.
-        state["step"], state["skipped"] = (torch.tensor(float(count)) for count in self._counts)
-        scale, local = values.get("encode_scale"), local_of(param)
-        state.pop("scales", None)
-        state.pop("encode_scale", None)
-        if scales is not None:
-            state["scales"] = scales.clone()
-            self._delayed[param] = [(scale, history) for scale, *history in scales.tolist()]
-        if scale is not None:
-            state["encode_scale"] = scale.clone()
-        if scale is not None and scale.isfinite() and isinstance(local, Tensor) and local._store.is_delayed:
-            # A model of values alone, as save_pretrained writes, was cast by another scale.
-            local._store.follow_master(local_of(state["master"]), float(scale))
-            self._saved.append(local._store)
-            note_writes([param, local])
 
 
 class _Built:

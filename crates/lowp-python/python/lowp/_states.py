@@ -8,7 +8,7 @@ import collections
 import torch
 import torch.distributed as dist
 
-from . import _bytes, _ops
+from . import _bytes, _ops, _staging
 from . import _torch_compat as compat
 from ._errors import LowpError
 from ._ranks import Ranks, together
@@ -18,8 +18,9 @@ quantize = None  # set by _tensor.py, which uses this file
 
 
 def follow():
-    """From here on lowp loads the weights of full state dictionaries that have codes in the model."""
+    """From here on lowp loads the weights of full state dictionaries that have codes in the model, and says what checkpoints have of codes."""
     compat.on_full_states(load)
+    compat.on_checkpoints(_staging.written, _staging.copied, _staging.place_of)
 
 
 @torch.no_grad()

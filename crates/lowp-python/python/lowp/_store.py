@@ -27,6 +27,7 @@ class Store:
         self.full = None  # what FSDP2 gathered: Gathered
         self.source = None  # what FSDP2 gathered for one phase, that this is a copy of
         self.blank = False  # zeros that FSDP2 copies a shard into
+        self.is_part = False  # whether other ranks have other rows
         self.token = self.number = None  # its number in compiled graphs, as a tensor and as it is
         self.described = False  # whether native code knows its layer
         self.products = None  # whether its codes are multiplied, once that was asked
@@ -39,6 +40,8 @@ class Store:
         self.decodes = None  # of its codes, planned for addresses that come again; they end with it
         self.uncast = None  # values that were written and are cast where ranks meet: the master, where there is one
         self.saved_scale = None  # the delayed scale of an optimizer's state, for values that are its master
+        self.holder = None  # the optimizer that has the master in its state, held weakly
+        self.loose = None  # rows that were loaded without a master, which that optimizer may yet load
         self._prefixes = {}
         self._stale = None  # rows whose codes are of another scale, while a checkpoint comes part by part
         self._window = None  # the store and the rows that it was cut out of
@@ -152,7 +155,7 @@ class Store:
     def blank_like(self, rows):
         """Zeros for so many rows, with what all rows share: a rank without rows gets no copy of it."""
         store = Store.empty(self.recipe, rows, self.cols, self.device, stored=True, zeros=True)
-        store.blank = True
+        store.blank, store.is_part = True, self.is_part or rows != self.rows
         for name, spec in store.specs(stored=True).items():
             if spec.entry_rows == 0 and name in self.buffers:
                 store.buffers[name].copy_(self.buffers[name])
@@ -180,21 +183,66 @@ class Store:
         self._stale = None if other._stale is None else other._stale.clone()
         for name, buffer in self.buffers.items():
             buffer.copy_(buffers[name])
-        if other.master is None and other.uncast is None:
+        master = other.known_master()
+        if master is None and other.uncast is None:
             self.follow_codes()
-        elif self.master is None:
-            self.master = None if other.master is None else other.master.clone()
-        elif self.master is not other.master:
-            self.master.copy_(other.uncast if other.master is None else other.master)
+        else:
+            self._mark_loose(False)
+            if self.master is None:
+                self.master = None if master is None else master.clone()
+            elif self.master is not master:
+                self.master.copy_(other.uncast if master is None else master)
         if other.uncast is not None:
             self.uncast = other.uncast.clone() if self.master is None else self.master
         if self._window is not None:
             self._write_back()
 
     def follow_codes(self):
-        """The values of the codes become the master, where there is one: an optimizer would cast the old one over the codes."""
-        if self.master is not None and self._stale is None and self.device.type != "meta":
+        """The values of the codes become the master, where there is one: an optimizer would cast the old one over the codes. What an optimizer
+        has in its state waits for its next step: a checkpoint may bring the master, too, before the codes or after them."""
+        if self.master is None or self._stale is not None or self.device.type == "meta":
+            return
+        if self._whole()[0].is_held:
+            self._mark_loose(True)
+        else:
             self.master.copy_(self.decode_any())
+
+    def hold(self, master, optimizer):
+        """An optimizer has the master in its state, and knows its values."""
+        self.master, self.holder, self.loose = master, weakref.ref(optimizer), None
+
+    @property
+    def is_held(self):
+        """Whether an optimizer has the master in its state."""
+        return self.holder is not None and self.holder() is not None
+
+    def known_master(self):
+        """The master, with the values of rows that were loaded without it."""
+        if self.loose is None:
+            return self.master
+        return torch.where(self.loose.to(self.device)[:, None], self.decode_any(), self.master)
+
+    def settle_master(self):
+        """Before a step: nobody brought the master of rows that were loaded without it."""
+        if self.loose is not None:
+            self.master.copy_(self.known_master())
+            self.loose = None
+
+    def _mark_loose(self, loose):
+        whole, start, end = self._whole()
+        if whole.loose is None and loose:
+            whole.loose = torch.zeros(whole.rows, dtype=torch.bool)
+        if whole.loose is not None:
+            whole.loose[start:end] = loose
+            whole.loose = whole.loose if whole.loose.any() else None
+
+    def _whole(self):
+        """The store that these rows were cut out of, and which they are."""
+        whole, start, end = self, 0, self.rows
+        while whole._window is not None:
+            whole, first, _ = whole._window
+            start, end = start + first, end + first
+        return whole, start, end
 
     def known_amax(self):
         """The amax of the values that the codes were made of. After a step it is that of the master, where the scale follows from it: a delayed
@@ -295,10 +343,10 @@ class Store:
         """The same with every buffer, and the master, changed."""
         self.derive()
         buffers = {name: change(buffer) for name, buffer in self.buffers.items()}
-        master = None if self.master is None else change(self.master)
+        master = None if self.master is None else change(self.known_master())
         device = next(iter(buffers.values())).device if buffers else self.device
         made = Store(self.recipe, self.rows, self.cols, buffers, device, master)
-        made.amax, made.usage = self.amax, self.usage
+        made.amax, made.usage, made.is_part = self.amax, self.usage, self.is_part
         made.origin = None if device == self.device else weakref.ref(self)
         made.source = self.gathered_source
         if self.uncast is not None:
@@ -320,12 +368,14 @@ class Store:
         args = (encode_scale, None if amax is None else memory(amax))
         _lowp.quantize(device_of(self.device), self.recipe, self.shape, memory(values), dtype, self.named(), *args)
         self.amax = amax
+        self._mark_loose(False)
         if self._window is not None:
             self._write_back()
 
     def _check_scale_is_own(self):
         """Raises where other ranks gather these rows with a scale of the whole tensor: a cast here would give this rank another one."""
-        shares = self.gathers is not None and self.gathers.world > 1
+        whole = self._whole()[0]
+        shares = whole.is_part or (whole.gathers is not None and whole.gathers.world > 1)
         if shares and not self.is_delayed and any(spec.entry_rows == 0 for spec in self.specs(stored=True).values()):
             raise UnsupportedOp(
                 f"values written into {self.rows} rows of a weight that FSDP2 shards: {self.recipe.name} has a scale that rows of several ranks share. The ranks "

@@ -7,6 +7,7 @@ import torch
 
 from . import _compile, _frozen, _fsdp, _linear, _ops, _states, _uncast
 from ._errors import LowpError, UnsupportedOp
+from ._identity import Identity
 from ._memory import dtype_name, values
 from ._plan import as_recipe
 from ._store import Store
@@ -71,7 +72,7 @@ class Tensor(torch.Tensor):
     @property
     def master(self):
         """The float32 values that the codes were made of, or ``None``: ``lowp.AdamW`` updates them."""
-        return self._store.master
+        return self._store.known_master()
 
     def dequantize(self, *, orientation="rowwise", dtype=None):
         """The values of the codes, in the order of rows.
@@ -118,8 +119,10 @@ class Tensor(torch.Tensor):
         if func in _ops.FINITE:
             return _ops.finite(func, *args, **(kwargs or {}))
         if not torch.compiler.is_compiling():
+            if func is torch.Tensor.data_ptr:
+                return Identity(args[0]._store)
             if func == _SET_DATA:
-                return _frozen.assign(*args)
+                return _set_data(*args) if isinstance(args[1], Tensor) else _frozen.assign(*args)
             _ops.check_memory(func)
         # What comes of it is what __torch_dispatch__ returns: plain tensors stay plain.
         with without_torch_function():
@@ -181,7 +184,7 @@ class Tensor(torch.Tensor):
         store.check_whole()
         recipe = (store.recipe.name, dict(store.recipe.options))
         flat, is_param = self.dim() == 1, is_parameter(self)
-        return (_rebuild, (recipe, store.shape, self.dtype, flat, dict(store.buffers), store.master, self.requires_grad, is_param))
+        return (_rebuild, (recipe, store.shape, self.dtype, flat, dict(store.buffers), store.known_master(), self.requires_grad, is_param))
 
     def __deepcopy__(self, memo):
         if id(self) not in memo:
@@ -189,6 +192,18 @@ class Tensor(torch.Tensor):
             copy.requires_grad_(self.requires_grad)
             memo[id(self)] = _as_parameter(copy) if is_parameter(self) else copy
         return memo[id(self)]
+
+
+def _set_data(tensor, data):
+    """Has a tensor share the buffers of another one, and take its dtype."""
+    if tensor.shape != data.shape or tensor.recipe != data.recipe:
+        raise LowpError(
+            f"a lowp.Tensor of {data.recipe!r} {tuple(data.shape)} was assigned to .data of one of {tensor.recipe!r} {tuple(tensor.shape)}; make a new parameter "
+            "(torch.nn.Parameter) for another recipe or shape"
+        )
+    with without_torch_function():
+        _SET_DATA(tensor, data)
+    tensor._store, tensor._dtype, tensor._flat = data._store, data._dtype, data._flat
 
 
 def _as_parameter(tensor):
