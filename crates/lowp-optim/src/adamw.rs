@@ -9,7 +9,7 @@ use lowp_shard::{FlatGather, Requantize, ScaleBook};
 
 use crate::memory::OverGrads;
 use crate::param::Param;
-use crate::report::{PendingStep, StepReport, name_difference, of_device, read};
+use crate::report::{Compared, PendingStep, StepReport, of_device, read};
 use crate::work::StepWork;
 use crate::{Group, OptimError, ParamId, StepOptions};
 
@@ -27,6 +27,7 @@ pub struct AdamW<B: Backend> {
     pub(crate) book: Arc<ScaleBook<B>>,
     pub(crate) groups: Vec<Group>,
     pub(crate) params: Vec<Param<B>>,
+    pub(crate) names: Arc<[String]>,
     pub(crate) requantize: Requantize<B>,
     pub(crate) work: StepWork<B>,
     /// Work over gradients at other addresses, the last used first.
@@ -39,7 +40,7 @@ pub struct AdamW<B: Backend> {
     pub(crate) number: u64,
     /// What the next step compares, and what the last one did.
     pub(crate) done: Vec<Done>,
-    pub(crate) compared: Arc<[Done]>,
+    pub(crate) compared: Compared,
 }
 
 /// A captured step.
@@ -171,13 +172,17 @@ impl<B: Backend> AdamW<B> {
         let done = std::mem::take(&mut self.done);
         options.check()?;
         self.check_ready()?;
+        self.follow_left_out()?;
         if options.measures() != self.work.measures() {
             // It was captured with other passes.
             self.graph = None;
         }
         self.work
             .set(options, self.number + 1, &self.groups, &done)?;
-        self.compared = done.into();
+        self.compared = Compared {
+            done: done.into(),
+            present: Arc::clone(self.work.present()),
+        };
         // Before the first write, so that no gather takes the old rows for current.
         self.params.iter().for_each(|p| p.item.begin_write());
         self.number += 1;
@@ -200,8 +205,13 @@ impl<B: Backend> AdamW<B> {
     /// The backend failed.
     pub fn outcome(&self) -> Result<PendingStep<B>, OptimError> {
         let (bytes, world) = (self.work.report()?, Arc::clone(&self.world));
-        let done = Arc::clone(&self.compared);
-        Ok(PendingStep::on_its_way(bytes, world, self.mesh.shard, done))
+        let compared = self.compared.clone();
+        Ok(PendingStep::on_its_way(
+            bytes,
+            world,
+            self.mesh.shard,
+            compared,
+        ))
     }
 
     /// The same where the collectives of a step are done when [`AdamW::enqueue`] returns
@@ -216,7 +226,8 @@ impl<B: Backend> AdamW<B> {
             Some(_) => self.work.difference(options, self.number, &self.groups)?,
             None => "the step",
         };
-        name_difference(&report, &*self.world, self.mesh.shard, &self.compared)?;
+        self.compared
+            .name_difference(&report, &*self.world, self.mesh.shard)?;
         of_device(&report, what, self.mesh.shard, self.world.world_size())
     }
 
@@ -257,7 +268,16 @@ impl<B: Backend> AdamW<B> {
     /// # Errors
     /// The backend failed.
     pub fn counts(&self) -> Result<StepCounts, OptimError> {
-        self.work.counts()
+        self.work.records().counts()
+    }
+
+    /// How many steps each parameter was updated in, in the order in which parameters were added: those that were applied while it had a
+    /// gradient. Bias corrections follow it. Waits for the steps that the device works on.
+    ///
+    /// # Errors
+    /// The backend failed.
+    pub fn steps(&self) -> Result<Vec<u64>, OptimError> {
+        self.work.records().steps()
     }
 
     /// The gather of the weights whose masters are flat slices, where there are any.
@@ -290,13 +310,13 @@ impl<B: Backend> AdamW<B> {
     }
 
     fn check_ready(&self) -> Result<(), OptimError> {
-        let missing = self.params.iter().filter(|p| !p.ready).count();
-        let Some(first) = self.params.iter().find(|p| !p.ready) else {
+        let mut missing = self.params.iter().filter(|p| !p.ready && !p.left_out);
+        let Some(first) = missing.next() else {
             return Ok(());
         };
         Err(OptimError::MissingGradient {
             name: first.name.clone(),
-            missing,
+            missing: 1 + missing.count(),
             total: self.params.len(),
         })
     }
