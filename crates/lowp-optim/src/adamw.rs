@@ -222,13 +222,17 @@ impl<B: Backend> AdamW<B> {
     /// As [`PendingStep::wait`].
     pub fn finish(&self, options: &StepOptions) -> Result<StepReport, OptimError> {
         let report = read(self.work.report()?)?;
-        let what = match report.consensus {
+        let differs = match report.consensus {
             Some(_) => self.work.difference(options, self.number, &self.groups)?,
-            None => "the step",
+            None => None,
         };
-        self.compared
-            .name_difference(&report, &*self.world, self.mesh.shard)?;
-        of_device(&report, what, self.mesh.shard, self.world.world_size())
+        let shards = self.mesh.shard;
+        if differs.is_none() {
+            self.compared
+                .name_difference(&report, &*self.world, shards)?;
+        }
+        let what = differs.unwrap_or("the step");
+        of_device(&report, what, shards, self.world.world_size())
     }
 
     /// The fp32 master values of this rank's rows, or of its flat slice.

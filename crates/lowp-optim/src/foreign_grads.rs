@@ -423,6 +423,80 @@ mod tests {
         assert!(known(&mut adamw, 1) && !known(&mut adamw, 7));
     }
 
+    /// Two parameters, and the gradients of both, of either one, and of none.
+    fn two() -> (AdamW<Cpu>, [Vec<Option<Source<Cpu>>>; 4]) {
+        let mut builder = AdamWBuilder::new(LocalComm::solo(&Cpu));
+        let group = builder.group(Group::default());
+        for name in ["a", "b"] {
+            let memory = memory(&[1.0; SHAPE.rows * SHAPE.cols]);
+            builder
+                .param_in(&tensor(some()), name, group, memory)
+                .unwrap();
+        }
+        let mut adamw = builder.build().unwrap();
+        adamw.keep_sets(4);
+        let [a, b] = [(); 2].map(|()| Some(Source::F32(zeros())));
+        let sets = [
+            vec![a.clone(), b.clone()],
+            vec![a, None],
+            vec![None, b],
+            vec![None, None],
+        ];
+        (adamw, sets)
+    }
+
+    #[test]
+    fn sets_of_gradients_that_repeat_stay_planned() {
+        let (mut adamw, sets) = two();
+        let step = |adamw: &mut AdamW<Cpu>| {
+            adamw.step(&StepOptions::default()).unwrap().wait().unwrap();
+        };
+        // Each of the first ones may part step counts, which plans of before shared.
+        for set in sets.iter().chain(&sets) {
+            adamw.take_grads(set.clone()).unwrap();
+            step(&mut adamw);
+        }
+        for set in sets.iter().chain(sets.iter().rev()) {
+            assert!(adamw.take_grads_at(&spans(&Cpu, set)));
+            step(&mut adamw);
+        }
+        assert_eq!(adamw.steps().unwrap(), [8, 8]);
+        assert_eq!(adamw.counts().unwrap().applied, 16);
+    }
+
+    #[test]
+    fn step_counts_of_a_captured_set_do_not_part() {
+        let (mut adamw, [both, first, ..]) = two();
+        adamw.take_grads(both.clone()).unwrap();
+        adamw.step(&StepOptions::default()).unwrap().wait().unwrap();
+        adamw.pin_grads();
+        let counts = adamw.counts().unwrap();
+        for error in [
+            adamw.take_grads(first.clone()).unwrap_err(),
+            adamw.set_steps(counts, &[1, 0]).unwrap_err(),
+        ] {
+            let error = error.to_string();
+            assert!(
+                error.contains("parameter 'b' would have another step count"),
+                "{error}"
+            );
+        }
+        adamw.set_steps(counts, &[1, 1]).unwrap();
+        assert!(adamw.take_grads_at(&spans(&Cpu, &both)));
+        adamw.step(&StepOptions::default()).unwrap().wait().unwrap();
+        assert_eq!(adamw.steps().unwrap(), [2, 2]);
+        // Those that were apart before a capture stay so.
+        let (mut adamw, [both, first, ..]) = two();
+        for (set, pinned) in [(&first, false), (&both, true), (&first, false)] {
+            adamw.take_grads(set.clone()).unwrap();
+            adamw.step(&StepOptions::default()).unwrap().wait().unwrap();
+            if pinned {
+                adamw.pin_grads();
+            }
+        }
+        assert_eq!(adamw.steps().unwrap(), [3, 1]);
+    }
+
     #[test]
     fn what_does_not_fit_is_named() {
         let mut builder = AdamWBuilder::new(LocalComm::solo(&Cpu));

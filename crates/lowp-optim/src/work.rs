@@ -221,20 +221,20 @@ impl<B: Backend> StepWork<B> {
         self.records.share(sharing, counts, steps)
     }
 
-    /// Compares over the ranks what they must have in common, and says in what they differ.
+    /// Compares over the ranks the options and hyperparameters that they must have in common, and says in which they differ.
     pub(crate) fn difference(
         &self,
         options: &StepOptions,
         number: u64,
         groups: &[Group],
-    ) -> Result<&'static str, OptimError> {
+    ) -> Result<Option<&'static str>, OptimError> {
         for (what, bits) in options.common(number, groups) {
             match self.world.control().all_equal(what, &bits.to_string()) {
                 Ok(()) => {}
-                Err(CommError::Mismatch { .. }) => return Ok(what),
+                Err(CommError::Mismatch { .. }) => return Ok(Some(what)),
                 Err(error) => return Err(error.into()),
             }
         }
-        Ok("the step")
+        Ok(None)
     }
 }

@@ -175,7 +175,9 @@ impl<B: Held> Of<B> {
                     )));
                 }
             };
-            let grad = param.grad.map(|(grad, dtype)| backend.source(grad.into(), &dtype));
+            let grad = param
+                .grad
+                .map(|(grad, dtype)| backend.source(grad.into(), &dtype));
             let memory = ParamMemory {
                 master: backend.wrap::<f32>(param.master.into())?,
                 moments,

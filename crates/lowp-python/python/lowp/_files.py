@@ -10,9 +10,9 @@ from types import SimpleNamespace
 import torch
 
 from . import _lowp
+from ._args import like
 from ._errors import LowpError
 from ._memory import memory
-from ._optim import _like
 from ._plan import as_recipe
 from ._store import Store
 from ._tensor import Tensor
@@ -155,7 +155,7 @@ def _plain(value, made):
     if store not in made:  # weights that layers share stay one
         store.check_whole()
         made[store] = store.decode_any() if store.master is None else store.master
-    return _like(value, made[store].view(local.shape))
+    return like(value, made[store].view(local.shape))
 
 
 def save_values(model):
