@@ -14,21 +14,28 @@ use proptest::prelude::*;
 
 const SHAPE: Shape = Shape::new(32, 64);
 
-type Tensor = QuantizedTensor<<Cpu as Backend>::Buffer<u8>>;
+type Tensor<B> = QuantizedTensor<<B as Backend>::Buffer<u8>>;
 
 /// Parameters of one optimizer, with numbers that their values follow from.
-struct Model {
-    adamw: AdamW<Cpu>,
-    params: Vec<(usize, ParamId, Tensor)>,
+struct Model<B: Backend> {
+    backend: B,
+    adamw: AdamW<B>,
+    params: Vec<(usize, ParamId, Tensor<B>)>,
 }
 
 /// All that a parameter is.
 type Everything = (ParamState, u64, Vec<Vec<u8>>, Vec<Option<DelayedState>>);
 
-impl Model {
-    /// The recipe of parameter `n` is `recipes[n]`.
+impl Model<Cpu> {
     fn new(recipes: &[AnyRecipe], numbers: &[usize]) -> Self {
-        let mut builder = AdamWBuilder::new(LocalComm::solo(&Cpu));
+        Self::on(&Cpu, recipes, numbers)
+    }
+}
+
+impl<B: Backend> Model<B> {
+    /// The recipe of parameter `n` is `recipes[n]`.
+    fn on(backend: &B, recipes: &[AnyRecipe], numbers: &[usize]) -> Self {
+        let mut builder = AdamWBuilder::new(LocalComm::solo(backend));
         let groups = [0.1, 0.0].map(|weight_decay| {
             builder.group(Group {
                 weight_decay,
@@ -37,7 +44,7 @@ impl Model {
         });
         let mut params = Vec::new();
         for &number in numbers {
-            let alloc = |_: &_, bytes| Cpu.alloc::<u8>(bytes);
+            let alloc = |_: &_, bytes| backend.alloc::<u8>(bytes);
             let tensor = QuantizedTensor::new(recipes[number], SHAPE, Usage::BOTH, alloc).unwrap();
             let spec = ParamSpec::new(
                 format!("p{number}"),
@@ -48,7 +55,12 @@ impl Model {
         }
         let mut adamw = builder.build().unwrap();
         adamw.keep_sets(4);
-        Self { adamw, params }
+        let backend = backend.clone();
+        Self {
+            backend,
+            adamw,
+            params,
+        }
     }
 
     /// A step with gradients for those that are `present`, by number.
@@ -76,7 +88,7 @@ impl Model {
     fn everything(&self, at: usize) -> Everything {
         let (_, id, tensor) = &self.params[at];
         let buffers = tensor.buffers().iter();
-        let codes = buffers.map(|buffer| Cpu.download(&buffer.storage).unwrap());
+        let codes = buffers.map(|buffer| self.backend.download(&buffer.storage).unwrap());
         let book = self.adamw.scales();
         let slots = self.adamw.slots(*id).unwrap().into_iter().flatten();
         let delayed = slots.map(|slot| book.delayed_state(slot).unwrap());
@@ -102,7 +114,7 @@ fn recipe(name: &str) -> AnyRecipe {
 /// Steps of three parameters, and of three optimizers of one each.
 fn law(recipes: &[AnyRecipe; 3], steps: &[([bool; 3], Option<usize>)], max_norm: Option<f32>) {
     let mut whole = Model::new(recipes, &[0, 1, 2]);
-    let mut alone: Vec<Model> = (0..3).map(|n| Model::new(recipes, &[n])).collect();
+    let mut alone: Vec<Model<Cpu>> = (0..3).map(|n| Model::new(recipes, &[n])).collect();
     for (step, (present, bad)) in steps.iter().enumerate() {
         let options = StepOptions {
             max_norm,
@@ -167,6 +179,103 @@ fn every_recipe_stays_where_it_has_no_gradient() {
     ];
     for recipe in AnyRecipe::all() {
         law(&[recipe; 3], &sets.map(|set| (set, None)), Some(0.5));
+    }
+}
+
+/// Parameters of 700 different step counts, beside an optimizer of each.
+fn many_step_counts<B: Backend>(backend: &B) {
+    const PARAMS: usize = 700;
+    let shape = Shape::new(1, 3);
+    let counts = StepCounts {
+        applied: PARAMS as u64,
+        skipped: 0,
+    };
+    let plain = recipe("fp32");
+    let none = || QuantizedTensor::new(plain, shape, Usage::BOTH, |_, n| backend.alloc::<u8>(n));
+    let stepped = |numbers: &[usize]| {
+        let mut builder = AdamWBuilder::new(LocalComm::solo(backend));
+        let group = builder.group(Group::default());
+        let ids: Vec<ParamId> = numbers
+            .iter()
+            .map(|n| {
+                let spec = ParamSpec::new(format!("p{n}"), group, vec![1.0; 3]);
+                builder.param(&none().unwrap(), spec).unwrap()
+            })
+            .collect();
+        let mut adamw = builder.build().unwrap();
+        let steps: Vec<u64> = numbers.iter().map(|&n| n as u64).collect();
+        adamw.set_steps(counts, &steps).unwrap();
+        for (n, &id) in numbers.iter().zip(&ids) {
+            if n % 3 == 0 {
+                adamw.leave_out(id);
+            } else {
+                adamw.set_grad(id, &[0.5; 3]).unwrap();
+            }
+        }
+        adamw.step(&StepOptions::default()).unwrap().wait().unwrap();
+        let masters: Vec<_> = ids.iter().map(|&id| adamw.master(id).unwrap()).collect();
+        (masters, adamw.steps().unwrap())
+    };
+    let all: Vec<usize> = (0..PARAMS).collect();
+    let (masters, steps) = stepped(&all);
+    for n in (0..PARAMS).step_by(23) {
+        let (alone, own) = stepped(&[n]);
+        assert_eq!((&masters[n], steps[n]), (&alone[0], own[0]));
+        assert_eq!(own[0], n as u64 + u64::from(n % 3 != 0));
+    }
+}
+
+#[test]
+fn there_may_be_many_step_counts() {
+    many_step_counts(&Cpu);
+}
+
+/// The same bits as on the CPU, and records beyond the groups that scalars of the host may have.
+#[cfg(feature = "cuda")]
+#[test]
+fn cuda_leaves_out_what_has_no_gradient() {
+    use lowp_kernels::Cuda;
+    let cuda = match Cuda::new(0) {
+        Ok(cuda) => cuda,
+        Err(error) if std::env::var_os("LOWP_REQUIRE_GPU").is_some() => {
+            panic!("LOWP_REQUIRE_GPU is set, but {error}")
+        }
+        Err(error) => return eprintln!("skipped: {error}"),
+    };
+    many_step_counts(&cuda);
+    let sets = [
+        [true; 3],
+        [true, false, true],
+        [false; 3],
+        [false, true, false],
+        [true, true, false],
+        [true, false, true],
+    ];
+    let options = StepOptions {
+        max_norm: Some(0.5),
+        ..StepOptions::default()
+    };
+    for recipe in AnyRecipe::all() {
+        let recipes = [recipe; 3];
+        let mut host = Model::new(&recipes, &[0, 1, 2]);
+        let mut device = Model::on(&cuda, &recipes, &[0, 1, 2]);
+        for (step, set) in sets.iter().enumerate() {
+            let bad = (step == 4).then_some(1);
+            let reports = (
+                host.step(step, set, bad, &options),
+                device.step(step, set, bad, &options),
+            );
+            assert_eq!(reports.0.applied, reports.1.applied);
+            assert_eq!(reports.0.steps, reports.1.steps);
+            for at in 0..3 {
+                assert_eq!(
+                    host.everything(at),
+                    device.everything(at),
+                    "{} in step {step}",
+                    recipe.name()
+                );
+            }
+        }
     }
 }
 
