@@ -20,6 +20,8 @@ pub struct AdamW<B: Backend> {
     /// The step as one call, from the second one on, where the communicator allows it. It is dropped first: libraries
     /// wait for graphs of their collectives before a communicator ends.
     pub(crate) graph: Option<StepGraph<B>>,
+    /// Work over gradients at other addresses, the last used first. It may have graphs, too.
+    pub(crate) earlier: Vec<OverGrads<B>>,
     pub(crate) id: u64,
     pub(crate) backend: B,
     pub(crate) world: Arc<dyn Communicator<B>>,
@@ -30,14 +32,14 @@ pub struct AdamW<B: Backend> {
     pub(crate) names: Arc<[String]>,
     pub(crate) requantize: Requantize<B>,
     pub(crate) work: StepWork<B>,
-    /// Work over gradients at other addresses, the last used first.
-    pub(crate) earlier: Vec<OverGrads<B>>,
     /// Whether the work over the present gradients is kept whatever comes.
     pub(crate) pinned: bool,
     /// How many sets of addresses have planned work.
     pub(crate) keep: usize,
     /// Steps so far, applied or not.
     pub(crate) number: u64,
+    /// Bytes of full weights that graphs sent, less those that their captures counted.
+    pub(crate) launched: u64,
     /// What the next step compares, and what the last one did.
     pub(crate) done: Vec<Done>,
     pub(crate) compared: Compared,
@@ -47,7 +49,9 @@ pub struct AdamW<B: Backend> {
 #[derive(Debug)]
 pub(crate) struct StepGraph<B: Backend> {
     graph: B::Graph,
-    /// Bytes of full weights that a launch sends, counted when it was captured.
+    /// Whether it takes the norm.
+    measures: bool,
+    /// Bytes of full weights that a launch sends.
     sent: u64,
     /// What a launch sends in all.
     traffic: Traffic,
@@ -97,8 +101,8 @@ impl<B: Backend> AdamW<B> {
         Ok(())
     }
 
-    /// Applies one step: norm, update, amax, agreement, cast, and the gather of full weights
-    /// whose masters are flat slices. Every rank must call it.
+    /// Applies one step to the parameters that have a gradient: norm, update, amax, agreement, cast, and the gather
+    /// of full weights whose masters are flat slices. Every rank must call it.
     ///
     /// The gradient norm is taken over the shards of a replica; replicas must have equal gradients,
     /// which is checked by their norm. A non-finite gradient on any rank skips the update on all ranks
@@ -112,8 +116,8 @@ impl<B: Backend> AdamW<B> {
     /// arrives later. Elsewhere the report is there when the call returns.
     ///
     /// # Errors
-    /// A parameter without a gradient, options out of range or not the same on all ranks, or a rank
-    /// that failed. Every rank gets an error: in this call or in the wait for its report, or
+    /// A parameter that has no gradient and was not left out ([`AdamW::leave_out`]), options out of range, options or
+    /// parameters that are left out not the same on all ranks, or a rank that failed. Every rank gets an error: in this call or in the wait for its report, or
     /// in its next collective call if the failure was after the last collective of the step, in a
     /// rank's second pass. A rank of its own may try again after mistakes in the arguments; after a
     /// failure of the backend its parameters may be half updated.
@@ -135,6 +139,7 @@ impl<B: Backend> AdamW<B> {
                     self.world.count(step.traffic);
                 }
                 step.launches += 1;
+                self.launched = self.launched.wrapping_add(step.sent);
                 self.world
                     .expect(self.backend.record()?, "the optimizer step");
             }
@@ -147,8 +152,11 @@ impl<B: Backend> AdamW<B> {
                     let sent = self.flat_sent_bytes() - before;
                     let traffic = self.world.traffic().since(traffic);
                     let launches = 0;
+                    // The capture counted what it did not send.
+                    self.launched = self.launched.wrapping_sub(sent);
                     self.graph = Some(StepGraph {
                         graph,
+                        measures: self.work.measures(),
                         sent,
                         traffic,
                         launches,
@@ -173,10 +181,9 @@ impl<B: Backend> AdamW<B> {
         options.check()?;
         self.check_ready()?;
         self.follow_left_out()?;
-        if options.measures() != self.work.measures() {
-            // It was captured with other passes.
-            self.graph = None;
-        }
+        // One that was captured with other passes does not serve.
+        let serves = |step: &StepGraph<B>| step.measures == options.measures();
+        self.graph = self.graph.take().filter(serves);
         self.work
             .set(options, self.number + 1, &self.groups, &done)?;
         self.compared = Compared {
@@ -293,11 +300,7 @@ impl<B: Backend> AdamW<B> {
     /// of a step that runs as a graph count with every launch.
     pub fn flat_sent_bytes(&self) -> u64 {
         let counted = self.flat_gather().map_or(0, FlatGather::counted_sent_bytes);
-        match &self.graph {
-            // The capture counted what it did not send.
-            Some(step) => counted - step.sent + step.sent * step.launches,
-            None => counted,
-        }
+        counted.wrapping_add(self.launched)
     }
 
     /// The scales of the parameters, and of what else was registered with the builder.

@@ -344,6 +344,7 @@ impl<B: Backend> AdamWBuilder<B> {
             pinned: false,
             keep: 1,
             number: 0,
+            launched: 0,
             done: Vec::new(),
             compared: Compared::default(),
         })

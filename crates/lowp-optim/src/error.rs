@@ -114,7 +114,7 @@ pub enum OptimError {
     },
     /// A parameter that has a gradient on some ranks.
     #[error(
-        "parameter '{name}' has a gradient on ranks {with:?} and none on ranks {without:?}{}; give it one on every rank, such as that of `0 * param.sum()`, or on none",
+        "parameter '{name}' has a gradient on ranks {with:?} and none on ranks {without:?}{}; give it one on every rank (add `0 * param.sum()` to the loss), or on none",
         others(*.more)
     )]
     GradientOnSome {

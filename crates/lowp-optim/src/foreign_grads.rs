@@ -85,14 +85,13 @@ impl<B: Backend> AdamW<B> {
             spans: spans(&self.backend, &grads),
             grads,
             plans: self.work.swap(next.plans),
+            graph: std::mem::replace(&mut self.graph, next.graph),
             pinned: std::mem::replace(&mut self.pinned, next.pinned),
         };
         for (param, grad) in self.params.iter_mut().zip(next.grads) {
             (param.ready, param.left_out) = (grad.is_some(), grad.is_none());
             param.grad = grad.unwrap_or_else(|| param.grad.clone());
         }
-        // It was captured over the others.
-        self.graph = None;
         before
     }
 
@@ -132,6 +131,7 @@ impl<B: Backend> AdamW<B> {
             spans,
             grads,
             plans,
+            graph: None,
             pinned: false,
         };
         match parted {

@@ -5,6 +5,7 @@ use std::ops::Range;
 use lowp_kernels::{Backend, Moments, Source};
 
 use crate::OptimError;
+use crate::adamw::StepGraph;
 use crate::plans::StepPlans;
 
 /// What a parameter keeps between steps, and its gradient, in memory that the caller allocated. Each buffer has an entry for each
@@ -48,6 +49,8 @@ pub(crate) struct OverGrads<B: Backend> {
     pub(crate) spans: Vec<Option<Range<usize>>>,
     pub(crate) grads: Vec<Option<Source<B>>>,
     pub(crate) plans: StepPlans<B>,
+    /// What was captured of them.
+    pub(crate) graph: Option<StepGraph<B>>,
     /// Kept whatever comes ([`crate::AdamW::pin_grads`]).
     pub(crate) pinned: bool,
 }
