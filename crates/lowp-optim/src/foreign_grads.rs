@@ -423,8 +423,10 @@ mod tests {
         assert!(known(&mut adamw, 1) && !known(&mut adamw, 7));
     }
 
+    type Grads = Vec<Option<Source<Cpu>>>;
+
     /// Two parameters, and the gradients of both, of either one, and of none.
-    fn two() -> (AdamW<Cpu>, [Vec<Option<Source<Cpu>>>; 4]) {
+    fn two() -> (AdamW<Cpu>, [Grads; 4]) {
         let mut builder = AdamWBuilder::new(LocalComm::solo(&Cpu));
         let group = builder.group(Group::default());
         for name in ["a", "b"] {
