@@ -7,6 +7,7 @@ from types import SimpleNamespace
 import torch
 
 from . import _lowp
+from ._args import like
 from ._errors import LowpError
 from ._memory import memory
 from ._plan import as_recipe

@@ -14,15 +14,17 @@ class OptimizerState:
 
     def _take_loaded(self):
         """Gives the plan the counts and delayed scales that were loaded."""
-        if self._counts is not None:
-            self._built.rust.set_counts(*self._counts)
+        if self._steps is not None:
+            steps = [self._steps.get(param, 0) for param in self._built.params]
+            self._built.rust.set_counts(max(steps), self._skipped, steps)
         for index, param in enumerate(self._built.params):
             if param in self._delayed:
                 self._built.rust.set_delayed(index, self._delayed[param])
-        self._counts, self._delayed = None, {}
+        self._steps, self._skipped, self._delayed = None, 0, {}
 
     def state_dict(self):
-        """As of PyTorch's optimizers. ``step`` counts applied steps; ``skipped`` and, of delayed scales, ``scales`` stand beside it."""
+        """As of PyTorch's optimizers. ``step`` counts the steps that updated the parameter; ``skipped``, of all steps, and, of delayed scales,
+        ``scales`` stand beside it."""
         if self._begun:
             self._note_state()
         packed = super().state_dict()
@@ -35,10 +37,12 @@ class OptimizerState:
 
     def _note_state(self):
         """Brings what the plan counts into the state. Scales that no cast has made yet are NaN."""
-        applied, skipped = self._built.rust.counts()
+        _, skipped, steps = self._built.rust.counts()
         for index, param in enumerate(self._built.params):
+            if param not in self.state:
+                continue  # frozen so far
             state = self.state[param]
-            state["step"] = torch.tensor(float(applied))
+            state["step"] = torch.tensor(float(steps[index]))
             state["skipped"] = torch.tensor(float(skipped))
             delayed = self._built.rust.delayed(index)
             if delayed:
@@ -57,32 +61,31 @@ class OptimizerState:
                 f"the state has groups of {sizes[1]} parameters, and the optimizer has groups of {sizes[0]}; make it over the same "
                 "groups"
             )
-        self._counts, self._delayed = None, {}
+        self._steps, self._skipped, self._delayed = None, 0, {}
         for group, other in zip(groups, saved):
             group.update({key: value for key, value in other.items() if key != "params"})
             for param, number in zip(group["params"], other["params"]):
-                if not param.requires_grad:
-                    continue
                 values = state_dict["state"].get(number)
                 if values is not None:
                     self._load_param(param, values)
-        if not state_dict["state"]:
-            self._forget()
+                elif param in self.state:
+                    self._forget(param)
+        if self._built is not None and self._built.thawed():
+            self._follow_moved()
         if self._begun:
+            self._steps = self._steps or {}
             self._take_loaded()
         if self._built is not None:
             self._built.note_writes()
 
-    def _forget(self):
-        """Begins anew, as a new optimizer over the same masters: what the state of one without steps says."""
-        for state in self.state.values():
-            local_of(state["exp_avg"]).zero_()
-            local_of(state["exp_avg_sq"]).zero_()
-            state["step"] = torch.tensor(0.0)
-            for key in ("skipped", "scales", "encode_scale"):
-                state.pop(key, None)
-        if self._begun:
-            self._counts = (0, 0)
+    def _forget(self, param):
+        """Begins anew, as a new optimizer over the same master: what a state without this parameter says."""
+        state = self.state[param]
+        local_of(state["exp_avg"]).zero_()
+        local_of(state["exp_avg_sq"]).zero_()
+        state["step"] = torch.tensor(0.0)
+        for key in ("skipped", "scales", "encode_scale"):
+            state.pop(key, None)
 
     def _load_param(self, param, values):
         state = self._param_state(param)
@@ -105,11 +108,12 @@ class OptimizerState:
         if store is not None and store.shape == tuple(local_of(state["master"]).shape):
             # Codes that were loaded without a master, into a shard that FSDP2 moved, have another one.
             store.hold(local_of(state["master"]), self)
-        self._counts = (int(values.get("step", 0)), int(values.get("skipped", 0)))
+        steps, skipped = (int(values.get(key, 0)) for key in ("step", "skipped"))
+        self._steps, self._skipped = {**(self._steps or {}), param: steps}, max(self._skipped, skipped)
         # PyTorch loads what state_dict() returned, too, whose dictionaries are those of this state.
         scales = values.get("scales")
         # Also for a state_dict before the first step.
-        state["step"], state["skipped"] = (torch.tensor(float(count)) for count in self._counts)
+        state["step"], state["skipped"] = torch.tensor(float(steps)), torch.tensor(float(skipped))
         scale, local = values.get("encode_scale"), local_of(param)
         state.pop("scales", None)
         state.pop("encode_scale", None)
@@ -125,8 +129,9 @@ class OptimizerState:
             self._saved.append(local._store)
             note_writes([param, local])
 
-    def _loaded_text(self, unknown):
-        if self._counts is None:
+    def _loaded_text(self, built, unknown):
+        if self._steps is None:
             return "none"
         scales = f", and delayed scales but for parameters {unknown}" if unknown else ""
-        return f"{self._counts[0]} applied and {self._counts[1]} skipped steps{scales}"
+        lines = [f"{max(self._steps.values(), default=0)} applied and {self._skipped} skipped steps{scales}"]
+        return "\n".join(lines + [f"{self._steps.get(param, 0)} steps of {built.title(param)}" for param in built.params])

@@ -6,10 +6,10 @@ import weakref
 
 import torch
 
+from ._args import like
 from ._errors import LowpError
 from ._linear import Linear
 from ._memory import device_of
-from ._optim import _like
 from ._tensor import Tensor
 from ._torch_compat import local_of, own_parameters
 
@@ -85,7 +85,7 @@ def _plain(value, dtype, masters, made):
             made[store] = store.known_master() if dtype is None else store.known_master().to(dtype)
         else:
             made[store] = store.decode_any(local.dtype if dtype is None else dtype)
-    return _like(value, made[store].view(local.shape))
+    return like(value, made[store].view(local.shape))
 
 
 def _takes_master(store, masters):
