@@ -32,7 +32,7 @@ def _add(func, tensor, other, alpha=1):
     """Casts the sum of the decoded values and ``other``, in float32."""
     if not isinstance(tensor, _ops.Tensor) or not is_frozen(tensor) or isinstance(other, _ops.Tensor) and not is_frozen(other):
         return _ops.read_or_refuse(func, (tensor, other), {"alpha": alpha})
-    if tensor._frozen == "copy":
+    if tensor._frozen == "copy" and not is_parameter(tensor):
         raise UnsupportedOp(
             f"{func} of a copy of a frozen lowp.Tensor, which would round the sum to codes; decode it first (.dequantize()), or add to the .data of the weight "
             "itself, which is cast once: merge adapters of peft with safe_merge=False"
