@@ -11,6 +11,7 @@ use lowp_comm::{
 };
 use lowp_kernels::{Backend, Cuda, CudaBuffer, CudaEvent, KernelError, Source};
 
+use crate::exit::Abandoned;
 use crate::rank_order::RankOrder;
 use crate::raw::{self, ID, Op, Raw};
 use crate::watchdog::{self, Group as _};
@@ -367,7 +368,12 @@ fn join_watched(
     const NAP: Duration = Duration::from_millis(2);
     let (rank, world) = (control.rank(), control.world_size());
     let cuda = cuda.clone();
-    let joining = thread::spawn(move || Raw::join(&cuda, id, [rank, world], min_ctas));
+    let abandoned = Abandoned::new();
+    let joining = thread::spawn(move || {
+        let joined = Raw::join(&cuda, id, [rank, world], min_ctas);
+        drop(abandoned);
+        joined
+    });
     let begun = Instant::now();
     while !joining.is_finished() {
         if let Some(cause) = control.failure() {

@@ -30,6 +30,8 @@
 
 #[cfg(feature = "cuda")]
 mod comm;
+#[cfg(any(feature = "cuda", test))]
+mod exit;
 #[cfg(feature = "cuda")]
 mod rank_order;
 #[cfg(feature = "cuda")]

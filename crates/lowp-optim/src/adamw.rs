@@ -9,7 +9,7 @@ use lowp_shard::{FlatGather, Requantize, ScaleBook};
 
 use crate::memory::OverGrads;
 use crate::param::Param;
-use crate::report::{PendingStep, StepReport, name_difference, of_device, read};
+use crate::report::{Compared, PendingStep, StepReport, of_device, read};
 use crate::work::StepWork;
 use crate::{Group, OptimError, ParamId, StepOptions};
 
@@ -20,6 +20,8 @@ pub struct AdamW<B: Backend> {
     /// The step as one call, from the second one on, where the communicator allows it. It is dropped first: libraries
     /// wait for graphs of their collectives before a communicator ends.
     pub(crate) graph: Option<StepGraph<B>>,
+    /// Work over gradients at other addresses, the last used first. It may have graphs, too.
+    pub(crate) earlier: Vec<OverGrads<B>>,
     pub(crate) id: u64,
     pub(crate) backend: B,
     pub(crate) world: Arc<dyn Communicator<B>>,
@@ -27,26 +29,29 @@ pub struct AdamW<B: Backend> {
     pub(crate) book: Arc<ScaleBook<B>>,
     pub(crate) groups: Vec<Group>,
     pub(crate) params: Vec<Param<B>>,
+    pub(crate) names: Arc<[String]>,
     pub(crate) requantize: Requantize<B>,
     pub(crate) work: StepWork<B>,
-    /// Work over gradients at other addresses, the last used first.
-    pub(crate) earlier: Vec<OverGrads<B>>,
     /// Whether the work over the present gradients is kept whatever comes.
     pub(crate) pinned: bool,
     /// How many sets of addresses have planned work.
     pub(crate) keep: usize,
     /// Steps so far, applied or not.
     pub(crate) number: u64,
+    /// Bytes of full weights that graphs sent, less those that their captures counted.
+    pub(crate) launched: u64,
     /// What the next step compares, and what the last one did.
     pub(crate) done: Vec<Done>,
-    pub(crate) compared: Arc<[Done]>,
+    pub(crate) compared: Compared,
 }
 
 /// A captured step.
 #[derive(Debug)]
 pub(crate) struct StepGraph<B: Backend> {
     graph: B::Graph,
-    /// Bytes of full weights that a launch sends, counted when it was captured.
+    /// Whether it takes the norm.
+    measures: bool,
+    /// Bytes of full weights that a launch sends.
     sent: u64,
     /// What a launch sends in all.
     traffic: Traffic,
@@ -96,8 +101,8 @@ impl<B: Backend> AdamW<B> {
         Ok(())
     }
 
-    /// Applies one step: norm, update, amax, agreement, cast, and the gather of full weights
-    /// whose masters are flat slices. Every rank must call it.
+    /// Applies one step to the parameters that have a gradient: norm, update, amax, agreement, cast, and the gather
+    /// of full weights whose masters are flat slices. Every rank must call it.
     ///
     /// The gradient norm is taken over the shards of a replica; replicas must have equal gradients,
     /// which is checked by their norm. A non-finite gradient on any rank skips the update on all ranks
@@ -111,8 +116,8 @@ impl<B: Backend> AdamW<B> {
     /// arrives later. Elsewhere the report is there when the call returns.
     ///
     /// # Errors
-    /// A parameter without a gradient, options out of range or not the same on all ranks, or a rank
-    /// that failed. Every rank gets an error: in this call or in the wait for its report, or
+    /// A parameter that has no gradient and was not left out ([`AdamW::leave_out`]), options out of range, options or
+    /// parameters that are left out not the same on all ranks, or a rank that failed. Every rank gets an error: in this call or in the wait for its report, or
     /// in its next collective call if the failure was after the last collective of the step, in a
     /// rank's second pass. A rank of its own may try again after mistakes in the arguments; after a
     /// failure of the backend its parameters may be half updated.
@@ -134,6 +139,7 @@ impl<B: Backend> AdamW<B> {
                     self.world.count(step.traffic);
                 }
                 step.launches += 1;
+                self.launched = self.launched.wrapping_add(step.sent);
                 self.world
                     .expect(self.backend.record()?, "the optimizer step");
             }
@@ -146,8 +152,11 @@ impl<B: Backend> AdamW<B> {
                     let sent = self.flat_sent_bytes() - before;
                     let traffic = self.world.traffic().since(traffic);
                     let launches = 0;
+                    // The capture counted what it did not send.
+                    self.launched = self.launched.wrapping_sub(sent);
                     self.graph = Some(StepGraph {
                         graph,
+                        measures: self.work.measures(),
                         sent,
                         traffic,
                         launches,
@@ -171,13 +180,16 @@ impl<B: Backend> AdamW<B> {
         let done = std::mem::take(&mut self.done);
         options.check()?;
         self.check_ready()?;
-        if options.measures() != self.work.measures() {
-            // It was captured with other passes.
-            self.graph = None;
-        }
+        self.follow_left_out()?;
+        // One that was captured with other passes does not serve.
+        let serves = |step: &StepGraph<B>| step.measures == options.measures();
+        self.graph = self.graph.take().filter(serves);
         self.work
             .set(options, self.number + 1, &self.groups, &done)?;
-        self.compared = done.into();
+        self.compared = Compared {
+            done: done.into(),
+            present: Arc::clone(self.work.present()),
+        };
         // Before the first write, so that no gather takes the old rows for current.
         self.params.iter().for_each(|p| p.item.begin_write());
         self.number += 1;
@@ -200,8 +212,13 @@ impl<B: Backend> AdamW<B> {
     /// The backend failed.
     pub fn outcome(&self) -> Result<PendingStep<B>, OptimError> {
         let (bytes, world) = (self.work.report()?, Arc::clone(&self.world));
-        let done = Arc::clone(&self.compared);
-        Ok(PendingStep::on_its_way(bytes, world, self.mesh.shard, done))
+        let compared = self.compared.clone();
+        Ok(PendingStep::on_its_way(
+            bytes,
+            world,
+            self.mesh.shard,
+            compared,
+        ))
     }
 
     /// The same where the collectives of a step are done when [`AdamW::enqueue`] returns
@@ -212,12 +229,17 @@ impl<B: Backend> AdamW<B> {
     /// As [`PendingStep::wait`].
     pub fn finish(&self, options: &StepOptions) -> Result<StepReport, OptimError> {
         let report = read(self.work.report()?)?;
-        let what = match report.consensus {
+        let differs = match report.consensus {
             Some(_) => self.work.difference(options, self.number, &self.groups)?,
-            None => "the step",
+            None => None,
         };
-        name_difference(&report, &*self.world, self.mesh.shard, &self.compared)?;
-        of_device(&report, what, self.mesh.shard, self.world.world_size())
+        let shards = self.mesh.shard;
+        if differs.is_none() {
+            self.compared
+                .name_difference(&report, &*self.world, shards)?;
+        }
+        let what = differs.unwrap_or("the step");
+        of_device(&report, what, shards, self.world.world_size())
     }
 
     /// The fp32 master values of this rank's rows, or of its flat slice.
@@ -257,7 +279,16 @@ impl<B: Backend> AdamW<B> {
     /// # Errors
     /// The backend failed.
     pub fn counts(&self) -> Result<StepCounts, OptimError> {
-        self.work.counts()
+        self.work.records().counts()
+    }
+
+    /// How many steps each parameter was updated in, in the order in which parameters were added: those that were applied while it had a
+    /// gradient. Bias corrections follow it. Waits for the steps that the device works on.
+    ///
+    /// # Errors
+    /// The backend failed.
+    pub fn steps(&self) -> Result<Vec<u64>, OptimError> {
+        self.work.records().steps()
     }
 
     /// The gather of the weights whose masters are flat slices, where there are any.
@@ -269,11 +300,7 @@ impl<B: Backend> AdamW<B> {
     /// of a step that runs as a graph count with every launch.
     pub fn flat_sent_bytes(&self) -> u64 {
         let counted = self.flat_gather().map_or(0, FlatGather::counted_sent_bytes);
-        match &self.graph {
-            // The capture counted what it did not send.
-            Some(step) => counted - step.sent + step.sent * step.launches,
-            None => counted,
-        }
+        counted.wrapping_add(self.launched)
     }
 
     /// The scales of the parameters, and of what else was registered with the builder.
@@ -290,13 +317,13 @@ impl<B: Backend> AdamW<B> {
     }
 
     fn check_ready(&self) -> Result<(), OptimError> {
-        let missing = self.params.iter().filter(|p| !p.ready).count();
-        let Some(first) = self.params.iter().find(|p| !p.ready) else {
+        let mut missing = self.params.iter().filter(|p| !p.ready && !p.left_out);
+        let Some(first) = missing.next() else {
             return Ok(());
         };
         Err(OptimError::MissingGradient {
             name: first.name.clone(),
-            missing,
+            missing: 1 + missing.count(),
             total: self.params.len(),
         })
     }

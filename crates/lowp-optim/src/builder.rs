@@ -14,7 +14,9 @@ use lowp_shard::{
 use crate::adamw::AdamW;
 use crate::memory::{ParamMemory, check_length};
 use crate::param::{Param, ParamId, ParamSpec};
-use crate::work::{FlatWork, Passes, StepWork};
+use crate::plans::Of;
+use crate::report::Compared;
+use crate::work::StepWork;
 use crate::{Group, OptimError};
 
 /// Collects groups and parameters; recipes and plain parameters mix in any order.
@@ -163,7 +165,7 @@ impl<B: Backend> AdamWBuilder<B> {
         self.check_new(&name, group)?;
         let master = backend.upload(&master)?;
         let moments = Moments::alloc(&backend, moments, len)?;
-        let grad = Source::alloc(&backend, grad, len)?;
+        let grad = Some(Source::alloc(&backend, grad, len)?);
         let memory = ParamMemory {
             master,
             moments,
@@ -204,6 +206,11 @@ impl<B: Backend> AdamWBuilder<B> {
             grad,
         } = memory;
         let item = item(self, master.clone())?;
+        let left_out = grad.is_none();
+        let grad = match grad {
+            Some(grad) => grad,
+            None => Source::F32(self.backend.alloc(0)?),
+        };
         let param = Param {
             name,
             group,
@@ -213,6 +220,7 @@ impl<B: Backend> AdamWBuilder<B> {
             grad,
             item,
             ready: false,
+            left_out,
             incoming: None,
         };
         self.params.push(param);
@@ -306,23 +314,20 @@ impl<B: Backend> AdamWBuilder<B> {
             }
             error => error.into(),
         })?;
-        let update = params.iter().map(|p| p.update(&groups, &book));
-        let late = |p: &&Param<B>| p.item.needs_agreement() && !p.is_flat();
-        let second = params.iter().filter(late).map(|p| p.item.encode_job(&book));
-        let flat = if flats.is_empty() {
-            None
-        } else {
-            let gather = FlatGather::new(&backend, &shards(&world, mesh)?, &flats)?;
-            Some(FlatWork::new(&backend, &book, &params, gather)?)
+        let gather = match flats.is_empty() {
+            true => None,
+            false => Some(FlatGather::new(&backend, &shards(&world, mesh)?, &flats)?),
         };
-        let passes = Passes {
-            update: update.collect::<Result<_, ShardError>>()?,
-            second: second.collect::<Result<_, _>>()?,
-            flat,
+        let grad = |p: &Param<B>| (!p.left_out).then(|| p.grad.clone());
+        let grads: Vec<Option<Source<B>>> = params.iter().map(grad).collect();
+        let names: Arc<[String]> = params.iter().map(|p| p.name.clone()).collect();
+        let of = Of {
+            groups: &groups,
+            params: &params,
+            names: &names,
         };
-        let grads: Vec<Source<B>> = params.iter().map(|p| p.grad.clone()).collect();
         let place = (&backend, &world, mesh);
-        let work = StepWork::new(place, &book, &grads, groups.len(), passes)?;
+        let work = StepWork::new(place, &book, &of, &grads, gather)?;
         Ok(AdamW {
             id,
             backend,
@@ -331,6 +336,7 @@ impl<B: Backend> AdamWBuilder<B> {
             book,
             groups,
             params,
+            names,
             requantize,
             work,
             graph: None,
@@ -338,8 +344,9 @@ impl<B: Backend> AdamWBuilder<B> {
             pinned: false,
             keep: 1,
             number: 0,
+            launched: 0,
             done: Vec::new(),
-            compared: Arc::default(),
+            compared: Compared::default(),
         })
     }
 }

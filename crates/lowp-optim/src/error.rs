@@ -60,6 +60,16 @@ pub enum OptimError {
         /// Gradients given.
         found: usize,
     },
+    /// Another number of step counts than parameters.
+    #[error(
+        "{found} step counts for {needed} parameters; give one for each, in the order in which they were added"
+    )]
+    StepCounts {
+        /// Parameters.
+        needed: usize,
+        /// Step counts given.
+        found: usize,
+    },
     /// Another way of weight decay than the one that is planned.
     #[error(
         "the kind of weight decay of group {group} is part of the plan; make a new optimizer to change it"
@@ -92,7 +102,7 @@ pub enum OptimError {
     },
     /// A step without the gradient of a parameter.
     #[error(
-        "parameter '{name}' has no gradient in this step ({missing} of {total} lack one); run its backward, or set the gradient to zero"
+        "parameter '{name}' has no gradient in this step ({missing} of {total} lack one); run its backward, or leave the parameter out of the step (AdamW::leave_out)"
     )]
     MissingGradient {
         /// The first parameter without one.
@@ -101,6 +111,39 @@ pub enum OptimError {
         missing: usize,
         /// How many there are.
         total: usize,
+    },
+    /// A parameter that has a gradient on some ranks.
+    #[error(
+        "parameter '{name}' has a gradient on ranks {with:?} and none on ranks {without:?}{}; give it one on every rank (add `0 * param.sum()` to the loss), or on none",
+        others(*.more)
+    )]
+    GradientOnSome {
+        /// The first such parameter.
+        name: String,
+        /// Ranks on which it has one.
+        with: Vec<usize>,
+        /// Ranks on which it has none.
+        without: Vec<usize>,
+        /// How many more parameters ranks differ in.
+        more: usize,
+    },
+    /// A parameter that a step leaves out, of which another one's scale is a part.
+    #[error(
+        "parameter '{missing}' has no gradient in this step, and '{present}', which has one, shares its scale; give both a gradient, or put them into different amax groups"
+    )]
+    SharedScale {
+        /// The parameter without a gradient.
+        missing: String,
+        /// One with a gradient.
+        present: String,
+    },
+    /// Step counts that would part, of parameters that a captured graph counts together.
+    #[error(
+        "parameter '{name}' would have another step count than parameters that a captured graph updates together with it; take a step over such gradients before the capture, or make a new optimizer"
+    )]
+    Captured {
+        /// The first such parameter.
+        name: String,
     },
     /// A hyperparameter or step option outside its range.
     #[error("{option} is {value}; it must be {expected}")]
@@ -152,8 +195,26 @@ pub enum OptimError {
     },
 }
 
+impl OptimError {
+    /// Whether it says in what ranks differ.
+    pub(crate) fn is_difference(&self) -> bool {
+        matches!(
+            self,
+            Self::GradientOnSome { .. } | Self::Shard(ShardError::Comm(CommError::Mismatch { .. }))
+        )
+    }
+}
+
 impl From<CommError> for OptimError {
     fn from(error: CommError) -> Self {
         ShardError::from(error).into()
+    }
+}
+
+/// That there are `more` such parameters.
+fn others(more: usize) -> String {
+    match more {
+        0 => String::new(),
+        more => format!(" (and {more} more)"),
     }
 }

@@ -2,21 +2,25 @@
 
 use std::ops::Range;
 
-use lowp_kernels::{Backend, Source};
-use lowp_shard::ShardError;
+use lowp_kernels::{Backend, Source, StepCounts};
 
 use crate::OptimError;
 use crate::adamw::AdamW;
 use crate::memory::{OverGrads, check_length};
+use crate::param::Param;
+use crate::plans::Of;
+use crate::records::Sharing;
 
 impl<B: Backend> AdamW<B> {
-    /// Takes `grads` as the gradients of all parameters, in the order in which those were added, and marks them ready. Nothing
-    /// is copied: the next step reads them where they lie. Where they lay there in one of the last steps
-    /// ([`AdamW::keep_sets`]) planned work runs; elsewhere the norm and the update are planned anew, which may wait for the device.
+    /// Takes `grads` as the gradients of all parameters, in the order in which those were added, and marks them ready; parameters
+    /// without one are left out of the step ([`AdamW::leave_out`]). Nothing is copied: the next step reads them where they lie. Where
+    /// they lay there in one of the last steps ([`AdamW::keep_sets`]) planned work runs; elsewhere the norm and the update are planned
+    /// anew, which may wait for the device.
     ///
     /// # Errors
-    /// Another number of gradients, one of another length, or the backend failed. Gradients and plans are those of before then.
-    pub fn take_grads(&mut self, grads: Vec<Source<B>>) -> Result<(), OptimError> {
+    /// Another number of gradients, one of another length, a parameter that is left out and shares its scale with one that is not,
+    /// or has counted its steps with such in a captured graph, or the backend failed. Gradients and plans are those of before then.
+    pub fn take_grads(&mut self, grads: Vec<Option<Source<B>>>) -> Result<(), OptimError> {
         if grads.len() != self.params.len() {
             return Err(OptimError::GradCount {
                 needed: self.params.len(),
@@ -24,70 +28,160 @@ impl<B: Backend> AdamW<B> {
             });
         }
         for (param, grad) in self.params.iter().zip(&grads) {
+            let Some(grad) = grad else { continue };
             let found = grad.len(&self.backend);
             check_length(&param.name, "the gradient", found, param.len)?;
             grad.owned_by(&self.backend)?;
         }
         let spans = spans(&self.backend, &grads);
         if !self.take_grads_at(&spans) {
-            let next = self.planned(spans, grads)?;
-            self.change_to(next);
+            self.plan_over(spans, grads)?;
         }
         Ok(())
     }
 
-    /// The same for gradients at addresses that work was planned over, one span for each parameter ([`Backend::span`]): no handle is
-    /// made of them. Returns `false` and does nothing if there is no such work.
-    pub fn take_grads_at(&mut self, spans: &[Range<usize>]) -> bool {
-        let now = self.params.iter().map(|p| p.grad.span(&self.backend));
-        if now.eq(spans.iter().cloned()) {
-            self.params.iter_mut().for_each(|p| p.ready = true);
+    /// The same for gradients at addresses that work was planned over, one span for each parameter that has a gradient
+    /// ([`Backend::span`]): no handle is made of them. Returns `false` and does nothing if there is no such work.
+    pub fn take_grads_at(&mut self, spans: &[Option<Range<usize>>]) -> bool {
+        if self.lie_at(spans) {
+            for (param, span) in self.params.iter_mut().zip(spans) {
+                (param.ready, param.left_out) = (span.is_some(), span.is_none());
+            }
             return true;
         }
         let known = self.earlier.iter().position(|other| other.spans == spans);
         if let Some(at) = known {
             let next = self.earlier.remove(at);
-            self.change_to(next);
+            let before = self.change_to(next);
+            self.earlier.insert(0, before);
+            self.forget();
         }
         known.is_some()
     }
 
-    /// Reads the gradients of `next` from here on.
-    fn change_to(&mut self, next: OverGrads<B>) {
-        let grads: Vec<Source<B>> = self.params.iter().map(|p| p.grad.clone()).collect();
+    /// Whether the present plans read gradients at `spans`.
+    fn lie_at(&self, spans: &[Option<Range<usize>>]) -> bool {
+        let present = self.work.present().which.iter();
+        let now = self.params.iter().zip(present);
+        let now = now.map(|(param, present)| present.then(|| param.grad.span(&self.backend)));
+        now.eq(spans.iter().cloned())
+    }
+
+    /// Plans a step without the parameters that are left out, where the present plans are for others.
+    pub(crate) fn follow_left_out(&mut self) -> Result<(), OptimError> {
+        let present = self.work.present().which.iter();
+        let mut params = self.params.iter().zip(present);
+        if params.all(|(param, present)| param.left_out != *present) {
+            return Ok(());
+        }
+        let grad = |param: &Param<B>| (!param.left_out).then(|| param.grad.clone());
+        self.take_grads(self.params.iter().map(grad).collect())
+    }
+
+    /// Reads the gradients of `next` from here on. Returns those of before.
+    fn change_to(&mut self, next: OverGrads<B>) -> OverGrads<B> {
+        let grads = self.planned_grads();
         let before = OverGrads {
             spans: spans(&self.backend, &grads),
             grads,
             plans: self.work.swap(next.plans),
+            graph: std::mem::replace(&mut self.graph, next.graph),
             pinned: std::mem::replace(&mut self.pinned, next.pinned),
         };
         for (param, grad) in self.params.iter_mut().zip(next.grads) {
-            (param.grad, param.ready) = (grad, true);
+            (param.ready, param.left_out) = (grad.is_some(), grad.is_none());
+            param.grad = grad.unwrap_or_else(|| param.grad.clone());
         }
-        self.earlier.insert(0, before);
-        self.forget();
-        // It was captured over the others.
-        self.graph = None;
+        before
     }
 
-    fn planned(
-        &self,
-        spans: Vec<Range<usize>>,
-        grads: Vec<Source<B>>,
-    ) -> Result<OverGrads<B>, OptimError> {
-        let jobs = self.params.iter().zip(&grads).map(|(param, grad)| {
-            let mut job = param.update(&self.groups, &self.book)?;
-            job.grad = grad.clone();
-            Ok(job)
-        });
-        let jobs = jobs.collect::<Result<Vec<_>, ShardError>>()?;
-        let plans = self.work.plan_over(&grads, jobs)?;
-        Ok(OverGrads {
+    /// The gradients that the present plans read.
+    fn planned_grads(&self) -> Vec<Option<Source<B>>> {
+        let present = self.work.present().which.iter();
+        let grads = self.params.iter().zip(present);
+        let grads = grads.map(|(param, present)| present.then(|| param.grad.clone()));
+        grads.collect()
+    }
+
+    /// Plans a step over `grads`, and reads them from here on. If step counts part that parameters had in common, plans of before
+    /// no longer serve.
+    fn plan_over(
+        &mut self,
+        spans: Vec<Option<Range<usize>>>,
+        grads: Vec<Option<Source<B>>>,
+    ) -> Result<(), OptimError> {
+        let parted = self.work.parted(&grads);
+        if parted.is_some() && self.is_pinned() {
+            let missing = self
+                .params
+                .iter()
+                .zip(&grads)
+                .find(|(_, grad)| grad.is_none());
+            let name = missing.map_or_else(String::new, |(param, _)| param.name.clone());
+            return Err(OptimError::Captured { name });
+        }
+        let of = Of {
+            groups: &self.groups,
+            params: &self.params,
+            names: &self.names,
+        };
+        let known = self.earlier.iter().map(|over| &over.plans);
+        let plans = self.work.plan(&of, &grads, parted.as_ref(), known)?;
+        let next = OverGrads {
             spans,
             grads,
             plans,
+            graph: None,
             pinned: false,
-        })
+        };
+        match parted {
+            None => {
+                let before = self.change_to(next);
+                self.earlier.insert(0, before);
+                self.forget();
+            }
+            Some(sharing) => {
+                self.work.part(sharing)?;
+                self.change_to(next);
+                self.earlier.clear();
+            }
+        }
+        Ok(())
+    }
+
+    /// Whether a graph of a caller has captured plans.
+    fn is_pinned(&self) -> bool {
+        self.pinned || self.earlier.iter().any(|over| over.pinned)
+    }
+
+    /// Goes on behind as many steps of the optimizer and of each parameter; those of equal numbers share them.
+    pub(crate) fn share_counts(
+        &mut self,
+        counts: StepCounts,
+        steps: &[u64],
+    ) -> Result<(), OptimError> {
+        let Some(misfit) = self.work.records().misfit(counts, steps) else {
+            return self.work.records().write(counts, steps);
+        };
+        if self.is_pinned() {
+            let name = self.params[misfit].name.clone();
+            return Err(OptimError::Captured { name });
+        }
+        let of = Of {
+            groups: &self.groups,
+            params: &self.params,
+            names: &self.names,
+        };
+        let grads = self.planned_grads();
+        let sharing = Sharing::of(counts, steps).parted(&self.work.present().which);
+        let plans = self
+            .work
+            .plan(&of, &grads, Some(&sharing), std::iter::empty())?;
+        self.work.share(sharing, counts, steps)?;
+        self.work.swap(plans);
+        self.earlier.clear();
+        self.graph = None;
+        Ok(())
     }
 
     /// Drops what is planned over more sets than are kept. Those that are pinned do not count.
@@ -114,8 +208,9 @@ impl<B: Backend> AdamW<B> {
     }
 }
 
-fn spans<B: Backend>(backend: &B, grads: &[Source<B>]) -> Vec<Range<usize>> {
-    grads.iter().map(|grad| grad.span(backend)).collect()
+fn spans<B: Backend>(backend: &B, grads: &[Option<Source<B>>]) -> Vec<Option<Range<usize>>> {
+    let span = |grad: &Option<Source<B>>| grad.as_ref().map(|grad| grad.span(backend));
+    grads.iter().map(span).collect()
 }
 
 #[cfg(test)]
@@ -150,7 +245,7 @@ mod tests {
                 exp_avg,
                 exp_avg_sq,
             },
-            grad: Source::F32(zeros()),
+            grad: Some(Source::F32(zeros())),
         }
     }
 
@@ -184,7 +279,8 @@ mod tests {
                 own.step(&options).unwrap().wait().unwrap();
                 let place = &places[step % 3];
                 Cpu.write(place, 0, &grads(step)).unwrap();
-                over.take_grads(vec![Source::F32(place.clone())]).unwrap();
+                over.take_grads(vec![Some(Source::F32(place.clone()))])
+                    .unwrap();
                 over.step(&options).unwrap().wait().unwrap();
             }
             assert_eq!(Cpu.download(&master).unwrap(), own.master(id).unwrap());
@@ -209,7 +305,7 @@ mod tests {
             for number in numbers {
                 let grad: Vec<f32> = values.iter().map(|x| x * number as f32).collect();
                 let grad = Source::F32(Cpu.upload(&grad).unwrap());
-                adamw.take_grads(vec![grad]).unwrap();
+                adamw.take_grads(vec![Some(grad)]).unwrap();
                 adamw.step(&StepOptions::default()).unwrap().wait().unwrap();
             }
         };
@@ -238,7 +334,7 @@ mod tests {
                     exp_avg: copy(exp_avg),
                     exp_avg_sq: copy(exp_avg_sq),
                 },
-                grad: Source::F32(zeros()),
+                grad: Some(Source::F32(zeros())),
             };
             let master = moved.master.clone();
             let mut other = of(&theirs, moved).build_moved(&own).unwrap();
@@ -272,7 +368,7 @@ mod tests {
                 .unwrap();
             let mut adamw = builder.build().unwrap();
             adamw
-                .take_grads(vec![Source::F32(Cpu.upload(grad).unwrap())])
+                .take_grads(vec![Some(Source::F32(Cpu.upload(grad).unwrap()))])
                 .unwrap();
             let report = adamw.step(options).unwrap().wait().unwrap();
             (report, Cpu.download(&master).unwrap())
@@ -308,7 +404,7 @@ mod tests {
             .unwrap();
         let mut adamw = builder.build().unwrap();
         adamw.keep_sets(3);
-        let places: Vec<_> = (0..8).map(|_| Source::F32(zeros())).collect();
+        let places: Vec<_> = (0..8).map(|_| Some(Source::F32(zeros()))).collect();
         let known = |adamw: &mut AdamW<Cpu>, at: usize| {
             let spans = spans(&Cpu, &places[at..=at]);
             adamw.take_grads_at(&spans)
@@ -327,12 +423,88 @@ mod tests {
         assert!(known(&mut adamw, 1) && !known(&mut adamw, 7));
     }
 
+    type Grads = Vec<Option<Source<Cpu>>>;
+
+    /// Two parameters, and the gradients of both, of either one, and of none.
+    fn two() -> (AdamW<Cpu>, [Grads; 4]) {
+        let mut builder = AdamWBuilder::new(LocalComm::solo(&Cpu));
+        let group = builder.group(Group::default());
+        for name in ["a", "b"] {
+            let memory = memory(&[1.0; SHAPE.rows * SHAPE.cols]);
+            builder
+                .param_in(&tensor(some()), name, group, memory)
+                .unwrap();
+        }
+        let mut adamw = builder.build().unwrap();
+        adamw.keep_sets(4);
+        let [a, b] = [(); 2].map(|()| Some(Source::F32(zeros())));
+        let sets = [
+            vec![a.clone(), b.clone()],
+            vec![a, None],
+            vec![None, b],
+            vec![None, None],
+        ];
+        (adamw, sets)
+    }
+
+    #[test]
+    fn sets_of_gradients_that_repeat_stay_planned() {
+        let (mut adamw, sets) = two();
+        let step = |adamw: &mut AdamW<Cpu>| {
+            adamw.step(&StepOptions::default()).unwrap().wait().unwrap();
+        };
+        // Each of the first ones may part step counts, which plans of before shared.
+        for set in sets.iter().chain(&sets) {
+            adamw.take_grads(set.clone()).unwrap();
+            step(&mut adamw);
+        }
+        for set in sets.iter().chain(sets.iter().rev()) {
+            assert!(adamw.take_grads_at(&spans(&Cpu, set)));
+            step(&mut adamw);
+        }
+        assert_eq!(adamw.steps().unwrap(), [8, 8]);
+        assert_eq!(adamw.counts().unwrap().applied, 16);
+    }
+
+    #[test]
+    fn step_counts_of_a_captured_set_do_not_part() {
+        let (mut adamw, [both, first, ..]) = two();
+        adamw.take_grads(both.clone()).unwrap();
+        adamw.step(&StepOptions::default()).unwrap().wait().unwrap();
+        adamw.pin_grads();
+        let counts = adamw.counts().unwrap();
+        for error in [
+            adamw.take_grads(first.clone()).unwrap_err(),
+            adamw.set_steps(counts, &[1, 0]).unwrap_err(),
+        ] {
+            let error = error.to_string();
+            assert!(
+                error.contains("parameter 'b' would have another step count"),
+                "{error}"
+            );
+        }
+        adamw.set_steps(counts, &[1, 1]).unwrap();
+        assert!(adamw.take_grads_at(&spans(&Cpu, &both)));
+        adamw.step(&StepOptions::default()).unwrap().wait().unwrap();
+        assert_eq!(adamw.steps().unwrap(), [2, 2]);
+        // Those that were apart before a capture stay so.
+        let (mut adamw, [both, first, ..]) = two();
+        for (set, pinned) in [(&first, false), (&both, true), (&first, false)] {
+            adamw.take_grads(set.clone()).unwrap();
+            adamw.step(&StepOptions::default()).unwrap().wait().unwrap();
+            if pinned {
+                adamw.pin_grads();
+            }
+        }
+        assert_eq!(adamw.steps().unwrap(), [3, 1]);
+    }
+
     #[test]
     fn what_does_not_fit_is_named() {
         let mut builder = AdamWBuilder::new(LocalComm::solo(&Cpu));
         let group = builder.group(Group::default());
         let short = ParamMemory {
-            grad: Source::Bf16(Cpu.alloc::<bf16>(3).unwrap()),
+            grad: Some(Source::Bf16(Cpu.alloc::<bf16>(3).unwrap())),
             ..memory(&[0.0; SHAPE.rows * SHAPE.cols])
         };
         let error = builder.param_in(&tensor(some()), "w", group, short);
@@ -367,7 +539,7 @@ mod tests {
             .unwrap();
         let mut adamw = builder.build().unwrap();
         let grad = Cpu.upload(&[1.0; SHAPE.rows * SHAPE.cols]).unwrap();
-        adamw.take_grads(vec![Source::F32(grad)]).unwrap();
+        adamw.take_grads(vec![Some(Source::F32(grad))]).unwrap();
         adamw.step(&StepOptions::default()).unwrap().wait().unwrap();
         assert!(Cpu.download(&master).unwrap().iter().all(|&x| x < 1.0));
     }

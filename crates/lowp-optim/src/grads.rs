@@ -51,7 +51,7 @@ impl GradElement for bf16 {
 
 /// # Gradients
 ///
-/// Every parameter needs a gradient before each step. From the host: [`AdamW::set_grad`] for one
+/// Every parameter needs a gradient before each step, unless [`AdamW::leave_out`] says that it has none. From the host: [`AdamW::set_grad`] for one
 /// batch, [`AdamW::add_grad`] once per micro-batch. On the device: a reduce-scatter into
 /// [`AdamW::grad`] with `accumulate` set to [`AdamW::has_grad`], then [`AdamW::mark_ready`]. Either
 /// way gradients of micro-batches are summed; for their mean pass
@@ -103,9 +103,22 @@ impl<B: Backend> AdamW<B> {
         self.params[self.own(id)].ready
     }
 
+    /// Says that `id` has no gradient in this step, on any rank: the step leaves its master, moments, codes and scales as they are, and
+    /// counts for its bias corrections ([`AdamW::steps`]) only where it has one. A gradient that is set after this is one. Other sets of
+    /// parameters than in the last step need other plans, which are kept as [`AdamW::keep_sets`] says.
+    ///
+    /// # Panics
+    /// If `id` was given by another optimizer.
+    pub fn leave_out(&mut self, id: ParamId) {
+        let index = self.own(id);
+        (self.params[index].ready, self.params[index].left_out) = (false, true);
+    }
+
     /// Drops the gradients of this step, for example after a micro-batch that failed.
     pub fn clear_grads(&mut self) {
-        self.params.iter_mut().for_each(|p| p.ready = false);
+        for param in &mut self.params {
+            (param.ready, param.left_out) = (false, false);
+        }
     }
 
     /// The gradient buffer of this rank's rows: a reduce-scatter writes or accumulates into it.
@@ -123,7 +136,7 @@ impl<B: Backend> AdamW<B> {
     /// If `id` was given by another optimizer.
     pub fn mark_ready(&mut self, id: ParamId) {
         let index = self.own(id);
-        self.params[index].ready = true;
+        self.params[index].set_ready();
     }
 
     fn own(&self, id: ParamId) -> usize {
@@ -167,7 +180,7 @@ impl<B: Backend> AdamW<B> {
                 self.backend.run(sum, &StepScalars::default())?;
             }
         }
-        param.ready = true;
+        param.set_ready();
         Ok(())
     }
 }

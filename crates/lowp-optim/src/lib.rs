@@ -5,6 +5,8 @@
 //! a second pass casts the rest once the ranks have agreed on the tensor amaxes. The result equals
 //! AdamW followed by a full quantize, bit for bit, for every number of ranks.
 //!
+//! A parameter may be left out of a step ([`AdamW::leave_out`]); it counts its own steps.
+//!
 //! If a gradient is not finite on one rank, all ranks skip the step. Ranks compare what they must
 //! have in common (parameters, groups, options, gradients of replicas), and a difference is an
 //! error.
@@ -95,6 +97,9 @@ mod group;
 mod memory;
 mod options;
 mod param;
+mod plans;
+mod present;
+mod records;
 mod report;
 mod schedule;
 mod state;

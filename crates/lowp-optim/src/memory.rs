@@ -5,6 +5,8 @@ use std::ops::Range;
 use lowp_kernels::{Backend, Moments, Source};
 
 use crate::OptimError;
+use crate::adamw::StepGraph;
+use crate::plans::StepPlans;
 
 /// What a parameter keeps between steps, and its gradient, in memory that the caller allocated. Each buffer has an entry for each
 /// element of the rank's rows.
@@ -14,8 +16,8 @@ pub struct ParamMemory<B: Backend> {
     pub master: B::Buffer<f32>,
     /// First and second moments.
     pub moments: Moments<B>,
-    /// The gradient of the first step.
-    pub grad: Source<B>,
+    /// The gradient of the first step; `None` for a parameter that has none in it ([`AdamW::leave_out`](crate::AdamW::leave_out)).
+    pub grad: Option<Source<B>>,
 }
 
 impl<B: Backend> ParamMemory<B> {
@@ -25,12 +27,14 @@ impl<B: Backend> ParamMemory<B> {
         first.owned_by(backend)?;
         second.owned_by(backend)?;
         backend.owns(&self.master)?;
-        self.grad.owned_by(backend)?;
+        if let Some(grad) = &self.grad {
+            grad.owned_by(backend)?;
+            check_length(name, "the gradient", grad.len(backend), len)?;
+        }
         for (what, found) in [
             ("the master", backend.len(&self.master)),
             ("the first moment", first.len(backend)),
             ("the second moment", second.len(backend)),
-            ("the gradient", self.grad.len(backend)),
         ] {
             check_length(name, what, found, len)?;
         }
@@ -41,9 +45,12 @@ impl<B: Backend> ParamMemory<B> {
 /// Planned work that reads gradients, and where they lie.
 #[derive(Debug)]
 pub(crate) struct OverGrads<B: Backend> {
-    pub(crate) spans: Vec<Range<usize>>,
-    pub(crate) grads: Vec<Source<B>>,
-    pub(crate) plans: [B::Plan; 2],
+    /// None for a parameter without a gradient.
+    pub(crate) spans: Vec<Option<Range<usize>>>,
+    pub(crate) grads: Vec<Option<Source<B>>>,
+    pub(crate) plans: StepPlans<B>,
+    /// What was captured of them.
+    pub(crate) graph: Option<StepGraph<B>>,
     /// Kept whatever comes ([`crate::AdamW::pin_grads`]).
     pub(crate) pinned: bool,
 }

@@ -96,15 +96,23 @@ impl StepOptions {
         }
     }
 
-    /// This rank's part of step `number` as [`GradPart`] has it, without the gradients: options, and what was `done` before.
-    pub(crate) fn part(&self, number: u64, groups: &[Group], done: &[Done]) -> GradPart {
+    /// This rank's part of step `number` as [`GradPart`] has it, without the gradients: options, what was `done` before, and a digest of
+    /// which parameters are `present`.
+    pub(crate) fn part(
+        &self,
+        number: u64,
+        groups: &[Group],
+        done: &[Done],
+        present: u64,
+    ) -> GradPart {
         let of = |among| {
             let done = done.iter().filter(move |done| done.among == among);
             done.map(Done::digest)
         };
         let values = self.common(number, groups).into_iter();
+        let values = values.map(|(_, bits)| bits).chain([present]);
         GradPart {
-            consensus: digest(values.map(|(_, bits)| bits).chain(of(Among::World))),
+            consensus: digest(values.chain(of(Among::World))),
             within: digest(of(Among::Shards)),
             ..GradPart::default()
         }
@@ -119,7 +127,7 @@ mod tests {
     fn every_option_hyperparameter_and_the_number_of_the_step_show() {
         let good = StepOptions::default();
         let group = Group::default();
-        let with = |group: Group| good.part(1, &[Group::default(), group], &[]);
+        let with = |group: Group| good.part(1, &[Group::default(), group], &[], 0);
         let all = [
             with(group),
             with(Group { lr: 0.5, ..group }),
@@ -137,34 +145,35 @@ mod tests {
                 ..group
             }),
             // The same values, each in the other group.
-            good.part(1, &[Group { lr: 0.5, ..group }, group], &[]),
-            good.part(1, &[], &[]),
-            good.part(2, &[], &[]),
+            good.part(1, &[Group { lr: 0.5, ..group }, group], &[], 0),
+            good.part(1, &[], &[], 0),
+            good.part(2, &[], &[], 0),
+            good.part(1, &[], &[], 1),
             StepOptions {
                 lr_factor: 0.5,
                 ..good
             }
-            .part(1, &[], &[]),
+            .part(1, &[], &[], 0),
             StepOptions {
                 grad_scale: 0.5,
                 ..good
             }
-            .part(1, &[], &[]),
+            .part(1, &[], &[], 0),
             StepOptions {
                 skip_nonfinite: false,
                 ..good
             }
-            .part(1, &[], &[]),
+            .part(1, &[], &[], 0),
             StepOptions {
                 max_norm: Some(0.5),
                 ..good
             }
-            .part(1, &[], &[]),
+            .part(1, &[], &[], 0),
             StepOptions {
                 max_norm: Some(f32::INFINITY),
                 ..good
             }
-            .part(1, &[], &[]),
+            .part(1, &[], &[], 0),
         ];
         for (i, a) in all.iter().enumerate() {
             for b in &all[..i] {

@@ -52,11 +52,18 @@ pub(crate) struct Param<B: Backend> {
     pub(crate) grad: Source<B>,
     pub(crate) item: CastItem<B>,
     pub(crate) ready: bool,
+    /// Has no gradient in this step, and is left as it is.
+    pub(crate) left_out: bool,
     /// Where further gradients of a step arrive, and the work that adds them; made with the first.
     pub(crate) incoming: Option<(Source<B>, B::Plan)>,
 }
 
 impl<B: Backend> Param<B> {
+    /// Says that it has a gradient in this step.
+    pub(crate) fn set_ready(&mut self) {
+        (self.ready, self.left_out) = (true, false);
+    }
+
     /// The first pass of a step.
     pub(crate) fn update(
         &self,

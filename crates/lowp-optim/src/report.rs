@@ -2,10 +2,11 @@
 
 use std::sync::Arc;
 
-use lowp_comm::{CommError, Communicator, Done, or_abort};
+use lowp_comm::{Communicator, Done, or_abort};
 use lowp_kernels::{Backend, Pending, StepReport as DeviceReport};
 
 use crate::OptimError;
+use crate::present::Present;
 
 /// Euclidean norm and count of non-finite values of all gradients of all ranks.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -48,7 +49,7 @@ enum Arrival<B: Backend> {
         bytes: Pending<u8>,
         world: Arc<dyn Communicator<B>>,
         shards: usize,
-        done: Arc<[Done]>,
+        compared: Compared,
     },
 }
 
@@ -62,13 +63,13 @@ impl<B: Backend> PendingStep<B> {
         bytes: Pending<u8>,
         world: Arc<dyn Communicator<B>>,
         shards: usize,
-        done: Arc<[Done]>,
+        compared: Compared,
     ) -> Self {
         let arrival = Arrival::OnItsWay {
             bytes,
             world,
             shards,
-            done,
+            compared,
         };
         Self { arrival }
     }
@@ -96,12 +97,12 @@ impl<B: Backend> PendingStep<B> {
                 bytes,
                 world,
                 shards,
-                done,
+                compared,
             } => {
                 let report = read(bytes)?;
                 // Collectives that were ended left what was there before.
                 world.control().failure().map_or(Ok(()), Err)?;
-                name_difference(&report, &*world, shards, &done)?;
+                compared.name_difference(&report, &*world, shards)?;
                 let size = world.world_size();
                 let checked = of_device(
                     &report,
@@ -122,25 +123,39 @@ pub(crate) fn read(bytes: Pending<u8>) -> Result<DeviceReport, OptimError> {
     Ok(DeviceReport::from_bytes(&report))
 }
 
-/// Where a report says that ranks differ: says in what of `done`, if it is that.
-///
-/// # Errors
-/// [`CommError::Mismatch`] on every rank.
-pub(crate) fn name_difference<B: Backend>(
-    report: &DeviceReport,
-    world: &dyn Communicator<B>,
-    shards: usize,
-    done: &[Done],
-) -> Result<(), CommError> {
-    if report.consensus.or(report.within).is_none() {
-        return Ok(());
-    }
-    let compared = done.iter();
-    let compared = compared.map(|done| done.compare(world.control(), shards));
-    match compared.collect::<Result<(), CommError>>() {
-        // A rank that does not wait for its report: what the report says is the cause.
-        Err(error) if !matches!(error, CommError::Mismatch { .. }) => Ok(()),
-        compared => compared,
+/// What a step compared over the ranks beside its options.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Compared {
+    /// What was done before.
+    pub(crate) done: Arc<[Done]>,
+    /// The parameters that have a gradient.
+    pub(crate) present: Arc<Present>,
+}
+
+impl Compared {
+    /// Where a report says that ranks differ: says in what, if it is one of these.
+    ///
+    /// # Errors
+    /// On every rank, if it is.
+    pub(crate) fn name_difference<B: Backend>(
+        &self,
+        report: &DeviceReport,
+        world: &dyn Communicator<B>,
+        shards: usize,
+    ) -> Result<(), OptimError> {
+        if report.consensus.or(report.within).is_none() {
+            return Ok(());
+        }
+        let compared = self.done.iter();
+        let mut compared = compared.map(|done| done.compare(world.control(), shards));
+        let compared = compared
+            .try_for_each(|compared| compared.map_err(OptimError::from))
+            .and_then(|()| self.present.compare(world.control()));
+        match compared {
+            Err(found) if found.is_difference() => Err(found),
+            // A rank that does not wait for its report: what the report says is the cause.
+            _ => Ok(()),
+        }
     }
 }
 

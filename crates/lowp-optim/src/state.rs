@@ -136,19 +136,33 @@ impl<B: Backend> AdamW<B> {
         Ok(())
     }
 
-    /// Goes on behind `counts` steps: bias corrections follow those that were applied.
+    /// Goes on behind `counts` steps, all of which updated every parameter: bias corrections follow those that were applied.
     ///
     /// # Errors
-    /// The backend failed.
+    /// As [`AdamW::set_steps`].
     pub fn set_counts(&mut self, counts: StepCounts) -> Result<(), OptimError> {
-        self.work.set_counts(counts)?;
+        self.set_steps(counts, &vec![counts.applied; self.len()])
+    }
+
+    /// Goes on behind `counts` steps, of which each parameter was updated in as many as `steps` says ([`AdamW::steps`]).
+    ///
+    /// # Errors
+    /// Another number of parameters, step counts that part parameters of a captured graph ([`AdamW::pin_grads`]), or the backend failed.
+    pub fn set_steps(&mut self, counts: StepCounts, steps: &[u64]) -> Result<(), OptimError> {
+        if steps.len() != self.len() {
+            return Err(OptimError::StepCounts {
+                needed: self.len(),
+                found: steps.len(),
+            });
+        }
+        self.share_counts(counts, steps)?;
         self.number = counts.applied.saturating_add(counts.skipped);
         Ok(())
     }
 
     /// Goes on after the steps of `of`, with its delayed scales. Parameters and recipes are the same.
     pub(crate) fn go_on(&mut self, of: &Self) -> Result<(), OptimError> {
-        self.set_counts(of.counts()?)?;
+        self.set_steps(of.counts()?, &of.steps()?)?;
         // Steps that ranks disagreed on are in none of the counts.
         self.number = of.number;
         for (own, other) in self.params.iter().zip(&of.params) {

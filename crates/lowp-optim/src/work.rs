@@ -4,13 +4,12 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use lowp_comm::{CommError, Communicator, Done, GatherItem, Mesh, ordered};
-use lowp_kernels::{
-    AdamwJob, Backend, EncodeJob, GradPart, Pending, Source, StepCounts, StepReport, StepScalars,
-    StepScalarsJob, SumSquaresJob, Work,
-};
-use lowp_shard::{FlatGather, ScaleBook, ShardError};
+use lowp_kernels::{Backend, GradPart, Pending, Source, StepCounts, StepReport, StepScalars};
+use lowp_shard::{FlatGather, ScaleBook};
 
-use crate::param::Param;
+use crate::plans::{Buffers, Of, Planner, StepPlans};
+use crate::present::Present;
+use crate::records::{Records, Sharing};
 use crate::{Group, OptimError, StepOptions};
 
 /// Buffers and plans of a step. Nothing in it waits for the host: the norm, the clipping factor, the
@@ -20,151 +19,108 @@ pub(crate) struct StepWork<B: Backend> {
     backend: B,
     world: Arc<dyn Communicator<B>>,
     book: Arc<ScaleBook<B>>,
-    norm: B::Plan,
-    /// Whether the step runs it.
+    plans: StepPlans<B>,
+    /// Whether the step runs the norm.
     measures: bool,
-    scalars: B::Plan,
-    update: B::Plan,
-    second: B::Plan,
-    /// What flat slices need besides.
-    flat: Option<FlatWork<B>>,
-    /// What the host writes: the second half of this rank's [`GradPart`], then the options of the step.
-    input: B::Buffer<u8>,
-    /// The content of `input`.
+    /// Makes full weights of flat slices, where there are any.
+    flat: Option<FlatGather<B>>,
+    buffers: Buffers<B>,
+    /// What the host wrote into [`Buffers::input`].
     written: Vec<u8>,
-    /// This rank's [`GradPart`], the sums in it, and the parts of all ranks.
-    part: B::Buffer<u8>,
-    sums: B::Buffer<u8>,
-    parts: B::Buffer<u8>,
     ranges: Vec<Range<usize>>,
-    counts: B::Buffer<u8>,
-    /// The scalars that the update reads.
-    on_device: B::Buffer<u8>,
-    report: B::Buffer<u8>,
-}
-
-/// The jobs that change masters and rows.
-pub(crate) struct Passes<B: Backend> {
-    /// Updates, with encodes whose scale is known before the values.
-    pub(crate) update: Vec<AdamwJob<B>>,
-    /// Encodes of rows that need agreed amaxes.
-    pub(crate) second: Vec<EncodeJob<B>>,
-    /// What flat slices need besides.
-    pub(crate) flat: Option<FlatWork<B>>,
-}
-
-/// The casts of flat slices, which are passes of their own, and the gather of the full weights.
-#[derive(Debug)]
-pub(crate) struct FlatWork<B: Backend> {
-    /// The amaxes of their blocks.
-    observe: B::Plan,
-    /// Encodes whose scale is known before the values.
-    early: B::Plan,
-    /// Those that need agreed amaxes.
-    late: B::Plan,
-    gather: FlatGather<B>,
-}
-
-impl<B: Backend> FlatWork<B> {
-    /// Plans the casts of those of `params` that are flat slices, which `gather` gathers.
-    pub(crate) fn new(
-        backend: &B,
-        book: &ScaleBook<B>,
-        params: &[Param<B>],
-        gather: FlatGather<B>,
-    ) -> Result<Self, ShardError> {
-        let (mut observe, mut early, mut late) = (Vec::new(), Vec::new(), Vec::new());
-        for param in params {
-            if let Some(job) = param.item.flat_encode_job(book)? {
-                let needs_agreement = param.item.needs_agreement();
-                let casts = if needs_agreement {
-                    &mut late
-                } else {
-                    &mut early
-                };
-                casts.push(job);
-                observe.extend(param.observe_blocks(book)?);
-            }
-        }
-        Ok(Self {
-            observe: backend.plan(Work::Amax(observe))?,
-            early: backend.plan(Work::FlatEncode(early))?,
-            late: backend.plan(Work::FlatEncode(late))?,
-            gather,
-        })
-    }
+    records: Records<B>,
 }
 
 impl<B: Backend> StepWork<B> {
-    /// Plans a step of `groups` parameter groups over `grads`.
+    /// Plans a step over `grads`; `flat` gathers the weights whose masters are flat slices.
     pub(crate) fn new(
         (backend, world, mesh): (&B, &Arc<dyn Communicator<B>>, Mesh),
         book: &Arc<ScaleBook<B>>,
-        grads: &[Source<B>],
-        groups: usize,
-        passes: Passes<B>,
+        of: &Of<'_, B>,
+        grads: &[Option<Source<B>>],
+        flat: Option<FlatGather<B>>,
     ) -> Result<Self, OptimError> {
         let ranks = world.world_size();
         let (replica, _) = mesh.coordinates(world.rank())?;
-        let scalars = StepScalars::bytes(groups);
-        let input = backend.alloc::<u8>(GradPart::BYTES + scalars)?;
-        let part = backend.view::<u8>(&input, 0..GradPart::BYTES)?;
-        let sums = backend.view::<u8>(&input, 0..GradPart::SUMS)?;
-        let options = backend.view::<u8>(&input, GradPart::BYTES..GradPart::BYTES + scalars)?;
-        let parts = backend.alloc::<u8>(ranks * GradPart::BYTES)?;
-        let counts = backend.alloc::<u8>(StepCounts::BYTES)?;
-        let on_device = backend.alloc::<u8>(scalars)?;
-        let report = backend.alloc::<u8>(StepReport::BYTES)?;
-        let make_scalars = StepScalarsJob {
-            parts: parts.clone(),
-            shards: mesh.shard,
-            replica,
-            options,
-            counts: counts.clone(),
-            out: on_device.clone(),
-            report: report.clone(),
+        let buffers = Buffers::new(backend, ranks, (mesh.shard, replica), of.groups.len())?;
+        let mut records = Records::new(backend, of.params.len(), of.groups.len())?;
+        let planner = Planner {
+            backend,
+            book,
+            buffers: &buffers,
+            records: &records,
+            of,
         };
+        let present: Vec<bool> = grads.iter().map(Option::is_some).collect();
+        let sharing = records.parted(&present);
+        let plans = planner.plan(
+            grads,
+            sharing.as_ref().unwrap_or(records.sharing()),
+            std::iter::empty(),
+        )?;
+        if let Some(sharing) = sharing {
+            records.part(sharing)?;
+        }
         Ok(Self {
-            norm: norm(backend, grads, &sums)?,
-            measures: true,
-            scalars: backend.plan(Work::StepScalars(vec![make_scalars]))?,
-            update: backend.plan(Work::Adamw(passes.update))?,
-            second: backend.plan(Work::Encode(passes.second))?,
-            flat: passes.flat,
-            ranges: (0..ranks)
-                .map(|rank| rank * GradPart::BYTES..(rank + 1) * GradPart::BYTES)
-                .collect(),
             backend: backend.clone(),
             world: Arc::clone(world),
             book: Arc::clone(book),
-            input,
+            plans,
+            measures: true,
+            flat,
+            buffers,
             written: Vec::new(),
-            part,
-            sums,
-            parts,
-            counts,
-            on_device,
-            report,
+            ranges: (0..ranks)
+                .map(|rank| rank * GradPart::BYTES..(rank + 1) * GradPart::BYTES)
+                .collect(),
+            records,
         })
     }
 
-    /// Plans what reads gradients, over `grads`: the norm, and the update.
-    pub(crate) fn plan_over(
-        &self,
-        grads: &[Source<B>],
-        update: Vec<AdamwJob<B>>,
-    ) -> Result<[B::Plan; 2], OptimError> {
-        let update = self.backend.plan(Work::Adamw(update))?;
-        Ok([norm(&self.backend, grads, &self.sums)?, update])
+    /// Which parameters share step counts in a step over `grads`; `None` if as now.
+    pub(crate) fn parted(&self, grads: &[Option<Source<B>>]) -> Option<Sharing> {
+        let present: Vec<bool> = grads.iter().map(Option::is_some).collect();
+        self.records.parted(&present)
     }
 
-    /// Runs `plans` of [`StepWork::plan_over`] from here on. Returns those of before.
-    pub(crate) fn swap(&mut self, plans: [B::Plan; 2]) -> [B::Plan; 2] {
-        let [norm, update] = plans;
-        [
-            std::mem::replace(&mut self.norm, norm),
-            std::mem::replace(&mut self.update, update),
-        ]
+    /// Plans a step over `grads`. What is the same as in the present one, or in `known`, is not planned again where step counts are
+    /// shared as now.
+    pub(crate) fn plan<'a>(
+        &'a self,
+        of: &Of<'_, B>,
+        grads: &[Option<Source<B>>],
+        parted: Option<&Sharing>,
+        known: impl Iterator<Item = &'a StepPlans<B>>,
+    ) -> Result<StepPlans<B>, OptimError> {
+        let planner = Planner {
+            backend: &self.backend,
+            book: &self.book,
+            buffers: &self.buffers,
+            records: &self.records,
+            of,
+        };
+        match parted {
+            Some(sharing) => planner.plan(grads, sharing, std::iter::empty()),
+            None => {
+                let known = std::iter::once(&self.plans).chain(known);
+                planner.plan(grads, self.records.sharing(), known)
+            }
+        }
+    }
+
+    /// Runs `plans` from here on. Returns those of before.
+    pub(crate) fn swap(&mut self, plans: StepPlans<B>) -> StepPlans<B> {
+        std::mem::replace(&mut self.plans, plans)
+    }
+
+    /// Shares step counts as `sharing` says from here on.
+    pub(crate) fn part(&mut self, sharing: Sharing) -> Result<(), OptimError> {
+        self.records.part(sharing)
+    }
+
+    /// The parameters that have a gradient.
+    pub(crate) fn present(&self) -> &Arc<Present> {
+        &self.plans.anywhere.present
     }
 
     /// Gives the device the options and the hyperparameters of step `number`.
@@ -176,10 +132,12 @@ impl<B: Backend> StepWork<B> {
         done: &[Done],
     ) -> Result<(), OptimError> {
         self.measures = options.measures();
-        let mut bytes = options.part(number, groups, done).to_bytes()[GradPart::SUMS..].to_vec();
+        let part = options.part(number, groups, done, self.present().digest());
+        let mut bytes = part.to_bytes()[GradPart::SUMS..].to_vec();
         bytes.extend(options.scalars(groups).to_bytes());
         if self.written != bytes {
-            self.backend.write(&self.input, GradPart::SUMS, &bytes)?;
+            let input = &self.buffers.input;
+            self.backend.write(input, GradPart::SUMS, &bytes)?;
             self.written = bytes;
         }
         Ok(())
@@ -192,29 +150,40 @@ impl<B: Backend> StepWork<B> {
 
     /// Gives the step to the stream.
     pub(crate) fn enqueue(&self) -> Result<(), OptimError> {
-        let Self { backend, world, .. } = self;
+        let Self {
+            backend,
+            world,
+            buffers,
+            ..
+        } = self;
+        let StepPlans {
+            norm,
+            update,
+            anywhere,
+        } = &self.plans;
         let none = StepScalars::default();
-        backend.clear(&self.sums)?;
+        backend.clear(&buffers.sums)?;
         if self.measures {
-            backend.run(&self.norm, &none)?;
+            backend.run(norm, &none)?;
         }
         let item = GatherItem {
-            source: &self.part,
-            dest: &self.parts,
+            source: &buffers.part,
+            dest: &buffers.parts,
             ranges: &self.ranges,
         };
         ordered(backend, &**world, || world.all_gather(&[item]))?;
-        backend.run(&self.scalars, &none)?;
-        backend.run_with(&self.update, &self.on_device)?;
-        if let Some(flat) = &self.flat {
-            backend.run_with(&flat.observe, &self.on_device)?;
-            backend.run_with(&flat.early, &self.on_device)?;
+        backend.run(&anywhere.scalars, &none)?;
+        let scalars = &anywhere.on_device;
+        backend.run_with(update, scalars)?;
+        if let Some(flat) = &anywhere.flat {
+            backend.run_with(&flat.observe, scalars)?;
+            backend.run_with(&flat.early, scalars)?;
         }
         // Also where the step is skipped: scales of other tensors in the book advance.
         self.book.agree(&**world)?;
-        backend.run_with(&self.second, &self.on_device)?;
-        if let Some(flat) = &self.flat {
-            backend.run_with(&flat.late, &self.on_device)?;
+        backend.run_with(&anywhere.second, scalars)?;
+        if let Some(flat) = &anywhere.flat {
+            backend.run_with(&flat.late, scalars)?;
         }
         self.gather()
     }
@@ -222,62 +191,50 @@ impl<B: Backend> StepWork<B> {
     /// Makes full weights of the flat slices.
     pub(crate) fn gather(&self) -> Result<(), OptimError> {
         match &self.flat {
-            Some(flat) => Ok(flat.gather.run()?),
+            Some(flat) => Ok(flat.run()?),
             None => Ok(()),
         }
     }
 
     /// The gather of flat slices, where there are any.
     pub(crate) fn flat_gather(&self) -> Option<&FlatGather<B>> {
-        self.flat.as_ref().map(|flat| &flat.gather)
+        self.flat.as_ref()
     }
 
     /// Starts to read what became of the step.
     pub(crate) fn report(&self) -> Result<Pending<u8>, OptimError> {
-        Ok(self
-            .backend
-            .start_read(&self.report, 0..StepReport::BYTES)?)
+        let reports = self.records.reports();
+        Ok(self.backend.start_read(reports, 0..StepReport::BYTES)?)
     }
 
-    /// How many steps were applied and skipped, once the stream is done.
-    pub(crate) fn counts(&self) -> Result<StepCounts, OptimError> {
-        let mut bytes = [0; StepCounts::BYTES];
-        self.backend.read(&self.counts, 0, &mut bytes)?;
-        Ok(StepCounts::from_bytes(&bytes))
+    pub(crate) fn records(&self) -> &Records<B> {
+        &self.records
     }
 
-    /// Replaces the counts.
-    pub(crate) fn set_counts(&self, counts: StepCounts) -> Result<(), OptimError> {
-        Ok(self.backend.write(&self.counts, 0, &counts.to_bytes())?)
+    /// Shares step counts as `sharing` says from here on, behind as many steps.
+    pub(crate) fn share(
+        &mut self,
+        sharing: Sharing,
+        counts: StepCounts,
+        steps: &[u64],
+    ) -> Result<(), OptimError> {
+        self.records.share(sharing, counts, steps)
     }
 
-    /// Compares over the ranks what they must have in common, and says in what they differ.
+    /// Compares over the ranks the options and hyperparameters that they must have in common, and says in which they differ.
     pub(crate) fn difference(
         &self,
         options: &StepOptions,
         number: u64,
         groups: &[Group],
-    ) -> Result<&'static str, OptimError> {
+    ) -> Result<Option<&'static str>, OptimError> {
         for (what, bits) in options.common(number, groups) {
             match self.world.control().all_equal(what, &bits.to_string()) {
                 Ok(()) => {}
-                Err(CommError::Mismatch { .. }) => return Ok(what),
+                Err(CommError::Mismatch { .. }) => return Ok(Some(what)),
                 Err(error) => return Err(error.into()),
             }
         }
-        Ok("the step")
+        Ok(None)
     }
-}
-
-/// Adds the squares of all gradients up in `sums`.
-fn norm<B: Backend>(
-    backend: &B,
-    grads: &[Source<B>],
-    sums: &B::Buffer<u8>,
-) -> Result<B::Plan, OptimError> {
-    let job = |source: &Source<B>| SumSquaresJob {
-        source: source.clone(),
-        out: sums.clone(),
-    };
-    Ok(backend.plan(Work::SumSquares(grads.iter().map(job).collect()))?)
 }

@@ -53,12 +53,12 @@ pub(crate) struct ParamArg {
     exp_avg: MemoryArg,
     exp_avg_sq: MemoryArg,
     moments: String,
-    grad: MemoryArg,
-    grad_dtype: String,
+    /// Its gradient and the dtype of that, if it has one.
+    grad: Option<(MemoryArg, String)>,
 }
 
-/// A gradient: address, bytes, dtype.
-type GradArg = (u64, usize, String);
+/// A gradient: address, bytes, dtype. None for a parameter that a step leaves out.
+type GradArg = Option<(u64, usize, String)>;
 
 /// The optimizer of this rank.
 #[pyclass(frozen, module = "lowp._lowp")]
@@ -94,8 +94,8 @@ trait Steps: Send + Sync {
     fn abort(&self, message: &str);
     fn calibrate(&self) -> Result<(), Error>;
     fn report(&self) -> Result<Report, Error>;
-    fn counts(&self) -> Result<StepCounts, Error>;
-    fn set_counts(&mut self, counts: StepCounts) -> Result<(), Error>;
+    fn counts(&self) -> Result<(StepCounts, Vec<u64>), Error>;
+    fn set_counts(&mut self, counts: StepCounts, steps: &[u64]) -> Result<(), Error>;
     fn delayed(&self, param: usize) -> Result<Vec<DelayedState>, Error>;
     fn set_delayed(&self, param: usize, states: Vec<DelayedState>) -> Result<(), Error>;
 }
@@ -108,7 +108,7 @@ struct Of<B: Held> {
     ids: Vec<ParamId>,
     groups: Vec<GroupArg>,
     /// Where the gradients of the last step lie.
-    last: Vec<Range<usize>>,
+    last: Vec<Option<Range<usize>>>,
     /// Whether the last step took the norm.
     measured: bool,
     /// Reports of the last steps, where the device does the collectives.
@@ -175,10 +175,13 @@ impl<B: Held> Of<B> {
                     )));
                 }
             };
+            let grad = param
+                .grad
+                .map(|(grad, dtype)| backend.source(grad.into(), &dtype));
             let memory = ParamMemory {
                 master: backend.wrap::<f32>(param.master.into())?,
                 moments,
-                grad: backend.source(param.grad.into(), &param.grad_dtype)?,
+                grad: grad.transpose()?,
             };
             let id = match &param.shard {
                 Some(shard) => {
@@ -230,9 +233,12 @@ impl<B: Held> Of<B> {
         let spans = self.spans(&grads)?;
         self.last.clear();
         if !self.adamw.take_grads_at(&spans) {
-            let source = |(pointer, bytes, dtype): GradArg| {
-                self.backend
-                    .source(memory(&self.backend, pointer, bytes), &dtype)
+            let source = |grad: GradArg| {
+                let source = |(pointer, bytes, dtype): (u64, usize, String)| {
+                    self.backend
+                        .source(memory(&self.backend, pointer, bytes), &dtype)
+                };
+                grad.map(source).transpose()
             };
             let sources = grads.into_iter().map(source);
             let sources = sources.collect::<Result<Vec<_>, Error>>()?;
@@ -263,8 +269,8 @@ impl<B: Held> Of<B> {
 
     /// Where gradients lie. Handles are made of those at new addresses alone: on a GPU the end of each costs a look at every
     /// stream.
-    fn spans(&self, grads: &[GradArg]) -> Result<Vec<Range<usize>>, Error> {
-        let span = |(pointer, bytes, _): &GradArg| match bytes {
+    fn spans(&self, grads: &[GradArg]) -> Result<Vec<Option<Range<usize>>>, Error> {
+        let span = |(pointer, bytes, _): &(u64, usize, String)| match bytes {
             0 => {
                 let none = self
                     .backend
@@ -273,6 +279,7 @@ impl<B: Held> Of<B> {
             }
             _ => Ok(memory(&self.backend, *pointer, *bytes).span()),
         };
+        let span = |grad: &GradArg| grad.as_ref().map(span).transpose();
         grads.iter().map(span).collect()
     }
 }
@@ -351,12 +358,12 @@ impl<B: Held> Steps for Of<B> {
         })
     }
 
-    fn counts(&self) -> Result<StepCounts, Error> {
-        Ok(self.adamw.counts()?)
+    fn counts(&self) -> Result<(StepCounts, Vec<u64>), Error> {
+        Ok((self.adamw.counts()?, self.adamw.steps()?))
     }
 
-    fn set_counts(&mut self, counts: StepCounts) -> Result<(), Error> {
-        Ok(self.adamw.set_counts(counts)?)
+    fn set_counts(&mut self, counts: StepCounts, steps: &[u64]) -> Result<(), Error> {
+        Ok(self.adamw.set_steps(counts, steps)?)
     }
 
     fn delayed(&self, param: usize) -> Result<Vec<DelayedState>, Error> {
@@ -425,7 +432,7 @@ impl AdamW {
         Ok(Self { of: Mutex::new(of) })
     }
 
-    /// One step with the gradients where they lie; `None` where they lie as in the last one. Collective.
+    /// One step with the gradients where they lie, `None` of a parameter that has none; `None` where they lie as in the last one. Collective.
     #[pyo3(signature = (device, grads, groups, grad_scale = 1.0, max_norm = None, skip_nonfinite = false))]
     #[expect(clippy::too_many_arguments, reason = "one for each argument of Python")]
     fn step(
@@ -480,16 +487,23 @@ impl AdamW {
         Ok(dict)
     }
 
-    /// Steps that were applied and skipped.
-    fn counts(&self, py: Python<'_>) -> Result<(u64, u64), Error> {
-        let counts = py.detach(|| self.lock()?.counts())?;
-        Ok((counts.applied, counts.skipped))
+    /// Steps that were applied and skipped, and those that each parameter was updated in.
+    fn counts(&self, py: Python<'_>) -> Result<(u64, u64, Vec<u64>), Error> {
+        let (counts, steps) = py.detach(|| self.lock()?.counts())?;
+        Ok((counts.applied, counts.skipped, steps))
     }
 
     /// Goes on behind as many steps.
-    fn set_counts(&self, py: Python<'_>, applied: u64, skipped: u64) -> Result<(), Error> {
+    #[expect(clippy::needless_pass_by_value, reason = "as Python gives it")]
+    fn set_counts(
+        &self,
+        py: Python<'_>,
+        applied: u64,
+        skipped: u64,
+        steps: Vec<u64>,
+    ) -> Result<(), Error> {
         let counts = StepCounts { applied, skipped };
-        py.detach(|| self.lock()?.set_counts(counts))
+        py.detach(|| self.lock()?.set_counts(counts, &steps))
     }
 
     /// The delayed scales of a parameter with their histories.

@@ -1,11 +1,10 @@
 //! [`Casts`]: casts of values whose addresses come again, such as activations and gathered weights, planned once for each
 //! set of addresses.
 
-use std::hash::{Hash, Hasher};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 
 use lowp_comm::LocalComm;
-use lowp_format::{AnyRecipe, Recipe as _, Shape};
+use lowp_format::{AnyRecipe, Shape};
 #[cfg(feature = "cuda")]
 use lowp_kernels::Cuda;
 use lowp_kernels::{Cpu, DecodeJob, StepScalars, Work};
@@ -14,8 +13,8 @@ use pyo3::prelude::*;
 
 use crate::error::Error;
 use crate::place::{Device, DeviceArg, MemoryArg, Place, on_device};
-use crate::recent::Recent;
-use crate::recipe::{Recipe, orientation_of};
+use crate::recent::{Recent, lock};
+use crate::recipe::{ByName, Recipe, orientation_of};
 use crate::tensor::{Named, tensor};
 
 /// What work is planned over.
@@ -30,19 +29,6 @@ struct Key {
     /// Buffers: what serves both directions may lie elsewhere.
     names: Vec<String>,
     spans: Vec<(u64, usize)>,
-}
-
-/// A recipe as a part of a key: its options have floats, which nothing hashes.
-#[derive(Clone, PartialEq)]
-struct ByName(AnyRecipe);
-
-/// Options are numbers: none is unequal to itself.
-impl Eq for ByName {}
-
-impl Hash for ByName {
-    fn hash<H: Hasher>(&self, state: &mut H) {
-        self.0.name().hash(state);
-    }
 }
 
 /// Planned work by what it is over.
@@ -89,23 +75,24 @@ impl<B: Place> Planned<B> {
     }
 }
 
-struct Encode<B: Place> {
+/// A cast of values into codes.
+pub(crate) struct Encode<B: Place> {
     book: ScaleBook<B>,
     cast: Requantize<B>,
     comm: LocalComm<B>,
 }
 
 impl<B: Place> Encode<B> {
-    fn new(
+    pub(crate) fn new(
         backend: &B,
-        recipe: &Recipe,
+        recipe: AnyRecipe,
         shape: (usize, usize),
         (source, dtype): (MemoryArg, &str),
         buffers: Named,
     ) -> Result<Self, Error> {
         let source = backend.source(source.into(), dtype)?;
         let shape = Shape::new(shape.0, shape.1);
-        let tensor = tensor(backend, recipe.recipe, shape, buffers)?;
+        let tensor = tensor(backend, recipe, shape, buffers)?;
         let mut book = ScaleBookBuilder::default();
         let item = CastItem::rows(&tensor, source, &mut book);
         let book = book.build(backend)?;
@@ -117,14 +104,9 @@ impl<B: Place> Encode<B> {
         })
     }
 
-    fn run(&self) -> Result<(), Error> {
+    pub(crate) fn run(&self) -> Result<(), Error> {
         Ok(self.cast.calibrate(&self.book, &self.comm)?)
     }
-}
-
-fn lock<T>(of: &Mutex<T>) -> MutexGuard<'_, T> {
-    // Whoever failed in between left the plans as they were.
-    of.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl Casts {
@@ -175,7 +157,7 @@ impl Casts {
     ) -> Result<(), Error> {
         let key = key(&device, recipe, shape, dtype.to_owned(), &source, &buffers);
         on_device!(&Device::new(&device)?, |backend| py.detach(|| {
-            let plan = || Encode::new(backend, recipe, shape, (source, dtype), buffers);
+            let plan = || Encode::new(backend, recipe.recipe, shape, (source, dtype), buffers);
             self.run(backend, key, || Ok(Planned::Encode(Box::new(plan()?))))
         }))
     }

@@ -70,14 +70,20 @@ macro_rules! from {
     };
 }
 
-from!(
-    CommError,
-    FileError,
-    FormatError,
-    KernelError,
-    OptimError,
-    ShardError
-);
+from!(CommError, FileError, FormatError, KernelError, ShardError);
+
+impl From<OptimError> for Error {
+    fn from(error: OptimError) -> Self {
+        Self::Lowp(match error {
+            OptimError::GradientOnSome { .. } => format!("{error}; {UNUSED}"),
+            error => error.to_string(),
+        })
+    }
+}
+
+/// How gradients of FSDP2 are on every rank.
+const UNUSED: &str =
+    "FSDP2 does so after model.set_reduce_scatter_unused_params(True), where PyTorch has it";
 
 #[cfg(feature = "cuda")]
 from!(lowp_gemm::GemmError);

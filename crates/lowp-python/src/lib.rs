@@ -27,6 +27,8 @@ mod error;
 mod file;
 mod flat;
 mod gather;
+#[cfg(all(feature = "cuda", unix))]
+mod native;
 mod place;
 mod plan;
 #[cfg(feature = "cuda")]
@@ -52,12 +54,21 @@ fn _lowp(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<adamw::AdamW>()?;
     module.add_class::<casts::Casts>()?;
     module.add_class::<file::File>()?;
+    module.add_class::<flat::FlatCasts>()?;
     #[cfg(feature = "cuda")]
     module.add_class::<products::Products>()?;
+    #[cfg(all(feature = "cuda", unix))]
+    {
+        module.add_function(wrap_pyfunction!(native::register_operators, module)?)?;
+        module.add_function(wrap_pyfunction!(native::take_error, module)?)?;
+        module.add_function(wrap_pyfunction!(native::describe_operand, module)?)?;
+        module.add_function(wrap_pyfunction!(native::describe_layer, module)?)?;
+        module.add_function(wrap_pyfunction!(native::forget_codes, module)?)?;
+        module.add_function(wrap_pyfunction!(native::release_layer, module)?)?;
+    }
     module.add_function(wrap_pyfunction!(recipe::recipes, module)?)?;
     module.add_function(wrap_pyfunction!(plan::plan, module)?)?;
     module.add_function(wrap_pyfunction!(cast::quantize, module)?)?;
     module.add_function(wrap_pyfunction!(file::save, module)?)?;
-    module.add_function(wrap_pyfunction!(flat::cast_master_weights, module)?)?;
     Ok(())
 }

@@ -78,8 +78,9 @@ pub(crate) fn check_process() -> Result<(), Error> {
     )))
 }
 
+/// The handle of a stream of a GPU.
 #[cfg(feature = "cuda")]
-fn cuda(ordinal: usize, stream: u64) -> Result<Cuda, Error> {
+pub(crate) fn cuda(ordinal: usize, stream: u64) -> Result<Cuda, Error> {
     static HANDLES: LazyLock<Mutex<HashMap<(usize, u64), Cuda>>> = LazyLock::new(Mutex::default);
     let mut handles = HANDLES.lock().unwrap_or_else(PoisonError::into_inner);
     if let Some(handle) = handles.get(&(ordinal, stream)) {

@@ -2,6 +2,22 @@
 
 use std::collections::HashMap;
 use std::hash::Hash;
+use std::sync::{Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
+
+/// The values of a lock: whoever failed in between left them as they were.
+pub(crate) fn lock<T>(of: &Mutex<T>) -> MutexGuard<'_, T> {
+    of.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// The same of a lock that many read.
+pub(crate) fn read<T>(of: &RwLock<T>) -> RwLockReadGuard<'_, T> {
+    of.read().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// The same of a lock that one writes.
+pub(crate) fn write<T>(of: &RwLock<T>) -> RwLockWriteGuard<'_, T> {
+    of.write().unwrap_or_else(PoisonError::into_inner)
+}
 
 /// Values by key.
 pub(crate) struct Recent<K, V> {
@@ -32,6 +48,11 @@ impl<K: Clone + Eq + Hash, V> Recent<K, V> {
         let entry = self.of.get_mut(key)?;
         entry.used = self.calls;
         Some(&entry.value)
+    }
+
+    /// The value of a key, which is kept no longer.
+    pub(crate) fn take(&mut self, key: &K) -> Option<V> {
+        self.of.remove(key).map(|entry| entry.value)
     }
 
     /// Keeps a value. Returns what went for it: the value that the key had, or the one that was not used for longest.

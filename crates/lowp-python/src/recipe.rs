@@ -1,5 +1,7 @@
 //! [`Recipe`]: a recipe with its options, and what PyTorch must know of its buffers.
 
+use std::hash::{Hash, Hasher};
+
 use lowp_format::{
     AnyRecipe, Axis, Orientation, Origin, Recipe as _, RecipeOptions, Role, Shape, Usage,
 };
@@ -13,6 +15,19 @@ use crate::error::Error;
 #[derive(Debug, PartialEq)]
 pub(crate) struct Recipe {
     pub(crate) recipe: AnyRecipe,
+}
+
+/// A recipe as a part of a key: its options have floats, which nothing hashes.
+#[derive(Clone, PartialEq)]
+pub(crate) struct ByName(pub(crate) AnyRecipe);
+
+/// Options are numbers: none is unequal to itself.
+impl Eq for ByName {}
+
+impl Hash for ByName {
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        self.0.name().hash(state);
+    }
 }
 
 /// A buffer of a tensor, as Python sees it.

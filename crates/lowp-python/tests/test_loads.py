@@ -60,7 +60,7 @@ def of_net(net, opt, folder):
 
 
 #: What is called, and before which steps; ``None``: before the optimizer is made.
-LOADS = ((own, (0, 1, 3)), (assigned, None), (of_optimizer, (1, 2)), (checkpoint, (1, 3)), (of_net, (0, 2)))
+LOADS = ((own, (0, 1, 3)), (assigned, None), (of_optimizer, (1, 2)), (checkpoint, (0, 1, 3)), (of_net, (0, 2)))
 
 
 def trained(rank, name, rows, load, at, folder):
@@ -151,7 +151,40 @@ def written(rank, world, name):
     return said
 
 
+def written_delayed(rank, world):
+    """Values that are written after a gather by a recipe whose scale the optimizer has: what the next gather raises, and what it gives once that was
+    loaded."""
+    net = nn.Sequential(nn.Linear(64, 64, bias=False))
+    lowp.quantize_model_(net, "fp8-delayed")
+    fully_shard(net)
+    opt = lowp.AdamW(net.parameters(), lr=1e-2)
+    for scale in (1, 9):
+        net(scale * torch.eye(64)).square().sum().backward()
+        opt.step()
+    expected, state, saved = net(torch.eye(64)).detach(), copy.deepcopy(opt.state_dict()), lowp.plain_state_dict(net)
+    saved = {name: value.detach().clone() for name, value in saved.items()}
+    said = []
+    for others in (False, True):
+        net.reshard()
+        if others:
+            opt.step()
+        net.load_state_dict(saved)
+        try:
+            net(torch.eye(64))
+        except lowp.LowpError as error:
+            said.append(str(error))
+        opt.load_state_dict(state)
+        assert torch.equal(net(torch.eye(64)), expected)
+    return said
+
+
 class Loads(unittest.TestCase):
+    def test_values_of_delayed_scales_wait_for_the_optimizer(self):
+        for said in ranks.run(2, written_delayed):
+            self.assertEqual(len(said), 2)
+            for text in said:
+                self.assertIn("load its state", text)
+
     def test_values_that_would_have_a_scale_of_their_own_are_refused(self):
         for name, refused in (("fp8-current", True), ("nvfp4-2d", True), ("mxfp8", False), ("fp8-rowwise", True)):
             with self.subTest(name=name):

@@ -158,25 +158,6 @@ class Steps(unittest.TestCase):
         self.assertEqual(opt.last_step()["steps"], 4)
         del kept, other
 
-    def test_parameters_that_are_frozen_or_unfrozen_later_are_an_error(self):
-        for first in (True, False):
-            net = quantized()
-            net[1].bias.requires_grad_(first)
-            opt = lowp.AdamW(net.parameters(), lr=1e-2)
-            steps(net, opt, range(2))
-            before = copy.deepcopy(net.state_dict())
-            net[1].bias.requires_grad_(not first)
-            change = "required gradients .* is frozen now" if first else "requires gradients now"
-            with self.subTest(first=first):
-                with self.assertRaisesRegex(lowp.LowpError, f"parameter 3 of shape \\(64,\\) {change}.*make a new optimizer"):
-                    steps(net, opt, range(2, 3))
-                for name, value in net.state_dict().items():
-                    self.assertTrue(torch.equal(value, before[name]), name)
-                other = lowp.AdamW(net.parameters(), lr=1e-2)
-                other.load_state_dict(opt.state_dict())
-                steps(net, other, range(2, 3))
-                self.assertEqual(other.last_step()["steps"], 3)
-
     def test_a_graph_of_the_values_before_a_step_is_not_used(self):
         for name in ("mxfp8-2d", None):
             torch.manual_seed(0)
@@ -213,8 +194,6 @@ class Steps(unittest.TestCase):
     def test_errors_name_the_parameter_and_the_remedy(self):
         net = nn.Linear(8, 8)
         opt = lowp.AdamW(net.parameters())
-        with self.assertRaisesRegex(lowp.LowpError, "parameter 0 .* has no gradient"):
-            opt.step()
         with self.assertRaisesRegex(lowp.LowpError, "float16"):
             half = nn.Linear(8, 8).half()
             half.weight.grad, half.bias.grad = torch.zeros_like(half.weight), torch.zeros_like(half.bias)

@@ -264,6 +264,7 @@ class Operations(unittest.TestCase):
             weight * 2
 
     def test_memory_of_its_own_is_refused(self):
+        import ctypes
         import numpy
 
         weight = lowp.quantize(values(), "mxfp8")
@@ -272,7 +273,6 @@ class Operations(unittest.TestCase):
         for name, call in (
             ("share_memory_", weight.share_memory_),
             ("share_memory_", layer.share_memory),
-            ("data_ptr", weight.data_ptr),
             ("numpy", weight.numpy),
             ("numpy", lambda: weight.numpy(force=True)),
             ("__array__", lambda: numpy.asarray(weight)),
@@ -284,11 +284,43 @@ class Operations(unittest.TestCase):
         ):
             with self.subTest(name=name), self.assertRaisesRegex(lowp.UnsupportedOp, f"^{name} of a lowp.Tensor, .*; [a-z]"):
                 call()
+        address = weight.data_ptr()
+        for use in (lambda: address == 0, lambda: address + 4, lambda: address % 16, lambda: hex(address), lambda: address < 1, lambda: bool(address)):
+            with self.assertRaisesRegex(lowp.UnsupportedOp, r"^data_ptr\(\) of a lowp.Tensor, .*; decode"):
+                use()
+        for read in (lambda: ctypes.cast(address, ctypes.c_void_p), lambda: ctypes.c_void_p(address), lambda: ctypes.c_ubyte.from_address(address)):
+            with self.assertRaises((TypeError, ctypes.ArgumentError)):
+                read()
         # Sizes alone, which torch.distributed.checkpoint asks for.
         self.assertEqual(weight.untyped_storage().size(), weight.nbytes)
         with self.assertRaises(RuntimeError):
             weight.untyped_storage().data_ptr()
         self.assertEqual(layer.double().weight.dtype, torch.float64)
+
+    def test_data_ptr_tells_tensors_apart(self):
+        weight = lowp.quantize(values(), "mxfp8")
+        own = weight.data_ptr()
+        self.assertEqual({weight.detach().data_ptr(): "own"}[torch.nn.Parameter(weight).data_ptr()], "own")
+        for other in (weight.clone(), weight[:32], torch.ones(1)):
+            self.assertNotEqual(own, other.data_ptr())
+        # Also when other tensors may have its place in memory.
+        del weight
+        self.assertNotIn(own, [lowp.quantize(values(), "mxfp8").data_ptr() for _ in range(10)])
+
+    def test_data_that_is_assigned(self):
+        layer = nn.Linear(384, 256, bias=False)
+        lowp.quantize_model_(layer, "mxfp8")
+        param, other = layer.weight, lowp.quantize(values(), "mxfp8", keep_master=True).bfloat16()
+        param.data = other
+        self.assertIs(layer.weight, param)
+        self.assertEqual((param.dtype, param.data_ptr()), (torch.bfloat16, other.data_ptr()))
+        layer(torch.ones(2, 384, dtype=torch.bfloat16)).sum().backward()
+        self.assertEqual(param.grad.dtype, torch.bfloat16)
+        other.detach().zero_()
+        self.assertFalse(param.master.any())
+        for wrong in (lowp.quantize(values(), "fp8-current"), other[:32]):
+            with self.assertRaisesRegex(lowp.LowpError, "was assigned to .data of one of"):
+                param.data = wrong
 
     def test_sources_that_do_not_fit(self):
         for message, call in (
@@ -296,7 +328,6 @@ class Operations(unittest.TestCase):
             ("there is no recipe 'mxfp9'", lambda: lowp.quantize(values(), "mxfp9")),
             ("colour", lambda: lowp.quantize(values(), "mxfp8", colour="red")),
             ("1 axes", lambda: lowp.quantize(torch.ones(4), "mxfp8")),
-            ("meta", lambda: lowp.quantize(torch.ones(32, 32, device="meta"), "mxfp8")),
             *((f"values of {dtype}; .*float16", lambda dtype=dtype: lowp.quantize(torch.ones(32, 32).to(dtype), "mxfp8")) for dtype in REFUSED),
             ("values of torch.float64", lambda: lowp.quantize(values(), "mxfp8").quantize_(values().double())),
             ("^weight: values of torch.float64.*ignore=", lambda: lowp.quantize_model_(nn.Linear(32, 32).double(), "mxfp8")),

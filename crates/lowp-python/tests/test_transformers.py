@@ -45,7 +45,7 @@ class Texts(torch.utils.data.Dataset):
         return {"input_ids": ids, "labels": ids}
 
 
-def trainer(net, folder, steps, of=transformers.Trainer, **kwargs):
+def trainer(net, folder, steps, of=transformers.Trainer, arguments={}, **kwargs):
     arguments = transformers.TrainingArguments(
         folder,
         max_steps=steps,
@@ -57,6 +57,7 @@ def trainer(net, folder, steps, of=transformers.Trainer, **kwargs):
         ddp_backend="gloo" if torch.distributed.is_initialized() else None,
         disable_tqdm=True,
         learning_rate=1e-2,
+        **arguments,
     )
     made = of(net, arguments, train_dataset=Texts(), **kwargs)
     made.remove_callback(transformers.PrinterCallback)
@@ -112,27 +113,6 @@ def checkpointing(rank, world, recipes):
         for other in found[1:]:
             assert all(torch.equal(a, b) for a, b in zip(found[0], other, strict=True)), recipe
     return len(recipes)
-
-
-def fsdp2_by_accelerate(rank, world):
-    """What FSDP2 by accelerate says, and what it leaves. On CPUs accelerate makes replicas whatever it is told, so its state is set."""
-    from accelerate import Accelerator, DistributedType, FullyShardedDataParallelPlugin
-
-    os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(world), MASTER_ADDR="127.0.0.1", MASTER_PORT="1")
-    found = {}
-    for recipe in (None, "fp8-current"):
-        net = llama(recipe)
-        plugin = FullyShardedDataParallelPlugin(fsdp_version=2, auto_wrap_policy="transformer_based_wrap", transformer_cls_names_to_wrap=["LlamaDecoderLayer"])
-        accelerator = Accelerator(cpu=True, fsdp_plugin=plugin)
-        found["made"] = str(accelerator.distributed_type)
-        accelerator.state.distributed_type, accelerator.state.fsdp_plugin = DistributedType.FSDP, plugin
-        opt = (torch.optim.AdamW if recipe is None else lowp.AdamW)(net.parameters(), lr=1e-2)
-        try:
-            net, opt = accelerator.prepare(net, opt)
-            found[recipe] = type(net).__name__
-        except lowp.UnsupportedOp as error:
-            found[recipe] = str(error)
-    return found
 
 
 class Trains(unittest.TestCase):
@@ -219,12 +199,6 @@ class Remedies(unittest.TestCase):
 
     def test_activation_checkpointing_of_shards(self):
         self.assertEqual(ranks.run(2, checkpointing, ("fp8-current", "nvfp4-1d")), [2, 2])
-
-    def test_fsdp2_by_accelerate_names_fully_shard(self):
-        for found in ranks.run(2, fsdp2_by_accelerate):
-            self.assertEqual(found["made"], "DistributedType.MULTI_CPU")
-            self.assertIn("FSDP", found[None])
-            self.assertIn("call fully_shard in your own training loop", found["fp8-current"])
 
     def test_files_of_safetensors_are_of_values(self):
         net = llama()

@@ -78,4 +78,4 @@ pub use scale_book::{BlockSlots, DelayedState, ScaleBook, ScaleBookBuilder, Scal
 pub use shard::{LocalTensor, ShardSpec, ShardedTensor};
 pub use version::{CastInto, Version};
 pub use whole::{dequantize, quantize, scales_in_form};
-pub use zero1::{FlatGather, FlatMaster, FlatParam, FlatWeights, cast_master_weights};
+pub use zero1::{FlatGather, FlatMaster, FlatParam, FlatWeights, MasterCast, cast_master_weights};

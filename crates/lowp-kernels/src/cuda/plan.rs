@@ -68,9 +68,6 @@ impl CudaPlan {
             .halves
             .iter()
             .try_for_each(|used| cuda.own(&used.buffer))?;
-        if reads.groups > step::GROUPS {
-            return Err(step::too_many(reads.groups));
-        }
         let mut scratch = None;
         let launch = match &work {
             Work::Amax(jobs) => Launch::new(cuda, ops::amax::jobs(jobs)),

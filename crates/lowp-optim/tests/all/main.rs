@@ -2,6 +2,7 @@
 
 mod counts;
 mod flat_params;
+mod missing;
 mod one_graph;
 mod ranks_that_differ;
 mod states;

@@ -248,3 +248,34 @@ fn the_error_names_parameters_and_groups() {
         );
     }
 }
+
+/// So does that of ranks that leave out different parameters, and masters stay.
+#[test]
+fn the_error_names_a_parameter_that_one_rank_leaves_out() {
+    let mesh = Mesh::sharded(2);
+    let world = LocalComm::world(&Cpu, mesh.world(), Duration::from_secs(60));
+    let done = run_comms(world, |rank, comm| -> Result<_, OptimError> {
+        let mut rank_of = Rank::new(mesh, comm)?;
+        let masters = rank_of.masters()?;
+        rank_of
+            .ids
+            .iter()
+            .for_each(|&id| rank_of.adamw.mark_ready(id));
+        if rank == 1 {
+            rank_of.adamw.leave_out(rank_of.ids[2]);
+        }
+        rank_of.adamw.prepare(&StepOptions::default())?;
+        rank_of.adamw.enqueue()?;
+        let outcome = rank_of.adamw.outcome()?.wait();
+        Ok((
+            outcome.map(drop).map_err(|error| error.to_string()),
+            rank_of.masters()? == masters,
+        ))
+    });
+    let ranks = done.unwrap_or_else(|failed| panic!("{failed}"));
+    for (result, same) in ranks {
+        let text = result.expect_err("ranks left out different parameters");
+        let expected = "parameter 'w2' has a gradient on ranks [0] and none on ranks [1];";
+        assert!(text.contains(expected) && same, "{text}");
+    }
+}

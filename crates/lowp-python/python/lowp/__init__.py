@@ -11,8 +11,9 @@ from ._lowp import HAS_CUDA, Recipe, recipes
 from ._lowp import VERSION as __version__
 from ._optim import AdamW
 from ._model import quantize_model_
-from ._files import load, plain_state_dict, save
+from ._files import load, save
 from ._flat import cast_master_weights
+from ._plain import dequantize_model_, dequantize_state_dict, plain_state_dict
 from ._tensor import Tensor, quantize
 from ._plan import Plan, plan
 from . import _full, _replicas  # what DTensor gathers by, and what DistributedDataParallel broadcasts by
@@ -27,6 +28,8 @@ __all__ = [
     "UnsupportedOp",
     "__version__",
     "cast_master_weights",
+    "dequantize_model_",
+    "dequantize_state_dict",
     "load",
     "plain_state_dict",
     "plan",

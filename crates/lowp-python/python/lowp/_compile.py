@@ -10,7 +10,7 @@ import weakref
 
 import torch
 
-from . import _scaled
+from . import _native, _scaled
 from ._errors import LowpError, UnsupportedOp
 from ._lowp import VERSION
 from ._plan import as_recipe
@@ -25,7 +25,7 @@ _NUMBERS = itertools.count()
 def token_of(store):
     """The number of a store, as a tensor on the CPU: the same each time."""
     if store.token is None:
-        number = next(_NUMBERS)
+        store.number = number = next(_NUMBERS)
         with without_modes():
             store.token = torch.tensor([number])
         _STORES[number] = store
@@ -34,9 +34,13 @@ def token_of(store):
 
 def store_of(token):
     """The store that a token is of."""
-    store = _STORES.get(int(token))
+    return _store_numbered(int(token))
+
+
+def _store_numbered(number):
+    store = _STORES.get(number)
     if store is None:
-        raise LowpError(f"weight {int(token)} of a compiled graph no longer exists; keep the model for as long as its graphs run")
+        raise LowpError(f"weight {number} of a compiled graph no longer exists; keep the model for as long as its graphs run")
     return store
 
 
@@ -46,16 +50,18 @@ class Traced:
     def __init__(self, recipe, shape, device, token):
         self.recipe, self.shape, self.device, self.token = recipe, shape, device, token
         self.rows, self.cols = shape
-        self.buffers, self.master, self.contexts = {}, None, {}
+        self.buffers, self.master, self.contexts, self.products = {}, None, {}, None
 
     def decode(self, orientation, dtype=torch.float32):
         return torch.ops.lowp.decode(self.token, orientation, self.shape, dtype, self.device)
 
     def forward(self, input, bias):
         # An operator of its own, so that layers of one input share its codes.
-        rowwise, columnwise, scale = torch.ops.lowp.cast(input, *_as_arguments(_scaled.operands(self.recipe)[0]))
-        out = torch.ops.lowp.multiply(rowwise, scale, self.token, self.rows, input.dtype, bias)
-        return out, columnwise, scale
+        rowwise, columnwise, scale = torch.ops.lowp.cast(input, _scaled.number_of(_scaled.operands(self.recipe)[0]))
+        fused = _scaled.fused(bias, input.dtype)
+        is_wide, biased = input.dtype is torch.float32, fused is not None
+        out = torch.ops.lowp.multiply(rowwise, scale, self.token, self.rows, is_wide, fused if biased else scale, biased)
+        return out if bias is None or biased else out + bias, columnwise, scale
 
     def backward(self, grad, codes, scale, needs):
         made = torch.ops.lowp.backward(grad, codes, scale, self.token, self.cols, *needs)
@@ -95,6 +101,7 @@ def flatten(tensor):
     if context is None:
         recipe = (store.recipe.name, tuple(sorted(store.recipe.options.items())))
         context = store.contexts[dtype, flat, frozen] = (recipe, store.shape, dtype, flat, str(store.device), frozen)
+        _scaled.operands(store.recipe)  # graphs that were kept for other processes know them by number
     return _INNER, context
 
 
@@ -123,7 +130,8 @@ def _operator(schema, fake):
     def register(function):
         _LIBRARY.define(schema)
         _SCHEMAS.append(schema)
-        _LIBRARY.impl(name, function, "CompositeExplicitAutograd")
+        if function is not None:
+            _LIBRARY.impl(name, function, "CompositeExplicitAutograd")
         torch.library.register_fake(f"lowp::{name}", fake, lib=_LIBRARY)
         return function
 
@@ -138,25 +146,55 @@ def _decode(token, orientation, shape, dtype, device):
     return store_of(token).decode(orientation, dtype)
 
 
-def _cast_shapes(values, name, options):
+def _cast_shapes(values, operand):
     rows, cols = values.shape
-    recipe = _recipe(name, options)
+    recipe = _scaled.numbered(operand)
     sides = (("rowwise", (rows, cols)), ("columnwise", (cols, rows)))
     codes = [values.new_empty(shape, dtype=_scaled.dtype_of(recipe, orientation)) for orientation, shape in sides]
     return *codes, values.new_empty((), dtype=torch.float32)
 
 
-@_operator("cast(Tensor values, str name, str[] options) -> (Tensor, Tensor, Tensor)", _cast_shapes)
-def _cast(values, name, options):
-    return _scaled.cast(values.contiguous(), _recipe(name, options))
+@_operator("cast(Tensor values, int operand) -> (Tensor, Tensor, Tensor)", _cast_shapes)
+def _cast(values, operand):
+    return _scaled.cast(values.contiguous(), _scaled.numbered(operand))
+
+
+def _dtype(is_wide):
+    return torch.float32 if is_wide else torch.bfloat16
 
 
 @_operator(
-    "multiply(Tensor codes, Tensor scale, Tensor token, SymInt width, ScalarType dtype, Tensor? bias) -> Tensor",
-    lambda codes, scale, token, width, dtype, bias: codes.new_empty((codes.shape[0], width), dtype=dtype),
+    "multiply(Tensor codes, Tensor scale, Tensor token, SymInt width, bool is_wide, Tensor bias, bool biased) -> Tensor",
+    lambda codes, scale, token, width, is_wide, bias, biased: codes.new_empty((codes.shape[0], width), dtype=_dtype(is_wide)),
 )
-def _multiply(codes, scale, token, width, dtype, bias):
-    return _scaled.multiply((codes, scale), store_of(token), "rowwise", dtype, bias)
+def _multiply(codes, scale, token, width, is_wide, bias, biased):
+    return _scaled.multiply((codes, scale), store_of(token), "rowwise", _dtype(is_wide), bias if biased else None)
+
+
+def _forward_shapes(input, token, width, bias, biased):
+    rows, cols = input.shape
+    codes = _scaled.dtype_of(_scaled.operands(store_of(token).recipe)[0], "columnwise")
+    return input.new_empty((rows, width)), input.new_empty((cols, rows), dtype=codes), input.new_empty((), dtype=torch.float32)
+
+
+@_operator("forward(Tensor input, Tensor token, SymInt width, Tensor bias, bool biased) -> (Tensor, Tensor, Tensor)", _forward_shapes)
+def _forward_of_codes(input, token, width, bias, biased):
+    return _scaled.forward(input, store_of(token), bias if biased else None)
+
+
+def forward(input, store, bias):
+    """The product of a layer by codes, and what its gradients need: outside of graphs."""
+    fused, token = _scaled.fused(bias, input.dtype), token_of(store)
+    biased = fused is not None
+    out, codes, scale = _native.call(_FORWARD, input, token, store.rows, fused if biased else token, biased)
+    return out if bias is None or biased else out.add_(bias), codes, scale
+
+
+def backward(grad, codes, scale, store, needs):
+    """The gradients of a layer's input and weight by codes; ``None`` for those that nobody needs."""
+    codes = scale if codes is None else codes  # a frozen weight has no gradient, which needs them
+    made = _native.call(_BACKWARD, grad, codes, scale, token_of(store), store.cols, *needs)
+    return [of if needed else None for of, needed in zip(made, needs)]
 
 
 def _backward_shapes(grad, codes, scale, token, width, of_input, of_weight):
@@ -174,19 +212,10 @@ def _backward_of_codes(grad, codes, scale, token, width, *needs):
     return tuple(grad.new_empty(0) if of is None else of for of in made)
 
 
-_RECIPES = {}
-
-
-def _recipe(name, options):
-    """The recipe of an operator's arguments."""
-    key = (name, *options)
-    if key not in _RECIPES:
-        _RECIPES[key] = as_recipe(name, dict(option.split("=", 1) for option in options))
-    return _RECIPES[key]
-
-
-def _as_arguments(recipe):
-    return recipe.name, [f"{name}={value}" for name, value in recipe.options.items()]
+_operator("hold(int layer, bool columnwise, Tensor codes, Tensor scale, bool once) -> ()", lambda *_: None)(None)
+_FORWARD, _BACKWARD = torch.ops.lowp.forward.default, torch.ops.lowp.backward.default
+_native.store_of, _native.hold = _store_numbered, torch.ops.lowp.hold.default
+_native.register()
 
 
 def _no_such_weight(*_):

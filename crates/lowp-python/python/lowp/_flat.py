@@ -1,7 +1,7 @@
 """``cast_master_weights``: full weights of which each rank has a flat slice of the masters."""
 
+import weakref
 from types import SimpleNamespace
-
 
 from . import _lowp
 from ._compile import note_writes
@@ -31,11 +31,19 @@ def cast_master_weights(model_weights, master_weights, start_offsets, group=None
         args, alive = _args(model_weights, master_weights, start_offsets)
     if not model_weights:
         return
-    _lowp.cast_master_weights(device_of(device), args, ranks)
+    _casts_of(ranks).run(device_of(device), args, ranks)
     del alive
     note_writes(model_weights)
     for weight in model_weights:
         weight._store.follow_codes()
+
+
+#: The planned casts of each process group, and those of this rank alone.
+_CASTS, _ALONE = weakref.WeakKeyDictionary(), _lowp.FlatCasts()
+
+
+def _casts_of(ranks):
+    return _ALONE if ranks is None else _CASTS.setdefault(ranks.group, _lowp.FlatCasts())
 
 
 def _args(model_weights, master_weights, start_offsets):

@@ -53,7 +53,7 @@ def gather_rows(store, group):
     world, rank = dist.get_world_size(group), dist.get_rank(group)
     ranks = Ranks.of(group, store.device)
     with together(ranks):
-        store.check_whole()
+        store.check_rows()
     counts = [store.rows] if ranks is None else [int(text) for text in ranks.collect("the rows of a full tensor", str(store.rows))]
     rows = sum(counts)
     cut = -(-rows // world)

@@ -4,6 +4,7 @@ import torch
 
 from . import _compile, _scaled
 from ._errors import LowpError, UnsupportedOp
+from ._memory import device_of
 
 
 class Linear(torch.nn.Linear):
@@ -19,11 +20,17 @@ def linear(input, weight, bias=None):
         raise UnsupportedOp("the input or bias of a linear layer is a lowp.Tensor; only its weight may be one: decode the others first (.dequantize())")
     if not isinstance(weight, _compile.Tensor):  # a layer that was given plain values again
         return torch.nn.functional.linear(input, weight, bias)
-    if weight.dim() != 2:
+    # Older versions of PyTorch also come by here with what a graph knows of the weight.
+    in_graph = torch.compiler.is_compiling() or isinstance(weight._store, _compile.Traced)
+    # Outside of graphs each attribute of PyTorch's tensors is a call of __torch_function__.
+    is_matrix, sides = (weight.dim() == 2, weight.shape) if in_graph else (not weight._flat, weight._store.shape)
+    if not is_matrix:
         raise UnsupportedOp("the weight of a linear layer is a flat lowp.Tensor; view it as a matrix first")
-    rows, cols = weight.shape
+    rows, cols = sides
     if input.dim() == 0 or input.shape[-1] != cols:
         raise LowpError(f"an input has shape {tuple(input.shape)} and the weight is {rows}x{cols}; the last axis of the input must have {cols} values")
+    if weight.device.type == "meta":
+        device_of(weight.device)  # raises
     if input.layout != torch.strided or not input.is_floating_point():
         raise LowpError(f"an input has the dtype {input.dtype} and the layout {input.layout}; give dense floating-point values")
     kind = input.device.type
@@ -32,8 +39,7 @@ def linear(input, weight, bias=None):
         input = input.to(dtype)
         bias = None if bias is None else bias.to(dtype)
     flat = input.reshape(-1, cols)
-    # Older versions of PyTorch also come by here with what a graph knows of the weight.
-    if torch.compiler.is_compiling() or isinstance(weight._store, _compile.Traced):
+    if in_graph:
         out = _compile.linear(flat, weight, bias)
     else:
         out = _Linear.apply(flat, weight, bias)
@@ -62,7 +68,7 @@ def gradients(grad, input, weight, codes, scale, needs):
         if needs[1]:
             of_weight = grad.t() @ input.to(grad.dtype)
     if of_weight is not None:
-        of_weight = of_weight.to(weight.dtype)
+        of_weight = of_weight.to(weight._dtype)
     return of_input, of_weight, grad.sum(0) if needs[2] else None
 
 

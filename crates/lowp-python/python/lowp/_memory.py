@@ -11,6 +11,11 @@ def device_of(device):
     if device.type == "cuda":
         index = device.index if device.index is not None else torch.cuda.current_device()
         return ("cuda", index, raw_stream(index))
+    if device.type == "meta":
+        raise LowpError(
+            "a lowp.Tensor on the meta device has no codes; allocate them (model.to_empty(device=..)), then set the values (reset_parameters(), nn.init, "
+            "or load_state_dict)"
+        )
     return (device.type, 0, 0)
 
 

@@ -6,8 +6,8 @@ import warnings
 import torch
 
 from ._errors import LowpError
-from ._files import save_values
 from ._linear import Linear
+from ._plain import save_values
 from ._plan import as_recipe
 from ._store import rowwise_suffices
 from ._tensor import Tensor, check_values, quantize
@@ -25,7 +25,8 @@ def quantize_model_(model, recipe, *, ignore=(), keep_master=None, **options):
     next to the codes in float32, as masters for ``lowp.AdamW``, and are sharded with the codes; the default keeps those of weights that require
     gradients. A frozen weight (``requires_grad=False``) has no codes that follow from others. Adapters of peft stay as they are. A weight that several
     linear layers share becomes one tensor. Weights that already have codes of the recipe do not change. Returns the names of the parameters that were
-    quantized.
+    quantized. Weights on the meta device get their codes when values are written or loaded, after ``to_empty``, or assigned
+    (``load_state_dict(.., assign=True)``).
 
     After this call, ``save_pretrained`` of a transformers model writes values, those of ``lowp.plain_state_dict``.
 
@@ -99,8 +100,22 @@ def quantize_model_(model, recipe, *, ignore=(), keep_master=None, **options):
         module.weight = made[id(weight)][1]
         if type(module) is torch.nn.Linear:
             module.__class__ = Linear
+        if weight.is_meta:
+            module.register_load_state_dict_pre_hook(_quantize_assigned)
     save_values(model)
     return [name for name, _ in chosen]
+
+
+def _quantize_assigned(module, state_dict, prefix, local_metadata, *_):
+    """Makes codes of the values that ``load_state_dict(.., assign=True)`` puts in the place of a weight on the meta device."""
+    name, weight = f"{prefix}weight", local_of(module.weight)
+    value = state_dict.get(name)
+    assigned = local_metadata.get("assign_to_params_buffers", False) and isinstance(weight, Tensor) and weight.is_meta
+    if not assigned or not isinstance(value, torch.Tensor) or isinstance(local_of(value), Tensor):
+        return
+    if local_of(value) is not value:
+        raise LowpError(f"{name} has values of a shard for a weight on the meta device; call model.to_empty(device=..), and load them without assign=True")
+    state_dict[name] = quantize(value, weight.recipe, keep_master=weight.master is not None)
 
 
 def _has_codes(name, module, recipe):

@@ -2,8 +2,9 @@
 
 import torch
 
+from . import _uncast
 from ._errors import LowpError, UnsupportedOp
-from ._memory import dtype_name, values
+from ._memory import values
 from ._torch_compat import in_backward, is_parameter, schema_of, tree_leaves, tree_map_only
 
 aten = torch.ops.aten
@@ -39,7 +40,7 @@ def read_or_refuse(func, args, kwargs):
         raise UnsupportedOp(f"{func} cannot change the codes of a lowp.Tensor in place; {_WRITE}; {_FROZEN}")
     is_read = _REDUCTION in func.tags or name in _READS or (name == "aten::lerp" and not isinstance(args[0], Tensor))
     if writes or is_read or in_backward() or reads_frozen(func, args, kwargs):
-        read = _magnitudes if name == "aten::abs" else _values
+        read = _magnitudes if name == "aten::abs" else _compared if name in _COMPARISONS else _values
         args, kwargs = tree_map_only(Tensor, read, (args, kwargs))
         return func(*args, **kwargs)
     raise refused(func)
@@ -53,6 +54,12 @@ def refused(func):
 
 def _values(tensor):
     return tensor._store.decode("rowwise", tensor.dtype).view(tensor.shape)
+
+
+def _compared(tensor):
+    """Values for comparisons: nn.init.trunc_normal_ looks at those that it wrote, which may wait for their cast."""
+    uncast = tensor._store.uncast
+    return _values(tensor) if uncast is None else uncast.view(tensor.shape)
 
 
 def _magnitudes(tensor):
@@ -83,7 +90,8 @@ def _written(func, args, kwargs):
 # Arithmetic that returns a tensor is refused: its result, copied back, would lose what is smaller than a step of the codes. Gradients of reads
 # are arithmetic of them in backward.
 _REDUCTION = getattr(torch.Tag, "reduction", None)  # newer versions of PyTorch say it of each operation
-_READS = {f"aten::{name}" for name in "abs eq ne lt le gt ge pow linalg_vector_norm _foreach_norm _foreach_max".split()}
+_COMPARISONS = {f"aten::{name}" for name in "eq ne lt le gt ge".split()}
+_READS = _COMPARISONS | {f"aten::{name}" for name in "abs pow linalg_vector_norm _foreach_norm _foreach_max".split()}
 
 #: What asks whether values are finite.
 FINITE = frozenset(getattr(of, name) for name in "isfinite isinf isnan isposinf isneginf".split() for of in (torch, torch.Tensor))
@@ -123,8 +131,6 @@ _REMEDIES = {
 #: What reads the memory that other tensors have, by what to do in its place.
 _BYTES = "decode it first (.dequantize()), or take the bytes of its .buffers"
 _MEMORY = {
-    torch.Tensor.data_ptr: f"{_BYTES}; for safetensors save codes (lowp.save) or values (lowp.plain_state_dict(model)), and shards with dcp.save, not "
-    "dcp.async_save, which copies memory; FSDP2 through accelerate also needs it: call fully_shard in your own training loop (docs/pytorch.md)",
     **{getattr(torch.Tensor, name): _BYTES for name in ("const_data_ptr", "mutable_data_ptr") if hasattr(torch.Tensor, name)},
     torch.Tensor.numpy: _BYTES,
     torch.Tensor.tolist: _BYTES,
@@ -168,11 +174,18 @@ def _clone(func, tensor, memory_format=None):
     return like(tensor, tensor._store.map(torch.clone))
 
 
+def _check_not_meta(tensor, device):
+    if device is not None and torch.device(device).type == "meta" and tensor.device.type != "meta":
+        raise UnsupportedOp(
+            "a lowp.Tensor cannot be moved to the meta device, since it would lose its codes; keep it on its device; for FSDP2 through accelerate set "
+            "cpu_ram_efficient_loading=False, and load the model on every rank"
+        )
+
+
 @handles(aten._to_copy)
 def _to_copy(func, tensor, dtype=None, layout=None, device=None, pin_memory=None, non_blocking=False, memory_format=None):
     store = tensor._store
-    if device is not None and torch.device(device).type == "meta":
-        raise UnsupportedOp("a lowp.Tensor cannot be moved to the meta device, since it would lose its codes; keep it on its device")
+    _check_not_meta(tensor, device)
 
     def move(buffer):
         moved = buffer.to(device=device, non_blocking=non_blocking, copy=True)
@@ -217,11 +230,9 @@ def store_values(tensor, source):
     # A state that was loaded before the values of its model knows the scale that its codes had.
     scale = store.saved_scale
     is_saved = scale is not None and torch.equal(read.float(), store.master)
-    store.quantize_(read, dtype_name(read.dtype), scale if is_saved else None)
+    _uncast.write(store, read, scale if is_saved else None)
     if is_saved:
         store.saved_scale = scale
-    if store.master is not None:
-        store.master.copy_(read)
 
 
 @handles(aten.new_zeros)
@@ -250,8 +261,9 @@ def _plain_like(func, tensor, *fill, dtype=None, device=None, **_):
 
 @handles(aten.empty_like)
 def _empty_like(func, tensor, dtype=None, device=None, **_):
+    _check_not_meta(tensor, device)
     store = tensor._store.map(lambda buffer: torch.empty_like(buffer, device=device))
-    store.master = None
+    store.uncast = store.origin = None
     return Tensor(store, tensor.dtype if dtype is None else dtype, tensor.dim() == 1)
 
 
@@ -336,6 +348,8 @@ def _equal(func, a, b):
     if not (isinstance(a, Tensor) and isinstance(b, Tensor)):
         raise UnsupportedOp("a lowp.Tensor cannot be compared with plain values; decode it first (.dequantize())")
     a, b = a._store, b._store
+    a.check_cast()
+    b.check_cast()
     a.derive()
     b.derive()
     names = a.buffers.keys()

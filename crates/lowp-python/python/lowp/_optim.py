@@ -1,33 +1,34 @@
 """``lowp.AdamW``: one fused update and cast of all parameters."""
 
 import contextlib
-from types import SimpleNamespace
 
 import torch
 
 from . import _lowp
+from ._args import arg, arg_of_no_rows, follow, like, may_train, mesh_of, place, ranks_of
 from ._compile import note_writes
 from ._errors import LowpError
 from ._fsdp import known_params
-from ._memory import device_of, dtype_name, memory
+from ._memory import device_of
+from ._optim_state import OptimizerState
 from ._params import agree, all_of, check_once, list_params, listed, named, numbers, sharded_names, tensors, title
-from ._plan import as_recipe
-from ._ranks import Ranks, is_told, together
+from ._ranks import is_told, together
 from ._store import Store
 from ._tensor import Tensor
 from ._torch_compat import local_of
-from ._torch_compat import outside_of_graphs, version_of, whole_group, without_torch_function
+from ._torch_compat import makes_state_only, outside_of_graphs, version_of, without_torch_function
 
 _F32, _BF16 = torch.float32, torch.bfloat16
 _Parameter = torch.nn.Parameter
 
 
-class AdamW(torch.optim.Optimizer):
+class AdamW(OptimizerState, torch.optim.Optimizer):
     """AdamW over any mix of quantized and plain parameters, in one planned launch.
 
     Masters are float32: the masters that ``quantize_model_`` kept, copies of bfloat16 parameters, and float32 parameters themselves.
-    A step updates masters and casts them to codes in the same pass. Under FSDP2 each rank updates its rows, and the ranks agree on
-    scales and on the norm. Every rank must make the optimizer; the ranks then compare parameters and recipes.
+    A step updates masters and casts them to codes in the same pass. It leaves parameters without a gradient as they are, and counts the
+    steps of each. Under FSDP2 each rank updates its rows, and the ranks agree on scales and on the norm. Every rank must make the
+    optimizer; the ranks then compare parameters and recipes.
 
     ``max_norm`` clips the global norm of gradients on the device. With ``max_norm`` or ``skip_nonfinite``, all ranks skip the step if a gradient
     is not finite on any rank (``last_step()`` reports it). Without either only the update reads gradients, and there is no norm. ``moments_dtype`` may be ``torch.bfloat16``. With ``capturable``
@@ -52,13 +53,14 @@ class AdamW(torch.optim.Optimizer):
     ):
         params = listed(params)
         # First of all: whatever fails on this rank alone, the others hear of.
-        ranks = _ranks_of(tensors(params))
+        ranks = ranks_of(tensors(params))
         self.max_norm, self.skip_nonfinite = max_norm, skip_nonfinite
         self.moments_dtype, self.capturable = moments_dtype, capturable
         self._built = None
+        self._begun = False  # whether a step was taken, or is
         self._captured = []  # what graphs of PyTorch launch, also behind another plan
-        # What was loaded, for the plan: (applied, skipped), and the delayed scales of parameters.
-        self._counts, self._delayed = None, {}
+        # What was loaded, for the plan: the steps of parameters, those that were skipped, and delayed scales. ``None``: nothing.
+        self._steps, self._skipped, self._delayed = None, 0, {}
         self._saved = []  # stores that know the scale of a state that was loaded
         with together(ranks):
             if moments_dtype not in (_F32, _BF16):
@@ -85,26 +87,32 @@ class AdamW(torch.optim.Optimizer):
     @outside_of_graphs
     @torch.no_grad()
     def step(self, closure=None, *, grad_scale=1.0):
-        """Updates every parameter. ``grad_scale`` multiplies gradients first: the inverse of a loss scale, or of the number of batches that
+        """Updates every parameter that has a gradient. ``grad_scale`` multiplies gradients first: the inverse of a loss scale, or of the number of batches that
         were added up. Collective where parameters are sharded."""
         loss = None
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
         built = self._built or self._build()
+        if not self._begun and makes_state_only():
+            self._note_state()
+            return loss
         capturing = built.device.type == "cuda" and torch.cuda.is_current_stream_capturing()
         with built.alone():
-            built.check_trained()
-            if not capturing and built.moved():
-                built = self._follow_moved()
+            if not capturing:
+                built = self._follow_moved() if built.moved() or built.thawed() else built
+                for store in built.stores:
+                    store.settle_master()
+        if not self._begun:
+            self._begin()
         grads, alive = built.ready(capturing)
         if capturing:
             if not self.capturable:
                 raise LowpError("step() was called while a CUDA graph is captured; make the optimizer with capturable=True")
             if built not in self._captured:
                 self._captured.append(built)
-            if built.moved():
-                raise LowpError("step() was called while a CUDA graph is captured, and parameters have moved since the last step; take a step before the capture")
+            if built.moved() or built.thawed():
+                raise LowpError("step() was called while a CUDA graph is captured, and parameters have moved or were thawed since the last step; take a step before the capture")
             built.rust.again(device_of(built.device), grads)
         else:
             same, built.known = grads is built.known, None
@@ -121,7 +129,7 @@ class AdamW(torch.optim.Optimizer):
     def last_step(self):
         """Reports the last step: ``applied``, ``grad_norm`` (``None`` if it was not computed), ``nonfinite``, ``clip``, ``steps``,
         ``skipped``. Waits for the step."""
-        if self._built is None:
+        if not self._begun:
             raise LowpError("last_step() was called before the first step(); call step() first")
         return self._built.rust.report()
 
@@ -133,173 +141,75 @@ class AdamW(torch.optim.Optimizer):
     def _param_state(self, param):
         """Master and moments of a parameter, like it in shape and shards; ``master`` is left out where it is the parameter."""
         state = self.state[param]
-        if "exp_avg" in state:
-            return state
         local = local_of(param)
+        if "exp_avg" in state:
+            if not isinstance(local, Tensor) and local.dtype != (_BF16 if "master" in state else _F32):
+                raise LowpError(
+                    f"a parameter of shape {tuple(param.shape)} is {local.dtype} and was {_BF16 if 'master' in state else _F32} when the optimizer made its "
+                    "state; convert the model before the optimizer is made"
+                )
+            return state
         if not isinstance(local, Tensor) and local.dtype in (_F32, _BF16) and not local.is_contiguous():
             raise LowpError(
                 f"a parameter of shape {tuple(local.shape)} with strides {tuple(local.stride())} is not contiguous; call .contiguous() before "
                 "the optimizer is made"
             )
         if isinstance(local, Tensor):
-            master = local._store.master
+            master = local._store.known_master()
             if master is None:
                 master = local._store.decode("rowwise")
-            local._store.master = master = master.contiguous()
-            state["master"] = _like(param, master)
+            local._store.hold(master.contiguous(), self)
+            state["master"] = like(param, local._store.master)
         elif local.dtype == _BF16:
-            state["master"] = _like(param, local.detach().float().contiguous())
+            state["master"] = like(param, local.detach().float().contiguous())
         elif local.dtype != _F32:
             raise LowpError(
                 f"a parameter of shape {tuple(local.shape)} has the dtype {local.dtype}; lowp.AdamW updates float32, bfloat16 and lowp.Tensor: "
                 "convert it"
             )
         zeros = lambda: torch.zeros(tuple(local.shape), dtype=self.moments_dtype, device=local.device)
-        state["exp_avg"], state["exp_avg_sq"] = _like(param, zeros()), _like(param, zeros())
+        state["exp_avg"], state["exp_avg_sq"] = like(param, zeros()), like(param, zeros())
         state["step"] = torch.tensor(0.0)
         return state
 
     def _build(self):
-        built = _Built(self)
+        self._built = _Built(self)
+        return self._built
+
+    def _begin(self):
+        """Before the first step. Collective."""
+        built, self._begun = self._built, True
         # Codes that were loaded stay as they are, where their delayed scales were, too.
         unknown = [index for index, param in enumerate(built.params) if param not in self._delayed and built.rust.delayed(index)]
         if built.ranks is not None:
-            built.ranks.agree("the state that was loaded before the first step", self._loaded_text(unknown))
-        if self._counts is None or unknown:
+            built.ranks.agree("the state that was loaded before the first step", self._loaded_text(built, unknown))
+        if self._steps is None or unknown:
             built.rust.calibrate()
-        self._built = built
         self._take_loaded()
-        return built
-
-    def _loaded_text(self, unknown):
-        if self._counts is None:
-            return "none"
-        scales = f", and delayed scales but for parameters {unknown}" if unknown else ""
-        return f"{self._counts[0]} applied and {self._counts[1]} skipped steps{scales}"
 
     def _follow_moved(self):
         """Plans the step over parameters that lie elsewhere now, as after a load, which moves them on some ranks and not on others: nothing here
         may wait for another rank. Masters of codes follow them; those of bfloat16 keep what still rounds to the parameter."""
         old = self._built
-        for param, place in zip(old.params, old.places):
+        for param, at in zip(old.whole, old.places):
             local = local_of(param)
             if not isinstance(local, Tensor):
                 master = self.state[param].get("master")
                 if master is not None and local_of(master).device == local.device:
-                    _follow(local_of(master), local.detach())
+                    follow(local_of(master), local.detach())
                 continue
-            if local._store is place:
+            if local._store is at:
                 continue
             master = local_of(self.state[param]["master"])
             if master.shape != tuple(local._store.shape) or master.device != local.device:
                 continue  # what is planned says so
             store = local._store
-            values = store.master
+            values = store.known_master()
             if values is not master:
                 master.copy_(store.decode_any() if values is None else values)
-                store.master = master
+                store.hold(master, self)
         self._built = _Built(self, old)
         return self._built
-
-    def _take_loaded(self):
-        """Gives the plan the counts and delayed scales that were loaded."""
-        if self._counts is not None:
-            self._built.rust.set_counts(*self._counts)
-        for index, param in enumerate(self._built.params):
-            if param in self._delayed:
-                self._built.rust.set_delayed(index, self._delayed[param])
-        self._counts, self._delayed = None, {}
-
-    def state_dict(self):
-        """As of PyTorch's optimizers. ``step`` counts applied steps; ``skipped`` and, of delayed scales, ``scales`` stand beside it."""
-        if self._built is not None:
-            applied, skipped = self._built.rust.counts()
-            for index, param in enumerate(self._built.params):
-                state = self.state[param]
-                state["step"] = torch.tensor(float(applied))
-                state["skipped"] = torch.tensor(float(skipped))
-                delayed = self._built.rust.delayed(index)
-                if delayed:
-                    state["scales"] = torch.tensor([[scale, *history] for scale, history in delayed])
-                    scale = local_of(param)._store.encode_scale(local_of(state["master"]))
-                    state["encode_scale"] = torch.tensor(torch.nan if scale is None else scale)
-        return super().state_dict()
-
-    @torch.no_grad()
-    def load_state_dict(self, state_dict):
-        """Takes the state of an optimizer of the same parameters and shards. The codes of the model come with its own state."""
-        groups, saved = self.param_groups, state_dict["param_groups"]
-        sizes = [[len(group["params"]) for group in of] for of in (groups, saved)]
-        if sizes[0] != sizes[1]:
-            raise LowpError(
-                f"the state has groups of {sizes[1]} parameters, and the optimizer has groups of {sizes[0]}; make it over the same "
-                "groups"
-            )
-        self._counts, self._delayed = None, {}
-        for group, other in zip(groups, saved):
-            group.update({key: value for key, value in other.items() if key != "params"})
-            for param, number in zip(group["params"], other["params"]):
-                if not param.requires_grad:
-                    continue
-                values = state_dict["state"].get(number)
-                if values is not None:
-                    self._load_param(param, values)
-        if not state_dict["state"]:
-            self._forget()
-        if self._built is not None:
-            self._take_loaded()
-            self._built.note_writes()
-
-    def _forget(self):
-        """Begins anew, as a new optimizer over the same masters: what the state of one without steps says."""
-        for state in self.state.values():
-            local_of(state["exp_avg"]).zero_()
-            local_of(state["exp_avg_sq"]).zero_()
-            state["step"] = torch.tensor(0.0)
-            for key in ("skipped", "scales", "encode_scale"):
-                state.pop(key, None)
-        if self._built is not None:
-            self._counts = (0, 0)
-
-    def _load_param(self, param, values):
-        state = self._param_state(param)
-        for key in ("master", "exp_avg", "exp_avg_sq"):
-            if key not in state:
-                continue
-            if key not in values:
-                raise LowpError(
-                    f"the loaded state of a parameter of shape {tuple(param.shape)} has no {key}; load the state of a lowp.AdamW over parameters of "
-                    "the same dtype"
-                )
-            own, new = local_of(state[key]), local_of(values[key])
-            if own.shape != new.shape:
-                raise LowpError(
-                    f"the loaded {key} has shape {tuple(new.shape)} instead of {tuple(own.shape)}; load the state of the same model and "
-                    "shards"
-                )
-            own.copy_(new)
-        store = getattr(local_of(param), "_store", None)
-        if store is not None and store.shape == tuple(local_of(state["master"]).shape):
-            # Codes that were loaded without a master, into a shard that FSDP2 moved, have another one.
-            store.master = local_of(state["master"])
-        self._counts = (int(values.get("step", 0)), int(values.get("skipped", 0)))
-        # PyTorch loads what state_dict() returned, too, whose dictionaries are those of this state.
-        scales = values.get("scales")
-        # Also for a state_dict before the first step.
-        state["step"], state["skipped"] = (torch.tensor(float(count)) for count in self._counts)
-        scale, local = values.get("encode_scale"), local_of(param)
-        state.pop("scales", None)
-        state.pop("encode_scale", None)
-        if scales is not None:
-            state["scales"] = scales.clone()
-            self._delayed[param] = [(scale, history) for scale, *history in scales.tolist()]
-        if scale is not None:
-            state["encode_scale"] = scale.clone()
-        if scale is not None and scale.isfinite() and isinstance(local, Tensor) and local._store.is_delayed:
-            # A model of values alone, as save_pretrained writes, was cast by another scale.
-            local._store.follow_master(local_of(state["master"]), float(scale))
-            self._saved.append(local._store)
-            note_writes([param, local])
 
 
 class _Built:
@@ -308,7 +218,7 @@ class _Built:
     def __init__(self, optimizer, old=None):
         self.all = all_of(optimizer.param_groups)
         # First of all: whatever fails on this rank alone, the others hear of. What ranks have in common stays as it was.
-        self.ranks = _ranks_of(self.all) if old is None else old.ranks
+        self.ranks = ranks_of(self.all) if old is None else old.ranks
         with together(self.ranks if old is None else None):
             device, groups, args = self._collect(optimizer, old)
         if self.mesh is None:  # what is sharded is frozen
@@ -323,52 +233,91 @@ class _Built:
 
     def _collect(self, optimizer, old):
         """Parameters, device and hyperparameters as Rust takes them."""
+        self.state = optimizer.state
         self.names = [name for name, _ in named(optimizer.param_groups)]
+        known = sharded_names()
+        titles = [(name or known.get(id(param)), index) for index, (name, param) in enumerate(zip(self.names, self.all))]
+        # As ranks compare them: of old, where FSDP2 has let go of a model since.
+        self.plan_names = [f"{index} ({name})" if name else str(index) for name, index in titles] if old is None else old.plan_names
         with without_torch_function():
-            self.trained = [param.requires_grad for param in self.all]
-        self.params = [param for param, trained in zip(self.all, self.trained) if trained]
-        if not self.params:
+            self.whole = [param for param in self.all if param.requires_grad or param.grad is not None or param in self.state]
+        if not self.whole:
             raise LowpError(f"none of {len(self.all)} parameters requires gradients; call requires_grad_() on those to train")
-        self.device = local_of(self.params[0]).device
-        others = {str(local_of(p).device) for p in self.params} - {str(self.device)}
+        self.device = local_of(self.whole[0]).device
+        others = {str(local_of(p).device) for p in self.whole} - {str(self.device)}
         if others:
             raise LowpError(f"the parameters are on {self.device} and {', '.join(sorted(others))}; make an optimizer for each device")
-        self.mesh = _mesh_of(self.params) if old is None else old.mesh
+        self.mesh = mesh_of(self.whole) if old is None else old.mesh
+        self._plan_frozen(old)
         return device_of(self.device), optimizer._groups(), self._args(optimizer)
+
+    def _plan_frozen(self, old):
+        """Finds what is planned: what is frozen has no rows in the plan until it has a gradient, or a state that is loaded. Ranks plan the same
+        parameters, whatever they froze."""
+        whole = {id(param) for param in self.whole}
+        self.frozen, self.outside = [], []
+        for param in self.all:
+            if id(param) in whole:
+                continue
+            local = local_of(param)
+            if not may_train(param, self.whole[0], self.mesh):
+                self.outside.append(param)
+            elif isinstance(local, Tensor) and local._store.is_delayed:
+                whole.add(id(param))  # its scale begins with the values of the first step
+            else:
+                self.frozen.append(param)
+        outside = {id(param) for param in self.outside}
+        self.params = [param for param in self.all if id(param) not in outside]
+        self.whole = [param for param in self.params if id(param) in whole]
+        if old is not None:
+            planned = {id(param) for param in old.params}
+            param = next((param for param in self.whole if id(param) not in planned), None)
+            if param is not None:
+                raise LowpError(
+                    f"{self.title(param)} was frozen in the first step, and had another device, dtype or sharding than parameters that were trained; make a new "
+                    "optimizer and load the state_dict() of this one"
+                )
+            self.params = old.params
 
     def _args(self, optimizer):
         """The parameters as Rust takes them."""
         args = []
-        states = [optimizer._param_state(param) for param in self.params]
-        self.places = [_place(param) for param in self.params]
+        states = {id(param): optimizer._param_state(param) for param in self.whole}
+        self.places = [place(param) for param in self.whole]
         seen = {}
-        for param, place in zip(self.params, self.places):
-            first = seen.setdefault(place, param)
+        for param, at in zip(self.whole, self.places):
+            first = seen.setdefault(at, param)
             if first is not param and local_of(param).numel():
                 raise LowpError(f"{self.title(param)} shares the memory of {self.title(first)}; give the optimizer only one of them")
-        self.spans = None  # addresses and dtypes of gradients, and the list that Rust takes
+        self.stores = [at for at in self.places if isinstance(at, Store)]
+        self.spans = None  # addresses and dtypes of gradients, the list that Rust takes, and what a step over them writes
         self.known = None  # where the gradients of the last step lay
-        places = [(param, place) for param, place in zip(self.params, self.places) if type(param) is not _Parameter]
-        self.stores = [place for place in self.places if isinstance(place, Store)]
-        self.codes = [(param, place) for param, place in places if isinstance(param, Tensor)]
-        self.shards = [(param, place) for param, place in places if not isinstance(param, Tensor)]
-        self.plain = [param for param in self.params if type(param) is _Parameter]
+        places = [(param, at) for param, at in zip(self.whole, self.places) if type(param) is not _Parameter]
+        self.codes = [(param, at) for param, at in places if isinstance(param, Tensor)]
+        self.shards = [(param, at) for param, at in places if not isinstance(param, Tensor)]
+        self.plain = [param for param in self.whole if type(param) is _Parameter]
         self.pointers = [param.data_ptr() for param in self.plain]
+        halves = [(param, local_of(param)) for param in self.whole if local_of(param).dtype is _BF16]
+        halves = [(param, local) for param, local in halves if not isinstance(local, Tensor)]
+        self.steps = 0  # each counts as one write of every parameter
+        self.halves = [(local, local_of(optimizer.state[param]["master"]), version_of(local)) for param, local in halves]
+        self.half_of = {id(param): index for index, (param, _) in enumerate(halves)}
         grads, alive = self.grads()
         numbers = {id(p): n for n, group in enumerate(optimizer.param_groups) for p in group["params"]}
-        for index, (param, state, grad) in enumerate(zip(self.params, states, grads)):
+        index_of = {id(param): index for index, param in enumerate(self.all)}
+        for param, grad in zip(self.params, grads):
+            index, group, state = index_of[id(param)], numbers[id(param)], states.get(id(param))
+            name = self.plan_names[index]
+            if state is None:
+                args.append(arg_of_no_rows(name, group, param))
+                continue
             for key in ("master", "exp_avg", "exp_avg_sq"):
                 if key in state and local_of(state[key]).device != self.device:
                     raise LowpError(
                         f"{key} of parameter {index} is on {local_of(state[key]).device}, but the parameter is on {self.device}; make the optimizer "
                         "after the model was moved, and load its state then"
                     )
-            args.append(_arg(f"parameter {index}", numbers[id(param)], param, state, grad, self.mesh))
-        halves = [(param, local_of(param)) for param in self.params if local_of(param).dtype is _BF16]
-        halves = [(param, local) for param, local in halves if not isinstance(local, Tensor)]
-        self.steps = 0  # each counts as one write of every parameter
-        self.halves = [(local, local_of(optimizer.state[param]["master"]), version_of(local)) for param, local in halves]
-        self.written = self.params + [local_of(param) for param, _ in self.shards]
+            args.append(arg(name, group, param, state, grad, self.mesh))
         self.alive = alive  # until Rust has them
         return args
 
@@ -389,19 +338,11 @@ class _Built:
                 self.rust.abort(f"{type(error).__name__}: {error}")
             raise
 
-    def check_trained(self):
-        """Raises where other parameters require gradients than in the step that was planned."""
+    def thawed(self):
+        """Whether a parameter that was frozen has a gradient now, or a state that was loaded."""
         # Else each look at a lowp.Tensor is a call of __torch_function__.
         with without_torch_function():
-            now = [param.requires_grad for param in self.all]
-        if now == self.trained:
-            return
-        index = next(index for index, (new, old) in enumerate(zip(now, self.trained)) if new != old)
-        change = "requires gradients now and did not in the first step" if now[index] else "required gradients in the first step and is frozen now"
-        raise LowpError(
-            f"{self.title(self.all[index])} {change}; the optimizer is planned for a fixed set of parameters, and all of them share one step "
-            "count: make a new optimizer, and load the state_dict() of this one to keep its moments"
-        )
+            return any([param.grad is not None or param in self.state for param in self.frozen + self.outside])
 
     def title(self, param):
         """A parameter by its number, its name where somebody knows it, and its shape."""
@@ -423,11 +364,24 @@ class _Built:
         return False
 
     def note_step(self):
-        """Has autograd know that a step wrote the parameters: a graph that saved them is not walked with other values."""
-        note_writes(self.written)
-        for store in self.stores:
+        """Has autograd know that a step wrote parameters: a graph that saved them is not walked with other values."""
+        written, stores, unwritten = self.spans[3]
+        note_writes(written)
+        for store in stores:
             store.amax = None
         self.steps += 1
+        for index in unwritten:
+            local, master, version = self.halves[index]
+            self.halves[index] = (local, master, version - 1)
+
+    def _writes(self, grads):
+        """What a step over gradients writes: parameters and rows, codes; and the bfloat16 parameters that it leaves."""
+        present = [param for param, grad in zip(self.params, grads) if grad is not None]
+        locals = [local_of(param) for param in present]
+        rows = [local for param, local in zip(present, locals) if local is not param]
+        stores = [local._store for local in locals if isinstance(local, Tensor)]
+        missing = [self.half_of.get(id(param)) for param, grad in zip(self.params, grads) if grad is None]
+        return present + rows, stores, [index for index in missing if index is not None]
 
     def note_writes(self):
         """Takes bfloat16 parameters for what their masters say."""
@@ -437,7 +391,7 @@ class _Built:
         """Brings masters of bfloat16 parameters that PyTorch wrote up to date. Those that round to the parameter stay."""
         for index, (local, master, version) in enumerate(self.halves):
             if version_of(local) - self.steps != version:
-                _follow(master, local)
+                follow(master, local)
                 self.halves[index] = (local, master, version_of(local) - self.steps)
 
     def grads(self):
@@ -447,155 +401,52 @@ class _Built:
         with without_torch_function():
             grads = [param.grad for param in self.params]
         if any([type(grad) is not torch.Tensor for grad in grads]):
-            grads = [g if type(g) is torch.Tensor else self._local_grad(index, g) for index, g in enumerate(grads)]
-        dtypes = [grad.dtype for grad in grads]
-        if not all([grad.is_contiguous() for grad in grads]) or not {*dtypes} <= {_F32, _BF16}:
+            grads = [g if type(g) is torch.Tensor or g is None else _local_grad(g) for g in grads]
+            self._check_replaced(grads)
+        dtypes = [None if grad is None else grad.dtype for grad in grads]
+        if not all([grad is None or grad.is_contiguous() for grad in grads]) or not {*dtypes} <= {_F32, _BF16, None}:
             self._check_dense(grads)
             plain = []
             for grad, dtype in zip(grads, dtypes):
-                kept = grad.to(_BF16 if dtype is _BF16 else _F32).contiguous()
+                kept = None if grad is None else grad.to(_BF16 if dtype is _BF16 else _F32).contiguous()
                 if kept is not grad:
                     alive.append(kept)
                 plain.append(kept)
-            grads, dtypes = plain, [grad.dtype for grad in plain]
-        pointers = [grad.data_ptr() for grad in grads]
+            grads, dtypes = plain, [None if grad is None else grad.dtype for grad in plain]
+        pointers = [None if grad is None else grad.data_ptr() for grad in grads]
         known = self.spans
         if known is not None and (pointers, dtypes) == known[:2]:
             return known[2], alive
         found = [
-            (pointer, grad.numel() * grad.element_size(), "float32" if dtype is _F32 else "bfloat16")
+            None if grad is None else (pointer, grad.numel() * grad.element_size(), "float32" if dtype is _F32 else "bfloat16")
             for grad, pointer, dtype in zip(grads, pointers, dtypes)
         ]
-        self.spans = (pointers, dtypes, found)
+        self.spans = (pointers, dtypes, found, self._writes(grads))
         return found, alive
+
+    def _check_replaced(self, grads):
+        """Raises where no parameter has a gradient, because FSDP2 has others in their place."""
+        if any(grad is not None for grad in grads) or any(local_of(param) is not param for param in self.params):
+            return
+        if next(known_params(), None) is not None:
+            raise LowpError(
+                "no parameter of the optimizer has a gradient; fully_shard replaces parameters: if it was called after the optimizer was made, make the "
+                "optimizer after it"
+            )
 
     def _check_dense(self, grads):
         for param, grad in zip(self.params, grads):
-            if grad.layout != torch.strided:
+            if grad is not None and grad.layout != torch.strided:
                 raise LowpError(
                     f"the gradient of {self.title(param)} has the layout {grad.layout}; lowp.AdamW updates every value of a parameter: make the "
                     "embedding with sparse=False, or give that parameter another optimizer"
                 )
 
-    def _local_grad(self, index, grad):
-        """The gradient of the rows of a parameter that is sharded."""
-        if grad is None:
-            param, replaced = self.params[index], ""
-            if param is local_of(param) and next(known_params(), None) is not None:
-                replaced = "; fully_shard replaces parameters: if it was called after the optimizer was made, make the optimizer after it"
-            raise LowpError(
-                f"{self.title(param)} has no gradient; remove it from the optimizer, or give it a gradient of zeros: a step updates every parameter "
-                f"once{replaced}"
-            )
-        local = local_of(grad)
-        return local.wait() if type(local) is not torch.Tensor and hasattr(local, "wait") else local
 
-
-def _arg(name, group, param, state, grad, mesh):
-    """A parameter as Rust takes it."""
-    local = local_of(param)
-    shard = None
-    if isinstance(local, Tensor):
-        store = local._store
-        recipe, shape, buffers = store.recipe, store.shape, store.named(keep=True)
-        if local is not param:
-            shard = _shard_of(store, param, mesh)
-    else:
-        # Rows, which ranks may have other numbers of.
-        shape = (local.shape[0], param.numel() // param.shape[0]) if param.dim() and param.shape[0] else (1, param.numel())
-        recipe = as_recipe("bf16" if local.dtype == _BF16 else "fp32", {})
-        # A float32 parameter is its own master, and nothing is cast.
-        names = [spec.name for spec in recipe.buffers(*shape)] if local.dtype == _BF16 else []
-        buffers = [(name, memory(local.detach(), keep=True)) for name in names]
-    master = local_of(state["master"]) if "master" in state else local.detach()
-    exp_avg, exp_avg_sq = local_of(state["exp_avg"]), local_of(state["exp_avg_sq"])
-    return SimpleNamespace(
-        name=name,
-        group=group,
-        recipe=recipe,
-        shape=shape,
-        shard=shard,
-        buffers=buffers,
-        master=memory(master, keep=True),
-        exp_avg=memory(exp_avg, keep=True),
-        exp_avg_sq=memory(exp_avg_sq, keep=True),
-        moments=dtype_name(exp_avg.dtype),
-        grad=(*grad[:2], local.get_device(), None),
-        grad_dtype=grad[2],
-    )
-
-
-def _shard_of(store, param, mesh):
-    """The rows of a DTensor as FSDP2's gathers have them, so that both know of each other's writes."""
-    if store.shard is None:
-        world = 1 if mesh is None else mesh[1]
-        shards = param.device_mesh
-        rank = shards.get_local_rank(shards.ndim - 1)
-        store.shard = _lowp.Shard(
-            device_of(store.device), store.recipe, tuple(param.shape), world, rank, store.named(keep=True)
-        )
-    return store.shard
-
-
-def _follow(master, values):
-    """Makes the master of bfloat16 values that PyTorch wrote of them. What rounds to its value already keeps its bits."""
-    master.copy_(torch.where(master.to(_BF16) == values, master, values.float()))
-
-
-def _place(param):
-    """Where a parameter lies: its codes, or the address of its values."""
-    local = local_of(param)
-    return local._store if isinstance(local, Tensor) else local.data_ptr()
-
-
-def _like(param, local):
-    """``local`` as a tensor that is sharded as a parameter is."""
-    if local_of(param) is param:
-        return local
-    from torch.distributed.tensor import DTensor
-
-    return DTensor.from_local(
-        local, param.device_mesh, param.placements, run_check=False, shape=param.shape, stride=param.stride()
-    )
-
-
-def _ranks_of(params):
-    """The ranks that share out the rows; ``None`` for parameters that every rank has whole."""
-    first = next((param for param in params if local_of(param) is not param), None)
-    return None if first is None else Ranks.of(whole_group(first.device_mesh), local_of(first).device)
-
-
-def _mesh_of(params):
-    """How ranks share out the rows: replicas x shards. ``None`` for parameters that every rank has whole."""
-    whole = {id(whole): name for _, whole, name in known_params() if whole is not None}
-    for param in params:
-        if id(param) in whole:
-            raise LowpError(
-                f"{whole[id(param)]} of shape {tuple(param.shape)} is unsharded, because FSDP2 keeps the root's parameters gathered after a forward without a "
-                "backward; call reshard() on the model before you make the optimizer"
-            )
-    sharded = [p for p in params if local_of(p) is not p]
-    if not sharded:
-        return None
-    first = sharded[0]
-    mesh, placements = first.device_mesh, tuple(first.placements)
-    for param in sharded:
-        if param.device_mesh != mesh or tuple(param.placements) != placements:
-            raise LowpError(
-                f"some parameters are sharded over {mesh} as {placements} and others over {param.device_mesh} as {tuple(param.placements)}; make an "
-                "optimizer for each"
-            )
-    last = placements[-1]
-    if not (last.is_shard() and last.dim == 0) or any(not p.is_replicate() for p in placements[:-1]):
-        raise LowpError(
-            f"the parameters are sharded as {placements}; lowp.AdamW supports the placements of FSDP2, (Shard(0),), and of HSDP, (Replicate(), "
-            "Shard(0))"
-        )
-    replicate, shard = mesh.size() // mesh.size(mesh.ndim - 1), mesh.size(mesh.ndim - 1)
-    if len(sharded) != len(params) and mesh.size() > 1:
-        plain = next(tuple(p.shape) for p in params if local_of(p) is p)
-        raise LowpError(f"a parameter of shape {plain} is not sharded, but others are; call fully_shard on the root, too")
-    return replicate, shard
+def _local_grad(grad):
+    """The gradient of the rows of a parameter that is sharded."""
+    local = local_of(grad)
+    return local.wait() if type(local) is not torch.Tensor and hasattr(local, "wait") else local
 
 
 __all__ = ["AdamW"]

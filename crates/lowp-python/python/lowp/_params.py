@@ -7,6 +7,7 @@ from ._fsdp import known_params
 from ._ranks import together
 from ._tensor import Tensor
 from ._torch_compat import local_of
+from ._uncast import cast_params
 
 
 def all_of(groups):
@@ -79,7 +80,8 @@ def numbers(index, group):
 
 
 def agree(groups, ranks):
-    """Raises on every rank where ranks have other parameters, or codes of other recipes. Else gathers of FSDP2 would wait for others, or abort."""
+    """Raises on every rank where ranks have other parameters, or codes of other recipes. Else gathers of FSDP2 would wait for others, or abort.
+    Casts values that were written into shards."""
     if ranks is None:
         return
     names = sharded_names()
@@ -93,3 +95,4 @@ def agree(groups, ranks):
     with together(ranks):
         text = "\n".join(line(index, *of) for index, of in enumerate(named(groups)))
     ranks.agree("the parameters of the optimizer", text)
+    cast_params(all_of(groups), ranks)

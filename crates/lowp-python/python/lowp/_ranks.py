@@ -183,15 +183,26 @@ class Ranks:
     def all_gather(self, items, stream):
         """Every rank's bytes of each item, on ``stream``: what this rank sends, and where those of each rank belong."""
         with self._named("all_gather"), self._on(stream):
-            rest = []
+            direct, rest = [], []
             for (source, length), dests in items:
                 even = length and all(dest == (dests[0][0] + rank * length, length) for rank, dest in enumerate(dests))
                 if even and (len(items) == 1 or self.world * length >= _DIRECT):
-                    whole = self._bytes(dests[0][0], self.world * length)
-                    dist.all_gather_into_tensor(whole, self._bytes(source, length), group=self.group)
+                    direct.append((self._bytes(dests[0][0], self.world * length), self._bytes(source, length)))
                 else:
                     rest.append((source, dests))
+            self._gather_direct(direct)
             self._gather_staged(rest)
+
+    def _gather_direct(self, pairs):
+        """Even pieces, where they belong and where this rank has its own."""
+        if len(pairs) < 2 or not coalesces(self.group, self.device):
+            for whole, own in pairs:
+                dist.all_gather_into_tensor(whole, own, group=self.group)
+            return
+        with coalesced(self.group, self.device) as sent:
+            for whole, own in pairs:
+                dist.all_gather_into_tensor(whole, own, group=self.group)
+        sent.wait()
 
     def _gather_staged(self, items):
         """Pieces that follow each other in memory of their own, those of each rank in one part of it."""

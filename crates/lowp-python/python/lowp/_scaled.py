@@ -1,6 +1,7 @@
 """Products of codes, where the GPU has them: FP8 with one scale for each tensor."""
 
 import functools
+import hashlib
 
 import torch
 
@@ -13,23 +14,27 @@ from ._torch_compat import scaled_mm
 SIDE = 16
 _DTYPES = {"E4M3": torch.float8_e4m3fn, "E5M2": torch.float8_e5m2}
 _DIRECTIONS = ("rowwise", "columnwise")
-_OPERANDS = {}
+_VALUES = (torch.bfloat16, torch.float32)
+_OPERANDS, _NUMBERED = {}, {}
 #: Buffers of a cast operand: a scale for the tensor.
 _BUFFERS = ("rowwise_data", "columnwise_data", "tensor_scale")
 
 
 def serves(input, weight):
     """Whether both operands can be codes: on a GPU that multiplies FP8, by a recipe with one scale for each tensor."""
-    if input.device.type != "cuda" or input.device != weight.device or not _multiplies(input.device):
-        return False
-    if input.dtype not in (torch.bfloat16, torch.float32):
-        return False
-    sides = (*input.shape, weight.shape[0])
-    return all(side and side % SIDE == 0 for side in sides) and operands(weight._store.recipe) is not None
+    store = weight._store
+    if store.products is None:
+        store.products = _multiplies(store.device) and all(_fits(side) for side in store.shape) and operands(store.recipe) is not None
+    return store.products and input.dtype in _VALUES and _fits(input.shape[0]) and input.device == store.device
 
 
+def _fits(side):
+    return side > 0 and side % SIDE == 0
+
+
+@functools.cache
 def _multiplies(device):
-    return torch.cuda.get_device_capability(device) >= (8, 9)
+    return device.type == "cuda" and torch.cuda.get_device_capability(device) >= (8, 9)
 
 
 def operands(recipe):
@@ -54,7 +59,23 @@ def _operands_of(recipe):
     # Scales of operands follow from their values, also beside weights whose scale is delayed.
     shared = as_recipe("fp8-current", {}).options.keys() - {"format"}
     options = {name: value for name, value in recipe.options.items() if name in shared}
-    return [as_recipe("fp8-current", {**options, "format": name.lower()}) for name in elements]
+    recipes = [as_recipe("fp8-current", {**options, "format": name.lower()}) for name in elements]
+    for recipe, name in zip(recipes, elements):
+        _NUMBERED[number_of(recipe)] = recipe
+        if hasattr(_lowp, "describe_operand"):
+            _lowp.describe_operand(number_of(recipe), recipe, name)
+    return recipes
+
+
+def number_of(recipe):
+    """The number of a recipe of operands: the same in every process, as graphs are kept for others."""
+    text = repr((recipe.name, sorted(recipe.options.items())))
+    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:6], "little")
+
+
+def numbered(number):
+    """The recipe of a number."""
+    return _NUMBERED[number]
 
 
 def cast(source, recipe):
@@ -80,7 +101,12 @@ def _casts_of(device):
 @functools.cache
 def dtype_of(recipe, orientation="rowwise"):
     """The dtype of codes."""
-    return _DTYPES[recipe.product(orientation)[0]]
+    return _DTYPES[element_of(recipe, orientation)]
+
+
+def element_of(recipe, orientation):
+    """The element of codes, ``E4M3`` or ``E5M2``."""
+    return recipe.product(orientation)[0]
 
 
 def codes(store, orientation):
@@ -115,18 +141,17 @@ _WORKSPACE = 32 << 20
 def product(a, b, dtype, bias=None, fast=False):
     """``a @ b.T`` of codes with their scales, summed in float32 and rounded to ``dtype``."""
     (a, of_a), (b, of_b) = a, b
-    fits = bias is not None and dtype is torch.bfloat16
-    fused = bias.to(dtype).contiguous() if fits else None
+    of_product = fused(bias, dtype)
     if a.device.type == "cuda":
         (rows, depth), cols = a.shape, b.shape[0]
         out = torch.empty((rows, cols), dtype=dtype, device=a.device)
         left, right = ((memory(t), memory(scale), _ELEMENTS[t.dtype]) for t, scale in ((a, of_a), (b, of_b)))
-        added = None if fused is None else memory(fused)
+        added = None if of_product is None else memory(of_product)
         products, workspace = _products_of(a.device), empty(_WORKSPACE, a.device)
         products.multiply((rows, cols, depth), left, right, memory(out), dtype_name(dtype), added, fast, memory(workspace))
     else:
-        out = scaled_mm(a, b.t(), of_a, of_b, bias=fused, out_dtype=dtype, use_fast_accum=fast)
-    if bias is not None and not fits:
+        out = scaled_mm(a, b.t(), of_a, of_b, bias=of_product, out_dtype=dtype, use_fast_accum=fast)
+    if bias is not None and of_product is None:
         out += bias  # the product adds no bias to float32
     return out
 
@@ -143,6 +168,11 @@ def multiply(a, store, orientation, dtype, bias=None):
     """The product of codes with those of a weight: with ``rowwise`` ones for the output of the layer, else for the gradient of its input."""
     store.check_serves(orientation)
     return product(a, codes(store, orientation), dtype, bias, fast=orientation == "rowwise")
+
+
+def fused(bias, dtype):
+    """The bias as a product adds it; ``None`` where it adds none, as to float32."""
+    return bias.to(dtype).contiguous() if bias is not None and dtype is torch.bfloat16 else None
 
 
 def forward(input, store, bias):

@@ -8,7 +8,7 @@ import collections
 import torch
 import torch.distributed as dist
 
-from . import _bytes, _ops
+from . import _bytes, _ops, _staging
 from . import _torch_compat as compat
 from ._errors import LowpError
 from ._ranks import Ranks, together
@@ -18,8 +18,9 @@ quantize = None  # set by _tensor.py, which uses this file
 
 
 def follow():
-    """From here on lowp loads the weights of full state dictionaries that have codes in the model."""
+    """From here on lowp loads the weights of full state dictionaries that have codes in the model, and says what checkpoints have of codes."""
     compat.on_full_states(load)
+    compat.on_checkpoints(_staging.written, _staging.copied, _staging.place_of)
 
 
 @torch.no_grad()
@@ -35,6 +36,7 @@ def load(full, local, from_rank_0, group):
     shards = [param for param in codes.values() if local_of(param) is not param]
     ranks = Ranks.of(group, local_of(shards[0]).device) if shards else None
     with together(ranks):
+        _check_memory(codes)
         for key, param in codes.items():
             if key in full:
                 _take(param, _whole(full[key], param, key).slice(*_rows(param)))
@@ -44,10 +46,18 @@ def load(full, local, from_rank_0, group):
     return codes.keys(), missing
 
 
+def _check_memory(codes):
+    """Raises for a model on the meta device."""
+    key = next((key for key, param in codes.items() if local_of(param).is_meta), None)
+    if key is not None:
+        raise LowpError(f"{key} is on the meta device, and a full state dictionary is loaded into memory; call model.to_empty(device=..) before")
+
+
 def _from_rank_0(full, codes, group):
     """Sends each rank its rows of what rank 0 has, and returns the names of what that has not. Collective."""
     ranks, missing = Ranks.of(group, local_of(next(iter(codes.values()))).device), []
     with together(ranks):
+        _check_memory(codes)
         lines = [f"{key} of shape {tuple(param.shape)}: codes of {local_of(param)._store.recipe!r}" for key, param in codes.items()]
     if ranks is not None:
         ranks.agree("the weights that a full state dictionary is loaded into", "\n".join(lines))

@@ -5,7 +5,7 @@ import weakref
 
 import torch
 
-from . import _lowp, _scaled
+from . import _compile, _lowp
 from ._errors import LowpError, UnsupportedOp
 from ._memory import device_of, dtype_name, memory
 
@@ -27,7 +27,10 @@ class Store:
         self.full = None  # what FSDP2 gathered: Gathered
         self.source = None  # what FSDP2 gathered for one phase, that this is a copy of
         self.blank = False  # zeros that FSDP2 copies a shard into
-        self.token = None  # its number in compiled graphs
+        self.is_part = False  # whether other ranks have other rows
+        self.token = self.number = None  # its number in compiled graphs, as a tensor and as it is
+        self.described = False  # whether native code knows its layer
+        self.products = None  # whether its codes are multiplied, once that was asked
         self.contexts = {}  # what they take for constant, by dtype and whether the tensor is flat
         self.unpadded = None  # the rows behind a number of rows that DTensor padded
         self.views = {}  # its codes and their scale as products take them, by orientation
@@ -35,7 +38,10 @@ class Store:
         self.usage = None  # the directions that it was made for, where buffers of several may be the same
         self.amax = None  # of the values that the codes were made of, where a file says it and no buffer does; a step makes it unknown
         self.decodes = None  # of its codes, planned for addresses that come again; they end with it
+        self.uncast = None  # values that were written and are cast where ranks meet: the master, where there is one
         self.saved_scale = None  # the delayed scale of an optimizer's state, for values that are its master
+        self.holder = None  # the optimizer that has the master in its state, held weakly
+        self.loose = None  # rows that were loaded without a master, which that optimizer may yet load
         self._prefixes = {}
         self._stale = None  # rows whose codes are of another scale, while a checkpoint comes part by part
         self._window = None  # the store and the rows that it was cut out of
@@ -79,7 +85,7 @@ class Store:
 
     @property
     def bytes(self):
-        return sum(buffer.numel() for buffer in self.buffers.values())
+        return 0 if self.device.type == "meta" else sum(buffer.numel() for buffer in self.buffers.values())
 
     def named(self, keep=False):
         """The buffers as Rust takes them."""
@@ -116,6 +122,7 @@ class Store:
         master = None if self.master is None else self.master[start:end]
         window = Store(self.recipe, end - start, self.cols, buffers, self.device, master)
         window._window, window.amax = (self, start, end), self.amax
+        window.uncast = None if self.uncast is None else self.uncast[start:end]
         return window
 
     def _cuts(self, start, end):
@@ -148,7 +155,7 @@ class Store:
     def blank_like(self, rows):
         """Zeros for so many rows, with what all rows share: a rank without rows gets no copy of it."""
         store = Store.empty(self.recipe, rows, self.cols, self.device, stored=True, zeros=True)
-        store.blank = True
+        store.blank, store.is_part = True, self.is_part or rows != self.rows
         for name, spec in store.specs(stored=True).items():
             if spec.entry_rows == 0 and name in self.buffers:
                 store.buffers[name].copy_(self.buffers[name])
@@ -161,6 +168,8 @@ class Store:
                 f"a copy of {other.recipe!r} {other.rows}x{other.cols} into {self.recipe!r} {self.rows}x{self.cols}; dequantize and "
                 "quantize again to change either"
             )
+        if self._window is not None:
+            other.check_cast()
         self.derive()
         other.derive()
         missing = self.buffers.keys() - other.buffers.keys()
@@ -174,19 +183,66 @@ class Store:
         self._stale = None if other._stale is None else other._stale.clone()
         for name, buffer in self.buffers.items():
             buffer.copy_(buffers[name])
-        if other.master is None:
+        master = other.known_master()
+        if master is None and other.uncast is None:
             self.follow_codes()
-        elif self.master is None:
-            self.master = other.master.clone()
-        elif self.master is not other.master:
-            self.master.copy_(other.master)
+        else:
+            self._mark_loose(False)
+            if self.master is None:
+                self.master = None if master is None else master.clone()
+            elif self.master is not master:
+                self.master.copy_(other.uncast if master is None else master)
+        if other.uncast is not None:
+            self.uncast = other.uncast.clone() if self.master is None else self.master
         if self._window is not None:
             self._write_back()
 
     def follow_codes(self):
-        """The values of the codes become the master, where there is one: an optimizer would cast the old one over the codes."""
-        if self.master is not None and self._stale is None:
+        """The values of the codes become the master, where there is one: an optimizer would cast the old one over the codes. What an optimizer
+        has in its state waits for its next step: a checkpoint may bring the master, too, before the codes or after them."""
+        if self.master is None or self._stale is not None or self.device.type == "meta":
+            return
+        if self._whole()[0].is_held:
+            self._mark_loose(True)
+        else:
             self.master.copy_(self.decode_any())
+
+    def hold(self, master, optimizer):
+        """An optimizer has the master in its state, and knows its values."""
+        self.master, self.holder, self.loose = master, weakref.ref(optimizer), None
+
+    @property
+    def is_held(self):
+        """Whether an optimizer has the master in its state."""
+        return self.holder is not None and self.holder() is not None
+
+    def known_master(self):
+        """The master, with the values of rows that were loaded without it."""
+        if self.loose is None:
+            return self.master
+        return torch.where(self.loose.to(self.device)[:, None], self.decode_any(), self.master)
+
+    def settle_master(self):
+        """Before a step: nobody brought the master of rows that were loaded without it."""
+        if self.loose is not None:
+            self.master.copy_(self.known_master())
+            self.loose = None
+
+    def _mark_loose(self, loose):
+        whole, start, end = self._whole()
+        if whole.loose is None and loose:
+            whole.loose = torch.zeros(whole.rows, dtype=torch.bool)
+        if whole.loose is not None:
+            whole.loose[start:end] = loose
+            whole.loose = whole.loose if whole.loose.any() else None
+
+    def _whole(self):
+        """The store that these rows were cut out of, and which they are."""
+        whole, start, end = self, 0, self.rows
+        while whole._window is not None:
+            whole, first, _ = whole._window
+            start, end = start + first, end + first
+        return whole, start, end
 
     def known_amax(self):
         """The amax of the values that the codes were made of. After a step it is that of the master, where the scale follows from it: a delayed
@@ -198,9 +254,9 @@ class Store:
         trial.quantize_(amax.cpu().float().reshape(1, 1), "float32")
         return amax if torch.equal(trial._decode_scale(), self._decode_scale()) else None
 
-    def decode_any(self):
+    def decode_any(self, dtype=torch.float32):
         """Values of the rowwise codes, or of the columnwise ones where there are no others."""
-        return self.decode("rowwise" if self.serves("rowwise") else "columnwise")
+        return self.decode("rowwise" if self.serves("rowwise") else "columnwise", dtype)
 
     def begin_rewrite(self):
         """Before all buffers are written by other means."""
@@ -222,11 +278,14 @@ class Store:
     def _write_back(self):
         """Brings rows that were written to the tensor that they were cut out of."""
         whole, start, end = self._window
+        is_part, uncast = whole._stale is not None, whole.uncast is not None
         whole.begin_write()
+        if uncast:
+            whole._stale = torch.ones(whole.rows, dtype=torch.bool)
         for name, (cut, shared) in whole._cuts(start, end).items():
             if shared and not torch.equal(cut, self.buffers[name]):
                 # A checkpoint that other ranks saved comes in parts: the other rows must follow.
-                if whole._stale is not None:
+                if is_part:
                     raise LowpError(
                         f"rows {start} to {end} of {whole.rows} have another {name} than the rows that were copied before; copy all rows from one "
                         "tensor"
@@ -241,13 +300,35 @@ class Store:
                 whole._stale = None
 
     def begin_write(self):
-        self.amax = self.saved_scale = self.source = None
+        self.amax = self.saved_scale = self.source = self.uncast = None
         if self.token is not None:
             torch.autograd.graph.increment_version(self.token)  # graphs save it in the place of the weight
         if self.shard is not None:
             self.shard.begin_write()
 
+    def keep_uncast(self, values):
+        """Takes values that are cast later."""
+        self.begin_rewrite()
+        if self.master is None:
+            self.uncast = values.clone()
+        else:
+            self.master.copy_(values)
+            self.uncast = self.master
+
+    def check_cast(self):
+        """Raises where the codes are not those of the values yet."""
+        if self.uncast is not None:
+            raise LowpError(
+                f"values were written into {self.rows} rows of a weight that FSDP2 shards, and {self.recipe.name} casts them when all ranks meet, since rows of "
+                "several ranks share a scale: first make the optimizer (lowp.AdamW), load its state, load codes, or gather the weight if that was not done before"
+            )
+
     def check_whole(self):
+        """Raises where the codes are not those of all rows."""
+        self.check_rows()
+        self.check_cast()
+
+    def check_rows(self):
         """Raises where a part of the rows was replaced and the others are of another scale, or where rows are padding."""
         if self.unpadded is not None:
             raise UnsupportedOp(
@@ -262,37 +343,43 @@ class Store:
         """The same with every buffer, and the master, changed."""
         self.derive()
         buffers = {name: change(buffer) for name, buffer in self.buffers.items()}
-        master = None if self.master is None else change(self.master)
+        master = None if self.master is None else change(self.known_master())
         device = next(iter(buffers.values())).device if buffers else self.device
         made = Store(self.recipe, self.rows, self.cols, buffers, device, master)
-        made.amax, made.usage = self.amax, self.usage
+        made.amax, made.usage, made.is_part = self.amax, self.usage, self.is_part
         made.origin = None if device == self.device else weakref.ref(self)
         made.source = self.gathered_source
+        if self.uncast is not None:
+            made.uncast = change(self.uncast) if master is None else master
         made._stale = None if self._stale is None else self._stale.clone()
         return made
 
     def quantize_(self, values, dtype, encode_scale=None):
         """Casts values into all buffers, and into the tensor that they were cut out of."""
+        if encode_scale is not None:
+            self.recipe.check_encode_scale(encode_scale)
+        if self.device.type == "meta":
+            return
         self._check_window()
         if encode_scale is None:
             self._check_scale_is_own()
-        else:
-            self.recipe.check_encode_scale(encode_scale)
         self.begin_rewrite()
         amax = torch.zeros(1, dtype=torch.float32, device=self.device) if self.recipe.keeps_amax else None
         args = (encode_scale, None if amax is None else memory(amax))
         _lowp.quantize(device_of(self.device), self.recipe, self.shape, memory(values), dtype, self.named(), *args)
         self.amax = amax
+        self._mark_loose(False)
         if self._window is not None:
             self._write_back()
 
     def _check_scale_is_own(self):
         """Raises where other ranks gather these rows with a scale of the whole tensor: a cast here would give this rank another one."""
-        shares = self.gathers is not None and self.gathers.world > 1
+        whole = self._whole()[0]
+        shares = whole.is_part or (whole.gathers is not None and whole.gathers.world > 1)
         if shares and not self.is_delayed and any(spec.entry_rows == 0 for spec in self.specs(stored=True).values()):
             raise UnsupportedOp(
                 f"values written into {self.rows} rows of a weight that FSDP2 shards: {self.recipe.name} has a scale that rows of several ranks share. The ranks "
-                "agree on it in a step of lowp.AdamW. Load values on all ranks by set_model_state_dict with full_state_dict=True, or write them before fully_shard"
+                "agree on it in a step of lowp.AdamW. Load values on all ranks by set_model_state_dict with full_state_dict=True, or write them before the weight is gathered for the first time"
             )
 
     @property
@@ -325,7 +412,7 @@ class Store:
     def follow_master(self, master, encode_scale):
         """Casts a master with the delayed scale that its codes were saved with. Codes of that scale came with the model, and stay."""
         self.master = master
-        if 1 / torch.tensor(encode_scale) != self._decode_scale():
+        if self.uncast is not None or 1 / torch.tensor(encode_scale) != self._decode_scale():
             self.quantize_(master, "float32", encode_scale)
         self.saved_scale = encode_scale
 
@@ -344,11 +431,11 @@ class Store:
 
     def forward(self, input, bias):
         """The product of a layer by codes, and what its gradients need."""
-        return _scaled.forward(input, self, bias)
+        return _compile.forward(input, self, bias)
 
     def backward(self, grad, codes, scale, needs):
         """The gradients of a layer's input and weight by codes; ``None`` for those that nobody needs."""
-        return _scaled.backward(grad, self, (codes, scale), needs)
+        return _compile.backward(grad, codes, scale, self, needs)
 
     def _for(self, orientation):
         """Buffers that serve an orientation; a shard leaves out those that it can derive."""

@@ -5,8 +5,9 @@ from multiprocessing.reduction import ForkingPickler
 
 import torch
 
-from . import _compile, _frozen, _fsdp, _linear, _ops, _states
+from . import _compile, _frozen, _fsdp, _linear, _ops, _states, _uncast
 from ._errors import LowpError, UnsupportedOp
+from ._identity import Identity
 from ._memory import dtype_name, values
 from ._plan import as_recipe
 from ._store import Store
@@ -59,6 +60,7 @@ class Tensor(torch.Tensor):
     @property
     def buffers(self):
         """The buffers by name, as bytes; views, not copies."""
+        self._store.check_cast()
         self._store.derive()
         return dict(self._store.buffers)
 
@@ -70,7 +72,7 @@ class Tensor(torch.Tensor):
     @property
     def master(self):
         """The float32 values that the codes were made of, or ``None``: ``lowp.AdamW`` updates them."""
-        return self._store.master
+        return self._store.known_master()
 
     def dequantize(self, *, orientation="rowwise", dtype=None):
         """The values of the codes, in the order of rows.
@@ -90,9 +92,7 @@ class Tensor(torch.Tensor):
         if source.shape != self.shape:
             raise LowpError(f"the values have shape {tuple(source.shape)}, but the lowp.Tensor has {tuple(self.shape)}; give values of the same shape")
         source = values(source.to(self._store.device))
-        self._store.quantize_(source, dtype_name(source.dtype), encode_scale)
-        if self._store.master is not None:
-            self._store.master.copy_(source)
+        _uncast.write(self._store, source, encode_scale)
         _compile.note_writes([self])
         return self
 
@@ -119,8 +119,10 @@ class Tensor(torch.Tensor):
         if func in _ops.FINITE:
             return _ops.finite(func, *args, **(kwargs or {}))
         if not torch.compiler.is_compiling():
+            if func is torch.Tensor.data_ptr:
+                return Identity(args[0]._store)
             if func == _SET_DATA:
-                return _frozen.assign(*args)
+                return _set_data(*args) if isinstance(args[1], Tensor) else _frozen.assign(*args)
             _ops.check_memory(func)
         # What comes of it is what __torch_dispatch__ returns: plain tensors stay plain.
         with without_torch_function():
@@ -167,6 +169,7 @@ class Tensor(torch.Tensor):
         # Buffers by their names.
         store = object.__getattribute__(self, "_store")
         if name in store.buffers:
+            store.check_cast()
             store.derive()
             return store.buffers[name]
         raise AttributeError(f"lowp.Tensor has no attribute {name!r}")
@@ -181,7 +184,7 @@ class Tensor(torch.Tensor):
         store.check_whole()
         recipe = (store.recipe.name, dict(store.recipe.options))
         flat, is_param = self.dim() == 1, is_parameter(self)
-        return (_rebuild, (recipe, store.shape, self.dtype, flat, dict(store.buffers), store.master, self.requires_grad, is_param))
+        return (_rebuild, (recipe, store.shape, self.dtype, flat, dict(store.buffers), store.known_master(), self.requires_grad, is_param))
 
     def __deepcopy__(self, memo):
         if id(self) not in memo:
@@ -189,6 +192,18 @@ class Tensor(torch.Tensor):
             copy.requires_grad_(self.requires_grad)
             memo[id(self)] = _as_parameter(copy) if is_parameter(self) else copy
         return memo[id(self)]
+
+
+def _set_data(tensor, data):
+    """Has a tensor share the buffers of another one, and take its dtype."""
+    if tensor.shape != data.shape or tensor.recipe != data.recipe:
+        raise LowpError(
+            f"a lowp.Tensor of {data.recipe!r} {tuple(data.shape)} was assigned to .data of one of {tensor.recipe!r} {tuple(tensor.shape)}; make a new parameter "
+            "(torch.nn.Parameter) for another recipe or shape"
+        )
+    with without_torch_function():
+        _SET_DATA(tensor, data)
+    tensor._store, tensor._dtype, tensor._flat = data._store, data._dtype, data._flat
 
 
 def _as_parameter(tensor):
@@ -244,7 +259,8 @@ def quantize(source, recipe, *, usage="both", keep_master=False, encode_scale=No
     ``source`` is a tensor of two axes on the CPU or a GPU, of float32, bfloat16 or float16; other dtypes are an error. ``recipe`` is a name of
     ``lowp.recipes()``, with its options as keywords, or a ``lowp.Recipe``. ``usage`` is ``"both"``, ``"rowwise"`` (forward alone) or
     ``"columnwise"``. The bytes are those of ``lowp quantize``, on every device. ``encode_scale`` gives the scale of a delayed recipe;
-    every other scale follows from the values. ``keep_master`` keeps the values in float32 next to the codes, for ``lowp.AdamW``.
+    every other scale follows from the values. ``keep_master`` keeps the values in float32 next to the codes, for ``lowp.AdamW``. Of a tensor on the
+    meta device it makes a ``lowp.Tensor`` on that device, which has no bytes.
 
     Raises ``lowp.LowpError`` if the recipe cannot take the matrix.
     """
@@ -252,8 +268,6 @@ def quantize(source, recipe, *, usage="both", keep_master=False, encode_scale=No
     check_values(source)
     if source.dim() != 2:
         raise LowpError(f"a tensor has {source.dim()} axes, {tuple(source.shape)}, but lowp quantizes matrices; reshape it to two axes")
-    if source.device.type == "meta":
-        raise LowpError("a tensor on the meta device has no values to quantize; materialize it first (to_empty, then set its initial values)")
     read = values(source)
     store = Store.empty(recipe, *source.shape, source.device, usage)
     store.quantize_(read, dtype_name(read.dtype), encode_scale)

@@ -4,6 +4,7 @@ Everything private of PyTorch is here, each under a name that says what it is fo
 """
 
 import functools
+import sys
 import warnings
 import weakref
 
@@ -172,6 +173,54 @@ def on_full_states(load):
 
     extend("_broadcast_state_dict", True)
     extend("_distribute_state_dict", False)
+
+
+@functools.cache
+def on_checkpoints(written, copied, place_of):
+    """Has ``written`` say what checkpoints have of a value, and ``copied`` copy values for those that are written later, or return ``None`` for what
+    PyTorch copies. Both get the places of all tensors of the checkpoint, as ``place_of`` says."""
+    from torch.distributed.checkpoint import _state_dict_stager, default_planner, staging
+
+    places = weakref.WeakKeyDictionary()
+
+    def resolve_data(self, item, of_torch=default_planner.DefaultSavePlanner.resolve_data):
+        if self not in places or places[self][0] is not self.state_dict:
+            places[self] = self.state_dict, {place_of(value) for value in self.state_dict.values()}
+        return written(of_torch(self, item), places[self][1])
+
+    default_planner.DefaultSavePlanner.resolve_data = resolve_data
+
+    def extend(stager):
+        of_torch = stager.stage
+
+        @functools.wraps(of_torch)
+        def stage(self, state_dict, *args, **kwargs):
+            leaves, spec = _pytree.tree_flatten(state_dict)
+            places = {place_of(leaf) for leaf in leaves}
+            copies = [copied(leaf, places) for leaf in leaves]
+            rest = [leaf if copy is None else None for leaf, copy in zip(leaves, copies)]
+            leaves, spec = _pytree.tree_flatten(of_torch(self, _pytree.tree_unflatten(rest, spec), *args, **kwargs))
+            return _pytree.tree_unflatten([leaf if copy is None else copy for leaf, copy in zip(leaves, copies)], spec)
+
+        stager.stage = stage
+
+    extend(_state_dict_stager.StateDictStager)
+    extend(staging.BlockingAsyncStager)
+
+
+def like(tensor, local):
+    """``local`` as a tensor that is sharded as another one is, on whatever device."""
+    return local if local_of(tensor) is tensor else type(tensor)(local, tensor._spec, requires_grad=tensor.requires_grad)
+
+
+def makes_state_only():
+    """Whether PyTorch calls a step only for the state that it makes: before states of an optimizer without steps are saved or loaded."""
+    module = sys.modules.get("torch.distributed.checkpoint.state_dict")
+    code = getattr(getattr(module, "_init_optim_state", None), "__code__", None)
+    frame = sys._getframe() if code is not None else None
+    while frame is not None and frame.f_code is not code:
+        frame = frame.f_back
+    return frame is not None
 
 
 # FSDP2.

@@ -106,9 +106,50 @@ pub struct FlatMaster<'a, B: Backend, R: Recipe = AnyRecipe> {
     pub master: Source<B>,
 }
 
+/// A cast of master slices into full weights, planned once for where both lie: [`cast_master_weights`] again and again.
+#[derive(Debug)]
+pub struct MasterCast<B: Backend> {
+    book: ScaleBook<B>,
+    flat: FlatWeights<B>,
+}
+
+impl<B: Backend> MasterCast<B> {
+    /// Plans the cast of `weights` among the ranks of `comm`. Collective.
+    ///
+    /// # Errors
+    /// As [`FlatParam::new`] and [`FlatWeights::new`].
+    pub fn new<R: Recipe>(
+        backend: &B,
+        comm: &Arc<dyn Communicator<B>>,
+        weights: &[FlatMaster<'_, B, R>],
+    ) -> Result<Self, ShardError> {
+        let registered = || {
+            let mut book = ScaleBookBuilder::default();
+            let params = weights.iter().map(|weight| {
+                let (start, master) = (weight.start, weight.master.clone());
+                FlatParam::new(backend, weight.tensor, start, master, &mut book)
+            });
+            let params = params.collect::<Result<Vec<_>, ShardError>>()?;
+            Ok::<_, ShardError>((book.build(backend)?, params))
+        };
+        let (book, params) = or_abort(&**comm, registered())?;
+        let flat = FlatWeights::new(backend, comm, &book, &params)?;
+        Ok(Self { book, flat })
+    }
+
+    /// Casts what the masters hold now, with scales from the values, delayed ones included. Collective.
+    ///
+    /// # Errors
+    /// As [`FlatWeights::run`].
+    pub fn run(&self) -> Result<(), ShardError> {
+        self.flat.calibrate(&self.book)?;
+        self.flat.after_cast().run()
+    }
+}
+
 /// Casts `weights` once, in one call: amaxes, agreement, own elements, gather and derived buffers. Collective. Every
 /// scale follows from the values, delayed ones included; who casts every step plans it once
-/// ([`FlatWeights`]).
+/// ([`MasterCast`]).
 ///
 /// ```
 /// use std::time::Duration;
@@ -139,23 +180,11 @@ pub struct FlatMaster<'a, B: Backend, R: Recipe = AnyRecipe> {
 /// ```
 ///
 /// # Errors
-/// As [`FlatParam::new`], [`FlatWeights::new`] and [`FlatWeights::run`].
+/// As [`MasterCast::new`] and [`MasterCast::run`].
 pub fn cast_master_weights<B: Backend, R: Recipe>(
     backend: &B,
     comm: &Arc<dyn Communicator<B>>,
     weights: &[FlatMaster<'_, B, R>],
 ) -> Result<(), ShardError> {
-    let registered = || {
-        let mut book = ScaleBookBuilder::default();
-        let params = weights.iter().map(|weight| {
-            let (start, master) = (weight.start, weight.master.clone());
-            FlatParam::new(backend, weight.tensor, start, master, &mut book)
-        });
-        let params = params.collect::<Result<Vec<_>, ShardError>>()?;
-        Ok::<_, ShardError>((book.build(backend)?, params))
-    };
-    let (book, params) = or_abort(&**comm, registered())?;
-    let flat = FlatWeights::new(backend, comm, &book, &params)?;
-    flat.calibrate(&book)?;
-    flat.after_cast().run()
+    MasterCast::new(backend, comm, weights)?.run()
 }

@@ -1,0 +1,209 @@
+//! [`Records`]: how many steps each parameter was updated in, on the device, and the scalars that follow from that.
+
+use lowp_kernels::{Backend, StepCounts, StepReport, StepScalars, StepScalarsJob};
+
+use crate::OptimError;
+use crate::plans::Buffers;
+
+/// Bytes of the scalars of `groups` groups, a header and groups, are a whole number of groups: scalars that lie one behind
+/// the other are scalars of more groups, and one launch reads those of all records.
+const GROUP: usize = StepScalars::bytes(1) - StepScalars::bytes(0);
+const _: () = assert!(StepScalars::bytes(0) == GROUP);
+
+/// Records of [`StepCounts`]. Parameters that were updated in the same steps share one, and have the same bias corrections.
+/// Record 0 counts every step of the optimizer.
+#[derive(Debug)]
+pub(crate) struct Records<B: Backend> {
+    backend: B,
+    groups: usize,
+    /// One of each for every record; as many as there can be.
+    counts: B::Buffer<u8>,
+    scalars: B::Buffer<u8>,
+    reports: B::Buffer<u8>,
+    of: Sharing,
+}
+
+/// Which parameters share a record.
+#[derive(Clone, Debug)]
+pub(crate) struct Sharing {
+    /// The record of each parameter.
+    record: Vec<usize>,
+    /// For each record, the one that it began as a copy of.
+    from: Vec<usize>,
+}
+
+impl Sharing {
+    fn new(params: usize) -> Self {
+        let (record, from) = (vec![0; params], vec![0]);
+        Self { record, from }
+    }
+
+    /// Has parameters of equal `steps` share a record.
+    pub(crate) fn of(counts: StepCounts, steps: &[u64]) -> Self {
+        let mut known = vec![counts.applied];
+        let record = |steps: &u64| {
+            let at = known.iter().position(|known| known == steps);
+            at.unwrap_or_else(|| {
+                known.push(*steps);
+                known.len() - 1
+            })
+        };
+        let record = steps.iter().map(record).collect();
+        let from = vec![0; known.len()];
+        Self { record, from }
+    }
+
+    /// Gives parameters that are not `present` other records than those that are, and than record 0.
+    pub(crate) fn parted(&self, present: &[bool]) -> Self {
+        let mut parted = self.clone();
+        let mut counting = vec![false; self.from.len()];
+        counting[0] = true;
+        for (&record, _) in self.record.iter().zip(present).filter(|(_, p)| **p) {
+            counting[record] = true;
+        }
+        let mut behind = vec![None; self.from.len()];
+        for (record, _) in parted.record.iter_mut().zip(present).filter(|(_, p)| !**p) {
+            if counting[*record] {
+                let own = *behind[*record].get_or_insert_with(|| {
+                    parted.from.push(*record);
+                    parted.from.len() - 1
+                });
+                *record = own;
+            }
+        }
+        parted
+    }
+}
+
+impl<B: Backend> Records<B> {
+    pub(crate) fn new(backend: &B, params: usize, groups: usize) -> Result<Self, OptimError> {
+        let most = params + 1;
+        Ok(Self {
+            backend: backend.clone(),
+            groups,
+            counts: backend.alloc::<u8>(most * StepCounts::BYTES)?,
+            scalars: backend.alloc::<u8>(most * StepScalars::bytes(groups))?,
+            reports: backend.alloc::<u8>(most * StepReport::BYTES)?,
+            of: Sharing::new(params),
+        })
+    }
+
+    /// Which parameters share a record from a step of those that are `present` on; `None` if that changes nothing.
+    pub(crate) fn parted(&self, present: &[bool]) -> Option<Sharing> {
+        let parted = self.of.parted(present);
+        (parted.from.len() > self.of.from.len()).then_some(parted)
+    }
+
+    /// How they share now.
+    pub(crate) fn sharing(&self) -> &Sharing {
+        &self.of
+    }
+
+    /// Goes on with `sharing`, which parts what there is.
+    pub(crate) fn part(&mut self, sharing: Sharing) -> Result<(), OptimError> {
+        for record in self.of.from.len()..sharing.from.len() {
+            let (from, size) = (sharing.from[record], StepCounts::BYTES);
+            let range = from * size..(from + 1) * size;
+            self.backend
+                .copy(&self.counts, range, &self.counts, record * size)?;
+        }
+        self.of = sharing;
+        Ok(())
+    }
+
+    /// Goes on with `sharing`, behind as many steps.
+    pub(crate) fn share(
+        &mut self,
+        sharing: Sharing,
+        counts: StepCounts,
+        steps: &[u64],
+    ) -> Result<(), OptimError> {
+        self.of = sharing;
+        self.write(counts, steps)
+    }
+
+    /// The scalars of all records of `sharing`, as one.
+    pub(crate) fn scalars(&self, sharing: &Sharing) -> Result<B::Buffer<u8>, OptimError> {
+        let bytes = sharing.from.len() * StepScalars::bytes(self.groups);
+        Ok(self.backend.view::<u8>(&self.scalars, 0..bytes)?)
+    }
+
+    /// The scalars of parameter `param`, of a group, among them.
+    pub(crate) fn group(&self, sharing: &Sharing, param: usize, group: usize) -> usize {
+        sharing.record[param] * StepScalars::bytes(self.groups) / GROUP + group
+    }
+
+    /// What makes them in a step of the parameters that are `present`; other records stay.
+    pub(crate) fn jobs(
+        &self,
+        sharing: &Sharing,
+        present: &[bool],
+        buffers: &Buffers<B>,
+    ) -> Result<Vec<StepScalarsJob<B>>, OptimError> {
+        let mut counting = vec![false; sharing.from.len()];
+        counting[0] = true;
+        for (&record, &present) in sharing.record.iter().zip(present) {
+            counting[record] |= present;
+        }
+        let records = counting
+            .iter()
+            .enumerate()
+            .filter(|(_, counting)| **counting);
+        let view = |buffer, record: usize, size: usize| {
+            self.backend
+                .view::<u8>(buffer, record * size..(record + 1) * size)
+        };
+        let job = |(record, _)| {
+            Ok(StepScalarsJob {
+                parts: buffers.parts.clone(),
+                shards: buffers.shards,
+                replica: buffers.replica,
+                options: buffers.options.clone(),
+                counts: view(&self.counts, record, StepCounts::BYTES)?,
+                out: view(&self.scalars, record, StepScalars::bytes(self.groups))?,
+                report: view(&self.reports, record, StepReport::BYTES)?,
+            })
+        };
+        records.map(job).collect()
+    }
+
+    /// Where the report of a step begins.
+    pub(crate) fn reports(&self) -> &B::Buffer<u8> {
+        &self.reports
+    }
+
+    /// How many steps were applied and skipped, once the stream is done.
+    pub(crate) fn counts(&self) -> Result<StepCounts, OptimError> {
+        let mut bytes = [0; StepCounts::BYTES];
+        self.backend.read(&self.counts, 0, &mut bytes)?;
+        Ok(StepCounts::from_bytes(&bytes))
+    }
+
+    /// How many steps each parameter was updated in, once the stream is done.
+    pub(crate) fn steps(&self) -> Result<Vec<u64>, OptimError> {
+        let mut bytes = vec![0; self.of.from.len() * StepCounts::BYTES];
+        self.backend.read(&self.counts, 0, &mut bytes)?;
+        let (records, _) = bytes.as_chunks::<{ StepCounts::BYTES }>();
+        let applied = |&record: &usize| StepCounts::from_bytes(&records[record]).applied;
+        Ok(self.of.record.iter().map(applied).collect())
+    }
+
+    /// The first parameter that has another number of `steps` than one that it shares a record with: `None` if they fit.
+    pub(crate) fn misfit(&self, counts: StepCounts, steps: &[u64]) -> Option<usize> {
+        let mut of: Vec<Option<u64>> = vec![None; self.of.from.len()];
+        of[0] = Some(counts.applied);
+        let mut params = self.of.record.iter().zip(steps);
+        params.position(|(&record, &steps)| *of[record].get_or_insert(steps) != steps)
+    }
+
+    /// Goes on behind as many steps of the optimizer, and of each parameter.
+    pub(crate) fn write(&self, counts: StepCounts, steps: &[u64]) -> Result<(), OptimError> {
+        let mut records = vec![counts; self.of.from.len()];
+        for (&record, &applied) in self.of.record.iter().zip(steps) {
+            records[record].applied = applied;
+        }
+        records[0] = counts;
+        let bytes: Vec<u8> = records.iter().flat_map(StepCounts::to_bytes).collect();
+        Ok(self.backend.write(&self.counts, 0, &bytes)?)
+    }
+}

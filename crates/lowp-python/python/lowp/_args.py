@@ -1,0 +1,170 @@
+"""The parameters of an optimizer as its planned step takes them: memory, shards and ranks."""
+
+from types import SimpleNamespace
+
+import torch
+
+from . import _lowp
+from ._errors import LowpError
+from ._fsdp import known_params
+from ._memory import device_of, dtype_name, memory
+from ._plan import as_recipe
+from ._ranks import Ranks
+from ._store import Store
+from ._tensor import Tensor
+from ._torch_compat import local_of, whole_group
+
+_F32, _BF16 = torch.float32, torch.bfloat16
+
+
+def arg(name, group, param, state, grad, mesh):
+    """A parameter as Rust takes it; ``grad`` is ``None`` if it has none."""
+    local = local_of(param)
+    shard = None
+    if isinstance(local, Tensor):
+        store = local._store
+        recipe, shape, buffers = store.recipe, store.shape, store.named(keep=True)
+        if local is not param:
+            shard = _shard_of(store, param, mesh)
+    else:
+        recipe, shape = _recipe_of(local), (_rows_of(local, param), _cols_of(param))
+        # A float32 parameter is its own master, and nothing is cast.
+        names = [spec.name for spec in recipe.buffers(*shape)] if local.dtype == _BF16 else []
+        buffers = [(name, memory(local.detach(), keep=True)) for name in names]
+    master = local_of(state["master"]) if "master" in state else local.detach()
+    exp_avg, exp_avg_sq = local_of(state["exp_avg"]), local_of(state["exp_avg_sq"])
+    return SimpleNamespace(
+        name=name,
+        group=group,
+        recipe=recipe,
+        shape=shape,
+        shard=shard,
+        buffers=buffers,
+        master=memory(master, keep=True),
+        exp_avg=memory(exp_avg, keep=True),
+        exp_avg_sq=memory(exp_avg_sq, keep=True),
+        moments=dtype_name(exp_avg.dtype),
+        grad=None if grad is None else ((*grad[:2], local.get_device(), None), grad[2]),
+    )
+
+
+def arg_of_no_rows(name, group, param):
+    """A parameter that is frozen: as on a rank that has none of its rows, so that it takes no memory. ``None`` for what cannot be planned like that.
+    A delayed scale begins with the values of the first step, so it needs them."""
+    local = local_of(param)
+    if isinstance(local, Tensor):
+        recipe, cols, names = local._store.recipe, local._store.shape[1], list(local._store.buffers)
+    else:
+        recipe, cols = _recipe_of(local), _cols_of(param)
+        names = [spec.name for spec in recipe.buffers(0, cols)] if local.dtype == _BF16 else []
+    store = Store.empty(recipe, 0, cols, local.device)
+    none = memory(torch.empty(0, device=local.device), keep=True)
+    return SimpleNamespace(
+        name=name,
+        group=group,
+        recipe=recipe,
+        shape=(0, cols),
+        shard=None,
+        buffers=[(key, memory(store.buffers[key], keep=True)) for key in names],
+        master=none,
+        exp_avg=none,
+        exp_avg_sq=none,
+        moments="float32",
+        grad=None,
+    )
+
+
+def _recipe_of(local):
+    return as_recipe("bf16" if local.dtype == _BF16 else "fp32", {})
+
+
+def _rows_of(local, param):
+    """Rows, which ranks may have other numbers of."""
+    return local.shape[0] if param.dim() and param.shape[0] else 1
+
+
+def _cols_of(param):
+    return param.numel() // param.shape[0] if param.dim() and param.shape[0] else param.numel()
+
+
+def may_train(param, first, mesh):
+    """Whether a frozen parameter could be trained beside ``first``, over the same ranks."""
+    local, other = local_of(param), local_of(first)
+    if local.device != other.device or not (isinstance(local, Tensor) or local.dtype in (_F32, _BF16)):
+        return False
+    if mesh is None or local_of(first) is first:
+        return local is param
+    return local is not param and param.device_mesh == first.device_mesh and tuple(param.placements) == tuple(first.placements)
+
+
+def _shard_of(store, param, mesh):
+    """The rows of a DTensor as FSDP2's gathers have them, so that both know of each other's writes."""
+    if store.shard is None:
+        world = 1 if mesh is None else mesh[1]
+        shards = param.device_mesh
+        rank = shards.get_local_rank(shards.ndim - 1)
+        store.shard = _lowp.Shard(
+            device_of(store.device), store.recipe, tuple(param.shape), world, rank, store.named(keep=True)
+        )
+    return store.shard
+
+
+def follow(master, values):
+    """Makes the master of bfloat16 values that PyTorch wrote of them. What rounds to its value already keeps its bits."""
+    master.copy_(torch.where(master.to(_BF16) == values, master, values.float()))
+
+
+def place(param):
+    """Where a parameter lies: its codes, or the address of its values."""
+    local = local_of(param)
+    return local._store if isinstance(local, Tensor) else local.data_ptr()
+
+
+def like(param, local):
+    """``local`` as a tensor that is sharded as a parameter is."""
+    if local_of(param) is param:
+        return local
+    from torch.distributed.tensor import DTensor
+
+    return DTensor.from_local(
+        local, param.device_mesh, param.placements, run_check=False, shape=param.shape, stride=param.stride()
+    )
+
+
+def ranks_of(params):
+    """The ranks that share out the rows; ``None`` for parameters that every rank has whole."""
+    first = next((param for param in params if local_of(param) is not param), None)
+    return None if first is None else Ranks.of(whole_group(first.device_mesh), local_of(first).device)
+
+
+def mesh_of(params):
+    """How ranks share out the rows: replicas x shards. ``None`` for parameters that every rank has whole."""
+    whole = {id(whole): name for _, whole, name in known_params() if whole is not None}
+    for param in params:
+        if id(param) in whole:
+            raise LowpError(
+                f"{whole[id(param)]} of shape {tuple(param.shape)} is unsharded, because FSDP2 keeps the root's parameters gathered after a forward without a "
+                "backward; call reshard() on the model before you make the optimizer"
+            )
+    sharded = [p for p in params if local_of(p) is not p]
+    if not sharded:
+        return None
+    first = sharded[0]
+    mesh, placements = first.device_mesh, tuple(first.placements)
+    for param in sharded:
+        if param.device_mesh != mesh or tuple(param.placements) != placements:
+            raise LowpError(
+                f"some parameters are sharded over {mesh} as {placements} and others over {param.device_mesh} as {tuple(param.placements)}; make an "
+                "optimizer for each"
+            )
+    last = placements[-1]
+    if not (last.is_shard() and last.dim == 0) or any(not p.is_replicate() for p in placements[:-1]):
+        raise LowpError(
+            f"the parameters are sharded as {placements}; lowp.AdamW supports the placements of FSDP2, (Shard(0),), and of HSDP, (Replicate(), "
+            "Shard(0))"
+        )
+    replicate, shard = mesh.size() // mesh.size(mesh.ndim - 1), mesh.size(mesh.ndim - 1)
+    if len(sharded) != len(params) and mesh.size() > 1:
+        plain = next(tuple(p.shape) for p in params if local_of(p) is p)
+        raise LowpError(f"a parameter of shape {plain} is not sharded, but others are; call fully_shard on the root, too")
+    return replicate, shard

@@ -1,0 +1,137 @@
+"""The state of an optimizer as PyTorch's optimizers give and take it: masters, moments, counts and delayed scales."""
+
+import torch
+
+from ._compile import note_writes
+from ._errors import LowpError
+from ._params import all_of
+from ._tensor import Tensor
+from ._torch_compat import like, local_of
+
+
+class OptimizerState:
+    """``state_dict`` and ``load_state_dict`` of ``lowp.AdamW``."""
+
+    def _take_loaded(self):
+        """Gives the plan the counts and delayed scales that were loaded."""
+        if self._steps is not None:
+            steps = [self._steps.get(param, 0) for param in self._built.params]
+            self._built.rust.set_counts(max(steps), self._skipped, steps)
+        for index, param in enumerate(self._built.params):
+            if param in self._delayed:
+                self._built.rust.set_delayed(index, self._delayed[param])
+        self._steps, self._skipped, self._delayed = None, 0, {}
+
+    def state_dict(self):
+        """As of PyTorch's optimizers. ``step`` counts the steps that updated the parameter; ``skipped``, of all steps, and, of delayed scales,
+        ``scales`` stand beside it."""
+        if self._begun:
+            self._note_state()
+        packed = super().state_dict()
+        for index, param in enumerate(all_of(self.param_groups)):
+            store, state = getattr(local_of(param), "_store", None), packed["state"].get(index)
+            if store is not None and store.loose is not None and state is not None:
+                # The next step would make this master, unless a checkpoint has brought another one.
+                packed["state"][index] = {**state, "master": like(state["master"], store.known_master())}
+        return packed
+
+    def _note_state(self):
+        """Brings what the plan counts into the state. Scales that no cast has made yet are NaN."""
+        _, skipped, steps = self._built.rust.counts()
+        for index, param in enumerate(self._built.params):
+            if param not in self.state:
+                continue  # frozen so far
+            state = self.state[param]
+            state["step"] = torch.tensor(float(steps[index]))
+            state["skipped"] = torch.tensor(float(skipped))
+            delayed = self._built.rust.delayed(index)
+            if delayed:
+                scales = torch.tensor([[scale, *history] for scale, history in delayed])
+                state["scales"] = scales if self._begun else torch.full_like(scales, torch.nan)
+                scale = local_of(param)._store.encode_scale(local_of(state["master"]))
+                state["encode_scale"] = torch.tensor(torch.nan if scale is None else scale)
+
+    @torch.no_grad()
+    def load_state_dict(self, state_dict):
+        """Takes the state of an optimizer of the same parameters and shards. The codes of the model come with its own state."""
+        groups, saved = self.param_groups, state_dict["param_groups"]
+        sizes = [[len(group["params"]) for group in of] for of in (groups, saved)]
+        if sizes[0] != sizes[1]:
+            raise LowpError(
+                f"the state has groups of {sizes[1]} parameters, and the optimizer has groups of {sizes[0]}; make it over the same "
+                "groups"
+            )
+        self._steps, self._skipped, self._delayed = None, 0, {}
+        for group, other in zip(groups, saved):
+            group.update({key: value for key, value in other.items() if key != "params"})
+            for param, number in zip(group["params"], other["params"]):
+                values = state_dict["state"].get(number)
+                if values is not None:
+                    self._load_param(param, values)
+                elif param in self.state:
+                    self._forget(param)
+        if self._built is not None and self._built.thawed():
+            self._follow_moved()
+        if self._begun:
+            self._steps = self._steps or {}
+            self._take_loaded()
+        if self._built is not None:
+            self._built.note_writes()
+
+    def _forget(self, param):
+        """Begins anew, as a new optimizer over the same master: what a state without this parameter says."""
+        state = self.state[param]
+        local_of(state["exp_avg"]).zero_()
+        local_of(state["exp_avg_sq"]).zero_()
+        state["step"] = torch.tensor(0.0)
+        for key in ("skipped", "scales", "encode_scale"):
+            state.pop(key, None)
+
+    def _load_param(self, param, values):
+        state = self._param_state(param)
+        for key in ("master", "exp_avg", "exp_avg_sq"):
+            if key not in state:
+                continue
+            if key not in values:
+                raise LowpError(
+                    f"the loaded state of a parameter of shape {tuple(param.shape)} has no {key}; load the state of a lowp.AdamW over parameters of "
+                    "the same dtype"
+                )
+            own, new = local_of(state[key]), local_of(values[key])
+            if own.shape != new.shape:
+                raise LowpError(
+                    f"the loaded {key} has shape {tuple(new.shape)} instead of {tuple(own.shape)}; load the state of the same model and "
+                    "shards"
+                )
+            own.copy_(new)
+        store = getattr(local_of(param), "_store", None)
+        if store is not None and store.shape == tuple(local_of(state["master"]).shape):
+            # Codes that were loaded without a master, into a shard that FSDP2 moved, have another one.
+            store.hold(local_of(state["master"]), self)
+        steps, skipped = (int(values.get(key, 0)) for key in ("step", "skipped"))
+        self._steps, self._skipped = {**(self._steps or {}), param: steps}, max(self._skipped, skipped)
+        # PyTorch loads what state_dict() returned, too, whose dictionaries are those of this state.
+        scales = values.get("scales")
+        # Also for a state_dict before the first step.
+        state["step"], state["skipped"] = torch.tensor(float(steps)), torch.tensor(float(skipped))
+        scale, local = values.get("encode_scale"), local_of(param)
+        state.pop("scales", None)
+        state.pop("encode_scale", None)
+        if scales is not None:
+            state["scales"] = scales.clone()
+        if scales is not None and scales.isfinite().all():
+            self._delayed[param] = [(scale, history) for scale, *history in scales.tolist()]
+        if scale is not None:
+            state["encode_scale"] = scale.clone()
+        if scale is not None and scale.isfinite() and isinstance(local, Tensor) and local._store.is_delayed:
+            # A model of values alone, as save_pretrained writes, was cast by another scale.
+            local._store.follow_master(local_of(state["master"]), float(scale))
+            self._saved.append(local._store)
+            note_writes([param, local])
+
+    def _loaded_text(self, built, unknown):
+        if self._steps is None:
+            return "none"
+        scales = f", and delayed scales but for parameters {unknown}" if unknown else ""
+        lines = [f"{max(self._steps.values(), default=0)} applied and {self._skipped} skipped steps{scales}"]
+        return "\n".join(lines + [f"{self._steps.get(param, 0)} steps of {built.title(param)}" for param in built.params])

@@ -1,0 +1,476 @@
+//! [`Layer`]: a linear layer whose weight is FP8 codes with one scale, as operators find it by its number.
+
+#![expect(unsafe_code, reason = "passes on addresses of PyTorch")]
+
+use std::collections::HashMap;
+use std::sync::{Arc, LazyLock, Mutex, OnceLock, RwLock};
+
+use lowp_format::AnyRecipe;
+use lowp_gemm::{
+    CublasLt, Dtype, Epilogue, GemmDesc, OperandDesc, OperandPtr, Scalars, ScaleMode, Workspace,
+};
+use lowp_kernels::Cuda;
+use pyo3::prelude::*;
+
+use super::torch::{Holds, Tensor, torch};
+use crate::casts::Encode;
+use crate::error::Error;
+use crate::place;
+use crate::recent::{Recent, lock, read, write};
+use crate::recipe::Recipe;
+
+/// Casts that stay planned.
+const CASTS: usize = 4096;
+/// Bytes that a product works in: as many as PyTorch gives its own on a Hopper, taken from PyTorch for each product.
+const WORKSPACE: usize = 32 << 20;
+
+/// What inputs or gradients are cast to.
+#[derive(Debug)]
+pub(crate) struct Operand {
+    number: i64,
+    recipe: AnyRecipe,
+    holds: Holds,
+}
+
+/// Codes of both directions, each row-major, and their scale.
+pub(crate) struct Cast {
+    pub(crate) rowwise: Tensor,
+    pub(crate) columnwise: Tensor,
+    pub(crate) scale: Tensor,
+}
+
+/// The codes of a weight in one direction.
+#[derive(Debug)]
+struct Held {
+    codes: Tensor,
+    scale: Tensor,
+    /// Whether they are those of the phase that the weight is used in.
+    is_current: bool,
+    /// Whether they were made for one product.
+    once: bool,
+}
+
+/// A layer.
+#[derive(Debug)]
+pub(crate) struct Layer {
+    number: i64,
+    /// Rows and columns of the weight.
+    sides: [usize; 2],
+    input: Arc<Operand>,
+    gradient: Arc<Operand>,
+    /// Elements of rowwise and of columnwise codes.
+    holds: [Holds; 2],
+    held: Mutex<[Option<Held>; 2]>,
+}
+
+type ByNumber<T> = LazyLock<RwLock<HashMap<i64, Arc<T>>>>;
+
+static LAYERS: ByNumber<Layer> = LazyLock::new(RwLock::default);
+static OPERANDS: ByNumber<Operand> = LazyLock::new(RwLock::default);
+/// Has Python give the codes of a layer.
+static PREPARE: OnceLock<Py<PyAny>> = OnceLock::new();
+
+pub(crate) fn set_prepare(prepare: Py<PyAny>) {
+    let _known = PREPARE.set(prepare);
+}
+
+/// What inputs or gradients are cast to, by its number.
+pub(crate) fn operand(number: i64) -> Result<Arc<Operand>, Error> {
+    let found = read(&OPERANDS).get(&number).map(Arc::clone);
+    found.ok_or_else(|| {
+        Error::new(format!(
+            "operand {number} of a compiled graph is not known; compile the model again"
+        ))
+    })
+}
+
+/// A layer by its number, which Python describes when it is used first.
+pub(crate) fn layer(number: i64) -> Result<Arc<Layer>, Error> {
+    if let Some(layer) = read(&LAYERS).get(&number) {
+        return Ok(Arc::clone(layer));
+    }
+    prepare(number, None)?;
+    let found = read(&LAYERS).get(&number).map(Arc::clone);
+    found.ok_or_else(|| Error::new(format!("layer {number} is not known")))
+}
+
+/// Has Python describe a layer, and give the codes of one direction.
+fn prepare(number: i64, columnwise: Option<bool>) -> Result<(), Error> {
+    Python::attach(|py| match PREPARE.get() {
+        Some(prepare) => Ok(prepare.call1(py, (number, columnwise)).map(drop)?),
+        None => Ok(()),
+    })
+}
+
+fn holds(element: &str) -> Result<Holds, Error> {
+    match element {
+        "E4M3" => Ok(Holds::E4M3),
+        "E5M2" => Ok(Holds::E5M2),
+        other => Err(Error::new(format!(
+            "codes of {other}; products of layers take E4M3 and E5M2"
+        ))),
+    }
+}
+
+/// Makes a recipe of inputs or gradients known by a number.
+#[pyfunction]
+pub(crate) fn describe_operand(number: i64, recipe: &Recipe, element: &str) -> Result<(), Error> {
+    let operand = Operand {
+        number,
+        recipe: recipe.recipe,
+        holds: holds(element)?,
+    };
+    write(&OPERANDS).insert(number, Arc::new(operand));
+    Ok(())
+}
+
+/// Makes a layer known by a number: rows and columns of the weight, the numbers of what its inputs and gradients are cast to, and the elements
+/// of its rowwise and columnwise codes.
+#[pyfunction]
+pub(crate) fn describe_layer(
+    number: i64,
+    sides: [usize; 2],
+    operands: [i64; 2],
+    elements: [String; 2],
+) -> Result<(), Error> {
+    let [input, gradient] = [operand(operands[0])?, operand(operands[1])?];
+    let holds = [holds(&elements[0])?, holds(&elements[1])?];
+    let layer = Layer {
+        number,
+        sides,
+        input,
+        gradient,
+        holds,
+        held: Mutex::default(),
+    };
+    write(&LAYERS).insert(number, Arc::new(layer));
+    Ok(())
+}
+
+/// The codes of a layer are those of another phase from here on, or lie elsewhere: the next use asks Python.
+#[pyfunction]
+pub(crate) fn forget_codes(number: i64) {
+    let layer = read(&LAYERS).get(&number).map(Arc::clone);
+    if let Some(layer) = layer {
+        for held in lock(&layer.held).iter_mut().flatten() {
+            held.is_current = false;
+        }
+    }
+}
+
+/// The weight of a layer is gone.
+#[pyfunction]
+pub(crate) fn release_layer(number: i64) {
+    let gone = write(&LAYERS).remove(&number);
+    drop(gone);
+}
+
+impl Layer {
+    /// Takes the codes of one direction, for one product (`once`) or until they are forgotten.
+    pub(crate) fn hold(&self, columnwise: bool, codes: Tensor, scale: Tensor, once: bool) {
+        let held = Held {
+            codes,
+            scale,
+            is_current: true,
+            once,
+        };
+        let before = lock(&self.held)[usize::from(columnwise)].replace(held);
+        drop(before);
+    }
+
+    /// Where the codes of one direction lie, and their scale; and what a single product is to keep until it is enqueued.
+    fn codes(&self, columnwise: bool) -> Result<(OperandPtr, Option<Held>), Error> {
+        if let Some(found) = self.known_codes(columnwise)? {
+            return Ok(found);
+        }
+        prepare(self.number, Some(columnwise))?;
+        self.known_codes(columnwise)?.ok_or_else(|| {
+            Error::new(
+                "the memory of a weight is gone; FSDP2 frees gathered parameters after the forward and the backward of their module",
+            )
+        })
+    }
+
+    fn known_codes(&self, columnwise: bool) -> Result<Option<(OperandPtr, Option<Held>)>, Error> {
+        let mut both = lock(&self.held);
+        let held = &mut both[usize::from(columnwise)];
+        let Some(found) = held.as_ref().filter(|held| held.is_current) else {
+            return Ok(None);
+        };
+        let ptr = OperandPtr {
+            data: found.codes.address()?,
+            scale: found.scale.address()?,
+        };
+        if ptr.data == 0 || ptr.scale == 0 {
+            return Ok(None);
+        }
+        let kept = if found.once { held.take() } else { None };
+        Ok(Some((ptr, kept)))
+    }
+
+    /// The output for rows of input, and the columnwise codes of the input and their scale, which the gradient of the weight needs.
+    pub(crate) fn forward(
+        &self,
+        input: Tensor,
+        bias: Option<Tensor>,
+    ) -> Result<(Tensor, Tensor, Tensor), Error> {
+        let dtype = input.holds()?;
+        let Cast {
+            rowwise,
+            columnwise,
+            scale,
+        } = cast(input, &self.input)?;
+        let out = self.multiply(false, [&rowwise, &scale], dtype, bias)?;
+        Ok((out, columnwise, scale))
+    }
+
+    /// The gradients of the input and of the weight that are needed; tensors without values for the others. `saved` are codes of the input.
+    pub(crate) fn backward(
+        &self,
+        grad: Tensor,
+        saved: [&Tensor; 2],
+        needs: [bool; 2],
+    ) -> Result<[Tensor; 2], Error> {
+        let (dtype, device) = (grad.holds()?, grad.device()?);
+        let cast = cast(grad, &self.gradient)?;
+        let none = || torch()?.empty(&[0], dtype, device);
+        let of_input = if needs[0] {
+            self.multiply(true, [&cast.rowwise, &cast.scale], dtype, None)?
+        } else {
+            none()?
+        };
+        let of_weight = if needs[1] {
+            product([&cast.columnwise, &cast.scale], saved, dtype)?
+        } else {
+            none()?
+        };
+        Ok([of_input, of_weight])
+    }
+
+    /// The product of codes of rows with those of the weight: with rowwise ones for the output, else for the gradient of the input.
+    pub(crate) fn multiply(
+        &self,
+        columnwise: bool,
+        [codes, scale]: [&Tensor; 2],
+        dtype: Holds,
+        bias: Option<Tensor>,
+    ) -> Result<Tensor, Error> {
+        let (weight, _kept) = self.codes(columnwise)?;
+        let [mut width, mut depth] = self.sides;
+        if columnwise {
+            (width, depth) = (depth, width);
+        }
+        let [rows, given] = codes.sides()?;
+        if given != depth {
+            return Err(Error::new(format!(
+                "an operand of a layer has {given} columns and the weight needs {depth}"
+            )));
+        }
+        let right = Side {
+            ptr: weight,
+            holds: self.holds[usize::from(columnwise)],
+        };
+        multiply(
+            [rows, width, depth],
+            [Side::of(codes, scale)?, right],
+            dtype,
+            bias,
+            !columnwise,
+            codes.device()?,
+        )
+    }
+}
+
+/// One operand of a product.
+struct Side {
+    ptr: OperandPtr,
+    holds: Holds,
+}
+
+impl Side {
+    fn of(codes: &Tensor, scale: &Tensor) -> Result<Self, Error> {
+        let ptr = OperandPtr {
+            data: codes.address()?,
+            scale: scale.address()?,
+        };
+        Ok(Self {
+            ptr,
+            holds: codes.holds()?,
+        })
+    }
+}
+
+/// The product of two casts that are contracted over their inner axes.
+fn product(left: [&Tensor; 2], right: [&Tensor; 2], dtype: Holds) -> Result<Tensor, Error> {
+    let ([rows, depth], [cols, given]) = (left[0].sides()?, right[0].sides()?);
+    if given != depth {
+        return Err(Error::new(format!(
+            "the gradient of a layer has {depth} rows and its input had {given}"
+        )));
+    }
+    let sides = [Side::of(left[0], left[1])?, Side::of(right[0], right[1])?];
+    multiply(
+        [rows, cols, depth],
+        sides,
+        dtype,
+        None,
+        false,
+        left[0].device()?,
+    )
+}
+
+fn dtype_of(holds: Holds) -> Result<Dtype, Error> {
+    match holds {
+        Holds::E4M3 => Ok(Dtype::E4M3),
+        Holds::E5M2 => Ok(Dtype::E5M2),
+        Holds::Bf16 => Ok(Dtype::Bf16),
+        Holds::F32 => Ok(Dtype::F32),
+        Holds::Bytes => Err(Error::new(
+            "an operand of a product holds bytes; it takes codes of FP8",
+        )),
+    }
+}
+
+/// `left @ right.T` for `sides` (rows, columns, depth), as `Products` multiplies.
+fn multiply(
+    sides: [usize; 3],
+    [left, right]: [Side; 2],
+    dtype: Holds,
+    bias: Option<Tensor>,
+    fast: bool,
+    device: i32,
+) -> Result<Tensor, Error> {
+    let torch = torch()?;
+    let plain = |side: &Side| {
+        Ok::<_, Error>(OperandDesc {
+            scale: ScaleMode::Tensor,
+            ..OperandDesc::plain(dtype_of(side.holds)?, true)
+        })
+    };
+    let desc = GemmDesc {
+        epilogue: if bias.is_some() {
+            Epilogue::Bias
+        } else {
+            Epilogue::None
+        },
+        fast_accum: fast,
+        ..GemmDesc::new(sides, [plain(&left)?, plain(&right)?], dtype_of(dtype)?)
+    };
+    let out = torch.empty(&sides[..2], dtype, device)?;
+    let memory = torch.empty(&[WORKSPACE], Holds::Bytes, device)?;
+    let workspace = Workspace::foreign(memory.address()?, WORKSPACE);
+    let bias = bias.as_ref().map_or(Ok(0), Tensor::address)?;
+    let products = products(device, torch.stream(device)?)?;
+    // SAFETY: addresses are those of contiguous tensors of these shapes on this device; PyTorch reuses memory of a stream after the work of
+    // that stream.
+    unsafe {
+        products.run(
+            &desc,
+            [left.ptr, right.ptr],
+            out.address()?,
+            bias,
+            Scalars::ONE,
+            &workspace,
+        )
+    }?;
+    Ok(out)
+}
+
+fn backend(device: i32, stream: u64) -> Result<Cuda, Error> {
+    place::cuda(usize::try_from(device).unwrap_or(0), stream)
+}
+
+/// By device and stream.
+type ByStream = HashMap<(i32, u64), Arc<CublasLt>>;
+
+/// The products of a stream.
+fn products(device: i32, stream: u64) -> Result<Arc<CublasLt>, Error> {
+    static PRODUCTS: LazyLock<Mutex<ByStream>> = LazyLock::new(Mutex::default);
+    if let Some(known) = lock(&PRODUCTS).get(&(device, stream)) {
+        return Ok(Arc::clone(known));
+    }
+    let made = Arc::new(CublasLt::new(&backend(device, stream)?)?);
+    Ok(Arc::clone(
+        lock(&PRODUCTS).entry((device, stream)).or_insert(made),
+    ))
+}
+
+/// Where a cast reads and writes, and what it is.
+#[derive(Clone, PartialEq, Eq, Hash)]
+struct Key {
+    operand: i64,
+    device: i32,
+    stream: u64,
+    sides: [usize; 2],
+    is_f32: bool,
+    addresses: [u64; 4],
+}
+
+/// Values as codes of both directions.
+pub(crate) fn cast(values: Tensor, operand: &Operand) -> Result<Cast, Error> {
+    static PLANNED: LazyLock<Mutex<Recent<Key, Arc<Encode<Cuda>>>>> =
+        LazyLock::new(|| Mutex::new(Recent::new(CASTS)));
+    let torch = torch()?;
+    let values = values.contiguous()?;
+    let ([rows, cols], device, holds) = (values.sides()?, values.device()?, values.holds()?);
+    let (dtype, width) = match holds {
+        Holds::F32 => ("float32", 4),
+        Holds::Bf16 => ("bfloat16", 2),
+        _ => {
+            return Err(Error::new(
+                "values of a layer that are neither bfloat16 nor float32; cast them",
+            ));
+        }
+    };
+    let made = Cast {
+        rowwise: torch.empty(&[rows, cols], operand.holds, device)?,
+        columnwise: torch.empty(&[cols, rows], operand.holds, device)?,
+        scale: torch.empty(&[], Holds::F32, device)?,
+    };
+    let addresses = [
+        values.address()?,
+        made.rowwise.address()?,
+        made.columnwise.address()?,
+        made.scale.address()?,
+    ];
+    let stream = torch.stream(device)?;
+    let key = Key {
+        operand: operand.number,
+        device,
+        stream,
+        sides: [rows, cols],
+        is_f32: width == 4,
+        addresses,
+    };
+    let known = lock(&PLANNED).get(&key).cloned();
+    let planned = match known {
+        Some(planned) => planned,
+        None => {
+            let memory =
+                |index: usize, bytes: usize| (addresses[index], bytes, i64::from(device), None);
+            let names = [
+                ("rowwise_data", rows * cols),
+                ("columnwise_data", rows * cols),
+                ("tensor_scale", 4),
+            ];
+            let buffers = names
+                .into_iter()
+                .zip(1..)
+                .map(|((name, bytes), index)| (name.to_owned(), memory(index, bytes)));
+            let source = (memory(0, rows * cols * width), dtype);
+            let encode = Encode::new(
+                &backend(device, stream)?,
+                operand.recipe,
+                (rows, cols),
+                source,
+                buffers.collect(),
+            )?;
+            let planned = Arc::new(encode);
+            let gone = lock(&PLANNED).put(key, Arc::clone(&planned));
+            drop(gone);
+            planned
+        }
+    };
+    planned.run()?;
+    Ok(made)
+}
