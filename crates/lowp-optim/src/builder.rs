@@ -309,11 +309,13 @@ impl<B: Backend> AdamWBuilder<B> {
         let update = params.iter().map(|p| p.update(&groups, &book));
         let late = |p: &&Param<B>| p.item.needs_agreement() && !p.is_flat();
         let second = params.iter().filter(late).map(|p| p.item.encode_job(&book));
-        let flat = if flats.is_empty() {
-            None
-        } else {
-            let gather = FlatGather::new(&backend, &shards(&world, mesh)?, &flats)?;
-            Some(FlatWork::new(&backend, &book, &params, gather)?)
+        let gather = match flats.is_empty() {
+            true => None,
+            false => Some(FlatGather::new(&backend, &shards(&world, mesh)?, &flats)?),
+        };
+        let flat = match params.iter().any(Param::is_flat) {
+            true => Some(FlatWork::new(&backend, &book, &params, gather)?),
+            false => None,
         };
         let passes = Passes {
             update: update.collect::<Result<_, ShardError>>()?,

@@ -53,7 +53,8 @@ pub(crate) struct Passes<B: Backend> {
     pub(crate) flat: Option<FlatWork<B>>,
 }
 
-/// The casts of flat slices, which are passes of their own, and the gather of the full weights.
+/// The casts of flat slices, and of rows that cut blocks, which are passes of their own, and the gather of the full weights of
+/// slices.
 #[derive(Debug)]
 pub(crate) struct FlatWork<B: Backend> {
     /// The amaxes of their blocks.
@@ -62,16 +63,16 @@ pub(crate) struct FlatWork<B: Backend> {
     early: B::Plan,
     /// Those that need agreed amaxes.
     late: B::Plan,
-    gather: FlatGather<B>,
+    gather: Option<FlatGather<B>>,
 }
 
 impl<B: Backend> FlatWork<B> {
-    /// Plans the casts of those of `params` that are flat slices, which `gather` gathers.
+    /// Plans the casts of those of `params` that are flat, of which `gather` gathers the slices of full weights.
     pub(crate) fn new(
         backend: &B,
         book: &ScaleBook<B>,
         params: &[Param<B>],
-        gather: FlatGather<B>,
+        gather: Option<FlatGather<B>>,
     ) -> Result<Self, ShardError> {
         let (mut observe, mut early, mut late) = (Vec::new(), Vec::new(), Vec::new());
         for param in params {
@@ -221,15 +222,15 @@ impl<B: Backend> StepWork<B> {
 
     /// Makes full weights of the flat slices.
     pub(crate) fn gather(&self) -> Result<(), OptimError> {
-        match &self.flat {
-            Some(flat) => Ok(flat.gather.run()?),
+        match self.flat_gather() {
+            Some(gather) => Ok(gather.run()?),
             None => Ok(()),
         }
     }
 
     /// The gather of flat slices, where there are any.
     pub(crate) fn flat_gather(&self) -> Option<&FlatGather<B>> {
-        self.flat.as_ref().map(|flat| &flat.gather)
+        self.flat.as_ref().and_then(|flat| flat.gather.as_ref())
     }
 
     /// Starts to read what became of the step.

@@ -161,9 +161,7 @@ impl<R: Recipe> GatherHooks<R> {
     ) -> Result<Self, ShardError> {
         serves(spec.usage(), usage)?;
         serves(usage, first)?;
-        let plan = |need, held: &[BufferKey]| {
-            GatherPlan::with_cuts(&recipe, spec.full(), spec.cuts(), usage, need, held)
-        };
+        let plan = |need, held: &[BufferKey]| spec.plan(&recipe, usage, need, held);
         let now = plan(first, &[])?;
         let held: Vec<BufferKey> = now.steps.iter().map(|step| step.spec().key).collect();
         let mut delayed = plan(usage, &held)?;
@@ -182,6 +180,7 @@ impl<R: Recipe> GatherHooks<R> {
         let nothing = |other: &HookInput| HookInput {
             pieces: vec![0; other.pieces.len()],
             interleaved: false,
+            transposed: false,
             ..other.clone()
         };
         let more = other.iter().skip(inputs.len()).map(nothing);
@@ -243,7 +242,8 @@ impl<R: Recipe> GatherHooks<R> {
             .iter()
             .flat_map(|input| {
                 let key = input.spec.key;
-                let compact = input.interleaved && input.joined().is_none();
+                let moved = input.interleaved || input.transposed;
+                let compact = moved && input.joined().is_none();
                 let kept = self.outputs().iter().any(|output| output.spec.key == key);
                 let source = input.whole().is_none() && !kept;
                 let staged =
@@ -292,6 +292,7 @@ fn inputs(plan: &GatherPlan) -> Vec<HookInput> {
                 padded: pieces.iter().copied().max().unwrap_or(0),
                 pieces: pieces.clone(),
                 interleaved: *transport == Transport::Interleave && several,
+                transposed: *transport == Transport::Transpose,
             })
         }
         GatherStep::Derive { .. } | GatherStep::Replicated { .. } => None,
