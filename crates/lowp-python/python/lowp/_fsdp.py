@@ -28,11 +28,7 @@ class Gathers:
         self.recipe, self.full, self.world, self.rank, self.group = store.recipe, full, world, rank, group
         ranks = None if agreed else Ranks.of(group, store.device)
         with together(ranks):
-            store.check_whole()
-            self.shard = store.shard
-            if self.shard is None:
-                self.shard = _lowp.Shard(device_of(store.device), store.recipe, full, world, rank, store.named(keep=True))
-                store.shard = self.shard
+            self.shard = store.as_shard(full, world, rank)
             gathers = [*_lowp.Gather.of(self.shard, False), *_lowp.Gather.of(self.shard, True)]
         self.text = " | ".join(gather.text() for gather in gathers)
         if agreed not in (None, self.text):

@@ -260,12 +260,14 @@ def _parts(func, tensor, sizes, dim):
     starts = [sum(sizes[:i]) for i in range(len(sizes))]
     quantum = store.recipe.row_quantum
     off = [start for start in starts if start % quantum and start < store.rows]
-    if off:
-        raise LowpError(
-            f"{store.rows} rows in parts of {sizes[0]}: {store.recipe.name} is cut at multiples of {quantum} rows, and {off[0]} is not one; "
-            f"choose a matrix of a multiple of {quantum * len(sizes)} rows, another number of ranks, a recipe with smaller blocks, or leave "
-            "it out of quantize_model_ (ignore=[..])"
-        )
+    if off and store.cut is None:
+        try:
+            store.recipe.check_cut_blocks()
+        except LowpError as error:
+            raise LowpError(
+                f"{store.rows} rows in parts of {sizes[0]}: {store.recipe.name} is cut at multiples of {quantum} rows, and {off[0]} is not one ({error}); "
+                f"choose a matrix of a multiple of {quantum * len(sizes)} rows, another number of ranks, or leave it out of quantize_model_ (ignore=[..])"
+            ) from None
     return [Tensor(store.slice(start, start + size), tensor.dtype) for start, size in zip(starts, sizes)]
 
 
@@ -321,7 +323,7 @@ def _equal(func, a, b):
     a, b = a._store, b._store
     a.derive()
     b.derive()
-    if (a.recipe, a.shape, a.buffers.keys()) != (b.recipe, b.shape, b.buffers.keys()):
+    if (a.recipe, a.shape, a.cut, a.buffers.keys()) != (b.recipe, b.shape, b.cut, b.buffers.keys()):
         return False
     return all(torch.equal(buffer, b.buffers[name]) for name, buffer in a.buffers.items())
 

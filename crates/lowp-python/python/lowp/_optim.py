@@ -497,9 +497,11 @@ def _arg(name, group, param, state, grad, mesh):
     shard = None
     if isinstance(local, Tensor):
         store = local._store
-        recipe, shape, buffers = store.recipe, store.shape, store.named(keep=True)
+        recipe, shape = store.recipe, store.shape
         if local is not param:
-            shard = _shard_of(store, param, mesh)
+            shard, buffers = _shard_of(store, param, mesh), []
+        else:
+            buffers = store.named(keep=True)
     else:
         # Rows, which ranks may have other numbers of.
         shape = (local.shape[0], param.numel() // param.shape[0]) if param.dim() and param.shape[0] else (1, param.numel())
@@ -527,14 +529,8 @@ def _arg(name, group, param, state, grad, mesh):
 
 def _shard_of(store, param, mesh):
     """The rows of a DTensor as FSDP2's gathers have them, so that both know of each other's writes."""
-    if store.shard is None:
-        world = 1 if mesh is None else mesh[1]
-        shards = param.device_mesh
-        rank = shards.get_local_rank(shards.ndim - 1)
-        store.shard = _lowp.Shard(
-            device_of(store.device), store.recipe, tuple(param.shape), world, rank, store.named(keep=True)
-        )
-    return store.shard
+    shards = param.device_mesh
+    return store.as_shard(tuple(param.shape), 1 if mesh is None else mesh[1], shards.get_local_rank(shards.ndim - 1))
 
 
 def _follow(master, values):
