@@ -132,6 +132,50 @@ class Rows(unittest.TestCase):
                 call()
 
 
+#: What is saved on three ranks, which cut blocks. Two ranks cut between blocks of 32 rows and within those of 128.
+SAVED = [("mxfp8", 128), ("mxfp8-2d", 128), ("nvfp4-2d", 100), ("nvfp4-1d", 97), ("fp8-block", 160)]
+
+
+def sharded(name, rows, seed):
+    torch.manual_seed(seed)
+    net = nn.Sequential(nn.Linear(256, rows, bias=False))
+    whole = lowp.quantize(net[0].weight.detach(), name)
+    lowp.quantize_model_(net, name)
+    fully_shard(net)
+    return net, whole
+
+
+def saved(rank, world, folder):
+    for name, rows in SAVED:
+        dcp.save(sharded(name, rows, 1)[0].state_dict(), checkpoint_id=f"{folder}/{name}")
+
+
+def loaded(rank, world, folder):
+    """Rows that other ranks saved, in shards that had others."""
+    for name, rows in SAVED:
+        net, _ = sharded(name, rows, 2)
+        _, whole = sharded(name, rows, 1)
+        state = net.state_dict()
+        dcp.load(state, checkpoint_id=f"{folder}/{name}")
+        net.load_state_dict(state)
+        for key, buffer in net[0].weight.full_tensor().buffers.items():
+            assert torch.equal(buffer, whole.buffers[key]), (name, rows, world, key)
+        start, weight = -(-rows // world) * rank, net[0].weight.to_local()
+        torch.manual_seed(1)
+        master = nn.Linear(256, rows, bias=False).weight.detach()[start : start + len(weight)]
+        assert torch.equal(weight.master, master), (name, rows, world)
+        assert torch.equal(weight.dequantize(), whole.dequantize()[start : start + len(weight)]), (name, rows, world)
+
+
+class Checkpoints(unittest.TestCase):
+    def test_other_ranks_load_rows_within_blocks(self):
+        with tempfile.TemporaryDirectory() as folder:
+            ranks.run(3, saved, folder)
+            for world in (1, 2, 4):
+                with self.subTest(world=world):
+                    ranks.run(world, loaded, folder)
+
+
 def step(part):
     param = nn.Parameter(part.detach())
     param.grad = torch.zeros(part.shape)

@@ -106,19 +106,18 @@ def write_columns(whole, name, start, rows):
     whole.buffers[name].copy_(transposed(table, spec.entry_bits))
 
 
-def covering(store, empty):
-    """The rows of the blocks that a store has parts of, as a store of their own, with zeros for the codes that are not there; and where its rows begin.
-    ``empty`` makes a store of so many rows."""
-    (start, of), quantum = store.cut, store.recipe.row_quantum
-    first, last = start // quantum * quantum, min(-(-(start + store.rows) // quantum) * quantum, of)
-    made, before = empty(last - first), start - first
+def blocks_of(store, first, last):
+    """Rows ``first`` to ``last`` of the whole, between blocks, with the scales of those rows; codes of rows that ``store`` has not are zeros."""
+    start, of = store.cut
+    made = store.empty(store.recipe, last - first, store.cols, store.device, stored=True)
     wholes = {spec.name: spec for spec in store.recipe.buffers(of, store.cols)}
-    cut = store.specs()
     for name, spec in made.specs(stored=True).items():
         own, to, whole = store.buffers[name], made.buffers[name], wholes[name]
-        if cut[name].entry_rows:
-            rows = own.new_zeros(last - first, cut[name].row_bytes)
-            rows[before : before + store.rows] = own.view(store.rows, -1)
+        if not spec.bytes:
+            continue
+        if spec.name.endswith("_data"):
+            rows = own.new_zeros(last - first, store.cols * spec.entry_bits // 8)
+            rows[start - first : start - first + store.rows] = own.view(-1, rows.shape[1])
             to.copy_(rows.view(-1) if spec.rows_first else transposed(rows, spec.entry_bits))
         elif spec.entry_rows == 0:
             to.copy_(own)
@@ -127,6 +126,31 @@ def covering(store, empty):
             if spec.rows_first:
                 to.copy_(own.view(-1, whole.row_bytes)[entries].reshape(-1))
             else:
-                table = own.view(-1, whole.row_bytes // (spec.entry_bits // 8), spec.entry_bits // 8)
-                to.copy_(table[:, entries].reshape(-1))
-    return made, before
+                to.copy_(own.view(-1, whole.row_bytes * 8 // spec.entry_bits, spec.entry_bits // 8)[:, entries].reshape(-1))
+    return made
+
+
+def decode(store, orientation, dtype):
+    """Values of rows within blocks."""
+    (start, of), quantum = store.cut, store.recipe.row_quantum
+    if store.rows * store.cols == 0:
+        return torch.empty(store.shape, dtype=dtype, device=store.device)
+    first, last = start // quantum * quantum, min(-(-(start + store.rows) // quantum) * quantum, of)
+    return blocks_of(store, first, last).decode(orientation, dtype)[start - first : start - first + store.rows].clone()
+
+
+def cut_like(rows, store):
+    """The rows of a store that cuts blocks with the scales that another one of as many rows has, where those are a part of its scales; ``None`` where
+    they are not."""
+    if rows.cut is None:
+        return None
+    at, of = store.cut or (0, store.rows)
+    first = rows.cut[0] - at
+    if first < 0 or first + of > rows.cut[1] or is_within_blocks(rows.recipe, first, first + of, rows.cut[1]):
+        return None
+    made = blocks_of(rows, first, first + of)
+    made.amax, made._stale = rows.amax, rows._stale
+    if store.cut is not None:
+        made = made.slice_within_blocks(at, at + store.rows)
+    made.master = rows.master
+    return made

@@ -205,7 +205,7 @@ class Store:
         self.derive()
         other.derive()
         if self.cut != other.cut:
-            self._adopt_cut(other)
+            other = self._follow_cut(other)
         missing = self.buffers.keys() - other.buffers.keys()
         for name in missing:
             self._derive(name)
@@ -225,17 +225,19 @@ class Store:
         if self._window is not None:
             self._write_back()
 
-    def _adopt_cut(self, other):
-        """Takes the layout of rows that are about to be copied."""
+    def _follow_cut(self, other):
+        """Rows that are about to be copied, in the layout of this one. What FSDP2 is about to shard takes theirs."""
         if not self.blank or self.held:
-            raise LowpError(
-                f"a copy of {_cut.title(other)} into {_cut.title(self)}; copy rows that were cut where these were, or {_cut.LOAD}"
-            )
+            found = _cut.cut_like(other, self)
+            if found is None:
+                raise LowpError(f"a copy of {_cut.title(other)} into {_cut.title(self)}; copy rows that were cut where these were, or {_cut.LOAD}")
+            return found
         self.cut = other.cut
         for name, spec in self.specs(stored=True).items():
             known = self.buffers.get(name)
             if known is None or known.numel() != spec.bytes:
                 self.buffers[name] = torch.zeros(spec.bytes, dtype=torch.uint8, device=self.device)
+        return other
 
     def follow_codes(self):
         """The values of the codes become the master, where there is one: an optimizer would cast the old one over the codes."""
@@ -401,10 +403,7 @@ class Store:
         """Values of ``dtype`` in the order of rows: those of float32, rounded."""
         if self.cut is not None:
             self.check_whole()
-            if self.rows * self.cols == 0:
-                return torch.empty(self.shape, dtype=dtype, device=self.device)
-            blocks, first = _cut.covering(self, lambda rows: Store.empty(self.recipe, rows, self.cols, self.device, stored=True))
-            return blocks.decode(orientation, dtype)[first : first + self.rows].clone()
+            return _cut.decode(self, orientation, dtype)
         written = torch.bfloat16 if dtype == torch.bfloat16 else torch.float32
         out = torch.empty(self.shape, dtype=written, device=self.device)
         buffers = self._for(orientation)
