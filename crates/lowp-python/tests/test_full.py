@@ -191,14 +191,14 @@ def resumed(rank, world):
                 assert not isinstance(a, lowp.Tensor) or torch.equal(a.master, b.master), (name, rows, at)
 
 
-def other_cuts(rank, world):
-    """Rows that are not cut as FSDP2 does."""
-    weight = lowp.quantize(torch.randn(32 * (rank + 1), 64), "mxfp8")
+def other_cuts(rank, world, rows):
+    """Rows that are not cut as FSDP2 does, or have scales of their own where FSDP2 cuts blocks."""
+    weight = lowp.quantize(torch.randn(rows[rank], 64), "mxfp8")
     from lowp._full import gather_rows
 
     try:
         gather_rows(weight._store, dist.group.WORLD)
-    except lowp.UnsupportedOp as error:
+    except lowp.LowpError as error:
         return str(error)
     return "no error"
 
@@ -236,8 +236,9 @@ class Full(unittest.TestCase):
         ranks.run(3, resumed)
 
     def test_rows_of_other_cuts_are_an_error_on_every_rank(self):
-        for message in ranks.run(2, other_cuts):
-            self.assertIn("a full tensor from [32, 64] rows", message)
+        for rows, text in (((32, 64), "a full tensor from [32, 64] rows"), ((24, 24), "24 rows with scales of their own, and 48 rows")):
+            for message in ranks.run(2, other_cuts, rows):
+                self.assertIn(text, message)
 
 
 if __name__ == "__main__":

@@ -161,7 +161,10 @@ impl<R: Recipe> GatherHooks<R> {
     ) -> Result<Self, ShardError> {
         serves(spec.usage(), usage)?;
         serves(usage, first)?;
-        let plan = |need, held: &[BufferKey]| spec.plan(&recipe, usage, need, held);
+        let plan = |need, held: &[BufferKey]| {
+            let plan = spec.plan(&recipe, usage, need, held)?;
+            Ok::<_, FormatError>(scales_of_first(plan, spec))
+        };
         let now = plan(first, &[])?;
         let held: Vec<BufferKey> = now.steps.iter().map(|step| step.spec().key).collect();
         let mut delayed = plan(usage, &held)?;
@@ -276,6 +279,28 @@ fn serves(usage: Usage, asked: Usage) -> Result<(), FormatError> {
         Some(orientation) => Err(FormatError::MissingUsage { orientation, usage }),
         None => Ok(()),
     }
+}
+
+/// The plan for shards that cut blocks with scales of the first rank, where some rank has no rows. A checkpoint has nothing for that
+/// rank, so its scales may be those of before.
+fn scales_of_first(mut plan: GatherPlan, shard: &ShardSpec) -> GatherPlan {
+    let any_empty = shard.cuts().ranges().any(|range| range.is_empty());
+    if !shard.cuts_blocks() || !any_empty {
+        return plan;
+    }
+    for step in &mut plan.steps {
+        if let GatherStep::Replicated { spec } = *step {
+            let mut pieces = vec![0; shard.world()];
+            pieces[0] = spec.bytes(shard.full());
+            *step = GatherStep::Concat {
+                spec,
+                transport: Transport::Rows,
+                pieces,
+                keep: true,
+            };
+        }
+    }
+    plan
 }
 
 fn inputs(plan: &GatherPlan) -> Vec<HookInput> {

@@ -201,6 +201,33 @@ fn rows_that_cut_blocks_send_codes_alone() {
     }
 }
 
+/// A checkpoint has nothing for a rank without rows, whose scales stay those of before.
+#[test]
+fn a_rank_without_rows_gathers_the_scales_of_others() {
+    let cut = |recipe: &AnyRecipe| recipe.row_quantum(Usage::BOTH) > 1;
+    for recipe in AnyRecipe::all().into_iter().filter(cut) {
+        let param = Param::chunked(recipe, Shape::new(5, 64), 4, Usage::BOTH);
+        let shard = &param.shards[3];
+        assert!(shard.spec().cuts_blocks() && shard.spec().rows().is_empty());
+        let hooks = GatherHooks::kept(recipe, shard.spec()).expect("hooks");
+        let fsdp = Fsdp::new(&param, &hooks);
+        let arrived = memory(&hooks);
+        param.cast(1);
+        for buffer in shard.local().buffers() {
+            let other = bytes(3, Cpu.len::<u8>(&buffer.storage));
+            Cpu.write(&buffer.storage, 0, &other).expect("room");
+        }
+        for (sent, shard) in fsdp.gather(&arrived).iter().zip(&param.shards) {
+            let full = sent.post_all_gather(&Cpu, shard, &arrived);
+            let mut full = full.expect("a full tensor");
+            full.derive(&Cpu).expect("derived");
+            let expected = whole(recipe, param.shape, Usage::BOTH, 1);
+            let found = content(full.tensor().expect("filled"));
+            assert_eq!(found, expected, "{}", recipe.name());
+        }
+    }
+}
+
 /// On every rank: none of them gathers alone.
 #[test]
 fn rows_that_cut_blocks_of_four_over_six_say_what_to_do() {
