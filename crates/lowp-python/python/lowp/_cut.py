@@ -23,6 +23,7 @@ def of_chunks(recipe, rows, chunk):
 
 
 def title(store):
+    """The rows of a store in messages."""
     if store.cut is None:
         return f"{store.rows} rows with scales of their own"
     start, of = store.cut
@@ -148,8 +149,9 @@ def cut_like(rows, store):
     first = rows.cut[0] - at
     if first < 0 or first + of > rows.cut[1] or is_within_blocks(rows.recipe, first, first + of, rows.cut[1]):
         return None
+    rows.check_whole()
     made = blocks_of(rows, first, first + of)
-    made.amax, made._stale = rows.amax, rows._stale
+    made.amax = rows.amax
     if store.cut is not None:
         made = made.slice_within_blocks(at, at + store.rows)
     made.master = rows.master

@@ -90,7 +90,7 @@ class Store:
     def named(self, keep=False):
         """The buffers as Rust takes them."""
         if self.cut is not None:
-            raise UnsupportedOp(f"{_cut.title(self)}, of a tensor that fully_shard did not shard; FSDP2 gathers and lowp.AdamW updates only its shards")
+            raise UnsupportedOp(f"{_cut.title(self)}; lowp.AdamW updates such rows only where fully_shard cut them: give it the whole tensor")
         return self._named(keep)
 
     def _named(self, keep):
@@ -184,9 +184,9 @@ class Store:
         """Zeros for so many rows, with what all rows share: a rank without rows gets no copy of it."""
         of = self.rows if self.cut is None else self.cut[1]
         if within_blocks is None:
-            within_blocks = self.cut is not None or _cut.of_chunks(self.recipe, self.rows, rows)
-        # Of these rows; those of a copy follow.
-        cut = (of, of) if within_blocks else None
+            within_blocks = rows <= of if self.cut is not None else _cut.of_chunks(self.recipe, of, rows)
+        # Some rows, until a copy says which.
+        cut = (0 if rows else of, of) if within_blocks else None
         store = Store.empty(self.recipe, rows, self.cols, self.device, stored=True, zeros=True, cut=cut)
         store.blank = True
         for name, spec in store.specs(stored=True).items():
@@ -233,10 +233,7 @@ class Store:
                 raise LowpError(f"a copy of {_cut.title(other)} into {_cut.title(self)}; copy rows that were cut where these were, or {_cut.LOAD}")
             return found
         self.cut = other.cut
-        for name, spec in self.specs(stored=True).items():
-            known = self.buffers.get(name)
-            if known is None or known.numel() != spec.bytes:
-                self.buffers[name] = torch.zeros(spec.bytes, dtype=torch.uint8, device=self.device)
+        self.buffers = Store.empty(self.recipe, self.rows, self.cols, self.device, stored=True, cut=self.cut).buffers
         return other
 
     def follow_codes(self):
