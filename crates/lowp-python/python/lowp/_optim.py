@@ -260,9 +260,10 @@ class _Built:
             if id(param) in whole:
                 continue
             local = local_of(param)
-            if not may_train(param, self.whole[0], self.mesh):
+            is_delayed = isinstance(local, Tensor) and local._store.is_delayed
+            if not may_train(param, self.whole[0], self.mesh) or (is_delayed and local._store.master is None):
                 self.outside.append(param)
-            elif isinstance(local, Tensor) and local._store.is_delayed:
+            elif is_delayed:
                 whole.add(id(param))  # its scale begins with the values of the first step
             else:
                 self.frozen.append(param)
@@ -274,8 +275,8 @@ class _Built:
             param = next((param for param in self.whole if id(param) not in planned), None)
             if param is not None:
                 raise LowpError(
-                    f"{self.title(param)} was frozen in the first step, and had another device, dtype or sharding than parameters that were trained; make a new "
-                    "optimizer and load the state_dict() of this one"
+                    f"{self.title(param)} was frozen in the first step, and had another device, dtype or sharding than parameters that were trained, or a delayed "
+                    "scale and no master; make a new optimizer and load the state_dict() of this one"
                 )
             self.params = old.params
 
