@@ -118,7 +118,7 @@ def _cast(store, full, rank, group):
             master=memory(values),
             dtype=dtype_name(values.dtype),
         )
-    _lowp.cast_master_weights(device_of(store.device), [arg], ranks)
+    _lowp.FlatCasts().run(device_of(store.device), [arg], ranks)
     own = whole.slice(start, start + store.rows)
     own.master = store.master
     store.copy_(own)
