@@ -12,8 +12,9 @@ use lowp_shard::{CastItem, Requantize, ScaleBook, ScaleBookBuilder};
 use pyo3::prelude::*;
 
 use crate::error::Error;
+use crate::locks::lock;
 use crate::place::{Device, DeviceArg, MemoryArg, Place, on_device};
-use crate::recent::{Recent, lock};
+use crate::recent::Recent;
 use crate::recipe::{ByName, Recipe, orientation_of};
 use crate::tensor::{Named, tensor};
 

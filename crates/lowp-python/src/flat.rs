@@ -11,9 +11,10 @@ use lowp_shard::{FlatMaster, MasterCast};
 use pyo3::prelude::*;
 
 use crate::error::Error;
+use crate::locks::lock;
 use crate::place::{Device, DeviceArg, MemoryArg, Place, on_device};
 use crate::ranks::communicator;
-use crate::recent::{Recent, lock};
+use crate::recent::Recent;
 use crate::recipe::{ByName, Recipe};
 use crate::tensor::{Named, tensor};
 

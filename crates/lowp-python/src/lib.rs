@@ -27,6 +27,7 @@ mod error;
 mod file;
 mod flat;
 mod gather;
+mod locks;
 #[cfg(all(feature = "cuda", unix))]
 mod native;
 mod place;

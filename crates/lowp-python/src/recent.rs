@@ -2,22 +2,6 @@
 
 use std::collections::HashMap;
 use std::hash::Hash;
-use std::sync::{Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
-
-/// The values of a lock: whoever failed in between left them as they were.
-pub(crate) fn lock<T>(of: &Mutex<T>) -> MutexGuard<'_, T> {
-    of.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
-/// The same of a lock that many read.
-pub(crate) fn read<T>(of: &RwLock<T>) -> RwLockReadGuard<'_, T> {
-    of.read().unwrap_or_else(PoisonError::into_inner)
-}
-
-/// The same of a lock that one writes.
-pub(crate) fn write<T>(of: &RwLock<T>) -> RwLockWriteGuard<'_, T> {
-    of.write().unwrap_or_else(PoisonError::into_inner)
-}
 
 /// Values by key.
 pub(crate) struct Recent<K, V> {

@@ -41,3 +41,11 @@ fn one_is_always_kept() {
     assert_eq!(of.put("b", 2), Some(1));
     assert_eq!((of.get(&"b").copied(), of.len()), (Some(2), 1));
 }
+
+#[test]
+fn a_value_that_is_taken_is_kept_no_longer() {
+    let mut of = Recent::new(2);
+    assert_eq!(of.put("a", 1), None);
+    assert_eq!(of.take(&"a"), Some(1));
+    assert_eq!((of.take(&"a"), of.len()), (None, 0));
+}

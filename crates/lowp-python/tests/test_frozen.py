@@ -181,6 +181,19 @@ class Writes(unittest.TestCase):
             weight.data = layer(recipe).weight
             self.assertTrue(torch.equal(weight, layer(recipe).weight), recipe)
 
+    def test_weights_of_copies_are_written_as_theirs(self):
+        expected = lowp.quantize(layer("mxfp8-2d").weight.dequantize() + 1, "mxfp8-2d")
+        made = layer("mxfp8-2d")
+        for net in (copy.deepcopy(made), layer("mxfp8-2d").to(torch.float64).to(torch.float32)):
+            net.weight.data += 1
+            self.assertTrue(torch.equal(net.weight, expected))
+        weight = nn.Parameter(made.weight.detach().clone(), requires_grad=False)
+        with torch.no_grad():
+            weight += 1
+        self.assertTrue(torch.equal(weight, expected))
+        self.assertFalse(torch.equal(made.weight, expected))
+        self.assertTrue(torch.equal(copy.deepcopy(weight.detach()) * 2, expected.dequantize() * 2))
+
     def test_a_master_follows(self):
         weight = layer("mxfp8-2d", keep_master=True).weight
         total = weight.dequantize() + 1

@@ -10,6 +10,7 @@ from torch.optim import swa_utils
 import lowp
 import model
 import ranks
+from lowp import _linear
 
 READS = {
     "norm": lambda w: w.norm(),
@@ -230,6 +231,25 @@ def values(w):
 
 
 class Gradients(unittest.TestCase):
+    def test_gradients_of_gradients_of_layers_are_those_of_the_decoded_values(self):
+        for recipe in ("mxfp8-2d", "nvfp4-2d", "fp8-current"):
+            torch.manual_seed(1)
+            layer, x = nn.Linear(64, 32), torch.randn(4, 64)
+            lowp.quantize_model_(layer, recipe)
+            found = []
+            for weight in (layer.weight, nn.Parameter(layer.weight.detach().dequantize())):
+                bias, at = nn.Parameter(layer.bias.detach().clone()), x.clone().requires_grad_()
+                loss = nn.functional.linear(at, weight, bias).square().mean()
+                penalty = sum(grad.square().sum() for grad in torch.autograd.grad(loss, (at, weight, bias), create_graph=True))
+                found.append([penalty, *torch.autograd.grad(penalty, (at, weight, bias))])
+            for own, expected in zip(*found):
+                torch.testing.assert_close(own, expected)
+
+    def test_gradients_of_gradients_of_codes_raise(self):
+        weight = lowp.quantize(torch.randn(32, 64), "fp8-current")
+        with self.assertRaisesRegex(lowp.UnsupportedOp, r"weight.dequantize\(\)"):
+            _linear.differentiable_gradients(torch.ones(4, 32), None, weight, torch.ones(64, 4), torch.ones(()), (True, False, False))
+
     def test_gradients_of_reads_are_those_of_the_decoded_values(self):
         torch.manual_seed(5)
         # Whose values bfloat16 holds: w.float() has those of float32.

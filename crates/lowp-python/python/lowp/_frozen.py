@@ -9,12 +9,13 @@ import torch
 from . import _ops
 from ._errors import LowpError, UnsupportedOp
 from ._ops import aten, handles
-from ._torch_compat import is_parameter, schema_of, tree_leaves, tree_map_only
+from ._torch_compat import is_parameter, schema_of, tree_leaves, without_torch_function
 
 
 def is_frozen(tensor):
     """Whether a tensor is a parameter without gradients, or comes from one: ``"weight"`` of it by ``.data`` and ``.detach()``, ``"copy"`` by copies."""
-    return not tensor.requires_grad and (is_parameter(tensor) or tensor._frozen is not None)
+    with without_torch_function():  # else each look at it is a call of __torch_function__
+        return not tensor.requires_grad and (tensor._frozen is not None or is_parameter(tensor))
 
 
 def reads(func, args, kwargs):
@@ -23,7 +24,9 @@ def reads(func, args, kwargs):
     if func.namespace != "aten" or not all(map(is_frozen, held)):
         return False
     if any(result.alias_info for result in schema_of(func).returns):
-        raise UnsupportedOp(f"{func} of a lowp.Tensor, whose codes have no such view; decode it first (.dequantize()): what is written to those values stays there")
+        raise UnsupportedOp(
+            f"{func} of a lowp.Tensor, whose codes have no such view; decode it first (.dequantize()): what is written to those values stays there"
+        )
     return True
 
 
@@ -32,7 +35,7 @@ def _add(func, tensor, other, alpha=1):
     """Casts the sum of the decoded values and ``other``, in float32."""
     if not isinstance(tensor, _ops.Tensor) or not is_frozen(tensor) or isinstance(other, _ops.Tensor) and not is_frozen(other):
         return _ops.read_or_refuse(func, (tensor, other), {"alpha": alpha})
-    if tensor._frozen == "copy":
+    if tensor._frozen == "copy" and not is_parameter(tensor):
         raise UnsupportedOp(
             f"{func} of a copy of a frozen lowp.Tensor, which would round the sum to codes; decode it first (.dequantize()), or add to the .data of the weight "
             "itself, which is cast once: merge adapters of peft with safe_merge=False"

@@ -61,7 +61,7 @@ class Gathers:
 
     def place(self, index, param):
         """Gives FSDP2's parameter the memory that it allocated for this gather before, if it did."""
-        if param is not None and index != self.last:
+        if param is not None:
             if self.last is not None:
                 self.outputs[self.last] = compat.outputs_of(param)
             compat.set_outputs(param, self.outputs.get(index, []))
@@ -257,7 +257,8 @@ def _pre_all_gather(store, mesh, outer_size, module):
     if world == 1:
         # FSDP2 copies one buffer and gathers none: the shard is the tensor.
         return (empty(1, store.device),), (index, sent)
-    gathers.place(index, compat.fsdp_param_of(group, store))
+    if index != gathers.last:
+        gathers.place(index, compat.fsdp_param_of(group, store))
     sends = gather.sends
     if store.rows != -(-full[0] // world):
         sends = [send.as_subclass(_Piece) for send in sends]

@@ -1,7 +1,6 @@
 """The linear layer on codes: forward by rowwise codes, the gradient of its input by columnwise ones."""
 
 import torch
-from torch.autograd.function import once_differentiable
 
 from . import _compile, _scaled
 from ._errors import LowpError, UnsupportedOp
@@ -73,6 +72,15 @@ def gradients(grad, input, weight, codes, scale, needs):
     return of_input, of_weight, grad.sum(0) if needs[2] else None
 
 
+def differentiable_gradients(grad, input, weight, codes, scale, needs):
+    """The same where gradients of these gradients are wanted (``create_graph=True``)."""
+    if scale is not None:
+        raise UnsupportedOp("gradients of gradients of a layer that multiplies codes; multiply by decoded values there: linear(input, weight.dequantize())")
+    of_input = grad @ weight.dequantize(orientation="columnwise", dtype=grad.dtype) if needs[0] else None
+    of_weight = (grad.t() @ input.to(grad.dtype)).to(weight.dtype) if needs[1] else None
+    return of_input, of_weight, grad.sum(0) if needs[2] else None
+
+
 class _Linear(torch.autograd.Function):
     @staticmethod
     def forward(ctx, input, weight, bias):
@@ -85,9 +93,9 @@ class _Linear(torch.autograd.Function):
         return out
 
     @staticmethod
-    @once_differentiable
     def backward(ctx, grad):
-        return gradients(grad, *ctx.saved_tensors, ctx.needs_input_grad)
+        work = differentiable_gradients if torch.is_grad_enabled() else gradients
+        return work(grad, *ctx.saved_tensors, ctx.needs_input_grad)
 
 
 _compile.layer_forward, _compile.layer_gradients = forward, gradients

@@ -5,7 +5,7 @@ import torch
 from . import _uncast
 from ._errors import LowpError, UnsupportedOp
 from ._memory import values
-from ._torch_compat import in_backward, schema_of, tree_leaves, tree_map_only
+from ._torch_compat import in_backward, is_parameter, schema_of, tree_leaves, tree_map_only
 
 aten = torch.ops.aten
 Tensor = None  # set by _tensor.py, which uses this file
@@ -160,7 +160,7 @@ def like(tensor, store, dtype=None, flat=None):
     """A tensor of a store that is ``tensor``, or a copy of it."""
     made = Tensor(store, tensor.dtype if dtype is None else dtype, tensor.dim() == 1 if flat is None else flat)
     if is_frozen(tensor):
-        made._frozen = "copy" if store is not tensor._store else tensor._frozen or "weight"
+        made._frozen = "copy" if store is not tensor._store else "weight" if is_parameter(tensor) else tensor._frozen
     return made
 
 

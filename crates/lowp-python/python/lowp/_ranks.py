@@ -265,16 +265,22 @@ def together(ranks):
         raise
 
 
-@contextlib.contextmanager
-def between_gathers(group, device):
+class between_gathers:
     """A part of what PyTorch's own gathers call, which may fail on one rank while others are in the gather already: the cause is on stderr
     and in the store, and no collective says it. ``group`` gives the ranks of the gather."""
-    try:
-        yield
-    except Exception as error:
-        if dist.is_available() and dist.is_initialized() and dist.get_world_size(group()) > 1:
-            _tell(Ranks(group(), device, make=False), error, gathers=True)
-        raise
+
+    # A context of two methods, as each gather of each weight has two.
+    __slots__ = ("group", "device")
+
+    def __init__(self, group, device):
+        self.group, self.device = group, device
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, kind, error, trace):
+        if isinstance(error, Exception) and dist.is_available() and dist.is_initialized() and dist.get_world_size(self.group()) > 1:
+            _tell(Ranks(self.group(), self.device, make=False), error, gathers=True)
 
 
 def _tell(ranks, error, **how):

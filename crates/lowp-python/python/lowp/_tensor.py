@@ -188,7 +188,7 @@ class Tensor(torch.Tensor):
 
     def __deepcopy__(self, memo):
         if id(self) not in memo:
-            copy = Tensor(self._store.map(torch.clone), self.dtype, self.dim() == 1)
+            copy = _ops.like(self, self._store.map(torch.clone))
             copy.requires_grad_(self.requires_grad)
             memo[id(self)] = _as_parameter(copy) if is_parameter(self) else copy
         return memo[id(self)]

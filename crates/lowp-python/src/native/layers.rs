@@ -15,8 +15,9 @@ use pyo3::prelude::*;
 use super::torch::{Holds, Tensor, torch};
 use crate::casts::Encode;
 use crate::error::Error;
+use crate::locks::{lock, read, write};
 use crate::place;
-use crate::recent::{Recent, lock, read, write};
+use crate::recent::Recent;
 use crate::recipe::Recipe;
 
 /// Casts that stay planned.
