@@ -193,6 +193,17 @@ impl BufferSpec {
         }
     }
 
+    /// This buffer as a rank stores it whose rows may begin and end within blocks: codes in the order of rows, and scales of
+    /// the whole tensor, equal on all ranks.
+    #[must_use]
+    pub const fn cut_anywhere(mut self) -> Self {
+        match self.key.part {
+            Part::Data => self.axes = [Axis::Rows, Axis::Cols],
+            Part::BlockScale | Part::DecodeScale | Part::Amax => self.origin = Origin::Replicated,
+        }
+        self
+    }
+
     /// Whether it is one entry, whatever the shape.
     pub const fn is_scalar(&self) -> bool {
         self.tile[0] == Self::WHOLE && self.tile[1] == Self::WHOLE

@@ -287,6 +287,7 @@ fn step_cells(step: &GatherStep) -> [String; 4] {
             let how = match transport {
                 Transport::Rows => "in place",
                 Transport::Interleave => "interleave",
+                Transport::Transpose => "transpose",
             };
             let kept = if *keep { "yes" } else { "no, a source" };
             [

@@ -7,8 +7,8 @@ use smallvec::SmallVec;
 
 use crate::buffer::row_quantum;
 use crate::{
-    Axis, BufferKey, BufferSpec, FormatError, Origin, Recipe, ReshardAfterForward, RowCuts, Shape,
-    Usage,
+    Axis, BufferKey, BufferList, BufferSpec, FormatError, Origin, Part, Recipe,
+    ReshardAfterForward, RowCuts, Shape, Usage,
 };
 
 /// How the ranks' pieces of a buffer become one.
@@ -19,6 +19,9 @@ pub enum Transport {
     /// Rows lie along the inner axis: pieces arrive one after another in a scratch buffer, and
     /// are then interleaved row by row.
     Interleave,
+    /// Pieces are in the order of rows, the destination in that of columns: pieces arrive one after another in a scratch
+    /// buffer, which is then transposed.
+    Transpose,
 }
 
 /// One step of a gather.
@@ -166,14 +169,7 @@ impl GatherPlan {
         need: Usage,
         held: &[BufferKey],
     ) -> Result<Self, FormatError> {
-        recipe.check(full)?;
-        if cuts.rows() != full.rows {
-            return Err(FormatError::CutsOfOtherRows {
-                full,
-                rows: cuts.rows(),
-                world: cuts.world(),
-            });
-        }
+        check_cuts(recipe, full, cuts)?;
         let fetched = recipe.buffers(fetch);
         let needed = recipe.buffers(need);
         let sources = sources(recipe, &fetched);
@@ -208,6 +204,58 @@ impl GatherPlan {
             });
         }
         for &spec in &needed {
+            if let Origin::TransposeOf(from) = spec.origin {
+                steps.push(GatherStep::Derive { spec, from });
+            }
+        }
+        Ok(Self {
+            full,
+            cuts: cuts.clone(),
+            usage: need,
+            steps,
+        })
+    }
+
+    /// The same for ranks whose rows may begin and end within blocks, and that store [`Recipe::stored_cut_anywhere`]: codes travel in the
+    /// order of rows, and scales do not travel.
+    ///
+    /// # Errors
+    /// A shape that the recipe cannot take, or cuts of another number of rows.
+    pub fn with_cut_blocks(
+        recipe: &impl Recipe,
+        full: Shape,
+        cuts: &RowCuts,
+        fetch: Usage,
+        need: Usage,
+        held: &[BufferKey],
+    ) -> Result<Self, FormatError> {
+        check_cuts(recipe, full, cuts)?;
+        let is_data = |spec: &&BufferSpec| spec.key.part == Part::Data;
+        let (fetched, needed) = (recipe.buffers(fetch), recipe.buffers(need));
+        let sources = sources(recipe, &fetched);
+        let mut steps = SmallVec::new();
+        let there = |spec: &&BufferSpec| held.contains(&spec.key);
+        for &spec in sources.iter().filter(is_data).filter(|s| !there(s)) {
+            let stored = spec.cut_anywhere();
+            steps.push(GatherStep::Concat {
+                spec,
+                transport: match spec.axes[0] {
+                    Axis::Rows => Transport::Rows,
+                    Axis::Cols => Transport::Transpose,
+                },
+                pieces: cuts
+                    .ranges()
+                    .map(|r| stored.bytes(full.with_rows(r.len())))
+                    .collect(),
+                keep: fetched.iter().any(|f| f.key == spec.key),
+            });
+        }
+        let scales = fetched.iter().filter(|spec| !is_data(spec));
+        for spec in scales.filter(|s| !there(s)) {
+            let spec = spec.cut_anywhere();
+            steps.push(GatherStep::Replicated { spec });
+        }
+        for &spec in needed.iter().filter(is_data) {
             if let Origin::TransposeOf(from) = spec.origin {
                 steps.push(GatherStep::Derive { spec, from });
             }
@@ -257,6 +305,19 @@ impl GatherPlan {
     }
 }
 
+/// Accepts cuts of the rows of `full`, which the recipe can have.
+fn check_cuts(recipe: &impl Recipe, full: Shape, cuts: &RowCuts) -> Result<(), FormatError> {
+    recipe.check(full)?;
+    if cuts.rows() == full.rows {
+        return Ok(());
+    }
+    Err(FormatError::CutsOfOtherRows {
+        full,
+        rows: cuts.rows(),
+        world: cuts.world(),
+    })
+}
+
 /// The buffers that are quantized or replicated, from which all of `specs` follow.
 fn sources(recipe: &impl Recipe, specs: &[BufferSpec]) -> SmallVec<[BufferSpec; 6]> {
     let all = recipe.buffers(Usage::BOTH);
@@ -277,6 +338,16 @@ fn sources(recipe: &impl Recipe, specs: &[BufferSpec]) -> SmallVec<[BufferSpec; 
 /// The buffers that a rank stores of its shard so that `usage` can be gathered.
 pub(crate) fn stored(recipe: &impl Recipe, usage: Usage) -> SmallVec<[BufferSpec; 6]> {
     sources(recipe, &recipe.buffers(usage))
+}
+
+/// The same of a shard whose rows may begin and end within blocks. Scales are not derived: each is stored whole.
+pub(crate) fn stored_cut_anywhere(recipe: &impl Recipe, usage: Usage) -> BufferList {
+    let buffers = recipe.buffers(usage);
+    let data = sources(recipe, &buffers).into_iter();
+    let data = data.filter(|spec| spec.key.part == Part::Data);
+    let scales = buffers.into_iter();
+    let scales = scales.filter(|spec| spec.key.part != Part::Data);
+    data.chain(scales).map(BufferSpec::cut_anywhere).collect()
 }
 
 /// The gathers of one training step.
@@ -304,11 +375,22 @@ impl PhasePlans {
         cuts: &RowCuts,
         reshard: impl Into<ReshardAfterForward>,
     ) -> Result<Self, FormatError> {
-        let [f, b] = Phase::ALL.map(Phase::usage);
-        let plan = |fetch, need, held: &[BufferKey]| {
+        Self::with_plans(cuts.world(), reshard, |fetch, need, held| {
             GatherPlan::with_cuts(recipe, full, cuts, fetch, need, held)
-        };
-        let policy = reshard.into().among(cuts.world())?;
+        })
+    }
+
+    /// The same for `world` ranks whose gathers are planned by `plan(fetch, need, held)`, as [`GatherPlan::with_cuts`] does.
+    ///
+    /// # Errors
+    /// Groups that do not divide the ranks, or what `plan` returns.
+    pub fn with_plans(
+        world: usize,
+        reshard: impl Into<ReshardAfterForward>,
+        plan: impl Fn(Usage, Usage, &[BufferKey]) -> Result<GatherPlan, FormatError>,
+    ) -> Result<Self, FormatError> {
+        let [f, b] = Phase::ALL.map(Phase::usage);
+        let policy = reshard.into().among(world)?;
         let forward = match policy {
             ReshardAfterForward::Yes => plan(f, f, &[])?,
             ReshardAfterForward::No | ReshardAfterForward::Group(_) => plan(f | b, f, &[])?,

@@ -87,7 +87,7 @@ impl<B: Backend> Param<B> {
         })
     }
 
-    /// Whether the masters are a slice of the flattened matrix, and not rows.
+    /// Whether the masters are a slice of the flattened matrix, or rows that cut blocks.
     pub(crate) fn is_flat(&self) -> bool {
         matches!(self.item.extent, Extent::Flat { .. })
     }

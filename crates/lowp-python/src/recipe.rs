@@ -3,7 +3,7 @@
 use std::hash::{Hash, Hasher};
 
 use lowp_format::{
-    AnyRecipe, Axis, Orientation, Origin, Recipe as _, RecipeOptions, Role, Shape, Usage,
+    AnyRecipe, Axis, Orientation, Origin, Part, Recipe as _, RecipeOptions, Role, Shape, Usage,
 };
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyString};
@@ -150,6 +150,11 @@ impl Recipe {
         self.recipe.row_quantum(Usage::BOTH)
     }
 
+    /// Raises where rows cannot be cut within blocks: with four over six, which chooses by whole blocks.
+    fn check_cut_blocks(&self) -> Result<(), Error> {
+        Ok(lowp_shard::check_flat(&self.recipe, Usage::BOTH)?)
+    }
+
     /// Whether codes are narrower than 16 bits.
     #[getter]
     fn is_low_precision(&self) -> bool {
@@ -162,29 +167,34 @@ impl Recipe {
         lowp_file::select::keeps_amax(&self.recipe)
     }
 
-    /// The buffers of a tensor of `rows` x `cols`; with `stored`, those that a shard stores.
-    #[pyo3(signature = (rows, cols, usage = "both", stored = false))]
+    /// The buffers of a tensor of `rows` x `cols`; with `stored`, those that a shard stores; with `cut_of`, those that a shard
+    /// stores whose rows, of as many, may begin and end within blocks: all rows share its scales.
+    #[pyo3(signature = (rows, cols, usage = "both", stored = false, cut_of = None))]
     fn buffers(
         &self,
         rows: usize,
         cols: usize,
         usage: &str,
         stored: bool,
+        cut_of: Option<usize>,
     ) -> Result<Vec<Buffer>, Error> {
-        let (shape, usage) = (Shape::new(rows, cols), self::usage(usage)?);
+        let usage = self::usage(usage)?;
         self.check(rows, cols)?;
-        let specs = match stored {
-            true => self.recipe.stored(usage),
-            false => self.recipe.buffers(usage),
+        let specs = match (cut_of, stored) {
+            (Some(_), _) => self.recipe.stored_cut_anywhere(usage),
+            (None, true) => self.recipe.stored(usage),
+            (None, false) => self.recipe.buffers(usage),
         };
         let row = |spec: &lowp_format::BufferSpec| {
             let rows_first = spec.axes[0] == Axis::Rows;
             let side = spec.tile[usize::from(!rows_first)];
-            let side = if side == lowp_format::BufferSpec::WHOLE {
+            let shared = cut_of.filter(|_| spec.key.part != Part::Data);
+            let side = if shared.is_some() || side == lowp_format::BufferSpec::WHOLE {
                 0
             } else {
                 side
             };
+            let shape = Shape::new(shared.unwrap_or(rows), cols);
             Buffer {
                 name: spec.key.to_string(),
                 bytes: spec.bytes(shape),

@@ -11,7 +11,7 @@ from torch import nn
 import lowp
 import model
 import ranks
-from lowp import _scaled
+from lowp import _compile, _scaled
 
 DEVICE = torch.device("cuda", 0)
 
@@ -112,6 +112,35 @@ class Products(unittest.TestCase):
                     for found, expected in ((out, plain), (x.grad, back @ w), (layer.weight.grad, back.t() @ own)):
                         self.assertEqual(found.dtype, dtype)
                         self.assertLess((found.float() - expected).norm() / expected.norm(), near)
+
+    def test_native_layers_have_the_bits_of_python(self):
+        bits = lambda t: t.view(torch.uint8) if t.dtype.itemsize == 1 else t
+        for dtype in (torch.float32, torch.bfloat16):
+            for bias in (True, False):
+                with self.subTest(dtype=dtype, bias=bias):
+                    layer, x = coded(dtype, bias)
+                    store = layer.weight._store
+                    self.assertTrue(hasattr(lowp._lowp, "register_operators") and torch._C._dispatch_has_kernel_for_dispatch_key("lowp::forward", "CUDA"))
+                    found, expected = _compile.forward(x, store, layer.bias), _scaled.forward(x, store, layer.bias)
+                    grad = torch.randn(256, 64, device=DEVICE, dtype=dtype).t()  # not contiguous
+                    found = [*found, *_compile.backward(grad, *found[1:], store, (True, True))]
+                    expected = [*expected, *_scaled.backward(grad, store, expected[1:], (True, True))]
+                    for a, b in zip(found, expected, strict=True):
+                        self.assertEqual(a.dtype, b.dtype)
+                        self.assertTrue(torch.equal(bits(a), bits(b)))
+
+    def test_frozen_layers_hold_no_transpose(self):
+        layer, x = coded()
+        frozen = nn.Linear(512, 256, device=DEVICE, dtype=torch.bfloat16).requires_grad_(False)
+        frozen.load_state_dict({name: value.dequantize() if name == "weight" else value for name, value in layer.state_dict().items()})
+        lowp.quantize_model_(frozen, "fp8-current")
+        grads = []
+        for net in (layer, frozen, frozen):
+            own = x.clone().requires_grad_()
+            net(own).square().sum().backward()
+            grads.append(own.grad)
+        self.assertEqual(frozen.weight.stored_bytes, 512 * 256 + 4)
+        self.assertTrue(torch.equal(grads[0], grads[1]) and torch.equal(grads[1], grads[2]))
 
     def test_sides_that_do_not_fit_are_errors_and_the_next_product_is_right(self):
         layer, x = coded()
@@ -262,6 +291,77 @@ def train(rank, world, name):
     return losses
 
 
+def offloaded(rank, world, name):
+    """Losses of a model whose shards are on the host, and of one whose shards are on the GPU."""
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import CPUOffloadPolicy, OffloadPolicy, fully_shard
+
+    mesh, found = init_device_mesh("cuda", (world,)), []
+    for policy in (OffloadPolicy(), CPUOffloadPolicy()):
+        torch.manual_seed(1)
+        net = nn.Sequential(nn.Linear(256, 256, bias=False), nn.Linear(256, 256, bias=False))
+        net = net.to("cpu" if isinstance(policy, CPUOffloadPolicy) else torch.device("cuda", rank))
+        lowp.quantize_model_(net, name)
+        for layer in net:
+            fully_shard(layer, mesh=mesh, offload_policy=policy)
+        fully_shard(net, mesh=mesh, offload_policy=policy)
+        opt, losses = lowp.AdamW(net.parameters(), lr=1e-2), []
+        for step in range(4):
+            torch.manual_seed(step)
+            loss = net(torch.randn(32, 256, device=torch.device("cuda", rank))).square().mean()
+            loss.backward()
+            opt.step()
+            opt.zero_grad()
+            losses.append(loss.item())
+        found.append(losses)
+    return found
+
+
+def missing(rank, world):
+    """Experts that take turns: the steps of each, on every rank."""
+    from torch.distributed.fsdp import fully_shard
+
+    torch.manual_seed(1)
+    net = nn.ModuleList(nn.Linear(256, 256, bias=False) for _ in range(2)).to(torch.device("cuda", rank))
+    lowp.quantize_model_(net, "mxfp8-2d")
+    for layer in net:
+        fully_shard(layer)
+    opt = lowp.AdamW(net.parameters(), lr=1e-2, max_norm=1.0)
+    for step in range(6):
+        net[step % 3 == 2](torch.randn(32, 256, device=torch.device("cuda", rank))).square().mean().backward()
+        opt.step()
+        opt.zero_grad()
+    return [int(state["step"]) for state in opt.state_dict()["state"].values()], opt.last_step()["steps"]
+
+
+def flat(rank, world):
+    """Casts of flat slices: where memory stays, they are planned once."""
+    from lowp import _flat
+    from torch import distributed as dist
+
+    device = torch.device("cuda", rank)
+    for name in low():
+        weights, masters, starts, wholes = [], [], [], []
+        for number, shape in enumerate([(64, 96), (37, 160), (256, 512)]):
+            torch.manual_seed(number)
+            values = torch.randn(shape)
+            wholes.append(lowp.quantize(values, name))
+            weights.append(torch.empty_like(wholes[-1].to(device)))
+            cuts = [values.numel() * r // world + (0 < r < world) for r in range(world + 1)]
+            masters.append(values.flatten()[cuts[rank] : cuts[rank + 1]].to(device))
+            starts.append(cuts[rank])
+        planned = None
+        for _ in range(3):
+            lowp.cast_master_weights(weights, masters, starts)
+            for weight, whole in zip(weights, wholes):
+                assert torch.equal(weight.cpu(), whole), name
+                weight.buffers[next(iter(weight.buffers))].zero_()
+            found = len(_flat._casts_of(None) if world == 1 else _flat._CASTS[dist.group.WORLD])
+            assert planned in (None, found), "a cast over the same memory was planned again"
+            planned = found
+    return True
+
+
 class Ranks(unittest.TestCase):
     def worlds(self):
         worlds = [world for world in (1, 2) if world <= torch.cuda.device_count()]
@@ -273,6 +373,25 @@ class Ranks(unittest.TestCase):
         for world in self.worlds():
             with self.subTest(world=world):
                 self.assertTrue(all(ranks.run(world, gathered, backend="nccl")))
+
+    def test_flat_slices_are_cast_on_the_device(self):
+        for world in self.worlds():
+            with self.subTest(world=world):
+                self.assertTrue(all(ranks.run(world, flat, backend="nccl")))
+
+    def test_shards_on_the_host_train_alike(self):
+        for name in ("mxfp8-2d", "fp8-current"):
+            for world in self.worlds():
+                with self.subTest(name=name, world=world):
+                    for on_gpu, on_host in ranks.run(world, offloaded, name, backend="cpu:gloo,cuda:nccl"):
+                        for a, b in zip(on_gpu, on_host):
+                            self.assertLess(abs(a - b) / a, 1e-3)
+
+    def test_parameters_without_gradients(self):
+        for world in self.worlds():
+            with self.subTest(world=world):
+                for found in ranks.run(world, missing, backend="nccl"):
+                    self.assertEqual(found, ([4, 2], 6))
 
     def test_ranks_train_what_one_process_trains(self):
         for name in ("mxfp8-2d", "nvfp4-2d", "fp8-current"):

@@ -66,7 +66,7 @@ def _rank(rank, world, folder, backend, results, function, args):
     os.environ["RAYON_NUM_THREADS"] = "1"
     try:
         store = dist.FileStore(os.path.join(folder, "store"), world)
-        if backend == "nccl":
+        if "nccl" in backend:
             torch.cuda.set_device(rank)
         dist.init_process_group(backend, store=store, rank=rank, world_size=world)
         # As bytes: tensors would be shared by a process that may have ended when they are fetched.

@@ -221,6 +221,16 @@ CHANGES = {
 }
 
 
+def loaded(rank, world, cases):
+    """Loads between steps, which move the rows of a rank that has fewer than others."""
+    for name, *sizes in cases:
+        expected, _ = train(plain(name, *sizes), rank)
+        net = inside(False)(name, *sizes)
+        found, _ = train(net, rank, before=lambda at: net.load_state_dict(net.state_dict()) if at else None)
+        compare(found, expected, name)
+    return len(cases)
+
+
 class Experts(nn.Module):
     """Two layers, which each rank uses in an order of its own."""
 
@@ -266,8 +276,11 @@ class Checkpointing(unittest.TestCase):
         self.assertEqual(ranks.run(2, checkpointed, cases, [*WAYS]), [len(cases) * len(WAYS)] * 2)
 
     def test_uneven_rows(self):
-        cases = [("fp8-current", 50, 64), ("fp8-rowwise", 2, 64), ("mxfp8", 95, 96), ("nvfp4-1d", 46, 48)]
+        cases = [("fp8-current", 50, 64), ("fp8-rowwise", 2, 64), ("mxfp8", 95, 96), ("nvfp4-1d", 46, 48), ("mxfp8", 40, 64)]
         self.assertEqual(ranks.run(3, checkpointed, cases, ["inside", "around, reentrant"]), [2 * len(cases)] * 3)
+
+    def test_loads_between_steps(self):
+        self.assertEqual(ranks.run(2, loaded, [("fp8-current", 33, 64), ("mxfp8", 63, 64), ("nvfp4-1d", 37, 64)]), [3, 3])
 
     def test_settings_that_change_between_steps(self):
         for found in ranks.run(2, changing_each, ("fp8-current", "mxfp8")):

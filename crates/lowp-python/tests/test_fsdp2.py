@@ -88,8 +88,8 @@ def uneven(rank, world, name, rows):
 
 
 def off_quantum(rank, world):
-    net = nn.Sequential(nn.Linear(64, 96, bias=False))
-    lowp.quantize_model_(net, "mxfp8-2d")
+    net = nn.Sequential(nn.Linear(64, 80, bias=False))
+    lowp.quantize_model_(net, "nvfp4-2d", four_over_six="mse")
     try:
         fully_shard(net)
     except lowp.LowpError as error:
@@ -179,13 +179,16 @@ class Gathers(unittest.TestCase):
             ("mxfp8-2d", 95, 3, [32, 32, 31]),
             ("mxfp8", 95, 3, [32, 32, 31]),
             ("nvfp4-2d", 46, 3, [16, 16, 14]),
+            ("mxfp8", 40, 3, [14, 14, 12]),
+            ("mxfp4", 5, 3, [2, 2, 1]),
+            ("nvfp4-1d", 33, 3, [11, 11, 11]),
         ):
             with self.subTest(name=name, rows=rows):
                 self.assertEqual(ranks.run(world, uneven, name, rows), expected)
 
-    def test_cuts_off_the_quantum_are_an_error_on_every_rank(self):
+    def test_cuts_within_blocks_of_four_over_six_are_an_error_on_every_rank(self):
         for message in ranks.run(2, off_quantum):
-            self.assertIn("mxfp8-2d is cut at multiples of 32 rows, and 48 is not one", message)
+            self.assertIn("nvfp4-2d is cut at multiples of 16 rows, and 40 is not one", message)
 
 
 class Training(unittest.TestCase):

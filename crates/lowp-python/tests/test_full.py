@@ -19,6 +19,10 @@ def recipes():
     return [name for name in lowp.recipes() if lowp.Recipe(name).is_low_precision]
 
 
+#: Recipes and rows that three ranks cut within blocks. Of four rows the third has none.
+WITHIN_BLOCKS = [("mxfp8", 40), ("mxfp8-2d", 100), ("nvfp4-2d", 40), ("nvfp4-1d", 41), ("fp8-block", 4), ("nvfp4-mxfp8", 4)]
+
+
 def sharded(name, rows, mesh=None, seed=1):
     torch.manual_seed(seed)
     net = nn.Sequential(nn.Linear(64, rows))
@@ -163,7 +167,7 @@ def missing(rank, world):
 def resumed(rank, world):
     """Steps after full states of a model and its optimizer were loaded into other shards are those of the model that was saved."""
     options = StateDictOptions(full_state_dict=True)
-    for name, rows in (("fp8-current", 50), ("mxfp8", 95)):
+    for name, rows in (("fp8-current", 50), ("mxfp8", 95), ("nvfp4-2d", 40), ("mxfp8", 4)):
         net, other = sharded(name, rows)[0], sharded(name, rows, seed=2)[0]
         opts = [lowp.AdamW(of.parameters(), lr=1e-2) for of in (net, other)]
 
@@ -187,14 +191,14 @@ def resumed(rank, world):
                 assert not isinstance(a, lowp.Tensor) or torch.equal(a.master, b.master), (name, rows, at)
 
 
-def other_cuts(rank, world):
-    """Rows that are not cut as FSDP2 does."""
-    weight = lowp.quantize(torch.randn(32 * (rank + 1), 64), "mxfp8")
+def other_cuts(rank, world, rows):
+    """Rows that are not cut as FSDP2 does, or have scales of their own where FSDP2 cuts blocks."""
+    weight = lowp.quantize(torch.randn(rows[rank], 64), "mxfp8")
     from lowp._full import gather_rows
 
     try:
         gather_rows(weight._store, dist.group.WORLD)
-    except lowp.UnsupportedOp as error:
+    except lowp.LowpError as error:
         return str(error)
     return "no error"
 
@@ -202,8 +206,8 @@ def other_cuts(rank, world):
 class Full(unittest.TestCase):
     def test_full_tensors_are_the_whole_ones(self):
         every = [(name, 2 * max(lowp.Recipe(name).row_quantum, 16)) for name in recipes()]
-        uneven = [("fp8-current", 50), ("fp8-current", 2), ("mxfp8", 95), ("mxfp8-2d", 95), ("nvfp4-2d", 46)]
-        for world, replicas, cases in ((1, 1, [("mxfp8", 64)]), (2, 1, every), (3, 1, uneven), (4, 2, every[:2])):
+        uneven = [("fp8-current", 50), ("fp8-current", 2), ("mxfp8", 95), ("mxfp8-2d", 95), ("nvfp4-2d", 46), *WITHIN_BLOCKS]
+        for world, replicas, cases in ((1, 1, [("mxfp8", 64)]), (2, 1, every), (3, 1, uneven), (4, 2, [*every[:2], ("nvfp4-2d", 40)])):
             with self.subTest(world=world, replicas=replicas):
                 self.assertEqual(ranks.run(world, gathered, replicas, cases), [len(cases)] * world)
 
@@ -212,8 +216,8 @@ class Full(unittest.TestCase):
 
     def test_full_state_dictionaries_in_shards(self):
         every = [(name, 2 * max(lowp.Recipe(name).row_quantum, 16)) for name in recipes()]
-        uneven = [("fp8-current", 50), ("fp8-delayed", 2), ("mxfp8", 95), ("mxfp8-2d", 95), ("nvfp4-2d", 46)]
-        for world, replicas, cases in ((1, 1, [("mxfp8", 64)]), (2, 1, every), (3, 1, uneven), (4, 2, every[:2])):
+        uneven = [("fp8-current", 50), ("fp8-delayed", 2), ("mxfp8", 95), ("mxfp8-2d", 95), ("nvfp4-2d", 46), *WITHIN_BLOCKS]
+        for world, replicas, cases in ((1, 1, [("mxfp8", 64)]), (2, 1, every), (3, 1, uneven), (4, 2, [*every[:2], ("nvfp4-2d", 40)])):
             with self.subTest(world=world, replicas=replicas):
                 self.assertEqual(ranks.run(world, loaded, replicas, cases), [len(cases) * len(KINDS) * 2] * world)
 
@@ -232,8 +236,9 @@ class Full(unittest.TestCase):
         ranks.run(3, resumed)
 
     def test_rows_of_other_cuts_are_an_error_on_every_rank(self):
-        for message in ranks.run(2, other_cuts):
-            self.assertIn("a full tensor from [32, 64] rows", message)
+        for rows, text in (((32, 64), "a full tensor from [32, 64] rows"), ((24, 24), "24 rows with scales of their own, and 48 rows")):
+            for message in ranks.run(2, other_cuts, rows):
+                self.assertIn(text, message)
 
 
 if __name__ == "__main__":

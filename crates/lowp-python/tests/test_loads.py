@@ -26,6 +26,10 @@ CASES = (
     (3, "mxfp8", 95),
     (4, "fp8-current", 5),
     (4, "fp8-rowwise", 5),
+    (2, "mxfp8", 41),
+    (2, "nvfp4-2d", 100),
+    (3, "mxfp8-2d", 100),
+    (4, "nvfp4-1d", 5),
 )
 
 

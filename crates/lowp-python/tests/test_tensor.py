@@ -253,7 +253,7 @@ class Operations(unittest.TestCase):
             ("axis 1", lambda: weight.chunk(2, dim=1)),
             ("view", lambda: weight.view(128, -1)),
             ("as_strided", lambda: torch.as_strided(weight, (2, 2), (1, 1))),
-            ("multiples of 32", lambda: weight[1:]),
+            ("multiples of 16", lambda: lowp.quantize(values(), "nvfp4-2d", four_over_six="mse")[1:]),
             ("dtype|torch.int8", lambda: weight.to(torch.int8)),
         ):
             with self.subTest(name=name), self.assertRaisesRegex(lowp.LowpError, name):
@@ -556,7 +556,9 @@ class StoredAndSent(unittest.TestCase):
         self.assertEqual((plan["stored"], plan["sent"]), (16793600, 33587200))
         self.assertEqual(plan["fsdp2"], [2099200, 2099200])
         self.assertIn("shared_data", str(plan))
-        self.assertIn("multiple", lowp.plan("mxfp8-2d", 96, 64, 2)["fsdp2"])
+        # Rows within blocks send codes alone.
+        self.assertEqual(lowp.plan("mxfp8-2d", 100, 64, 3)["fsdp2"], [34 * 64] * 2)
+        self.assertIn("multiples of 16", lowp.plan("nvfp4-2d", 100, 64, 3, four_over_six="mse")["fsdp2"])
 
     def test_what_layers_return_may_be_written_to(self):
         layer = nn.Linear(64, 64)

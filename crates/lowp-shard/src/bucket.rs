@@ -56,13 +56,18 @@ impl<B: Backend, R: Recipe> ShardedTensor<B, R> {
     /// casts are made of one of them, and their plans keep its buffers.
     ///
     /// # Errors
-    /// As [`move_into`].
+    /// As [`move_into`], or rows that cut blocks.
     pub fn move_into(
         &self,
         backend: &B,
         bucket: &B::Buffer<u8>,
         offset: usize,
     ) -> Result<Self, ShardError> {
+        let spec = self.spec();
+        if spec.cuts_blocks() {
+            let (full, rows) = (spec.full(), spec.rows());
+            return Err(ShardError::BucketOfCutBlocks { full, rows });
+        }
         let tensor = move_into(backend, self.local(), bucket, offset)?;
         Ok(self.with_tensor(tensor))
     }

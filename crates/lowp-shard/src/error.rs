@@ -122,6 +122,17 @@ pub enum ShardError {
         /// Bytes of the bucket.
         len: usize,
     },
+    /// Rows that cut blocks, in a bucket.
+    #[error(
+        "rows {} to {} of {full} cut blocks, so that their scales are those of all rows, and they cannot be moved into a bucket; cut rows at multiples of the recipe's quantum (ShardSpec::new)",
+        rows.start, rows.end
+    )]
+    BucketOfCutBlocks {
+        /// The full matrix.
+        full: Shape,
+        /// The rows of the shard.
+        rows: Range<usize>,
+    },
     /// No such parameter in the buckets of gradients.
     #[error(
         "there are buckets for the gradients of {len} parameters, and there is no parameter {param}"
@@ -198,9 +209,9 @@ pub enum ShardError {
         /// Index in the group.
         param: usize,
     },
-    /// Rows that a sharder cuts off the recipe's quantum.
+    /// Rows that a sharder cuts within blocks of four over six.
     #[error(
-        "{rows} rows over {world} ranks: {recipe} {usage} needs cuts at multiples of {quantum}, and a sharder that cuts ceil({rows} / {world}) = {} rows per rank cuts elsewhere; pad the parameter to {} rows, shard it over another number of ranks, or cast flat slices (cast_master_weights)",
+        "{rows} rows over {world} ranks: {recipe} {usage} with four over six, which chooses by whole blocks, needs cuts at multiples of {quantum}, and a sharder that cuts ceil({rows} / {world}) = {} rows per rank cuts elsewhere; pad the parameter to {} rows, shard it over another number of ranks, or use the recipe without four over six (four_over_six=off)",
         rows.div_ceil(*world),
         rows.next_multiple_of(world * quantum)
     )]

@@ -53,14 +53,25 @@ pub struct CastItem<B: Backend> {
 }
 
 impl<B: Backend> CastItem<B> {
-    /// Casts `source` into every buffer of `into`, registering its scale in `book`.
+    /// Casts `source` into every buffer of `into`, registering its scale in `book`. Rows that cut blocks
+    /// ([`CastInto::slice`]) are a flat extent.
     pub fn rows(into: &impl CastInto<B>, source: Source<B>, book: &mut ScaleBookBuilder) -> Self {
         let tensor = into.tensor();
         let (recipe, shape, usage) = (tensor.recipe(), tensor.shape(), tensor.usage());
+        let targets = targets(tensor);
+        let item = match into.slice() {
+            Some((full, start)) => {
+                let elements = (start, shape.elements());
+                Self::flat(&recipe, full, elements, source, targets, book)
+            }
+            None => Self {
+                targets,
+                ..Self::observed(&recipe, shape, usage, source, book)
+            },
+        };
         Self {
-            targets: targets(tensor),
             version: into.version().cloned(),
-            ..Self::observed(&recipe, shape, usage, source, book)
+            ..item
         }
     }
 

@@ -4,24 +4,28 @@ use std::ops::{Deref, Range};
 
 use lowp_comm::CommError;
 use lowp_format::{
-    AnyRecipe, BufferSpec, FormatError, QuantizedTensor, Recipe, RowCuts, Shape, Usage,
+    AnyRecipe, BufferKey, BufferList, BufferSpec, FormatError, GatherPlan, Part, QuantizedTensor,
+    Recipe, RowCuts, Shape, Usage,
 };
 use lowp_kernels::Backend;
 
 use crate::ShardError;
+use crate::requantize::check_flat;
 use crate::version::{CastInto, Version};
 
 /// Which rows of a matrix a rank owns (FSDP2's `Shard(0)`).
 ///
 /// Rows are cut at multiples of the recipe's quantum, so no block and no byte straddles a cut:
 /// every rank but the last non-empty one gets `round_up(ceil(rows / world), quantum)` rows.
-/// Trailing ranks may get fewer, or none.
+/// Trailing ranks may get fewer, or none. Only [`ShardSpec::chunked`] cuts elsewhere, and may cut blocks
+/// ([`ShardSpec::cuts_blocks`]).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ShardSpec {
     full: Shape,
     cuts: RowCuts,
     usage: Usage,
     rank: usize,
+    cuts_blocks: bool,
 }
 
 impl ShardSpec {
@@ -54,10 +58,11 @@ impl ShardSpec {
     }
 
     /// The shard of `rank` where another library cuts the rows as `torch.chunk` does: `ceil(rows / world)` for every
-    /// rank, fewer or none for trailing ones. FSDP2 does.
+    /// rank, fewer or none for trailing ones. FSDP2 does. Cuts off the recipe's quantum cut blocks ([`ShardSpec::cuts_blocks`]).
     ///
     /// # Errors
-    /// [`ShardError::ChunkedRows`] on every rank if that is off the recipe's quantum; otherwise as [`ShardSpec::new`].
+    /// [`ShardError::ChunkedRows`] on every rank if a block is cut and four over six chooses by whole blocks; otherwise as
+    /// [`ShardSpec::new`].
     pub fn chunked(
         recipe: &impl Recipe,
         full: Shape,
@@ -66,24 +71,18 @@ impl ShardSpec {
         usage: Usage,
     ) -> Result<Self, ShardError> {
         let cuts = RowCuts::new(full.rows, world, 1)?;
-        let spec = Self::from_cuts(recipe, full, cuts, rank, usage);
-        spec.map_err(|error| match error {
-            ShardError::Format(FormatError::OffQuantum {
-                recipe,
+        let quantum = recipe.row_quantum(usage);
+        let cuts_blocks = cuts.off_quantum(quantum).is_some();
+        if cuts_blocks && check_flat(recipe, usage).is_err() {
+            return Err(ShardError::ChunkedRows {
+                recipe: recipe.name(),
                 usage,
-                rows,
+                rows: full.rows,
                 world,
                 quantum,
-                ..
-            }) => ShardError::ChunkedRows {
-                recipe,
-                usage,
-                rows,
-                world,
-                quantum,
-            },
-            error => error,
-        })
+            });
+        }
+        Self::with_cuts(recipe, full, cuts, (rank, usage, cuts_blocks))
     }
 
     /// Takes cuts that a caller made.
@@ -98,6 +97,15 @@ impl ShardSpec {
         rank: usize,
         usage: Usage,
     ) -> Result<Self, ShardError> {
+        Self::with_cuts(recipe, full, cuts, (rank, usage, false))
+    }
+
+    fn with_cuts(
+        recipe: &impl Recipe,
+        full: Shape,
+        cuts: RowCuts,
+        (rank, usage, cuts_blocks): (usize, Usage, bool),
+    ) -> Result<Self, ShardError> {
         let world = cuts.world();
         if rank >= world {
             return Err(CommError::NoSuchRank { rank, world }.into());
@@ -108,14 +116,53 @@ impl ShardSpec {
                 full,
             });
         }
-        // The plan's own checks: the shape and the quantum.
-        lowp_format::GatherPlan::with_cuts(recipe, full, &cuts, usage, usage, &[])?;
-        Ok(Self {
+        let spec = Self {
             full,
             cuts,
             usage,
             rank,
-        })
+            cuts_blocks,
+        };
+        // The plan's own checks: the shape and the quantum.
+        spec.plan(recipe, usage, usage, &[])?;
+        Ok(spec)
+    }
+
+    /// Whether ranks have parts of one block. Each stores its rows of the codes in the order of rows, and all scales of the whole
+    /// matrix: casts agree on the amaxes of all blocks.
+    pub fn cuts_blocks(&self) -> bool {
+        self.cuts_blocks
+    }
+
+    /// The buffers that a rank stores.
+    pub fn stored(&self, recipe: &impl Recipe) -> BufferList {
+        match self.cuts_blocks {
+            true => recipe.stored_cut_anywhere(self.usage),
+            false => recipe.stored(self.usage),
+        }
+    }
+
+    /// Bytes of the rank's part of `spec`, one of [`ShardSpec::stored`].
+    pub fn stored_bytes(&self, spec: &BufferSpec) -> usize {
+        let whole = self.cuts_blocks && spec.key.part != Part::Data;
+        spec.bytes(if whole { self.full } else { self.local_shape() })
+    }
+
+    /// The gather of what `fetch` needs, after which buffers for `need` are complete, where `held` buffers are there already.
+    ///
+    /// # Errors
+    /// As [`GatherPlan::with_cuts`].
+    pub fn plan(
+        &self,
+        recipe: &impl Recipe,
+        fetch: Usage,
+        need: Usage,
+        held: &[BufferKey],
+    ) -> Result<GatherPlan, FormatError> {
+        match self.cuts_blocks {
+            true => GatherPlan::with_cut_blocks(recipe, self.full, &self.cuts, fetch, need, held),
+            false => GatherPlan::with_cuts(recipe, self.full, &self.cuts, fetch, need, held),
+        }
     }
 
     /// Shape of the full matrix.
@@ -173,10 +220,13 @@ impl ShardSpec {
 
 /// The rows of a shard: a tensor of their own, with the version that casts raise. Clones share the
 /// buffers and the version.
+///
+/// Where the shard cuts blocks it is one for casts and gathers alone: its scales are those of the whole matrix.
 #[derive(Clone, Debug)]
 pub struct LocalTensor<B: Backend, R: Recipe = AnyRecipe> {
     tensor: QuantizedTensor<B::Buffer<u8>, R>,
     version: Version,
+    slice: Option<(Shape, usize)>,
 }
 
 impl<B: Backend, R: Recipe> Deref for LocalTensor<B, R> {
@@ -196,6 +246,10 @@ impl<B: Backend, R: Recipe> CastInto<B> for LocalTensor<B, R> {
 
     fn version(&self) -> Option<&Version> {
         Some(&self.version)
+    }
+
+    fn slice(&self) -> Option<(Shape, usize)> {
+        self.slice
     }
 }
 
@@ -222,19 +276,28 @@ impl<B: Backend, R: Recipe> ShardedTensor<B, R> {
     pub fn with_alloc(
         recipe: R,
         spec: ShardSpec,
-        alloc: impl FnMut(&BufferSpec, usize) -> Result<B::Buffer<u8>, ShardError>,
+        mut alloc: impl FnMut(&BufferSpec, usize) -> Result<B::Buffer<u8>, ShardError>,
     ) -> Result<Self, ShardError> {
-        let stored = recipe.stored(spec.usage);
-        let tensor = QuantizedTensor::with_buffers(recipe, spec.local_shape(), stored, alloc)?;
-        let version = Version::default();
-        let local = LocalTensor { tensor, version };
+        let (shape, stored) = (spec.local_shape(), spec.stored(&recipe));
+        let tensor = QuantizedTensor::with_buffers(recipe, shape, stored, |of, _| {
+            alloc(of, spec.stored_bytes(of))
+        })?;
+        let slice = spec.cuts_blocks;
+        let local = LocalTensor {
+            tensor,
+            version: Version::default(),
+            slice: slice.then(|| (spec.full, spec.elements().start)),
+        };
         Ok(Self { spec, local })
     }
 
     /// The same rows and version over other buffers.
     pub(crate) fn with_tensor(&self, tensor: QuantizedTensor<B::Buffer<u8>, R>) -> Self {
-        let (spec, version) = (self.spec.clone(), self.local.version.clone());
-        let local = LocalTensor { tensor, version };
+        let local = LocalTensor {
+            tensor,
+            ..self.local.clone()
+        };
+        let spec = self.spec.clone();
         Self { spec, local }
     }
 
@@ -268,6 +331,7 @@ impl<B: Backend, R: Recipe> ShardedTensor<B, R> {
 
     /// Bytes that this rank holds.
     pub fn resident_bytes(&self) -> usize {
-        self.local.bytes()
+        let buffers = self.local.buffers().iter();
+        buffers.map(|b| self.spec.stored_bytes(&b.spec)).sum()
     }
 }

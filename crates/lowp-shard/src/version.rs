@@ -9,7 +9,7 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use lowp_format::{QuantizedTensor, Recipe};
+use lowp_format::{QuantizedTensor, Recipe, Shape};
 use lowp_kernels::Backend;
 
 /// Counts how often something was written. Clones count together.
@@ -45,6 +45,12 @@ pub trait CastInto<B: Backend> {
 
     /// What to raise with every cast.
     fn version(&self) -> Option<&Version>;
+
+    /// For rows that may begin and end within blocks: the shape of the whole matrix, and their first element in it. The
+    /// scales are those of the whole matrix.
+    fn slice(&self) -> Option<(Shape, usize)> {
+        None
+    }
 }
 
 /// A tensor of its own, which nobody gathers.

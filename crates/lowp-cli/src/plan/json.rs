@@ -168,6 +168,7 @@ fn step(step: &GatherStep) -> Step {
             let transport = match transport {
                 Transport::Rows => "rows",
                 Transport::Interleave => "interleave",
+                Transport::Transpose => "transpose",
             };
             ("gather", Some(transport), None, pieces.clone(), *keep)
         }

@@ -1,6 +1,7 @@
 //! The integration tests of this crate, one file per subject, linked once.
 
 mod counts;
+mod cut_rows;
 mod flat_params;
 mod missing;
 mod one_graph;

@@ -23,9 +23,11 @@ def arg(name, group, param, state, grad, mesh):
     shard = None
     if isinstance(local, Tensor):
         store = local._store
-        recipe, shape, buffers = store.recipe, store.shape, store.named(keep=True)
+        recipe, shape = store.recipe, store.shape
         if local is not param:
-            shard = _shard_of(store, param, mesh)
+            shard, buffers = _shard_of(store, param, mesh), []
+        else:
+            buffers = store.named(keep=True)
     else:
         recipe, shape = _recipe_of(local), (_rows_of(local, param), _cols_of(param))
         # A float32 parameter is its own master, and nothing is cast.
@@ -99,14 +101,8 @@ def may_train(param, first, mesh):
 
 def _shard_of(store, param, mesh):
     """The rows of a DTensor as FSDP2's gathers have them, so that both know of each other's writes."""
-    if store.shard is None:
-        world = 1 if mesh is None else mesh[1]
-        shards = param.device_mesh
-        rank = shards.get_local_rank(shards.ndim - 1)
-        store.shard = _lowp.Shard(
-            device_of(store.device), store.recipe, tuple(param.shape), world, rank, store.named(keep=True)
-        )
-    return store.shard
+    shards = param.device_mesh
+    return store.as_shard(tuple(param.shape), 1 if mesh is None else mesh[1], shards.get_local_rank(shards.ndim - 1))
 
 
 def follow(master, values):

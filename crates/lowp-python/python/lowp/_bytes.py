@@ -39,6 +39,7 @@ def made_of(store, pieces):
     names = names_of(store)
     amax, *master = (piece.view(torch.float32) for piece in pieces[len(names) :])
     made = Store(store.recipe, *store.shape, dict(zip(names, pieces)), store.device, master[0].view(store.shape) if master else None)
+    made.cut = store.cut
     made.amax = amax[:1].clone() if bool(amax[1]) else None
     return made
 

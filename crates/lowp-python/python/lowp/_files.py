@@ -8,6 +8,7 @@ import torch
 
 from . import _lowp
 from ._args import like
+from ._cut import title
 from ._errors import LowpError
 from ._memory import memory
 from ._plan import as_recipe
@@ -109,6 +110,8 @@ def _saved_codes(name, tensor):
     store = tensor._store
     store.derive()
     store.check_whole()
+    if store.cut is not None:
+        raise LowpError(f"'{name}' has {title(store)}; save the whole tensor")
     named = lambda usage: {spec.name for spec in store.recipe.buffers(*store.shape, usage)}
     usages = [usage for usage in (store.usage, "both", "rowwise", "columnwise") if usage and named(usage) == store.buffers.keys()]
     if not usages:

@@ -29,11 +29,7 @@ class Gathers:
         ranks = None if agreed or world == 1 else Ranks.of(group, store.device)
         _uncast.cast_rows(store, ranks, full, rank, group)
         with together(ranks):
-            store.check_whole()
-            self.shard = store.shard
-            if self.shard is None:
-                self.shard = _lowp.Shard(device_of(store.device), store.recipe, full, world, rank, store.named(keep=True))
-                store.shard = self.shard
+            self.shard = store.as_shard(full, world, rank)
             gathers = [*_lowp.Gather.of(self.shard, False), *_lowp.Gather.of(self.shard, True)]
         self.text = " | ".join(gather.text() for gather in gathers)
         if agreed not in (None, self.text):
@@ -45,8 +41,7 @@ class Gathers:
         self.inner = []
         self.gathered = Store(store.recipe, *full, {}, store.device)
         self.gathered.full = Gathered(self)
-        # Whether the backward repeats forwards, and whether one was seen since the last gather for it.
-        self.repeats = self.repeated = False
+        self.backward = _Backward()
         # Where FSDP2 copies what arrives, by gather: it allocates that once, and gathers have other bytes.
         self.outputs, self.last = {}, None
 
@@ -55,8 +50,7 @@ class Gathers:
         # In a backward FSDP2 keeps what it gathers for a forward that is repeated.
         both = kept or (not backward and compat.in_backward())
         if backward:
-            self.repeats, self.repeated = self.repeats and self.repeated, False
-            both = both or self.repeats
+            both = self.backward.begin() or both
         return WHOLE if both else BACKWARD if backward else FORWARD
 
     def place(self, index, param):
@@ -103,7 +97,7 @@ class Gathers:
             # FSDP2 frees what is in that list.
             self.inner += [*gather.own.values(), *arrived]
             self.fill(WHOLE, sent, arrived)
-        self.repeats = True
+        self.backward.repeats = True
 
     def adopt(self, full):
         """Fills the full tensor of another shard from here on: the one before a checkpoint or a move replaced the shard."""
@@ -117,6 +111,17 @@ class Gathers:
         inner[:] = self.inner
         self.inner, self.gathered = inner, full
         full.full = Gathered(self)
+
+
+class _Backward:
+    """Whether the backward repeats forwards, and whether one was seen since the last gather for it: of a parameter, whose shard soever."""
+
+    repeats = repeated = False
+
+    def begin(self):
+        """Whether the gather for a backward is of codes of both directions."""
+        self.repeats, self.repeated = self.repeats and self.repeated, False
+        return self.repeats
 
 
 class _Gather:
@@ -193,12 +198,12 @@ class Gathered:
         gathers = self.gathers()
         if gathers is None or not compat.in_backward():
             return
-        repeats, missing = orientation == "rowwise" and not gathers.repeated, not store.serves(orientation)
+        repeats, missing = orientation == "rowwise" and not gathers.backward.repeated, not store.serves(orientation)
         if not (repeats or missing):
             return
         peers = gathers.peers()
         for peer in peers:
-            peer.repeated = peer.repeated or repeats
+            peer.backward.repeated = peer.backward.repeated or repeats
         if missing:
             self.check_there(store.buffers.values())
             for peer in peers:
@@ -265,8 +270,8 @@ def _pre_all_gather(store, mesh, outer_size, module):
     return tuple(sends), (index, sent)
 
 
-#: What ranks agreed on, by module and name of the parameter: the text of the gathers. A load gives some ranks a new shard and leaves others
-#: theirs, so that a shard without gathers says nothing of the others'.
+#: What ranks agreed on, by module and name of the parameter: the text of the gathers, and what backwards read. A load gives some ranks a new
+#: shard and leaves others theirs, so that a shard without gathers says nothing of the others'.
 _AGREED = weakref.WeakKeyDictionary()
 
 
@@ -276,8 +281,10 @@ def _gathers_of(store, full, mesh, module):
     # A shard that comes from the host for each gather is none of the module's.
     name = next((name for name, param in compat.own_parameters(module).items() if of(param) is store), (store.recipe, full))
     known = _AGREED.setdefault(module, {})
-    gathers = Gathers(store, full, mesh.size(), mesh.get_local_rank(), mesh.get_group(), known.get(name))
-    known[name], gathers.module = gathers.text, weakref.ref(module)
+    agreed, backward = known.get(name, (None, None))
+    gathers = Gathers(store, full, mesh.size(), mesh.get_local_rank(), mesh.get_group(), agreed)
+    gathers.backward = backward or gathers.backward
+    known[name], gathers.module = (gathers.text, gathers.backward), weakref.ref(module)
     return gathers
 
 

@@ -287,12 +287,14 @@ def _parts(func, tensor, sizes, dim):
     starts = [sum(sizes[:i]) for i in range(len(sizes))]
     quantum = store.recipe.row_quantum
     off = [start for start in starts if start % quantum and start < store.rows]
-    if off:
-        raise LowpError(
-            f"{store.rows} rows in parts of {sizes[0]}: {store.recipe.name} is cut at multiples of {quantum} rows, and {off[0]} is not one; "
-            f"choose a matrix of a multiple of {quantum * len(sizes)} rows, another number of ranks, a recipe with smaller blocks, or leave "
-            "it out of quantize_model_ (ignore=[..])"
-        )
+    if off and store.cut is None:
+        try:
+            store.recipe.check_cut_blocks()
+        except LowpError as error:
+            raise LowpError(
+                f"{store.rows} rows in parts of {sizes[0]}: {store.recipe.name} is cut at multiples of {quantum} rows, and {off[0]} is not one ({error}); "
+                f"choose a matrix of a multiple of {quantum * len(sizes)} rows, another number of ranks, or leave it out of quantize_model_ (ignore=[..])"
+            ) from None
     return [Tensor(store.slice(start, start + size), tensor.dtype) for start, size in zip(starts, sizes)]
 
 
@@ -357,7 +359,7 @@ def _equal(func, a, b):
         if not (a.leaves_out_columnwise and b.serves("rowwise") or b.leaves_out_columnwise and a.serves("rowwise")):
             return False
         names &= b.buffers.keys()  # the others follow from these
-    return (a.recipe, a.shape) == (b.recipe, b.shape) and all(torch.equal(a.buffers[name], b.buffers[name]) for name in names)
+    return (a.recipe, a.shape, a.cut) == (b.recipe, b.shape, b.cut) and all(torch.equal(a.buffers[name], b.buffers[name]) for name in names)
 
 
 @handles(aten.is_set_to)

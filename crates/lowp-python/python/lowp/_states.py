@@ -39,7 +39,7 @@ def load(full, local, from_rank_0, group):
         _check_memory(codes)
         for key, param in codes.items():
             if key in full:
-                _take(param, _whole(full[key], param, key).slice(*_rows(param)))
+                _take(param, _whole(full[key], param, key).rows_for(local_of(param)._store, *_rows(param)))
     missing = [key for key in codes if key not in full]
     if ranks is not None:
         ranks.agree("the weights that a full state dictionary has", "\n".join(key for key in codes if key in full))
@@ -75,7 +75,7 @@ def _from_rank_0(full, codes, group):
         if not each[0].has:
             missing.append(key)
             continue
-        parts = [] if whole is None else [_bytes.pack(_bytes.pieces_of(whole.slice(of.start, of.end), _bytes.names_of(own))) for of in each]
+        parts = [] if whole is None else [_bytes.pack(_bytes.pieces_of(whole.rows_for(own, of.start, of.end), _bytes.names_of(own))) for of in each]
         longest = max(of.bytes_with_master if each[0].has_master else of.bytes for of in each)
         arrived = _scattered(parts, longest, own.device, group)
         _take(param, _bytes.made_of(own, _bytes.unpack(arrived, _bytes.sizes_of(own, each[0].has_master))))

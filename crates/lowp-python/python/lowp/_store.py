@@ -5,7 +5,7 @@ import weakref
 
 import torch
 
-from . import _compile, _lowp
+from . import _compile, _cut, _lowp
 from ._errors import LowpError, UnsupportedOp
 from ._memory import device_of, dtype_name, memory
 
@@ -42,28 +42,34 @@ class Store:
         self.saved_scale = None  # the delayed scale of an optimizer's state, for values that are its master
         self.holder = None  # the optimizer that has the master in its state, held weakly
         self.loose = None  # rows that were loaded without a master, which that optimizer may yet load
+        self.cut = None  # of rows that begin or end within blocks: the first one, and how many the whole has, whose scales they have
         self._prefixes = {}
         self._stale = None  # rows whose codes are of another scale, while a checkpoint comes part by part
         self._window = None  # the store and the rows that it was cut out of
 
     @classmethod
-    def empty(cls, recipe, rows, cols, device, usage="both", stored=False, zeros=False):
+    def empty(cls, recipe, rows, cols, device, usage="both", stored=False, zeros=False, cut=None):
         """Buffers without content, or of zeros."""
         make = torch.zeros if zeros else torch.empty
-        specs = recipe.buffers(rows, cols, usage, stored)
+        specs = recipe.buffers(rows, cols, usage, stored, None if cut is None else cut[1])
         buffers = {spec.name: make(spec.bytes, dtype=torch.uint8, device=device) for spec in specs}
         made = cls(recipe, rows, cols, buffers, device)
-        made.usage = usage
+        made.usage, made.cut = usage, cut
         return made
 
     @classmethod
-    def of(cls, recipe, shape, buffers, master=None):
+    def of(cls, recipe, shape, buffers, master=None, cut=None):
         """A store over buffers that come from outside, such as a file: those of one usage, or what a shard stores, each whole in
         memory of its own."""
         rows, cols = shape
         recipe.check(rows, cols)
         what = f"{recipe.name} {rows}x{cols}"
         kinds = [(usage, stored) for usage in ("both", "rowwise", "columnwise") for stored in (False, True)]
+        if cut is not None:
+            start, of = cut
+            if not 0 <= start <= start + rows <= of:
+                raise LowpError(f"{what} from row {start} on of {of} rows; give rows within those")
+            kinds = [("both", True, of)]
         expected = [{spec.name: spec.bytes for spec in recipe.buffers(rows, cols, *kind)} for kind in kinds]
         names = sorted(buffers)
         found = next((of for of in expected if sorted(of) == names), None)
@@ -77,7 +83,9 @@ class Store:
             devices.add(master.device)
         if len(devices) != 1:
             raise LowpError(f"{what} on {', '.join(sorted(map(str, devices)))}; move its buffers and its master to one device")
-        return cls(recipe, rows, cols, dict(buffers), devices.pop(), master)
+        made = cls(recipe, rows, cols, dict(buffers), devices.pop(), master)
+        made.cut = cut
+        return made
 
     @property
     def shape(self):
@@ -89,39 +97,67 @@ class Store:
 
     def named(self, keep=False):
         """The buffers as Rust takes them."""
+        if self.cut is not None:
+            raise UnsupportedOp(f"{_cut.title(self)}; lowp.AdamW updates such rows only where fully_shard cut them: give it the whole tensor")
+        return self._named(keep)
+
+    def _named(self, keep):
         self.check_whole()
         self.held = self.held or keep
         return [(name, memory(buffer, keep)) for name, buffer in self.buffers.items()]
 
+    def as_shard(self, full, world, rank):
+        """The rows as Rust gathers and updates them: those of ``rank``, as FSDP2 cuts them."""
+        self.check_whole()
+        if self.shard is None:
+            _cut.check_shard(self, full[0], world, rank)
+            self.shard = _lowp.Shard(device_of(self.device), self.recipe, full, world, rank, self._named(keep=True))
+        return self.shard
+
     def specs(self, stored=False):
         """What is known of the buffers, by name."""
-        specs = self.recipe.buffers(self.rows, self.cols, "both", stored)
+        specs = self.recipe.buffers(self.rows, self.cols, "both", stored, None if self.cut is None else self.cut[1])
         return {spec.name: spec for spec in specs}
 
     def slice(self, start, end):
-        """Rows ``start`` to ``end``, with the buffers that a shard stores; those whose rows come first are views."""
+        """Rows ``start`` to ``end``, with the buffers that a shard stores; those whose rows come first are views. Within blocks they have the
+        scales of all rows."""
         end = min(end, self.rows)
         start = min(start, end)
         if (start, end) == (0, self.rows):
             return self
         if self.unpadded is not None and (start, end) == (0, self.unpadded.rows):
             return self.unpadded
-        quantum = self.recipe.row_quantum
-        if start % quantum or (end % quantum and end != self.rows):
-            if not (start == 0 and self.blank):
-                raise LowpError(
-                    f"rows {start} to {end} of {self.rows}: {self.recipe.name} can only be cut at multiples of {quantum} rows; choose such rows, "
-                    "a recipe with smaller blocks, or pad the matrix"
-                )
         if start == 0 and self.blank:
             return self.prefix(end)
+        if self.cut is None and _cut.is_within_blocks(self.recipe, start, end, self.rows):
+            return self.slice_within_blocks(start, end)
         buffers = {}
         for name, (cut, shared) in self._cuts(start, end).items():
             # One number or line that all rows share: each has its own copy, as casts write it.
             buffers[name] = cut.clone().reshape(-1) if shared else cut.reshape(-1).contiguous()
+        return self._window_of(start, end, buffers, None if self.cut is None else (self.cut[0] + start, self.cut[1]))
+
+    def slice_within_blocks(self, start, end):
+        """Rows ``start`` to ``end`` of a whole matrix, in the order of rows, with the scales of all rows."""
+        try:
+            self.recipe.check_cut_blocks()
+        except LowpError as error:
+            quantum = self.recipe.row_quantum
+            raise LowpError(
+                f"rows {start} to {end} of {self.rows}: {self.recipe.name} can only be cut at multiples of {quantum} rows ({error}); choose such rows, or "
+                "pad the matrix"
+            ) from None
+        return self._window_of(start, end, _cut.rows_of(self, start, end), (start, self.rows))
+
+    def rows_for(self, other, start, end):
+        """Rows that ``other`` takes a copy of."""
+        return self.slice(start, end) if other.cut is None else self.slice_within_blocks(start, end)
+
+    def _window_of(self, start, end, buffers, cut):
         master = None if self.master is None else self.master[start:end]
         window = Store(self.recipe, end - start, self.cols, buffers, self.device, master)
-        window._window, window.amax = (self, start, end), self.amax
+        window._window, window.amax, window.cut = (self, start, end), self.amax, cut
         window.uncast = None if self.uncast is None else self.uncast[start:end]
         return window
 
@@ -136,7 +172,8 @@ class Store:
             if spec.entry_rows == 0:
                 cuts[name] = (buffer, True)
                 continue
-            first, last = start // spec.entry_rows, -(-end // spec.entry_rows)
+            first = start // spec.entry_rows
+            last = max(first, -(-end // spec.entry_rows)) if start < end else first
             if spec.rows_first:
                 cuts[name] = (buffer[first * row_bytes : last * row_bytes], False)
             else:
@@ -149,16 +186,22 @@ class Store:
         if rows == self.rows:
             return self
         if rows not in self._prefixes:
-            self._prefixes[rows] = self.blank_like(rows)
+            self._prefixes[rows] = self.blank_like(rows, self.cut is not None)
         return self._prefixes[rows]
 
-    def blank_like(self, rows):
+    def blank_like(self, rows, within_blocks=None):
         """Zeros for so many rows, with what all rows share: a rank without rows gets no copy of it."""
-        store = Store.empty(self.recipe, rows, self.cols, self.device, stored=True, zeros=True)
+        of = self.rows if self.cut is None else self.cut[1]
+        if within_blocks is None:
+            within_blocks = rows <= of if self.cut is not None else _cut.of_chunks(self.recipe, of, rows)
+        # Some rows, until a copy says which.
+        cut = (0 if rows else of, of) if within_blocks else None
+        store = Store.empty(self.recipe, rows, self.cols, self.device, stored=True, zeros=True, cut=cut)
         store.blank, store.is_part = True, self.is_part or rows != self.rows
         for name, spec in store.specs(stored=True).items():
-            if spec.entry_rows == 0 and name in self.buffers:
-                store.buffers[name].copy_(self.buffers[name])
+            shared = _cut.whole_of(self, name) if spec.entry_rows == 0 else None
+            if shared is not None:
+                store.buffers[name].copy_(shared)
         return store
 
     def copy_(self, other):
@@ -172,6 +215,8 @@ class Store:
             other.check_cast()
         self.derive()
         other.derive()
+        if self.cut != other.cut:
+            other = self._follow_cut(other)
         missing = self.buffers.keys() - other.buffers.keys()
         buffers = with_columnwise(other) if missing and other.leaves_out_columnwise else other.buffers
         for name in self.buffers.keys() - buffers.keys():
@@ -196,6 +241,17 @@ class Store:
             self.uncast = other.uncast.clone() if self.master is None else self.master
         if self._window is not None:
             self._write_back()
+
+    def _follow_cut(self, other):
+        """Rows that are about to be copied, in the layout of this one. What FSDP2 is about to shard takes theirs."""
+        if not self.blank or self.held:
+            found = _cut.cut_like(other, self)
+            if found is None:
+                raise LowpError(f"a copy of {_cut.title(other)} into {_cut.title(self)}; copy rows that were cut where these were, or {_cut.LOAD}")
+            return found
+        self.cut = other.cut
+        self.buffers = Store.empty(self.recipe, self.rows, self.cols, self.device, stored=True, cut=self.cut).buffers
+        return other
 
     def follow_codes(self):
         """The values of the codes become the master, where there is one: an optimizer would cast the old one over the codes. What an optimizer
@@ -280,9 +336,11 @@ class Store:
         whole, start, end = self._window
         is_part, uncast = whole._stale is not None, whole.uncast is not None
         whole.begin_write()
+        within_blocks = whole.cut is None and self.cut is not None
         if uncast:
             whole._stale = torch.ones(whole.rows, dtype=torch.bool)
-        for name, (cut, shared) in whole._cuts(start, end).items():
+        cuts = _cut.parts_of(whole, self, start, end) if within_blocks else whole._cuts(start, end)
+        for name, (cut, shared) in cuts.items():
             if shared and not torch.equal(cut, self.buffers[name]):
                 # A checkpoint that other ranks saved comes in parts: the other rows must follow.
                 if is_part:
@@ -292,7 +350,9 @@ class Store:
                     )
                 whole._stale = torch.ones(whole.rows, dtype=torch.bool)
                 cut.copy_(self.buffers[name])
-            if not shared:
+            if cut is None:
+                _cut.write_columns(whole, name, start, self.buffers[name])
+            elif not shared:
                 cut.copy_(self.buffers[name].view(cut.shape))
         if whole._stale is not None:
             whole._stale[start:end] = False
@@ -346,7 +406,7 @@ class Store:
         master = None if self.master is None else change(self.known_master())
         device = next(iter(buffers.values())).device if buffers else self.device
         made = Store(self.recipe, self.rows, self.cols, buffers, device, master)
-        made.amax, made.usage, made.is_part = self.amax, self.usage, self.is_part
+        made.amax, made.usage, made.is_part, made.cut = self.amax, self.usage, self.is_part, self.cut
         made.origin = None if device == self.device else weakref.ref(self)
         made.source = self.gathered_source
         if self.uncast is not None:
@@ -360,6 +420,11 @@ class Store:
             self.recipe.check_encode_scale(encode_scale)
         if self.device.type == "meta":
             return
+        if self.cut is not None:
+            raise UnsupportedOp(
+                f"values written into {_cut.title(self)}: the other rows of those blocks share their scales. Write values into the whole tensor before it is "
+                f"sharded, or {_cut.LOAD}"
+            )
         self._check_window()
         if encode_scale is None:
             self._check_scale_is_own()
@@ -418,6 +483,9 @@ class Store:
 
     def decode(self, orientation, dtype=torch.float32):
         """Values of ``dtype`` in the order of rows: those of float32, rounded."""
+        if self.cut is not None:
+            self.check_whole()
+            return _cut.decode(self, orientation, dtype)
         written = torch.bfloat16 if dtype == torch.bfloat16 else torch.float32
         out = torch.empty(self.shape, dtype=written, device=self.device)
         if orientation == "columnwise" and self.leaves_out_columnwise:

@@ -184,7 +184,8 @@ class Tensor(torch.Tensor):
         store.check_whole()
         recipe = (store.recipe.name, dict(store.recipe.options))
         flat, is_param = self.dim() == 1, is_parameter(self)
-        return (_rebuild, (recipe, store.shape, self.dtype, flat, dict(store.buffers), store.known_master(), self.requires_grad, is_param))
+        cut = () if store.cut is None else (store.cut,)
+        return (_rebuild, (recipe, store.shape, self.dtype, flat, dict(store.buffers), store.known_master(), self.requires_grad, is_param, *cut))
 
     def __deepcopy__(self, memo):
         if id(self) not in memo:
@@ -210,10 +211,10 @@ def _as_parameter(tensor):
     return torch.nn.Parameter(tensor, requires_grad=tensor.requires_grad)
 
 
-def _rebuild(recipe, shape, dtype, flat, buffers, master, requires_grad, is_param=False):
+def _rebuild(recipe, shape, dtype, flat, buffers, master, requires_grad, is_param=False, cut=None):
     """A tensor of what ``torch.save`` wrote."""
     name, options = recipe
-    store = Store.of(as_recipe(name, options), shape, buffers, master)
+    store = Store.of(as_recipe(name, options), shape, buffers, master, cut)
     if not (isinstance(dtype, torch.dtype) and dtype.is_floating_point):
         raise LowpError(f"a saved lowp.Tensor has the dtype {dtype!r}, which is not a floating-point dtype; save the tensor again")
     tensor = Tensor(store, dtype, bool(flat)).requires_grad_(bool(requires_grad))

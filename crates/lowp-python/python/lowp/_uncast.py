@@ -119,6 +119,6 @@ def _cast(store, full, rank, group):
             dtype=dtype_name(values.dtype),
         )
     _lowp.FlatCasts().run(device_of(store.device), [arg], ranks)
-    own = whole.slice(start, start + store.rows)
+    own = whole.rows_for(store, start, start + store.rows)
     own.master = store.master
     store.copy_(own)

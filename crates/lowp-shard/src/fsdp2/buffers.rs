@@ -16,6 +16,8 @@ pub struct HookInput {
     pub padded: usize,
     /// Whether pieces are interleaved when all are there; otherwise they follow one another.
     pub interleaved: bool,
+    /// Whether pieces are in the order of rows and the buffer in that of columns: they are transposed when all are there.
+    pub transposed: bool,
 }
 
 impl HookInput {
@@ -48,7 +50,7 @@ impl HookInput {
 
     /// The part of what arrives that is the full buffer, if there is one: nothing is copied.
     pub fn whole(&self) -> Option<Range<usize>> {
-        if self.interleaved {
+        if self.interleaved || self.transposed {
             None
         } else {
             self.joined()
@@ -66,7 +68,7 @@ pub enum HookSource {
         /// Which of the bytes that arrived.
         bytes: Range<usize>,
     },
-    /// Memory of its own, which the pieces of an input are copied or interleaved into.
+    /// Memory of its own, which the pieces of an input are copied, interleaved or transposed into.
     Pieces {
         /// Which input.
         input: usize,

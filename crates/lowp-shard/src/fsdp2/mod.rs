@@ -162,7 +162,8 @@ impl<R: Recipe> GatherHooks<R> {
         serves(spec.usage(), usage)?;
         serves(usage, first)?;
         let plan = |need, held: &[BufferKey]| {
-            GatherPlan::with_cuts(&recipe, spec.full(), spec.cuts(), usage, need, held)
+            let plan = spec.plan(&recipe, usage, need, held)?;
+            Ok::<_, FormatError>(scales_of_first(plan, spec))
         };
         let now = plan(first, &[])?;
         let held: Vec<BufferKey> = now.steps.iter().map(|step| step.spec().key).collect();
@@ -182,6 +183,7 @@ impl<R: Recipe> GatherHooks<R> {
         let nothing = |other: &HookInput| HookInput {
             pieces: vec![0; other.pieces.len()],
             interleaved: false,
+            transposed: false,
             ..other.clone()
         };
         let more = other.iter().skip(inputs.len()).map(nothing);
@@ -243,7 +245,8 @@ impl<R: Recipe> GatherHooks<R> {
             .iter()
             .flat_map(|input| {
                 let key = input.spec.key;
-                let compact = input.interleaved && input.joined().is_none();
+                let moved = input.interleaved || input.transposed;
+                let compact = moved && input.joined().is_none();
                 let kept = self.outputs().iter().any(|output| output.spec.key == key);
                 let source = input.whole().is_none() && !kept;
                 let staged =
@@ -278,6 +281,28 @@ fn serves(usage: Usage, asked: Usage) -> Result<(), FormatError> {
     }
 }
 
+/// The plan for shards that cut blocks with scales of the first rank, where some rank has no rows. A checkpoint has nothing for that
+/// rank, so its scales may be those of before.
+fn scales_of_first(mut plan: GatherPlan, shard: &ShardSpec) -> GatherPlan {
+    let any_empty = shard.cuts().ranges().any(|range| range.is_empty());
+    if !shard.cuts_blocks() || !any_empty {
+        return plan;
+    }
+    for step in &mut plan.steps {
+        if let GatherStep::Replicated { spec } = *step {
+            let mut pieces = vec![0; shard.world()];
+            pieces[0] = spec.bytes(shard.full());
+            *step = GatherStep::Concat {
+                spec,
+                transport: Transport::Rows,
+                pieces,
+                keep: true,
+            };
+        }
+    }
+    plan
+}
+
 fn inputs(plan: &GatherPlan) -> Vec<HookInput> {
     let input = |step: &GatherStep| match step {
         GatherStep::Concat {
@@ -292,6 +317,7 @@ fn inputs(plan: &GatherPlan) -> Vec<HookInput> {
                 padded: pieces.iter().copied().max().unwrap_or(0),
                 pieces: pieces.clone(),
                 interleaved: *transport == Transport::Interleave && several,
+                transposed: *transport == Transport::Transpose,
             })
         }
         GatherStep::Derive { .. } | GatherStep::Replicated { .. } => None,

@@ -46,8 +46,8 @@ impl<R: Recipe> GatherHooks<R> {
         let (mut buffers, mut copied) = (Vec::new(), Vec::new());
         for (at, input) in self.inputs().iter().enumerate() {
             let bytes = input.pieces[shard.spec().rank()];
-            // Of what travels in the other phase alone, nothing is sent.
-            let own = match input.pieces.iter().any(|&bytes| bytes > 0) {
+            // Of what travels in the other phase alone, or comes from another rank, nothing is sent.
+            let own = match bytes > 0 {
                 true => Some(&shard.local().buffer(input.spec.key)?.storage),
                 false => None,
             };
@@ -61,7 +61,7 @@ impl<R: Recipe> GatherHooks<R> {
             let padded = alloc(input, input.padded)?;
             check_len(backend, at, "the padded copy", &padded, input.padded)?;
             buffers.push(padded);
-            if let Some(own) = own.filter(|_| bytes > 0) {
+            if let Some(own) = own {
                 copied.push((at, own.clone()));
             }
         }

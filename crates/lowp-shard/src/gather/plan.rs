@@ -28,14 +28,15 @@ pub(super) fn plan_params<B: Backend, R: Recipe>(
             return Err(ShardError::from(CommError::World { what, found, world }));
         }
         let plans = if spec.usage() == Usage::BOTH {
-            let p = PhasePlans::new(&recipe, spec.full(), spec.cuts(), policy)?;
+            let p = PhasePlans::with_plans(world, policy, |fetch, need, held| {
+                spec.plan(&recipe, fetch, need, held)
+            })?;
             [Some(p.forward), Some(p.backward), p.parts]
         } else {
             let usage = spec.usage();
             let make = |phase: Phase| {
                 let serves = usage.contains(phase.usage());
-                let make =
-                    || GatherPlan::with_cuts(&recipe, spec.full(), spec.cuts(), usage, usage, &[]);
+                let make = || spec.plan(&recipe, usage, usage, &[]);
                 serves.then(make).transpose()
             };
             [make(Phase::Forward)?, make(Phase::Backward)?, None]

@@ -3,7 +3,7 @@
 
 use std::ops::Range;
 
-use lowp_format::{BufferKey, BufferSpec, GatherPlan, GatherStep, Transport};
+use lowp_format::{BufferKey, BufferSpec, GatherPlan, GatherStep, Shape, Transport};
 use lowp_kernels::{Backend, InterleaveJob, TransposeJob};
 
 /// Where the pieces of a gather come from, and where its buffers live.
@@ -25,7 +25,7 @@ pub trait GatherTarget<B: Backend> {
     /// No step did.
     fn filled(&self, key: BufferKey) -> Result<B::Buffer<u8>, Self::Error>;
 
-    /// Memory of `bytes` bytes for the pieces of a buffer that are interleaved when all are there.
+    /// Memory of `bytes` bytes for the pieces of a buffer that are interleaved or transposed when all are there.
     ///
     /// # Errors
     /// There is none.
@@ -74,19 +74,30 @@ pub fn is_interleaved(step: &GatherStep) -> bool {
     }
 }
 
+/// Whether pieces are transposed when all are there.
+fn is_transposed(step: &GatherStep) -> bool {
+    matches!(
+        step,
+        GatherStep::Concat {
+            transport: Transport::Transpose,
+            ..
+        }
+    )
+}
+
 /// A buffer of the memory that a parameter is gathered in.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PoolBuffer {
     /// Its name in the full tensor.
     pub key: BufferKey,
-    /// Whether pieces arrive there that are interleaved when all are there.
+    /// Whether pieces arrive there that are interleaved or transposed when all are there.
     pub arrivals: bool,
     /// Its length.
     pub bytes: usize,
 }
 
 /// The memory that a parameter with these plans is gathered in: each buffer of all plans once, and once more where pieces have to be
-/// interleaved.
+/// interleaved or transposed.
 pub fn pool_buffers<'a>(plans: impl IntoIterator<Item = &'a GatherPlan>) -> Vec<PoolBuffer> {
     let mut all: Vec<PoolBuffer> = Vec::new();
     let mut take = |key: BufferKey, arrivals: bool, bytes: usize| {
@@ -104,7 +115,7 @@ pub fn pool_buffers<'a>(plans: impl IntoIterator<Item = &'a GatherPlan>) -> Vec<
             if matches!(step, GatherStep::Replicated { .. }) {
                 continue;
             }
-            if is_interleaved(step) {
+            if is_interleaved(step) || is_transposed(step) {
                 take(spec.key, true, step.wire_bytes());
             }
             take(spec.key, false, spec.bytes(plan.full));
@@ -125,12 +136,16 @@ pub fn run_steps<B: Backend, T: GatherTarget<B>>(
         match step {
             GatherStep::Concat { spec, pieces, .. } => {
                 let full = target.full(spec, spec.bytes(plan.full))?;
-                if !is_interleaved(step) {
+                if !is_interleaved(step) && !is_transposed(step) {
                     target.fetch(spec, full, step.piece_ranges())?;
                     continue;
                 }
                 let from = target.arrivals(spec, step.wire_bytes())?;
                 target.fetch(spec, from.clone(), step.piece_ranges())?;
+                if is_transposed(step) {
+                    turn(target, spec, plan.full, from, full)?;
+                    continue;
+                }
                 let [outer, _] = spec.entries(plan.full);
                 target.interleave(InterleaveJob {
                     outer,
@@ -141,19 +156,31 @@ pub fn run_steps<B: Backend, T: GatherTarget<B>>(
             }
             GatherStep::Derive { spec, from } => {
                 let to = target.full(spec, spec.bytes(plan.full))?;
-                let [inner, outer] = spec.entries(plan.full);
-                if inner * outer == 0 {
-                    continue;
-                }
-                target.transpose(TransposeJob {
-                    code: spec.code,
-                    entries: [outer, inner],
-                    from: target.filled(*from)?,
-                    to,
-                })?;
+                let from = target.filled(*from)?;
+                turn(target, spec, plan.full, from, to)?;
             }
             GatherStep::Replicated { spec } => target.replicated(spec)?,
         }
     }
     Ok(())
+}
+
+/// Transposes `from` into `to`, the buffer of `spec` of a tensor of shape `full`.
+fn turn<B: Backend, T: GatherTarget<B>>(
+    target: &mut T,
+    spec: &BufferSpec,
+    full: Shape,
+    from: B::Buffer<u8>,
+    to: B::Buffer<u8>,
+) -> Result<(), T::Error> {
+    let [inner, outer] = spec.entries(full);
+    if inner * outer == 0 {
+        return Ok(());
+    }
+    target.transpose(TransposeJob {
+        code: spec.code,
+        entries: [outer, inner],
+        from,
+        to,
+    })
 }

@@ -4,14 +4,14 @@
 use std::cell::Cell;
 use std::ops::Range;
 
-use crate::common::{bytes, tiling, variants};
+use crate::common::{bytes, casts_flat, tiling, variants};
 use crate::fsdp::{Content, Fsdp, Full, One, Param, content, memory, whole};
 use lowp_format::{
-    AnyRecipe, BufferKey, BufferList, Orientation, Origin, Phase, Quantizers, Recipe, Role,
-    RowCuts, Shape, Usage,
+    AnyRecipe, BufferKey, BufferList, Orientation, Origin, Phase, Quantizers, Recipe,
+    RecipeOptions, Role, RowCuts, Shape, Usage,
 };
 use lowp_kernels::{Backend, Cpu};
-use lowp_shard::{GatherHooks, HookInput, HookSource, ShardError, ShardSpec};
+use lowp_shard::{GatherHooks, HookInput, HookSource, ShardSpec};
 
 /// Gathers `hooks` twice, into the same memory, with other weights the second time, and checks every byte. `first`
 /// is there before the rest is derived.
@@ -135,73 +135,125 @@ fn cuts_at_the_quantum_need_not_be_even() {
     );
 }
 
-/// Where `torch.chunk` cuts on the quantum, FSDP2's own shards gather.
+/// Wherever `torch.chunk` cuts, FSDP2's own shards gather: also within blocks and, of columnwise codes, within bytes.
 #[test]
 fn rows_cut_as_fsdp2_does() {
-    for recipe in AnyRecipe::all() {
-        for usage in [Usage::ROWWISE, Usage::COLUMNWISE, Usage::BOTH] {
-            let (mut on, mut off) = (0, 0);
-            for (rows, world) in [
-                (64, 2),
-                (96, 3),
-                (100, 4),
-                (160, 4),
-                (20, 3),
-                (5, 8),
-                (127, 1),
-            ] {
-                let shape = Shape::new(rows, 64);
-                let specs =
-                    (0..world).map(|rank| ShardSpec::chunked(&recipe, shape, world, rank, usage));
-                let specs: Vec<_> = specs.collect();
+    for recipe in variants().into_iter().filter(casts_flat) {
+        let mut cut = 0;
+        for (i, (rows, world)) in [
+            (64, 2),
+            (96, 3),
+            (100, 4),
+            (160, 4),
+            (20, 3),
+            (5, 8),
+            (127, 1),
+            (41, 9),
+            (130, 2),
+            (33, 6),
+            (160, 7),
+        ]
+        .into_iter()
+        .enumerate()
+        {
+            // All usages of the recipes themselves, one of each variant.
+            let usages = [Usage::BOTH, Usage::ROWWISE, Usage::COLUMNWISE];
+            let usages = match AnyRecipe::all().contains(&recipe) {
+                true => &usages[..],
+                false => &usages[i % 3..][..1],
+            };
+            for &usage in usages {
+                let param = Param::chunked(recipe, Shape::new(rows, 64), world, usage);
                 let chunk = rows.div_ceil(world);
-                let quantum = recipe.row_quantum(usage);
-                if world == 1 || chunk % quantum == 0 {
-                    let cuts = specs[0].as_ref().expect("on the quantum").cuts().clone();
-                    for (rank, range) in cuts.ranges().enumerate() {
-                        assert_eq!(
-                            range,
-                            (rank * chunk).min(rows)..((rank + 1) * chunk).min(rows)
-                        );
-                    }
-                    let param = Param::new(recipe, cuts, 64, usage);
-                    for phase in Phase::ALL.into_iter().filter(|p| usage.contains(p.usage())) {
-                        let spec = param.shards[0].spec();
-                        let hooks = GatherHooks::new(recipe, spec, phase).expect("hooks");
-                        round_trip(&param, &hooks, phase.usage());
-                    }
-                    on += 1;
-                } else {
-                    // The same error on every rank: none of them gathers alone.
-                    let name = recipe.name();
-                    let error = ShardError::ChunkedRows {
-                        recipe: name,
-                        usage,
-                        rows,
-                        world,
-                        quantum,
-                    };
-                    for spec in specs {
-                        assert_eq!(spec.err(), Some(error.clone()));
-                    }
-                    off += 1;
+                for (rank, range) in param.cuts.ranges().enumerate() {
+                    let [start, end] = [rank, rank + 1].map(|rank| (rank * chunk).min(rows));
+                    assert_eq!(range, start..end);
+                }
+                let spec = param.shards[0].spec();
+                let off = world > 1 && chunk % recipe.row_quantum(usage) != 0;
+                assert_eq!(spec.cuts_blocks(), off);
+                cut += usize::from(off);
+                if usage == Usage::BOTH {
+                    round_trips(&param);
+                    continue;
+                }
+                for phase in Phase::ALL.into_iter().filter(|p| usage.contains(p.usage())) {
+                    let hooks = GatherHooks::new(recipe, spec, phase).expect("hooks");
+                    round_trip(&param, &hooks, phase.usage());
                 }
             }
-            assert!(on > 0 && (off > 0 || recipe.row_quantum(usage) == 1));
+        }
+        assert_eq!(cut > 0, recipe.row_quantum(Usage::BOTH) > 1);
+    }
+}
+
+/// What a rank stores of rows that cut blocks: its codes, and every scale once.
+#[test]
+fn rows_that_cut_blocks_send_codes_alone() {
+    let recipe = AnyRecipe::from_name("mxfp8", &Default::default()).expect("a recipe");
+    let param = Param::chunked(recipe, Shape::new(100, 64), 3, Usage::BOTH);
+    let bytes: Vec<_> = param.shards.iter().map(|s| s.resident_bytes()).collect();
+    let scales = 100 * 2 + 4 * 64;
+    assert_eq!(bytes, [34, 34, 32].map(|rows| 2 * rows * 64 + scales));
+    for hooks in GatherHooks::phases(recipe, param.shards[2].spec()).expect("hooks") {
+        let sent: Vec<_> = hooks.inputs().iter().map(|input| input.padded).collect();
+        assert_eq!(sent, [34 * 64]);
+    }
+}
+
+/// A checkpoint has nothing for a rank without rows, whose scales stay those of before.
+#[test]
+fn a_rank_without_rows_gathers_the_scales_of_others() {
+    let cut = |recipe: &AnyRecipe| recipe.row_quantum(Usage::BOTH) > 1;
+    for recipe in AnyRecipe::all().into_iter().filter(cut) {
+        let param = Param::chunked(recipe, Shape::new(5, 64), 4, Usage::BOTH);
+        let shard = &param.shards[3];
+        assert!(shard.spec().cuts_blocks() && shard.spec().rows().is_empty());
+        let hooks = GatherHooks::kept(recipe, shard.spec()).expect("hooks");
+        let fsdp = Fsdp::new(&param, &hooks);
+        let arrived = memory(&hooks);
+        param.cast(1);
+        for buffer in shard.local().buffers() {
+            let other = bytes(3, Cpu.len::<u8>(&buffer.storage));
+            Cpu.write(&buffer.storage, 0, &other).expect("room");
+        }
+        for (sent, shard) in fsdp.gather(&arrived).iter().zip(&param.shards) {
+            let full = sent.post_all_gather(&Cpu, shard, &arrived);
+            let mut full = full.expect("a full tensor");
+            full.derive(&Cpu).expect("derived");
+            let expected = whole(recipe, param.shape, Usage::BOTH, 1);
+            let found = content(full.tensor().expect("filled"));
+            assert_eq!(found, expected, "{}", recipe.name());
         }
     }
 }
 
+/// On every rank: none of them gathers alone.
 #[test]
-fn rows_off_the_quantum_say_what_to_do() {
-    let recipe = AnyRecipe::from_name("mxfp8", &Default::default()).expect("a recipe");
-    let spec = ShardSpec::chunked(&recipe, Shape::new(100, 64), 4, 3, Usage::BOTH);
-    let text = spec.expect_err("off the quantum").to_string();
-    let expected = "100 rows over 4 ranks: mxfp8 both needs cuts at multiples of 32, and a sharder that cuts \
-                    ceil(100 / 4) = 25 rows per rank cuts elsewhere; pad the parameter to 128 rows,";
-    assert!(text.starts_with(expected), "{text}");
-    // What it advises works.
-    assert!(ShardSpec::chunked(&recipe, Shape::new(128, 64), 4, 3, Usage::BOTH).is_ok());
+fn rows_that_cut_blocks_of_four_over_six_say_what_to_do() {
+    let mut options = RecipeOptions::default();
+    options.set("four_over_six", "mse");
+    let recipe = AnyRecipe::from_name("nvfp4-2d", &options).expect("a recipe");
+    let spec = |rows, rank| ShardSpec::chunked(&recipe, Shape::new(rows, 64), 4, rank, Usage::BOTH);
+    for rank in 0..4 {
+        let text = spec(100, rank).expect_err("off the quantum").to_string();
+        let expected = "100 rows over 4 ranks: nvfp4-2d both with four over six, which chooses by whole blocks, needs cuts at \
+                        multiples of 16, and a sharder that cuts ceil(100 / 4) = 25 rows per rank cuts elsewhere; pad the \
+                        parameter to 128 rows,";
+        assert!(text.starts_with(expected), "{text}");
+        // What it advises works.
+        assert!(spec(128, rank).is_ok());
+    }
+    assert!(
+        ShardSpec::chunked(
+            &AnyRecipe::from_name("nvfp4-2d", &Default::default()).expect("a recipe"),
+            Shape::new(100, 64),
+            4,
+            3,
+            Usage::BOTH
+        )
+        .is_ok()
+    );
 }
 
 /// Another recipe with both orientations exchanged.

@@ -5,7 +5,7 @@ use lowp_format::{AnyRecipe, BufferKey, Phase, QuantizedTensor, Recipe, RowCuts,
 use lowp_kernels::{Backend, Cpu, CpuBuffer, Source};
 use lowp_shard::{
     CastItem, FullTensor, GatherGroup, GatherHooks, GatherPool, Outgoing, Requantize,
-    ScaleBookBuilder, Sent, ShardSpec, ShardedTensor, quantize,
+    ScaleBookBuilder, Sent, ShardError, ShardSpec, ShardedTensor, quantize,
 };
 
 use crate::common::{bytes, ranks, values};
@@ -38,16 +38,24 @@ pub(crate) struct Param {
 impl Param {
     pub(crate) fn new(recipe: AnyRecipe, cuts: RowCuts, cols: usize, usage: Usage) -> Self {
         let shape = Shape::new(cuts.rows(), cols);
-        let shard = |rank| {
-            let spec = ShardSpec::from_cuts(&recipe, shape, cuts.clone(), rank, usage)?;
-            ShardedTensor::new(&Cpu, recipe, spec)
-        };
-        let shards = (0..cuts.world()).map(shard).collect::<Result<_, _>>();
-        let shards = shards.expect("shards");
+        let spec = |rank| ShardSpec::from_cuts(&recipe, shape, cuts.clone(), rank, usage);
+        Self::of(recipe, (0..cuts.world()).map(spec))
+    }
+
+    /// Rows cut as FSDP2 does.
+    pub(crate) fn chunked(recipe: AnyRecipe, shape: Shape, world: usize, usage: Usage) -> Self {
+        let spec = |rank| ShardSpec::chunked(&recipe, shape, world, rank, usage);
+        Self::of(recipe, (0..world).map(spec))
+    }
+
+    fn of(recipe: AnyRecipe, specs: impl Iterator<Item = Result<ShardSpec, ShardError>>) -> Self {
+        let shard = |spec: Result<ShardSpec, ShardError>| ShardedTensor::new(&Cpu, recipe, spec?);
+        let shards: Vec<Shard> = specs.map(shard).collect::<Result<_, _>>().expect("shards");
+        let spec = shards[0].spec();
         Self {
             recipe,
-            cuts,
-            shape,
+            cuts: spec.cuts().clone(),
+            shape: spec.full(),
             shards,
         }
     }
