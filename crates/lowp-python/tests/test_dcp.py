@@ -9,7 +9,7 @@ import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from safetensors.torch import save_file
 from torch import nn
-from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict, get_state_dict, set_model_state_dict, set_state_dict
+from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict, get_optimizer_state_dict, get_state_dict, set_model_state_dict, set_state_dict
 from torch.distributed.fsdp import fully_shard
 
 import lowp
@@ -106,7 +106,15 @@ def written(rank, world, folder):
     codes, master = local.clone(), local.master.clone()
     for where, expected in (("net", master), ("both", codes.dequantize())):
         step(net, opt, 1)
+        taken = {**state, "opt": get_optimizer_state_dict(net, opt)}
         dcp.load(state, checkpoint_id=f"{folder}/{where}")
+        # A state that was taken before is written as the next step makes it.
+        dcp.save(taken, checkpoint_id=f"{folder}/{where}-taken")
+        dcp.async_save(taken, checkpoint_id=f"{folder}/{where}-later").result()
+        for again in ("taken", "later"):
+            read = torch.zeros_like(opt.state[net[0].weight]["master"])
+            dcp.load({"opt": {"state": {"0.weight": {"master": read}}}}, checkpoint_id=f"{folder}/{where}-{again}")
+            assert torch.equal(read.to_local(), expected), (where, again)
         assert torch.equal(local, codes) and torch.equal(local.master, expected), where
         assert torch.equal(opt.state_dict()["state"][0]["master"].to_local(), expected), where
         # The next step starts from there.
@@ -138,7 +146,6 @@ def later(rank, world, folder):
 
 def values_of_files(rank, world, folder):
     """A checkpoint of bfloat16 values, as transformers write it, in shards: by a full state dictionary, and by its reader."""
-    said = {}
     for name in ("mxfp8", "fp8-current"):
         torch.manual_seed(5)
         plain = {"0.weight": torch.randn(128, 64).bfloat16()}
@@ -154,16 +161,11 @@ def values_of_files(rank, world, folder):
                 set_model_state_dict(net, dict(plain), options=StateDictOptions(full_state_dict=True))
             else:
                 state = get_model_state_dict(net)
-                try:
-                    dcp.load(state, storage_reader=dcp.HuggingFaceStorageReader(folder))
-                except dcp.api.CheckpointException as error:
-                    said[name] = str(error)
-                    continue
+                dcp.load(state, storage_reader=dcp.HuggingFaceStorageReader(folder))
                 set_model_state_dict(net, state)
             expected = lowp.quantize(plain["0.weight"], name)
             assert torch.equal(net[0].weight.full_tensor(), expected), (name, way)
             assert torch.equal(net[0].weight.to_local().master, plain["0.weight"].float()[64 * rank : 64 * rank + 64]), (name, way)
-    return said
 
 
 class Dcp(unittest.TestCase):
@@ -190,9 +192,7 @@ class Dcp(unittest.TestCase):
 
     def test_values_of_other_programs_in_shards(self):
         with tempfile.TemporaryDirectory() as folder:
-            for said in ranks.run(2, values_of_files, folder):
-                self.assertEqual(said.keys(), {"fp8-current"})
-                self.assertIn("has a scale that rows of several ranks share", said["fp8-current"])
+            ranks.run(2, values_of_files, folder)
 
 
 if __name__ == "__main__":

@@ -20,7 +20,7 @@ quantize = None  # set by _tensor.py, which uses this file
 def follow():
     """From here on lowp loads the weights of full state dictionaries that have codes in the model, and says what checkpoints have of codes."""
     compat.on_full_states(load)
-    compat.on_checkpoints(_staging.written, _staging.copied, _staging.place_of)
+    compat.on_checkpoints(_staging.Contents)
 
 
 @torch.no_grad()

@@ -176,17 +176,17 @@ def on_full_states(load):
 
 
 @functools.cache
-def on_checkpoints(written, copied, place_of):
-    """Has ``written`` say what checkpoints have of a value, and ``copied`` copy values for those that are written later, or return ``None`` for what
-    PyTorch copies. Both get the places of all tensors of the checkpoint, as ``place_of`` says."""
+def on_checkpoints(contents):
+    """Has ``contents``, which is made of all values of a checkpoint, say what is ``written`` of a value, and have values ``copied`` that are written later;
+    what it returns ``None`` for, PyTorch copies."""
     from torch.distributed.checkpoint import _state_dict_stager, default_planner, staging
 
-    places = weakref.WeakKeyDictionary()
+    known = weakref.WeakKeyDictionary()
 
     def resolve_data(self, item, of_torch=default_planner.DefaultSavePlanner.resolve_data):
-        if self not in places or places[self][0] is not self.state_dict:
-            places[self] = self.state_dict, {place_of(value) for value in self.state_dict.values()}
-        return written(of_torch(self, item), places[self][1])
+        if self not in known or known[self][0] is not self.state_dict:
+            known[self] = self.state_dict, contents(list(self.state_dict.values()))
+        return known[self][1].written(of_torch(self, item))
 
     default_planner.DefaultSavePlanner.resolve_data = resolve_data
 
@@ -196,8 +196,8 @@ def on_checkpoints(written, copied, place_of):
         @functools.wraps(of_torch)
         def stage(self, state_dict, *args, **kwargs):
             leaves, spec = _pytree.tree_flatten(state_dict)
-            places = {place_of(leaf) for leaf in leaves}
-            copies = [copied(leaf, places) for leaf in leaves]
+            of = contents(leaves)
+            copies = [of.copied(leaf) for leaf in leaves]
             rest = [leaf if copy is None else None for leaf, copy in zip(leaves, copies)]
             leaves, spec = _pytree.tree_flatten(of_torch(self, _pytree.tree_unflatten(rest, spec), *args, **kwargs))
             return _pytree.tree_unflatten([leaf if copy is None else copy for leaf, copy in zip(leaves, copies)], spec)
