@@ -287,7 +287,7 @@ def failing_gathers(rank, world, when):
         weight._stale = torch.ones(32, dtype=torch.bool)
         call = lambda: net(torch.ones(4, 64))
     else:
-        call = lambda: _fsdp.post_all_gather(weight, [], (0, None))
+        call = lambda: _fsdp.post_all_gather(weight, [], (weight.gathers, 0, None))
     with contextlib.redirect_stderr(own):
         try:
             call()

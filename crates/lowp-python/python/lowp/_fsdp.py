@@ -261,13 +261,13 @@ def _pre_all_gather(store, mesh, outer_size, module):
     gathers.inner[:] = gather.own.values()
     if world == 1:
         # FSDP2 copies one buffer and gathers none: the shard is the tensor.
-        return (empty(1, store.device),), (index, sent)
+        return (empty(1, store.device),), (gathers, index, sent)
     if index != gathers.last:
         gathers.place(index, compat.fsdp_param_of(group, store))
     sends = gather.sends
     if store.rows != -(-full[0] // world):
         sends = [send.as_subclass(_Piece) for send in sends]
-    return tuple(sends), (index, sent)
+    return tuple(sends), (gathers, index, sent)
 
 
 #: What ranks agreed on, by module and name of the parameter: the text of the gathers, and what backwards read. A load gives some ranks a new
@@ -306,11 +306,12 @@ _store.with_columnwise = with_columnwise
 def post_all_gather(store, arrived, metadata, full=None):
     """The store of the full tensor, the same in every gather, and the list of what FSDP2 frees with it. ``full`` is the store that the first
     gather made."""
-    gathers = store.gathers
+    gathers, index, sent = metadata
+    store.gathers = gathers  # those of a shard on the host are of its copy on the GPU
     with between_gathers(lambda: gathers.group, store.device):
         if full is not None and full is not gathers.gathered:
             gathers.adopt(full)
-        return gathers.fill(*metadata, arrived), gathers.inner
+        return gathers.fill(index, sent, arrived), gathers.inner
 
 
 _GROUPS = weakref.WeakKeyDictionary()

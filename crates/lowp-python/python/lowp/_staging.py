@@ -49,7 +49,7 @@ def _place(value):
 def _without_master(store):
     store.check_whole()
     made = Store(store.recipe, store.rows, store.cols, store.buffers, store.device)
-    made.amax, made.usage = store.amax, store.usage
+    made.amax, made.usage, made.cut = store.amax, store.usage, store.cut
     return made
 
 
