@@ -147,5 +147,17 @@ class Conversions(unittest.TestCase):
             self.assertIn("is torch.float32 and was torch.bfloat16 when the optimizer made its state", said)
 
 
+class Loaded(unittest.TestCase):
+    def test_rows_of_loaded_codes_have_their_values_as_master(self):
+        net, other = nn.Linear(64, 64, bias=False), lowp.quantize(torch.randn(64, 64), "mxfp8-2d")
+        lowp.quantize_model_(net, "mxfp8-2d")
+        opt = lowp.AdamW(net.parameters(), lr=1e-2)
+        net(torch.randn(4, 64)).sum().backward()
+        opt.step()
+        net.load_state_dict({"weight": other})
+        self.assertTrue(torch.equal(net.weight.master, other.dequantize(dtype=torch.float32)))
+        self.assertTrue(torch.equal(net.weight[32:].master, net.weight.master[32:]))
+
+
 if __name__ == "__main__":
     unittest.main()

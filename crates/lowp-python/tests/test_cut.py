@@ -8,6 +8,7 @@ import unittest
 import torch
 import torch.distributed.checkpoint as dcp
 from torch import nn
+from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_state_dict
 from torch.distributed.fsdp import fully_shard
 
 import lowp
@@ -16,7 +17,8 @@ from lowp import _cut
 
 #: Recipes, and rows that two or three ranks cut within blocks of 16, 32 or 128.
 CASES = [("mxfp8-2d", 40), ("mxfp8-2d", 100), ("mxfp8", 40), ("nvfp4-2d", 100), ("fp8-block", 100), ("mxfp4", 41), ("nvfp4-1d", 33)]
-CASES += [("nvfp4-mxfp8", 40), ("fp8-current", 41)]
+# On three ranks the last two have a rank whose rows begin with a block, beside others that cut blocks.
+CASES += [("nvfp4-mxfp8", 40), ("fp8-current", 41), ("mxfp8", 144), ("nvfp4-1d", 72)]
 
 
 def values(rows, cols, seed=1):
@@ -185,6 +187,27 @@ def step(part):
     param = nn.Parameter(part.detach())
     param.grad = torch.zeros(part.shape)
     lowp.AdamW([param]).step()
+
+
+def frozen(rank, world, name, rows):
+    """A full state dictionary of a frozen model, whose codes follow from fewer, in shards."""
+    torch.manual_seed(0)
+    made = []
+    for _ in range(2):
+        torch.manual_seed(0)
+        made.append(nn.Sequential(nn.Linear(128, rows, bias=False)).requires_grad_(False))
+        lowp.quantize_model_(made[-1], name)
+    whole, net = made
+    fully_shard(net)
+    set_model_state_dict(net, whole.state_dict(), options=StateDictOptions(full_state_dict=True))
+    return torch.equal(net[0].weight.full_tensor(), whole[0].weight.detach())
+
+
+class Frozen(unittest.TestCase):
+    def test_full_state_dictionaries(self):
+        for name in ("nvfp4-2d", "fp8-block"):
+            with self.subTest(name=name):
+                self.assertEqual(ranks.run(2, frozen, name, 40), [True, True])
 
 
 if __name__ == "__main__":

@@ -1,8 +1,11 @@
 """``lowp.cast_master_weights``: slices of masters, cut anywhere."""
 
+import gc
 import unittest
+import weakref
 
 import torch
+import torch.distributed as dist
 
 import lowp
 import ranks
@@ -28,6 +31,20 @@ def cast(rank, world, name, shapes, dtype):
     return len(weights)
 
 
+def groups_end(rank, world):
+    """Whether a process group that was destroyed is freed, once there are casts of another one."""
+    weight, half = lowp.quantize(torch.zeros(32, 32), "mxfp8"), 32 * 32 // world
+    cast = lambda group: lowp.cast_master_weights([weight], [torch.ones(half)], [rank * half], group)
+    group = dist.new_group(list(range(world)))
+    cast(group)
+    known = weakref.ref(group)
+    dist.destroy_process_group(group)
+    del group
+    cast(dist.new_group(list(range(world))))
+    gc.collect()
+    return known() is None
+
+
 def mismatch(rank, world):
     weight = lowp.quantize(torch.zeros(32, 32 if rank else 64), "mxfp8")
     try:
@@ -48,6 +65,9 @@ class Flat(unittest.TestCase):
     def test_ranks_that_differ_are_an_error_on_each(self):
         for message in ranks.run(2, mismatch):
             self.assertIn("disagree", message)
+
+    def test_groups_that_were_destroyed_are_freed(self):
+        self.assertEqual(ranks.run(2, groups_end), [True, True])
 
     def test_lists_of_other_lengths(self):
         with self.assertRaisesRegex(lowp.LowpError, "1 weights, 2 masters"):

@@ -165,6 +165,13 @@ class Reads(unittest.TestCase):
 
 
 class Writes(unittest.TestCase):
+    def test_values_that_are_assigned_on_meta_have_no_codes_that_follow(self):
+        with torch.device("meta"):
+            net = nn.Linear(64, 64, bias=False).requires_grad_(False)
+        lowp.quantize_model_(net, "fp8-current")
+        net.load_state_dict({"weight": torch.randn(64, 64)}, assign=True)
+        self.assertEqual(net.weight.stored_bytes, 64 * 64 + 4)
+
     def test_sums_and_values_are_cast(self):
         for recipe in (*DERIVED, "mxfp8", "nvfp4-1d"):
             delta = torch.linspace(-0.1, 0.1, 256).expand(256, 256)

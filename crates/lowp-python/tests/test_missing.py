@@ -361,5 +361,24 @@ class Ranks(unittest.TestCase):
                     self.assertEqual(steps, 1)
 
 
+class Delayed(unittest.TestCase):
+    def test_a_new_optimizer_leaves_codes_without_a_gradient(self):
+        torch.manual_seed(0)
+        net = nn.ModuleList(nn.Linear(64, 64, bias=False) for _ in range(2))
+        lowp.quantize_model_(net, "fp8-delayed")
+        opt = lowp.AdamW(net.parameters(), lr=1e-1)
+        for _ in range(3):
+            net[1](net[0](torch.randn(4, 64))).square().mean().backward()
+            opt.step()
+            opt.zero_grad()
+        for frozen in (False, True):
+            net[1].requires_grad_(not frozen)
+            before, other = net[1].weight.detach().clone(), lowp.AdamW(net.parameters(), lr=1e-1)
+            net[0](torch.randn(4, 64)).square().mean().backward()
+            other.step()
+            net.zero_grad()
+            self.assertTrue(torch.equal(before, net[1].weight.detach()), frozen)
+
+
 if __name__ == "__main__":
     unittest.main()

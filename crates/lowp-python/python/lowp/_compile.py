@@ -58,7 +58,7 @@ class Traced:
     def forward(self, input, bias):
         # An operator of its own, so that layers of one input share its codes.
         rowwise, columnwise, scale = torch.ops.lowp.cast(input, _scaled.number_of(_scaled.operands(self.recipe)[0]))
-        fused = _scaled.fused(bias, input.dtype)
+        fused = _scaled.fused(bias, input.dtype, self.rows, input.device)
         is_wide, biased = input.dtype is torch.float32, fused is not None
         out = torch.ops.lowp.multiply(rowwise, scale, self.token, self.rows, is_wide, fused if biased else scale, biased)
         return out if bias is None or biased else out + bias, columnwise, scale
@@ -184,7 +184,7 @@ def _forward_of_codes(input, token, width, bias, biased):
 
 def forward(input, store, bias):
     """The product of a layer by codes, and what its gradients need: outside of graphs."""
-    fused, token = _scaled.fused(bias, input.dtype), token_of(store)
+    fused, token = _scaled.fused(bias, input.dtype, store.rows, input.device), token_of(store)
     biased = fused is not None
     out, codes, scale = _native.call(_FORWARD, input, token, store.rows, fused if biased else token, biased)
     return out if bias is None or biased else out.add_(bias), codes, scale

@@ -154,5 +154,5 @@ def cut_like(rows, store):
     made.amax = rows.amax
     if store.cut is not None:
         made = made.slice_within_blocks(at, at + store.rows)
-    made.master = rows.master
+    made.master = rows.known_master()
     return made

@@ -1,6 +1,5 @@
 """``cast_master_weights``: full weights of which each rank has a flat slice of the masters."""
 
-import weakref
 from types import SimpleNamespace
 
 from . import _lowp
@@ -9,6 +8,7 @@ from ._errors import LowpError
 from ._memory import device_of, dtype_name, memory, values
 from ._ranks import Ranks, together
 from ._tensor import check_values
+from ._torch_compat import is_known
 
 
 def cast_master_weights(model_weights, master_weights, start_offsets, group=None):
@@ -38,12 +38,18 @@ def cast_master_weights(model_weights, master_weights, start_offsets, group=None
         weight._store.follow_codes()
 
 
-#: The planned casts of each process group, and those of this rank alone.
-_CASTS, _ALONE = weakref.WeakKeyDictionary(), _lowp.FlatCasts()
+#: The planned casts of each process group, which they hold, and those of this rank alone.
+_CASTS, _ALONE = {}, _lowp.FlatCasts()
 
 
 def _casts_of(ranks):
-    return _ALONE if ranks is None else _CASTS.setdefault(ranks.group, _lowp.FlatCasts())
+    if ranks is None:
+        return _ALONE
+    if ranks.group not in _CASTS:
+        for group in [group for group in _CASTS if not is_known(group)]:
+            del _CASTS[group]
+        _CASTS[ranks.group] = _lowp.FlatCasts()
+    return _CASTS[ranks.group]
 
 
 def _args(model_weights, master_weights, start_offsets):

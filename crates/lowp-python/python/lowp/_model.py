@@ -115,7 +115,7 @@ def _quantize_assigned(module, state_dict, prefix, local_metadata, *_):
         return
     if local_of(value) is not value:
         raise LowpError(f"{name} has values of a shard for a weight on the meta device; call model.to_empty(device=..), and load them without assign=True")
-    state_dict[name] = quantize(value, weight.recipe, keep_master=weight.master is not None)
+    state_dict[name] = quantize(value, weight.recipe, usage=weight._store.usage or "both", keep_master=weight.master is not None)
 
 
 def _has_codes(name, module, recipe):

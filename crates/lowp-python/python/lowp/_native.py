@@ -58,6 +58,8 @@ def call(operator, *args):
         return operator(*args)
     except RuntimeError as error:
         cause = _lowp.take_error() if hasattr(_lowp, "take_error") else None
-        if cause is None or isinstance(error, _lowp.LowpError):
+        if cause is None or str(cause) not in str(error):
             raise
+        if "CUDA out of memory" in str(cause):
+            raise torch.OutOfMemoryError(str(cause)) from None
         raise cause from None

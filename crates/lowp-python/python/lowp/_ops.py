@@ -295,7 +295,10 @@ def _parts(func, tensor, sizes, dim):
                 f"{store.rows} rows in parts of {sizes[0]}: {store.recipe.name} is cut at multiples of {quantum} rows, and {off[0]} is not one ({error}); "
                 f"choose a matrix of a multiple of {quantum * len(sizes)} rows, another number of ranks, or leave it out of quantize_model_ (ignore=[..])"
             ) from None
-    return [Tensor(store.slice(start, start + size), tensor.dtype) for start, size in zip(starts, sizes)]
+    # Parts have one layout: that of rows within blocks if any part has such rows.
+    cuts_blocks = off and store.cut is None and not store.blank
+    part = store.slice_within_blocks if cuts_blocks else store.slice
+    return [Tensor(part(*(min(at, store.rows) for at in (start, start + size))), tensor.dtype) for start, size in zip(starts, sizes)]
 
 
 @handles(aten.slice)

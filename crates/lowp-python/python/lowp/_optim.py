@@ -184,7 +184,8 @@ class AdamW(OptimizerState, torch.optim.Optimizer):
         if built.ranks is not None:
             built.ranks.agree("the state that was loaded before the first step", self._loaded_text(built, unknown))
         if self._steps is None or unknown:
-            built.rust.calibrate()
+            with built.delayed_codes_kept(self._delayed):
+                built.rust.calibrate()
         self._take_loaded()
 
     def _follow_moved(self):
@@ -321,6 +322,17 @@ class _Built:
             args.append(arg(name, group, param, state, grad, self.mesh))
         self.alive = alive  # until Rust has them
         return args
+
+    @contextlib.contextmanager
+    def delayed_codes_kept(self, known):
+        """Casts of all masters leave the codes of delayed scales that were loaded, or that this step leaves as they are."""
+        kept = [param for param in self.params if param in known or param.grad is None]
+        stores = [getattr(local_of(param), "_store", None) for param in kept]
+        buffers = [buffer for store in stores if store is not None and store.is_delayed for buffer in store.buffers.values()]
+        copies = [buffer.clone() for buffer in buffers]
+        yield
+        for buffer, copy in zip(buffers, copies):
+            buffer.copy_(copy)
 
     def ready(self, capturing):
         """Gradients of a step, for which this rank may fail alone: the others get its message."""

@@ -141,7 +141,7 @@ _WORKSPACE = 32 << 20
 def product(a, b, dtype, bias=None, fast=False):
     """``a @ b.T`` of codes with their scales, summed in float32 and rounded to ``dtype``."""
     (a, of_a), (b, of_b) = a, b
-    of_product = fused(bias, dtype)
+    of_product = fused(bias, dtype, b.shape[0], a.device)
     if a.device.type == "cuda":
         (rows, depth), cols = a.shape, b.shape[0]
         out = torch.empty((rows, cols), dtype=dtype, device=a.device)
@@ -170,9 +170,11 @@ def multiply(a, store, orientation, dtype, bias=None):
     return product(a, codes(store, orientation), dtype, bias, fast=orientation == "rowwise")
 
 
-def fused(bias, dtype):
-    """The bias as a product adds it; ``None`` where it adds none, as to float32."""
-    return bias.to(dtype).contiguous() if bias is not None and dtype is torch.bfloat16 else None
+def fused(bias, dtype, width, device):
+    """The bias as a product of so many columns adds it; ``None`` where it adds none: to float32, or of another shape, or from another device."""
+    if bias is None or dtype is not torch.bfloat16 or bias.shape != (width,) or bias.device != device:
+        return None
+    return bias.to(dtype).contiguous()
 
 
 def forward(input, store, bias):

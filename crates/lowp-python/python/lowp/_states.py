@@ -8,7 +8,7 @@ import collections
 import torch
 import torch.distributed as dist
 
-from . import _bytes, _ops, _staging
+from . import _bytes, _cut, _ops, _staging
 from . import _torch_compat as compat
 from ._errors import LowpError
 from ._ranks import Ranks, together
@@ -119,6 +119,8 @@ def _whole(value, param, name):
         )
     value._store.check_whole()
     missing = own.buffers.keys() - value._store.buffers.keys()
+    if own.cut is not None:  # whose rows take scales that follow from others
+        missing = {name for name in missing if _cut.whole_of(value._store, name) is None}
     if missing:
         raise LowpError(f"{name} without {', '.join(sorted(missing))} in a full state dictionary; quantize it for both directions (usage='both')")
     return value._store

@@ -274,9 +274,10 @@ class Store:
 
     def known_master(self):
         """The master, with the values of rows that were loaded without it."""
-        if self.loose is None:
+        whole, start, end = self._whole()
+        if self.master is None or whole.loose is None:
             return self.master
-        return torch.where(self.loose.to(self.device)[:, None], self.decode_any(), self.master)
+        return torch.where(whole.loose[start:end].to(self.device)[:, None], self.decode_any(), self.master)
 
     def settle_master(self):
         """Before a step: nobody brought the master of rows that were loaded without it."""
@@ -369,6 +370,7 @@ class Store:
     def keep_uncast(self, values):
         """Takes values that are cast later."""
         self.begin_rewrite()
+        self._mark_loose(False)
         if self.master is None:
             self.uncast = values.clone()
         else:

@@ -114,6 +114,11 @@ def group_named(name):
     return dist.distributed_c10d._resolve_process_group(name)
 
 
+def is_known(group):
+    """Whether a process group was not destroyed."""
+    return dist.is_initialized() and group in dist.distributed_c10d._world.pg_map
+
+
 def post_all_gather(group, all, sent, timeout):
     """An all-gather that nobody waits for here."""
     from torch._C._distributed_c10d import AllgatherOptions

@@ -121,7 +121,8 @@ pub(crate) fn describe_operand(number: i64, recipe: &Recipe, element: &str) -> R
         recipe: recipe.recipe,
         holds: holds(element)?,
     };
-    write(&OPERANDS).insert(number, Arc::new(operand));
+    let before = write(&OPERANDS).insert(number, Arc::new(operand));
+    drop(before);
     Ok(())
 }
 
@@ -144,7 +145,8 @@ pub(crate) fn describe_layer(
         holds,
         held: Mutex::default(),
     };
-    write(&LAYERS).insert(number, Arc::new(layer));
+    let before = write(&LAYERS).insert(number, Arc::new(layer));
+    drop(before);
     Ok(())
 }
 
@@ -360,7 +362,7 @@ fn multiply(
     let out = torch.empty(&sides[..2], dtype, device)?;
     let memory = torch.empty(&[WORKSPACE], Holds::Bytes, device)?;
     let workspace = Workspace::foreign(memory.address()?, WORKSPACE);
-    let bias = bias.as_ref().map_or(Ok(0), Tensor::address)?;
+    let bias = bias.map_or(Ok(0), |bias| bias.bias(sides[1], device))?;
     let products = products(device, torch.stream(device)?)?;
     // SAFETY: addresses are those of contiguous tensors of these shapes on this device; PyTorch reuses memory of a stream after the work of
     // that stream.

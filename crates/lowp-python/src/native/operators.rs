@@ -54,6 +54,7 @@ impl Stack {
 
 /// Runs a kernel. What it fails with is a C++ exception.
 fn enter(stack: *mut u64, kernel: impl FnOnce(&Stack) -> Result<(), Error>) {
+    RAISED.set(None);
     let done = catch_unwind(AssertUnwindSafe(|| kernel(&Stack(stack))));
     let error = match done {
         Ok(Ok(())) => return,

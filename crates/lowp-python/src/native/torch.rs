@@ -197,7 +197,12 @@ impl Torch {
                 &raw mut made,
             )
         };
-        checked(code, "empty_strided")?;
+        if code != 0 {
+            let bytes = sides.iter().product::<usize>();
+            return Err(Error::new(format!(
+                "CUDA out of memory. PyTorch could not allocate {sides:?} entries ({bytes} in all) for a layer on GPU {device}; its message is on stderr"
+            )));
+        }
         Ok(Tensor(made))
     }
 
@@ -344,6 +349,28 @@ impl Tensor {
             }
         }
         Ok(index)
+    }
+
+    /// Where it lies as a bias of so many columns, in bfloat16 on a GPU.
+    pub(crate) fn bias(&self, width: usize, device: i32) -> Result<u64, Error> {
+        let torch = torch()?;
+        let (mut dim, mut sizes) = (0, std::ptr::null());
+        // SAFETY: as above.
+        let len = unsafe {
+            checked((torch.dim)(self.0, &raw mut dim), "get_dim")?;
+            checked((torch.sizes)(self.0, &raw mut sizes), "get_sizes")?;
+            if dim == 1 { *sizes } else { -1 }
+        };
+        let address = self.address()?;
+        let fits =
+            usize::try_from(len).is_ok_and(|len| len == width) && self.holds()? == Holds::Bf16;
+        if !fits || self.device()? != device || address == 0 {
+            return Err(Error::new(format!(
+                "the bias of a layer is not {width} values of bfloat16 on GPU {device}, where its weight is, or its memory is gone; give such a bias, and use \
+                 what FSDP2 gathered before it is freed"
+            )));
+        }
+        Ok(address)
     }
 
     /// The number in a tensor of one integer on the host.
