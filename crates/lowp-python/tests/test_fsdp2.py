@@ -211,7 +211,11 @@ class Training(unittest.TestCase):
         example = pathlib.Path(__file__).parent.parent / "examples" / "fsdp2.py"
         run = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", str(example)]
         sizes = ["--steps", "21", "--width", "128", "--layers", "1", "--length", "16"]
-        done = subprocess.run(run + sizes, capture_output=True, text=True)
+        for _ in range(4):
+            done = subprocess.run(run + sizes, capture_output=True, text=True)
+            # PyTorch 2.15 sometimes ends so after a program that used gloo, with lowp or without: at its end, when all is done.
+            if "terminate called without an active exception" not in done.stderr:
+                break
         self.assertEqual(done.returncode, 0, done.stderr)
         losses = [float(line.split()[3]) for line in done.stdout.splitlines() if line.startswith("step")]
         self.assertLess(losses[-1], losses[0])
