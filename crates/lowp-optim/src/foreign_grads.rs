@@ -154,7 +154,7 @@ impl<B: Backend> AdamW<B> {
         self.pinned || self.earlier.iter().any(|over| over.pinned)
     }
 
-    /// Goes on behind as many steps of the optimizer and of each parameter; those of equal numbers share them.
+    /// Sets the step counts of the optimizer and of each parameter; parameters of equal counts share one record.
     pub(crate) fn share_counts(
         &mut self,
         counts: StepCounts,

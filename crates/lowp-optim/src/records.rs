@@ -5,8 +5,8 @@ use lowp_kernels::{Backend, StepCounts, StepReport, StepScalars, StepScalarsJob}
 use crate::OptimError;
 use crate::plans::Buffers;
 
-/// Bytes of the scalars of `groups` groups, a header and groups, are a whole number of groups: scalars that lie one behind
-/// the other are scalars of more groups, and one launch reads those of all records.
+/// The header of the scalars is as long as one group. So the scalars of all records, which follow each other in one buffer, can be
+/// read as the scalars of more groups, by one launch.
 const GROUP: usize = StepScalars::bytes(1) - StepScalars::bytes(0);
 const _: () = assert!(StepScalars::bytes(0) == GROUP);
 
@@ -61,10 +61,10 @@ impl Sharing {
         for (&record, _) in self.record.iter().zip(present).filter(|(_, p)| **p) {
             counting[record] = true;
         }
-        let mut behind = vec![None; self.from.len()];
+        let mut copies = vec![None; self.from.len()];
         for (record, _) in parted.record.iter_mut().zip(present).filter(|(_, p)| !**p) {
             if counting[*record] {
-                let own = *behind[*record].get_or_insert_with(|| {
+                let own = *copies[*record].get_or_insert_with(|| {
                     parted.from.push(*record);
                     parted.from.len() - 1
                 });
@@ -111,7 +111,7 @@ impl<B: Backend> Records<B> {
         Ok(())
     }
 
-    /// Goes on with `sharing`, behind as many steps.
+    /// Parameters share records as `sharing` says from here on. Sets the step counts: `counts` of the optimizer, `steps` of each parameter.
     pub(crate) fn share(
         &mut self,
         sharing: Sharing,
@@ -196,7 +196,7 @@ impl<B: Backend> Records<B> {
         params.position(|(&record, &steps)| *of[record].get_or_insert(steps) != steps)
     }
 
-    /// Goes on behind as many steps of the optimizer, and of each parameter.
+    /// Sets the step counts: `counts` of the optimizer, `steps` of each parameter.
     pub(crate) fn write(&self, counts: StepCounts, steps: &[u64]) -> Result<(), OptimError> {
         let mut records = vec![counts; self.of.from.len()];
         for (&record, &applied) in self.of.record.iter().zip(steps) {

@@ -136,7 +136,7 @@ impl<B: Backend> AdamW<B> {
         Ok(())
     }
 
-    /// Goes on behind `counts` steps, all of which updated every parameter: bias corrections follow those that were applied.
+    /// Sets the step counts to `counts`, as if all those steps had updated every parameter: bias corrections follow those that were applied.
     ///
     /// # Errors
     /// As [`AdamW::set_steps`].
@@ -144,7 +144,7 @@ impl<B: Backend> AdamW<B> {
         self.set_steps(counts, &vec![counts.applied; self.len()])
     }
 
-    /// Goes on behind `counts` steps, of which each parameter was updated in as many as `steps` says ([`AdamW::steps`]).
+    /// Sets the step counts: `counts` of the optimizer, and `steps` of each parameter ([`AdamW::steps`]).
     ///
     /// # Errors
     /// Another number of parameters, step counts that part parameters of a captured graph ([`AdamW::pin_grads`]), or the backend failed.

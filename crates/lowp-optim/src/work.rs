@@ -211,7 +211,7 @@ impl<B: Backend> StepWork<B> {
         &self.records
     }
 
-    /// Shares step counts as `sharing` says from here on, behind as many steps.
+    /// Parameters share step counts as `sharing` says from here on. Sets the counts: `counts` of the optimizer, `steps` of each parameter.
     pub(crate) fn share(
         &mut self,
         sharing: Sharing,

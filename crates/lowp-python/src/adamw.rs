@@ -493,7 +493,7 @@ impl AdamW {
         Ok((counts.applied, counts.skipped, steps))
     }
 
-    /// Goes on behind as many steps.
+    /// Sets the step counts of the optimizer and of each parameter.
     #[expect(clippy::needless_pass_by_value, reason = "as Python gives it")]
     fn set_counts(
         &self,

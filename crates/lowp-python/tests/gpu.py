@@ -298,7 +298,7 @@ def train(rank, world, name):
 
 
 def missing(rank, world):
-    """Experts that take turns: the steps of each, on every rank."""
+    """Alternating experts: the steps of each, on every rank."""
     from torch.distributed.fsdp import fully_shard
 
     torch.manual_seed(1)

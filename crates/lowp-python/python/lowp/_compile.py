@@ -111,7 +111,7 @@ def cache_key(tensor):
 
 
 def unflatten(inner, context):
-    """The store behind a token, or what is known of it where a graph is made; dtype, and whether the tensor is flat and frozen."""
+    """The store that a token names, or what is known of the store while a graph is made; the dtype; whether the tensor is flat, and whether it is frozen."""
     recipe, shape, dtype, flat, device, frozen = context
     token = inner["_token"]
     if type(token) is torch.Tensor:

@@ -1,6 +1,6 @@
 """Rows that FSDP2 cuts within blocks: a rank has the codes of its rows, in the order of rows, and the scales of all rows.
 
-``Store.cut`` says which rows these are: the first one, and how many the whole matrix has. A rank without rows has its first one behind the last.
+``Store.cut`` says which rows these are: the first one, and how many the whole matrix has. A rank without rows has the number of all rows as its first one.
 """
 
 import torch

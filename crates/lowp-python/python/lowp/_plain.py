@@ -30,8 +30,8 @@ def plain_state_dict(model):
     """The float32 masters in the place of codes, and decoded values of weights without one: ``dequantize_state_dict(model, masters=True)``, all in
     float32.
 
-    A model that is quantized by the same recipe loads it to the bit (``load_state_dict``), codes of delayed scales with the state of the optimizer
-    behind it.
+    A model that is quantized by the same recipe loads it to the bit (``load_state_dict``), codes of delayed scales if the state of the optimizer is
+    loaded after it.
     """
     return dequantize_state_dict(model, torch.float32, masters=True)
 
