@@ -366,6 +366,16 @@ fn all<B: Fenced, J: Mutate<B>>(rig: &Rig<B>) {
     assert!(counts.iter().all(|&n| n >= 20), "run, rejected: {counts:?}");
 }
 
+/// Codes with a scale per line.
+fn case_of_lines() -> Case {
+    let scale = ScaleRule::Current {
+        extent: Extent::Line,
+        pow2: false,
+        epsilon: 0.0,
+    };
+    case(Code::E4M3, scale, None, Some(ROW_MAJOR))
+}
+
 /// Numbers at which a check that computes too narrowly, or not at all, lets work through.
 pub fn sides_and_sums_that_overflow_are_rejected<B: Backend>(rig: &Rig<B>) {
     use lowp_kernels::{AmaxJob, BlockAmax, FlatBlocks, FlatEncodeJob, HistoryJob, InterleaveJob};
@@ -437,6 +447,42 @@ pub fn sides_and_sums_that_overflow_are_rejected<B: Backend>(rig: &Rig<B>) {
     assert!(matches!(error, KernelError::Range { len: 8, .. }));
     let error = rejected(flat(&[part(32, 0), part(32, 0)]));
     assert!(error.to_string().contains("two vectors"), "{error}");
+
+    // Lines have amaxes, but no scales of blocks.
+    let line = BufferSpec::WHOLE;
+    let scale = ScaleRule::E8M0(MxScale::Te);
+    let lines = case(
+        Code::E4M3,
+        scale,
+        Some([[1, line], [line, 1]]),
+        Some(ROW_MAJOR),
+    );
+    let outer = lines.outer(shape, 2.0);
+    let source = Source::F32(floats(256));
+    let error = rejected(Work::Encode(vec![encode_job(
+        rig,
+        &lines,
+        &lines.specs(),
+        shape,
+        source,
+        &outer,
+    )]));
+    assert!(error.to_string().contains("1 to 4096"), "{error}");
+    // A slot of no entries lies in its vector, too.
+    let rows = case_of_lines();
+    let none = Shape::new(0, 64);
+    let outer = rows.outer(none, 2.0);
+    let source = Source::F32(floats(0));
+    let mut job = encode_job(rig, &rows, &rows.specs(), none, source, &outer);
+    job.tensor[0] = Some(TensorInput::Known(Slot {
+        buffer: floats(2),
+        index: 3,
+    }));
+    let error = rejected(Work::Encode(vec![job]));
+    assert!(
+        matches!(error, KernelError::Range { start: 3, .. }),
+        "{error}"
+    );
 
     for margin in [i32::MIN, -65, 65, i32::MAX] {
         let error = rejected(Work::History(vec![HistoryJob {

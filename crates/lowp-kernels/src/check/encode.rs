@@ -1,6 +1,7 @@
 //! The checks of encodes: which targets a kernel can fill (parts, codes, blocks and columns that fit its
 //! ingredients), and what must be known of the tensor.
 
+use std::mem::discriminant;
 use std::ops::Range;
 
 use lowp_format::{
@@ -10,7 +11,7 @@ use lowp_format::{
 use super::access::Mode;
 use super::planner::{Done, Planner, check_block, elements, missing, range};
 use crate::ingredients::{RuleKind, TABLE, is_stochastic, known};
-use crate::{Backend, EncodeJob, FlatEncodeJob, KernelError, Slot, Target, TensorInput};
+use crate::{Backend, EncodeJob, FlatEncodeJob, KernelError, Target, TensorInput};
 
 impl<B: Backend> Planner<'_, B> {
     /// What is known of the tensor or its lines for `orientation`. An observed amax fits the rules that are made of one;
@@ -24,25 +25,17 @@ impl<B: Backend> Planner<'_, B> {
         served: bool,
     ) -> Done {
         let outer = key.scale.outer();
-        let last = |slot: &Slot<B>| {
-            let entries = outer.map_or(1, |(extent, _)| extent.entries(orientation, shape));
-            // Lines of nothing have no entry.
-            entries
-                .checked_sub(1)
-                .map(|last| slot.index.saturating_add(last))
-        };
+        let entries = outer.map_or(1, |(extent, _)| extent.entries(orientation, shape));
         match input {
-            Some(TensorInput::Known(slot)) => match last(slot) {
-                Some(last) => self.entry(job, "tensor scale slot", &slot.buffer, last, Mode::Read),
-                None => Ok(()),
-            },
+            Some(TensorInput::Known(slot)) => {
+                self.slot(job, "tensor scale slot", slot, entries, Mode::Read)
+            }
             Some(TensorInput::Observed(_)) if !key.scale.waits_for_amax() => {
                 Err(KernelError::ObservedAmax { scale: key.scale })
             }
-            Some(TensorInput::Observed(slot)) => match last(slot) {
-                Some(last) => self.entry(job, "observed amax", &slot.buffer, last, Mode::Shared),
-                None => Ok(()),
-            },
+            Some(TensorInput::Observed(slot)) => {
+                self.slot(job, "observed amax", slot, entries, Mode::Shared)
+            }
             None if served && outer.is_some() => {
                 missing(job, "the slot of the tensor scale or amax")
             }
@@ -215,8 +208,8 @@ fn slots_differ<B: Backend>(
     let [key, other] = kernels;
     let shares = key == other && matches!(key.scale.outer(), Some((Extent::Tensor, _)));
     let entry = |input: &TensorInput<B>| {
-        let Slot { buffer, index } = input.slot();
-        (std::mem::discriminant(input), backend.span(buffer), *index)
+        let slot = input.slot();
+        (discriminant(input), backend.span(&slot.buffer), slot.index)
     };
     let both = |target: &Target<B>| target.spec.key.usage == Usage::BOTH;
     shares && targets.iter().any(both) && entry(rowwise) != entry(columnwise)

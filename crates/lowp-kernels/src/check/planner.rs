@@ -6,7 +6,7 @@ use half::bf16;
 use lowp_format::{BufferSpec, Extent, Orientation, Shape, cdiv};
 
 use super::access::{Access, Kept, Mode};
-use crate::{Backend, BlockAmax, KernelError, Source};
+use crate::{Backend, BlockAmax, KernelError, Slot, Source};
 
 /// What goes through the jobs of a plan, and notes what they touch.
 pub(super) struct Planner<'b, B: Backend> {
@@ -57,6 +57,23 @@ impl<B: Backend> Planner<'_, B> {
         Ok(())
     }
 
+    /// Notes a use of `entries` of a vector that begin at a slot. Without entries nothing is touched, but the slot must lie in
+    /// its vector or at its end.
+    pub(super) fn slot(
+        &mut self,
+        job: usize,
+        what: &'static str,
+        slot: &Slot<B>,
+        entries: usize,
+        mode: Mode,
+    ) -> Done {
+        let Slot { buffer, index } = slot;
+        match entries.checked_sub(1) {
+            Some(last) => self.entry(job, what, buffer, index.saturating_add(last), mode),
+            None => range(what, *index, 0, self.backend.len::<f32>(buffer)).map(|_| ()),
+        }
+    }
+
     pub(super) fn len(&self, source: &Source<B>) -> usize {
         source.len(self.backend)
     }
@@ -104,22 +121,21 @@ impl<B: Backend> Planner<'_, B> {
     }
 }
 
-/// Checks a block: the device keeps its sides in 32 bits.
+/// Checks a block that codes share a scale in: the device keeps its sides in 32 bits.
 pub(super) fn check_block(block: [usize; 2]) -> Result<(), KernelError> {
     let most = BufferSpec::MAX_SIDE;
-    let lines = Orientation::ALL.map(|orientation| Extent::Line.block(orientation));
-    if lines.contains(&block) {
-        return Ok(());
-    }
     match block.iter().find(|side| !(1..=most).contains(*side)) {
         Some(&side) => Err(KernelError::BlockSide { side, most }),
         None => Ok(()),
     }
 }
 
-/// Number of blocks of `shape`.
+/// Number of blocks of `shape` that have an amax each; a line may be one.
 pub(super) fn block_entries(shape: Shape, block: [usize; 2]) -> Result<usize, KernelError> {
-    check_block(block)?;
+    let lines = Orientation::ALL.map(|orientation| Extent::Line.block(orientation));
+    if !lines.contains(&block) {
+        check_block(block)?;
+    }
     let blocks = |len: usize, side: usize| match side {
         BufferSpec::WHOLE => 1,
         side => cdiv(len, side),
