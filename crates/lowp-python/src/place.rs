@@ -211,7 +211,12 @@ impl Place for Cuda {
         let Memory { pointer, owner, .. } = memory;
         // SAFETY: as on the CPU. PyTorch reuses memory of a stream after the work of that stream, and work of this handle is
         // on the stream that was current.
-        Ok(unsafe { CudaBuffer::from_raw(self, pointer, len, owner) }?)
+        Ok(unsafe {
+            match owner {
+                Some(owner) => CudaBuffer::from_raw(self, pointer, len, owner),
+                None => CudaBuffer::from_raw(self, pointer, len, ()),
+            }
+        }?)
     }
 
     fn number(&self) -> i64 {

@@ -5,7 +5,7 @@
     reason = "copies device memory, and wraps memory of other libraries"
 )]
 
-use std::any::Any;
+use std::any::{Any, TypeId};
 use std::fmt;
 use std::marker::PhantomData;
 use std::ops::Range;
@@ -13,6 +13,7 @@ use std::sync::Arc;
 
 use cudarc::driver::result;
 
+use super::deferred;
 use super::device::Device;
 use super::driver::failed;
 use super::handle::Cuda;
@@ -41,7 +42,7 @@ impl<T: Element> CudaBuffer<T> {
     /// device ([`Cuda`]) has passed the work that it had been given until then. If nothing is in flight that is
     /// at once. Else the drop of the last handle does not wait, and a later call drops the owner, on its thread:
     /// [`crate::Backend::synchronize`], an allocation, a plan, a read or write, the drop of another buffer or of the last
-    /// handle of a stream.
+    /// handle of a stream. `()` owns nothing: the drop of the last handle then asks the device for nothing.
     ///
     /// # Errors
     /// [`KernelError::Misaligned`] if `pointer` is not aligned to an entry, or null with `len > 0`.
@@ -61,8 +62,12 @@ impl<T: Element> CudaBuffer<T> {
             let size = size_of::<T>();
             return Err(KernelError::Misaligned { pointer, size });
         }
-        cuda.device().reap();
-        let memory = Memory::of(cuda.device(), pointer, Box::new(owner));
+        let owns_nothing = owner.type_id() == TypeId::of::<()>();
+        let owner = (!owns_nothing).then(|| Box::new(owner) as deferred::Owner);
+        if owner.is_some() {
+            cuda.device().reap();
+        }
+        let memory = Memory::of(cuda.device(), pointer, owner);
         Ok(Self {
             start: 0,
             len,
@@ -220,9 +225,10 @@ impl<T> CudaBuffer<T> {
 
     /// The device address of entry `index`; 0 for an empty buffer.
     pub(super) fn at(&self, index: usize) -> u64 {
-        let offset = (self.start + index) * size_of::<T>();
         let memory = self.memory.as_ref();
-        memory.map_or(0, |memory| memory.pointer + offset as u64)
+        memory.map_or(0, |memory| {
+            memory.pointer + ((self.start + index) * size_of::<T>()) as u64
+        })
     }
 
     /// The number of the device that holds it; none for an empty buffer.

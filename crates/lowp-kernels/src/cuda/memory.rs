@@ -23,7 +23,7 @@ pub(super) struct Memory {
 enum Owner {
     /// Allocated here, in the order of this stream.
     Stream(Arc<CudaStream>),
-    /// Someone else's, kept alive by what they gave us; `None` once that is given back.
+    /// Someone else's, kept alive by what they gave us, if they did; `None` once that is given back, too.
     Other(Option<deferred::Owner>),
 }
 
@@ -56,12 +56,12 @@ impl Memory {
         Ok(memory)
     }
 
-    /// Memory of others at `pointer`, which `owner` keeps alive.
-    pub(super) fn of(device: &Arc<Device>, pointer: u64, owner: deferred::Owner) -> Self {
+    /// Memory of others at `pointer`, which `owner` keeps alive, if something must.
+    pub(super) fn of(device: &Arc<Device>, pointer: u64, owner: Option<deferred::Owner>) -> Self {
         Self {
             pointer,
             device: Arc::clone(device),
-            owner: Owner::Other(Some(owner)),
+            owner: Owner::Other(owner),
         }
     }
 
@@ -108,11 +108,10 @@ impl Drop for Memory {
                 }
                 drop(cleanup);
             }
-            Owner::Other(owner) => {
-                if let Some(owner) = owner.take() {
-                    device.release(owner);
-                }
-            }
+            Owner::Other(owner) => match owner.take() {
+                Some(owner) => device.release(owner),
+                None => return,
+            },
         }
         device.reap();
     }

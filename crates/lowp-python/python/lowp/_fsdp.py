@@ -31,6 +31,9 @@ class Gathers:
         with together(ranks):
             self.shard = store.as_shard(full, world, rank)
             gathers = [*_lowp.Gather.of(self.shard, False), *_lowp.Gather.of(self.shard, True)]
+        # Whether this rank has fewer rows than others.
+        self.is_short = store.rows != -(-full[0] // world)
+        self.mesh = None
         self.text = " | ".join(gather.text() for gather in gathers)
         if agreed not in (None, self.text):
             raise LowpError(f"the gathers of a parameter were {agreed} and are now {self.text}; call fully_shard on a new model")
@@ -44,6 +47,15 @@ class Gathers:
         self.backward = _Backward()
         # Where FSDP2 copies what arrives, by gather: it allocates that once, and gathers have other bytes.
         self.outputs, self.last = {}, None
+        #: The gather that the full tensor is of.
+        self.filled = None
+
+    def check_cut(self, full, world):
+        """Raises where FSDP2 gathers another tensor than these gathers are of."""
+        if (self.full, self.world) != (full, world):
+            raise LowpError(
+                f"FSDP2 gathers {full} over {world} ranks, and this shard is one of {self.full} over {self.world}; call fully_shard once"
+            )
 
     def choose(self, kept, backward):
         """The gather that FSDP2 asks for: of codes of both directions where the full tensor may serve both."""
@@ -71,9 +83,12 @@ class Gathers:
             if storage.size() != buffer.numel():
                 storage.resize_(buffer.numel())
         full = self.gathered
-        full.buffers = gather.buffers(arrived)
+        full.buffers, moved = gather.buffers(arrived)
         full.full.follow(gather, sent, arrived)
-        _native.forget(full)
+        # Native layers find the codes of one phase where they were; what is there for both, or made later, they ask for.
+        if moved or gather.is_derived or WHOLE in (index, self.filled):
+            _native.forget(full)
+        self.filled = index
         return full
 
     def peers(self):
@@ -152,13 +167,14 @@ class _Gather:
         return self
 
     def buffers(self, arrived):
-        """The buffers of the full tensor. FSDP2 frees storages and fills them again: views of them stay."""
+        """The buffers of the full tensor, and whether they are others than before. FSDP2 frees storages and fills them again: views of them stay."""
         storages = [compat.storage_id(piece) for piece in arrived]
-        if self.views is None or self.views[0] != storages:
+        moved = self.views is None or self.views[0] != storages
+        if moved:
             flat = [piece.reshape(-1) for piece in arrived]
             views = {name: flat[input][start:end] for name, input, start, end in self.parts}
-            self.views = (storages, {**views, **self.own})
-        return self.views[1] | self.shared
+            self.views = (storages, {**views, **self.own, **self.shared})
+        return dict(self.views[1]), moved
 
     def fill(self, sent, arrived):
         """Makes what is there at once of what arrived, on the stream that is current."""
@@ -245,27 +261,26 @@ def pre_all_gather(store, mesh, outer_size, module):
 
 
 def _pre_all_gather(store, mesh, outer_size, module):
-    full, world = tuple(outer_size), mesh.size()
-    group = _group_of(module)
     gathers = store.gathers
     if gathers is None or gathers.module() is not module:
-        gathers = store.gathers = _gathers_of(store, full, mesh, module)
+        gathers = store.gathers = _gathers_of(store, tuple(outer_size), mesh, module)
     store.check_whole()
-    if (gathers.full, gathers.world) != (full, world):
-        raise LowpError(
-            f"FSDP2 gathers {full} over {world} ranks, and this shard is one of {gathers.full} over {gathers.world}; call fully_shard once"
-        )
+    # The same mesh has the same size, which it counts each time.
+    if gathers.mesh is not mesh:
+        gathers.check_cut(tuple(outer_size), mesh.size())
+        gathers.mesh = mesh
+    group = _group_of(module)
     index = gathers.choose(group is None or compat.keeps_whole(group), _is_backward(group))
     gather = gathers.gathers[index].made()
     sent = gather.gather.pre(device_of(store.device))
     gathers.inner[:] = gather.own.values()
-    if world == 1:
+    if gathers.world == 1:
         # FSDP2 copies one buffer and gathers none: the shard is the tensor.
         return (empty(1, store.device),), (gathers, index, sent)
     if index != gathers.last:
         gathers.place(index, compat.fsdp_param_of(group, store))
     sends = gather.sends
-    if store.rows != -(-full[0] // world):
+    if gathers.is_short:
         sends = [send.as_subclass(_Piece) for send in sends]
     return tuple(sends), (gathers, index, sent)
 

@@ -40,13 +40,13 @@ class Tensor(torch.Tensor):
     """
 
     # What the tensor is, and what PyTorch would be asked for in each call.
-    __slots__ = ("_store", "_dtype", "_flat", "_frozen")
+    __slots__ = ("_store", "_dtype", "_flat", "_frozen", "_hook")
 
     @staticmethod
     def __new__(cls, store, dtype, flat=False, requires_grad=False):
         shape = (store.rows * store.cols,) if flat else (store.rows, store.cols)
         tensor = make_wrapper(cls, shape, dtype=dtype, device=store.device, requires_grad=requires_grad)
-        tensor._store, tensor._dtype, tensor._flat, tensor._frozen = store, dtype, flat, None
+        tensor._store, tensor._dtype, tensor._flat, tensor._frozen, tensor._hook = store, dtype, flat, None, None
         return tensor
 
     def __init__(self, *args, **kwargs):
@@ -134,9 +134,13 @@ class Tensor(torch.Tensor):
 
     @property
     def fsdp_pre_all_gather(self):
-        """What this rank sends of its rows: bytes of the direction that the phase needs. FSDP2 asks for it when it shards, too."""
-        _states.follow()
-        return _PreAllGather(self._store)
+        """What this rank sends of its rows: bytes of the direction that the phase needs. FSDP2 asks for it when it shards, too, and four times in each
+        gather."""
+        hook = self._hook
+        if hook is None or hook.store is not self._store:
+            _states.follow()
+            hook = self._hook = _PreAllGather(self._store)
+        return hook
 
     def fsdp_post_all_gather(self, all_gather_outputs, metadata, param_dtype, *, out=None):
         """The full tensor of what arrived; ``out`` is filled again in place."""

@@ -200,13 +200,13 @@ impl Layer {
         let Some(found) = held.as_ref().filter(|held| held.is_current) else {
             return Ok(None);
         };
+        if found.codes.is_freed()? || found.scale.is_freed()? {
+            return Ok(None);
+        }
         let ptr = OperandPtr {
             data: found.codes.address()?,
             scale: found.scale.address()?,
         };
-        if ptr.data == 0 || ptr.scale == 0 {
-            return Ok(None);
-        }
         let kept = if found.once { held.take() } else { None };
         Ok(Some((ptr, kept)))
     }

@@ -37,6 +37,7 @@ macro_rules! functions {
 
 functions! {
     data_ptr = c"aoti_torch_get_data_ptr": unsafe extern "C" fn(RawTensor, *mut *mut c_void) -> Code,
+    storage_size = c"aoti_torch_get_storage_size": unsafe extern "C" fn(RawTensor, *mut i64) -> Code,
     dim = c"aoti_torch_get_dim": unsafe extern "C" fn(RawTensor, *mut i64) -> Code,
     sizes = c"aoti_torch_get_sizes": unsafe extern "C" fn(RawTensor, *mut *const i64) -> Code,
     dtype = c"aoti_torch_get_dtype": unsafe extern "C" fn(RawTensor, *mut i32) -> Code,
@@ -279,10 +280,19 @@ impl Tensor {
         raw
     }
 
-    /// Where its values lie; 0 where their memory was freed.
+    /// Whether its memory was freed, as FSDP2 frees gathered parameters.
+    pub(crate) fn is_freed(&self) -> Result<bool, Error> {
+        let mut bytes = 0;
+        // SAFETY: the handle is alive; so for all of these methods.
+        let code = unsafe { (torch()?.storage_size)(self.0, &raw mut bytes) };
+        checked(code, "get_storage_size")?;
+        Ok(bytes == 0)
+    }
+
+    /// Where its values lie.
     pub(crate) fn address(&self) -> Result<u64, Error> {
         let mut pointer = std::ptr::null_mut();
-        // SAFETY: the handle is alive; so for all of these methods.
+        // SAFETY: as above.
         let code = unsafe { (torch()?.data_ptr)(self.0, &raw mut pointer) };
         checked(code, "get_data_ptr")?;
         Ok(pointer as u64)
