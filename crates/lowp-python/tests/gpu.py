@@ -3,9 +3,12 @@
 Ranks are as many as there are GPUs; with one, the tests of two are left out and say so.
 """
 
+import datetime
+import time
 import unittest
 
 import torch
+import torch.distributed as dist
 from torch import nn
 
 import lowp
@@ -317,7 +320,6 @@ def missing(rank, world):
 def flat(rank, world):
     """Casts of flat slices: where memory stays, they are planned once."""
     from lowp import _flat
-    from torch import distributed as dist
 
     device = torch.device("cuda", rank)
     for name in low():
@@ -342,6 +344,37 @@ def flat(rank, world):
     return True
 
 
+def waits(rank, world):
+    """Seconds until a rank raises the cause of another one, which failed in a hook and neither ends nor gathers again; and that cause."""
+    from torch.distributed.fsdp import fully_shard
+
+    device = torch.device("cuda", rank)
+    net = nn.Sequential(*[nn.Linear(256, 256) for _ in range(2)]).to(device)
+    lowp.quantize_model_(net, "fp8-current")
+    for layer in net:
+        fully_shard(layer)
+    fully_shard(net)
+    x = torch.randn(32, 256, device=device)
+    net(x).sum().item()
+    begun = time.time()
+
+    def fail():
+        raise RuntimeError("a hook failed on purpose")
+
+    if rank == 1:
+        net[1].weight._local_tensor._store.check_whole = fail
+    try:
+        for _ in range(3):
+            net(x).sum().item()
+            time.sleep(0.1)
+    except (RuntimeError, lowp.LowpError) as error:
+        found = str(error), time.time() - begun
+    store = dist.distributed_c10d._get_default_store()
+    store.set(f"raised {rank}", "")
+    store.wait([f"raised {other}" for other in range(world)], datetime.timedelta(seconds=60))
+    return found
+
+
 class Ranks(unittest.TestCase):
     def worlds(self):
         worlds = [world for world in (1, 2) if world <= torch.cuda.device_count()]
@@ -364,6 +397,14 @@ class Ranks(unittest.TestCase):
             with self.subTest(world=world):
                 for found in ranks.run(world, missing, backend="nccl"):
                     self.assertEqual(found, ([4, 2], 6))
+
+    def test_a_rank_that_waits_raises_the_cause_of_another(self):
+        if 2 not in self.worlds():
+            return
+        (waited, seconds), (failed, _) = ranks.run(2, waits, backend="nccl")
+        self.assertEqual(failed, "a hook failed on purpose")
+        self.assertIn("rank 1 failed between gathers: RuntimeError: a hook failed on purpose", waited)
+        self.assertLess(seconds, 30)
 
     def test_ranks_train_what_one_process_trains(self):
         for name in ("mxfp8-2d", "nvfp4-2d", "fp8-current"):

@@ -5,7 +5,7 @@ import weakref
 import torch
 import torch.distributed as dist
 
-from . import _lowp, _native, _store, _uncast
+from . import _lowp, _native, _store, _uncast, _watch
 from ._errors import LowpError, UnsupportedOp
 from ._memory import device_of, empty, memory
 from ._ranks import Ranks, between_gathers, together
@@ -27,6 +27,8 @@ class Gathers:
     def __init__(self, store, full, world, rank, group, agreed=None):
         self.recipe, self.full, self.world, self.rank, self.group = store.recipe, full, world, rank, group
         ranks = None if agreed or world == 1 else Ranks.of(group, store.device)
+        if world > 1:
+            _watch.begin(store.device)
         _uncast.cast_rows(store, ranks, full, rank, group)
         with together(ranks):
             self.shard = store.as_shard(full, world, rank)

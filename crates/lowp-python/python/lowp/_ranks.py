@@ -16,6 +16,7 @@ import weakref
 import torch
 import torch.distributed as dist
 
+from . import _watch
 from ._errors import LowpError
 from ._torch_compat import coalesced, coalesces, default_store, post_all_gather, serves_cpu
 
@@ -132,6 +133,8 @@ class Ranks:
         print(f"lowp: rank {self.rank} of {self.world} failed: {message}", file=sys.stderr, flush=True)
         store, key = default_store(), self._key()
         _within(_PATIENCE, lambda: store.set(key, f"{self.rank}:{message}"))
+        if gathers:
+            _within(_PATIENCE, lambda: _watch.tell(dist.get_rank(), message))
         if self.place.type == "cpu" and not (gathers and self.host is self.group):
             frame = self._frame(True, "failure", message.encode())
             _within(_PATIENCE, lambda: self._post(frame))
@@ -279,6 +282,7 @@ class between_gathers:
         return self
 
     def __exit__(self, kind, error, trace):
+        _watch.passed()
         if isinstance(error, Exception) and dist.is_available() and dist.is_initialized() and dist.get_world_size(self.group()) > 1:
             _tell(Ranks(self.group(), self.device, make=False), error, gathers=True)
 
