@@ -4,6 +4,7 @@ mod bench;
 mod bench_files;
 mod ci;
 mod command;
+mod compare;
 mod cuda;
 mod environment;
 mod gpu_pack;
@@ -72,6 +73,9 @@ enum Task {
     Plots,
     /// Time the file commands in memory-backed files, as multiples of `cp`; a bar that is missed fails.
     BenchFiles(bench_files::Options),
+    /// Compare an older lowp program with this one: bytes of files, JSON, losses, resumed checkpoints. A difference
+    /// without a reason in xtask/compare.toml fails.
+    Compare(compare::Options),
 }
 
 fn main() -> ExitCode {
@@ -87,6 +91,7 @@ fn main() -> ExitCode {
         Task::Wheel(options) => wheel::wheel(&options),
         Task::Plots => plots::plots(),
         Task::BenchFiles(options) => bench_files::bench_files(&options),
+        Task::Compare(options) => compare::compare(&options),
         Task::Bench { against, args } => bench::bench(&args, against.as_deref()),
     };
     match done {
