@@ -5,7 +5,7 @@ import torch
 from . import _uncast
 from ._errors import LowpError, UnsupportedOp
 from ._memory import values
-from ._torch_compat import copies_for_gather, in_backward, is_parameter, schema_of, tree_leaves, tree_map_only
+from ._torch_compat import asks_for_size, copies_for_gather, in_backward, is_parameter, schema_of, tree_leaves, tree_map_only
 
 aten = torch.ops.aten
 Tensor = None  # set by _tensor.py, which uses this file
@@ -146,7 +146,7 @@ _MEMORY = {
 def check_memory(func):
     """Raises where a function needs memory that a quantized tensor has not: PyTorch would give a null pointer."""
     remedy = _MEMORY.get(func)
-    if remedy is not None:
+    if remedy is not None and not (func is torch.Tensor.storage and asks_for_size()):
         name = {"__get__": "__cuda_array_interface__"}.get(func.__name__, func.__name__)
         raise UnsupportedOp(f"{name} of a lowp.Tensor, which has no memory except its buffers of codes and scales; {remedy}")
 

@@ -14,7 +14,7 @@ import torch.utils._pytree as _pytree
 from torch.utils._python_dispatch import _disable_current_modes
 
 #: The first and the last version.
-TESTED = ((2, 11), (2, 15))
+TESTED = ((2, 10), (2, 15))
 
 
 def is_tested(version):
@@ -211,6 +211,12 @@ def on_checkpoints(contents):
 
     extend(_state_dict_stager.StateDictStager)
     extend(staging.BlockingAsyncStager)
+
+
+def asks_for_size():
+    """Whether a checkpoint is written, and asks how large the storage of a tensor is, as that of PyTorch 2.10 does."""
+    loader = getattr(sys.modules.get("torch.distributed.checkpoint.filesystem"), "_SerialCpuLoader", None)
+    return _is_called_by(getattr(loader, "values", None))
 
 
 def like(tensor, local):
