@@ -1,7 +1,8 @@
 //! What a weight stores and sends, as `lowp plan` says it.
 
 use lowp_format::{
-    Phase, PhasePlans, Recipe as _, RowCuts, Shape, Usage, buffers_table, gather_table, ranks_table,
+    GatherPlan, Phase, PhasePlans, Recipe as _, RowCuts, Shape, Usage, buffers_table, gather_table,
+    ranks_table,
 };
 use lowp_shard::{GatherHooks, ShardSpec};
 use pyo3::prelude::*;
@@ -11,9 +12,10 @@ use crate::error::Error;
 use crate::recipe::Recipe;
 
 /// The plan of a weight of `rows` x `cols` over `world` ranks: tables in `text`, bytes in the other entries. `sent` is what all ranks together put
-/// on the wire in a step; `fsdp2` has, for each phase, the bytes that every rank sends where FSDP2 cuts the rows.
+/// on the wire in a step; `fsdp2` has, for each phase, the bytes that every rank sends where FSDP2 cuts the rows. With `recompute` backward repeats the
+/// forward, and gathers what both need; a weight that stays gathered after forward is not gathered again.
 #[pyfunction]
-#[pyo3(signature = (recipe, rows, cols, world, reshard_after_forward = true))]
+#[pyo3(signature = (recipe, rows, cols, world, reshard_after_forward = true, recompute = false))]
 pub(crate) fn plan<'py>(
     py: Python<'py>,
     recipe: &Recipe,
@@ -21,11 +23,16 @@ pub(crate) fn plan<'py>(
     cols: usize,
     world: usize,
     reshard_after_forward: bool,
+    recompute: bool,
 ) -> Result<Bound<'py, PyDict>, Error> {
     let (recipe, shape) = (recipe.recipe, Shape::new(rows, cols));
     shape.check()?;
     let cuts = RowCuts::new(rows, world, recipe.row_quantum(Usage::BOTH))?;
-    let plans = PhasePlans::new(&recipe, shape, &cuts, reshard_after_forward)?;
+    let mut plans = PhasePlans::new(&recipe, shape, &cuts, reshard_after_forward)?;
+    if recompute && reshard_after_forward {
+        plans.backward =
+            GatherPlan::with_cuts(&recipe, shape, &cuts, Usage::BOTH, Usage::BOTH, &[])?;
+    }
     let labelled = Phase::ALL.map(|phase| (phase.name(), plans.phase(phase)));
     let mut text = buffers_table(&recipe, shape, Usage::BOTH)?;
     text += &format!("\n{}\n", gather_table(&labelled));
@@ -41,7 +48,11 @@ pub(crate) fn plan<'py>(
     dict.set_item("sent", plans.wire_bytes())?;
     let spec = ShardSpec::chunked(&recipe, shape, world, 0, Usage::BOTH);
     let fsdp2 = spec.and_then(|spec| match reshard_after_forward {
-        true => Ok(GatherHooks::phases(recipe, &spec)?.to_vec()),
+        true => {
+            let [forward, backward] = GatherHooks::phases(recipe, &spec)?;
+            let both = recompute.then(|| GatherHooks::kept(recipe, &spec));
+            Ok(vec![forward, both.unwrap_or(Ok(backward))?])
+        }
         false => Ok(vec![GatherHooks::kept(recipe, &spec)?]),
     });
     match fsdp2 {

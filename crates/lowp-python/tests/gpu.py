@@ -317,6 +317,23 @@ def missing(rank, world):
     return [int(state["step"]) for state in opt.state_dict()["state"].values()], opt.last_step()["steps"]
 
 
+def offloaded(rank, world):
+    """Steps on the host beside those on the GPUs, to the bit."""
+    import test_offload
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import CPUOffloadPolicy
+
+    device = torch.device("cuda", rank)
+    mesh = init_device_mesh("cuda", (world,))
+    for case in [*((name, 256, 256) for name in low()), ("fp8-current", 49, 64), ("fp8-delayed", 33, 64), ("mxfp8", 95, 64)]:
+        expected = test_offload.train(case[0], rank, *case[1:], device, mesh)
+        for pinned in (True, False):
+            found = test_offload.train(case[0], rank, *case[1:], device, mesh, CPUOffloadPolicy(pin_memory=pinned))
+            test_offload.compare(found, expected, case, pinned)
+            assert all(of.device.type == "cpu" for of in found[1]), (case, [of.device for of in found[1]])
+    return True
+
+
 def flat(rank, world):
     """Casts of flat slices: where memory stays, they are planned once."""
     from lowp import _flat
@@ -386,6 +403,11 @@ class Ranks(unittest.TestCase):
         for world in self.worlds():
             with self.subTest(world=world):
                 self.assertTrue(all(ranks.run(world, gathered, backend="nccl")))
+
+    def test_rows_and_optimizer_on_the_host(self):
+        for world in self.worlds():
+            with self.subTest(world=world):
+                self.assertTrue(all(ranks.run(world, offloaded, backend="nccl")))
 
     def test_flat_slices_are_cast_on_the_device(self):
         for world in self.worlds():

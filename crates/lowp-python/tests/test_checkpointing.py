@@ -110,13 +110,16 @@ WAYS = {
 
 @contextlib.contextmanager
 def logged():
-    """Which gathers each weight has, by its shape and its number among those."""
+    """Which gathers each weight has, by its shape and its number among those. Each sends the bytes of the plan."""
     seen, fill = {}, _fsdp.Gathers.fill
 
     def log(gathers, index, sent, arrived):
-        sizes = lowp.plan(gathers.recipe, *gathers.full, gathers.world)["fsdp2"]
+        of = (gathers.recipe, *gathers.full, gathers.world)
+        sizes, (forward, both) = lowp.plan(*of)["fsdp2"], lowp.plan(*of, recompute=True)["fsdp2"]
+        assert forward == sizes[FORWARD] and both <= sum(sizes) and [both] == lowp.plan(*of, reshard_after_forward=False)["fsdp2"], (of, sizes, both)
+        assert both == sizes[BACKWARD] or not serves_both(gathers.recipe), (of, sizes, both)
         sends = sum(send.numel() for send in gathers.gathers[index].sends)
-        assert sends <= sum(sizes) if index == WHOLE else sends == sizes[index], (gathers.recipe, index, sends, sizes)
+        assert sends == [*sizes, both][index], (of, index, sends, sizes, both)
         seen.setdefault((gathers.full, id(gathers)), []).append(index)
         return fill(gathers, index, sent, arrived)
 

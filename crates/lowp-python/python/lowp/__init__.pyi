@@ -61,6 +61,7 @@ def plan(
     world_size: int,
     *,
     reshard_after_forward: bool = True,
+    recompute: bool = False,
     **options: str | int | float | bool,
 ) -> Plan: ...
 

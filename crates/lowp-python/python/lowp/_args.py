@@ -12,6 +12,7 @@ from ._plan import as_recipe
 from ._ranks import Ranks
 from ._store import Store
 from ._tensor import Tensor
+from ._torch_compat import like as sharded_like
 from ._torch_compat import local_of, whole_group
 
 _F32, _BF16 = torch.float32, torch.bfloat16
@@ -117,14 +118,8 @@ def place(param):
 
 
 def like(param, local):
-    """``local`` as a tensor that is sharded as a parameter is."""
-    if local_of(param) is param:
-        return local
-    from torch.distributed.tensor import DTensor
-
-    return DTensor.from_local(
-        local, param.device_mesh, param.placements, run_check=False, shape=param.shape, stride=param.stride()
-    )
+    """``local`` as a tensor that is sharded as a parameter is, on its own device: that of the mesh may be another one (``CPUOffloadPolicy``)."""
+    return sharded_like(param.detach(), local)
 
 
 def ranks_of(params):

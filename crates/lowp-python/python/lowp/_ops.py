@@ -5,7 +5,7 @@ import torch
 from . import _uncast
 from ._errors import LowpError, UnsupportedOp
 from ._memory import values
-from ._torch_compat import in_backward, is_parameter, schema_of, tree_leaves, tree_map_only
+from ._torch_compat import asks_for_size, copies_for_gather, in_backward, is_parameter, schema_of, tree_leaves, tree_map_only
 
 aten = torch.ops.aten
 Tensor = None  # set by _tensor.py, which uses this file
@@ -146,7 +146,7 @@ _MEMORY = {
 def check_memory(func):
     """Raises where a function needs memory that a quantized tensor has not: PyTorch would give a null pointer."""
     remedy = _MEMORY.get(func)
-    if remedy is not None:
+    if remedy is not None and not (func is torch.Tensor.storage and asks_for_size()):
         name = {"__get__": "__cuda_array_interface__"}.get(func.__name__, func.__name__)
         raise UnsupportedOp(f"{name} of a lowp.Tensor, which has no memory except its buffers of codes and scales; {remedy}")
 
@@ -194,7 +194,7 @@ def _to_copy(func, tensor, dtype=None, layout=None, device=None, pin_memory=None
     dtype = tensor.dtype if dtype is None else dtype
     if not dtype.is_floating_point:
         raise UnsupportedOp(f"a lowp.Tensor cannot have the dtype {dtype}, only a floating-point dtype; decode it first (.dequantize())")
-    return like(tensor, store.map(move), dtype)
+    return like(tensor, store.map(move, with_master=not copies_for_gather()), dtype)
 
 
 @handles(aten.copy_)
@@ -264,6 +264,7 @@ def _empty_like(func, tensor, dtype=None, device=None, **_):
     _check_not_meta(tensor, device)
     store = tensor._store.map(lambda buffer: torch.empty_like(buffer, device=device))
     store.uncast = store.origin = None
+    store.blank, store._prefixes = False, {}
     return Tensor(store, tensor.dtype if dtype is None else dtype, tensor.dim() == 1)
 
 

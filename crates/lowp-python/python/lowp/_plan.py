@@ -12,13 +12,15 @@ class Plan(dict):
         return self["text"]
 
 
-def plan(recipe, rows, cols, world_size, *, reshard_after_forward=True, **options):
-    """Returns what ``lowp plan`` reports: the bytes that a ``rows`` x ``cols`` weight over ``world_size`` ranks stores, and sends in a step."""
+def plan(recipe, rows, cols, world_size, *, reshard_after_forward=True, recompute=False, **options):
+    """Returns what ``lowp plan`` reports: the bytes that a ``rows`` x ``cols`` weight over ``world_size`` ranks stores, and sends in a step. With
+    ``recompute`` the weight is in a block under activation checkpointing, whose backward gathers what both directions need: from the second step on, as in the first one
+    nobody knows of it."""
     recipe = as_recipe(recipe, options)
     for name, number in (("rows", rows), ("cols", cols), ("world_size", world_size)):
         if not isinstance(number, int) or number < 0:
             raise _lowp.LowpError(f"{name}={number!r}; give a number that is not negative")
-    return Plan(_lowp.plan(recipe, rows, cols, world_size, reshard_after_forward))
+    return Plan(_lowp.plan(recipe, rows, cols, world_size, reshard_after_forward, recompute))
 
 
 def as_recipe(recipe, options):

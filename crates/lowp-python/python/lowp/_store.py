@@ -401,19 +401,22 @@ class Store:
             rows = int(self._stale.sum())
             raise LowpError(f"{rows} of {self.rows} rows have another scale than the other rows, which were replaced; copy those rows, too")
 
-    def map(self, change):
-        """The same with every buffer, and the master, changed."""
+    def map(self, change, with_master=True):
+        """The same with every buffer, and the master, changed; or without a master."""
         self.derive()
         buffers = {name: change(buffer) for name, buffer in self.buffers.items()}
-        master = None if self.master is None else change(self.known_master())
+        master = change(self.known_master()) if with_master and self.master is not None else None
         device = next(iter(buffers.values())).device if buffers else self.device
         made = Store(self.recipe, self.rows, self.cols, buffers, device, master)
         made.amax, made.usage, made.is_part, made.cut = self.amax, self.usage, self.is_part, self.cut
-        made.origin = None if device == self.device else weakref.ref(self)
+        made.origin = None if with_master and device == self.device else weakref.ref(self)
         made.source = self.gathered_source
         if self.uncast is not None:
-            made.uncast = change(self.uncast) if master is None else master
+            made.uncast = master if master is not None else change(self.uncast) if with_master else self.uncast
         made._stale = None if self._stale is None else self._stale.clone()
+        if self.blank:
+            # FSDP2 moves padded rows, and then takes the rows without padding out of them.
+            made.blank, made._prefixes = True, {rows: store.map(change) for rows, store in self._prefixes.items()}
         return made
 
     def quantize_(self, values, dtype, encode_scale=None):

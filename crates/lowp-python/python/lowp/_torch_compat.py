@@ -14,7 +14,7 @@ import torch.utils._pytree as _pytree
 from torch.utils._python_dispatch import _disable_current_modes
 
 #: The first and the last version.
-TESTED = ((2, 11), (2, 15))
+TESTED = ((2, 10), (2, 15))
 
 
 def is_tested(version):
@@ -220,15 +220,30 @@ def on_checkpoints(contents):
     extend(staging.BlockingAsyncStager)
 
 
+def asks_for_size():
+    """Whether a checkpoint is written, and asks how large the storage of a tensor is, as that of PyTorch 2.10 does."""
+    loader = getattr(sys.modules.get("torch.distributed.checkpoint.filesystem"), "_SerialCpuLoader", None)
+    return _is_called_by(getattr(loader, "values", None))
+
+
 def like(tensor, local):
     """``local`` as a tensor that is sharded as another one is, on whatever device."""
-    return local if local_of(tensor) is tensor else type(tensor)(local, tensor._spec, requires_grad=tensor.requires_grad)
+    if local_of(tensor) is tensor:
+        return local
+    spec = tensor._spec
+    if spec.tensor_meta.dtype != local.dtype:
+        spec = type(spec)(spec.mesh, spec.placements, tensor_meta=spec.tensor_meta._replace(dtype=local.dtype))
+    return type(tensor)(local, spec, requires_grad=tensor.requires_grad)
 
 
 def makes_state_only():
     """Whether PyTorch calls a step only for the state that it makes: before states of an optimizer without steps are saved or loaded."""
-    module = sys.modules.get("torch.distributed.checkpoint.state_dict")
-    code = getattr(getattr(module, "_init_optim_state", None), "__code__", None)
+    return _is_called_by(getattr(sys.modules.get("torch.distributed.checkpoint.state_dict"), "_init_optim_state", None))
+
+
+def _is_called_by(function):
+    """Whether a function is on the stack of this thread."""
+    code = getattr(function, "__code__", None)
     frame = sys._getframe() if code is not None else None
     while frame is not None and frame.f_code is not code:
         frame = frame.f_back
@@ -263,6 +278,12 @@ def fsdp_param_of(group, store):
     owner = store if store.origin is None else store.origin()
     found = (param for param in getattr(group, "fsdp_params", ()) if getattr(local_of(param.sharded_param), "_store", ...) is owner)
     return next(found, None)
+
+
+def copies_for_gather():
+    """Whether FSDP2 copies rows that it keeps on the host to its device, for one gather."""
+    of_param = getattr(sys.modules.get("torch.distributed.fsdp._fully_shard._fsdp_param"), "FSDPParam", None)
+    return _is_called_by(getattr(getattr(of_param, "all_gather_inputs", None), "fget", None))
 
 
 def outputs_of(param):
