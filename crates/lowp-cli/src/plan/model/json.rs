@@ -115,9 +115,6 @@ struct Rates {
 }
 
 /// The whole document as text.
-///
-/// # Errors
-/// None that a plan has.
 pub(super) fn render(plan: &Plan<'_>) -> Result<String> {
     let Plan {
         model,
