@@ -75,9 +75,6 @@ struct Step {
 }
 
 /// The whole document as text.
-///
-/// # Errors
-/// If a buffer has no Padded form.
 pub(super) fn render(
     recipe: &impl Recipe,
     weight: Weight<'_>,

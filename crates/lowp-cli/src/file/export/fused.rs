@@ -1,8 +1,7 @@
 //! `--fused`: what becomes of weights that engines run as one and that have scales of their own.
 
-use crate::amax_groups::OPTION;
 use crate::output::{note, shown};
-use crate::usage::input_error;
+use crate::usage::{AMAX_GROUP, input_error};
 use anyhow::Result;
 use clap::ValueEnum;
 use lowp_file::export::{Export, Fused, Target};
@@ -55,7 +54,7 @@ fn message(found: &[Fused<'_>], to: Target) -> String {
     };
     format!(
         "inference engines run these layers as one, with one tensor scale, but in {} their scales differ: {}{more}. Engines use one scale for all, \
-         up to {most:.3} times that of another layer, or round its codes again. Quantize or train with {OPTION} auto, the default, which \
+         up to {most:.3} times that of another layer, or round its codes again. Quantize or train with {AMAX_GROUP} auto, the default, which \
          gives them one, or give --fused ignore",
         to.name(),
         told.join("; ")

@@ -1,8 +1,8 @@
 //! [`Model`]: the parameters of a model that is planned, and what the plan says of it.
 
-use crate::globs::{self, weight_of};
 use crate::output::shown;
-use crate::usage::UsageError;
+use crate::usage::{UsageError, of_patterns};
+use lowp_file::patterns::{self, weight_of};
 use lowp_fsdp::cost::ModelShapes;
 use lowp_train::Model as _;
 use lowp_transformer::{GptConfig, HubModel, Sizes};
@@ -34,13 +34,13 @@ impl Model {
     }
 
     /// For each layer, whether its name matches one of the patterns.
-    pub(super) fn matching(&self, patterns: &[String]) -> Result<Vec<bool>, UsageError> {
+    pub(super) fn matching(&self, keep_bf16: &[String]) -> Result<Vec<bool>, UsageError> {
         let layers = &self.shapes.layers;
         // Files name layers, presets of Llama their weights.
         let names = layers.iter().map(|layer| weight_of(&layer.name));
         let names: Vec<String> = names.collect();
         let names: Vec<&str> = names.iter().map(String::as_str).collect();
-        globs::matching("--keep-bf16", patterns, &names, || {
+        let matching = patterns::matching(keep_bf16, &names, || {
             let first = layers.iter().filter(|layer| layer.block == 0).take(8);
             let first: Vec<&str> = first.map(|layer| layer.name.as_str()).collect();
             format!(
@@ -48,7 +48,8 @@ impl Model {
                 shown(&self.name),
                 first.join(", ")
             )
-        })
+        });
+        matching.map_err(of_patterns("--keep-bf16"))
     }
 }
 
