@@ -13,7 +13,7 @@ use crate::{
 
 /// How the ranks' pieces of a buffer become one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Transport {
+pub enum PieceLayout {
     /// Pieces are concatenated in rank order straight into the destination.
     Rows,
     /// Rows lie along the inner axis: pieces arrive one after another in a scratch buffer, and
@@ -32,7 +32,7 @@ pub enum GatherStep {
         /// The buffer.
         spec: BufferSpec,
         /// How pieces become one.
-        transport: Transport,
+        layout: PieceLayout,
         /// Bytes of each rank's piece, in rank order.
         pieces: Vec<usize>,
         /// Whether the buffer stays in the gathered tensor, or is only a source of derivations.
@@ -226,7 +226,7 @@ impl GatherPlan {
                 let piece = |rank| most.min(bytes.saturating_sub(rank % ranks * most));
                 GatherStep::Concat {
                     spec: *spec,
-                    transport: Transport::Rows,
+                    layout: PieceLayout::Rows,
                     pieces: (0..self.cuts.world()).map(piece).collect(),
                     keep: *keep,
                 }
@@ -286,10 +286,10 @@ fn steps(
         let rows = cuts.ranges();
         GatherStep::Concat {
             spec,
-            transport: match (stored.axes[0], spec.axes[0]) {
-                (Axis::Rows, Axis::Rows) => Transport::Rows,
-                (Axis::Rows, Axis::Cols) => Transport::Transpose,
-                (Axis::Cols, _) => Transport::Interleave,
+            layout: match (stored.axes[0], spec.axes[0]) {
+                (Axis::Rows, Axis::Rows) => PieceLayout::Rows,
+                (Axis::Rows, Axis::Cols) => PieceLayout::Transpose,
+                (Axis::Cols, _) => PieceLayout::Interleave,
             },
             pieces: rows
                 .map(|r| stored.bytes(full.with_rows(r.len())))

@@ -263,7 +263,7 @@ impl Recipe for TwoDelayed {
 
     fn quantizers(&self, role: Role) -> Quantizers {
         let [row, col] = self.0.map(|recipe| recipe.quantizers(role));
-        Quantizers::apart(row.rowwise, col.columnwise)
+        Quantizers::independent(row.rowwise, col.columnwise)
     }
 }
 

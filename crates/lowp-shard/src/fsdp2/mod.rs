@@ -4,8 +4,8 @@
 use std::sync::Arc;
 
 use lowp_format::{
-    AnyRecipe, BufferKey, BufferSpec, FormatError, GatherPlan, GatherStep, Phase, Recipe, RowCuts,
-    Shape, Transport, Usage,
+    AnyRecipe, BufferKey, BufferSpec, FormatError, GatherPlan, GatherStep, Phase, PieceLayout,
+    Recipe, RowCuts, Shape, Usage,
 };
 
 use crate::gather::check_derived;
@@ -294,7 +294,7 @@ fn scales_of_first(mut plan: GatherPlan, shard: &ShardSpec) -> GatherPlan {
             pieces[0] = spec.bytes(shard.full());
             *step = GatherStep::Concat {
                 spec,
-                transport: Transport::Rows,
+                layout: PieceLayout::Rows,
                 pieces,
                 keep: true,
             };
@@ -307,7 +307,7 @@ fn inputs(plan: &GatherPlan) -> Vec<HookInput> {
     let input = |step: &GatherStep| match step {
         GatherStep::Concat {
             spec,
-            transport,
+            layout,
             pieces,
             ..
         } => {
@@ -316,8 +316,8 @@ fn inputs(plan: &GatherPlan) -> Vec<HookInput> {
                 spec: *spec,
                 padded: pieces.iter().copied().max().unwrap_or(0),
                 pieces: pieces.clone(),
-                interleaved: *transport == Transport::Interleave && several,
-                transposed: *transport == Transport::Transpose,
+                interleaved: *layout == PieceLayout::Interleave && several,
+                transposed: *layout == PieceLayout::Transpose,
             })
         }
         GatherStep::Derive { .. } | GatherStep::Replicated { .. } => None,
