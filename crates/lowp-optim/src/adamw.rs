@@ -3,7 +3,7 @@
 use std::fmt::Write as _;
 use std::sync::Arc;
 
-use lowp_comm::{Communicator, Done, Mesh, Traffic, or_abort};
+use lowp_comm::{CallLog, Communicator, Mesh, Traffic, or_abort};
 use lowp_kernels::{Backend, StepCounts};
 use lowp_shard::{FlatGather, Requantize, ScaleBook};
 
@@ -41,7 +41,7 @@ pub struct AdamW<B: Backend> {
     /// Bytes of full weights that graphs sent, less those that their captures counted.
     pub(crate) launched: u64,
     /// What the next step compares, and what the last one did.
-    pub(crate) done: Vec<Done>,
+    pub(crate) done: Vec<CallLog>,
     pub(crate) compared: Compared,
 }
 
@@ -75,7 +75,7 @@ impl<B: Backend> AdamW<B> {
     /// Has the next step compare what this rank has `done` over the ranks, in the gather that every step makes anyway: gradients
     /// that it sent, weights that it gathered. Where ranks did different things no rank applies the step, and its report is an error
     /// that names the first in which they differ. Costs the time of a hash.
-    pub fn compare(&mut self, done: Done) {
+    pub fn compare(&mut self, done: CallLog) {
         self.done.push(done);
     }
 
