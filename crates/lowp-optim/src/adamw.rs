@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use lowp_comm::{CallLog, Communicator, Mesh, Traffic, or_abort};
 use lowp_kernels::{Backend, StepCounts};
-use lowp_shard::{FlatGather, Requantize, ScaleBook};
+use lowp_shard::{CastPlan, FlatGather, ScaleBook};
 
 use crate::memory::OverGrads;
 use crate::param::Param;
@@ -30,7 +30,7 @@ pub struct AdamW<B: Backend> {
     pub(crate) groups: Vec<Group>,
     pub(crate) params: Vec<Param<B>>,
     pub(crate) names: Arc<[String]>,
-    pub(crate) requantize: Requantize<B>,
+    pub(crate) cast_plan: CastPlan<B>,
     pub(crate) work: StepWork<B>,
     /// Whether the work over the present gradients is kept whatever comes.
     pub(crate) pinned: bool,
@@ -68,7 +68,7 @@ impl<B: Backend> AdamW<B> {
     /// # Errors
     /// A rank failed or called something else.
     pub fn calibrate(&self) -> Result<(), OptimError> {
-        self.requantize.calibrate(&self.book, &*self.world)?;
+        self.cast_plan.calibrate(&self.book, &*self.world)?;
         self.work.gather()
     }
 

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use lowp_comm::LocalComm;
 use lowp_format::{AnyRecipe, Shape};
 use lowp_kernels::{DecodeJob, StepScalars, Work};
-use lowp_shard::{CastItem, Requantize, ScaleBook, ScaleBookBuilder};
+use lowp_shard::{CastItem, CastPlan, ScaleBook, ScaleBookBuilder};
 use pyo3::prelude::*;
 
 use crate::error::Error;
@@ -56,7 +56,7 @@ impl<B: Place> Cast<B> {
 /// A cast of values into codes.
 pub(crate) struct Encode<B: Place> {
     book: ScaleBook<B>,
-    cast: Requantize<B>,
+    cast: CastPlan<B>,
     comm: LocalComm<B>,
 }
 
@@ -74,7 +74,7 @@ impl<B: Place> Encode<B> {
         let mut book = ScaleBookBuilder::default();
         let item = CastItem::rows(&tensor, source, &mut book);
         let book = book.build(backend)?;
-        let cast = Requantize::new(backend, &book, &[item])?;
+        let cast = CastPlan::new(backend, &book, &[item])?;
         Ok(Self {
             book,
             cast,
