@@ -223,12 +223,12 @@ fn uneven(costs: &Costs, setup: &CostConfig) -> Option<String> {
     let Costs {
         memory,
         masters,
-        idle,
+        idle_ranks,
         ..
     } = costs;
     let shards = setup.mesh.shard;
     let mean = masters / shards as u128;
-    let none = match idle {
+    let none = match idle_ranks {
         0 => String::new(),
         idle => format!(", and {idle} of {shards} ranks of a replica have none"),
     };
