@@ -4,7 +4,7 @@ use crate::output::{note, shown};
 use crate::usage::{AMAX_GROUP, input_error};
 use anyhow::Result;
 use clap::ValueEnum;
-use lowp_file::export::{Export, Fused, Target};
+use lowp_file::export::{Export, FusedLayers, Target};
 
 /// Groups of weights that a message names.
 const NAMED: usize = 3;
@@ -39,9 +39,9 @@ impl OnFused {
     }
 }
 
-fn message(found: &[Fused<'_>], to: Target) -> String {
-    let most = found.iter().map(Fused::spread).fold(1f32, f32::max);
-    let of_group = |group: &Fused<'_>| {
+fn message(found: &[FusedLayers<'_>], to: Target) -> String {
+    let most = found.iter().map(FusedLayers::spread).fold(1f32, f32::max);
+    let of_group = |group: &FusedLayers<'_>| {
         let each = group.scales.iter();
         let each = each.map(|(name, scale)| format!("'{}' {scale:e}", shown(name)));
         each.collect::<Vec<_>>().join(", ")

@@ -13,7 +13,7 @@ use crate::output::{note, shown};
 use crate::usage::{AMAX_GROUP, input_error, of_patterns};
 use anyhow::Result;
 use fused::OnFused;
-use lowp_file::export::{Export, Target, Trained};
+use lowp_file::export::{Export, Target, TrainedCheckpoint};
 use lowp_file::{Hub, checkpoint, patterns};
 use std::path::PathBuf;
 use target::{TARGETS, table};
@@ -73,7 +73,7 @@ pub(super) fn main(args: &Args) -> Result<()> {
     let to = args.to;
     if checkpoint::is_checkpoint(&args.input) {
         let values = matches!(to, Target::Fp32 | Target::Bf16);
-        let trained = Trained::open(&args.input, values)?;
+        let trained = TrainedCheckpoint::open(&args.input, values)?;
         return export(
             Export::of_checkpoint(&trained, to)?,
             args,
