@@ -49,8 +49,8 @@ pub(super) struct RecipeArgs {
     amax_group: Vec<String>,
 
     /// Leave tensors that the recipe cannot take unquantized instead of failing; they are named at the end
-    #[arg(long)]
-    keep_unfit: bool,
+    #[arg(long, alias = "keep-unfit")]
+    skip_unsupported: bool,
 
     #[command(flatten)]
     options: RecipeOptionArgs,
@@ -105,7 +105,7 @@ impl RecipeArgs {
             tensors: patterns("--tensors", &self.tensors)?,
             ignored: patterns("--ignore", &self.ignore)?,
             amax_groups: self.amax_group.clone(),
-            keep_unfit: self.keep_unfit,
+            skip_unsupported: self.skip_unsupported,
         })
     }
 }

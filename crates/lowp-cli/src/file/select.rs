@@ -1,4 +1,4 @@
-//! Which tensors of a model `--tensors`, `--ignore`, `--keep-unfit` and `--amax-group` choose.
+//! Which tensors of a model `--tensors`, `--ignore`, `--skip-unsupported` and `--amax-group` choose.
 
 use super::summary::{Kept, Summary};
 use crate::output::{message, note, shown};
@@ -18,7 +18,7 @@ pub(super) struct Select {
     pub(super) ignored: Vec<Pattern>,
     /// Patterns of tensors that have one amax.
     pub(super) amax_groups: Vec<String>,
-    pub(super) keep_unfit: bool,
+    pub(super) skip_unsupported: bool,
 }
 
 /// The error of a pattern, given by `option`, that matches no `kind` of `model`.
@@ -43,9 +43,13 @@ impl Select {
     pub(super) fn choose<'a>(&self, model: &'a Model, setup: &Setup) -> Result<Chosen<'a>> {
         let mut choices = Choices::new(model, setup, |name| self.selects(name))?;
         self.check_patterns(model)?;
-        if let Some((name, why)) = choices.unfit().first().filter(|_| !self.keep_unfit) {
+        if let Some((name, why)) = choices
+            .unsupported()
+            .first()
+            .filter(|_| !self.skip_unsupported)
+        {
             return Err(input_error(format!(
-                "{}: '{}' cannot be quantized: {}; --keep-unfit passes such tensors through, --ignore this one",
+                "{}: '{}' cannot be quantized: {}; --skip-unsupported passes such tensors through, --ignore this one",
                 model.path().display(),
                 shown(name),
                 message(why)
@@ -128,7 +132,7 @@ impl Chosen<'_> {
         }
         summary.kept(
             "tensors that the recipe cannot take and",
-            self.choices.unfit(),
+            self.choices.unsupported(),
         );
         if summary.is_told() {
             summary.kept("matrices of integers", &self.integers);
