@@ -35,7 +35,7 @@ impl Toy {
             block: 1,
             repeat: false,
         };
-        Quantizers::apart(
+        Quantizers::independent(
             Quantizer::row_major(rowwise).padded(PaddedForm::TILES_128X4),
             // Data are transposed; scales lie with the block axis outside.
             Quantizer::column_major(columnwise)
@@ -71,12 +71,12 @@ impl Recipe for Toy {
             Toy::Blocks => Self::blocks(),
             Toy::Lines => {
                 let rowwise = Quantizer::row_major(current(Code::E4M3, Extent::Tensor));
-                Quantizers::apart(rowwise, columnwise(Extent::Line))
+                Quantizers::independent(rowwise, columnwise(Extent::Line))
             }
             Toy::OneAmax => {
                 let rowwise = KernelKey::new(Code::E2M1, ScaleRule::TWO_LEVEL).blocks([1, 16]);
                 let rowwise = Quantizer::row_major(rowwise).padded(PaddedForm::TILES_128X4);
-                Quantizers::apart(rowwise, columnwise(Extent::Tensor))
+                Quantizers::independent(rowwise, columnwise(Extent::Tensor))
             }
         }
     }

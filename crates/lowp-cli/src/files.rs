@@ -1,11 +1,25 @@
 //! Result files of commands: named by their option where they cannot be written, before hours of work.
 
+use crate::output::shown;
 use crate::usage::UsageError;
 use anyhow::{Context, Result};
 use lowp_file::files::{self, NewFile, resolve};
+use lowp_file::json::from_python;
+use serde_json::Value;
 use std::path::{Path, PathBuf};
 
 pub(crate) use lowp_file::files::read_regular;
+
+/// Most bytes of a file of settings or measurements.
+const MAX_BYTES: u64 = 16 << 20;
+
+/// The value of a JSON file that `option` names, with 0 for `NaN` and `Infinity` of Python.
+pub(crate) fn read_json(option: &str, path: &str) -> Result<Value, UsageError> {
+    let file = shown(path);
+    let bytes = read_regular(Path::new(path), MAX_BYTES);
+    let bytes = bytes.map_err(|e| UsageError::new(format!("{option} {file}: {e}")))?;
+    from_python(bytes).map_err(|e| UsageError::new(format!("{option} {file} is not JSON: {e}")))
+}
 
 /// Finds out whether [`write_atomically`] could write `path` now; `option` names it in the error.
 pub(crate) fn check_writable(option: &str, path: &Path) -> Result<(), UsageError> {

@@ -3,9 +3,9 @@
 use crate::columns::Columns;
 use crate::files::{check_distinct, check_writable, read_regular, write_atomically};
 use crate::output;
-use crate::train::svg::{Series, curves, escape, smooth, stroke};
 use crate::usage::{UsageError, input_error};
 use anyhow::Result;
+use lowp_train::chart::{Series, curves, escape, smooth, stroke};
 use serde::Deserialize;
 use serde_json::{Map, Value};
 use std::collections::BTreeMap;

@@ -1,6 +1,5 @@
 //! The `lowp` command.
 
-mod amax_groups;
 mod bench;
 mod columns;
 mod completions;
@@ -8,7 +7,6 @@ mod device;
 mod file;
 mod files;
 mod freed;
-mod globs;
 #[cfg(feature = "cuda")]
 mod gpus;
 mod losses;

@@ -83,7 +83,7 @@ pub(crate) fn table() -> Result<String> {
         }
     }
     let mut modifiers = Columns::new(&["modifier", "what it does", "of"], &[0, 1, 2]);
-    for spelling::Known { name, what } in spelling::modifiers() {
+    for spelling::ModifierWords { name, what } in spelling::modifiers() {
         let takers = takers(&name);
         let all = AnyRecipe::all();
         let names = all.iter().map(Recipe::name);
@@ -106,7 +106,7 @@ pub(crate) fn table() -> Result<String> {
          {}`lowp quantize`, `lowp shard` and `lowp plan` set them by flags of these names, --scale-mode even, or by\n\
          modifiers, NAME+even; files have the format e4m3 unless they are told otherwise.\n\n\
          {}A modified recipe is NAME+MODIFIER+MODIFIER. A modifier is a value of an option, the name of one that is on or off,\n\
-         OPTION=VALUE, or, of `lowp train` and `lowp plan`, a control, which should train worse.\n",
+         OPTION=VALUE, or, of `lowp train` and `lowp plan`, an ablation, which should train worse.\n",
         recipes.render(),
         options.render(),
         modifiers.render()
@@ -155,7 +155,7 @@ fn json() -> Result<String> {
             bytes: Bytes::of(&recipe)?,
         })
     };
-    let modifier = |known: spelling::Known| ModifierRecord {
+    let modifier = |known: spelling::ModifierWords| ModifierRecord {
         recipes: takers(&known.name),
         name: known.name,
         description: known.what,

@@ -2,6 +2,7 @@
 
 use crate::output;
 use lowp_file::FileError;
+use lowp_file::patterns::PatternError;
 use std::fmt;
 use std::io::{ErrorKind, Write, stdout};
 use std::process::ExitCode;
@@ -34,6 +35,19 @@ impl From<lowp_format::FormatError> for UsageError {
 /// An error of the command line or an input; the message says what is wrong and how to mend it.
 pub(crate) fn input_error(message: impl Into<String>) -> anyhow::Error {
     UsageError::new(message).into()
+}
+
+/// The option that says which tensors share one amax.
+pub(crate) const AMAX_GROUP: &str = "--amax-group";
+
+/// The error of patterns that `option` gave.
+pub(crate) fn of_patterns(option: &str) -> impl Fn(PatternError) -> UsageError {
+    move |error| {
+        UsageError::new(match error {
+            PatternError::Syntax(why) => format!("{option}: {why}"),
+            error => format!("{option} {error}"),
+        })
+    }
 }
 
 /// 2 for bad arguments, as clap does, 1 for everything else.

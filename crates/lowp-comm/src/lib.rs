@@ -20,18 +20,18 @@
 //! ```
 #![forbid(unsafe_code)]
 
+mod call_log;
 mod comm;
 mod control;
-mod done;
 mod error;
 mod mesh;
 
+pub use call_log::{CallLog, CallNames, CallOrder, CompareAmong, digest};
 pub use comm::{
     Collective, Communicator, Counters, GatherItem, GradWire, HostComm, LARGE_PIECE, LocalComm,
     RanksFailed, ReduceItem, Started, Traffic, or_abort, ordered, run_comms, run_ranks,
     run_ranks_on,
 };
 pub use control::{Control, Launch, MAX_ALL_GATHER, join, threads, without_backtraces};
-pub use done::{Among, Done, Names, Order, digest};
 pub use error::{CommError, Departure};
 pub use mesh::{Mesh, MeshComm};

@@ -265,8 +265,8 @@ pub(super) fn case(
     let rowwise = Quantizer::row_major(row);
     let quantizers = match axes {
         None => Quantizers::shared(rowwise),
-        Some(TRANSPOSED) => Quantizers::apart(rowwise, Quantizer::column_major(col)),
-        Some(_) => Quantizers::apart(rowwise, Quantizer::row_major(col)),
+        Some(TRANSPOSED) => Quantizers::independent(rowwise, Quantizer::column_major(col)),
+        Some(_) => Quantizers::independent(rowwise, Quantizer::row_major(col)),
     };
     let brief = false;
     Case { quantizers, brief }

@@ -2,14 +2,14 @@
 
 use super::*;
 use lowp_kernels::{
-    AdamMode, AdamScalars, AdamwAmax, AdamwJob, GradPart, Moments, StepCounts, StepReport,
+    AdamMode, AdamScalars, AdamwAmax, AdamwJob, GradContribution, Moments, StepCounts, StepRecord,
     StepScalarsJob, StochasticKey, SumSquaresJob, reference,
 };
 
 /// What the scalars of a step are made of.
 #[derive(Clone, Debug)]
 pub(super) struct Input {
-    pub(super) parts: Vec<GradPart>,
+    pub(super) parts: Vec<GradContribution>,
     pub(super) shards: usize,
     pub(super) replica: usize,
     pub(super) options: StepScalars,
@@ -106,7 +106,7 @@ impl Input {
     /// Replicas that agree on a finite gradient, at the first step.
     fn of(replicas: usize, shards: usize, seed: u64) -> Self {
         let random = Philox::new(seed, 4);
-        let part = |rank: usize| GradPart {
+        let part = |rank: usize| GradContribution {
             sum_squares: f64::from(random.normal((rank % shards) as u64)).powi(2) * 8.0,
             non_finite: 0,
             consensus: seed,
@@ -123,14 +123,17 @@ impl Input {
     }
 
     fn part_bytes(&self) -> Vec<u8> {
-        self.parts.iter().flat_map(GradPart::to_bytes).collect()
+        self.parts
+            .iter()
+            .flat_map(GradContribution::to_bytes)
+            .collect()
     }
 }
 
 /// The parts that lie in `bytes`.
-pub(super) fn parts(bytes: &[u8]) -> Vec<GradPart> {
+pub(super) fn parts(bytes: &[u8]) -> Vec<GradContribution> {
     let parts = bytes.as_chunks().0;
-    parts.iter().map(GradPart::from_bytes).collect()
+    parts.iter().map(GradContribution::from_bytes).collect()
 }
 
 /// The job of `input`, with buffers that `buffer` makes.
@@ -146,7 +149,7 @@ pub(super) fn job<B: Backend>(
         counts: buffer(&input.counts.to_bytes()),
         out: buffer(&vec![0xA5; options.len()]),
         options: buffer(&options),
-        report: buffer(&[0xA5; StepReport::BYTES]),
+        report: buffer(&[0xA5; StepRecord::BYTES]),
     }
 }
 
@@ -169,9 +172,9 @@ fn found<B: Backend>(rig: &Rig<B>, job: &StepScalarsJob<B>) -> [Vec<u8>; 3] {
     [&job.out, &job.counts, &job.report].map(|buffer| rig.content::<u8>(buffer))
 }
 
-fn report<B: Backend>(rig: &Rig<B>, job: &StepScalarsJob<B>) -> StepReport {
+fn report<B: Backend>(rig: &Rig<B>, job: &StepScalarsJob<B>) -> StepRecord {
     let bytes = rig.content::<u8>(&job.report);
-    StepReport::from_bytes(bytes.first_chunk().unwrap())
+    StepRecord::from_bytes(bytes.first_chunk().unwrap())
 }
 
 pub fn any_gradient_equals_the_reference<B: Backend>(rig: &Rig<B>) {
@@ -195,7 +198,7 @@ pub fn any_gradient_equals_the_reference<B: Backend>(rig: &Rig<B>) {
         reports.push(report(rig, job));
     }
     // Else the test would not see what it is about.
-    let kinds: [fn(&StepReport) -> bool; 7] = [
+    let kinds: [fn(&StepRecord) -> bool; 7] = [
         |r| r.applied,
         |r| !r.applied && r.non_finite == 0,
         |r| r.applied && r.clip < 1.0,
@@ -396,7 +399,7 @@ pub fn a_step_of_the_device_equals_that_of_the_host<B: Backend>(rig: &Rig<B>) {
         max_norm: 2.5,
         ..StepScalars::default()
     };
-    let part = rig.buffer(&[0u8; GradPart::BYTES]);
+    let part = rig.buffer(&[0u8; GradContribution::BYTES]);
     let sums = device.grads.clone().map(|source| SumSquaresJob {
         source,
         out: part.clone(),
@@ -408,7 +411,7 @@ pub fn a_step_of_the_device_equals_that_of_the_host<B: Backend>(rig: &Rig<B>) {
         options: rig.buffer(&options.to_bytes()),
         counts: rig.buffer(&[0u8; StepCounts::BYTES]),
         out: rig.buffer(&vec![0u8; StepScalars::bytes(2)]),
-        report: rig.buffer(&[0u8; StepReport::BYTES]),
+        report: rig.buffer(&[0u8; StepRecord::BYTES]),
     };
     let sums = rig.plan(Work::SumSquares(sums.to_vec())).unwrap();
     let scalars = rig.plan(Work::StepScalars(vec![job.clone()])).unwrap();
@@ -427,9 +430,9 @@ pub fn a_step_of_the_device_equals_that_of_the_host<B: Backend>(rig: &Rig<B>) {
         let backend = &rig.backend;
         device.set_grads(rig, &grads);
         backend.write(&job.options, 0, &options.to_bytes()).unwrap();
-        let zero = GradPart {
+        let zero = GradContribution {
             consensus: step,
-            ..GradPart::default()
+            ..GradContribution::default()
         };
         backend.write(&part, 0, &zero.to_bytes()).unwrap();
         backend.run(&sums, &StepScalars::default()).unwrap();

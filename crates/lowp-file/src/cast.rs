@@ -7,7 +7,7 @@ use lowp_format::{
     AnyRecipe, BufferSpec, Extent, Orientation, QuantizedTensor, Recipe, Shape, Usage,
 };
 use lowp_kernels::{AmaxJob, Backend, Cpu, Source, Work};
-use lowp_shard::{CastItem, Requantize, ScaleBook, ScaleBookBuilder, ScaleSlot, ShardError};
+use lowp_shard::{CastItem, CastPlan, ScaleBook, ScaleBookBuilder, ScaleSlot, ShardError};
 
 /// A quantized tensor in memory.
 pub(crate) type Tensor<B = Cpu> = QuantizedTensor<<B as Backend>::Buffer<u8>>;
@@ -27,7 +27,7 @@ pub(crate) fn cast<B: Backend>(
     let book = book.build(backend)?;
     begin(&book, &item, shared)?;
     let amax = amax_of_all(backend, comm, (&book, &item), (&tensor.recipe(), shared))?;
-    let cast = Requantize::new(backend, &book, &[item])?;
+    let cast = CastPlan::new(backend, &book, &[item])?;
     match (delayed_scale, slot) {
         (Some(scale), Some(slot)) => {
             book.set_scale(slot, scale)?;

@@ -3,7 +3,7 @@
 use crate::background::Deferred;
 use crate::buffer_bytes::{deferred, each_chunk};
 use crate::cast::Tensor;
-use crate::dtypes::FloatName;
+use crate::dtypes::OutputDtype;
 use crate::error::{Context, Result};
 use crate::region::Region;
 use crate::reuse::DoubleBuffer;
@@ -27,7 +27,7 @@ pub(crate) struct Decoding<'a, B: Backend> {
     pub(crate) backend: &'a B,
     pub(crate) codes: Tensor<B>,
     pub(crate) orientation: Orientation,
-    pub(crate) float: FloatName,
+    pub(crate) float: OutputDtype,
     pub(crate) name: &'a str,
     pub(crate) overflows: &'a Overflows,
     pub(crate) memory: &'a DoubleBuffer<B::Buffer<f32>>,
@@ -142,7 +142,7 @@ pub(crate) struct Decoded<'a, B: Backend> {
     pub(crate) backend: B,
     /// Held until all of them are written.
     pub(crate) values: Arc<B::Buffer<f32>>,
-    pub(crate) float: FloatName,
+    pub(crate) float: OutputDtype,
     pub(crate) name: &'a str,
     pub(crate) overflows: &'a Overflows,
 }
@@ -150,8 +150,8 @@ pub(crate) struct Decoded<'a, B: Backend> {
 impl<B: Backend> Parts for Decoded<'_, B> {
     fn deferred(&self, _: usize) -> Option<Box<dyn Deferred>> {
         match self.float {
-            FloatName::F32 => deferred::<f32, B, _>(&self.backend, &self.values, &self.values),
-            FloatName::Bf16 | FloatName::F16 => None,
+            OutputDtype::F32 => deferred::<f32, B, _>(&self.backend, &self.values, &self.values),
+            OutputDtype::Bf16 | OutputDtype::F16 => None,
         }
     }
 
@@ -196,7 +196,7 @@ mod tests {
                         Ok::<_, FileError>(codes.buffer(spec.key)?.storage.clone())
                     })?,
                     orientation,
-                    float: FloatName::F32,
+                    float: OutputDtype::F32,
                     name: "t",
                     overflows: &Overflows::default(),
                     memory: &DoubleBuffer::default(),

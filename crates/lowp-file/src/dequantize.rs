@@ -1,7 +1,7 @@
 //! A quantized model as tensors of floats.
 
 use crate::decoding::Decoding;
-use crate::dtypes::FloatName;
+use crate::dtypes::OutputDtype;
 use crate::error::{Result, mend_file};
 use crate::interchange::hub::Hub;
 use crate::keys;
@@ -64,7 +64,7 @@ impl<'a> Dequantize<'a> {
     pub fn write<B: Backend>(
         &self,
         backend: &B,
-        (requested, float): (Option<Orientation>, FloatName),
+        (requested, float): (Option<Orientation>, OutputDtype),
         out: Out,
         progress: &dyn Progress,
     ) -> Result<Dequantized> {

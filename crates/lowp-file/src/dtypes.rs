@@ -8,7 +8,7 @@ pub use safetensors::Dtype;
 
 /// Floats that decoded values are written as.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum FloatName {
+pub enum OutputDtype {
     /// As decoded.
     F32,
     /// Rounded to nearest even.
@@ -17,7 +17,7 @@ pub enum FloatName {
     F16,
 }
 
-impl FloatName {
+impl OutputDtype {
     /// Its name in the header of a file.
     pub fn name(self) -> &'static str {
         Named::label(Dtype::from(self))
@@ -29,12 +29,12 @@ impl FloatName {
     }
 }
 
-impl From<FloatName> for Dtype {
-    fn from(name: FloatName) -> Self {
+impl From<OutputDtype> for Dtype {
+    fn from(name: OutputDtype) -> Self {
         match name {
-            FloatName::F32 => Dtype::F32,
-            FloatName::Bf16 => Dtype::BF16,
-            FloatName::F16 => Dtype::F16,
+            OutputDtype::F32 => Dtype::F32,
+            OutputDtype::Bf16 => Dtype::BF16,
+            OutputDtype::F16 => Dtype::F16,
         }
     }
 }

@@ -63,12 +63,12 @@ pub struct QuantizedReport {
     /// The form of the block scales.
     pub scales: String,
     /// Orientations with data of their own.
-    pub orientations: Vec<SideReport>,
+    pub orientations: Vec<OrientationReport>,
 }
 
 /// The codes and scales of one orientation.
 #[derive(Debug, Serialize)]
-pub struct SideReport {
+pub struct OrientationReport {
     /// Which it is.
     pub orientation: &'static str,
     /// What they look like.
@@ -144,7 +144,7 @@ fn side_reports(
     model: &Model,
     tensor: &Quantized,
     reference: Option<&Model>,
-) -> Result<Vec<SideReport>> {
+) -> Result<Vec<OrientationReport>> {
     let mut reports = Vec::new();
     for side in sides(model, tensor)? {
         let found = unpack(&Cpu, model, tensor, Some(side))?;
@@ -155,7 +155,7 @@ fn side_reports(
             }
             None => None,
         };
-        reports.push(SideReport {
+        reports.push(OrientationReport {
             orientation: side.usage().label(),
             stats: Stats::of(&found, side)?,
             distance,

@@ -38,6 +38,7 @@ pub mod files;
 pub mod inspect;
 pub mod json;
 pub mod model;
+pub mod patterns;
 pub mod process;
 pub mod quantize;
 pub mod ranks;

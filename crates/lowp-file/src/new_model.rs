@@ -298,7 +298,7 @@ impl Parts for Kept<'_> {
                 let mut bytes = Vec::new();
                 for values in values.chunks(1 << 18) {
                     bytes.clear();
-                    round::append(crate::dtypes::FloatName::F32, values, &mut bytes);
+                    round::append(crate::dtypes::OutputDtype::F32, values, &mut bytes);
                     sink(&bytes)?;
                 }
                 Ok(())

@@ -1,6 +1,6 @@
 //! f32 values as the bytes of a float of 16 or 32 bits, rounded to nearest even, and [`Overflows`], those that became infinite.
 
-use crate::dtypes::FloatName;
+use crate::dtypes::OutputDtype;
 use half::{bf16, f16};
 use std::cell::{Cell, RefCell};
 
@@ -8,17 +8,17 @@ use std::cell::{Cell, RefCell};
 ///
 /// Ties go to the even neighbor, subnormal results are kept, NaN stays NaN. What is beyond the largest finite value by
 /// half of its last place or more becomes infinite.
-pub(crate) fn append(float: FloatName, values: &[f32], bytes: &mut Vec<u8>) -> usize {
+pub(crate) fn append(float: OutputDtype, values: &[f32], bytes: &mut Vec<u8>) -> usize {
     match float {
-        FloatName::F32 => {
+        OutputDtype::F32 => {
             each(values, bytes, f32::to_le_bytes);
             0
         }
-        FloatName::Bf16 => narrow(values, bytes, |value| {
+        OutputDtype::Bf16 => narrow(values, bytes, |value| {
             let rounded = bf16::from_f32(value);
             (rounded.to_le_bytes(), rounded.is_infinite())
         }),
-        FloatName::F16 => narrow(values, bytes, |value| {
+        OutputDtype::F16 => narrow(values, bytes, |value| {
             let rounded = f16::from_f32(value);
             (rounded.to_le_bytes(), rounded.is_infinite())
         }),
@@ -152,7 +152,7 @@ mod tests {
 
     #[test]
     fn rounding_is_to_nearest_even() {
-        for (float, exponent) in [(FloatName::F16, 5), (FloatName::Bf16, 8)] {
+        for (float, exponent) in [(OutputDtype::F16, 5), (OutputDtype::Bf16, 8)] {
             let inputs = inputs(exponent);
             let mut bytes = Vec::new();
             let overflowed = append(float, &inputs, &mut bytes);
@@ -179,7 +179,7 @@ mod tests {
     #[test]
     fn f32_is_kept() {
         let (values, mut bytes) = ([1.0f32, -0.0, f32::NAN, f32::MAX], Vec::new());
-        assert_eq!(append(FloatName::F32, &values, &mut bytes), 0);
+        assert_eq!(append(OutputDtype::F32, &values, &mut bytes), 0);
         assert_eq!(bytes, values.map(f32::to_le_bytes).concat());
     }
 }

@@ -87,7 +87,7 @@ pub struct Choices<'a> {
     pub(crate) model: &'a Model,
     pub(crate) setup: Setup,
     pub(crate) all: Vec<Choice<'a>>,
-    unfit: Vec<(&'a str, String)>,
+    unsupported: Vec<(&'a str, String)>,
 }
 
 /// A matrix and how it is quantized.
@@ -131,7 +131,7 @@ impl<'a> Choices<'a> {
             model,
             setup: *setup,
             all: Vec::new(),
-            unfit: Vec::new(),
+            unsupported: Vec::new(),
         };
         for tensor in model.tensors() {
             let mut matrix = None;
@@ -143,7 +143,7 @@ impl<'a> Choices<'a> {
                             setup: *setup,
                         });
                     }
-                    Err(why) => chosen.unfit.push((tensor.name, why)),
+                    Err(why) => chosen.unsupported.push((tensor.name, why)),
                 }
             }
             chosen.all.push(Choice {
@@ -161,8 +161,8 @@ impl<'a> Choices<'a> {
     }
 
     /// Those that were selected and that the recipe cannot take, and why.
-    pub fn unfit(&self) -> &[(&'a str, String)] {
-        &self.unfit
+    pub fn unsupported(&self) -> &[(&'a str, String)] {
+        &self.unsupported
     }
 
     /// Checks that they are those of `model`.

@@ -6,8 +6,8 @@ use std::fmt::Write;
 use std::ops::Range;
 
 use crate::{
-    Axis, BufferSpec, Form, FormatError, GatherPlan, GatherStep, Orientation, Origin, Recipe,
-    RowCuts, ScaleLayout, Shape, Table, Transport, Usage,
+    Axis, BufferSpec, Form, FormatError, GatherPlan, GatherStep, Orientation, Origin, PieceLayout,
+    Recipe, RowCuts, ScaleLayout, Shape, Table, Usage,
 };
 
 /// The buffers of a tensor of `shape` that serves `usage`, one line each: code, origin, physical
@@ -275,19 +275,19 @@ fn forms_for(
     ])
 }
 
-/// Kind, transport, bytes per rank, kept.
+/// Kind, layout, bytes per rank, kept.
 fn step_cells(step: &GatherStep) -> [String; 4] {
     match step {
         GatherStep::Concat {
-            transport,
+            layout,
             pieces,
             keep,
             ..
         } => {
-            let how = match transport {
-                Transport::Rows => "in place",
-                Transport::Interleave => "interleave",
-                Transport::Transpose => "transpose",
+            let how = match layout {
+                PieceLayout::Rows => "in place",
+                PieceLayout::Interleave => "interleave",
+                PieceLayout::Transpose => "transpose",
             };
             let kept = if *keep { "yes" } else { "no, a source" };
             [

@@ -13,7 +13,7 @@ use crate::{
 
 /// How the ranks' pieces of a buffer become one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Transport {
+pub enum PieceLayout {
     /// Pieces are concatenated in rank order straight into the destination.
     Rows,
     /// Rows lie along the inner axis: pieces arrive one after another in a scratch buffer, and
@@ -32,7 +32,7 @@ pub enum GatherStep {
         /// The buffer.
         spec: BufferSpec,
         /// How pieces become one.
-        transport: Transport,
+        layout: PieceLayout,
         /// Bytes of each rank's piece, in rank order.
         pieces: Vec<usize>,
         /// Whether the buffer stays in the gathered tensor, or is only a source of derivations.
@@ -170,10 +170,8 @@ impl GatherPlan {
         held: &[BufferKey],
     ) -> Result<Self, FormatError> {
         check_cuts(recipe, full, cuts)?;
-        let fetched = recipe.buffers(fetch);
-        let needed = recipe.buffers(need);
-        let sources = sources(recipe, &fetched);
-        let quantum = row_quantum(&sources);
+        let stored = stored(recipe, fetch);
+        let quantum = row_quantum(&stored);
         if let Some((rank, start)) = cuts.off_quantum(quantum) {
             return Err(FormatError::OffQuantum {
                 recipe: recipe.name(),
@@ -185,29 +183,7 @@ impl GatherPlan {
                 start,
             });
         }
-        let mut steps = SmallVec::new();
-        for &spec in sources.iter().filter(|spec| !held.contains(&spec.key)) {
-            steps.push(match spec.origin {
-                Origin::Replicated => GatherStep::Replicated { spec },
-                _ => GatherStep::Concat {
-                    spec,
-                    transport: match spec.axes[0] {
-                        Axis::Rows => Transport::Rows,
-                        Axis::Cols => Transport::Interleave,
-                    },
-                    pieces: cuts
-                        .ranges()
-                        .map(|r| spec.bytes(full.with_rows(r.len())))
-                        .collect(),
-                    keep: fetched.iter().any(|f| f.key == spec.key),
-                },
-            });
-        }
-        for &spec in &needed {
-            if let Origin::TransposeOf(from) = spec.origin {
-                steps.push(GatherStep::Derive { spec, from });
-            }
-        }
+        let steps = steps(recipe, full, cuts, [fetch, need], held, &stored);
         Ok(Self {
             full,
             cuts: cuts.clone(),
@@ -230,36 +206,8 @@ impl GatherPlan {
         held: &[BufferKey],
     ) -> Result<Self, FormatError> {
         check_cuts(recipe, full, cuts)?;
-        let is_data = |spec: &&BufferSpec| spec.key.part == Part::Data;
-        let (fetched, needed) = (recipe.buffers(fetch), recipe.buffers(need));
-        let sources = sources(recipe, &fetched);
-        let mut steps = SmallVec::new();
-        let there = |spec: &&BufferSpec| held.contains(&spec.key);
-        for &spec in sources.iter().filter(is_data).filter(|s| !there(s)) {
-            let stored = spec.cut_anywhere();
-            steps.push(GatherStep::Concat {
-                spec,
-                transport: match spec.axes[0] {
-                    Axis::Rows => Transport::Rows,
-                    Axis::Cols => Transport::Transpose,
-                },
-                pieces: cuts
-                    .ranges()
-                    .map(|r| stored.bytes(full.with_rows(r.len())))
-                    .collect(),
-                keep: fetched.iter().any(|f| f.key == spec.key),
-            });
-        }
-        let scales = fetched.iter().filter(|spec| !is_data(spec));
-        for spec in scales.filter(|s| !there(s)) {
-            let spec = spec.cut_anywhere();
-            steps.push(GatherStep::Replicated { spec });
-        }
-        for &spec in needed.iter().filter(is_data) {
-            if let Origin::TransposeOf(from) = spec.origin {
-                steps.push(GatherStep::Derive { spec, from });
-            }
-        }
+        let stored = recipe.stored_cut_anywhere(fetch);
+        let steps = steps(recipe, full, cuts, [fetch, need], held, &stored);
         Ok(Self {
             full,
             cuts: cuts.clone(),
@@ -278,7 +226,7 @@ impl GatherPlan {
                 let piece = |rank| most.min(bytes.saturating_sub(rank % ranks * most));
                 GatherStep::Concat {
                     spec: *spec,
-                    transport: Transport::Rows,
+                    layout: PieceLayout::Rows,
                     pieces: (0..self.cuts.world()).map(piece).collect(),
                     keep: *keep,
                 }
@@ -316,6 +264,49 @@ fn check_cuts(recipe: &impl Recipe, full: Shape, cuts: &RowCuts) -> Result<(), F
         rows: cuts.rows(),
         world: cuts.world(),
     })
+}
+
+/// The steps that make the buffers for `need` of those that ranks have `stored` for `fetch`.
+fn steps(
+    recipe: &impl Recipe,
+    full: Shape,
+    cuts: &RowCuts,
+    [fetch, need]: [Usage; 2],
+    held: &[BufferKey],
+    stored: &[BufferSpec],
+) -> SmallVec<[GatherStep; 4]> {
+    let all = recipe.buffers(Usage::BOTH);
+    let fetched = recipe.buffers(fetch);
+    let gather = |stored: &BufferSpec| {
+        if stored.origin == Origin::Replicated {
+            return GatherStep::Replicated { spec: *stored };
+        }
+        let spec = all.iter().find(|spec| spec.key == stored.key);
+        let spec = *spec.unwrap_or(stored);
+        let rows = cuts.ranges();
+        GatherStep::Concat {
+            spec,
+            layout: match (stored.axes[0], spec.axes[0]) {
+                (Axis::Rows, Axis::Rows) => PieceLayout::Rows,
+                (Axis::Rows, Axis::Cols) => PieceLayout::Transpose,
+                (Axis::Cols, _) => PieceLayout::Interleave,
+            },
+            pieces: rows
+                .map(|r| stored.bytes(full.with_rows(r.len())))
+                .collect(),
+            keep: fetched.iter().any(|f| f.key == spec.key),
+        }
+    };
+    let is_stored = |key| stored.iter().any(|spec| spec.key == key);
+    let needed = recipe.buffers(need);
+    let derived = needed.iter().filter_map(|&spec| match spec.origin {
+        Origin::TransposeOf(from) if !is_stored(spec.key) => {
+            Some(GatherStep::Derive { spec, from })
+        }
+        _ => None,
+    });
+    let sent = stored.iter().filter(|spec| !held.contains(&spec.key));
+    sent.map(gather).chain(derived).collect()
 }
 
 /// The buffers that are quantized or replicated, from which all of `specs` follow.

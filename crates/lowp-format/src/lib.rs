@@ -52,7 +52,7 @@ pub use code::Code;
 pub use cuts::RowCuts;
 pub use describe::{buffers_table, gather_table, layout_map, ranks_table};
 pub use error::FormatError;
-pub use gather::{GatherPlan, GatherStep, Phase, PhasePlans, Transport};
+pub use gather::{GatherPlan, GatherStep, Phase, PhasePlans, PieceLayout};
 pub use hadamard::{HADAMARD_ROWS, HADAMARD_SIGNS, hadamard_rows, hadamard16, rotate_rows};
 pub use philox::Philox;
 pub use quantizer::{Columnwise, Quantizer, Quantizers};

@@ -142,7 +142,7 @@ impl Quantizers {
     }
 
     /// Orientations that are quantized apart.
-    pub const fn apart(rowwise: Quantizer, columnwise: Quantizer) -> Self {
+    pub const fn independent(rowwise: Quantizer, columnwise: Quantizer) -> Self {
         Self {
             rowwise,
             columnwise,
@@ -154,7 +154,7 @@ impl Quantizers {
     /// for GEMMs.
     pub const fn k_major(rowwise: KernelKey, columnwise: KernelKey) -> Self {
         let padded = PaddedForm::TILES_128X4;
-        Self::apart(
+        Self::independent(
             Quantizer::row_major(rowwise).padded(padded),
             Quantizer::column_major(columnwise).padded(padded),
         )

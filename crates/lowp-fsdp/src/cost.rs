@@ -1,5 +1,5 @@
-//! What a model costs before anything is allocated: the memory of the rank that holds most ([`Memory`]), and the collectives of a step with
-//! their bytes and times ([`Step`]). The numbers are those of a run: they follow from the same plans of gathers.
+//! What a model costs before anything is allocated: the memory of the rank that holds most ([`RankMemory`]), and the collectives of a step with
+//! their bytes and times ([`StepTraffic`]). The numbers are those of a run: they follow from the same plans of gathers.
 //!
 //! ```
 //! use lowp_format::{AnyRecipe, RecipeOptions};
@@ -27,10 +27,10 @@ mod weights;
 
 pub use bandwidth::{Bandwidth, Rate};
 pub use config::{CostConfig, CostError, MAX_MICRO_BATCHES, MAX_RANKS, PARAMETER_STATE};
-pub use links::{Links, Moved};
-pub use memory::Memory;
+pub use links::{LinkBytes, MovedBytes};
+pub use memory::RankMemory;
 pub use shapes::{LayerShape, ModelShapes};
-pub use traffic::{Operation, Step};
+pub use traffic::{CollectiveCost, StepTraffic};
 
 use lowp_format::{Recipe, ReshardAfterForward};
 
@@ -43,7 +43,7 @@ use weights::Weights;
 #[derive(Debug)]
 pub struct Costs {
     /// Of the rank that holds most.
-    pub memory: Memory,
+    pub memory: RankMemory,
     /// Bytes of linear weights of all ranks of a replica.
     pub resident: u128,
     /// Bytes of their masters.
@@ -51,13 +51,13 @@ pub struct Costs {
     /// Those bytes of linear weights of the rank that holds most that are scales, not codes.
     pub scales: u128,
     /// Ranks of a replica that have no elements of linear layers.
-    pub idle: usize,
+    pub idle_ranks: usize,
     /// Bytes of variables, beside what the memory has: shards, and what they are gathered in.
-    pub outside: u128,
+    pub var_gather_bytes: u128,
     /// On devices, where gradients arrive that are added there: those in bf16, and of micro-batches after the first.
     pub staging: u128,
     /// The collectives of a step.
-    pub step: Step,
+    pub step: StepTraffic,
 }
 
 impl Costs {
@@ -96,18 +96,18 @@ impl Costs {
         let vars = model.vars.iter();
         let vars = vars.map(|&shape| (VarRecipe::default(), 0, shape));
         let vars = Weights::new(vars, &of_vars).map_err(|(_, error)| CostError::Vars(error))?;
-        let memory = Memory::new(model, &weights, &vars, config);
-        let step = Step::new((&weights, &vars), name, config, bandwidth);
+        let memory = RankMemory::new(model, &weights, &vars, config);
+        let step = StepTraffic::new((&weights, &vars), name, config, bandwidth);
         let all = |of: fn(&WeightCost) -> &[u64]| {
             weights.sum(|cost| of(cost).iter().map(|&n| u128::from(n)).sum())
         };
         let elements = weights.by_rank(config.mesh.shard, |cost| &cost.elements);
         Ok(Self {
-            idle: elements.iter().filter(|&&elements| elements == 0).count(),
+            idle_ranks: elements.iter().filter(|&&elements| elements == 0).count(),
             resident: all(|cost| &cost.stored),
             masters: 4 * all(|cost| &cost.elements),
             scales: weights.sum(|cost| u128::from(cost.scales[memory.rank])),
-            outside: vars.sum(|cost| u128::from(cost.stored[memory.rank] + cost.gathered)),
+            var_gather_bytes: vars.sum(|cost| u128::from(cost.stored[memory.rank] + cost.gathered)),
             staging: memory::staging(model, config),
             memory,
             step,
@@ -116,6 +116,6 @@ impl Costs {
 
     /// What the rank that holds most has on a device, beside what runs the layers.
     pub fn on_device(&self) -> u128 {
-        self.memory.total + self.outside + self.staging
+        self.memory.total + self.var_gather_bytes + self.staging
     }
 }

@@ -23,6 +23,7 @@
 //! # Ok::<(), ModelError>(())
 //! ```
 
+pub mod bench;
 mod builder;
 mod checkpoint;
 pub mod cost;

@@ -385,7 +385,7 @@ pub struct SumSquaresJob<B: Backend> {
     pub source: Source<B>,
     /// Two f32 entries are not enough for a binary64: the sum's bits are written as 8 bytes, and
     /// the count of non-finite values as 8 more (both little endian). 16 bytes, or a whole
-    /// [`crate::GradPart`], of which they are the first 16.
+    /// [`crate::GradContribution`], of which they are the first 16.
     pub out: B::Buffer<u8>,
 }
 
@@ -417,7 +417,7 @@ pub struct ConvertJob<B: Backend> {
 /// It runs whatever the `skip` of the scalars it is run with.
 #[derive(Clone, Debug)]
 pub struct StepScalarsJob<B: Backend> {
-    /// A [`crate::GradPart`] of every rank, in the order of ranks: replicas x shards.
+    /// A [`crate::GradContribution`] of every rank, in the order of ranks: replicas x shards.
     pub parts: B::Buffer<u8>,
     /// Ranks of a replica: ranks `r * shards .. (r + 1) * shards` are replica `r`.
     pub shards: usize,
@@ -429,7 +429,7 @@ pub struct StepScalarsJob<B: Backend> {
     pub counts: B::Buffer<u8>,
     /// [`crate::StepScalars`] as plans read them, of as many groups as `options`.
     pub out: B::Buffer<u8>,
-    /// [`crate::StepReport`].
+    /// [`crate::StepRecord`].
     pub report: B::Buffer<u8>,
 }
 

@@ -84,7 +84,7 @@ pub use job::{
 };
 pub use pending::Pending;
 pub use quantized::Quantized;
-pub use scalars::{AdamScalars, GradPart, StepCounts, StepReport, StepScalars};
+pub use scalars::{AdamScalars, GradContribution, StepCounts, StepRecord, StepScalars};
 
 // What signatures here need of other crates.
 pub use half::bf16;

@@ -14,7 +14,9 @@ use lowp_format::{
 
 use crate::power::power;
 use crate::scalars::canonical;
-use crate::{AdamMode, AdamScalars, GradPart, KernelError, StepCounts, StepReport, StepScalars};
+use crate::{
+    AdamMode, AdamScalars, GradContribution, KernelError, StepCounts, StepRecord, StepScalars,
+};
 
 /// A matrix and how one orientation of it is quantized.
 #[derive(Clone, Copy, Debug)]
@@ -456,12 +458,12 @@ pub fn sum_bf16(into: bf16, from: f32) -> bf16 {
 /// The scalars of a step ([`crate::StepScalarsJob`], docs/numerics.md 12.8), the counts after it and the
 /// report. `parts` are whole replicas of `shards` ranks, among them `replica`.
 pub fn step_scalars(
-    parts: &[GradPart],
+    parts: &[GradContribution],
     shards: usize,
     replica: usize,
     options: &StepScalars,
     counts: StepCounts,
-) -> (StepScalars, StepCounts, StepReport) {
+) -> (StepScalars, StepCounts, StepRecord) {
     let squares = |replica: usize| {
         let mut sum = parts[replica * shards].sum_squares;
         for shard in 1..shards {
@@ -469,7 +471,7 @@ pub fn step_scalars(
         }
         sum
     };
-    let mut report = StepReport::default();
+    let mut report = StepRecord::default();
     for (rank, part) in parts.iter().enumerate() {
         report.non_finite = report.non_finite.wrapping_add(part.non_finite);
         if part.consensus != parts[0].consensus && report.consensus.is_none() {

@@ -173,7 +173,7 @@ impl StepScalars {
 /// What a rank contributes to the gradient norm of a step, and to the check that all ranks do the same
 /// one.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub struct GradPart {
+pub struct GradContribution {
     /// The sum of squares of its gradients: the first word of [`crate::SumSquaresJob::out`].
     pub sum_squares: f64,
     /// How many of its gradients are not finite: the second word.
@@ -184,7 +184,7 @@ pub struct GradPart {
     pub within: u64,
 }
 
-impl GradPart {
+impl GradContribution {
     /// Bytes of a part.
     pub const BYTES: usize = 32;
     /// Bytes of it that [`crate::SumSquaresJob`] writes; the host writes those behind.
@@ -201,7 +201,7 @@ impl GradPart {
         record(words)
     }
 
-    /// The part that [`GradPart::to_bytes`] laid out.
+    /// The part that [`GradContribution::to_bytes`] laid out.
     pub fn from_bytes(bytes: &[u8; Self::BYTES]) -> Self {
         Self {
             sum_squares: f64::from_bits(long(bytes, 0)),
@@ -241,7 +241,7 @@ impl StepCounts {
 
 /// What became of a step: the output of [`crate::StepScalarsJob`] for the host.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub struct StepReport {
+pub struct StepRecord {
     /// The gradient norm of the replica, after `grad_scale`.
     pub norm: f64,
     /// Non-finite gradients of all ranks.
@@ -254,16 +254,16 @@ pub struct StepReport {
     pub clip: f32,
     /// Whether this step is applied.
     pub applied: bool,
-    /// The first rank whose [`GradPart::consensus`] is not that of rank 0.
+    /// The first rank whose [`GradContribution::consensus`] is not that of rank 0.
     pub consensus: Option<usize>,
     /// The first replica whose sum of squares is not that of replica 0; only looked for where every
     /// gradient is finite.
     pub replicas: Option<usize>,
-    /// The first rank whose [`GradPart::within`] is not that of the first rank of its replica.
+    /// The first rank whose [`GradContribution::within`] is not that of the first rank of its replica.
     pub within: Option<usize>,
 }
 
-impl StepReport {
+impl StepRecord {
     /// Bytes of a report.
     pub const BYTES: usize = 64;
 
@@ -366,13 +366,13 @@ mod tests {
         #[test]
         fn records_survive_their_bytes(bytes in prop::collection::vec(any::<u8>(), 64)) {
             let mut bytes: [u8; 64] = bytes.try_into().unwrap();
-            let part = GradPart::from_bytes(bytes.first_chunk().unwrap());
+            let part = GradContribution::from_bytes(bytes.first_chunk().unwrap());
             prop_assert_eq!(&part.to_bytes()[..], &bytes[..32]);
             let counts = StepCounts::from_bytes(bytes.first_chunk().unwrap());
             prop_assert_eq!(&counts.to_bytes()[..], &bytes[..16]);
             bytes[36..40].copy_from_slice(&1u32.to_le_bytes());
             bytes[52..].fill(0);
-            let report = StepReport::from_bytes(&bytes);
+            let report = StepRecord::from_bytes(&bytes);
             prop_assert_eq!(report.to_bytes(), bytes);
         }
     }
@@ -403,7 +403,7 @@ mod tests {
         let expected: Vec<u8> = words.into_iter().flat_map(u32::to_le_bytes).collect();
         assert_eq!(scalars.to_bytes(), expected);
 
-        let report = StepReport {
+        let report = StepRecord {
             norm: 2.5,
             non_finite: 1,
             steps: 2,

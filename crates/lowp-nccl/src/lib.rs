@@ -1,4 +1,4 @@
-//! Collectives between GPUs: [`NcclComm`] moves data with NCCL on the streams of the CUDA backend.
+//! Collectives between GPUs: `NcclComm` moves data with NCCL on the streams of the CUDA backend.
 //!
 //! The ranks are threads of one process or processes of many machines; they find each other by a
 //! [`Control`](lowp_comm::Control). NCCL's library is found at run time: `libnccl.so.2`, in the folders that the loader

@@ -3,9 +3,9 @@
 use std::fmt::Write as _;
 use std::sync::Arc;
 
-use lowp_comm::{Communicator, Done, Mesh, Traffic, or_abort};
+use lowp_comm::{CallLog, Communicator, Mesh, Traffic, or_abort};
 use lowp_kernels::{Backend, StepCounts};
-use lowp_shard::{FlatGather, Requantize, ScaleBook};
+use lowp_shard::{CastPlan, FlatGather, ScaleBook};
 
 use crate::memory::OverGrads;
 use crate::param::Param;
@@ -30,7 +30,7 @@ pub struct AdamW<B: Backend> {
     pub(crate) groups: Vec<Group>,
     pub(crate) params: Vec<Param<B>>,
     pub(crate) names: Arc<[String]>,
-    pub(crate) requantize: Requantize<B>,
+    pub(crate) cast_plan: CastPlan<B>,
     pub(crate) work: StepWork<B>,
     /// Whether the work over the present gradients is kept whatever comes.
     pub(crate) pinned: bool,
@@ -41,7 +41,7 @@ pub struct AdamW<B: Backend> {
     /// Bytes of full weights that graphs sent, less those that their captures counted.
     pub(crate) launched: u64,
     /// What the next step compares, and what the last one did.
-    pub(crate) done: Vec<Done>,
+    pub(crate) done: Vec<CallLog>,
     pub(crate) compared: Compared,
 }
 
@@ -68,14 +68,14 @@ impl<B: Backend> AdamW<B> {
     /// # Errors
     /// A rank failed or called something else.
     pub fn calibrate(&self) -> Result<(), OptimError> {
-        self.requantize.calibrate(&self.book, &*self.world)?;
+        self.cast_plan.calibrate(&self.book, &*self.world)?;
         self.work.gather()
     }
 
     /// Has the next step compare what this rank has `done` over the ranks, in the gather that every step makes anyway: gradients
     /// that it sent, weights that it gathered. Where ranks did different things no rank applies the step, and its report is an error
     /// that names the first in which they differ. Costs the time of a hash.
-    pub fn compare(&mut self, done: Done) {
+    pub fn compare(&mut self, done: CallLog) {
         self.done.push(done);
     }
 

@@ -7,7 +7,7 @@ use lowp_comm::{CommError, Communicator, Mesh, or_abort};
 use lowp_format::{QuantizedTensor, Recipe};
 use lowp_kernels::{Backend, KernelError, Moments, Source};
 use lowp_shard::{
-    CastInto, CastItem, FlatGather, FlatParam, Requantize, ScaleBook, ScaleBookBuilder, ShardError,
+    CastItem, CastPlan, CastTarget, FlatGather, FlatParam, ScaleBook, ScaleBookBuilder, ShardError,
     check_flat,
 };
 
@@ -92,7 +92,7 @@ impl<B: Backend> AdamWBuilder<B> {
     /// A name twice, an unknown group, or master values that do not fit the shard.
     pub fn param(
         &mut self,
-        tensor: &impl CastInto<B>,
+        tensor: &impl CastTarget<B>,
         spec: ParamSpec,
     ) -> Result<ParamId, OptimError> {
         let needed = tensor.tensor().shape().elements();
@@ -111,7 +111,7 @@ impl<B: Backend> AdamWBuilder<B> {
     /// As [`AdamWBuilder::param`]; memory of another length, or of another device.
     pub fn param_in(
         &mut self,
-        tensor: &impl CastInto<B>,
+        tensor: &impl CastTarget<B>,
         name: impl Into<String>,
         group: usize,
         memory: ParamMemory<B>,
@@ -308,7 +308,7 @@ impl<B: Backend> AdamWBuilder<B> {
         }
         let book = Arc::new(scales.build(&backend)?);
         let items: Vec<CastItem<B>> = params.iter().map(|p| p.item.clone()).collect();
-        let requantize = Requantize::new(&backend, &book, &items).map_err(|error| match error {
+        let cast_plan = CastPlan::new(&backend, &book, &items).map_err(|error| match error {
             ShardError::Kernel(KernelError::Aliased { .. }) => {
                 shared_buffer(&backend, &book, &params).unwrap_or(error.into())
             }
@@ -337,7 +337,7 @@ impl<B: Backend> AdamWBuilder<B> {
             groups,
             params,
             names,
-            requantize,
+            cast_plan,
             work,
             graph: None,
             earlier: Vec::new(),
@@ -371,7 +371,7 @@ fn shared_buffer<B: Backend>(
 ) -> Option<OptimError> {
     let clash = |of: &[&Param<B>]| {
         let items: Vec<CastItem<B>> = of.iter().map(|p| p.item.clone()).collect();
-        let planned = Requantize::new(backend, book, &items);
+        let planned = CastPlan::new(backend, book, &items);
         matches!(
             planned,
             Err(ShardError::Kernel(KernelError::Aliased { .. }))

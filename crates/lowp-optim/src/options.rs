@@ -1,7 +1,7 @@
 //! [`StepOptions`]: what changes from step to step.
 
-use lowp_comm::{Among, Done, digest};
-use lowp_kernels::{GradPart, StepScalars};
+use lowp_comm::{CallLog, CompareAmong, digest};
+use lowp_kernels::{GradContribution, StepScalars};
 
 use crate::{Group, OptimError};
 
@@ -96,25 +96,25 @@ impl StepOptions {
         }
     }
 
-    /// This rank's part of step `number` as [`GradPart`] has it, without the gradients: options, what was `done` before, and a digest of
+    /// This rank's part of step `number` as [`GradContribution`] has it, without the gradients: options, what was `done` before, and a digest of
     /// which parameters are `present`.
     pub(crate) fn part(
         &self,
         number: u64,
         groups: &[Group],
-        done: &[Done],
+        done: &[CallLog],
         present: u64,
-    ) -> GradPart {
+    ) -> GradContribution {
         let of = |among| {
             let done = done.iter().filter(move |done| done.among == among);
-            done.map(Done::digest)
+            done.map(CallLog::digest)
         };
         let values = self.common(number, groups).into_iter();
         let values = values.map(|(_, bits)| bits).chain([present]);
-        GradPart {
-            consensus: digest(values.chain(of(Among::World))),
-            within: digest(of(Among::Shards)),
-            ..GradPart::default()
+        GradContribution {
+            consensus: digest(values.chain(of(CompareAmong::World))),
+            within: digest(of(CompareAmong::Shards)),
+            ..GradContribution::default()
         }
     }
 }

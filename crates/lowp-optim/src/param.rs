@@ -1,7 +1,7 @@
 //! A parameter: what it is made of, and its buffers on the device.
 
 use lowp_kernels::{AdamwJob, AmaxJob, Backend, FloatDtype, Moments, Source};
-use lowp_shard::{CastItem, Extent, ScaleBook, ShardError};
+use lowp_shard::{CastItem, CastRange, ScaleBook, ShardError};
 
 use crate::Group;
 
@@ -89,7 +89,7 @@ impl<B: Backend> Param<B> {
 
     /// Whether the masters are a slice of the flattened matrix, or rows that cut blocks.
     pub(crate) fn is_flat(&self) -> bool {
-        matches!(self.item.extent, Extent::Flat { .. })
+        matches!(self.item.range, CastRange::Flat { .. })
     }
 
     /// The block amaxes of a flat slice, which the update does not take; it takes that of the tensor.

@@ -2,7 +2,9 @@
 
 use std::sync::Arc;
 
-use lowp_kernels::{Backend, GradPart, KernelError, Source, StepScalars, SumSquaresJob, Work};
+use lowp_kernels::{
+    Backend, GradContribution, KernelError, Source, StepScalars, SumSquaresJob, Work,
+};
 use lowp_shard::{ScaleBook, ScaleSlot, ShardError};
 
 use crate::param::Param;
@@ -48,9 +50,9 @@ pub(crate) struct FlatCasts<B: Backend> {
 /// What goes in and out of the scalars of a step.
 #[derive(Debug)]
 pub(crate) struct Buffers<B: Backend> {
-    /// What the host writes: the second half of this rank's [`GradPart`], then the options of the step.
+    /// What the host writes: the second half of this rank's [`GradContribution`], then the options of the step.
     pub(crate) input: B::Buffer<u8>,
-    /// This rank's [`GradPart`], the sums in it, and the parts of all ranks.
+    /// This rank's [`GradContribution`], the sums in it, and the parts of all ranks.
     pub(crate) part: B::Buffer<u8>,
     pub(crate) sums: B::Buffer<u8>,
     pub(crate) parts: B::Buffer<u8>,
@@ -67,13 +69,13 @@ impl<B: Backend> Buffers<B> {
         (shards, replica): (usize, usize),
         groups: usize,
     ) -> Result<Self, KernelError> {
-        let end = GradPart::BYTES + StepScalars::bytes(groups);
+        let end = GradContribution::BYTES + StepScalars::bytes(groups);
         let input = backend.alloc::<u8>(end)?;
         Ok(Self {
-            part: backend.view::<u8>(&input, 0..GradPart::BYTES)?,
-            sums: backend.view::<u8>(&input, 0..GradPart::SUMS)?,
-            parts: backend.alloc::<u8>(ranks * GradPart::BYTES)?,
-            options: backend.view::<u8>(&input, GradPart::BYTES..end)?,
+            part: backend.view::<u8>(&input, 0..GradContribution::BYTES)?,
+            sums: backend.view::<u8>(&input, 0..GradContribution::SUMS)?,
+            parts: backend.alloc::<u8>(ranks * GradContribution::BYTES)?,
+            options: backend.view::<u8>(&input, GradContribution::BYTES..end)?,
             input,
             shards,
             replica,

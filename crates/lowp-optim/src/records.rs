@@ -1,6 +1,6 @@
 //! [`Records`]: how many steps each parameter was updated in, on the device, and the scalars that follow from that.
 
-use lowp_kernels::{Backend, StepCounts, StepReport, StepScalars, StepScalarsJob};
+use lowp_kernels::{Backend, StepCounts, StepRecord, StepScalars, StepScalarsJob};
 
 use crate::OptimError;
 use crate::plans::Buffers;
@@ -83,7 +83,7 @@ impl<B: Backend> Records<B> {
             groups,
             counts: backend.alloc::<u8>(most * StepCounts::BYTES)?,
             scalars: backend.alloc::<u8>(most * StepScalars::bytes(groups))?,
-            reports: backend.alloc::<u8>(most * StepReport::BYTES)?,
+            reports: backend.alloc::<u8>(most * StepRecord::BYTES)?,
             of: Sharing::new(params),
         })
     }
@@ -161,7 +161,7 @@ impl<B: Backend> Records<B> {
                 options: buffers.options.clone(),
                 counts: view(&self.counts, record, StepCounts::BYTES)?,
                 out: view(&self.scalars, record, StepScalars::bytes(self.groups))?,
-                report: view(&self.reports, record, StepReport::BYTES)?,
+                report: view(&self.reports, record, StepRecord::BYTES)?,
             })
         };
         records.map(job).collect()

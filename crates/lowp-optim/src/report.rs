@@ -2,8 +2,8 @@
 
 use std::sync::Arc;
 
-use lowp_comm::{Communicator, Done, or_abort};
-use lowp_kernels::{Backend, Pending, StepReport as DeviceReport};
+use lowp_comm::{CallLog, Communicator, or_abort};
+use lowp_kernels::{Backend, Pending, StepRecord};
 
 use crate::OptimError;
 use crate::present::Present;
@@ -117,17 +117,17 @@ impl<B: Backend> PendingStep<B> {
 }
 
 /// The report that the device wrote.
-pub(crate) fn read(bytes: Pending<u8>) -> Result<DeviceReport, OptimError> {
-    let mut report = [0; DeviceReport::BYTES];
+pub(crate) fn read(bytes: Pending<u8>) -> Result<StepRecord, OptimError> {
+    let mut report = [0; StepRecord::BYTES];
     report.copy_from_slice(&bytes.wait()?);
-    Ok(DeviceReport::from_bytes(&report))
+    Ok(StepRecord::from_bytes(&report))
 }
 
 /// What a step compared over the ranks beside its options.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Compared {
     /// What was done before.
-    pub(crate) done: Arc<[Done]>,
+    pub(crate) done: Arc<[CallLog]>,
     /// The parameters that have a gradient.
     pub(crate) present: Arc<Present>,
 }
@@ -139,7 +139,7 @@ impl Compared {
     /// On every rank, if it is.
     pub(crate) fn name_difference<B: Backend>(
         &self,
-        report: &DeviceReport,
+        report: &StepRecord,
         world: &dyn Communicator<B>,
         shards: usize,
     ) -> Result<(), OptimError> {
@@ -161,7 +161,7 @@ impl Compared {
 
 /// The report of a step that all of `world` ranks did alike; `options` is what they may differ in.
 pub(crate) fn of_device(
-    report: &DeviceReport,
+    report: &StepRecord,
     options: &'static str,
     shards: usize,
     world: usize,

@@ -3,8 +3,10 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use lowp_comm::{CommError, Communicator, Done, GatherItem, Mesh, ordered};
-use lowp_kernels::{Backend, GradPart, Pending, Source, StepCounts, StepReport, StepScalars};
+use lowp_comm::{CallLog, CommError, Communicator, GatherItem, Mesh, ordered};
+use lowp_kernels::{
+    Backend, GradContribution, Pending, Source, StepCounts, StepRecord, StepScalars,
+};
 use lowp_shard::{FlatGather, ScaleBook};
 
 use crate::plans::{Buffers, Of, Planner, StepPlans};
@@ -71,7 +73,7 @@ impl<B: Backend> StepWork<B> {
             buffers,
             written: Vec::new(),
             ranges: (0..ranks)
-                .map(|rank| rank * GradPart::BYTES..(rank + 1) * GradPart::BYTES)
+                .map(|rank| rank * GradContribution::BYTES..(rank + 1) * GradContribution::BYTES)
                 .collect(),
             records,
         })
@@ -129,15 +131,15 @@ impl<B: Backend> StepWork<B> {
         options: &StepOptions,
         number: u64,
         groups: &[Group],
-        done: &[Done],
+        done: &[CallLog],
     ) -> Result<(), OptimError> {
         self.measures = options.measures();
         let part = options.part(number, groups, done, self.present().digest());
-        let mut bytes = part.to_bytes()[GradPart::SUMS..].to_vec();
+        let mut bytes = part.to_bytes()[GradContribution::SUMS..].to_vec();
         bytes.extend(options.scalars(groups).to_bytes());
         if self.written != bytes {
             let input = &self.buffers.input;
-            self.backend.write(input, GradPart::SUMS, &bytes)?;
+            self.backend.write(input, GradContribution::SUMS, &bytes)?;
             self.written = bytes;
         }
         Ok(())
@@ -204,7 +206,7 @@ impl<B: Backend> StepWork<B> {
     /// Starts to read what became of the step.
     pub(crate) fn report(&self) -> Result<Pending<u8>, OptimError> {
         let reports = self.records.reports();
-        Ok(self.backend.start_read(reports, 0..StepReport::BYTES)?)
+        Ok(self.backend.start_read(reports, 0..StepRecord::BYTES)?)
     }
 
     pub(crate) fn records(&self) -> &Records<B> {

@@ -3,7 +3,7 @@
 use lowp_comm::LocalComm;
 use lowp_format::{KernelKey, Shape};
 use lowp_kernels::{AmaxJob, Backend as _, Work};
-use lowp_shard::{CastItem, Requantize, ScaleBookBuilder};
+use lowp_shard::{CastItem, CastPlan, ScaleBookBuilder};
 use pyo3::prelude::*;
 
 use crate::error::Error;
@@ -49,7 +49,7 @@ pub(crate) fn quantize(
                     ..job
                 }]))?;
             }
-            let cast = Requantize::new(backend, &book, &[item])?;
+            let cast = CastPlan::new(backend, &book, &[item])?;
             let comm = LocalComm::solo(backend);
             match (encode_scale, slot) {
                 (Some(scale), Some(slot)) => {

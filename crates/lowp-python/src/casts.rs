@@ -1,26 +1,23 @@
 //! [`Casts`]: casts of values whose addresses come again, such as activations and gathered weights, planned once for each
 //! set of addresses.
 
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 
 use lowp_comm::LocalComm;
 use lowp_format::{AnyRecipe, Shape};
-#[cfg(feature = "cuda")]
-use lowp_kernels::Cuda;
-use lowp_kernels::{Cpu, DecodeJob, StepScalars, Work};
-use lowp_shard::{CastItem, Requantize, ScaleBook, ScaleBookBuilder};
+use lowp_kernels::{DecodeJob, StepScalars, Work};
+use lowp_shard::{CastItem, CastPlan, ScaleBook, ScaleBookBuilder};
 use pyo3::prelude::*;
 
 use crate::error::Error;
-use crate::locks::lock;
 use crate::place::{Device, DeviceArg, MemoryArg, Place, on_device};
-use crate::recent::Recent;
+use crate::planned::{Kept, Planned, Planning};
 use crate::recipe::{ByName, Recipe, orientation_of};
 use crate::tensor::{Named, tensor};
 
 /// What work is planned over.
 #[derive(Clone, PartialEq, Eq, Hash)]
-struct Key {
+pub(crate) struct Key {
     recipe: ByName,
     /// Device and stream: a cast belongs to one.
     place: (usize, u64),
@@ -32,46 +29,26 @@ struct Key {
     spans: Vec<(u64, usize)>,
 }
 
-/// Planned work by what it is over.
-type Known<B> = Recent<Key, Arc<Planned<B>>>;
-
 /// Planned casts of one device, up to a number of them; beyond it the one that was not used for longest goes.
 #[pyclass(frozen, module = "lowp._lowp")]
-pub(crate) struct Casts {
-    cpu: Mutex<Known<Cpu>>,
-    #[cfg(feature = "cuda")]
-    cuda: Mutex<Known<Cuda>>,
+pub(crate) struct Casts(Planned<Self>);
+
+impl Planning for Casts {
+    type Key = Key;
+    type Plan<B: Place> = Cast<B>;
 }
 
-/// A backend whose plans [`Casts`] keeps.
-trait Kept: Place {
-    fn known(casts: &Casts) -> &Mutex<Known<Self>>;
-}
-
-impl Kept for Cpu {
-    fn known(casts: &Casts) -> &Mutex<Known<Self>> {
-        &casts.cpu
-    }
-}
-
-#[cfg(feature = "cuda")]
-impl Kept for Cuda {
-    fn known(casts: &Casts) -> &Mutex<Known<Self>> {
-        &casts.cuda
-    }
-}
-
-/// Planned work.
-enum Planned<B: Place> {
+/// A planned cast.
+pub(crate) enum Cast<B: Place> {
     Encode(Box<Encode<B>>),
     Decode(B::Plan),
 }
 
-impl<B: Place> Planned<B> {
+impl<B: Place> Cast<B> {
     fn run(&self, backend: &B) -> Result<(), Error> {
         match self {
-            Planned::Encode(encode) => encode.run(),
-            Planned::Decode(plan) => Ok(backend.run(plan, &StepScalars::default())?),
+            Cast::Encode(encode) => encode.run(),
+            Cast::Decode(plan) => Ok(backend.run(plan, &StepScalars::default())?),
         }
     }
 }
@@ -79,7 +56,7 @@ impl<B: Place> Planned<B> {
 /// A cast of values into codes.
 pub(crate) struct Encode<B: Place> {
     book: ScaleBook<B>,
-    cast: Requantize<B>,
+    cast: CastPlan<B>,
     comm: LocalComm<B>,
 }
 
@@ -97,7 +74,7 @@ impl<B: Place> Encode<B> {
         let mut book = ScaleBookBuilder::default();
         let item = CastItem::rows(&tensor, source, &mut book);
         let book = book.build(backend)?;
-        let cast = Requantize::new(backend, &book, &[item])?;
+        let cast = CastPlan::new(backend, &book, &[item])?;
         Ok(Self {
             book,
             cast,
@@ -116,15 +93,13 @@ impl Casts {
         &self,
         backend: &B,
         key: Key,
-        plan: impl FnOnce() -> Result<Planned<B>, Error>,
+        plan: impl FnOnce() -> Result<Cast<B>, Error>,
     ) -> Result<(), Error> {
-        let known = lock(B::known(self)).get(&key).cloned();
-        let planned = match known {
+        let planned = match self.0.get(&key) {
             Some(planned) => planned,
             None => {
                 let planned = Arc::new(plan()?);
-                let gone = lock(B::known(self)).put(key, Arc::clone(&planned));
-                drop(gone);
+                self.0.put(key, Arc::clone(&planned));
                 planned
             }
         };
@@ -137,11 +112,7 @@ impl Casts {
     /// No casts yet; `most` are kept.
     #[new]
     fn new(most: usize) -> Self {
-        Self {
-            cpu: Mutex::new(Recent::new(most)),
-            #[cfg(feature = "cuda")]
-            cuda: Mutex::new(Recent::new(most)),
-        }
+        Self(Planned::new(most))
     }
 
     /// Casts `source` into `buffers`, with scales from the values.
@@ -159,7 +130,7 @@ impl Casts {
         let key = key(&device, recipe, shape, dtype.to_owned(), &source, &buffers);
         on_device!(&Device::new(&device)?, |backend| py.detach(|| {
             let plan = || Encode::new(backend, recipe.recipe, shape, (source, dtype), buffers);
-            self.run(backend, key, || Ok(Planned::Encode(Box::new(plan()?))))
+            self.run(backend, key, || Ok(Cast::Encode(Box::new(plan()?))))
         }))
     }
 
@@ -180,16 +151,13 @@ impl Casts {
         let key = key(&device, recipe, shape, how, &out, &buffers);
         on_device!(&Device::new(&device)?, |backend| py.detach(|| {
             let plan = || decode(backend, recipe, shape, buffers, orientation, (out, dtype));
-            self.run(backend, key, || Ok(Planned::Decode(plan()?)))
+            self.run(backend, key, || Ok(Cast::Decode(plan()?)))
         }))
     }
 
     /// How many casts are planned.
     fn __len__(&self) -> usize {
-        let len = lock(&self.cpu).len();
-        #[cfg(feature = "cuda")]
-        let len = len + lock(&self.cuda).len();
-        len
+        self.0.len()
     }
 }
 

@@ -1,20 +1,16 @@
 //! [`FlatCasts`]: casts of full weights of which each rank has a flat slice of the masters, as Megatron's distributed optimizer has them.
 
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 
 use lowp_comm::{Communicator, or_abort};
 use lowp_format::Shape;
-use lowp_kernels::Cpu;
-#[cfg(feature = "cuda")]
-use lowp_kernels::Cuda;
 use lowp_shard::{FlatMaster, MasterCast};
 use pyo3::prelude::*;
 
 use crate::error::Error;
-use crate::locks::lock;
 use crate::place::{Device, DeviceArg, MemoryArg, Place, on_device};
+use crate::planned::{Kept, Planned, Planning};
 use crate::ranks::communicator;
-use crate::recent::Recent;
 use crate::recipe::{ByName, Recipe};
 use crate::tensor::{Named, tensor};
 
@@ -34,7 +30,7 @@ pub(crate) struct FlatArg {
 
 /// What a cast of one weight is planned over.
 #[derive(Clone, PartialEq, Eq, Hash)]
-struct WeightKey {
+pub(crate) struct WeightKey {
     recipe: ByName,
     shape: (usize, usize),
     buffers: Vec<(String, u64, usize)>,
@@ -44,34 +40,15 @@ struct WeightKey {
 }
 
 /// Weights, device and stream.
-type Key = (Vec<WeightKey>, usize, u64);
-
-type Known<B> = Recent<Key, Arc<MasterCast<B>>>;
+pub(crate) type Key = (Vec<WeightKey>, usize, u64);
 
 /// The casts of a process group, each planned once for where weights and masters lie.
 #[pyclass(frozen, module = "lowp._lowp")]
-pub(crate) struct FlatCasts {
-    cpu: Mutex<Known<Cpu>>,
-    #[cfg(feature = "cuda")]
-    cuda: Mutex<Known<Cuda>>,
-}
+pub(crate) struct FlatCasts(Planned<Self>);
 
-/// A backend whose casts [`FlatCasts`] keeps.
-trait Kept: Place {
-    fn known(casts: &FlatCasts) -> &Mutex<Known<Self>>;
-}
-
-impl Kept for Cpu {
-    fn known(casts: &FlatCasts) -> &Mutex<Known<Self>> {
-        &casts.cpu
-    }
-}
-
-#[cfg(feature = "cuda")]
-impl Kept for Cuda {
-    fn known(casts: &FlatCasts) -> &Mutex<Known<Self>> {
-        &casts.cuda
-    }
+impl Planning for FlatCasts {
+    type Key = Key;
+    type Plan<B: Place> = MasterCast<B>;
 }
 
 #[pymethods]
@@ -79,11 +56,7 @@ impl FlatCasts {
     /// No casts yet.
     #[new]
     fn new() -> Self {
-        Self {
-            cpu: Mutex::new(Recent::new(SETS)),
-            #[cfg(feature = "cuda")]
-            cuda: Mutex::new(Recent::new(SETS)),
-        }
+        Self(Planned::new(SETS))
     }
 
     /// Casts `weights`, each a full weight with this rank's slice of its masters, over the ranks of `ranks`. Collective.
@@ -104,10 +77,7 @@ impl FlatCasts {
 
     /// How many casts are planned.
     fn __len__(&self) -> usize {
-        let len = lock(&self.cpu).len();
-        #[cfg(feature = "cuda")]
-        let len = len + lock(&self.cuda).len();
-        len
+        self.0.len()
     }
 }
 
@@ -119,7 +89,7 @@ impl FlatCasts {
         key: Key,
         weights: Vec<FlatArg>,
     ) -> Result<(), Error> {
-        let known = lock(B::known(self)).take(&key);
+        let known = self.0.take(&key);
         // Planning is collective, and addresses are a matter of one rank.
         let answers = match comm.world_size() {
             1 => vec![],
@@ -134,8 +104,7 @@ impl FlatCasts {
         };
         planned.run()?;
         // A cast that failed is planned anew.
-        let gone = lock(B::known(self)).put(key, planned);
-        drop(gone);
+        self.0.put(key, planned);
         Ok(())
     }
 }

@@ -7,7 +7,8 @@ use lowp_kernels::Cpu;
 #[cfg(feature = "cuda")]
 use lowp_kernels::Cuda;
 use lowp_shard::{
-    FullTensor, GatherHooks, HookSource, Outgoing, Sent, ShardError, ShardSpec, ShardedTensor,
+    FullTensor, GatherHooks, GatherTag, HookSource, SendBuffers, ShardError, ShardSpec,
+    ShardedTensor,
 };
 use pyo3::prelude::*;
 
@@ -138,7 +139,7 @@ fn wrapped<B: Held>(
 /// What was sent: given to `post` with what arrived.
 #[pyclass(frozen, module = "lowp._lowp")]
 pub(crate) struct SentMark {
-    sent: Sent,
+    sent: GatherTag,
 }
 
 /// One parameter's gather for one phase.
@@ -176,12 +177,12 @@ trait Hooked: Send + Sync {
     fn hooks(&self) -> &GatherHooks;
     fn rank(&self) -> usize;
     fn attach(&mut self, device: &Device, padded: Vec<Memory>) -> Result<(), Error>;
-    fn pre(&self, device: &Device) -> Result<Sent, Error>;
-    fn check(&self, sent: &Sent) -> Result<(), Error>;
+    fn pre(&self, device: &Device) -> Result<GatherTag, Error>;
+    fn check(&self, sent: &GatherTag) -> Result<(), Error>;
     fn post(
         &mut self,
         device: &Device,
-        sent: &Sent,
+        sent: &GatherTag,
         arrived: Vec<Memory>,
         memory: Vec<Memory>,
     ) -> Result<(), Error>;
@@ -191,7 +192,7 @@ trait Hooked: Send + Sync {
 struct Of<B: Held> {
     hooks: GatherHooks,
     shard: ShardedTensor<B>,
-    outgoing: Option<Outgoing<B>>,
+    send_buffers: Option<SendBuffers<B>>,
     full: Option<FullTensor<B>>,
 }
 
@@ -211,28 +212,28 @@ impl<B: Held> Hooked for Of<B> {
         let next = |input: &lowp_shard::HookInput, _: usize| {
             padded.next().ok_or_else(|| missing(input.spec.key))
         };
-        let outgoing = self.hooks.outgoing_with(&backend, &self.shard, next)?;
-        self.outgoing = Some(outgoing);
+        let send_buffers = self.hooks.send_buffers_with(&backend, &self.shard, next)?;
+        self.send_buffers = Some(send_buffers);
         Ok(())
     }
 
-    fn pre(&self, device: &Device) -> Result<Sent, Error> {
+    fn pre(&self, device: &Device) -> Result<GatherTag, Error> {
         let backend = B::of_or(device, "the gather")?;
-        let outgoing = self.outgoing.as_ref();
-        let outgoing = outgoing.ok_or_else(|| {
+        let send_buffers = self.send_buffers.as_ref();
+        let send_buffers = send_buffers.ok_or_else(|| {
             Error::new("pre before attach; give the gather its padded buffers first")
         })?;
-        Ok(outgoing.pre_all_gather(&backend)?)
+        Ok(send_buffers.pre_all_gather(&backend)?)
     }
 
-    fn check(&self, sent: &Sent) -> Result<(), Error> {
+    fn check(&self, sent: &GatherTag) -> Result<(), Error> {
         Ok(sent.check(&self.shard)?)
     }
 
     fn post(
         &mut self,
         device: &Device,
-        sent: &Sent,
+        sent: &GatherTag,
         arrived: Vec<Memory>,
         memory: Vec<Memory>,
     ) -> Result<(), Error> {
@@ -284,7 +285,7 @@ fn gathers<B: Held>(
         Box::new(Of {
             hooks,
             shard: shard.clone(),
-            outgoing: None,
+            send_buffers: None,
             full: None,
         }) as Box<dyn Hooked>
     };

@@ -32,6 +32,7 @@ mod locks;
 mod native;
 mod place;
 mod plan;
+mod planned;
 #[cfg(feature = "cuda")]
 mod products;
 mod ranks;

@@ -13,7 +13,7 @@
 //! use lowp_format::{AnyRecipe, Phase, RecipeOptions, Shape, Usage};
 //! use lowp_kernels::{Backend, Cpu, Source};
 //! use lowp_shard::{
-//!     CastItem, GatherGroup, GatherPool, Requantize, ScaleBookBuilder, ShardError, ShardSpec,
+//!     CastItem, GatherGroup, GatherPool, CastPlan, ScaleBookBuilder, ShardError, ShardSpec,
 //!     ShardedTensor, quantize,
 //! };
 //!
@@ -30,7 +30,7 @@
 //!     let mut book = ScaleBookBuilder::default();
 //!     let item = CastItem::rows(shard.local(), master, &mut book);
 //!     let book = book.build(&Cpu)?;
-//!     Requantize::new(&Cpu, &book, &[item])?.run(&book, &*comm)?;
+//!     CastPlan::new(&Cpu, &book, &[item])?.run(&book, &*comm)?;
 //!
 //!     let pool = GatherPool::new(&Cpu);
 //!     let mut layer = GatherGroup::new(&Cpu, comm, &pool, vec![shard], true)?;
@@ -47,13 +47,13 @@
 
 mod audit;
 mod bucket;
+mod cast_plan;
 mod error;
 mod flat_shard;
 mod fsdp2;
 mod gather;
 mod grad_buckets;
 mod init;
-mod requantize;
 mod scale_book;
 mod shard;
 mod version;
@@ -62,9 +62,12 @@ mod zero1;
 
 pub use audit::{Divergence, audit, audit_in_group};
 pub use bucket::{BUCKET_ALIGN, bucket_bytes, move_into};
+pub use cast_plan::{CastItem, CastPlan, CastRange, check_flat, flat_targets, targets};
 pub use error::ShardError;
 pub use flat_shard::FlatShard;
-pub use fsdp2::{FullTensor, GatherHooks, HookInput, HookOutput, HookSource, Outgoing, Sent};
+pub use fsdp2::{
+    FullTensor, GatherHooks, GatherTag, HookInput, HookOutput, HookSource, SendBuffers,
+};
 pub use gather::{
     GatherAccount, GatherGroup, GatherPoint, GatherPool, GatherTarget, GatherWatch, ParamAccount,
     PoolBuffer, Reshard, Scratch, Scratches, batches, is_interleaved, pool_buffers, run_steps,
@@ -73,9 +76,8 @@ pub use grad_buckets::{
     GradBucketOptions, GradBuckets, GradParam, Reduced, grad_bucket_ranges, grad_slabs,
 };
 pub use init::Init;
-pub use requantize::{CastItem, Extent, Requantize, check_flat, flat_targets, targets};
 pub use scale_book::{BlockSlots, DelayedState, ScaleBook, ScaleBookBuilder, ScaleSlot};
 pub use shard::{LocalTensor, ShardSpec, ShardedTensor};
-pub use version::{CastInto, Version};
+pub use version::{CastTarget, Version};
 pub use whole::{dequantize, quantize, scales_in_form};
 pub use zero1::{FlatGather, FlatMaster, FlatParam, FlatWeights, MasterCast, cast_master_weights};

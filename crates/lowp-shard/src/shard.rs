@@ -10,8 +10,8 @@ use lowp_format::{
 use lowp_kernels::Backend;
 
 use crate::ShardError;
-use crate::requantize::check_flat;
-use crate::version::{CastInto, Version};
+use crate::cast_plan::check_flat;
+use crate::version::{CastTarget, Version};
 
 /// Which rows of a matrix a rank owns (FSDP2's `Shard(0)`).
 ///
@@ -237,7 +237,7 @@ impl<B: Backend, R: Recipe> Deref for LocalTensor<B, R> {
     }
 }
 
-impl<B: Backend, R: Recipe> CastInto<B> for LocalTensor<B, R> {
+impl<B: Backend, R: Recipe> CastTarget<B> for LocalTensor<B, R> {
     type Recipe = R;
 
     fn tensor(&self) -> &QuantizedTensor<B::Buffer<u8>, R> {

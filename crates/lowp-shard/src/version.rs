@@ -1,6 +1,6 @@
 //! [`Version`]: which content the rows of a shard have, so that a gather knows when its copy is old.
 //!
-//! Every cast raises the version of what it fills, before it writes: [`crate::Requantize`] in `run`
+//! Every cast raises the version of what it fills, before it writes: [`crate::CastPlan`] in `run`
 //! and `calibrate`, and the optimizer in every step that it applies. These are collective, and a
 //! cast names the same tensors on every rank, so versions advance together, also on ranks whose
 //! rows of a tensor are none. Other writes say it themselves, also before they begin
@@ -36,7 +36,7 @@ impl Version {
 }
 
 /// What a cast can fill: a tensor, or the rows of a shard, whose version it raises.
-pub trait CastInto<B: Backend> {
+pub trait CastTarget<B: Backend> {
     /// The recipe of the tensor.
     type Recipe: Recipe;
 
@@ -54,7 +54,7 @@ pub trait CastInto<B: Backend> {
 }
 
 /// A tensor of its own, which nobody gathers.
-impl<B: Backend, R: Recipe> CastInto<B> for QuantizedTensor<B::Buffer<u8>, R> {
+impl<B: Backend, R: Recipe> CastTarget<B> for QuantizedTensor<B::Buffer<u8>, R> {
     type Recipe = R;
 
     fn tensor(&self) -> &QuantizedTensor<B::Buffer<u8>, R> {

@@ -5,7 +5,7 @@ use lowp_format::{
 };
 use lowp_kernels::{Backend, DecodeJob, RepackJob, Source, StepScalars, Work};
 
-use crate::{CastItem, Requantize, ScaleBookBuilder, ShardError};
+use crate::{CastItem, CastPlan, ScaleBookBuilder, ShardError};
 use lowp_comm::LocalComm;
 
 /// Quantizes a whole matrix of `shape` (row-major) for `usage`.
@@ -56,7 +56,7 @@ pub(crate) fn quantize_in_group<B: Backend, R: Recipe>(
             book.begin_observation(slot, amax)?;
         }
     }
-    let cast = Requantize::new(backend, &book, &[item])?;
+    let cast = CastPlan::new(backend, &book, &[item])?;
     let comm = LocalComm::solo(backend);
     match (encode_scale, slot) {
         (Some(scale), Some(slot)) => {

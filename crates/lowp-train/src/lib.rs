@@ -24,6 +24,7 @@
 
 #![forbid(unsafe_code)]
 
+pub mod chart;
 mod checkpoints;
 mod config;
 mod costs;

@@ -149,7 +149,7 @@ pub trait Network<B: Backend>: Sized {
 
 /// The rank that a network is made for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Place {
+pub struct RankPlace {
     /// Its number.
     pub rank: usize,
     /// Threads that its products may use, so that all ranks together use the machine once.
@@ -169,7 +169,7 @@ pub struct DeviceMemory {
 #[derive(Clone, Debug, PartialEq)]
 pub struct Profile {
     /// By work, the most first.
-    pub spent: Vec<Spent>,
+    pub spent: Vec<ProfileEntry>,
     /// Seconds in which it waited for gathered weights.
     pub waited: f64,
     /// Seconds of gathers from begin to end, and those of them in which it computed, where they were timed.
@@ -178,7 +178,7 @@ pub struct Profile {
 
 /// What a device spent on one kind of work.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Spent {
+pub struct ProfileEntry {
     /// The work.
     pub what: String,
     /// How often it ran.

@@ -17,7 +17,7 @@ use crate::checkpoints::{LOSSES, Resumed, about_run};
 use crate::config::blocks;
 use crate::data::{Data, share};
 use crate::error::TrainError;
-use crate::network::{Model, Network, NetworkResult, Place};
+use crate::network::{Model, Network, NetworkResult, RankPlace};
 use crate::outcome::{Outcome, Trained};
 use crate::result::RunResult;
 use crate::training::{Event, Training};
@@ -39,7 +39,7 @@ impl<M: Model, D: Data> Training<'_, M, D> {
         &self,
         backend: &B,
         comm: Arc<dyn Communicator<B>>,
-        network: impl Fn(&mut ShardedModel<B, Variant>, Place) -> NetworkResult<N>,
+        network: impl Fn(&mut ShardedModel<B, Variant>, RankPlace) -> NetworkResult<N>,
     ) -> Result<RunResult, TrainError> {
         let rank = Rank {
             training: self,
@@ -78,7 +78,7 @@ where
     M: Model,
     D: Data,
     B: Backend,
-    F: Fn(&mut ShardedModel<B, Variant>, Place) -> NetworkResult<N>,
+    F: Fn(&mut ShardedModel<B, Variant>, RankPlace) -> NetworkResult<N>,
     N: Network<B, Batch = D::Batch>,
 {
     /// Trains, and saves what is to be saved. Collective.
@@ -257,7 +257,7 @@ where
         mut sharded: ShardedModel<B, Variant>,
         tail: bool,
     ) -> Result<Trained<B, N>, TrainError> {
-        let place = Place {
+        let place = RankPlace {
             rank: self.rank,
             threads: self.training.threads,
         };

@@ -17,6 +17,7 @@
 mod cuda;
 mod gpt_check;
 mod gpt_config;
+mod hub;
 #[cfg(any(feature = "cuda", test))]
 mod known;
 #[cfg_attr(
@@ -38,5 +39,6 @@ mod sizes;
 pub use cuda::{Gathers, Profile, Tokens, Transformer, TransformerError, capability, has_cudnn};
 pub use gpt_check::SizeError;
 pub use gpt_config::{Arch, GptConfig};
+pub use hub::{HubError, HubModel};
 pub use memory::{HOPPER, MicroBatch, ModelMemory};
 pub use sizes::{Block, Sizes};

@@ -39,7 +39,7 @@ impl Sizes {
         self.dim / self.heads
     }
 
-    /// What [`crate::Transformer`] cannot take of these sizes, in words.
+    /// What `Transformer` cannot take of these sizes, in words.
     ///
     /// # Errors
     /// A size of 0, heads that do not divide the width or are no multiple of 16 wide, a width above 8192, a vocabulary or gated MLP that is no

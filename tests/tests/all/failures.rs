@@ -12,7 +12,7 @@ use lowp_kernels::{Backend, Cpu, CpuBuffer, KernelError, Source};
 use lowp_optim::{
     AdamWBuilder, FloatDtype, Group, OptimError, ParamId, ParamSpec, PendingStep, StepOptions,
 };
-use lowp_shard::{CastItem, Requantize, ScaleBookBuilder, ShardError};
+use lowp_shard::{CastItem, CastPlan, ScaleBookBuilder, ShardError};
 use lowp_tests::model::{Case, Rank, kernels, waits_for_amax};
 
 const SHAPE: Shape = Shape::new(32, 32);
@@ -212,7 +212,7 @@ fn a_buffer_of_two_parameters_is_rejected() {
             let source = || Source::F32(Cpu.alloc(SHAPE.elements()).expect("room"));
             let items = [&first, &second].map(|t| CastItem::rows(t, source(), &mut book));
             let book = book.build(&Cpu).expect("a book");
-            let error = Requantize::new(&Cpu, &book, &items).expect_err("a shared buffer");
+            let error = CastPlan::new(&Cpu, &book, &items).expect_err("a shared buffer");
             let aliased = matches!(error, ShardError::Kernel(KernelError::Aliased { .. }));
             assert!(aliased, "{error}");
             pairs += 1;
@@ -263,7 +263,7 @@ impl Recipe for TwoDelayed {
 
     fn quantizers(&self, role: Role) -> Quantizers {
         let [row, col] = self.0.map(|recipe| recipe.quantizers(role));
-        Quantizers::apart(row.rowwise, col.columnwise)
+        Quantizers::independent(row.rowwise, col.columnwise)
     }
 }
 

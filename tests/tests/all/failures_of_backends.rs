@@ -10,7 +10,7 @@ use lowp_optim::{
     AdamW, AdamWBuilder, Group, OptimError, ParamId, ParamSpec, PendingStep, StepOptions,
 };
 use lowp_shard::{
-    CastItem, GatherGroup, GatherPool, Requantize, ScaleBook, ScaleBookBuilder, ShardError,
+    CastItem, CastPlan, GatherGroup, GatherPool, ScaleBook, ScaleBookBuilder, ShardError,
     ShardSpec, ShardedTensor,
 };
 use lowp_tests::queued::{Comm, Queued, at_every_call};
@@ -78,7 +78,7 @@ fn a_first_cast_fails_on_every_rank() {
 
 #[test]
 fn a_cast_fails_on_every_rank() {
-    type Cast = (Requantize<Queued>, ScaleBook<Queued>);
+    type Cast = (CastPlan<Queued>, ScaleBook<Queued>);
     let build = |backend: &Queued, _: &Comm| -> Result<Cast, OptimError> {
         let mut book = ScaleBookBuilder::default();
         let mut items = Vec::new();
@@ -90,7 +90,7 @@ fn a_cast_fails_on_every_rank() {
             items.push(CastItem::rows(&tensor, source, &mut book));
         }
         let book = book.build(backend)?;
-        Ok((Requantize::new(backend, &book, &items)?, book))
+        Ok((CastPlan::new(backend, &book, &items)?, book))
     };
     let calls = at_every_call(build, |(cast, book), comm| Ok(cast.run(book, &**comm)?));
     assert!(calls >= 6, "{calls} calls");

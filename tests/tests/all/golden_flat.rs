@@ -9,7 +9,7 @@ use lowp_format::{
 };
 use lowp_kernels::{AmaxJob, Backend, BlockAmax, Cpu, Source, Target, Work};
 use lowp_shard::{
-    CastItem, FlatParam, FlatShard, FlatWeights, Requantize, ScaleBookBuilder, ShardError,
+    CastItem, CastPlan, FlatParam, FlatShard, FlatWeights, ScaleBookBuilder, ShardError,
     flat_targets,
 };
 use lowp_tests::golden::{Golden, first_difference};
@@ -77,7 +77,7 @@ fn cast_on_ranks(recipe: AnyRecipe, golden: &Golden, scale: Option<f32>) -> Vec<
             let item = CastItem::flat(&recipe, shape, extent, source, targets.clone(), &mut book);
             let slot = item.slots[0];
             let book = book.build(&cpu)?;
-            let cast = Requantize::new(&cpu, &book, &[item])?;
+            let cast = CastPlan::new(&cpu, &book, &[item])?;
             match (scale, slot) {
                 (Some(scale), Some(slot)) => {
                     book.set_scale(slot, scale)?;

@@ -8,7 +8,7 @@ use lowp_format::{
 };
 use lowp_kernels::{Backend, Cpu, CpuBuffer, Source};
 use lowp_shard::{
-    CastItem, GatherGroup, GatherPool, Requantize, ScaleBookBuilder, ShardError, ShardSpec,
+    CastItem, CastPlan, GatherGroup, GatherPool, ScaleBookBuilder, ShardError, ShardSpec,
     ShardedTensor, scales_in_form,
 };
 use lowp_tests::golden::Golden;
@@ -75,7 +75,7 @@ fn gather(golden: &Golden, recipe: AnyRecipe, reshard: bool) -> Vec<[Seen; 2]> {
         let mut book = ScaleBookBuilder::default();
         let item = CastItem::rows(shard.local(), source, &mut book);
         let book = book.build(&Cpu)?;
-        Requantize::new(&Cpu, &book, &[item])?.run(&book, &*comm)?;
+        CastPlan::new(&Cpu, &book, &[item])?.run(&book, &*comm)?;
         let spy = Spy::new(comm);
         let pool = GatherPool::new(&Cpu);
         let mut group = GatherGroup::new(&Cpu, spy.clone(), &pool, vec![shard], reshard)?;

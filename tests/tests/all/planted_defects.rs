@@ -7,7 +7,7 @@ use lowp_format::{AnyRecipe, Code, Orientation, Part, Phase, Recipe, Shape, Usag
 use lowp_kernels::{Backend, Cpu, Source};
 use lowp_optim::{AdamWBuilder, Group, OptimError, ParamSpec, StepOptions};
 use lowp_shard::{
-    CastItem, Divergence, GatherGroup, GatherPool, Requantize, ScaleBookBuilder, ShardError,
+    CastItem, CastPlan, Divergence, GatherGroup, GatherPool, ScaleBookBuilder, ShardError,
     ShardSpec, ShardedTensor, audit, quantize,
 };
 use lowp_tests::model::{is_delayed, observes_amax};
@@ -138,7 +138,7 @@ fn cast_alone(cpu: &Cpu, shard: &ShardedTensor<Cpu>, rows: &[f32]) -> Result<(),
     let mut book = ScaleBookBuilder::default();
     let item = CastItem::rows(shard.local(), Source::F32(cpu.upload(rows)?), &mut book);
     let book = book.build(cpu)?;
-    Requantize::new(cpu, &book, &[item])?.calibrate(&book, &LocalComm::solo(cpu))
+    CastPlan::new(cpu, &book, &[item])?.calibrate(&book, &LocalComm::solo(cpu))
 }
 
 #[test]

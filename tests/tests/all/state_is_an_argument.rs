@@ -8,7 +8,7 @@ use lowp_format::{AnyRecipe, Extent, Shape, Usage};
 use lowp_kernels::{Backend, Cpu, CpuBuffer, Source};
 use lowp_optim::{Group, OptimError, StepOptions};
 use lowp_shard::{
-    CastItem, Requantize, ScaleBook, ScaleBookBuilder, ScaleSlot, ShardError, ShardSpec,
+    CastItem, CastPlan, ScaleBook, ScaleBookBuilder, ScaleSlot, ShardError, ShardSpec,
     ShardedTensor, targets,
 };
 use lowp_tests::model::{
@@ -129,7 +129,7 @@ fn alternating_models_share_no_state() {
 /// A cast of one tensor, and the tensor's bytes after it.
 struct Cast {
     book: ScaleBook<Cpu>,
-    cast: Requantize<Cpu>,
+    cast: CastPlan<Cpu>,
     tensor: ShardedTensor<Cpu>,
     source: CpuBuffer<f32>,
     slot: Option<ScaleSlot>,
@@ -144,7 +144,7 @@ impl Cast {
         let item = CastItem::rows(tensor.local(), Source::F32(source.clone()), &mut book);
         let slot = item.slots[0];
         let book = book.build(&Cpu)?;
-        let cast = Requantize::new(&Cpu, &book, &[item])?;
+        let cast = CastPlan::new(&Cpu, &book, &[item])?;
         Ok(Self {
             book,
             cast,

@@ -6,7 +6,7 @@ use std::time::Duration;
 use lowp_comm::{Mesh, MeshComm, run_ranks};
 use lowp_format::{AnyRecipe, Phase, ReshardAfterForward};
 use lowp_fsdp::{LinearSpec, ModelError, ModelOptions, ShardedModel, Sharding, VarPlace};
-use lowp_kernels::{Cpu, GradPart};
+use lowp_kernels::{Cpu, GradContribution};
 use lowp_optim::{Group, StepOptions};
 use lowp_shard::{GradBucketOptions, Init};
 use lowp_tests::spy::{Call, Spy};
@@ -14,7 +14,7 @@ use lowp_tests::spy::{Call, Spy};
 const SIDE: usize = 64;
 
 /// What rank 0 tells the others in a step of a model of two layers, which gathers and sends in these orders.
-fn part(gathers: [usize; 2], grads: [usize; 2]) -> GradPart {
+fn part(gathers: [usize; 2], grads: [usize; 2]) -> GradContribution {
     let options = ModelOptions {
         sharding: Sharding::Fsdp,
         reshard_after_forward: ReshardAfterForward::Yes,
@@ -37,7 +37,7 @@ fn part(gathers: [usize; 2], grads: [usize; 2]) -> GradPart {
     };
     let layers = ["a", "b"].map(layer);
     let recipe = |_: &LinearSpec| AnyRecipe::low_precision()[0];
-    let step = |_, comm| -> Result<GradPart, ModelError> {
+    let step = |_, comm| -> Result<GradContribution, ModelError> {
         let spy = Spy::new(comm);
         let mesh = MeshComm::new(Mesh::sharded(2), spy.clone())?;
         let mut model = ShardedModel::new(&Cpu, &mesh, recipe, &layers, &[], options)?;
@@ -54,7 +54,7 @@ fn part(gathers: [usize; 2], grads: [usize; 2]) -> GradPart {
         spy.take();
         assert!(model.finish_step(&StepOptions::default())?.applied);
         let part = spy.take().into_iter().find_map(|call| match call {
-            Call::AllGather(pieces) => pieces[0].first_chunk().map(GradPart::from_bytes),
+            Call::AllGather(pieces) => pieces[0].first_chunk().map(GradContribution::from_bytes),
             _ => None,
         });
         Ok(part.expect("a step gathers the sums of all ranks"))

@@ -1,4 +1,4 @@
-//! [`Transformer`]: GPT and Llama on a CPU, as [`GptConfig`](lowp_transformer::GptConfig) has them.
+//! [`Transformer`]: GPT and Llama on a CPU, as [`GptConfig`] has them.
 
 mod block;
 mod llama;

@@ -9,8 +9,8 @@ use candle_core::{Device, Tensor, Var};
 use lowp_candle::{CandleError, CandleVars, Linear, layers};
 use lowp_comm::{Communicator, Mesh, MeshComm, run_ranks};
 use lowp_format::{
-    AnyRecipe, BufferKey, GatherStep, PhasePlans, Recipe, RecipeOptions, RowCuts, Shape, Transport,
-    Usage,
+    AnyRecipe, BufferKey, GatherStep, PhasePlans, PieceLayout, Recipe, RecipeOptions, RowCuts,
+    Shape, Usage,
 };
 use lowp_fsdp::{
     LinearSpec, ModelOptions, Passes, ShardedModel, Sharding, VarPlace, VarSpec, WeightBytes,
@@ -128,7 +128,7 @@ fn gathered(recipe: AnyRecipe, shape: Shape, world: usize, reshard: bool) -> usi
             bytes += spec.bytes(shape);
         }
         if let GatherStep::Concat {
-            transport: Transport::Interleave,
+            layout: PieceLayout::Interleave,
             pieces,
             ..
         } = step

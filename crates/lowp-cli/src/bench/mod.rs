@@ -1,25 +1,29 @@
-//! `lowp bench`: what every operation costs on a device, next to a plain copy, by `lowp_kernels::bench`; between ranks by the crates
-//! that gather, reduce and step.
+//! `lowp bench`: what every operation costs on a device, next to a plain copy, by `lowp_kernels::bench`; between ranks by
+//! `lowp_fsdp::bench`.
 
-#[cfg(feature = "cuda")]
-mod by_size;
-#[cfg(feature = "cuda")]
-mod ranks;
-pub(crate) mod report;
+mod report;
 
 use crate::device::Device;
 use crate::files::{check_writable, write_atomically};
 use crate::one_of::{Named, one_of};
 use crate::output;
 use crate::usage::input_error;
+#[cfg(feature = "cuda")]
+use anyhow::Context;
 use anyhow::Result;
+#[cfg(feature = "cuda")]
+use lowp_comm::{CommError, run_comms};
+#[cfg(feature = "cuda")]
+use lowp_fsdp::bench::{Size, measure};
 #[cfg(feature = "cuda")]
 use lowp_kernels::bench;
 #[cfg(feature = "cuda")]
-use lowp_nccl::{NcclOptions, Sums};
+use lowp_nccl::{NcclComm, NcclOptions, Sums};
 use serde::Serialize;
 use std::fmt::Display;
 use std::path::PathBuf;
+#[cfg(feature = "cuda")]
+use std::time::Duration;
 
 /// Measure every operation on a device, compared with a plain copy
 #[derive(Clone, Debug, clap::Args)]
@@ -135,22 +139,45 @@ fn run(ordinal: usize, args: &Args) -> Result<report::Report> {
     Ok(report)
 }
 
+/// A batch that is not done by then has failed.
+#[cfg(feature = "cuda")]
+const LIMIT: Duration = Duration::from_secs(60);
+
+/// Measures the devices `first..first + ranks`, each the rank of a thread.
 #[cfg(feature = "cuda")]
 fn run_ranks(first: usize, ranks: usize, args: &Args) -> Result<report::RanksReport> {
-    let size = ranks::Size {
+    let size = Size {
         runs: args.runs as usize,
         shrink: args.shrink as usize,
     };
     let default = NcclOptions::default();
+    let (sums, name) = match args.sums {
+        Some(true) => (Sums::RankOrder, "rank-order"),
+        _ => (Sums::Nccl, "nccl"),
+    };
     let options = NcclOptions {
-        limit: ranks::LIMIT,
-        sums: match args.sums {
-            Some(true) => Sums::RankOrder,
-            _ => Sums::Nccl,
-        },
+        limit: LIMIT,
+        sums,
         min_ctas: args.min_ctas.unwrap_or(default.min_ctas),
     };
-    ranks::run(first, ranks, args.filter.as_deref(), size, options)
+    let devices = crate::gpus::open("--ranks", first, ranks)?;
+    let comms = NcclComm::world_on(&devices, options)?;
+    let filter = args.filter.as_deref();
+    let results = run_comms(comms, |rank, comm| {
+        let measured = measure(&devices[rank], comm, size, filter, &output::note);
+        measured.map_err(|error| CommError::Failed {
+            rank,
+            message: format!("{:#}", anyhow::Error::from(error)),
+        })
+    });
+    let results = results.map_err(|failed| anyhow::anyhow!("{failed}"))?;
+    Ok(report::RanksReport {
+        device: devices[0].name()?,
+        ranks,
+        sums: name,
+        min_ctas: options.min_ctas,
+        measured: results.into_iter().next().context("no ranks")?,
+    })
 }
 
 #[cfg(not(feature = "cuda"))]

@@ -1,6 +1,7 @@
 //! The rows of a bench as a table and as JSON.
 
 use crate::columns::Columns;
+use lowp_fsdp::bench::RankRows;
 #[cfg(feature = "cuda")]
 use lowp_kernels::bench::Timing;
 use serde::Serialize;
@@ -98,23 +99,6 @@ impl fmt::Display for Report {
     }
 }
 
-/// One operation of all ranks.
-#[derive(Clone, Debug, Serialize)]
-pub(super) struct RankRow {
-    pub(super) operation: String,
-    pub(super) recipe: String,
-    /// Bytes of the full buffers of a gather, or that one rank's step reads and writes.
-    pub(super) bytes: usize,
-    /// Median time of the slowest rank.
-    pub(super) milliseconds: f64,
-    /// Bytes that arrive from other ranks, or that the step moves, in 10^9 per second.
-    pub(super) gb_per_s: f64,
-    /// The rate as a part of that of one all-gather of the same bytes, or of the copy's.
-    pub(super) share: f64,
-    /// Median time of the calling thread for one run, per weight.
-    pub(super) host_microseconds_per_weight: Option<f64>,
-}
-
 /// The rows of all ranks.
 #[derive(Clone, Debug, Serialize)]
 pub(super) struct RanksReport {
@@ -124,13 +108,8 @@ pub(super) struct RanksReport {
     pub(super) sums: &'static str,
     /// The least number of thread blocks that NCCL moves data with; 0 is its own choice.
     pub(super) min_ctas: u32,
-    /// Parameters of the model.
-    pub(super) parameters: usize,
-    /// As [`Report::copy_gb_per_s`].
-    pub(super) copy_gb_per_s: f64,
-    /// A copy of few bytes among others in a graph.
-    pub(super) small_copy_microseconds: f64,
-    pub(super) rows: Vec<RankRow>,
+    #[serde(flatten)]
+    pub(super) measured: RankRows,
 }
 
 impl fmt::Display for RanksReport {
@@ -145,7 +124,7 @@ impl fmt::Display for RanksReport {
             "host us/weight",
         ];
         let mut table = Columns::new(&header, &[0, 1]);
-        for row in &self.rows {
+        for row in &self.measured.rows {
             let host = row.host_microseconds_per_weight;
             table.row([
                 row.operation.clone(),
@@ -170,8 +149,8 @@ impl fmt::Display for RanksReport {
             "{} x {}, {:.3} billion parameters; {exchange}a copy moves {:.0} GB/s (read and written)\n\n{}",
             self.ranks,
             self.device,
-            self.parameters as f64 / 1e9,
-            self.copy_gb_per_s,
+            self.measured.parameters as f64 / 1e9,
+            self.measured.copy_gb_per_s,
             table.render()
         )
     }

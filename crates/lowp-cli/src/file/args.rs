@@ -1,15 +1,15 @@
 //! The options that `quantize` and `shard` have in common.
 
 use super::names::{FORMS, USAGES};
-use super::select::{Pattern, Select};
+use super::select::Select;
 use crate::one_of::one_of;
 use crate::output::shown;
 use crate::recipes::{RecipeName, RecipeOptionArgs};
-use crate::usage::{UsageError, input_error};
+use crate::usage::{UsageError, input_error, of_patterns};
 use anyhow::Result;
-use globset::Glob;
 use lowp_file::Setup;
 use lowp_file::dtypes::Dtypes;
+use lowp_file::patterns::Pattern;
 use lowp_file::select::DEFAULTS;
 use lowp_file::select::SetupError;
 use lowp_format::spelling::{options_of_files, problem};
@@ -49,8 +49,8 @@ pub(super) struct RecipeArgs {
     amax_group: Vec<String>,
 
     /// Leave tensors that the recipe cannot take unquantized instead of failing; they are named at the end
-    #[arg(long)]
-    keep_unfit: bool,
+    #[arg(long, alias = "keep-unfit")]
+    skip_unsupported: bool,
 
     #[command(flatten)]
     options: RecipeOptionArgs,
@@ -105,7 +105,7 @@ impl RecipeArgs {
             tensors: patterns("--tensors", &self.tensors)?,
             ignored: patterns("--ignore", &self.ignore)?,
             amax_groups: self.amax_group.clone(),
-            keep_unfit: self.keep_unfit,
+            skip_unsupported: self.skip_unsupported,
         })
     }
 }
@@ -141,14 +141,8 @@ fn check_form(recipe: &AnyRecipe, usage: Usage, form: Form) -> Result<()> {
 
 /// The patterns that `option` gives.
 fn patterns(option: &str, texts: &[String]) -> Result<Vec<Pattern>> {
-    let pattern = |text: &String| {
-        let glob = Glob::new(text).map_err(|e| input_error(format!("{option}: {e}")))?;
-        Ok(Pattern {
-            text: text.clone(),
-            glob: glob.compile_matcher(),
-        })
-    };
-    texts.iter().map(pattern).collect()
+    let patterns: Result<_, _> = texts.iter().map(|text| Pattern::new(text)).collect();
+    Ok(patterns.map_err(of_patterns(option))?)
 }
 
 /// A recipe that examples in help texts name: the last of the list.

@@ -9,7 +9,7 @@ use crate::one_of::one_of;
 use anyhow::Result;
 use lowp_file::Hub;
 use lowp_file::dequantize::Dequantize;
-use lowp_file::dtypes::FloatName;
+use lowp_file::dtypes::OutputDtype;
 use lowp_format::Orientation;
 use lowp_kernels::Backend;
 use std::path::PathBuf;
@@ -38,7 +38,7 @@ pub(crate) struct Args {
 
     /// Dtype of the decoded tensors
     #[arg(long, default_value = "f32", value_parser = one_of(FLOATS))]
-    dtype: FloatName,
+    dtype: OutputDtype,
 
     /// Device that decodes the values: `cpu`, `cuda` or `cuda:N`. All devices give the same values
     #[arg(long, value_name = "DEVICE", default_value = "cpu")]

@@ -7,7 +7,7 @@ use super::summary::{Summary, Verbosity, warn_of_overflows};
 use crate::one_of::{Named, one_of};
 use crate::output::note;
 use anyhow::Result;
-use lowp_file::dtypes::FloatName;
+use lowp_file::dtypes::OutputDtype;
 use lowp_file::{Hub, Import};
 use std::path::PathBuf;
 
@@ -40,16 +40,16 @@ pub(crate) struct Args {
 
     /// Decode the weights instead
     #[arg(long, value_name = "FLOAT", value_parser = one_of(FLOATS))]
-    to: Option<FloatName>,
+    to: Option<OutputDtype>,
 
     #[command(flatten)]
     verbosity: Verbosity,
 }
 
 /// What weights are decoded to.
-const FLOATS: &[Named<FloatName>] = &[
-    ("fp32", "F32", FloatName::F32),
-    ("bf16", "BF16, rounded to nearest even", FloatName::Bf16),
+const FLOATS: &[Named<OutputDtype>] = &[
+    ("fp32", "F32", OutputDtype::F32),
+    ("bf16", "BF16, rounded to nearest even", OutputDtype::Bf16),
 ];
 
 pub(super) fn main(args: &Args) -> Result<()> {

@@ -1,7 +1,7 @@
 //! The words that options use for usages, forms and dtypes.
 
 use crate::one_of::{Named, one_of};
-use lowp_file::dtypes::{Dtypes, FloatName};
+use lowp_file::dtypes::{Dtypes, OutputDtype};
 use lowp_format::{Form, Orientation, Usage};
 
 /// Orientations that are written.
@@ -26,13 +26,13 @@ pub(super) const ORIENTATIONS: &[Named<Orientation>] = &[
 ];
 
 /// Floats that decoded values are written as.
-pub(super) const FLOATS: &[Named<FloatName>] = &[
-    ("f32", "As decoded", FloatName::F32),
-    ("bf16", "Rounded to nearest even", FloatName::Bf16),
+pub(super) const FLOATS: &[Named<OutputDtype>] = &[
+    ("f32", "As decoded", OutputDtype::F32),
+    ("bf16", "Rounded to nearest even", OutputDtype::Bf16),
     (
         "f16",
         "Rounded to nearest even; above 65504 infinite",
-        FloatName::F16,
+        OutputDtype::F16,
     ),
 ];
 

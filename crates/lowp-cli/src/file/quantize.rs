@@ -17,7 +17,7 @@ use std::path::PathBuf;
 #[derive(Clone, Debug, clap::Args)]
 #[command(after_help = format!("Examples:
   lowp quantize model.safetensors -o q.safetensors --recipe {recipe}
-  lowp quantize model-folder -o quantized --recipe {recipe} --keep-unfit --max-shard-size 2GB
+  lowp quantize model-folder -o q --recipe {recipe} --skip-unsupported --max-shard-size 2GB
   lowp quantize in.safetensors -o q.safetensors --recipe {recipe} --tensors '*.weight'
   lowp quantize in.safetensors -o q.safetensors --recipe {recipe} --ignore 'lm_head*'
   lowp quantize in.safetensors -o q.safetensors --recipe {recipe} --flat-cuts 1000,5001

@@ -1,12 +1,10 @@
-//! Which tensors of a model `--tensors`, `--ignore`, `--keep-unfit` and `--amax-group` choose.
+//! Which tensors of a model `--tensors`, `--ignore`, `--skip-unsupported` and `--amax-group` choose.
 
 use super::summary::{Kept, Summary};
-use crate::amax_groups::{self, OPTION};
-use crate::globs;
 use crate::output::{message, note, shown};
-use crate::usage::input_error;
+use crate::usage::{AMAX_GROUP, input_error, of_patterns};
 use anyhow::Result;
-use globset::GlobMatcher;
+use lowp_file::patterns::{Pattern, amax_groups, are_patterns};
 use lowp_file::select::{Choices, is_integer, is_matrix};
 use lowp_file::{Model, Setup};
 use lowp_format::{Recipe, has_tensor_scale};
@@ -20,29 +18,16 @@ pub(super) struct Select {
     pub(super) ignored: Vec<Pattern>,
     /// Patterns of tensors that have one amax.
     pub(super) amax_groups: Vec<String>,
-    pub(super) keep_unfit: bool,
+    pub(super) skip_unsupported: bool,
 }
 
-/// A pattern of tensor names, with its text.
-#[derive(Debug)]
-pub(super) struct Pattern {
-    pub(super) text: String,
-    pub(super) glob: GlobMatcher,
-}
-
-impl Pattern {
-    fn matches(&self, name: &str) -> bool {
-        globs::is_match(&self.glob, name)
-    }
-
-    /// The error of a pattern, given by `option`, that matches no `kind` of `model`.
-    fn unmatched(&self, option: &str, kind: &str, model: &Model) -> anyhow::Error {
-        input_error(format!(
-            "{option} '{}' matches no {kind} of {}; `lowp inspect` lists their names",
-            shown(&self.text),
-            model.path().display()
-        ))
-    }
+/// The error of a pattern, given by `option`, that matches no `kind` of `model`.
+fn unmatched(pattern: &Pattern, option: &str, kind: &str, model: &Model) -> anyhow::Error {
+    input_error(format!(
+        "{option} '{}' matches no {kind} of {}; `lowp inspect` lists their names",
+        shown(&pattern.text),
+        model.path().display()
+    ))
 }
 
 /// What becomes of the tensors of a model.
@@ -58,9 +43,13 @@ impl Select {
     pub(super) fn choose<'a>(&self, model: &'a Model, setup: &Setup) -> Result<Chosen<'a>> {
         let mut choices = Choices::new(model, setup, |name| self.selects(name))?;
         self.check_patterns(model)?;
-        if let Some((name, why)) = choices.unfit().first().filter(|_| !self.keep_unfit) {
+        if let Some((name, why)) = choices
+            .unsupported()
+            .first()
+            .filter(|_| !self.skip_unsupported)
+        {
             return Err(input_error(format!(
-                "{}: '{}' cannot be quantized: {}; --keep-unfit passes such tensors through, --ignore this one",
+                "{}: '{}' cannot be quantized: {}; --skip-unsupported passes such tensors through, --ignore this one",
                 model.path().display(),
                 shown(name),
                 message(why)
@@ -90,11 +79,11 @@ impl Select {
                 (Some(_), None) => "tensor of two or more dimensions that does not hold integers",
                 (None, None) => "tensor",
             };
-            return Err(pattern.unmatched("--tensors", kind, model));
+            return Err(unmatched(pattern, "--tensors", kind, model));
         }
         for pattern in &self.ignored {
             if !model.tensors().any(|tensor| pattern.matches(tensor.name)) {
-                return Err(pattern.unmatched("--ignore", "tensor", model));
+                return Err(unmatched(pattern, "--ignore", "tensor", model));
             }
         }
         Ok(())
@@ -103,10 +92,10 @@ impl Select {
     /// The groups that have one amax, as numbers of tensors that are quantized.
     fn groups(&self, choices: &Choices<'_>, setup: &Setup) -> Result<Vec<Vec<usize>>> {
         let recipe = &setup.recipe;
-        if amax_groups::are_patterns(&self.amax_groups) {
+        if are_patterns(&self.amax_groups) {
             if !has_tensor_scale(recipe) {
                 return Err(input_error(format!(
-                    "{OPTION}: no scale of {} depends on the amax of a whole tensor; leave the option out",
+                    "{AMAX_GROUP}: no scale of {} depends on the amax of a whole tensor; leave the option out",
                     recipe.name()
                 )));
             }
@@ -115,12 +104,13 @@ impl Select {
             return Ok(Vec::new());
         }
         let names = choices.quantized();
-        Ok(amax_groups::groups(&self.amax_groups, &names, || {
+        let groups = amax_groups(&self.amax_groups, &names, || {
             format!(
                 "{} tensors are quantized; `lowp inspect` lists them",
                 names.len()
             )
-        })?)
+        });
+        Ok(groups.map_err(of_patterns(AMAX_GROUP))?)
     }
 
     fn selects(&self, name: &str) -> bool {
@@ -142,14 +132,14 @@ impl Chosen<'_> {
         }
         summary.kept(
             "tensors that the recipe cannot take and",
-            self.choices.unfit(),
+            self.choices.unsupported(),
         );
         if summary.is_told() {
             summary.kept("matrices of integers", &self.integers);
             let groups = all.iter().filter_map(|choice| choice.group).max();
             if let Some(last) = groups {
                 note(&format!(
-                    "note: tensors of {} groups have one amax each ({OPTION} none gives every tensor its own)",
+                    "note: tensors of {} groups have one amax each ({AMAX_GROUP} none gives every tensor its own)",
                     last + 1
                 ));
             }

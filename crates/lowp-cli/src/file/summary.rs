@@ -3,7 +3,7 @@
 use crate::output::{note, reason, shown};
 use indicatif::HumanBytes;
 use lowp_file::dequantize::Overflows;
-use lowp_file::dtypes::FloatName;
+use lowp_file::dtypes::OutputDtype;
 use lowp_file::hub::OtherFiles;
 use std::fmt::Write;
 use std::io::IsTerminal;
@@ -90,7 +90,7 @@ pub(super) fn left_out(summary: &Summary, files: &OtherFiles) {
 }
 
 /// Says how many finite values became infinite as `float`, if any did; `keep` is the option that keeps them.
-pub(super) fn warn_of_overflows(overflows: &Overflows, float: FloatName, keep: &str) {
+pub(super) fn warn_of_overflows(overflows: &Overflows, float: OutputDtype, keep: &str) {
     if let Some(name) = overflows.first() {
         note(&format!(
             "warning: {} values exceed the range of {} and became infinite, the first in '{}'; {keep} \

@@ -4,8 +4,8 @@ use super::args::Weight;
 use crate::reshard;
 use anyhow::Result;
 use lowp_format::{
-    BufferSpec, Form, GatherPlan, GatherStep, Orientation, Origin, Phase, Recipe, ScaleLayout,
-    Shape, Transport, Usage,
+    BufferSpec, Form, GatherPlan, GatherStep, Orientation, Origin, Phase, PieceLayout, Recipe,
+    ScaleLayout, Shape, Usage,
 };
 use serde::Serialize;
 use serde_json::Value;
@@ -75,9 +75,6 @@ struct Step {
 }
 
 /// The whole document as text.
-///
-/// # Errors
-/// If a buffer has no Padded form.
 pub(super) fn render(
     recipe: &impl Recipe,
     weight: Weight<'_>,
@@ -160,15 +157,15 @@ fn phase_record(phase: Phase, plan: &GatherPlan) -> PhaseRecord {
 fn step(step: &GatherStep) -> Step {
     let (name, transport, from, rank_bytes, kept) = match step {
         GatherStep::Concat {
-            transport,
+            layout,
             pieces,
             keep,
             ..
         } => {
-            let transport = match transport {
-                Transport::Rows => "rows",
-                Transport::Interleave => "interleave",
-                Transport::Transpose => "transpose",
+            let transport = match layout {
+                PieceLayout::Rows => "rows",
+                PieceLayout::Interleave => "interleave",
+                PieceLayout::Transpose => "transpose",
             };
             ("gather", Some(transport), None, pieces.clone(), *keep)
         }

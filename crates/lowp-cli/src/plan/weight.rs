@@ -14,9 +14,6 @@ use lowp_fsdp::cost::MAX_RANKS;
 const MAX_ELEMENTS: usize = 1 << 48;
 
 /// The plan of one weight in `recipe` as text.
-///
-/// # Errors
-/// A shape or a world that the recipe cannot take.
 pub(super) fn plan(recipe: &impl Recipe, weight: Weight<'_>, in_json: bool) -> Result<String> {
     let Weight {
         shape,

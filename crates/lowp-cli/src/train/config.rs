@@ -2,12 +2,11 @@
 
 use super::args::Args;
 use super::recipes;
-use crate::amax_groups;
 use crate::device::Device;
-use crate::globs;
-use crate::usage::UsageError;
+use crate::usage::{AMAX_GROUP, UsageError, of_patterns};
 use lowp_candle::transformer::{Needed, machine};
 use lowp_comm::{GradWire, Mesh};
+use lowp_file::patterns::{self, are_patterns, weight_of};
 use lowp_format::{ReshardAfterForward, has_tensor_scale};
 use lowp_fsdp::{LinearSpec, Sharding};
 use lowp_train::{Checkpoints, Config, Model, Run, TrainError};
@@ -177,9 +176,6 @@ pub(crate) fn check_ranges(counts: &[(&str, usize, usize)]) -> Result<(), UsageE
 }
 
 /// Sequences that a GPU has at a time: micro-batches are equal there.
-///
-/// # Errors
-/// A [`UsageError`] with a batch that divides.
 pub(crate) fn sequences_at_once(
     batch: usize,
     ranks: usize,
@@ -240,20 +236,21 @@ fn tail_steps(fraction: f64, steps: usize) -> Result<usize, UsageError> {
 }
 
 /// The linear layers of `model` whose names match one of the patterns.
-fn kept_in_bf16(patterns: &[String], model: GptConfig) -> Result<Vec<String>, UsageError> {
+fn kept_in_bf16(keep: &[String], model: GptConfig) -> Result<Vec<String>, UsageError> {
     let linears = model.linears();
     let names = weights_of(&linears);
     let names: Vec<&str> = names.iter().map(String::as_str).collect();
-    let kept = globs::matching("--keep-bf16", patterns, &names, || {
+    let kept = patterns::matching(keep, &names, || {
         format!("no linear layer; {}", layers_are(&linears))
-    })?;
+    });
+    let kept = kept.map_err(of_patterns("--keep-bf16"))?;
     let kept = linears.into_iter().zip(kept).filter(|(_, kept)| *kept);
     Ok(kept.map(|(linear, _)| linear.name).collect())
 }
 
 /// The names of their weights, which patterns match.
 fn weights_of(linears: &[LinearSpec]) -> Vec<String> {
-    let names = linears.iter().map(|linear| globs::weight_of(&linear.name));
+    let names = linears.iter().map(|linear| weight_of(&linear.name));
     names.collect()
 }
 
@@ -267,7 +264,7 @@ fn layers_are(linears: &[LinearSpec]) -> String {
 
 /// The linear layers of `model` that have one amax, by name.
 fn amax_groups(
-    patterns: &[String],
+    asked: &[String],
     model: GptConfig,
     runs: &[Run],
     kept: &[String],
@@ -275,7 +272,7 @@ fn amax_groups(
     let mut linears = model.linears();
     linears.retain(|linear| !kept.contains(&linear.name));
     // Those that engines run as one are the same for every recipe; patterns are of layers that have an amax.
-    if amax_groups::are_patterns(patterns) {
+    if are_patterns(asked) {
         if !runs.iter().any(|run| has_tensor_scale(&run.recipe)) {
             let names: Vec<&str> = runs.iter().map(|run| run.name.as_str()).collect();
             return Err(UsageError::new(format!(
@@ -296,7 +293,8 @@ fn amax_groups(
     }
     let names = weights_of(&linears);
     let names: Vec<&str> = names.iter().map(String::as_str).collect();
-    let groups = amax_groups::groups(patterns, &names, || layers_are(&linears))?;
+    let groups = patterns::amax_groups(asked, &names, || layers_are(&linears));
+    let groups = groups.map_err(of_patterns(AMAX_GROUP))?;
     let named = |group: Vec<usize>| {
         let members = group.iter().map(|&member| linears[member].name.clone());
         members.collect()

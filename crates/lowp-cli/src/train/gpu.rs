@@ -13,7 +13,7 @@ use lowp_gemm::table;
 use lowp_kernels::{Backend, Cuda};
 use lowp_nccl::{NcclComm, NcclOptions};
 use lowp_train::Config;
-use lowp_train::network::Place;
+use lowp_train::network::RankPlace;
 use lowp_transformer::{GptConfig, MicroBatch, Transformer, TransformerError};
 use std::sync::{Arc, Once};
 use std::time::Duration;
@@ -25,7 +25,7 @@ pub(super) fn network(
     cuda: &Cuda,
     sharded: &mut ShardedModel<Cuda, Variant>,
     (args, config): (&Args, &Config<GptConfig>),
-    Place { rank, .. }: Place,
+    RankPlace { rank, .. }: RankPlace,
 ) -> Result<Transformer<Variant>, TransformerError> {
     let sequences = config.batch / config.mesh.world() / config.accumulate;
     let part = MicroBatch {

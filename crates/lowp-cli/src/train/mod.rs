@@ -12,7 +12,6 @@ mod recipes;
 mod report;
 mod run;
 mod sizes;
-pub(crate) mod svg;
 mod table;
 mod world;
 

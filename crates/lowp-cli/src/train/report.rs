@@ -1,9 +1,9 @@
 //! The page of `--report`: one HTML file, everything inside it.
 
 use super::config::Setup;
-use super::svg::{Series, bars, curves, escape, key, smooth};
 use super::table as columns;
 use anyhow::Result;
+use lowp_train::chart::{Series, bars, curves, escape, key, smooth};
 use lowp_train::result::RunResult;
 use lowp_train::summary::Summary;
 use std::fmt::Write;

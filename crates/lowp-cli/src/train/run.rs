@@ -12,7 +12,7 @@ use anyhow::{Context, Result, anyhow};
 use lowp_candle::transformer::Transformer;
 use lowp_comm::{Communicator, HostComm, LocalComm, run_comms};
 use lowp_kernels::{Backend, Cpu};
-use lowp_train::network::{Profile, Spent};
+use lowp_train::network::{Profile, ProfileEntry};
 use lowp_train::result::RunResult;
 use lowp_train::training::{Event, threads_per_rank};
 use lowp_train::{Config, Run, Text, TrainError, Training};
@@ -121,7 +121,7 @@ fn follow(event: Event<'_>, (args, run): (&Args, &Run), progress: &Progress) {
 fn table(profile: &Profile) -> String {
     let all: f64 = profile.spent.iter().map(|spent| spent.milliseconds).sum();
     let mut table = Columns::new(&["work", "times", "ms", "%"], &[0]);
-    for Spent {
+    for ProfileEntry {
         what,
         count,
         milliseconds,

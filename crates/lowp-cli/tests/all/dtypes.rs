@@ -47,7 +47,7 @@ fn dtypes_of_codes() {
             ],
         ),
     ] {
-        let quantize = format!("quantize in.safetensors --keep-unfit --recipe {recipe}");
+        let quantize = format!("quantize in.safetensors --skip-unsupported --recipe {recipe}");
         bench.done(&format!("{quantize} -o native.safetensors"));
         bench.done(&format!("{quantize} -o u8.safetensors --dtypes u8"));
         let [native, u8s] = ["native.safetensors", "u8.safetensors"].map(|name| bench.read(name));
@@ -99,7 +99,7 @@ fn dtypes_of_codes() {
             std::fs::remove_dir_all(bench.path("u8-te")).expect("a folder");
         }
         bench.done(&format!(
-            "shard in.safetensors -o ranks --world-size 2 --keep-unfit --recipe {recipe}"
+            "shard in.safetensors -o ranks --world-size 2 --skip-unsupported --recipe {recipe}"
         ));
         bench.done("unshard ranks -o native-r.safetensors");
         bench.done("unshard ranks -o u8-r.safetensors --dtypes u8");

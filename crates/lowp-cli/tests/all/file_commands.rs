@@ -250,7 +250,7 @@ fn patterns_choose_and_unfit_tensors_are_kept() {
     );
     let message = bench.rejected(2, &[&QUANTIZE[..], &["--recipe", "mxfp8"]].concat());
     assert!(
-        message.contains("'b.weight'") && message.contains("--keep-unfit"),
+        message.contains("'b.weight'") && message.contains("--skip-unsupported"),
         "{message}"
     );
     // Integers are no weights; doubles may be.
@@ -266,7 +266,13 @@ fn patterns_choose_and_unfit_tensors_are_kept() {
 
     let found = quantize(
         &bench,
-        &["--recipe", "mxfp8", "--keep-unfit", "--usage", "rowwise"],
+        &[
+            "--recipe",
+            "mxfp8",
+            "--skip-unsupported",
+            "--usage",
+            "rowwise",
+        ],
     );
     let expected = [
         "a.weight.rowwise_data",

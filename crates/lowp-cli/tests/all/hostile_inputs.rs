@@ -45,8 +45,8 @@ fn rows_without_elements_cost_nothing() {
                     let stderr = String::from_utf8_lossy(&output.stderr);
                     assert_eq!(output.status.code(), Some(2), "{line}: {stderr}");
                     assert!(stderr.contains("at most 1048576 are written"), "{stderr}");
-                    let kept = limited(&bench, &format!("{line} --keep-unfit"));
-                    assert!(kept.status.success(), "{line} --keep-unfit");
+                    let kept = limited(&bench, &format!("{line} --skip-unsupported"));
+                    assert!(kept.status.success(), "{line} --skip-unsupported");
                     if command == "quantize" {
                         fs::remove_file(bench.path(out)).expect("a file");
                     } else {
@@ -299,7 +299,7 @@ fn integers_pass_through() {
     tensors.push(matrix("w", &[32, 32], 1));
     bench.write("in.safetensors", &tensors);
     bench.done("quantize in.safetensors -o q.safetensors --recipe mxfp8");
-    bench.done("quantize in.safetensors -o k.safetensors --recipe mxfp8 --keep-unfit");
+    bench.done("quantize in.safetensors -o k.safetensors --recipe mxfp8 --skip-unsupported");
     bench.done("shard in.safetensors -o ranks --world-size 2 --recipe mxfp8");
     bench.done("unshard ranks -o u.safetensors");
     bench.done("verify q.safetensors k.safetensors");
@@ -353,8 +353,8 @@ fn what_is_left_as_it_was_is_named() {
         text
     };
     for line in [
-        "quantize in.safetensors -o q.safetensors --recipe mxfp8 --keep-unfit",
-        "shard in.safetensors -o ranks --world-size 2 --recipe mxfp8 --keep-unfit",
+        "quantize in.safetensors -o q.safetensors --recipe mxfp8 --skip-unsupported",
+        "shard in.safetensors -o ranks --world-size 2 --recipe mxfp8 --skip-unsupported",
     ] {
         let text = told(line);
         assert!(text.contains("passed through: 5: 'unfit0' ("), "{text}");
@@ -367,13 +367,15 @@ fn what_is_left_as_it_was_is_named() {
             "{text}"
         );
     }
-    let text =
-        told("quantize in.safetensors -o q.safetensors --recipe mxfp8 --keep-unfit --verbose");
+    let text = told(
+        "quantize in.safetensors -o q.safetensors --recipe mxfp8 --skip-unsupported --verbose",
+    );
     assert!(
         (0..5).all(|i| text.contains(&format!("  'unfit{i}' ("))),
         "{text}"
     );
-    let text = told("quantize unfit.safetensors -o q.safetensors --recipe mxfp8 --keep-unfit");
+    let text =
+        told("quantize unfit.safetensors -o q.safetensors --recipe mxfp8 --skip-unsupported");
     assert!(text.starts_with("warning: nothing was quantized"), "{text}");
     bench.write("norm.safetensors", &[matrix("norm", &[8], 1)]);
     let text = told("quantize norm.safetensors -o q.safetensors --recipe mxfp8");

@@ -137,7 +137,7 @@ fn flags_and_modifiers_are_the_same_options() {
         ),
         (
             "mxfp8+tensor-scale",
-            "+tensor-scale is a control of training, which no file has; leave it out\n",
+            "+tensor-scale is an ablation of training, which no file has; leave it out\n",
         ),
         (
             "mxfp4+even --scale-mode te",

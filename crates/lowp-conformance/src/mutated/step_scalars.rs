@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::step_scalars::{Input, job, outputs, parts};
-use lowp_kernels::{StepCounts, StepReport, StepScalarsJob};
+use lowp_kernels::{StepCounts, StepRecord, StepScalarsJob};
 
 pub fn step_scalars_jobs<B: Fenced>(rig: &Rig<B>) {
     all::<B, StepScalarsJob<B>>(rig);
@@ -79,7 +79,7 @@ impl<B: Fenced> Mutate<B> for StepScalarsJob<B> {
         let options = choices.rig.backend.len::<u8>(&self.options);
         self.out = choices.bytes(options);
         self.counts = choices.bytes(StepCounts::BYTES);
-        self.report = choices.bytes(StepReport::BYTES);
+        self.report = choices.bytes(StepRecord::BYTES);
     }
 
     fn work(self) -> Work<B> {

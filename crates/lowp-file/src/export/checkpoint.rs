@@ -1,6 +1,6 @@
-//! [`Trained`]: the weights of a checkpoint of `lowp train --save`.
+//! [`TrainedCheckpoint`]: the weights of a checkpoint of `lowp train --save`.
 
-use crate::dtypes::FloatName;
+use crate::dtypes::OutputDtype;
 use crate::error::{Context, Result, file_error, input_error, mend_file};
 use crate::fields::keeps_amax;
 use crate::interchange::amax::nearest;
@@ -53,7 +53,7 @@ struct Master {
 
 /// A checkpoint.
 #[derive(Debug)]
-pub struct Trained {
+pub struct TrainedCheckpoint {
     checkpoint: Checkpoint,
     weights: Vec<TrainedWeight>,
     /// The weights' numbers by their names in files.
@@ -61,7 +61,7 @@ pub struct Trained {
     masters: Vec<Master>,
 }
 
-impl Trained {
+impl TrainedCheckpoint {
     /// The latest checkpoint of `folder`, which may be one itself; for `values` of weights alone, whatever their codes are.
     ///
     /// # Errors
@@ -183,7 +183,7 @@ impl Trained {
     pub(crate) fn plain_items(
         &self,
         all: bool,
-        float: Option<FloatName>,
+        float: Option<OutputDtype>,
     ) -> Result<Vec<Item<'static>>> {
         for weight in self.weights.iter().filter(|_| all) {
             let name = format!("{}{MASTER}", weight.saved);
@@ -212,7 +212,7 @@ impl Trained {
     pub(crate) fn parts<'p>(
         &'p self,
         job: usize,
-        float: FloatName,
+        float: OutputDtype,
         overflows: &'p Overflows,
     ) -> Result<Box<dyn Parts + 'p>> {
         let master = job
@@ -399,9 +399,9 @@ fn group(weights: &mut [TrainedWeight], groups: &Value) {
 
 /// The values of a parameter, its only part.
 struct Values<'a> {
-    trained: &'a Trained,
+    trained: &'a TrainedCheckpoint,
     master: &'a Master,
-    float: FloatName,
+    float: OutputDtype,
     overflows: &'a Overflows,
 }
 

@@ -1,4 +1,4 @@
-//! [`Fused`]: weights that engines run as one, and whether one scale serves them all.
+//! [`FusedLayers`]: weights that engines run as one, and whether one scale serves them all.
 
 use super::weight::Weight;
 use crate::error::Result;
@@ -39,12 +39,12 @@ pub fn run_as_one(names: &[&str]) -> Vec<Vec<usize>> {
 
 /// Layers that engines run as one and that have a scale of the tensor each: their names and these scales, not all of them the same.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Fused<'a> {
+pub struct FusedLayers<'a> {
     /// The names and the scales.
     pub scales: Vec<(&'a str, f32)>,
 }
 
-impl Fused<'_> {
+impl FusedLayers<'_> {
     /// The largest of the scales over the least, of those above 0.
     pub fn spread(&self) -> f32 {
         let magnitudes = || {
@@ -58,7 +58,7 @@ impl Fused<'_> {
 }
 
 /// Those of `weights`, where their target stores a scale of the tensor.
-pub(super) fn find<'w>(weights: &'w [Weight<'_>]) -> Result<Vec<Fused<'w>>> {
+pub(super) fn find<'w>(weights: &'w [Weight<'_>]) -> Result<Vec<FusedLayers<'w>>> {
     let scaled: Vec<&Weight<'_>> = weights
         .iter()
         .filter(|w| w.scale_of_tensor().is_some())
@@ -72,7 +72,7 @@ pub(super) fn find<'w>(weights: &'w [Weight<'_>]) -> Result<Vec<Fused<'w>>> {
         }
         let first = scales[0].1.to_bits();
         if scales.iter().any(|(_, scale)| scale.to_bits() != first) {
-            found.push(Fused { scales });
+            found.push(FusedLayers { scales });
         }
     }
     Ok(found)

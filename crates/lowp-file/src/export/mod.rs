@@ -4,7 +4,7 @@ mod checkpoint;
 mod fused;
 mod weight;
 
-use crate::dtypes::FloatName;
+use crate::dtypes::OutputDtype;
 use crate::error::{Result, input_error, mend_file};
 use crate::interchange::config::Modules;
 use crate::interchange::hub::Hub;
@@ -27,8 +27,8 @@ use std::path::Path;
 use weight::{Weight, Work};
 
 pub use crate::interchange::forms::{Target, stored_name, targets};
-pub use checkpoint::Trained;
-pub use fused::{Fused, run_as_one};
+pub use checkpoint::TrainedCheckpoint;
+pub use fused::{FusedLayers, run_as_one};
 pub(crate) use weight::choice;
 
 /// A model or a checkpoint that is to be exported.
@@ -40,7 +40,7 @@ pub struct Export<'a> {
     /// Tensors that were not quantized.
     plain: Vec<Item<'a>>,
     /// Makes those of them that are no tensors of a file.
-    masters: Option<&'a Trained>,
+    masters: Option<&'a TrainedCheckpoint>,
     metadata: BTreeMap<String, String>,
     config: Option<JsonObject>,
 }
@@ -81,7 +81,7 @@ impl<'a> Export<'a> {
     ///
     /// # Errors
     /// A weight has no form of the target, or the checkpoint is damaged.
-    pub fn of_checkpoint(trained: &'a Trained, to: Target) -> Result<Self> {
+    pub fn of_checkpoint(trained: &'a TrainedCheckpoint, to: Target) -> Result<Self> {
         let decoded = matches!(to, Target::Fp32 | Target::Bf16);
         let mut input = Self {
             to,
@@ -133,7 +133,7 @@ impl<'a> Export<'a> {
     ///
     /// # Errors
     /// The source cannot be read.
-    pub fn fused(&self) -> Result<Vec<Fused<'_>>> {
+    pub fn fused(&self) -> Result<Vec<FusedLayers<'_>>> {
         fused::find(&self.weights)
     }
 
@@ -205,7 +205,7 @@ impl<'a> Export<'a> {
         let trained = self
             .masters
             .ok_or_else(|| input_error("there is no such tensor"))?;
-        trained.parts(job, to.float().unwrap_or(FloatName::F32), overflows)
+        trained.parts(job, to.float().unwrap_or(OutputDtype::F32), overflows)
     }
 }
 

@@ -1,9 +1,9 @@
 //! [`Weight`]: a quantized weight of a file or of a checkpoint, and the tensors that it becomes.
 
-use super::checkpoint::{Trained, TrainedWeight};
+use super::checkpoint::{TrainedCheckpoint, TrainedWeight};
 use crate::decoding::Decoding;
 use crate::dequantize::dims;
-use crate::dtypes::{FloatName, Named};
+use crate::dtypes::{Named, OutputDtype};
 use crate::error::{Context, FileError, Result, input_error, mend};
 use crate::fields::{self, Content as Kind, Field, holding};
 use crate::interchange::forms::{self, Axes, Content, Form, Operand, Stored, Target, base};
@@ -27,7 +27,7 @@ use std::collections::BTreeMap;
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Work {
     /// Its values.
-    Decoded(FloatName),
+    Decoded(OutputDtype),
     /// Its own fields, scales padded.
     Fields,
     /// The tensors of a form.
@@ -38,7 +38,7 @@ pub(crate) enum Work {
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Source<'a> {
     File(&'a Model),
-    Checkpoint(&'a Trained, &'a TrainedWeight),
+    Checkpoint(&'a TrainedCheckpoint, &'a TrainedWeight),
 }
 
 /// A weight and what becomes of it.
@@ -66,7 +66,7 @@ impl<'a> Weight<'a> {
 
     /// A weight of a checkpoint.
     pub(crate) fn of_checkpoint(
-        trained: &'a Trained,
+        trained: &'a TrainedCheckpoint,
         weight: &'a TrainedWeight,
         to: Target,
     ) -> Result<Self> {
@@ -80,8 +80,8 @@ impl<'a> Weight<'a> {
     fn new(tensor: Quantized, source: Source<'a>, to: Target) -> Result<Self> {
         let (name, recipe) = (&tensor.name, &tensor.recipe);
         let work = match to {
-            Target::Fp32 => Work::Decoded(FloatName::F32),
-            Target::Bf16 => Work::Decoded(FloatName::Bf16),
+            Target::Fp32 => Work::Decoded(OutputDtype::F32),
+            Target::Bf16 => Work::Decoded(OutputDtype::Bf16),
             Target::Te => Work::Fields,
             _ => Work::Stored(forms::form(to, recipe).ok_or_else(|| no_form(name, recipe, to))?),
         };

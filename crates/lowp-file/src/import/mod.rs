@@ -3,7 +3,7 @@
 mod find;
 mod weight;
 
-use crate::dtypes::{Dtypes, FloatName};
+use crate::dtypes::{Dtypes, OutputDtype};
 use crate::error::{FileError, Result, input_error};
 use crate::fields;
 use crate::interchange::config::{self, Modules};
@@ -32,7 +32,7 @@ pub struct Import<'a> {
     kept: usize,
     groups: Vec<Group<'a>>,
     metadata: BTreeMap<String, String>,
-    float: Option<FloatName>,
+    float: Option<OutputDtype>,
 }
 
 /// The weights of `hub`, and everything else in it.
@@ -40,7 +40,7 @@ fn collect<'a>(
     hub: &'a Hub,
     found: Vec<Weight<'a>>,
     own: BTreeMap<String, meta::Quantized>,
-    (float, dtypes): (Option<FloatName>, Dtypes),
+    (float, dtypes): (Option<OutputDtype>, Dtypes),
 ) -> Result<Import<'a>> {
     let model = &hub.model;
     let mut weights = found;
@@ -119,7 +119,7 @@ impl<'a> Import<'a> {
     ///
     /// # Errors
     /// There are none, or they are in no form that is read.
-    pub fn new(hub: &'a Hub, float: Option<FloatName>, dtypes: Dtypes) -> Result<Self> {
+    pub fn new(hub: &'a Hub, float: Option<OutputDtype>, dtypes: Dtypes) -> Result<Self> {
         config::check(hub)?;
         let model = &hub.model;
         let found = find::weights(hub)?;

@@ -1,7 +1,7 @@
 //! [`Weight`]: a weight in the form of another program, as the buffers of a recipe.
 
 use crate::decoding::Decoding;
-use crate::dtypes::FloatName;
+use crate::dtypes::OutputDtype;
 use crate::error::{Context, Result, file_error};
 use crate::export::choice;
 use crate::fields::{keeps_amax, worked};
@@ -89,7 +89,7 @@ impl<'a> Weight<'a> {
     /// What makes its fields, or its values in bands, in `memory`.
     pub(crate) fn parts<'p>(
         &'p self,
-        float: Option<FloatName>,
+        float: Option<OutputDtype>,
         overflows: &'p Overflows,
         memory: &'p DoubleBuffer<CpuBuffer<f32>>,
     ) -> Result<Box<dyn Parts + 'p>> {

@@ -2,7 +2,7 @@
 //!
 //! A row says which rowwise operand it holds by its ingredients, so that a recipe has a form or not by what it is made of.
 
-use crate::dtypes::FloatName;
+use crate::dtypes::OutputDtype;
 use lowp_format::{
     AnyRecipe, BufferSpec, Code, Extent, FourOverSix, Orientation, Part, Recipe, RecipeOptions,
     Shape, two_level_encode_scale,
@@ -50,10 +50,10 @@ impl Target {
     }
 
     /// What values are decoded to, where they are.
-    pub fn float(self) -> Option<FloatName> {
+    pub fn float(self) -> Option<OutputDtype> {
         match self {
-            Self::Fp32 => Some(FloatName::F32),
-            Self::Bf16 => Some(FloatName::Bf16),
+            Self::Fp32 => Some(OutputDtype::F32),
+            Self::Bf16 => Some(OutputDtype::Bf16),
             _ => None,
         }
     }

@@ -32,7 +32,7 @@ impl Recipe for Fp8BlockOneD {
         let kernel = KernelKey::new(self.format.element(role), scale);
         let rowwise = Quantizer::row_major(kernel.blocks([1, 128]));
         let columnwise = Quantizer::column_major(kernel.blocks([128, 1]));
-        Quantizers::apart(
+        Quantizers::independent(
             rowwise.scales([Axis::Cols, Axis::Rows]).padded(Self::PADDED),
             columnwise.scales([Axis::Rows, Axis::Cols]).padded(Self::PADDED),
         )

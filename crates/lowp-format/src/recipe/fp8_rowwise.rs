@@ -29,6 +29,6 @@ impl Recipe for Fp8Rowwise {
             epsilon: self.epsilon,
         };
         let kernel = KernelKey::new(self.format.element(role), scale);
-        Quantizers::apart(Quantizer::row_major(kernel), Quantizer::column_major(kernel))
+        Quantizers::independent(Quantizer::row_major(kernel), Quantizer::column_major(kernel))
     }
 }

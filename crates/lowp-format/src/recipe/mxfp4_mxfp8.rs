@@ -27,7 +27,7 @@ impl Recipe for Mxfp4Mxfp8 {
         let mxfp4 = Mxfp4 { scale_mode, source_rounding, ..Mxfp4::default() }.quantizers(role);
         let mxfp8 = Mxfp8 { format, scale_mode, source_rounding }.quantizers(role);
         match role {
-            Role::Weight | Role::Activation => Quantizers::apart(mxfp4.rowwise, mxfp8.columnwise),
+            Role::Weight | Role::Activation => Quantizers::independent(mxfp4.rowwise, mxfp8.columnwise),
             Role::Gradient => mxfp8,
         }
     }

@@ -25,6 +25,6 @@ impl Recipe for Mxfp8 {
         let blocks = |block| {
             Quantizer::row_major(kernel.blocks(block)).padded(PaddedForm::TILES_128X4)
         };
-        Quantizers::apart(blocks([1, 32]), blocks([32, 1]))
+        Quantizers::independent(blocks([1, 32]), blocks([32, 1]))
     }
 }

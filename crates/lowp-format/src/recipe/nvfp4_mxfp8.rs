@@ -30,7 +30,7 @@ impl Recipe for Nvfp4Mxfp8 {
         let nvfp4 = Nvfp4OneD { four_over_six, ..Nvfp4OneD::default() }.quantizers(role);
         let mxfp8 = Mxfp8 { format, scale_mode, source_rounding }.quantizers(role);
         match role {
-            Role::Weight | Role::Activation => Quantizers::apart(nvfp4.rowwise, mxfp8.columnwise),
+            Role::Weight | Role::Activation => Quantizers::independent(nvfp4.rowwise, mxfp8.columnwise),
             Role::Gradient => mxfp8,
         }
     }

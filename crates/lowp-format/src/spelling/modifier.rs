@@ -1,5 +1,5 @@
 //! [`Modifier`]: what follows a recipe's name, `NAME+MODIFIER+MODIFIER`. Options of recipes are read from what recipes say
-//! of them; controls are those of [`Control`].
+//! of them; ablations are those of [`Ablation`].
 
 use super::options::{expected_or_recipes, flag_name, is_switch, specs_of};
 use crate::{AnyRecipe, FormatError, OptionSpec, Recipe, RecipeOptions};
@@ -12,37 +12,37 @@ pub(crate) enum Modifier {
         value: String,
         text: String,
     },
-    /// A control.
-    Control(Control),
+    /// An ablation.
+    Ablation(Ablation),
 }
 
-/// Declares the controls, which no recipe has as an option.
-macro_rules! controls {
-    ($($Control:ident = $name:literal, $what:literal;)*) => {
-        /// What is changed about a recipe so that it should train worse, or read values in the place of codes.
+/// Declares the ablations, which no recipe has as an option.
+macro_rules! ablations {
+    ($($Ablation:ident = $name:literal, $what:literal;)*) => {
+        /// One change of a recipe that shows what an ingredient is worth: it should train worse, or reads values in the place of codes.
         #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-        pub enum Control {
-            $(#[doc = $what] $Control,)*
+        pub enum Ablation {
+            $(#[doc = $what] $Ablation,)*
         }
 
-        impl Control {
-            /// Every control.
-            pub const ALL: &[Self] = &[$(Self::$Control),*];
+        impl Ablation {
+            /// Every ablation.
+            pub const ALL: &[Self] = &[$(Self::$Ablation),*];
 
             /// The modifier.
             pub fn name(self) -> &'static str {
-                match self { $(Self::$Control => $name,)* }
+                match self { $(Self::$Ablation => $name,)* }
             }
 
             /// What it does.
             pub fn what(self) -> &'static str {
-                match self { $(Self::$Control => $what,)* }
+                match self { $(Self::$Ablation => $what,)* }
             }
         }
     };
 }
 
-controls! {
+ablations! {
     TensorScale = "tensor-scale", "weights cast to one scale for the whole tensor, from its amax";
     OperandTensorScale = "operand-tensor-scale", "activations and gradients cast to one scale for the tensor";
     ExactActivationsForward = "exact-activations-forward", "activations not quantized in y = x W";
@@ -58,9 +58,11 @@ controls! {
 impl Modifier {
     /// That of recipe `name` which `text` is.
     fn of(name: &str, text: &str) -> Option<Self> {
-        let control = Control::ALL.iter().find(|control| control.name() == text);
-        if let Some(control) = control {
-            return Some(Self::Control(*control));
+        let ablation = Ablation::ALL
+            .iter()
+            .find(|ablation| ablation.name() == text);
+        if let Some(ablation) = ablation {
+            return Some(Self::Ablation(*ablation));
         }
         let set = |spec: &OptionSpec, value: &str| Self::Option {
             option: spec.name,
@@ -84,7 +86,7 @@ impl Modifier {
     fn text(&self) -> &str {
         match self {
             Self::Option { text, .. } => text,
-            Self::Control(control) => control.name(),
+            Self::Ablation(ablation) => ablation.name(),
         }
     }
 
@@ -92,7 +94,7 @@ impl Modifier {
     fn target(&self) -> &str {
         match self {
             Self::Option { option, .. } => option,
-            Self::Control(control) => control.name(),
+            Self::Ablation(ablation) => ablation.name(),
         }
     }
 }
@@ -144,8 +146,8 @@ pub(crate) fn parse<'t>(
 /// The recipe's name in `text`, `NAME+MODIFIER+MODIFIER`, and the options that its modifiers set, for a file.
 ///
 /// # Errors
-/// An unknown name; a modifier that there is not, that is there twice, that contradicts another one, or that this recipe has not; or a
-/// control, which the metadata of a file cannot say.
+/// An unknown name; a modifier that there is not, that is there twice, that contradicts another one, or that this recipe has not; or an
+/// ablation, which the metadata of a file cannot say.
 pub fn options_of_files(text: &str) -> Result<(&str, RecipeOptions), FormatError> {
     let mut parts = text.split('+').map(str::trim);
     let name = parts.next().unwrap_or_default();
@@ -155,10 +157,10 @@ pub fn options_of_files(text: &str) -> Result<(&str, RecipeOptions), FormatError
     for modifier in parse(text, name, parts)? {
         match modifier {
             Modifier::Option { option, value, .. } => options.set(option, &value),
-            Modifier::Control(control) => {
+            Modifier::Ablation(ablation) => {
                 return Err(FormatError::spelling(format!(
-                    "{text}: +{} is a control of training, which no file has; leave it out",
-                    control.name()
+                    "{text}: +{} is an ablation of training, which no file has; leave it out",
+                    ablation.name()
                 )));
             }
         }
@@ -228,16 +230,16 @@ fn unknown(text: &str, modifier: &str) -> FormatError {
 
 /// A modifier as lists tell it.
 #[derive(Clone, Debug)]
-pub struct Known {
+pub struct ModifierWords {
     /// Without the plus.
     pub name: String,
     /// What it does.
     pub what: String,
 }
 
-/// Every modifier that changes some recipe: values of options with names, then controls.
-pub fn modifiers() -> Vec<Known> {
-    let mut all: Vec<Known> = Vec::new();
+/// Every modifier that changes some recipe: values of options with names, then ablations.
+pub fn modifiers() -> Vec<ModifierWords> {
+    let mut all: Vec<ModifierWords> = Vec::new();
     for recipe in AnyRecipe::names() {
         for spec in specs_of(recipe) {
             let default = default_of(recipe, spec.name);
@@ -259,14 +261,14 @@ pub fn modifiers() -> Vec<Known> {
                 };
                 if !all.iter().any(|other| other.name == known.0) {
                     let (name, what) = known;
-                    all.push(Known { name, what });
+                    all.push(ModifierWords { name, what });
                 }
             }
         }
     }
-    all.extend(Control::ALL.iter().map(|control| Known {
-        name: control.name().to_owned(),
-        what: control.what().to_owned(),
+    all.extend(Ablation::ALL.iter().map(|ablation| ModifierWords {
+        name: ablation.name().to_owned(),
+        what: ablation.what().to_owned(),
     }));
     all
 }
@@ -276,13 +278,13 @@ mod tests {
     use super::*;
     use crate::spelling::Variant;
 
-    /// Every option and control, by every spelling, and all pairs of them in either order.
+    /// Every option and ablation, by every spelling, and all pairs of them in either order.
     #[test]
     fn spellings_of_one_variant_have_one_text() {
         for recipe in AnyRecipe::all() {
             let name = recipe.name();
             let mut modifiers: Vec<String> =
-                Control::ALL.iter().map(|c| c.name().to_owned()).collect();
+                Ablation::ALL.iter().map(|c| c.name().to_owned()).collect();
             for spec in AnyRecipe::options_of(name).expect("a recipe") {
                 for value in (spec.names)() {
                     let long = spec.name.replace('_', "-");

@@ -1,11 +1,11 @@
-//! [`Variant`]: a recipe with options set, or with ingredients swapped for controls that should train worse.
+//! [`Variant`]: a recipe with options set, or with ingredients swapped for ablations that should train worse.
 //!
 //! It is a recipe that the list does not have: `NAME+MODIFIER+MODIFIER`.
 
 use std::fmt;
 use std::str::FromStr;
 
-use super::modifier::{self, Control, Modifier};
+use super::modifier::{self, Ablation, Modifier};
 use crate::{
     AnyRecipe, Code, Columnwise, Extent, FormatError, KernelKey, Operand, Orientation, Quantizer,
     Quantizers, Recipe, RecipeOptions, Role, ScaleRule, Shape, SourceRounding, Usage,
@@ -41,27 +41,27 @@ impl FromStr for Variant {
         let modifiers = modifier::parse(text, name, parts)?;
         let variant = Self::made(name, &modifiers)?;
         for modifier in &modifiers {
-            if let Modifier::Control(control) = modifier
+            if let Modifier::Ablation(ablation) = modifier
                 && !Self::made(name, std::slice::from_ref(modifier))?.differs()
             {
-                return Err(modifier::changes_nothing(text, name, control.name()));
+                return Err(modifier::changes_nothing(text, name, ablation.name()));
             }
         }
         Ok(variant)
     }
 }
 
-/// One text for all spellings: the recipe's name, the options that are not its defaults, and the controls, each in their order.
+/// One text for all spellings: the recipe's name, the options that are not its defaults, and the ablations, each in their order.
 impl fmt::Display for Variant {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(self.recipe.name())?;
         for modifier in modifier::spelled(&self.recipe) {
             write!(f, "+{modifier}")?;
         }
-        for control in Control::ALL {
+        for ablation in Ablation::ALL {
             let mut with = *self;
-            if with.apply(self.recipe.name(), *control).is_ok() && with == *self {
-                write!(f, "+{}", control.name())?;
+            if with.apply(self.recipe.name(), *ablation).is_ok() && with == *self {
+                write!(f, "+{}", ablation.name())?;
             }
         }
         Ok(())
@@ -90,42 +90,42 @@ impl Variant {
     /// The recipe `name` with `modifiers`.
     fn made(name: &str, modifiers: &[Modifier]) -> Result<Self, FormatError> {
         let mut options = RecipeOptions::default();
-        let mut controls = Vec::new();
+        let mut ablations = Vec::new();
         for modifier in modifiers {
             match modifier {
                 Modifier::Option { option, value, .. } => options.set(option, value),
-                Modifier::Control(control) => controls.push(*control),
+                Modifier::Ablation(ablation) => ablations.push(*ablation),
             }
         }
         let mut variant = AnyRecipe::from_name(name, &options)
             .map(Self::from)
             .map_err(|error| modifier::problem(name, &error))?;
-        for control in controls {
-            variant.apply(name, control)?;
+        for ablation in ablations {
+            variant.apply(name, ablation)?;
         }
         Ok(variant)
     }
 
-    fn apply(&mut self, name: &str, control: Control) -> Result<(), FormatError> {
+    fn apply(&mut self, name: &str, ablation: Ablation) -> Result<(), FormatError> {
         let KernelKey { element, scale, .. } = self.recipe.kernel(Orientation::Rowwise);
         let exact = &mut self.exact;
-        match control {
-            Control::TensorScale | Control::OperandTensorScale if scale == ScaleRule::None => {
+        match ablation {
+            Ablation::TensorScale | Ablation::OperandTensorScale if scale == ScaleRule::None => {
                 return Err(FormatError::spelling(format!(
                     "{name}+{}: {element} elements have no scale; use this modifier with a recipe below 16 bits",
-                    control.name()
+                    ablation.name()
                 )));
             }
-            Control::TensorScale => self.tensor_scale = true,
-            Control::OperandTensorScale => self.operand_tensor_scale = true,
-            Control::ExactActivationsForward => exact.activations |= Usage::ROWWISE,
-            Control::ExactActivationsWgrad => exact.activations |= Usage::COLUMNWISE,
-            Control::ExactGradientsDgrad => exact.gradients |= Usage::ROWWISE,
-            Control::ExactGradientsWgrad => exact.gradients |= Usage::COLUMNWISE,
-            Control::ExactWeightsForward => exact.weights |= Usage::ROWWISE,
-            Control::ExactWeightsDgrad => exact.weights |= Usage::COLUMNWISE,
-            Control::Bf16Ends => self.bf16_ends = true,
-            Control::Bf16Forward => self.bf16_forward = true,
+            Ablation::TensorScale => self.tensor_scale = true,
+            Ablation::OperandTensorScale => self.operand_tensor_scale = true,
+            Ablation::ExactActivationsForward => exact.activations |= Usage::ROWWISE,
+            Ablation::ExactActivationsWgrad => exact.activations |= Usage::COLUMNWISE,
+            Ablation::ExactGradientsDgrad => exact.gradients |= Usage::ROWWISE,
+            Ablation::ExactGradientsWgrad => exact.gradients |= Usage::COLUMNWISE,
+            Ablation::ExactWeightsForward => exact.weights |= Usage::ROWWISE,
+            Ablation::ExactWeightsDgrad => exact.weights |= Usage::COLUMNWISE,
+            Ablation::Bf16Ends => self.bf16_ends = true,
+            Ablation::Bf16Forward => self.bf16_forward = true,
         }
         Ok(())
     }
@@ -377,8 +377,8 @@ mod tests {
 
     #[test]
     fn controls_leave_the_transform_alone() {
-        for control in Control::ALL {
-            let text = format!("nvfp4-2d+{}", control.name());
+        for ablation in Ablation::ALL {
+            let text = format!("nvfp4-2d+{}", ablation.name());
             let variant: Variant = text.parse().expect(&text);
             for role in [Role::Activation, Role::Gradient] {
                 let kernels = variant.operand(role).quantizers.kernels();

@@ -3,8 +3,8 @@
 use std::ops::Range;
 
 use lowp_format::{
-    AnyRecipe, BufferSpec, FormatError, GatherPlan, GatherStep, Origin, Phase, PhasePlans, Recipe,
-    RecipeOptions, ReshardAfterForward, RowCuts, Shape, Transport, Usage,
+    AnyRecipe, BufferSpec, FormatError, GatherPlan, GatherStep, Origin, Phase, PhasePlans,
+    PieceLayout, Recipe, RecipeOptions, ReshardAfterForward, RowCuts, Shape, Usage,
 };
 use proptest::prelude::*;
 
@@ -48,7 +48,7 @@ proptest! {
     fn pieces_make_up_the_full_buffer((recipe, full) in tensors(), world in 1..10usize, usage in 0..3usize) {
         let plan = GatherPlan::new(&recipe, full, world, USAGES[usage]).unwrap();
         for step in &plan.steps {
-            if let GatherStep::Concat { spec, transport, pieces, .. } = step {
+            if let GatherStep::Concat { spec, layout, pieces, .. } = step {
                 prop_assert_eq!(spec.origin, Origin::Quantized);
                 prop_assert_eq!(pieces.len(), world);
                 prop_assert_eq!(step.wire_bytes(), spec.bytes(full));
@@ -57,7 +57,7 @@ proptest! {
                     prop_assert_eq!(range.len(), pieces[rank]);
                     prop_assert_eq!(range.start, piece_start(spec, full, &plan.cuts, rank));
                 }
-                if *transport == Transport::Interleave {
+                if *layout == PieceLayout::Interleave {
                     // One row of the result is the ranks' rows side by side.
                     let rows = plan.cuts.ranges().map(|r| spec.row_bytes(full.with_rows(r.len())));
                     prop_assert_eq!(rows.sum::<usize>(), spec.row_bytes(full));
@@ -424,15 +424,12 @@ fn each_recipe_sends_what_it_promises() {
         assert_eq!(derived(&once.backward), contract.derived, "{name}");
 
         for step in again.forward.steps.iter().chain(&again.backward.steps) {
-            if let GatherStep::Concat {
-                spec, transport, ..
-            } = step
-            {
+            if let GatherStep::Concat { spec, layout, .. } = step {
                 let interleaved = contract
                     .interleaved
                     .contains(&spec.key.to_string().as_str());
                 assert_eq!(
-                    *transport == Transport::Interleave,
+                    *layout == PieceLayout::Interleave,
                     interleaved,
                     "{name} {}",
                     spec.key

@@ -1,7 +1,7 @@
 //! [`Bandwidth`]: the time that gathers take at rates that were measured or are given.
 
 use super::config::CostError;
-use super::links::Links;
+use super::links::LinkBytes;
 use super::weight::Gather;
 use serde_json::Value;
 use std::ops::RangeInclusive;
@@ -89,7 +89,7 @@ impl Bandwidth {
 
     /// Seconds of one gather of `bytes`, of which these arrive at a rank: both kinds of links are busy at once. The rank's own work behind it
     /// takes no time where the rate of copies is not known.
-    pub(crate) fn seconds(&self, rank: Links, bytes: u128, gather: &Gather) -> f64 {
+    pub(crate) fn seconds(&self, rank: LinkBytes, bytes: u128, gather: &Gather) -> f64 {
         let Gather { batches, local, .. } = gather;
         let time = |rate: &Rate, arrives: u128| match arrives {
             0 => 0.0,
@@ -465,7 +465,7 @@ mod tests {
         report["copy_gb_per_s"] = json!(4000.0);
         report["small_copy_microseconds"] = json!(10.0 / 3.0);
         let bandwidth = read(&report)?;
-        let links = Links {
+        let links = LinkBytes {
             within_node: 50_000_000_000,
             between_nodes: 0,
         };
@@ -488,7 +488,7 @@ mod tests {
         ];
         let report = json!({"device": "a device", "ranks": 2, "rows": rows});
         let bandwidth = read(&report)?;
-        let links = Links {
+        let links = LinkBytes {
             within_node: 4_000_000,
             between_nodes: 0,
         };
@@ -513,11 +513,11 @@ mod tests {
         let source = bandwidth.of_one_gpu().ok_or("rates of links")?;
         assert!(source.ends_with("(1 x a device)"), "{source}");
         // Bytes take 3 us, the first copy 5, and another what a small one takes, or what was measured.
-        let seconds = bandwidth.seconds(Links::default(), 1, &gather(1, 3_000_000, 2));
+        let seconds = bandwidth.seconds(LinkBytes::default(), 1, &gather(1, 3_000_000, 2));
         assert!((seconds - 9e-6).abs() < 1e-12, "{seconds}");
         let rows = report["rows"].as_array_mut().ok_or("rows")?;
         rows.push(of(SCALED, 40_000_000, 88.5));
-        let seconds = read(&report)?.seconds(Links::default(), 1, &gather(1, 3_000_000, 3));
+        let seconds = read(&report)?.seconds(LinkBytes::default(), 1, &gather(1, 3_000_000, 3));
         assert!((seconds - 15e-6).abs() < 1e-12, "{seconds}");
         let given = Bandwidth::new(Rate::given(100.0).expect("a rate"), None);
         assert_eq!(given.of_one_gpu(), None);
@@ -531,7 +531,7 @@ mod tests {
             let [within, between] = [200.0, 50.0].map(|rate| Rate::given(rate).expect("a rate"));
             Bandwidth::new(within, Some(between))
         };
-        let links = |within_node, between_nodes| Links {
+        let links = |within_node, between_nodes| LinkBytes {
             within_node,
             between_nodes,
         };

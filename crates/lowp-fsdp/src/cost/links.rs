@@ -1,4 +1,4 @@
-//! [`Links`]: the bytes of a collective on the links within nodes and between them.
+//! [`LinkBytes`]: the bytes of a collective on the links within nodes and between them.
 
 use lowp_comm::Mesh;
 use serde::Serialize;
@@ -6,7 +6,7 @@ use std::ops::{AddAssign, Mul};
 
 /// Bytes that arrive over each kind of link.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
-pub struct Links {
+pub struct LinkBytes {
     /// Within nodes.
     pub within_node: u128,
     /// Between nodes.
@@ -15,11 +15,11 @@ pub struct Links {
 
 /// What a collective of all its groups moves.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Moved {
+pub struct MovedBytes {
     /// A rank's part on the busiest node.
-    pub rank: Links,
+    pub rank: LinkBytes,
     /// All ranks together.
-    pub world: Links,
+    pub world: LinkBytes,
 }
 
 /// How pieces reach the ranks of another node.
@@ -31,7 +31,7 @@ pub(super) enum Route {
     Direct,
 }
 
-impl Links {
+impl LinkBytes {
     fn new(within_node: u128, between_nodes: u128) -> Self {
         Self {
             within_node,
@@ -56,14 +56,14 @@ impl Links {
     }
 }
 
-impl AddAssign for Links {
+impl AddAssign for LinkBytes {
     fn add_assign(&mut self, other: Self) {
         self.within_node += other.within_node;
         self.between_nodes += other.between_nodes;
     }
 }
 
-impl Mul<u128> for Links {
+impl Mul<u128> for LinkBytes {
     type Output = Self;
 
     fn mul(self, times: u128) -> Self {
@@ -71,14 +71,14 @@ impl Mul<u128> for Links {
     }
 }
 
-impl AddAssign for Moved {
+impl AddAssign for MovedBytes {
     fn add_assign(&mut self, other: Self) {
         self.rank += other.rank;
         self.world += other.world;
     }
 }
 
-impl Mul<u128> for Moved {
+impl Mul<u128> for MovedBytes {
     type Output = Self;
 
     fn mul(self, times: u128) -> Self {
@@ -91,14 +91,19 @@ impl Mul<u128> for Moved {
 
 /// An all-gather of `pieces`, or a reduce-scatter into them, in each of `groups` groups of neighbouring ranks, the first of
 /// which begins with rank 0. Every rank gets all pieces of its group but its own.
-pub(super) fn neighbours(pieces: &[u64], groups: usize, per_node: usize, route: Route) -> Moved {
+pub(super) fn neighbours(
+    pieces: &[u64],
+    groups: usize,
+    per_node: usize,
+    route: Route,
+) -> MovedBytes {
     let ranks = pieces.len();
     let mut ends = vec![0u128];
     for &piece in pieces {
         ends.push(ends[ends.len() - 1] + u128::from(piece));
     }
     let total = ends[ranks];
-    let mut moved = Moved::default();
+    let mut moved = MovedBytes::default();
     if ranks == 0 || total == 0 {
         return moved;
     }
@@ -111,8 +116,8 @@ pub(super) fn neighbours(pieces: &[u64], groups: usize, per_node: usize, route: 
         while start < ranks {
             let (here, own) = ((end - start) as u128, ends[end] - ends[start]);
             let node = match route {
-                Route::Shared => Links::new((here - 1) * total, total - own),
-                Route::Direct => Links::new((here - 1) * own, (ranks as u128 - here) * own),
+                Route::Shared => LinkBytes::new((here - 1) * total, total - own),
+                Route::Direct => LinkBytes::new((here - 1) * own, (ranks as u128 - here) * own),
             };
             moved.world += node * times;
             moved.rank = moved.rank.max(node.share(here));
@@ -124,9 +129,9 @@ pub(super) fn neighbours(pieces: &[u64], groups: usize, per_node: usize, route: 
 
 /// An all-reduce between replicas: rank `s` of each has `values[s]` bytes, which meet those of the same shard of the others. It
 /// is a reduce-scatter and an all-gather, in equal parts.
-pub(super) fn replicas(values: &[u64], mesh: Mesh, per_node: usize) -> Moved {
+pub(super) fn replicas(values: &[u64], mesh: Mesh, per_node: usize) -> MovedBytes {
     let Mesh { replicate, shard } = mesh;
-    let mut moved = Moved::default();
+    let mut moved = MovedBytes::default();
     for (s, &bytes) in values.iter().enumerate() {
         let bytes = u128::from(bytes);
         let node = |replica: usize| (replica * shard + s) / per_node;
@@ -137,7 +142,7 @@ pub(super) fn replicas(values: &[u64], mesh: Mesh, per_node: usize) -> Moved {
                 end += 1;
             }
             let (here, all) = ((end - start) as u128, replicate as u128);
-            let part = Links::new(
+            let part = LinkBytes::new(
                 2 * (here - 1) * bytes,
                 (2 * (all - here) * bytes).div_ceil(all),
             );
@@ -146,7 +151,7 @@ pub(super) fn replicas(values: &[u64], mesh: Mesh, per_node: usize) -> Moved {
             start = end;
         }
         let all = replicate as u128;
-        moved.world += Links::new(2 * (all - nodes) * bytes, 2 * (nodes - 1) * bytes);
+        moved.world += LinkBytes::new(2 * (all - nodes) * bytes, 2 * (nodes - 1) * bytes);
     }
     moved
 }
@@ -178,7 +183,7 @@ mod tests {
             let total: u128 = pieces.iter().map(|&piece| u128::from(piece)).sum();
             let arrives = (ranks - 1) as u128 * total * groups as u128;
             for route in [Route::Shared, Route::Direct] {
-                let Moved { rank, world } = neighbours(&pieces, groups, per_node, route);
+                let MovedBytes { rank, world } = neighbours(&pieces, groups, per_node, route);
                 assert_eq!(world.within_node + world.between_nodes, arrives, "{what}");
                 let all = (ranks * groups) as u128;
                 assert!(rank.within_node * all >= world.within_node, "{what}");
@@ -194,7 +199,7 @@ mod tests {
                 replicate: groups,
                 shard: ranks,
             };
-            let Moved { world, .. } = replicas(&pieces, mesh, per_node);
+            let MovedBytes { world, .. } = replicas(&pieces, mesh, per_node);
             let arrives = 2 * (groups - 1) as u128 * total;
             assert_eq!(world.within_node + world.between_nodes, arrives, "{what}");
         }
@@ -215,7 +220,7 @@ mod tests {
                 shared += others.len() as u128 * u128::from(pieces[owner]);
             }
             for (route, expected) in [(Route::Shared, shared), (Route::Direct, direct)] {
-                let Moved { world, .. } = neighbours(&pieces, groups, per_node, route);
+                let MovedBytes { world, .. } = neighbours(&pieces, groups, per_node, route);
                 assert_eq!(world.between_nodes, expected, "{ranks} {groups} {per_node}");
             }
         }
@@ -227,6 +232,6 @@ mod tests {
         let moved = neighbours(&even, 1, 8, Route::Shared);
         assert_eq!(moved.world.between_nodes, 3 * ((1 << 17) - 8) * (1 << 14));
         let alone = neighbours(&[5; 2], 1 << 16, usize::MAX, Route::Shared);
-        assert_eq!(alone.world, Links::new(10 << 16, 0));
+        assert_eq!(alone.world, LinkBytes::new(10 << 16, 0));
     }
 }

@@ -1,4 +1,4 @@
-//! [`Memory`]: what the rank that holds most has in memory, by the account of a run.
+//! [`RankMemory`]: what the rank that holds most has in memory, by the account of a run.
 
 use super::config::{CostConfig, PARAMETER_STATE};
 use super::shapes::ModelShapes;
@@ -16,7 +16,7 @@ const BF16: u128 = 2;
 
 /// Bytes of one rank.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
-pub struct Memory {
+pub struct RankMemory {
     /// The rank, of those of a replica.
     pub rank: usize,
     /// Its weights as they are stored.
@@ -45,7 +45,7 @@ pub struct Memory {
     pub total: u128,
 }
 
-impl Memory {
+impl RankMemory {
     /// Of the first rank that holds most.
     pub(super) fn new<R: Recipe + PartialEq>(
         model: &ModelShapes,

@@ -1,8 +1,8 @@
-//! [`Operation`]: the collectives of one step, with their bytes and the time of gathers.
+//! [`CollectiveCost`]: the collectives of one step, with their bytes and the time of gathers.
 
 use super::bandwidth::Bandwidth;
 use super::config::CostConfig;
-use super::links::{Links, Moved, Route, neighbours, replicas};
+use super::links::{LinkBytes, MovedBytes, Route, neighbours, replicas};
 use super::weight::{Gather, Local, Use};
 use super::weights::Weights;
 use crate::plain_vars::VarRecipe;
@@ -12,7 +12,7 @@ use std::ops::AddAssign;
 
 /// All collectives of one kind in a step.
 #[derive(Clone, Debug)]
-pub struct Operation {
+pub struct CollectiveCost {
     /// The name in JSON.
     pub key: &'static str,
     /// What it does, in words.
@@ -24,16 +24,16 @@ pub struct Operation {
     /// Bytes that the ranks of a replica send, each counted once.
     pub sent: u128,
     /// What it moves over links.
-    pub moved: Moved,
+    pub moved: MovedBytes,
     /// Of gathers, at given rates.
     pub seconds: Option<f64>,
 }
 
 /// The collectives of one step.
 #[derive(Clone, Debug, Default)]
-pub struct Step {
+pub struct StepTraffic {
     /// In the order of a step.
-    pub operations: Vec<Operation>,
+    pub operations: Vec<CollectiveCost>,
     /// Bytes of the smallest and of the largest gather.
     pub sizes: Option<[u128; 2]>,
     /// Whether ranks copy or transpose beside gathers.
@@ -41,7 +41,7 @@ pub struct Step {
     /// Whether gathers of weights have several batches.
     pub several: bool,
     /// What gradients would move in f32 if all sums were made on the way.
-    pub gradients_shared: Moved,
+    pub gradients_shared: MovedBytes,
 }
 
 /// What gathers of weights are called, in the order of a step.
@@ -56,7 +56,7 @@ const USES: [(Use, &str, &str); 4] = [
     (Use::Whole, "full_weights", "gather full weights"),
 ];
 
-impl Step {
+impl StepTraffic {
     /// The step of a model whose weights live in `recipe`.
     pub(super) fn new<R: Recipe + PartialEq>(
         (weights, vars): (&Weights<R>, &Weights<VarRecipe>),
@@ -70,13 +70,13 @@ impl Step {
                 Use::Whole => 1,
                 Use::Forward | Use::Again | Use::Backward => config.accumulate,
             };
-            let mut sum = Operation {
+            let mut sum = CollectiveCost {
                 key,
                 what,
                 code: recipe.to_owned(),
                 passes,
                 sent: 0,
-                moved: Moved::default(),
+                moved: MovedBytes::default(),
                 seconds: bandwidth.map(|_| 0.0),
             };
             for kind in &weights.kinds {
@@ -84,7 +84,7 @@ impl Step {
                 if let Some(gather) = gathers.find(|gather| gather.of == of) {
                     let times = kind.count * passes as u128;
                     step.gather(&mut sum, gather, times, config, bandwidth);
-                    step.several |= gather.batches > 1 && sum.moved.world != Links::default();
+                    step.several |= gather.batches > 1 && sum.moved.world != LinkBytes::default();
                 }
             }
             step.operations.push(sum);
@@ -117,18 +117,18 @@ impl Step {
             sizes[usize::from(largest >= LARGE_PIECE as u64)] |= largest > 0;
         }
         gather.batches = sizes.into_iter().filter(|&has| has).count();
-        let mut sum = Operation {
+        let mut sum = CollectiveCost {
             key: "variables",
             what: "gather variables",
             code: "f32".to_owned(),
             passes: 1,
             sent: 0,
-            moved: Moved::default(),
+            moved: MovedBytes::default(),
             seconds: bandwidth.map(|_| 0.0),
         };
         step.gather(&mut sum, &gather, 1, config, bandwidth);
         step.operations.push(sum);
-        let takes_time = |operation: &Operation| operation.seconds.is_some_and(|s| s > 0.0);
+        let takes_time = |operation: &CollectiveCost| operation.seconds.is_some_and(|s| s > 0.0);
         step.operations
             .retain(|operation| operation.sent > 0 || takes_time(operation));
         step
@@ -137,7 +137,7 @@ impl Step {
     /// Adds a gather that happens `times`.
     fn gather(
         &mut self,
-        sum: &mut Operation,
+        sum: &mut CollectiveCost,
         gather: &Gather,
         times: u128,
         config: &CostConfig,
@@ -153,7 +153,7 @@ impl Step {
             *seconds += times as f64 * bandwidth.seconds(moved.rank, bytes, gather);
         }
         self.copies |= gather.local != Local::default();
-        if moved.world != Links::default() {
+        if moved.world != LinkBytes::default() {
             let [smallest, largest] = self.sizes.unwrap_or([bytes; 2]);
             self.sizes = Some([smallest.min(bytes), largest.max(bytes)]);
         }
@@ -181,7 +181,7 @@ impl Step {
         let mut moved = moves(&pieces, Route::Shared) * shared;
         moved += moves(&pieces, Route::Direct) * (passes as u128 - shared);
         self.gradients_shared = moves(&of_bytes(4), Route::Shared) * passes as u128;
-        self.operations.push(Operation {
+        self.operations.push(CollectiveCost {
             key: "gradients",
             what: "reduce-scatter gradients",
             code: code.to_owned(),
@@ -192,7 +192,7 @@ impl Step {
         });
         if replicate > 1 {
             let sums = of_bytes(4);
-            self.operations.push(Operation {
+            self.operations.push(CollectiveCost {
                 key: "replicas",
                 what: "all-reduce between replicas",
                 code: "f32".to_owned(),
@@ -212,8 +212,8 @@ impl Step {
     }
 
     /// All operations together.
-    pub fn moved(&self) -> Moved {
-        let mut sum = Moved::default();
+    pub fn moved(&self) -> MovedBytes {
+        let mut sum = MovedBytes::default();
         for operation in &self.operations {
             sum.add_assign(operation.moved);
         }
@@ -221,10 +221,10 @@ impl Step {
     }
 
     /// The reduce-scatters of gradients.
-    pub fn gradients_moved(&self) -> Moved {
+    pub fn gradients_moved(&self) -> MovedBytes {
         let mut all = self.operations.iter();
         let found = all.find(|operation| operation.key == "gradients");
-        found.map_or_else(Moved::default, |operation| operation.moved)
+        found.map_or_else(MovedBytes::default, |operation| operation.moved)
     }
 
     /// The time of all gathers.
@@ -240,7 +240,7 @@ impl Step {
     }
 }
 
-impl Operation {
+impl CollectiveCost {
     fn is_gather(&self) -> bool {
         !matches!(self.key, "gradients" | "replicas")
     }

@@ -6,8 +6,8 @@ use std::ops::RangeInclusive;
 use lowp_format::{Axis, Orientation, Part, ScaleLayout, Shape};
 
 use crate::{
-    AdamwJob, AmaxJob, Backend, DecodeJob, GradPart, HistoryJob, InterleaveJob, KernelError,
-    RepackJob, Source, SumSquaresJob, Target, TensorInput, TransposeJob, Work,
+    AdamwJob, AmaxJob, Backend, DecodeJob, GradContribution, HistoryJob, InterleaveJob,
+    KernelError, RepackJob, Source, SumSquaresJob, Target, TensorInput, TransposeJob, Work,
 };
 use access::{Access, Mode};
 use encode::{check_delayed, check_target, compact, ingredients};
@@ -271,7 +271,7 @@ impl<B: Backend> Planner<'_, B> {
         let len = self.len(&job.source);
         self.source(index, "source", &job.source, len)?;
         let needed = match self.backend.len::<u8>(&job.out) {
-            GradPart::BYTES => GradPart::BYTES,
+            GradContribution::BYTES => GradContribution::BYTES,
             _ => 16,
         };
         self.whole::<u8>(index, "sum of squares", &job.out, needed, Mode::Shared)

@@ -2,7 +2,7 @@
 
 use super::access::Mode;
 use super::planner::{Done, Planner, missing, range};
-use crate::{Backend, GradPart, StepCounts, StepReport, StepScalars, StepScalarsJob};
+use crate::{Backend, GradContribution, StepCounts, StepRecord, StepScalars, StepScalarsJob};
 
 impl<B: Backend> Planner<'_, B> {
     pub(super) fn step_scalars(&mut self, index: usize, job: &StepScalarsJob<B>) -> Done {
@@ -19,7 +19,7 @@ impl<B: Backend> Planner<'_, B> {
         if *shards == 0 {
             return missing(index, "a shard in the replicas");
         }
-        let bytes = shards.saturating_mul(GradPart::BYTES);
+        let bytes = shards.saturating_mul(GradContribution::BYTES);
         let replicas = len(parts).div_ceil(bytes).max(1);
         range("replica of step scalars", *replica, 1, replicas)?;
         let groups = StepScalars::groups(len(options))?;
@@ -29,6 +29,6 @@ impl<B: Backend> Planner<'_, B> {
         self.whole::<u8>(index, "options", options, scalars, Mode::Read)?;
         self.whole::<u8>(index, "counts", counts, StepCounts::BYTES, Mode::Write)?;
         self.whole::<u8>(index, "scalars", out, scalars, Mode::Write)?;
-        self.whole::<u8>(index, "report", report, StepReport::BYTES, Mode::Write)
+        self.whole::<u8>(index, "report", report, StepRecord::BYTES, Mode::Write)
     }
 }

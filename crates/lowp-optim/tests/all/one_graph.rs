@@ -11,7 +11,7 @@ use lowp_optim::{
     AdamW, AdamWBuilder, Group, OptimError, ParamId, ParamSpec, StepOptions, StepReport,
 };
 use lowp_shard::{
-    CastItem, GatherGroup, GatherPool, Requantize, ScaleBook, ScaleBookBuilder, ShardSpec,
+    CastItem, CastPlan, GatherGroup, GatherPool, ScaleBook, ScaleBookBuilder, ShardSpec,
     ShardedTensor,
 };
 
@@ -30,7 +30,7 @@ struct Model<B: Backend> {
     values: Vec<B::Buffer<f32>>,
     operands: Vec<QuantizedTensor<B::Buffer<u8>, AnyRecipe>>,
     book: ScaleBook<B>,
-    cast: Requantize<B>,
+    cast: CastPlan<B>,
     /// What the gathered weights decode to, by phase, and the plans that decode them.
     decoded: [Vec<B::Buffer<f32>>; 2],
     decode: [Vec<B::Plan>; 2],
@@ -70,7 +70,7 @@ impl<B: Backend> Model<B> {
         }
         let adamw = builder.build()?;
         let book = book.build(backend)?;
-        let cast = Requantize::new(backend, &book, &items)?;
+        let cast = CastPlan::new(backend, &book, &items)?;
         let pool = GatherPool::new(backend);
         let weights = GatherGroup::new(backend, comm.clone(), &pool, shards, true)?;
         let mut model = Self {

@@ -109,7 +109,7 @@ impl<B: Backend, R: Recipe> FullTensor<B, R> {
     }
 
     /// Takes other memory for the outputs that have their own: where it was freed in the meantime and allocated
-    /// anew. `alloc` is asked as in [`Sent::post_all_gather_with`](crate::Sent::post_all_gather_with). The next gather
+    /// anew. `alloc` is asked as in [`GatherTag::post_all_gather_with`](crate::GatherTag::post_all_gather_with). The next gather
     /// fills it.
     ///
     /// # Errors

@@ -4,8 +4,8 @@
 use std::sync::Arc;
 
 use lowp_format::{
-    AnyRecipe, BufferKey, BufferSpec, FormatError, GatherPlan, GatherStep, Phase, Recipe, RowCuts,
-    Shape, Transport, Usage,
+    AnyRecipe, BufferKey, BufferSpec, FormatError, GatherPlan, GatherStep, Phase, PieceLayout,
+    Recipe, RowCuts, Shape, Usage,
 };
 
 use crate::gather::check_derived;
@@ -18,7 +18,7 @@ mod work;
 
 pub use buffers::{HookInput, HookOutput, HookSource};
 pub use full::FullTensor;
-pub use send::{Outgoing, Sent};
+pub use send::{GatherTag, SendBuffers};
 
 /// One gather of one parameter, for whoever moves the bytes: plain data, the same on every rank. Clones share it.
 ///
@@ -29,10 +29,10 @@ pub use send::{Outgoing, Sent};
 /// | call | when | needs |
 /// |---|---|---|
 /// | [`GatherHooks::new`] | once per parameter and phase | recipe and [`ShardSpec`]: no ranks, no device |
-/// | [`GatherHooks::outgoing`] | once per shard | the shard |
-/// | [`Outgoing::pre_all_gather`] | before each gather | the stream that sends |
-/// | [`Sent::post_all_gather`] | after the first gather | the stream that reads, the shard, what arrived |
-/// | [`Sent::post_all_gather_into`] | after each later one | the [`FullTensor`] of the first, besides |
+/// | [`GatherHooks::send_buffers`] | once per shard | the shard |
+/// | [`SendBuffers::pre_all_gather`] | before each gather | the stream that sends |
+/// | [`GatherTag::post_all_gather`] | after the first gather | the stream that reads, the shard, what arrived |
+/// | [`GatherTag::post_all_gather_into`] | after each later one | the [`FullTensor`] of the first, besides |
 ///
 /// # Example
 ///
@@ -55,14 +55,14 @@ pub use send::{Outgoing, Sent};
 ///         Ok(rows.buffer(spec.key)?.storage.clone())
 ///     })?;
 ///     let hooks = GatherHooks::new(recipe, shard.spec(), Phase::Forward)?;
-///     ranks.push((hooks.outgoing(&Cpu, &shard)?, shard));
+///     ranks.push((hooks.send_buffers(&Cpu, &shard)?, shard));
 /// }
 ///
-/// let sent = ranks.iter().map(|(outgoing, _)| outgoing.pre_all_gather(&Cpu));
+/// let sent = ranks.iter().map(|(send_buffers, _)| send_buffers.pre_all_gather(&Cpu));
 /// let sent = sent.collect::<Result<Vec<_>, _>>()?;
 /// let mut arrived = Vec::new();
 /// for input in 0..sent[0].hooks().inputs().len() {
-///     let pieces = ranks.iter().map(|(outgoing, _)| Cpu.download(&outgoing.buffers()[input]));
+///     let pieces = ranks.iter().map(|(send_buffers, _)| Cpu.download(&send_buffers.buffers()[input]));
 ///     arrived.push(Cpu.upload(&pieces.collect::<Result<Vec<_>, _>>()?.concat())?);
 /// }
 ///
@@ -294,7 +294,7 @@ fn scales_of_first(mut plan: GatherPlan, shard: &ShardSpec) -> GatherPlan {
             pieces[0] = spec.bytes(shard.full());
             *step = GatherStep::Concat {
                 spec,
-                transport: Transport::Rows,
+                layout: PieceLayout::Rows,
                 pieces,
                 keep: true,
             };
@@ -307,7 +307,7 @@ fn inputs(plan: &GatherPlan) -> Vec<HookInput> {
     let input = |step: &GatherStep| match step {
         GatherStep::Concat {
             spec,
-            transport,
+            layout,
             pieces,
             ..
         } => {
@@ -316,8 +316,8 @@ fn inputs(plan: &GatherPlan) -> Vec<HookInput> {
                 spec: *spec,
                 padded: pieces.iter().copied().max().unwrap_or(0),
                 pieces: pieces.clone(),
-                interleaved: *transport == Transport::Interleave && several,
-                transposed: *transport == Transport::Transpose,
+                interleaved: *layout == PieceLayout::Interleave && several,
+                transposed: *layout == PieceLayout::Transpose,
             })
         }
         GatherStep::Derive { .. } | GatherStep::Replicated { .. } => None,

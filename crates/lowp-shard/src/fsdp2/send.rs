@@ -1,4 +1,4 @@
-//! [`Outgoing`]: what a rank sends. [`Sent`]: what is known of it when it arrives.
+//! [`SendBuffers`]: what a rank sends. [`GatherTag`]: what is known of it when it arrives.
 
 use lowp_format::{AnyRecipe, Recipe};
 use lowp_kernels::Backend;
@@ -10,7 +10,7 @@ use crate::{ShardError, ShardedTensor};
 
 /// What one rank sends: buffers of its shard, and padded copies where its piece is shorter than those of other ranks.
 #[derive(Debug)]
-pub struct Outgoing<B: Backend, R: Recipe = AnyRecipe> {
+pub struct SendBuffers<B: Backend, R: Recipe = AnyRecipe> {
     hooks: GatherHooks<R>,
     shard: ShardedTensor<B, R>,
     buffers: Vec<B::Buffer<u8>>,
@@ -23,25 +23,25 @@ impl<R: Recipe> GatherHooks<R> {
     ///
     /// # Errors
     /// A shard of another shape, recipe, usage or of other cuts; no room.
-    pub fn outgoing<B: Backend>(
+    pub fn send_buffers<B: Backend>(
         &self,
         backend: &B,
         shard: &ShardedTensor<B, R>,
-    ) -> Result<Outgoing<B, R>, ShardError> {
-        self.outgoing_with(backend, shard, |_, bytes| Ok(backend.alloc(bytes)?))
+    ) -> Result<SendBuffers<B, R>, ShardError> {
+        self.send_buffers_with(backend, shard, |_, bytes| Ok(backend.alloc(bytes)?))
     }
 
     /// The same with padded copies in buffers that `alloc(input, bytes)` chooses. It is asked for each input of which
     /// the rank's piece is shorter than [`HookInput::padded`].
     ///
     /// # Errors
-    /// As [`GatherHooks::outgoing`], a buffer of another length, or whatever `alloc` returns.
-    pub fn outgoing_with<B: Backend>(
+    /// As [`GatherHooks::send_buffers`], a buffer of another length, or whatever `alloc` returns.
+    pub fn send_buffers_with<B: Backend>(
         &self,
         backend: &B,
         shard: &ShardedTensor<B, R>,
         mut alloc: impl FnMut(&HookInput, usize) -> Result<B::Buffer<u8>, ShardError>,
-    ) -> Result<Outgoing<B, R>, ShardError> {
+    ) -> Result<SendBuffers<B, R>, ShardError> {
         self.check_shard(shard)?;
         let (mut buffers, mut copied) = (Vec::new(), Vec::new());
         for (at, input) in self.inputs().iter().enumerate() {
@@ -65,7 +65,7 @@ impl<R: Recipe> GatherHooks<R> {
                 copied.push((at, own.clone()));
             }
         }
-        Ok(Outgoing {
+        Ok(SendBuffers {
             hooks: self.clone(),
             shard: shard.clone(),
             buffers,
@@ -95,7 +95,7 @@ impl<R: Recipe> GatherHooks<R> {
     }
 }
 
-impl<B: Backend, R: Recipe> Outgoing<B, R> {
+impl<B: Backend, R: Recipe> SendBuffers<B, R> {
     /// What is gathered: one buffer of [`HookInput::padded`] bytes per input, in the order of
     /// [`GatherHooks::inputs`].
     pub fn buffers(&self) -> &[B::Buffer<u8>] {
@@ -103,17 +103,17 @@ impl<B: Backend, R: Recipe> Outgoing<B, R> {
     }
 
     /// Brings padded copies up to date, as work of `backend`: what that stream is given afterwards may read
-    /// [`Outgoing::buffers`]. On ranks whose pieces are as long as any, there is nothing to do. The caller orders the
+    /// [`SendBuffers::buffers`]. On ranks whose pieces are as long as any, there is nothing to do. The caller orders the
     /// stream behind casts of the shard, and behind the last gather that read the buffers.
     ///
     /// # Errors
     /// The backend failed.
-    pub fn pre_all_gather(&self, backend: &B) -> Result<Sent<R>, ShardError> {
+    pub fn pre_all_gather(&self, backend: &B) -> Result<GatherTag<R>, ShardError> {
         let version = self.shard.version();
         for (input, own) in &self.copied {
             backend.copy(own, 0..backend.len(own), &self.buffers[*input], 0)?;
         }
-        Ok(Sent {
+        Ok(GatherTag {
             hooks: self.hooks.clone(),
             shard: version_of(&self.shard),
             version,
@@ -124,13 +124,13 @@ impl<B: Backend, R: Recipe> Outgoing<B, R> {
 /// What a gather carries beside its bytes: which parameter it is of, in which phase and version. Holds no memory of a
 /// device.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Sent<R: Recipe = AnyRecipe> {
+pub struct GatherTag<R: Recipe = AnyRecipe> {
     hooks: GatherHooks<R>,
     shard: Version,
     version: u64,
 }
 
-impl<R: Recipe> Sent<R> {
+impl<R: Recipe> GatherTag<R> {
     /// The gather.
     pub fn hooks(&self) -> &GatherHooks<R> {
         &self.hooks
@@ -159,7 +159,7 @@ impl<R: Recipe> Sent<R> {
     /// that have memory of their own ([`HookOutput::has_memory`]), in their order.
     ///
     /// # Errors
-    /// As [`Sent::post_all_gather`], a buffer of another length, or whatever `alloc` returns.
+    /// As [`GatherTag::post_all_gather`], a buffer of another length, or whatever `alloc` returns.
     pub fn post_all_gather_with<B: Backend>(
         &self,
         backend: &B,
@@ -178,7 +178,7 @@ impl<R: Recipe> Sent<R> {
     /// allocated; elsewhere the work is planned anew.
     ///
     /// # Errors
-    /// As [`Sent::post_all_gather`], and [`ShardError::OtherGather`] for the tensor of another parameter or phase, which
+    /// As [`GatherTag::post_all_gather`], and [`ShardError::OtherGather`] for the tensor of another parameter or phase, which
     /// is left as it is.
     pub fn post_all_gather_into<B: Backend>(
         &self,

@@ -7,7 +7,7 @@ use lowp_format::{BufferKey, BufferSpec, FormatError, QuantizedTensor, Recipe};
 use lowp_kernels::{Backend, InterleaveJob, StepScalars, TransposeJob, Work};
 
 use super::{GatherHooks, HookInput, HookSource};
-use crate::version::{CastInto, Version};
+use crate::version::{CastTarget, Version};
 use crate::{GatherTarget, ShardError, ShardedTensor, run_steps};
 
 /// Buffers by name.
@@ -279,7 +279,7 @@ pub(super) fn check_len<B: Backend>(
 
 /// What counts the writes of `shard`; clones of it share it.
 pub(super) fn version_of<B: Backend, R: Recipe>(shard: &ShardedTensor<B, R>) -> Version {
-    CastInto::version(shard.local())
+    CastTarget::version(shard.local())
         .cloned()
         .unwrap_or_default()
 }

@@ -91,7 +91,7 @@ impl<B: Backend, R: Recipe> GatherGroup<B, R> {
     ///
     /// # Errors
     /// Shards for another world or rank than the communicator's, cuts off the recipe's quantum, or
-    /// ranks that disagree ([`CommError::Mismatch`] on every rank).
+    /// ranks that disagree ([`CommError::Mismatch`](lowp_comm::CommError::Mismatch) on every rank).
     pub fn new(
         backend: &B,
         comm: Arc<dyn Communicator<B>>,

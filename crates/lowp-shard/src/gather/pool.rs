@@ -12,7 +12,7 @@ use super::meter::{Meter, Metered};
 use super::scratch::Scratches;
 use super::steps::{GatherTarget, pool_buffers, run_steps};
 use crate::ShardError;
-use lowp_comm::{Among, Communicator, Done, Names, Order};
+use lowp_comm::{CallLog, CallNames, CallOrder, Communicator, CompareAmong};
 
 /// Where one buffer of one parameter goes.
 #[derive(Debug)]
@@ -83,7 +83,7 @@ struct Inner<B: Backend> {
     scratches: Vec<Weak<Scratches<B>>>,
     groups: u64,
     /// Gathers since they were compared, by the ranks that make them.
-    gathered: Vec<(Vec<usize>, Order)>,
+    gathered: Vec<(Vec<usize>, CallOrder)>,
 }
 
 /// The memory that gathered weights of one rank live in.
@@ -146,15 +146,15 @@ impl<B: Backend> GatherPool<B> {
 
     /// The gathers that the ranks of `comm` made since the last time, for `AdamW::compare` of lowp-optim: where collectives are only
     /// enqueued, ranks that gather groups of equal shapes in another order get each other's rows, and no step is applied then.
-    pub fn gathered(&self, comm: &dyn Communicator<B>) -> Done {
+    pub fn gathered(&self, comm: &dyn Communicator<B>) -> CallLog {
         let members = comm.control().members();
         let gathered = &mut self.lock().gathered;
         let known = gathered.iter().position(|(known, _)| known == members);
-        Done {
+        CallLog {
             what: "the gathers of a step",
-            among: Among::Shards,
-            order: known.map_or_else(Order::default, |at| gathered.swap_remove(at).1),
-            names: Names::Gathers(|item| {
+            among: CompareAmong::Shards,
+            order: known.map_or_else(CallOrder::default, |at| gathered.swap_remove(at).1),
+            names: CallNames::Gathers(|item| {
                 let kind = GatherKind::ALL[(item % KINDS) as usize];
                 label(item / KINDS, kind)
             }),
@@ -169,7 +169,7 @@ impl<B: Backend> GatherPool<B> {
         match gathered.iter_mut().find(|(known, _)| known == members) {
             Some((_, order)) => order.push(item),
             None => {
-                let mut order = Order::default();
+                let mut order = CallOrder::default();
                 order.push(item);
                 gathered.push((members.to_vec(), order));
             }

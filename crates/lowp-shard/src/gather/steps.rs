@@ -3,7 +3,7 @@
 
 use std::ops::Range;
 
-use lowp_format::{BufferKey, BufferSpec, GatherPlan, GatherStep, Shape, Transport};
+use lowp_format::{BufferKey, BufferSpec, GatherPlan, GatherStep, PieceLayout, Shape};
 use lowp_kernels::{Backend, InterleaveJob, TransposeJob};
 
 /// Where the pieces of a gather come from, and where its buffers live.
@@ -66,7 +66,7 @@ pub fn is_interleaved(step: &GatherStep) -> bool {
     let several = |pieces: &[usize]| pieces.iter().filter(|&&piece| piece > 0).count() > 1;
     match step {
         GatherStep::Concat {
-            transport: Transport::Interleave,
+            layout: PieceLayout::Interleave,
             pieces,
             ..
         } => several(pieces),
@@ -79,7 +79,7 @@ fn is_transposed(step: &GatherStep) -> bool {
     matches!(
         step,
         GatherStep::Concat {
-            transport: Transport::Transpose,
+            layout: PieceLayout::Transpose,
             ..
         }
     )

@@ -8,8 +8,8 @@ use lowp_kernels::{Backend, FloatDtype, Source};
 
 use crate::ShardError;
 use lowp_comm::{
-    Among, Collective, CommError, Done, GradWire, MeshComm, Names, Order, ReduceItem, Started,
-    or_abort,
+    CallLog, CallNames, CallOrder, Collective, CommError, CompareAmong, GradWire, MeshComm,
+    ReduceItem, Started, or_abort,
 };
 
 mod slabs;
@@ -96,7 +96,7 @@ pub struct GradBuckets<B: Backend> {
     /// Why a bucket was not sent: it may have been added in part.
     failed: Option<ShardError>,
     /// The parameters that were sent in this step, bucket after bucket.
-    order: Order,
+    order: CallOrder,
     /// Of all parameters.
     names: Arc<[String]>,
     /// Steps that ended.
@@ -116,7 +116,7 @@ pub struct Reduced {
     /// Contributions that arrived, by parameter.
     pub contributions: Vec<usize>,
     /// What was sent, for `AdamW::compare` of lowp-optim: no step is applied whose ranks sent different gradients.
-    pub done: Done,
+    pub done: CallLog,
 }
 
 #[derive(Debug)]
@@ -224,7 +224,7 @@ impl<B: Backend> GradBuckets<B> {
             buckets,
             last: None,
             failed: None,
-            order: Order::default(),
+            order: CallOrder::default(),
             names,
             steps: 0,
         })
@@ -414,7 +414,7 @@ impl<B: Backend> GradBuckets<B> {
         for param in &mut self.params {
             (param.state, param.grad, param.arrived) = (State::Idle, None, 0);
         }
-        self.order = Order::default();
+        self.order = CallOrder::default();
         for bucket in &mut self.buckets {
             bucket.pushed = 0;
             if let Some(slab) = bucket.slab.take() {
@@ -426,13 +426,13 @@ impl<B: Backend> GradBuckets<B> {
 
     /// Compares what the ranks sent and in which order, in every step where they meet on the host anyway: gradients of one length
     /// that different ranks sent for different parameters were added.
-    fn compare_sent(&mut self) -> Result<Done, ShardError> {
+    fn compare_sent(&mut self) -> Result<CallLog, ShardError> {
         let (world, shards) = (&*self.mesh.world, self.mesh.mesh.shard);
-        let done = Done {
+        let done = CallLog {
             what: "the gradients of a step",
-            among: Among::World,
+            among: CompareAmong::World,
             order: std::mem::take(&mut self.order),
-            names: Names::Params(Arc::clone(&self.names)),
+            names: CallNames::Params(Arc::clone(&self.names)),
         };
         if !world.is_enqueued() || self.steps < COMPARED {
             done.compare(world.control(), shards)?;

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use lowp_format::{AnyRecipe, QuantizedTensor, Recipe};
 use lowp_kernels::{Backend, Source};
 
-use crate::{CastItem, Requantize, ScaleBook, ScaleBookBuilder, ShardError};
+use crate::{CastItem, CastPlan, ScaleBook, ScaleBookBuilder, ShardError};
 use lowp_comm::{Communicator, or_abort};
 
 mod gather;
@@ -32,7 +32,7 @@ pub use param::FlatParam;
 #[derive(Debug)]
 pub struct FlatWeights<B: Backend> {
     items: Vec<CastItem<B>>,
-    cast: Requantize<B>,
+    cast: CastPlan<B>,
     gather: FlatGather<B>,
 }
 
@@ -41,7 +41,7 @@ impl<B: Backend> FlatWeights<B> {
     /// tell each other which elements they own.
     ///
     /// # Errors
-    /// As [`FlatGather::new`] and [`Requantize::new`], on every rank.
+    /// As [`FlatGather::new`] and [`CastPlan::new`], on every rank.
     pub fn new(
         backend: &B,
         comm: &Arc<dyn Communicator<B>>,
@@ -50,7 +50,7 @@ impl<B: Backend> FlatWeights<B> {
     ) -> Result<Self, ShardError> {
         let gather = FlatGather::new(backend, comm, params)?;
         let items: Vec<CastItem<B>> = params.iter().map(|p| p.item.clone()).collect();
-        let cast = or_abort(&**comm, Requantize::new(backend, book, &items))?;
+        let cast = or_abort(&**comm, CastPlan::new(backend, book, &items))?;
         Ok(Self {
             items,
             cast,
@@ -63,19 +63,19 @@ impl<B: Backend> FlatWeights<B> {
         &self.items
     }
 
-    /// Writes the own elements and all scales, as [`Requantize::run`] does. Collective.
+    /// Writes the own elements and all scales, as [`CastPlan::run`] does. Collective.
     ///
     /// # Errors
-    /// As [`Requantize::run`].
+    /// As [`CastPlan::run`].
     pub fn cast(&self, book: &ScaleBook<B>) -> Result<(), ShardError> {
         self.cast.run(book, &*self.gather.comm)
     }
 
     /// The same with scales from the values themselves, delayed scales included, as
-    /// [`Requantize::calibrate`] does. Collective.
+    /// [`CastPlan::calibrate`] does. Collective.
     ///
     /// # Errors
-    /// As [`Requantize::run`].
+    /// As [`CastPlan::run`].
     pub fn calibrate(&self, book: &ScaleBook<B>) -> Result<(), ShardError> {
         self.cast.calibrate(book, &*self.gather.comm)
     }

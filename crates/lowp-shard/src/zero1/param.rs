@@ -8,8 +8,8 @@ use lowp_format::{
 };
 use lowp_kernels::{Backend, InterleaveJob, Source, Target, TransposeJob, Work};
 
+use crate::cast_plan::check_flat;
 use crate::gather::check_derived;
-use crate::requantize::check_flat;
 use crate::{CastItem, FlatShard, GatherTarget, ScaleBookBuilder, ShardError, run_steps};
 
 /// One parameter of [`FlatWeights`](crate::FlatWeights). Parameters of any recipes go together.

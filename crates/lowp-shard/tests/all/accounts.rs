@@ -5,7 +5,7 @@ use std::sync::{Arc, Barrier, Mutex};
 
 use crate::common::{self, Comm, failing, ranks};
 use lowp_comm::{Communicator, GradWire, LocalComm, ReduceItem};
-use lowp_format::{AnyRecipe, GatherStep, Origin, Phase, Recipe, Shape, Transport, Usage};
+use lowp_format::{AnyRecipe, GatherStep, Origin, Phase, PieceLayout, Recipe, Shape, Usage};
 use lowp_kernels::{Backend, Cpu, Source};
 use lowp_shard::{
     GatherGroup, GatherPoint, GatherPool, GatherWatch, ScaleBookBuilder, ScaleSlot, ShardError,
@@ -219,14 +219,11 @@ fn a_pool_has_the_buffers_of_the_plans_and_the_arrivals_of_interleaved_pieces() 
                                 keys.push(key);
                                 bytes += step.spec().bytes(plan.full);
                             }
-                            let GatherStep::Concat {
-                                transport, pieces, ..
-                            } = step
-                            else {
+                            let GatherStep::Concat { layout, pieces, .. } = step else {
                                 continue;
                             };
                             let parts = pieces.iter().filter(|&&len| len > 0).count();
-                            let interleaved = *transport == Transport::Interleave && parts > 1;
+                            let interleaved = *layout == PieceLayout::Interleave && parts > 1;
                             if interleaved && !arrivals.contains(&key) {
                                 arrivals.push(key);
                                 bytes += step.wire_bytes();

@@ -5,7 +5,7 @@ use lowp_comm::LocalComm;
 use lowp_format::{AnyRecipe, Phase, QuantizedTensor, Shape, Usage};
 use lowp_kernels::{Backend, Cpu, CpuBuffer, KernelError, Source};
 use lowp_shard::{
-    BUCKET_ALIGN, CastItem, FlatMaster, GatherGroup, GatherPool, Requantize, ScaleBookBuilder,
+    BUCKET_ALIGN, CastItem, CastPlan, FlatMaster, GatherGroup, GatherPool, ScaleBookBuilder,
     ShardError, ShardSpec, ShardedTensor, bucket_bytes, cast_master_weights, move_into, quantize,
 };
 use proptest::prelude::*;
@@ -84,7 +84,7 @@ fn casts_fill_tensors_in_buckets() {
         let mut book = ScaleBookBuilder::default();
         let item = CastItem::rows(&rows, source(2, shape), &mut book);
         let (book, comm) = (book.build(&Cpu).expect("a book"), LocalComm::solo(&Cpu));
-        let cast = Requantize::new(&Cpu, &book, &[item]).expect("planned");
+        let cast = CastPlan::new(&Cpu, &book, &[item]).expect("planned");
         cast.calibrate(&book, &comm).expect("cast");
         let (tensor, start, master) = (&flat, 0, source(2, shape));
         let weight = FlatMaster {
@@ -118,7 +118,7 @@ fn moved_shards_are_gathered_and_keep_their_version() {
                 let mut book = ScaleBookBuilder::default();
                 let item = CastItem::rows(moved.local(), Source::F32(master), &mut book);
                 let book = book.build(&Cpu)?;
-                Requantize::new(&Cpu, &book, &[item])?.calibrate(&book, &*comm)?;
+                CastPlan::new(&Cpu, &book, &[item])?.calibrate(&book, &*comm)?;
                 group.unshard(Phase::Forward)?;
                 assert_eq!(&contents(group.tensor(0)?), whole, "{recipe:?}");
             }

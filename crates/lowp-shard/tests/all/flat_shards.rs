@@ -6,7 +6,7 @@ use lowp_comm::GatherItem;
 use lowp_format::{AnyRecipe, Axis, Code, Part, Recipe, Role, Shape, Usage};
 use lowp_kernels::{Backend, Cpu, Source};
 use lowp_shard::{
-    CastItem, FlatShard, Requantize, ScaleBookBuilder, ShardError, flat_targets, quantize,
+    CastItem, CastPlan, FlatShard, ScaleBookBuilder, ShardError, flat_targets, quantize,
 };
 use proptest::prelude::*;
 
@@ -187,7 +187,7 @@ fn cast_and_gather(
         let range = (own.elements().start, own.len());
         let item = CastItem::flat(&recipe, shape, range, master, targets.clone(), &mut book);
         let book = book.build(&Cpu)?;
-        Requantize::new(&Cpu, &book, &[item])?.calibrate(&book, &*comm)?;
+        CastPlan::new(&Cpu, &book, &[item])?.calibrate(&book, &*comm)?;
         let mut pieces = Vec::new();
         for target in &targets {
             let expected = Cpu.download(&whole.buffer(target.spec.key)?.storage)?;

@@ -8,7 +8,7 @@ use lowp_format::{
 };
 use lowp_kernels::{Backend, Cpu, CpuBuffer, KernelError, Source};
 use lowp_shard::{
-    CastItem, FlatMaster, FlatParam, FlatShard, FlatWeights, Requantize, ScaleBookBuilder,
+    CastItem, CastPlan, FlatMaster, FlatParam, FlatShard, FlatWeights, ScaleBookBuilder,
     ShardError, cast_master_weights, quantize,
 };
 use proptest::prelude::*;
@@ -195,7 +195,7 @@ proptest! {
             CastItem::rows(tensor, Source::F32(master), &mut builder)
         }).collect();
         let one = builder.build(&Cpu).expect("a book");
-        let cast = Requantize::new(&Cpu, &one, &items).expect("planned");
+        let cast = CastPlan::new(&Cpu, &one, &items).expect("planned");
         let solo = LocalComm::solo(&Cpu);
         let mut expected = Vec::new();
         for step in 0..steps {

@@ -11,8 +11,8 @@ use lowp_format::{
 };
 use lowp_kernels::{Backend, Cpu, CpuBuffer, Source};
 use lowp_shard::{
-    CastItem, GatherGroup, GatherPool, Requantize, Reshard, ScaleBookBuilder, Scratches,
-    ShardError, ShardSpec, ShardedTensor, quantize,
+    CastItem, CastPlan, GatherGroup, GatherPool, Reshard, ScaleBookBuilder, Scratches, ShardError,
+    ShardSpec, ShardedTensor, quantize,
 };
 use proptest::prelude::*;
 
@@ -33,7 +33,7 @@ fn fill(tensors: &[ShardedTensor<Cpu>], seeds: &[u64], comm: &Comm) -> Result<()
         items.push(CastItem::rows(tensor.local(), own, &mut book));
     }
     let book = book.build(&Cpu)?;
-    Requantize::new(&Cpu, &book, &items)?.calibrate(&book, &**comm)
+    CastPlan::new(&Cpu, &book, &items)?.calibrate(&book, &**comm)
 }
 
 fn shard(recipe: AnyRecipe, shape: Shape, comm: &Comm) -> Result<ShardedTensor<Cpu>, ShardError> {

@@ -6,8 +6,8 @@ use lowp_format::{
 };
 use lowp_kernels::{Backend, Cpu, CpuBuffer, Source};
 use lowp_shard::{
-    CastItem, GatherGroup, GatherPool, Requantize, Reshard, ScaleBookBuilder, ShardError,
-    ShardSpec, ShardedTensor, quantize,
+    CastItem, CastPlan, GatherGroup, GatherPool, Reshard, ScaleBookBuilder, ShardError, ShardSpec,
+    ShardedTensor, quantize,
 };
 
 const SHAPE: Shape = Shape::new(200, 64);
@@ -31,7 +31,7 @@ fn cast(tensor: &ShardedTensor<Cpu>, seed: u64, comm: &Comm) -> Result<(), Shard
     let own = Source::F32(Cpu.upload(&all[tensor.spec().elements()])?);
     let item = CastItem::rows(tensor.local(), own, &mut book);
     let book = book.build(&Cpu)?;
-    Requantize::new(&Cpu, &book, &[item])?.calibrate(&book, &**comm)
+    CastPlan::new(&Cpu, &book, &[item])?.calibrate(&book, &**comm)
 }
 
 fn group_of(

@@ -8,7 +8,7 @@ use lowp_format::{
 };
 use lowp_kernels::{Backend, Cpu, CpuBuffer, Source};
 use lowp_shard::{
-    CastItem, FlatShard, Requantize, ScaleBook, ScaleBookBuilder, ShardError, flat_targets,
+    CastItem, CastPlan, FlatShard, ScaleBook, ScaleBookBuilder, ShardError, flat_targets,
 };
 
 const SHAPE: Shape = Shape::new(64, 32);
@@ -26,12 +26,12 @@ fn source() -> Result<Source<Cpu>, ShardError> {
 }
 
 /// A cast of one tensor, its book, and the tensor.
-fn cast(recipe: AnyRecipe) -> Result<(Requantize<Cpu>, ScaleBook<Cpu>, Tensor), ShardError> {
+fn cast(recipe: AnyRecipe) -> Result<(CastPlan<Cpu>, ScaleBook<Cpu>, Tensor), ShardError> {
     let tensor = tensor(recipe)?;
     let mut book = ScaleBookBuilder::default();
     let item = CastItem::rows(&tensor, source()?, &mut book);
     let book = book.build(&Cpu)?;
-    Ok((Requantize::new(&Cpu, &book, &[item])?, book, tensor))
+    Ok((CastPlan::new(&Cpu, &book, &[item])?, book, tensor))
 }
 
 fn bytes(tensor: &Tensor) -> Result<Vec<Vec<u8>>, ShardError> {
@@ -41,7 +41,7 @@ fn bytes(tensor: &Tensor) -> Result<Vec<Vec<u8>>, ShardError> {
 
 #[test]
 fn another_book_is_an_error_on_every_rank() {
-    let run = |cast: &Requantize<Cpu>, book: &ScaleBook<Cpu>, comm: &Comm, first: bool| {
+    let run = |cast: &CastPlan<Cpu>, book: &ScaleBook<Cpu>, comm: &Comm, first: bool| {
         if first {
             cast.calibrate(book, &**comm)
         } else {
@@ -108,7 +108,7 @@ fn an_item_of_another_builder_is_rejected() {
         let kernels = recipe.quantizers(Role::Weight).kernels();
         let observes = kernels.iter().any(|kernel| kernel.scale.outer().is_some());
         for book in &books {
-            let planned = Requantize::new(&Cpu, book, &items);
+            let planned = CastPlan::new(&Cpu, book, &items);
             match planned {
                 Ok(_) => assert!(!observes, "{}", recipe.name()),
                 Err(error) => {
@@ -136,8 +136,8 @@ fn a_flat_item_of_another_builder_is_rejected() {
         };
         let (items, _) = ([item(&mut own)], item(&mut other));
         let [own, other] = [own, other].map(|b| b.build(&Cpu).expect("a book"));
-        Requantize::new(&Cpu, &own, &items).expect("its own book");
-        let planned = Requantize::new(&Cpu, &other, &items);
+        CastPlan::new(&Cpu, &own, &items).expect("its own book");
+        let planned = CastPlan::new(&Cpu, &other, &items);
         let kernels = recipe.quantizers(Role::Weight).kernels();
         let scaled = kernels.iter().any(|kernel| kernel.scale != ScaleRule::None);
         assert_eq!(planned.is_err(), scaled, "{}", recipe.name());

@@ -267,7 +267,7 @@ fn results_and_shards_of_other_gathers_are_rejected() {
         ),
     ] {
         let error = hooks
-            .outgoing(&Cpu, &other.shards[0])
+            .send_buffers(&Cpu, &other.shards[0])
             .map(|_| ())
             .expect_err("another shard");
         assert!(
@@ -401,7 +401,7 @@ fn memory_of_other_lengths_is_rejected() {
     (one.fsdp, one.arrived) = (Fsdp::new(&one.param, &hooks), memory(&hooks));
     let (sent, _) = one.full(1);
     let long = |n: usize| Ok(Cpu.alloc::<u8>(n + 1)?);
-    let padded = hooks.outgoing_with(&Cpu, &one.param.shards[1], |_, n| long(n));
+    let padded = hooks.send_buffers_with(&Cpu, &one.param.shards[1], |_, n| long(n));
     let full = sent.post_all_gather_with(&Cpu, one.shard(), &one.arrived, |o| long(o.bytes));
     for error in [padded.map(|_| ()).err(), full.map(|_| ()).err()] {
         assert!(
@@ -413,7 +413,7 @@ fn memory_of_other_lengths_is_rejected() {
     let spec = one.shard().spec().clone();
     let shard = Shard::with_alloc(one.param.recipe, spec, |_, n| Ok(Cpu.alloc(n / 2)?));
     let error = hooks
-        .outgoing(&Cpu, &shard.expect("a shard"))
+        .send_buffers(&Cpu, &shard.expect("a shard"))
         .map(|_| ())
         .err();
     assert!(

@@ -5,7 +5,7 @@ use crate::common::{ranks, values};
 use lowp_format::{AnyRecipe, Orientation, Phase, Recipe, Shape, Usage};
 use lowp_kernels::{Backend, Cpu, DecodeJob, Source, StepScalars, Work};
 use lowp_shard::{
-    CastItem, GatherGroup, GatherPool, Requantize, ScaleBookBuilder, ShardError, ShardSpec,
+    CastItem, CastPlan, GatherGroup, GatherPool, ScaleBookBuilder, ShardError, ShardSpec,
     ShardedTensor, quantize,
 };
 
@@ -55,7 +55,7 @@ fn two_ranks_gather_what_one_casts() {
             let mut book = ScaleBookBuilder::default();
             let items = [CastItem::rows(shard.local(), Source::F32(own), &mut book)];
             let book = book.build(&Cpu)?;
-            Requantize::new(&Cpu, &book, &items)?.calibrate(&book, &*comm)?;
+            CastPlan::new(&Cpu, &book, &items)?.calibrate(&book, &*comm)?;
             let pool = GatherPool::new(&Cpu);
             let mut group = GatherGroup::new(&Cpu, comm, &pool, vec![shard], true)?;
             let source = Source::F32(Cpu.upload(&numbers)?);

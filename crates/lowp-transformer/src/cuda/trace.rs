@@ -5,16 +5,16 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use lowp_kernels::{Cuda, CudaMark, KernelError};
 use lowp_shard::GatherPoint;
-use lowp_train::network::Spent;
+use lowp_train::network::ProfileEntry;
 
-/// What a stream that waits for gathered weights is said to spend its time on ([`Spent::what`]).
+/// What a stream that waits for gathered weights is said to spend its time on ([`ProfileEntry::what`]).
 pub(super) const GATHERS: &str = "gather of weights";
 
 /// What a step spent its time on.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Profile {
     /// The stream that computes, by work, the most first.
-    pub spent: Vec<Spent>,
+    pub spent: Vec<ProfileEntry>,
     /// The stream that gathers weights; `None` where it gathered none.
     pub gathers: Option<Gathers>,
 }
@@ -99,12 +99,12 @@ impl Trace {
                 waits.push([since_start(before)?, since_start(behind)?]);
             }
         }
-        let spent = |(what, (count, milliseconds)): (&str, (usize, f64))| Spent {
+        let spent = |(what, (count, milliseconds)): (&str, (usize, f64))| ProfileEntry {
             what: what.to_owned(),
             count,
             milliseconds,
         };
-        let mut all: Vec<Spent> = sums.into_iter().map(spent).collect();
+        let mut all: Vec<ProfileEntry> = sums.into_iter().map(spent).collect();
         all.sort_by(|a, b| b.milliseconds.total_cmp(&a.milliseconds));
         let mut timed = Vec::new();
         for (begin, end) in &gathers {

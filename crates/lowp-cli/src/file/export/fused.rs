@@ -1,11 +1,10 @@
 //! `--fused`: what becomes of weights that engines run as one and that have scales of their own.
 
-use crate::amax_groups::OPTION;
 use crate::output::{note, shown};
-use crate::usage::input_error;
+use crate::usage::{AMAX_GROUP, input_error};
 use anyhow::Result;
 use clap::ValueEnum;
-use lowp_file::export::{Export, Fused, Target};
+use lowp_file::export::{Export, FusedLayers, Target};
 
 /// Groups of weights that a message names.
 const NAMED: usize = 3;
@@ -40,9 +39,9 @@ impl OnFused {
     }
 }
 
-fn message(found: &[Fused<'_>], to: Target) -> String {
-    let most = found.iter().map(Fused::spread).fold(1f32, f32::max);
-    let of_group = |group: &Fused<'_>| {
+fn message(found: &[FusedLayers<'_>], to: Target) -> String {
+    let most = found.iter().map(FusedLayers::spread).fold(1f32, f32::max);
+    let of_group = |group: &FusedLayers<'_>| {
         let each = group.scales.iter();
         let each = each.map(|(name, scale)| format!("'{}' {scale:e}", shown(name)));
         each.collect::<Vec<_>>().join(", ")
@@ -55,7 +54,7 @@ fn message(found: &[Fused<'_>], to: Target) -> String {
     };
     format!(
         "inference engines run these layers as one, with one tensor scale, but in {} their scales differ: {}{more}. Engines use one scale for all, \
-         up to {most:.3} times that of another layer, or round its codes again. Quantize or train with {OPTION} auto, the default, which \
+         up to {most:.3} times that of another layer, or round its codes again. Quantize or train with {AMAX_GROUP} auto, the default, which \
          gives them one, or give --fused ignore",
         to.name(),
         told.join("; ")

@@ -8,15 +8,13 @@ mod tests;
 use super::progress::Bar;
 use super::size::bytes;
 use super::summary::{Summary, Verbosity, left_out, warn_of_overflows};
-use crate::amax_groups::OPTION;
-use crate::globs;
 use crate::one_of::one_of;
 use crate::output::{note, shown};
-use crate::usage::input_error;
+use crate::usage::{AMAX_GROUP, input_error, of_patterns};
 use anyhow::Result;
 use fused::OnFused;
-use lowp_file::export::{Export, Target, Trained};
-use lowp_file::{Hub, checkpoint};
+use lowp_file::export::{Export, Target, TrainedCheckpoint};
+use lowp_file::{Hub, checkpoint, patterns};
 use std::path::PathBuf;
 use target::{TARGETS, table};
 
@@ -75,7 +73,7 @@ pub(super) fn main(args: &Args) -> Result<()> {
     let to = args.to;
     if checkpoint::is_checkpoint(&args.input) {
         let values = matches!(to, Target::Fp32 | Target::Bf16);
-        let trained = Trained::open(&args.input, values)?;
+        let trained = TrainedCheckpoint::open(&args.input, values)?;
         return export(
             Export::of_checkpoint(&trained, to)?,
             args,
@@ -131,22 +129,23 @@ fn export(export: Export<'_>, args: &Args, hub: Option<&Hub>, read: u64) -> Resu
     Ok(())
 }
 
-/// Checks that weights of the groups that `patterns` make have one amax and one scale.
-fn check_amaxes(export: &Export<'_>, patterns: &[String]) -> Result<()> {
-    if patterns.is_empty() {
+/// Checks that weights of the groups that the patterns `asked` for make have one amax and one scale.
+fn check_amaxes(export: &Export<'_>, asked: &[String]) -> Result<()> {
+    if asked.is_empty() {
         return Ok(());
     }
     let names = export.scaled();
-    let groups = globs::groups(OPTION, patterns, &names, || {
+    let groups = patterns::groups(asked, &names, || {
         format!(
             "{} weights are written with a scale that follows from the amax of the tensor",
             names.len()
         )
-    })?;
+    });
+    let groups = groups.map_err(of_patterns(AMAX_GROUP))?;
     match export.first_unlike(&groups)? {
         None => Ok(()),
         Some([first, other]) => Err(input_error(format!(
-            "{OPTION}: '{}' and '{}' have amaxes of their own; quantize or train them with {OPTION}, or leave it out",
+            "{AMAX_GROUP}: '{}' and '{}' have amaxes of their own; quantize or train them with {AMAX_GROUP}, or leave it out",
             shown(first),
             shown(other)
         ))),

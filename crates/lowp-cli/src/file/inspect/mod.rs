@@ -1,4 +1,4 @@
-//! `lowp inspect`: what a file, a sharded model or a folder of rank files holds, by [`lowp_file::inspect()`]; checkpoints by
+//! `lowp inspect`: what a file, a sharded model or a folder of rank files holds, by [`lowp_file::inspect::inspect`]; checkpoints by
 //! [`checkpoint::inspect`].
 
 mod table;

@@ -3,7 +3,7 @@
 use crate::columns::Columns;
 use crate::output::{message, shown};
 use lowp_file::checkpoint;
-use lowp_file::inspect::{QuantizedReport, Report, SideReport, TensorReport};
+use lowp_file::inspect::{OrientationReport, QuantizedReport, Report, TensorReport};
 
 /// The tables of one model; `errors` says whether there is a reference to have errors against.
 pub(super) fn render(report: &Report, errors: bool) -> String {
@@ -83,7 +83,7 @@ fn statistics<'a>(
     let float = |value: Option<f32>| value.map_or_else(dash, |v| format!("{v:.4e}"));
     let count = |value: Option<usize>| value.map_or_else(dash, |v| v.to_string());
     for (tensor, quantized) in tensors {
-        for SideReport {
+        for OrientationReport {
             orientation,
             stats,
             distance,

@@ -242,7 +242,7 @@ fn damaged_files_are_rejected_or_taken_and_nothing_else() {
             out,
             "--recipe",
             recipe,
-            "--keep-unfit",
+            "--skip-unsupported",
         ]);
         run(&["dequantize", bad, "-o", out]);
         run(&["verify", bad, text(source)]);
@@ -259,7 +259,7 @@ fn damaged_files_are_rejected_or_taken_and_nothing_else() {
                 recipe,
                 "--world-size",
                 "3",
-                "--keep-unfit",
+                "--skip-unsupported",
             ];
             if run(&shard) {
                 run(&["unshard", text(&folder), "-o", out]);

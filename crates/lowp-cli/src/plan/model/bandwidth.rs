@@ -1,15 +1,12 @@
 //! `--bandwidth`: rates as they are given, or files of `lowp bench --ranks`.
 
-use super::keys::read_json;
+use crate::files::read_json;
 use crate::output::shown;
 use crate::usage::UsageError;
 use lowp_fsdp::cost::{Bandwidth, CostError, Rate};
 use std::path::Path;
 
 /// What `--bandwidth` says.
-///
-/// # Errors
-/// More than two rates, rates that are none, or a file without measurements.
 pub(super) fn bandwidth(text: &str) -> Result<Bandwidth, UsageError> {
     let rates: Vec<&str> = text.split(',').map(str::trim).collect();
     match rates[..] {

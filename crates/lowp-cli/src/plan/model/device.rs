@@ -10,9 +10,6 @@ use lowp_fsdp::cost::CostConfig;
 use lowp_transformer::{HOPPER, MicroBatch, ModelMemory};
 
 /// The micro-batch of a GPU; none on the CPU.
-///
-/// # Errors
-/// Options of GPUs without one, or a batch that does not divide.
 pub(super) fn batch(args: &Args, setup: &CostConfig) -> Result<Option<MicroBatch>, UsageError> {
     if setup.vars == VarPlace::Host {
         let of_gpus = [
@@ -40,9 +37,6 @@ pub(super) fn batch(args: &Args, setup: &CostConfig) -> Result<Option<MicroBatch
 }
 
 /// What the layers of `model`, in these recipes, hold beside their parameters; none where they are those of a file.
-///
-/// # Errors
-/// Sizes that a GPU cannot take.
 pub(super) fn network(
     model: &Model,
     variants: &[Variant],

@@ -5,7 +5,7 @@ use crate::reshard;
 use anyhow::Result;
 use lowp_comm::GradWire;
 use lowp_fsdp::Sharding;
-use lowp_fsdp::cost::{self, Costs, Links, Memory, Moved, Rate};
+use lowp_fsdp::cost::{self, Costs, LinkBytes, MovedBytes, RankMemory, Rate};
 use serde::Serialize;
 use serde_json::Value;
 
@@ -17,7 +17,7 @@ struct Document<'a> {
     master_weight_bytes: u128,
     wire_bytes_per_step: u128,
     parameter_bytes_per_rank: u128,
-    memory: Memory,
+    memory: RankMemory,
     #[serde(skip_serializing_if = "Option::is_none")]
     device: Option<Device>,
     left_out: Vec<LeftOut>,
@@ -78,15 +78,15 @@ struct Operation<'a> {
     code: &'a str,
     passes: usize,
     sent_bytes: u128,
-    rank: Links,
-    world: Links,
+    rank: LinkBytes,
+    world: LinkBytes,
     seconds: Option<f64>,
 }
 
 #[derive(Serialize)]
 struct Total {
-    rank: Links,
-    world: Links,
+    rank: LinkBytes,
+    world: LinkBytes,
     seconds: Option<f64>,
 }
 
@@ -94,8 +94,8 @@ struct Total {
 struct Reference {
     memory_total: u128,
     wire_bytes_per_step: u128,
-    rank: Links,
-    world: Links,
+    rank: LinkBytes,
+    world: LinkBytes,
     seconds: Option<f64>,
 }
 
@@ -115,9 +115,6 @@ struct Rates {
 }
 
 /// The whole document as text.
-///
-/// # Errors
-/// None that a plan has.
 pub(super) fn render(plan: &Plan<'_>) -> Result<String> {
     let Plan {
         model,
@@ -127,7 +124,7 @@ pub(super) fn render(plan: &Plan<'_>) -> Result<String> {
         ..
     } = plan;
     let [linear_parameters, variable_parameters] = model.shapes.parameters();
-    let Moved { rank, world } = costs.step.moved();
+    let MovedBytes { rank, world } = costs.step.moved();
     let reference = reference(bf16);
     let total = Total {
         rank,
@@ -199,7 +196,7 @@ fn device(plan: &Plan<'_>) -> Option<Device> {
     Some(Device {
         sequences: plan.batch?.sequences,
         scales: costs.scales,
-        variables_gathered: costs.outside,
+        variables_gathered: costs.var_gather_bytes,
         staging: costs.staging,
         activations: network.map(|network| network.activations),
         in_turn: network.map(|network| network.in_turn),
@@ -208,7 +205,7 @@ fn device(plan: &Plan<'_>) -> Option<Device> {
     })
 }
 
-fn operation(operation: &cost::Operation) -> Operation<'_> {
+fn operation(operation: &cost::CollectiveCost) -> Operation<'_> {
     Operation {
         what: operation.key,
         code: &operation.code,
@@ -221,7 +218,7 @@ fn operation(operation: &cost::Operation) -> Operation<'_> {
 }
 
 fn reference(costs: &Costs) -> Reference {
-    let Moved { rank, world } = costs.step.moved();
+    let MovedBytes { rank, world } = costs.step.moved();
     Reference {
         memory_total: costs.memory.total,
         wire_bytes_per_step: costs.step.wire_bytes(),

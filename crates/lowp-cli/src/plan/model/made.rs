@@ -33,7 +33,7 @@ impl Plan<'_> {
         let unknown = |what: &[&'static str]| what.iter().map(|&what| (what, None)).collect();
         match (self.setup.vars, self.networks[0]) {
             (VarPlace::Host, _) => {
-                let mut all = vec![(VARS_GATHERED, Some(self.costs.outside))];
+                let mut all = vec![(VARS_GATHERED, Some(self.costs.var_gather_bytes))];
                 let others: Vec<_> = unknown(&[
                     "activations",
                     "casts of operands, and f32 gradients of a layer before they are in a bucket",
@@ -72,7 +72,7 @@ impl Plan<'_> {
                     ("weights, scales", costs.scales),
                 ],
             );
-            rows.push(("variables, as they are gathered", costs.outside));
+            rows.push(("variables, as they are gathered", costs.var_gather_bytes));
             rows.push(("gradients that arrive to be added", costs.staging));
             if let Some(network) = network {
                 let ModelMemory {

@@ -2,21 +2,18 @@
 
 mod bandwidth;
 mod device;
-mod hugging_face;
 mod json;
-mod keys;
 mod layers;
 mod made;
 mod table;
-mod types;
 
 use super::Args;
+use crate::files::read_json;
 use crate::output::shown;
 use crate::train::{self, Preset};
 use crate::usage::UsageError;
 use anyhow::Result;
 use clap::ValueEnum;
-use keys::{Keys, read_json};
 use layers::Model;
 use lowp_comm::{GradWire, Mesh};
 use lowp_format::spelling::Variant;
@@ -26,13 +23,11 @@ use lowp_fsdp::cost::{
 };
 use lowp_fsdp::{Sharding, VarPlace};
 use lowp_train::Run;
+use lowp_transformer::HubModel;
 use made::Plan;
 use std::path::Path;
 
 /// The plan of the model that `args` name, in `recipe`, as text.
-///
-/// # Errors
-/// A [`UsageError`]: options that do not go together, a file that describes no model, or a layer that the recipe cannot take.
 pub(super) fn plan(args: &Args, recipe: Variant) -> Result<String> {
     let setup = setup(args)?;
     let model = model(args)?;
@@ -187,8 +182,9 @@ fn model(args: &Args) -> Result<Model, UsageError> {
             shown(source)
         )));
     }
-    let keys = Keys::new(source, read_json("--model", source)?)?;
-    hugging_face::model(source, keys)
+    let model = HubModel::new(source, read_json("--model", source)?);
+    let model = model.map_err(|error| UsageError::new(error.to_string()))?;
+    Ok(model.into())
 }
 
 /// What the layers of `model` cost in these variants of `recipe`.
@@ -227,12 +223,12 @@ fn uneven(costs: &Costs, setup: &CostConfig) -> Option<String> {
     let Costs {
         memory,
         masters,
-        idle,
+        idle_ranks,
         ..
     } = costs;
     let shards = setup.mesh.shard;
     let mean = masters / shards as u128;
-    let none = match idle {
+    let none = match idle_ranks {
         0 => String::new(),
         idle => format!(", and {idle} of {shards} ranks of a replica have none"),
     };

@@ -5,7 +5,7 @@ use crate::columns::Columns;
 use crate::output::shown;
 use lowp_comm::GradWire;
 use lowp_fsdp::Sharding;
-use lowp_fsdp::cost::{Moved, Operation};
+use lowp_fsdp::cost::{CollectiveCost, MovedBytes};
 
 /// The whole plan as text.
 pub(super) fn render(plan: &Plan<'_>) -> String {
@@ -114,7 +114,7 @@ fn step(plan: &Plan<'_>) -> String {
         let cell = seconds.map_or_else(|| "-".to_owned(), |s| format!("{:.3}", s * 1e3));
         plan.bandwidth.map(|_| cell)
     };
-    let links = |moved: Moved, seconds: Option<f64>| {
+    let links = |moved: MovedBytes, seconds: Option<f64>| {
         let mut cells = vec![
             scaled(moved.rank.within_node),
             scaled(moved.rank.between_nodes),
@@ -125,7 +125,7 @@ fn step(plan: &Plan<'_>) -> String {
         cells
     };
     for operation in &plan.costs.step.operations {
-        let Operation {
+        let CollectiveCost {
             what,
             code,
             passes,

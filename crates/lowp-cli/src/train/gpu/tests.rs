@@ -15,7 +15,7 @@ use lowp_kernels::{Backend, Cpu, Cuda};
 use lowp_nccl::{NcclComm, NcclOptions};
 use lowp_optim::StepOptions;
 use lowp_shard::GradBucketOptions;
-use lowp_train::network::Place;
+use lowp_train::network::RankPlace;
 use lowp_train::{Data, Model, Network, Text, text};
 use lowp_transformer::Transformer;
 use std::collections::{BTreeMap, VecDeque};
@@ -94,7 +94,7 @@ impl Alone for Cuda {
     }
 
     fn network(&self, sharded: &mut ShardedModel<Self, Variant>, asked: &Asked) -> Self::Network {
-        let place = Place {
+        let place = RankPlace {
             rank: 0,
             threads: 2,
         };

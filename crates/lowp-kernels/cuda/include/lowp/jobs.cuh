@@ -395,7 +395,7 @@ struct SumSquares {
 };
 static_assert(sizeof(SumSquares) == 64);
 
-// `SumJob` or `ConvertJob`: into[i] = into[i] + from[i], or from[i], in tiles of SUM_TILE elements.
+// `SumJob` or `ConvertJob`: `into[i] = into[i] + from[i]`, or `into[i] = from[i]`, in tiles of SUM_TILE elements.
 struct Sum {
   uint64_t from, into, len;
   // F32 or BF16.

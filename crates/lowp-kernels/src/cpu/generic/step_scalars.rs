@@ -4,7 +4,7 @@ use crate::cpu::Cpu;
 use crate::cpu::access::AllViews;
 use crate::scalars::canonical;
 use crate::{
-    AdamScalars, GradPart, KernelError, StepCounts, StepReport, StepScalars, StepScalarsJob,
+    AdamScalars, GradContribution, KernelError, StepCounts, StepRecord, StepScalars, StepScalarsJob,
 };
 
 /// What the ranks have found out together.
@@ -17,14 +17,15 @@ struct Gradient {
 }
 
 impl Gradient {
-    fn new(parts: &[[u8; GradPart::BYTES]], shards: usize, replica: usize) -> Self {
-        let parts: Vec<GradPart> = parts.iter().map(GradPart::from_bytes).collect();
+    fn new(parts: &[[u8; GradContribution::BYTES]], shards: usize, replica: usize) -> Self {
+        let parts: Vec<GradContribution> = parts.iter().map(GradContribution::from_bytes).collect();
         let replicas: Vec<f64> = parts.chunks_exact(shards).map(squares).collect();
-        let count = |sum: u64, part: &GradPart| sum.wrapping_add(part.non_finite);
+        let count = |sum: u64, part: &GradContribution| sum.wrapping_add(part.non_finite);
         let non_finite = parts.iter().fold(0, count);
-        let differs = |part: &GradPart| part.consensus != parts[0].consensus;
-        let alone =
-            |(rank, part): (usize, &GradPart)| part.within != parts[rank / shards * shards].within;
+        let differs = |part: &GradContribution| part.consensus != parts[0].consensus;
+        let alone = |(rank, part): (usize, &GradContribution)| {
+            part.within != parts[rank / shards * shards].within
+        };
         let other = |squares: &f64| squares.to_bits() != replicas[0].to_bits();
         Self {
             squares: replicas[replica],
@@ -41,7 +42,7 @@ impl Gradient {
 }
 
 /// The sum over the shards of a replica, in order.
-fn squares(parts: &[GradPart]) -> f64 {
+fn squares(parts: &[GradContribution]) -> f64 {
     let sums = parts.iter().map(|part| part.sum_squares);
     sums.reduce(|sum, next| sum + next).unwrap_or(0.0)
 }
@@ -51,7 +52,7 @@ fn step(
     gradient: &Gradient,
     options: &StepScalars,
     counts: &mut StepCounts,
-) -> (StepScalars, StepReport) {
+) -> (StepScalars, StepRecord) {
     let &Gradient {
         squares,
         non_finite,
@@ -86,7 +87,7 @@ fn step(
     } else if !options.skip {
         counts.skipped = counts.skipped.wrapping_add(1);
     }
-    let report = StepReport {
+    let report = StepRecord {
         norm: if norm.is_nan() { f64::NAN } else { norm },
         non_finite,
         steps: counts.applied,

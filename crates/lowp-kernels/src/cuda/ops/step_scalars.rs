@@ -4,11 +4,11 @@ use super::super::handle::Cuda;
 use super::super::module::Kernel;
 use super::super::table::{GRAD_PART, STEP_GROUP, STEP_HEADER, StepScalars};
 use super::job::Job;
-use crate::{GradPart, KernelError, StepScalarsJob};
+use crate::{GradContribution, KernelError, StepScalarsJob};
 
 /// The kernel goes through the records of docs/numerics.md 12.8 by these sizes.
 const _: () = assert!(
-    GRAD_PART as usize == GradPart::BYTES
+    GRAD_PART as usize == GradContribution::BYTES
         && STEP_HEADER as usize == crate::StepScalars::bytes(0)
         && (STEP_HEADER + STEP_GROUP) as usize == crate::StepScalars::bytes(1)
 );
@@ -20,7 +20,7 @@ pub(crate) fn job(job: &StepScalarsJob<Cuda>) -> Result<StepScalars, KernelError
         counts: job.counts.pointer(),
         out: job.out.pointer(),
         report: job.report.pointer(),
-        ranks: (job.parts.len() / GradPart::BYTES) as u64,
+        ranks: (job.parts.len() / GradContribution::BYTES) as u64,
         shards: job.shards as u64,
         replica: job.replica as u64,
         groups: crate::StepScalars::groups(job.options.len())? as u64,

@@ -395,7 +395,7 @@ structs! {
         reserved: [u8; 2],
     }
 
-    /// `SumJob` or `ConvertJob`: into[i] = into[i] + from[i], or from[i], in tiles of SUM_TILE elements.
+    /// `SumJob` or `ConvertJob`: `into[i] = into[i] + from[i]`, or `into[i] = from[i]`, in tiles of SUM_TILE elements.
     struct Sum {
         from: u64,
         into: u64,

@@ -4,8 +4,8 @@
 use lowp_format::{AnyRecipe, BufferKey, Phase, QuantizedTensor, Recipe, RowCuts, Shape, Usage};
 use lowp_kernels::{Backend, Cpu, CpuBuffer, Source};
 use lowp_shard::{
-    CastItem, FullTensor, GatherGroup, GatherHooks, GatherPool, Outgoing, Requantize,
-    ScaleBookBuilder, Sent, ShardError, ShardSpec, ShardedTensor, quantize,
+    CastItem, CastPlan, FullTensor, GatherGroup, GatherHooks, GatherPool, GatherTag,
+    ScaleBookBuilder, SendBuffers, ShardError, ShardSpec, ShardedTensor, quantize,
 };
 
 use crate::common::{bytes, ranks, values};
@@ -74,7 +74,7 @@ impl Param {
             let mut book = ScaleBookBuilder::default();
             let item = CastItem::rows(shard.local(), own, &mut book);
             let book = book.build(&Cpu)?;
-            Requantize::new(&Cpu, &book, &[item])?.calibrate(&book, &*comm)?;
+            CastPlan::new(&Cpu, &book, &[item])?.calibrate(&book, &*comm)?;
             let pool = GatherPool::new(&Cpu);
             let mut group = GatherGroup::new(&Cpu, comm, &pool, vec![shard.clone()], true)?;
             let mut phases = [None, None];
@@ -99,29 +99,31 @@ pub(crate) fn memory(hooks: &GatherHooks) -> Vec<CpuBuffer<u8>> {
 
 /// One gather of one parameter on all ranks, as FSDP2 does it.
 pub(crate) struct Fsdp {
-    pub(crate) outgoing: Vec<Outgoing<Cpu>>,
+    pub(crate) send_buffers: Vec<SendBuffers<Cpu>>,
 }
 
 impl Fsdp {
     pub(crate) fn new(param: &Param, hooks: &GatherHooks) -> Self {
-        let outgoing = param.shards.iter().map(|shard| {
+        let send_buffers = param.shards.iter().map(|shard| {
             // Padding has any content.
-            hooks.outgoing_with(&Cpu, shard, |input, n| {
+            hooks.send_buffers_with(&Cpu, shard, |input, n| {
                 assert_eq!(n, input.padded);
                 Ok(Cpu.upload(&bytes(7, n))?)
             })
         });
-        let outgoing = outgoing.collect::<Result<_, _>>().expect("outgoing");
-        Self { outgoing }
+        let send_buffers = send_buffers
+            .collect::<Result<_, _>>()
+            .expect("send_buffers");
+        Self { send_buffers }
     }
 
     /// All inputs of a rank go into one flat buffer, all ranks' flat buffers are gathered, and each input is copied out
     /// to `arrived`.
-    pub(crate) fn gather(&self, arrived: &[CpuBuffer<u8>]) -> Vec<Sent> {
+    pub(crate) fn gather(&self, arrived: &[CpuBuffer<u8>]) -> Vec<GatherTag> {
         let (mut flat, mut sent) = (Vec::new(), Vec::new());
-        for outgoing in &self.outgoing {
-            sent.push(outgoing.pre_all_gather(&Cpu).expect("sent"));
-            let buffers = outgoing.buffers().iter();
+        for send_buffers in &self.send_buffers {
+            sent.push(send_buffers.pre_all_gather(&Cpu).expect("sent"));
+            let buffers = send_buffers.buffers().iter();
             let inputs = buffers.map(|b| Cpu.download(b).expect("bytes"));
             flat.push(inputs.collect::<Vec<_>>().concat());
         }
@@ -167,7 +169,7 @@ impl One {
     }
 
     /// Casts and gathers, and returns what rank 0 said and what its tensor must be.
-    pub(crate) fn gather(&self, seed: u64) -> (Sent, Content) {
+    pub(crate) fn gather(&self, seed: u64) -> (GatherTag, Content) {
         self.param.cast(seed);
         let sent = self.fsdp.gather(&self.arrived).swap_remove(0);
         let usage = sent.hooks().usage();
@@ -177,7 +179,7 @@ impl One {
         )
     }
 
-    pub(crate) fn full(&self, seed: u64) -> (Sent, Full) {
+    pub(crate) fn full(&self, seed: u64) -> (GatherTag, Full) {
         let (sent, expected) = self.gather(seed);
         let full = sent.post_all_gather(&Cpu, self.shard(), &self.arrived);
         let full = full.expect("a full tensor");

@@ -1,29 +1,23 @@
-//! `lowp bench --ranks N`: gathers and optimizer steps of several GPUs, next to a plain collective and a plain copy.
+//! What one rank measures: gathers, gradients and optimizer steps, next to a plain collective and a plain copy.
 
-use super::report::{RankRow, RanksReport};
-use crate::gpus;
-use crate::output;
-use anyhow::{Context, Result, anyhow};
-use lowp_comm::{
-    CommError, Communicator, GatherItem, GradWire, Mesh, MeshComm, ReduceItem, ordered, run_comms,
-};
+use std::sync::Arc;
+use std::time::Instant;
+
+use lowp_comm::{Communicator, GatherItem, GradWire, Mesh, MeshComm, ReduceItem, ordered};
 use lowp_format::{AnyRecipe, Phase, Recipe, Role, Shape};
-use lowp_fsdp::cost::Bandwidth;
 use lowp_kernels::bench::copy_rate;
 use lowp_kernels::{Backend, Cuda, CudaMark, FloatDtype, Source};
-use lowp_nccl::{NcclComm, NcclOptions, Sums};
 use lowp_optim::{AdamWBuilder, Group, ParamSpec, StepOptions};
 use lowp_shard::{
     GatherGroup, GatherPool, GradBucketOptions, GradBuckets, GradParam, ShardSpec, ShardedTensor,
 };
-use std::sync::Arc;
-use std::time::{Duration, Instant};
+
+use super::{RankRow, RankRows, Result, Size};
+use crate::cost::Bandwidth;
 
 /// Layers and width of the model: 1.007 billion parameters in 80 weights.
 const LAYERS: usize = 20;
 const WIDTH: usize = 2048;
-/// A batch that is not done by then has failed.
-pub(super) const LIMIT: Duration = Duration::from_secs(60);
 /// The recipe of rows that are of none.
 pub(super) const ANY: &str = "any";
 /// Runs before timing starts: ranks connect, gathers become graphs.
@@ -43,60 +37,21 @@ fn block(width: usize) -> [Shape; 4] {
     ]
 }
 
-/// What is measured, the same on every rank.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Size {
-    pub(super) runs: usize,
-    pub(super) shrink: usize,
-}
-
 /// One rank.
-pub(super) struct Rank {
+pub(super) struct Rank<'a> {
     pub(super) cuda: Cuda,
     pub(super) comm: Arc<dyn Communicator<Cuda>>,
     pub(super) size: Size,
-    options: NcclOptions,
+    /// Where what runs now is said.
+    pub(super) say: &'a (dyn Fn(&str) + Sync),
 }
 
-/// Measures the devices `first..first + ranks`, each the rank of a thread.
-pub(super) fn run(
-    first: usize,
-    ranks: usize,
-    filter: Option<&str>,
-    size: Size,
-    options: NcclOptions,
-) -> Result<RanksReport> {
-    let devices = gpus::open("--ranks", first, ranks)?;
-    let comms = NcclComm::world_on(&devices, options)?;
-    let results = run_comms(comms, |rank, comm| {
-        let rank = Rank {
-            cuda: devices[rank].clone(),
-            comm,
-            size,
-            options,
-        };
-        rank.measure(filter).map_err(|error| CommError::Failed {
-            rank: rank.comm.rank(),
-            message: format!("{error:#}"),
-        })
-    });
-    let results = results.map_err(|failed| anyhow!("{failed}"))?;
-    results.into_iter().next().context("no ranks")
-}
-
-impl Rank {
-    fn measure(&self, filter: Option<&str>) -> Result<RanksReport> {
+impl Rank<'_> {
+    pub(super) fn measure(&self, filter: Option<&str>) -> Result<RankRows> {
         let wanted = |operation: &str, recipe: &str| {
             filter.is_none_or(|text| operation.contains(text) || recipe.contains(text))
         };
-        let mut report = RanksReport {
-            device: self.cuda.name()?,
-            ranks: self.comm.world_size(),
-            sums: match self.options.sums {
-                Sums::Nccl => "nccl",
-                Sums::RankOrder => "rank-order",
-            },
-            min_ctas: self.options.min_ctas,
+        let mut report = RankRows {
             parameters: LAYERS
                 * block(WIDTH / self.size.shrink)
                     .map(|s| s.elements())
@@ -150,7 +105,7 @@ impl Rank {
 
     pub(super) fn say(&self, text: &str) {
         if self.comm.rank() == 0 {
-            output::note(text);
+            (self.say)(text);
         }
     }
 

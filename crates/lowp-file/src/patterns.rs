@@ -1,12 +1,64 @@
-//! Patterns of names in options that take several, separated by commas.
+//! Patterns of the names of tensors: which names they match ([`matching`]), and which names differ only in their braces ([`groups`]).
+//! A text may hold several, separated by commas.
 
-use crate::output::shown;
-use crate::usage::UsageError;
+use crate::export::run_as_one;
+use crate::text::shown;
 use globset::{Glob, GlobMatcher};
 use std::collections::BTreeMap;
+use thiserror::Error;
+
+/// What is wrong with a pattern.
+#[derive(Debug, Error)]
+pub enum PatternError {
+    /// It is none.
+    #[error("{0}")]
+    Syntax(String),
+    /// It is of no use for these names.
+    #[error("'{pattern}' {why}")]
+    NoUse {
+        /// The pattern as it is shown.
+        pattern: String,
+        /// Why.
+        why: String,
+    },
+}
+
+/// One pattern, with its text. `*` matches any characters.
+#[derive(Clone, Debug)]
+pub struct Pattern {
+    /// The text.
+    pub text: String,
+    glob: GlobMatcher,
+}
+
+impl Pattern {
+    /// The pattern that `text` is.
+    ///
+    /// # Errors
+    /// It is none.
+    pub fn new(text: &str) -> Result<Self, PatternError> {
+        let glob = Glob::new(text).map_err(|e| PatternError::Syntax(e.to_string()))?;
+        Ok(Self {
+            text: text.to_owned(),
+            glob: glob.compile_matcher(),
+        })
+    }
+
+    /// Whether it matches `name`, or that of a weight without its end.
+    pub fn matches(&self, name: &str) -> bool {
+        spellings(name).any(|name| self.glob.is_match(name))
+    }
+
+    fn no_use(text: &str, why: String) -> PatternError {
+        PatternError::NoUse {
+            pattern: shown(text).to_string(),
+            why,
+        }
+    }
+}
 
 /// What the names of weights end in. Patterns may leave it out.
-pub(crate) const WEIGHT: &str = ".weight";
+const WEIGHT: &str = ".weight";
 
 /// What a pattern may match of `name`: all of it, or that of a weight without its end.
 fn spellings(name: &str) -> impl Iterator<Item = &str> {
@@ -15,56 +67,50 @@ fn spellings(name: &str) -> impl Iterator<Item = &str> {
         .flatten()
 }
 
-/// Whether `glob` matches `name`, or that of a weight without its end.
-pub(crate) fn is_match(glob: &GlobMatcher, name: &str) -> bool {
-    spellings(name).any(|name| glob.is_match(name))
-}
-
 /// The name of the weight of `layer`, which may be that already.
-pub(crate) fn weight_of(layer: &str) -> String {
+pub fn weight_of(layer: &str) -> String {
     format!("{}{WEIGHT}", layer.strip_suffix(WEIGHT).unwrap_or(layer))
 }
 
-/// For each of `names`, whether one of the `patterns` that `option` gave matches it.
-pub(crate) fn matching(
-    option: &str,
+/// For each of `names`, whether one of the `patterns` matches it. `names_are` says in an error what there is.
+///
+/// # Errors
+/// A pattern that is none, or that matches no name.
+pub fn matching(
     patterns: &[String],
     names: &[&str],
     names_are: impl Fn() -> String,
-) -> Result<Vec<bool>, UsageError> {
+) -> Result<Vec<bool>, PatternError> {
     let mut matched = vec![false; names.len()];
     for text in patterns.iter().flat_map(|text| split(text)) {
-        let glob = Glob::new(text).map_err(|e| UsageError::new(format!("{option}: {e}")))?;
-        let glob = glob.compile_matcher();
+        let pattern = Pattern::new(text)?;
         let mut any = false;
         for (matched, name) in matched.iter_mut().zip(names) {
-            if is_match(&glob, name) {
+            if pattern.matches(name) {
                 (*matched, any) = (true, true);
             }
         }
         if !any {
-            return Err(UsageError::new(format!(
-                "{option} '{}' matches {}",
-                shown(text),
-                names_are()
-            )));
+            return Err(Pattern::no_use(text, format!("matches {}", names_are())));
         }
     }
     Ok(matched)
 }
 
-/// The groups that the `patterns` which `option` gave make of `names`, as numbers of these: names that one pattern matches and that
+/// The groups that the `patterns` make of `names`, as numbers of these: names that one pattern matches and that
 /// differ only in what its braces hold. `*` matches any characters, the same ones in all names of a group.
-pub(crate) fn groups(
-    option: &str,
+///
+/// # Errors
+/// A pattern that is none or makes no group, or groups that have a name in common.
+pub fn groups(
     patterns: &[String],
     names: &[&str],
     names_are: impl Fn() -> String,
-) -> Result<Vec<Vec<usize>>, UsageError> {
+) -> Result<Vec<Vec<usize>>, PatternError> {
     let mut all: Vec<Vec<usize>> = Vec::new();
     let mut taken: BTreeMap<usize, &str> = BTreeMap::new();
     for text in patterns.iter().flat_map(|text| split(text)) {
-        let wrong = |why: String| UsageError::new(format!("{option} '{}' {why}", shown(text)));
+        let wrong = |why: String| Pattern::no_use(text, why);
         if choices(text) > MOST {
             return Err(wrong(format!(
                 "stands for more than {MOST} names; write fewer alternatives, or several patterns"
@@ -121,6 +167,34 @@ pub(crate) fn groups(
     // The same groups are the same, however they were written.
     all.sort_unstable();
     Ok(all)
+}
+
+/// What stands for the layers of [`run_as_one`], and for no groups. No pattern is one of these: a pattern of groups has braces.
+const AUTO: &str = "auto";
+const NONE: &str = "none";
+
+/// Whether `texts` of [`amax_groups`] are patterns, which must find something.
+pub fn are_patterns(texts: &[String]) -> bool {
+    !matches!(texts, [] | [_] if texts.iter().all(|text| text == AUTO || text == NONE))
+}
+
+/// The groups of `names` that have one amax, as numbers of these: those of patterns, with `auto` or no text the layers that inference
+/// engines run as one, and with `none` no groups.
+///
+/// # Errors
+/// As [`groups`].
+pub fn amax_groups(
+    texts: &[String],
+    names: &[&str],
+    names_are: impl Fn() -> String,
+) -> Result<Vec<Vec<usize>>, PatternError> {
+    if are_patterns(texts) {
+        return groups(texts, names, names_are);
+    }
+    match texts.iter().any(|text| text == NONE) {
+        true => Ok(Vec::new()),
+        false => Ok(run_as_one(names)),
+    }
 }
 
 /// Most names that the braces of a pattern stand for.
@@ -193,9 +267,7 @@ mod tests {
     fn commas_in_braces_belong_to_the_pattern() {
         let names = ["block0.fc", "block0.out", "block1.fc", "block1.qkv"];
         let matched = |text: &str| {
-            let found = matching("--keep", &[text.to_owned()], &names, || {
-                "nothing".to_owned()
-            });
+            let found = matching(&[text.to_owned()], &names, || "nothing".to_owned());
             found.map_err(|error| error.to_string())
         };
         assert_eq!(
@@ -206,11 +278,11 @@ mod tests {
             matched("*.qkv,block0.{fc,x}"),
             Ok(vec![true, false, false, true])
         );
-        assert_eq!(
-            matched("*.fc,y*"),
-            Err("--keep 'y*' matches nothing".to_owned())
+        assert_eq!(matched("*.fc,y*"), Err("'y*' matches nothing".to_owned()));
+        assert!(
+            matching(&["{a".to_owned()], &names, String::new)
+                .is_err_and(|error| matches!(error, PatternError::Syntax(_)))
         );
-        assert!(matched("{a").is_err_and(|error| error.starts_with("--keep: ")));
     }
 
     #[test]
@@ -221,7 +293,7 @@ mod tests {
         let names: Vec<String> = (0..3).flat_map(layer).collect();
         let names: Vec<&str> = names.iter().map(String::as_str).collect();
         let made = |text: &str| {
-            let found = groups("--group", &[text.to_owned()], &names, || "none".to_owned());
+            let found = groups(&[text.to_owned()], &names, || "none".to_owned());
             found.map_err(|error| error.to_string())
         };
         let expected = vec![vec![0, 1, 2], vec![4, 5, 6], vec![8, 9, 10]];
@@ -263,7 +335,7 @@ mod tests {
         let names = ["a.q.weight", "a.k.weight", "a.norm", "a.q.bias"];
         let matched = |text: &str| {
             let none = || "nothing".to_owned();
-            matching("--keep", &[text.to_owned()], &names, none).ok()
+            matching(&[text.to_owned()], &names, none).ok()
         };
         for (one, other, expected) in [
             ("*.q", "*.q.weight", [true, false, false, false]),
@@ -278,7 +350,7 @@ mod tests {
         assert_eq!(weight_of("a.q"), names[0]);
         assert_eq!(weight_of(names[0]), names[0]);
         for text in ["*.{q,k}", "*.{q,k}.weight", "a.{q,k}*"] {
-            let found = groups("--group", &[text.to_owned()], &names[..2], String::new);
+            let found = groups(&[text.to_owned()], &names[..2], String::new);
             assert_eq!(found.expect("groups"), [[0, 1]], "{text}");
         }
     }
@@ -287,11 +359,58 @@ mod tests {
     #[test]
     fn every_alternative_is_tried() {
         let names = ["a1.w", "a11.w", "a2.w", "a1.u"];
-        let made = |text: &str| groups("--group", &[text.to_owned()], &names, || "none".to_owned());
+        let made = |text: &str| groups(&[text.to_owned()], &names, || "none".to_owned());
         for text in ["a{1,2,11}.w", "a{11,1,2}.w"] {
             assert_eq!(made(text).expect("groups"), [[0, 1, 2]]);
         }
         assert_eq!(made("a{1,2,11}*.w").expect("groups"), [[0, 1, 2]]);
+    }
+
+    #[test]
+    fn layers_of_one_module_are_a_group() {
+        let names = [
+            "model.layers.0.mlp.experts.0.gate_proj.weight",
+            "model.layers.0.mlp.experts.0.up_proj.weight",
+            "model.layers.0.mlp.experts.1.up_proj.weight",
+            "model.layers.0.self_attn.k_proj.weight",
+            "model.layers.0.self_attn.o_proj.weight",
+            "model.layers.0.self_attn.q_proj.weight",
+            "model.layers.1.mlp.gate_up_proj.weight",
+            "model.layers.1.self_attn.q_proj.weight",
+            "model.layers.1.block_sparse_moe.experts.3.w1.weight",
+            "model.layers.1.block_sparse_moe.experts.3.w2.weight",
+            "model.layers.1.block_sparse_moe.experts.3.w3.weight",
+            "model.layers.1.self_attn.v_proj",
+            "q_proj",
+            "v_proj.weight",
+        ];
+        let expected = [
+            vec![0, 1],
+            vec![3, 5],
+            vec![7, 11],
+            vec![8, 10],
+            vec![12, 13],
+        ];
+        let none = || String::new();
+        for texts in [&[][..], &["auto"]] {
+            let texts: Vec<String> = texts.iter().copied().map(str::to_owned).collect();
+            assert_eq!(amax_groups(&texts, &names, none).expect("groups"), expected);
+        }
+        let texts = ["none".to_owned()];
+        assert!(
+            amax_groups(&texts, &names, none)
+                .expect("groups")
+                .is_empty()
+        );
+        // Beside others they are patterns.
+        for texts in ["auto,none", "auto,*.{q,k}_proj"] {
+            assert!(amax_groups(&[texts.to_owned()], &names, none).is_err());
+        }
+        let texts = ["*.{q,v}_proj".to_owned()];
+        assert_eq!(
+            amax_groups(&texts, &names, none).expect("groups"),
+            [[7, 11]]
+        );
     }
 
     proptest::proptest! {

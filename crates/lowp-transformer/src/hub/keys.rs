@@ -1,18 +1,14 @@
 //! [`Keys`]: the keys of a config.json, read with errors that name them.
 
-use super::types::SYNONYMS;
-use crate::files::read_regular;
-use crate::output::shown;
-use crate::usage::UsageError;
-use lowp_file::json::from_python;
-use serde_json::{Map, Value};
 use std::cell::RefCell;
 use std::fmt::Display;
 use std::ops::RangeInclusive;
-use std::path::Path;
 
-/// Most bytes of a file of settings or measurements.
-const MAX_BYTES: u64 = 16 << 20;
+use lowp_file::text::shown;
+use serde_json::{Map, Value};
+
+use super::HubError;
+use super::types::SYNONYMS;
 
 /// A JSON object out of a file, and what stands for keys that it lacks.
 #[derive(Debug)]
@@ -24,23 +20,9 @@ pub(super) struct Keys {
     assumed: RefCell<Vec<String>>,
 }
 
-/// The value of a JSON file, with 0 for `NaN` and `Infinity` of Python.
-///
-/// # Errors
-/// A file that cannot be read or is no JSON, with the option that named it.
-pub(super) fn read_json(option: &str, path: &str) -> Result<Value, UsageError> {
-    let file = shown(path);
-    let bytes = read_regular(Path::new(path), MAX_BYTES);
-    let bytes = bytes.map_err(|e| UsageError::new(format!("{option} {file}: {e}")))?;
-    from_python(bytes).map_err(|e| UsageError::new(format!("{option} {file} is not JSON: {e}")))
-}
-
 impl Keys {
     /// The object that `file` holds.
-    ///
-    /// # Errors
-    /// Another value.
-    pub(super) fn new(file: &str, value: Value) -> Result<Self, UsageError> {
+    pub(super) fn new(file: &str, value: Value) -> Result<Self, HubError> {
         let file = file.to_owned();
         match value {
             Value::Object(object) => Ok(Self {
@@ -49,7 +31,7 @@ impl Keys {
                 defaults: None,
                 assumed: RefCell::default(),
             }),
-            _ => Err(UsageError::new(format!(
+            _ => Err(HubError(format!(
                 "{} is not a JSON object; give the config.json of a model",
                 shown(&file)
             ))),
@@ -72,8 +54,8 @@ impl Keys {
     }
 
     /// The error that this file has `what`.
-    pub(super) fn error(&self, what: impl AsRef<str>) -> UsageError {
-        UsageError::new(format!("{}: {}", shown(&self.file), what.as_ref()))
+    pub(super) fn error(&self, what: impl AsRef<str>) -> HubError {
+        HubError(format!("{}: {}", shown(&self.file), what.as_ref()))
     }
 
     /// The value of `key` in the file; null is none.
@@ -105,14 +87,11 @@ impl Keys {
     }
 
     /// A whole number, if `key` is there, under this name or another of it, or has a default.
-    ///
-    /// # Errors
-    /// Another value, one out of `range`, or two that differ.
     pub(super) fn find(
         &self,
         key: &str,
         range: RangeInclusive<usize>,
-    ) -> Result<Option<usize>, UsageError> {
+    ) -> Result<Option<usize>, HubError> {
         let mut found: Option<(&str, usize)> = None;
         for name in names(key).filter(|_| self.is_read(key)) {
             let Some(value) = self.get(name) else {
@@ -145,22 +124,16 @@ impl Keys {
     }
 
     /// A whole number.
-    ///
-    /// # Errors
-    /// It is missing; as [`Keys::find`].
     pub(super) fn number(
         &self,
         key: &str,
         range: RangeInclusive<usize>,
-    ) -> Result<usize, UsageError> {
+    ) -> Result<usize, HubError> {
         self.find(key, range)?.ok_or_else(|| self.missing(key))
     }
 
     /// `true` or `false`, if `key` is there or has a default.
-    ///
-    /// # Errors
-    /// Another value.
-    pub(super) fn flag(&self, key: &str) -> Result<Option<bool>, UsageError> {
+    pub(super) fn flag(&self, key: &str) -> Result<Option<bool>, HubError> {
         let own = self.get(key).filter(|_| self.is_read(key));
         match own.or_else(|| self.default(key)) {
             None => Ok(None),
@@ -173,17 +146,14 @@ impl Keys {
     }
 
     /// The error that `key` is missing.
-    pub(super) fn missing(&self, key: &str) -> UsageError {
+    pub(super) fn missing(&self, key: &str) -> HubError {
         self.error(format!(
             "the key {key} is missing; a plan needs it: add it to the file"
         ))
     }
 
     /// A text, if `key` is there.
-    ///
-    /// # Errors
-    /// Another value.
-    pub(super) fn text(&self, key: &str) -> Result<Option<&str>, UsageError> {
+    pub(super) fn text(&self, key: &str) -> Result<Option<&str>, HubError> {
         match self.get(key) {
             None => Ok(None),
             Some(Value::String(text)) => Ok(Some(text)),

@@ -1,9 +1,9 @@
-//! [`Requantize`]: observe, agree, encode. The same three phases for every recipe, for whole
+//! [`CastPlan`]: observe, agree, encode. The same three phases for every recipe, for whole
 //! tensors, row shards and flat shards.
 
 use lowp_format::{
-    Extent as AmaxExtent, KernelKey, Orientation, Part, QuantizedTensor, Recipe, Role, ScaleRule,
-    Shape, SourceRounding, Usage,
+    Extent, KernelKey, Orientation, Part, QuantizedTensor, Recipe, Role, ScaleRule, Shape,
+    SourceRounding, Usage,
 };
 use lowp_kernels::{
     AdamwAmax, AmaxJob, Backend, BlockAmax, EncodeJob, FlatBlocks, FlatEncodeJob, KernelError,
@@ -11,13 +11,13 @@ use lowp_kernels::{
 };
 use smallvec::SmallVec;
 
-use crate::version::{CastInto, Version};
+use crate::version::{CastTarget, Version};
 use crate::{BlockSlots, FlatShard, ScaleBook, ScaleBookBuilder, ScaleSlot, ShardError};
 use lowp_comm::{Communicator, or_abort};
 
 /// The part of a matrix that a cast covers.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Extent {
+pub enum CastRange {
     /// All rows of `CastItem::shape` (a whole tensor or a row shard).
     Rows,
     /// Elements `start..start + len` of the flattened matrix of shape `CastItem::shape`.
@@ -37,7 +37,7 @@ pub struct CastItem<B: Backend> {
     /// Shape of the source rows, or of the full matrix for a flat shard.
     pub shape: Shape,
     /// What is covered.
-    pub extent: Extent,
+    pub range: CastRange,
     /// High-precision values.
     pub source: Source<B>,
     /// Kernel ingredients by orientation, rowwise first.
@@ -54,8 +54,8 @@ pub struct CastItem<B: Backend> {
 
 impl<B: Backend> CastItem<B> {
     /// Casts `source` into every buffer of `into`, registering its scale in `book`. Rows that cut blocks
-    /// ([`CastInto::slice`]) are a flat extent.
-    pub fn rows(into: &impl CastInto<B>, source: Source<B>, book: &mut ScaleBookBuilder) -> Self {
+    /// ([`CastTarget::slice`]) are a flat range.
+    pub fn rows(into: &impl CastTarget<B>, source: Source<B>, book: &mut ScaleBookBuilder) -> Self {
         let tensor = into.tensor();
         let (recipe, shape, usage) = (tensor.recipe(), tensor.shape(), tensor.usage());
         let targets = targets(tensor);
@@ -85,7 +85,7 @@ impl<B: Backend> CastItem<B> {
     ) -> Self {
         Self {
             shape,
-            extent: Extent::Rows,
+            range: CastRange::Rows,
             source,
             kernels: recipe.quantizers(Role::Weight).kernels(),
             source_rounding: recipe.source_rounding(),
@@ -120,7 +120,7 @@ impl<B: Backend> CastItem<B> {
         }
         Self {
             shape,
-            extent: Extent::Flat { start, len, blocks },
+            range: CastRange::Flat { start, len, blocks },
             source,
             kernels,
             source_rounding: recipe.source_rounding(),
@@ -138,7 +138,8 @@ impl<B: Backend> CastItem<B> {
 
     /// Whether its codes depend on amaxes that must be observed first, and agreed on if several ranks have a part.
     pub fn needs_agreement(&self) -> bool {
-        let flat_blocks = matches!(&self.extent, Extent::Flat { blocks, .. } if !blocks.is_empty());
+        let flat_blocks =
+            matches!(&self.range, CastRange::Flat { blocks, .. } if !blocks.is_empty());
         let mut kernels = self
             .usage()
             .orientations()
@@ -146,7 +147,7 @@ impl<B: Backend> CastItem<B> {
         kernels.any(|key| key.scale.waits_for_amax()) || flat_blocks
     }
 
-    /// Says that a write of the buffers begins. [`Requantize`] does it; whoever plans
+    /// Says that a write of the buffers begins. [`CastPlan`] does it; whoever plans
     /// [`CastItem::encode_job`] does it before each run, on every rank.
     pub fn begin_write(&self) {
         if let Some(version) = &self.version {
@@ -159,9 +160,9 @@ impl<B: Backend> CastItem<B> {
     /// # Errors
     /// It was registered in another book.
     pub fn amax_job(&self, book: &ScaleBook<B>) -> Result<Option<AmaxJob<B>>, ShardError> {
-        let (start, blocks) = match &self.extent {
-            Extent::Rows => (0, Vec::new()),
-            Extent::Flat { start, blocks, .. } => (*start, book.block_amaxes(blocks)?),
+        let (start, blocks) = match &self.range {
+            CastRange::Rows => (0, Vec::new()),
+            CastRange::Flat { start, blocks, .. } => (*start, book.block_amaxes(blocks)?),
         };
         if self.kernels.iter().any(|key| key.hadamard) {
             return Err(KernelError::Hadamard {
@@ -173,7 +174,7 @@ impl<B: Backend> CastItem<B> {
         let (tensor, lines) = book.observation(self.slots)?;
         let mut blocks = blocks;
         for orientation in Orientation::ALL {
-            let block = AmaxExtent::Line.block(orientation);
+            let block = Extent::Line.block(orientation);
             blocks.extend(lines[orientation as usize].map(|start| BlockAmax { block, start }));
         }
         if tensor.is_none() && blocks.is_empty() {
@@ -198,9 +199,9 @@ impl<B: Backend> CastItem<B> {
     /// It was registered in another book.
     pub fn update_amax(&self, book: &ScaleBook<B>) -> Result<Option<AdamwAmax<B>>, ShardError> {
         let (tensor, lines) = book.observation(self.slots)?;
-        let lines = match self.extent {
-            Extent::Rows => lines,
-            Extent::Flat { .. } => [None; 2],
+        let lines = match self.range {
+            CastRange::Rows => lines,
+            CastRange::Flat { .. } => [None; 2],
         };
         let some = tensor.is_some() || lines.iter().any(Option::is_some);
         Ok(some.then(|| AdamwAmax {
@@ -211,7 +212,7 @@ impl<B: Backend> CastItem<B> {
         }))
     }
 
-    /// The cast of a row extent.
+    /// The cast of a range of rows.
     ///
     /// # Errors
     /// It was registered in another book.
@@ -227,7 +228,7 @@ impl<B: Backend> CastItem<B> {
         })
     }
 
-    /// The cast of a flat extent; rows have none.
+    /// The cast of a flat range; rows have none.
     ///
     /// # Errors
     /// It was registered in another book.
@@ -235,7 +236,7 @@ impl<B: Backend> CastItem<B> {
         &self,
         book: &ScaleBook<B>,
     ) -> Result<Option<FlatEncodeJob<B>>, ShardError> {
-        let Extent::Flat { start, len, blocks } = &self.extent else {
+        let CastRange::Flat { start, len, blocks } = &self.range else {
             return Ok(None);
         };
         let blocks = (!blocks.is_empty()).then(|| {
@@ -312,7 +313,7 @@ pub fn flat_targets<B: Backend, R: Recipe>(
 
 /// A cast of many tensors, planned once.
 #[derive(Debug)]
-pub struct Requantize<B: Backend> {
+pub struct CastPlan<B: Backend> {
     backend: B,
     /// The book that the plans below read and write.
     book: u64,
@@ -324,7 +325,7 @@ pub struct Requantize<B: Backend> {
     late: [B::Plan; 2],
 }
 
-impl<B: Backend> Requantize<B> {
+impl<B: Backend> CastPlan<B> {
     /// Plans the casts of `items`, whose slots are in `book`.
     ///
     /// # Errors
@@ -371,7 +372,7 @@ impl<B: Backend> Requantize<B> {
     /// Every rank must call it with the same tensors, also one that holds no rows.
     ///
     /// # Errors
-    /// Another book than that of [`Requantize::new`]; a rank failed, or called something else. An
+    /// Another book than that of [`CastPlan::new`]; a rank failed, or called something else. An
     /// error of one rank is an error on all: in this call, or in the next collective one where
     /// their part was done.
     pub fn run(&self, book: &ScaleBook<B>, comm: &dyn Communicator<B>) -> Result<(), ShardError> {
@@ -382,7 +383,7 @@ impl<B: Backend> Requantize<B> {
     /// first cast of a model, when there is no history.
     ///
     /// # Errors
-    /// As [`Requantize::run`].
+    /// As [`CastPlan::run`].
     pub fn calibrate(
         &self,
         book: &ScaleBook<B>,

@@ -1,19 +1,20 @@
 //! Gathers of single weights by size, and copies: what `lowp plan --bandwidth` reads.
 
-use super::ranks::{ANY, CALLS, Rank, WARM_UP};
-use super::report::RankRow;
-use anyhow::{Context, Result};
+use std::sync::{Arc, Mutex, PoisonError};
+
 use half::bf16;
 use lowp_format::{
     AnyRecipe, Code, GatherPlan, GatherStep, Phase, PhasePlans, Recipe, ReshardAfterForward,
     RowCuts, Shape, Usage,
 };
-use lowp_fsdp::cost::Bandwidth;
 use lowp_kernels::{Backend, Cuda, CudaMark};
 use lowp_shard::{
     GatherGroup, GatherPoint, GatherPool, GatherWatch, ShardSpec, ShardedTensor, batches,
 };
-use std::sync::{Arc, Mutex, PoisonError};
+
+use super::rank::{ANY, CALLS, Rank, WARM_UP};
+use super::{BenchError, RankRow, Result};
+use crate::cost::Bandwidth;
 
 /// Powers of two of the bytes that are gathered: 256 KiB to 256 MiB.
 const SMALLEST: u32 = 18;
@@ -50,16 +51,18 @@ fn with_scales() -> Result<AnyRecipe> {
             most = Some((bytes, recipe));
         }
     }
-    most.map(|(_, recipe)| recipe)
-        .context("a recipe with scales")
+    let found = most.map(|(_, recipe)| recipe);
+    found.ok_or(BenchError::NoRecipe {
+        what: "with scales",
+    })
 }
 
-impl Rank {
+impl Rank<'_> {
     /// Plain all-gathers and gathers of single weights, by size.
     pub(super) fn gathers_by_size(&self) -> Result<Vec<RankRow>> {
         self.say("gather  by size");
         let world = self.comm.world_size();
-        let plain = AnyRecipe::plain(Code::Bf16).context("a recipe of bf16")?;
+        let plain = AnyRecipe::plain(Code::Bf16).ok_or(BenchError::NoRecipe { what: "of bf16" })?;
         let scaled = with_scales()?;
         let mut rows = Vec::new();
         for power in SMALLEST..=LARGEST {
@@ -127,8 +130,8 @@ impl Rank {
         // Of large ones caches keep nothing anyhow.
         let count = (AHEAD / (shape.elements() * 2)).clamp(1, CALLS);
         let mut weights = (0..count).map(weight).collect::<Result<Vec<_>>>()?;
-        let plan = weights[0].plan(0, Phase::Forward).context("a weight")?;
-        let bytes = plan.wire_bytes();
+        let plan = weights[0].plan(0, Phase::Forward);
+        let bytes = plan.map_or(0, GatherPlan::wire_bytes);
         let [from, to] = [self.cuda.alloc::<u8>(AHEAD)?, self.cuda.alloc(AHEAD)?];
         for _ in 0..WARM_UP + self.size.runs {
             self.together()?;

@@ -1,4 +1,4 @@
-//! [`Done`]: what a rank did since the last step, one thing after the other, so that a step can compare it over the ranks.
+//! [`CallLog`]: what a rank did since the last step, one thing after the other, so that a step can compare it over the ranks.
 
 use std::sync::Arc;
 
@@ -6,7 +6,7 @@ use crate::{CommError, Control};
 
 /// Who must have done the same.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Among {
+pub enum CompareAmong {
     /// All ranks.
     World,
     /// The ranks that share out the weights of a replica.
@@ -18,27 +18,27 @@ pub enum Among {
 /// others do; the digest travels with something that a step exchanges anyway, and the rest only where digests differ.
 #[derive(Clone, Debug)]
 #[must_use = "ranks that did different things are found where it is compared: give it to the optimizer's step"]
-pub struct Done {
+pub struct CallLog {
     /// What was done: "the gradients of a step".
     pub what: &'static str,
     /// Who must have done the same.
-    pub among: Among,
+    pub among: CompareAmong,
     /// What, in numbers.
-    pub order: Order,
+    pub order: CallOrder,
     /// What the numbers stand for.
-    pub names: Names,
+    pub names: CallNames,
 }
 
-/// What the numbers of an [`Order`] stand for.
+/// What the numbers of a [`CallOrder`] stand for.
 #[derive(Clone, Debug)]
-pub enum Names {
+pub enum CallNames {
     /// Parameters, by their place; others end a bucket.
     Params(Arc<[String]>),
     /// The gathers of groups.
     Gathers(fn(u64) -> String),
 }
 
-impl Done {
+impl CallLog {
     /// A number that ranks have in common if they did the same.
     pub fn digest(&self) -> u64 {
         self.order.digest
@@ -50,8 +50,8 @@ impl Done {
     /// [`CommError::Mismatch`] on every rank, which names the ranks and the first thing in which they differ; or a rank failed.
     pub fn compare(&self, control: &dyn Control, shards: usize) -> Result<(), CommError> {
         let ranks = match self.among {
-            Among::World => control.world_size(),
-            Among::Shards => shards,
+            CompareAmong::World => control.world_size(),
+            CompareAmong::Shards => shards,
         };
         control.all_equal_in_groups(self.what, self.digest(), ranks, || self.text())
     }
@@ -60,12 +60,12 @@ impl Done {
         let mut text = String::new();
         for &item in &self.order.first {
             match &self.names {
-                Names::Params(names) => match names.get(item as usize) {
+                CallNames::Params(names) => match names.get(item as usize) {
                     Some(name) if text.is_empty() || text.ends_with("; ") => text.push_str(name),
                     Some(name) => text.extend([", ", name]),
                     None => text.push_str("; "),
                 },
-                Names::Gathers(name) => text.extend([name(item).as_str(), ", "]),
+                CallNames::Gathers(name) => text.extend([name(item).as_str(), ", "]),
             }
         }
         let listed = text.trim_end_matches([',', ';', ' ']);
@@ -82,13 +82,13 @@ impl Done {
 
 /// Numbers in their order: all of them in a digest, and the first ones.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Order {
+pub struct CallOrder {
     digest: u64,
     first: Vec<u64>,
     len: u64,
 }
 
-impl Order {
+impl CallOrder {
     /// Most numbers that are kept: a step of thousands of layers and micro-batches has fewer.
     const MOST: usize = 1 << 14;
 
@@ -121,8 +121,8 @@ mod tests {
 
     use super::*;
 
-    fn order(items: &[u64]) -> Order {
-        let mut order = Order::default();
+    fn order(items: &[u64]) -> CallOrder {
+        let mut order = CallOrder::default();
         items.iter().for_each(|&item| order.push(item));
         order
     }
@@ -142,16 +142,16 @@ mod tests {
     #[test]
     fn a_text_lists_what_was_done_and_counts_the_rest() {
         let names: Arc<[String]> = ["w0", "w1", "w2"].map(str::to_owned).into();
-        let done = |items: &[u64]| Done {
+        let done = |items: &[u64]| CallLog {
             what: "the gradients of a step",
-            among: Among::World,
+            among: CompareAmong::World,
             order: order(items),
-            names: Names::Params(Arc::clone(&names)),
+            names: CallNames::Params(Arc::clone(&names)),
         };
         let end = u64::MAX;
         assert_eq!(done(&[]).text(), "none");
         assert_eq!(done(&[0, 2, end, 1, end]).text(), "w0, w2; w1");
-        let many = vec![0; Order::MOST + 3];
+        let many = vec![0; CallOrder::MOST + 3];
         assert!(done(&many).text().contains("w0, w0 and 3 more, digest "));
     }
 }

@@ -1,4 +1,4 @@
-//! Inline SVG charts without any external asset. Colours are the CSS variables `--s0` to `--s7` of the page.
+//! Charts of losses and bytes as SVG without any external asset: [`curves`] over steps, and [`bars`]. Colours are the CSS variables `--s0` to `--s7` of the page.
 
 use std::fmt::Write;
 
@@ -13,20 +13,22 @@ const HEIGHT: f64 = 340.0;
 const MOST_POINTS: usize = 400;
 
 /// Number of colours; further lines repeat them with other dashes.
-pub(crate) const COLOURS: usize = 8;
+pub const COLOURS: usize = 8;
 const DASHES: [&str; 3] = ["none", "7 4", "2 3"];
 
 /// One line of a chart, or one bar.
 #[derive(Clone, Debug)]
-pub(crate) struct Series<'a, T> {
-    pub(crate) name: &'a str,
+pub struct Series<'a, T> {
+    /// What the legend calls it.
+    pub name: &'a str,
     /// Which colour and dashes, the same for a name on the whole page.
-    pub(crate) style: usize,
-    pub(crate) values: T,
+    pub style: usize,
+    /// A value per step, or that of the bar.
+    pub values: T,
 }
 
 /// The CSS of a line or area of style `index`.
-pub(crate) fn stroke(index: usize) -> String {
+pub fn stroke(index: usize) -> String {
     let dashes = DASHES[(index / COLOURS).min(DASHES.len() - 1)];
     format!(
         "stroke:var(--s{});stroke-dasharray:{dashes}",
@@ -35,7 +37,7 @@ pub(crate) fn stroke(index: usize) -> String {
 }
 
 /// Text with the characters that HTML gives a meaning escaped, and those that XML has no form for left out.
-pub(crate) fn escape(text: &str) -> String {
+pub fn escape(text: &str) -> String {
     text.replace(char::is_control, "")
         .replace('&', "&amp;")
         .replace('<', "&lt;")
@@ -44,7 +46,7 @@ pub(crate) fn escape(text: &str) -> String {
 }
 
 /// Values over steps, one line per series; `unit` stands above the vertical axis.
-pub(crate) fn curves(title: &str, unit: &str, series: &[Series<'_, Vec<f64>>]) -> String {
+pub fn curves(title: &str, unit: &str, series: &[Series<'_, Vec<f64>>]) -> String {
     let all = || {
         series
             .iter()
@@ -114,7 +116,7 @@ pub(crate) fn curves(title: &str, unit: &str, series: &[Series<'_, Vec<f64>>]) -
 }
 
 /// One horizontal bar per entry with its value behind it, and a marked value to compare with.
-pub(crate) fn bars(title: &str, entries: &[Series<'_, f64>], mark: Option<(&str, f64)>) -> String {
+pub fn bars(title: &str, entries: &[Series<'_, f64>], mark: Option<(&str, f64)>) -> String {
     const BAR: f64 = 28.0;
     const VALUES: f64 = 64.0;
     // Names are 13 pixels high; 8.2 a letter is enough in wide fonts too.
@@ -173,7 +175,7 @@ pub(crate) fn bars(title: &str, entries: &[Series<'_, f64>], mark: Option<(&str,
 }
 
 /// A short line of style `index`, for legends.
-pub(crate) fn key(index: usize) -> String {
+pub fn key(index: usize) -> String {
     format!(
         "<svg class=\"key\" viewBox=\"0 0 26 10\" aria-hidden=\"true\"><line x1=\"0\" y1=\"5\" x2=\"26\" y2=\"5\" style=\"{}\"/></svg>",
         stroke(index)
@@ -181,7 +183,7 @@ pub(crate) fn key(index: usize) -> String {
 }
 
 /// Mean of each value and up to `window - 1` before it.
-pub(crate) fn smooth(values: &[f64], window: usize) -> Vec<f64> {
+pub fn smooth(values: &[f64], window: usize) -> Vec<f64> {
     let mean = |i: usize| {
         let part = &values[(i + 1).saturating_sub(window.max(1))..=i];
         part.iter().sum::<f64>() / part.len() as f64
