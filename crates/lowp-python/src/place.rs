@@ -214,7 +214,7 @@ impl Place for Cuda {
         Ok(unsafe {
             match owner {
                 Some(owner) => CudaBuffer::from_raw(self, pointer, len, owner),
-                None => CudaBuffer::from_raw(self, pointer, len, ()),
+                None => CudaBuffer::from_raw_unowned(self, pointer, len),
             }
         }?)
     }

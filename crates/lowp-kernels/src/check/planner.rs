@@ -70,7 +70,7 @@ impl<B: Backend> Planner<'_, B> {
         let Slot { buffer, index } = slot;
         match entries.checked_sub(1) {
             Some(last) => self.entry(job, what, buffer, index.saturating_add(last), mode),
-            None => range(what, *index, 0, self.backend.len::<f32>(buffer)).map(|_| ()),
+            None => range(what, *index, 0, self.backend.len::<f32>(buffer)).map(drop),
         }
     }
 

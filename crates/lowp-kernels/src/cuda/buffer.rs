@@ -5,7 +5,7 @@
     reason = "copies device memory, and wraps memory of other libraries"
 )]
 
-use std::any::{Any, TypeId};
+use std::any::Any;
 use std::fmt;
 use std::marker::PhantomData;
 use std::ops::Range;
@@ -42,7 +42,7 @@ impl<T: Element> CudaBuffer<T> {
     /// device ([`Cuda`]) has passed the work that it had been given until then. If nothing is in flight that is
     /// at once. Else the drop of the last handle does not wait, and a later call drops the owner, on its thread:
     /// [`crate::Backend::synchronize`], an allocation, a plan, a read or write, the drop of another buffer or of the last
-    /// handle of a stream. `()` owns nothing: the drop of the last handle then asks the device for nothing.
+    /// handle of a stream.
     ///
     /// # Errors
     /// [`KernelError::Misaligned`] if `pointer` is not aligned to an entry, or null with `len > 0`.
@@ -58,15 +58,36 @@ impl<T: Element> CudaBuffer<T> {
         len: usize,
         owner: impl Any + Send + Sync,
     ) -> Result<Self, KernelError> {
+        Self::of(cuda, pointer, len, Some(Box::new(owner)))
+    }
+
+    /// The same for memory that its owner keeps for as long as it is used: the drop of the last handle asks the device for nothing.
+    ///
+    /// # Errors
+    /// As [`CudaBuffer::from_raw`].
+    ///
+    /// # Safety
+    /// As [`CudaBuffer::from_raw`], until every stream of the device has passed the work that it had been given when the last handle, plan
+    /// or graph of the memory was dropped.
+    pub unsafe fn from_raw_unowned(
+        cuda: &Cuda,
+        pointer: u64,
+        len: usize,
+    ) -> Result<Self, KernelError> {
+        Self::of(cuda, pointer, len, None)
+    }
+
+    fn of(
+        cuda: &Cuda,
+        pointer: u64,
+        len: usize,
+        owner: Option<deferred::Owner>,
+    ) -> Result<Self, KernelError> {
         if len > 0 && (pointer == 0 || !pointer.is_multiple_of(align_of::<T>() as u64)) {
             let size = size_of::<T>();
             return Err(KernelError::Misaligned { pointer, size });
         }
-        let owns_nothing = owner.type_id() == TypeId::of::<()>();
-        let owner = (!owns_nothing).then(|| Box::new(owner) as deferred::Owner);
-        if owner.is_some() {
-            cuda.device().reap();
-        }
+        cuda.device().reap();
         let memory = Memory::of(cuda.device(), pointer, owner);
         Ok(Self {
             start: 0,

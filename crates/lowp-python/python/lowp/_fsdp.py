@@ -28,7 +28,7 @@ class Gathers:
         self.recipe, self.full, self.world, self.rank, self.group = store.recipe, full, world, rank, group
         ranks = None if agreed or world == 1 else Ranks.of(group, store.device)
         if world > 1:
-            _watch.begin(store.device)
+            _watch.begin(group, store.device)
         _uncast.cast_rows(store, ranks, full, rank, group)
         with together(ranks):
             self.shard = store.as_shard(full, world, rank)
@@ -87,8 +87,8 @@ class Gathers:
         full = self.gathered
         full.buffers, moved = gather.buffers(arrived)
         full.full.follow(gather, sent, arrived)
-        # Native layers find the codes of one phase where they were; what is there for both, or made later, they ask for.
-        if moved or gather.is_derived or WHOLE in (index, self.filled):
+        # Native layers find the codes of one phase where they were. Those of both they ask for in each gather, which notes what a backward reads.
+        if moved or WHOLE in (index, self.filled):
             _native.forget(full)
         self.filled = index
         return full
@@ -128,6 +128,8 @@ class Gathers:
         inner[:] = self.inner
         self.inner, self.gathered = inner, full
         full.full = Gathered(self)
+        # Whatever native layers hold is of that shard.
+        self.filled = WHOLE
 
 
 class _Backward:
@@ -326,7 +328,8 @@ def post_all_gather(store, arrived, metadata, full=None):
     gathers, index, sent = metadata
     store.gathers = gathers  # those of a shard on the host are of its copy on the GPU
     with between_gathers(lambda: gathers.group, store.device):
-        if full is not None and full is not gathers.gathered:
+        # A shard that comes back had that full tensor before.
+        if full is not None and full.full.gathers() is not gathers:
             gathers.adopt(full)
         return gathers.fill(index, sent, arrived), gathers.inner
 

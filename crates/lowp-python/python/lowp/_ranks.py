@@ -130,11 +130,12 @@ class Ranks:
     def fail(self, message, gathers=False):
         """Tells the others that this rank failed. Waits for none of them. With ``gathers`` they may be in a collective of PyTorch, which takes
         no frame."""
+        _watch.settle()
         print(f"lowp: rank {self.rank} of {self.world} failed: {message}", file=sys.stderr, flush=True)
         store, key = default_store(), self._key()
         _within(_PATIENCE, lambda: store.set(key, f"{self.rank}:{message}"))
         if gathers:
-            _within(_PATIENCE, lambda: _watch.tell(dist.get_rank(), message))
+            _within(_PATIENCE, lambda: _watch.tell(self.group, self.rank, message))
         if self.place.type == "cpu" and not (gathers and self.host is self.group):
             frame = self._frame(True, "failure", message.encode())
             _within(_PATIENCE, lambda: self._post(frame))
@@ -154,6 +155,7 @@ class Ranks:
         return self._failed(rank, message)
 
     def _failed(self, rank, message):
+        _watch.settle()
         return known(f"rank {rank} failed: {message}", failed=(rank, message))
 
     def _key(self, ahead=0):

@@ -208,7 +208,7 @@ def _set_data(tensor, data):
         )
     with without_torch_function():
         _SET_DATA(tensor, data)
-    tensor._store, tensor._dtype, tensor._flat = data._store, data._dtype, data._flat
+    tensor._store, tensor._dtype, tensor._flat, tensor._hook = data._store, data._dtype, data._flat, None
 
 
 def _as_parameter(tensor):

@@ -128,11 +128,9 @@ def post_all_gather(group, all, sent, timeout):
     group.allgather([all], [sent], options)
 
 
-def abort_all():
-    """Ends what this process waits for in collectives of GPUs."""
-    for group in list(dist.distributed_c10d._world.pg_map):
-        if torch.device("cuda") in getattr(group, "_device_types", []):
-            group._get_backend(torch.device("cuda")).abort()
+def abort(group):
+    """Ends what this process waits for in collectives of a group of GPUs."""
+    group._get_backend(torch.device("cuda")).abort()
 
 
 def serves_cpu(group):

@@ -371,16 +371,15 @@ impl Tensor {
             checked((torch.sizes)(self.0, &raw mut sizes), "get_sizes")?;
             if dim == 1 { *sizes } else { -1 }
         };
-        let address = self.address()?;
         let fits =
             usize::try_from(len).is_ok_and(|len| len == width) && self.holds()? == Holds::Bf16;
-        if !fits || self.device()? != device || address == 0 {
+        if !fits || self.device()? != device || self.is_freed()? {
             return Err(Error::new(format!(
                 "the bias of a layer is not {width} values of bfloat16 on GPU {device}, where its weight is, or its memory is gone; give such a bias, and use \
                  what FSDP2 gathered before it is freed"
             )));
         }
-        Ok(address)
+        self.address()
     }
 
     /// The number in a tensor of one integer on the host.
