@@ -259,7 +259,7 @@ impl<B: Backend> Builder<'_, B> {
         Ok(((tensor, ranges), id))
     }
 
-    /// The elements of the flattened weight whose masters each rank has, in rank order.
+    /// Those elements where rows are not cut.
     fn flat_ranges(
         &self,
         recipe: &impl Recipe,

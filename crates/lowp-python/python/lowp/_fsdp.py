@@ -13,7 +13,7 @@ from ._store import Store
 from . import _torch_compat as compat
 
 
-#: Which gather of a shard: rowwise codes for forward, columnwise ones for backward, or both for whatever reads the full tensor.
+#: Which gather of a shard: what rowwise codes are made of for forward, what columnwise ones are made of for backward, or both.
 FORWARD, BACKWARD, WHOLE = range(3)
 
 

@@ -115,7 +115,7 @@ impl<R: Recipe> GatherHooks<R> {
     }
 
     /// Both phases, with inputs that agree: as many in one phase as in the other, of as many bytes. For sharders that
-    /// keep the memory of the first gather for all later ones (FSDP2 does). Where a phase sends fewer buffers, such as
+    /// keep the memory of the first gather for all later ones, as FSDP2 does by itself. Where a phase sends fewer buffers, such as
     /// no scales of rows, its last inputs have pieces of no bytes.
     ///
     /// # Errors
