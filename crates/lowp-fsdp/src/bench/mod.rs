@@ -91,8 +91,8 @@ pub struct RankRows {
     pub rows: Vec<RankRow>,
 }
 
-/// Measures the rows whose operation or recipe contains `filter`; `say` is told on rank 0 what runs. Collective: every rank gets the same
-/// times.
+/// Measures the rows whose operation or recipe contains `filter`. On rank 0 `say` gets the name of each row before it runs. Collective: every
+/// rank gets the same times.
 ///
 /// # Errors
 /// A device or a rank that fails.

@@ -61,7 +61,8 @@ impl<T: Element> CudaBuffer<T> {
         Self::of(cuda, pointer, len, Some(Box::new(owner)))
     }
 
-    /// The same for memory that its owner keeps for as long as it is used: the drop of the last handle asks the device for nothing.
+    /// Wraps device memory that its owner keeps valid for as long as work uses it. The drop of the last handle releases nothing and makes no
+    /// call to the device.
     ///
     /// # Errors
     /// As [`CudaBuffer::from_raw`].

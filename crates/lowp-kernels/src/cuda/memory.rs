@@ -23,7 +23,7 @@ pub(super) struct Memory {
 enum Owner {
     /// Allocated here, in the order of this stream.
     Stream(Arc<CudaStream>),
-    /// Someone else's, kept alive by what they gave us, if they did; `None` once that is given back, too.
+    /// Memory of another library, and what keeps it alive; `None` where nothing does, and after that was given back.
     Other(Option<deferred::Owner>),
 }
 
