@@ -29,10 +29,15 @@ impl SourceFile {
         self.path.rsplit('/').next().unwrap_or_default()
     }
 
-    fn extension(&self) -> &str {
+    pub(crate) fn extension(&self) -> &str {
         self.name()
             .rsplit_once('.')
             .map_or("", |(_, extension)| extension)
+    }
+
+    /// Whether it is Rust or CUDA.
+    pub(crate) fn is_source(&self) -> bool {
+        matches!(self.extension(), "rs" | "cu" | "cuh")
     }
 }
 
@@ -78,9 +83,7 @@ impl Tree {
 
     /// Rust and CUDA sources.
     pub(crate) fn sources(&self) -> impl Iterator<Item = &SourceFile> {
-        self.files
-            .iter()
-            .filter(|file| matches!(file.extension(), "rs" | "cu" | "cuh"))
+        self.files.iter().filter(|file| file.is_source())
     }
 
     /// The file at `path`.

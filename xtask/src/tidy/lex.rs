@@ -1,6 +1,8 @@
 //! Just enough of the lexical structure of Rust (and CUDA) to tell code from comments, strings and
 //! unit tests.
 
+use std::ops::Range;
+
 /// A source file line by line. Line `i` of either view is line `i + 1` of the file.
 #[derive(Debug)]
 pub(super) struct Lexed {
@@ -12,20 +14,85 @@ pub(super) struct Lexed {
 
 /// Splits `source` into its views.
 pub(super) fn lex(source: &str) -> Lexed {
-    let mut lexer = Lexer {
-        chars: source.chars().collect(),
-        at: 0,
-        code: String::new(),
-        bare: String::new(),
-    };
-    while lexer.at < lexer.chars.len() {
-        lexer.step();
+    let (mut code, mut bare, mut rest) = (String::new(), String::new(), source);
+    while !rest.is_empty() {
+        let before = code.strip_suffix(['b', 'c']).unwrap_or(&code);
+        let (length, hidden, is_comment) = token(rest, before.ends_with(is_word));
+        let (text, behind) = rest.split_at(length);
+        for (at, c) in text.char_indices() {
+            // A view that hides it gets a space, so that columns and lines stay.
+            let blank = if c == '\n' { c } else { ' ' };
+            let hides = hidden.contains(&at);
+            code.push(if hides && is_comment { blank } else { c });
+            bare.push(if hides { blank } else { c });
+        }
+        rest = behind;
     }
     let lines = |text: String| text.split('\n').map(str::to_owned).collect();
     Lexed {
-        code: lines(lexer.code),
-        bare: lines(lexer.bare),
+        code: lines(code),
+        bare: lines(bare),
     }
+}
+
+/// The comment, the literal or the character that `text` begins with: its length, what of it is hidden, and whether it is a comment.
+/// `in_word` says whether an `r` there is the end of a name.
+fn token(text: &str, in_word: bool) -> (usize, Range<usize>, bool) {
+    let comment = |end: usize| (end, 0..end, true);
+    let literal = |open: usize, end: usize| (text.len().min(end + 1), open..end, false);
+    let find = |from: usize, end: &str| text[from..].find(end).map_or(text.len(), |at| from + at);
+    let mut chars = text.chars();
+    match [chars.next(), chars.next(), chars.next()] {
+        [Some('/'), Some('/'), _] => comment(find(0, "\n")),
+        [Some('/'), Some('*'), _] => comment(block_comment(text)),
+        [Some('"'), ..] => literal(1, string_end(text)),
+        [Some('r'), Some('"' | '#'), _] if !in_word => {
+            let hashes = text[1..].len() - text[1..].trim_start_matches('#').len();
+            match text[1 + hashes..].starts_with('"') {
+                true => literal(
+                    2 + hashes,
+                    find(2 + hashes, &format!("\"{}", "#".repeat(hashes))),
+                ),
+                // `r#name`.
+                false => (1, 0..0, false),
+            }
+        }
+        // The escaped character may be a quote.
+        [Some('\''), Some('\\'), Some(c)] => literal(1, find(2 + c.len_utf8(), "'")),
+        // `'x'` is a character, `'x` a lifetime.
+        [Some('\''), Some(c), Some('\'')] => literal(1, 1 + c.len_utf8()),
+        [Some(c), ..] => (c.len_utf8(), 0..0, false),
+        [None, ..] => (0, 0..0, false),
+    }
+}
+
+/// Where the string that `text` begins with closes.
+fn string_end(text: &str) -> usize {
+    let mut chars = text.char_indices().skip(1);
+    while let Some((at, c)) = chars.next() {
+        match c {
+            '"' => return at,
+            '\\' => drop(chars.next()),
+            _ => {}
+        }
+    }
+    text.len()
+}
+
+/// Where the block comment that `text` begins with ends; they nest.
+fn block_comment(text: &str) -> usize {
+    let (mut depth, mut at) = (0, 0);
+    while at < text.len() {
+        match &text.as_bytes()[at..] {
+            [b'/', b'*', ..] => (depth, at) = (depth + 1, at + 2),
+            [b'*', b'/', ..] => (depth, at) = (depth - 1, at + 2),
+            _ => at += 1,
+        }
+        if depth == 0 {
+            return at;
+        }
+    }
+    at
 }
 
 /// The code view without `#[cfg(test)] mod name { .. }` sections, with line numbers counted from 1.
@@ -75,131 +142,6 @@ pub(super) fn words(line: &str) -> impl Iterator<Item = &str> {
 
 fn is_word(c: char) -> bool {
     c.is_alphanumeric() || c == '_'
-}
-
-struct Lexer {
-    chars: Vec<char>,
-    at: usize,
-    code: String,
-    bare: String,
-}
-
-impl Lexer {
-    fn peek(&self, ahead: usize) -> Option<char> {
-        self.chars.get(self.at + ahead).copied()
-    }
-
-    /// Consumes one character. A view that hides it gets a space, so that columns and lines stay.
-    fn take(&mut self, in_code: bool, in_bare: bool) {
-        let c = self.chars[self.at];
-        let shown = |show: bool| if show || c == '\n' { c } else { ' ' };
-        self.code.push(shown(in_code));
-        self.bare.push(shown(in_bare));
-        self.at += 1;
-    }
-
-    /// Consumes one token that may hide text, or one character.
-    fn step(&mut self) {
-        match (self.chars[self.at], self.peek(1)) {
-            ('/', Some('/')) => {
-                while self.peek(0).is_some_and(|c| c != '\n') {
-                    self.take(false, false);
-                }
-            }
-            ('/', Some('*')) => self.block_comment(),
-            ('"', _) => self.string(),
-            ('r', Some('"' | '#')) if self.raw_string_start() => self.raw_string(),
-            ('\'', Some('\\')) => self.escaped_char(),
-            // `'x'` is a character, `'x` a lifetime.
-            ('\'', Some(_)) if self.peek(2) == Some('\'') => {
-                self.take(true, true);
-                self.take(true, false);
-                self.take(true, true);
-            }
-            _ => self.take(true, true),
-        }
-    }
-
-    /// Block comments nest.
-    fn block_comment(&mut self) {
-        let mut depth = 0;
-        while let Some(c) = self.peek(0) {
-            match (c, self.peek(1)) {
-                ('/', Some('*')) => depth += 1,
-                ('*', Some('/')) => depth -= 1,
-                _ => {
-                    self.take(false, false);
-                    continue;
-                }
-            }
-            self.take(false, false);
-            self.take(false, false);
-            if depth == 0 {
-                return;
-            }
-        }
-    }
-
-    fn string(&mut self) {
-        self.take(true, true);
-        while let Some(c) = self.peek(0) {
-            self.take(true, c == '"');
-            if c == '"' {
-                return;
-            }
-            if c == '\\' && self.peek(0).is_some() {
-                self.take(true, false);
-            }
-        }
-    }
-
-    /// Whether the `r` here opens a raw string: `r"`, `r#"`, also behind `b` or `c`, but not the end
-    /// of a name or `r#name`.
-    fn raw_string_start(&self) -> bool {
-        let before = |back: usize| self.at.checked_sub(back).map(|at| self.chars[at]);
-        let prefix = match before(1) {
-            Some('b' | 'c') => before(2),
-            other => other,
-        };
-        let hashes = self.chars[self.at + 1..]
-            .iter()
-            .take_while(|&&c| c == '#')
-            .count();
-        !prefix.is_some_and(is_word) && self.peek(1 + hashes) == Some('"')
-    }
-
-    fn raw_string(&mut self) {
-        self.take(true, true);
-        let mut hashes = 0;
-        while self.peek(0) == Some('#') {
-            self.take(true, true);
-            hashes += 1;
-        }
-        self.take(true, true);
-        while let Some(c) = self.peek(0) {
-            let closes = c == '"' && (1..=hashes).all(|ahead| self.peek(ahead) == Some('#'));
-            self.take(true, closes);
-            if closes {
-                return;
-            }
-        }
-    }
-
-    fn escaped_char(&mut self) {
-        self.take(true, true);
-        // The backslash and the character it escapes, which may be a quote.
-        for _ in 0..2 {
-            if self.peek(0).is_some() {
-                self.take(true, false);
-            }
-        }
-        while let Some(c) = self.peek(0) {
-            self.take(true, c == '\'');
-            if c == '\'' {
-                return;
-            }
-        }
-    }
 }
 
 #[cfg(test)]

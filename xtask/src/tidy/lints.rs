@@ -1,7 +1,8 @@
 //! Every package has the lints of the workspace, which deny unsafe code where no module expects it; crates that
-//! need none forbid it.
+//! need none forbid it. The rest is the compiler's: `unsafe_code`, unfulfilled expectations, and expectations without a reason.
 //!
-//! The rest is the compiler's: `unsafe_code`, unfulfilled expectations, and expectations without a reason.
+//! The release program is stripped: with debug information it would be six times as large, with symbols more than
+//! 15 MB. The profile `profiling` has both.
 
 use toml::{Table, Value};
 
@@ -51,6 +52,13 @@ fn check_levels(tree: &Tree) -> Vec<Violation> {
                     violations.push(Violation::new(ROOT, 1, message));
                 }
             }
+            let release = ["profile", "release"];
+            let stripped = |value: Value| is(&[&release[..], &["strip"]].concat(), value);
+            let debug = at(&manifest, &[&release[..], &["debug"]].concat());
+            if !(stripped(true.into()) || stripped("symbols".into())) || debug.is_some() {
+                let message = "[profile.release] must say `strip = \"symbols\"` and leave `debug` to [profile.profiling]";
+                violations.push(Violation::new(ROOT, 1, message));
+            }
         } else if !is(&["lints", "workspace"], true.into()) {
             let message = "the lints of the workspace are missing: `[lints]`, `workspace = true`";
             violations.push(Violation::new(&file.path, 1, message));
@@ -79,7 +87,7 @@ mod tests {
     use super::super::violation::testing::places;
     use super::*;
 
-    const WORKSPACE: &str = "[workspace.lints]\nrust.unsafe_code = \"deny\"\n\
+    const WORKSPACE: &str = "[profile.release]\nstrip = \"symbols\"\n[workspace.lints]\nrust.unsafe_code = \"deny\"\n\
         clippy.allow_attributes_without_reason = \"warn\"\nclippy.undocumented_unsafe_blocks = \"warn\"\n";
 
     #[test]
@@ -108,6 +116,23 @@ mod tests {
             let found = check_levels(&Tree::of(&[(ROOT, &weaker)]));
             assert_eq!(places(&found), ["Cargo.toml:1"]);
             assert!(found[0].message.contains(&said), "{}", found[0].message);
+        }
+    }
+
+    #[test]
+    fn debug_information_is_caught() {
+        for (profile, passes) in [
+            ("strip = \"debuginfo\"", false),
+            ("strip = \"symbols\"", true),
+            ("strip = true", true),
+            ("strip = false", false),
+            ("strip = \"none\"", false),
+            ("", false),
+            ("strip = \"symbols\"\ndebug = \"line-tables-only\"", false),
+        ] {
+            let text = WORKSPACE.replace("strip = \"symbols\"", profile);
+            let found = check_levels(&Tree::of(&[(ROOT, &text)]));
+            assert_eq!(found.is_empty(), passes, "{profile}");
         }
     }
 
