@@ -17,6 +17,9 @@ pub struct Equal {
     pub bytes: usize,
 }
 
+/// Dtype and shape of a tensor.
+pub(crate) type Kind<'a> = (Dtype, &'a [usize]);
+
 /// Two models by the names that messages give them.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Pair<'a> {
@@ -27,33 +30,14 @@ pub(crate) struct Pair<'a> {
 }
 
 impl Pair<'_> {
-    /// A tensor that the first has and the second lacks.
-    pub(crate) fn only_in_a(&self, name: &str) -> FileError {
-        FileError::Differ(format!(
-            "'{}' is in {} and not in {}",
-            shown(name),
-            self.a,
-            self.b
-        ))
-    }
-
-    /// A tensor that the second has and the first lacks.
-    pub(crate) fn only_in_b(&self, name: &str) -> FileError {
-        FileError::Differ(format!(
-            "'{}' is in {} and not in {}",
-            shown(name),
-            self.b,
-            self.a
-        ))
+    /// A tensor that one model has and the other lacks.
+    pub(crate) fn only_in(&self, name: &str, with: &str, without: &str) -> FileError {
+        let name = shown(name);
+        FileError::Differ(format!("'{name}' is in {with} and not in {without}"))
     }
 
     /// A tensor of other dtypes or shapes.
-    pub(crate) fn kinds(
-        &self,
-        name: &str,
-        a: (Dtype, &[usize]),
-        b: (Dtype, &[usize]),
-    ) -> FileError {
+    pub(crate) fn kinds(&self, name: &str, a: Kind<'_>, b: Kind<'_>) -> FileError {
         FileError::Differ(format!(
             "'{}' is {} {} in {} and {} {} in {}",
             shown(name),

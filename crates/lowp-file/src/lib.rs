@@ -80,7 +80,6 @@ mod stats;
 mod target;
 mod temporary;
 mod unpack;
-mod verify_source;
 mod write;
 
 pub use error::{FileError, Result};

@@ -18,9 +18,6 @@ use std::io;
 use std::ops::Range;
 use std::path::{Component, Path, PathBuf};
 
-/// Bytes that are mapped at a time; a multiple of every element's size.
-pub(crate) const PIECE: usize = 4 << 20;
-
 /// Bytes that are read at a time, which stay in a core's cache; a multiple of every element's size.
 const READ: usize = 256 << 10;
 
