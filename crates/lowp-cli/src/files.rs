@@ -3,7 +3,7 @@
 use crate::output::shown;
 use crate::usage::UsageError;
 use anyhow::{Context, Result};
-use lowp_file::files::{self, NewFile, resolve};
+use lowp_file::files::{self, resolve};
 use lowp_file::json::from_python;
 use serde_json::Value;
 use std::path::{Path, PathBuf};
@@ -24,7 +24,7 @@ pub(crate) fn read_json(option: &str, path: &str) -> Result<Value, UsageError> {
 /// Finds out whether [`write_atomically`] could write `path` now; `option` names it in the error.
 pub(crate) fn check_writable(option: &str, path: &Path) -> Result<(), UsageError> {
     let unwritable = |e| UsageError::new(format!("{option}: cannot write {}: {e}", path.display()));
-    NewFile::at(path).map(drop).map_err(unwritable)
+    files::check_writable(path).map_err(unwritable)
 }
 
 /// Rejects two options of which one names an output and the other the same file, also through links.

@@ -5,11 +5,13 @@ use crate::buffer_bytes::{deferred, each_chunk};
 use crate::cast::Tensor;
 use crate::dtypes::OutputDtype;
 use crate::error::{Context, Result};
+use crate::meta::Quantized;
+use crate::model::Model;
 use crate::region::Region;
 use crate::reuse::DoubleBuffer;
 use crate::round::{self, Overflows};
 use crate::source::own;
-use crate::unpack::decode_into;
+use crate::unpack::{decode_into, orientation, unpack};
 use crate::write::{HELD, InRegions, Parts, Sink};
 use lowp_format::{Axis, BufferSpec, Orientation, QuantizedTensor, Shape, lcm};
 use lowp_kernels::{Backend, CpuBuffer};
@@ -22,15 +24,64 @@ const CACHED: usize = if cfg!(test) { 1 << 16 } else { 4 << 20 };
 /// The same where codes are transposed: each column of a band is a run of them.
 const LONG: usize = if cfg!(test) { 1 << 18 } else { 64 << 20 };
 
-/// A quantized tensor whose bands are decoded when they are asked for.
-pub(crate) struct Decoding<'a, B: Backend> {
-    pub(crate) backend: &'a B,
-    pub(crate) codes: Tensor<B>,
-    pub(crate) orientation: Orientation,
+/// What decodes tensors, one after the other, and what it found.
+pub(crate) struct Decoder<B: Backend> {
+    backend: B,
     pub(crate) float: OutputDtype,
-    pub(crate) name: &'a str,
-    pub(crate) overflows: &'a Overflows,
-    pub(crate) memory: &'a DoubleBuffer<B::Buffer<f32>>,
+    pub(crate) overflows: Overflows,
+    memory: DoubleBuffer<B::Buffer<f32>>,
+}
+
+impl<B: Backend> Decoder<B> {
+    pub(crate) fn new(backend: &B, float: OutputDtype) -> Self {
+        Self {
+            backend: backend.clone(),
+            float,
+            overflows: Overflows::default(),
+            memory: DoubleBuffer::default(),
+        }
+    }
+
+    /// The values of `tensor` of `model`, as `requested` has them, or the first orientation there is.
+    pub(crate) fn tensor<'a>(
+        &'a self,
+        model: &Model,
+        tensor: &'a Quantized,
+        requested: Option<Orientation>,
+    ) -> Result<Box<dyn Parts + 'a>> {
+        let orientation = orientation(model, tensor, requested)?;
+        let codes = unpack(&self.backend, model, tensor, Some(orientation))?;
+        Ok(self.codes(codes, orientation, &tensor.name))
+    }
+
+    /// The values of `codes`, those of tensor `name`, as `orientation` has them.
+    pub(crate) fn codes<'a>(
+        &'a self,
+        codes: Tensor<B>,
+        orientation: Orientation,
+        name: &'a str,
+    ) -> Box<dyn Parts + 'a> {
+        Box::new(Decoding {
+            to: self,
+            codes,
+            orientation,
+            name,
+        })
+    }
+
+    /// Appends `values` of tensor `name` to `bytes`, and counts those that became infinite.
+    pub(crate) fn append(&self, name: &str, values: &[f32], bytes: &mut Vec<u8>) {
+        let overflowed = round::append(self.float, values, bytes);
+        self.overflows.add(name, overflowed);
+    }
+}
+
+/// A quantized tensor whose bands are decoded when they are asked for.
+struct Decoding<'a, B: Backend> {
+    to: &'a Decoder<B>,
+    codes: Tensor<B>,
+    orientation: Orientation,
+    name: &'a str,
 }
 
 impl<B: Backend> Decoding<'_, B> {
@@ -59,7 +110,7 @@ impl<B: Backend> Decoding<'_, B> {
         let entry = rows.start / unit;
         if spec.axes[0] == Axis::Rows {
             let start = entry * spec.row_bytes(all);
-            return Ok(self.backend.view(storage, start..start + bytes)?);
+            return Ok(self.to.backend.view(storage, start..start + bytes)?);
         }
         let (stride, start) = (spec.row_bytes(all), spec.code.bytes(entry));
         let run = spec.row_bytes(all.with_rows(rows.len()));
@@ -117,50 +168,45 @@ impl<B: Backend> Parts for Decoding<'_, B> {
                 })?
             }
         };
-        let len = shape.elements();
-        let fits = |values: &B::Buffer<f32>| self.backend.len::<f32>(values) == len;
-        let make = || self.backend.alloc::<f32>(len);
-        let values = self.memory.take(self.bands_alternate(), fits, make)?;
-        decode_into(self.backend, &codes, self.orientation, &values)?;
+        let (len, backend) = (shape.elements(), &self.to.backend);
+        let fits = |values: &B::Buffer<f32>| backend.len::<f32>(values) == len;
+        let make = || backend.alloc::<f32>(len);
+        let values = self.to.memory.take(self.bands_alternate(), fits, make)?;
+        decode_into(backend, &codes, self.orientation, &values)?;
         Ok(Some(Box::new(InRegions {
             regions: vec![Some(Region::from(
-                rows.start * all.cols * self.float.size(),
+                rows.start * all.cols * self.to.float.size(),
             ))],
             parts: Decoded {
-                backend: self.backend.clone(),
+                to: self.to,
                 values,
-                float: self.float,
                 name: self.name,
-                overflows: self.overflows,
             },
         })))
     }
 }
 
 /// The values of a tensor, its only part.
-pub(crate) struct Decoded<'a, B: Backend> {
-    pub(crate) backend: B,
+struct Decoded<'a, B: Backend> {
+    to: &'a Decoder<B>,
     /// Held until all of them are written.
-    pub(crate) values: Arc<B::Buffer<f32>>,
-    pub(crate) float: OutputDtype,
-    pub(crate) name: &'a str,
-    pub(crate) overflows: &'a Overflows,
+    values: Arc<B::Buffer<f32>>,
+    name: &'a str,
 }
 
 impl<B: Backend> Parts for Decoded<'_, B> {
     fn deferred(&self, _: usize) -> Option<Box<dyn Deferred>> {
-        match self.float {
-            OutputDtype::F32 => deferred::<f32, B, _>(&self.backend, &self.values, &self.values),
+        match self.to.float {
+            OutputDtype::F32 => deferred::<f32, B, _>(&self.to.backend, &self.values, &self.values),
             OutputDtype::Bf16 | OutputDtype::F16 => None,
         }
     }
 
     fn write(&self, _: usize, sink: &mut Sink<'_>) -> Result<()> {
         let mut bytes = Vec::new();
-        each_chunk::<f32, B, _>(&self.backend, &self.values, |values| {
+        each_chunk::<f32, B, _>(&self.to.backend, &self.values, |values| {
             bytes.clear();
-            let overflowed = round::append(self.float, values, &mut bytes);
-            self.overflows.add(self.name, overflowed);
+            self.to.append(self.name, values, &mut bytes);
             sink(&bytes)
         })
     }
@@ -191,15 +237,12 @@ mod tests {
                 let specs = codes.buffers().iter().map(|buffer| buffer.spec);
                 let specs: Vec<_> = specs.filter(|spec| serves(&spec)).collect();
                 let decoding = Decoding {
-                    backend: &Cpu,
+                    to: &Decoder::new(&Cpu, OutputDtype::F32),
                     codes: QuantizedTensor::with_buffers(recipe, shape, specs, |spec, _| {
                         Ok::<_, FileError>(codes.buffer(spec.key)?.storage.clone())
                     })?,
                     orientation,
-                    float: OutputDtype::F32,
                     name: "t",
-                    overflows: &Overflows::default(),
-                    memory: &DoubleBuffer::default(),
                 };
                 let mut bytes = Vec::new();
                 for band in 0..decoding.bands() {

@@ -1,6 +1,6 @@
 //! A quantized model as tensors of floats.
 
-use crate::decoding::Decoding;
+use crate::decoding::Decoder;
 use crate::dtypes::OutputDtype;
 use crate::error::{Result, mend_file};
 use crate::interchange::hub::Hub;
@@ -11,10 +11,9 @@ use crate::outputs::{Group, Outputs};
 use crate::progress::Progress;
 use crate::quantize::copied_metadata;
 use crate::remedy::Remedy;
-use crate::reuse::DoubleBuffer;
 pub use crate::round::Overflows;
-use crate::unpack::{orientation, unpack};
-use crate::write::{Item, Parts};
+use crate::unpack::orientation;
+use crate::write::Item;
 use lowp_format::Orientation;
 use lowp_kernels::Backend;
 use std::collections::BTreeMap;
@@ -84,18 +83,10 @@ impl<'a> Dequantize<'a> {
             )));
             jobs.push((tensor, orientation));
         }
-        let (overflows, memory) = (Overflows::default(), DoubleBuffer::default());
+        let decoder = Decoder::new(backend, float);
         let make = Box::new(|job: usize| {
             let (tensor, orientation) = jobs[job];
-            Ok(Box::new(Decoding {
-                backend,
-                codes: unpack(backend, model, tensor, Some(orientation))?,
-                orientation,
-                float,
-                name: &tensor.name,
-                overflows: &overflows,
-                memory: &memory,
-            }) as Box<dyn Parts>)
+            decoder.tensor(model, tensor, Some(orientation))
         });
         let mut metadata = copied_metadata(model);
         metadata.remove(keys::FORMAT_KEY);
@@ -110,7 +101,7 @@ impl<'a> Dequantize<'a> {
             decoded,
             tensors,
             bytes,
-            overflows,
+            overflows: decoder.overflows,
         })
     }
 }

@@ -15,7 +15,7 @@ use std::path::{Path, PathBuf};
 /// # Errors
 /// If the file cannot be created, written or renamed; nothing is left then.
 pub fn write_atomically(path: &Path, contents: &str) -> io::Result<()> {
-    let new = NewFile::at(path)?;
+    let new = Draft::of_file(path)?;
     let mut out = new.create()?;
     let written = out.write_all(contents.as_bytes());
     written.map_err(|error| no_room(error, &out))?;
@@ -23,128 +23,83 @@ pub fn write_atomically(path: &Path, contents: &str) -> io::Result<()> {
     new.publish()
 }
 
-/// A file that does not have its name yet.
+/// Finds out whether [`write_atomically`] could write `path` now.
+///
+/// # Errors
+/// `path` is no file name, or `-`; it exists as something else than a regular file, or lies in a folder that is
+/// missing or cannot be written.
+pub fn check_writable(path: &Path) -> io::Result<()> {
+    Draft::of_file(path).map(drop)
+}
+
+/// A file or a folder that does not have its name yet.
 #[derive(Debug)]
-pub struct NewFile {
+pub(crate) struct Draft {
     path: PathBuf,
     temporary: Temporary,
-    /// Of the file that it replaces.
+    is_folder: bool,
+    /// Of the file or the empty folder that it replaces.
     permissions: Option<Permissions>,
 }
 
-impl NewFile {
+impl Draft {
     /// A file that will be at `path`, or replace the one that is there.
-    ///
-    /// # Errors
-    /// `path` is no file name, or `-`; it exists as something else than a regular file, or lies in a folder that is
-    /// missing or cannot be written.
-    pub fn at(path: &Path) -> io::Result<Self> {
-        if path.as_os_str() == "-" {
-            return Err(io::Error::other(
-                "standard output is no place for it; give the name of a file, ./- if it is to be called so",
-            ));
-        }
+    pub(crate) fn of_file(path: &Path) -> io::Result<Self> {
         if path.as_os_str().as_encoded_bytes().ends_with(b"/") {
             return Err(io::Error::other(
                 "it ends as a folder does; give the name of a file",
             ));
         }
-        let path = resolve(path)?;
-        let existing = fs::metadata(&path).ok();
+        let path = named(path, "file")?;
         // A rename would replace a device or a pipe by a file.
-        if existing.as_ref().is_some_and(|data| !data.is_file()) {
+        if fs::metadata(&path).is_ok_and(|data| !data.is_file()) {
             return Err(io::Error::other(
                 "it exists and is no regular file; give another name",
             ));
         }
-        let temporary = next_to(&path)?;
-        Ok(Self {
-            path,
-            temporary,
-            permissions: existing.map(|data| data.permissions()),
-        })
+        Self::next_to(path, false)
     }
 
-    /// Where it will be, links followed.
-    pub fn path(&self) -> &Path {
-        &self.path
-    }
-
-    /// Makes the draft, which is nobody's to read who could not read the file that it replaces.
-    ///
-    /// # Errors
-    /// The system returns an error.
-    pub fn create(&self) -> io::Result<File> {
-        let Some(permissions) = &self.permissions else {
-            return File::create(self.draft());
-        };
-        let file = private(&self.draft())?;
-        file.set_permissions(plain(permissions))?;
-        Ok(file)
-    }
-
-    fn draft(&self) -> PathBuf {
-        self.temporary.path().join("draft")
-    }
-
-    /// Gives the draft, which its writer has synced, its name.
-    ///
-    /// # Errors
-    /// There is no draft, or it cannot be renamed.
-    pub fn publish(self) -> io::Result<()> {
-        self.temporary.publish(&self.draft(), &self.path)?;
-        sync_names_next_to(&self.path)
-    }
-}
-
-/// A folder that does not have its name yet.
-#[derive(Debug)]
-pub(crate) struct NewFolder {
-    path: PathBuf,
-    temporary: Temporary,
-    /// Of the empty folder that it replaces.
-    permissions: Option<Permissions>,
-}
-
-impl NewFolder {
     /// A folder that will be at `path`, where there is none or an empty one now.
-    pub(crate) fn at(path: &Path) -> io::Result<Self> {
-        if path.as_os_str() == "-" {
-            return Err(io::Error::other(
-                "standard output is no place for it; give the name of a folder, ./- if it is to be called so",
-            ));
-        }
-        let path = resolve(path)?;
-        match fs::read_dir(&path).map(|entries| entries.count()) {
+    pub(crate) fn of_folder(path: &Path) -> io::Result<Self> {
+        let path = named(path, "folder")?;
+        let why = match fs::read_dir(&path).map(|entries| entries.count()) {
             Ok(0) if is_mount(&path) => {
-                return Err(io::Error::other(
-                    "another file system is mounted there, whose folder cannot be replaced; give the name of a folder in it",
-                ));
+                "another file system is mounted there, whose folder cannot be replaced; give the name of a folder in it"
             }
-            Ok(0) => {}
-            Ok(_) => {
-                return Err(io::Error::other(
-                    "the folder is not empty; give another name or empty it",
-                ));
-            }
-            Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+            Ok(1..) => "the folder is not empty; give another name or empty it",
             Err(error) if error.kind() == io::ErrorKind::NotADirectory => {
-                return Err(io::Error::other(
-                    "it exists and is no folder; give another name",
-                ));
+                "it exists and is no folder; give another name"
             }
-            Err(error) => return Err(error),
-        }
-        let permissions = fs::metadata(&path).ok().map(|data| data.permissions());
-        let temporary = next_to(&path)?;
-        if let Some(permissions) = &permissions {
-            // Its files are hidden from whom the folder will hide them; its owner must be able to write them.
-            fs::set_permissions(temporary.path(), writable(permissions))?;
-        }
+            Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+            _ => {
+                let draft = Self::next_to(path, true)?;
+                if let Some(permissions) = &draft.permissions {
+                    // Its files are hidden from whom the folder will hide them; its owner must be able to write them.
+                    fs::set_permissions(draft.temporary.path(), writable(permissions))?;
+                }
+                return Ok(draft);
+            }
+        };
+        Err(io::Error::other(why))
+    }
+
+    fn next_to(path: PathBuf, is_folder: bool) -> io::Result<Self> {
+        process::before_temporary().map_err(hinted)?;
+        let temporary = Temporary::next_to(&path).map_err(|error| {
+            if is_descriptors(&error) {
+                return hinted(error);
+            }
+            let folder = path.parent().unwrap_or(&path).display();
+            io::Error::other(format!(
+                "the folder {folder} takes no new file ({error}); give a name in another one, or free it"
+            ))
+        })?;
         Ok(Self {
+            permissions: fs::metadata(&path).ok().map(|data| data.permissions()),
             path,
             temporary,
-            permissions,
+            is_folder,
         })
     }
 
@@ -153,20 +108,47 @@ impl NewFolder {
         &self.path
     }
 
-    /// Where its files must be written.
-    pub(crate) fn draft(&self) -> &Path {
-        self.temporary.path()
+    /// Where it must be written: the file, or the files of the folder.
+    pub(crate) fn place(&self) -> PathBuf {
+        match self.is_folder {
+            true => self.temporary.path().to_owned(),
+            false => self.temporary.path().join("draft"),
+        }
     }
 
-    /// Gives the draft, whose files their writers have synced, its name.
-    pub(crate) fn publish(self) -> io::Result<()> {
-        sync_folder(self.draft())?;
-        if let Some(permissions) = &self.permissions {
-            fs::set_permissions(self.draft(), permissions.clone())?;
-        }
-        self.temporary.publish(self.draft(), &self.path)?;
-        sync_names_next_to(&self.path)
+    /// Makes the file, which is nobody's to read who could not read the one that it replaces.
+    pub(crate) fn create(&self) -> io::Result<File> {
+        let Some(permissions) = &self.permissions else {
+            return File::create(self.place());
+        };
+        let file = private(&self.place())?;
+        file.set_permissions(plain(permissions))?;
+        Ok(file)
     }
+
+    /// Gives it its name, once the writers of its files have synced them.
+    pub(crate) fn publish(self) -> io::Result<()> {
+        let place = self.place();
+        if self.is_folder {
+            sync_folder(&place)?;
+            if let Some(permissions) = &self.permissions {
+                fs::set_permissions(&place, permissions.clone())?;
+            }
+        }
+        self.temporary.publish(&place, &self.path)?;
+        // Makes its name durable.
+        self.path.parent().map_or(Ok(()), sync_folder)
+    }
+}
+
+/// The path of an output, a `kind` of thing, after links are followed.
+fn named(path: &Path, kind: &str) -> io::Result<PathBuf> {
+    if path.as_os_str() == "-" {
+        return Err(io::Error::other(format!(
+            "standard output is no place for it; give the name of a {kind}, ./- if it is to be called so",
+        )));
+    }
+    resolve(path)
 }
 
 /// Opens a regular file for reading and tells its length. A pipe, whose writer may never come, or a device, which may
@@ -254,20 +236,6 @@ fn writable(permissions: &Permissions) -> Permissions {
     permissions.clone()
 }
 
-/// A temporary next to `path`, whose folder exists.
-fn next_to(path: &Path) -> io::Result<Temporary> {
-    process::before_temporary().map_err(hinted)?;
-    Temporary::next_to(path).map_err(|error| {
-        if is_descriptors(&error) {
-            return hinted(error);
-        }
-        let folder = path.parent().unwrap_or(path).display();
-        io::Error::other(format!(
-            "the folder {folder} takes no new file ({error}); give a name in another one, or free it"
-        ))
-    })
-}
-
 /// Whether the folder `path` is where a file system begins.
 #[cfg(unix)]
 fn is_mount(path: &Path) -> bool {
@@ -337,11 +305,6 @@ fn resolved(path: &Path, found: io::Result<PathBuf>) -> io::Result<PathBuf> {
     }
 }
 
-/// Makes the names in the folder of `path` durable.
-fn sync_names_next_to(path: &Path) -> io::Result<()> {
-    path.parent().map_or(Ok(()), sync_folder)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -350,10 +313,10 @@ mod tests {
     fn replaces_a_file_and_leaves_nothing_else() -> io::Result<()> {
         let dir = tempfile::tempdir()?;
         let path = dir.path().join("out.json");
-        drop(NewFile::at(&path)?);
+        drop(Draft::of_file(&path)?);
         assert_eq!(fs::read_dir(dir.path())?.count(), 0);
         write_atomically(&path, "one")?;
-        drop(NewFile::at(&path)?);
+        drop(Draft::of_file(&path)?);
         write_atomically(&path, "two")?;
         assert_eq!(fs::read_to_string(&path)?, "two");
         assert_eq!(fs::read_dir(dir.path())?.count(), 1);
@@ -365,9 +328,9 @@ mod tests {
     fn a_folder_that_another_run_wrote_stays() -> io::Result<()> {
         let dir = tempfile::tempdir()?;
         let path = dir.path().join("out");
-        let [first, second] = [NewFolder::at(&path)?, NewFolder::at(&path)?];
+        let [first, second] = [Draft::of_folder(&path)?, Draft::of_folder(&path)?];
         for (folder, text) in [(&first, "first"), (&second, "second")] {
-            fs::write(folder.draft().join("file"), text)?;
+            fs::write(folder.place().join("file"), text)?;
         }
         first.publish()?;
         let error = second.publish().unwrap_err().to_string();
@@ -395,14 +358,14 @@ mod tests {
                 "is no folder; give a name in another one".to_owned(),
             ),
         ] {
-            let file = NewFile::at(&path).unwrap_err().to_string();
-            let folder = NewFolder::at(&path).unwrap_err().to_string();
+            let file = Draft::of_file(&path).unwrap_err().to_string();
+            let folder = Draft::of_folder(&path).unwrap_err().to_string();
             for error in [file, folder] {
                 assert!(error.contains(&expected), "{error}");
                 assert!(!error.contains("os error"), "{error}");
             }
         }
-        let error = NewFolder::at(&dir.path().join("file")).unwrap_err();
+        let error = Draft::of_folder(&dir.path().join("file")).unwrap_err();
         assert!(error.to_string().contains("is no folder; give"), "{error}");
         Ok(())
     }
@@ -410,11 +373,11 @@ mod tests {
     #[test]
     fn only_regular_files_are_replaced() -> io::Result<()> {
         let dir = tempfile::tempdir()?;
-        let error = NewFile::at(dir.path()).unwrap_err();
+        let error = Draft::of_file(dir.path()).unwrap_err();
         assert!(error.to_string().contains("no regular file"), "{error}");
         assert!(write_atomically(dir.path(), "").is_err());
-        assert!(NewFile::at(&dir.path().join("..")).is_err());
-        let error = NewFile::at(&dir.path().join("new/")).unwrap_err();
+        assert!(Draft::of_file(&dir.path().join("..")).is_err());
+        let error = Draft::of_file(&dir.path().join("new/")).unwrap_err();
         assert!(error.to_string().contains("name of a file"), "{error}");
         Ok(())
     }
@@ -424,10 +387,10 @@ mod tests {
         let dir = tempfile::tempdir()?;
         let path = dir.path().join("ranks");
         for _ in 0..2 {
-            let new = NewFolder::at(&path)?;
-            fs::write(new.draft().join("file"), "whole")?;
+            let new = Draft::of_folder(&path)?;
+            fs::write(new.place().join("file"), "whole")?;
             new.publish()?;
-            assert!(NewFolder::at(&path).is_err());
+            assert!(Draft::of_folder(&path).is_err());
             fs::remove_file(path.join("file"))?;
         }
         assert_eq!(fs::read_dir(dir.path())?.count(), 1);
@@ -451,7 +414,7 @@ mod tests {
         let dir = tempfile::tempdir()?;
         let link = dir.path().join("link");
         std::os::unix::fs::symlink(dir.path().join("nothing"), &link)?;
-        let error = NewFile::at(&link).unwrap_err();
+        let error = Draft::of_file(&link).unwrap_err();
         assert!(error.to_string().contains("a link to something"), "{error}");
         let path = dir.path().join("file");
         std::thread::scope(|scope| {

@@ -2,7 +2,7 @@
 
 use crate::background::{BackgroundFile, Deferred};
 use crate::error::{Context, FileError, Result};
-use crate::files::{NewFile, NewFolder};
+use crate::files;
 use crate::limits::hinted;
 use crate::region::Region;
 use std::fmt::Display;
@@ -12,12 +12,12 @@ use std::path::{Path, PathBuf};
 
 /// A file that will appear under its name when it is complete.
 #[derive(Debug)]
-pub struct FileTarget(NewFile);
+pub struct FileTarget(files::Draft);
 
 impl FileTarget {
     /// Takes `path` as the output of a command that reads `inputs`.
     pub(crate) fn new<'a>(path: &Path, inputs: impl IntoIterator<Item = &'a Path>) -> Result<Self> {
-        let file = NewFile::at(path).map_err(|e| output_error(path, e))?;
+        let file = files::Draft::of_file(path).map_err(|e| output_error(path, e))?;
         let same = |input: &Path| fs::canonicalize(input).is_ok_and(|input| input == file.path());
         if inputs.into_iter().any(same) {
             return Err(output_error(path, "it is the input; give another name"));
@@ -45,7 +45,7 @@ impl FileTarget {
 
 /// A folder that will appear under its name when all of its files are complete.
 #[derive(Debug)]
-pub struct FolderTarget(NewFolder);
+pub struct FolderTarget(files::Draft);
 
 impl FolderTarget {
     /// Takes `path` as the folder to write, absent or empty, of a command that reads `inputs`. It may lie in a folder of an input:
@@ -63,15 +63,24 @@ impl FolderTarget {
                 ));
             }
         }
-        NewFolder::at(path)
+        files::Draft::of_folder(path)
             .map(Self)
             .map_err(|e| output_error(path, e))
     }
 
     /// Makes the file called `name` in it.
     pub(crate) fn create(&self, name: &str) -> Result<Draft> {
-        let file = File::create(self.0.draft().join(name));
-        Draft::new(file.map(BackgroundFile::new), &self.0.path().join(name))
+        self.create_by(name, BackgroundFile::new)
+    }
+
+    /// The same for one of many files that are written at a time.
+    pub(crate) fn create_small(&self, name: &str) -> Result<Draft> {
+        self.create_by(name, BackgroundFile::small)
+    }
+
+    fn create_by(&self, name: &str, out: fn(File) -> BackgroundFile) -> Result<Draft> {
+        let file = File::create(self.0.place().join(name));
+        Draft::new(file.map(out), &self.0.path().join(name))
     }
 
     /// Writes a text into the file called `name`. Returns its bytes.
@@ -79,12 +88,6 @@ impl FolderTarget {
         let mut draft = self.create(name)?;
         draft.write(text.as_bytes())?;
         draft.finish()
-    }
-
-    /// The same for one of many files that are written at a time.
-    pub(crate) fn create_small(&self, name: &str) -> Result<Draft> {
-        let file = File::create(self.0.draft().join(name));
-        Draft::new(file.map(BackgroundFile::small), &self.0.path().join(name))
     }
 
     /// Gives the folder its name.
@@ -113,20 +116,20 @@ impl Draft {
         })
     }
 
+    fn named<T>(name: &Path, done: io::Result<T>) -> Result<T> {
+        done.with_context(|| cannot_write(name))
+    }
+
     /// Makes sure that it is on the disk, and returns its length.
     pub(crate) fn finish(self) -> Result<u64> {
-        self.out
-            .finish()
-            .with_context(|| cannot_write(&self.name))?;
+        Self::named(&self.name, self.out.finish())?;
         Ok(self.written)
     }
 
     /// Writes `bytes` to the place that begins at byte `at`. Every place is written once, in any order.
     pub(crate) fn write_at(&mut self, at: u64, bytes: &[u8]) -> Result<()> {
         self.written += bytes.len() as u64;
-        self.out
-            .write_at(at, bytes)
-            .with_context(|| cannot_write(&self.name))
+        Self::named(&self.name, self.out.write_at(at, bytes))
     }
 
     /// The same of bytes that are read when they are written, which may be later; `region` says where each lies from there.
@@ -137,16 +140,12 @@ impl Draft {
         bytes: Box<dyn Deferred>,
     ) -> Result<()> {
         self.written += region.placed(bytes.len()) as u64;
-        self.out
-            .write_deferred(at, region, bytes)
-            .with_context(|| cannot_write(&self.name))
+        Self::named(&self.name, self.out.write_deferred(at, region, bytes))
     }
 
     /// Waits until at most `most` bytes of what was given by [`Draft::write_deferred`] are left.
     pub(crate) fn settle(&mut self, most: usize) -> Result<()> {
-        self.out
-            .settle(most)
-            .with_context(|| cannot_write(&self.name))
+        Self::named(&self.name, self.out.settle(most))
     }
 
     /// Writes `bytes` after those that were written.

@@ -1,5 +1,6 @@
 //! [`TrainedCheckpoint`]: the weights of a checkpoint of `lowp train --save`.
 
+use crate::decoding::Decoder;
 use crate::dtypes::OutputDtype;
 use crate::error::{Context, Result, file_error, input_error, mend_file};
 use crate::fields::keeps_amax;
@@ -7,8 +8,7 @@ use crate::interchange::amax::nearest;
 use crate::json::JsonObject;
 use crate::meta::{Quantized, Text};
 use crate::remedy::Remedy;
-use crate::round::Overflows;
-use crate::round::{self, first_f32};
+use crate::round::first_f32;
 use crate::text::{message, shown};
 use crate::unpack::with_transposes;
 use crate::write::{Item, Parts, Sink};
@@ -212,18 +212,14 @@ impl TrainedCheckpoint {
     pub(crate) fn parts<'p>(
         &'p self,
         job: usize,
-        float: OutputDtype,
-        overflows: &'p Overflows,
+        decoder: &'p Decoder<Cpu>,
     ) -> Result<Box<dyn Parts + 'p>> {
-        let master = job
-            .checked_sub(self.weights.len())
-            .and_then(|number| self.masters.get(number));
-        let master = master.context("there is no such parameter")?;
+        let number = job.checked_sub(self.weights.len());
+        let master = number.and_then(|number| self.masters.get(number));
         Ok(Box::new(Values {
             trained: self,
-            master,
-            float,
-            overflows,
+            master: master.context("there is no such parameter")?,
+            decoder,
         }))
     }
 
@@ -401,8 +397,7 @@ fn group(weights: &mut [TrainedWeight], groups: &Value) {
 struct Values<'a> {
     trained: &'a TrainedCheckpoint,
     master: &'a Master,
-    float: OutputDtype,
-    overflows: &'a Overflows,
+    decoder: &'a Decoder<Cpu>,
 }
 
 impl Parts for Values<'_> {
@@ -411,8 +406,7 @@ impl Parts for Values<'_> {
         self.trained
             .each_value(&master.saved, master.len, |values| {
                 bytes.clear();
-                let overflowed = round::append(self.float, values, &mut bytes);
-                self.overflows.add(&master.name, overflowed);
+                self.decoder.append(&master.name, values, &mut bytes);
                 sink(&bytes)
             })
     }

@@ -4,6 +4,7 @@ mod checkpoint;
 mod fused;
 mod weight;
 
+use crate::decoding::Decoder;
 use crate::dtypes::OutputDtype;
 use crate::error::{Result, input_error, mend_file};
 use crate::interchange::config::Modules;
@@ -18,10 +19,10 @@ use crate::outputs::{Group, Outputs};
 use crate::progress::Progress;
 use crate::quantize::copied_metadata;
 use crate::remedy::Remedy;
-use crate::reuse::DoubleBuffer;
 use crate::round::Overflows;
 use crate::select::check_groups;
-use crate::write::{Item, Parts};
+use crate::write::Item;
+use lowp_kernels::Cpu;
 use std::collections::BTreeMap;
 use std::path::Path;
 use weight::{Weight, Work};
@@ -165,11 +166,12 @@ impl<'a> Export<'a> {
             }
         }
         groups.extend(self.plain.iter().cloned().map(Group::of));
-        let (overflows, memory) = (Overflows::default(), DoubleBuffer::default());
+        let decoder = Decoder::new(&Cpu, to.float().unwrap_or(OutputDtype::F32));
         let metadata = std::mem::take(&mut self.metadata);
-        let make = Box::new(|job: usize| match self.weights.get(job) {
-            Some(weight) => weight.parts(&overflows, &memory),
-            None => self.plain_parts(job, to, &overflows),
+        let make = Box::new(|job: usize| match (self.weights.get(job), self.masters) {
+            (Some(weight), _) => weight.parts(&decoder),
+            (None, Some(trained)) => trained.parts(job, &decoder),
+            (None, None) => Err(input_error("there is no such tensor")),
         });
         let outputs = Outputs::sorted(groups, metadata, make);
         outputs.check()?;
@@ -191,21 +193,8 @@ impl<'a> Export<'a> {
             bytes,
             lost,
             embedding: modules.embedding().map(ToOwned::to_owned),
-            overflows,
+            overflows: decoder.overflows,
         })
-    }
-
-    /// The values of a tensor that a checkpoint has as masters; its job follows those of the weights.
-    fn plain_parts<'p>(
-        &'p self,
-        job: usize,
-        to: Target,
-        overflows: &'p Overflows,
-    ) -> Result<Box<dyn Parts + 'p>> {
-        let trained = self
-            .masters
-            .ok_or_else(|| input_error("there is no such tensor"))?;
-        trained.parts(job, to.float().unwrap_or(OutputDtype::F32), overflows)
     }
 }
 

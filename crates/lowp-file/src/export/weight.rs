@@ -1,7 +1,7 @@
 //! [`Weight`]: a quantized weight of a file or of a checkpoint, and the tensors that it becomes.
 
 use super::checkpoint::{TrainedCheckpoint, TrainedWeight};
-use crate::decoding::Decoding;
+use crate::decoding::Decoder;
 use crate::dequantize::dims;
 use crate::dtypes::{Named, OutputDtype};
 use crate::error::{Context, FileError, Result, input_error, mend};
@@ -13,14 +13,13 @@ use crate::model::Model;
 use crate::outputs::Group;
 use crate::pack::Packed;
 use crate::remedy::Remedy;
-use crate::reuse::DoubleBuffer;
-use crate::round::{Overflows, first_f32};
+use crate::round::first_f32;
 use crate::text::shown;
-use crate::unpack::{orientation, unpack};
+use crate::unpack::unpack;
 use crate::write::{Item, Parts, Sink};
 use lowp_format::has_tensor_scale;
 use lowp_format::{FourOverSix, Orientation, Part, Recipe, ScaleLayout, ScaleRule, Usage};
-use lowp_kernels::{Cpu, CpuBuffer};
+use lowp_kernels::Cpu;
 use std::collections::BTreeMap;
 
 /// What becomes of a weight.
@@ -159,26 +158,11 @@ impl<'a> Weight<'a> {
         }
     }
 
-    /// What makes them; values in bands, in `memory`.
-    pub(crate) fn parts<'p>(
-        &'p self,
-        overflows: &'p Overflows,
-        memory: &'p DoubleBuffer<CpuBuffer<f32>>,
-    ) -> Result<Box<dyn Parts + 'p>> {
+    /// What makes them; values by `decoder`.
+    pub(crate) fn parts<'p>(&'p self, decoder: &'p Decoder<Cpu>) -> Result<Box<dyn Parts + 'p>> {
         match (self.work, self.source) {
             (Work::Stored(form), _) => Ok(Box::new(Rewrapped { weight: self, form })),
-            (Work::Decoded(float), Source::File(model)) => {
-                let orientation = orientation(model, &self.tensor, None)?;
-                Ok(Box::new(Decoding {
-                    backend: &Cpu,
-                    codes: unpack(&Cpu, model, &self.tensor, Some(orientation))?,
-                    orientation,
-                    float,
-                    name: &self.tensor.name,
-                    overflows,
-                    memory,
-                }))
-            }
+            (Work::Decoded(_), Source::File(model)) => decoder.tensor(model, &self.tensor, None),
             (Work::Decoded(_), Source::Checkpoint(..)) => {
                 Err(input_error("a checkpoint is decoded from its masters"))
             }

@@ -3,6 +3,7 @@
 mod find;
 mod weight;
 
+use crate::decoding::Decoder;
 use crate::dtypes::{Dtypes, OutputDtype};
 use crate::error::{FileError, Result, input_error};
 use crate::fields;
@@ -16,9 +17,9 @@ use crate::out::Out;
 use crate::outputs::{Group, Outputs};
 use crate::progress::Progress;
 use crate::quantize::copied_metadata;
-use crate::reuse::DoubleBuffer;
 use crate::round::Overflows;
 use crate::write::{Item, check_names};
+use lowp_kernels::Cpu;
 use std::collections::{BTreeMap, BTreeSet};
 use weight::Weight;
 
@@ -151,9 +152,10 @@ impl<'a> Import<'a> {
     /// # Errors
     /// A weight cannot be read, its parts do not fit each other, or the output cannot be written.
     pub fn write(&self, out: Out, progress: &dyn Progress) -> Result<(u64, Overflows)> {
-        let (hub, memory, overflows) = (self.hub, DoubleBuffer::default(), Overflows::default());
+        let hub = self.hub;
+        let decoder = Decoder::new(&Cpu, self.float.unwrap_or(OutputDtype::F32));
         let make = Box::new(|job: usize| match self.weights.get(job) {
-            Some(weight) => weight.parts(self.float, &overflows, &memory),
+            Some(weight) => weight.parts(self.float.map(|_| &decoder)),
             None => Err(input_error("there is no such weight")),
         });
         let outputs = Outputs::sorted(self.groups.clone(), self.metadata.clone(), make);
@@ -165,6 +167,6 @@ impl<'a> Import<'a> {
             Ok(written + hub.other_files.copy_others(target)?)
         })?;
         drop(outputs);
-        Ok((written, overflows))
+        Ok((written, decoder.overflows))
     }
 }

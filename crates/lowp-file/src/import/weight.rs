@@ -1,7 +1,6 @@
 //! [`Weight`]: a weight in the form of another program, as the buffers of a recipe.
 
-use crate::decoding::Decoding;
-use crate::dtypes::OutputDtype;
+use crate::decoding::Decoder;
 use crate::error::{Context, Result, file_error};
 use crate::export::choice;
 use crate::fields::{keeps_amax, worked};
@@ -11,10 +10,9 @@ use crate::interchange::record::Numbers;
 use crate::meta::Quantized;
 use crate::model::{Model, Tensor};
 use crate::pack::Packed;
-use crate::reuse::DoubleBuffer;
-use crate::round::{Overflows, first_f32};
+use crate::round::first_f32;
 use crate::text::shown;
-use crate::unpack::{orientation, unpack, with_transposes};
+use crate::unpack::with_transposes;
 use crate::write::Parts;
 use half::{bf16, f16};
 use lowp_format::{
@@ -86,36 +84,17 @@ impl<'a> Weight<'a> {
         }
     }
 
-    /// What makes its fields, or its values in bands, in `memory`.
+    /// What makes its fields, or its values where there is a `decoder`.
     pub(crate) fn parts<'p>(
         &'p self,
-        float: Option<OutputDtype>,
-        overflows: &'p Overflows,
-        memory: &'p DoubleBuffer<CpuBuffer<f32>>,
+        decoder: Option<&'p Decoder<Cpu>>,
     ) -> Result<Box<dyn Parts + 'p>> {
-        if let Some(float) = float {
-            let (codes, orientation) = match self.form {
-                Some(_) => {
-                    let rowwise = self.tensor.recipe.buffers(Usage::ROWWISE);
-                    (self.quantized(&rowwise)?, Orientation::Rowwise)
-                }
-                None => {
-                    let orientation = orientation(self.model, &self.tensor, None)?;
-                    (
-                        unpack(&Cpu, self.model, &self.tensor, Some(orientation))?,
-                        orientation,
-                    )
-                }
-            };
-            return Ok(Box::new(Decoding {
-                backend: &Cpu,
-                codes,
-                orientation,
-                float,
-                name: &self.tensor.name,
-                overflows,
-                memory,
-            }));
+        if let Some(decoder) = decoder {
+            if self.form.is_none() {
+                return decoder.tensor(self.model, &self.tensor, None);
+            }
+            let codes = self.quantized(&self.tensor.recipe.buffers(Usage::ROWWISE))?;
+            return Ok(decoder.codes(codes, Orientation::Rowwise, &self.tensor.name));
         }
         let amax = match keeps_amax(&self.tensor.recipe) {
             true => Some(self.amax()?),
