@@ -56,20 +56,6 @@ pub enum CheckpointError {
         /// Most bytes that are read.
         most: u64,
     },
-    /// What the trainer wrote down cannot be read again.
-    #[error("the trainer's notes in the checkpoint could not be read again: {why}")]
-    About {
-        /// Why not.
-        why: String,
-    },
-    /// Bytes of a piece that did not come from where they are.
-    #[error("'{name}' cannot be read: {why}")]
-    NoBytes {
-        /// The tensor.
-        name: String,
-        /// Why not.
-        why: String,
-    },
     /// A rank could not write its part.
     #[error(
         "the checkpoint of step {step} was not saved: rank {rank}: {why}; earlier checkpoints are unchanged"
@@ -92,10 +78,15 @@ pub enum CheckpointError {
         /// What cannot be brought to the disk.
         why: String,
     },
-    /// Pieces of ranks that do not make up their tensors.
-    #[error("the pieces of the ranks do not form a checkpoint: {why}")]
-    Pieces {
-        /// Which, and why.
+    /// Pieces or notes that no checkpoint can have, or a block that no tensor has.
+    #[error("{0}")]
+    Invalid(String),
+    /// A checkpoint of another version, or of another model than the one that reads it.
+    #[error("{}: {why}", .path.display())]
+    Other {
+        /// The checkpoint.
+        path: PathBuf,
+        /// What is different.
         why: String,
     },
     /// Another rank failed before anything was saved.
@@ -128,62 +119,6 @@ pub enum CheckpointError {
         /// What is wrong with it.
         why: String,
     },
-    /// A checkpoint of a later version.
-    #[error("{}: the checkpoint has version {found}, but this program reads version {known}; use the program that wrote it", .path.display())]
-    Version {
-        /// The index.
-        path: PathBuf,
-        /// Its version.
-        found: u64,
-        /// The one that is known.
-        known: u64,
-    },
-    /// A tensor that the checkpoint does not have.
-    #[error("{}: there is no tensor '{name}'; was the checkpoint saved by the same model?", .path.display())]
-    NoTensor {
-        /// The checkpoint.
-        path: PathBuf,
-        /// The name.
-        name: String,
-    },
-    /// A tensor of another shape or dtype.
-    #[error("{}: tensor '{name}' is {found}, but the model needs {expected}; was the checkpoint saved by the same model?", .path.display())]
-    OtherTensor {
-        /// The checkpoint.
-        path: PathBuf,
-        /// The name.
-        name: String,
-        /// What it is.
-        found: String,
-        /// What was asked for.
-        expected: String,
-    },
-    /// A block outside of its tensor.
-    #[error("tensor '{name}' of shape {full:?} has no block {block:?}")]
-    NoBlock {
-        /// The name.
-        name: String,
-        /// The shape.
-        full: [usize; 2],
-        /// The block.
-        block: Block,
-    },
-    /// A piece whose bytes are not those of its block.
-    #[error("tensor '{name}': {found} bytes for a block of {needed}")]
-    PieceBytes {
-        /// The name.
-        name: String,
-        /// Bytes given.
-        found: usize,
-        /// Bytes needed.
-        needed: usize,
-    },
-    /// Two pieces of one tensor on one rank.
-    #[error("tensor '{name}' has two pieces on one rank; give the part of each rank as one piece")]
-    TwoPieces {
-        /// The name.
-        name: String,
-    },
     /// The next save begins while one is on its way.
     #[error(
         "the checkpoint of step {step} is still being written; call `poll` until it is done, or `finish`"
@@ -213,6 +148,19 @@ impl CheckpointError {
                 why,
             }
         }
+    }
+
+    /// A block outside of its tensor.
+    pub(crate) fn no_block(name: &str, full: [usize; 2], block: Block) -> Self {
+        Self::Invalid(format!(
+            "tensor '{name}' of shape {full:?} has no block {block:?}"
+        ))
+    }
+
+    /// A checkpoint that is not the one that is needed.
+    pub(crate) fn other(path: &Path, why: String) -> Self {
+        let path = path.to_owned();
+        Self::Other { path, why }
     }
 
     /// A file that is not what the index says.

@@ -140,11 +140,10 @@ impl Index {
         let json = |error: serde_json::Error| damaged(format!("it is no index: {error}"));
         let Version { version } = serde_json::from_str(text).map_err(json)?;
         if version != VERSION {
-            return Err(CheckpointError::Version {
-                path: path.to_owned(),
-                found: version,
-                known: VERSION,
-            });
+            let why = format!(
+                "the checkpoint has version {version}, but this program reads version {VERSION}; use the program that wrote it"
+            );
+            return Err(CheckpointError::other(path, why));
         }
         let document: Document<'_> = serde_json::from_str(text).map_err(json)?;
         if checksum(document.index.get().as_bytes()) != document.checksum {
@@ -237,8 +236,10 @@ pub(crate) fn check_about(about: &Value) -> Result<(), CheckpointError> {
     // One level more, as in the index.
     let text = serde_json::to_string(&[about]);
     let read = text.and_then(|text| serde_json::from_str::<Value>(&text));
-    read.map(drop).map_err(|error| CheckpointError::About {
-        why: error.to_string(),
+    read.map(drop).map_err(|why| {
+        CheckpointError::Invalid(format!(
+            "the trainer's notes in the checkpoint could not be read again: {why}"
+        ))
     })
 }
 

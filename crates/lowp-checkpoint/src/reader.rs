@@ -173,19 +173,14 @@ impl Checkpoint {
         let tensor = self.tensor(name)?;
         if (tensor.dtype, tensor.shape) != (dtype, shape) {
             let words = |dtype: Dtype, [rows, cols]: [usize; 2]| format!("{dtype:?} {rows}x{cols}");
-            return Err(CheckpointError::OtherTensor {
-                path: self.folder.clone(),
-                name: name.to_owned(),
-                found: words(tensor.dtype, tensor.shape),
-                expected: words(dtype, shape),
-            });
+            let (found, expected) = (words(tensor.dtype, tensor.shape), words(dtype, shape));
+            let why = format!(
+                "tensor '{name}' is {found}, but the model needs {expected}; was the checkpoint saved by the same model?"
+            );
+            return Err(CheckpointError::other(&self.folder, why));
         }
         if !block.lies_in(shape) {
-            return Err(CheckpointError::NoBlock {
-                name: name.to_owned(),
-                full: shape,
-                block,
-            });
+            return Err(CheckpointError::no_block(name, shape, block));
         }
         if let Some(piece) = tensor.pieces.iter().find(|piece| piece.block == block) {
             return self.piece(name, piece);
@@ -242,9 +237,10 @@ impl Checkpoint {
 
     fn tensor(&self, name: &str) -> Result<&TensorRecord, CheckpointError> {
         let found = self.index.tensors.get(name);
-        found.ok_or_else(|| CheckpointError::NoTensor {
-            path: self.folder.clone(),
-            name: name.to_owned(),
+        found.ok_or_else(|| {
+            let why =
+                format!("there is no tensor '{name}'; was the checkpoint saved by the same model?");
+            CheckpointError::other(&self.folder, why)
         })
     }
 

@@ -326,7 +326,11 @@ impl Saver {
         let ranks = ranks.collect::<Result<_, _>>()?;
         let path = unfinished.join(INDEX);
         let index = Index::new((id, step), ranks, about);
-        let index = index.map_err(|why| CheckpointError::Pieces { why })?;
+        let index = index.map_err(|why| {
+            CheckpointError::Invalid(format!(
+                "the pieces of the ranks do not form a checkpoint: {why}"
+            ))
+        })?;
         let text = index.render().map_err(std::io::Error::other);
         let text = text.map_err(CheckpointError::io(&path, "write"))?;
         if text.len() as u64 > MAX_INDEX {

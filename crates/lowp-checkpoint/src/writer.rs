@@ -43,23 +43,28 @@ pub(crate) fn check(pieces: &[Piece<Late>]) -> Result<(), CheckpointError> {
     let mut names: Vec<&str> = pieces.iter().map(|piece| piece.name.as_str()).collect();
     names.sort_unstable();
     if let Some(pair) = names.windows(2).find(|pair| pair[0] == pair[1]) {
-        let name = pair[0].to_owned();
-        return Err(CheckpointError::TwoPieces { name });
+        return Err(CheckpointError::Invalid(format!(
+            "tensor '{}' has two pieces on one rank; give the part of each rank as one piece",
+            pair[0]
+        )));
     }
-    for piece in pieces {
-        let (block, full) = (piece.block, piece.full);
-        if !block.lies_in(full) {
-            let name = piece.name.clone();
-            return Err(CheckpointError::NoBlock { name, full, block });
+    for Piece {
+        name,
+        dtype,
+        full,
+        block,
+        bytes,
+    } in pieces
+    {
+        if !block.lies_in(*full) {
+            return Err(CheckpointError::no_block(name, *full, *block));
         }
-        let entries = block.entries();
-        let needed = entries.and_then(|n| n.checked_mul(piece.dtype.bytes()));
-        if needed != Some(piece.bytes.len()) {
-            return Err(CheckpointError::PieceBytes {
-                name: piece.name.clone(),
-                found: piece.bytes.len(),
-                needed: needed.unwrap_or(usize::MAX),
-            });
+        let needed = block.entries().and_then(|n| n.checked_mul(dtype.bytes()));
+        if needed != Some(bytes.len()) {
+            let (found, needed) = (bytes.len(), needed.unwrap_or(usize::MAX));
+            return Err(CheckpointError::Invalid(format!(
+                "tensor '{name}': {found} bytes for a block of {needed}"
+            )));
         }
     }
     Ok(())
@@ -106,10 +111,8 @@ pub(crate) fn write(
     // One piece after the other, so that no more of them than that on its way is in memory twice.
     for piece in pieces {
         let (name, kind) = (piece.name, (piece.dtype, piece.full, piece.block));
-        let bytes = piece.bytes.wait().map_err(|why| CheckpointError::NoBytes {
-            name: name.clone(),
-            why,
-        })?;
+        let unread = |why| CheckpointError::Invalid(format!("'{name}' cannot be read: {why}"));
+        let bytes = piece.bytes.wait().map_err(unread)?;
         put(&bytes).map_err(failed())?;
         records.push((name, kind.0, kind.1, kind.2, checksum(&bytes)));
     }

@@ -328,10 +328,9 @@ fn wrong_questions_are_answered() {
         start: [0, usize::MAX],
         shape: [1, 2],
     };
-    assert!(matches!(
-        checkpoint.read("rows", Dtype::U8, [11, 6], out),
-        Err(CheckpointError::NoBlock { .. })
-    ));
+    let error = checkpoint.read("rows", Dtype::U8, [11, 6], out);
+    let error = error.unwrap_err().to_string();
+    assert!(error.contains("has no block"), "{error}");
 }
 
 #[test]
@@ -393,10 +392,8 @@ fn a_failed_write_is_an_error_on_every_rank() {
                 assert!(error.to_string().contains("rank 0"), "{error}");
             }
             let both = pieces(rank, 2).into_iter().chain(pieces(rank, 2)).collect();
-            assert!(matches!(
-                saver.start(9, both, json!(null)),
-                Err(CheckpointError::TwoPieces { .. })
-            ));
+            let error = saver.start(9, both, json!(null)).unwrap_err().to_string();
+            assert!(error.contains("two pieces on one rank"), "{error}");
             // The folder is not where it was.
             let move_it = |from: &Path, to: &Path| {
                 if rank == 0 {
