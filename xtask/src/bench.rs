@@ -46,7 +46,6 @@ pub(crate) fn bench(args: &[String], against: Option<&Path>) -> Result<()> {
     verdict::result(&verdicts)
 }
 
-/// Runs what `args` choose, and reads what it gave.
 fn measure(args: &[String]) -> Result<BTreeMap<String, Group>> {
     let start = SystemTime::now();
     // Bench targets only: the unit test harness does not know criterion's options.

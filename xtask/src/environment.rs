@@ -98,7 +98,6 @@ const STAMP: &str = "installed";
 /// What the name of a folder ends with while it is filled.
 const UNFINISHED: &str = "unfinished";
 
-/// Makes an environment in `folder`, with the packages of `list`.
 fn install(folder: &Path, list: &Path) -> Result<()> {
     let mut make = Command::new(SYSTEM);
     make.args(["-m", "venv"]).arg(folder);
@@ -158,7 +157,6 @@ fn is_unfinished(folder: &Path) -> bool {
     folder.extension().is_some_and(|e| e == UNFINISHED)
 }
 
-/// Removes a folder, if it is there.
 fn remove(folder: &Path) -> Result<()> {
     if folder.exists() {
         fs::remove_dir_all(folder)
@@ -217,7 +215,6 @@ fn interpreter() -> Result<Vec<u8>> {
     Ok(Command::new(SYSTEM).arg("--version").output()?.stdout)
 }
 
-/// The text of a list, with the lists that it includes.
 pub(crate) fn packages(list: &Path) -> Result<String> {
     let text =
         fs::read_to_string(list).with_context(|| format!("cannot read {}", list.display()))?;

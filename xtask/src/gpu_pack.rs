@@ -158,7 +158,6 @@ fn golden(folder: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Bytes of all files below `folder`.
 fn size(folder: &Path) -> Result<u64> {
     let mut bytes = 0;
     for entry in fs::read_dir(folder)? {

@@ -9,7 +9,6 @@ use clap::Args;
 
 use crate::command::{run, succeeds, target_dir, workspace_root};
 
-/// Tests of a crate.
 struct Subject {
     package: &'static str,
     /// What cargo runs of it.
@@ -91,7 +90,6 @@ pub(crate) fn ready() -> bool {
     cargo(&["miri", "--version"]).is_ok_and(succeeds)
 }
 
-/// Runs the tests.
 pub(crate) fn miri(options: &Options) -> Result<()> {
     ensure!(ready(), "{MISSING}");
     for subject in SUBJECTS.iter().filter(|s| s.short || !options.short) {

@@ -98,7 +98,6 @@ pub(crate) fn mutants(options: &Options) -> Result<()> {
     Ok(())
 }
 
-/// All rounds of a crate.
 fn test(subject: &Subject, options: &Options) -> Result<Tally> {
     let mut tally = Tally::default();
     for (round, tests) in subject.rounds.iter().enumerate() {
@@ -154,14 +153,11 @@ fn run(args: &[OsString], output: &Path) -> Result<()> {
     }
 }
 
-/// What became of the mutants of a crate.
 #[derive(Debug, Default, PartialEq)]
 struct Tally {
     /// Mutants that a test saw; one that hangs is seen by a time limit.
     killed: usize,
-    /// Names of those that lived.
     missed: Vec<String>,
-    /// Mutants that do not compile.
     unviable: usize,
 }
 

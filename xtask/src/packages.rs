@@ -7,7 +7,6 @@ use serde::Deserialize;
 
 use crate::command::{answer, cargo, workspace_root};
 
-/// A package of the workspace.
 #[derive(Clone, Debug, Deserialize)]
 pub(crate) struct Package {
     pub(crate) name: String,
@@ -38,9 +37,7 @@ pub(crate) struct Dependency {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub(crate) enum Kind {
-    /// The build script.
     Build,
-    /// Tests and benches.
     Dev,
 }
 

@@ -40,7 +40,6 @@ struct Bar {
     lowp: bool,
 }
 
-/// Draws every plot.
 pub(crate) fn plots() -> Result<()> {
     let root = workspace_root()?;
     for (path, svg) in drawn(&root)? {
@@ -108,7 +107,6 @@ fn svg(plot: &Plot) -> String {
     out + &bars + "</svg>\n"
 }
 
-/// A value as the page writes it.
 fn value(value: f64) -> String {
     if value < 10.0 {
         format!("{value:.3}")

@@ -12,7 +12,6 @@ use crate::command::{run, target_dir, workspace_root};
 use crate::environment::{self, Environment};
 use crate::wheel;
 
-/// Test folders, from the workspace root.
 const FILES: &[&str] = &["crates/lowp-cli/tests/python", "benches/peers/tests"];
 const TORCH: &[&str] = &[
     "crates/lowp-python/tests",

@@ -6,7 +6,6 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
 
-/// How a stage ended.
 #[derive(Debug, Clone, PartialEq, Eq)]
 enum Outcome {
     Passed(Duration),

@@ -14,7 +14,6 @@ const FOLDERS: &[&str] = &["crates", "docs", "tests", "xtask"];
 /// Files whose text is read. Others are known by their path only.
 const TEXT: &[&str] = &["cu", "cuh", "md", "rs", "toml"];
 
-/// A file of the workspace.
 #[derive(Debug, Clone)]
 pub(crate) struct SourceFile {
     /// From the workspace root, with `/` between the parts.
@@ -24,7 +23,6 @@ pub(crate) struct SourceFile {
 }
 
 impl SourceFile {
-    /// The last part of the path.
     pub(crate) fn name(&self) -> &str {
         self.path.rsplit('/').next().unwrap_or_default()
     }
@@ -35,7 +33,6 @@ impl SourceFile {
             .map_or("", |(_, extension)| extension)
     }
 
-    /// Whether it is Rust or CUDA.
     pub(crate) fn is_source(&self) -> bool {
         matches!(self.extension(), "rs" | "cu" | "cuh")
     }
@@ -81,12 +78,10 @@ impl Tree {
             .filter(move |file| file.extension() == extension)
     }
 
-    /// Rust and CUDA sources.
     pub(crate) fn sources(&self) -> impl Iterator<Item = &SourceFile> {
         self.files.iter().filter(|file| file.is_source())
     }
 
-    /// The file at `path`.
     pub(crate) fn file(&self, path: &str) -> Option<&SourceFile> {
         self.files.iter().find(|file| file.path == path)
     }

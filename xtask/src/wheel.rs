@@ -11,7 +11,6 @@ use crate::command::{run, target_dir, workspace_root};
 use crate::cuda;
 use crate::environment::{Environment, pip_install};
 
-/// The crate, from the workspace root.
 const CRATE: &str = "crates/lowp-python";
 /// What builds wheels, from the workspace root.
 pub(crate) const BUILDER: &str = "xtask/python/wheel.txt";
@@ -32,7 +31,6 @@ pub(crate) struct Options {
     debug: bool,
 }
 
-/// Builds it and says where it is.
 pub(crate) fn wheel(options: &Options) -> Result<()> {
     let built = target_dir()?.join("cuda-kernels").is_dir();
     let cuda = !options.cpu && (options.cuda || built || cuda::ready());

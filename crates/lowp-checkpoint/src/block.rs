@@ -112,7 +112,6 @@ pub struct Late {
     arrive: Arrive,
 }
 
-/// Waits for bytes.
 type Arrive = Box<dyn FnOnce() -> Result<Vec<u8>, String> + Send>;
 
 impl Late {

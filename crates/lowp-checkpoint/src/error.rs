@@ -150,14 +150,12 @@ impl CheckpointError {
         }
     }
 
-    /// A block outside of its tensor.
     pub(crate) fn no_block(name: &str, full: [usize; 2], block: Block) -> Self {
         Self::Invalid(format!(
             "tensor '{name}' of shape {full:?} has no block {block:?}"
         ))
     }
 
-    /// A checkpoint that is not the one that is needed.
     pub(crate) fn other(path: &Path, why: String) -> Self {
         let path = path.to_owned();
         Self::Other { path, why }
@@ -172,7 +170,6 @@ impl CheckpointError {
     }
 }
 
-/// What can be done about a write that failed.
 fn remedy(why: &io::Error) -> &'static str {
     match why.kind() {
         ErrorKind::FileTooLarge => {

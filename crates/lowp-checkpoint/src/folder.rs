@@ -192,7 +192,6 @@ pub fn check_writable(folder: &Path) -> Result<(), CheckpointError> {
     }
 }
 
-/// Removes a file without content.
 fn remove_probe(path: &Path) {
     let empty = fs::symlink_metadata(path).is_ok_and(|found| found.is_file() && found.len() == 0);
     if empty {
@@ -216,7 +215,6 @@ pub(crate) fn lock(folder: &Path) -> Result<Option<File>, CheckpointError> {
     }
 }
 
-/// The step in the name of a checkpoint's folder.
 fn step_of(name: &str) -> Option<u64> {
     let step = name.strip_prefix("step-")?.parse().ok()?;
     (name == name_of(step)).then_some(step)

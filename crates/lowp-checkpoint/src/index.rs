@@ -39,7 +39,6 @@ struct Version {
     version: u64,
 }
 
-/// What a checkpoint holds.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Index {
     /// The same in the index and in every file of one checkpoint.
@@ -52,7 +51,6 @@ pub(crate) struct Index {
     pub(crate) about: Value,
 }
 
-/// A tensor and its pieces.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) struct TensorRecord {
     pub(crate) dtype: Dtype,
@@ -68,14 +66,12 @@ pub(crate) struct PieceRecord {
     pub(crate) checksum: String,
 }
 
-/// The file of a rank.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) struct FileRecord {
     pub(crate) name: String,
     pub(crate) bytes: u64,
 }
 
-/// What a rank says of its file.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct Written {
     pub(crate) file: FileRecord,
@@ -83,7 +79,6 @@ pub(crate) struct Written {
 }
 
 impl Index {
-    /// The index of what all ranks wrote.
     pub(crate) fn new(
         (id, step): (String, u64),
         ranks: Vec<Written>,
@@ -134,7 +129,6 @@ impl Index {
         Ok(serde_json::to_string(&document)? + "\n")
     }
 
-    /// The index in `text`, the content of `path`.
     pub(crate) fn parse(text: &str, path: &Path) -> Result<Self, CheckpointError> {
         let damaged = |why: String| CheckpointError::damaged(path, why);
         let json = |error: serde_json::Error| damaged(format!("it is no index: {error}"));
@@ -154,7 +148,6 @@ impl Index {
         Ok(index)
     }
 
-    /// Pieces of all tensors.
     pub(crate) fn pieces(&self) -> usize {
         self.tensors
             .values()

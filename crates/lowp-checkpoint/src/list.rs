@@ -22,7 +22,6 @@ fn path_of(folder: &Path, rank: usize) -> PathBuf {
     folder.join(format!("rank-{rank:05}.list"))
 }
 
-/// Writes the list of `rank` into `folder`.
 pub(crate) fn write(
     folder: &Path,
     rank: usize,

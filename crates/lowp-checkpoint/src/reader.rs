@@ -244,7 +244,6 @@ impl Checkpoint {
         })
     }
 
-    /// The bytes of a piece, which are checked.
     fn piece(&self, name: &str, piece: &PieceRecord) -> Result<Vec<u8>, CheckpointError> {
         let file = &self.files[piece.rank];
         let bytes = file.read(name)?;

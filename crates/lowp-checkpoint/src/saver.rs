@@ -48,7 +48,6 @@ pub struct Saver {
 struct Writing {
     step: u64,
     id: String,
-    /// The folder of its files.
     folder: PathBuf,
     about: Value,
     file: JoinHandle<Result<Told, CheckpointError>>,

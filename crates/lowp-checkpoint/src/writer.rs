@@ -30,7 +30,6 @@ pub fn rank_of_file(metadata: &HashMap<String, String>) -> Option<&str> {
     metadata.get(RANK).map(String::as_str)
 }
 
-/// The dtype in the file.
 pub(crate) fn stored(dtype: Dtype) -> Stored {
     match dtype {
         Dtype::F32 => Stored::F32,

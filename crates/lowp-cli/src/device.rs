@@ -5,12 +5,9 @@ use anyhow::Result;
 use lowp_kernels::{Backend, Cpu};
 use std::str::FromStr;
 
-/// A device by name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Device {
-    /// The processor.
     Cpu,
-    /// A CUDA device by its number.
     Cuda(usize),
 }
 
@@ -39,9 +36,7 @@ impl FromStr for Device {
     }
 }
 
-/// Something that runs on any backend.
 pub(crate) trait OnDevice {
-    /// Runs it.
     fn run<B: Backend>(self, backend: &B) -> Result<()>;
 }
 
@@ -58,7 +53,6 @@ impl Device {
     }
 }
 
-/// Opens a CUDA device.
 #[cfg(feature = "cuda")]
 pub(crate) fn open(ordinal: usize) -> Result<lowp_kernels::Cuda> {
     lowp_kernels::Cuda::new(ordinal).map_err(|error| input_error(error.to_string()))

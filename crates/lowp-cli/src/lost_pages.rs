@@ -17,12 +17,10 @@ use std::sync::atomic::{AtomicBool, AtomicI32, Ordering};
 /// The exit code of an input that cannot be read.
 pub(crate) const EXIT: i32 = 2;
 
-/// The line that is written.
 const LINE: &[u8] = b"error: an input file became shorter while it was read, or its disk failed (wait until no program \
     writes the file, and run the command again)\n";
 /// What the system says of a page that is not there.
 const BUS_ADRERR: c_int = 2;
-/// Seconds that tidying may take.
 const PATIENCE: u32 = 60;
 
 static HAPPENED: AtomicBool = AtomicBool::new(false);

@@ -5,7 +5,6 @@ use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
 /// What a value is called, what it means, and the value.
 pub(crate) type Named<T> = (&'static str, &'static str, T);
 
-/// A parser of the names in `table`.
 pub(crate) fn one_of<T: Copy + Send + Sync + 'static>(
     table: &'static [Named<T>],
 ) -> impl TypedValueParser<Value = T> {

@@ -8,7 +8,6 @@ use std::io::{ErrorKind, Write, stderr, stdout};
 
 pub(crate) use lowp_file::text::{message, reason, shown};
 
-/// Prints `text` as it is.
 pub(crate) fn print(text: &str) -> Result<()> {
     let mut out = stdout().lock();
     match out.write_all(text.as_bytes()).and_then(|()| out.flush()) {

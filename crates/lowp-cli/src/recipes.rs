@@ -53,7 +53,6 @@ pub(crate) fn main(args: &Args) -> Result<()> {
     })
 }
 
-/// A table of recipes, their options, then the modifiers.
 pub(crate) fn table() -> Result<String> {
     let mut recipes = Columns::new(
         &["recipe", "elements", "scales", "from", "stored", "sent"],
@@ -205,7 +204,6 @@ impl Bytes {
     }
 }
 
-/// The recipes that a modifier changes.
 fn takers(modifier: &str) -> Vec<&'static str> {
     let takes = |recipe: &AnyRecipe| {
         let variant = format!("{}+{modifier}", recipe.name()).parse::<Variant>();

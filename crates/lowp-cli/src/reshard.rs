@@ -3,7 +3,6 @@
 use lowp_format::ReshardAfterForward;
 use serde_json::Value;
 
-/// The policy as a value.
 pub(crate) fn value(policy: ReshardAfterForward) -> Value {
     match policy {
         ReshardAfterForward::Yes => Value::from(true),

@@ -9,7 +9,6 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::thread::{self, JoinHandle};
 
-/// Bytes that are written at a time.
 const CHUNK: usize = 1 << 20;
 /// The same of one of many files.
 const SMALL: usize = 64 << 10;
@@ -20,7 +19,6 @@ const WAITING: usize = 4 << 20;
 
 /// Bytes that the writer reads where they are, when their turn comes.
 pub(crate) trait Deferred: Send {
-    /// Number of bytes.
     fn len(&self) -> usize;
 
     /// Hands them to `take`, piece by piece.
@@ -145,7 +143,6 @@ impl Drop for Ending {
 }
 
 impl BackgroundFile {
-    /// Writes `file`, which is empty.
     pub(crate) fn new(file: File) -> Self {
         Self::with_chunk(file, CHUNK)
     }
@@ -205,7 +202,6 @@ impl BackgroundFile {
         self.wait_for(most, Waiting::default())
     }
 
-    /// Waits until everything is on the disk.
     pub(crate) fn finish(mut self) -> io::Result<()> {
         self.gather()?;
         if let Some(writer) = self.writer.take() {
@@ -302,7 +298,6 @@ impl BackgroundFile {
     }
 }
 
-/// Writes `bytes` to byte `at` and those after it.
 #[cfg(unix)]
 fn put(file: &File, at: u64, bytes: &[u8]) -> io::Result<()> {
     let written = std::os::unix::fs::FileExt::write_all_at(file, bytes, at);
@@ -321,7 +316,6 @@ fn put(mut file: &File, at: u64, bytes: &[u8]) -> io::Result<()> {
     written.map_err(|error| no_room(error, file))
 }
 
-/// Writes `bytes` from where they lie.
 fn put_deferred(file: &File, at: u64, region: Region, bytes: &dyn Deferred) -> io::Result<()> {
     let mut done = 0;
     bytes.each(&mut |piece| {
@@ -367,7 +361,6 @@ impl Writer {
         })
     }
 
-    /// Waits until all that was given is written.
     fn join(self) -> io::Result<()> {
         drop((self.jobs, self.empty));
         let ended = self.thread.join();

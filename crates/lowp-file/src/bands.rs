@@ -29,7 +29,6 @@ const CACHED: usize = if cfg!(test) { 1 << 16 } else { 4 << 20 };
 const LONG: usize = if cfg!(test) { 1 << 18 } else { 64 << 20 };
 /// The rows of a band are a multiple of this, four blocks of 128 rows, which scales are padded to at most, or a lower power of two.
 const UNIT: usize = 512;
-/// Rows of a band, at least.
 const LEAST_ROWS: usize = 32;
 /// Rows of a band, at least, where they are not over [`HELD`].
 const USUAL_LEAST_ROWS: usize = 128;
@@ -40,7 +39,6 @@ const LEAST_ROWS_OF_RUNS: usize = 512;
 /// Bytes of a band from which memory of other sizes is given back to the system first.
 const LARGE: usize = 16 << 20;
 
-/// A matrix to cast, and what it becomes.
 #[derive(Clone, Debug)]
 pub(crate) struct Cast<'a, B: Backend> {
     pub(crate) backend: &'a B,
@@ -85,11 +83,9 @@ pub(crate) struct Bands<'a, B: Backend> {
     needs: Needs,
     /// Whether one cast of all rows finds by itself what it depends on.
     alone: bool,
-    /// Rows of a band.
     rows: usize,
     /// All values, where they are read from the file's pages.
     mapped: Option<Source<B>>,
-    /// The elements that were loaded last.
     loaded: RefCell<Option<(Range<usize>, Source<B>)>>,
     memory: Rc<Memory<B>>,
 }
@@ -177,7 +173,6 @@ impl<'a, B: Backend> Bands<'a, B> {
         }
     }
 
-    /// Whether `codes` have the buffers of `rows`.
     fn fits(&self, codes: &cast::Tensor<B>, rows: &Range<usize>) -> bool {
         let Matrix { setup, .. } = self.cast.matrix;
         let specs = setup.recipe.buffers(setup.usage);
@@ -242,7 +237,6 @@ impl<'a, B: Backend> Bands<'a, B> {
         end(band)..end(band + 1)
     }
 
-    /// The values of `rows`.
     fn source(&self, rows: &Range<usize>) -> Result<Source<B>> {
         let backend = self.cast.backend;
         let elements = rows.start * self.shape.cols..rows.end * self.shape.cols;
@@ -268,7 +262,6 @@ impl<'a, B: Backend> Bands<'a, B> {
         Ok(source)
     }
 
-    /// The values of `rows`, and buffers for what they become.
     fn source_and_codes(&self, rows: &Range<usize>) -> Result<(Source<B>, Arc<cast::Tensor<B>>)> {
         let Matrix { setup, .. } = self.cast.matrix;
         let shape = Shape::new(rows.len(), self.shape.cols);

@@ -200,7 +200,6 @@ pub(crate) fn delayed_slot<B: Backend>(item: &CastItem<B>) -> Option<ScaleSlot> 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Needs {
     Nothing,
-    /// The amax of the tensor.
     Tensor,
     /// Amaxes of columns, or none where lines are rows.
     Lines,
@@ -236,7 +235,6 @@ pub(crate) fn is_scale(scale: f32) -> bool {
     scale.is_finite() && scale > 0.0 && (1.0 / scale).is_finite()
 }
 
-/// A tensor of zeros with the buffers `specs`.
 pub(crate) fn empty<B: Backend>(
     backend: &B,
     recipe: AnyRecipe,

@@ -54,7 +54,6 @@ pub struct TensorReport {
     pub pieces: usize,
 }
 
-/// Bytes of a whole tensor.
 fn bytes(tensor: &TensorInfo<'_>) -> usize {
     tensor.shape[0] * tensor.shape[1] * tensor.dtype.bytes()
 }

@@ -100,7 +100,6 @@ impl<B: Backend> Decoding<'_, B> {
         (bytes / row / unit).max(1) * unit
     }
 
-    /// The codes or scales of `rows`.
     fn part(&self, spec: &BufferSpec, rows: &Range<usize>, bytes: usize) -> Result<B::Buffer<u8>> {
         let all = self.codes.shape();
         let storage = &self.codes.buffer(spec.key)?.storage;
@@ -135,7 +134,6 @@ fn rows_of_entry(spec: &BufferSpec) -> Option<usize> {
     (rows != BufferSpec::WHOLE).then_some(rows)
 }
 
-/// `buffer` where it is in the memory of the host.
 fn on_host<B: Backend>(buffer: &B::Buffer<u8>) -> Option<&CpuBuffer<u8>> {
     let buffer: &dyn Any = buffer;
     buffer.downcast_ref()

@@ -17,7 +17,6 @@ pub struct Equal {
     pub bytes: usize,
 }
 
-/// Dtype and shape of a tensor.
 pub(crate) type Kind<'a> = (Dtype, &'a [usize]);
 
 /// Two models by the names that messages give them.
@@ -36,7 +35,6 @@ impl Pair<'_> {
         FileError::Differ(format!("'{name}' is in {with} and not in {without}"))
     }
 
-    /// A tensor of other dtypes or shapes.
     pub(crate) fn kinds(&self, name: &str, a: Kind<'_>, b: Kind<'_>) -> FileError {
         FileError::Differ(format!(
             "'{}' is {} {} in {} and {} {} in {}",
@@ -50,7 +48,6 @@ impl Pair<'_> {
         ))
     }
 
-    /// A tensor whose first difference is `byte`.
     pub(crate) fn bytes(&self, name: &str, byte: Byte) -> FileError {
         let Byte { at, a, b } = byte;
         let position = position(self.tensors, name, at, a ^ b);
@@ -63,7 +60,6 @@ impl Pair<'_> {
     }
 }
 
-/// A byte that differs, with its values.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Byte {
     pub(crate) at: usize,

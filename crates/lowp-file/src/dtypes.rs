@@ -60,12 +60,10 @@ pub fn dtype_of(name: &str) -> Result<Dtype> {
 
 /// A value with a name in file metadata.
 pub(crate) trait Named: Copy + 'static {
-    /// Every value.
     const ALL: &'static [Self];
 
     fn label(self) -> &'static str;
 
-    /// The value of that name.
     fn named(name: &str) -> Option<Self> {
         Self::ALL
             .iter()

@@ -11,7 +11,6 @@ use safetensors::Dtype;
 /// Most elements of a tensor, so that no padded size overflows.
 const MAX_ELEMENTS: usize = 1 << 48;
 
-/// What a field holds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Content {
     /// A buffer, as `orientation` uses it.
@@ -35,12 +34,10 @@ pub(crate) struct Field {
 }
 
 impl Field {
-    /// The name in the file of the field of tensor `name`.
     pub(crate) fn name(&self, name: &str) -> String {
         format!("{name}.{}", self.suffix)
     }
 
-    /// Bytes in the file.
     pub(crate) fn bytes(&self) -> usize {
         self.layout
             .map_or(size_of::<f32>(), |layout| layout.bytes())
@@ -116,7 +113,6 @@ impl Field {
     }
 }
 
-/// The matrix that `dims` flatten to.
 pub(crate) fn matrix(dims: &[usize]) -> Result<Shape, FormatError> {
     let shape = Shape::from_dims(dims)?;
     let most = shape.rows.max(1).checked_mul(shape.cols.max(1));
@@ -209,12 +205,10 @@ pub(crate) fn fields(
     Ok(fields)
 }
 
-/// The same fields as `dtypes` calls them.
 pub(crate) fn called(fields: &[Field], dtypes: Dtypes) -> Vec<Field> {
     fields.iter().map(|field| field.called(dtypes)).collect()
 }
 
-/// The suffix of the amax of a tensor.
 const AMAX: &str = "amax";
 
 /// Whether a scale of the whole tensor follows from its amax, which the file keeps next to it.
@@ -233,7 +227,6 @@ fn written(spec: &BufferSpec, usage: Usage, form: Form) -> Vec<Orientation> {
     }
 }
 
-/// The field that holds `key` for `orientation`.
 pub(crate) fn holding(
     fields: &[Field],
     key: BufferKey,

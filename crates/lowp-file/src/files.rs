@@ -103,7 +103,6 @@ impl Draft {
         })
     }
 
-    /// Where it will be, links followed.
     pub(crate) fn path(&self) -> &Path {
         &self.path
     }
@@ -210,7 +209,6 @@ fn plain(permissions: &Permissions) -> Permissions {
     permissions.clone()
 }
 
-/// A new file that only its owner may open.
 #[cfg(unix)]
 fn private(path: &Path) -> io::Result<File> {
     use std::os::unix::fs::OpenOptionsExt;

@@ -14,7 +14,6 @@ use std::ops::Range;
 /// Values that are loaded at a time where they are not mapped. Tests load often.
 const LOADED: usize = if cfg!(test) { 1 << 10 } else { 8 << 20 };
 
-/// The members of each group, by number.
 #[derive(Debug, Default)]
 pub(crate) struct Groups<'a> {
     members: BTreeMap<usize, Vec<Tensor<'a>>>,

@@ -26,7 +26,6 @@ pub(crate) fn read(path: &Path, bytes: &[u8]) -> Result<(usize, Metadata)> {
     Ok((begin, metadata))
 }
 
-/// Where the tensors begin.
 fn begin(bytes: &[u8]) -> Result<usize, String> {
     let Some(length) = bytes.first_chunk::<HEADER_LENGTH>() else {
         return Err(format!(
@@ -56,7 +55,6 @@ struct Offsets {
     data_offsets: (u64, u64),
 }
 
-/// The value of a key: a tensor, or the metadata.
 #[derive(serde::Deserialize)]
 #[serde(untagged)]
 enum Entry {

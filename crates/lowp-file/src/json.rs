@@ -14,11 +14,9 @@ const WORDS: [&[u8]; 3] = [b"-Infinity", b"Infinity", b"NaN"];
 #[derive(Clone, Debug)]
 pub struct JsonObject {
     text: String,
-    /// In the order of the text.
     members: Vec<Member>,
 }
 
-/// A key and its value.
 #[derive(Clone, Debug)]
 struct Member {
     key: String,
@@ -128,7 +126,6 @@ impl From<&serde_json::Map<String, Value>> for JsonObject {
     }
 }
 
-/// A JSON document as text.
 pub(crate) fn json_text(value: &Value) -> serde_json::Result<String> {
     Ok(serde_json::to_string_pretty(value)? + "\n")
 }

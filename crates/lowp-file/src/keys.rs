@@ -15,7 +15,6 @@ pub(crate) const FORMAT: &str = "1";
 /// What the key of a tensor begins with; its name follows.
 pub(crate) const TENSOR_PREFIX: &str = "lowp.tensor.";
 
-/// The key of tensor `name`.
 pub(crate) fn key(name: &str) -> String {
     format!("{TENSOR_PREFIX}{name}")
 }

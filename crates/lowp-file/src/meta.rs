@@ -16,7 +16,6 @@ use serde::de::Error;
 use serde::{Deserialize, Deserializer, Serialize};
 use std::collections::{BTreeMap, BTreeSet};
 
-/// The part of a tensor that a rank file holds.
 #[derive(Clone, Debug, Deserialize, PartialEq, Serialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct ShardText {
@@ -30,7 +29,6 @@ pub(crate) struct ShardText {
     pub(crate) scales: String,
 }
 
-/// The JSON object of one tensor.
 #[derive(Clone, Debug, Deserialize, PartialEq, Serialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct Text {
@@ -38,7 +36,6 @@ pub(crate) struct Text {
     pub(crate) options: Options,
     /// The dimensions of the source, before leading ones are flattened to rows.
     pub(crate) shape: Vec<usize>,
-    /// The dtype of the source.
     pub(crate) dtype: String,
     pub(crate) usage: String,
     pub(crate) scales: String,
@@ -111,7 +108,6 @@ pub struct Quantized {
     pub(crate) text: Text,
     pub(crate) recipe: AnyRecipe,
     pub(crate) full: Shape,
-    /// The rows in this file.
     pub(crate) shape: Shape,
     pub(crate) usage: Usage,
     /// Of the block scales in this file.
@@ -127,7 +123,6 @@ impl Quantized {
         Self::from_text(name, text)
     }
 
-    /// Rejects the rows of one rank of `model`.
     pub(crate) fn check_whole(&self, model: &Model) -> Result<()> {
         match self.shard {
             None => Ok(()),
@@ -139,7 +134,6 @@ impl Quantized {
         }
     }
 
-    /// What `text` says of tensor `name`.
     pub(crate) fn from_text(name: &str, mut text: Text) -> Result<Self, String> {
         let named = |what: &str, name: &str| format!("it has no {what} '{name}'");
         let usage = |name: &str| Usage::named(name).ok_or_else(|| named("usage", name));
@@ -263,7 +257,6 @@ pub(crate) fn others<'m>(
     tensors.filter(move |tensor| !fields.contains(tensor.name))
 }
 
-/// The quantized tensor `name` of `model`, if there is one.
 pub(crate) fn find(model: &Model, name: &str) -> Result<Option<Quantized>> {
     let Some(json) = model.metadata().get(&key(name)) else {
         return Ok(None);

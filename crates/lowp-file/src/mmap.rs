@@ -15,14 +15,11 @@ const COPIED: usize = 64 << 10;
 /// Bytes of a file, in memory while this value lives.
 #[derive(Debug)]
 pub(crate) enum Bytes {
-    /// A short part.
     Copied(Vec<u8>),
-    /// A long part.
     Mapped(Mmap),
 }
 
 impl Bytes {
-    /// Makes `range` of `file` readable.
     pub(crate) fn of(file: &File, range: &Range<usize>) -> io::Result<Self> {
         // An empty range cannot be mapped, and needs no map.
         if range.is_empty() {
@@ -80,7 +77,6 @@ pub(crate) struct Reader<'f> {
 }
 
 impl<'f> Reader<'f> {
-    /// A reader of parts of `file`.
     pub(crate) fn new(file: &'f File) -> Self {
         Self {
             file,

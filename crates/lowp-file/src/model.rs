@@ -21,7 +21,6 @@ use std::path::{Component, Path, PathBuf};
 /// Bytes that are read at a time, which stay in a core's cache; a multiple of every element's size.
 const READ: usize = 256 << 10;
 
-/// One open file.
 #[derive(Debug)]
 struct Opened {
     path: PathBuf,
@@ -90,12 +89,10 @@ pub struct Tensor<'a> {
 }
 
 impl Tensor<'_> {
-    /// Number of bytes.
     pub(crate) fn len(&self) -> usize {
         self.bytes.len
     }
 
-    /// Where it begins in its file.
     pub(crate) fn start(&self) -> usize {
         self.bytes.start
     }
@@ -347,7 +344,6 @@ impl Model {
         Some(self.view(name, entry))
     }
 
-    /// The tensor of that name and no other dtype or shape.
     pub(crate) fn expect(&self, name: &str, dtype: Dtype, shape: &[usize]) -> Result<Tensor<'_>> {
         let Some(tensor) = self.get(name) else {
             return Err(file_error!(

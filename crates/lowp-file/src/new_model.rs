@@ -238,7 +238,6 @@ impl<'a> NewModel<'a> {
         Ok(Box::new(Packed::new(&Cpu, codes, amax, fields.clone())))
     }
 
-    /// The amax of the group that a tensor is in.
     fn shared_amax(&self, setup: &Setup, name: &str) -> Result<Option<f32>> {
         let Some(group) = self.group_of(name) else {
             return Ok(None);
@@ -252,7 +251,6 @@ impl<'a> NewModel<'a> {
     }
 }
 
-/// What a tensor of `shape` becomes.
 fn fields_of(setup: &Setup, shape: &[usize]) -> Result<Vec<Field>> {
     let matrix = fields::matrix(shape)?;
     setup.recipe.check(matrix)?;
@@ -260,7 +258,6 @@ fn fields_of(setup: &Setup, shape: &[usize]) -> Result<Vec<Field>> {
 }
 
 impl Tensor<'_> {
-    /// Its values.
     fn source(&self) -> Result<Source<Cpu>> {
         let bytes = match &self.data {
             Data::Values(values) => return Ok(Source::F32(Cpu.upload(values)?)),
@@ -286,7 +283,6 @@ impl Tensor<'_> {
     }
 }
 
-/// Values and bytes as they are.
 struct Kept<'a>(&'a Data<'a>);
 
 impl Parts for Kept<'_> {

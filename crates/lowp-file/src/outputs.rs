@@ -23,7 +23,6 @@ pub(crate) struct Group<'a> {
 }
 
 impl<'a> Group<'a> {
-    /// One tensor.
     pub(crate) fn of(item: Item<'a>) -> Self {
         Self {
             name: item.name.clone(),
@@ -55,7 +54,6 @@ pub(crate) struct Outputs<'a> {
 }
 
 impl<'a> Outputs<'a> {
-    /// `groups` in the order of their names.
     pub(crate) fn sorted(
         mut groups: Vec<Group<'a>>,
         metadata: BTreeMap<String, String>,
@@ -74,7 +72,6 @@ impl<'a> Outputs<'a> {
         items(&self.groups)
     }
 
-    /// Rejects names that are there twice.
     pub(crate) fn check(&self) -> Result<()> {
         check_names(self.items())
     }
@@ -94,12 +91,10 @@ impl<'a> Outputs<'a> {
         self.files(most).into_iter().map(of_file).sum()
     }
 
-    /// Writes one file with everything.
     pub(crate) fn write_one(&self, draft: &mut Draft, progress: &dyn Progress) -> Result<()> {
         self.write_file(&self.groups, draft, progress)
     }
 
-    /// Writes the file of `groups`.
     fn write_file(
         &self,
         groups: &[Group<'a>],
@@ -167,7 +162,6 @@ fn items<'g, 'a>(groups: &'g [Group<'a>]) -> impl Iterator<Item = &'g Item<'a>> 
     groups.iter().flat_map(|group| &group.items)
 }
 
-/// Bytes of all tensors of `groups`.
 pub(crate) fn bytes(groups: &[Group<'_>]) -> usize {
     items(groups).map(|item| item.bytes).sum()
 }

@@ -14,7 +14,6 @@ pub(crate) fn file_name(rank: usize, world: usize) -> String {
     format!("rank-{rank:05}-of-{world:05}.safetensors")
 }
 
-/// Rank and world of a file name.
 fn parse(name: &str) -> Option<(usize, usize)> {
     let (rank, world) = name
         .strip_prefix("rank-")?

@@ -32,7 +32,6 @@ impl<T: Clone> Reused<T> {
         Ok(made)
     }
 
-    /// Whether there is a buffer that `fits`.
     pub(crate) fn has(&self, fits: impl Fn(&T) -> bool) -> bool {
         self.0.borrow().as_ref().is_some_and(fits)
     }

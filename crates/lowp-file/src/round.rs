@@ -25,7 +25,6 @@ pub(crate) fn append(float: OutputDtype, values: &[f32], bytes: &mut Vec<u8>) ->
     }
 }
 
-/// The first value of little-endian `bytes`.
 pub(crate) fn first_f32(bytes: &[u8]) -> Option<f32> {
     bytes.first_chunk().map(|bytes| f32::from_le_bytes(*bytes))
 }

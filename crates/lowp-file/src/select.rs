@@ -42,7 +42,6 @@ impl Setup {
         }
     }
 
-    /// The fields of a tensor of `shape`.
     pub(crate) fn fields(&self, shape: Shape) -> Result<Vec<Field>, FormatError> {
         let specs = self.recipe.buffers(self.usage);
         fields::fields(&self.recipe, &specs, shape, self.usage, self.form)
@@ -99,7 +98,6 @@ pub struct Matrix {
     pub setup: Setup,
 }
 
-/// Rejects a model that holds quantized tensors.
 pub(crate) fn reject_quantized(model: &Model) -> Result<()> {
     if model.metadata().keys().any(|key| key.starts_with(PREFIX)) {
         return Err(mend_file(
@@ -165,7 +163,6 @@ impl<'a> Choices<'a> {
         &self.unsupported
     }
 
-    /// Checks that they are those of `model`.
     pub(crate) fn are_of(&self, model: &Model) -> Result<()> {
         match std::ptr::eq(self.model, model) {
             true => Ok(()),

@@ -107,7 +107,6 @@ pub(crate) fn load_in<B: Backend>(
     })
 }
 
-/// Reads values of `N` bytes each.
 fn convert<const N: usize, T: Element, B: Backend>(
     (backend, spare, most): (&B, &Reused<B::Buffer<T>>, usize),
     (tensor, range, progress): (&Tensor<'_>, Range<usize>, &dyn Progress),

@@ -15,7 +15,6 @@ pub(crate) struct Stamp {
 }
 
 impl Stamp {
-    /// That of `file` now.
     pub(crate) fn of(file: &File) -> io::Result<Self> {
         let data = file.metadata()?;
         Ok(Self {

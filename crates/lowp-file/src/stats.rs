@@ -9,7 +9,6 @@ use lowp_format::{BufferSpec, Code, Orientation, Part, Shape, codec};
 use lowp_kernels::Cpu;
 use serde::Serialize;
 
-/// The value of an 8-bit or narrower code.
 fn value_of(code: Code, bits: u8) -> f32 {
     match code {
         Code::E4M3 => codec::e4m3::decode(bits),
@@ -36,7 +35,6 @@ pub struct Stats {
 }
 
 impl Stats {
-    /// Looks at what serves `orientation`.
     pub(crate) fn of(tensor: &Tensor, orientation: Orientation) -> Result<Self> {
         let data = tensor.data(orientation)?;
         let codes = histogram(&data.spec, tensor.shape(), &data.storage.read()?);
@@ -80,7 +78,6 @@ impl Stats {
     }
 }
 
-/// How often each code occurs among the elements.
 fn histogram(spec: &BufferSpec, shape: Shape, bytes: &[u8]) -> Option<[usize; 256]> {
     let mut counts = [0; 256];
     match spec.code.bits() {

@@ -68,7 +68,6 @@ impl FolderTarget {
             .map_err(|e| output_error(path, e))
     }
 
-    /// Makes the file called `name` in it.
     pub(crate) fn create(&self, name: &str) -> Result<Draft> {
         self.create_by(name, BackgroundFile::new)
     }
@@ -83,31 +82,26 @@ impl FolderTarget {
         Draft::new(file.map(out), &self.0.path().join(name))
     }
 
-    /// Writes a text into the file called `name`. Returns its bytes.
     pub(crate) fn write_text(&self, name: &str, text: &str) -> Result<u64> {
         let mut draft = self.create(name)?;
         draft.write(text.as_bytes())?;
         draft.finish()
     }
 
-    /// Gives the folder its name.
     pub(crate) fn publish(self) -> Result<()> {
         let path = self.0.path().to_owned();
         self.0.publish().with_context(|| cannot_write(&path))
     }
 }
 
-/// A file that is being written.
 #[derive(Debug)]
 pub(crate) struct Draft {
     out: BackgroundFile,
-    /// What it will be called.
     name: PathBuf,
     written: u64,
 }
 
 impl Draft {
-    /// The file that was made for what will be called `name`.
     fn new(out: io::Result<BackgroundFile>, name: &Path) -> Result<Self> {
         Ok(Self {
             out: out.map_err(hinted).with_context(|| cannot_write(name))?,
@@ -120,7 +114,6 @@ impl Draft {
         done.with_context(|| cannot_write(name))
     }
 
-    /// Makes sure that it is on the disk, and returns its length.
     pub(crate) fn finish(self) -> Result<u64> {
         Self::named(&self.name, self.out.finish())?;
         Ok(self.written)
@@ -148,12 +141,10 @@ impl Draft {
         Self::named(&self.name, self.out.settle(most))
     }
 
-    /// Writes `bytes` after those that were written.
     pub(crate) fn write(&mut self, bytes: &[u8]) -> Result<()> {
         self.write_at(self.written, bytes)
     }
 
-    /// Bytes that were written.
     pub(crate) fn len(&self) -> u64 {
         self.written
     }
@@ -163,7 +154,6 @@ fn cannot_write(path: &Path) -> String {
     format!("cannot write {}", path.display())
 }
 
-/// The error of an output that cannot be.
 fn output_error(path: &Path, why: impl Display) -> FileError {
     FileError::Output(format!("{}: {why}", cannot_write(path)))
 }

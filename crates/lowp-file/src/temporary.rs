@@ -97,7 +97,6 @@ impl Temporary {
         Ok(())
     }
 
-    /// The folder.
     pub(crate) fn path(&self) -> &Path {
         &self.path
     }
@@ -146,7 +145,6 @@ fn remove_filled(path: &Path) {
     }
 }
 
-/// What the temporaries of the output called `name` begin with.
 fn prefix(name: &str) -> String {
     let mut end = name.len().min(MAX_NAME);
     while !name.is_char_boundary(end) {
@@ -199,7 +197,6 @@ fn abandoned(_path: &Path) -> Option<File> {
     None
 }
 
-/// Locks the folder, where the file system can.
 #[cfg(unix)]
 fn lock(path: &Path) -> io::Result<Option<File>> {
     let folder = File::open(path)?;

@@ -8,7 +8,6 @@ const NAME: [usize; 2] = [72, 24];
 const REASON: [usize; 2] = [200, 300];
 /// The same of a whole message.
 const MESSAGE: [usize; 2] = [1500, 500];
-/// Axes of a shape that are shown.
 const AXES: usize = 8;
 
 /// A name out of a file, or another text of somebody else, as it may be shown: at most some hundred characters, those
@@ -32,7 +31,6 @@ impl fmt::Display for Shown<'_> {
     }
 }
 
-/// A shape as it may be shown.
 pub(crate) fn dims(shape: &[usize]) -> String {
     let Some((first, _)) = shape.split_at_checked(AXES + 1) else {
         return format!("{shape:?}");

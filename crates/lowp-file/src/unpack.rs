@@ -75,7 +75,6 @@ pub(crate) fn unpack<B: Backend>(
     })
 }
 
-/// The values of `tensor` as `orientation` serves them.
 pub(crate) fn decode<B: Backend>(
     backend: &B,
     tensor: &Tensor<B>,

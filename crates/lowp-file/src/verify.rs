@@ -46,7 +46,6 @@ pub fn verify(a: &Model, b: &Model, progress: &dyn Progress) -> Result<Equal> {
     a.steady(b.steady(compared()))
 }
 
-/// Compares what the metadata of two models say of their tensors.
 fn compare_meaning(pair: &Pair<'_>, quantized: &[BTreeMap<String, Quantized>; 2]) -> Result<()> {
     let names: BTreeSet<&String> = quantized.iter().flat_map(BTreeMap::keys).collect();
     for name in names {
@@ -155,7 +154,6 @@ fn choices<'a>(file: &Model, pair: &Pair<'_>, model: &'a Model) -> Result<Vec<Ch
     Ok(model.tensors().map(choice).collect())
 }
 
-/// What the file calls the codes of a tensor.
 fn dtypes(fields: &[Field]) -> Dtypes {
     let native = fields::called(fields, Dtypes::Native);
     let is_native = fields

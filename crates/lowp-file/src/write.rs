@@ -14,16 +14,16 @@ use safetensors::Dtype;
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
 
-/// Where the bytes of an output tensor come from.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum ItemSource<'a> {
-    /// A tensor of the input, unchanged.
     Input(Tensor<'a>),
     /// Part `part` of what [`Make`] returns for `job`.
-    Made { job: usize, part: usize },
+    Made {
+        job: usize,
+        part: usize,
+    },
 }
 
-/// One output tensor.
 #[derive(Clone, Debug)]
 pub(crate) struct Item<'a> {
     pub(crate) name: String,
@@ -34,7 +34,6 @@ pub(crate) struct Item<'a> {
 }
 
 impl<'a> Item<'a> {
-    /// A tensor of the input, unchanged.
     pub(crate) fn input(tensor: Tensor<'a>) -> Self {
         Self {
             name: tensor.name.to_owned(),
@@ -76,7 +75,6 @@ impl<'a> Item<'a> {
     }
 }
 
-/// Takes bytes, piece by piece.
 pub(crate) type Sink<'a> = dyn FnMut(&[u8]) -> Result<()> + 'a;
 
 /// Bytes that bands take at most, but for the rows that blocks need: the values of one, unless they are read where they are mapped, what it
@@ -144,10 +142,8 @@ impl<P: Parts> Parts for InRegions<P> {
     }
 }
 
-/// Makes the parts of a job.
 pub(crate) type Make<'a> = Box<dyn Fn(usize) -> Result<Box<dyn Parts + 'a>> + 'a>;
 
-/// Rejects names that are there twice.
 pub(crate) fn check_names<'i, 'a: 'i>(items: impl IntoIterator<Item = &'i Item<'a>>) -> Result<()> {
     let mut seen = BTreeSet::new();
     match items
@@ -303,7 +299,6 @@ fn hand(
     Ok(written)
 }
 
-/// Checks that as many bytes were made of `item` as were announced.
 fn check(item: &Item<'_>, written: usize, bytes: usize) -> Result<()> {
     match written == bytes {
         true => Ok(()),

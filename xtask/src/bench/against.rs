@@ -12,7 +12,6 @@ use super::measured::read;
 use super::verdict::median;
 use crate::command::{build_program, cargo, run, target_dir};
 
-/// Runs of each program and row.
 const RUNS: usize = 3;
 /// Further runs of rows that seem slower.
 const MORE: usize = 4;
@@ -61,7 +60,6 @@ pub(super) fn compare(other: &Path, args: &[String]) -> Result<()> {
     Ok(())
 }
 
-/// The rows of `program` that `args` choose.
 fn rows(program: &Path, args: &[String]) -> Result<Vec<String>> {
     let mut command = Command::new(program);
     command.args(["--bench", "--list"]).args(args);
@@ -78,7 +76,6 @@ fn names(list: &str) -> Vec<String> {
     list.lines().filter_map(named).collect()
 }
 
-/// Lets the programs run `row` in turn and adds their times.
 fn take_turns(
     programs: &[PathBuf; 2],
     row: &str,
@@ -93,7 +90,6 @@ fn take_turns(
     Ok(())
 }
 
-/// The seconds of one run of `row`.
 fn time(program: &Path, row: &str) -> Result<f64> {
     let folder = target_dir()?.join("criterion-against");
     let start = SystemTime::now();

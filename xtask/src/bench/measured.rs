@@ -26,7 +26,6 @@ impl Group {
     }
 }
 
-/// What criterion measured since `start`, by group.
 pub(super) fn read(folder: &Path, start: SystemTime) -> Result<BTreeMap<String, Group>> {
     let mut groups = BTreeMap::<String, Group>::new();
     for group in folders(folder)? {

@@ -7,10 +7,8 @@ use std::path::Path;
 use anyhow::{Context, Result};
 use serde_json::{Map, json};
 
-/// Columns of every tensor.
 const COLS: usize = 8192;
 
-/// Writes `count` tensors of `bytes` bytes each.
 pub(super) fn write(path: &Path, count: usize, bytes: usize) -> Result<()> {
     let mut header = Map::new();
     for tensor in 0..count {

@@ -10,7 +10,6 @@ use anyhow::{Context, Result, ensure};
 
 use crate::command::display;
 
-/// What a process took.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Spent {
     pub(super) seconds: f64,

@@ -33,7 +33,6 @@ fn expected(target: &str) -> &'static [&'static str] {
     }
 }
 
-/// Those in `ptx`.
 fn found(ptx: &str) -> Vec<&'static str> {
     let has = |name: &&str| ptx.contains(&format!("cvt.rn.satfinite.{name}.f32"));
     INSTRUCTIONS.into_iter().filter(has).collect()

@@ -14,7 +14,6 @@ const WHEELS: &[&str] = &[
     "nvidia-cudnn-frontend==1.15.0",
 ];
 
-/// Platforms whose wheels have them.
 const PLATFORMS: [&str; 3] = [
     "manylinux_2_27_x86_64",
     "manylinux_2_28_x86_64",

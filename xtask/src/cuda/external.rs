@@ -11,7 +11,6 @@ use anyhow::{Context, Result, ensure};
 use crate::command::{cargo, run, workspace_root};
 use lowp_nvcc::Nvcc;
 
-/// The program of that crate.
 const PROGRAM: &str = r#"
 use lowp_kernels::{AnyRecipe, Backend, Cpu, Cuda, DeviceBuffer, KernelError, Quantized, Shape};
 

@@ -19,7 +19,6 @@ use resources::Resources;
 #[path = "../../../crates/lowp-kernels/build/headers.rs"]
 mod headers;
 
-/// The sources of lowp-kernels, from the workspace root.
 const SOURCES: &str = "crates/lowp-kernels/cuda";
 /// What their kernels need of a multiprocessor, from the workspace root.
 const TABLE: &str = "crates/lowp-kernels/resources.txt";
@@ -89,7 +88,6 @@ impl Options {
     }
 }
 
-/// Compiles what is not up to date.
 pub(crate) fn cuda(options: &Options) -> Result<()> {
     let archs = options.archs()?;
     let nvcc = toolkit::nvcc()?;

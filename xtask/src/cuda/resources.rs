@@ -19,7 +19,6 @@ const MAY_SPILL: [(&str, &str); 9] = [
     ("lowp_flat_encode", ""),
 ];
 
-/// One kernel on one architecture.
 #[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 struct Row {
     unit: String,
@@ -31,7 +30,6 @@ struct Row {
     shared: usize,
 }
 
-/// All kernels.
 #[derive(Debug, Default)]
 pub(super) struct Resources {
     rows: Vec<Row>,
@@ -47,7 +45,6 @@ impl Row {
 }
 
 impl Resources {
-    /// Adds the kernels that `log` reports.
     pub(super) fn add(&mut self, unit: &str, log: &str) {
         let mut row: Option<Row> = None;
         for line in log.lines() {

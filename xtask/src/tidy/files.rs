@@ -4,7 +4,6 @@ use super::lex::{lex, words};
 use super::violation::Violation;
 use crate::tree::{SourceFile, Tree};
 
-/// What breaks an invariant in a file, by line.
 type Rule = fn(&SourceFile) -> Vec<(usize, String)>;
 
 const RULES: [Rule; 7] = [

@@ -154,7 +154,6 @@ impl Known {
     }
 }
 
-/// The paths in the code of a file.
 struct Paths {
     exported: Vec<Vec<String>>,
     used: Vec<Vec<String>>,

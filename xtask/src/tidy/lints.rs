@@ -10,7 +10,6 @@ use super::lex::lex;
 use super::violation::Violation;
 use crate::tree::Tree;
 
-/// The manifest of the workspace.
 const ROOT: &str = "Cargo.toml";
 
 /// What the workspace must say, as group, lint and level.
@@ -67,7 +66,6 @@ fn check_levels(tree: &Tree) -> Vec<Violation> {
     violations
 }
 
-/// The value behind `keys`.
 fn at<'v>(value: &'v Value, keys: &[&str]) -> Option<&'v Value> {
     keys.iter().try_fold(value, |value, key| value.get(key))
 }

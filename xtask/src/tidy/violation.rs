@@ -2,7 +2,6 @@
 
 use std::fmt;
 
-/// A place that breaks an invariant.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct Violation {
     pub(super) path: String,

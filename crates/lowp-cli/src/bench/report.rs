@@ -7,7 +7,6 @@ use lowp_kernels::bench::Timing;
 use serde::Serialize;
 use std::fmt;
 
-/// One operation on one set of shapes.
 #[derive(Clone, Debug, Serialize)]
 pub(super) struct Row {
     pub(super) operation: String,
@@ -21,11 +20,9 @@ pub(super) struct Row {
     pub(super) range_microseconds: [f64; 2],
     /// Inputs read and outputs written once per pass.
     pub(super) compulsory_bytes: usize,
-    /// Their rate.
     pub(super) gb_per_s: f64,
     /// The rate as a part of the copy's.
     pub(super) share: f64,
-    /// Launches of one run.
     pub(super) launches: usize,
     /// Median time of the calling thread for one run.
     pub(super) host_microseconds: f64,
@@ -99,7 +96,6 @@ impl fmt::Display for Report {
     }
 }
 
-/// The rows of all ranks.
 #[derive(Clone, Debug, Serialize)]
 pub(super) struct RanksReport {
     pub(super) device: String,

@@ -57,7 +57,6 @@ pub(super) struct RecipeArgs {
 }
 
 impl RecipeArgs {
-    /// The recipe and how it is written.
     pub(super) fn setup(&self) -> Result<Setup> {
         let recipe = self.recipe()?;
         let (usage, form) = (self.usage, self.scales);
@@ -99,7 +98,6 @@ impl RecipeArgs {
         recipe.map_err(|e| UsageError::from(problem(name, &e)).into())
     }
 
-    /// Which tensors are quantized.
     pub(super) fn select(&self) -> Result<Select> {
         Ok(Select {
             tensors: patterns("--tensors", &self.tensors)?,
@@ -139,7 +137,6 @@ fn check_form(recipe: &AnyRecipe, usage: Usage, form: Form) -> Result<()> {
     )))
 }
 
-/// The patterns that `option` gives.
 fn patterns(option: &str, texts: &[String]) -> Result<Vec<Pattern>> {
     let patterns: Result<_, _> = texts.iter().map(|text| Pattern::new(text)).collect();
     Ok(patterns.map_err(of_patterns(option))?)

@@ -46,7 +46,6 @@ pub(crate) struct Args {
     verbosity: Verbosity,
 }
 
-/// What weights are decoded to.
 const FLOATS: &[Named<OutputDtype>] = &[
     ("fp32", "F32", OutputDtype::F32),
     ("bf16", "BF16, rounded to nearest even", OutputDtype::Bf16),

@@ -4,7 +4,6 @@ use crate::one_of::{Named, one_of};
 use lowp_file::dtypes::{Dtypes, OutputDtype};
 use lowp_format::{Form, Orientation, Usage};
 
-/// Orientations that are written.
 pub(super) const USAGES: &[Named<Usage>] = &[
     (
         "rowwise",
@@ -19,13 +18,11 @@ pub(super) const USAGES: &[Named<Usage>] = &[
     ("both", "Both", Usage::BOTH),
 ];
 
-/// The orientation that is decoded.
 pub(super) const ORIENTATIONS: &[Named<Orientation>] = &[
     ("rowwise", "Blocks along K", Orientation::Rowwise),
     ("columnwise", "Blocks along M", Orientation::Columnwise),
 ];
 
-/// Floats that decoded values are written as.
 pub(super) const FLOATS: &[Named<OutputDtype>] = &[
     ("f32", "As decoded", OutputDtype::F32),
     ("bf16", "Rounded to nearest even", OutputDtype::Bf16),
@@ -36,7 +33,6 @@ pub(super) const FLOATS: &[Named<OutputDtype>] = &[
     ),
 ];
 
-/// Forms of block scales.
 pub(super) const FORMS: &[Named<Form>] = &[
     (
         "padded",

@@ -84,7 +84,6 @@ impl OnDevice for &Args {
     }
 }
 
-/// What is wrong with `--flat-cuts`.
 fn of_flat_cuts(error: FileError) -> anyhow::Error {
     input_error(format!("--flat-cuts: {error}"))
 }

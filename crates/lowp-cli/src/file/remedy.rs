@@ -2,7 +2,6 @@
 
 use lowp_file::error::Remedy;
 
-/// `remedy` as the command says it.
 pub(super) fn said(remedy: &Remedy) -> String {
     match remedy {
         Remedy::Quantize => {

@@ -9,14 +9,12 @@ use lowp_file::select::{Choices, is_integer, is_matrix};
 use lowp_file::{Model, Setup};
 use lowp_format::{Recipe, has_tensor_scale};
 
-/// The rule that the options make.
 #[derive(Debug)]
 pub(super) struct Select {
     /// What is quantized; no pattern means all matrices.
     pub(super) tensors: Vec<Pattern>,
     /// What is not, whatever else matches it.
     pub(super) ignored: Vec<Pattern>,
-    /// Patterns of tensors that have one amax.
     pub(super) amax_groups: Vec<String>,
     pub(super) skip_unsupported: bool,
 }

@@ -31,7 +31,6 @@ pub(super) struct Summary {
 }
 
 impl Summary {
-    /// A command that begins now.
     pub(super) fn begin(verbosity: Verbosity) -> Self {
         Self {
             start: Instant::now(),

@@ -21,7 +21,6 @@ struct Flag {
     values: Vec<&'static str>,
 }
 
-/// The flags of all recipes, in the order in which these come.
 fn flags() -> &'static [Flag] {
     static FLAGS: OnceLock<Vec<Flag>> = OnceLock::new();
     FLAGS.get_or_init(|| {

@@ -29,22 +29,18 @@ const MASTER: &str = ".master";
 /// Values that are read at a time.
 const CHUNK: usize = 1 << 18;
 
-/// A quantized weight.
 #[derive(Debug)]
 pub(crate) struct TrainedWeight {
-    /// Its name in the checkpoint.
     saved: String,
     /// The weight under its name in files, which ends in `.weight`.
     pub(crate) tensor: Quantized,
 }
 
-/// A parameter in f32.
 #[derive(Debug)]
 struct Master {
     /// The tensor of the checkpoint, of one row.
     saved: String,
     len: usize,
-    /// Its name in files, and its dimensions.
     name: String,
     dims: Vec<usize>,
     /// Whether it is the master of a quantized weight.
@@ -56,7 +52,6 @@ struct Master {
 pub struct TrainedCheckpoint {
     checkpoint: Checkpoint,
     weights: Vec<TrainedWeight>,
-    /// The weights' numbers by their names in files.
     numbers: BTreeMap<String, usize>,
     masters: Vec<Master>,
 }
@@ -157,7 +152,6 @@ impl TrainedCheckpoint {
         })
     }
 
-    /// The quantized weights, by name.
     pub(crate) fn weights(&self) -> &[TrainedWeight] {
         &self.weights
     }
@@ -208,7 +202,6 @@ impl TrainedCheckpoint {
         Ok(items.map(item).collect())
     }
 
-    /// What makes the parameter of a job.
     pub(crate) fn parts<'p>(
         &'p self,
         job: usize,
@@ -223,7 +216,6 @@ impl TrainedCheckpoint {
         }))
     }
 
-    /// The bytes of a stored buffer of a weight.
     pub(crate) fn bytes_of(&self, weight: &TrainedWeight, spec: &BufferSpec) -> Result<Vec<u8>> {
         let full = weight.tensor.full;
         let shape = [spec.entries(full)[0], spec.row_bytes(full)];
@@ -243,7 +235,6 @@ impl TrainedCheckpoint {
         Ok(bytes)
     }
 
-    /// A weight with the buffers `specs`.
     pub(crate) fn tensor(
         &self,
         weight: &TrainedWeight,
@@ -320,7 +311,6 @@ impl TrainedCheckpoint {
         Ok(Some(scale).filter(|scale| crate::cast::is_scale(*scale)))
     }
 
-    /// What files say of a weight.
     pub(crate) fn quantized(&self, weight: &TrainedWeight) -> Result<Quantized> {
         let mut tensor = weight.tensor.clone();
         tensor.text.delayed_scale = self.delayed_scale(weight)?;
@@ -328,7 +318,6 @@ impl TrainedCheckpoint {
     }
 }
 
-/// What the index says of weight `saved`.
 fn weight(saved: &str, about: &Value) -> Result<Option<Quantized>, String> {
     let recipe_name = about["recipe"].as_str().ok_or("it names no recipe")?;
     let mut options = RecipeOptions::default();

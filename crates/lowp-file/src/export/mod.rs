@@ -38,7 +38,6 @@ pub struct Export<'a> {
     to: Target,
     hub: Option<&'a Hub>,
     weights: Vec<Weight<'a>>,
-    /// Tensors that were not quantized.
     plain: Vec<Item<'a>>,
     /// Makes those of them that are no tensors of a file.
     masters: Option<&'a TrainedCheckpoint>,

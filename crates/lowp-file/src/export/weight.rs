@@ -22,10 +22,8 @@ use lowp_format::{FourOverSix, Orientation, Part, Recipe, ScaleLayout, ScaleRule
 use lowp_kernels::Cpu;
 use std::collections::BTreeMap;
 
-/// What becomes of a weight.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Work {
-    /// Its values.
     Decoded(OutputDtype),
     /// Its own fields, scales padded.
     Fields,
@@ -33,14 +31,12 @@ pub(crate) enum Work {
     Stored(&'static Form),
 }
 
-/// Where the bytes of a weight are.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Source<'a> {
     File(&'a Model),
     Checkpoint(&'a TrainedCheckpoint, &'a TrainedWeight),
 }
 
-/// A weight and what becomes of it.
 #[derive(Debug)]
 pub(crate) struct Weight<'a> {
     tensor: Quantized,
@@ -57,13 +53,11 @@ struct Entries {
 }
 
 impl<'a> Weight<'a> {
-    /// A weight of a file.
     pub(crate) fn of_file(model: &'a Model, tensor: Quantized, to: Target) -> Result<Self> {
         tensor.check_whole(model)?;
         Self::new(tensor, Source::File(model), to)
     }
 
-    /// A weight of a checkpoint.
     pub(crate) fn of_checkpoint(
         trained: &'a TrainedCheckpoint,
         weight: &'a TrainedWeight,
@@ -108,7 +102,6 @@ impl<'a> Weight<'a> {
         })
     }
 
-    /// Its name in the source.
     pub(crate) fn name(&self) -> &str {
         &self.tensor.name
     }
@@ -118,7 +111,6 @@ impl<'a> Weight<'a> {
         restorable(&self.tensor.recipe, self.tensor.usage) != self.tensor.usage
     }
 
-    /// The tensors that it becomes, by `job`.
     pub(crate) fn group(&self, job: usize) -> Result<Group<'a>> {
         let Quantized {
             name, text, full, ..
@@ -240,7 +232,6 @@ impl<'a> Weight<'a> {
         Ok(stored.outer(amax, choice(&self.tensor.recipe)))
     }
 
-    /// The numbers of the whole tensor.
     pub(crate) fn numbers(&self) -> Result<Numbers> {
         let mut specs = self.tensor.specs.iter();
         let scale = specs.find(|spec| {
@@ -253,7 +244,6 @@ impl<'a> Weight<'a> {
         })
     }
 
-    /// The entries of `part` of the rowwise operand.
     fn entries(&self, part: Part) -> Result<Entries> {
         let tensor = &self.tensor;
         let mut specs = tensor.specs.iter();
@@ -307,13 +297,11 @@ impl<'a> Weight<'a> {
     }
 }
 
-/// The bytes of a field.
 fn read(model: &Model, tensor: &Quantized, field: &Field) -> Result<Vec<u8>> {
     let found = model.expect(&field.name(&tensor.name), field.dtype, &field.shape)?;
     Ok(found.bytes_at(0..found.len())?.to_vec())
 }
 
-/// The error of a weight that `to` has no form for.
 fn no_form(name: &str, recipe: &impl Recipe, to: Target) -> FileError {
     let kernel = recipe.kernel(Orientation::Rowwise);
     let what = format!(

@@ -36,7 +36,6 @@ pub struct Import<'a> {
     float: Option<OutputDtype>,
 }
 
-/// The weights of `hub`, and everything else in it.
 fn collect<'a>(
     hub: &'a Hub,
     found: Vec<Weight<'a>>,

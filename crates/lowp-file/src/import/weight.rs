@@ -33,7 +33,6 @@ pub(crate) struct Weight<'a> {
 }
 
 impl<'a> Weight<'a> {
-    /// One whose tensors are those of `form`.
     pub(crate) fn stored(
         model: &'a Model,
         form: &'static Form,
@@ -48,7 +47,6 @@ impl<'a> Weight<'a> {
         }
     }
 
-    /// One of lowp's own.
     pub(crate) fn own(model: &'a Model, tensor: Quantized) -> Result<Self> {
         tensor.check_whole(model)?;
         Ok(Self {
@@ -67,12 +65,10 @@ impl<'a> Weight<'a> {
         &self.tensor
     }
 
-    /// Whether the file says how it was made.
     pub(crate) fn is_recorded(&self) -> bool {
         self.recorded.is_some()
     }
 
-    /// The tensors of the file that it is made of.
     pub(crate) fn names(&self) -> Vec<String> {
         match self.form {
             Some(form) => form
@@ -109,7 +105,6 @@ impl<'a> Weight<'a> {
         )))
     }
 
-    /// The weight with the buffers `specs`.
     fn quantized(&self, specs: &[BufferSpec]) -> Result<QuantizedTensor<CpuBuffer<u8>>> {
         let Quantized { recipe, full, .. } = self.tensor;
         let shape = worked([full; 2], specs);
@@ -121,7 +116,6 @@ impl<'a> Weight<'a> {
         })
     }
 
-    /// The tensor of the file that holds `content`.
     fn find(&self, content: impl Fn(Content) -> bool) -> Result<(&'static Stored, Tensor<'a>)> {
         let form = self.form.context("its tensors are lowp's own")?;
         let stored = form.tensors.iter().find(|stored| content(stored.content));
@@ -240,7 +234,6 @@ impl<'a> Weight<'a> {
     }
 }
 
-/// Floats of 16 or 32 bits as f32.
 fn widened(dtype: Dtype, bytes: Vec<u8>) -> Vec<u8> {
     let each = |value: fn([u8; 2]) -> f32| -> Vec<u8> {
         let (pairs, _) = bytes.as_chunks::<2>();

@@ -9,7 +9,6 @@ use crate::text::shown;
 use safetensors::Dtype;
 use serde_json::{Map, Value, json};
 
-/// The key of `config.json`.
 const KEY: &str = "quantization_config";
 /// The version of ModelOpt whose files are followed.
 const MODELOPT_VERSION: &str = "0.39.0";
@@ -50,7 +49,6 @@ impl Modules {
         self.plain.extend(module(name).map(ToOwned::to_owned));
     }
 
-    /// Whether nothing is quantized.
     pub(crate) fn is_plain(&self) -> bool {
         self.groups.is_empty()
     }
@@ -139,7 +137,6 @@ impl Modules {
         Ok(Value::Object(groups))
     }
 
-    /// The `quant_algo` of ModelOpt.
     fn algo(&self) -> &'static str {
         match &self.groups[..] {
             [(form, _)] => form.name,
@@ -200,7 +197,6 @@ impl Modules {
     }
 }
 
-/// The module whose weight is called `name`.
 fn module(name: &str) -> Option<&str> {
     name.strip_suffix(".weight")
 }
@@ -221,7 +217,6 @@ pub(crate) fn source_dtype(config: Option<&JsonObject>) -> Dtype {
     }
 }
 
-/// Formats of compressed-tensors that are read.
 fn is_known(format: &str) -> bool {
     let known = super::forms::FORMS.iter().any(|form| form.name == format);
     known || ["naive-quantized", "dense", MIXED].contains(&format)

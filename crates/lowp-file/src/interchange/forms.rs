@@ -105,7 +105,6 @@ impl Operand {
         }
     }
 
-    /// Scales along rows and columns of a matrix of `shape`.
     pub(crate) fn scales(&self, shape: Shape) -> [usize; 2] {
         match (self.block, self.outer) {
             (Some((_, [rows, cols])), _) => [shape.rows.div_ceil(rows), shape.cols.div_ceil(cols)],
@@ -114,7 +113,6 @@ impl Operand {
         }
     }
 
-    /// Rows and columns that a scale covers.
     pub(crate) fn tile(&self) -> [usize; 2] {
         match (self.block, self.outer) {
             (Some((_, tile)), _) => tile,
@@ -123,7 +121,6 @@ impl Operand {
         }
     }
 
-    /// Elements per byte of codes.
     pub(crate) fn per_byte(&self) -> usize {
         self.element.entries_per_byte()
     }
@@ -135,39 +132,32 @@ const FP4_TWO_LEVEL: Operand = Operand {
     block: Some((Code::E4M3, [1, 16])),
     outer: Some((Extent::Tensor, Part::Amax)),
 };
-/// E2M1 under an E8M0 scale of 32 elements.
 const FP4_MX: Operand = Operand {
     element: Code::E2M1,
     block: Some((Code::E8M0, [1, 32])),
     outer: None,
 };
-/// E4M3 under an E8M0 scale of 32 elements.
 const FP8_MX: Operand = Operand {
     element: Code::E4M3,
     ..FP4_MX
 };
-/// E4M3 under an f32 scale of the tensor.
 const FP8_TENSOR: Operand = Operand {
     element: Code::E4M3,
     block: None,
     outer: Some((Extent::Tensor, Part::DecodeScale)),
 };
-/// E4M3 under an f32 scale of each row.
 const FP8_ROWS: Operand = Operand {
     outer: Some((Extent::Line, Part::DecodeScale)),
     ..FP8_TENSOR
 };
-/// E4M3 under an f32 scale of 128x128 elements.
 const FP8_TILES: Operand = Operand {
     element: Code::E4M3,
     block: Some((Code::F32, [128, 128])),
     outer: None,
 };
 
-/// What a stored tensor holds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Content {
-    /// Element codes.
     Codes,
     /// Decode scales of blocks, rows or the tensor.
     Scales,
@@ -180,31 +170,23 @@ pub(crate) enum Content {
 /// How the axes of a stored tensor are written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Axes {
-    /// Rows and columns.
     Matrix,
-    /// Rows alone.
     Vector,
-    /// Rows, 1, columns, 1.
     Blocks,
-    /// One axis of length 1.
     One,
-    /// None.
     Scalar,
 }
 
-/// One tensor of a form.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Stored {
     /// What stands in the place of `weight` in the name.
     pub(crate) suffix: &'static str,
-    /// What is written.
     pub(crate) dtype: Dtype,
     pub(crate) content: Content,
     pub(crate) axes: Axes,
 }
 
 impl Stored {
-    /// Its dimensions for a matrix of `shape`.
     pub(crate) fn dims(&self, operand: &Operand, shape: Shape) -> Vec<usize> {
         let [rows, cols] = match self.content {
             Content::Codes => [shape.rows, shape.cols.div_ceil(operand.per_byte())],
@@ -295,7 +277,6 @@ impl Form {
     }
 }
 
-/// A row of [`Form::tensors`].
 const fn stored(suffix: &'static str, dtype: Dtype, content: Content, axes: Axes) -> Stored {
     Stored {
         suffix,

@@ -14,13 +14,10 @@ use std::fs;
 use std::io::Read;
 use std::path::{Path, PathBuf};
 
-/// The configuration of a model.
 pub(crate) const CONFIG: &str = "config.json";
 /// What ModelOpt says of a quantized model.
 pub(crate) const MODELOPT_CONFIG: &str = "hf_quant_config.json";
-/// The weights in one file.
 pub(crate) const WEIGHTS: &str = "model.safetensors";
-/// The index of weights in several.
 pub(crate) const INDEX: &str = "model.safetensors.index.json";
 /// Longest configuration that is read.
 const MAX_CONFIG: u64 = 64 << 20;
@@ -124,13 +121,11 @@ impl OtherFiles {
         copy(&self.others, target)
     }
 
-    /// Copies all that is carried along. Returns the bytes.
     pub(crate) fn copy_all(&self, target: &FolderTarget) -> Result<u64> {
         Ok(copy(&self.configs, target)? + copy(&self.others, target)?)
     }
 }
 
-/// Copies `files` under their names. Returns the bytes.
 fn copy(files: &[(String, PathBuf)], target: &FolderTarget) -> Result<u64> {
     let mut written = 0;
     let mut buffer = vec![0; 1 << 20];
@@ -150,7 +145,6 @@ fn copy(files: &[(String, PathBuf)], target: &FolderTarget) -> Result<u64> {
     Ok(written)
 }
 
-/// The names in a folder, sorted.
 fn names(folder: &Path) -> Result<Vec<String>> {
     let cannot = |e: &dyn std::fmt::Display| file_error!(folder, "cannot read this folder: {e}");
     let mut names = Vec::new();
@@ -169,7 +163,6 @@ fn names(folder: &Path) -> Result<Vec<String>> {
     Ok(names)
 }
 
-/// The file or the index of the weights in `folder`.
 fn weights(folder: &Path, names: &[String]) -> Result<String> {
     let of = |end: &str| -> Vec<&String> {
         let has = |name: &&String| name.ends_with(end) && !name.starts_with('.');
@@ -204,7 +197,6 @@ fn weights(folder: &Path, names: &[String]) -> Result<String> {
     }
 }
 
-/// The JSON object in file `name` of `folder`, if it is there.
 fn object(folder: &Path, names: &[String], name: &str) -> Result<Option<JsonObject>> {
     if !names.iter().any(|known| known == name) {
         return Ok(None);

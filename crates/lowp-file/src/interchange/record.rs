@@ -10,7 +10,6 @@ use std::collections::BTreeMap;
 /// What the key of a tensor begins with; its name follows. Not one of the keys of a file that holds lowp's own tensors.
 pub(crate) const PREFIX: &str = "lowp-export.";
 
-/// The JSON object under that key.
 #[derive(Clone, Debug, Deserialize, Serialize)]
 #[serde(deny_unknown_fields)]
 struct Record {
@@ -23,12 +22,9 @@ struct Record {
     scale: Option<String>,
 }
 
-/// The numbers of a whole tensor.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub(crate) struct Numbers {
-    /// The amax of the source.
     pub(crate) amax: Option<f32>,
-    /// The decode scale.
     pub(crate) scale: Option<f32>,
 }
 
@@ -39,7 +35,6 @@ pub(crate) struct Recorded {
     pub(crate) numbers: Numbers,
 }
 
-/// The key of tensor `name`.
 pub(crate) fn key(name: &str) -> String {
     format!("{PREFIX}{name}")
 }
@@ -48,7 +43,6 @@ pub(crate) fn is_record(key: &str) -> bool {
     key.starts_with(PREFIX)
 }
 
-/// The value for a tensor.
 pub(crate) fn value(text: &Text, numbers: Numbers) -> Result<String> {
     let bits = |number: Option<f32>| number.map(|number| format!("{:08x}", number.to_bits()));
     let record = Record {
@@ -59,7 +53,6 @@ pub(crate) fn value(text: &Text, numbers: Numbers) -> Result<String> {
     Ok(serde_json::to_string(&record)?)
 }
 
-/// What the files of `model` say, by the names of tensors.
 pub(crate) fn records(model: &Model) -> Result<BTreeMap<String, Recorded>> {
     let mut records = BTreeMap::new();
     for (key, json) in model.metadata() {

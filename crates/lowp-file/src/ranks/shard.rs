@@ -99,7 +99,6 @@ struct Plan<'a> {
     held: Usage,
 }
 
-/// The part of one job that a rank does.
 struct Part {
     spec: ShardSpec,
     fields: Vec<Field>,

@@ -39,7 +39,6 @@ pub struct RankFiles {
     ranks: Vec<Rank>,
 }
 
-/// The file of one rank.
 #[derive(Debug)]
 struct Rank {
     /// Only those of its tensors that passed through.
@@ -49,7 +48,6 @@ struct Rank {
     bytes: u64,
 }
 
-/// The shard of a tensor of a rank file.
 fn shard(tensor: &Quantized) -> Result<&Shard> {
     tensor
         .shard
@@ -257,7 +255,6 @@ impl RankFiles {
         Ok(())
     }
 
-    /// Runs the gather plan of one tensor.
     fn gather(&self, name: &str) -> Result<Tensor> {
         let (tensor, _) = &self.tensors[name];
         let Shard { cuts, usage, .. } = shard(tensor)?;
@@ -338,7 +335,6 @@ fn common(text: &Text) -> Text {
     whole
 }
 
-/// What is written.
 fn outputs(files: &RankFiles, dtypes: Dtypes) -> Result<Outputs<'_>> {
     let mut groups = Vec::new();
     let mut jobs: Vec<(&Quantized, Vec<Field>)> = Vec::new();
@@ -394,7 +390,6 @@ impl Rank {
     }
 }
 
-/// The field of an amax that is in no buffer.
 fn amax_field(tensor: &Quantized) -> Option<&Field> {
     tensor
         .fields

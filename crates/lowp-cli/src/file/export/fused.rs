@@ -9,7 +9,6 @@ use lowp_file::export::{Export, FusedLayers, Target};
 /// Groups of weights that a message names.
 const NAMED: usize = 3;
 
-/// What becomes of them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(super) enum OnFused {
     /// Nothing is written

@@ -5,7 +5,6 @@ use crate::one_of::Named;
 use lowp_file::export::{Target, stored_name};
 use lowp_format::{AnyRecipe, Recipe};
 
-/// What `lowp export` writes.
 pub(super) const TARGETS: &[Named<Target>] = &[
     ("fp32", "Decoded to F32", Target::Fp32),
     (
@@ -35,7 +34,6 @@ pub(super) const TARGETS: &[Named<Target>] = &[
     ),
 ];
 
-/// The table of recipes and targets, for help texts.
 pub(super) fn table() -> String {
     let with_forms = [
         Target::CompressedTensors,

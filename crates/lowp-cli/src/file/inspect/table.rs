@@ -41,7 +41,6 @@ pub(super) fn render(report: &Report, errors: bool) -> String {
     out
 }
 
-/// The row of one tensor.
 fn cells(tensor: &TensorReport) -> [String; 8] {
     let quantized = tensor.quantized.as_ref();
     let of = |value: fn(&QuantizedReport) -> String| quantized.map_or_else(dash, value);
@@ -62,7 +61,6 @@ fn cells(tensor: &TensorReport) -> [String; 8] {
     ]
 }
 
-/// The table of scales and codes.
 fn statistics<'a>(
     tensors: impl Iterator<Item = (&'a TensorReport, &'a QuantizedReport)>,
     errors: bool,
@@ -130,7 +128,6 @@ fn bits(bits_per_element: Option<f64>) -> String {
     bits_per_element.map_or_else(dash, |bits| format!("{bits:.3}"))
 }
 
-/// The table of a checkpoint.
 pub(super) fn render_checkpoint(report: &checkpoint::Report) -> String {
     let mut table = Columns::new(&["tensor", "dtype", "shape", "bytes", "pieces"], &[0, 1]);
     for tensor in &report.tensors {
