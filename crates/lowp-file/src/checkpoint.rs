@@ -3,7 +3,7 @@
 use crate::difference::Equal;
 use crate::error::{FileError, Result};
 use crate::text::shown;
-use lowp_checkpoint::{Checkpoint, Dtype, TensorInfo};
+use lowp_checkpoint::{Checkpoint, CheckpointError, Dtype, TensorInfo};
 use serde::Serialize;
 use serde_json::Value;
 use std::collections::BTreeSet;
@@ -15,9 +15,11 @@ pub fn is_checkpoint(path: &Path) -> bool {
 }
 
 fn open(path: &Path) -> Result<Checkpoint> {
-    // The message names the file.
-    let opened = Checkpoint::latest(path);
-    opened.map_err(|error| FileError::in_file(path, error.to_string()))
+    in_file(path, Checkpoint::latest(path))
+}
+
+fn in_file<T>(path: &Path, done: Result<T, CheckpointError>) -> Result<T> {
+    done.map_err(|error| FileError::in_file(path, error))
 }
 
 /// What a checkpoint holds; the keys are those of JSON.
@@ -64,8 +66,7 @@ fn bytes(tensor: &TensorInfo<'_>) -> usize {
 /// It cannot be read, or is damaged.
 pub fn inspect(path: &Path) -> Result<Report> {
     let checkpoint = open(path)?;
-    let verified = checkpoint.verify();
-    verified.map_err(|error| FileError::in_file(path, error.to_string()))?;
+    in_file(path, checkpoint.verify())?;
     let about = checkpoint.about();
     Ok(Report {
         path: checkpoint.folder().display().to_string(),
@@ -144,12 +145,9 @@ fn first_difference(
         name, dtype, shape, ..
     } = *info;
     let mut first = None;
-    let blocks = a.blocks(name);
-    for block in blocks.map_err(|error| FileError::in_file(path_a, error.to_string()))? {
-        let read_a = a.read(name, dtype, shape, block);
-        let read_a = read_a.map_err(|error| FileError::in_file(path_a, error.to_string()))?;
-        let read_b = b.read(name, dtype, shape, block);
-        let read_b = read_b.map_err(|error| FileError::in_file(path_b, error.to_string()))?;
+    for block in in_file(path_a, a.blocks(name))? {
+        let read_a = in_file(path_a, a.read(name, dtype, shape, block))?;
+        let read_b = in_file(path_b, b.read(name, dtype, shape, block))?;
         let Some(at) = read_a.iter().zip(&read_b).position(|(x, y)| x != y) else {
             continue;
         };

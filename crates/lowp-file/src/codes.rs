@@ -2,7 +2,7 @@
 
 use crate::dtypes::Named;
 use crate::error::{Context, FileError, Result, file_error, input_error};
-use crate::fields::{Content, keeps_amax};
+use crate::fields::{Content, Field, keeps_amax};
 use crate::interchange::amax::amax_of_scale;
 pub use crate::meta::{Quantized, quantized};
 use crate::model::{Model, Tensor};
@@ -47,6 +47,18 @@ impl Quantized {
         Dtype::named(&self.text.dtype)
     }
 
+    /// The field of an amax that is in no buffer.
+    pub(crate) fn amax_field(&self) -> Option<&Field> {
+        let mut fields = self.fields.iter();
+        fields.find(|field| field.content == Content::Amax)
+    }
+
+    /// The bytes of a field.
+    pub(crate) fn read(&self, model: &Model, field: &Field) -> Result<Vec<u8>> {
+        let found = model.expect(&field.name(&self.name), field.dtype, &field.shape)?;
+        Ok(found.bytes_at(0..found.len())?.to_vec())
+    }
+
     /// The names of the tensors of the file that it is.
     pub fn fields(&self) -> impl Iterator<Item = String> + '_ {
         self.fields.iter().map(|field| field.name(&self.name))
@@ -66,15 +78,10 @@ impl Model {
                 shown(&tensor.name)
             ));
         }
-        let amax = tensor.fields.iter();
-        let amax = amax.filter(|field| field.content == Content::Amax);
-        let mut amax = amax.map(|field| -> Result<f32> {
-            let found = self.expect(&field.name(&tensor.name), field.dtype, &field.shape)?;
-            let mut bytes = [0; size_of::<f32>()];
-            found.read(&mut bytes)?;
-            Ok(f32::from_le_bytes(bytes))
-        });
-        let amax = amax.next().transpose()?;
+        let amax = match tensor.amax_field() {
+            Some(field) => first_f32(&tensor.read(self, field)?),
+            None => None,
+        };
         let codes = unpack(&Cpu, self, tensor, None);
         Ok(Codes {
             tensor: self.steady(codes)?,

@@ -141,16 +141,17 @@ pub(crate) fn mend_file(path: &Path, what: impl Display, remedy: Remedy) -> File
 
 /// Says what was tried when something failed, or what is missing.
 pub(crate) trait Context<T> {
-    fn context(self, what: impl Into<String>) -> Result<T>;
+    fn context(self, what: impl Into<String>) -> Result<T>
+    where
+        Self: Sized,
+    {
+        self.with_context(|| what)
+    }
 
     fn with_context<S: Into<String>>(self, what: impl FnOnce() -> S) -> Result<T>;
 }
 
 impl<T, E: Into<FileError>> Context<T> for Result<T, E> {
-    fn context(self, what: impl Into<String>) -> Result<T> {
-        self.with_context(|| what)
-    }
-
     fn with_context<S: Into<String>>(self, what: impl FnOnce() -> S) -> Result<T> {
         self.map_err(|why| FileError::In {
             what: what().into(),
@@ -160,10 +161,6 @@ impl<T, E: Into<FileError>> Context<T> for Result<T, E> {
 }
 
 impl<T> Context<T> for Option<T> {
-    fn context(self, what: impl Into<String>) -> Result<T> {
-        self.with_context(|| what)
-    }
-
     fn with_context<S: Into<String>>(self, what: impl FnOnce() -> S) -> Result<T> {
         self.ok_or_else(|| FileError::Missing(what().into()))
     }

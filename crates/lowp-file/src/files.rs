@@ -76,7 +76,8 @@ impl Draft {
                 let draft = Self::next_to(path, true)?;
                 if let Some(permissions) = &draft.permissions {
                     // Its files are hidden from whom the folder will hide them; its owner must be able to write them.
-                    fs::set_permissions(draft.temporary.path(), writable(permissions))?;
+                    let writable = changed(permissions, |mode| mode | 0o700);
+                    fs::set_permissions(draft.temporary.path(), writable)?;
                 }
                 return Ok(draft);
             }
@@ -120,8 +121,13 @@ impl Draft {
         let Some(permissions) = &self.permissions else {
             return File::create(self.place());
         };
-        let file = private(&self.place())?;
-        file.set_permissions(plain(permissions))?;
+        let mut options = File::options();
+        options.write(true).create(true).truncate(true);
+        #[cfg(unix)]
+        std::os::unix::fs::OpenOptionsExt::mode(&mut options, 0o600);
+        let file = options.open(self.place())?;
+        // With other contents and perhaps another owner: those to read, write and run it.
+        file.set_permissions(changed(permissions, |mode| mode & 0o777))?;
         Ok(file)
     }
 
@@ -197,41 +203,18 @@ pub fn read_regular(path: &Path, limit: u64) -> io::Result<Vec<u8>> {
     Ok(bytes)
 }
 
-/// Permissions for a file with other contents and perhaps another owner: those to read, write and run it.
-#[cfg(unix)]
-fn plain(permissions: &Permissions) -> Permissions {
-    use std::os::unix::fs::PermissionsExt;
-    Permissions::from_mode(permissions.mode() & 0o777)
-}
-
-#[cfg(not(unix))]
-fn plain(permissions: &Permissions) -> Permissions {
-    permissions.clone()
-}
-
-#[cfg(unix)]
-fn private(path: &Path) -> io::Result<File> {
-    use std::os::unix::fs::OpenOptionsExt;
-    let mut options = File::options();
-    options.write(true).create(true).truncate(true).mode(0o600);
-    options.open(path)
-}
-
-#[cfg(not(unix))]
-fn private(path: &Path) -> io::Result<File> {
-    File::create(path)
-}
-
-/// The same permissions for a folder that its owner must fill first.
-#[cfg(unix)]
-fn writable(permissions: &Permissions) -> Permissions {
-    use std::os::unix::fs::PermissionsExt;
-    Permissions::from_mode(permissions.mode() | 0o700)
-}
-
-#[cfg(not(unix))]
-fn writable(permissions: &Permissions) -> Permissions {
-    permissions.clone()
+/// `permissions` with the mode that `change` makes of theirs, where there are modes.
+fn changed(permissions: &Permissions, change: fn(u32) -> u32) -> Permissions {
+    #[cfg(unix)]
+    {
+        use std::os::unix::fs::PermissionsExt;
+        Permissions::from_mode(change(permissions.mode()))
+    }
+    #[cfg(not(unix))]
+    {
+        let _ = change;
+        permissions.clone()
+    }
 }
 
 /// Whether the folder `path` is where a file system begins.

@@ -8,8 +8,7 @@ use safetensors::SafeTensors;
 use safetensors::tensor::{Metadata, SafeTensorError};
 use serde::de::{Deserialize, Deserializer, Error, IgnoredAny, MapAccess, Visitor};
 use std::collections::BTreeSet;
-use std::fmt;
-use std::marker::PhantomData;
+use std::fmt::{self, Display};
 use std::path::Path;
 
 /// Checks the header of `bytes` and returns it with the position at which the tensors begin.
@@ -59,13 +58,13 @@ struct Offsets {
 #[serde(untagged)]
 enum Entry {
     Tensor(Offsets),
-    Object(Entries<IgnoredAny, false>),
+    Object(Entries<String, IgnoredAny>),
     Other(IgnoredAny),
 }
 
 /// Finds repeated names, overlaps, gaps and a file that is cut off; the crate's own errors name none of these.
 fn check_entries(header: &[u8], data: usize) -> Result<(), String> {
-    let Entries(entries) = serde_json::from_slice::<Entries<Entry, true>>(header)
+    let Entries(entries) = serde_json::from_slice::<Entries<String, Entry, true>>(header)
         .map_err(|e| json_problem("the header is no valid JSON object", &e))?;
     for (name, entry) in &entries {
         if let Entry::Object(Entries(keys)) = entry {
@@ -91,26 +90,18 @@ fn check_entries(header: &[u8], data: usize) -> Result<(), String> {
     places.sort();
     let (mut reached, mut before) = (0, String::new());
     for (start, end, name) in places {
-        if end < start {
-            return Err(format!(
-                "'{}' ends at byte {end}, before it begins at {start}; write the file again",
-                shown(&name)
-            ));
-        }
-        if start < reached {
-            return Err(format!(
-                "'{}' and '{}' overlap; write the file again",
-                shown(&before),
-                shown(&name)
-            ));
-        }
-        if start > reached {
-            return Err(format!(
-                "bytes {reached}..{start} in front of '{}' belong to no tensor; write the file again",
-                shown(&name)
-            ));
-        }
-        (reached, before) = (end, name);
+        let shown = shown(&name);
+        let wrong = if end < start {
+            format!("'{shown}' ends at byte {end}, before it begins at {start}")
+        } else if start < reached {
+            format!("'{}' and '{shown}' overlap", self::shown(&before))
+        } else if start > reached {
+            format!("bytes {reached}..{start} in front of '{shown}' belong to no tensor")
+        } else {
+            (reached, before) = (end, name);
+            continue;
+        };
+        return Err(format!("{wrong}; write the file again"));
     }
     let data = data as u64;
     if reached > data {
@@ -136,47 +127,54 @@ fn json_problem(what: &str, error: &serde_json::Error) -> String {
 }
 
 fn explain(error: &SafeTensorError) -> String {
-    match error {
+    let what = match error {
         SafeTensorError::InvalidHeaderDeserialization(e) => {
-            json_problem("the header is no safetensors header", e)
+            return json_problem("the header is no safetensors header", e);
         }
         SafeTensorError::TensorInvalidInfo => {
-            "a tensor has more or fewer bytes than its shape and dtype need; write the file again"
-                .to_owned()
+            "a tensor has more or fewer bytes than its shape and dtype need"
         }
         SafeTensorError::ValidationOverflow => {
-            "a shape has more elements than this machine can address; write the file again"
-                .to_owned()
+            "a shape has more elements than this machine can address"
         }
-        other => format!("{other}; write the file again"),
-    }
+        other => &other.to_string(),
+    };
+    format!("{what}; write the file again")
 }
 
 /// A JSON object, in the order of the text. Where `UNIQUE` a key that is there twice is an error.
-pub(crate) struct Entries<V, const UNIQUE: bool>(pub(crate) Vec<(String, V)>);
+pub(crate) struct Entries<K, V, const UNIQUE: bool = false>(pub(crate) Vec<(K, V)>);
 
-impl<'de, V: Deserialize<'de>, const UNIQUE: bool> Deserialize<'de> for Entries<V, UNIQUE> {
+impl<'de, K, V, const UNIQUE: bool> Deserialize<'de> for Entries<K, V, UNIQUE>
+where
+    K: Deserialize<'de> + Display,
+    V: Deserialize<'de>,
+{
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        struct Collect<V, const UNIQUE: bool>(PhantomData<V>);
-        impl<'de, V: Deserialize<'de>, const UNIQUE: bool> Visitor<'de> for Collect<V, UNIQUE> {
-            type Value = Entries<V, UNIQUE>;
+        deserializer.deserialize_map(Self(Vec::new()))
+    }
+}
 
-            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                f.write_str("an object")
-            }
+impl<'de, K, V, const UNIQUE: bool> Visitor<'de> for Entries<K, V, UNIQUE>
+where
+    K: Deserialize<'de> + Display,
+    V: Deserialize<'de>,
+{
+    type Value = Self;
 
-            fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Self::Value, A::Error> {
-                let (mut entries, mut seen) = (Vec::new(), BTreeSet::new());
-                while let Some((key, value)) = map.next_entry::<String, V>()? {
-                    if UNIQUE && !seen.insert(key.clone()) {
-                        let twice = format!("'{}' is there twice", shown(&key));
-                        return Err(A::Error::custom(twice));
-                    }
-                    entries.push((key, value));
-                }
-                Ok(Entries(entries))
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("an object")
+    }
+
+    fn visit_map<A: MapAccess<'de>>(mut self, mut map: A) -> Result<Self, A::Error> {
+        let mut seen = BTreeSet::new();
+        while let Some((key, value)) = map.next_entry::<K, V>()? {
+            if UNIQUE && !seen.insert(key.to_string()) {
+                let twice = format!("'{}' is there twice", shown(&key.to_string()));
+                return Err(A::Error::custom(twice));
             }
+            self.0.push((key, value));
         }
-        deserializer.deserialize_map(Collect(PhantomData))
+        Ok(self)
     }
 }

@@ -1,10 +1,12 @@
 //! [`JsonObject`]: the JSON object in somebody else's file, kept as text, so that what is not changed stays as it was written: numbers,
 //! their order, `NaN` and `Infinity` of Python.
 
+use crate::header::Entries;
 use serde::Serialize;
 use serde::de::IgnoredAny;
 use serde_json::Value;
 use serde_json::ser::{PrettyFormatter, Serializer};
+use serde_json::value::RawValue;
 use std::ops::Range;
 
 /// What Python writes for numbers that JSON does not have.
@@ -184,46 +186,18 @@ fn without_words(mut text: Vec<u8>) -> Vec<u8> {
 
 /// The members of the object that `text`, which is JSON, has.
 fn members(text: &[u8]) -> Vec<Member> {
-    let (mut found, mut depth, mut at) = (Vec::new(), 0_usize, 0);
-    // The key of the member that is being read, and its value as far as it was read.
-    let (mut key, mut value): (Option<Range<usize>>, Option<Range<usize>>) = (None, None);
-    let mut is_value = false;
-    while at < text.len() {
-        let start = at;
-        match text[at] {
-            b'"' => {
-                at += 1;
-                while text.get(at).is_some_and(|byte| *byte != b'"') {
-                    at += if text[at] == b'\\' { 2 } else { 1 };
-                }
-            }
-            b'{' | b'[' => depth += 1,
-            b'}' | b']' => depth -= 1,
-            _ => {}
-        }
-        at += 1;
-        match text[start] {
-            b':' if depth == 1 && !is_value => is_value = true,
-            b',' | b'}' if (depth == 1 && text[start] == b',') || depth == 0 => {
-                if let (Some(key), Some(value)) = (key.take(), value.take()) {
-                    found.push(Member {
-                        key: serde_json::from_slice(&text[key.clone()]).unwrap_or_default(),
-                        place: key.start..value.end,
-                        value,
-                    });
-                }
-                is_value = false;
-            }
-            byte if byte.is_ascii_whitespace() => {}
-            _ if is_value => {
-                let from = value.map_or(start, |value| value.start);
-                value = Some(from..at);
-            }
-            b'"' if depth == 1 => key = Some(start..at),
-            _ => {}
-        }
-    }
-    found
+    let place = |part: &RawValue| {
+        let start = part.get().as_ptr().addr() - text.as_ptr().addr();
+        start..start + part.get().len()
+    };
+    let read = serde_json::from_slice::<Entries<&RawValue, &RawValue>>(text);
+    let members = read.map(|Entries(members)| members).unwrap_or_default();
+    let member = |(key, value): (&RawValue, &RawValue)| Member {
+        key: serde_json::from_str(key.get()).unwrap_or_default(),
+        place: place(key).start..place(value).end,
+        value: place(value),
+    };
+    members.into_iter().map(member).collect()
 }
 
 #[cfg(test)]

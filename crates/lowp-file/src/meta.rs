@@ -118,11 +118,6 @@ pub struct Quantized {
 }
 
 impl Quantized {
-    fn read(name: &str, json: &str) -> Result<Self, String> {
-        let text: Text = serde_json::from_str(json).map_err(|e| e.to_string())?;
-        Self::from_text(name, text)
-    }
-
     pub(crate) fn check_whole(&self, model: &Model) -> Result<()> {
         match self.shard {
             None => Ok(()),
@@ -261,7 +256,9 @@ pub(crate) fn find(model: &Model, name: &str) -> Result<Option<Quantized>> {
     let Some(json) = model.metadata().get(&key(name)) else {
         return Ok(None);
     };
-    let mut tensor = Quantized::read(name, json).map_err(|why| {
+    let text = serde_json::from_str(json).map_err(|e| e.to_string());
+    let tensor = text.and_then(|text| Quantized::from_text(name, text));
+    let mut tensor = tensor.map_err(|why| {
         file_error!(
             model.path(),
             "the metadata of '{}' make no sense: {}; quantize the model again",

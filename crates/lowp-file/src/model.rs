@@ -55,7 +55,7 @@ impl ByteRange<'_> {
     }
 
     /// Hands bytes `range` to `take` in pieces of [`READ`], each with its distance from the start of the range.
-    fn pieces_of(
+    pub(crate) fn pieces(
         &self,
         range: Range<usize>,
         mut take: impl FnMut(usize, &[u8]) -> Result<()>,
@@ -68,11 +68,6 @@ impl ByteRange<'_> {
             take(start - range.start, bytes)?;
         }
         Ok(())
-    }
-
-    /// Hands all bytes to `take` in pieces of [`READ`], each with its distance from the start.
-    pub(crate) fn pieces(&self, take: impl FnMut(usize, &[u8]) -> Result<()>) -> Result<()> {
-        self.pieces_of(0..self.len, take)
     }
 }
 
@@ -114,7 +109,7 @@ impl Tensor<'_> {
         range: Range<usize>,
         take: impl FnMut(usize, &[u8]) -> Result<()>,
     ) -> Result<()> {
-        self.bytes.pieces_of(range, take)
+        self.bytes.pieces(range, take)
     }
 }
 
@@ -156,7 +151,7 @@ impl Model {
     fn add_index(&mut self, path: &Path) -> Result<()> {
         #[derive(serde::Deserialize)]
         struct Index {
-            weight_map: Entries<String, true>,
+            weight_map: Entries<String, String, true>,
         }
         let text = read_regular(path, MAX_HEADER as u64).map_err(|e| cannot_read(path, e))?;
         if let Some(what) = foreign::explain(&text) {
@@ -174,37 +169,30 @@ impl Model {
         places.sort_by(|a, b| a.1.cmp(&b.1).then_with(|| a.0.cmp(&b.0)));
         let mut opened: BTreeMap<&str, usize> = BTreeMap::new();
         for (name, file) in &places {
-            let puts = || format!("it puts '{}' into '{}'", shown(name), shown(file));
+            let wrong = |why: &str| {
+                let (name, file) = (shown(name), shown(file));
+                file_error!(path, "it puts '{name}' into '{file}', {why}")
+            };
             if !opened.contains_key(file.as_str()) {
                 let mut parts = Path::new(file).components();
                 if !matches!(
                     (parts.next(), parts.next()),
                     (Some(Component::Normal(_)), None)
                 ) {
-                    return Err(file_error!(
-                        path,
-                        "{}, which is no file name beside the index",
-                        puts()
-                    ));
+                    return Err(wrong("which is no file name beside the index"));
                 }
                 let full = path.with_file_name(file);
                 // Whatever else is wrong with it is told by who opens it.
                 if !full.exists() {
-                    return Err(file_error!(
-                        path,
-                        "{}, which is missing; put that file beside the index",
-                        puts()
-                    ));
+                    return Err(wrong("which is missing; put that file beside the index"));
                 }
                 opened.insert(file, self.files.len());
                 self.add_file(&full)?;
             }
             let found = self.tensors.get(name).map(|entry| entry.file);
             if found != opened.get(file.as_str()).copied() {
-                return Err(file_error!(
-                    path,
-                    "{}, which does not hold it; correct the index or the file",
-                    puts()
+                return Err(wrong(
+                    "which does not hold it; correct the index or the file",
                 ));
             }
         }
@@ -234,13 +222,11 @@ impl Model {
         let index = self.files.len();
         for (name, info) in header.tensors() {
             let (start, end) = info.data_offsets;
-            let (dtype, shape, range) =
-                (info.dtype, info.shape.clone(), begin + start..begin + end);
             let entry = Entry {
                 file: index,
-                dtype,
-                shape,
-                range,
+                dtype: info.dtype,
+                shape: info.shape.clone(),
+                range: begin + start..begin + end,
             };
             if let Some(other) = self.tensors.insert(name.clone(), entry) {
                 let other = self.files[other.file].path.display();

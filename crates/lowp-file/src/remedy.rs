@@ -59,44 +59,35 @@ pub enum Remedy {
 
 impl fmt::Display for Remedy {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Quantize => f.write_str(
-                "quantize the model first, or import it if another program quantized it",
-            ),
-            Self::QuantizeForBoth => {
-                f.write_str("decode the other orientation, or quantize it for both")
+        f.write_str(match self {
+            Self::Quantize => {
+                "quantize the model first, or import it if another program quantized it"
             }
-            Self::GiveQuantized => f.write_str("give a model that is quantized"),
-            Self::Dequantize => {
-                f.write_str("give the model that it was quantized from, or decode it first")
+            Self::QuantizeForBoth => "decode the other orientation, or quantize it for both",
+            Self::GiveQuantized => "give a model that is quantized",
+            Self::Dequantize => "give the model that it was quantized from, or decode it first",
+            Self::Import => "give the model that it was quantized from, or import it first",
+            Self::GiveReference => "give the model that was quantized",
+            Self::GiveWhole => "give the whole model, or decode it with the program that wrote it",
+            Self::Unshard => "gather the folder first",
+            Self::GiveRankFiles { first } => {
+                return write!(f, "give a folder of them ({first}, ..)");
             }
-            Self::Import => {
-                f.write_str("give the model that it was quantized from, or import it first")
-            }
-            Self::GiveReference => f.write_str("give the model that was quantized"),
-            Self::GiveWhole => {
-                f.write_str("give the whole model, or decode it with the program that wrote it")
-            }
-            Self::Unshard => f.write_str("gather the folder first"),
-            Self::GiveRankFiles { first } => write!(f, "give a folder of them ({first}, ..)"),
-            Self::KeepOneWorld => f.write_str("keep those of one world"),
-            Self::ExportCheckpoint => f.write_str("an export makes a model of it"),
-            Self::GiveCheckpoint => {
-                f.write_str("give the checkpoint, the folder that this file is in")
-            }
-            Self::GiveTrained => f.write_str("give the checkpoint of a model"),
-            Self::ExportValues => f.write_str("export values, in bf16 or f32, or an earlier step"),
-            Self::Target { targets } => write!(f, "export to {}", targets.join(", ")),
+            Self::KeepOneWorld => "keep those of one world",
+            Self::ExportCheckpoint => "an export makes a model of it",
+            Self::GiveCheckpoint => "give the checkpoint, the folder that this file is in",
+            Self::GiveTrained => "give the checkpoint of a model",
+            Self::ExportValues => "export values, in bf16 or f32, or an earlier step",
+            Self::Target { targets } => return write!(f, "export to {}", targets.join(", ")),
             Self::TargetOrBoth { target } => {
-                write!(f, "quantize it for both, or export to {target}")
+                return write!(f, "quantize it for both, or export to {target}");
             }
-            Self::TargetOrLeaveOut { targets } => write!(
-                f,
-                "export to {}, or leave it out when you quantize",
-                targets.join(", ")
-            ),
-            Self::LeaveOut => f.write_str("leave it out when you quantize"),
-            Self::QuantizeFewer => f.write_str("quantize fewer tensors"),
-        }
+            Self::TargetOrLeaveOut { targets } => {
+                let targets = targets.join(", ");
+                return write!(f, "export to {targets}, or leave it out when you quantize");
+            }
+            Self::LeaveOut => "leave it out when you quantize",
+            Self::QuantizeFewer => "quantize fewer tensors",
+        })
     }
 }

@@ -184,21 +184,18 @@ fn is_temporary(name: &str, prefix: &str) -> bool {
 
 /// The folder with its lock, where that can be had, so that its process is gone. A process number alone would not tell: it may be of
 /// another container or machine that shares the disk. Where the file system has no locks, nothing is abandoned.
-#[cfg(unix)]
 fn abandoned(path: &Path) -> Option<File> {
+    // Of Unix alone: elsewhere a folder cannot be opened.
     let folder = File::open(path).ok()?;
     folder.try_lock().ok()?;
     // Its owner may have given it its name meanwhile, and ended.
     is_at(&folder, path).then_some(folder)
 }
 
-#[cfg(not(unix))]
-fn abandoned(_path: &Path) -> Option<File> {
-    None
-}
-
-#[cfg(unix)]
 fn lock(path: &Path) -> io::Result<Option<File>> {
+    if !cfg!(unix) {
+        return Ok(None);
+    }
     let folder = File::open(path)?;
     loop {
         match folder.lock() {
@@ -207,11 +204,6 @@ fn lock(path: &Path) -> io::Result<Option<File>> {
             Err(_) => return Ok(None),
         }
     }
-}
-
-#[cfg(not(unix))]
-fn lock(_path: &Path) -> io::Result<Option<File>> {
-    Ok(None)
 }
 
 /// Whether `path` is the folder that is open as `folder`.
@@ -231,22 +223,18 @@ fn is_at(_folder: &File, path: &Path) -> bool {
 }
 
 /// Lets the owner of the folder use it, whatever the umask takes.
-#[cfg(unix)]
 fn give_owner(path: &Path) -> io::Result<()> {
-    use std::os::unix::fs::PermissionsExt;
-    let mode = match fs::symlink_metadata(path) {
-        Ok(data) => data.permissions().mode(),
-        // Whoever locks it finds out.
-        Err(_) => return Ok(()),
-    };
-    match mode & 0o700 {
-        0o700 => Ok(()),
-        _ => fs::set_permissions(path, fs::Permissions::from_mode(mode | 0o700)),
+    #[cfg(unix)]
+    {
+        use std::os::unix::fs::PermissionsExt;
+        // Whoever locks one that is not there finds out.
+        let mode = fs::symlink_metadata(path).map_or(0o700, |data| data.permissions().mode());
+        if mode & 0o700 != 0o700 {
+            fs::set_permissions(path, fs::Permissions::from_mode(mode | 0o700))?;
+        }
     }
-}
-
-#[cfg(not(unix))]
-fn give_owner(_path: &Path) -> io::Result<()> {
+    #[cfg(not(unix))]
+    let _ = path;
     Ok(())
 }
 

@@ -191,16 +191,15 @@ pub(crate) fn fill(
     // Bytes of the band before that are written from where they lie, and may still be while the next one is made.
     let mut waiting = 0;
     for (number, item) in items.iter().enumerate() {
-        let ItemSource::Made { job, .. } = item.source else {
-            if let (at, Some(bytes)) = places[number] {
-                let mut sink = |written: usize, piece: &[u8]| {
-                    draft.write_at(at + written as u64, piece)?;
-                    progress.add(piece.len());
-                    Ok(())
-                };
-                check(item, hand(item, None, &mut sink)?, bytes)?;
+        let job = match item.source {
+            ItemSource::Made { job, .. } => job,
+            ItemSource::Input(tensor) => {
+                if let (at, Some(bytes)) = places[number] {
+                    let (written, _) = put(draft, at, (item, 0), &tensor, progress)?;
+                    check(item, written, bytes)?;
+                }
+                continue;
             }
-            continue;
         };
         let Some(numbers) = of_job.remove(&job) else {
             continue;
@@ -219,8 +218,11 @@ pub(crate) fn fill(
             let band = parts.band(band).with_context(named)?;
             let (band, mut given) = (band.as_deref().unwrap_or(&*parts), 0);
             for (&number, written) in numbers.iter().zip(&mut written) {
-                if let (at, Some(_)) = places[number] {
-                    let (bytes, later) = put(draft, at, items[number], band, progress)?;
+                let item = items[number];
+                if let ((at, Some(_)), ItemSource::Made { part, .. }) =
+                    (places[number], item.source)
+                {
+                    let (bytes, later) = put(draft, at, (item, part), band, progress)?;
                     *written += bytes;
                     given += later;
                 }
@@ -236,28 +238,28 @@ pub(crate) fn fill(
     Ok(())
 }
 
-/// Writes what `parts` have of `item`, which begins at byte `at`. Returns how many bytes that are, and how many of them are written later.
+/// Writes what `parts` have of `item`, their part `part`, which begins at byte `at`. Returns how many bytes that are, and how many of them
+/// are written later.
 fn put(
     draft: &mut Draft,
     at: u64,
-    item: &Item<'_>,
+    (item, part): (&Item<'_>, usize),
     parts: &dyn Parts,
     progress: &dyn Progress,
 ) -> Result<(usize, usize)> {
-    let ItemSource::Made { part, .. } = item.source else {
-        return Ok((0, 0));
-    };
     let Some(region) = parts.region(part) else {
         return Ok((0, 0));
     };
+    let named = || format!("'{}'", shown(&item.name));
     let mut deferred = parts.deferred(part);
     if deferred.is_none() && !region.is_one_run() {
         // Many short runs are written from one place in memory, too.
         let mut bytes = Vec::new();
-        hand(item, Some(parts), &mut |_, piece| {
+        let mut sink = |piece: &[u8]| {
             bytes.extend_from_slice(piece);
             Ok(())
-        })?;
+        };
+        parts.write(part, &mut sink).with_context(named)?;
         deferred = Some(Box::new(bytes));
     }
     if let Some(deferred) = deferred {
@@ -267,36 +269,24 @@ fn put(
         progress.add(placed);
         return Ok((placed, bytes));
     }
-    let bytes = hand(item, Some(parts), &mut |written, piece| {
+    let mut written = 0;
+    let mut sink = |piece: &[u8]| {
         for (range, to) in region.pieces(written, piece.len()) {
             progress.add(range.len());
             draft.write_at(at + to as u64, &piece[range])?;
         }
-        Ok(())
-    })?;
-    Ok((region.placed(bytes), 0))
-}
-
-/// Hands the bytes of `item`, a tensor of the input or one of `parts`, to `sink`, each piece with the number of those before it. Returns
-/// their number.
-fn hand(
-    item: &Item<'_>,
-    parts: Option<&dyn Parts>,
-    sink: &mut dyn FnMut(usize, &[u8]) -> Result<()>,
-) -> Result<usize> {
-    let mut written = 0;
-    let mut counted = |piece: &[u8]| {
-        sink(written, piece)?;
         written += piece.len();
         Ok(())
     };
-    let handed = match (item.source, parts) {
-        (ItemSource::Input(tensor), _) => tensor.pieces(0..tensor.len(), |_, piece| counted(piece)),
-        (ItemSource::Made { part, .. }, Some(parts)) => parts.write(part, &mut counted),
-        (ItemSource::Made { .. }, None) => Err(input_error("nothing was made")),
-    };
-    handed.with_context(|| format!("'{}'", shown(&item.name)))?;
-    Ok(written)
+    parts.write(part, &mut sink).with_context(named)?;
+    Ok((region.placed(written), 0))
+}
+
+/// The bytes of an input are its only part.
+impl Parts for Tensor<'_> {
+    fn write(&self, _: usize, sink: &mut Sink<'_>) -> Result<()> {
+        self.pieces(0..self.len(), |_, piece| sink(piece))
+    }
 }
 
 fn check(item: &Item<'_>, written: usize, bytes: usize) -> Result<()> {

@@ -1,5 +1,7 @@
 //! Nobody outside `recipe/` names a recipe: everything follows from the answers a recipe gives.
 
+use std::collections::BTreeSet;
+
 use super::lex::{library_code, words};
 use super::violation::Violation;
 use crate::tree::{SourceFile, Tree};
@@ -11,62 +13,48 @@ const HOME: &str = "crates/lowp-format/src/recipe/";
 /// contain `nvfp4`. The types of the recipes themselves are found in the tree and need no entry.
 const STEMS: &[&str] = &["fp8delayed", "fp8current", "mxfp8", "nvfp4"];
 
-/// A name that a file may use after all.
-#[derive(Debug, Clone, Copy)]
-struct Allowed {
-    path: &'static str,
-    /// The whole word, as written.
-    word: &'static str,
-    reason: &'static str,
-}
+/// Words, as they are written, that a file may use after all, and why.
+type Allowed = (&'static str, &'static [&'static str], &'static str);
+
+const FORMS: &str = "crates/lowp-file/src/interchange/forms.rs";
+const HIGH_PRECISION: &str = "parameters that stay in high precision";
 
 /// Keep this short: each entry is a place to visit when a recipe is added.
 const ALLOWED: &[Allowed] = &[
-    Allowed {
-        path: "crates/lowp-fsdp/src/plain_vars.rs",
-        word: "PlainF32",
-        reason: "parameters that stay in high precision",
-    },
-    Allowed {
-        path: "crates/lowp-fsdp/src/builder.rs",
-        word: "PlainF32",
-        reason: "parameters that stay in high precision",
-    },
-    Allowed {
-        path: "crates/lowp-train/src/summary.rs",
-        word: "PlainF32",
-        reason: "the baseline that gaps are measured against",
-    },
-    Allowed {
-        path: "crates/lowp-cli/src/train/args.rs",
-        word: "mxfp8",
-        reason: "the default of --recipe, and an example of its help",
-    },
-    Allowed {
-        path: "crates/lowp-file/src/interchange/forms.rs",
-        word: "nvfp4-pack-quantized",
-        reason: "what compressed-tensors calls a form",
-    },
-    Allowed {
-        path: "crates/lowp-file/src/interchange/forms.rs",
-        word: "mxfp4-pack-quantized",
-        reason: "what compressed-tensors calls a form",
-    },
-    Allowed {
-        path: "crates/lowp-file/src/interchange/forms.rs",
-        word: "mxfp8-quantized",
-        reason: "what compressed-tensors calls a form",
-    },
-    Allowed {
-        path: "crates/lowp-file/src/interchange/forms.rs",
-        word: "W4A16_NVFP4",
-        reason: "what ModelOpt calls a form",
-    },
-    Allowed {
-        path: "crates/lowp-file/src/interchange/forms.rs",
-        word: "MXFP8",
-        reason: "what ModelOpt calls a form",
-    },
+    (
+        "crates/lowp-fsdp/src/plain_vars.rs",
+        &["PlainF32"],
+        HIGH_PRECISION,
+    ),
+    (
+        "crates/lowp-fsdp/src/builder.rs",
+        &["PlainF32"],
+        HIGH_PRECISION,
+    ),
+    (
+        "crates/lowp-train/src/summary.rs",
+        &["PlainF32"],
+        "the baseline that gaps are measured against",
+    ),
+    (
+        "crates/lowp-cli/src/train/args.rs",
+        &["mxfp8"],
+        "the default of --recipe, and an example of its help",
+    ),
+    (
+        FORMS,
+        &[
+            "nvfp4-pack-quantized",
+            "mxfp4-pack-quantized",
+            "mxfp8-quantized",
+        ],
+        "what compressed-tensors calls a form",
+    ),
+    (
+        FORMS,
+        &["W4A16_NVFP4", "MXFP8"],
+        "what ModelOpt calls a form",
+    ),
 ];
 
 pub(super) fn check(tree: &Tree) -> Vec<Violation> {
@@ -75,33 +63,32 @@ pub(super) fn check(tree: &Tree) -> Vec<Violation> {
 
 fn check_with(tree: &Tree, allowed: &[Allowed]) -> Vec<Violation> {
     let mut violations = Vec::new();
-    let mut used = vec![false; allowed.len()];
+    let mut used = BTreeSet::new();
     let stems = stems(tree);
     for file in tree.sources().filter(|file| is_library(file)) {
         for (line, text) in library_code(&file.text) {
             for word in recipe_words(&text, &stems) {
-                let entry = allowed
-                    .iter()
-                    .position(|a| a.path == file.path && a.word == word);
-                match entry {
-                    Some(entry) => used[entry] = true,
-                    None => violations.push(Violation::new(
-                        &file.path,
-                        line,
-                        format!(
-                            "`{word}` names a recipe outside {HOME}; ask the recipe value instead"
-                        ),
-                    )),
+                let here =
+                    |(path, words, _): &&Allowed| *path == file.path && words.contains(&word);
+                if allowed.iter().any(|entry| here(&entry)) {
+                    used.insert((&*file.path, word.to_owned()));
+                    continue;
                 }
+                let message =
+                    format!("`{word}` names a recipe outside {HOME}; ask the recipe value instead");
+                violations.push(Violation::new(&file.path, line, message));
             }
         }
     }
-    for (entry, _) in allowed.iter().zip(used).filter(|(_, used)| !used) {
-        let message = format!(
-            "`{}` is allowed here ({}) but not used; remove the entry",
-            entry.word, entry.reason
-        );
-        violations.push(Violation::new(entry.path, 1, message));
+    for (path, words, reason) in allowed {
+        for word in words
+            .iter()
+            .filter(|word| !used.contains(&(*path, word.to_string())))
+        {
+            let message =
+                format!("`{word}` is allowed here ({reason}) but not used; remove the entry");
+            violations.push(Violation::new(path, 1, message));
+        }
     }
     violations
 }
@@ -214,11 +201,7 @@ mod tests {
 
     #[test]
     fn an_allowed_name_passes_and_an_unused_entry_does_not() {
-        let allowed = [Allowed {
-            path: PLAN,
-            word: "mxfp8",
-            reason: "a default value",
-        }];
+        let allowed: [Allowed; 1] = [(PLAN, &["mxfp8"], "a default value")];
         let with = |text: &str| check_with(&Tree::of(&[(PLAN, text)]), &allowed);
         assert_eq!(with("const DEFAULT: &str = \"mxfp8\";"), []);
         assert_eq!(places(&with("const DEFAULT: &str = \"Mxfp8\";")).len(), 2);

@@ -201,7 +201,7 @@ impl<'a> Weight<'a> {
         let (Some(field), Source::File(model)) = (number, self.source) else {
             return Ok(None);
         };
-        let bytes = read(model, &self.tensor, field)?;
+        let bytes = self.tensor.read(model, field)?;
         Ok(first_f32(&bytes).map(f32::abs))
     }
 
@@ -256,7 +256,7 @@ impl<'a> Weight<'a> {
                         format!("'{}' has no field for {}", shown(&tensor.name), spec.key)
                     })?;
                 Ok(Entries {
-                    bytes: read(model, tensor, field)?,
+                    bytes: tensor.read(model, field)?,
                     layout: field.layout,
                 })
             }
@@ -295,11 +295,6 @@ impl<'a> Weight<'a> {
         let found = model.expect(&field.name(&tensor.name), field.dtype, &field.shape)?;
         found.pieces(0..found.len(), |_, bytes| sink(bytes))
     }
-}
-
-fn read(model: &Model, tensor: &Quantized, field: &Field) -> Result<Vec<u8>> {
-    let found = model.expect(&field.name(&tensor.name), field.dtype, &field.shape)?;
-    Ok(found.bytes_at(0..found.len())?.to_vec())
 }
 
 fn no_form(name: &str, recipe: &impl Recipe, to: Target) -> FileError {

@@ -182,7 +182,7 @@ impl RankFiles {
         let (tensor, first) = &self.tensors[name];
         let found = match key {
             Some(key) => holding(&tensor.fields, key, Orientation::Rowwise),
-            None => amax_field(tensor),
+            None => tensor.amax_field(),
         };
         let position = found.and_then(|found| {
             let mut fields = tensor.fields.iter();
@@ -201,12 +201,11 @@ impl RankFiles {
         for Rank { model, starts, .. } in &self.ranks {
             let mut bytes = Vec::new();
             // A number has the same size everywhere.
-            model
-                .byte_range(starts[number], field.bytes())?
-                .pieces(|_, piece| {
-                    bytes.extend_from_slice(piece);
-                    Ok(())
-                })?;
+            let range = model.byte_range(starts[number], field.bytes())?;
+            range.pieces(0..field.bytes(), |_, piece| {
+                bytes.extend_from_slice(piece);
+                Ok(())
+            })?;
             if agreed.as_ref().is_some_and(|agreed| *agreed != bytes) {
                 return Err(file_error!(
                     model.path(),
@@ -248,9 +247,10 @@ impl RankFiles {
                     shown(&field.name(name))
                 ));
             }
-            model
-                .byte_range(starts[number], piece)?
-                .pieces(|at, bytes| Ok(Cpu.write(dest, range.start + at, bytes)?))?;
+            let from = model.byte_range(starts[number], piece)?;
+            from.pieces(0..piece, |at, bytes| {
+                Ok(Cpu.write(dest, range.start + at, bytes)?)
+            })?;
         }
         Ok(())
     }
@@ -357,7 +357,7 @@ fn outputs(files: &RankFiles, dtypes: Dtypes) -> Result<Outputs<'_>> {
     }
     let make = Box::new(move |job: usize| {
         let (tensor, fields) = &jobs[job];
-        let amax = match amax_field(tensor) {
+        let amax = match tensor.amax_field() {
             Some(_) => first_f32(&files.agreed(&tensor.name, None)?),
             None => None,
         };
@@ -388,11 +388,4 @@ impl Rank {
             bytes,
         })
     }
-}
-
-fn amax_field(tensor: &Quantized) -> Option<&Field> {
-    tensor
-        .fields
-        .iter()
-        .find(|field| field.content == Content::Amax)
 }
