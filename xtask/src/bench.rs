@@ -18,6 +18,8 @@ mod against;
 mod measured;
 mod verdict;
 
+pub(crate) use verdict::median;
+
 /// Runs every benchmark, passing `args` to each, and prints the table. Fails where a row misses its
 /// bar in the median of three runs. With `against`, compares with that benchmark program instead.
 pub(crate) fn bench(args: &[String], against: Option<&Path>) -> Result<()> {

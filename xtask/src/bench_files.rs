@@ -10,6 +10,7 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result, bail, ensure};
 
 use self::process::{Spent, run, watch};
+use crate::bench::median;
 use crate::command::{build_program, cargo};
 
 /// What is measured, and where.
@@ -37,67 +38,66 @@ pub(crate) struct Options {
     filter: Option<String>,
 }
 
-/// A command, and the most time that it may take.
-struct Row {
-    name: &'static str,
-    /// Its arguments; `IN` is the input, `Q` what `RECIPE` made of it, `OUT` a file to write.
-    args: &'static [&'static str],
-    recipe: &'static str,
-    usage: &'static str,
-    /// Most multiples of `cp` on two cores; with one core 1.6 times as much.
-    bar: Option<f64>,
-}
+/// A command: its name; its arguments, of which `IN` is the input, `Q` the quantized input and `OUT` a file to write; the recipe and the usage
+/// of the quantized input; and the most multiples of `cp` that it may take on two cores.
+type Row = (&'static str, &'static str, [&'static str; 2], Option<f64>);
+
+const MXFP8: [&str; 2] = ["mxfp8", "both"];
+const FP8: [&str; 2] = ["fp8-current", "both"];
+const NVFP4: [&str; 2] = ["nvfp4-2d", "both"];
 
 const ROWS: [Row; 9] = [
-    quantize("quantize mxfp8", "mxfp8", 1.6),
-    quantize("quantize fp8-current", "fp8-current", 2.2),
-    quantize("quantize nvfp4-2d", "nvfp4-2d", 2.2),
-    dequantize("dequantize mxfp8", "both", Some(3.0)),
+    (
+        "quantize mxfp8",
+        "quantize IN -o OUT --recipe mxfp8",
+        MXFP8,
+        Some(1.6),
+    ),
+    (
+        "quantize fp8-current",
+        "quantize IN -o OUT --recipe fp8-current",
+        FP8,
+        Some(2.2),
+    ),
+    (
+        "quantize nvfp4-2d",
+        "quantize IN -o OUT --recipe nvfp4-2d",
+        NVFP4,
+        Some(2.2),
+    ),
+    ("dequantize mxfp8", "dequantize Q -o OUT", MXFP8, Some(3.0)),
     // Writes four times the bytes that it reads, and the copy of so many is beyond the bar.
-    dequantize("dequantize mxfp8, rowwise only", "rowwise", None),
-    verify("verify --source mxfp8", "mxfp8"),
-    verify("verify --source fp8-current", "fp8-current"),
-    verify("verify --source nvfp4-2d", "nvfp4-2d"),
-    Row {
-        args: &["verify", "Q", "Q"],
-        ..verify("verify two files mxfp8", "mxfp8")
-    },
+    (
+        "dequantize mxfp8, rowwise only",
+        "dequantize Q -o OUT",
+        ["mxfp8", "rowwise"],
+        None,
+    ),
+    (
+        "verify --source mxfp8",
+        "verify Q --source IN",
+        MXFP8,
+        Some(2.0),
+    ),
+    (
+        "verify --source fp8-current",
+        "verify Q --source IN",
+        FP8,
+        Some(2.0),
+    ),
+    (
+        "verify --source nvfp4-2d",
+        "verify Q --source IN",
+        NVFP4,
+        Some(2.0),
+    ),
+    ("verify two files mxfp8", "verify Q Q", MXFP8, Some(2.0)),
 ];
 
 /// What one core may take of a bar.
 const ONE_CORE: f64 = 1.6;
 /// Most bytes beside the mapped input, whatever the tensor.
 const MEMORY: u64 = 256_000_000;
-
-const fn quantize(name: &'static str, recipe: &'static str, bar: f64) -> Row {
-    Row {
-        name,
-        args: &["quantize", "IN", "-o", "OUT", "--recipe", "RECIPE"],
-        recipe,
-        usage: "both",
-        bar: Some(bar),
-    }
-}
-
-const fn dequantize(name: &'static str, usage: &'static str, bar: Option<f64>) -> Row {
-    Row {
-        name,
-        args: &["dequantize", "Q", "-o", "OUT"],
-        recipe: "mxfp8",
-        usage,
-        bar,
-    }
-}
-
-const fn verify(name: &'static str, recipe: &'static str) -> Row {
-    Row {
-        name,
-        args: &["verify", "Q", "--source", "IN"],
-        recipe,
-        usage: "both",
-        bar: Some(2.0),
-    }
-}
 
 /// A folder that goes away with its value.
 struct Scratch(PathBuf);
@@ -126,18 +126,11 @@ pub(crate) fn bench_files(options: &Options) -> Result<()> {
         "lowp",
     ])?)?;
     let programs: Vec<PathBuf> = [own].into_iter().chain(options.against.clone()).collect();
-    let scratch = Scratch(
-        options
-            .folder
-            .join(format!("lowp-bench-files-{}", std::process::id())),
-    );
+    let folder = format!("lowp-bench-files-{}", std::process::id());
+    let scratch = Scratch(options.folder.join(folder));
     fs::create_dir_all(&scratch.0).with_context(|| format!("making {}", scratch.0.display()))?;
-    let wanted = |row: &&Row| {
-        options
-            .filter
-            .as_ref()
-            .is_none_or(|text| row.name.contains(text))
-    };
+    let filter = options.filter.as_ref();
+    let wanted = |(name, ..): &&Row| filter.is_none_or(|text| name.contains(text));
     let rows: Vec<&Row> = ROWS.iter().filter(wanted).collect();
     ensure!(!rows.is_empty(), "no row matches {:?}", options.filter);
     match options.memory {
@@ -146,29 +139,31 @@ pub(crate) fn bench_files(options: &Options) -> Result<()> {
     }
 }
 
-/// The arguments of `row`, whose quantized file lies there afterwards.
+/// The arguments of a row, whose quantized file lies there afterwards, and the file that it reads.
 fn prepare(scratch: &Scratch, program: &Path, row: &Row) -> Result<(Vec<String>, String)> {
     let [input, quantized, out] =
         ["in", "q", "out"].map(|name| scratch.file(&format!("{name}.safetensors")));
-    if row.args.contains(&"Q") {
+    let (_, line, [recipe, usage], _) = row;
+    let words: Vec<&str> = line.split(' ').collect();
+    if words.contains(&"Q") {
         let made = [
-            "quantize", &input, "-o", &quantized, "--recipe", row.recipe, "--usage", row.usage,
+            "quantize", &input, "-o", &quantized, "--recipe", recipe, "--usage", usage,
         ];
         run(program, &made.map(str::to_owned), false)?;
     }
-    let arg = |arg: &&str| match *arg {
+    // All of its source in the case of verify.
+    let read = if words[0] == "dequantize" {
+        &quantized
+    } else {
+        &input
+    };
+    let arg = |word: &&str| match *word {
         "IN" => input.clone(),
         "Q" => quantized.clone(),
         "OUT" => out.clone(),
-        "RECIPE" => row.recipe.to_owned(),
         other => other.to_owned(),
     };
-    // What it reads: all of it in the case of verify's source, the quantized file else.
-    let read = match row.args {
-        ["quantize" | "verify", ..] => input.clone(),
-        _ => quantized.clone(),
-    };
-    Ok((row.args.iter().map(arg).collect(), read))
+    Ok((words.iter().map(arg).collect(), read.clone()))
 }
 
 fn times(scratch: &Scratch, programs: &[PathBuf], rows: &[&Row], options: &Options) -> Result<()> {
@@ -183,6 +178,7 @@ fn times(scratch: &Scratch, programs: &[PathBuf], rows: &[&Row], options: &Optio
     println!("|---|---|---|---|---|---|---|---|---|");
     let mut missed = Vec::new();
     for row in rows {
+        let &(command, _, _, bar) = *row;
         let (args, read) = prepare(scratch, &programs[0], row)?;
         let [copy, out] = ["copy", "out.safetensors"].map(|name| scratch.file(name));
         let mut spent: Vec<Vec<Spent>> = vec![Vec::new(); programs.len() + 1];
@@ -207,23 +203,12 @@ fn times(scratch: &Scratch, programs: &[PathBuf], rows: &[&Row], options: &Optio
                 .zip(&spent[0])
                 .map(|(a, cp)| a.seconds / cp.seconds)
                 .collect();
-            let ratio = median(&ratios);
-            let bar = row.bar.map(|bar| {
-                if options.one_core {
-                    bar * ONE_CORE
-                } else {
-                    bar
-                }
-            });
+            let ratio = median(ratios.clone());
+            let bar = bar.map(|bar| bar * if options.one_core { ONE_CORE } else { 1.0 });
             let shown = bar.map_or_else(String::new, |bar| format!("{bar:.2}"));
-            let seconds =
-                |of: &[Spent]| median(&of.iter().map(|spent| spent.seconds).collect::<Vec<_>>());
-            let cpu = median(&program.iter().map(|spent| spent.cpu).collect::<Vec<_>>());
-            let name = if number == 0 {
-                row.name.to_owned()
-            } else {
-                format!("{} (other)", row.name)
-            };
+            let seconds = |of: &[Spent]| median(of.iter().map(|spent| spent.seconds).collect());
+            let cpu = median(program.iter().map(|spent| spent.cpu).collect());
+            let name = format!("{}{}", command, if number == 0 { "" } else { " (other)" });
             println!(
                 "| {name} | {ratio:.2} | {shown} | {} | {:.2} | {cpu:.2} | {:.2} | {read} | {written} |",
                 listed(&ratios),
@@ -245,16 +230,17 @@ fn memory(scratch: &Scratch, program: &Path, rows: &[&Row], gib: usize) -> Resul
     );
     let mut missed = Vec::new();
     for row in rows {
+        let command = row.0;
         let (args, _) = prepare(scratch, program, row)?;
         let peak = watch(program, &args)?;
         drop(fs::remove_file(scratch.file("out.safetensors")));
         let [anonymous, mapped] = [peak.anonymous, peak.mapped].map(|bytes| bytes / 1_000_000);
         println!(
             "| {} | {anonymous} | {mapped} | {:.2} |",
-            row.name, peak.seconds
+            command, peak.seconds
         );
         if peak.anonymous > MEMORY {
-            missed.push(format!("{}: {anonymous} MB", row.name));
+            missed.push(format!("{}: {anonymous} MB", command));
         }
     }
     result(&missed)
@@ -272,20 +258,14 @@ fn listed(values: &[f64]) -> String {
     values.join(" ")
 }
 
-fn median(values: &[f64]) -> f64 {
-    let mut values = values.to_vec();
-    values.sort_by(f64::total_cmp);
-    values.get(values.len() / 2).copied().unwrap_or(f64::NAN)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
     fn the_median_is_one_of_the_values() {
-        assert_eq!(median(&[3.0, 1.0, 2.0]), 2.0);
-        assert!(median(&[]).is_nan());
+        assert_eq!(median(vec![3.0, 1.0, 2.0]), 2.0);
+        assert!(median(Vec::new()).is_nan());
     }
 
     #[test]

@@ -44,7 +44,7 @@ impl fmt::Display for Verdict {
 }
 
 /// The middle one of sorted values; of an even number, the upper one.
-pub(super) fn median(mut values: Vec<f64>) -> f64 {
+pub(crate) fn median(mut values: Vec<f64>) -> f64 {
     values.sort_by(f64::total_cmp);
     values.get(values.len() / 2).copied().unwrap_or(f64::NAN)
 }
