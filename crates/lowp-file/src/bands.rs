@@ -10,7 +10,7 @@ use crate::progress::Progress;
 use crate::region::{Region, is_of_all_rows, is_whole};
 use crate::reuse::DoubleBuffer;
 use crate::select::Matrix;
-use crate::source::{Room, load_in, mapped};
+use crate::source::{Room, has_room, load_in, mapped};
 use crate::write::{HELD, InRegions, Parts};
 use half::bf16;
 use lowp_comm::LocalComm;
@@ -165,8 +165,8 @@ impl<'a, B: Backend> Bands<'a, B> {
         } = self.cast;
         let most = self.rows * self.shape.cols;
         let loads = self.mapped.is_none();
-        let room = loads.then_some((tensor.dtype, most));
-        let values = self.memory.room.keep(backend, room);
+        let fits = |source: &Source<B>| loads && has_room(backend, source, &tensor, most);
+        let values = self.memory.room.keep(fits);
         let codes = self.memory.codes.keep(|codes| self.fits(codes, rows));
         if (values || codes) && self.held() >= LARGE {
             process::after_free();
@@ -314,12 +314,7 @@ impl<B: Backend> Parts for Bands<'_, B> {
         }
         progress.add(values.len() / self.shape.rows.max(1) * rows.len());
         if rows.len() >= self.shape.rows && self.bands() == 1 {
-            return Ok(Some(Box::new(Packed::new(
-                backend,
-                tensor,
-                amax,
-                fields.clone(),
-            ))));
+            return Ok(Some(Packed::parts(backend, tensor, amax, fields.clone())));
         }
         let own = self.fields(rows.len())?;
         let region = |(whole, own): (&Field, &Field)| match (&whole.layout, &own.layout) {

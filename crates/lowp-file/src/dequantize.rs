@@ -75,12 +75,7 @@ impl<'a> Dequantize<'a> {
         let mut jobs: Vec<(&Quantized, Orientation)> = Vec::new();
         for tensor in self.tensors.values() {
             let orientation = orientation(model, tensor, requested)?;
-            groups.push(Group::of(Item::made(
-                (jobs.len(), 0),
-                tensor.name.clone(),
-                float.into(),
-                dims(tensor),
-            )));
+            groups.push(Group::decoded(jobs.len(), tensor, float));
             jobs.push((tensor, orientation));
         }
         let decoder = Decoder::new(backend, float);
@@ -103,13 +98,5 @@ impl<'a> Dequantize<'a> {
             bytes,
             overflows: decoder.overflows,
         })
-    }
-}
-
-/// The dimensions of what this file holds of the tensor.
-pub(crate) fn dims(tensor: &Quantized) -> Vec<usize> {
-    match tensor.shard {
-        None => tensor.text.shape.clone(),
-        Some(_) => vec![tensor.shape.rows, tensor.shape.cols],
     }
 }

@@ -1,6 +1,7 @@
 //! [`FileError`]: what can be wrong with a file, an argument or the work.
 
 pub use crate::remedy::Remedy;
+use crate::text::shown;
 use lowp_comm::CommError;
 use lowp_format::FormatError;
 use lowp_kernels::KernelError;
@@ -118,6 +119,11 @@ fn whole(error: &FileError) -> String {
 /// An input that cannot be taken; the message says what is wrong and how to mend it.
 pub(crate) fn input_error(message: impl Into<String>) -> FileError {
     FileError::Input(message.into())
+}
+
+/// A tensor that cannot be taken.
+pub(crate) fn of_tensor(name: &str, why: impl Display) -> FileError {
+    input_error(format!("'{}': {why}", shown(name)))
 }
 
 /// [`FileError::in_file`] of what `format!` would make of the arguments after the path.

@@ -217,25 +217,16 @@ impl<'a> NewModel<'a> {
             return Ok(Box::new(Kept(&tensor.data)));
         };
         if let Data::Codes(codes, amax) = &tensor.data {
-            return Ok(Box::new(Packed::new(
-                &Cpu,
-                Arc::clone(codes),
-                *amax,
-                fields.clone(),
-            )));
+            let codes = Arc::clone(codes);
+            return Ok(Packed::parts(&Cpu, codes, *amax, fields.clone()));
         }
         let specs = setup.recipe.buffers(setup.usage);
         let shape = fields::matrix(&tensor.shape)?;
         let codes = empty(&Cpu, setup.recipe, worked([shape; 2], &specs), &specs)?;
         let scale = (setup.delayed_scale, self.shared_amax(setup, &tensor.name)?);
-        let amax = cast(
-            &Cpu,
-            &LocalComm::solo(&Cpu),
-            &codes,
-            tensor.source()?,
-            scale,
-        )?;
-        Ok(Box::new(Packed::new(&Cpu, codes, amax, fields.clone())))
+        let (solo, source) = (LocalComm::solo(&Cpu), tensor.source()?);
+        let amax = cast(&Cpu, &solo, &codes, source, scale)?;
+        Ok(Packed::parts(&Cpu, codes, amax, fields.clone()))
     }
 
     fn shared_amax(&self, setup: &Setup, name: &str) -> Result<Option<f32>> {

@@ -1,12 +1,13 @@
 //! [`Outputs`]: the tensors of a model that is written, in one file, or in several of limited size with an index, as Hugging Face keeps
 //! them.
 
+use crate::dtypes::OutputDtype;
 use crate::error::Result;
 use crate::fields::Field;
 use crate::interchange::hub::{INDEX, WEIGHTS};
 use crate::json::json_text;
 use crate::keys;
-use crate::meta::Text;
+use crate::meta::{Quantized, Text};
 use crate::progress::Progress;
 use crate::target::{Draft, FolderTarget};
 use crate::write::{Item, ItemSource, Make, check_names, fill, header, sorted};
@@ -29,6 +30,16 @@ impl<'a> Group<'a> {
             items: vec![item],
             metadata: BTreeMap::new(),
         }
+    }
+
+    /// The values of what a file holds of `tensor`, which are made of `job`.
+    pub(crate) fn decoded(job: usize, tensor: &Quantized, float: OutputDtype) -> Self {
+        let dims = match tensor.shard {
+            None => tensor.text.shape.clone(),
+            Some(_) => vec![tensor.shape.rows, tensor.shape.cols],
+        };
+        let name = tensor.name.clone();
+        Self::of(Item::made((job, 0), name, float.into(), dims))
     }
 
     /// The `fields` of the quantized tensor `name`, which are made of `job`, and what `text` says of it.

@@ -35,6 +35,16 @@ impl<B: Backend> Packed<B> {
             fields,
         }
     }
+
+    /// The same as the parts of a job.
+    pub(crate) fn parts<'a>(
+        backend: &B,
+        tensor: impl Into<Arc<Tensor<B>>>,
+        amax: Option<f32>,
+        fields: Vec<Field>,
+    ) -> Box<dyn Parts + 'a> {
+        Box::new(Self::new(backend, tensor, amax, fields))
+    }
 }
 
 impl<B: Backend> Parts for Packed<B> {

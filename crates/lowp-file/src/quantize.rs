@@ -106,7 +106,7 @@ pub(crate) fn outputs<'a, B: Backend>(
         };
         let load = |range| load(backend, tensor, range, progress);
         let (tensor, amax) = cuts.cast(backend, &flat, load)?;
-        Ok(Box::new(Packed::new(backend, tensor, amax, fields)) as Box<dyn Parts>)
+        Ok(Packed::parts(backend, tensor, amax, fields))
     });
     Ok(Outputs {
         groups,

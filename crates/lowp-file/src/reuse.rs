@@ -32,13 +32,9 @@ impl<T: Clone> Reused<T> {
         Ok(made)
     }
 
-    pub(crate) fn has(&self, fits: impl Fn(&T) -> bool) -> bool {
-        self.0.borrow().as_ref().is_some_and(fits)
-    }
-
-    /// Lets go of the buffer. Whether there was one.
-    pub(crate) fn release(&self) -> bool {
-        self.0.borrow_mut().take().is_some()
+    /// Lets go of a buffer that does not fit. Whether there was one.
+    pub(crate) fn keep(&self, fits: impl Fn(&T) -> bool) -> bool {
+        self.0.borrow_mut().take_if(|kept| !fits(kept)).is_some()
     }
 }
 
@@ -70,7 +66,7 @@ impl<T> DoubleBuffer<T> {
         let turn = match alternate {
             true => self.next.replace(1 - self.next.get()),
             false => {
-                self.buffers[1].release();
+                self.buffers[1].keep(|_| false);
                 self.next.set(0);
                 0
             }
@@ -86,12 +82,8 @@ impl<T> DoubleBuffer<T> {
 
     /// Lets go of buffers that do not fit. Whether there were any.
     pub(crate) fn keep(&self, fits: impl Fn(&T) -> bool) -> bool {
-        let mut any = false;
-        for spare in &self.buffers {
-            let is_of_use = spare.0.borrow().as_deref().is_none_or(&fits);
-            any |= !is_of_use && spare.release();
-        }
-        any
+        let [first, second] = &self.buffers;
+        first.keep(|kept| fits(kept)) | second.keep(|kept| fits(kept))
     }
 }
 

@@ -2,7 +2,7 @@
 
 use crate::dtypes::OutputDtype;
 use half::{bf16, f16};
-use std::cell::{Cell, RefCell};
+use std::cell::RefCell;
 
 /// Appends the little-endian bytes of `values` as `float`, and returns how many finite values became infinite.
 ///
@@ -49,33 +49,27 @@ fn each<const N: usize>(values: &[f32], bytes: &mut Vec<u8>, mut to: impl FnMut(
     }
 }
 
-/// Finite values that became infinite.
+/// Finite values that became infinite: the first tensor that has one, and how many there are.
 #[derive(Debug, Default)]
-pub struct Overflows {
-    count: Cell<usize>,
-    /// The first tensor that has one.
-    first: RefCell<Option<String>>,
-}
+pub struct Overflows(RefCell<Option<(String, usize)>>);
 
 impl Overflows {
     /// Counts `count` values of tensor `name`.
     pub(crate) fn add(&self, name: &str, count: usize) {
         if count > 0 {
-            self.count.set(self.count.get() + count);
-            self.first
-                .borrow_mut()
-                .get_or_insert_with(|| name.to_owned());
+            let mut all = self.0.borrow_mut();
+            all.get_or_insert_with(|| (name.to_owned(), 0)).1 += count;
         }
     }
 
     /// How many there are.
     pub fn count(&self) -> usize {
-        self.count.get()
+        self.0.borrow().as_ref().map_or(0, |(_, count)| *count)
     }
 
     /// The first tensor that has one.
     pub fn first(&self) -> Option<String> {
-        self.first.borrow().clone()
+        self.0.borrow().as_ref().map(|(name, _)| name.clone())
     }
 }
 

@@ -6,7 +6,7 @@ use crate::progress::Progress;
 use crate::reuse::Reused;
 use crate::text::shown;
 use half::{bf16, f16};
-use lowp_kernels::{Backend, CpuBuffer, Element, Source};
+use lowp_kernels::{Backend, CpuBuffer, Element, FloatDtype, Source};
 use safetensors::Dtype;
 use std::any::Any;
 use std::ops::Range;
@@ -21,32 +21,23 @@ const LARGE: usize = 8 << 20;
 const MOST_THREADS: usize = 4;
 
 /// Where sources lie one after the other.
-pub(crate) struct Room<B: Backend> {
-    f32: Reused<B::Buffer<f32>>,
-    bf16: Reused<B::Buffer<bf16>>,
+pub(crate) type Room<B> = Reused<Source<B>>;
+
+/// Whether `source` has room for `most` values of `tensor` and no more.
+pub(crate) fn has_room<B: Backend>(
+    backend: &B,
+    source: &Source<B>,
+    tensor: &Tensor<'_>,
+    most: usize,
+) -> bool {
+    source.len(backend) == most && source.dtype() == float_of(tensor)
 }
 
-impl<B: Backend> Default for Room<B> {
-    fn default() -> Self {
-        Self {
-            f32: Reused::default(),
-            bf16: Reused::default(),
-        }
-    }
-}
-
-impl<B: Backend> Room<B> {
-    /// Lets go of the source that lies there, unless it has room for `most` values of `dtype`; `None` is for none. Whether there was one.
-    pub(crate) fn keep(&self, backend: &B, room: Option<(Dtype, usize)>) -> bool {
-        let [wide, narrow] = match room {
-            None => [None; 2],
-            Some((Dtype::BF16, most)) => [None, Some(most)],
-            Some((_, most)) => [Some(most), None],
-        };
-        let wide = wide.is_none_or(|most| !self.f32.has(|kept| backend.len::<f32>(kept) == most));
-        let narrow =
-            narrow.is_none_or(|most| !self.bf16.has(|kept| backend.len::<bf16>(kept) == most));
-        (wide && self.f32.release()) | (narrow && self.bf16.release())
+/// What the values of `tensor` are loaded as.
+fn float_of(tensor: &Tensor<'_>) -> FloatDtype {
+    match tensor.dtype {
+        Dtype::BF16 => FloatDtype::Bf16,
+        _ => FloatDtype::F32,
     }
 }
 
@@ -85,43 +76,35 @@ pub(crate) fn load_in<B: Backend>(
     progress: &dyn Progress,
 ) -> Result<Source<B>> {
     let most = most.max(range.len());
+    let source = room.take(
+        |kept| has_room(backend, kept, tensor, most),
+        || Source::alloc(backend, float_of(tensor), most),
+    )?;
+    let source = source.view(backend, 0..range.len())?;
     let from = (tensor, range, progress);
-    let Room {
-        f32: wide,
-        bf16: narrow,
-    } = room;
-    room.keep(backend, Some((tensor.dtype, most)));
-    Ok(match tensor.dtype {
-        Dtype::F32 => Source::F32(convert::<4, _, _>(
-            (backend, wide, most),
-            from,
-            f32::from_le_bytes,
-        )?),
-        Dtype::F16 => Source::F32(convert::<2, _, _>((backend, wide, most), from, f32_of_f16)?),
-        Dtype::BF16 => Source::Bf16(convert::<2, _, _>(
-            (backend, narrow, most),
-            from,
-            bf16::from_le_bytes,
-        )?),
+    match (&source, tensor.dtype) {
+        (Source::F32(to), Dtype::F32) => {
+            convert::<4, _, _>((backend, to), from, f32::from_le_bytes)?;
+        }
+        (Source::F32(to), Dtype::F16) => convert::<2, _, _>((backend, to), from, f32_of_f16)?,
+        (Source::Bf16(to), Dtype::BF16) => {
+            convert::<2, _, _>((backend, to), from, bf16::from_le_bytes)?;
+        }
         _ => return Err(no_values(tensor)),
-    })
+    }
+    Ok(source)
 }
 
 fn convert<const N: usize, T: Element, B: Backend>(
-    (backend, spare, most): (&B, &Reused<B::Buffer<T>>, usize),
+    (backend, buffer): (&B, &B::Buffer<T>),
     (tensor, range, progress): (&Tensor<'_>, Range<usize>, &dyn Progress),
     value: impl Fn([u8; N]) -> T + Sync,
-) -> Result<B::Buffer<T>> {
-    let buffer = spare.take(
-        |buffer| backend.len::<T>(buffer) == most,
-        || backend.alloc::<T>(most),
-    )?;
-    let buffer = backend.view::<T>(&buffer, 0..range.len())?;
+) -> Result<()> {
     let fill = |part: Range<usize>| {
         let from = range.start + part.start..range.start + part.end;
         each_chunk::<N, T>(tensor, from, &value, |start, values| {
             progress.add(values.len() * N);
-            Ok(backend.write(&buffer, part.start + start, values)?)
+            Ok(backend.write(buffer, part.start + start, values)?)
         })
     };
     // Most of the time is the system's, which copies for several threads at once.
@@ -132,36 +115,36 @@ fn convert<const N: usize, T: Element, B: Backend>(
             .min(MOST_THREADS),
     };
     let each = range.len().div_ceil(parts).max(1);
-    let parts = (0..parts).map(|part| {
-        let end = |part: usize| (part * each).min(range.len());
-        end(part)..end(part + 1)
-    });
-    thread::scope(|scope| -> Result<()> {
-        let mut parts = parts;
-        let own = parts.next().unwrap_or(0..0);
-        let fill = &fill;
-        let start = |part: Range<usize>| {
-            let (start, end) = (part.start, part.end);
-            let thread = thread::Builder::new().spawn_scoped(scope, move || fill(start..end));
-            thread.map_err(|_| part)
+    let end = |part: usize| (part * each).min(range.len());
+    let parts: Vec<_> = (0..parts).map(|part| end(part)..end(part + 1)).collect();
+    on_threads(&parts, fill).map(drop)
+}
+
+/// Does `work` on all `parts`, the first on this thread and each other on one of its own, if the system has one for it. Returns what it gave, in
+/// order.
+pub(crate) fn on_threads<T: Send>(
+    parts: &[Range<usize>],
+    work: impl Fn(Range<usize>) -> Result<T> + Sync,
+) -> Result<Vec<T>> {
+    let (first, others) = parts.split_at(parts.len().min(1));
+    thread::scope(|scope| {
+        let work = &work;
+        let start = |part: &Range<usize>| {
+            let own = part.clone();
+            let thread = thread::Builder::new().spawn_scoped(scope, move || work(own));
+            thread.map_err(|_| part.clone())
         };
-        let others: Vec<_> = parts.map(start).collect();
-        let mut filled = fill(own);
-        for other in others {
-            filled = filled.and(match other {
-                Ok(thread) => {
-                    let ended = thread
-                        .join()
-                        .map_err(|_| FileError::Missing("a reader panicked".to_owned()));
-                    ended.and_then(|result| result)
-                }
-                // The system has no thread for it.
-                Err(part) => fill(part),
-            });
-        }
-        filled
-    })?;
-    Ok(buffer)
+        let others: Vec<_> = others.iter().map(start).collect();
+        let mut done: Vec<Result<T>> = first.iter().cloned().map(work).collect();
+        done.extend(others.into_iter().map(|other| match other {
+            Ok(thread) => {
+                let panicked = |_| Err(FileError::Missing("a reader panicked".to_owned()));
+                thread.join().unwrap_or_else(panicked)
+            }
+            Err(part) => work(part),
+        }));
+        done.into_iter().collect()
+    })
 }
 
 /// Hands values of `N` bytes each to `take`, each chunk with its distance from the start of the range.

@@ -12,13 +12,13 @@ use crate::progress::Progress;
 use crate::quantize;
 use crate::remedy::Remedy;
 use crate::select::{Choice, Matrix, Setup, reject_quantized};
+use crate::source::on_threads;
 use crate::text::{dims, shown};
 use crate::write::{Item, ItemSource};
 use lowp_kernels::Backend;
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::path::Path;
-use std::thread;
 
 pub use crate::difference::Equal;
 
@@ -353,17 +353,8 @@ fn compare(tensor: &Tensor<'_>, at: usize, bytes: &[u8]) -> Result<Option<Byte>>
     if bytes.len() < LARGE {
         return of(0, bytes);
     }
-    let (low, high) = bytes.split_at(bytes.len() / 2);
-    thread::scope(|scope| {
-        let other = thread::Builder::new().spawn_scoped(scope, || of(low.len(), high));
-        let first = of(0, low);
-        let other = match other {
-            Ok(thread) => thread
-                .join()
-                .map_err(|_| FileError::Missing("a reader panicked".to_owned()))?,
-            // The system has no thread for it.
-            Err(_) => of(low.len(), high),
-        };
-        Ok(first?.or(other?))
-    })
+    let middle = bytes.len() / 2;
+    let halves = [0..middle, middle..bytes.len()];
+    let found = on_threads(&halves, |half| of(half.start, &bytes[half]))?;
+    Ok(found.into_iter().flatten().next())
 }

@@ -12,7 +12,9 @@ use crate::round::first_f32;
 use crate::text::{message, shown};
 use crate::unpack::with_transposes;
 use crate::write::{Item, Parts, Sink};
-use lowp_checkpoint::{Block, Checkpoint, Dtype as Kind, is_weight_record, weight_record};
+use lowp_checkpoint::{
+    Block, Checkpoint, Dtype as Kind, TensorInfo, is_weight_record, weight_record,
+};
 use lowp_format::has_tensor_scale;
 use lowp_format::{
     AnyRecipe, BufferSpec, Form, Orientation, Part, QuantizedTensor, Recipe, RecipeOptions, Usage,
@@ -73,24 +75,21 @@ impl TrainedCheckpoint {
             )
         })?;
         let mut weights = Vec::new();
-        let (of_weights, mut of_others): (Vec<_>, Vec<_>) =
-            said.iter().partition(|(_, about)| is_weight_record(about));
-        for (saved, about) in of_weights {
-            let wrong = |why: String| {
-                let name = shown(saved);
-                file_error!(&path, "what it says of '{name}' makes no sense: {why}")
-            };
-            let tensor = weight(saved, about)
-                .map_err(|why| wrong(format!("{}; use the lowp that saved it", message(&why))))?;
+        for (saved, about) in said.iter().filter(|(_, about)| is_weight_record(about)) {
+            let tensor = weight(saved, about).map_err(|why| {
+                let (name, why) = (shown(saved), message(&why));
+                file_error!(
+                    &path,
+                    "what it says of '{name}' makes no sense: {why}; use the lowp that saved it"
+                )
+            })?;
             match tensor {
                 Some(tensor) => weights.push(TrainedWeight {
                     saved: saved.clone(),
                     tensor,
                 }),
                 // Its values are there all the same.
-                None if values && checkpoint.has(&format!("{saved}{MASTER}")) => {
-                    of_others.push((saved, about));
-                }
+                None if values && checkpoint.has(&format!("{saved}{MASTER}")) => {}
                 None => {
                     return Err(mend_file(
                         &path,
@@ -105,44 +104,35 @@ impl TrainedCheckpoint {
         }
         group(&mut weights, &about["config"]["amax_groups"]);
         let by_saved = numbers(&weights, |weight| &weight.saved);
-        let others: BTreeMap<&str, &Value> = of_others
-            .into_iter()
-            .map(|(saved, about)| (saved.as_str(), about))
-            .collect();
-        let mut masters = Vec::new();
-        for tensor in checkpoint
-            .tensors()
-            .filter(|tensor| tensor.dtype == Kind::F32)
-        {
-            let (Some(name), [1, len]) = (tensor.name.strip_suffix(MASTER), tensor.shape) else {
-                continue;
+        let master = |tensor: TensorInfo<'_>| {
+            let ([1, len], Kind::F32) = (tensor.shape, tensor.dtype) else {
+                return None;
             };
-            let weight = by_saved.get(name).map(|&number| &weights[number]);
-            let about = others.get(name);
+            let saved = tensor.name.strip_suffix(MASTER)?;
+            let weight = by_saved.get(saved).map(|&number| &weights[number].tensor);
+            let about = said.get(saved);
             let dims = match weight {
-                Some(weight) => Some(weight.tensor.text.shape.clone()),
-                None => about.and_then(|about| {
-                    serde_json::from_value::<Vec<usize>>(about["shape"].clone()).ok()
-                }),
+                Some(weight) => Some(weight.text.shape.clone()),
+                None => about.and_then(|about| serde_json::from_value(about["shape"].clone()).ok()),
             };
-            let elements = |dims: &[usize]| {
-                dims.iter()
-                    .try_fold(1usize, |product, dim| product.checked_mul(*dim))
-            };
-            let dims = dims.filter(|dims| elements(dims) == Some(len));
+            let dims = dims.filter(|dims: &Vec<usize>| {
+                let mut dims = dims.iter();
+                dims.try_fold(1usize, |all, dim| all.checked_mul(*dim)) == Some(len)
+            });
             let name = match weight {
-                Some(weight) => weight.tensor.name.clone(),
-                None if about.is_some_and(|about| is_weight_record(about)) => file_name(name),
-                None => name.to_owned(),
+                Some(weight) => weight.name.clone(),
+                None if about.is_some_and(is_weight_record) => file_name(saved),
+                None => saved.to_owned(),
             };
-            masters.push(Master {
+            Some(Master {
                 saved: tensor.name.to_owned(),
                 len,
                 name,
                 dims: dims.unwrap_or_else(|| vec![len]),
                 of_weight: weight.is_some(),
-            });
-        }
+            })
+        };
+        let masters = checkpoint.tensors().filter_map(master).collect();
         let numbers = numbers(&weights, |weight| &weight.tensor.name);
         Ok(Self {
             checkpoint,
@@ -165,7 +155,7 @@ impl TrainedCheckpoint {
 
     /// Bytes of all tensors.
     pub fn bytes(&self) -> u64 {
-        let bytes = |tensor: lowp_checkpoint::TensorInfo<'_>| {
+        let bytes = |tensor: TensorInfo<'_>| {
             let [rows, cols] = tensor.shape;
             (rows * cols * tensor.dtype.bytes()) as u64
         };

@@ -2,9 +2,8 @@
 
 use super::checkpoint::{TrainedCheckpoint, TrainedWeight};
 use crate::decoding::Decoder;
-use crate::dequantize::dims;
 use crate::dtypes::{Named, OutputDtype};
-use crate::error::{Context, FileError, Result, input_error, mend};
+use crate::error::{Context, FileError, Result, input_error, mend, of_tensor};
 use crate::fields::{self, Content as Kind, Field, holding};
 use crate::interchange::forms::{self, Axes, Content, Form, Operand, Stored, Target, base};
 use crate::interchange::record::{self, Numbers};
@@ -90,7 +89,7 @@ impl<'a> Weight<'a> {
                     tensor.usage,
                     lowp_format::Form::Padded,
                 )
-                .map_err(|e| input_error(format!("'{}': {e}", shown(name))))?;
+                .map_err(|e| of_tensor(name, e))?;
             }
             Work::Stored(form) => check(&tensor, form, to)?,
         }
@@ -116,12 +115,7 @@ impl<'a> Weight<'a> {
             name, text, full, ..
         } = &self.tensor;
         match self.work {
-            Work::Decoded(float) => Ok(Group::of(Item::made(
-                (job, 0),
-                name.clone(),
-                float.into(),
-                dims(&self.tensor),
-            ))),
+            Work::Decoded(float) => Ok(Group::decoded(job, &self.tensor, float)),
             Work::Fields => {
                 let scales = Named::label(lowp_format::Form::Padded).to_owned();
                 let text = Text {
@@ -173,12 +167,7 @@ impl<'a> Weight<'a> {
                     Source::Checkpoint(trained, weight) => trained.tensor(weight, &specs)?,
                 };
                 let amax = self.amax()?;
-                Ok(Box::new(Packed::new(
-                    &Cpu,
-                    tensor,
-                    amax,
-                    self.fields.clone(),
-                )))
+                Ok(Packed::parts(&Cpu, tensor, amax, self.fields.clone()))
             }
         }
     }

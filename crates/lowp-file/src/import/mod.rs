@@ -77,12 +77,7 @@ fn collect<'a>(
                 let fields = fields::called(&tensor.fields, dtypes);
                 Group::quantized(job, name, &fields, &tensor.text)?
             }
-            Some(float) => Group::of(Item::made(
-                (job, 0),
-                name.to_owned(),
-                float.into(),
-                tensor.text.shape.clone(),
-            )),
+            Some(float) => Group::decoded(job, tensor, float),
         });
     }
     let passed = model.tensors();
@@ -105,15 +100,6 @@ fn collect<'a>(
 }
 
 impl<'a> Import<'a> {
-    /// How many weights a model has in forms of other programs.
-    ///
-    /// # Errors
-    /// They are in no form that is read.
-    pub fn count(hub: &Hub) -> Result<usize> {
-        config::check(hub)?;
-        Ok(find::weights(hub)?.len())
-    }
-
     /// The weights of the model in `hub`, in the forms that their tensors and its configuration say. They are decoded to `float` if there is
     /// one; else their codes are called as `dtypes` says.
     ///

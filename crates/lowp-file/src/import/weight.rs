@@ -97,12 +97,8 @@ impl<'a> Weight<'a> {
             false => None,
         };
         let tensor = self.quantized(&self.tensor.specs)?;
-        Ok(Box::new(Packed::new(
-            &Cpu,
-            tensor,
-            amax,
-            self.tensor.fields.clone(),
-        )))
+        let fields = self.tensor.fields.clone();
+        Ok(Packed::parts(&Cpu, tensor, amax, fields))
     }
 
     fn quantized(&self, specs: &[BufferSpec]) -> Result<QuantizedTensor<CpuBuffer<u8>>> {

@@ -2,7 +2,7 @@
 
 use crate::cast::{cast, empty};
 use crate::dtypes::Named;
-use crate::error::{Context, Result, input_error};
+use crate::error::{Context, Result, input_error, of_tensor};
 use crate::fields::{self, Field, worked};
 use crate::groups::{Amaxes, Groups};
 use crate::interchange::hub::Hub;
@@ -16,8 +16,7 @@ use crate::rank_names::file_name;
 use crate::select::{Choice, Choices, Matrix, Setup};
 use crate::source::load;
 use crate::target::{Draft, FolderTarget};
-use crate::text::shown;
-use crate::write::{Item, ItemSource, Make, Parts, check_names, fill, header, sorted};
+use crate::write::{Item, ItemSource, Make, check_names, fill, header, sorted};
 use lowp_comm::{Communicator, run_ranks};
 use lowp_format::{BufferList, Form, Part as BufferPart, Recipe, Shape, Usage};
 use lowp_kernels::Cpu;
@@ -137,9 +136,7 @@ impl<'a> Plan<'a> {
                 continue;
             };
             // What unshard will write must be possible, too.
-            setup
-                .fields(shape)
-                .map_err(|e| input_error(format!("'{}': {e}", shown(tensor.name))))?;
+            setup.fields(shape).map_err(|e| of_tensor(tensor.name, e))?;
             plan.jobs.push((tensor, shape));
             plan.group_of.push(group);
         }
@@ -152,7 +149,7 @@ impl<'a> Plan<'a> {
         let spec = ShardSpec::for_usage(&recipe, full, self.world, rank, usage)?;
         let shape = spec.local_shape();
         let fields = fields::fields(&recipe, &self.stored, shape, self.held, Form::Compact)
-            .map_err(|e| input_error(format!("'{}': {e}", shown(tensor.name))))?;
+            .map_err(|e| of_tensor(tensor.name, e))?;
         Ok(Part { spec, fields })
     }
 
@@ -222,7 +219,7 @@ impl<'a> Plan<'a> {
             let group = (&self.groups, self.group_of[job]);
             let shared = amaxes.of(&Cpu, &recipe, group, own)?;
             let amax = cast(&Cpu, &**comm, &local, source, (delayed_scale, shared))?;
-            Ok(Box::new(Packed::new(&Cpu, local, amax, fields)) as Box<dyn Parts>)
+            Ok(Packed::parts(&Cpu, local, amax, fields))
         });
         let bytes = |item: &Item<'_>| -> Result<Option<usize>> {
             Ok(match item.source {

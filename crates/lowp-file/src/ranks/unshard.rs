@@ -2,7 +2,7 @@
 
 use crate::cast::Tensor;
 use crate::dtypes::Dtypes;
-use crate::error::{Context, FileError, Result, file_error, input_error, mend_file};
+use crate::error::{Context, FileError, Result, file_error, mend_file, of_tensor};
 use crate::fields::{self, Content, Field, holding, worked};
 use crate::interchange::hub::OtherFiles;
 use crate::meta::{self, Quantized, Shard, Text};
@@ -16,7 +16,7 @@ use crate::rank_names::{file_name, paths};
 use crate::remedy::Remedy;
 use crate::round::first_f32;
 use crate::text::shown;
-use crate::write::{Item, Parts};
+use crate::write::Item;
 use lowp_format::{
     BufferKey, BufferSpec, Form, GatherPlan, Orientation, QuantizedTensor, Recipe, RowCuts,
     ScaleLayout,
@@ -349,7 +349,7 @@ fn outputs(files: &RankFiles, dtypes: Dtypes) -> Result<Outputs<'_>> {
         let Shard { usage, form, .. } = *shard(tensor)?;
         let specs = tensor.recipe.buffers(usage);
         let fields = fields::fields(&tensor.recipe, &specs, tensor.full, usage, form)
-            .map_err(|e| input_error(format!("'{}': {e}", shown(name))))?;
+            .map_err(|e| of_tensor(name, e))?;
         let fields = fields::called(&fields, dtypes);
         let text = common(&tensor.text);
         groups.push(Group::quantized(jobs.len(), name, &fields, &text)?);
@@ -362,7 +362,7 @@ fn outputs(files: &RankFiles, dtypes: Dtypes) -> Result<Outputs<'_>> {
             None => None,
         };
         let (tensor, fields) = (files.gather(&tensor.name)?, fields.clone());
-        Ok(Box::new(Packed::new(&Cpu, tensor, amax, fields)) as Box<dyn Parts>)
+        Ok(Packed::parts(&Cpu, tensor, amax, fields))
     });
     Ok(Outputs::sorted(groups, files.metadata.clone(), make))
 }
