@@ -11,7 +11,7 @@ use std::time::{Duration, SystemTime};
 
 use anyhow::{Context, Result, ensure};
 
-use crate::command::{run, succeeds, target_dir, workspace_root};
+use crate::command::{remove, run, succeeds, target_dir, workspace_root};
 
 /// Set to the folder that environments are kept in, for several checkouts to share; the target folder otherwise.
 const FOLDER: &str = "LOWP_ENVIRONMENTS";
@@ -155,14 +155,6 @@ fn is_unused(folder: &Path, now: SystemTime) -> bool {
 /// Whether `folder` was to become an environment.
 fn is_unfinished(folder: &Path) -> bool {
     folder.extension().is_some_and(|e| e == UNFINISHED)
-}
-
-fn remove(folder: &Path) -> Result<()> {
-    if folder.exists() {
-        fs::remove_dir_all(folder)
-            .with_context(|| format!("cannot remove {}", folder.display()))?;
-    }
-    Ok(())
 }
 
 /// What is locked while an environment is installed. It stays when the environment goes: another run may wait for it.

@@ -8,7 +8,7 @@ use std::process::Command;
 use anyhow::{Context, Result};
 use clap::Args;
 
-use crate::command::{build_program, cargo, run, target_dir, workspace_root};
+use crate::command::{build_program, cargo, remove, run, target_dir, workspace_root};
 use crate::cuda;
 
 /// What to pack.
@@ -38,9 +38,7 @@ const SCRIPT: &str = include_str!("gpu_pack/run.sh");
 pub(crate) fn gpu_pack(options: &Options) -> Result<()> {
     cuda::cuda(&options.cuda)?;
     let folder = target_dir()?.join("gpu-pack");
-    if folder.exists() {
-        fs::remove_dir_all(&folder)?;
-    }
+    remove(&folder)?;
     fs::create_dir_all(&folder)?;
 
     if !options.bench_only {

@@ -10,7 +10,7 @@ use std::path::Path;
 use anyhow::{Context, Result, bail, ensure};
 use clap::Args;
 
-use crate::command::{cargo, display, succeeds, target_dir};
+use crate::command::{cargo, display, remove, succeeds, target_dir};
 
 /// A crate whose tests are tried.
 struct Subject {
@@ -121,10 +121,7 @@ fn test(subject: &Subject, options: &Options) -> Result<Tally> {
         args.extend(options.args.iter().map(OsString::from));
         let output = target_dir()?.join(format!("mutants/{}-{round}", subject.package));
         // Without mutants nothing is written, and an old result must not be read.
-        if output.exists() {
-            fs::remove_dir_all(&output)
-                .with_context(|| format!("cannot remove {}", output.display()))?;
-        }
+        remove(&output)?;
         fs::create_dir_all(&output).with_context(|| format!("cannot make {}", output.display()))?;
         run(&args, &output)?;
         let results = output.join("mutants.out");

@@ -7,7 +7,7 @@ use std::process::Command;
 use anyhow::{Context, Result, ensure};
 use clap::Args;
 
-use crate::command::{run, target_dir, workspace_root};
+use crate::command::{remove, run, target_dir, workspace_root};
 use crate::cuda;
 use crate::environment::{Environment, pip_install};
 
@@ -45,9 +45,7 @@ pub(crate) fn wheel(options: &Options) -> Result<()> {
 pub(crate) fn install(python: &Path) -> Result<PathBuf> {
     let wheel = build(false, true)?;
     let folder = target_dir()?.join("python-package");
-    if folder.exists() {
-        fs::remove_dir_all(&folder)?;
-    }
+    remove(&folder)?;
     let mut install = pip_install(python);
     install.arg("--no-deps").arg("--target").arg(&folder);
     install.arg(wheel);

@@ -20,7 +20,6 @@ use safetensors::Dtype;
 use std::cell::{OnceCell, RefCell};
 use std::ops::Range;
 use std::rc::Rc;
-use std::sync::Arc;
 
 /// Bytes of source in a band, about, where the bytes of its rows follow each other in all that is made of them: source and codes stay in
 /// the caches from the cast to the file. Tests have many bands.
@@ -261,18 +260,6 @@ impl<'a, B: Backend> Bands<'a, B> {
         *loaded = Some((elements, source.clone()));
         Ok(source)
     }
-
-    fn source_and_codes(&self, rows: &Range<usize>) -> Result<(Source<B>, Arc<cast::Tensor<B>>)> {
-        let Matrix { setup, .. } = self.cast.matrix;
-        let shape = Shape::new(rows.len(), self.shape.cols);
-        let specs = setup.recipe.buffers(setup.usage);
-        let fits = |codes: &cast::Tensor<B>| self.fits(codes, rows);
-        let make = || empty(self.cast.backend, setup.recipe, shape, &specs);
-        let codes = &self.memory.codes;
-        let source = self.source(rows)?;
-        let codes = codes.take(self.bands_alternate(), fits, make)?;
-        Ok((source, codes))
-    }
 }
 
 impl<B: Backend> Parts for Bands<'_, B> {
@@ -302,7 +289,13 @@ impl<B: Backend> Parts for Bands<'_, B> {
         // Room for the values first.
         self.make_room(&rows);
         let known = self.amaxes()?;
-        let (source, tensor) = self.source_and_codes(&rows)?;
+        let source = self.source(&rows)?;
+        let shape = Shape::new(rows.len(), self.shape.cols);
+        let specs = setup.recipe.buffers(setup.usage);
+        let make = || empty(backend, setup.recipe, shape, &specs);
+        let fits = |codes: &cast::Tensor<B>| self.fits(codes, &rows);
+        let codes = &self.memory.codes;
+        let tensor = codes.take(self.bands_alternate(), fits, make)?;
         let mut amax = known.tensor;
         if self.alone {
             let solo = LocalComm::solo(backend);

@@ -86,7 +86,6 @@ impl<'a> Dequantize<'a> {
         let mut metadata = copied_metadata(model);
         metadata.remove(keys::FORMAT_KEY);
         let outputs = Outputs::sorted(groups, metadata, make);
-        outputs.check()?;
         let bytes = out.write([model], &outputs, progress, |target| {
             other_files.copy_all(target)
         })?;

@@ -50,12 +50,16 @@ impl Out {
         progress: &dyn Progress,
         add_files: impl FnOnce(&FolderTarget) -> Result<u64>,
     ) -> Result<u64> {
+        outputs.check()?;
         let mut inputs = inputs.into_iter();
         let mut steady = || inputs.try_for_each(|model| model.steady(Ok(())));
         match self {
             Self::File(target) => {
                 progress.begin(outputs.work(u64::MAX));
-                target.fill(|draft| outputs.write_one(draft, progress), steady)
+                target.fill(
+                    |draft| outputs.write_file(&outputs.groups, draft, progress),
+                    steady,
+                )
             }
             Self::Folder(target, most) => {
                 progress.begin(outputs.work(most));

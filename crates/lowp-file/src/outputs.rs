@@ -102,11 +102,8 @@ impl<'a> Outputs<'a> {
         self.files(most).into_iter().map(of_file).sum()
     }
 
-    pub(crate) fn write_one(&self, draft: &mut Draft, progress: &dyn Progress) -> Result<()> {
-        self.write_file(&self.groups, draft, progress)
-    }
-
-    fn write_file(
+    /// Writes the file of `groups`.
+    pub(crate) fn write_file(
         &self,
         groups: &[Group<'a>],
         draft: &mut Draft,

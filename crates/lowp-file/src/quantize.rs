@@ -39,7 +39,6 @@ pub fn quantize<B: Backend>(
 ) -> Result<u64> {
     choices.are_of(&hub.model)?;
     let outputs = outputs(backend, &hub.model, &choices.all, cuts, progress)?;
-    outputs.check()?;
     out.write([&hub.model], &outputs, progress, |target| {
         hub.other_files.copy_all(target)
     })

@@ -427,7 +427,8 @@ mod tests {
             sources: vec![0; 2],
         };
         let progress = ();
-        target.fill(|draft| outputs.write_one(draft, &progress), || Ok(()))?;
+        let write = |draft: &mut Draft| outputs.write_file(&outputs.groups, draft, &progress);
+        target.fill(write, || Ok(()))?;
         assert_eq!(written.load(Ordering::SeqCst), 2 * BANDS);
         Ok(())
     }

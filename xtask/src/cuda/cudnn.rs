@@ -6,7 +6,7 @@ use std::process::Command;
 
 use anyhow::{Context, Result};
 
-use crate::command::{run, target_dir, workspace_root};
+use crate::command::{remove, run, target_dir, workspace_root};
 
 /// cuDNN, of which the headers are kept, and the headers of its C++ interface. What they compile to runs with cuDNN 9.
 const WHEELS: &[&str] = &[
@@ -76,11 +76,8 @@ fn install(folder: &Path) -> Result<()> {
     eprintln!("fetching the headers of cuDNN (500 MB, of which 5 MB are kept)");
     let wheels = folder.with_extension("wheels");
     let partial = folder.with_extension("partial");
-    for old in [&wheels, &partial] {
-        if old.exists() {
-            std::fs::remove_dir_all(old)?;
-        }
-    }
+    remove(&wheels)?;
+    remove(&partial)?;
     let mut download = Command::new("python3");
     download
         .args(["-m", "pip", "download", "--quiet", "--no-deps"])

@@ -56,9 +56,6 @@ pub(crate) struct Options {
 
 impl Options {
     /// The architectures that were compiled last, or those of [`TESTED`], with the table.
-    ///
-    /// # Errors
-    /// No target folder.
     pub(crate) fn checked() -> Result<Self> {
         let last = Manifest::load(&target_dir()?.join("cuda-kernels"));
         let tested = TESTED.map(str::to_owned).into();

@@ -5,7 +5,7 @@ use std::process::Command;
 
 use anyhow::{Context, Result, anyhow};
 
-use crate::command::{run, target_dir};
+use crate::command::{remove, run, target_dir};
 use lowp_nvcc::Nvcc;
 
 /// The compiler and its headers as Python packages, all of CUDA 13.0.
@@ -58,9 +58,7 @@ fn program(folder: &Path) -> PathBuf {
 fn install(folder: &Path) -> Result<()> {
     eprintln!("no nvcc in CUDA_HOME or PATH; installing NVIDIA's compiler wheels");
     let partial = folder.with_extension("partial");
-    if partial.exists() {
-        std::fs::remove_dir_all(&partial)?;
-    }
+    remove(&partial)?;
     let mut command = Command::new("python3");
     command
         .args(["-m", "pip", "install", "--quiet", "--no-deps"])
@@ -72,9 +70,7 @@ fn install(folder: &Path) -> Result<()> {
         "cannot install NVIDIA's compiler; set CUDA_HOME to a CUDA 13 toolkit, or make `python3 -m pip` \
          work",
     )?;
-    if folder.exists() {
-        std::fs::remove_dir_all(folder)?;
-    }
+    remove(folder)?;
     std::fs::rename(&partial, folder)?;
     Ok(())
 }

@@ -103,8 +103,8 @@ fn equal(Equal { tensors, bytes }: Equal) -> Result<()> {
     output::print(&format!("equal: {tensors} tensors, {bytes} bytes\n"))
 }
 
-/// The files to compare, each with that of the other side.
-fn files(path: &Path) -> Result<Vec<PathBuf>> {
+/// The files of all ranks, or the only one.
+pub(super) fn files(path: &Path) -> Result<Vec<PathBuf>> {
     if ranks::is_folder(path) {
         Ok(ranks::paths(path)?)
     } else {

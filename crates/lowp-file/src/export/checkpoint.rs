@@ -53,7 +53,7 @@ struct Master {
 #[derive(Debug)]
 pub struct TrainedCheckpoint {
     checkpoint: Checkpoint,
-    weights: Vec<TrainedWeight>,
+    pub(crate) weights: Vec<TrainedWeight>,
     numbers: BTreeMap<String, usize>,
     masters: Vec<Master>,
 }
@@ -140,10 +140,6 @@ impl TrainedCheckpoint {
             numbers,
             masters,
         })
-    }
-
-    pub(crate) fn weights(&self) -> &[TrainedWeight] {
-        &self.weights
     }
 
     /// The model as transformers configures it, where they have it.

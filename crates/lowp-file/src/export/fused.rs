@@ -63,7 +63,7 @@ pub(super) fn find<'w>(weights: &'w [Weight<'_>]) -> Result<Vec<FusedLayers<'w>>
         .iter()
         .filter(|w| w.scale_of_tensor().is_some())
         .collect();
-    let names: Vec<&str> = scaled.iter().map(|weight| weight.name()).collect();
+    let names: Vec<&str> = scaled.iter().map(|w| &*w.tensor.name).collect();
     let mut found = Vec::new();
     for group in run_as_one(&names) {
         let mut scales = Vec::new();

@@ -25,7 +25,7 @@ use crate::write::Item;
 use lowp_kernels::Cpu;
 use std::collections::BTreeMap;
 use std::path::Path;
-use weight::{Weight, Work};
+use weight::{Source, Weight, Work};
 
 pub use crate::interchange::forms::{Target, stored_name, targets};
 pub use checkpoint::TrainedCheckpoint;
@@ -62,7 +62,10 @@ impl<'a> Export<'a> {
         }
         let plain = meta::others(model, &tensors).map(Item::input).collect();
         let weights = tensors.into_values();
-        let weights = weights.map(|tensor| Weight::of_file(model, tensor, to));
+        let weights = weights.map(|tensor| {
+            tensor.check_whole(model)?;
+            Weight::new(tensor, Source::File(model), to)
+        });
         let mut metadata = copied_metadata(model);
         metadata.remove(keys::FORMAT_KEY);
         metadata.retain(|key, _| !record::is_record(key));
@@ -93,8 +96,10 @@ impl<'a> Export<'a> {
             config: trained.config(),
         };
         if !decoded {
-            let weights = trained.weights().iter();
-            let weights = weights.map(|weight| Weight::of_checkpoint(trained, weight, to));
+            let weights = trained.weights.iter().map(|weight| {
+                let source = Source::Checkpoint(trained, weight);
+                Weight::new(trained.quantized(weight)?, source, to)
+            });
             input.weights = weights.collect::<Result<_>>()?;
         }
         Ok(input)
@@ -102,7 +107,8 @@ impl<'a> Export<'a> {
 
     /// The names of the weights that are written with a scale which follows from the amax of the tensor.
     pub fn scaled(&self) -> Vec<&str> {
-        self.with_tensor_scale().map(Weight::name).collect()
+        let weights = self.with_tensor_scale();
+        weights.map(|weight| &*weight.tensor.name).collect()
     }
 
     fn with_tensor_scale(&self) -> impl Iterator<Item = &Weight<'a>> {
@@ -122,7 +128,7 @@ impl<'a> Export<'a> {
             let numbers = first.numbers()?;
             for other in group[1..].iter().map(|&member| weights[member]) {
                 if other.numbers()? != numbers {
-                    return Ok(Some([first.name(), other.name()]));
+                    return Ok(Some([&first.tensor.name, &other.tensor.name]));
                 }
             }
         }
@@ -155,7 +161,7 @@ impl<'a> Export<'a> {
         for (job, weight) in self.weights.iter().enumerate() {
             groups.push(weight.group(job)?);
             if let Work::Stored(form) = weight.work {
-                modules.add(form, weight.name());
+                modules.add(form, &weight.tensor.name);
                 lost += usize::from(weight.loses_columnwise());
             }
         }
@@ -173,7 +179,6 @@ impl<'a> Export<'a> {
             (None, None) => Err(input_error("there is no such tensor")),
         });
         let outputs = Outputs::sorted(groups, metadata, make);
-        outputs.check()?;
         let documents = modules.documents(to, self.config.as_ref())?;
         let models = || hub.into_iter().map(|hub| &hub.model);
         let out = Out::folder(output, models().flat_map(Model::files), most)?;

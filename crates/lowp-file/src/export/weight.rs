@@ -38,7 +38,7 @@ pub(crate) enum Source<'a> {
 
 #[derive(Debug)]
 pub(crate) struct Weight<'a> {
-    tensor: Quantized,
+    pub(crate) tensor: Quantized,
     source: Source<'a>,
     pub(crate) work: Work,
     /// What is written of the weight itself where its fields are, all of them or rowwise.
@@ -52,24 +52,7 @@ struct Entries {
 }
 
 impl<'a> Weight<'a> {
-    pub(crate) fn of_file(model: &'a Model, tensor: Quantized, to: Target) -> Result<Self> {
-        tensor.check_whole(model)?;
-        Self::new(tensor, Source::File(model), to)
-    }
-
-    pub(crate) fn of_checkpoint(
-        trained: &'a TrainedCheckpoint,
-        weight: &'a TrainedWeight,
-        to: Target,
-    ) -> Result<Self> {
-        Self::new(
-            trained.quantized(weight)?,
-            Source::Checkpoint(trained, weight),
-            to,
-        )
-    }
-
-    fn new(tensor: Quantized, source: Source<'a>, to: Target) -> Result<Self> {
+    pub(crate) fn new(tensor: Quantized, source: Source<'a>, to: Target) -> Result<Self> {
         let (name, recipe) = (&tensor.name, &tensor.recipe);
         let work = match to {
             Target::Fp32 => Work::Decoded(OutputDtype::F32),
@@ -99,10 +82,6 @@ impl<'a> Weight<'a> {
             work,
             fields,
         })
-    }
-
-    pub(crate) fn name(&self) -> &str {
-        &self.tensor.name
     }
 
     /// Whether it has a columnwise operand that cannot be made of the rowwise one.

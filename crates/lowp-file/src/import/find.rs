@@ -109,7 +109,12 @@ fn recorded_weight<'a>(model: &'a Model, name: &str, recorded: Recorded) -> Resu
         stem.is_some_and(|stem| stored_as(model, stem, form, &tensor))
     });
     match found {
-        Some(form) => Ok(Weight::stored(model, form, tensor, Some(numbers))),
+        Some(_) => Ok(Weight {
+            model,
+            tensor,
+            form: found,
+            recorded: Some(numbers),
+        }),
         None => Err(file_error!(
             model.path(),
             "it says that it has '{}' as {} of shape {}, and the tensors of that name are not all there or are something else; \
@@ -147,7 +152,12 @@ fn foreign_weight<'a>(
     );
     let text = Text::new(&recipe, source, Usage::ROWWISE, lowp_format::Form::Padded);
     let tensor = Quantized::from_text(&name, text).map_err(wrong)?;
-    Ok(Weight::stored(model, form, tensor, None))
+    Ok(Weight {
+        model,
+        tensor,
+        form: Some(form),
+        recorded: None,
+    })
 }
 
 /// Rejects tensors that are parts of weights in no form that is known: as plain tensors they would mean something else.

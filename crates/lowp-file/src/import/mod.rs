@@ -10,7 +10,7 @@ use crate::fields;
 use crate::interchange::config::{self, Modules};
 use crate::interchange::forms::Target;
 use crate::interchange::hub::Hub;
-use crate::interchange::record;
+use crate::interchange::record::{self, Numbers};
 use crate::keys;
 use crate::meta;
 use crate::out::Out;
@@ -50,7 +50,13 @@ fn collect<'a>(
     for (name, tensor) in own {
         taken.extend(tensor.fields());
         if float.is_some() {
-            weights.push(Weight::own(model, tensor)?);
+            tensor.check_whole(model)?;
+            weights.push(Weight {
+                model,
+                tensor,
+                form: None,
+                recorded: Some(Numbers::default()),
+            });
             continue;
         }
         let items = tensor.fields.iter().filter_map(|field| {
@@ -71,11 +77,11 @@ fn collect<'a>(
         });
     }
     for (job, weight) in weights.iter().enumerate() {
-        let (name, tensor) = (weight.name(), weight.tensor());
+        let tensor = &weight.tensor;
         groups.push(match float {
             None => {
                 let fields = fields::called(&tensor.fields, dtypes);
-                Group::quantized(job, name, &fields, &tensor.text)?
+                Group::quantized(job, &tensor.name, &fields, &tensor.text)?
             }
             Some(float) => Group::decoded(job, tensor, float),
         });
@@ -129,7 +135,7 @@ impl<'a> Import<'a> {
     /// Number of weights that do not say how they were made: their recipe is the first that decodes them, with its default options.
     pub fn foreign(&self) -> usize {
         let weights = self.weights.iter();
-        weights.filter(|weight| !weight.is_recorded()).count()
+        weights.filter(|weight| weight.recorded.is_none()).count()
     }
 
     /// Writes lowp's own file or folder. Returns the bytes that were written, and values that became infinite.

@@ -24,51 +24,15 @@ use safetensors::Dtype;
 
 #[derive(Debug)]
 pub(crate) struct Weight<'a> {
-    model: &'a Model,
-    tensor: Quantized,
+    pub(crate) model: &'a Model,
+    pub(crate) tensor: Quantized,
     /// How it is stored; `None` where its tensors are lowp's own.
-    form: Option<&'static Form>,
+    pub(crate) form: Option<&'static Form>,
     /// What the file says of its numbers, where it says how it was made.
-    recorded: Option<Numbers>,
+    pub(crate) recorded: Option<Numbers>,
 }
 
 impl<'a> Weight<'a> {
-    pub(crate) fn stored(
-        model: &'a Model,
-        form: &'static Form,
-        tensor: Quantized,
-        recorded: Option<Numbers>,
-    ) -> Self {
-        Self {
-            model,
-            tensor,
-            form: Some(form),
-            recorded,
-        }
-    }
-
-    pub(crate) fn own(model: &'a Model, tensor: Quantized) -> Result<Self> {
-        tensor.check_whole(model)?;
-        Ok(Self {
-            model,
-            tensor,
-            form: None,
-            recorded: Some(Numbers::default()),
-        })
-    }
-
-    pub(crate) fn name(&self) -> &str {
-        &self.tensor.name
-    }
-
-    pub(crate) fn tensor(&self) -> &Quantized {
-        &self.tensor
-    }
-
-    pub(crate) fn is_recorded(&self) -> bool {
-        self.recorded.is_some()
-    }
-
     pub(crate) fn names(&self) -> Vec<String> {
         match self.form {
             Some(form) => form

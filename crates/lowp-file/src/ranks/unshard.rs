@@ -118,7 +118,6 @@ impl RankFiles {
     ) -> Result<(u64, OtherFiles)> {
         let other_files = OtherFiles::in_folder(&self.folder, &paths(&self.folder)?)?;
         let outputs = outputs(self, dtypes)?;
-        outputs.check()?;
         let inputs = self.ranks.iter().map(|rank| &rank.model);
         let written = out.write(inputs, &outputs, progress, |target| {
             other_files.copy_all(target)

@@ -3,11 +3,12 @@
 
 mod table;
 
+use super::verify::files;
 use crate::output;
 use crate::usage::input_error;
 use anyhow::Result;
 use lowp_file::inspect::Report;
-use lowp_file::{Hub, checkpoint, ranks};
+use lowp_file::{Hub, checkpoint};
 use serde::Serialize;
 use std::path::PathBuf;
 
@@ -65,11 +66,7 @@ pub(super) fn main(args: &Args) -> Result<()> {
             false => table::render_checkpoint(&report),
         });
     }
-    let files = if ranks::is_folder(&args.input) {
-        ranks::paths(&args.input)?
-    } else {
-        vec![args.input.clone()]
-    };
+    let files = files(&args.input)?;
     let reference = args
         .reference
         .as_ref()
