@@ -168,7 +168,7 @@ impl<'a, B: Backend> Bands<'a, B> {
         let values = self.memory.room.keep(fits);
         let codes = self.memory.codes.keep(|codes| self.fits(codes, rows));
         if (values || codes) && self.held() >= LARGE {
-            process::after_free();
+            (process::hooks().after_free)();
         }
     }
 

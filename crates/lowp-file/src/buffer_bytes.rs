@@ -1,8 +1,9 @@
 //! The bytes of buffers, chunk by chunk where they are on a device.
 
 use crate::background::Deferred;
+use crate::error::{FileError, Result};
 use bytemuck::Pod;
-use lowp_kernels::{Backend, CpuBuffer, Element, KernelError};
+use lowp_kernels::{Backend, CpuBuffer, Element};
 use std::any::Any;
 use std::io;
 use std::sync::Arc;
@@ -11,11 +12,11 @@ use std::sync::Arc;
 pub(crate) const CHUNK: usize = if cfg!(test) { 1 << 14 } else { 1 << 20 };
 
 /// Reads the elements of `buffer` and hands them to `take`, at most [`CHUNK`] bytes at a time.
-pub(crate) fn each_chunk<T: Element, B: Backend, E: From<KernelError>>(
+pub(crate) fn each_chunk<T: Element, B: Backend>(
     backend: &B,
     buffer: &B::Buffer<T>,
-    mut take: impl FnMut(&[T]) -> Result<(), E>,
-) -> Result<(), E> {
+    mut take: impl FnMut(&[T]) -> Result<()>,
+) -> Result<()> {
     let (len, most) = (backend.len::<T>(buffer), CHUNK / size_of::<T>());
     let mut chunk = vec![T::default(); most.min(len)];
     for start in (0..len).step_by(most) {
@@ -48,15 +49,6 @@ struct BufferBytes<T: Element, B: Backend, O> {
     _owner: Arc<O>,
 }
 
-/// An error of the device or of the file.
-struct Failed(io::Error);
-
-impl From<KernelError> for Failed {
-    fn from(error: KernelError) -> Self {
-        Self(io::Error::other(error))
-    }
-}
-
 impl<T: Element + Pod, B: Backend, O: Send + Sync> Deferred for BufferBytes<T, B, O> {
     fn len(&self) -> usize {
         self.backend.len::<T>(&self.buffer) * size_of::<T>()
@@ -69,8 +61,11 @@ impl<T: Element + Pod, B: Backend, O: Send + Sync> Deferred for BufferBytes<T, B
             return take(bytemuck::cast_slice(&values));
         }
         let chunks = each_chunk(&self.backend, &self.buffer, |chunk: &[T]| {
-            take(bytemuck::cast_slice(chunk)).map_err(Failed)
+            Ok(take(bytemuck::cast_slice(chunk))?)
         });
-        chunks.map_err(|Failed(error)| error)
+        chunks.map_err(|error| match error {
+            FileError::Io(error) => error,
+            error => io::Error::other(error),
+        })
     }
 }

@@ -202,7 +202,7 @@ impl<B: Backend> Parts for Decoded<'_, B> {
 
     fn write(&self, _: usize, sink: &mut Sink<'_>) -> Result<()> {
         let mut bytes = Vec::new();
-        each_chunk::<f32, B, _>(&self.to.backend, &self.values, |values| {
+        each_chunk::<f32, B>(&self.to.backend, &self.values, |values| {
             bytes.clear();
             self.to.append(self.name, values, &mut bytes);
             sink(&bytes)

@@ -86,7 +86,7 @@ impl Draft {
     }
 
     fn next_to(path: PathBuf, is_folder: bool) -> io::Result<Self> {
-        process::before_temporary().map_err(hinted)?;
+        (process::hooks().before_temporary)().map_err(hinted)?;
         let temporary = Temporary::next_to(&path).map_err(|error| {
             if is_descriptors(&error) {
                 return hinted(error);

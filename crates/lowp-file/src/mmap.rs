@@ -32,7 +32,7 @@ impl Bytes {
             file.read_exact_at(&mut bytes, range.start as u64)?;
             return Ok(Self::Copied(bytes));
         }
-        process::before_map();
+        (process::hooks().before_map)();
         let mut options = MmapOptions::new();
         options.offset(range.start as u64).len(range.len());
         // SAFETY: the map is read-only and only handed out as shared slices. It would show changes that another process
@@ -52,7 +52,7 @@ pub(crate) fn values<T: Element>(file: &File, range: &Range<usize>) -> Option<Cp
     if range.len() <= COPIED || !whole || cfg!(target_endian = "big") {
         return None;
     }
-    process::before_map();
+    (process::hooks().before_map)();
     let mut options = MmapOptions::new();
     options.offset(range.start as u64).len(range.len());
     // Nobody writes, so that no memory is set aside for it.

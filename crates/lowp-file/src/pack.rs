@@ -73,6 +73,6 @@ impl<B: Backend> Parts for Packed<B> {
             return sink(&bytes);
         }
         let buffer = &self.tensor.buffer(key)?.storage;
-        each_chunk::<u8, B, _>(&self.backend, buffer, sink)
+        each_chunk::<u8, B>(&self.backend, buffer, sink)
     }
 }

@@ -27,20 +27,11 @@ pub fn set_hooks(hooks: Hooks) -> bool {
     HOOKS.set(hooks).is_ok()
 }
 
-pub(crate) fn before_temporary() -> io::Result<()> {
-    HOOKS
-        .get()
-        .map_or(Ok(()), |hooks| (hooks.before_temporary)())
-}
-
-pub(crate) fn before_map() {
-    if let Some(hooks) = HOOKS.get() {
-        (hooks.before_map)();
-    }
-}
-
-pub(crate) fn after_free() {
-    if let Some(hooks) = HOOKS.get() {
-        (hooks.after_free)();
-    }
+/// Those that are set, or some that do nothing.
+pub(crate) fn hooks() -> Hooks {
+    HOOKS.get().copied().unwrap_or(Hooks {
+        before_temporary: || Ok(()),
+        before_map: || {},
+        after_free: || {},
+    })
 }

@@ -312,17 +312,8 @@ impl<'c, 'a> Check<'c, 'a> {
                 };
                 match band.deferred(*part) {
                     Some(later) => {
-                        let mut failed = None;
-                        let handed = later.each(&mut |bytes| {
-                            take(bytes).map_err(|error| {
-                                failed = Some(error);
-                                io::ErrorKind::Other.into()
-                            })
-                        });
-                        match failed {
-                            Some(error) => return Err(error),
-                            None => handed?,
-                        }
+                        let handed = later.each(&mut |bytes| take(bytes).map_err(io::Error::other));
+                        handed.map_err(|error| error.downcast().unwrap_or_else(FileError::Io))?;
                     }
                     None => band.write(*part, &mut take)?,
                 }

@@ -237,16 +237,13 @@ pub(crate) fn check(hub: &Hub) -> Result<()> {
         Some(Ok(Some(config))) => config,
         Some(Err(why)) => return unknown(CONFIG, shown(&why).to_string()),
     };
-    let text = |key: &str| config.get(key).and_then(Value::as_str);
+    let text = |key: &str| config[key].as_str();
     let method = text("quant_method").unwrap_or_default();
     match method {
         "compressed-tensors" => {
-            let formats = config
-                .get("config_groups")
-                .and_then(Value::as_object)
-                .into_iter();
-            let formats = formats.flat_map(Map::values);
-            let formats = formats.filter_map(|group| group.get("format").and_then(Value::as_str));
+            let groups = config["config_groups"].as_object().into_iter();
+            let groups = groups.flat_map(Map::values);
+            let formats = groups.filter_map(|group| group["format"].as_str());
             if let Some(format) = formats
                 .chain(text("format"))
                 .find(|format| !is_known(format))
@@ -256,10 +253,8 @@ pub(crate) fn check(hub: &Hub) -> Result<()> {
                     format!("its weights have the format '{}'", shown(format)),
                 );
             }
-            let transforms = config
-                .get("transform_config")
-                .filter(|value| value.as_object().is_some_and(|object| !object.is_empty()));
-            if transforms.is_some() {
+            let transforms = config["transform_config"].as_object();
+            if transforms.is_some_and(|transforms| !transforms.is_empty()) {
                 return unknown(
                     CONFIG,
                     "its transform_config says that weights were rotated before they were quantized, which lowp does not undo".to_owned(),
@@ -268,10 +263,10 @@ pub(crate) fn check(hub: &Hub) -> Result<()> {
             Ok(())
         }
         "modelopt" => Ok(()),
-        "fp8" => match config.get("weight_block_size") {
-            None | Some(Value::Null) => Ok(()),
-            Some(size) if *size == json!([128, 128]) => Ok(()),
-            Some(size) => unknown(
+        "fp8" => match &config["weight_block_size"] {
+            Value::Null => Ok(()),
+            size if *size == json!([128, 128]) => Ok(()),
+            size => unknown(
                 CONFIG,
                 format!("its weight_block_size is {}", shown(&size.to_string())),
             ),
