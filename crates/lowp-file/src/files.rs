@@ -15,7 +15,7 @@ use std::path::{Path, PathBuf};
 /// # Errors
 /// If the file cannot be created, written or renamed; nothing is left then.
 pub fn write_atomically(path: &Path, contents: &str) -> io::Result<()> {
-    let new = Draft::of_file(path)?;
+    let new = Unpublished::file(path)?;
     let mut out = new.create()?;
     let written = out.write_all(contents.as_bytes());
     written.map_err(|error| no_room(error, &out))?;
@@ -29,12 +29,12 @@ pub fn write_atomically(path: &Path, contents: &str) -> io::Result<()> {
 /// `path` is no file name, or `-`; it exists as something else than a regular file, or lies in a folder that is
 /// missing or cannot be written.
 pub fn check_writable(path: &Path) -> io::Result<()> {
-    Draft::of_file(path).map(drop)
+    Unpublished::file(path).map(drop)
 }
 
 /// A file or a folder that does not have its name yet.
 #[derive(Debug)]
-pub(crate) struct Draft {
+pub(crate) struct Unpublished {
     path: PathBuf,
     temporary: Temporary,
     is_folder: bool,
@@ -42,9 +42,9 @@ pub(crate) struct Draft {
     permissions: Option<Permissions>,
 }
 
-impl Draft {
+impl Unpublished {
     /// A file that will be at `path`, or replace the one that is there.
-    pub(crate) fn of_file(path: &Path) -> io::Result<Self> {
+    pub(crate) fn file(path: &Path) -> io::Result<Self> {
         if path.as_os_str().as_encoded_bytes().ends_with(b"/") {
             return Err(io::Error::other(
                 "it ends as a folder does; give the name of a file",
@@ -61,7 +61,7 @@ impl Draft {
     }
 
     /// A folder that will be at `path`, where there is none or an empty one now.
-    pub(crate) fn of_folder(path: &Path) -> io::Result<Self> {
+    pub(crate) fn folder(path: &Path) -> io::Result<Self> {
         let path = named(path, "folder")?;
         let why = match fs::read_dir(&path).map(|entries| entries.count()) {
             Ok(0) if is_mount(&path) => {
@@ -73,13 +73,13 @@ impl Draft {
             }
             Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
             _ => {
-                let draft = Self::next_to(path, true)?;
-                if let Some(permissions) = &draft.permissions {
+                let new = Self::next_to(path, true)?;
+                if let Some(permissions) = &new.permissions {
                     // Its files are hidden from whom the folder will hide them; its owner must be able to write them.
                     let writable = changed(permissions, |mode| mode | 0o700);
-                    fs::set_permissions(draft.temporary.path(), writable)?;
+                    fs::set_permissions(new.temporary.path(), writable)?;
                 }
-                return Ok(draft);
+                return Ok(new);
             }
         };
         Err(io::Error::other(why))
@@ -294,10 +294,10 @@ mod tests {
     fn replaces_a_file_and_leaves_nothing_else() -> io::Result<()> {
         let dir = tempfile::tempdir()?;
         let path = dir.path().join("out.json");
-        drop(Draft::of_file(&path)?);
+        drop(Unpublished::file(&path)?);
         assert_eq!(fs::read_dir(dir.path())?.count(), 0);
         write_atomically(&path, "one")?;
-        drop(Draft::of_file(&path)?);
+        drop(Unpublished::file(&path)?);
         write_atomically(&path, "two")?;
         assert_eq!(fs::read_to_string(&path)?, "two");
         assert_eq!(fs::read_dir(dir.path())?.count(), 1);
@@ -309,7 +309,7 @@ mod tests {
     fn a_folder_that_another_run_wrote_stays() -> io::Result<()> {
         let dir = tempfile::tempdir()?;
         let path = dir.path().join("out");
-        let [first, second] = [Draft::of_folder(&path)?, Draft::of_folder(&path)?];
+        let [first, second] = [Unpublished::folder(&path)?, Unpublished::folder(&path)?];
         for (folder, text) in [(&first, "first"), (&second, "second")] {
             fs::write(folder.place().join("file"), text)?;
         }
@@ -339,14 +339,14 @@ mod tests {
                 "is no folder; give a name in another one".to_owned(),
             ),
         ] {
-            let file = Draft::of_file(&path).unwrap_err().to_string();
-            let folder = Draft::of_folder(&path).unwrap_err().to_string();
+            let file = Unpublished::file(&path).unwrap_err().to_string();
+            let folder = Unpublished::folder(&path).unwrap_err().to_string();
             for error in [file, folder] {
                 assert!(error.contains(&expected), "{error}");
                 assert!(!error.contains("os error"), "{error}");
             }
         }
-        let error = Draft::of_folder(&dir.path().join("file")).unwrap_err();
+        let error = Unpublished::folder(&dir.path().join("file")).unwrap_err();
         assert!(error.to_string().contains("is no folder; give"), "{error}");
         Ok(())
     }
@@ -354,11 +354,11 @@ mod tests {
     #[test]
     fn only_regular_files_are_replaced() -> io::Result<()> {
         let dir = tempfile::tempdir()?;
-        let error = Draft::of_file(dir.path()).unwrap_err();
+        let error = Unpublished::file(dir.path()).unwrap_err();
         assert!(error.to_string().contains("no regular file"), "{error}");
         assert!(write_atomically(dir.path(), "").is_err());
-        assert!(Draft::of_file(&dir.path().join("..")).is_err());
-        let error = Draft::of_file(&dir.path().join("new/")).unwrap_err();
+        assert!(Unpublished::file(&dir.path().join("..")).is_err());
+        let error = Unpublished::file(&dir.path().join("new/")).unwrap_err();
         assert!(error.to_string().contains("name of a file"), "{error}");
         Ok(())
     }
@@ -368,10 +368,10 @@ mod tests {
         let dir = tempfile::tempdir()?;
         let path = dir.path().join("ranks");
         for _ in 0..2 {
-            let new = Draft::of_folder(&path)?;
+            let new = Unpublished::folder(&path)?;
             fs::write(new.place().join("file"), "whole")?;
             new.publish()?;
-            assert!(Draft::of_folder(&path).is_err());
+            assert!(Unpublished::folder(&path).is_err());
             fs::remove_file(path.join("file"))?;
         }
         assert_eq!(fs::read_dir(dir.path())?.count(), 1);
@@ -395,7 +395,7 @@ mod tests {
         let dir = tempfile::tempdir()?;
         let link = dir.path().join("link");
         std::os::unix::fs::symlink(dir.path().join("nothing"), &link)?;
-        let error = Draft::of_file(&link).unwrap_err();
+        let error = Unpublished::file(&link).unwrap_err();
         assert!(error.to_string().contains("a link to something"), "{error}");
         let path = dir.path().join("file");
         std::thread::scope(|scope| {

@@ -6,8 +6,9 @@ use crate::limits::hinted;
 use crate::meta::MAX_WORLD;
 use crate::remedy::Remedy;
 use crate::text::dims;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
+use std::io;
 use std::path::{Path, PathBuf};
 
 pub(crate) fn file_name(rank: usize, world: usize) -> String {
@@ -45,20 +46,17 @@ pub fn is_folder(path: &Path) -> bool {
 /// # Errors
 /// A folder without rank files, of more than one world, or in which a rank is missing.
 pub fn paths(folder: &Path) -> Result<Vec<PathBuf>> {
-    let entries = fs::read_dir(folder)
-        .map_err(|e| file_error!(folder, "cannot read this folder: {}", hinted(e)))?;
-    let mut found: BTreeMap<usize, (usize, PathBuf)> = BTreeMap::new();
-    let mut worlds = Vec::new();
-    for entry in entries {
-        let entry = entry.map_err(|e| file_error!(folder, "cannot read this folder: {e}"))?;
-        let Some((rank, world)) = entry.file_name().to_str().and_then(parse) else {
-            continue;
-        };
-        found.insert(rank, (world, entry.path()));
-        worlds.push(world);
+    let cannot = |e: io::Error| file_error!(folder, "cannot read this folder: {}", hinted(e));
+    let mut found: BTreeMap<usize, PathBuf> = BTreeMap::new();
+    let mut worlds = BTreeSet::new();
+    for entry in fs::read_dir(folder).map_err(cannot)? {
+        let entry = entry.map_err(cannot)?;
+        if let Some((rank, world)) = entry.file_name().to_str().and_then(parse) {
+            found.insert(rank, entry.path());
+            worlds.insert(world);
+        }
     }
-    worlds.sort_unstable();
-    worlds.dedup();
+    let worlds: Vec<usize> = worlds.into_iter().collect();
     let world = match worlds[..] {
         [] if is_checkpoint(folder) => {
             return Err(mend_file(
@@ -98,7 +96,7 @@ pub fn paths(folder: &Path) -> Result<Vec<PathBuf>> {
     }
     (0..world)
         .map(|rank| match found.get(&rank) {
-            Some((_, path)) => Ok(path.clone()),
+            Some(path) => Ok(path.clone()),
             None => Err(file_error!(
                 folder,
                 "{} is missing; put it back, or shard the model again",

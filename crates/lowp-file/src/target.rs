@@ -2,7 +2,7 @@
 
 use crate::background::{BackgroundFile, Deferred};
 use crate::error::{Context, FileError, Result};
-use crate::files;
+use crate::files::Unpublished;
 use crate::limits::hinted;
 use crate::region::Region;
 use std::fmt::Display;
@@ -12,12 +12,12 @@ use std::path::{Path, PathBuf};
 
 /// A file that will appear under its name when it is complete.
 #[derive(Debug)]
-pub struct FileTarget(files::Draft);
+pub struct FileTarget(Unpublished);
 
 impl FileTarget {
     /// Takes `path` as the output of a command that reads `inputs`.
     pub(crate) fn new<'a>(path: &Path, inputs: impl IntoIterator<Item = &'a Path>) -> Result<Self> {
-        let file = files::Draft::of_file(path).map_err(|e| output_error(path, e))?;
+        let file = Unpublished::file(path).map_err(|e| output_error(path, e))?;
         let same = |input: &Path| fs::canonicalize(input).is_ok_and(|input| input == file.path());
         if inputs.into_iter().any(same) {
             return Err(output_error(path, "it is the input; give another name"));
@@ -45,7 +45,7 @@ impl FileTarget {
 
 /// A folder that will appear under its name when all of its files are complete.
 #[derive(Debug)]
-pub struct FolderTarget(files::Draft);
+pub struct FolderTarget(Unpublished);
 
 impl FolderTarget {
     /// Takes `path` as the folder to write, absent or empty, of a command that reads `inputs`. It may lie in a folder of an input:
@@ -63,7 +63,7 @@ impl FolderTarget {
                 ));
             }
         }
-        files::Draft::of_folder(path)
+        Unpublished::folder(path)
             .map(Self)
             .map_err(|e| output_error(path, e))
     }

@@ -68,20 +68,17 @@ impl Options {
     }
 
     fn archs(&self) -> Result<Vec<Arch>> {
-        let known = |name: &str| ARCHITECTURES.iter().find(|arch| arch.name == name);
         if self.arch.is_empty() {
             return Ok(ARCHITECTURES.to_vec());
         }
-        let mut archs = Vec::new();
-        for name in &self.arch {
-            let names: Vec<_> = ARCHITECTURES.iter().map(|arch| arch.name).collect();
-            archs.push(
-                *known(name).ok_or_else(|| {
-                    anyhow!("no kernels for {name}; there are {}", names.join(", "))
-                })?,
-            );
-        }
-        Ok(archs)
+        let known = |name: &String| {
+            let found = ARCHITECTURES.iter().find(|arch| arch.name == *name);
+            let names = ARCHITECTURES.iter().map(|arch| arch.name);
+            let names = names.collect::<Vec<_>>().join(", ");
+            let found = found.copied();
+            found.ok_or_else(|| anyhow!("no kernels for {name}; there are {names}"))
+        };
+        self.arch.iter().map(known).collect()
     }
 }
 

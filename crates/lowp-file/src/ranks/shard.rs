@@ -64,7 +64,7 @@ pub fn shard(
     }
     let items = sorted(&items);
     // The rows of all ranks are the tensors.
-    let sources: Vec<usize> = plan.jobs.iter().map(|(tensor, _)| tensor.len()).collect();
+    let sources: Vec<usize> = plan.jobs.iter().map(|(tensor, ..)| tensor.len()).collect();
     progress.begin(work + sources.iter().sum::<usize>());
     let ranks = run_ranks(&Cpu, world, PATIENCE, |rank, comm| {
         let draft = drafts[rank]
@@ -88,9 +88,8 @@ struct Plan<'a> {
     /// Those that pass through.
     passed: Vec<Tensor<'a>>,
     /// Those that are quantized, each a job, and the groups that have one amax.
-    jobs: Vec<(Tensor<'a>, Shape)>,
+    jobs: Vec<(Tensor<'a>, Shape, Option<usize>)>,
     groups: Groups<'a>,
-    group_of: Vec<Option<usize>>,
     setup: Setup,
     world: usize,
     /// The buffers that ranks store, and what their data serve.
@@ -119,7 +118,6 @@ impl<'a> Plan<'a> {
             passed: Vec::new(),
             jobs: Vec::new(),
             groups: Groups::of(all),
-            group_of: Vec::new(),
             setup,
             world,
             stored,
@@ -137,14 +135,13 @@ impl<'a> Plan<'a> {
             };
             // What unshard will write must be possible, too.
             setup.fields(shape).map_err(|e| of_tensor(tensor.name, e))?;
-            plan.jobs.push((tensor, shape));
-            plan.group_of.push(group);
+            plan.jobs.push((tensor, shape, group));
         }
         Ok(plan)
     }
 
     fn part(&self, job: usize, rank: usize) -> Result<Part> {
-        let (tensor, full) = self.jobs[job];
+        let (tensor, full, _) = self.jobs[job];
         let Setup { recipe, usage, .. } = self.setup;
         let spec = ShardSpec::for_usage(&recipe, full, self.world, rank, usage)?;
         let shape = spec.local_shape();
@@ -164,12 +161,12 @@ impl<'a> Plan<'a> {
             form: Form::Compact,
             ..self.setup
         };
-        for (job, (tensor, _)) in self.jobs.iter().enumerate() {
+        for (job, (tensor, _, group)) in self.jobs.iter().enumerate() {
             let Part { spec, fields } = self.part(job, rank)?;
             items.extend(Item::fields(job, tensor.name, &fields));
             let rows = spec.rows();
             let mut text = text(&compact, (tensor.dtype, tensor.shape), self.held);
-            text.amax_group = self.groups.names(self.group_of[job]);
+            text.amax_group = self.groups.names(*group);
             text.shard = Some(ShardText {
                 rank,
                 world: self.world,
@@ -202,22 +199,22 @@ impl<'a> Plan<'a> {
             // In the order of names.
             let job = self
                 .jobs
-                .binary_search_by(|(job, _)| job.name.cmp(tensor.name));
+                .binary_search_by(|(job, ..)| job.name.cmp(tensor.name));
             let part = self.part(job.ok().context("it is quantized")?, rank)?;
             Ok(part.spec.elements())
         };
         let make: Make<'_> = Box::new(|job| {
             let Part { spec, fields } = self.part(job, rank)?;
-            let source = load(&Cpu, &self.jobs[job].0, spec.elements(), progress)?;
+            let (tensor, full, group) = &self.jobs[job];
+            let source = load(&Cpu, tensor, spec.elements(), progress)?;
             let Setup {
                 recipe,
                 delayed_scale,
                 ..
             } = self.setup;
-            let shape = worked([spec.local_shape(), self.jobs[job].1], &self.stored);
+            let shape = worked([spec.local_shape(), *full], &self.stored);
             let local = empty(&Cpu, recipe, shape, &self.stored)?;
-            let group = (&self.groups, self.group_of[job]);
-            let shared = amaxes.of(&Cpu, &recipe, group, own)?;
+            let shared = amaxes.of(&Cpu, &recipe, (&self.groups, *group), own)?;
             let amax = cast(&Cpu, &**comm, &local, source, (delayed_scale, shared))?;
             Ok(Packed::parts(&Cpu, local, amax, fields))
         });
