@@ -138,6 +138,20 @@ impl ScaleRule {
         }
     }
 
+    /// Whether each line has a scale or an amax of its own.
+    pub const fn is_by_line(&self) -> bool {
+        matches!(self.outer(), Some((Extent::Line, _)))
+    }
+
+    /// Which of the scales or amaxes above block scales is that of the element at `[row, col]`.
+    pub const fn line(&self, orientation: Orientation, at: [usize; 2]) -> usize {
+        if self.is_by_line() {
+            at[orientation as usize]
+        } else {
+            0
+        }
+    }
+
     /// The code of a stored block scale, where blocks have scales.
     pub const fn entry(&self) -> Option<Code> {
         match self {

@@ -33,9 +33,6 @@ impl<B: Backend> Gradients<B> {
     }
 
     /// Adds the full gradient of a parameter to what arrived before in this step.
-    ///
-    /// # Errors
-    /// No such parameter, values of another length, or a failure of another rank.
     pub(crate) fn add(&self, param: usize, values: &[f32]) -> Result<(), ShardError> {
         let mut buckets = self.lock();
         let grad = buckets.grad(param)?;

@@ -192,12 +192,12 @@ fn observations<B: Backend>(
             blocks: Vec::new(),
             hadamard: key.hadamard,
         };
-        match key.scale.outer() {
-            Some((Extent::Line, _)) => job.blocks.push(BlockAmax {
+        match key.scale.is_by_line() {
+            true => job.blocks.push(BlockAmax {
                 block: Extent::Line.block(orientation),
                 start: slot.index,
             }),
-            _ => job.tensor = Some(slot.index),
+            false => job.tensor = Some(slot.index),
         }
         let same = |other: &AmaxJob<B>| {
             let [a, b] = [&other.out, &job.out].map(|out| backend.span(out));

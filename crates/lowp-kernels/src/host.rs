@@ -3,9 +3,6 @@
 use crate::{Element, KernelError};
 
 /// `len` zeros. Memory that is fresh from the system is zero without being touched.
-///
-/// # Errors
-/// [`KernelError::NoMemory`] where the system has no room, or the bytes cannot be addressed.
 pub(crate) fn zeroed<T: Element>(len: usize) -> Result<Vec<T>, KernelError> {
     let zeros = bytemuck::allocation::try_zeroed_vec(len);
     zeros.map_err(|()| KernelError::no_memory::<T>(len))

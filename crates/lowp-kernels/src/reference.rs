@@ -234,12 +234,8 @@ impl Reference<'_> {
     }
 
     /// What the tensor, or the line of element `[row, col]`, is scaled by.
-    fn outer(&self, [row, col]: [usize; 2]) -> f32 {
-        let line = match (self.kernel.scale.outer(), self.orientation) {
-            (Some((Extent::Line, _)), Orientation::Rowwise) => row,
-            (Some((Extent::Line, _)), Orientation::Columnwise) => col,
-            _ => 0,
-        };
+    fn outer(&self, at: [usize; 2]) -> f32 {
+        let line = self.kernel.scale.line(self.orientation, at);
         self.tensor.get(line).copied().unwrap_or(1.0)
     }
 
@@ -379,11 +375,7 @@ pub fn decode(
             Code::F32 => f32::from_bits(code),
         };
         let scale = scales.map_or(0, |(spec, bytes)| entry(spec, bytes, row, col));
-        let line = match (kernel.scale.outer(), orientation) {
-            (Some((Extent::Line, _)), Orientation::Rowwise) => row,
-            (Some((Extent::Line, _)), Orientation::Columnwise) => col,
-            _ => 0,
-        };
+        let line = kernel.scale.line(orientation, [row, col]);
         let tensor = tensor.get(line).copied().unwrap_or(1.0);
         match kernel.scale {
             ScaleRule::None => x,

@@ -38,9 +38,6 @@ impl Present {
     }
 
     /// Compares it over the ranks. Collective.
-    ///
-    /// # Errors
-    /// [`OptimError::GradientOnSome`] on every rank, with the first parameter that has a gradient on some of them; or a rank failed.
     pub(crate) fn compare(&self, control: &dyn Control) -> Result<(), OptimError> {
         let own = self
             .which

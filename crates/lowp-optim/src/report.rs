@@ -134,9 +134,6 @@ pub(crate) struct Compared {
 
 impl Compared {
     /// Where a report says that ranks differ: says in what, if it is one of these.
-    ///
-    /// # Errors
-    /// On every rank, if it is.
     pub(crate) fn name_difference<B: Backend>(
         &self,
         report: &StepRecord,

@@ -199,9 +199,6 @@ impl FlatShard {
     }
 
     /// Accepts shards of one matrix that cover it in rank order.
-    ///
-    /// # Errors
-    /// [`ShardError::FlatMixed`] or [`ShardError::FlatTiling`].
     pub(crate) fn check_tiling(shards: &[FlatShard]) -> Result<(), ShardError> {
         let Some(&FlatShard { shape, code, .. }) = shards.first() else {
             return Err(lowp_format::FormatError::EmptyWorld.into());

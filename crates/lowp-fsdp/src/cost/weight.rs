@@ -103,9 +103,6 @@ pub(super) struct WeightCost {
 
 impl WeightCost {
     /// A weight of `shape` in `recipe`.
-    ///
-    /// # Errors
-    /// A shape that the recipe cannot take.
     pub(super) fn new(
         recipe: &impl Recipe,
         shape: Shape,

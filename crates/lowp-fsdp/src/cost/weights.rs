@@ -32,9 +32,6 @@ pub(super) struct Weights<R> {
 
 impl<R: Recipe + PartialEq> Weights<R> {
     /// The costs of weights of these recipes, blocks and shapes.
-    ///
-    /// # Errors
-    /// A shape that its recipe cannot take, with the number of the weight.
     pub(super) fn new(
         all: impl Iterator<Item = (R, usize, Shape)>,
         config: &CostConfig,

@@ -100,9 +100,6 @@ impl<B: Backend> Access<B> {
     }
 
     /// Checks that memory which is written is not touched otherwise too.
-    ///
-    /// # Errors
-    /// [`KernelError::Aliased`].
     pub(super) fn check_aliases(&mut self) -> Result<(), KernelError> {
         self.touches.sort_by_key(|touch| touch.span.start);
         // Of each mode, the earlier touch that reaches farthest: it overlaps if any does.

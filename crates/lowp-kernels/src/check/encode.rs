@@ -158,9 +158,6 @@ impl<B: Backend> Planner<'_, B> {
 }
 
 /// Checks the ingredients of one orientation, their blocks and their constants.
-///
-/// # Errors
-/// [`KernelError::Ingredients`], a block or an epsilon that no kernel takes.
 pub(super) fn ingredients(orientation: Orientation, key: &KernelKey) -> Result<(), KernelError> {
     known(key)?;
     key.block.map_or(Ok(()), check_block)?;
@@ -250,8 +247,7 @@ pub(crate) fn share_pass<B: Backend>(
     kernels: &[KernelKey; 2],
     inputs: &[Option<TensorInput<B>>; 2],
 ) -> bool {
-    let lines = matches!(kernels[0].scale.outer(), Some((Extent::Line, _)));
-    if kernels[0] != kernels[1] || lines {
+    if kernels[0] != kernels[1] || kernels[0].scale.is_by_line() {
         return false;
     }
     let place = |input: &TensorInput<B>| {

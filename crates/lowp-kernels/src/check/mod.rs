@@ -33,9 +33,6 @@ pub(crate) struct Checked<B: Backend> {
 }
 
 /// Checks every job of `work`, and that no two of them get into each other's way.
-///
-/// # Errors
-/// As [`Backend::plan`].
 pub(crate) fn check<B: Backend>(backend: &B, work: &Work<B>) -> Result<Checked<B>, KernelError> {
     let mut planner = Planner {
         backend,

@@ -11,6 +11,10 @@ use crate::rounding::bf16_bits;
 pub(crate) trait ElementCode: Copy + Send + Sync + 'static {
     /// The code.
     const CODE: Code;
+    /// Whether values are multiplied at all.
+    const SCALED: bool = true;
+    /// Whether two codes share a byte.
+    const PACKED: bool = Self::CODE.bits() < 8;
     /// Whether stochastic rounding exists.
     const STOCHASTIC: bool = false;
     /// One code, unpacked.
@@ -379,6 +383,7 @@ pub(crate) struct Bf16;
 
 impl ElementCode for Bf16 {
     const CODE: Code = Code::Bf16;
+    const SCALED: bool = false;
     type Bits = u16;
     #[inline(always)]
     fn encode(x: f32) -> u16 {
@@ -417,6 +422,7 @@ pub(crate) struct F32;
 
 impl ElementCode for F32 {
     const CODE: Code = Code::F32;
+    const SCALED: bool = false;
     type Bits = u32;
     #[inline(always)]
     fn encode(x: f32) -> u32 {

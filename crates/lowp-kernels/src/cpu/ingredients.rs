@@ -21,9 +21,6 @@ macro_rules! dispatch {
     ($($Element:ident: $($Rule:ident),+;)+) => {
         /// Runs `visitor` with the types that `key` names; `tensor` is the scale or amax of the tensor or
         /// of a line, where the rule has one.
-        ///
-        /// # Errors
-        /// [`KernelError::Ingredients`] for a combination outside the table.
         pub(crate) fn dispatch<V: Visit>(
             key: &KernelKey,
             tensor: f32,

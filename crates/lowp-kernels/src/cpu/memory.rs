@@ -118,9 +118,6 @@ impl<T> DerefMut for Memory<T> {
 /// hash of bits 12 to 27 of an address, and lines of one hash evict each other: AdamW over four
 /// buffers of 128 MiB, one page apart as the system hands them out, runs at 0.2 of memcpy's speed
 /// instead of 0.5. Large buffers therefore begin in different classes of that hash, in turn.
-///
-/// # Errors
-/// As [`zeroed`].
 pub(super) fn zeros<T: Element>(len: usize) -> Result<Memory<T>, KernelError> {
     static NEXT: AtomicUsize = AtomicUsize::new(0);
     in_turn(len, &NEXT)

@@ -76,8 +76,8 @@ impl ScaleEntry for f32 {
 pub(crate) trait ScaleKernel: Copy + Send + Sync + 'static {
     /// Whether blocks have scales.
     const BLOCKS: bool;
-    /// Whether values are multiplied at all.
-    const SCALED: bool = true;
+    /// Whether blocks choose between scales ([`ScaleKernel::choice`]).
+    const CHOOSES: bool = false;
     /// One stored block scale.
     type Entry: ScaleEntry;
 
@@ -124,7 +124,6 @@ pub(crate) struct Unscaled;
 
 impl ScaleKernel for Unscaled {
     const BLOCKS: bool = false;
-    const SCALED: bool = false;
     type Entry = u8;
     fn new(rule: ScaleRule, _: f32) -> Option<Self> {
         matches!(rule, ScaleRule::None).then_some(Self)
@@ -398,6 +397,7 @@ impl<L: Lanes> Candidates<L> {
 
 impl ScaleKernel for ChosenTwoLevel {
     const BLOCKS: bool = true;
+    const CHOOSES: bool = true;
     type Entry = u8;
     fn new(rule: ScaleRule, amax: f32) -> Option<Self> {
         match rule {

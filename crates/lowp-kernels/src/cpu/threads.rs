@@ -16,6 +16,7 @@ use std::num::NonZeroUsize;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::{Mutex, OnceLock, PoisonError, mpsc};
 
+use rayon::prelude::*;
 use rayon::{ThreadPool, ThreadPoolBuilder};
 
 use crate::KernelError;
@@ -61,15 +62,18 @@ fn failed(threads: usize, error: &dyn std::error::Error) -> KernelError {
     }
 }
 
+/// Runs `work` for the numbers below `count` on `threads` threads.
+pub(super) fn in_parallel(
+    threads: usize,
+    count: usize,
+    work: &(dyn Fn(usize) -> Result<(), KernelError> + Sync),
+) -> Result<(), KernelError> {
+    install(threads, || (0..count).into_par_iter().try_for_each(work))?
+}
+
 /// Runs `work`, whose parallel loops then run on `threads` threads of this crate, and waits. The calling
 /// thread takes up nothing else.
-///
-/// # Errors
-/// [`KernelError::Threads`] where they cannot be started.
-pub(super) fn install<R: Send>(
-    threads: usize,
-    work: impl FnOnce() -> R + Send,
-) -> Result<R, KernelError> {
+fn install<R: Send>(threads: usize, work: impl FnOnce() -> R + Send) -> Result<R, KernelError> {
     let pool = pool(threads)?;
     if rayon::current_thread_index().is_none() {
         // Sleeps until the result is there.

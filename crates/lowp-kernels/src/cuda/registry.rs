@@ -19,9 +19,6 @@ impl<T> Registry<T> {
 
     /// The value of `number` that someone holds, else what `open` makes. Who asks for the same number waits
     /// meanwhile.
-    ///
-    /// # Errors
-    /// The error of `open`.
     pub(super) fn get<E>(
         &self,
         number: usize,

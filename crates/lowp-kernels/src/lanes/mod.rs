@@ -42,6 +42,8 @@ pub(crate) trait Lanes: Copy + Send + Sync {
     type U: Copy;
     /// u8 in every lane.
     type B: Copy;
+    /// Whether [`Lanes::stream`] passes the caches.
+    const STREAMS: bool = true;
 
     /// The values of `line`.
     fn load(self, line: &Line) -> Self::F;

@@ -27,6 +27,7 @@ impl Lanes for Portable {
     type F = [f32; LANES];
     type U = [u32; LANES];
     type B = [u8; LANES];
+    const STREAMS: bool = false;
 
     #[inline(always)]
     fn load(self, line: &Line) -> Self::F {

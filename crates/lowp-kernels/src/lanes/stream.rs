@@ -14,6 +14,8 @@ use crate::rounding::bf16_bits;
 
 /// How a dtype stores vectors of f32.
 pub(crate) trait Stored: Copy + Default + Send + Sync {
+    /// Whether a vector fills a line of the caches.
+    const STREAMS: bool = false;
     /// Stores `x`; with `STREAM`, past the caches if it fills a line of them.
     ///
     /// # Safety
@@ -22,6 +24,7 @@ pub(crate) trait Stored: Copy + Default + Send + Sync {
 }
 
 impl Stored for f32 {
+    const STREAMS: bool = true;
     #[inline(always)]
     unsafe fn store<const STREAM: bool, L: Lanes>(lanes: L, x: L::F, line: &mut [f32; LANES]) {
         if STREAM && line.as_ptr().addr().is_multiple_of(size_of::<Line>()) {

@@ -58,9 +58,6 @@ impl<B: Backend> Reshard<B> {
 
     /// The policy for the ranks of `shard`: a group that was made by hand may be one rank or all of them, which is a policy
     /// without groups.
-    ///
-    /// # Errors
-    /// A group of ranks that do not share out the weights, or that does not divide them.
     pub(super) fn among(self, shard: &dyn Communicator<B>) -> Result<Self, ShardError> {
         let Reshard::Group(group) = self else {
             return Ok(self);

@@ -264,12 +264,7 @@ impl Load for Part<'_> {
         let rect = if rows == 1 || cols == stride {
             let all = first..first + rows * cols;
             self.update(all.clone());
-            Rect {
-                values: &self.master[all],
-                stride: cols,
-                rows,
-                cols,
-            }
+            Rect::dense(&self.master[all], cols)
         } else {
             self.packed.clear();
             for start in (0..rows).map(|i| first + i * stride) {
@@ -277,12 +272,7 @@ impl Load for Part<'_> {
                 let row = &self.master[start..start + cols];
                 self.packed.extend_from_slice(row);
             }
-            Rect {
-                values: &self.packed,
-                stride: cols,
-                rows,
-                cols,
-            }
+            Rect::dense(&self.packed, cols)
         };
         match self.rounding {
             SourceRounding::F32 => rect,

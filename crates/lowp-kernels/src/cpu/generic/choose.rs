@@ -15,8 +15,7 @@ use crate::lanes::{LANES, Lanes, Line};
 pub(super) fn block_scales<L: Lanes>(
     lanes: L,
     rules: impl Fn(usize) -> ChosenTwoLevel,
-    (rect, rows): (&Rect<'_>, Range<usize>),
-    block: [usize; 2],
+    (rect, rows, block): (&Rect<'_>, Range<usize>, [usize; 2]),
     maxima: &[f32],
     entries: &mut [u8],
     multipliers: &mut [f32],

@@ -17,6 +17,16 @@ pub(crate) struct Rect<'a> {
 }
 
 impl<'a> Rect<'a> {
+    /// Rows of `cols` values without gaps.
+    pub(super) fn dense(values: &'a [f32], cols: usize) -> Self {
+        Self {
+            values,
+            stride: cols,
+            rows: values.len().checked_div(cols).unwrap_or(0),
+            cols,
+        }
+    }
+
     /// Row `row`.
     #[inline(always)]
     pub(crate) fn row(&self, row: usize) -> &'a [f32] {
@@ -29,20 +39,10 @@ impl<'a> Rect<'a> {
         scratch: &'s mut Vec<f32>,
         write: impl FnOnce(Self, &mut [f32]),
     ) -> Rect<'s> {
-        let Self { rows, cols, .. } = self;
-        scratch.resize(rows * cols, 0.0);
+        let cols = self.cols;
+        scratch.resize(self.rows * cols, 0.0);
         write(self, scratch);
-        Rect {
-            values: scratch,
-            stride: cols,
-            rows,
-            cols,
-        }
-    }
-
-    /// The same values without gaps, in `scratch`.
-    fn pack<'s>(self, isa: Isa, scratch: &'s mut Vec<f32>) -> Rect<'s> {
-        self.written(scratch, |rect, to| isa.run(Pack { rect, to }))
+        Rect::dense(scratch, cols)
     }
 }
 
@@ -165,35 +165,9 @@ impl<'a> Values<'a> {
             };
         }
         let end = start + (rows - 1) * stride + cols;
-        match (self, rounding) {
-            (Values::F32(values), SourceRounding::F32) => {
-                let values = &values[start..end];
-                let rect = Rect {
-                    values,
-                    stride,
-                    rows,
-                    cols,
-                };
-                if rows == 1 || stride == cols {
-                    rect
-                } else {
-                    rect.pack(isa, scratch)
-                }
-            }
-            (Values::F32(values), SourceRounding::ViaBf16) => {
-                let values = &values[start..end];
-                round_rect(
-                    isa,
-                    Rect {
-                        values,
-                        stride,
-                        rows,
-                        cols,
-                    },
-                    scratch,
-                )
-            }
-            (Values::Bf16(values), _) => {
+        let values = match self {
+            Values::F32(values) => &values[start..end],
+            Values::Bf16(values) => {
                 scratch.resize(rows * cols, 0.0);
                 isa.run(Widen {
                     from: &values[start..end],
@@ -201,27 +175,26 @@ impl<'a> Values<'a> {
                     cols,
                     to: scratch,
                 });
-                Rect {
-                    values: scratch,
-                    stride: cols,
-                    rows,
-                    cols,
-                }
+                return Rect::dense(scratch, cols);
             }
+        };
+        let rect = Rect {
+            values,
+            stride,
+            rows,
+            cols,
+        };
+        match rounding {
+            SourceRounding::ViaBf16 => round_rect(isa, rect, scratch),
+            SourceRounding::F32 if rows == 1 || stride == cols => rect,
+            SourceRounding::F32 => rect.written(scratch, |rect, to| isa.run(Pack { rect, to })),
         }
     }
 }
 
 /// `rect` rounded to bfloat16, in `scratch`.
 pub(crate) fn round_rect<'s>(isa: Isa, rect: Rect<'_>, scratch: &'s mut Vec<f32>) -> Rect<'s> {
-    scratch.resize(rect.rows * rect.cols, 0.0);
-    isa.run(Round { rect, to: scratch });
-    Rect {
-        values: scratch,
-        stride: rect.cols,
-        rows: rect.rows,
-        cols: rect.cols,
-    }
+    rect.written(scratch, |rect, to| isa.run(Round { rect, to }))
 }
 
 struct Widen<'a> {

@@ -3,10 +3,12 @@
 use std::marker::PhantomData;
 
 use half::bf16;
-use lowp_format::{Axis, Extent, KernelKey, Orientation, Shape};
+use lowp_format::{Axis, KernelKey, Orientation, Shape};
+use smallvec::SmallVec;
 
 use super::codes::{Ahead, Codes};
-use super::factors::{Factor, Factors, Lines, One, Scales, Scratch};
+use super::factors::{Factor, Factors, One, Scales, Scratch};
+use super::lines::Lines;
 use super::{Context, for_each};
 use crate::cpu::Cpu;
 use crate::cpu::access::AllViews;
@@ -76,25 +78,9 @@ impl<T: Stored> Visit for Task<'_, T> {
             outer,
         } = known;
         let rows = out.len() / shape.cols;
-        let of_lines = |first: usize, count: usize| -> Vec<R> {
-            let one = |i| R::new(key.scale, outer.get(first + i)).unwrap_or(rule);
-            (0..count).map(one).collect()
-        };
-        let by_row = match (key.scale.outer(), orientation) {
-            (Some((Extent::Line, _)), Orientation::Rowwise) => Some(true),
-            (Some((Extent::Line, _)), Orientation::Columnwise) => Some(false),
-            _ => None,
-        };
-        let of_lines = match by_row {
-            Some(true) => of_lines(first, rows),
-            Some(false) => of_lines(0, shape.cols),
-            None => Vec::new(),
-        };
-        let rules = match by_row {
-            Some(true) => Lines::Rows(&of_lines),
-            Some(false) => Lines::Cols(&of_lines),
-            None => Lines::One(rule),
-        };
+        let (place, mut lines) = ([[first, 0], [rows, shape.cols]], SmallVec::new());
+        let of = (orientation, key, rule);
+        let rules = Lines::new(of, |line| outer.get(line), place, &mut lines);
         let step = if data.transposed { PANEL } else { COLS }.min(shape.cols);
         let mut panel = Panel::<E>::new(data, first, rows);
         let mut scratch = Scratch::new(rules, step);
@@ -120,7 +106,10 @@ impl<T: Stored> Visit for Task<'_, T> {
                     }
                     _ => (0, rows),
                 };
-                let end = if by_row == Some(true) { row + 1 } else { end };
+                let end = match rules {
+                    Lines::Rows(_) => row + 1,
+                    _ => end,
+                };
                 let source = if data.transposed {
                     Source::Cells {
                         cells: &panel.transposed,
@@ -134,19 +123,15 @@ impl<T: Stored> Visit for Task<'_, T> {
                         stride: data.row_bytes,
                     }
                 };
-                let apply = Apply::<E, T> {
+                isa.run(Apply::<E, T> {
                     source,
+                    stream,
                     factors: scratch.fill(isa, scales, [group, row], [col, cols]),
                     size: [end - row, cols],
                     at: row * shape.cols + col,
                     stride: shape.cols,
                     out: &mut out,
-                };
-                if stream {
-                    isa.run(Streamed(apply));
-                } else {
-                    isa.run(apply);
-                }
+                });
                 row = end;
             }
         }
@@ -232,6 +217,8 @@ enum Source<'a, E: ElementCode> {
 /// Decodes rows that share their factors.
 struct Apply<'a, 'v, E: ElementCode, T> {
     source: Source<'a, E>,
+    /// Whether to write past the caches.
+    stream: bool,
     factors: Factors<'a>,
     /// Rows and columns.
     size: [usize; 2],
@@ -240,30 +227,26 @@ struct Apply<'a, 'v, E: ElementCode, T> {
     out: &'a mut Out<'v, T>,
 }
 
-/// Decodes past the caches.
-struct Streamed<A>(A);
-
 impl<E: ElementCode, T: Stored> Kernel for Apply<'_, '_, E, T> {
     type Out = ();
     #[inline(always)]
     fn run<L: Lanes>(self, lanes: L) {
-        self.write::<false, L>(lanes);
-    }
-}
-
-impl<E: ElementCode, T: Stored> Kernel for Streamed<Apply<'_, '_, E, T>> {
-    type Out = ();
-    #[inline(always)]
-    fn run<L: Lanes>(self, lanes: L) {
-        self.0.write::<true, L>(lanes);
+        // Constants first: the compiler makes no loop for what there is not.
+        if T::STREAMS && L::STREAMS && self.stream {
+            self.write::<true, L>(lanes);
+        } else {
+            self.write::<false, L>(lanes);
+        }
     }
 }
 
 impl<E: ElementCode, T: Stored> Apply<'_, '_, E, T> {
     #[inline(always)]
     fn write<const STREAM: bool, L: Lanes>(self, lanes: L) {
+        if !E::SCALED {
+            return self.rows::<STREAM, L>(lanes, One);
+        }
         match self.factors {
-            Factors::One => self.rows::<STREAM, L>(lanes, One),
             Factors::Columns(factors) => self.rows::<STREAM, L>(lanes, factors),
             Factors::Blocks(factors) => self.rows::<STREAM, L>(lanes, factors),
         }
@@ -301,10 +284,10 @@ impl<E: ElementCode, T: Stored> Apply<'_, '_, E, T> {
                         }
                     }
                     let cells = &cells[cell * cols..];
-                    if index == 0 {
-                        write_row::<STREAM, L, _, T>(lanes, Cells::<E, 0>(cells), factors, out, to);
-                    } else {
+                    if E::PACKED && index == 1 {
                         write_row::<STREAM, L, _, T>(lanes, Cells::<E, 1>(cells), factors, out, to);
+                    } else {
+                        write_row::<STREAM, L, _, T>(lanes, Cells::<E, 0>(cells), factors, out, to);
                     }
                 }
             }

@@ -3,12 +3,13 @@
 
 use std::sync::Arc;
 
-use lowp_format::{Extent, Orientation, Philox, Shape, SourceRounding};
+use lowp_format::{Philox, Shape, SourceRounding};
 use smallvec::SmallVec;
 
 use super::convert::{Rect, Stream, Values};
 use super::hadamard::transform;
-use super::quantize::{Quantize, Random, Rules, Scratch};
+use super::lines::Lines;
+use super::quantize::{Quantize, Random, Scratch};
 use super::store::{Chunk, GAP, direct};
 use super::{Context, for_each, source, tensor};
 use crate::check::encode::{input_of, share_pass};
@@ -218,20 +219,12 @@ impl Visit for EncodeChunk<'_, '_> {
         let block = pass.key.block.unwrap_or([1, 1]);
         let blocks = rows.div_ceil(block[0]) * cols.div_ceil(block[1]);
         entries.resize(if R::BLOCKS { blocks } else { 0 }, R::Entry::default());
-        let of_lines = |lines: &[f32]| -> SmallVec<[R; 128]> {
-            let one = |&value: &f32| R::new(pass.key.scale, value).unwrap_or(rule);
-            lines.iter().map(one).collect()
-        };
-        let lines = match (pass.key.scale.outer(), pass.orientation) {
-            (Some((Extent::Line, _)), Orientation::Rowwise) => of_lines(&outer[row..row + rows]),
-            (Some((Extent::Line, _)), Orientation::Columnwise) => of_lines(&outer[col..col + cols]),
-            _ => SmallVec::new(),
-        };
-        let rules = match pass.orientation {
-            _ if lines.is_empty() => Rules::One(rule),
-            Orientation::Rowwise => Rules::Rows(&lines),
-            Orientation::Columnwise => Rules::Cols(&lines),
-        };
+        let (of, place, mut lines) = (
+            (pass.orientation, &pass.key, rule),
+            [[row, col], chunk.size],
+            SmallVec::new(),
+        );
+        let rules = Lines::new(of, |line| outer[line], place, &mut lines);
         let stride = encoder.shape.cols;
         let start = row * stride + col;
         isa.run(Quantize::<E, R> {

@@ -1,6 +1,7 @@
 //! What decoded codes are multiplied by.
 
 use super::codes::{Ahead, Codes};
+use super::lines::Lines;
 use crate::cpu::ingredients::{ScaleEntry, ScaleKernel};
 use crate::lanes::{Isa, Kernel};
 use crate::lanes::{LANES, Lanes, Line};
@@ -15,20 +16,8 @@ pub(super) struct Scales<'v> {
 /// The factors of a row.
 #[derive(Clone, Copy)]
 pub(super) enum Factors<'f> {
-    One,
     Columns(Columns<'f>),
     Blocks(Blocks<'f>),
-}
-
-/// The rules of lines.
-#[derive(Clone, Copy)]
-pub(super) enum Lines<'v, R> {
-    /// One for all.
-    One(R),
-    /// One for each row.
-    Rows(&'v [R]),
-    /// One for each column.
-    Cols(&'v [R]),
 }
 
 /// A kind of [`Factors`].
@@ -121,9 +110,6 @@ impl<'v, R: ScaleKernel> Scratch<'v, R> {
         [group, row]: [usize; 2],
         [col, cols]: [usize; 2],
     ) -> Factors<'_> {
-        if !R::SCALED {
-            return Factors::One;
-        }
         let rule = match self.rules {
             Lines::One(rule) => Some(rule),
             Lines::Rows(rules) => rules.get(row).copied(),

@@ -3,7 +3,7 @@
 use lowp_format::codec::e2m1;
 use std::sync::Arc;
 
-use lowp_format::{Axis, Extent, KernelKey, Orientation, Part, Shape};
+use lowp_format::{Axis, KernelKey, Orientation, Part, Shape};
 
 use super::convert::{Rect, Values};
 use super::quantize::{Columns, encode_row};
@@ -38,20 +38,16 @@ struct Known<'v> {
 
 impl Known<'_> {
     /// What the tensor, or the line of element `[row, col]`, is scaled by.
-    fn at(&self, [row, col]: [usize; 2]) -> f32 {
-        let line = match (self.key.scale.outer(), self.orientation) {
-            (Some((Extent::Line, _)), Orientation::Rowwise) => row,
-            (Some((Extent::Line, _)), Orientation::Columnwise) => col,
-            _ => 0,
-        };
+    fn at(&self, at: [usize; 2]) -> f32 {
+        let line = self.key.scale.line(self.orientation, at);
         self.outer.get(line).copied().unwrap_or(1.0)
     }
 
     /// The rule of element `[row, col]`, where `rule` is one of its kind.
     fn rule<R: ScaleKernel>(&self, rule: R, at: [usize; 2]) -> R {
-        match self.key.scale.outer() {
-            Some((Extent::Line, _)) => R::new(self.key.scale, self.at(at)).unwrap_or(rule),
-            _ => rule,
+        match self.key.scale.is_by_line() {
+            true => R::new(self.key.scale, self.at(at)).unwrap_or(rule),
+            false => rule,
         }
     }
 
@@ -117,7 +113,6 @@ impl Visit for Data<'_> {
             isa.run(Apply::<E> {
                 rect,
                 multipliers,
-                scaled: R::SCALED,
                 codes,
             });
             store::<E>(codes, at, at * bits / 8 - first_byte, bytes);
@@ -185,7 +180,6 @@ fn store<E: ElementCode>(codes: &[E::Bits], at: usize, byte: usize, bytes: &mut 
 struct Apply<'a, E: ElementCode> {
     rect: Rect<'a>,
     multipliers: &'a [f32],
-    scaled: bool,
     codes: &'a mut [E::Bits],
 }
 
@@ -194,7 +188,7 @@ impl<E: ElementCode> Kernel for Apply<'_, E> {
     #[inline(always)]
     fn run<L: Lanes>(self, lanes: L) {
         let values = self.rect.row(0);
-        if self.scaled {
+        if E::SCALED {
             encode_row::<E, L>(
                 lanes,
                 values,

@@ -1,6 +1,6 @@
 //! The kernels on slices, written once for every instruction set.
 
-use rayon::prelude::*;
+use std::sync::{Mutex, PoisonError};
 
 use self::convert::Values;
 use super::Cpu;
@@ -21,6 +21,7 @@ pub(crate) mod flat;
 mod hadamard;
 pub(crate) mod history;
 pub(crate) mod interleave;
+mod lines;
 mod maxima;
 pub(crate) mod norm;
 mod quantize;
@@ -60,10 +61,22 @@ fn for_each<T: Send>(
     tasks: Vec<T>,
     run: impl Fn(T) -> Result<(), KernelError> + Sync + Send,
 ) -> Result<(), KernelError> {
-    match threads_for(context, tasks.len()) {
-        1 => tasks.into_iter().try_for_each(run),
-        more => threads::install(more, || tasks.into_par_iter().try_for_each(run))?,
+    let threads = threads_for(context, tasks.len());
+    if threads == 1 {
+        return tasks.into_iter().try_for_each(run);
     }
+    // Each is taken once, so that what runs in parallel is compiled once, for numbers.
+    let slots: Vec<_> = tasks
+        .into_iter()
+        .map(|task| Mutex::new(Some(task)))
+        .collect();
+    threads::in_parallel(threads, slots.len(), &|index| {
+        let task = slots[index]
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .take();
+        task.map_or(Ok(()), &run)
+    })
 }
 
 /// Runs independent tasks and returns their results in order.
@@ -72,10 +85,13 @@ fn map<T: Send, U: Send>(
     tasks: Vec<T>,
     run: impl Fn(T) -> U + Sync + Send,
 ) -> Result<Vec<U>, KernelError> {
-    match threads_for(context, tasks.len()) {
-        1 => Ok(tasks.into_iter().map(run).collect()),
-        more => threads::install(more, || tasks.into_par_iter().map(run).collect()),
-    }
+    let mut results: Vec<Option<U>> = tasks.iter().map(|_| None).collect();
+    let tasks = tasks.into_iter().zip(&mut results).collect();
+    for_each(context, tasks, |(task, result)| {
+        *result = Some(run(task));
+        Ok(())
+    })?;
+    Ok(results.into_iter().flatten().collect())
 }
 
 /// The values of `source`.

@@ -4,6 +4,7 @@ use lowp_format::Philox;
 
 use super::choose;
 use super::convert::{FOUR, Rect, Stream};
+use super::lines::Lines;
 use super::maxima::block_maxima;
 use crate::cpu::ingredients::{ElementCode, ScaleEntry, ScaleKernel};
 use crate::lanes::Kernel;
@@ -84,21 +85,10 @@ pub(crate) struct Scratch {
     multipliers: Vec<f32>,
 }
 
-/// The scale arithmetic of a rectangle.
-#[derive(Clone, Copy)]
-pub(crate) enum Rules<'a, R> {
-    /// Of all of it.
-    One(R),
-    /// Of each of its rows.
-    Rows(&'a [R]),
-    /// Of each of its columns.
-    Cols(&'a [R]),
-}
-
 /// Quantizes a rectangle.
 pub(crate) struct Quantize<'a, E: ElementCode, R: ScaleKernel> {
     /// Scale arithmetic.
-    pub(crate) rules: Rules<'a, R>,
+    pub(super) rules: Lines<'a, R>,
     /// Block rows x columns; unused without block scales.
     pub(crate) block: [usize; 2],
     /// Rounded source values.
@@ -131,14 +121,13 @@ impl<E: ElementCode, R: ScaleKernel> Kernel for Quantize<'_, E, R> {
         }
         let multipliers = &mut self.scratch.multipliers;
         multipliers.clear();
-        if let Rules::Cols(rules) = rules {
+        if let Lines::Cols(rules) = rules {
             multipliers.extend(rules.iter().map(|rule| rule.encode::<E>(0.0).1));
         }
         for row in 0..rect.rows {
             let multiplier = match rules {
-                Rules::One(rule) => Some(rule.encode::<E>(0.0).1),
-                Rules::Rows(rules) => Some(rules[row].encode::<E>(0.0).1),
-                Rules::Cols(_) => None,
+                Lines::Cols(_) => None,
+                rules => Some(rules.at(row, 0).encode::<E>(0.0).1),
             };
             let (values, codes) = (rect.row(row), self.codes.row(row, rect.cols));
             let ahead = (self.ahead, row);
@@ -151,7 +140,7 @@ impl<E: ElementCode, R: ScaleKernel> Kernel for Quantize<'_, E, R> {
                     let start = start + row * stride;
                     encode_stochastic::<E>(values, multipliers, random, start, codes);
                 }
-                (_, Some(multiplier)) if R::SCALED => {
+                (_, Some(multiplier)) if E::SCALED => {
                     encode_row::<E, L>(lanes, values, One(multiplier), ahead, codes);
                 }
                 (_, None) => {
@@ -202,49 +191,36 @@ impl<E: ElementCode, R: ScaleKernel> Quantize<'_, E, R> {
         for (rows, maxima) in groups().zip(maxima.chunks_exact_mut(across)) {
             block_maxima(lanes, &rect, rows, width, columns, maxima);
         }
-        // Of block `i` of the line of blocks from row `first` on.
-        let rule_of = |first: usize, i: usize| match rules {
-            Rules::One(rule) => rule,
-            Rules::Rows(rules) => rules[first],
-            Rules::Cols(rules) => rules[i * width],
-        };
-        match (rule_of(0, 0).choice(), R::Entry::as_bytes(entries)) {
-            (Some(any), Some(entries)) => {
+        match rules {
+            Lines::One(rule) if !R::CHOOSES => {
+                block_scales::<E, R, L>(lanes, rule, maxima, entries, scales);
+            }
+            _ => {
                 let lines = entries
                     .chunks_exact_mut(across)
                     .zip(scales.chunks_exact_mut(across));
                 let groups = groups().zip(maxima.chunks_exact(across));
                 for ((rows, maxima), (entries, scales)) in groups.zip(lines) {
                     let first = rows.start;
-                    choose::block_scales(
-                        lanes,
-                        |i| rule_of(first, i).choice().unwrap_or(any),
-                        (&rect, rows),
-                        [height, width],
-                        maxima,
-                        entries,
-                        scales,
-                    );
+                    let rule = |i: usize| rules.at(first, i * width);
+                    if R::CHOOSES {
+                        if let (Some(any), Some(entries)) =
+                            (rule(0).choice(), R::Entry::as_bytes(entries))
+                        {
+                            let rules = |i| rule(i).choice().unwrap_or(any);
+                            let values = (&rect, rows, [height, width]);
+                            choose::block_scales(lanes, rules, values, maxima, entries, scales);
+                        }
+                    } else if let Lines::Cols(_) = rules {
+                        let blocks = maxima.iter().zip(entries).zip(scales).enumerate();
+                        for (i, ((&amax, entry), scale)) in blocks {
+                            (*entry, *scale) = rule(i).encode::<E>(amax);
+                        }
+                    } else {
+                        block_scales::<E, R, L>(lanes, rule(0), maxima, entries, scales);
+                    }
                 }
             }
-            _ => match rules {
-                Rules::One(rule) => block_scales::<E, R, L>(lanes, rule, maxima, entries, scales),
-                Rules::Rows(rules) => {
-                    let lines = entries
-                        .chunks_exact_mut(across)
-                        .zip(scales.chunks_exact_mut(across));
-                    let groups = groups().zip(maxima.chunks_exact(across));
-                    for ((rows, maxima), (entries, scales)) in groups.zip(lines) {
-                        block_scales::<E, R, L>(lanes, rules[rows.start], maxima, entries, scales);
-                    }
-                }
-                Rules::Cols(_) => {
-                    for (i, (entry, scale)) in entries.iter_mut().zip(&mut *scales).enumerate() {
-                        let rule = rule_of(0, i % across);
-                        (*entry, *scale) = rule.encode::<E>(maxima[i]);
-                    }
-                }
-            },
         }
         for (rows, scales) in groups().zip(scales.chunks_exact(across)) {
             let lines = random.is_none() && width.is_multiple_of(LANES);

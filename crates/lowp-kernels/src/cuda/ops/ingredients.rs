@@ -1,6 +1,6 @@
 //! Codes and scale rules as rows have them, by orientation, and what is written of a tensor or its lines.
 
-use lowp_format::{Code, Extent, FourOverSix, KernelKey, MxScale, Orientation, ScaleRule};
+use lowp_format::{Code, FourOverSix, KernelKey, MxScale, Orientation, ScaleRule};
 
 use super::super::handle::Cuda;
 use super::super::table::{Ingredients, Outer, code, extent, rule};
@@ -59,10 +59,9 @@ pub(super) fn ingredients(
         pow2: u8::from(pow2),
         element: code_of(key.element),
         rule,
-        extent: match (key.scale.outer(), orientation) {
-            (Some((Extent::Line, _)), Orientation::Rowwise) => extent::ROWS,
-            (Some((Extent::Line, _)), Orientation::Columnwise) => extent::COLUMNS,
-            _ => extent::TENSOR,
+        extent: match key.scale.is_by_line() {
+            true => [extent::ROWS, extent::COLUMNS][orientation as usize],
+            false => extent::TENSOR,
         },
         observed: u8::from(observed),
         squares: u8::from(choice.squares()),
