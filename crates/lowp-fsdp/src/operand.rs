@@ -6,13 +6,10 @@ use std::sync::{Arc, Mutex};
 
 use lowp_comm::{Communicator, or_abort};
 use lowp_format::{
-    BufferList, Code, Columnwise, KernelKey, Operand, Orientation, Part, Quantizers, Recipe, Role,
-    Rounding, ScaleRule, Shape, Usage, rotate_rows,
+    Code, Columnwise, KernelKey, Operand, Orientation, Part, Quantizers, Recipe, Role, Rounding,
+    ScaleRule, Shape, Usage, rotate_rows,
 };
-use lowp_kernels::{
-    AmaxJob, Backend, DecodeJob, EncodeJob, KernelError, Source, StepScalars, StochasticKey,
-    TensorInput, Work,
-};
+use lowp_kernels::{Backend, DecodeJob, KernelError, Source, StepScalars, Work};
 use lowp_shard::{DelayedState, ScaleBook, ScaleBookBuilder, ScaleSlot, ShardError};
 
 mod encode;
@@ -146,10 +143,7 @@ struct CastKey {
 struct Cast<B: Backend> {
     /// Locked while it runs: casts of other layers use them too.
     buffers: Arc<Mutex<CastBuffers<B>>>,
-    amax: B::Plan,
-    /// Scales that depend on this tensor alone.
-    local: Option<ScaleBook<B>>,
-    encode: B::Plan,
+    encode: OperandEncode<B>,
     decode: B::Plan,
 }
 
@@ -241,18 +235,16 @@ impl<B: Backend> RecipeOperands<B> {
         Ok(cast)
     }
 
-    fn make(&self, key: CastKey, Kind { operand, slots }: &Kind) -> Result<Cast<B>, ShardError> {
+    fn make(&self, key: CastKey, kind: &Kind) -> Result<Cast<B>, ShardError> {
         let CastKey {
             role,
             shape,
             first_token,
         } = key;
-        let backend = &self.backend;
-        let quantizers = &operand.quantizers;
+        let quantizers = &kind.operand.quantizers;
         let orientation = cast_for(quantizers, orientation(role));
-        let (at, kernel) = (orientation as usize, quantizers.of(orientation).kernel);
-        let buffers: BufferList = quantizers.buffers(orientation.usage());
-        let shared = self.memory.cast_buffers(shape, buffers)?;
+        let usage = orientation.usage();
+        let shared = self.memory.cast_buffers(shape, quantizers.buffers(usage))?;
         let (source, targets, out) = {
             let buffers = shared.lock().map_err(|_| KernelError::Poisoned)?;
             let CastBuffers {
@@ -260,55 +252,17 @@ impl<B: Backend> RecipeOperands<B> {
                 targets,
                 out,
             } = &*buffers;
-            (source.clone(), targets.clone(), out.clone())
+            let [source, out] = [source, out].map(|values| Source::F32(values.clone()));
+            (source, targets.clone(), out)
         };
-        let mut local = ScaleBookBuilder::default();
-        let own = slots[at].is_none();
-        let own_slots = match own {
-            true => local.register_operand(quantizers, shape, orientation.usage()),
-            false => [None; 2],
-        };
-        let local = local.build(backend)?;
-        let (book, slots) = match own {
-            true => (&local, own_slots),
-            false => (&*self.book, *slots),
-        };
-        let tensor = book.tensor_inputs(slots)?;
-        // Random numbers round to E2M1 only.
-        let random = operand.rounding == Rounding::Stochastic && kernel.element == Code::E2M1;
-        let stochastic = random.then(|| StochasticKey {
-            seed: self.plan.seed,
-            stream: self.plan.stream + role as u64,
-            first: first_token * shape.cols as u64,
-        });
-        let encode = EncodeJob {
-            shape,
-            kernels: quantizers.kernels(),
-            source: Source::F32(source.clone()),
-            source_rounding: operand.source_rounding,
-            tensor,
-            targets: targets.clone(),
-            stochastic,
-        };
-        let mut amax = AmaxJob::before(backend, &encode);
-        if let (Some(slot), Some(TensorInput::Known(_))) = (slots[at], &encode.tensor[at]) {
-            // For the scales of later steps.
-            amax.push(AmaxJob {
-                shape,
-                start: 0,
-                source: encode.source.clone(),
-                source_rounding: operand.source_rounding,
-                out: book.observed().clone(),
-                tensor: Some(book.index(slot)?),
-                blocks: Vec::new(),
-                hadamard: kernel.hadamard,
-            });
-        }
+        let place = (shape, usage, first_token);
+        let encode = self.planned_encode(kind, place, &source, targets, role as u64)?;
         let find = |part| encode.target(orientation, part).cloned();
         let data = find(Part::Data).ok_or_else(|| lowp_format::FormatError::MissingUsage {
             orientation,
             usage: Usage::empty(),
         })?;
+        let kernel = quantizers.of(orientation).kernel;
         let outer = kernel.scale.outer().and_then(|(_, part)| find(part));
         let decode = DecodeJob {
             shape,
@@ -316,34 +270,21 @@ impl<B: Backend> RecipeOperands<B> {
             data,
             block_scale: find(Part::BlockScale),
             tensor_scale: outer.map(|target| target.bytes),
-            out: Source::F32(out),
+            out,
         };
         Ok(Cast {
+            decode: self.backend.plan(Work::Decode(vec![decode]))?,
             buffers: shared,
-            amax: backend.plan(Work::Amax(amax))?,
-            local: own_slots[at].map(|_| local),
-            encode: backend.plan(Work::Encode(vec![encode]))?,
-            decode: backend.plan(Work::Decode(vec![decode]))?,
+            encode,
         })
     }
 
     fn run(&self, cast: &Cast<B>, data: &[f32]) -> Result<Vec<f32>, ShardError> {
         let backend = &self.backend;
-        let random_step = self.pass.step.load(Ordering::Relaxed);
-        let scalars = StepScalars {
-            random_step,
-            ..StepScalars::default()
-        };
         let buffers = cast.buffers.lock().map_err(|_| KernelError::Poisoned)?;
         backend.write(&buffers.source, 0, data)?;
-        if cast.local.is_some() || self.pass.training.load(Ordering::Relaxed) {
-            backend.run(&cast.amax, &scalars)?;
-        }
-        if let Some(local) = &cast.local {
-            local.agree(&*self.world)?;
-        }
-        backend.run(&cast.encode, &scalars)?;
-        backend.run(&cast.decode, &scalars)?;
+        self.run_encode(&cast.encode, true)?;
+        backend.run(&cast.decode, &StepScalars::default())?;
         Ok(backend.download(&buffers.out)?)
     }
 }

@@ -69,8 +69,8 @@ pub use fsdp2::{
     FullTensor, GatherHooks, GatherTag, HookInput, HookOutput, HookSource, SendBuffers,
 };
 pub use gather::{
-    GatherAccount, GatherGroup, GatherPoint, GatherPool, GatherTarget, GatherWatch, ParamAccount,
-    PoolBuffer, Reshard, Scratch, Scratches, batches, is_interleaved, pool_buffers, run_steps,
+    GatherAccount, GatherGroup, GatherPoint, GatherPool, GatherWatch, MemoryStep, ParamAccount,
+    PoolBuffer, Reshard, Scratch, Scratches, batches, is_interleaved, memory_steps, pool_buffers,
 };
 pub use grad_buckets::{
     GradBucketOptions, GradBuckets, GradParam, Reduced, grad_bucket_ranges, grad_slabs,

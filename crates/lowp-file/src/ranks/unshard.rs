@@ -2,7 +2,7 @@
 
 use crate::cast::Tensor;
 use crate::dtypes::Dtypes;
-use crate::error::{Context, FileError, Result, file_error, mend_file, of_tensor};
+use crate::error::{Context, Result, file_error, mend_file, of_tensor};
 use crate::fields::{self, Content, Field, holding, worked};
 use crate::interchange::hub::OtherFiles;
 use crate::meta::{self, Quantized, Shard, Text};
@@ -21,8 +21,8 @@ use lowp_format::{
     BufferKey, BufferSpec, Form, GatherPlan, Orientation, QuantizedTensor, Recipe, RowCuts,
     ScaleLayout,
 };
-use lowp_kernels::{Backend, Cpu, CpuBuffer, InterleaveJob, TransposeJob, Work};
-use lowp_shard::{GatherTarget, run_steps};
+use lowp_kernels::{Backend, Cpu, CpuBuffer};
+use lowp_shard::{MemoryStep, PoolBuffer, memory_steps};
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 use std::path::{Path, PathBuf};
@@ -265,63 +265,43 @@ impl RankFiles {
             _ => cuts,
         };
         let plan = GatherPlan::with_cuts(&recipe, full, cuts, *usage, *usage, &[])?;
-        let mut gathered = Gathered {
-            files: self,
-            name,
-            buffers: Vec::new(),
-        };
-        run_steps(&plan, &mut gathered)?;
-        QuantizedTensor::with_buffers(recipe, full, specs, |spec, _| gathered.filled(spec.key))
-    }
-}
-
-/// The buffers of one tensor, gathered from the rank files step by step.
-struct Gathered<'a> {
-    files: &'a RankFiles,
-    name: &'a str,
-    buffers: Vec<(BufferKey, CpuBuffer<u8>)>,
-}
-
-impl GatherTarget<Cpu> for Gathered<'_> {
-    type Error = FileError;
-
-    fn full(&mut self, spec: &BufferSpec, bytes: usize) -> Result<CpuBuffer<u8>> {
-        let buffer = Cpu.alloc::<u8>(bytes)?;
-        self.buffers.push((spec.key, buffer.clone()));
-        Ok(buffer)
-    }
-
-    fn filled(&self, key: BufferKey) -> Result<CpuBuffer<u8>> {
-        let found = self.buffers.iter().find(|(known, _)| *known == key);
-        let (_, buffer) = found.with_context(|| format!("{key} was not gathered"))?;
-        Ok(buffer.clone())
-    }
-
-    fn arrivals(&mut self, _: &BufferSpec, bytes: usize) -> Result<CpuBuffer<u8>> {
-        Ok(Cpu.alloc(bytes)?)
-    }
-
-    fn fetch(
-        &mut self,
-        spec: &BufferSpec,
-        dest: CpuBuffer<u8>,
-        ranges: Vec<Range<usize>>,
-    ) -> Result<()> {
-        self.files.fetch(self.name, spec, &dest, &ranges)
-    }
-
-    fn interleave(&mut self, job: InterleaveJob<Cpu>) -> Result<()> {
-        Ok(Cpu.once(Work::Interleave(vec![job]))?)
-    }
-
-    fn transpose(&mut self, job: TransposeJob<Cpu>) -> Result<()> {
-        Ok(Cpu.once(Work::Transpose(vec![job]))?)
-    }
-
-    fn replicated(&mut self, spec: &BufferSpec) -> Result<()> {
-        let agreed = self.files.agreed(self.name, Some(spec.key))?;
-        self.buffers.push((spec.key, Cpu.upload(&agreed)?));
-        Ok(())
+        let mut buffers: Vec<((BufferKey, bool), CpuBuffer<u8>)> = Vec::new();
+        for step in memory_steps(&plan) {
+            let mut at = |PoolBuffer {
+                              key,
+                              arrivals,
+                              bytes,
+                          }|
+             -> Result<CpuBuffer<u8>> {
+                let name = (key, arrivals);
+                if let Some((_, buffer)) = buffers.iter().find(|(known, _)| *known == name) {
+                    return Ok(buffer.clone());
+                }
+                let buffer = Cpu.alloc::<u8>(bytes)?;
+                buffers.push((name, buffer.clone()));
+                Ok(buffer)
+            };
+            match step {
+                MemoryStep::Fetch { spec, to, ranges } => {
+                    self.fetch(name, spec, &at(to)?, &ranges)?;
+                }
+                MemoryStep::Replicated(spec) => {
+                    let agreed = self.agreed(name, Some(spec.key))?;
+                    buffers.push(((spec.key, false), Cpu.upload(&agreed)?));
+                }
+                step => {
+                    step.work(at)?.map_or(Ok(()), |work| Cpu.once(work))?;
+                    buffers.retain(|((_, arrivals), _)| !arrivals);
+                }
+            }
+        }
+        QuantizedTensor::with_buffers(recipe, full, specs, |spec, _| {
+            let found = buffers
+                .iter()
+                .find(|(known, _)| *known == (spec.key, false));
+            let (_, buffer) = found.with_context(|| format!("{} was not gathered", spec.key))?;
+            Ok(buffer.clone())
+        })
     }
 }
 

@@ -8,7 +8,7 @@ use lowp_kernels::{
     AmaxJob, Backend, EncodeJob, KernelError, Source, StepScalars, StochasticKey, Target,
     TensorInput, Work,
 };
-use lowp_shard::{ScaleBook, ScaleBookBuilder, ScaleSlot, ShardError};
+use lowp_shard::{ScaleBook, ScaleBookBuilder, ShardError};
 use std::sync::atomic::Ordering;
 
 use super::{Kind, RecipeOperands, is_plain};
@@ -96,20 +96,43 @@ impl<B: Backend> RecipeOperands<B> {
             quantized: Usage::empty(),
             ..self.plan.activation.operand
         };
-        let (operand, slots) = match self.of_role(role) {
-            Some(kind) => (kind.operand, kind.slots),
-            None => (exact, [None; 2]),
+        let exact = Kind {
+            operand: exact,
+            slots: [None; 2],
         };
-        let quantizers = operand.quantizers;
+        let kind = self.of_role(role).unwrap_or(&exact);
         let stored = match source {
             Source::F32(_) => Code::F32,
             Source::Bf16(_) => Code::Bf16,
         };
-        let usage = encoded(&operand, stored) & usage;
+        let usage = encoded(&kind.operand, stored) & usage;
+        let mut targets = Vec::new();
+        for spec in &kind.operand.quantizers.buffers(usage) {
+            let bytes = match lend(spec)? {
+                Some(bytes) => bytes,
+                None => backend.alloc::<u8>(spec.bytes(shape))?,
+            };
+            targets.push(Target::new(*spec, bytes));
+        }
+        let place = (shape, usage, first_token);
+        self.planned_encode(kind, place, source, targets, role as u64)
+    }
+
+    /// Plans the cast of `source` into `targets`, buffers of `usage`; `stream` is that of its random numbers among those of the layer.
+    pub(super) fn planned_encode(
+        &self,
+        Kind { operand, slots }: &Kind,
+        (shape, usage, first_token): (Shape, Usage, u64),
+        source: &Source<B>,
+        targets: Vec<Target<B>>,
+        stream: u64,
+    ) -> Result<OperandEncode<B>, ShardError> {
+        let backend = &self.backend;
+        let quantizers = operand.quantizers;
         let mut planned = OperandEncode {
             quantizers,
             usage,
-            targets: Vec::new(),
+            targets,
             observe: None,
             amax: None,
             encode: None,
@@ -118,13 +141,6 @@ impl<B: Backend> RecipeOperands<B> {
         if usage.is_empty() {
             return Ok(planned);
         }
-        for spec in &quantizers.buffers(usage) {
-            let bytes = match lend(spec)? {
-                Some(bytes) => bytes,
-                None => backend.alloc::<u8>(spec.bytes(shape))?,
-            };
-            planned.targets.push(Target::new(*spec, bytes));
-        }
         let mut local = ScaleBookBuilder::default();
         let delayed = Orientation::ALL
             .into_iter()
@@ -132,22 +148,18 @@ impl<B: Backend> RecipeOperands<B> {
             .fold(Usage::empty(), |all, o| all | o.usage());
         let own = local.register_operand(&quantizers, shape, usage - delayed);
         planned.local = local.build(backend)?;
-        let of_slots =
-            |book: &ScaleBook<B>, slots: [Option<ScaleSlot>; 2]| book.tensor_inputs(slots);
         let used = Orientation::ALL.map(|o| usage.contains(o.usage()).then_some(o as usize));
         let earlier = used.map(|at| at.and_then(|at| slots[at]));
-        let [mut row, mut col] = of_slots(&planned.local, own)?;
-        let [row_of_book, col_of_book] = of_slots(&self.book, earlier)?;
+        let [mut row, mut col] = planned.local.tensor_inputs(own)?;
+        let [row_of_book, col_of_book] = self.book.tensor_inputs(earlier)?;
         row = row_of_book.or(row);
         col = col_of_book.or(col);
-        let random = operand.rounding == Rounding::Stochastic
-            && quantizers
-                .kernels()
-                .iter()
-                .any(|kernel| kernel.element == Code::E2M1);
+        // Random numbers round to E2M1 only.
+        let is_e2m1 = |o: Orientation| quantizers.of(o).kernel.element == Code::E2M1;
+        let random = operand.rounding == Rounding::Stochastic && usage.orientations().any(is_e2m1);
         let stochastic = random.then(|| StochasticKey {
             seed: self.plan.seed,
-            stream: self.plan.stream + role as u64,
+            stream: self.plan.stream + stream,
             first: first_token * shape.cols as u64,
         });
         let encode = EncodeJob {

@@ -3,12 +3,13 @@
 use std::ops::Range;
 
 use lowp_comm::CommError;
-use lowp_format::{BufferKey, BufferSpec, FormatError, QuantizedTensor, Recipe};
-use lowp_kernels::{Backend, InterleaveJob, StepScalars, TransposeJob, Work};
+use lowp_format::{BufferKey, FormatError, GatherPlan, QuantizedTensor, Recipe};
+use lowp_kernels::{Backend, StepScalars};
 
 use super::{GatherHooks, HookInput, HookSource};
+use crate::gather::{LocalWork, MemoryStep, PoolBuffer, memory_steps};
 use crate::version::{CastTarget, Version};
-use crate::{GatherTarget, ShardError, ShardedTensor, run_steps};
+use crate::{ShardError, ShardedTensor};
 
 /// Buffers by name.
 pub(super) type Named<B> = Vec<(BufferKey, <B as Backend>::Buffer<u8>)>;
@@ -82,21 +83,55 @@ impl<B: Backend, R: Recipe> Layout<B, R> {
         for buffer in arrived {
             backend.owns(buffer)?;
         }
-        let mut recorded = Recorded {
-            backend,
-            inputs: hooks.inputs(),
-            arrived,
-            memory,
-            copies: Vec::new(),
-            interleave: Vec::new(),
-            transpose: Vec::new(),
+        let inputs = hooks.inputs().iter().zip(arrived);
+        let input = |key: BufferKey| inputs.clone().find(|(input, _)| input.spec.key == key);
+        let at = |key: BufferKey, arrivals: bool| -> Result<B::Buffer<u8>, ShardError> {
+            let part = |input: &HookInput| {
+                if arrivals {
+                    input.joined()
+                } else {
+                    input.whole()
+                }
+            };
+            if let Some((input, arrived)) = input(key)
+                && let Some(part) = part(input)
+            {
+                return Ok(backend.view(arrived, part)?);
+            }
+            let own = match arrivals {
+                true => named::<B>(&memory.pieces, key),
+                false => {
+                    named::<B>(&memory.outputs, key).or_else(|| named::<B>(&memory.sources, key))
+                }
+            };
+            own.cloned().ok_or_else(|| missing(key))
         };
-        run_steps(&hooks.planned.plan, &mut recorded)?;
-        let now = recorded.planned()?;
-        if let Some(plan) = &hooks.planned.delayed {
-            run_steps(plan, &mut recorded)?;
-        }
-        let delayed = recorded.planned()?;
+        let mut copies = Vec::new();
+        let mut planned = |plan: &GatherPlan| -> Result<Vec<B::Plan>, ShardError> {
+            let mut local = LocalWork::new();
+            for step in memory_steps(plan) {
+                if let MemoryStep::Fetch { spec, to, ranges } = &step {
+                    let (input, arrived) = input(spec.key).ok_or_else(|| missing(spec.key))?;
+                    let dest = at(to.key, to.arrivals)?;
+                    // Joined pieces are where they belong.
+                    let places = input.ranges().zip(ranges);
+                    let apart =
+                        places.filter(|(bytes, _)| input.joined().is_none() && !bytes.is_empty());
+                    copies.extend(apart.map(|(bytes, place)| Copied {
+                        from: arrived.clone(),
+                        bytes,
+                        to: dest.clone(),
+                        start: place.start,
+                    }));
+                }
+                // Of what is equal on all ranks the shard's own buffer serves.
+                local.add(step.work(|name: PoolBuffer| at(name.key, name.arrivals))?);
+            }
+            Ok(local.plan(backend)?)
+        };
+        let now = planned(&hooks.planned.plan)?;
+        let delayed = hooks.planned.delayed.as_ref().map(&mut planned);
+        let delayed = delayed.transpose()?.unwrap_or_default();
         let tensor = |derived: bool| {
             let outputs = hooks.outputs().iter().filter(|o| derived || !o.delayed);
             let specs = outputs.map(|output| output.spec);
@@ -106,13 +141,13 @@ impl<B: Backend, R: Recipe> Layout<B, R> {
                 if output.is_some_and(shards) {
                     return Ok(shard.local().buffer(spec.key)?.storage.clone());
                 }
-                recorded.filled(spec.key)
+                at(spec.key, false)
             })
         };
         let tensors = [tensor(false)?, tensor(true)?];
         Ok(Self {
             spans,
-            copies: recorded.copies,
+            copies,
             now,
             delayed,
             tensors,
@@ -148,111 +183,9 @@ fn run_all<B: Backend>(backend: &B, plans: &[B::Plan]) -> Result<(), ShardError>
     Ok(())
 }
 
-/// The steps of a plan, recorded.
-struct Recorded<'a, B: Backend> {
-    backend: &'a B,
-    inputs: &'a [HookInput],
-    arrived: &'a [B::Buffer<u8>],
-    memory: &'a Memory<B>,
-    copies: Vec<Copied<B>>,
-    interleave: Vec<InterleaveJob<B>>,
-    transpose: Vec<TransposeJob<B>>,
-}
-
-impl<B: Backend> Recorded<'_, B> {
-    /// Plans what was recorded since the last time.
-    fn planned(&mut self) -> Result<Vec<B::Plan>, ShardError> {
-        let interleave = std::mem::take(&mut self.interleave);
-        let transpose = std::mem::take(&mut self.transpose);
-        let mut plans = Vec::new();
-        if !interleave.is_empty() {
-            plans.push(self.backend.plan(Work::Interleave(interleave))?);
-        }
-        if !transpose.is_empty() {
-            plans.push(self.backend.plan(Work::Transpose(transpose))?);
-        }
-        Ok(plans)
-    }
-
-    /// An input, and what arrived for it.
-    fn input(&self, key: BufferKey) -> Option<(&HookInput, &B::Buffer<u8>)> {
-        let mut inputs = self.inputs.iter().zip(self.arrived);
-        inputs.find(|(input, _)| input.spec.key == key)
-    }
-}
-
 fn missing(key: BufferKey) -> ShardError {
     let usage = key.usage;
     FormatError::MissingBuffer { key, usage }.into()
-}
-
-impl<B: Backend> GatherTarget<B> for Recorded<'_, B> {
-    type Error = ShardError;
-
-    fn full(&mut self, spec: &BufferSpec, _: usize) -> Result<B::Buffer<u8>, ShardError> {
-        self.filled(spec.key)
-    }
-
-    fn filled(&self, key: BufferKey) -> Result<B::Buffer<u8>, ShardError> {
-        if let Some((input, arrived)) = self.input(key)
-            && let Some(whole) = input.whole()
-        {
-            return Ok(self.backend.view(arrived, whole)?);
-        }
-        let Memory {
-            outputs, sources, ..
-        } = self.memory;
-        let own = named::<B>(outputs, key).or_else(|| named::<B>(sources, key));
-        own.cloned().ok_or_else(|| missing(key))
-    }
-
-    fn arrivals(&mut self, spec: &BufferSpec, _: usize) -> Result<B::Buffer<u8>, ShardError> {
-        if let Some((input, arrived)) = self.input(spec.key)
-            && let Some(joined) = input.joined()
-        {
-            return Ok(self.backend.view(arrived, joined)?);
-        }
-        let pieces = named::<B>(&self.memory.pieces, spec.key);
-        pieces.cloned().ok_or_else(|| missing(spec.key))
-    }
-
-    fn fetch(
-        &mut self,
-        spec: &BufferSpec,
-        dest: B::Buffer<u8>,
-        ranges: Vec<Range<usize>>,
-    ) -> Result<(), ShardError> {
-        let (input, arrived) = self.input(spec.key).ok_or_else(|| missing(spec.key))?;
-        // Otherwise the pieces are where they belong.
-        if input.joined().is_none() {
-            let places = input.ranges().zip(ranges);
-            let copies = places.filter(|(bytes, _)| !bytes.is_empty());
-            let copies = copies.map(|(bytes, place)| Copied {
-                from: arrived.clone(),
-                bytes,
-                to: dest.clone(),
-                start: place.start,
-            });
-            let copies: Vec<_> = copies.collect();
-            self.copies.extend(copies);
-        }
-        Ok(())
-    }
-
-    fn interleave(&mut self, job: InterleaveJob<B>) -> Result<(), ShardError> {
-        self.interleave.push(job);
-        Ok(())
-    }
-
-    fn transpose(&mut self, job: TransposeJob<B>) -> Result<(), ShardError> {
-        self.transpose.push(job);
-        Ok(())
-    }
-
-    fn replicated(&mut self, _: &BufferSpec) -> Result<(), ShardError> {
-        // The shard's own buffer serves.
-        Ok(())
-    }
 }
 
 /// Checks that a buffer has as many bytes as it must have.

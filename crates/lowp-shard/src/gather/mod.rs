@@ -33,7 +33,8 @@ use pool::{Geometry, Lease};
 use reshard::Parts;
 pub use reshard::Reshard;
 pub use scratch::{Scratch, Scratches};
-pub use steps::{GatherTarget, PoolBuffer, is_interleaved, pool_buffers, run_steps};
+pub(crate) use steps::LocalWork;
+pub use steps::{MemoryStep, PoolBuffer, is_interleaved, memory_steps, pool_buffers};
 use views::Views;
 pub use watch::{GatherPoint, GatherWatch};
 

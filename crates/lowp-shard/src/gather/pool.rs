@@ -4,13 +4,13 @@ use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
-use lowp_format::{BufferKey, BufferSpec, GatherPlan};
-use lowp_kernels::{Backend, InterleaveJob, KernelError, TransposeJob, Work};
+use lowp_format::{BufferKey, FormatError};
+use lowp_kernels::{Backend, KernelError};
 
 use super::kind::{GatherKind, KINDS, ParamPlans, label};
 use super::meter::{Meter, Metered};
 use super::scratch::Scratches;
-use super::steps::{GatherTarget, pool_buffers, run_steps};
+use super::steps::{LocalWork, MemoryStep, PoolBuffer, memory_steps, pool_buffers};
 use crate::ShardError;
 use lowp_comm::{CallLog, CallNames, CallOrder, Communicator, CompareAmong};
 
@@ -36,7 +36,7 @@ pub(super) struct GatherWork<B: Backend> {
 pub(super) struct DestinationSet<B: Backend> {
     pub(super) id: u64,
     /// Per parameter.
-    buffers: Vec<Vec<(BufferKey, B::Buffer<u8>)>>,
+    buffers: Vec<Named<B>>,
     works: [GatherWork<B>; 3],
     /// Counts them.
     _metered: Metered,
@@ -48,15 +48,19 @@ impl<B: Backend> DestinationSet<B> {
     }
 
     pub(super) fn buffer(&self, param: usize, key: BufferKey) -> Option<&B::Buffer<u8>> {
-        self.buffers[param]
-            .iter()
-            .find(|(k, _)| *k == key)
-            .map(|(_, buffer)| buffer)
+        named::<B>(&self.buffers[param], (key, false))
     }
 }
 
-/// Arrival buffers of interleaved pieces, by parameter and buffer.
-type Arrivals<B> = Vec<((usize, BufferKey), <B as Backend>::Buffer<u8>)>;
+/// Buffers of one parameter.
+type Named<B> = Vec<(PoolBuffer, <B as Backend>::Buffer<u8>)>;
+
+/// The full buffer of a key, or where its pieces arrive.
+fn named<B: Backend>(buffers: &Named<B>, name: (BufferKey, bool)) -> Option<&B::Buffer<u8>> {
+    let mut buffers = buffers.iter();
+    let found = buffers.find(|(known, _)| (known.key, known.arrivals) == name);
+    found.map(|(_, buffer)| buffer)
+}
 
 /// Sets whose users do not overlap, with the point behind the last use of each.
 type FreeSets<B> = Vec<(Arc<DestinationSet<B>>, <B as Backend>::Event)>;
@@ -242,21 +246,19 @@ impl<B: Backend> GatherPool<B> {
 
     fn make(&self, plans: &[ParamPlans]) -> Result<DestinationSet<B>, ShardError> {
         let mut metered = self.metered();
-        let mut buffers = Vec::with_capacity(plans.len());
-        let mut arrivals = Arrivals::<B>::new();
-        for (number, param) in plans.iter().enumerate() {
-            let mut own: Vec<(BufferKey, B::Buffer<u8>)> = Vec::new();
-            for planned in pool_buffers(param.plans.iter().flatten()) {
-                let buffer = metered.alloc(&self.backend, planned.bytes)?;
-                match planned.arrivals {
-                    true => arrivals.push(((number, planned.key), buffer)),
-                    false => own.push((planned.key, buffer)),
-                }
-            }
-            buffers.push(own);
-        }
+        let mut alloc = |name: PoolBuffer| -> Result<_, ShardError> {
+            Ok((name, metered.alloc(&self.backend, name.bytes)?))
+        };
+        let mut of_param = |param: &ParamPlans| -> Result<Named<B>, ShardError> {
+            let names = pool_buffers(param.plans.iter().flatten()).into_iter();
+            names.map(&mut alloc).collect()
+        };
+        let buffers = plans
+            .iter()
+            .map(&mut of_param)
+            .collect::<Result<Vec<_>, _>>()?;
         let [forward, backward, parts] =
-            GatherKind::ALL.map(|kind| self.work(plans, &buffers, &arrivals, kind));
+            GatherKind::ALL.map(|kind| self.work(plans, &buffers, kind));
         Ok(DestinationSet {
             id: 1 + self.sets.fetch_add(1, Ordering::Relaxed),
             buffers,
@@ -268,38 +270,37 @@ impl<B: Backend> GatherPool<B> {
     fn work(
         &self,
         plans: &[ParamPlans],
-        buffers: &[Vec<(BufferKey, B::Buffer<u8>)>],
-        arrivals: &Arrivals<B>,
+        buffers: &[Named<B>],
         kind: GatherKind,
     ) -> Result<GatherWork<B>, ShardError> {
-        let (mut moves, mut interleave, mut transpose) = (Vec::new(), Vec::new(), Vec::new());
-        for (param, plan) in plans.iter().enumerate() {
-            let Some(plan) = plan.plan(kind) else {
+        let (mut moves, mut local) = (Vec::new(), LocalWork::new());
+        for (param, (plans, buffers)) in plans.iter().zip(buffers).enumerate() {
+            let Some(plan) = plans.plan(kind) else {
                 continue;
             };
             let ranks = match kind {
-                GatherKind::Parts => plans[param].group,
+                GatherKind::Parts => plans.group,
                 GatherKind::Forward | GatherKind::Backward => plan.cuts.world(),
             };
-            let mut recorded = Recorded {
-                param,
-                plan,
-                ranks,
-                buffers: &buffers[param],
-                arrivals,
-                moves: &mut moves,
-                interleave: &mut interleave,
-                transpose: &mut transpose,
+            let at = |PoolBuffer { key, arrivals, .. }| {
+                let found = named::<B>(buffers, (key, arrivals)).cloned();
+                let usage = plan.usage;
+                found.ok_or(FormatError::MissingBuffer { key, usage })
             };
-            run_steps(plan, &mut recorded)?;
+            for step in memory_steps(plan) {
+                if let MemoryStep::Fetch { spec, to, ranges } = &step {
+                    moves.push(Move {
+                        param,
+                        key: spec.key,
+                        dest: at(*to)?,
+                        ranges: ranges[..ranks].to_vec(),
+                    });
+                }
+                // Of what is equal on all ranks the shard's own buffer serves.
+                local.add(step.work(at)?);
+            }
         }
-        let mut local = Vec::new();
-        if !interleave.is_empty() {
-            local.push(self.backend.plan(Work::Interleave(interleave))?);
-        }
-        if !transpose.is_empty() {
-            local.push(self.backend.plan(Work::Transpose(transpose))?);
-        }
+        let local = local.plan(&self.backend)?;
         Ok(GatherWork { moves, local })
     }
 }
@@ -319,82 +320,6 @@ fn take<B: Backend>(
         }
     }
     Ok(None)
-}
-
-/// The steps of one parameter's plan, recorded beside those of the group's other parameters.
-struct Recorded<'a, B: Backend> {
-    param: usize,
-    plan: &'a GatherPlan,
-    /// Those that take part.
-    ranks: usize,
-    buffers: &'a [(BufferKey, B::Buffer<u8>)],
-    arrivals: &'a Arrivals<B>,
-    moves: &'a mut Vec<Move<B>>,
-    interleave: &'a mut Vec<InterleaveJob<B>>,
-    transpose: &'a mut Vec<TransposeJob<B>>,
-}
-
-impl<B: Backend> GatherTarget<B> for Recorded<'_, B> {
-    type Error = ShardError;
-
-    fn full(&mut self, spec: &BufferSpec, _: usize) -> Result<B::Buffer<u8>, ShardError> {
-        self.filled(spec.key)
-    }
-
-    fn filled(&self, key: BufferKey) -> Result<B::Buffer<u8>, ShardError> {
-        let found = self.buffers.iter().find(|(known, _)| *known == key);
-        found
-            .map(|(_, buffer)| buffer.clone())
-            .ok_or_else(|| missing(self.plan, key))
-    }
-
-    fn arrivals(&mut self, spec: &BufferSpec, _: usize) -> Result<B::Buffer<u8>, ShardError> {
-        // Several gathers may fetch it.
-        let name = (self.param, spec.key);
-        let found = self.arrivals.iter().find(|(known, _)| *known == name);
-        found
-            .map(|(_, buffer)| buffer.clone())
-            .ok_or_else(|| missing(self.plan, spec.key))
-    }
-
-    fn fetch(
-        &mut self,
-        spec: &BufferSpec,
-        dest: B::Buffer<u8>,
-        mut ranges: Vec<Range<usize>>,
-    ) -> Result<(), ShardError> {
-        ranges.truncate(self.ranks);
-        self.moves.push(Move {
-            param: self.param,
-            key: spec.key,
-            dest,
-            ranges,
-        });
-        Ok(())
-    }
-
-    fn interleave(&mut self, job: InterleaveJob<B>) -> Result<(), ShardError> {
-        self.interleave.push(job);
-        Ok(())
-    }
-
-    fn transpose(&mut self, job: TransposeJob<B>) -> Result<(), ShardError> {
-        self.transpose.push(job);
-        Ok(())
-    }
-
-    fn replicated(&mut self, _: &BufferSpec) -> Result<(), ShardError> {
-        // The shard's own buffer serves.
-        Ok(())
-    }
-}
-
-fn missing(plan: &GatherPlan, key: BufferKey) -> ShardError {
-    lowp_format::FormatError::MissingBuffer {
-        key,
-        usage: plan.usage,
-    }
-    .into()
 }
 
 /// A borrowed set; goes back to the pool when dropped, to be lent after the work that its stream has by

@@ -1,64 +1,99 @@
-//! [`run_steps`]: what the steps of a gather plan do to buffers. Groups of ranks and folders of rank files run their
-//! plans by it.
+//! [`memory_steps`]: what the steps of a gather plan do to memory. Groups of ranks, hooks, flat weights and folders of rank
+//! files do the same over memory of their own.
 
 use std::ops::Range;
 
-use lowp_format::{BufferKey, BufferSpec, GatherPlan, GatherStep, PieceLayout, Shape};
-use lowp_kernels::{Backend, InterleaveJob, TransposeJob};
+use lowp_format::{BufferKey, BufferSpec, Code, GatherPlan, GatherStep, PieceLayout};
+use lowp_kernels::{Backend, InterleaveJob, KernelError, TransposeJob, Work};
 
-/// Where the pieces of a gather come from, and where its buffers live.
-///
-/// Each call may do its work at once, or record it to be done later: work is in the order of the calls.
-pub trait GatherTarget<B: Backend> {
-    /// What can go wrong.
-    type Error;
+/// A buffer of the memory that a parameter is gathered in.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PoolBuffer {
+    /// Its name in the full tensor.
+    pub key: BufferKey,
+    /// Whether pieces arrive there that are interleaved or transposed when all are there.
+    pub arrivals: bool,
+    /// Its length.
+    pub bytes: usize,
+}
 
-    /// The memory of a full buffer, of `bytes` bytes, that a step is about to fill.
-    ///
-    /// # Errors
-    /// There is none.
-    fn full(&mut self, spec: &BufferSpec, bytes: usize) -> Result<B::Buffer<u8>, Self::Error>;
-
-    /// A full buffer that an earlier step filled.
-    ///
-    /// # Errors
-    /// No step did.
-    fn filled(&self, key: BufferKey) -> Result<B::Buffer<u8>, Self::Error>;
-
-    /// Memory of `bytes` bytes for the pieces of a buffer that are interleaved or transposed when all are there.
-    ///
-    /// # Errors
-    /// There is none.
-    fn arrivals(&mut self, spec: &BufferSpec, bytes: usize) -> Result<B::Buffer<u8>, Self::Error>;
-
-    /// Puts each rank's piece of a buffer at its range of `dest`; the ranges are in rank order.
-    ///
-    /// # Errors
-    /// A piece is not there.
-    fn fetch(
-        &mut self,
-        spec: &BufferSpec,
-        dest: B::Buffer<u8>,
+/// One step of a gather. Steps are done in their order, at once or later.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum MemoryStep<'p> {
+    /// Each rank's piece of a buffer goes to its range of `to`; the ranges are in rank order.
+    Fetch {
+        /// The buffer.
+        spec: &'p BufferSpec,
+        /// Where it goes.
+        to: PoolBuffer,
+        /// Of each rank.
         ranges: Vec<Range<usize>>,
-    ) -> Result<(), Self::Error>;
+    },
+    /// Pieces that were fetched are interleaved ([`InterleaveJob`]).
+    Interleave {
+        /// Rows of each piece.
+        outer: usize,
+        /// Bytes of a row of each piece.
+        widths: Vec<usize>,
+        /// The pieces.
+        from: PoolBuffer,
+        /// The full buffer.
+        to: PoolBuffer,
+    },
+    /// A buffer that is complete is transposed ([`TransposeJob`]).
+    Transpose {
+        /// Encoding of its entries.
+        code: Code,
+        /// Its entries: outer x inner.
+        entries: [usize; 2],
+        /// The buffer.
+        from: PoolBuffer,
+        /// Its transpose.
+        to: PoolBuffer,
+    },
+    /// A buffer that is equal on all ranks is provided.
+    Replicated(&'p BufferSpec),
+}
 
-    /// Interleaves pieces that were fetched.
+impl MemoryStep<'_> {
+    /// The work of a rank by itself, over the buffers that `at` finds; `None` of a step without any.
     ///
     /// # Errors
-    /// The backend fails.
-    fn interleave(&mut self, job: InterleaveJob<B>) -> Result<(), Self::Error>;
-
-    /// Transposes a buffer that is complete.
-    ///
-    /// # Errors
-    /// The backend fails.
-    fn transpose(&mut self, job: TransposeJob<B>) -> Result<(), Self::Error>;
-
-    /// Provides a buffer that is equal on all ranks.
-    ///
-    /// # Errors
-    /// It is not there.
-    fn replicated(&mut self, spec: &BufferSpec) -> Result<(), Self::Error>;
+    /// What `at` returns.
+    pub fn work<B: Backend, E>(
+        self,
+        mut at: impl FnMut(PoolBuffer) -> Result<B::Buffer<u8>, E>,
+    ) -> Result<Option<Work<B>>, E> {
+        Ok(match self {
+            Self::Interleave {
+                outer,
+                widths,
+                from,
+                to,
+            } => Some(Work::Interleave(vec![InterleaveJob {
+                outer,
+                widths,
+                from: at(from)?,
+                to: at(to)?,
+            }])),
+            Self::Transpose {
+                code,
+                entries,
+                from,
+                to,
+            } => {
+                let [from, to] = [at(from)?, at(to)?];
+                let job = TransposeJob {
+                    code,
+                    entries,
+                    from,
+                    to,
+                };
+                (!entries.contains(&0)).then(|| Work::Transpose(vec![job]))
+            }
+            Self::Fetch { .. } | Self::Replicated(_) => None,
+        })
+    }
 }
 
 /// Whether pieces of several ranks arrive beside where they go. A single piece is whole: there is nothing to interleave.
@@ -74,113 +109,111 @@ pub fn is_interleaved(step: &GatherStep) -> bool {
     }
 }
 
-/// Whether pieces are transposed when all are there.
-fn is_transposed(step: &GatherStep) -> bool {
-    matches!(
-        step,
-        GatherStep::Concat {
-            layout: PieceLayout::Transpose,
-            ..
+/// The steps of `plan`.
+pub fn memory_steps(plan: &GatherPlan) -> Vec<MemoryStep<'_>> {
+    let mut steps = Vec::new();
+    for step in &plan.steps {
+        let spec = step.spec();
+        let [inner, outer] = spec.entries(plan.full);
+        let buffer = |key, arrivals, bytes| PoolBuffer {
+            key,
+            arrivals,
+            bytes,
+        };
+        let full = buffer(spec.key, false, spec.bytes(plan.full));
+        let transpose = |from| MemoryStep::Transpose {
+            code: spec.code,
+            entries: [outer, inner],
+            from,
+            to: full,
+        };
+        let fetch = |to| MemoryStep::Fetch {
+            spec,
+            to,
+            ranges: step.piece_ranges(),
+        };
+        let arrived = buffer(spec.key, true, step.wire_bytes());
+        match step {
+            GatherStep::Replicated { .. } => steps.push(MemoryStep::Replicated(spec)),
+            GatherStep::Derive { from, .. } => {
+                steps.push(transpose(buffer(
+                    *from,
+                    false,
+                    outer * spec.code.bytes(inner),
+                )));
+            }
+            GatherStep::Concat { layout, .. } if *layout == PieceLayout::Transpose => {
+                steps.extend([fetch(arrived), transpose(arrived)]);
+            }
+            GatherStep::Concat { pieces, .. } if is_interleaved(step) => {
+                let [outer, _] = spec.entries(plan.full);
+                let interleave = MemoryStep::Interleave {
+                    outer,
+                    widths: pieces.iter().map(|bytes| bytes / outer).collect(),
+                    from: arrived,
+                    to: full,
+                };
+                steps.extend([fetch(arrived), interleave]);
+            }
+            GatherStep::Concat { .. } => steps.push(fetch(full)),
         }
-    )
-}
-
-/// A buffer of the memory that a parameter is gathered in.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct PoolBuffer {
-    /// Its name in the full tensor.
-    pub key: BufferKey,
-    /// Whether pieces arrive there that are interleaved or transposed when all are there.
-    pub arrivals: bool,
-    /// Its length.
-    pub bytes: usize,
+    }
+    steps
 }
 
 /// The memory that a parameter with these plans is gathered in: each buffer of all plans once, and once more where pieces have to be
 /// interleaved or transposed.
 pub fn pool_buffers<'a>(plans: impl IntoIterator<Item = &'a GatherPlan>) -> Vec<PoolBuffer> {
     let mut all: Vec<PoolBuffer> = Vec::new();
-    let mut take = |key: BufferKey, arrivals: bool, bytes: usize| {
-        if !all.iter().any(|b| (b.key, b.arrivals) == (key, arrivals)) {
-            all.push(PoolBuffer {
-                key,
-                arrivals,
-                bytes,
-            });
-        }
-    };
-    for plan in plans {
-        for step in &plan.steps {
-            let spec = step.spec();
-            if matches!(step, GatherStep::Replicated { .. }) {
-                continue;
-            }
-            if is_interleaved(step) || is_transposed(step) {
-                take(spec.key, true, step.wire_bytes());
-            }
-            take(spec.key, false, spec.bytes(plan.full));
+    for step in plans.into_iter().flat_map(memory_steps) {
+        let to = match step {
+            MemoryStep::Fetch { to, .. }
+            | MemoryStep::Interleave { to, .. }
+            | MemoryStep::Transpose { to, .. } => to,
+            MemoryStep::Replicated(_) => continue,
+        };
+        if !all
+            .iter()
+            .any(|b| (b.key, b.arrivals) == (to.key, to.arrivals))
+        {
+            all.push(to);
         }
     }
     all
 }
 
-/// Runs the steps of `plan`, in their order, on `target`.
-///
-/// # Errors
-/// What `target` returns.
-pub fn run_steps<B: Backend, T: GatherTarget<B>>(
-    plan: &GatherPlan,
-    target: &mut T,
-) -> Result<(), T::Error> {
-    for step in &plan.steps {
-        match step {
-            GatherStep::Concat { spec, pieces, .. } => {
-                let full = target.full(spec, spec.bytes(plan.full))?;
-                if !is_interleaved(step) && !is_transposed(step) {
-                    target.fetch(spec, full, step.piece_ranges())?;
-                    continue;
-                }
-                let from = target.arrivals(spec, step.wire_bytes())?;
-                target.fetch(spec, from.clone(), step.piece_ranges())?;
-                if is_transposed(step) {
-                    turn(target, spec, plan.full, from, full)?;
-                    continue;
-                }
-                let [outer, _] = spec.entries(plan.full);
-                target.interleave(InterleaveJob {
-                    outer,
-                    widths: pieces.iter().map(|bytes| bytes / outer).collect(),
-                    from,
-                    to: full,
-                })?;
-            }
-            GatherStep::Derive { spec, from } => {
-                let to = target.full(spec, spec.bytes(plan.full))?;
-                let from = target.filled(*from)?;
-                turn(target, spec, plan.full, from, to)?;
-            }
-            GatherStep::Replicated { spec } => target.replicated(spec)?,
-        }
-    }
-    Ok(())
+/// The work of a rank by itself in gathers that are done together: what is interleaved, then what is transposed.
+#[derive(Debug)]
+pub(crate) struct LocalWork<B: Backend> {
+    interleave: Vec<InterleaveJob<B>>,
+    transpose: Vec<TransposeJob<B>>,
 }
 
-/// Transposes `from` into `to`, the buffer of `spec` of a tensor of shape `full`.
-fn turn<B: Backend, T: GatherTarget<B>>(
-    target: &mut T,
-    spec: &BufferSpec,
-    full: Shape,
-    from: B::Buffer<u8>,
-    to: B::Buffer<u8>,
-) -> Result<(), T::Error> {
-    let [inner, outer] = spec.entries(full);
-    if inner * outer == 0 {
-        return Ok(());
+impl<B: Backend> LocalWork<B> {
+    pub(crate) fn new() -> Self {
+        Self {
+            interleave: Vec::new(),
+            transpose: Vec::new(),
+        }
     }
-    target.transpose(TransposeJob {
-        code: spec.code,
-        entries: [outer, inner],
-        from,
-        to,
-    })
+
+    /// Adds that of a step.
+    pub(crate) fn add(&mut self, work: Option<Work<B>>) {
+        match work {
+            Some(Work::Interleave(jobs)) => self.interleave.extend(jobs),
+            Some(Work::Transpose(jobs)) => self.transpose.extend(jobs),
+            _ => {}
+        }
+    }
+
+    pub(crate) fn plan(self, backend: &B) -> Result<Vec<B::Plan>, KernelError> {
+        let mut plans = Vec::new();
+        if !self.interleave.is_empty() {
+            plans.push(backend.plan(Work::Interleave(self.interleave))?);
+        }
+        if !self.transpose.is_empty() {
+            plans.push(backend.plan(Work::Transpose(self.transpose))?);
+        }
+        Ok(plans)
+    }
 }

@@ -1,16 +1,12 @@
 //! [`FlatParam`]: one full weight and this rank's slice of its masters, laid out as casts, moves and
 //! transposes.
 
-use std::ops::Range;
-
-use lowp_format::{
-    Axis, BufferKey, BufferSpec, Code, GatherPlan, Part, QuantizedTensor, Recipe, RowCuts,
-};
-use lowp_kernels::{Backend, InterleaveJob, Source, Target, TransposeJob, Work};
+use lowp_format::{Axis, Code, GatherPlan, Part, QuantizedTensor, Recipe, RowCuts};
+use lowp_kernels::{Backend, KernelError, Source, Target, TransposeJob, Work};
 
 use crate::cast_plan::check_flat;
-use crate::gather::check_derived;
-use crate::{CastItem, FlatShard, GatherTarget, ScaleBookBuilder, ShardError, run_steps};
+use crate::gather::{MemoryStep, PoolBuffer, check_derived, memory_steps};
+use crate::{CastItem, FlatShard, ScaleBookBuilder, ShardError};
 
 /// One parameter of [`FlatWeights`](crate::FlatWeights). Parameters of any recipes go together.
 #[derive(Debug)]
@@ -59,26 +55,67 @@ impl<B: Backend> FlatParam<B> {
         let cuts = RowCuts::new(shape.rows, 1, recipe.row_quantum(usage))?;
         let plan = GatherPlan::with_cuts(&recipe, shape, &cuts, usage, usage, &[])?;
         check_derived(&recipe, &plan)?;
-        let mut laid = Laid {
-            backend,
-            tensor,
-            shard,
-            made: Vec::new(),
-            targets: Vec::new(),
-            data: Vec::new(),
-            turned: Vec::new(),
-            derived: Vec::new(),
-            staged_bytes: 0,
+        let mut staged_bytes = 0;
+        let mut stage = |bytes: usize| -> Result<B::Buffer<u8>, KernelError> {
+            staged_bytes += bytes;
+            backend.alloc(bytes)
         };
-        run_steps(&plan, &mut laid)?;
-        let Laid {
-            targets,
-            data,
-            turned,
-            derived,
-            staged_bytes,
-            ..
-        } = laid;
+        // Buffers that the tensor does not keep.
+        let mut made: Vec<(PoolBuffer, B::Buffer<u8>)> = Vec::new();
+        let (mut targets, mut data) = (Vec::new(), Vec::new());
+        let (mut turned, mut derived) = (Vec::new(), Vec::new());
+        for step in memory_steps(&plan) {
+            let mut at = |name: PoolBuffer| -> Result<B::Buffer<u8>, KernelError> {
+                if let (Ok(kept), false) = (tensor.buffer(name.key), name.arrivals) {
+                    return Ok(kept.storage.clone());
+                }
+                if let Some((_, buffer)) = made.iter().find(|(known, _)| *known == name) {
+                    return Ok(buffer.clone());
+                }
+                let buffer = stage(name.bytes)?;
+                made.push((name, buffer.clone()));
+                Ok(buffer)
+            };
+            match step {
+                MemoryStep::Fetch { spec, to, .. } if spec.key.part == Part::Data => {
+                    let (mut spec, mut flat) = (*spec, at(to)?);
+                    if spec.axes[0] == Axis::Cols {
+                        spec.axes = [Axis::Rows, Axis::Cols];
+                        let to = flat;
+                        flat = stage(spec.bytes(shape))?;
+                        if shape.elements() > 0 {
+                            turned.push(TransposeJob {
+                                code: spec.code,
+                                entries: spec.entries(shape),
+                                from: flat.clone(),
+                                to,
+                            });
+                        }
+                    }
+                    let own = shard.stored_as(spec.code).bytes();
+                    targets.push(Target::new(spec, backend.view::<u8>(&flat, own)?));
+                    data.push((spec.code, flat));
+                }
+                MemoryStep::Fetch { spec, to, .. } => targets.push(Target::new(*spec, at(to)?)),
+                MemoryStep::Replicated(spec) => {
+                    let (key, bytes) = (spec.key, spec.bytes(shape));
+                    let arrivals = false;
+                    targets.push(Target::new(
+                        *spec,
+                        at(PoolBuffer {
+                            key,
+                            arrivals,
+                            bytes,
+                        })?,
+                    ));
+                }
+                step => match step.work(at)? {
+                    Some(Work::Transpose(jobs)) => derived.extend(jobs),
+                    // One rank has one piece of each buffer.
+                    other => other.map_or(Ok(()), |work| backend.once(work))?,
+                },
+            }
+        }
         Ok(Self {
             item: CastItem::flat(&recipe, shape, (start, len), master, targets, book),
             shard,
@@ -103,99 +140,5 @@ impl<B: Backend> FlatParam<B> {
     /// Bytes of buffers that the tensor does not keep.
     pub fn staged_bytes(&self) -> usize {
         self.staged_bytes
-    }
-}
-
-/// A plan of one rank as casts and transposes.
-struct Laid<'a, B: Backend, R> {
-    backend: &'a B,
-    tensor: &'a QuantizedTensor<B::Buffer<u8>, R>,
-    shard: FlatShard,
-    /// Buffers that the tensor does not keep.
-    made: Vec<(BufferKey, B::Buffer<u8>)>,
-    targets: Vec<Target<B>>,
-    data: Vec<(Code, B::Buffer<u8>)>,
-    turned: Vec<TransposeJob<B>>,
-    derived: Vec<TransposeJob<B>>,
-    staged_bytes: usize,
-}
-
-impl<B: Backend, R> Laid<'_, B, R> {
-    fn stage(&mut self, bytes: usize) -> Result<B::Buffer<u8>, ShardError> {
-        self.staged_bytes += bytes;
-        Ok(self.backend.alloc(bytes)?)
-    }
-}
-
-impl<B: Backend, R: Recipe> GatherTarget<B> for Laid<'_, B, R> {
-    type Error = ShardError;
-
-    fn full(&mut self, spec: &BufferSpec, bytes: usize) -> Result<B::Buffer<u8>, ShardError> {
-        if let Ok(kept) = self.tensor.buffer(spec.key) {
-            return Ok(kept.storage.clone());
-        }
-        let made = self.stage(bytes)?;
-        self.made.push((spec.key, made.clone()));
-        Ok(made)
-    }
-
-    fn filled(&self, key: BufferKey) -> Result<B::Buffer<u8>, ShardError> {
-        let made = self.made.iter().find(|(known, _)| *known == key);
-        match made {
-            Some((_, buffer)) => Ok(buffer.clone()),
-            None => Ok(self.tensor.buffer(key)?.storage.clone()),
-        }
-    }
-
-    fn arrivals(&mut self, _: &BufferSpec, bytes: usize) -> Result<B::Buffer<u8>, ShardError> {
-        self.stage(bytes)
-    }
-
-    fn fetch(
-        &mut self,
-        spec: &BufferSpec,
-        dest: B::Buffer<u8>,
-        _: Vec<Range<usize>>,
-    ) -> Result<(), ShardError> {
-        if spec.key.part != Part::Data {
-            self.targets.push(Target::new(*spec, dest));
-            return Ok(());
-        }
-        let (shape, mut spec, mut flat) = (self.shard.shape(), *spec, dest);
-        if spec.axes[0] == Axis::Cols {
-            spec.axes = [Axis::Rows, Axis::Cols];
-            let to = flat;
-            flat = self.stage(spec.bytes(shape))?;
-            if shape.elements() > 0 {
-                self.turned.push(TransposeJob {
-                    code: spec.code,
-                    entries: spec.entries(shape),
-                    from: flat.clone(),
-                    to,
-                });
-            }
-        }
-        let own = self.shard.stored_as(spec.code).bytes();
-        let own = self.backend.view::<u8>(&flat, own)?;
-        self.targets.push(Target::new(spec, own));
-        self.data.push((spec.code, flat));
-        Ok(())
-    }
-
-    fn interleave(&mut self, job: InterleaveJob<B>) -> Result<(), ShardError> {
-        // One rank has one piece of each buffer.
-        Ok(self.backend.once(Work::Interleave(vec![job]))?)
-    }
-
-    fn transpose(&mut self, job: TransposeJob<B>) -> Result<(), ShardError> {
-        self.derived.push(job);
-        Ok(())
-    }
-
-    fn replicated(&mut self, spec: &BufferSpec) -> Result<(), ShardError> {
-        let bytes = spec.bytes(self.shard.shape());
-        let whole = self.full(spec, bytes)?;
-        self.targets.push(Target::new(*spec, whole));
-        Ok(())
     }
 }
