@@ -44,7 +44,7 @@ pub fn buffers_table(
             spec.code.to_string(),
             origin(spec),
             spec.axes.map(axis).join("x"),
-            extent(spec.entries(shape)),
+            sides(spec.entries(shape)),
             spec.bytes(shape).to_string(),
             spec.row_quantum().to_string(),
         ];
@@ -187,7 +187,7 @@ pub fn layout_map(layout: &ScaleLayout) -> String {
     let width = cells.iter().map(String::len).max().unwrap_or(0);
     let mut map = format!(
         "{} entries, {} form, {} bytes\n",
-        extent(layout.entries()),
+        sides(layout.entries()),
         layout.form().name(),
         layout.bytes()
     );
@@ -224,7 +224,7 @@ fn axis(axis: Axis) -> &'static str {
     }
 }
 
-fn extent([outer, inner]: [usize; 2]) -> String {
+fn sides([outer, inner]: [usize; 2]) -> String {
     format!("{outer}x{inner}")
 }
 
@@ -268,11 +268,7 @@ fn forms_for(
         Err(FormatError::NoSuchForm { .. }) => "-".to_owned(),
         Err(error) => return Err(error),
     };
-    Ok([
-        extent(padded.padded()),
-        padded.bytes().to_string(),
-        swizzled,
-    ])
+    Ok([sides(padded.padded()), padded.bytes().to_string(), swizzled])
 }
 
 /// Kind, layout, bytes per rank, kept.

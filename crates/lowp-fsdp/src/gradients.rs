@@ -3,8 +3,8 @@
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use lowp_comm::MeshComm;
-use lowp_kernels::{Backend, Source};
-use lowp_shard::{GradBucketOptions, GradBuckets, GradParam, Reduced, ShardError};
+use lowp_kernels::Backend;
+use lowp_shard::{GradBucketOptions, GradBuckets, GradParam, ShardError};
 
 /// The gradients of all parameters of a rank, which travel to the owners of their elements in buckets while backward goes on
 /// ([`GradBuckets`]). Parameters are known by their place in the list that they were made from.
@@ -40,43 +40,8 @@ impl<B: Backend> Gradients<B> {
         buckets.push(param)
     }
 
-    /// Memory for the full gradient of a parameter.
-    pub(crate) fn memory(&self, param: usize) -> Result<Source<B>, ShardError> {
-        self.lock().grad(param)
-    }
-
-    /// Says that the work that writes the gradient of a parameter is given.
-    pub(crate) fn push(&self, param: usize) -> Result<(), ShardError> {
-        self.lock().push(param)
-    }
-
-    /// Ends a micro-batch. Collective.
-    pub(crate) fn flush(&self) -> Result<(), ShardError> {
-        self.lock().flush()
-    }
-
-    /// Ends a step. Collective.
-    pub(crate) fn finish(&self) -> Result<Reduced, ShardError> {
-        self.lock().finish()
-    }
-
-    /// Contributions that were sent in this step, by parameter.
-    pub(crate) fn arrived(&self) -> Vec<usize> {
-        self.lock().contributions()
-    }
-
-    /// Forgets the gradients of the step.
-    pub(crate) fn discard(&self) -> Result<(), ShardError> {
-        self.lock().discard()
-    }
-
-    /// Bytes of the memory for full gradients.
-    pub(crate) fn bytes(&self) -> usize {
-        self.lock().resident_bytes()
-    }
-
-    /// A thread that panicked left a bucket that is whole or can be discarded.
-    fn lock(&self) -> MutexGuard<'_, GradBuckets<B>> {
+    /// The buckets. A thread that panicked left a bucket that is whole or can be discarded.
+    pub(crate) fn lock(&self) -> MutexGuard<'_, GradBuckets<B>> {
         self.buckets.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

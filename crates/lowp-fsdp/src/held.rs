@@ -2,7 +2,7 @@
 
 use lowp_format::{Phase, QuantizedTensor, Recipe};
 use lowp_kernels::Backend;
-use lowp_shard::{GatherAccount, GatherGroup, GatherWatch, ParamAccount, ShardError};
+use lowp_shard::{GatherAccount, GatherGroup, ParamAccount, ShardError};
 
 /// A weight that is gathered for each use, or that every rank has whole.
 #[derive(Debug)]
@@ -14,27 +14,17 @@ pub(crate) enum Held<B: Backend, R: Recipe> {
 }
 
 impl<B: Backend, R: Recipe> Held<B, R> {
+    /// What gathers it, if something does.
+    pub(crate) fn rows(&mut self) -> Option<&mut GatherGroup<B, R>> {
+        match self {
+            Self::Rows(group) => Some(group),
+            Self::Whole(_) => None,
+        }
+    }
+
     /// Makes the weight ready for `phase`. Collective where it is gathered.
     pub(crate) fn unshard(&mut self, phase: Phase) -> Result<(), ShardError> {
-        match self {
-            Self::Rows(group) => group.unshard(phase),
-            Self::Whole(_) => Ok(()),
-        }
-    }
-
-    /// Starts what [`Held::unshard`] waits for.
-    pub(crate) fn prefetch(&mut self, phase: Phase) -> Result<(), ShardError> {
-        match self {
-            Self::Rows(group) => group.prefetch(phase),
-            Self::Whole(_) => Ok(()),
-        }
-    }
-
-    /// Has `watch` told of every gather of its own.
-    pub(crate) fn watch(&mut self, watch: GatherWatch<B>) {
-        if let Self::Rows(group) = self {
-            group.watch(watch);
-        }
+        self.rows().map_or(Ok(()), |group| group.unshard(phase))
     }
 
     /// The full weight, which is ready.

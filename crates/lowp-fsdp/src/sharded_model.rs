@@ -178,7 +178,7 @@ impl<B: Backend, R: Recipe> ShardedModel<B, R> {
     /// No such variable, no room, or a rank that failed.
     pub fn var_gradient(&self, index: usize) -> Result<Source<B>, ModelError> {
         let grad = self.vars.grad(index);
-        let memory = grad.and_then(|grad| Ok(self.gradients.memory(grad)?));
+        let memory = grad.and_then(|grad| Ok(self.gradients.lock().grad(grad)?));
         or_abort(&*self.mesh.world, memory)
     }
 
@@ -188,7 +188,7 @@ impl<B: Backend, R: Recipe> ShardedModel<B, R> {
     /// No such variable, no memory was taken for it, or a rank that failed.
     pub fn push_var_gradient(&self, index: usize) -> Result<(), ModelError> {
         let grad = self.vars.grad(index);
-        let pushed = grad.and_then(|grad| Ok(self.gradients.push(grad)?));
+        let pushed = grad.and_then(|grad| Ok(self.gradients.lock().push(grad)?));
         or_abort(&*self.mesh.world, pushed)
     }
 
@@ -217,7 +217,7 @@ impl<B: Backend, R: Recipe> ShardedModel<B, R> {
     /// # Errors
     /// A rank that failed. The micro-batch stays unfinished.
     pub fn finish_micro_batch(&mut self) -> Result<(), ModelError> {
-        self.gradients.flush()?;
+        self.gradients.lock().flush()?;
         for (_, weight) in &self.weights {
             weight.finish_micro_batch()?;
         }
@@ -235,7 +235,7 @@ impl<B: Backend, R: Recipe> ShardedModel<B, R> {
         let finished = format!(
             "{} finished micro-batches, gradients by parameter: {:?}",
             self.micro_batches,
-            self.gradients.arrived()
+            self.gradients.lock().contributions()
         );
         self.mesh
             .world
@@ -249,7 +249,7 @@ impl<B: Backend, R: Recipe> ShardedModel<B, R> {
         for (_, weight) in &self.weights {
             weight.finish_micro_batch()?;
         }
-        self.gradients.discard()?;
+        self.gradients.lock().discard()?;
         self.micro_batches = 0;
         self.adamw.clear_grads();
         Ok(self.adamw.scales().forget_observations()?)
@@ -289,7 +289,7 @@ impl<B: Backend, R: Recipe> ShardedModel<B, R> {
     }
 
     fn try_finish_step(&mut self, options: &StepOptions) -> Result<StepReport, ModelError> {
-        let reduced = self.gradients.finish()?;
+        let reduced = self.gradients.lock().finish()?;
         for (&id, arrived) in self.grad_ids.iter().zip(reduced.contributions) {
             if arrived > 0 {
                 self.adamw.mark_ready(id);
@@ -340,7 +340,7 @@ impl<B: Backend, R: Recipe> ShardedModel<B, R> {
             bytes.sent_per_step += (passes.micro_batches * (account.sent_bytes() + again)) as u64;
             bytes.resident += account.shard_bytes() as u64;
         }
-        let transient = self.memory.weight_bytes() + self.gradients.bytes();
+        let transient = self.memory.weight_bytes() + self.gradients.lock().resident_bytes();
         bytes.peak = bytes.resident + bytes.masters + transient as u64;
         if let Some(gather) = self.adamw.flat_gather() {
             bytes.sent += self.adamw.flat_sent_bytes() - self.sent_before;

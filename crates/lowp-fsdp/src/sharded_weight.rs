@@ -201,9 +201,7 @@ impl<B: Backend, R: Recipe> ShardedWeight<B, R> {
         name: &str,
         first: bool,
     ) -> Result<Vec<Piece<Late>>, ShardError> {
-        let Ok(state) = self.state.lock() else {
-            return Err(KernelError::Poisoned.into());
-        };
+        let state = self.locked()?;
         match &state.held {
             Held::Rows(group) => {
                 let shard = &group.params()[0];
@@ -221,9 +219,7 @@ impl<B: Backend, R: Recipe> ShardedWeight<B, R> {
 
     /// Takes the stored buffers of a checkpoint over.
     pub(crate) fn restore(&self, name: &str, checkpoint: &Checkpoint) -> Result<(), ModelError> {
-        let Ok(state) = self.state.lock() else {
-            return Err(ShardError::from(KernelError::Poisoned).into());
-        };
+        let state = self.locked()?;
         let (backend, full) = (&self.backend, self.shape);
         match &state.held {
             Held::Rows(group) => {
@@ -264,9 +260,7 @@ impl<B: Backend, R: Recipe> ShardedWeight<B, R> {
         master: &B::Buffer<f32>,
         amax: Option<f32>,
     ) -> Result<Vec<(Phase, Divergence)>, ShardError> {
-        let Ok(mut state) = self.state.lock() else {
-            return Err(KernelError::Poisoned.into());
-        };
+        let mut state = self.locked()?;
         let found = state.audit(&self.backend, master, amax);
         // Also after an error: what this rank alone holds, it would not gather with the others.
         state.held.release();
@@ -379,7 +373,9 @@ impl<B: Backend, R: Recipe> ShardedWeight<B, R> {
     /// # Errors
     /// A thread failed while it used the weight.
     pub fn watch_gathers(&self, watch: GatherWatch<B>) -> Result<(), ShardError> {
-        self.locked()?.held.watch(watch);
+        if let Some(group) = self.locked()?.held.rows() {
+            group.watch(watch);
+        }
         Ok(())
     }
 
@@ -388,7 +384,11 @@ impl<B: Backend, R: Recipe> ShardedWeight<B, R> {
     /// # Errors
     /// A rank failed.
     pub fn prefetch(&self, phase: Phase) -> Result<(), ShardError> {
-        self.locked()?.held.prefetch(phase)
+        let mut state = self.locked()?;
+        state
+            .held
+            .rows()
+            .map_or(Ok(()), |group| group.prefetch(phase))
     }
 
     /// Gathers the weight for `phase`, lends it to `enqueue`, which gives the backend's stream what reads it, and ends the phase. The
@@ -425,7 +425,7 @@ impl<B: Backend, R: Recipe> ShardedWeight<B, R> {
         let mut state = self.lock()?;
         let (gradients, param) = state.connected()?;
         state.open = true;
-        Ok(gradients.memory(param)?)
+        Ok(gradients.lock().grad(param)?)
     }
 
     /// Says that the backend was given the work that writes the gradient, which goes to the owners of its elements. Collective over
@@ -439,7 +439,7 @@ impl<B: Backend, R: Recipe> ShardedWeight<B, R> {
 
     fn try_push_gradient(&self) -> Result<(), ModelError> {
         let (gradients, param) = self.lock()?.connected()?;
-        Ok(gradients.push(param)?)
+        Ok(gradients.lock().push(param)?)
     }
 
     fn locked(&self) -> Result<MutexGuard<'_, State<B, R>>, ShardError> {

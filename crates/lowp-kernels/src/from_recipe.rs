@@ -7,6 +7,7 @@ use lowp_format::{
 };
 
 use crate::check::encode::touched;
+use crate::check::range;
 use crate::{
     AdamMode, AdamwAmax, AdamwJob, AmaxJob, Backend, BlockAmax, DecodeJob, EncodeJob, FlatBlocks,
     FlatEncodeJob, HistoryJob, KernelError, Moments, Slot, Source, Target, TensorInput,
@@ -20,24 +21,13 @@ fn tensor_inputs<B: Backend>(
     shape: Shape,
     usage: Usage,
 ) -> Result<[Option<TensorInput<B>>; 2], KernelError> {
-    // By orientation: where its entries begin, and whether they are known.
-    let mut places = [None, None];
     let mut entries = Vec::new();
-    for served in quantizers.outer_usages(usage) {
-        let Some(orientation) = served.orientations().next() else {
-            continue;
-        };
-        let rule = quantizers.of(orientation).kernel.scale;
-        let Some((extent, _)) = rule.outer() else {
-            continue;
-        };
-        let (index, known) = (entries.len(), rule.is_delayed());
-        let first = if known { 1.0 } else { 0.0 };
-        entries.resize(index + extent.entries(orientation, shape), first);
-        for orientation in served.orientations() {
-            places[orientation as usize] = Some((index, known));
-        }
-    }
+    // Where its entries begin, and whether they are known.
+    let places = by_orientation(quantizers, shape, usage, |known, count| {
+        let index = entries.len();
+        entries.resize(index + count, if known { 1.0 } else { 0.0 });
+        (index, known)
+    });
     let buffer = backend.upload::<f32>(&entries)?;
     Ok(places.map(|place| {
         let (index, known) = place?;
@@ -50,6 +40,30 @@ fn tensor_inputs<B: Backend>(
             false => TensorInput::Observed(slot),
         })
     }))
+}
+
+/// By orientation what `make` makes of the number of entries that an encode of `usage` reads of its tensor or its lines, and of
+/// whether they are known before the values.
+pub(crate) fn by_orientation<T: Clone>(
+    quantizers: &Quantizers,
+    shape: Shape,
+    usage: Usage,
+    mut make: impl FnMut(bool, usize) -> T,
+) -> [Option<T>; 2] {
+    let mut made = [None, None];
+    for served in quantizers.outer_usages(usage) {
+        let Some(orientation) = served.orientations().next() else {
+            continue;
+        };
+        let rule = quantizers.of(orientation).kernel.scale;
+        if let Some((extent, _)) = rule.outer() {
+            let new = make(rule.is_delayed(), extent.entries(orientation, shape));
+            for orientation in served.orientations() {
+                made[orientation as usize] = Some(new.clone());
+            }
+        }
+    }
+    made
 }
 
 impl<B: Backend> EncodeJob<B> {
@@ -262,15 +276,7 @@ impl<B: Backend> FlatEncodeJob<B> {
         source: Source<B>,
     ) -> Result<Self, KernelError> {
         recipe.check(shape)?;
-        let elements = shape.elements();
-        if start.checked_add(len).is_none_or(|end| end > elements) {
-            return Err(KernelError::Range {
-                what: "elements of a flat encode",
-                start,
-                end: start.saturating_add(len),
-                len: elements,
-            });
-        }
+        range("elements of a flat encode", start, len, shape.elements())?;
         let quantizers = recipe.quantizers(Role::Weight);
         let kernels = quantizers.kernels();
         let mut targets = Vec::new();

@@ -148,7 +148,10 @@ impl<B: Backend> RecipeOperands<B> {
             .fold(Usage::empty(), |all, o| all | o.usage());
         let own = local.register_operand(&quantizers, shape, usage - delayed);
         planned.local = local.build(backend)?;
-        let used = Orientation::ALL.map(|o| usage.contains(o.usage()).then_some(o as usize));
+        // A buffer of one orientation may serve both.
+        let served = planned.targets.iter().map(|target| target.spec.key.usage);
+        let served = served.fold(usage, |all, usage| all | usage);
+        let used = Orientation::ALL.map(|o| served.contains(o.usage()).then_some(o as usize));
         let earlier = used.map(|at| at.and_then(|at| slots[at]));
         let [mut row, mut col] = planned.local.tensor_inputs(own)?;
         let [row_of_book, col_of_book] = self.book.tensor_inputs(earlier)?;

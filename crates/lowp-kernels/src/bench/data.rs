@@ -6,6 +6,7 @@ use half::bf16;
 use lowp_format::{Form, Part, Philox, Quantizers, ScaleLayout, Shape, SourceRounding, Usage};
 
 use super::Result;
+use crate::from_recipe::by_orientation;
 use crate::{
     AdamwJob, Backend, Cuda, CudaBuffer, Element, EncodeJob, Slot, Source, Target, TensorInput,
 };
@@ -116,29 +117,18 @@ impl<'c> Supply<'c> {
         shape: Shape,
         usage: Usage,
     ) -> [Option<TensorInput<Cuda>>; 2] {
-        let mut inputs = [None, None];
-        for served in quantizers.outer_usages(usage) {
-            for orientation in served.orientations().take(1) {
-                let rule = quantizers.of(orientation).kernel.scale;
-                let Some((extent, _)) = rule.outer() else {
-                    continue;
-                };
-                let index = self.used.get();
-                self.used.set(index + extent.entries(orientation, shape));
-                let slot = |buffer: &CudaBuffer<f32>| {
-                    let buffer = buffer.clone();
-                    Slot { buffer, index }
-                };
-                let input = match rule.is_delayed() {
-                    true => TensorInput::Known(slot(&self.scales)),
-                    false => TensorInput::Observed(slot(&self.observed)),
-                };
-                for orientation in served.orientations() {
-                    inputs[orientation as usize] = Some(input.clone());
-                }
+        by_orientation(quantizers, shape, usage, |known, count| {
+            let index = self.used.get();
+            self.used.set(index + count);
+            let slot = |buffer: &CudaBuffer<f32>| {
+                let buffer = buffer.clone();
+                Slot { buffer, index }
+            };
+            match known {
+                true => TensorInput::Known(slot(&self.scales)),
+                false => TensorInput::Observed(slot(&self.observed)),
             }
-        }
-        inputs
+        })
     }
 
     /// Begins another run: its tensors have the entries of those before.

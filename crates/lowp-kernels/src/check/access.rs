@@ -74,7 +74,7 @@ impl Kept for bf16 {
 }
 
 impl<B: Backend> Access<B> {
-    /// Notes a use of `buffer`.
+    /// Notes a use of `buffer`, which must lie on the device.
     pub(super) fn add<T: Kept>(
         &mut self,
         backend: &B,
@@ -82,11 +82,12 @@ impl<B: Backend> Access<B> {
         what: String,
         buffer: &B::Buffer<T>,
         mode: Mode,
-    ) {
+    ) -> Result<(), KernelError> {
         let span = backend.span(buffer);
         if span.is_empty() {
-            return;
+            return Ok(());
         }
+        backend.owns(buffer)?;
         self.touches.push(Touch {
             span,
             job,
@@ -97,6 +98,7 @@ impl<B: Backend> Access<B> {
             buffer: buffer.clone(),
             mode,
         });
+        Ok(())
     }
 
     /// Checks that memory which is written is not touched otherwise too.

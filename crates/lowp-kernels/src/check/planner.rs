@@ -29,8 +29,7 @@ impl<B: Backend> Planner<'_, B> {
     ) -> Done {
         let what = format!("{what} of job {job}");
         check_length(&what, needed, self.backend.len::<T>(buffer))?;
-        self.access.add::<T>(self.backend, job, what, buffer, mode);
-        Ok(())
+        self.access.add::<T>(self.backend, job, what, buffer, mode)
     }
 
     /// Notes a use of `buffer`, of which entry `index` must exist.
@@ -53,8 +52,7 @@ impl<B: Backend> Planner<'_, B> {
             });
         }
         self.access
-            .add::<f32>(self.backend, job, what, buffer, mode);
-        Ok(())
+            .add::<f32>(self.backend, job, what, buffer, mode)
     }
 
     /// Notes a use of `entries` of a vector that begin at a slot. Without entries nothing is touched, but the slot must lie in

@@ -1,6 +1,6 @@
 //! [`Reads`]: what work reads of the scalars that it is run with.
 
-use crate::{Backend, Work};
+use crate::{Backend, KernelError, Work};
 
 /// What work reads of the scalars of a step; the rest may be anything.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -31,6 +31,15 @@ impl Reads {
             _ => {}
         }
         reads
+    }
+
+    /// Checks that scalars of `given` parameter groups are enough.
+    pub(crate) fn fit(self, given: usize) -> Result<(), KernelError> {
+        let needed = self.groups;
+        match given < needed {
+            true => Err(KernelError::Scalars { needed, given }),
+            false => Ok(()),
+        }
     }
 
     /// Where it lies in [`crate::StepScalars::to_bytes`] (docs/numerics.md 12.8).

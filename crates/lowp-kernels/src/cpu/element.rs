@@ -378,83 +378,52 @@ impl ElementCode for E2M1 {
     }
 }
 
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Bf16;
-
-impl ElementCode for Bf16 {
-    const CODE: Code = Code::Bf16;
-    const SCALED: bool = false;
-    type Bits = u16;
-    #[inline(always)]
-    fn encode(x: f32) -> u16 {
-        bf16_bits(x)
-    }
-    #[inline(always)]
-    fn values<L: Lanes>(lanes: L, bytes: &[u8]) -> L::F {
-        let mut cells = [0; LANES];
-        Self::unpack(&first::<{ 2 * LANES }>(bytes), &mut cells);
-        Self::cell_values(lanes, &cells, 0)
-    }
-    #[inline(always)]
-    fn cell_values<L: Lanes>(lanes: L, cells: &[u16; LANES], _: usize) -> L::F {
-        let mut line = [bf16::ZERO; LANES];
-        for (value, &bits) in line.iter_mut().zip(cells) {
-            *value = bf16::from_bits(bits);
+/// Codes that hold a value itself: `value` of the bits, read by `load`.
+macro_rules! value_code {
+    ($Name:ident, $Bits:ident, $encode:expr, $value:expr, $load:ident) => {
+        #[derive(Clone, Copy, Debug)]
+        pub(crate) struct $Name;
+        impl ElementCode for $Name {
+            const CODE: Code = Code::$Name;
+            const SCALED: bool = false;
+            type Bits = $Bits;
+            #[inline(always)]
+            fn encode(x: f32) -> $Bits {
+                $encode(x)
+            }
+            #[inline(always)]
+            fn values<L: Lanes>(lanes: L, bytes: &[u8]) -> L::F {
+                let mut cells = [0; LANES];
+                Self::unpack(&first::<{ size_of::<$Bits>() * LANES }>(bytes), &mut cells);
+                Self::cell_values(lanes, &cells, 0)
+            }
+            #[inline(always)]
+            fn cell_values<L: Lanes>(lanes: L, cells: &[$Bits; LANES], _: usize) -> L::F {
+                let mut line = [$value(0); LANES];
+                for (value, &bits) in line.iter_mut().zip(cells) {
+                    *value = $value(bits);
+                }
+                lanes.$load(&line)
+            }
+            #[inline(always)]
+            fn pack<L: Lanes>(_: L, codes: &[$Bits], bytes: &mut [u8]) {
+                let (entries, _) = bytes.as_chunks_mut::<{ size_of::<$Bits>() }>();
+                for (entry, code) in entries.iter_mut().zip(codes) {
+                    *entry = code.to_le_bytes();
+                }
+            }
+            #[inline(always)]
+            fn unpack(bytes: &[u8], codes: &mut [$Bits]) {
+                let (entries, _) = bytes.as_chunks::<{ size_of::<$Bits>() }>();
+                for (entry, code) in entries.iter().zip(codes) {
+                    *code = $Bits::from_le_bytes(*entry);
+                }
+            }
         }
-        lanes.load_bf16(&line)
-    }
-    #[inline(always)]
-    fn pack<L: Lanes>(_: L, codes: &[u16], bytes: &mut [u8]) {
-        for (entry, code) in bytes.as_chunks_mut::<2>().0.iter_mut().zip(codes) {
-            *entry = code.to_le_bytes();
-        }
-    }
-    #[inline(always)]
-    fn unpack(bytes: &[u8], codes: &mut [u16]) {
-        for (entry, code) in bytes.as_chunks::<2>().0.iter().zip(codes) {
-            *code = u16::from_le_bytes(*entry);
-        }
-    }
+    };
 }
-
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct F32;
-
-impl ElementCode for F32 {
-    const CODE: Code = Code::F32;
-    const SCALED: bool = false;
-    type Bits = u32;
-    #[inline(always)]
-    fn encode(x: f32) -> u32 {
-        x.to_bits()
-    }
-    #[inline(always)]
-    fn values<L: Lanes>(lanes: L, bytes: &[u8]) -> L::F {
-        let mut cells = [0; LANES];
-        Self::unpack(&first::<{ 4 * LANES }>(bytes), &mut cells);
-        Self::cell_values(lanes, &cells, 0)
-    }
-    #[inline(always)]
-    fn cell_values<L: Lanes>(lanes: L, cells: &[u32; LANES], _: usize) -> L::F {
-        let mut line = [0.0; LANES];
-        for (value, &bits) in line.iter_mut().zip(cells) {
-            *value = f32::from_bits(bits);
-        }
-        lanes.load(&line)
-    }
-    #[inline(always)]
-    fn pack<L: Lanes>(_: L, codes: &[u32], bytes: &mut [u8]) {
-        for (entry, code) in bytes.as_chunks_mut::<4>().0.iter_mut().zip(codes) {
-            *entry = code.to_le_bytes();
-        }
-    }
-    #[inline(always)]
-    fn unpack(bytes: &[u8], codes: &mut [u32]) {
-        for (entry, code) in bytes.as_chunks::<4>().0.iter().zip(codes) {
-            *code = u32::from_le_bytes(*entry);
-        }
-    }
-}
+value_code!(Bf16, u16, bf16_bits, bf16::from_bits, load_bf16);
+value_code!(F32, u32, f32::to_bits, f32::from_bits, load);
 
 /// The first `N` bytes of `bytes`; zeros where it ends.
 #[inline(always)]

@@ -99,11 +99,7 @@ impl CpuPlan {
 
     /// Checks that scalars of `given` parameter groups are enough.
     pub(super) fn fits(&self, given: usize) -> Result<(), KernelError> {
-        let needed = self.planned.reads.groups;
-        if given < needed {
-            return Err(KernelError::Scalars { needed, given });
-        }
-        Ok(())
+        self.planned.reads.fit(given)
     }
 
     /// Runs the work.

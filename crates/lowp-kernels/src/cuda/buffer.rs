@@ -141,38 +141,22 @@ impl<T: Element> CudaBuffer<T> {
         unsafe { host::write(cuda.device(), &cuda.queue.stream, self.at(start), values) }
     }
 
-    pub(super) fn start_download(
+    /// Starts to copy entries `range` to the host, as they are or as bytes: a device has values as a little-endian host does.
+    pub(super) fn start_read<U: Element>(
         &self,
         cuda: &Cuda,
         range: Range<usize>,
-    ) -> Result<Pending<T>, KernelError> {
+        lender: Lender,
+    ) -> Result<Pending<U>, KernelError> {
         if range.is_empty() {
             return Ok(Pending::new(Vec::new()));
         }
         cuda.bind()?;
         let (stream, from) = (&cuda.queue.stream, self.at(range.start));
-        // SAFETY: the backend checked the range; the memory is freed after the work of every stream.
-        let on_its_way = unsafe {
-            host::start_read::<T>(cuda.device(), stream, from, range.len(), Lender::Pool)?
-        };
-        Ok(Pending::new(on_its_way))
-    }
-
-    /// Copies them as bytes. A device has values as a little-endian host does.
-    pub(super) fn start_staging(
-        &self,
-        cuda: &Cuda,
-        range: Range<usize>,
-    ) -> Result<Pending<u8>, KernelError> {
-        if range.is_empty() {
-            return Ok(Pending::new(Vec::new()));
-        }
-        cuda.bind()?;
-        let (stream, from) = (&cuda.queue.stream, self.at(range.start));
-        let bytes = range.len() * size_of::<T>();
-        // SAFETY: as above; the memory holds as many bytes.
+        let len = range.len() * size_of::<T>() / size_of::<U>();
+        // SAFETY: the backend checked the range, of as many bytes; the memory is freed after the work of every stream.
         let on_its_way =
-            unsafe { host::start_read::<u8>(cuda.device(), stream, from, bytes, Lender::Staging)? };
+            unsafe { host::start_read::<U>(cuda.device(), stream, from, len, lender)? };
         Ok(Pending::new(on_its_way))
     }
 

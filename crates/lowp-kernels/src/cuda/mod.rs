@@ -15,6 +15,7 @@
 
 use std::ops::Range;
 
+use self::host_pool::Lender;
 use crate::check::range;
 use crate::{Backend, Element, KernelError, Pending, StepScalars, Work};
 
@@ -116,7 +117,7 @@ impl Backend for Cuda {
         capture::not_in("a read to the host")?;
         range("read", entries.start, entries.len(), buffer.len())?;
         self.own(buffer)?;
-        buffer.start_download(self, entries)
+        buffer.start_read(self, entries, Lender::Pool)
     }
 
     fn start_read_bytes<T: Element>(
@@ -127,7 +128,7 @@ impl Backend for Cuda {
         capture::not_in("a read to the host")?;
         range("read", entries.start, entries.len(), buffer.len())?;
         self.own(buffer)?;
-        buffer.start_staging(self, entries)
+        buffer.start_read(self, entries, Lender::Staging)
     }
 
     fn copy<T: Element>(

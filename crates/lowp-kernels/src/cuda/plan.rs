@@ -55,19 +55,7 @@ impl CudaPlan {
     /// Checks `work` and puts it on the device of `cuda`.
     pub(super) fn new(cuda: &Cuda, work: Work<Cuda>) -> Result<Self, KernelError> {
         capture::not_in("planning")?;
-        let Checked { access, reads, .. } = check(cuda, &work)?;
-        access
-            .bytes
-            .iter()
-            .try_for_each(|used| cuda.own(&used.buffer))?;
-        access
-            .floats
-            .iter()
-            .try_for_each(|used| cuda.own(&used.buffer))?;
-        access
-            .halves
-            .iter()
-            .try_for_each(|used| cuda.own(&used.buffer))?;
+        let Checked { reads, .. } = check(cuda, &work)?;
         let mut scratch = None;
         let launch = match &work {
             Work::Amax(jobs) => Launch::new(cuda, ops::amax::jobs(jobs)),
@@ -142,11 +130,8 @@ impl CudaPlan {
     ) -> Result<(), KernelError> {
         self.on(cuda)?;
         cuda.own(scalars)?;
-        let needed = self.planned.reads.groups;
-        let given = StepScalars::groups(scalars.len())?;
-        if given < needed {
-            return Err(KernelError::Scalars { needed, given });
-        }
+        let reads = self.planned.reads;
+        reads.fit(StepScalars::groups(scalars.len())?)?;
         let (pointer, size) = (scalars.pointer(), align_of::<Step>());
         if !pointer.is_multiple_of(size as u64) {
             return Err(KernelError::Misaligned { pointer, size });
@@ -163,11 +148,7 @@ impl CudaPlan {
     /// Checks that scalars and a device fit the plan.
     pub(super) fn fits(&self, cuda: &Cuda, scalars: &StepScalars) -> Result<(), KernelError> {
         self.on(cuda)?;
-        let (needed, given) = (self.planned.reads.groups, scalars.adam.len());
-        if given < needed {
-            return Err(KernelError::Scalars { needed, given });
-        }
-        Ok(())
+        self.planned.reads.fit(scalars.adam.len())
     }
 
     /// Checks that a device is that of the plan and, where the plan has memory to add up in, that its runs have an order: they are given
