@@ -3,6 +3,7 @@
 use std::fmt;
 
 use lowp_format::{Extent, KernelKey, Orientation, Recipe, Role, ScaleRule};
+use lowp_gemm::table::Pass;
 use thiserror::Error;
 
 /// Operands of one product in different formats.
@@ -21,24 +22,6 @@ pub struct FormatMismatch {
     pub kernels: [KernelKey; 2],
 }
 
-/// An operand of a product and the orientation in which the product reads it.
-type Read = (Role, Orientation);
-
-/// The three products of a linear layer, each with its operands.
-const PRODUCTS: [(&str, Read, Read); 3] = {
-    use Orientation::{Columnwise, Rowwise};
-    use Role::{Activation, Gradient, Weight};
-    [
-        ("y = x W^T", (Weight, Rowwise), (Activation, Rowwise)),
-        ("dx = dy W", (Weight, Columnwise), (Gradient, Rowwise)),
-        (
-            "dW = dy^T x",
-            (Activation, Columnwise),
-            (Gradient, Columnwise),
-        ),
-    ]
-};
-
 /// Checks that products of a layer whose weight lives in `recipe` read operands of one format: elements of one width
 /// under scales of one kind and block length, and both transformed or neither. What one scale covers whole is of any
 /// format with its elements: the scale is a factor of the product.
@@ -46,8 +29,9 @@ const PRODUCTS: [(&str, Read, Read); 3] = {
 /// # Errors
 /// Names the first product whose operands differ.
 pub fn check_formats(recipe: &impl Recipe) -> Result<(), FormatMismatch> {
-    for (product, a, b) in PRODUCTS {
-        let operands = [a, b].map(|(role, orientation)| (recipe.operand(role), orientation));
+    for pass in Pass::ALL {
+        let read = pass.operands();
+        let operands = read.map(|(role, orientation)| (recipe.operand(role), orientation));
         let kernels = operands
             .each_ref()
             .map(|(operand, orientation)| operand.quantizers.of(*orientation).kernel);
@@ -57,10 +41,9 @@ pub fn check_formats(recipe: &impl Recipe) -> Result<(), FormatMismatch> {
         let [(_, x), (_, y)] = operands;
         let alike = !quantized || share_format((&kernels[0], x), (&kernels[1], y));
         if !alike || kernels[0].hadamard != kernels[1].hadamard {
-            let roles = [a.0, b.0];
             return Err(FormatMismatch {
-                product,
-                roles,
+                product: pass.name(),
+                roles: read.map(|(role, _)| role),
                 kernels,
             });
         }

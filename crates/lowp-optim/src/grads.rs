@@ -1,51 +1,41 @@
 //! Gradients of an [`AdamW`]: set or added from the host, or reduced on the device.
 
 use half::bf16;
-use lowp_kernels::{Backend, Element, Source, StepScalars, SumJob, Work};
+use lowp_kernels::{Backend, FloatDtype, KernelError, Source, StepScalars, SumJob, Work};
 
 use crate::adamw::AdamW;
 use crate::memory::check_length;
 use crate::{OptimError, ParamId};
 
-/// A dtype that gradients are stored in.
-trait GradElement: Element {
-    /// The other dtype, for errors.
-    const OTHER: &'static str;
-
-    /// The buffer, if gradients are of this dtype.
-    fn buffer<B: Backend>(source: &Source<B>) -> Option<&B::Buffer<Self>>;
-
-    /// A gradient of this dtype.
-    fn source<B: Backend>(buffer: B::Buffer<Self>) -> Source<B>;
+/// A gradient on the host.
+#[derive(Clone, Copy)]
+enum Values<'a> {
+    F32(&'a [f32]),
+    Bf16(&'a [bf16]),
 }
 
-impl GradElement for f32 {
-    const OTHER: &'static str = "bf16";
-
-    fn buffer<B: Backend>(source: &Source<B>) -> Option<&B::Buffer<f32>> {
-        match source {
-            Source::F32(buffer) => Some(buffer),
-            Source::Bf16(_) => None,
+impl Values<'_> {
+    fn dtype(self) -> FloatDtype {
+        match self {
+            Values::F32(_) => FloatDtype::F32,
+            Values::Bf16(_) => FloatDtype::Bf16,
         }
     }
 
-    fn source<B: Backend>(buffer: B::Buffer<f32>) -> Source<B> {
-        Source::F32(buffer)
-    }
-}
-
-impl GradElement for bf16 {
-    const OTHER: &'static str = "f32";
-
-    fn buffer<B: Backend>(source: &Source<B>) -> Option<&B::Buffer<bf16>> {
-        match source {
-            Source::F32(_) => None,
-            Source::Bf16(buffer) => Some(buffer),
+    fn len(self) -> usize {
+        match self {
+            Values::F32(values) => values.len(),
+            Values::Bf16(values) => values.len(),
         }
     }
 
-    fn source<B: Backend>(buffer: B::Buffer<bf16>) -> Source<B> {
-        Source::Bf16(buffer)
+    /// Writes them to `to`, which is of their dtype.
+    fn write<B: Backend>(self, backend: &B, to: &Source<B>) -> Result<(), KernelError> {
+        match (self, to) {
+            (Values::F32(values), Source::F32(to)) => backend.write(to, 0, values),
+            (Values::Bf16(values), Source::Bf16(to)) => backend.write(to, 0, values),
+            (Values::F32(_), Source::Bf16(_)) | (Values::Bf16(_), Source::F32(_)) => Ok(()),
+        }
     }
 }
 
@@ -63,7 +53,7 @@ impl<B: Backend> AdamW<B> {
     /// # Errors
     /// A wrong length, a parameter with bf16 gradients, or an id of another optimizer.
     pub fn set_grad(&mut self, id: ParamId, values: &[f32]) -> Result<(), OptimError> {
-        self.store(id, values, false)
+        self.store(id, Values::F32(values), false)
     }
 
     /// Stores a bf16 gradient of this rank's rows, in place of any that this step has, and marks
@@ -72,7 +62,7 @@ impl<B: Backend> AdamW<B> {
     /// # Errors
     /// A wrong length, a parameter with f32 gradients, or an id of another optimizer.
     pub fn set_grad_bf16(&mut self, id: ParamId, values: &[bf16]) -> Result<(), OptimError> {
-        self.store(id, values, false)
+        self.store(id, Values::Bf16(values), false)
     }
 
     /// Adds an f32 gradient of this rank's rows to those that this step has already, and marks it
@@ -81,7 +71,7 @@ impl<B: Backend> AdamW<B> {
     /// # Errors
     /// As [`AdamW::set_grad`].
     pub fn add_grad(&mut self, id: ParamId, values: &[f32]) -> Result<(), OptimError> {
-        self.store(id, values, true)
+        self.store(id, Values::F32(values), true)
     }
 
     /// Adds a bf16 gradient of this rank's rows as [`AdamW::add_grad`] does. Each sum is taken in
@@ -91,7 +81,7 @@ impl<B: Backend> AdamW<B> {
     /// # Errors
     /// As [`AdamW::set_grad_bf16`].
     pub fn add_grad_bf16(&mut self, id: ParamId, values: &[bf16]) -> Result<(), OptimError> {
-        self.store(id, values, true)
+        self.store(id, Values::Bf16(values), true)
     }
 
     /// Whether this step has a gradient of `id` already. In a reduce-scatter per micro-batch this
@@ -146,39 +136,34 @@ impl<B: Backend> AdamW<B> {
         }
     }
 
-    fn store<T: GradElement>(
-        &mut self,
-        id: ParamId,
-        values: &[T],
-        add: bool,
-    ) -> Result<(), OptimError> {
+    fn store(&mut self, id: ParamId, values: Values<'_>, add: bool) -> Result<(), OptimError> {
         let index = self.index(id)?;
         let param = &mut self.params[index];
-        let Some(buffer) = T::buffer(&param.grad) else {
-            let (name, expected) = (param.name.clone(), T::OTHER);
+        let dtype = param.grad.dtype();
+        if dtype != values.dtype() {
+            let (name, expected) = (param.name.clone(), dtype.name());
             return Err(OptimError::GradDtype { name, expected });
-        };
+        }
         check_length(&param.name, "the gradient", values.len(), param.len)?;
         if !(add && param.ready) {
-            self.backend.write(buffer, 0, values)?;
-        } else if !values.is_empty() {
+            values.write(&self.backend, &param.grad)?;
+        } else if param.len > 0 {
             // The values arrive beside the sums so far, and are added there.
-            if param.incoming.is_none() {
-                let from = T::source::<B>(self.backend.alloc(param.len)?);
-                let into = param.grad.clone();
-                let job = SumJob {
-                    from: from.clone(),
-                    into,
-                };
-                let sum = self.backend.plan(Work::Sum(vec![job]))?;
-                param.incoming = Some((from, sum));
-            }
-            if let Some((from, sum)) = &param.incoming
-                && let Some(from) = T::buffer(from)
-            {
-                self.backend.write(from, 0, values)?;
-                self.backend.run(sum, &StepScalars::default())?;
-            }
+            let (from, sum) = match param.incoming.take() {
+                Some(incoming) => incoming,
+                None => {
+                    let from = Source::alloc(&self.backend, dtype, param.len)?;
+                    let into = param.grad.clone();
+                    let job = SumJob {
+                        from: from.clone(),
+                        into,
+                    };
+                    (from, self.backend.plan(Work::Sum(vec![job]))?)
+                }
+            };
+            let (from, sum) = param.incoming.insert((from, sum));
+            values.write(&self.backend, from)?;
+            self.backend.run(sum, &StepScalars::default())?;
         }
         param.set_ready();
         Ok(())

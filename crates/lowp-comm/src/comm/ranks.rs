@@ -4,8 +4,8 @@ use std::any::Any;
 use std::fmt;
 use std::io;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::{Arc, Mutex, PoisonError};
-use std::thread::{self, Scope, ScopedJoinHandle};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::thread::{self, Scope};
 use std::time::Duration;
 
 use lowp_kernels::Backend;
@@ -93,47 +93,48 @@ where
     F: Fn(usize, Arc<dyn Communicator<B>>) -> Result<T, E> + Sync,
 {
     let world: Vec<Arc<dyn Communicator<B>>> = world.into_iter().map(Into::into).collect();
-    let failures: Mutex<Vec<(usize, E)>> = Mutex::new(Vec::new());
-    let cause: Mutex<Option<CommError>> = Mutex::new(None);
-    let ranks = world.len();
-    let results: Vec<Option<T>> = thread::scope(|scope| {
-        let (f, failures, cause) = (&f, &failures, &cause);
-        let mut threads = Vec::with_capacity(ranks);
-        for (rank, comm) in world.into_iter().enumerate() {
-            let own = Arc::clone(&comm);
-            let run = move || run_rank(rank, comm, f, failures, cause);
-            match start(scope, run) {
-                Ok(thread) => threads.push(thread),
-                Err(why) => {
-                    // The ranks before it end; those after it never begin.
-                    let why = why.to_string();
-                    let world = ranks;
-                    let error = CommError::NoThread { rank, world, why };
-                    fail(rank, own, &error.to_string(), error.into(), failures, cause);
-                    break;
-                }
+    let results: Vec<Mutex<Option<T>>> = world.iter().map(|_| Mutex::default()).collect();
+    let failures: Mutex<Vec<(usize, E)>> = Mutex::default();
+    let run = |rank: usize, comm| {
+        let (error, message) = match catch_unwind(AssertUnwindSafe(|| f(rank, comm))) {
+            Ok(Ok(value)) => {
+                *lock(&results[rank]) = Some(value);
+                return None;
             }
-        }
-        // `run_rank` catches panics of `f`, so a join cannot fail.
-        threads
-            .into_iter()
-            .map(|t| t.join().ok().flatten())
-            .collect()
+            Ok(Err(error)) => {
+                let message = error.to_string();
+                (error, message)
+            }
+            Err(panic) => {
+                let message = format!("panicked: {}", panic_message(&*panic));
+                let told = message.clone();
+                (CommError::Failed { rank, message }.into(), told)
+            }
+        };
+        lock(&failures).push((rank, error));
+        Some(message)
+    };
+    let cause = run_threads(world, &run, &|rank, error| {
+        lock(&failures).push((rank, error.into()));
     });
-    let mut failures = failures
-        .into_inner()
-        .unwrap_or_else(PoisonError::into_inner);
+    let inner =
+        |result: Mutex<Option<T>>| result.into_inner().unwrap_or_else(PoisonError::into_inner);
+    let results = results.into_iter().map(inner);
+    let failures = failures.into_inner();
+    let mut failures = failures.unwrap_or_else(PoisonError::into_inner);
     // A rank that fails inside a collective wakes the others before it returns, so one of those
     // may have been recorded first.
-    let cause = cause.into_inner().unwrap_or_else(PoisonError::into_inner);
-    if let Some(CommError::Failed { rank: culprit, .. }) = cause {
-        failures.sort_by_key(|(rank, _)| *rank != culprit);
+    if let Some(CommError::Failed { rank: culprit, .. }) = cause
+        && let Some(at) = failures.iter().position(|(rank, _)| *rank == culprit)
+    {
+        let first = failures.remove(at);
+        failures.insert(0, first);
     }
     let mut failures = failures.into_iter();
     match failures.next() {
-        None => Ok(results.into_iter().flatten().collect()),
+        None => Ok(results.flatten().collect()),
         Some((rank, cause)) => {
-            let done = results.into_iter().enumerate();
+            let done = results.enumerate();
             let done = done.filter_map(|(rank, result)| Some((rank, Ok(result?))));
             let others = failures
                 .map(|(rank, e)| (rank, Err(e)))
@@ -148,72 +149,60 @@ where
     }
 }
 
-/// Runs one rank. Its communicator lives until the failure is recorded, so that other ranks hear
-/// the cause and not only that this rank is gone.
-fn run_rank<B, T, E, F>(
-    rank: usize,
-    comm: Arc<dyn Communicator<B>>,
-    f: &F,
-    failures: &Mutex<Vec<(usize, E)>>,
-    cause: &Mutex<Option<CommError>>,
-) -> Option<T>
-where
-    B: Backend,
-    E: From<CommError> + fmt::Display,
-    F: Fn(usize, Arc<dyn Communicator<B>>) -> Result<T, E> + Sync,
-{
-    let own = Arc::clone(&comm);
-    let (error, message) = match catch_unwind(AssertUnwindSafe(|| f(rank, own))) {
-        Ok(Ok(value)) => return Some(value),
-        Ok(Err(error)) => {
-            let message = error.to_string();
-            (error, message)
-        }
-        Err(panic) => {
-            let message = format!("panicked: {}", panic_message(&*panic));
-            (
-                CommError::Failed {
-                    rank,
-                    message: message.clone(),
-                }
-                .into(),
-                message,
-            )
-        }
+/// Runs `run` as every rank, on a thread each, and returns the cause of failure. `run` returns what other ranks hear of its failure;
+/// `refused` gets the error of a rank that has no thread. What ranks return is of no type here: this is compiled once.
+fn run_threads<B: Backend>(
+    world: Vec<Arc<dyn Communicator<B>>>,
+    run: &(dyn Fn(usize, Arc<dyn Communicator<B>>) -> Option<String> + Sync),
+    refused: &dyn Fn(usize, CommError),
+) -> Option<CommError> {
+    let cause = Mutex::new(None);
+    let fail = |comm: &dyn Communicator<B>, message: &str| {
+        comm.control().abort(message);
+        let ended = comm.control().failure();
+        let mut cause = lock(&cause);
+        *cause = cause.take().or(ended);
     };
-    fail(rank, comm, &message, error, failures, cause);
-    None
+    let ranks = world.len();
+    thread::scope(|scope| {
+        for (rank, comm) in world.into_iter().enumerate() {
+            let (own, fail) = (Arc::clone(&comm), &fail);
+            // The communicator lives until the failure is recorded, so that other ranks hear the cause and not only that this
+            // rank is gone.
+            let run = move || {
+                if let Some(message) = run(rank, Arc::clone(&comm)) {
+                    fail(&*comm, &message);
+                }
+            };
+            if let Err(why) = start(scope, run) {
+                // The ranks before it end; those after it never begin.
+                let why = why.to_string();
+                let world = ranks;
+                let error = CommError::NoThread { rank, world, why };
+                let message = error.to_string();
+                refused(rank, error);
+                fail(&*own, &message);
+                break;
+            }
+        }
+    });
+    cause.into_inner().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Notes the `error` of a rank and wakes the others, who hear `message`.
-fn fail<B: Backend, E>(
-    rank: usize,
-    comm: Arc<dyn Communicator<B>>,
-    message: &str,
-    error: E,
-    failures: &Mutex<Vec<(usize, E)>>,
-    cause: &Mutex<Option<CommError>>,
-) {
-    failures
-        .lock()
-        .unwrap_or_else(PoisonError::into_inner)
-        .push((rank, error));
-    comm.control().abort(message);
-    let ended = comm.control().failure();
-    let mut cause = cause.lock().unwrap_or_else(PoisonError::into_inner);
-    *cause = cause.take().or(ended);
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// Starts the thread of a rank.
-fn start<'scope, T: Send + 'scope>(
+fn start<'scope>(
     scope: &'scope Scope<'scope, '_>,
-    run: impl FnOnce() -> T + Send + 'scope,
-) -> io::Result<ScopedJoinHandle<'scope, T>> {
+    run: impl FnOnce() + Send + 'scope,
+) -> io::Result<()> {
     #[cfg(test)]
     if tests::is_refused() {
         return Err(io::Error::other("no more of them"));
     }
-    thread::Builder::new().spawn_scoped(scope, run)
+    thread::Builder::new().spawn_scoped(scope, run).map(drop)
 }
 
 fn panic_message(panic: &(dyn Any + Send)) -> &str {
