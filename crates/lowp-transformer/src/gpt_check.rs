@@ -7,6 +7,7 @@ use lowp_train::Model;
 use thiserror::Error;
 
 use crate::gpt_config::{Arch, BYTES, GptConfig};
+use crate::llama::Llama;
 
 /// Most parameters of a model; each takes over 16 bytes in masters, moments and gradients.
 const MAX_PARAMETERS: usize = 1 << 31;
@@ -103,32 +104,40 @@ impl GptConfig {
             ("layers", self.layers, 1 << 10),
             ("heads", self.heads, 1 << 14),
             ("seq", self.seq, 1 << 16),
+            ("vocab", self.vocab, MAX_VOCABULARY),
         ] {
             if !(1..=most).contains(&value) {
                 return Err(SizeError::Range { field, value, most });
             }
         }
-        let Self {
-            dim, heads, vocab, ..
-        } = *self;
-        if !(BYTES..=MAX_VOCABULARY).contains(&vocab) {
-            return Err(SizeError::Vocabulary { vocab });
-        }
-        if !dim.is_multiple_of(heads) {
+        let Self { dim, heads, .. } = *self;
+        let own_width = matches!(self.arch, Arch::Llama(Llama { head_dim: Some(_), .. }));
+        if !own_width && !dim.is_multiple_of(heads) {
             let remedy = other_heads(*self);
             return Err(SizeError::Heads { dim, heads, remedy });
         }
-        let Arch::Llama { kv_heads } = self.arch else {
+        let Arch::Llama(Llama { kv_heads, .. }) = self.arch else {
             return Ok(());
         };
         if kv_heads == 0 || !heads.is_multiple_of(kv_heads) {
             return Err(SizeError::KvHeads { kv_heads, heads });
         }
-        if !(dim / heads).is_multiple_of(2) {
+        if !self.head_dim().is_multiple_of(2) {
             let remedy = other_heads(*self);
             return Err(SizeError::OddHeads { dim, heads, remedy });
         }
         Ok(())
+    }
+
+    /// Checks that each byte is a token, as in a model that reads text as bytes.
+    ///
+    /// # Errors
+    /// There are fewer tokens.
+    pub fn check_bytes(&self) -> Result<(), SizeError> {
+        match self.vocab {
+            BYTES..=MAX_VOCABULARY => Ok(()),
+            vocab => Err(SizeError::Vocabulary { vocab }),
+        }
     }
 
     /// Checks that there are not too many parameters to train.
@@ -210,12 +219,12 @@ fn other_heads(model: GptConfig) -> String {
     // Rotary positions turn pairs.
     let each = match model.arch {
         Arch::Gpt => 1,
-        Arch::Llama { .. } => 2,
+        Arch::Llama(_) => 2,
     };
     let fits = |fewer: usize| {
         let kv_heads = match model.arch {
             // As many as heads, unless it is given.
-            Arch::Llama { kv_heads } if kv_heads != heads => kv_heads,
+            Arch::Llama(Llama { kv_heads, .. }) if kv_heads != heads => kv_heads,
             _ => fewer,
         };
         dim.is_multiple_of(each * fewer) && fewer.is_multiple_of(kv_heads)
@@ -249,7 +258,7 @@ mod tests {
             (96, 40),
             (96, 64),
         ] {
-            for arch in [Arch::Gpt, Arch::Llama { kv_heads: heads }] {
+            for arch in [Arch::Gpt, Arch::Llama(Llama::new(heads))] {
                 let model = GptConfig {
                     dim,
                     heads,
@@ -283,9 +292,9 @@ mod tests {
                     heads: fewer.1.parse().expect("heads"),
                     arch: match arch {
                         Arch::Gpt => arch,
-                        Arch::Llama { .. } => Arch::Llama {
-                            kv_heads: fewer.1.parse().expect("heads"),
-                        },
+                        Arch::Llama(_) => {
+                            Arch::Llama(Llama::new(fewer.1.parse().expect("heads")))
+                        }
                     },
                     ..model
                 };
@@ -300,7 +309,7 @@ mod tests {
         let model = |heads| GptConfig {
             dim: 96,
             heads,
-            arch: Arch::Llama { kv_heads: 8 },
+            arch: Arch::Llama(Llama::new(8)),
             layers: 1,
             ..GptConfig::default()
         };
@@ -314,7 +323,7 @@ mod tests {
     /// Also where few numbers of heads divide the width: the nearest one may be far.
     #[test]
     fn advice_takes_no_time() {
-        for arch in [Arch::Gpt, Arch::Llama { kv_heads: 16_383 }] {
+        for arch in [Arch::Gpt, Arch::Llama(Llama::new(16_383))] {
             let model = GptConfig {
                 dim: 16_384,
                 heads: 16_383,

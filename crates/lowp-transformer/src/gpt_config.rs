@@ -1,4 +1,5 @@
-//! [`GptConfig`]: a decoder-only byte-level transformer with pre-norm blocks and an untied head, and the parameters that follow.
+//! [`GptConfig`]: a decoder-only transformer with pre-norm blocks, and the parameters that follow. The byte-level models of `lowp train`
+//! and those that a config.json describes ([`crate::hub`]) are values of it.
 
 use lowp_fsdp::{LinearSpec, VarSpec};
 use lowp_shard::Init;
@@ -6,7 +7,8 @@ use lowp_train::Model;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
-use crate::{Block, Sizes};
+use crate::llama::{self, Family, Llama};
+use crate::{Block, LlamaSizes, RopeScaling, Sizes};
 
 /// Bytes are the tokens: a vocabulary has at least as many.
 pub(crate) const BYTES: usize = 256;
@@ -18,10 +20,10 @@ fn init_std(dim: usize) -> f32 {
 }
 
 /// The sizes of a transformer, as they are configured; [`Sizes`] are those that follow.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(into = "Record", try_from = "Record")]
 pub struct GptConfig {
-    /// Width of the residual stream; a multiple of `heads`.
+    /// Width of the residual stream; a multiple of `heads`, unless heads have a width of their own.
     pub dim: usize,
     /// Number of blocks.
     pub layers: usize,
@@ -36,16 +38,13 @@ pub struct GptConfig {
 }
 
 /// What the blocks of a model are.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub enum Arch {
     /// As in GPT-2: layer norms, learned positions, a fused projection of queries, keys and values, GELU.
     #[default]
     Gpt,
     /// As in Llama: norms by the root mean square, rotary positions, a gated MLP.
-    Llama {
-        /// Heads of keys and values, each of which serves as many heads of queries.
-        kv_heads: usize,
-    },
+    Llama(Llama),
 }
 
 impl Arch {
@@ -53,7 +52,7 @@ impl Arch {
     pub fn name(self) -> &'static str {
         match self {
             Self::Gpt => "gpt",
-            Self::Llama { .. } => "llama",
+            Self::Llama(_) => "llama",
         }
     }
 
@@ -61,7 +60,7 @@ impl Arch {
     pub fn kv_heads(self) -> Option<usize> {
         match self {
             Self::Gpt => None,
-            Self::Llama { kv_heads } => Some(kv_heads),
+            Self::Llama(Llama { kv_heads, .. }) => Some(kv_heads),
         }
     }
 }
@@ -81,12 +80,28 @@ impl Default for GptConfig {
 }
 
 impl GptConfig {
-    /// Width of the gated MLP: 8/3 of the model's, rounded up to a multiple of 128.
+    /// Width of the gated MLP: 8/3 of the model's, rounded up to a multiple of 128, unless it is given.
     pub fn gated(&self) -> usize {
-        (8 * self.dim).div_ceil(3).next_multiple_of(128)
+        match self.arch {
+            Arch::Llama(Llama {
+                gated: Some(gated), ..
+            }) => gated,
+            _ => (8 * self.dim).div_ceil(3).next_multiple_of(128),
+        }
     }
 
-    /// The same with what follows: the width of the gated MLP and the base of rotary positions.
+    /// Values of one head.
+    pub fn head_dim(&self) -> usize {
+        match self.arch {
+            Arch::Llama(Llama {
+                head_dim: Some(head_dim),
+                ..
+            }) => head_dim,
+            _ => self.dim / self.heads.max(1),
+        }
+    }
+
+    /// The same with what follows: the width of heads and of the gated MLP.
     pub fn sizes(&self) -> Sizes {
         let Self {
             dim,
@@ -104,11 +119,16 @@ impl GptConfig {
             vocab,
             block: match arch {
                 Arch::Gpt => Block::Gpt,
-                Arch::Llama { kv_heads } => Block::Llama {
-                    kv_heads,
+                Arch::Llama(llama) => Block::Llama(LlamaSizes {
+                    kv_heads: llama.kv_heads,
+                    head_dim: self.head_dim(),
                     gated: self.gated(),
-                    theta: 10_000.0,
-                },
+                    rope: llama.rope,
+                    eps: llama.eps,
+                    qk_norm: llama.qk_norm(),
+                    window: llama.window,
+                    tied: llama.tied,
+                }),
             },
         }
     }
@@ -129,13 +149,14 @@ impl Model for GptConfig {
                 ("fc", 4 * d, d, plain),
                 ("out", d, 4 * d, residual),
             ],
-            Arch::Llama { kv_heads } => {
-                let (kv, gated) = (d / self.heads * kv_heads, self.gated());
+            Arch::Llama(Llama { kv_heads, .. }) => {
+                let (head_dim, gated) = (self.head_dim(), self.gated());
+                let (q, kv) = (self.heads * head_dim, kv_heads * head_dim);
                 vec![
-                    ("self_attn.q_proj", d, d, plain),
+                    ("self_attn.q_proj", q, d, plain),
                     ("self_attn.k_proj", kv, d, plain),
                     ("self_attn.v_proj", kv, d, plain),
-                    ("self_attn.o_proj", d, d, residual),
+                    ("self_attn.o_proj", d, q, residual),
                     ("mlp.gate_proj", gated, d, plain),
                     ("mlp.up_proj", gated, d, plain),
                     ("mlp.down_proj", d, gated, residual),
@@ -144,7 +165,7 @@ impl Model for GptConfig {
         };
         let name = |block: usize, kind: &str| match self.arch {
             Arch::Gpt => format!("block{block}.{kind}"),
-            Arch::Llama { .. } => format!("model.layers.{block}.{kind}.weight"),
+            Arch::Llama(_) => format!("model.layers.{block}.{kind}.weight"),
         };
         let of_block = |block: usize| {
             let spec = move |&(kind, rows, cols, init): &(&str, usize, usize, Init)| LinearSpec {
@@ -168,20 +189,28 @@ impl Model for GptConfig {
             init: Init::Normal(init_std(self.dim)),
             decay: true,
         };
-        let scale = |name: String, value: f32| VarSpec {
+        let vector = |name: String, len: usize, value: f32| VarSpec {
             name,
-            shape: vec![self.dim],
+            shape: vec![len],
             init: Init::Constant(value),
             decay: false,
         };
-        if let Arch::Llama { .. } = self.arch {
-            let norms = ["input_layernorm", "post_attention_layernorm"];
-            let of_block = |b: usize| norms.map(|norm| format!("model.layers.{b}.{norm}.weight"));
-            let last = "model.norm.weight".to_owned();
-            let norms = (0..self.layers).flat_map(of_block).chain([last]);
+        let scale = |name: String, value: f32| vector(name, self.dim, value);
+        if let Arch::Llama(llama) = self.arch {
             let mut specs = vec![matrix("model.embed_tokens.weight", self.vocab)];
-            specs.extend(norms.map(|name| scale(name, 1.0)));
-            specs.push(matrix("lm_head.weight", self.vocab));
+            for block in 0..self.layers {
+                let of = |norm: &str| format!("model.layers.{block}.{norm}.weight");
+                specs.push(scale(of("input_layernorm"), 1.0));
+                if llama.qk_norm() {
+                    let norms = ["self_attn.q_norm", "self_attn.k_norm"];
+                    specs.extend(norms.map(|norm| vector(of(norm), self.head_dim(), 1.0)));
+                }
+                specs.push(scale(of("post_attention_layernorm"), 1.0));
+            }
+            specs.push(scale("model.norm.weight".to_owned(), 1.0));
+            if !llama.tied {
+                specs.push(matrix("lm_head.weight", self.vocab));
+            }
             return specs;
         }
         let mut specs = vec![matrix("tokens", self.vocab), matrix("positions", self.seq)];
@@ -197,26 +226,38 @@ impl Model for GptConfig {
 
     /// The model as transformers configures it (`config.json`), where it has it.
     fn transformers(&self) -> Option<Value> {
-        let kv_heads = self.arch.kv_heads()?;
-        Some(json!({
-            "architectures": ["LlamaForCausalLM"],
-            "model_type": "llama",
+        let Arch::Llama(llama) = self.arch else {
+            return None;
+        };
+        let mut config = json!({
+            "architectures": [llama.family.class()],
+            "model_type": llama.family.model_type(),
             "hidden_size": self.dim,
             "intermediate_size": self.gated(),
             "num_hidden_layers": self.layers,
             "num_attention_heads": self.heads,
-            "num_key_value_heads": kv_heads,
+            "num_key_value_heads": llama.kv_heads,
             "vocab_size": self.vocab,
             "max_position_embeddings": self.seq,
             "hidden_act": "silu",
-            "rms_norm_eps": 1e-5,
-            "rope_theta": 10_000.0,
+            "rms_norm_eps": shortest(llama.eps),
+            "rope_theta": llama.rope.theta,
             "attention_bias": false,
             "mlp_bias": false,
-            "tie_word_embeddings": false,
+            "tie_word_embeddings": llama.tied,
             "bos_token_id": null,
             "eos_token_id": null,
-        }))
+        });
+        if llama.rope.scaling != RopeScaling::Default {
+            config["rope_scaling"] = json!(llama.rope.scaling);
+        }
+        if let Some(head_dim) = llama.head_dim {
+            config["head_dim"] = json!(head_dim);
+        }
+        if llama.family == Family::Mistral {
+            config["sliding_window"] = json!(llama.window);
+        }
+        Some(config)
     }
 
     /// Floating-point operations of one token in forward and backward: two per weight of a product forward and four backward, and the
@@ -224,9 +265,14 @@ impl Model for GptConfig {
     fn flops_per_token(&self) -> f64 {
         let linears: usize = self.linears().iter().map(|l| l.rows * l.cols).sum();
         let head = self.vocab * self.dim;
-        let attention = self.layers * self.seq * self.dim;
+        let attention = self.layers * self.seq * self.heads * self.head_dim();
         6.0 * (linears + head + attention) as f64
     }
+}
+
+/// A number of f32 as JSON writes it in f64: as short as it is.
+fn shortest(value: f32) -> f64 {
+    value.to_string().parse().unwrap_or(f64::from(value))
 }
 
 /// The sizes as JSON has them.
@@ -239,6 +285,8 @@ struct Record {
     vocab: usize,
     arch: String,
     kv_heads: Option<usize>,
+    #[serde(flatten)]
+    llama: Option<llama::Record>,
 }
 
 impl From<GptConfig> for Record {
@@ -251,6 +299,10 @@ impl From<GptConfig> for Record {
             vocab: config.vocab,
             arch: config.arch.name().to_owned(),
             kv_heads: config.arch.kv_heads(),
+            llama: match config.arch {
+                Arch::Gpt => None,
+                Arch::Llama(llama) => Some(llama.into()),
+            },
         }
     }
 }
@@ -261,7 +313,9 @@ impl TryFrom<Record> for GptConfig {
     fn try_from(record: Record) -> Result<Self, String> {
         let arch = match (record.arch.as_str(), record.kv_heads) {
             ("gpt", None) => Arch::Gpt,
-            ("llama", Some(kv_heads)) => Arch::Llama { kv_heads },
+            ("llama", Some(kv_heads)) => {
+                Arch::Llama(record.llama.unwrap_or_default().of(kv_heads))
+            }
             (arch, kv_heads) => {
                 return Err(format!(
                     "arch {arch:?} with kv_heads {kv_heads:?}: there are gpt, without, and llama, with a number"

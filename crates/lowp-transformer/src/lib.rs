@@ -25,6 +25,7 @@ mod known;
     allow(dead_code, reason = "a plan needs the bytes alone")
 )]
 mod linear_plan;
+mod llama;
 mod memory;
 #[cfg(any(feature = "cuda", test))]
 mod params;
@@ -33,6 +34,7 @@ mod params;
     allow(dead_code, reason = "a plan needs the bytes alone")
 )]
 mod places;
+mod rope;
 mod sizes;
 
 #[cfg(feature = "cuda")]
@@ -41,4 +43,6 @@ pub use gpt_check::SizeError;
 pub use gpt_config::{Arch, GptConfig};
 pub use hub::{HubError, HubModel};
 pub use memory::{HOPPER, MicroBatch, ModelMemory};
-pub use sizes::{Block, Sizes};
+pub use llama::{Family, Llama};
+pub use rope::{Rope, RopeScaling};
+pub use sizes::{Block, LlamaSizes, Sizes};

@@ -209,7 +209,7 @@ mod tests {
 
     #[test]
     fn recomputed_blocks_keep_one_block() {
-        for arch in [Arch::Gpt, Arch::Llama { kv_heads: 2 }] {
+        for arch in [Arch::Gpt, Arch::Llama(crate::Llama::new(2))] {
             let sizes = sizes(arch);
             let more = Sizes {
                 layers: 2 * sizes.layers,

@@ -2,7 +2,7 @@
 
 use lowp_format::BufferSpec;
 
-use crate::sizes::{Block, Sizes};
+use crate::sizes::{Block, LlamaSizes, Sizes};
 
 /// Bytes of values and of sums.
 pub(crate) const BF16: usize = 2;
@@ -227,14 +227,14 @@ impl BlockPlaces {
                 mlp: vec![kept("kept a", 4 * dim)],
                 rows: vec![kept("kept q", 3 * dim)],
             },
-            Block::Llama {
+            Block::Llama(LlamaSizes {
                 kv_heads, gated, ..
-            } => {
-                let kv = kv_heads * sizes.head_dim();
+            }) => {
+                let (q, kv) = (sizes.heads_width(), kv_heads * sizes.head_dim());
                 Self {
                     norms,
                     gradients: vec![
-                        lent("dq", dim),
+                        lent("dq", q),
                         lent("dk", kv),
                         lent("dv", kv),
                         None,
@@ -248,7 +248,7 @@ impl BlockPlaces {
                         kept("kept up", gated),
                         Place::lent("dg", row(gated)),
                     ],
-                    rows: vec![kept("kept q", dim), kept("kept k", kv), kept("kept v", kv)],
+                    rows: vec![kept("kept q", q), kept("kept k", kv), kept("kept v", kv)],
                 }
             }
         }
@@ -314,7 +314,7 @@ pub(crate) struct ProductPlaces {
 
 impl CudnnPlaces {
     pub(crate) fn new(sizes: &Sizes, tokens: usize) -> Self {
-        let (values, rows) = (tokens * sizes.dim, tokens * sizes.heads);
+        let (values, rows) = (tokens * sizes.heads_width(), tokens * sizes.heads);
         Self {
             output: Place::kept("kept seen heads", BF16 * values),
             stats: Place::kept("kept attention stats", F32 * rows),
@@ -326,7 +326,8 @@ impl CudnnPlaces {
 
 impl ProductPlaces {
     pub(crate) fn new(sizes: &Sizes, tokens: usize) -> Self {
-        let (values, square) = (tokens * sizes.dim, tokens * sizes.heads * sizes.seq);
+        let values = tokens * sizes.heads_width();
+        let square = tokens * sizes.heads * sizes.seq;
         let split = ["kept q heads", "kept k heads", "kept v heads"];
         Self {
             split: split.map(|what| Place::kept(what, BF16 * values)),

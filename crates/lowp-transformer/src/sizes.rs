@@ -1,5 +1,7 @@
 //! [`Sizes`]: the shape of a transformer.
 
+use crate::Rope;
+
 /// Sizes of a decoder-only transformer with pre-norm blocks and an untied head.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Sizes {
@@ -23,20 +25,55 @@ pub enum Block {
     /// As in GPT-2: layer norms with gamma and beta, learned positions, `qkv`, `proj`, `fc`, GELU, `out`.
     Gpt,
     /// As in Llama: norms by the root mean square with gamma, rotary positions, query, key, value, output, gate, up, SwiGLU, down.
-    Llama {
-        /// Heads of keys and values.
-        kv_heads: usize,
-        /// Width of the gated MLP.
-        gated: usize,
-        /// Base of the frequencies of rotary positions.
-        theta: f32,
-    },
+    Llama(LlamaSizes),
+}
+
+/// What blocks like Llama's are made of.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct LlamaSizes {
+    /// Heads of keys and values.
+    pub kv_heads: usize,
+    /// Values of one head.
+    pub head_dim: usize,
+    /// Width of the gated MLP.
+    pub gated: usize,
+    /// Rotary positions.
+    pub rope: Rope,
+    /// What norms add to the mean of squares.
+    pub eps: f32,
+    /// Whether queries and keys have a norm each, over the values of a head.
+    pub qk_norm: bool,
+    /// Positions that a token sees, itself included; all before it where there is none.
+    pub window: Option<usize>,
+    /// Whether the head is the embedding.
+    pub tied: bool,
 }
 
 impl Sizes {
     /// Values of one head.
     pub fn head_dim(&self) -> usize {
-        self.dim / self.heads
+        match self.block {
+            Block::Gpt => self.dim / self.heads.max(1),
+            Block::Llama(LlamaSizes { head_dim, .. }) => head_dim,
+        }
+    }
+
+    /// Values of all heads of queries: outputs of their layer, and inputs of the one behind attention.
+    pub fn heads_width(&self) -> usize {
+        self.heads * self.head_dim()
+    }
+
+    /// What norms add to the mean of squares.
+    pub fn eps(&self) -> f32 {
+        match self.block {
+            Block::Gpt => 1e-5,
+            Block::Llama(LlamaSizes { eps, .. }) => eps,
+        }
+    }
+
+    /// Whether the head is the embedding.
+    pub fn tied(&self) -> bool {
+        matches!(self.block, Block::Llama(LlamaSizes { tied: true, .. }))
     }
 
     /// What `Transformer` cannot take of these sizes, in words.
@@ -51,7 +88,7 @@ impl Sizes {
         if [dim, self.layers, heads, self.seq, vocab].contains(&0) {
             return Err(format!("sizes of 0: {self:?}"));
         }
-        if !dim.is_multiple_of(heads) {
+        if self.block == Block::Gpt && !dim.is_multiple_of(heads) {
             return Err(format!("{heads} heads do not divide a width of {dim}"));
         }
         if !self.head_dim().is_multiple_of(16) {
@@ -71,9 +108,13 @@ impl Sizes {
                 vocab.next_multiple_of(16)
             ));
         }
-        if let Block::Llama {
-            kv_heads, gated, ..
-        } = self.block
+        if let Block::Llama(LlamaSizes {
+            kv_heads,
+            gated,
+            qk_norm,
+            window,
+            ..
+        }) = self.block
         {
             if kv_heads == 0 || !heads.is_multiple_of(kv_heads) {
                 return Err(format!(
@@ -85,6 +126,18 @@ impl Sizes {
                     "a gated MLP of {gated}: on a GPU it is a multiple of 16"
                 ));
             }
+            if qk_norm {
+                return Err(
+                    "norms of queries and keys, which run on a CPU alone; leave --device out"
+                        .to_owned(),
+                );
+            }
+            if let Some(window) = window.filter(|window| *window < self.seq) {
+                return Err(format!(
+                    "a window of {window} positions in sequences of {}, which runs on a CPU alone; take sequences of at most {window}",
+                    self.seq
+                ));
+            }
         }
         Ok(())
     }
@@ -94,15 +147,15 @@ impl Sizes {
         let d = self.dim;
         let block = match self.block {
             Block::Gpt => vec![[3 * d, d], [d, d], [4 * d, d], [d, 4 * d]],
-            Block::Llama {
+            Block::Llama(LlamaSizes {
                 kv_heads, gated, ..
-            } => {
-                let kv = kv_heads * self.head_dim();
+            }) => {
+                let (q, kv) = (self.heads_width(), kv_heads * self.head_dim());
                 vec![
-                    [d, d],
+                    [q, d],
                     [kv, d],
                     [kv, d],
-                    [d, d],
+                    [d, q],
                     [gated, d],
                     [gated, d],
                     [d, gated],
@@ -113,14 +166,26 @@ impl Sizes {
     }
 
     /// Values of the parameters that stay in f32, in their order: the embedding, positions where they are learned, the norms of blocks and
-    /// the last one, each with gamma and, where it has one, beta, and the head.
+    /// the last one, each with gamma and, where it has one, beta, and the head, unless it is the embedding. Norms of queries and keys
+    /// follow the first norm of their block.
     pub fn vars(&self) -> Vec<usize> {
         let table = self.vocab * self.dim;
-        let (first, of_norm) = match self.block {
+        let (mut vars, of_norm) = match self.block {
             Block::Gpt => (vec![table, self.seq * self.dim], 2),
-            Block::Llama { .. } => (vec![table], 1),
+            Block::Llama(_) => (vec![table], 1),
         };
-        let norms = vec![self.dim; of_norm * (2 * self.layers + 1)];
-        [first, norms, vec![table]].concat()
+        let norm = vec![self.dim; of_norm];
+        for _ in 0..self.layers {
+            vars.extend(&norm);
+            if let Block::Llama(LlamaSizes { qk_norm: true, .. }) = self.block {
+                vars.extend([self.head_dim(); 2]);
+            }
+            vars.extend(&norm);
+        }
+        vars.extend(&norm);
+        if !self.tied() {
+            vars.push(table);
+        }
+        vars
     }
 }

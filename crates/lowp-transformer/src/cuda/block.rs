@@ -14,7 +14,7 @@ use super::linear::{Linear, Shared};
 use super::ops::{Heads, NormParams, Ops};
 use super::place::at;
 use crate::places::{BlockPlaces, NormPlaces};
-use crate::sizes::{Block, Sizes};
+use crate::sizes::{Block, LlamaSizes, Sizes};
 
 type Values = CudaBuffer<bf16>;
 type Done<T = ()> = Result<T, TransformerError>;
@@ -41,7 +41,7 @@ impl Norm {
     pub(super) fn new<R: Recipe>(
         shared: &Shared,
         model: &ShardedModel<Cuda, R>,
-        (var, beta): (usize, bool),
+        (var, beta, eps): (usize, bool, f32),
         places: &NormPlaces,
     ) -> Done<Self> {
         let vars = model.var_buffers();
@@ -52,7 +52,7 @@ impl Norm {
             false => None,
         };
         Ok(Self {
-            params: NormParams { gamma, beta },
+            params: NormParams { gamma, beta, eps },
             vars: [var, var + 1],
             x: shared.arena.values(&places.x)?,
             stats: shared.arena.sums(&places.stats)?,
@@ -179,7 +179,8 @@ impl<R: Recipe> Layer<R> {
             first,
             angles: angles.filter(|_| turned).cloned(),
         };
-        let output = head(heads, 1, dim, 0, false);
+        let (width, eps) = (sizes.heads_width(), sizes.eps());
+        let output = head(heads, 1, width, 0, false);
         let linear = |at: usize| {
             let gradient = match &places.gradients[at] {
                 Some(place) => arena.values(place)?,
@@ -205,9 +206,9 @@ impl<R: Recipe> Layer<R> {
                 };
                 let inputs = [0, dim, 2 * dim].map(|at| head(heads, 1, 3 * dim, at, false));
                 let var = 2 + 4 * index;
-                ([(var, true), (var + 2, true)], inputs, linears)
+                ([(var, true, eps), (var + 2, true, eps)], inputs, linears)
             }
-            Block::Llama { kv_heads, .. } => {
+            Block::Llama(LlamaSizes { kv_heads, .. }) => {
                 let linears = Linears::Llama {
                     attention: Box::new([linear(0)?, linear(1)?, linear(2)?, linear(3)?]),
                     mlp: Box::new([linear(4)?, linear(5)?, linear(6)?]),
@@ -218,12 +219,12 @@ impl<R: Recipe> Layer<R> {
                 let kv = kv_heads * sizes.head_dim();
                 let groups = heads / kv_heads.max(1);
                 let inputs = [
-                    head(heads, 1, dim, 0, true),
+                    head(heads, 1, width, 0, true),
                     head(kv_heads, groups, kv, 0, true),
                     head(kv_heads, groups, kv, 0, false),
                 ];
                 let var = 1 + 2 * index;
-                ([(var, false), (var + 1, false)], inputs, linears)
+                ([(var, false, eps), (var + 1, false, eps)], inputs, linears)
             }
         };
         let (attention, kept) = Attention::new(shared, (sizes, tokens), inputs, output)?;

@@ -23,7 +23,7 @@ use super::trace::{Profile, Trace};
 use crate::known::Known;
 use crate::memory::{MicroBatch, ModelMemory};
 use crate::places::ModelPlaces;
-use crate::sizes::{Block, Sizes};
+use crate::sizes::{Block, LlamaSizes, Sizes};
 
 type Values = CudaBuffer<bf16>;
 type Done<T = ()> = Result<T, TransformerError>;
@@ -122,16 +122,20 @@ impl<R: Recipe> Transformer<R> {
         };
         let positions = match block {
             Block::Gpt => Some(var(1)?),
-            Block::Llama { .. } => None,
+            Block::Llama(_) => None,
         };
         let angles = match block {
             Block::Gpt => None,
-            Block::Llama { theta, .. } => Some(cuda.upload(&angles(sizes, theta))?),
+            Block::Llama(LlamaSizes { head_dim, rope, .. }) => {
+                Some(cuda.upload(rope.angles(head_dim, seq).as_flattened())?)
+            }
         };
+        // The last norm, and the head behind it unless that is the embedding.
         let last = vars.len().saturating_sub(1);
-        let norm_at = match block {
-            Block::Gpt => last.saturating_sub(2),
-            Block::Llama { .. } => last.saturating_sub(1),
+        let (norm_at, head_at) = match block {
+            Block::Gpt => (last.saturating_sub(2), last),
+            Block::Llama(LlamaSizes { tied: true, .. }) => (last, 0),
+            Block::Llama(_) => (last.saturating_sub(1), last),
         };
         let dx = shared.arena.values(&places.dx)?;
         let part = Span {
@@ -158,12 +162,12 @@ impl<R: Recipe> Transformer<R> {
             norm: Norm::new(
                 &shared,
                 model,
-                (norm_at, matches!(block, Block::Gpt)),
+                (norm_at, matches!(block, Block::Gpt), sizes.eps()),
                 &places.norm,
             )?,
             table: var(0)?,
             positions,
-            head: var(last)?,
+            head: var(head_at)?,
             head_values: shared.arena.values(&places.head)?,
             branch: shared.arena.values(&places.branch)?,
             losses: shared.arena.sums(&places.losses)?,
@@ -384,12 +388,18 @@ impl<R: Recipe> Transformer<R> {
             arena.values(&self.shared.places.last)?,
             arena.values(&self.shared.places.dh)?,
         );
-        let grad = f32_gradient(model, self.head.0)?;
-        at(&grad, vocab * dim)?;
-        let desc = dense([vocab, dim, tokens], [false, false], Dtype::F32);
-        // SAFETY: the transpose of `[tokens, vocab]` by `[tokens, dim]`.
-        unsafe { gemms.run(&desc, [ptr(dlogits), ptr(&h)], grad.pointer(), Scalars::ONE) }?;
-        model.push_var_gradient(self.head.0)?;
+        let of_head = |grad: &CudaBuffer<f32>, scalars| {
+            at(grad, vocab * dim)?;
+            let desc = dense([vocab, dim, tokens], [false, false], Dtype::F32);
+            // SAFETY: the transpose of `[tokens, vocab]` by `[tokens, dim]`.
+            unsafe { gemms.run(&desc, [ptr(dlogits), ptr(&h)], grad.pointer(), scalars) }
+        };
+        let tied = self.head.0 == self.table.0;
+        if !tied {
+            let grad = f32_gradient(model, self.head.0)?;
+            of_head(&grad, Scalars::ONE)?;
+            model.push_var_gradient(self.head.0)?;
+        }
         let desc = dense([tokens, dim, vocab], [true, false], Dtype::Bf16);
         // SAFETY: `[tokens, vocab]` by `[vocab, dim]`.
         unsafe {
@@ -420,6 +430,12 @@ impl<R: Recipe> Transformer<R> {
             &grad,
             [tokens, vocab, dim],
         )?;
+        if tied {
+            of_head(&grad, Scalars::Host {
+                alpha: 1.0,
+                beta: 1.0,
+            })?;
+        }
         model.push_var_gradient(self.table.0)?;
         if let Some((index, _)) = self.positions {
             let grad = f32_gradient(model, index)?;
@@ -468,17 +484,6 @@ fn dense(sizes: [usize; 3], k_inner: [bool; 2], out: Dtype) -> GemmDesc {
 
 fn ptr(buffer: &Values) -> OperandPtr {
     OperandPtr::values(buffer.pointer())
-}
-
-/// Cosine and sine of the angle of each position and pair of a head.
-fn angles(sizes: &Sizes, theta: f32) -> Vec<f32> {
-    let (dim, half) = (sizes.head_dim(), sizes.head_dim() / 2);
-    let frequency = |i: usize| f64::from(theta).powf(-2.0 * i as f64 / dim as f64);
-    let position = |p: usize| (0..half).map(move |i| p as f64 * frequency(i));
-    let angles = (0..sizes.seq).flat_map(position);
-    angles
-        .flat_map(|angle| [angle.cos() as f32, angle.sin() as f32])
-        .collect()
 }
 
 /// The tokens of each position in the order of sequences: where they begin, and their places.

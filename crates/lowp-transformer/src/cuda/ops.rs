@@ -21,9 +21,6 @@ type Values = CudaBuffer<bf16>;
 type Sums = CudaBuffer<f32>;
 type Done = Result<(), TransformerError>;
 
-/// Added to variances.
-const EPSILON: f32 = 1e-5;
-
 /// Threads of blocks that take eight values each.
 const THREADS: usize = 256;
 
@@ -36,6 +33,8 @@ pub(super) struct Ops(Kernels, Arc<Trace>);
 pub(super) struct NormParams {
     pub(super) gamma: Sums,
     pub(super) beta: Option<Sums>,
+    /// What is added to the variance.
+    pub(super) eps: f32,
 }
 
 /// How heads lie in rows of tokens.
@@ -115,7 +114,7 @@ impl Ops {
             null_or(params.beta.as_ref(), dim)?,
             Arg::Pointer(at(stats, 2 * tokens)?),
             int(dim)?,
-            Arg::Float(EPSILON),
+            Arg::Float(params.eps),
         ];
         let threads = row_threads(dim)?;
         // SAFETY: buffers as long as the kernel takes them to be.

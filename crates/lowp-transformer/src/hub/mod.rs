@@ -1,6 +1,7 @@
 //! [`HubModel`]: the models that a config.json of Hugging Face describes: those like Llama, with experts or without, and GPT-2.
 
 mod keys;
+mod network;
 #[cfg(test)]
 mod tests;
 mod types;
