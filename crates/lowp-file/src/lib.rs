@@ -84,7 +84,7 @@ mod write;
 
 pub use error::{FileError, Result};
 pub use export::Export;
-pub use import::Import;
+pub use import::{Import, Values};
 pub use interchange::hub::{self, Hub};
 pub use model::Model;
 pub use new_model::NewModel;

@@ -1,5 +1,6 @@
 //! [`Builder`]: makes a [`ShardedModel`] of the parameters that its model states.
 
+use std::error::Error;
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -12,6 +13,7 @@ use lowp_shard::{
     check_flat,
 };
 
+use crate::checkpoint::failed;
 use crate::error::ModelError;
 use crate::formats::check_formats;
 use crate::gradients::Gradients;
@@ -78,6 +80,51 @@ impl<B: Backend, R: Recipe> ShardedModel<B, R> {
         };
         let init = |param: &Begun<'_>, elements| Ok(param.initial(options.seed, elements));
         or_abort(&*mesh.world, builder.build(recipe, linears, vars, init))
+    }
+}
+
+/// What reads the first values of a parameter: `elements` of the flattened parameter of this name and shape.
+pub trait FirstValues {
+    /// # Errors
+    /// They cannot be read.
+    fn read(
+        &self,
+        name: &str,
+        shape: &[usize],
+        elements: Range<usize>,
+    ) -> Result<Vec<f32>, Box<dyn Error + Send + Sync>>;
+}
+
+impl<B: Backend, R: Recipe> ShardedModel<B, R> {
+    /// The same as [`ShardedModel::new`], with parameters that begin with the values that `first` reads: each rank reads its own elements,
+    /// one parameter after the other. Collective.
+    ///
+    /// # Errors
+    /// As there, and values that cannot be read.
+    pub fn with_values(
+        (backend, mesh): (&B, &MeshComm<B>),
+        recipe: impl Fn(&LinearSpec) -> R,
+        linears: &[LinearSpec],
+        vars: &[VarSpec],
+        options: ModelOptions,
+        first: &dyn FirstValues,
+    ) -> Result<Self, ModelError> {
+        let builder = Builder {
+            backend,
+            mesh,
+            options,
+        };
+        let values = |param: &Begun<'_>, elements: Range<usize>| {
+            let read = match linears.get(param.number) {
+                Some(linear) => first.read(&linear.name, &[linear.rows, linear.cols], elements),
+                None => {
+                    let var = &vars[param.number - linears.len()];
+                    first.read(&var.name, &var.shape, elements)
+                }
+            };
+            read.map_err(|error| OptimError::Shard(failed(mesh, &error)))
+        };
+        or_abort(&*mesh.world, builder.build(recipe, linears, vars, values))
     }
 }
 

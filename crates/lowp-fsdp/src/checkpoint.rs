@@ -240,7 +240,7 @@ impl<B: Backend, R: Recipe> ShardedModel<B, R> {
 }
 
 /// The failure of this rank, as text for the others.
-fn failed<B: Backend>(mesh: &MeshComm<B>, error: &impl ToString) -> ShardError {
+pub(crate) fn failed<B: Backend>(mesh: &MeshComm<B>, error: &impl ToString) -> ShardError {
     CommError::Failed {
         rank: mesh.world.rank(),
         message: error.to_string(),

@@ -41,6 +41,7 @@ mod spec;
 mod switch;
 mod weight_pieces;
 
+pub use builder::FirstValues;
 pub use error::{ModelError, VarShapeError};
 pub use formats::{FormatMismatch, check_formats};
 pub use gradients::Gradients;

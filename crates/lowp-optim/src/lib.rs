@@ -44,11 +44,11 @@
 //!
 //! use lowp_format::{AnyRecipe, RecipeOptions, Shape};
 //! use lowp_kernels::Cpu;
-//! use lowp_optim::{AdamWBuilder, Group, OptimError, ParamSpec, Schedule, StepOptions};
+//! use lowp_optim::{AdamWBuilder, Group, Decay, OptimError, ParamSpec, Schedule, StepOptions};
 //! use lowp_comm::run_ranks;
 //! use lowp_shard::{Init, ShardSpec, ShardedTensor};
 //!
-//! let schedule = Schedule { warmup: 10, total: 1000, floor: 0.1 };
+//! let schedule = Schedule { warmup: 10, total: 1000, floor: 0.1, decay: Decay::Cosine };
 //! run_ranks(&Cpu, 2, Duration::from_secs(10), |rank, comm| {
 //!     let mut builder = AdamWBuilder::new(comm);
 //!     let decay = builder.group(Group { lr: 3e-4, ..Group::default() });
@@ -114,5 +114,5 @@ pub use memory::ParamMemory;
 pub use options::StepOptions;
 pub use param::{ParamId, ParamSpec};
 pub use report::{GradNorm, PendingStep, StepReport};
-pub use schedule::Schedule;
+pub use schedule::{Decay, Schedule};
 pub use state::{ParamState, PendingState, PendingValues};

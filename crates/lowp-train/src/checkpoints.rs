@@ -17,7 +17,7 @@ use crate::run::Run;
 pub(crate) const LOSSES: &str = "train.losses";
 
 /// The fields of [`Config`] that must be the same for a run to resume, after those of the model.
-const OF_THE_RUN: [&str; 13] = [
+const OF_THE_RUN: [&str; 15] = [
     "accumulate",
     "grad_wire",
     "seed",
@@ -25,8 +25,10 @@ const OF_THE_RUN: [&str; 13] = [
     "steps",
     "lr",
     "warmup",
+    "schedule",
     "final_lr",
     "weight_decay",
+    "no_decay",
     "clip",
     "tail_steps",
     "kept_in_bf16",
@@ -291,6 +293,7 @@ pub(crate) fn about_run<M: Model>(
 #[cfg(test)]
 mod tests {
     use super::*;
+    use lowp_optim::Decay;
     use lowp_transformer::GptConfig;
 
     /// A new field is compared where a run goes on, or it changes no bit of what a rank trains.
@@ -304,7 +307,11 @@ mod tests {
             "reshard_after_forward",
             "eval_batches",
         ];
-        let config = Config::new(GptConfig::default());
+        let config = Config {
+            schedule: Decay::Linear,
+            no_decay: vec!["tokens".to_owned()],
+            ..Config::new(GptConfig::default())
+        };
         let [all, model] = [written(&config), written(&config.model)].map(|json| {
             let json = json.expect("JSON");
             let keys = json.as_object().expect("fields").keys();

@@ -3,8 +3,8 @@
 use lowp_comm::{GradWire, Mesh};
 use lowp_format::ReshardAfterForward;
 use lowp_format::spelling::Variant;
-use lowp_fsdp::{LinearSpec, Passes, Sharding};
-use lowp_optim::{Group, Schedule};
+use lowp_fsdp::{LinearSpec, Passes, Sharding, VarSpec};
+use lowp_optim::{Decay, Group, Schedule};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeSet;
 
@@ -60,12 +60,22 @@ pub struct Config<M> {
     pub grad_wire: GradWire,
     /// Highest learning rate.
     pub lr: f32,
-    /// Steps of linear warm-up; a cosine follows.
+    /// Steps of linear warm-up.
     pub warmup: u64,
+    /// How the learning rate falls after warm-up. JSON: `"linear"`, or the number of last steps in which it falls; left out of a cosine.
+    #[serde(
+        default,
+        with = "forms::decay",
+        skip_serializing_if = "forms::decay::is_cosine"
+    )]
+    pub schedule: Decay,
     /// Learning rate of the last step, as a fraction of the highest.
     pub final_lr: f32,
-    /// Decoupled weight decay of all matrices.
+    /// Decoupled weight decay of all matrices but those that are named next.
     pub weight_decay: f32,
+    /// Names of parameters that stay in f32 and do not decay, beside norms.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub no_decay: Vec<String>,
     /// Global gradient norm above which gradients are scaled down.
     pub clip: f32,
     /// Batches of the validation split that the final loss is averaged over.
@@ -92,8 +102,10 @@ impl<M> Config<M> {
             grad_wire: GradWire::F32,
             lr: 3e-3,
             warmup: 20,
+            schedule: Decay::Cosine,
             final_lr: 0.1,
             weight_decay: 0.1,
+            no_decay: Vec::new(),
             clip: 1.0,
             eval_batches: 8,
         }
@@ -190,6 +202,7 @@ impl<M> Config<M> {
             warmup: self.warmup,
             total: self.steps as u64,
             floor: self.final_lr,
+            decay: self.schedule,
         }
     }
 
@@ -236,6 +249,15 @@ impl<M: Model> Config<M> {
                 }
             }
         }
+        let vars = self.model.vars();
+        let var = |name: &&String| !vars.iter().any(|var| var.name == **name);
+        if let Some(name) = self.no_decay.iter().find(var) {
+            return Err(TrainError::LayerName {
+                field: "no_decay",
+                name: name.clone(),
+                why: "is no parameter of the model that stays in f32",
+            });
+        }
         match self.amax_groups.iter().find(|group| group.len() < 2) {
             Some(group) => Err(TrainError::LayerName {
                 field: "amax_groups",
@@ -275,6 +297,15 @@ impl<M: Model> Config<M> {
         linears
     }
 
+    /// The parameters that stay in f32, with those that do not decay.
+    pub fn vars(&self) -> Vec<VarSpec> {
+        let mut vars = self.model.vars();
+        for var in &mut vars {
+            var.decay &= !self.no_decay.contains(&var.name);
+        }
+        vars
+    }
+
     /// The recipe of `linear` in a run, of a model of so many `blocks`; in the `tail`, with forward products in bf16.
     pub fn recipe_of(
         &self,
@@ -299,13 +330,13 @@ pub(crate) fn blocks(linears: &[LinearSpec]) -> usize {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use lowp_transformer::{Arch, GptConfig};
+    use lowp_transformer::{Arch, GptConfig, Llama};
     use std::collections::BTreeMap;
 
     /// What result files and checkpoints say of a run is its configuration again.
     #[test]
     fn json_is_the_configuration() {
-        let arch = Arch::Llama { kv_heads: 2 };
+        let arch = Arch::Llama(Llama::new(2));
         for policy in ["true", "false", "2"] {
             let config = Config {
                 mesh: Mesh {

@@ -2,6 +2,8 @@
 
 use std::ops::Range;
 
+use crate::error::TrainError;
+
 /// What a network trains on, the same on all ranks: ranks take the sequences of a batch in turn, and any number of ranks sees the same
 /// ones.
 pub trait Data: Sync {
@@ -9,10 +11,37 @@ pub trait Data: Sync {
     type Batch;
 
     /// Sequences `range` of the batch of `step`, over all ranks.
-    fn train(&self, seed: u64, step: usize, range: Range<usize>) -> Self::Batch;
+    ///
+    /// # Errors
+    /// They cannot be read.
+    fn train(
+        &self,
+        seed: u64,
+        step: usize,
+        range: Range<usize>,
+    ) -> Result<Self::Batch, TrainError>;
 
     /// Sequences `range` of `total` that are spread evenly over the validation split.
-    fn validation(&self, total: usize, range: Range<usize>) -> Self::Batch;
+    ///
+    /// # Errors
+    /// They cannot be read.
+    fn validation(&self, total: usize, range: Range<usize>) -> Result<Self::Batch, TrainError>;
+
+    /// Targets among `sequences` of the batch of `step` that count in the loss, over all ranks.
+    ///
+    /// # Errors
+    /// They cannot be read.
+    fn targets(&self, _seed: u64, _step: usize, sequences: usize) -> Result<usize, TrainError> {
+        Ok(sequences * self.tokens())
+    }
+
+    /// The same among the first `total` of the validation split.
+    ///
+    /// # Errors
+    /// They cannot be read.
+    fn validation_targets(&self, total: usize) -> Result<usize, TrainError> {
+        Ok(total * self.tokens())
+    }
 
     /// Tokens of a sequence; 1 where the data are no text.
     fn tokens(&self) -> usize {
@@ -40,12 +69,12 @@ impl<'a, T, F: Fn(u64, usize, Range<usize>) -> T + Sync> Sampler<'a, F> {
 impl<T, F: Fn(u64, usize, Range<usize>) -> T + Sync> Data for Sampler<'_, F> {
     type Batch = T;
 
-    fn train(&self, seed: u64, step: usize, range: Range<usize>) -> T {
-        (self.sample)(seed, step, range)
+    fn train(&self, seed: u64, step: usize, range: Range<usize>) -> Result<T, TrainError> {
+        Ok((self.sample)(seed, step, range))
     }
 
-    fn validation(&self, _total: usize, range: Range<usize>) -> T {
-        (self.sample)(u64::MAX, 0, range)
+    fn validation(&self, _total: usize, range: Range<usize>) -> Result<T, TrainError> {
+        Ok((self.sample)(u64::MAX, 0, range))
     }
 
     fn digest(&self) -> String {

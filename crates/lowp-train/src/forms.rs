@@ -76,3 +76,38 @@ pub(crate) mod reshard {
         })
     }
 }
+
+/// `"cosine"`, `"linear"`, or the number of steps of the decay after a stable rate.
+pub(crate) mod decay {
+    use lowp_optim::Decay;
+    use serde::de::Error;
+    use serde::{Deserialize, Deserializer, Serializer};
+
+    #[derive(Deserialize)]
+    #[serde(untagged)]
+    enum Form {
+        Name(String),
+        Stable(u64),
+    }
+
+    pub(crate) fn is_cosine(decay: &Decay) -> bool {
+        *decay == Decay::Cosine
+    }
+
+    pub(crate) fn serialize<S: Serializer>(decay: &Decay, to: S) -> Result<S::Ok, S::Error> {
+        match decay {
+            Decay::Cosine => to.serialize_str("cosine"),
+            Decay::Linear => to.serialize_str("linear"),
+            Decay::Stable { decay } => to.serialize_u64(*decay),
+        }
+    }
+
+    pub(crate) fn deserialize<'de, D: Deserializer<'de>>(from: D) -> Result<Decay, D::Error> {
+        match Form::deserialize(from)? {
+            Form::Name(name) if name == "cosine" => Ok(Decay::Cosine),
+            Form::Name(name) if name == "linear" => Ok(Decay::Linear),
+            Form::Name(name) => Err(Error::custom(format!("no schedule is called {name}"))),
+            Form::Stable(decay) => Ok(Decay::Stable { decay }),
+        }
+    }
+}

@@ -24,6 +24,7 @@
 
 #![forbid(unsafe_code)]
 
+mod batch;
 pub mod chart;
 mod checkpoints;
 mod config;
@@ -33,18 +34,23 @@ mod error;
 mod forms;
 pub mod network;
 mod outcome;
+mod pretrained;
 mod rank;
 pub mod result;
 mod run;
 pub mod summary;
 pub mod text;
+pub mod tokens;
 pub mod training;
 
+pub use batch::Batch;
 pub use checkpoints::Checkpoints;
 pub use config::Config;
 pub use data::{Data, Sampler};
 pub use error::TrainError;
 pub use network::{Model, Network};
+pub use pretrained::{HubValues, Pretrained};
 pub use run::Run;
 pub use text::Text;
+pub use tokens::Tokens;
 pub use training::Training;

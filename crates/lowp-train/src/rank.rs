@@ -93,7 +93,7 @@ where
         } = self.training;
         N::measure_memory(self.backend)?;
         let mesh = MeshComm::new(config.mesh, comm.clone())?;
-        let specs = (config.linears(), config.model.vars());
+        let specs = (config.linears(), config.vars());
         let resumed = Resumed::find((config, checkpoints), run, &data.digest())?;
         // Where ranks are processes, each looks for itself.
         let behind = resumed
@@ -221,7 +221,13 @@ where
         };
         let of = self.recipes(linears, tail);
         let sharded = match resumed {
-            None => ShardedModel::new(self.backend, mesh, of, linears, vars, options)?,
+            None => match self.training.pretrained.values {
+                None => ShardedModel::new(self.backend, mesh, of, linears, vars, options)?,
+                Some(first) => {
+                    let on = (self.backend, mesh);
+                    ShardedModel::with_values(on, of, linears, vars, options, first)?
+                }
+            },
             Some(resumed) => {
                 let saved = (resumed.checkpoint(), resumed.formats());
                 ShardedModel::load((self.backend, mesh), of, linears, vars, options, saved)?
@@ -277,15 +283,15 @@ where
             sharded, network, ..
         } = trained;
         let mine = share(config.batch, config.mesh.world(), self.rank);
-        let tokens = config.batch * data.tokens();
+        let targets = data.targets(config.seed, step, config.batch)?.max(1);
         let mut loss = 0.0;
         for micro in 0..config.accumulate {
             let part = share(mine.len(), config.accumulate, micro);
             let part = mine.start + part.start..mine.start + part.end;
             let random_step = N::random_step(step, micro, config.accumulate);
             sharded.begin(random_step, self.first_token(&part), true)?;
-            let batch = data.train(config.seed, step, part);
-            loss += network.train(sharded, &batch, tokens)?;
+            let batch = data.train(config.seed, step, part)?;
+            loss += network.train(sharded, &batch, targets)?;
         }
         let options = StepOptions {
             lr_factor: config.schedule().factor(step as u64 + 1),
@@ -329,7 +335,10 @@ where
         let Training {
             run, config, data, ..
         } = self.training;
-        let about = about_run(config, run, &data.digest(), formats)?;
+        let mut about = about_run(config, run, &data.digest(), formats)?;
+        if let Some(own) = self.training.pretrained.config {
+            about["transformers"] = own.clone();
+        }
         Ok(saver.start(step as u64, pieces, about)?)
     }
 
@@ -382,16 +391,19 @@ where
             sharded, network, ..
         } = trained;
         let mine = share(config.batch, config.mesh.world(), self.rank);
-        let tokens = config.batch * data.tokens();
         let total = config.eval_batches * config.batch;
+        let targets = data.validation_targets(total)?.max(1);
+        let divisor = targets.div_ceil(config.eval_batches);
         let mut loss = 0.0;
         for index in 0..config.eval_batches {
             let first = index * config.batch;
             let range = first + mine.start..first + mine.end;
-            loss += network.evaluate(sharded, &data.validation(total, range), tokens)?;
+            loss += network.evaluate(sharded, &data.validation(total, range)?, divisor)?;
         }
         loss += network.take_loss()?;
-        Ok(sum(comm, loss)? / config.eval_batches as f64)
+        // Where all targets count, `divisor` is those of a batch.
+        let counted = (divisor * config.eval_batches) as f64 / targets as f64;
+        Ok(counted * sum(comm, loss)? / config.eval_batches as f64)
     }
 }
 

@@ -4,25 +4,16 @@ use std::fmt::Display;
 use std::fs;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 
 use lowp_file::files::read_regular;
 use lowp_format::Philox;
 
+use crate::batch::Batch;
 use crate::data::Data;
 use crate::error::TrainError;
 
 /// Longest text that is read.
 const MAX_BYTES: u64 = 1 << 32;
-
-/// Whole sequences of bytes with their next-byte targets.
-#[derive(Clone, Debug)]
-pub struct Batch {
-    /// `sequences * seq` bytes.
-    pub inputs: Arc<[u8]>,
-    /// The byte that follows each.
-    pub targets: Arc<[u8]>,
-}
 
 /// A text whose last tenth is the validation split.
 #[derive(Clone, Debug)]
@@ -85,32 +76,29 @@ impl Text {
     fn batch(&self, starts: impl Iterator<Item = usize>) -> Batch {
         let (mut inputs, mut targets) = (Vec::new(), Vec::new());
         for start in starts {
-            inputs.extend_from_slice(&self.text[start..start + self.seq]);
-            targets.extend_from_slice(&self.text[start + 1..start + 1 + self.seq]);
+            inputs.extend(tokens(&self.text[start..start + self.seq]));
+            targets.extend(tokens(&self.text[start + 1..start + 1 + self.seq]));
         }
-        Batch {
-            inputs: Arc::from(inputs),
-            targets: Arc::from(targets),
-        }
+        Batch::new(inputs, targets)
     }
 }
 
 impl Data for Text {
     type Batch = Batch;
 
-    fn train(&self, seed: u64, step: usize, range: Range<usize>) -> Batch {
+    fn train(&self, seed: u64, step: usize, range: Range<usize>) -> Result<Batch, TrainError> {
         let starts = (self.split - self.seq) as u64;
         // Bit 63 keeps batches apart from every other use of the seed.
         let random = Philox::new(seed, (1 << 63) | step as u64);
-        self.batch(range.map(|i| {
+        Ok(self.batch(range.map(|i| {
             let start = random.below(i as u64, starts);
             usize::try_from(start).unwrap_or(0) // below the length of the text
-        }))
+        })))
     }
 
-    fn validation(&self, total: usize, range: Range<usize>) -> Batch {
+    fn validation(&self, total: usize, range: Range<usize>) -> Result<Batch, TrainError> {
         let last = self.text.len() - self.split - self.seq - 1;
-        self.batch(range.map(|i| self.split + last * i / total.max(1)))
+        Ok(self.batch(range.map(|i| self.split + last * i / total.max(1))))
     }
 
     fn tokens(&self) -> usize {
@@ -120,6 +108,10 @@ impl Data for Text {
     fn digest(&self) -> String {
         self.digest.clone()
     }
+}
+
+fn tokens(bytes: &[u8]) -> impl Iterator<Item = u32> {
+    bytes.iter().map(|&byte| u32::from(byte))
 }
 
 fn read(path: &Path, most: u64) -> Result<Vec<u8>, TrainError> {
@@ -221,15 +213,12 @@ mod tests {
     #[test]
     fn a_split_batch_is_the_whole_batch() -> Result<(), TrainError> {
         let corpus = Text::new((0..=255).cycle().take(5000).collect(), 32)?;
-        let whole = corpus.train(1, 7, 0..16);
-        let parts: Vec<u8> = (0..3)
-            .flat_map(|r| {
-                corpus
-                    .train(1, 7, crate::data::share(16, 3, r))
-                    .inputs
-                    .to_vec()
-            })
-            .collect();
+        let whole = corpus.train(1, 7, 0..16)?;
+        let mut parts = Vec::new();
+        for rank in 0..3 {
+            let part = corpus.train(1, 7, crate::data::share(16, 3, rank))?;
+            parts.extend_from_slice(&part.inputs);
+        }
         assert_eq!(*whole.inputs, *parts);
         assert_eq!(whole.inputs[1..32], whole.targets[..31]);
         Ok(())

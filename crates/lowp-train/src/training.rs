@@ -8,6 +8,7 @@ use crate::config::Config;
 use crate::data::Data;
 use crate::error::TrainError;
 use crate::network::{Model, Profile};
+use crate::pretrained::Pretrained;
 use crate::run::Run;
 
 /// What happens in a run, as rank 0 sees it.
@@ -44,6 +45,8 @@ pub struct Training<'a, M, D> {
     pub config: &'a Config<M>,
     /// On what.
     pub data: &'a D,
+    /// What it begins with, where it does not resume.
+    pub pretrained: Pretrained<'a>,
     /// What is saved and resumed.
     pub checkpoints: Checkpoints,
     /// Whether every gathered weight is compared with a cast of its masters at the end.
@@ -59,6 +62,7 @@ impl<M: fmt::Debug, D> fmt::Debug for Training<'_, M, D> {
         f.debug_struct("Training")
             .field("run", self.run)
             .field("config", self.config)
+            .field("pretrained", &self.pretrained)
             .field("checkpoints", &self.checkpoints)
             .field("audit", &self.audit)
             .field("threads", &self.threads)
@@ -73,6 +77,7 @@ impl<'a, M: Model, D: Data> Training<'a, M, D> {
             run,
             config,
             data,
+            pretrained: Pretrained::default(),
             checkpoints: Checkpoints::default(),
             audit: true,
             threads: threads_per_rank(config.mesh.world()),

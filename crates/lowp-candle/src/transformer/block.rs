@@ -1,19 +1,21 @@
 //! [`Block`]: one transformer block, and [`GptBlock`], that of GPT-2.
 
-use super::ops::{CausalAttention, Gelu, LayerNorm};
+use super::ops::{CausalAttention, Gelu, LayerNorm, Seen};
 use candle_core::{Result, Tensor, Var};
 use lowp_transformer::GptConfig;
 
 use crate::Linear;
 use std::fmt::Debug;
+use std::sync::Arc;
 
 /// A block over the residual stream.
 pub(crate) trait Block: Debug + Send + Sync {
-    /// The residual stream `x` behind this block, `[tokens, dim]`.
+    /// The residual stream `x` behind this block, `[tokens, dim]`, whose tokens see those of their sequence from `first` on, where that is
+    /// given.
     ///
     /// # Errors
     /// What a linear layer reports.
-    fn forward(&self, x: &Tensor) -> Result<Tensor>;
+    fn forward(&self, x: &Tensor, first: Option<&Arc<[u32]>>) -> Result<Tensor>;
 
     /// Its variables.
     fn vars(&self) -> Vec<&Var>;
@@ -32,13 +34,17 @@ pub(crate) struct GptBlock {
 }
 
 impl Block for GptBlock {
-    fn forward(&self, x: &Tensor) -> Result<Tensor> {
+    fn forward(&self, x: &Tensor, first: Option<&Arc<[u32]>>) -> Result<Tensor> {
+        let seen = Seen {
+            window: None,
+            first: first.cloned(),
+        };
         let GptConfig { heads, seq, .. } = self.config;
-        let [first, second] = &self.norms;
+        let [before, second] = &self.norms;
         let norm =
             |x: &Tensor, [gamma, beta]: &[Var; 2]| x.apply_op3(gamma, beta, LayerNorm::default());
-        let attention = CausalAttention::new(heads, seq);
-        let h = self.qkv.forward(&norm(x, first)?)?.apply_op1(attention)?;
+        let attention = CausalAttention::new(heads, seq, seen);
+        let h = self.qkv.forward(&norm(x, before)?)?.apply_op1(attention)?;
         let x = (x + self.proj.forward(&h)?)?;
         let h = self.fc.forward(&norm(&x, second)?)?.apply_op1(Gelu)?;
         &x + self.out.forward(&h)?

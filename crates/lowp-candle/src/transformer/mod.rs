@@ -14,8 +14,8 @@ use candle_core::backprop::GradStore;
 use candle_core::{Error, Result, Tensor, Var, bail};
 use llama::LlamaBlock;
 use lowp_train::Model;
-use lowp_train::text::Batch;
-use lowp_transformer::{Arch, GptConfig};
+use lowp_train::Batch;
+use lowp_transformer::{Arch, GptConfig, Llama};
 use ops::{CrossEntropy, Dense, Embedding, LayerNorm, RmsNorm};
 use recompute::Recomputed;
 use std::sync::Arc;
@@ -58,7 +58,7 @@ impl Gpt {
             let (found, expected) = (linears.len(), config.linears().len());
             bail!("{found} linear layers for a model that has {expected}");
         }
-        if heads == 0 || !dim.is_multiple_of(heads) {
+        if heads == 0 || (config.arch == Arch::Gpt && !dim.is_multiple_of(heads)) {
             bail!("{heads} heads do not divide a width of {dim}");
         }
         if vars.len() != config.vars().len() {
@@ -77,7 +77,11 @@ impl Gpt {
         let tokens = var()?;
         let positions = match config.arch {
             Arch::Gpt => Some(var()?),
-            Arch::Llama { .. } => None,
+            Arch::Llama(_) => None,
+        };
+        let angles: Arc<[[f32; 2]]> = match config.arch {
+            Arch::Gpt => Arc::default(),
+            Arch::Llama(llama) => llama.rope.angles(config.head_dim(), config.seq).into(),
         };
         let mut blocks: Vec<Arc<dyn Block>> = Vec::with_capacity(config.layers);
         for _ in 0..config.layers {
@@ -90,18 +94,31 @@ impl Gpt {
                     fc: linear()?,
                     out: linear()?,
                 }),
-                Arch::Llama { kv_heads } => Arc::new(LlamaBlock {
+                Arch::Llama(llama) => {
+                    let before = var()?;
+                    let qk_norms = match llama.qk_norm() {
+                        true => Some([var()?, var()?]),
+                        false => None,
+                    };
+                    Arc::new(LlamaBlock {
                     config,
-                    kv_heads,
-                    norms: [var()?, var()?],
+                    llama,
+                    norms: [before, var()?],
+                    qk_norms,
+                    angles: Arc::clone(&angles),
                     attention: [linear()?, linear()?, linear()?, linear()?],
                     mlp: [linear()?, linear()?, linear()?],
-                }),
+                    })
+                }
             });
         }
         let norm = match config.arch {
             Arch::Gpt => vec![var()?, var()?],
-            Arch::Llama { .. } => vec![var()?],
+            Arch::Llama(_) => vec![var()?],
+        };
+        let head = match config.arch {
+            Arch::Llama(Llama { tied: true, .. }) => tokens.clone(),
+            _ => var()?,
         };
         Ok(Self {
             config,
@@ -109,7 +126,7 @@ impl Gpt {
             positions,
             blocks,
             norm,
-            head: var()?,
+            head,
             threads,
             recompute,
         })
@@ -120,17 +137,21 @@ impl Gpt {
     /// # Errors
     /// A batch that is not whole sequences, or what a linear layer reports.
     pub(crate) fn loss(&self, batch: &Batch, divisor: usize) -> Result<Loss> {
-        let (logits, again) = self.run(&batch.inputs)?;
+        let (logits, again) = self.run(&batch.inputs, batch.first_seen.as_ref())?;
         let value = logits.apply_op1(CrossEntropy::new(batch.targets.clone(), divisor))?;
         Ok(Loss { value, again })
     }
 
-    /// Next-byte logits, `[tokens, vocabulary]`, for whole sequences of input bytes, and what backward runs again.
-    fn run(&self, inputs: &Arc<[u8]>) -> Result<(Tensor, Option<Recomputed>)> {
+    /// Next-token logits, `[tokens, vocabulary]`, for whole sequences, and what backward runs again.
+    pub(crate) fn run(
+        &self,
+        inputs: &Arc<[u32]>,
+        first: Option<&Arc<[u32]>>,
+    ) -> Result<(Tensor, Option<Recomputed>)> {
         let seq = self.config.seq;
         if inputs.is_empty() || !inputs.len().is_multiple_of(seq) {
             bail!(
-                "{} input bytes are not whole sequences of {seq}",
+                "{} tokens are not whole sequences of {seq}",
                 inputs.len()
             );
         }
@@ -141,20 +162,19 @@ impl Gpt {
                 self.tokens.apply_op2(positions, Embedding { ids, seq })?
             }
             None => {
-                let ids: Vec<u32> = inputs.iter().map(|&id| u32::from(id)).collect();
-                let ids = Tensor::from_vec(ids, inputs.len(), self.tokens.device())?;
+                let ids = Tensor::from_slice(inputs, inputs.len(), self.tokens.device())?;
                 self.tokens.index_select(&ids, 0)?
             }
         };
         for block in &self.blocks {
             x = match &again {
-                Some(again) => again.forward(block, &x)?,
-                None => block.forward(&x)?,
+                Some(again) => again.forward(block, &x, first)?,
+                None => block.forward(&x, first)?,
             };
         }
         let x = match self.norm.as_slice() {
             [gamma, beta] => x.apply_op3(gamma, beta, LayerNorm::default())?,
-            [gamma] => x.apply_op2(gamma, RmsNorm::default())?,
+            [gamma] => x.apply_op2(gamma, RmsNorm::new(self.config.sizes().eps()))?,
             _ => bail!("a model without a last norm"),
         };
         let threads = self.threads;

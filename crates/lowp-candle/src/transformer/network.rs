@@ -4,7 +4,7 @@ use lowp_kernels::Cpu;
 use lowp_optim::{StepOptions, StepReport};
 use lowp_train::Network;
 use lowp_train::network::{NetworkResult, Sharded};
-use lowp_train::text::Batch;
+use lowp_train::Batch;
 use lowp_transformer::GptConfig;
 
 use super::Gpt;
@@ -33,6 +33,17 @@ impl Transformer {
         let (layers, own) = (layers(sharded, threads), vars.vars().to_vec());
         let model = Gpt::new(config, layers, own, (threads, recompute))?;
         Ok(Self { model, vars })
+    }
+}
+
+impl Transformer {
+    /// Logits of the token behind each of `inputs`, which are whole sequences: row by row, as many as the vocabulary has. Collective.
+    ///
+    /// # Errors
+    /// Tokens that are no whole sequences or not of the vocabulary, or a rank that failed.
+    pub fn logits(&self, inputs: &[u32]) -> Result<Vec<f32>, CandleError> {
+        let (logits, _) = self.model.run(&inputs.into(), None)?;
+        Ok(logits.flatten_all()?.to_vec1()?)
     }
 }
 

@@ -15,11 +15,17 @@ impl Recomputed {
     ///
     /// # Errors
     /// What a linear layer reports.
-    pub(crate) fn forward(&self, block: &Arc<dyn Block>, x: &Tensor) -> Result<Tensor> {
+    pub(crate) fn forward(
+        &self,
+        block: &Arc<dyn Block>,
+        x: &Tensor,
+        first: Option<&Arc<[u32]>>,
+    ) -> Result<Tensor> {
         // What forward saves ends with this result.
-        let result = block.forward(&x.detach())?.detach();
+        let result = block.forward(&x.detach(), first)?.detach();
         x.apply_op1(Again {
             block: Arc::clone(block),
+            first: first.cloned(),
             result: Mutex::new(Some(result)),
             gradients: self.clone(),
         })
@@ -46,6 +52,7 @@ impl Recomputed {
 #[derive(Debug)]
 struct Again {
     block: Arc<dyn Block>,
+    first: Option<Arc<[u32]>>,
     /// Until it is taken as this operation's result.
     result: Mutex<Option<Tensor>>,
     gradients: Recomputed,
@@ -71,7 +78,7 @@ impl CustomOp1 for Again {
 
     fn bwd(&self, arg: &Tensor, _res: &Tensor, grad: &Tensor) -> Result<Option<Tensor>> {
         let x = Var::from_tensor(&arg.detach())?;
-        let y = self.block.forward(&x)?;
+        let y = self.block.forward(&x, self.first.as_ref())?;
         let mut store = y.apply_op1(GradientOf(grad.clone()))?.backward()?;
         let mut gradients = self
             .gradients

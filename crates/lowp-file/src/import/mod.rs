@@ -1,6 +1,7 @@
 //! [`Import`]: quantized weights of other programs as lowp's own files, or decoded.
 
 mod find;
+mod values;
 mod weight;
 
 use crate::decoding::Decoder;
@@ -21,6 +22,7 @@ use crate::round::Overflows;
 use crate::write::{Item, check_names};
 use lowp_kernels::Cpu;
 use std::collections::{BTreeMap, BTreeSet};
+pub use values::Values;
 use weight::Weight;
 
 /// Quantized weights of another program, and everything else that lies in their model.

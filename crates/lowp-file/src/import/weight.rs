@@ -65,7 +65,7 @@ impl<'a> Weight<'a> {
         Ok(Packed::parts(&Cpu, tensor, amax, fields))
     }
 
-    fn quantized(&self, specs: &[BufferSpec]) -> Result<QuantizedTensor<CpuBuffer<u8>>> {
+    pub(super) fn quantized(&self, specs: &[BufferSpec]) -> Result<QuantizedTensor<CpuBuffer<u8>>> {
         let Quantized { recipe, full, .. } = self.tensor;
         let shape = worked([full; 2], specs);
         with_transposes(recipe, shape, specs, |spec| {

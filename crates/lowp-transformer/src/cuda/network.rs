@@ -1,11 +1,11 @@
-//! [`Transformer`] as a [`Network`] of bytes.
+//! [`Transformer`] as a [`Network`] of tokens.
 
 use lowp_format::spelling::Variant;
 use lowp_fsdp::VarPlace;
 use lowp_kernels::Cuda;
 use lowp_train::Network;
 use lowp_train::network::{DeviceMemory, NetworkResult, Profile, Sharded};
-use lowp_train::text::Batch;
+use lowp_train::Batch;
 
 use super::model::{Tokens, Transformer};
 use super::trace::GATHERS;
@@ -21,11 +21,10 @@ impl Network<Cuda> for Transformer<Variant> {
         batch: &Batch,
         divisor: usize,
     ) -> NetworkResult<f64> {
-        let (inputs, targets) = (ids(&batch.inputs), ids(&batch.targets));
-        let tokens = Tokens {
-            inputs: &inputs,
-            targets: &targets,
-        };
+        let Batch {
+            inputs, targets, ..
+        } = batch;
+        let tokens = Tokens { inputs, targets };
         Transformer::train(self, sharded, tokens, divisor)?;
         sharded.finish_micro_batch()?;
         Ok(0.0)
@@ -37,7 +36,9 @@ impl Network<Cuda> for Transformer<Variant> {
         batch: &Batch,
         divisor: usize,
     ) -> NetworkResult<f64> {
-        let (inputs, targets) = (ids(&batch.inputs), ids(&batch.targets));
+        let Batch {
+            inputs, targets, ..
+        } = batch;
         let at_once = self.tokens();
         for (inputs, targets) in inputs.chunks(at_once).zip(targets.chunks(at_once)) {
             Transformer::evaluate(self, Tokens { inputs, targets }, divisor)?;
@@ -87,8 +88,4 @@ impl Network<Cuda> for Transformer<Variant> {
             spent: profile.spent,
         }))
     }
-}
-
-fn ids(bytes: &[u8]) -> Vec<u32> {
-    bytes.iter().map(|&byte| u32::from(byte)).collect()
 }

@@ -5,6 +5,8 @@ use super::{Saved, saved};
 use crate::custom_op::{output, values, with_values};
 use crate::{MatMut, MatRef, matmul};
 use candle_core::{CpuStorage, CustomOp1, Layout, Result, Shape, Tensor};
+use std::ops::Range;
+use std::sync::Arc;
 
 /// Query rows handled at once; keys beyond the last of them are masked and never computed.
 const QUERY_BLOCK: usize = 64;
@@ -15,12 +17,33 @@ const QUERY_BLOCK: usize = 64;
 pub(crate) struct CausalAttention {
     heads: usize,
     seq: usize,
+    seen: Seen,
     /// Softmax probabilities, `[sequences, heads, seq, seq]`.
     probs: Saved,
 }
 
+/// Which positions before its own a token sees.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Seen {
+    /// The last of them, its own included; all where there is no number.
+    pub(crate) window: Option<usize>,
+    /// For each token of the batch the first position of its sequence that it sees.
+    pub(crate) first: Option<Arc<[u32]>>,
+}
+
+impl Seen {
+    /// The first position that token `token` of the batch sees, which has position `row` in its sequence.
+    fn first(&self, token: usize, row: usize) -> usize {
+        let window = self.window.map_or(0, |window| (row + 1).saturating_sub(window));
+        let first = self.first.as_ref().map_or(0, |first| first[token] as usize);
+        window.max(first).min(row)
+    }
+}
+
 /// Where one head of one sequence lies.
 struct Head {
+    /// The number of its first token in the batch.
+    token: usize,
     /// Offset of its queries in the operand; keys and values follow `dim` and `2 * dim` later.
     qkv: usize,
     /// Offset of its rows in the result.
@@ -38,10 +61,11 @@ struct Geometry {
 
 impl CausalAttention {
     /// `heads` heads over sequences of `seq` tokens.
-    pub(crate) fn new(heads: usize, seq: usize) -> Self {
+    pub(crate) fn new(heads: usize, seq: usize, seen: Seen) -> Self {
         Self {
             heads,
             seq,
+            seen,
             probs: Saved::default(),
         }
     }
@@ -61,6 +85,7 @@ impl CausalAttention {
         for b in 0..tokens / self.seq {
             for h in 0..self.heads {
                 heads.push(Head {
+                    token: b * self.seq,
                     qkv: b * self.seq * width + h * head_dim,
                     out: b * self.seq * dim + h * head_dim,
                     probs: (b * self.heads + h) * self.seq * self.seq,
@@ -95,6 +120,9 @@ impl CustomOp1 for CausalAttention {
         let geo = self.geometry(layout.shape())?;
         let (seq, dim, hd) = (self.seq, geo.dim, geo.head_dim);
         let tokens = layout.shape().dims()[0];
+        if let Some(first) = self.seen.first.as_ref().filter(|f| f.len() != tokens) {
+            candle_core::bail!("attention: {tokens} tokens with {} first positions", first.len());
+        }
         let mut out = vec![0.0; tokens * dim];
         let mut probs = vec![0.0; geo.heads.len() * seq * seq];
         for head in &geo.heads {
@@ -106,7 +134,8 @@ impl CustomOp1 for CausalAttention {
                 let scores = MatMut::strided(p, first * seq, rows, keys, seq);
                 matmul(scores, false, geo.scale, q, k.t(), 1);
                 for row in first..first + rows {
-                    softmax_prefix(&mut p[row * seq..][..keys], row + 1);
+                    let first = self.seen.first(head.token + row, row);
+                    softmax_of(&mut p[row * seq..][..keys], first..row + 1);
                 }
                 let weights = MatRef::strided(p, first * seq, rows, keys, seq);
                 let o = MatMut::strided(&mut out, head.out + first * dim, rows, hd, dim);
@@ -160,10 +189,13 @@ impl CustomOp1 for CausalAttention {
     }
 }
 
-/// Softmax over the first `visible` entries of a row; the masked rest becomes zero.
+/// Softmax over the entries `visible` of a row; the masked others become zero.
 #[inline]
-fn softmax_prefix(row: &mut [f32], visible: usize) {
-    let (head, masked) = row.split_at_mut(visible);
+fn softmax_of(row: &mut [f32], visible: Range<usize>) {
+    let (head, masked) = row.split_at_mut(visible.end);
+    masked.fill(0.0);
+    let (masked, head) = head.split_at_mut(visible.start);
+    masked.fill(0.0);
     let max = max8(head);
     for v in head.iter_mut() {
         *v = exp(*v - max);
@@ -172,5 +204,4 @@ fn softmax_prefix(row: &mut [f32], visible: usize) {
     for v in head.iter_mut() {
         *v *= scale;
     }
-    masked.fill(0.0);
 }

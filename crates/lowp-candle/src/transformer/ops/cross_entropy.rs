@@ -4,22 +4,24 @@ use super::math::{exp, max8, sum8};
 use super::{Saved, saved};
 use crate::custom_op::{output, values};
 use candle_core::{CpuStorage, CustomOp1, Layout, Result, Shape, Tensor};
+use lowp_train::Batch;
 use std::sync::Arc;
 
-/// Operand: logits `[tokens, vocab]`; result: the scalar `sum_t(-log softmax(logits[t])[target[t]]) / divisor`.
+/// Operand: logits `[tokens, vocab]`; result: the scalar `sum_t(-log softmax(logits[t])[target[t]]) / divisor`, over the targets that
+/// count.
 ///
 /// With the global token count as divisor, the losses and gradients of the ranks of a data-parallel group sum to
 /// those of one rank that sees the whole batch.
 #[derive(Debug)]
 pub(crate) struct CrossEntropy {
-    targets: Arc<[u8]>,
+    targets: Arc<[u32]>,
     divisor: usize,
     dlogits: Saved,
 }
 
 impl CrossEntropy {
     /// Targets, one per row of the logits, and the number of tokens that the sum is divided by.
-    pub(crate) fn new(targets: Arc<[u8]>, divisor: usize) -> Self {
+    pub(crate) fn new(targets: Arc<[u32]>, divisor: usize) -> Self {
         Self {
             targets,
             divisor,
@@ -36,7 +38,9 @@ impl CustomOp1 for CrossEntropy {
     fn cpu_fwd(&self, storage: &CpuStorage, layout: &Layout) -> Result<(CpuStorage, Shape)> {
         let logits = values(storage, layout, self.name())?;
         let (tokens, vocab) = layout.shape().dims2()?;
-        if tokens != self.targets.len() || self.targets.iter().any(|&t| usize::from(t) >= vocab) {
+        let counts = |target: u32| target != Batch::IGNORED;
+        let known = |&target: &u32| !counts(target) || (target as usize) < vocab;
+        if tokens != self.targets.len() || !self.targets.iter().all(known) {
             candle_core::bail!(
                 "cross_entropy: {tokens}x{vocab} logits for {} targets",
                 self.targets.len()
@@ -48,8 +52,9 @@ impl CustomOp1 for CrossEntropy {
         let rows = logits
             .chunks_exact(vocab)
             .zip(dlogits.chunks_exact_mut(vocab));
-        for ((x, d), &target) in rows.zip(self.targets.iter()) {
-            let target = usize::from(target);
+        let rows = rows.zip(self.targets.iter());
+        for ((x, d), &target) in rows.filter(|(_, target)| counts(**target)) {
+            let target = target as usize;
             let max = max8(x);
             for i in 0..vocab {
                 d[i] = exp(x[i] - max);

@@ -8,7 +8,7 @@ use std::sync::Arc;
 #[derive(Clone, Debug)]
 pub(crate) struct Embedding {
     /// Token ids, whole sequences of `seq` one after the other; each below the number of rows of the token table.
-    pub(crate) ids: Arc<[u8]>,
+    pub(crate) ids: Arc<[u32]>,
     /// Sequence length, at most the number of rows of the position table.
     pub(crate) seq: usize,
 }
@@ -29,7 +29,7 @@ impl CustomOp2 for Embedding {
         let positions = values(s2, l2, self.name())?;
         let (vocab, dim) = l1.shape().dims2()?;
         let (rows, _) = l2.shape().dims2()?;
-        if self.seq > rows || self.ids.iter().any(|&id| usize::from(id) >= vocab) {
+        if self.seq > rows || self.ids.iter().any(|&id| id as usize >= vocab) {
             candle_core::bail!(
                 "embedding: sequences of {} over {rows} positions and a vocabulary of {vocab}",
                 self.seq
@@ -37,7 +37,7 @@ impl CustomOp2 for Embedding {
         }
         let mut y = Vec::with_capacity(self.ids.len() * dim);
         for (t, &id) in self.ids.iter().enumerate() {
-            let token = &tokens[usize::from(id) * dim..][..dim];
+            let token = &tokens[id as usize * dim..][..dim];
             let position = &positions[t % self.seq * dim..][..dim];
             y.extend(token.iter().zip(position).map(|(a, b)| a + b));
         }
@@ -56,7 +56,7 @@ impl CustomOp2 for Embedding {
         let mut dpositions = vec![0.0; positions.elem_count()];
         with_values(grad, self.name(), |grad| {
             for (t, (&id, g)) in self.ids.iter().zip(grad.chunks_exact(dim)).enumerate() {
-                let token = &mut dtokens[usize::from(id) * dim..][..dim];
+                let token = &mut dtokens[id as usize * dim..][..dim];
                 let position = &mut dpositions[t % self.seq * dim..][..dim];
                 for i in 0..dim {
                     token[i] += g[i];

@@ -14,7 +14,7 @@ mod rms_norm;
 mod rotary;
 mod swiglu;
 
-pub(crate) use attention::CausalAttention;
+pub(crate) use attention::{CausalAttention, Seen};
 pub(crate) use cross_entropy::CrossEntropy;
 pub(crate) use dense::Dense;
 pub(crate) use embedding::Embedding;

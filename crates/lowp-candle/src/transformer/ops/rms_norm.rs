@@ -5,16 +5,23 @@ use super::{Saved, saved};
 use crate::custom_op::{output, values, with_values};
 use candle_core::{CpuStorage, CustomOp2, Layout, Result, Shape, Tensor};
 
-/// `y = x / sqrt(mean(x^2) + 1e-5) * gamma` per row; operands: `x`, `gamma`.
-#[derive(Debug, Default)]
+/// `y = x / sqrt(mean(x^2) + eps) * gamma` per row; operands: `x`, `gamma`.
+#[derive(Debug)]
 pub(crate) struct RmsNorm {
+    /// What is added to the mean of squares.
+    eps: f32,
     /// Reciprocal root mean square of each row.
     stats: Saved,
 }
 
 impl RmsNorm {
-    /// What is added to the mean of squares.
-    pub(crate) const EPSILON: f32 = 1e-5;
+    /// The norm that adds `eps` to the mean of squares.
+    pub(crate) fn new(eps: f32) -> Self {
+        Self {
+            eps,
+            stats: Saved::default(),
+        }
+    }
 }
 
 impl CustomOp2 for RmsNorm {
@@ -37,7 +44,7 @@ impl CustomOp2 for RmsNorm {
         stats.clear();
         for (x, y) in x.chunks_exact(n).zip(y.chunks_exact_mut(n)) {
             let mean = sum8(n, |i| x[i] * x[i]) / n as f32;
-            let inv = 1.0 / (mean + Self::EPSILON).sqrt();
+            let inv = 1.0 / (mean + self.eps).sqrt();
             stats.push(inv);
             for i in 0..n {
                 y[i] = x[i] * inv * gamma[i];

@@ -2,37 +2,32 @@
 
 use crate::custom_op::{output, values, with_values};
 use candle_core::{CpuStorage, CustomOp1, Layout, Result, Shape, Tensor, bail};
+use std::sync::Arc;
 
-/// Operand: `[sequences * seq, heads * head_dim]`. Of each head the elements `i` and `i + head_dim / 2` turn by the angle
-/// `position * theta^(-2 i / head_dim)`.
-#[derive(Clone, Copy, Debug)]
+/// Operand: `[sequences * seq, heads * head_dim]`. Of each head the elements `i` and `i + head_dim / 2` turn by the angle of their position
+/// and pair.
+#[derive(Clone, Debug)]
 pub(crate) struct Rotary {
     /// Heads side by side in a row.
     pub(crate) heads: usize,
     /// Tokens per sequence.
     pub(crate) seq: usize,
+    /// Cosine and sine of each position and pair.
+    pub(crate) angles: Arc<[[f32; 2]]>,
 }
 
 impl Rotary {
-    /// The base of the angles.
-    pub(crate) const THETA: f32 = 10_000.0;
-
     /// `x` turned by the angles times `sign`.
     fn turned(&self, x: &[f32], width: usize, sign: f32) -> Vec<f32> {
         let dim = width / self.heads;
         let half = dim / 2;
-        // In f64, as angles of late positions are large.
-        let frequency = |i: usize| f64::from(Self::THETA).powf(-2.0 * i as f64 / dim as f64);
-        let angles: Vec<[f32; 2]> = (0..self.seq)
-            .flat_map(|position| (0..half).map(move |i| position as f64 * frequency(i)))
-            .map(|angle| [angle.cos() as f32, sign * angle.sin() as f32])
-            .collect();
         let mut y = vec![0.0; x.len()];
         let rows = x.chunks_exact(width).zip(y.chunks_exact_mut(width));
         for (token, (x, y)) in rows.enumerate() {
-            let angles = &angles[token % self.seq * half..][..half];
+            let angles = &self.angles[token % self.seq * half..][..half];
             for (x, y) in x.chunks_exact(dim).zip(y.chunks_exact_mut(dim)) {
                 for (i, [cos, sin]) in angles.iter().enumerate() {
+                    let sin = sign * sin;
                     y[i] = x[i] * cos - x[i + half] * sin;
                     y[i + half] = x[i + half] * cos + x[i] * sin;
                 }
@@ -50,7 +45,8 @@ impl CustomOp1 for Rotary {
     fn cpu_fwd(&self, storage: &CpuStorage, layout: &Layout) -> Result<(CpuStorage, Shape)> {
         let (tokens, width) = layout.shape().dims2()?;
         let (heads, seq) = (self.heads, self.seq);
-        if width % (2 * heads) != 0 || tokens % seq != 0 {
+        let pairs = seq * width / (2 * heads);
+        if width % (2 * heads) != 0 || tokens % seq != 0 || self.angles.len() != pairs {
             bail!(
                 "rotary: {tokens}x{width} for {heads} heads of even length and sequences of {seq}"
             );

@@ -2,14 +2,14 @@
 
 use super::super::Gpt;
 use super::super::ops::{
-    CausalAttention, CrossEntropy, Dense, Embedding, Gelu, LayerNorm, RmsNorm, Rotary, SwiGlu,
+    CausalAttention, CrossEntropy, Dense, Embedding, Gelu, LayerNorm, RmsNorm, Rotary, Seen, SwiGlu,
 };
 use crate::{Linear, MemoryWeight, QuantLinear};
 use candle_core::{Device, Result, Tensor, Var};
 use lowp_shard::Init;
 use lowp_train::Model;
-use lowp_train::text::Batch;
-use lowp_transformer::{Arch, GptConfig};
+use lowp_train::Batch;
+use lowp_transformer::{Arch, GptConfig, Rope};
 use std::sync::Arc;
 
 fn var(shape: &[usize], number: u64) -> Result<Var> {
@@ -71,7 +71,7 @@ fn layer_norm() -> Result<()> {
 fn rms_norm() -> Result<()> {
     let (x, gamma) = (var(&[3, 11], 0)?, var(&[11], 1)?);
     check(&[x.clone(), gamma.clone()], || {
-        weighted(&x.apply_op2(&gamma, RmsNorm::default())?)
+        weighted(&x.apply_op2(&gamma, RmsNorm::new(1e-5))?)
     })
 }
 
@@ -86,11 +86,15 @@ fn swiglu() -> Result<()> {
 #[test]
 fn rotary() -> Result<()> {
     let x = var(&[6, 8], 0)?;
-    let turn = Rotary { heads: 2, seq: 3 };
-    check(std::slice::from_ref(&x), || weighted(&x.apply_op1(turn)?))?;
+    let turn = Rotary {
+        heads: 2,
+        seq: 3,
+        angles: Rope::default().angles(4, 3).into(),
+    };
+    check(std::slice::from_ref(&x), || weighted(&x.apply_op1(turn.clone())?))?;
     // The first token of a sequence stays; lengths stay; products of two tokens depend on their distance alone.
     let rows = |x: &Tensor| x.to_vec2::<f32>();
-    let (before, after) = (rows(&x)?, rows(&x.apply_op1(turn)?)?);
+    let (before, after) = (rows(&x)?, rows(&x.apply_op1(turn.clone())?)?);
     assert_eq!((&before[0], &before[3]), (&after[0], &after[3]));
     let row = x.narrow(0, 0, 1)?;
     let same = Tensor::cat(&[&row, &row, &row], 0)?;
@@ -112,7 +116,7 @@ fn dense() -> Result<()> {
 #[test]
 fn embedding() -> Result<()> {
     let (tokens, positions) = (var(&[5, 3], 0)?, var(&[4, 3], 1)?);
-    let ids: Arc<[u8]> = Arc::from([0u8, 4, 4, 1, 2, 4]);
+    let ids: Arc<[u32]> = Arc::from([0u32, 4, 4, 1, 2, 4]);
     check(&[tokens.clone(), positions.clone()], || {
         let embed = Embedding {
             ids: ids.clone(),
@@ -125,7 +129,7 @@ fn embedding() -> Result<()> {
 #[test]
 fn cross_entropy() -> Result<()> {
     let logits = var(&[4, 6], 0)?;
-    let targets: Arc<[u8]> = Arc::from([0u8, 5, 2, 2]);
+    let targets: Arc<[u32]> = Arc::from([0u32, 5, 2, 2]);
     check(std::slice::from_ref(&logits), || {
         logits.apply_op1(CrossEntropy::new(targets.clone(), 3))
     })
@@ -135,7 +139,7 @@ fn cross_entropy() -> Result<()> {
 fn attention() -> Result<()> {
     let qkv = var(&[10, 12], 0)?;
     check(std::slice::from_ref(&qkv), || {
-        weighted(&qkv.apply_op1(CausalAttention::new(2, 5))?)
+        weighted(&qkv.apply_op1(CausalAttention::new(2, 5, Seen::default()))?)
     })
 }
 
@@ -144,17 +148,58 @@ fn attention_over_more_than_one_query_block_is_causal() -> Result<()> {
     let (seq, dim) = (100, 4);
     let qkv = var(&[seq, 3 * dim], 0)?;
     let whole = qkv
-        .apply_op1(CausalAttention::new(1, seq))?
+        .apply_op1(CausalAttention::new(1, seq, Seen::default()))?
         .to_vec2::<f32>()?;
     for prefix in [1, 64, 65, 99] {
         let part = qkv.narrow(0, 0, prefix)?.contiguous()?;
         let part = part
-            .apply_op1(CausalAttention::new(1, prefix))?
+            .apply_op1(CausalAttention::new(1, prefix, Seen::default()))?
             .to_vec2::<f32>()?;
         for (a, b) in part.iter().flatten().zip(whole.iter().flatten()) {
             assert!((a - b).abs() < 1e-5, "{a} {b}");
         }
     }
+    Ok(())
+}
+
+/// Of tokens that see a window, and of documents that do not see those before them.
+#[test]
+fn attention_to_a_part() -> Result<()> {
+    let qkv = var(&[10, 12], 0)?;
+    let seen = Seen {
+        window: Some(3),
+        first: Some(Arc::from([0, 0, 0, 3, 3, 0, 1, 1, 1, 1])),
+    };
+    check(std::slice::from_ref(&qkv), || {
+        weighted(&qkv.apply_op1(CausalAttention::new(2, 5, seen.clone()))?)
+    })?;
+    // As if each document were a sequence.
+    let seen = Seen {
+        window: None,
+        first: Some(Arc::from([0, 0, 2, 2, 2, 2])),
+    };
+    let qkv = qkv.narrow(0, 0, 6)?;
+    let packed = qkv.apply_op1(CausalAttention::new(2, 6, seen))?;
+    for (start, len) in [(0, 2), (2, 4)] {
+        let alone = qkv.narrow(0, start, len)?.contiguous()?;
+        let alone = alone.apply_op1(CausalAttention::new(2, len, Seen::default()))?;
+        let difference = (packed.narrow(0, start, len)? - alone)?.abs()?.max_all()?;
+        assert!(difference.to_scalar::<f32>()? < 1e-6);
+    }
+    Ok(())
+}
+
+/// Targets that do not count add nothing to the loss and to its gradients.
+#[test]
+fn ignored_targets() -> Result<()> {
+    let logits = var(&[4, 6], 0)?;
+    let targets: Arc<[u32]> = Arc::from([Batch::IGNORED, 5, 2, Batch::IGNORED]);
+    check(std::slice::from_ref(&logits), || {
+        logits.apply_op1(CrossEntropy::new(targets.clone(), 2))
+    })?;
+    let loss = |x: &Tensor, targets| x.apply_op1(CrossEntropy::new(targets, 2))?.to_scalar::<f32>();
+    let middle = logits.narrow(0, 1, 2)?.contiguous()?;
+    assert_eq!(loss(&logits, targets)?, loss(&middle, Arc::from([5, 2]))?);
     Ok(())
 }
 
@@ -197,12 +242,9 @@ fn parts_of_a_batch_sum_to_the_whole() -> Result<()> {
         vars.push(Var::from_vec(values, spec.shape.as_slice(), &Device::Cpu)?);
     }
     let model = Gpt::new(config, layers, vars, (1, false))?;
-    let text: Vec<u8> = (0..=3 * 8u8).map(|i| i.wrapping_mul(37)).collect();
+    let text: Vec<u32> = (0..=3 * 8u32).map(|i| i * 37 % 256).collect();
     let loss = |from: usize, to: usize| -> Result<f64> {
-        let batch = Batch {
-            inputs: Arc::from(&text[from..to]),
-            targets: Arc::from(&text[from + 1..=to]),
-        };
+        let batch = Batch::new(text[from..to].to_vec(), text[from + 1..=to].to_vec());
         Ok(f64::from(model.loss(&batch, 24)?.value()?))
     };
     assert!((loss(0, 24)? - loss(0, 16)? - loss(16, 24)?).abs() < 1e-6);

@@ -11,10 +11,9 @@ use lowp_kernels::Cpu;
 use lowp_optim::{Group, StepOptions};
 use lowp_shard::GradBucketOptions;
 use lowp_train::Model;
-use lowp_train::text::Batch;
+use lowp_train::Batch;
 use lowp_transformer::{Arch, GptConfig};
 use std::path::PathBuf;
-use std::sync::Arc;
 use std::time::Duration;
 
 const TIMEOUT: Duration = Duration::from_secs(60);
@@ -84,7 +83,7 @@ impl Setup {
             vocab: 256,
             arch,
         };
-        let text: Vec<u8> = (0..4 * 33u32).map(|i| (i * i % 251) as u8).collect();
+        let text: Vec<u32> = (0..4 * 33u32).map(|i| i * i % 251).collect();
         let mut losses = run_ranks(&Cpu, world, TIMEOUT, |rank, comm| {
             let cpu = Cpu;
             let options = ModelOptions {
@@ -140,14 +139,11 @@ impl Setup {
                 for micro in 0..micro_batches {
                     let part = rank * micro_batches + micro;
                     let (first, last) = (4 * part / parts, 4 * (part + 1) / parts);
-                    let slice = |shift: usize| -> Arc<[u8]> {
+                    let slice = |shift: usize| -> Vec<u32> {
                         let sequence = |s: usize| &text[33 * s + shift..33 * s + shift + 32];
                         (first..last).flat_map(sequence).copied().collect()
                     };
-                    let batch = Batch {
-                        inputs: slice(0),
-                        targets: slice(1),
-                    };
+                    let batch = Batch::new(slice(0), slice(1));
                     sharded.begin(step, (first * 32) as u64, true)?;
                     let loss = gpt.loss(&batch, 128)?;
                     own.add_gradients(&mut sharded, &loss.backward()?)?;

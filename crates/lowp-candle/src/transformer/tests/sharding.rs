@@ -3,7 +3,7 @@
 use super::setup::Setup;
 use lowp_format::{AnyRecipe, Orientation, Recipe, ReshardAfterForward, Role, Usage};
 use lowp_fsdp::{Passes, Sharding};
-use lowp_transformer::Arch;
+use lowp_transformer::{Arch, Llama};
 
 /// The losses of rows.
 fn train(
@@ -78,7 +78,7 @@ fn llama_trains() {
                 recompute,
             };
             let setup = Setup {
-                arch: Arch::Llama { kv_heads: 1 },
+                arch: Arch::Llama(Llama::new(1)),
                 passes,
                 steps: 6,
                 ..Setup::new(recipe, 2)

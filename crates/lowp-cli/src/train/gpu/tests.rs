@@ -58,7 +58,7 @@ struct Trained {
 
 /// A device as the only rank of a world trains on it.
 trait Alone: Backend {
-    type Network: Network<Self, Batch = text::Batch>;
+    type Network: Network<Self, Batch = Batch>;
 
     fn alone(&self) -> Arc<dyn Communicator<Self>>;
 
@@ -129,7 +129,7 @@ fn train<B: Alone>(backend: &B, asked: &Asked, steps: usize) -> Trained {
 }
 
 /// `steps` steps, where the bytes of a checkpoint are waited for `behind` steps later.
-fn run<B: Backend, N: Network<B, Batch = text::Batch>>(
+fn run<B: Backend, N: Network<B, Batch = Batch>>(
     sharded: &mut ShardedModel<B, Variant>,
     network: &mut N,
     asked: &Asked,

@@ -1,0 +1,95 @@
+//! [`Values`]: the values of the tensors of a model in f32, whatever their dtype or quantized form.
+
+use std::collections::BTreeMap;
+use std::ops::Range;
+
+use lowp_format::{Orientation, Recipe, Usage};
+use lowp_kernels::{Backend, Cpu};
+
+use super::find;
+use super::weight::Weight;
+use crate::error::{FileError, Result, file_error};
+use crate::interchange::config;
+use crate::interchange::hub::Hub;
+use crate::source::each_value;
+use crate::text::{dims, shown};
+use crate::unpack::decode;
+
+/// The tensors of a model by name, those that another program quantized or `lowp quantize` wrote as their values.
+#[derive(Debug)]
+pub struct Values<'a> {
+    hub: &'a Hub,
+    /// Those that another program quantized.
+    weights: BTreeMap<String, Weight<'a>>,
+}
+
+impl<'a> Values<'a> {
+    /// The tensors of the model in `hub`.
+    ///
+    /// # Errors
+    /// Its configuration says that weights are in a form that is not read.
+    pub fn new(hub: &'a Hub) -> Result<Self> {
+        config::check(hub)?;
+        let weights = find::weights(hub)?.into_iter();
+        let weights = weights.map(|weight| (weight.name().to_owned(), weight));
+        Ok(Self {
+            hub,
+            weights: weights.collect(),
+        })
+    }
+
+    /// Whether there is a tensor called `name`.
+    pub fn has(&self, name: &str) -> bool {
+        self.weights.contains_key(name) || self.hub.model.get(name).is_some()
+    }
+
+    /// The values `elements` of the flattened tensor `name`, which has the dimensions `shape`. A tensor that is quantized is decoded
+    /// whole.
+    ///
+    /// # Errors
+    /// There is no such tensor, it has another shape, or it cannot be read.
+    pub fn read(&self, name: &str, shape: &[usize], elements: Range<usize>) -> Result<Vec<f32>> {
+        let model = &self.hub.model;
+        let mut values = Vec::with_capacity(elements.len());
+        let whole = if let Some(weight) = self.weights.get(name) {
+            let tensor = weight.tensor();
+            self.check(name, &tensor.text.shape, shape)?;
+            let codes = weight.quantized(&tensor.recipe.buffers(Usage::ROWWISE))?;
+            Cpu.download(&decode(&Cpu, &codes, Orientation::Rowwise)?)?
+        } else {
+            match model.get(name) {
+                Some(tensor) if tensor.shape == shape => {
+                    each_value(&tensor, elements, |_, part| {
+                        values.extend_from_slice(part);
+                        Ok(())
+                    })?;
+                    return Ok(values);
+                }
+                Some(tensor) if crate::meta::find(model, name)?.is_none() => {
+                    return Err(self.unlike(name, tensor.shape, shape));
+                }
+                _ => model.decode(name)?,
+            }
+        };
+        self.check(name, &[whole.len()], &[shape.iter().product()])?;
+        values.extend_from_slice(&whole[elements]);
+        Ok(values)
+    }
+
+    fn check(&self, name: &str, found: &[usize], expected: &[usize]) -> Result<()> {
+        match found == expected {
+            true => Ok(()),
+            false => Err(self.unlike(name, found, expected)),
+        }
+    }
+
+    fn unlike(&self, name: &str, found: &[usize], expected: &[usize]) -> FileError {
+        file_error!(
+            self.hub.model.path(),
+            "'{}' is {}, and the model of config.json has {} there",
+            shown(name),
+            dims(found),
+            dims(expected)
+        )
+    }
+}

@@ -1,0 +1,294 @@
+//! [`Tokens`]: token ids in files, packed into sequences. They are read where they are asked for, so that memory does not grow with them.
+
+mod folder;
+mod megatron;
+mod npy;
+mod order;
+mod shard;
+
+use std::ops::Range;
+use std::path::Path;
+
+use crate::batch::Batch;
+use crate::data::Data;
+use crate::error::TrainError;
+use order::Order;
+use shard::{Shard, unreadable};
+
+pub use folder::{ShardIndex, TokenIndex, TokenWriter};
+
+/// Tokens of which the digest of data is made, spread over all of them.
+const SAMPLED: u64 = 1 << 16;
+
+/// How tokens are cut into sequences and batches.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Packing {
+    /// Tokens of a sequence.
+    pub seq: usize,
+    /// Sequences of a step, over all ranks.
+    pub batch: usize,
+    /// The part of the sequences, the last ones, that is the validation split.
+    pub held_out: f64,
+    /// Whether tokens see their own document alone, and no loss is of the first token of a document.
+    pub mask_documents: bool,
+}
+
+/// Token ids, one document after the other, cut into sequences that each epoch has in another order.
+#[derive(Debug)]
+pub struct Tokens {
+    shards: Vec<Shard>,
+    /// Where shards begin, and the number of all tokens.
+    starts: Vec<u64>,
+    packing: Packing,
+    /// Sequences of the training split, and of the validation split.
+    split: [u64; 2],
+    masked: bool,
+    vocab: Option<usize>,
+    digest: String,
+}
+
+impl Tokens {
+    /// Whether `path` has token ids: a folder of `lowp tokenize`, a `.npy` file, or the `.bin` and `.idx` files of Megatron-LM, of which
+    /// the path may leave the end out.
+    pub fn are_at(path: &Path) -> bool {
+        let npy = path.extension().is_some_and(|end| end == "npy");
+        npy || path.join(folder::INDEX).is_file() || megatron::files(path).is_some()
+    }
+
+    /// Those at `path`.
+    ///
+    /// # Errors
+    /// Files that cannot be read, or too few tokens for a sequence in each split.
+    pub fn open(path: &Path, packing: Packing) -> Result<Self, TrainError> {
+        let mut vocab = None;
+        let shards = if path.join(folder::INDEX).is_file() {
+            let index = folder::index(path)?;
+            vocab = Some(index.vocab);
+            folder::shards(path, &index)?
+        } else if let Some(files) = megatron::files(path) {
+            vec![megatron::read(&files)?]
+        } else {
+            vec![npy::read(path)?]
+        };
+        let mut starts = vec![0u64];
+        for shard in &shards {
+            starts.push(starts[starts.len() - 1] + shard.tokens);
+        }
+        let tokens = starts[starts.len() - 1];
+        let Packing { seq, held_out, .. } = packing;
+        if !(0.0..1.0).contains(&held_out) {
+            return Err(TrainError::Data(format!(
+                "`held_out` {held_out:?}: expected a part of the sequences, from 0 to below 1"
+            )));
+        }
+        let sequences = tokens.saturating_sub(1) / seq.max(1) as u64;
+        if seq == 0 || sequences < 2 {
+            let needed = 2 * seq + 1;
+            let why = format!(
+                "its {tokens} tokens are too few for `seq` {seq}, a sequence to train on and one held out: at least {needed} are needed, \
+                 or shorter sequences"
+            );
+            return Err(unreadable(path, why));
+        }
+        let held_out = part_of(sequences, held_out).clamp(1, sequences - 1);
+        let masked = packing.mask_documents || shards.iter().any(Shard::is_masked);
+        let mut made = Self {
+            shards,
+            starts,
+            packing,
+            split: [sequences - held_out, held_out],
+            masked,
+            vocab,
+            digest: String::new(),
+        };
+        made.digest = made.digested(tokens)?;
+        Ok(made)
+    }
+
+    /// All of them.
+    pub fn tokens(&self) -> u64 {
+        self.starts.last().copied().unwrap_or(0)
+    }
+
+    /// Sequences of the training split, which are one epoch, and of the validation split.
+    pub fn split(&self) -> [u64; 2] {
+        self.split
+    }
+
+    /// Ids that there may be, where the files say it.
+    pub fn vocab(&self) -> Option<usize> {
+        self.vocab
+    }
+
+    /// A digest of all ids would read all of them: of some, with what the data are cut into.
+    fn digested(&self, tokens: u64) -> Result<String, TrainError> {
+        let part = (SAMPLED / 64).min(tokens);
+        let mut bytes = Vec::new();
+        for at in 0..64 {
+            let start = (tokens - part) / 63 * at;
+            let ids = self.ids(start..start + part)?;
+            bytes.extend(ids.iter().flat_map(|id| id.to_le_bytes()));
+        }
+        let checksum = lowp_checkpoint::checksum(&bytes);
+        let [train, held_out] = self.split;
+        let masked = match (self.packing.mask_documents, self.masked) {
+            (true, _) => ", documents apart",
+            (false, true) => ", masked",
+            (false, false) => "",
+        };
+        Ok(format!(
+            "{tokens} tokens, digest {checksum}, {train} sequences and {held_out} held out{masked}"
+        ))
+    }
+
+    /// What `of` has of each shard for its part of `tokens`, one after the other.
+    fn gathered<T>(
+        &self,
+        tokens: Range<u64>,
+        of: impl Fn(&Shard, Range<u64>) -> Result<Vec<T>, TrainError>,
+    ) -> Result<Vec<T>, TrainError> {
+        let mut all = Vec::new();
+        let first = self.starts.partition_point(|&start| start <= tokens.start);
+        for (shard, start) in self.shards.iter().zip(&self.starts).skip(first - 1) {
+            let from = tokens.start.max(*start);
+            let to = tokens.end.min(start + shard.tokens);
+            if from < to {
+                all.extend(of(shard, from - start..to - start)?);
+            }
+        }
+        Ok(all)
+    }
+
+    fn ids(&self, tokens: Range<u64>) -> Result<Vec<u32>, TrainError> {
+        self.gathered(tokens, Shard::ids)
+    }
+
+    /// For each of `tokens` where its document begins.
+    fn document_starts(&self, tokens: Range<u64>) -> Vec<u64> {
+        let start_of = |token: u64| {
+            let shard = self.starts.partition_point(|&start| start <= token) - 1;
+            let (begin, ends) = (self.starts[shard], &self.shards[shard].ends);
+            let before = ends.partition_point(|&end| begin + end <= token);
+            begin + before.checked_sub(1).map_or(0, |last| ends[last])
+        };
+        tokens.map(start_of).collect()
+    }
+
+    /// The targets of sequence `sequence`, whose ids are `ids`.
+    fn targets(&self, sequence: u64, ids: &[u32]) -> Result<Vec<u32>, TrainError> {
+        let seq = self.packing.seq as u64;
+        let begin = sequence * seq + 1;
+        let range = begin..begin + seq;
+        let mut targets = ids[1..].to_vec();
+        let counted = self.gathered(range.clone(), Shard::counted)?;
+        for (target, _) in targets.iter_mut().zip(counted).filter(|(_, counted)| !counted) {
+            *target = Batch::IGNORED;
+        }
+        if self.packing.mask_documents {
+            let starts = self.document_starts(range.clone());
+            let firsts = range.zip(starts).map(|(token, start)| token == start);
+            for (target, _) in targets.iter_mut().zip(firsts).filter(|(_, first)| *first) {
+                *target = Batch::IGNORED;
+            }
+        }
+        Ok(targets)
+    }
+
+    fn batch(&self, sequences: impl Iterator<Item = u64>) -> Result<Batch, TrainError> {
+        let seq = self.packing.seq as u64;
+        let (mut inputs, mut targets, mut seen) = (Vec::new(), Vec::new(), Vec::new());
+        for sequence in sequences {
+            let begin = sequence * seq;
+            let ids = self.ids(begin..begin + seq + 1)?;
+            inputs.extend_from_slice(&ids[..self.packing.seq]);
+            match self.masked {
+                true => targets.extend(self.targets(sequence, &ids)?),
+                false => targets.extend_from_slice(&ids[1..]),
+            }
+            if self.packing.mask_documents {
+                let starts = self.document_starts(begin..begin + seq).into_iter();
+                let first = |start: u64| u32::try_from(start.saturating_sub(begin));
+                seen.extend(starts.map(|start| first(start).unwrap_or(0)));
+            }
+        }
+        Ok(Batch {
+            first_seen: self.packing.mask_documents.then(|| seen.into()),
+            ..Batch::new(inputs, targets)
+        })
+    }
+
+    /// The numbers of the sequences `range` of the batch of `step`.
+    fn of_step(&self, seed: u64, step: usize, range: Range<usize>) -> impl Iterator<Item = u64> {
+        let [train, _] = self.split;
+        let first = step as u64 * self.packing.batch as u64;
+        let mut order = (0, Order::new(train, seed, 0));
+        range.map(move |at| {
+            let number = first + at as u64;
+            let epoch = number / train;
+            if order.0 != epoch {
+                order = (epoch, Order::new(train, seed, epoch));
+            }
+            order.1.get(number % train)
+        })
+    }
+
+    /// The numbers of the sequences `range` of `total`, spread over the validation split.
+    fn held_out(&self, total: usize, range: Range<usize>) -> impl Iterator<Item = u64> {
+        let [train, held_out] = self.split;
+        let total = total.max(1) as u64;
+        range.map(move |at| train + at as u64 * held_out / total)
+    }
+
+    fn counted(&self, sequences: impl Iterator<Item = u64>) -> Result<usize, TrainError> {
+        let batch = self.batch(sequences)?;
+        let counted = batch.targets.iter().filter(|&&id| id != Batch::IGNORED);
+        Ok(counted.count())
+    }
+}
+
+/// `part` of `all`, to the nearest number.
+#[expect(
+    clippy::cast_possible_truncation,
+    clippy::cast_sign_loss,
+    reason = "at most all, and not below zero"
+)]
+fn part_of(all: u64, part: f64) -> u64 {
+    (all as f64 * part).round() as u64
+}
+
+impl Data for Tokens {
+    type Batch = Batch;
+
+    fn train(&self, seed: u64, step: usize, range: Range<usize>) -> Result<Batch, TrainError> {
+        self.batch(self.of_step(seed, step, range))
+    }
+
+    fn validation(&self, total: usize, range: Range<usize>) -> Result<Batch, TrainError> {
+        self.batch(self.held_out(total, range))
+    }
+
+    fn targets(&self, seed: u64, step: usize, sequences: usize) -> Result<usize, TrainError> {
+        match self.masked {
+            true => self.counted(self.of_step(seed, step, 0..sequences)),
+            false => Ok(sequences * self.packing.seq),
+        }
+    }
+
+    fn validation_targets(&self, total: usize) -> Result<usize, TrainError> {
+        match self.masked {
+            true => self.counted(self.held_out(total, 0..total)),
+            false => Ok(total * self.packing.seq),
+        }
+    }
+
+    fn tokens(&self) -> usize {
+        self.packing.seq
+    }
+
+    fn digest(&self) -> String {
+        self.digest.clone()
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,185 @@
+//! Tokens from files of each kind, and how they are packed.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use tempfile::TempDir;
+
+use super::*;
+
+const PACKING: Packing = Packing {
+    seq: 8,
+    batch: 4,
+    held_out: 0.2,
+    mask_documents: false,
+};
+
+/// The id of place `at`, which no place nearby has.
+fn id(at: u64) -> u32 {
+    (at * 7919 % 60_000) as u32
+}
+
+/// Documents of 1 to 12 tokens; every third token counts where they are masked.
+fn folder(vocab: usize, masked: bool) -> (TempDir, Vec<u32>, Vec<u64>) {
+    let folder = tempfile::tempdir().expect("a folder");
+    let writer = TokenWriter::new(folder.path(), (vocab, Some(3)), masked, String::new());
+    let mut writer = writer.expect("a writer").shards_of(40);
+    let (mut all, mut starts) = (Vec::new(), Vec::new());
+    for document in 0..60u64 {
+        let ids: Vec<u32> = (0..document % 12 + 1).map(|at| id(100 * document + at)).collect();
+        let counted: Vec<bool> = (0..ids.len()).map(|at| at % 3 == 0).collect();
+        writer.document(&ids, &counted).expect("a document");
+        starts.extend(vec![all.len() as u64; ids.len() + 1]);
+        all.extend(ids);
+        all.push(3);
+    }
+    let index = writer.finish().expect("an index");
+    assert_eq!((index.tokens, index.documents), (all.len() as u64, 60));
+    assert!(index.shards.len() > 5);
+    (folder, all, starts)
+}
+
+fn megatron(folder: &Path, ids: &[u32], lengths: &[i32]) -> PathBuf {
+    let path = folder.join("data");
+    let bytes: Vec<u8> = ids.iter().flat_map(|&id| (id as u16).to_le_bytes()).collect();
+    fs::write(folder.join("data.bin"), bytes).expect("a file");
+    let mut index = b"MMIDIDX\x00\x00".to_vec();
+    index.extend(1u64.to_le_bytes());
+    index.push(8);
+    index.extend((lengths.len() as u64).to_le_bytes());
+    index.extend((lengths.len() as u64 + 1).to_le_bytes());
+    index.extend(lengths.iter().flat_map(|length| length.to_le_bytes()));
+    index.extend(vec![0; 8 * lengths.len()]);
+    index.extend((0..=lengths.len() as i64).flat_map(i64::to_le_bytes));
+    fs::write(folder.join("data.idx"), index).expect("a file");
+    path
+}
+
+fn npy(folder: &Path, ids: &[u32]) -> PathBuf {
+    let path = folder.join("ids.npy");
+    let header = format!("{{'descr': '<i4', 'fortran_order': False, 'shape': ({},), }}", ids.len());
+    let header = format!("{header:<117}\n");
+    let mut bytes = b"\x93NUMPY\x01\x00".to_vec();
+    bytes.extend((header.len() as u16).to_le_bytes());
+    bytes.extend(header.bytes());
+    bytes.extend(ids.iter().flat_map(|id| id.to_le_bytes()));
+    fs::write(&path, bytes).expect("a file");
+    path
+}
+
+#[test]
+fn ids_are_those_of_the_files() {
+    for vocab in [60_000, 70_000] {
+        let (folder, all, _) = folder(vocab, false);
+        let places = [
+            folder.path().to_owned(),
+            npy(folder.path(), &all),
+            megatron(folder.path(), &all, &[all.len() as i32 - 5, 5]),
+        ];
+        for place in places {
+            assert!(Tokens::are_at(&place));
+            let tokens = Tokens::open(&place, PACKING).expect("tokens");
+            let len = all.len() as u64;
+            for (from, to) in [(0, len), (39, 43), (1, 2), (len - 1, len), (60, 200)] {
+                let expected = &all[from as usize..to as usize];
+                assert_eq!(tokens.ids(from..to).expect("ids"), expected);
+            }
+        }
+        assert!(!Tokens::are_at(&folder.path().join("tokens-00000.ends")));
+    }
+}
+
+/// An epoch has each sequence once, and the splits have none in common.
+#[test]
+fn an_epoch_is_all_sequences() {
+    let (folder, all, _) = folder(60_000, false);
+    let tokens = Tokens::open(folder.path(), PACKING).expect("tokens");
+    let [train, held_out] = tokens.split();
+    assert_eq!(train + held_out, (all.len() as u64 - 1) / 8);
+    for epoch in 0..3u64 {
+        let mut seen = Vec::new();
+        let places = epoch * train..(epoch + 1) * train;
+        for place in places {
+            let at = usize::try_from(place % 4).expect("small");
+            let step = usize::try_from(place / 4).expect("small");
+            seen.extend(tokens.of_step(5, step, at..at + 1));
+        }
+        seen.sort_unstable();
+        assert_eq!(seen, (0..train).collect::<Vec<_>>());
+    }
+    let validation: Vec<u64> = tokens.held_out(20, 0..20).collect();
+    assert!(validation.iter().all(|at| (train..train + held_out).contains(at)));
+}
+
+/// Whatever ranks and micro-batches it is cut over.
+#[test]
+fn a_batch_is_its_parts() {
+    let (folder, ..) = folder(60_000, true);
+    for mask_documents in [false, true] {
+        let packing = Packing {
+            mask_documents,
+            ..PACKING
+        };
+        let tokens = Tokens::open(folder.path(), packing).expect("tokens");
+        let whole = tokens.train(1, 9, 0..4).expect("a batch");
+        let parts: Vec<Batch> = [0..1, 1..4]
+            .map(|range| tokens.train(1, 9, range).expect("a part"))
+            .into();
+        let concat = |of: fn(&Batch) -> &[u32]| parts.iter().flat_map(of).copied().collect();
+        let inputs: Vec<u32> = concat(|part| &part.inputs);
+        let targets: Vec<u32> = concat(|part| &part.targets);
+        assert_eq!((&*whole.inputs, &*whole.targets), (&*inputs, &*targets));
+        let counted = targets.iter().filter(|&&id| id != Batch::IGNORED).count();
+        assert_eq!(tokens.targets(1, 9, 4).expect("a count"), counted);
+        assert!(counted < targets.len());
+    }
+}
+
+/// A token sees its own document, and nothing predicts the first token of one.
+#[test]
+fn documents_are_apart() {
+    let (folder, all, starts) = folder(60_000, false);
+    let packing = Packing {
+        mask_documents: true,
+        ..PACKING
+    };
+    let tokens = Tokens::open(folder.path(), packing).expect("tokens");
+    for sequence in 0..20u64 {
+        let batch = tokens.batch([sequence].into_iter()).expect("a batch");
+        let seen = batch.first_seen.expect("first positions");
+        for place in 0..8u64 {
+            let at = (8 * sequence + place) as usize;
+            let expected = starts[at].saturating_sub(8 * sequence);
+            assert_eq!(u64::from(seen[place as usize]), expected);
+            let target = match starts[at + 1] == at as u64 + 1 {
+                true => Batch::IGNORED,
+                false => all[at + 1],
+            };
+            assert_eq!(batch.targets[place as usize], target);
+        }
+    }
+}
+
+#[test]
+fn what_cannot_be_read_is_named() {
+    let (folder, all, _) = folder(60_000, false);
+    let short = Packing {
+        seq: all.len(),
+        ..PACKING
+    };
+    let path = npy(folder.path(), &all);
+    let error = |path: &Path, packing| {
+        let error = Tokens::open(path, packing).expect_err("an error");
+        error.to_string()
+    };
+    assert!(error(&path, short).contains("too few for `seq`"));
+    let bytes = fs::read(&path).expect("a file");
+    fs::write(&path, &bytes[..bytes.len() - 1]).expect("a file");
+    assert!(error(&path, PACKING).contains("too few for"));
+    fs::write(&path, b"no array").expect("a file");
+    assert!(error(&path, PACKING).contains("cannot read"));
+    let data = megatron(folder.path(), &all, &[all.len() as i32 + 1]);
+    assert!(error(&data, PACKING).contains("too few for"));
+    fs::remove_file(folder.path().join("tokens-00003.bin")).expect("removed");
+    assert!(error(folder.path(), PACKING).contains("tokens-00003.bin"));
+}
