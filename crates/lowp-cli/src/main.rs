@@ -17,6 +17,7 @@ mod output;
 mod plan;
 mod recipes;
 mod reshard;
+mod sharding;
 mod signals;
 mod train;
 mod usage;

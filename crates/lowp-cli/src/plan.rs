@@ -36,7 +36,7 @@ pub(crate) fn main(args: &Args) -> Result<()> {
                 shape,
                 world,
                 usage: args.usage,
-                reshard: args.reshard_after_forward,
+                reshard: args.sharded.reshard_after_forward,
             };
             match recipe {
                 Asked::Plain(recipe) => weight::plan(&recipe, weight, args.json)?,

@@ -1,10 +1,10 @@
 //! The options of `lowp plan`.
 
 use crate::recipes::{RecipeName, RecipeOptionArgs};
-use crate::train::{DEFAULT_RECIPE, ShardingName, SizeArgs};
+use crate::sharding::ShardingArgs;
+use crate::train::{DEFAULT_RECIPE, SizeArgs};
 use clap::ArgGroup;
 use clap::builder::{PossibleValuesParser, TypedValueParser};
-use lowp_comm::Mesh;
 use lowp_format::{ReshardAfterForward, Shape, Usage};
 
 /// Heading of the options of a whole model.
@@ -80,10 +80,23 @@ JSON of --model:
   bandwidth              within_node and between_nodes: where each rate comes from
   notes                  array: the assumptions of the plan";
 
+/// An option of a whole model alone.
+fn of_model(arg: clap::Arg) -> clap::Arg {
+    arg.conflicts_with("shape").help_heading(MODEL)
+}
+
 /// Print the cost of one weight or a whole model: bytes that ranks store, hold in memory and send
 #[derive(Clone, Debug, clap::Args)]
 #[command(
     group(ArgGroup::new("subject").required(true).args(["shape", "model"])),
+    mut_arg("mesh", of_model),
+    mut_arg("sharding", of_model),
+    mut_arg("grad_wire", of_model),
+    mut_arg("accumulate", of_model),
+    mut_arg("recompute", of_model),
+    mut_arg("keep_bf16", of_model),
+    mut_arg("no_cudnn", of_model),
+    mut_arg("no_prefetch", of_model),
     mut_arg("dim", |arg| arg.help("Width, in place of the preset's").help_heading(MODEL)),
     mut_arg("layers", |arg| arg.help("Transformer blocks, in place of the preset's").help_heading(MODEL)),
     mut_arg("heads", |arg| arg.help("Attention heads, in place of the preset's").help_heading(MODEL)),
@@ -121,14 +134,6 @@ pub(crate) struct Args {
     #[arg(long, value_name = "N", conflicts_with = "shape", help_heading = MODEL)]
     pub(super) batch: Option<usize>,
 
-    /// Run attention on a GPU as plain products, not with cuDNN
-    #[arg(long, conflicts_with = "shape", help_heading = MODEL)]
-    pub(super) no_cudnn: bool,
-
-    /// On GPUs, gather the weights of a block when it runs, not already while the previous block runs
-    #[arg(long, conflicts_with = "shape", help_heading = MODEL)]
-    pub(super) no_prefetch: bool,
-
     /// Number of ranks that the rows are sharded over
     #[arg(long, value_name = "N", aliases = ["world", "ranks"], required_unless_present = "mesh")]
     pub(super) world_size: Option<usize>,
@@ -142,57 +147,9 @@ pub(crate) struct Args {
     )]
     pub(super) usage: Usage,
 
-    /// true: free the gathered weight after forward and gather it again for backward. false: keep it. N: each rank of a
-    /// group of N keeps a part of it, and the group gathers it for backward [default: true]
-    #[arg(long, value_name = "BOOL|N")]
-    pub(super) reshard_after_forward: Option<ReshardAfterForward>,
-
     /// Print JSON instead of tables
     #[arg(long)]
     pub(super) json: bool,
-
-    /// Replicate x shard mesh: R groups that each hold all weights, sharded over S ranks [default: one group of all ranks]
-    #[arg(long, value_name = "RxS", conflicts_with = "shape", help_heading = MODEL)]
-    pub(super) mesh: Option<Mesh>,
-
-    /// How weights are sharded between steps
-    #[arg(
-        long,
-        value_name = "NAME",
-        default_value = "fsdp",
-        conflicts_with = "shape",
-        help_heading = MODEL
-    )]
-    pub(super) sharding: ShardingName,
-
-    /// Dtype in which gradients are sent; sums are accumulated in fp32 in both cases
-    #[arg(
-        long,
-        value_name = "CODE",
-        default_value = "f32",
-        value_parser = PossibleValuesParser::new(["f32", "bf16"]),
-        conflicts_with = "shape",
-        help_heading = MODEL
-    )]
-    pub(super) grad_wire: String,
-
-    /// Micro-batches of a step
-    #[arg(long, value_name = "N", default_value_t = 1, conflicts_with = "shape", help_heading = MODEL)]
-    pub(super) accumulate: usize,
-
-    /// Run the forward of each block again in backward: its weights are gathered again, unless they are kept
-    #[arg(long, conflicts_with = "shape", help_heading = MODEL)]
-    pub(super) recompute: bool,
-
-    /// Linear layers that stay in bf16, by name: block0.qkv of a preset, model.layers.0.self_attn.q_proj of a file, with `.weight` at the
-    /// end or without
-    #[arg(
-        long,
-        value_name = "GLOB,..",
-        conflicts_with = "shape",
-        help_heading = MODEL
-    )]
-    pub(super) keep_bf16: Vec<String>,
 
     /// Ranks of a node: links within it are faster than those between nodes
     #[arg(long, value_name = "N", default_value_t = 8, conflicts_with = "shape", help_heading = MODEL)]
@@ -208,6 +165,9 @@ pub(crate) struct Args {
         help_heading = MODEL
     )]
     pub(super) bandwidth: Option<String>,
+
+    #[command(flatten)]
+    pub(super) sharded: ShardingArgs,
 
     #[command(flatten)]
     pub(super) sizes: SizeArgs,

@@ -4,10 +4,7 @@ use super::sizes::{Preset, SizeArgs};
 use crate::device::Device;
 use crate::recipes::{self, RecipeName};
 use clap::ValueEnum;
-use clap::builder::PossibleValuesParser;
-use lowp_comm::Mesh;
-use lowp_format::ReshardAfterForward;
-use lowp_fsdp::Sharding;
+use crate::sharding::ShardingArgs;
 use lowp_train::Checkpoints;
 use lowp_transformer::GptConfig;
 use std::path::{Path, PathBuf};
@@ -18,22 +15,15 @@ pub(crate) const DEFAULT_RECIPE: &str = "mxfp8";
 /// Sequences per step that are trained unless told otherwise.
 pub(crate) const DEFAULT_BATCH: usize = 16;
 
-/// A [`Sharding`] by name.
+/// How a learning rate falls, by name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub(crate) enum ShardingName {
-    /// Rows of weights, masters and moments; weights are gathered for each use
-    Fsdp,
-    /// The full low-precision weights, gathered once per step, and flat slices of masters and moments
-    Zero1,
-}
-
-impl From<ShardingName> for Sharding {
-    fn from(name: ShardingName) -> Self {
-        match name {
-            ShardingName::Fsdp => Sharding::Fsdp,
-            ShardingName::Zero1 => Sharding::Zero1,
-        }
-    }
+pub(crate) enum ScheduleName {
+    /// Half a cosine
+    Cosine,
+    /// In a line
+    Linear,
+    /// Not before the last steps, --decay-steps, then in a line
+    Wsd,
 }
 
 /// Examples of the help text.
@@ -46,7 +36,8 @@ fn examples() -> String {
   lowp train --compare {DEFAULT_RECIPE},{DEFAULT_RECIPE}+ocp-floor --seeds 3
   lowp train --sharding zero1 --world-size 3
   lowp train --world-size 4 --data my.txt --dim 256 --layers 6
-  lowp train --params 10m --data my-folder --tokens 10000000 --keep-bf16 'block0.*'"
+  lowp train --params 10m --data my-folder --tokens 10000000 --keep-bf16 'block0.*'
+  lowp train --model my-llama --data tokens --recipe fp8-current --steps 500 --save runs"
     )
 }
 
@@ -56,8 +47,8 @@ JSON: {\"device\": \"cpu\" or \"cuda\", \"runs\": [..], \"config\": {..}}. One e
   seed                   of initial weights, batches and stochastic rounding
   ranks, steps           number of ranks; number of completed steps
   resumed_at             the step of the checkpoint from which the run resumed, or 0
-  train_loss             array: loss of each step's batch before its update, nats per byte
-  val_loss               loss on the validation split after the last step, nats per byte
+  train_loss             array: loss of each step's batch before its update, nats per token (without --model per byte)
+  val_loss               loss on the validation split after the last step, nats per token
   gap_percent            val_loss above that of fp32 with the same seed, or null
   wire_bytes_per_step    bytes of linear weights that one replica sent per step, as counted
   wire_bytes_formula     the same by the gather plans; if they differ, the command fails
@@ -119,22 +110,8 @@ pub(crate) struct Args {
     #[arg(long, value_name = "N", alias = "ranks", conflicts_with = "mesh")]
     pub(crate) world_size: Option<usize>,
 
-    /// Replicate x shard mesh: R groups that each hold all weights, sharded over S ranks
-    #[arg(long, value_name = "RxS")]
-    pub(crate) mesh: Option<Mesh>,
-
-    /// How weights are sharded between steps
-    #[arg(long, value_name = "NAME", default_value = "fsdp")]
-    pub(crate) sharding: ShardingName,
-
-    /// true: free gathered weights after the forward pass and gather them again for the backward pass. false: keep them. N: each
-    /// rank of a group of N keeps a part, and the group gathers it for the backward pass (with fsdp) [default: true]
-    #[arg(long, value_name = "BOOL|N")]
-    pub(crate) reshard_after_forward: Option<ReshardAfterForward>,
-
-    /// Dtype in which gradients are sent; sums are accumulated in fp32 in both cases
-    #[arg(long, value_name = "CODE", default_value = "f32", value_parser = PossibleValuesParser::new(["f32", "bf16"]))]
-    pub(crate) grad_wire: String,
+    #[command(flatten)]
+    pub(crate) sharded: ShardingArgs,
 
     /// Seconds that a rank waits for others before all ranks fail; if rank 0 itself stops, the others wait 5 seconds longer
     #[arg(long, value_name = "SECONDS", default_value_t = 300, value_parser = clap::value_parser!(u64).range(1..=86_400))]
@@ -156,22 +133,45 @@ pub(crate) struct Args {
     #[arg(long, value_name = "N", default_value_t = 1)]
     pub(crate) seeds: usize,
 
-    /// Text to train on instead of the bundled book: a file, or all files of a folder and its folders in the order of their
-    /// paths, at most 4 GiB in all and without links; the last 10% is the validation split
+    /// What to train on instead of the bundled book. Tokens: a folder of `lowp tokenize`, a .npy file of ids, or the .bin and .idx files
+    /// of Megatron-LM. Text, read as bytes: a file, or all files of a folder and its folders in the order of their paths, at most 4 GiB
+    /// in all and without links; its last 10% is the validation split
     #[arg(long, value_name = "FILE|DIR")]
     pub(crate) data: Option<PathBuf>,
+
+    /// Part of the sequences of tokens, the last ones, that is the validation split
+    #[arg(
+        long,
+        value_name = "FRACTION",
+        default_value_t = 0.1,
+        allow_negative_numbers = true
+    )]
+    pub(crate) held_out: f64,
+
+    /// Tokens see those of their own document alone, on a CPU, and no loss is of the first token of a document
+    #[arg(long)]
+    pub(crate) mask_documents: bool,
+
+    /// Read options from a TOML file, whose keys are their names; options that are given here go first
+    #[arg(long, value_name = "FILE")]
+    pub(crate) config: Option<PathBuf>,
 
     /// Sequences per step, over all ranks
     #[arg(long, value_name = "N", default_value_t = DEFAULT_BATCH)]
     pub(crate) batch: usize,
 
-    /// Number of micro-batches that a step is split into; their gradients are added
-    #[arg(long, value_name = "N", default_value_t = 1)]
-    pub(crate) accumulate: usize,
-
     /// Batches of the validation split that the final loss is averaged over
     #[arg(long, value_name = "N", default_value_t = 8)]
     pub(crate) eval_batches: usize,
+
+    /// Continue from the weights of a Hugging Face folder, in f32, f16, bf16 or quantized: Llama, Mistral or Qwen3. No fp32 baseline is
+    /// trained, unless --compare names it
+    #[arg(long, value_name = "DIR", help_heading = "Model", conflicts_with = "params")]
+    pub(crate) model: Option<PathBuf>,
+
+    /// Begin with random weights, and take only the sizes and the tokenizer of --model
+    #[arg(long, requires = "model", help_heading = "Model")]
+    pub(crate) from_scratch: bool,
 
     /// Preset with the sizes of the model; the options below change single sizes
     #[arg(long, value_name = "NAME", help_heading = "Model")]
@@ -179,11 +179,6 @@ pub(crate) struct Args {
 
     #[command(flatten)]
     pub(crate) sizes: SizeArgs,
-
-    /// Linear layers that stay in bf16, by name: block0.qkv, block0.proj, block0.fc, block0.out, block1.qkv and so on, with `.weight` at
-    /// the end or without
-    #[arg(long, value_name = "GLOB,..", help_heading = "Model")]
-    pub(crate) keep_bf16: Vec<String>,
 
     /// Layers that share one amax, if a scale follows from the amax of the tensor. `auto`: layers that inference engines run as one
     /// (query, key and value; gate and up). `none`: no layers. A pattern groups the names that it matches and that differ only inside its
@@ -202,19 +197,28 @@ pub(crate) struct Args {
     )]
     pub(crate) precision_tail: f64,
 
-    /// Save only the input of each block for the backward pass, which runs the block forward again
-    #[arg(long, help_heading = "Model")]
-    pub(crate) recompute: bool,
-
-    /// Highest learning rate: linear warm-up, then a cosine down to --final-lr of it
+    /// Highest learning rate: linear warm-up, then --schedule down to --final-lr of it [default: 3e-3, or 2e-5 with the weights of
+    /// --model]
     #[arg(
         long,
         value_name = "LR",
-        default_value_t = 3e-3,
         allow_negative_numbers = true,
         help_heading = "Optimizer"
     )]
-    pub(crate) lr: f64,
+    pub(crate) lr: Option<f64>,
+
+    /// How the learning rate falls after warm-up
+    #[arg(
+        long,
+        value_name = "NAME",
+        default_value = "cosine",
+        help_heading = "Optimizer"
+    )]
+    pub(crate) schedule: ScheduleName,
+
+    /// Last steps in which the learning rate falls, with --schedule wsd [default: a fifth of the steps]
+    #[arg(long, value_name = "N", help_heading = "Optimizer")]
+    pub(crate) decay_steps: Option<u64>,
 
     /// Learning rate of the last step, as a fraction of the highest
     #[arg(
@@ -230,7 +234,7 @@ pub(crate) struct Args {
     #[arg(long, value_name = "N", help_heading = "Optimizer")]
     pub(crate) warmup: Option<usize>,
 
-    /// Decoupled weight decay of all matrices
+    /// Decoupled weight decay of all matrices but those of --no-decay
     #[arg(
         long,
         value_name = "X",
@@ -239,6 +243,10 @@ pub(crate) struct Args {
         help_heading = "Optimizer"
     )]
     pub(crate) weight_decay: f64,
+
+    /// Matrices that stay in f32 and do not decay, by name [default: none, or the embedding with --model]
+    #[arg(long, value_name = "GLOB,..", help_heading = "Optimizer")]
+    pub(crate) no_decay: Vec<String>,
 
     /// Global gradient norm above which gradients are scaled down
     #[arg(
@@ -254,17 +262,9 @@ pub(crate) struct Args {
     #[arg(long)]
     pub(crate) no_audit: bool,
 
-    /// Run attention on a GPU as plain products, even if cuDNN is available
-    #[arg(long)]
-    pub(crate) no_cudnn: bool,
-
     /// Scale activations and gradients on GPUs by their amax over all ranks, as on the CPU, not by the amax of each rank's tokens
     #[arg(long)]
     pub(crate) agree_amaxes: bool,
-
-    /// On GPUs, gather the weights of a block when it runs, not already while the previous block runs
-    #[arg(long)]
-    pub(crate) no_prefetch: bool,
 
     /// Print how the GPU spent its time in the last step
     #[arg(long)]
@@ -315,8 +315,8 @@ pub(crate) struct Args {
 }
 
 impl Args {
-    /// The sizes of the model: those of the preset, changed by the options of single sizes.
-    pub(crate) fn model(&self) -> GptConfig {
+    /// The sizes of the model without --model: those of the preset, changed by the options of single sizes.
+    pub(crate) fn byte_model(&self) -> GptConfig {
         let preset = self.params.map(Preset::config).unwrap_or_default();
         self.sizes.of(preset)
     }

@@ -36,7 +36,7 @@ impl Setup {
         let mesh = mesh(args, started)?;
         args.sizes.check()?;
         let model = args.model();
-        let ranks = match args.mesh {
+        let ranks = match args.sharded.mesh {
             Some(_) => "--mesh: its number of ranks",
             None => "--world-size",
         };
@@ -48,13 +48,13 @@ impl Setup {
         check_tokens(args, model)?;
         model.check_parameters()?;
         let steps = steps(args, model)?;
-        let sharding = Sharding::from(args.sharding);
+        let sharding = Sharding::from(args.sharded.sharding);
         let config = Config {
             model,
             batch: args.batch,
-            accumulate: args.accumulate,
-            recompute: args.recompute,
-            kept_in_bf16: kept_in_bf16(&args.keep_bf16, model)?,
+            accumulate: args.sharded.accumulate,
+            recompute: args.sharded.recompute,
+            kept_in_bf16: kept_in_bf16(&args.sharded.keep_bf16, model)?,
             amax_groups: Vec::new(),
             tail_steps: tail_steps(args.precision_tail, steps)?,
             steps,
@@ -62,8 +62,8 @@ impl Setup {
             seeds: args.seeds,
             mesh,
             sharding,
-            reshard_after_forward: reshard(args.reshard_after_forward, sharding, mesh.shard)?,
-            grad_wire: grad_wire(&args.grad_wire),
+            reshard_after_forward: reshard(args.sharded.reshard_after_forward, sharding, mesh.shard)?,
+            grad_wire: args.sharded.grad_wire(),
             lr: narrow("lr", args.lr, false)?,
             warmup: args.warmup.unwrap_or((steps / 10).min(100)) as u64,
             final_lr: narrow("final_lr", args.final_lr, true)?,
@@ -73,8 +73,8 @@ impl Setup {
         };
         config.check()?;
         if let (Some(machine), Device::Cpu) = (machine(), args.device) {
-            let at_once = args.batch.div_ceil(args.accumulate);
-            Needed::new(model, at_once, mesh.replicate, args.recompute).check(machine)?;
+            let at_once = args.batch.div_ceil(args.sharded.accumulate);
+            Needed::new(model, at_once, mesh.replicate, args.sharded.recompute).check(machine)?;
         }
         let runs = recipes::select(&args.recipe, &args.compare, !args.no_baseline)?;
         for run in &runs {
@@ -110,9 +110,9 @@ impl Setup {
 fn check_device(args: &Args) -> Result<(), UsageError> {
     let of_gpus = [
         ("--profile", args.profile),
-        ("--no-cudnn", args.no_cudnn),
+        ("--no-cudnn", args.sharded.no_cudnn),
         ("--agree-amaxes", args.agree_amaxes),
-        ("--no-prefetch", args.no_prefetch),
+        ("--no-prefetch", args.sharded.no_prefetch),
     ];
     match (of_gpus.iter().find(|(_, given)| *given), args.device) {
         (Some((option, _)), Device::Cpu) => Err(UsageError::new(format!(
@@ -149,11 +149,11 @@ pub(crate) fn grad_wire(name: &str) -> GradWire {
 /// The mesh that is asked for, of as many ranks as there are.
 fn mesh(args: &Args, started: Option<usize>) -> Result<Mesh, UsageError> {
     let ranks = args.world_size.or(started).unwrap_or(2);
-    let mesh = args.mesh.unwrap_or(Mesh::sharded(ranks));
+    let mesh = args.sharded.mesh.unwrap_or(Mesh::sharded(ranks));
     match started {
         Some(started) if started != mesh.world() => Err(UsageError::new(format!(
             "{} means {} ranks, but the launcher started {started}; leave the option out, or start that many",
-            args.mesh.map_or_else(
+            args.sharded.mesh.map_or_else(
                 || format!("--world-size {ranks}"),
                 |mesh| format!("--mesh {mesh}")
             ),

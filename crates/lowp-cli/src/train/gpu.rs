@@ -31,13 +31,13 @@ pub(super) fn network(
     let part = MicroBatch {
         sequences,
         first_token: (rank * sequences * config.model.seq) as u64,
-        cudnn: !args.no_cudnn,
+        cudnn: !args.sharded.no_cudnn,
         agree_amaxes: args.agree_amaxes,
-        prefetch: !args.no_prefetch,
+        prefetch: !args.sharded.no_prefetch,
         recompute: config.recompute,
     };
     let transformer = Transformer::new(cuda, sharded, &config.model.sizes(), part)?;
-    if let (Some(why), false, 0) = (transformer.plain_attention(), args.no_cudnn, rank) {
+    if let (Some(why), false, 0) = (transformer.plain_attention(), args.sharded.no_cudnn, rank) {
         static ONCE: Once = Once::new();
         ONCE.call_once(|| output::note(&format!("attention runs as plain products: {why}")));
     }

@@ -39,13 +39,13 @@ pub(super) fn costs(
         accumulate: config.accumulate,
         recompute: config.recompute,
         vars: VarPlace::Backend,
-        prefetch: !args.no_prefetch,
+        prefetch: !args.sharded.no_prefetch,
         ..CostConfig::default()
     };
     let batch = MicroBatch {
         sequences: sequences_at_once(config.batch, config.mesh.world(), config.accumulate).ok()?,
         first_token: 0,
-        cudnn: !args.no_cudnn && has_cudnn(),
+        cudnn: !args.sharded.no_cudnn && has_cudnn(),
         agree_amaxes: args.agree_amaxes,
         prefetch: cost.prefetch,
         recompute: config.recompute,

@@ -127,9 +127,9 @@ fn alike(args: &Args, setup: &Setup) -> Result<Vec<(String, String)>> {
     let others = [
         ("--device", Some(args.device.kind().to_owned())),
         ("--no-audit", flag(args.no_audit)),
-        ("--no-cudnn", flag(args.no_cudnn)),
+        ("--no-cudnn", flag(args.sharded.no_cudnn)),
         ("--agree-amaxes", flag(args.agree_amaxes)),
-        ("--no-prefetch", flag(args.no_prefetch)),
+        ("--no-prefetch", flag(args.sharded.no_prefetch)),
         ("--recipe or --compare", Some(runs.join(","))),
         ("--save", save),
         ("--save-every", number(save_every)),

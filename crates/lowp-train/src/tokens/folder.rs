@@ -78,7 +78,7 @@ pub(super) fn shards(folder: &Path, index: &TokenIndex) -> Result<Vec<Shard>, Tr
         if !ends.is_sorted() || ends.last().is_some_and(|last| last > tokens) {
             return Err(unreadable(&path, "its documents are not in order"));
         }
-        let shard = Shard { ends, ..shard };
+        let shard = shard.with_ends(ends);
         match index.masked {
             true => shard.with_mask(&with("mask")),
             false => Ok(shard),

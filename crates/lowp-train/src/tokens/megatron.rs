@@ -77,8 +77,5 @@ pub(super) fn read([bin, idx]: &[PathBuf; 2]) -> Result<Shard, TrainError> {
     let documents: Result<Vec<u64>, _> = documents.iter().map(of_document).collect();
     let mut documents = documents?;
     documents.retain(|&end| end > 0);
-    Ok(Shard {
-        ends: documents,
-        ..Shard::open(bin, (0, dtype), tokens)?
-    })
+    Ok(Shard::open(bin, (0, dtype), tokens)?.with_ends(documents))
 }

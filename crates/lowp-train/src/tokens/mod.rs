@@ -175,7 +175,7 @@ impl Tokens {
     }
 
     /// The targets of sequence `sequence`, whose ids are `ids`.
-    fn targets(&self, sequence: u64, ids: &[u32]) -> Result<Vec<u32>, TrainError> {
+    fn targets_of(&self, sequence: u64, ids: &[u32]) -> Result<Vec<u32>, TrainError> {
         let seq = self.packing.seq as u64;
         let begin = sequence * seq + 1;
         let range = begin..begin + seq;
@@ -202,7 +202,7 @@ impl Tokens {
             let ids = self.ids(begin..begin + seq + 1)?;
             inputs.extend_from_slice(&ids[..self.packing.seq]);
             match self.masked {
-                true => targets.extend(self.targets(sequence, &ids)?),
+                true => targets.extend(self.targets_of(sequence, &ids)?),
                 false => targets.extend_from_slice(&ids[1..]),
             }
             if self.packing.mask_documents {

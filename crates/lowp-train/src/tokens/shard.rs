@@ -99,6 +99,11 @@ impl Shard {
         })
     }
 
+    /// With documents that end there.
+    pub(super) fn with_ends(self, ends: Vec<u64>) -> Self {
+        Self { ends, ..self }
+    }
+
     /// With a file of one byte for each token.
     pub(super) fn with_mask(self, path: &Path) -> Result<Self, TrainError> {
         let file = open(path)?;

@@ -14,8 +14,8 @@ pub(super) fn batch(args: &Args, setup: &CostConfig) -> Result<Option<MicroBatch
     if setup.vars == VarPlace::Host {
         let of_gpus = [
             ("--batch", args.batch.is_some()),
-            ("--no-cudnn", args.no_cudnn),
-            ("--no-prefetch", args.no_prefetch),
+            ("--no-cudnn", args.sharded.no_cudnn),
+            ("--no-prefetch", args.sharded.no_prefetch),
         ];
         return match of_gpus.iter().find(|(_, given)| *given) {
             Some((option, _)) => Err(UsageError::new(format!(
@@ -29,7 +29,7 @@ pub(super) fn batch(args: &Args, setup: &CostConfig) -> Result<Option<MicroBatch
     Ok(Some(MicroBatch {
         sequences,
         first_token: 0,
-        cudnn: !args.no_cudnn,
+        cudnn: !args.sharded.no_cudnn,
         agree_amaxes: false,
         prefetch: setup.prefetch,
         recompute: setup.recompute,

@@ -35,7 +35,7 @@ pub(super) fn plan(args: &Args, recipe: Variant) -> Result<String> {
     let run = Run::new(args.recipe.clone(), recipe);
     run.and_then(|run| run.check_sharding(setup.sharding))
         .map_err(UsageError::from)?;
-    let kept = model.matching(&args.keep_bf16)?;
+    let kept = model.matching(&args.sharded.keep_bf16)?;
     let variant = |(at, &kept): (usize, &bool)| match kept {
         true => recipe.in_bf16(),
         false => recipe.of_block(model.shapes.layers[at].block, model.blocks),
@@ -120,7 +120,7 @@ pub(super) fn plan(args: &Args, recipe: Variant) -> Result<String> {
 
 /// What the options say of ranks and steps.
 fn setup(args: &Args) -> Result<CostConfig, UsageError> {
-    let mesh = match (args.mesh, args.world_size) {
+    let mesh = match (args.sharded.mesh, args.world_size) {
         (Some(mesh), Some(world)) if mesh.world() != world => {
             return Err(UsageError::new(format!(
                 "--mesh {mesh} is {} ranks and --world-size {world}; leave one of them out",
@@ -130,30 +130,30 @@ fn setup(args: &Args) -> Result<CostConfig, UsageError> {
         (Some(mesh), _) => mesh,
         (None, world) => Mesh::sharded(world.unwrap_or(0)),
     };
-    let ranks = match args.mesh {
+    let ranks = match args.sharded.mesh {
         Some(_) => "--mesh: its number of ranks",
         None => "--world-size",
     };
     train::check_ranges(&[
         (ranks, mesh.world(), MAX_RANKS),
         ("--ranks-per-node", args.ranks_per_node, MAX_RANKS),
-        ("--accumulate", args.accumulate, MAX_MICRO_BATCHES),
+        ("--accumulate", args.sharded.accumulate, MAX_MICRO_BATCHES),
     ])?;
-    let sharding = Sharding::from(args.sharding);
-    let reshard = train::reshard(args.reshard_after_forward, sharding, mesh.shard)?;
+    let sharding = Sharding::from(args.sharded.sharding);
+    let reshard = train::reshard(args.sharded.reshard_after_forward, sharding, mesh.shard)?;
     Ok(CostConfig {
         mesh,
         per_node: args.ranks_per_node,
         sharding,
         reshard: reshard.among(mesh.shard)?,
-        grad_wire: train::grad_wire(&args.grad_wire),
+        grad_wire: args.sharded.grad_wire(),
         vars: match args.device.as_str() {
             "cuda" => VarPlace::Backend,
             _ => VarPlace::Host,
         },
-        prefetch: !args.no_prefetch,
-        accumulate: args.accumulate,
-        recompute: args.recompute,
+        prefetch: !args.sharded.no_prefetch,
+        accumulate: args.sharded.accumulate,
+        recompute: args.sharded.recompute,
     })
 }
 

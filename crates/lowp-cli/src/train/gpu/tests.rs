@@ -436,7 +436,7 @@ fn a_run_holds_what_is_planned() {
         let found = network.memory();
         assert_eq!(found.activations, planned.activations, "{words}");
         assert_eq!(found.in_turn, planned.in_turn, "{words}");
-        if args.no_cudnn {
+        if args.sharded.no_cudnn {
             assert_eq!(found.workspaces, planned.workspaces, "{words}");
         }
         let parameters = sharded.parameter_bytes().expect("bytes") + sharded.var_gather_bytes();

@@ -1,0 +1,80 @@
+//! [`ShardingArgs`]: how a model is spread over ranks, as `lowp train` and `lowp plan` are told.
+
+use clap::ValueEnum;
+use clap::builder::PossibleValuesParser;
+use lowp_comm::{GradWire, Mesh};
+use lowp_format::ReshardAfterForward;
+use lowp_fsdp::Sharding;
+
+/// A [`Sharding`] by name.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum ShardingName {
+    /// Rows of weights, masters and moments; weights are gathered for each use
+    Fsdp,
+    /// The full low-precision weights, gathered once per step, and flat slices of masters and moments
+    Zero1,
+}
+
+impl From<ShardingName> for Sharding {
+    fn from(name: ShardingName) -> Self {
+        match name {
+            ShardingName::Fsdp => Sharding::Fsdp,
+            ShardingName::Zero1 => Sharding::Zero1,
+        }
+    }
+}
+
+// No doc comment: clap would print it in place of the command's own.
+// What both commands are told alike.
+#[derive(Clone, Debug, clap::Args)]
+#[group(skip)]
+pub(crate) struct ShardingArgs {
+    /// Replicate x shard mesh: R groups that each hold all weights, sharded over S ranks [default: one group of all ranks]
+    #[arg(long, value_name = "RxS")]
+    pub(crate) mesh: Option<Mesh>,
+
+    /// How weights are sharded between steps
+    #[arg(long, value_name = "NAME", default_value = "fsdp")]
+    pub(crate) sharding: ShardingName,
+
+    /// true: free gathered weights after the forward pass and gather them again for the backward pass. false: keep them. N: each
+    /// rank of a group of N keeps a part, and the group gathers it for the backward pass (with fsdp) [default: true]
+    #[arg(long, value_name = "BOOL|N")]
+    pub(crate) reshard_after_forward: Option<ReshardAfterForward>,
+
+    /// Dtype in which gradients are sent; sums are accumulated in fp32 in both cases
+    #[arg(long, value_name = "CODE", default_value = "f32", value_parser = PossibleValuesParser::new(["f32", "bf16"]))]
+    pub(crate) grad_wire: String,
+
+    /// Number of micro-batches that a step is split into; their gradients are added
+    #[arg(long, value_name = "N", default_value_t = 1)]
+    pub(crate) accumulate: usize,
+
+    /// Save only the input of each block for the backward pass, which runs the block forward again: its weights are gathered again,
+    /// unless they are kept
+    #[arg(long)]
+    pub(crate) recompute: bool,
+
+    /// Linear layers that stay in bf16, by name: block0.qkv of a preset, model.layers.0.self_attn.q_proj of a Hugging Face model, with
+    /// `.weight` at the end or without
+    #[arg(long, value_name = "GLOB,..")]
+    pub(crate) keep_bf16: Vec<String>,
+
+    /// Run attention on a GPU as plain products, even if cuDNN is available
+    #[arg(long)]
+    pub(crate) no_cudnn: bool,
+
+    /// On GPUs, gather the weights of a block when it runs, not already while the previous block runs
+    #[arg(long)]
+    pub(crate) no_prefetch: bool,
+}
+
+impl ShardingArgs {
+    /// The wire dtype of gradients.
+    pub(crate) fn grad_wire(&self) -> GradWire {
+        match self.grad_wire.as_str() {
+            "bf16" => GradWire::Bf16,
+            _ => GradWire::F32,
+        }
+    }
+}
