@@ -82,7 +82,14 @@ fn main() -> ExitCode {
         ));
         return ExitCode::FAILURE;
     }
-    let cli = match Cli::try_parse_from(recipes::join_switches(std::env::args_os())) {
+    let args = match train::expand(std::env::args_os().collect()) {
+        Ok(args) => args,
+        Err(error) => {
+            output::note(&format!("error: {error}"));
+            return ExitCode::from(2);
+        }
+    };
+    let cli = match Cli::try_parse_from(recipes::join_switches(args.into_iter())) {
         Ok(cli) => cli,
         Err(error) => return usage::explain(&error),
     };

@@ -1,16 +1,20 @@
 //! [`Setup`]: the arguments of `lowp train` as a [`Config`] of lowp-train, with its runs and checkpoints; checked before anything is read.
 
-use super::args::Args;
+use super::args::{Args, ScheduleName};
+use super::folder::ModelFolder;
 use super::recipes;
 use crate::device::Device;
-use crate::usage::{AMAX_GROUP, UsageError, of_patterns};
+use crate::usage::{AMAX_GROUP, UsageError, input_error, of_patterns};
+use anyhow::Result;
 use lowp_candle::transformer::{Needed, machine};
-use lowp_comm::{GradWire, Mesh};
+use lowp_comm::Mesh;
 use lowp_file::patterns::{self, are_patterns, weight_of};
 use lowp_format::{ReshardAfterForward, has_tensor_scale};
 use lowp_fsdp::{LinearSpec, Sharding};
+use lowp_optim::Decay;
 use lowp_train::{Checkpoints, Config, Model, Run, TrainError};
-use lowp_transformer::GptConfig;
+use lowp_transformer::{GptConfig, SizeError};
+use std::sync::Arc;
 
 /// Most ranks that one process is asked to play.
 pub(crate) const MAX_RANKS: usize = 64;
@@ -26,16 +30,18 @@ pub(crate) struct Setup {
     /// What to run, the baseline first.
     pub(crate) runs: Vec<Run>,
     pub(crate) checkpoints: Checkpoints,
+    /// The model that runs begin with.
+    pub(crate) folder: Option<Arc<ModelFolder>>,
     /// Where it runs; ranks that are threads have this GPU and those that follow.
     pub(crate) device: Device,
 }
 
 impl Setup {
     /// Checks the arguments against each other, and against the number of ranks that a launcher `started`.
-    pub(crate) fn new(args: &Args, started: Option<usize>) -> Result<Self, UsageError> {
+    pub(crate) fn new(args: &Args, started: Option<usize>) -> Result<Self> {
         let mesh = mesh(args, started)?;
         args.sizes.check()?;
-        let model = args.model();
+        let (folder, model) = model(args)?;
         let ranks = match args.sharded.mesh {
             Some(_) => "--mesh: its number of ranks",
             None => "--world-size",
@@ -44,10 +50,17 @@ impl Setup {
             (ranks, mesh.world(), MAX_RANKS),
             ("--batch", args.batch, 1 << 16),
         ])?;
-        model.check()?;
+        model.check().map_err(UsageError::from)?;
+        if folder.is_none() {
+            model.check_bytes().map_err(UsageError::from)?;
+        }
         check_tokens(args, model)?;
-        model.check_parameters()?;
+        model.check_parameters().map_err(UsageError::from)?;
         let steps = steps(args, model)?;
+        let lr = match folder.as_ref().is_some_and(|folder| folder.hub.is_some()) {
+            true => 2e-5,
+            false => 3e-3,
+        };
         let sharding = Sharding::from(args.sharded.sharding);
         let config = Config {
             model,
@@ -64,27 +77,32 @@ impl Setup {
             sharding,
             reshard_after_forward: reshard(args.sharded.reshard_after_forward, sharding, mesh.shard)?,
             grad_wire: args.sharded.grad_wire(),
-            lr: narrow("lr", args.lr, false)?,
+            lr: narrow("lr", args.lr.unwrap_or(lr), false)?,
             warmup: args.warmup.unwrap_or((steps / 10).min(100)) as u64,
+            schedule: schedule(args, steps)?,
             final_lr: narrow("final_lr", args.final_lr, true)?,
             weight_decay: narrow("weight_decay", args.weight_decay, true)?,
+            no_decay: no_decay(args, &folder, model)?,
             clip: narrow("clip", args.clip, false)?,
             eval_batches: args.eval_batches,
         };
-        config.check()?;
+        config.check().map_err(UsageError::from)?;
         if let (Some(machine), Device::Cpu) = (machine(), args.device) {
             let at_once = args.batch.div_ceil(args.sharded.accumulate);
-            Needed::new(model, at_once, mesh.replicate, args.sharded.recompute).check(machine)?;
+            Needed::new(model, at_once, mesh.replicate, args.sharded.recompute).check(machine)
+                .map_err(UsageError::from)?;
         }
-        let runs = recipes::select(&args.recipe, &args.compare, !args.no_baseline)?;
+        let baseline = !args.no_baseline && folder.is_none();
+        let runs = recipes::select(&args.recipe, &args.compare, baseline)?;
         for run in &runs {
             let recipe = (run.name.as_str(), run.recipe);
-            model.check_recipe(recipe, &config.kept_in_bf16)?;
-            run.check_sharding(sharding)?;
+            let fits = model.check_recipe(recipe, &config.kept_in_bf16);
+            fits.map_err(|error| of_layer(error, folder.is_some()))?;
+            run.check_sharding(sharding).map_err(UsageError::from)?;
         }
         let amax_groups = amax_groups(&args.amax_group, model, &runs, &config.kept_in_bf16)?;
         let checkpoints = args.checkpoints();
-        checkpoints.check(steps)?;
+        checkpoints.check(steps).map_err(UsageError::from)?;
         check_device(args)?;
         Ok(Self {
             config: Config {
@@ -93,6 +111,7 @@ impl Setup {
             },
             runs,
             checkpoints,
+            folder,
             device: args.device,
         })
     }
@@ -104,6 +123,67 @@ impl Setup {
         let of = |config: Config<GptConfig>| self.runs.iter().map(move |run| (run, config.clone()));
         self.config.each_seed().flat_map(of)
     }
+}
+
+/// The model of `--model`, or the one of the sizes.
+fn model(args: &Args) -> Result<(Option<Arc<ModelFolder>>, GptConfig)> {
+    let Some(path) = &args.model else {
+        return Ok((None, args.byte_model()));
+    };
+    if let Some(option) = args.sizes.given().find(|option| *option != "--seq") {
+        return Err(input_error(format!(
+            "{option} changes a size of a preset, but --model defines its own sizes; leave the option out"
+        )));
+    }
+    let (folder, model) = ModelFolder::open(path, args.sizes.seq, args.from_scratch)?;
+    Ok((Some(folder.into()), model))
+}
+
+/// The error that a layer does not fit a recipe, whose remedy is a size only where sizes can be changed.
+fn of_layer(error: SizeError, is_fixed: bool) -> UsageError {
+    match error {
+        SizeError::Layer { cause, .. } if is_fixed => UsageError::new(format!(
+            "{cause}; keep the layer in bf16 with --keep-bf16, or choose another recipe"
+        )),
+        error => error.into(),
+    }
+}
+
+/// How the learning rate falls.
+fn schedule(args: &Args, steps: usize) -> Result<Decay, UsageError> {
+    match (args.schedule, args.decay_steps) {
+        (ScheduleName::Cosine, None) => Ok(Decay::Cosine),
+        (ScheduleName::Linear, None) => Ok(Decay::Linear),
+        (ScheduleName::Wsd, decay) => {
+            let decay = decay.unwrap_or((steps as u64).div_ceil(5));
+            Ok(Decay::Stable { decay })
+        }
+        (_, Some(decay)) => Err(UsageError::new(format!(
+            "--decay-steps {decay} is of --schedule wsd; add it, or leave the option out"
+        ))),
+    }
+}
+
+/// The matrices that stay in f32 and do not decay.
+fn no_decay(
+    args: &Args,
+    folder: &Option<Arc<ModelFolder>>,
+    model: GptConfig,
+) -> Result<Vec<String>, UsageError> {
+    let vars = model.vars().into_iter().filter(|var| var.decay);
+    let names: Vec<String> = vars.map(|var| var.name).collect();
+    let embedding = ["*embed_tokens*".to_owned()];
+    let asked = match (&args.no_decay[..], folder) {
+        ([], Some(_)) => &embedding[..],
+        (asked, _) => asked,
+    };
+    let shown: Vec<&str> = names.iter().map(String::as_str).collect();
+    let matching = patterns::matching(asked, &shown, || {
+        format!("no matrix that stays in f32; they are {}", shown.join(", "))
+    });
+    let matching = matching.map_err(of_patterns("--no-decay"))?;
+    let matched = names.iter().zip(matching).filter(|(_, matches)| *matches);
+    Ok(matched.map(|(name, _)| name.clone()).collect())
 }
 
 /// Checks that options of GPUs are given where there are some.
@@ -136,14 +216,6 @@ pub(crate) fn reshard(
     let policy = asked.unwrap_or_default();
     policy.among(shards).map_err(UsageError::from)?;
     Ok(policy)
-}
-
-/// The wire dtype of gradients by its name.
-pub(crate) fn grad_wire(name: &str) -> GradWire {
-    match name {
-        "bf16" => GradWire::Bf16,
-        _ => GradWire::F32,
-    }
 }
 
 /// The mesh that is asked for, of as many ranks as there are.

@@ -2,6 +2,8 @@
 
 mod args;
 mod config;
+mod config_file;
+mod folder;
 #[cfg(feature = "cuda")]
 mod gpu;
 mod json;
@@ -12,11 +14,13 @@ mod recipes;
 mod report;
 mod run;
 mod sizes;
+mod source;
 mod table;
 mod world;
 
-pub(crate) use args::{Args, DEFAULT_BATCH, DEFAULT_RECIPE, ShardingName};
-pub(crate) use config::{check_ranges, grad_wire, reshard, sequences_at_once};
+pub(crate) use args::{Args, DEFAULT_BATCH, DEFAULT_RECIPE};
+pub(crate) use config::{check_ranges, reshard, sequences_at_once};
+pub(crate) use config_file::expand;
 pub(crate) use sizes::{Preset, SizeArgs};
 
 use crate::device::Device;
@@ -27,9 +31,10 @@ use anyhow::{Context, Result};
 use config::Setup;
 use lowp_train::result::RunResult;
 use lowp_train::summary::summaries;
-use lowp_train::{Run, Text, Training};
+use lowp_train::{Run, Training};
 use options::failed;
 use progress::Progress;
+use source::Source;
 use std::path::Path;
 use world::World;
 
@@ -53,12 +58,7 @@ fn train(args: &Args, world: &World) -> Result<()> {
         return crate::device::without_cuda();
     }
     check_files(args)?;
-    let seq = setup.config.model.seq;
-    let text = match &args.data {
-        Some(path) => Text::read(path, seq),
-        None => Text::new(BUNDLED.to_vec(), seq),
-    };
-    let text = text.map_err(failed)?;
+    let text = Source::open(args, &setup, BUNDLED)?;
     for (option, path) in args.outputs().filter(|_| world.reports()) {
         check_writable(option, path)?;
     }
@@ -83,6 +83,13 @@ fn train(args: &Args, world: &World) -> Result<()> {
         }
     }
     world.agree(args, &setup, &text)?;
+    if let (Some(folder), true) = (&setup.folder, world.reports()) {
+        for (run, config) in setup.each() {
+            if let Some(run) = setup.checkpoints.folder_of(run, config.seed) {
+                folder.carry(&run)?;
+            }
+        }
+    }
     let total = setup.config.seeds * setup.runs.len();
     let mut results = Vec::new();
     let trained = train_all((args, &setup), &text, world, &mut results);
@@ -164,7 +171,7 @@ fn lies_below(path: &Path, folder: &Path) -> bool {
 
 fn train_all(
     (args, setup): (&Args, &Setup),
-    text: &Text,
+    text: &Source,
     world: &World,
     results: &mut Vec<RunResult>,
 ) -> Result<()> {

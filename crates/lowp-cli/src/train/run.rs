@@ -4,6 +4,7 @@ use super::args::Args;
 use super::config::Setup;
 use super::options::failed;
 use super::progress::Progress;
+use super::source::Source;
 use super::world::World;
 use crate::columns::Columns;
 use crate::device::Device;
@@ -11,11 +12,12 @@ use crate::output;
 use anyhow::{Context, Result, anyhow};
 use lowp_candle::transformer::Transformer;
 use lowp_comm::{Communicator, HostComm, LocalComm, run_comms};
+use lowp_fsdp::FirstValues;
 use lowp_kernels::{Backend, Cpu};
 use lowp_train::network::{Profile, ProfileEntry};
 use lowp_train::result::RunResult;
 use lowp_train::training::{Event, threads_per_rank};
-use lowp_train::{Config, Run, Text, TrainError, Training};
+use lowp_train::{Config, HubValues, Pretrained, Run, TrainError, Training};
 use lowp_transformer::GptConfig;
 use std::sync::Arc;
 
@@ -24,7 +26,7 @@ pub(crate) fn run(
     run: &Run,
     config: &Config<GptConfig>,
     (args, setup): (&Args, &Setup),
-    (text, world): (&Text, &World),
+    (text, world): (&Source, &World),
     progress: Option<&Progress>,
 ) -> Result<RunResult> {
     let ranks = config.mesh.world();
@@ -33,7 +35,17 @@ pub(crate) fn run(
             follow(event, (args, run), progress);
         }
     };
+    let folder = setup.folder.as_deref();
+    let values = match folder.and_then(|folder| folder.hub.as_ref()) {
+        Some(hub) => Some(HubValues(lowp_file::Values::new(hub)?)),
+        None => None,
+    };
+    let first = values.as_ref().map(|values| values as &(dyn FirstValues + Sync));
     let training = Training {
+        pretrained: Pretrained {
+            values: first,
+            config: folder.map(|folder| &folder.json),
+        },
         checkpoints: setup.checkpoints.clone(),
         audit: !args.no_audit,
         threads: threads_per_rank(world.ranks_here(ranks)),

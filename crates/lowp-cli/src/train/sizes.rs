@@ -2,7 +2,7 @@
 
 use crate::usage::UsageError;
 use clap::ValueEnum;
-use lowp_transformer::{Arch, GptConfig};
+use lowp_transformer::{Arch, GptConfig, Llama};
 
 // No doc comment: clap would print it in place of the command's own.
 // The sizes of a model that trains, one by one.
@@ -21,7 +21,7 @@ pub(crate) struct SizeArgs {
     #[arg(long, value_name = "N", help_heading = "Model")]
     pub(crate) heads: Option<usize>,
 
-    /// Bytes per sequence [default: 128]
+    /// Tokens per sequence [default: 128, or with --model 1024 or as many positions as it has]
     #[arg(long, value_name = "N", help_heading = "Model")]
     pub(crate) seq: Option<usize>,
 
@@ -51,9 +51,9 @@ impl SizeArgs {
             vocab: self.vocab.unwrap_or(preset.vocab),
             arch: match self.arch {
                 None | Some(ArchName::Gpt) => Arch::Gpt,
-                Some(ArchName::Llama) => Arch::Llama {
-                    kv_heads: self.kv_heads.unwrap_or(heads),
-                },
+                Some(ArchName::Llama) => {
+                    Arch::Llama(Llama::new(self.kv_heads.unwrap_or(heads)))
+                }
             },
         }
     }

@@ -3,10 +3,11 @@
 use super::args::Args;
 use super::config::{MAX_RANKS, Setup};
 use super::options::named;
+use super::source::Source;
 use crate::usage::{UsageError, input_error};
 use anyhow::{Context, Result};
 use lowp_comm::{Control, Launch, join};
-use lowp_train::{Checkpoints, Data, Text};
+use lowp_train::{Checkpoints, Data};
 use serde_json::{Map, Value};
 use std::hash::{DefaultHasher, Hasher};
 use std::sync::Arc;
@@ -69,7 +70,7 @@ impl World {
     }
 
     /// Checks that all ranks were started for the same work.
-    pub(crate) fn agree(&self, args: &Args, setup: &Setup, text: &Text) -> Result<()> {
+    pub(crate) fn agree(&self, args: &Args, setup: &Setup, text: &Source) -> Result<()> {
         let Some(Process { control, .. }) = &self.process else {
             return Ok(());
         };

@@ -5,6 +5,7 @@ use crate::dtypes::OutputDtype;
 use crate::error::{Context, Result, file_error, input_error, mend_file};
 use crate::fields::keeps_amax;
 use crate::interchange::amax::nearest;
+use crate::interchange::hub::{CARRIED, OtherFiles};
 use crate::json::JsonObject;
 use crate::meta::{Quantized, Text};
 use crate::remedy::Remedy;
@@ -56,6 +57,7 @@ pub struct TrainedCheckpoint {
     pub(crate) weights: Vec<TrainedWeight>,
     numbers: BTreeMap<String, usize>,
     masters: Vec<Master>,
+    other_files: OtherFiles,
 }
 
 impl TrainedCheckpoint {
@@ -134,12 +136,23 @@ impl TrainedCheckpoint {
         };
         let masters = checkpoint.tensors().filter_map(master).collect();
         let numbers = numbers(&weights, |weight| &weight.tensor.name);
+        let carried = path.parent().map(|run| run.join(CARRIED));
+        let other_files = match carried.filter(|carried| carried.is_dir()) {
+            Some(carried) => OtherFiles::next_to(&carried)?,
+            None => OtherFiles::default(),
+        };
         Ok(Self {
             checkpoint,
             weights,
             numbers,
             masters,
+            other_files,
         })
+    }
+
+    /// What exports carry along.
+    pub(crate) fn other_files(&self) -> &OtherFiles {
+        &self.other_files
     }
 
     /// The model as transformers configures it, where they have it.

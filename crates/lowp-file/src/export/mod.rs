@@ -8,7 +8,7 @@ use crate::decoding::Decoder;
 use crate::dtypes::OutputDtype;
 use crate::error::{Result, input_error, mend_file};
 use crate::interchange::config::Modules;
-use crate::interchange::hub::Hub;
+use crate::interchange::hub::{Hub, OtherFiles};
 use crate::interchange::record;
 use crate::json::JsonObject;
 use crate::keys;
@@ -37,6 +37,8 @@ pub(crate) use weight::choice;
 pub struct Export<'a> {
     to: Target,
     hub: Option<&'a Hub>,
+    /// What is carried along.
+    others: Option<&'a OtherFiles>,
     weights: Vec<Weight<'a>>,
     plain: Vec<Item<'a>>,
     /// Makes those of them that are no tensors of a file.
@@ -72,6 +74,7 @@ impl<'a> Export<'a> {
         Ok(Self {
             to,
             hub: Some(hub),
+            others: Some(&hub.other_files),
             weights: weights.collect::<Result<_>>()?,
             plain,
             masters: None,
@@ -89,6 +92,7 @@ impl<'a> Export<'a> {
         let mut input = Self {
             to,
             hub: None,
+            others: Some(trained.other_files()),
             weights: Vec::new(),
             plain: trained.plain_items(decoded, to.float())?,
             masters: Some(trained),
@@ -148,7 +152,7 @@ impl<'a> Export<'a> {
     /// # Errors
     /// A weight cannot be read, or the folder cannot be written.
     pub fn write(mut self, output: &Path, most: u64, progress: &dyn Progress) -> Result<Exported> {
-        let (to, hub) = (self.to, self.hub);
+        let (to, hub, others) = (self.to, self.hub, self.others);
         let (mut modules, mut groups, mut lost) = (Modules::default(), Vec::new(), 0);
         if !self.metadata.contains_key("format") {
             // What transformers look for.
@@ -187,7 +191,7 @@ impl<'a> Export<'a> {
             for (name, document) in &documents {
                 written += target.write_text(name, document)?;
             }
-            Ok(written + hub.map_or(Ok(0), |hub| hub.other_files.copy_others(target))?)
+            Ok(written + others.map_or(Ok(0), |others| others.copy_others(target))?)
         })?;
         drop(outputs);
         let decoded = |weight: &&Weight<'_>| matches!(weight.work, Work::Decoded(_));

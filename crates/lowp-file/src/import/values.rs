@@ -31,7 +31,7 @@ impl<'a> Values<'a> {
     pub fn new(hub: &'a Hub) -> Result<Self> {
         config::check(hub)?;
         let weights = find::weights(hub)?.into_iter();
-        let weights = weights.map(|weight| (weight.name().to_owned(), weight));
+        let weights = weights.map(|weight| (weight.tensor.name.clone(), weight));
         Ok(Self {
             hub,
             weights: weights.collect(),
@@ -52,7 +52,7 @@ impl<'a> Values<'a> {
         let model = &self.hub.model;
         let mut values = Vec::with_capacity(elements.len());
         let whole = if let Some(weight) = self.weights.get(name) {
-            let tensor = weight.tensor();
+            let tensor = &weight.tensor;
             self.check(name, &tensor.text.shape, shape)?;
             let codes = weight.quantized(&tensor.recipe.buffers(Usage::ROWWISE))?;
             Cpu.download(&decode(&Cpu, &codes, Orientation::Rowwise)?)?

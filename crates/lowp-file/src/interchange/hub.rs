@@ -19,6 +19,9 @@ pub(crate) const CONFIG: &str = "config.json";
 pub(crate) const MODELOPT_CONFIG: &str = "hf_quant_config.json";
 pub(crate) const WEIGHTS: &str = "model.safetensors";
 pub(crate) const INDEX: &str = "model.safetensors.index.json";
+/// The folder, next to the checkpoints of a run, of what its exports carry along: the tokenizer and other files of the model that it began
+/// with.
+pub const CARRIED: &str = "carried";
 /// Longest configuration that is read.
 const MAX_CONFIG: u64 = 64 << 20;
 /// Ends of names of weights of other kinds, which are not those of the output.
@@ -114,6 +117,20 @@ impl OtherFiles {
     /// The names of what is left out.
     pub fn left_out(&self) -> &[String] {
         &self.left_out
+    }
+
+    /// What lies in `folder` next to its weights, of which it may have none.
+    ///
+    /// # Errors
+    /// The folder cannot be read.
+    pub fn next_to(folder: &Path) -> Result<Self> {
+        Self::in_folder(folder, &[])
+    }
+
+    /// What is carried along but for what says how weights are stored: names, and files.
+    pub fn others(&self) -> impl Iterator<Item = (&str, &Path)> {
+        let others = self.others.iter();
+        others.map(|(name, path)| (name.as_str(), path.as_path()))
     }
 
     /// Copies what is carried along but for what says how weights are stored. Returns the bytes.

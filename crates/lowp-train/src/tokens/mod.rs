@@ -120,6 +120,11 @@ impl Tokens {
         self.vocab
     }
 
+    /// Whether some tokens do not count, or do not see all before them.
+    pub fn is_masked(&self) -> bool {
+        self.masked
+    }
+
     /// A digest of all ids would read all of them: of some, with what the data are cut into.
     fn digested(&self, tokens: u64) -> Result<String, TrainError> {
         let part = (SAMPLED / 64).min(tokens);

@@ -164,6 +164,7 @@ fn model(args: &Args) -> Result<Model, UsageError> {
         args.sizes.check()?;
         let sizes = args.sizes.of(preset.config());
         sizes.check()?;
+        sizes.check_bytes()?;
         return Model::of_sizes(source, sizes);
     }
     if !Path::new(source).exists() {

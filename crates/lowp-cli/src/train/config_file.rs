@@ -1,0 +1,147 @@
+//! `--config`: options from a TOML file, in the place of arguments.
+
+use super::args::Args;
+use crate::files::read_regular;
+use crate::output::shown;
+use crate::usage::UsageError;
+use clap::{ArgAction, Args as _};
+use std::ffi::OsString;
+use std::path::Path;
+use toml::{Table, Value};
+
+/// Longest file that is read.
+const MAX_BYTES: u64 = 1 << 20;
+
+/// The arguments of a command with the options of the file that `--config` names before them: of `lowp train`, where it is given.
+pub(crate) fn expand(args: Vec<OsString>) -> Result<Vec<OsString>, UsageError> {
+    let is_train = args.get(1).is_some_and(|command| command == "train");
+    let Some(file) = is_train.then(|| value_of(&args, "--config")).flatten() else {
+        return Ok(args);
+    };
+    let text = read_regular(Path::new(&file), MAX_BYTES);
+    let text = text.map_err(|e| UsageError::new(format!("--config {}: {e}", shown(&file))))?;
+    let text = String::from_utf8_lossy(&text);
+    let table: Table = text.parse().map_err(|error: toml::de::Error| {
+        UsageError::new(format!("--config {}: {}", shown(&file), error.message()))
+    })?;
+    let mut all = args;
+    let added = options(&file, &table, &all)?;
+    all.splice(2..2, added);
+    Ok(all)
+}
+
+/// What follows `option`.
+fn value_of(args: &[OsString], option: &str) -> Option<String> {
+    let mut rest = args.iter().map(|arg| arg.to_string_lossy());
+    let with = format!("{option}=");
+    while let Some(arg) = rest.next() {
+        if arg == option {
+            return rest.next().map(|value| value.into_owned());
+        }
+        if let Some(value) = arg.strip_prefix(&with) {
+            return Some(value.to_owned());
+        }
+    }
+    None
+}
+
+/// The options of `table` that are not among `given`.
+fn options(file: &str, table: &Table, given: &[OsString]) -> Result<Vec<OsString>, UsageError> {
+    let command = Args::augment_args(clap::Command::new("train"));
+    let wrong = |key: &str, why: &str| {
+        UsageError::new(format!("--config {}: {} {why}", shown(file), shown(key)))
+    };
+    let mut all = Vec::new();
+    for (key, value) in table {
+        let long = key.replace('_', "-");
+        let known = command
+            .get_arguments()
+            .find(|arg| arg.get_long() == Some(&*long) && long != "config");
+        let arg = known.ok_or_else(|| {
+            wrong(key, "is no option of lowp train; keys are the names of options without --")
+        })?;
+        let option = format!("--{long}");
+        let with = format!("{option}=");
+        let is_given = |arg: &OsString| {
+            let arg = arg.to_string_lossy();
+            arg == *option || arg.starts_with(&with)
+        };
+        if given.iter().any(is_given) {
+            continue;
+        }
+        let takes_none = matches!(arg.get_action(), ArgAction::SetTrue);
+        match (value, takes_none) {
+            (Value::Boolean(true), true) => all.push(option.into()),
+            (Value::Boolean(false), true) => {}
+            (_, true) => return Err(wrong(key, "must be true or false")),
+            (Value::Array(values), false) => {
+                let values: Option<Vec<_>> = values.iter().map(scalar).collect();
+                let values = values.ok_or_else(|| wrong(key, "must be a list of values"))?;
+                all.push(format!("{with}{}", values.join(",")).into());
+            }
+            (value, false) => {
+                let value = scalar(value).ok_or_else(|| wrong(key, "must be one value"))?;
+                all.push(format!("{with}{value}").into());
+            }
+        }
+    }
+    Ok(all)
+}
+
+/// A value as an argument.
+fn scalar(value: &Value) -> Option<String> {
+    match value {
+        Value::String(text) => Some(text.clone()),
+        Value::Integer(number) => Some(number.to_string()),
+        Value::Float(number) => Some(number.to_string()),
+        Value::Boolean(flag) => Some(flag.to_string()),
+        _ => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn expanded(text: &str, args: &[&str]) -> Result<Vec<String>, String> {
+        let folder = tempfile::tempdir().expect("a folder");
+        let file = folder.path().join("run.toml");
+        std::fs::write(&file, text).expect("a file");
+        let begin = ["lowp", "train", "--config"].map(OsString::from);
+        let args = args.iter().map(OsString::from);
+        let all: Vec<OsString> = begin.into_iter().chain([file.into()]).chain(args).collect();
+        let all = expand(all).map_err(|error| error.to_string())?;
+        let mut all: Vec<String> = all.into_iter().filter_map(|arg| arg.into_string().ok()).collect();
+        all.retain(|arg| arg != "--config" && !arg.ends_with("run.toml"));
+        Ok(all.split_off(2))
+    }
+
+    #[test]
+    fn keys_are_options() {
+        let text = "steps = 30\nlr = 0.0003\nrecompute = true\nno_audit = false\nkeep-bf16 = ['a*', 'b']\nreshard_after_forward = true\n";
+        let found = expanded(text, &["--lr", "1e-3"]).expect("options");
+        let expected = [
+            "--keep-bf16=a*,b",
+            "--recompute",
+            "--reshard-after-forward=true",
+            "--steps=30",
+            "--lr",
+            "1e-3",
+        ];
+        assert_eq!(found, expected);
+    }
+
+    #[test]
+    fn other_keys_are_errors() {
+        for (text, why) in [
+            ("step = 3", "is no option"),
+            ("config = 'x'", "is no option"),
+            ("recompute = 3", "true or false"),
+            ("steps = {a = 1}", "one value"),
+            ("steps = ", "--config"),
+        ] {
+            let error = expanded(text, &[]).expect_err(text);
+            assert!(error.contains(why), "{error}");
+        }
+    }
+}
