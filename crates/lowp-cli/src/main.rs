@@ -19,6 +19,8 @@ mod recipes;
 mod reshard;
 mod sharding;
 mod signals;
+#[cfg(feature = "tokenize")]
+mod tokenize;
 mod train;
 mod usage;
 
@@ -58,6 +60,8 @@ struct Cli {
 #[derive(Debug, Subcommand)]
 enum Command {
     Train(Box<train::Args>),
+    #[cfg(feature = "tokenize")]
+    Tokenize(tokenize::Args),
     Plan(plan::Args),
     Recipes(recipes::Args),
     Bench(bench::Args),
@@ -95,6 +99,8 @@ fn main() -> ExitCode {
     };
     let result = match cli.command {
         Command::Train(args) => train::main(&args),
+        #[cfg(feature = "tokenize")]
+        Command::Tokenize(args) => tokenize::main(&args),
         Command::Plan(args) => plan::main(&args),
         Command::Recipes(args) => recipes::main(&args),
         Command::Bench(args) => bench::main(&args),

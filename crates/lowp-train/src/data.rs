@@ -14,12 +14,8 @@ pub trait Data: Sync {
     ///
     /// # Errors
     /// They cannot be read.
-    fn train(
-        &self,
-        seed: u64,
-        step: usize,
-        range: Range<usize>,
-    ) -> Result<Self::Batch, TrainError>;
+    fn train(&self, seed: u64, step: usize, range: Range<usize>)
+    -> Result<Self::Batch, TrainError>;
 
     /// Sequences `range` of `total` that are spread evenly over the validation split.
     ///

@@ -111,7 +111,13 @@ impl GptConfig {
             }
         }
         let Self { dim, heads, .. } = *self;
-        let own_width = matches!(self.arch, Arch::Llama(Llama { head_dim: Some(_), .. }));
+        let own_width = matches!(
+            self.arch,
+            Arch::Llama(Llama {
+                head_dim: Some(_),
+                ..
+            })
+        );
         if !own_width && !dim.is_multiple_of(heads) {
             let remedy = other_heads(*self);
             return Err(SizeError::Heads { dim, heads, remedy });
@@ -292,9 +298,7 @@ mod tests {
                     heads: fewer.1.parse().expect("heads"),
                     arch: match arch {
                         Arch::Gpt => arch,
-                        Arch::Llama(_) => {
-                            Arch::Llama(Llama::new(fewer.1.parse().expect("heads")))
-                        }
+                        Arch::Llama(_) => Arch::Llama(Llama::new(fewer.1.parse().expect("heads"))),
                     },
                     ..model
                 };

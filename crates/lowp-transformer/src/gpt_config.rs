@@ -313,9 +313,7 @@ impl TryFrom<Record> for GptConfig {
     fn try_from(record: Record) -> Result<Self, String> {
         let arch = match (record.arch.as_str(), record.kv_heads) {
             ("gpt", None) => Arch::Gpt,
-            ("llama", Some(kv_heads)) => {
-                Arch::Llama(record.llama.unwrap_or_default().of(kv_heads))
-            }
+            ("llama", Some(kv_heads)) => Arch::Llama(record.llama.unwrap_or_default().of(kv_heads)),
             (arch, kv_heads) => {
                 return Err(format!(
                     "arch {arch:?} with kv_heads {kv_heads:?}: there are gpt, without, and llama, with a number"

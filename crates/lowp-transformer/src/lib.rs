@@ -42,7 +42,7 @@ pub use cuda::{Gathers, Profile, Tokens, Transformer, TransformerError, capabili
 pub use gpt_check::SizeError;
 pub use gpt_config::{Arch, GptConfig};
 pub use hub::{HubError, HubModel};
-pub use memory::{HOPPER, MicroBatch, ModelMemory};
 pub use llama::{Family, Llama};
+pub use memory::{HOPPER, MicroBatch, ModelMemory};
 pub use rope::{Rope, RopeScaling};
 pub use sizes::{Block, LlamaSizes, Sizes};

@@ -13,8 +13,8 @@ use block::{Block, GptBlock};
 use candle_core::backprop::GradStore;
 use candle_core::{Error, Result, Tensor, Var, bail};
 use llama::LlamaBlock;
-use lowp_train::Model;
 use lowp_train::Batch;
+use lowp_train::Model;
 use lowp_transformer::{Arch, GptConfig, Llama};
 use ops::{CrossEntropy, Dense, Embedding, LayerNorm, RmsNorm};
 use recompute::Recomputed;
@@ -101,13 +101,13 @@ impl Gpt {
                         false => None,
                     };
                     Arc::new(LlamaBlock {
-                    config,
-                    llama,
-                    norms: [before, var()?],
-                    qk_norms,
-                    angles: Arc::clone(&angles),
-                    attention: [linear()?, linear()?, linear()?, linear()?],
-                    mlp: [linear()?, linear()?, linear()?],
+                        config,
+                        llama,
+                        norms: [before, var()?],
+                        qk_norms,
+                        angles: Arc::clone(&angles),
+                        attention: [linear()?, linear()?, linear()?, linear()?],
+                        mlp: [linear()?, linear()?, linear()?],
                     })
                 }
             });
@@ -150,10 +150,7 @@ impl Gpt {
     ) -> Result<(Tensor, Option<Recomputed>)> {
         let seq = self.config.seq;
         if inputs.is_empty() || !inputs.len().is_multiple_of(seq) {
-            bail!(
-                "{} tokens are not whole sequences of {seq}",
-                inputs.len()
-            );
+            bail!("{} tokens are not whole sequences of {seq}", inputs.len());
         }
         let again = self.recompute.then(Recomputed::default);
         let mut x = match &self.positions {

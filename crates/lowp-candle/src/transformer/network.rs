@@ -2,9 +2,9 @@
 
 use lowp_kernels::Cpu;
 use lowp_optim::{StepOptions, StepReport};
+use lowp_train::Batch;
 use lowp_train::Network;
 use lowp_train::network::{NetworkResult, Sharded};
-use lowp_train::Batch;
 use lowp_transformer::GptConfig;
 
 use super::Gpt;

@@ -3,8 +3,8 @@
 use super::sizes::{Preset, SizeArgs};
 use crate::device::Device;
 use crate::recipes::{self, RecipeName};
-use clap::ValueEnum;
 use crate::sharding::ShardingArgs;
+use clap::ValueEnum;
 use lowp_train::Checkpoints;
 use lowp_transformer::GptConfig;
 use std::path::{Path, PathBuf};
@@ -166,7 +166,12 @@ pub(crate) struct Args {
 
     /// Continue from the weights of a Hugging Face folder, in f32, f16, bf16 or quantized: Llama, Mistral or Qwen3. No fp32 baseline is
     /// trained, unless --compare names it
-    #[arg(long, value_name = "DIR", help_heading = "Model", conflicts_with = "params")]
+    #[arg(
+        long,
+        value_name = "DIR",
+        help_heading = "Model",
+        conflicts_with = "params"
+    )]
     pub(crate) model: Option<PathBuf>,
 
     /// Begin with random weights, and take only the sizes and the tokenizer of --model

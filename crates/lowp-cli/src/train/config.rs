@@ -75,7 +75,11 @@ impl Setup {
             seeds: args.seeds,
             mesh,
             sharding,
-            reshard_after_forward: reshard(args.sharded.reshard_after_forward, sharding, mesh.shard)?,
+            reshard_after_forward: reshard(
+                args.sharded.reshard_after_forward,
+                sharding,
+                mesh.shard,
+            )?,
             grad_wire: args.sharded.grad_wire(),
             lr: narrow("lr", args.lr.unwrap_or(lr), false)?,
             warmup: args.warmup.unwrap_or((steps / 10).min(100)) as u64,
@@ -89,7 +93,8 @@ impl Setup {
         config.check().map_err(UsageError::from)?;
         if let (Some(machine), Device::Cpu) = (machine(), args.device) {
             let at_once = args.batch.div_ceil(args.sharded.accumulate);
-            Needed::new(model, at_once, mesh.replicate, args.sharded.recompute).check(machine)
+            Needed::new(model, at_once, mesh.replicate, args.sharded.recompute)
+                .check(machine)
                 .map_err(UsageError::from)?;
         }
         let baseline = !args.no_baseline && folder.is_none();

@@ -58,7 +58,10 @@ fn options(file: &str, table: &Table, given: &[OsString]) -> Result<Vec<OsString
             .get_arguments()
             .find(|arg| arg.get_long() == Some(&*long) && long != "config");
         let arg = known.ok_or_else(|| {
-            wrong(key, "is no option of lowp train; keys are the names of options without --")
+            wrong(
+                key,
+                "is no option of lowp train; keys are the names of options without --",
+            )
         })?;
         let option = format!("--{long}");
         let with = format!("{option}=");
@@ -111,7 +114,10 @@ mod tests {
         let args = args.iter().map(OsString::from);
         let all: Vec<OsString> = begin.into_iter().chain([file.into()]).chain(args).collect();
         let all = expand(all).map_err(|error| error.to_string())?;
-        let mut all: Vec<String> = all.into_iter().filter_map(|arg| arg.into_string().ok()).collect();
+        let mut all: Vec<String> = all
+            .into_iter()
+            .filter_map(|arg| arg.into_string().ok())
+            .collect();
         all.retain(|arg| arg != "--config" && !arg.ends_with("run.toml"));
         Ok(all.split_off(2))
     }

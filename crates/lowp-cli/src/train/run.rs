@@ -40,7 +40,9 @@ pub(crate) fn run(
         Some(hub) => Some(HubValues(lowp_file::Values::new(hub)?)),
         None => None,
     };
-    let first = values.as_ref().map(|values| values as &(dyn FirstValues + Sync));
+    let first = values
+        .as_ref()
+        .map(|values| values as &(dyn FirstValues + Sync));
     let training = Training {
         pretrained: Pretrained {
             values: first,

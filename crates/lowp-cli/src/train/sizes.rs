@@ -51,9 +51,7 @@ impl SizeArgs {
             vocab: self.vocab.unwrap_or(preset.vocab),
             arch: match self.arch {
                 None | Some(ArchName::Gpt) => Arch::Gpt,
-                Some(ArchName::Llama) => {
-                    Arch::Llama(Llama::new(self.kv_heads.unwrap_or(heads)))
-                }
+                Some(ArchName::Llama) => Arch::Llama(Llama::new(self.kv_heads.unwrap_or(heads))),
             },
         }
     }

@@ -66,7 +66,6 @@ impl Source {
         }
         Ok(Self::Tokens(tokens))
     }
-
 }
 
 impl Data for Source {

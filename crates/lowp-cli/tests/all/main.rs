@@ -2,6 +2,7 @@
 
 mod amax_groups;
 mod cli;
+mod continued;
 mod dtypes;
 mod empty_tensors;
 mod export_checkpoint;

@@ -68,7 +68,10 @@ pub(super) fn shards(folder: &Path, index: &TokenIndex) -> Result<Vec<Shard>, Tr
     let open = |ShardIndex { name, tokens }: &ShardIndex| {
         let with = |end: &str| folder.join(format!("{name}.{end}"));
         if Path::new(name).components().count() != 1 || name.starts_with('.') {
-            return Err(unreadable(&folder.join(INDEX), format!("{name:?} is no name of a shard")));
+            return Err(unreadable(
+                &folder.join(INDEX),
+                format!("{name:?} is no name of a shard"),
+            ));
         }
         let shard = Shard::open(&with("bin"), (0, dtype), *tokens)?;
         let path = with("ends");
@@ -119,7 +122,10 @@ impl TokenWriter {
     ) -> Result<Self, TrainError> {
         fs::create_dir_all(folder).map_err(|e| unwritable(folder, e))?;
         if folder.join(INDEX).exists() {
-            return Err(unwritable(folder, "it has tokens already; give another folder"));
+            return Err(unwritable(
+                folder,
+                "it has tokens already; give another folder",
+            ));
         }
         let dtype = match vocab {
             0..=0x1_0000 => "u16",
@@ -186,7 +192,10 @@ impl TokenWriter {
         self.index.tokens += added;
         self.index.documents += 1;
         if let Some(shard) = &mut self.shard {
-            shard.ends.write_all(&written.to_le_bytes()).map_err(failed)?;
+            shard
+                .ends
+                .write_all(&written.to_le_bytes())
+                .map_err(failed)?;
         }
         match written >= most {
             true => self.close(),
@@ -202,7 +211,10 @@ impl TokenWriter {
         self.close()?;
         let failed = |e| unwritable(&self.folder, e);
         let text = serde_json::to_string_pretty(&self.index)?;
-        let (path, draft) = (self.folder.join(INDEX), self.folder.join("tokens.json.part"));
+        let (path, draft) = (
+            self.folder.join(INDEX),
+            self.folder.join("tokens.json.part"),
+        );
         fs::write(&draft, text + "\n").map_err(failed)?;
         fs::rename(&draft, &path).map_err(failed)?;
         Ok(self.index)

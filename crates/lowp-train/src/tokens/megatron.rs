@@ -52,7 +52,8 @@ pub(super) fn read([bin, idx]: &[PathBuf; 2]) -> Result<Shard, TrainError> {
         [5] => IdDtype::I64,
         [8] => IdDtype::U16,
         other => {
-            let why = format!("its dtype has code {other:?}; ids are uint8, uint16, int32 or int64");
+            let why =
+                format!("its dtype has code {other:?}; ids are uint8, uint16, int32 or int64");
             return Err(unreadable(idx, why));
         }
     };

@@ -186,7 +186,11 @@ impl Tokens {
         let range = begin..begin + seq;
         let mut targets = ids[1..].to_vec();
         let counted = self.gathered(range.clone(), Shard::counted)?;
-        for (target, _) in targets.iter_mut().zip(counted).filter(|(_, counted)| !counted) {
+        for (target, _) in targets
+            .iter_mut()
+            .zip(counted)
+            .filter(|(_, counted)| !counted)
+        {
             *target = Batch::IGNORED;
         }
         if self.packing.mask_documents {

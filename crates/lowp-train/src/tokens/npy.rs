@@ -13,7 +13,8 @@ const MAX_HEADER: usize = 1 << 16;
 pub(super) fn read(path: &Path) -> Result<Shard, TrainError> {
     let mut file = open(path)?;
     let mut begin = [0; 12];
-    file.read_exact(&mut begin).map_err(|e| unreadable(path, e))?;
+    file.read_exact(&mut begin)
+        .map_err(|e| unreadable(path, e))?;
     let wrong = |why: &str| unreadable(path, format!("{why}; save a one-dimensional array"));
     let (start, len) = match &begin {
         [0x93, b'N', b'U', b'M', b'P', b'Y', 1, _, a, b, ..] => {
@@ -29,7 +30,8 @@ pub(super) fn read(path: &Path) -> Result<Shard, TrainError> {
     }
     let mut header = begin[start..].to_vec();
     let mut rest = vec![0; (start + len).saturating_sub(begin.len())];
-    file.read_exact(&mut rest).map_err(|e| unreadable(path, e))?;
+    file.read_exact(&mut rest)
+        .map_err(|e| unreadable(path, e))?;
     header.extend(rest);
     let header = String::from_utf8_lossy(&header);
     let value = |key: &str| {
@@ -45,7 +47,8 @@ pub(super) fn read(path: &Path) -> Result<Shard, TrainError> {
         Some("<i8" | "<u8") => IdDtype::I64,
         other => {
             let found = other.unwrap_or("missing");
-            let why = format!("its dtype is {found}; ids are uint8, uint16, int32, uint32 or int64");
+            let why =
+                format!("its dtype is {found}; ids are uint8, uint16, int32, uint32 or int64");
             return Err(unreadable(path, why));
         }
     };
@@ -55,7 +58,11 @@ pub(super) fn read(path: &Path) -> Result<Shard, TrainError> {
     let shape = value("shape").and_then(|text| text.strip_prefix('(')?.split(')').next());
     let shape = shape.ok_or_else(|| wrong("it has no shape"))?;
     let mut tokens = 1u64;
-    for dim in shape.split(',').map(str::trim).filter(|dim| !dim.is_empty()) {
+    for dim in shape
+        .split(',')
+        .map(str::trim)
+        .filter(|dim| !dim.is_empty())
+    {
         let dim = dim.parse::<u64>().ok();
         let product = dim.and_then(|dim| tokens.checked_mul(dim));
         tokens = product.ok_or_else(|| wrong("its shape makes no sense"))?;

@@ -35,7 +35,9 @@ impl IdDtype {
             Self::U8 => bytes.iter().map(|&id| u32::from(id)).collect(),
             Self::U16 => {
                 let (ids, _) = bytes.as_chunks();
-                ids.iter().map(|&id| u16::from_le_bytes(id).into()).collect()
+                ids.iter()
+                    .map(|&id| u16::from_le_bytes(id).into())
+                    .collect()
             }
             Self::U32 => {
                 let (ids, _) = bytes.as_chunks();
@@ -49,7 +51,9 @@ impl IdDtype {
             }
             Self::I64 => {
                 let (ids, _) = bytes.as_chunks();
-                ids.iter().map(|&id| signed(i64::from_le_bytes(id))).collect()
+                ids.iter()
+                    .map(|&id| signed(i64::from_le_bytes(id)))
+                    .collect()
             }
         }
     }
@@ -110,7 +114,10 @@ impl Shard {
         let length = file.metadata().map_err(|e| unreadable(path, e))?.len();
         if length != self.tokens {
             let tokens = self.tokens;
-            return Err(unreadable(path, format!("it has {length} bytes for {tokens} tokens")));
+            return Err(unreadable(
+                path,
+                format!("it has {length} bytes for {tokens} tokens"),
+            ));
         }
         Ok(Self {
             mask: Some((path.to_owned(), file)),

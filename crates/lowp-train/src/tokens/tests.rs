@@ -26,7 +26,9 @@ fn folder(vocab: usize, masked: bool) -> (TempDir, Vec<u32>, Vec<u64>) {
     let mut writer = writer.expect("a writer").shards_of(40);
     let (mut all, mut starts) = (Vec::new(), Vec::new());
     for document in 0..60u64 {
-        let ids: Vec<u32> = (0..document % 12 + 1).map(|at| id(100 * document + at)).collect();
+        let ids: Vec<u32> = (0..document % 12 + 1)
+            .map(|at| id(100 * document + at))
+            .collect();
         let counted: Vec<bool> = (0..ids.len()).map(|at| at % 3 == 0).collect();
         writer.document(&ids, &counted).expect("a document");
         starts.extend(vec![all.len() as u64; ids.len() + 1]);
@@ -41,7 +43,10 @@ fn folder(vocab: usize, masked: bool) -> (TempDir, Vec<u32>, Vec<u64>) {
 
 fn megatron(folder: &Path, ids: &[u32], lengths: &[i32]) -> PathBuf {
     let path = folder.join("data");
-    let bytes: Vec<u8> = ids.iter().flat_map(|&id| (id as u16).to_le_bytes()).collect();
+    let bytes: Vec<u8> = ids
+        .iter()
+        .flat_map(|&id| (id as u16).to_le_bytes())
+        .collect();
     fs::write(folder.join("data.bin"), bytes).expect("a file");
     let mut index = b"MMIDIDX\x00\x00".to_vec();
     index.extend(1u64.to_le_bytes());
@@ -57,7 +62,10 @@ fn megatron(folder: &Path, ids: &[u32], lengths: &[i32]) -> PathBuf {
 
 fn npy(folder: &Path, ids: &[u32]) -> PathBuf {
     let path = folder.join("ids.npy");
-    let header = format!("{{'descr': '<i4', 'fortran_order': False, 'shape': ({},), }}", ids.len());
+    let header = format!(
+        "{{'descr': '<i4', 'fortran_order': False, 'shape': ({},), }}",
+        ids.len()
+    );
     let header = format!("{header:<117}\n");
     let mut bytes = b"\x93NUMPY\x01\x00".to_vec();
     bytes.extend((header.len() as u16).to_le_bytes());
@@ -108,7 +116,11 @@ fn an_epoch_is_all_sequences() {
         assert_eq!(seen, (0..train).collect::<Vec<_>>());
     }
     let validation: Vec<u64> = tokens.held_out(20, 0..20).collect();
-    assert!(validation.iter().all(|at| (train..train + held_out).contains(at)));
+    assert!(
+        validation
+            .iter()
+            .all(|at| (train..train + held_out).contains(at))
+    );
 }
 
 /// Whatever ranks and micro-batches it is cut over.

@@ -431,10 +431,13 @@ impl<R: Recipe> Transformer<R> {
             [tokens, vocab, dim],
         )?;
         if tied {
-            of_head(&grad, Scalars::Host {
-                alpha: 1.0,
-                beta: 1.0,
-            })?;
+            of_head(
+                &grad,
+                Scalars::Host {
+                    alpha: 1.0,
+                    beta: 1.0,
+                },
+            )?;
         }
         model.push_var_gradient(self.table.0)?;
         if let Some((index, _)) = self.positions {

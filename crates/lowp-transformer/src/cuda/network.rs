@@ -3,9 +3,9 @@
 use lowp_format::spelling::Variant;
 use lowp_fsdp::VarPlace;
 use lowp_kernels::Cuda;
+use lowp_train::Batch;
 use lowp_train::Network;
 use lowp_train::network::{DeviceMemory, NetworkResult, Profile, Sharded};
-use lowp_train::Batch;
 
 use super::model::{Tokens, Transformer};
 use super::trace::GATHERS;

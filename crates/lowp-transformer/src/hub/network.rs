@@ -138,7 +138,11 @@ fn rope(keys: &Keys, object: &Map<String, Value>) -> Result<Rope, HubError> {
         if let Some(part) = value::<f64>(keys, &of, "partial_rotary_factor")?
             && part != 1.0
         {
-            return Err(unable(keys, "partial_rotary_factor", "heads that turn in part"));
+            return Err(unable(
+                keys,
+                "partial_rotary_factor",
+                "heads that turn in part",
+            ));
         }
         // The older name.
         if let Some(kind) = of.remove("type") {
@@ -151,7 +155,10 @@ fn rope(keys: &Keys, object: &Map<String, Value>) -> Result<Rope, HubError> {
             unable(
                 keys,
                 key,
-                &format!("rotary positions of type {}: {error}; there are {known}", shown(&kind)),
+                &format!(
+                    "rotary positions of type {}: {error}; there are {known}",
+                    shown(&kind)
+                ),
             )
         })?;
     }
@@ -261,8 +268,16 @@ mod tests {
         for (model_type, key, value) in [
             ("llama", "attention_bias", json!(true)),
             ("llama", "hidden_act", json!("gelu")),
-            ("llama", "rope_scaling", json!({"type": "yarn", "factor": 2.0})),
-            ("llama", "layer_types", json!(["sliding_attention", "full_attention"])),
+            (
+                "llama",
+                "rope_scaling",
+                json!({"type": "yarn", "factor": 2.0}),
+            ),
+            (
+                "llama",
+                "layer_types",
+                json!(["sliding_attention", "full_attention"]),
+            ),
             ("qwen3", "attention_dropout", json!(0.1)),
             ("gemma", "model_type", json!("gemma")),
             ("llama", "vocab_size", json!(-1)),

@@ -34,7 +34,9 @@ pub(crate) struct Seen {
 impl Seen {
     /// The first position that token `token` of the batch sees, which has position `row` in its sequence.
     fn first(&self, token: usize, row: usize) -> usize {
-        let window = self.window.map_or(0, |window| (row + 1).saturating_sub(window));
+        let window = self
+            .window
+            .map_or(0, |window| (row + 1).saturating_sub(window));
         let first = self.first.as_ref().map_or(0, |first| first[token] as usize);
         window.max(first).min(row)
     }
@@ -121,7 +123,10 @@ impl CustomOp1 for CausalAttention {
         let (seq, dim, hd) = (self.seq, geo.dim, geo.head_dim);
         let tokens = layout.shape().dims()[0];
         if let Some(first) = self.seen.first.as_ref().filter(|f| f.len() != tokens) {
-            candle_core::bail!("attention: {tokens} tokens with {} first positions", first.len());
+            candle_core::bail!(
+                "attention: {tokens} tokens with {} first positions",
+                first.len()
+            );
         }
         let mut out = vec![0.0; tokens * dim];
         let mut probs = vec![0.0; geo.heads.len() * seq * seq];

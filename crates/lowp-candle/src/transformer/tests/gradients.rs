@@ -7,8 +7,8 @@ use super::super::ops::{
 use crate::{Linear, MemoryWeight, QuantLinear};
 use candle_core::{Device, Result, Tensor, Var};
 use lowp_shard::Init;
-use lowp_train::Model;
 use lowp_train::Batch;
+use lowp_train::Model;
 use lowp_transformer::{Arch, GptConfig, Rope};
 use std::sync::Arc;
 
@@ -91,7 +91,9 @@ fn rotary() -> Result<()> {
         seq: 3,
         angles: Rope::default().angles(4, 3).into(),
     };
-    check(std::slice::from_ref(&x), || weighted(&x.apply_op1(turn.clone())?))?;
+    check(std::slice::from_ref(&x), || {
+        weighted(&x.apply_op1(turn.clone())?)
+    })?;
     // The first token of a sequence stays; lengths stay; products of two tokens depend on their distance alone.
     let rows = |x: &Tensor| x.to_vec2::<f32>();
     let (before, after) = (rows(&x)?, rows(&x.apply_op1(turn.clone())?)?);
@@ -197,7 +199,10 @@ fn ignored_targets() -> Result<()> {
     check(std::slice::from_ref(&logits), || {
         logits.apply_op1(CrossEntropy::new(targets.clone(), 2))
     })?;
-    let loss = |x: &Tensor, targets| x.apply_op1(CrossEntropy::new(targets, 2))?.to_scalar::<f32>();
+    let loss = |x: &Tensor, targets| {
+        x.apply_op1(CrossEntropy::new(targets, 2))?
+            .to_scalar::<f32>()
+    };
     let middle = logits.narrow(0, 1, 2)?.contiguous()?;
     assert_eq!(loss(&logits, targets)?, loss(&middle, Arc::from([5, 2]))?);
     Ok(())

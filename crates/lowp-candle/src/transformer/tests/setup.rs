@@ -10,8 +10,8 @@ use lowp_fsdp::{ModelError, ModelOptions, Passes, ShardedModel, Sharding, VarPla
 use lowp_kernels::Cpu;
 use lowp_optim::{Group, StepOptions};
 use lowp_shard::GradBucketOptions;
-use lowp_train::Model;
 use lowp_train::Batch;
+use lowp_train::Model;
 use lowp_transformer::{Arch, GptConfig};
 use std::path::PathBuf;
 use std::time::Duration;

@@ -100,13 +100,17 @@ fn run_of(input: &Path) -> Result<Option<PathBuf>> {
         return Ok(None);
     };
     let folders = entries.filter_map(|entry| Some(entry.ok()?.path()));
-    let mut runs: Vec<PathBuf> = folders.filter(|path| checkpoint::is_checkpoint(path)).collect();
+    let mut runs: Vec<PathBuf> = folders
+        .filter(|path| checkpoint::is_checkpoint(path))
+        .collect();
     runs.sort();
     match &runs[..] {
         [] => Ok(None),
         [run] => Ok(Some(run.clone())),
         runs => {
-            let names = runs.iter().map(|run| shown(&run.display().to_string()).to_string());
+            let names = runs
+                .iter()
+                .map(|run| shown(&run.display().to_string()).to_string());
             Err(input_error(format!(
                 "{} has checkpoints of {} runs; give one of {}",
                 shown(&input.display().to_string()),
