@@ -5,7 +5,7 @@ import weakref
 import torch
 import torch.distributed as dist
 
-from . import _lowp, _native, _store, _uncast, _watch
+from . import _group, _lowp, _native, _store, _uncast, _watch
 from ._errors import LowpError, UnsupportedOp
 from ._memory import device_of, empty, memory
 from ._ranks import Ranks, between_gathers, together
@@ -149,6 +149,8 @@ class _Gather:
     def __init__(self, gather, store):
         self.gather, self.device = gather, store.device
         self.stored, self.views = store.buffers, None
+        #: The list that the views are of: FSDP2 fills one again and again, and frees what is in it.
+        self.arrived = None
 
     def made(self):
         """The same, with its memory."""
@@ -172,12 +174,15 @@ class _Gather:
 
     def buffers(self, arrived):
         """The buffers of the full tensor, and whether they are others than before. FSDP2 frees storages and fills them again: views of them stay."""
+        if arrived is self.arrived:
+            return dict(self.views[1]), False
         storages = [compat.storage_id(piece) for piece in arrived]
         moved = self.views is None or self.views[0] != storages
         if moved:
             flat = [piece.reshape(-1) for piece in arrived]
             views = {name: flat[input][start:end] for name, input, start, end in self.parts}
             self.views = (storages, {**views, **self.own, **self.shared})
+        self.arrived = arrived
         return dict(self.views[1]), moved
 
     def fill(self, sent, arrived):
@@ -331,7 +336,10 @@ def post_all_gather(store, arrived, metadata, full=None):
         # A shard that comes back had that full tensor before.
         if full is not None and full.full.gathers() is not gathers:
             gathers.adopt(full)
-        return gathers.fill(index, sent, arrived), gathers.inner
+        made = gathers.fill(index, sent, arrived), gathers.inner
+        if full is not None:
+            _group.follow(_group_of(gathers.module()))
+        return made
 
 
 _GROUPS = weakref.WeakKeyDictionary()

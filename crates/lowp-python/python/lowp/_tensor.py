@@ -17,6 +17,25 @@ from ._torch_compat import is_parameter, make_wrapper, without_torch_function
 _SET_DATA = torch.Tensor.data.__set__
 
 
+def _plain(name):
+    """An attribute of PyTorch's tensors that comes to no ``__torch_function__``: FSDP2 reads and writes it several times in each step."""
+    of_torch = getattr(torch.Tensor, name)
+
+    def get(self):
+        with without_torch_function():
+            return of_torch.__get__(self)
+
+    def put(self, value):
+        with without_torch_function():
+            of_torch.__set__(self, value)
+
+    def delete(self):
+        with without_torch_function():
+            of_torch.__delete__(self)
+
+    return property(get, put, delete, of_torch.__doc__)
+
+
 class _PreAllGather:
     """The hook of FSDP2, with the signature that it asks for in each gather of each weight."""
 
@@ -51,6 +70,10 @@ class Tensor(torch.Tensor):
 
     def __init__(self, *args, **kwargs):
         pass
+
+    grad, requires_grad = _plain("grad"), _plain("requires_grad")
+    if hasattr(torch.Tensor, "grad_dtype"):  # torch 2.10 has it
+        grad_dtype = _plain("grad_dtype")
 
     @property
     def recipe(self):

@@ -271,6 +271,49 @@ def fsdp_params(group):
         yield [info.module, *info.shared_modules], param.sharded_param, getattr(param, "_unsharded_param", None), name
 
 
+def records_of(group):
+    """FSDP2's records of the parameters of a group."""
+    return getattr(group, "fsdp_params", ())
+
+
+def whole_of(record):
+    """The full parameter of a record; ``None`` before the first gather."""
+    return getattr(record, "_unsharded_param", None)
+
+
+def is_offloaded(record):
+    """Whether the rows of a parameter are on the host between gathers."""
+    return record.offload_to_cpu
+
+
+def answer(record, answers):
+    """Has ``answers`` give what FSDP2 sends of a parameter, and say whether the full one is there: without calls of hooks, whose arguments and results
+    FSDP2 inspects each time."""
+    record.lowp = answers
+    if not hasattr(type(record), "answers"):
+        record.__class__ = _answering(type(record))
+
+
+@functools.cache
+def _answering(of):
+    """The class of records that have answers."""
+
+    class Answering(of):
+        answers = True
+
+        @property
+        def all_gather_inputs(self):
+            sends = self.lowp.send()
+            return of.all_gather_inputs.fget(self) if sends is None else sends
+
+        def init_unsharded_param(self):
+            if not self.lowp.fill():
+                of.init_unsharded_param(self)
+
+    Answering.__name__, Answering.__qualname__ = of.__name__, of.__qualname__
+    return Answering
+
+
 def fsdp_param_of(group, store):
     """FSDP2's record of the parameter that has a store, or the copy of one on a GPU; ``None`` where there is none."""
     owner = store if store.origin is None else store.origin()
