@@ -4,6 +4,7 @@ Everything private of PyTorch is here, each under a name that says what it is fo
 """
 
 import functools
+import inspect
 import sys
 import warnings
 import weakref
@@ -286,6 +287,28 @@ def is_offloaded(record):
     return record.offload_to_cpu
 
 
+def module_of(record):
+    """The module that has a parameter."""
+    return record._module_info.module
+
+
+def is_cut_by_rows(record):
+    """Whether the parameter of a record is cut by rows."""
+    return record.fsdp_placement.dim == 0
+
+
+def rows_of(record):
+    """What FSDP2 sends of a plain parameter, padded, and the dtype that it is sent in; ``None`` of what comes from the host or has hooks."""
+    rows, dtype = record._sharded_param_data, record.param_dtype
+    plain = not (record.offload_to_cpu or hasattr(local_of(record.sharded_param), "fsdp_pre_all_gather"))
+    return rows if plain else None, rows.dtype if dtype is None else dtype
+
+
+def has_rows(record, rows):
+    """Whether that is still what FSDP2 sends."""
+    return record._sharded_param_data is rows
+
+
 def answer(record, answers):
     """Has ``answers`` give what FSDP2 sends of a parameter, and say whether the full one is there: without calls of hooks, whose arguments and results
     FSDP2 inspects each time."""
@@ -312,6 +335,55 @@ def _answering(of):
 
     Answering.__name__, Answering.__qualname__ = of.__name__, of.__qualname__
     return Answering
+
+
+def on_gathers(records, group):
+    """Has ``group`` fill what the ranks gather of its parameters, and take what arrived; where it says that it does not, PyTorch does."""
+    _follow_gathers()
+    records[0].lowp_group = group
+
+
+@functools.cache
+def _follow_gathers():
+    from torch.distributed.fsdp._fully_shard import _fsdp_collectives, _fsdp_param_group as module
+
+    names = ("fsdp_params", "group", "async_op", "all_gather_copy_in_stream", "all_gather_stream", "device", "all_gather_comm")
+    of_gather, of_arrive = module.foreach_all_gather, module.foreach_all_gather_copy_out
+    if tuple(inspect.signature(of_gather).parameters) != names or len(module.AllGatherResult._fields) != 6:
+        return  # that version has other streams: there PyTorch gathers, and asks what each weight sends
+    default = getattr(_fsdp_collectives, "_default_all_gather_output_fn", None)
+
+    @functools.wraps(of_gather)
+    def gather(records, group, async_op, copy_in_stream, stream, device, comm):
+        known = getattr(records[0], "lowp_group", None)
+        found = None
+        if known is not None:
+            streams = torch.get_device_module(device.type)
+            with torch.no_grad(), streams.stream(copy_in_stream):
+                found = known.gather(records, group.rank(), comm.allocate)
+        if found is None:
+            return of_gather(records, group, async_op, copy_in_stream, stream, device, comm)
+        whole, own, described = found
+        stream.wait_stream(copy_in_stream)
+        with torch.no_grad(), streams.stream(stream):
+            work = comm(output_tensor=whole, input_tensor=own, group=group, async_op=async_op)
+            return module.AllGatherResult(whole, stream.record_event(), work, *described)
+
+    @functools.wraps(of_arrive)
+    def arrive(result, records, group, **how):
+        known = getattr(records[0], "lowp_group", None)
+        if known is None or known.layout is None or how.get("all_gather_output_fn", default) is not default:
+            return of_arrive(result, records, group, **how)
+        if result.all_gather_event is not None:
+            torch.get_device_module(result.all_gather_output.device.type).current_stream().wait_event(result.all_gather_event)
+        if isinstance(result.all_gather_work, dist.Work):
+            result.all_gather_work.wait()
+        with torch.no_grad():
+            arrived = known.arrive(records, result.all_gather_output)
+        if not arrived:
+            of_arrive(result, records, group, **how)
+
+    module.foreach_all_gather, module.foreach_all_gather_copy_out = gather, arrive
 
 
 def fsdp_param_of(group, store):
