@@ -164,7 +164,8 @@ class _Layout:
 
     @classmethod
     def of(cls, records, members, world, device):
-        """``None`` where PyTorch gathers the group: of parameters that are not cut by rows, or whose values begin within two bytes."""
+        """``None`` where PyTorch gathers the group: of parameters that are not cut by rows, or whose values do not begin where those
+        of their dtype may."""
         made = cls()
         members = {id(member.record()): member for member in members}
         made.world, made.device, made.sizes = world, device, []
@@ -177,7 +178,6 @@ class _Layout:
             if member is not None:
                 made.places += range(len(made.sizes), len(made.sizes) + len(member.sends))
                 made.codes += member.sends
-                inputs = member.sends
                 sizes = [send.numel() for send in member.sends]
                 numels.append(sizes)
                 dtypes.append([torch.uint8] * len(sizes))
@@ -195,7 +195,9 @@ class _Layout:
         made.bytes, made.rows = start, [rows for _, rows in made.plain]
         made.described = (dtypes, numels, made.sizes)
         made.outputs = []
-        return made if made.codes else None
+        # The part of each rank begins behind those of the ranks before it.
+        fits = all(start % dtype.itemsize == 0 for _, dtype in made.runs)
+        return made if made.codes and fits else None
 
     def is_of(self, records):
         """Whether the plain parameters have the memory that they had."""
