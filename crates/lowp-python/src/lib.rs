@@ -38,6 +38,8 @@ mod products;
 mod ranks;
 mod recent;
 mod recipe;
+#[cfg(feature = "cuda")]
+mod scales;
 mod tensor;
 
 /// The module.

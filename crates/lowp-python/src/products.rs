@@ -1,17 +1,16 @@
-//! [`Products`]: products of FP8 codes with one scale for each tensor.
+//! [`Products`]: products of FP8 codes with their scales.
 
 #![expect(unsafe_code, reason = "passes on addresses of PyTorch")]
 
-use lowp_gemm::{
-    CublasLt, Dtype, Epilogue, GemmDesc, OperandDesc, OperandPtr, Scalars, ScaleMode, Workspace,
-};
+use lowp_gemm::{CublasLt, Dtype, Epilogue, GemmDesc, OperandDesc, OperandPtr, Scalars, Workspace};
 use pyo3::prelude::*;
 
 use crate::error::Error;
 use crate::place::{Device, DeviceArg, MemoryArg, Place as _};
+use crate::scales::Scales;
 
-/// An operand as Python gives it: its codes, its scale, and the name of its dtype.
-type OperandArg<'a> = (MemoryArg, MemoryArg, &'a str);
+/// An operand as Python gives it: its codes, its scales, the name of its dtype, and what its scales belong to.
+type OperandArg<'a> = (MemoryArg, MemoryArg, &'a str, &'a str);
 
 /// The products of a stream of a GPU. Each is planned once.
 #[pyclass(frozen, module = "lowp._lowp")]
@@ -53,7 +52,8 @@ impl Products {
         workspace: MemoryArg,
     ) -> Result<(), Error> {
         let (rows, cols, depth) = sides;
-        let operands = [operand(left.2)?, operand(right.2)?];
+        let scales = [Scales::of(left.3)?, Scales::of(right.3)?];
+        let operands = [operand(left.2, scales[0])?, operand(right.2, scales[1])?];
         let desc = GemmDesc {
             epilogue: match bias {
                 Some(_) => Epilogue::Bias,
@@ -63,14 +63,24 @@ impl Products {
             ..GemmDesc::new([rows, cols, depth], operands, dtype_of(dtype)?)
         };
         let [of_left, of_right, of_out] = desc.bytes();
-        let ptr = |operand: &OperandArg<'_>, bytes, what: &str| -> Result<OperandPtr, Error> {
+        let ptr = |operand: &OperandArg<'_>, bytes, entries, what: &str| {
             let data = self.address(&operand.0, bytes, what)?;
-            let scale = self.address(&operand.1, 4, "the scale of an operand")?;
-            Ok(OperandPtr { data, scale })
+            let scale = self.address(&operand.1, 4 * entries, "the scale of an operand")?;
+            Ok::<_, Error>(OperandPtr { data, scale })
         };
         let ptrs = [
-            ptr(&left, of_left, "the left operand")?,
-            ptr(&right, of_right, "the right operand")?,
+            ptr(
+                &left,
+                of_left,
+                scales[0].count(rows, depth),
+                "the left operand",
+            )?,
+            ptr(
+                &right,
+                of_right,
+                scales[1].count(cols, depth),
+                "the right operand",
+            )?,
         ];
         let out = self.address(&out, of_out, "the result")?;
         let bias = match &bias {
@@ -120,9 +130,9 @@ impl Products {
 }
 
 /// An operand whose contracted axis is the inner one.
-fn operand(dtype: &str) -> Result<OperandDesc, Error> {
+fn operand(dtype: &str, scales: Scales) -> Result<OperandDesc, Error> {
     Ok(OperandDesc {
-        scale: ScaleMode::Tensor,
+        scale: scales.0,
         ..OperandDesc::plain(dtype_of(dtype)?, true)
     })
 }

@@ -3,8 +3,11 @@
 use std::hash::{Hash, Hasher};
 
 use lowp_format::{
-    AnyRecipe, Axis, Orientation, Origin, Part, Recipe as _, RecipeOptions, Role, Shape, Usage,
+    AnyRecipe, Axis, Extent, Orientation, Origin, Part, Recipe as _, RecipeOptions, Role,
+    ScaleRule, Shape, Usage,
 };
+use lowp_gemm::GemmKind;
+use lowp_gemm::table::Pass;
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyString};
 
@@ -209,7 +212,7 @@ impl Recipe {
     }
 
     /// How the codes of `orientation` of a tensor in `role` (`weight`, `activation`, `gradient`) are multiplied: the element's name, and what its
-    /// scale is of: `tensor`, or nothing that PyTorch's products take.
+    /// scales are of: `tensor`, `rows`, `1x128` or `128x128`, or nothing that products take here.
     #[pyo3(signature = (orientation, role = "weight"))]
     fn product(
         &self,
@@ -219,10 +222,23 @@ impl Recipe {
         let orientation = orientation_of(orientation)?;
         let quantizers = self.recipe.quantizers(self::role(role)?);
         let kernel = quantizers.of(orientation).kernel;
-        let outer = kernel.scale.outer();
-        let whole = matches!(outer, Some((lowp_format::Extent::Tensor, _)));
-        let scale = (whole && kernel.block.is_none()).then_some("tensor");
+        let scale = match (kernel.scale, kernel.block) {
+            (ScaleRule::BlockF32 { .. }, Some([128, 128])) => Some("128x128"),
+            (ScaleRule::BlockF32 { .. }, Some([1, 128] | [128, 1])) => Some("1x128"),
+            (rule, None) => match rule.outer() {
+                Some((Extent::Tensor, _)) => Some("tensor"),
+                Some((Extent::Line, _)) => Some("rows"),
+                None => None,
+            },
+            _ => None,
+        };
         Ok((format!("{:?}", kernel.element), scale))
+    }
+
+    /// The products of a layer (forward, gradient of the input, gradient of the weight) on a GPU of this compute capability.
+    fn products(&self, major: i32, minor: i32) -> Vec<String> {
+        let of = |pass| GemmKind::of_recipe(&self.recipe, pass, (major, minor));
+        Pass::ALL.map(|pass| format!("{:?}", of(pass))).to_vec()
     }
 
     fn __repr__(&self) -> String {

@@ -58,10 +58,10 @@ class Traced:
     def forward(self, input, bias):
         # An operator of its own, so that layers of one input share its codes.
         rowwise, columnwise, scale = torch.ops.lowp.cast(input, _scaled.number_of(_scaled.operands(self.recipe)[0]))
-        fused = _scaled.fused(bias, input.dtype, self.rows, input.device)
+        fused = _scaled.fused_beside(self.recipe, bias, input.dtype, self.rows, input.device)
         is_wide, biased = input.dtype is torch.float32, fused is not None
         out = torch.ops.lowp.multiply(rowwise, scale, self.token, self.rows, is_wide, fused if biased else scale, biased)
-        return out if bias is None or biased else out + bias, columnwise, scale
+        return out if bias is None or biased else out + bias.to(out.dtype), columnwise, scale
 
     def backward(self, grad, codes, scale, needs):
         made = torch.ops.lowp.backward(grad, codes, scale, self.token, self.cols, *needs)
@@ -151,7 +151,7 @@ def _cast_shapes(values, operand):
     recipe = _scaled.numbered(operand)
     sides = (("rowwise", (rows, cols)), ("columnwise", (cols, rows)))
     codes = [values.new_empty(shape, dtype=_scaled.dtype_of(recipe, orientation)) for orientation, shape in sides]
-    return *codes, values.new_empty((), dtype=torch.float32)
+    return *codes, values.new_empty(_scaled.scale_shape(recipe, rows, cols), dtype=torch.float32)
 
 
 @_operator("cast(Tensor values, int operand) -> (Tensor, Tensor, Tensor)", _cast_shapes)
@@ -173,8 +173,9 @@ def _multiply(codes, scale, token, width, is_wide, bias, biased):
 
 def _forward_shapes(input, token, width, bias, biased):
     rows, cols = input.shape
-    codes = _scaled.dtype_of(_scaled.operands(store_of(token).recipe)[0], "columnwise")
-    return input.new_empty((rows, width)), input.new_empty((cols, rows), dtype=codes), input.new_empty((), dtype=torch.float32)
+    recipe = _scaled.operands(store_of(token).recipe)[0]
+    codes = input.new_empty((cols, rows), dtype=_scaled.dtype_of(recipe, "columnwise"))
+    return input.new_empty((rows, width)), codes, input.new_empty(_scaled.scale_shape(recipe, rows, cols), dtype=torch.float32)
 
 
 @_operator("forward(Tensor input, Tensor token, SymInt width, Tensor bias, bool biased) -> (Tensor, Tensor, Tensor)", _forward_shapes)
@@ -184,7 +185,7 @@ def _forward_of_codes(input, token, width, bias, biased):
 
 def forward(input, store, bias):
     """The product of a layer by codes, and what its gradients need: outside of graphs."""
-    fused, token = _scaled.fused(bias, input.dtype, store.rows, input.device), token_of(store)
+    fused, token = _scaled.fused_beside(store.recipe, bias, input.dtype, store.rows, input.device), token_of(store)
     biased = fused is not None
     out, codes, scale = _native.call(_FORWARD, input, token, store.rows, fused if biased else token, biased)
     return out if bias is None or biased else out.add_(bias), codes, scale

@@ -33,15 +33,13 @@ def prepare(number, columnwise):
     if columnwise is not None:
         orientation = "columnwise" if columnwise else "rowwise"
         store.check_serves(orientation)
-        # A transpose that the weight leaves out is made for each product.
-        once = columnwise and store.leaves_out_columnwise
-        hold(number, columnwise, *_scaled.codes(store, orientation), once)
+        hold(number, columnwise, *_scaled.codes(store, orientation))
 
 
 def _describe(number, store):
     elements = [_scaled.element_of(store.recipe, orientation) for orientation in ("rowwise", "columnwise")]
     numbers = [_scaled.number_of(recipe) for recipe in _scaled.operands(store.recipe)]
-    _lowp.describe_layer(number, store.shape, numbers, elements)
+    _lowp.describe_layer(number, store.shape, numbers, elements, _scaled.scales_of(store.recipe))
     weakref.finalize(store, _lowp.release_layer, number).atexit = False
     store.described = True
 

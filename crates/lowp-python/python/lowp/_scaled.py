@@ -1,4 +1,7 @@
-"""Products of codes, where the GPU has them: FP8 with one scale for each tensor."""
+"""Products of FP8 codes, where the GPU has them: with a scale for each tensor, for each row, or for each 128 values.
+
+The scales of both directions of a cast operand are one tensor: those of rowwise codes, then, on an aligned place, those of columnwise ones.
+"""
 
 import functools
 import hashlib
@@ -16,15 +19,25 @@ _DTYPES = {"E4M3": torch.float8_e4m3fn, "E5M2": torch.float8_e5m2}
 _DIRECTIONS = ("rowwise", "columnwise")
 _VALUES = (torch.bfloat16, torch.float32)
 _OPERANDS, _NUMBERED = {}, {}
-#: Buffers of a cast operand: a scale for the tensor.
-_BUFFERS = ("rowwise_data", "columnwise_data", "tensor_scale")
+#: The product by its name in lowp-gemm: the recipe that casts its operands, and what the scales of those and of a weight belong to. A weight
+#: whose scales are for squares has fewer of them than operands have.
+_PRODUCTS = {
+    "Fp8Tensor": ("fp8-current", "tensor"),
+    "Fp8Rows": ("fp8-rowwise", "rows"),
+    "Fp8Groups128": ("fp8-block-1d", "1x128"),
+}
+_SCALES = {recipe: scales for recipe, scales in _PRODUCTS.values()}
+_GROUP = 128
+_HOPPER = (9, 0)
+#: Scales of columnwise codes begin at a multiple of so many.
+_ALIGNED = 64
 
 
 def serves(input, weight):
-    """Whether both operands can be codes: on a GPU that multiplies FP8, by a recipe with one scale for each tensor."""
+    """Whether both operands can be codes: on a GPU that multiplies those of the recipe, in sides that the product takes."""
     store = weight._store
     if store.products is None:
-        store.products = _multiplies(store.device) and all(_fits(side) for side in store.shape) and operands(store.recipe) is not None
+        store.products = _multiplies(store.device, store.recipe) and all(_fits(side) for side in store.shape)
     return store.products and input.dtype in _VALUES and _fits(input.shape[0]) and input.device == store.device
 
 
@@ -32,39 +45,84 @@ def _fits(side):
     return side > 0 and side % SIDE == 0
 
 
-@functools.cache
-def _multiplies(device):
-    return device.type == "cuda" and torch.cuda.get_device_capability(device) >= (8, 9)
+def _multiplies(device, recipe):
+    if device.type != "cuda" or operands(recipe) is None:
+        return False
+    return kind(recipe, torch.cuda.get_device_capability(device)) is not None
+
+
+def kind(recipe, capability=_HOPPER):
+    """The name of the product that a GPU has for all three products of a layer; ``None`` where it decodes operands of one."""
+    kinds = set(recipe.products(*capability))
+    return kinds.pop() if len(kinds) == 1 and kinds <= _PRODUCTS.keys() else None
 
 
 def operands(recipe):
-    """The recipes of inputs and of gradients beside a weight of ``recipe``: its elements by role, with its options. ``None`` where
-    products of codes cannot take them."""
+    """The recipes of inputs and of gradients beside a weight of ``recipe``: its elements by role, with its options. ``None`` where no GPU
+    has products of its codes here."""
     if recipe not in _OPERANDS:
         _OPERANDS[recipe] = _operands_of(recipe)
     return _OPERANDS[recipe]
 
 
 def _operands_of(recipe):
-    def element(role):
-        ways = {recipe.product(direction, role) for direction in _DIRECTIONS}
-        name, scale = ways.pop()
-        return name if not ways and scale == "tensor" and name in _DTYPES else None
-
-    if element("weight") != "E4M3":
+    found = kind(recipe)
+    if found is None:
         return None
-    elements = [element(role) for role in ("activation", "gradient")]
-    if None in elements:
-        return None
+    name, scales = _PRODUCTS[found]
     # Scales of operands follow from their values, also beside weights whose scale is delayed.
-    shared = as_recipe("fp8-current", {}).options.keys() - {"format"}
-    options = {name: value for name, value in recipe.options.items() if name in shared}
-    recipes = [as_recipe("fp8-current", {**options, "format": name.lower()}) for name in elements]
-    for recipe, name in zip(recipes, elements):
-        _NUMBERED[number_of(recipe)] = recipe
+    shared = as_recipe(name, {}).options.keys() - {"format"}
+    options = {option: value for option, value in recipe.options.items() if option in shared}
+    elements = [recipe.product("rowwise", role)[0] for role in ("activation", "gradient")]
+    recipes = [as_recipe(name, {**options, "format": element.lower()}) for element in elements]
+    for operand, element in zip(recipes, elements):
+        _NUMBERED[number_of(operand)] = operand
         if hasattr(_lowp, "describe_operand"):
-            _lowp.describe_operand(number_of(recipe), recipe, name)
+            _lowp.describe_operand(number_of(operand), operand, element, scales)
     return recipes
+
+
+@functools.cache
+def scales_of(recipe):
+    """What the scales of a weight belong to: ``tensor``, ``rows``, ``1x128`` or ``128x128``."""
+    return recipe.product("rowwise")[1]
+
+
+def count(scales, outer, depth):
+    """How many scales codes of ``outer`` rows have that are contracted over ``depth``, as a product reads them."""
+    if scales == "tensor":
+        return 1
+    if scales == "rows":
+        return outer
+    groups = (depth + _GROUP - 1) // _GROUP
+    if scales == "1x128":
+        return groups * outer
+    return (outer + _GROUP - 1) // _GROUP * _padded(groups)
+
+
+def _padded(groups):
+    return (groups + 3) // 4 * 4
+
+
+def _begin(scales, rows, cols):
+    """Where scales of columnwise codes begin."""
+    return 0 if scales == "tensor" else (count(scales, rows, cols) + _ALIGNED - 1) // _ALIGNED * _ALIGNED
+
+
+def scale_shape(recipe, rows, cols):
+    """The shape of the scales of a cast operand."""
+    scales = _SCALES[recipe.name]
+    return () if scales == "tensor" else (_begin(scales, rows, cols) + count(scales, cols, rows),)
+
+
+def _side(codes, scale, recipe, orientation="rowwise"):
+    """Codes of a cast operand as a product takes them: with the scales of their direction, and what those belong to."""
+    scales = _SCALES[recipe.name]
+    if scales == "tensor":
+        return codes, scale, scales
+    outer, depth = codes.shape
+    start = 0 if orientation == "rowwise" else _begin(scales, depth, outer)
+    return codes, scale[start : start + count(scales, outer, depth)], scales
 
 
 def number_of(recipe):
@@ -79,17 +137,20 @@ def numbered(number):
 
 
 def cast(source, recipe):
-    """Contiguous values as codes of both directions, each row-major, and their scale. Plans stay for addresses that come again."""
+    """Contiguous values as codes of both directions, each row-major, and their scales. Plans stay for addresses that come again."""
     device, (rows, cols), element = source.device, source.shape, dtype_of(recipe)
-    made = (
-        torch.empty((rows, cols), dtype=element, device=device),
-        torch.empty((cols, rows), dtype=element, device=device),
-        torch.empty((), dtype=torch.float32, device=device),
-    )
-    spans = [(name, memory(tensor)) for name, tensor in zip(_BUFFERS, made)]
+    rowwise = torch.empty((rows, cols), dtype=element, device=device)
+    columnwise = torch.empty((cols, rows), dtype=element, device=device)
+    scale = torch.empty(scale_shape(recipe, rows, cols), dtype=torch.float32, device=device)
+    spans = [("rowwise_data", memory(rowwise)), ("columnwise_data", memory(columnwise))]
+    if scale.dim() == 0:
+        spans.append(("tensor_scale", memory(scale)))
+    else:
+        spans.append(("rowwise_scale_inv", memory(_side(rowwise, scale, recipe)[1])))
+        spans.append(("columnwise_scale_inv", memory(_side(columnwise, scale, recipe, "columnwise")[1])))
     dtype = "bfloat16" if source.dtype is torch.bfloat16 else "float32"
     _casts_of(device).encode(device_of(device), recipe, (rows, cols), memory(source), dtype, spans)
-    return made
+    return rowwise, columnwise, scale
 
 
 @functools.cache
@@ -110,12 +171,27 @@ def element_of(recipe, orientation):
 
 
 def codes(store, orientation):
-    """The codes of an orientation of a weight, row-major, and their scale: views, made once for each buffer. A transpose that the weight leaves out is
-    made for each product."""
+    """The codes of an orientation of a weight, row-major, their scales as products read them, and whether either was made for one product: codes
+    that the weight leaves out, and scales whose rows are padded or do not begin where products read."""
+    made = orientation == "columnwise" and store.leaves_out_columnwise
+    viewed, scale = _views(store, "rowwise" if made else orientation)
+    scales = scales_of(store.recipe)
+    if made:
+        viewed = viewed.view(torch.uint8).t().contiguous().view(viewed.dtype)
+    if scales == "128x128":
+        outer, groups = ((side + _GROUP - 1) // _GROUP for side in viewed.shape)
+        scale = scale.view(groups, outer).t() if made else scale.view(outer, groups)
+        if groups % 4:
+            scale, made = torch.nn.functional.pad(scale, (0, -groups % 4)), True
+        scale = scale.reshape(-1)
+    if scales != "tensor" and scale.data_ptr() % 16:
+        scale, made = scale.clone(), True
+    return viewed, scale, made
+
+
+def _views(store, orientation):
+    """The codes of an orientation that a weight has, and their scales: views, made once for each buffer."""
     buffers = store.buffers
-    if orientation == "columnwise" and store.leaves_out_columnwise:
-        of_rows, scale = codes(store, "rowwise")
-        return of_rows.view(torch.uint8).t().contiguous().view(of_rows.dtype), scale
     data = buffers.get(f"{orientation}_data")
     if data is None:
         data = buffers["shared_data"]
@@ -132,42 +208,61 @@ def codes(store, orientation):
 
 
 _ELEMENTS = {dtype: name for name, dtype in _DTYPES.items()}
-_PRODUCTS = {}
+_BY_PLACE = {}
 #: Bytes that a product works in, as many as PyTorch gives its own on a Hopper. They are PyTorch's: taken for each product, so that
 #: nothing holds them behind it, and graphs that PyTorch captures have their own.
 _WORKSPACE = 32 << 20
 
 
 def product(a, b, dtype, bias=None, fast=False):
-    """``a @ b.T`` of codes with their scales, summed in float32 and rounded to ``dtype``."""
-    (a, of_a), (b, of_b) = a, b
-    of_product = fused(bias, dtype, b.shape[0], a.device)
-    if a.device.type == "cuda":
-        (rows, depth), cols = a.shape, b.shape[0]
-        out = torch.empty((rows, cols), dtype=dtype, device=a.device)
-        left, right = ((memory(t), memory(scale), _ELEMENTS[t.dtype]) for t, scale in ((a, of_a), (b, of_b)))
+    """``a @ b.T`` of codes with their scales and what those belong to, summed in float32 and rounded to ``dtype``."""
+    (left, of_left, scales), (right, of_right, others) = a, b
+    whole = scales == others == "tensor"
+    of_product = fused(bias, dtype, right.shape[0], left.device) if whole else None
+    if left.device.type == "cuda":
+        (rows, depth), cols = left.shape, right.shape[0]
+        out = torch.empty((rows, cols), dtype=dtype, device=left.device)
+        sides = [(memory(codes), memory(scale), _ELEMENTS[codes.dtype], of) for codes, scale, of in (a, b)]
         added = None if of_product is None else memory(of_product)
-        products, workspace = _products_of(a.device), empty(_WORKSPACE, a.device)
-        products.multiply((rows, cols, depth), left, right, memory(out), dtype_name(dtype), added, fast, memory(workspace))
+        products, workspace = _products_of(left.device), empty(_WORKSPACE, left.device)
+        # Sums of scaled groups are in float32 alone.
+        products.multiply((rows, cols, depth), *sides, memory(out), dtype_name(dtype), added, fast and whole, memory(workspace))
+    elif whole:
+        out = scaled_mm(left, right.t(), of_left, of_right, bias=of_product, out_dtype=dtype, use_fast_accum=fast)
     else:
-        out = scaled_mm(a, b.t(), of_a, of_b, bias=of_product, out_dtype=dtype, use_fast_accum=fast)
+        out = (_values(*a) @ _values(*b).t()).to(dtype)
     if bias is not None and of_product is None:
         out += bias  # the product adds no bias to float32
     return out
 
 
+def _values(codes, scale, scales):
+    """What a product reads codes and scales as, for processors that have no such product."""
+    outer, depth = codes.shape
+    groups = (depth + _GROUP - 1) // _GROUP
+    if scales == "rows":
+        scale = scale[:, None]
+    elif scales == "1x128":
+        scale = scale.view(groups, outer).repeat_interleave(_GROUP, 0)[:depth].t()
+    else:
+        scale = scale.view(-1, _padded(groups)).repeat_interleave(_GROUP, 0).repeat_interleave(_GROUP, 1)[:outer, :depth]
+    return codes.float() * scale
+
+
 def _products_of(device):
     place = device_of(device)
-    products = _PRODUCTS.get(place)
+    products = _BY_PLACE.get(place)
     if products is None:
-        products = _PRODUCTS[place] = _lowp.Products(place)
+        products = _BY_PLACE[place] = _lowp.Products(place)
     return products
 
 
 def multiply(a, store, orientation, dtype, bias=None):
-    """The product of codes with those of a weight: with ``rowwise`` ones for the output of the layer, else for the gradient of its input."""
+    """The product of a cast operand with codes of a weight: with ``rowwise`` ones for the output of the layer, else for the gradient of its input."""
     store.check_serves(orientation)
-    return product(a, codes(store, orientation), dtype, bias, fast=orientation == "rowwise")
+    weight, scale, _ = codes(store, orientation)
+    side = _side(*a, operands(store.recipe)[orientation == "columnwise"])
+    return product(side, (weight, scale, scales_of(store.recipe)), dtype, bias, fast=orientation == "rowwise")
 
 
 def fused(bias, dtype, width, device):
@@ -175,6 +270,11 @@ def fused(bias, dtype, width, device):
     if bias is None or dtype is not torch.bfloat16 or bias.shape != (width,) or bias.device != device:
         return None
     return bias.to(dtype).contiguous()
+
+
+def fused_beside(recipe, bias, dtype, width, device):
+    """The same beside a weight: products add a bias to sums with one scale alone."""
+    return fused(bias, dtype, width, device) if scales_of(recipe) == "tensor" else None
 
 
 def forward(input, store, bias):
@@ -185,10 +285,12 @@ def forward(input, store, bias):
 
 def backward(grad, store, saved, needs):
     """The gradients of the input and of the weight that are needed."""
-    rowwise, columnwise, scale = cast(grad.contiguous(), operands(store.recipe)[1])
+    input, gradient = operands(store.recipe)
+    rowwise, columnwise, scale = cast(grad.contiguous(), gradient)
     of_input = of_weight = None
     if needs[0]:
         of_input = multiply((rowwise, scale), store, "columnwise", grad.dtype)
     if needs[1]:
-        of_weight = product((columnwise, scale), saved, grad.dtype)
+        sides = zip(((columnwise, scale), saved), (gradient, input))
+        of_weight = product(*(_side(*codes, recipe, "columnwise") for codes, recipe in sides), grad.dtype)
     return of_input, of_weight

@@ -1,4 +1,4 @@
-//! [`Layer`]: a linear layer whose weight is FP8 codes with one scale, as operators find it by its number.
+//! [`Layer`]: a linear layer whose weight is FP8 codes that are multiplied, as operators find it by its number.
 
 #![expect(unsafe_code, reason = "passes on addresses of PyTorch")]
 
@@ -6,9 +6,7 @@ use std::collections::HashMap;
 use std::sync::{Arc, LazyLock, Mutex, OnceLock, RwLock};
 
 use lowp_format::AnyRecipe;
-use lowp_gemm::{
-    CublasLt, Dtype, Epilogue, GemmDesc, OperandDesc, OperandPtr, Scalars, ScaleMode, Workspace,
-};
+use lowp_gemm::{CublasLt, Dtype, Epilogue, GemmDesc, OperandDesc, OperandPtr, Scalars, Workspace};
 use lowp_kernels::Cuda;
 use pyo3::prelude::*;
 
@@ -19,6 +17,7 @@ use crate::locks::{lock, read, write};
 use crate::place;
 use crate::recent::Recent;
 use crate::recipe::Recipe;
+use crate::scales::Scales;
 
 /// Casts that stay planned.
 const CASTS: usize = 4096;
@@ -31,9 +30,10 @@ pub(crate) struct Operand {
     number: i64,
     recipe: AnyRecipe,
     holds: Holds,
+    scales: Scales,
 }
 
-/// Codes of both directions, each row-major, and their scale.
+/// Codes of both directions, each row-major, and their scales: one for all, or those of rowwise codes and then those of columnwise ones.
 pub(crate) struct Cast {
     pub(crate) rowwise: Tensor,
     pub(crate) columnwise: Tensor,
@@ -61,6 +61,8 @@ pub(crate) struct Layer {
     gradient: Arc<Operand>,
     /// Elements of rowwise and of columnwise codes.
     holds: [Holds; 2],
+    /// What the scales of the weight belong to.
+    scales: Scales,
     held: Mutex<[Option<Held>; 2]>,
 }
 
@@ -115,25 +117,32 @@ fn holds(element: &str) -> Result<Holds, Error> {
 
 /// Makes a recipe of inputs or gradients known by a number.
 #[pyfunction]
-pub(crate) fn describe_operand(number: i64, recipe: &Recipe, element: &str) -> Result<(), Error> {
+pub(crate) fn describe_operand(
+    number: i64,
+    recipe: &Recipe,
+    element: &str,
+    scales: &str,
+) -> Result<(), Error> {
     let operand = Operand {
         number,
         recipe: recipe.recipe,
         holds: holds(element)?,
+        scales: Scales::of(scales)?,
     };
     let before = write(&OPERANDS).insert(number, Arc::new(operand));
     drop(before);
     Ok(())
 }
 
-/// Makes a layer known by a number: rows and columns of the weight, the numbers of what its inputs and gradients are cast to, and the elements
-/// of its rowwise and columnwise codes.
+/// Makes a layer known by a number: rows and columns of the weight, the numbers of what its inputs and gradients are cast to, the elements of
+/// its rowwise and columnwise codes, and what their scales belong to.
 #[pyfunction]
 pub(crate) fn describe_layer(
     number: i64,
     sides: [usize; 2],
     operands: [i64; 2],
     elements: [String; 2],
+    scales: &str,
 ) -> Result<(), Error> {
     let [input, gradient] = [operand(operands[0])?, operand(operands[1])?];
     let holds = [holds(&elements[0])?, holds(&elements[1])?];
@@ -143,6 +152,7 @@ pub(crate) fn describe_layer(
         input,
         gradient,
         holds,
+        scales: Scales::of(scales)?,
         held: Mutex::default(),
     };
     let before = write(&LAYERS).insert(number, Arc::new(layer));
@@ -211,7 +221,7 @@ impl Layer {
         Ok(Some((ptr, kept)))
     }
 
-    /// The output for rows of input, and the columnwise codes of the input and their scale, which the gradient of the weight needs.
+    /// The output for rows of input, and the columnwise codes of the input and the scales, which the gradient of the weight needs.
     pub(crate) fn forward(
         &self,
         input: Tensor,
@@ -236,6 +246,7 @@ impl Layer {
     ) -> Result<[Tensor; 2], Error> {
         let (dtype, device) = (grad.holds()?, grad.device()?);
         let cast = cast(grad, &self.gradient)?;
+        let [scales, saved_scales] = [&self.gradient, &self.input].map(|operand| operand.scales);
         let none = || torch()?.empty(&[0], dtype, device);
         let of_input = if needs[0] {
             self.multiply(true, [&cast.rowwise, &cast.scale], dtype, None)?
@@ -243,7 +254,9 @@ impl Layer {
             none()?
         };
         let of_weight = if needs[1] {
-            product([&cast.columnwise, &cast.scale], saved, dtype)?
+            let left = Side::columnwise([&cast.columnwise, &cast.scale], scales)?;
+            let right = Side::columnwise(saved, saved_scales)?;
+            product([left, right], [&cast.columnwise, saved[0]], dtype)?
         } else {
             none()?
         };
@@ -272,10 +285,15 @@ impl Layer {
         let right = Side {
             ptr: weight,
             holds: self.holds[usize::from(columnwise)],
+            scales: self.scales,
+        };
+        let operand = match columnwise {
+            true => &self.gradient,
+            false => &self.input,
         };
         multiply(
             [rows, width, depth],
-            [Side::of(codes, scale)?, right],
+            [Side::rowwise([codes, scale], operand.scales)?, right],
             dtype,
             bias,
             !columnwise,
@@ -288,37 +306,48 @@ impl Layer {
 struct Side {
     ptr: OperandPtr,
     holds: Holds,
+    scales: Scales,
 }
 
 impl Side {
-    fn of(codes: &Tensor, scale: &Tensor) -> Result<Self, Error> {
+    fn rowwise([codes, scale]: [&Tensor; 2], scales: Scales) -> Result<Self, Error> {
+        Self::of([codes, scale], scales, 0)
+    }
+
+    /// The codes have the sides of the transpose.
+    fn columnwise([codes, scale]: [&Tensor; 2], scales: Scales) -> Result<Self, Error> {
+        let [cols, rows] = codes.sides()?;
+        Self::of([codes, scale], scales, scales.begin(rows, cols))
+    }
+
+    fn of([codes, scale]: [&Tensor; 2], scales: Scales, begin: usize) -> Result<Self, Error> {
         let ptr = OperandPtr {
             data: codes.address()?,
-            scale: scale.address()?,
+            scale: scale.address()? + (size_of::<f32>() * begin) as u64,
         };
         Ok(Self {
             ptr,
             holds: codes.holds()?,
+            scales,
         })
     }
 }
 
 /// The product of two casts that are contracted over their inner axes.
-fn product(left: [&Tensor; 2], right: [&Tensor; 2], dtype: Holds) -> Result<Tensor, Error> {
-    let ([rows, depth], [cols, given]) = (left[0].sides()?, right[0].sides()?);
+fn product(sides: [Side; 2], codes: [&Tensor; 2], dtype: Holds) -> Result<Tensor, Error> {
+    let ([rows, depth], [cols, given]) = (codes[0].sides()?, codes[1].sides()?);
     if given != depth {
         return Err(Error::new(format!(
             "the gradient of a layer has {depth} rows and its input had {given}"
         )));
     }
-    let sides = [Side::of(left[0], left[1])?, Side::of(right[0], right[1])?];
     multiply(
         [rows, cols, depth],
         sides,
         dtype,
         None,
         false,
-        left[0].device()?,
+        codes[0].device()?,
     )
 }
 
@@ -346,7 +375,7 @@ fn multiply(
     let torch = torch()?;
     let plain = |side: &Side| {
         Ok::<_, Error>(OperandDesc {
-            scale: ScaleMode::Tensor,
+            scale: side.scales.0,
             ..OperandDesc::plain(dtype_of(side.holds)?, true)
         })
     };
@@ -356,7 +385,8 @@ fn multiply(
         } else {
             Epilogue::None
         },
-        fast_accum: fast,
+        // Sums of scaled groups are in f32 alone.
+        fast_accum: fast && left.scales.is_one() && right.scales.is_one(),
         ..GemmDesc::new(sides, [plain(&left)?, plain(&right)?], dtype_of(dtype)?)
     };
     let out = torch.empty(&sides[..2], dtype, device)?;
@@ -406,7 +436,7 @@ struct Key {
     stream: u64,
     sides: [usize; 2],
     is_f32: bool,
-    addresses: [u64; 4],
+    addresses: [u64; 5],
 }
 
 /// Values as codes of both directions.
@@ -425,16 +455,24 @@ pub(crate) fn cast(values: Tensor, operand: &Operand) -> Result<Cast, Error> {
             ));
         }
     };
+    let scales = operand.scales;
+    let [of_rows, of_columns] = [scales.count(rows, cols), scales.count(cols, rows)];
+    let begin = scales.begin(rows, cols);
     let made = Cast {
         rowwise: torch.empty(&[rows, cols], operand.holds, device)?,
         columnwise: torch.empty(&[cols, rows], operand.holds, device)?,
-        scale: torch.empty(&[], Holds::F32, device)?,
+        scale: match operand.scales.is_one() {
+            true => torch.empty(&[], Holds::F32, device)?,
+            false => torch.empty(&[begin + of_columns], Holds::F32, device)?,
+        },
     };
+    let scale = made.scale.address()?;
     let addresses = [
         values.address()?,
         made.rowwise.address()?,
         made.columnwise.address()?,
-        made.scale.address()?,
+        scale,
+        scale + (size_of::<f32>() * begin) as u64,
     ];
     let stream = torch.stream(device)?;
     let key = Key {
@@ -451,13 +489,21 @@ pub(crate) fn cast(values: Tensor, operand: &Operand) -> Result<Cast, Error> {
         None => {
             let memory =
                 |index: usize, bytes: usize| (addresses[index], bytes, i64::from(device), None);
-            let names = [
+            let codes = [
                 ("rowwise_data", rows * cols),
                 ("columnwise_data", rows * cols),
-                ("tensor_scale", 4),
             ];
-            let buffers = names
-                .into_iter()
+            let of_codes: &[_] = match scales.is_one() {
+                true => &[("tensor_scale", 4)],
+                false => &[
+                    ("rowwise_scale_inv", 4 * of_rows),
+                    ("columnwise_scale_inv", 4 * of_columns),
+                ],
+            };
+            let buffers = codes
+                .iter()
+                .chain(of_codes)
+                .copied()
                 .zip(1..)
                 .map(|((name, bytes), index)| (name.to_owned(), memory(index, bytes)));
             let source = (memory(0, rows * cols * width), dtype);

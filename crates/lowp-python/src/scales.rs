@@ -1,0 +1,55 @@
+//! [`Scales`]: what the scales of an operand belong to, and how many of them a product reads.
+
+use lowp_gemm::ScaleMode;
+
+use crate::error::Error;
+
+/// Entries along the contracted axis that share a scale.
+const GROUP: usize = 128;
+/// Scales of columnwise codes begin at a multiple of so many.
+const ALIGNED: usize = 64;
+
+/// What scales belong to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Scales(pub(crate) ScaleMode);
+
+impl Scales {
+    /// By the name that Python has for it.
+    pub(crate) fn of(name: &str) -> Result<Self, Error> {
+        Ok(Self(match name {
+            "tensor" => ScaleMode::Tensor,
+            "rows" => ScaleMode::Rows,
+            "1x128" => ScaleMode::Vec128,
+            "128x128" => ScaleMode::Square128,
+            other => {
+                return Err(Error::new(format!(
+                    "scales of {other}; products take those of tensor, rows, 1x128 and 128x128"
+                )));
+            }
+        }))
+    }
+
+    /// Whether there is but one.
+    pub(crate) fn is_one(self) -> bool {
+        self.0 == ScaleMode::Tensor
+    }
+
+    /// How many there are for codes of `outer` rows that are contracted over `depth`.
+    pub(crate) fn count(self, outer: usize, depth: usize) -> usize {
+        let groups = depth.div_ceil(GROUP);
+        match self.0 {
+            ScaleMode::Rows => outer,
+            ScaleMode::Vec128 => groups * outer,
+            ScaleMode::Square128 => outer.div_ceil(GROUP) * groups.next_multiple_of(4),
+            ScaleMode::None | ScaleMode::Tensor | ScaleMode::Vec32 | ScaleMode::Vec16 => 1,
+        }
+    }
+
+    /// Where, in the scales of both directions of `rows` x `cols` values, those of columnwise codes begin.
+    pub(crate) fn begin(self, rows: usize, cols: usize) -> usize {
+        match self.is_one() {
+            true => 0,
+            false => self.count(rows, cols).next_multiple_of(ALIGNED),
+        }
+    }
+}
