@@ -4,6 +4,7 @@ use anyhow::{Context, Result, ensure};
 use serde::Deserialize;
 
 use crate::command::{answer, cargo};
+use crate::packages;
 
 /// What may be combined with a program under MIT or Apache-2.0 without terms for the rest of it.
 const ALLOWED: &[&str] = &[
@@ -29,11 +30,6 @@ struct Package {
     license: Option<String>,
 }
 
-#[derive(Debug, Deserialize)]
-struct Metadata {
-    packages: Vec<Package>,
-}
-
 /// Checks the lockfile's packages, with all features and for all systems.
 pub(crate) fn check() -> Result<()> {
     let metadata = || cargo(&["metadata", "--format-version", "1", "--all-features"]);
@@ -47,9 +43,8 @@ pub(crate) fn check() -> Result<()> {
 }
 
 fn check_answer(answer: &[u8]) -> Result<()> {
-    let metadata: Metadata =
-        serde_json::from_slice(answer).context("reading the answer of `cargo metadata`")?;
-    let refused: Vec<String> = metadata.packages.iter().filter_map(refused).collect();
+    let packages: Vec<Package> = packages::read(answer)?;
+    let refused: Vec<String> = packages.iter().filter_map(refused).collect();
     ensure!(
         refused.is_empty(),
         "packages whose licences are not in xtask/src/licences.rs: {}; choose other packages, or add a licence that goes with \
@@ -58,7 +53,7 @@ fn check_answer(answer: &[u8]) -> Result<()> {
     );
     eprintln!(
         "{} packages, all under licences that go with lowp's",
-        metadata.packages.len()
+        packages.len()
     );
     Ok(())
 }

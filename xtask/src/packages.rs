@@ -4,6 +4,7 @@ use std::path::Path;
 
 use anyhow::{Context, Result};
 use serde::Deserialize;
+use serde::de::DeserializeOwned;
 
 use crate::command::{answer, cargo, workspace_root};
 
@@ -41,21 +42,25 @@ pub(crate) enum Kind {
     Dev,
 }
 
-/// The part of cargo's answer that is read.
-#[derive(Debug, Deserialize)]
-struct Metadata {
-    packages: Vec<Package>,
-}
-
 /// The packages of the workspace, sorted by name.
 pub(crate) fn packages() -> Result<Vec<Package>> {
     let command = cargo(&["metadata", "--no-deps", "--format-version", "1"])?;
     parse(&answer(command)?, &workspace_root()?)
 }
 
-fn parse(answer: &[u8], root: &Path) -> Result<Vec<Package>> {
-    let Metadata { mut packages } =
+/// The packages that cargo answers with, each with the part that is read.
+pub(crate) fn read<P: DeserializeOwned>(answer: &[u8]) -> Result<Vec<P>> {
+    #[derive(Deserialize)]
+    struct Metadata<P> {
+        packages: Vec<P>,
+    }
+    let metadata: Metadata<P> =
         serde_json::from_slice(answer).context("reading the answer of `cargo metadata`")?;
+    Ok(metadata.packages)
+}
+
+fn parse(answer: &[u8], root: &Path) -> Result<Vec<Package>> {
+    let mut packages: Vec<Package> = read(answer)?;
     for package in &mut packages {
         // Paths outside the root stay as they are.
         if let Ok(path) = Path::new(&package.manifest).strip_prefix(root) {

@@ -72,14 +72,8 @@ impl Job {
     /// What it adds to what waits.
     fn load(&self) -> Waiting {
         match self {
-            Self::Here(bytes) => Waiting {
-                all: bytes.len(),
-                copied: bytes.len(),
-            },
-            Self::Deferred(_, bytes) => Waiting {
-                all: bytes.len(),
-                copied: 0,
-            },
+            Self::Here(bytes) => [bytes.len(); 2],
+            Self::Deferred(_, bytes) => [bytes.len(), 0],
         }
     }
 
@@ -96,13 +90,8 @@ impl Job {
     }
 }
 
-/// Bytes that wait for the writer, or are being written.
-#[derive(Clone, Copy, Debug, Default)]
-struct Waiting {
-    all: usize,
-    /// Those of full buffers.
-    copied: usize,
-}
+/// Bytes that wait for the writer, or are being written: all, and those of full buffers.
+type Waiting = [usize; 2];
 
 /// What waits for the writer; `None` once it ended.
 #[derive(Debug)]
@@ -121,14 +110,11 @@ impl Load {
     fn add(&self, most: Waiting, more: Waiting) -> bool {
         let waiting = self.waiting.lock().unwrap_or_else(PoisonError::into_inner);
         let full = |waiting: &mut Option<Waiting>| {
-            waiting.is_some_and(|waiting| waiting.all > most.all || waiting.copied > most.copied)
+            waiting.is_some_and(|[all, copied]| all > most[0] || copied > most[1])
         };
         let waiting = self.changed.wait_while(waiting, full);
         let mut waiting = waiting.unwrap_or_else(PoisonError::into_inner);
-        *waiting = waiting.map(|waiting| Waiting {
-            all: waiting.all + more.all,
-            copied: waiting.copied + more.copied,
-        });
+        *waiting = waiting.map(|[all, copied]| [all + more[0], copied + more[1]]);
         waiting.is_some()
     }
 }
@@ -195,11 +181,7 @@ impl BackgroundFile {
     /// Waits until at most `most` bytes are left to be written, in the order in which they were given: the memory that all before them lie
     /// in is free.
     pub(crate) fn settle(&mut self, most: usize) -> io::Result<()> {
-        let most = Waiting {
-            all: most,
-            copied: usize::MAX,
-        };
-        self.wait_for(most, Waiting::default())
+        self.wait_for([most, usize::MAX], [0; 2])
     }
 
     pub(crate) fn finish(mut self) -> io::Result<()> {
@@ -264,16 +246,9 @@ impl BackgroundFile {
             return job.done(&self.file, at).map(drop);
         }
         let load = job.load();
-        let most = Waiting {
-            all: usize::MAX,
-            copied: WAITING.saturating_sub(load.copied),
-        };
-        self.wait_for(most, load)?;
-        let sent = self
-            .writer
-            .as_ref()
-            .map(|writer| writer.jobs.send((at, job)));
-        match sent {
+        self.wait_for([usize::MAX, WAITING.saturating_sub(load[1])], load)?;
+        let writer = self.writer.as_ref();
+        match writer.map(|writer| writer.jobs.send((at, job))) {
             Some(Ok(())) => Ok(()),
             _ => self.ended(),
         }
@@ -281,11 +256,8 @@ impl BackgroundFile {
 
     /// Waits until at most as many bytes wait for the writer, if there is one, as `most` says, and adds `more`.
     fn wait_for(&mut self, most: Waiting, more: Waiting) -> io::Result<()> {
-        match self
-            .writer
-            .as_ref()
-            .is_none_or(|writer| writer.load.add(most, more))
-        {
+        let writer = self.writer.as_ref();
+        match writer.is_none_or(|writer| writer.load.add(most, more)) {
             true => Ok(()),
             false => self.ended(),
         }
@@ -332,22 +304,20 @@ impl Writer {
         let (jobs, given) = channel::<(u64, Job)>();
         let (done, empty) = channel();
         let load = Arc::new(Load {
-            waiting: Mutex::new(Some(Waiting::default())),
+            waiting: Mutex::new(Some([0; 2])),
             changed: Condvar::new(),
         });
         let (file, ending) = (Arc::clone(file), Ending(Arc::clone(&load)));
         let work = move || {
             for (at, job) in given {
-                let load = job.load();
+                let done_now = job.load();
                 if let Some(bytes) = job.done(&file, at)? {
                     // Whoever fills them may be done.
                     drop(done.send(bytes));
                 }
                 ending.0.set(|waiting| {
-                    *waiting = waiting.map(|waiting| Waiting {
-                        all: waiting.all - load.all,
-                        copied: waiting.copied - load.copied,
-                    });
+                    let left = |[all, copied]: Waiting| [all - done_now[0], copied - done_now[1]];
+                    *waiting = waiting.map(left);
                 });
             }
             Ok(())

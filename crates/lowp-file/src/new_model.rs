@@ -2,7 +2,7 @@
 
 use crate::cast::{cast, empty, observe};
 use crate::codes::{Codes, amax_of, check_dtype};
-use crate::error::{Context, FileError, Result, input_error};
+use crate::error::{Context, FileError, Result, input_error, of_tensor};
 use crate::fields::{self, Field, worked};
 use crate::keys;
 use crate::out::Out;
@@ -153,17 +153,12 @@ impl<'a> NewModel<'a> {
                 shown(name),
             )));
         }
-        let quantized = match setup {
-            None => None,
-            Some(setup) => {
-                let fields = setup.check().map_err(FileError::from);
-                let fields = fields.and_then(|()| fields_of(&setup, shape));
-                Some((
-                    setup,
-                    fields.map_err(|why| input_error(format!("'{}': {why}", shown(name))))?,
-                ))
-            }
-        };
+        let quantized = setup.map(|setup| {
+            setup.check()?;
+            Ok((setup, fields_of(&setup, shape)?))
+        });
+        let quantized = quantized.transpose();
+        let quantized = quantized.map_err(|why: FileError| of_tensor(name, why))?;
         self.tensors.push(Tensor {
             name: name.to_owned(),
             dtype,

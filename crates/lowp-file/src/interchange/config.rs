@@ -91,16 +91,13 @@ impl Modules {
                     "config_groups": self.config_groups(true)?,
                 }))
             }
-            Target::Modelopt => {
-                let mut config = json!({
-                    "quant_method": "modelopt",
-                    "producer": producer(),
-                    "ignore": self.plain,
-                    "config_groups": self.config_groups(false)?,
-                });
-                config["quant_algo"] = self.algo().into();
-                Some(config)
-            }
+            Target::Modelopt => Some(json!({
+                "quant_method": "modelopt",
+                "producer": producer(),
+                "ignore": self.plain,
+                "config_groups": self.config_groups(false)?,
+                "quant_algo": self.algo(),
+            })),
             Target::Deepseek => Some(json!({
                 "quant_method": "fp8",
                 "fmt": names(|form| form.name)[0],
