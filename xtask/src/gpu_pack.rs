@@ -100,6 +100,7 @@ const PEERS: &[(&str, &str)] = &[
     ("peers/pairs.py", "peers/pairs.py"),
     ("peers/peers.py", "peers/peers.py"),
     ("peers/fsdp2_gather.py", "peers/fsdp2_gather.py"),
+    ("peers/fsdp2_host.py", "peers/fsdp2_host.py"),
     ("peers/torch_gpt.py", "peers/torch_gpt.py"),
     ("peers/te/te_bench.py", "peers/te/te_bench.py"),
     ("peers/te/capi.py", "peers/te/capi.py"),
