@@ -31,11 +31,9 @@ impl fmt::Display for Departure {
 
 /// What is wrong, with the numbers and the remedy. Ranks are numbered in the world, also where
 /// the operation ran in a group of a split.
-#[derive(Clone, Debug, Error, PartialEq)]
+// Those that travel between processes come first: their numbers count.
+#[derive(Clone, Debug, Error, PartialEq, Serialize, Deserialize)]
 pub enum CommError {
-    /// The backend rejected or failed.
-    #[error(transparent)]
-    Kernel(#[from] KernelError),
     /// A rank failed; every other rank stops with its message.
     #[error("rank {rank} failed: {message} (every rank stopped; fix the cause on rank {rank})")]
     Failed {
@@ -58,18 +56,6 @@ pub enum CommError {
         missing: Vec<usize>,
         /// Collectives of other groups that missing ranks wait in, in words.
         elsewhere: Vec<String>,
-    },
-    /// What carries data between ranks failed here, and no rank has said why.
-    #[error(
-        "{op} failed on rank {rank}: {why} (if another rank ended, that rank has the cause: see the output of each rank)"
-    )]
-    Transport {
-        /// What was called.
-        op: Box<str>,
-        /// This rank.
-        rank: usize,
-        /// What the library says.
-        why: String,
     },
     /// Ranks do different things.
     #[error(
@@ -106,8 +92,26 @@ pub enum CommError {
         /// What went wrong, with the remedy.
         why: String,
     },
+    /// The backend rejected or failed.
+    #[error(transparent)]
+    #[serde(skip)]
+    Kernel(#[from] KernelError),
+    /// What carries data between ranks failed here, and no rank has said why.
+    #[error(
+        "{op} failed on rank {rank}: {why} (if another rank ended, that rank has the cause: see the output of each rank)"
+    )]
+    #[serde(skip)]
+    Transport {
+        /// What was called.
+        op: Box<str>,
+        /// This rank.
+        rank: usize,
+        /// What the library says.
+        why: String,
+    },
     /// A variable of the launcher has a value that means no rank.
     #[error("{variable}={value}: {why}")]
+    #[serde(skip)]
     Launch {
         /// The variable of the environment.
         variable: String,
@@ -120,6 +124,7 @@ pub enum CommError {
     #[error(
         "the thread of rank {rank} of {world} could not be started: {why}; raise the limit of processes (ulimit -u), or use fewer ranks"
     )]
+    #[serde(skip)]
     NoThread {
         /// The first rank that has none.
         rank: usize,
@@ -130,6 +135,7 @@ pub enum CommError {
     },
     /// A rank number outside its world.
     #[error("rank {rank} is outside a world of {world} ranks; ranks count from 0 to world - 1")]
+    #[serde(skip)]
     NoSuchRank {
         /// The rank given.
         rank: usize,
@@ -140,6 +146,7 @@ pub enum CommError {
     #[error(
         "{what} is for {found} ranks, but the communicator has {world}; make it for {world} ranks"
     )]
+    #[serde(skip)]
     World {
         /// Which part.
         what: String,
@@ -150,12 +157,15 @@ pub enum CommError {
     },
     /// A buffer of a collective has another length than its ranges say.
     #[error("{op}, item {item}: {what} holds {found} entries, but the ranges need {needed}")]
+    #[serde(skip)]
     ItemLength {
         /// The collective.
+        #[serde(skip)]
         op: &'static str,
         /// Which item of the batch.
         item: usize,
         /// Which buffer of the item.
+        #[serde(skip)]
         what: &'static str,
         /// Entries needed.
         needed: usize,
@@ -166,6 +176,7 @@ pub enum CommError {
     #[error(
         "'{text}' is not a mesh; write replicate x shard with both at least 1, for example 2x4 (1x4 shards over 4 ranks)"
     )]
+    #[serde(skip)]
     BadMesh {
         /// The text given.
         text: String,
@@ -175,6 +186,7 @@ pub enum CommError {
         "a {replicate}x{shard} mesh needs {} ranks and the world has {world}; choose replicate x shard = {world}",
         replicate * shard
     )]
+    #[serde(skip)]
     MeshWorld {
         /// Number of replicas.
         replicate: usize,
@@ -183,4 +195,21 @@ pub enum CommError {
         /// Number of ranks.
         world: usize,
     },
+}
+
+impl CommError {
+    /// The error as it travels to other processes: what only this rank, `rank`, can make sense of is what it said.
+    pub(crate) fn told(self, rank: usize) -> Self {
+        match self {
+            Self::Failed { .. }
+            | Self::Timeout { .. }
+            | Self::Mismatch { .. }
+            | Self::Departed { .. }
+            | Self::Rendezvous { .. } => self,
+            other => Self::Failed {
+                rank,
+                message: other.to_string(),
+            },
+        }
+    }
 }

@@ -7,7 +7,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use super::frame::{Answer, Cause, GREETING, Hello, LONG, Request, frame, read};
+use super::frame::{Answer, GREETING, Hello, LONG, Request, frame, read};
 use crate::CommError;
 use crate::control::call::Call;
 use crate::control::{Control, Launch, place, request_to_bytes, requests_from_bytes};
@@ -141,7 +141,7 @@ impl Connection {
             let ended = answer.is_err();
             match answer {
                 Ok(Answer::Failed(cause)) => {
-                    inbox.failure.get_or_insert(cause.into());
+                    inbox.failure.get_or_insert(cause);
                 }
                 Ok(answer) => inbox.answer = Some(answer),
                 Err(_) => {
@@ -323,10 +323,7 @@ impl Control for Member {
         let connection = &self.link.0;
         let first = connection.inbox().failure.get_or_insert(cause).clone();
         connection.wake.notify_all();
-        let _gone = connection.send(&Request::Fail(Cause::new(
-            first.clone(),
-            self.members[self.rank],
-        )));
+        let _gone = connection.send(&Request::Fail(first.clone().told(self.members[self.rank])));
         first
     }
 
@@ -351,7 +348,10 @@ mod tests {
         write(&stream, &Answer::Ready)?;
         stream.read_exact(&mut [0])?;
         let (rank, message) = (2, "planted".to_owned());
-        write(&stream, &Answer::Failed(Cause::Failed { rank, message }))
+        write(
+            &stream,
+            &Answer::Failed(CommError::Failed { rank, message }),
+        )
     }
 
     /// A rank in the middle of a large send finds the connection closed before it hears the cause, one time in three.

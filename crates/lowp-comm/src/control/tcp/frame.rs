@@ -46,7 +46,8 @@ pub(super) enum Request {
     Close {
         group: usize,
     },
-    Fail(Cause),
+    /// As [`CommError::told`] makes it.
+    Fail(CommError),
     Leave(Departure),
 }
 
@@ -58,106 +59,8 @@ pub(super) enum Answer {
     /// What the ranks of the group brought.
     Round(Vec<Vec<u8>>),
     Opened(usize),
-    Failed(Cause),
-}
-
-/// The causes that a world ends with, as they travel.
-#[derive(Debug, Serialize, Deserialize)]
-pub(super) enum Cause {
-    Failed {
-        rank: usize,
-        message: String,
-    },
-    Timeout {
-        op: Box<str>,
-        waited_s: f64,
-        missing: Vec<usize>,
-        elsewhere: Vec<String>,
-    },
-    Mismatch {
-        what: String,
-        descriptions: Vec<String>,
-    },
-    Departed {
-        op: Box<str>,
-        rank: usize,
-        how: Departure,
-    },
-    Rendezvous {
-        rank: usize,
-        world: usize,
-        address: String,
-        why: String,
-    },
-}
-
-impl Cause {
-    /// What travels of `error`, which `rank` met.
-    pub(super) fn new(error: CommError, rank: usize) -> Self {
-        match error {
-            CommError::Failed { rank, message } => Cause::Failed { rank, message },
-            CommError::Timeout {
-                op,
-                waited_s,
-                missing,
-                elsewhere,
-            } => Cause::Timeout {
-                op,
-                waited_s,
-                missing,
-                elsewhere,
-            },
-            CommError::Mismatch { what, descriptions } => Cause::Mismatch { what, descriptions },
-            CommError::Departed { op, rank, how } => Cause::Departed { op, rank, how },
-            CommError::Rendezvous {
-                rank,
-                world,
-                address,
-                why,
-            } => Cause::Rendezvous {
-                rank,
-                world,
-                address,
-                why,
-            },
-            other => Cause::Failed {
-                rank,
-                message: other.to_string(),
-            },
-        }
-    }
-}
-
-impl From<Cause> for CommError {
-    fn from(cause: Cause) -> Self {
-        match cause {
-            Cause::Failed { rank, message } => CommError::Failed { rank, message },
-            Cause::Timeout {
-                op,
-                waited_s,
-                missing,
-                elsewhere,
-            } => CommError::Timeout {
-                op,
-                waited_s,
-                missing,
-                elsewhere,
-            },
-            Cause::Mismatch { what, descriptions } => CommError::Mismatch { what, descriptions },
-            Cause::Departed { op, rank, how } => CommError::Departed { op, rank, how },
-            Cause::Rendezvous {
-                rank,
-                world,
-                address,
-                why,
-            } => CommError::Rendezvous {
-                rank,
-                world,
-                address,
-                why,
-            },
-        }
-    }
+    /// The same.
+    Failed(CommError),
 }
 
 /// The bytes of a frame that holds `message`.

@@ -6,7 +6,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use super::frame::{Answer, Cause, GREETING, Hello, LONG, Request, SHORT, frame, read};
+use super::frame::{Answer, GREETING, Hello, LONG, Request, SHORT, frame, read};
 use crate::CommError;
 use crate::control::hub::{Hub, Listener, Post, Round};
 use crate::control::local::LocalControl;
@@ -269,7 +269,7 @@ impl Server {
             self.changed.notify_all();
             // The watcher tells those that were there.
             if let Some(cause) = self.hub.failure() {
-                self.tell(rank, &Answer::Failed(Cause::new(cause, 0)));
+                self.tell(rank, &Answer::Failed(cause.told(0)));
             }
             return Some(rank);
         };
@@ -279,7 +279,7 @@ impl Server {
             address: self.launch.address(),
             why,
         };
-        let answer = Answer::Failed(Cause::new(error.clone(), 0));
+        let answer = Answer::Failed(error.clone().told(0));
         let _gone = super::frame::write(stream, &answer);
         self.hub.fail(error);
         None
@@ -302,7 +302,7 @@ impl Server {
                     let posted = self.hub.post(group, member, Post { call, payload });
                     // Everybody hears of failures from the watcher, but for what came after.
                     if let Err(cause) = posted {
-                        self.tell(rank, &Answer::Failed(Cause::new(cause, 0)));
+                        self.tell(rank, &Answer::Failed(cause.told(0)));
                     }
                 }
                 Ok(Request::Open {
@@ -325,7 +325,7 @@ impl Server {
                     self.hub.close(group);
                 }
                 Ok(Request::Fail(cause)) => {
-                    self.hub.fail(cause.into());
+                    self.hub.fail(cause);
                 }
                 Ok(Request::Leave(how)) => return how,
                 Err(_) => return Departure::Lost,
@@ -352,7 +352,7 @@ impl Server {
     /// Looks after ranks that wait, and tells all how the world ended.
     fn watch(&self) {
         if let Some(cause) = self.hub.watch() {
-            let answer = Answer::Failed(Cause::new(cause.clone(), 0));
+            let answer = Answer::Failed(cause.clone().told(0));
             for rank in 1..self.launch.world {
                 // One that does not read must not keep the news from the others.
                 if let Some(peer) = self.peers[rank].get() {
