@@ -3,8 +3,7 @@
 use crate::custom_op::{output, values, with_values};
 use crate::gemm::{MatRef, product};
 use candle_core::{CpuStorage, CustomOp1, Layout, Result, Shape, Tensor};
-use lowp_format::Phase;
-use lowp_fsdp::OperandRole;
+use lowp_format::{Orientation, Phase, Role};
 use std::borrow::Cow;
 use std::fmt;
 use std::sync::Arc;
@@ -37,14 +36,15 @@ pub trait WeightSource: fmt::Debug + Send + Sync {
 
 /// Quantizes an operand as the recipe says and returns what the product reads: the decoded values.
 pub trait OperandCast: fmt::Debug + Send + Sync {
-    /// `data` is row-major `[tokens, features]`, or for a weight `[outputs, inputs]`, as its source
-    /// decoded it; the result has the same shape.
+    /// `role` is that of the operand, with the orientation in which the product reads it. `data` is
+    /// row-major `[tokens, features]`, or for a weight `[outputs, inputs]`, as its source decoded it;
+    /// the result has the same shape.
     ///
     /// # Errors
     /// A shape that the recipe cannot take.
     fn cast<'a>(
         &self,
-        role: OperandRole,
+        role: (Role, Orientation),
         data: &'a [f32],
         tokens: usize,
         features: usize,
@@ -58,7 +58,7 @@ pub struct Exact;
 impl OperandCast for Exact {
     fn cast<'a>(
         &self,
-        _role: OperandRole,
+        _role: (Role, Orientation),
         data: &'a [f32],
         _tokens: usize,
         _features: usize,
@@ -124,10 +124,14 @@ impl CustomOp1 for QuantLinear {
             );
         }
         let x = values(storage, layout, self.name())?;
-        let x = self.cast.cast(OperandRole::Input, x, tokens, cols)?;
+        let x = self
+            .cast
+            .cast((Role::Activation, Orientation::Rowwise), x, tokens, cols)?;
         let mut y = Vec::new();
         self.weight.with_weight(Phase::Forward, &mut |w| {
-            let w = self.cast.cast(OperandRole::Weight, w, rows, cols)?;
+            let w = self
+                .cast
+                .cast((Role::Weight, Orientation::Rowwise), w, rows, cols)?;
             let x = MatRef::new(&x, tokens, cols);
             y = product(x, MatRef::new(&w, rows, cols).t(), self.threads);
             Ok(())
@@ -142,18 +146,20 @@ impl CustomOp1 for QuantLinear {
         let mut dx = Vec::new();
         let dw = with_values(arg, name, |x| {
             with_values(grad, name, |g| {
-                let dy = self.cast.cast(OperandRole::Gradient, g, tokens, rows)?;
+                let dy = self
+                    .cast
+                    .cast((Role::Gradient, Orientation::Rowwise), g, tokens, rows)?;
                 self.weight.with_weight(Phase::Backward, &mut |w| {
-                    let role = OperandRole::WeightForInputGrad;
+                    let role = (Role::Weight, Orientation::Columnwise);
                     let w = self.cast.cast(role, w, rows, cols)?;
                     let dy = MatRef::new(&dy, tokens, rows);
                     dx = product(dy, MatRef::new(&w, rows, cols), self.threads);
                     Ok(())
                 })?;
                 drop(dy);
-                let role = OperandRole::GradientForWeightGrad;
+                let role = (Role::Gradient, Orientation::Columnwise);
                 let dy = self.cast.cast(role, g, tokens, rows)?;
-                let role = OperandRole::InputForWeightGrad;
+                let role = (Role::Activation, Orientation::Columnwise);
                 let x = self.cast.cast(role, x, tokens, cols)?;
                 let dy = MatRef::new(&dy, tokens, rows);
                 Ok(product(dy.t(), MatRef::new(&x, tokens, cols), self.threads))

@@ -6,8 +6,8 @@ use std::sync::Arc;
 use candle_core::backprop::GradStore;
 use candle_core::{Device, Error, Tensor, Var};
 use lowp_comm::or_abort;
-use lowp_format::{Phase, Recipe};
-use lowp_fsdp::{ModelError, OperandRole, RecipeOperands, ShardedModel, ShardedWeight};
+use lowp_format::{Orientation, Phase, Recipe, Role};
+use lowp_fsdp::{ModelError, RecipeOperands, ShardedModel, ShardedWeight};
 use lowp_kernels::Backend;
 use lowp_optim::{StepOptions, StepReport};
 
@@ -136,7 +136,7 @@ impl<B: Backend, R: Recipe> WeightSource for ShardedWeight<B, R> {
 impl<B: Backend> OperandCast for RecipeOperands<B> {
     fn cast<'a>(
         &self,
-        role: OperandRole,
+        role: (Role, Orientation),
         data: &'a [f32],
         tokens: usize,
         features: usize,

@@ -7,7 +7,7 @@ use smallvec::SmallVec;
 
 use crate::buffer::row_quantum;
 use crate::{
-    Axis, BufferKey, BufferList, BufferSpec, FormatError, Origin, Part, Recipe,
+    Axis, BufferKey, BufferList, BufferSpec, FormatError, Orientation, Origin, Part, Recipe,
     ReshardAfterForward, RowCuts, Shape, Usage,
 };
 
@@ -107,12 +107,17 @@ impl Phase {
     /// Both phases, in the order of a step.
     pub const ALL: [Phase; 2] = [Phase::Forward, Phase::Backward];
 
+    /// The orientation that the phase multiplies by.
+    pub const fn orientation(self) -> Orientation {
+        match self {
+            Phase::Forward => Orientation::Rowwise,
+            Phase::Backward => Orientation::Columnwise,
+        }
+    }
+
     /// The usage that the phase needs.
     pub const fn usage(self) -> Usage {
-        match self {
-            Phase::Forward => Usage::ROWWISE,
-            Phase::Backward => Usage::COLUMNWISE,
-        }
+        self.orientation().usage()
     }
 
     /// `forward` or `backward`.

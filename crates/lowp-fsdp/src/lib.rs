@@ -46,7 +46,7 @@ pub use error::{ModelError, VarShapeError};
 pub use formats::{FormatMismatch, check_formats};
 pub use gradients::Gradients;
 pub use memory::LayerMemory;
-pub use operand::{OperandEncode, OperandPlan, OperandRole, PassState, RecipeOperands, encoded};
+pub use operand::{OperandEncode, OperandPlan, PassState, RecipeOperands, encoded};
 pub use plain_vars::VarPlace;
 pub use sharded_model::{ModelOptions, Passes, ShardedModel, Sharding, WeightBytes};
 pub use sharded_weight::ShardedWeight;

@@ -19,23 +19,6 @@ pub use encode::{OperandEncode, encoded};
 use crate::error::ModelError;
 use crate::memory::{CastBuffers, LayerMemory};
 
-/// The operands of a layer's three products.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum OperandRole {
-    /// `x` in `y = x W^T`: blocks along the features.
-    Input,
-    /// `x` in `dW = dy^T x`: blocks along the tokens.
-    InputForWeightGrad,
-    /// `dy` in `dx = dy W`: blocks along the features.
-    Gradient,
-    /// `dy` in `dW = dy^T x`: blocks along the tokens.
-    GradientForWeightGrad,
-    /// `W` in `y = x W^T`: blocks along the input features.
-    Weight,
-    /// `W` in `dx = dy W`: blocks along the output features.
-    WeightForInputGrad,
-}
-
 /// What all layers of a rank share about the pass that runs now.
 #[derive(Debug, Default)]
 pub struct PassState {
@@ -133,7 +116,8 @@ const MAX_CASTS: usize = 32;
 /// What a planned cast is found by.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct CastKey {
-    role: OperandRole,
+    role: Role,
+    orientation: Orientation,
     shape: Shape,
     first_token: u64,
 }
@@ -208,15 +192,6 @@ impl<B: Backend> RecipeOperands<B> {
         Ok(())
     }
 
-    /// How `role` is quantized; nothing for a weight that is gathered in its recipe.
-    fn kind(&self, role: OperandRole) -> Option<&Kind> {
-        match role {
-            OperandRole::Input | OperandRole::InputForWeightGrad => Some(&self.plan.activation),
-            OperandRole::Gradient | OperandRole::GradientForWeightGrad => Some(&self.plan.gradient),
-            OperandRole::Weight | OperandRole::WeightForInputGrad => self.plan.weight.as_ref(),
-        }
-    }
-
     fn planned(&self, key: CastKey, kind: &Kind) -> Result<Arc<Cast<B>>, ModelError> {
         let Ok(mut casts) = self.casts.lock() else {
             return Err(ModelError::PoisonedCast);
@@ -238,11 +213,13 @@ impl<B: Backend> RecipeOperands<B> {
     fn make(&self, key: CastKey, kind: &Kind) -> Result<Cast<B>, ShardError> {
         let CastKey {
             role,
+            orientation,
             shape,
             first_token,
         } = key;
         let quantizers = &kind.operand.quantizers;
-        let orientation = cast_for(quantizers, orientation(role));
+        let number = number(role, orientation);
+        let orientation = cast_for(quantizers, orientation);
         let usage = orientation.usage();
         let shared = self.memory.cast_buffers(shape, quantizers.buffers(usage))?;
         let (source, targets, out) = {
@@ -256,7 +233,7 @@ impl<B: Backend> RecipeOperands<B> {
             (source, targets.clone(), out)
         };
         let place = (shape, usage, first_token);
-        let encode = self.planned_encode(kind, place, &source, targets, role as u64)?;
+        let encode = self.planned_encode(kind, place, &source, targets, number)?;
         let find = |part| encode.target(orientation, part).cloned();
         let data = find(Part::Data).ok_or_else(|| lowp_format::FormatError::MissingUsage {
             orientation,
@@ -290,23 +267,22 @@ impl<B: Backend> RecipeOperands<B> {
 }
 
 impl<B: Backend> RecipeOperands<B> {
-    /// Quantizes an operand on the host as the recipe says and returns what the product reads: the decoded values. `data` is row-major
+    /// Quantizes an operand of a product on the host as the recipe says and returns what the product reads: the decoded values. `data` is row-major
     /// `[tokens, features]`, or for a weight `[outputs, inputs]`, as its source decoded it; the result has the same shape.
     ///
     /// # Errors
     /// A shape that the recipe cannot take, or a rank failed.
     pub fn cast<'a>(
         &self,
-        role: OperandRole,
+        (role, orientation): (Role, Orientation),
         data: &'a [f32],
         tokens: usize,
         features: usize,
     ) -> Result<Cow<'a, [f32]>, ModelError> {
-        let Some(kind) = self.kind(role) else {
+        let Some(kind) = self.of_role(role) else {
             return Ok(Cow::Borrowed(data));
         };
         let operand = &kind.operand;
-        let orientation = orientation(role);
         let kernel = operand.quantizers.of(orientation).kernel;
         if is_plain(&kernel) || !operand.quantized.contains(orientation.usage()) {
             // The other operand of the product is transformed by its cast.
@@ -325,6 +301,7 @@ impl<B: Backend> RecipeOperands<B> {
         let shape = Shape::new(tokens, features);
         let key = CastKey {
             role,
+            orientation,
             shape,
             first_token,
         };
@@ -340,14 +317,14 @@ impl<B: Backend> RecipeOperands<B> {
     }
 }
 
-/// The direction of the blocks: along the axis that the product contracts.
-fn orientation(role: OperandRole) -> Orientation {
-    match role {
-        OperandRole::Input | OperandRole::Gradient | OperandRole::Weight => Orientation::Rowwise,
-        OperandRole::InputForWeightGrad
-        | OperandRole::GradientForWeightGrad
-        | OperandRole::WeightForInputGrad => Orientation::Columnwise,
-    }
+/// The number of a cast among those of a layer, for its random numbers.
+fn number(role: Role, orientation: Orientation) -> u64 {
+    let first = match role {
+        Role::Activation => 0,
+        Role::Gradient => 2,
+        Role::Weight => 4,
+    };
+    first + orientation as u64
 }
 
 /// Whether values are read as they are.
@@ -390,18 +367,22 @@ mod tests {
             let data = &data[..tokens * 32];
             layer.cast(role, data, tokens, 32).map(Cow::into_owned)
         };
-        let first = cast(OperandRole::Gradient, 16).expect("a cast");
+        let first = cast((Role::Gradient, Orientation::Rowwise), 16).expect("a cast");
         for step in 0..3 * MAX_CASTS as u64 {
             // Other tokens and other shapes in every step, and one that comes again and again.
             layer.pass.begin(0, step * 64, true);
-            cast(OperandRole::Gradient, 64).expect("a cast");
-            cast(OperandRole::Input, 1 + step as usize % 50).expect("a cast");
+            cast((Role::Gradient, Orientation::Rowwise), 64).expect("a cast");
+            cast(
+                (Role::Activation, Orientation::Rowwise),
+                1 + step as usize % 50,
+            )
+            .expect("a cast");
             layer.pass.begin(0, 0, true);
-            cast(OperandRole::Gradient, 16).expect("a cast");
+            cast((Role::Gradient, Orientation::Rowwise), 16).expect("a cast");
             let casts = layer.casts.lock().expect("casts");
             assert!(casts.len() <= MAX_CASTS);
         }
-        let again = cast(OperandRole::Gradient, 16).expect("a cast");
+        let again = cast((Role::Gradient, Orientation::Rowwise), 16).expect("a cast");
         assert_eq!(first, again);
         // Every kept cast holds at most one kind of buffers.
         assert!(memory.cast_kinds() <= MAX_CASTS, "{}", memory.cast_kinds());
@@ -414,10 +395,10 @@ mod tests {
         let data = vec![1.0; 64 * 32];
         for layer in &layers {
             layer
-                .cast(OperandRole::Input, &data, 64, 32)
+                .cast((Role::Activation, Orientation::Rowwise), &data, 64, 32)
                 .expect("a cast");
             layer
-                .cast(OperandRole::InputForWeightGrad, &data, 64, 32)
+                .cast((Role::Activation, Orientation::Columnwise), &data, 64, 32)
                 .expect("a cast");
         }
         assert_eq!(memory.cast_kinds(), 2, "one of each orientation");

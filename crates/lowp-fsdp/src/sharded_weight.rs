@@ -8,9 +8,7 @@ use std::time::{Duration, Instant};
 
 use lowp_checkpoint::{Checkpoint, Late, Piece, weight_record};
 use lowp_comm::{MeshComm, or_abort};
-use lowp_format::{
-    Orientation, Phase, QuantizedTensor, Recipe, RowCuts, Shape, SourceRounding, Usage,
-};
+use lowp_format::{Phase, QuantizedTensor, Recipe, RowCuts, Shape, SourceRounding, Usage};
 use lowp_kernels::{Backend, DecodeJob, KernelError, Source, StepScalars, Work};
 use lowp_shard::{
     Divergence, GatherAccount, GatherGroup, GatherWatch, Reshard, Scratches, ShardError,
@@ -284,7 +282,7 @@ impl<B: Backend, R: Recipe> State<B, R> {
         let mut found = Vec::new();
         for phase in Phase::ALL {
             self.held.unshard(phase)?;
-            let (tensor, orientation) = (self.held.tensor()?, orientation(phase));
+            let (tensor, orientation) = (self.held.tensor()?, phase.orientation());
             let divergence = audit_in_group(backend, tensor, orientation, master, amax)?;
             found.extend(divergence.map(|d| (phase, d)));
         }
@@ -307,7 +305,7 @@ impl<B: Backend, R: Recipe> State<B, R> {
             Some(index) => index,
             None => {
                 let out = Source::F32(scratch.buffer().clone());
-                let job = DecodeJob::new(self.held.tensor()?, orientation(phase), out)?;
+                let job = DecodeJob::new(self.held.tensor()?, phase.orientation(), out)?;
                 let plan = backend.plan(Work::Decode(vec![job]))?;
                 self.decodes.push((key, plan));
                 self.decodes.len() - 1
@@ -322,14 +320,6 @@ impl<B: Backend, R: Recipe> State<B, R> {
     /// Where the gradient goes.
     fn connected(&self) -> Result<(Arc<Gradients<B>>, usize), ModelError> {
         self.gradients.clone().ok_or(ModelError::NotConnected)
-    }
-}
-
-/// The operand that a phase multiplies by.
-fn orientation(phase: Phase) -> Orientation {
-    match phase {
-        Phase::Forward => Orientation::Rowwise,
-        Phase::Backward => Orientation::Columnwise,
     }
 }
 

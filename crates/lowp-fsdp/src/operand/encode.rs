@@ -71,7 +71,7 @@ impl<B: Backend> RecipeOperands<B> {
         self.of_role(role).map(|kind| &kind.operand)
     }
 
-    fn of_role(&self, role: Role) -> Option<&Kind> {
+    pub(super) fn of_role(&self, role: Role) -> Option<&Kind> {
         match role {
             Role::Activation => Some(&self.plan.activation),
             Role::Gradient => Some(&self.plan.gradient),
@@ -238,7 +238,7 @@ impl<B: Backend> RecipeOperands<B> {
 mod tests {
     use super::*;
     use crate::memory::LayerMemory;
-    use crate::operand::{OperandPlan, OperandRole};
+    use crate::operand::OperandPlan;
     use lowp_comm::LocalComm;
     use lowp_format::{AnyRecipe, Part, Recipe};
     use lowp_kernels::{Cpu, DecodeJob};
@@ -272,8 +272,8 @@ mod tests {
                 .plan_encode(Role::Activation, part, &source, |_| Ok(None))
                 .expect("a plan");
             layer.run_encode(&planned, true).expect("a cast");
-            let roles = [OperandRole::Input, OperandRole::InputForWeightGrad];
-            for (orientation, role) in Orientation::ALL.into_iter().zip(roles) {
+            for orientation in Orientation::ALL {
+                let role = (Role::Activation, orientation);
                 let expected = layer
                     .cast(role, &values, SHAPE.rows, SHAPE.cols)
                     .expect("a cast");
