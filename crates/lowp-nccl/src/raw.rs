@@ -325,28 +325,34 @@ fn at<T: Element>(buffer: &CudaBuffer<T>) -> *mut c_void {
     buffer.pointer() as *mut c_void
 }
 
+type Given = Result<(), KernelError>;
+
 impl Calls {
-    /// Gathers pieces of one length, each rank's behind that of the rank before it.
-    pub(crate) fn all_gather<T: Dtype>(
+    /// Gives one call over as many entries as `counted` has: length, dtype, group and stream.
+    fn give<T: Dtype>(
         &self,
-        piece: &CudaBuffer<T>,
-        all: &CudaBuffer<T>,
-    ) -> Result<(), KernelError> {
-        if piece.is_empty() {
+        name: &'static str,
+        counted: &CudaBuffer<T>,
+        call: impl FnOnce(
+            usize,
+            sys::ncclDataType_t,
+            sys::ncclComm_t,
+            sys::cudaStream_t,
+        ) -> Result<NcclStatus, NcclError>,
+    ) -> Given {
+        if counted.is_empty() {
             return Ok(());
         }
-        // SAFETY: the batch keeps both buffers, and its caller made `all` as long as the pieces of all ranks.
-        let given = unsafe {
-            nccl::all_gather(
-                at(piece),
-                at(all),
-                piece.len(),
-                T::DTYPE,
-                self.comm,
-                self.stream,
-            )
-        };
-        given.map(drop).map_err(failed("ncclAllGather"))
+        let given = call(counted.len(), T::DTYPE, self.comm, self.stream);
+        given.map(drop).map_err(failed(name))
+    }
+
+    /// Gathers pieces of one length, each rank's behind that of the rank before it.
+    pub(crate) fn all_gather<T: Dtype>(&self, piece: &CudaBuffer<T>, all: &CudaBuffer<T>) -> Given {
+        self.give("ncclAllGather", piece, |len, dtype, comm, stream| {
+            // SAFETY: the batch keeps both buffers, and its caller made `all` as long as the pieces of all ranks.
+            unsafe { nccl::all_gather(at(piece), at(all), len, dtype, comm, stream) }
+        })
     }
 
     /// Fills `dest` with the `source` of `root`, on every rank.
@@ -355,47 +361,19 @@ impl Calls {
         source: &CudaBuffer<T>,
         dest: &CudaBuffer<T>,
         root: usize,
-    ) -> Result<(), KernelError> {
-        if dest.is_empty() {
-            return Ok(());
-        }
-        // SAFETY: the batch keeps both buffers; `source` is read on `root` alone, where it is as long as `dest`.
-        let given = unsafe {
-            nccl::broadcast(
-                at(source),
-                at(dest),
-                dest.len(),
-                T::DTYPE,
-                number(root),
-                self.comm,
-                self.stream,
-            )
-        };
-        given.map(drop).map_err(failed("ncclBroadcast"))
+    ) -> Given {
+        self.give("ncclBroadcast", dest, |len, dtype, comm, stream| {
+            // SAFETY: the batch keeps both buffers; `source` is read on `root` alone, where it is as long as `dest`.
+            unsafe { nccl::broadcast(at(source), at(dest), len, dtype, number(root), comm, stream) }
+        })
     }
 
     /// Combines `values` over the ranks, in place.
-    pub(crate) fn all_reduce<T: Dtype>(
-        &self,
-        values: &CudaBuffer<T>,
-        op: &Op,
-    ) -> Result<(), KernelError> {
-        if values.is_empty() {
-            return Ok(());
-        }
-        // SAFETY: the batch keeps the buffer.
-        let given = unsafe {
-            nccl::all_reduce(
-                at(values),
-                at(values),
-                values.len(),
-                T::DTYPE,
-                op.raw(),
-                self.comm,
-                self.stream,
-            )
-        };
-        given.map(drop).map_err(failed("ncclAllReduce"))
+    pub(crate) fn all_reduce<T: Dtype>(&self, values: &CudaBuffer<T>, op: &Op) -> Given {
+        self.give("ncclAllReduce", values, |len, dtype, comm, stream| {
+            // SAFETY: the batch keeps the buffer.
+            unsafe { nccl::all_reduce(at(values), at(values), len, dtype, op.raw(), comm, stream) }
+        })
     }
 
     /// Sums over the ranks: `own` gets the part of `all` that is this rank's, where all parts have one length.
@@ -403,23 +381,13 @@ impl Calls {
         &self,
         all: &CudaBuffer<T>,
         own: &CudaBuffer<T>,
-    ) -> Result<(), KernelError> {
-        if own.is_empty() {
-            return Ok(());
-        }
-        // SAFETY: the batch keeps both buffers, and its caller made `all` as long as the parts of all ranks.
-        let given = unsafe {
-            nccl::reduce_scatter(
-                at(all),
-                at(own),
-                own.len(),
-                T::DTYPE,
-                Op::Sum.raw(),
-                self.comm,
-                self.stream,
-            )
-        };
-        given.map(drop).map_err(failed("ncclReduceScatter"))
+    ) -> Given {
+        self.give("ncclReduceScatter", own, |len, dtype, comm, stream| {
+            // SAFETY: the batch keeps both buffers, and its caller made `all` as long as the parts of all ranks.
+            unsafe {
+                nccl::reduce_scatter(at(all), at(own), len, dtype, Op::Sum.raw(), comm, stream)
+            }
+        })
     }
 
     /// Sums `part` over the ranks into `out` of `root`.
@@ -428,69 +396,37 @@ impl Calls {
         part: &CudaBuffer<T>,
         out: &CudaBuffer<T>,
         root: usize,
-    ) -> Result<(), KernelError> {
-        if part.is_empty() {
-            return Ok(());
-        }
-        // SAFETY: the batch keeps both buffers; `out` is written on `root` alone, where it is as long as `part`.
-        let given = unsafe {
-            nccl::reduce(
-                at(part),
-                at(out),
-                part.len(),
-                T::DTYPE,
-                Op::Sum.raw(),
-                number(root),
-                self.comm,
-                self.stream,
-            )
-        };
-        given.map(drop).map_err(failed("ncclReduce"))
+    ) -> Given {
+        self.give("ncclReduce", part, |len, dtype, comm, stream| {
+            // SAFETY: the batch keeps both buffers; `out` is written on `root` alone, where it is as long as `part`.
+            unsafe {
+                nccl::reduce(
+                    at(part),
+                    at(out),
+                    len,
+                    dtype,
+                    Op::Sum.raw(),
+                    number(root),
+                    comm,
+                    stream,
+                )
+            }
+        })
     }
 
     /// Sends `values` to `peer`.
-    pub(crate) fn send<T: Dtype>(
-        &self,
-        values: &CudaBuffer<T>,
-        peer: usize,
-    ) -> Result<(), KernelError> {
-        if values.is_empty() {
-            return Ok(());
-        }
-        // SAFETY: the batch keeps the buffer.
-        let given = unsafe {
-            nccl::send(
-                at(values),
-                values.len(),
-                T::DTYPE,
-                number(peer),
-                self.comm,
-                self.stream,
-            )
-        };
-        given.map(drop).map_err(failed("ncclSend"))
+    pub(crate) fn send<T: Dtype>(&self, values: &CudaBuffer<T>, peer: usize) -> Given {
+        self.give("ncclSend", values, |len, dtype, comm, stream| {
+            // SAFETY: the batch keeps the buffer.
+            unsafe { nccl::send(at(values), len, dtype, number(peer), comm, stream) }
+        })
     }
 
     /// Receives `values` of `peer`.
-    pub(crate) fn recv<T: Dtype>(
-        &self,
-        values: &CudaBuffer<T>,
-        peer: usize,
-    ) -> Result<(), KernelError> {
-        if values.is_empty() {
-            return Ok(());
-        }
-        // SAFETY: the batch keeps the buffer.
-        let given = unsafe {
-            nccl::recv(
-                at(values),
-                values.len(),
-                T::DTYPE,
-                number(peer),
-                self.comm,
-                self.stream,
-            )
-        };
-        given.map(drop).map_err(failed("ncclRecv"))
+    pub(crate) fn recv<T: Dtype>(&self, values: &CudaBuffer<T>, peer: usize) -> Given {
+        self.give("ncclRecv", values, |len, dtype, comm, stream| {
+            // SAFETY: the batch keeps the buffer.
+            unsafe { nccl::recv(at(values), len, dtype, number(peer), comm, stream) }
+        })
     }
 }

@@ -45,6 +45,23 @@ impl Lanes for Avx2 {
     type U = [__m256i; 2];
     type B = __m128i;
 
+    operations! {
+        add(a: F, b: F) -> F = both!(_mm256_add_ps; a, b);
+        mul(a: F, b: F) -> F = both!(_mm256_mul_ps; a, b);
+        div(a: F, b: F) -> F = both!(_mm256_div_ps; a, b);
+        sqrt(a: F) -> F = both!(_mm256_sqrt_ps; a);
+        mul_add(a: F, b: F, c: F) -> F = both!(_mm256_fmadd_ps; a, b, c);
+        min(a: F, b: F) -> F = both!(_mm256_min_ps; b, a);
+        bits(x: F) -> U = both!(_mm256_castps_si256; x);
+        value(x: U) -> F = both!(_mm256_castsi256_ps; x);
+        and(a: U, b: U) -> U = both!(_mm256_and_si256; a, b);
+        or(a: U, b: U) -> U = both!(_mm256_or_si256; a, b);
+        uadd(a: U, b: U) -> U = both!(_mm256_add_epi32; a, b);
+        usub(a: U, b: U) -> U = both!(_mm256_sub_epi32; a, b);
+        umax(a: U, b: U) -> U = both!(_mm256_max_epu32; a, b);
+        umin(a: U, b: U) -> U = both!(_mm256_min_epu32; a, b);
+    }
+
     #[inline(always)]
     fn load(self, line: &Line) -> Self::F {
         proven!([
@@ -96,30 +113,6 @@ impl Lanes for Avx2 {
         proven!([_mm256_set1_ps(x); 2])
     }
     #[inline(always)]
-    fn add(self, a: Self::F, b: Self::F) -> Self::F {
-        both!(_mm256_add_ps; a, b)
-    }
-    #[inline(always)]
-    fn mul(self, a: Self::F, b: Self::F) -> Self::F {
-        both!(_mm256_mul_ps; a, b)
-    }
-    #[inline(always)]
-    fn div(self, a: Self::F, b: Self::F) -> Self::F {
-        both!(_mm256_div_ps; a, b)
-    }
-    #[inline(always)]
-    fn sqrt(self, a: Self::F) -> Self::F {
-        both!(_mm256_sqrt_ps; a)
-    }
-    #[inline(always)]
-    fn mul_add(self, a: Self::F, b: Self::F, c: Self::F) -> Self::F {
-        both!(_mm256_fmadd_ps; a, b, c)
-    }
-    #[inline(always)]
-    fn min(self, a: Self::F, b: Self::F) -> Self::F {
-        both!(_mm256_min_ps; b, a)
-    }
-    #[inline(always)]
     fn raise(self, acc: Self::F, x: Self::F) -> Self::F {
         // Of an unordered pair the instruction returns the second operand.
         proven!({
@@ -156,32 +149,8 @@ impl Lanes for Avx2 {
     }
 
     #[inline(always)]
-    fn bits(self, x: Self::F) -> Self::U {
-        both!(_mm256_castps_si256; x)
-    }
-    #[inline(always)]
-    fn value(self, x: Self::U) -> Self::F {
-        both!(_mm256_castsi256_ps; x)
-    }
-    #[inline(always)]
     fn usplat(self, x: u32) -> Self::U {
         proven!([_mm256_set1_epi32(x.cast_signed()); 2])
-    }
-    #[inline(always)]
-    fn and(self, a: Self::U, b: Self::U) -> Self::U {
-        both!(_mm256_and_si256; a, b)
-    }
-    #[inline(always)]
-    fn or(self, a: Self::U, b: Self::U) -> Self::U {
-        both!(_mm256_or_si256; a, b)
-    }
-    #[inline(always)]
-    fn uadd(self, a: Self::U, b: Self::U) -> Self::U {
-        both!(_mm256_add_epi32; a, b)
-    }
-    #[inline(always)]
-    fn usub(self, a: Self::U, b: Self::U) -> Self::U {
-        both!(_mm256_sub_epi32; a, b)
     }
     #[inline(always)]
     fn shr<const BY: u32>(self, a: Self::U) -> Self::U {
@@ -198,20 +167,12 @@ impl Lanes for Avx2 {
         })
     }
     #[inline(always)]
-    fn umax(self, a: Self::U, b: Self::U) -> Self::U {
-        both!(_mm256_max_epu32; a, b)
-    }
-    #[inline(always)]
     fn any_above(self, a: Self::U, bound: u32) -> bool {
         proven!({
             let bound = _mm256_set1_epi32(bound.cast_signed());
             let most = _mm256_max_epu32(_mm256_max_epu32(a[0], a[1]), bound);
             _mm256_movemask_epi8(_mm256_cmpeq_epi32(most, bound)) != -1
         })
-    }
-    #[inline(always)]
-    fn umin(self, a: Self::U, b: Self::U) -> Self::U {
-        both!(_mm256_min_epu32; a, b)
     }
     #[inline(always)]
     fn if_above(self, a: Self::U, b: Self::U, yes: Self::U, no: Self::U) -> Self::U {

@@ -38,6 +38,26 @@ impl Lanes for Avx512 {
     type U = __m512i;
     type B = __m128i;
 
+    operations! {
+        add(a: F, b: F) -> F = proven!(_mm512_add_ps(a, b));
+        mul(a: F, b: F) -> F = proven!(_mm512_mul_ps(a, b));
+        div(a: F, b: F) -> F = proven!(_mm512_div_ps(a, b));
+        sqrt(a: F) -> F = proven!(_mm512_sqrt_ps(a));
+        mul_add(a: F, b: F, c: F) -> F = proven!(_mm512_fmadd_ps(a, b, c));
+        min(a: F, b: F) -> F = proven!(_mm512_min_ps(b, a));
+        // Of an unordered pair the instruction returns the second operand.
+        raise(acc: F, x: F) -> F = proven!(_mm512_max_ps(_mm512_abs_ps(x), acc));
+        bits(x: F) -> U = proven!(_mm512_castps_si512(x));
+        value(x: U) -> F = proven!(_mm512_castsi512_ps(x));
+        and(a: U, b: U) -> U = proven!(_mm512_and_si512(a, b));
+        or(a: U, b: U) -> U = proven!(_mm512_or_si512(a, b));
+        uadd(a: U, b: U) -> U = proven!(_mm512_add_epi32(a, b));
+        usub(a: U, b: U) -> U = proven!(_mm512_sub_epi32(a, b));
+        umax(a: U, b: U) -> U = proven!(_mm512_max_epu32(a, b));
+        umin(a: U, b: U) -> U = proven!(_mm512_min_epu32(a, b));
+        narrow(x: U) -> B = proven!(_mm512_cvtepi32_epi8(x));
+    }
+
     #[inline(always)]
     fn load(self, line: &Line) -> __m512 {
         proven!(_mm512_loadu_ps(line.as_ptr()))
@@ -71,35 +91,6 @@ impl Lanes for Avx512 {
         proven!(_mm512_set1_ps(x))
     }
     #[inline(always)]
-    fn add(self, a: __m512, b: __m512) -> __m512 {
-        proven!(_mm512_add_ps(a, b))
-    }
-    #[inline(always)]
-    fn mul(self, a: __m512, b: __m512) -> __m512 {
-        proven!(_mm512_mul_ps(a, b))
-    }
-    #[inline(always)]
-    fn div(self, a: __m512, b: __m512) -> __m512 {
-        proven!(_mm512_div_ps(a, b))
-    }
-    #[inline(always)]
-    fn sqrt(self, a: __m512) -> __m512 {
-        proven!(_mm512_sqrt_ps(a))
-    }
-    #[inline(always)]
-    fn mul_add(self, a: __m512, b: __m512, c: __m512) -> __m512 {
-        proven!(_mm512_fmadd_ps(a, b, c))
-    }
-    #[inline(always)]
-    fn min(self, a: __m512, b: __m512) -> __m512 {
-        proven!(_mm512_min_ps(b, a))
-    }
-    #[inline(always)]
-    fn raise(self, acc: __m512, x: __m512) -> __m512 {
-        // Of an unordered pair the instruction returns the second operand.
-        proven!(_mm512_max_ps(_mm512_abs_ps(x), acc))
-    }
-    #[inline(always)]
     fn maxima(self, [a, b, c, d]: [__m512; 4]) -> [f32; 4] {
         proven!({
             let ab = _mm512_max_ps(_mm512_unpacklo_ps(a, b), _mm512_unpackhi_ps(a, b));
@@ -124,32 +115,8 @@ impl Lanes for Avx512 {
     }
 
     #[inline(always)]
-    fn bits(self, x: __m512) -> __m512i {
-        proven!(_mm512_castps_si512(x))
-    }
-    #[inline(always)]
-    fn value(self, x: __m512i) -> __m512 {
-        proven!(_mm512_castsi512_ps(x))
-    }
-    #[inline(always)]
     fn usplat(self, x: u32) -> __m512i {
         proven!(_mm512_set1_epi32(x.cast_signed()))
-    }
-    #[inline(always)]
-    fn and(self, a: __m512i, b: __m512i) -> __m512i {
-        proven!(_mm512_and_si512(a, b))
-    }
-    #[inline(always)]
-    fn or(self, a: __m512i, b: __m512i) -> __m512i {
-        proven!(_mm512_or_si512(a, b))
-    }
-    #[inline(always)]
-    fn uadd(self, a: __m512i, b: __m512i) -> __m512i {
-        proven!(_mm512_add_epi32(a, b))
-    }
-    #[inline(always)]
-    fn usub(self, a: __m512i, b: __m512i) -> __m512i {
-        proven!(_mm512_sub_epi32(a, b))
     }
     #[inline(always)]
     fn shr<const BY: u32>(self, a: __m512i) -> __m512i {
@@ -160,16 +127,8 @@ impl Lanes for Avx512 {
         proven!(_mm512_slli_epi32::<BY>(a))
     }
     #[inline(always)]
-    fn umax(self, a: __m512i, b: __m512i) -> __m512i {
-        proven!(_mm512_max_epu32(a, b))
-    }
-    #[inline(always)]
     fn any_above(self, a: __m512i, bound: u32) -> bool {
         proven!(_mm512_cmpgt_epu32_mask(a, _mm512_set1_epi32(bound.cast_signed())) != 0)
-    }
-    #[inline(always)]
-    fn umin(self, a: __m512i, b: __m512i) -> __m512i {
-        proven!(_mm512_min_epu32(a, b))
     }
     #[inline(always)]
     fn if_above(self, a: __m512i, b: __m512i, yes: __m512i, no: __m512i) -> __m512i {
@@ -202,10 +161,6 @@ impl Lanes for Avx512 {
         })
     }
 
-    #[inline(always)]
-    fn narrow(self, x: __m512i) -> __m128i {
-        proven!(_mm512_cvtepi32_epi8(x))
-    }
     #[inline(always)]
     fn store_narrow(self, [a, b, c, d]: [__m512i; 4], bytes: &mut [u8; 4 * LANES]) {
         proven!({

@@ -4,6 +4,16 @@
 //! [`isa`] makes them, after detection. Every set gives the same bits: integer operations
 //! are exact, and float operations round once, to nearest.
 
+/// Methods of an implementation of [`Lanes`] that take and return vectors: what each computes.
+macro_rules! operations {
+    ($($name:ident($($arg:ident: $Arg:ident),+) -> $Out:ident = $body:expr;)+) => {$(
+        #[inline(always)]
+        fn $name(self, $($arg: Self::$Arg),+) -> Self::$Out {
+            $body
+        }
+    )+};
+}
+
 #[cfg(target_arch = "x86_64")]
 mod avx2;
 #[cfg(target_arch = "x86_64")]

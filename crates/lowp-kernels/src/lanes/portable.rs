@@ -29,6 +29,26 @@ impl Lanes for Portable {
     type B = [u8; LANES];
     const STREAMS: bool = false;
 
+    operations! {
+        add(a: F, b: F) -> F = each!(i => a[i] + b[i]);
+        mul(a: F, b: F) -> F = each!(i => a[i] * b[i]);
+        div(a: F, b: F) -> F = each!(i => a[i] / b[i]);
+        sqrt(a: F) -> F = each!(i => a[i].sqrt());
+        mul_add(a: F, b: F, c: F) -> F = each!(i => a[i].mul_add(b[i], c[i]));
+        min(a: F, b: F) -> F = each!(i => if b[i] < a[i] { b[i] } else { a[i] });
+        raise(acc: F, x: F) -> F = each!(i => if x[i].abs() > acc[i] { x[i].abs() } else { acc[i] });
+        bits(x: F) -> U = each!(i => x[i].to_bits());
+        value(x: U) -> F = each!(i => f32::from_bits(x[i]));
+        and(a: U, b: U) -> U = each!(i => a[i] & b[i]);
+        or(a: U, b: U) -> U = each!(i => a[i] | b[i]);
+        uadd(a: U, b: U) -> U = each!(i => a[i].wrapping_add(b[i]));
+        usub(a: U, b: U) -> U = each!(i => a[i].wrapping_sub(b[i]));
+        umax(a: U, b: U) -> U = each!(i => a[i].max(b[i]));
+        umin(a: U, b: U) -> U = each!(i => a[i].min(b[i]));
+        if_above(a: U, b: U, yes: U, no: U) -> U = each!(i => if a[i] > b[i] { yes[i] } else { no[i] });
+        narrow(x: U) -> B = each!(i => x[i] as u8);
+    }
+
     #[inline(always)]
     fn load(self, line: &Line) -> Self::F {
         *line
@@ -53,65 +73,13 @@ impl Lanes for Portable {
         [x; LANES]
     }
     #[inline(always)]
-    fn add(self, a: Self::F, b: Self::F) -> Self::F {
-        each!(i => a[i] + b[i])
-    }
-    #[inline(always)]
-    fn mul(self, a: Self::F, b: Self::F) -> Self::F {
-        each!(i => a[i] * b[i])
-    }
-    #[inline(always)]
-    fn div(self, a: Self::F, b: Self::F) -> Self::F {
-        each!(i => a[i] / b[i])
-    }
-    #[inline(always)]
-    fn sqrt(self, a: Self::F) -> Self::F {
-        each!(i => a[i].sqrt())
-    }
-    #[inline(always)]
-    fn mul_add(self, a: Self::F, b: Self::F, c: Self::F) -> Self::F {
-        each!(i => a[i].mul_add(b[i], c[i]))
-    }
-    #[inline(always)]
-    fn min(self, a: Self::F, b: Self::F) -> Self::F {
-        each!(i => if b[i] < a[i] { b[i] } else { a[i] })
-    }
-    #[inline(always)]
-    fn raise(self, acc: Self::F, x: Self::F) -> Self::F {
-        each!(i => if x[i].abs() > acc[i] { x[i].abs() } else { acc[i] })
-    }
-    #[inline(always)]
     fn maxima(self, x: [Self::F; 4]) -> [f32; 4] {
         x.map(|lanes| lanes.iter().fold(0.0, |a, &b| if b > a { b } else { a }))
     }
 
     #[inline(always)]
-    fn bits(self, x: Self::F) -> Self::U {
-        each!(i => x[i].to_bits())
-    }
-    #[inline(always)]
-    fn value(self, x: Self::U) -> Self::F {
-        each!(i => f32::from_bits(x[i]))
-    }
-    #[inline(always)]
     fn usplat(self, x: u32) -> Self::U {
         [x; LANES]
-    }
-    #[inline(always)]
-    fn and(self, a: Self::U, b: Self::U) -> Self::U {
-        each!(i => a[i] & b[i])
-    }
-    #[inline(always)]
-    fn or(self, a: Self::U, b: Self::U) -> Self::U {
-        each!(i => a[i] | b[i])
-    }
-    #[inline(always)]
-    fn uadd(self, a: Self::U, b: Self::U) -> Self::U {
-        each!(i => a[i].wrapping_add(b[i]))
-    }
-    #[inline(always)]
-    fn usub(self, a: Self::U, b: Self::U) -> Self::U {
-        each!(i => a[i].wrapping_sub(b[i]))
     }
     #[inline(always)]
     fn shr<const BY: u32>(self, a: Self::U) -> Self::U {
@@ -122,20 +90,8 @@ impl Lanes for Portable {
         each!(i => a[i] << BY)
     }
     #[inline(always)]
-    fn umax(self, a: Self::U, b: Self::U) -> Self::U {
-        each!(i => a[i].max(b[i]))
-    }
-    #[inline(always)]
     fn any_above(self, a: Self::U, bound: u32) -> bool {
         a.iter().fold(false, |any, &x| any | (x > bound))
-    }
-    #[inline(always)]
-    fn umin(self, a: Self::U, b: Self::U) -> Self::U {
-        each!(i => a[i].min(b[i]))
-    }
-    #[inline(always)]
-    fn if_above(self, a: Self::U, b: Self::U, yes: Self::U, no: Self::U) -> Self::U {
-        each!(i => if a[i] > b[i] { yes[i] } else { no[i] })
     }
 
     #[inline(always)]
@@ -151,10 +107,6 @@ impl Lanes for Portable {
         each!(i => u32::from(bytes[i / 2] >> (4 * (i % 2))))
     }
 
-    #[inline(always)]
-    fn narrow(self, x: Self::U) -> Self::B {
-        each!(i => x[i] as u8)
-    }
     #[inline(always)]
     fn store_narrow(self, x: [Self::U; 4], bytes: &mut [u8; 4 * LANES]) {
         *bytes = each!(i => x[i / LANES][i % LANES] as u8);

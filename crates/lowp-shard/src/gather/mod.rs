@@ -14,6 +14,7 @@ use lowp_comm::{Communicator, or_abort, ordered};
 mod account;
 mod graph;
 mod kind;
+mod lending;
 mod meter;
 mod plan;
 pub use plan::batches;

@@ -5,9 +5,10 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use lowp_format::{BufferKey, FormatError};
-use lowp_kernels::{Backend, KernelError};
+use lowp_kernels::Backend;
 
 use super::kind::{GatherKind, KINDS, ParamPlans, label};
+use super::lending::Lending;
 use super::meter::{Meter, Metered};
 use super::scratch::Scratches;
 use super::steps::{LocalWork, MemoryStep, PoolBuffer, memory_steps, pool_buffers};
@@ -62,22 +63,12 @@ fn named<B: Backend>(buffers: &Named<B>, name: (BufferKey, bool)) -> Option<&B::
     found.map(|(_, buffer)| buffer)
 }
 
-/// Sets whose users do not overlap, with the point behind the last use of each.
-type FreeSets<B> = Vec<(Arc<DestinationSet<B>>, <B as Backend>::Event)>;
-
 /// What groups of equal shapes have in common. It goes with the last of them, and its sets with it.
 #[derive(Debug)]
 pub(super) struct Geometry<B: Backend> {
     plans: Arc<[ParamPlans]>,
     /// Sets that no group uses at the moment.
-    free: Mutex<FreeSets<B>>,
-}
-
-impl<B: Backend> Geometry<B> {
-    /// Changes under this lock are whole even if a backend panicked in between.
-    fn lock(&self) -> MutexGuard<'_, FreeSets<B>> {
-        self.free.lock().unwrap_or_else(PoisonError::into_inner)
-    }
+    free: Lending<B, DestinationSet<B>>,
 }
 
 #[derive(Debug)]
@@ -213,7 +204,7 @@ impl<B: Backend> GatherPool<B> {
         }
         let new = Arc::new(Geometry {
             plans: Arc::clone(plans),
-            free: Mutex::default(),
+            free: Lending::new(),
         });
         geometries.push(Arc::downgrade(&new));
         new
@@ -226,8 +217,7 @@ impl<B: Backend> GatherPool<B> {
         geometry: &Arc<Geometry<B>>,
         streams: [&B; 2],
     ) -> Result<Lease<B>, ShardError> {
-        let free = take(&mut geometry.lock(), streams)?;
-        let set = match free {
+        let set = match geometry.free.take(&streams)? {
             Some(set) => set,
             None => {
                 let set = Arc::new(self.make(&geometry.plans)?);
@@ -305,23 +295,6 @@ impl<B: Backend> GatherPool<B> {
     }
 }
 
-/// A free set, behind its last use. One that was given back within a capture stays with the graph, which
-/// writes to it at every launch.
-fn take<B: Backend>(
-    free: &mut FreeSets<B>,
-    streams: [&B; 2],
-) -> Result<Option<Arc<DestinationSet<B>>>, ShardError> {
-    for at in (0..free.len()).rev() {
-        let last_use = &free[at].1;
-        match streams.iter().try_for_each(|stream| stream.wait(last_use)) {
-            Ok(()) => return Ok(Some(free.remove(at).0)),
-            Err(KernelError::InCapture { .. }) => {}
-            Err(error) => return Err(error.into()),
-        }
-    }
-    Ok(None)
-}
-
 /// A borrowed set; goes back to the pool when dropped, to be lent after the work that its stream has by
 /// then.
 #[derive(Debug)]
@@ -333,9 +306,6 @@ pub(super) struct Lease<B: Backend> {
 
 impl<B: Backend> Drop for Lease<B> {
     fn drop(&mut self) {
-        // A device that cannot say when it is done does not get the memory again.
-        if let Ok(last_use) = self.stream.record() {
-            self.geometry.lock().push((Arc::clone(&self.set), last_use));
-        }
+        self.geometry.free.give_back(&self.set, &self.stream);
     }
 }

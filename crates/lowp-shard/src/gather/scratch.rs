@@ -1,10 +1,11 @@
 //! [`Scratch`]: buffers of f32 values that the users of a pool use in turn.
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use lowp_kernels::{Backend, KernelError};
+use lowp_kernels::Backend;
 
+use super::lending::Lending;
 use super::meter::{Meter, Metered};
 use crate::ShardError;
 
@@ -14,12 +15,8 @@ pub struct Scratches<B: Backend> {
     backend: B,
     meter: Arc<Meter>,
     pub(super) len: usize,
-    /// Those that nobody uses at the moment.
-    free: Mutex<Free<B>>,
+    free: Lending<B, Memory<B>>,
 }
-
-/// Buffers, each with the point behind its last use.
-type Free<B> = Vec<(Arc<Memory<B>>, <B as Backend>::Event)>;
 
 #[derive(Debug)]
 struct Memory<B: Backend> {
@@ -56,7 +53,7 @@ impl<B: Backend> Scratches<B> {
             backend: backend.clone(),
             meter: Arc::clone(meter),
             len,
-            free: Mutex::default(),
+            free: Lending::new(),
         }
     }
 
@@ -65,7 +62,7 @@ impl<B: Backend> Scratches<B> {
     /// # Errors
     /// The backend has no room for another buffer.
     pub fn lend(self: &Arc<Self>) -> Result<Scratch<B>, ShardError> {
-        let memory = match self.take()? {
+        let memory = match self.free.take(&[&self.backend])? {
             Some(memory) => memory,
             None => Arc::new(self.make()?),
         };
@@ -82,32 +79,10 @@ impl<B: Backend> Scratches<B> {
             _metered: metered,
         })
     }
-
-    /// A free buffer, behind its last use. One that was given back within a capture stays
-    /// with the graph.
-    fn take(&self) -> Result<Option<Arc<Memory<B>>>, ShardError> {
-        let mut free = self.lock();
-        for at in (0..free.len()).rev() {
-            match self.backend.wait(&free[at].1) {
-                Ok(()) => return Ok(Some(free.remove(at).0)),
-                Err(KernelError::InCapture { .. }) => {}
-                Err(error) => return Err(error.into()),
-            }
-        }
-        Ok(None)
-    }
-
-    /// Changes under this lock are whole even if a backend panicked in between.
-    fn lock(&self) -> MutexGuard<'_, Free<B>> {
-        self.free.lock().unwrap_or_else(PoisonError::into_inner)
-    }
 }
 
 impl<B: Backend> Drop for Scratch<B> {
     fn drop(&mut self) {
-        // A device that cannot say when it is done does not get the memory again.
-        if let Ok(last_use) = self.of.backend.record() {
-            self.of.lock().push((Arc::clone(&self.memory), last_use));
-        }
+        self.of.free.give_back(&self.memory, &self.of.backend);
     }
 }
