@@ -55,7 +55,9 @@ impl Setup {
             model.check_bytes().map_err(UsageError::from)?;
         }
         check_tokens(args, model)?;
-        model.check_parameters().map_err(UsageError::from)?;
+        if folder.is_none() {
+            model.check_parameters().map_err(UsageError::from)?;
+        }
         let steps = steps(args, model)?;
         let lr = match folder.as_ref().is_some_and(|folder| folder.hub.is_some()) {
             true => 2e-5,
@@ -384,10 +386,10 @@ fn amax_groups(
     clippy::cast_possible_truncation,
     reason = "the check is made on the narrow value"
 )]
-fn narrow(field: &'static str, value: f64, zero: bool) -> Result<f32, TrainError> {
+fn narrow(field: &'static str, value: f64, zero: bool) -> Result<f32, UsageError> {
     let narrow = value as f32;
     if narrow.is_finite() && (narrow > 0.0 || (zero && value == 0.0)) {
         return Ok(narrow);
     }
-    Err(TrainError::Number { field, value, zero })
+    Err(TrainError::Number { field, value, zero }.into())
 }

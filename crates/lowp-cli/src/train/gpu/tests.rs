@@ -16,7 +16,7 @@ use lowp_nccl::{NcclComm, NcclOptions};
 use lowp_optim::StepOptions;
 use lowp_shard::GradBucketOptions;
 use lowp_train::network::RankPlace;
-use lowp_train::{Data, Model, Network, Text, text};
+use lowp_train::{Batch, Data, Model, Network, Text};
 use lowp_transformer::Transformer;
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
@@ -114,7 +114,7 @@ fn model<B: Alone>(backend: &B, asked: &Asked) -> (ShardedModel<B, Variant>, B::
         group: config.group(),
         vars: B::Network::VARS,
     };
-    let (linears, vars) = (config.linears(), config.model.vars());
+    let (linears, vars) = (config.linears(), config.vars());
     let layers = config.model.layers;
     let of = |linear: &LinearSpec| config.recipe_of(run, linear, (layers, false));
     let sharded = ShardedModel::new(backend, &mesh, of, &linears, &vars, options);
@@ -152,7 +152,7 @@ fn run<B: Backend, N: Network<B, Batch = Batch>>(
             let first = (sequences.start * config.model.seq) as u64;
             let random = N::random_step(step, micro, config.accumulate);
             sharded.begin(random, first, true).expect("a pass");
-            let batch = text.train(config.seed, step, sequences);
+            let batch = text.train(config.seed, step, sequences).expect("a batch");
             loss += network
                 .train(sharded, &batch, tokens)
                 .expect("a micro-batch");
@@ -241,6 +241,25 @@ fn gradients_in_bf16() {
     let llama = format!("{SMALL} --arch llama --recipe bf16");
     check(&llama, 0.03);
     check(&format!("{llama} --kv-heads 2"), 0.03);
+}
+
+/// Heads of a width of their own, scaled rotary positions, a tied head, and a window that is longer than sequences.
+#[test]
+fn models_of_config_files() {
+    let llama = r#""model_type": "llama", "tie_word_embeddings": true, "rope_theta": 500000.0, "rope_scaling": {"rope_type": "llama3",
+        "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 64}"#;
+    let mistral = r#""model_type": "mistral", "sliding_window": 128"#;
+    for family in [llama, mistral] {
+        let folder = tempfile::tempdir().expect("a folder");
+        let config = format!(
+            r#"{{"hidden_size": 256, "intermediate_size": 384, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2,
+            "head_dim": 32, "vocab_size": 512, "max_position_embeddings": 128, "rms_norm_eps": 1e-6, {family}}}"#
+        );
+        std::fs::write(folder.path().join("config.json"), config).expect("a file");
+        let model = format!("--model {} --from-scratch --seq 128 --batch 4", folder.path().display());
+        check(&format!("{model} --recipe bf16"), 0.03);
+        check(&format!("{model} --recipe fp8-current --recompute"), 0.2);
+    }
 }
 
 #[test]
