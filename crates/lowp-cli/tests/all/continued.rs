@@ -228,19 +228,25 @@ fn options_come_from_a_file() -> Result<()> {
 fn what_cannot_be_continued_is_named() -> Result<()> {
     let bench = begin("llama2")?;
     for (args, why) in [
-        ("--model MODEL", "add --data"),
-        ("--model MODEL --data MODEL/config.json", "holds no tokens"),
+        ("--model MODEL --recipe fp8-current", "add --data"),
         (
-            "--model MODEL --data ids.npy --dim 64",
+            "--model MODEL --recipe fp8-current --data MODEL/config.json",
+            "holds no tokens",
+        ),
+        (
+            "--model MODEL --recipe fp8-current --data ids.npy --dim 64",
             "--dim changes a size",
         ),
-        ("--model MODEL --data ids.npy --no-decay x", "--no-decay"),
         (
-            "--model MODEL --data ids.npy --seq 4000",
+            "--model MODEL --recipe fp8-current --data ids.npy --no-decay x",
+            "--no-decay",
+        ),
+        (
+            "--model MODEL --recipe fp8-current --data ids.npy --seq 4000",
             "too few for --seq 4000",
         ),
         (
-            "--model MODEL --data ids.npy --decay-steps 3",
+            "--model MODEL --recipe fp8-current --data ids.npy --decay-steps 3",
             "--schedule wsd",
         ),
         (
@@ -280,7 +286,7 @@ fn texts_become_tokens() -> Result<()> {
     bench.done("tokenize texts.jsonl --tokenizer MODEL --completions -o data");
     bench.done("train --model MODEL --data data --recipe fp8-rowwise --seq 16 --batch 4 --steps 3 --world-size 2 --save runs");
     bench.done("export runs --to compressed-tensors -o SERVED");
-    let message = bench.rejected(1, "tokenize texts.jsonl --tokenizer MODEL --end w4 -o data");
+    let message = bench.rejected(2, "tokenize texts.jsonl --tokenizer MODEL --end w4 -o data");
     assert!(message.contains("it has tokens already"), "{message}");
     Ok(())
 }

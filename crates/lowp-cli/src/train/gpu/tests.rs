@@ -256,7 +256,10 @@ fn models_of_config_files() {
             "head_dim": 32, "vocab_size": 512, "max_position_embeddings": 128, "rms_norm_eps": 1e-6, {family}}}"#
         );
         std::fs::write(folder.path().join("config.json"), config).expect("a file");
-        let model = format!("--model {} --from-scratch --seq 128 --batch 4", folder.path().display());
+        let model = format!(
+            "--model {} --from-scratch --seq 128 --batch 4",
+            folder.path().display()
+        );
         check(&format!("{model} --recipe bf16"), 0.03);
         check(&format!("{model} --recipe fp8-current --recompute"), 0.2);
     }
