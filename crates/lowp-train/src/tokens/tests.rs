@@ -41,7 +41,7 @@ fn folder(vocab: usize, masked: bool) -> (TempDir, Vec<u32>, Vec<u64>) {
     (folder, all, starts)
 }
 
-fn megatron(folder: &Path, ids: &[u32], lengths: &[i32]) -> PathBuf {
+fn megatron(folder: &Path, ids: &[u32], lengths: &[usize]) -> PathBuf {
     let path = folder.join("data");
     let bytes: Vec<u8> = ids
         .iter()
@@ -53,9 +53,13 @@ fn megatron(folder: &Path, ids: &[u32], lengths: &[i32]) -> PathBuf {
     index.push(8);
     index.extend((lengths.len() as u64).to_le_bytes());
     index.extend((lengths.len() as u64 + 1).to_le_bytes());
-    index.extend(lengths.iter().flat_map(|length| length.to_le_bytes()));
+    index.extend(
+        lengths
+            .iter()
+            .flat_map(|&length| (length as u32).to_le_bytes()),
+    );
     index.extend(vec![0; 8 * lengths.len()]);
-    index.extend((0..=lengths.len() as i64).flat_map(i64::to_le_bytes));
+    index.extend((0..=lengths.len() as u64).flat_map(u64::to_le_bytes));
     fs::write(folder.join("data.idx"), index).expect("a file");
     path
 }
@@ -82,7 +86,7 @@ fn ids_are_those_of_the_files() {
         let places = [
             folder.path().to_owned(),
             npy(folder.path(), &all),
-            megatron(folder.path(), &all, &[all.len() as i32 - 5, 5]),
+            megatron(folder.path(), &all, &[all.len() - 5, 5]),
         ];
         for place in places {
             assert!(Tokens::are_at(&place));
@@ -190,7 +194,7 @@ fn what_cannot_be_read_is_named() {
     assert!(error(&path, PACKING).contains("too few for"));
     fs::write(&path, b"no array").expect("a file");
     assert!(error(&path, PACKING).contains("cannot read"));
-    let data = megatron(folder.path(), &all, &[all.len() as i32 + 1]);
+    let data = megatron(folder.path(), &all, &[all.len() + 1]);
     assert!(error(&data, PACKING).contains("too few for"));
     fs::remove_file(folder.path().join("tokens-00003.bin")).expect("removed");
     assert!(error(folder.path(), PACKING).contains("tokens-00003.bin"));

@@ -16,7 +16,7 @@ use lowp_nccl::{NcclComm, NcclOptions};
 use lowp_optim::StepOptions;
 use lowp_shard::GradBucketOptions;
 use lowp_train::network::RankPlace;
-use lowp_train::{Batch, Data, Model, Network, Text};
+use lowp_train::{Batch, Data, Network, Text};
 use lowp_transformer::Transformer;
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
