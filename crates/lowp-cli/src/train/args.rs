@@ -37,7 +37,7 @@ fn examples() -> String {
   lowp train --sharding zero1 --world-size 3
   lowp train --world-size 4 --data my.txt --dim 256 --layers 6
   lowp train --params 10m --data my-folder --tokens 10000000 --keep-bf16 'block0.*'
-  lowp train --model my-llama --data tokens --recipe fp8-current --steps 500 --save runs"
+  lowp train --model my-llama --data tokens --recipe {DEFAULT_RECIPE} --steps 500 --save runs"
     )
 }
 
