@@ -66,9 +66,9 @@ class _Group:
         if torch.is_inference_mode_enabled() or not self.prepare():
             return None
         indices = tuple([member.index for member in self.members])
-        layout = self.kept.get(indices)
-        if layout is None or not layout.is_of(records):
-            layout = self.kept[indices] = _Layout.of(records, self.members, self.world, self.device)
+        if indices not in self.kept or self.kept[indices] is not None and not self.kept[indices].is_of(records):
+            self.kept[indices] = _Layout.of(records, self.members, self.world, self.device)
+        layout = self.kept[indices]
         if layout is None:
             self.is_prepared = True
             return None
