@@ -1,4 +1,4 @@
-"""Training of a GPT or a Llama in PyTorch over FSDP2: bf16, torchao's float8 and mxfp8, and lowp; optimizer steps and gathers, too.
+"""Training of a GPT or a Llama in PyTorch over FSDP2: bf16, torchao's float8 and mxfp8, and lowp; optimizer steps, layers and gathers, too.
 
     torchrun --nproc-per-node 2 benches/peers/torch_gpt.py train bf16 --compile
     torchrun --nproc-per-node 2 benches/peers/torch_gpt.py train lowp:fp8-current --compile
@@ -6,6 +6,7 @@
     torchrun --nproc-per-node 2 benches/peers/torch_gpt.py train lowp:fp8-current --llama --compile
     torchrun --nproc-per-node 2 benches/peers/torch_gpt.py train lowp:fp8-current --compile --profile
     python3 benches/peers/torch_gpt.py step
+    python3 benches/peers/torch_gpt.py linear --recipes fp8-current fp8-block fp8-block-1d fp8-rowwise
     torchrun --nproc-per-node 2 benches/peers/torch_gpt.py gather
 
 Each run prints lines of JSON. The GPT has the shape of 1b: width 2048, 24 blocks, 16 heads, 32768 words; the Llama is that of
@@ -279,6 +280,42 @@ def steps(args, device):
         torch.cuda.empty_cache()
 
 
+def linears(args, device):
+    """Forward and backward of one linear layer on one GPU, eager and compiled: bf16, and recipes with their codes multiplied and decoded."""
+    from unittest import mock
+
+    import lowp
+    from lowp import _scaled
+
+    for depth, width in ((args.width, 4 * args.width), (4 * args.width, args.width)):
+        x = torch.randn(args.batch * args.length, depth, device=device, dtype=torch.bfloat16, requires_grad=True)
+        grad = torch.randn(args.batch * args.length, width, device=device, dtype=torch.bfloat16)
+
+        def measure(recipe, what, compiled):
+            torch._dynamo.reset()
+            layer = nn.Linear(depth, width, bias=False, device=device, dtype=torch.bfloat16)
+            if recipe is not None:
+                lowp.quantize_model_(layer, recipe)
+            net = torch.compile(layer) if compiled else layer
+
+            def call():
+                net(x).backward(grad)
+                x.grad = layer.weight.grad = None
+
+            ms = timed(call, args.runs, args.warm)
+            flops = 6 * x.shape[0] * depth * width
+            multiplied = recipe is not None and bool(_scaled.serves(x, layer.weight))
+            shape = f"{x.shape[0]}x{depth}x{width}"
+            say(table="linear", what=what, codes=multiplied, compile=compiled, shape=shape, ms=round(ms, 3), tflops=round(flops / ms / 1e9))
+
+        for compiled in (False, True):
+            measure(None, "bf16", compiled)
+            for recipe in args.recipes:
+                measure(recipe, f"lowp:{recipe}", compiled)
+                with mock.patch.object(_scaled, "serves", lambda *_: False):
+                    measure(recipe, f"lowp:{recipe}, decoded", compiled)
+
+
 class _captured:
     """A step as a CUDA graph."""
 
@@ -326,7 +363,7 @@ def gathers(args, device):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("table", choices=("train", "step", "gather"))
+    parser.add_argument("table", choices=("train", "step", "linear", "gather"))
     parser.add_argument("what", nargs="?", default="bf16", help="bf16, torchao, torchao-mxfp8 or lowp:RECIPE")
     parser.add_argument("--compile", action="store_true")
     parser.add_argument("--profile", action="store_true", help="tables of kernels and of operations on the host, behind those of `train`")
@@ -341,8 +378,8 @@ def main():
             setattr(args, name, value)
     device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", 0)))
     torch.cuda.set_device(device)
-    if args.table == "step":
-        steps(args, device)
+    if args.table in ("step", "linear"):
+        (steps if args.table == "step" else linears)(args, device)
         return
     os.environ.setdefault("MASTER_ADDR", "127.0.0.1")
     os.environ.setdefault("MASTER_PORT", "29511")

@@ -152,19 +152,19 @@ class Products(unittest.TestCase):
             layer(torch.randn(64, 528, device=DEVICE, dtype=torch.bfloat16))
         input, _ = _scaled.operands(layer.weight.recipe)
         rowwise, _, scale = _scaled.cast(x, input)
-        weight, of_weight = _scaled.codes(layer.weight._store, "rowwise")
+        weight, of_weight, _ = _scaled.codes(layer.weight._store, "rowwise")
         with self.assertRaisesRegex(lowp.LowpError, "the right operand of a product has .* bytes, but its shape needs"):
-            _scaled.product((rowwise, scale), (weight[:, :256].contiguous(), of_weight), torch.bfloat16)
+            _scaled.product((rowwise, scale, "tensor"), (weight[:, :256].contiguous(), of_weight, "tensor"), torch.bfloat16)
         for bias in (layer.bias[:255], layer.bias.cpu()):
             with self.assertRaises(RuntimeError):
-                _scaled.product((rowwise, scale), (weight, of_weight), torch.bfloat16, bias)
+                _scaled.product((rowwise, scale, "tensor"), (weight, of_weight, "tensor"), torch.bfloat16, bias)
             with self.assertRaises(RuntimeError):
                 nn.functional.linear(x, layer.weight, bias)
         without = nn.functional.linear(x, layer.weight)
         for bias in (layer.bias[:1], torch.randn_like(without)):
             self.assertTrue(torch.equal(nn.functional.linear(x, layer.weight, bias), without + bias))
         with self.assertRaisesRegex(lowp.LowpError, "the scale of an operand of a product is on device"):
-            _scaled.product((rowwise, scale.cpu()), (weight, of_weight), torch.bfloat16)
+            _scaled.product((rowwise, scale.cpu(), "tensor"), (weight, of_weight, "tensor"), torch.bfloat16)
         self.assertTrue(torch.equal(layer(x), right))
 
     def test_freed_codes_are_an_error(self):
@@ -192,6 +192,134 @@ class Products(unittest.TestCase):
                             found.append((out.detach(), own.grad, layer.weight.grad.clone(), layer.bias.grad.clone()))
                         for a, b in zip(*found):
                             self.assertLess((a.float() - b.float()).norm() / b.float().norm(), 1e-2)
+
+
+#: Recipes with more than one scale for a tensor, whose products Hoppers have.
+SCALED = ("fp8-block", "fp8-block-1d", "fp8-rowwise")
+#: Rows of the input, and columns and rows of the weight: whole blocks of 128, four of them, or neither.
+SIDES = ((64, 512, 256), (144, 272, 400), (1040, 1424, 528))
+
+
+def scaled(name, sides, dtype=torch.bfloat16, bias=True, device=DEVICE):
+    """A layer, an input, and a gradient, whose rows, columns and blocks are of different magnitudes."""
+    torch.manual_seed(5)
+    rows, depth, width = sides
+    layer = nn.Linear(depth, width, device=device, dtype=dtype, bias=bias)
+    lowp.quantize_model_(layer, name)
+    spread = lambda n: torch.logspace(-1, 1, n, device=device)
+    x, grad = (torch.randn(rows, side, device=device) * spread(side) * spread(rows).flip(0)[:, None] for side in (depth, width))
+    with torch.no_grad():
+        layer.weight.copy_(layer.weight.dequantize() * spread(depth).flip(0) * spread(width)[:, None])
+    return layer, x.to(dtype), (grad * 1e-3).to(dtype)
+
+
+def products_of(net, layer, x, grad):
+    """The output of ``net``, and the gradients of input, weight and bias."""
+    own = x.clone().requires_grad_()
+    layer.zero_grad()
+    out = net(own)
+    out.backward(grad)
+    return [out.detach(), own.grad, layer.weight.grad.clone(), *(() if layer.bias is None else (layer.bias.grad.clone(),))]
+
+
+def values_of(layer, x, grad):
+    """The same by decoded values of what is multiplied, in float64."""
+    weight = layer.weight
+    input, gradient = _scaled.operands(weight.recipe)
+
+    def of(values, orientation, recipe=None):
+        tensor = values if recipe is None else lowp.quantize(values, recipe)
+        return tensor.dequantize(orientation=orientation, dtype=torch.float32).double()
+
+    out = of(x, "rowwise", input) @ of(weight, "rowwise").t() + (0 if layer.bias is None else layer.bias.double())
+    of_input = of(grad, "rowwise", gradient) @ of(weight, "columnwise")
+    of_weight = of(grad, "columnwise", gradient).t() @ of(x, "columnwise", input)
+    return [out, of_input, of_weight, *(() if layer.bias is None else (grad.double().sum(0),))]
+
+
+def assert_near(test, found, expected, near):
+    for a, b in zip(found, expected, strict=True):
+        test.assertLess((a.double() - b.double()).norm() / b.double().norm(), near)
+
+
+@unittest.skipUnless(torch.cuda.get_device_capability(0) == (9, 0), "products with these scales are those of Hoppers")
+class ScaledProducts(unittest.TestCase):
+    def test_they_are_those_of_the_decoded_operands(self):
+        for name in SCALED:
+            for sides in SIDES:
+                for dtype, near in ((torch.float32, 1e-3), (torch.bfloat16, 1e-2)):
+                    for bias in (True, False):
+                        with self.subTest(name=name, sides=sides, dtype=dtype, bias=bias):
+                            layer, x, grad = scaled(name, sides, dtype, bias)
+                            self.assertTrue(_scaled.serves(x, layer.weight))
+                            found = products_of(layer, layer, x, grad)
+                            self.assertTrue(all(of.dtype == dtype for of in found))
+                            assert_near(self, found, values_of(layer, x, grad), near)
+
+    def test_native_layers_have_the_bits_of_python(self):
+        for name in SCALED:
+            for sides in SIDES:
+                with self.subTest(name=name, sides=sides):
+                    layer, x, grad = scaled(name, sides)
+                    store = layer.weight._store
+                    found, expected = _compile.forward(x, store, layer.bias), _scaled.forward(x, store, layer.bias)
+                    found = [*found, *_compile.backward(grad, *found[1:], store, (True, True))]
+                    expected = [*expected, *_scaled.backward(grad, store, expected[1:], (True, True))]
+                    for index, (a, b) in enumerate(zip(found, expected, strict=True)):
+                        self.assertEqual((a.dtype, a.shape), (b.dtype, b.shape))
+                        if index == 2:  # both directions, with a gap between them that nothing writes
+                            recipe = _scaled.operands(store.recipe)[0]
+                            for codes, way in ((x, "rowwise"), (found[1], "columnwise")):
+                                own, other = (_scaled._side(codes, scale, recipe, way)[1] for scale in (a, b))
+                                self.assertTrue(torch.equal(own, other))
+                        else:
+                            self.assertTrue(torch.equal(a.view(torch.uint8), b.view(torch.uint8)), index)
+
+    def test_compiled_layers_multiply_the_same_codes(self):
+        for name in SCALED:
+            for dynamic in (False, True):
+                with self.subTest(name=name, dynamic=dynamic):
+                    torch._dynamo.reset()
+                    layer, x, grad = scaled(name, (144, 272, 400))
+                    compiled = torch.compile(layer, fullgraph=True, dynamic=dynamic)
+                    for rows in (144, 80):
+                        found = products_of(compiled, layer, x[:rows], grad[:rows])
+                        assert_near(self, found, products_of(layer, layer, x[:rows], grad[:rows]), 1e-2)
+                        assert_near(self, found, values_of(layer, x[:rows], grad[:rows]), 1e-2)
+
+    def test_steps_change_what_is_multiplied(self):
+        for name in SCALED:
+            for sides in SIDES[:2]:
+                with self.subTest(name=name, sides=sides):
+                    layer, x, grad = scaled(name, sides)
+                    opt = lowp.AdamW(layer.parameters(), lr=1e-1)
+                    for _ in range(3):
+                        assert_near(self, products_of(layer, layer, x, grad), values_of(layer, x, grad), 1e-2)
+                        opt.step()
+
+    def test_frozen_layers_hold_no_transpose(self):
+        for sides in SIDES:
+            with self.subTest(sides=sides):
+                layer, x, grad = scaled("fp8-block", sides, bias=False)
+                frozen = nn.Linear(*sides[1:], bias=False, device=DEVICE, dtype=torch.bfloat16).requires_grad_(False)
+                lowp.quantize_model_(frozen, "fp8-block")
+                with torch.no_grad():
+                    frozen.weight.copy_(layer.weight)
+                self.assertTrue(frozen.weight._store.leaves_out_columnwise)
+                grads = []
+                for net in (layer, frozen, frozen):
+                    own = x.clone().requires_grad_()
+                    net(own).backward(grad)
+                    grads.append(own.grad)
+                self.assertTrue(torch.equal(grads[0], grads[1]) and torch.equal(grads[1], grads[2]))
+
+    def test_sides_that_do_not_fit_are_decoded(self):
+        for name in SCALED:
+            layer, x, _ = scaled(name, (72, 272, 400))
+            self.assertFalse(_scaled.serves(x, layer.weight))
+            out = layer(x)
+            expected = nn.functional.linear(x, layer.weight.dequantize(orientation="rowwise", dtype=x.dtype), layer.bias)
+            self.assertTrue(torch.equal(out, expected))
 
 
 class Steps(unittest.TestCase):
@@ -292,6 +420,39 @@ def gathered(rank, world):
                 expected = torch.ones(16, rows, device=device) @ whole.dequantize(orientation="columnwise")
                 error = (x.grad - expected).norm() / expected.norm()
                 assert error < (0.08 if name.startswith("fp8-") else 1e-3), (name, reshard, error)
+    return True
+
+
+def scaled_rank(rank, world, compiled):
+    """Layers that FSDP2 gathers: products are those of the whole weight's codes."""
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+
+    device = torch.device("cuda", rank)
+    mesh = init_device_mesh("cuda", (world,))
+    for name in SCALED:
+        for reshard in (True, False):
+            torch._dynamo.reset()
+            # 128 rows of the weight are the smallest number that both phases can be cut at.
+            layer, x, grad = scaled(name, (144, 272, 384 * world), bias=False, device=device)
+            whole = nn.Linear(272, 384 * world, bias=False, device=device, dtype=torch.bfloat16)
+            lowp.quantize_model_(whole, name)
+            with torch.no_grad():
+                whole.weight.copy_(layer.weight)
+            net = nn.Sequential(torch.compile(layer, fullgraph=True) if compiled else layer)
+            fully_shard(net[0], mesh=mesh, reshard_after_forward=reshard)
+            fully_shard(net, mesh=mesh, reshard_after_forward=reshard)
+            for _ in range(3):
+                own, other = (x.clone().requires_grad_() for _ in range(2))
+                out, expected = net(own), whole(other)
+                assert torch.equal(out, expected), (name, reshard, "forward")
+                out.backward(grad)
+                expected.backward(grad)
+                assert torch.equal(own.grad, other.grad), (name, reshard, "gradient of the input")
+                of_weight = layer.weight.grad.full_tensor()
+                error = (of_weight.float() - whole.weight.grad.float()).norm() / whole.weight.grad.float().norm()
+                assert error < 1e-2, (name, reshard, error)
+                layer.weight.grad = whole.weight.grad = None
     return True
 
 
@@ -405,6 +566,13 @@ class Ranks(unittest.TestCase):
             with self.subTest(world=world):
                 self.assertTrue(all(ranks.run(world, gathered, backend="nccl")))
 
+    @unittest.skipUnless(torch.cuda.get_device_capability(0) == (9, 0), "products with these scales are those of Hoppers")
+    def test_gathered_weights_are_multiplied_by_their_scales(self):
+        for world in self.worlds():
+            for compiled in (False, True):
+                with self.subTest(world=world, compiled=compiled):
+                    self.assertTrue(all(ranks.run(world, scaled_rank, compiled, backend="nccl")))
+
     def test_rows_and_optimizer_on_the_host(self):
         for world in self.worlds():
             with self.subTest(world=world):
@@ -430,10 +598,10 @@ class Ranks(unittest.TestCase):
         self.assertLess(seconds, 30)
 
     def test_ranks_train_what_one_process_trains(self):
-        for name in ("mxfp8-2d", "nvfp4-2d", "fp8-current"):
+        for name in ("mxfp8-2d", "nvfp4-2d", "fp8-current", *SCALED):
             alone, _ = model.train(name, 50, device=DEVICE)
             # Products of codes see other batches on other numbers of ranks, with other scales.
-            near = 0.05 if name == "fp8-current" else 1e-3
+            near = 0.05 if name.startswith("fp8-") else 1e-3
             for world in self.worlds():
                 with self.subTest(name=name, world=world):
                     for losses in ranks.run(world, train, name, backend="nccl"):

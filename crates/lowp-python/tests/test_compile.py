@@ -36,14 +36,15 @@ class Compiled(unittest.TestCase):
             self.assertLess(abs(a - b), near)
 
     def test_one_process_trains_alike(self):
-        for name in ("mxfp8", "fp8-current"):
+        for name in ("mxfp8", "fp8-current", "fp8-block", "fp8-block-1d", "fp8-rowwise"):
             for codes in (False, True):
                 with self.subTest(name=name, codes=codes):
                     plain, compiled = (train(0, 1, name, backend, codes, True) for backend in (None, "aot_eager"))
                     self.assert_near(compiled, plain, 1e-5)
 
     def test_ranks_train_alike(self):
-        for name, codes, reshard in (("mxfp8", False, True), ("fp8-current", True, False)):
+        cases = (("mxfp8", False, True), ("fp8-current", True, False), ("fp8-block", True, True), ("fp8-rowwise", True, True))
+        for name, codes, reshard in cases:
             with self.subTest(name=name, codes=codes, reshard=reshard):
                 plain, compiled = (
                     ranks.run(2, train, name, backend, codes, reshard)[0] for backend in (None, "aot_eager")
@@ -74,7 +75,7 @@ class Compiled(unittest.TestCase):
     @unittest.skipUnless(shutil.which("g++"), "inductor compiles C++ for the CPU")
     def test_inductor_and_batches_of_any_size(self):
         torch.manual_seed(3)
-        for name, codes in (("mxfp8", False), ("fp8-current", True)):
+        for name, codes in (("mxfp8", False), ("fp8-current", True), ("fp8-block", True), ("fp8-rowwise", True)):
             layers = nn.Sequential(nn.Linear(64, 96), nn.GELU(), nn.Linear(96, 32, bias=False))
             lowp.quantize_model_(layers, name)
             torch._dynamo.reset()

@@ -52,7 +52,7 @@ class Stores(unittest.TestCase):
     def test_products_of_codes_transpose_them(self):
         for recipe in ("fp8-current", "fp8-delayed"):
             for orientation in ("rowwise", "columnwise"):
-                (codes, scale), (all_codes, all_scale) = (_scaled.codes(layer(recipe, frozen).weight._store, orientation) for frozen in (True, False))
+                (codes, scale, _), (all_codes, all_scale, _) = (_scaled.codes(layer(recipe, frozen).weight._store, orientation) for frozen in (True, False))
                 self.assertTrue(codes.is_contiguous())
                 self.assertTrue(torch.equal(codes.view(torch.uint8), all_codes.view(torch.uint8)))
                 self.assertTrue(torch.equal(scale, all_scale))

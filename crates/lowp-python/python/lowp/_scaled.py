@@ -48,7 +48,15 @@ def _fits(side):
 def _multiplies(device, recipe):
     if device.type != "cuda" or operands(recipe) is None:
         return False
-    return kind(recipe, torch.cuda.get_device_capability(device)) is not None
+    found = kind(recipe, torch.cuda.get_device_capability(device))
+    return found is not None and (found == "Fp8Tensor" or _has_scaled())
+
+
+@functools.cache
+def _has_scaled():
+    """Whether this PyTorch's cuBLASLt, 12.9 or later, has products with more than one scale for an operand."""
+    version = torch.version.cuda
+    return version is not None and tuple(map(int, version.split(".")[:2])) >= (12, 9)
 
 
 def kind(recipe, capability=_HOPPER):
