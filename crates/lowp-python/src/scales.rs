@@ -45,6 +45,14 @@ impl Scales {
         }
     }
 
+    /// How many scales both directions of `rows` x `cols` values have together, with the gap between them.
+    pub(crate) fn both(self, rows: usize, cols: usize) -> usize {
+        match self.is_one() {
+            true => 1,
+            false => self.begin(rows, cols) + self.count(cols, rows),
+        }
+    }
+
     /// Where, in the scales of both directions of `rows` x `cols` values, those of columnwise codes begin.
     pub(crate) fn begin(self, rows: usize, cols: usize) -> usize {
         match self.is_one() {

@@ -23,6 +23,8 @@ use crate::scales::Scales;
 const CASTS: usize = 4096;
 /// Bytes that a product works in: as many as PyTorch gives its own on a Hopper, taken from PyTorch for each product.
 const WORKSPACE: usize = 32 << 20;
+/// What addresses of operands are multiples of.
+const ALIGNED: usize = 256;
 
 /// What inputs or gradients are cast to.
 #[derive(Debug)]
@@ -227,13 +229,15 @@ impl Layer {
         input: Tensor,
         bias: Option<Tensor>,
     ) -> Result<(Tensor, Tensor, Tensor), Error> {
-        let dtype = input.holds()?;
-        let Cast {
-            rowwise,
-            columnwise,
-            scale,
-        } = cast(input, &self.input)?;
-        let out = self.multiply(false, [&rowwise, &scale], dtype, bias)?;
+        let (torch, input) = (torch()?, input.contiguous()?);
+        let (dtype, device, [rows, cols]) = (input.holds()?, input.device()?, input.sides()?);
+        let (columnwise, scale) = self.input.kept([rows, cols], device)?;
+        let memory = torch.empty(&[WORKSPACE + rows * cols], Holds::Bytes, device)?;
+        let workspace = memory.address()?;
+        let rowwise = workspace + WORKSPACE as u64;
+        let addresses = [rowwise, columnwise.address()?, scale.address()?];
+        let [side, _] = cast_to(&input, &self.input, addresses)?;
+        let out = self.multiply(false, side, dtype, bias, (device, workspace))?;
         Ok((out, columnwise, scale))
     }
 
@@ -244,66 +248,85 @@ impl Layer {
         saved: [&Tensor; 2],
         needs: [bool; 2],
     ) -> Result<[Tensor; 2], Error> {
-        let (dtype, device) = (grad.holds()?, grad.device()?);
-        let cast = cast(grad, &self.gradient)?;
-        let [scales, saved_scales] = [&self.gradient, &self.input].map(|operand| operand.scales);
-        let none = || torch()?.empty(&[0], dtype, device);
+        let (torch, grad) = (torch()?, grad.contiguous()?);
+        let (dtype, device, [rows, cols]) = (grad.holds()?, grad.device()?, grad.sides()?);
+        // One allocation for all that ends with this call.
+        let codes = (rows * cols).next_multiple_of(ALIGNED);
+        let scales = size_of::<f32>() * self.gradient.scales.both(rows, cols);
+        let memory = torch.empty(&[WORKSPACE + 2 * codes + scales], Holds::Bytes, device)?;
+        let workspace = memory.address()?;
+        let at = |bytes: usize| workspace + (WORKSPACE + bytes) as u64;
+        let [rowwise, columnwise] =
+            cast_to(&grad, &self.gradient, [at(0), at(codes), at(2 * codes)])?;
+        let place = (device, workspace);
+        let none = || torch.empty(&[0], dtype, device);
         let of_input = if needs[0] {
-            self.multiply(true, [&cast.rowwise, &cast.scale], dtype, None)?
+            self.multiply(true, rowwise, dtype, None, place)?
         } else {
             none()?
         };
         let of_weight = if needs[1] {
-            let left = Side::columnwise([&cast.columnwise, &cast.scale], scales)?;
-            let right = Side::columnwise(saved, saved_scales)?;
-            product([left, right], [&cast.columnwise, saved[0]], dtype)?
+            let input = Side::columnwise(saved, self.input.scales)?;
+            let ([_, depth], [_, given]) = (columnwise.sides, input.sides);
+            if given != depth {
+                return Err(Error::new(format!(
+                    "the gradient of a layer has {depth} rows and its input had {given}"
+                )));
+            }
+            multiply([columnwise, input], dtype, None, false, place)?
         } else {
             none()?
         };
         Ok([of_input, of_weight])
     }
 
-    /// The product of codes of rows with those of the weight: with rowwise ones for the output, else for the gradient of the input.
-    pub(crate) fn multiply(
+    /// The output for codes of an input.
+    pub(crate) fn forward_of(
         &self,
-        columnwise: bool,
         [codes, scale]: [&Tensor; 2],
         dtype: Holds,
         bias: Option<Tensor>,
+    ) -> Result<Tensor, Error> {
+        let device = codes.device()?;
+        let memory = torch()?.empty(&[WORKSPACE], Holds::Bytes, device)?;
+        let side = Side::rowwise([codes, scale], self.input.scales)?;
+        self.multiply(false, side, dtype, bias, (device, memory.address()?))
+    }
+
+    /// The product of codes of rows with those of the weight: with rowwise ones for the output, else for the gradient of the input.
+    fn multiply(
+        &self,
+        columnwise: bool,
+        left: Side,
+        dtype: Holds,
+        bias: Option<Tensor>,
+        place: (i32, u64),
     ) -> Result<Tensor, Error> {
         let (weight, _kept) = self.codes(columnwise)?;
         let [mut width, mut depth] = self.sides;
         if columnwise {
             (width, depth) = (depth, width);
         }
-        let [rows, given] = codes.sides()?;
+        let [_, given] = left.sides;
         if given != depth {
             return Err(Error::new(format!(
                 "an operand of a layer has {given} columns and the weight needs {depth}"
             )));
         }
         let right = Side {
+            sides: [width, depth],
             ptr: weight,
             holds: self.holds[usize::from(columnwise)],
             scales: self.scales,
         };
-        let operand = match columnwise {
-            true => &self.gradient,
-            false => &self.input,
-        };
-        multiply(
-            [rows, width, depth],
-            [Side::rowwise([codes, scale], operand.scales)?, right],
-            dtype,
-            bias,
-            !columnwise,
-            codes.device()?,
-        )
+        multiply([left, right], dtype, bias, !columnwise, place)
     }
 }
 
-/// One operand of a product.
+/// One operand of a product: codes whose inner axis is contracted.
 struct Side {
+    /// Rows and columns of the codes.
+    sides: [usize; 2],
     ptr: OperandPtr,
     holds: Holds,
     scales: Scales,
@@ -326,29 +349,12 @@ impl Side {
             scale: scale.address()? + (size_of::<f32>() * begin) as u64,
         };
         Ok(Self {
+            sides: codes.sides()?,
             ptr,
             holds: codes.holds()?,
             scales,
         })
     }
-}
-
-/// The product of two casts that are contracted over their inner axes.
-fn product(sides: [Side; 2], codes: [&Tensor; 2], dtype: Holds) -> Result<Tensor, Error> {
-    let ([rows, depth], [cols, given]) = (codes[0].sides()?, codes[1].sides()?);
-    if given != depth {
-        return Err(Error::new(format!(
-            "the gradient of a layer has {depth} rows and its input had {given}"
-        )));
-    }
-    multiply(
-        [rows, cols, depth],
-        sides,
-        dtype,
-        None,
-        false,
-        codes[0].device()?,
-    )
 }
 
 fn dtype_of(holds: Holds) -> Result<Dtype, Error> {
@@ -363,15 +369,16 @@ fn dtype_of(holds: Holds) -> Result<Dtype, Error> {
     }
 }
 
-/// `left @ right.T` for `sides` (rows, columns, depth), as `Products` multiplies.
+/// `left @ right.T`, as `Products` multiplies, on a device in its memory of `WORKSPACE` bytes.
 fn multiply(
-    sides: [usize; 3],
     [left, right]: [Side; 2],
     dtype: Holds,
     bias: Option<Tensor>,
     fast: bool,
-    device: i32,
+    (device, workspace): (i32, u64),
 ) -> Result<Tensor, Error> {
+    let ([rows, depth], [cols, _]) = (left.sides, right.sides);
+    let sides = [rows, cols, depth];
     let torch = torch()?;
     let plain = |side: &Side| {
         Ok::<_, Error>(OperandDesc {
@@ -390,8 +397,7 @@ fn multiply(
         ..GemmDesc::new(sides, [plain(&left)?, plain(&right)?], dtype_of(dtype)?)
     };
     let out = torch.empty(&sides[..2], dtype, device)?;
-    let memory = torch.empty(&[WORKSPACE], Holds::Bytes, device)?;
-    let workspace = Workspace::foreign(memory.address()?, WORKSPACE);
+    let workspace = Workspace::foreign(workspace, WORKSPACE);
     let bias = bias.map_or(Ok(0), |bias| bias.bias(sides[1], device))?;
     let products = products(device, torch.stream(device)?)?;
     // SAFETY: addresses are those of contiguous tensors of these shapes on this device; PyTorch reuses memory of a stream after the work of
@@ -439,12 +445,42 @@ struct Key {
     addresses: [u64; 5],
 }
 
+impl Operand {
+    /// Memory for columnwise codes of values, and for their scales of both directions.
+    fn kept(&self, [rows, cols]: [usize; 2], device: i32) -> Result<(Tensor, Tensor), Error> {
+        let torch = torch()?;
+        let columnwise = torch.empty(&[cols, rows], self.holds, device)?;
+        let both = [self.scales.both(rows, cols)];
+        let sides: &[usize] = if self.scales.is_one() { &[] } else { &both };
+        Ok((columnwise, torch.empty(sides, Holds::F32, device)?))
+    }
+}
+
 /// Values as codes of both directions.
 pub(crate) fn cast(values: Tensor, operand: &Operand) -> Result<Cast, Error> {
+    let values = values.contiguous()?;
+    let (sides, device) = (values.sides()?, values.device()?);
+    let (columnwise, scale) = operand.kept(sides, device)?;
+    let made = Cast {
+        rowwise: torch()?.empty(&sides, operand.holds, device)?,
+        columnwise,
+        scale,
+    };
+    let all = [&made.rowwise, &made.columnwise, &made.scale];
+    let [rowwise, columnwise, scale] = all.map(Tensor::address);
+    cast_to(&values, operand, [rowwise?, columnwise?, scale?])?;
+    Ok(made)
+}
+
+/// Contiguous values as codes of both directions, which go to `rowwise` and `columnwise`, and their scales to `scale`.
+fn cast_to(
+    values: &Tensor,
+    operand: &Operand,
+    [rowwise, columnwise, scale]: [u64; 3],
+) -> Result<[Side; 2], Error> {
     static PLANNED: LazyLock<Mutex<Recent<Key, Arc<Encode<Cuda>>>>> =
         LazyLock::new(|| Mutex::new(Recent::new(CASTS)));
     let torch = torch()?;
-    let values = values.contiguous()?;
     let ([rows, cols], device, holds) = (values.sides()?, values.device()?, values.holds()?);
     let (dtype, width) = match holds {
         Holds::F32 => ("float32", 4),
@@ -457,23 +493,8 @@ pub(crate) fn cast(values: Tensor, operand: &Operand) -> Result<Cast, Error> {
     };
     let scales = operand.scales;
     let [of_rows, of_columns] = [scales.count(rows, cols), scales.count(cols, rows)];
-    let begin = scales.begin(rows, cols);
-    let made = Cast {
-        rowwise: torch.empty(&[rows, cols], operand.holds, device)?,
-        columnwise: torch.empty(&[cols, rows], operand.holds, device)?,
-        scale: match operand.scales.is_one() {
-            true => torch.empty(&[], Holds::F32, device)?,
-            false => torch.empty(&[begin + of_columns], Holds::F32, device)?,
-        },
-    };
-    let scale = made.scale.address()?;
-    let addresses = [
-        values.address()?,
-        made.rowwise.address()?,
-        made.columnwise.address()?,
-        scale,
-        scale + (size_of::<f32>() * begin) as u64,
-    ];
+    let of_columnwise = scale + (size_of::<f32>() * scales.begin(rows, cols)) as u64;
+    let addresses = [values.address()?, rowwise, columnwise, scale, of_columnwise];
     let stream = torch.stream(device)?;
     let key = Key {
         operand: operand.number,
@@ -521,5 +542,14 @@ pub(crate) fn cast(values: Tensor, operand: &Operand) -> Result<Cast, Error> {
         }
     };
     planned.run()?;
-    Ok(made)
+    let side = |sides, data, scale| Side {
+        sides,
+        ptr: OperandPtr { data, scale },
+        holds: operand.holds,
+        scales,
+    };
+    Ok([
+        side([rows, cols], rowwise, scale),
+        side([cols, rows], columnwise, of_columnwise),
+    ])
 }

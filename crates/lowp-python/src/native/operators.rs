@@ -100,7 +100,7 @@ unsafe extern "C-unwind" fn multiply(stack: *mut u64, _: u64, _: u64) {
         } else {
             Holds::Bf16
         };
-        stack.give([layer.multiply(false, [&codes, &scale], dtype, bias)?]);
+        stack.give([layer.forward_of([&codes, &scale], dtype, bias)?]);
         Ok(())
     });
 }
