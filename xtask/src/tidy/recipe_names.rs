@@ -38,7 +38,7 @@ const ALLOWED: &[Allowed] = &[
     ),
     (
         "crates/lowp-cli/src/train/args.rs",
-        &["mxfp8", "fp8-current"],
+        &["mxfp8"],
         "the default of --recipe, and examples of its help",
     ),
     (
