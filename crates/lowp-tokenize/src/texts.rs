@@ -96,22 +96,21 @@ fn add(
     writer: &mut TokenWriter,
     texts: &Path,
 ) -> Result<(), TokenizeError> {
-    let failed = |why| TokenizeError::file(texts, why);
-    let (first, second): (Vec<String>, Vec<String>) = documents
-        .into_iter()
-        .map(|[first, second]| (first, second))
-        .unzip();
-    let first = tokenizer.encode(first, true).map_err(failed)?;
+    // A completion goes on where its prompt ends: tokens are those of both as one text.
+    let prompts: Vec<usize> = documents
+        .iter()
+        .map(|[prompt, _]| prompt.chars().count())
+        .collect();
+    let whole = documents.into_iter().map(|parts| parts.concat()).collect();
+    let encoded = tokenizer
+        .encode(whole)
+        .map_err(|why| TokenizeError::file(texts, why))?;
     let masked = matches!(fields, Fields::Completion(_));
-    let second = match masked {
-        true => tokenizer.encode(second, false).map_err(failed)?,
-        false => vec![Vec::new(); first.len()],
-    };
-    for (first, second) in first.into_iter().zip(second) {
-        let mut ids = tokenizer.without_end(first);
-        let mut counted = vec![!masked; ids.len()];
-        counted.extend(second.iter().map(|_| true));
-        ids.extend(second);
+    for (tokens, prompt) in encoded.into_iter().zip(prompts) {
+        let (ids, counted): (Vec<u32>, Vec<bool>) = tokens
+            .into_iter()
+            .map(|token| (token.id, !masked || token.end > prompt))
+            .unzip();
         writer.document(&ids, &counted)?;
     }
     Ok(())

@@ -64,20 +64,29 @@ impl Tokenizer {
         self.digest.clone()
     }
 
-    /// The ids of each of `texts`; with what its template puts before and behind a text where they are `whole`.
-    pub(crate) fn encode(&self, texts: Vec<String>, whole: bool) -> Result<Vec<Vec<u32>>, String> {
-        let encoded = self.inner.encode_batch_fast(texts, whole);
+    /// The tokens of each of `texts`, with what the template of the tokenizer puts around a text, but without the id of the end, which the
+    /// writer adds.
+    pub(crate) fn encode(&self, texts: Vec<String>) -> Result<Vec<Vec<Token>>, String> {
+        let encoded = self.inner.encode_batch_char_offsets(texts, true);
         let encoded = encoded.map_err(|error| error.to_string())?;
-        Ok(encoded.iter().map(|text| text.get_ids().to_vec()).collect())
+        let tokens = |text: &tokenizers::Encoding| {
+            let ids = text.get_ids().iter().zip(text.get_offsets());
+            let mut tokens: Vec<Token> = ids.map(|(&id, &(_, end))| Token { id, end }).collect();
+            if self.end.is_some() && tokens.last().map(|token| token.id) == self.end {
+                tokens.pop();
+            }
+            tokens
+        };
+        Ok(encoded.iter().map(tokens).collect())
     }
+}
 
-    /// Without the id of the end, which the writer adds.
-    pub(crate) fn without_end(&self, mut ids: Vec<u32>) -> Vec<u32> {
-        if self.end.is_some() && ids.last().copied() == self.end {
-            ids.pop();
-        }
-        ids
-    }
+/// A token of a text.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Token {
+    pub(crate) id: u32,
+    /// The number of characters of the text up to its end.
+    pub(crate) end: usize,
 }
 
 /// The id that files next to `path` name as that of the end.

@@ -18,7 +18,7 @@ fn completions_alone_count() -> Result<(), Box<dyn Error>> {
         path("tokenizer_config.json"),
         r#"{"eos_token": {"content": "<end>"}}"#,
     )?;
-    let line = "{\"prompt\": \"a b\", \"completion\": \"c\"}\n";
+    let line = "{\"prompt\": \"a b\", \"completion\": \" c\"}\n";
     fs::write(path("texts.jsonl"), line.repeat(3))?;
     let tokenizer = Tokenizer::open(folder.path(), None)?;
     assert_eq!(tokenizer.ids(), (4, Some(3)));
@@ -37,6 +37,36 @@ fn completions_alone_count() -> Result<(), Box<dyn Error>> {
     let batch = Tokens::open(&data, packing)?.train(0, 0, 0..1)?;
     assert_eq!(*batch.inputs, [0, 1, 2, 3]);
     assert_eq!(*batch.targets, [Batch::IGNORED, 2, 3, Batch::IGNORED]);
+    Ok(())
+}
+
+/// Writes a space before each text that it is given.
+const METASPACE: &str = r#"{"version": "1.0", "added_tokens": [{"id": 4, "content": "<end>", "special": true, "single_word": false, "lstrip": false,
+    "rstrip": false, "normalized": false}], "pre_tokenizer": {"type": "Metaspace", "replacement": "\u2581", "prepend_scheme": "first", "split": true},
+    "model": {"type": "BPE", "vocab": {"\u2581": 0, "a": 1, "b": 2, "\u2581a": 3, "<end>": 4}, "merges": [["\u2581", "a"]]}}"#;
+
+#[test]
+fn a_completion_goes_on_where_its_prompt_ends() -> Result<(), Box<dyn Error>> {
+    let folder = tempfile::tempdir()?;
+    let path = |name: &str| folder.path().join(name);
+    fs::write(path("tokenizer.json"), METASPACE)?;
+    let line = "{\"prompt\": \"a\", \"completion\": \"b\"}\n";
+    fs::write(path("texts.jsonl"), line.repeat(3))?;
+    let tokenizer = Tokenizer::open(folder.path(), Some("<end>"))?;
+    let data = path("data");
+    let mut writer = TokenWriter::new(&data, tokenizer.ids(), true, tokenizer.digest())?;
+    let fields = Fields::Completion(["prompt", "completion"].map(ToOwned::to_owned));
+    tokenize(&path("texts.jsonl"), &tokenizer, &fields, &mut writer)?;
+    writer.finish()?;
+    let packing = Packing {
+        seq: 3,
+        batch: 1,
+        held_out: 0.1,
+        mask_documents: false,
+    };
+    let batch = Tokens::open(&data, packing)?.train(0, 0, 0..1)?;
+    assert_eq!(*batch.inputs, [3, 2, 4]);
+    assert_eq!(*batch.targets, [2, 4, Batch::IGNORED]);
     Ok(())
 }
 

@@ -77,6 +77,11 @@ pub(super) fn read([bin, idx]: &[PathBuf; 2]) -> Result<Shard, TrainError> {
     };
     let documents: Result<Vec<u64>, _> = documents.iter().map(of_document).collect();
     let mut documents = documents?;
+    if let Some(at) = documents.windows(2).position(|pair| pair[0] > pair[1]) {
+        let (before, after) = (documents[at], documents[at + 1]);
+        let why = format!("document {} begins at token {after}, the one before it at {before}", at + 1);
+        return Err(unreadable(idx, why));
+    }
     documents.retain(|&end| end > 0);
     Ok(Shard::open(bin, (0, dtype), tokens)?.with_ends(documents))
 }

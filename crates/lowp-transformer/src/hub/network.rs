@@ -128,28 +128,34 @@ fn rope(keys: &Keys, object: &Map<String, Value>) -> Result<Rope, HubError> {
     if let Some(theta) = value(keys, object, "rope_theta")? {
         rope.theta = theta;
     }
+    whole_heads(keys, object)?;
+    // Transformers reads the first that says something.
     for key in ["rope_scaling", "rope_parameters"] {
-        let Some(mut of) = value::<Map<String, Value>>(keys, object, key)? else {
+        let of = value::<Map<String, Value>>(keys, object, key)?;
+        let Some(mut of) = of.filter(|of| !of.is_empty()) else {
             continue;
         };
+        if let Some((layers, _)) = of.iter().find(|(_, value)| value.is_object()) {
+            let what = format!("other rotary positions in layers of type {layers}");
+            return Err(unable(keys, key, &what));
+        }
         if let Some(theta) = value(keys, &of, "rope_theta")? {
             rope.theta = theta;
         }
-        if let Some(part) = value::<f64>(keys, &of, "partial_rotary_factor")?
-            && part != 1.0
-        {
-            return Err(unable(
-                keys,
-                "partial_rotary_factor",
-                "heads that turn in part",
-            ));
-        }
+        whole_heads(keys, &of)?;
         // The older name.
         if let Some(kind) = of.remove("type") {
             of.entry("rope_type").or_insert(kind);
         }
         let kind = of.entry("rope_type").or_insert_with(|| "default".into());
         let kind = kind.to_string();
+        // The model's own key goes first, and the number of positions stands in for both.
+        let original = "original_max_position_embeddings";
+        let positions = object.get(original).or_else(|| of.get(original));
+        let positions = positions.or_else(|| object.get("max_position_embeddings"));
+        if let Some(positions) = positions.cloned() {
+            of.insert(original.to_owned(), positions);
+        }
         rope.scaling = serde_json::from_value(Value::Object(of)).map_err(|error| {
             let known = "default, linear and llama3";
             unable(
@@ -161,6 +167,7 @@ fn rope(keys: &Keys, object: &Map<String, Value>) -> Result<Rope, HubError> {
                 ),
             )
         })?;
+        break;
     }
     let sound = match rope.scaling {
         RopeScaling::Default => true,
@@ -182,6 +189,15 @@ fn rope(keys: &Keys, object: &Map<String, Value>) -> Result<Rope, HubError> {
             "rope_theta {} with {:?}: the base and the factors must be positive, and the factor of high frequencies the larger one",
             rope.theta, rope.scaling
         ))),
+    }
+}
+
+/// Only whole heads are turned.
+fn whole_heads(keys: &Keys, object: &Map<String, Value>) -> Result<(), HubError> {
+    let key = "partial_rotary_factor";
+    match value::<f64>(keys, object, key)? {
+        None | Some(1.0) => Ok(()),
+        Some(_) => Err(unable(keys, key, "heads that turn in part")),
     }
 }
 

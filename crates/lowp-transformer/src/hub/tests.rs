@@ -249,3 +249,35 @@ fn keys_add_biases_and_take_the_head() {
     assert_eq!(with("mlp_bias"), plain + 2 * (2 * 96 + 64));
     assert_eq!(with("tie_word_embeddings"), plain - 100 * 64);
 }
+
+/// As transformers reads them: the first dictionary that says something, and the model's own length before that of the dictionary.
+#[test]
+fn rotary_positions_are_those_of_transformers() {
+    let rope = |change: Value| -> Result<crate::RopeScaling, String> {
+        let mut config = json!({
+            "model_type": "llama", "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 1, "num_attention_heads": 2,
+            "num_key_value_heads": 2, "vocab_size": 32, "max_position_embeddings": 512,
+        });
+        for (key, value) in change.as_object().expect("keys") {
+            config[key] = value.clone();
+        }
+        let network = super::network::read("config.json", &config);
+        network.map(|network| network.rope.scaling).map_err(|error| error.to_string())
+    };
+    let llama3 = json!({"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0});
+    let original = |of: Value| match rope(of) {
+        Ok(crate::RopeScaling::Llama3 { original_max_position_embeddings, .. }) => original_max_position_embeddings,
+        other => panic!("{other:?}"),
+    };
+    assert_eq!(original(json!({"rope_scaling": llama3, "rope_parameters": {}})), 512);
+    assert_eq!(original(json!({"rope_parameters": llama3, "original_max_position_embeddings": 64})), 64);
+    let linear = json!({"rope_type": "linear", "factor": 2.0});
+    assert_eq!(original(json!({"rope_scaling": llama3, "rope_parameters": linear})), 512);
+    for (of, named) in [
+        (json!({"partial_rotary_factor": 0.5}), "partial_rotary_factor"),
+        (json!({"rope_parameters": {"full_attention": {"rope_type": "default"}}}), "full_attention"),
+    ] {
+        let error = rope(of).expect_err("not computed");
+        assert!(error.contains(named), "{error}");
+    }
+}
