@@ -110,6 +110,19 @@ class Compiled(unittest.TestCase):
         for a, b in zip(*found):
             self.assertTrue(torch.equal(a, b))
 
+    def test_a_bias_of_another_dtype_is_rounded_alike(self):
+        torch.manual_seed(7)
+        x = torch.randn(64, 256).bfloat16()
+        for name in ("fp8-current", "fp8-rowwise", "fp8-block"):
+            torch._dynamo.reset()
+            layer = nn.Linear(256, 256)
+            lowp.quantize_model_(layer, name)
+            compiled = torch.compile(layer, backend="aot_eager", fullgraph=True)
+            with self.subTest(name=name), mock.patch.object(_scaled, "serves", multiplies_codes):
+                found, expected = compiled(x), layer(x)
+                self.assertEqual(found.dtype, torch.bfloat16)
+                self.assertTrue(torch.equal(found, expected))
+
     def test_layers_of_one_input_share_its_codes(self):
         layers = nn.ModuleList(nn.Linear(64, 64, bias=False) for _ in range(3))
         lowp.quantize_model_(layers, "fp8-current")

@@ -61,7 +61,7 @@ class Traced:
         fused = _scaled.fused_beside(self.recipe, bias, input.dtype, self.rows, input.device)
         is_wide, biased = input.dtype is torch.float32, fused is not None
         out = torch.ops.lowp.multiply(rowwise, scale, self.token, self.rows, is_wide, fused if biased else scale, biased)
-        return out if bias is None or biased else out + bias.to(out.dtype), columnwise, scale
+        return out if bias is None or biased else (out + bias).to(out.dtype), columnwise, scale
 
     def backward(self, grad, codes, scale, needs):
         made = torch.ops.lowp.backward(grad, codes, scale, self.token, self.cols, *needs)
