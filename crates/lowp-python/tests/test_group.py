@@ -1,6 +1,8 @@
 """Gathers of whole groups of FSDP2, next to those that PyTorch does: the same bits, whichever rank does which."""
 
+import gc
 import unittest
+import weakref
 from unittest import mock
 
 import torch
@@ -102,7 +104,35 @@ def changed(rank, world):
     return counts
 
 
+def released(rank, world):
+    """How many replaced shards are alive after the next step, without a collector of cycles."""
+    torch.manual_seed(1)
+    net = nn.Sequential(Block(64, 128), Block(64, 128))
+    lowp.quantize_model_(net, "fp8-current")
+    for block in net:
+        fully_shard(block)
+    fully_shard(net)
+
+    def step():
+        net(torch.randn(4, 64)).square().mean().backward()
+
+    for _ in range(3):
+        step()
+    old = [weakref.ref(local._store) for local in (param.to_local() for param in net.parameters()) if isinstance(local, lowp.Tensor)]
+    gc.collect()
+    gc.disable()
+    try:
+        net.load_state_dict({key: value.clone() for key, value in net.state_dict().items()}, assign=True)
+        step()
+        return len(old), sum(store() is not None for store in old)
+    finally:
+        gc.enable()
+
+
 class Groups(unittest.TestCase):
+    def test_shards_that_are_replaced_are_released(self):
+        self.assertEqual(ranks.run(2, released), [(4, 0)] * 2)
+
     def test_the_bits_are_those_of_pytorch(self):
         cases = [(name, 128, 256, policy) for name in recipes() for policy in (True, False)]
         for counts in ranks.run(2, compared, cases):

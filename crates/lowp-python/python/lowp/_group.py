@@ -36,7 +36,7 @@ class _Group:
         self.device, self.world = members[0].store.device, members[0].gathers.world
         self.kept, self.layout, self.is_prepared = {}, None, False
         for member in members:
-            member.group = self
+            member.group = weakref.ref(self)  # FSDP2's record holds both, and a cycle would keep replaced shards until it is collected
             compat.answer(member.record(), member)
 
     def is_current(self):
@@ -51,7 +51,10 @@ class _Group:
         for member in self.members:
             member.sends = member.sent = None
         group = self.of()
-        if group is None or compat.reshards_to_some(group) or not self.is_current():
+        if group is None or not self.is_current():
+            self._drop()
+            return False
+        if compat.reshards_to_some(group):
             return False
         with between_gathers(self._ranks, self.device):
             kept, backward = compat.keeps_whole(group), compat.is_before_backward(group)
@@ -86,6 +89,12 @@ class _Group:
             for member in self.members:
                 member.make()
 
+    def _drop(self):
+        """Holds no weight any more: ``follow`` makes another group of those that replaced them."""
+        self.kept = {}
+        for member in self.members:
+            member.tensor = member.store = member.gathers = member.full = None
+
     def _ranks(self):
         return self.members[0].gathers.group
 
@@ -114,6 +123,7 @@ class _Member:
         record, store, gathers = self.record(), self.store, self.gathers
         return (
             record is not None
+            and store is not None
             and compat.local_of(record.sharded_param) is self.tensor
             and self.tensor._store is store
             and store.gathers is gathers
@@ -142,8 +152,8 @@ class _Member:
 
     def send(self):
         """The bytes that are gathered; ``None`` where PyTorch is to call the hook."""
-        group = self.group
-        if group.members[0] is self:
+        group = self.group()
+        if group is not None and group.members[0] is self:
             if not group.is_prepared:
                 group.prepare()
             group.is_prepared = False
@@ -154,7 +164,7 @@ class _Member:
         if self.sends is None:
             return False
         if not self.is_filled:
-            self.group.fill()
+            self.group().fill()
         self.sends = None
         return True
 
