@@ -81,6 +81,14 @@ pub enum CheckpointError {
     /// Pieces or notes that no checkpoint can have, or a block that no tensor has.
     #[error("{0}")]
     Invalid(String),
+    /// The bytes of a piece did not arrive from the device.
+    #[error("'{name}' cannot be read: {why}")]
+    NoBytes {
+        /// The tensor.
+        name: String,
+        /// Why not.
+        why: String,
+    },
     /// A checkpoint of another version, or of another model than the one that reads it.
     #[error("{}: {why}", .path.display())]
     Other {

@@ -110,8 +110,10 @@ pub(crate) fn write(
     // One piece after the other, so that no more of them than that on its way is in memory twice.
     for piece in pieces {
         let (name, kind) = (piece.name, (piece.dtype, piece.full, piece.block));
-        let unread = |why| CheckpointError::Invalid(format!("'{name}' cannot be read: {why}"));
-        let bytes = piece.bytes.wait().map_err(unread)?;
+        let bytes = match piece.bytes.wait() {
+            Ok(bytes) => bytes,
+            Err(why) => return Err(CheckpointError::NoBytes { name, why }),
+        };
         put(&bytes).map_err(failed())?;
         records.push((name, kind.0, kind.1, kind.2, checksum(&bytes)));
     }

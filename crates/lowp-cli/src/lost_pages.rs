@@ -21,6 +21,7 @@ const LINE: &[u8] = b"error: an input file became shorter while it was read, or 
     writes the file, and run the command again)\n";
 /// What the system says of a page that is not there.
 const BUS_ADRERR: c_int = 2;
+/// Seconds that tidying may take.
 const PATIENCE: u32 = 60;
 
 static HAPPENED: AtomicBool = AtomicBool::new(false);

@@ -9,6 +9,7 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::thread::{self, JoinHandle};
 
+/// Bytes that are written at a time.
 const CHUNK: usize = 1 << 20;
 /// The same of one of many files.
 const SMALL: usize = 64 << 10;

@@ -28,6 +28,7 @@ const CACHED: usize = if cfg!(test) { 1 << 16 } else { 4 << 20 };
 const LONG: usize = if cfg!(test) { 1 << 18 } else { 64 << 20 };
 /// The rows of a band are a multiple of this, four blocks of 128 rows, which scales are padded to at most, or a lower power of two.
 const UNIT: usize = 512;
+/// Rows of a band, at least.
 const LEAST_ROWS: usize = 32;
 /// Rows of a band, at least, where they are not over [`HELD`].
 const USUAL_LEAST_ROWS: usize = 128;

@@ -87,6 +87,7 @@ impl Unpublished {
 
     fn next_to(path: PathBuf, is_folder: bool) -> io::Result<Self> {
         (process::hooks().before_temporary)().map_err(hinted)?;
+        let permissions = fs::metadata(&path).ok().map(|data| data.permissions());
         let temporary = Temporary::next_to(&path).map_err(|error| {
             if is_descriptors(&error) {
                 return hinted(error);
@@ -97,7 +98,7 @@ impl Unpublished {
             ))
         })?;
         Ok(Self {
-            permissions: fs::metadata(&path).ok().map(|data| data.permissions()),
+            permissions,
             path,
             temporary,
             is_folder,

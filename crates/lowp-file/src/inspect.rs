@@ -208,6 +208,7 @@ fn source_of<'a>(tensor: &Quantized, model: &'a Model) -> Result<(Source<'a>, us
     Ok((found, first_row * tensor.full.cols))
 }
 
+/// Bits per element; `None` where there are no elements.
 fn per(bytes: usize, elements: usize) -> Option<f64> {
     (elements > 0).then(|| 8.0 * bytes as f64 / elements as f64)
 }

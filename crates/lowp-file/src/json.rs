@@ -39,7 +39,7 @@ impl JsonObject {
         if plain.iter().find(|byte| !byte.is_ascii_whitespace()) != Some(&b'{') {
             return Err("it is not a JSON object".to_owned());
         }
-        let members = members(&plain);
+        let members = members(&plain).map_err(|e| format!("it is no JSON: {e}"))?;
         Ok(Self { text, members })
     }
 
@@ -56,7 +56,7 @@ impl JsonObject {
         value.transpose()
     }
 
-    /// The object without `key`. The rest of the text stays as it is.
+    /// The object without `key`. The rest of the text stays as it is, and all of it does if it could not be read again.
     pub fn without(&self, key: &str) -> Self {
         let (Some(first), Some(last)) = (self.members.first(), self.members.last()) else {
             return self.clone();
@@ -76,8 +76,10 @@ impl JsonObject {
             is_first = false;
         }
         text.push_str(&self.text[last.place.end..]);
-        let members = members(&without_words(text.clone().into_bytes()));
-        Self { text, members }
+        match members(&without_words(text.clone().into_bytes())) {
+            Ok(members) => Self { text, members },
+            Err(_) => self.clone(),
+        }
     }
 
     /// The object with `value` as that of `key`, after all others and indented as they are.
@@ -110,8 +112,10 @@ impl JsonObject {
                 left.text.replace_range(open..close, &format!("{added}\n"));
             }
         }
-        left.members = members(&without_words(left.text.clone().into_bytes()));
-        left
+        match members(&without_words(left.text.clone().into_bytes())) {
+            Ok(members) => Self { members, ..left },
+            Err(_) => self.clone(),
+        }
     }
 
     /// The text.
@@ -123,7 +127,7 @@ impl JsonObject {
 impl From<&serde_json::Map<String, Value>> for JsonObject {
     fn from(object: &serde_json::Map<String, Value>) -> Self {
         let text = printed(&Value::Object(object.clone()), Some("  ")) + "\n";
-        let members = members(text.as_bytes());
+        let members = members(text.as_bytes()).unwrap_or_default();
         Self { text, members }
     }
 }
@@ -185,17 +189,18 @@ fn without_words(mut text: Vec<u8>) -> Vec<u8> {
 }
 
 /// The members of the object that `text`, which is JSON, has.
-fn members(text: &[u8]) -> Vec<Member> {
+fn members(text: &[u8]) -> serde_json::Result<Vec<Member>> {
     let place = |part: &RawValue| {
         let start = part.get().as_ptr().addr() - text.as_ptr().addr();
         start..start + part.get().len()
     };
-    let read = serde_json::from_slice::<Entries<&RawValue, &RawValue>>(text);
-    let members = read.map(|Entries(members)| members).unwrap_or_default();
-    let member = |(key, value): (&RawValue, &RawValue)| Member {
-        key: serde_json::from_str(key.get()).unwrap_or_default(),
-        place: place(key).start..place(value).end,
-        value: place(value),
+    let Entries(members) = serde_json::from_slice::<Entries<&RawValue, &RawValue>>(text)?;
+    let member = |(key, value): (&RawValue, &RawValue)| {
+        Ok(Member {
+            key: serde_json::from_str(key.get())?,
+            place: place(key).start..place(value).end,
+            value: place(value),
+        })
     };
     members.into_iter().map(member).collect()
 }

@@ -261,15 +261,15 @@ impl<'c, 'a> Check<'c, 'a> {
     fn first_difference(&mut self, tensor: &Tensor<'_>, item: &Item<'_>) -> Result<Option<Byte>> {
         match item.source {
             ItemSource::Input(source) => {
-                for start in (0..source.len()).step_by(PIECE) {
-                    let range = start..source.len().min(start + PIECE);
-                    let (there, bytes) = (tensor.bytes_at(range.clone())?, source.bytes_at(range)?);
-                    if let Some(byte) = Byte::first(start, &there, &bytes) {
-                        return Ok(Some(byte));
+                let mut found = None;
+                source.pieces(0..source.len(), |start, bytes| {
+                    if found.is_none() {
+                        found = compare(tensor, start, bytes)?;
                     }
                     self.progress.add(bytes.len());
-                }
-                Ok(None)
+                    Ok(())
+                })?;
+                Ok(found)
             }
             ItemSource::Made { job, part } => {
                 if !self.found.contains_key(&(job, part)) {
@@ -323,8 +323,6 @@ impl<'c, 'a> Check<'c, 'a> {
     }
 }
 
-/// Bytes of an unchanged tensor that are mapped at a time.
-const PIECE: usize = 4 << 20;
 /// Bytes from which two threads compare. Fewer are compared before a second thread runs, on a machine that has other work.
 const LARGE: usize = 4 << 20;
 

@@ -1,7 +1,7 @@
 //! Gradients of an [`AdamW`]: set or added from the host, or reduced on the device.
 
 use half::bf16;
-use lowp_kernels::{Backend, FloatDtype, KernelError, Source, StepScalars, SumJob, Work};
+use lowp_kernels::{Backend, Source, StepScalars, SumJob, Work};
 
 use crate::adamw::AdamW;
 use crate::memory::check_length;
@@ -15,13 +15,6 @@ enum Values<'a> {
 }
 
 impl Values<'_> {
-    fn dtype(self) -> FloatDtype {
-        match self {
-            Values::F32(_) => FloatDtype::F32,
-            Values::Bf16(_) => FloatDtype::Bf16,
-        }
-    }
-
     fn len(self) -> usize {
         match self {
             Values::F32(values) => values.len(),
@@ -29,13 +22,17 @@ impl Values<'_> {
         }
     }
 
-    /// Writes them to `to`, which is of their dtype.
-    fn write<B: Backend>(self, backend: &B, to: &Source<B>) -> Result<(), KernelError> {
+    /// Writes them to `to`, which belongs to the parameter `name` and must be of their dtype.
+    fn write<B: Backend>(self, backend: &B, to: &Source<B>, name: &str) -> Result<(), OptimError> {
         match (self, to) {
-            (Values::F32(values), Source::F32(to)) => backend.write(to, 0, values),
-            (Values::Bf16(values), Source::Bf16(to)) => backend.write(to, 0, values),
-            (Values::F32(_), Source::Bf16(_)) | (Values::Bf16(_), Source::F32(_)) => Ok(()),
+            (Values::F32(values), Source::F32(to)) => backend.write(to, 0, values)?,
+            (Values::Bf16(values), Source::Bf16(to)) => backend.write(to, 0, values)?,
+            (Values::F32(_), Source::Bf16(_)) | (Values::Bf16(_), Source::F32(_)) => {
+                let (name, expected) = (name.to_owned(), to.dtype().name());
+                return Err(OptimError::GradDtype { name, expected });
+            }
         }
+        Ok(())
     }
 }
 
@@ -140,13 +137,9 @@ impl<B: Backend> AdamW<B> {
         let index = self.index(id)?;
         let param = &mut self.params[index];
         let dtype = param.grad.dtype();
-        if dtype != values.dtype() {
-            let (name, expected) = (param.name.clone(), dtype.name());
-            return Err(OptimError::GradDtype { name, expected });
-        }
         check_length(&param.name, "the gradient", values.len(), param.len)?;
         if !(add && param.ready) {
-            values.write(&self.backend, &param.grad)?;
+            values.write(&self.backend, &param.grad, &param.name)?;
         } else if param.len > 0 {
             // The values arrive beside the sums so far, and are added there.
             let (from, sum) = match param.incoming.take() {
@@ -162,7 +155,7 @@ impl<B: Backend> AdamW<B> {
                 }
             };
             let (from, sum) = param.incoming.insert((from, sum));
-            values.write(&self.backend, from)?;
+            values.write(&self.backend, from, &param.name)?;
             self.backend.run(sum, &StepScalars::default())?;
         }
         param.set_ready();

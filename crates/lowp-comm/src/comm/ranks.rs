@@ -3,9 +3,9 @@
 use std::any::Any;
 use std::fmt;
 use std::io;
-use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::thread::{self, Scope};
+use std::thread::{self, Scope, ScopedJoinHandle};
 use std::time::Duration;
 
 use lowp_kernels::Backend;
@@ -165,6 +165,7 @@ fn run_threads<B: Backend>(
     };
     let ranks = world.len();
     thread::scope(|scope| {
+        let mut started = Vec::new();
         for (rank, comm) in world.into_iter().enumerate() {
             let (own, fail) = (Arc::clone(&comm), &fail);
             // The communicator lives until the failure is recorded, so that other ranks hear the cause and not only that this
@@ -174,15 +175,24 @@ fn run_threads<B: Backend>(
                     fail(&*comm, &message);
                 }
             };
-            if let Err(why) = start(scope, run) {
-                // The ranks before it end; those after it never begin.
-                let why = why.to_string();
-                let world = ranks;
-                let error = CommError::NoThread { rank, world, why };
-                let message = error.to_string();
-                refused(rank, error);
-                fail(&*own, &message);
-                break;
+            match start(scope, run) {
+                Ok(handle) => started.push(handle),
+                Err(why) => {
+                    // The ranks before it end; those after it never begin.
+                    let why = why.to_string();
+                    let world = ranks;
+                    let error = CommError::NoThread { rank, world, why };
+                    let message = error.to_string();
+                    refused(rank, error);
+                    fail(&*own, &message);
+                    break;
+                }
+            }
+        }
+        // The end of the scope does not wait for destructors of thread-local values.
+        for handle in started {
+            if let Err(panic) = handle.join() {
+                resume_unwind(panic);
             }
         }
     });
@@ -197,12 +207,12 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 fn start<'scope>(
     scope: &'scope Scope<'scope, '_>,
     run: impl FnOnce() + Send + 'scope,
-) -> io::Result<()> {
+) -> io::Result<ScopedJoinHandle<'scope, ()>> {
     #[cfg(test)]
     if tests::is_refused() {
         return Err(io::Error::other("no more of them"));
     }
-    thread::Builder::new().spawn_scoped(scope, run).map(drop)
+    thread::Builder::new().spawn_scoped(scope, run)
 }
 
 fn panic_message(panic: &(dyn Any + Send)) -> &str {

@@ -40,6 +40,7 @@ pub struct Export<'a> {
     /// What is carried along.
     others: Option<&'a OtherFiles>,
     weights: Vec<Weight<'a>>,
+    /// Tensors that were not quantized.
     plain: Vec<Item<'a>>,
     /// Makes those of them that are no tensors of a file.
     masters: Option<&'a TrainedCheckpoint>,

@@ -150,6 +150,7 @@ const FP8_ROWS: Operand = Operand {
     outer: Some((Extent::Line, Part::DecodeScale)),
     ..FP8_TENSOR
 };
+/// E4M3 under an f32 scale of 128x128 elements.
 const FP8_TILES: Operand = Operand {
     element: Code::E4M3,
     block: Some((Code::F32, [128, 128])),
@@ -170,10 +171,15 @@ pub(crate) enum Content {
 /// How the axes of a stored tensor are written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Axes {
+    /// Rows and columns.
     Matrix,
+    /// Rows alone.
     Vector,
+    /// Rows, 1, columns, 1.
     Blocks,
+    /// One axis of length 1.
     One,
+    /// None.
     Scalar,
 }
 

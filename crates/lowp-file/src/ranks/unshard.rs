@@ -265,44 +265,52 @@ impl RankFiles {
             _ => cuts,
         };
         let plan = GatherPlan::with_cuts(&recipe, full, cuts, *usage, *usage, &[])?;
-        let mut buffers: Vec<((BufferKey, bool), CpuBuffer<u8>)> = Vec::new();
+        let mut buffers = Buffers::new();
         for step in memory_steps(&plan) {
-            let mut at = |PoolBuffer {
-                              key,
-                              arrivals,
-                              bytes,
-                          }|
-             -> Result<CpuBuffer<u8>> {
-                let name = (key, arrivals);
-                if let Some((_, buffer)) = buffers.iter().find(|(known, _)| *known == name) {
-                    return Ok(buffer.clone());
-                }
-                let buffer = Cpu.alloc::<u8>(bytes)?;
-                buffers.push((name, buffer.clone()));
-                Ok(buffer)
-            };
             match step {
                 MemoryStep::Fetch { spec, to, ranges } => {
-                    self.fetch(name, spec, &at(to)?, &ranges)?;
+                    self.fetch(name, spec, &make(&mut buffers, to)?, &ranges)?;
                 }
                 MemoryStep::Replicated(spec) => {
                     let agreed = self.agreed(name, Some(spec.key))?;
                     buffers.push(((spec.key, false), Cpu.upload(&agreed)?));
                 }
                 step => {
-                    step.work(at)?.map_or(Ok(()), |work| Cpu.once(work))?;
+                    if let MemoryStep::Interleave { to, .. } | MemoryStep::Transpose { to, .. } =
+                        &step
+                    {
+                        make(&mut buffers, *to)?;
+                    }
+                    let work = step.work(|from| find(&buffers, (from.key, from.arrivals)))?;
+                    work.map_or(Ok(()), |work| Cpu.once(work))?;
                     buffers.retain(|((_, arrivals), _)| !arrivals);
                 }
             }
         }
         QuantizedTensor::with_buffers(recipe, full, specs, |spec, _| {
-            let found = buffers
-                .iter()
-                .find(|(known, _)| *known == (spec.key, false));
-            let (_, buffer) = found.with_context(|| format!("{} was not gathered", spec.key))?;
-            Ok(buffer.clone())
+            find(&buffers, (spec.key, false))
         })
     }
+}
+
+/// By key, and whether pieces arrive there.
+type Buffers = Vec<((BufferKey, bool), CpuBuffer<u8>)>;
+
+fn find(buffers: &Buffers, name: (BufferKey, bool)) -> Result<CpuBuffer<u8>> {
+    let found = buffers.iter().find(|(known, _)| *known == name);
+    let (_, buffer) = found.with_context(|| format!("{} was not gathered", name.0))?;
+    Ok(buffer.clone())
+}
+
+/// The buffer `to`, which is allocated if there is none.
+fn make(buffers: &mut Buffers, to: PoolBuffer) -> Result<CpuBuffer<u8>> {
+    let name = (to.key, to.arrivals);
+    if let Ok(found) = find(buffers, name) {
+        return Ok(found);
+    }
+    let buffer = Cpu.alloc::<u8>(to.bytes)?;
+    buffers.push((name, buffer.clone()));
+    Ok(buffer)
 }
 
 /// What the texts of all ranks have in common, with what the whole tensor serves in the place of what a rank holds.

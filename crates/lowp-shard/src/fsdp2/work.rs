@@ -125,7 +125,7 @@ impl<B: Backend, R: Recipe> Layout<B, R> {
                     }));
                 }
                 // Of what is equal on all ranks the shard's own buffer serves.
-                local.add(step.work(|name: PoolBuffer| at(name.key, name.arrivals))?);
+                local.add(step, |name: PoolBuffer| at(name.key, name.arrivals))?;
             }
             Ok(local.plan(backend)?)
         };

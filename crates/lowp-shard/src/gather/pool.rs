@@ -287,7 +287,7 @@ impl<B: Backend> GatherPool<B> {
                     });
                 }
                 // Of what is equal on all ranks the shard's own buffer serves.
-                local.add(step.work(at)?);
+                local.add(step, at)?;
             }
         }
         let local = local.plan(&self.backend)?;

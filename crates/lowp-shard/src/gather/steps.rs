@@ -62,37 +62,11 @@ impl MemoryStep<'_> {
     /// What `at` returns.
     pub fn work<B: Backend, E>(
         self,
-        mut at: impl FnMut(PoolBuffer) -> Result<B::Buffer<u8>, E>,
+        at: impl FnMut(PoolBuffer) -> Result<B::Buffer<u8>, E>,
     ) -> Result<Option<Work<B>>, E> {
-        Ok(match self {
-            Self::Interleave {
-                outer,
-                widths,
-                from,
-                to,
-            } => Some(Work::Interleave(vec![InterleaveJob {
-                outer,
-                widths,
-                from: at(from)?,
-                to: at(to)?,
-            }])),
-            Self::Transpose {
-                code,
-                entries,
-                from,
-                to,
-            } => {
-                let [from, to] = [at(from)?, at(to)?];
-                let job = TransposeJob {
-                    code,
-                    entries,
-                    from,
-                    to,
-                };
-                (!entries.contains(&0)).then(|| Work::Transpose(vec![job]))
-            }
-            Self::Fetch { .. } | Self::Replicated(_) => None,
-        })
+        let mut local = LocalWork::new();
+        local.add(self, at)?;
+        Ok(local.work().next())
     }
 }
 
@@ -114,7 +88,7 @@ pub fn memory_steps(plan: &GatherPlan) -> Vec<MemoryStep<'_>> {
     let mut steps = Vec::new();
     for step in &plan.steps {
         let spec = step.spec();
-        let [inner, outer] = spec.entries(plan.full);
+        let [rows, cols] = spec.entries(plan.full);
         let buffer = |key, arrivals, bytes| PoolBuffer {
             key,
             arrivals,
@@ -123,7 +97,7 @@ pub fn memory_steps(plan: &GatherPlan) -> Vec<MemoryStep<'_>> {
         let full = buffer(spec.key, false, spec.bytes(plan.full));
         let transpose = |from| MemoryStep::Transpose {
             code: spec.code,
-            entries: [outer, inner],
+            entries: [cols, rows],
             from,
             to: full,
         };
@@ -139,17 +113,16 @@ pub fn memory_steps(plan: &GatherPlan) -> Vec<MemoryStep<'_>> {
                 steps.push(transpose(buffer(
                     *from,
                     false,
-                    outer * spec.code.bytes(inner),
+                    cols * spec.code.bytes(rows),
                 )));
             }
             GatherStep::Concat { layout, .. } if *layout == PieceLayout::Transpose => {
                 steps.extend([fetch(arrived), transpose(arrived)]);
             }
             GatherStep::Concat { pieces, .. } if is_interleaved(step) => {
-                let [outer, _] = spec.entries(plan.full);
                 let interleave = MemoryStep::Interleave {
-                    outer,
-                    widths: pieces.iter().map(|bytes| bytes / outer).collect(),
+                    outer: rows,
+                    widths: pieces.iter().map(|bytes| bytes / rows).collect(),
                     from: arrived,
                     to: full,
                 };
@@ -197,23 +170,52 @@ impl<B: Backend> LocalWork<B> {
         }
     }
 
-    /// Adds that of a step.
-    pub(crate) fn add(&mut self, work: Option<Work<B>>) {
-        match work {
-            Some(Work::Interleave(jobs)) => self.interleave.extend(jobs),
-            Some(Work::Transpose(jobs)) => self.transpose.extend(jobs),
-            _ => {}
+    /// Adds that of a step, over the buffers that `at` finds.
+    pub(crate) fn add<E>(
+        &mut self,
+        step: MemoryStep<'_>,
+        mut at: impl FnMut(PoolBuffer) -> Result<B::Buffer<u8>, E>,
+    ) -> Result<(), E> {
+        match step {
+            MemoryStep::Interleave {
+                outer,
+                widths,
+                from,
+                to,
+            } => self.interleave.push(InterleaveJob {
+                outer,
+                widths,
+                from: at(from)?,
+                to: at(to)?,
+            }),
+            MemoryStep::Transpose {
+                code,
+                entries,
+                from,
+                to,
+            } => {
+                let [from, to] = [at(from)?, at(to)?];
+                if !entries.contains(&0) {
+                    self.transpose.push(TransposeJob {
+                        code,
+                        entries,
+                        from,
+                        to,
+                    });
+                }
+            }
+            MemoryStep::Fetch { .. } | MemoryStep::Replicated(_) => {}
         }
+        Ok(())
+    }
+
+    fn work(self) -> impl Iterator<Item = Work<B>> {
+        let interleave = (!self.interleave.is_empty()).then_some(Work::Interleave(self.interleave));
+        let transpose = (!self.transpose.is_empty()).then_some(Work::Transpose(self.transpose));
+        interleave.into_iter().chain(transpose)
     }
 
     pub(crate) fn plan(self, backend: &B) -> Result<Vec<B::Plan>, KernelError> {
-        let mut plans = Vec::new();
-        if !self.interleave.is_empty() {
-            plans.push(backend.plan(Work::Interleave(self.interleave))?);
-        }
-        if !self.transpose.is_empty() {
-            plans.push(backend.plan(Work::Transpose(self.transpose))?);
-        }
-        Ok(plans)
+        self.work().map(|work| backend.plan(work)).collect()
     }
 }

@@ -1,7 +1,7 @@
 //! [`FlatParam`]: one full weight and this rank's slice of its masters, laid out as casts, moves and
 //! transposes.
 
-use lowp_format::{Axis, Code, GatherPlan, Part, QuantizedTensor, Recipe, RowCuts};
+use lowp_format::{Axis, Code, FormatError, GatherPlan, Part, QuantizedTensor, Recipe, RowCuts};
 use lowp_kernels::{Backend, KernelError, Source, Target, TransposeJob, Work};
 
 use crate::cast_plan::check_flat;
@@ -62,15 +62,22 @@ impl<B: Backend> FlatParam<B> {
         };
         // Buffers that the tensor does not keep.
         let mut made: Vec<(PoolBuffer, B::Buffer<u8>)> = Vec::new();
+        let find = |made: &[(PoolBuffer, B::Buffer<u8>)], name: PoolBuffer| {
+            let (key, arrivals) = (name.key, name.arrivals);
+            if let (Ok(kept), false) = (tensor.buffer(key), arrivals) {
+                return Ok(kept.storage.clone());
+            }
+            let mut made = made.iter();
+            let found = made.find(|(known, _)| (known.key, known.arrivals) == (key, arrivals));
+            let found = found.map(|(_, buffer)| buffer.clone());
+            found.ok_or(FormatError::MissingBuffer { key, usage })
+        };
         let (mut targets, mut data) = (Vec::new(), Vec::new());
         let (mut turned, mut derived) = (Vec::new(), Vec::new());
         for step in memory_steps(&plan) {
-            let mut at = |name: PoolBuffer| -> Result<B::Buffer<u8>, KernelError> {
-                if let (Ok(kept), false) = (tensor.buffer(name.key), name.arrivals) {
-                    return Ok(kept.storage.clone());
-                }
-                if let Some((_, buffer)) = made.iter().find(|(known, _)| *known == name) {
-                    return Ok(buffer.clone());
+            let mut make = |name: PoolBuffer| -> Result<B::Buffer<u8>, KernelError> {
+                if let Ok(found) = find(&made, name) {
+                    return Ok(found);
                 }
                 let buffer = stage(name.bytes)?;
                 made.push((name, buffer.clone()));
@@ -78,7 +85,7 @@ impl<B: Backend> FlatParam<B> {
             };
             match step {
                 MemoryStep::Fetch { spec, to, .. } if spec.key.part == Part::Data => {
-                    let (mut spec, mut flat) = (*spec, at(to)?);
+                    let (mut spec, mut flat) = (*spec, make(to)?);
                     if spec.axes[0] == Axis::Cols {
                         spec.axes = [Axis::Rows, Axis::Cols];
                         let to = flat;
@@ -96,24 +103,31 @@ impl<B: Backend> FlatParam<B> {
                     targets.push(Target::new(spec, backend.view::<u8>(&flat, own)?));
                     data.push((spec.code, flat));
                 }
-                MemoryStep::Fetch { spec, to, .. } => targets.push(Target::new(*spec, at(to)?)),
+                MemoryStep::Fetch { spec, to, .. } => targets.push(Target::new(*spec, make(to)?)),
                 MemoryStep::Replicated(spec) => {
                     let (key, bytes) = (spec.key, spec.bytes(shape));
                     let arrivals = false;
                     targets.push(Target::new(
                         *spec,
-                        at(PoolBuffer {
+                        make(PoolBuffer {
                             key,
                             arrivals,
                             bytes,
                         })?,
                     ));
                 }
-                step => match step.work(at)? {
-                    Some(Work::Transpose(jobs)) => derived.extend(jobs),
-                    // One rank has one piece of each buffer.
-                    other => other.map_or(Ok(()), |work| backend.once(work))?,
-                },
+                step => {
+                    if let MemoryStep::Interleave { to, .. } | MemoryStep::Transpose { to, .. } =
+                        &step
+                    {
+                        make(*to)?;
+                    }
+                    match step.work(|name| find(&made, name))? {
+                        Some(Work::Transpose(jobs)) => derived.extend(jobs),
+                        // One rank has one piece of each buffer.
+                        other => other.map_or(Ok(()), |work| backend.once(work))?,
+                    }
+                }
             }
         }
         Ok(Self {

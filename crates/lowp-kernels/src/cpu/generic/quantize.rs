@@ -203,14 +203,13 @@ impl<E: ElementCode, R: ScaleKernel> Quantize<'_, E, R> {
                 for ((rows, maxima), (entries, scales)) in groups.zip(lines) {
                     let first = rows.start;
                     let rule = |i: usize| rules.at(first, i * width);
-                    if R::CHOOSES {
-                        if let (Some(any), Some(entries)) =
+                    if R::CHOOSES
+                        && let (Some(any), Some(entries)) =
                             (rule(0).choice(), R::Entry::as_bytes(entries))
-                        {
-                            let rules = |i| rule(i).choice().unwrap_or(any);
-                            let values = (&rect, rows, [height, width]);
-                            choose::block_scales(lanes, rules, values, maxima, entries, scales);
-                        }
+                    {
+                        let rules = |i| rule(i).choice().unwrap_or(any);
+                        let values = (&rect, rows, [height, width]);
+                        choose::block_scales(lanes, rules, values, maxima, entries, scales);
                     } else if let Lines::Cols(_) = rules {
                         let blocks = maxima.iter().zip(entries).zip(scales).enumerate();
                         for (i, ((&amax, entry), scale)) in blocks {
