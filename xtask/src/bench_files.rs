@@ -38,60 +38,77 @@ pub(crate) struct Options {
     filter: Option<String>,
 }
 
-/// A command: its name; its arguments, of which `IN` is the input, `Q` the quantized input and `OUT` a file to write; the recipe and the usage
-/// of the quantized input; and the most multiples of `cp` that it may take on two cores.
-type Row = (&'static str, &'static str, [&'static str; 2], Option<f64>);
+/// A command that is measured.
+struct Row {
+    name: &'static str,
+    /// Its arguments, of which `IN` is the input, `Q` the quantized input and `OUT` a file to write.
+    line: &'static str,
+    /// Recipe and usage of the quantized input.
+    quantized: [&'static str; 2],
+    /// The most multiples of `cp` that it may take on two cores.
+    bar: Option<f64>,
+}
 
 const MXFP8: [&str; 2] = ["mxfp8", "both"];
 const FP8: [&str; 2] = ["fp8-current", "both"];
 const NVFP4: [&str; 2] = ["nvfp4-2d", "both"];
 
 const ROWS: [Row; 9] = [
-    (
-        "quantize mxfp8",
-        "quantize IN -o OUT --recipe mxfp8",
-        MXFP8,
-        Some(1.6),
-    ),
-    (
-        "quantize fp8-current",
-        "quantize IN -o OUT --recipe fp8-current",
-        FP8,
-        Some(2.2),
-    ),
-    (
-        "quantize nvfp4-2d",
-        "quantize IN -o OUT --recipe nvfp4-2d",
-        NVFP4,
-        Some(2.2),
-    ),
-    ("dequantize mxfp8", "dequantize Q -o OUT", MXFP8, Some(3.0)),
+    Row {
+        name: "quantize mxfp8",
+        line: "quantize IN -o OUT --recipe mxfp8",
+        quantized: MXFP8,
+        bar: Some(1.6),
+    },
+    Row {
+        name: "quantize fp8-current",
+        line: "quantize IN -o OUT --recipe fp8-current",
+        quantized: FP8,
+        bar: Some(2.2),
+    },
+    Row {
+        name: "quantize nvfp4-2d",
+        line: "quantize IN -o OUT --recipe nvfp4-2d",
+        quantized: NVFP4,
+        bar: Some(2.2),
+    },
+    Row {
+        name: "dequantize mxfp8",
+        line: "dequantize Q -o OUT",
+        quantized: MXFP8,
+        bar: Some(3.0),
+    },
     // Writes four times the bytes that it reads, and the copy of so many is beyond the bar.
-    (
-        "dequantize mxfp8, rowwise only",
-        "dequantize Q -o OUT",
-        ["mxfp8", "rowwise"],
-        None,
-    ),
-    (
-        "verify --source mxfp8",
-        "verify Q --source IN",
-        MXFP8,
-        Some(2.0),
-    ),
-    (
-        "verify --source fp8-current",
-        "verify Q --source IN",
-        FP8,
-        Some(2.0),
-    ),
-    (
-        "verify --source nvfp4-2d",
-        "verify Q --source IN",
-        NVFP4,
-        Some(2.0),
-    ),
-    ("verify two files mxfp8", "verify Q Q", MXFP8, Some(2.0)),
+    Row {
+        name: "dequantize mxfp8, rowwise only",
+        line: "dequantize Q -o OUT",
+        quantized: ["mxfp8", "rowwise"],
+        bar: None,
+    },
+    Row {
+        name: "verify --source mxfp8",
+        line: "verify Q --source IN",
+        quantized: MXFP8,
+        bar: Some(2.0),
+    },
+    Row {
+        name: "verify --source fp8-current",
+        line: "verify Q --source IN",
+        quantized: FP8,
+        bar: Some(2.0),
+    },
+    Row {
+        name: "verify --source nvfp4-2d",
+        line: "verify Q --source IN",
+        quantized: NVFP4,
+        bar: Some(2.0),
+    },
+    Row {
+        name: "verify two files mxfp8",
+        line: "verify Q Q",
+        quantized: MXFP8,
+        bar: Some(2.0),
+    },
 ];
 
 /// What one core may take of a bar.
@@ -130,7 +147,7 @@ pub(crate) fn bench_files(options: &Options) -> Result<()> {
     let scratch = Scratch(options.folder.join(folder));
     fs::create_dir_all(&scratch.0).with_context(|| format!("making {}", scratch.0.display()))?;
     let filter = options.filter.as_ref();
-    let wanted = |(name, ..): &&Row| filter.is_none_or(|text| name.contains(text));
+    let wanted = |row: &&Row| filter.is_none_or(|text| row.name.contains(text));
     let rows: Vec<&Row> = ROWS.iter().filter(wanted).collect();
     ensure!(!rows.is_empty(), "no row matches {:?}", options.filter);
     match options.memory {
@@ -143,8 +160,8 @@ pub(crate) fn bench_files(options: &Options) -> Result<()> {
 fn prepare(scratch: &Scratch, program: &Path, row: &Row) -> Result<(Vec<String>, String)> {
     let [input, quantized, out] =
         ["in", "q", "out"].map(|name| scratch.file(&format!("{name}.safetensors")));
-    let (_, line, [recipe, usage], _) = row;
-    let words: Vec<&str> = line.split(' ').collect();
+    let [recipe, usage] = row.quantized;
+    let words: Vec<&str> = row.line.split(' ').collect();
     if words.contains(&"Q") {
         let made = [
             "quantize", &input, "-o", &quantized, "--recipe", recipe, "--usage", usage,
@@ -178,7 +195,7 @@ fn times(scratch: &Scratch, programs: &[PathBuf], rows: &[&Row], options: &Optio
     println!("|---|---|---|---|---|---|---|---|---|");
     let mut missed = Vec::new();
     for row in rows {
-        let &(command, _, _, bar) = *row;
+        let (command, bar) = (row.name, row.bar);
         let (args, read) = prepare(scratch, &programs[0], row)?;
         let [copy, out] = ["copy", "out.safetensors"].map(|name| scratch.file(name));
         let mut spent: Vec<Vec<Spent>> = vec![Vec::new(); programs.len() + 1];
@@ -230,7 +247,7 @@ fn memory(scratch: &Scratch, program: &Path, rows: &[&Row], gib: usize) -> Resul
     );
     let mut missed = Vec::new();
     for row in rows {
-        let command = row.0;
+        let command = row.name;
         let (args, _) = prepare(scratch, program, row)?;
         let peak = watch(program, &args)?;
         drop(fs::remove_file(scratch.file("out.safetensors")));

@@ -5,6 +5,7 @@ use crate::region::Region;
 use std::fs::File;
 use std::io;
 use std::mem;
+use std::ops::Add;
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::thread::{self, JoinHandle};
@@ -73,8 +74,14 @@ impl Job {
     /// What it adds to what waits.
     fn load(&self) -> Waiting {
         match self {
-            Self::Here(bytes) => [bytes.len(); 2],
-            Self::Deferred(_, bytes) => [bytes.len(), 0],
+            Self::Here(bytes) => Waiting {
+                all: bytes.len(),
+                copied: bytes.len(),
+            },
+            Self::Deferred(_, bytes) => Waiting {
+                all: bytes.len(),
+                copied: 0,
+            },
         }
     }
 
@@ -91,8 +98,24 @@ impl Job {
     }
 }
 
-/// Bytes that wait for the writer, or are being written: all, and those of full buffers.
-type Waiting = [usize; 2];
+/// Bytes that wait for the writer, or are being written.
+#[derive(Clone, Copy, Debug, Default)]
+struct Waiting {
+    all: usize,
+    /// Those of full buffers.
+    copied: usize,
+}
+
+impl Add for Waiting {
+    type Output = Self;
+
+    fn add(self, more: Self) -> Self {
+        Self {
+            all: self.all + more.all,
+            copied: self.copied + more.copied,
+        }
+    }
+}
 
 /// What waits for the writer; `None` once it ended.
 #[derive(Debug)]
@@ -111,11 +134,11 @@ impl Load {
     fn add(&self, most: Waiting, more: Waiting) -> bool {
         let waiting = self.waiting.lock().unwrap_or_else(PoisonError::into_inner);
         let full = |waiting: &mut Option<Waiting>| {
-            waiting.is_some_and(|[all, copied]| all > most[0] || copied > most[1])
+            waiting.is_some_and(|now| now.all > most.all || now.copied > most.copied)
         };
         let waiting = self.changed.wait_while(waiting, full);
         let mut waiting = waiting.unwrap_or_else(PoisonError::into_inner);
-        *waiting = waiting.map(|[all, copied]| [all + more[0], copied + more[1]]);
+        *waiting = waiting.map(|now| now + more);
         waiting.is_some()
     }
 }
@@ -182,7 +205,11 @@ impl BackgroundFile {
     /// Waits until at most `most` bytes are left to be written, in the order in which they were given: the memory that all before them lie
     /// in is free.
     pub(crate) fn settle(&mut self, most: usize) -> io::Result<()> {
-        self.wait_for([most, usize::MAX], [0; 2])
+        let most = Waiting {
+            all: most,
+            copied: usize::MAX,
+        };
+        self.wait_for(most, Waiting::default())
     }
 
     pub(crate) fn finish(mut self) -> io::Result<()> {
@@ -247,7 +274,11 @@ impl BackgroundFile {
             return job.done(&self.file, at).map(drop);
         }
         let load = job.load();
-        self.wait_for([usize::MAX, WAITING.saturating_sub(load[1])], load)?;
+        let most = Waiting {
+            all: usize::MAX,
+            copied: WAITING.saturating_sub(load.copied),
+        };
+        self.wait_for(most, load)?;
         let writer = self.writer.as_ref();
         match writer.map(|writer| writer.jobs.send((at, job))) {
             Some(Ok(())) => Ok(()),
@@ -305,7 +336,7 @@ impl Writer {
         let (jobs, given) = channel::<(u64, Job)>();
         let (done, empty) = channel();
         let load = Arc::new(Load {
-            waiting: Mutex::new(Some([0; 2])),
+            waiting: Mutex::new(Some(Waiting::default())),
             changed: Condvar::new(),
         });
         let (file, ending) = (Arc::clone(file), Ending(Arc::clone(&load)));
@@ -317,7 +348,10 @@ impl Writer {
                     drop(done.send(bytes));
                 }
                 ending.0.set(|waiting| {
-                    let left = |[all, copied]: Waiting| [all - done_now[0], copied - done_now[1]];
+                    let left = |now: Waiting| Waiting {
+                        all: now.all - done_now.all,
+                        copied: now.copied - done_now.copied,
+                    };
                     *waiting = waiting.map(left);
                 });
             }

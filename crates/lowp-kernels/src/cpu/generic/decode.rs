@@ -78,7 +78,8 @@ impl<T: Stored> Visit for Task<'_, T> {
             outer,
         } = known;
         let rows = out.len() / shape.cols;
-        let (place, mut lines) = ([[first, 0], [rows, shape.cols]], SmallVec::new());
+        let place = [[first, 0], [rows, shape.cols]];
+        let mut lines = SmallVec::new();
         let of = (orientation, key, rule);
         let rules = Lines::new(of, |line| outer.get(line), place, &mut lines);
         let step = if data.transposed { PANEL } else { COLS }.min(shape.cols);

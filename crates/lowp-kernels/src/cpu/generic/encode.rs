@@ -219,11 +219,9 @@ impl Visit for EncodeChunk<'_, '_> {
         let block = pass.key.block.unwrap_or([1, 1]);
         let blocks = rows.div_ceil(block[0]) * cols.div_ceil(block[1]);
         entries.resize(if R::BLOCKS { blocks } else { 0 }, R::Entry::default());
-        let (of, place, mut lines) = (
-            (pass.orientation, &pass.key, rule),
-            [[row, col], chunk.size],
-            SmallVec::new(),
-        );
+        let of = (pass.orientation, &pass.key, rule);
+        let place = [[row, col], chunk.size];
+        let mut lines = SmallVec::new();
         let rules = Lines::new(of, |line| outer[line], place, &mut lines);
         let stride = encoder.shape.cols;
         let start = row * stride + col;
