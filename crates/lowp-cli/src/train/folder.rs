@@ -8,8 +8,8 @@ use lowp_file::hub::CARRIED;
 use lowp_train::Model;
 use lowp_transformer::GptConfig;
 use serde_json::Value;
-use std::fs;
 use std::path::{Path, PathBuf};
+use std::{fs, io};
 
 /// A model that runs begin with.
 #[derive(Debug)]
@@ -79,7 +79,55 @@ fn copy(files: &lowp_file::hub::OtherFiles, run: &Path) -> Result<()> {
     let cannot = || format!("cannot write {}", folder.display());
     fs::create_dir_all(&folder).with_context(cannot)?;
     for (name, path) in files.others() {
-        fs::copy(path, folder.join(name)).with_context(cannot)?;
+        let to = folder.join(name);
+        // With modes of its own: a file that is read-only where it comes from is replaced by a later run.
+        copy_file(path, &to)
+            .with_context(|| format!("cannot copy {} to {}", path.display(), to.display()))?;
     }
     Ok(())
+}
+
+/// Copies the contents of `from` to the file `to`, which is complete or as before.
+fn copy_file(from: &Path, to: &Path) -> io::Result<()> {
+    let mut name = to.as_os_str().to_owned();
+    name.push(".draft");
+    let draft = PathBuf::from(name);
+    let written = || -> io::Result<()> {
+        let mut file = fs::File::create(&draft)?;
+        io::copy(&mut fs::File::open(from)?, &mut file)?;
+        file.sync_all()?;
+        fs::rename(&draft, to)
+    };
+    written().inspect_err(|_| {
+        let _ = fs::remove_file(&draft);
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// As in the cache of a hub, whose files are read-only.
+    #[test]
+    fn a_read_only_file_is_copied_twice() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let [from, to] = ["from", "to"].map(|name| folder.path().join(name));
+        for contents in ["first", "second"] {
+            fs::write(&from, contents).expect("written");
+            let writable = fs::metadata(&from).expect("its modes").permissions();
+            let mut read_only = writable.clone();
+            read_only.set_readonly(true);
+            fs::set_permissions(&from, read_only).expect("set");
+            copy_file(&from, &to).expect("copied");
+            assert_eq!(fs::read_to_string(&to).expect("read"), contents);
+            assert!(
+                !fs::metadata(&to)
+                    .expect("its modes")
+                    .permissions()
+                    .readonly()
+            );
+            fs::set_permissions(&from, writable).expect("set");
+        }
+        assert_eq!(fs::read_dir(folder.path()).expect("read").count(), 2);
+    }
 }

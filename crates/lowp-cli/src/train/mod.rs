@@ -110,10 +110,22 @@ fn train(args: &Args, world: &World) -> Result<()> {
 /// Checks that files which are written are others than those which are read.
 fn check_files(args: &Args) -> Result<(), UsageError> {
     let saved = args.save.as_deref().map(|path| ("--save", path));
-    check_distinct(
-        args.data.as_deref().map(|path| ("--data", path)),
-        args.outputs().chain(saved),
-    )?;
+    let model = args.model.as_deref();
+    let inputs = [
+        ("--data", args.data.as_deref()),
+        ("--model", model),
+        ("--config", args.config.as_deref()),
+    ];
+    let inputs = inputs.map(|(option, path)| path.map(|path| (option, path)));
+    check_distinct(inputs.into_iter().flatten(), args.outputs().chain(saved))?;
+    for (option, path) in args.outputs().chain(saved) {
+        if let Some(model) = model.filter(|model| lies_below(path, model)) {
+            let (path, model) = (path.display(), model.display());
+            return Err(UsageError::new(format!(
+                "{option} {path} is inside --model {model}, so the output could replace a file of the model; give another folder"
+            )));
+        }
+    }
     for (option, path) in args.outputs().chain(saved) {
         if let Some(data) = args.data.as_deref().filter(|data| lies_below(path, data)) {
             let (path, data) = (path.display(), data.display());
