@@ -8,6 +8,7 @@ use lowp_file::hub::CARRIED;
 use lowp_train::Model;
 use lowp_transformer::GptConfig;
 use serde_json::Value;
+use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use std::{fs, io};
 
@@ -54,14 +55,28 @@ impl ModelFolder {
         let values = lowp_file::Values::new(hub)?;
         let linears = config.linears().into_iter().map(|linear| linear.name);
         let vars = config.vars().into_iter().map(|var| var.name);
-        let lacks = |name: &String| !values.has(name);
-        match linears.chain(vars).find(lacks) {
-            Some(name) => Err(input_error(format!(
+        let parameters: BTreeSet<String> = linears.chain(vars).collect();
+        if let Some(name) = parameters.iter().find(|name| !values.has(name)) {
+            return Err(input_error(format!(
                 "--model {}: there is no tensor '{name}', which config.json asks for; give a whole model, or --from-scratch",
                 self.path.display()
-            ))),
-            None => Ok(()),
+            )));
         }
+        let names = values.names()?;
+        let extra = extra(&names, &parameters);
+        if extra.is_empty() {
+            return Ok(());
+        }
+        let first = extra.iter().take(3).map(|name| format!("'{name}'"));
+        Err(input_error(format!(
+            "--model {}: {} of {} tensors are no parameters of the network in config.json, so they would be lost: {}{}; give a model \
+             without them, or --from-scratch",
+            self.path.display(),
+            extra.len(),
+            names.len(),
+            first.collect::<Vec<_>>().join(", "),
+            if extra.len() > 3 { ", .." } else { "" }
+        )))
     }
 
     /// Copies what exports carry along, such as the tokenizer, to the folder `run` of a run's checkpoints.
@@ -72,6 +87,15 @@ impl ModelFolder {
         };
         copy(&hub.other_files, run)
     }
+}
+
+/// The `names` that are none of `parameters`, without those whose values follow from others: a tied head (a network with a head of its own
+/// has it as a parameter), and the frequencies of rotary positions.
+fn extra<'a>(names: &'a BTreeSet<String>, parameters: &'a BTreeSet<String>) -> Vec<&'a str> {
+    let names = names.difference(parameters).map(String::as_str);
+    names
+        .filter(|name| *name != "lm_head.weight" && !name.ends_with(".rotary_emb.inv_freq"))
+        .collect()
 }
 
 fn copy(files: &lowp_file::hub::OtherFiles, run: &Path) -> Result<()> {
@@ -106,6 +130,18 @@ fn copy_file(from: &Path, to: &Path) -> io::Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn only_what_follows_from_parameters_may_be_left_out() {
+        let set = |names: &[&str]| names.iter().map(|&name| name.to_owned()).collect();
+        let names = set(&[
+            "a.weight",
+            "a.bias",
+            "lm_head.weight",
+            "b.rotary_emb.inv_freq",
+        ]);
+        assert_eq!(extra(&names, &set(&["a.weight"])), ["a.bias"]);
+    }
 
     /// As in the cache of a hub, whose files are read-only.
     #[test]

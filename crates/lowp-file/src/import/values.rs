@@ -1,6 +1,6 @@
 //! [`Values`]: the values of the tensors of a model in f32, whatever their dtype or quantized form.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 
 use lowp_format::{Orientation, Recipe, Usage};
@@ -11,6 +11,7 @@ use super::weight::Weight;
 use crate::error::{FileError, Result, file_error};
 use crate::interchange::config;
 use crate::interchange::hub::Hub;
+use crate::meta;
 use crate::source::each_value;
 use crate::text::{dims, shown};
 use crate::unpack::decode;
@@ -41,6 +42,20 @@ impl<'a> Values<'a> {
     /// Whether there is a tensor called `name`.
     pub fn has(&self, name: &str) -> bool {
         self.weights.contains_key(name) || self.hub.model.get(name).is_some()
+    }
+
+    /// The names of all tensors; one that is quantized has one name, whatever it is stored as.
+    ///
+    /// # Errors
+    /// Metadata of quantized tensors that make no sense.
+    pub fn names(&self) -> Result<BTreeSet<String>> {
+        let own = meta::quantized(&self.hub.model)?;
+        let stored: BTreeSet<String> = self.weights.values().flat_map(Weight::names).collect();
+        let plain = meta::others(&self.hub.model, &own).map(|tensor| tensor.name.to_owned());
+        let mut names: BTreeSet<String> = plain.filter(|name| !stored.contains(name)).collect();
+        names.extend(self.weights.keys().cloned());
+        names.extend(own.into_keys());
+        Ok(names)
     }
 
     /// The values `elements` of the flattened tensor `name`, which has the dimensions `shape`. A tensor that is quantized is decoded
