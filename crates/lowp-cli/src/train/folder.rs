@@ -90,12 +90,21 @@ impl ModelFolder {
 }
 
 /// The `names` that are none of `parameters`, without those whose values follow from others: a tied head (a network with a head of its own
-/// has it as a parameter), and the frequencies of rotary positions.
+/// has it as a parameter), the frequencies of rotary positions, and scales that inference casts activations with.
 fn extra<'a>(names: &'a BTreeSet<String>, parameters: &'a BTreeSet<String>) -> Vec<&'a str> {
+    let left_out = |name: &&str| {
+        let ends = [
+            ".rotary_emb.inv_freq",
+            ".input_scale",
+            ".output_scale",
+            ".q_scale",
+            ".k_scale",
+            ".v_scale",
+        ];
+        *name == "lm_head.weight" || ends.iter().any(|end| name.ends_with(end))
+    };
     let names = names.difference(parameters).map(String::as_str);
-    names
-        .filter(|name| *name != "lm_head.weight" && !name.ends_with(".rotary_emb.inv_freq"))
-        .collect()
+    names.filter(|name| !left_out(name)).collect()
 }
 
 fn copy(files: &lowp_file::hub::OtherFiles, run: &Path) -> Result<()> {
@@ -139,6 +148,7 @@ mod tests {
             "a.bias",
             "lm_head.weight",
             "b.rotary_emb.inv_freq",
+            "a.input_scale",
         ]);
         assert_eq!(extra(&names, &set(&["a.weight"])), ["a.bias"]);
     }

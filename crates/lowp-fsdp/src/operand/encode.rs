@@ -1,8 +1,8 @@
 //! [`OperandEncode`]: an operand that stays where it is made: its codes, for the products of one layer.
 
 use lowp_format::{
-    BufferSpec, Code, KernelKey, Operand, Orientation, Part, Quantizers, Role, Rounding, ScaleRule,
-    Shape, Usage,
+    BufferList, BufferSpec, Code, KernelKey, Operand, Orientation, Part, Quantizers, Role,
+    Rounding, ScaleRule, Shape, Usage,
 };
 use lowp_kernels::{
     AmaxJob, Backend, EncodeJob, KernelError, Source, StepScalars, StochasticKey, Target,
@@ -106,8 +106,12 @@ impl<B: Backend> RecipeOperands<B> {
             Source::Bf16(_) => Code::Bf16,
         };
         let usage = encoded(&kind.operand, stored) & usage;
+        let specs = match usage.is_empty() {
+            true => BufferList::new(),
+            false => kind.operand.quantizers.buffers(usage),
+        };
         let mut targets = Vec::new();
-        for spec in &kind.operand.quantizers.buffers(usage) {
+        for spec in &specs {
             let bytes = match lend(spec)? {
                 Some(bytes) => bytes,
                 None => backend.alloc::<u8>(spec.bytes(shape))?,

@@ -79,7 +79,10 @@ pub(super) fn read([bin, idx]: &[PathBuf; 2]) -> Result<Shard, TrainError> {
     let mut documents = documents?;
     if let Some(at) = documents.windows(2).position(|pair| pair[0] > pair[1]) {
         let (before, after) = (documents[at], documents[at + 1]);
-        let why = format!("document {} begins at token {after}, the one before it at {before}", at + 1);
+        let why = format!(
+            "document {} begins at token {after}, the one before it at {before}",
+            at + 1
+        );
         return Err(unreadable(idx, why));
     }
     documents.retain(|&end| end > 0);

@@ -151,8 +151,15 @@ fn rope(keys: &Keys, object: &Map<String, Value>) -> Result<Rope, HubError> {
         let kind = kind.to_string();
         // The model's own key goes first, and the number of positions stands in for both.
         let original = "original_max_position_embeddings";
-        let positions = object.get(original).or_else(|| of.get(original));
-        let positions = positions.or_else(|| object.get("max_position_embeddings"));
+        let positions = [
+            object.get(original),
+            of.get(original),
+            object.get("max_position_embeddings"),
+        ];
+        let positions = positions
+            .into_iter()
+            .flatten()
+            .find(|positions| !positions.is_null());
         if let Some(positions) = positions.cloned() {
             of.insert(original.to_owned(), positions);
         }

@@ -261,21 +261,44 @@ fn rotary_positions_are_those_of_transformers() {
         for (key, value) in change.as_object().expect("keys") {
             config[key] = value.clone();
         }
-        let network = super::network::read("config.json", &config);
-        network.map(|network| network.rope.scaling).map_err(|error| error.to_string())
+        match crate::GptConfig::of_hub("config.json", &config, None) {
+            Ok(model) => match model.arch {
+                crate::Arch::Llama(llama) => Ok(llama.rope.scaling),
+                other => panic!("{other:?}"),
+            },
+            Err(error) => Err(error.to_string()),
+        }
     };
     let llama3 = json!({"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0});
     let original = |of: Value| match rope(of) {
-        Ok(crate::RopeScaling::Llama3 { original_max_position_embeddings, .. }) => original_max_position_embeddings,
+        Ok(crate::RopeScaling::Llama3 {
+            original_max_position_embeddings,
+            ..
+        }) => original_max_position_embeddings,
         other => panic!("{other:?}"),
     };
-    assert_eq!(original(json!({"rope_scaling": llama3, "rope_parameters": {}})), 512);
-    assert_eq!(original(json!({"rope_parameters": llama3, "original_max_position_embeddings": 64})), 64);
+    assert_eq!(
+        original(json!({"rope_scaling": llama3, "rope_parameters": {}})),
+        512
+    );
+    assert_eq!(
+        original(json!({"rope_parameters": llama3, "original_max_position_embeddings": 64})),
+        64
+    );
     let linear = json!({"rope_type": "linear", "factor": 2.0});
-    assert_eq!(original(json!({"rope_scaling": llama3, "rope_parameters": linear})), 512);
+    assert_eq!(
+        original(json!({"rope_scaling": llama3, "rope_parameters": linear})),
+        512
+    );
     for (of, named) in [
-        (json!({"partial_rotary_factor": 0.5}), "partial_rotary_factor"),
-        (json!({"rope_parameters": {"full_attention": {"rope_type": "default"}}}), "full_attention"),
+        (
+            json!({"partial_rotary_factor": 0.5}),
+            "partial_rotary_factor",
+        ),
+        (
+            json!({"rope_parameters": {"full_attention": {"rope_type": "default"}}}),
+            "full_attention",
+        ),
     ] {
         let error = rope(of).expect_err("not computed");
         assert!(error.contains(named), "{error}");
