@@ -251,8 +251,9 @@ impl Model for GptConfig {
         if llama.rope.scaling != RopeScaling::Default {
             config["rope_scaling"] = json!(llama.rope.scaling);
         }
-        if let Some(head_dim) = llama.head_dim {
-            config["head_dim"] = json!(head_dim);
+        // Qwen3 has heads of 128 where the key is missing.
+        if llama.head_dim.is_some() || llama.family == Family::Qwen3 {
+            config["head_dim"] = json!(self.head_dim());
         }
         if llama.family == Family::Mistral {
             config["sliding_window"] = json!(llama.window);

@@ -20,9 +20,12 @@ pub(crate) fn expand(args: Vec<OsString>) -> Result<Vec<OsString>, UsageError> {
     };
     let text = read_regular(Path::new(&file), MAX_BYTES);
     let text = text.map_err(|e| UsageError::new(format!("--config {}: {e}", shown(&file))))?;
-    let text = String::from_utf8_lossy(&text);
+    let wrong = |why: String| UsageError::new(format!("--config {}: {why}", shown(&file)));
+    let text = String::from_utf8(text).map_err(|error| wrong(error.to_string()))?;
     let table: Table = text.parse().map_err(|error: toml::de::Error| {
-        UsageError::new(format!("--config {}: {}", shown(&file), error.message()))
+        let before = error.span().and_then(|span| text.get(..span.start));
+        let line = before.map_or(1, |before| before.matches('\n').count() + 1);
+        wrong(format!("line {line}: {}", error.message()))
     })?;
     let mut all = args;
     let added = options(&file, &table, &all)?;
@@ -80,7 +83,9 @@ fn options(file: &str, table: &Table, given: &[OsString]) -> Result<Vec<OsString
             (Value::Array(values), false) => {
                 let values: Option<Vec<_>> = values.iter().map(scalar).collect();
                 let values = values.ok_or_else(|| wrong(key, "must be a list of values"))?;
-                all.push(format!("{with}{}", values.join(",")).into());
+                if !values.is_empty() {
+                    all.push(format!("{with}{}", values.join(",")).into());
+                }
             }
             (value, false) => {
                 let value = scalar(value).ok_or_else(|| wrong(key, "must be one value"))?;
@@ -124,7 +129,7 @@ mod tests {
 
     #[test]
     fn keys_are_options() {
-        let text = "steps = 30\nlr = 0.0003\nrecompute = true\nno_audit = false\nkeep-bf16 = ['a*', 'b']\nreshard_after_forward = true\n";
+        let text = "steps = 30\nlr = 0.0003\nrecompute = true\nno_audit = false\nkeep-bf16 = ['a*', 'b']\nreshard_after_forward = true\ncompare = []\n";
         let found = expanded(text, &["--lr", "1e-3"]).expect("options");
         let expected = [
             "--keep-bf16=a*,b",
@@ -144,7 +149,7 @@ mod tests {
             ("config = 'x'", "is no option"),
             ("recompute = 3", "true or false"),
             ("steps = {a = 1}", "one value"),
-            ("steps = ", "--config"),
+            ("lr = 1\nsteps = ", "line 2"),
         ] {
             let error = expanded(text, &[]).expect_err(text);
             assert!(error.contains(why), "{error}");

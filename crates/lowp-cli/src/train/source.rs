@@ -9,6 +9,7 @@ use anyhow::Result;
 use lowp_train::tokens::Packing;
 use lowp_train::{Batch, Data, Text, Tokens, TrainError};
 use std::ops::Range;
+use std::path::PathBuf;
 
 /// Text, or tokens.
 #[derive(Debug)]
@@ -21,6 +22,12 @@ impl Source {
     /// What `--data` names, or `bundled`.
     pub(crate) fn open(args: &Args, setup: &Setup, bundled: &[u8]) -> Result<Self> {
         let (seq, model) = (setup.config.model.seq, setup.folder.is_some());
+        let is_text = |path: &PathBuf| !Tokens::are_at(path);
+        if args.mask_documents && !model && args.data.as_ref().is_none_or(is_text) {
+            return Err(input_error(
+                "--mask-documents is of tokens, and this data is text; leave it out",
+            ));
+        }
         let Some(path) = &args.data else {
             if model {
                 return Err(input_error(
@@ -37,11 +44,6 @@ impl Source {
                      the .bin and .idx files of Megatron-LM",
                     path.display()
                 )));
-            }
-            if args.mask_documents {
-                return Err(input_error(
-                    "--mask-documents is of tokens, and --data is text; leave it out",
-                ));
             }
             return Ok(Self::Text(Text::read(path, seq).map_err(failed)?));
         }

@@ -91,6 +91,12 @@ impl Tokens {
             return Err(unreadable(path, why));
         }
         let held_out = part_of(sequences, held_out).clamp(1, sequences - 1);
+        if packing.mask_documents && shards.iter().all(|shard| shard.ends.is_empty()) {
+            return Err(unreadable(
+                path,
+                "it does not say where documents end, so they cannot be masked; use `lowp tokenize`, or leave the option out",
+            ));
+        }
         let masked = packing.mask_documents || shards.iter().any(Shard::is_masked);
         let mut made = Self {
             shards,

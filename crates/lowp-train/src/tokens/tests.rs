@@ -199,3 +199,28 @@ fn what_cannot_be_read_is_named() {
     fs::remove_file(folder.path().join("tokens-00003.bin")).expect("removed");
     assert!(error(folder.path(), PACKING).contains("tokens-00003.bin"));
 }
+
+#[test]
+fn documents_that_cannot_be_apart_are_errors() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let ids: Vec<u32> = (0..90).map(id).collect();
+    let apart = Packing {
+        mask_documents: true,
+        ..PACKING
+    };
+    let error = Tokens::open(&npy(folder.path(), &ids), apart).expect_err("no ends");
+    assert!(error.to_string().contains("where documents end"), "{error}");
+
+    let path = megatron(folder.path(), &ids, &[30, 30, 30]);
+    Tokens::open(&path, apart).expect("tokens");
+    let index = folder.path().join("data.idx");
+    let mut bytes = fs::read(&index).expect("an index");
+    // The last four numbers say which sequences documents begin with.
+    let begin = bytes.len() - 4 * 8;
+    bytes[begin + 8] = 2;
+    bytes[begin + 16] = 1;
+    fs::write(&index, bytes).expect("an index");
+    let error = Tokens::open(&path, apart).expect_err("no order");
+    let why = "document 2 begins at token 30, the one before it at 60";
+    assert!(error.to_string().contains(why), "{error}");
+}

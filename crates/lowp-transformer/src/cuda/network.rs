@@ -7,6 +7,7 @@ use lowp_train::Batch;
 use lowp_train::Network;
 use lowp_train::network::{DeviceMemory, NetworkResult, Profile, Sharded};
 
+use super::TransformerError;
 use super::model::{Tokens, Transformer};
 use super::trace::GATHERS;
 
@@ -21,10 +22,7 @@ impl Network<Cuda> for Transformer<Variant> {
         batch: &Batch,
         divisor: usize,
     ) -> NetworkResult<f64> {
-        let Batch {
-            inputs, targets, ..
-        } = batch;
-        let tokens = Tokens { inputs, targets };
+        let tokens = computed(batch)?;
         Transformer::train(self, sharded, tokens, divisor)?;
         sharded.finish_micro_batch()?;
         Ok(0.0)
@@ -36,9 +34,7 @@ impl Network<Cuda> for Transformer<Variant> {
         batch: &Batch,
         divisor: usize,
     ) -> NetworkResult<f64> {
-        let Batch {
-            inputs, targets, ..
-        } = batch;
+        let Tokens { inputs, targets } = computed(batch)?;
         let at_once = self.tokens();
         for (inputs, targets) in inputs.chunks(at_once).zip(targets.chunks(at_once)) {
             Transformer::evaluate(self, Tokens { inputs, targets }, divisor)?;
@@ -88,4 +84,18 @@ impl Network<Cuda> for Transformer<Variant> {
             spent: profile.spent,
         }))
     }
+}
+
+/// The tokens of a batch, if all of them count in the loss and see all before them.
+fn computed(batch: &Batch) -> NetworkResult<Tokens<'_>> {
+    let Batch {
+        inputs,
+        targets,
+        first_seen,
+    } = batch;
+    if first_seen.is_some() || targets.contains(&Batch::IGNORED) {
+        let why = "tokens that do not count in the loss, and documents that are apart, are computed on a CPU alone";
+        return Err(TransformerError::Unsupported(why.to_owned()).into());
+    }
+    Ok(Tokens { inputs, targets })
 }
