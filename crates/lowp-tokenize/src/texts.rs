@@ -18,7 +18,7 @@ const AT_ONCE: usize = 1024;
 pub enum Fields {
     /// Its text, under this key; all of it counts in the loss.
     Text(String),
-    /// A prompt and a completion, under these keys; the completion alone counts.
+    /// A prompt and a completion, under these keys, tokenized as one text; the completion alone counts.
     Completion([String; 2]),
 }
 

@@ -210,11 +210,11 @@ fn options_come_from_a_file() -> Result<()> {
         };
         writeln!(text, "{key} = {value}")?;
     }
-    text += "model = 'MODEL'\nworld_size = 2\nrecompute = true\nmask_documents = true\nno_decay = ['*embed*']\n";
+    text += "model = 'MODEL'\nworld_size = 2\nrecompute = true\nno_decay = ['*embed*']\n";
     std::fs::write(bench.path("run.toml"), text)?;
     bench.done("train --config run.toml --steps 3 --json of_file.json");
     bench.done(&format!(
-        "train --model MODEL {} --world-size 2 --recompute --mask-documents --no-decay *embed* --json given.json",
+        "train --model MODEL {} --world-size 2 --recompute --no-decay *embed* --json given.json",
         TRAIN.replace("--steps 6", "--steps 3")
     ));
     assert_eq!(
@@ -257,6 +257,11 @@ fn what_cannot_be_continued_is_named() -> Result<()> {
             "--mask-documents --data MODEL/config.json",
             "--mask-documents",
         ),
+        ("--mask-documents", "--mask-documents is of tokens"),
+        (
+            "--model MODEL --recipe fp8-current --data ids.npy --mask-documents",
+            "where documents end",
+        ),
         ("--config none.toml", "none.toml"),
     ] {
         let message = bench.rejected(2, &format!("train {args}"));
@@ -275,7 +280,7 @@ fn texts_become_tokens() -> Result<()> {
             .map(|n| format!("w{}", (at + n * n) % 32))
             .collect();
         format!(
-            "{{\"prompt\": \"{}\", \"completion\": \"w5 w6\", \"text\": \"w1 w2 w3\"}}\n",
+            "{{\"prompt\": \"{}\", \"completion\": \" w5 w6\", \"text\": \"w1 w2 w3\"}}\n",
             words.join(" ")
         )
     };
