@@ -1,4 +1,4 @@
-//! [`ShardingArgs`]: how a model is spread over ranks, as `lowp train` and `lowp plan` are told.
+//! [`ShardingArgs`]: options of `lowp train` and `lowp plan` that say how a model is spread over ranks.
 
 use clap::ValueEnum;
 use clap::builder::PossibleValuesParser;
@@ -25,7 +25,7 @@ impl From<ShardingName> for Sharding {
 }
 
 // No doc comment: clap would print it in place of the command's own.
-// What both commands are told alike.
+// Options that both commands have.
 #[derive(Clone, Debug, clap::Args)]
 #[group(skip)]
 pub(crate) struct ShardingArgs {

@@ -14,7 +14,7 @@ use std::path::PathBuf;
   lowp tokenize chats.jsonl --tokenizer my-llama/tokenizer.json --completions -o tokens
 
 Each line of a .jsonl file is a document; any other file is one document. Documents are written one
-after the other, each with the token of its end behind it. The folder has shards of u16 ids, or of u32
+after the other, each followed by the token of its end. The folder has shards of u16 ids, or of u32
 ids if the vocabulary is larger than 65536, and tokens.json, which lists them.")]
 pub(crate) struct Args {
     /// Texts, in UTF-8
@@ -37,7 +37,7 @@ pub(crate) struct Args {
     #[arg(long, conflicts_with = "key")]
     completions: bool,
 
-    /// The token behind each document [default: eos_token of tokenizer_config.json, or eos_token_id of config.json]
+    /// The token after each document [default: eos_token of tokenizer_config.json, or eos_token_id of config.json]
     #[arg(long, value_name = "TOKEN")]
     end: Option<String>,
 }

@@ -347,7 +347,7 @@ impl Calls {
         given.map(drop).map_err(failed(name))
     }
 
-    /// Gathers pieces of one length, each rank's behind that of the rank before it.
+    /// Gathers pieces of one length, in the order of ranks.
     pub(crate) fn all_gather<T: Dtype>(&self, piece: &CudaBuffer<T>, all: &CudaBuffer<T>) -> Given {
         self.give("ncclAllGather", piece, |len, dtype, comm, stream| {
             // SAFETY: the batch keeps both buffers, and its caller made `all` as long as the pieces of all ranks.

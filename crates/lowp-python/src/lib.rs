@@ -38,7 +38,6 @@ mod products;
 mod ranks;
 mod recent;
 mod recipe;
-#[cfg(feature = "cuda")]
 mod scales;
 mod tensor;
 
@@ -71,6 +70,7 @@ fn _lowp(module: &Bound<'_, PyModule>) -> PyResult<()> {
         module.add_function(wrap_pyfunction!(native::release_layer, module)?)?;
     }
     module.add_function(wrap_pyfunction!(recipe::recipes, module)?)?;
+    module.add_function(wrap_pyfunction!(scales::scale_places, module)?)?;
     module.add_function(wrap_pyfunction!(plan::plan, module)?)?;
     module.add_function(wrap_pyfunction!(cast::quantize, module)?)?;
     module.add_function(wrap_pyfunction!(file::save, module)?)?;

@@ -1,8 +1,20 @@
 //! [`Scales`]: what the scales of an operand belong to, and how many of them a product reads.
 
 use lowp_gemm::ScaleMode;
+use pyo3::pyfunction;
 
 use crate::error::Error;
+
+/// For codes of `rows` x `cols` values: where scales of columnwise codes begin, and how many both directions have with the gap between them.
+#[pyfunction]
+pub(crate) fn scale_places(
+    scales: &str,
+    rows: usize,
+    cols: usize,
+) -> Result<(usize, usize), Error> {
+    let scales = Scales::of(scales)?;
+    Ok((scales.begin(rows, cols), scales.both(rows, cols)))
+}
 
 /// Entries along the contracted axis that share a scale.
 const GROUP: usize = 128;

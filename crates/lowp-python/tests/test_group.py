@@ -19,7 +19,7 @@ STEPS = 4
 
 
 class Block(nn.Module):
-    """Plain parameters before, between and behind weights."""
+    """Plain parameters before, between and after weights."""
 
     def __init__(self, width, rows):
         super().__init__()

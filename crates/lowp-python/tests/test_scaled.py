@@ -1,12 +1,13 @@
 """Products of codes: on the CPU by ``torch._scaled_mm``, and by values of the codes and scales as a GPU would read them."""
 
+import itertools
 import unittest
 
 import torch
 from torch import nn
 
 import lowp
-from lowp import _scaled
+from lowp import _lowp, _scaled
 
 
 #: Rows of the input, and columns and rows of the weight: whole blocks of 128, four of them, or neither.
@@ -50,6 +51,13 @@ class Products(unittest.TestCase):
                         self.assertEqual(found.product(orientation), recipe.product(orientation, role))
                         self.assertEqual(found.product(orientation)[0], element)
             self.assertIsNone(_scaled.operands(lowp.Recipe(name, format="e5m2")))
+
+    def test_scales_lie_where_native_products_read_them(self):
+        for scales in ("tensor", "rows", "1x128", "128x128"):
+            for rows, cols in itertools.product((1, 16, 127, 128, 129, 272, 513, 2048), repeat=2):
+                begin = _scaled._begin(scales, rows, cols)
+                both = 1 if scales == "tensor" else begin + _scaled.count(scales, cols, rows)
+                self.assertEqual(_lowp.scale_places(scales, rows, cols), (begin, both), (scales, rows, cols))
 
     def test_gpus_multiply_what_they_have_products_of(self):
         hopper, ada, ampere, blackwell = (9, 0), (8, 9), (8, 0), (10, 0)

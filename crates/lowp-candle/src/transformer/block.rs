@@ -10,7 +10,7 @@ use std::sync::Arc;
 
 /// A block over the residual stream.
 pub(crate) trait Block: Debug + Send + Sync {
-    /// The residual stream `x` behind this block, `[tokens, dim]`, whose tokens see those of their sequence from `first` on, where that is
+    /// The residual stream `x` after this block, `[tokens, dim]`, whose tokens see those of their sequence from `first` on, where that is
     /// given.
     ///
     /// # Errors

@@ -59,7 +59,7 @@ impl LlamaBlock {
         x.apply_op2(gamma, RmsNorm::new(self.llama.eps))
     }
 
-    /// Queries (`which` 0) or keys (1): each head behind its norm, where there is one, and turned by its position.
+    /// Queries (`which` 0) or keys (1): each head normalized, if there is a norm, and rotated by its position.
     fn turned(&self, x: Tensor, heads: usize, which: usize) -> Result<Tensor> {
         let x = match &self.qk_norms {
             None => x,

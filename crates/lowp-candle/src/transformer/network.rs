@@ -37,7 +37,7 @@ impl Transformer {
 }
 
 impl Transformer {
-    /// Logits of the token behind each of `inputs`, which are whole sequences: row by row, as many as the vocabulary has. Collective.
+    /// Logits of the token after each of `inputs`, which are whole sequences: row by row, as many as the vocabulary has. Collective.
     ///
     /// # Errors
     /// Tokens that are no whole sequences or not of the vocabulary, or a rank that failed.

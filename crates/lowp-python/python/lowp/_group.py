@@ -205,7 +205,7 @@ class _Layout:
         made.bytes, made.rows = start, [rows for _, rows in made.plain]
         made.described = (dtypes, numels, made.sizes)
         made.outputs = []
-        # The part of each rank begins behind those of the ranks before it.
+        # Parts lie in the order of ranks.
         fits = all(start % dtype.itemsize == 0 for _, dtype in made.runs)
         return made if made.codes and fits else None
 

@@ -182,7 +182,26 @@ pub(crate) fn release_layer(number: i64) {
 
 impl Layer {
     /// Takes the codes of one direction, for one product (`once`) or until they are forgotten.
-    pub(crate) fn hold(&self, columnwise: bool, codes: Tensor, scale: Tensor, once: bool) {
+    ///
+    /// # Errors
+    /// There are fewer scales than a product of these codes reads.
+    pub(crate) fn hold(
+        &self,
+        columnwise: bool,
+        codes: Tensor,
+        scale: Tensor,
+        once: bool,
+    ) -> Result<(), Error> {
+        let [rows, cols] = self.sides;
+        self.scales.check(
+            &scale,
+            0,
+            if columnwise {
+                [cols, rows]
+            } else {
+                [rows, cols]
+            },
+        )?;
         let held = Held {
             codes,
             scale,
@@ -191,6 +210,7 @@ impl Layer {
         };
         let before = lock(&self.held)[usize::from(columnwise)].replace(held);
         drop(before);
+        Ok(())
     }
 
     /// Where the codes of one direction lie, and their scale; and what a single product is to keep until it is enqueued.
@@ -332,6 +352,19 @@ struct Side {
     scales: Scales,
 }
 
+impl Scales {
+    /// Whether `scale` has, from `begin` on, those of codes of `outer` rows that are contracted over `depth`.
+    fn check(self, scale: &Tensor, begin: usize, [outer, depth]: [usize; 2]) -> Result<(), Error> {
+        let (found, needed) = (scale.entries()?, begin + self.count(outer, depth));
+        match found >= needed {
+            true => Ok(()),
+            false => Err(Error::new(format!(
+                "{found} scales for codes of {outer}x{depth}; their product reads {needed}"
+            ))),
+        }
+    }
+}
+
 impl Side {
     fn rowwise([codes, scale]: [&Tensor; 2], scales: Scales) -> Result<Self, Error> {
         Self::of([codes, scale], scales, 0)
@@ -344,12 +377,14 @@ impl Side {
     }
 
     fn of([codes, scale]: [&Tensor; 2], scales: Scales, begin: usize) -> Result<Self, Error> {
+        let sides = codes.sides()?;
+        scales.check(scale, begin, sides)?;
         let ptr = OperandPtr {
             data: codes.address()?,
             scale: scale.address()? + (size_of::<f32>() * begin) as u64,
         };
         Ok(Self {
-            sides: codes.sides()?,
+            sides,
             ptr,
             holds: codes.holds()?,
             scales,

@@ -73,8 +73,7 @@ unsafe extern "C-unwind" fn hold(stack: *mut u64, _: u64, _: u64) {
     enter(stack, |stack| {
         let (codes, scale) = (stack.tensor(2), stack.tensor(3));
         let layer = layers::layer(stack.number(0))?;
-        layer.hold(stack.is_set(1), codes, scale, stack.is_set(4));
-        Ok(())
+        layer.hold(stack.is_set(1), codes, scale, stack.is_set(4))
     });
 }
 

@@ -298,24 +298,38 @@ impl Tensor {
         Ok(pointer as u64)
     }
 
-    /// Its rows and columns.
-    pub(crate) fn sides(&self) -> Result<[usize; 2], Error> {
+    /// The length of each dimension.
+    fn shape(&self) -> Result<&[i64], Error> {
         let torch = torch()?;
         let (mut dim, mut sizes) = (0, std::ptr::null());
-        // SAFETY: as above; the sizes are as many as the dimensions, and live as long as the tensor.
-        let sizes = unsafe {
+        // SAFETY: as above; the sizes are as many as the dimensions, and live as long as the tensor. Those of a scalar may be null.
+        unsafe {
             checked((torch.dim)(self.0, &raw mut dim), "get_dim")?;
             checked((torch.sizes)(self.0, &raw mut sizes), "get_sizes")?;
-            match dim {
-                2 => [*sizes, *sizes.add(1)],
-                _ => {
-                    return Err(Error::new(format!(
-                        "a tensor of {dim} dimensions as an operand of a layer; it takes matrices"
-                    )));
-                }
+            match usize::try_from(dim) {
+                Ok(dim) if dim > 0 => Ok(std::slice::from_raw_parts(sizes, dim)),
+                _ => Ok(&[]),
             }
-        };
-        Ok(sizes.map(|size| usize::try_from(size).unwrap_or(0)))
+        }
+    }
+
+    /// Its rows and columns.
+    pub(crate) fn sides(&self) -> Result<[usize; 2], Error> {
+        match self.shape()? {
+            &[rows, cols] => Ok([rows, cols].map(|size| usize::try_from(size).unwrap_or(0))),
+            other => Err(Error::new(format!(
+                "a tensor of {} dimensions as an operand of a layer; it takes matrices",
+                other.len()
+            ))),
+        }
+    }
+
+    /// How many values it has.
+    pub(crate) fn entries(&self) -> Result<usize, Error> {
+        let lengths = self.shape()?.iter();
+        Ok(lengths
+            .map(|&length| usize::try_from(length).unwrap_or(0))
+            .product())
     }
 
     /// What it holds.

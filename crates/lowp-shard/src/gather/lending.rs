@@ -1,10 +1,10 @@
-//! [`Lending`]: memory that its users have in turn.
+//! [`Lending`]: memory that one user at a time borrows.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use lowp_kernels::{Backend, KernelError};
 
-/// Things that nobody uses at the moment, each with the point behind its last use.
+/// Things that nobody borrows now, each with the point in its stream after which it is free.
 type Free<B, T> = Vec<(Arc<T>, <B as Backend>::Event)>;
 
 /// Memory whose users do not overlap.
