@@ -109,6 +109,9 @@ fn clippy() -> Result<()> {
     run(command)
 }
 
+/// Left out of the default build, which it would slow; the tutorial needs it.
+const TOKENIZE: &str = "lowp-cli/tokenize";
+
 fn tests(options: &Options, references: &References) -> Result<()> {
     let mut command = if succeeds(cargo(&["nextest", "--version"])?) {
         let profile = if options.exhaustive {
@@ -117,6 +120,7 @@ fn tests(options: &Options, references: &References) -> Result<()> {
             "default"
         };
         let mut nextest = cargo(&["nextest", "run", "--workspace", "--profile", profile])?;
+        nextest.args(["--features", TOKENIZE]);
         nextest.args(&options.filter);
         nextest
     } else {
@@ -132,6 +136,8 @@ fn tests(options: &Options, references: &References) -> Result<()> {
             "--bins",
             "--tests",
             "--no-fail-fast",
+            "--features",
+            TOKENIZE,
         ])?;
         test.args(libtest_args(&options.filter));
         test

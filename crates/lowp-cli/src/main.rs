@@ -19,7 +19,6 @@ mod recipes;
 mod reshard;
 mod sharding;
 mod signals;
-#[cfg(feature = "tokenize")]
 mod tokenize;
 mod train;
 mod usage;
@@ -60,7 +59,6 @@ struct Cli {
 #[derive(Debug, Subcommand)]
 enum Command {
     Train(Box<train::Args>),
-    #[cfg(feature = "tokenize")]
     Tokenize(tokenize::Args),
     Plan(plan::Args),
     Recipes(recipes::Args),
@@ -99,7 +97,6 @@ fn main() -> ExitCode {
     };
     let result = match cli.command {
         Command::Train(args) => train::main(&args),
-        #[cfg(feature = "tokenize")]
         Command::Tokenize(args) => tokenize::main(&args),
         Command::Plan(args) => plan::main(&args),
         Command::Recipes(args) => recipes::main(&args),

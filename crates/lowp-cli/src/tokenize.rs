@@ -1,10 +1,7 @@
 //! `lowp tokenize`: texts as the token ids that `lowp train` reads.
 
-use crate::output::{self, note};
-use crate::usage::{UsageError, input_error};
+use crate::usage::input_error;
 use anyhow::Result;
-use lowp_tokenize::{Fields, TokenizeError, Tokenizer, tokenize};
-use lowp_train::tokens::TokenWriter;
 use std::path::PathBuf;
 
 /// Write texts as token ids, for `lowp train --data`
@@ -16,6 +13,10 @@ use std::path::PathBuf;
 Each line of a .jsonl file is a document; any other file is one document. Documents are written one
 after the other, each followed by the token of its end. The folder has shards of u16 ids, or of u32
 ids if the vocabulary is larger than 65536, and tokens.json, which lists them.")]
+#[cfg_attr(
+    not(feature = "tokenize"),
+    expect(dead_code, reason = "a program without the feature only says so")
+)]
 pub(crate) struct Args {
     /// Texts, in UTF-8
     #[arg(value_name = "TEXTS", required = true)]
@@ -43,7 +44,25 @@ pub(crate) struct Args {
 }
 
 /// Runs the command.
+#[cfg(not(feature = "tokenize"))]
+pub(crate) fn main(_: &Args) -> Result<()> {
+    Err(input_error(
+        "this lowp was built without tokenizers; build it with `cargo build --release --features tokenize`",
+    ))
+}
+
+/// Runs the command.
+#[cfg(feature = "tokenize")]
 pub(crate) fn main(args: &Args) -> Result<()> {
+    use crate::output::{self, note};
+    use crate::usage::UsageError;
+    use lowp_tokenize::{Fields, TokenizeError, Tokenizer, tokenize};
+    use lowp_train::tokens::TokenWriter;
+
+    let wrong = |error: TokenizeError| match error {
+        TokenizeError::Write(error) => error.into(),
+        error => input_error(error.to_string()),
+    };
     let tokenizer = Tokenizer::open(&args.tokenizer, args.end.as_deref()).map_err(wrong)?;
     let ids = tokenizer.ids();
     if ids.1.is_none() {
@@ -70,11 +89,4 @@ pub(crate) fn main(args: &Args) -> Result<()> {
         index.shards.len(),
         index.dtype
     ))
-}
-
-fn wrong(error: TokenizeError) -> anyhow::Error {
-    match error {
-        TokenizeError::Write(error) => error.into(),
-        error => input_error(error.to_string()),
-    }
 }

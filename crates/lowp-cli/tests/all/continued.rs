@@ -270,6 +270,14 @@ fn what_cannot_be_continued_is_named() -> Result<()> {
     Ok(())
 }
 
+#[cfg(not(feature = "tokenize"))]
+#[test]
+fn a_program_without_tokenizers_says_so() -> Result<()> {
+    let message = begin("llama2")?.rejected(2, "tokenize a.jsonl --tokenizer MODEL -o data");
+    assert!(message.contains("--features tokenize"), "{message}");
+    Ok(())
+}
+
 /// From a text to a folder that is served.
 #[cfg(feature = "tokenize")]
 #[test]
