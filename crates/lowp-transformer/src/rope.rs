@@ -52,7 +52,9 @@ impl Rope {
     /// Radians per position of each pair of a head of `head_dim` values.
     pub fn frequencies(&self, head_dim: usize) -> Vec<f64> {
         let plain = |i: usize| self.theta.powf(-2.0 * i as f64 / head_dim as f64);
-        (0..head_dim / 2).map(|i| self.scaled(plain(i))).collect()
+        (0..head_dim / 2)
+            .map(|i| self.scaling.scaled(plain(i)))
+            .collect()
     }
 
     /// Cosine and sine of the angle of each pair at positions below `seq`, position by position.
@@ -68,12 +70,45 @@ impl Rope {
         };
         (0..seq).flat_map(of).collect()
     }
+}
 
-    fn scaled(&self, frequency: f64) -> f64 {
-        match self.scaling {
-            RopeScaling::Default => frequency,
-            RopeScaling::Linear { factor } => frequency / factor,
-            RopeScaling::Llama3 {
+impl RopeScaling {
+    /// Whether sequences may have more than the `positions` of a configuration: they are scaled, and that number is one of before.
+    pub fn extends(self, positions: usize) -> bool {
+        match self {
+            Self::Default => false,
+            Self::Linear { factor } => factor > 1.0,
+            Self::Llama3 {
+                factor,
+                original_max_position_embeddings,
+                ..
+            } => factor > 1.0 && original_max_position_embeddings >= positions,
+        }
+    }
+
+    /// Whether frequencies stay positive numbers.
+    pub(crate) fn is_sound(self) -> bool {
+        match self {
+            Self::Default => true,
+            Self::Linear { factor } => factor > 0.0,
+            Self::Llama3 {
+                factor,
+                low_freq_factor,
+                high_freq_factor,
+                original_max_position_embeddings,
+            } => {
+                factor > 0.0
+                    && high_freq_factor > low_freq_factor
+                    && original_max_position_embeddings > 0
+            }
+        }
+    }
+
+    fn scaled(self, frequency: f64) -> f64 {
+        match self {
+            Self::Default => frequency,
+            Self::Linear { factor } => frequency / factor,
+            Self::Llama3 {
                 factor,
                 low_freq_factor,
                 high_freq_factor,
@@ -120,6 +155,40 @@ mod tests {
                 "{plain} to {scaled}"
             );
         }
+    }
+
+    #[test]
+    fn factors_of_frequencies_that_make_none_are_not_sound() {
+        let linear = |factor| RopeScaling::Linear { factor };
+        let llama3 = |factor, low_freq_factor, high_freq_factor, original| RopeScaling::Llama3 {
+            factor,
+            low_freq_factor,
+            high_freq_factor,
+            original_max_position_embeddings: original,
+        };
+        for scaling in [RopeScaling::Default, linear(0.5), llama3(8.0, 1.0, 4.0, 1)] {
+            assert!(scaling.is_sound(), "{scaling:?}");
+        }
+        for scaling in [
+            linear(0.0),
+            linear(-2.0),
+            linear(f64::NAN),
+            llama3(0.0, 1.0, 4.0, 1),
+            llama3(8.0, 4.0, 4.0, 1),
+            llama3(8.0, 1.0, 4.0, 0),
+        ] {
+            assert!(!scaling.is_sound(), "{scaling:?}");
+        }
+    }
+
+    /// A number of positions from before the scaling is no limit; one that the scaling made is.
+    #[test]
+    fn scaling_goes_beyond_the_positions_of_before() {
+        assert!(!RopeScaling::Default.extends(64));
+        assert!(RopeScaling::Linear { factor: 2.0 }.extends(64));
+        assert!(!RopeScaling::Linear { factor: 1.0 }.extends(64));
+        assert!(LLAMA3.scaling.extends(8192));
+        assert!(!LLAMA3.scaling.extends(65_536));
     }
 
     #[test]

@@ -58,7 +58,7 @@ impl Sizes {
         }
     }
 
-    /// Values of all heads of queries: outputs of their layer, and inputs of the one behind attention.
+    /// Values of all heads of queries: outputs of their layer, and inputs of the layer after attention.
     pub fn heads_width(&self) -> usize {
         self.heads * self.head_dim()
     }

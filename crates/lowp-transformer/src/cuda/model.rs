@@ -33,7 +33,7 @@ type Done<T = ()> = Result<T, TransformerError>;
 pub struct Tokens<'a> {
     /// Tokens.
     pub inputs: &'a [u32],
-    /// The token behind each.
+    /// The token after each.
     pub targets: &'a [u32],
 }
 
@@ -130,7 +130,7 @@ impl<R: Recipe> Transformer<R> {
                 Some(cuda.upload(rope.angles(head_dim, seq).as_flattened())?)
             }
         };
-        // The last norm, and the head behind it unless that is the embedding.
+        // The last norm, and the head after it, unless that is the embedding.
         let last = vars.len().saturating_sub(1);
         let (norm_at, head_at) = match block {
             Block::Gpt => (last.saturating_sub(2), last),

@@ -10,7 +10,7 @@ use super::keys::Keys;
 use super::{HubError, MAX_BLOCKS, MAX_HEADS, MAX_VOCABULARY, MAX_WIDTH, TIED};
 use crate::hub::types::TYPES;
 use crate::llama::{Family, Llama};
-use crate::{Arch, GptConfig, Rope, RopeScaling};
+use crate::{Arch, GptConfig, Rope};
 
 /// Tokens of a sequence, unless it is given or the model has fewer positions.
 const SEQ: usize = 1024;
@@ -176,21 +176,7 @@ fn rope(keys: &Keys, object: &Map<String, Value>) -> Result<Rope, HubError> {
         })?;
         break;
     }
-    let sound = match rope.scaling {
-        RopeScaling::Default => true,
-        RopeScaling::Linear { factor } => factor > 0.0,
-        RopeScaling::Llama3 {
-            factor,
-            low_freq_factor,
-            high_freq_factor,
-            original_max_position_embeddings,
-        } => {
-            factor > 0.0
-                && high_freq_factor > low_freq_factor
-                && original_max_position_embeddings > 0
-        }
-    };
-    match sound && rope.theta > 0.0 && rope.theta.is_finite() {
+    match rope.scaling.is_sound() && rope.theta > 0.0 && rope.theta.is_finite() {
         true => Ok(rope),
         false => Err(keys.error(format!(
             "rope_theta {} with {:?}: the base and the factors must be positive, and the factor of high frequencies the larger one",
