@@ -13,10 +13,6 @@ use std::path::PathBuf;
 Each line of a .jsonl file is a document; any other file is one document. Documents are written one
 after the other, each followed by the token of its end. The folder has shards of u16 ids, or of u32
 ids if the vocabulary is larger than 65536, and tokens.json, which lists them.")]
-#[cfg_attr(
-    not(feature = "tokenize"),
-    expect(dead_code, reason = "a program without the feature only says so")
-)]
 pub(crate) struct Args {
     /// Texts, in UTF-8
     #[arg(value_name = "TEXTS", required = true)]

@@ -55,9 +55,9 @@ impl Source {
         };
         let tokens = Tokens::open(path, packing).map_err(failed)?;
         let most = setup.config.model.vocab;
-        if let Some(vocab) = tokens.vocab().filter(|&vocab| vocab > most) {
+        if let Some(id) = tokens.largest().filter(|&id| id as usize >= most) {
             return Err(input_error(format!(
-                "--data {} has ids below {vocab}, and the vocabulary of the model has {most}; tokenize with the model's own tokenizer",
+                "--data {} has the id {id}, and the vocabulary of the model has {most}; tokenize with the model's own tokenizer",
                 path.display()
             )));
         }

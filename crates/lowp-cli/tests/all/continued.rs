@@ -278,6 +278,34 @@ fn a_program_without_tokenizers_says_so() -> Result<()> {
     Ok(())
 }
 
+/// A token of the tokenizer that the model does not have is an error only where texts have it.
+#[cfg(feature = "tokenize")]
+#[test]
+fn tokens_beyond_the_vocabulary_are_errors_where_they_are_used() -> Result<()> {
+    let bench = begin("llama3")?;
+    let path = bench.path("MODEL/tokenizer.json");
+    let mut json: Value = serde_json::from_slice(&std::fs::read(&path)?)?;
+    json["added_tokens"] = serde_json::json!([{
+        "id": 32, "content": "<added>", "special": true, "single_word": false, "lstrip": false, "rstrip": false, "normalized": false
+    }]);
+    std::fs::write(&path, json.to_string())?;
+    for (words, data) in [("w1 w2 w3 ", "without"), ("w1 <added> w3 ", "with")] {
+        std::fs::write(bench.path("text.txt"), words.repeat(60))?;
+        bench.done(&format!("tokenize text.txt --tokenizer MODEL -o {data}"));
+    }
+    let train = TRAIN
+        .replace("ids.npy", "without")
+        .replace("--steps 6", "--steps 1");
+    bench.done(&format!("train --model MODEL {train} --world-size 1"));
+    let message = bench.rejected(
+        2,
+        &format!("train --model MODEL {}", train.replace("without", "with")),
+    );
+    let why = "has the id 32, and the vocabulary of the model has 32";
+    assert!(message.contains(why), "{message}");
+    Ok(())
+}
+
 /// From a text to a folder that is served.
 #[cfg(feature = "tokenize")]
 #[test]

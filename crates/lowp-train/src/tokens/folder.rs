@@ -4,7 +4,7 @@ use std::fs::{self, File};
 use std::io::{BufWriter, Write};
 use std::path::{Path, PathBuf};
 
-use lowp_file::files::read_regular;
+use lowp_file::files::{read_regular, write_atomically};
 use serde::{Deserialize, Serialize};
 
 use super::shard::{IdDtype, Shard, unreadable};
@@ -24,7 +24,9 @@ pub struct TokenIndex {
     pub dtype: String,
     /// Ids that there may be: one more than the largest.
     pub vocab: usize,
-    /// The id behind each document, where there is one.
+    /// The largest id, where there is one.
+    pub largest: Option<u32>,
+    /// The id after each document, where there is one.
     pub end: Option<u32>,
     /// Of all shards.
     pub tokens: u64,
@@ -73,21 +75,36 @@ pub(super) fn shards(folder: &Path, index: &TokenIndex) -> Result<Vec<Shard>, Tr
                 format!("{name:?} is no name of a shard"),
             ));
         }
-        let shard = Shard::open(&with("bin"), (0, dtype), *tokens)?;
-        let path = with("ends");
-        let ends = read_regular(&path, u64::MAX).map_err(|e| unreadable(&path, e))?;
-        let (ends, _) = ends.as_chunks::<8>();
-        let ends: Vec<u64> = ends.iter().map(|&end| u64::from_le_bytes(end)).collect();
-        if !ends.is_sorted() || ends.last().is_some_and(|last| last > tokens) {
-            return Err(unreadable(&path, "its documents are not in order"));
-        }
-        let shard = shard.with_ends(ends);
+        let shard = Shard::open(&with("bin"), (0, dtype), *tokens)?.whole()?;
+        let shard = shard.with_ends(ends(&with("ends"), *tokens)?);
         match index.masked {
             true => shard.with_mask(&with("mask")),
             false => Ok(shard),
         }
     };
     index.shards.iter().map(open).collect()
+}
+
+/// Where documents of a shard of `tokens` tokens end, by the file at `path`.
+fn ends(path: &Path, tokens: u64) -> Result<Vec<u64>, TrainError> {
+    let bytes = read_regular(path, u64::MAX).map_err(|e| unreadable(path, e))?;
+    let (ends, rest) = bytes.as_chunks::<8>();
+    if !rest.is_empty() {
+        let why = format!("it has {} bytes, no multiple of 8", bytes.len());
+        return Err(unreadable(path, why));
+    }
+    let ends: Vec<u64> = ends.iter().map(|&end| u64::from_le_bytes(end)).collect();
+    let last = ends.last().copied().unwrap_or(0);
+    if !ends.is_sorted() {
+        return Err(unreadable(path, "its documents are not in order"));
+    }
+    match last == tokens {
+        true => Ok(ends),
+        false => {
+            let why = format!("its last document ends at token {last} of {tokens}");
+            Err(unreadable(path, why))
+        }
+    }
 }
 
 /// Writes a folder of tokens, document by document. Without [`TokenWriter::finish`] there is no index, and the folder is no data.
@@ -109,7 +126,7 @@ struct Open {
 }
 
 impl TokenWriter {
-    /// Of ids below `vocab`, with the id `end` behind each document, in the folder `folder`, which is made. `masked` documents say which
+    /// Of ids below `vocab`, with the id `end` after each document, in the folder `folder`, which is made. `masked` documents say which
     /// tokens count.
     ///
     /// # Errors
@@ -190,6 +207,7 @@ impl TokenWriter {
             last.tokens
         });
         self.index.tokens += added;
+        self.index.largest = self.index.largest.max(all().max());
         self.index.documents += 1;
         if let Some(shard) = &mut self.shard {
             shard
@@ -209,14 +227,9 @@ impl TokenWriter {
     /// A file that cannot be written.
     pub fn finish(mut self) -> Result<TokenIndex, TrainError> {
         self.close()?;
-        let failed = |e| unwritable(&self.folder, e);
-        let text = serde_json::to_string_pretty(&self.index)?;
-        let (path, draft) = (
-            self.folder.join(INDEX),
-            self.folder.join("tokens.json.part"),
-        );
-        fs::write(&draft, text + "\n").map_err(failed)?;
-        fs::rename(&draft, &path).map_err(failed)?;
+        let text = serde_json::to_string_pretty(&self.index)? + "\n";
+        let written = write_atomically(&self.folder.join(INDEX), &text);
+        written.map_err(|e| unwritable(&self.folder, e))?;
         Ok(self.index)
     }
 

@@ -19,6 +19,8 @@ pub use folder::{ShardIndex, TokenIndex, TokenWriter};
 
 /// Tokens of which the digest of data is made, spread over all of them.
 const SAMPLED: u64 = 1 << 16;
+/// Tokens whose masks are read at a time for it.
+const MASKS: usize = 1 << 20;
 
 /// How tokens are cut into sequences and batches.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -43,7 +45,7 @@ pub struct Tokens {
     /// Sequences of the training split, and of the validation split.
     split: [u64; 2],
     masked: bool,
-    vocab: Option<usize>,
+    largest: Option<u32>,
     digest: String,
 }
 
@@ -60,10 +62,10 @@ impl Tokens {
     /// # Errors
     /// Files that cannot be read, or too few tokens for a sequence in each split.
     pub fn open(path: &Path, packing: Packing) -> Result<Self, TrainError> {
-        let mut vocab = None;
+        let mut largest = None;
         let shards = if path.join(folder::INDEX).is_file() {
             let index = folder::index(path)?;
-            vocab = Some(index.vocab);
+            largest = index.largest;
             folder::shards(path, &index)?
         } else if let Some(files) = megatron::files(path) {
             vec![megatron::read(&files)?]
@@ -104,7 +106,7 @@ impl Tokens {
             packing,
             split: [sequences - held_out, held_out],
             masked,
-            vocab,
+            largest,
             digest: String::new(),
         };
         made.digest = made.digested(tokens)?;
@@ -121,9 +123,9 @@ impl Tokens {
         self.split
     }
 
-    /// Ids that there may be, where the files say it.
-    pub fn vocab(&self) -> Option<usize> {
-        self.vocab
+    /// The largest id, where the files say it.
+    pub fn largest(&self) -> Option<u32> {
+        self.largest
     }
 
     /// Whether some tokens do not count, or do not see all before them.
@@ -131,7 +133,7 @@ impl Tokens {
         self.masked
     }
 
-    /// A digest of all ids would read all of them: of some, with what the data are cut into.
+    /// A digest of all ids would read all of them: of some, with what the data are cut into, and of all masks and ends that are used.
     fn digested(&self, tokens: u64) -> Result<String, TrainError> {
         let part = (SAMPLED / 64).min(tokens);
         let mut bytes = Vec::new();
@@ -142,14 +144,33 @@ impl Tokens {
         }
         let checksum = lowp_checkpoint::checksum(&bytes);
         let [train, held_out] = self.split;
-        let masked = match (self.packing.mask_documents, self.masked) {
-            (true, _) => ", documents apart",
-            (false, true) => ", masked",
-            (false, false) => "",
-        };
-        Ok(format!(
-            "{tokens} tokens, digest {checksum}, {train} sequences and {held_out} held out{masked}"
-        ))
+        let mut all = format!(
+            "{tokens} tokens, digest {checksum}, {train} sequences and {held_out} held out"
+        );
+        if self.shards.iter().any(Shard::is_masked) {
+            all += &format!(", masked, digest {}", self.digest_of_masks(tokens)?);
+        }
+        if self.packing.mask_documents {
+            let shards = self.shards.iter().zip(&self.starts);
+            let ends =
+                shards.flat_map(|(shard, start)| shard.ends.iter().map(move |end| start + end));
+            let ends: Vec<u8> = ends.flat_map(u64::to_le_bytes).collect();
+            let checksum = lowp_checkpoint::checksum(&ends);
+            all += &format!(", documents apart, digest {checksum}");
+        }
+        Ok(all)
+    }
+
+    /// Which tokens count, part by part.
+    fn digest_of_masks(&self, tokens: u64) -> Result<String, TrainError> {
+        let mut parts = String::new();
+        for start in (0..tokens).step_by(MASKS) {
+            let part = start..tokens.min(start + MASKS as u64);
+            let counted = self.gathered(part, Shard::counted)?;
+            let bytes: Vec<u8> = counted.into_iter().map(u8::from).collect();
+            parts += &lowp_checkpoint::checksum(&bytes);
+        }
+        Ok(lowp_checkpoint::checksum(parts.as_bytes()))
     }
 
     /// What `of` has of each shard for its part of `tokens`, one after the other.

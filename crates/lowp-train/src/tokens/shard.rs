@@ -103,6 +103,20 @@ impl Shard {
         })
     }
 
+    /// The same, where the file has nothing after its ids.
+    pub(super) fn whole(self) -> Result<Self, TrainError> {
+        let length = self.file.metadata();
+        let length = length.map_err(|e| unreadable(&self.path, e))?.len();
+        let (tokens, needed) = (self.tokens, self.start + self.tokens * self.dtype.bytes());
+        match length == needed {
+            true => Ok(self),
+            false => Err(unreadable(
+                &self.path,
+                format!("it has {length} bytes, and its {tokens} tokens take {needed}"),
+            )),
+        }
+    }
+
     /// With documents that end there.
     pub(super) fn with_ends(self, ends: Vec<u64>) -> Self {
         Self { ends, ..self }

@@ -200,6 +200,91 @@ fn what_cannot_be_read_is_named() {
     assert!(error(folder.path(), PACKING).contains("tokens-00003.bin"));
 }
 
+/// What a run trains on is the same where its ids, and the masks and ends that it uses, are.
+#[test]
+fn other_masks_and_ends_are_other_data() {
+    let (folder, all, _) = folder(60_000, true);
+    let digest = |mask_documents| {
+        let packing = Packing {
+            mask_documents,
+            ..PACKING
+        };
+        let tokens = Tokens::open(folder.path(), packing).expect("tokens");
+        tokens.digest()
+    };
+    let change = |file: &str, from: &[u8], to: &[u8]| {
+        let path = folder.path().join(file);
+        let bytes = fs::read(&path).expect("a file");
+        let at = bytes.windows(from.len()).position(|part| part == from);
+        let at = at.expect("bytes to change");
+        fs::write(&path, [&bytes[..at], to, &bytes[at + to.len()..]].concat()).expect("a file");
+    };
+    let same = [false, true].map(digest);
+    assert_eq!([false, true].map(digest), same);
+    assert_ne!(same[0], same[1]);
+
+    change("tokens-00002.mask", &[1, 0, 0], &[1, 1, 0]);
+    let masked = [false, true].map(digest);
+    assert!(masked[0] != same[0] && masked[1] != same[1]);
+    // Another byte that is not zero says the same.
+    change("tokens-00002.mask", &[1, 1, 0], &[1, 7, 0]);
+    assert_eq!([false, true].map(digest), masked);
+
+    let ends = fs::read(folder.path().join("tokens-00001.ends")).expect("ends");
+    let moved = (u64::from_le_bytes(*ends.first_chunk().expect("an end")) + 1).to_le_bytes();
+    change("tokens-00001.ends", &ends[..8], &moved);
+    assert_eq!(digest(false), masked[0]);
+    assert_ne!(digest(true), masked[1]);
+    assert!(all.len() < 1 << 16);
+}
+
+/// Files of a folder have the lengths that the index says, to the byte.
+#[test]
+fn files_that_the_index_does_not_fit_are_errors() {
+    let (folder, ..) = folder(60_000, true);
+    let path = |file: &str| folder.path().join(file);
+    let error = || {
+        let error = Tokens::open(folder.path(), PACKING).expect_err("an error");
+        error.to_string()
+    };
+    for (file, why) in [
+        ("tokens-00001.bin", "tokens take"),
+        ("tokens-00001.ends", "no multiple of 8"),
+        ("tokens-00001.mask", "bytes for"),
+    ] {
+        let bytes = fs::read(path(file)).expect("a file");
+        fs::write(path(file), [&bytes[..], &[0]].concat()).expect("a file");
+        let found = error();
+        assert!(found.contains(file) && found.contains(why), "{found}");
+        fs::write(path(file), &bytes).expect("a file");
+    }
+    let file = "tokens-00001.ends";
+    let bytes = fs::read(path(file)).expect("a file");
+    fs::write(path(file), &bytes[..bytes.len() - 8]).expect("a file");
+    let found = error();
+    assert!(found.contains("its last document ends at"), "{found}");
+    fs::write(path(file), &bytes).expect("a file");
+    Tokens::open(folder.path(), PACKING).expect("tokens");
+}
+
+/// The vocabulary says which ids there may be, and the largest one which there are.
+#[test]
+fn the_largest_id_is_that_of_the_tokens() {
+    let (folder, all, _) = folder(70_000, false);
+    let tokens = Tokens::open(folder.path(), PACKING).expect("tokens");
+    assert_eq!(tokens.largest(), all.iter().copied().max());
+
+    // Of the token after documents, too.
+    let folder = tempfile::tempdir().expect("a folder");
+    // The name of a draft that was left there is nothing to trip over.
+    fs::create_dir(folder.path().join("tokens.json.part")).expect("a folder");
+    let writer = TokenWriter::new(folder.path(), (9, Some(7)), false, String::new());
+    let mut writer = writer.expect("a writer");
+    writer.document(&[1, 2], &[]).expect("a document");
+    let index = writer.finish().expect("an index");
+    assert_eq!((index.vocab, index.largest), (9, Some(7)));
+}
+
 #[test]
 fn documents_that_cannot_be_apart_are_errors() {
     let folder = tempfile::tempdir().expect("a folder");
