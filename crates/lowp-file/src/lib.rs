@@ -52,6 +52,7 @@ mod buffer_bytes;
 mod cast;
 mod decoding;
 mod difference;
+mod digest;
 mod fields;
 mod flat;
 mod foreign;

@@ -1,5 +1,6 @@
 //! [`ModelFolder`]: the Hugging Face folder of `--model`.
 
+use super::world::digest;
 use crate::files::read_json;
 use crate::usage::{UsageError, input_error};
 use anyhow::{Context, Result};
@@ -16,6 +17,8 @@ use std::{fs, io};
 #[derive(Debug)]
 pub(crate) struct ModelFolder {
     path: PathBuf,
+    /// A digest of its whole `config.json`.
+    config: u64,
     /// Its `config.json`, without what it says of quantized weights.
     pub(crate) json: Value,
     /// Its weights, unless a run begins with random ones.
@@ -34,6 +37,7 @@ impl ModelFolder {
         let mut json = read_json("--model", &name)?;
         let config = GptConfig::of_hub(&name, &json, seq);
         let config = config.map_err(|error| UsageError::new(error.to_string()))?;
+        let whole = digest(json.to_string().as_bytes());
         if let Some(json) = json.as_object_mut() {
             json.remove("quantization_config");
         }
@@ -42,7 +46,12 @@ impl ModelFolder {
             false => Some(Hub::open(path)?),
         };
         let path = path.to_owned();
-        let folder = Self { path, json, hub };
+        let folder = Self {
+            path,
+            config: whole,
+            json,
+            hub,
+        };
         folder.check(&config)?;
         Ok((folder, config))
     }
@@ -77,6 +86,15 @@ impl ModelFolder {
             first.collect::<Vec<_>>().join(", "),
             if extra.len() > 3 { ", .." } else { "" }
         )))
+    }
+
+    /// A digest of what runs begin with: config.json and the weights, unless those are random.
+    pub(crate) fn digest(&self) -> Result<String> {
+        let weights = match &self.hub {
+            Some(hub) => format!("weights {}", hub.model.digest()?),
+            None => "random weights".to_owned(),
+        };
+        Ok(format!("config.json {:016x}, {weights}", self.config))
     }
 
     /// Copies what exports carry along, such as the tokenizer, to the folder `run` of a run's checkpoints.

@@ -124,8 +124,11 @@ fn alike(args: &Args, setup: &Setup) -> Result<Vec<(String, String)>> {
         let path = path.as_ref();
         path.map(|path| path.display().to_string())
     });
+    let folder = setup.folder.as_ref().map(|folder| folder.digest());
     let flag = |given: bool| given.then(|| "given".to_owned());
     let others = [
+        ("--from-scratch", flag(args.from_scratch)),
+        ("--model", folder.transpose()?),
         ("--device", Some(args.device.kind().to_owned())),
         ("--no-audit", flag(args.no_audit)),
         ("--no-cudnn", flag(args.sharded.no_cudnn)),

@@ -23,7 +23,7 @@ use std::time::Duration;
 
 const MODELS: [&str; 4] = ["llama2", "llama3", "mistral", "qwen3"];
 const SEQ: usize = 16;
-const TRAIN: &str =
+pub(crate) const TRAIN: &str =
     "--data ids.npy --recipe fp8-current --seq 16 --batch 4 --steps 6 --lr 1e-2 --eval-batches 2";
 
 /// A small model of one architecture.
@@ -33,7 +33,7 @@ fn model(name: &str) -> PathBuf {
 }
 
 /// The folder `MODEL`, with a tokenizer of 32 words, and `ids.npy`.
-fn begin(name: &str) -> Result<Bench> {
+pub(crate) fn begin(name: &str) -> Result<Bench> {
     let bench = Bench::new();
     let folder = bench.path("MODEL");
     std::fs::create_dir(&folder)?;

@@ -1,6 +1,7 @@
 //! `lowp train` as a world of processes: the losses of one process, and an end for all ranks whatever happens to one.
 
 use super::{command, tiny};
+use crate::continued::{TRAIN, begin};
 use serde_json::Value;
 use std::io::{BufRead, BufReader, Write};
 use std::net::TcpListener;
@@ -211,6 +212,50 @@ fn ranks_that_were_started_for_other_work_are_named() {
         2,
         &["--world-size 3 means 3 ranks, but the launcher started 2"],
     );
+}
+
+#[test]
+fn ranks_that_begin_with_other_models_are_named() {
+    let bench = begin("llama2").expect("a model");
+    let (model, other) = (bench.path("MODEL"), bench.path("OTHER"));
+    std::fs::create_dir(&other).expect("a folder");
+    for file in ["config.json", "model.safetensors"] {
+        std::fs::copy(model.join(file), other.join(file)).expect("a copy");
+    }
+    let train = |model: &Path, more: &[&str]| {
+        let data = bench.path("ids.npy");
+        let words = TRAIN.split(' ').map(|word| match word {
+            "ids.npy" => data.display().to_string(),
+            word => word.to_owned(),
+        });
+        let begin = [
+            "train".into(),
+            "--model".into(),
+            model.display().to_string(),
+        ];
+        let more = more.iter().map(|&word| word.to_owned());
+        begin
+            .into_iter()
+            .chain(words)
+            .chain(more)
+            .collect::<Vec<String>>()
+    };
+    let of = |rank: usize| if rank == 1 { &other } else { &model };
+    // A copy is the same model.
+    for end in ends(start(Launcher::Torchrun, 2, |rank| train(of(rank), &[]))) {
+        assert_eq!(end.code, Some(0), "{}", end.stderr);
+    }
+    let weights = other.join("model.safetensors");
+    let mut bytes = std::fs::read(&weights).expect("weights");
+    *bytes.last_mut().expect("a byte") ^= 1;
+    std::fs::write(&weights, bytes).expect("weights");
+    let ranks = start(Launcher::Torchrun, 3, |rank| train(of(rank), &[]));
+    let text = "the ranks disagree on --model of lowp train: ranks [0, 2]: config.json ";
+    fail(ranks, 1, &[text]);
+    let scratch: [&[&str]; 2] = [&[], &["--from-scratch"]];
+    let ranks = start(Launcher::Torchrun, 2, |rank| train(&model, scratch[rank]));
+    let text = "the ranks disagree on --from-scratch of lowp train: ranks [0]: left out; ";
+    fail(ranks, 1, &[text]);
 }
 
 /// Three ranks of `lowp train`, the last of which is started by `program` and was told of `world` ranks.
