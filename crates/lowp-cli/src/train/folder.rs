@@ -7,7 +7,7 @@ use anyhow::{Context, Result};
 use lowp_file::Hub;
 use lowp_file::hub::CARRIED;
 use lowp_train::Model;
-use lowp_transformer::GptConfig;
+use lowp_transformer::{Arch, GptConfig, Llama};
 use serde_json::Value;
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
@@ -46,6 +46,9 @@ impl ModelFolder {
             false => Some(Hub::open(path)?),
         };
         let path = path.to_owned();
+        if let (Some(seq), false) = (seq, from_scratch) {
+            check_positions(&path, &json, &config, seq)?;
+        }
         let folder = Self {
             path,
             config: whole,
@@ -105,6 +108,31 @@ impl ModelFolder {
         };
         copy(&hub.other_files, run)
     }
+}
+
+/// Checks that the model was trained on positions as far as those of `seq` tokens.
+fn check_positions(
+    path: &Path,
+    json: &Value,
+    config: &GptConfig,
+    seq: usize,
+) -> Result<(), UsageError> {
+    let key = "max_position_embeddings";
+    let Arch::Llama(Llama { rope, .. }) = config.arch else {
+        return Ok(());
+    };
+    let positions = json[key]
+        .as_u64()
+        .and_then(|positions| usize::try_from(positions).ok())
+        .filter(|&positions| seq > positions && !rope.scaling.extends(positions));
+    let Some(positions) = positions else {
+        return Ok(());
+    };
+    Err(UsageError::new(format!(
+        "--seq {seq} is more than {key} of --model {}, which is {positions}: later positions were never trained; give --seq {positions} or \
+         less, rope_scaling in config.json, or --from-scratch",
+        path.display()
+    )))
 }
 
 /// The `names` that are none of `parameters`, without those whose values follow from others: a tied head (a network with a head of its own

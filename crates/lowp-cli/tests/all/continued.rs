@@ -196,6 +196,20 @@ fn a_run_goes_on_to_the_token() -> Result<()> {
     Ok(())
 }
 
+/// The positions of a model are a limit only where they were trained, and are not scaled from there.
+#[test]
+fn sequences_may_be_longer_where_positions_are_scaled() -> Result<()> {
+    let bench = begin("llama2")?;
+    let train = "--data ids.npy --recipe fp8-current --batch 2 --steps 1 --eval-batches 1 --world-size 1 --seq 65";
+    bench.done(&format!("train --model MODEL {train} --from-scratch"));
+    let config = bench.path("MODEL/config.json");
+    let mut json: Value = serde_json::from_slice(&std::fs::read(&config)?)?;
+    json["rope_scaling"] = serde_json::json!({"rope_type": "linear", "factor": 2.0});
+    std::fs::write(&config, json.to_string())?;
+    bench.done(&format!("train --model MODEL {train}"));
+    Ok(())
+}
+
 /// Keys of a file are options, and an option that is given goes first.
 #[test]
 fn options_come_from_a_file() -> Result<()> {
@@ -242,8 +256,12 @@ fn what_cannot_be_continued_is_named() -> Result<()> {
             "--no-decay",
         ),
         (
-            "--model MODEL --recipe fp8-current --data ids.npy --seq 4000",
+            "--model MODEL --recipe fp8-current --data ids.npy --from-scratch --seq 4000",
             "too few for --seq 4000",
+        ),
+        (
+            "--model MODEL --recipe fp8-current --data ids.npy --seq 65",
+            "--seq 65 is more than max_position_embeddings of --model MODEL, which is 64",
         ),
         (
             "--model MODEL --recipe fp8-current --data ids.npy --decay-steps 3",
