@@ -4,15 +4,15 @@ use super::args::Args;
 use crate::files::read_regular;
 use crate::output::shown;
 use crate::usage::UsageError;
-use clap::{ArgAction, Args as _};
-use std::ffi::OsString;
+use clap::{Arg, ArgAction, Args as _, Command};
+use std::ffi::{OsStr, OsString};
 use std::path::Path;
 use toml::{Table, Value};
 
 /// Longest file that is read.
 const MAX_BYTES: u64 = 1 << 20;
 
-/// The arguments of a command with the options of the file that `--config` names before them: of `lowp train`, where it is given.
+/// The arguments of `lowp train` with the options of the file that `--config` names; those of other commands as they are.
 pub(crate) fn expand(args: Vec<OsString>) -> Result<Vec<OsString>, UsageError> {
     let is_train = args.get(1).is_some_and(|command| command == "train");
     let Some(file) = is_train.then(|| value_of(&args, "--config")).flatten() else {
@@ -48,9 +48,14 @@ fn value_of(args: &[OsString], option: &str) -> Option<String> {
     None
 }
 
-/// The options of `table` that are not among `given`.
+/// The options of `table` but those that are among `given`, or conflict with one that is.
 fn options(file: &str, table: &Table, given: &[OsString]) -> Result<Vec<OsString>, UsageError> {
-    let command = Args::augment_args(clap::Command::new("train"));
+    let mut command = Args::augment_args(Command::new("train").disable_help_flag(true));
+    command.build();
+    let given: Vec<&Arg> = command
+        .get_arguments()
+        .filter(|arg| given.iter().any(|word| names(arg, word)))
+        .collect();
     let wrong = |key: &str, why: &str| {
         UsageError::new(format!("--config {}: {} {why}", shown(file), shown(key)))
     };
@@ -59,22 +64,18 @@ fn options(file: &str, table: &Table, given: &[OsString]) -> Result<Vec<OsString
         let long = key.replace('_', "-");
         let known = command
             .get_arguments()
-            .find(|arg| arg.get_long() == Some(&*long) && long != "config");
+            .find(|arg| spellings(arg).any(|name| name == long) && long != "config");
         let arg = known.ok_or_else(|| {
             wrong(
                 key,
                 "is no option of lowp train; keys are the names of options without --",
             )
         })?;
-        let option = format!("--{long}");
-        let with = format!("{option}=");
-        let is_given = |arg: &OsString| {
-            let arg = arg.to_string_lossy();
-            arg == *option || arg.starts_with(&with)
-        };
-        if given.iter().any(is_given) {
+        if given.iter().any(|given| excludes(&command, given, arg)) {
             continue;
         }
+        let option = format!("--{long}");
+        let with = format!("{option}=");
         let takes_none = matches!(arg.get_action(), ArgAction::SetTrue);
         match (value, takes_none) {
             (Value::Boolean(true), true) => all.push(option.into()),
@@ -94,6 +95,31 @@ fn options(file: &str, table: &Table, given: &[OsString]) -> Result<Vec<OsString
         }
     }
     Ok(all)
+}
+
+/// The names of the option `arg`.
+fn spellings(arg: &Arg) -> impl Iterator<Item = &str> {
+    let aliases = arg.get_all_aliases().unwrap_or_default();
+    arg.get_long().into_iter().chain(aliases)
+}
+
+/// Whether `word` of a command line is the option `arg`, with its value or without.
+fn names(arg: &Arg, word: &OsStr) -> bool {
+    let word = word.to_string_lossy();
+    let Some(word) = word.strip_prefix("--") else {
+        return false;
+    };
+    let name = word.split_once('=').map_or(word, |(name, _)| name);
+    spellings(arg).any(|spelling| spelling == name)
+}
+
+/// Whether `given` leaves no room for `other`: it is the same option, or conflicts with it.
+fn excludes(command: &Command, given: &Arg, other: &Arg) -> bool {
+    let conflict = |one: &Arg, other: &Arg| {
+        let conflicts = command.get_arg_conflicts_with(one);
+        conflicts.iter().any(|arg| arg.get_id() == other.get_id())
+    };
+    given.get_id() == other.get_id() || conflict(given, other) || conflict(other, given)
 }
 
 /// A value as an argument.
@@ -142,11 +168,42 @@ mod tests {
         assert_eq!(found, expected);
     }
 
+    /// Whichever of its names, or of the options that it conflicts with, is used on either side.
+    #[test]
+    fn an_option_that_is_given_goes_before_the_file() {
+        for (text, given) in [
+            ("steps = 3", "--steps=4"),
+            ("world_size = 2", "--world-size=3"),
+            ("world_size = 2", "--ranks=3"),
+            ("ranks = 2", "--world-size=3"),
+            ("ranks = 2", "--ranks=3"),
+            ("world_size = 2", "--mesh=1x3"),
+            ("ranks = 2", "--mesh=1x3"),
+            ("mesh = '1x2'", "--world-size=3"),
+            ("mesh = '1x2'", "--ranks=3"),
+            ("steps = 3", "--tokens=4000"),
+            ("tokens = 4000", "--steps=3"),
+            ("recipe = 'mxfp8'", "--compare=all"),
+            ("compare = 'all'", "--recipe=mxfp8"),
+            ("params = '10m'", "--model=folder"),
+            ("model = 'folder'", "--params=10m"),
+        ] {
+            assert_eq!(expanded(text, &[given]).expect(text), [given], "{text}");
+            let (option, value) = given.split_once('=').expect("a value");
+            let apart = [option, value];
+            assert_eq!(expanded(text, &apart).expect(text), apart, "{text}");
+        }
+        // Others stay.
+        let found = expanded("ranks = 2\ntokens = 4000", &["--lr=1"]).expect("options");
+        assert_eq!(found, ["--ranks=2", "--tokens=4000", "--lr=1"]);
+    }
+
     #[test]
     fn other_keys_are_errors() {
         for (text, why) in [
             ("step = 3", "is no option"),
             ("config = 'x'", "is no option"),
+            ("help = true", "is no option"),
             ("recompute = 3", "true or false"),
             ("steps = {a = 1}", "one value"),
             ("lr = 1\nsteps = ", "line 2"),
