@@ -139,14 +139,9 @@ pub(crate) struct Args {
     #[arg(long, value_name = "FILE|DIR")]
     pub(crate) data: Option<PathBuf>,
 
-    /// Part of the sequences of tokens, the last ones, that is the validation split
-    #[arg(
-        long,
-        value_name = "FRACTION",
-        default_value_t = 0.1,
-        allow_negative_numbers = true
-    )]
-    pub(crate) held_out: f64,
+    /// With tokens: the part of their sequences, the last ones, that is the validation split [default: 0.1]
+    #[arg(long, value_name = "FRACTION", allow_negative_numbers = true)]
+    pub(crate) held_out: Option<f64>,
 
     /// Tokens see those of their own document alone, on a CPU, and no loss is of the first token of a document
     #[arg(long)]

@@ -11,6 +11,9 @@ use lowp_train::{Batch, Data, Text, Tokens, TrainError};
 use std::ops::Range;
 use std::path::PathBuf;
 
+/// The part of the sequences of tokens that is the validation split, unless --held-out is given.
+const HELD_OUT: f64 = 0.1;
+
 /// Text, or tokens.
 #[derive(Debug)]
 pub(crate) enum Source {
@@ -23,10 +26,17 @@ impl Source {
     pub(crate) fn open(args: &Args, setup: &Setup, bundled: &[u8]) -> Result<Self> {
         let (seq, model) = (setup.config.model.seq, setup.folder.is_some());
         let is_text = |path: &PathBuf| !Tokens::are_at(path);
-        if args.mask_documents && !model && args.data.as_ref().is_none_or(is_text) {
-            return Err(input_error(
-                "--mask-documents is of tokens, and this data is text; leave it out",
-            ));
+        let of_tokens = [
+            ("--mask-documents", args.mask_documents),
+            ("--held-out", args.held_out.is_some()),
+        ];
+        let given = of_tokens.into_iter().find(|(_, given)| *given);
+        if let (Some((option, _)), false) = (given, model)
+            && args.data.as_ref().is_none_or(is_text)
+        {
+            return Err(input_error(format!(
+                "{option} only applies to tokens, and this data is text; leave it out"
+            )));
         }
         let Some(path) = &args.data else {
             if model {
@@ -50,7 +60,7 @@ impl Source {
         let packing = Packing {
             seq,
             batch: setup.config.batch,
-            held_out: args.held_out,
+            held_out: args.held_out.unwrap_or(HELD_OUT),
             mask_documents: args.mask_documents,
         };
         let tokens = Tokens::open(path, packing).map_err(failed)?;

@@ -275,7 +275,15 @@ fn what_cannot_be_continued_is_named() -> Result<()> {
             "--mask-documents --data MODEL/config.json",
             "--mask-documents",
         ),
-        ("--mask-documents", "--mask-documents is of tokens"),
+        (
+            "--mask-documents",
+            "--mask-documents only applies to tokens",
+        ),
+        ("--held-out 0.1", "--held-out only applies to tokens"),
+        (
+            "--held-out 0.2 --data MODEL/config.json",
+            "--held-out only applies to tokens",
+        ),
         (
             "--model MODEL --recipe fp8-current --data ids.npy --mask-documents",
             "where documents end",
