@@ -20,9 +20,9 @@ pub(crate) const DEFAULT_BATCH: usize = 16;
 pub(crate) enum ScheduleName {
     /// Half a cosine
     Cosine,
-    /// In a line
+    /// Linearly
     Linear,
-    /// Not before the last steps, --decay-steps, then in a line
+    /// Constant up to the last --decay-steps, then linearly
     Wsd,
 }
 
@@ -143,11 +143,11 @@ pub(crate) struct Args {
     #[arg(long, value_name = "FRACTION", allow_negative_numbers = true)]
     pub(crate) held_out: Option<f64>,
 
-    /// Tokens see those of their own document alone, on a CPU, and no loss is of the first token of a document
+    /// With tokens, on a CPU: a token sees only the tokens of its own document, and the first token of a document is not predicted
     #[arg(long)]
     pub(crate) mask_documents: bool,
 
-    /// Read options from a TOML file, whose keys are their names; options that are given here go first
+    /// Read options from a TOML file, whose keys are their names; options on the command line override it
     #[arg(long, value_name = "FILE")]
     pub(crate) config: Option<PathBuf>,
 

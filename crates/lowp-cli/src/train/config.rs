@@ -166,7 +166,7 @@ fn schedule(args: &Args, steps: usize) -> Result<Decay, UsageError> {
             Ok(Decay::Stable { decay })
         }
         (_, Some(decay)) => Err(UsageError::new(format!(
-            "--decay-steps {decay} is of --schedule wsd; add it, or leave the option out"
+            "--decay-steps {decay} only applies to --schedule wsd; add it, or leave the option out"
         ))),
     }
 }

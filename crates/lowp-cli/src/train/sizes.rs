@@ -21,7 +21,7 @@ pub(crate) struct SizeArgs {
     #[arg(long, value_name = "N", help_heading = "Model")]
     pub(crate) heads: Option<usize>,
 
-    /// Tokens per sequence [default: 128, or with --model 1024 or as many positions as it has]
+    /// Tokens per sequence [default: 128; with --model 1024, or its number of positions if that is smaller]
     #[arg(long, value_name = "N", help_heading = "Model")]
     pub(crate) seq: Option<usize>,
 

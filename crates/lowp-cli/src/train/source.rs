@@ -73,7 +73,7 @@ impl Source {
         }
         if tokens.is_masked() && setup.device != Device::Cpu {
             return Err(input_error(
-                "tokens that do not count in the loss, and documents that are apart, train on a CPU alone; leave --device out",
+                "masks of tokens and --mask-documents only apply to a CPU; leave --device out, or train on tokens without masks",
             ));
         }
         Ok(Self::Tokens(tokens))
