@@ -279,9 +279,12 @@ fn what_cannot_be_continued_is_named() -> Result<()> {
             "--mask-documents",
             "--mask-documents only applies to tokens",
         ),
-        ("--held-out 0.1", "--held-out only applies to tokens"),
         (
-            "--held-out 0.2 --data MODEL/config.json",
+            "--held-out 0.1 --steps 1 --no-baseline",
+            "--held-out only applies to tokens",
+        ),
+        (
+            "--held-out 0.2 --steps 1 --no-baseline --data MODEL/config.json",
             "--held-out only applies to tokens",
         ),
         (
