@@ -1,7 +1,6 @@
 //! [`ModelFolder`]: the Hugging Face folder of `--model`.
 
-use super::world::digest;
-use crate::files::read_json;
+use crate::files::{digest, read_json};
 use crate::usage::{UsageError, input_error};
 use anyhow::{Context, Result};
 use lowp_file::Hub;

@@ -4,12 +4,12 @@ use super::args::Args;
 use super::config::{MAX_RANKS, Setup};
 use super::options::named;
 use super::source::Source;
+use crate::files::digest;
 use crate::usage::{UsageError, input_error};
 use anyhow::{Context, Result};
 use lowp_comm::{Control, Launch, join};
 use lowp_train::{Checkpoints, Data};
 use serde_json::{Map, Value};
-use std::hash::{DefaultHasher, Hasher};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -154,11 +154,4 @@ fn build() -> String {
         |_| version.to_owned(),
         |bytes| format!("{version} ({:016x})", digest(&bytes)),
     )
-}
-
-/// 64 bits of `bytes`, the same in every process of one build.
-pub(crate) fn digest(bytes: &[u8]) -> u64 {
-    let mut hasher = DefaultHasher::new();
-    hasher.write(bytes);
-    hasher.finish()
 }
