@@ -48,9 +48,12 @@ impl GptConfig {
         let defaults = defaults.map(serde_json::from_str).transpose();
         let keys = keys.with_defaults(defaults.map_err(|e| HubError(e.to_string()))?);
         let object = config.as_object().cloned().unwrap_or_default();
-        let text = |key: &str| object.get(key).and_then(Value::as_str);
-        if let Some(other) = text("hidden_act").filter(|act| *act != "silu") {
-            let what = format!("the activation {}; silu is possible", shown(other));
+        let act = object.get("hidden_act").filter(|act| !act.is_null());
+        if let Some(other) = act.filter(|act| *act != "silu") {
+            let what = format!(
+                "the activation {}; silu is possible",
+                shown(&other.to_string())
+            );
             return Err(unable(&keys, "hidden_act", &what));
         }
         let dim = keys.number("hidden_size", 1..=MAX_WIDTH)?;
@@ -59,6 +62,11 @@ impl GptConfig {
         let head_dim = keys.find("head_dim", 1..=MAX_WIDTH)?;
         let positions = value::<usize>(&keys, &object, "max_position_embeddings")?;
         let eps = value::<f32>(&keys, &object, "rms_norm_eps")?.unwrap_or(1e-6);
+        if !(eps >= 0.0 && eps.is_finite()) {
+            return Err(keys.error(format!(
+                "rms_norm_eps is {eps:?}: expected a number from 0 on"
+            )));
+        }
         let layers = keys.number("num_hidden_layers", 1..=MAX_BLOCKS)?;
         let llama = Llama {
             family,

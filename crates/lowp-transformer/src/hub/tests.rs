@@ -295,6 +295,10 @@ fn rotary_positions_are_those_of_transformers() {
             json!({"partial_rotary_factor": 0.5}),
             "partial_rotary_factor",
         ),
+        (json!({"rms_norm_eps": -1.0}), "rms_norm_eps"),
+        (json!({"rms_norm_eps": 1e308}), "rms_norm_eps"),
+        (json!({"hidden_act": 3}), "hidden_act"),
+        (json!({"hidden_act": "gelu"}), "hidden_act"),
         (
             json!({"rope_parameters": {"full_attention": {"rope_type": "default"}}}),
             "full_attention",
