@@ -220,9 +220,9 @@ class _Layout:
         whole = allocate((self.bytes * self.world,), dtype=torch.uint8, device=self.device)
         own = whole.narrow(0, self.bytes * rank, self.bytes)
         parts = own.split(self.sizes)
-        torch._foreach_copy_([parts[place] for place in self.places], self.codes)
+        compat.copy_each([parts[place] for place in self.places], self.codes)
         if self.rows:
-            torch._foreach_copy_([parts[place].view(dtype) for place, dtype in self.runs], self.rows)
+            compat.copy_each([parts[place].view(dtype) for place, dtype in self.runs], self.rows)
         return whole, own
 
     def arrive(self, records, gathered):

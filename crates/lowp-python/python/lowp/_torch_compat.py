@@ -42,6 +42,8 @@ without_torch_function = torch._C.DisableTorchFunctionSubclass
 plain_torch_function = torch._C._disabled_torch_function_impl
 make_wrapper = torch.Tensor._make_wrapper_subclass
 scaled_mm = torch._scaled_mm
+#: Copies each tensor of a list into the one at its place in another.
+copy_each = torch._foreach_copy_
 
 
 def local_of(tensor):
