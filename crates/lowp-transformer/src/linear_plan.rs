@@ -211,7 +211,7 @@ fn weight(
     Ok(match layouts(spec, shape, orientation, form)? {
         Some([_, to]) => WeightUse::Repack {
             form,
-            place: Place::own("scales of a weight", to.bytes()),
+            place: Place::lent("scales of a weight", to.bytes()),
         },
         None => WeightUse::AsItIs,
     })
