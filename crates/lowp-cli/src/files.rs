@@ -6,7 +6,6 @@ use anyhow::{Context, Result};
 use lowp_file::files::{self, resolve};
 use lowp_file::json::from_python;
 use serde_json::Value;
-use std::hash::{DefaultHasher, Hasher};
 use std::path::{Path, PathBuf};
 
 pub(crate) use lowp_file::files::read_regular;
@@ -50,13 +49,6 @@ pub(crate) fn check_distinct<'a>(
 pub(crate) fn write_atomically(path: &Path, contents: &str) -> Result<()> {
     let written = files::write_atomically(path, contents);
     written.with_context(|| format!("cannot write {}", path.display()))
-}
-
-/// 64 bits of `bytes`, the same in every process of one build.
-pub(crate) fn digest(bytes: &[u8]) -> u64 {
-    let mut hasher = DefaultHasher::new();
-    hasher.write(bytes);
-    hasher.finish()
 }
 
 #[cfg(test)]

@@ -1,8 +1,9 @@
 //! [`ModelFolder`]: the Hugging Face folder of `--model`.
 
-use crate::files::{digest, read_json};
+use crate::files::read_json;
 use crate::usage::{UsageError, input_error};
 use anyhow::{Context, Result};
+use lowp_checkpoint::checksum;
 use lowp_file::Hub;
 use lowp_file::hub::CARRIED;
 use lowp_train::Model;
@@ -17,7 +18,7 @@ use std::{fs, io};
 pub(crate) struct ModelFolder {
     path: PathBuf,
     /// A digest of its whole `config.json`.
-    config: u64,
+    config: String,
     /// Its `config.json`, without what it says of quantized weights.
     pub(crate) json: Value,
     /// Its weights, unless a run begins with random ones.
@@ -36,7 +37,7 @@ impl ModelFolder {
         let mut json = read_json("--model", &name)?;
         let config = GptConfig::of_hub(&name, &json, seq);
         let config = config.map_err(|error| UsageError::new(error.to_string()))?;
-        let whole = digest(json.to_string().as_bytes());
+        let whole = checksum(json.to_string().as_bytes());
         if let Some(json) = json.as_object_mut() {
             json.remove("quantization_config");
         }
@@ -96,7 +97,7 @@ impl ModelFolder {
             Some(hub) => format!("weights {}", hub.model.digest()?),
             None => "random weights".to_owned(),
         };
-        Ok(format!("config.json {:016x}, {weights}", self.config))
+        Ok(format!("config.json {}, {weights}", self.config))
     }
 
     /// Copies what exports carry along, such as the tokenizer, to the folder `run` of a run's checkpoints.

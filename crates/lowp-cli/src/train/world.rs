@@ -4,9 +4,9 @@ use super::args::Args;
 use super::config::{MAX_RANKS, Setup};
 use super::options::named;
 use super::source::Source;
-use crate::files::digest;
 use crate::usage::{UsageError, input_error};
 use anyhow::{Context, Result};
+use lowp_checkpoint::checksum;
 use lowp_comm::{Control, Launch, join};
 use lowp_train::{Checkpoints, Data};
 use serde_json::{Map, Value};
@@ -32,7 +32,7 @@ impl World {
     /// The world that the launcher of this process made, joined; or none, where there was none.
     pub(crate) fn find(seconds: u64) -> Result<Self> {
         let limit = Duration::from_secs(seconds);
-        let launch = Launch::from_env(limit, &build())
+        let launch = Launch::from_env(limit, "")
             .map_err(|error| UsageError::new(error.to_string()))?;
         if let Some(launch) = launch.as_ref().filter(|launch| launch.world > MAX_RANKS) {
             return Err(input_error(format!(
@@ -41,10 +41,12 @@ impl World {
             )));
         }
         let process = match launch {
-            Some(launch) => Some(Process {
-                control: join(&launch)?,
-                launch,
-            }),
+            Some(launch) => {
+                let build = build();
+                let launch = Launch { build, ..launch };
+                let control = join(&launch)?;
+                Some(Process { launch, control })
+            }
             None => None,
         };
         Ok(Self { limit, process })
@@ -152,6 +154,6 @@ fn build() -> String {
     let program = std::env::current_exe().and_then(std::fs::read);
     program.map_or_else(
         |_| version.to_owned(),
-        |bytes| format!("{version} ({:016x})", digest(&bytes)),
+        |bytes| format!("{version} ({})", checksum(&bytes)),
     )
 }
