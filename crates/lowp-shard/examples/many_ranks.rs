@@ -102,6 +102,8 @@ fn world(ranks: usize) -> Result<(), Box<dyn Error>> {
         port,
         limit: LIMIT,
         build: "many_ranks".to_owned(),
+        run: String::new(),
+        restart: 0,
     };
     let failing = Barrier::new(ranks);
     let before = resident();

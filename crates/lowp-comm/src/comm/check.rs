@@ -6,7 +6,7 @@ use lowp_kernels::{Backend, FloatDtype};
 
 use super::{Collective, ReduceItem};
 use crate::CommError;
-use crate::control::call::Call;
+use crate::control::call::{Call, Kind};
 
 impl<B: Backend> Collective<'_, B> {
     /// Rejects ranges for another number of ranks, and buffers of another length than they say, as rank `rank` of
@@ -84,6 +84,7 @@ impl<B: Backend> Collective<'_, B> {
             }
         };
         Call {
+            kind: Kind::AllGather,
             items,
             lengths,
             label: label.to_owned(),

@@ -8,8 +8,8 @@ use lowp_kernels::{Backend, Source};
 
 use super::{Collective, Communicator, Counters, GatherItem, Traffic};
 use crate::control::call::Call;
-use crate::control::hub::Post;
-use crate::control::local::{LocalControl, Payload};
+use crate::control::hub::{Payload, Post};
+use crate::control::local::LocalControl;
 use crate::{CommError, Control, or_abort};
 
 mod reduce;
@@ -109,11 +109,11 @@ impl<B: Backend> LocalComm<B> {
             ..call.clone()
         };
         let round = self.control.meet(call, payload)?;
-        self.follow(&round)?;
-        or_abort(self, work(&round))?;
+        self.follow(&round.posts)?;
+        or_abort(self, work(&round.posts))?;
         self.control.meet(done, Brought::Host(Vec::new()))?;
         // The others were given their reads of this rank's buffers; what comes next may change them.
-        self.follow(&round)
+        self.follow(&round.posts)
     }
 
     /// Orders this rank's handle after the work that the others were given so far.

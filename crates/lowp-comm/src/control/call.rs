@@ -2,9 +2,27 @@
 
 use serde::{Deserialize, Serialize};
 
+/// What ranks get of each other in a call.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) enum Kind {
+    /// What all bring, on every rank.
+    AllGather,
+    /// What the first rank brings, on every rank.
+    Broadcast,
+    /// What all bring, on the first rank.
+    Gather,
+    /// Whether every `ranks` ranks that follow each other bring the same.
+    Equal { ranks: usize },
+    /// The sum of f64 values in rank order.
+    Sum,
+    /// Groups of those that bring one color.
+    Split,
+}
+
 /// One collective call. Ranks that meet must make equal ones.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Call {
+    pub(crate) kind: Kind,
     /// What is called, for example `all_gather` or `agree on the mesh`.
     pub(crate) name: String,
     /// Which one of that name, for example `forward of group 2`; empty if there is nothing to say.
@@ -20,7 +38,13 @@ pub(crate) struct Call {
 impl Call {
     /// A call without items.
     pub(crate) fn named(name: impl Into<String>) -> Self {
+        Self::of_kind(Kind::AllGather, name)
+    }
+
+    /// The same of another kind.
+    pub(crate) fn of_kind(kind: Kind, name: impl Into<String>) -> Self {
         Self {
+            kind,
             name: name.into(),
             label: String::new(),
             items: 0,

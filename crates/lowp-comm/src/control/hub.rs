@@ -1,11 +1,10 @@
 //! [`Hub`]: where the ranks of one world meet: posts, rounds, failures.
 //!
 //! In a round every rank of a group posts a call and what it brings; when the last one comes the calls
-//! are compared, and each rank gets the posts of all.
+//! are compared, and [`Round`] says what comes of them.
 //!
 //! A rank makes one call at a time, so one that waits comes to no other round. Ranks that
-//! wait for each other in a circle, each in another group, are found when the last of them begins
-//! to wait.
+//! wait for each other in a circle, each in another group, are found once they have waited for [`EVERY`].
 
 use std::collections::BTreeMap;
 use std::fmt::Debug;
@@ -13,11 +12,25 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
 use super::call::{Call, by_ranks};
+use super::outcome::Outcome;
 use crate::CommError;
 use crate::error::Departure;
 
+mod waits;
+
 /// The group that all ranks are in. It stays.
 const WORLD: usize = 0;
+
+/// Time between two looks at ranks that wait.
+pub(crate) const EVERY: Duration = Duration::from_millis(50);
+
+/// What ranks bring to rounds: bytes of the host, and what else threads can hand to each other.
+pub(crate) trait Payload: Clone + Debug + Send + Sync + 'static {
+    fn of_bytes(bytes: Vec<u8>) -> Self;
+
+    /// The bytes that [`Payload::of_bytes`] was given.
+    fn bytes(&self) -> &[u8];
+}
 
 /// A rank's part in a round.
 #[derive(Clone, Debug)]
@@ -26,20 +39,19 @@ pub(crate) struct Post<P> {
     pub(crate) payload: P,
 }
 
-/// The posts of all ranks of a group, in the group's order.
-pub(crate) type Round<P> = Arc<Vec<Post<P>>>;
-
-/// What hears of rounds and failures, for ranks that are not threads which wait here.
-pub(crate) trait Listener<P>: Send + Sync + Debug {
-    /// A round of the ranks `members` took place.
-    fn met(&self, members: &[usize], round: &Round<P>);
+/// The posts of all ranks of a group, in the group's order, and what comes of them.
+#[derive(Debug, Default)]
+pub(crate) struct Met<P> {
+    pub(crate) posts: Vec<Post<P>>,
+    pub(crate) outcome: Outcome,
 }
 
-/// A round that a rank waits for.
-#[derive(Clone, Copy, Debug)]
-struct Wait {
-    group: usize,
-    since: Instant,
+pub(crate) type Round<P> = Arc<Met<P>>;
+
+/// What hears of rounds, for ranks that are not threads which wait here.
+pub(crate) trait Listener<P>: Send + Sync + Debug {
+    /// A round of the ranks `members` took place.
+    fn met(&self, members: &Arc<[usize]>, round: &Round<P>);
 }
 
 /// One group of ranks.
@@ -48,35 +60,39 @@ struct Group<P> {
     /// World ranks of the members, in group order.
     members: Arc<[usize]>,
     posts: Vec<Option<Post<P>>>,
-    /// The posts of the latest round, until those that wait for them have taken them. The next round needs all ranks, so
+    /// Number of posts that are there, and when the first of them came.
+    posted: usize,
+    since: Instant,
+    /// The latest round, until those that wait for it have taken it. The next round needs all ranks, so
     /// they have by then.
-    latest: Round<P>,
-    /// Ranks that wait here, and have not taken the posts of their round.
+    latest: Option<Round<P>>,
+    /// Ranks that wait here, and have not taken their round.
     takers: usize,
     /// Number of rounds.
     rounds: u64,
-    /// The split that made it, until every member has opened it.
-    split: Option<Split>,
-    /// Members that have not opened it, and members that hold it or will.
-    unopened: usize,
+    /// Members that hold it, or will.
     holders: usize,
 }
 
-/// A parent, the number of the parent's round, and a color.
-type Split = (usize, u64, usize);
-
-impl<P> Group<P> {
-    fn new(members: Arc<[usize]>, split: Option<Split>) -> Self {
+impl<P: Payload> Group<P> {
+    fn new(members: Arc<[usize]>) -> Self {
         Self {
             posts: members.iter().map(|_| None).collect(),
-            unopened: members.len(),
+            posted: 0,
+            since: Instant::now(),
             holders: members.len(),
-            split,
             members,
-            latest: Arc::default(),
+            latest: None,
             takers: 0,
             rounds: 0,
         }
+    }
+
+    fn post(&mut self, rank: usize, post: Post<P>) {
+        if self.posted == 0 {
+            self.since = Instant::now();
+        }
+        self.posted += usize::from(self.posts[rank].replace(post).is_none());
     }
 
     /// The world ranks that the next round still needs.
@@ -87,38 +103,42 @@ impl<P> Group<P> {
             .map(|(_, &world)| world)
     }
 
+    /// A world rank that waits here, and its call.
+    fn first_waiting(&self) -> Option<(usize, &Call)> {
+        let posts = self.members.iter().zip(&self.posts);
+        let mut waiting = posts.filter_map(|(&rank, post)| Some((rank, &post.as_ref()?.call)));
+        waiting.next()
+    }
+
     /// The call that a rank of the world waits in.
     fn call_of(&self, world_rank: usize) -> Option<&Call> {
         let at = self.members.iter().position(|&rank| rank == world_rank)?;
         Some(&self.posts[at].as_ref()?.call)
     }
 
-    /// The posts of the latest round, for a rank that waited for it. The last one leaves nothing behind.
-    fn take(&mut self) -> Round<P> {
-        let round = Arc::clone(&self.latest);
+    /// The latest round, for a rank that waited for it. The last one leaves nothing behind.
+    fn take(&mut self) -> Option<Round<P>> {
         self.takers -= 1;
         if self.takers == 0 {
-            self.latest = Arc::default();
+            self.latest.take()
+        } else {
+            self.latest.clone()
         }
-        round
     }
 
-    /// Makes a round of the posts, which are all there.
-    fn meet(&mut self) -> Result<Round<P>, CommError> {
+    /// The posts, which are all there, if their calls are equal.
+    fn meet(&mut self) -> Result<Vec<Post<P>>, CommError> {
         let posts: Vec<Post<P>> = self.posts.iter_mut().filter_map(Option::take).collect();
-        let calls: Vec<&Call> = posts.iter().map(|post| &post.call).collect();
-        if calls.iter().any(|call| *call != calls[0]) {
+        self.posted = 0;
+        if posts.iter().any(|post| post.call != posts[0].call) {
+            let calls: Vec<&Call> = posts.iter().map(|post| &post.call).collect();
             return Err(CommError::Mismatch {
                 what: "the collective call".to_owned(),
                 descriptions: by_ranks(Call::describe_all(&calls), &self.members),
             });
         }
-        let round = Arc::new(posts);
-        if self.takers > 0 {
-            self.latest = Arc::clone(&round);
-        }
         self.rounds += 1;
-        Ok(round)
+        Ok(posts)
     }
 }
 
@@ -126,91 +146,15 @@ impl<P> Group<P> {
 #[derive(Debug)]
 struct HubState<P> {
     failure: Option<CommError>,
-    /// Per world rank: how it went, if it is gone.
+    /// Per world rank: how it went, if it is gone; and how many are.
     departed: Vec<Option<Departure>>,
-    /// Per world rank: the round that it waits for.
-    waits: Vec<Option<Wait>>,
+    gone: usize,
+    /// Per world rank: the group whose round it waits for.
+    waits: Vec<Option<usize>>,
     /// Those that some rank holds, and the world. No number comes twice.
     groups: BTreeMap<usize, Group<P>>,
     /// Groups that were ever made.
     made: usize,
-}
-
-impl<P> HubState<P> {
-    /// Where those of `ranks` that wait do so, in words.
-    fn places(&self, ranks: impl IntoIterator<Item = usize>) -> Vec<String> {
-        let place = |rank: usize| {
-            let group = self.groups.get(&self.waits[rank]?.group)?;
-            let call = group.call_of(rank)?.describe(0);
-            let with = &group.members;
-            Some(format!("rank {rank} waits in {call} with ranks {with:?}"))
-        };
-        ranks.into_iter().filter_map(place).collect()
-    }
-
-    /// The shortest circle of waits through `rank`, which begins to wait: it needs a rank that
-    /// waits elsewhere for one that ... needs `rank`. A round needs all members, so no round of
-    /// a circle can take place.
-    fn circle(&self, rank: usize) -> Option<CommError> {
-        // Ranks that wait, nearest first, each with the place of the one that needs it.
-        let mut reached: Vec<(usize, usize)> = Vec::new();
-        let mut seen = vec![false; self.waits.len()];
-        let mut at = 0;
-        let mut wait = self.waits[rank]?;
-        loop {
-            for needed in self.groups.get(&wait.group)?.missing() {
-                if needed == rank {
-                    let mut ranks = vec![rank];
-                    // `at` counts from 1 in `reached`; 0 is `rank` itself.
-                    while at > 0 {
-                        let (waiting, by) = reached[at - 1];
-                        ranks.push(waiting);
-                        at = by;
-                    }
-                    ranks.sort_unstable();
-                    return Some(CommError::Mismatch {
-                        what: "the next collective call".to_owned(),
-                        descriptions: self.places(ranks),
-                    });
-                }
-                if self.waits[needed].is_some() && !seen[needed] {
-                    seen[needed] = true;
-                    reached.push((needed, at));
-                }
-            }
-            wait = self.waits[reached.get(at)?.0]?;
-            at += 1;
-        }
-    }
-
-    /// What keeps the round that `rank` waits for from taking place.
-    fn trouble(&self, rank: usize, limit: Duration) -> Option<CommError> {
-        let wait = self.waits[rank]?;
-        let group = self.groups.get(&wait.group)?;
-        let op = || {
-            group
-                .call_of(rank)
-                .map_or_else(Box::default, |c| c.name.as_str().into())
-        };
-        let gone = group.missing().find_map(|r| Some((r, self.departed[r]?)));
-        if let Some((rank, how)) = gone {
-            return Some(CommError::Departed {
-                op: op(),
-                rank,
-                how,
-            });
-        }
-        let waited = wait.since.elapsed();
-        (waited >= limit).then(|| {
-            let missing: Vec<usize> = group.missing().collect();
-            CommError::Timeout {
-                op: op(),
-                waited_s: waited.as_secs_f64(),
-                elsewhere: self.places(missing.iter().copied()),
-                missing,
-            }
-        })
-    }
 }
 
 /// The meeting point of one world.
@@ -222,14 +166,15 @@ pub(crate) struct Hub<P> {
     listener: OnceLock<Arc<dyn Listener<P>>>,
 }
 
-impl<P: Debug> Hub<P> {
+impl<P: Payload> Hub<P> {
     /// A world of `world` ranks, each of whose waits ends after `limit`.
     pub(crate) fn new(world: usize, limit: Duration) -> Self {
         let state = HubState {
             failure: None,
             departed: vec![None; world],
+            gone: 0,
             waits: vec![None; world],
-            groups: BTreeMap::from([(WORLD, Group::new((0..world).collect(), None))]),
+            groups: BTreeMap::from([(WORLD, Group::new((0..world).collect()))]),
             made: 1,
         };
         Self {
@@ -261,25 +206,6 @@ impl<P: Debug> Hub<P> {
         let state = self.lock();
         let group = state.groups.get(&group);
         group.map_or_else(Arc::default, |group| Arc::clone(&group.members))
-    }
-
-    /// The group that a split of `parent` makes of `members` for `color`: made for the first rank that
-    /// asks; each member asks once. `round` is the number of calls that the parent's ranks made before the split.
-    pub(crate) fn open(&self, parent: usize, round: u64, color: usize, members: &[usize]) -> usize {
-        let mut state = self.lock();
-        let split = (parent, round, color);
-        // New ones are at the end.
-        let mut known = state.groups.iter().rev();
-        let known = known.find(|(_, group)| group.split == Some(split));
-        let number = known.map_or(state.made, |(&number, _)| number);
-        state.made = state.made.max(number + 1);
-        let new = || Group::new(members.into(), Some(split));
-        let group = state.groups.entry(number).or_insert_with(new);
-        group.unopened = group.unopened.saturating_sub(1);
-        if group.unopened == 0 {
-            group.split = None;
-        }
-        number
     }
 
     /// A member of `group` holds it no more. The last one ends it; the world stays.
@@ -324,7 +250,11 @@ impl<P: Debug> Hub<P> {
 
     /// World rank `rank` is gone.
     pub(crate) fn depart(&self, rank: usize, how: Departure) {
-        self.lock().departed[rank].get_or_insert(how);
+        let mut state = self.lock();
+        if state.departed[rank].is_none() {
+            state.departed[rank] = Some(how);
+            state.gone += 1;
+        }
         self.wake.notify_all();
     }
 
@@ -349,26 +279,20 @@ impl<P: Debug> Hub<P> {
         }
         let g = state.groups.get_mut(&group);
         let g = g.ok_or_else(|| left(group, rank))?;
-        g.posts[rank] = Some(post);
-        if g.posts.iter().any(Option::is_none) {
+        g.post(rank, post);
+        if g.posted < g.members.len() {
             let (rounds, world_rank) = (g.rounds, g.members[rank]);
-            let since = Instant::now();
-            state.waits[world_rank] = Some(Wait { group, since });
             g.takers += usize::from(waits);
-            let trouble = state.circle(world_rank);
-            return match trouble.or_else(|| state.trouble(world_rank, self.limit)) {
+            state.waits[world_rank] = Some(group);
+            return match state.trouble(group, self.limit) {
                 Some(error) => Err(self.fail_locked(state, error)),
                 None => Ok(Err(rounds)),
             };
         }
-        let round = match g.meet() {
-            Ok(round) => round,
+        let (round, members) = match state.meet(group) {
+            Ok(met) => met,
             Err(error) => return Err(self.fail_locked(state, error)),
         };
-        let members = Arc::clone(&g.members);
-        for &member in &*members {
-            state.waits[member] = None;
-        }
         self.wake.notify_all();
         drop(guard);
         if let Some(listener) = self.listener.get() {
@@ -388,25 +312,33 @@ impl<P: Debug> Hub<P> {
             Ok(round) => return Ok(round),
             Err(before) => before,
         };
+        let begun = Instant::now();
+        let mut searched = false;
         let mut guard = self.lock();
         loop {
             let state = &mut *guard;
             // It is there for as long as this rank's handle.
             let g = state.groups.get_mut(&group);
             let g = g.ok_or_else(|| left(group, rank))?;
-            let world_rank = g.members[rank];
+            let (since, world_rank) = (g.since, g.members[rank]);
             // A round that took place counts, even if something failed right after it.
             if g.rounds > before {
-                return Ok(g.take());
+                return g.take().ok_or_else(|| left(group, rank));
             }
             if let Some(cause) = &state.failure {
                 return Err(cause.clone());
             }
-            if let Some(error) = state.trouble(world_rank, self.limit) {
+            let mut trouble = state.trouble(group, self.limit);
+            if trouble.is_none() && !searched && begun.elapsed() >= EVERY {
+                // The last rank of a circle looks when all wait.
+                searched = true;
+                trouble = state.circle(world_rank);
+            }
+            if let Some(error) = trouble {
                 return Err(self.fail_locked(state, error));
             }
-            let since = state.waits[world_rank].map_or_else(Instant::now, |wait| wait.since);
-            guard = self.sleep(guard, self.limit.saturating_sub(since.elapsed()));
+            let left = self.limit.saturating_sub(since.elapsed());
+            guard = self.sleep(guard, if searched { left } else { left.min(EVERY) });
         }
     }
 
@@ -419,32 +351,23 @@ impl<P: Debug> Hub<P> {
         woken.unwrap_or_else(PoisonError::into_inner).0
     }
 
-    /// Looks after ranks that wait elsewhere: returns when the world has failed, with the cause, or when
-    /// all ranks are gone.
-    pub(crate) fn watch(&self) -> Option<CommError> {
-        const EVERY: Duration = Duration::from_millis(100);
+    /// Looks after ranks that wait elsewhere, for who does so again and again: what the world has failed with.
+    pub(crate) fn look(&self) -> Option<CommError> {
         let mut guard = self.lock();
-        loop {
-            let state = &mut *guard;
-            if let Some(cause) = &state.failure {
-                return Some(cause.clone());
-            }
-            let ranks = 0..state.waits.len();
-            if let Some(error) = ranks.clone().find_map(|r| state.trouble(r, self.limit)) {
-                return Some(self.fail_locked(state, error));
-            }
-            if state.departed.iter().all(Option::is_some) {
-                return None;
-            }
-            guard = self.sleep(guard, EVERY);
+        let state = &mut *guard;
+        if state.failure.is_none()
+            && let Some(error) = state.any_trouble(self.limit)
+        {
+            return Some(self.fail_locked(state, error));
         }
+        state.failure.clone()
     }
 
     /// Waits until all ranks are gone, at most `time`.
     pub(crate) fn wait_for_departures(&self, time: Duration) {
         let begun = Instant::now();
         let mut guard = self.lock();
-        while guard.departed.iter().any(Option::is_none) {
+        while guard.gone < guard.departed.len() {
             let left = time.saturating_sub(begun.elapsed());
             if left.is_zero() {
                 return;
@@ -469,22 +392,23 @@ mod tests {
     /// What ranks told each other ends with the round, and a group with its last handle ([`super::super::local`]).
     #[test]
     fn nothing_is_left_of_a_round_that_all_have_taken() {
-        let hub = Hub::<Vec<u8>>::new(3, Duration::from_secs(20));
+        let hub = Hub::<Arc<[u8]>>::new(3, Duration::from_secs(20));
         for round in 0..3 {
             thread::scope(|scope| {
                 for rank in 0..3 {
                     let hub = &hub;
                     scope.spawn(move || {
-                        let (call, payload) = (Call::named("a test"), vec![round; 1000]);
+                        let (call, payload) = (Call::named("a test"), [round; 1000].into());
                         let taken = hub.arrive(0, rank, Post { call, payload });
                         let taken = taken.expect("a round");
-                        assert!(taken.iter().all(|post| post.payload == [round; 1000]));
+                        let same = |post: &Post<Arc<[u8]>>| *post.payload == [round; 1000];
+                        assert!(taken.posts.iter().all(same));
                     });
                 }
             });
             let state = hub.lock();
             let group = &state.groups[&WORLD];
-            assert!(group.latest.is_empty() && group.posts.iter().all(Option::is_none));
+            assert!(group.latest.is_none() && group.posts.iter().all(Option::is_none));
             assert_eq!(group.takers, 0);
         }
     }

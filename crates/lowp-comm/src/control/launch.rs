@@ -48,6 +48,9 @@ const LAUNCHERS: [Launcher; 4] = [
 /// Most ranks of a world: rank 0 has a place for each.
 const MOST_RANKS: usize = 1 << 20;
 
+/// Bytes of the longest name of a run.
+const LONGEST_RUN: usize = 1024;
+
 /// The port that launchers take where none is said.
 const PORT: u16 = 29500;
 
@@ -70,6 +73,11 @@ pub struct Launch {
     pub limit: Duration,
     /// What must be the same on every rank: the version of the program.
     pub build: String,
+    /// The name of the run, the same on every rank: whoever connects from another run is told and sent away. It may be empty.
+    pub run: String,
+    /// How often this rank was started again, which torchrun counts for each machine by itself: of two processes that say they are one rank,
+    /// the one that was started later is it.
+    pub restart: u64,
 }
 
 impl Launch {
@@ -80,6 +88,9 @@ impl Launch {
     /// are there; the port is 29500 then. An agent of torchrun that listens on
     /// `MASTER_PORT` itself (`TORCHELASTIC_USE_AGENT_STORE=True`) leaves the next port to the ranks.
     /// `LOWP_MASTER_PORT` names another one.
+    ///
+    /// The name of the run is `LOWP_RUN_ID`; else `TORCHELASTIC_RUN_ID`, or `SLURM_JOB_ID` with `SLURM_RESTART_COUNT`, and `SLURM_STEP_ID` where
+    /// srun started the ranks. Restarts are `TORCHELASTIC_RESTART_COUNT`.
     ///
     /// # Errors
     /// A variable that is missing beside others, or has a value that means nothing.
@@ -162,6 +173,26 @@ impl Launch {
                 wrong("MASTER_PORT", &first.to_string(), why)
             })?
         };
+        let restart = number("TORCHELASTIC_RESTART_COUNT", Some(0))? as u64;
+        let slurm = || {
+            let mut run = text("SLURM_JOB_ID")?;
+            if launcher.rank == "SLURM_PROCID"
+                && let Some(step) = text("SLURM_STEP_ID")
+            {
+                run += &format!(".{step}");
+            }
+            let restarts = text("SLURM_RESTART_COUNT").filter(|count| count != "0");
+            if let Some(count) = restarts {
+                run += &format!(" restart {count}");
+            }
+            Some(run)
+        };
+        let run = text("LOWP_RUN_ID").or_else(|| text("TORCHELASTIC_RUN_ID"));
+        let run = run.or_else(slurm).unwrap_or_default();
+        if run.len() > LONGEST_RUN {
+            let why = format!("the name of a run has at most {LONGEST_RUN} bytes");
+            return Err(wrong("LOWP_RUN_ID", &run, &why));
+        }
         Ok(Some(Self {
             rank,
             world,
@@ -171,6 +202,8 @@ impl Launch {
             port,
             limit,
             build: build.to_owned(),
+            run,
+            restart,
         }))
     }
 

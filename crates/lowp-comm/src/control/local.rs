@@ -1,23 +1,15 @@
 //! [`LocalControl`]: ranks as threads of one process.
 
 use std::fmt::Debug;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use super::call::Call;
-use super::hub::{Hub, Post, Round};
-use super::{Control, place, request_to_bytes, requests_from_bytes};
+use super::Control;
+use super::call::{Call, Kind};
+use super::hub::{Hub, Payload, Post, Round};
+use super::outcome::{Outcome, request};
 use crate::CommError;
 use crate::error::Departure;
-
-/// What ranks bring to rounds: bytes of the host, and what else threads can hand to each other.
-pub(crate) trait Payload: Clone + Debug + Send + Sync + 'static {
-    fn of_bytes(bytes: Vec<u8>) -> Self;
-
-    /// The bytes that [`Payload::of_bytes`] was given.
-    fn bytes(&self) -> &[u8];
-}
 
 impl Payload for Arc<[u8]> {
     fn of_bytes(bytes: Vec<u8>) -> Self {
@@ -58,8 +50,6 @@ pub(crate) struct LocalControl<P: Payload> {
     group: usize,
     rank: usize,
     members: Arc<[usize]>,
-    /// Calls so far, the same number on every rank of the group.
-    calls: AtomicU64,
 }
 
 impl<P: Payload> Drop for LocalControl<P> {
@@ -104,7 +94,6 @@ impl<P: Payload> LocalControl<P> {
             group,
             rank,
             members,
-            calls: AtomicU64::new(0),
         }
     }
 
@@ -121,34 +110,46 @@ impl<P: Payload> LocalControl<P> {
 
     /// One round, within a turn.
     pub(crate) fn meet(&self, call: Call, payload: P) -> Result<Round<P>, CommError> {
-        self.calls.fetch_add(1, Ordering::Relaxed);
         self.world
             .hub
             .arrive(self.group, self.rank, Post { call, payload })
     }
 
-    fn all_gather_in_turn(&self, tag: &str, bytes: Vec<u8>) -> Result<Vec<Vec<u8>>, CommError> {
-        let round = self.meet(Call::named(tag), P::of_bytes(bytes))?;
-        Ok(round
-            .iter()
-            .map(|post| post.payload.bytes().to_vec())
-            .collect())
+    /// One round of bytes.
+    fn call(&self, kind: Kind, tag: &str, bytes: Vec<u8>) -> Result<Round<P>, CommError> {
+        let _turn = self.turn();
+        self.meet(Call::of_kind(kind, tag), P::of_bytes(bytes))
     }
 
     /// See [`Control::split`].
     pub(crate) fn split_local(&self, color: usize, key: usize) -> Result<Self, CommError> {
-        let _turn = self.turn();
-        let number = self.calls.load(Ordering::Relaxed);
-        let all = self.all_gather_in_turn("split", request_to_bytes(color, key))?;
-        let (members, rank) = place(&requests_from_bytes(&all), &self.members, self.rank);
-        let group = self.world.hub.open(self.group, number, color, &members);
+        let round = self.call(Kind::Split, "split", request(color, key))?;
+        let Outcome::Split(places) = &round.outcome else {
+            return Err(self.unasked("split"));
+        };
+        let place = places[self.rank].clone();
         Ok(Self::of_group(
             Arc::clone(&self.world),
-            group,
-            rank,
-            members,
+            place.group,
+            place.rank,
+            place.members,
         ))
     }
+
+    /// Calls of a round are equal, so what comes of them is what was asked for.
+    fn unasked(&self, tag: &str) -> CommError {
+        let message = format!("{tag} brought what was not asked for");
+        self.fail(CommError::Failed {
+            rank: self.members[self.rank],
+            message,
+        })
+    }
+}
+
+/// What all ranks brought.
+fn all<P: Payload>(round: &Round<P>) -> Vec<Vec<u8>> {
+    let bytes = |post: &Post<P>| post.payload.bytes().to_vec();
+    round.posts.iter().map(bytes).collect()
 }
 
 impl<P: Payload> Control for LocalControl<P> {
@@ -161,8 +162,41 @@ impl<P: Payload> Control for LocalControl<P> {
     }
 
     fn all_gather(&self, tag: &str, bytes: Vec<u8>) -> Result<Vec<Vec<u8>>, CommError> {
-        let _turn = self.turn();
-        self.all_gather_in_turn(tag, bytes)
+        Ok(all(&self.call(Kind::AllGather, tag, bytes)?))
+    }
+
+    fn broadcast(&self, tag: &str, bytes: Vec<u8>) -> Result<Vec<u8>, CommError> {
+        let bytes = if self.rank == 0 { bytes } else { Vec::new() };
+        let round = self.call(Kind::Broadcast, tag, bytes)?;
+        Ok(round.posts[0].payload.bytes().to_vec())
+    }
+
+    fn gather(&self, tag: &str, bytes: Vec<u8>) -> Result<Option<Vec<Vec<u8>>>, CommError> {
+        let round = self.call(Kind::Gather, tag, bytes)?;
+        Ok((self.rank == 0).then(|| all(&round)))
+    }
+
+    fn differing(
+        &self,
+        tag: &str,
+        digest: u64,
+        ranks: usize,
+    ) -> Result<Option<Vec<u64>>, CommError> {
+        let round = self.call(Kind::Equal { ranks }, tag, digest.to_le_bytes().to_vec())?;
+        Ok(match round.outcome {
+            Outcome::Equal(true) => None,
+            _ => Some(super::digests(&all(&round))),
+        })
+    }
+
+    fn sum(&self, values: &mut [f64]) -> Result<(), CommError> {
+        let tag = super::sum_tag(values);
+        let round = self.call(Kind::Sum, &tag, super::to_bytes(values))?;
+        match &round.outcome {
+            Outcome::Sum(sum) => super::from_bytes(sum, values),
+            _ => return Err(self.unasked(&tag)),
+        }
+        Ok(())
     }
 
     fn split(&self, color: usize, key: usize) -> Result<Arc<dyn Control>, CommError> {

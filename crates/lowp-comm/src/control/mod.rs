@@ -15,6 +15,7 @@ pub(crate) mod hub;
 mod launch;
 pub(crate) mod local;
 mod message;
+mod outcome;
 mod tcp;
 
 pub use launch::Launch;
@@ -44,6 +45,52 @@ pub trait Control: Send + Sync + Debug {
     /// # Errors
     /// As the trait says.
     fn all_gather(&self, tag: &str, bytes: Vec<u8>) -> Result<Vec<Vec<u8>>, CommError>;
+
+    /// The bytes that rank 0 of the group gives, on every rank.
+    ///
+    /// # Errors
+    /// As the trait says.
+    fn broadcast(&self, tag: &str, bytes: Vec<u8>) -> Result<Vec<u8>, CommError> {
+        let bytes = if self.rank() == 0 { bytes } else { Vec::new() };
+        let mut all = self.all_gather(tag, bytes)?;
+        Ok(std::mem::take(&mut all[0]))
+    }
+
+    /// Gives `bytes` to rank 0 of the group, which gets those of all, in the group's order.
+    ///
+    /// # Errors
+    /// As the trait says.
+    fn gather(&self, tag: &str, bytes: Vec<u8>) -> Result<Option<Vec<Vec<u8>>>, CommError> {
+        let all = self.all_gather(tag, bytes)?;
+        Ok((self.rank() == 0).then_some(all))
+    }
+
+    /// `None` where every `ranks` ranks that follow each other give the same `digest`, and the digests of all ranks where
+    /// they do not.
+    ///
+    /// # Errors
+    /// As the trait says.
+    fn differing(
+        &self,
+        tag: &str,
+        digest: u64,
+        ranks: usize,
+    ) -> Result<Option<Vec<u64>>, CommError> {
+        let all = digests(&self.all_gather(tag, digest.to_le_bytes().to_vec())?);
+        let same = |set: &[u64]| set.iter().all(|digest| *digest == set[0]);
+        Ok((!all.chunks(ranks.max(1)).all(same)).then_some(all))
+    }
+
+    /// The sum of every value over the ranks, in rank order: the same on each.
+    ///
+    /// # Errors
+    /// As the trait says.
+    fn sum(&self, values: &mut [f64]) -> Result<(), CommError> {
+        let all = self.all_gather(&sum_tag(values), to_bytes(values))?;
+        let sum = sum_in_order(all.iter().map(Vec::as_slice), self.members());
+        from_bytes(&sum.map_err(|error| self.fail(error))?, values);
+        Ok(())
+    }
 
     /// Splits the group: ranks that give the same `color` form a new group, ordered by `key`.
     ///
@@ -103,60 +150,39 @@ impl dyn Control + '_ {
         ranks: usize,
         text: impl FnOnce() -> String,
     ) -> Result<(), CommError> {
+        /// Most texts that travel: one of each set of ranks that have the same.
+        const MOST: usize = 8;
         let tag = format!("agree on {what}");
-        let digests = self.all_gather(&tag, digest.to_le_bytes().to_vec())?;
-        let differ = |digests: &[Vec<u8>]| digests.iter().any(|digest| *digest != digests[0]);
-        let ranks = ranks.max(1);
-        let Some(first) = digests.chunks(ranks).position(differ) else {
+        let Some(digests) = self.differing(&tag, digest, ranks)? else {
             return Ok(());
         };
-        let texts = self.all_gather(&tag, text().into_bytes())?;
-        let of = ranks * first..texts.len().min(ranks * (first + 1));
-        let texts: Vec<_> = texts[of.clone()]
-            .iter()
-            .map(|t| String::from_utf8_lossy(t))
-            .collect();
-        let texts: Vec<&str> = texts.iter().map(AsRef::as_ref).collect();
-        Err(self.fail(CommError::Mismatch {
-            what: what.to_owned(),
-            descriptions: by_ranks(excerpts(&texts), &self.members()[of]),
-        }))
-    }
-
-    /// The sum of every value over the ranks, in rank order: the same on each.
-    ///
-    /// # Errors
-    /// As the trait says.
-    pub fn sum(&self, values: &mut [f64]) -> Result<(), CommError> {
-        let bytes = values.iter().flat_map(|x| x.to_le_bytes()).collect();
-        let all = self.all_gather(&format!("sum of {} values", values.len()), bytes)?;
-        for (rank, bytes) in all.iter().enumerate() {
-            let (theirs, _) = bytes.as_chunks::<8>();
-            if theirs.len() != values.len() {
-                let message = format!(
-                    "it gave {} values of {} to a sum",
-                    theirs.len(),
-                    values.len()
-                );
-                let rank = self.members()[rank];
-                return Err(self.fail(CommError::Failed { rank, message }));
-            }
-            for (sum, &x) in values.iter_mut().zip(theirs) {
-                let x = f64::from_le_bytes(x);
-                *sum = if rank == 0 { x } else { *sum + x };
+        let ranks = ranks.max(1);
+        let differ = |set: &[u64]| set.iter().any(|digest| *digest != set[0]);
+        let from = ranks * digests.chunks(ranks).position(differ).unwrap_or(0);
+        let of = from..digests.len().min(from.saturating_add(ranks));
+        let mut first: Vec<(u64, usize)> = Vec::new();
+        for (rank, &digest) in of.clone().zip(&digests[of.clone()]) {
+            if first.len() < MOST && first.iter().all(|known| known.0 != digest) {
+                first.push((digest, rank));
             }
         }
-        Ok(())
-    }
-
-    /// The bytes that rank 0 of the group gives.
-    ///
-    /// # Errors
-    /// As the trait says.
-    pub fn broadcast(&self, tag: &str, bytes: Vec<u8>) -> Result<Vec<u8>, CommError> {
-        let bytes = if self.rank() == 0 { bytes } else { Vec::new() };
-        let mut all = self.all_gather(tag, bytes)?;
-        Ok(std::mem::take(&mut all[0]))
+        let own = first.iter().any(|&(_, rank)| rank == self.rank());
+        let own = if own { text() } else { String::new() };
+        let texts = self.all_gather(&tag, own.into_bytes())?;
+        let texts = first
+            .iter()
+            .map(|&(_, rank)| String::from_utf8_lossy(&texts[rank]));
+        let texts: Vec<_> = texts.collect();
+        let texts = excerpts(&texts.iter().map(AsRef::as_ref).collect::<Vec<_>>());
+        let text = |digest: &u64| {
+            let known = first.iter().position(|known| known.0 == *digest);
+            known.map_or_else(|| format!("digest {digest:016x}"), |at| texts[at].clone())
+        };
+        let texts = digests[of.clone()].iter().map(text).collect();
+        Err(self.fail(CommError::Mismatch {
+            what: what.to_owned(),
+            descriptions: by_ranks(texts, &self.members()[of]),
+        }))
     }
 
     /// Says that this rank failed: ends the world with [`CommError::Failed`] ([`Control::fail`]). A backtrace in `message` stays here
@@ -167,35 +193,49 @@ impl dyn Control + '_ {
     }
 }
 
-/// The place of a rank in the group that a split makes of the ranks that gave its color: the members by
-/// world rank, in the order of their keys. `requests` are `color, key` of every rank of `members`.
-fn place(requests: &[[usize; 2]], members: &[usize], rank: usize) -> (Arc<[usize]>, usize) {
-    let color = requests[rank][0];
-    let mut same: Vec<usize> = (0..members.len()).collect();
-    same.retain(|&other| requests[other][0] == color);
-    same.sort_by_key(|&other| requests[other][1]);
-    let at = same.iter().position(|&other| other == rank);
-    let members = same.iter().map(|&other| members[other]).collect();
-    // The rank gave the color itself.
-    (members, at.unwrap_or_default())
+/// What ranks call the sum of `values`: sums of other lengths are other calls.
+fn sum_tag(values: &[f64]) -> String {
+    format!("sum of {} values", values.len())
 }
 
-/// What a rank asks of a split, as it travels.
-fn request_to_bytes(color: usize, key: usize) -> Vec<u8> {
-    [color, key]
-        .iter()
-        .flat_map(|&n| (n as u64).to_le_bytes())
-        .collect()
+fn to_bytes(values: &[f64]) -> Vec<u8> {
+    values.iter().flat_map(|x| x.to_le_bytes()).collect()
 }
 
-fn requests_from_bytes(all: &[Vec<u8>]) -> Vec<[usize; 2]> {
-    let number = |bytes: &[u8], at: usize| -> usize {
+fn from_bytes(bytes: &[u8], values: &mut [f64]) {
+    let (words, _) = bytes.as_chunks::<8>();
+    for (value, &word) in values.iter_mut().zip(words) {
+        *value = f64::from_le_bytes(word);
+    }
+}
+
+/// The sum of the f64 values that the ranks `members` brought, in their order.
+fn sum_in_order<'a>(
+    all: impl Iterator<Item = &'a [u8]>,
+    members: &[usize],
+) -> Result<Vec<u8>, CommError> {
+    let mut sum: Option<Vec<f64>> = None;
+    for (bytes, &rank) in all.zip(members) {
         let (words, _) = bytes.as_chunks::<8>();
-        words
-            .get(at)
-            .map_or(0, |&word| u64::from_le_bytes(word) as usize)
+        let theirs = words.iter().map(|&word| f64::from_le_bytes(word));
+        let Some(sum) = &mut sum else {
+            sum = Some(theirs.collect());
+            continue;
+        };
+        if words.len() != sum.len() {
+            let message = format!("it gave {} values of {} to a sum", words.len(), sum.len());
+            return Err(CommError::Failed { rank, message });
+        }
+        sum.iter_mut().zip(theirs).for_each(|(sum, x)| *sum += x);
+    }
+    Ok(to_bytes(&sum.unwrap_or_default()))
+}
+
+/// The digests that ranks gave.
+fn digests(all: &[Vec<u8>]) -> Vec<u64> {
+    let digest = |bytes: &Vec<u8>| {
+        let (words, _) = bytes.as_chunks::<8>();
+        words.first().map_or(0, |&word| u64::from_le_bytes(word))
     };
-    all.iter()
-        .map(|bytes| [number(bytes, 0), number(bytes, 1)])
-        .collect()
+    all.iter().map(digest).collect()
 }

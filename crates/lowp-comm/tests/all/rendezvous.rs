@@ -236,7 +236,7 @@ fn another_protocol_is_named_on_all() {
     assert!(
         error
             .to_string()
-            .contains("speaks protocol 99 and rank 0 2"),
+            .contains("speaks protocol 99 and rank 0 3"),
         "{error}"
     );
 }
@@ -257,8 +257,8 @@ fn a_killed_rank_is_lost() {
             Err(_) => thread::sleep(Duration::from_millis(5)),
         }
     };
-    let body = postcard::to_stdvec(&(2usize, 3usize, "tests")).expect("a hello");
-    stream.write_all(b"lowp\0\x02\0\0").expect("a greeting");
+    let body = postcard::to_stdvec(&(2usize, 3usize, "tests", "", 0u64)).expect("a hello");
+    stream.write_all(b"lowp\0\x03\0\0").expect("a greeting");
     stream
         .write_all(&(body.len() as u32).to_le_bytes())
         .expect("a length");

@@ -1,16 +1,16 @@
 //! Every rank but 0: a connection to rank 0, whose hub the calls meet in.
 
-use std::io::{ErrorKind, Read, Write};
+use std::io::{BufReader, ErrorKind, Read, Write};
 use std::net::{Shutdown, TcpStream, ToSocketAddrs};
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use super::frame::{Answer, GREETING, Hello, LONG, Request, frame, read};
+use super::frame::{Answer, GREETING, Hello, LONG, Request, frame, read, short};
 use crate::CommError;
-use crate::control::call::Call;
-use crate::control::{Control, Launch, place, request_to_bytes, requests_from_bytes};
+use crate::control::call::{Call, Kind};
+use crate::control::outcome::request;
+use crate::control::{Control, Launch, digests, from_bytes, sum_tag, to_bytes};
 use crate::error::Departure;
 
 /// How much longer than the limit a rank waits for rank 0, which knows more about the cause.
@@ -19,7 +19,7 @@ const GRACE: Duration = Duration::from_secs(5);
 /// What rank 0 said that was not taken yet.
 #[derive(Debug, Default)]
 struct Inbox {
-    answer: Option<Answer>,
+    answer: Option<(Answer, Vec<u8>)>,
     failure: Option<CommError>,
 }
 
@@ -63,8 +63,11 @@ pub(super) fn connect(launch: &Launch) -> Result<Arc<dyn Control>, CommError> {
         rank: launch.rank,
         world: launch.world,
         build: launch.build.clone(),
+        run: launch.run.clone(),
+        restart: launch.restart,
     };
-    super::frame::write(&stream, &hello).map_err(fail)?;
+    let hello = short(&hello).and_then(|frame| stream.write_all(&frame));
+    hello.map_err(fail)?;
     let incoming = stream.try_clone().map_err(fail)?;
     let connection = Arc::new(Connection {
         launch: launch.clone(),
@@ -84,11 +87,10 @@ pub(super) fn connect(launch: &Launch) -> Result<Arc<dyn Control>, CommError> {
         group: 0,
         rank: launch.rank,
         members: (0..launch.world).collect(),
-        calls: AtomicU64::new(0),
     };
     let op = format!("rendezvous at {}", launch.address());
     match connection.answer(&op)? {
-        Answer::Ready => Ok(Arc::new(member)),
+        (Answer::Ready, _) => Ok(Arc::new(member)),
         _ => Err(launch.error("rank 0 answers what was not asked; install one build everywhere")),
     }
 }
@@ -134,13 +136,14 @@ impl Connection {
     }
 
     /// Takes what rank 0 says until the connection ends.
-    fn listen(&self, mut incoming: TcpStream) {
+    fn listen(&self, incoming: TcpStream) {
+        let mut incoming = BufReader::new(incoming);
         loop {
             let answer = read(&mut incoming, LONG);
             let mut inbox = self.inbox();
             let ended = answer.is_err();
             match answer {
-                Ok(Answer::Failed(cause)) => {
+                Ok((Answer::Failed(cause), _)) => {
                     inbox.failure.get_or_insert(cause);
                 }
                 Ok(answer) => inbox.answer = Some(answer),
@@ -159,8 +162,8 @@ impl Connection {
         }
     }
 
-    fn send(&self, request: &Request) -> Result<(), CommError> {
-        let sent = frame(request).and_then(|bytes| {
+    fn send(&self, request: &Request, bytes: &[u8]) -> Result<(), CommError> {
+        let sent = frame(request, [bytes].into_iter()).and_then(|bytes| {
             let mut stream = self.stream.lock().unwrap_or_else(PoisonError::into_inner);
             stream.write_all(&bytes)
         });
@@ -181,7 +184,7 @@ impl Connection {
     }
 
     /// What rank 0 answers.
-    fn answer(&self, op: &str) -> Result<Answer, CommError> {
+    fn answer(&self, op: &str) -> Result<(Answer, Vec<u8>), CommError> {
         let begun = Instant::now();
         let limit = self.launch.limit.saturating_add(GRACE);
         let mut inbox = self.inbox();
@@ -208,11 +211,16 @@ impl Connection {
         }
     }
 
-    fn ask(&self, op: &str, request: &Request) -> Result<Answer, CommError> {
+    fn ask(
+        &self,
+        op: &str,
+        request: &Request,
+        bytes: &[u8],
+    ) -> Result<(Answer, Vec<u8>), CommError> {
         if let Some(cause) = &self.inbox().failure {
             return Err(cause.clone());
         }
-        self.send(request)?;
+        self.send(request, bytes)?;
         self.answer(op)
     }
 }
@@ -228,7 +236,7 @@ impl Drop for Link {
         } else {
             Departure::Dropped
         };
-        let _gone = self.0.send(&Request::Leave(how));
+        let _gone = self.0.send(&Request::Leave(how), &[]);
         let stream = self.0.stream.lock().unwrap_or_else(PoisonError::into_inner);
         let _closed = stream.shutdown(Shutdown::Both);
     }
@@ -241,31 +249,35 @@ struct Member {
     group: usize,
     rank: usize,
     members: Arc<[usize]>,
-    /// Calls so far, the same number on every rank of the group.
-    calls: AtomicU64,
 }
 
 impl Member {
-    fn turn(&self) -> MutexGuard<'_, ()> {
+    /// One call: what rank 0 answers.
+    fn call(&self, kind: Kind, tag: &str, bytes: &[u8]) -> Result<(Answer, Vec<u8>), CommError> {
         let turn = self.link.0.turn.lock();
-        turn.unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn all_gather_in_turn(&self, tag: &str, bytes: Vec<u8>) -> Result<Vec<Vec<u8>>, CommError> {
-        self.calls.fetch_add(1, Ordering::Relaxed);
+        let _turn = turn.unwrap_or_else(PoisonError::into_inner);
         let request = Request::Post {
             group: self.group,
             rank: self.rank,
-            call: Call::named(tag),
-            bytes,
+            call: Call::of_kind(kind, tag),
         };
-        match self.link.0.ask(tag, &request)? {
-            Answer::Round(all) if all.len() == self.members.len() => Ok(all),
-            other => Err(self.unasked(&other)),
-        }
+        self.link.0.ask(tag, &request, bytes)
     }
 
-    fn unasked(&self, answer: &Answer) -> CommError {
+    /// What all ranks brought, of an answer that says the lengths.
+    fn parts(&self, lens: &[usize], bytes: &[u8]) -> Result<Vec<Vec<u8>>, CommError> {
+        let mut rest = bytes;
+        let part = |&len: &usize| {
+            let (part, behind) = rest.split_at_checked(len)?;
+            rest = behind;
+            Some(part.to_vec())
+        };
+        let parts: Option<Vec<_>> = lens.iter().map(part).collect();
+        let parts = parts.filter(|parts| parts.len() == self.members.len());
+        parts.ok_or_else(|| self.unasked("other parts"))
+    }
+
+    fn unasked(&self, answer: impl std::fmt::Debug) -> CommError {
         let message = format!("rank 0 answered {answer:?} to another question");
         let rank = self.members[self.rank];
         self.fail(CommError::Failed { rank, message })
@@ -277,7 +289,7 @@ impl Drop for Member {
     fn drop(&mut self) {
         let group = self.group;
         if group != 0 && self.failure().is_none() {
-            let _gone = self.link.0.send(&Request::Close { group });
+            let _gone = self.link.0.send(&Request::Close { group }, &[]);
         }
     }
 }
@@ -292,38 +304,75 @@ impl Control for Member {
     }
 
     fn all_gather(&self, tag: &str, bytes: Vec<u8>) -> Result<Vec<Vec<u8>>, CommError> {
-        let _turn = self.turn();
-        self.all_gather_in_turn(tag, bytes)
+        match self.call(Kind::AllGather, tag, &bytes)? {
+            (Answer::All(lens), all) => self.parts(&lens, &all),
+            (other, _) => Err(self.unasked(other)),
+        }
+    }
+
+    fn broadcast(&self, tag: &str, bytes: Vec<u8>) -> Result<Vec<u8>, CommError> {
+        let own = if self.rank == 0 { &*bytes } else { &[] };
+        match self.call(Kind::Broadcast, tag, own)? {
+            (Answer::Done, _) if self.rank == 0 => Ok(bytes),
+            (Answer::Bytes, first) => Ok(first),
+            (other, _) => Err(self.unasked(other)),
+        }
+    }
+
+    fn gather(&self, tag: &str, bytes: Vec<u8>) -> Result<Option<Vec<Vec<u8>>>, CommError> {
+        match self.call(Kind::Gather, tag, &bytes)? {
+            (Answer::All(lens), all) if self.rank == 0 => self.parts(&lens, &all).map(Some),
+            (Answer::Done, _) if self.rank > 0 => Ok(None),
+            (other, _) => Err(self.unasked(other)),
+        }
+    }
+
+    fn differing(
+        &self,
+        tag: &str,
+        digest: u64,
+        ranks: usize,
+    ) -> Result<Option<Vec<u64>>, CommError> {
+        match self.call(Kind::Equal { ranks }, tag, &digest.to_le_bytes())? {
+            (Answer::Done, _) => Ok(None),
+            (Answer::All(lens), all) => Ok(Some(digests(&self.parts(&lens, &all)?))),
+            (other, _) => Err(self.unasked(other)),
+        }
+    }
+
+    fn sum(&self, values: &mut [f64]) -> Result<(), CommError> {
+        match self.call(Kind::Sum, &sum_tag(values), &to_bytes(values))? {
+            (Answer::Bytes, sum) if sum.len() == 8 * values.len() => from_bytes(&sum, values),
+            (other, _) => return Err(self.unasked(other)),
+        }
+        Ok(())
     }
 
     fn split(&self, color: usize, key: usize) -> Result<Arc<dyn Control>, CommError> {
-        let _turn = self.turn();
-        let round = self.calls.load(Ordering::Relaxed);
-        let all = self.all_gather_in_turn("split", request_to_bytes(color, key))?;
-        let (members, rank) = place(&requests_from_bytes(&all), &self.members, self.rank);
-        let request = Request::Open {
-            parent: self.group,
-            round,
-            color,
-            members: members.to_vec(),
+        let (group, members) = match self.call(Kind::Split, "split", &request(color, key))? {
+            (Answer::Group { group, members }, _) => (group, members),
+            (other, _) => return Err(self.unasked(other)),
         };
-        match self.link.0.ask("split", &request)? {
-            Answer::Opened(group) => Ok(Arc::new(Self {
-                link: Arc::clone(&self.link),
-                group,
-                rank,
-                members,
-                calls: AtomicU64::new(0),
-            })),
-            other => Err(self.unasked(&other)),
-        }
+        let members = members.map_or_else(|| Arc::clone(&self.members), Into::into);
+        let own = self.members[self.rank];
+        let rank = members.iter().position(|&rank| rank == own);
+        let rank = rank.ok_or_else(|| self.unasked("a group of others"))?;
+        Ok(Arc::new(Self {
+            link: Arc::clone(&self.link),
+            group,
+            rank,
+            members,
+        }))
     }
 
     fn fail(&self, cause: CommError) -> CommError {
         let connection = &self.link.0;
         let first = connection.inbox().failure.get_or_insert(cause).clone();
         connection.wake.notify_all();
-        let _gone = connection.send(&Request::Fail(first.clone().told(self.members[self.rank])));
+        let _gone = connection.send(
+            &Request::Fail(first.clone().told(self.members[self.rank])),
+            &[],
+        );
         first
     }
 
@@ -336,7 +385,6 @@ impl Control for Member {
 mod tests {
     use std::net::TcpListener;
 
-    use super::super::frame::write;
     use super::*;
 
     /// Rank 0 takes the first bytes of a call, says why it ends, and is gone.
@@ -344,14 +392,14 @@ mod tests {
         let (mut stream, _) = listener.accept()?;
         stream.read_exact(&mut [0; GREETING.len()])?;
         stream.write_all(&GREETING)?;
-        let _who: Hello = read(&mut stream, LONG)?;
-        write(&stream, &Answer::Ready)?;
+        let _who: (Hello, _) = read(&mut stream, LONG)?;
+        stream.write_all(&short(&Answer::Ready)?)?;
         stream.read_exact(&mut [0])?;
         let (rank, message) = (2, "planted".to_owned());
-        write(
-            &stream,
-            &Answer::Failed(CommError::Failed { rank, message }),
-        )
+        stream.write_all(&short(&Answer::Failed(CommError::Failed {
+            rank,
+            message,
+        }))?)
     }
 
     /// A rank in the middle of a large send finds the connection closed before it hears the cause, one time in three.
@@ -368,6 +416,8 @@ mod tests {
                 port: listener.local_addr().expect("its number").port(),
                 limit: Duration::from_secs(20),
                 build: "tests".to_owned(),
+                run: String::new(),
+                restart: 0,
             };
             let host = thread::spawn(move || end_in_a_call(&listener));
             let control = connect(&launch).expect("a world");

@@ -1,13 +1,19 @@
 //! Ranks as processes: rank 0 listens, the others connect to it, and all calls meet in its hub.
+//!
+//! One thread of rank 0 serves all connections.
 
 use std::sync::Arc;
 
 use super::{Control, Launch, local};
 use crate::CommError;
 
+mod answers;
 mod client;
+mod conn;
 mod frame;
+mod host;
 mod server;
+mod welcome;
 
 /// Joins the world that `launch` describes, as its rank: returns when all ranks are there. Rank 0 listens on
 /// the port of `launch`; at the address alone if that is one of this machine only (`localhost`, `127.0.0.1`, `::1`), on all
@@ -23,7 +29,7 @@ pub fn join(launch: &Launch) -> Result<Arc<dyn Control>, CommError> {
         return Ok(local::threads(1, launch.limit).swap_remove(0));
     }
     if launch.rank == 0 {
-        return Ok(Arc::new(server::listen(launch)?));
+        return Ok(Arc::new(host::listen(launch)?));
     }
     client::connect(launch)
 }
@@ -48,6 +54,8 @@ mod tests {
             port,
             limit: LIMIT,
             build: "tests".to_owned(),
+            run: String::new(),
+            restart: 0,
         }
     }
 
@@ -77,7 +85,7 @@ mod tests {
                     control.barrier().expect("a round");
                 });
             }
-            let host = server::listen(&launch(0, port)).expect("a world");
+            let host = host::listen(&launch(0, port)).expect("a world");
             split(&host).expect("groups");
             let begun = Instant::now();
             while host.groups() > 1 && begun.elapsed() < LIMIT {

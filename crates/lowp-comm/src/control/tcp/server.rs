@@ -1,372 +1,426 @@
-//! Rank 0: listens, and takes the other ranks' posts to its hub.
+//! One thread of rank 0: listens, and takes the other ranks' posts to the hub.
 
-use std::io::{self, ErrorKind, Read, Write};
-use std::net::{IpAddr, Shutdown, SocketAddr, TcpListener, TcpStream, ToSocketAddrs};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
-use std::thread;
+use std::collections::BTreeMap;
+use std::io::{self, ErrorKind};
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use super::frame::{Answer, GREETING, Hello, LONG, Request, SHORT, frame, read};
+use mio::net::TcpListener;
+use mio::{Events, Interest, Poll, Token, Waker};
+
+use super::answers::{Bytes, answers};
+use super::conn::{Conn, Peer, next_frame};
+use super::frame::{Answer, GREETING, LENGTH, Request, open, short};
 use crate::CommError;
-use crate::control::hub::{Hub, Listener, Post, Round};
-use crate::control::local::LocalControl;
-use crate::control::{Control, Launch};
+use crate::control::Launch;
+use crate::control::hub::{EVERY, Hub, Listener, Post, Round};
 use crate::error::Departure;
 
-/// What travels in rounds.
-type Bytes = Arc<[u8]>;
-
-/// How long somebody who connects may take to say who it is.
+/// How long somebody who connects may take to say who it is, and who was sent away to go.
 const HELLO: Duration = Duration::from_secs(5);
 
-/// How long the news of a failure may take to reach the other ranks.
-const FAREWELL: Duration = Duration::from_secs(5);
+const LISTENER: Token = Token(0);
+pub(super) const WAKER: Token = Token(1);
 
-/// The connection to another rank.
+/// What rank 0 has its server do.
+pub(super) enum Order {
+    /// To tell what came of a round.
+    Tell(Arc<[usize]>, Round<Bytes>),
+    Stop,
+}
+
+/// Which ranks have connected.
 #[derive(Debug)]
-struct Peer {
-    stream: Mutex<TcpStream>,
-    /// The same connection, for a shorter time limit while the lock is held.
-    last_words: TcpStream,
-    from: SocketAddr,
+pub(super) struct Joined {
+    pub(super) ranks: Vec<bool>,
+    /// How many have not, nor were told why they cannot.
+    pub(super) missing: usize,
+    /// Whether all were told so.
+    pub(super) ready: bool,
 }
 
-/// Rank 0's side of all connections.
+/// What rank 0 shares with its server.
 #[derive(Debug)]
-struct Server {
-    launch: Launch,
-    hub: Arc<Hub<Bytes>>,
-    /// By rank; that of rank 0 stays empty.
-    peers: Vec<OnceLock<Peer>>,
-    joined: Mutex<usize>,
-    changed: Condvar,
+pub(super) struct Shared {
+    pub(super) launch: Launch,
+    pub(super) hub: Arc<Hub<Bytes>>,
+    joined: Mutex<Joined>,
+    pub(super) changed: Condvar,
+    orders: Sender<Order>,
+    waker: Arc<Waker>,
 }
 
-/// Waits for all ranks to connect.
-pub(super) fn listen(launch: &Launch) -> Result<Host, CommError> {
-    let listener = bind(launch)?;
-    let hub = Arc::new(Hub::new(launch.world, launch.limit));
-    let server = Arc::new(Server {
-        launch: launch.clone(),
-        hub: Arc::clone(&hub),
-        peers: (0..launch.world).map(|_| OnceLock::new()).collect(),
-        joined: Mutex::new(0),
-        changed: Condvar::new(),
-    });
-    hub.listen(Arc::new(Deliverer(Arc::downgrade(&server))));
-    let control = LocalControl::of_hub(&hub, 0);
-    let watcher = Arc::clone(&server);
-    spawn(launch, "lowp-watch", move || watcher.watch())?;
-    let world = Arc::new(World(Arc::clone(&server)));
-    let host = Host { control, world };
-    let begun = Instant::now();
-    let done = listener
-        .set_nonblocking(true)
-        .map_err(|e| server.cannot_listen(&e))
-        .and_then(|()| server.rendezvous(&listener, begun));
-    match done {
-        Ok(()) => Ok(host),
-        Err(error) => {
-            let cause = host.fail(error);
-            // Ranks that start a little later hear of it, too, but for those that all have waited for already.
-            let patience = FAREWELL.min(launch.limit.saturating_sub(begun.elapsed()));
-            let failed = Instant::now();
-            while failed.elapsed() < patience
-                && !server.all_joined()
-                && server.accept(&listener).is_ok()
-            {}
-            Err(cause)
-        }
-    }
-}
-
-fn spawn(
-    launch: &Launch,
-    name: &str,
-    work: impl FnOnce() + Send + 'static,
-) -> Result<(), CommError> {
-    // What they hold is on the heap.
-    const STACK: usize = 256 << 10;
-    let builder = thread::Builder::new().name(name.to_owned());
-    let spawned = builder.stack_size(STACK).spawn(work).map(drop);
-    spawned.map_err(|e| launch.error(format!("no thread can be started: {e}")))
-}
-
-/// Listens on the port of `launch`.
-fn bind(launch: &Launch) -> Result<TcpListener, CommError> {
-    let host = launch.host.as_str();
-    let local = host == "localhost" || host.parse().is_ok_and(|ip: IpAddr| ip.is_loopback());
-    let tried: Vec<SocketAddr> = if local {
-        let found = (host, launch.port).to_socket_addrs();
-        found.map(Iterator::collect).unwrap_or_default()
-    } else {
-        // The name may mean another address on other machines.
-        let any: [IpAddr; 2] = [[0u16; 8].into(), [0u8; 4].into()];
-        any.map(|ip| SocketAddr::new(ip, launch.port)).into()
-    };
-    let mut why = format!("{host} is no address");
-    for address in tried {
-        match TcpListener::bind(address) {
-            Ok(listener) => return Ok(listener),
-            Err(error) if error.kind() == ErrorKind::AddrInUse => {
-                why = format!(
-                    "port {} is in use by another process; choose another one with MASTER_PORT, or LOWP_MASTER_PORT, on every rank",
-                    launch.port
-                );
-            }
-            Err(error) => why = format!("cannot listen: {error}"),
-        }
-    }
-    Err(launch.error(why))
-}
-
-impl Server {
-    fn joined(&self) -> MutexGuard<'_, usize> {
+impl Shared {
+    pub(super) fn joined(&self) -> MutexGuard<'_, Joined> {
         self.joined.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Takes connections until every rank has one, then tells all.
-    fn rendezvous(
-        self: &Arc<Self>,
-        listener: &TcpListener,
-        begun: Instant,
-    ) -> Result<(), CommError> {
-        while !self.all_joined() {
-            if let Some(cause) = self.hub.failure() {
-                return Err(cause);
-            }
-            if begun.elapsed() >= self.launch.limit {
-                return Err(self.missing());
-            }
-            self.accept(listener)?;
-        }
-        for rank in 1..self.launch.world {
-            self.tell(rank, &Answer::Ready);
-        }
-        Ok(())
+    /// Has the server look at what changed.
+    pub(super) fn wake(&self) {
+        // Else it looks soon by itself.
+        let _woken = self.waker.wake();
     }
 
-    fn all_joined(&self) -> bool {
-        *self.joined() + 1 == self.launch.world
+    pub(super) fn order(&self, order: Order) {
+        // A server that is gone has nobody to tell.
+        let _gone = self.orders.send(order);
+        self.wake();
+    }
+}
+
+/// Hears of rounds.
+#[derive(Debug)]
+struct Rounds {
+    orders: Sender<Order>,
+    waker: Arc<Waker>,
+}
+
+impl Listener<Bytes> for Rounds {
+    fn met(&self, members: &Arc<[usize]>, round: &Round<Bytes>) {
+        let order = Order::Tell(Arc::clone(members), Arc::clone(round));
+        let _gone = self.orders.send(order);
+        let _woken = self.waker.wake();
+    }
+}
+
+/// The connections.
+pub(super) struct Server {
+    pub(super) shared: Arc<Shared>,
+    orders: Receiver<Order>,
+    poll: Poll,
+    listener: TcpListener,
+    pub(super) conns: BTreeMap<Token, Conn>,
+    /// That of each rank.
+    pub(super) tokens: Vec<Option<Token>>,
+    /// The number of the next connection.
+    next: usize,
+    begun: Instant,
+    looked: Instant,
+    /// Whether the listener had more than the system had room for.
+    short: bool,
+    /// Whether the ranks were told of the failure.
+    told: bool,
+}
+
+impl Server {
+    /// A server of the ranks that come to `listener`, and what it shares with rank 0.
+    pub(super) fn new(
+        launch: &Launch,
+        mut listener: TcpListener,
+    ) -> io::Result<(Self, Arc<Shared>)> {
+        let poll = Poll::new()?;
+        let waker = Arc::new(Waker::new(poll.registry(), WAKER)?);
+        poll.registry()
+            .register(&mut listener, LISTENER, Interest::READABLE)?;
+        let hub = Arc::new(Hub::new(launch.world, launch.limit));
+        let (orders, received) = channel();
+        hub.listen(Arc::new(Rounds {
+            orders: orders.clone(),
+            waker: Arc::clone(&waker),
+        }));
+        let mut ranks = vec![false; launch.world];
+        ranks[0] = true;
+        let shared = Arc::new(Shared {
+            launch: launch.clone(),
+            hub,
+            joined: Mutex::new(Joined {
+                missing: launch.world - 1,
+                ranks,
+                ready: false,
+            }),
+            changed: Condvar::new(),
+            orders,
+            waker,
+        });
+        let server = Self {
+            shared: Arc::clone(&shared),
+            orders: received,
+            poll,
+            listener,
+            conns: BTreeMap::new(),
+            tokens: vec![None; launch.world],
+            next: WAKER.0 + 1,
+            begun: Instant::now(),
+            looked: Instant::now(),
+            short: false,
+            told: false,
+        };
+        Ok((server, shared))
     }
 
-    /// Takes the next connection, if one is there, or waits a little.
-    fn accept(self: &Arc<Self>, listener: &TcpListener) -> Result<(), CommError> {
-        const NAP: Duration = Duration::from_millis(2);
-        match listener.accept() {
-            Ok((stream, from)) => {
-                let server = Arc::clone(self);
-                spawn(&self.launch, "lowp-rank", move || {
-                    server.serve(stream, from)
-                })
+    /// Serves until it is told to stop.
+    pub(super) fn run(mut self) {
+        let mut events = Events::with_capacity(1024);
+        let mut scratch = vec![0; 1 << 16];
+        loop {
+            match self.poll.poll(&mut events, Some(EVERY)) {
+                Ok(()) => {}
+                Err(error) if error.kind() == ErrorKind::Interrupted => continue,
+                Err(error) => {
+                    self.shared.hub.fail(self.cannot_listen(&error));
+                    return;
+                }
             }
-            Err(error) if error.kind() == ErrorKind::WouldBlock => {
-                let joined = self.joined();
-                drop(self.changed.wait_timeout(joined, NAP));
-                Ok(())
+            for event in &events {
+                match event.token() {
+                    LISTENER => self.accept(),
+                    WAKER => {}
+                    token => {
+                        if event.is_writable()
+                            && let Some(conn) = self.conns.get_mut(&token)
+                        {
+                            conn.flush();
+                        }
+                        if event.is_readable() || event.is_read_closed() || event.is_error() {
+                            self.receive(token, &mut scratch);
+                        }
+                    }
+                }
             }
-            // A connection that ended before it was taken.
-            Err(error) if error.kind() == ErrorKind::ConnectionAborted => Ok(()),
-            // Strangers that say nothing give their connections back soon.
-            Err(error) if is_shortage(&error) => {
-                thread::sleep(10 * NAP);
-                Ok(())
+            while let Ok(order) = self.orders.try_recv() {
+                match order {
+                    Order::Tell(members, round) => self.tell_round(&members, &round),
+                    Order::Stop => return,
+                }
             }
-            Err(error) => Err(self.cannot_listen(&error)),
+            self.look();
+        }
+    }
+
+    /// Takes the connections that are there.
+    fn accept(&mut self) {
+        self.short = false;
+        loop {
+            match self.listener.accept() {
+                Ok((mut stream, from)) => {
+                    let token = Token(self.next);
+                    self.next += 1;
+                    let interest = Interest::READABLE | Interest::WRITABLE;
+                    let known = self.poll.registry().register(&mut stream, token, interest);
+                    if known.is_err() || stream.set_nodelay(true).is_err() {
+                        continue;
+                    }
+                    let mut conn = Conn::new(stream, from);
+                    // Also what another version needs to tell that this is one of lowp.
+                    conn.send(GREETING.as_slice().into());
+                    self.conns.insert(token, conn);
+                }
+                Err(error) if error.kind() == ErrorKind::WouldBlock => return,
+                Err(error) if error.kind() == ErrorKind::Interrupted => {}
+                // A connection that ended before it was taken.
+                Err(error) if error.kind() == ErrorKind::ConnectionAborted => {}
+                // Strangers that say nothing give their connections back soon.
+                Err(error) if is_shortage(&error) => {
+                    self.short = true;
+                    return;
+                }
+                Err(error) => {
+                    self.shared.hub.fail(self.cannot_listen(&error));
+                    return;
+                }
+            }
         }
     }
 
     fn cannot_listen(&self, error: &io::Error) -> CommError {
-        self.launch
-            .error(format!("cannot take connections: {error}"))
+        let launch = &self.shared.launch;
+        launch.error(format!("cannot take connections: {error}"))
     }
 
-    fn missing(&self) -> CommError {
-        let ranks = 1..self.launch.world;
-        let missing: Vec<usize> = ranks.filter(|&r| self.peers[r].get().is_none()).collect();
-        CommError::Timeout {
-            op: format!("rendezvous at {}", self.launch.address()).into(),
-            waited_s: self.launch.limit.as_secs_f64(),
-            missing,
-            elsewhere: Vec::new(),
-        }
-    }
-
-    /// One connection, from its greeting to its end.
-    fn serve(self: Arc<Self>, mut stream: TcpStream, from: SocketAddr) {
-        // Whoever does not speak the protocol is no rank and does no harm.
-        let hello = match greet(&mut stream) {
-            Ok(Ok(hello)) => hello,
-            Ok(Err(other)) if other[..5] == GREETING[..5] => {
-                let [theirs, own] = [other, GREETING].map(|greeting| greeting[5]);
-                self.hub.fail(self.launch.error(format!(
-                    "a rank at {from} speaks protocol {theirs} and rank 0 {own}; install one build everywhere"
-                )));
-                return;
-            }
-            _ => return,
-        };
-        let Some(rank) = self.register(&stream, from, &hello) else {
+    /// Reads what a connection has to say.
+    fn receive(&mut self, token: Token, scratch: &mut [u8]) {
+        let Some(conn) = self.conns.get_mut(&token) else {
             return;
         };
-        let how = self.take_requests(rank, stream);
-        self.hub.depart(rank, how);
-        if how == Departure::Lost {
-            // Whoever waits for its data on a device waits for nobody here.
-            let op = "the world".into();
-            self.hub.fail(CommError::Departed { op, rank, how });
+        conn.receive(scratch);
+        if conn.peer == Peer::Stranger {
+            match conn.greeting() {
+                Some(GREETING) => conn.peer = Peer::Lowp,
+                Some(other) => {
+                    conn.end();
+                    self.another_protocol(token, other);
+                }
+                None => {}
+            }
+        }
+        self.take_frames(token);
+        let Some(conn) = self.conns.get(&token).filter(|conn| conn.ended()) else {
+            return;
+        };
+        if let Peer::Rank(rank) = conn.peer {
+            self.lose(rank);
+        }
+        self.conns.remove(&token);
+    }
+
+    /// Does what the frames say that are there.
+    fn take_frames(&mut self, token: Token) {
+        let Some(conn) = self.conns.get_mut(&token) else {
+            return;
+        };
+        let inbox = conn.take_inbox();
+        let mut used = 0;
+        while let Some(conn) = self.conns.get(&token) {
+            let body = match next_frame(&inbox[used..], conn.longest()) {
+                Ok(Some(body)) => body,
+                Ok(None) => break,
+                Err(_) => return self.end(token),
+            };
+            used += LENGTH + body.len();
+            let valid = match conn.peer {
+                Peer::Lowp => open(body)
+                    .map(|(hello, _)| self.register(token, &hello))
+                    .is_ok(),
+                Peer::Rank(rank) => self.request(token, rank, body),
+                Peer::Stranger => break,
+                Peer::Away => true,
+            };
+            if !valid {
+                return self.end(token);
+            }
+        }
+        if let Some(conn) = self.conns.get_mut(&token) {
+            conn.put_back(inbox, used);
         }
     }
 
-    /// Gives the connection its rank. What cannot be a rank of this world ends it.
-    fn register(&self, stream: &TcpStream, from: SocketAddr, hello: &Hello) -> Option<usize> {
-        let Launch { world, build, .. } = &self.launch;
-        let rank = hello.rank;
-        let why = if hello.world != *world {
-            Some(format!(
-                "it was started for a world of {} ranks, and rank 0 for {world}; start all with one number",
-                hello.world
-            ))
-        } else if rank == 0 || rank >= *world {
-            Some(format!(
-                "rank {rank} connects, and ranks 1 to {} are expected",
-                world - 1
-            ))
-        } else if hello.build != *build {
-            Some(format!(
-                "it runs build {}, and rank 0 {build}; install one build everywhere",
-                hello.build
-            ))
-        } else {
-            None
-        };
-        let why = why.or_else(|| {
-            let copies = stream.try_clone().and_then(|copy| {
-                copy.set_write_timeout(Some(self.launch.limit.max(Duration::from_millis(1))))?;
-                copy.set_nodelay(true)?;
-                Ok((Mutex::new(copy), stream.try_clone()?))
-            });
-            let (stream, last_words) = match copies {
-                Ok(copies) => copies,
-                Err(error) => return Some(format!("its connection failed: {error}")),
-            };
-            let peer = Peer {
-                stream,
-                last_words,
-                from,
-            };
-            self.peers[rank].set(peer).err().map(|peer| {
-                let first = self.peers[rank].get().map(|known| known.from.to_string());
-                format!(
-                    "two processes say they are rank {rank}, at {} and {}",
-                    first.unwrap_or_default(),
-                    peer.from
-                )
-            })
-        });
-        let Some(why) = why else {
-            *self.joined() += 1;
-            self.changed.notify_all();
-            // The watcher tells those that were there.
-            if let Some(cause) = self.hub.failure() {
-                self.tell(rank, &Answer::Failed(cause.told(0)));
-            }
-            return Some(rank);
-        };
-        let error = CommError::Rendezvous {
-            rank,
-            world: hello.world,
-            address: self.launch.address(),
-            why,
-        };
-        let answer = Answer::Failed(error.clone().told(0));
-        let _gone = super::frame::write(stream, &answer);
-        self.hub.fail(error);
-        None
+    fn end(&mut self, token: Token) {
+        if let Some(conn) = self.conns.get_mut(&token) {
+            conn.end();
+        }
     }
 
-    /// Takes what `rank` sends until its connection ends, and says how that was.
-    fn take_requests(&self, rank: usize, mut stream: TcpStream) -> Departure {
-        loop {
-            match read(&mut stream, LONG) {
-                Ok(Request::Post {
+    /// Does what `rank` asks for; whether it can be.
+    fn request(&mut self, token: Token, rank: usize, body: &[u8]) -> bool {
+        let hub = Arc::clone(&self.shared.hub);
+        match open(body) {
+            Ok((
+                Request::Post {
                     group,
                     rank: member,
                     call,
-                    bytes,
-                }) => {
-                    if self.hub.members(group).get(member) != Some(&rank) {
-                        return Departure::Lost;
-                    }
-                    let payload = bytes.into();
-                    let posted = self.hub.post(group, member, Post { call, payload });
-                    // Everybody hears of failures from the watcher, but for what came after.
-                    if let Err(cause) = posted {
-                        self.tell(rank, &Answer::Failed(cause.told(0)));
-                    }
+                },
+                rest,
+            )) => {
+                if hub.members(group).get(member) != Some(&rank) {
+                    return false;
                 }
-                Ok(Request::Open {
-                    parent,
-                    round,
-                    color,
-                    members,
-                }) => {
-                    let world = self.launch.world;
-                    if !members.contains(&rank) || members.iter().any(|&rank| rank >= world) {
-                        return Departure::Lost;
-                    }
-                    let group = self.hub.open(parent, round, color, &members);
-                    self.tell(rank, &Answer::Opened(group));
+                let payload = Bytes::from(rest);
+                // Everybody hears of failures, but for what came after.
+                if let Err(cause) = hub.post(group, member, Post { call, payload }) {
+                    self.tell(token, &Answer::Failed(cause.told(0)));
                 }
-                Ok(Request::Close { group }) => {
-                    if !self.hub.members(group).contains(&rank) {
-                        return Departure::Lost;
-                    }
-                    self.hub.close(group);
-                }
-                Ok(Request::Fail(cause)) => {
-                    self.hub.fail(cause);
-                }
-                Ok(Request::Leave(how)) => return how,
-                Err(_) => return Departure::Lost,
             }
+            Ok((Request::Close { group }, _)) => {
+                if !hub.members(group).contains(&rank) {
+                    return false;
+                }
+                hub.close(group);
+            }
+            Ok((Request::Fail(cause), _)) => {
+                hub.fail(cause);
+            }
+            Ok((Request::Leave(how), _)) => {
+                hub.depart(rank, how);
+                self.tokens[rank] = None;
+                self.conns.remove(&token);
+            }
+            Err(_) => return false,
+        }
+        true
+    }
+
+    /// The connection of `rank` is gone, without a word.
+    fn lose(&mut self, rank: usize) {
+        let how = Departure::Lost;
+        self.tokens[rank] = None;
+        self.shared.hub.depart(rank, how);
+        // Whoever waits for its data on a device waits for nobody here.
+        let op = "the world".into();
+        self.shared.hub.fail(CommError::Departed { op, rank, how });
+    }
+
+    pub(super) fn tell(&mut self, token: Token, answer: &Answer) {
+        if let (Some(conn), Ok(bytes)) = (self.conns.get_mut(&token), short(answer)) {
+            conn.send(bytes.into());
         }
     }
 
-    fn tell(&self, rank: usize, answer: &Answer) {
-        if let Ok(bytes) = frame(answer) {
-            self.send(rank, &bytes);
+    fn tell_rank(&mut self, rank: usize, frame: &Arc<[u8]>) {
+        let conn = self.tokens[rank].and_then(|token| self.conns.get_mut(&token));
+        if let Some(conn) = conn {
+            conn.send(Arc::clone(frame));
         }
     }
 
-    /// A rank that cannot be told is found when its connection is read.
-    fn send(&self, rank: usize, bytes: &[u8]) {
-        if let Some(peer) = self.peers[rank].get() {
-            let mut stream = peer.stream.lock().unwrap_or_else(PoisonError::into_inner);
-            if stream.write_all(bytes).is_err() {
-                let _closed = stream.shutdown(Shutdown::Both);
-            }
+    fn tell_all(&mut self, answer: &Answer) {
+        if let Ok(bytes) = short(answer) {
+            let bytes = bytes.into();
+            (1..self.tokens.len()).for_each(|rank| self.tell_rank(rank, &bytes));
         }
     }
 
-    /// Looks after ranks that wait, and tells all how the world ended.
-    fn watch(&self) {
-        if let Some(cause) = self.hub.watch() {
-            let answer = Answer::Failed(cause.clone().told(0));
-            for rank in 1..self.launch.world {
-                // One that does not read must not keep the news from the others.
-                if let Some(peer) = self.peers[rank].get() {
-                    let _as_before = peer.last_words.set_write_timeout(Some(FAREWELL));
-                }
-                self.tell(rank, &answer);
+    fn tell_round(&mut self, members: &[usize], round: &Round<Bytes>) {
+        let told = answers(members, round, &mut |ranks, frame| {
+            ranks.iter().for_each(|&rank| self.tell_rank(rank, frame));
+        });
+        if let Err(error) = told {
+            let message = error.to_string();
+            self.shared.hub.fail(CommError::Failed { rank: 0, message });
+        }
+    }
+
+    /// What is due without anybody saying something.
+    fn look(&mut self) {
+        let shared = Arc::clone(&self.shared);
+        let Shared { hub, launch, .. } = &*shared;
+        let mut joined = shared.joined();
+        if !joined.ready && hub.failure().is_none() {
+            if joined.missing == 0 {
+                joined.ready = true;
+                self.tell_all(&Answer::Ready);
+                shared.changed.notify_all();
+            } else if self.begun.elapsed() >= launch.limit {
+                let missing = joined.ranks.iter().enumerate();
+                let missing = missing.filter(|(_, joined)| !**joined);
+                hub.fail(CommError::Timeout {
+                    op: format!("rendezvous at {}", launch.address()).into(),
+                    waited_s: launch.limit.as_secs_f64(),
+                    missing: missing.map(|(rank, _)| rank).collect(),
+                    elsewhere: Vec::new(),
+                });
             }
+        }
+        drop(joined);
+        let due = self.looked.elapsed() >= EVERY;
+        let cause = if due { hub.look() } else { hub.failure() };
+        if let Some(cause) = cause
+            && !self.told
+        {
+            self.told = true;
+            self.tell_all(&Answer::Failed(cause.clone().told(0)));
+            shared.changed.notify_all();
             if let CommError::Timeout { missing, .. } = cause {
                 // They were told. Nobody waits for them again, to see them go.
                 for rank in missing {
-                    self.hub.depart(rank, Departure::Lost);
+                    hub.depart(rank, Departure::Lost);
                 }
             }
         }
+        if due {
+            self.looked = Instant::now();
+            self.conns.retain(|_, conn| {
+                matches!(conn.peer, Peer::Rank(_)) || conn.since.elapsed() < HELLO
+            });
+            if self.short {
+                self.accept();
+            }
+        }
+    }
+
+    pub(super) fn failed(&self) -> Option<CommError> {
+        self.shared.hub.failure().filter(|_| self.told)
     }
 }
 
@@ -378,117 +432,4 @@ fn is_shortage(error: &io::Error) -> bool {
     const ENOBUFS: i32 = 105;
     let code = error.raw_os_error();
     code.is_some_and(|code| [ENOMEM, ENFILE, EMFILE, ENOBUFS].contains(&code))
-}
-
-/// Reads who connects, or the greeting of something else.
-fn greet(stream: &mut TcpStream) -> io::Result<Result<Hello, [u8; GREETING.len()]>> {
-    stream.set_nonblocking(false)?;
-    stream.set_read_timeout(Some(HELLO))?;
-    // Also what another version needs to tell that this is one of lowp.
-    stream.write_all(&GREETING)?;
-    let mut greeting = GREETING;
-    stream.read_exact(&mut greeting)?;
-    if greeting != GREETING {
-        return Ok(Err(greeting));
-    }
-    let hello = read(&mut *stream, SHORT)?;
-    stream.set_read_timeout(None)?;
-    Ok(Ok(hello))
-}
-
-/// Sends rounds to those of their ranks that are processes.
-#[derive(Debug)]
-struct Deliverer(Weak<Server>);
-
-impl Listener<Bytes> for Deliverer {
-    fn met(&self, members: &[usize], round: &Round<Bytes>) {
-        let Some(server) = self.0.upgrade() else {
-            return;
-        };
-        let bytes = round.iter().map(|post| post.payload.to_vec()).collect();
-        match frame(&Answer::Round(bytes)) {
-            Ok(bytes) => {
-                for &rank in members.iter().filter(|&&rank| rank != 0) {
-                    server.send(rank, &bytes);
-                }
-            }
-            Err(error) => {
-                let message = error.to_string();
-                server.hub.fail(CommError::Failed { rank: 0, message });
-            }
-        }
-    }
-}
-
-/// Ends the connections when the last handle of rank 0 is dropped.
-#[derive(Debug)]
-struct World(Arc<Server>);
-
-impl Drop for World {
-    fn drop(&mut self) {
-        let Server { launch, hub, .. } = &*self.0;
-        // Others may still meet without this rank, and what they were told must arrive.
-        let how = if thread::panicking() {
-            Departure::Panicked
-        } else {
-            Departure::Dropped
-        };
-        hub.depart(0, how);
-        // Those that never came will not go either.
-        for (rank, peer) in self.0.peers.iter().enumerate() {
-            if peer.get().is_none() {
-                hub.depart(rank, Departure::Lost);
-            }
-        }
-        let failed = hub.failure().is_some();
-        hub.wait_for_departures(if failed { FAREWELL } else { launch.limit });
-        for peer in self.0.peers.iter().filter_map(OnceLock::get) {
-            let stream = peer.stream.lock().unwrap_or_else(PoisonError::into_inner);
-            let _closed = stream.shutdown(Shutdown::Both);
-        }
-    }
-}
-
-/// The control of rank 0: its hub, and what keeps the connections.
-#[derive(Debug)]
-pub(super) struct Host {
-    control: LocalControl<Bytes>,
-    world: Arc<World>,
-}
-
-#[cfg(test)]
-impl Host {
-    /// Groups of ranks that are there.
-    pub(super) fn groups(&self) -> usize {
-        self.world.0.hub.groups()
-    }
-}
-
-impl Control for Host {
-    fn rank(&self) -> usize {
-        self.control.rank()
-    }
-
-    fn members(&self) -> &[usize] {
-        self.control.members()
-    }
-
-    fn all_gather(&self, tag: &str, bytes: Vec<u8>) -> Result<Vec<Vec<u8>>, CommError> {
-        self.control.all_gather(tag, bytes)
-    }
-
-    fn split(&self, color: usize, key: usize) -> Result<Arc<dyn Control>, CommError> {
-        Ok(Arc::new(Self {
-            control: self.control.split_local(color, key)?,
-            world: Arc::clone(&self.world),
-        }))
-    }
-
-    fn fail(&self, cause: CommError) -> CommError {
-        self.control.fail(cause)
-    }
-
-    fn failure(&self) -> Option<CommError> {
-        self.control.failure()
-    }
 }

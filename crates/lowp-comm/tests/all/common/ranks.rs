@@ -81,6 +81,8 @@ pub(crate) fn launches(n: usize, limit: Duration) -> Vec<Launch> {
         port,
         limit,
         build: "tests".to_owned(),
+        run: String::new(),
+        restart: 0,
     };
     (0..n).map(launch).collect()
 }

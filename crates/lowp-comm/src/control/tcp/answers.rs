@@ -1,0 +1,55 @@
+//! What ranks that are processes hear of a round: each answer is encoded once, whoever gets it.
+
+use std::io;
+use std::sync::Arc;
+
+use super::frame::{Answer, frame, short};
+use crate::control::hub::Round;
+use crate::control::outcome::Outcome;
+
+/// What travels in rounds.
+pub(super) type Bytes = Arc<[u8]>;
+
+/// Gives the answers of a `round` of `members` to `tell`, with the ranks of the world that get each.
+pub(super) fn answers(
+    members: &[usize],
+    round: &Round<Bytes>,
+    tell: &mut dyn FnMut(&[usize], &Bytes),
+) -> io::Result<()> {
+    let posts = &round.posts;
+    let all = || {
+        let lens = posts.iter().map(|post| post.payload.len()).collect();
+        let parts = posts.iter().map(|post| &*post.payload);
+        frame(&Answer::All(lens), parts).map(Bytes::from)
+    };
+    let done = || short(&Answer::Done).map(Bytes::from);
+    let bytes = |bytes: &[u8]| frame(&Answer::Bytes, [bytes].into_iter()).map(Bytes::from);
+    let (first, others) = members.split_at(1.min(members.len()));
+    match &round.outcome {
+        Outcome::All | Outcome::Equal(false) => tell(members, &all()?),
+        Outcome::Equal(true) => tell(members, &done()?),
+        Outcome::First => {
+            tell(first, &done()?);
+            tell(others, &bytes(&posts[0].payload)?);
+        }
+        Outcome::ToFirst => {
+            // Whom nobody sends it to need not be told.
+            if first != [0] {
+                tell(first, &all()?);
+            }
+            tell(others, &done()?);
+        }
+        Outcome::Sum(sum) => tell(members, &bytes(sum)?),
+        Outcome::Split(_) => {
+            for place in round.outcome.new_groups() {
+                let same = *place.members == *members;
+                let answer = Answer::Group {
+                    group: place.group,
+                    members: (!same).then(|| place.members.to_vec()),
+                };
+                tell(&place.members, &short(&answer)?.into());
+            }
+        }
+    }
+    Ok(())
+}

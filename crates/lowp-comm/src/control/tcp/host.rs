@@ -1,0 +1,181 @@
+//! [`Host`]: the control of rank 0, where the others connect.
+
+use std::io::ErrorKind;
+use std::net::{IpAddr, SocketAddr, ToSocketAddrs};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::{self, JoinHandle};
+use std::time::{Duration, Instant};
+
+use mio::net::TcpListener;
+
+use super::answers::Bytes;
+use super::server::{Order, Server, Shared};
+use crate::CommError;
+use crate::control::hub::EVERY;
+use crate::control::local::LocalControl;
+use crate::control::{Control, Launch};
+use crate::error::Departure;
+
+/// How long the news of a failure may take to reach the other ranks.
+const FAREWELL: Duration = Duration::from_secs(5);
+
+/// Waits for all ranks to connect.
+pub(super) fn listen(launch: &Launch) -> Result<Host, CommError> {
+    let listener = bind(launch)?;
+    let cannot = |error| launch.error(format!("cannot take connections: {error}"));
+    let (server, shared) = Server::new(launch, listener).map_err(cannot)?;
+    let builder = thread::Builder::new().name("lowp-control".to_owned());
+    let thread = builder.spawn(move || server.run());
+    let thread = thread.map_err(|e| launch.error(format!("no thread can be started: {e}")))?;
+    let control = LocalControl::of_hub(&shared.hub, 0);
+    let world = Arc::new(World {
+        shared: Arc::clone(&shared),
+        thread: Mutex::new(Some(thread)),
+    });
+    let host = Host { control, world };
+    let begun = Instant::now();
+    let mut joined = shared.joined();
+    while !joined.ready {
+        if let Some(cause) = shared.hub.failure() {
+            // Ranks that start a little later hear of it, too, but for those that all have waited for already.
+            let patience = FAREWELL.min(launch.limit.saturating_sub(begun.elapsed()));
+            let late = shared
+                .changed
+                .wait_timeout_while(joined, patience, |joined| joined.missing > 0);
+            drop(late);
+            return Err(cause);
+        }
+        let woken = shared.changed.wait_timeout(joined, EVERY);
+        joined = woken.unwrap_or_else(PoisonError::into_inner).0;
+    }
+    drop(joined);
+    Ok(host)
+}
+
+/// Listens on the port of `launch`.
+fn bind(launch: &Launch) -> Result<TcpListener, CommError> {
+    let host = launch.host.as_str();
+    let local = host == "localhost" || host.parse().is_ok_and(|ip: IpAddr| ip.is_loopback());
+    let tried: Vec<SocketAddr> = if local {
+        let found = (host, launch.port).to_socket_addrs();
+        found.map(Iterator::collect).unwrap_or_default()
+    } else {
+        // The name may mean another address on other machines.
+        let any: [IpAddr; 2] = [[0u16; 8].into(), [0u8; 4].into()];
+        any.map(|ip| SocketAddr::new(ip, launch.port)).into()
+    };
+    let mut why = format!("{host} is no address");
+    for address in tried {
+        match TcpListener::bind(address) {
+            Ok(listener) => return Ok(listener),
+            Err(error) if error.kind() == ErrorKind::AddrInUse => {
+                why = format!(
+                    "port {} is in use by another process; choose another one with MASTER_PORT, or LOWP_MASTER_PORT, on every rank",
+                    launch.port
+                );
+            }
+            Err(error) => why = format!("cannot listen: {error}"),
+        }
+    }
+    Err(launch.error(why))
+}
+
+/// Ends the connections when the last handle of rank 0 is dropped.
+#[derive(Debug)]
+struct World {
+    shared: Arc<Shared>,
+    thread: Mutex<Option<JoinHandle<()>>>,
+}
+
+impl Drop for World {
+    fn drop(&mut self) {
+        let Shared { launch, hub, .. } = &*self.shared;
+        // Others may still meet without this rank, and what they were told must arrive.
+        let how = if thread::panicking() {
+            Departure::Panicked
+        } else {
+            Departure::Dropped
+        };
+        hub.depart(0, how);
+        // Those that never came will not go either.
+        let joined = self.shared.joined().ranks.clone();
+        for (rank, _) in joined.iter().enumerate().filter(|(_, joined)| !**joined) {
+            hub.depart(rank, Departure::Lost);
+        }
+        self.shared.wake();
+        let failed = hub.failure().is_some();
+        hub.wait_for_departures(if failed { FAREWELL } else { launch.limit });
+        self.shared.order(Order::Stop);
+        let thread = self.thread.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(thread) = { thread }.take() {
+            drop(thread.join());
+        }
+    }
+}
+
+/// The control of rank 0: its hub, and what keeps the connections.
+#[derive(Debug)]
+pub(super) struct Host {
+    control: LocalControl<Bytes>,
+    world: Arc<World>,
+}
+
+#[cfg(test)]
+impl Host {
+    /// Groups of ranks that are there.
+    pub(super) fn groups(&self) -> usize {
+        self.world.shared.hub.groups()
+    }
+}
+
+impl Control for Host {
+    fn rank(&self) -> usize {
+        self.control.rank()
+    }
+
+    fn members(&self) -> &[usize] {
+        self.control.members()
+    }
+
+    fn all_gather(&self, tag: &str, bytes: Vec<u8>) -> Result<Vec<Vec<u8>>, CommError> {
+        self.control.all_gather(tag, bytes)
+    }
+
+    fn broadcast(&self, tag: &str, bytes: Vec<u8>) -> Result<Vec<u8>, CommError> {
+        self.control.broadcast(tag, bytes)
+    }
+
+    fn gather(&self, tag: &str, bytes: Vec<u8>) -> Result<Option<Vec<Vec<u8>>>, CommError> {
+        self.control.gather(tag, bytes)
+    }
+
+    fn differing(
+        &self,
+        tag: &str,
+        digest: u64,
+        ranks: usize,
+    ) -> Result<Option<Vec<u64>>, CommError> {
+        self.control.differing(tag, digest, ranks)
+    }
+
+    fn sum(&self, values: &mut [f64]) -> Result<(), CommError> {
+        self.control.sum(values)
+    }
+
+    fn split(&self, color: usize, key: usize) -> Result<Arc<dyn Control>, CommError> {
+        Ok(Arc::new(Self {
+            control: self.control.split_local(color, key)?,
+            world: Arc::clone(&self.world),
+        }))
+    }
+
+    fn fail(&self, cause: CommError) -> CommError {
+        let cause = self.control.fail(cause);
+        self.world.shared.wake();
+        cause
+    }
+
+    fn failure(&self) -> Option<CommError> {
+        self.control.failure()
+    }
+}
