@@ -72,7 +72,7 @@ impl FromStr for Mesh {
     }
 }
 
-/// The communicators of one rank of a [`Mesh`].
+/// The communicators of one rank of a [`Mesh`]. Shards or replicas that are all ranks have the communicator of the world.
 #[derive(Clone, Debug)]
 pub struct MeshComm<B: Backend> {
     /// The mesh.
@@ -107,11 +107,15 @@ impl<B: Backend> MeshComm<B> {
         }
         world.control().all_equal("the mesh", &mesh.to_string())?;
         let (replica, part) = mesh.coordinates(world.rank())?;
+        let split = |all: bool, color, key| match all {
+            true => Ok(Arc::clone(world)),
+            false => world.split(color, key),
+        };
         Ok(Self {
             mesh,
             world: Arc::clone(world),
-            shard: world.split(replica, part)?,
-            replicate: world.split(part, replica)?,
+            shard: split(replicate == 1, replica, part)?,
+            replicate: split(shard == 1, part, replica)?,
         })
     }
 }

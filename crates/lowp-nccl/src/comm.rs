@@ -58,7 +58,8 @@ impl Default for NcclOptions {
 /// Pieces go straight to where they belong, without staging. A batch is one NCCL group, or two where it has large and small
 /// pieces. Gradients that travel in bfloat16
 /// are added in f32 by the rank that receives the sum, in rank order; those in f32 as [`Sums`] says.
-/// A group of one rank copies, and needs no NCCL.
+/// A group of one rank copies, and needs no NCCL. A split takes NCCL's own (2.18 and later); a group of the same ranks in the same order has
+/// the same one.
 ///
 /// # Failure
 /// A thread watches the group. When a rank fails, is killed, or a batch is not done within the limit, it ends the
@@ -133,10 +134,21 @@ impl NcclComm {
             1 => None,
             _ => Some(Self::join_nccl(&control, cuda, options)?),
         };
+        Ok(Self::of(control, cuda, options, watchdog, raw))
+    }
+
+    /// The rank of `control` with its handle of NCCL.
+    fn of(
+        control: Arc<dyn Control>,
+        cuda: &Cuda,
+        options: NcclOptions,
+        watchdog: Option<Arc<Watchdog>>,
+        raw: Option<Arc<Raw>>,
+    ) -> Self {
         if let (Some(raw), Some(watchdog)) = (&raw, &watchdog) {
             watchdog.add(raw);
         }
-        Ok(Self {
+        Self {
             control,
             cuda: cuda.clone(),
             raw,
@@ -144,7 +156,7 @@ impl NcclComm {
             ordered: Mutex::default(),
             watchdog,
             counters: Counters::default(),
-        })
+        }
     }
 
     /// Joins NCCL's group of the ranks of `control`.
@@ -164,7 +176,35 @@ impl NcclComm {
             rank: control.members()[0],
             message: format!("it gave {} bytes as NCCL's id of {ID}", id.len()),
         })?;
-        Ok(Arc::new(join_watched(control, cuda, id, options)?))
+        let (cuda, place) = (cuda.clone(), [control.rank(), control.world_size()]);
+        let join = move || Raw::join(&cuda, id, place, options.min_ctas);
+        Ok(Arc::new(watched(control, options.limit, join)?))
+    }
+
+    /// NCCL's group of the ranks of `control`, which a split made of this one's: the same where they are the same ranks.
+    fn split_nccl(&self, control: &Arc<dyn Control>) -> Result<Option<Arc<Raw>>, CommError> {
+        let Some(parent) = &self.raw else {
+            return Ok(None);
+        };
+        if control.members() == self.control.members() {
+            return Ok(Some(Arc::clone(parent)));
+        }
+        let several = control.world_size() > 1;
+        if !Raw::splits() {
+            let join = || Self::join_nccl(control, &self.cuda, self.options);
+            return several.then(join).transpose();
+        }
+        // No other group has its first rank.
+        let first = control.members()[0];
+        let color = self
+            .control
+            .members()
+            .iter()
+            .position(|&rank| rank == first);
+        let color = color.filter(|_| several);
+        let (parent, rank, min_ctas) = (Arc::clone(parent), control.rank(), self.options.min_ctas);
+        let split = move || parent.split(color, rank, min_ctas);
+        Ok(watched(control, self.options.limit, split)?.map(Arc::new))
     }
 
     /// One NCCL group; nothing where the rank is alone.
@@ -356,21 +396,16 @@ fn even(ranges: &[Range<usize>]) -> Option<Range<usize>> {
         .then_some(first.start..last.end)
 }
 
-/// Joins NCCL's group on a thread, which waits for all ranks, and gives up when one of them fails.
-fn join_watched(
+/// Has NCCL `join` a group on a thread, which waits for all ranks, and gives up when one of them fails.
+fn watched<T: Send + 'static>(
     control: &Arc<dyn Control>,
-    cuda: &Cuda,
-    id: [u8; ID],
-    NcclOptions {
-        limit, min_ctas, ..
-    }: NcclOptions,
-) -> Result<Raw, CommError> {
+    limit: Duration,
+    join: impl FnOnce() -> Result<T, KernelError> + Send + 'static,
+) -> Result<T, CommError> {
     const NAP: Duration = Duration::from_millis(2);
-    let (rank, world) = (control.rank(), control.world_size());
-    let cuda = cuda.clone();
     let abandoned = Abandoned::new();
     let joining = thread::spawn(move || {
-        let joined = Raw::join(&cuda, id, [rank, world], min_ctas);
+        let joined = join();
         drop(abandoned);
         joined
     });
@@ -449,9 +484,10 @@ impl Communicator<Cuda> for NcclComm {
 
     fn split(&self, color: usize, key: usize) -> Result<Arc<dyn Communicator<Cuda>>, CommError> {
         let control = self.control.split(color, key)?;
+        let raw = or_abort(self, self.split_nccl(&control))?;
         let watchdog = self.watchdog.clone();
-        let made = Self::join(control, &self.cuda, self.options, watchdog);
-        Ok(Arc::new(or_abort(self, made)?))
+        let comm = Self::of(control, &self.cuda, self.options, watchdog, raw);
+        Ok(Arc::new(comm))
     }
 
     fn count(&self, sent: Traffic) {

@@ -179,13 +179,59 @@ impl Raw {
                 }
             },
         )?;
-        Ok(Self {
+        Ok(Self::of(cuda, comm))
+    }
+
+    fn of(cuda: &Cuda, comm: sys::ncclComm_t) -> Self {
+        Self {
             cuda: cuda.clone(),
             handle: Mutex::new(Handle(comm)),
             stuck: Mutex::new(Some(Handle(comm))),
             ended: AtomicBool::new(false),
             aborting: Mutex::default(),
-        })
+        }
+    }
+
+    /// Whether the library splits groups.
+    pub(crate) fn splits() -> bool {
+        const SINCE: i32 = 21_800;
+        nccl::get_nccl_version().is_ok_and(|version| version >= SINCE)
+    }
+
+    /// Splits the group: the ranks of one `color` form a group of their own, this one as `rank` of it; without a color it is in none. Waits
+    /// for all other ranks, and for the work of this one: on a thread of its own.
+    pub(crate) fn split(
+        &self,
+        color: Option<usize>,
+        rank: usize,
+        min_ctas: u32,
+    ) -> Result<Option<Self>, KernelError> {
+        const NO_COLOR: i32 = -1;
+        // Operations that are under way when a group is split may wait for it, and it for them.
+        self.cuda.synchronize()?;
+        let handle = self.lock();
+        if self.ended.load(Ordering::SeqCst) {
+            return Err(KernelError::Device {
+                call: "ncclCommSplit",
+                why: "the group was ended".to_owned(),
+            });
+        }
+        let mut config = Config::new(min_ctas);
+        let comm = self.cuda.foreign_work(
+            || (),
+            |_| {
+                let mut comm = std::ptr::null_mut();
+                let color = color.map_or(NO_COLOR, number);
+                let config = (&raw mut config).cast();
+                // SAFETY: the handle lives as long as the lock is held; NCCL fills the new one where it returns success and there is a
+                // color, and reads as much of the options as they say they are.
+                let split =
+                    unsafe { sys::ncclCommSplit(handle.0, color, number(rank), &mut comm, config) };
+                split.result().map_err(failed("ncclCommSplit"))?;
+                Ok::<_, KernelError>(comm)
+            },
+        )?;
+        Ok((!comm.is_null()).then(|| Self::of(&self.cuda, comm)))
     }
 
     fn lock(&self) -> MutexGuard<'_, Handle> {

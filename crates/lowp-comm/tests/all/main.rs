@@ -9,3 +9,4 @@ mod faults;
 mod meshes;
 mod messages;
 mod rendezvous;
+mod rounds;

@@ -1,6 +1,8 @@
 //! Meshes of replicas and shards: coordinates, groups, and a gradient reduced over both.
 
-use crate::common::{failing, ranks, values};
+use std::sync::Arc;
+
+use crate::common::{Comm, failing, ranks, values};
 use lowp_comm::{CommError, GradWire, Mesh, MeshComm, ReduceItem};
 use lowp_kernels::{Backend, Cpu, Source};
 
@@ -60,6 +62,12 @@ fn a_gradient_is_summed_over_shards_and_replicas() {
             assert_eq!(
                 (mesh_comm.replicate.rank(), mesh_comm.replicate.world_size()),
                 (r, replicate)
+            );
+            // Nobody splits off a group of all.
+            let same = |group: &Comm| Arc::ptr_eq(group, &mesh_comm.world);
+            assert_eq!(
+                [same(&mesh_comm.shard), same(&mesh_comm.replicate)],
+                [replicate == 1, shard == 1]
             );
             let full = Source::F32(Cpu.upload(&grad(rank))?);
             let out = Cpu.alloc(ranges[s].len())?;

@@ -272,3 +272,88 @@ fn a_killed_rank_is_lost() {
         assert!(text.contains("rank 2 lost its connection"), "{text}");
     }
 }
+
+/// A launch of `run` that was started again `restart` times.
+fn of_run(launch: &Launch, run: &str, restart: u64) -> Launch {
+    Launch {
+        run: run.to_owned(),
+        restart,
+        ..launch.clone()
+    }
+}
+
+/// The error of a rank that is sent away, long before the limit.
+fn sent_away(launch: &Launch) -> String {
+    let begun = Instant::now();
+    let error = join(launch).expect_err("another run").to_string();
+    assert!(begun.elapsed() < PATIENCE / 4, "{error}");
+    error
+}
+
+/// Ranks of another job on the port, before and after the right ones have met, are told so, and the right ones meet all the same.
+#[test]
+fn a_rank_of_another_run_is_sent_away() {
+    let launches = launches(3, PATIENCE);
+    let right: Vec<Launch> = launches.iter().map(|l| of_run(l, "job 7", 0)).collect();
+    let wrong = of_run(&launches[1], "job 6", 0);
+    thread::scope(|scope| {
+        let first = right[0].clone();
+        let host = scope.spawn(move || join(&first));
+        let early = sent_away(&wrong);
+        let others: Vec<_> = right[1..]
+            .iter()
+            .map(|launch| scope.spawn(move || join(launch).expect("a world")))
+            .collect();
+        let others: Vec<_> = others.into_iter().map(|rank| rank.join()).collect();
+        let late = sent_away(&wrong);
+        let again = sent_away(&right[1]);
+        for text in [early, late] {
+            let expected = "rank 0 there is of run 'job 7', and this rank of run 'job 6'";
+            assert!(text.contains(expected), "{text}");
+        }
+        assert!(
+            again.contains("all ranks of the run are there already"),
+            "{again}"
+        );
+        let host = host.join().expect("no panic").expect("a world");
+        let meet = |rank: Arc<dyn Control>| scope.spawn(move || rank.barrier());
+        let mut met = vec![meet(host)];
+        met.extend(others.into_iter().map(|rank| meet(rank.expect("no panic"))));
+        for rank in met {
+            assert_eq!(rank.join().expect("no panic"), Ok(()));
+        }
+    });
+}
+
+/// Of two processes of one rank the one that was started later is it, whichever comes first.
+#[test]
+fn an_earlier_start_of_a_rank_is_sent_away() {
+    let launches = launches(3, PATIENCE);
+    thread::scope(|scope| {
+        let mut ranks = Vec::new();
+        // Each machine counts its restarts by itself.
+        let first = of_run(&launches[0], "run", 0);
+        ranks.push(scope.spawn(move || join(&first).and_then(|rank| rank.barrier())));
+        let stale = of_run(&launches[1], "run", 1);
+        let (told, heard) = std::sync::mpsc::channel();
+        scope.spawn(move || {
+            let stale = join(&stale).map(drop);
+            // The test may be over.
+            let _gone = told.send(stale.expect_err("an earlier start").to_string());
+        });
+        let newer = of_run(&launches[1], "run", 2);
+        thread::sleep(Duration::from_millis(100));
+        ranks.push(scope.spawn(move || join(&newer).and_then(|rank| rank.barrier())));
+        let replaced = heard.recv_timeout(PATIENCE).expect("it is told");
+        let late = sent_away(&of_run(&launches[1], "run", 1));
+        for text in [replaced, late] {
+            let expected = "this rank is of restart 1, and one of restart 2 has its place";
+            assert!(text.contains(expected), "{text}");
+        }
+        let last = of_run(&launches[2], "run", 0);
+        ranks.push(scope.spawn(move || join(&last).and_then(|rank| rank.barrier())));
+        for rank in ranks {
+            assert_eq!(rank.join().expect("no panic"), Ok(()));
+        }
+    });
+}

@@ -22,10 +22,19 @@ pub(super) fn answers(
         let parts = posts.iter().map(|post| &*post.payload);
         frame(&Answer::All(lens), parts).map(Bytes::from)
     };
+    let same = || {
+        posts
+            .windows(2)
+            .all(|pair| pair[0].payload == pair[1].payload)
+    };
     let done = || short(&Answer::Done).map(Bytes::from);
     let bytes = |bytes: &[u8]| frame(&Answer::Bytes, [bytes].into_iter()).map(Bytes::from);
     let (first, others) = members.split_at(1.min(members.len()));
     match &round.outcome {
+        Outcome::All if same() => {
+            let bytes = posts.first().map(|post| &*post.payload);
+            tell(members, &frame(&Answer::Same, bytes.into_iter())?.into());
+        }
         Outcome::All | Outcome::Equal(false) => tell(members, &all()?),
         Outcome::Equal(true) => tell(members, &done()?),
         Outcome::First => {

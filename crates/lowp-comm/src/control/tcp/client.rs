@@ -306,6 +306,7 @@ impl Control for Member {
     fn all_gather(&self, tag: &str, bytes: Vec<u8>) -> Result<Vec<Vec<u8>>, CommError> {
         match self.call(Kind::AllGather, tag, &bytes)? {
             (Answer::All(lens), all) => self.parts(&lens, &all),
+            (Answer::Same, each) => Ok(vec![each; self.members.len()]),
             (other, _) => Err(self.unasked(other)),
         }
     }

@@ -55,6 +55,8 @@ pub(super) enum Answer {
     Ready,
     /// What the ranks of the group brought, in these lengths, is behind it.
     All(Vec<usize>),
+    /// All brought what is behind it.
+    Same,
     /// What comes of the call is behind it.
     Bytes,
     /// All are there; there is nothing to say.

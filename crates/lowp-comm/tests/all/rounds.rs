@@ -1,0 +1,122 @@
+//! What ranks tell each other on the host, against its definition: on every engine, and where a control has `all_gather` alone.
+
+use std::sync::Arc;
+
+use crate::common::{Comm, bytes, ranks_everywhere};
+use lowp_comm::{CommError, Control};
+use proptest::prelude::*;
+
+/// A control that has the rest from `all_gather`.
+#[derive(Debug)]
+struct Plain(Comm);
+
+impl Control for Plain {
+    fn rank(&self) -> usize {
+        self.0.rank()
+    }
+
+    fn members(&self) -> &[usize] {
+        self.0.control().members()
+    }
+
+    fn all_gather(&self, tag: &str, bytes: Vec<u8>) -> Result<Vec<Vec<u8>>, CommError> {
+        self.0.control().all_gather(tag, bytes)
+    }
+
+    fn split(&self, color: usize, key: usize) -> Result<Arc<dyn Control>, CommError> {
+        self.0.control().split(color, key)
+    }
+
+    fn fail(&self, cause: CommError) -> CommError {
+        self.0.control().fail(cause)
+    }
+
+    fn failure(&self) -> Option<CommError> {
+        self.0.control().failure()
+    }
+}
+
+/// Values whose sums depend on the order.
+fn terms(rank: usize) -> [f64; 3] {
+    let at = |i: u64| f64::from(bytes(7 + i, 9)[rank]) / 3.0 - 40.0;
+    [at(0), at(1) * 1e16, -0.0]
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(12))]
+
+    #[test]
+    fn every_call_brings_what_it_says(
+        world in 1usize..=9,
+        lens in prop::collection::vec(0usize..4, 9),
+        same in any::<bool>(),
+        ranks in 1usize..5,
+    ) {
+        let own = |rank: usize| bytes(if same { 1 } else { rank as u64 }, if same { 3 } else { lens[rank] });
+        let digest = |rank: usize| lens[rank] as u64 / 2;
+        let all: Vec<Vec<u8>> = (0..world).map(own).collect();
+        let digests: Vec<u64> = (0..world).map(digest).collect();
+        let differ = digests.chunks(ranks).any(|set| set.iter().any(|d| *d != set[0]));
+        let differing = differ.then(|| digests.clone());
+        let mut sum = terms(0);
+        for rank in 1..world {
+            sum.iter_mut().zip(terms(rank)).for_each(|(sum, x)| *sum += x);
+        }
+        ranks_everywhere(world, |rank, comm| {
+            for plain in [false, true] {
+                let of_all = Plain(comm.clone());
+                let control = if plain { &of_all } else { comm.control() };
+                assert_eq!(control.all_gather("all", own(rank))?, all);
+                assert_eq!(control.broadcast("one", own(rank))?, all[0]);
+                let first = (rank == 0).then(|| all.clone());
+                assert_eq!(control.gather("first", own(rank))?, first);
+                assert_eq!(control.differing("equal", digest(rank), ranks)?, differing);
+                let mut values = terms(rank);
+                control.sum(&mut values)?;
+                assert_eq!(values.map(f64::to_bits), sum.map(f64::to_bits));
+            }
+            Ok(())
+        });
+    }
+
+    /// Ranks of a color, in the order of their keys, those of one key in their order.
+    #[test]
+    fn a_split_orders_the_ranks_of_a_color(
+        asked in prop::collection::vec((0usize..3, 0usize..3), 1..9),
+    ) {
+        let groups = ranks_everywhere(asked.len(), |rank, comm| {
+            let (color, key) = asked[rank];
+            let group = comm.control().split(color, key)?;
+            let again = group.split(0, group.rank())?;
+            group.barrier()?;
+            assert_eq!(again.members(), group.members());
+            let told = again.all_gather("who", vec![rank as u8])?.concat();
+            assert!(told.iter().zip(again.members()).all(|(a, b)| usize::from(*a) == *b));
+            Ok((group.rank(), group.members().to_vec()))
+        });
+        for (rank, (at, members)) in groups.into_iter().enumerate() {
+            let mut expected: Vec<usize> = (0..asked.len()).collect();
+            expected.retain(|&other| asked[other].0 == asked[rank].0);
+            expected.sort_by_key(|&other| asked[other].1);
+            assert_eq!(members[at], rank);
+            assert_eq!(members, expected);
+        }
+    }
+}
+
+/// More sets of ranks than texts travel: the others are named by their digests.
+#[test]
+fn only_a_few_texts_of_ranks_that_differ_travel() {
+    let errors = ranks_everywhere(10, |rank, comm| {
+        let error = comm
+            .control()
+            .all_equal("the plan", &format!("plan {rank}"));
+        Ok(error.expect_err("all differ").to_string())
+    });
+    for error in errors {
+        assert!(
+            error.contains("ranks [7]: plan 7; ranks [8]: digest "),
+            "{error}"
+        );
+    }
+}
