@@ -5,7 +5,7 @@ use std::fmt;
 use serde::{Deserialize, Serialize};
 
 /// What the entries of a tensor are.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum Dtype {
     /// f32, little endian.
     F32,
@@ -24,7 +24,7 @@ impl Dtype {
 }
 
 /// Rows and columns of a tensor of two axes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct Block {
     /// First row and first column.
     pub start: [usize; 2],
@@ -52,6 +52,16 @@ impl Block {
     /// Number of entries; `None` beyond what can be counted.
     pub fn entries(self) -> Option<usize> {
         self.shape[0].checked_mul(self.shape[1])
+    }
+
+    /// Whether it has no entries.
+    pub(crate) const fn is_empty(self) -> bool {
+        self.shape[0] == 0 || self.shape[1] == 0
+    }
+
+    /// Bytes of its entries of `dtype`; `None` beyond what can be counted.
+    pub(crate) fn bytes(self, dtype: Dtype) -> Option<usize> {
+        self.entries()?.checked_mul(dtype.bytes())
     }
 
     /// Whether it lies in a tensor of shape `full`.

@@ -1,6 +1,7 @@
-//! [`Index`]: the content of `index.json`.
+//! [`Index`]: the content of `index.json`. Tensors of one dtype and shape that are cut alike over the ranks have one entry together, a
+//! [`Kind`]: its length does not depend on the number of their pieces.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, HashMap};
 use std::path::Path;
 
 use serde::{Deserialize, Serialize};
@@ -8,16 +9,18 @@ use serde_json::Value;
 use serde_json::value::RawValue;
 use twox_hash::XxHash3_64;
 
-use crate::{Block, CheckpointError, Dtype};
+use crate::runs::{Run, overlap};
+use crate::writer::MAX_HEADER;
+use crate::{Block, CheckpointError, Dtype, version1};
 
-/// The version that this crate writes and reads.
-pub(crate) const VERSION: u64 = 1;
-/// Longest index that is read, and so written: that of about ten million pieces. Tests have few pieces.
+/// The version that this crate writes. It reads the one before, too.
+pub(crate) const VERSION: u64 = 2;
+/// Longest index that is read, and so written. Tests have few pieces.
 pub(crate) const MAX_INDEX: u64 = if cfg!(test) { 1 << 20 } else { 1 << 30 };
-/// Most bytes of the lists that it is made of, all ranks' together: the first rank has them in memory.
-pub(crate) const MAX_LISTS: u64 = MAX_INDEX;
 /// Its name in the folder.
 pub(crate) const INDEX: &str = "index.json";
+/// Bytes of a piece that have one checksum, so that who needs a part of it reads no more than that.
+pub(crate) const CHUNK: usize = if cfg!(test) { 1 << 6 } else { 4 << 20 };
 
 /// The checksum of `bytes`: XXH3 of 64 bits without a seed, as sixteen hexadecimal digits.
 pub fn checksum(bytes: &[u8]) -> String {
@@ -44,81 +47,47 @@ pub(crate) struct Index {
     /// The same in the index and in every file of one checkpoint.
     pub(crate) id: String,
     pub(crate) step: u64,
-    pub(crate) tensors: BTreeMap<String, TensorRecord>,
     /// By rank.
     pub(crate) files: Vec<FileRecord>,
+    pub(crate) kinds: Vec<Kind>,
+    /// The number of the kind of each tensor.
+    pub(crate) tensors: BTreeMap<String, usize>,
     /// What the trainer wrote down.
     pub(crate) about: Value,
+    /// Of version 1: the checksums of each rank's pieces, by tensor. Later ones are in the files of the ranks.
+    #[serde(skip)]
+    pub(crate) checksums: Option<Vec<HashMap<String, u64>>>,
 }
 
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub(crate) struct TensorRecord {
+/// How tensors are cut over the ranks.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub(crate) struct Kind {
     pub(crate) dtype: Dtype,
     pub(crate) shape: [usize; 2],
-    pub(crate) pieces: Vec<PieceRecord>,
-}
-
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub(crate) struct PieceRecord {
-    /// The rank whose file has it.
-    pub(crate) rank: usize,
-    pub(crate) block: Block,
-    pub(crate) checksum: String,
+    pub(crate) runs: Vec<Run>,
 }
 
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) struct FileRecord {
-    pub(crate) name: String,
     pub(crate) bytes: u64,
+    /// The checksum of all that stands before the pieces; of version 1 none.
+    pub(crate) head: String,
 }
 
-#[derive(Debug, Serialize, Deserialize)]
-pub(crate) struct Written {
-    pub(crate) file: FileRecord,
-    pub(crate) pieces: Vec<(String, Dtype, [usize; 2], Block, String)>,
+/// What the pieces of a rank take, all together.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Held {
+    pub(crate) bytes: u64,
+    pub(crate) chunks: u64,
+}
+
+/// The number of checksums of a piece of `bytes` bytes.
+pub(crate) const fn chunks(bytes: usize) -> usize {
+    bytes.div_ceil(CHUNK)
 }
 
 impl Index {
-    pub(crate) fn new(
-        (id, step): (String, u64),
-        ranks: Vec<Written>,
-        about: Value,
-    ) -> Result<Self, String> {
-        let mut tensors: BTreeMap<String, TensorRecord> = BTreeMap::new();
-        let mut files = Vec::new();
-        for (rank, written) in ranks.into_iter().enumerate() {
-            files.push(written.file);
-            for (name, dtype, shape, block, checksum) in written.pieces {
-                let record = tensors.entry(name.clone()).or_insert(TensorRecord {
-                    dtype,
-                    shape,
-                    pieces: Vec::new(),
-                });
-                if (record.dtype, record.shape) != (dtype, shape) {
-                    return Err(format!(
-                        "tensor '{name}' is {dtype:?} {shape:?} on rank {rank} and {:?} {:?} on another",
-                        record.dtype, record.shape
-                    ));
-                }
-                record.pieces.push(PieceRecord {
-                    rank,
-                    block,
-                    checksum,
-                });
-            }
-        }
-        let index = Self {
-            id,
-            step,
-            tensors,
-            files,
-            about,
-        };
-        index.check()?;
-        Ok(index)
-    }
-
-    /// The file as text, without spaces: there may be millions of pieces.
+    /// The file as text, without spaces.
     pub(crate) fn render(&self) -> Result<String, serde_json::Error> {
         let index = RawValue::from_string(serde_json::to_string(self)?)?;
         let document = Document {
@@ -133,95 +102,158 @@ impl Index {
         let damaged = |why: String| CheckpointError::damaged(path, why);
         let json = |error: serde_json::Error| damaged(format!("it is no index: {error}"));
         let Version { version } = serde_json::from_str(text).map_err(json)?;
-        if version != VERSION {
+        if !(1..=VERSION).contains(&version) {
             let why = format!(
-                "the checkpoint has version {version}, but this program reads version {VERSION}; use the program that wrote it"
+                "the checkpoint has version {version}, but this program reads versions 1 to {VERSION}; use the program that wrote it"
             );
             return Err(CheckpointError::other(path, why));
         }
         let document: Document<'_> = serde_json::from_str(text).map_err(json)?;
-        if checksum(document.index.get().as_bytes()) != document.checksum {
+        let text = document.index.get();
+        if checksum(text.as_bytes()) != document.checksum {
             return Err(damaged("its checksum is another one".to_owned()));
         }
-        let index: Self = serde_json::from_str(document.index.get()).map_err(json)?;
+        let index = match version {
+            1 => version1::parse(text),
+            _ => serde_json::from_str(text).map_err(|error| format!("it is no index: {error}")),
+        };
+        let index: Self = index.map_err(damaged)?;
         index.check().map_err(damaged)?;
         Ok(index)
     }
 
     pub(crate) fn pieces(&self) -> usize {
-        self.tensors
-            .values()
-            .map(|tensor| tensor.pieces.len())
-            .sum()
+        let kinds = self.tensors.values().map(|&kind| &self.kinds[kind]);
+        kinds.map(Kind::pieces).sum()
     }
 
-    /// Checks that files have plain names, and that the pieces of each tensor lie in it, apart from each other, and make it up.
-    fn check(&self) -> Result<(), String> {
-        for (rank, file) in self.files.iter().enumerate() {
-            if file.name != file_name(rank) {
-                return Err(format!(
-                    "the file of rank {rank} is called '{}' and not '{}'",
-                    file.name,
-                    file_name(rank)
-                ));
+    pub(crate) fn kind(&self, name: &str) -> Option<&Kind> {
+        self.kinds.get(*self.tensors.get(name)?)
+    }
+
+    /// Bytes of the file of `rank` before its pieces, the checksums included.
+    pub(crate) fn head(&self, rank: usize, held: Held) -> Option<u64> {
+        let head = self.files[rank].bytes.checked_sub(held.bytes)?;
+        let header = head.checked_sub(8)?.checked_sub(self.listed(held))?;
+        (header <= MAX_HEADER).then_some(head)
+    }
+
+    /// Bytes of the checksums in a file with the pieces `held`.
+    fn listed(&self, held: Held) -> u64 {
+        match self.checksums {
+            Some(_) => 0,
+            None => 8 * held.chunks,
+        }
+    }
+
+    /// What the pieces of each rank take.
+    pub(crate) fn held(&self) -> Result<Vec<Held>, String> {
+        let too_large = || "its tensors are larger than can be".to_owned();
+        let mut tensors = vec![0u64; self.kinds.len()];
+        for &kind in self.tensors.values() {
+            tensors[kind] += 1;
+        }
+        // What is added at a rank counts for those behind it, too, until it is taken off.
+        let mut added = vec![[0i128; 2]; self.files.len() + 1];
+        for (kind, tensors) in self.kinds.iter().zip(tensors) {
+            for run in &kind.runs {
+                let bytes = run.block.bytes(kind.dtype).ok_or_else(too_large)?;
+                let each = [bytes, chunks(bytes)].map(|x| i128::from(tensors) * x as i128);
+                for (value, each) in [0, 1].into_iter().zip(each) {
+                    added[run.rank][value] += each;
+                    added[run.rank + run.count][value] -= each;
+                }
             }
         }
-        for (name, tensor) in &self.tensors {
-            let wrong = |what: &str| Err(format!("tensor '{name}': {what}"));
-            let Some(all) = Block::whole(tensor.shape).entries() else {
-                return wrong("its shape cannot be");
-            };
-            if all.checked_mul(tensor.dtype.bytes()).is_none() {
-                return wrong("its shape cannot be");
+        let mut sums = [0i128; 2];
+        let held = added[..self.files.len()].iter().map(|added| {
+            sums = [sums[0] + added[0], sums[1] + added[1]];
+            let [bytes, chunks] = sums.map(u64::try_from);
+            let held = bytes.and_then(|bytes| {
+                Ok(Held {
+                    bytes,
+                    chunks: chunks?,
+                })
+            });
+            held.map_err(|_| too_large())
+        });
+        held.collect()
+    }
+
+    /// Checks that the pieces of each tensor lie in it, apart from each other, and make it up, and that files are as long as their pieces.
+    pub(crate) fn check(&self) -> Result<(), String> {
+        for (number, kind) in self.kinds.iter().enumerate() {
+            if let Err(what) = kind.check(self.files.len()) {
+                let name = self.tensors.iter().find(|(_, kind)| **kind == number);
+                let name = name.map_or("", |(name, _)| name);
+                return Err(format!("tensor '{name}': {what}"));
             }
-            let ranks: BTreeSet<usize> = tensor.pieces.iter().map(|piece| piece.rank).collect();
-            if ranks.len() != tensor.pieces.len() {
-                return wrong("it has two pieces on one rank");
-            }
-            let mut sum = 0usize;
-            for piece in &tensor.pieces {
-                if piece.rank >= self.files.len() || !piece.block.lies_in(tensor.shape) {
-                    return wrong("a piece lies outside of it, or on no rank");
-                }
-                // Within the shape, so that neither product nor sum of pieces apart goes over.
-                sum = sum.saturating_add(piece.block.entries().unwrap_or(usize::MAX));
-            }
-            if sum != all {
-                return wrong(&format!("its pieces have {sum} entries of {all}"));
-            }
-            if overlap(&tensor.pieces) {
-                return wrong("its pieces overlap");
+        }
+        let unknown = self
+            .tensors
+            .iter()
+            .find(|(_, kind)| **kind >= self.kinds.len());
+        if let Some((name, _)) = unknown {
+            return Err(format!("tensor '{name}': it is of no kind"));
+        }
+        let lengths = self.files.iter().map(|file| file.bytes);
+        let mut all = lengths
+            .clone()
+            .try_fold(0u64, |all, bytes| all.checked_add(bytes));
+        all = all.filter(|all| i64::try_from(*all).is_ok());
+        if all.is_none() {
+            return Err("its files are larger than can be".to_owned());
+        }
+        for (rank, held) in self.held()?.into_iter().enumerate() {
+            if self.head(rank, held).is_none() {
+                let (
+                    bytes,
+                    Held {
+                        bytes: needed,
+                        chunks,
+                    },
+                ) = (self.files[rank].bytes, held);
+                return Err(format!(
+                    "the file of rank {rank} has {bytes} bytes, which is no length for {needed} bytes of pieces with {chunks} checksums"
+                ));
             }
         }
         Ok(())
     }
 }
 
-/// Whether two of `pieces` have an entry in common: a sweep over the rows, with the columns of the blocks that a row meets.
-fn overlap(pieces: &[PieceRecord]) -> bool {
-    let mut blocks: Vec<Block> = pieces.iter().map(|piece| piece.block).collect();
-    blocks.retain(|block| block.entries() != Some(0));
-    blocks.sort();
-    // By first column: the column behind the last. By row behind the last: first columns.
-    let mut columns: BTreeMap<usize, usize> = BTreeMap::new();
-    let mut ends: BTreeSet<(usize, usize)> = BTreeSet::new();
-    for block in blocks {
-        let ([row, col], [rows, cols]) = (block.start, block.shape);
-        while let Some(&(end, start)) = ends.first().filter(|(end, _)| *end <= row) {
-            ends.remove(&(end, start));
-            columns.remove(&start);
-        }
-        let before = columns.range(..=col).next_back();
-        let after = columns.range(col..).next();
-        if before.is_some_and(|(_, end)| *end > col)
-            || after.is_some_and(|(start, _)| *start < col + cols)
-        {
-            return true;
-        }
-        columns.insert(col, col + cols);
-        ends.insert((row + rows, col));
+impl Kind {
+    pub(crate) fn pieces(&self) -> usize {
+        self.runs.iter().map(|run| run.count).sum()
     }
-    false
+
+    fn check(&self, ranks: usize) -> Result<(), String> {
+        let whole = Block::whole(self.shape);
+        let Some(all) = whole.bytes(self.dtype).and(whole.entries()) else {
+            return Err("its shape cannot be".to_owned());
+        };
+        let (mut sum, mut unions) = (0usize, Vec::new());
+        for run in &self.runs {
+            let union = run.union().filter(|union| union.lies_in(self.shape));
+            let last = run.rank.checked_add(run.count);
+            let (Some(union), true) = (union, last.is_some_and(|last| last <= ranks)) else {
+                return Err("a piece lies outside of it, or on no rank".to_owned());
+            };
+            if union.is_empty() {
+                return Err("it has an empty piece".to_owned());
+            }
+            // Within the shape, so that neither product nor sum of pieces apart goes over.
+            sum = sum.saturating_add(union.entries().unwrap_or(usize::MAX));
+            unions.push(union);
+        }
+        if sum != all {
+            return Err(format!("its pieces have {sum} entries of {all}"));
+        }
+        if overlap(unions) {
+            return Err("its pieces overlap".to_owned());
+        }
+        Ok(())
+    }
 }
 
 /// Whether what the trainer wrote down can be read again: an index of too many levels cannot.

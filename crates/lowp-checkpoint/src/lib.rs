@@ -40,9 +40,12 @@ mod folder;
 mod header;
 mod index;
 mod list;
+mod rank_file;
 mod reader;
+mod runs;
 mod saver;
 mod sync;
+mod version1;
 mod weight_record;
 mod writer;
 

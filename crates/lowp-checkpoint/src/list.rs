@@ -1,54 +1,149 @@
-//! The list of what a rank wrote. It lies next to the rank's file until the first rank has made the index of all lists: ranks tell each
-//! other only how long theirs are.
+//! What a rank tells the first one of its pieces: the blocks of each [`Layout`]'s kinds. Layouts are long, and most ranks have the same one:
+//! they tell its digest, and the first rank asks one of them for it. Checksums stay in the file of the rank.
 
-use std::fs;
-use std::path::{Path, PathBuf};
+use std::collections::{BTreeMap, HashMap};
 
 use serde::{Deserialize, Serialize};
+use twox_hash::XxHash3_64;
 
-use crate::CheckpointError;
-use crate::folder::put;
-use crate::index::{Written, checksum};
+use crate::index::{FileRecord, Kind};
+use crate::runs::runs_of;
+use crate::{Block, Dtype};
 
-/// What a rank tells the others of its list.
-#[derive(Debug, Serialize, Deserialize)]
-pub(crate) struct Told {
-    pub(crate) pieces: usize,
-    pub(crate) bytes: u64,
-    checksum: String,
+/// The tensors of a rank, whatever blocks of them it has: those of one kind have the same dtype and shape, and this rank has the same blocks
+/// of them.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub(crate) struct Layout {
+    kinds: Vec<(Dtype, [usize; 2])>,
+    /// The number of the kind of each tensor.
+    tensors: BTreeMap<String, usize>,
 }
 
-fn path_of(folder: &Path, rank: usize) -> PathBuf {
-    folder.join(format!("rank-{rank:05}.list"))
-}
-
-pub(crate) fn write(
-    folder: &Path,
-    rank: usize,
-    written: &Written,
-) -> Result<Told, CheckpointError> {
-    let path = path_of(folder, rank);
-    let bytes = postcard::to_stdvec(written).map_err(std::io::Error::other);
-    let bytes = bytes.map_err(CheckpointError::io(&path, "write"))?;
-    put(&path, &bytes)?;
-    Ok(Told {
-        pieces: written.pieces.len(),
-        bytes: bytes.len() as u64,
-        checksum: checksum(&bytes),
-    })
-}
-
-/// Reads the list of `rank`, which is as it was `told`, and removes it.
-pub(crate) fn take(folder: &Path, rank: usize, told: &Told) -> Result<Written, CheckpointError> {
-    let path = path_of(folder, rank);
-    let bytes = fs::read(&path).map_err(CheckpointError::io(&path, "read"))?;
-    if checksum(&bytes) != told.checksum {
-        let (found, expected) = (bytes.len(), told.bytes);
-        let why = format!("its {found} bytes are not the {expected} that rank {rank} wrote");
-        return Err(CheckpointError::damaged(&path, why));
+impl Layout {
+    pub(crate) fn to_bytes(&self) -> Vec<u8> {
+        postcard::to_stdvec(self).unwrap_or_default()
     }
-    let written = postcard::from_bytes(&bytes);
-    let written = written.map_err(|e| CheckpointError::damaged(&path, e.to_string()))?;
-    fs::remove_file(&path).map_err(CheckpointError::io(&path, "remove"))?;
-    Ok(written)
+
+    pub(crate) fn from_bytes(bytes: &[u8], digest: u64) -> Result<Self, String> {
+        if digest_of(bytes) != digest {
+            return Err("its list of tensors is another one than it said".to_owned());
+        }
+        postcard::from_bytes(bytes).map_err(|error| format!("its list of tensors: {error}"))
+    }
+}
+
+fn digest_of(bytes: &[u8]) -> u64 {
+    XxHash3_64::oneshot(bytes)
+}
+
+/// What a rank tells the first one.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub(crate) struct Told {
+    pub(crate) file: FileRecord,
+    /// The digest of its layout.
+    pub(crate) layout: u64,
+    /// The bytes of its layout.
+    pub(crate) length: u64,
+    /// The blocks of each kind of its layout, in order; none is empty.
+    pub(crate) blocks: Vec<Vec<Block>>,
+}
+
+/// A rank's pieces of a tensor: its name, dtype and shape, and blocks.
+pub(crate) type Part<'a> = (&'a str, Dtype, [usize; 2], Vec<Block>);
+
+/// The layout of `parts`, and the blocks of its kinds.
+pub(crate) fn layout_of<'a>(
+    parts: impl IntoIterator<Item = Part<'a>>,
+) -> (Layout, Vec<Vec<Block>>) {
+    let (mut layout, mut all) = (Layout::default(), Vec::new());
+    let mut numbers = HashMap::new();
+    for (name, dtype, full, mut blocks) in parts {
+        blocks.retain(|block| !block.is_empty());
+        blocks.sort_unstable();
+        let number = *numbers
+            .entry((dtype, full, blocks))
+            .or_insert_with_key(|(_, _, blocks)| {
+                layout.kinds.push((dtype, full));
+                all.push(blocks.clone());
+                all.len() - 1
+            });
+        layout.tensors.insert(name.to_owned(), number);
+    }
+    (layout, all)
+}
+
+impl Told {
+    pub(crate) fn new(file: FileRecord, layout: &[u8], blocks: Vec<Vec<Block>>) -> Self {
+        Self {
+            file,
+            layout: digest_of(layout),
+            length: layout.len() as u64,
+            blocks,
+        }
+    }
+}
+
+/// The kinds of all tensors, and the kind of each, of what all ranks `told`, by rank, and their `layouts`.
+pub(crate) fn merge(
+    told: &[Told],
+    layouts: &HashMap<u64, Layout>,
+) -> Result<(Vec<Kind>, BTreeMap<String, usize>), String> {
+    // The ranks of each layout, and where tensors stand: in which layouts, as which kinds.
+    let mut ranks: BTreeMap<u64, Vec<usize>> = BTreeMap::new();
+    for (rank, told) in told.iter().enumerate() {
+        ranks.entry(told.layout).or_default().push(rank);
+    }
+    let mut parts: BTreeMap<&str, Vec<(u64, usize)>> = BTreeMap::new();
+    for &digest in ranks.keys() {
+        let layout = layouts.get(&digest).ok_or("a list of tensors is missing")?;
+        for (name, &kind) in &layout.tensors {
+            parts.entry(name).or_default().push((digest, kind));
+        }
+    }
+    let (mut kinds, mut numbers) = (Vec::new(), HashMap::new());
+    let (mut tensors, mut known) = (BTreeMap::new(), HashMap::new());
+    for (name, parts) in parts {
+        if let Some(&number) = known.get(&parts) {
+            tensors.insert(name.to_owned(), number);
+            continue;
+        }
+        let mut found = None;
+        let mut pieces = Vec::new();
+        for &(digest, kind) in &parts {
+            let of = layouts[&digest]
+                .kinds
+                .get(kind)
+                .ok_or("a tensor of no kind")?;
+            let first = ranks[&digest][0];
+            match found {
+                Some((other, before)) if other != *of => {
+                    let words =
+                        |(dtype, shape): (Dtype, [usize; 2])| format!("{dtype:?} {shape:?}");
+                    let (is, was) = (words(*of), words(other));
+                    return Err(format!(
+                        "tensor '{name}' is {is} on rank {first} and {was} on rank {before}"
+                    ));
+                }
+                Some(_) => {}
+                None => found = Some((*of, first)),
+            }
+            for &rank in &ranks[&digest] {
+                let blocks = told[rank].blocks.get(kind).ok_or("a kind without blocks")?;
+                pieces.extend(blocks.iter().map(|&block| (rank, block)));
+            }
+        }
+        let Some(((dtype, shape), _)) = found else {
+            continue;
+        };
+        pieces.sort_unstable();
+        let runs = runs_of(pieces);
+        let kind = Kind { dtype, shape, runs };
+        let number = *numbers.entry(kind.clone()).or_insert(kinds.len());
+        if number == kinds.len() {
+            kinds.push(kind);
+        }
+        known.insert(parts, number);
+        tensors.insert(name.to_owned(), number);
+    }
+    Ok((kinds, tensors))
 }

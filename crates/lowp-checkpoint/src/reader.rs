@@ -2,36 +2,47 @@
 
 use std::collections::HashMap;
 use std::fs::{self, File};
-use std::io::{Read, Seek, SeekFrom};
+use std::ops::Range;
 use std::path::{Path, PathBuf};
-use std::sync::Mutex;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use safetensors::tensor::Metadata;
 use serde_json::Value;
 
 use crate::folder::latest;
-use crate::index::{INDEX, Index, MAX_INDEX, PieceRecord, TensorRecord, checksum};
-use crate::writer::{ID, MAX_HEADER, RANK, stored};
+use crate::index::{Held, INDEX, Index, Kind, MAX_INDEX, file_name};
+use crate::rank_file::{Handles, Place, RankFile, check_length};
+use crate::runs::{meeting, pieces};
 use crate::{Block, CheckpointError, Dtype};
 
-/// A checkpoint that was opened: its index and the headers of its files are read and fit each other.
+/// A checkpoint that was opened: its index is read and makes sense.
 ///
-/// Entries are read when they are asked for, with the checksums of the pieces that they lie in; what is held in memory
-/// is the block asked for and one piece.
+/// Entries are read when they are asked for, with the checksums of the parts of pieces that they lie in. The file of a rank is opened when
+/// the first of its entries is asked for; its header is compared with the index then.
 #[derive(Debug)]
 pub struct Checkpoint {
     folder: PathBuf,
     index: Index,
-    files: Vec<RankFile>,
-    /// The piece that was read last, by rank and tensor.
-    last: Mutex<Option<(usize, String, Vec<u8>)>>,
+    held: Vec<Held>,
+    state: Mutex<State>,
 }
 
-/// The file of a rank, and where its tensors begin and end.
+/// What was opened and read so far.
+#[derive(Debug, Default)]
+struct State {
+    files: HashMap<usize, Arc<RankFile>>,
+    handles: Handles,
+    opens: usize,
+    last: Option<Last>,
+}
+
+/// The part of a piece that was read last.
 #[derive(Debug)]
-struct RankFile {
-    path: PathBuf,
-    places: HashMap<String, (u64, u64)>,
+struct Last {
+    rank: usize,
+    tensor: String,
+    block: Block,
+    range: Range<usize>,
+    bytes: Vec<u8>,
 }
 
 /// What a checkpoint says of a tensor.
@@ -48,12 +59,12 @@ pub struct TensorInfo<'a> {
 }
 
 impl<'a> TensorInfo<'a> {
-    fn of((name, tensor): (&'a String, &TensorRecord)) -> Self {
+    fn of(name: &'a str, kind: &Kind) -> Self {
         Self {
             name,
-            dtype: tensor.dtype,
-            shape: tensor.shape,
-            pieces: tensor.pieces.len(),
+            dtype: kind.dtype,
+            shape: kind.shape,
+            pieces: kind.pieces(),
         }
     }
 }
@@ -70,8 +81,7 @@ impl Checkpoint {
     /// Opens the checkpoint `folder`.
     ///
     /// # Errors
-    /// Files that are missing, of other lengths, of another checkpoint or rank, or whose tensors are not those of the index; an index
-    /// of another version, or that is damaged.
+    /// An index that is missing, of another version, or damaged. The files of ranks are opened when they are read.
     pub fn open(folder: &Path) -> Result<Self, CheckpointError> {
         let path = folder.join(INDEX);
         let length = fs::metadata(&path).map_err(|_| CheckpointError::NoCheckpoint {
@@ -89,24 +99,30 @@ impl Checkpoint {
         }
         let text = fs::read_to_string(&path).map_err(CheckpointError::io(&path, "read"))?;
         let index = Index::parse(&text, &path)?;
-        let mut expected: Vec<HashMap<&str, (Dtype, &PieceRecord)>> =
-            vec![HashMap::new(); index.files.len()];
-        for (name, tensor) in &index.tensors {
-            for piece in &tensor.pieces {
-                expected[piece.rank].insert(name, (tensor.dtype, piece));
-            }
-        }
-        let mut files = Vec::new();
-        for (rank, (file, expected)) in index.files.iter().zip(&expected).enumerate() {
-            let path = folder.join(&file.name);
-            files.push(open_file(&path, rank, (&index.id, file.bytes), expected)?);
-        }
+        let held = index.held();
+        let held = held.map_err(|why| CheckpointError::damaged(&path, why))?;
         Ok(Self {
             folder: folder.to_owned(),
             index,
-            files,
-            last: Mutex::default(),
+            held,
+            state: Mutex::default(),
         })
+    }
+
+    /// Checks that the files of all ranks are there and as long as they are to be; none is opened.
+    ///
+    /// # Errors
+    /// A file that is missing or of another length.
+    pub fn check_files(&self) -> Result<(), CheckpointError> {
+        let files = self.index.files.iter().enumerate();
+        files
+            .map(|(rank, file)| check_length(&self.folder.join(file_name(rank)), file.bytes))
+            .collect()
+    }
+
+    /// How often a file of a rank was opened so far.
+    pub fn opens(&self) -> usize {
+        self.state().opens
     }
 
     /// Its folder.
@@ -126,7 +142,7 @@ impl Checkpoint {
 
     /// Number of ranks that saved it.
     pub fn ranks(&self) -> usize {
-        self.files.len()
+        self.index.files.len()
     }
 
     /// What the trainer wrote down.
@@ -136,12 +152,14 @@ impl Checkpoint {
 
     /// Its tensors, in the order of their names.
     pub fn tensors(&self) -> impl Iterator<Item = TensorInfo<'_>> {
-        self.index.tensors.iter().map(TensorInfo::of)
+        let tensors = self.index.tensors.iter();
+        tensors.map(|(name, &kind)| TensorInfo::of(name, &self.index.kinds[kind]))
     }
 
     /// Tensor `name`, if there is one.
     pub fn info(&self, name: &str) -> Option<TensorInfo<'_>> {
-        self.index.tensors.get_key_value(name).map(TensorInfo::of)
+        let (name, &kind) = self.index.tensors.get_key_value(name)?;
+        Some(TensorInfo::of(name, &self.index.kinds[kind]))
     }
 
     /// The blocks that ranks saved of tensor `name`, which make it up: whoever reads those holds one piece of it in memory, and reads each
@@ -150,8 +168,7 @@ impl Checkpoint {
     /// # Errors
     /// No such tensor.
     pub fn blocks(&self, name: &str) -> Result<impl Iterator<Item = Block>, CheckpointError> {
-        let pieces = self.tensor(name)?.pieces.iter();
-        Ok(pieces.map(|piece| piece.block))
+        Ok(pieces(&self.kind(name)?.runs).map(|(_, block)| block))
     }
 
     /// Whether there is a tensor called `name`.
@@ -170,10 +187,10 @@ impl Checkpoint {
         shape: [usize; 2],
         block: Block,
     ) -> Result<Vec<u8>, CheckpointError> {
-        let tensor = self.tensor(name)?;
-        if (tensor.dtype, tensor.shape) != (dtype, shape) {
+        let kind = self.kind(name)?;
+        if (kind.dtype, kind.shape) != (dtype, shape) {
             let words = |dtype: Dtype, [rows, cols]: [usize; 2]| format!("{dtype:?} {rows}x{cols}");
-            let (found, expected) = (words(tensor.dtype, tensor.shape), words(dtype, shape));
+            let (found, expected) = (words(kind.dtype, kind.shape), words(dtype, shape));
             let why = format!(
                 "tensor '{name}' is {found}, but the model needs {expected}; was the checkpoint saved by the same model?"
             );
@@ -182,24 +199,36 @@ impl Checkpoint {
         if !block.lies_in(shape) {
             return Err(CheckpointError::no_block(name, shape, block));
         }
-        if let Some(piece) = tensor.pieces.iter().find(|piece| piece.block == block) {
-            return self.piece(name, piece);
+        // In the order of the files. All are opened before there is memory for what they should have.
+        let mut places = Vec::new();
+        for (rank, piece) in meeting(&kind.runs, block) {
+            places.push((rank, self.file(rank)?.place(name, piece)?));
+        }
+        if let [(rank, place)] = places[..]
+            && place.block == block
+        {
+            let file = self.file(rank)?;
+            let whole = 0..block.bytes(dtype).unwrap_or_default();
+            return self.with_handle(rank, |handle| file.read(handle, (name, place), whole));
         }
         let width = dtype.bytes();
         // Within the tensor, whose bytes were counted.
         let mut out = vec![0; block.shape[0] * block.shape[1] * width];
-        for piece in &tensor.pieces {
-            let Some(common) = block.common(piece.block) else {
+        for (rank, place) in places {
+            let Some(common) = block.common(place.block) else {
                 continue;
             };
-            self.with_piece(name, piece, |bytes| {
-                let run = common.shape[1] * width;
-                for row in common.start[0]..common.start[0] + common.shape[0] {
-                    let at = |of: Block| {
-                        let (row, col) = (row - of.start[0], common.start[1] - of.start[1]);
-                        (row * of.shape[1] + col) * width
-                    };
-                    let (from, to) = (at(piece.block), at(block));
+            let at = |of: Block, row: usize| {
+                let (row, col) = (row - of.start[0], common.start[1] - of.start[1]);
+                (row * of.shape[1] + col) * width
+            };
+            let run = common.shape[1] * width;
+            let rows = common.start[0]..common.start[0] + common.shape[0];
+            let first = at(place.block, rows.start);
+            let range = first..at(place.block, rows.end - 1) + run;
+            self.with_part((rank, name, place), range, |bytes| {
+                for row in rows {
+                    let (from, to) = (at(place.block, row) - first, at(block, row));
                     out[to..to + run].copy_from_slice(&bytes[from..from + run]);
                 }
             })?;
@@ -222,149 +251,107 @@ impl Checkpoint {
         Ok(words.iter().map(|&word| f32::from_le_bytes(word)).collect())
     }
 
-    /// Reads every piece and compares its checksum.
+    /// Reads every piece and compares its checksums.
     ///
     /// # Errors
-    /// A piece that cannot be read or has another checksum.
+    /// A file that is missing or damaged.
     pub fn verify(&self) -> Result<(), CheckpointError> {
-        for (name, tensor) in &self.index.tensors {
-            for piece in &tensor.pieces {
-                self.with_piece(name, piece, |_| {})?;
+        for rank in 0..self.ranks() {
+            let (file, handle) = self.open_file(rank)?;
+            for (name, place) in file.all() {
+                let mut next = 0;
+                while next < file.bytes(place) {
+                    let part = file.cover(place, next..next + 1);
+                    next = part.end;
+                    file.read(&handle, (name, place), part)?;
+                }
             }
         }
         Ok(())
     }
 
-    fn tensor(&self, name: &str) -> Result<&TensorRecord, CheckpointError> {
-        let found = self.index.tensors.get(name);
-        found.ok_or_else(|| {
+    fn kind(&self, name: &str) -> Result<&Kind, CheckpointError> {
+        self.index.kind(name).ok_or_else(|| {
             let why =
                 format!("there is no tensor '{name}'; was the checkpoint saved by the same model?");
             CheckpointError::other(&self.folder, why)
         })
     }
 
-    fn piece(&self, name: &str, piece: &PieceRecord) -> Result<Vec<u8>, CheckpointError> {
-        let file = &self.files[piece.rank];
-        let bytes = file.read(name)?;
-        if checksum(&bytes) == piece.checksum {
-            return Ok(bytes);
-        }
-        let why = format!("the checksum of tensor '{name}' is another one");
-        Err(CheckpointError::damaged(&file.path, why))
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Calls `f` with the bytes of a piece, which are kept until another one is read.
-    fn with_piece(
+    fn open_file(&self, rank: usize) -> Result<(RankFile, File), CheckpointError> {
+        let path = self.folder.join(file_name(rank));
+        RankFile::open(&path, (rank, self.held[rank]), &self.index)
+    }
+
+    /// The file of `rank`, which is opened the first time.
+    fn file(&self, rank: usize) -> Result<Arc<RankFile>, CheckpointError> {
+        let mut state = self.state();
+        if let Some(file) = state.files.get(&rank) {
+            return Ok(file.clone());
+        }
+        let (file, handle) = self.open_file(rank)?;
+        state.opens += 1;
+        state.handles.keep(rank, handle);
+        let file = Arc::new(file);
+        state.files.insert(rank, file.clone());
+        Ok(file)
+    }
+
+    /// Calls `f` with the open file of `rank`; one call at a time.
+    fn with_handle<T>(
         &self,
-        name: &str,
-        piece: &PieceRecord,
+        rank: usize,
+        f: impl FnOnce(&File) -> Result<T, CheckpointError>,
+    ) -> Result<T, CheckpointError> {
+        let mut state = self.state();
+        let handle = match state.handles.get(rank) {
+            Some(handle) => handle,
+            None => {
+                let path = self.folder.join(file_name(rank));
+                let file = File::open(&path).map_err(CheckpointError::io(&path, "open"))?;
+                state.opens += 1;
+                state.handles.keep(rank, file)
+            }
+        };
+        f(&handle)
+    }
+
+    /// Calls `f` with the bytes `range` of a piece; what has checksums together with them is kept until something else is read.
+    fn with_part(
+        &self,
+        (rank, name, place): (usize, &str, Place),
+        range: Range<usize>,
         f: impl FnOnce(&[u8]),
     ) -> Result<(), CheckpointError> {
-        let mut last = self
-            .last
-            .lock()
-            .unwrap_or_else(std::sync::PoisonError::into_inner);
-        match &*last {
-            Some((rank, tensor, bytes)) if *rank == piece.rank && tensor == name => f(bytes),
-            _ => {
-                // Freed before the next one is read.
-                *last = None;
-                let bytes = self.piece(name, piece)?;
-                f(&bytes);
-                *last = Some((piece.rank, name.to_owned(), bytes));
+        let file = self.file(rank)?;
+        let last = self.state().last.take();
+        let kept = last.filter(|last| {
+            let same = (last.rank, &*last.tensor, last.block) == (rank, name, place.block);
+            same && last.range.start <= range.start && range.end <= last.range.end
+        });
+        let kept = match kept {
+            Some(kept) => kept,
+            None => {
+                let cover = file.cover(place, range.clone());
+                let bytes = self.with_handle(rank, |handle| {
+                    file.read(handle, (name, place), cover.clone())
+                })?;
+                Last {
+                    rank,
+                    tensor: name.to_owned(),
+                    block: place.block,
+                    range: cover,
+                    bytes,
+                }
             }
-        }
+        };
+        let from = range.start - kept.range.start;
+        f(&kept.bytes[from..from + range.len()]);
+        self.state().last = Some(kept);
         Ok(())
     }
-}
-
-impl RankFile {
-    fn read(&self, name: &str) -> Result<Vec<u8>, CheckpointError> {
-        let Some(&(start, end)) = self.places.get(name) else {
-            let why = format!("tensor '{name}' is missing");
-            return Err(CheckpointError::damaged(&self.path, why));
-        };
-        let read = || -> std::io::Result<Vec<u8>> {
-            let mut file = File::open(&self.path)?;
-            file.seek(SeekFrom::Start(start))?;
-            let length = usize::try_from(end - start).map_err(std::io::Error::other)?;
-            let mut bytes = vec![0; length];
-            file.read_exact(&mut bytes)?;
-            Ok(bytes)
-        };
-        read().map_err(CheckpointError::io(&self.path, "read"))
-    }
-}
-
-/// Opens the file of `rank` and compares its header with the index.
-fn open_file(
-    path: &Path,
-    rank: usize,
-    (id, length): (&str, u64),
-    expected: &HashMap<&str, (Dtype, &PieceRecord)>,
-) -> Result<RankFile, CheckpointError> {
-    let damaged = |why: String| CheckpointError::damaged(path, why);
-    // A pipe may have no writer.
-    let found = fs::metadata(path).map_err(CheckpointError::io(path, "open"))?;
-    if !found.is_file() || found.len() != length {
-        let found = found.len();
-        return Err(damaged(format!("it has {found} bytes of {length}")));
-    }
-    let mut file = File::open(path).map_err(CheckpointError::io(path, "open"))?;
-    let (start, metadata) = header(&mut file, length).map_err(damaged)?;
-    let about = |key: &str| {
-        let about = metadata.metadata().as_ref()?;
-        about.get(key).map(String::as_str)
-    };
-    if about(ID) != Some(id) {
-        return Err(damaged("it belongs to another checkpoint".to_owned()));
-    }
-    if about(RANK) != Some(&*rank.to_string()) {
-        return Err(damaged(format!("it is not the file of rank {rank}")));
-    }
-    let tensors = metadata.tensors();
-    if tensors.len() != expected.len() {
-        let (found, needed) = (tensors.len(), expected.len());
-        return Err(damaged(format!("it has {found} tensors of {needed}")));
-    }
-    let mut places = HashMap::new();
-    for (name, info) in tensors {
-        let Some((dtype, piece)) = expected.get(name.as_str()) else {
-            return Err(damaged(format!("tensor '{name}' is not in the index")));
-        };
-        if info.dtype != stored(*dtype) || info.shape != piece.block.shape {
-            return Err(damaged(format!(
-                "tensor '{name}' has another shape or dtype"
-            )));
-        }
-        let (from, to) = info.data_offsets;
-        let needed = piece.block.entries().map(|n| n * dtype.bytes());
-        if to.checked_sub(from) != needed || to as u64 > length - start {
-            return Err(damaged(format!("tensor '{name}' lies outside of it")));
-        }
-        places.insert(name, (start + from as u64, start + to as u64));
-    }
-    Ok(RankFile {
-        path: path.to_owned(),
-        places,
-    })
-}
-
-/// The header of a safetensors file of `length` bytes, and where the data begin.
-fn header(file: &mut File, length: u64) -> Result<(u64, Metadata), String> {
-    let failed = |error: std::io::Error| format!("its header cannot be read: {error}");
-    let mut size = [0; 8];
-    file.read_exact(&mut size).map_err(failed)?;
-    let header = u64::from_le_bytes(size);
-    if header > MAX_HEADER || header.saturating_add(8) > length {
-        return Err(format!("its header of {header} bytes does not fit it"));
-    }
-    let mut text = Vec::new();
-    let read = file.take(header).read_to_end(&mut text).map_err(failed)?;
-    if read as u64 != header {
-        return Err("its header is cut off".to_owned());
-    }
-    let metadata = serde_json::from_slice(&text).map_err(|error| format!("its header: {error}"))?;
-    Ok((8 + header, metadata))
 }

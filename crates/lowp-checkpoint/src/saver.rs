@@ -1,6 +1,6 @@
 //! [`Saver`]: checkpoints are written while training goes on.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeSet, HashMap};
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -14,14 +14,17 @@ use crate::folder::{
     folder_of, lock, publish, put, remove, remove_replaced, shared_probe, steps, sync, thin_out,
     tidy, unfinished,
 };
-use crate::index::{INDEX, Index, MAX_INDEX, MAX_LISTS, check_about, checksum};
-use crate::list::{self, Told};
+use crate::index::{INDEX, Index, MAX_INDEX, check_about, checksum};
+use crate::list::{Layout, Told, merge};
 use crate::writer;
 use crate::{CheckpointError, Late, Piece};
 
 /// Pauses between the rounds of ranks that wait for the files of others grow by a quarter from the first to the longest.
 const FIRST_PAUSE: Duration = Duration::from_millis(5);
 const LONGEST_PAUSE: Duration = Duration::from_secs(1);
+
+/// Most bytes of the lists of tensors that the first rank has in memory.
+const MAX_LAYOUTS: u64 = MAX_INDEX;
 
 /// Saves the checkpoints of one run. Every rank has one; each call is collective.
 ///
@@ -50,7 +53,7 @@ struct Writing {
     id: String,
     folder: PathBuf,
     about: Value,
-    file: JoinHandle<Result<Told, CheckpointError>>,
+    file: JoinHandle<Result<(Told, Vec<u8>), CheckpointError>>,
 }
 
 impl Saver {
@@ -139,9 +142,13 @@ impl Saver {
         about: Value,
     ) -> Result<(), CheckpointError> {
         let pieces: Vec<Piece<Late>> = pieces.into_iter().map(Into::into).collect();
-        let ready = match self.in_flight() {
+        let arranged = match self.in_flight() {
             Some(step) => Err(CheckpointError::InFlight { step }),
-            None => writer::check(&pieces),
+            None => writer::arrange(pieces),
+        };
+        let (ready, pieces) = match arranged {
+            Ok(pieces) => (Ok(()), pieces),
+            Err(error) => (Err(error), Vec::new()),
         };
         let id = self
             .control
@@ -161,10 +168,7 @@ impl Saver {
         let to = folder.clone();
         let file = thread::Builder::new()
             .name("lowp-checkpoint".to_owned())
-            .spawn(move || {
-                let written = writer::write(&to, rank, &own, pieces)?;
-                list::write(&to, rank, &written)
-            });
+            .spawn(move || writer::write(&to, rank, &own, pieces));
         let file = file.map_err(CheckpointError::io(&self.folder, "start a thread for"));
         let (spawned, file) = match file {
             Ok(file) => (Ok(()), Some(file)),
@@ -239,30 +243,29 @@ impl Saver {
         let written = file
             .join()
             .unwrap_or_else(|_| Err(CheckpointError::damaged(&folder, "its writer panicked")));
-        let ranks = match self.tell_written(written, &folder)? {
-            Ok(ranks) => ranks,
+        let told = match self.tell_written(written, &folder)? {
+            Ok(told) => told,
             Err((rank, why)) => {
                 let rank = self.control.members()[rank];
                 self.give_up(&folder);
                 return Err(CheckpointError::NotSaved { step, rank, why });
             }
         };
-        let published = match self.control.rank() {
-            0 => self.publish(&folder, (id, step), ranks, about),
-            _ => Ok(()),
+        let published = match told {
+            Some(told) => self.publish(&folder, (id, step), told, about),
+            None => Ok(()),
         };
-        let agreed = self.agree_on("the index of the checkpoint", Some(step), published);
-        // Once all have heard why: to remove much may take long.
-        agreed
-            .inspect_err(|_| self.give_up(&folder))
-            .map_err(|error| match error {
-                CheckpointError::NotSaved { .. } | CheckpointError::Comm(_) => error,
-                own => CheckpointError::NotSaved {
-                    step,
-                    rank: self.control.world_rank(),
-                    why: own.to_string(),
-                },
-            })?;
+        let failed = published.err().map(|error| error.to_string());
+        let failed = self.control.broadcast(
+            "the index of the checkpoint",
+            failed.unwrap_or_default().into_bytes(),
+        )?;
+        if !failed.is_empty() {
+            // Once all have heard why: to remove much may take long.
+            self.give_up(&folder);
+            let (rank, why) = (self.control.members()[0], text(&failed));
+            return Err(CheckpointError::NotSaved { step, rank, why });
+        }
         self.own.insert(step);
         let on_disk = match self.control.rank() {
             0 => sync(&self.folder),
@@ -274,58 +277,76 @@ impl Saver {
             .broadcast("whether the checkpoint is on the disk", why.into_bytes())?;
         if !why.is_empty() {
             // Those before it may be all that a power loss leaves.
-            let why = String::from_utf8_lossy(&why).into_owned();
+            let why = text(&why);
             return Err(CheckpointError::NotOnDisk { step, why });
         }
         self.remove_old(step);
         Ok(Some(step))
     }
 
-    /// Gives all ranks what the list of each has that was `written` into `folder`, or the first rank that could not write and why not, the
-    /// same on all.
+    /// Gives the first rank what each has `written` into `folder`, and all ranks the first that could not write and why not.
     fn tell_written(
         &self,
-        written: Result<Told, CheckpointError>,
+        written: Result<(Told, Vec<u8>), CheckpointError>,
         folder: &Path,
-    ) -> Result<Result<Vec<Told>, (usize, String)>, CheckpointError> {
-        let own = written.map_err(|error| error.to_string());
+    ) -> Result<Result<Option<Written>, (usize, String)>, CheckpointError> {
+        let (own, layout) = match written {
+            Ok((told, layout)) => (Ok(told), layout),
+            Err(error) => (Err(error.to_string()), Vec::new()),
+        };
+        let digest = own.as_ref().map_or(0, |told| told.layout);
         let own = postcard::to_stdvec(&own).unwrap_or_default();
-        let all = self.control.all_gather("how much was written", own)?;
-        let mut ranks = Vec::new();
-        for (rank, told) in all.iter().enumerate() {
-            let told = postcard::from_bytes::<Result<Told, String>>(told);
-            match told.map_err(|error| error.to_string()).flatten() {
-                Ok(told) => ranks.push(told),
-                Err(why) => return Ok(Err((rank, why))),
+        let all = self.to_first("what was written", own)?;
+        let told = all.map(|all| read_told(&all, (digest, folder)));
+        // The ranks that are asked for their layouts, or why nothing is saved.
+        let asked = told.as_ref().map(|told| match told {
+            Ok((_, asked)) => Ok(asked),
+            Err(failed) => Err(failed),
+        });
+        let asked = asked.map_or_else(Vec::new, |asked| {
+            postcard::to_stdvec(&asked).unwrap_or_default()
+        });
+        let asked = self
+            .control
+            .broadcast("whose tensors are asked for", asked)?;
+        let asked = postcard::from_bytes::<Result<Vec<usize>, (usize, String)>>(&asked);
+        let asked = match asked.unwrap_or_else(|error| Err((0, error.to_string()))) {
+            Ok(asked) => asked,
+            Err(failed) => return Ok(Err(failed)),
+        };
+        let mut layouts = vec![(digest, layout)];
+        if !asked.is_empty() {
+            let answer = match asked.binary_search(&self.control.rank()) {
+                Ok(_) => layouts[0].1.clone(),
+                Err(_) => Vec::new(),
+            };
+            let answers = self.to_first("the tensors of a rank", answer)?;
+            if let (Some(mut answers), Some(Ok((told, _)))) = (answers, &told) {
+                let given = asked
+                    .iter()
+                    .map(|&rank| (told[rank].layout, std::mem::take(&mut answers[rank])));
+                layouts.extend(given);
             }
         }
-        let bytes = ranks.iter().map(|told| told.bytes).sum();
-        if bytes > MAX_LISTS {
-            let error = CheckpointError::TooLong {
-                path: folder.join(INDEX),
-                what: "the list",
-                pieces: ranks.iter().map(|told| told.pieces).sum(),
-                bytes,
-                most: MAX_LISTS,
-            };
-            return Ok(Err((0, error.to_string())));
-        }
-        Ok(Ok(ranks))
+        let told = told.and_then(Result::ok);
+        Ok(Ok(told.map(|(told, _)| Written { told, layouts })))
+    }
+
+    /// What all ranks give, on the first one.
+    fn to_first(&self, tag: &str, bytes: Vec<u8>) -> Result<Option<Vec<Vec<u8>>>, CheckpointError> {
+        let all = self.control.all_gather(tag, bytes)?;
+        Ok((self.control.rank() == 0).then_some(all))
     }
 
     fn publish(
         &self,
         unfinished: &Path,
         (id, step): (String, u64),
-        ranks: Vec<Told>,
+        written: Written,
         about: Value,
     ) -> Result<(), CheckpointError> {
-        let ranks = ranks.iter().enumerate();
-        let ranks = ranks.map(|(rank, told)| list::take(unfinished, rank, told));
-        let ranks = ranks.collect::<Result<_, _>>()?;
         let path = unfinished.join(INDEX);
-        let index = Index::new((id, step), ranks, about);
-        let index = index.map_err(|why| {
+        let index = written.index((id, step), about).map_err(|why| {
             CheckpointError::Invalid(format!(
                 "the pieces of the ranks do not form a checkpoint: {why}"
             ))
@@ -411,6 +432,75 @@ impl Drop for Saver {
         }
         self.wait_for_removals();
     }
+}
+
+/// What all ranks have written.
+struct Written {
+    told: Vec<Told>,
+    /// By digest.
+    layouts: Vec<(u64, Vec<u8>)>,
+}
+
+impl Written {
+    /// The index of it, which makes sense.
+    fn index(self, (id, step): (String, u64), about: Value) -> Result<Index, String> {
+        let read = |(digest, bytes): &(u64, Vec<u8>)| {
+            Layout::from_bytes(bytes, *digest).map(|layout| (*digest, layout))
+        };
+        let layouts: HashMap<u64, Layout> =
+            self.layouts.iter().map(read).collect::<Result<_, _>>()?;
+        let (kinds, tensors) = merge(&self.told, &layouts)?;
+        let index = Index {
+            id,
+            step,
+            files: self.told.into_iter().map(|told| told.file).collect(),
+            kinds,
+            tensors,
+            about,
+            checksums: None,
+        };
+        index.check()?;
+        Ok(index)
+    }
+}
+
+/// What all ranks told, and which of them have layouts that nobody before them has, nor the first rank, whose is `own`; or the first rank
+/// that could not write into `folder`, and why not.
+fn read_told(
+    all: &[Vec<u8>],
+    (own, folder): (u64, &Path),
+) -> Result<(Vec<Told>, Vec<usize>), (usize, String)> {
+    let (mut told, mut known, mut asked) = (Vec::new(), BTreeSet::from([own]), Vec::new());
+    let mut bytes = 0;
+    for (rank, of_rank) in all.iter().enumerate() {
+        let of_rank = postcard::from_bytes::<Result<Told, String>>(of_rank);
+        let of_rank = of_rank.map_err(|error| error.to_string()).flatten();
+        let of_rank = of_rank.map_err(|why| (rank, why))?;
+        if known.insert(of_rank.layout) {
+            asked.push(rank);
+            bytes += of_rank.length;
+        }
+        told.push(of_rank);
+    }
+    if bytes > MAX_LAYOUTS {
+        let error = CheckpointError::TooLong {
+            path: folder.join(INDEX),
+            what: "the lists of tensors",
+            pieces: told
+                .iter()
+                .flat_map(|told| &told.blocks)
+                .map(Vec::len)
+                .sum(),
+            bytes,
+            most: MAX_LAYOUTS,
+        };
+        return Err((0, error.to_string()));
+    }
+    Ok((told, asked))
+}
+
+fn text(bytes: &[u8]) -> String {
+    String::from_utf8_lossy(bytes).into_owned()
 }
 
 /// A name that no other checkpoint has.

@@ -1,15 +1,18 @@
-//! One rank's file.
+//! One rank's file: the header, the checksums of its pieces, and the pieces.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, HashMap};
 use std::fs::File;
-use std::io::Write;
+use std::io::{BufWriter, Seek, SeekFrom, Write};
 use std::path::Path;
 
 use safetensors::tensor::Dtype as Stored;
+use twox_hash::XxHash3_64;
 
 use crate::header::{self, HEADER_LENGTH, HeaderEntry, header};
-use crate::index::{FileRecord, Written, checksum, file_name};
+use crate::index::{CHUNK, FileRecord, checksum, chunks, file_name};
+use crate::list::{Layout, Told, layout_of};
+use crate::runs::overlap;
 use crate::{CheckpointError, Dtype, Late, Piece};
 
 /// Longest header of a file that is read, and so written: that of about a million tensors. Tests have few.
@@ -23,6 +26,8 @@ pub(crate) const MAX_HEADER: u64 = if cfg!(test) {
 pub(crate) const ID: &str = "lowp.checkpoint";
 /// The key of a file's metadata that names its rank.
 pub(crate) const RANK: &str = "lowp.rank";
+/// The first tensor of a file: the checksums of its pieces, in the order of the file.
+pub(crate) const CHECKSUMS: &str = "lowp.checksums";
 
 /// The rank whose file of a checkpoint has these `metadata`; `None` of any other safetensors file.
 pub fn rank_of_file(metadata: &HashMap<String, String>) -> Option<&str> {
@@ -37,28 +42,34 @@ pub(crate) fn stored(dtype: Dtype) -> Stored {
     }
 }
 
-/// Checks pieces before anything is written.
-pub(crate) fn check(pieces: &[Piece<Late>]) -> Result<(), CheckpointError> {
-    let mut names: Vec<&str> = pieces.iter().map(|piece| piece.name.as_str()).collect();
-    names.sort_unstable();
-    if let Some(pair) = names.windows(2).find(|pair| pair[0] == pair[1]) {
-        return Err(CheckpointError::Invalid(format!(
-            "tensor '{}' has two pieces on one rank; give the part of each rank as one piece",
-            pair[0]
-        )));
+/// What the file has of a tensor: the shape of its only piece, or the entries of several, which follow each other.
+pub(crate) fn shape_in_file(blocks: &[crate::Block]) -> Vec<usize> {
+    match blocks {
+        [only] => only.shape.to_vec(),
+        several => vec![several.iter().filter_map(|block| block.entries()).sum()],
     }
-    for Piece {
-        name,
-        dtype,
-        full,
-        block,
-        bytes,
-    } in pieces
-    {
+}
+
+/// Checks pieces before anything is written, and puts them in the order of the file: wide entries first, so that every tensor is aligned; else
+/// tensors in the given order, and the pieces of one by their blocks.
+pub(crate) fn arrange(mut pieces: Vec<Piece<Late>>) -> Result<Vec<Piece<Late>>, CheckpointError> {
+    for piece in &pieces {
+        let Piece {
+            name,
+            dtype,
+            full,
+            block,
+            bytes,
+        } = piece;
+        if name == CHECKSUMS {
+            return Err(CheckpointError::Invalid(format!(
+                "a tensor is called '{name}', as the checksums of the pieces are; give it another name"
+            )));
+        }
         if !block.lies_in(*full) {
             return Err(CheckpointError::no_block(name, *full, *block));
         }
-        let needed = block.entries().and_then(|n| n.checked_mul(dtype.bytes()));
+        let needed = block.bytes(*dtype);
         if needed != Some(bytes.len()) {
             let (found, needed) = (bytes.len(), needed.unwrap_or(usize::MAX));
             return Err(CheckpointError::Invalid(format!(
@@ -66,63 +77,176 @@ pub(crate) fn check(pieces: &[Piece<Late>]) -> Result<(), CheckpointError> {
             )));
         }
     }
-    Ok(())
+    let mut first = HashMap::new();
+    for (number, piece) in pieces.iter().enumerate() {
+        first.entry(piece.name.clone()).or_insert(number);
+    }
+    pieces.sort_by_key(|piece| {
+        (
+            Reverse(piece.dtype.bytes()),
+            first.get(&piece.name).copied(),
+            piece.block,
+        )
+    });
+    for of_tensor in pieces.chunk_by(|a, b| a.name == b.name) {
+        let [one, others @ ..] = of_tensor else {
+            continue;
+        };
+        let wrong = |what| {
+            let name = &one.name;
+            CheckpointError::Invalid(format!("tensor '{name}' has {what} on one rank"))
+        };
+        if others.iter().any(|other| other.full != one.full) {
+            return Err(wrong("several shapes"));
+        }
+        if !others.is_empty() && overlap(of_tensor.iter().map(|piece| piece.block)) {
+            return Err(wrong("pieces that overlap"));
+        }
+    }
+    let mut last = HashMap::new();
+    let mixed = pieces.iter().find(|piece| {
+        let before = last.insert(&piece.name, piece.dtype);
+        before.is_some_and(|before| before != piece.dtype)
+    });
+    if let Some(Piece { name, .. }) = mixed {
+        return Err(CheckpointError::Invalid(format!(
+            "tensor '{name}' has several dtypes on one rank"
+        )));
+    }
+    Ok(pieces)
 }
 
-/// Writes the file of `rank` into `folder`, and waits until it is on the disk.
+/// Writes the file of `rank` with `pieces`, which [`arrange`] gave, into `folder`, and waits until it is on the disk. What the first rank
+/// is to know, and the layout, if that asks for it.
 pub(crate) fn write(
     folder: &Path,
     rank: usize,
     id: &str,
-    mut pieces: Vec<Piece<Late>>,
-) -> Result<Written, CheckpointError> {
-    let name = file_name(rank);
-    let path = folder.join(&name);
-    let about = [(ID, id.to_owned()), (RANK, rank.to_string())];
-    let about: BTreeMap<String, String> = about.map(|(key, value)| (key.to_owned(), value)).into();
-    // Wide entries first, so that every tensor is aligned.
-    pieces.sort_by_key(|piece| Reverse(piece.dtype.bytes()));
-    let entries = pieces.iter().map(|piece| HeaderEntry {
-        name: &piece.name,
-        dtype: stored(piece.dtype),
-        shape: &piece.block.shape,
-        bytes: piece.bytes.len(),
-    });
-    let header = header(entries, &about).map_err(std::io::Error::other);
-    let header = header.map_err(CheckpointError::io(&path, "write"))?;
-    let bytes = (header.len() - HEADER_LENGTH) as u64;
-    if bytes > MAX_HEADER {
-        return Err(CheckpointError::TooLong {
-            path,
-            what: "the header",
-            pieces: pieces.len(),
-            bytes,
-            most: MAX_HEADER,
-        });
-    }
-    let data: usize = pieces.iter().map(|piece| piece.bytes.len()).sum();
-    let length = (header.len() + data) as u64;
-    let failed = || CheckpointError::write(&path, length);
-    let mut file = File::create(&path).map_err(CheckpointError::io(&path, "create"))?;
-    let mut put = |bytes: &[u8]| file.write_all(bytes);
-    put(&header).map_err(failed())?;
-    let mut records = Vec::new();
-    // One piece after the other, so that no more of them than that on its way is in memory twice.
-    for piece in pieces {
-        let (name, kind) = (piece.name, (piece.dtype, piece.full, piece.block));
-        let bytes = match piece.bytes.wait() {
-            Ok(bytes) => bytes,
-            Err(why) => return Err(CheckpointError::NoBytes { name, why }),
+    pieces: Vec<Piece<Late>>,
+) -> Result<(Told, Vec<u8>), CheckpointError> {
+    let path = folder.join(file_name(rank));
+    let (layout, blocks) = layout(&pieces);
+    let head = Head::new(&path, (rank, id), &pieces)?;
+    let length = head.length;
+    let file = File::create(&path).map_err(CheckpointError::io(&path, "create"))?;
+    let mut file = BufWriter::with_capacity(1 << 20, file);
+    let head = head.write(&path, &mut file, pieces)?;
+    let synced = file.into_inner().map_err(|error| error.into_error());
+    let synced = synced.and_then(|file| file.sync_all());
+    synced.map_err(CheckpointError::write(&path, length))?;
+    let layout = layout.to_bytes();
+    let file = FileRecord {
+        bytes: length,
+        head,
+    };
+    Ok((Told::new(file, &layout, blocks), layout))
+}
+
+/// The layout of `pieces`, those of a tensor one behind the other, and the blocks of its kinds.
+fn layout(pieces: &[Piece<Late>]) -> (Layout, Vec<Vec<crate::Block>>) {
+    layout_of(pieces.chunk_by(|a, b| a.name == b.name).map(|pieces| {
+        let Piece {
+            name, dtype, full, ..
+        } = &pieces[0];
+        let blocks = pieces.iter().map(|piece| piece.block).collect();
+        (name.as_str(), *dtype, *full, blocks)
+    }))
+}
+
+/// What a file begins with.
+pub(crate) struct Head {
+    /// The header, and room for the checksums.
+    bytes: Vec<u8>,
+    /// Bytes of the header.
+    header: usize,
+    /// Bytes of the file.
+    pub(crate) length: u64,
+}
+
+impl Head {
+    pub(crate) fn new(
+        path: &Path,
+        (rank, id): (usize, &str),
+        pieces: &[Piece<Late>],
+    ) -> Result<Self, CheckpointError> {
+        let about = [(ID, id.to_owned()), (RANK, rank.to_string())];
+        let about = about.map(|(key, value)| (key.to_owned(), value)).into();
+        let sums = [pieces.iter().map(|piece| chunks(piece.bytes.len())).sum()];
+        let checksums = HeaderEntry {
+            name: CHECKSUMS,
+            dtype: Stored::U64,
+            shape: &sums,
+            bytes: 8 * sums[0],
         };
-        put(&bytes).map_err(failed())?;
-        records.push((name, kind.0, kind.1, kind.2, checksum(&bytes)));
+        let of_tensors = pieces.chunk_by(|a, b| a.name == b.name);
+        let of_tensors = of_tensors.filter_map(|pieces| {
+            let there = pieces.iter().map(|piece| piece.block);
+            let blocks: Vec<_> = there.filter(|block| !block.is_empty()).collect();
+            let bytes = pieces.iter().map(|piece| piece.bytes.len()).sum();
+            let shape = shape_in_file(&blocks);
+            (!blocks.is_empty()).then(|| (&pieces[0], shape, bytes))
+        });
+        let of_tensors: Vec<_> = of_tensors.collect();
+        let entries = of_tensors.iter().map(|(piece, shape, bytes)| HeaderEntry {
+            name: &piece.name,
+            dtype: stored(piece.dtype),
+            shape,
+            bytes: *bytes,
+        });
+        let about: BTreeMap<String, String> = about;
+        let header = header([checksums].into_iter().chain(entries), &about);
+        let mut bytes = header
+            .map_err(std::io::Error::other)
+            .map_err(CheckpointError::io(path, "write"))?;
+        let header = bytes.len();
+        if (header - HEADER_LENGTH) as u64 > MAX_HEADER {
+            return Err(CheckpointError::TooLong {
+                path: path.to_owned(),
+                what: "the header",
+                pieces: pieces.len(),
+                bytes: (header - HEADER_LENGTH) as u64,
+                most: MAX_HEADER,
+            });
+        }
+        bytes.resize(header + 8 * sums[0], 0);
+        let data: usize = pieces.iter().map(|piece| piece.bytes.len()).sum();
+        let length = (bytes.len() + data) as u64;
+        Ok(Self {
+            bytes,
+            header,
+            length,
+        })
     }
-    file.sync_all().map_err(failed())?;
-    Ok(Written {
-        file: FileRecord {
-            name,
-            bytes: length,
-        },
-        pieces: records,
-    })
+
+    /// Writes it and `pieces` to `file`, and then the checksums of these. Returns the checksum of what it has then.
+    pub(crate) fn write(
+        self,
+        path: &Path,
+        file: &mut (impl Write + Seek),
+        pieces: Vec<Piece<Late>>,
+    ) -> Result<String, CheckpointError> {
+        let failed = || CheckpointError::write(path, self.length);
+        let mut head = self.bytes;
+        file.write_all(&head).map_err(failed())?;
+        let mut at = self.header;
+        // One piece after the other, so that no more of them than that on its way is in memory twice.
+        for piece in pieces {
+            let name = piece.name;
+            let bytes = match piece.bytes.wait() {
+                Ok(bytes) => bytes,
+                Err(why) => return Err(CheckpointError::NoBytes { name, why }),
+            };
+            file.write_all(&bytes).map_err(failed())?;
+            for chunk in bytes.chunks(CHUNK) {
+                head[at..at + 8].copy_from_slice(&XxHash3_64::oneshot(chunk).to_le_bytes());
+                at += 8;
+            }
+        }
+        let sums = &head[self.header..];
+        file.seek(SeekFrom::Start(self.header as u64))
+            .and_then(|_| file.write_all(sums))
+            .and_then(|()| file.flush())
+            .map_err(failed())?;
+        Ok(checksum(&head))
+    }
 }

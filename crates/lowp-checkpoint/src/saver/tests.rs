@@ -3,7 +3,6 @@
 use super::*;
 use crate::folder::tests::SYNCS_LEFT;
 use crate::folder::{names, steps};
-use crate::index::{FileRecord, Written};
 use crate::writer::MAX_HEADER;
 use crate::{Block, Checkpoint, Dtype, folder_of, latest};
 use lowp_comm::{CommError, threads};
@@ -24,13 +23,26 @@ fn pieces(count: usize, rank: usize, ranks: usize) -> Vec<Piece> {
     (0..count).map(piece).collect()
 }
 
+/// `count` whole tensors that only `rank` has.
+fn own_pieces(count: usize, rank: usize) -> Vec<Piece> {
+    let mut own = pieces(count, 0, 1);
+    for piece in &mut own {
+        piece.name += &format!(".of.{rank}");
+    }
+    own
+}
+
 /// Saves steps of as many pieces and with what stands beside them, by `ranks` ranks; how each save of the first rank and of the last ended.
 fn save(folder: &Path, ranks: usize, steps: &[(usize, Value)]) -> Vec<[Result<u64, String>; 2]> {
     let run = |rank: usize, control: Arc<dyn Control>| {
         let mut saver = Saver::new(control, folder, None).expect("a folder");
         let steps = (1u64..).zip(steps);
         let save = |(step, (count, about)): (u64, &(usize, Value))| {
-            let started = saver.start(step, pieces(*count, rank, ranks), about.clone());
+            let pieces = match about["own"] == true {
+                true => own_pieces(*count, rank),
+                false => pieces(*count, rank, ranks),
+            };
+            let started = saver.start(step, pieces, about.clone());
             let saved = started.and_then(|()| saver.finish());
             saved.map(|_| step).map_err(|error| error.to_string())
         };
@@ -120,32 +132,17 @@ fn ranks_tell_each_other_little() {
     assert_eq!(files, expected);
 }
 
-/// A list that is not there any more, or another one, is an error of the first rank, which all hear.
+/// Tensors that only some ranks have are asked for, and make one index.
 #[test]
-fn a_list_that_changed_is_not_saved() {
+fn ranks_have_tensors_of_their_own() {
     let folder = tempfile::tempdir().expect("a folder");
-    for change in ["removed", "changed"] {
-        let mut saver = without_locks(folder.path(), None);
-        saver.start(1, pieces(3, 0, 1), json!({})).expect("a start");
-        let list = saver.writing.as_ref().expect("a checkpoint").folder.clone();
-        let list = list.join("rank-00000.list");
-        while !saver.writing.as_ref().expect("it").file.is_finished() {
-            thread::yield_now();
-        }
-        match change {
-            "removed" => fs::remove_file(&list).expect("a list"),
-            _ => {
-                // A list of another checksum, which can be read all the same.
-                let mut bytes = fs::read(&list).expect("a list");
-                *bytes.last_mut().expect("a byte") ^= 1;
-                fs::write(&list, bytes).expect("a list");
-            }
-        }
-        let error = saver.finish().expect_err("no list").to_string();
-        assert!(error.contains("rank-00000.list"), "{error}");
-        assert!(error.contains("was not saved"), "{error}");
-        assert_eq!(hidden(folder.path()), [""; 0]);
-    }
+    let ended = save(folder.path(), 3, &[(4, json!({ "own": true }))]);
+    assert_eq!(ended, [[Ok(1), Ok(1)]]);
+    let checkpoint = Checkpoint::latest(folder.path()).expect("a checkpoint");
+    checkpoint.verify().expect("it is whole");
+    let names: Vec<&str> = checkpoint.tensors().map(|tensor| tensor.name).collect();
+    assert_eq!(names.len(), 12);
+    assert!(names.contains(&"layer.3.rowwise_data.of.2"), "{names:?}");
 }
 
 /// Ranks that wait for a file that takes long meet less and less often.
@@ -177,9 +174,19 @@ fn waiting_takes_few_rounds() {
 fn what_could_not_be_read_is_not_saved() {
     let deep = (0..200).fold(json!(1), |inner, _| json!([inner]));
     let cases = [
-        (16, (1000, json!(1)), "the index of 16000 pieces", MAX_INDEX),
-        // More than ranks can tell each other at once.
-        (16, (3000, json!(1)), "the list of 48000 pieces", MAX_INDEX),
+        (
+            16,
+            (10, json!("x".repeat(1 << 20))),
+            "the index of 160 pieces",
+            MAX_INDEX,
+        ),
+        // More than the first rank asks for.
+        (
+            20,
+            (2000, json!({ "own": true })),
+            "the lists of tensors of 20",
+            MAX_LAYOUTS,
+        ),
         (
             1,
             (12_000, json!(1)),
@@ -203,34 +210,6 @@ fn what_could_not_be_read_is_not_saved() {
         let checkpoint = Checkpoint::open(&folder_of(folder.path(), 1)).expect("it stays");
         checkpoint.verify().expect("it is whole");
     }
-}
-
-/// Ten million pieces of a large model fit an index that is read.
-#[test]
-fn a_piece_takes_few_bytes_of_the_index() {
-    let (ranks, tensors) = (32, 100);
-    let each = 100_000_000_000;
-    let piece = |rank: usize, number: usize| {
-        let name = format!("layers.{number}.feed_forward.w2.columnwise_data");
-        let block = Block::of_row(rank * each, each);
-        (name, Dtype::U8, [1, ranks * each], block, checksum(&[7]))
-    };
-    let written = |rank: usize| Written {
-        file: FileRecord {
-            name: crate::index::file_name(rank),
-            bytes: each as u64,
-        },
-        pieces: (0..tensors).map(|number| piece(rank, number)).collect(),
-    };
-    let written = (0..ranks).map(written).collect();
-    let index = Index::new((checksum(&[]), 1), written, json!({})).expect("an index");
-    let text = index.render().expect("a text");
-    assert_eq!(
-        Index::parse(&text, Path::new("index.json")).expect("it is read"),
-        index
-    );
-    let bytes = text.len() / index.pieces();
-    assert!(bytes * 10_000_000 < 1 << 30, "{bytes} bytes a piece");
 }
 
 /// Where the file system has no locks nobody knows whether another run is at work: what it is writing stays, and both save.

@@ -201,15 +201,15 @@ fn damaged_checkpoints_say_how() {
         ("has no index.json", |folder| {
             fs::remove_file(&files(folder, 1)[0]).expect("a file")
         }),
-        ("the checkpoint has version 2", |folder| {
+        ("the checkpoint has version 3", |folder| {
             let path = &files(folder, 1)[0];
             let text = fs::read_to_string(path).expect("an index");
-            fs::write(path, text.replace("\"version\":1", "\"version\":2")).expect("a file");
+            fs::write(path, text.replace("\"version\":2", "\"version\":3")).expect("a file");
         }),
         ("its checksum is another one", |folder| {
             let path = &files(folder, 1)[0];
             let text = fs::read_to_string(path).expect("an index");
-            fs::write(path, text.replace("rank-00001", "rank-00002")).expect("a file");
+            fs::write(path, text.replace("\"step\":1", "\"step\":2")).expect("a file");
         }),
         ("the checksum of tensor", |folder| {
             let path = &files(folder, 1)[3];
@@ -245,59 +245,79 @@ fn hostile_indexes_are_rejected() {
     let text = fs::read_to_string(&path).expect("an index");
     let document: serde_json::Value = serde_json::from_str(&text).expect("JSON");
     let max = u64::MAX;
+    let of = |name: &str, place: &str| {
+        let kind = &document["index"]["tensors"][name];
+        format!("/kinds/{kind}/{place}")
+    };
+    // A run is rank, number of ranks, first row, first column, rows, columns, axis.
     let changes = [
         (
-            "/files/0/name",
-            json!("../rank-00000.safetensors"),
-            "is called",
+            "/files/0/bytes".to_owned(),
+            json!(max),
+            "larger than can be",
         ),
+        ("/files/0/bytes".to_owned(), json!(9), "which is no length"),
         (
-            "/tensors/rows/shape",
+            of("rows", "shape"),
             json!([max, max]),
             "its shape cannot be",
         ),
-        ("/tensors/rows/shape", json!([11, 7]), "entries of 77"),
-        ("/tensors/rows/pieces/0/rank", json!(2), "on no rank"),
+        (of("rows", "shape"), json!([11, 7]), "entries of 77"),
+        (of("rows", "runs/0/0"), json!(2), "on no rank"),
+        (of("rows", "runs/0/2"), json!(max), "outside of it"),
+        (of("rows", "runs/1/2"), json!(5), "overlap"),
+        (of("rows", "runs/1/1"), json!(0), "an empty piece"),
+        (of("rows", "runs/1/1"), json!(max), "outside of it"),
+        (of("rows", "runs/0/6"), json!(2), "outside of it"),
         (
-            "/tensors/rows/pieces/0/block/start",
-            json!([max, 0]),
-            "outside of it",
-        ),
-        (
-            "/tensors/rows/pieces/0/block/start",
-            json!([5, 0]),
-            "overlap",
-        ),
-        (
-            "/tensors/rows/pieces/1/rank",
-            json!(0),
-            "two pieces on one rank",
-        ),
-        (
-            "/tensors/rows/dtype",
+            of("rows", "dtype"),
             json!("F32"),
-            "another shape or dtype",
+            "its header does not fit it",
         ),
         (
-            "/tensors/none/shape",
+            of("none", "shape"),
             json!([1, 7]),
             "its pieces have 0 entries",
         ),
-        ("/files", json!([]), "on no rank"),
+        ("/tensors/rows".to_owned(), json!(99), "of no kind"),
+        ("/files".to_owned(), json!([]), "on no rank"),
     ];
     for (pointer, value, expected) in changes {
         let mut changed = document.clone();
-        let place = changed["index"].pointer_mut(pointer).expect("a value");
+        let place = changed["index"].pointer_mut(&pointer).expect("a value");
         *place = value;
         let compact = serde_json::to_vec(&changed["index"]).expect("JSON");
         let sum = format!("{:016x}", twox_hash::XxHash3_64::oneshot(&compact));
         changed["checksum"] = json!(sum);
         fs::write(&path, changed.to_string()).expect("a file");
-        let error = Checkpoint::latest(folder.path()).expect_err(pointer);
+        let opened = Checkpoint::latest(folder.path());
+        let error = opened.and_then(|checkpoint| checkpoint.verify());
+        let error = error.expect_err(&pointer);
         assert!(error.to_string().contains(expected), "{pointer}: {error}");
     }
     fs::write(&path, &text).expect("a file");
     Checkpoint::latest(folder.path()).expect("as it was");
+}
+
+/// What lowp saved before its index had kinds.
+#[test]
+fn version_1_is_read() {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/version-1/step-00000007");
+    let checkpoint = Checkpoint::open(&folder).expect("a checkpoint");
+    checkpoint.check_files().expect("it is whole");
+    checkpoint.verify().expect("it is whole");
+    assert_eq!((checkpoint.step(), checkpoint.ranks()), (7, 3));
+    assert_eq!(checkpoint.about(), &json!({ "step": 7 }));
+    for (name, shape, axis) in TENSORS {
+        let shares = [shares(shape, axis, 2), vec![Block::whole(shape)]].concat();
+        for block in shares {
+            let read = checkpoint.read(name, Dtype::U8, shape, block);
+            assert_eq!(
+                read.expect("a block"),
+                cut(&tensor(name, shape), shape, block)
+            );
+        }
+    }
 }
 
 #[test]
@@ -309,7 +329,7 @@ fn wrong_questions_are_answered() {
         .tensors()
         .map(|tensor| (tensor.name, tensor.pieces))
         .collect();
-    assert_eq!(names, [("cols", 2), ("flat", 2), ("none", 2), ("rows", 2)]);
+    assert_eq!(names, [("cols", 2), ("flat", 2), ("none", 0), ("rows", 2)]);
     let whole = Block::whole([11, 6]);
     let error = checkpoint
         .read("nothing", Dtype::U8, [11, 6], whole)
@@ -393,7 +413,7 @@ fn a_failed_write_is_an_error_on_every_rank() {
             }
             let both = pieces(rank, 2).into_iter().chain(pieces(rank, 2)).collect();
             let error = saver.start(9, both, json!(null)).unwrap_err().to_string();
-            assert!(error.contains("two pieces on one rank"), "{error}");
+            assert!(error.contains("pieces that overlap on one rank"), "{error}");
             // The folder is not where it was.
             let move_it = |from: &Path, to: &Path| {
                 if rank == 0 {

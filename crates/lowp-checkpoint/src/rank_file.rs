@@ -1,0 +1,261 @@
+//! [`RankFile`]: where the pieces in the file of a rank begin and end, and their checksums.
+
+use std::collections::HashMap;
+use std::fs::{self, File};
+use std::io::{Read, Seek, SeekFrom};
+use std::ops::Range;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use safetensors::tensor::{Dtype as Stored, Metadata};
+use twox_hash::XxHash3_64;
+
+use crate::header::HEADER_LENGTH;
+use crate::index::{CHUNK, Held, Index, checksum, chunks};
+use crate::runs::of_rank;
+use crate::writer::{CHECKSUMS, ID, RANK, shape_in_file, stored};
+use crate::{Block, CheckpointError};
+
+/// The file of a rank, whose header was read and fits the index.
+#[derive(Debug)]
+pub(crate) struct RankFile {
+    path: PathBuf,
+    /// By tensor.
+    places: HashMap<String, Vec<Place>>,
+    /// Of all chunks of all pieces, in the order of the file.
+    checksums: Vec<u64>,
+    /// Bytes that have one checksum.
+    chunk: usize,
+}
+
+/// Where a piece lies.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Place {
+    pub(crate) block: Block,
+    start: u64,
+    bytes: usize,
+    /// The first of its checksums.
+    checksum: usize,
+}
+
+/// The length of the file at `path`, if it is one.
+pub(crate) fn check_length(path: &Path, length: u64) -> Result<(), CheckpointError> {
+    // A pipe may have no writer.
+    let found = fs::metadata(path).map_err(CheckpointError::io(path, "open"))?;
+    if !found.is_file() || found.len() != length {
+        let found = found.len();
+        let why = format!("it has {found} bytes of {length}");
+        return Err(CheckpointError::damaged(path, why));
+    }
+    Ok(())
+}
+
+impl RankFile {
+    /// Opens the file `path` of `rank`, whose pieces are as long as `held` says, and compares its header with the index.
+    pub(crate) fn open(
+        path: &Path,
+        (rank, held): (usize, Held),
+        index: &Index,
+    ) -> Result<(Self, File), CheckpointError> {
+        check_length(path, index.files[rank].bytes)?;
+        let mut file = File::open(path).map_err(CheckpointError::io(path, "open"))?;
+        let opened = Self::read_head(&mut file, (rank, held), index);
+        let (places, checksums) = opened.map_err(|why| CheckpointError::damaged(path, why))?;
+        let chunk = match index.checksums {
+            Some(_) => usize::MAX,
+            None => CHUNK,
+        };
+        let opened = Self {
+            path: path.to_owned(),
+            places,
+            checksums,
+            chunk,
+        };
+        Ok((opened, file))
+    }
+
+    fn read_head(
+        file: &mut File,
+        (rank, held): (usize, Held),
+        index: &Index,
+    ) -> Result<(HashMap<String, Vec<Place>>, Vec<u64>), String> {
+        let old = index.checksums.as_ref().map(|old| &old[rank]);
+        let head = index.head(rank, held).ok_or("its length cannot be")?;
+        let mut bytes = Vec::new();
+        let read = file.take(head).read_to_end(&mut bytes);
+        read.map_err(|error| format!("its header cannot be read: {error}"))?;
+        let (length, rest) = bytes.split_first_chunk().ok_or("its header is cut off")?;
+        let length = usize::try_from(u64::from_le_bytes(*length)).ok();
+        let parts = length.and_then(|length| rest.split_at_checked(length));
+        let Some((header, checksums)) = parts else {
+            return Err("its header does not fit it".to_owned());
+        };
+        if old.is_some() && !checksums.is_empty() {
+            return Err("its header does not fit it".to_owned());
+        }
+        let metadata: Metadata =
+            serde_json::from_slice(header).map_err(|error| format!("its header: {error}"))?;
+        let about = |key: &str| {
+            let about = metadata.metadata().as_ref()?;
+            about.get(key).map(String::as_str)
+        };
+        if about(ID) != Some(&index.id) {
+            return Err("it belongs to another checkpoint".to_owned());
+        }
+        if about(RANK) != Some(&*rank.to_string()) {
+            return Err(format!("it is not the file of rank {rank}"));
+        }
+        if old.is_none() && checksum(&bytes) != index.files[rank].head {
+            return Err("the checksum of its header is another one".to_owned());
+        }
+        let (words, _) = checksums.as_chunks::<8>();
+        let mut sums: Vec<u64> = words.iter().map(|&word| u64::from_le_bytes(word)).collect();
+        let tensors = metadata.tensors();
+        if old.is_none() {
+            let found = tensors.get(CHECKSUMS);
+            let fits = found.is_some_and(|found| {
+                found.dtype == Stored::U64 && found.data_offsets == (0, checksums.len())
+            });
+            if !fits {
+                return Err(format!("it has no '{CHECKSUMS}' in front"));
+            }
+        }
+        // In the order of the file.
+        let mut order: Vec<_> = tensors
+            .iter()
+            .filter(|(name, _)| *name != CHECKSUMS)
+            .collect();
+        // Those without entries have no place; only version 1 has them.
+        order.retain(|(_, info)| old.is_none() || !info.shape.contains(&0));
+        order.sort_by_key(|(_, info)| info.data_offsets.0);
+        let blocks: Vec<Vec<Block>> = index
+            .kinds
+            .iter()
+            .map(|kind| of_rank(&kind.runs, rank))
+            .collect();
+        let needed = index
+            .tensors
+            .values()
+            .filter(|&&kind| !blocks[kind].is_empty())
+            .count();
+        if order.len() != needed {
+            return Err(format!("it has {} tensors of {needed}", order.len()));
+        }
+        let begin = (HEADER_LENGTH + header.len()) as u64;
+        let (mut places, mut next) = (HashMap::with_capacity(needed), 0);
+        for (name, info) in order {
+            let Some(&number) = index.tensors.get(name) else {
+                return Err(format!("tensor '{name}' is not in the index"));
+            };
+            let (kind, blocks) = (&index.kinds[number], &blocks[number]);
+            if info.dtype != stored(kind.dtype) || info.shape != shape_in_file(blocks) {
+                return Err(format!("tensor '{name}' has another shape or dtype"));
+            }
+            let (mut at, mut of_tensor) = (info.data_offsets.0 as u64, Vec::new());
+            for &block in blocks {
+                let bytes = block.bytes(kind.dtype).unwrap_or(usize::MAX);
+                let (start, checksum) = (begin + at, next);
+                of_tensor.push(Place {
+                    block,
+                    start,
+                    bytes,
+                    checksum,
+                });
+                at += bytes as u64;
+                match old {
+                    Some(old) => {
+                        sums.push(*old.get(name).ok_or("a checksum is missing")?);
+                        next += 1;
+                    }
+                    None => next += chunks(bytes),
+                }
+            }
+            let fits = begin + at <= index.files[rank].bytes;
+            if at != info.data_offsets.1 as u64 || !fits {
+                return Err(format!("tensor '{name}' lies outside of it"));
+            }
+            places.insert(name.clone(), of_tensor);
+        }
+        match sums.len() == next {
+            true => Ok((places, sums)),
+            false => Err(format!("it has {} checksums of {next}", sums.len())),
+        }
+    }
+
+    /// The place of the piece `block` of tensor `name`.
+    pub(crate) fn place(&self, name: &str, block: Block) -> Result<Place, CheckpointError> {
+        let places = self.places.get(name).map_or(&[][..], Vec::as_slice);
+        let found = places.iter().find(|place| place.block == block);
+        found.copied().ok_or_else(|| {
+            CheckpointError::damaged(&self.path, format!("tensor '{name}' is missing"))
+        })
+    }
+
+    /// All pieces with the names of their tensors, in the order of the file.
+    pub(crate) fn all(&self) -> Vec<(&str, Place)> {
+        let places = self.places.iter();
+        let places = places.flat_map(|(name, all)| all.iter().map(|&place| (name.as_str(), place)));
+        let mut all: Vec<_> = places.collect();
+        all.sort_by_key(|(_, place)| place.start);
+        all
+    }
+
+    /// The number of bytes of a piece.
+    pub(crate) const fn bytes(&self, place: Place) -> usize {
+        place.bytes
+    }
+
+    /// The bytes of a piece whose checksums are needed for those of `range`.
+    pub(crate) fn cover(&self, place: Place, range: Range<usize>) -> Range<usize> {
+        let start = range.start / self.chunk * self.chunk;
+        let end = range.end.div_ceil(self.chunk).saturating_mul(self.chunk);
+        start..end.min(place.bytes)
+    }
+
+    /// The bytes `range` of a piece, which [`RankFile::cover`] gave, of the open `file`.
+    pub(crate) fn read(
+        &self,
+        mut file: &File,
+        (name, place): (&str, Place),
+        range: Range<usize>,
+    ) -> Result<Vec<u8>, CheckpointError> {
+        let mut bytes = vec![0; range.len()];
+        file.seek(SeekFrom::Start(place.start + range.start as u64))
+            .and_then(|_| file.read_exact(&mut bytes))
+            .map_err(CheckpointError::io(&self.path, "read"))?;
+        let first = place.checksum + range.start / self.chunk;
+        for (number, chunk) in bytes.chunks(self.chunk).enumerate() {
+            if self.checksums.get(first + number) != Some(&XxHash3_64::oneshot(chunk)) {
+                let why = format!("the checksum of tensor '{name}' is another one");
+                return Err(CheckpointError::damaged(&self.path, why));
+            }
+        }
+        Ok(bytes)
+    }
+}
+
+/// Open files of ranks: the few that were read last.
+#[derive(Debug, Default)]
+pub(crate) struct Handles(Vec<(usize, Arc<File>)>);
+
+impl Handles {
+    /// Most of them: processes may have a thousand files open.
+    const MOST: usize = 16;
+
+    pub(crate) fn keep(&mut self, rank: usize, file: File) -> Arc<File> {
+        let file = Arc::new(file);
+        if self.0.len() == Self::MOST {
+            self.0.remove(0);
+        }
+        self.0.push((rank, file.clone()));
+        file
+    }
+
+    pub(crate) fn get(&mut self, rank: usize) -> Option<Arc<File>> {
+        let at = self.0.iter().position(|(other, _)| *other == rank)?;
+        let found = self.0.remove(at);
+        let file = found.1.clone();
+        self.0.push(found);
+        Some(file)
+    }
+}

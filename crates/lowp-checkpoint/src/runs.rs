@@ -1,0 +1,164 @@
+//! [`Run`]: equal pieces of ranks that follow each other, one behind the other in the tensor. A tensor that is cut evenly over ranks is one.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::ops::Range;
+
+use serde::{Deserialize, Serialize};
+
+use crate::Block;
+
+/// `count` pieces, of the ranks from `rank` on. The text has seven numbers, in the order of the fields.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(into = "[usize; 7]", from = "[usize; 7]")]
+pub(crate) struct Run {
+    pub(crate) rank: usize,
+    pub(crate) count: usize,
+    /// The piece of the first rank.
+    pub(crate) block: Block,
+    /// Each piece begins where the one before ends along this axis.
+    pub(crate) axis: usize,
+}
+
+impl From<Run> for [usize; 7] {
+    fn from(run: Run) -> Self {
+        let ([row, col], [rows, cols]) = (run.block.start, run.block.shape);
+        [run.rank, run.count, row, col, rows, cols, run.axis]
+    }
+}
+
+impl From<[usize; 7]> for Run {
+    fn from([rank, count, row, col, rows, cols, axis]: [usize; 7]) -> Self {
+        let block = Block {
+            start: [row, col],
+            shape: [rows, cols],
+        };
+        Self {
+            rank,
+            count,
+            block,
+            axis,
+        }
+    }
+}
+
+impl Run {
+    /// What its pieces make up together; `None` if that cannot be counted.
+    pub(crate) fn union(self) -> Option<Block> {
+        let mut union = self.block;
+        let along = union.shape.get_mut(self.axis)?;
+        *along = along.checked_mul(self.count)?;
+        Some(union)
+    }
+
+    /// The piece of rank `self.rank + number`.
+    fn piece(self, number: usize) -> Block {
+        let mut block = self.block;
+        block.start[self.axis] += number * block.shape[self.axis];
+        block
+    }
+
+    /// Its pieces with their ranks, of those whose numbers are in `numbers`.
+    fn pieces(self, numbers: Range<usize>) -> impl Iterator<Item = (usize, Block)> {
+        numbers.map(move |number| (self.rank + number, self.piece(number)))
+    }
+
+    /// The numbers of the pieces that have an entry in common with `block`, which is not empty.
+    fn meeting(self, block: Block) -> Range<usize> {
+        let common = self.union().and_then(|union| union.common(block));
+        let Some(common) = common else { return 0..0 };
+        let each = self.block.shape[self.axis];
+        let start = common.start[self.axis] - self.block.start[self.axis];
+        start / each..(start + common.shape[self.axis]).div_ceil(each)
+    }
+
+    /// Whether the piece `block` of `rank` follows; the run then has it.
+    fn takes(&mut self, (rank, block): (usize, Block)) -> bool {
+        let next = |axis: usize| {
+            let behind = Self { axis, ..*self }.union()?;
+            let mut next = self.block;
+            next.start[axis] = behind.start[axis].checked_add(behind.shape[axis])?;
+            Some(next == block && rank == self.rank + self.count)
+        };
+        let next = |axis: usize| next(axis) == Some(true);
+        let axis = match self.count {
+            1 => [0, 1].into_iter().find(|&axis| next(axis)),
+            _ => Some(self.axis).filter(|&axis| next(axis)),
+        };
+        if let Some(axis) = axis {
+            (self.axis, self.count) = (axis, self.count + 1);
+        }
+        axis.is_some()
+    }
+}
+
+/// The runs of `pieces`, which are in the order of ranks and of blocks of a rank, and none of which is empty.
+pub(crate) fn runs_of(pieces: impl IntoIterator<Item = (usize, Block)>) -> Vec<Run> {
+    let mut runs: Vec<Run> = Vec::new();
+    for (rank, block) in pieces {
+        if !runs
+            .last_mut()
+            .is_some_and(|last| last.takes((rank, block)))
+        {
+            runs.push(Run {
+                rank,
+                count: 1,
+                block,
+                axis: 0,
+            });
+        }
+    }
+    runs
+}
+
+/// All pieces of `runs`.
+pub(crate) fn pieces(runs: &[Run]) -> impl Iterator<Item = (usize, Block)> {
+    runs.iter().flat_map(|run| run.pieces(0..run.count))
+}
+
+/// The blocks of `rank`, in order, as its file has them.
+pub(crate) fn of_rank(runs: &[Run], rank: usize) -> Vec<Block> {
+    let numbers = runs.iter().filter_map(|run| {
+        let number = rank.checked_sub(run.rank)?;
+        (number < run.count).then(|| run.piece(number))
+    });
+    let mut blocks: Vec<Block> = numbers.collect();
+    blocks.sort_unstable();
+    blocks
+}
+
+/// The pieces that have an entry in common with `block`, in the order of ranks and of blocks of a rank.
+pub(crate) fn meeting(runs: &[Run], block: Block) -> Vec<(usize, Block)> {
+    let mut found: Vec<_> = runs
+        .iter()
+        .flat_map(|run| run.pieces(run.meeting(block)))
+        .collect();
+    found.sort_unstable();
+    found
+}
+
+/// Whether two of `blocks` have an entry in common: a sweep over the rows, with the columns of the blocks that a row meets.
+pub(crate) fn overlap(blocks: impl IntoIterator<Item = Block>) -> bool {
+    let mut blocks: Vec<Block> = blocks.into_iter().collect();
+    blocks.retain(|block| block.entries() != Some(0));
+    blocks.sort_unstable();
+    // By first column: the column behind the last. By row behind the last: first columns.
+    let mut columns: BTreeMap<usize, usize> = BTreeMap::new();
+    let mut ends: BTreeSet<(usize, usize)> = BTreeSet::new();
+    for block in blocks {
+        let ([row, col], [rows, cols]) = (block.start, block.shape);
+        while let Some(&(end, start)) = ends.first().filter(|(end, _)| *end <= row) {
+            ends.remove(&(end, start));
+            columns.remove(&start);
+        }
+        let before = columns.range(..=col).next_back();
+        let after = columns.range(col..).next();
+        if before.is_some_and(|(_, end)| *end > col)
+            || after.is_some_and(|(start, _)| *start < col + cols)
+        {
+            return true;
+        }
+        columns.insert(col, col + cols);
+        ends.insert((row + rows, col));
+    }
+    false
+}
