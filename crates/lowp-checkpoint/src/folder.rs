@@ -355,4 +355,5 @@ fn synced(path: &Path, sync: fn(&Path) -> io::Result<()>) -> Result<(), Checkpoi
 }
 
 #[cfg(test)]
+#[path = "folder/tests.rs"]
 pub(crate) mod tests;

@@ -19,8 +19,8 @@ pub(crate) const VERSION: u64 = 2;
 pub(crate) const MAX_INDEX: u64 = if cfg!(test) { 1 << 20 } else { 1 << 30 };
 /// Its name in the folder.
 pub(crate) const INDEX: &str = "index.json";
-/// Bytes of a piece that have one checksum, so that who needs a part of it reads no more than that.
-pub(crate) const CHUNK: usize = if cfg!(test) { 1 << 6 } else { 4 << 20 };
+/// Bytes of a piece that have one checksum, so that who needs a part of a piece reads little else.
+pub(crate) const CHUNK: usize = if cfg!(test) { 1 << 6 } else { 1 << 16 };
 
 /// The checksum of `bytes`: XXH3 of 64 bits without a seed, as sixteen hexadecimal digits.
 pub fn checksum(bytes: &[u8]) -> String {

@@ -54,7 +54,7 @@ pub use error::CheckpointError;
 pub use folder::{check_writable, folder_of, is_checkpoint, is_of_checkpoints, latest, steps};
 pub use header::{HEADER_LENGTH, HeaderEntry, MAX_HEADER, header};
 pub use index::checksum;
-pub use reader::{Checkpoint, TensorInfo};
+pub use reader::{Checkpoint, Reads, TensorInfo};
 pub use saver::Saver;
 pub use sync::sync_folder;
 pub use weight_record::{is_weight_record, weight_record};

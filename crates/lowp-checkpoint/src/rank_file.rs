@@ -38,6 +38,13 @@ pub(crate) struct Place {
     checksum: usize,
 }
 
+impl Place {
+    /// Where in the file byte `at` of the piece lies.
+    pub(crate) const fn byte(self, at: usize) -> u64 {
+        self.start + at as u64
+    }
+}
+
 /// The length of the file at `path`, if it is one.
 pub(crate) fn check_length(path: &Path, length: u64) -> Result<(), CheckpointError> {
     // A pipe may have no writer.
@@ -220,7 +227,7 @@ impl RankFile {
         range: Range<usize>,
     ) -> Result<Vec<u8>, CheckpointError> {
         let mut bytes = vec![0; range.len()];
-        file.seek(SeekFrom::Start(place.start + range.start as u64))
+        file.seek(SeekFrom::Start(place.byte(range.start)))
             .and_then(|_| file.read_exact(&mut bytes))
             .map_err(CheckpointError::io(&self.path, "read"))?;
         let first = place.checksum + range.start / self.chunk;

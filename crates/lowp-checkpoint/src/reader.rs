@@ -31,8 +31,29 @@ pub struct Checkpoint {
 struct State {
     files: HashMap<usize, Arc<RankFile>>,
     handles: Handles,
-    opens: usize,
+    reads: Reads,
     last: Option<Last>,
+}
+
+/// What was read of the files of ranks so far, but for their headers.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Reads {
+    /// How often a file was opened.
+    pub opens: usize,
+    /// Bytes of pieces.
+    pub bytes: usize,
+    /// How often they were read behind another place than that where the read before ended.
+    pub seeks: usize,
+    /// Where that was: the rank, and the byte of its file.
+    end: (usize, u64),
+}
+
+impl Reads {
+    fn add(&mut self, rank: usize, (start, bytes): (u64, usize)) {
+        self.seeks += usize::from(self.end != (rank, start));
+        self.bytes += bytes;
+        self.end = (rank, start + bytes as u64);
+    }
 }
 
 /// The part of a piece that was read last.
@@ -120,9 +141,9 @@ impl Checkpoint {
             .collect()
     }
 
-    /// How often a file of a rank was opened so far.
-    pub fn opens(&self) -> usize {
-        self.state().opens
+    /// What was read of the files of ranks so far.
+    pub fn reads(&self) -> Reads {
+        self.state().reads
     }
 
     /// Its folder.
@@ -209,7 +230,7 @@ impl Checkpoint {
         {
             let file = self.file(rank)?;
             let whole = 0..block.bytes(dtype).unwrap_or_default();
-            return self.with_handle(rank, |handle| file.read(handle, (name, place), whole));
+            return self.read_part(rank, &file, (name, place), whole);
         }
         let width = dtype.bytes();
         // Within the tensor, whose bytes were counted.
@@ -294,30 +315,34 @@ impl Checkpoint {
             return Ok(file.clone());
         }
         let (file, handle) = self.open_file(rank)?;
-        state.opens += 1;
+        state.reads.opens += 1;
         state.handles.keep(rank, handle);
         let file = Arc::new(file);
         state.files.insert(rank, file.clone());
         Ok(file)
     }
 
-    /// Calls `f` with the open file of `rank`; one call at a time.
-    fn with_handle<T>(
+    /// Reads `range` of a piece in the file of `rank`, which is opened again if others were read meanwhile. One call at a time.
+    fn read_part(
         &self,
         rank: usize,
-        f: impl FnOnce(&File) -> Result<T, CheckpointError>,
-    ) -> Result<T, CheckpointError> {
+        file: &RankFile,
+        piece: (&str, Place),
+        range: Range<usize>,
+    ) -> Result<Vec<u8>, CheckpointError> {
         let mut state = self.state();
         let handle = match state.handles.get(rank) {
             Some(handle) => handle,
             None => {
                 let path = self.folder.join(file_name(rank));
-                let file = File::open(&path).map_err(CheckpointError::io(&path, "open"))?;
-                state.opens += 1;
-                state.handles.keep(rank, file)
+                let handle = File::open(&path).map_err(CheckpointError::io(&path, "open"))?;
+                state.reads.opens += 1;
+                state.handles.keep(rank, handle)
             }
         };
-        f(&handle)
+        let read = (piece.1.byte(range.start), range.len());
+        state.reads.add(rank, read);
+        file.read(&handle, piece, range)
     }
 
     /// Calls `f` with the bytes `range` of a piece; what has checksums together with them is kept until something else is read.
@@ -337,9 +362,7 @@ impl Checkpoint {
             Some(kept) => kept,
             None => {
                 let cover = file.cover(place, range.clone());
-                let bytes = self.with_handle(rank, |handle| {
-                    file.read(handle, (name, place), cover.clone())
-                })?;
+                let bytes = self.read_part(rank, &file, (name, place), cover.clone())?;
                 Last {
                     rank,
                     tensor: name.to_owned(),
@@ -355,3 +378,7 @@ impl Checkpoint {
         Ok(())
     }
 }
+
+#[cfg(test)]
+#[path = "reader/tests.rs"]
+mod tests;

@@ -58,20 +58,21 @@ impl<B: Backend, R: Recipe> ShardedModel<B, R> {
             .collect())
     }
 
-    /// Masters, moments and weights.
+    /// Masters, then moments, then weights, as [`ShardedModel::load`] reads them: a file is read from its begin to its end.
     fn large_pieces(&self, stream: &B, first: bool) -> Result<Vec<Piece<Late>>, ModelError> {
-        let mut pieces = Vec::new();
+        let (mut states, mut buffers) = ([Vec::new(), Vec::new()], Vec::new());
         for ((id, weight), name) in self.weights.iter().zip(&self.names) {
             let elements = &weight.element_ranges()[self.mesh.shard.rank()];
             let param = (*id, elements.start, weight.elements());
-            self.add_state(&mut pieces, stream, name, param)?;
-            pieces.extend(weight.pieces(stream, name, first)?);
+            self.add_state(&mut states, stream, name, param)?;
+            buffers.extend(weight.pieces(stream, name, first)?);
         }
         let vars = self.vars.elements();
         for ((id, name), (elements, len)) in self.var_ids.iter().zip(self.vars.names()).zip(vars) {
-            self.add_state(&mut pieces, stream, name, (*id, elements.start, len))?;
+            self.add_state(&mut states, stream, name, (*id, elements.start, len))?;
         }
-        Ok(pieces)
+        let [masters, moments] = states;
+        Ok([masters, moments, buffers].into_iter().flatten().collect())
     }
 
     /// Counts of steps and delayed scales.
@@ -89,9 +90,10 @@ impl<B: Backend, R: Recipe> ShardedModel<B, R> {
         Ok(pieces)
     }
 
+    /// Adds a master and moments.
     fn add_state(
         &self,
-        pieces: &mut Vec<Piece<Late>>,
+        [masters, moments]: &mut [Vec<Piece<Late>>; 2],
         stream: &B,
         name: &str,
         (id, start, len): (lowp_optim::ParamId, usize, usize),
@@ -100,7 +102,11 @@ impl<B: Backend, R: Recipe> ShardedModel<B, R> {
         let [first, second] = state.moments;
         for (what, values) in STATE.iter().zip([state.master, first, second]) {
             let bytes = values.len() * size_of::<f32>();
-            pieces.push(Piece {
+            let to = match *what == STATE[0] {
+                true => &mut *masters,
+                false => &mut *moments,
+            };
+            to.push(Piece {
                 name: format!("{name}.{what}"),
                 dtype: Dtype::F32,
                 full: [1, len],
