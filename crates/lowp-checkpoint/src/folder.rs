@@ -137,9 +137,14 @@ pub fn latest(folder: &Path) -> Result<PathBuf, CheckpointError> {
     let Some(step) = step_of(name) else {
         return Err(none("its file `latest` names no checkpoint"));
     };
-    let places = [folder_of(folder, step), replaced(folder, step)];
-    let found = places.into_iter().find(|place| is_checkpoint(place));
+    let found = of_step(folder, step);
     found.ok_or_else(|| none(&format!("its latest checkpoint {name} is not there")))
+}
+
+/// The checkpoint of `step` in `folder`, where it is being replaced under its other name.
+pub(crate) fn of_step(folder: &Path, step: u64) -> Option<PathBuf> {
+    let places = [folder_of(folder, step), replaced(folder, step)];
+    places.into_iter().find(|place| is_checkpoint(place))
 }
 
 /// Whether a run could save to `folder` now, as far as one process can tell: of its path what is there is a folder that takes files,
@@ -215,7 +220,8 @@ pub(crate) fn lock(folder: &Path) -> Result<Option<File>, CheckpointError> {
     }
 }
 
-fn step_of(name: &str) -> Option<u64> {
+/// The step in the name of a checkpoint's folder.
+pub(crate) fn step_of(name: &str) -> Option<u64> {
     let step = name.strip_prefix("step-")?.parse().ok()?;
     (name == name_of(step)).then_some(step)
 }

@@ -2,13 +2,14 @@
 
 use std::collections::HashMap;
 use std::fs::{self, File};
+use std::io::ErrorKind;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use serde_json::Value;
 
-use crate::folder::latest;
+use crate::folder::{is_checkpoint, latest, of_step, step_of, steps};
 use crate::index::{Held, INDEX, Index, Kind, MAX_INDEX, file_name};
 use crate::rank_file::{Handles, Place, RankFile, check_length};
 use crate::runs::{meeting, pieces};
@@ -97,6 +98,59 @@ impl Checkpoint {
     /// There is none, or as [`Checkpoint::open`].
     pub fn latest(folder: &Path) -> Result<Self, CheckpointError> {
         Self::open(&latest(folder)?)
+    }
+
+    /// Opens the checkpoint of `step` in `folder`, which may be a checkpoint itself.
+    ///
+    /// # Errors
+    /// There is none, or as [`Checkpoint::open`].
+    pub fn of_step(folder: &Path, step: u64) -> Result<Self, CheckpointError> {
+        if is_checkpoint(folder) {
+            return Self::open(folder);
+        }
+        let none = || CheckpointError::NoCheckpoint {
+            path: folder.to_owned(),
+            why: format!("it has no checkpoint of step {step}"),
+        };
+        Self::open(&of_step(folder, step).ok_or_else(none)?)
+    }
+
+    /// Opens the latest checkpoint of `folder` if all of its files are there ([`Checkpoint::check_files`]), else the newest one before it of
+    /// which they are. Returns, too, what is wrong with those that were left out.
+    ///
+    /// # Errors
+    /// None is whole: the error of the latest; or one is of another version.
+    pub fn newest_whole(folder: &Path) -> Result<(Self, Vec<CheckpointError>), CheckpointError> {
+        let whole = |place: &Path| {
+            let checkpoint = Self::open(place)?;
+            checkpoint.check_files().map(|()| checkpoint)
+        };
+        let newest = latest(folder).and_then(|place| whole(&place));
+        let mut damaged = match newest {
+            Ok(checkpoint) => return Ok((checkpoint, Vec::new())),
+            Err(error) => vec![error],
+        };
+        let first = match latest(folder) {
+            Ok(place) => step_in(&place).unwrap_or_default(),
+            Err(_) => u64::MAX,
+        };
+        let before = steps(folder)?
+            .into_iter()
+            .rev()
+            .filter(|step| *step < first);
+        for step in before {
+            if !is_damage(&damaged[damaged.len() - 1]) {
+                break;
+            }
+            match Self::of_step(folder, step).and_then(|found| whole(found.folder())) {
+                Ok(checkpoint) => return Ok((checkpoint, damaged)),
+                Err(error) => damaged.push(error),
+            }
+        }
+        match is_damage(&damaged[damaged.len() - 1]) {
+            true => Err(damaged.swap_remove(0)),
+            false => Err(damaged.swap_remove(damaged.len() - 1)),
+        }
     }
 
     /// Opens the checkpoint `folder`.
@@ -376,6 +430,20 @@ impl Checkpoint {
         f(&kept.bytes[from..from + range.len()]);
         self.state().last = Some(kept);
         Ok(())
+    }
+}
+
+/// The step in the name of a checkpoint's folder.
+fn step_in(place: &Path) -> Option<u64> {
+    step_of(place.file_name()?.to_str()?)
+}
+
+/// Whether it says that a checkpoint is not whole, and not that it is of another version or cannot be read now.
+fn is_damage(error: &CheckpointError) -> bool {
+    match error {
+        CheckpointError::Damaged { .. } | CheckpointError::NoCheckpoint { .. } => true,
+        CheckpointError::Io { why, .. } => why.kind() == ErrorKind::NotFound,
+        _ => false,
     }
 }
 

@@ -46,6 +46,8 @@ pub struct Checkpoints {
     pub keep: Option<usize>,
     /// Resume from the latest checkpoint of this run here: a folder that was `save`, or a checkpoint.
     pub resume: Option<PathBuf>,
+    /// Leave out checkpoints to resume from that are damaged: the newest whole one of the run counts.
+    pub newest_whole: bool,
     /// End after this step; the schedule stays that of all steps.
     pub stop_after: Option<usize>,
 }
@@ -65,6 +67,16 @@ impl Checkpoints {
     pub fn stop_after(self, last: usize) -> Self {
         Self {
             stop_after: Some(last),
+            ..self
+        }
+    }
+
+    /// What a run does that is started again whenever it stops: it resumes from the newest whole checkpoint in `save`, or starts at step 0.
+    #[must_use]
+    pub fn resume_newest(self) -> Self {
+        Self {
+            resume: self.save.clone(),
+            newest_whole: true,
             ..self
         }
     }
@@ -187,6 +199,7 @@ fn is_one_run(folder: &Path) -> bool {
 /// The checkpoint that a run resumes from.
 pub(crate) struct Resumed {
     checkpoint: Checkpoint,
+    damaged: Vec<CheckpointError>,
 }
 
 impl Resumed {
@@ -201,7 +214,10 @@ impl Resumed {
         let Some(folder) = source else {
             return Ok(None);
         };
-        let checkpoint = Checkpoint::latest(&folder).map_err(unreadable)?;
+        let (checkpoint, damaged) = match checkpoints.newest_whole {
+            true => Checkpoint::newest_whole(&folder).map_err(unreadable)?,
+            false => (Checkpoint::latest(&folder).map_err(unreadable)?, Vec::new()),
+        };
         let about = checkpoint.about();
         let now = about_run(config, run, digest, [Value::Null, Value::Null])?;
         let recipe = about["recipe"].as_str().unwrap_or_default();
@@ -239,7 +255,31 @@ impl Resumed {
             let folder = checkpoint.folder().to_owned();
             return Err(TrainError::BehindTheEnd { folder, step, last });
         }
-        Ok(Some(Self { checkpoint }))
+        Ok(Some(Self {
+            checkpoint,
+            damaged,
+        }))
+    }
+
+    /// The checkpoint of `step` of the run, which another rank found.
+    pub(crate) fn of_step(
+        checkpoints: &Checkpoints,
+        (run, seed): (&Run, u64),
+        step: u64,
+    ) -> Result<Self, TrainError> {
+        let folder = checkpoints
+            .source(run, seed)?
+            .or(checkpoints.resume.clone());
+        let checkpoint = Checkpoint::of_step(&folder.unwrap_or_default(), step);
+        Ok(Self {
+            checkpoint: checkpoint.map_err(unreadable)?,
+            damaged: Vec::new(),
+        })
+    }
+
+    /// Newer checkpoints that are damaged, and how.
+    pub(crate) fn damaged(&self) -> &[CheckpointError] {
+        &self.damaged
     }
 
     /// The steps that are done.

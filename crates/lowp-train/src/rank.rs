@@ -57,7 +57,7 @@ impl<M: Model, D: Data> Training<'_, M, D> {
 
     /// Checks the run, and that all ranks make it with the same data.
     fn compare(&self, control: &dyn Control) -> Result<(), TrainError> {
-        self.check()?;
+        self.check_config()?;
         let none = [Value::Null, Value::Null];
         let about = about_run(self.config, self.run, &self.data.digest(), none)?;
         Ok(control.all_equal("the run", &about.to_string())?)
@@ -84,7 +84,6 @@ where
     /// Trains, and saves what is to be saved. Collective.
     fn train(&self, comm: &Comm<B>) -> Result<Outcome, TrainError> {
         let Training {
-            run,
             config,
             data,
             checkpoints,
@@ -94,13 +93,7 @@ where
         N::measure_memory(self.backend)?;
         let mesh = MeshComm::new(config.mesh, comm.clone())?;
         let specs = (config.linears(), config.vars());
-        let resumed = Resumed::find((config, checkpoints), run, &data.digest())?;
-        // Where ranks are processes, each looks for itself.
-        let behind = resumed
-            .as_ref()
-            .map_or("none", |resumed| resumed.checkpoint().id());
-        comm.control()
-            .all_equal("the checkpoint to resume", behind)?;
+        let resumed = self.resumed(comm)?;
         let first_step = resumed.as_ref().map_or(0, Resumed::step);
         let last_step = checkpoints.last_step(config.steps);
         let tail_step = config.steps - config.tail_steps;
@@ -197,6 +190,35 @@ where
             saver.finish()?;
         }
         Ok(outcome)
+    }
+
+    /// The checkpoint to resume from, which the first rank finds. Collective.
+    fn resumed(&self, comm: &Comm<B>) -> Result<Option<Resumed>, TrainError> {
+        let (training, control) = (self.training, comm.control());
+        let found = match self.rank {
+            0 => training.find()?,
+            _ => None,
+        };
+        for damaged in found.iter().flat_map(Resumed::damaged) {
+            (training.watch)(Event::Damaged(&damaged.to_string()));
+        }
+        let step = found.as_ref().map(|found| found.checkpoint().step());
+        let step = step.map_or_else(Vec::new, |step| step.to_le_bytes().to_vec());
+        let step = control.broadcast("the checkpoint to resume", step)?;
+        let found = match (found, step.first_chunk()) {
+            (None, Some(&step)) => {
+                let run = (training.run, training.config.seed);
+                let step = u64::from_le_bytes(step);
+                Some(Resumed::of_step(&training.checkpoints, run, step)?)
+            }
+            (found, _) => found,
+        };
+        // Where ranks are processes, each opens it for itself.
+        let id = found
+            .as_ref()
+            .map_or("none", |found| found.checkpoint().id());
+        control.all_equal("the checkpoint to resume", id)?;
+        Ok(found)
     }
 
     /// The model of the first step.

@@ -32,6 +32,8 @@ pub enum Event<'a> {
         /// Of how many.
         all: usize,
     },
+    /// How a checkpoint that is newer than the one to resume from is damaged ([`Checkpoints::newest_whole`]).
+    Damaged(&'a str),
     /// What a device spent the last step on.
     Profile(&'a Profile),
 }
@@ -90,13 +92,25 @@ impl<'a, M: Model, D: Data> Training<'a, M, D> {
     /// # Errors
     /// What is wrong with them ([`TrainError::is_input`]).
     pub fn check(&self) -> Result<Option<usize>, TrainError> {
+        self.check_config()?;
+        Ok(self.find()?.map(|resumed| resumed.step()))
+    }
+
+    /// Checks the configuration alone: one rank looks for the checkpoint.
+    ///
+    /// # Errors
+    /// What is wrong with it ([`TrainError::is_input`]).
+    pub fn check_config(&self) -> Result<(), TrainError> {
         self.config.check()?;
         self.config.check_model()?;
         self.run.check_sharding(self.config.sharding)?;
-        self.checkpoints.check(self.config.steps)?;
+        self.checkpoints.check(self.config.steps)
+    }
+
+    /// The checkpoint that the run would resume from.
+    pub(crate) fn find(&self) -> Result<Option<Resumed>, TrainError> {
         let saved = (self.config, &self.checkpoints);
-        let resumed = Resumed::find(saved, self.run, &self.data.digest())?;
-        Ok(resumed.map(|resumed| resumed.step()))
+        Resumed::find(saved, self.run, &self.data.digest())
     }
 }
 

@@ -301,8 +301,10 @@ pub(crate) struct Args {
     pub(crate) stop_after: Option<usize>,
 
     /// Resume from the latest checkpoints in DIR, a folder of --save, or from one checkpoint. On the same mesh the result equals that
-    /// of a run without a stop, bit for bit; another mesh loads the same state; another recipe starts from the masters
-    #[arg(long, value_name = "DIR", help_heading = "Checkpoints")]
+    /// of a run without a stop, bit for bit; another mesh loads the same state; another recipe starts from the masters. `latest` resumes
+    /// from the newest whole checkpoint in the folder of --save, or starts at step 0 if there is none: for a command that is started again
+    /// whenever it stops
+    #[arg(long, value_name = "latest|DIR", help_heading = "Checkpoints")]
     pub(crate) resume: Option<PathBuf>,
 
     /// Write the runs as JSON; `--help` describes it
@@ -323,13 +325,23 @@ impl Args {
 
     /// What is saved, and what runs resume from.
     pub(crate) fn checkpoints(&self) -> Checkpoints {
-        Checkpoints {
+        let checkpoints = Checkpoints {
             save: self.save.clone(),
             save_every: self.save_every,
             keep: self.keep,
             resume: self.resume.clone(),
             stop_after: self.stop_after,
+            ..Checkpoints::default()
+        };
+        match self.resumes_latest() {
+            true => checkpoints.resume_newest(),
+            false => checkpoints,
         }
+    }
+
+    /// Whether a run resumes from what it saved itself, if that is anything.
+    pub(crate) fn resumes_latest(&self) -> bool {
+        self.resume.as_deref() == Some(Path::new("latest"))
     }
 
     /// The files to write, each with its option.

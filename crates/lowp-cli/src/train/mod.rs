@@ -62,7 +62,9 @@ fn train(args: &Args, world: &World) -> Result<()> {
     for (option, path) in args.outputs().filter(|_| world.reports()) {
         check_writable(option, path)?;
     }
-    check_resume(args, &setup)?;
+    if world.reports() {
+        check_resume(args, &setup)?;
+    }
     if world.reports() {
         for (run, config) in setup.each() {
             let writable = setup.checkpoints.check_writable(run, config.seed);
@@ -74,8 +76,12 @@ fn train(args: &Args, world: &World) -> Result<()> {
             checkpoints: setup.checkpoints.clone(),
             ..Training::new(run, &config, &text)
         };
+        if !world.reports() {
+            training.check_config().map_err(failed)?;
+            continue;
+        }
         let found = training.check().map_err(failed)?;
-        if found.is_none() && args.resume.is_some() && world.reports() {
+        if found.is_none() && args.resume.is_some() {
             let (name, seed) = (&run.name, config.seed);
             output::note(&format!(
                 "{name} seed {seed}: no checkpoint to resume from; the run starts at step 0"
@@ -142,6 +148,14 @@ fn check_resume(args: &Args, setup: &Setup) -> Result<(), UsageError> {
     let Some(folder) = &args.resume else {
         return Ok(());
     };
+    if args.resumes_latest() {
+        return match args.save {
+            Some(_) => Ok(()),
+            None => Err(UsageError::new(
+                "--resume latest resumes from the folder of --save; give --save DIR, or --resume ./latest for a folder of this name",
+            )),
+        };
+    }
     let (name, runs) = (folder.display(), setup.runs.len() * setup.config.seeds);
     if setup.checkpoints.resumes_one_run() {
         return match runs {

@@ -123,6 +123,9 @@ fn follow(event: Event<'_>, (args, run): (&Args, &Run), progress: &Progress) {
             "{}: {layers} of {all} linear weights are cast from their masters, since the checkpoint has them in another recipe",
             run.name
         )),
+        Event::Damaged(error) => {
+            output::note(&format!("{}: left out to resume: {error}", run.name))
+        }
         Event::Profile(profile) if args.profile => {
             // Where it cannot be written, the table at the end cannot either, and says so.
             let _ = output::print(&table(profile));

@@ -119,6 +119,7 @@ fn alike(args: &Args, setup: &Setup) -> Result<Vec<(String, String)>> {
         save_every,
         keep,
         resume,
+        newest_whole,
         stop_after,
     } = &setup.checkpoints;
     let number = |number: &Option<usize>| number.map(|number| number.to_string());
@@ -141,6 +142,7 @@ fn alike(args: &Args, setup: &Setup) -> Result<Vec<(String, String)>> {
         ("--save-every", number(save_every)),
         ("--keep", number(keep)),
         ("--resume", resume),
+        ("--resume latest", flag(*newest_whole)),
         ("--stop-after", number(stop_after)),
     ];
     let text = |text: Option<String>| text.unwrap_or_else(|| "left out".to_owned());
