@@ -26,6 +26,7 @@
 pub mod bench;
 mod builder;
 mod checkpoint;
+mod code_counts;
 pub mod cost;
 mod error;
 mod formats;
@@ -42,6 +43,7 @@ mod switch;
 mod weight_pieces;
 
 pub use builder::FirstValues;
+pub use code_counts::CodeCounts;
 pub use error::{ModelError, VarShapeError};
 pub use formats::{FormatMismatch, check_formats};
 pub use gradients::Gradients;

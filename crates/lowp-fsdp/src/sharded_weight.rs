@@ -16,6 +16,7 @@ use lowp_shard::{
 };
 use serde_json::Value;
 
+use crate::code_counts::{self, CodeCounts};
 use crate::error::ModelError;
 use crate::gradients::Gradients;
 use crate::held::Held;
@@ -238,6 +239,19 @@ impl<B: Backend, R: Recipe> ShardedWeight<B, R> {
     /// A thread failed while it used the weight.
     pub fn gathering(&self) -> Result<Duration, ModelError> {
         Ok(self.lock()?.gathering)
+    }
+
+    /// Counts of the codes that this rank stores: of its rows, or of all.
+    ///
+    /// # Errors
+    /// A thread failed while it used the weight, or the device did.
+    pub fn count_codes(&self) -> Result<CodeCounts, ModelError> {
+        let state = self.lock()?;
+        let counts = match &state.held {
+            Held::Rows(group) => code_counts::count(&self.backend, group.params()[0].local()),
+            Held::Whole(tensor) => code_counts::count(&self.backend, tensor),
+        };
+        Ok(counts?)
     }
 
     /// What was sent and what is held.

@@ -2,7 +2,7 @@
 
 use lowp_tokenize::{Fields, Tokenizer, tokenize};
 use lowp_train::tokens::{Packing, TokenWriter};
-use lowp_train::{Batch, Data, Tokens};
+use lowp_train::{Batch, Data, Mixture, Tokens};
 use std::error::Error;
 use std::fs;
 
@@ -34,7 +34,7 @@ fn completions_alone_count() -> Result<(), Box<dyn Error>> {
         held_out: 0.1,
         mask_documents: false,
     };
-    let batch = Tokens::open(&data, packing)?.train(0, 0, 0..1)?;
+    let batch = Mixture::from(Tokens::open(&data, packing)?).train(0, 0, 0..1)?;
     assert_eq!(*batch.inputs, [0, 1, 2, 3]);
     assert_eq!(*batch.targets, [Batch::IGNORED, 2, 3, Batch::IGNORED]);
     Ok(())
@@ -64,7 +64,7 @@ fn a_completion_goes_on_where_its_prompt_ends() -> Result<(), Box<dyn Error>> {
         held_out: 0.1,
         mask_documents: false,
     };
-    let batch = Tokens::open(&data, packing)?.train(0, 0, 0..1)?;
+    let batch = Mixture::from(Tokens::open(&data, packing)?).train(0, 0, 0..1)?;
     assert_eq!(*batch.inputs, [3, 2, 4]);
     assert_eq!(*batch.targets, [2, 4, Batch::IGNORED]);
     Ok(())

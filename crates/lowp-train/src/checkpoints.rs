@@ -11,13 +11,17 @@ use crate::config::Config;
 use crate::error::TrainError;
 use crate::forms::written;
 use crate::network::Model;
+use crate::result::Evaluation;
 use crate::run::Run;
+
+/// The losses on the validation split, in what a checkpoint says of its run.
+pub(crate) const EVALUATIONS: &str = "evaluations";
 
 /// The tensor of the losses of all steps.
 pub(crate) const LOSSES: &str = "train.losses";
 
 /// The fields of [`Config`] that must be the same for a run to resume, after those of the model.
-const OF_THE_RUN: [&str; 15] = [
+const OF_THE_RUN: [&str; 16] = [
     "accumulate",
     "grad_wire",
     "seed",
@@ -30,6 +34,7 @@ const OF_THE_RUN: [&str; 15] = [
     "weight_decay",
     "no_decay",
     "clip",
+    "z_loss",
     "tail_steps",
     "kept_in_bf16",
     "amax_groups",
@@ -187,7 +192,7 @@ fn unreadable(why: CheckpointError) -> TrainError {
 }
 
 /// The name of a run's folder, the same for every spelling of its recipe.
-fn label(run: &Run, seed: u64) -> String {
+pub(crate) fn label(run: &Run, seed: u64) -> String {
     format!("{}-seed{seed}", run.recipe)
 }
 
@@ -298,6 +303,14 @@ impl Resumed {
         [&about["weights"], &about["scales"]]
     }
 
+    /// The losses on the validation split so far.
+    pub(crate) fn evaluations(&self) -> Result<Vec<Evaluation>, TrainError> {
+        match &self.checkpoint.about()[EVALUATIONS] {
+            Value::Null => Ok(Vec::new()),
+            saved => Ok(serde_json::from_value(saved.clone())?),
+        }
+    }
+
     /// The losses of the steps that are done.
     pub(crate) fn losses(&self) -> Result<Vec<f32>, TrainError> {
         let shape = [1, self.step()];
@@ -339,17 +352,20 @@ mod tests {
     /// A new field is compared where a run goes on, or it changes no bit of what a rank trains.
     #[test]
     fn every_field_is_compared_or_free() {
-        const FREE: [&str; 6] = [
+        const FREE: [&str; 7] = [
             "recompute",
             "seeds",
             "mesh",
             "sharding",
             "reshard_after_forward",
             "eval_batches",
+            "eval_every",
         ];
         let config = Config {
             schedule: Decay::Linear,
             no_decay: vec!["tokens".to_owned()],
+            z_loss: 1e-4,
+            eval_every: Some(1),
             ..Config::new(GptConfig::default())
         };
         let [all, model] = [written(&config), written(&config.model)].map(|json| {

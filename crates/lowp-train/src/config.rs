@@ -78,8 +78,15 @@ pub struct Config<M> {
     pub no_decay: Vec<String>,
     /// Global gradient norm above which gradients are scaled down.
     pub clip: f32,
-    /// Batches of the validation split that the final loss is averaged over.
+    /// Coefficient of the z-loss: the gradient is that of the cross entropy plus this times the squared logarithm of the softmax's sum,
+    /// while losses are the cross entropy alone. The network does it.
+    #[serde(default, skip_serializing_if = "forms::is_zero")]
+    pub z_loss: f32,
+    /// Batches of the validation split that a loss on it is averaged over.
     pub eval_batches: usize,
+    /// Evaluate after every so many steps, beside the last.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub eval_every: Option<usize>,
 }
 
 impl<M> Config<M> {
@@ -107,7 +114,9 @@ impl<M> Config<M> {
             weight_decay: 0.1,
             no_decay: Vec::new(),
             clip: 1.0,
+            z_loss: 0.0,
             eval_batches: 8,
+            eval_every: None,
         }
     }
 
@@ -122,6 +131,7 @@ impl<M> Config<M> {
             ("seeds", self.seeds, MAX_SEEDS),
             ("batch", self.batch, MAX_BATCH),
             ("eval_batches", self.eval_batches, MAX_BATCH),
+            ("eval_every", self.eval_every.unwrap_or(1), MAX_STEPS),
         ];
         for (field, value, most) in counts {
             if !(1..=most).contains(&value) {
@@ -169,6 +179,7 @@ impl<M> Config<M> {
             ("lr", self.lr, false),
             ("weight_decay", self.weight_decay, true),
             ("clip", self.clip, false),
+            ("z_loss", self.z_loss, true),
         ] {
             if !value.is_finite() || value < 0.0 || (value == 0.0 && !zero) {
                 let value = f64::from(value);
@@ -349,6 +360,8 @@ mod tests {
                 kept_in_bf16: vec!["a".to_owned()],
                 amax_groups: vec![vec!["b".to_owned(), "c".to_owned()]],
                 lr: 0.1,
+                z_loss: 1e-4,
+                eval_every: Some(10),
                 ..Config::new(GptConfig {
                     arch,
                     ..GptConfig::default()
@@ -375,7 +388,7 @@ mod tests {
     #[test]
     fn what_cannot_be_is_named() {
         type Change = fn(&mut Config<GptConfig>);
-        let changes: [(Change, &str); 14] = [
+        let changes: [(Change, &str); 16] = [
             (
                 |c| c.mesh = Mesh::sharded(0),
                 "`mesh` 1x0: both numbers must be",
@@ -395,6 +408,8 @@ mod tests {
             (|c| c.weight_decay = -1.0, "`weight_decay` -1.0: expected 0"),
             (|c| (c.seed, c.seeds) = (u64::MAX, 2), "beyond 64 bits"),
             (|c| c.eval_batches = 0, "`eval_batches` must be from 1"),
+            (|c| c.eval_every = Some(0), "`eval_every` must be from 1"),
+            (|c| c.z_loss = -0.1, "`z_loss` -0.1"),
             (
                 |c| c.reshard_after_forward = ReshardAfterForward::Group(3),
                 "4 ranks cannot be split into groups of 3",

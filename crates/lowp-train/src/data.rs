@@ -44,6 +44,11 @@ pub trait Data: Sync {
         1
     }
 
+    /// Sequences of the training split, where a run goes through all of them before it sees one again.
+    fn sequences(&self) -> Option<u64> {
+        None
+    }
+
     /// What says that data are the same, for example a checksum: runs go on with the same data alone.
     fn digest(&self) -> String;
 }

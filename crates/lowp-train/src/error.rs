@@ -49,6 +49,14 @@ pub enum TrainError {
         /// Most ranks.
         most: usize,
     },
+    /// The log of a run.
+    #[error("cannot write the log of a run to {}: {why}", folder.display())]
+    Log {
+        /// Its folder.
+        folder: PathBuf,
+        /// What is wrong.
+        why: String,
+    },
     /// A model that the JSON of its configuration cannot say.
     #[error("the model {0}")]
     ModelForm(String),

@@ -12,6 +12,12 @@ pub(crate) fn written(value: &impl Serialize) -> Result<Value, TrainError> {
     Ok(serde_json::from_str(&serde_json::to_string(value)?)?)
 }
 
+/// Whether a field is left out.
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde passes references")]
+pub(crate) fn is_zero(value: &f32) -> bool {
+    *value == 0.0
+}
+
 /// `"fsdp"` or `"zero1"`.
 #[derive(Serialize, Deserialize)]
 #[serde(remote = "Sharding", rename_all = "lowercase")]

@@ -1,15 +1,17 @@
 //! [`Outcome`]: what training left on one rank; those of all ranks are a [`RunResult`].
 
+use std::time::Duration;
+
 use lowp_comm::Control;
 use lowp_format::spelling::Variant;
-use lowp_fsdp::ShardedModel;
+use lowp_fsdp::{Passes, ShardedModel};
 use lowp_kernels::Backend;
 use serde::{Deserialize, Serialize};
 
 use crate::config::Config;
 use crate::error::TrainError;
 use crate::network::{DeviceMemory, Model, Network};
-use crate::result::RunResult;
+use crate::result::{Evaluation, RunResult};
 use crate::run::Run;
 
 /// What training left on one rank.
@@ -18,12 +20,15 @@ pub(crate) struct Outcome {
     /// Of all steps, also those before a checkpoint.
     pub(crate) train_loss: Vec<f32>,
     pub(crate) val_loss: f64,
+    pub(crate) evaluations: Vec<Evaluation>,
     /// The step that it resumed after.
     pub(crate) resumed_at: u64,
     /// The steps of the recipe, and those of the tail.
     pub(crate) parts: Vec<Part>,
     pub(crate) skipped: u64,
     pub(crate) seconds: f64,
+    /// Seconds in which it waited for data.
+    pub(crate) data: f64,
     /// Seconds in which it waited for gathered weights.
     pub(crate) gathering: f64,
     /// Those of the last step, as a device measured them.
@@ -55,6 +60,28 @@ pub(crate) struct Trained<B: Backend, N> {
     pub(crate) tail: bool,
     /// Steps since it was made.
     pub(crate) steps: usize,
+    /// What evaluations did since then, which is no part of steps.
+    pub(crate) evaluated: Evaluated,
+}
+
+/// Gathers of weights: bytes that a rank sent, and how long it waited.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Evaluated {
+    pub(crate) sent: u64,
+    pub(crate) gathering: Duration,
+}
+
+impl Evaluated {
+    /// Those of `sharded` so far.
+    pub(crate) fn until<B: Backend>(
+        sharded: &ShardedModel<B, Variant>,
+        passes: Passes,
+    ) -> Result<Self, TrainError> {
+        Ok(Self {
+            sent: sharded.weight_bytes(passes)?.sent,
+            gathering: sharded.gathering()?,
+        })
+    }
 }
 
 impl Outcome {
@@ -63,10 +90,12 @@ impl Outcome {
         Self {
             train_loss: Vec::new(),
             val_loss: f64::NAN,
+            evaluations: Vec::new(),
             resumed_at: resumed_at as u64,
             parts: Vec::new(),
             skipped: 0,
             seconds: 0.0,
+            data: 0.0,
             gathering: 0.0,
             waited: None,
             gathered: None,
@@ -86,18 +115,19 @@ impl Outcome {
             network,
             tail,
             steps,
+            evaluated,
         } = trained;
         let bytes = sharded.weight_bytes(config.passes())?;
         self.parts.push(Part {
             tail: *tail,
             steps: *steps,
-            sent: bytes.sent,
+            sent: bytes.sent - evaluated.sent,
             sent_per_step: bytes.sent_per_step,
             resident: bytes.resident,
             masters: bytes.masters,
             peak: bytes.peak,
         });
-        self.gathering += sharded.gathering()?.as_secs_f64();
+        self.gathering += (sharded.gathering()? - evaluated.gathering).as_secs_f64();
         let parameters = sharded.parameter_bytes()?;
         self.memory = self.memory.max(parameters);
         if let Some(DeviceMemory { network, peak }) = network.memory(backend)? {
@@ -178,6 +208,7 @@ fn result<M: Model>(
         resumed_at: first.resumed_at,
         train_loss: first.train_loss.clone(),
         val_loss: first.val_loss,
+        evaluations: first.evaluations.clone(),
         wire_bytes_per_step: wire[main][0],
         wire_bytes_formula: wire[main][1],
         wire_bytes_tail: tail.map(|tail| wire[tail]),
@@ -188,6 +219,7 @@ fn result<M: Model>(
         model_parameters: config.model.parameters(),
         skipped_steps: first.skipped,
         seconds_per_step: per_step(first.seconds),
+        data_seconds_per_step: per_step(first.data),
         tokens_per_second: per_second(tokens),
         flops_per_second: per_second(tokens * config.model.flops_per_token()),
         parameter_bytes_per_rank: outcomes.iter().map(|o| o.memory).max().unwrap_or(0),

@@ -1,25 +1,30 @@
 //! The training loop of one rank, with its share of every batch.
 
+mod evaluation;
+
 use std::ops::Range;
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use lowp_checkpoint::{Block, Dtype, Late, Piece, Saver};
 use lowp_comm::{Communicator, Control, MeshComm, or_abort};
 use lowp_format::spelling::Variant;
 use lowp_fsdp::{LinearSpec, ModelError, ModelOptions, ShardedModel, VarSpec};
 use lowp_kernels::Backend;
-use lowp_optim::StepOptions;
+use lowp_optim::{StepOptions, StepReport};
 use lowp_shard::GradBucketOptions;
 use serde_json::Value;
 
-use crate::checkpoints::{LOSSES, Resumed, about_run};
+use crate::checkpoints::{EVALUATIONS, LOSSES, Resumed, about_run};
+use crate::codes::shares;
 use crate::config::blocks;
 use crate::data::{Data, share};
 use crate::error::TrainError;
+use crate::forms::written;
+use crate::metrics::{Metrics, host_bytes};
 use crate::network::{Model, Network, NetworkResult, RankPlace};
-use crate::outcome::{Outcome, Trained};
-use crate::result::RunResult;
+use crate::outcome::{Evaluated, Outcome, Trained};
+use crate::result::{Evaluation, RunResult};
 use crate::training::{Event, Training};
 
 /// Steps that are not measured where there are more than twice as many others.
@@ -64,6 +69,15 @@ impl<M: Model, D: Data> Training<'_, M, D> {
     }
 }
 
+/// What a step did on one rank.
+struct Done {
+    /// Its share of the loss.
+    loss: f64,
+    report: StepReport,
+    /// How long it waited for data.
+    data: Duration,
+}
+
 /// One rank of a run.
 struct Rank<'a, M, D, B, F> {
     training: &'a Training<'a, M, D>,
@@ -97,10 +111,11 @@ where
         let first_step = resumed.as_ref().map_or(0, Resumed::step);
         let last_step = checkpoints.last_step(config.steps);
         let tail_step = config.steps - config.tail_steps;
-        let mut train_loss = match &resumed {
-            Some(resumed) => resumed.losses()?,
-            None => Vec::new(),
-        };
+        let mut outcome = Outcome::new(first_step);
+        if let Some(resumed) = &resumed {
+            outcome.train_loss = resumed.losses()?;
+            outcome.evaluations = resumed.evaluations()?;
+        }
         let in_tail = config.tail_steps > 0 && first_step > tail_step;
         let mut trained = self.make(in_tail, (&mesh, &specs), resumed.as_ref())?;
         drop(resumed);
@@ -114,7 +129,6 @@ where
             });
         }
         let mut saver = self.saver(comm)?;
-        let mut outcome = Outcome::new(first_step);
         let mut start = Instant::now();
         let mut begun_at = first_step;
         let mut unmeasured = None;
@@ -134,34 +148,67 @@ where
                 unmeasured = Some(start.elapsed());
                 trained.network.start_profile()?;
             }
-            let loss = self.step(step, &mut trained)?;
+            let begun = Instant::now();
+            let done = self.step(step, &mut trained)?;
+            outcome.data += done.data.as_secs_f64();
             if measured && let Some(profile) = trained.network.take_profile()? {
                 (outcome.waited, outcome.gathered) = (Some(profile.waited), profile.gathered);
                 watch(Event::Profile(&profile));
             }
-            let loss = sum(comm, loss)?;
+            let loss = sum(comm, done.loss)?;
             // Recorded with the precision it was computed in.
-            train_loss.push(loss as f32);
+            outcome.train_loss.push(loss as f32);
             if self.rank == 0 {
-                let done = ((step + 1 - begun_at) * tokens) as f64;
-                let tokens_per_second = done / start.elapsed().as_secs_f64();
+                let metrics = self.metrics((step, loss, &done), begun.elapsed(), &trained)?;
+                let all = ((step + 1 - begun_at) * tokens) as f64;
+                let tokens_per_second = all / start.elapsed().as_secs_f64();
                 watch(Event::Step {
-                    step,
-                    loss,
+                    metrics: &metrics,
                     tokens_per_second,
                     flops_per_second: tokens_per_second * config.model.flops_per_token(),
                 });
             }
+            if self
+                .training
+                .codes_every
+                .is_some_and(|every| (step + 1).is_multiple_of(every))
+            {
+                let begun = Instant::now();
+                let layers = shares(&trained.sharded, &specs.0, comm.control())?;
+                start += begun.elapsed();
+                if self.rank == 0 {
+                    let step = step + 1;
+                    watch(Event::Codes {
+                        step,
+                        layers: &layers,
+                    });
+                }
+            }
+            if config
+                .eval_every
+                .is_some_and(|every| (step + 1).is_multiple_of(every))
+            {
+                let (loss, took) = self.evaluate(step + 1, &mut trained, comm)?;
+                start += took;
+                let evaluation = Evaluation {
+                    step: step + 1,
+                    loss,
+                };
+                outcome.evaluations.push(evaluation);
+                if self.rank == 0 {
+                    watch(Event::Evaluation(evaluation));
+                }
+            }
             if let Some(saver) = &mut saver {
                 saver.poll()?;
                 if checkpoints.saves_at(step + 1, last_step) {
-                    self.save(saver, (step + 1, &mut trained.sharded, &train_loss))?;
+                    self.save(saver, (step + 1, &mut trained.sharded, &outcome))?;
                 }
             }
         }
         if let (Some(saver), true) = (&mut saver, first_step == last_step) {
             // Of a run that is done: where it is to be saved it may not be yet.
-            self.save(saver, (last_step, &mut trained.sharded, &train_loss))?;
+            self.save(saver, (last_step, &mut trained.sharded, &outcome))?;
         }
         // As if all steps had taken as long as those after the first ones.
         let (elapsed, measured) = match unmeasured {
@@ -174,18 +221,17 @@ where
         outcome.seconds = elapsed.as_secs_f64() * steps / measured as f64;
         outcome.add(&trained, (self.backend, *config))?;
         self.audit(&trained.sharded, &specs.0)?;
-        let mine = share(config.batch, config.mesh.world(), self.rank);
-        let begin = (last_step as u64, self.first_token(&mine));
-        trained.sharded.begin(begin.0, begin.1, false)?;
-        outcome.val_loss = self.validate(&mut trained, comm)?;
-        trained.sharded.release()?;
+        let last = outcome.evaluations.last();
+        outcome.val_loss = match last.filter(|last| last.step == last_step) {
+            Some(last) => last.loss,
+            None => self.evaluate(last_step, &mut trained, comm)?.0,
+        };
         outcome.skipped = trained
             .sharded
             .optimizer()
             .counts()
             .map_err(ModelError::from)?
             .skipped;
-        outcome.train_loss = train_loss;
         if let Some(saver) = &mut saver {
             saver.finish()?;
         }
@@ -295,24 +341,29 @@ where
             network,
             tail,
             steps: 0,
+            evaluated: Evaluated::default(),
         })
     }
 
-    /// One step; returns this rank's share of the loss.
-    fn step(&self, step: usize, trained: &mut Trained<B, N>) -> Result<f64, TrainError> {
+    /// One step.
+    fn step(&self, step: usize, trained: &mut Trained<B, N>) -> Result<Done, TrainError> {
         let Training { config, data, .. } = self.training;
         let Trained {
             sharded, network, ..
         } = trained;
         let mine = share(config.batch, config.mesh.world(), self.rank);
+        let begun = Instant::now();
         let targets = data.targets(config.seed, step, config.batch)?.max(1);
+        let mut waited = begun.elapsed();
         let mut loss = 0.0;
         for micro in 0..config.accumulate {
             let part = share(mine.len(), config.accumulate, micro);
             let part = mine.start + part.start..mine.start + part.end;
             let random_step = N::random_step(step, micro, config.accumulate);
             sharded.begin(random_step, self.first_token(&part), true)?;
+            let begun = Instant::now();
             let batch = data.train(config.seed, step, part)?;
+            waited += begun.elapsed();
             loss += network.train(sharded, &batch, targets)?;
         }
         let options = StepOptions {
@@ -320,9 +371,52 @@ where
             max_norm: Some(config.clip),
             ..StepOptions::default()
         };
-        network.finish_step(sharded, &options)?;
+        let report = network.finish_step(sharded, &options)?;
         trained.steps += 1;
-        Ok(loss + trained.network.take_loss()?)
+        Ok(Done {
+            loss: loss + trained.network.take_loss()?,
+            report,
+            data: waited,
+        })
+    }
+
+    /// What is known of step `step`, whose loss over all ranks is `loss`.
+    fn metrics(
+        &self,
+        (step, loss, done): (usize, f64, &Done),
+        took: Duration,
+        trained: &Trained<B, N>,
+    ) -> Result<Metrics, TrainError> {
+        let Training {
+            config,
+            data,
+            peak_flops,
+            ..
+        } = self.training;
+        let (steps, batch) = ((step + 1) as u64, config.batch as u64);
+        let seconds = took.as_secs_f64();
+        let tokens_per_second = (batch * data.tokens() as u64) as f64 / seconds;
+        let flops_per_second = tokens_per_second * config.model.flops_per_token();
+        let memory = trained.network.memory(self.backend)?;
+        let lr = config.lr * config.schedule().factor(steps);
+        Ok(Metrics {
+            step: step + 1,
+            loss,
+            lr: lr.into(),
+            grad_norm: done.report.grad.norm,
+            skipped: !done.report.applied,
+            tokens: steps * batch * data.tokens() as u64,
+            epoch: data
+                .sequences()
+                .map(|all| (steps * batch) as f64 / all as f64),
+            seconds,
+            tokens_per_second,
+            flops_per_second,
+            mfu: peak_flops.map(|peak| flops_per_second / (peak * config.mesh.world() as f64)),
+            data_wait: done.data.as_secs_f64() / seconds,
+            device_bytes: memory.map(|memory| memory.peak),
+            host_bytes: host_bytes(),
+        })
     }
 
     /// The number of the first token of `sequences` in the batch.
@@ -349,10 +443,10 @@ where
     fn save(
         &self,
         saver: &mut Saver,
-        (step, sharded, train_loss): (usize, &mut ShardedModel<B, Variant>, &[f32]),
+        (step, sharded, outcome): (usize, &mut ShardedModel<B, Variant>, &Outcome),
     ) -> Result<(), TrainError> {
         saver.finish()?;
-        let pieces = self.pieces(sharded, train_loss)?;
+        let pieces = self.pieces(sharded, &outcome.train_loss)?;
         let formats = [sharded.about(), sharded.about_scales()?];
         let Training {
             run, config, data, ..
@@ -360,6 +454,9 @@ where
         let mut about = about_run(config, run, &data.digest(), formats)?;
         if let Some(own) = self.training.pretrained.config {
             about["transformers"] = own.clone();
+        }
+        if !outcome.evaluations.is_empty() {
+            about[EVALUATIONS] = written(&outcome.evaluations)?;
         }
         Ok(saver.start(step as u64, pieces, about)?)
     }
@@ -404,28 +501,6 @@ where
             }),
             None => Ok(()),
         }
-    }
-
-    /// The loss on the validation split.
-    fn validate(&self, trained: &mut Trained<B, N>, comm: &Comm<B>) -> Result<f64, TrainError> {
-        let Training { config, data, .. } = self.training;
-        let Trained {
-            sharded, network, ..
-        } = trained;
-        let mine = share(config.batch, config.mesh.world(), self.rank);
-        let total = config.eval_batches * config.batch;
-        let targets = data.validation_targets(total)?.max(1);
-        let divisor = targets.div_ceil(config.eval_batches);
-        let mut loss = 0.0;
-        for index in 0..config.eval_batches {
-            let first = index * config.batch;
-            let range = first + mine.start..first + mine.end;
-            loss += network.evaluate(sharded, &data.validation(total, range)?, divisor)?;
-        }
-        loss += network.take_loss()?;
-        // Where all targets count, `divisor` is those of a batch.
-        let counted = (divisor * config.eval_batches) as f64 / targets as f64;
-        Ok(counted * sum(comm, loss)? / config.eval_batches as f64)
     }
 }
 

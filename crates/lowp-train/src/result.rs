@@ -1,8 +1,23 @@
 //! [`RunResult`]: the losses, bytes and times of a run.
 
-use serde::Serialize;
+use serde::{Deserialize, Deserializer, Serialize};
 
 use crate::error::TrainError;
+
+/// A loss on the validation split.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Evaluation {
+    /// Steps that were done.
+    pub step: usize,
+    /// Nats per token; not finite is null in JSON.
+    #[serde(deserialize_with = "nan_of_null")]
+    pub loss: f64,
+}
+
+/// JSON has no numbers that are not finite.
+fn nan_of_null<'de, D: Deserializer<'de>>(from: D) -> Result<f64, D::Error> {
+    Ok(Option::deserialize(from)?.unwrap_or(f64::NAN))
+}
 
 /// One trained recipe; the field names are the keys of the JSON file.
 #[derive(Clone, Debug, Serialize)]
@@ -21,6 +36,8 @@ pub struct RunResult {
     pub train_loss: Vec<f32>,
     /// Loss on the validation split after the last step, nats per byte.
     pub val_loss: f64,
+    /// The same after every so many steps, as the configuration says.
+    pub evaluations: Vec<Evaluation>,
     /// Bytes of weights that the ranks of one replica put on the wire per step, as counted.
     pub wire_bytes_per_step: u64,
     /// The value of the gather plan's formula for the same.
@@ -40,8 +57,10 @@ pub struct RunResult {
     pub model_parameters: usize,
     /// Steps that non-finite gradients skipped.
     pub skipped_steps: u64,
-    /// Wall time.
+    /// Wall time, without evaluations.
     pub seconds_per_step: f64,
+    /// Those of them in which rank 0 waited for its data.
+    pub data_seconds_per_step: f64,
     /// Over all ranks.
     pub tokens_per_second: f64,
     /// By [`Model::flops_per_token`](crate::Model::flops_per_token).
@@ -118,6 +137,7 @@ pub(crate) fn made_up(recipe: &str, seed: u64, val_loss: f64) -> RunResult {
         resumed_at: 0,
         train_loss: vec![5.5, 4.0 + seed as f32, 3.0],
         val_loss,
+        evaluations: Vec::new(),
         wire_bytes_per_step: 2000,
         wire_bytes_formula: 2000,
         wire_bytes_tail: None,
@@ -128,6 +148,7 @@ pub(crate) fn made_up(recipe: &str, seed: u64, val_loss: f64) -> RunResult {
         model_parameters: 1500,
         skipped_steps: 0,
         seconds_per_step: 0.25,
+        data_seconds_per_step: 0.0005,
         tokens_per_second: 8000.0,
         flops_per_second: 2.5e12,
         parameter_bytes_per_rank: 12_000,

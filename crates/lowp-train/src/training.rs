@@ -1,14 +1,21 @@
 //! [`Training`]: one run of a configuration, on the ranks of a world.
 
 use std::fmt;
+use std::path::Path;
 use std::thread;
 
-use crate::checkpoints::{Checkpoints, Resumed};
+use serde_json::Value;
+
+use crate::checkpoints::{Checkpoints, Resumed, about_run, label};
+use crate::codes::LayerCodes;
 use crate::config::Config;
 use crate::data::Data;
 use crate::error::TrainError;
+use crate::log::RunLog;
+use crate::metrics::Metrics;
 use crate::network::{Model, Profile};
 use crate::pretrained::Pretrained;
+use crate::result::Evaluation;
 use crate::run::Run;
 
 /// What happens in a run, as rank 0 sees it.
@@ -16,14 +23,21 @@ use crate::run::Run;
 pub enum Event<'a> {
     /// A step is done.
     Step {
-        /// Its number, from 0.
-        step: usize,
-        /// The loss of its batch.
-        loss: f64,
+        /// What is known of it.
+        metrics: &'a Metrics,
         /// The rate so far, over all ranks.
         tokens_per_second: f64,
         /// Of the network's products, as its model counts them.
         flops_per_second: f64,
+    },
+    /// The validation split was evaluated.
+    Evaluation(Evaluation),
+    /// The codes of the weights after a step were counted.
+    Codes {
+        /// Steps that are done.
+        step: usize,
+        /// Layers whose weights are in codes below 16 bits.
+        layers: &'a [LayerCodes<'a>],
     },
     /// The checkpoint to resume from has linear weights in other formats; they were cast from their masters.
     Recast {
@@ -55,6 +69,10 @@ pub struct Training<'a, M, D> {
     pub audit: bool,
     /// Threads that the products of one rank may use.
     pub threads: usize,
+    /// Floating-point operations per second that the device of a rank can do, where they are known.
+    pub peak_flops: Option<f64>,
+    /// Steps between two counts of codes, if they are counted.
+    pub codes_every: Option<usize>,
     /// Called with what happens on rank 0.
     pub watch: &'a (dyn Fn(Event<'_>) + Sync),
 }
@@ -68,6 +86,8 @@ impl<M: fmt::Debug, D> fmt::Debug for Training<'_, M, D> {
             .field("checkpoints", &self.checkpoints)
             .field("audit", &self.audit)
             .field("threads", &self.threads)
+            .field("peak_flops", &self.peak_flops)
+            .field("codes_every", &self.codes_every)
             .finish_non_exhaustive()
     }
 }
@@ -83,6 +103,8 @@ impl<'a, M: Model, D: Data> Training<'a, M, D> {
             checkpoints: Checkpoints::default(),
             audit: true,
             threads: threads_per_rank(config.mesh.world()),
+            peak_flops: None,
+            codes_every: None,
             watch: &|_| (),
         }
     }
@@ -111,6 +133,17 @@ impl<'a, M: Model, D: Data> Training<'a, M, D> {
     pub(crate) fn find(&self) -> Result<Option<Resumed>, TrainError> {
         let saved = (self.config, &self.checkpoints);
         Resumed::find(saved, self.run, &self.data.digest())
+    }
+
+    /// The log of this run in its folder `NAME-seedN` of `folder`, behind what a run that it resumes logged there.
+    ///
+    /// # Errors
+    /// What [`Training::check`] finds, or files that cannot be written.
+    pub fn log(&self, folder: &Path) -> Result<RunLog, TrainError> {
+        let none = [Value::Null, Value::Null];
+        let record = about_run(self.config, self.run, &self.data.digest(), none)?;
+        let folder = folder.join(label(self.run, self.config.seed));
+        RunLog::open(&folder, &record, self.check()?)
     }
 }
 

@@ -4,6 +4,8 @@
 use std::fs;
 use std::path::Path;
 
+use super::ops::LOGITS;
+
 use lowp_fsdp::cost::PARAMETER_STATE;
 use lowp_train::Model;
 use lowp_transformer::GptConfig;
@@ -48,11 +50,12 @@ impl Needed {
         let [dim, layers, heads, seq, vocab] =
             [model.dim, model.layers, model.heads, model.seq, model.vocab].map(|n| n as u128);
         let tokens = sequences as u128 * seq;
+        let logits = (tokens * vocab).min(LOGITS.max(model.vocab) as u128);
         let (whole, inputs) = if recompute { (1, layers) } else { (layers, 0) };
         Self {
             parameters: model.parameters() as u128 * PARAMETER_STATE * replicas as u128,
             attention: whole * heads * tokens * seq * F32,
-            activations: tokens * ((whole * PER_BLOCK + inputs) * dim + vocab) * F32,
+            activations: (tokens * (whole * PER_BLOCK + inputs) * dim + logits) * F32,
         }
     }
 

@@ -16,7 +16,7 @@ use llama::LlamaBlock;
 use lowp_train::Batch;
 use lowp_train::Model;
 use lowp_transformer::{Arch, GptConfig, Llama};
-use ops::{CrossEntropy, Dense, Embedding, LayerNorm, RmsNorm};
+use ops::{Dense, Embedding, HeadLoss, LOGITS, LayerNorm, LossOptions, RmsNorm};
 use recompute::Recomputed;
 use std::sync::Arc;
 
@@ -38,6 +38,10 @@ pub(crate) struct Gpt {
     head: Var,
     threads: usize,
     recompute: bool,
+    /// Coefficient of the z-loss.
+    pub(crate) z_loss: f32,
+    /// Logits that are there at a time.
+    pub(crate) most_logits: usize,
 }
 
 impl Gpt {
@@ -129,6 +133,8 @@ impl Gpt {
             head,
             threads,
             recompute,
+            z_loss: 0.0,
+            most_logits: LOGITS,
         })
     }
 
@@ -137,13 +143,43 @@ impl Gpt {
     /// # Errors
     /// A batch that is not whole sequences, or what a linear layer reports.
     pub(crate) fn loss(&self, batch: &Batch, divisor: usize) -> Result<Loss> {
-        let (logits, again) = self.run(&batch.inputs, batch.first_seen.as_ref())?;
-        let value = logits.apply_op1(CrossEntropy::new(batch.targets.clone(), divisor))?;
+        self.loss_with(batch, (divisor, true))
+    }
+
+    /// The same, without gradients.
+    ///
+    /// # Errors
+    /// As [`Gpt::loss`].
+    pub(crate) fn evaluate(&self, batch: &Batch, divisor: usize) -> Result<f32> {
+        self.loss_with(batch, (divisor, false))?.value()
+    }
+
+    fn loss_with(&self, batch: &Batch, (divisor, gradients): (usize, bool)) -> Result<Loss> {
+        let (x, again) = self.run(&batch.inputs, batch.first_seen.as_ref())?;
+        let options = LossOptions {
+            divisor,
+            z_loss: self.z_loss,
+            gradients,
+        };
+        let work = (self.threads, self.most_logits, self.config.vocab);
+        let loss = HeadLoss::new(batch.targets.clone(), options, work);
+        let value = x.apply_op2(&self.head, loss)?;
         Ok(Loss { value, again })
     }
 
-    /// Next-token logits, `[tokens, vocabulary]`, for whole sequences, and what backward runs again.
-    pub(crate) fn run(
+    /// Next-token logits, `[tokens, vocabulary]`, for whole sequences.
+    ///
+    /// # Errors
+    /// As [`Gpt::loss`].
+    pub(crate) fn logits(&self, inputs: &Arc<[u32]>) -> Result<Tensor> {
+        let threads = self.threads;
+        self.run(inputs, None)?
+            .0
+            .apply_op2(&self.head, Dense { threads })
+    }
+
+    /// What the head reads, `[tokens, dim]`, for whole sequences, and what backward runs again.
+    fn run(
         &self,
         inputs: &Arc<[u32]>,
         first: Option<&Arc<[u32]>>,
@@ -174,8 +210,7 @@ impl Gpt {
             [gamma] => x.apply_op2(gamma, RmsNorm::new(self.config.sizes().eps()))?,
             _ => bail!("a model without a last norm"),
         };
-        let threads = self.threads;
-        Ok((x.apply_op2(&self.head, Dense { threads })?, again))
+        Ok((x, again))
     }
 }
 

@@ -34,15 +34,20 @@ impl Transformer {
         let model = Gpt::new(config, layers, own, (threads, recompute))?;
         Ok(Self { model, vars })
     }
-}
 
-impl Transformer {
+    /// The same with a z-loss of this coefficient in training ([`lowp_train::Config::z_loss`]).
+    #[must_use]
+    pub fn with_z_loss(mut self, coefficient: f32) -> Self {
+        self.model.z_loss = coefficient;
+        self
+    }
+
     /// Logits of the token after each of `inputs`, which are whole sequences: row by row, as many as the vocabulary has. Collective.
     ///
     /// # Errors
     /// Tokens that are no whole sequences or not of the vocabulary, or a rank that failed.
     pub fn logits(&self, inputs: &[u32]) -> Result<Vec<f32>, CandleError> {
-        let (logits, _) = self.model.run(&inputs.into(), None)?;
+        let logits = self.model.logits(&inputs.into())?;
         Ok(logits.flatten_all()?.to_vec1()?)
     }
 }
@@ -67,7 +72,7 @@ impl Network<Cpu> for Transformer {
         batch: &Batch,
         divisor: usize,
     ) -> NetworkResult<f64> {
-        Ok(self.model.loss(batch, divisor)?.value()?.into())
+        Ok(self.model.evaluate(batch, divisor)?.into())
     }
 
     fn finish_step(

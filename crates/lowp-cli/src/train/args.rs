@@ -1,5 +1,6 @@
 //! The options of `lowp train`.
 
+use super::data::DataArg;
 use super::sizes::{Preset, SizeArgs};
 use crate::device::Device;
 use crate::recipes::{self, RecipeName};
@@ -49,6 +50,7 @@ JSON: {\"device\": \"cpu\" or \"cuda\", \"runs\": [..], \"config\": {..}}. One e
   resumed_at             the step of the checkpoint from which the run resumed, or 0
   train_loss             array: loss of each step's batch before its update, nats per token (without --model per byte)
   val_loss               loss on the validation split after the last step, nats per token
+  evaluations            array: `step` and `loss` of each evaluation of --eval-every
   gap_percent            val_loss above that of fp32 with the same seed, or null
   wire_bytes_per_step    bytes of linear weights that one replica sent per step, as counted
   wire_bytes_formula     the same by the gather plans; if they differ, the command fails
@@ -59,7 +61,8 @@ JSON: {\"device\": \"cpu\" or \"cuda\", \"runs\": [..], \"config\": {..}}. One e
   parameters             weights of the linear layers, which the bytes are of
   model_parameters       all; embeddings, norms and the head stay in f32
   skipped_steps          steps whose gradients were not finite
-  seconds_per_step       wall time
+  seconds_per_step       wall time, without evaluations
+  data_seconds_per_step  those in which rank 0 waited for its data
   tokens_per_second      over all ranks
   flops_per_second       of the model's products and attention, forward and backward, without recomputed work
   parameter_bytes_per_rank  most bytes of weights, masters, moments, gradients and variables that a rank held at once
@@ -125,6 +128,15 @@ pub(crate) struct Args {
     #[arg(long, value_name = "N", conflicts_with = "steps")]
     pub(crate) tokens: Option<usize>,
 
+    /// With tokens: train on each sequence of the training split N times, instead of giving a number of steps
+    #[arg(
+        long,
+        value_name = "N",
+        conflicts_with_all = ["steps", "tokens"],
+        allow_negative_numbers = true
+    )]
+    pub(crate) epochs: Option<f64>,
+
     /// Seed of the initial weights, the batches and stochastic rounding
     #[arg(long, value_name = "N", default_value_t = 0)]
     pub(crate) seed: u64,
@@ -135,9 +147,10 @@ pub(crate) struct Args {
 
     /// What to train on instead of the bundled book. Tokens: a folder of `lowp tokenize`, a .npy file of ids, or the .bin and .idx files
     /// of Megatron-LM. Text, read as bytes: a file, or all files of a folder and its folders in the order of their paths, at most 4 GiB
-    /// in all and without links; its last 10% is the validation split
-    #[arg(long, value_name = "FILE|DIR")]
-    pub(crate) data: Option<PathBuf>,
+    /// in all and without links; its last 10% is the validation split. Tokens of several sources: the option once for each, with its weight
+    /// in the sequences
+    #[arg(long, value_name = "FILE|DIR[=WEIGHT]")]
+    pub(crate) data: Vec<DataArg>,
 
     /// With tokens: the part of their sequences, the last ones, that is the validation split [default: 0.1]
     #[arg(long, value_name = "FRACTION", allow_negative_numbers = true)]
@@ -155,9 +168,13 @@ pub(crate) struct Args {
     #[arg(long, value_name = "N", default_value_t = DEFAULT_BATCH)]
     pub(crate) batch: usize,
 
-    /// Batches of the validation split that the final loss is averaged over
+    /// Batches of the validation split that a loss on it is averaged over
     #[arg(long, value_name = "N", default_value_t = 8)]
     pub(crate) eval_batches: usize,
+
+    /// Evaluate on the validation split after every N steps, not only after the last
+    #[arg(long, value_name = "N")]
+    pub(crate) eval_every: Option<usize>,
 
     /// Continue from the weights of a Hugging Face folder, in f32, f16, bf16 or quantized: Llama, Mistral or Qwen3. No fp32 baseline is
     /// trained, unless --compare names it
@@ -258,6 +275,17 @@ pub(crate) struct Args {
     )]
     pub(crate) clip: f64,
 
+    /// Coefficient of the z-loss: adds the gradient of this times the squared logarithm of the softmax's sum, which keeps logits small.
+    /// Losses that are shown are without it
+    #[arg(
+        long,
+        value_name = "X",
+        default_value_t = 0.0,
+        allow_negative_numbers = true,
+        help_heading = "Optimizer"
+    )]
+    pub(crate) z_loss: f64,
+
     /// Skip the check at the end, which compares every gathered weight with a cast of its masters
     #[arg(long)]
     pub(crate) no_audit: bool,
@@ -310,6 +338,24 @@ pub(crate) struct Args {
     /// Write the runs as JSON; `--help` describes it
     #[arg(long, value_name = "FILE", help_heading = "Output")]
     pub(crate) json: Option<PathBuf>,
+
+    /// Log each step of a run to DIR/NAME-seedN: metrics.jsonl has a JSON object per line, and TensorBoard reads the event files
+    #[arg(long, value_name = "DIR", help_heading = "Output")]
+    pub(crate) log_dir: Option<PathBuf>,
+
+    /// Also log the shares of each layer's codes that are saturated or zero, every N steps
+    #[arg(long, value_name = "N", requires = "log_dir", help_heading = "Output")]
+    pub(crate) log_codes: Option<usize>,
+
+    /// TFLOP/s that the device of a rank can do, for the MFU in the log [default: of dense bf16 products, where the GPU is known]
+    #[arg(
+        long,
+        value_name = "X",
+        allow_negative_numbers = true,
+        requires = "log_dir",
+        help_heading = "Output"
+    )]
+    pub(crate) peak_tflops: Option<f64>,
 
     /// Write a self-contained HTML page with loss curves and charts of bytes
     #[arg(long, value_name = "FILE.html", help_heading = "Output")]

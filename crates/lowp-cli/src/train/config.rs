@@ -2,7 +2,7 @@
 
 use super::args::{Args, ScheduleName};
 use super::folder::ModelFolder;
-use super::recipes;
+use super::{recipes, source};
 use crate::device::Device;
 use crate::usage::{AMAX_GROUP, UsageError, input_error, of_patterns};
 use anyhow::Result;
@@ -21,7 +21,7 @@ pub(crate) const MAX_RANKS: usize = 64;
 /// Most tokens of one batch.
 const MAX_TOKENS: usize = 1 << 24;
 /// Most steps of one run.
-const MAX_STEPS: usize = 10_000_000;
+pub(super) const MAX_STEPS: usize = 10_000_000;
 
 /// What is asked for.
 #[derive(Clone, Debug)]
@@ -58,7 +58,10 @@ impl Setup {
         if folder.is_none() {
             model.check_parameters().map_err(UsageError::from)?;
         }
-        let steps = steps(args, model)?;
+        let steps = match args.epochs {
+            Some(epochs) => source::steps(args, (model, folder.is_some()), epochs)?,
+            None => steps(args, model)?,
+        };
         let lr = match folder.as_ref().is_some_and(|folder| folder.hub.is_some()) {
             true => 2e-5,
             false => 3e-3,
@@ -90,7 +93,9 @@ impl Setup {
             weight_decay: narrow("weight_decay", args.weight_decay, true)?,
             no_decay: no_decay(args, &folder, model)?,
             clip: narrow("clip", args.clip, false)?,
+            z_loss: narrow("z_loss", args.z_loss, true)?,
             eval_batches: args.eval_batches,
+            eval_every: args.eval_every,
         };
         config.check().map_err(UsageError::from)?;
         if let (Some(machine), Device::Cpu) = (machine(), args.device) {
@@ -111,6 +116,15 @@ impl Setup {
         let checkpoints = args.checkpoints();
         checkpoints.check(steps).map_err(UsageError::from)?;
         check_device(args)?;
+        check_ranges(&[("--log-codes", args.log_codes.unwrap_or(1), MAX_STEPS)])?;
+        if let Some(peak) = args
+            .peak_tflops
+            .filter(|peak| !(peak.is_finite() && *peak > 0.0))
+        {
+            return Err(input_error(format!(
+                "--peak-tflops {peak}: expected a positive number"
+            )));
+        }
         Ok(Self {
             config: Config {
                 amax_groups,

@@ -84,8 +84,13 @@ fn options(file: &str, table: &Table, given: &[OsString]) -> Result<Vec<OsString
             (Value::Array(values), false) => {
                 let values: Option<Vec<_>> = values.iter().map(scalar).collect();
                 let values = values.ok_or_else(|| wrong(key, "must be a list of values"))?;
-                if !values.is_empty() {
-                    all.push(format!("{with}{}", values.join(",")).into());
+                // Options whose values are no lists are given once for each.
+                match arg.get_value_delimiter() {
+                    None if long == "data" => {
+                        all.extend(values.iter().map(|value| format!("{with}{value}").into()));
+                    }
+                    _ if values.is_empty() => {}
+                    _ => all.push(format!("{with}{}", values.join(",")).into()),
                 }
             }
             (value, false) => {

@@ -3,11 +3,13 @@
 mod args;
 mod config;
 mod config_file;
+mod data;
 mod folder;
 #[cfg(feature = "cuda")]
 mod gpu;
 mod json;
 mod options;
+mod peak;
 mod planned;
 mod progress;
 mod recipes;
@@ -117,14 +119,13 @@ fn train(args: &Args, world: &World) -> Result<()> {
 fn check_files(args: &Args) -> Result<(), UsageError> {
     let saved = args.save.as_deref().map(|path| ("--save", path));
     let model = args.model.as_deref();
-    let inputs = [
-        ("--data", args.data.as_deref()),
-        ("--model", model),
-        ("--config", args.config.as_deref()),
-    ];
+    let logged = args.log_dir.as_deref().map(|path| ("--log-dir", path));
+    let written = || args.outputs().chain(saved).chain(logged);
+    let inputs = [("--model", model), ("--config", args.config.as_deref())];
     let inputs = inputs.map(|(option, path)| path.map(|path| (option, path)));
-    check_distinct(inputs.into_iter().flatten(), args.outputs().chain(saved))?;
-    for (option, path) in args.outputs().chain(saved) {
+    let data = args.data.iter().map(|data| ("--data", data.path.as_path()));
+    check_distinct(inputs.into_iter().flatten().chain(data), written())?;
+    for (option, path) in written() {
         if let Some(model) = model.filter(|model| lies_below(path, model)) {
             let (path, model) = (path.display(), model.display());
             return Err(UsageError::new(format!(
@@ -132,8 +133,9 @@ fn check_files(args: &Args) -> Result<(), UsageError> {
             )));
         }
     }
-    for (option, path) in args.outputs().chain(saved) {
-        if let Some(data) = args.data.as_deref().filter(|data| lies_below(path, data)) {
+    for (option, path) in written() {
+        let mut data = args.data.iter().map(|data| data.path.as_path());
+        if let Some(data) = data.find(|data| lies_below(path, data)) {
             let (path, data) = (path.display(), data.display());
             return Err(UsageError::new(format!(
                 "{option} {path} is inside --data {data}, so the output would become part of the training text; give another folder"

@@ -58,6 +58,17 @@ impl Progress {
         }
     }
 
+    /// The loss on the validation split after `done` steps.
+    pub(crate) fn evaluation(&self, done: usize, loss: f64) {
+        let (label, steps) = (&self.label, self.steps);
+        let width = steps.to_string().len();
+        let text = format!("{label}  step {done:width$}/{steps}  val loss {loss:.4}");
+        match &self.bar {
+            Some(bar) => bar.suspend(|| output::note(&text)),
+            None => output::note(&text),
+        }
+    }
+
     /// Leaves the finished line in place.
     pub(crate) fn finish(&self) {
         if let Some(bar) = &self.bar {

@@ -15,11 +15,11 @@ use lowp_comm::{Communicator, HostComm, LocalComm, run_comms};
 use lowp_fsdp::FirstValues;
 use lowp_kernels::{Backend, Cpu};
 use lowp_train::network::{Profile, ProfileEntry};
-use lowp_train::result::RunResult;
+use lowp_train::result::{Evaluation, RunResult};
 use lowp_train::training::{Event, threads_per_rank};
-use lowp_train::{Config, HubValues, Pretrained, Run, TrainError, Training};
+use lowp_train::{Config, HubValues, Pretrained, Run, RunLog, TrainError, Training};
 use lowp_transformer::GptConfig;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// Trains one recipe on all ranks.
 pub(crate) fn run(
@@ -30,8 +30,10 @@ pub(crate) fn run(
     progress: Option<&Progress>,
 ) -> Result<RunResult> {
     let ranks = config.mesh.world();
+    let log = Mutex::new(None);
     let watch = |event: Event<'_>| {
         if let Some(progress) = progress {
+            logged(event, &log);
             follow(event, (args, run), progress);
         }
     };
@@ -51,22 +53,34 @@ pub(crate) fn run(
         checkpoints: setup.checkpoints.clone(),
         audit: !args.no_audit,
         threads: threads_per_rank(world.ranks_here(ranks)),
+        peak_flops: args.peak_tflops.map(|peak| peak * 1e12),
+        codes_every: args.log_codes,
         watch: &watch,
         ..Training::new(run, config, text)
     };
+    if let (Some(folder), true) = (&args.log_dir, world.reports()) {
+        let opened = training.log(folder).map_err(failed)?;
+        *locked(&log) = Some(Ok(opened));
+    }
     let on_cpu = |cpu: &Cpu, comm: Arc<dyn Communicator<Cpu>>| {
         training.rank(cpu, comm, |sharded, place| {
             let (model, recompute) = (config.model, config.recompute);
-            Ok(Transformer::new(model, sharded, place.threads, recompute)?)
+            let transformer = Transformer::new(model, sharded, place.threads, recompute)?;
+            Ok(transformer.with_z_loss(config.z_loss))
         })
     };
     #[cfg(feature = "cuda")]
     let on_gpu = |cuda: &lowp_kernels::Cuda, comm: super::gpu::Comm| {
+        let peak_flops = training.peak_flops.or(super::peak::known(&cuda.name()?));
+        let training = Training {
+            peak_flops,
+            ..training.clone()
+        };
         training.rank(cuda, comm, |sharded, place| {
             Ok(super::gpu::network(cuda, sharded, (args, config), place)?)
         })
     };
-    match (setup.device, world.rank()?) {
+    let trained = match (setup.device, world.rank()?) {
         (Device::Cpu, Some((control, _))) => {
             let comm = HostComm::new(control, &Cpu);
             let trained = on_cpu(&Cpu, comm.into()).map_err(failed);
@@ -91,6 +105,38 @@ pub(crate) fn run(
         }
         #[cfg(not(feature = "cuda"))]
         (Device::Cuda(_), _) => crate::device::without_cuda(),
+    };
+    let result = trained?;
+    match locked(&log).take() {
+        Some(Err(error)) => Err(failed(error)),
+        _ => Ok(result),
+    }
+}
+
+/// A log, or why nothing is logged any more.
+type Log = Option<Result<RunLog, TrainError>>;
+
+/// A thread that panicked left it as it was.
+fn locked(log: &Mutex<Log>) -> MutexGuard<'_, Log> {
+    log.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Adds an event to the log.
+fn logged(event: Event<'_>, log: &Mutex<Log>) {
+    let mut log = locked(log);
+    let Some(Ok(files)) = &mut *log else {
+        return;
+    };
+    let written = match event {
+        Event::Step { metrics, .. } => files.step(metrics),
+        Event::Evaluation(evaluation) => files.evaluation(evaluation),
+        Event::Codes { step, layers } => files.codes(step, layers),
+        Event::Recast { .. } | Event::Profile(_) => Ok(()),
+    };
+    if let Err(error) = written {
+        // The run goes on, and fails at its end.
+        output::note(&error.to_string());
+        *log = Some(Err(error));
     }
 }
 
@@ -114,11 +160,16 @@ fn threads<B: Backend>(
 fn follow(event: Event<'_>, (args, run): (&Args, &Run), progress: &Progress) {
     match event {
         Event::Step {
-            step,
-            loss,
+            metrics,
             tokens_per_second,
             flops_per_second,
-        } => progress.step(step, loss, tokens_per_second, flops_per_second),
+        } => progress.step(
+            metrics.step - 1,
+            metrics.loss,
+            tokens_per_second,
+            flops_per_second,
+        ),
+        Event::Evaluation(Evaluation { step, loss }) => progress.evaluation(step, loss),
         Event::Recast { layers, all } => output::note(&format!(
             "{}: {layers} of {all} linear weights are cast from their masters, since the checkpoint has them in another recipe",
             run.name
@@ -130,7 +181,7 @@ fn follow(event: Event<'_>, (args, run): (&Args, &Run), progress: &Progress) {
             // Where it cannot be written, the table at the end cannot either, and says so.
             let _ = output::print(&table(profile));
         }
-        Event::Profile(_) => {}
+        Event::Profile(_) | Event::Codes { .. } => {}
     }
 }
 

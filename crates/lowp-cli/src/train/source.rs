@@ -1,15 +1,16 @@
 //! [`Source`]: what is trained on: text as bytes, or tokens.
 
 use super::args::Args;
-use super::config::Setup;
+use super::config::{MAX_STEPS, Setup};
+use super::data::DataArg;
 use super::options::failed;
 use crate::device::Device;
 use crate::usage::input_error;
 use anyhow::Result;
 use lowp_train::tokens::Packing;
-use lowp_train::{Batch, Data, Text, Tokens, TrainError};
+use lowp_train::{Batch, Data, Mixture, Text, Tokens, TrainError};
+use lowp_transformer::GptConfig;
 use std::ops::Range;
-use std::path::PathBuf;
 
 /// The part of the sequences of tokens that is the validation split, unless --held-out is given.
 const HELD_OUT: f64 = 0.1;
@@ -18,27 +19,33 @@ const HELD_OUT: f64 = 0.1;
 #[derive(Debug)]
 pub(crate) enum Source {
     Text(Text),
-    Tokens(Tokens),
+    Tokens(Mixture),
 }
 
 impl Source {
     /// What `--data` names, or `bundled`.
     pub(crate) fn open(args: &Args, setup: &Setup, bundled: &[u8]) -> Result<Self> {
         let (seq, model) = (setup.config.model.seq, setup.folder.is_some());
-        let is_text = |path: &PathBuf| !Tokens::are_at(path);
         let of_tokens = [
             ("--mask-documents", args.mask_documents),
             ("--held-out", args.held_out.is_some()),
         ];
         let given = of_tokens.into_iter().find(|(_, given)| *given);
-        if let (Some((option, _)), false) = (given, model)
-            && args.data.as_ref().is_none_or(is_text)
-        {
+        if let (Some((option, _)), false, true) = (given, model, is_text(args)) {
             return Err(input_error(format!(
                 "{option} only applies to tokens, and this data is text; leave it out"
             )));
         }
-        let Some(path) = &args.data else {
+        if !is_text(args) {
+            let tokens = tokens(args, &setup.config.model)?;
+            if tokens.is_masked() && setup.device != Device::Cpu {
+                return Err(input_error(
+                    "masks of tokens and --mask-documents only apply to a CPU; leave --device out, or train on tokens without masks",
+                ));
+            }
+            return Ok(Self::Tokens(tokens));
+        }
+        let Some(DataArg { path, weight }) = args.data.first() else {
             if model {
                 return Err(input_error(
                     "--model is trained on tokens: add --data DIR, a folder that `lowp tokenize` wrote",
@@ -47,36 +54,89 @@ impl Source {
             let text = Text::new(bundled.to_vec(), seq).map_err(failed)?;
             return Ok(Self::Text(text));
         };
-        if !Tokens::are_at(path) {
-            if model {
-                return Err(input_error(format!(
-                    "--data {} holds no tokens, which --model is trained on: give a folder that `lowp tokenize` wrote, a .npy file, or \
-                     the .bin and .idx files of Megatron-LM",
-                    path.display()
-                )));
-            }
-            return Ok(Self::Text(Text::read(path, seq).map_err(failed)?));
+        if model {
+            return Err(input_error(format!(
+                "--data {} holds no tokens, which --model is trained on: give a folder that `lowp tokenize` wrote, a .npy file, or the .bin \
+                 and .idx files of Megatron-LM",
+                path.display()
+            )));
         }
-        let packing = Packing {
-            seq,
-            batch: setup.config.batch,
-            held_out: args.held_out.unwrap_or(HELD_OUT),
-            mask_documents: args.mask_documents,
-        };
+        if let Some(weight) = weight {
+            return Err(input_error(format!(
+                "--data {}={weight}: weights are of several sources of tokens, and this is text; leave the weight out",
+                path.display()
+            )));
+        }
+        Ok(Self::Text(Text::read(path, seq).map_err(failed)?))
+    }
+}
+
+/// Whether the data are text: no `--data`, or one that has no tokens.
+fn is_text(args: &Args) -> bool {
+    match &args.data[..] {
+        [] => true,
+        [one] => !Tokens::are_at(&one.path),
+        _ => false,
+    }
+}
+
+/// The tokens of all sources.
+fn tokens(args: &Args, model: &GptConfig) -> Result<Mixture> {
+    let packing = Packing {
+        seq: model.seq,
+        batch: args.batch,
+        held_out: args.held_out.unwrap_or(HELD_OUT),
+        mask_documents: args.mask_documents,
+    };
+    let mut sources = Vec::new();
+    for DataArg { path, weight } in &args.data {
+        if !Tokens::are_at(path) {
+            return Err(input_error(format!(
+                "--data {} holds no tokens, and several sources are of tokens; tokenize it, or give one --data",
+                path.display()
+            )));
+        }
         let tokens = Tokens::open(path, packing).map_err(failed)?;
-        let most = setup.config.model.vocab;
+        let most = model.vocab;
         if let Some(id) = tokens.largest().filter(|&id| id as usize >= most) {
             return Err(input_error(format!(
                 "--data {} has the id {id}, and the vocabulary of the model has {most}; tokenize with the model's own tokenizer",
                 path.display()
             )));
         }
-        if tokens.is_masked() && setup.device != Device::Cpu {
-            return Err(input_error(
-                "masks of tokens and --mask-documents only apply to a CPU; leave --device out, or train on tokens without masks",
-            ));
-        }
-        Ok(Self::Tokens(tokens))
+        sources.push((tokens, weight.unwrap_or(1.0)));
+    }
+    Mixture::new(sources).map_err(failed)
+}
+
+/// The steps in which a run sees the sequences of the training split `epochs` times.
+#[expect(
+    clippy::cast_possible_truncation,
+    clippy::cast_sign_loss,
+    reason = "the range is checked after it"
+)]
+pub(crate) fn steps(args: &Args, (model, folder): (GptConfig, bool), epochs: f64) -> Result<usize> {
+    if is_text(args) && !folder {
+        return Err(input_error(format!(
+            "--epochs {epochs} only applies to tokens, and this data is text, whose sequences begin anywhere; give --steps or --tokens"
+        )));
+    }
+    if !(epochs.is_finite() && epochs > 0.0) {
+        return Err(input_error(format!(
+            "--epochs {epochs}: expected a positive number"
+        )));
+    }
+    let sequences = match is_text(args) {
+        // Opening it says what is wrong.
+        true => 1,
+        false => tokens(args, &model)?.sequences().unwrap_or(0),
+    };
+    let steps = (epochs * sequences as f64 / args.batch.max(1) as f64).ceil();
+    match (1.0..=MAX_STEPS as f64).contains(&steps) {
+        true => Ok(steps as usize),
+        false => Err(input_error(format!(
+            "--epochs {epochs} of {sequences} sequences gives {steps} steps; a run has 1 to {MAX_STEPS} steps; change --epochs or --batch"
+        ))),
     }
 }
 
@@ -100,7 +160,7 @@ impl Data for Source {
     fn targets(&self, seed: u64, step: usize, sequences: usize) -> Result<usize, TrainError> {
         match self {
             Self::Text(text) => text.targets(seed, step, sequences),
-            Self::Tokens(tokens) => Data::targets(tokens, seed, step, sequences),
+            Self::Tokens(tokens) => tokens.targets(seed, step, sequences),
         }
     }
 
@@ -114,7 +174,14 @@ impl Data for Source {
     fn tokens(&self) -> usize {
         match self {
             Self::Text(text) => text.tokens(),
-            Self::Tokens(tokens) => Data::tokens(tokens),
+            Self::Tokens(tokens) => tokens.tokens(),
+        }
+    }
+
+    fn sequences(&self) -> Option<u64> {
+        match self {
+            Self::Text(text) => text.sequences(),
+            Self::Tokens(tokens) => tokens.sequences(),
         }
     }
 

@@ -2,6 +2,7 @@
 
 mod folder;
 mod megatron;
+mod mixture;
 mod npy;
 mod order;
 mod shard;
@@ -10,12 +11,12 @@ use std::ops::Range;
 use std::path::Path;
 
 use crate::batch::Batch;
-use crate::data::Data;
 use crate::error::TrainError;
 use order::Order;
 use shard::{Shard, unreadable};
 
 pub use folder::{ShardIndex, TokenIndex, TokenWriter};
+pub use mixture::Mixture;
 
 /// Tokens of which the digest of data is made, spread over all of them.
 const SAMPLED: u64 = 1 << 16;
@@ -35,7 +36,8 @@ pub struct Packing {
     pub mask_documents: bool,
 }
 
-/// Token ids, one document after the other, cut into sequences that each epoch has in another order.
+/// Token ids, one document after the other, cut into sequences that each epoch has in another order; data of one source or several are a
+/// [`Mixture`] of them.
 #[derive(Debug)]
 pub struct Tokens {
     shards: Vec<Shard>,
@@ -230,55 +232,35 @@ impl Tokens {
         Ok(targets)
     }
 
-    fn batch(&self, sequences: impl Iterator<Item = u64>) -> Result<Batch, TrainError> {
+    /// The sequence as a batch.
+    fn batch(&self, sequence: u64) -> Result<Batch, TrainError> {
         let seq = self.packing.seq as u64;
-        let (mut inputs, mut targets, mut seen) = (Vec::new(), Vec::new(), Vec::new());
-        for sequence in sequences {
-            let begin = sequence * seq;
-            let ids = self.ids(begin..begin + seq + 1)?;
-            inputs.extend_from_slice(&ids[..self.packing.seq]);
-            match self.masked {
-                true => targets.extend(self.targets_of(sequence, &ids)?),
-                false => targets.extend_from_slice(&ids[1..]),
-            }
-            if self.packing.mask_documents {
-                let starts = self.document_starts(begin..begin + seq).into_iter();
-                let first = |start: u64| u32::try_from(start.saturating_sub(begin));
-                seen.extend(starts.map(|start| first(start).unwrap_or(0)));
-            }
+        let begin = sequence * seq;
+        let mut inputs = self.ids(begin..begin + seq + 1)?;
+        let targets = match self.masked {
+            true => self.targets_of(sequence, &inputs)?,
+            false => inputs[1..].to_vec(),
+        };
+        inputs.truncate(self.packing.seq);
+        let mut batch = Batch::new(inputs, targets);
+        if self.packing.mask_documents {
+            let starts = self.document_starts(begin..begin + seq).into_iter();
+            let first = |start: u64| u32::try_from(start.saturating_sub(begin)).unwrap_or(0);
+            batch.first_seen = Some(starts.map(first).collect());
         }
-        Ok(Batch {
-            first_seen: self.packing.mask_documents.then(|| seen.into()),
-            ..Batch::new(inputs, targets)
-        })
+        Ok(batch)
     }
 
-    /// The numbers of the sequences `range` of the batch of `step`.
-    fn of_step(&self, seed: u64, step: usize, range: Range<usize>) -> impl Iterator<Item = u64> {
+    /// The sequence at place `number` of all epochs, of the source `source` in a run with this seed.
+    fn in_order(&self, (seed, source): (u64, u64), number: u64) -> u64 {
         let [train, _] = self.split;
-        let first = step as u64 * self.packing.batch as u64;
-        let mut order = (0, Order::new(train, seed, 0));
-        range.map(move |at| {
-            let number = first + at as u64;
-            let epoch = number / train;
-            if order.0 != epoch {
-                order = (epoch, Order::new(train, seed, epoch));
-            }
-            order.1.get(number % train)
-        })
+        Order::new(train, seed, (source, number / train)).get(number % train)
     }
 
-    /// The numbers of the sequences `range` of `total`, spread over the validation split.
-    fn held_out(&self, total: usize, range: Range<usize>) -> impl Iterator<Item = u64> {
+    /// The sequence at place `at` of `total` that are spread over the validation split.
+    fn held_out(&self, total: u64, at: u64) -> u64 {
         let [train, held_out] = self.split;
-        let total = total.max(1) as u64;
-        range.map(move |at| train + at as u64 * held_out / total)
-    }
-
-    fn counted(&self, sequences: impl Iterator<Item = u64>) -> Result<usize, TrainError> {
-        let batch = self.batch(sequences)?;
-        let counted = batch.targets.iter().filter(|&&id| id != Batch::IGNORED);
-        Ok(counted.count())
+        train + at * held_out / total.max(1)
     }
 }
 
@@ -290,40 +272,6 @@ impl Tokens {
 )]
 fn part_of(all: u64, part: f64) -> u64 {
     (all as f64 * part).round() as u64
-}
-
-impl Data for Tokens {
-    type Batch = Batch;
-
-    fn train(&self, seed: u64, step: usize, range: Range<usize>) -> Result<Batch, TrainError> {
-        self.batch(self.of_step(seed, step, range))
-    }
-
-    fn validation(&self, total: usize, range: Range<usize>) -> Result<Batch, TrainError> {
-        self.batch(self.held_out(total, range))
-    }
-
-    fn targets(&self, seed: u64, step: usize, sequences: usize) -> Result<usize, TrainError> {
-        match self.masked {
-            true => self.counted(self.of_step(seed, step, 0..sequences)),
-            false => Ok(sequences * self.packing.seq),
-        }
-    }
-
-    fn validation_targets(&self, total: usize) -> Result<usize, TrainError> {
-        match self.masked {
-            true => self.counted(self.held_out(total, 0..total)),
-            false => Ok(total * self.packing.seq),
-        }
-    }
-
-    fn tokens(&self) -> usize {
-        self.packing.seq
-    }
-
-    fn digest(&self) -> String {
-        self.digest.clone()
-    }
 }
 
 #[cfg(test)]

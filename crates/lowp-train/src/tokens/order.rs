@@ -15,14 +15,14 @@ pub(super) struct Order {
 }
 
 impl Order {
-    /// That of epoch `epoch` of a run with this seed; `len` is at least 1.
-    pub(super) fn new(len: u64, seed: u64, epoch: u64) -> Self {
+    /// That of an epoch of a source, both by number, of a run with this seed; `len` is at least 1.
+    pub(super) fn new(len: u64, seed: u64, (source, epoch): (u64, u64)) -> Self {
         let bits = u64::BITS - (len.max(2) - 1).leading_zeros();
         Self {
             len: len.max(1),
             bits: bits.div_ceil(2),
             // Bits 63 and 62 keep it apart from every other use of the seed.
-            random: Philox::new(seed, (3 << 62) | epoch),
+            random: Philox::new(seed, (3 << 62) ^ (source << 40) ^ epoch),
         }
     }
 
@@ -57,7 +57,7 @@ mod tests {
     fn each_number_is_there_once() {
         for len in (1..70).chain([255, 256, 257, 1000]) {
             for epoch in 0..2 {
-                let order = Order::new(len, 7, epoch);
+                let order = Order::new(len, 7, (0, epoch));
                 let mut numbers: Vec<u64> = (0..len).map(|at| order.get(at)).collect();
                 numbers.sort_unstable();
                 assert_eq!(numbers, (0..len).collect::<Vec<_>>(), "{len}");
@@ -67,12 +67,17 @@ mod tests {
 
     #[test]
     fn epochs_and_seeds_have_orders_of_their_own() {
-        let order = |seed, epoch| {
-            let order = Order::new(1000, seed, epoch);
+        let order = |seed, source, epoch| {
+            let order = Order::new(1000, seed, (source, epoch));
             (0..1000).map(|at| order.get(at)).collect::<Vec<_>>()
         };
-        let [a, b, c] = [order(1, 0), order(1, 1), order(2, 0)];
-        for (one, other) in [(&a, &b), (&a, &c), (&b, &c)] {
+        let [a, b, c, d] = [
+            order(1, 0, 0),
+            order(1, 0, 1),
+            order(2, 0, 0),
+            order(1, 1, 0),
+        ];
+        for (one, other) in [(&a, &b), (&a, &c), (&b, &c), (&a, &d), (&b, &d)] {
             let same = one.iter().zip(other).filter(|(x, y)| x == y).count();
             assert!(same < 20, "{same}");
         }

@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use tempfile::TempDir;
 
 use super::*;
+use crate::data::Data;
 
 const PACKING: Packing = Packing {
     seq: 8,
@@ -109,17 +110,12 @@ fn an_epoch_is_all_sequences() {
     let [train, held_out] = tokens.split();
     assert_eq!(train + held_out, (all.len() as u64 - 1) / 8);
     for epoch in 0..3u64 {
-        let mut seen = Vec::new();
         let places = epoch * train..(epoch + 1) * train;
-        for place in places {
-            let at = usize::try_from(place % 4).expect("small");
-            let step = usize::try_from(place / 4).expect("small");
-            seen.extend(tokens.of_step(5, step, at..at + 1));
-        }
+        let mut seen: Vec<u64> = places.map(|at| tokens.in_order((5, 0), at)).collect();
         seen.sort_unstable();
         assert_eq!(seen, (0..train).collect::<Vec<_>>());
     }
-    let validation: Vec<u64> = tokens.held_out(20, 0..20).collect();
+    let validation: Vec<u64> = (0..20).map(|at| tokens.held_out(20, at)).collect();
     assert!(
         validation
             .iter()
@@ -136,7 +132,11 @@ fn a_batch_is_its_parts() {
             mask_documents,
             ..PACKING
         };
-        let tokens = Tokens::open(folder.path(), packing).expect("tokens");
+        let open = |weight| {
+            let tokens = Tokens::open(folder.path(), packing).expect("tokens");
+            (tokens, weight)
+        };
+        let tokens = Mixture::new(vec![open(3.0), open(1.0)]).expect("a mixture");
         let whole = tokens.train(1, 9, 0..4).expect("a batch");
         let parts: Vec<Batch> = [0..1, 1..4]
             .map(|range| tokens.train(1, 9, range).expect("a part"))
@@ -161,7 +161,7 @@ fn documents_are_apart() {
     };
     let tokens = Tokens::open(folder.path(), packing).expect("tokens");
     for sequence in 0..20u64 {
-        let batch = tokens.batch([sequence].into_iter()).expect("a batch");
+        let batch = tokens.batch(sequence).expect("a batch");
         let seen = batch.first_seen.expect("first positions");
         for place in 0..8u64 {
             let at = (8 * sequence + place) as usize;
@@ -173,6 +173,73 @@ fn documents_are_apart() {
             };
             assert_eq!(batch.targets[place as usize], target);
         }
+    }
+}
+
+/// Each source has its share of the sequences from the first on, and all of its own in their order, whatever batches they are in.
+#[test]
+fn sources_have_their_shares() {
+    let (folder, ..) = folder(60_000, false);
+    for weights in [
+        &[1.0][..],
+        &[0.7, 0.3],
+        &[1.0, 1.0, 2.0],
+        &[1e-6, 5.0, 0.1, 3.0],
+    ] {
+        let open = |&weight| {
+            let tokens = Tokens::open(folder.path(), PACKING).expect("tokens");
+            (tokens, weight)
+        };
+        let mixture = Mixture::new(weights.iter().map(open).collect()).expect("a mixture");
+        let mut counts = vec![0; weights.len()];
+        for number in 0..2000u64 {
+            let (source, own) = mixture.place(number);
+            assert_eq!(own, counts[source], "{weights:?}, {number}");
+            counts[source] += 1;
+            for (index, (_, share)) in mixture.sources().enumerate() {
+                let expected = share * (number + 1) as f64;
+                let off = (counts[index] as f64 - expected).abs();
+                assert!(
+                    off <= weights.len() as f64,
+                    "{weights:?}, {number}: {counts:?}"
+                );
+                assert_eq!(mixture.count(index, number + 1), counts[index]);
+            }
+        }
+    }
+}
+
+/// Of the same file, two sources have orders of their own, and the first one that of the file alone.
+#[test]
+fn a_mixture_is_its_sources() {
+    let (folder, ..) = folder(60_000, false);
+    let open = || Tokens::open(folder.path(), PACKING).expect("tokens");
+    let alone = Mixture::from(open());
+    let both = Mixture::new(vec![(open(), 1.0), (open(), 1.0)]).expect("a mixture");
+    let sequences = |mixture: &Mixture, steps: usize| -> Vec<Vec<u32>> {
+        let batch = |step| mixture.train(3, step, 0..4).expect("a batch").inputs;
+        let inputs: Vec<u32> = (0..steps).flat_map(|step| batch(step).to_vec()).collect();
+        inputs.chunks(8).map(<[u32]>::to_vec).collect()
+    };
+    let all = sequences(&both, 2);
+    let of = |source| {
+        let numbers = (0..8u64).filter(|&at| both.place(at).0 == source);
+        numbers
+            .map(|at| all[at as usize].clone())
+            .collect::<Vec<_>>()
+    };
+    assert_eq!(of(0), sequences(&alone, 1));
+    assert_ne!(of(0), of(1));
+    assert_eq!(both.sequences(), alone.sequences().map(|all| 2 * all));
+    // Other weights are other data.
+    let other = Mixture::new(vec![(open(), 1.0), (open(), 2.0)]).expect("a mixture");
+    assert_ne!(both.digest(), other.digest());
+    for weight in [0.0, -1.0, f64::NAN] {
+        let error = Mixture::new(vec![(open(), weight)]).expect_err("a weight");
+        assert!(
+            error.to_string().contains("expected a positive number"),
+            "{error}"
+        );
     }
 }
 
@@ -210,7 +277,7 @@ fn other_masks_and_ends_are_other_data() {
             ..PACKING
         };
         let tokens = Tokens::open(folder.path(), packing).expect("tokens");
-        tokens.digest()
+        Mixture::from(tokens).digest()
     };
     let change = |file: &str, from: &[u8], to: &[u8]| {
         let path = folder.path().join(file);

@@ -4,10 +4,10 @@
 //! training step on two cores fit its time budget. All of them take contiguous f32 tensors on the CPU.
 
 mod attention;
-mod cross_entropy;
 mod dense;
 mod embedding;
 mod gelu;
+mod head_loss;
 mod layer_norm;
 mod math;
 mod rms_norm;
@@ -15,10 +15,10 @@ mod rotary;
 mod swiglu;
 
 pub(crate) use attention::{CausalAttention, Seen};
-pub(crate) use cross_entropy::CrossEntropy;
 pub(crate) use dense::Dense;
 pub(crate) use embedding::Embedding;
 pub(crate) use gelu::Gelu;
+pub(crate) use head_loss::{HeadLoss, LOGITS, LossOptions};
 pub(crate) use layer_norm::LayerNorm;
 pub(crate) use rms_norm::RmsNorm;
 pub(crate) use rotary::Rotary;

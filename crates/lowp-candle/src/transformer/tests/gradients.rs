@@ -2,7 +2,8 @@
 
 use super::super::Gpt;
 use super::super::ops::{
-    CausalAttention, CrossEntropy, Dense, Embedding, Gelu, LayerNorm, RmsNorm, Rotary, Seen, SwiGlu,
+    CausalAttention, Dense, Embedding, Gelu, HeadLoss, LayerNorm, LossOptions, RmsNorm, Rotary,
+    Seen, SwiGlu,
 };
 use crate::{Linear, MemoryWeight, QuantLinear};
 use candle_core::{Device, Result, Tensor, Var};
@@ -129,12 +130,93 @@ fn embedding() -> Result<()> {
 }
 
 #[test]
-fn cross_entropy() -> Result<()> {
-    let logits = var(&[4, 6], 0)?;
-    let targets: Arc<[u32]> = Arc::from([0u32, 5, 2, 2]);
-    check(std::slice::from_ref(&logits), || {
-        logits.apply_op1(CrossEntropy::new(targets.clone(), 3))
+fn head_loss() -> Result<()> {
+    let (x, w) = (var(&[4, 5], 0)?, var(&[6, 5], 1)?);
+    let targets: Arc<[u32]> = Arc::from([0u32, 5, Batch::IGNORED, 2]);
+    check(&[x.clone(), w.clone()], || {
+        x.apply_op2(&w, loss(&targets, 0.0, 12))
     })
+}
+
+/// The loss of targets out of a vocabulary of 6, with at most `logits` logits at a time.
+fn loss(targets: &Arc<[u32]>, z_loss: f32, logits: usize) -> HeadLoss {
+    let options = LossOptions {
+        divisor: 3,
+        z_loss,
+        gradients: true,
+    };
+    HeadLoss::new(targets.clone(), options, (1, logits, 6))
+}
+
+/// The z-loss is in the gradient, and not in the loss: its gradient alone against differences of the squared logarithms.
+#[test]
+fn z_loss() -> Result<()> {
+    const COEFFICIENT: f32 = 0.3;
+    let (x, w) = (var(&[4, 5], 0)?, var(&[6, 5], 1)?);
+    let targets: Arc<[u32]> = Arc::from([0u32, 5, Batch::IGNORED, 2]);
+    let [plain, with] = [0.0, COEFFICIENT].map(|z| x.apply_op2(&w, loss(&targets, z, 12)));
+    let (plain, with) = (plain?, with?);
+    assert_eq!(plain.to_scalar::<f32>()?, with.to_scalar::<f32>()?);
+    let (plain, with) = (plain.backward()?, with.backward()?);
+    let expected = {
+        let logits = x.matmul(&w.t()?)?;
+        let log = logits.exp()?.sum(1)?.log()?;
+        let counted = Tensor::new(&[1f32, 1.0, 0.0, 1.0], &Device::Cpu)?;
+        let squares = (log.sqr()? * counted)?.sum_all()?;
+        (squares * f64::from(COEFFICIENT / 3.0))?.backward()?
+    };
+    for var in [&x, &w] {
+        let of = |store: &candle_core::backprop::GradStore| -> Result<Vec<f32>> {
+            store.get(var).expect("a gradient").flatten_all()?.to_vec1()
+        };
+        for ((plain, with), expected) in of(&plain)?.into_iter().zip(of(&with)?).zip(of(&expected)?)
+        {
+            assert!(
+                (with - plain - expected).abs() < 1e-5,
+                "{with} {plain} {expected}"
+            );
+        }
+    }
+    Ok(())
+}
+
+/// Whatever tokens have logits at a time: the same loss to the bit, and the same gradients but for the order of sums.
+#[test]
+fn cut_loss_is_the_whole_one() -> Result<()> {
+    let (tokens, dim, vocab) = (37, 24, 101);
+    let (x, w) = (var(&[tokens, dim], 0)?, var(&[vocab, dim], 1)?);
+    let targets = (0..tokens as u32).map(|t| match t % 5 {
+        0 => Batch::IGNORED,
+        _ => t * 7 % vocab as u32,
+    });
+    let targets: Arc<[u32]> = targets.collect();
+    let run = |logits: usize| -> Result<(f32, [Vec<f32>; 2])> {
+        let options = LossOptions {
+            divisor: 29,
+            z_loss: 1e-2,
+            gradients: true,
+        };
+        let work = (1, logits, vocab);
+        let loss = x.apply_op2(&w, HeadLoss::new(targets.clone(), options, work))?;
+        let store = loss.backward()?;
+        let of = |var: &Var| store.get(var).expect("a gradient").flatten_all()?.to_vec1();
+        Ok((loss.to_scalar()?, [of(&x)?, of(&w)?]))
+    };
+    let (loss, gradients) = run(usize::MAX)?;
+    for logits in [1, vocab, 3 * vocab, 10 * vocab + 50, 36 * vocab] {
+        let (cut_loss, cut) = run(logits)?;
+        assert_eq!(cut_loss.to_bits(), loss.to_bits(), "{logits}");
+        for (whole, cut) in gradients.iter().zip(&cut) {
+            let largest = whole.iter().fold(0f32, |most, value| most.max(value.abs()));
+            for (whole, cut) in whole.iter().zip(cut) {
+                assert!(
+                    (whole - cut).abs() <= 4.0 * f32::EPSILON * largest,
+                    "{whole} {cut}"
+                );
+            }
+        }
+    }
+    Ok(())
 }
 
 #[test]
@@ -191,20 +273,16 @@ fn attention_to_a_part() -> Result<()> {
     Ok(())
 }
 
-/// Targets that do not count add nothing to the loss and to its gradients.
+/// Targets that do not count add nothing to the loss.
 #[test]
 fn ignored_targets() -> Result<()> {
-    let logits = var(&[4, 6], 0)?;
-    let targets: Arc<[u32]> = Arc::from([Batch::IGNORED, 5, 2, Batch::IGNORED]);
-    check(std::slice::from_ref(&logits), || {
-        logits.apply_op1(CrossEntropy::new(targets.clone(), 2))
-    })?;
-    let loss = |x: &Tensor, targets| {
-        x.apply_op1(CrossEntropy::new(targets, 2))?
-            .to_scalar::<f32>()
+    let (x, w) = (var(&[4, 5], 0)?, var(&[6, 5], 1)?);
+    let loss = |x: &Tensor, targets: Arc<[u32]>| {
+        x.apply_op2(&w, loss(&targets, 0.0, 12))?.to_scalar::<f32>()
     };
-    let middle = logits.narrow(0, 1, 2)?.contiguous()?;
-    assert_eq!(loss(&logits, targets)?, loss(&middle, Arc::from([5, 2]))?);
+    let middle = x.narrow(0, 1, 2)?.contiguous()?;
+    let targets = Arc::from([Batch::IGNORED, 5, 2, Batch::IGNORED]);
+    assert_eq!(loss(&x, targets)?, loss(&middle, Arc::from([5, 2]))?);
     Ok(())
 }
 
