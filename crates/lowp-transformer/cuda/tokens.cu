@@ -17,9 +17,9 @@ extern "C" __global__ void embedding_forward(const int* ids, const float* table,
     store8(x + token * dim + col, v);
 }
 
-// Sums rows of `dx` in the order of `order`: row `r` of `out` gets rows `order[starts[r]]` to `order[starts[r + 1] - 1]`. One
-// warp per row and 256 columns.
-extern "C" __global__ void sum_rows(const bf16* dx, const int* starts, const int* order, float* out, int dim) {
+// Sums rows of `dx` in the order of `order`: row `r` of `out` gets rows `order[starts[r]]` to `order[starts[r + 1] - 1]`, on top
+// of that row of `plus` if there is one. One warp per row and 256 columns.
+extern "C" __global__ void sum_rows(const bf16* dx, const int* starts, const int* order, const float* plus, float* out, int dim) {
     const int col = 8 * (32 * blockIdx.y + threadIdx.x);
     if (col >= dim) return;
     Octet sum = {};
@@ -30,13 +30,19 @@ extern "C" __global__ void sum_rows(const bf16* dx, const int* starts, const int
 #pragma unroll
         for (int i = 0; i < 8; ++i) sum.v[i] += v.v[i];
     }
-    store8(out + size_t(blockIdx.x) * dim + col, sum);
+    const size_t at = size_t(blockIdx.x) * dim + col;
+    if (plus != nullptr) {
+        const Octet p = load8(plus + at);
+#pragma unroll
+        for (int i = 0; i < 8; ++i) sum.v[i] += p.v[i];
+    }
+    store8(out + at, sum);
 }
 
-// The loss of each row of logits, and its gradient: `(softmax - one at the target) * scale`. One block per row. Without
-// `gradients` only losses.
+// The loss of each row of logits, and its gradient: `(softmax - one at the target) * scale`, with that of `z_loss` times the
+// squared logarithm of the softmax's sum. One block per row. Without `gradients` only losses.
 extern "C" __global__ void cross_entropy(const float* logits, const int* targets, float* losses, bf16* gradients, int vocab,
-                                         float scale) {
+                                         float scale, float z_loss) {
     __shared__ float scratch[64];
     const size_t row = blockIdx.x;
     logits += row * vocab;
@@ -49,7 +55,7 @@ extern "C" __global__ void cross_entropy(const float* logits, const int* targets
     const int target = targets[row];
     if (threadIdx.x == 0) losses[row] = logf(sum) - (logits[target] - most);
     if (gradients == nullptr) return;
-    const float factor = scale / sum;
+    const float factor = scale * (1.0f + 2.0f * z_loss * (logf(sum) + most)) / sum;
     gradients += row * vocab;
     for (int i = threadIdx.x; i < vocab; i += blockDim.x) {
         const float g = __expf(logits[i] - most) * factor - (i == target ? scale : 0.0f);

@@ -205,6 +205,38 @@ mod tests {
         assert_eq!(found.in_turn, in_turn as u64);
     }
 
+    /// Llama-3 8b's head at 8,192 tokens: logits and their gradients, and that of what the head reads.
+    #[test]
+    fn a_large_vocabulary_is_cut_over_tokens() {
+        let llama = GptConfig {
+            dim: 4096,
+            layers: 1,
+            heads: 32,
+            seq: 8192,
+            vocab: 128_256,
+            arch: Arch::Llama(crate::Llama::new(8)),
+        };
+        let places = ModelPlaces::new(&llama.sizes(), 8192);
+        assert_eq!(places.head_rows, 1024);
+        let bytes = places.logits.bytes + places.dlogits.bytes + places.dh.bytes;
+        assert_eq!(bytes, 1024 * 128_256 * 6 + 8192 * 4096 * 2);
+        assert!(bytes < 1_500_000_000);
+        // Of any number of tokens: parts of whole tiles that are there at most, and nearly equal.
+        for tokens in (128..100_000).step_by(128) {
+            for vocab in [256, 32_000, 128_256, 1 << 20] {
+                let sizes = Sizes {
+                    vocab,
+                    ..llama.sizes()
+                };
+                let places = ModelPlaces::new(&sizes, tokens);
+                let rows = places.head_rows;
+                assert!(rows.is_multiple_of(128) && rows <= tokens);
+                assert!(rows == 128 || places.logits.bytes <= (512 << 20) + 128 * 4 * vocab);
+                assert!(tokens.div_ceil(rows) * rows - tokens < rows);
+            }
+        }
+    }
+
     #[test]
     fn recomputed_blocks_keep_one_block() {
         for arch in [Arch::Gpt, Arch::Llama(crate::Llama::new(2))] {

@@ -82,8 +82,11 @@ pub(crate) const KERNELS: [(&str, &[Kernel]); 4] = [
                 "embedding_forward",
                 &[Words, Octets, Octets, Octets, Int, Int, Size],
             ),
-            ("sum_rows", &[Octets, Words, Words, Octets, Int]),
-            ("cross_entropy", &[Words, Words, Words, Halves, Int, Float]),
+            ("sum_rows", &[Octets, Words, Words, Octets, Octets, Int]),
+            (
+                "cross_entropy",
+                &[Words, Words, Words, Halves, Int, Float, Float],
+            ),
             ("add_losses", &[Words, Int, Float, Words]),
         ],
     ),

@@ -15,6 +15,16 @@ const PRODUCTS: usize = 64 << 20;
 #[cfg(feature = "cuda")]
 const _: () = assert!(PRODUCTS == lowp_gemm::Workspace::BYTES);
 
+/// Most bytes of the logits that are there at a time.
+const LOGITS: usize = 512 << 20;
+
+/// Tokens whose logits are there at a time, of `tokens`, a multiple of 128: all, or equal parts of as many as there is room for.
+fn head_rows(tokens: usize, vocab: usize) -> usize {
+    let most = (LOGITS / (F32 * vocab)).max(128);
+    let parts = tokens.div_ceil(most);
+    tokens.div_ceil(parts.max(1)).next_multiple_of(128)
+}
+
 /// Rows whose gradients of gamma and beta one block of threads adds up.
 pub(crate) const NORM_ROWS: usize = 32;
 
@@ -108,8 +118,12 @@ pub(crate) struct ModelPlaces {
     pub(crate) last: Place,
     /// The head in bf16.
     pub(crate) head: Place,
+    /// Tokens that have logits at a time.
+    pub(crate) head_rows: usize,
     pub(crate) logits: Place,
     pub(crate) dlogits: Place,
+    /// The gradient of a head that is the embedding, whose own is added to it.
+    pub(crate) tied_grad: Option<Place>,
     pub(crate) losses: Place,
     pub(crate) total: Place,
     /// The gradient of what a norm makes, and where those of its gamma and beta are added up.
@@ -121,6 +135,8 @@ impl ModelPlaces {
     pub(crate) fn new(sizes: &Sizes, tokens: usize) -> Self {
         let Sizes { dim, vocab, .. } = *sizes;
         let stream = BF16 * tokens * dim;
+        let head_rows = head_rows(tokens, vocab);
+        let tied = matches!(sizes.block, Block::Llama(LlamaSizes { tied: true, .. }));
         Self {
             products: Place::workspace("products", PRODUCTS),
             ids: Place::own("tokens", ID * tokens),
@@ -135,8 +151,10 @@ impl ModelPlaces {
             },
             last: Place::lent("last", stream),
             head: Place::own("head", BF16 * vocab * dim),
-            logits: Place::lent("logits", F32 * tokens * vocab),
-            dlogits: Place::lent("logit gradients", BF16 * tokens * vocab),
+            head_rows,
+            logits: Place::lent("logits", F32 * head_rows * vocab),
+            dlogits: Place::lent("logit gradients", BF16 * head_rows * vocab),
+            tied_grad: tied.then(|| Place::own("tied head gradient", F32 * vocab * dim)),
             losses: Place::own("losses", F32 * tokens),
             total: Place::own("loss", F32),
             dh: Place::lent("dh", stream),
@@ -144,7 +162,7 @@ impl ModelPlaces {
         }
     }
 
-    pub(crate) fn all(self) -> [Place; 17] {
+    pub(crate) fn all(self) -> impl Iterator<Item = Place> {
         let Self {
             products,
             ids,
@@ -156,17 +174,20 @@ impl ModelPlaces {
             norm: NormPlaces { x, stats },
             last,
             head,
+            head_rows: _,
             logits,
             dlogits,
+            tied_grad,
             losses,
             total,
             dh,
             norm_sums,
         } = self;
-        [
+        let all = [
             products, ids, targets, starts, order, dx, branch, x, stats, last, head, logits,
             dlogits, losses, total, dh, norm_sums,
-        ]
+        ];
+        all.into_iter().chain(tied_grad)
     }
 }
 

@@ -9,6 +9,7 @@ mod folder;
 mod gpu;
 mod json;
 mod options;
+#[cfg(any(feature = "cuda", test))]
 mod peak;
 mod planned;
 mod progress;

@@ -71,10 +71,11 @@ pub(crate) fn run(
     };
     #[cfg(feature = "cuda")]
     let on_gpu = |cuda: &lowp_kernels::Cuda, comm: super::gpu::Comm| {
-        let peak_flops = training.peak_flops.or(super::peak::known(&cuda.name()?));
+        let name = cuda.name().unwrap_or_default();
         let training = Training {
-            peak_flops,
-            ..training.clone()
+            peak_flops: training.peak_flops.or(super::peak::known(&name)),
+            checkpoints: training.checkpoints.clone(),
+            ..training
         };
         training.rank(cuda, comm, |sharded, place| {
             Ok(super::gpu::network(cuda, sharded, (args, config), place)?)

@@ -22,7 +22,7 @@ use super::place::{Arena, at};
 use super::trace::{Profile, Trace};
 use crate::known::Known;
 use crate::memory::{MicroBatch, ModelMemory};
-use crate::places::ModelPlaces;
+use crate::places::{BF16, ModelPlaces};
 use crate::sizes::{Block, LlamaSizes, Sizes};
 
 type Values = CudaBuffer<bf16>;
@@ -64,6 +64,10 @@ pub struct Transformer<R: Recipe> {
     head: (usize, CudaBuffer<f32>),
     /// The head in bf16.
     head_values: Values,
+    /// The gradient of a head that is the embedding.
+    tied_grad: Option<CudaBuffer<f32>>,
+    /// Coefficient of the z-loss.
+    z_loss: f32,
     /// The gradient of the residual stream.
     dx: Values,
     branch: Values,
@@ -169,12 +173,27 @@ impl<R: Recipe> Transformer<R> {
             positions,
             head: var(head_at)?,
             head_values: shared.arena.values(&places.head)?,
+            tied_grad: places
+                .tied_grad
+                .as_ref()
+                .map(|place| shared.arena.sums(place))
+                .transpose()?,
+            z_loss: 0.0,
             branch: shared.arena.values(&places.branch)?,
             losses: shared.arena.sums(&places.losses)?,
             total: shared.arena.sums(&places.total)?,
             dx,
             shared,
         })
+    }
+
+    /// The same with a z-loss of this coefficient in training.
+    #[must_use]
+    pub fn with_z_loss(self, coefficient: f32) -> Self {
+        Self {
+            z_loss: coefficient,
+            ..self
+        }
     }
 
     /// Tokens of a micro-batch.
@@ -216,10 +235,8 @@ impl<R: Recipe> Transformer<R> {
     ) -> Done {
         self.upload(batch)?;
         self.forward()?;
-        let scale = 1.0 / divisor as f32;
-        let dlogits = self.shared.arena.values(&self.shared.places.dlogits)?;
-        self.loss(Some(&dlogits), scale)?;
-        self.backward(model, &dlogits)
+        self.loss(Some(model), 1.0 / divisor as f32)?;
+        self.backward(model)
     }
 
     /// Adds the token losses of a micro-batch divided by `divisor` to the loss.
@@ -341,75 +358,84 @@ impl<R: Recipe> Transformer<R> {
         let h = self.shared.arena.values(&self.shared.places.last)?;
         self.norm
             .forward(ops, self.size(), x.map(|x| (x, &self.branch)), &h)?;
-        ops.narrow(&self.head.1, &self.head_values, vocab * dim)?;
-        let logits = self.logits()?;
-        let desc = dense([self.tokens, vocab, dim], [true, true], Dtype::F32);
-        // SAFETY: `[tokens, dim]` by the head, `[vocab, dim]`.
-        unsafe {
-            self.shared.gemms.run(
-                &desc,
-                [ptr(&h), ptr(&self.head_values)],
-                logits.pointer(),
-                Scalars::ONE,
-            )
+        ops.narrow(&self.head.1, &self.head_values, vocab * dim)
+    }
+
+    /// Adds the losses of what forward left and, for `model`, makes the gradients of the head and of what it reads. Logits are there for
+    /// some tokens at a time.
+    fn loss(&self, model: Option<&ShardedModel<Cuda, R>>, scale: f32) -> Done {
+        let Sizes { dim, vocab, .. } = self.sizes;
+        let Shared {
+            ops,
+            arena,
+            gemms,
+            places,
+            ..
+        } = &*self.shared;
+        let h = arena.values(&places.last)?;
+        let logits = arena.sums(&places.logits)?;
+        let gradients = match model {
+            Some(model) => {
+                let head = match &self.tied_grad {
+                    Some(grad) => grad.clone(),
+                    None => f32_gradient(model, self.head.0)?,
+                };
+                at(&head, vocab * dim)?;
+                Some((
+                    arena.values(&places.dlogits)?,
+                    arena.values(&places.dh)?,
+                    head,
+                ))
+            }
+            None => None,
+        };
+        for first in (0..self.tokens).step_by(places.head_rows) {
+            let tokens = first..self.tokens.min(first + places.head_rows);
+            let (rows, skipped) = (tokens.len(), (BF16 * first * dim) as u64);
+            let read = OperandPtr::values(h.pointer() + skipped);
+            let desc = dense([rows, vocab, dim], [true, true], Dtype::F32);
+            let operands = [read, ptr(&self.head_values)];
+            // SAFETY: rows of `[tokens, dim]` by the head, `[vocab, dim]`.
+            unsafe { gemms.run(&desc, operands, logits.pointer(), Scalars::ONE) }?;
+            let dlogits = gradients.as_ref().map(|(dlogits, ..)| dlogits);
+            ops.cross_entropy(
+                (tokens, vocab),
+                (&logits, &self.batch.targets),
+                &self.losses,
+                dlogits,
+                [scale, self.z_loss],
+            )?;
+            let Some((dlogits, dh, head)) = &gradients else {
+                continue;
+            };
+            let desc = dense([vocab, dim, rows], [false, false], Dtype::F32);
+            let sums = Scalars::Host {
+                alpha: 1.0,
+                beta: if first == 0 { 0.0 } else { 1.0 },
+            };
+            // SAFETY: the transpose of `[rows, vocab]` by rows of `[tokens, dim]`.
+            unsafe { gemms.run(&desc, [ptr(dlogits), read], head.pointer(), sums) }?;
+            let desc = dense([rows, dim, vocab], [true, false], Dtype::Bf16);
+            let operands = [ptr(dlogits), ptr(&self.head_values)];
+            // SAFETY: `[rows, vocab]` by `[vocab, dim]`, into rows of `[tokens, dim]`.
+            unsafe { gemms.run(&desc, operands, dh.pointer() + skipped, Scalars::ONE) }?;
         }
-    }
-
-    fn logits(&self) -> Done<CudaBuffer<f32>> {
-        Ok(self.shared.arena.sums(&self.shared.places.logits)?)
-    }
-
-    fn loss(&self, gradients: Option<&Values>, scale: f32) -> Done {
-        let ops = &self.shared.ops;
-        let logits = self.logits()?;
-        let size = [self.tokens, self.sizes.vocab];
-        ops.cross_entropy(
-            size,
-            (&logits, &self.batch.targets),
-            &self.losses,
-            gradients,
-            scale,
-        )?;
+        if let (Some(model), None) = (model, &self.tied_grad) {
+            model.push_var_gradient(self.head.0)?;
+        }
         ops.add_losses(&self.losses, self.tokens, scale, &self.total)
     }
 
-    fn backward(&self, model: &ShardedModel<Cuda, R>, dlogits: &Values) -> Done {
+    fn backward(&self, model: &ShardedModel<Cuda, R>) -> Done {
         let Sizes {
             dim, seq, vocab, ..
         } = self.sizes;
-        let Shared {
-            ops, arena, gemms, ..
-        } = &*self.shared;
+        let Shared { ops, arena, .. } = &*self.shared;
         let (tokens, dx) = (self.tokens, &self.dx);
         if let Some(last) = self.layers.last() {
             last.prefetch(last.first_of_backward())?;
         }
-        let (h, dh) = (
-            arena.values(&self.shared.places.last)?,
-            arena.values(&self.shared.places.dh)?,
-        );
-        let of_head = |grad: &CudaBuffer<f32>, scalars| {
-            at(grad, vocab * dim)?;
-            let desc = dense([vocab, dim, tokens], [false, false], Dtype::F32);
-            // SAFETY: the transpose of `[tokens, vocab]` by `[tokens, dim]`.
-            unsafe { gemms.run(&desc, [ptr(dlogits), ptr(&h)], grad.pointer(), scalars) }
-        };
-        let tied = self.head.0 == self.table.0;
-        if !tied {
-            let grad = f32_gradient(model, self.head.0)?;
-            of_head(&grad, Scalars::ONE)?;
-            model.push_var_gradient(self.head.0)?;
-        }
-        let desc = dense([tokens, dim, vocab], [true, false], Dtype::Bf16);
-        // SAFETY: `[tokens, vocab]` by `[vocab, dim]`.
-        unsafe {
-            gemms.run(
-                &desc,
-                [ptr(dlogits), ptr(&self.head_values)],
-                dh.pointer(),
-                Scalars::ONE,
-            )
-        }?;
+        let dh = arena.values(&self.shared.places.dh)?;
         self.norm
             .backward(&self.shared, model, self.size(), &dh, (None, dx))?;
         for (index, layer) in self.layers.iter().enumerate().rev() {
@@ -427,23 +453,14 @@ impl<R: Recipe> Transformer<R> {
         ops.sum_rows(
             dx,
             (&self.batch.starts, &self.batch.order),
-            &grad,
+            (self.tied_grad.as_ref(), &grad),
             [tokens, vocab, dim],
         )?;
-        if tied {
-            of_head(
-                &grad,
-                Scalars::Host {
-                    alpha: 1.0,
-                    beta: 1.0,
-                },
-            )?;
-        }
         model.push_var_gradient(self.table.0)?;
         if let Some((index, _)) = self.positions {
             let grad = f32_gradient(model, index)?;
             let [starts, order] = &self.batch.by_position;
-            ops.sum_rows(dx, (starts, order), &grad, [tokens, seq, dim])?;
+            ops.sum_rows(dx, (starts, order), (None, &grad), [tokens, seq, dim])?;
             model.push_var_gradient(index)?;
         }
         Ok(())

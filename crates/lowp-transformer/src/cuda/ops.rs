@@ -5,6 +5,7 @@
     reason = "launches kernels over addresses of buffers whose lengths were checked"
 )]
 
+use std::ops::Range;
 use std::sync::Arc;
 
 use half::bf16;
@@ -338,18 +339,19 @@ impl Ops {
         unsafe { self.launch_each("embedding_forward", &args, tokens * octets(dim)?) }
     }
 
-    /// Row `r` of `out` is the sum of the rows of `dx` that `order` has from `starts[r]` to `starts[r + 1]`.
+    /// Row `r` of `out` is the sum of the rows of `dx` that `order` has from `starts[r]` to `starts[r + 1]`, and of that row of `plus`.
     pub(super) fn sum_rows(
         &self,
         dx: &Values,
         (starts, order): (&CudaBuffer<u8>, &CudaBuffer<u8>),
-        out: &Sums,
+        (plus, out): (Option<&Sums>, &Sums),
         [tokens, rows, dim]: [usize; 3],
     ) -> Done {
         let args = [
             Arg::Pointer(at(dx, tokens * dim)?),
             Arg::Pointer(at(starts, 4 * (rows + 1))?),
             Arg::Pointer(at(order, 4 * tokens)?),
+            null_or(plus, rows * dim)?,
             Arg::Pointer(at(out, rows * dim)?),
             int(dim)?,
         ];
@@ -358,22 +360,26 @@ impl Ops {
         unsafe { self.launch("sum_rows", [rows, warps], [32, 1], &args) }
     }
 
-    /// The losses of rows of logits and, with `gradients`, `scale` times their gradients.
+    /// The losses of `tokens` of a batch, whose logits are given, and, with `gradients`, `scale` times their gradients, with that of a
+    /// z-loss.
     pub(super) fn cross_entropy(
         &self,
-        [tokens, vocab]: [usize; 2],
+        (tokens, vocab): (Range<usize>, usize),
         (logits, targets): (&Sums, &CudaBuffer<u8>),
         losses: &Sums,
         gradients: Option<&Values>,
-        scale: f32,
+        [scale, z_loss]: [f32; 2],
     ) -> Done {
+        let first = 4 * tokens.start as u64;
+        let (last, tokens) = (tokens.end, tokens.len());
         let args = [
             Arg::Pointer(at(logits, tokens * vocab)?),
-            Arg::Pointer(at(targets, 4 * tokens)?),
-            Arg::Pointer(at(losses, tokens)?),
+            Arg::Pointer(at(targets, 4 * last)? + first),
+            Arg::Pointer(at(losses, last)? + first),
             null_or(gradients, tokens * vocab)?,
             int(vocab)?,
             Arg::Float(scale),
+            Arg::Float(z_loss),
         ];
         let threads = if vocab < 1024 { 128 } else { 512 };
         // SAFETY: as in `norm`; targets of a batch are checked where it is made.

@@ -180,7 +180,7 @@ fn z_loss() -> Result<()> {
     Ok(())
 }
 
-/// Whatever tokens have logits at a time: the same loss to the bit, and the same gradients but for the order of sums.
+/// Whatever tokens have logits at a time: the same loss and gradients but for the order of sums.
 #[test]
 fn cut_loss_is_the_whole_one() -> Result<()> {
     let (tokens, dim, vocab) = (37, 24, 101);
@@ -205,7 +205,8 @@ fn cut_loss_is_the_whole_one() -> Result<()> {
     let (loss, gradients) = run(usize::MAX)?;
     for logits in [1, vocab, 3 * vocab, 10 * vocab + 50, 36 * vocab] {
         let (cut_loss, cut) = run(logits)?;
-        assert_eq!(cut_loss.to_bits(), loss.to_bits(), "{logits}");
+        let off = (cut_loss / loss - 1.0).abs();
+        assert!(off <= 2.0 * f32::EPSILON, "{logits}: {cut_loss} {loss}");
         for (whole, cut) in gradients.iter().zip(&cut) {
             let largest = whole.iter().fold(0f32, |most, value| most.max(value.abs()));
             for (whole, cut) in whole.iter().zip(cut) {
