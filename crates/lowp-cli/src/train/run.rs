@@ -132,7 +132,7 @@ fn logged(event: Event<'_>, log: &Mutex<Log>) {
         Event::Step { metrics, .. } => files.step(metrics),
         Event::Evaluation(evaluation) => files.evaluation(evaluation),
         Event::Codes { step, layers } => files.codes(step, layers),
-        Event::Recast { .. } | Event::Profile(_) => Ok(()),
+        Event::Recast { .. } | Event::Damaged(_) | Event::Profile(_) => Ok(()),
     };
     if let Err(error) = written {
         // The run goes on, and fails at its end.
