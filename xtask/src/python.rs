@@ -140,6 +140,8 @@ fn unittest(python: &Path, folder: &str, package: Option<&Path>) -> Result<()> {
         .arg(workspace_root()?.join(folder))
         // The source tree stays clean.
         .env("PYTHONDONTWRITEBYTECODE", "1")
+        // Several threads on busy cores wait for each other in every operation.
+        .env("OMP_NUM_THREADS", "1")
         .env("LOWP", lowp.canonicalize()?);
     if let Some(package) = package {
         command.env("PYTHONPATH", package);
