@@ -16,7 +16,7 @@ import torch.multiprocessing as mp
 SECONDS = float(os.environ.get("LOWP_TEST_SECONDS", 300))
 
 #: What the server that ranks are forked from imports once, instead of each rank. It never calls lowp, whose threads a fork would not copy.
-IMPORTED = ["torch", "torch.distributed.fsdp", "torch.distributed.checkpoint.state_dict", "lowp"]
+IMPORTED = ["torch", "torch._dynamo", "torch.distributed.fsdp", "torch.distributed.checkpoint.state_dict", "lowp"]
 
 
 def run(world, function, *args, backend="gloo"):
