@@ -193,7 +193,12 @@ mod tests {
 
     #[test]
     fn every_package_has_a_fixed_version() {
-        for list in [FILES_PACKAGES, TORCH_PACKAGES, wheel::BUILDER] {
+        for list in [
+            FILES_PACKAGES,
+            TORCH_PACKAGES,
+            wheel::BUILDER,
+            wheel::MANYLINUX_BUILDER,
+        ] {
             let text = environment::packages(&workspace_root().unwrap().join(list)).unwrap();
             let packages: Vec<&str> = text.lines().filter(|line| !line.starts_with('#')).collect();
             assert!(!packages.is_empty(), "{text}");

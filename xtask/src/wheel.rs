@@ -1,5 +1,6 @@
 //! `cargo xtask wheel`: the package `lowp` for PyTorch as a wheel, which pip installs beside any version of torch.
 
+use std::env;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -7,13 +8,21 @@ use std::process::Command;
 use anyhow::{Context, Result, ensure};
 use clap::Args;
 
-use crate::command::{remove, run, target_dir, workspace_root};
+use crate::command::{remove, run, succeeds, target_dir, workspace_root};
 use crate::cuda;
 use crate::environment::{Environment, pip_install};
 
 const CRATE: &str = "crates/lowp-python";
 /// What builds wheels, from the workspace root.
 pub(crate) const BUILDER: &str = "xtask/python/wheel.txt";
+/// What builds those for PyPI: also a linker that knows which symbols older versions of glibc have.
+pub(crate) const MANYLINUX_BUILDER: &str = "xtask/python/manylinux.txt";
+/// The oldest glibc of wheels for PyPI, as their tag has it.
+const MANYLINUX: &str = "manylinux_2_28";
+/// Run by each interpreter that a wheel was installed for.
+const LOADS: &str = "xtask/python/loads.py";
+/// The oldest minor version of CPython that wheels are for, as their tag `cp310-abi3` says, and the newest that is looked for.
+const VERSIONS: std::ops::RangeInclusive<u32> = 10..=19;
 
 /// What to build.
 #[derive(Debug, Default, Args)]
@@ -29,21 +38,27 @@ pub(crate) struct Options {
     /// Quick to build and slow to run, for tests.
     #[arg(long)]
     debug: bool,
+
+    /// For PyPI: for any Linux with glibc 2.28 or newer, and not only for those like this one.
+    #[arg(long)]
+    manylinux: bool,
 }
 
 pub(crate) fn wheel(options: &Options) -> Result<()> {
     let built = target_dir()?.join("cuda-kernels").is_dir();
     let cuda = !options.cpu && (options.cuda || built || cuda::ready());
-    let wheel = build(cuda, options.debug)?;
+    let wheel = build(cuda, options.debug, options.manylinux)?;
+    check(&wheel)?;
     let bytes = fs::metadata(&wheel)?.len();
     let what = if cuda { "CPU and CUDA" } else { "CPU alone" };
     eprintln!("{what}, {:.1} MB: {}", bytes as f64 / 1e6, wheel.display());
     Ok(())
 }
 
-/// Builds the wheel for tests and unpacks it into a folder of its own, which PYTHONPATH can name.
+/// Builds the wheel for tests, checks it, and unpacks it into a folder of its own, which PYTHONPATH can name.
 pub(crate) fn install(python: &Path) -> Result<PathBuf> {
-    let wheel = build(false, true)?;
+    let wheel = build(false, true, false)?;
+    check(&wheel)?;
     let folder = target_dir()?.join("python-package");
     remove(&folder)?;
     let mut install = pip_install(python);
@@ -53,9 +68,68 @@ pub(crate) fn install(python: &Path) -> Result<PathBuf> {
     Ok(folder)
 }
 
-fn build(cuda: bool, debug: bool) -> Result<PathBuf> {
+/// Installs a wheel into a fresh environment of every CPython of this machine that it is for, and loads it there.
+fn check(wheel: &Path) -> Result<()> {
+    let pip = Environment::new("wheel", BUILDER)?.python()?;
+    let folder = target_dir()?.join("wheels/installed");
+    for python in interpreters(&folders()) {
+        remove(&folder)?;
+        let mut make = Command::new(&python);
+        make.args(["-m", "venv", "--without-pip"]).arg(&folder);
+        run(make)?;
+        let installed = folder.join("bin/python");
+        let mut install = Command::new(&pip);
+        install.args(["-m", "pip", "--disable-pip-version-check", "--python"]);
+        install.arg(&installed);
+        install.args(["install", "--quiet", "--no-index", "--no-deps"]);
+        install.arg("--no-compile").arg(wheel);
+        run(install)?;
+        let mut loads = Command::new(&installed);
+        loads.arg(workspace_root()?.join(LOADS));
+        loads.arg(env!("CARGO_PKG_VERSION"));
+        run(loads).with_context(|| format!("{} with {}", wheel.display(), python.display()))?;
+        eprintln!("xtask: the wheel loads in {}", python.display());
+    }
+    remove(&folder)
+}
+
+/// Where interpreters are looked for: the folders of PATH, and those of pyenv, whose own commands run the chosen version alone.
+fn folders() -> Vec<PathBuf> {
+    let path = env::var_os("PATH").unwrap_or_default();
+    let mut found: Vec<_> = env::split_paths(&path).collect();
+    let root = env::var_os("PYENV_ROOT").map(PathBuf::from);
+    if let Some(root) = root.or_else(|| Some(env::home_dir()?.join(".pyenv"))) {
+        let versions = fs::read_dir(root.join("versions"))
+            .into_iter()
+            .flatten()
+            .flatten();
+        found.extend(versions.map(|version| version.path().join("bin")));
+    }
+    found
+}
+
+/// The first CPython of each version in `folders` that runs. None on Windows, which has one name for all.
+fn interpreters(folders: &[PathBuf]) -> Vec<PathBuf> {
+    let runs = |python: &PathBuf| {
+        let mut asks = Command::new(python);
+        asks.args(["-c", "import venv"]);
+        succeeds(asks)
+    };
+    let first = |minor| {
+        let name = format!("python3.{minor}");
+        folders.iter().map(|folder| folder.join(&name)).find(runs)
+    };
+    VERSIONS.filter_map(first).collect()
+}
+
+fn build(cuda: bool, debug: bool, manylinux: bool) -> Result<PathBuf> {
     let target = target_dir()?;
-    let python = Environment::new("wheel", BUILDER)?.python()?;
+    let builder = if manylinux {
+        MANYLINUX_BUILDER
+    } else {
+        BUILDER
+    };
+    let python = Environment::new("wheel", builder)?.python()?;
     // A folder of its own: what was built before does not count.
     let out = target.join(if debug { "wheels/debug" } else { "wheels" });
     for old in wheels(&out)? {
@@ -69,8 +143,18 @@ fn build(cuda: bool, debug: bool) -> Result<PathBuf> {
         .arg(&out)
         .arg("--target-dir")
         .arg(&target);
-    // Linked against what this machine has: a wheel for this machine and those like it.
-    command.args(["--compatibility", "linux", "--auditwheel", "skip"]);
+    if manylinux {
+        command.args([
+            "--zig",
+            "--compatibility",
+            MANYLINUX,
+            "--auditwheel",
+            "check",
+        ]);
+    } else {
+        // Linked against what this machine has: a wheel for this machine and those like it.
+        command.args(["--compatibility", "linux", "--auditwheel", "skip"]);
+    }
     command.args(["--profile", if debug { "dev" } else { "release" }]);
     if cuda {
         command.args(["--features", "cuda"]);
@@ -113,6 +197,31 @@ mod tests {
         let version = installed.lines().find(|line| line.starts_with("maturin=="));
         let package = read(root.join(CRATE).join("pyproject.toml"));
         assert!(package.contains(version.unwrap()), "{package}");
+        assert!(package.contains(&format!("\">=3.{}\"", VERSIONS.start())));
+    }
+
+    #[cfg(unix)]
+    #[test]
+    fn interpreters_that_run_are_found_once() {
+        use std::os::unix::fs::PermissionsExt;
+
+        let folder = env::temp_dir().join(format!("lowp-xtask-pythons-{}", std::process::id()));
+        let [first, second] = ["a", "b"].map(|name| folder.join(name));
+        let write = |folder: &Path, name: &str, code: u8| {
+            fs::create_dir_all(folder).unwrap();
+            let path = folder.join(name);
+            fs::write(&path, format!("#!/bin/sh\nexit {code}\n")).unwrap();
+            fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).unwrap();
+            path
+        };
+        write(&first, "python3.9", 0);
+        write(&first, "python3.11", 1);
+        let ten = write(&first, "python3.10", 0);
+        write(&second, "python3.10", 0);
+        let eleven = write(&second, "python3.11", 0);
+        let found = interpreters(&[folder.join("none"), first, second]);
+        assert_eq!(found, [ten, eleven]);
+        fs::remove_dir_all(&folder).unwrap();
     }
 
     #[test]
