@@ -30,6 +30,11 @@ def train(rank, world, name, backend, codes, reshard):
             return model.train(name, STEPS, rank, world, fsdp, policy=fsdp, backend=backend, reshard=reshard)[0]
 
 
+def train_each(rank, world, cases):
+    """The same by case, without graphs and with them."""
+    return [[train(rank, world, name, backend, *case) for backend in (None, "aot_eager")] for name, *case in cases]
+
+
 class Compiled(unittest.TestCase):
     def assert_near(self, found, expected, near):
         for a, b in zip(found, expected, strict=True):
@@ -44,11 +49,8 @@ class Compiled(unittest.TestCase):
 
     def test_ranks_train_alike(self):
         cases = (("mxfp8", False, True), ("fp8-current", True, False), ("fp8-block", True, True), ("fp8-rowwise", True, True))
-        for name, codes, reshard in cases:
-            with self.subTest(name=name, codes=codes, reshard=reshard):
-                plain, compiled = (
-                    ranks.run(2, train, name, backend, codes, reshard)[0] for backend in (None, "aot_eager")
-                )
+        for case, (plain, compiled) in zip(cases, ranks.run(2, train_each, cases)[0], strict=True):
+            with self.subTest(case=case):
                 self.assert_near(compiled, plain, 1e-4)
 
     def test_graphs_follow_what_the_weight_holds(self):
