@@ -70,7 +70,7 @@ macro_rules! from {
     };
 }
 
-from!(CommError, FileError, FormatError, KernelError, ShardError);
+from!(CommError, FileError, FormatError, KernelError);
 
 impl From<OptimError> for Error {
     fn from(error: OptimError) -> Self {
@@ -80,6 +80,19 @@ impl From<OptimError> for Error {
         })
     }
 }
+
+impl From<ShardError> for Error {
+    fn from(error: ShardError) -> Self {
+        Self::Lowp(match error {
+            ShardError::GatherAgain { .. } => format!("{error}; {AHEAD}"),
+            error => error.to_string(),
+        })
+    }
+}
+
+/// How FSDP2 gathers before a weight is used.
+const AHEAD: &str =
+    "with FSDP2 call unshard() after a step, and after values are loaded, not before";
 
 /// How gradients of FSDP2 are on every rank.
 const UNUSED: &str =

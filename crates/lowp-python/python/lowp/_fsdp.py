@@ -35,7 +35,9 @@ class Gathers:
             gathers = [*_lowp.Gather.of(self.shard, False), *_lowp.Gather.of(self.shard, True)]
         # Whether this rank has fewer rows than others.
         self.is_short = store.rows != -(-full[0] // world)
-        self.mesh = None
+        self.mesh = self.module = None
+        #: The store that FSDP2 shards: of one on the host this is of a copy.
+        self.owner = weakref.ref(store) if store.origin is None else store.origin
         self.text = " | ".join(gather.text() for gather in gathers)
         if agreed not in (None, self.text):
             raise LowpError(f"the gathers of a parameter were {agreed} and are now {self.text}; call fully_shard on a new model")
@@ -77,6 +79,15 @@ class Gathers:
 
     def fill(self, index, sent, arrived):
         """The full tensor, with what arrived in it."""
+        try:
+            return self._fill(index, sent, arrived)
+        except Exception:
+            group = None if self.module is None else _group_of(self.module())
+            if group is not None:
+                compat.forget_gathers(group)
+            raise
+
+    def _fill(self, index, sent, arrived):
         gather = self.gathers[index]
         if self.world == 1:
             arrived = gather.sends
@@ -331,7 +342,8 @@ def post_all_gather(store, arrived, metadata, full=None):
     """The store of the full tensor, the same in every gather, and the list of what FSDP2 frees with it. ``full`` is the store that the first
     gather made."""
     gathers, index, sent = metadata
-    store.gathers = gathers  # those of a shard on the host are of its copy on the GPU
+    if gathers.owner() is store:  # and not one that replaced it since
+        store.gathers = gathers  # those of a shard on the host are of its copy on the GPU
     with between_gathers(lambda: gathers.group, store.device):
         # A shard that comes back had that full tensor before.
         if full is not None and full.full.gathers() is not gathers:

@@ -411,6 +411,13 @@ def set_outputs(param, outputs):
     param.all_gather_outputs = outputs
 
 
+def forget_gathers(group):
+    """Has the groups of a model gather again, one of which failed: FSDP2 would wait for what was gathered ahead in each later forward."""
+    for other in fsdp_groups():
+        if other.comm_ctx is group.comm_ctx:
+            other._all_gather_result = None
+
+
 def keeps_whole(group):
     """Whether full parameters of a group stay from forward to backward, or after it."""
     return not group._reshard_after_forward or not getattr(group, "reshard_after_backward", True)
