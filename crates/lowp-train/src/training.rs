@@ -135,6 +135,15 @@ impl<'a, M: Model, D: Data> Training<'a, M, D> {
         Resumed::find(saved, self.run, &self.data.digest())
     }
 
+    /// Checks that [`Training::log`] finds no log of another run.
+    ///
+    /// # Errors
+    /// It does, or what [`Training::check`] finds.
+    pub fn check_log(&self, folder: &Path) -> Result<(), TrainError> {
+        let folder = folder.join(label(self.run, self.config.seed));
+        RunLog::earlier(&folder, self.check()?).map(drop)
+    }
+
     /// The log of this run in its folder `NAME-seedN` of `folder`, behind what a run that it resumes logged there.
     ///
     /// # Errors

@@ -84,6 +84,9 @@ fn train(args: &Args, world: &World) -> Result<()> {
             continue;
         }
         let found = training.check().map_err(failed)?;
+        if let Some(folder) = &args.log_dir {
+            training.check_log(folder).map_err(failed)?;
+        }
         if found.is_none() && args.resume.is_some() {
             let (name, seed) = (&run.name, config.seed);
             output::note(&format!(

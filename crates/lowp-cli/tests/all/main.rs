@@ -17,6 +17,7 @@ mod hub_folders;
 mod interchange;
 mod interchange_errors;
 mod interrupted_files;
+mod logs;
 mod output_files;
 mod products;
 mod rank_files;

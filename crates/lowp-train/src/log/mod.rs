@@ -4,7 +4,7 @@ mod events;
 
 use std::fmt::Display;
 use std::fs::{self, File, OpenOptions};
-use std::io::Write;
+use std::io::{ErrorKind, Write};
 use std::path::{Path, PathBuf};
 
 use serde::Serialize;
@@ -37,18 +37,9 @@ impl RunLog {
     /// The files of another run, or ones that cannot be written.
     pub fn open(folder: &Path, record: &Value, resumed: Option<usize>) -> Result<Self, TrainError> {
         let failed = |why: &dyn Display| unwritable(folder, why);
+        let earlier = Self::earlier(folder, resumed)?;
         fs::create_dir_all(folder).map_err(|e| failed(&e))?;
         let path = folder.join(LINES);
-        let earlier = match fs::read_to_string(&path) {
-            Ok(text) => text,
-            Err(e) if e.kind() == std::io::ErrorKind::NotFound => String::new(),
-            Err(e) => return Err(failed(&e)),
-        };
-        if resumed.is_none() && !earlier.is_empty() {
-            return Err(failed(
-                &"it has the log of an earlier run; give another folder, or resume that run",
-            ));
-        }
         // Of steps that are done again, the lines that were written before are left out.
         let last = resumed.unwrap_or(0) as u64;
         let done = |line: &&str| {
@@ -75,6 +66,19 @@ impl RunLog {
             events: Events::create(folder, resumed).map_err(|e| failed(&e))?,
             folder: folder.to_owned(),
         })
+    }
+
+    /// The lines that are there, which must be those of the run.
+    pub(crate) fn earlier(folder: &Path, resumed: Option<usize>) -> Result<String, TrainError> {
+        match fs::read_to_string(folder.join(LINES)) {
+            Ok(text) if resumed.is_none() && !text.is_empty() => Err(unwritable(
+                folder,
+                "it has the log of an earlier run; give another folder, or resume that run",
+            )),
+            Ok(text) => Ok(text),
+            Err(e) if e.kind() == ErrorKind::NotFound => Ok(String::new()),
+            Err(e) => Err(unwritable(folder, e)),
+        }
     }
 
     /// Adds a step.

@@ -63,6 +63,11 @@ impl Keys {
         self.object.get(key).filter(|value| !value.is_null())
     }
 
+    /// Whether the file says that `key` is null.
+    pub(super) fn is_null(&self, key: &str) -> bool {
+        self.object.get(key).is_some_and(Value::is_null)
+    }
+
     /// Whether the type of the model reads `key`, which others may have in their files all the same.
     fn is_read(&self, key: &str) -> bool {
         let defaults = self.defaults.as_ref();

@@ -219,8 +219,10 @@ fn llama(keys: &Keys, found: Option<&Type>, model: &mut HubModel) -> Result<(), 
     let heads = keys.number("num_attention_heads", 1..=MAX_HEADS)?;
     let kv_heads = match keys.find("num_key_value_heads", 1..=MAX_HEADS)? {
         Some(kv_heads) => kv_heads,
-        // As many as heads, where transformers says so.
-        None if found.is_some_and(|found| found.defaults.is_some()) => {
+        // As many as heads, where transformers or the file says so.
+        None if found.is_some_and(|found| found.defaults.is_some())
+            || keys.is_null("num_key_value_heads") =>
+        {
             keys.assume("num_key_value_heads", heads);
             heads
         }

@@ -280,6 +280,23 @@ mod tests {
         }
     }
 
+    /// As in transformers, whatever the default of a key that is not there.
+    #[test]
+    fn null_heads_of_keys_are_as_many_as_heads() {
+        for model_type in ["llama", "mistral", "qwen3"] {
+            let [mut null, mut all] = [small(model_type), small(model_type)];
+            null["num_key_value_heads"] = Value::Null;
+            all["num_key_value_heads"] = json!(4);
+            assert_eq!(of(&null), of(&all));
+            null["model_type"] = json!("another");
+            let plans = [null, all].map(|config| {
+                let plan = super::super::HubModel::new("config.json", config).expect("a plan");
+                plan.shapes.parameters().iter().sum::<u128>()
+            });
+            assert_eq!(plans[0], plans[1]);
+        }
+    }
+
     #[test]
     fn what_is_not_computed_is_named() {
         for (model_type, key, value) in [

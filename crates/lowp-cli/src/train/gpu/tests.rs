@@ -74,7 +74,8 @@ impl Alone for Cpu {
 
     fn network(&self, sharded: &mut ShardedModel<Self, Variant>, asked: &Asked) -> OnCpu {
         let config = &asked.setup.config;
-        OnCpu::new(config.model, sharded, 2, config.recompute).expect("a network")
+        let network = OnCpu::new(config.model, sharded, 2, config.recompute);
+        network.expect("a network").with_z_loss(config.z_loss)
     }
 }
 
@@ -312,6 +313,24 @@ fn wide_models_and_vocabularies() {
         0.03,
     );
     check(&format!("{SMALL} --recipe fp8-current --accumulate 2"), 0.2);
+}
+
+/// Logits of 1,024 tokens in two parts, of a head of its own and of the embedding.
+#[test]
+fn logits_that_are_cut_over_tokens() {
+    let large = "--dim 64 --heads 4 --layers 1 --seq 256 --batch 4 --vocab 262144 --z-loss 1e-3";
+    check(&format!("{large} --recipe bf16"), 0.03);
+    let folder = tempfile::tempdir().expect("a folder");
+    let config = r#"{"model_type": "llama", "tie_word_embeddings": true, "hidden_size": 64, "intermediate_size": 128,
+        "num_hidden_layers": 1, "num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 262144, "rms_norm_eps": 1e-6}"#;
+    std::fs::write(folder.path().join("config.json"), config).expect("a file");
+    let model = format!("--model {} --from-scratch", folder.path().display());
+    check(&format!("{model} --seq 256 --batch 4 --recipe bf16"), 0.03);
+}
+
+#[test]
+fn z_losses() {
+    check(&format!("{SMALL} --recipe bf16 --z-loss 1e-2"), 0.03);
 }
 
 #[test]

@@ -1,0 +1,192 @@
+//! What a run is trained on by share and epoch, when it is evaluated, and what it logs of itself.
+
+use crate::continued::{TRAIN, begin};
+use crate::support::Bench;
+use anyhow::{Context, Result};
+use serde_json::Value;
+use std::fs;
+
+fn json(bench: &Bench, name: &str) -> Result<Value> {
+    Ok(serde_json::from_slice(&fs::read(bench.path(name))?)?)
+}
+
+/// Evaluations, their bytes and their gathers are no part of steps: losses, traffic by formula (which the command checks) and what a run
+/// that stopped has at its end.
+#[test]
+fn evaluations_change_nothing_else() -> Result<()> {
+    let bench = begin("llama2")?;
+    for more in [
+        "--recipe fp8-delayed --precision-tail 0.4",
+        "--recipe mxfp8 --sharding zero1",
+        "--recipe nvfp4-2d --reshard-after-forward false --recompute",
+    ] {
+        let more = format!("{more} --world-size 2");
+        let run = format!(
+            "train --model MODEL {} {more}",
+            TRAIN.replace("--recipe fp8-current ", "")
+        );
+        bench.done(&format!("{run} --json plain.json"));
+        bench.done(&format!("{run} --json often.json --eval-every 2"));
+        bench.done(&format!("{run} --save runs --stop-after 3 --eval-every 2"));
+        bench.done(&format!(
+            "{run} --resume runs --json resumed.json --eval-every 2"
+        ));
+        let [plain, often, resumed] =
+            ["plain.json", "often.json", "resumed.json"].map(|name| json(&bench, name));
+        let [plain, often, resumed] =
+            [&plain?["runs"][0], &often?["runs"][0], &resumed?["runs"][0]];
+        for key in [
+            "train_loss",
+            "val_loss",
+            "wire_bytes_per_step",
+            "wire_bytes_tail",
+        ] {
+            assert_eq!(plain[key], often[key], "{key} of {more}");
+        }
+        for key in ["train_loss", "val_loss", "evaluations"] {
+            assert_eq!(often[key], resumed[key], "{key} of {more}");
+        }
+        let evaluations = often["evaluations"].as_array().context("evaluations")?;
+        let steps: Vec<_> = evaluations.iter().map(|at| at["step"].as_u64()).collect();
+        assert_eq!(steps, [2, 4, 6].map(Some));
+        assert_eq!(evaluations[2]["loss"], often["val_loss"]);
+        assert_eq!(plain["evaluations"], Value::Array(Vec::new()));
+        fs::remove_dir_all(bench.path("runs"))?;
+    }
+    Ok(())
+}
+
+/// The z-loss changes what is trained, and no loss of the same weights.
+#[test]
+fn z_loss_is_in_gradients_alone() -> Result<()> {
+    let bench = begin("llama2")?;
+    for (name, more) in [("plain.json", ""), ("z.json", "--z-loss 0.1")] {
+        bench.done(&format!("train --model MODEL {TRAIN} {more} --json {name}"));
+    }
+    let [plain, z] = [json(&bench, "plain.json")?, json(&bench, "z.json")?];
+    let [losses, others] = [&plain, &z].map(|document| &document["runs"][0]["train_loss"]);
+    assert_eq!(losses[0], others[0]);
+    assert_ne!(losses[5], others[5]);
+    assert_eq!(z["config"]["z_loss"], 0.1);
+    Ok(())
+}
+
+/// 2000 ids in sequences of 16 are 124, of which 12 are held out; sources of another weight are another run.
+#[test]
+fn sources_and_epochs() -> Result<()> {
+    let bench = begin("llama2")?;
+    fs::copy(bench.path("ids.npy"), bench.path("b.npy"))?;
+    let train =
+        "train --model MODEL --recipe fp8-current --seq 16 --batch 32 --lr 1e-2 --eval-batches 1";
+    let both = format!("{train} --data ids.npy=0.75 --data b.npy=0.25 --epochs 1.5");
+    bench.done(&format!("{both} --json whole.json"));
+    let whole = json(&bench, "whole.json")?;
+    // 1.5 epochs of twice 112 sequences, 32 at a time.
+    assert_eq!(whole["config"]["steps"], 11);
+    bench.done(&format!("{both} --stop-after 4 --save runs"));
+    bench.done(&format!("{both} --resume runs --json rest.json"));
+    let rest = json(&bench, "rest.json")?;
+    assert_eq!(
+        whole["runs"][0]["train_loss"],
+        rest["runs"][0]["train_loss"]
+    );
+    let other = both.replace("0.25", "0.5");
+    let error = bench.rejected(2, &format!("{other} --resume runs"));
+    assert!(error.contains("--data"), "{error}");
+    for (words, why) in [
+        ("--data ids.npy=0", "expected a positive number"),
+        ("--data ids.npy --data MODEL", "holds no tokens"),
+        (
+            "--data ids.npy --epochs 0",
+            "--epochs 0: expected a positive number",
+        ),
+        ("--data ids.npy --epochs 1e9", "a run has 1 to"),
+    ] {
+        let error = bench.rejected(2, &format!("{train} {words}"));
+        assert!(error.contains(why), "{error}");
+    }
+    let error = bench.rejected(2, "train --epochs 1");
+    assert!(error.contains("only applies to tokens"), "{error}");
+    // The same of a file, where sources are a list.
+    fs::write(
+        bench.path("run.toml"),
+        "data = ['ids.npy=0.75', 'b.npy=0.25']\nepochs = 1.5\n",
+    )?;
+    bench.done(&format!("{train} --config run.toml --json file.json"));
+    assert_eq!(
+        json(&bench, "file.json")?["runs"][0]["train_loss"],
+        whole["runs"][0]["train_loss"]
+    );
+    Ok(())
+}
+
+/// Every step once, whatever stops there were, and the same numbers in the event files.
+#[test]
+fn a_run_is_logged() -> Result<()> {
+    let bench = begin("llama2")?;
+    let run = format!(
+        "train --model MODEL {TRAIN} --world-size 2 --eval-every 3 --log-dir logs --log-codes 2 --peak-tflops 1"
+    );
+    bench.done(&format!("{run} --save runs --stop-after 4"));
+    let error = bench.rejected(2, &run);
+    assert!(error.contains("the log of an earlier run"), "{error}");
+    bench.done(&format!("{run} --resume runs --json run.json"));
+    let folder = bench.path("logs/fp8-current-seed0");
+    let text = fs::read_to_string(folder.join("metrics.jsonl"))?;
+    let lines: Vec<Value> = text
+        .lines()
+        .map(serde_json::from_str)
+        .collect::<Result<_, _>>()?;
+    let with = |key: &str| lines.iter().filter(move |line| !line[key].is_null());
+    let steps = |key: &str| {
+        with(key)
+            .filter_map(|line| line["step"].as_u64())
+            .collect::<Vec<_>>()
+    };
+    assert_eq!(steps("loss"), [1, 2, 3, 4, 5, 6]);
+    assert_eq!(steps("val_loss"), [3, 6]);
+    assert_eq!(steps("codes"), [2, 4, 6]);
+    let result = &json(&bench, "run.json")?["runs"][0];
+    for (line, loss) in with("loss").zip(result["train_loss"].as_array().context("losses")?) {
+        let number = |key: &str| {
+            line[key]
+                .as_f64()
+                .with_context(|| format!("{key} of {line}"))
+        };
+        let loss = loss.as_f64().context("a loss")?;
+        assert!((number("loss")? - loss).abs() < 1e-6 * loss);
+        assert!(number("grad_norm")? > 0.0 && number("tokens_per_second")? > 0.0);
+        assert!((0.0..1.0).contains(&number("data_wait")?) && number("mfu")? > 0.0);
+        assert_eq!(number("tokens")?, 64.0 * number("step")?);
+    }
+    for line in with("codes") {
+        let layers = line["codes"].as_array().context("layers")?;
+        // Of each layer, or of those that have one scale, a code or more is the largest.
+        let all: f64 = layers
+            .iter()
+            .filter_map(|layer| layer["saturated"].as_f64())
+            .sum();
+        assert!(all > 0.0 && layers.len() == 14, "{line}");
+    }
+    // A file for each start. Their first bytes: a length, its checksum, a time, the step 0 is left out or there, and the version.
+    let mut events = Vec::new();
+    for entry in fs::read_dir(&folder)? {
+        let path = entry?.path();
+        if path.to_string_lossy().contains("tfevents") {
+            events.push(fs::read(path)?);
+        }
+    }
+    assert_eq!(events.len(), 2);
+    for bytes in &events {
+        let has = |text: &str| {
+            bytes
+                .windows(text.len())
+                .any(|part| part == text.as_bytes())
+        };
+        assert!(has("brain.Event:2") && has("grad_norm") && has("val_loss"));
+        assert!(has("codes/model.layers.0.self_attn.q_proj") && has("/saturated"));
+    }
+    let record = json(&bench, "logs/fp8-current-seed0/run.json")?;
+    assert_eq!(record["config"]["steps"], 6);
+    Ok(())
+}

@@ -1,0 +1,169 @@
+//! A run that stops and goes on over other numbers of ranks sees the tokens that it would have seen, and trains the same bits.
+//!
+//! The gradients of this network are counts of tokens, whose sums are exact: any order of them has the same bits, so all that could differ
+//! is which tokens a step saw, and what became of its state.
+
+use std::collections::BTreeMap;
+use std::error::Error;
+use std::path::Path;
+use std::time::Duration;
+
+use lowp_checkpoint::{Block, Checkpoint};
+use lowp_comm::{Mesh, run_ranks};
+use lowp_fsdp::{LinearSpec, Sharding};
+use lowp_kernels::Cpu;
+use lowp_shard::Init;
+use lowp_train::network::{NetworkResult, Sharded};
+use lowp_train::result::RunResult;
+use lowp_train::tokens::{Packing, TokenWriter};
+use lowp_train::{Batch, Checkpoints, Config, Mixture, Model, Network, Run, Tokens, Training};
+
+const VOCAB: usize = 64;
+const COLS: usize = 32;
+const STEPS: usize = 12;
+
+/// A row of weights for each token.
+#[derive(Clone, serde::Serialize)]
+struct Table {
+    vocab: usize,
+}
+
+impl Model for Table {
+    fn linears(&self) -> Vec<LinearSpec> {
+        vec![LinearSpec::new(
+            "table",
+            self.vocab,
+            COLS,
+            Init::Normal(1.0),
+        )]
+    }
+}
+
+struct Counts;
+
+/// Multiples of 2^-10 far below 2^14.
+fn part(count: u32) -> f32 {
+    count as f32 / 1024.0
+}
+
+impl Network<Cpu> for Counts {
+    type Batch = Batch;
+
+    fn train(&mut self, model: &mut Sharded<Cpu>, batch: &Batch, _: usize) -> NetworkResult<f64> {
+        let mut gradient = vec![0.0; VOCAB * COLS];
+        let mut add = |token: u32, col: u32| {
+            gradient[token as usize * COLS + col as usize % COLS] += part(1 + col);
+        };
+        let targets = batch.inputs.iter().zip(batch.targets.iter());
+        targets
+            .filter(|(_, target)| **target != Batch::IGNORED)
+            .for_each(|(&input, &target)| add(input, target));
+        model
+            .weight(0)
+            .ok_or("no weight")?
+            .add_gradient(&gradient)?;
+        model.finish_micro_batch()?;
+        self.evaluate(model, batch, 1)
+    }
+
+    fn evaluate(&mut self, _: &mut Sharded<Cpu>, batch: &Batch, _: usize) -> NetworkResult<f64> {
+        let counted = batch
+            .targets
+            .iter()
+            .filter(|&&target| target != Batch::IGNORED);
+        Ok(counted.map(|&target| f64::from(part(target))).sum())
+    }
+}
+
+/// Documents of some lengths, of which some tokens count.
+fn tokens(folder: &Path, documents: u32) -> Result<(), Box<dyn Error>> {
+    let mut writer =
+        TokenWriter::new(folder, (VOCAB, Some(3)), true, String::new())?.shards_of(200);
+    for document in 0..documents {
+        let ids: Vec<u32> = (0..document % 17 + 1)
+            .map(|at| (document * document / 5 + at * 7) % VOCAB as u32)
+            .collect();
+        let counted: Vec<bool> = ids.iter().map(|id| id % 3 != 1).collect();
+        writer.document(&ids, &counted)?;
+    }
+    writer.finish()?;
+    Ok(())
+}
+
+/// A run in `folder` of `world` ranks, up to step `last`.
+fn train(
+    (folder, data): (&Path, &Mixture),
+    (recipe, sharding): (&str, Sharding),
+    (world, last): (usize, usize),
+) -> Result<RunResult, Box<dyn Error>> {
+    let run = Run::parse(recipe)?;
+    let config = Config {
+        steps: STEPS,
+        warmup: 2,
+        batch: 6,
+        mesh: Mesh::sharded(world),
+        sharding,
+        eval_every: Some(4),
+        ..Config::new(Table { vocab: VOCAB })
+    };
+    let mut training = Training::new(&run, &config, data);
+    training.checkpoints = Checkpoints::in_folder(folder).stop_after(last);
+    let mut ranks = run_ranks(&Cpu, world, Duration::from_secs(60), |_, comm| {
+        training.rank(&Cpu, comm, |_, _| Ok(Counts))
+    })?;
+    Ok(ranks.swap_remove(0))
+}
+
+/// All tensors of the last checkpoint: masters, moments, codes, scales, losses.
+fn saved(folder: &Path, recipe: &str) -> Result<BTreeMap<String, Vec<u8>>, Box<dyn Error>> {
+    let checkpoint = Checkpoint::latest(&folder.join(format!("{recipe}-seed0")))?;
+    assert_eq!(checkpoint.step(), STEPS as u64);
+    let mut tensors = BTreeMap::new();
+    for tensor in checkpoint.tensors() {
+        let block = Block::whole(tensor.shape);
+        let bytes = checkpoint.read(tensor.name, tensor.dtype, tensor.shape, block)?;
+        tensors.insert(tensor.name.to_owned(), bytes);
+    }
+    Ok(tensors)
+}
+
+#[test]
+fn ranks_that_come_and_go_change_no_bit() -> Result<(), Box<dyn Error>> {
+    let folder = tempfile::tempdir()?;
+    let path = |name: &str| folder.path().join(name);
+    for (name, documents) in [("a", 60), ("b", 25)] {
+        tokens(&path(name), documents)?;
+    }
+    let packing = Packing {
+        seq: 8,
+        batch: 6,
+        held_out: 0.2,
+        mask_documents: true,
+    };
+    let open = |name| Tokens::open(&path(name), packing);
+    let data = Mixture::new(vec![(open("a")?, 0.7), (open("b")?, 0.3)])?;
+    // Several epochs of the smaller source.
+    let small = data.sources().nth(1).ok_or("a source")?.0.split()[0];
+    assert!(2 * small < (STEPS * 6 * 3 / 10) as u64, "{small}");
+    for (recipe, sharding) in [
+        ("mxfp8", Sharding::Fsdp),
+        ("fp8-current", Sharding::Zero1),
+        ("fp32", Sharding::Fsdp),
+    ] {
+        let kind = (recipe, sharding);
+        let whole = path(&format!("{recipe}-whole"));
+        let expected = train((&whole, &data), kind, (4, STEPS))?;
+        let stopped = path(&format!("{recipe}-stopped"));
+        for (world, last) in [(2, 3), (3, 4), (1, 9)] {
+            train((&stopped, &data), kind, (world, last))?;
+        }
+        let found = train((&stopped, &data), kind, (6, STEPS))?;
+        assert_eq!(found.train_loss, expected.train_loss, "{recipe}");
+        assert_eq!(found.evaluations, expected.evaluations, "{recipe}");
+        assert_eq!(found.evaluations.len(), 3);
+        assert_eq!(found.val_loss.to_bits(), expected.val_loss.to_bits());
+        let [whole, stopped] = [saved(&whole, recipe)?, saved(&stopped, recipe)?];
+        assert!(whole == stopped, "{recipe}: other state");
+    }
+    Ok(())
+}
