@@ -27,25 +27,16 @@ impl Events {
         let mut events = Self {
             file: File::create_new(folder.join(name))?,
         };
-        events.add(&event(now, 0, &field(3, b"brain.Event:2")))?;
+        events.add(&event(now, 0, &version()))?;
         if let Some(step) = resumed {
-            // A session that starts: `SessionLog { status: START }`.
-            let start = field(7, &number(1, 1));
-            events.add(&event(now, step as u64 + 1, &start))?;
+            events.add(&event(now, step as u64 + 1, &start()))?;
         }
         Ok(events)
     }
 
     /// Adds numbers of a step, each with its tag.
     pub(super) fn scalars(&mut self, step: u64, scalars: &[(String, f64)]) -> io::Result<()> {
-        let mut summary = Vec::new();
-        for (tag, value) in scalars {
-            #[expect(clippy::cast_possible_truncation, reason = "the format has f32")]
-            let simple = (*value as f32).to_le_bytes();
-            let value = [&field(1, tag.as_bytes())[..], &[2 << 3 | 5], &simple].concat();
-            summary.extend(field(1, &value));
-        }
-        self.add(&event(now(), step, &field(5, &summary)))
+        self.add(&event(now(), step, &summary(scalars)))
     }
 
     fn add(&mut self, event: &[u8]) -> io::Result<()> {
@@ -74,6 +65,29 @@ fn event(time: f64, step: u64, what: &[u8]) -> Vec<u8> {
         what,
     ]
     .concat()
+}
+
+/// `Event { .., summary: Summary { value: [Value { tag, simple_value }, ..] } }`.
+fn summary(scalars: &[(String, f64)]) -> Vec<u8> {
+    let mut values = Vec::new();
+    for (tag, value) in scalars {
+        #[expect(clippy::cast_possible_truncation, reason = "the format has f32")]
+        let simple = (*value as f32).to_le_bytes();
+        let value = [&field(1, tag.as_bytes())[..], &[2 << 3 | 5], &simple].concat();
+        values.extend(field(1, &value));
+    }
+    field(5, &values)
+}
+
+/// The first event of a file.
+fn version() -> Vec<u8> {
+    field(3, b"brain.Event:2")
+}
+
+/// That a session starts, so that readers drop what they have of its step and later ones.
+fn start() -> Vec<u8> {
+    // `SessionLog { status: START }`.
+    field(7, &number(1, 1))
 }
 
 /// A field of bytes.
@@ -117,6 +131,34 @@ fn crc32c(bytes: &[u8]) -> u32 {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// What `RecordWriter` of the package tensorboard (2.21) writes of the same events, with times of 1.5.
+    #[test]
+    fn records_are_those_of_tensorboard() {
+        let scalars = [("loss", 2.5), ("codes/up/zero", 0.125)];
+        let scalars = scalars.map(|(tag, value)| (tag.to_owned(), value));
+        for (step, what, expected) in [
+            (
+                300,
+                summary(&scalars),
+                "31000000000000009d8383e909000000000000f83f10ac022a230a0b0a046c6f737315000020400a140a0d636f6465732f75702f7a65726f150000003eb3630cc9",
+            ),
+            (
+                7,
+                version(),
+                "1a00000000000000129bd82d09000000000000f83f10071a0d627261696e2e4576656e743a32da446486",
+            ),
+            (
+                7,
+                start(),
+                "0f000000000000006d532b0909000000000000f83f10073a020801774771c7",
+            ),
+        ] {
+            let bytes = record(&event(1.5, step, &what));
+            let hex: String = bytes.iter().map(|byte| format!("{byte:02x}")).collect();
+            assert_eq!(hex, expected);
+        }
+    }
 
     /// RFC 3720, B.4.
     #[test]
