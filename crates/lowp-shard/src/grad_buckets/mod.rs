@@ -1,6 +1,5 @@
 //! [`GradBuckets`]: full gradients on their way to the ranks that own their elements, while backward goes on.
 
-use std::fmt::Write as _;
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -9,11 +8,14 @@ use lowp_kernels::{Backend, FloatDtype, Source};
 use crate::ShardError;
 use lowp_comm::{
     CallLog, CallNames, CallOrder, Collective, CommError, CompareAmong, GradWire, MeshComm,
-    ReduceItem, Started, or_abort,
+    Started, or_abort,
 };
 
+mod param;
 mod slabs;
 
+pub use param::GradParam;
+use param::{Param, State, describe};
 pub use slabs::grad_slabs;
 use slabs::{Slab, Slabs};
 
@@ -38,17 +40,6 @@ impl Default for GradBucketOptions {
             wire: GradWire::F32,
         }
     }
-}
-
-/// A parameter whose gradient is reduced.
-#[derive(Clone, Debug)]
-pub struct GradParam<B: Backend> {
-    /// Its name, for errors.
-    pub name: String,
-    /// The elements of the flattened gradient that each rank of the shard group owns, in rank order. They tile it.
-    pub ranges: Vec<Range<usize>>,
-    /// Receives the sum of this rank's elements.
-    pub out: B::Buffer<f32>,
 }
 
 /// The buckets of gradients of `lens` elements, as ranges of the list: those that follow each other go together up to `most` elements.
@@ -117,38 +108,6 @@ pub struct Reduced {
     pub contributions: Vec<usize>,
     /// What was sent, for `AdamW::compare` of lowp-optim: no step is applied whose ranks sent different gradients.
     pub done: CallLog,
-}
-
-#[derive(Debug)]
-struct Param<B: Backend> {
-    given: GradParam<B>,
-    bucket: usize,
-    /// Its place in the bucket.
-    place: Range<usize>,
-    state: State,
-    /// The full gradient, from when memory is taken for it until it was sent.
-    grad: Option<Source<B>>,
-    /// Contributions that were sent in this step.
-    arrived: usize,
-}
-
-impl<B: Backend> Param<B> {
-    /// What is sent of it, if it has a gradient.
-    fn item(&self) -> Option<ReduceItem<'_, B>> {
-        Some(ReduceItem {
-            grad: self.grad.as_ref()?,
-            ranges: &self.given.ranges,
-            out: &self.given.out,
-            accumulate: self.arrived > 0,
-        })
-    }
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum State {
-    Idle,
-    Taken,
-    Pushed,
 }
 
 #[derive(Debug)]
@@ -461,54 +420,4 @@ impl<B: Backend> GradBuckets<B> {
         let found = self.params.get(param);
         found.ok_or(ShardError::NoSuchGrad { param, len })
     }
-}
-
-impl<B: Backend> GradParam<B> {
-    /// Elements of the full gradient.
-    fn len(&self) -> usize {
-        self.ranges.last().map_or(0, |range| range.end)
-    }
-
-    fn check(&self, backend: &B, rank: usize, world: usize) -> Result<(), ShardError> {
-        if self.ranges.len() != world {
-            return Err(CommError::World {
-                what: format!("the gradient of '{}'", self.name),
-                found: self.ranges.len(),
-                world,
-            }
-            .into());
-        }
-        let mut next = 0;
-        for (rank, range) in self.ranges.iter().enumerate() {
-            if range.start != next || range.end < next {
-                return Err(ShardError::GradRanges {
-                    name: self.name.clone(),
-                    rank,
-                    range: range.clone(),
-                    next,
-                });
-            }
-            next = range.end;
-        }
-        let (needed, found) = (self.ranges[rank].len(), backend.len(&self.out));
-        if needed != found {
-            return Err(ShardError::GradLength {
-                name: self.name.clone(),
-                needed,
-                found,
-            });
-        }
-        Ok(())
-    }
-}
-
-/// Everything that ranks must have in common, as text.
-fn describe<B: Backend>(params: &[GradParam<B>], options: GradBucketOptions) -> String {
-    let mut text = format!("{options:?}");
-    for GradParam { name, ranges, .. } in params {
-        let ends: Vec<usize> = ranges.iter().map(|range| range.end).collect();
-        // Writing to a String cannot fail.
-        let _ = write!(text, "; {name} cut at {ends:?}");
-    }
-    text
 }

@@ -1,0 +1,103 @@
+//! [`GradParam`]: what is known of a parameter, and [`Param`]: where its gradient is.
+
+use std::fmt::Write as _;
+use std::ops::Range;
+
+use lowp_kernels::{Backend, Source};
+
+use super::GradBucketOptions;
+use crate::ShardError;
+use lowp_comm::{CommError, ReduceItem};
+
+/// A parameter whose gradient is reduced.
+#[derive(Clone, Debug)]
+pub struct GradParam<B: Backend> {
+    /// Its name, for errors.
+    pub name: String,
+    /// The elements of the flattened gradient that each rank of the shard group owns, in rank order. They tile it.
+    pub ranges: Vec<Range<usize>>,
+    /// Receives the sum of this rank's elements.
+    pub out: B::Buffer<f32>,
+}
+
+#[derive(Debug)]
+pub(super) struct Param<B: Backend> {
+    pub(super) given: GradParam<B>,
+    pub(super) bucket: usize,
+    /// Its place in the bucket.
+    pub(super) place: Range<usize>,
+    pub(super) state: State,
+    /// The full gradient, from when memory is taken for it until it was sent.
+    pub(super) grad: Option<Source<B>>,
+    /// Contributions that were sent in this step.
+    pub(super) arrived: usize,
+}
+
+impl<B: Backend> Param<B> {
+    /// What is sent of it, if it has a gradient.
+    pub(super) fn item(&self) -> Option<ReduceItem<'_, B>> {
+        Some(ReduceItem {
+            grad: self.grad.as_ref()?,
+            ranges: &self.given.ranges,
+            out: &self.given.out,
+            accumulate: self.arrived > 0,
+        })
+    }
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum State {
+    Idle,
+    Taken,
+    Pushed,
+}
+
+impl<B: Backend> GradParam<B> {
+    /// Elements of the full gradient.
+    pub(super) fn len(&self) -> usize {
+        self.ranges.last().map_or(0, |range| range.end)
+    }
+
+    pub(super) fn check(&self, backend: &B, rank: usize, world: usize) -> Result<(), ShardError> {
+        if self.ranges.len() != world {
+            return Err(CommError::World {
+                what: format!("the gradient of '{}'", self.name),
+                found: self.ranges.len(),
+                world,
+            }
+            .into());
+        }
+        let mut next = 0;
+        for (rank, range) in self.ranges.iter().enumerate() {
+            if range.start != next || range.end < next {
+                return Err(ShardError::GradRanges {
+                    name: self.name.clone(),
+                    rank,
+                    range: range.clone(),
+                    next,
+                });
+            }
+            next = range.end;
+        }
+        let (needed, found) = (self.ranges[rank].len(), backend.len(&self.out));
+        if needed != found {
+            return Err(ShardError::GradLength {
+                name: self.name.clone(),
+                needed,
+                found,
+            });
+        }
+        Ok(())
+    }
+}
+
+/// Everything that ranks must have in common, as text.
+pub(super) fn describe<B: Backend>(params: &[GradParam<B>], options: GradBucketOptions) -> String {
+    let mut text = format!("{options:?}");
+    for GradParam { name, ranges, .. } in params {
+        let ends: Vec<usize> = ranges.iter().map(|range| range.end).collect();
+        // Writing to a String cannot fail.
+        let _ = write!(text, "; {name} cut at {ends:?}");
+    }
+    text
+}
