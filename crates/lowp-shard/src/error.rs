@@ -159,6 +159,14 @@ pub enum ShardError {
         /// The parameter.
         name: String,
     },
+    /// A gradient of a bucket whose replicas were added: in the first step it was sent once.
+    #[error(
+        "the gradient of '{name}' came again after its replicas were added; use the layer as often in each step as in the first, or add replicas at the end of the step (Reduction::Scatter)"
+    )]
+    GradAfterReplicas {
+        /// The parameter.
+        name: String,
+    },
     /// Ranges that do not tile a gradient.
     #[error("the gradient of '{name}': rank {rank} owns elements {}..{}, but the next element is {next}", range.start, range.end)]
     GradRanges {

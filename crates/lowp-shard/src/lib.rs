@@ -73,7 +73,7 @@ pub use gather::{
     PoolBuffer, Reshard, Scratch, Scratches, batches, is_interleaved, memory_steps, pool_buffers,
 };
 pub use grad_buckets::{
-    GradBucketOptions, GradBuckets, GradParam, Reduced, grad_bucket_ranges, grad_slabs,
+    GradBucketOptions, GradBuckets, GradParam, Reduced, Reduction, grad_bucket_ranges, grad_slabs,
 };
 pub use init::Init;
 pub use scale_book::{BlockSlots, DelayedState, ScaleBook, ScaleBookBuilder, ScaleSlot};

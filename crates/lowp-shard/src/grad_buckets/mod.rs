@@ -7,40 +7,20 @@ use lowp_kernels::{Backend, FloatDtype, Source};
 
 use crate::ShardError;
 use lowp_comm::{
-    CallLog, CallNames, CallOrder, Collective, CommError, CompareAmong, GradWire, MeshComm,
-    Started, or_abort,
+    CallLog, CallNames, CallOrder, Collective, CompareAmong, GradWire, MeshComm, Started, or_abort,
 };
 
+mod kept;
+mod options;
 mod param;
 mod slabs;
 
+use kept::{Addition, Kept};
+pub use options::{GradBucketOptions, Reduction};
 pub use param::GradParam;
 use param::{Param, State, describe};
 pub use slabs::grad_slabs;
 use slabs::{Slab, Slabs};
-
-/// How gradients gather and travel.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct GradBucketOptions {
-    /// Gradients of at most this many bytes go together; a larger one goes by itself. Fewer, larger buckets use links
-    /// better (between two H200, f32 in buckets of 32, 128 and 1024 MiB: 0.68, 0.78 and 0.94 of the speed of one reduce-scatter);
-    /// smaller ones start earlier and take less memory. 128 MiB.
-    pub bytes: usize,
-    /// Storage of full gradients. bf16 gradients travel as they are.
-    pub dtype: FloatDtype,
-    /// The dtype in which f32 gradients travel.
-    pub wire: GradWire,
-}
-
-impl Default for GradBucketOptions {
-    fn default() -> Self {
-        Self {
-            bytes: 128 << 20,
-            dtype: FloatDtype::F32,
-            wire: GradWire::F32,
-        }
-    }
-}
 
 /// The buckets of gradients of `lens` elements, as ranges of the list: those that follow each other go together up to `most` elements.
 pub fn grad_bucket_ranges(lens: &[usize], most: usize) -> Vec<Range<usize>> {
@@ -67,7 +47,8 @@ pub fn grad_bucket_ranges(lens: &[usize], most: usize) -> Vec<Range<usize>> {
 /// For each gradient: take memory for it ([`GradBuckets::grad`]), have the stream write it, and [`GradBuckets::push`] it.
 /// When a micro-batch ends, [`GradBuckets::flush`] sends what did not fill its bucket, and when a step ends
 /// [`GradBuckets::finish`] adds the replicas and orders the sums before the stream's later work. Gradients of
-/// micro-batches are added. All ranks push the same parameters in the same order.
+/// micro-batches are added: on the rank or behind the reduction, as [`GradBuckets::begin`] says. All ranks push the same parameters in
+/// the same order.
 ///
 /// Parameters that follow each other in the list share buckets, so list them in the order of backward. Two buckets have
 /// memory at a time, unless more are written at once; a third one waits, on the device, for the first. Where ranks wait for
@@ -83,7 +64,10 @@ pub struct GradBuckets<B: Backend> {
     params: Vec<Param<B>>,
     buckets: Vec<Bucket<B>>,
     slabs: Slabs<B>,
+    reduction: Reduction,
     last: Option<Started<B>>,
+    /// The last addition of replicas.
+    last_of_replicas: Option<Started<B>>,
     /// Why a bucket was not sent: it may have been added in part.
     failed: Option<ShardError>,
     /// The parameters that were sent in this step, bucket after bucket.
@@ -117,6 +101,28 @@ struct Bucket<B: Backend> {
     /// Parameters whose gradient waits in it.
     pushed: usize,
     slab: Option<Slab<B>>,
+    kept: Option<Kept<B>>,
+    /// Whether it was sent in the last micro-batch of this step ([`Reduction::Finish`]).
+    sent: bool,
+    /// Whether it is sent more than once in a micro-batch.
+    again: bool,
+    /// Whether its replicas were added in this step.
+    added: bool,
+}
+
+impl<B: Backend> Bucket<B> {
+    fn new(params: Range<usize>, len: usize) -> Self {
+        Self {
+            params,
+            len,
+            pushed: 0,
+            slab: None,
+            kept: None,
+            sent: false,
+            again: false,
+            added: false,
+        }
+    }
 }
 
 impl<B: Backend> GradBuckets<B> {
@@ -144,30 +150,20 @@ impl<B: Backend> GradBuckets<B> {
             .all_equal("the gradient buckets", &describe(&params, options))?;
         let most = options.bytes / options.dtype.bytes();
         let lens: Vec<usize> = params.iter().map(GradParam::len).collect();
-        let buckets = grad_bucket_ranges(&lens, most)
-            .into_iter()
-            .map(|params| Bucket {
-                len: lens[params.clone()].iter().sum(),
-                params,
-                pushed: 0,
-                slab: None,
-            });
+        let buckets = grad_bucket_ranges(&lens, most).into_iter();
+        let buckets = buckets.map(|params| {
+            let len = lens[params.clone()].iter().sum();
+            Bucket::new(params, len)
+        });
         let buckets: Vec<Bucket<B>> = buckets.collect();
         let mut params = params.into_iter();
-        let mut planned = Vec::with_capacity(lens.len());
+        let mut planned: Vec<Param<B>> = Vec::with_capacity(lens.len());
         for (number, bucket) in buckets.iter().enumerate() {
-            let mut end = 0;
+            let mut start = 0;
             for given in params.by_ref().take(bucket.params.len()) {
-                let start = end;
-                end += given.len();
-                planned.push(Param {
-                    given,
-                    bucket: number,
-                    place: start..end,
-                    state: State::Idle,
-                    grad: None,
-                    arrived: 0,
-                });
+                let len = given.len();
+                planned.push(Param::new(given, number, start));
+                start += len;
             }
         }
         let names = planned.iter().map(|param| param.given.name.clone());
@@ -175,6 +171,8 @@ impl<B: Backend> GradBuckets<B> {
         let lens: Vec<usize> = buckets.iter().map(|bucket| bucket.len).collect();
         let at_once = if shard.is_enqueued() { 2 } else { 1 };
         Ok(Self {
+            reduction: Reduction::default(),
+            last_of_replicas: None,
             slabs: Slabs::new(backend, options.dtype, (&lens, most), at_once),
             backend: backend.clone(),
             mesh: mesh.clone(),
@@ -201,7 +199,19 @@ impl<B: Backend> GradBuckets<B> {
 
     /// Bytes of all memory for full gradients so far.
     pub fn resident_bytes(&self) -> usize {
-        self.slabs.bytes()
+        let kept = self.buckets.iter().filter_map(|b| b.kept.as_ref());
+        self.slabs.bytes() + kept.map(|kept| kept.bytes(&self.backend)).sum::<usize>()
+    }
+
+    /// Says what becomes of the gradients from here on, until the step ends or is discarded: [`Reduction::Scatter`] where nothing is said.
+    /// Those that were pushed before go first. Collective.
+    ///
+    /// # Errors
+    /// As [`GradBuckets::flush`].
+    pub fn begin(&mut self, reduction: Reduction) -> Result<(), ShardError> {
+        self.flush()?;
+        self.reduction = reduction;
+        Ok(())
     }
 
     /// Contributions to the gradient of `param` that were sent in this step; 0 for a parameter that is not there.
@@ -229,21 +239,49 @@ impl<B: Backend> GradBuckets<B> {
     fn try_grad(&mut self, param: usize) -> Result<Source<B>, ShardError> {
         let bucket = self.param(param)?.bucket;
         if self.params[param].state == State::Pushed {
-            self.send(bucket)?;
+            self.close(bucket)?;
         }
         if let Some(grad) = &self.params[param].grad {
             return Ok(grad.clone());
         }
-        let Bucket { len, slab, .. } = &mut self.buckets[bucket];
-        let slab = match slab {
-            Some(slab) => slab,
-            None => slab.insert(self.slabs.take(*len)?),
-        };
+        let in_place = self.is_written_in_place(param);
+        let Bucket {
+            len, slab, kept, ..
+        } = &mut self.buckets[bucket];
         let param = &mut self.params[param];
-        let grad = slab.values.view(&self.backend, param.place.clone())?;
+        let place = param.place.clone();
+        let grad = if in_place {
+            let kept = match kept {
+                Some(kept) => kept,
+                None => kept.insert(Kept::new(&self.backend, *len)?),
+            };
+            kept.write(&self.backend)?;
+            kept.at(&self.backend, place)?
+        } else {
+            let slab = match slab {
+                Some(slab) => slab,
+                None => slab.insert(self.slabs.take(*len)?),
+            };
+            slab.values.view(&self.backend, place)?
+        };
         param.grad = Some(grad.clone());
-        param.state = State::Taken;
+        (param.state, param.in_place) = (State::Taken, in_place);
         Ok(grad)
+    }
+
+    /// Whether the gradient of `param` is written where it is kept: the first one, in the dtype that is kept, of a bucket of which something
+    /// is or will be kept.
+    fn is_written_in_place(&self, param: usize) -> bool {
+        let param = &self.params[param];
+        self.slabs.dtype() == FloatDtype::F32
+            && param.kept == 0
+            && (self.reduction == Reduction::Keep || self.keeps(param.bucket))
+    }
+
+    /// Whether something of `bucket` is kept.
+    fn keeps(&self, bucket: usize) -> bool {
+        let params = self.buckets[bucket].params.clone();
+        self.params[params].iter().any(|param| param.kept > 0)
     }
 
     /// Says that the stream has been given the work that writes the gradient of `param`. The last one of a bucket
@@ -268,61 +306,165 @@ impl<B: Backend> GradBuckets<B> {
         let Bucket { params, pushed, .. } = &mut self.buckets[bucket];
         *pushed += 1;
         if *pushed == params.len() {
-            self.send(bucket)?;
+            self.close(bucket)?;
         }
         Ok(())
     }
 
-    /// Sends buckets that not all parameters gave a gradient: a micro-batch ends. Collective.
+    /// Sends buckets that not all parameters gave a gradient, or keeps what is in them: a micro-batch ends. Collective.
     ///
     /// # Errors
     /// Memory that was taken for a gradient that was not pushed, or a failure of another rank. A world of one rank may go on
     /// after a failure of its device, behind [`GradBuckets::discard`].
     pub fn flush(&mut self) -> Result<(), ShardError> {
-        let flushed = (0..self.buckets.len()).try_for_each(|bucket| self.send(bucket));
+        let flushed = (0..self.buckets.len()).try_for_each(|bucket| self.close(bucket));
         or_abort(&*self.mesh.shard, flushed)
     }
 
-    /// Sends what was pushed of a bucket. Once that has failed nothing is sent until the step is discarded.
-    fn send(&mut self, bucket: usize) -> Result<(), ShardError> {
+    /// Keeps or sends what was pushed of a bucket. Once that has failed nothing is sent until the step is discarded.
+    fn close(&mut self, bucket: usize) -> Result<(), ShardError> {
         self.failed.clone().map_or(Ok(()), Err)?;
-        let Bucket {
-            params,
-            pushed,
-            slab,
-            ..
-        } = &mut self.buckets[bucket];
-        let first = params.start;
-        let params = &mut self.params[params.clone()];
-        if let Some(open) = params.iter().find(|p| p.state == State::Taken) {
+        let Bucket { params, pushed, .. } = &self.buckets[bucket];
+        let mut params = self.params[params.clone()].iter();
+        if let Some(open) = params.find(|p| p.state == State::Taken) {
             return Err(ShardError::GradNotPushed {
                 name: open.given.name.clone(),
             });
         }
-        if slab.is_none() {
-            return Ok(());
-        }
-        let items: Vec<_> = params.iter().filter_map(Param::item).collect();
-        let batch = Collective::ReduceScatter(&items, self.wire);
-        let after = self.backend.record().map_err(CommError::from);
-        let label = format!("bucket {bucket}");
-        let started = after.and_then(|after| self.mesh.shard.start(&after, &label, batch));
-        let started = started
-            .map_err(ShardError::from)
-            .inspect_err(|error| self.failed = Some(error.clone()))?;
-        for (at, param) in params.iter_mut().enumerate() {
+        let (waits, keeps) = (*pushed > 0, self.keeps(bucket));
+        let closed = match self.reduction {
+            Reduction::Keep if waits => self.keep(bucket),
+            Reduction::Scatter | Reduction::Finish if keeps => {
+                self.keep(bucket).and_then(|()| self.send(bucket))
+            }
+            Reduction::Scatter | Reduction::Finish if waits => self.send(bucket),
+            _ => Ok(()),
+        };
+        closed.inspect_err(|error| self.failed = Some(error.clone()))
+    }
+
+    /// Adds what was pushed of a bucket to what is kept of it.
+    fn keep(&mut self, bucket: usize) -> Result<(), ShardError> {
+        let Bucket {
+            params,
+            pushed,
+            slab,
+            kept,
+            len,
+            ..
+        } = &mut self.buckets[bucket];
+        let mut additions = Vec::new();
+        for param in &mut self.params[params.clone()] {
             if param.state == State::Pushed {
-                param.arrived += 1;
-                (param.state, param.grad) = (State::Idle, None);
-                self.order.push((first + at) as u64);
+                if !param.in_place {
+                    additions.push(Addition {
+                        place: param.place.clone(),
+                        adds: param.kept > 0,
+                    });
+                }
+                param.kept += 1;
+                param.release();
             }
         }
-        self.order.push(SENT);
         *pushed = 0;
-        if let Some(slab) = slab.take() {
-            self.slabs.give_back(slab, started.clone());
+        let Some(slab) = slab.take() else {
+            return Ok(());
+        };
+        let kept = match kept {
+            Some(kept) => kept,
+            None => kept.insert(Kept::new(&self.backend, *len)?),
+        };
+        kept.add(&self.backend, &slab.values, additions)?;
+        self.slabs.give_back_unsent(slab);
+        Ok(())
+    }
+
+    /// Sends what is kept of a bucket, or what was pushed of one of which nothing is kept.
+    fn send(&mut self, bucket: usize) -> Result<(), ShardError> {
+        let number = bucket;
+        let bucket = &mut self.buckets[number];
+        let params = bucket.params.clone();
+        if bucket.added {
+            let mut names = self.params[params].iter();
+            let name = names.find(|p| p.kept > 0 || p.state == State::Pushed);
+            return Err(ShardError::GradAfterReplicas {
+                name: name.map_or_else(String::new, |p| p.given.name.clone()),
+            });
+        }
+        let mut sent = Vec::new();
+        for (at, param) in params.clone().zip(&self.params[params.clone()]) {
+            if let (Some(kept), 1..) = (&bucket.kept, param.kept) {
+                let grad = kept.at(&self.backend, param.place.clone())?;
+                sent.push((at, grad, param.kept));
+            } else if let (Some(grad), State::Pushed) = (&param.grad, param.state) {
+                sent.push((at, grad.clone(), 1));
+            }
+        }
+        let items = sent.iter().map(|(at, grad, _)| self.params[*at].item(grad));
+        let items: Vec<_> = items.collect();
+        // What is kept travels as what it was made of.
+        let wire = match self.slabs.dtype() {
+            FloatDtype::F32 => self.wire,
+            FloatDtype::Bf16 => GradWire::Bf16,
+        };
+        let after = self.backend.record()?;
+        let label = format!("bucket {number}");
+        let batch = Collective::ReduceScatter(&items, wire);
+        let started = self.mesh.shard.start(&after, &label, batch)?;
+        for (at, _, contributions) in sent {
+            let param = &mut self.params[at];
+            param.arrived += contributions;
+            param.kept = 0;
+            param.release();
+            let order = std::iter::repeat_n(at as u64, contributions);
+            order.for_each(|at| self.order.push(at));
+        }
+        self.order.push(SENT);
+        bucket.pushed = 0;
+        match bucket.slab.take() {
+            Some(slab) => self.slabs.give_back(slab, started.clone()),
+            None => {
+                if let Some(kept) = &mut bucket.kept {
+                    kept.sent(started.clone());
+                }
+            }
         }
         self.last = Some(started);
+        self.add_early(number)
+    }
+
+    /// Adds the replicas of a bucket that was sent for the last time in this step, while backward goes on.
+    fn add_early(&mut self, number: usize) -> Result<(), ShardError> {
+        let bucket = &mut self.buckets[number];
+        if self.reduction != Reduction::Finish || self.mesh.mesh.replicate == 1 {
+            return Ok(());
+        }
+        bucket.again |= std::mem::replace(&mut bucket.sent, true);
+        // The first step tells which buckets are sent once.
+        if bucket.again || self.steps == 0 {
+            return Ok(());
+        }
+        bucket.added = true;
+        let params = &self.params[bucket.params.clone()];
+        let sums: Vec<_> = arrived(params).collect();
+        let after = self.mesh.shard.backend().record()?;
+        let label = format!("replicas of bucket {number}");
+        self.add_replicas(&after, &label, &sums)
+    }
+
+    /// Sums over the replicas behind `after`.
+    fn add_replicas(
+        &mut self,
+        after: &B::Event,
+        label: &str,
+        sums: &[B::Buffer<f32>],
+    ) -> Result<(), ShardError> {
+        if self.mesh.mesh.replicate > 1 && !sums.is_empty() {
+            let sums: Vec<_> = sums.iter().collect();
+            let batch = Collective::Sum(&sums);
+            let started = self.mesh.replicate.start(after, label, batch)?;
+            self.last_of_replicas = Some(started);
+        }
         Ok(())
     }
 
@@ -334,6 +476,9 @@ impl<B: Backend> GradBuckets<B> {
     /// ranks wait for each other on the host, and in the first two elsewhere; in later ones by the optimizer's step ([`Reduced::done`]),
     /// or by the time limit where ranks sent buckets of different lengths.
     pub fn finish(&mut self) -> Result<Reduced, ShardError> {
+        if self.reduction == Reduction::Keep {
+            self.begin(Reduction::Scatter)?;
+        }
         self.flush()?;
         let finished = self.try_finish();
         or_abort(&*self.mesh.world, finished)
@@ -342,17 +487,13 @@ impl<B: Backend> GradBuckets<B> {
     fn try_finish(&mut self) -> Result<Reduced, ShardError> {
         self.follow()?;
         let done = self.compare_sent()?;
-        let sums = self.params.iter().filter(|p| p.arrived > 0);
-        let sums: Vec<_> = sums.map(|p| &p.given.out).collect();
-        if self.mesh.mesh.replicate > 1 && !sums.is_empty() {
-            let after = self.backend.record()?;
-            let started = self.mesh.replicate.start(
-                &after,
-                "gradients of replicas",
-                Collective::Sum(&sums),
-            )?;
-            started.wait(&self.backend)?;
-        }
+        let rest = self.buckets.iter().filter(|bucket| !bucket.added);
+        let rest = rest.flat_map(|bucket| arrived(&self.params[bucket.params.clone()]));
+        let sums: Vec<_> = rest.collect();
+        let after = self.backend.record()?;
+        self.add_replicas(&after, "gradients of replicas", &sums)?;
+        self.follow()?;
+        self.begin_step();
         let arrived = self
             .params
             .iter_mut()
@@ -370,10 +511,9 @@ impl<B: Backend> GradBuckets<B> {
     /// The device failed.
     pub fn discard(&mut self) -> Result<(), ShardError> {
         self.follow()?;
-        for param in &mut self.params {
-            (param.state, param.grad, param.arrived) = (State::Idle, None, 0);
-        }
+        self.params.iter_mut().for_each(Param::forget);
         self.order = CallOrder::default();
+        self.begin_step();
         for bucket in &mut self.buckets {
             bucket.pushed = 0;
             if let Some(slab) = bucket.slab.take() {
@@ -381,6 +521,13 @@ impl<B: Backend> GradBuckets<B> {
             }
         }
         Ok(())
+    }
+
+    fn begin_step(&mut self) {
+        self.reduction = Reduction::default();
+        for bucket in &mut self.buckets {
+            (bucket.sent, bucket.added) = (false, false);
+        }
     }
 
     /// Compares what the ranks sent and in which order, in every step where they meet on the host anyway: gradients of one length
@@ -405,12 +552,16 @@ impl<B: Backend> GradBuckets<B> {
         if self.failed.is_some() {
             // Also one that was sent in part.
             self.backend.wait_for(self.mesh.shard.backend())?;
+            self.backend.wait_for(self.mesh.replicate.backend())?;
             self.failed = None;
         }
         if let Some(last) = &self.last {
             last.wait(&self.backend)?;
             self.last = None;
             self.slabs.followed();
+        }
+        if let Some(last) = self.last_of_replicas.take() {
+            last.wait(&self.backend)?;
         }
         Ok(())
     }
@@ -420,4 +571,10 @@ impl<B: Backend> GradBuckets<B> {
         let found = self.params.get(param);
         found.ok_or(ShardError::NoSuchGrad { param, len })
     }
+}
+
+/// The sums of those of `params` of which something arrived.
+fn arrived<B: Backend>(params: &[Param<B>]) -> impl Iterator<Item = B::Buffer<f32>> {
+    let arrived = params.iter().filter(|param| param.arrived > 0);
+    arrived.map(|param| param.given.out.clone())
 }

@@ -27,21 +27,49 @@ pub(super) struct Param<B: Backend> {
     /// Its place in the bucket.
     pub(super) place: Range<usize>,
     pub(super) state: State,
-    /// The full gradient, from when memory is taken for it until it was sent.
+    /// The full gradient, from when memory is taken for it until it was sent or added to what is kept.
     pub(super) grad: Option<Source<B>>,
+    /// Whether it lies where it is kept.
+    pub(super) in_place: bool,
+    /// Contributions that are kept on this rank.
+    pub(super) kept: usize,
     /// Contributions that were sent in this step.
     pub(super) arrived: usize,
 }
 
 impl<B: Backend> Param<B> {
-    /// What is sent of it, if it has a gradient.
-    pub(super) fn item(&self) -> Option<ReduceItem<'_, B>> {
-        Some(ReduceItem {
-            grad: self.grad.as_ref()?,
+    pub(super) fn new(given: GradParam<B>, bucket: usize, start: usize) -> Self {
+        Self {
+            place: start..start + given.len(),
+            given,
+            bucket,
+            state: State::Idle,
+            grad: None,
+            in_place: false,
+            kept: 0,
+            arrived: 0,
+        }
+    }
+
+    /// How its full gradient `grad` is sent.
+    pub(super) fn item<'a>(&'a self, grad: &'a Source<B>) -> ReduceItem<'a, B> {
+        ReduceItem {
+            grad,
             ranges: &self.given.ranges,
             out: &self.given.out,
             accumulate: self.arrived > 0,
-        })
+        }
+    }
+
+    /// Says that its gradient is not there any more.
+    pub(super) fn release(&mut self) {
+        (self.state, self.grad, self.in_place) = (State::Idle, None, false);
+    }
+
+    /// Forgets all gradients of the step.
+    pub(super) fn forget(&mut self) {
+        self.release();
+        (self.kept, self.arrived) = (0, 0);
     }
 }
 

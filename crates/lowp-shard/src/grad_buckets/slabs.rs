@@ -75,8 +75,10 @@ impl<B: Backend> Slabs<B> {
         let made = self.made.iter().filter(|made| **made == len).count();
         let of_len = self.enough.iter().find(|(known, _)| *known == len);
         let enough = of_len.is_none_or(|(_, enough)| made >= *enough);
+        let idle = |(slab, reader): &(Slab<B>, Option<_>)| slab.len == len && reader.is_none();
         let first = self.free.iter().position(|(slab, _)| slab.len == len);
-        if let Some(at) = first.filter(|_| enough)
+        let first = first.filter(|_| enough);
+        if let Some(at) = self.free.iter().position(idle).or(first)
             && let Some((slab, reader)) = self.free.remove(at)
         {
             if let Some(reader) = reader {
@@ -104,6 +106,11 @@ impl<B: Backend> Slabs<B> {
         for (_, reader) in &mut self.free {
             *reader = None;
         }
+    }
+
+    /// What the gradients in them are.
+    pub(super) fn dtype(&self) -> FloatDtype {
+        self.dtype
     }
 
     /// Bytes of all slabs.

@@ -6,7 +6,7 @@ use crate::common::{failing, ranks, tiling, values};
 use half::bf16;
 use lowp_comm::{CommError, GradWire, Mesh, MeshComm};
 use lowp_kernels::{Backend, Cpu, CpuBuffer, FloatDtype, Source};
-use lowp_shard::{GradBucketOptions, GradBuckets, GradParam, ShardError};
+use lowp_shard::{GradBucketOptions, GradBuckets, GradParam, Reduction, ShardError};
 use proptest::prelude::*;
 
 /// One parameter: where its gradient is cut.
@@ -34,31 +34,44 @@ fn write(grad: &Source<Cpu>, values: &[f32]) -> Result<(), ShardError> {
     Ok(grad.write(&Cpu, 0, values)?)
 }
 
-/// What rank `shard` of every replica has in the end, added one value after the other.
+/// What rank `shard` of every replica has in the end, added one value after the other: what a rank keeps is added before it travels.
 fn expected(
     mesh: Mesh,
     shard: usize,
     (param, cuts): (usize, &Cuts),
-    micros: usize,
-    narrow: bool,
+    micros: &[Reduction],
+    [bf16_grads, bf16_wire]: [bool; 2],
 ) -> Vec<f32> {
-    let wired = |rank, micro, i: usize| {
-        let x = gradient(param, rank, micro, cuts)[i];
+    let narrowed = |narrow, x: f32| {
         if narrow {
             bf16::from_f32(x).to_f32()
         } else {
             x
         }
     };
+    let given = |rank, micro, i: usize| narrowed(bf16_grads, gradient(param, rank, micro, cuts)[i]);
+    // Micro-batches that are sent together.
+    let numbers: Vec<usize> = (0..micros.len()).collect();
+    let sent = numbers.chunk_by(|&before, _| micros[before] == Reduction::Keep);
+    let sent: Vec<&[usize]> = sent.collect();
+    let wired = |rank, sent: &[usize], i| {
+        let own = |micro| given(rank, micro, i);
+        let kept = sent[1..]
+            .iter()
+            .fold(own(sent[0]), |sum, &micro| sum + own(micro));
+        narrowed(bf16_grads || bf16_wire, kept)
+    };
     let of_replica = |replica: usize, i| {
         let first = replica * mesh.shard;
-        let of_micro = |micro| {
+        let reduced = |sent: &[usize]| {
             let others = first + 1..first + mesh.shard;
-            others.fold(wired(first, micro, i), |sum, rank| {
-                sum + wired(rank, micro, i)
+            others.fold(wired(first, sent, i), |sum, rank| {
+                sum + wired(rank, sent, i)
             })
         };
-        (1..micros).fold(of_micro(0), |sum, micro| of_micro(micro) + sum)
+        sent[1..]
+            .iter()
+            .fold(reduced(sent[0]), |sum, &sent| reduced(sent) + sum)
     };
     let sum = |i| (1..mesh.replicate).fold(of_replica(0, i), |sum, r| sum + of_replica(r, i));
     cuts[shard].clone().map(sum).collect()
@@ -78,12 +91,17 @@ proptest! {
         bytes in prop::sample::select(vec![0usize, 64, 200, 1 << 20]),
         bf16_grads: bool,
         bf16_wire: bool,
-        micros in 1usize..4,
+        micros in prop::collection::vec(
+            prop::sample::select(vec![Reduction::Keep, Reduction::Scatter]),
+            0..3,
+        ),
+        last in prop::sample::select(vec![Reduction::Keep, Reduction::Scatter, Reduction::Finish]),
         skipped in prop::option::of(0usize..6),
         backward: bool,
     ) {
         let (replicate, shard) = shape;
         let mesh = Mesh { replicate, shard };
+        let micros = [micros, vec![last]].concat();
         let cuts: Vec<Cuts> = lens.iter().map(|lens| tiling(&lens[..shard])).collect();
         let options = GradBucketOptions {
             bytes,
@@ -94,8 +112,10 @@ proptest! {
             let mesh_comm = MeshComm::new(mesh, comm)?;
             let given = params(&cuts, rank % shard)?;
             let mut buckets = GradBuckets::new(&Cpu, &mesh_comm, given.clone(), options)?;
-            for _ in 0..2 {
-                for micro in 0..micros {
+            // From the second step on, buckets of the last micro-batch are added over replicas as they go.
+            for _ in 0..3 {
+                for (micro, &reduction) in micros.iter().enumerate() {
+                    buckets.begin(reduction)?;
                     let mut order: Vec<usize> = (0..cuts.len()).collect();
                     if backward {
                         order.reverse();
@@ -107,7 +127,7 @@ proptest! {
                     buckets.flush()?;
                 }
                 let arrived = buckets.finish()?.contributions;
-                let all = |param| if Some(param) == skipped { 0 } else { micros };
+                let all = |param| if Some(param) == skipped { 0 } else { micros.len() };
                 assert_eq!(arrived, (0..cuts.len()).map(all).collect::<Vec<_>>());
             }
             let sums = given.iter().map(|param| Cpu.download(&param.out));
@@ -116,7 +136,7 @@ proptest! {
         for (rank, sums) in found.iter().enumerate() {
             for (param, sum) in sums.iter().enumerate().filter(|(p, _)| Some(*p) != skipped) {
                 let one = (param, &cuts[param]);
-                let expected = expected(mesh, rank % shard, one, micros, bf16_grads || bf16_wire);
+                let expected = expected(mesh, rank % shard, one, &micros, [bf16_grads, bf16_wire]);
                 prop_assert_eq!(bits(sum), bits(&expected));
             }
         }
@@ -222,6 +242,121 @@ fn gradients_of_a_layer_that_is_used_twice_are_added() {
         }
         Ok(())
     });
+}
+
+#[test]
+fn kept_gradients_take_the_memory_of_all_and_are_sent_once() {
+    two(|rank, mesh| {
+        for (bytes, slab) in [(64, 64), (0, 32), (1 << 20, 5 * 32)] {
+            let (mut buckets, outs) = eights(5, bytes, rank, mesh)?;
+            for step in 0..3 {
+                let before = mesh.shard.traffic().calls;
+                for (micro, reduction) in [Reduction::Keep, Reduction::Keep, Reduction::Finish]
+                    .into_iter()
+                    .enumerate()
+                {
+                    buckets.begin(reduction)?;
+                    for param in 0..5 {
+                        add(&mut buckets, param, (step + micro) as f32)?;
+                    }
+                    buckets.flush()?;
+                    let beside = if step == 0 && micro == 0 { 0 } else { slab };
+                    assert_eq!(buckets.resident_bytes(), 5 * 32 + beside, "{bytes}");
+                }
+                assert_eq!(buckets.finish()?.contributions, [3; 5]);
+                let calls = mesh.shard.traffic().calls - before;
+                assert_eq!(calls, buckets.len() as u64);
+                for out in &outs {
+                    assert_eq!(Cpu.download(out)?, [(6 * step + 6) as f32; 4]);
+                }
+            }
+        }
+        Ok(())
+    });
+}
+
+/// What was kept, what travels and what waits in a bucket.
+#[test]
+fn a_layer_that_is_used_twice_is_kept_twice() {
+    two(|rank, mesh| {
+        for bytes in [0, 64, 1 << 20] {
+            let (mut buckets, outs) = eights(3, bytes, rank, mesh)?;
+            for reduction in [Reduction::Keep, Reduction::Scatter, Reduction::Keep] {
+                buckets.begin(reduction)?;
+                for (param, x) in [(0, 1.0), (1, 1.0), (0, 10.0), (2, 1.0), (1, 100.0)] {
+                    add(&mut buckets, param, x)?;
+                }
+                buckets.flush()?;
+            }
+            // Kept, and discarded with the rest of the step.
+            buckets.discard()?;
+            for reduction in [Reduction::Keep, Reduction::Finish] {
+                buckets.begin(reduction)?;
+                for (param, x) in [(0, 1.0), (1, 1.0), (0, 10.0), (1, 100.0)] {
+                    add(&mut buckets, param, x)?;
+                }
+                buckets.flush()?;
+            }
+            assert_eq!(buckets.finish()?.contributions, [4, 4, 0]);
+            for (out, sum) in outs.iter().zip([44.0, 404.0]) {
+                assert_eq!(Cpu.download(out)?, [sum; 4], "{bytes}");
+            }
+        }
+        Ok(())
+    });
+}
+
+/// Replicas are added while backward goes on, from the second step on; a bucket that is sent more than once in a micro-batch waits.
+#[test]
+fn replicas_are_added_bucket_by_bucket() {
+    let replicas = Mesh {
+        replicate: 2,
+        shard: 1,
+    };
+    ranks(2, |_, comm| {
+        let mesh = MeshComm::new(replicas, comm)?;
+        let given = params(&vec![tiling(&[8]); 4], 0)?;
+        let options = GradBucketOptions {
+            bytes: 64,
+            ..GradBucketOptions::default()
+        };
+        let mut buckets = GradBuckets::new(&Cpu, &mesh, given.clone(), options)?;
+        for (step, calls) in [[0, 0, 0, 0, 0, 1], [0, 1, 1, 1, 1, 2]]
+            .into_iter()
+            .enumerate()
+        {
+            let before = mesh.replicate.traffic().calls;
+            let mut added = Vec::new();
+            buckets.begin(Reduction::Finish)?;
+            for param in [0, 1, 2, 3, 2] {
+                add(&mut buckets, param, 1.0)?;
+                added.push(mesh.replicate.traffic().calls - before);
+            }
+            buckets.finish()?;
+            added.push(mesh.replicate.traffic().calls - before);
+            assert_eq!(added, calls, "{step}");
+            for (param, sum) in given.iter().zip([2.0, 2.0, 4.0, 2.0]) {
+                assert_eq!(Cpu.download(&param.out)?, [sum; 8]);
+            }
+        }
+        Ok(())
+    });
+    let failed = failing(2, |_, comm| {
+        let mesh = MeshComm::new(replicas, comm)?;
+        let given = params(&[tiling(&[8])], 0)?;
+        let mut buckets = GradBuckets::new(&Cpu, &mesh, given, GradBucketOptions::default())?;
+        for uses in [1, 2] {
+            buckets.begin(Reduction::Finish)?;
+            (0..uses).try_for_each(|_| add(&mut buckets, 0, 1.0))?;
+            buckets.finish()?;
+        }
+        Ok(())
+    });
+    let found = failed.cause.to_string();
+    assert!(
+        found.starts_with("the gradient of 'w0' came again after its replicas"),
+        "{found}"
+    );
 }
 
 #[test]

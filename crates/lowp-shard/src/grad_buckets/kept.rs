@@ -1,0 +1,102 @@
+//! [`Kept`]: the gradients of a bucket that stay on the rank from micro-batch to micro-batch, f32.
+
+use std::collections::HashMap;
+use std::ops::Range;
+
+use lowp_kernels::{
+    Backend, ConvertJob, FloatDtype, KernelError, Source, StepScalars, SumJob, Work,
+};
+
+use crate::ShardError;
+use lowp_comm::Started;
+
+/// A gradient that is added to what is kept of its parameter, or kept as the first.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub(super) struct Addition {
+    /// Where the parameter is in the bucket.
+    pub(super) place: Range<usize>,
+    /// Whether something is kept there.
+    pub(super) adds: bool,
+}
+
+/// Memory of one bucket, for as long as there are buckets.
+#[derive(Debug)]
+pub(super) struct Kept<B: Backend> {
+    values: Source<B>,
+    /// What reads it since it was sent.
+    reader: Option<Started<B>>,
+    /// By where the memory begins that is added, and what of it.
+    plans: HashMap<(usize, Vec<Addition>), [B::Plan; 2]>,
+}
+
+impl<B: Backend> Kept<B> {
+    pub(super) fn new(backend: &B, len: usize) -> Result<Self, KernelError> {
+        Ok(Self {
+            values: Source::alloc(backend, FloatDtype::F32, len)?,
+            reader: None,
+            plans: HashMap::new(),
+        })
+    }
+
+    /// What is kept at `place`.
+    pub(super) fn at(&self, backend: &B, place: Range<usize>) -> Result<Source<B>, KernelError> {
+        self.values.view(backend, place)
+    }
+
+    /// Has the stream write it from now on: behind what reads it.
+    pub(super) fn write(&mut self, backend: &B) -> Result<(), ShardError> {
+        if let Some(reader) = self.reader.take() {
+            reader.wait(backend)?;
+        }
+        Ok(())
+    }
+
+    /// Adds parts of `bucket`, which lie there as they lie here.
+    pub(super) fn add(
+        &mut self,
+        backend: &B,
+        bucket: &Source<B>,
+        additions: Vec<Addition>,
+    ) -> Result<(), ShardError> {
+        self.write(backend)?;
+        let key = (bucket.span(backend).start, additions);
+        if !self.plans.contains_key(&key) {
+            let planned = self.plan(backend, bucket, &key.1)?;
+            self.plans.insert(key.clone(), planned);
+        }
+        for plan in &self.plans[&key] {
+            backend.run(plan, &StepScalars::default())?;
+        }
+        Ok(())
+    }
+
+    fn plan(
+        &self,
+        backend: &B,
+        bucket: &Source<B>,
+        additions: &[Addition],
+    ) -> Result<[B::Plan; 2], KernelError> {
+        let (mut sums, mut firsts) = (Vec::new(), Vec::new());
+        for Addition { place, adds } in additions {
+            let from = bucket.view(backend, place.clone())?;
+            let into = self.at(backend, place.clone())?;
+            match adds {
+                true => sums.push(SumJob { from, into }),
+                false => firsts.push(ConvertJob { from, into }),
+            }
+        }
+        Ok([
+            backend.plan(Work::Sum(sums))?,
+            backend.plan(Work::Convert(firsts))?,
+        ])
+    }
+
+    /// Says that `reader` reads it.
+    pub(super) fn sent(&mut self, reader: Started<B>) {
+        self.reader = Some(reader);
+    }
+
+    pub(super) fn bytes(&self, backend: &B) -> usize {
+        size_of::<f32>() * self.values.len(backend)
+    }
+}
