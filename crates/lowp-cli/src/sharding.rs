@@ -50,6 +50,11 @@ pub(crate) struct ShardingArgs {
     #[arg(long, value_name = "N", default_value_t = 1)]
     pub(crate) accumulate: usize,
 
+    /// Reduce gradients in every micro-batch. Otherwise each rank adds those of its micro-batches and reduces them once per step, which
+    /// takes 4 bytes per parameter on every rank
+    #[arg(long)]
+    pub(crate) reduce_every_micro_batch: bool,
+
     /// Save only the input of each block for the backward pass, which runs the block forward again: its weights are gathered again,
     /// unless they are kept
     #[arg(long)]

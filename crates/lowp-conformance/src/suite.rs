@@ -38,6 +38,7 @@ macro_rules! suite {
                 interleave_jobs once;
                 add_jobs once;
                 convert_jobs once;
+                add_parts_jobs once;
                 step_scalars_jobs once;
                 sides_and_sums_that_overflow_are_rejected once;
                 what_is_stated_is_not_allocated once;
@@ -119,6 +120,8 @@ macro_rules! suite {
                 every_pair_of_dtypes_equals_the_reference everywhere;
                 conversions_keep_every_bit_they_can everywhere;
                 one_plan_adds_many_vectors once;
+                parts_are_added_in_their_order everywhere;
+                parts_must_fit once;
             }
             time {
                 a_pending_read_has_the_values_of_its_point once;

@@ -2,7 +2,7 @@
 
 use super::fence::{Fence, Fenced};
 use super::*;
-use lowp_kernels::{ConvertJob, SumJob, reference};
+use lowp_kernels::{ConvertJob, SumJob, SumPartsJob, reference};
 
 /// Whether `from` and `into` are bf16.
 const PAIRS: [[bool; 2]; 4] = [[false, false], [false, true], [true, false], [true, true]];
@@ -142,5 +142,110 @@ pub fn one_plan_adds_many_vectors<B: Backend>(rig: &Rig<B>) {
     for aliased in [twice, itself] {
         let error = rig.plan(Work::Sum(aliased)).unwrap_err();
         assert!(matches!(error, KernelError::Aliased { .. }), "{error}");
+    }
+}
+
+/// What `into` of `job` will be.
+pub(super) fn summed_parts<B: Backend>(rig: &Rig<B>, job: &SumPartsJob<B>) -> Vec<f32> {
+    let parts = rig.widened(&job.parts);
+    let own = job.own.as_ref();
+    let own = own.map(|(number, own)| (*number, rig.widened(own)));
+    let before = rig.content::<f32>(&job.into);
+    let len = before.len();
+    let sum = |(i, before): (usize, f32)| {
+        let part = |number| match &own {
+            Some((elsewhere, own)) if *elsewhere == number => own[i],
+            _ => parts[number * len + i],
+        };
+        let sum = reference::sum_parts((0..job.count).map(part));
+        match job.accumulate {
+            true => reference::sum_f32(before, sum),
+            false => sum,
+        }
+    };
+    before.into_iter().enumerate().map(sum).collect()
+}
+
+/// Around the unrolled parts of a thread, for vectors that begin and end anywhere.
+pub fn parts_are_added_in_their_order<B: Fenced>(rig: &Rig<B>) {
+    let lens = [0, 1, 7, 8, 33, 2049, 4096, 8200, 70_000];
+    let counts = [1, 2, 4, 5, 6, 9, 16];
+    for (n, (len, half)) in lens
+        .into_iter()
+        .flat_map(|len| [(len, false), (len, true)])
+        .enumerate()
+    {
+        let long = len > 10_000;
+        let count = if long { 2 } else { counts[n % counts.len()] };
+        let cases = [
+            (None, false, [0, 0]),
+            (Some(0), true, [0, 0]),
+            (Some(count - 1), false, [0, 4]),
+            (None, true, [8, 0]),
+        ];
+        for (own, accumulate, [shift, into_shift]) in &cases[..if long { 1 } else { 4 }] {
+            let (shift, into_shift) = (*shift, *into_shift);
+            let what = format!("{rig:?} {count} x {len} {half} {own:?} {shift} {into_shift}");
+            let seed = n as u64;
+            let (parts, around) = fenced(rig, &values(count * len, seed, true), half, shift);
+            let (elsewhere, _own) = fenced(rig, &values(len, seed + 100, true), half, shift);
+            let (into, fence) = fenced(rig, &values(len, !seed, true), false, into_shift);
+            let Source::F32(into) = into else {
+                unreachable!("it was asked for in binary32")
+            };
+            let job = SumPartsJob {
+                parts,
+                count,
+                own: own.map(|number| (number, elsewhere)),
+                into: into.clone(),
+                accumulate: *accumulate,
+            };
+            let expected = summed_parts(rig, &job);
+            rig.run(Work::SumParts(vec![job]));
+            assert!(bits(&rig.content(&into)) == bits(&expected), "{what}");
+            around();
+            fence();
+        }
+    }
+}
+
+pub fn parts_must_fit<B: Backend>(rig: &Rig<B>) {
+    let floats = |len: usize| Source::F32(rig.buffer(&vec![1f32; len]));
+    let halves = |len: usize| Source::Bf16(rig.buffer(&vec![bf16::ONE; len]));
+    let refused = |parts, count, own| {
+        let into = rig.buffer(&[0f32; 3]);
+        let job = SumPartsJob {
+            parts,
+            count,
+            own,
+            into,
+            accumulate: false,
+        };
+        rig.plan(Work::SumParts(vec![job])).unwrap_err().to_string()
+    };
+    for (found, says) in [
+        (
+            refused(floats(0), 0, None),
+            "a sum of 0 parts; give at least one",
+        ),
+        (
+            refused(floats(6), usize::MAX, None),
+            "a sum of 18446744073709551615 parts",
+        ),
+        (refused(floats(7), 2, None), "parts of job 0"),
+        (
+            refused(floats(6), 2, Some((2, floats(3)))),
+            "the number of a part that lies elsewhere",
+        ),
+        (
+            refused(floats(6), 2, Some((1, floats(4)))),
+            "part that lies elsewhere of job 0",
+        ),
+        (
+            refused(floats(6), 2, Some((1, halves(3)))),
+            "has another dtype than the others",
+        ),
+    ] {
+        assert!(found.contains(says), "{found}");
     }
 }

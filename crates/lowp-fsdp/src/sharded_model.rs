@@ -11,7 +11,7 @@ use lowp_comm::{GatherItem, MeshComm, or_abort, ordered};
 use lowp_format::{Phase, Recipe, ReshardAfterForward};
 use lowp_kernels::{Backend, Source};
 use lowp_optim::{AdamW, Group, ParamId, StepOptions, StepReport};
-use lowp_shard::{Divergence, FlatGather, GradBucketOptions, ScaleBook, ScaleSlot};
+use lowp_shard::{Divergence, FlatGather, GradBucketOptions, Reduction, ScaleBook, ScaleSlot};
 
 use crate::error::ModelError;
 use crate::gradients::Gradients;
@@ -208,6 +208,18 @@ impl<B: Backend, R: Recipe> ShardedModel<B, R> {
         }
         self.pass.begin(step, first_token, training);
         Ok(())
+    }
+
+    /// Says what becomes of the gradients of the micro-batch that begins, and of those after it until the step ends
+    /// ([`GradBuckets::begin`]). Collective.
+    ///
+    /// # Errors
+    /// A rank that failed.
+    ///
+    /// [`GradBuckets::begin`]: lowp_shard::GradBuckets::begin
+    pub fn reduce(&mut self, reduction: Reduction) -> Result<(), ModelError> {
+        let begun = self.gradients.lock().begin(reduction);
+        Ok(or_abort(&*self.mesh.world, begun)?)
     }
 
     /// Finishes a micro-batch whose gradients are all on their way: those of weights ([`ShardedWeight::add_gradient`] or

@@ -117,6 +117,15 @@ pub enum KernelError {
         /// What to do instead.
         remedy: &'static str,
     },
+    /// A number of parts that cannot be added.
+    #[error("a sum of {count} parts; give at least one, and no more than memory holds")]
+    Parts {
+        /// The number.
+        count: usize,
+    },
+    /// A part of another dtype than the others.
+    #[error("the part that lies elsewhere has another dtype than the others; convert it first")]
+    PartDtypes,
     /// A choice of four over six where a block may be in parts.
     #[error(
         "flat slices cannot be encoded with four over six, which compares the errors of whole blocks; cut the matrix between rows, or set four_over_six to off"

@@ -399,6 +399,22 @@ pub struct SumJob<B: Backend> {
     pub into: Source<B>,
 }
 
+/// Adds parts in their order, in binary32: `into[i] = parts[0][i] + parts[1][i] + ..`, or that added to what `into` holds. The first
+/// part is taken bit for bit. A NaN gives a NaN; which one is not defined.
+#[derive(Clone, Debug)]
+pub struct SumPartsJob<B: Backend> {
+    /// The parts, one after the other, each as long as `into`.
+    pub parts: Source<B>,
+    /// How many there are; at least one.
+    pub count: usize,
+    /// The number of a part that lies elsewhere, and where, in the dtype of `parts`, whose values in its place are not read.
+    pub own: Option<(usize, Source<B>)>,
+    /// The sums.
+    pub into: B::Buffer<f32>,
+    /// Whether they are added to what `into` holds.
+    pub accumulate: bool,
+}
+
 /// Converts a vector to another dtype, or copies it: `into[i] = round(from[i])`. Widening is exact,
 /// narrowing rounds to nearest even (a NaN keeps its sign and the upper bits of its payload, and is
 /// quiet), and between equal dtypes every bit stays.
@@ -458,6 +474,8 @@ pub enum Work<B: Backend> {
     SumSquares(Vec<SumSquaresJob<B>>),
     /// See [`SumJob`].
     Sum(Vec<SumJob<B>>),
+    /// See [`SumPartsJob`].
+    SumParts(Vec<SumPartsJob<B>>),
     /// See [`ConvertJob`].
     Convert(Vec<ConvertJob<B>>),
     /// See [`StepScalarsJob`].

@@ -80,7 +80,7 @@ pub use error::KernelError;
 pub use job::{
     AdamMode, AdamwAmax, AdamwJob, AmaxJob, BlockAmax, ConvertJob, DecodeJob, EncodeJob,
     FlatBlocks, FlatEncodeJob, HistoryJob, InterleaveJob, Moments, RepackJob, Slot, StepScalarsJob,
-    StochasticKey, SumJob, SumSquaresJob, Target, TensorInput, TransposeJob, Work,
+    StochasticKey, SumJob, SumPartsJob, SumSquaresJob, Target, TensorInput, TransposeJob, Work,
 };
 pub use pending::Pending;
 pub use quantized::Quantized;

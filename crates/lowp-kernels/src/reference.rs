@@ -442,6 +442,11 @@ pub fn sum_f32(into: f32, from: f32) -> f32 {
     into + from
 }
 
+/// One element of a sum of parts in their order ([`crate::SumPartsJob`]).
+pub fn sum_parts(parts: impl IntoIterator<Item = f32>) -> f32 {
+    parts.into_iter().reduce(sum_f32).unwrap_or(0.0)
+}
+
 /// One element of a sum into bfloat16 ([`crate::SumJob`]).
 pub fn sum_bf16(into: bf16, from: f32) -> bf16 {
     bf16::from_f32(into.to_f32() + from)

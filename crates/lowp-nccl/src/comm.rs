@@ -21,9 +21,9 @@ type Watchdog = watchdog::Watchdog<Raw, CudaEvent>;
 /// Who adds gradients in f32, and in which order.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Sums {
-    /// NCCL, in an order of its own, where sums replace what was there; sums that are added to earlier ones, as those of a second
-    /// micro-batch, are taken in rank order. NCCL's are equal from run to run of one world on the same machines with the same settings, and
-    /// not equal to the sums of another world. The fastest across machines.
+    /// NCCL, in an order of its own; sums that are added to earlier ones, as those of a second micro-batch, take scratch memory. They are
+    /// equal from run to run of one world on the same machines with the same settings, and not equal to the sums of another world. The
+    /// fastest across machines.
     #[default]
     Nccl,
     /// The rank that receives a sum, in rank order: the bits of every other engine and of the CPU. As many bytes travel; between
@@ -283,45 +283,67 @@ impl NcclComm {
     }
 
     fn reduce(&self, items: &[ReduceItem<'_, Cuda>], wire: GradWire) -> Result<(), CommError> {
-        if (self.raw.is_none() || self.options.sums == Sums::Nccl)
-            && let Some(items) = by_nccl(items, wire)
-        {
-            let memory = || {
-                let pairs = items.iter().map(|(grad, item)| {
-                    let (grad, out) = (*grad, item.out);
-                    (grad.clone(), out.clone())
-                });
-                pairs.collect::<Vec<_>>()
-            };
-            if self.raw.is_none() {
-                let copy = |(grad, item): &(&CudaBuffer<f32>, &ReduceItem<'_, Cuda>)| {
+        match by_nccl(items, wire) {
+            Some(grads) if self.raw.is_some() && self.options.sums == Sums::Nccl => {
+                return self.reduce_by_nccl(items, &grads);
+            }
+            Some(grads) if self.raw.is_none() && items.iter().all(|item| !item.accumulate) => {
+                return grads.iter().zip(items).try_for_each(|(grad, item)| {
                     let own = item.ranges[0].clone();
                     Ok(self.cuda.copy(grad, own, item.out, 0)?)
-                };
-                return items.iter().try_for_each(copy);
+                });
             }
-            return self.batch(memory, |calls| {
-                for (grad, item) in &items {
-                    match even(item.ranges) {
-                        Some(all) => {
-                            calls.reduce_scatter(&self.cuda.view(grad, all)?, item.out)?;
-                        }
-                        None => {
-                            for (rank, range) in item.ranges.iter().enumerate() {
-                                let part = self.cuda.view(grad, range.clone())?;
-                                calls.reduce(&part, item.out, rank)?;
-                            }
-                        }
-                    }
-                }
-                Ok(())
-            });
+            _ => {}
         }
         let mut ordered = self.ordered.lock().unwrap_or_else(PoisonError::into_inner);
         let work = ordered.reduce(&self.cuda, items, wire, self.rank(), self.world_size())?;
         work.convert(&self.cuda)?;
         self.batch(|| work.memory(), |calls| work.send_parts(calls))?;
         work.add(&self.cuda)
+    }
+
+    /// Sums in NCCL's order, of gradients that it can add. Those that are added to earlier ones arrive in scratch memory.
+    fn reduce_by_nccl(
+        &self,
+        items: &[ReduceItem<'_, Cuda>],
+        grads: &[&CudaBuffer<f32>],
+    ) -> Result<(), CommError> {
+        let later: Vec<_> = items.iter().copied().filter(|i| i.accumulate).collect();
+        let mut ordered = self.ordered.lock().unwrap_or_else(PoisonError::into_inner);
+        let addition = match later.is_empty() {
+            true => None,
+            false => Some(ordered.addition(&self.cuda, &later, self.rank())?),
+        };
+        let mut scratch = addition.iter().flat_map(|addition| &addition.sums);
+        let mut parts = Vec::with_capacity(items.len());
+        for (item, &grad) in items.iter().zip(grads) {
+            let scratch = if item.accumulate {
+                scratch.next()
+            } else {
+                None
+            };
+            parts.push((grad, item.ranges, scratch.unwrap_or(item.out)));
+        }
+        let memory = || -> Vec<[CudaBuffer<f32>; 2]> {
+            let pairs = parts.iter();
+            let pairs = pairs.map(|&(grad, _, sum)| [grad.clone(), sum.clone()]);
+            pairs.collect()
+        };
+        self.batch(memory, |calls| {
+            for &(grad, ranges, sum) in &parts {
+                match even(ranges) {
+                    Some(all) => calls.reduce_scatter(&self.cuda.view(grad, all)?, sum)?,
+                    None => {
+                        for (rank, range) in ranges.iter().enumerate() {
+                            let part = self.cuda.view(grad, range.clone())?;
+                            calls.reduce(&part, sum, rank)?;
+                        }
+                    }
+                }
+            }
+            Ok(())
+        })?;
+        addition.map_or(Ok(()), |addition| addition.add(&self.cuda))
     }
 
     fn sum(&self, buffers: &[&CudaBuffer<f32>]) -> Result<(), CommError> {
@@ -371,13 +393,10 @@ impl NcclComm {
     }
 }
 
-/// The gradients, if NCCL can add them: in f32, into memory that they replace.
-fn by_nccl<'a>(
-    items: &'a [ReduceItem<'a, Cuda>],
-    wire: GradWire,
-) -> Option<Vec<(&'a CudaBuffer<f32>, &'a ReduceItem<'a, Cuda>)>> {
-    let of_item = |item: &'a ReduceItem<'a, Cuda>| match item.grad {
-        Source::F32(grad) if wire == GradWire::F32 && !item.accumulate => Some((grad, item)),
+/// The gradients, if NCCL can add them: in f32.
+fn by_nccl<'a>(items: &[ReduceItem<'a, Cuda>], wire: GradWire) -> Option<Vec<&'a CudaBuffer<f32>>> {
+    let of_item = |item: &ReduceItem<'a, Cuda>| match item.grad {
+        Source::F32(grad) if wire == GradWire::F32 => Some(grad),
         _ => None,
     };
     items.iter().map(of_item).collect()

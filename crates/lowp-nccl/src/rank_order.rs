@@ -1,5 +1,5 @@
 //! [`RankOrder`]: sums that are the same bits on every engine. The ranks exchange their parts, and the one that receives a
-//! sum adds them in rank order.
+//! sum adds them in rank order, in one pass. Also sums of NCCL that are added to earlier ones.
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
@@ -8,7 +8,7 @@ use std::ops::Range;
 use lowp_comm::{CommError, GradWire, ReduceItem};
 use lowp_kernels::{
     Backend, ConvertJob, Cuda, CudaBuffer, CudaPlan, FloatDtype, KernelError, Source, StepScalars,
-    SumJob, Work,
+    SumJob, SumPartsJob, Work,
 };
 
 use crate::raw::Calls;
@@ -20,6 +20,7 @@ const MOST: usize = 4096;
 #[derive(Debug, Default)]
 pub(crate) struct RankOrder {
     reductions: HashMap<Vec<Place>, Reduction>,
+    additions: HashMap<Vec<[Range<usize>; 2]>, Addition>,
     sums: HashMap<Range<usize>, WholeSum>,
     staging: Staging,
 }
@@ -31,7 +32,7 @@ struct Staging {
     arrivals: [Option<Source<Cuda>>; 2],
     /// Gradients in the dtype of the wire.
     narrow: Option<Source<Cuda>>,
-    /// Sums that are added to others.
+    /// Sums of NCCL that are added to others.
     added: Option<Source<Cuda>>,
 }
 
@@ -46,8 +47,6 @@ struct Needed {
 impl Needed {
     /// What `item` needs behind those before it.
     fn of(item: &ReduceItem<'_, Cuda>, wire: GradWire, rank: usize, world: usize) -> Self {
-        // Every item begins at a whole number of 16-byte words.
-        let room = |len: usize| len.next_multiple_of(16);
         let own = item.ranges[rank].len();
         let mut needed = Self::default();
         let arrive = &mut needed.arrivals[usize::from(item.wire(wire) == GradWire::Bf16)];
@@ -55,8 +54,6 @@ impl Needed {
         if item.grad.dtype() == FloatDtype::F32 && wire == GradWire::Bf16 {
             needed.narrow = room(end(item.ranges));
         }
-        let added = item.accumulate && world > 1;
-        needed.added = if added { room(own) } else { 0 };
         needed
     }
 
@@ -102,6 +99,11 @@ impl Staging {
             None => Source::alloc(cuda, FloatDtype::F32, 0),
         }
     }
+}
+
+/// Elements of an item in memory that others share: every item begins at a whole number of 16-byte words.
+fn room(len: usize) -> usize {
+    len.next_multiple_of(16)
 }
 
 /// Elements of the memory where the parts of a range of `own` arrive: nothing arrives at a rank that is alone.
@@ -154,15 +156,22 @@ pub(crate) struct Reduction {
     items: Vec<Item>,
     /// Gradients to the dtype of the wire.
     convert: CudaPlan,
-    /// The sums, one rank after the other.
-    add: Vec<CudaPlan>,
+    add: CudaPlan,
+}
+
+/// Where NCCL's sums arrive, and their planned addition to earlier ones.
+#[derive(Debug)]
+pub(crate) struct Addition {
+    /// By item.
+    pub(crate) sums: Vec<CudaBuffer<f32>>,
+    add: CudaPlan,
 }
 
 /// A planned sum of vectors.
 #[derive(Debug)]
 pub(crate) struct WholeSum {
     all: Source<Cuda>,
-    add: Vec<CudaPlan>,
+    add: CudaPlan,
 }
 
 fn run(cuda: &Cuda, plan: &CudaPlan) -> Result<(), CommError> {
@@ -197,7 +206,13 @@ impl Reduction {
     }
 
     pub(crate) fn add(&self, cuda: &Cuda) -> Result<(), CommError> {
-        self.add.iter().try_for_each(|plan| run(cuda, plan))
+        run(cuda, &self.add)
+    }
+}
+
+impl Addition {
+    pub(crate) fn add(&self, cuda: &Cuda) -> Result<(), CommError> {
+        run(cuda, &self.add)
     }
 }
 
@@ -208,7 +223,7 @@ impl WholeSum {
     }
 
     pub(crate) fn add(&self, cuda: &Cuda) -> Result<(), CommError> {
-        self.add.iter().try_for_each(|plan| run(cuda, plan))
+        run(cuda, &self.add)
     }
 }
 
@@ -237,10 +252,7 @@ impl RankOrder {
         for item in items {
             needed.add(Needed::of(item, wire, rank, world));
         }
-        if self.staging.hold(cuda, needed)? {
-            self.reductions.clear();
-            self.sums.clear();
-        }
+        self.hold(cuda, needed)?;
         if self.reductions.len() == MOST && !self.reductions.contains_key(&places) {
             self.reductions.clear();
         }
@@ -248,6 +260,54 @@ impl RankOrder {
             Entry::Occupied(known) => known.into_mut(),
             Entry::Vacant(place) => {
                 place.insert(reduction(cuda, &self.staging, items, wire, rank, world)?)
+            }
+        })
+    }
+
+    fn hold(&mut self, cuda: &Cuda, needed: Needed) -> Result<(), CommError> {
+        if self.staging.hold(cuda, needed)? {
+            self.reductions.clear();
+            self.additions.clear();
+            self.sums.clear();
+        }
+        Ok(())
+    }
+
+    /// Memory for NCCL's sums of the ranges of `rank`, and their addition to `items`, planned the first time.
+    pub(crate) fn addition(
+        &mut self,
+        cuda: &Cuda,
+        items: &[ReduceItem<'_, Cuda>],
+        rank: usize,
+    ) -> Result<&Addition, CommError> {
+        let lens = || items.iter().map(|item| item.ranges[rank].len());
+        let needed = Needed {
+            added: lens().map(room).sum(),
+            ..Needed::default()
+        };
+        self.hold(cuda, needed)?;
+        let places = items
+            .iter()
+            .map(|item| [item.grad.span(cuda), cuda.span(item.out)]);
+        let places: Vec<_> = places.collect();
+        if self.additions.len() == MOST && !self.additions.contains_key(&places) {
+            self.additions.clear();
+        }
+        Ok(match self.additions.entry(places) {
+            Entry::Occupied(known) => known.into_mut(),
+            Entry::Vacant(place) => {
+                let (mut sums, mut jobs, mut start) = (vec![], vec![], 0);
+                for (item, len) in items.iter().zip(lens()) {
+                    let from = Staging::view(cuda, self.staging.added.as_ref(), start, len)?;
+                    start += room(len);
+                    if let Source::F32(sum) = &from {
+                        sums.push(sum.clone());
+                    }
+                    let into = Source::F32(item.out.clone());
+                    jobs.push(SumJob { from, into });
+                }
+                let add = cuda.plan(Work::Sum(jobs))?;
+                place.insert(Addition { sums, add })
             }
         })
     }
@@ -264,10 +324,7 @@ impl RankOrder {
             arrivals: [world * len, 0],
             ..Needed::default()
         };
-        if self.staging.hold(cuda, needed)? {
-            self.reductions.clear();
-            self.sums.clear();
-        }
+        self.hold(cuda, needed)?;
         if self.sums.len() == MOST && !self.sums.contains_key(&span) {
             self.sums.clear();
         }
@@ -275,11 +332,13 @@ impl RankOrder {
             Entry::Occupied(known) => known.into_mut(),
             Entry::Vacant(place) => {
                 let all = Staging::view(cuda, self.staging.arrivals[0].as_ref(), 0, world * len)?;
-                let mut parts = Vec::new();
-                for rank in 0..world {
-                    parts.push(all.view(cuda, rank * len..(rank + 1) * len)?);
-                }
-                let add = sums(cuda, vec![(parts, Source::F32(values.clone()))])?;
+                let add = cuda.plan(Work::SumParts(vec![SumPartsJob {
+                    parts: all.clone(),
+                    count: world,
+                    own: None,
+                    into: values.clone(),
+                    accumulate: false,
+                }]))?;
                 place.insert(WholeSum { all, add })
             }
         })
@@ -294,7 +353,7 @@ fn reduction(
     rank: usize,
     world: usize,
 ) -> Result<Reduction, CommError> {
-    let (mut planned, mut convert, mut add, mut into) = (vec![], vec![], vec![], vec![]);
+    let (mut planned, mut convert, mut add) = (vec![], vec![], vec![]);
     let mut used = Needed::default();
     for item in items {
         let end = end(item.ranges);
@@ -323,62 +382,28 @@ fn reduction(
                 received.view(cuda, peer * own..(peer + 1) * own)?
             });
         }
-        let added = used.added;
         used.add(Needed::of(item, wire, rank, world));
-        let into_out = |from| SumJob {
-            from,
-            into: Source::F32(item.out.clone()),
-        };
+        let own = sent.view(cuda, item.ranges[rank].clone())?;
         // The part of a rank that is alone is the sum.
-        let only = if world == 1 { from.first() } else { None };
-        if let (Some(only), true) = (only, item.accumulate) {
-            into.push(into_out(only.clone()));
-            planned.push(Item { to, from });
-            continue;
-        }
-        let sum = if item.accumulate {
-            let sum = Staging::view(cuda, staging.added.as_ref(), added, own)?;
-            into.push(into_out(sum.clone()));
-            sum
-        } else {
-            Source::F32(item.out.clone())
+        let (parts, own) = match world {
+            1 => (own, None),
+            _ => (received, Some((rank, own))),
         };
-        add.push((from.clone(), sum));
+        add.push(SumPartsJob {
+            parts,
+            count: world,
+            own,
+            into: item.out.clone(),
+            accumulate: item.accumulate,
+        });
         planned.push(Item { to, from });
     }
     let convert = cuda.plan(Work::Convert(convert))?;
-    let mut add = sums(cuda, add)?;
-    add.push(cuda.plan(Work::Sum(into))?);
+    let add = cuda.plan(Work::SumParts(add))?;
     Ok(Reduction {
         rank,
         items: planned,
         convert,
         add,
     })
-}
-
-/// Plans that add the parts of every vector in rank order: the first is taken as it is.
-fn sums(
-    cuda: &Cuda,
-    vectors: Vec<(Vec<Source<Cuda>>, Source<Cuda>)>,
-) -> Result<Vec<CudaPlan>, CommError> {
-    let ranks = vectors.first().map_or(0, |(parts, _)| parts.len());
-    let mut plans = Vec::new();
-    for rank in 0..ranks {
-        let of_rank = vectors.iter().map(|(parts, into)| {
-            let (from, into) = (parts[rank].clone(), into.clone());
-            (from, into)
-        });
-        let work = if rank == 0 {
-            Work::Convert(
-                of_rank
-                    .map(|(from, into)| ConvertJob { from, into })
-                    .collect(),
-            )
-        } else {
-            Work::Sum(of_rank.map(|(from, into)| SumJob { from, into }).collect())
-        };
-        plans.push(cuda.plan(work)?);
-    }
-    Ok(plans)
 }

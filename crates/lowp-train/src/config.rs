@@ -5,6 +5,7 @@ use lowp_format::ReshardAfterForward;
 use lowp_format::spelling::Variant;
 use lowp_fsdp::{LinearSpec, Passes, Sharding, VarSpec};
 use lowp_optim::{Decay, Group, Schedule};
+use lowp_shard::Reduction;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeSet;
 
@@ -32,6 +33,10 @@ pub struct Config<M> {
     pub batch: usize,
     /// Micro-batches that the sequences of a step are cut into; their gradients add up.
     pub accumulate: usize,
+    /// Whether gradients are reduced in every micro-batch: else they are added on each rank, in memory for all of them, and reduced once
+    /// per step. Left out of JSON if not.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub reduce_every_micro_batch: bool,
     /// Whether blocks run forward again in backward. The network does it; byte counts depend on it.
     pub recompute: bool,
     /// Names of the linear layers that stay in bf16, whatever the recipe.
@@ -96,6 +101,7 @@ impl<M> Config<M> {
             model,
             batch: 16,
             accumulate: 1,
+            reduce_every_micro_batch: false,
             recompute: false,
             kept_in_bf16: Vec::new(),
             amax_groups: Vec::new(),
@@ -204,6 +210,17 @@ impl<M> Config<M> {
         Passes {
             micro_batches: self.accumulate,
             recompute: self.recompute,
+        }
+    }
+
+    /// What becomes of the gradients of micro-batch `micro` of a step.
+    pub(crate) fn reduction(&self, micro: usize) -> Reduction {
+        if micro + 1 == self.accumulate {
+            Reduction::Finish
+        } else if self.reduce_every_micro_batch {
+            Reduction::Scatter
+        } else {
+            Reduction::Keep
         }
     }
 

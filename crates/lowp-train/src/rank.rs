@@ -360,6 +360,7 @@ where
             let part = share(mine.len(), config.accumulate, micro);
             let part = mine.start + part.start..mine.start + part.end;
             let random_step = N::random_step(step, micro, config.accumulate);
+            sharded.reduce(config.reduction(micro))?;
             sharded.begin(random_step, self.first_token(&part), true)?;
             let begun = Instant::now();
             let batch = data.train(config.seed, step, part)?;

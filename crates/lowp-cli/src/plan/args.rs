@@ -31,8 +31,8 @@ replica, as `lowp train` does. The other columns count it at every rank that rec
 within nodes and between them: `/ rank` is the share of one rank on the busiest node, `/ world` all
 ranks together. Ranks are numbered replica by replica and fill one node after the other. A piece
 that many ranks gather enters each node once and is forwarded within it, as in NCCL's rings; f32
-sums take the same way back. Gradients that are sent in bf16, and those of all micro-batches but the
-first, are sent directly to the rank that adds them. `ms` is the time of all gathers in sequence;
+sums take the same way back. Gradients that are sent in bf16 are sent directly to the rank that
+adds them. `ms` is the time of all gathers in sequence;
 each takes as long as its slower kind of link."
     )
 }
@@ -41,7 +41,8 @@ const JSON: &str = "\
 JSON of --model:
   model                  name, linear_layers, linear_parameters, variables, variable_parameters
   config                 recipe, mesh [replicate, shard], ranks, ranks_per_node, nodes, sharding,
-                         reshard_after_forward, grad_wire, accumulate, recompute, kept_in_bf16
+                         reshard_after_forward, grad_wire, accumulate, reduce_every_micro_batch,
+                         recompute, kept_in_bf16
   resident_weight_bytes  these four as in the JSON of `lowp train`, to the byte
   master_weight_bytes
   wire_bytes_per_step
@@ -53,7 +54,8 @@ JSON of --model:
       parts              kept from forward to backward, with --reshard-after-forward N
       decoded            weights as f32, which products on a CPU read
       staged             beside full weights, with --sharding zero1
-      buckets            of full gradients, as `lowp train` has them: one at a time
+      buckets            of full gradients: one at a time, or with several micro-batches all beside one,
+                         unless --reduce-every-micro-batch
       variables, variable_state  full f32 copies; masters, moments and gradients of the own rows
   device                 with --device cuda: what its GPU holds beside `memory`, and in all:
       sequences          of a micro-batch
@@ -93,6 +95,7 @@ fn of_model(arg: clap::Arg) -> clap::Arg {
     mut_arg("sharding", of_model),
     mut_arg("grad_wire", of_model),
     mut_arg("accumulate", of_model),
+    mut_arg("reduce_every_micro_batch", of_model),
     mut_arg("recompute", of_model),
     mut_arg("keep_bf16", of_model),
     mut_arg("no_cudnn", of_model),

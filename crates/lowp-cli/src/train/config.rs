@@ -71,6 +71,7 @@ impl Setup {
             model,
             batch: args.batch,
             accumulate: args.sharded.accumulate,
+            reduce_every_micro_batch: args.sharded.reduce_every_micro_batch,
             recompute: args.sharded.recompute,
             kept_in_bf16: kept_in_bf16(&args.sharded.keep_bf16, model)?,
             amax_groups: Vec::new(),

@@ -37,6 +37,7 @@ pub(super) fn costs(
         reshard: config.reshard_after_forward.among(config.mesh.shard).ok()?,
         grad_wire: config.grad_wire,
         accumulate: config.accumulate,
+        reduce_every_micro_batch: config.reduce_every_micro_batch,
         recompute: config.recompute,
         vars: VarPlace::Backend,
         prefetch: !args.sharded.no_prefetch,

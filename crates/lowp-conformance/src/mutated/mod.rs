@@ -29,7 +29,7 @@ pub use decode::decode_jobs;
 pub use encode::encode_jobs;
 pub use flat::flat_encode_jobs;
 pub use step_scalars::step_scalars_jobs;
-pub use sum::{add_jobs, convert_jobs};
+pub use sum::{add_jobs, add_parts_jobs, convert_jobs};
 pub use vectors::{amax_jobs, history_jobs, sum_jobs};
 
 /// Random choices, and the buffers made so far.

@@ -1,8 +1,8 @@
 //! Mutated sums and conversions.
 
 use super::*;
-use crate::sum::summed;
-use lowp_kernels::{ConvertJob, SumJob};
+use crate::sum::{summed, summed_parts};
+use lowp_kernels::{ConvertJob, SumJob, SumPartsJob};
 
 pub fn add_jobs<B: Fenced>(rig: &Rig<B>) {
     all::<B, SumJob<B>>(rig);
@@ -10,6 +10,10 @@ pub fn add_jobs<B: Fenced>(rig: &Rig<B>) {
 
 pub fn convert_jobs<B: Fenced>(rig: &Rig<B>) {
     all::<B, ConvertJob<B>>(rig);
+}
+
+pub fn add_parts_jobs<B: Fenced>(rig: &Rig<B>) {
+    all::<B, SumPartsJob<B>>(rig);
 }
 
 fn len<B: Fenced>(choices: &Choices<'_, B>, source: &Source<B>) -> usize {
@@ -98,5 +102,97 @@ impl<B: Fenced> Mutate<B> for ConvertJob<B> {
 
     fn expected(&self, rig: &Rig<B>) -> Vec<Output<B>> {
         vec![Output::of("vector", &self.into, rig.widened(&self.from))]
+    }
+}
+
+/// `count` values of the dtype of `like`.
+fn of_dtype<B: Fenced>(choices: &mut Choices<'_, B>, like: &Source<B>, count: usize) -> Source<B> {
+    match like.dtype() {
+        FloatDtype::F32 => Source::F32(choices.floats(count, true)),
+        FloatDtype::Bf16 => Source::Bf16(choices.halves(count, true)),
+    }
+}
+
+impl<B: Fenced> Mutate<B> for SumPartsJob<B> {
+    const FIELDS: &'static [&'static str] = &[
+        "parts",
+        "count",
+        "own",
+        "number",
+        "into",
+        "into = parts",
+        "accumulate",
+        "values",
+    ];
+
+    fn good(choices: &mut Choices<'_, B>) -> Self {
+        let (len, count) = (
+            choices.pick(&[0, 1, 16, 33, 300, 5000]),
+            choices.pick(&[1, 2, 3, 9]),
+        );
+        let parts = choices.source(count * len, true);
+        let own = choices.coin().then(|| {
+            let own = of_dtype(choices, &parts, len);
+            (choices.below(count), own)
+        });
+        Self {
+            parts,
+            count,
+            own,
+            into: choices.floats(len, true),
+            accumulate: choices.coin(),
+        }
+    }
+
+    fn mutate(&mut self, field: &str, choices: &mut Choices<'_, B>) {
+        match field {
+            "parts" => {
+                let len = choices.length(len(choices, &self.parts));
+                self.parts = choices.source(len, true);
+            }
+            "count" => self.count = choices.size(self.count),
+            "own" => {
+                let len = choices.length(choices.rig.backend.len::<f32>(&self.into));
+                self.own = Some((choices.below(self.count), choices.source(len, true)));
+            }
+            "number" => {
+                if let Some((number, _)) = &mut self.own {
+                    *number = choices.size(*number);
+                }
+            }
+            "into" => {
+                let len = choices.length(choices.rig.backend.len::<f32>(&self.into));
+                self.into = choices.floats(len, true);
+            }
+            "into = parts" => {
+                if let Source::F32(parts) = &self.parts {
+                    self.into = parts.clone();
+                }
+            }
+            "accumulate" => self.accumulate = !self.accumulate,
+            _ => {
+                let len = len(choices, &self.parts);
+                self.parts = of_dtype(choices, &self.parts, len);
+            }
+        }
+    }
+
+    fn resize(&mut self, choices: &mut Choices<'_, B>) {
+        let len = choices.rig.backend.len::<f32>(&self.into);
+        if let Some(all) = small(&[self.count, len]) {
+            self.parts = of_dtype(choices, &self.parts, all);
+        }
+        if let Some((_, own)) = &mut self.own {
+            *own = of_dtype(choices, &self.parts, len);
+        }
+    }
+
+    fn work(self) -> Work<B> {
+        Work::SumParts(vec![self])
+    }
+
+    fn expected(&self, rig: &Rig<B>) -> Vec<Output<B>> {
+        let sums = summed_parts(rig, self);
+        vec![Output::Floats("sum", self.into.clone(), sums)]
     }
 }

@@ -36,6 +36,8 @@ pub struct CostConfig {
     pub prefetch: bool,
     /// Micro-batches of a step.
     pub accumulate: usize,
+    /// Whether gradients are reduced in every micro-batch, not added on the rank until the last one.
+    pub reduce_every_micro_batch: bool,
     /// Whether backward runs the layers forward again.
     pub recompute: bool,
 }
@@ -52,12 +54,27 @@ impl Default for CostConfig {
             vars: VarPlace::Host,
             prefetch: false,
             accumulate: 1,
+            reduce_every_micro_batch: false,
             recompute: false,
         }
     }
 }
 
 impl CostConfig {
+    /// How often gradients are reduced in a step.
+    pub fn reductions(&self) -> usize {
+        if self.reduce_every_micro_batch {
+            self.accumulate
+        } else {
+            1
+        }
+    }
+
+    /// Whether gradients stay on the rank until the last micro-batch.
+    pub fn keeps_gradients(&self) -> bool {
+        self.accumulate > 1 && !self.reduce_every_micro_batch
+    }
+
     /// Checks that bytes can be counted, and that there are ranks and micro-batches.
     pub(super) fn check(&self) -> Result<(), CostError> {
         let Mesh { replicate, shard } = self.mesh;

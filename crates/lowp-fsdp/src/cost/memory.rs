@@ -167,26 +167,31 @@ fn bucket_lens(model: &ModelShapes, config: &CostConfig) -> (Vec<usize>, usize) 
 /// single rank, which waits for nobody.
 fn buckets(model: &ModelShapes, config: &CostConfig) -> u128 {
     let (lens, most) = bucket_lens(model, config);
+    // Those that stay until the last micro-batch, beside a slab in which the next ones are written and added from.
+    let kept = match config.keeps_gradients() {
+        true => lens.iter().map(|&len| len as u128).sum(),
+        false => 0,
+    };
     let enqueued = config.vars == VarPlace::Backend || config.mesh.world() == 1;
-    let slabs = grad_slabs(&lens, most, if enqueued { 2 } else { 1 });
+    let at_once = if enqueued && kept == 0 { 2 } else { 1 };
+    let slabs = grad_slabs(&lens, most, at_once);
     let bytes = slabs
         .iter()
         .map(|&(len, count)| len as u128 * count as u128);
-    F32 * bytes.sum::<u128>()
+    F32 * (kept + bytes.sum::<u128>())
 }
 
-/// Memory between devices and sums, of the longest bucket: gradients in the dtype of the wire, the parts of all ranks, and what is added to
-/// the sums of earlier micro-batches.
+/// Memory between devices and sums, of the longest bucket: gradients in the dtype of the wire with the parts of all ranks, or sums in f32
+/// that are added to those of earlier micro-batches.
 pub(super) fn staging(model: &ModelShapes, config: &CostConfig) -> u128 {
     if config.vars == VarPlace::Host {
         return 0;
     }
     let (lens, _) = bucket_lens(model, config);
     let longest = lens.into_iter().max().unwrap_or(0) as u128;
-    let [several, again] = [config.mesh.shard > 1, config.accumulate > 1].map(u128::from);
-    let added = several * again * F32 * longest.div_ceil(config.mesh.shard as u128);
+    let [several, again] = [config.mesh.shard > 1, config.reductions() > 1].map(u128::from);
     match config.grad_wire {
-        GradWire::F32 => several * again * F32 * longest + added,
-        GradWire::Bf16 => BF16 * longest * (1 + several) + added,
+        GradWire::F32 => several * again * F32 * longest.div_ceil(config.mesh.shard as u128),
+        GradWire::Bf16 => BF16 * longest * (1 + several),
     }
 }

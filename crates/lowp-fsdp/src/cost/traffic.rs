@@ -169,17 +169,16 @@ impl StepTraffic {
             GradWire::F32 => (4, "f32"),
             GradWire::Bf16 => (2, "bf16"),
         };
-        let (passes, replicate) = (config.accumulate, config.mesh.replicate);
+        let (passes, replicate) = (config.reductions(), config.mesh.replicate);
         let sent = |pieces: &[u64]| pieces.iter().map(|&piece| u128::from(piece)).sum::<u128>();
         let pieces = of_bytes(bytes);
         let moves = |pieces: &[u64], route| neighbours(pieces, replicate, config.per_node, route);
-        // NCCL makes sums that replace what was there; whoever adds them to earlier ones, or adds bf16, gets all parts.
-        let shared = match config.grad_wire {
-            GradWire::F32 => 1,
-            GradWire::Bf16 => 0,
+        // NCCL makes sums in f32; whoever adds bf16 gets all parts.
+        let route = match config.grad_wire {
+            GradWire::F32 => Route::Shared,
+            GradWire::Bf16 => Route::Direct,
         };
-        let mut moved = moves(&pieces, Route::Shared) * shared;
-        moved += moves(&pieces, Route::Direct) * (passes as u128 - shared);
+        let moved = moves(&pieces, route) * passes as u128;
         self.gradients_shared = moves(&of_bytes(4), Route::Shared) * passes as u128;
         self.operations.push(CollectiveCost {
             key: "gradients",

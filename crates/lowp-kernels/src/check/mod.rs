@@ -7,7 +7,8 @@ use lowp_format::{Axis, Orientation, Part, ScaleLayout, Shape};
 
 use crate::{
     AdamwJob, AmaxJob, Backend, DecodeJob, GradContribution, HistoryJob, InterleaveJob,
-    KernelError, RepackJob, Source, SumSquaresJob, Target, TensorInput, TransposeJob, Work,
+    KernelError, RepackJob, Source, SumPartsJob, SumSquaresJob, Target, TensorInput, TransposeJob,
+    Work,
 };
 use access::{Access, Mode};
 use encode::{check_delayed, check_target, compact, ingredients};
@@ -82,6 +83,7 @@ impl<B: Backend> Planner<'_, B> {
             Work::Adamw(jobs) => each(jobs, |i, job| self.adamw(i, job)),
             Work::SumSquares(jobs) => each(jobs, |i, job| self.sum_squares(i, job)),
             Work::Sum(jobs) => each(jobs, |i, job| self.vectors(i, &job.from, &job.into)),
+            Work::SumParts(jobs) => each(jobs, |i, job| self.sum_parts(i, job)),
             Work::Convert(jobs) => each(jobs, |i, job| self.vectors(i, &job.from, &job.into)),
             Work::StepScalars(jobs) => each(jobs, |i, job| self.step_scalars(i, job)),
         }
@@ -272,6 +274,29 @@ impl<B: Backend> Planner<'_, B> {
             _ => 16,
         };
         self.whole::<u8>(index, "sum of squares", &job.out, needed, Mode::Shared)
+    }
+
+    fn sum_parts(&mut self, index: usize, job: &SumPartsJob<B>) -> Done {
+        let len = self.backend.len::<f32>(&job.into);
+        // More parts than there are addresses have no memory.
+        let needed = job.count.checked_mul(len).filter(|_| job.count > 0);
+        let Some(needed) = needed else {
+            return Err(KernelError::Parts { count: job.count });
+        };
+        self.source(index, "parts", &job.parts, needed)?;
+        if let Some((number, own)) = &job.own {
+            range(
+                "the number of a part that lies elsewhere",
+                *number,
+                1,
+                job.count,
+            )?;
+            if own.dtype() != job.parts.dtype() {
+                return Err(KernelError::PartDtypes);
+            }
+            self.source(index, "part that lies elsewhere", own, len)?;
+        }
+        self.whole::<f32>(index, "sum", &job.into, len, Mode::Write)
     }
 
     /// A vector that is read and one of as many values that is written.

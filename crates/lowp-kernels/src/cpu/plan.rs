@@ -129,6 +129,7 @@ impl CpuPlan {
             Work::Adamw(jobs) => generic::adamw::run(jobs, &plan.layouts, context, views),
             Work::SumSquares(jobs) => generic::norm::run(jobs, context, views),
             Work::Sum(jobs) => generic::sum::sums(jobs, context, views),
+            Work::SumParts(jobs) => generic::sum_parts::run(jobs, context, views),
             Work::Convert(jobs) => generic::sum::conversions(jobs, context, views),
             Work::StepScalars(jobs) => generic::step_scalars::run(jobs, views),
         }?;

@@ -79,6 +79,7 @@ impl CudaPlan {
                 Launch::new(cuda, jobs)
             }
             Work::Sum(jobs) => Launch::each(cuda, jobs, |job| Ok([ops::sum::sum(job)])),
+            Work::SumParts(jobs) => Launch::each(cuda, jobs, |job| Ok([ops::sum_parts::job(job)])),
             Work::Convert(jobs) => Launch::each(cuda, jobs, |job| Ok([ops::sum::convert(job)])),
             Work::StepScalars(jobs) => {
                 Launch::each(cuda, jobs, |job| Ok([ops::step_scalars::job(job)?]))

@@ -30,9 +30,11 @@ pub(super) struct Kept<B: Backend> {
 }
 
 impl<B: Backend> Kept<B> {
-    pub(super) fn new(backend: &B, len: usize) -> Result<Self, KernelError> {
+    pub(super) fn new(backend: &B, len: usize) -> Result<Self, ShardError> {
+        let values = Source::alloc(backend, FloatDtype::F32, len);
+        let bytes = size_of::<f32>() * len;
         Ok(Self {
-            values: Source::alloc(backend, FloatDtype::F32, len)?,
+            values: values.map_err(|source| ShardError::KeptGrads { bytes, source })?,
             reader: None,
             plans: HashMap::new(),
         })

@@ -49,6 +49,7 @@ struct Config<'a> {
     reshard_after_forward: Value,
     grad_wire: &'static str,
     accumulate: usize,
+    reduce_every_micro_batch: bool,
     recompute: bool,
     kept_in_bf16: &'a [&'a str],
 }
@@ -155,6 +156,7 @@ pub(super) fn render(plan: &Plan<'_>) -> Result<String> {
                 GradWire::Bf16 => "bf16",
             },
             accumulate: setup.accumulate,
+            reduce_every_micro_batch: setup.reduce_every_micro_batch,
             recompute: setup.recompute,
             kept_in_bf16: &plan.kept_in_bf16,
         },

@@ -153,6 +153,7 @@ fn setup(args: &Args) -> Result<CostConfig, UsageError> {
         },
         prefetch: !args.sharded.no_prefetch,
         accumulate: args.sharded.accumulate,
+        reduce_every_micro_batch: args.sharded.reduce_every_micro_batch,
         recompute: args.sharded.recompute,
     })
 }
@@ -242,23 +243,14 @@ fn uneven(costs: &Costs, setup: &CostConfig) -> Option<String> {
     })
 }
 
-/// What to know where gradients load the links between nodes more than sums within nodes would.
+/// What to know where gradients load the links between nodes more than sums within nodes would: those in f32 do not.
 fn direct(costs: &Costs, setup: &CostConfig) -> Option<String> {
     let [here, shared] = [costs.step.gradients_moved(), costs.step.gradients_shared]
         .map(|moved| moved.rank.between_nodes);
-    let which = match setup.grad_wire {
-        GradWire::Bf16 => "gradients that are sent in bf16",
-        GradWire::F32 => "gradients of all micro-batches but the first",
-    };
-    // Of several micro-batches, f32 would go the same way.
-    let remedy = match setup.accumulate {
-        1 => "--grad-wire f32",
-        _ => "fewer micro-batches",
-    };
-    (here > shared).then(|| {
+    (setup.grad_wire == GradWire::Bf16 && here > shared).then(|| {
         format!(
-            "{which} are added by the rank that receives them, not within a node before they leave it: {here} bytes between nodes per \
-             rank, and {shared} if f32 sums of all micro-batches were; choose {remedy}, or --mesh with replicas of fewer nodes"
+            "gradients that are sent in bf16 are added by the rank that receives them, not within a node before they leave it: {here} \
+             bytes between nodes per rank, and {shared} if f32 sums were; choose --grad-wire f32, or --mesh with replicas of fewer nodes"
         )
     })
 }

@@ -34,6 +34,7 @@ fn head(plan: &Plan<'_>) -> String {
     });
     options.push(match setup.accumulate {
         1 => "1 micro-batch".to_owned(),
+        n if setup.reduce_every_micro_batch => format!("{n} micro-batches, each reduced"),
         n => format!("{n} micro-batches"),
     });
     if setup.recompute {

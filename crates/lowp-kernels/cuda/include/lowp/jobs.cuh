@@ -409,6 +409,25 @@ struct Sum {
 };
 static_assert(sizeof(Sum) == 32);
 
+// `SumPartsJob`: `into[i] = parts[0][i] + parts[1][i] + ..`, in tiles of SUM_PARTS_TILE elements.
+struct SumParts {
+  // The parts, `len` values each.
+  uint64_t parts;
+  // The part of this number, in place of what `parts` has of it.
+  uint64_t own;
+  uint64_t into, len, count;
+  // Of `own`; of no part where there is none.
+  uint64_t number;
+  // F32 or BF16.
+  uint8_t code;
+  // Adds to what `into` holds.
+  uint8_t accumulate;
+  // 16-byte accesses stay aligned.
+  uint8_t vector;
+  uint8_t reserved[5];
+};
+static_assert(sizeof(SumParts) == 56);
+
 // `StepScalarsJob`: one block each. Records lie at any address, as docs/numerics.md 12.8 has them.
 struct StepScalars {
   // The part of every rank.

@@ -29,6 +29,7 @@ pub(crate) mod repack;
 pub(crate) mod step_scalars;
 mod store;
 pub(crate) mod sum;
+pub(crate) mod sum_parts;
 mod tensor;
 pub(crate) mod transpose;
 

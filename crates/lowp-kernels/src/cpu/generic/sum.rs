@@ -14,9 +14,9 @@ use crate::{ConvertJob, KernelError, Source, SumJob};
 const TASK: usize = 64 * 1024;
 
 /// `into += from`, or `into = from` where `ADD` is false.
-struct Merge<'a, F, I, const ADD: bool> {
-    from: &'a [F],
-    into: &'a mut [I],
+pub(super) struct Merge<'a, F, I, const ADD: bool> {
+    pub(super) from: &'a [F],
+    pub(super) into: &'a mut [I],
 }
 
 impl<F: Stored, I: Stored, const ADD: bool> Merge<'_, F, I, ADD> {

@@ -17,6 +17,7 @@ pub(super) mod job;
 pub(super) mod repack;
 pub(super) mod step_scalars;
 pub(super) mod sum;
+pub(super) mod sum_parts;
 pub(super) mod sum_squares;
 pub(super) mod transpose;
 
@@ -25,7 +26,7 @@ use super::table;
 use job::Job;
 
 /// Every kernel, by operation.
-pub(super) const KERNELS: [&[Kernel]; 13] = [
+pub(super) const KERNELS: [&[Kernel]; 14] = [
     table::Adamw::KERNELS,
     table::Amax::KERNELS,
     table::Decode::KERNELS,
@@ -37,6 +38,7 @@ pub(super) const KERNELS: [&[Kernel]; 13] = [
     table::Repack::KERNELS,
     table::StepScalars::KERNELS,
     table::Sum::KERNELS,
+    table::SumParts::KERNELS,
     table::SumSquares::KERNELS,
     table::Transpose::KERNELS,
 ];

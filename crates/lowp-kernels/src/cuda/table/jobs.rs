@@ -410,6 +410,26 @@ structs! {
         reserved: u32,
     }
 
+    /// `SumPartsJob`: `into[i] = parts[0][i] + parts[1][i] + ..`, in tiles of SUM_PARTS_TILE elements.
+    struct SumParts {
+        /// The parts, `len` values each.
+        parts: u64,
+        /// The part of this number, in place of what `parts` has of it.
+        own: u64,
+        into: u64,
+        len: u64,
+        count: u64,
+        /// Of `own`; of no part where there is none.
+        number: u64,
+        /// F32 or BF16.
+        code: u8,
+        /// Adds to what `into` holds.
+        accumulate: u8,
+        /// 16-byte accesses stay aligned.
+        vector: u8,
+        reserved: [u8; 5],
+    }
+
     /// `StepScalarsJob`: one block each. Records lie at any address, as docs/numerics.md 12.8 has them.
     struct StepScalars {
         /// The part of every rank.

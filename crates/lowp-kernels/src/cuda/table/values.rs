@@ -71,6 +71,8 @@ constants! {
     SUM_RUNS: u32 = 16;
     /// Sum: elements of a tile.
     SUM_TILE: u64 = 8192;
+    /// SumParts: elements of a tile.
+    SUM_PARTS_TILE: u64 = 4096;
     /// StepScalars: bytes of a rank's part, of the header of scalars, and of a group of them.
     GRAD_PART: u64 = 32;
     STEP_HEADER: u64 = 32;
