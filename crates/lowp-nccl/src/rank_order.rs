@@ -91,12 +91,12 @@ impl Staging {
     fn view(
         cuda: &Cuda,
         memory: Option<&Source<Cuda>>,
-        start: usize,
-        len: usize,
+        dtype: FloatDtype,
+        (start, len): (usize, usize),
     ) -> Result<Source<Cuda>, KernelError> {
         match memory {
             Some(memory) => memory.view(cuda, start..start + len),
-            None => Source::alloc(cuda, FloatDtype::F32, 0),
+            None => Source::alloc(cuda, dtype, 0),
         }
     }
 }
@@ -298,7 +298,12 @@ impl RankOrder {
             Entry::Vacant(place) => {
                 let (mut sums, mut jobs, mut start) = (vec![], vec![], 0);
                 for (item, len) in items.iter().zip(lens()) {
-                    let from = Staging::view(cuda, self.staging.added.as_ref(), start, len)?;
+                    let from = Staging::view(
+                        cuda,
+                        self.staging.added.as_ref(),
+                        FloatDtype::F32,
+                        (start, len),
+                    )?;
                     start += room(len);
                     if let Source::F32(sum) = &from {
                         sums.push(sum.clone());
@@ -331,7 +336,12 @@ impl RankOrder {
         Ok(match self.sums.entry(span) {
             Entry::Occupied(known) => known.into_mut(),
             Entry::Vacant(place) => {
-                let all = Staging::view(cuda, self.staging.arrivals[0].as_ref(), 0, world * len)?;
+                let all = Staging::view(
+                    cuda,
+                    self.staging.arrivals[0].as_ref(),
+                    FloatDtype::F32,
+                    (0, world * len),
+                )?;
                 let add = cuda.plan(Work::SumParts(vec![SumPartsJob {
                     parts: all.clone(),
                     count: world,
@@ -361,7 +371,12 @@ fn reduction(
         let own = item.ranges[rank].len();
         let sent = match (grad, wire) {
             (Source::F32(grad), GradWire::Bf16) => {
-                let narrow = Staging::view(cuda, staging.narrow.as_ref(), used.narrow, end)?;
+                let narrow = Staging::view(
+                    cuda,
+                    staging.narrow.as_ref(),
+                    FloatDtype::Bf16,
+                    (used.narrow, end),
+                )?;
                 convert.push(ConvertJob {
                     from: Source::F32(grad),
                     into: narrow.clone(),
@@ -372,7 +387,7 @@ fn reduction(
         };
         let dtype = usize::from(sent.dtype() == FloatDtype::Bf16);
         let (memory, start) = (staging.arrivals[dtype].as_ref(), used.arrivals[dtype]);
-        let received = Staging::view(cuda, memory, start, arriving(world, own))?;
+        let received = Staging::view(cuda, memory, sent.dtype(), (start, arriving(world, own)))?;
         let (mut to, mut from) = (vec![], vec![]);
         for (peer, range) in item.ranges.iter().enumerate() {
             to.push(sent.view(cuda, range.clone())?);
