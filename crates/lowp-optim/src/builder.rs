@@ -316,7 +316,10 @@ impl<B: Backend> AdamWBuilder<B> {
         })?;
         let gather = match flats.is_empty() {
             true => None,
-            false => Some(FlatGather::new(&backend, &shards(&world, mesh)?, &flats)?),
+            false => {
+                let shards = shards(&world, mesh)?;
+                Some(FlatGather::new(&backend, &shards, &book, &flats)?)
+            }
         };
         let grad = |p: &Param<B>| (!p.left_out).then(|| p.grad.clone());
         let grads: Vec<Option<Source<B>>> = params.iter().map(grad).collect();

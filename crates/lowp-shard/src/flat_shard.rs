@@ -4,7 +4,7 @@
 use std::ops::Range;
 
 use lowp_comm::CommError;
-use lowp_format::{Code, Shape};
+use lowp_format::{Code, Shape, cdiv};
 
 use crate::ShardError;
 
@@ -103,6 +103,33 @@ impl FlatShard {
         let Range { start, end } = self.elements();
         let first = bytes(start.next_multiple_of(per_byte));
         first..bytes(end).max(first)
+    }
+
+    /// The blocks of `block` rows x columns all of whose elements are owned, in the order of rows of blocks. Others of the range are on
+    /// cuts, and there are no gaps between.
+    pub fn whole_blocks(&self, block: [usize; 2]) -> Range<usize> {
+        let Shape { rows, cols } = self.shape;
+        let Range { start, end } = self.elements();
+        if self.is_empty() {
+            return 0..0;
+        }
+        let [down, across] = [cdiv(rows, block[0]), cdiv(cols, block[1])];
+        let height = block[0].min(rows);
+        // The first block whose first element is not before the range.
+        let [row, col] = [start / cols, start % cols];
+        let first = match [row % height, col] {
+            [0, col] => row / height * across + cdiv(col, block[1]),
+            _ => (row / height + 1) * across,
+        };
+        // The first block whose last element is not within the range.
+        let [row, col] = [end / cols, end % cols];
+        let is_last_row = (row + 1) % height == 0 || row + 1 == rows;
+        let last = match row {
+            row if row == rows => down * across,
+            row if is_last_row => row / height * across + col / block[1],
+            row => row / height * across,
+        };
+        first..last.max(first)
     }
 
     /// Where the byte of flat element `element` lies in a buffer that holds [`FlatShard::bytes`]:

@@ -2,6 +2,8 @@
 //! training loop. Recipes and tensors hold no state.
 
 use std::collections::BTreeMap;
+use std::ops::Range;
+use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use lowp_format::{
@@ -13,8 +15,10 @@ use lowp_kernels::{Backend, BlockAmax, HistoryJob, Slot, StepScalars, TensorInpu
 use crate::ShardError;
 use lowp_comm::{Communicator, or_abort, ordered};
 
+mod cuts;
 mod state;
 
+use cuts::Cuts;
 pub use state::DelayedState;
 
 /// What scales depend on: one amax of a tensor, or one of each of its lines.
@@ -285,6 +289,7 @@ impl ScaleBookBuilder {
             first_block: lines,
             observed,
             agreed,
+            cuts: OnceLock::new(),
             scales,
             histories,
             roll,
@@ -308,6 +313,8 @@ pub struct ScaleBook<B: Backend> {
     observed: B::Buffer<f32>,
     /// What ranks agree on: the beginning of it.
     agreed: B::Buffer<f32>,
+    /// The parts of it that ranks agree on, where that is not all.
+    cuts: OnceLock<Cuts<B>>,
     /// Of the entries of tensors, which come first.
     scales: B::Buffer<f32>,
     /// Those of delayed scales, by place.
@@ -503,11 +510,34 @@ impl<B: Backend> ScaleBook<B> {
     /// # Errors
     /// A rank failed, or called something else.
     pub fn agree(&self, comm: &dyn Communicator<B>) -> Result<(), ShardError> {
-        if self.backend.len::<f32>(&self.agreed) == 0 {
+        match self.cuts.get() {
+            Some(cuts) => cuts.agree(&self.backend, comm)?,
+            None if self.backend.len::<f32>(&self.agreed) == 0 => return Ok(()),
+            None => ordered(&self.backend, comm, || comm.all_reduce_max(&self.agreed))?,
+        }
+        or_abort(comm, self.roll())
+    }
+
+    /// Leaves `whole` out of agreements from now on: ranges of the observed vector in the order of ranks, whose amaxes one rank observes
+    /// and the others do not use. The first call counts.
+    pub(crate) fn agree_without(&self, mut whole: Vec<Range<usize>>) -> Result<(), ShardError> {
+        whole.retain(|range| !range.is_empty());
+        if whole.is_empty() {
             return Ok(());
         }
-        ordered(&self.backend, comm, || comm.all_reduce_max(&self.agreed))?;
-        or_abort(comm, self.roll())
+        whole.sort_by_key(|range| range.start);
+        let (mut agreed, mut start) = (Vec::new(), 0);
+        let end = self.backend.len::<f32>(&self.agreed);
+        for range in whole.into_iter().chain([end..end]) {
+            if start < range.start {
+                agreed.push(start..range.start);
+            }
+            start = range.end;
+        }
+        let cuts = Cuts::new(&self.backend, &self.observed, &agreed)?;
+        // Who comes later has all of its own agreed on.
+        let _ = self.cuts.set(cuts);
+        Ok(())
     }
 
     /// Forgets the observations for delayed scales since the last agreement. Histories and scales

@@ -186,12 +186,19 @@ impl WeightCost {
             if !kept.iter().any(|kept| kept.key == spec.key) {
                 staged += spec.bytes(shape) as u64;
             }
-            if !matches!(step, GatherStep::Concat { .. }) || spec.key.part != Part::Data {
+            if !matches!(step, GatherStep::Concat { .. }) || spec.key.part.is_outer() {
                 continue;
             }
             if spec.axes[0] == Axis::Cols {
-                spec.axes = [Axis::Rows, Axis::Cols];
+                spec.axes.reverse();
+                spec.tile.reverse();
                 staged += spec.bytes(shape) as u64;
+            }
+            if spec.key.part == Part::BlockScale {
+                for (sent, slice) in sent.iter_mut().zip(&slices) {
+                    *sent += (spec.code.bytes(1) * slice.whole_blocks(spec.tile).len()) as u64;
+                }
+                continue;
             }
             let stored: Vec<FlatShard> = slices.iter().map(|s| s.stored_as(spec.code)).collect();
             let ranges = FlatShard::gather_ranges(&stored)?;

@@ -1,5 +1,6 @@
 //! [`FlatGather`]: full weights of what every rank cast of them.
 
+use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
@@ -8,7 +9,7 @@ use lowp_kernels::{Backend, StepScalars, TransposeJob, Work};
 
 use super::FlatParam;
 use super::moves::Moves;
-use crate::{FlatShard, ShardError};
+use crate::{CastRange, FlatShard, ScaleBook, ShardError};
 use lowp_comm::{Communicator, GatherItem, or_abort, ordered};
 
 /// The gather of flat weights, and the derived buffers after it: for who casts their items
@@ -29,8 +30,9 @@ pub struct FlatGather<B: Backend> {
 }
 
 impl<B: Backend> FlatGather<B> {
-    /// Plans the gather of `params` among the ranks of `comm`. Collective: ranks tell each other which elements
-    /// they own.
+    /// Plans the gather of `params`, whose entries are in `book`, among the ranks of `comm`. Collective: ranks tell each other which
+    /// elements they own. From then on the book agrees on the amaxes of blocks that are on cuts, and not on those that a rank has whole:
+    /// their scales are gathered.
     ///
     /// # Errors
     /// Ranks with other parameters, slices that do not cover a matrix in rank order, or buffers that two
@@ -38,28 +40,43 @@ impl<B: Backend> FlatGather<B> {
     pub fn new(
         backend: &B,
         comm: &Arc<dyn Communicator<B>>,
+        book: &ScaleBook<B>,
         params: &[FlatParam<B>],
     ) -> Result<Self, ShardError> {
         let shards = or_abort(&**comm, all_shards(&**comm, params))?;
-        or_abort(&**comm, Self::plan(backend, comm, params, &shards))
+        or_abort(&**comm, Self::plan((backend, comm), book, params, &shards))
     }
 
     fn plan(
-        backend: &B,
-        comm: &Arc<dyn Communicator<B>>,
+        (backend, comm): (&B, &Arc<dyn Communicator<B>>),
+        book: &ScaleBook<B>,
         params: &[FlatParam<B>],
         shards: &[Vec<FlatShard>],
     ) -> Result<Self, ShardError> {
         // Of one device, or the ranks hear of it.
         ordered(backend, &**comm, || Ok(()))?;
         let mut moves = Moves::new(backend, comm.rank());
+        let mut whole = Vec::new();
         for (param, shards) in params.iter().zip(shards) {
             for (code, data) in &param.data {
                 let stored: Vec<FlatShard> = shards.iter().map(|s| s.stored_as(*code)).collect();
                 moves.add(data, &stored)?;
             }
+            for (spec, scales) in &param.scales {
+                let block = spec.tile;
+                let blocks = shards.iter().map(|shard| shard.whole_blocks(block));
+                let blocks: Vec<Range<usize>> = blocks.collect();
+                moves.add_blocks(scales, &blocks, spec.code.bytes(1))?;
+            }
+            if let CastRange::Flat { blocks, .. } = &param.item.range {
+                for (slots, part) in blocks.iter().zip(book.block_amaxes(blocks)?) {
+                    let own = shards.iter().map(|s| s.whole_blocks(slots.block()));
+                    whole.extend(own.map(|r| part.start + r.start..part.start + r.end));
+                }
+            }
         }
         moves.plan()?;
+        book.agree_without(whole)?;
         let jobs: [Vec<TransposeJob<B>>; 2] = [
             params.iter().flat_map(|p| p.turned.clone()).collect(),
             params.iter().flat_map(|p| p.derived.clone()).collect(),

@@ -20,11 +20,12 @@ pub use param::FlatParam;
 ///
 /// A cast has three steps, of which [`FlatWeights::run`] makes one call:
 ///
-/// 1. [`FlatWeights::cast`]: amaxes of the own elements, one max-reduction for all parameters, then each rank
-///    writes its own elements, to the nibble, and all scales. Nothing else of the weight changes.
-/// 2. [`FlatGather::gather`]: the elements of the other ranks, in one batched all-gather, straight to their
+/// 1. [`FlatWeights::cast`]: amaxes of the own elements, one max-reduction for all parameters, of tensors, lines and the blocks on
+///    cuts, then each rank writes its own elements, to the nibble, the scales of tensors, lines, its own blocks and those on cuts, and
+///    others in the places of the scales that come.
+/// 2. [`FlatGather::gather`]: the elements and block scales of the other ranks, in one batched all-gather, straight to their
 ///    places. Of a byte that two ranks share each sends its half.
-/// 3. [`FlatGather::post_all_gather`]: transposes and other derived buffers, and data that are not in the order of
+/// 3. [`FlatGather::post_all_gather`]: transposes and other derived buffers, and data and scales that are not in the order of
 ///    the flattened matrix. It may come later, before the first use of those buffers: until then they are
 ///    those of the cast before.
 ///
@@ -48,7 +49,7 @@ impl<B: Backend> FlatWeights<B> {
         book: &ScaleBook<B>,
         params: &[FlatParam<B>],
     ) -> Result<Self, ShardError> {
-        let gather = FlatGather::new(backend, comm, params)?;
+        let gather = FlatGather::new(backend, comm, book, params)?;
         let items: Vec<CastItem<B>> = params.iter().map(|p| p.item.clone()).collect();
         let cast = or_abort(&**comm, CastPlan::new(backend, book, &items))?;
         Ok(Self {

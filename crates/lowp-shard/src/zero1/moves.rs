@@ -66,6 +66,29 @@ impl<B: Backend> Moves<B> {
         Ok(())
     }
 
+    /// Adds `scales`, a whole buffer of which the ranks hold entries of `bytes` bytes: those of `blocks`, in rank order. All ranks have
+    /// the others.
+    pub(super) fn add_blocks(
+        &mut self,
+        scales: &B::Buffer<u8>,
+        blocks: &[Range<usize>],
+        bytes: usize,
+    ) -> Result<(), ShardError> {
+        let ranges = blocks
+            .iter()
+            .map(|blocks| bytes * blocks.start..bytes * blocks.end);
+        let ranges: Vec<Range<usize>> = ranges.collect();
+        if ranges.iter().any(|range| !range.is_empty()) {
+            let own = ranges[self.rank].clone();
+            self.moves.push(Move {
+                source: self.backend.view::<u8>(scales, own)?,
+                dest: scales.clone(),
+                ranges,
+            });
+        }
+        Ok(())
+    }
+
     /// The half bytes of every rank. A transpose of two nibbles takes a byte apart or joins it: a byte of
     /// two entries becomes two bytes of one, each in the low half.
     fn add_halves(&mut self, data: &B::Buffer<u8>, pieces: &[Halves]) -> Result<(), ShardError> {

@@ -1,7 +1,9 @@
 //! [`FlatParam`]: one full weight and this rank's slice of its masters, laid out as casts, moves and
 //! transposes.
 
-use lowp_format::{Axis, Code, FormatError, GatherPlan, Part, QuantizedTensor, Recipe, RowCuts};
+use lowp_format::{
+    Axis, BufferSpec, Code, FormatError, GatherPlan, Part, QuantizedTensor, Recipe, RowCuts,
+};
 use lowp_kernels::{Backend, KernelError, Source, Target, TransposeJob, Work};
 
 use crate::cast_plan::check_flat;
@@ -15,7 +17,9 @@ pub struct FlatParam<B: Backend> {
     pub(super) shard: FlatShard,
     /// Whole data buffers in the order of the flattened matrix: what is cast into and gathered.
     pub(super) data: Vec<(Code, B::Buffer<u8>)>,
-    /// Brings data into an order of their own.
+    /// Whole buffers of block scales in the order of blocks, with what they are: of the blocks that a rank has whole, it alone casts them.
+    pub(super) scales: Vec<(BufferSpec, B::Buffer<u8>)>,
+    /// Brings data and scales into an order of their own.
     pub(super) turned: Vec<TransposeJob<B>>,
     /// Makes buffers of others.
     pub(super) derived: Vec<TransposeJob<B>>,
@@ -72,7 +76,7 @@ impl<B: Backend> FlatParam<B> {
             let found = found.map(|(_, buffer)| buffer.clone());
             found.ok_or(FormatError::MissingBuffer { key, usage })
         };
-        let (mut targets, mut data) = (Vec::new(), Vec::new());
+        let (mut targets, mut data, mut scales) = (Vec::new(), Vec::new(), Vec::new());
         let (mut turned, mut derived) = (Vec::new(), Vec::new());
         for step in memory_steps(&plan) {
             let mut make = |name: PoolBuffer| -> Result<B::Buffer<u8>, KernelError> {
@@ -84,10 +88,11 @@ impl<B: Backend> FlatParam<B> {
                 Ok(buffer)
             };
             match step {
-                MemoryStep::Fetch { spec, to, .. } if spec.key.part == Part::Data => {
+                MemoryStep::Fetch { spec, to, .. } if !spec.key.part.is_outer() => {
                     let (mut spec, mut flat) = (*spec, make(to)?);
                     if spec.axes[0] == Axis::Cols {
-                        spec.axes = [Axis::Rows, Axis::Cols];
+                        spec.axes.reverse();
+                        spec.tile.reverse();
                         let to = flat;
                         flat = stage(spec.bytes(shape))?;
                         if shape.elements() > 0 {
@@ -99,9 +104,14 @@ impl<B: Backend> FlatParam<B> {
                             });
                         }
                     }
-                    let own = shard.stored_as(spec.code).bytes();
-                    targets.push(Target::new(spec, backend.view::<u8>(&flat, own)?));
-                    data.push((spec.code, flat));
+                    if spec.key.part == Part::Data {
+                        let own = shard.stored_as(spec.code).bytes();
+                        targets.push(Target::new(spec, backend.view::<u8>(&flat, own)?));
+                        data.push((spec.code, flat));
+                    } else {
+                        targets.push(Target::new(spec, flat.clone()));
+                        scales.push((spec, flat));
+                    }
                 }
                 MemoryStep::Fetch { spec, to, .. } => targets.push(Target::new(*spec, make(to)?)),
                 MemoryStep::Replicated(spec) => {
@@ -134,6 +144,7 @@ impl<B: Backend> FlatParam<B> {
             item: CastItem::flat(&recipe, shape, (start, len), master, targets, book),
             shard,
             data,
+            scales,
             turned,
             derived,
             text: format!("{} {shape} {usage} {recipe:?}", recipe.name()),
