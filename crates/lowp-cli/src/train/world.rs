@@ -32,8 +32,8 @@ impl World {
     /// The world that the launcher of this process made, joined; or none, where there was none.
     pub(crate) fn find(seconds: u64) -> Result<Self> {
         let limit = Duration::from_secs(seconds);
-        let launch = Launch::from_env(limit, "")
-            .map_err(|error| UsageError::new(error.to_string()))?;
+        let launch =
+            Launch::from_env(limit, "").map_err(|error| UsageError::new(error.to_string()))?;
         if let Some(launch) = launch.as_ref().filter(|launch| launch.world > MAX_RANKS) {
             return Err(input_error(format!(
                 "{} ranks were started; lowp train takes at most {MAX_RANKS}",

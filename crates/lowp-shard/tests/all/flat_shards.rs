@@ -253,3 +253,31 @@ fn odd_splits_merge_to_the_full_quantize() {
         cast_and_gather(recipe, shape, cut, true);
     }
 }
+
+proptest! {
+    /// Blocks by their definition: all elements are owned.
+    #[test]
+    fn whole_blocks_have_no_element_of_another_rank(
+        rows in 1usize..20, cols in 1usize..20,
+        block in prop::sample::select(vec![[1, 4], [4, 1], [3, 3], [1, 32], [32, 1], [16, 16]]),
+        cuts: (f64, f64),
+    ) {
+        let shape = Shape::new(rows, cols);
+        let cut = |at: f64| (at.abs().fract() * (shape.elements() + 1) as f64) as usize;
+        let (a, b) = (cut(cuts.0), cut(cuts.1));
+        let own = a.min(b)..a.max(b);
+        let shard = FlatShard::new(shape, Code::E4M3, own.clone()).unwrap();
+        let across = cols.div_ceil(block[1]);
+        let is_whole = |number: usize| {
+            let [first, left] = [number / across * block[0], number % across * block[1]];
+            let rows = first..rows.min(first + block[0]);
+            let mut elements = rows.flat_map(|row| {
+                (left..cols.min(left + block[1])).map(move |col| row * cols + col)
+            });
+            elements.all(|element| own.contains(&element))
+        };
+        let blocks = rows.div_ceil(block[0]) * across;
+        let whole: Vec<usize> = (0..blocks).filter(|&number| is_whole(number)).collect();
+        prop_assert_eq!(shard.whole_blocks(block).collect::<Vec<_>>(), whole);
+    }
+}

@@ -269,7 +269,7 @@ fn only_amaxes_of_blocks_on_cuts_are_agreed() {
                 ends: ends.collect(),
                 seed: 3,
             };
-            let agreed = ranks(4, |rank, comm| {
+            let sent = ranks(4, |rank, comm| {
                 let tensor = case.tensor();
                 let mut book = ScaleBookBuilder::default();
                 let param = case.param(&tensor, rank, &mut book)?;
@@ -278,12 +278,16 @@ fn only_amaxes_of_blocks_on_cuts_are_agreed() {
                 let flat = FlatWeights::new(&Cpu, &comm, &book, &[param])?;
                 let before = comm.traffic();
                 flat.calibrate(&book)?;
-                let agreed = comm.traffic().since(before).all_reduce_bytes;
+                let agreed = comm.traffic().since(before).all_reduce_bytes as usize;
                 flat.after_cast().run()?;
                 same(&tensor, &case.whole(), &case);
-                Ok(agreed as usize)
+                assert_eq!(agreed, whole + 4 * on_cuts, "{recipe:?} {shift}");
+                Ok(flat.after_cast().sent_bytes())
             });
-            assert_eq!(agreed, [whole + 4 * on_cuts; 4], "{recipe:?} {shift}");
+            // Codes of both orientations, and a byte for each block.
+            let codes = 2 * shape.elements() * if whole == 0 { 2 } else { 1 } / 2;
+            let sent: usize = sent.iter().sum();
+            assert_eq!(sent, codes + blocks - on_cuts, "{recipe:?} {shift}");
         }
     }
 }

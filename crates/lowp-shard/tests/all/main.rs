@@ -5,6 +5,7 @@ mod audits;
 mod batches;
 mod buckets;
 mod common;
+mod counted;
 mod cuda_handles;
 mod first_use;
 mod flat_places;
