@@ -21,7 +21,7 @@ pub(crate) const EVALUATIONS: &str = "evaluations";
 pub(crate) const LOSSES: &str = "train.losses";
 
 /// The fields of [`Config`] that must be the same for a run to resume, after those of the model.
-const OF_THE_RUN: [&str; 16] = [
+const OF_THE_RUN: [&str; 17] = [
     "accumulate",
     "reduce_every_micro_batch",
     "grad_wire",

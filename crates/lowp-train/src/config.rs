@@ -213,6 +213,11 @@ impl<M> Config<M> {
         }
     }
 
+    /// Whether each rank keeps its full gradients from micro-batch to micro-batch.
+    pub fn keeps_gradients(&self) -> bool {
+        self.accumulate > 1 && !self.reduce_every_micro_batch
+    }
+
     /// What becomes of the gradients of micro-batch `micro` of a step.
     pub(crate) fn reduction(&self, micro: usize) -> Reduction {
         if micro + 1 == self.accumulate {

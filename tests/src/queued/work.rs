@@ -3,7 +3,7 @@
 use lowp_kernels::{
     AdamwAmax, AdamwJob, AmaxJob, ConvertJob, Cpu, DecodeJob, EncodeJob, FlatBlocks, FlatEncodeJob,
     HistoryJob, InterleaveJob, Moments, RepackJob, Slot, Source, StepScalarsJob, SumJob,
-    SumSquaresJob, Target, TensorInput, TransposeJob, Work,
+    SumPartsJob, SumSquaresJob, Target, TensorInput, TransposeJob, Work,
 };
 
 use super::Queued;
@@ -45,6 +45,13 @@ pub(super) fn on_cpu(work: Work<Queued>) -> Work<Cpu> {
         Work::Sum(jobs) => Work::Sum(all(jobs, |job| SumJob {
             from: source(job.from),
             into: source(job.into),
+        })),
+        Work::SumParts(jobs) => Work::SumParts(all(jobs, |job| SumPartsJob {
+            parts: source(job.parts),
+            count: job.count,
+            own: job.own.map(|(number, own)| (number, source(own))),
+            into: job.into,
+            accumulate: job.accumulate,
         })),
         Work::Convert(jobs) => Work::Convert(all(jobs, |job| ConvertJob {
             from: source(job.from),

@@ -59,6 +59,13 @@ impl Needed {
         }
     }
 
+    /// With full gradients that each of `ranks` keeps from micro-batch to micro-batch.
+    #[must_use]
+    pub fn keeping_gradients(mut self, model: GptConfig, ranks: usize) -> Self {
+        self.parameters += model.parameters() as u128 * F32 * ranks as u128;
+        self
+    }
+
     fn total(&self) -> u128 {
         self.parameters + self.attention + self.activations
     }

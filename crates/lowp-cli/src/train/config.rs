@@ -101,7 +101,12 @@ impl Setup {
         config.check().map_err(UsageError::from)?;
         if let (Some(machine), Device::Cpu) = (machine(), args.device) {
             let at_once = args.batch.div_ceil(args.sharded.accumulate);
+            let keeping = match config.keeps_gradients() {
+                true => mesh.world(),
+                false => 0,
+            };
             Needed::new(model, at_once, mesh.replicate, args.sharded.recompute)
+                .keeping_gradients(model, keeping)
                 .check(machine)
                 .map_err(UsageError::from)?;
         }

@@ -19,8 +19,8 @@ use lowp_format::{AnyRecipe, BufferKey, Phase, Philox, Recipe, ReshardAfterForwa
 use lowp_kernels::{Backend, Cpu, FloatDtype, Source};
 use lowp_optim::{AdamWBuilder, Group, OptimError, ParamSpec, StepOptions};
 use lowp_shard::{
-    GatherGroup, GatherPool, GradBucketOptions, GradBuckets, GradParam, Reshard, ShardError,
-    ShardSpec, ShardedTensor,
+    GatherGroup, GatherPool, GradBucketOptions, GradBuckets, GradParam, Reduction, Reshard,
+    ShardError, ShardSpec, ShardedTensor,
 };
 
 #[cfg(feature = "cuda")]
@@ -118,6 +118,15 @@ fn part(step: u64, number: usize, shape: Shape, [rank, world]: [usize; 2]) -> Ve
     part
 }
 
+/// What micro-batch `micro` of two has of a gradient: both add up to it, exactly.
+fn micro_batch(mut gradient: Vec<f32>, micro: usize) -> Vec<f32> {
+    for (i, x) in gradient.iter_mut().enumerate() {
+        let second = (i % 3) as f32 / 16.0;
+        *x = if micro == 0 { *x - second } else { second };
+    }
+    gradient
+}
+
 fn run<B: Backend>(
     backend: &B,
     world: &Arc<dyn Communicator<B>>,
@@ -169,10 +178,20 @@ fn run<B: Backend>(
             weights.unshard(phase)?;
             weights.reshard();
         }
-        for (number, &shape) in shapes.iter().enumerate().rev() {
-            let grad = part(step, number, shape, [world.rank(), world.world_size()]);
-            buckets.grad(number)?.write(backend, 0, &grad)?;
-            buckets.push(number)?;
+        let first = match step % 2 {
+            0 => Reduction::Scatter,
+            _ => Reduction::Keep,
+        };
+        for (micro, reduction) in [first, Reduction::Finish].into_iter().enumerate() {
+            buckets.begin(reduction)?;
+            for (number, &shape) in shapes.iter().enumerate().rev() {
+                let grad = part(step, number, shape, [world.rank(), world.world_size()]);
+                buckets
+                    .grad(number)?
+                    .write(backend, 0, &micro_batch(grad, micro))?;
+                buckets.push(number)?;
+            }
+            buckets.flush()?;
         }
         buckets.finish()?;
         ids.iter().for_each(|&id| adamw.mark_ready(id));
