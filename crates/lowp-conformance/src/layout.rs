@@ -6,7 +6,7 @@ use proptest::prelude::*;
 
 use super::*;
 use lowp_kernels::reference::in_form;
-use lowp_kernels::{InterleaveJob, RepackJob, TransposeJob};
+use lowp_kernels::{InterleaveJob, PieceRows, RepackJob, TransposeJob};
 
 fn bytes(count: usize, seed: u64) -> Vec<u8> {
     let random = Philox::new(seed, 0);
@@ -92,21 +92,33 @@ pub fn forms_lead_back_to_compact<B: Backend>(rig: &Rig<B>) {
 pub fn interleaving_concatenates_rows<B: Backend>(rig: &Rig<B>) {
     let config = cases_of(64);
     proptest!(config, |(
-        outer in 0usize..50, widths in prop::collection::vec(0usize..40, 0..5), seed: u64,
+        outer in 0usize..50, widths in prop::collection::vec(0usize..40, 0..5), gap in 0usize..20, seed: u64,
     )| {
         let total: usize = widths.iter().sum();
-        let from = bytes(outer * total, seed);
+        // Pieces lie one after another, in reverse order with bytes between their rows, or are the same rows.
+        let mut pieces = PieceRows::dense(outer, widths.iter().copied());
+        match seed % 3 {
+            0 => {}
+            1 => {
+                let mut start = 0;
+                for piece in pieces.iter_mut().rev() {
+                    (piece.start, piece.pitch) = (start, piece.width + gap);
+                    start += outer * piece.pitch;
+                }
+            }
+            _ => pieces.iter_mut().for_each(|piece| piece.start = gap),
+        }
+        let len = outer * (total + widths.len() * gap) + gap;
+        let from = bytes(len, seed);
         let to = rig.buffer(&vec![0u8; outer * total]);
         let mut expected: Vec<u8> = Vec::new();
         for row in 0..outer {
-            let mut piece = 0;
-            for &width in &widths {
-                expected.extend(&from[piece + row * width..][..width]);
-                piece += outer * width;
+            for piece in &pieces {
+                expected.extend(&from[piece.start + row * piece.pitch..][..piece.width]);
             }
         }
         let from = rig.buffer(&from);
-        rig.run(Work::Interleave(vec![InterleaveJob { outer, widths, from, to: to.clone() }]));
+        rig.run(Work::Interleave(vec![InterleaveJob { outer, pieces, from, to: to.clone() }]));
         prop_assert_eq!(rig.content::<u8>(&to), expected);
     });
 }

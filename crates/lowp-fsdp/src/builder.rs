@@ -155,7 +155,7 @@ impl<B: Backend> Builder<'_, B> {
             Sharding::Fsdp => Reshard::new(options.reshard_after_forward, &mesh.shard)?,
             Sharding::Zero1 => Reshard::No,
         };
-        let mut weights = Vec::new();
+        let (mut ids, mut weights, mut shards) = (Vec::new(), Vec::new(), Vec::new());
         let mut plans = Vec::new();
         for (number, spec) in linears.iter().enumerate() {
             let (recipe, shape) = (recipe(spec), Shape::new(spec.rows, spec.cols));
@@ -176,22 +176,21 @@ impl<B: Backend> Builder<'_, B> {
                 source: Box::new(source),
             };
             adamw.scales().group(spec.amax_group);
-            let (id, weight) = match options.sharding {
+            match options.sharding {
                 Sharding::Fsdp => {
                     let made = self.param(recipe, shape, &mut adamw, |s| init(s.elements()));
                     let (tensor, id) = made.map_err(failed)?;
-                    let reshard = &reshard;
-                    let weight = ShardedWeight::new(backend, mesh, &memory, tensor, reshard)?;
-                    (id, weight)
+                    shards.push(tensor);
+                    ids.push(id);
                 }
                 Sharding::Zero1 => {
                     let made = self.flat_param(recipe, shape, &mut adamw, init);
                     let ((tensor, ranges), id) = made.map_err(failed)?;
                     let weight = ShardedWeight::whole(backend, mesh, &memory, tensor, ranges);
-                    (id, weight)
+                    weights.push(weight);
+                    ids.push(id);
                 }
-            };
-            weights.push((id, Arc::new(weight)));
+            }
             plans.push(OperandPlan::new(
                 &recipe,
                 adamw.scales(),
@@ -200,6 +199,18 @@ impl<B: Backend> Builder<'_, B> {
             ));
         }
         adamw.scales().group(None);
+        // Weights of a block are gathered together.
+        let mut shards = shards.into_iter();
+        for block in linears.chunk_by(|a, b| a.block == b.block) {
+            let tensors: Vec<_> = shards.by_ref().take(block.len()).collect();
+            if !tensors.is_empty() {
+                weights.extend(ShardedWeight::block(
+                    backend, mesh, &memory, tensors, &reshard,
+                )?);
+            }
+        }
+        let weights = ids.into_iter().zip(weights.into_iter().map(Arc::new));
+        let weights: Vec<_> = weights.collect();
         let mut var_ids = Vec::new();
         let mut shards = Vec::new();
         for (number, spec) in (linears.len()..).zip(vars) {

@@ -17,6 +17,7 @@
 //! ```
 
 mod bandwidth;
+mod block;
 mod config;
 mod links;
 mod memory;
@@ -107,7 +108,8 @@ impl Costs {
             resident: all(|cost| &cost.stored),
             masters: 4 * all(|cost| &cost.elements),
             scales: weights.sum(|cost| u128::from(cost.scales[memory.rank])),
-            var_gather_bytes: vars.sum(|cost| u128::from(cost.stored[memory.rank] + cost.gathered)),
+            var_gather_bytes: vars.sum(|cost| u128::from(cost.stored[memory.rank]))
+                + memory::gathered(&vars, &of_vars),
             staging: memory::staging(model, config),
             memory,
             step,

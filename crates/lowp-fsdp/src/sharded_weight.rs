@@ -12,14 +12,14 @@ use lowp_format::{Phase, QuantizedTensor, Recipe, RowCuts, Shape, SourceRounding
 use lowp_kernels::{Backend, DecodeJob, KernelError, Source, StepScalars, Work};
 use lowp_shard::{
     Divergence, GatherAccount, GatherGroup, GatherWatch, Reshard, Scratches, ShardError,
-    ShardedTensor, audit_in_group,
+    ShardSpec, ShardedTensor, audit_in_group,
 };
 use serde_json::Value;
 
 use crate::code_counts::{self, CodeCounts};
 use crate::error::ModelError;
 use crate::gradients::Gradients;
-use crate::held::Held;
+use crate::held::{Held, Locked, WeightBlock};
 use crate::memory::LayerMemory;
 use crate::weight_pieces::{restore_weight, weight_pieces};
 
@@ -62,29 +62,30 @@ struct State<B: Backend, R: Recipe> {
 }
 
 impl<B: Backend, R: Recipe> ShardedWeight<B, R> {
-    /// The weight whose shard is `tensor`; gathered and decoded in `memory`.
+    /// The weights of a block whose shards are `tensors`: gathered together, and decoded in `memory`. Each is used once in a phase.
     ///
     /// # Errors
     /// Ranks that planned different gathers, or no room.
-    pub fn new(
+    pub fn block(
         backend: &B,
         mesh: &MeshComm<B>,
         memory: &Arc<LayerMemory<B>>,
-        tensor: ShardedTensor<B, R>,
+        tensors: Vec<ShardedTensor<B, R>>,
         reshard: &Reshard<B>,
-    ) -> Result<Self, ShardError> {
-        let (recipe, shape) = (tensor.recipe(), tensor.spec().full());
-        let ranges = tensor.spec().all_elements();
+    ) -> Result<Vec<Self>, ShardError> {
+        let specs: Vec<_> = tensors
+            .iter()
+            .map(|tensor| (tensor.recipe(), tensor.spec().clone()))
+            .collect();
         let comm = mesh.shard.clone();
-        let (pool, params) = (memory.pool(), vec![tensor]);
-        let group = GatherGroup::new(backend, comm, pool, params, reshard.clone())?;
-        let held = Held::Rows(Box::new(group));
-        Ok(Self::of(
-            (backend, mesh, memory),
-            (recipe, shape),
-            held,
-            ranges,
-        ))
+        let group = GatherGroup::new(backend, comm, memory.pool(), tensors, reshard.clone())?;
+        let block = WeightBlock::new(group);
+        let weight = |(param, (recipe, spec)): (usize, (R, ShardSpec))| {
+            let held = Held::Rows(Arc::clone(&block), param);
+            let (shape, ranges) = (spec.full(), spec.all_elements());
+            Self::of((backend, mesh, memory), (recipe, shape), held, ranges)
+        };
+        Ok(specs.into_iter().enumerate().map(weight).collect())
     }
 
     /// The weight that every rank has whole in `tensor`, decoded in `memory`; its gradient is reduced and scattered
@@ -157,13 +158,13 @@ impl<B: Backend, R: Recipe> ShardedWeight<B, R> {
         &self.ranges
     }
 
-    /// Frees the gathered weight whatever the policy: after an evaluation, and after every
+    /// Frees the gathered weights of the block whatever the policy: after an evaluation, and after every
     /// optimizer step.
     ///
     /// # Errors
     /// A thread failed while it used the weight.
     pub fn release(&self) -> Result<(), ModelError> {
-        self.lock()?.held.release();
+        self.lock()?.held.lock()?.release();
         Ok(())
     }
 
@@ -201,13 +202,15 @@ impl<B: Backend, R: Recipe> ShardedWeight<B, R> {
         first: bool,
     ) -> Result<Vec<Piece<Late>>, ShardError> {
         let state = self.locked()?;
-        match &state.held {
-            Held::Rows(group) => {
-                let shard = &group.params()[0];
+        let held = state.held.lock()?;
+        match held.rows() {
+            Some((group, param)) => {
+                let shard = &group.params()[param];
                 let rows = (self.shape, shard.spec().rows(), false);
                 weight_pieces(stream, name, shard.local(), rows, first)
             }
-            Held::Whole(tensor) => {
+            None => {
+                let tensor = held.tensor()?;
                 let (shard, quantum) = (&self.mesh.shard, self.recipe.row_quantum(Usage::BOTH));
                 let cuts = RowCuts::new(self.shape.rows, shard.world_size(), quantum)?;
                 let rows = (self.shape, cuts.range(shard.rank()), true);
@@ -220,15 +223,17 @@ impl<B: Backend, R: Recipe> ShardedWeight<B, R> {
     pub(crate) fn restore(&self, name: &str, checkpoint: &Checkpoint) -> Result<(), ModelError> {
         let state = self.locked()?;
         let (backend, full) = (&self.backend, self.shape);
-        match &state.held {
-            Held::Rows(group) => {
-                let shard = &group.params()[0];
+        let held = state.held.lock()?;
+        match held.rows() {
+            Some((group, param)) => {
+                let shard = &group.params()[param];
                 shard.begin_write();
                 let rows = shard.spec().rows();
                 restore_weight(backend, name, shard.local(), (full, rows), checkpoint)
             }
-            Held::Whole(tensor) => {
-                restore_weight(backend, name, tensor, (full, 0..full.rows), checkpoint)
+            None => {
+                let rows = (full, 0..full.rows);
+                restore_weight(backend, name, held.tensor()?, rows, checkpoint)
             }
         }
     }
@@ -247,19 +252,23 @@ impl<B: Backend, R: Recipe> ShardedWeight<B, R> {
     /// A thread failed while it used the weight, or the device did.
     pub fn count_codes(&self) -> Result<CodeCounts, ModelError> {
         let state = self.lock()?;
-        let counts = match &state.held {
-            Held::Rows(group) => code_counts::count(&self.backend, group.params()[0].local()),
-            Held::Whole(tensor) => code_counts::count(&self.backend, tensor),
+        let held = state.held.lock()?;
+        let counts = match held.rows() {
+            Some((group, param)) => {
+                code_counts::count(&self.backend, group.params()[param].local())
+            }
+            None => code_counts::count(&self.backend, held.tensor()?),
         };
         Ok(counts?)
     }
 
-    /// What was sent and what is held.
+    /// What was sent and what is held. What a block counts, and what it sends beside the pieces of its weights, is in the account of its
+    /// first weight.
     ///
     /// # Errors
     /// A thread failed while it used the weight.
     pub fn account(&self) -> Result<GatherAccount, ModelError> {
-        Ok(self.lock()?.held.account())
+        Ok(self.lock()?.held.lock()?.account())
     }
 
     /// Gathers the weight for each phase and compares it with a full cast of `master`, the f32
@@ -272,10 +281,11 @@ impl<B: Backend, R: Recipe> ShardedWeight<B, R> {
         master: &B::Buffer<f32>,
         amax: Option<f32>,
     ) -> Result<Vec<(Phase, Divergence)>, ShardError> {
-        let mut state = self.locked()?;
-        let found = state.audit(&self.backend, master, amax);
+        let state = self.locked()?;
+        let mut held = state.held.lock()?;
+        let found = audit(&mut held, &self.backend, master, amax);
         // Also after an error: what this rank alone holds, it would not gather with the others.
-        state.held.release();
+        held.release();
         or_abort(&*self.mesh.world, found)
     }
 
@@ -285,32 +295,33 @@ impl<B: Backend, R: Recipe> ShardedWeight<B, R> {
     }
 }
 
-impl<B: Backend, R: Recipe> State<B, R> {
-    /// Gathers the weight for each phase and compares it with a full cast of `master`.
-    fn audit(
-        &mut self,
-        backend: &B,
-        master: &B::Buffer<f32>,
-        amax: Option<f32>,
-    ) -> Result<Vec<(Phase, Divergence)>, ShardError> {
-        let mut found = Vec::new();
-        for phase in Phase::ALL {
-            self.held.unshard(phase)?;
-            let (tensor, orientation) = (self.held.tensor()?, phase.orientation());
-            let divergence = audit_in_group(backend, tensor, orientation, master, amax)?;
-            found.extend(divergence.map(|d| (phase, d)));
-        }
-        Ok(found)
+/// Gathers the weight for each phase and compares it with a full cast of `master`.
+fn audit<B: Backend, R: Recipe>(
+    held: &mut Locked<'_, B, R>,
+    backend: &B,
+    master: &B::Buffer<f32>,
+    amax: Option<f32>,
+) -> Result<Vec<(Phase, Divergence)>, ShardError> {
+    let mut found = Vec::new();
+    for phase in Phase::ALL {
+        held.unshard(phase)?;
+        let (tensor, orientation) = (held.tensor()?, phase.orientation());
+        let divergence = audit_in_group(backend, tensor, orientation, master, amax)?;
+        found.extend(divergence.map(|d| (phase, d)));
     }
+    Ok(found)
+}
 
+impl<B: Backend, R: Recipe> State<B, R> {
     /// Gathers the weight and decodes it into `values`.
     fn gather(&mut self, backend: &B, phase: Phase, values: &mut [f32]) -> Result<(), ShardError> {
         let scratch = self.scratches.lend()?;
         let begun = Instant::now();
-        self.held.unshard(phase)?;
+        let mut held = self.held.lock()?;
+        held.unshard(phase)?;
         self.gathering += begun.elapsed();
         let key = DecodeKey {
-            set: self.held.set(),
+            set: held.set(),
             phase,
             scratch: scratch.id(),
         };
@@ -319,7 +330,7 @@ impl<B: Backend, R: Recipe> State<B, R> {
             Some(index) => index,
             None => {
                 let out = Source::F32(scratch.buffer().clone());
-                let job = DecodeJob::new(self.held.tensor()?, phase.orientation(), out)?;
+                let job = DecodeJob::new(held.tensor()?, phase.orientation(), out)?;
                 let plan = backend.plan(Work::Decode(vec![job]))?;
                 self.decodes.push((key, plan));
                 self.decodes.len() - 1
@@ -338,8 +349,8 @@ impl<B: Backend, R: Recipe> State<B, R> {
 }
 
 impl<B: Backend, R: Recipe> ShardedWeight<B, R> {
-    /// Gathers the weight for `phase`, lends its decoded values, row-major on the host, to `use_weight`, and ends the phase. Collective
-    /// over the shard group.
+    /// Gathers the weight's block for `phase`, unless it is there, lends the weight's decoded values, row-major on the host, to
+    /// `use_weight`, and ends the phase with the last weight of the block. Collective over the shard group.
     ///
     /// # Errors
     /// What `use_weight` reports, or a rank failed.
@@ -355,11 +366,15 @@ impl<B: Backend, R: Recipe> ShardedWeight<B, R> {
             let used = gathered
                 .map_err(|error| ModelError::from(error).into())
                 .and_then(|()| use_weight(values));
-            // What this rank alone holds after an error, it would not gather with the others.
-            match &used {
-                Ok(_) => state.held.reshard(),
-                Err(_) => state.held.release(),
-            }
+            let ended = state.held.lock().map(|mut held| match &used {
+                Ok(_) => held.end_use(),
+                // What this rank alone holds, it would not gather with the others.
+                Err(_) => held.release(),
+            });
+            let used = used.and_then(|value| {
+                ended.map_err(ModelError::from)?;
+                Ok(value)
+            });
             or_abort(&*self.mesh.world, used)
         })
     }
@@ -372,31 +387,26 @@ impl<B: Backend, R: Recipe> ShardedWeight<B, R> {
         or_abort(&*self.mesh.world, self.reduce(gradient))
     }
 
-    /// Has `watch` told of every gather of this weight; where the optimizer's step gathers all weights, of none.
+    /// Has `watch` told of every gather of the weight's block; where the optimizer's step gathers all weights, of none.
     ///
     /// # Errors
     /// A thread failed while it used the weight.
     pub fn watch_gathers(&self, watch: GatherWatch<B>) -> Result<(), ShardError> {
-        if let Some(group) = self.locked()?.held.rows() {
-            group.watch(watch);
-        }
+        self.locked()?.held.lock()?.watch(watch);
         Ok(())
     }
 
-    /// Starts the gather for `phase`, beside the work that the backend's stream has. Collective over the shard group.
+    /// Starts the gather of the weight's block for `phase`, beside the work that the backend's stream has. Collective over the shard group.
     ///
     /// # Errors
     /// A rank failed.
     pub fn prefetch(&self, phase: Phase) -> Result<(), ShardError> {
-        let mut state = self.locked()?;
-        state
-            .held
-            .rows()
-            .map_or(Ok(()), |group| group.prefetch(phase))
+        self.locked()?.held.lock()?.prefetch(phase)
     }
 
-    /// Gathers the weight for `phase`, lends it to `enqueue`, which gives the backend's stream what reads it, and ends the phase. The
-    /// number tells apart the memory that it may be in: work over it can be planned once for each. Collective over the shard group.
+    /// Gathers the weight's block for `phase`, unless it is there, lends the weight to `enqueue`, which gives the backend's stream what
+    /// reads it and uses no other weight of the block, and ends the phase with the last weight of the block. The number tells apart the
+    /// memory that it may be in: work over it can be planned once for each. Collective over the shard group.
     ///
     /// # Errors
     /// What `enqueue` reports, or a rank failed.
@@ -405,14 +415,15 @@ impl<B: Backend, R: Recipe> ShardedWeight<B, R> {
         phase: Phase,
         enqueue: impl FnOnce(&QuantizedTensor<B::Buffer<u8>, R>, Option<u64>) -> Result<T, E>,
     ) -> Result<T, E> {
-        let mut state = self.locked()?;
+        let state = &mut *self.locked()?;
+        let mut held = state.held.lock()?;
         let begun = Instant::now();
-        state.held.unshard(phase)?;
+        held.unshard(phase)?;
         state.gathering += begun.elapsed();
-        let used = enqueue(state.held.tensor()?, state.held.set());
+        let used = enqueue(held.tensor()?, held.set());
         match &used {
-            Ok(_) => state.held.reshard(),
-            Err(_) => state.held.release(),
+            Ok(_) => held.end_use(),
+            Err(_) => held.release(),
         }
         used
     }

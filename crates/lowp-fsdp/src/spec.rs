@@ -7,7 +7,8 @@ use lowp_shard::Init;
 pub struct LinearSpec {
     /// Its name in errors, for example `block2.fc`.
     pub name: String,
-    /// The transformer block that the layer belongs to, from 0.
+    /// The transformer block that the layer belongs to, from 0. Weights of layers of one block that follow each other are gathered
+    /// together: from the first use of one in a phase to the last, all are in memory.
     pub block: usize,
     /// Output features.
     pub rows: usize,

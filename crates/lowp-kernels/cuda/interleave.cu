@@ -1,4 +1,4 @@
-// Interleaves pieces that arrived one after another: each piece is a job, copied to its columns.
+// Interleaves pieces: each is a job, copied to its columns.
 #include <lowp/memory.cuh>
 #include <lowp/tile.cuh>
 
@@ -15,11 +15,13 @@ extern "C" __global__ void __launch_bounds__(THREADS)
   uint8_t* to = pointer<uint8_t>(job.to);
   if (job.vector) {
     for (uint64_t b = first + threadIdx.x * 16; b < end; b += THREADS * 16) {
-      store16(to + b / job.width * job.pitch + b % job.width, load16(from + b));
+      const uint64_t row = b / job.width, at = b % job.width;
+      store16(to + row * job.pitch + at, load16(from + row * job.from_pitch + at));
     }
   } else {
     for (uint64_t b = first + threadIdx.x; b < end; b += THREADS) {
-      to[b / job.width * job.pitch + b % job.width] = from[b];
+      const uint64_t row = b / job.width, at = b % job.width;
+      to[row * job.pitch + at] = from[row * job.from_pitch + at];
     }
   }
 }

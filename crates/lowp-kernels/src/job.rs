@@ -311,15 +311,49 @@ pub struct RepackJob<B: Backend> {
     pub to: B::Buffer<u8>,
 }
 
-/// Interleaves pieces that arrived one after another: piece `p` is `outer` rows of `widths[p]`
-/// bytes; row `i` of the result is the concatenation of row `i` of all pieces.
+/// Rows of bytes in a buffer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PieceRows {
+    /// The first byte of the first row.
+    pub start: usize,
+    /// Bytes of a row.
+    pub width: usize,
+    /// Bytes from one row to the next.
+    pub pitch: usize,
+}
+
+impl PieceRows {
+    /// Pieces of `outer` rows of these widths, one after another.
+    pub fn dense(outer: usize, widths: impl IntoIterator<Item = usize>) -> Vec<Self> {
+        let mut start = 0usize;
+        let piece = |width| {
+            let piece = Self {
+                start,
+                width,
+                pitch: width,
+            };
+            start = start.saturating_add(outer.saturating_mul(width));
+            piece
+        };
+        widths.into_iter().map(piece).collect()
+    }
+
+    /// Where `outer` rows end; none where there is no byte.
+    pub(crate) fn end(&self, outer: usize) -> Option<usize> {
+        let before = outer.checked_sub(1).filter(|_| self.width > 0)?;
+        let last = before.saturating_mul(self.pitch);
+        Some(self.start.saturating_add(last).saturating_add(self.width))
+    }
+}
+
+/// Interleaves pieces: row `i` of the result is the concatenation of row `i` of all pieces.
 #[derive(Clone, Debug)]
 pub struct InterleaveJob<B: Backend> {
     /// Rows of every piece.
     pub outer: usize,
-    /// Bytes per row of each piece, in order.
-    pub widths: Vec<usize>,
-    /// The pieces.
+    /// Where each piece lies, in order.
+    pub pieces: Vec<PieceRows>,
+    /// What the pieces lie in.
     pub from: B::Buffer<u8>,
     /// The result.
     pub to: B::Buffer<u8>,

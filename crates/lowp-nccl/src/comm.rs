@@ -6,8 +6,8 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use lowp_comm::{
-    Collective, CommError, Communicator, Control, Counters, GatherItem, GradWire, LARGE_PIECE,
-    ReduceItem, Traffic, or_abort, threads,
+    Collective, CommError, Communicator, Control, Counters, GatherItem, GradWire, ReduceItem, Traffic,
+    even, is_large, or_abort, threads,
 };
 use lowp_kernels::{Backend, Cuda, CudaBuffer, CudaEvent, KernelError, Source};
 
@@ -237,8 +237,7 @@ impl NcclComm {
         if self.raw.is_none() {
             return items.iter().try_for_each(|item| self.copy(item));
         }
-        let large =
-            |item: &&GatherItem<'_, Cuda>| item.ranges.iter().any(|r| r.len() >= LARGE_PIECE);
+        let large = |item: &&GatherItem<'_, Cuda>| is_large(item.ranges);
         let (large, small): (Vec<_>, Vec<_>) = items.iter().partition(large);
         for items in [large, small] {
             if !items.is_empty() {
@@ -400,19 +399,6 @@ fn by_nccl<'a>(items: &[ReduceItem<'a, Cuda>], wire: GradWire) -> Option<Vec<&'a
         _ => None,
     };
     items.iter().map(of_item).collect()
-}
-
-/// Where all pieces lie, if they have one length and follow each other.
-fn even(ranges: &[Range<usize>]) -> Option<Range<usize>> {
-    let [first, .., last] = ranges else {
-        return ranges.first().cloned();
-    };
-    let follows =
-        |pair: &[Range<usize>]| pair[1].start == pair[0].end && pair[1].len() == first.len();
-    ranges
-        .windows(2)
-        .all(follows)
-        .then_some(first.start..last.end)
 }
 
 /// Has NCCL `join` a group on a thread, which waits for all ranks, and gives up when one of them fails.

@@ -69,8 +69,9 @@ pub use fsdp2::{
     FullTensor, GatherHooks, GatherTag, HookInput, HookOutput, HookSource, SendBuffers,
 };
 pub use gather::{
-    GatherAccount, GatherGroup, GatherPoint, GatherPool, GatherWatch, MemoryStep, ParamAccount,
-    PoolBuffer, Reshard, Scratch, Scratches, batches, is_interleaved, memory_steps, pool_buffers,
+    Exchange, GatherAccount, GatherGroup, GatherPoint, GatherPool, GatherWatch, MemoryStep,
+    Padding, ParamAccount, PoolBuffer, Reshard, Scratch, Scratches, is_interleaved, memory_steps,
+    pool_buffers,
 };
 pub use grad_buckets::{
     GradBucketOptions, GradBuckets, GradParam, Reduced, Reduction, grad_bucket_ranges, grad_slabs,

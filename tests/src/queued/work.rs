@@ -33,7 +33,7 @@ pub(super) fn on_cpu(work: Work<Queued>) -> Work<Cpu> {
         })),
         Work::Interleave(jobs) => Work::Interleave(all(jobs, |job| InterleaveJob {
             outer: job.outer,
-            widths: job.widths,
+            pieces: job.pieces,
             from: job.from,
             to: job.to,
         })),

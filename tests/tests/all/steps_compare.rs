@@ -27,15 +27,15 @@ fn part(gathers: [usize; 2], grads: [usize; 2]) -> GradContribution {
         group: Group::default(),
         vars: VarPlace::Backend,
     };
-    let layer = |name: &str| LinearSpec {
+    let layer = |(block, name): (usize, &str)| LinearSpec {
         name: name.to_owned(),
-        block: 0,
+        block,
         rows: SIDE,
         cols: SIDE,
         init: Init::Normal(0.1),
         amax_group: None,
     };
-    let layers = ["a", "b"].map(layer);
+    let layers = [(0, "a"), (1, "b")].map(layer);
     let recipe = |_: &LinearSpec| AnyRecipe::low_precision()[0];
     let step = |_, comm| -> Result<GradContribution, ModelError> {
         let spy = Spy::new(comm);

@@ -146,18 +146,14 @@ fn gathered(recipe: AnyRecipe, shape: Shape, world: usize, reshard: bool) -> usi
 fn transient(recipe: AnyRecipe, blocks: usize, world: usize, reshard: bool) -> usize {
     let linears = linears(blocks);
     let shapes = linears.iter().map(|l| Shape::new(l.rows, l.cols));
-    // Layers of one shape use one set of buffers in turn, or each keeps its own until backward.
-    let sets: Vec<Shape> = if reshard {
-        let distinct: BTreeSet<_> = shapes.clone().map(|s| (s.rows, s.cols)).collect();
-        distinct.iter().map(|&(r, c)| Shape::new(r, c)).collect()
-    } else {
-        shapes.clone().collect()
-    };
-    let sets = sets.iter().map(|&s| gathered(recipe, s, world, reshard));
+    // Blocks use one set of buffers in turn, or each keeps its own until backward.
+    let sets = if reshard { 1 } else { blocks };
+    let of_block = shapes.clone().take(linears.len() / blocks);
+    let of_block: usize = of_block.map(|s| gathered(recipe, s, world, reshard)).sum();
     let lengths: BTreeSet<usize> = shapes.map(Shape::elements).collect();
     let decoded: usize = lengths.iter().sum();
     let host = lengths.last().copied().unwrap_or(0);
-    sets.sum::<usize>() + 4 * (decoded + host) + gradients(blocks, world)
+    sets * of_block + 4 * (decoded + host) + gradients(blocks, world)
 }
 
 /// Memory for full gradients: one of each length, or two where sums need not be waited for.

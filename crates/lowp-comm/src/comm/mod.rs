@@ -23,6 +23,25 @@ pub use traffic::{Counters, Traffic};
 /// both would take up to 1.3 times as long.
 pub const LARGE_PIECE: usize = 1 << 20;
 
+/// Whether the ranks' pieces of a buffer are exchanged with large ones.
+pub fn is_large(ranges: &[Range<usize>]) -> bool {
+    ranges.iter().any(|range| range.len() >= LARGE_PIECE)
+}
+
+/// Where the ranks' pieces lie, if they have one length and follow each other: NCCL gathers them in one operation, others in one for each
+/// rank.
+pub fn even(ranges: &[Range<usize>]) -> Option<Range<usize>> {
+    let [first, .., last] = ranges else {
+        return ranges.first().cloned();
+    };
+    let follows =
+        |pair: &[Range<usize>]| pair[1].start == pair[0].end && pair[1].len() == first.len();
+    ranges
+        .windows(2)
+        .all(follows)
+        .then_some(first.start..last.end)
+}
+
 /// One buffer of a batched all-gather.
 #[derive(Clone, Copy, Debug)]
 pub struct GatherItem<'a, B: Backend> {

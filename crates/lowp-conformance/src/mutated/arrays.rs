@@ -6,7 +6,7 @@ use lowp_format::{Form, Orientation, ScaleLayout};
 use super::vectors::ElementsOrZero;
 use super::*;
 use lowp_kernels::reference::in_form;
-use lowp_kernels::{InterleaveJob, RepackJob, TransposeJob};
+use lowp_kernels::{InterleaveJob, PieceRows, RepackJob, TransposeJob};
 
 pub fn transpose_jobs<B: Fenced>(rig: &Rig<B>) {
     all::<B, TransposeJob<B>>(rig);
@@ -217,7 +217,7 @@ impl<B: Fenced> Mutate<B> for RepackJob<B> {
 
 impl<B: Fenced> Mutate<B> for InterleaveJob<B> {
     const FIELDS: &'static [&'static str] =
-        &["outer", "widths[i]", "widths", "from", "to", "to = from"];
+        &["outer", "pieces[i].start", "pieces[i].width", "pieces[i].pitch", "pieces", "from", "to", "to = from"];
 
     fn good(choices: &mut Choices<'_, B>) -> Self {
         let outer = choices.below(40);
@@ -226,7 +226,7 @@ impl<B: Fenced> Mutate<B> for InterleaveJob<B> {
         let all = outer * widths.iter().sum::<usize>();
         InterleaveJob {
             outer,
-            widths,
+            pieces: PieceRows::dense(outer, widths),
             from: choices.bytes(all),
             to: choices.bytes(all),
         }
@@ -235,33 +235,30 @@ impl<B: Fenced> Mutate<B> for InterleaveJob<B> {
     fn mutate(&mut self, field: &str, choices: &mut Choices<'_, B>) {
         let InterleaveJob {
             outer,
-            widths,
+            pieces,
             from,
             to,
         } = self;
-        let at = choices.below(widths.len());
-        match field {
-            "outer" => *outer = choices.size(*outer),
-            "widths[i]" => {
-                if let Some(width) = widths.get_mut(at) {
-                    *width = choices.size(*width);
-                }
-            }
-            "widths" => {
+        let at = choices.below(pieces.len());
+        match (field, pieces.get_mut(at)) {
+            ("outer", _) => *outer = choices.size(*outer),
+            ("pieces[i].start", Some(piece)) => piece.start = choices.size(piece.start),
+            ("pieces[i].width", Some(piece)) => piece.width = choices.size(piece.width),
+            ("pieces[i].pitch", Some(piece)) => piece.pitch = choices.size(piece.pitch),
+            ("pieces[i].start" | "pieces[i].width" | "pieces[i].pitch", None) => {}
+            ("pieces", _) => {
                 let width = choices.size(8);
-                widths.push(width);
+                pieces.extend(PieceRows::dense(1, [width]));
             }
-            "from" => *from = choices.resized(from),
-            "to" => *to = choices.resized(to),
+            ("from", _) => *from = choices.resized(from),
+            ("to", _) => *to = choices.resized(to),
             _ => *to = from.clone(),
         }
     }
 
     fn resize(&mut self, choices: &mut Choices<'_, B>) {
-        let width = self
-            .widths
-            .iter()
-            .try_fold(0usize, |a, &b| a.checked_add(b));
+        let mut widths = self.pieces.iter().map(|piece| piece.width);
+        let width = widths.try_fold(0usize, usize::checked_add);
         let all = width.map(|width| Shape::new(self.outer, width));
         if let Some(all) = all {
             let all = all.elements_or_zero();
@@ -277,12 +274,11 @@ impl<B: Fenced> Mutate<B> for InterleaveJob<B> {
     fn expected(&self, rig: &Rig<B>) -> Vec<Output<B>> {
         let from = rig.content::<u8>(&self.from);
         let mut to = Vec::new();
-        let rows = if from.is_empty() { 0 } else { self.outer };
+        let empty = self.pieces.iter().all(|piece| piece.width == 0);
+        let rows = if empty { 0 } else { self.outer };
         for row in 0..rows {
-            let mut piece = 0;
-            for &width in &self.widths {
-                to.extend(&from[piece + row * width..][..width]);
-                piece += self.outer * width;
+            for piece in self.pieces.iter().filter(|piece| piece.width > 0) {
+                to.extend(&from[piece.start + row * piece.pitch..][..piece.width]);
             }
         }
         vec![Output::Bytes("result", self.to.clone(), to)]

@@ -378,7 +378,9 @@ fn case_of_lines() -> Case {
 
 /// Numbers at which a check that computes too narrowly, or not at all, lets work through.
 pub fn sides_and_sums_that_overflow_are_rejected<B: Backend>(rig: &Rig<B>) {
-    use lowp_kernels::{AmaxJob, BlockAmax, FlatBlocks, FlatEncodeJob, HistoryJob, InterleaveJob};
+    use lowp_kernels::{
+        AmaxJob, BlockAmax, FlatBlocks, FlatEncodeJob, HistoryJob, InterleaveJob, PieceRows,
+    };
     let rejected = |work: Work<B>| rig.plan(work).map(|_| ()).unwrap_err();
     let floats = |n: usize| rig.buffer(&vec![1f32; n]);
     let shape = Shape::new(4, 64);
@@ -503,7 +505,7 @@ pub fn sides_and_sums_that_overflow_are_rejected<B: Backend>(rig: &Rig<B>) {
     ] {
         let error = rejected(Work::Interleave(vec![InterleaveJob {
             outer,
-            widths,
+            pieces: PieceRows::dense(outer, widths),
             from: rig.buffer(&[0u8; 1]),
             to: rig.buffer(&[0u8; 1]),
         }]));

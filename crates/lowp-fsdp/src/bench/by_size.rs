@@ -9,7 +9,7 @@ use lowp_format::{
 };
 use lowp_kernels::{Backend, Cuda, CudaMark};
 use lowp_shard::{
-    GatherGroup, GatherPoint, GatherPool, GatherWatch, ShardSpec, ShardedTensor, batches,
+    Exchange, GatherGroup, GatherPoint, GatherPool, GatherWatch, ShardSpec, ShardedTensor,
 };
 
 use super::rank::{ANY, CALLS, Rank, WARM_UP};
@@ -74,7 +74,8 @@ impl Rank<'_> {
                 self.gather_of_one(plain, shape(size_of::<bf16>()))?,
             )];
             // Codes and scales are apart where those are large and these are not, and always where they are copied.
-            if world == 1 || batches(&plans(scaled, shape(1), world)?.forward) == 2 {
+            let plans = plans(scaled, shape(1), world)?;
+            if world == 1 || Exchange::new(&[&plans.forward], world).batches() == 2 {
                 let gather = self.gather_of_one(scaled, shape(1))?;
                 gathers.push((Bandwidth::SCALED_GATHER, scaled.name(), gather));
             }

@@ -6,7 +6,7 @@ use super::weights::Weights;
 use crate::VarPlace;
 use crate::plain_vars::VarRecipe;
 use lowp_comm::GradWire;
-use lowp_format::{PhasePlans, Recipe, ReshardAfterForward};
+use lowp_format::{Recipe, ReshardAfterForward};
 use lowp_shard::{grad_bucket_ranges, grad_slabs};
 use serde::Serialize;
 use std::collections::BTreeSet;
@@ -119,35 +119,24 @@ fn decoded<R: Recipe + PartialEq>(weights: &Weights<R>) -> u128 {
     F32 * (elements.iter().sum::<u128>() + longest)
 }
 
-/// Memory that weights are gathered in: those with equal plans use it in turn, unless they are kept until backward. With prefetches a
-/// block has all of its own, and the one before it, too.
-fn gathered<R: Recipe + PartialEq>(weights: &Weights<R>, config: &CostConfig) -> u128 {
+/// Memory that weights are gathered in: blocks with equal plans use it in turn, unless they are kept until backward. With prefetches a
+/// block and the one before it have memory at once.
+pub(super) fn gathered<R: Recipe + PartialEq>(weights: &Weights<R>, config: &CostConfig) -> u128 {
+    let costs = weights.costs.iter();
     if config.reshard == ReshardAfterForward::No {
-        return weights.sum(|cost| u128::from(cost.gathered));
+        let kept = costs.map(|cost| cost.count * u128::from(cost.gathered));
+        return kept.sum::<u128>() + weights.messages();
     }
-    let mut sets: Vec<(&PhasePlans, usize)> = Vec::new();
-    let mut bytes = 0;
-    for (kind, cost) in weights.costs().enumerate() {
-        let Some(plans) = &cost.plans else { continue };
-        if sets.iter().all(|(known, _)| *known != plans) {
-            sets.push((plans, kind));
-            bytes += u128::from(cost.gathered);
-        }
-    }
-    if !config.prefetch || config.vars == VarPlace::Host {
-        return bytes;
-    }
-    let at_once = |(plans, first): &(&PhasePlans, usize)| {
-        let same = |kind: usize| weights.kinds[kind].cost.plans.as_ref() == Some(*plans);
-        let same: Vec<bool> = (0..weights.kinds.len()).map(same).collect();
-        let blocks = weights.blocks.chunk_by(|a, b| a.block == b.block);
-        let blocks = blocks.map(|block| block.iter().filter(|one| same[one.kind]).count());
-        let blocks: Vec<usize> = blocks.chain([0]).collect();
-        let pairs = blocks.windows(2).map(|pair| pair[0] + pair[1]);
-        let sets = pairs.max().unwrap_or(0) as u128;
-        sets * u128::from(weights.kinds[*first].cost.gathered)
+    let prefetch = config.prefetch && config.vars == VarPlace::Backend;
+    let sets = |number: usize| {
+        let mut pairs = weights.blocks.windows(2);
+        let follows = pairs.any(|pair| pair == [number, number]);
+        1 + u128::from(prefetch && follows)
     };
-    sets.iter().map(at_once).sum()
+    let sets = costs
+        .enumerate()
+        .map(|(number, cost)| sets(number) * u128::from(cost.gathered));
+    sets.sum::<u128>() + weights.messages()
 }
 
 /// Lengths of the buckets of full gradients, in the order of backward, and the most elements that share one.

@@ -6,7 +6,7 @@ use super::links::{LinkBytes, MovedBytes, Route, neighbours, replicas};
 use super::weight::{Gather, Local, Use};
 use super::weights::Weights;
 use crate::plain_vars::VarRecipe;
-use lowp_comm::{GradWire, LARGE_PIECE};
+use lowp_comm::GradWire;
 use lowp_format::Recipe;
 use std::ops::AddAssign;
 
@@ -79,10 +79,9 @@ impl StepTraffic {
                 moved: MovedBytes::default(),
                 seconds: bandwidth.map(|_| 0.0),
             };
-            for kind in &weights.kinds {
-                let mut gathers = kind.cost.gathers.iter();
-                if let Some(gather) = gathers.find(|gather| gather.of == of) {
-                    let times = kind.count * passes as u128;
+            for block in &weights.costs {
+                for gather in block.gathers.iter().filter(|gather| gather.of == of) {
+                    let times = block.count * passes as u128;
                     step.gather(&mut sum, gather, times, config, bandwidth);
                     step.several |= gather.batches > 1 && sum.moved.world != LinkBytes::default();
                 }
@@ -94,29 +93,6 @@ impl StepTraffic {
             vars.by_rank(config.mesh.shard, |cost| &cost.elements),
         ];
         step.gradients(by_rank, config);
-        let ranks = config.mesh.shard;
-        // All together.
-        let mut gather = Gather {
-            of: Use::Forward,
-            pieces: vec![0; ranks],
-            batches: 0,
-            local: Local::default(),
-        };
-        let mut sizes = [false; 2];
-        for kind in &vars.kinds {
-            let mut gathers = kind.cost.gathers.iter();
-            let Some(one) = gathers.find(|gather| gather.of == Use::Forward) else {
-                continue;
-            };
-            let count = u64::try_from(kind.count).unwrap_or(u64::MAX);
-            for (sum, piece) in gather.pieces.iter_mut().zip(&one.pieces) {
-                *sum += count * piece;
-            }
-            gather.local += one.local * count;
-            let largest = one.pieces.iter().max().copied().unwrap_or(0);
-            sizes[usize::from(largest >= LARGE_PIECE as u64)] |= largest > 0;
-        }
-        gather.batches = sizes.into_iter().filter(|&has| has).count();
         let mut sum = CollectiveCost {
             key: "variables",
             what: "gather variables",
@@ -126,7 +102,11 @@ impl StepTraffic {
             moved: MovedBytes::default(),
             seconds: bandwidth.map(|_| 0.0),
         };
-        step.gather(&mut sum, &gather, 1, config, bandwidth);
+        // All together.
+        let vars = vars.costs.iter().flat_map(|block| &block.gathers);
+        for gather in vars.filter(|gather| gather.of == Use::Forward) {
+            step.gather(&mut sum, gather, 1, config, bandwidth);
+        }
         step.operations.push(sum);
         let takes_time = |operation: &CollectiveCost| operation.seconds.is_some_and(|s| s > 0.0);
         step.operations

@@ -4,10 +4,10 @@ use super::config::CostConfig;
 use crate::Sharding;
 use crate::builder::flat_shards;
 use lowp_format::{
-    Axis, BufferSpec, FormatError, GatherPlan, GatherStep, Part, PhasePlans, Recipe,
-    ReshardAfterForward, RowCuts, Shape, Usage,
+    Axis, BufferSpec, FormatError, GatherPlan, GatherStep, Part, PhasePlans, Recipe, RowCuts, Shape,
+    Usage,
 };
-use lowp_shard::{FlatShard, ShardError, batches, is_interleaved, pool_buffers};
+use lowp_shard::{FlatShard, ShardError};
 use std::iter::Sum;
 use std::ops::{AddAssign, Mul};
 
@@ -22,7 +22,7 @@ pub(crate) enum Use {
     Whole,
 }
 
-/// One gather of a weight.
+/// One gather of a block of weights, or of a full weight.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Gather {
     pub(super) of: Use,
@@ -44,7 +44,7 @@ pub(crate) struct Local {
 }
 
 impl Local {
-    fn of(bytes: u64) -> Self {
+    pub(super) fn of(bytes: u64) -> Self {
         let count = u64::from(bytes > 0);
         Self {
             bytes: 2 * bytes,
@@ -89,12 +89,10 @@ pub(super) struct WeightCost {
     pub(super) scales: Vec<u64>,
     /// Elements of which each rank has masters, moments and gradients.
     pub(super) elements: Vec<u64>,
-    /// In a step, of each micro-batch unless they are of whole weights.
-    pub(super) gathers: Vec<Gather>,
-    /// Where it is gathered: weights with equal plans use one memory in turn.
+    /// How its rows are gathered, with those of its block.
     pub(super) plans: Option<PhasePlans>,
-    /// Bytes of that memory.
-    pub(super) gathered: u64,
+    /// How it is gathered as a full weight.
+    pub(super) whole: Option<Gather>,
     /// Bytes of its own that each rank keeps from forward to backward.
     pub(super) parts: Vec<u64>,
     /// Bytes beside a full weight.
@@ -126,38 +124,7 @@ impl WeightCost {
         let plans = PhasePlans::new(recipe, shape, &cuts, config.reshard)?;
         let stored = recipe.stored(Usage::BOTH);
         let rows = || cuts.ranges().map(|range| range.len());
-        let forward = pieces(&plans.forward);
-        let together = batches(&plans.forward);
-        let mut gathers = Vec::new();
-        let kept = plans.parts.as_ref().map(pieces).unwrap_or_default();
-        let keeping = Local::of(kept.iter().max().copied().unwrap_or(0));
-        let within = [local(&plans.forward), keeping].into_iter().sum();
-        gathers.push(Gather {
-            of: Use::Forward,
-            pieces: forward.clone(),
-            batches: together,
-            local: within,
-        });
-        if config.recompute && config.reshard != ReshardAfterForward::No {
-            gathers.push(Gather {
-                of: Use::Again,
-                pieces: forward,
-                batches: together,
-                local: within,
-            });
-        }
         let parts = plans.parts.as_ref().map(pieces);
-        let backward = match (config.reshard, &parts) {
-            (ReshardAfterForward::Group(group), Some(parts)) => parts[..group].to_vec(),
-            _ => pieces(&plans.backward),
-        };
-        let behind = plans.parts.as_ref().unwrap_or(&plans.backward);
-        gathers.push(Gather {
-            of: Use::Backward,
-            pieces: backward,
-            batches: batches(behind),
-            local: local(behind),
-        });
         Ok(Self {
             stored: rows()
                 .map(|rows| bytes_of(&stored, shape.with_rows(rows), |_| true))
@@ -166,8 +133,7 @@ impl WeightCost {
                 .map(|rows| bytes_of(&stored, shape.with_rows(rows), is_scale))
                 .collect(),
             elements: rows().map(|rows| (rows * shape.cols) as u64).collect(),
-            gathers,
-            gathered: gathered(&plans),
+            whole: None,
             plans: Some(plans),
             parts: parts.unwrap_or_else(|| vec![0; ranks]),
             staged: 0,
@@ -210,15 +176,14 @@ impl WeightCost {
             stored: vec![bytes_of(&kept, shape, |_| true); ranks],
             scales: vec![bytes_of(&kept, shape, is_scale); ranks],
             elements: slices.iter().map(|slice| slice.len() as u64).collect(),
-            gathers: vec![Gather {
+            whole: Some(Gather {
                 of: Use::Whole,
                 pieces: sent,
                 batches: 1,
                 // Each is read and written in its other order.
                 local: Local::of(staged),
-            }],
+            }),
             plans: None,
-            gathered: 0,
             parts: vec![0; ranks],
             staged,
         })
@@ -242,23 +207,4 @@ fn pieces(plan: &GatherPlan) -> Vec<u64> {
         pieces.map(|bytes| bytes as u64).sum()
     };
     (0..plan.cuts.world()).map(of).collect()
-}
-
-/// Bytes that a rank reads and writes to make the buffers of what arrived.
-fn local(plan: &GatherPlan) -> Local {
-    let alone = plan.cuts.world() == 1;
-    let bytes = |step: &GatherStep| match step {
-        GatherStep::Concat { .. } if alone || is_interleaved(step) => step.wire_bytes(),
-        GatherStep::Derive { spec, .. } => spec.bytes(plan.full),
-        GatherStep::Concat { .. } | GatherStep::Replicated { .. } => 0,
-    };
-    let steps = plan.steps.iter();
-    steps.map(|step| Local::of(bytes(step) as u64)).sum()
-}
-
-/// Bytes of one set of destination buffers (`GatherPool`).
-fn gathered(plans: &PhasePlans) -> u64 {
-    let all = [&plans.forward, &plans.backward].into_iter();
-    let buffers = pool_buffers(all.chain(&plans.parts));
-    buffers.iter().map(|buffer| buffer.bytes as u64).sum()
 }

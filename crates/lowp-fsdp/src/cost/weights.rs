@@ -1,5 +1,6 @@
 //! [`Weights`]: the costs of many weights, made once for each shape and recipe.
 
+use super::block::BlockCost;
 use super::config::CostConfig;
 use super::weight::WeightCost;
 use lowp_format::{Recipe, Shape};
@@ -16,10 +17,10 @@ pub(super) struct Kind<R> {
 
 /// A weight of a block.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct OfBlock {
-    pub(super) block: usize,
+struct OfBlock {
+    block: usize,
     /// Its number among the kinds.
-    pub(super) kind: usize,
+    kind: usize,
 }
 
 /// All weights, or all variables.
@@ -27,7 +28,11 @@ pub(super) struct OfBlock {
 pub(super) struct Weights<R> {
     pub(super) kinds: Vec<Kind<R>>,
     /// In the order of forward.
-    pub(super) blocks: Vec<OfBlock>,
+    weights: Vec<OfBlock>,
+    /// Blocks that differ.
+    pub(super) costs: Vec<BlockCost>,
+    /// The number of the cost of each block, in the order of forward.
+    pub(super) blocks: Vec<usize>,
 }
 
 impl<R: Recipe + PartialEq> Weights<R> {
@@ -56,17 +61,63 @@ impl<R: Recipe + PartialEq> Weights<R> {
             kinds[kind].count += 1;
             blocks.push(OfBlock { block, kind });
         }
-        Ok(Self { kinds, blocks })
+        let mut weights = Self {
+            kinds,
+            weights: blocks,
+            costs: Vec::new(),
+            blocks: Vec::new(),
+        };
+        weights.block_costs(config);
+        Ok(weights)
+    }
+
+    /// For each block, in the order of forward, the number of its cost; blocks of equal plans of gathers have one.
+    fn block_costs(&mut self, config: &CostConfig) {
+        let kinds = &self.kinds;
+        let first = |kind: &Kind<R>| {
+            let same = |other: &Kind<R>| other.cost.plans == kind.cost.plans;
+            // Full weights are gathered by themselves.
+            let known = kinds.iter().position(same).filter(|_| kind.cost.plans.is_some());
+            known.or_else(|| kinds.iter().position(|other| std::ptr::eq(other, kind)))
+        };
+        let first: Vec<usize> = kinds.iter().filter_map(first).collect();
+        let mut known: Vec<Vec<usize>> = Vec::new();
+        for block in self.weights.chunk_by(|a, b| a.block == b.block) {
+            let block: Vec<usize> = block.iter().map(|one| first[one.kind]).collect();
+            let number = match known.iter().position(|known| *known == block) {
+                Some(number) => number,
+                None => {
+                    let costs = block.iter().map(|&kind| &kinds[kind].cost);
+                    let costs: Vec<&WeightCost> = costs.collect();
+                    self.costs.push(BlockCost::new(&costs, config));
+                    known.push(block);
+                    known.len() - 1
+                }
+            };
+            self.costs[number].count += 1;
+            self.blocks.push(number);
+        }
+    }
+
+    /// Memory that messages arrive in: that of an earlier block serves, if it is as long.
+    pub(super) fn messages(&self) -> u128 {
+        let mut longest: Vec<u64> = Vec::new();
+        let mut sum = 0;
+        for cost in &self.costs {
+            longest.resize(longest.len().max(cost.messages.len()), 0);
+            for (known, &bytes) in longest.iter_mut().zip(&cost.messages) {
+                if bytes > *known {
+                    *known = bytes;
+                    sum += u128::from(bytes);
+                }
+            }
+        }
+        sum
     }
 
     /// The shapes that there are.
     pub(super) fn shapes(&self) -> impl Iterator<Item = Shape> {
         self.kinds.iter().map(|kind| kind.shape)
-    }
-
-    /// One cost of each kind.
-    pub(super) fn costs(&self) -> impl Iterator<Item = &WeightCost> {
-        self.kinds.iter().map(|kind| &kind.cost)
     }
 
     /// A number of all weights together.

@@ -214,10 +214,17 @@ impl<B: Backend> Planner<'_, B> {
     }
 
     fn interleave(&mut self, index: usize, job: &InterleaveJob<B>) -> Done {
-        let width = job.widths.iter().try_fold(0usize, |a, &b| a.checked_add(b));
+        let widths = job.pieces.iter().map(|piece| piece.width);
+        let width = widths.into_iter().try_fold(0usize, usize::checked_add);
         let needed = elements(Shape::new(job.outer, width.unwrap_or(usize::MAX)))?;
         self.elements = self.elements.saturating_add(needed);
-        self.whole::<u8>(index, "pieces", &job.from, needed, Mode::Read)?;
+        let found = self.backend.len::<u8>(&job.from);
+        let ends = job.pieces.iter().filter_map(|piece| piece.end(job.outer));
+        let end = ends.max().unwrap_or(0);
+        if end > found {
+            check_length(&format!("pieces of job {index}"), end, found)?;
+        }
+        self.whole::<u8>(index, "pieces", &job.from, found, Mode::Read)?;
         self.whole::<u8>(index, "result", &job.to, needed, Mode::Write)
     }
 

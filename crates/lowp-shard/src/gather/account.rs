@@ -3,7 +3,7 @@
 use lowp_format::{GatherPlan, Recipe, Shape};
 use lowp_kernels::Backend;
 
-use super::kind::{GatherKind, ParamPlans};
+use super::kind::{GatherKind, ParamPlans, exchange};
 use super::pooled;
 use crate::ShardedTensor;
 use lowp_comm::Communicator;
@@ -68,11 +68,52 @@ impl ParamAccount {
     }
 }
 
+/// Bytes that make the messages of all ranks equally long.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Padding {
+    /// Of all ranks.
+    pub wire_bytes: usize,
+    /// Of this rank.
+    pub sent_bytes: usize,
+    /// Of this rank, for one more forward pass.
+    pub again_bytes: usize,
+}
+
+impl Padding {
+    /// That of each kind of gather, of the rank that is `ranks[kind]` of those that make it.
+    pub(super) fn new(plans: &[ParamPlans], ranks: [usize; 3], world: usize) -> [Self; 3] {
+        GatherKind::ALL.map(|kind| {
+            let (_, exchange) = exchange(plans, kind);
+            let padding = &exchange.padding;
+            let groups = world / padding.len().max(1);
+            let own = padding.get(ranks[kind as usize]).copied().unwrap_or(0);
+            Self {
+                wire_bytes: groups * padding.iter().sum::<usize>(),
+                sent_bytes: own,
+                again_bytes: own,
+            }
+        })
+    }
+
+    /// That of a step, of those of each kind: `parts` says from where backward gathers, and `keeps` whether it is there.
+    pub(super) fn of_step(kinds: &[Self; 3], parts: bool, keeps: bool) -> Self {
+        let [forward, backward, of_parts] = kinds;
+        let backward = if parts { of_parts } else { backward };
+        Self {
+            wire_bytes: forward.wire_bytes + backward.wire_bytes,
+            sent_bytes: forward.sent_bytes + backward.sent_bytes,
+            again_bytes: if keeps { 0 } else { forward.again_bytes },
+        }
+    }
+}
+
 /// What a group costs.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct GatherAccount {
     /// Per parameter.
     pub params: Vec<ParamAccount>,
+    /// What is sent beside the pieces of parameters.
+    pub padding: Padding,
     /// Bytes that this rank sent so far, counted by the communicator.
     pub counted_sent_bytes: u64,
     /// Number of collectives so far.
@@ -80,19 +121,30 @@ pub struct GatherAccount {
 }
 
 impl GatherAccount {
+    /// The account of parameter `param` alone. What the group counts is in that of the first.
+    #[must_use]
+    pub fn of_param(mut self, param: usize) -> Self {
+        self.params = vec![self.params[param]];
+        if param > 0 {
+            self.padding = Padding::default();
+            (self.counted_sent_bytes, self.gathers) = (0, 0);
+        }
+        self
+    }
+
     /// Bytes that all ranks together put on the wire in one step, by the plans.
     pub fn wire_bytes(&self) -> usize {
-        self.params.iter().map(|p| p.wire_bytes).sum()
+        self.params.iter().map(|p| p.wire_bytes).sum::<usize>() + self.padding.wire_bytes
     }
 
     /// Bytes that this rank puts on the wire in one step, by the plans.
     pub fn sent_bytes(&self) -> usize {
-        self.params.iter().map(|p| p.sent_bytes).sum()
+        self.params.iter().map(|p| p.sent_bytes).sum::<usize>() + self.padding.sent_bytes
     }
 
     /// Bytes that this rank puts on the wire for one more forward pass in backward.
     pub fn again_bytes(&self) -> usize {
-        self.params.iter().map(|p| p.again_bytes).sum()
+        self.params.iter().map(|p| p.again_bytes).sum::<usize>() + self.padding.again_bytes
     }
 
     /// Bytes of this rank's shards.

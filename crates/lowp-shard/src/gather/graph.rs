@@ -5,6 +5,7 @@ use lowp_kernels::{Backend, KernelError, StepScalars};
 
 use super::kind::{GatherKind, label};
 use super::pool::{Lease, Move};
+use super::views::Repeated;
 use super::{GatherGroup, GatherPoint};
 use crate::ShardError;
 use lowp_comm::{Collective, Communicator, GatherItem, Traffic};
@@ -52,7 +53,7 @@ impl<B: Backend, R: Recipe> GatherGroup<B, R> {
         let launched = repeated.ran && self.comm_of(kind).is_enqueued() && any() && {
             let launched = match &repeated.graph {
                 Some(graph) => self.launch(kind, graph, false).map(|()| None),
-                None => self.capture(lease, kind).and_then(|graph| {
+                None => self.capture(lease, kind, repeated).and_then(|graph| {
                     self.launch(kind, &graph, true)?;
                     Ok(Some(graph))
                 }),
@@ -69,7 +70,8 @@ impl<B: Backend, R: Recipe> GatherGroup<B, R> {
             }
         };
         if !launched {
-            self.watched(kind, || self.run(lease, kind))?;
+            let repeated = &self.views[views].gathers[kind as usize];
+            self.watched(kind, || self.run(lease, kind, repeated))?;
         }
         self.views[views].gathers[kind as usize].ran = true;
         let sent = self.comm_of(kind).traffic().since(before);
@@ -82,10 +84,11 @@ impl<B: Backend, R: Recipe> GatherGroup<B, R> {
         &self,
         lease: &Lease<B>,
         kind: GatherKind,
+        repeated: &Repeated<B>,
     ) -> Result<(B::Graph, Traffic), ShardError> {
         let comm = self.comm_of(kind);
         let before = comm.traffic();
-        let graph = comm.backend().capture(|| self.run(lease, kind))?;
+        let graph = comm.backend().capture(|| self.run(lease, kind, repeated))?;
         Ok((graph, comm.traffic().since(before)))
     }
 
@@ -123,12 +126,22 @@ impl<B: Backend, R: Recipe> GatherGroup<B, R> {
     }
 
     /// Gives the communicator's stream a gather and its local work.
-    fn run(&self, lease: &Lease<B>, kind: GatherKind) -> Result<(), ShardError> {
+    fn run(
+        &self,
+        lease: &Lease<B>,
+        kind: GatherKind,
+        repeated: &Repeated<B>,
+    ) -> Result<(), ShardError> {
         let (work, comm) = (lease.set.work(kind), self.comm_of(kind));
-        let items = match (&self.parts, kind) {
-            (Some(parts), GatherKind::Parts) => parts.items(&lease.set),
-            _ => self.shards(&work.moves)?,
-        };
+        let mut items = self.items(kind, &work.moves)?;
+        if let (Some((pack, own)), Some(messages)) = (&repeated.packed, &work.messages) {
+            comm.backend().run(pack, &StepScalars::default())?;
+            items.push(GatherItem {
+                source: own,
+                dest: &messages.buffer,
+                ranges: &messages.ranges,
+            });
+        }
         if !items.is_empty() {
             comm.enqueue(&label(self.number, kind), Collective::AllGather(&items))?;
         }
@@ -155,15 +168,33 @@ impl<B: Backend, R: Recipe> GatherGroup<B, R> {
         Ok(())
     }
 
-    /// The gather of this rank's shards.
-    fn shards<'a>(&'a self, moves: &'a [Move<B>]) -> Result<Vec<GatherItem<'a, B>>, ShardError> {
-        let item = |m: &'a Move<B>| {
+    /// What this rank sends of a buffer: that of its shard, or the part that it kept.
+    pub(super) fn source<'a>(
+        &'a self,
+        kind: GatherKind,
+        index: usize,
+        m: &Move<B>,
+    ) -> Result<&'a B::Buffer<u8>, ShardError> {
+        match (&self.parts, kind) {
+            (Some(parts), GatherKind::Parts) => Ok(&parts.buffers[index]),
+            _ => Ok(&self.params[m.param].local().buffer(m.key)?.storage),
+        }
+    }
+
+    /// The gather of what goes straight to where it belongs.
+    fn items<'a>(
+        &'a self,
+        kind: GatherKind,
+        moves: &'a [Move<B>],
+    ) -> Result<Vec<GatherItem<'a, B>>, ShardError> {
+        let straight = moves.iter().enumerate().filter(|(_, m)| m.packed.is_none());
+        let item = |(index, m): (usize, &'a Move<B>)| {
             Ok(GatherItem {
-                source: &self.params[m.param].local().buffer(m.key)?.storage,
+                source: self.source(kind, index, m)?,
                 dest: &m.dest,
                 ranges: &m.ranges,
             })
         };
-        moves.iter().map(item).collect()
+        straight.map(item).collect()
     }
 }

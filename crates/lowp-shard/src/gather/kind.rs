@@ -2,6 +2,8 @@
 
 use lowp_format::{GatherPlan, Phase};
 
+use super::exchange::Exchange;
+
 /// What a group gathers, and from where.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum GatherKind {
@@ -42,6 +44,20 @@ impl ParamPlans {
     pub(super) fn plan(&self, kind: impl Into<GatherKind>) -> Option<&GatherPlan> {
         self.plans[kind.into() as usize].as_ref()
     }
+}
+
+/// The gathers of a kind that parameters have, with their numbers.
+pub(super) fn exchange(plans: &[ParamPlans], kind: GatherKind) -> (Vec<usize>, Exchange<'_>) {
+    let numbered = plans.iter().enumerate();
+    let of_kind = numbered.filter_map(|(param, plans)| Some((param, plans.plan(kind)?)));
+    let (params, of_kind): (Vec<_>, Vec<_>) = of_kind.unzip();
+    let ranks = match kind {
+        GatherKind::Parts => plans.first().map_or(0, |plans| plans.group),
+        GatherKind::Forward | GatherKind::Backward => {
+            of_kind.first().map_or(0, |plan| plan.cuts.world())
+        }
+    };
+    (params, Exchange::new(&of_kind, ranks))
 }
 
 /// What ranks that gather the same have in common, beside lengths: group `number` of those of a pool.

@@ -12,12 +12,13 @@ use crate::{ShardError, ShardedTensor};
 use lowp_comm::{Communicator, or_abort, ordered};
 
 mod account;
+mod exchange;
 mod graph;
 mod kind;
 mod lending;
+mod messages;
 mod meter;
 mod plan;
-pub use plan::batches;
 mod pool;
 mod reshard;
 mod scratch;
@@ -25,7 +26,8 @@ mod steps;
 mod views;
 mod watch;
 
-pub use account::{GatherAccount, ParamAccount};
+pub use account::{GatherAccount, Padding, ParamAccount};
+pub use exchange::Exchange;
 use kind::{GatherKind, ParamPlans};
 pub(crate) use plan::check_derived;
 use plan::{describe, plan_params};
@@ -68,6 +70,8 @@ pub struct GatherGroup<B: Backend, R: Recipe = AnyRecipe> {
     params: Vec<ShardedTensor<B, R>>,
     plans: Arc<[ParamPlans]>,
     geometry: Arc<Geometry<B>>,
+    /// By kind.
+    padding: [Padding; 3],
     /// The same on every rank: groups are made in the same order.
     number: u64,
     policy: ReshardAfterForward,
@@ -111,7 +115,10 @@ impl<B: Backend, R: Recipe> GatherGroup<B, R> {
         comm.control()
             .all_equal("the gather plan", &describe(&params, &plans, policy))?;
         let plans: Arc<[ParamPlans]> = plans.into();
-        let geometry = pool.geometry(&plans);
+        let group = parts.as_ref().map_or(&comm, |parts| &parts.group);
+        let geometry = pool.geometry(&plans, [&comm, &comm, group]);
+        let ranks = [comm.rank(), comm.rank(), group.rank()];
+        let padding = Padding::new(&plans, ranks, comm.world_size());
         let number = pool.next_group();
         let gathered = vec![0; params.len()];
         Ok(Self {
@@ -122,6 +129,7 @@ impl<B: Backend, R: Recipe> GatherGroup<B, R> {
             params,
             plans,
             geometry,
+            padding,
             number,
             policy,
             parts,
@@ -374,6 +382,7 @@ impl<B: Backend, R: Recipe> GatherGroup<B, R> {
                     ParamAccount::new(tensor, plans, &*self.comm, group, self.keeps())
                 })
                 .collect(),
+            padding: Padding::of_step(&self.padding, self.parts.is_some(), self.keeps()),
             counted_sent_bytes: self.sent,
             gathers: self.gathers,
         }

@@ -7,7 +7,7 @@ use lowp_kernels::Backend;
 
 use super::kind::ParamPlans;
 use crate::{ShardError, ShardedTensor};
-use lowp_comm::{CommError, Communicator, LARGE_PIECE};
+use lowp_comm::{CommError, Communicator};
 
 /// The plans of all parameters.
 pub(super) fn plan_params<B: Backend, R: Recipe>(
@@ -78,16 +78,6 @@ pub(super) fn describe<B: Backend, R: Recipe>(
         }
     }
     text
-}
-
-/// Batches in which GPUs exchange the pieces of a plan: large ones, and small ones.
-pub fn batches(plan: &GatherPlan) -> usize {
-    let largest = plan.steps.iter().filter_map(|step| {
-        let pieces = (0..plan.cuts.world()).filter_map(|rank| step.piece(rank));
-        pieces.max().filter(|&bytes| bytes > 0)
-    });
-    let (large, small): (Vec<_>, Vec<_>) = largest.partition(|&bytes| bytes >= LARGE_PIECE);
-    usize::from(!large.is_empty()) + usize::from(!small.is_empty())
 }
 
 /// Accepts plans whose derived buffers are exact transposes of their sources.

@@ -4,14 +4,16 @@ use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
-use lowp_format::{BufferKey, FormatError};
+use lowp_format::BufferKey;
 use lowp_kernels::Backend;
 
-use super::kind::{GatherKind, KINDS, ParamPlans, label};
+use super::exchange::Exchange;
+use super::kind::{GatherKind, KINDS, ParamPlans, exchange, label};
 use super::lending::Lending;
+use super::messages::MessageMemory;
 use super::meter::{Meter, Metered};
 use super::scratch::Scratches;
-use super::steps::{LocalWork, MemoryStep, PoolBuffer, memory_steps, pool_buffers};
+use super::steps::{LocalWork, MemoryStep, PoolBuffer, pool_buffers};
 use crate::ShardError;
 use lowp_comm::{CallLog, CallNames, CallOrder, Communicator, CompareAmong};
 
@@ -22,12 +24,23 @@ pub(super) struct Move<B: Backend> {
     pub(super) key: BufferKey,
     pub(super) dest: B::Buffer<u8>,
     pub(super) ranges: Vec<Range<usize>>,
+    /// Where it begins in the message of each rank, if it travels in one.
+    pub(super) packed: Option<Vec<usize>>,
+}
+
+/// Messages that are gathered with what goes straight to where it belongs.
+#[derive(Debug)]
+pub(super) struct Messages<B: Backend> {
+    pub(super) buffer: B::Buffer<u8>,
+    /// That of each rank.
+    pub(super) ranges: Vec<Range<usize>>,
 }
 
 /// One gather of a group into one set of destination buffers.
 #[derive(Debug)]
 pub(super) struct GatherWork<B: Backend> {
     pub(super) moves: Vec<Move<B>>,
+    pub(super) messages: Option<Messages<B>>,
     /// Local work after the gather, in order.
     pub(super) local: Vec<B::Plan>,
 }
@@ -67,6 +80,8 @@ fn named<B: Backend>(buffers: &Named<B>, name: (BufferKey, bool)) -> Option<&B::
 #[derive(Debug)]
 pub(super) struct Geometry<B: Backend> {
     plans: Arc<[ParamPlans]>,
+    /// By kind.
+    messages: [Option<Arc<MessageMemory<B>>>; 3],
     /// Sets that no group uses at the moment.
     free: Lending<B, DestinationSet<B>>,
 }
@@ -76,6 +91,7 @@ struct Inner<B: Backend> {
     /// Those that a group has, and scratch that somebody has.
     geometries: Vec<Weak<Geometry<B>>>,
     scratches: Vec<Weak<Scratches<B>>>,
+    messages: Vec<Weak<MessageMemory<B>>>,
     groups: u64,
     /// Gathers since they were compared, by the ranks that make them.
     gathered: Vec<(Vec<usize>, CallOrder)>,
@@ -101,6 +117,7 @@ impl<B: Backend> GatherPool<B> {
         let inner = Inner {
             geometries: Vec::new(),
             scratches: Vec::new(),
+            messages: Vec::new(),
             groups: 0,
             gathered: Vec::new(),
         };
@@ -194,16 +211,46 @@ impl<B: Backend> GatherPool<B> {
         self.inner.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The geometry `plans`.
-    pub(super) fn geometry(&self, plans: &Arc<[ParamPlans]>) -> Arc<Geometry<B>> {
-        let geometries = &mut self.lock().geometries;
+    /// The geometry `plans`, for gathers of these communicators by kind.
+    pub(super) fn geometry(
+        &self,
+        plans: &Arc<[ParamPlans]>,
+        comms: [&Arc<dyn Communicator<B>>; 3],
+    ) -> Arc<Geometry<B>> {
+        let bytes = GatherKind::ALL.map(|kind| exchange(plans, kind).1.message_bytes());
+        let Inner {
+            geometries,
+            messages,
+            ..
+        } = &mut *self.lock();
+        messages.retain(|known| known.strong_count() > 0);
+        let most = bytes.iter().max().copied().unwrap_or(0);
+        let messages = GatherKind::ALL.map(|kind| {
+            let comm = comms[kind as usize];
+            if bytes[kind as usize] == 0 {
+                return None;
+            }
+            let mut known = messages.iter().filter_map(Weak::upgrade);
+            let found = known.find(|known| known.serves(comm, most));
+            drop(known);
+            found.or_else(|| {
+                let new = Arc::new(MessageMemory::new(comm, most));
+                messages.push(Arc::downgrade(&new));
+                Some(new)
+            })
+        });
         geometries.retain(|known| known.strong_count() > 0);
         let mut known = geometries.iter().filter_map(Weak::upgrade);
-        if let Some(found) = known.find(|known| known.plans == *plans) {
+        let one_memory = |known: &Geometry<B>| {
+            let mut pairs = known.messages.iter().zip(&messages);
+            pairs.all(|(a, b)| a.as_ref().map(Arc::as_ptr) == b.as_ref().map(Arc::as_ptr))
+        };
+        if let Some(found) = known.find(|known| known.plans == *plans && one_memory(known)) {
             return found;
         }
         let new = Arc::new(Geometry {
             plans: Arc::clone(plans),
+            messages,
             free: Lending::new(),
         });
         geometries.push(Arc::downgrade(&new));
@@ -220,7 +267,7 @@ impl<B: Backend> GatherPool<B> {
         let set = match geometry.free.take(&streams)? {
             Some(set) => set,
             None => {
-                let set = Arc::new(self.make(&geometry.plans)?);
+                let set = Arc::new(self.make(geometry)?);
                 for stream in streams {
                     stream.wait_for(&self.backend)?;
                 }
@@ -234,21 +281,28 @@ impl<B: Backend> GatherPool<B> {
         })
     }
 
-    fn make(&self, plans: &[ParamPlans]) -> Result<DestinationSet<B>, ShardError> {
+    fn make(&self, geometry: &Geometry<B>) -> Result<DestinationSet<B>, ShardError> {
+        let plans = &*geometry.plans;
+        let exchanges = GatherKind::ALL.map(|kind| exchange(plans, kind));
         let mut metered = self.metered();
         let mut alloc = |name: PoolBuffer| -> Result<_, ShardError> {
             Ok((name, metered.alloc(&self.backend, name.bytes)?))
         };
-        let mut of_param = |param: &ParamPlans| -> Result<Named<B>, ShardError> {
-            let names = pool_buffers(param.plans.iter().flatten()).into_iter();
-            names.map(&mut alloc).collect()
+        let mut of_param = |param: usize| -> Result<Named<B>, ShardError> {
+            let steps = exchanges.iter().flat_map(|(params, exchange)| {
+                let of_param = params.iter().zip(&exchange.steps);
+                let of_param = of_param.filter(move |(number, _)| **number == param);
+                of_param.flat_map(|(_, steps)| steps)
+            });
+            pool_buffers(steps).into_iter().map(&mut alloc).collect()
         };
-        let buffers = plans
-            .iter()
+        let buffers = (0..plans.len())
             .map(&mut of_param)
             .collect::<Result<Vec<_>, _>>()?;
-        let [forward, backward, parts] =
-            GatherKind::ALL.map(|kind| self.work(plans, &buffers, kind));
+        let [forward, backward, parts] = GatherKind::ALL.map(|kind| {
+            let memory = geometry.messages[kind as usize].as_deref();
+            self.work(&exchanges[kind as usize], &buffers, memory)
+        });
         Ok(DestinationSet {
             id: 1 + self.sets.fetch_add(1, Ordering::Relaxed),
             buffers,
@@ -259,39 +313,56 @@ impl<B: Backend> GatherPool<B> {
 
     fn work(
         &self,
-        plans: &[ParamPlans],
+        (params, exchange): &(Vec<usize>, Exchange<'_>),
         buffers: &[Named<B>],
-        kind: GatherKind,
+        memory: Option<&MessageMemory<B>>,
     ) -> Result<GatherWork<B>, ShardError> {
+        let memory = memory.map(|memory| memory.buffer(self)).transpose()?;
         let (mut moves, mut local) = (Vec::new(), LocalWork::new());
-        for (param, (plans, buffers)) in plans.iter().zip(buffers).enumerate() {
-            let Some(plan) = plans.plan(kind) else {
-                continue;
-            };
-            let ranks = match kind {
-                GatherKind::Parts => plans.group,
-                GatherKind::Forward | GatherKind::Backward => plan.cuts.world(),
-            };
+        for (&param, steps) in params.iter().zip(&exchange.steps) {
             let at = |PoolBuffer { key, arrivals, .. }| {
-                let found = named::<B>(buffers, (key, arrivals)).cloned();
-                let usage = plan.usage;
-                found.ok_or(FormatError::MissingBuffer { key, usage })
+                let found = named::<B>(&buffers[param], (key, arrivals)).cloned();
+                found.ok_or(ShardError::NotGathered { param })
             };
-            for step in memory_steps(plan) {
-                if let MemoryStep::Fetch { spec, to, ranges } = &step {
-                    moves.push(Move {
-                        param,
-                        key: spec.key,
-                        dest: at(*to)?,
-                        ranges: ranges[..ranks].to_vec(),
-                    });
+            for step in steps {
+                let (spec, to, ranges, packed) = match step {
+                    MemoryStep::Fetch { spec, to, ranges } => (spec, to, ranges, None),
+                    MemoryStep::Unpack {
+                        spec,
+                        to,
+                        ranges,
+                        starts,
+                        ..
+                    } => (spec, to, ranges, Some(starts)),
+                    // Of what is equal on all ranks the shard's own buffer serves.
+                    step => {
+                        local.add(step.clone(), at)?;
+                        continue;
+                    }
+                };
+                if let (MemoryStep::Unpack { outer, .. }, Some(messages), Some(starts)) =
+                    (step, &memory, packed)
+                {
+                    let lens: Vec<usize> = ranges.iter().map(ExactSizeIterator::len).collect();
+                    local.unpack(messages, starts, (*outer, &lens), at(*to)?);
                 }
-                // Of what is equal on all ranks the shard's own buffer serves.
-                local.add(step, at)?;
+                moves.push(Move {
+                    param,
+                    key: spec.key,
+                    dest: at(*to)?,
+                    ranges: ranges.clone(),
+                    packed: packed.cloned(),
+                });
             }
         }
         let local = local.plan(&self.backend)?;
-        Ok(GatherWork { moves, local })
+        let ranges = exchange.messages.clone();
+        let messages = memory.map(|buffer| Messages { buffer, ranges });
+        Ok(GatherWork {
+            moves,
+            messages,
+            local,
+        })
     }
 }
 

@@ -10,7 +10,7 @@ use super::kind::{GatherKind, ParamPlans};
 use super::meter::Metered;
 use super::pool::DestinationSet;
 use crate::ShardError;
-use lowp_comm::{Communicator, GatherItem, or_abort};
+use lowp_comm::{Communicator, or_abort};
 
 /// What becomes of gathered weights between forward and backward: a [`ReshardAfterForward`] with the ranks that it needs.
 #[derive(Clone, Debug)]
@@ -88,7 +88,7 @@ impl<B: Backend> From<bool> for Reshard<B> {
 #[derive(Debug)]
 pub(super) struct Parts<B: Backend> {
     pub(super) group: Arc<dyn Communicator<B>>,
-    buffers: Vec<B::Buffer<u8>>,
+    pub(super) buffers: Vec<B::Buffer<u8>>,
     /// Counts them.
     _metered: Metered,
     /// Whether they are of the last forward.
@@ -132,16 +132,5 @@ impl<B: Backend> Parts<B> {
             }
         }
         Ok(())
-    }
-
-    /// The gather of the parts into the full buffers.
-    pub(super) fn items<'a>(&'a self, set: &'a DestinationSet<B>) -> Vec<GatherItem<'a, B>> {
-        let moves = &set.work(GatherKind::Parts).moves;
-        let item = |(source, m): (&'a B::Buffer<u8>, &'a super::pool::Move<B>)| GatherItem {
-            source,
-            dest: &m.dest,
-            ranges: &m.ranges,
-        };
-        self.buffers.iter().zip(moves).map(item).collect()
     }
 }

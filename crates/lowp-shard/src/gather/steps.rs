@@ -4,7 +4,7 @@
 use std::ops::Range;
 
 use lowp_format::{BufferKey, BufferSpec, Code, GatherPlan, GatherStep, PieceLayout};
-use lowp_kernels::{Backend, InterleaveJob, KernelError, TransposeJob, Work};
+use lowp_kernels::{Backend, InterleaveJob, KernelError, PieceRows, TransposeJob, Work};
 
 /// A buffer of the memory that a parameter is gathered in.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -28,6 +28,19 @@ pub enum MemoryStep<'p> {
         to: PoolBuffer,
         /// Of each rank.
         ranges: Vec<Range<usize>>,
+    },
+    /// Each rank's piece of a buffer is taken out of its message ([`Exchange`](super::Exchange)).
+    Unpack {
+        /// The buffer.
+        spec: &'p BufferSpec,
+        /// Where it goes.
+        to: PoolBuffer,
+        /// Where pieces of these ranks lie that follow each other.
+        ranges: Vec<Range<usize>>,
+        /// Where their pieces begin in the messages.
+        starts: Vec<usize>,
+        /// Rows of each piece, which are interleaved.
+        outer: usize,
     },
     /// Pieces that were fetched are interleaved ([`InterleaveJob`]).
     Interleave {
@@ -134,13 +147,16 @@ pub fn memory_steps(plan: &GatherPlan) -> Vec<MemoryStep<'_>> {
     steps
 }
 
-/// The memory that a parameter with these plans is gathered in: each buffer of all plans once, and once more where pieces have to be
+/// The memory that a parameter is gathered in by these steps: each buffer once, and once more where pieces that arrived have to be
 /// interleaved or transposed.
-pub fn pool_buffers<'a>(plans: impl IntoIterator<Item = &'a GatherPlan>) -> Vec<PoolBuffer> {
+pub fn pool_buffers<'a, 'p: 'a>(
+    steps: impl IntoIterator<Item = &'a MemoryStep<'p>>,
+) -> Vec<PoolBuffer> {
     let mut all: Vec<PoolBuffer> = Vec::new();
-    for step in plans.into_iter().flat_map(memory_steps) {
-        let to = match step {
+    for step in steps {
+        let to = match *step {
             MemoryStep::Fetch { to, .. }
+            | MemoryStep::Unpack { to, .. }
             | MemoryStep::Interleave { to, .. }
             | MemoryStep::Transpose { to, .. } => to,
             MemoryStep::Replicated(_) => continue,
@@ -184,7 +200,7 @@ impl<B: Backend> LocalWork<B> {
                 to,
             } => self.interleave.push(InterleaveJob {
                 outer,
-                widths,
+                pieces: PieceRows::dense(outer, widths),
                 from: at(from)?,
                 to: at(to)?,
             }),
@@ -204,9 +220,46 @@ impl<B: Backend> LocalWork<B> {
                     });
                 }
             }
-            MemoryStep::Fetch { .. } | MemoryStep::Replicated(_) => {}
+            MemoryStep::Fetch { .. } | MemoryStep::Unpack { .. } | MemoryStep::Replicated(_) => {}
         }
         Ok(())
+    }
+
+    /// Adds that pieces are taken out of `messages`, in which they begin at `starts`, and follow each other row by row in `to`.
+    pub(crate) fn unpack(
+        &mut self,
+        messages: &B::Buffer<u8>,
+        starts: &[usize],
+        (outer, lens): (usize, &[usize]),
+        to: B::Buffer<u8>,
+    ) {
+        let even = |values: &[usize]| values.windows(2).all(|pair| pair[0] == pair[1]);
+        let steps: Vec<usize> = starts.windows(2).map(|pair| pair[1] - pair[0]).collect();
+        let job = |outer, pieces| InterleaveJob {
+            outer,
+            pieces,
+            from: messages.clone(),
+            to,
+        };
+        self.interleave.push(match (&steps[..], lens) {
+            // Equal pieces, equally far apart, are rows.
+            ([pitch, ..], [width, ..]) if outer == 1 && even(lens) && even(&steps) => {
+                let rows = PieceRows {
+                    start: starts[0],
+                    width: *width,
+                    pitch: *pitch,
+                };
+                job(lens.len(), vec![rows])
+            }
+            _ => {
+                let piece = |(&start, &len): (&usize, &usize)| PieceRows {
+                    start,
+                    width: len / outer.max(1),
+                    pitch: len / outer.max(1),
+                };
+                job(outer, starts.iter().zip(lens).map(piece).collect())
+            }
+        });
     }
 
     fn work(self) -> impl Iterator<Item = Work<B>> {

@@ -1,8 +1,9 @@
 //! [`Views`]: the full tensors that a group shows of one destination set.
 
 use lowp_format::{GatherPlan, Origin, Phase, QuantizedTensor, Recipe};
-use lowp_kernels::Backend;
+use lowp_kernels::{Backend, InterleaveJob, PieceRows, Work};
 
+use super::kind::GatherKind;
 use super::pool::Lease;
 use super::{Full, GatherGroup};
 use crate::ShardError;
@@ -22,6 +23,8 @@ pub(super) struct Views<B: Backend, R: Recipe> {
 pub(super) struct Repeated<B: Backend> {
     /// Whether it ran: before that ranks are not connected, and memory is not there.
     pub(super) ran: bool,
+    /// What fills this rank's message, and where that lies.
+    pub(super) packed: Option<(B::Plan, B::Buffer<u8>)>,
     /// The graph, and what each launch sends.
     pub(super) graph: Option<(B::Graph, Traffic)>,
 }
@@ -30,6 +33,7 @@ impl<B: Backend> Default for Repeated<B> {
     fn default() -> Self {
         Self {
             ran: false,
+            packed: None,
             graph: None,
         }
     }
@@ -58,11 +62,44 @@ impl<B: Backend, R: Recipe> GatherGroup<B, R> {
                 phases[phase as usize].push(view);
             }
         }
+        let mut gathers = <[Repeated<B>; 3]>::default();
+        for kind in GatherKind::ALL {
+            gathers[kind as usize].packed = self.plan_message(lease, kind)?;
+        }
         Ok(Views {
             set: lease.set.id,
             phases,
-            gathers: Default::default(),
+            gathers,
         })
+    }
+
+    /// Plans what puts this rank's small pieces into its message.
+    fn plan_message(
+        &self,
+        lease: &Lease<B>,
+        kind: GatherKind,
+    ) -> Result<Option<(B::Plan, B::Buffer<u8>)>, ShardError> {
+        let work = lease.set.work(kind);
+        let Some(messages) = &work.messages else {
+            return Ok(None);
+        };
+        let rank = self.comm_of(kind).rank();
+        let mut jobs = Vec::new();
+        for (index, m) in work.moves.iter().enumerate() {
+            let len = m.ranges[rank].len();
+            if let (Some(starts), true) = (&m.packed, len > 0) {
+                let place = starts[rank]..starts[rank] + len;
+                jobs.push(InterleaveJob {
+                    outer: 1,
+                    pieces: PieceRows::dense(1, [len]),
+                    from: self.source(kind, index, m)?.clone(),
+                    to: self.backend.view(&messages.buffer, place)?,
+                });
+            }
+        }
+        let plan = self.backend.plan(Work::Interleave(jobs))?;
+        let own = messages.ranges[rank].clone();
+        Ok(Some((plan, self.backend.view(&messages.buffer, own)?)))
     }
 
     fn make_view(

@@ -4,7 +4,7 @@ use lowp_format::{
     AnyRecipe, FormatError, Fp8Current, Mxfp8, PhasePlans, Recipe, ReshardAfterForward, RowCuts,
     Shape, Usage,
 };
-use lowp_shard::batches;
+use lowp_shard::Exchange;
 
 /// Scales go apart from codes where these are large on the largest of the ranks.
 #[test]
@@ -13,7 +13,7 @@ fn large_and_small_pieces_are_two_batches() -> Result<(), Box<dyn std::error::Er
         let cuts = RowCuts::new(size, ranks, recipe.row_quantum(Usage::BOTH))?;
         let shape = Shape::new(size, size);
         let plans = PhasePlans::new(&recipe, shape, &cuts, ReshardAfterForward::Yes)?;
-        Ok(batches(&plans.forward))
+        Ok(Exchange::new(&[&plans.forward], ranks).batches())
     };
     let mxfp8 = AnyRecipe::from(Mxfp8::default());
     let per_tensor = AnyRecipe::from(Fp8Current::default());

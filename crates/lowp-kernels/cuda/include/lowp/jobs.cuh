@@ -339,11 +339,13 @@ struct Repack {
 };
 static_assert(sizeof(Repack) == 152);
 
-// One piece of an `InterleaveJob`: `outer` rows of `width` bytes, densely from `from`, to rows of
-// `pitch` bytes from `to` on. Pieces of width 0 make no job.
+// One piece of an `InterleaveJob`: `outer` rows of `width` bytes, from rows of `from_pitch` bytes to rows of
+// `pitch` bytes. Pieces of width 0 make no job.
 struct Interleave {
   // The first byte of the piece.
   uint64_t from;
+  // Bytes from one of its rows to the next.
+  uint64_t from_pitch;
   // Its first byte in the result.
   uint64_t to;
   uint64_t outer, width;
@@ -352,7 +354,7 @@ struct Interleave {
   // 16-byte accesses stay aligned in every row.
   uint64_t vector;
 };
-static_assert(sizeof(Interleave) == 48);
+static_assert(sizeof(Interleave) == 56);
 
 // Scratch: the sum of a run of SUM_RUN elements, or of as many such sums.
 struct RunSum {

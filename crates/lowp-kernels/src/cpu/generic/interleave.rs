@@ -1,4 +1,4 @@
-//! Interleaving pieces that arrived one after another.
+//! Interleaving pieces.
 
 use super::{Context, for_each};
 use crate::cpu::Cpu;
@@ -17,7 +17,7 @@ pub(crate) fn run(
     let mut tasks = Vec::new();
     for job in jobs {
         let from = views.bytes.read(&job.from)?;
-        let width: usize = job.widths.iter().sum();
+        let width: usize = job.pieces.iter().map(|piece| piece.width).sum();
         if job.outer * width == 0 {
             continue;
         }
@@ -29,13 +29,14 @@ pub(crate) fn run(
     }
     for_each(context, tasks, |(job, from, first, width, to)| {
         for (i, line) in to.chunks_exact_mut(width).enumerate() {
-            let (mut line, mut piece) = (line, 0);
-            for &bytes in &job.widths {
-                let (head, tail) = line.split_at_mut(bytes);
-                let start = piece + (first + i) * bytes;
-                head.copy_from_slice(&from[start..start + bytes]);
+            let mut line = line;
+            for piece in &job.pieces {
+                let (head, tail) = line.split_at_mut(piece.width);
+                let start = piece.start + (first + i) * piece.pitch;
+                if !head.is_empty() {
+                    head.copy_from_slice(&from[start..start + piece.width]);
+                }
                 line = tail;
-                piece += job.outer * bytes;
             }
         }
         Ok(())

@@ -4,17 +4,23 @@ use super::super::handle::Cuda;
 use super::super::module::Kernel;
 use super::super::table::{INTERLEAVE_TILE, Interleave};
 use super::job::{Job, aligned, cdiv};
-use crate::InterleaveJob;
+use crate::{InterleaveJob, PieceRows};
 
 /// One row per piece that is not empty.
 pub(crate) fn jobs(job: &InterleaveJob<Cuda>) -> Vec<Interleave> {
-    let pitch = job.widths.iter().sum::<usize>();
+    let pitch = job.pieces.iter().map(|piece| piece.width).sum::<usize>();
     let mut before = 0;
     let mut rows = Vec::new();
-    for &width in &job.widths {
+    for &PieceRows {
+        start,
+        width,
+        pitch: from_pitch,
+    } in &job.pieces
+    {
         if width > 0 && job.outer > 0 {
             rows.push(Interleave {
-                from: job.from.at(job.outer * before),
+                from: job.from.at(start),
+                from_pitch: from_pitch as u64,
                 to: job.to.at(before),
                 outer: job.outer as u64,
                 width: width as u64,
@@ -32,7 +38,7 @@ impl Job for Interleave {
 
     fn lay_out(&mut self) {
         let vector = self.width.is_multiple_of(16)
-            && aligned(self.from, 0, 16)
+            && aligned(self.from, self.from_pitch, 16)
             && aligned(self.to, self.pitch, 16);
         self.vector = u64::from(vector);
     }

@@ -341,11 +341,13 @@ structs! {
         reserved: [u8; 4],
     }
 
-    /// One piece of an `InterleaveJob`: `outer` rows of `width` bytes, densely from `from`, to rows of
-    /// `pitch` bytes from `to` on. Pieces of width 0 make no job.
+    /// One piece of an `InterleaveJob`: `outer` rows of `width` bytes, from rows of `from_pitch` bytes to rows of
+    /// `pitch` bytes. Pieces of width 0 make no job.
     struct Interleave {
         /// The first byte of the piece.
         from: u64,
+        /// Bytes from one of its rows to the next.
+        from_pitch: u64,
         /// Its first byte in the result.
         to: u64,
         outer: u64,

@@ -1,0 +1,143 @@
+//! [`Exchange`]: how the pieces of a gather travel. Large ones go straight to where they belong; the small ones of a rank go in one message.
+
+use std::ops::Range;
+
+use lowp_comm::is_large;
+use lowp_format::GatherPlan;
+
+use super::steps::{MemoryStep, memory_steps};
+
+/// Messages of unequal lengths are padded to the longest if that adds at most this part of their bytes: equal pieces are one operation of
+/// NCCL, others are one for each rank.
+const MOST_PADDING: usize = 8;
+
+/// The gathers of parameters that are done together, by these ranks.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Exchange<'p> {
+    /// The steps of each parameter. Small pieces are [`MemoryStep::Unpack`].
+    pub steps: Vec<Vec<MemoryStep<'p>>>,
+    /// Where the message of each rank arrives; nothing if none is sent.
+    pub messages: Vec<Range<usize>>,
+    /// Bytes at the end of each rank's message that belong to no piece.
+    pub padding: Vec<usize>,
+}
+
+impl<'p> Exchange<'p> {
+    /// The gathers of `plans`, one of each parameter, by the first `ranks` of the ranks that they are for.
+    pub fn new(plans: &[&'p GatherPlan], ranks: usize) -> Self {
+        let mut steps: Vec<_> = plans.iter().map(|plan| memory_steps(plan)).collect();
+        for step in steps.iter_mut().flatten() {
+            if let MemoryStep::Fetch { ranges, .. } = step {
+                ranges.truncate(ranks);
+            }
+        }
+        let is_small = |step: &MemoryStep<'_>| match step {
+            MemoryStep::Fetch { ranges, .. } => {
+                !is_large(ranges) && ranges.iter().any(|range| !range.is_empty())
+            }
+            _ => false,
+        };
+        let mut lens = vec![0; ranks];
+        let mut small = 0;
+        for step in steps.iter().flatten().filter(|step| is_small(step)) {
+            if let MemoryStep::Fetch { ranges, .. } = step {
+                small += 1;
+                let each = lens.iter_mut().zip(ranges);
+                each.for_each(|(len, range)| *len += range.len());
+            }
+        }
+        // A single piece is a message by itself, and a single rank sends nothing.
+        if small < 2 || ranks < 2 {
+            return Self {
+                steps,
+                messages: Vec::new(),
+                padding: vec![0; ranks],
+            };
+        }
+        let (messages, padding) = messages(&lens);
+        let mut ends: Vec<usize> = messages.iter().map(|message| message.start).collect();
+        for steps in &mut steps {
+            *steps = unpacked(std::mem::take(steps), is_small, &mut ends);
+        }
+        Self {
+            steps,
+            messages,
+            padding,
+        }
+    }
+
+    /// Bytes of the memory that messages arrive in.
+    pub fn message_bytes(&self) -> usize {
+        self.messages.last().map_or(0, |last| last.end)
+    }
+
+    /// The pieces that each rank sends: those of large buffers, and the message.
+    fn pieces(&self) -> impl Iterator<Item = &[Range<usize>]> {
+        let fetched = self.steps.iter().flatten().filter_map(|step| match step {
+            MemoryStep::Fetch { ranges, .. } => Some(&**ranges),
+            _ => None,
+        });
+        let message = (!self.messages.is_empty()).then_some(&*self.messages);
+        fetched.chain(message)
+    }
+
+    /// In how many batches GPUs exchange them: large ones, and small ones.
+    pub fn batches(&self) -> usize {
+        let sent = |ranges: &&[Range<usize>]| ranges.iter().any(|range| !range.is_empty());
+        let [mut large, mut small] = [false; 2];
+        for ranges in self.pieces().filter(sent) {
+            match is_large(ranges) {
+                true => large = true,
+                false => small = true,
+            }
+        }
+        usize::from(large) + usize::from(small)
+    }
+}
+
+/// Where messages of these lengths arrive, and their padding.
+fn messages(lens: &[usize]) -> (Vec<Range<usize>>, Vec<usize>) {
+    let longest = lens.iter().max().copied().unwrap_or(0);
+    let bytes: usize = lens.iter().sum();
+    let padded = (longest * lens.len() - bytes) * MOST_PADDING <= bytes;
+    let mut end = 0;
+    let message = |&len: &usize| {
+        let start = end;
+        end += if padded { longest } else { len };
+        (start..end, end - start - len)
+    };
+    lens.iter().map(message).unzip()
+}
+
+/// The steps of a parameter whose small pieces follow each other in the messages; `ends` is where the messages end so far.
+fn unpacked<'p>(
+    steps: Vec<MemoryStep<'p>>,
+    is_small: impl Fn(&MemoryStep<'_>) -> bool,
+    ends: &mut [usize],
+) -> Vec<MemoryStep<'p>> {
+    let mut made: Vec<MemoryStep<'p>> = Vec::new();
+    for step in steps {
+        let small = is_small(&step);
+        match (step, made.last_mut()) {
+            (MemoryStep::Fetch { spec, to, ranges }, _) if small => {
+                let starts = ends.to_vec();
+                let each = ends.iter_mut().zip(&ranges);
+                each.for_each(|(end, range)| *end += range.len());
+                made.push(MemoryStep::Unpack {
+                    spec,
+                    to,
+                    ranges,
+                    starts,
+                    outer: 1,
+                });
+            }
+            // Out of the messages at once.
+            (
+                MemoryStep::Interleave { outer, from, to, .. },
+                Some(MemoryStep::Unpack { to: arrived, outer: rows, .. }),
+            ) if *arrived == from => (*arrived, *rows) = (to, outer),
+            (step, _) => made.push(step),
+        }
+    }
+    made
+}
