@@ -59,6 +59,14 @@ pub(crate) enum Locked<'a, B: Backend, R: Recipe> {
 }
 
 impl<B: Backend, R: Recipe> Held<B, R> {
+    /// Whether both are gathered together.
+    pub(crate) fn is_with(&self, other: &Self) -> bool {
+        match (self, other) {
+            (Self::Rows(a, _), Self::Rows(b, _)) => Arc::ptr_eq(a, b),
+            _ => false,
+        }
+    }
+
     pub(crate) fn lock(&self) -> Result<Locked<'_, B, R>, ShardError> {
         Ok(match self {
             Self::Rows(block, param) => {

@@ -10,7 +10,7 @@ use std::time::Duration;
 use lowp_comm::{GatherItem, MeshComm, or_abort, ordered};
 use lowp_format::{Phase, Recipe, ReshardAfterForward};
 use lowp_kernels::{Backend, Source};
-use lowp_optim::{AdamW, Group, ParamId, StepOptions, StepReport};
+use lowp_optim::{AdamW, Group, ParamId, PendingStep, StepOptions, StepReport};
 use lowp_shard::{Divergence, FlatGather, GradBucketOptions, Reduction, ScaleBook, ScaleSlot};
 
 use crate::error::ModelError;
@@ -288,19 +288,29 @@ impl<B: Backend, R: Recipe> ShardedModel<B, R> {
         }
     }
 
-    /// Ends a step: updates and casts all parameters, and gives the variables on the backend their new values.
+    /// Ends a step: updates and casts all parameters, and gives the variables on the backend their new values. Waits for it.
     /// Collective.
     ///
     /// # Errors
     /// A parameter without a gradient, a micro-batch that was not finished, or a rank that failed.
     pub fn finish_step(&mut self, options: &StepOptions) -> Result<StepReport, ModelError> {
+        let report = self.start_step(options)?.wait();
+        Ok(or_abort(&*self.mesh.world, report)?)
+    }
+
+    /// Ends a step as [`ShardedModel::finish_step`] does, and waits for nothing where a device can go on by itself: the report may be
+    /// read a step later. Collective.
+    ///
+    /// # Errors
+    /// As there; what the report says is in the wait for it.
+    pub fn start_step(&mut self, options: &StepOptions) -> Result<PendingStep<B>, ModelError> {
         // Before the first collective call: every rank can still discard.
         self.check_finished()?;
-        let done = self.try_finish_step(options);
+        let done = self.try_start_step(options);
         or_abort(&*self.mesh.world, done)
     }
 
-    fn try_finish_step(&mut self, options: &StepOptions) -> Result<StepReport, ModelError> {
+    fn try_start_step(&mut self, options: &StepOptions) -> Result<PendingStep<B>, ModelError> {
         let reduced = self.gradients.lock().finish()?;
         for (&id, arrived) in self.grad_ids.iter().zip(reduced.contributions) {
             if arrived > 0 {
@@ -317,7 +327,7 @@ impl<B: Backend, R: Recipe> ShardedModel<B, R> {
         if let Some(saving) = &mut self.saving {
             saving.follow(&self.backend)?;
         }
-        let report = self.adamw.step(options)?.wait()?;
+        let report = self.adamw.step(options)?;
         self.vars.refresh()?;
         Ok(report)
     }
@@ -408,13 +418,30 @@ impl<B: Backend, R: Recipe> ShardedModel<B, R> {
     fn try_audit(&self) -> Result<Vec<(usize, Phase, Divergence)>, ModelError> {
         let mut found = Vec::new();
         let amaxes = self.shared_amaxes()?;
-        for (layer, (id, weight)) in self.weights.iter().enumerate() {
-            let full = self.gather_f32(weight.element_ranges(), &self.adamw.master(*id)?)?;
-            let mut slots = self.adamw.slots(*id)?.into_iter().flatten();
-            let amax = slots.find_map(|slot| amaxes.get(&slot).copied());
-            let divergences = weight.audit(&self.backend.upload(&full)?, amax)?;
-            found.extend(divergences.into_iter().map(|(phase, d)| (layer, phase, d)));
+        let mut first = 0;
+        while first < self.weights.len() {
+            // A block stays gathered for a phase, whose masters are gathered one after the other.
+            let mut block = first..first + 1;
+            while let Some((_, next)) = self.weights.get(block.end)
+                && self.weights[first].1.is_with(next)?
+            {
+                block.end += 1;
+            }
+            first = block.end;
+            for phase in Phase::ALL {
+                for layer in block.clone() {
+                    let (id, weight) = &self.weights[layer];
+                    let full = self.gather_f32(weight.element_ranges(), &self.adamw.master(*id)?)?;
+                    let mut slots = self.adamw.slots(*id)?.into_iter().flatten();
+                    let amax = slots.find_map(|slot| amaxes.get(&slot).copied());
+                    let full = self.backend.upload(&full)?;
+                    let divergence = weight.audit_phase(phase, &full, amax)?;
+                    found.extend(divergence.map(|d| (layer, phase, d)));
+                }
+            }
+            self.weights[block.start].1.release()?;
         }
+        found.sort_by_key(|&(layer, phase, _)| (layer, phase as usize));
         Ok(found)
     }
 

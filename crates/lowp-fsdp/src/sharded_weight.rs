@@ -281,35 +281,49 @@ impl<B: Backend, R: Recipe> ShardedWeight<B, R> {
         master: &B::Buffer<f32>,
         amax: Option<f32>,
     ) -> Result<Vec<(Phase, Divergence)>, ShardError> {
+        let mut found = Vec::new();
+        for phase in Phase::ALL {
+            let divergence = self.audit_phase(phase, master, amax)?;
+            found.extend(divergence.map(|d| (phase, d)));
+        }
+        self.locked()?.held.lock()?.release();
+        Ok(found)
+    }
+
+    /// The same for one phase; the block stays gathered.
+    pub(crate) fn audit_phase(
+        &self,
+        phase: Phase,
+        master: &B::Buffer<f32>,
+        amax: Option<f32>,
+    ) -> Result<Option<Divergence>, ShardError> {
         let state = self.locked()?;
         let mut held = state.held.lock()?;
-        let found = audit(&mut held, &self.backend, master, amax);
-        // Also after an error: what this rank alone holds, it would not gather with the others.
-        held.release();
+        let audit = |held: &mut Locked<'_, B, R>| {
+            held.unshard(phase)?;
+            let (tensor, orientation) = (held.tensor()?, phase.orientation());
+            audit_in_group(&self.backend, tensor, orientation, master, amax)
+        };
+        let found = audit(&mut held);
+        if found.is_err() {
+            // What this rank alone holds, it would not gather with the others.
+            held.release();
+        }
         or_abort(&*self.mesh.world, found)
+    }
+
+    /// Whether both weights are of one block, which is gathered together.
+    pub(crate) fn is_with(&self, other: &Self) -> Result<bool, ModelError> {
+        if std::ptr::eq(self, other) {
+            return Ok(true);
+        }
+        Ok(self.lock()?.held.is_with(&other.lock()?.held))
     }
 
     fn lock(&self) -> Result<MutexGuard<'_, State<B, R>>, ModelError> {
         let poisoned = |_| ModelError::PoisonedWeight { shape: self.shape };
         self.state.lock().map_err(poisoned)
     }
-}
-
-/// Gathers the weight for each phase and compares it with a full cast of `master`.
-fn audit<B: Backend, R: Recipe>(
-    held: &mut Locked<'_, B, R>,
-    backend: &B,
-    master: &B::Buffer<f32>,
-    amax: Option<f32>,
-) -> Result<Vec<(Phase, Divergence)>, ShardError> {
-    let mut found = Vec::new();
-    for phase in Phase::ALL {
-        held.unshard(phase)?;
-        let (tensor, orientation) = (held.tensor()?, phase.orientation());
-        let divergence = audit_in_group(backend, tensor, orientation, master, amax)?;
-        found.extend(divergence.map(|d| (phase, d)));
-    }
-    Ok(found)
 }
 
 impl<B: Backend, R: Recipe> State<B, R> {

@@ -270,7 +270,8 @@ impl NcclComm {
                 match even(item.ranges) {
                     Some(all) => calls.all_gather(item.source, &self.cuda.view(item.dest, all)?)?,
                     None => {
-                        for (rank, range) in item.ranges.iter().enumerate() {
+                        let sent = item.ranges.iter().enumerate();
+                        for (rank, range) in sent.filter(|(_, range)| !range.is_empty()) {
                             let dest = self.cuda.view(item.dest, range.clone())?;
                             calls.broadcast(item.source, &dest, rank)?;
                         }

@@ -72,7 +72,7 @@ impl<'p> Exchange<'p> {
     }
 
     /// The pieces that each rank sends: those of large buffers, and the message.
-    fn pieces(&self) -> impl Iterator<Item = &[Range<usize>]> {
+    pub fn pieces(&self) -> impl Iterator<Item = &[Range<usize>]> {
         let fetched = self.steps.iter().flatten().filter_map(|step| match step {
             MemoryStep::Fetch { ranges, .. } => Some(&**ranges),
             _ => None,

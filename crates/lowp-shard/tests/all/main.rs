@@ -16,6 +16,7 @@ mod gather;
 mod gather_disagreements;
 mod grad_buckets;
 mod growth;
+mod many_ranks;
 mod reshard_groups;
 mod scale_books;
 mod sharder_hooks;

@@ -1,0 +1,262 @@
+//! Gathers of blocks over many ranks: a communicator that counts what GPUs would exchange in place of moving it.
+
+use std::fmt::Write as _;
+use std::sync::{Arc, Mutex};
+
+use lowp_comm::{
+    Collective, CommError, Communicator, Control, GatherItem, Traffic, even, is_large,
+};
+use lowp_format::{
+    AnyRecipe, GatherPlan, Phase, PhasePlans, Recipe, RecipeOptions, ReshardAfterForward, RowCuts,
+    Shape, Usage,
+};
+use lowp_kernels::Cpu;
+use lowp_shard::{Exchange, GatherGroup, GatherPool, ShardError, ShardSpec, ShardedTensor};
+
+type Done = Result<(), Box<dyn std::error::Error>>;
+
+/// What NCCL would do for all-gathers.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+struct Counts {
+    /// Batches of large pieces, and of small ones.
+    exchanges: usize,
+    /// All-gathers, or broadcasts of each rank's piece where pieces differ in length.
+    operations: usize,
+    /// Bytes of this rank's pieces.
+    sent: usize,
+}
+
+impl Counts {
+    fn add(&mut self, rank: usize, items: &[GatherItem<'_, Cpu>]) {
+        let large = items.iter().filter(|item| is_large(item.ranges)).count();
+        self.exchanges += usize::from(large > 0) + usize::from(large < items.len());
+        for item in items {
+            let pieces = item.ranges.iter().filter(|range| !range.is_empty());
+            self.operations += even(item.ranges).map_or(pieces.count(), |_| 1);
+            self.sent += item.ranges[rank].len();
+        }
+    }
+}
+
+/// One rank of a group whose other ranks do the same.
+#[derive(Debug)]
+struct CountingComm {
+    rank: usize,
+    members: Vec<usize>,
+    counts: Mutex<Counts>,
+}
+
+impl CountingComm {
+    fn new(rank: usize, world: usize) -> Arc<Self> {
+        Arc::new(Self {
+            rank,
+            members: (0..world).collect(),
+            counts: Mutex::default(),
+        })
+    }
+
+    fn take(&self) -> Counts {
+        std::mem::take(&mut *self.counts.lock().expect("counts"))
+    }
+}
+
+impl Control for CountingComm {
+    fn rank(&self) -> usize {
+        self.rank
+    }
+
+    fn members(&self) -> &[usize] {
+        &self.members
+    }
+
+    fn all_gather(&self, _tag: &str, bytes: Vec<u8>) -> Result<Vec<Vec<u8>>, CommError> {
+        Ok(vec![bytes; self.members.len()])
+    }
+
+    fn split(&self, _color: usize, key: usize) -> Result<Arc<dyn Control>, CommError> {
+        Ok(Self::new(key, self.members.len()))
+    }
+
+    fn fail(&self, cause: CommError) -> CommError {
+        cause
+    }
+
+    fn failure(&self) -> Option<CommError> {
+        None
+    }
+}
+
+impl Communicator<Cpu> for CountingComm {
+    fn control(&self) -> &dyn Control {
+        self
+    }
+
+    fn backend(&self) -> &Cpu {
+        &Cpu
+    }
+
+    fn is_enqueued(&self) -> bool {
+        false
+    }
+
+    fn enqueue(&self, _label: &str, batch: Collective<'_, Cpu>) -> Result<(), CommError> {
+        batch.check(&Cpu, self.rank, self.members.len())?;
+        if let Collective::AllGather(items) = batch {
+            let mut counts = self.counts.lock().expect("counts");
+            counts.add(self.rank, items);
+        }
+        Ok(())
+    }
+
+    fn split(&self, _color: usize, key: usize) -> Result<Arc<dyn Communicator<Cpu>>, CommError> {
+        Ok(Self::new(key, self.members.len()))
+    }
+
+    fn count(&self, _sent: Traffic) {}
+
+    fn traffic(&self) -> Traffic {
+        Traffic::default()
+    }
+}
+
+/// What one rank exchanges for forward and for backward of a block.
+fn counted(
+    recipe: AnyRecipe,
+    shapes: &[Shape],
+    (rank, world): (usize, usize),
+) -> Result<[Counts; 2], ShardError> {
+    let comm = CountingComm::new(rank, world);
+    let tensor = |&shape| {
+        let spec = ShardSpec::new(&recipe, shape, world, rank)?;
+        ShardedTensor::new(&Cpu, recipe, spec)
+    };
+    let tensors = shapes.iter().map(tensor).collect::<Result<_, _>>()?;
+    let pool = GatherPool::new(&Cpu);
+    let mut group = GatherGroup::new(&Cpu, comm.clone(), &pool, tensors, true)?;
+    let mut counts = [Counts::default(); 2];
+    for (counts, phase) in counts.iter_mut().zip(Phase::ALL) {
+        group.unshard(phase)?;
+        group.reshard();
+        *counts = comm.take();
+    }
+    let sent: usize = counts.iter().map(|counts| counts.sent).sum();
+    assert_eq!(sent, group.account().sent_bytes());
+    Ok(counts)
+}
+
+/// Whatever the recipe.
+#[test]
+fn a_block_is_at_most_two_exchanges_in_a_phase() -> Done {
+    let one = AnyRecipe::from_name("mxfp8", &RecipeOptions::default())?;
+    let recipes = AnyRecipe::all().into_iter().map(|recipe| (recipe, 16));
+    for (recipe, world) in recipes.chain([(one, 256), (one, 1024)]) {
+        let quantum = recipe.row_quantum(Usage::BOTH);
+        let shape = |times| Shape::new(times * quantum * world, 64);
+        let shapes = [1, 2, 1].map(shape);
+        for rank in [0, world - 1] {
+            for counts in counted(recipe, &shapes, (rank, world))? {
+                let what = format!("{}, {world} ranks: {counts:?}", recipe.name());
+                assert!(counts.exchanges <= 2, "{what}");
+                assert!(counts.operations <= 2, "{what}");
+            }
+        }
+    }
+    Ok(())
+}
+
+fn plans(recipe: &AnyRecipe, shape: Shape, ranks: usize) -> PhasePlans {
+    let cuts = RowCuts::new(shape.rows, ranks, recipe.row_quantum(Usage::BOTH)).expect("cuts");
+    PhasePlans::new(recipe, shape, &cuts, ReshardAfterForward::Yes).expect("plans")
+}
+
+/// Exchanges, operations, and bytes of the message of a rank that has the longest.
+fn row(plans: &[&GatherPlan], ranks: usize) -> (usize, usize, usize) {
+    let exchange = Exchange::new(plans, ranks);
+    let pieces = exchange.pieces().filter(|pieces| pieces.iter().any(|p| !p.is_empty()));
+    let operations = pieces.map(|pieces| {
+        let sent = pieces.iter().filter(|piece| !piece.is_empty());
+        even(pieces).map_or(sent.count(), |_| 1)
+    });
+    let longest = exchange.messages.iter().map(ExactSizeIterator::len).max();
+    (exchange.batches(), operations.sum(), longest.unwrap_or(0))
+}
+
+/// A block of Llama 3, for backward: its weights together, and each by itself.
+#[test]
+fn exchanges_of_llama() -> Done {
+    let models = [("8b", 4096, 1024, 14336), ("70b", 8192, 1024, 28672)];
+    let mut table = "block of  recipe     ranks  together: exchanges, operations, message  one by one: exchanges, operations\n".to_owned();
+    for (model, dim, kv, hidden) in models {
+        let weights = [
+            (dim, dim),
+            (kv, dim),
+            (kv, dim),
+            (dim, dim),
+            (hidden, dim),
+            (hidden, dim),
+            (dim, hidden),
+        ];
+        for name in ["mxfp8", "nvfp4-1d"] {
+            let recipe = AnyRecipe::from_name(name, &RecipeOptions::default())?;
+            for ranks in [2, 8, 64, 256, 1024, 16384] {
+                let plans = weights.map(|(rows, cols)| plans(&recipe, Shape::new(rows, cols), ranks));
+                let backward: Vec<_> = plans.iter().map(|plans| &plans.backward).collect();
+                let (exchanges, operations, message) = row(&backward, ranks);
+                let each = backward.iter().map(|plan| row(&[*plan], ranks));
+                let [mut single, mut alone] = [0; 2];
+                for (exchanges, operations, _) in each {
+                    single += exchanges;
+                    alone += operations;
+                }
+                writeln!(
+                    table,
+                    "{model:<9} {name:<9} {ranks:>6}  {exchanges:>19}  {operations:>10}  {message:>7}  {single:>21}  {alone:>10}"
+                )?;
+            }
+        }
+    }
+    insta::assert_snapshot!(table);
+    Ok(())
+}
+
+/// Each byte of a piece has one place in one message, and padding is less than an eighth.
+#[test]
+fn messages_hold_the_small_pieces() {
+    use lowp_shard::MemoryStep;
+    use proptest::prelude::*;
+    proptest!(|(
+        rows in prop::collection::vec(1usize..300, 1..6), ranks in 1usize..9, recipe in 0..AnyRecipe::all().len(),
+    )| {
+        let recipe = AnyRecipe::all()[recipe];
+        let plans: Vec<_> = rows.iter().map(|&rows| plans(&recipe, Shape::new(rows * 16, 128), ranks)).collect();
+        for phase in Phase::ALL {
+            let plans: Vec<_> = plans.iter().map(|plans| plans.phase(phase)).collect();
+            let exchange = Exchange::new(&plans, ranks);
+            let mut places: Vec<Vec<std::ops::Range<usize>>> = vec![Vec::new(); ranks];
+            let mut bytes = 0;
+            for step in exchange.steps.iter().flatten() {
+                match step {
+                    MemoryStep::Unpack { ranges, starts, .. } => {
+                        for (rank, (range, start)) in ranges.iter().zip(starts).enumerate() {
+                            places[rank].push(*start..start + range.len());
+                            bytes += range.len();
+                        }
+                    }
+                    MemoryStep::Fetch { ranges, .. } => bytes += ranges.iter().map(|r| r.len()).sum::<usize>(),
+                    _ => {}
+                }
+            }
+            prop_assert_eq!(bytes, plans.iter().map(|plan| plan.wire_bytes()).sum::<usize>());
+            for (message, (places, padding)) in exchange.messages.iter().zip(places.iter().zip(&exchange.padding)) {
+                let mut end = message.start;
+                for place in places {
+                    prop_assert_eq!(place.start, end);
+                    end = place.end;
+                }
+                prop_assert_eq!(end + padding, message.end);
+            }
+            let padding: usize = exchange.padding.iter().sum();
+            prop_assert!(8 * padding <= exchange.message_bytes());
+        }
+    });
+}
