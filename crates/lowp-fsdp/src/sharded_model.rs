@@ -431,7 +431,8 @@ impl<B: Backend, R: Recipe> ShardedModel<B, R> {
             for phase in Phase::ALL {
                 for layer in block.clone() {
                     let (id, weight) = &self.weights[layer];
-                    let full = self.gather_f32(weight.element_ranges(), &self.adamw.master(*id)?)?;
+                    let full =
+                        self.gather_f32(weight.element_ranges(), &self.adamw.master(*id)?)?;
                     let mut slots = self.adamw.slots(*id)?.into_iter().flatten();
                     let amax = slots.find_map(|slot| amaxes.get(&slot).copied());
                     let full = self.backend.upload(&full)?;

@@ -11,8 +11,8 @@ use lowp_comm::{MeshComm, or_abort};
 use lowp_format::{Phase, QuantizedTensor, Recipe, RowCuts, Shape, SourceRounding, Usage};
 use lowp_kernels::{Backend, DecodeJob, KernelError, Source, StepScalars, Work};
 use lowp_shard::{
-    Divergence, GatherAccount, GatherGroup, GatherWatch, Reshard, Scratches, ShardError,
-    ShardSpec, ShardedTensor, audit_in_group,
+    Divergence, GatherAccount, GatherGroup, GatherWatch, Reshard, Scratches, ShardError, ShardSpec,
+    ShardedTensor, audit_in_group,
 };
 use serde_json::Value;
 

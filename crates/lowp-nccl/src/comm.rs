@@ -6,8 +6,8 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use lowp_comm::{
-    Collective, CommError, Communicator, Control, Counters, GatherItem, GradWire, ReduceItem, Traffic,
-    even, is_large, or_abort, threads,
+    Collective, CommError, Communicator, Control, Counters, GatherItem, GradWire, ReduceItem,
+    Traffic, even, is_large, or_abort, threads,
 };
 use lowp_kernels::{Backend, Cuda, CudaBuffer, CudaEvent, KernelError, Source};
 

@@ -114,7 +114,8 @@ fn a_rank_reads_its_shard_and_one_tensor() -> Result<(), Box<dyn Error>> {
             comm.control().all_equal("the memory", "read")?;
             drop(made);
             Ok::<_, Box<dyn Error + Send + Sync>>(held)
-        })?;
+        })
+        .map_err(|failed| failed.to_string())?;
         let held = held.into_iter().max().unwrap_or(0) - before;
         let peak = PEAK.load(Relaxed) - before;
         // Masters and moments of all elements once over all ranks, and codes.

@@ -137,8 +137,8 @@ fn a_run_is_logged() -> Result<()> {
         .lines()
         .map(serde_json::from_str)
         .collect::<Result<_, _>>()?;
-    let with = |key: &str| lines.iter().filter(move |line| !line[key].is_null());
-    let steps = |key: &str| {
+    let with = |key: &'static str| lines.iter().filter(move |line| !line[key].is_null());
+    let steps = |key: &'static str| {
         with(key)
             .filter_map(|line| line["step"].as_u64())
             .collect::<Vec<_>>()

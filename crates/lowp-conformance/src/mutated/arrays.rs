@@ -216,8 +216,16 @@ impl<B: Fenced> Mutate<B> for RepackJob<B> {
 }
 
 impl<B: Fenced> Mutate<B> for InterleaveJob<B> {
-    const FIELDS: &'static [&'static str] =
-        &["outer", "pieces[i].start", "pieces[i].width", "pieces[i].pitch", "pieces", "from", "to", "to = from"];
+    const FIELDS: &'static [&'static str] = &[
+        "outer",
+        "pieces[i].start",
+        "pieces[i].width",
+        "pieces[i].pitch",
+        "pieces",
+        "from",
+        "to",
+        "to = from",
+    ];
 
     fn good(choices: &mut Choices<'_, B>) -> Self {
         let outer = choices.below(40);

@@ -114,10 +114,13 @@ fn local(exchange: &Exchange<'_>) -> Local {
     }
     // The message of a rank, and what is taken out of those of all.
     let own = exchange.messages.iter().map(ExactSizeIterator::len).max();
-    [Local::of(own.unwrap_or(0) as u64), Local::of(unpacked as u64)]
-        .into_iter()
-        .fold(sum, |mut sum, one| {
-            sum += one;
-            sum
-        })
+    [
+        Local::of(own.unwrap_or(0) as u64),
+        Local::of(unpacked as u64),
+    ]
+    .into_iter()
+    .fold(sum, |mut sum, one| {
+        sum += one;
+        sum
+    })
 }

@@ -4,8 +4,8 @@ use super::config::CostConfig;
 use crate::Sharding;
 use crate::builder::flat_shards;
 use lowp_format::{
-    Axis, BufferSpec, FormatError, GatherPlan, GatherStep, Part, PhasePlans, Recipe, RowCuts, Shape,
-    Usage,
+    Axis, BufferSpec, FormatError, GatherPlan, GatherStep, Part, PhasePlans, Recipe, RowCuts,
+    Shape, Usage,
 };
 use lowp_shard::{FlatShard, ShardError};
 use std::iter::Sum;

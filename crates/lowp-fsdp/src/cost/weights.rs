@@ -77,7 +77,10 @@ impl<R: Recipe + PartialEq> Weights<R> {
         let first = |kind: &Kind<R>| {
             let same = |other: &Kind<R>| other.cost.plans == kind.cost.plans;
             // Full weights are gathered by themselves.
-            let known = kinds.iter().position(same).filter(|_| kind.cost.plans.is_some());
+            let known = kinds
+                .iter()
+                .position(same)
+                .filter(|_| kind.cost.plans.is_some());
             known.or_else(|| kinds.iter().position(|other| std::ptr::eq(other, kind)))
         };
         let first: Vec<usize> = kinds.iter().filter_map(first).collect();

@@ -133,8 +133,14 @@ fn unpacked<'p>(
             }
             // Out of the messages at once.
             (
-                MemoryStep::Interleave { outer, from, to, .. },
-                Some(MemoryStep::Unpack { to: arrived, outer: rows, .. }),
+                MemoryStep::Interleave {
+                    outer, from, to, ..
+                },
+                Some(MemoryStep::Unpack {
+                    to: arrived,
+                    outer: rows,
+                    ..
+                }),
             ) if *arrived == from => (*arrived, *rows) = (to, outer),
             (step, _) => made.push(step),
         }

@@ -172,7 +172,9 @@ fn plans(recipe: &AnyRecipe, shape: Shape, ranks: usize) -> PhasePlans {
 /// Exchanges, operations, and bytes of the message of a rank that has the longest.
 fn row(plans: &[&GatherPlan], ranks: usize) -> (usize, usize, usize) {
     let exchange = Exchange::new(plans, ranks);
-    let pieces = exchange.pieces().filter(|pieces| pieces.iter().any(|p| !p.is_empty()));
+    let pieces = exchange
+        .pieces()
+        .filter(|pieces| pieces.iter().any(|p| !p.is_empty()));
     let operations = pieces.map(|pieces| {
         let sent = pieces.iter().filter(|piece| !piece.is_empty());
         even(pieces).map_or(sent.count(), |_| 1)
@@ -199,7 +201,8 @@ fn exchanges_of_llama() -> Done {
         for name in ["mxfp8", "nvfp4-1d"] {
             let recipe = AnyRecipe::from_name(name, &RecipeOptions::default())?;
             for ranks in [2, 8, 64, 256, 1024, 16384] {
-                let plans = weights.map(|(rows, cols)| plans(&recipe, Shape::new(rows, cols), ranks));
+                let plans =
+                    weights.map(|(rows, cols)| plans(&recipe, Shape::new(rows, cols), ranks));
                 let backward: Vec<_> = plans.iter().map(|plans| &plans.backward).collect();
                 let (exchanges, operations, message) = row(&backward, ranks);
                 let each = backward.iter().map(|plan| row(&[*plan], ranks));
