@@ -1,87 +1,142 @@
-//! What a world costs on the host, by its number of ranks: rendezvous, a mesh, plans, agreement, and the news of a failure. No data
-//! moves. Every rank is a thread here, and speaks TCP as a process would.
+//! What a world costs on the host, by its number of ranks: start, the calls of a step, and the news of a failure. No data
+//! moves. Every rank is a thread here, and speaks TCP as a process would; eight make a node.
 //!
 //! ```text
 //! cargo run --release -p lowp-shard --example many_ranks -- 16 64 256 1024
 //! ```
+//!
+//! Each figure is the time of the slowest rank, and in brackets the processor time of all ranks together: on two cores that are free
+//! the first is half of the second or a little more.
 
 use std::error::Error;
 use std::net::TcpListener;
-use std::sync::{Arc, Barrier};
+use std::sync::{Arc, Barrier, Mutex, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use lowp_comm::{CommError, Communicator, HostComm, Launch, Mesh, MeshComm, join};
-use lowp_format::{AnyRecipe, GatherPlan, Shape, Usage};
+use lowp_comm::{CommError, Communicator, Control, HostComm, Launch, Mesh, MeshComm, join};
+use lowp_format::{AnyRecipe, GatherPlan, Recipe as _, Shape, Usage};
 use lowp_kernels::Cpu;
 use lowp_shard::{ShardError, ShardSpec};
 
 const LIMIT: Duration = Duration::from_secs(120);
 /// Weights that each rank plans.
 const WEIGHTS: usize = 100;
-const ROUNDS: usize = 5;
+const ROUNDS: usize = 20;
+/// Ranks of a node.
+const NODE: usize = 8;
+/// Bytes of what a rank tells the first alone.
+const LIST: usize = 1 << 10;
 
-/// Seconds of each part, on one rank.
+/// What is measured, one after the other.
+const PARTS: [&str; 8] = [
+    "rendezvous s",
+    "mesh s",
+    "100 plans s",
+    "agreement ms",
+    "8 bytes of each to all ms",
+    "sum of 4 ms",
+    "1 KiB of each to rank 0 ms",
+    "failure ms",
+];
+
+/// Seconds of the slowest rank, and of all processors.
 #[derive(Clone, Copy, Default)]
-struct Times {
-    rendezvous: f64,
-    mesh: f64,
-    plans: f64,
-    agree: f64,
-    failure: f64,
+struct Cost {
+    wall: f64,
+    processors: f64,
 }
 
-fn rank(launch: &Launch, failing: &Barrier) -> Result<Times, ShardError> {
-    let mut times = Times::default();
-    let begun = Instant::now();
-    let control = join(launch)?;
-    times.rendezvous = begun.elapsed().as_secs_f64();
+/// Has the ranks begin and end each part together.
+struct Parts {
+    together: Barrier,
+    costs: Mutex<[Cost; PARTS.len()]>,
+}
 
-    let begun = Instant::now();
-    let shard = 8.min(launch.world);
-    let mesh = Mesh {
-        replicate: launch.world / shard,
-        shard,
+impl Parts {
+    /// Measures `part` of a rank, of which `rounds` make a figure.
+    fn run<T>(&self, part: usize, rank: usize, rounds: usize, work: impl FnOnce() -> T) -> T {
+        self.together.wait();
+        let (begun, before) = (Instant::now(), processor_seconds());
+        self.together.wait();
+        let done = work();
+        let wall = begun.elapsed().as_secs_f64() / rounds as f64;
+        self.together.wait();
+        let processors = (processor_seconds() - before) / rounds as f64;
+        let mut costs = self.costs.lock().unwrap_or_else(PoisonError::into_inner);
+        let cost = &mut costs[part];
+        cost.wall = cost.wall.max(wall);
+        if rank == 0 {
+            cost.processors = processors;
+        }
+        done
+    }
+}
+
+fn rank(launch: &Launch, parts: &Parts) -> Result<(), ShardError> {
+    let own = launch.rank;
+    let control = parts.run(0, own, 1, || join(launch))?;
+    let mesh = parts.run(1, own, 1, || {
+        let shard = NODE.min(launch.world);
+        let mesh = Mesh {
+            replicate: launch.world / shard,
+            shard,
+        };
+        let world: Arc<dyn Communicator<Cpu>> = HostComm::new(control, &Cpu).into();
+        MeshComm::new(mesh, world)
+    })?;
+    let control = mesh.world.control();
+    parts.run(2, own, 1, || plan(launch, control))?;
+    let many = |part, round: &dyn Fn() -> Result<(), CommError>| {
+        parts.run(part, own, ROUNDS, || (0..ROUNDS).try_for_each(|_| round()))
     };
-    let world: Arc<dyn Communicator<Cpu>> = HostComm::new(control, &Cpu).into();
-    let mesh = MeshComm::new(mesh, world)?;
-    times.mesh = begun.elapsed().as_secs_f64();
+    many(3, &|| control.all_equal("the plans", "the same"))?;
+    many(4, &|| {
+        let bytes = own.to_le_bytes().to_vec();
+        control.all_gather("8 bytes", bytes).map(drop)
+    })?;
+    many(5, &|| control.sum(&mut [1.0; 4]))?;
+    many(6, &|| control.gather("a list", vec![0; LIST]).map(drop))?;
+    let news = parts.run(7, own, 1, || {
+        if own + 1 == launch.world {
+            control.abort("planned");
+        }
+        control.barrier()
+    });
+    match news {
+        Err(CommError::Failed { .. }) => Ok(()),
+        Err(other) => Err(other.into()),
+        Ok(()) => Err(CommError::Failed {
+            rank: own,
+            message: "it did not hear of a failure".to_owned(),
+        }
+        .into()),
+    }
+}
 
-    let begun = Instant::now();
+/// Plans weights, and agrees on all of them in one round.
+fn plan(launch: &Launch, control: &dyn Control) -> Result<(), ShardError> {
     let mut text = String::new();
     for recipe in AnyRecipe::low_precision().into_iter().cycle().take(WEIGHTS) {
         let shape = Shape::new(16_384, 4096);
         let spec = ShardSpec::new(&recipe, shape, launch.world, launch.rank)?;
         let plan =
             GatherPlan::with_cuts(&recipe, shape, spec.cuts(), Usage::BOTH, Usage::BOTH, &[])?;
-        text += &format!("{} {}; ", spec.rows().len().min(1), plan.wire_bytes());
+        text += &format!("{} {}; ", recipe.name(), plan.wire_bytes());
     }
-    times.plans = begun.elapsed().as_secs_f64();
+    Ok(control.all_equal("the plans", &text)?)
+}
 
-    let control = mesh.world.control();
-    control.barrier()?;
-    let begun = Instant::now();
-    for _ in 0..ROUNDS {
-        control.all_equal("the plans", &text.len().to_string())?;
-    }
-    times.agree = begun.elapsed().as_secs_f64() / ROUNDS as f64;
-
-    failing.wait();
-    let begun = Instant::now();
-    if launch.rank + 1 == launch.world {
-        control.abort("planned");
-    }
-    let news = control.barrier();
-    times.failure = begun.elapsed().as_secs_f64();
-    match news {
-        Err(CommError::Failed { .. }) => Ok(times),
-        Err(other) => Err(other.into()),
-        Ok(()) => Err(CommError::Failed {
-            rank: launch.rank,
-            message: "it did not hear of a failure".to_owned(),
-        }
-        .into()),
-    }
+/// Seconds that this process used of all processors.
+fn processor_seconds() -> f64 {
+    const TICKS: f64 = 100.0;
+    let text = std::fs::read_to_string("/proc/self/stat").unwrap_or_default();
+    let fields = text.rsplit_once(") ").map_or("", |(_, fields)| fields);
+    let ticks = fields.split(' ').skip(11).take(2);
+    ticks
+        .filter_map(|ticks| ticks.parse::<f64>().ok())
+        .sum::<f64>()
+        / TICKS
 }
 
 /// Bytes of this process in memory.
@@ -96,44 +151,47 @@ fn world(ranks: usize) -> Result<(), Box<dyn Error>> {
     let launch = |rank| Launch {
         rank,
         world: ranks,
-        local_rank: rank,
-        local_world: ranks,
+        local_rank: rank % NODE,
+        local_world: NODE.min(ranks),
         host: "127.0.0.1".to_owned(),
         port,
         limit: LIMIT,
         build: "many_ranks".to_owned(),
-        run: String::new(),
+        run: "many_ranks".to_owned(),
         restart: 0,
     };
-    let failing = Barrier::new(ranks);
+    let parts = Parts {
+        together: Barrier::new(ranks),
+        costs: Mutex::default(),
+    };
     let before = resident();
-    let (times, after) = thread::scope(|scope| {
+    let after = thread::scope(|scope| {
         let start = |rank: usize| {
-            let (launch, failing) = (launch(rank), &failing);
+            let (launch, parts) = (launch(rank), &parts);
             let builder = thread::Builder::new().stack_size(512 << 10);
-            builder.spawn_scoped(scope, move || self::rank(&launch, failing))
+            builder.spawn_scoped(scope, move || self::rank(&launch, parts))
         };
         let started: Vec<_> = (0..ranks).map(start).collect::<Result<_, _>>()?;
-        let mut times = Vec::new();
         let mut most = None;
         for rank in started {
             most = most.max(resident());
-            times.push(rank.join().map_err(|_| "a rank panicked")??);
+            rank.join().map_err(|_| "a rank panicked")??;
         }
-        Ok::<_, Box<dyn Error>>((times, most))
+        Ok::<_, Box<dyn Error>>(most)
     })?;
-    let most = |of: fn(&Times) -> f64| times.iter().map(of).fold(0.0, f64::max);
     let memory = before
         .zip(after)
         .map_or(0, |(a, b)| b.saturating_sub(a) / ranks / 1024);
-    println!(
-        "| {ranks} | {:.3} | {:.3} | {:.3} | {:.1} | {:.1} | {memory} |",
-        most(|t| t.rendezvous),
-        most(|t| t.mesh),
-        most(|t| t.plans),
-        1e3 * most(|t| t.agree),
-        1e3 * most(|t| t.failure),
-    );
+    let costs = parts.costs.into_inner();
+    let costs = costs.unwrap_or_else(PoisonError::into_inner);
+    let [wall, processors] = [|c: &Cost| c.wall, |c: &Cost| c.processors]
+        .map(|of: fn(&Cost) -> f64| costs[..3].iter().map(of).sum::<f64>());
+    print!("| {ranks} | {wall:.2} ({processors:.2}) ");
+    for (part, cost) in PARTS.iter().zip(&costs) {
+        let unit = if part.ends_with("ms") { 1e3 } else { 1.0 };
+        print!("| {:.2} ({:.2}) ", unit * cost.wall, unit * cost.processors);
+    }
+    println!("| {memory} |");
     Ok(())
 }
 
@@ -148,7 +206,9 @@ fn main() -> Result<(), Box<dyn Error>> {
         sizes
     };
     println!(
-        "| ranks | rendezvous s | mesh s | {WEIGHTS} plans s | agreement ms | failure ms | KiB per rank |\n|---|---|---|---|---|---|---|"
+        "| ranks | start s | {} | KiB per rank |\n|{}",
+        PARTS.join(" | "),
+        "---|".repeat(PARTS.len() + 3)
     );
     sizes.into_iter().try_for_each(world)
 }

@@ -1,38 +1,18 @@
 //! Every rank but 0: a connection to rank 0, whose hub the calls meet in.
 
-use std::io::{BufReader, ErrorKind, Read, Write};
-use std::net::{Shutdown, TcpStream, ToSocketAddrs};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::io::{Read, Write};
+use std::net::{TcpStream, ToSocketAddrs};
+use std::sync::{Arc, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use super::frame::{Answer, GREETING, Hello, LONG, Request, frame, read, short};
+use super::connection::{Answered, Connection, GRACE};
+use super::frame::{Answer, GREETING, Hello, Request, short};
 use crate::CommError;
 use crate::control::call::{Call, Kind};
 use crate::control::outcome::request;
 use crate::control::{Control, Launch, digests, from_bytes, sum_tag, to_bytes};
 use crate::error::Departure;
-
-/// How much longer than the limit a rank waits for rank 0, which knows more about the cause.
-const GRACE: Duration = Duration::from_secs(5);
-
-/// What rank 0 said that was not taken yet.
-#[derive(Debug, Default)]
-struct Inbox {
-    answer: Option<(Answer, Vec<u8>)>,
-    failure: Option<CommError>,
-}
-
-/// The connection to rank 0, shared by all groups of the rank.
-#[derive(Debug)]
-struct Connection {
-    launch: Launch,
-    stream: Mutex<TcpStream>,
-    inbox: Mutex<Inbox>,
-    wake: Condvar,
-    /// Locked for the length of a call.
-    turn: Mutex<()>,
-}
 
 /// Connects to rank 0, and waits until all ranks have.
 pub(super) fn connect(launch: &Launch) -> Result<Arc<dyn Control>, CommError> {
@@ -58,7 +38,6 @@ pub(super) fn connect(launch: &Launch) -> Result<Arc<dyn Control>, CommError> {
             greeting[5], GREETING[5]
         )));
     }
-    stream.set_read_timeout(None).map_err(fail)?;
     let hello = Hello {
         rank: launch.rank,
         world: launch.world,
@@ -68,20 +47,7 @@ pub(super) fn connect(launch: &Launch) -> Result<Arc<dyn Control>, CommError> {
     };
     let hello = short(&hello).and_then(|frame| stream.write_all(&frame));
     hello.map_err(fail)?;
-    let incoming = stream.try_clone().map_err(fail)?;
-    let connection = Arc::new(Connection {
-        launch: launch.clone(),
-        stream: Mutex::new(stream),
-        inbox: Mutex::default(),
-        wake: Condvar::new(),
-        turn: Mutex::default(),
-    });
-    let reader = Arc::clone(&connection);
-    let builder = thread::Builder::new().name("lowp-control".to_owned());
-    builder
-        .stack_size(256 << 10)
-        .spawn(move || reader.listen(incoming))
-        .map_err(fail)?;
+    let connection = Arc::new(Connection::new(launch, stream).map_err(fail)?);
     let member = Member {
         link: Arc::new(Link(Arc::clone(&connection))),
         group: 0,
@@ -130,101 +96,6 @@ fn to_itself(stream: &TcpStream) -> bool {
     matches!((stream.local_addr(), stream.peer_addr()), (Ok(own), Ok(peer)) if own == peer)
 }
 
-impl Connection {
-    fn inbox(&self) -> MutexGuard<'_, Inbox> {
-        self.inbox.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// Takes what rank 0 says until the connection ends.
-    fn listen(&self, incoming: TcpStream) {
-        let mut incoming = BufReader::new(incoming);
-        loop {
-            let answer = read(&mut incoming, LONG);
-            let mut inbox = self.inbox();
-            let ended = answer.is_err();
-            match answer {
-                Ok((Answer::Failed(cause), _)) => {
-                    inbox.failure.get_or_insert(cause);
-                }
-                Ok(answer) => inbox.answer = Some(answer),
-                Err(_) => {
-                    inbox.failure.get_or_insert(CommError::Departed {
-                        op: "the connection to rank 0".into(),
-                        rank: 0,
-                        how: Departure::Lost,
-                    });
-                }
-            }
-            self.wake.notify_all();
-            if ended {
-                return;
-            }
-        }
-    }
-
-    fn send(&self, request: &Request, bytes: &[u8]) -> Result<(), CommError> {
-        let sent = frame(request, [bytes].into_iter()).and_then(|bytes| {
-            let mut stream = self.stream.lock().unwrap_or_else(PoisonError::into_inner);
-            stream.write_all(&bytes)
-        });
-        sent.map_err(|error| {
-            let mut inbox = self.inbox();
-            if matches!(
-                error.kind(),
-                ErrorKind::BrokenPipe | ErrorKind::ConnectionReset | ErrorKind::ConnectionAborted
-            ) {
-                // Whoever reads the connection hears what rank 0 said last, or that it is gone.
-                let unheard = |inbox: &mut Inbox| inbox.failure.is_none();
-                let heard = self.wake.wait_timeout_while(inbox, GRACE, unheard);
-                inbox = heard.unwrap_or_else(PoisonError::into_inner).0;
-            }
-            let lost = self.launch.error(format!("cannot send to rank 0: {error}"));
-            inbox.failure.get_or_insert(lost).clone()
-        })
-    }
-
-    /// What rank 0 answers.
-    fn answer(&self, op: &str) -> Result<(Answer, Vec<u8>), CommError> {
-        let begun = Instant::now();
-        let limit = self.launch.limit.saturating_add(GRACE);
-        let mut inbox = self.inbox();
-        loop {
-            // An answer counts, even if something failed right after it.
-            if let Some(answer) = inbox.answer.take() {
-                return Ok(answer);
-            }
-            if let Some(cause) = &inbox.failure {
-                return Err(cause.clone());
-            }
-            let left = limit.saturating_sub(begun.elapsed());
-            if left.is_zero() {
-                let error = CommError::Timeout {
-                    op: op.into(),
-                    waited_s: begun.elapsed().as_secs_f64(),
-                    missing: vec![0],
-                    elsewhere: Vec::new(),
-                };
-                return Err(inbox.failure.insert(error).clone());
-            }
-            let woken = self.wake.wait_timeout(inbox, left);
-            inbox = woken.unwrap_or_else(PoisonError::into_inner).0;
-        }
-    }
-
-    fn ask(
-        &self,
-        op: &str,
-        request: &Request,
-        bytes: &[u8],
-    ) -> Result<(Answer, Vec<u8>), CommError> {
-        if let Some(cause) = &self.inbox().failure {
-            return Err(cause.clone());
-        }
-        self.send(request, bytes)?;
-        self.answer(op)
-    }
-}
-
 /// Says goodbye when the last handle of the rank is dropped.
 #[derive(Debug)]
 struct Link(Arc<Connection>);
@@ -236,9 +107,7 @@ impl Drop for Link {
         } else {
             Departure::Dropped
         };
-        let _gone = self.0.send(&Request::Leave(how), &[]);
-        let stream = self.0.stream.lock().unwrap_or_else(PoisonError::into_inner);
-        let _closed = stream.shutdown(Shutdown::Both);
+        self.0.leave(how);
     }
 }
 
@@ -253,7 +122,7 @@ struct Member {
 
 impl Member {
     /// One call: what rank 0 answers.
-    fn call(&self, kind: Kind, tag: &str, bytes: &[u8]) -> Result<(Answer, Vec<u8>), CommError> {
+    fn call(&self, kind: Kind, tag: &str, bytes: &[u8]) -> Result<Answered, CommError> {
         let turn = self.link.0.turn.lock();
         let _turn = turn.unwrap_or_else(PoisonError::into_inner);
         let request = Request::Post {
@@ -367,18 +236,11 @@ impl Control for Member {
     }
 
     fn fail(&self, cause: CommError) -> CommError {
-        let connection = &self.link.0;
-        let first = connection.inbox().failure.get_or_insert(cause).clone();
-        connection.wake.notify_all();
-        let _gone = connection.send(
-            &Request::Fail(first.clone().told(self.members[self.rank])),
-            &[],
-        );
-        first
+        self.link.0.fail(cause, self.members[self.rank])
     }
 
     fn failure(&self) -> Option<CommError> {
-        self.link.0.inbox().failure.clone()
+        self.link.0.failure()
     }
 }
 
@@ -386,7 +248,9 @@ impl Control for Member {
 mod tests {
     use std::net::TcpListener;
 
+    use super::super::frame::{LONG, read};
     use super::*;
+    use crate::CommError;
 
     /// Rank 0 takes the first bytes of a call, says why it ends, and is gone.
     fn end_in_a_call(listener: &TcpListener) -> std::io::Result<()> {

@@ -1,6 +1,8 @@
 //! What processes send each other: frames of a length, a message, and the bytes that belong to it.
 
-use std::io::{self, Read};
+use std::io;
+#[cfg(test)]
+use std::io::Read;
 
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
@@ -108,6 +110,7 @@ pub(super) fn open<T: DeserializeOwned>(body: &[u8]) -> io::Result<(T, &[u8])> {
     postcard::take_from_bytes(body).map_err(|e| io::Error::new(io::ErrorKind::InvalidData, e))
 }
 
+#[cfg(test)]
 /// Reads a frame of at most `longest` bytes: its message, and what is behind it.
 pub(super) fn read<T: DeserializeOwned>(
     mut from: impl Read,

@@ -10,6 +10,7 @@ use crate::CommError;
 mod answers;
 mod client;
 mod conn;
+mod connection;
 mod frame;
 mod host;
 mod server;
