@@ -40,11 +40,15 @@ const PARTS: [&str; 8] = [
     "failure ms",
 ];
 
+const AGREEMENT: usize = 3;
+
 /// Seconds of the slowest rank, and of all processors.
 #[derive(Clone, Copy, Default)]
 struct Cost {
     wall: f64,
     processors: f64,
+    /// Of the thread of rank 0 that serves all.
+    server: f64,
 }
 
 /// Has the ranks begin and end each part together.
@@ -56,18 +60,21 @@ struct Parts {
 impl Parts {
     /// Measures `part` of a rank, of which `rounds` make a figure.
     fn run<T>(&self, part: usize, rank: usize, rounds: usize, work: impl FnOnce() -> T) -> T {
+        let own = |seconds: fn() -> f64| if rank == 0 { seconds() } else { 0.0 };
         self.together.wait();
-        let (begun, before) = (Instant::now(), processor_seconds());
+        let before = [own(processor_seconds), own(server_seconds)];
         self.together.wait();
+        let begun = Instant::now();
         let done = work();
         let wall = begun.elapsed().as_secs_f64() / rounds as f64;
         self.together.wait();
-        let processors = (processor_seconds() - before) / rounds as f64;
+        let after = [own(processor_seconds), own(server_seconds)];
         let mut costs = self.costs.lock().unwrap_or_else(PoisonError::into_inner);
         let cost = &mut costs[part];
         cost.wall = cost.wall.max(wall);
         if rank == 0 {
-            cost.processors = processors;
+            let of = |at: usize| (after[at] - before[at]) / rounds as f64;
+            [cost.processors, cost.server] = [of(0), of(1)];
         }
         done
     }
@@ -90,7 +97,7 @@ fn rank(launch: &Launch, parts: &Parts) -> Result<(), ShardError> {
     let many = |part, round: &dyn Fn() -> Result<(), CommError>| {
         parts.run(part, own, ROUNDS, || (0..ROUNDS).try_for_each(|_| round()))
     };
-    many(3, &|| control.all_equal("the plans", "the same"))?;
+    many(AGREEMENT, &|| control.all_equal("the plans", "the same"))?;
     many(4, &|| {
         let bytes = own.to_le_bytes().to_vec();
         control.all_gather("8 bytes", bytes).map(drop)
@@ -137,6 +144,21 @@ fn processor_seconds() -> f64 {
         .filter_map(|ticks| ticks.parse::<f64>().ok())
         .sum::<f64>()
         / TICKS
+}
+
+/// Seconds that the thread of rank 0 used which serves all.
+fn server_seconds() -> f64 {
+    let tasks = std::fs::read_dir("/proc/self/task")
+        .into_iter()
+        .flatten()
+        .flatten();
+    let used = tasks.filter_map(|task| {
+        let name = std::fs::read_to_string(task.path().join("comm")).ok()?;
+        let used = std::fs::read_to_string(task.path().join("schedstat")).ok()?;
+        let used = used.split(' ').next()?.parse::<f64>().ok()?;
+        (name.trim() == "lowp-control").then_some(used / 1e9)
+    });
+    used.sum()
 }
 
 /// Bytes of this process in memory.
@@ -191,7 +213,7 @@ fn world(ranks: usize) -> Result<(), Box<dyn Error>> {
         let unit = if part.ends_with("ms") { 1e3 } else { 1.0 };
         print!("| {:.2} ({:.2}) ", unit * cost.wall, unit * cost.processors);
     }
-    println!("| {memory} |");
+    println!("| {:.2} | {memory} |", 1e3 * costs[AGREEMENT].server);
     Ok(())
 }
 
@@ -206,9 +228,9 @@ fn main() -> Result<(), Box<dyn Error>> {
         sizes
     };
     println!(
-        "| ranks | start s | {} | KiB per rank |\n|{}",
+        "| ranks | start s | {} | rank 0's thread in an agreement ms | KiB per rank |\n|{}",
         PARTS.join(" | "),
-        "---|".repeat(PARTS.len() + 3)
+        "---|".repeat(PARTS.len() + 4)
     );
     sizes.into_iter().try_for_each(world)
 }

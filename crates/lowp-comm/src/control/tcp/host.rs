@@ -67,7 +67,12 @@ fn bind(launch: &Launch) -> Result<TcpListener, CommError> {
     let mut why = format!("{host} is no address");
     for address in tried {
         match TcpListener::bind(address) {
-            Ok(listener) => return Ok(listener),
+            Ok(listener) => {
+                // All ranks may knock at once: who finds no place waits for a second. The system may have room for less.
+                let all = i32::try_from(launch.world).unwrap_or(i32::MAX).max(128);
+                let _as_before = rustix::net::listen(&listener, all);
+                return Ok(listener);
+            }
             Err(error) if error.kind() == ErrorKind::AddrInUse => {
                 why = format!(
                     "port {} is in use by another process; choose another one with MASTER_PORT, or LOWP_MASTER_PORT, on every rank",
