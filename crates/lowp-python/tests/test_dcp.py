@@ -168,6 +168,18 @@ def values_of_files(rank, world, folder):
             assert torch.equal(net[0].weight.to_local().master, plain["0.weight"].float()[64 * rank : 64 * rank + 64]), (name, way)
 
 
+def whole_later(rank, world, folder):
+    """What a checkpoint that is written later raises for a model that is not sharded, which ``dcp.save`` writes."""
+    net = nn.Sequential(nn.Linear(64, 64))
+    lowp.quantize_model_(net, "mxfp8")
+    state = net.state_dict()
+    dcp.save(state, checkpoint_id=f"{folder}/now")
+    try:
+        dcp.async_save(state, checkpoint_id=f"{folder}/later").result()
+    except lowp.UnsupportedOp as error:
+        return str(error)
+
+
 class Dcp(unittest.TestCase):
     def test_runs_go_on_with_other_ranks(self):
         for world, others in ((2, ((1, "net"), (2, "opt"), (3, "net"))), (1, ((2, "net"),))):
@@ -189,6 +201,11 @@ class Dcp(unittest.TestCase):
     def test_checkpoints_that_are_written_later(self):
         with tempfile.TemporaryDirectory() as folder:
             ranks.run(2, later, folder)
+
+    def test_a_model_that_is_not_sharded_is_written_at_once(self):
+        with tempfile.TemporaryDirectory() as folder:
+            (message,) = ranks.run(1, whole_later, folder)
+        self.assertIn("call dcp.save in place of dcp.async_save", message)
 
     def test_values_of_other_programs_in_shards(self):
         with tempfile.TemporaryDirectory() as folder:

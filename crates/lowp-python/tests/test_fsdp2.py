@@ -100,6 +100,18 @@ def off_quantum(rank, world):
     return "no error"
 
 
+def to_some(rank, world):
+    """A forward of layers that are kept by two ranks each behind it."""
+    net = nn.Sequential(nn.Linear(64, 64))
+    lowp.quantize_model_(net, "mxfp8")
+    fully_shard(net[0], reshard_after_forward=2)
+    fully_shard(net)
+    try:
+        net(torch.ones(2, 64))
+    except lowp.UnsupportedOp as error:
+        return str(error)
+
+
 def train(rank, world, names, steps, policy):
     return {name: model.train(name, steps, rank=rank, world=world, fsdp=True, policy=policy)[0] for name in names}
 
@@ -192,6 +204,10 @@ class Gathers(unittest.TestCase):
     def test_cuts_within_blocks_of_four_over_six_are_an_error_on_every_rank(self):
         for message in ranks.run(2, off_quantum):
             self.assertIn("nvfp4-2d is cut at multiples of 16 rows, and 40 is not one", message)
+
+    def test_a_number_of_ranks_to_reshard_to_is_an_error_on_every_rank(self):
+        for message in ranks.run(4, to_some):
+            self.assertIn("give True or False", message)
 
 
 class Training(unittest.TestCase):

@@ -29,7 +29,8 @@ class Identity:
     def _refuse(self, *_):
         raise UnsupportedOp(
             "data_ptr() of a lowp.Tensor, which has no memory except its buffers of codes and scales, tells tensors apart and is no address; decode the tensor "
-            "first (.dequantize()), or take the bytes of its .buffers; for safetensors save codes (lowp.save) or values (lowp.plain_state_dict(model))"
+            "first (.dequantize()), or take the bytes of its .buffers; for safetensors save codes (lowp.save) or values (lowp.plain_state_dict(model)), and "
+            "call dcp.save in place of dcp.async_save for a model that is not sharded"
         )
 
     __bool__ = __int__ = __index__ = __add__ = __radd__ = __sub__ = __rsub__ = __mod__ = __and__ = __lt__ = __le__ = __gt__ = __ge__ = _refuse
