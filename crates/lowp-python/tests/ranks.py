@@ -4,6 +4,7 @@ import faulthandler
 import os
 import pickle
 import queue
+import sys
 import tempfile
 import time
 import traceback
@@ -17,13 +18,15 @@ SECONDS = float(os.environ.get("LOWP_TEST_SECONDS", 300))
 
 #: What the server that ranks are forked from imports once, instead of each rank. It never calls lowp, whose threads a fork would not copy.
 IMPORTED = ["torch", "torch._dynamo", "torch.distributed.fsdp", "torch.distributed.checkpoint.state_dict", "lowp"]
+#: The same, where this process has imported transformers.
+OF_TRANSFORMERS = ["transformers.trainer", "transformers.models.llama.modeling_llama", "accelerate", "peft"]
 
 
 def run(world, function, *args, backend="gloo"):
     """``function(rank, world, *args)`` on ``world`` processes, and what each returned, in rank order. The first failure is raised with its text."""
     with tempfile.TemporaryDirectory() as folder:
         context = mp.get_context("forkserver")
-        context.set_forkserver_preload(IMPORTED)
+        context.set_forkserver_preload(IMPORTED + (OF_TRANSFORMERS if "transformers" in sys.modules else []))
         results = context.Queue()
         processes = [
             context.Process(target=_rank, args=(rank, world, folder, backend, results, function, args)) for rank in range(world)
