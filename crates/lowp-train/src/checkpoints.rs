@@ -306,10 +306,15 @@ impl Resumed {
 
     /// The losses on the validation split so far.
     pub(crate) fn evaluations(&self) -> Result<Vec<Evaluation>, TrainError> {
-        match &self.checkpoint.about()[EVALUATIONS] {
-            Value::Null => Ok(Vec::new()),
-            saved => Ok(serde_json::from_value(saved.clone())?),
-        }
+        let saved = self.checkpoint.about()[EVALUATIONS].as_array();
+        let evaluation = |saved: &Value| {
+            Ok(Evaluation {
+                step: serde_json::from_value(saved["step"].clone())?,
+                // JSON has no numbers that are not finite.
+                loss: saved["loss"].as_f64().unwrap_or(f64::NAN),
+            })
+        };
+        saved.into_iter().flatten().map(evaluation).collect()
     }
 
     /// The losses of the steps that are done.

@@ -49,6 +49,14 @@ pub enum TrainError {
         /// Most ranks.
         most: usize,
     },
+    /// A folder for the log of a run that has one of another run.
+    #[error(
+        "{} has the log of an earlier run; give another folder, or resume that run", folder.display()
+    )]
+    EarlierLog {
+        /// The folder.
+        folder: PathBuf,
+    },
     /// The log of a run.
     #[error("cannot write the log of a run to {}: {why}", folder.display())]
     Log {
@@ -310,6 +318,7 @@ impl TrainError {
                 | Self::Bytes { .. }
                 | Self::UnequalSteps { .. }
                 | Self::Audit { .. }
+                | Self::Log { .. }
                 | Self::Outcome(_)
                 | Self::Network(_)
                 | Self::Model(_)

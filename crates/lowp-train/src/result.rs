@@ -1,6 +1,6 @@
 //! [`RunResult`]: the losses, bytes and times of a run.
 
-use serde::{Deserialize, Deserializer, Serialize};
+use serde::{Deserialize, Serialize};
 
 use crate::error::TrainError;
 
@@ -9,14 +9,8 @@ use crate::error::TrainError;
 pub struct Evaluation {
     /// Steps that were done.
     pub step: usize,
-    /// Nats per token; not finite is null in JSON.
-    #[serde(deserialize_with = "nan_of_null")]
+    /// Nats per token.
     pub loss: f64,
-}
-
-/// JSON has no numbers that are not finite.
-fn nan_of_null<'de, D: Deserializer<'de>>(from: D) -> Result<f64, D::Error> {
-    Ok(Option::deserialize(from)?.unwrap_or(f64::NAN))
 }
 
 /// One trained recipe; the field names are the keys of the JSON file.

@@ -131,7 +131,7 @@ fn saved(folder: &Path, recipe: &str) -> Result<BTreeMap<String, Vec<u8>>, Box<d
 fn ranks_that_come_and_go_change_no_bit() -> Result<(), Box<dyn Error>> {
     let folder = tempfile::tempdir()?;
     let path = |name: &str| folder.path().join(name);
-    for (name, documents) in [("a", 60), ("b", 25)] {
+    for (name, documents) in [("a", 60), ("b", 12)] {
         tokens(&path(name), documents)?;
     }
     let packing = Packing {

@@ -40,8 +40,6 @@ pub(crate) struct Gpt {
     recompute: bool,
     /// Coefficient of the z-loss.
     pub(crate) z_loss: f32,
-    /// Logits that are there at a time.
-    pub(crate) most_logits: usize,
 }
 
 impl Gpt {
@@ -134,7 +132,6 @@ impl Gpt {
             threads,
             recompute,
             z_loss: 0.0,
-            most_logits: LOGITS,
         })
     }
 
@@ -161,7 +158,7 @@ impl Gpt {
             z_loss: self.z_loss,
             gradients,
         };
-        let work = (self.threads, self.most_logits, self.config.vocab);
+        let work = (self.threads, LOGITS, self.config.vocab);
         let loss = HeadLoss::new(batch.targets.clone(), options, work);
         let value = x.apply_op2(&self.head, loss)?;
         Ok(Loss { value, again })

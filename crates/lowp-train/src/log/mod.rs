@@ -71,10 +71,10 @@ impl RunLog {
     /// The lines that are there, which must be those of the run.
     pub(crate) fn earlier(folder: &Path, resumed: Option<usize>) -> Result<String, TrainError> {
         match fs::read_to_string(folder.join(LINES)) {
-            Ok(text) if resumed.is_none() && !text.is_empty() => Err(unwritable(
-                folder,
-                "it has the log of an earlier run; give another folder, or resume that run",
-            )),
+            Ok(text) if resumed.is_none() && !text.is_empty() => {
+                let folder = folder.to_owned();
+                Err(TrainError::EarlierLog { folder })
+            }
             Ok(text) => Ok(text),
             Err(e) if e.kind() == ErrorKind::NotFound => Ok(String::new()),
             Err(e) => Err(unwritable(folder, e)),
