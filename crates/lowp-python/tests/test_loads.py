@@ -63,11 +63,14 @@ def of_net(net, opt, folder):
     dcp.load(state, checkpoint_id=folder)
 
 
-#: What is called, and before which steps; ``None``: before the optimizer is made.
-LOADS = ((own, (0, 1, 3)), (assigned, None), (of_optimizer, (1, 2)), (checkpoint, (0, 1, 3)), (of_net, (0, 2)))
+#: What is called before which steps of a run; ``None``: before the optimizer is made.
+LOADS = (
+    ((assigned, None), (own, 0), (of_net, 0), (checkpoint, 1), (of_net, 2), (own, 3)),
+    ((checkpoint, 0), (of_optimizer, 1), (of_optimizer, 2), (checkpoint, 3)),
+)
 
 
-def trained(rank, name, rows, load, at, folder):
+def trained(rank, name, rows, loads, folder):
     """Losses of five steps, and what the rank has then."""
     torch.manual_seed(1)
     net = nn.Sequential(nn.Linear(64, rows), nn.Linear(rows, 8))
@@ -76,13 +79,13 @@ def trained(rank, name, rows, load, at, folder):
     for layer in net:
         fully_shard(layer)
     fully_shard(net)
-    if at is None:
+    for load in (load for load, at in loads if at is None):
         load(net, folder)
     opt = lowp.AdamW(net.parameters(), lr=1e-2, max_norm=1.0)
     found = []
     for step in range(5):
-        if step in (at or ()):
-            load(net, opt, f"{folder}/{step}")
+        for load in (load for load, at in loads if at == step):
+            load(net, opt, f"{folder}/{step}-{load.__name__}")
         torch.manual_seed(100 * step + rank)
         loss = net(torch.randn(4, 64)).square().mean()
         loss.backward()
@@ -124,12 +127,12 @@ def loaded(rank, world, folder):
     for ranks_of, name, rows in CASES:
         if ranks_of != world:
             continue
-        expected = trained(rank, name, rows, None, (), folder)
-        for load, at in LOADS:
-            found = trained(rank, name, rows, load, at, f"{folder}/{name}-{rows}-{load.__name__}")
+        expected = trained(rank, name, rows, (), folder)
+        for at, loads in enumerate(LOADS):
+            found = trained(rank, name, rows, loads, f"{folder}/{name}-{rows}-{at}")
             assert len(found) == len(expected)
             for index, (a, b) in enumerate(zip(found, expected)):
-                assert torch.equal(a, b), (name, rows, load.__name__, index, a, b)
+                assert torch.equal(a, b), (name, rows, at, index, a, b)
             runs += 1
     return runs
 
