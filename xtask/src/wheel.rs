@@ -47,8 +47,9 @@ pub(crate) struct Options {
 pub(crate) fn wheel(options: &Options) -> Result<()> {
     let built = target_dir()?.join("cuda-kernels").is_dir();
     let cuda = !options.cpu && (options.cuda || built || cuda::ready());
-    let wheel = build(cuda, options.debug, options.manylinux)?;
-    check(&wheel)?;
+    let python = builder(options.manylinux)?;
+    let wheel = build(&python, cuda, options.debug, options.manylinux)?;
+    check(&python, &wheel)?;
     let bytes = fs::metadata(&wheel)?.len();
     let what = if cuda { "CPU and CUDA" } else { "CPU alone" };
     eprintln!("{what}, {:.1} MB: {}", bytes as f64 / 1e6, wheel.display());
@@ -57,8 +58,9 @@ pub(crate) fn wheel(options: &Options) -> Result<()> {
 
 /// Builds the wheel for tests, checks it, and unpacks it into a folder of its own, which PYTHONPATH can name.
 pub(crate) fn install(python: &Path) -> Result<PathBuf> {
-    let wheel = build(false, true, false)?;
-    check(&wheel)?;
+    let builder = builder(false)?;
+    let wheel = build(&builder, false, true, false)?;
+    check(&builder, &wheel)?;
     let folder = target_dir()?.join("python-package");
     remove(&folder)?;
     let mut install = pip_install(python);
@@ -68,9 +70,18 @@ pub(crate) fn install(python: &Path) -> Result<PathBuf> {
     Ok(folder)
 }
 
-/// Installs a wheel into a fresh environment of every CPython of this machine that it is for, and loads it there.
-fn check(wheel: &Path) -> Result<()> {
-    let pip = Environment::new("wheel", BUILDER)?.python()?;
+/// The interpreter that has what builds wheels.
+fn builder(manylinux: bool) -> Result<PathBuf> {
+    let list = if manylinux {
+        MANYLINUX_BUILDER
+    } else {
+        BUILDER
+    };
+    Environment::new("wheel", list)?.python()
+}
+
+/// Installs a wheel into a fresh environment of every CPython of this machine that it is for, by pip of `builder`, and loads it there.
+fn check(builder: &Path, wheel: &Path) -> Result<()> {
     let folder = target_dir()?.join("wheels/installed");
     for python in interpreters(&folders()) {
         remove(&folder)?;
@@ -78,7 +89,7 @@ fn check(wheel: &Path) -> Result<()> {
         make.args(["-m", "venv", "--without-pip"]).arg(&folder);
         run(make)?;
         let installed = folder.join("bin/python");
-        let mut install = Command::new(&pip);
+        let mut install = Command::new(builder);
         install.args(["-m", "pip", "--disable-pip-version-check", "--python"]);
         install.arg(&installed);
         install.args(["install", "--quiet", "--no-index", "--no-deps"]);
@@ -122,20 +133,14 @@ fn interpreters(folders: &[PathBuf]) -> Vec<PathBuf> {
     VERSIONS.filter_map(first).collect()
 }
 
-fn build(cuda: bool, debug: bool, manylinux: bool) -> Result<PathBuf> {
+fn build(python: &Path, cuda: bool, debug: bool, manylinux: bool) -> Result<PathBuf> {
     let target = target_dir()?;
-    let builder = if manylinux {
-        MANYLINUX_BUILDER
-    } else {
-        BUILDER
-    };
-    let python = Environment::new("wheel", builder)?.python()?;
     // A folder of its own: what was built before does not count.
     let out = target.join(if debug { "wheels/debug" } else { "wheels" });
     for old in wheels(&out)? {
         fs::remove_file(old)?;
     }
-    let mut command = Command::new(&python);
+    let mut command = Command::new(python);
     command.args(["-m", "maturin", "build", "--locked", "--manifest-path"]);
     command.arg(workspace_root()?.join(CRATE).join("Cargo.toml"));
     command
@@ -144,6 +149,8 @@ fn build(cuda: bool, debug: bool, manylinux: bool) -> Result<PathBuf> {
         .arg("--target-dir")
         .arg(&target);
     if manylinux {
+        // Whose zig it is: otherwise that of the first Python on PATH.
+        command.env("CARGO_ZIGBUILD_PYTHON_PATH", python);
         command.args([
             "--zig",
             "--compatibility",
