@@ -54,14 +54,17 @@ impl Conn {
         }
     }
 
-    /// Reads what is there.
-    pub(super) fn receive(&mut self, scratch: &mut [u8]) {
+    /// Reads what is there, to the end if the other side has `closed`.
+    pub(super) fn receive(&mut self, scratch: &mut [u8], closed: bool) {
         loop {
             match self.stream.read(scratch) {
                 Ok(0) => self.ended = true,
                 Ok(n) => {
                     self.inbox.extend_from_slice(&scratch[..n]);
-                    continue;
+                    // What comes after a read that was not filled is another event.
+                    if n == scratch.len() || closed {
+                        continue;
+                    }
                 }
                 Err(error) if error.kind() == ErrorKind::Interrupted => continue,
                 Err(error) if error.kind() == ErrorKind::WouldBlock => {}

@@ -172,8 +172,9 @@ impl Server {
                         {
                             conn.flush();
                         }
-                        if event.is_readable() || event.is_read_closed() || event.is_error() {
-                            self.receive(token, &mut scratch);
+                        let closed = event.is_read_closed() || event.is_error();
+                        if event.is_readable() || closed {
+                            self.receive(token, &mut scratch, closed);
                         }
                     }
                 }
@@ -229,11 +230,11 @@ impl Server {
     }
 
     /// Reads what a connection has to say.
-    fn receive(&mut self, token: Token, scratch: &mut [u8]) {
+    fn receive(&mut self, token: Token, scratch: &mut [u8], closed: bool) {
         let Some(conn) = self.conns.get_mut(&token) else {
             return;
         };
-        conn.receive(scratch);
+        conn.receive(scratch, closed);
         if conn.peer == Peer::Stranger {
             match conn.greeting() {
                 Some(GREETING) => conn.peer = Peer::Lowp,
