@@ -29,6 +29,20 @@ impl fmt::Display for Departure {
     }
 }
 
+/// Most ranks of a list in an error.
+const RANKS: usize = 16;
+
+/// Ranks in words: the first ones, and how many there are.
+pub(crate) fn list_of_ranks(ranks: &[usize]) -> String {
+    match ranks.get(..RANKS) {
+        Some(first) if ranks.len() > RANKS => {
+            let first = first.iter().map(|rank| format!("{rank}, "));
+            format!("[{}.. of {}]", first.collect::<String>(), ranks.len())
+        }
+        _ => format!("{ranks:?}"),
+    }
+}
+
 /// What is wrong, with the numbers and the remedy. Ranks are numbered in the world, also where
 /// the operation ran in a group of a split.
 // Those that travel between processes come first: their numbers count.
@@ -44,7 +58,8 @@ pub enum CommError {
     },
     /// Some ranks did not come in time.
     #[error(
-        "{op}: waited {waited_s:.1} s for ranks {missing:?}, which did not join ({}; or raise the time limit)",
+        "{op}: waited {waited_s:.1} s for ranks {}, which did not join ({}; or raise the time limit)",
+        list_of_ranks(missing),
         if elsewhere.is_empty() { "see where they are stuck".to_owned() } else { elsewhere.join(", ") }
     )]
     Timeout {

@@ -8,8 +8,8 @@ use lowp_kernels::{Backend, Source};
 
 use super::{Collective, Communicator, Counters, GatherItem, Traffic};
 use crate::control::call::Call;
-use crate::control::hub::{Payload, Post};
 use crate::control::local::LocalControl;
+use crate::control::post::{Payload, Post};
 use crate::{CommError, Control, or_abort};
 
 mod reduce;

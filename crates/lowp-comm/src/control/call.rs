@@ -1,6 +1,10 @@
 //! What a rank calls, so that ranks which call different things can be told.
 
+use std::collections::HashMap;
+
 use serde::{Deserialize, Serialize};
+
+use crate::error::list_of_ranks;
 
 /// What ranks get of each other in a call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -127,15 +131,31 @@ pub(crate) fn excerpts(texts: &[&str]) -> Vec<String> {
         .collect()
 }
 
+/// Most lines of an error that are about ranks.
+const LINES: usize = 16;
+
+/// At most [`LINES`] of them.
+pub(crate) fn some_lines(mut lines: impl Iterator<Item = String>) -> Vec<String> {
+    let mut some: Vec<String> = lines.by_ref().take(LINES).collect();
+    match lines.count() {
+        0 => {}
+        more => some.push(format!("and {more} more")),
+    }
+    some
+}
+
 /// One line for each set of ranks that have the same text, as `ranks [0, 2]: text`.
 pub(crate) fn by_ranks(texts: Vec<String>, members: &[usize]) -> Vec<String> {
     let mut sets: Vec<(String, Vec<usize>)> = Vec::new();
+    let mut places: HashMap<String, usize> = HashMap::new();
     for (text, &rank) in texts.into_iter().zip(members) {
-        match sets.iter_mut().find(|set| set.0 == text) {
-            Some(set) => set.1.push(rank),
-            None => sets.push((text, vec![rank])),
-        }
+        let at = *places.entry(text).or_insert_with_key(|text| {
+            sets.push((text.clone(), Vec::new()));
+            sets.len() - 1
+        });
+        sets[at].1.push(rank);
     }
-    let line = |(text, ranks)| format!("ranks {ranks:?}: {text}");
-    sets.into_iter().map(line).collect()
+    let line =
+        |(text, ranks): (String, Vec<usize>)| format!("ranks {}: {text}", list_of_ranks(&ranks));
+    some_lines(sets.into_iter().map(line))
 }

@@ -13,6 +13,7 @@ use std::time::{Duration, Instant};
 
 use super::call::{Call, by_ranks};
 use super::outcome::Outcome;
+use super::post::{Payload, Post};
 use crate::CommError;
 use crate::error::Departure;
 
@@ -23,21 +24,6 @@ const WORLD: usize = 0;
 
 /// Time between two looks at ranks that wait.
 pub(crate) const EVERY: Duration = Duration::from_millis(50);
-
-/// What ranks bring to rounds: bytes of the host, and what else threads can hand to each other.
-pub(crate) trait Payload: Clone + Debug + Send + Sync + 'static {
-    fn of_bytes(bytes: Vec<u8>) -> Self;
-
-    /// The bytes that [`Payload::of_bytes`] was given.
-    fn bytes(&self) -> &[u8];
-}
-
-/// A rank's part in a round.
-#[derive(Clone, Debug)]
-pub(crate) struct Post<P> {
-    pub(crate) call: Call,
-    pub(crate) payload: P,
-}
 
 /// The posts of all ranks of a group, in the group's order, and what comes of them.
 #[derive(Debug, Default)]
@@ -62,6 +48,8 @@ struct Group<P> {
     posts: Vec<Option<Post<P>>>,
     /// Number of posts that are there, and when the first of them came.
     posted: usize,
+    /// Bytes that they brought.
+    bytes: usize,
     since: Instant,
     /// The latest round, until those that wait for it have taken it. The next round needs all ranks, so
     /// they have by then.
@@ -70,8 +58,8 @@ struct Group<P> {
     takers: usize,
     /// Number of rounds.
     rounds: u64,
-    /// Members that hold it, or will.
-    holders: usize,
+    /// Which members hold it, or will.
+    holders: Vec<bool>,
 }
 
 impl<P: Payload> Group<P> {
@@ -79,8 +67,9 @@ impl<P: Payload> Group<P> {
         Self {
             posts: members.iter().map(|_| None).collect(),
             posted: 0,
+            bytes: 0,
             since: Instant::now(),
-            holders: members.len(),
+            holders: vec![true; members.len()],
             members,
             latest: None,
             takers: 0,
@@ -91,7 +80,9 @@ impl<P: Payload> Group<P> {
     fn post(&mut self, rank: usize, post: Post<P>) {
         if self.posted == 0 {
             self.since = Instant::now();
+            self.bytes = 0;
         }
+        self.bytes = self.bytes.saturating_add(post.payload.bytes().len());
         self.posted += usize::from(self.posts[rank].replace(post).is_none());
     }
 
@@ -161,6 +152,8 @@ struct HubState<P> {
 #[derive(Debug)]
 pub(crate) struct Hub<P> {
     limit: Duration,
+    /// Most bytes that ranks bring to a round.
+    most: usize,
     state: Mutex<HubState<P>>,
     wake: Condvar,
     listener: OnceLock<Arc<dyn Listener<P>>>,
@@ -168,7 +161,7 @@ pub(crate) struct Hub<P> {
 
 impl<P: Payload> Hub<P> {
     /// A world of `world` ranks, each of whose waits ends after `limit`.
-    pub(crate) fn new(world: usize, limit: Duration) -> Self {
+    pub(crate) fn new(world: usize, limit: Duration, most: usize) -> Self {
         let state = HubState {
             failure: None,
             departed: vec![None; world],
@@ -179,6 +172,7 @@ impl<P: Payload> Hub<P> {
         };
         Self {
             limit,
+            most,
             state: Mutex::new(state),
             wake: Condvar::new(),
             listener: OnceLock::new(),
@@ -208,14 +202,16 @@ impl<P: Payload> Hub<P> {
         group.map_or_else(Arc::default, |group| Arc::clone(&group.members))
     }
 
-    /// A member of `group` holds it no more. The last one ends it; the world stays.
-    pub(crate) fn close(&self, group: usize) {
+    /// Member `rank` of `group` holds it no more. The last one ends it; the world stays.
+    pub(crate) fn close(&self, group: usize, rank: usize) {
         let mut state = self.lock();
         let Some(open) = state.groups.get_mut(&group).filter(|_| group != WORLD) else {
             return;
         };
-        open.holders = open.holders.saturating_sub(1);
-        if open.holders == 0 {
+        if let Some(holds) = open.holders.get_mut(rank) {
+            *holds = false;
+        }
+        if !open.holders.contains(&true) {
             state.groups.remove(&group);
         }
     }
@@ -251,8 +247,8 @@ impl<P: Payload> Hub<P> {
     /// World rank `rank` is gone.
     pub(crate) fn depart(&self, rank: usize, how: Departure) {
         let mut state = self.lock();
-        if state.departed[rank].is_none() {
-            state.departed[rank] = Some(how);
+        if let Some(departed @ None) = state.departed.get_mut(rank) {
+            *departed = Some(how);
             state.gone += 1;
         }
         self.wake.notify_all();
@@ -280,6 +276,10 @@ impl<P: Payload> Hub<P> {
         let g = state.groups.get_mut(&group);
         let g = g.ok_or_else(|| left(group, rank))?;
         g.post(rank, post);
+        if g.bytes > self.most {
+            let (rank, bytes) = (g.members[rank], g.bytes);
+            return Err(self.fail_locked(state, too_much(rank, bytes, self.most)));
+        }
         if g.posted < g.members.len() {
             let (rounds, world_rank) = (g.rounds, g.members[rank]);
             g.takers += usize::from(waits);
@@ -377,6 +377,14 @@ impl<P: Payload> Hub<P> {
     }
 }
 
+/// Ranks that are processes bring more to a round than can travel.
+fn too_much(rank: usize, bytes: usize, most: usize) -> CommError {
+    let message = format!(
+        "{bytes} bytes would travel at once between processes, all ranks' together, and {most} are the most; GPUs move them by NCCL, and ranks that are threads of one process by themselves"
+    );
+    CommError::Failed { rank, message }
+}
+
 /// A rank calls in a group whose handle it dropped.
 fn left(group: usize, rank: usize) -> CommError {
     let message = format!("member {rank} of group {group} calls in it and has left it");
@@ -392,7 +400,7 @@ mod tests {
     /// What ranks told each other ends with the round, and a group with its last handle ([`super::super::local`]).
     #[test]
     fn nothing_is_left_of_a_round_that_all_have_taken() {
-        let hub = Hub::<Arc<[u8]>>::new(3, Duration::from_secs(20));
+        let hub = Hub::<Arc<[u8]>>::new(3, Duration::from_secs(20), usize::MAX);
         for round in 0..3 {
             thread::scope(|scope| {
                 for rank in 0..3 {

@@ -75,8 +75,8 @@ pub struct Launch {
     pub build: String,
     /// The name of the run, the same on every rank: whoever connects from another run is told and sent away. It may be empty.
     pub run: String,
-    /// How often this rank was started again, which torchrun counts for each machine by itself: of two processes that say they are one rank,
-    /// the one that was started later is it.
+    /// How often this rank was started again, which torchrun counts for each machine by itself: of two processes that say they are one rank
+    /// before all ranks are there, the one that was started again more often is it.
     pub restart: u64,
 }
 
@@ -89,8 +89,8 @@ impl Launch {
     /// `MASTER_PORT` itself (`TORCHELASTIC_USE_AGENT_STORE=True`) leaves the next port to the ranks.
     /// `LOWP_MASTER_PORT` names another one.
     ///
-    /// The name of the run is `LOWP_RUN_ID`; else `TORCHELASTIC_RUN_ID`, or `SLURM_JOB_ID` with `SLURM_RESTART_COUNT`, and `SLURM_STEP_ID` where
-    /// srun started the ranks. Restarts are `TORCHELASTIC_RESTART_COUNT`.
+    /// The name of the run is `LOWP_RUN_ID`; else `TORCHELASTIC_RUN_ID`, or, where srun started the ranks, `SLURM_JOB_ID` with `SLURM_STEP_ID` and
+    /// `SLURM_RESTART_COUNT`. Restarts are `TORCHELASTIC_RESTART_COUNT`.
     ///
     /// # Errors
     /// A variable that is missing beside others, or has a value that means nothing.
@@ -174,11 +174,10 @@ impl Launch {
             })?
         };
         let restart = number("TORCHELASTIC_RESTART_COUNT", Some(0))? as u64;
+        // Other launchers may start ranks outside the job's own steps, which do not have all variables.
         let slurm = || {
-            let mut run = text("SLURM_JOB_ID")?;
-            if launcher.rank == "SLURM_PROCID"
-                && let Some(step) = text("SLURM_STEP_ID")
-            {
+            let mut run = text("SLURM_JOB_ID").filter(|_| launcher.rank == "SLURM_PROCID")?;
+            if let Some(step) = text("SLURM_STEP_ID") {
                 run += &format!(".{step}");
             }
             let restarts = text("SLURM_RESTART_COUNT").filter(|count| count != "0");

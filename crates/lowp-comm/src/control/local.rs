@@ -6,8 +6,9 @@ use std::time::Duration;
 
 use super::Control;
 use super::call::{Call, Kind};
-use super::hub::{Hub, Payload, Post, Round};
+use super::hub::{Hub, Round};
 use super::outcome::{Outcome, request};
+use super::post::{Payload, Post};
 use crate::CommError;
 use crate::error::Departure;
 
@@ -54,7 +55,7 @@ pub(crate) struct LocalControl<P: Payload> {
 
 impl<P: Payload> Drop for LocalControl<P> {
     fn drop(&mut self) {
-        self.world.hub.close(self.group);
+        self.world.hub.close(self.group, self.rank);
     }
 }
 
@@ -69,7 +70,7 @@ pub fn threads(n: usize, limit: Duration) -> Vec<Arc<dyn Control>> {
 impl<P: Payload> LocalControl<P> {
     /// The ranks of a world, in rank order.
     pub(crate) fn world(n: usize, limit: Duration) -> Vec<Self> {
-        let hub = Arc::new(Hub::new(n, limit));
+        let hub = Arc::new(Hub::new(n, limit, usize::MAX));
         (0..n).map(|rank| Self::of_hub(&hub, rank)).collect()
     }
 

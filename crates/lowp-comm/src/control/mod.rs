@@ -16,6 +16,7 @@ mod launch;
 pub(crate) mod local;
 mod message;
 mod outcome;
+pub(crate) mod post;
 mod tcp;
 
 pub use launch::Launch;

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use super::call::Kind;
-use super::hub::{Payload, Post};
+use super::post::{Payload, Post};
 use super::sum_in_order;
 use crate::CommError;
 

@@ -241,9 +241,8 @@ fn another_protocol_is_named_on_all() {
     );
 }
 
-/// A connection that closes without a word, as that of a killed process.
-#[test]
-fn a_killed_rank_is_lost() {
+/// A world of three whose last rank does what `end` says with its connection: the errors of the others.
+fn with_a_bare_rank(end: impl FnOnce(TcpStream)) -> Vec<String> {
     let launches = launches(3, PATIENCE);
     let address = launches[0].address();
     let others: Vec<_> = launches[..2]
@@ -257,19 +256,50 @@ fn a_killed_rank_is_lost() {
             Err(_) => thread::sleep(Duration::from_millis(5)),
         }
     };
+    stream.set_nodelay(true).expect("a socket");
     let body = postcard::to_stdvec(&(2usize, 3usize, "tests", "", 0u64)).expect("a hello");
-    stream.write_all(b"lowp\0\x03\0\0").expect("a greeting");
-    stream
-        .write_all(&(body.len() as u32).to_le_bytes())
-        .expect("a length");
-    stream.write_all(&body).expect("a hello");
+    let len = (body.len() as u32).to_le_bytes();
+    // In as many parts as there can be.
+    for byte in [b"lowp\0\x03\0\0".as_slice(), &len, &body].concat() {
+        stream.write_all(&[byte]).expect("a byte");
+        thread::sleep(Duration::from_millis(1));
+    }
     let mut ready = [0; 8 + 4 + 1];
     stream.read_exact(&mut ready).expect("ready");
-    drop(stream);
-    for other in others {
+    end(stream);
+    let error = |other: thread::JoinHandle<Result<(), CommError>>| {
         let error = other.join().expect("no panic").expect_err("a rank is gone");
-        let text = error.to_string();
+        error.to_string()
+    };
+    others.into_iter().map(error).collect()
+}
+
+/// A connection that closes without a word, as that of a killed process.
+#[test]
+fn a_killed_rank_is_lost() {
+    for text in with_a_bare_rank(drop) {
         assert!(text.contains("rank 2 lost its connection"), "{text}");
+    }
+}
+
+/// Frames that are too long, mean nothing, or name what is not there.
+#[test]
+fn what_is_no_message_is_named() {
+    let frames: [&[u8]; 3] = [
+        &[255; 64],
+        &[2, 0, 0, 0, 99, 99],
+        // It closes a group that nobody made.
+        &[2, 0, 0, 0, 1, 77],
+    ];
+    for frame in frames {
+        let texts = with_a_bare_rank(|mut stream| {
+            stream.write_all(frame).expect("a frame");
+            // Until rank 0 says what it thinks of it.
+            let _gone = stream.read(&mut [0; 64]);
+        });
+        for text in texts {
+            assert!(text.contains("rank 2 failed: rank 0 heard "), "{text}");
+        }
     }
 }
 
@@ -356,4 +386,48 @@ fn an_earlier_start_of_a_rank_is_sent_away() {
             assert_eq!(rank.join().expect("no panic"), Ok(()));
         }
     });
+}
+
+/// A rank that starts again ends the world of the earlier start, and meets the others when they have started again, too.
+#[test]
+fn a_rank_that_starts_again_waits_for_the_others() {
+    let launches = launches(2, PATIENCE);
+    let join_both = |restart: u64| {
+        let both = launches.iter().map(|launch| {
+            let launch = of_run(launch, "run", restart);
+            thread::spawn(move || join(&launch))
+        });
+        both.collect::<Vec<_>>()
+    };
+    let ranks: Vec<_> = join_both(0)
+        .into_iter()
+        .map(|rank| rank.join().expect("no panic").expect("a world"))
+        .collect();
+    let again = of_run(&launches[1], "run", 1);
+    let again = thread::spawn(move || join(&again));
+    for rank in ranks {
+        let error = loop {
+            match rank.failure() {
+                Some(error) => break error.to_string(),
+                None => thread::sleep(Duration::from_millis(1)),
+            }
+        };
+        assert!(error.contains("rank 1 lost its connection"), "{error}");
+        thread::spawn(move || drop(rank));
+    }
+    let host = of_run(&launches[0], "run", 1);
+    let host = loop {
+        // Until the rank 0 before has given the port back.
+        match join(&host) {
+            Ok(host) => break host,
+            Err(error) => assert!(error.to_string().contains("is in use"), "{error}"),
+        }
+        thread::sleep(Duration::from_millis(5));
+    };
+    let again = again.join().expect("no panic").expect("a world");
+    let host = thread::spawn(move || host.barrier());
+    assert_eq!(again.barrier(), Ok(()));
+    // Rank 0 waits for it to go.
+    drop(again);
+    assert_eq!(host.join().expect("no panic"), Ok(()));
 }

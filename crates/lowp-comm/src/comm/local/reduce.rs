@@ -6,7 +6,7 @@ use super::{Brought, LocalComm};
 use crate::CommError;
 use crate::comm::{Communicator, GradWire, ReduceItem};
 use crate::control::call::Call;
-use crate::control::hub::Post;
+use crate::control::post::Post;
 
 /// Elements that a reduction handles at a time; two chunks of f32 stay in a core's cache.
 const CHUNK: usize = 1 << 15;

@@ -4,15 +4,19 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::{EVERY, Group, HubState, Met, Payload, Round};
+use super::{EVERY, Group, HubState, Met, Round, left};
 use crate::CommError;
+use crate::control::call::some_lines;
 use crate::control::outcome::Outcome;
+use crate::control::post::Payload;
+use crate::error::list_of_ranks;
 
 impl<P: Payload> HubState<P> {
     /// Makes a round of the posts of `group`, which are all there. Returns it with the ranks.
     pub(super) fn meet(&mut self, group: usize) -> Result<(Round<P>, Arc<[usize]>), CommError> {
-        let g = self.groups.entry(group);
-        let g = g.or_insert_with(|| Group::new(Arc::default()));
+        let Some(g) = self.groups.get_mut(&group) else {
+            return Err(left(group, 0));
+        };
         let members = Arc::clone(&g.members);
         let posts = g.meet()?;
         let outcome = Outcome::of(&posts, &members, &mut self.made)?;
@@ -37,10 +41,10 @@ impl<P: Payload> HubState<P> {
         let place = |rank: usize| {
             let group = self.groups.get(&self.waits[rank]?)?;
             let call = group.call_of(rank)?.describe(0);
-            let with = &group.members;
-            Some(format!("rank {rank} waits in {call} with ranks {with:?}"))
+            let with = list_of_ranks(&group.members);
+            Some(format!("rank {rank} waits in {call} with ranks {with}"))
         };
-        ranks.into_iter().filter_map(place).collect()
+        some_lines(ranks.into_iter().filter_map(place))
     }
 
     /// The shortest circle of waits through the group that `rank` waits in: it needs a rank that

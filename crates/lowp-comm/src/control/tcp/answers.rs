@@ -3,7 +3,7 @@
 use std::io;
 use std::sync::Arc;
 
-use super::frame::{Answer, frame, short};
+use super::frame::{Answer, frame, to_frame};
 use crate::control::hub::Round;
 use crate::control::outcome::Outcome;
 
@@ -27,7 +27,7 @@ pub(super) fn answers(
             .windows(2)
             .all(|pair| pair[0].payload == pair[1].payload)
     };
-    let done = || short(&Answer::Done).map(Bytes::from);
+    let done = || to_frame(&Answer::Done).map(Bytes::from);
     let bytes = |bytes: &[u8]| frame(&Answer::Bytes, [bytes].into_iter()).map(Bytes::from);
     let (first, others) = members.split_at(1.min(members.len()));
     match &round.outcome {
@@ -56,7 +56,7 @@ pub(super) fn answers(
                     group: place.group,
                     members: (!same).then(|| place.members.to_vec()),
                 };
-                tell(&place.members, &short(&answer)?.into());
+                tell(&place.members, &to_frame(&answer)?.into());
             }
         }
     }

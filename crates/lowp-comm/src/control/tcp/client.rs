@@ -1,24 +1,62 @@
 //! Every rank but 0: a connection to rank 0, whose hub the calls meet in.
 
-use std::io::{Read, Write};
+use std::io::{self, Read, Write};
 use std::net::{TcpStream, ToSocketAddrs};
 use std::sync::{Arc, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use super::connection::{Answered, Connection, GRACE};
-use super::frame::{Answer, GREETING, Hello, Request, short};
+use super::frame::{Answer, GREETING, Hello, Request, to_frame};
 use crate::CommError;
 use crate::control::call::{Call, Kind};
 use crate::control::outcome::request;
 use crate::control::{Control, Launch, digests, from_bytes, sum_tag, to_bytes};
 use crate::error::Departure;
 
+/// Time between two tries to find rank 0.
+const NAP: Duration = Duration::from_millis(20);
+
 /// Connects to rank 0, and waits until all ranks have.
 pub(super) fn connect(launch: &Launch) -> Result<Arc<dyn Control>, CommError> {
     let begun = Instant::now();
-    let mut stream = reach(launch, begun)?;
-    let fail = |e: std::io::Error| launch.error(format!("the connection to rank 0 failed: {e}"));
+    let op = format!("rendezvous at {}", launch.address());
+    loop {
+        let stream = reach(launch, begun)?;
+        let Some(connection) = greet(launch, stream)? else {
+            if begun.elapsed() >= launch.limit {
+                return Err(launch.error(format!(
+                    "what listens there did not greet for {:.1} s; if it is rank 0, see its own error, or whether it can hold a connection to each rank (ulimit -n)",
+                    begun.elapsed().as_secs_f64()
+                )));
+            }
+            thread::sleep(NAP);
+            continue;
+        };
+        return match connection.answer(&op)? {
+            (Answer::Ready, _) => Ok(Arc::new(Member {
+                link: Arc::new(Link(Arc::new(connection))),
+                group: 0,
+                rank: launch.rank,
+                members: (0..launch.world).collect(),
+            })),
+            // The rank 0 of an earlier start ends.
+            (Answer::Later, _) if begun.elapsed() < launch.limit => {
+                thread::sleep(10 * NAP);
+                continue;
+            }
+            (Answer::Later, _) => Err(launch
+                .error("rank 0 there is of an earlier start and did not end; end its process")),
+            _ => {
+                Err(launch.error("rank 0 answers what was not asked; install one build everywhere"))
+            }
+        };
+    }
+}
+
+/// Exchanges greetings, and says who connects. `None` where the other side said nothing: it may be a rank 0 that ends, or one that is busy.
+fn greet(launch: &Launch, mut stream: TcpStream) -> Result<Option<Connection>, CommError> {
+    let fail = |e: io::Error| launch.error(format!("the connection to rank 0 failed: {e}"));
     let mut greeting = [0; GREETING.len()];
     stream.set_nodelay(true).map_err(fail)?;
     stream.set_read_timeout(Some(GRACE)).map_err(fail)?;
@@ -27,6 +65,9 @@ pub(super) fn connect(launch: &Launch) -> Result<Arc<dyn Control>, CommError> {
     let spoken = stream
         .write_all(&GREETING)
         .and_then(|()| stream.read_exact(&mut greeting));
+    if spoken.is_err() && greeting == [0; GREETING.len()] {
+        return Ok(None);
+    }
     if spoken.is_err() || greeting[..4] != GREETING[..4] {
         return Err(launch.error(
             "what listens there is not rank 0 of lowp; if another program has the port, choose another one with MASTER_PORT, or LOWP_MASTER_PORT, on every rank",
@@ -45,25 +86,13 @@ pub(super) fn connect(launch: &Launch) -> Result<Arc<dyn Control>, CommError> {
         run: launch.run.clone(),
         restart: launch.restart,
     };
-    let hello = short(&hello).and_then(|frame| stream.write_all(&frame));
+    let hello = to_frame(&hello).and_then(|frame| stream.write_all(&frame));
     hello.map_err(fail)?;
-    let connection = Arc::new(Connection::new(launch, stream).map_err(fail)?);
-    let member = Member {
-        link: Arc::new(Link(Arc::clone(&connection))),
-        group: 0,
-        rank: launch.rank,
-        members: (0..launch.world).collect(),
-    };
-    let op = format!("rendezvous at {}", launch.address());
-    match connection.answer(&op)? {
-        (Answer::Ready, _) => Ok(Arc::new(member)),
-        _ => Err(launch.error("rank 0 answers what was not asked; install one build everywhere")),
-    }
+    Connection::new(launch, stream).map(Some).map_err(fail)
 }
 
 /// Connects, as often as it takes until rank 0 listens.
 fn reach(launch: &Launch, begun: Instant) -> Result<TcpStream, CommError> {
-    const NAP: Duration = Duration::from_millis(20);
     loop {
         let left = launch.limit.saturating_sub(begun.elapsed()).max(NAP);
         let found = (launch.host.as_str(), launch.port).to_socket_addrs();
@@ -258,10 +287,10 @@ mod tests {
         stream.read_exact(&mut [0; GREETING.len()])?;
         stream.write_all(&GREETING)?;
         let _who: (Hello, _) = read(&mut stream, LONG)?;
-        stream.write_all(&short(&Answer::Ready)?)?;
+        stream.write_all(&to_frame(&Answer::Ready)?)?;
         stream.read_exact(&mut [0])?;
         let (rank, message) = (2, "planted".to_owned());
-        stream.write_all(&short(&Answer::Failed(CommError::Failed {
+        stream.write_all(&to_frame(&Answer::Failed(CommError::Failed {
             rank,
             message,
         }))?)

@@ -10,6 +10,9 @@ use mio::net::TcpStream;
 
 use super::frame::{GREETING, LENGTH, LONG, SHORT, length};
 
+/// Most reads of one connection before the others have their turn.
+const READS: usize = 16;
+
 /// Who is at the other end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Peer {
@@ -54,9 +57,10 @@ impl Conn {
         }
     }
 
-    /// Reads what is there, to the end if the other side has `closed`.
-    pub(super) fn receive(&mut self, scratch: &mut [u8], closed: bool) {
-        loop {
+    /// Reads what is there, to the end if the other side has `closed`; not all of it at once, so that no connection keeps the others
+    /// waiting, nor more than a frame. Whether there may be more.
+    pub(super) fn receive(&mut self, scratch: &mut [u8], closed: bool) -> bool {
+        for _ in 0..READS {
             match self.stream.read(scratch) {
                 Ok(0) => self.ended = true,
                 Ok(n) => {
@@ -70,8 +74,9 @@ impl Conn {
                 Err(error) if error.kind() == ErrorKind::WouldBlock => {}
                 Err(_) => self.ended = true,
             }
-            return;
+            return false;
         }
+        true
     }
 
     /// Whether nothing more will come.

@@ -55,6 +55,8 @@ pub(super) enum Request {
 pub(super) enum Answer {
     /// All ranks are there.
     Ready,
+    /// The rank was started later than this rank 0, which ends: another one will listen.
+    Later,
     /// What the ranks of the group brought, in these lengths, is behind it.
     All(Vec<usize>),
     /// All brought what is behind it.
@@ -91,7 +93,7 @@ pub(super) fn frame<'a>(
 }
 
 /// The frame of a message alone.
-pub(super) fn short(message: &impl Serialize) -> io::Result<Vec<u8>> {
+pub(super) fn to_frame(message: &impl Serialize) -> io::Result<Vec<u8>> {
     frame(message, std::iter::empty())
 }
 

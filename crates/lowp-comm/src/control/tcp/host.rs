@@ -7,6 +7,7 @@ use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 use mio::net::TcpListener;
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
 use super::answers::Bytes;
 use super::server::{Order, Server, Shared};
@@ -21,6 +22,7 @@ const FAREWELL: Duration = Duration::from_secs(5);
 
 /// Waits for all ranks to connect.
 pub(super) fn listen(launch: &Launch) -> Result<Host, CommError> {
+    descriptors(launch)?;
     let listener = bind(launch)?;
     let cannot = |error| launch.error(format!("cannot take connections: {error}"));
     let (server, shared) = Server::new(launch, listener).map_err(cannot)?;
@@ -45,11 +47,44 @@ pub(super) fn listen(launch: &Launch) -> Result<Host, CommError> {
             drop(late);
             return Err(cause);
         }
+        if begun.elapsed() >= launch.limit.saturating_add(FAREWELL) {
+            // The server ends the wait before.
+            drop(joined);
+            let why = "its thread that takes connections is stuck";
+            return Err(shared.hub.fail(launch.error(why)));
+        }
         let woken = shared.changed.wait_timeout(joined, EVERY);
         joined = woken.unwrap_or_else(PoisonError::into_inner).0;
     }
     drop(joined);
     Ok(host)
+}
+
+/// Raises the number of files that the process may have open to what a connection to each rank needs, or says that it may not.
+fn descriptors(launch: &Launch) -> Result<(), CommError> {
+    /// Those that the process has open beside them.
+    const OTHERS: u64 = 256;
+    let needed = launch.world as u64 + OTHERS;
+    let limit = getrlimit(Resource::Nofile);
+    let most = limit.maximum.unwrap_or(u64::MAX);
+    if limit.current.is_none_or(|now| now >= needed) {
+        return Ok(());
+    }
+    if most >= needed {
+        let current = Some(needed.max(limit.current.unwrap_or(0)));
+        let raised = setrlimit(Resource::Nofile, Rlimit { current, ..limit });
+        if raised.is_ok() {
+            return Ok(());
+        }
+    }
+    // The estimate of the others is generous.
+    if most > launch.world as u64 {
+        return Ok(());
+    }
+    Err(launch.error(format!(
+        "rank 0 has a connection to each of {} ranks, and may have {most} files open; raise the limit (ulimit -n) to {needed}",
+        launch.world
+    )))
 }
 
 /// Listens on the port of `launch`.

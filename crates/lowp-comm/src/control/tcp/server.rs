@@ -1,6 +1,6 @@
 //! One thread of rank 0: listens, and takes the other ranks' posts to the hub.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::io::{self, ErrorKind};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
@@ -11,10 +11,11 @@ use mio::{Events, Interest, Poll, Token, Waker};
 
 use super::answers::{Bytes, answers};
 use super::conn::{Conn, Peer, next_frame};
-use super::frame::{Answer, GREETING, LENGTH, Request, open, short};
+use super::frame::{Answer, GREETING, LENGTH, Request, open, to_frame};
 use crate::CommError;
-use crate::control::Launch;
-use crate::control::hub::{EVERY, Hub, Listener, Post, Round};
+use crate::control::hub::{EVERY, Hub, Listener, Round};
+use crate::control::post::Post;
+use crate::control::{Launch, MAX_ALL_GATHER};
 use crate::error::Departure;
 
 /// How long somebody who connects may take to say who it is, and who was sent away to go.
@@ -98,7 +99,9 @@ pub(super) struct Server {
     begun: Instant,
     looked: Instant,
     /// Whether the listener had more than the system had room for.
-    short: bool,
+    full: bool,
+    /// Connections that may have more to read.
+    unread: BTreeSet<Token>,
     /// Whether the ranks were told of the failure.
     told: bool,
 }
@@ -113,7 +116,7 @@ impl Server {
         let waker = Arc::new(Waker::new(poll.registry(), WAKER)?);
         poll.registry()
             .register(&mut listener, LISTENER, Interest::READABLE)?;
-        let hub = Arc::new(Hub::new(launch.world, launch.limit));
+        let hub = Arc::new(Hub::new(launch.world, launch.limit, MAX_ALL_GATHER));
         let (orders, received) = channel();
         hub.listen(Arc::new(Rounds {
             orders: orders.clone(),
@@ -143,7 +146,8 @@ impl Server {
             next: WAKER.0 + 1,
             begun: Instant::now(),
             looked: Instant::now(),
-            short: false,
+            full: false,
+            unread: BTreeSet::new(),
             told: false,
         };
         Ok((server, shared))
@@ -151,10 +155,19 @@ impl Server {
 
     /// Serves until it is told to stop.
     pub(super) fn run(mut self) {
+        let mut ending = Ending {
+            shared: Arc::clone(&self.shared),
+            told_to: false,
+        };
         let mut events = Events::with_capacity(1024);
         let mut scratch = vec![0; 1 << 16];
         loop {
-            match self.poll.poll(&mut events, Some(EVERY)) {
+            let patience = if self.unread.is_empty() {
+                EVERY
+            } else {
+                Duration::ZERO
+            };
+            match self.poll.poll(&mut events, Some(patience)) {
                 Ok(()) => {}
                 Err(error) if error.kind() == ErrorKind::Interrupted => continue,
                 Err(error) => {
@@ -179,10 +192,16 @@ impl Server {
                     }
                 }
             }
+            for token in std::mem::take(&mut self.unread) {
+                self.receive(token, &mut scratch, true);
+            }
             while let Ok(order) = self.orders.try_recv() {
                 match order {
                     Order::Tell(members, round) => self.tell_round(&members, &round),
-                    Order::Stop => return,
+                    Order::Stop => {
+                        ending.told_to = true;
+                        return;
+                    }
                 }
             }
             self.look();
@@ -191,7 +210,7 @@ impl Server {
 
     /// Takes the connections that are there.
     fn accept(&mut self) {
-        self.short = false;
+        self.full = false;
         loop {
             match self.listener.accept() {
                 Ok((mut stream, from)) => {
@@ -211,13 +230,9 @@ impl Server {
                 Err(error) if error.kind() == ErrorKind::Interrupted => {}
                 // A connection that ended before it was taken.
                 Err(error) if error.kind() == ErrorKind::ConnectionAborted => {}
-                // Strangers that say nothing give their connections back soon.
-                Err(error) if is_shortage(&error) => {
-                    self.short = true;
-                    return;
-                }
-                Err(error) => {
-                    self.shared.hub.fail(self.cannot_listen(&error));
+                // Strangers that say nothing give their connections back soon, and other errors are of the connection that ended.
+                Err(_) => {
+                    self.full = true;
                     return;
                 }
             }
@@ -234,7 +249,9 @@ impl Server {
         let Some(conn) = self.conns.get_mut(&token) else {
             return;
         };
-        conn.receive(scratch, closed);
+        if conn.receive(scratch, closed) {
+            self.unread.insert(token);
+        }
         if conn.peer == Peer::Stranger {
             match conn.greeting() {
                 Some(GREETING) => conn.peer = Peer::Lowp,
@@ -242,6 +259,8 @@ impl Server {
                     conn.end();
                     self.another_protocol(token, other);
                 }
+                // It may come in parts.
+                None if !conn.ended() => return,
                 None => {}
             }
         }
@@ -266,7 +285,7 @@ impl Server {
             let body = match next_frame(&inbox[used..], conn.longest()) {
                 Ok(Some(body)) => body,
                 Ok(None) => break,
-                Err(_) => return self.end(token),
+                Err(error) => return self.end(token, &error.to_string()),
             };
             used += LENGTH + body.len();
             let valid = match conn.peer {
@@ -278,7 +297,7 @@ impl Server {
                 Peer::Away => true,
             };
             if !valid {
-                return self.end(token);
+                return self.end(token, "what no rank says");
             }
         }
         if let Some(conn) = self.conns.get_mut(&token) {
@@ -286,9 +305,16 @@ impl Server {
         }
     }
 
-    fn end(&mut self, token: Token) {
-        if let Some(conn) = self.conns.get_mut(&token) {
-            conn.end();
+    /// Ends a connection that sent what cannot be understood.
+    fn end(&mut self, token: Token, what: &str) {
+        let Some(conn) = self.conns.get_mut(&token) else {
+            return;
+        };
+        conn.end();
+        if let Peer::Rank(rank) = conn.peer {
+            let message = format!("rank 0 heard {what} from it; install one build everywhere");
+            let cause = self.shared.hub.fail(CommError::Failed { rank, message });
+            self.tell(token, &Answer::Failed(cause.told(0)));
         }
     }
 
@@ -314,10 +340,11 @@ impl Server {
                 }
             }
             Ok((Request::Close { group }, _)) => {
-                if !hub.members(group).contains(&rank) {
+                let members = hub.members(group);
+                let Some(member) = members.iter().position(|&known| known == rank) else {
                     return false;
-                }
-                hub.close(group);
+                };
+                hub.close(group, member);
             }
             Ok((Request::Fail(cause), _)) => {
                 hub.fail(cause);
@@ -343,7 +370,7 @@ impl Server {
     }
 
     pub(super) fn tell(&mut self, token: Token, answer: &Answer) {
-        if let (Some(conn), Ok(bytes)) = (self.conns.get_mut(&token), short(answer)) {
+        if let (Some(conn), Ok(bytes)) = (self.conns.get_mut(&token), to_frame(answer)) {
             conn.send(bytes.into());
         }
     }
@@ -356,7 +383,7 @@ impl Server {
     }
 
     fn tell_all(&mut self, answer: &Answer) {
-        if let Ok(bytes) = short(answer) {
+        if let Ok(bytes) = to_frame(answer) {
             let bytes = bytes.into();
             (1..self.tokens.len()).for_each(|rank| self.tell_rank(rank, &bytes));
         }
@@ -414,7 +441,7 @@ impl Server {
             self.conns.retain(|_, conn| {
                 matches!(conn.peer, Peer::Rank(_)) || conn.since.elapsed() < HELLO
             });
-            if self.short {
+            if self.full {
                 self.accept();
             }
         }
@@ -425,12 +452,18 @@ impl Server {
     }
 }
 
-/// Whether the system has no room for another connection at the moment.
-fn is_shortage(error: &io::Error) -> bool {
-    const ENOMEM: i32 = 12;
-    const ENFILE: i32 = 23;
-    const EMFILE: i32 = 24;
-    const ENOBUFS: i32 = 105;
-    let code = error.raw_os_error();
-    code.is_some_and(|code| [ENOMEM, ENFILE, EMFILE, ENOBUFS].contains(&code))
+/// Ends the world if the server ends without having been told to: nobody would hear of anything any more.
+struct Ending {
+    shared: Arc<Shared>,
+    told_to: bool,
+}
+
+impl Drop for Ending {
+    fn drop(&mut self) {
+        if !self.told_to {
+            let message = "its thread that serves the other ranks ended".to_owned();
+            self.shared.hub.fail(CommError::Failed { rank: 0, message });
+            self.shared.changed.notify_all();
+        }
+    }
 }

@@ -1,7 +1,8 @@
 //! Who may be a rank of a world: the identity of those that connect.
 //!
 //! Ranks of this run that cannot work together fail the world. Whoever is not of this run, or comes when all ranks are there, is told and
-//! sent away, and does no harm.
+//! sent away, and does no harm. A rank of the run that was started later than one of a world that is complete, or has failed, ends that world, and
+//! comes again when the rank 0 of its own start listens.
 
 use mio::Token;
 
@@ -10,6 +11,7 @@ use super::frame::{Answer, GREETING, Hello};
 use super::server::Server;
 use crate::CommError;
 use crate::control::Launch;
+use crate::error::Departure;
 
 impl Server {
     /// Something that speaks another version of the protocol, or none at all.
@@ -42,6 +44,11 @@ impl Server {
         let of = |token: Token| self.conns.get(&token);
         let others = known.and_then(of).zip(of(token));
         let ready = self.shared.joined().ready;
+        let known_restart = others.map_or(launch.restart, |(known, _)| known.restart);
+        let over = ready || self.shared.hub.failure().is_some();
+        if over && launch.run == hello.run && hello.restart > known_restart {
+            return self.come_later(token, rank);
+        }
         if let Some(why) = another_run(launch, hello).or_else(|| {
             if ready {
                 return Some(
@@ -56,6 +63,10 @@ impl Server {
         }
         let replaced = others.is_some_and(|(known, _)| known.restart < hello.restart);
         let same = others.filter(|_| !replaced);
+        if let Some(why) = unfit(launch, hello).filter(|_| hello.restart < launch.restart) {
+            self.send_away(token, hello, why);
+            return;
+        }
         if let Some(why) = unfit(launch, hello).or_else(|| same.map(two)) {
             let error = self.send_away(token, hello, why);
             self.shared.hub.fail(error);
@@ -79,6 +90,17 @@ impl Server {
         if let Some(cause) = self.failed() {
             self.tell(token, &Answer::Failed(cause.told(0)));
         }
+    }
+
+    /// A rank of a later start than that of this world: its place in this one is lost, and it knocks again.
+    fn come_later(&mut self, token: Token, rank: usize) {
+        if let Some(conn) = self.conns.get_mut(&token) {
+            conn.peer = Peer::Away;
+        }
+        self.tell(token, &Answer::Later);
+        let (op, how) = ("the world".into(), Departure::Lost);
+        let cause = CommError::Departed { op, rank, how };
+        self.shared.hub.fail(cause);
     }
 
     /// Tells a connection why it is no rank of this world. Returns what it was told.
