@@ -387,6 +387,37 @@ fn old_checkpoints_are_removed_and_the_latest_is_named() {
     );
 }
 
+/// Where the latest checkpoint is damaged one before it is taken, if it is whole, and the damage is told.
+#[test]
+fn the_newest_whole_checkpoint_is_found() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let path = folder.path();
+    save(path, 2, &[1, 2, 3, 4], None);
+    let newest = || {
+        let (checkpoint, damaged) = Checkpoint::newest_whole(path)?;
+        Ok::<_, CheckpointError>((checkpoint.step(), damaged.len()))
+    };
+    assert_eq!(newest().expect("a checkpoint"), (4, 0));
+    // A later one that a run went back from.
+    fs::write(path.join("latest"), "step-00000003\n").expect("a file");
+    assert_eq!(newest().expect("a checkpoint"), (3, 0));
+    fs::remove_file(&files(path, 3)[2]).expect("a file");
+    assert_eq!(newest().expect("a checkpoint"), (2, 1));
+    fs::write(&files(path, 2)[0], "{").expect("a file");
+    assert_eq!(newest().expect("a checkpoint"), (1, 2));
+    let index = fs::read_to_string(&files(path, 1)[0]).expect("an index");
+    let newer = index.replace("\"version\":2", "\"version\":3");
+    fs::write(&files(path, 1)[0], newer).expect("a file");
+    let error = newest().expect_err("a newer version").to_string();
+    assert!(error.contains("has version 3"), "{error}");
+    fs::remove_file(&files(path, 1)[0]).expect("a file");
+    let error = newest().expect_err("none is whole").to_string();
+    assert!(
+        error.contains("rank-00001.safetensors: cannot open"),
+        "{error}"
+    );
+}
+
 /// The rank whose folder goes away is named on all, and the checkpoint before stays.
 #[test]
 fn a_failed_write_is_an_error_on_every_rank() {

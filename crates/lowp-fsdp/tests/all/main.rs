@@ -1,4 +1,5 @@
 //! The integration tests of this crate, one file per subject, linked once.
 
 mod arguments;
+mod checkpoints;
 mod costs;

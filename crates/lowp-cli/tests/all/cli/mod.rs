@@ -1,6 +1,8 @@
 //! The `lowp` binary as its user sees it.
 
 mod bad_input;
+#[cfg(unix)]
+mod elastic;
 mod fidelity;
 mod help;
 mod losses;

@@ -33,7 +33,7 @@ fn endless(folder: &Path, resume: bool) -> Child {
 }
 
 /// The step of the latest checkpoint of `run`, or 0.
-fn latest_step(run: &Path) -> u64 {
+pub(super) fn latest_step(run: &Path) -> u64 {
     let found = latest(run).ok();
     let name = found.and_then(|found| Some(found.file_name()?.to_str()?.to_owned()));
     let step = name.and_then(|name| name.strip_prefix("step-")?.parse().ok());

@@ -12,14 +12,14 @@ use std::time::{Duration, Instant};
 
 /// Who says which rank a process is.
 #[derive(Clone, Copy)]
-enum Launcher {
+pub(super) enum Launcher {
     Torchrun,
     Mpirun,
     Srun,
 }
 
 /// A port that nobody has: of this process's own, below those that the system gives to connections.
-fn free_port() -> u16 {
+pub(super) fn free_port() -> u16 {
     static NEXT: AtomicU32 = AtomicU32::new(0);
     let tried = std::iter::repeat_with(|| {
         let own = std::process::id().wrapping_mul(41);
@@ -31,7 +31,7 @@ fn free_port() -> u16 {
 }
 
 /// Makes `command` rank `rank` of `world` of `lowp train ARGS`.
-fn as_rank(
+pub(super) fn as_rank(
     mut command: Command,
     launcher: Launcher,
     port: u16,

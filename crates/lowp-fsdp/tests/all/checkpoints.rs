@@ -1,0 +1,78 @@
+//! What a rank reads of a checkpoint: its own file from begin to end, and what all ranks have from the first one's.
+
+use std::path::Path;
+use std::time::Duration;
+
+use lowp_checkpoint::{Checkpoint, Reads, Saver};
+use lowp_comm::{Mesh, MeshComm, run_ranks};
+use lowp_format::{AnyRecipe, RecipeOptions};
+use lowp_fsdp::{LinearSpec, ModelError, ModelOptions, ShardedModel, VarSpec};
+use lowp_kernels::Cpu;
+use lowp_shard::Init;
+use serde_json::json;
+
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// Saves a model of `world` ranks to `folder`, or loads it from there; what each rank read.
+fn ranks(world: usize, folder: &Path, load: bool) -> Vec<Reads> {
+    let recipe = AnyRecipe::from_name("mxfp8", &RecipeOptions::default()).expect("a recipe");
+    let recipe = |_: &LinearSpec| recipe;
+    let linear = |n| LinearSpec::new(format!("layer{n}"), 256, 64, Init::Normal(0.1));
+    let linears: Vec<_> = (0..12).map(linear).collect();
+    let vars = [VarSpec {
+        name: "table".to_owned(),
+        shape: vec![64, 16],
+        init: Init::Constant(1.0),
+        decay: false,
+    }];
+    let ended = run_ranks(&Cpu, world, PATIENCE, |_, comm| {
+        let mesh = MeshComm::new(Mesh::sharded(world), comm.clone())?;
+        let options = ModelOptions::default();
+        if load {
+            let checkpoint = Checkpoint::latest(folder).expect("a checkpoint");
+            let about = checkpoint.about();
+            let saved = (&checkpoint, [&about["weights"], &about["scales"]]);
+            let model = ShardedModel::load((&Cpu, &mesh), recipe, &linears, &vars, options, saved)?;
+            assert_eq!(model.recast(), 0);
+            return Ok(checkpoint.reads());
+        }
+        let mut model = ShardedModel::new(&Cpu, &mesh, recipe, &linears, &vars, options)?;
+        let about = json!({ "weights": model.about(), "scales": model.about_scales()? });
+        let mut saver =
+            Saver::new(comm.control().split(0, comm.rank())?, folder, None).expect("a folder");
+        saver.start(1, model.pieces()?, about).expect("a start");
+        saver.finish().expect("a checkpoint");
+        Ok::<_, ModelError>(Reads::default())
+    });
+    ended.expect("ranks that work")
+}
+
+#[test]
+fn files_are_read_from_begin_to_end() {
+    let folder = tempfile::tempdir().expect("a folder");
+    ranks(4, folder.path(), false);
+    for (rank, reads) in ranks(4, folder.path(), true).into_iter().enumerate() {
+        let Reads {
+            opens,
+            bytes,
+            seeks,
+            ..
+        } = reads;
+        assert!(opens <= 2, "rank {rank} opened {opens} files");
+        // To its masters, to the counts of the first rank, and to its codes behind them.
+        assert!(seeks <= 3, "rank {rank} read in {seeks} places");
+        let weights = 12 * 256 * 64 / 4;
+        // Masters and moments, codes of both orientations and a scale for each 32 of them.
+        let own = weights * 12 + weights * 2 + weights * 2 / 32 + 64 * 16 / 4 * 12 + 16;
+        assert_eq!(bytes, own, "rank {rank}");
+    }
+    for world in [3, 8, 1] {
+        for (rank, reads) in ranks(world, folder.path(), true).into_iter().enumerate() {
+            let most = 4_usize.div_ceil(world) + 1;
+            assert!(
+                reads.opens <= most.min(4),
+                "{world} ranks: {rank}: {reads:?}"
+            );
+        }
+    }
+}
