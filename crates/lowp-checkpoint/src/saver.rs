@@ -224,9 +224,9 @@ impl Saver {
         let Some(writing) = &self.writing else {
             return Ok(None);
         };
-        let done = vec![u8::from(writing.file.is_finished())];
-        let done = self.control.all_gather("is the checkpoint written", done)?;
-        Ok(Some(done.iter().all(|done| done == &[1])))
+        let mut writing = [f64::from(!writing.file.is_finished())];
+        self.control.sum(&mut writing)?;
+        Ok(Some(writing == [0.0]))
     }
 
     fn publish_written(&mut self) -> Result<Option<u64>, CheckpointError> {
@@ -296,7 +296,7 @@ impl Saver {
         };
         let digest = own.as_ref().map_or(0, |told| told.layout);
         let own = postcard::to_stdvec(&own).unwrap_or_default();
-        let all = self.to_first("what was written", own)?;
+        let all = self.control.gather("what was written", own)?;
         let told = all.map(|all| read_told(&all, (digest, folder)));
         // The ranks that are asked for their layouts, or why nothing is saved.
         let asked = told.as_ref().map(|told| match told {
@@ -320,7 +320,7 @@ impl Saver {
                 Ok(_) => layouts[0].1.clone(),
                 Err(_) => Vec::new(),
             };
-            let answers = self.to_first("the tensors of a rank", answer)?;
+            let answers = self.control.gather("the tensors of a rank", answer)?;
             if let (Some(mut answers), Some(Ok((told, _)))) = (answers, &told) {
                 let given = asked
                     .iter()
@@ -330,11 +330,6 @@ impl Saver {
         }
         let told = told.and_then(Result::ok);
         Ok(Ok(told.map(|(told, _)| Written { told, layouts })))
-    }
-
-    /// What all ranks give, on the first one.
-    fn to_first(&self, tag: &str, bytes: Vec<u8>) -> Result<Option<Vec<Vec<u8>>>, CheckpointError> {
-        Ok(self.control.gather(tag, bytes)?)
     }
 
     fn publish(
@@ -406,6 +401,11 @@ impl Saver {
         step: Option<u64>,
         own: Result<(), CheckpointError>,
     ) -> Result<(), CheckpointError> {
+        let mut failed = [f64::from(own.is_err())];
+        self.control.sum(&mut failed)?;
+        if failed == [0.0] {
+            return Ok(());
+        }
         let told = own.as_ref().err().map(ToString::to_string);
         let told = told.unwrap_or_default().into_bytes();
         let all = self.control.all_gather(what, told)?;
