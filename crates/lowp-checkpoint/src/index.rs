@@ -9,7 +9,7 @@ use serde_json::Value;
 use serde_json::value::RawValue;
 use twox_hash::XxHash3_64;
 
-use crate::runs::{Run, overlap};
+use crate::spans::{Span, overlap};
 use crate::writer::MAX_HEADER;
 use crate::{Block, CheckpointError, Dtype, version1};
 
@@ -64,10 +64,10 @@ pub(crate) struct Index {
 pub(crate) struct Kind {
     pub(crate) dtype: Dtype,
     pub(crate) shape: [usize; 2],
-    pub(crate) runs: Vec<Run>,
+    pub(crate) spans: Vec<Span>,
 }
 
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub(crate) struct FileRecord {
     pub(crate) bytes: u64,
     /// The checksum of all that stands before the pieces; of version 1 none.
@@ -156,12 +156,12 @@ impl Index {
         // What is added at a rank counts for those behind it, too, until it is taken off.
         let mut added = vec![[0i128; 2]; self.files.len() + 1];
         for (kind, tensors) in self.kinds.iter().zip(tensors) {
-            for run in &kind.runs {
-                let bytes = run.block.bytes(kind.dtype).ok_or_else(too_large)?;
+            for span in &kind.spans {
+                let bytes = span.block.bytes(kind.dtype).ok_or_else(too_large)?;
                 let each = [bytes, chunks(bytes)].map(|x| i128::from(tensors) * x as i128);
                 for (value, each) in [0, 1].into_iter().zip(each) {
-                    added[run.rank][value] += each;
-                    added[run.rank + run.count][value] -= each;
+                    added[span.rank][value] += each;
+                    added[span.rank + span.count][value] -= each;
                 }
             }
         }
@@ -224,7 +224,7 @@ impl Index {
 
 impl Kind {
     pub(crate) fn pieces(&self) -> usize {
-        self.runs.iter().map(|run| run.count).sum()
+        self.spans.iter().map(|span| span.count).sum()
     }
 
     fn check(&self, ranks: usize) -> Result<(), String> {
@@ -233,9 +233,9 @@ impl Kind {
             return Err("its shape cannot be".to_owned());
         };
         let (mut sum, mut unions) = (0usize, Vec::new());
-        for run in &self.runs {
-            let union = run.union().filter(|union| union.lies_in(self.shape));
-            let last = run.rank.checked_add(run.count);
+        for span in &self.spans {
+            let union = span.union().filter(|union| union.lies_in(self.shape));
+            let last = span.rank.checked_add(span.count);
             let (Some(union), true) = (union, last.is_some_and(|last| last <= ranks)) else {
                 return Err("a piece lies outside of it, or on no rank".to_owned());
             };

@@ -1,4 +1,4 @@
-//! What a rank tells the first one of its pieces: the blocks of each [`Layout`]'s kinds. Layouts are long, and most ranks have the same one:
+//! What a rank tells the first one of its pieces: the blocks of each [`Table`]'s kinds. Tables are long, and most ranks have the same one:
 //! they tell its digest, and the first rank asks one of them for it. Checksums stay in the file of the rank.
 
 use std::collections::{BTreeMap, HashMap};
@@ -7,19 +7,19 @@ use serde::{Deserialize, Serialize};
 use twox_hash::XxHash3_64;
 
 use crate::index::{FileRecord, Kind};
-use crate::runs::runs_of;
+use crate::spans::spans_of;
 use crate::{Block, Dtype};
 
 /// The tensors of a rank, whatever blocks of them it has: those of one kind have the same dtype and shape, and this rank has the same blocks
 /// of them.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-pub(crate) struct Layout {
+pub(crate) struct Table {
     kinds: Vec<(Dtype, [usize; 2])>,
     /// The number of the kind of each tensor.
     tensors: BTreeMap<String, usize>,
 }
 
-impl Layout {
+impl Table {
     pub(crate) fn to_bytes(&self) -> Vec<u8> {
         postcard::to_stdvec(self).unwrap_or_default()
     }
@@ -40,22 +40,20 @@ fn digest_of(bytes: &[u8]) -> u64 {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Told {
     pub(crate) file: FileRecord,
-    /// The digest of its layout.
-    pub(crate) layout: u64,
-    /// The bytes of its layout.
+    /// The digest of its table.
+    pub(crate) table: u64,
+    /// The bytes of its table.
     pub(crate) length: u64,
-    /// The blocks of each kind of its layout, in order; none is empty.
+    /// The blocks of each kind of its table, in order; none is empty.
     pub(crate) blocks: Vec<Vec<Block>>,
 }
 
 /// A rank's pieces of a tensor: its name, dtype and shape, and blocks.
 pub(crate) type Part<'a> = (&'a str, Dtype, [usize; 2], Vec<Block>);
 
-/// The layout of `parts`, and the blocks of its kinds.
-pub(crate) fn layout_of<'a>(
-    parts: impl IntoIterator<Item = Part<'a>>,
-) -> (Layout, Vec<Vec<Block>>) {
-    let (mut layout, mut all) = (Layout::default(), Vec::new());
+/// The table of `parts`, and the blocks of its kinds.
+pub(crate) fn table_of<'a>(parts: impl IntoIterator<Item = Part<'a>>) -> (Table, Vec<Vec<Block>>) {
+    let (mut table, mut all) = (Table::default(), Vec::new());
     let mut numbers = HashMap::new();
     for (name, dtype, full, mut blocks) in parts {
         blocks.retain(|block| !block.is_empty());
@@ -63,40 +61,40 @@ pub(crate) fn layout_of<'a>(
         let number = *numbers
             .entry((dtype, full, blocks))
             .or_insert_with_key(|(_, _, blocks)| {
-                layout.kinds.push((dtype, full));
+                table.kinds.push((dtype, full));
                 all.push(blocks.clone());
                 all.len() - 1
             });
-        layout.tensors.insert(name.to_owned(), number);
+        table.tensors.insert(name.to_owned(), number);
     }
-    (layout, all)
+    (table, all)
 }
 
 impl Told {
-    pub(crate) fn new(file: FileRecord, layout: &[u8], blocks: Vec<Vec<Block>>) -> Self {
+    pub(crate) fn new(file: FileRecord, table: &[u8], blocks: Vec<Vec<Block>>) -> Self {
         Self {
             file,
-            layout: digest_of(layout),
-            length: layout.len() as u64,
+            table: digest_of(table),
+            length: table.len() as u64,
             blocks,
         }
     }
 }
 
-/// The kinds of all tensors, and the kind of each, of what all ranks `told`, by rank, and their `layouts`.
+/// The kinds of all tensors, and the kind of each, of what all ranks `told`, by rank, and their `tables`.
 pub(crate) fn merge(
     told: &[Told],
-    layouts: &HashMap<u64, Layout>,
+    tables: &HashMap<u64, Table>,
 ) -> Result<(Vec<Kind>, BTreeMap<String, usize>), String> {
-    // The ranks of each layout, and where tensors stand: in which layouts, as which kinds.
+    // The ranks of each table, and where tensors stand: in which tables, as which kinds.
     let mut ranks: BTreeMap<u64, Vec<usize>> = BTreeMap::new();
     for (rank, told) in told.iter().enumerate() {
-        ranks.entry(told.layout).or_default().push(rank);
+        ranks.entry(told.table).or_default().push(rank);
     }
     let mut parts: BTreeMap<&str, Vec<(u64, usize)>> = BTreeMap::new();
     for &digest in ranks.keys() {
-        let layout = layouts.get(&digest).ok_or("a list of tensors is missing")?;
-        for (name, &kind) in &layout.tensors {
+        let table = tables.get(&digest).ok_or("a list of tensors is missing")?;
+        for (name, &kind) in &table.tensors {
             parts.entry(name).or_default().push((digest, kind));
         }
     }
@@ -110,7 +108,7 @@ pub(crate) fn merge(
         let mut found = None;
         let mut pieces = Vec::new();
         for &(digest, kind) in &parts {
-            let of = layouts[&digest]
+            let of = tables[&digest]
                 .kinds
                 .get(kind)
                 .ok_or("a tensor of no kind")?;
@@ -136,8 +134,12 @@ pub(crate) fn merge(
             continue;
         };
         pieces.sort_unstable();
-        let runs = runs_of(pieces);
-        let kind = Kind { dtype, shape, runs };
+        let spans = spans_of(pieces);
+        let kind = Kind {
+            dtype,
+            shape,
+            spans,
+        };
         let number = *numbers.entry(kind.clone()).or_insert(kinds.len());
         if number == kinds.len() {
             kinds.push(kind);

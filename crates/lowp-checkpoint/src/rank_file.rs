@@ -12,7 +12,7 @@ use twox_hash::XxHash3_64;
 
 use crate::header::HEADER_LENGTH;
 use crate::index::{CHUNK, Held, Index, checksum, chunks};
-use crate::runs::of_rank;
+use crate::spans::of_rank;
 use crate::writer::{CHECKSUMS, ID, RANK, shape_in_file, stored};
 use crate::{Block, CheckpointError};
 
@@ -138,7 +138,7 @@ impl RankFile {
         let blocks: Vec<Vec<Block>> = index
             .kinds
             .iter()
-            .map(|kind| of_rank(&kind.runs, rank))
+            .map(|kind| of_rank(&kind.spans, rank))
             .collect();
         let needed = index
             .tensors

@@ -12,7 +12,7 @@ use serde_json::Value;
 use crate::folder::{is_checkpoint, latest, of_step, step_of, steps};
 use crate::index::{Held, INDEX, Index, Kind, MAX_INDEX, file_name};
 use crate::rank_file::{Handles, Place, RankFile, check_length};
-use crate::runs::{meeting, pieces};
+use crate::spans::{meeting, pieces};
 use crate::{Block, CheckpointError, Dtype};
 
 /// A checkpoint that was opened: its index is read and makes sense.
@@ -243,7 +243,7 @@ impl Checkpoint {
     /// # Errors
     /// No such tensor.
     pub fn blocks(&self, name: &str) -> Result<impl Iterator<Item = Block>, CheckpointError> {
-        Ok(pieces(&self.kind(name)?.runs).map(|(_, block)| block))
+        Ok(pieces(&self.kind(name)?.spans).map(|(_, block)| block))
     }
 
     /// Whether there is a tensor called `name`.
@@ -276,7 +276,7 @@ impl Checkpoint {
         }
         // In the order of the files. All are opened before there is memory for what they should have.
         let mut places = Vec::new();
-        for (rank, piece) in meeting(&kind.runs, block) {
+        for (rank, piece) in meeting(&kind.spans, block) {
             places.push((rank, self.file(rank)?.place(name, piece)?));
         }
         if let [(rank, place)] = places[..]

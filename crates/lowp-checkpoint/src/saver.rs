@@ -15,7 +15,7 @@ use crate::folder::{
     tidy, unfinished,
 };
 use crate::index::{INDEX, Index, MAX_INDEX, check_about, checksum};
-use crate::list::{Layout, Told, merge};
+use crate::list::{Table, Told, merge};
 use crate::writer;
 use crate::{CheckpointError, Late, Piece};
 
@@ -24,7 +24,7 @@ const FIRST_PAUSE: Duration = Duration::from_millis(5);
 const LONGEST_PAUSE: Duration = Duration::from_secs(1);
 
 /// Most bytes of the lists of tensors that the first rank has in memory.
-const MAX_LAYOUTS: u64 = MAX_INDEX;
+const MAX_TABLES: u64 = MAX_INDEX;
 
 /// Saves the checkpoints of one run. Every rank has one; each call is collective.
 ///
@@ -290,15 +290,15 @@ impl Saver {
         written: Result<(Told, Vec<u8>), CheckpointError>,
         folder: &Path,
     ) -> Result<Result<Option<Written>, (usize, String)>, CheckpointError> {
-        let (own, layout) = match written {
-            Ok((told, layout)) => (Ok(told), layout),
+        let (own, table) = match written {
+            Ok((told, table)) => (Ok(told), table),
             Err(error) => (Err(error.to_string()), Vec::new()),
         };
-        let digest = own.as_ref().map_or(0, |told| told.layout);
+        let digest = own.as_ref().map_or(0, |told| told.table);
         let own = postcard::to_stdvec(&own).unwrap_or_default();
         let all = self.control.gather("what was written", own)?;
         let told = all.map(|all| read_told(&all, (digest, folder)));
-        // The ranks that are asked for their layouts, or why nothing is saved.
+        // The ranks that are asked for their tables, or why nothing is saved.
         let asked = told.as_ref().map(|told| match told {
             Ok((_, asked)) => Ok(asked),
             Err(failed) => Err(failed),
@@ -314,22 +314,22 @@ impl Saver {
             Ok(asked) => asked,
             Err(failed) => return Ok(Err(failed)),
         };
-        let mut layouts = vec![(digest, layout)];
+        let mut tables = vec![(digest, table)];
         if !asked.is_empty() {
             let answer = match asked.binary_search(&self.control.rank()) {
-                Ok(_) => layouts[0].1.clone(),
+                Ok(_) => tables[0].1.clone(),
                 Err(_) => Vec::new(),
             };
             let answers = self.control.gather("the tensors of a rank", answer)?;
             if let (Some(mut answers), Some(Ok((told, _)))) = (answers, &told) {
                 let given = asked
                     .iter()
-                    .map(|&rank| (told[rank].layout, std::mem::take(&mut answers[rank])));
-                layouts.extend(given);
+                    .map(|&rank| (told[rank].table, std::mem::take(&mut answers[rank])));
+                tables.extend(given);
             }
         }
         let told = told.and_then(Result::ok);
-        Ok(Ok(told.map(|(told, _)| Written { told, layouts })))
+        Ok(Ok(told.map(|(told, _)| Written { told, tables })))
     }
 
     fn publish(
@@ -437,18 +437,17 @@ impl Drop for Saver {
 struct Written {
     told: Vec<Told>,
     /// By digest.
-    layouts: Vec<(u64, Vec<u8>)>,
+    tables: Vec<(u64, Vec<u8>)>,
 }
 
 impl Written {
     /// The index of it, which makes sense.
     fn index(self, (id, step): (String, u64), about: Value) -> Result<Index, String> {
         let read = |(digest, bytes): &(u64, Vec<u8>)| {
-            Layout::from_bytes(bytes, *digest).map(|layout| (*digest, layout))
+            Table::from_bytes(bytes, *digest).map(|table| (*digest, table))
         };
-        let layouts: HashMap<u64, Layout> =
-            self.layouts.iter().map(read).collect::<Result<_, _>>()?;
-        let (kinds, tensors) = merge(&self.told, &layouts)?;
+        let tables: HashMap<u64, Table> = self.tables.iter().map(read).collect::<Result<_, _>>()?;
+        let (kinds, tensors) = merge(&self.told, &tables)?;
         let index = Index {
             id,
             step,
@@ -463,7 +462,7 @@ impl Written {
     }
 }
 
-/// What all ranks told, and which of them have layouts that nobody before them has, nor the first rank, whose is `own`; or the first rank
+/// What all ranks told, and which of them have tables that nobody before them has, nor the first rank, whose is `own`; or the first rank
 /// that could not write into `folder`, and why not.
 fn read_told(
     all: &[Vec<u8>],
@@ -475,13 +474,13 @@ fn read_told(
         let of_rank = postcard::from_bytes::<Result<Told, String>>(of_rank);
         let of_rank = of_rank.map_err(|error| error.to_string()).flatten();
         let of_rank = of_rank.map_err(|why| (rank, why))?;
-        if known.insert(of_rank.layout) {
+        if known.insert(of_rank.table) {
             asked.push(rank);
             bytes += of_rank.length;
         }
         told.push(of_rank);
     }
-    if bytes > MAX_LAYOUTS {
+    if bytes > MAX_TABLES {
         let error = CheckpointError::TooLong {
             path: folder.join(INDEX),
             what: "the lists of tensors",
@@ -491,7 +490,7 @@ fn read_told(
                 .map(Vec::len)
                 .sum(),
             bytes,
-            most: MAX_LAYOUTS,
+            most: MAX_TABLES,
         };
         return Err((0, error.to_string()));
     }

@@ -6,7 +6,7 @@ use serde::Deserialize;
 use serde_json::Value;
 
 use crate::index::{FileRecord, Index, Kind, file_name};
-use crate::runs::runs_of;
+use crate::spans::spans_of;
 use crate::{Block, Dtype};
 
 #[derive(Deserialize)]
@@ -82,8 +82,12 @@ pub(crate) fn parse(text: &str) -> Result<Index, String> {
             blocks.push((rank, block));
         }
         blocks.sort_unstable();
-        let runs = runs_of(blocks);
-        let kind = Kind { dtype, shape, runs };
+        let spans = spans_of(blocks);
+        let kind = Kind {
+            dtype,
+            shape,
+            spans,
+        };
         let number = *numbers.entry(kind.clone()).or_insert(kinds.len());
         if number == kinds.len() {
             kinds.push(kind);

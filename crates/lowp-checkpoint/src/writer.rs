@@ -11,8 +11,8 @@ use twox_hash::XxHash3_64;
 
 use crate::header::{self, HEADER_LENGTH, HeaderEntry, header};
 use crate::index::{CHUNK, FileRecord, checksum, chunks, file_name};
-use crate::list::{Layout, Told, layout_of};
-use crate::runs::overlap;
+use crate::list::{Table, Told, table_of};
+use crate::spans::overlap;
 use crate::{CheckpointError, Dtype, Late, Piece};
 
 /// Longest header of a file that is read, and so written: that of about a million tensors. Tests have few.
@@ -117,7 +117,7 @@ pub(crate) fn arrange(mut pieces: Vec<Piece<Late>>) -> Result<Vec<Piece<Late>>, 
 }
 
 /// Writes the file of `rank` with `pieces`, which [`arrange`] gave, into `folder`, and waits until it is on the disk. What the first rank
-/// is to know, and the layout, if that asks for it.
+/// is to know, and the table, if that asks for it.
 pub(crate) fn write(
     folder: &Path,
     rank: usize,
@@ -125,7 +125,7 @@ pub(crate) fn write(
     pieces: Vec<Piece<Late>>,
 ) -> Result<(Told, Vec<u8>), CheckpointError> {
     let path = folder.join(file_name(rank));
-    let (layout, blocks) = layout(&pieces);
+    let (table, blocks) = table(&pieces);
     let head = Head::new(&path, (rank, id), &pieces)?;
     let length = head.length;
     let file = File::create(&path).map_err(CheckpointError::io(&path, "create"))?;
@@ -134,17 +134,17 @@ pub(crate) fn write(
     let synced = file.into_inner().map_err(|error| error.into_error());
     let synced = synced.and_then(|file| file.sync_all());
     synced.map_err(CheckpointError::write(&path, length))?;
-    let layout = layout.to_bytes();
+    let table = table.to_bytes();
     let file = FileRecord {
         bytes: length,
         head,
     };
-    Ok((Told::new(file, &layout, blocks), layout))
+    Ok((Told::new(file, &table, blocks), table))
 }
 
-/// The layout of `pieces`, those of a tensor one behind the other, and the blocks of its kinds.
-fn layout(pieces: &[Piece<Late>]) -> (Layout, Vec<Vec<crate::Block>>) {
-    layout_of(pieces.chunk_by(|a, b| a.name == b.name).map(|pieces| {
+/// The table of `pieces`, those of a tensor one behind the other, and the blocks of its kinds.
+fn table(pieces: &[Piece<Late>]) -> (Table, Vec<Vec<crate::Block>>) {
+    table_of(pieces.chunk_by(|a, b| a.name == b.name).map(|pieces| {
         let Piece {
             name, dtype, full, ..
         } = &pieces[0];

@@ -27,8 +27,8 @@ mod model;
 mod rank_file;
 #[path = "../../src/reader.rs"]
 mod reader;
-#[path = "../../src/runs.rs"]
-mod runs;
+#[path = "../../src/spans.rs"]
+mod spans;
 mod sparse;
 #[path = "../../src/sync.rs"]
 mod sync;
@@ -41,18 +41,19 @@ use std::collections::{BTreeSet, HashMap};
 use std::fs;
 use std::hint::black_box;
 use std::path::Path;
-use std::time::{Duration, Instant};
 
 use block::{Block, Dtype, Late, Piece};
 use error::CheckpointError;
-use index::{INDEX, Index};
-use list::{Layout, Told, merge};
+use index::{FileRecord, INDEX, Index};
+use list::{Table, Told, merge};
 use model::{Cut, Model, Tensor};
 use reader::Checkpoint;
-use runs::meeting;
 use serde_json::json;
+use spans::meeting;
 
 const ID: &str = "0123456789abcdef";
+/// Most files that a rank which resumes here reads.
+const MOST_FILES: usize = 4;
 
 fn main() {
     let words: Vec<String> = std::env::args().skip(1).collect();
@@ -64,7 +65,7 @@ fn main() {
         (model::DEEPSEEK_671B, 16_384),
     ];
     println!(
-        "model cut ranks | tensors, pieces | list, layouts, sent to the first | list ms, index s, index | heads | open s | file s | \
+        "model cut ranks | tensors, pieces | list, tables, sent to the first | list ms, index s, index | heads | open s | file s | \
          resumed by: find ms, files opened, seeks, read s and bytes of needed"
     );
     for (model, ranks) in cases {
@@ -85,180 +86,146 @@ fn main() {
     }
 }
 
-/// One line of the table.
+/// One line of what is printed.
 fn line(model: &Model, cut: Cut, ranks: usize, folder: &Path) -> String {
     let tensors = model.tensors(cut);
-    let first = |rank: usize| (rank == 0).then(|| (model::counts(), Block::whole([1, 16])));
     let of_rank = |rank: usize, ranks: usize| -> Vec<(Tensor, Block)> {
-        let own = tensors.iter().filter_map(move |tensor| {
+        let own = tensors.iter().filter_map(|tensor| {
             let block = tensor.of_rank(rank, ranks)?;
             Some((tensor.clone(), block))
         });
-        own.chain(first(rank)).collect()
+        let first = (rank == 0).then(|| (model::counts(), Block::whole([1, 16])));
+        own.chain(first).collect()
     };
-    // Who resumes: as many as saved, 16 fewer, half as many, and twice as many.
-    let fewer = if ranks > 16 { ranks - 16 } else { ranks - 1 };
-    let readers = [ranks, fewer, ranks / 2, 2 * ranks].map(|now| (now / 2, now));
-    let sources: BTreeSet<usize> = readers
-        .iter()
-        .flat_map(|&(rank, now)| {
-            (rank * ranks / now).saturating_sub(1)..=(rank + 1) * ranks / now + 1
-        })
-        .chain([0])
-        .filter(|&rank| rank < ranks)
-        .collect();
 
-    // Ranks whose files are read later write them.
-    let mut layouts: HashMap<u64, (Layout, usize)> = HashMap::new();
-    let (mut told, mut heads, mut wrote) = (HashMap::new(), 0, Duration::ZERO);
-    let mut lists = Duration::ZERO;
-    for &rank in &sources {
-        let mine = of_rank(rank, ranks);
-        let begun = Instant::now();
-        let (layout, blocks) = model::listed(&mine);
-        lists += begun.elapsed();
-        let begun = Instant::now();
-        let (file, head) = sparse::write(folder, (rank, ID), &mine);
-        wrote += begun.elapsed();
-        heads = heads.max(head);
-        let bytes = layout.to_bytes();
-        let of_rank = Told::new(file, &bytes, blocks);
-        layouts
-            .entry(of_rank.layout)
-            .or_insert((layout, bytes.len()));
-        told.insert(rank, of_rank);
-    }
-    let files = sources.len() as u32;
-
-    // All others only make their lists.
-    let like = told[&sources
-        .iter()
-        .copied()
-        .find(|&rank| rank > 0)
-        .expect("two ranks")]
-        .clone();
-    let (kinds, mut sent, mut made) = (model::one_of_each_kind(&tensors), 0, Vec::new());
+    // The list of each rank: where all have the same tensors, of one tensor of each kind for most of them.
+    let mut tables: HashMap<u64, (Table, usize)> = HashMap::new();
+    let kinds = model::one_of_each_kind(&tensors);
+    let (mut told, mut sent, mut longest) = (Vec::<Told>::new(), 0, 0.0f64);
     for rank in 0..ranks {
-        let of_rank = match told.remove(&rank) {
-            Some(of_rank) => of_rank,
-            None => {
-                let file = like.file.clone();
-                match cut {
-                    Cut::Even => Told {
-                        file,
-                        blocks: kinds
-                            .iter()
-                            .map(|tensor| {
-                                let block = tensor.of_rank(rank, ranks);
-                                block
-                                    .into_iter()
-                                    .filter(|block| !block.is_empty())
-                                    .collect()
-                            })
-                            .collect(),
-                        ..like.clone()
-                    },
-                    Cut::Dealt => {
-                        let (layout, blocks) = model::listed(&of_rank(rank, ranks));
-                        let bytes = layout.to_bytes();
-                        let of_rank = Told::new(file, &bytes, blocks);
-                        layouts
-                            .entry(of_rank.layout)
-                            .or_insert((layout, bytes.len()));
-                        of_rank
-                    }
-                }
+        let whole = cut == Cut::Dealt || rank < 2 || rank.is_power_of_two();
+        let of_rank = if whole {
+            let parts = of_rank(rank, ranks);
+            let begun = seconds();
+            let (table, blocks) = model::listed(&parts);
+            let bytes = table.to_bytes();
+            longest = longest.max(seconds() - begun);
+            let of_rank = Told::new(FileRecord::default(), &bytes, blocks);
+            tables.entry(of_rank.table).or_insert((table, bytes.len()));
+            of_rank
+        } else {
+            let block = |tensor: &&Tensor| {
+                let block = tensor.of_rank(rank, ranks);
+                block
+                    .into_iter()
+                    .filter(|block| !block.is_empty())
+                    .collect()
+            };
+            let blocks = kinds.iter().map(block).collect();
+            Told {
+                blocks,
+                ..told[1].clone()
             }
         };
         sent += postcard::to_stdvec(&of_rank).expect("a list").len();
-        made.push(of_rank);
+        told.push(of_rank);
     }
-    let list = postcard::to_stdvec(&made[ranks / 2]).expect("a list").len();
-    let number = layouts.len();
-    // The first rank has its own.
-    sent += layouts.values().map(|(_, bytes)| bytes).sum::<usize>();
-    let layouts = layouts
-        .into_iter()
-        .map(|(digest, (layout, _))| (digest, layout))
-        .collect();
+    let list = postcard::to_stdvec(&told[ranks / 2]).expect("a list").len();
+    let number = tables.len();
+    sent += tables.values().map(|(_, bytes)| bytes).sum::<usize>();
+    let tables = tables.into_iter();
+    let tables = tables.map(|(digest, (table, _))| (digest, table)).collect();
 
-    // Files that nobody wrote are as long as their pieces ask for.
+    let begun = seconds();
+    let (kinds, numbers) = merge(&told, &tables).expect("tensors");
+    let mut merged = seconds() - begun;
+    drop((told, tables));
     let mut index = Index {
         id: ID.to_owned(),
         step: 1,
-        files: made.iter().map(|told| told.file.clone()).collect(),
-        kinds: Vec::new(),
-        tensors: Default::default(),
+        files: vec![FileRecord::default(); ranks],
+        kinds,
+        tensors: numbers,
         about: json!({}),
         checksums: None,
     };
-    let begun = Instant::now();
-    (index.kinds, index.tensors) = merge(&made, &layouts).expect("tensors");
-    drop(made);
+    // Files that nobody reads here are as long as their pieces ask for.
     for (rank, held) in index.held().expect("pieces").into_iter().enumerate() {
-        if !sources.contains(&rank) {
-            index.files[rank].bytes = held.bytes + 8 * held.chunks + 8 + 1000;
-        }
+        index.files[rank].bytes = held.bytes + 8 * held.chunks + 8 + 1000;
     }
+
+    // Who resumes, the middle one of each world, and from which files.
+    let fewer = if ranks > 16 { ranks - 16 } else { ranks - 1 };
+    let worlds = [ranks, fewer, ranks / 2, 2 * ranks];
+    let readers = worlds.map(|world| {
+        let wanted = of_rank(world / 2, world);
+        let begun = seconds();
+        let of = |(tensor, block): &(Tensor, Block)| {
+            let kind = index.kind(&tensor.name).expect("a tensor");
+            meeting(&kind.spans, *block)
+        };
+        let files: BTreeSet<usize> = wanted.iter().flat_map(of).map(|(rank, _)| rank).collect();
+        (world, wanted, files, seconds() - begun)
+    });
+    let read = readers.iter().filter(|reader| reader.2.len() <= MOST_FILES);
+    let written: BTreeSet<usize> = read.flat_map(|reader| &reader.2).copied().collect();
+    let (mut heads, mut wrote) = (0, 0.0);
+    for &rank in &written {
+        let parts = of_rank(rank, ranks);
+        let begun = seconds();
+        let (file, head) = sparse::write(folder, (rank, ID), &parts);
+        wrote += seconds() - begun;
+        heads = heads.max(head);
+        index.files[rank] = file;
+    }
+    let begun = seconds();
     index.check().expect("an index that makes sense");
     let text = index.render().expect("a text");
-    let index_time = begun.elapsed();
-    let path = folder.join(INDEX);
-    fs::write(&path, &text).expect("room");
+    merged += seconds() - begun;
+    fs::write(folder.join(INDEX), &text).expect("room");
 
-    let begun = Instant::now();
+    let begun = seconds();
     Checkpoint::open(folder).expect("a checkpoint");
-    let opened = begun.elapsed();
-    let mut resumed = String::new();
-    for (rank, now) in readers {
-        let wanted = of_rank(rank, now);
-        let begun = Instant::now();
-        let files: BTreeSet<usize> = wanted
-            .iter()
-            .filter_map(|(tensor, block)| Some(meeting(&index.kind(&tensor.name)?.runs, *block)))
-            .flatten()
-            .map(|(rank, _)| rank)
-            .collect();
-        let find = begun.elapsed();
-        drop(black_box(files));
+    let opened = seconds() - begun;
+    let resumed = readers.map(|(world, wanted, files, find)| {
+        let begin = format!("{world}: {:.0}, {}", 1e3 * find, files.len());
+        if files.len() > MOST_FILES {
+            return begin;
+        }
         let checkpoint = Checkpoint::open(folder).expect("a checkpoint");
-        let begun = Instant::now();
-        let mut bytes = 0;
-        for (
-            Tensor {
-                name, dtype, full, ..
-            },
-            block,
-        ) in &wanted
-        {
-            let read = checkpoint.read(name, *dtype, *full, *block);
+        let (begun, mut bytes) = (seconds(), 0);
+        for (tensor, block) in &wanted {
+            let read = checkpoint.read(&tensor.name, tensor.dtype, tensor.full, *block);
             bytes += black_box(read.expect("a block")).len();
         }
-        let read = begun.elapsed();
-        resumed += &format!(
-            "; {now}: {:.0}, {}, {}, {:.2} and {} of {}",
-            1e3 * find.as_secs_f64(),
-            checkpoint.reads().opens,
-            checkpoint.reads().seeks,
-            read.as_secs_f64(),
-            shown(checkpoint.reads().bytes),
-            shown(bytes)
-        );
-    }
+        let took = seconds() - begun;
+        let reads = checkpoint.reads();
+        assert_eq!(reads.opens, files.len(), "it opens what it needs");
+        let (read, needed) = (shown(reads.bytes), shown(bytes));
+        format!("{begin}, {}, {took:.2} and {read} of {needed}", reads.seeks)
+    });
     format!(
-        "{}, {} | {}, {number}, {} | {:.1}, {:.2}, {} | {} | {:.2} | {:.2} | {}",
-        tensors.len() + 1,
+        "{}, {} | {}, {number}, {} | {:.1}, {merged:.2}, {} | {} | {opened:.3} | {:.2} | {}",
+        index.tensors.len(),
         index.pieces(),
         shown(list),
         shown(sent),
-        1e3 * lists.as_secs_f64() / f64::from(files),
-        index_time.as_secs_f64(),
+        1e3 * longest,
         shown(text.len()),
         shown(heads),
-        opened.as_secs_f64(),
-        wrote.as_secs_f64() / f64::from(files),
-        resumed.trim_start_matches("; ")
+        wrote / written.len() as f64,
+        resumed.join("; ")
     )
+}
+
+/// Seconds that this thread had a core: others use the machine, too.
+fn seconds() -> f64 {
+    let text = fs::read_to_string("/proc/thread-self/schedstat").unwrap_or_default();
+    let nanoseconds = text
+        .split(' ')
+        .next()
+        .and_then(|word| word.parse::<f64>().ok());
+    nanoseconds.unwrap_or(f64::NAN) / 1e9
 }
 
 /// Bytes with their unit.

@@ -3,7 +3,7 @@
 use std::collections::HashSet;
 
 use crate::block::{Block, Dtype};
-use crate::list::{Layout, layout_of};
+use crate::list::{Table, table_of};
 
 /// Elements that are not cut: those of one scale.
 const UNIT: usize = 32;
@@ -220,7 +220,7 @@ impl Model {
     }
 }
 
-/// The first of each dtype and shape, in the order of the kinds of a layout.
+/// The first of each dtype and shape, in the order of the kinds of a table.
 pub(crate) fn one_of_each_kind(tensors: &[Tensor]) -> Vec<&Tensor> {
     let mut known = HashSet::new();
     let first = tensors
@@ -230,8 +230,8 @@ pub(crate) fn one_of_each_kind(tensors: &[Tensor]) -> Vec<&Tensor> {
 }
 
 /// The list of a rank.
-pub(crate) fn listed(parts: &[(Tensor, Block)]) -> (Layout, Vec<Vec<Block>>) {
-    layout_of(parts.iter().map(|(tensor, block)| {
+pub(crate) fn listed(parts: &[(Tensor, Block)]) -> (Table, Vec<Vec<Block>>) {
+    table_of(parts.iter().map(|(tensor, block)| {
         (
             tensor.name.as_str(),
             tensor.dtype,

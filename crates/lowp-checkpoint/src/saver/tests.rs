@@ -185,7 +185,7 @@ fn what_could_not_be_read_is_not_saved() {
             20,
             (2000, json!({ "own": true })),
             "the lists of tensors of 20",
-            MAX_LAYOUTS,
+            MAX_TABLES,
         ),
         (
             1,

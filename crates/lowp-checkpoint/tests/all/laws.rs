@@ -249,7 +249,7 @@ fn hostile_indexes_are_rejected() {
         let kind = &document["index"]["tensors"][name];
         format!("/kinds/{kind}/{place}")
     };
-    // A run is rank, number of ranks, first row, first column, rows, columns, axis.
+    // A span is rank, number of ranks, first row, first column, rows, columns, axis.
     let changes = [
         (
             "/files/0/bytes".to_owned(),
@@ -263,12 +263,12 @@ fn hostile_indexes_are_rejected() {
             "its shape cannot be",
         ),
         (of("rows", "shape"), json!([11, 7]), "entries of 77"),
-        (of("rows", "runs/0/0"), json!(2), "on no rank"),
-        (of("rows", "runs/0/2"), json!(max), "outside of it"),
-        (of("rows", "runs/1/2"), json!(5), "overlap"),
-        (of("rows", "runs/1/1"), json!(0), "an empty piece"),
-        (of("rows", "runs/1/1"), json!(max), "outside of it"),
-        (of("rows", "runs/0/6"), json!(2), "outside of it"),
+        (of("rows", "spans/0/0"), json!(2), "on no rank"),
+        (of("rows", "spans/0/2"), json!(max), "outside of it"),
+        (of("rows", "spans/1/2"), json!(5), "overlap"),
+        (of("rows", "spans/1/1"), json!(0), "an empty piece"),
+        (of("rows", "spans/1/1"), json!(max), "outside of it"),
+        (of("rows", "spans/0/6"), json!(2), "outside of it"),
         (
             of("rows", "dtype"),
             json!("F32"),

@@ -1,4 +1,4 @@
-//! [`Run`]: equal pieces of ranks that follow each other, one behind the other in the tensor. A tensor that is cut evenly over ranks is one.
+//! [`Span`]: equal pieces of ranks that follow each other, one behind the other in the tensor. A tensor that is cut evenly over ranks is one.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
@@ -10,7 +10,7 @@ use crate::Block;
 /// `count` pieces, of the ranks from `rank` on. The text has seven numbers, in the order of the fields.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(into = "[usize; 7]", from = "[usize; 7]")]
-pub(crate) struct Run {
+pub(crate) struct Span {
     pub(crate) rank: usize,
     pub(crate) count: usize,
     /// The piece of the first rank.
@@ -19,14 +19,14 @@ pub(crate) struct Run {
     pub(crate) axis: usize,
 }
 
-impl From<Run> for [usize; 7] {
-    fn from(run: Run) -> Self {
-        let ([row, col], [rows, cols]) = (run.block.start, run.block.shape);
-        [run.rank, run.count, row, col, rows, cols, run.axis]
+impl From<Span> for [usize; 7] {
+    fn from(span: Span) -> Self {
+        let ([row, col], [rows, cols]) = (span.block.start, span.block.shape);
+        [span.rank, span.count, row, col, rows, cols, span.axis]
     }
 }
 
-impl From<[usize; 7]> for Run {
+impl From<[usize; 7]> for Span {
     fn from([rank, count, row, col, rows, cols, axis]: [usize; 7]) -> Self {
         let block = Block {
             start: [row, col],
@@ -41,7 +41,7 @@ impl From<[usize; 7]> for Run {
     }
 }
 
-impl Run {
+impl Span {
     /// What its pieces make up together; `None` if that cannot be counted.
     pub(crate) fn union(self) -> Option<Block> {
         let mut union = self.block;
@@ -71,7 +71,7 @@ impl Run {
         start / each..(start + common.shape[self.axis]).div_ceil(each)
     }
 
-    /// Whether the piece `block` of `rank` follows; the run then has it.
+    /// Whether the piece `block` of `rank` follows; the span then has it.
     fn takes(&mut self, (rank, block): (usize, Block)) -> bool {
         let next = |axis: usize| {
             let behind = Self { axis, ..*self }.union()?;
@@ -91,15 +91,15 @@ impl Run {
     }
 }
 
-/// The runs of `pieces`, which are in the order of ranks and of blocks of a rank, and none of which is empty.
-pub(crate) fn runs_of(pieces: impl IntoIterator<Item = (usize, Block)>) -> Vec<Run> {
-    let mut runs: Vec<Run> = Vec::new();
+/// The spans of `pieces`, which are in the order of ranks and of blocks of a rank, and none of which is empty.
+pub(crate) fn spans_of(pieces: impl IntoIterator<Item = (usize, Block)>) -> Vec<Span> {
+    let mut spans: Vec<Span> = Vec::new();
     for (rank, block) in pieces {
-        if !runs
+        if !spans
             .last_mut()
             .is_some_and(|last| last.takes((rank, block)))
         {
-            runs.push(Run {
+            spans.push(Span {
                 rank,
                 count: 1,
                 block,
@@ -107,19 +107,19 @@ pub(crate) fn runs_of(pieces: impl IntoIterator<Item = (usize, Block)>) -> Vec<R
             });
         }
     }
-    runs
+    spans
 }
 
-/// All pieces of `runs`.
-pub(crate) fn pieces(runs: &[Run]) -> impl Iterator<Item = (usize, Block)> {
-    runs.iter().flat_map(|run| run.pieces(0..run.count))
+/// All pieces of `spans`.
+pub(crate) fn pieces(spans: &[Span]) -> impl Iterator<Item = (usize, Block)> {
+    spans.iter().flat_map(|span| span.pieces(0..span.count))
 }
 
 /// The blocks of `rank`, in order, as its file has them.
-pub(crate) fn of_rank(runs: &[Run], rank: usize) -> Vec<Block> {
-    let numbers = runs.iter().filter_map(|run| {
-        let number = rank.checked_sub(run.rank)?;
-        (number < run.count).then(|| run.piece(number))
+pub(crate) fn of_rank(spans: &[Span], rank: usize) -> Vec<Block> {
+    let numbers = spans.iter().filter_map(|span| {
+        let number = rank.checked_sub(span.rank)?;
+        (number < span.count).then(|| span.piece(number))
     });
     let mut blocks: Vec<Block> = numbers.collect();
     blocks.sort_unstable();
@@ -127,10 +127,10 @@ pub(crate) fn of_rank(runs: &[Run], rank: usize) -> Vec<Block> {
 }
 
 /// The pieces that have an entry in common with `block`, in the order of ranks and of blocks of a rank.
-pub(crate) fn meeting(runs: &[Run], block: Block) -> Vec<(usize, Block)> {
-    let mut found: Vec<_> = runs
+pub(crate) fn meeting(spans: &[Span], block: Block) -> Vec<(usize, Block)> {
+    let mut found: Vec<_> = spans
         .iter()
-        .flat_map(|run| run.pieces(run.meeting(block)))
+        .flat_map(|span| span.pieces(span.meeting(block)))
         .collect();
     found.sort_unstable();
     found
