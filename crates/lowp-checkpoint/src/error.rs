@@ -41,8 +41,8 @@ pub enum CheckpointError {
     },
     /// A text of a checkpoint that would be too long to be read again.
     #[error(
-        "{}: {what} of {pieces} pieces of tensors would have {bytes} bytes, and at most {most} can be read; save fewer pieces: shard \
-         over fewer ranks and have replicas instead, or put tensors together", .path.display()
+        "{}: {what} of {pieces} pieces of tensors would have {bytes} bytes, and at most {most} can be read; save \
+         fewer tensors, or put some together", .path.display()
     )]
     TooLong {
         /// The file.

@@ -91,7 +91,7 @@ pub fn is_of_checkpoints(folder: &Path) -> bool {
 /// # Errors
 /// The folder cannot be listed, other than because it is not there.
 pub fn steps(folder: &Path) -> Result<Vec<u64>, CheckpointError> {
-    if !folder.exists() {
+    if !is_there(folder)? {
         return Ok(Vec::new());
     }
     let mut steps: Vec<u64> = names(folder)?
@@ -107,7 +107,7 @@ pub fn steps(folder: &Path) -> Result<Vec<u64>, CheckpointError> {
 /// # Errors
 /// There is none, or the file that names it cannot be read.
 pub fn latest(folder: &Path) -> Result<PathBuf, CheckpointError> {
-    if is_checkpoint(folder) {
+    if is_there(&folder.join(INDEX))? {
         return Ok(folder.to_owned());
     }
     let none = |why: &str| CheckpointError::NoCheckpoint {
@@ -119,12 +119,13 @@ pub fn latest(folder: &Path) -> Result<PathBuf, CheckpointError> {
         Ok(found) => found,
         // What stopped before the first name was written left a whole checkpoint: it got its own name last.
         Err(error) if error.kind() == ErrorKind::NotFound => {
-            let mut places = steps(folder)?
-                .into_iter()
-                .rev()
-                .map(|step| folder_of(folder, step));
-            let newest = places.find(|place| is_checkpoint(place));
-            return newest.ok_or_else(|| none("it holds no checkpoint with its file `index.json`"));
+            for step in steps(folder)?.into_iter().rev() {
+                let place = folder_of(folder, step);
+                if is_there(&place.join(INDEX))? {
+                    return Ok(place);
+                }
+            }
+            return Err(none("it holds no checkpoint with its file `index.json`"));
         }
         Err(error) => return Err(CheckpointError::io(&path, "read")(error)),
     };
@@ -137,14 +138,29 @@ pub fn latest(folder: &Path) -> Result<PathBuf, CheckpointError> {
     let Some(step) = step_of(name) else {
         return Err(none("its file `latest` names no checkpoint"));
     };
-    let found = of_step(folder, step);
+    let found = of_step(folder, step)?;
     found.ok_or_else(|| none(&format!("its latest checkpoint {name} is not there")))
 }
 
 /// The checkpoint of `step` in `folder`, where it is being replaced under its other name.
-pub(crate) fn of_step(folder: &Path, step: u64) -> Option<PathBuf> {
-    let places = [folder_of(folder, step), replaced(folder, step)];
-    places.into_iter().find(|place| is_checkpoint(place))
+pub(crate) fn of_step(folder: &Path, step: u64) -> Result<Option<PathBuf>, CheckpointError> {
+    for place in [folder_of(folder, step), replaced(folder, step)] {
+        if is_there(&place.join(INDEX))? {
+            return Ok(Some(place));
+        }
+    }
+    Ok(None)
+}
+
+/// Whether `path` is there. That it cannot be told now, as of a network file system that does not answer, is an error, and no answer.
+fn is_there(path: &Path) -> Result<bool, CheckpointError> {
+    match fs::metadata(path) {
+        Ok(_) => Ok(true),
+        Err(error) if matches!(error.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory) => {
+            Ok(false)
+        }
+        Err(error) => Err(CheckpointError::io(path, "look for")(error)),
+    }
 }
 
 /// Whether a run could save to `folder` now, as far as one process can tell: of its path what is there is a folder that takes files,
@@ -220,8 +236,12 @@ pub(crate) fn lock(folder: &Path) -> Result<Option<File>, CheckpointError> {
     }
 }
 
-/// The step in the name of a checkpoint's folder.
-pub(crate) fn step_of(name: &str) -> Option<u64> {
+/// The step of the checkpoint whose folder has this name, also while another one takes its place.
+pub(crate) fn step_in(name: &str) -> Option<u64> {
+    step_of(name).or_else(|| replaced_step(name))
+}
+
+fn step_of(name: &str) -> Option<u64> {
     let step = name.strip_prefix("step-")?.parse().ok()?;
     (name == name_of(step)).then_some(step)
 }

@@ -241,18 +241,18 @@ impl RankFile {
     }
 }
 
-/// Open files of ranks: the few that were read last.
+/// Open files of ranks. Where there are too many, the one that was read last makes room: those that read all files in turn find most of them open.
 #[derive(Debug, Default)]
 pub(crate) struct Handles(Vec<(usize, Arc<File>)>);
 
 impl Handles {
     /// Most of them: processes may have a thousand files open.
-    const MOST: usize = 16;
+    const MOST: usize = 64;
 
     pub(crate) fn keep(&mut self, rank: usize, file: File) -> Arc<File> {
         let file = Arc::new(file);
         if self.0.len() == Self::MOST {
-            self.0.remove(0);
+            self.0.pop();
         }
         self.0.push((rank, file.clone()));
         file

@@ -9,7 +9,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use serde_json::Value;
 
-use crate::folder::{is_checkpoint, latest, of_step, step_of, steps};
+use crate::folder::{is_checkpoint, latest, of_step, step_in, steps};
 use crate::index::{Held, INDEX, Index, Kind, MAX_INDEX, file_name};
 use crate::rank_file::{Handles, Place, RankFile, check_length};
 use crate::spans::{meeting, pieces};
@@ -100,57 +100,66 @@ impl Checkpoint {
         Self::open(&latest(folder)?)
     }
 
-    /// Opens the checkpoint of `step` in `folder`, which may be a checkpoint itself.
+    /// Opens the checkpoint of `step` in `folder`, which may be this checkpoint itself.
     ///
     /// # Errors
     /// There is none, or as [`Checkpoint::open`].
     pub fn of_step(folder: &Path, step: u64) -> Result<Self, CheckpointError> {
-        if is_checkpoint(folder) {
-            return Self::open(folder);
-        }
-        let none = || CheckpointError::NoCheckpoint {
+        let place = match is_checkpoint(folder) {
+            true => Some(folder.to_owned()),
+            false => of_step(folder, step)?,
+        };
+        let found = place.map(|place| Self::open(&place)).transpose()?;
+        let found = found.filter(|found| found.step() == step);
+        found.ok_or_else(|| CheckpointError::NoCheckpoint {
             path: folder.to_owned(),
             why: format!("it has no checkpoint of step {step}"),
-        };
-        Self::open(&of_step(folder, step).ok_or_else(none)?)
+        })
     }
 
-    /// Opens the latest checkpoint of `folder` if all of its files are there ([`Checkpoint::check_files`]), else the newest one before it of
-    /// which they are. Returns, too, what is wrong with those that were left out.
+    /// The newest checkpoint of `folder` before step `before` whose files are all there ([`Checkpoint::check_files`]), and what is wrong with
+    /// those that are newer. None is newer than the one that the folder calls the latest.
     ///
     /// # Errors
-    /// None is whole: the error of the latest; or one is of another version.
-    pub fn newest_whole(folder: &Path) -> Result<(Self, Vec<CheckpointError>), CheckpointError> {
+    /// None is whole: the error of the newest; or what is no damage, as a file that cannot be read or another version.
+    pub fn newest_whole(
+        folder: &Path,
+        before: u64,
+    ) -> Result<(Self, Vec<CheckpointError>), CheckpointError> {
         let whole = |place: &Path| {
             let checkpoint = Self::open(place)?;
             checkpoint.check_files().map(|()| checkpoint)
         };
-        let newest = latest(folder).and_then(|place| whole(&place));
-        let mut damaged = match newest {
-            Ok(checkpoint) => return Ok((checkpoint, Vec::new())),
-            Err(error) => vec![error],
+        let latest = latest(folder);
+        let name = |place: &PathBuf| place.file_name()?.to_str().and_then(step_in);
+        let last = latest.as_ref().map_or(None, name);
+        let newest = match &latest {
+            Ok(place) if last.is_none_or(|last| last < before) => Some(place.clone()),
+            _ => None,
         };
-        let first = match latest(folder) {
-            Ok(place) => step_in(&place).unwrap_or_default(),
-            Err(_) => u64::MAX,
-        };
-        let before = steps(folder)?
+        let mut damaged = Vec::new();
+        if let Err(error) = latest {
+            is_damage(error, &mut damaged)?;
+        }
+        let older = last.map_or(before, |last| last.min(before));
+        let older = steps(folder)?
             .into_iter()
             .rev()
-            .filter(|step| *step < first);
-        for step in before {
-            if !is_damage(&damaged[damaged.len() - 1]) {
-                break;
-            }
-            match Self::of_step(folder, step).and_then(|found| whole(found.folder())) {
+            .filter(|step| *step < older);
+        let older = older.map(|step| of_step(folder, step));
+        for place in newest.map(|place| Ok(Some(place))).into_iter().chain(older) {
+            // A folder without an index is what was left of one that is being removed.
+            let Some(place) = place? else { continue };
+            match whole(&place) {
                 Ok(checkpoint) => return Ok((checkpoint, damaged)),
-                Err(error) => damaged.push(error),
+                Err(error) => is_damage(error, &mut damaged)?,
             }
         }
-        match is_damage(&damaged[damaged.len() - 1]) {
-            true => Err(damaged.swap_remove(0)),
-            false => Err(damaged.swap_remove(damaged.len() - 1)),
-        }
+        Err(damaged.into_iter().next().unwrap_or_else(|| {
+            let path = folder.to_owned();
+            let why = format!("it has no whole checkpoint before step {before}");
+            CheckpointError::NoCheckpoint { path, why }
+        }))
     }
 
     /// Opens the checkpoint `folder`.
@@ -159,9 +168,12 @@ impl Checkpoint {
     /// An index that is missing, of another version, or damaged. The files of ranks are opened when they are read.
     pub fn open(folder: &Path) -> Result<Self, CheckpointError> {
         let path = folder.join(INDEX);
-        let length = fs::metadata(&path).map_err(|_| CheckpointError::NoCheckpoint {
-            path: folder.to_owned(),
-            why: format!("it has no {INDEX}"),
+        let length = fs::metadata(&path).map_err(|error| match error.kind() {
+            ErrorKind::NotFound | ErrorKind::NotADirectory => CheckpointError::NoCheckpoint {
+                path: folder.to_owned(),
+                why: format!("it has no {INDEX}"),
+            },
+            _ => CheckpointError::io(&path, "read")(error),
         })?;
         if length.len() > MAX_INDEX {
             return Err(CheckpointError::damaged(
@@ -331,7 +343,15 @@ impl Checkpoint {
     /// # Errors
     /// A file that is missing or damaged.
     pub fn verify(&self) -> Result<(), CheckpointError> {
-        for rank in 0..self.ranks() {
+        self.verify_part(0, 1)
+    }
+
+    /// [`Checkpoint::verify`] of every `parts`th file from that of rank `part` on: so many ranks read all of them together.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn verify_part(&self, part: usize, parts: usize) -> Result<(), CheckpointError> {
+        for rank in (part..self.ranks()).step_by(parts.max(1)) {
             let (file, handle) = self.open_file(rank)?;
             for (name, place) in file.all() {
                 let mut next = 0;
@@ -433,18 +453,18 @@ impl Checkpoint {
     }
 }
 
-/// The step in the name of a checkpoint's folder.
-fn step_in(place: &Path) -> Option<u64> {
-    step_of(place.file_name()?.to_str()?)
-}
-
-/// Whether it says that a checkpoint is not whole, and not that it is of another version or cannot be read now.
-fn is_damage(error: &CheckpointError) -> bool {
-    match error {
-        CheckpointError::Damaged { .. } | CheckpointError::NoCheckpoint { .. } => true,
-        CheckpointError::Io { why, .. } => why.kind() == ErrorKind::NotFound,
-        _ => false,
+/// Adds an error which says that a checkpoint is not whole; it is returned if it says that it is of another version or cannot be read now.
+fn is_damage(
+    error: CheckpointError,
+    damaged: &mut Vec<CheckpointError>,
+) -> Result<(), CheckpointError> {
+    match &error {
+        CheckpointError::Damaged { .. } | CheckpointError::NoCheckpoint { .. } => {}
+        CheckpointError::Io { why, .. } if why.kind() == ErrorKind::NotFound => {}
+        _ => return Err(error),
     }
+    damaged.push(error);
+    Ok(())
 }
 
 #[cfg(test)]

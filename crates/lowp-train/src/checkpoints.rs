@@ -52,7 +52,7 @@ pub struct Checkpoints {
     pub keep: Option<usize>,
     /// Resume from the latest checkpoint of this run here: a folder that was `save`, or a checkpoint.
     pub resume: Option<PathBuf>,
-    /// Leave out checkpoints to resume from that are damaged: the newest whole one of the run counts.
+    /// Leave out checkpoints to resume from that are damaged: the newest whole one of the run counts. Ranks read all of its files to know.
     pub newest_whole: bool,
     /// End after this step; the schedule stays that of all steps.
     pub stop_after: Option<usize>,
@@ -131,7 +131,7 @@ impl Checkpoints {
         let Some(folder) = &self.resume else {
             return Ok(None);
         };
-        if is_one_run(folder) {
+        if !self.newest_whole && is_one_run(folder) {
             return Ok(Some(folder.clone()));
         }
         let own = folder.join(label(run, seed));
@@ -209,21 +209,26 @@ pub(crate) struct Resumed {
 }
 
 impl Resumed {
-    /// That of `run`: its own in the folder to resume from, or the one that the folder is or holds.
+    /// That of `run`: its own in the folder to resume from, or the one that the folder is or holds; where only whole ones count, the newest
+    /// before step `before`.
     pub(crate) fn find<M: Model>(
         (config, checkpoints): (&Config<M>, &Checkpoints),
         run: &Run,
-        digest: &str,
+        (digest, before): (&str, u64),
     ) -> Result<Option<Self>, TrainError> {
         let source = checkpoints.source(run, config.seed)?;
         checkpoints.check_save(run, config.seed, source.as_deref())?;
         let Some(folder) = source else {
             return Ok(None);
         };
-        let (checkpoint, damaged) = match checkpoints.newest_whole {
-            true => Checkpoint::newest_whole(&folder).map_err(unreadable)?,
-            false => (Checkpoint::latest(&folder).map_err(unreadable)?, Vec::new()),
+        let found = match checkpoints.newest_whole {
+            true => Checkpoint::newest_whole(&folder, before),
+            false => Checkpoint::latest(&folder).and_then(|checkpoint| {
+                checkpoint.check_files()?;
+                Ok((checkpoint, Vec::new()))
+            }),
         };
+        let (checkpoint, damaged) = found.map_err(unreadable)?;
         let about = checkpoint.about();
         let now = about_run(config, run, digest, [Value::Null, Value::Null])?;
         let recipe = about["recipe"].as_str().unwrap_or_default();

@@ -6,7 +6,7 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use lowp_checkpoint::{Block, Dtype, Late, Piece, Saver};
+use lowp_checkpoint::{Block, CheckpointError, Dtype, Late, Piece, Saver};
 use lowp_comm::{Communicator, Control, MeshComm, or_abort};
 use lowp_format::spelling::Variant;
 use lowp_fsdp::{LinearSpec, ModelError, ModelOptions, ShardedModel, VarSpec};
@@ -238,11 +238,42 @@ where
         Ok(outcome)
     }
 
-    /// The checkpoint to resume from, which the first rank finds. Collective.
+    /// The checkpoint to resume from. Where only whole ones count, ranks read all files of it together, and go back to the one before if one
+    /// is damaged: loading would find it, too, and so would each later start. Collective.
     fn resumed(&self, comm: &Comm<B>) -> Result<Option<Resumed>, TrainError> {
+        let control = comm.control();
+        let mut before = u64::MAX;
+        loop {
+            let Some(found) = self.found(comm, before)? else {
+                return Ok(None);
+            };
+            if !self.training.checkpoints.newest_whole {
+                return Ok(Some(found));
+            }
+            let checkpoint = found.checkpoint();
+            let damage = match checkpoint.verify_part(self.rank, comm.world_size()) {
+                Ok(()) => String::new(),
+                Err(damage @ CheckpointError::Damaged { .. }) => damage.to_string(),
+                Err(error) => return Err(error.into()),
+            };
+            let mut damaged = [f64::from(!damage.is_empty())];
+            control.sum(&mut damaged)?;
+            if damaged == [0.0] {
+                return Ok(Some(found));
+            }
+            let told = control.gather("damage of the checkpoint", damage.into_bytes())?;
+            for damage in told.iter().flatten().filter(|damage| !damage.is_empty()) {
+                (self.training.watch)(Event::Damaged(&String::from_utf8_lossy(damage)));
+            }
+            before = checkpoint.step();
+        }
+    }
+
+    /// The checkpoint before step `before` that the first rank finds, opened by all. Collective.
+    fn found(&self, comm: &Comm<B>, before: u64) -> Result<Option<Resumed>, TrainError> {
         let (training, control) = (self.training, comm.control());
         let found = match self.rank {
-            0 => training.find()?,
+            0 => training.find(before)?,
             _ => None,
         };
         for damaged in found.iter().flat_map(Resumed::damaged) {

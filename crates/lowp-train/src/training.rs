@@ -115,7 +115,7 @@ impl<'a, M: Model, D: Data> Training<'a, M, D> {
     /// What is wrong with them ([`TrainError::is_input`]).
     pub fn check(&self) -> Result<Option<usize>, TrainError> {
         self.check_config()?;
-        Ok(self.find()?.map(|resumed| resumed.step()))
+        Ok(self.find(u64::MAX)?.map(|resumed| resumed.step()))
     }
 
     /// Checks the configuration alone: one rank looks for the checkpoint.
@@ -129,10 +129,10 @@ impl<'a, M: Model, D: Data> Training<'a, M, D> {
         self.checkpoints.check(self.config.steps)
     }
 
-    /// The checkpoint that the run would resume from.
-    pub(crate) fn find(&self) -> Result<Option<Resumed>, TrainError> {
+    /// The checkpoint that the run would resume from; where only whole ones count, the newest before step `before`.
+    pub(crate) fn find(&self, before: u64) -> Result<Option<Resumed>, TrainError> {
         let saved = (self.config, &self.checkpoints);
-        Resumed::find(saved, self.run, &self.data.digest())
+        Resumed::find(saved, self.run, (&self.data.digest(), before))
     }
 
     /// Checks that [`Training::log`] finds no log of another run.

@@ -52,8 +52,8 @@ use serde_json::json;
 use spans::meeting;
 
 const ID: &str = "0123456789abcdef";
-/// Most files that a rank which resumes here reads.
-const MOST_FILES: usize = 4;
+/// Most files that a rank which resumes here reads, and the most bytes of them.
+const MOST: (usize, u64) = (4, 10 << 30);
 
 fn main() {
     let words: Vec<String> = std::env::args().skip(1).collect();
@@ -110,7 +110,7 @@ fn line(model: &Model, cut: Cut, ranks: usize, folder: &Path) -> String {
             let (table, blocks) = model::listed(&parts);
             let bytes = table.to_bytes();
             longest = longest.max(seconds() - begun);
-            let of_rank = Told::new(FileRecord::default(), &bytes, blocks);
+            let of_rank = Told::new(record(1 << 30), &bytes, blocks);
             tables.entry(of_rank.table).or_insert((table, bytes.len()));
             of_rank
         } else {
@@ -143,7 +143,7 @@ fn line(model: &Model, cut: Cut, ranks: usize, folder: &Path) -> String {
     let mut index = Index {
         id: ID.to_owned(),
         step: 1,
-        files: vec![FileRecord::default(); ranks],
+        files: vec![record(0); ranks],
         kinds,
         tensors: numbers,
         about: json!({}),
@@ -167,7 +167,12 @@ fn line(model: &Model, cut: Cut, ranks: usize, folder: &Path) -> String {
         let files: BTreeSet<usize> = wanted.iter().flat_map(of).map(|(rank, _)| rank).collect();
         (world, wanted, files, seconds() - begun)
     });
-    let read = readers.iter().filter(|reader| reader.2.len() <= MOST_FILES);
+    let lengths: Vec<u64> = index.files.iter().map(|file| file.bytes).collect();
+    let reads = |files: &BTreeSet<usize>| {
+        let bytes: u64 = files.iter().map(|&rank| lengths[rank]).sum();
+        files.len() <= MOST.0 && bytes <= MOST.1
+    };
+    let read = readers.iter().filter(|reader| reads(&reader.2));
     let written: BTreeSet<usize> = read.flat_map(|reader| &reader.2).copied().collect();
     let (mut heads, mut wrote) = (0, 0.0);
     for &rank in &written {
@@ -189,7 +194,7 @@ fn line(model: &Model, cut: Cut, ranks: usize, folder: &Path) -> String {
     let opened = seconds() - begun;
     let resumed = readers.map(|(world, wanted, files, find)| {
         let begin = format!("{world}: {:.0}, {}", 1e3 * find, files.len());
-        if files.len() > MOST_FILES {
+        if !reads(&files) {
             return begin;
         }
         let checkpoint = Checkpoint::open(folder).expect("a checkpoint");
@@ -216,6 +221,12 @@ fn line(model: &Model, cut: Cut, ranks: usize, folder: &Path) -> String {
         wrote / written.len() as f64,
         resumed.join("; ")
     )
+}
+
+/// That of a file which nobody reads here.
+fn record(bytes: u64) -> FileRecord {
+    let head = ID.to_owned();
+    FileRecord { bytes, head }
 }
 
 /// Seconds that this thread had a core: others use the machine, too.

@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use lowp_checkpoint::{
     Block, Checkpoint, CheckpointError, Dtype, Piece, Saver, check_writable, folder_of, latest,
+    steps,
 };
 use lowp_comm::threads;
 use proptest::prelude::*;
@@ -394,17 +395,27 @@ fn the_newest_whole_checkpoint_is_found() {
     let path = folder.path();
     save(path, 2, &[1, 2, 3, 4], None);
     let newest = || {
-        let (checkpoint, damaged) = Checkpoint::newest_whole(path)?;
+        let (checkpoint, damaged) = Checkpoint::newest_whole(path, u64::MAX)?;
         Ok::<_, CheckpointError>((checkpoint.step(), damaged.len()))
     };
     assert_eq!(newest().expect("a checkpoint"), (4, 0));
     // A later one that a run went back from.
     fs::write(path.join("latest"), "step-00000003\n").expect("a file");
     assert_eq!(newest().expect("a checkpoint"), (3, 0));
+    let before = Checkpoint::newest_whole(path, 3).expect("a checkpoint");
+    assert_eq!(before.0.step(), 2);
     fs::remove_file(&files(path, 3)[2]).expect("a file");
     assert_eq!(newest().expect("a checkpoint"), (2, 1));
     fs::write(&files(path, 2)[0], "{").expect("a file");
     assert_eq!(newest().expect("a checkpoint"), (1, 2));
+    // A damaged one that is being replaced hides none.
+    let hidden = path.join(".step-00000003.replaced");
+    fs::rename(folder_of(path, 3), &hidden).expect("a checkpoint");
+    assert_eq!(newest().expect("a checkpoint"), (1, 2));
+    fs::rename(&hidden, folder_of(path, 3)).expect("a checkpoint");
+    let other = Checkpoint::of_step(&folder_of(path, 4), 3).expect_err("another step");
+    let other = other.to_string();
+    assert!(other.contains("no checkpoint of step 3"), "{other}");
     let index = fs::read_to_string(&files(path, 1)[0]).expect("an index");
     let newer = index.replace("\"version\":2", "\"version\":3");
     fs::write(&files(path, 1)[0], newer).expect("a file");
@@ -416,6 +427,26 @@ fn the_newest_whole_checkpoint_is_found() {
         error.contains("rank-00001.safetensors: cannot open"),
         "{error}"
     );
+}
+
+/// What cannot be looked at is not taken for what is not there: a run would begin anew.
+#[cfg(unix)]
+#[test]
+fn what_cannot_be_looked_at_is_an_error() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let path = folder.path().join("loop");
+    std::os::unix::fs::symlink("loop", &path).expect("a link");
+    let none = steps(&folder.path().join("none"));
+    assert!(none.expect("nothing").is_empty());
+    for error in [
+        steps(&path).map(drop),
+        latest(&path).map(drop),
+        Checkpoint::newest_whole(&path, u64::MAX).map(drop),
+        Checkpoint::open(&path).map(drop),
+    ] {
+        let error = error.expect_err("a loop of links");
+        assert!(matches!(error, CheckpointError::Io { .. }), "{error}");
+    }
 }
 
 /// The rank whose folder goes away is named on all, and the checkpoint before stays.

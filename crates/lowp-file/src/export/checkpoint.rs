@@ -66,7 +66,11 @@ impl TrainedCheckpoint {
     /// # Errors
     /// There is none, it is damaged, it was saved by another program, or codes are asked for that no recipe makes.
     pub fn open(folder: &Path, values: bool) -> Result<Self> {
-        let checkpoint = Checkpoint::latest(folder).map_err(|e| input_error(e.to_string()))?;
+        let checkpoint = Checkpoint::latest(folder).and_then(|checkpoint| {
+            checkpoint.check_files()?;
+            Ok(checkpoint)
+        });
+        let checkpoint = checkpoint.map_err(|e| input_error(e.to_string()))?;
         let path = checkpoint.folder().to_owned();
         let about = checkpoint.about();
         let said = about["weights"].as_object().ok_or_else(|| {

@@ -202,7 +202,7 @@ fn damaged_checkpoints() {
         .concat();
         let inner = String::from_utf8_lossy(&inner).into_owned();
         let sum = lowp_checkpoint::checksum(inner.as_bytes());
-        let document = format!("{{\"version\": 1, \"checksum\": \"{sum}\", \"index\": {inner}}}");
+        let document = format!("{{\"version\": 2, \"checksum\": \"{sum}\", \"index\": {inner}}}");
         fs::write(step.join("index.json"), document).expect("a file");
         let (step, to) = (
             text(step),

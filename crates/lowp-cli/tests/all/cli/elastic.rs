@@ -20,8 +20,12 @@ fn endless(folder: &Path, more: &[&str]) -> Vec<String> {
         "--steps",
         "1000000",
     ];
-    let save = ["--save", &folder, "--save-every", "1", "--keep", "2"];
-    tiny(&[&run[..], &save, &["--resume", "latest"], more].concat())
+    let save = ["--save", &folder, "--save-every", "1", "--resume", "latest"];
+    let keep: &[&str] = match more.contains(&"--keep") {
+        true => &[],
+        false => &["--keep", "2"],
+    };
+    tiny(&[&run[..], &save, keep, more].concat())
 }
 
 /// The ranks of a world, as torchrun starts them for the `restart`th time.
@@ -146,7 +150,8 @@ fn any_number_of_ranks_goes_on() {
 #[test]
 fn the_newest_whole_checkpoint_counts() {
     let folder = tempfile::tempdir().expect("a folder");
-    let args = |last| endless(folder.path(), &["--stop-after", last]);
+    // All are kept, so that there are some before those that are damaged.
+    let args = |last| endless(folder.path(), &["--keep", "9", "--stop-after", last]);
     let Outcome { code, stderr, .. } = lowp(&args("3"));
     assert_eq!(code, Some(0), "{stderr}");
     let note = "no checkpoint to resume from; the run starts at step 0";
@@ -164,12 +169,25 @@ fn the_newest_whole_checkpoint_counts() {
     );
     assert_eq!(content(&run).0, 4);
     assert!(content(&run) == unbroken(&[0, 4], |_| 2), "other bits");
+    // A byte that only its checksum tells of.
+    let file = folder_of(&run, 4).join("rank-00001.safetensors");
+    let mut bytes = fs::read(&file).expect("a file");
+    *bytes.last_mut().expect("a byte") ^= 1;
+    fs::write(&file, bytes).expect("a file");
+    let earlier = lowp(&args("5"));
+    assert_eq!(earlier.code, Some(0), "{}", earlier.stderr);
+    assert!(
+        earlier.stderr.contains("step-00000004"),
+        "{}",
+        earlier.stderr
+    );
+    assert!(content(&run) == unbroken(&[0, 5], |_| 2), "other bits");
     // Nothing that is whole is no reason to begin anew.
-    for step in [3, 4] {
+    for step in lowp_checkpoint::steps(&run).expect("a folder") {
         let file = folder_of(&run, step).join("rank-00001.safetensors");
         fs::write(file, "").expect("a file");
     }
-    let Outcome { code, stderr, .. } = lowp(&args("5"));
+    let Outcome { code, stderr, .. } = lowp(&args("6"));
     assert_eq!(code, Some(2), "{stderr}");
     assert!(stderr.contains("the checkpoint is damaged"), "{stderr}");
 }
