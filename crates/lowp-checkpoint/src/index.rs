@@ -71,7 +71,7 @@ pub(crate) struct Kind {
 pub(crate) struct FileRecord {
     pub(crate) bytes: u64,
     /// The checksum of all that stands before the pieces; of version 1 none.
-    pub(crate) head: String,
+    pub(crate) checksum: String,
 }
 
 /// What the pieces of a rank take, all together.
@@ -132,7 +132,7 @@ impl Index {
     }
 
     /// Bytes of the file of `rank` before its pieces, the checksums included.
-    pub(crate) fn head(&self, rank: usize, held: Held) -> Option<u64> {
+    pub(crate) fn head_bytes(&self, rank: usize, held: Held) -> Option<u64> {
         let head = self.files[rank].bytes.checked_sub(held.bytes)?;
         let header = head.checked_sub(8)?.checked_sub(self.listed(held))?;
         (header <= MAX_HEADER).then_some(head)
@@ -205,7 +205,7 @@ impl Index {
             return Err("its files are larger than can be".to_owned());
         }
         for (rank, held) in self.held()?.into_iter().enumerate() {
-            if self.head(rank, held).is_none() {
+            if self.head_bytes(rank, held).is_none() {
                 let (
                     bytes,
                     Held {

@@ -87,7 +87,7 @@ impl RankFile {
         index: &Index,
     ) -> Result<(HashMap<String, Vec<Place>>, Vec<u64>), String> {
         let old = index.checksums.as_ref().map(|old| &old[rank]);
-        let head = index.head(rank, held).ok_or("its length cannot be")?;
+        let head = index.head_bytes(rank, held).ok_or("its length cannot be")?;
         let mut bytes = Vec::new();
         let read = file.take(head).read_to_end(&mut bytes);
         read.map_err(|error| format!("its header cannot be read: {error}"))?;
@@ -112,7 +112,7 @@ impl RankFile {
         if about(RANK) != Some(&*rank.to_string()) {
             return Err(format!("it is not the file of rank {rank}"));
         }
-        if old.is_none() && checksum(&bytes) != index.files[rank].head {
+        if old.is_none() && checksum(&bytes) != index.files[rank].checksum {
             return Err("the checksum of its header is another one".to_owned());
         }
         let (words, _) = checksums.as_chunks::<8>();

@@ -50,8 +50,8 @@ pub(crate) fn parse(text: &str) -> Result<Index, String> {
                 "the file of rank {rank} is called '{name}' and not '{needed}'"
             ));
         }
-        let head = String::new();
-        files.push(FileRecord { bytes, head });
+        let checksum = String::new();
+        files.push(FileRecord { bytes, checksum });
     }
     let mut checksums = vec![HashMap::new(); files.len()];
     let (mut kinds, mut numbers, mut tensors) = (Vec::new(), HashMap::new(), BTreeMap::new());

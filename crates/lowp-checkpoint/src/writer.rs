@@ -130,14 +130,14 @@ pub(crate) fn write(
     let length = head.length;
     let file = File::create(&path).map_err(CheckpointError::io(&path, "create"))?;
     let mut file = BufWriter::with_capacity(1 << 20, file);
-    let head = head.write(&path, &mut file, pieces)?;
+    let checksum = head.write(&path, &mut file, pieces)?;
     let synced = file.into_inner().map_err(|error| error.into_error());
     let synced = synced.and_then(|file| file.sync_all());
     synced.map_err(CheckpointError::write(&path, length))?;
     let table = table.to_bytes();
     let file = FileRecord {
         bytes: length,
-        head,
+        checksum,
     };
     Ok((Told::new(file, &table, blocks), table))
 }

@@ -225,8 +225,8 @@ fn line(model: &Model, cut: Cut, ranks: usize, folder: &Path) -> String {
 
 /// That of a file which nobody reads here.
 fn record(bytes: u64) -> FileRecord {
-    let head = ID.to_owned();
-    FileRecord { bytes, head }
+    let checksum = ID.to_owned();
+    FileRecord { bytes, checksum }
 }
 
 /// Seconds that this thread had a core: others use the machine, too.

@@ -57,8 +57,8 @@ pub(crate) fn write(
     let bytes = head.length;
     let file = File::create(&path).expect("a file");
     file.set_len(bytes).expect("a sparse file");
-    let head = head
+    let checksum = head
         .write(&path, &mut Sparse(file), pieces)
         .expect("a file");
-    (FileRecord { bytes, head }, bytes as usize - data)
+    (FileRecord { bytes, checksum }, bytes as usize - data)
 }

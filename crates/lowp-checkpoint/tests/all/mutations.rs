@@ -194,7 +194,7 @@ fn changed_checkpoints_are_read_or_told() {
             // What the index says of the file is mended, too, or nothing else would be looked at.
             changed["index"]["files"][1]["bytes"] = json!(bytes.len());
             let head = bytes.len() - data;
-            changed["index"]["files"][1]["head"] = json!(checksum(&bytes[..head]));
+            changed["index"]["files"][1]["checksum"] = json!(checksum(&bytes[..head]));
             fs::write(&rank_path, bytes).expect("a file");
         } else if random.below(50) == 0 {
             change(&mut changed, &mut random);
