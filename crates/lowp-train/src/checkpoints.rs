@@ -377,6 +377,7 @@ mod tests {
             no_decay: vec!["tokens".to_owned()],
             z_loss: 1e-4,
             eval_every: Some(1),
+            reduce_every_micro_batch: true,
             ..Config::new(GptConfig::default())
         };
         let [all, model] = [written(&config), written(&config.model)].map(|json| {

@@ -17,7 +17,7 @@ fn evaluations_change_nothing_else() -> Result<()> {
     let bench = begin("llama2")?;
     for more in [
         "--recipe fp8-delayed --precision-tail 0.4",
-        "--recipe mxfp8 --sharding zero1",
+        "--recipe fp8-current --sharding zero1",
         "--recipe nvfp4-2d --reshard-after-forward false --recompute",
     ] {
         let more = format!("{more} --world-size 2");
