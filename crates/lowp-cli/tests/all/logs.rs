@@ -18,7 +18,7 @@ fn evaluations_change_nothing_else() -> Result<()> {
     for more in [
         "--recipe fp8-delayed --precision-tail 0.4",
         "--recipe fp8-current --sharding zero1",
-        "--recipe nvfp4-2d --reshard-after-forward false --recompute",
+        "--recipe fp8-rowwise --reshard-after-forward false --recompute",
     ] {
         let more = format!("{more} --world-size 2");
         let run = format!(
