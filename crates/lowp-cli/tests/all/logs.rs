@@ -10,8 +10,7 @@ fn json(bench: &Bench, name: &str) -> Result<Value> {
     Ok(serde_json::from_slice(&fs::read(bench.path(name))?)?)
 }
 
-/// Evaluations, their bytes and their gathers are no part of steps: losses, traffic by formula (which the command checks) and what a run
-/// that stopped has at its end.
+/// Evaluations, their bytes and their gathers are no part of steps: losses, and traffic by formula, which the command checks.
 #[test]
 fn evaluations_change_nothing_else() -> Result<()> {
     let bench = begin("llama2")?;
@@ -27,14 +26,8 @@ fn evaluations_change_nothing_else() -> Result<()> {
         );
         bench.done(&format!("{run} --json plain.json"));
         bench.done(&format!("{run} --json often.json --eval-every 2"));
-        bench.done(&format!("{run} --save runs --stop-after 3 --eval-every 2"));
-        bench.done(&format!(
-            "{run} --resume runs --json resumed.json --eval-every 2"
-        ));
-        let [plain, often, resumed] =
-            ["plain.json", "often.json", "resumed.json"].map(|name| json(&bench, name));
-        let [plain, often, resumed] =
-            [&plain?["runs"][0], &often?["runs"][0], &resumed?["runs"][0]];
+        let [plain, often] = ["plain.json", "often.json"].map(|name| json(&bench, name));
+        let [plain, often] = [&plain?["runs"][0], &often?["runs"][0]];
         for key in [
             "train_loss",
             "val_loss",
@@ -43,15 +36,11 @@ fn evaluations_change_nothing_else() -> Result<()> {
         ] {
             assert_eq!(plain[key], often[key], "{key} of {more}");
         }
-        for key in ["train_loss", "val_loss", "evaluations"] {
-            assert_eq!(often[key], resumed[key], "{key} of {more}");
-        }
         let evaluations = often["evaluations"].as_array().context("evaluations")?;
         let steps: Vec<_> = evaluations.iter().map(|at| at["step"].as_u64()).collect();
         assert_eq!(steps, [2, 4, 6].map(Some));
         assert_eq!(evaluations[2]["loss"], often["val_loss"]);
         assert_eq!(plain["evaluations"], Value::Array(Vec::new()));
-        fs::remove_dir_all(bench.path("runs"))?;
     }
     Ok(())
 }
@@ -78,12 +67,12 @@ fn sources_and_epochs() -> Result<()> {
     fs::copy(bench.path("ids.npy"), bench.path("b.npy"))?;
     let train =
         "train --model MODEL --recipe fp8-current --seq 16 --batch 32 --lr 1e-2 --eval-batches 1";
-    let both = format!("{train} --data ids.npy=0.75 --data b.npy=0.25 --epochs 1.5");
+    let both = format!("{train} --data ids.npy=0.75 --data b.npy=0.25 --epochs 0.5");
     bench.done(&format!("{both} --json whole.json"));
     let whole = json(&bench, "whole.json")?;
-    // 1.5 epochs of twice 112 sequences, 32 at a time.
-    assert_eq!(whole["config"]["steps"], 11);
-    bench.done(&format!("{both} --stop-after 4 --save runs"));
+    // Half of twice 112 sequences, 32 at a time.
+    assert_eq!(whole["config"]["steps"], 4);
+    bench.done(&format!("{both} --stop-after 2 --save runs"));
     bench.done(&format!("{both} --resume runs --json rest.json"));
     let rest = json(&bench, "rest.json")?;
     assert_eq!(
@@ -110,7 +99,7 @@ fn sources_and_epochs() -> Result<()> {
     // The same of a file, where sources are a list.
     fs::write(
         bench.path("run.toml"),
-        "data = ['ids.npy=0.75', 'b.npy=0.25']\nepochs = 1.5\n",
+        "data = ['ids.npy=0.75', 'b.npy=0.25']\nepochs = 0.5\n",
     )?;
     bench.done(&format!("{train} --config run.toml --json file.json"));
     assert_eq!(
