@@ -2,4 +2,5 @@
 
 mod arguments;
 mod checkpoints;
+mod blocks;
 mod costs;

@@ -134,10 +134,12 @@ impl<B: Backend, R: Recipe> GatherGroup<B, R> {
     ) -> Result<(), ShardError> {
         let (work, comm) = (lease.set.work(kind), self.comm_of(kind));
         let mut items = self.items(kind, &work.moves)?;
-        if let (Some((pack, own)), Some(messages)) = (&repeated.packed, &work.messages) {
-            comm.backend().run(pack, &StepScalars::default())?;
+        if let (Some(packed), Some(messages)) = (&repeated.packed, &work.messages) {
+            if let Some(plan) = &packed.plan {
+                comm.backend().run(plan, &StepScalars::default())?;
+            }
             items.push(GatherItem {
-                source: own,
+                source: &packed.message,
                 dest: &messages.buffer,
                 ranges: &messages.ranges,
             });

@@ -23,10 +23,17 @@ pub(super) struct Views<B: Backend, R: Recipe> {
 pub(super) struct Repeated<B: Backend> {
     /// Whether it ran: before that ranks are not connected, and memory is not there.
     pub(super) ran: bool,
-    /// What fills this rank's message, and where that lies.
-    pub(super) packed: Option<(B::Plan, B::Buffer<u8>)>,
+    pub(super) packed: Option<Packed<B>>,
     /// The graph, and what each launch sends.
     pub(super) graph: Option<(B::Graph, Traffic)>,
+}
+
+/// This rank's message.
+#[derive(Debug)]
+pub(super) struct Packed<B: Backend> {
+    /// What fills it; nothing of a rank without small pieces.
+    pub(super) plan: Option<B::Plan>,
+    pub(super) message: B::Buffer<u8>,
 }
 
 impl<B: Backend> Default for Repeated<B> {
@@ -78,12 +85,13 @@ impl<B: Backend, R: Recipe> GatherGroup<B, R> {
         &self,
         lease: &Lease<B>,
         kind: GatherKind,
-    ) -> Result<Option<(B::Plan, B::Buffer<u8>)>, ShardError> {
+    ) -> Result<Option<Packed<B>>, ShardError> {
         let work = lease.set.work(kind);
         let Some(messages) = &work.messages else {
             return Ok(None);
         };
-        let rank = self.comm_of(kind).rank();
+        let comm = self.comm_of(kind);
+        let (rank, stream) = (comm.rank(), comm.backend());
         let mut jobs = Vec::new();
         for (index, m) in work.moves.iter().enumerate() {
             let len = m.ranges[rank].len();
@@ -93,13 +101,16 @@ impl<B: Backend, R: Recipe> GatherGroup<B, R> {
                     outer: 1,
                     pieces: PieceRows::dense(1, [len]),
                     from: self.source(kind, index, m)?.clone(),
-                    to: self.backend.view(&messages.buffer, place)?,
+                    to: stream.view(&messages.buffer, place)?,
                 });
             }
         }
-        let plan = self.backend.plan(Work::Interleave(jobs))?;
-        let own = messages.ranges[rank].clone();
-        Ok(Some((plan, self.backend.view(&messages.buffer, own)?)))
+        let plan = match jobs.is_empty() {
+            true => None,
+            false => Some(stream.plan(Work::Interleave(jobs))?),
+        };
+        let message = stream.view(&messages.buffer, messages.ranges[rank].clone())?;
+        Ok(Some(Packed { plan, message }))
     }
 
     fn make_view(
