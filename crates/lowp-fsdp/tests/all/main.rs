@@ -1,6 +1,6 @@
 //! The integration tests of this crate, one file per subject, linked once.
 
 mod arguments;
-mod checkpoints;
 mod blocks;
+mod checkpoints;
 mod costs;
