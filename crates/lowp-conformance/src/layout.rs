@@ -1,4 +1,4 @@
-//! Transpose, repack and interleave.
+//! Transpose, repack, interleave and rearrange.
 
 use lowp_format::codec::e2m1;
 use lowp_format::{Form, Orientation, ScaleLayout};
@@ -6,7 +6,9 @@ use proptest::prelude::*;
 
 use super::*;
 use lowp_kernels::reference::in_form;
-use lowp_kernels::{InterleaveJob, PieceRows, RepackJob, TransposeJob};
+use lowp_kernels::{
+    InterleaveJob, PieceRows, RearrangeJob, Rearranged, RepackJob, Runs, TransposeJob, bf16,
+};
 
 fn bytes(count: usize, seed: u64) -> Vec<u8> {
     let random = Philox::new(seed, 0);
@@ -121,6 +123,110 @@ pub fn interleaving_concatenates_rows<B: Backend>(rig: &Rig<B>) {
         rig.run(Work::Interleave(vec![InterleaveJob { outer, pieces, from, to: to.clone() }]));
         prop_assert_eq!(rig.content::<u8>(&to), expected);
     });
+}
+
+/// Runs of three nested orders, the outermost of the source the innermost of the destination; and back.
+pub fn rearranging_moves_every_run<B: Backend>(rig: &Rig<B>) {
+    proptest!(cases_of(64), |(
+        counts in prop::array::uniform3(0usize..9), len in prop::sample::select(vec![0usize, 1, 3, 8, 16, 40]), seed: u64,
+    )| {
+        let [outer, middle, inner] = counts;
+        let all = outer * middle * inner * len;
+        let runs = Runs {
+            len,
+            counts,
+            from: 0,
+            from_pitch: [middle * inner * len, inner * len, len],
+            to: 0,
+            to_pitch: [len, outer * len, middle * outer * len],
+        };
+        let values = bytes(4 * all, seed);
+        let (floats, _) = values.as_chunks::<4>();
+        let floats: Vec<f32> = floats.iter().map(|&x| f32::from(u16::from_le_bytes([x[0], x[1]]))).collect();
+        let halves: Vec<bf16> = floats.iter().map(|&x| bf16::from_f32(x)).collect();
+        let mut places = Vec::new();
+        for at in 0..all {
+            let (run, within) = (at / len, at % len);
+            let [i, j, k] = [run / (middle * inner), run / inner % middle, run % inner];
+            places.push(((k * middle + j) * outer + i) * len + within);
+        }
+        let moved = |buffers: Rearranged<B>, runs| {
+            rig.run(Work::Rearrange(vec![RearrangeJob { copies: vec![runs], buffers }]));
+        };
+        let [from, to, back] = [&values[..all], &vec![0; all], &vec![0; all]].map(|x| rig.buffer(x));
+        moved(Rearranged::Bytes([from.clone(), to.clone()]), runs);
+        moved(Rearranged::Bytes([to.clone(), back.clone()]), runs.reversed());
+        let found = rig.content::<u8>(&to);
+        prop_assert!(places.iter().zip(&values).all(|(&place, &value)| found[place] == value));
+        prop_assert_eq!(rig.content::<u8>(&back), &values[..all]);
+        let [from, to] = [rig.buffer(&floats), rig.buffer(&vec![0f32; all])];
+        moved(Rearranged::F32([from, to.clone()]), runs);
+        let found = rig.content::<f32>(&to);
+        prop_assert!(places.iter().zip(&floats).all(|(&place, &value)| found[place] == value));
+        let [from, to] = [rig.buffer(&halves), rig.buffer(&vec![bf16::ZERO; all])];
+        moved(Rearranged::Bf16([from, to.clone()]), runs);
+        let found = rig.content::<bf16>(&to);
+        prop_assert!(places.iter().zip(&halves).all(|(&place, &value)| found[place] == value));
+    });
+}
+
+pub fn runs_outside_of_their_buffers_are_rejected<B: Backend>(rig: &Rig<B>) {
+    let good = Runs {
+        len: 4,
+        counts: [1, 2, 3],
+        from: 0,
+        from_pitch: [24, 12, 4],
+        to: 0,
+        to_pitch: [24, 4, 8],
+    };
+    let rejected = |runs: Runs, len: usize| {
+        let buffers = Rearranged::Bytes([0, len].map(|len| rig.buffer(&vec![0u8; len.max(24)])));
+        let copies = vec![runs];
+        let job = RearrangeJob { copies, buffers };
+        rig.backend.plan(Work::Rearrange(vec![job])).map(drop)
+    };
+    rejected(good, 24).expect("runs within their buffers");
+    for (runs, len) in [
+        (good, 25),
+        (Runs { from: 1, ..good }, 24),
+        (
+            Runs {
+                to: usize::MAX,
+                ..good
+            },
+            24,
+        ),
+        (
+            Runs {
+                to_pitch: [0, 4, 9],
+                ..good
+            },
+            24,
+        ),
+        (
+            Runs {
+                from_pitch: [0, usize::MAX, 4],
+                ..good
+            },
+            24,
+        ),
+        (
+            Runs {
+                counts: [2, 2, 3],
+                ..good
+            },
+            24,
+        ),
+        (
+            Runs {
+                counts: [usize::MAX, 2, 3],
+                ..good
+            },
+            24,
+        ),
+    ] {
+        rejected(runs, len).expect_err("runs outside of a buffer");
+    }
 }
 
 pub fn large_transposes_run<B: Backend>(rig: &Rig<B>) {

@@ -99,6 +99,8 @@ macro_rules! suite {
                 transposing_twice_is_the_identity once;
                 forms_lead_back_to_compact once;
                 interleaving_concatenates_rows once;
+                rearranging_moves_every_run once;
+                runs_outside_of_their_buffers_are_rejected once;
                 large_transposes_run everywhere;
             }
             observed {

@@ -284,6 +284,7 @@ fn step_cells(step: &GatherStep) -> [String; 4] {
                 PieceLayout::Rows => "in place",
                 PieceLayout::Interleave => "interleave",
                 PieceLayout::Transpose => "transpose",
+                PieceLayout::TilesBelow | PieceLayout::TilesBeside => "tiles",
             };
             let kept = if *keep { "yes" } else { "no, a source" };
             [

@@ -92,6 +92,18 @@ pub enum FormatError {
         /// Where it begins.
         start: usize,
     },
+    /// Tiles of a shard that a matrix cannot have.
+    #[error("{recipe} {full} in shard tiles of {cols} columns: {why}; shard it by whole rows")]
+    ShardTiles {
+        /// The recipe's name.
+        recipe: &'static str,
+        /// The matrix.
+        full: Shape,
+        /// Columns of a tile.
+        cols: usize,
+        /// What is wrong.
+        why: String,
+    },
     /// Groups that the ranks cannot be split into.
     #[error("{world} ranks cannot be split into groups of {ranks} to reshard to; give {}", divisors(*world))]
     ReshardGroup {

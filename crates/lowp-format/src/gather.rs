@@ -8,7 +8,7 @@ use smallvec::SmallVec;
 use crate::buffer::row_quantum;
 use crate::{
     Axis, BufferKey, BufferList, BufferSpec, FormatError, Orientation, Origin, Part, Recipe,
-    ReshardAfterForward, RowCuts, Shape, Usage,
+    ReshardAfterForward, RowCuts, Shape, ShardTiles, Usage,
 };
 
 /// How the ranks' pieces of a buffer become one.
@@ -22,6 +22,10 @@ pub enum PieceLayout {
     /// Pieces are in the order of rows, the destination in that of columns: pieces arrive one after another in a scratch
     /// buffer, which is then transposed.
     Transpose,
+    /// Pieces are [`ShardTiles`], one below another: they arrive in a scratch buffer, from which each tile goes to its place.
+    TilesBelow,
+    /// The same, but the tiles of a piece are side by side.
+    TilesBeside,
 }
 
 /// One step of a gather.
@@ -134,7 +138,9 @@ impl Phase {
 pub struct GatherPlan {
     /// Shape of the full tensor.
     pub full: Shape,
-    /// Where the rows are cut.
+    /// The tiles that ranks own.
+    pub tiles: ShardTiles,
+    /// Where the rows of the tall matrix are cut.
     pub cuts: RowCuts,
     /// What the gathered tensor can serve when the steps are done.
     pub usage: Usage,
@@ -174,23 +180,46 @@ impl GatherPlan {
         need: Usage,
         held: &[BufferKey],
     ) -> Result<Self, FormatError> {
-        check_cuts(recipe, full, cuts)?;
+        Self::with_tiles(
+            recipe,
+            (&ShardTiles::of_rows(recipe, full, fetch), cuts),
+            fetch,
+            need,
+            held,
+        )
+    }
+
+    /// The same for ranks that have tiles of a matrix: `cuts` are those of its tall matrix.
+    ///
+    /// # Errors
+    /// As [`GatherPlan::with_cuts`].
+    pub fn with_tiles(
+        recipe: &impl Recipe,
+        (tiles, cuts): (&ShardTiles, &RowCuts),
+        fetch: Usage,
+        need: Usage,
+        held: &[BufferKey],
+    ) -> Result<Self, FormatError> {
+        let (full, tall) = (tiles.full(), tiles.tall());
+        check_cuts(recipe, tall, cuts)?;
+        recipe.check(full)?;
         let stored = stored(recipe, fetch);
         let quantum = row_quantum(&stored);
         if let Some((rank, start)) = cuts.off_quantum(quantum) {
             return Err(FormatError::OffQuantum {
                 recipe: recipe.name(),
                 usage: fetch,
-                rows: full.rows,
+                rows: tall.rows,
                 world: cuts.world(),
                 quantum,
                 rank,
                 start,
             });
         }
-        let steps = steps(recipe, full, cuts, [fetch, need], held, &stored);
+        let steps = steps(recipe, tiles, cuts, [fetch, need], held, &stored);
         Ok(Self {
             full,
+            tiles: *tiles,
             cuts: cuts.clone(),
             usage: need,
             steps,
@@ -212,9 +241,11 @@ impl GatherPlan {
     ) -> Result<Self, FormatError> {
         check_cuts(recipe, full, cuts)?;
         let stored = recipe.stored_cut_anywhere(fetch);
-        let steps = steps(recipe, full, cuts, [fetch, need], held, &stored);
+        let tiles = ShardTiles::of_rows(recipe, full, fetch);
+        let steps = steps(recipe, &tiles, cuts, [fetch, need], held, &stored);
         Ok(Self {
             full,
+            tiles,
             cuts: cuts.clone(),
             usage: need,
             steps,
@@ -274,7 +305,7 @@ fn check_cuts(recipe: &impl Recipe, full: Shape, cuts: &RowCuts) -> Result<(), F
 /// The steps that make the buffers for `need` of those that ranks have `stored` for `fetch`.
 fn steps(
     recipe: &impl Recipe,
-    full: Shape,
+    tiles: &ShardTiles,
     cuts: &RowCuts,
     [fetch, need]: [Usage; 2],
     held: &[BufferKey],
@@ -288,16 +319,21 @@ fn steps(
         }
         let spec = all.iter().find(|spec| spec.key == stored.key);
         let spec = *spec.unwrap_or(stored);
-        let rows = cuts.ranges();
+        let (rows, tall) = (cuts.ranges(), tiles.tall());
+        // Tiles of one row of entries are in the order of the matrix.
+        let moved = !tiles.are_rows();
+        let below = moved && stored.entries(tiles.tile())[0] > 1;
         GatherStep::Concat {
             spec,
             layout: match (stored.axes[0], spec.axes[0]) {
+                (Axis::Rows, Axis::Rows) if below => PieceLayout::TilesBelow,
                 (Axis::Rows, Axis::Rows) => PieceLayout::Rows,
                 (Axis::Rows, Axis::Cols) => PieceLayout::Transpose,
+                (Axis::Cols, _) if moved => PieceLayout::TilesBeside,
                 (Axis::Cols, _) => PieceLayout::Interleave,
             },
             pieces: rows
-                .map(|r| stored.bytes(full.with_rows(r.len())))
+                .map(|r| stored.bytes(tall.with_rows(r.len())))
                 .collect(),
             keep: fetched.iter().any(|f| f.key == spec.key),
         }

@@ -24,6 +24,7 @@
 pub mod codec;
 pub mod spelling;
 
+mod block_cuts;
 mod buffer;
 mod buffer_key;
 mod code;
@@ -39,6 +40,7 @@ mod reshard;
 mod scale_layout;
 mod scale_rule;
 mod shape;
+mod shard_tiles;
 mod table;
 mod tensor;
 mod two_level;
@@ -46,6 +48,7 @@ mod usage;
 mod weight_rules;
 mod words;
 
+pub use block_cuts::{BlockCuts, block_cuts};
 pub use buffer::{Axis, BufferList, BufferSpec, Origin, PaddedForm};
 pub use buffer_key::{BufferKey, Part};
 pub use code::Code;
@@ -64,6 +67,7 @@ pub use scale_rule::{
     history, tensor_scale,
 };
 pub use shape::Shape;
+pub use shard_tiles::{ShardTiles, TileRange};
 pub use table::Table;
 pub use tensor::{Buffer, QuantizedTensor};
 pub use two_level::*;

@@ -5,7 +5,10 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use lowp_comm::{MeshComm, or_abort};
-use lowp_format::{PlainF32, QuantizedTensor, Recipe, Role, Shape, Usage};
+use lowp_format::{
+    BlockCuts, FormatError, PlainF32, QuantizedTensor, Recipe, Role, Shape, ShardTiles, Usage,
+    block_cuts,
+};
 use lowp_kernels::{Backend, Source};
 use lowp_optim::{AdamWBuilder, Group, OptimError, ParamId, ParamSpec};
 use lowp_shard::{
@@ -29,19 +32,35 @@ pub(crate) struct Begun<'a> {
     /// Its number: linear layers come first, then variables.
     pub(crate) number: usize,
     pub(crate) init: &'a Init,
-    pub(crate) shape: Shape,
+    /// In the order of whose tall matrix ranks have its elements.
+    pub(crate) tiles: ShardTiles,
 }
 
 impl Begun<'_> {
-    /// `elements` of the flattened parameter, as a new model of `seed` has them.
+    /// `elements` of the flattened tall matrix, as a new model of `seed` has them.
     pub(crate) fn initial(&self, seed: u64, elements: Range<usize>) -> Vec<f32> {
-        let cols = self.shape.cols.max(1);
-        let rows = elements.start / cols..elements.end.div_ceil(cols);
-        let from = elements.start - rows.start * cols;
-        let values = self
-            .init
-            .rows(seed, self.number as u64, rows, self.shape.cols);
-        values[from..from + elements.len()].to_vec()
+        let number = self.number as u64;
+        let runs = self.tiles.runs(elements);
+        let runs = runs.map(|run| self.init.rows(seed, number, run, 1));
+        runs.reduce(|mut all, run| {
+            all.extend(run);
+            all
+        })
+        .unwrap_or_default()
+    }
+
+    /// `elements` of the flattened tall matrix, of what `read` gives of the flattened parameter.
+    pub(crate) fn elements<E>(
+        &self,
+        elements: Range<usize>,
+        read: impl FnOnce(Range<usize>) -> Result<Vec<f32>, E>,
+    ) -> Result<Vec<f32>, E> {
+        let bands = self.tiles.bands(&elements);
+        let values = read(bands.clone())?;
+        Ok(match self.tiles.are_rows() {
+            true => values,
+            false => self.tiles.of_bands(&values, bands.start, elements),
+        })
     }
 }
 
@@ -115,13 +134,13 @@ impl<B: Backend, R: Recipe> ShardedModel<B, R> {
             options,
         };
         let values = |param: &Begun<'_>, elements: Range<usize>| {
-            let read = match linears.get(param.number) {
+            let read = param.elements(elements, |elements| match linears.get(param.number) {
                 Some(linear) => first.read(&linear.name, &[linear.rows, linear.cols], elements),
                 None => {
                     let var = &vars[param.number - linears.len()];
                     first.read(&var.name, &var.shape, elements)
                 }
-            };
+            });
             read.map_err(|error| OptimError::Shard(failed(mesh, &error)))
         };
         or_abort(&*mesh.world, builder.build(recipe, linears, vars, values))
@@ -155,6 +174,7 @@ impl<B: Backend> Builder<'_, B> {
             Sharding::Fsdp => Reshard::new(options.reshard_after_forward, &mesh.shard)?,
             Sharding::Zero1 => Reshard::No,
         };
+        let cuts = self.cuts(&recipe, linears)?;
         let (mut ids, mut weights, mut shards) = (Vec::new(), Vec::new(), Vec::new());
         let mut plans = Vec::new();
         for (number, spec) in linears.iter().enumerate() {
@@ -163,10 +183,11 @@ impl<B: Backend> Builder<'_, B> {
                 name: spec.name.clone(),
                 source: Box::new(source),
             })?;
+            let cuts = &cuts[number];
             let begun = Begun {
                 number,
                 init: &spec.init,
-                shape,
+                tiles: cuts.tiles,
             };
             let init = |elements| -> Result<ParamSpec, OptimError> {
                 Ok(ParamSpec::new(&spec.name, decay, values(&begun, elements)?))
@@ -178,7 +199,7 @@ impl<B: Backend> Builder<'_, B> {
             adamw.scales().group(spec.amax_group);
             match options.sharding {
                 Sharding::Fsdp => {
-                    let made = self.param(recipe, shape, &mut adamw, |s| init(s.elements()));
+                    let made = self.param(recipe, cuts, &mut adamw, |s| init(s.elements()));
                     let (tensor, id) = made.map_err(failed)?;
                     shards.push(tensor);
                     ids.push(id);
@@ -216,13 +237,16 @@ impl<B: Backend> Builder<'_, B> {
         for (number, spec) in (linears.len()..).zip(vars) {
             let shape = shape_of(spec)?;
             let group = if spec.decay { decay } else { no_decay };
+            let param = PlainF32::default();
+            let ranks = mesh.shard.world_size();
+            let cuts = BlockCuts::of_rows(&param, shape, ranks).map_err(ShardError::from)?;
             let begun = Begun {
                 number,
                 init: &spec.init,
-                shape,
+                tiles: cuts.tiles,
             };
             let (tensor, id) = self
-                .param(PlainF32::default(), shape, &mut adamw, |s| {
+                .param(param, &cuts, &mut adamw, |s| {
                     let init = values(&begun, s.elements())?;
                     Ok(ParamSpec::new(&spec.name, group, init))
                 })
@@ -327,19 +351,42 @@ impl<B: Backend> Builder<'_, B> {
         Ok(shards.iter().map(FlatShard::elements).collect())
     }
 
-    /// The elements of the flattened weight whose masters each rank has, in rank order.
+    /// How weights are cut; where ranks have slices of flattened weights, as if by rows.
+    pub(crate) fn cuts<R: Recipe>(
+        &self,
+        recipe: impl Fn(&LinearSpec) -> R,
+        linears: &[LinearSpec],
+    ) -> Result<Vec<BlockCuts>, OptimError> {
+        let ranks = self.mesh.shard.world_size();
+        let weight = |spec: &LinearSpec| (recipe(spec), Shape::new(spec.rows, spec.cols));
+        let mut all = Vec::with_capacity(linears.len());
+        for block in linears.chunk_by(|a, b| a.block == b.block) {
+            let weights: Vec<(R, Shape)> = block.iter().map(weight).collect();
+            let cuts = match self.options.sharding {
+                Sharding::Fsdp => block_cuts(&weights, ranks),
+                Sharding::Zero1 => {
+                    let of_rows =
+                        |(recipe, shape): &(R, Shape)| BlockCuts::of_rows(recipe, *shape, ranks);
+                    weights.iter().map(of_rows).collect()
+                }
+            };
+            all.extend(cuts.map_err(ShardError::from)?);
+        }
+        Ok(all)
+    }
+
+    /// The elements whose masters each rank has, in rank order: of the flattened tall matrix that `cuts` cuts, or of the flattened weight.
     pub(crate) fn element_ranges(
         &self,
         recipe: &impl Recipe,
-        shape: Shape,
+        cuts: &BlockCuts,
     ) -> Result<Vec<Range<usize>>, OptimError> {
-        let comm = &self.mesh.shard;
         match self.options.sharding {
             Sharding::Fsdp => {
-                let spec = ShardSpec::new(recipe, shape, comm.world_size(), comm.rank())?;
+                let spec = ShardSpec::of_block(recipe, cuts, self.mesh.shard.rank())?;
                 Ok(spec.all_elements())
             }
-            Sharding::Zero1 => self.flat_ranges(recipe, shape),
+            Sharding::Zero1 => self.flat_ranges(recipe, cuts.tiles.full()),
         }
     }
 
@@ -347,17 +394,39 @@ impl<B: Backend> Builder<'_, B> {
     fn param<R: Recipe>(
         &self,
         recipe: R,
-        shape: Shape,
+        cuts: &BlockCuts,
         adamw: &mut AdamWBuilder<B>,
         spec: impl FnOnce(&ShardSpec) -> Result<ParamSpec, OptimError>,
     ) -> Result<(ShardedTensor<B, R>, ParamId), OptimError> {
-        let comm = &self.mesh.shard;
-        let shard = ShardSpec::new(&recipe, shape, comm.world_size(), comm.rank())?;
+        let shard = ShardSpec::of_block(&recipe, cuts, self.mesh.shard.rank())?;
         let spec = spec(&shard)?;
         let tensor = ShardedTensor::new(self.backend, recipe, shard)?;
         let id = adamw.param(tensor.local(), spec)?;
         Ok((tensor, id))
     }
+}
+
+/// Most parts of the weights of a block: of more, a plan would hold gigabytes.
+const MOST_PARTS: usize = 1 << 20;
+
+/// How the weights of a block are cut: evenly, or each by itself where there are very many parts.
+pub(crate) fn cut_block<R: Recipe>(
+    weights: &[(R, Shape)],
+    ranks: usize,
+) -> Result<Vec<BlockCuts>, FormatError> {
+    match weights.len().saturating_mul(ranks) > MOST_PARTS {
+        true => cut_by_rows(weights, ranks),
+        false => block_cuts(weights, ranks),
+    }
+}
+
+/// How weights are cut by themselves.
+pub(crate) fn cut_by_rows<R: Recipe>(
+    weights: &[(R, Shape)],
+    ranks: usize,
+) -> Result<Vec<BlockCuts>, FormatError> {
+    let cut = |(recipe, shape): &(R, Shape)| BlockCuts::of_rows(recipe, *shape, ranks);
+    weights.iter().map(cut).collect()
 }
 
 /// The slices of the masters of a weight that every rank has whole, cut where the narrowest codes may be.

@@ -7,7 +7,7 @@ use std::ops::Range;
 
 use lowp_checkpoint::{Block, Checkpoint, Dtype, Late, Piece};
 use lowp_comm::{CommError, MeshComm, or_abort};
-use lowp_format::Recipe;
+use lowp_format::{Recipe, ShardTiles};
 use lowp_kernels::{Backend, StepCounts};
 use lowp_optim::OptimError;
 use lowp_shard::{DelayedState, ScaleBook, ScaleSlot, ShardError};
@@ -18,6 +18,7 @@ use crate::error::ModelError;
 use crate::saving::Saving;
 use crate::sharded_model::{ModelOptions, ShardedModel};
 use crate::spec::{LinearSpec, VarSpec};
+use crate::tile_pieces::{TileLayout, read_elements};
 
 /// The tensor of the numbers of steps.
 const COUNTS: &str = "optimizer.counts";
@@ -63,8 +64,14 @@ impl<B: Backend, R: Recipe> ShardedModel<B, R> {
         let (mut states, mut buffers) = ([Vec::new(), Vec::new()], Vec::new());
         for ((id, weight), name) in self.weights.iter().zip(&self.names) {
             let elements = &weight.element_ranges()[self.mesh.shard.rank()];
-            let param = (*id, elements.start, weight.elements());
-            self.add_state(&mut states, stream, name, param)?;
+            let tiles = weight.tiles();
+            match tiles.are_rows() {
+                true => {
+                    let param = (*id, elements.start, weight.elements());
+                    self.add_state(&mut states, stream, name, param)?;
+                }
+                false => self.add_tiles(&mut states, stream, name, (*id, tiles, elements))?,
+            }
             buffers.extend(weight.pieces(stream, name, first)?);
         }
         let vars = self.vars.elements();
@@ -117,6 +124,30 @@ impl<B: Backend, R: Recipe> ShardedModel<B, R> {
         Ok(())
     }
 
+    /// Adds those of the tiles that have `elements` of the flattened tall matrix.
+    fn add_tiles(
+        &self,
+        [masters, moments]: &mut [Vec<Piece<Late>>; 2],
+        stream: &B,
+        name: &str,
+        (id, tiles, elements): (lowp_optim::ParamId, &ShardTiles, &Range<usize>),
+    ) -> Result<(), ModelError> {
+        let state = self.adamw.start_state(id, stream)?;
+        let [first, second] = state.moments;
+        let each = tiles.tile().elements();
+        for (what, values) in STATE.iter().zip([state.master, first, second]) {
+            let owned = elements.start / each..elements.end / each;
+            let arrive = move || values.wait().map_err(|e| e.to_string());
+            let layout = TileLayout::of_elements(tiles);
+            let pieces = layout.pieces(&format!("{name}.{what}"), tiles, owned, arrive);
+            match *what == STATE[0] {
+                true => masters.extend(pieces),
+                false => moments.extend(pieces),
+            }
+        }
+        Ok(())
+    }
+
     /// What the parameters are, by name, for the index of a checkpoint: their shapes, and the formats of weights.
     pub fn about(&self) -> Value {
         let weights = self.weights.iter().zip(&self.names);
@@ -164,9 +195,10 @@ impl<B: Backend, R: Recipe> ShardedModel<B, R> {
         };
         let values = |param: &Begun<'_>, elements: Range<usize>| {
             let tensor = format!("{}.{}", name(param.number), STATE[0]);
-            let len = param.shape.elements();
-            let block = Block::of_row(elements.start, elements.len());
-            let read = checkpoint.read_f32(&tensor, [1, len], block);
+            let full = param.tiles.full();
+            let read = param.elements(elements, |elements| {
+                read_elements(checkpoint, &tensor, full, elements)
+            });
             read.map_err(|error| OptimError::Shard(failed(mesh, &error)))
         };
         let model = builder.build(recipe, linears, vars, values);
@@ -182,23 +214,31 @@ impl<B: Backend, R: Recipe> ShardedModel<B, R> {
         checkpoint: &Checkpoint,
         [weights, scales]: [&Value; 2],
     ) -> Result<(), ModelError> {
-        let linears = self.weights.iter().zip(&self.names);
-        let linears = linears.map(|((id, weight), name)| {
+        let [_, first, second] = STATE;
+        // The masters are those that it was built with.
+        for ((id, weight), name) in self.weights.iter().zip(&self.names) {
             let elements = weight.element_ranges()[self.mesh.shard.rank()].clone();
-            (*id, name.clone(), elements, weight.elements())
-        });
+            let tiles = weight.tiles();
+            let bands = tiles.bands(&elements);
+            let read = |what: &str| -> Result<Vec<f32>, ModelError> {
+                let (name, bands) = (format!("{name}.{what}"), bands.clone());
+                let values = read_elements(checkpoint, &name, tiles.full(), bands.clone())?;
+                Ok(match tiles.are_rows() {
+                    true => values,
+                    false => tiles.of_bands(&values, bands.start, elements.clone()),
+                })
+            };
+            let moments = [read(first)?, read(second)?];
+            self.adamw.set_moments(*id, &moments)?;
+        }
         let vars = self.var_ids.iter().zip(self.vars.names());
-        let vars = vars.zip(self.vars.elements());
-        let vars = vars.map(|((id, name), (elements, len))| (*id, name.clone(), elements, len));
-        let params: Vec<_> = linears.chain(vars).collect();
-        for (id, name, elements, len) in params {
+        for ((id, name), (elements, len)) in vars.zip(self.vars.elements()) {
             let read = |what: &str| {
                 let block = Block::of_row(elements.start, elements.len());
                 checkpoint.read_f32(&format!("{name}.{what}"), [1, len], block)
             };
-            // The masters are those that it was built with.
-            let [_, first, second] = STATE;
-            self.adamw.set_moments(id, &[read(first)?, read(second)?])?;
+            self.adamw
+                .set_moments(*id, &[read(first)?, read(second)?])?;
         }
         let counts = checkpoint.read(COUNTS, Dtype::U8, [1, 16], Block::whole([1, 16]))?;
         let counts: [u8; 16] = counts.try_into().unwrap_or_default();

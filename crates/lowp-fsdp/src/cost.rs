@@ -22,6 +22,7 @@ mod config;
 mod links;
 mod memory;
 mod shapes;
+mod spread;
 mod traffic;
 mod weight;
 mod weights;
@@ -31,11 +32,13 @@ pub use config::{CostConfig, CostError, MAX_MICRO_BATCHES, MAX_RANKS, PARAMETER_
 pub use links::{LinkBytes, MovedBytes};
 pub use memory::RankMemory;
 pub use shapes::{LayerShape, ModelShapes};
+pub use spread::{RankSpread, Spread};
 pub use traffic::{CollectiveCost, StepTraffic};
 
 use lowp_format::{Recipe, ReshardAfterForward};
 
 use crate::Sharding;
+use crate::builder::{cut_block, cut_by_rows};
 use crate::plain_vars::VarRecipe;
 use weight::WeightCost;
 use weights::Weights;
@@ -51,6 +54,8 @@ pub struct Costs {
     pub masters: u128,
     /// Those bytes of linear weights of the rank that holds most that are scales, not codes.
     pub scales: u128,
+    /// How evenly the ranks of a replica have and send the linear layers.
+    pub spread: RankSpread,
     /// Ranks of a replica that have no elements of linear layers.
     pub idle_ranks: usize,
     /// Bytes of variables, beside what the memory has: shards, and what they are gathered in.
@@ -85,7 +90,7 @@ impl Costs {
         }
         let weights = recipes.iter().zip(&model.layers);
         let weights = weights.map(|(recipe, layer)| (*recipe, layer.block, layer.shape));
-        let weights = Weights::new(weights, config);
+        let weights = Weights::new(weights, config, cut_block);
         let weights = weights.map_err(|(number, source)| CostError::Layer { number, source })?;
         // Variables are rows of f32, whatever the weights are, and gathered once per step.
         let of_vars = CostConfig {
@@ -96,7 +101,8 @@ impl Costs {
         };
         let vars = model.vars.iter();
         let vars = vars.map(|&shape| (VarRecipe::default(), 0, shape));
-        let vars = Weights::new(vars, &of_vars).map_err(|(_, error)| CostError::Vars(error))?;
+        let vars = Weights::new(vars, &of_vars, cut_by_rows);
+        let vars = vars.map_err(|(_, error)| CostError::Vars(error))?;
         let memory = RankMemory::new(model, &weights, &vars, config);
         let step = StepTraffic::new((&weights, &vars), name, config, bandwidth);
         let all = |of: fn(&WeightCost) -> &[u64]| {
@@ -108,6 +114,7 @@ impl Costs {
             resident: all(|cost| &cost.stored),
             masters: 4 * all(|cost| &cost.elements),
             scales: weights.sum(|cost| u128::from(cost.scales[memory.rank])),
+            spread: RankSpread::new(&weights, config.mesh.shard),
             var_gather_bytes: vars.sum(|cost| u128::from(cost.stored[memory.rank]))
                 + memory::gathered(&vars, &of_vars),
             staging: memory::staging(model, config),

@@ -40,6 +40,7 @@ mod sharded_model;
 mod sharded_weight;
 mod spec;
 mod switch;
+mod tile_pieces;
 mod weight_pieces;
 
 pub use builder::FirstValues;

@@ -431,8 +431,7 @@ impl<B: Backend, R: Recipe> ShardedModel<B, R> {
             for phase in Phase::ALL {
                 for layer in block.clone() {
                     let (id, weight) = &self.weights[layer];
-                    let full =
-                        self.gather_f32(weight.element_ranges(), &self.adamw.master(*id)?)?;
+                    let full = self.gather_values(weight, &self.adamw.master(*id)?)?;
                     let mut slots = self.adamw.slots(*id)?.into_iter().flatten();
                     let amax = slots.find_map(|slot| amaxes.get(&slot).copied());
                     let full = self.backend.upload(&full)?;
@@ -459,7 +458,7 @@ impl<B: Backend, R: Recipe> ShardedModel<B, R> {
         for (slot, layers) in weights {
             let mut amax = 0f32;
             for (id, weight) in layers.into_iter().map(|layer| &self.weights[layer]) {
-                let full = self.gather_f32(weight.element_ranges(), &self.adamw.master(*id)?)?;
+                let full = self.gather_values(weight, &self.adamw.master(*id)?)?;
                 let rounding = weight.source_rounding();
                 let magnitudes = full.into_iter().map(|value| rounding.apply(value).abs());
                 amax = magnitudes.fold(amax, f32::max);
@@ -467,6 +466,19 @@ impl<B: Backend, R: Recipe> ShardedModel<B, R> {
             amaxes.insert(slot, amax);
         }
         Ok(amaxes)
+    }
+
+    /// The values of a weight, row-major, of which this rank has `own`. Collective over the shard group.
+    pub(crate) fn gather_values(
+        &self,
+        weight: &ShardedWeight<B, R>,
+        own: &[f32],
+    ) -> Result<Vec<f32>, ModelError> {
+        let tall = self.gather_f32(weight.element_ranges(), own)?;
+        Ok(match weight.tiles().are_rows() {
+            true => tall,
+            false => weight.tiles().scatter(&tall),
+        })
     }
 
     /// The values of all ranks, of which this one has those of its range of `ranges`. Collective over the shard group.

@@ -8,11 +8,16 @@ use std::time::{Duration, Instant};
 
 use lowp_checkpoint::{Checkpoint, Late, Piece, weight_record};
 use lowp_comm::{MeshComm, or_abort};
-use lowp_format::{Phase, QuantizedTensor, Recipe, RowCuts, Shape, SourceRounding, Usage};
-use lowp_kernels::{Backend, DecodeJob, KernelError, Source, StepScalars, Work};
+use lowp_format::{
+    Phase, QuantizedTensor, Recipe, RowCuts, Shape, ShardTiles, SourceRounding, Usage,
+};
+use lowp_kernels::{
+    Backend, ConvertJob, DecodeJob, KernelError, RearrangeJob, Rearranged, Source, StepScalars,
+    Work,
+};
 use lowp_shard::{
     Divergence, GatherAccount, GatherGroup, GatherWatch, Reshard, Scratches, ShardError, ShardSpec,
-    ShardedTensor, audit_in_group,
+    ShardedTensor, audit_in_group, tall_to_matrix,
 };
 use serde_json::Value;
 
@@ -21,7 +26,7 @@ use crate::error::ModelError;
 use crate::gradients::Gradients;
 use crate::held::{Held, Locked, WeightBlock};
 use crate::memory::LayerMemory;
-use crate::weight_pieces::{restore_weight, weight_pieces};
+use crate::weight_pieces::{restore_tiles, restore_weight, weight_pieces, weight_tiles};
 
 /// A quantized weight: its rows are sharded, gathered, decoded and freed around each use, or
 /// every rank has it whole and decodes it. Its gradient is reduced and scattered into this rank's
@@ -32,6 +37,7 @@ pub struct ShardedWeight<B: Backend, R: Recipe> {
     shape: Shape,
     backend: B,
     mesh: MeshComm<B>,
+    tiles: ShardTiles,
     ranges: Vec<Range<usize>>,
     memory: Arc<LayerMemory<B>>,
     state: Mutex<State<B, R>>,
@@ -55,6 +61,8 @@ struct State<B: Backend, R: Recipe> {
     decodes: Vec<(DecodeKey, B::Plan)>,
     /// Where the gradient goes, and the parameter that it is there.
     gradients: Option<(Arc<Gradients<B>>, usize)>,
+    /// Planned once per place of a gradient that goes to tiles ([`ShardedWeight::push_gradient`]).
+    to_tiles: Vec<((Range<usize>, [u64; 2]), Vec<B::Plan>)>,
     /// Whether a micro-batch that is not finished left a gradient.
     open: bool,
     /// How long the host waited for gathers.
@@ -82,8 +90,8 @@ impl<B: Backend, R: Recipe> ShardedWeight<B, R> {
         let block = WeightBlock::new(group);
         let weight = |(param, (recipe, spec)): (usize, (R, ShardSpec))| {
             let held = Held::Rows(Arc::clone(&block), param);
-            let (shape, ranges) = (spec.full(), spec.all_elements());
-            Self::of((backend, mesh, memory), (recipe, shape), held, ranges)
+            let (tiles, ranges) = (*spec.tiles(), spec.all_elements());
+            Self::of((backend, mesh, memory), (recipe, tiles), held, ranges)
         };
         Ok(specs.into_iter().enumerate().map(weight).collect())
     }
@@ -97,22 +105,28 @@ impl<B: Backend, R: Recipe> ShardedWeight<B, R> {
         tensor: QuantizedTensor<B::Buffer<u8>, R>,
         ranges: Vec<Range<usize>>,
     ) -> Self {
-        let spec = (tensor.recipe(), tensor.shape());
+        let recipe = tensor.recipe();
+        let spec = (
+            recipe,
+            ShardTiles::of_rows(&recipe, tensor.shape(), Usage::BOTH),
+        );
         let held = Held::Whole(Box::new(tensor));
         Self::of((backend, mesh, memory), spec, held, ranges)
     }
 
     fn of(
         (backend, mesh, memory): (&B, &MeshComm<B>, &Arc<LayerMemory<B>>),
-        (recipe, shape): (R, Shape),
+        (recipe, tiles): (R, ShardTiles),
         held: Held<B, R>,
         ranges: Vec<Range<usize>>,
     ) -> Self {
+        let shape = tiles.full();
         let state = State {
             held,
             scratches: memory.pool().scratches(shape.elements()),
             decodes: Vec::new(),
             gradients: None,
+            to_tiles: Vec::new(),
             open: false,
             gathering: Duration::ZERO,
         };
@@ -121,6 +135,7 @@ impl<B: Backend, R: Recipe> ShardedWeight<B, R> {
             shape,
             backend: backend.clone(),
             mesh: mesh.clone(),
+            tiles,
             ranges,
             memory: memory.clone(),
             state: Mutex::new(state),
@@ -153,7 +168,12 @@ impl<B: Backend, R: Recipe> ShardedWeight<B, R> {
         Ok(())
     }
 
-    /// The elements of the flattened weight that each rank owns, in rank order.
+    /// The tiles that ranks own of it.
+    pub fn tiles(&self) -> &ShardTiles {
+        &self.tiles
+    }
+
+    /// The elements of the flattened weight, or of its flattened tall matrix where ranks own tiles, that each rank owns, in rank order.
     pub fn element_ranges(&self) -> &[Range<usize>] {
         &self.ranges
     }
@@ -206,6 +226,10 @@ impl<B: Backend, R: Recipe> ShardedWeight<B, R> {
         match held.rows() {
             Some((group, param)) => {
                 let shard = &group.params()[param];
+                if !self.tiles.are_rows() {
+                    let tiles = (&self.tiles, shard.spec().rows());
+                    return weight_tiles(stream, name, shard.local(), tiles, first);
+                }
                 let rows = (self.shape, shard.spec().rows(), false);
                 weight_pieces(stream, name, shard.local(), rows, first)
             }
@@ -229,6 +253,10 @@ impl<B: Backend, R: Recipe> ShardedWeight<B, R> {
                 let shard = &group.params()[param];
                 shard.begin_write();
                 let rows = shard.spec().rows();
+                if !self.tiles.are_rows() {
+                    let tiles = (&self.tiles, rows);
+                    return restore_tiles(backend, name, shard.local(), tiles, checkpoint);
+                }
                 restore_weight(backend, name, shard.local(), (full, rows), checkpoint)
             }
             None => {
@@ -356,6 +384,46 @@ impl<B: Backend, R: Recipe> State<B, R> {
 }
 
 impl<B: Backend, R: Recipe> State<B, R> {
+    /// Enqueues that a row-major gradient becomes one of the tall matrix.
+    fn to_tiles(
+        &mut self,
+        backend: &B,
+        tiles: &ShardTiles,
+        gradient: &Source<B>,
+    ) -> Result<(), ShardError> {
+        let scratch = [self.scratches.lend()?, self.scratches.lend()?];
+        let place = match gradient {
+            Source::F32(buffer) => backend.span(buffer),
+            Source::Bf16(buffer) => backend.span(buffer),
+        };
+        let key = (place, scratch.each_ref().map(|scratch| scratch.id()));
+        let known = self.to_tiles.iter().position(|(known, _)| *known == key);
+        let index = match known {
+            Some(index) => index,
+            None => {
+                let [first, second] = scratch.each_ref().map(|scratch| scratch.buffer().clone());
+                let convert = |from: Source<B>, into| {
+                    backend.plan(Work::Convert(vec![ConvertJob { from, into }]))
+                };
+                let rearrange = RearrangeJob {
+                    copies: vec![tall_to_matrix(tiles).reversed()],
+                    buffers: Rearranged::F32([first.clone(), second.clone()]),
+                };
+                let plans = vec![
+                    convert(gradient.clone(), Source::F32(first))?,
+                    backend.plan(Work::Rearrange(vec![rearrange]))?,
+                    convert(Source::F32(second), gradient.clone())?,
+                ];
+                self.to_tiles.push((key, plans));
+                self.to_tiles.len() - 1
+            }
+        };
+        for plan in &self.to_tiles[index].1 {
+            backend.run(plan, &StepScalars::default())?;
+        }
+        Ok(())
+    }
+
     /// Where the gradient goes.
     fn connected(&self) -> Result<(Arc<Gradients<B>>, usize), ModelError> {
         self.gradients.clone().ok_or(ModelError::NotConnected)
@@ -467,8 +535,14 @@ impl<B: Backend, R: Recipe> ShardedWeight<B, R> {
     }
 
     fn try_push_gradient(&self) -> Result<(), ModelError> {
-        let (gradients, param) = self.lock()?.connected()?;
-        Ok(gradients.lock().push(param)?)
+        let mut state = self.lock()?;
+        let (gradients, param) = state.connected()?;
+        let mut gradients = gradients.lock();
+        if !self.tiles.are_rows() {
+            let gradient = gradients.grad(param)?;
+            state.to_tiles(&self.backend, &self.tiles, &gradient)?;
+        }
+        Ok(gradients.push(param)?)
     }
 
     fn locked(&self) -> Result<MutexGuard<'_, State<B, R>>, ShardError> {
@@ -484,6 +558,10 @@ impl<B: Backend, R: Recipe> ShardedWeight<B, R> {
         }
         // Also one that fails may have added something.
         state.open = true;
-        Ok(gradients.add(param, gradient)?)
+        if self.tiles.are_rows() {
+            return Ok(gradients.add(param, gradient)?);
+        }
+        let tall = self.tiles.gather(gradient, 0..gradient.len());
+        Ok(gradients.add(param, &tall)?)
     }
 }

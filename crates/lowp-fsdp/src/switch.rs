@@ -1,7 +1,7 @@
 //! [`ShardedModel::in_recipes`]: training goes on with weights in other recipes.
 
 use lowp_comm::or_abort;
-use lowp_format::{Recipe, Shape};
+use lowp_format::Recipe;
 use lowp_kernels::Backend;
 use lowp_optim::{OptimError, ParamState};
 
@@ -43,19 +43,21 @@ impl<B: Backend, R: Recipe> ShardedModel<B, R> {
             options,
         };
         let mut states = Vec::with_capacity(linears.len() + vars.len());
-        for ((id, weight), spec) in self.weights.iter().zip(linears) {
-            let shape = Shape::new(spec.rows, spec.cols);
+        let cuts = builder.cuts(&recipe, linears)?;
+        for (((id, weight), spec), cuts) in self.weights.iter().zip(linears).zip(&cuts) {
             let own = self.adamw.state(*id)?;
-            let ranges = builder.element_ranges(&recipe(spec), shape)?;
+            let ranges = builder.element_ranges(&recipe(spec), cuts)?;
             // Cut as they are, on every rank.
-            if ranges == weight.element_ranges() {
+            let [old, new] = [weight.tiles(), &cuts.tiles];
+            let alike = old == new || (old.are_rows() && new.are_rows());
+            if alike && ranges == weight.element_ranges() {
                 states.push(own);
                 continue;
             }
             let elements = ranges[mesh.shard.rank()].clone();
             let cut = |values: &[f32]| -> Result<Vec<f32>, ModelError> {
-                let full = self.gather_f32(weight.element_ranges(), values)?;
-                Ok(full[elements.clone()].to_vec())
+                let full = self.gather_values(weight, values)?;
+                Ok(cuts.tiles.gather(&full, elements.clone()))
             };
             let [first, second] = &own.moments;
             states.push(ParamState {

@@ -3,11 +3,12 @@
 use std::ops::Range;
 
 use lowp_checkpoint::{Block, Checkpoint, Dtype, Late, Piece};
-use lowp_format::{Axis, BufferSpec, Origin, QuantizedTensor, Recipe, Shape, Usage};
+use lowp_format::{Axis, BufferSpec, Origin, QuantizedTensor, Recipe, Shape, ShardTiles, Usage};
 use lowp_kernels::Backend;
 use lowp_shard::ShardError;
 
 use crate::error::ModelError;
+use crate::tile_pieces::TileLayout;
 
 /// Where `rows` of a matrix of shape `full` lie in the buffer of `spec`, in bytes: of the whole buffer, and of the rows.
 fn place(spec: &BufferSpec, full: Shape, rows: Range<usize>) -> ([usize; 2], Block) {
@@ -26,6 +27,66 @@ fn place(spec: &BufferSpec, full: Shape, rows: Range<usize>) -> ([usize; 2], Blo
         };
     }
     (whole, block)
+}
+
+/// The pieces of the tiles that a rank has in `tensor`, those of these rows of the tall matrix.
+pub(crate) fn weight_tiles<B: Backend, R: Recipe>(
+    stream: &B,
+    name: &str,
+    tensor: &QuantizedTensor<B::Buffer<u8>, R>,
+    (tiles, rows): (&ShardTiles, Range<usize>),
+    first: bool,
+) -> Result<Vec<Piece<Late>>, ShardError> {
+    let mut pieces = Vec::new();
+    for spec in &tensor.recipe().stored(Usage::BOTH) {
+        let storage = &tensor.buffer(spec.key)?.storage;
+        let bytes = stream.start_read_bytes(storage, 0..stream.len(storage))?;
+        let arrive = move || bytes.wait().map_err(|e| e.to_string());
+        let name = format!("{name}.{}", spec.key);
+        if spec.origin != Origin::Replicated {
+            let layout = TileLayout::of_buffer(tiles, spec);
+            pieces.extend(layout.pieces(&name, tiles, owned(tiles, &rows), arrive));
+        } else if first {
+            let (full, block) = place(spec, tiles.full(), 0..tiles.full().rows);
+            pieces.push(Piece {
+                name,
+                dtype: Dtype::U8,
+                full,
+                block,
+                bytes: Late::new(full[0] * full[1], arrive),
+            });
+        }
+    }
+    Ok(pieces)
+}
+
+/// Fills the stored buffers of `tensor`, which holds tiles as [`weight_tiles`] takes them.
+pub(crate) fn restore_tiles<B: Backend, R: Recipe>(
+    backend: &B,
+    name: &str,
+    tensor: &QuantizedTensor<B::Buffer<u8>, R>,
+    (tiles, rows): (&ShardTiles, Range<usize>),
+    checkpoint: &Checkpoint,
+) -> Result<(), ModelError> {
+    for spec in &tensor.recipe().stored(Usage::BOTH) {
+        let name = format!("{name}.{}", spec.key);
+        let bytes = if spec.origin == Origin::Replicated {
+            let (whole, block) = place(spec, tiles.full(), 0..tiles.full().rows);
+            checkpoint.read(&name, Dtype::U8, whole, block)?
+        } else {
+            let layout = TileLayout::of_buffer(tiles, spec);
+            layout.read(&name, tiles, owned(tiles, &rows), checkpoint)?
+        };
+        let buffer = &tensor.buffer(spec.key)?.storage;
+        backend.write(buffer, 0, &bytes)?;
+    }
+    Ok(())
+}
+
+/// The tiles that lie in these rows of the tall matrix.
+fn owned(tiles: &ShardTiles, rows: &Range<usize>) -> Range<usize> {
+    let height = tiles.tile().rows;
+    rows.start / height..rows.end / height
 }
 
 /// The pieces of `rows` of a weight of shape `full`. `tensor` holds these rows, or all: then `of_whole`. What all ranks have is a piece

@@ -79,9 +79,9 @@ pub use element::{Element, FloatDtype};
 pub use error::KernelError;
 pub use job::{
     AdamMode, AdamwAmax, AdamwJob, AmaxJob, BlockAmax, ConvertJob, DecodeJob, EncodeJob,
-    FlatBlocks, FlatEncodeJob, HistoryJob, InterleaveJob, Moments, PieceRows, RepackJob, Slot,
-    StepScalarsJob, StochasticKey, SumJob, SumPartsJob, SumSquaresJob, Target, TensorInput,
-    TransposeJob, Work,
+    FlatBlocks, FlatEncodeJob, HistoryJob, InterleaveJob, Moments, PieceRows, RearrangeJob,
+    Rearranged, RepackJob, Runs, Slot, StepScalarsJob, StochasticKey, SumJob, SumPartsJob,
+    SumSquaresJob, Target, TensorInput, TransposeJob, Work,
 };
 pub use pending::Pending;
 pub use quantized::Quantized;

@@ -70,8 +70,8 @@ pub use fsdp2::{
 };
 pub use gather::{
     Exchange, GatherAccount, GatherGroup, GatherPoint, GatherPool, GatherWatch, MemoryStep,
-    Padding, ParamAccount, PoolBuffer, Reshard, Scratch, Scratches, is_interleaved, memory_steps,
-    pool_buffers,
+    Padding, ParamAccount, PoolBuffer, Reshard, Scratch, Scratches, is_rearranged, memory_steps,
+    pool_buffers, tall_to_matrix,
 };
 pub use grad_buckets::{
     GradBucketOptions, GradBuckets, GradParam, Reduced, Reduction, grad_bucket_ranges, grad_slabs,

@@ -4,8 +4,8 @@ use std::ops::{Deref, Range};
 
 use lowp_comm::CommError;
 use lowp_format::{
-    AnyRecipe, BufferKey, BufferList, BufferSpec, FormatError, GatherPlan, Part, QuantizedTensor,
-    Recipe, RowCuts, Shape, Usage,
+    AnyRecipe, BlockCuts, BufferKey, BufferList, BufferSpec, FormatError, GatherPlan, Part,
+    QuantizedTensor, Recipe, RowCuts, Shape, ShardTiles, Usage,
 };
 use lowp_kernels::Backend;
 
@@ -18,10 +18,10 @@ use crate::version::{CastTarget, Version};
 /// Rows are cut at multiples of the recipe's quantum, so no block and no byte straddles a cut:
 /// every rank but the last non-empty one gets `round_up(ceil(rows / world), quantum)` rows.
 /// Trailing ranks may get fewer, or none. Only [`ShardSpec::chunked`] cuts elsewhere, and may cut blocks
-/// ([`ShardSpec::cuts_blocks`]).
+/// ([`ShardSpec::cuts_blocks`]). With [`ShardSpec::of_block`] a rank has rows, or tiles, as the block that the matrix is of is cut.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ShardSpec {
-    full: Shape,
+    tiles: ShardTiles,
     cuts: RowCuts,
     usage: Usage,
     rank: usize,
@@ -82,7 +82,21 @@ impl ShardSpec {
                 quantum,
             });
         }
-        Self::with_cuts(recipe, full, cuts, (rank, usage, cuts_blocks))
+        let tiles = ShardTiles::of_rows(recipe, full, usage);
+        Self::with_cuts(recipe, tiles, cuts, (rank, usage, cuts_blocks))
+    }
+
+    /// The shard of `rank` of a matrix that is cut with its block ([`lowp_format::block_cuts`]) and gathered for both usages.
+    ///
+    /// # Errors
+    /// As [`ShardSpec::from_cuts`].
+    pub fn of_block(
+        recipe: &impl Recipe,
+        cuts: &BlockCuts,
+        rank: usize,
+    ) -> Result<Self, ShardError> {
+        let BlockCuts { tiles, cuts } = cuts;
+        Self::with_cuts(recipe, *tiles, cuts.clone(), (rank, Usage::BOTH, false))
     }
 
     /// Takes cuts that a caller made.
@@ -97,15 +111,17 @@ impl ShardSpec {
         rank: usize,
         usage: Usage,
     ) -> Result<Self, ShardError> {
-        Self::with_cuts(recipe, full, cuts, (rank, usage, false))
+        let tiles = ShardTiles::of_rows(recipe, full, usage);
+        Self::with_cuts(recipe, tiles, cuts, (rank, usage, false))
     }
 
     fn with_cuts(
         recipe: &impl Recipe,
-        full: Shape,
+        tiles: ShardTiles,
         cuts: RowCuts,
         (rank, usage, cuts_blocks): (usize, Usage, bool),
     ) -> Result<Self, ShardError> {
+        let full = tiles.tall();
         let world = cuts.world();
         if rank >= world {
             return Err(CommError::NoSuchRank { rank, world }.into());
@@ -117,7 +133,7 @@ impl ShardSpec {
             });
         }
         let spec = Self {
-            full,
+            tiles,
             cuts,
             usage,
             rank,
@@ -145,7 +161,11 @@ impl ShardSpec {
     /// Bytes of the rank's part of `spec`, one of [`ShardSpec::stored`].
     pub fn stored_bytes(&self, spec: &BufferSpec) -> usize {
         let whole = self.cuts_blocks && spec.key.part != Part::Data;
-        spec.bytes(if whole { self.full } else { self.local_shape() })
+        spec.bytes(if whole {
+            self.full()
+        } else {
+            self.local_shape()
+        })
     }
 
     /// The gather of what `fetch` needs, after which buffers for `need` are complete, where `held` buffers are there already.
@@ -160,17 +180,22 @@ impl ShardSpec {
         held: &[BufferKey],
     ) -> Result<GatherPlan, FormatError> {
         match self.cuts_blocks {
-            true => GatherPlan::with_cut_blocks(recipe, self.full, &self.cuts, fetch, need, held),
-            false => GatherPlan::with_cuts(recipe, self.full, &self.cuts, fetch, need, held),
+            true => GatherPlan::with_cut_blocks(recipe, self.full(), &self.cuts, fetch, need, held),
+            false => GatherPlan::with_tiles(recipe, (&self.tiles, &self.cuts), fetch, need, held),
         }
     }
 
     /// Shape of the full matrix.
     pub fn full(&self) -> Shape {
-        self.full
+        self.tiles.full()
     }
 
-    /// Where all ranks' rows are cut.
+    /// The tiles that ranks own.
+    pub fn tiles(&self) -> &ShardTiles {
+        &self.tiles
+    }
+
+    /// Where all ranks' rows are cut: those of the tall matrix, where tiles are no whole rows.
     pub fn cuts(&self) -> &RowCuts {
         &self.cuts
     }
@@ -190,17 +215,17 @@ impl ShardSpec {
         self.cuts.world()
     }
 
-    /// The rows owned.
+    /// The rows owned, of the tall matrix.
     pub fn rows(&self) -> Range<usize> {
         self.cuts.range(self.rank)
     }
 
     /// Shape of the rows owned.
     pub fn local_shape(&self) -> Shape {
-        self.full.with_rows(self.rows().len())
+        self.tiles.tall().with_rows(self.rows().len())
     }
 
-    /// The elements owned, in the flattened full matrix.
+    /// The elements owned, in the flattened tall matrix: that of the rows, unless ranks own tiles.
     pub fn elements(&self) -> Range<usize> {
         self.elements_of(self.rank)
     }
@@ -214,7 +239,8 @@ impl ShardSpec {
 
     fn elements_of(&self, rank: usize) -> Range<usize> {
         let Range { start, end } = self.cuts.range(rank);
-        start * self.full.cols..end * self.full.cols
+        let cols = self.tiles.tall().cols;
+        start * cols..end * cols
     }
 }
 
@@ -286,7 +312,7 @@ impl<B: Backend, R: Recipe> ShardedTensor<B, R> {
         let local = LocalTensor {
             tensor,
             version: Version::default(),
-            slice: slice.then(|| (spec.full, spec.elements().start)),
+            slice: slice.then(|| (spec.full(), spec.elements().start)),
         };
         Ok(Self { spec, local })
     }

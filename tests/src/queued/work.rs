@@ -2,8 +2,8 @@
 
 use lowp_kernels::{
     AdamwAmax, AdamwJob, AmaxJob, ConvertJob, Cpu, DecodeJob, EncodeJob, FlatBlocks, FlatEncodeJob,
-    HistoryJob, InterleaveJob, Moments, RepackJob, Slot, Source, StepScalarsJob, SumJob,
-    SumPartsJob, SumSquaresJob, Target, TensorInput, TransposeJob, Work,
+    HistoryJob, InterleaveJob, Moments, RearrangeJob, Rearranged, RepackJob, Slot, Source,
+    StepScalarsJob, SumJob, SumPartsJob, SumSquaresJob, Target, TensorInput, TransposeJob, Work,
 };
 
 use super::Queued;
@@ -36,6 +36,14 @@ pub(super) fn on_cpu(work: Work<Queued>) -> Work<Cpu> {
             pieces: job.pieces,
             from: job.from,
             to: job.to,
+        })),
+        Work::Rearrange(jobs) => Work::Rearrange(all(jobs, |job| RearrangeJob {
+            copies: job.copies,
+            buffers: match job.buffers {
+                Rearranged::Bytes(buffers) => Rearranged::Bytes(buffers),
+                Rearranged::F32(buffers) => Rearranged::F32(buffers),
+                Rearranged::Bf16(buffers) => Rearranged::Bf16(buffers),
+            },
         })),
         Work::Adamw(jobs) => Work::Adamw(all(jobs, adamw)),
         Work::SumSquares(jobs) => Work::SumSquares(all(jobs, |job| SumSquaresJob {

@@ -9,8 +9,8 @@ use candle_core::{Device, Tensor, Var};
 use lowp_candle::{CandleError, CandleVars, Linear, layers};
 use lowp_comm::{Communicator, Mesh, MeshComm, run_ranks};
 use lowp_format::{
-    AnyRecipe, BufferKey, GatherStep, PhasePlans, PieceLayout, Recipe, RecipeOptions, RowCuts,
-    Shape, Usage,
+    AnyRecipe, BlockCuts, BufferKey, GatherPlan, GatherStep, PhasePlans, PieceLayout, Recipe,
+    RecipeOptions, Shape, block_cuts,
 };
 use lowp_fsdp::{
     LinearSpec, ModelOptions, Passes, ShardedModel, Sharding, VarPlace, VarSpec, WeightBytes,
@@ -111,12 +111,14 @@ fn bytes(
     .unwrap_or_else(|e| panic!("{}: {e}", recipe.name()))
 }
 
-/// Bytes that gathering a weight of `shape` takes: a buffer for every part that is gathered or
-/// derived in either phase, and one for the pieces of every buffer that has to be interleaved.
-fn gathered(recipe: AnyRecipe, shape: Shape, world: usize, reshard: bool) -> usize {
-    let quantum = recipe.row_quantum(Usage::BOTH);
-    let cuts = RowCuts::new(shape.rows, world, quantum).expect("cuts");
-    let plans = PhasePlans::new(&recipe, shape, &cuts, reshard).expect("plans");
+/// Bytes that gathering a weight takes: a buffer for every part that is gathered or
+/// derived in either phase, and one for the pieces of every buffer that has to be interleaved or put in order.
+fn gathered(recipe: AnyRecipe, of: &BlockCuts, reshard: bool) -> usize {
+    let (shape, world) = (of.tiles.full(), of.cuts.world());
+    let plans = PhasePlans::with_plans(world, reshard, |fetch, need, held| {
+        GatherPlan::with_tiles(&recipe, (&of.tiles, &of.cuts), fetch, need, held)
+    });
+    let plans = plans.expect("plans");
     let mut seen: BTreeSet<(BufferKey, bool)> = BTreeSet::new();
     let mut bytes = 0;
     for step in plans.forward.steps.iter().chain(&plans.backward.steps) {
@@ -127,16 +129,19 @@ fn gathered(recipe: AnyRecipe, shape: Shape, world: usize, reshard: bool) -> usi
         if seen.insert((spec.key, false)) {
             bytes += spec.bytes(shape);
         }
-        if let GatherStep::Concat {
-            layout: PieceLayout::Interleave,
-            pieces,
-            ..
-        } = step
-        {
-            let several = pieces.iter().filter(|&&piece| piece > 0).count() > 1;
-            if several && seen.insert((spec.key, true)) {
-                bytes += pieces.iter().sum::<usize>();
+        let beside = match step {
+            GatherStep::Concat {
+                layout: PieceLayout::Interleave,
+                pieces,
+                ..
+            } => pieces.iter().filter(|&&piece| piece > 0).count() > 1,
+            GatherStep::Concat { layout, .. } => {
+                matches!(layout, PieceLayout::TilesBelow | PieceLayout::TilesBeside)
             }
+            _ => false,
+        };
+        if beside && seen.insert((spec.key, true)) {
+            bytes += step.wire_bytes();
         }
     }
     bytes
@@ -149,7 +154,9 @@ fn transient(recipe: AnyRecipe, blocks: usize, world: usize, reshard: bool) -> u
     // Blocks use one set of buffers in turn, or each keeps its own until backward.
     let sets = if reshard { 1 } else { blocks };
     let of_block = shapes.clone().take(linears.len() / blocks);
-    let of_block: usize = of_block.map(|s| gathered(recipe, s, world, reshard)).sum();
+    let of_block: Vec<_> = of_block.map(|shape| (recipe, shape)).collect();
+    let cuts = block_cuts(&of_block, world).expect("cuts");
+    let of_block: usize = cuts.iter().map(|of| gathered(recipe, of, reshard)).sum();
     let lengths: BTreeSet<usize> = shapes.map(Shape::elements).collect();
     let decoded: usize = lengths.iter().sum();
     let host = lengths.last().copied().unwrap_or(0);

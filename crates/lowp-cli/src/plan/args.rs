@@ -57,6 +57,9 @@ JSON of --model:
       buckets            of full gradients: one at a time, or with several micro-batches all beside one,
                          unless --reduce-every-micro-batch
       variables, variable_state  full f32 copies; masters, moments and gradients of the own rows
+  by_rank                min, mean and max over the ranks of a replica, of linear layers: bytes of
+                         masters, moments, codes, scales and their total; sent_of_a_block: bytes
+                         sent of the block that is least even, by what it is gathered for
   device                 with --device cuda: what its GPU holds beside `memory`, and in all:
       sequences          of a micro-batch
       scales             those bytes of `weights` that are no codes

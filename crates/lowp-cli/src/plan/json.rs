@@ -166,6 +166,7 @@ fn step(step: &GatherStep) -> Step {
                 PieceLayout::Rows => "rows",
                 PieceLayout::Interleave => "interleave",
                 PieceLayout::Transpose => "transpose",
+                PieceLayout::TilesBelow | PieceLayout::TilesBeside => "tiles",
             };
             ("gather", Some(transport), None, pieces.clone(), *keep)
         }

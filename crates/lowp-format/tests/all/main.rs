@@ -1,5 +1,6 @@
 //! The integration tests of this crate, one file per subject, linked once.
 
+mod block_cuts;
 mod codec_exhaustive;
 mod format_laws;
 mod gather_laws;

@@ -107,7 +107,7 @@ fn local(exchange: &Exchange<'_>) -> Local {
                 continue;
             }
             MemoryStep::Interleave { outer, widths, .. } => outer * widths.iter().sum::<usize>(),
-            MemoryStep::Transpose { to, .. } => to.bytes,
+            MemoryStep::Rearrange { to, .. } | MemoryStep::Transpose { to, .. } => to.bytes,
             MemoryStep::Fetch { .. } | MemoryStep::Replicated(_) => 0,
         };
         sum += Local::of(bytes as u64);

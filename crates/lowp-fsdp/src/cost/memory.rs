@@ -31,7 +31,8 @@ pub struct RankMemory {
     pub gathered: u128,
     /// Parts that it keeps from forward to backward.
     pub parts: u128,
-    /// Memory that weights are decoded in, on the device and on the host.
+    /// Memory that weights are decoded in, on the device and on the host; where layers run on a device, that in which gradients are put in
+    /// the order of tiles.
     pub decoded: u128,
     /// Beside full weights.
     pub staged: u128,
@@ -58,7 +59,7 @@ impl RankMemory {
             gathered: gathered(weights, config),
             decoded: match config.vars {
                 VarPlace::Host => decoded(weights),
-                VarPlace::Backend => 0,
+                VarPlace::Backend => to_tiles(weights),
             },
             staged: weights.sum(|cost| u128::from(cost.staged)),
             buckets: buckets(model, config),
@@ -109,6 +110,13 @@ impl RankMemory {
             ("variables, sharded state", self.variable_state),
         ]
     }
+}
+
+/// Memory in which gradients of weights whose tiles ranks own are put in the order of tiles: two buffers of each length.
+fn to_tiles<R: Recipe + PartialEq>(weights: &Weights<R>) -> u128 {
+    let lens = weights.in_tiles().map(|shape| shape.elements() as u128);
+    let lens: BTreeSet<u128> = lens.collect();
+    2 * F32 * lens.iter().sum::<u128>()
 }
 
 /// Memory that weights are decoded in: one buffer of each length on the device, and the longest on the host.

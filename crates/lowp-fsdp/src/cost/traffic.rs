@@ -45,7 +45,7 @@ pub struct StepTraffic {
 }
 
 /// What gathers of weights are called, in the order of a step.
-const USES: [(Use, &str, &str); 4] = [
+pub(super) const USES: [(Use, &str, &str); 4] = [
     (Use::Forward, "forward", "gather weights for forward"),
     (
         Use::Again,

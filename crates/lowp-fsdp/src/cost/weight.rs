@@ -1,11 +1,10 @@
 //! [`WeightCost`]: what one weight costs each rank, from its recipe's specs and gather plans.
 
 use super::config::CostConfig;
-use crate::Sharding;
 use crate::builder::flat_shards;
 use lowp_format::{
-    Axis, BufferSpec, FormatError, GatherPlan, GatherStep, Part, PhasePlans, Recipe, RowCuts,
-    Shape, Usage,
+    Axis, BlockCuts, BufferSpec, FormatError, GatherPlan, GatherStep, Part, PhasePlans, Recipe,
+    RowCuts, Shape, Usage,
 };
 use lowp_shard::{FlatShard, ShardError};
 use std::iter::Sum;
@@ -100,28 +99,30 @@ pub(super) struct WeightCost {
 }
 
 impl WeightCost {
-    /// A weight of `shape` in `recipe`.
+    /// A weight of `shape` in `recipe`, cut like this or whole on every rank.
     pub(super) fn new(
         recipe: &impl Recipe,
         shape: Shape,
+        cuts: Option<&BlockCuts>,
         config: &CostConfig,
     ) -> Result<Self, ShardError> {
         recipe.check(shape)?;
-        match config.sharding {
-            Sharding::Fsdp => Ok(Self::in_rows(recipe, shape, config)?),
-            Sharding::Zero1 => Self::whole(recipe, shape, config.mesh.shard),
+        match cuts {
+            Some(cuts) => Ok(Self::in_rows(recipe, cuts, config)?),
+            None => Self::whole(recipe, shape, config.mesh.shard),
         }
     }
 
-    /// Rows of everything (`ShardedTensor`, `GatherGroup`).
+    /// Rows or tiles of everything (`ShardedTensor`, `GatherGroup`).
     fn in_rows(
         recipe: &impl Recipe,
-        shape: Shape,
+        BlockCuts { tiles, cuts }: &BlockCuts,
         config: &CostConfig,
     ) -> Result<Self, FormatError> {
-        let ranks = config.mesh.shard;
-        let cuts = RowCuts::new(shape.rows, ranks, recipe.row_quantum(Usage::BOTH))?;
-        let plans = PhasePlans::new(recipe, shape, &cuts, config.reshard)?;
+        let (ranks, shape) = (config.mesh.shard, tiles.tall());
+        let plans = PhasePlans::with_plans(ranks, config.reshard, |fetch, need, held| {
+            GatherPlan::with_tiles(recipe, (tiles, cuts), fetch, need, held)
+        })?;
         let stored = recipe.stored(Usage::BOTH);
         let rows = || cuts.ranges().map(|range| range.len());
         let parts = plans.parts.as_ref().map(pieces);

@@ -1,9 +1,10 @@
-//! [`Weights`]: the costs of many weights, made once for each shape and recipe.
+//! [`Weights`]: the costs of many weights, made once for each shape, recipe and place of cuts.
 
 use super::block::BlockCost;
 use super::config::CostConfig;
 use super::weight::WeightCost;
-use lowp_format::{Recipe, Shape};
+use crate::Sharding;
+use lowp_format::{BlockCuts, FormatError, Recipe, Shape};
 use lowp_shard::ShardError;
 
 /// Weights that cost the same.
@@ -11,6 +12,8 @@ use lowp_shard::ShardError;
 pub(super) struct Kind<R> {
     recipe: R,
     shape: Shape,
+    /// Of rows; of ranks that have whole weights, none.
+    cuts: Option<BlockCuts>,
     pub(super) count: u128,
     pub(super) cost: WeightCost,
 }
@@ -36,30 +39,60 @@ pub(super) struct Weights<R> {
 }
 
 impl<R: Recipe + PartialEq> Weights<R> {
-    /// The costs of weights of these recipes, blocks and shapes.
+    /// The costs of weights of these recipes, blocks and shapes, where `cut` cuts those of a block.
     pub(super) fn new(
         all: impl Iterator<Item = (R, usize, Shape)>,
         config: &CostConfig,
+        cut: impl Fn(&[(R, Shape)], usize) -> Result<Vec<BlockCuts>, FormatError>,
     ) -> Result<Self, (usize, ShardError)> {
+        let all: Vec<(R, usize, Shape)> = all.collect();
         let mut kinds: Vec<Kind<R>> = Vec::new();
         let mut blocks = Vec::new();
-        for (number, (recipe, block, shape)) in all.enumerate() {
-            let same = |kind: &Kind<R>| kind.shape == shape && kind.recipe == recipe;
-            let kind = match kinds.iter().position(same) {
-                Some(known) => known,
+        // The kinds of the weights of a block.
+        let mut known: Vec<(Vec<(R, Shape)>, Vec<usize>)> = Vec::new();
+        for of_block in all.chunk_by(|a, b| a.1 == b.1) {
+            let first = blocks.len();
+            let weights: Vec<(R, Shape)> = of_block.iter().map(|(r, _, s)| (*r, *s)).collect();
+            let found = match known.iter().position(|(same, _)| *same == weights) {
+                Some(found) => found,
                 None => {
-                    let cost = WeightCost::new(&recipe, shape, config);
-                    kinds.push(Kind {
-                        recipe,
-                        shape,
-                        count: 0,
-                        cost: cost.map_err(|error| (number, error))?,
-                    });
-                    kinds.len() - 1
+                    let cuts = match config.sharding {
+                        Sharding::Zero1 => vec![None; weights.len()],
+                        Sharding::Fsdp => {
+                            let cuts = cut(&weights, config.mesh.shard);
+                            let cuts = cuts.map_err(|error| (first, ShardError::from(error)))?;
+                            cuts.into_iter().map(Some).collect()
+                        }
+                    };
+                    let mut of_weights = Vec::new();
+                    for (at, (&(recipe, shape), cuts)) in weights.iter().zip(cuts).enumerate() {
+                        let same = |kind: &Kind<R>| {
+                            kind.shape == shape && kind.recipe == recipe && kind.cuts == cuts
+                        };
+                        let kind = match kinds.iter().position(same) {
+                            Some(kind) => kind,
+                            None => {
+                                let cost = WeightCost::new(&recipe, shape, cuts.as_ref(), config);
+                                kinds.push(Kind {
+                                    recipe,
+                                    shape,
+                                    cuts,
+                                    count: 0,
+                                    cost: cost.map_err(|error| (first + at, error))?,
+                                });
+                                kinds.len() - 1
+                            }
+                        };
+                        of_weights.push(kind);
+                    }
+                    known.push((weights, of_weights));
+                    known.len() - 1
                 }
             };
-            kinds[kind].count += 1;
-            blocks.push(OfBlock { block, kind });
+            for (&kind, &(_, block, _)) in known[found].1.iter().zip(of_block) {
+                kinds[kind].count += 1;
+                blocks.push(OfBlock { block, kind });
+            }
         }
         let mut weights = Self {
             kinds,
@@ -121,6 +154,13 @@ impl<R: Recipe + PartialEq> Weights<R> {
     /// The shapes that there are.
     pub(super) fn shapes(&self) -> impl Iterator<Item = Shape> {
         self.kinds.iter().map(|kind| kind.shape)
+    }
+
+    /// The shapes of which ranks own tiles.
+    pub(super) fn in_tiles(&self) -> impl Iterator<Item = Shape> {
+        let tiles = self.kinds.iter().filter_map(|kind| kind.cuts.as_ref());
+        let tiles = tiles.filter(|cuts| !cuts.tiles.are_rows());
+        tiles.map(|cuts| cuts.tiles.full())
     }
 
     /// A number of all weights together.

@@ -3,4 +3,6 @@
 mod arguments;
 mod blocks;
 mod checkpoints;
+mod balance;
 mod costs;
+mod even_shards;

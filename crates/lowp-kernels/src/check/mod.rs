@@ -3,14 +3,15 @@
 use std::collections::HashMap;
 use std::ops::RangeInclusive;
 
+use half::bf16;
 use lowp_format::{Axis, Orientation, Part, ScaleLayout, Shape};
 
 use crate::{
     AdamwJob, AmaxJob, Backend, DecodeJob, GradContribution, HistoryJob, InterleaveJob,
-    KernelError, RepackJob, Source, SumPartsJob, SumSquaresJob, Target, TensorInput, TransposeJob,
-    Work,
+    KernelError, RearrangeJob, Rearranged, RepackJob, Runs, Source, SumPartsJob, SumSquaresJob,
+    Target, TensorInput, TransposeJob, Work,
 };
-use access::{Access, Mode};
+use access::{Access, Kept, Mode};
 use encode::{check_delayed, check_target, compact, ingredients};
 use planner::{Done, Planner, check_length, elements, missing};
 use reads::Reads;
@@ -80,6 +81,7 @@ impl<B: Backend> Planner<'_, B> {
             Work::Transpose(jobs) => each(jobs, |i, job| self.transpose(i, job)),
             Work::Repack(jobs) => each(jobs, |i, job| self.repack(i, job)),
             Work::Interleave(jobs) => each(jobs, |i, job| self.interleave(i, job)),
+            Work::Rearrange(jobs) => each(jobs, |i, job| self.rearrange(i, job)),
             Work::Adamw(jobs) => each(jobs, |i, job| self.adamw(i, job)),
             Work::SumSquares(jobs) => each(jobs, |i, job| self.sum_squares(i, job)),
             Work::Sum(jobs) => each(jobs, |i, job| self.vectors(i, &job.from, &job.into)),
@@ -226,6 +228,29 @@ impl<B: Backend> Planner<'_, B> {
         }
         self.whole::<u8>(index, "pieces", &job.from, found, Mode::Read)?;
         self.whole::<u8>(index, "result", &job.to, needed, Mode::Write)
+    }
+
+    fn rearrange(&mut self, index: usize, job: &RearrangeJob<B>) -> Done {
+        let all = job.copies.iter().map(Runs::entries);
+        let all = all.reduce(|a, b| a?.checked_add(b?)).unwrap_or(Some(0));
+        let all = all.unwrap_or(usize::MAX);
+        for end in job.copies.iter().flat_map(Runs::ends) {
+            let end = end.unwrap_or(usize::MAX);
+            range("runs that are rearranged", 0, end, all)?;
+        }
+        self.elements = self.elements.saturating_add(all);
+        match &job.buffers {
+            Rearranged::Bytes(buffers) => self.both::<u8>(index, buffers, all),
+            Rearranged::F32(buffers) => self.both::<f32>(index, buffers, all),
+            Rearranged::Bf16(buffers) => self.both::<bf16>(index, buffers, all),
+        }
+    }
+
+    /// A buffer that is read and one that is written.
+    fn both<T: Kept>(&mut self, index: usize, buffers: &[B::Buffer<T>; 2], all: usize) -> Done {
+        let [from, to] = buffers;
+        self.whole::<T>(index, "source", from, all, Mode::Read)?;
+        self.whole::<T>(index, "destination", to, all, Mode::Write)
     }
 
     fn adamw(&mut self, index: usize, job: &AdamwJob<B>) -> Done {

@@ -126,6 +126,7 @@ impl CpuPlan {
             Work::Transpose(jobs) => generic::transpose::run(jobs, context, views),
             Work::Repack(jobs) => generic::repack::run(jobs, context, views),
             Work::Interleave(jobs) => generic::interleave::run(jobs, context, views),
+            Work::Rearrange(jobs) => generic::rearrange::run(jobs, context, views),
             Work::Adamw(jobs) => generic::adamw::run(jobs, &plan.layouts, context, views),
             Work::SumSquares(jobs) => generic::norm::run(jobs, context, views),
             Work::Sum(jobs) => generic::sum::sums(jobs, context, views),

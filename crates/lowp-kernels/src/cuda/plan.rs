@@ -70,6 +70,7 @@ impl CudaPlan {
             Work::Interleave(jobs) => {
                 Launch::each(cuda, jobs, |job| Ok(ops::interleave::jobs(job)))
             }
+            Work::Rearrange(jobs) => Launch::each(cuda, jobs, |job| Ok(ops::rearrange::jobs(job))),
             Work::Adamw(jobs) => Launch::each(cuda, jobs, |job| Ok([ops::adamw::job(cuda, job)?])),
             Work::SumSquares(jobs) if jobs.is_empty() => Ok(None),
             Work::SumSquares(jobs) => {

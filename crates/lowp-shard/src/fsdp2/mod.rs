@@ -141,7 +141,7 @@ impl<R: Recipe> GatherHooks<R> {
     /// Gathers what `usage` needs. What `first` uses of it is there at once, [`FullTensor::derive`] makes the rest.
     ///
     /// # Errors
-    /// Shards that cannot serve `usage`, a `first` outside it, or cuts off the recipe's quantum.
+    /// Shards that cannot serve `usage`, a `first` outside it, cuts off the recipe's quantum, or shards of tiles.
     pub fn with_usage(
         recipe: R,
         spec: &ShardSpec,
@@ -161,6 +161,15 @@ impl<R: Recipe> GatherHooks<R> {
     ) -> Result<Self, ShardError> {
         serves(spec.usage(), usage)?;
         serves(usage, first)?;
+        if !spec.tiles().are_rows() {
+            return Err(FormatError::ShardTiles {
+                recipe: recipe.name(),
+                full: spec.full(),
+                cols: spec.tiles().tile().cols,
+                why: "hooks gather whole rows".to_owned(),
+            }
+            .into());
+        }
         let plan = |need, held: &[BufferKey]| {
             let plan = spec.plan(&recipe, usage, need, held)?;
             Ok::<_, FormatError>(scales_of_first(plan, spec))

@@ -23,6 +23,7 @@ mod pool;
 mod reshard;
 mod scratch;
 mod steps;
+mod tiles;
 mod views;
 mod watch;
 
@@ -37,7 +38,8 @@ use reshard::Parts;
 pub use reshard::Reshard;
 pub use scratch::{Scratch, Scratches};
 pub(crate) use steps::LocalWork;
-pub use steps::{MemoryStep, PoolBuffer, is_interleaved, memory_steps, pool_buffers};
+pub use steps::{MemoryStep, PoolBuffer, is_rearranged, memory_steps, pool_buffers};
+pub use tiles::tall_to_matrix;
 use views::Views;
 pub use watch::{GatherPoint, GatherWatch};
 

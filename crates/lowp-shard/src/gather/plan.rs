@@ -72,6 +72,9 @@ pub(super) fn describe<B: Backend, R: Recipe>(
             spec.full(),
             spec.usage()
         );
+        if !spec.tiles().are_rows() {
+            let _ = write!(text, " in tiles of {}", spec.tiles().tile());
+        }
         let _ = write!(text, " cut at {ends:?}, {recipe:?}, sends");
         for step in plans.plans.iter().flatten().flat_map(|plan| &plan.steps) {
             let _ = write!(text, " {}={}", step.spec().key, step.wire_bytes());

@@ -3,15 +3,19 @@
 
 use std::ops::Range;
 
+use super::tiles::tile_copies;
 use lowp_format::{BufferKey, BufferSpec, Code, GatherPlan, GatherStep, PieceLayout};
-use lowp_kernels::{Backend, InterleaveJob, KernelError, PieceRows, TransposeJob, Work};
+use lowp_kernels::{
+    Backend, InterleaveJob, KernelError, PieceRows, RearrangeJob, Rearranged, Runs, TransposeJob,
+    Work,
+};
 
 /// A buffer of the memory that a parameter is gathered in.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PoolBuffer {
     /// Its name in the full tensor.
     pub key: BufferKey,
-    /// Whether pieces arrive there that are interleaved or transposed when all are there.
+    /// Whether pieces arrive there that are put in order when all are there.
     pub arrivals: bool,
     /// Its length.
     pub bytes: usize,
@@ -53,6 +57,15 @@ pub enum MemoryStep<'p> {
         /// The full buffer.
         to: PoolBuffer,
     },
+    /// Tiles that were fetched go to their places ([`RearrangeJob`]).
+    Rearrange {
+        /// Where each of them goes.
+        copies: Vec<Runs>,
+        /// The tiles.
+        from: PoolBuffer,
+        /// The full buffer.
+        to: PoolBuffer,
+    },
     /// A buffer that is complete is transposed ([`TransposeJob`]).
     Transpose {
         /// Encoding of its entries.
@@ -83,16 +96,16 @@ impl MemoryStep<'_> {
     }
 }
 
-/// Whether pieces of several ranks arrive beside where they go. A single piece is whole: there is nothing to interleave.
-pub fn is_interleaved(step: &GatherStep) -> bool {
+/// Whether pieces arrive beside where they go: tiles, and pieces of several ranks that are interleaved. A single one of these is whole.
+pub fn is_rearranged(step: &GatherStep) -> bool {
     let several = |pieces: &[usize]| pieces.iter().filter(|&&piece| piece > 0).count() > 1;
     match step {
-        GatherStep::Concat {
-            layout: PieceLayout::Interleave,
-            pieces,
-            ..
-        } => several(pieces),
-        _ => false,
+        GatherStep::Concat { layout, pieces, .. } => match layout {
+            PieceLayout::Interleave => several(pieces),
+            PieceLayout::TilesBelow | PieceLayout::TilesBeside => true,
+            PieceLayout::Rows | PieceLayout::Transpose => false,
+        },
+        GatherStep::Derive { .. } | GatherStep::Replicated { .. } => false,
     }
 }
 
@@ -132,7 +145,17 @@ pub fn memory_steps(plan: &GatherPlan) -> Vec<MemoryStep<'_>> {
             GatherStep::Concat { layout, .. } if *layout == PieceLayout::Transpose => {
                 steps.extend([fetch(arrived), transpose(arrived)]);
             }
-            GatherStep::Concat { pieces, .. } if is_interleaved(step) => {
+            GatherStep::Concat { layout, .. }
+                if matches!(layout, PieceLayout::TilesBelow | PieceLayout::TilesBeside) =>
+            {
+                let rearrange = MemoryStep::Rearrange {
+                    copies: tile_copies(plan, spec, step),
+                    from: arrived,
+                    to: full,
+                };
+                steps.extend([fetch(arrived), rearrange]);
+            }
+            GatherStep::Concat { pieces, .. } if is_rearranged(step) => {
                 let interleave = MemoryStep::Interleave {
                     outer: rows,
                     widths: pieces.iter().map(|bytes| bytes / rows).collect(),
@@ -158,6 +181,7 @@ pub fn pool_buffers<'a, 'p: 'a>(
             MemoryStep::Fetch { to, .. }
             | MemoryStep::Unpack { to, .. }
             | MemoryStep::Interleave { to, .. }
+            | MemoryStep::Rearrange { to, .. }
             | MemoryStep::Transpose { to, .. } => to,
             MemoryStep::Replicated(_) => continue,
         };
@@ -171,10 +195,11 @@ pub fn pool_buffers<'a, 'p: 'a>(
     all
 }
 
-/// The work of a rank by itself in gathers that are done together: what is interleaved, then what is transposed.
+/// The work of a rank by itself in gathers that are done together: what is interleaved or rearranged, then what is transposed.
 #[derive(Debug)]
 pub(crate) struct LocalWork<B: Backend> {
     interleave: Vec<InterleaveJob<B>>,
+    rearrange: Vec<RearrangeJob<B>>,
     transpose: Vec<TransposeJob<B>>,
 }
 
@@ -182,6 +207,7 @@ impl<B: Backend> LocalWork<B> {
     pub(crate) fn new() -> Self {
         Self {
             interleave: Vec::new(),
+            rearrange: Vec::new(),
             transpose: Vec::new(),
         }
     }
@@ -203,6 +229,10 @@ impl<B: Backend> LocalWork<B> {
                 pieces: PieceRows::dense(outer, widths),
                 from: at(from)?,
                 to: at(to)?,
+            }),
+            MemoryStep::Rearrange { copies, from, to } => self.rearrange.push(RearrangeJob {
+                copies,
+                buffers: Rearranged::Bytes([at(from)?, at(to)?]),
             }),
             MemoryStep::Transpose {
                 code,
@@ -264,8 +294,9 @@ impl<B: Backend> LocalWork<B> {
 
     fn work(self) -> impl Iterator<Item = Work<B>> {
         let interleave = (!self.interleave.is_empty()).then_some(Work::Interleave(self.interleave));
+        let rearrange = (!self.rearrange.is_empty()).then_some(Work::Rearrange(self.rearrange));
         let transpose = (!self.transpose.is_empty()).then_some(Work::Transpose(self.transpose));
-        interleave.into_iter().chain(transpose)
+        interleave.into_iter().chain(rearrange).chain(transpose)
     }
 
     pub(crate) fn plan(self, backend: &B) -> Result<Vec<B::Plan>, KernelError> {

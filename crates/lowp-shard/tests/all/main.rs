@@ -3,6 +3,7 @@
 mod accounts;
 mod audits;
 mod batches;
+mod block_cuts;
 mod buckets;
 mod common;
 mod counted;

@@ -5,9 +5,10 @@ use crate::reshard;
 use anyhow::Result;
 use lowp_comm::GradWire;
 use lowp_fsdp::Sharding;
-use lowp_fsdp::cost::{self, Costs, LinkBytes, MovedBytes, RankMemory, Rate};
+use lowp_fsdp::cost::{self, Costs, LinkBytes, MovedBytes, RankMemory, RankSpread, Rate, Spread};
 use serde::Serialize;
 use serde_json::Value;
+use std::collections::BTreeMap;
 
 #[derive(Serialize)]
 struct Document<'a> {
@@ -18,6 +19,7 @@ struct Document<'a> {
     wire_bytes_per_step: u128,
     parameter_bytes_per_rank: u128,
     memory: RankMemory,
+    by_rank: ByRank,
     #[serde(skip_serializing_if = "Option::is_none")]
     device: Option<Device>,
     left_out: Vec<LeftOut>,
@@ -52,6 +54,17 @@ struct Config<'a> {
     reduce_every_micro_batch: bool,
     recompute: bool,
     kept_in_bf16: &'a [&'a str],
+}
+
+/// What ranks have and send of linear layers.
+#[derive(Serialize)]
+struct ByRank {
+    masters: Spread,
+    moments: Spread,
+    codes: Spread,
+    scales: Spread,
+    total: Spread,
+    sent_of_a_block: BTreeMap<&'static str, Spread>,
 }
 
 /// What a GPU holds beside `memory`, and all that it holds.
@@ -165,6 +178,7 @@ pub(super) fn render(plan: &Plan<'_>) -> Result<String> {
         wire_bytes_per_step: costs.step.wire_bytes(),
         parameter_bytes_per_rank: costs.memory.total,
         memory: costs.memory,
+        by_rank: by_rank(&costs.spread),
         device: device(plan),
         left_out: plan
             .left_out()
@@ -191,6 +205,17 @@ pub(super) fn render(plan: &Plan<'_>) -> Result<String> {
         notes: &plan.notes,
     };
     Ok(serde_json::to_string_pretty(&document)? + "\n")
+}
+
+fn by_rank(spread: &RankSpread) -> ByRank {
+    ByRank {
+        masters: spread.masters,
+        moments: spread.moments,
+        codes: spread.codes,
+        scales: spread.scales,
+        total: spread.total,
+        sent_of_a_block: spread.sent.iter().map(|(key, _, of)| (*key, *of)).collect(),
+    }
 }
 
 fn device(plan: &Plan<'_>) -> Option<Device> {

@@ -5,12 +5,13 @@ use crate::columns::Columns;
 use crate::output::shown;
 use lowp_comm::GradWire;
 use lowp_fsdp::Sharding;
-use lowp_fsdp::cost::{CollectiveCost, MovedBytes};
+use lowp_fsdp::cost::{CollectiveCost, MovedBytes, Spread};
 
 /// The whole plan as text.
 pub(super) fn render(plan: &Plan<'_>) -> String {
     let mut text = head(plan);
     text += &memory(plan);
+    text += &spread(plan);
     text += &step(plan);
     for note in &plan.notes {
         text += &wrapped(&format!("Note: {note}."));
@@ -92,6 +93,43 @@ fn memory(plan: &Plan<'_>) -> String {
             left_out.join("; ")
         ))
     )
+}
+
+/// How evenly ranks have and send the linear layers.
+fn spread(plan: &Plan<'_>) -> String {
+    if plan.setup.mesh.shard == 1 {
+        return String::new();
+    }
+    let spread = &plan.costs.spread;
+    let mut table = Columns::new(
+        &[
+            "of linear layers, by rank",
+            "min",
+            "mean",
+            "max",
+            "max / mean",
+        ],
+        &[0],
+    );
+    let mut row = |what: &str, Spread { min, mean, max }: Spread, ratio: f64| {
+        let ratio = format!("{ratio:.3}");
+        table.row([
+            what.to_owned(),
+            scaled(min),
+            scaled(mean),
+            scaled(max),
+            ratio,
+        ]);
+    };
+    for (what, bytes) in spread.rows() {
+        if bytes.max > 0 {
+            row(what, bytes, bytes.ratio());
+        }
+    }
+    for (_, what, bytes) in &spread.sent {
+        row(&format!("{what}, of a block"), *bytes, bytes.ratio());
+    }
+    format!("{}\n", table.render())
 }
 
 fn step(plan: &Plan<'_>) -> String {

@@ -356,6 +356,24 @@ struct Interleave {
 };
 static_assert(sizeof(Interleave) == 56);
 
+// One copy of a `RearrangeJob`, in bytes: runs in three nested orders, outermost first.
+struct Rearrange {
+  // The first byte of the source.
+  uint64_t from;
+  // The first byte of the destination.
+  uint64_t to;
+  // Bytes of a run.
+  uint64_t bytes;
+  uint64_t counts[3];
+  // Bytes from one to the next in the source.
+  uint64_t from_pitch[3];
+  // Bytes from one to the next in the destination.
+  uint64_t to_pitch[3];
+  // Bytes that are copied at once, which stay aligned in every run.
+  uint64_t vector;
+};
+static_assert(sizeof(Rearrange) == 104);
+
 // Scratch: the sum of a run of SUM_RUN elements, or of as many such sums.
 struct RunSum {
   double sum;

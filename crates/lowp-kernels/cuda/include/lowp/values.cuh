@@ -69,6 +69,8 @@ constexpr uint32_t REPACK_SIDE = 128;
 constexpr uint32_t REPACK_SPREAD_COLS = 256;
 // Interleave: bytes of a tile.
 constexpr uint64_t INTERLEAVE_TILE = 16384;
+// Rearrange: bytes of a tile.
+constexpr uint64_t REARRANGE_TILE = 16384;
 // SumSquares: elements of a run (or sums of a run of runs), and runs of a tile.
 constexpr uint64_t SUM_RUN = 4096;
 constexpr uint32_t SUM_RUNS = 16;

@@ -25,6 +25,7 @@ mod lines;
 mod maxima;
 pub(crate) mod norm;
 mod quantize;
+pub(crate) mod rearrange;
 pub(crate) mod repack;
 pub(crate) mod step_scalars;
 mod store;

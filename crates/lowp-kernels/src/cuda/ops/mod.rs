@@ -14,6 +14,7 @@ pub(super) mod history;
 mod ingredients;
 pub(super) mod interleave;
 pub(super) mod job;
+pub(super) mod rearrange;
 pub(super) mod repack;
 pub(super) mod step_scalars;
 pub(super) mod sum;
@@ -26,7 +27,7 @@ use super::table;
 use job::Job;
 
 /// Every kernel, by operation.
-pub(super) const KERNELS: [&[Kernel]; 14] = [
+pub(super) const KERNELS: [&[Kernel]; 15] = [
     table::Adamw::KERNELS,
     table::Amax::KERNELS,
     table::Decode::KERNELS,
@@ -35,6 +36,7 @@ pub(super) const KERNELS: [&[Kernel]; 14] = [
     table::FlatEncode::KERNELS,
     table::History::KERNELS,
     table::Interleave::KERNELS,
+    table::Rearrange::KERNELS,
     table::Repack::KERNELS,
     table::StepScalars::KERNELS,
     table::Sum::KERNELS,

@@ -358,6 +358,23 @@ structs! {
         vector: u64,
     }
 
+    /// One copy of a `RearrangeJob`, in bytes: runs in three nested orders, outermost first.
+    struct Rearrange {
+        /// The first byte of the source.
+        from: u64,
+        /// The first byte of the destination.
+        to: u64,
+        /// Bytes of a run.
+        bytes: u64,
+        counts: [u64; 3],
+        /// Bytes from one to the next in the source.
+        from_pitch: [u64; 3],
+        /// Bytes from one to the next in the destination.
+        to_pitch: [u64; 3],
+        /// Bytes that are copied at once, which stay aligned in every run.
+        vector: u64,
+    }
+
     /// Scratch: the sum of a run of SUM_RUN elements, or of as many such sums.
     struct RunSum {
         sum: f64,

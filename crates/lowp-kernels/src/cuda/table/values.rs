@@ -66,6 +66,8 @@ constants! {
     REPACK_SPREAD_COLS: u32 = 256;
     /// Interleave: bytes of a tile.
     INTERLEAVE_TILE: u64 = 16384;
+    /// Rearrange: bytes of a tile.
+    REARRANGE_TILE: u64 = 16384;
     /// SumSquares: elements of a run (or sums of a run of runs), and runs of a tile.
     SUM_RUN: u64 = 4096;
     SUM_RUNS: u32 = 16;

@@ -1,0 +1,109 @@
+//! [`block_cuts`]: where the weights of a block of the network are cut, so that its ranks have about as much each.
+
+use crate::{FormatError, Recipe, RowCuts, Shape, ShardTiles, Usage};
+
+/// How a weight is cut.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct BlockCuts {
+    /// The tiles that are never cut.
+    pub tiles: ShardTiles,
+    /// Where the rows of the tall matrix are cut.
+    pub cuts: RowCuts,
+}
+
+impl BlockCuts {
+    /// The cuts of a weight by itself: whole rows, as [`RowCuts::new`] makes them.
+    ///
+    /// # Errors
+    /// A world of no ranks.
+    pub fn of_rows(recipe: &impl Recipe, full: Shape, world: usize) -> Result<Self, FormatError> {
+        let quantum = recipe.row_quantum(Usage::BOTH);
+        Ok(Self {
+            tiles: ShardTiles::of_rows(recipe, full, Usage::BOTH),
+            cuts: RowCuts::new(full.rows, world, quantum)?,
+        })
+    }
+
+    /// Adds the elements of each rank to `sums`.
+    fn add_to(&self, sums: &mut [u128]) {
+        let cols = self.tiles.tall().cols as u128;
+        for (sum, rows) in sums.iter_mut().zip(self.cuts.ranges()) {
+            *sum += rows.len() as u128 * cols;
+        }
+    }
+}
+
+/// Cuts of the weights of a block for `world` ranks, all of which are gathered for both usages.
+///
+/// Each weight is cut by itself ([`BlockCuts::of_rows`]) if no rank has more than 1.1 of the mean then. Otherwise a rank has the tiles of a range
+/// of all weights, one behind the other: tiles of whole rows, or else the widest tiles that keep this bound, or else those that are the most
+/// even.
+///
+/// # Errors
+/// A world of no ranks.
+pub fn block_cuts<R: Recipe>(
+    weights: &[(R, Shape)],
+    world: usize,
+) -> Result<Vec<BlockCuts>, FormatError> {
+    let by_itself = weights
+        .iter()
+        .map(|(recipe, full)| BlockCuts::of_rows(recipe, *full, world));
+    let by_itself: Vec<BlockCuts> = by_itself.collect::<Result<_, _>>()?;
+    let total: u128 = weights
+        .iter()
+        .map(|(_, full)| full.elements() as u128)
+        .sum();
+    let is_even = |most: u128| 10 * most * world as u128 <= 11 * total;
+    let mut best = (most(&by_itself, world), by_itself);
+    let widest = weights.iter().map(|(_, full)| full.cols).max().unwrap_or(0);
+    let mut cols = widest.next_power_of_two();
+    while !is_even(best.0) && cols > 0 {
+        let tiles = weights
+            .iter()
+            .map(|(recipe, full)| ShardTiles::at_most(recipe, *full, Usage::BOTH, cols));
+        let found = in_turn(&tiles.collect::<Vec<_>>(), world);
+        let most = most(&found, world);
+        if most < best.0 {
+            best = (most, found);
+        }
+        cols /= 2;
+    }
+    Ok(best.1)
+}
+
+/// Elements of the rank that has most.
+fn most(weights: &[BlockCuts], world: usize) -> u128 {
+    let mut sums = vec![0; world];
+    for weight in weights {
+        weight.add_to(&mut sums);
+    }
+    sums.into_iter().max().unwrap_or(0)
+}
+
+/// Each rank has a range of all weights, one behind the other, that begins and ends at the tiles nearest to equal ranges.
+fn in_turn(weights: &[ShardTiles], world: usize) -> Vec<BlockCuts> {
+    let elements = |tiles: &ShardTiles| tiles.full().elements() as u128;
+    let total: u128 = weights.iter().map(elements).sum();
+    let mut before = 0;
+    let cut = |tiles: &ShardTiles| {
+        let (tall, tile, own) = (tiles.tall(), tiles.tile(), elements(tiles));
+        let one = tile.elements().max(1) as u128;
+        let start = |rank: usize| {
+            let wanted = total * rank as u128 / world as u128;
+            let within = wanted.saturating_sub(before).min(own);
+            match rank {
+                0 => 0,
+                _ if within == own => tall.rows,
+                // At most the tiles of the matrix.
+                _ => ((within + one / 2) / one) as usize * tile.rows,
+            }
+        };
+        let starts = (0..=world).map(|rank| start(rank).min(tall.rows)).collect();
+        before += own;
+        BlockCuts {
+            tiles: *tiles,
+            cuts: RowCuts::from_starts(starts),
+        }
+    };
+    weights.iter().map(cut).collect()
+}

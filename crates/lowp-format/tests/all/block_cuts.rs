@@ -1,0 +1,98 @@
+//! Cuts of the weights of a block: what they cover, how even they are, and where tiles lie.
+
+use lowp_format::{AnyRecipe, Recipe, Shape, ShardTiles, Usage, block_cuts};
+use proptest::prelude::*;
+
+/// A weight of a recipe, in whole bands.
+fn weight() -> impl Strategy<Value = (AnyRecipe, Shape)> {
+    let recipes = AnyRecipe::all();
+    (0..recipes.len(), 1usize..40, 1usize..40).prop_map(move |(index, bands, cols)| {
+        let recipe = recipes[index];
+        let rows = bands * recipe.row_quantum(Usage::BOTH);
+        (recipe, Shape::new(rows, 128 * cols))
+    })
+}
+
+proptest! {
+    /// Every row has one owner, cuts are at tiles, and no rank has more than the mean and a tile, or more than where each weight is
+    /// cut by itself.
+    #[test]
+    fn blocks_are_even(weights in prop::collection::vec(weight(), 1..5), world in 1usize..200) {
+        let cuts = block_cuts(&weights, world).unwrap();
+        let mut sums = vec![0; world];
+        let mut largest = 0;
+        let mut by_itself = vec![0; world];
+        for ((recipe, full), cut) in weights.iter().zip(&cuts) {
+            let (tall, tile) = (cut.tiles.tall(), cut.tiles.tile());
+            prop_assert_eq!((cut.tiles.full(), tall.elements()), (*full, full.elements()));
+            prop_assert_eq!((cut.cuts.rows(), cut.cuts.world()), (tall.rows, world));
+            prop_assert_eq!(cut.cuts.off_quantum(tile.rows), None);
+            recipe.check(tall).unwrap();
+            largest = largest.max(tile.elements());
+            let alone = lowp_format::RowCuts::new(full.rows, world, tile.rows).unwrap();
+            for (rank, rows) in cut.cuts.ranges().enumerate() {
+                sums[rank] += rows.len() * tall.cols;
+                by_itself[rank] += alone.range(rank).len() * full.cols;
+            }
+        }
+        let total: usize = sums.iter().sum();
+        let [most, alone] = [sums, by_itself].map(|sums| sums.into_iter().max().unwrap_or(0));
+        prop_assert!(most <= alone);
+        let even = 10 * most * world <= 11 * total;
+        prop_assert!(even || most <= total.div_ceil(world) + largest, "{} of {}", most, total);
+        if 10 * alone * world <= 11 * total {
+            prop_assert!(cuts.iter().all(|cut| cut.tiles.are_rows()));
+            prop_assert_eq!(most, alone);
+        }
+    }
+
+    /// Tiles are the elements of the matrix, each once, and blocks of columns of a tile follow each other.
+    #[test]
+    fn tiles_have_every_element_once(
+        (recipe, full) in weight(), most in 1usize..400, start: prop::sample::Index,
+    ) {
+        let full = Shape::new(full.rows.min(2 * recipe.row_quantum(Usage::BOTH)), full.cols.min(512));
+        let tiles = ShardTiles::at_most(&recipe, full, Usage::BOTH, most);
+        let full = tiles.full();
+        let numbers: Vec<u32> = (0..full.elements() as u32).collect();
+        let tall = tiles.gather(&numbers, 0..full.elements());
+        let start = start.index(full.elements());
+        prop_assert_eq!(&tiles.gather(&numbers, start..full.elements()), &tall[start..]);
+        prop_assert_eq!(&tiles.scatter(&tall), &numbers);
+        let end = start + (full.elements() - start) / 2;
+        let bands = tiles.bands(&(start..end));
+        prop_assert_eq!(&tiles.of_bands(&numbers[bands.clone()], bands.start, start..end), &tall[start..end]);
+        let (tile, across) = (tiles.tile(), tiles.across());
+        for (at, &number) in tall.iter().enumerate().step_by(97) {
+            let (row, col) = (at / tile.cols, at % tile.cols);
+            let place = if tiles.are_rows() { [row, 0] } else {
+                let (tile_at, row) = (row / tile.rows, row % tile.rows);
+                [tile_at / across * tile.rows + row, tile_at % across * tile.cols]
+            };
+            prop_assert_eq!(number as usize, place[0] * full.cols + place[1] + col);
+        }
+        let mut sorted = tall;
+        sorted.sort_unstable();
+        prop_assert_eq!(sorted, numbers);
+    }
+}
+
+#[test]
+fn tiles_that_cut_a_scale_are_refused() {
+    let of = |name: &str, rows, cols| {
+        let recipe = AnyRecipe::from_name(name, &Default::default()).unwrap();
+        let full = Shape::new(rows, 256);
+        ShardTiles::new(&recipe, full, Usage::BOTH, cols)
+            .map(|tiles| tiles.tile())
+            .map_err(|error| error.to_string())
+    };
+    assert_eq!(of("mxfp8", 64, 64), Ok(Shape::new(32, 64)));
+    assert_eq!(of("mxfp8", 65, 256), Ok(Shape::new(32, 256)));
+    let errors = [
+        of("mxfp8", 64, 48),
+        of("mxfp8", 65, 64),
+        of("mxfp8", 64, 96),
+        of("fp8-rowwise", 64, 64),
+    ];
+    insta::assert_snapshot!(errors.map(Result::unwrap_err).join("\n"));
+}

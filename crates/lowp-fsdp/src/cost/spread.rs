@@ -1,0 +1,117 @@
+//! [`RankSpread`]: how evenly linear layers lie on the ranks of a replica, and how evenly these send them.
+
+use super::block::BlockCost;
+use super::traffic::USES;
+use super::weight::WeightCost;
+use super::weights::Weights;
+use lowp_format::Recipe;
+use serde::Serialize;
+
+/// The least, the mean and the most of a number that each rank has.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct Spread {
+    /// Of the rank that has least.
+    pub min: u128,
+    /// Rounded down.
+    pub mean: u128,
+    /// Of the rank that has most.
+    pub max: u128,
+}
+
+impl Spread {
+    /// Of these ranks.
+    fn of(ranks: &[u64]) -> Self {
+        let all = ranks.iter().map(|&n| u128::from(n));
+        let count = ranks.len().max(1) as u128;
+        Self {
+            min: all.clone().min().unwrap_or(0),
+            mean: all.clone().sum::<u128>() / count,
+            max: all.max().unwrap_or(0),
+        }
+    }
+
+    fn times(self, times: u128) -> Self {
+        Self {
+            min: self.min * times,
+            mean: self.mean * times,
+            max: self.max * times,
+        }
+    }
+
+    /// The most over the mean, 1 where there is nothing.
+    pub fn ratio(&self) -> f64 {
+        match self.mean {
+            0 if self.max == 0 => 1.0,
+            mean => self.max as f64 / mean as f64,
+        }
+    }
+}
+
+/// How evenly ranks have and send the linear layers.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct RankSpread {
+    /// Bytes of masters.
+    pub masters: Spread,
+    /// Bytes of both moments.
+    pub moments: Spread,
+    /// Bytes of codes as they are stored.
+    pub codes: Spread,
+    /// Bytes of their scales.
+    pub scales: Spread,
+    /// Bytes of all four.
+    pub total: Spread,
+    /// Bytes that each rank sends of the block whose ranks differ most, by what it is gathered for: the key in JSON, the words, the bytes.
+    pub sent: Vec<(&'static str, &'static str, Spread)>,
+}
+
+impl RankSpread {
+    pub(super) fn new<R: Recipe + PartialEq>(weights: &Weights<R>, ranks: usize) -> Self {
+        let by_rank = |of: fn(&WeightCost) -> &[u64]| weights.by_rank(ranks, of);
+        let elements = by_rank(|cost| &cost.elements);
+        let [stored, scales] = [by_rank(|cost| &cost.stored), by_rank(|cost| &cost.scales)];
+        let zip = |a: &[u64], b: &[u64], f: fn(u64, u64) -> u64| -> Vec<u64> {
+            a.iter().zip(b).map(|(&a, &b)| f(a, b)).collect()
+        };
+        let own = Spread::of(&elements);
+        Self {
+            masters: own.times(4),
+            moments: own.times(8),
+            codes: Spread::of(&zip(&stored, &scales, |stored, scales| stored - scales)),
+            scales: Spread::of(&scales),
+            total: Spread::of(&zip(&elements, &stored, |n, bytes| 12 * n + bytes)),
+            sent: sent(weights),
+        }
+    }
+
+    /// The parts with what they are.
+    pub fn rows(&self) -> [(&'static str, Spread); 5] {
+        [
+            ("fp32 masters", self.masters),
+            ("moments, 2 x f32", self.moments),
+            ("codes", self.codes),
+            ("scales", self.scales),
+            ("all of these", self.total),
+        ]
+    }
+}
+
+/// What ranks send of the block whose ranks differ most, by what it is gathered for. Messages are counted with their padding.
+fn sent<R: Recipe + PartialEq>(weights: &Weights<R>) -> Vec<(&'static str, &'static str, Spread)> {
+    let spread = |of, block: &BlockCost| {
+        let mut sums: Vec<u64> = Vec::new();
+        for gather in block.gathers.iter().filter(|gather| gather.of == of) {
+            sums.resize(sums.len().max(gather.pieces.len()), 0);
+            for (sum, piece) in sums.iter_mut().zip(&gather.pieces) {
+                *sum += piece;
+            }
+        }
+        Spread::of(&sums)
+    };
+    let worst = |&(of, key, what)| {
+        let all = weights.costs.iter().map(|block| spread(of, block));
+        let worst = all.reduce(|a, b| if b.ratio() > a.ratio() { b } else { a });
+        worst.map(|spread| (key, what, spread))
+    };
+    let found = USES.iter().filter_map(worst);
+    found.filter(|(_, _, spread)| spread.max > 0).collect()
+}
