@@ -145,9 +145,10 @@ pub fn memory_steps(plan: &GatherPlan) -> Vec<MemoryStep<'_>> {
             GatherStep::Concat { layout, .. } if *layout == PieceLayout::Transpose => {
                 steps.extend([fetch(arrived), transpose(arrived)]);
             }
-            GatherStep::Concat { layout, .. }
-                if matches!(layout, PieceLayout::TilesBelow | PieceLayout::TilesBeside) =>
-            {
+            GatherStep::Concat {
+                layout: PieceLayout::TilesBelow | PieceLayout::TilesBeside,
+                ..
+            } => {
                 let rearrange = MemoryStep::Rearrange {
                     copies: tile_copies(plan, spec, step),
                     from: arrived,
