@@ -7,6 +7,7 @@ use lowp_format::{
     ScaleLayout, Shape, SourceRounding,
 };
 
+use crate::rearrange::RearrangeJob;
 use crate::{Backend, FloatDtype, KernelError, Source};
 
 /// The moments of AdamW: `exp_avg` and `exp_avg_sq`, both of one dtype.
@@ -357,83 +358,6 @@ pub struct InterleaveJob<B: Backend> {
     pub from: B::Buffer<u8>,
     /// The result.
     pub to: B::Buffer<u8>,
-}
-
-/// Runs of entries in three nested orders, outermost first.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Runs {
-    /// Entries of each run.
-    pub len: usize,
-    /// How many there are of each order.
-    pub counts: [usize; 3],
-    /// The first entry in the source.
-    pub from: usize,
-    /// Entries from one to the next there, by order.
-    pub from_pitch: [usize; 3],
-    /// The first entry in the destination.
-    pub to: usize,
-    /// Entries from one to the next there, by order.
-    pub to_pitch: [usize; 3],
-}
-
-/// Copies the entries of a buffer in another order. The runs of all copies together are the source once and the destination once.
-#[derive(Clone, Debug)]
-pub struct RearrangeJob<B: Backend> {
-    /// What is copied.
-    pub copies: Vec<Runs>,
-    /// Source and destination.
-    pub buffers: Rearranged<B>,
-}
-
-/// The source and the destination of a [`RearrangeJob`].
-#[derive(Clone, Debug)]
-pub enum Rearranged<B: Backend> {
-    /// Of bytes.
-    Bytes([B::Buffer<u8>; 2]),
-    /// Of f32.
-    F32([B::Buffer<f32>; 2]),
-    /// Of bf16.
-    Bf16([B::Buffer<bf16>; 2]),
-}
-
-impl Runs {
-    /// Entries of all runs; `None` if they are more than there can be.
-    pub(crate) fn entries(&self) -> Option<usize> {
-        let mut counts = self.counts.iter();
-        counts.try_fold(self.len, |all, &n| all.checked_mul(n))
-    }
-
-    /// Behind the last entry that runs at `first`, `pitch` apart, reach; `None` if that is more than there can be.
-    fn end(&self, first: usize, pitch: [usize; 3]) -> Option<usize> {
-        if self.entries() == Some(0) {
-            return Some(0);
-        }
-        let mut orders = self.counts.iter().zip(pitch);
-        let last = orders.try_fold(first, |at, (&count, pitch)| {
-            at.checked_add((count - 1).checked_mul(pitch)?)
-        })?;
-        last.checked_add(self.len)
-    }
-
-    /// Behind the last entry of the source and of the destination.
-    pub(crate) fn ends(&self) -> [Option<usize>; 2] {
-        [
-            self.end(self.from, self.from_pitch),
-            self.end(self.to, self.to_pitch),
-        ]
-    }
-
-    /// The same runs back.
-    #[must_use]
-    pub const fn reversed(self) -> Self {
-        Self {
-            from: self.to,
-            from_pitch: self.to_pitch,
-            to: self.from,
-            to_pitch: self.from_pitch,
-            ..self
-        }
-    }
 }
 
 /// Which algebra weight decay follows.
