@@ -385,7 +385,7 @@ impl<B: Backend, R: Recipe> State<B, R> {
 
 impl<B: Backend, R: Recipe> State<B, R> {
     /// Enqueues that a row-major gradient becomes one of the tall matrix.
-    fn to_tiles(
+    fn rearrange(
         &mut self,
         backend: &B,
         tiles: &ShardTiles,
@@ -540,7 +540,7 @@ impl<B: Backend, R: Recipe> ShardedWeight<B, R> {
         let mut gradients = gradients.lock();
         if !self.tiles.are_rows() {
             let gradient = gradients.grad(param)?;
-            state.to_tiles(&self.backend, &self.tiles, &gradient)?;
+            state.rearrange(&self.backend, &self.tiles, &gradient)?;
         }
         Ok(gradients.push(param)?)
     }
