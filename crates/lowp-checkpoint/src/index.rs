@@ -2,19 +2,20 @@
 //! [`Kind`]: its length does not depend on the number of their pieces.
 
 use std::collections::{BTreeMap, HashMap};
-use std::path::Path;
 
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
-use serde_json::value::RawValue;
 use twox_hash::XxHash3_64;
 
 use crate::spans::{Span, overlap};
-use crate::writer::MAX_HEADER;
-use crate::{Block, CheckpointError, Dtype, version1};
+use crate::{Block, CheckpointError, Dtype, header};
 
-/// The version that this crate writes. It reads the one before, too.
-pub(crate) const VERSION: u64 = 2;
+/// Longest header of a file that is read, and so written: that of about a million tensors. Tests have few.
+pub(crate) const MAX_HEADER: u64 = if cfg!(test) {
+    1 << 18
+} else {
+    header::MAX_HEADER as u64
+};
 /// Longest index that is read, and so written. Tests have few pieces.
 pub(crate) const MAX_INDEX: u64 = if cfg!(test) { 1 << 20 } else { 1 << 30 };
 /// Its name in the folder.
@@ -25,21 +26,6 @@ pub(crate) const CHUNK: usize = if cfg!(test) { 1 << 6 } else { 1 << 16 };
 /// The checksum of `bytes`: XXH3 of 64 bits without a seed, as sixteen hexadecimal digits.
 pub fn checksum(bytes: &[u8]) -> String {
     format!("{:016x}", XxHash3_64::oneshot(bytes))
-}
-
-/// The file: the index as it stands there, and a checksum of its bytes. Numbers do not all survive a change to another text.
-#[derive(Debug, Serialize, Deserialize)]
-struct Document<'a> {
-    version: u64,
-    checksum: String,
-    #[serde(borrow)]
-    index: &'a RawValue,
-}
-
-/// The version, whatever else a file has.
-#[derive(Debug, Deserialize)]
-struct Version {
-    version: u64,
 }
 
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -87,41 +73,6 @@ pub(crate) const fn chunks(bytes: usize) -> usize {
 }
 
 impl Index {
-    /// The file as text, without spaces.
-    pub(crate) fn render(&self) -> Result<String, serde_json::Error> {
-        let index = RawValue::from_string(serde_json::to_string(self)?)?;
-        let document = Document {
-            version: VERSION,
-            checksum: checksum(index.get().as_bytes()),
-            index: &index,
-        };
-        Ok(serde_json::to_string(&document)? + "\n")
-    }
-
-    pub(crate) fn parse(text: &str, path: &Path) -> Result<Self, CheckpointError> {
-        let damaged = |why: String| CheckpointError::damaged(path, why);
-        let json = |error: serde_json::Error| damaged(format!("it is no index: {error}"));
-        let Version { version } = serde_json::from_str(text).map_err(json)?;
-        if !(1..=VERSION).contains(&version) {
-            let why = format!(
-                "the checkpoint has version {version}, but this program reads versions 1 to {VERSION}; use the program that wrote it"
-            );
-            return Err(CheckpointError::other(path, why));
-        }
-        let document: Document<'_> = serde_json::from_str(text).map_err(json)?;
-        let text = document.index.get();
-        if checksum(text.as_bytes()) != document.checksum {
-            return Err(damaged("its checksum is another one".to_owned()));
-        }
-        let index = match version {
-            1 => version1::parse(text),
-            _ => serde_json::from_str(text).map_err(|error| format!("it is no index: {error}")),
-        };
-        let index: Self = index.map_err(damaged)?;
-        index.check().map_err(damaged)?;
-        Ok(index)
-    }
-
     pub(crate) fn pieces(&self) -> usize {
         let kinds = self.tensors.values().map(|&kind| &self.kinds[kind]);
         kinds.map(Kind::pieces).sum()

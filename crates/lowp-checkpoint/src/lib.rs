@@ -35,6 +35,7 @@
 //! ```
 
 mod block;
+mod document;
 mod error;
 mod folder;
 mod header;

@@ -9,18 +9,11 @@ use std::path::Path;
 use safetensors::tensor::Dtype as Stored;
 use twox_hash::XxHash3_64;
 
-use crate::header::{self, HEADER_LENGTH, HeaderEntry, header};
-use crate::index::{CHUNK, FileRecord, checksum, chunks, file_name};
+use crate::header::{HEADER_LENGTH, HeaderEntry, header};
+use crate::index::{CHUNK, FileRecord, MAX_HEADER, checksum, chunks, file_name};
 use crate::list::{Table, Told, table_of};
 use crate::spans::overlap;
 use crate::{CheckpointError, Dtype, Late, Piece};
-
-/// Longest header of a file that is read, and so written: that of about a million tensors. Tests have few.
-pub(crate) const MAX_HEADER: u64 = if cfg!(test) {
-    1 << 18
-} else {
-    header::MAX_HEADER as u64
-};
 
 /// The key of a file's metadata that names its checkpoint.
 pub(crate) const ID: &str = "lowp.checkpoint";

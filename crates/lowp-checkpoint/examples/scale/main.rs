@@ -12,6 +12,8 @@
 
 #[path = "../../src/block.rs"]
 mod block;
+#[path = "../../src/document.rs"]
+mod document;
 #[path = "../../src/error.rs"]
 mod error;
 #[path = "../../src/folder.rs"]

@@ -3,7 +3,7 @@
 use super::*;
 use crate::folder::tests::SYNCS_LEFT;
 use crate::folder::{names, steps};
-use crate::writer::MAX_HEADER;
+use crate::index::MAX_HEADER;
 use crate::{Block, Checkpoint, Dtype, folder_of, latest};
 use lowp_comm::{CommError, threads};
 use serde_json::json;
