@@ -32,8 +32,8 @@ pub(crate) fn run(
             let mut line = line;
             for piece in &job.pieces {
                 let (head, tail) = line.split_at_mut(piece.width);
-                let start = piece.start + (first + i) * piece.pitch;
                 if !head.is_empty() {
+                    let start = piece.start + (first + i) * piece.pitch;
                     head.copy_from_slice(&from[start..start + piece.width]);
                 }
                 line = tail;
