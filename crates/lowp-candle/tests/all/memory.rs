@@ -9,15 +9,14 @@ use candle_core::{Device, Tensor, Var};
 use lowp_candle::{CandleError, CandleVars, Linear, layers};
 use lowp_comm::{Communicator, Mesh, MeshComm, run_ranks};
 use lowp_format::{
-    AnyRecipe, BlockCuts, BufferKey, GatherPlan, GatherStep, PhasePlans, PieceLayout, Recipe,
-    RecipeOptions, Shape, block_cuts,
+    AnyRecipe, BlockCuts, GatherPlan, PhasePlans, Recipe, RecipeOptions, Shape, block_cuts,
 };
 use lowp_fsdp::{
     LinearSpec, ModelOptions, Passes, ShardedModel, Sharding, VarPlace, VarSpec, WeightBytes,
 };
 use lowp_kernels::Cpu;
 use lowp_optim::{Group, StepOptions};
-use lowp_shard::{GradBucketOptions, Init};
+use lowp_shard::{Exchange, GradBucketOptions, Init, pool_buffers};
 
 const TIMEOUT: Duration = Duration::from_secs(60);
 
@@ -111,40 +110,28 @@ fn bytes(
     .unwrap_or_else(|e| panic!("{}: {e}", recipe.name()))
 }
 
-/// Bytes that gathering a weight takes: a buffer for every part that is gathered or
-/// derived in either phase, and one for the pieces of every buffer that has to be interleaved or put in order.
-fn gathered(recipe: AnyRecipe, of: &BlockCuts, reshard: bool) -> usize {
-    let (shape, world) = (of.tiles.full(), of.cuts.world());
-    let plans = PhasePlans::with_plans(world, reshard, |fetch, need, held| {
-        GatherPlan::with_tiles(&recipe, (&of.tiles, &of.cuts), fetch, need, held)
-    });
-    let plans = plans.expect("plans");
-    let mut seen: BTreeSet<(BufferKey, bool)> = BTreeSet::new();
-    let mut bytes = 0;
-    for step in plans.forward.steps.iter().chain(&plans.backward.steps) {
-        let spec = step.spec();
-        if let GatherStep::Replicated { .. } = step {
-            continue;
-        }
-        if seen.insert((spec.key, false)) {
-            bytes += spec.bytes(shape);
-        }
-        let beside = match step {
-            GatherStep::Concat {
-                layout: PieceLayout::Interleave,
-                pieces,
-                ..
-            } => pieces.iter().filter(|&&piece| piece > 0).count() > 1,
-            GatherStep::Concat { layout, .. } => {
-                matches!(layout, PieceLayout::TilesBelow | PieceLayout::TilesBeside)
-            }
-            _ => false,
-        };
-        if beside && seen.insert((spec.key, true)) {
-            bytes += step.wire_bytes();
-        }
-    }
-    bytes
+/// Bytes of the buffers that a block of weights, cut like this, is gathered in, and of the messages that arrive there.
+fn gathered(recipe: AnyRecipe, weights: &[BlockCuts], world: usize, reshard: bool) -> [usize; 2] {
+    let plans = |of: &BlockCuts| {
+        let plans = PhasePlans::with_plans(world, reshard, |fetch, need, held| {
+            GatherPlan::with_tiles(&recipe, (&of.tiles, &of.cuts), fetch, need, held)
+        });
+        plans.expect("plans")
+    };
+    let plans: Vec<PhasePlans> = weights.iter().map(plans).collect();
+    let forward: Vec<_> = plans.iter().map(|plans| &plans.forward).collect();
+    let backward: Vec<_> = plans.iter().map(|plans| &plans.backward).collect();
+    let phases = [&forward, &backward].map(|plans| Exchange::new(plans, world));
+    let buffers = |weight: usize| {
+        let steps = phases.iter().flat_map(|phase| &phase.steps[weight]);
+        pool_buffers(steps).into_iter()
+    };
+    let buffers = (0..weights.len()).flat_map(buffers);
+    let messages = phases.iter().map(Exchange::message_bytes).max();
+    [
+        buffers.map(|buffer| buffer.bytes).sum(),
+        messages.unwrap_or(0),
+    ]
 }
 
 /// The account of one rank's transient memory.
@@ -156,11 +143,11 @@ fn transient(recipe: AnyRecipe, blocks: usize, world: usize, reshard: bool) -> u
     let of_block = shapes.clone().take(linears.len() / blocks);
     let of_block: Vec<_> = of_block.map(|shape| (recipe, shape)).collect();
     let cuts = block_cuts(&of_block, world).expect("cuts");
-    let of_block: usize = cuts.iter().map(|of| gathered(recipe, of, reshard)).sum();
+    let [of_block, messages] = gathered(recipe, &cuts, world, reshard);
     let lengths: BTreeSet<usize> = shapes.map(Shape::elements).collect();
     let decoded: usize = lengths.iter().sum();
     let host = lengths.last().copied().unwrap_or(0);
-    sets * of_block + 4 * (decoded + host) + gradients(blocks, world)
+    sets * of_block + messages + 4 * (decoded + host) + gradients(blocks, world)
 }
 
 /// Memory for full gradients: one of each length, or two where sums need not be waited for.
