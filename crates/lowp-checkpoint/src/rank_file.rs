@@ -16,12 +16,15 @@ use crate::spans::of_rank;
 use crate::writer::{CHECKSUMS, ID, RANK, shape_in_file, stored};
 use crate::{Block, CheckpointError};
 
+/// Where the pieces of each tensor lie in a file, by its name.
+type Places = HashMap<String, Vec<Place>>;
+
 /// The file of a rank, whose header was read and fits the index.
 #[derive(Debug)]
 pub(crate) struct RankFile {
     path: PathBuf,
     /// By tensor.
-    places: HashMap<String, Vec<Place>>,
+    places: Places,
     /// Of all chunks of all pieces, in the order of the file.
     checksums: Vec<u64>,
     /// Bytes that have one checksum.
@@ -85,7 +88,7 @@ impl RankFile {
         file: &mut File,
         (rank, held): (usize, Held),
         index: &Index,
-    ) -> Result<(HashMap<String, Vec<Place>>, Vec<u64>), String> {
+    ) -> Result<(Places, Vec<u64>), String> {
         let old = index.checksums.as_ref().map(|old| &old[rank]);
         let head = index.head_bytes(rank, held).ok_or("its length cannot be")?;
         let mut bytes = Vec::new();

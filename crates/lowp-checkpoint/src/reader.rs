@@ -201,10 +201,10 @@ impl Checkpoint {
     /// # Errors
     /// A file that is missing or of another length.
     pub fn check_files(&self) -> Result<(), CheckpointError> {
-        let files = self.index.files.iter().enumerate();
-        files
-            .map(|(rank, file)| check_length(&self.folder.join(file_name(rank)), file.bytes))
-            .collect()
+        let mut files = self.index.files.iter().enumerate();
+        files.try_for_each(|(rank, file)| {
+            check_length(&self.folder.join(file_name(rank)), file.bytes)
+        })
     }
 
     /// What was read of the files of ranks so far.

@@ -52,6 +52,9 @@ struct DecodeKey {
     scratch: u64,
 }
 
+/// The memory of a full gradient, and of what it is put into the order of tiles in.
+type GradPlace = (Range<usize>, [u64; 2]);
+
 #[derive(Debug)]
 struct State<B: Backend, R: Recipe> {
     held: Held<B, R>,
@@ -62,7 +65,7 @@ struct State<B: Backend, R: Recipe> {
     /// Where the gradient goes, and the parameter that it is there.
     gradients: Option<(Arc<Gradients<B>>, usize)>,
     /// Planned once per place of a gradient that goes to tiles ([`ShardedWeight::push_gradient`]).
-    to_tiles: Vec<((Range<usize>, [u64; 2]), Vec<B::Plan>)>,
+    to_tiles: Vec<(GradPlace, Vec<B::Plan>)>,
     /// Whether a micro-batch that is not finished left a gradient.
     open: bool,
     /// How long the host waited for gathers.

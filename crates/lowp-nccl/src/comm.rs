@@ -308,7 +308,8 @@ impl NcclComm {
         items: &[ReduceItem<'_, Cuda>],
         grads: &[&CudaBuffer<f32>],
     ) -> Result<(), CommError> {
-        let later: Vec<_> = items.iter().copied().filter(|i| i.accumulate).collect();
+        let later = items.iter().filter(|item| item.accumulate);
+        let later: Vec<_> = later.map(|item| ReduceItem { ..*item }).collect();
         let mut ordered = self.ordered.lock().unwrap_or_else(PoisonError::into_inner);
         let addition = match later.is_empty() {
             true => None,

@@ -2,6 +2,7 @@
 //! training loop. Recipes and tensors hold no state.
 
 use std::collections::BTreeMap;
+use std::iter;
 use std::ops::Range;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -528,7 +529,7 @@ impl<B: Backend> ScaleBook<B> {
         whole.sort_by_key(|range| range.start);
         let (mut agreed, mut start) = (Vec::new(), 0);
         let end = self.backend.len::<f32>(&self.agreed);
-        for range in whole.into_iter().chain([end..end]) {
+        for range in whole.into_iter().chain(iter::once(end..end)) {
             if start < range.start {
                 agreed.push(start..range.start);
             }

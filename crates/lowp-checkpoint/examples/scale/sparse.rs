@@ -1,7 +1,7 @@
 //! Files whose zeros take no room on the disk.
 
 use std::fs::File;
-use std::io::{Result, Seek, SeekFrom, Write};
+use std::io::{Error, Result, Seek, SeekFrom, Write};
 use std::path::Path;
 
 use crate::block::{Block, Late, Piece};
@@ -15,10 +15,10 @@ struct Sparse(File);
 impl Write for Sparse {
     fn write(&mut self, bytes: &[u8]) -> Result<usize> {
         match bytes.iter().all(|byte| *byte == 0) {
-            true => self
-                .0
-                .seek_relative(bytes.len() as i64)
-                .map(|()| bytes.len()),
+            true => {
+                let skipped = i64::try_from(bytes.len()).map_err(Error::other)?;
+                self.0.seek_relative(skipped).map(|()| bytes.len())
+            }
             false => self.0.write(bytes),
         }
     }

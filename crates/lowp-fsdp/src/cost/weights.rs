@@ -48,12 +48,13 @@ impl<R: Recipe + PartialEq> Weights<R> {
         let all: Vec<(R, usize, Shape)> = all.collect();
         let mut kinds: Vec<Kind<R>> = Vec::new();
         let mut blocks = Vec::new();
-        // The kinds of the weights of a block.
-        let mut known: Vec<(Vec<(R, Shape)>, Vec<usize>)> = Vec::new();
+        // Blocks that were seen, and the kinds of their weights.
+        let mut seen: Vec<Vec<(R, Shape)>> = Vec::new();
+        let mut known: Vec<Vec<usize>> = Vec::new();
         for of_block in all.chunk_by(|a, b| a.1 == b.1) {
             let first = blocks.len();
             let weights: Vec<(R, Shape)> = of_block.iter().map(|(r, _, s)| (*r, *s)).collect();
-            let found = match known.iter().position(|(same, _)| *same == weights) {
+            let found = match seen.iter().position(|same| *same == weights) {
                 Some(found) => found,
                 None => {
                     let cuts = match config.sharding {
@@ -85,11 +86,12 @@ impl<R: Recipe + PartialEq> Weights<R> {
                         };
                         of_weights.push(kind);
                     }
-                    known.push((weights, of_weights));
+                    seen.push(weights);
+                    known.push(of_weights);
                     known.len() - 1
                 }
             };
-            for (&kind, &(_, block, _)) in known[found].1.iter().zip(of_block) {
+            for (&kind, &(_, block, _)) in known[found].iter().zip(of_block) {
                 kinds[kind].count += 1;
                 blocks.push(OfBlock { block, kind });
             }

@@ -2,7 +2,7 @@
 
 use super::super::handle::Cuda;
 use super::super::module::Kernel;
-use super::super::table::{SUM_PARTS_TILE, SumParts, code};
+use super::super::table::{SUM_PARTS_TILE, SumParts};
 use super::job::{Job, aligned, bits, cdiv, source};
 use crate::SumPartsJob;
 
@@ -40,6 +40,7 @@ impl Job for SumParts {
 
 #[cfg(test)]
 mod tests {
+    use super::super::super::table::code;
     use super::*;
 
     #[test]
