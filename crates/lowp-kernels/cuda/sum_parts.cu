@@ -78,8 +78,8 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     for (uint64_t i = first + threadIdx.x; i < end; i += THREADS) one_of(job, i);
     return;
   }
-#pragma unroll 1
-  for (uint64_t i = first + threadIdx.x * 8; i < end; i += THREADS * 8) {
-    job.code == BF16 ? eight_of<true>(job, i) : eight_of<false>(job, i);
-  }
+  // Small, as a rank of many has little of a bucket: a thread has eight values.
+  static_assert(SUM_PARTS_TILE == THREADS * 8, "a tile is one pass");
+  uint64_t i = first + threadIdx.x * 8;
+  job.code == BF16 ? eight_of<true>(job, i) : eight_of<false>(job, i);
 }

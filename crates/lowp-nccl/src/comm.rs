@@ -335,7 +335,8 @@ impl NcclComm {
                 match even(ranges) {
                     Some(all) => calls.reduce_scatter(&self.cuda.view(grad, all)?, sum)?,
                     None => {
-                        for (rank, range) in ranges.iter().enumerate() {
+                        let owned = ranges.iter().enumerate();
+                        for (rank, range) in owned.filter(|(_, range)| !range.is_empty()) {
                             let part = self.cuda.view(grad, range.clone())?;
                             calls.reduce(&part, sum, rank)?;
                         }

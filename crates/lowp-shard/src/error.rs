@@ -159,6 +159,11 @@ pub enum ShardError {
         /// The parameter.
         name: String,
     },
+    /// A scale book whose blocks are gathered already.
+    #[error(
+        "the scale book has a gather of flat weights already; give each gather a book of its own"
+    )]
+    TwoFlatGathers,
     /// No memory for gradients that stay on the rank from micro-batch to micro-batch.
     #[error(
         "no memory for a bucket of {bytes} bytes of gradients that stay on the rank until the last micro-batch: {source}; reduce gradients in every micro-batch (--reduce-every-micro-batch), or use fewer"
@@ -169,9 +174,9 @@ pub enum ShardError {
         /// What the backend said.
         source: KernelError,
     },
-    /// A gradient of a bucket whose replicas were added: in the first step it was sent once.
+    /// A gradient of a bucket whose replicas were added: in earlier steps it was sent once.
     #[error(
-        "the gradient of '{name}' came again after its replicas were added; use the layer as often in each step as in the first, or add replicas at the end of the step (Reduction::Scatter)"
+        "the gradient of '{name}' came again after its replicas were added; use the layer as often in each step as in earlier ones, or add replicas at the end of the step (Reduction::Scatter)"
     )]
     GradAfterReplicas {
         /// The parameter.

@@ -520,7 +520,10 @@ impl<B: Backend> ScaleBook<B> {
     }
 
     /// Leaves `whole` out of agreements from now on: ranges of the observed vector in the order of ranks, whose amaxes one rank observes
-    /// and the others do not use. The first call counts.
+    /// and the others do not use.
+    ///
+    /// # Errors
+    /// Some are left out already, or no room.
     pub(crate) fn agree_without(&self, mut whole: Vec<Range<usize>>) -> Result<(), ShardError> {
         whole.retain(|range| !range.is_empty());
         if whole.is_empty() {
@@ -536,9 +539,7 @@ impl<B: Backend> ScaleBook<B> {
             start = range.end;
         }
         let cuts = Cuts::new(&self.backend, &self.observed, &agreed)?;
-        // Who comes later has all of its own agreed on.
-        let _ = self.cuts.set(cuts);
-        Ok(())
+        self.cuts.set(cuts).map_err(|_| ShardError::TwoFlatGathers)
     }
 
     /// Forgets the observations for delayed scales since the last agreement. Histories and scales

@@ -9,8 +9,8 @@ use lowp_comm::{
 use lowp_format::{AnyRecipe, Phase, RecipeOptions, ReshardAfterForward, Shape};
 use lowp_kernels::{Backend, Cpu, CpuBuffer, Source};
 use lowp_shard::{
-    GatherGroup, GatherPool, GradBucketOptions, GradBuckets, GradParam, Reshard, ShardError,
-    ShardSpec, ShardedTensor,
+    GatherGroup, GatherPool, GradBucketOptions, GradBuckets, GradParam, Reduction, Reshard,
+    ShardError, ShardSpec, ShardedTensor,
 };
 use lowp_tests::queued::Queued;
 use lowp_tests::world::TIMEOUT;
@@ -144,6 +144,8 @@ struct Step {
     params: Vec<GradParam<Queued>>,
     buckets: GradBuckets<Queued>,
     seen: Vec<CpuBuffer<f32>>,
+    /// What becomes of the gradients of each micro-batch, which are the same.
+    micros: &'static [Reduction],
     /// Gradients that were pushed since the last step ended.
     pushed: usize,
 }
@@ -151,7 +153,7 @@ struct Step {
 impl Step {
     const PARAMS: usize = 5;
 
-    fn new() -> Result<Self, ShardError> {
+    fn new(micros: &'static [Reduction]) -> Result<Self, ShardError> {
         let [compute, reductions] = [(); 2].map(|()| Queued::default());
         let comm: Arc<dyn Communicator<Queued>> = LocalComm::solo(&reductions).into();
         let mesh = MeshComm::new(Mesh::sharded(1), comm)?;
@@ -176,6 +178,7 @@ impl Step {
             reductions,
             params,
             buckets,
+            micros,
             pushed: 0,
         })
     }
@@ -192,10 +195,15 @@ impl Step {
 
     /// A step whose gradients come from `from`; the sums are copied behind it.
     fn run(&mut self, from: &[CpuBuffer<f32>]) -> Result<(), ShardError> {
-        for (param, from) in from.iter().enumerate() {
-            self.give(param, from)?;
+        for &reduction in self.micros {
+            self.buckets.begin(reduction)?;
+            for (param, from) in from.iter().enumerate() {
+                self.give(param, from)?;
+            }
+            self.buckets.flush()?;
         }
-        assert_eq!(self.buckets.finish()?.contributions, [1; Self::PARAMS]);
+        let contributions = self.buckets.finish()?.contributions;
+        assert_eq!(contributions, [self.micros.len(); Self::PARAMS]);
         self.pushed = 0;
         self.look()
     }
@@ -211,7 +219,7 @@ impl Step {
     /// Checks what the last step, of gradients [`given`] for `step`, left.
     fn check(&self, step: usize) -> Result<(), ShardError> {
         for (param, seen) in self.seen.iter().enumerate() {
-            let expected = [(10 * step + param) as f32; LEN];
+            let expected = [(self.micros.len() * (10 * step + param)) as f32; LEN];
             assert_eq!(self.compute.download(seen)?, expected, "step {step}");
         }
         Ok(())
@@ -229,7 +237,7 @@ fn given(step: usize) -> Result<Vec<CpuBuffer<f32>>, ShardError> {
 #[test]
 fn gradients_in_buckets_follow_their_writers_and_leave_memory_to_the_next() {
     let run = || -> Result<(), ShardError> {
-        let mut step = Step::new()?;
+        let mut step = Step::new(&[Reduction::Scatter])?;
         // Steps are not read in between, so that each comes upon the one before.
         for number in 0..3 {
             step.run(&given(number)?)?;
@@ -252,8 +260,8 @@ fn gradients_in_buckets_follow_their_writers_and_leave_memory_to_the_next() {
 /// A step that was captured, or discarded in a capture, leaves buckets that work outside, and in the next capture.
 #[test]
 fn gradients_in_buckets_can_be_captured_with_the_step() {
-    let run = || -> Result<(), ShardError> {
-        let mut step = Step::new()?;
+    let run = |micros| -> Result<(), ShardError> {
+        let mut step = Step::new(micros)?;
         step.run(&given(1)?)?;
         let source = given(2)?;
         let compute = step.compute.clone();
@@ -277,7 +285,11 @@ fn gradients_in_buckets_can_be_captured_with_the_step() {
         step.run(&given(6)?)?;
         step.check(6)
     };
-    run().unwrap_or_else(|e| panic!("{e}"));
+    use Reduction::{Finish, Keep, Scatter};
+    // LocalComm adds to earlier sums on the host, which no graph does.
+    for micros in [&[Scatter][..], &[Keep, Finish], &[Keep, Keep, Scatter]] {
+        run(micros).unwrap_or_else(|e| panic!("{micros:?}: {e}"));
+    }
 }
 
 /// The parts that a smaller group of ranks keeps are new memory of a group that borrows a set that is not new.
@@ -331,7 +343,7 @@ fn parts_of_weights_are_written_behind_the_zeros_of_their_memory() {
 fn gradients_in_buckets_begin_anew_after_a_failure() {
     for on_reductions in [false, true] {
         let run = |call: u64| -> Result<bool, ShardError> {
-            let mut step = Step::new()?;
+            let mut step = Step::new(&[Reduction::Scatter])?;
             step.run(&given(1)?)?;
             let handle = if on_reductions {
                 step.reductions.clone()

@@ -10,6 +10,9 @@ use lowp_kernels::{
 use crate::ShardError;
 use lowp_comm::Started;
 
+/// Most plans that are kept: a bucket whose parameters have gradients in other micro-batches each time plans anew.
+const MOST: usize = 64;
+
 /// A gradient that is added to what is kept of its parameter, or kept as the first.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(super) struct Addition {
@@ -45,8 +48,8 @@ impl<B: Backend> Kept<B> {
         self.values.view(backend, place)
     }
 
-    /// Has the stream write it from now on: behind what reads it.
-    pub(super) fn write(&mut self, backend: &B) -> Result<(), ShardError> {
+    /// Has later work of the stream, which may write it, follow what reads it.
+    pub(super) fn follow_reader(&mut self, backend: &B) -> Result<(), ShardError> {
         if let Some(reader) = self.reader.take() {
             reader.wait(backend)?;
         }
@@ -60,9 +63,12 @@ impl<B: Backend> Kept<B> {
         bucket: &Source<B>,
         additions: Vec<Addition>,
     ) -> Result<(), ShardError> {
-        self.write(backend)?;
+        self.follow_reader(backend)?;
         let key = (bucket.span(backend).start, additions);
         if !self.plans.contains_key(&key) {
+            if self.plans.len() == MOST {
+                self.plans.clear();
+            }
             let planned = self.plan(backend, bucket, &key.1)?;
             self.plans.insert(key.clone(), planned);
         }
@@ -91,6 +97,11 @@ impl<B: Backend> Kept<B> {
             backend.plan(Work::Sum(sums))?,
             backend.plan(Work::Convert(firsts))?,
         ])
+    }
+
+    /// Says that what the stream is given from now on follows the reader.
+    pub(super) fn followed(&mut self) {
+        self.reader = None;
     }
 
     /// Says that `reader` reads it.

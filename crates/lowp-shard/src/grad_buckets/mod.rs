@@ -102,12 +102,21 @@ struct Bucket<B: Backend> {
     pushed: usize,
     slab: Option<Slab<B>>,
     kept: Option<Kept<B>>,
-    /// Whether it was sent in the last micro-batch of this step ([`Reduction::Finish`]).
-    sent: bool,
-    /// Whether it is sent more than once in a micro-batch.
-    again: bool,
+    /// How often it was sent in this micro-batch.
+    sends: usize,
+    history: History,
     /// Whether its replicas were added in this step.
     added: bool,
+}
+
+/// How often a bucket was sent in each micro-batch of the steps so far.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum History {
+    /// No step that ended has sent it.
+    None,
+    Once,
+    /// More than once in some micro-batch.
+    Often,
 }
 
 impl<B: Backend> Bucket<B> {
@@ -118,8 +127,8 @@ impl<B: Backend> Bucket<B> {
             pushed: 0,
             slab: None,
             kept: None,
-            sent: false,
-            again: false,
+            sends: 0,
+            history: History::None,
             added: false,
         }
     }
@@ -255,7 +264,7 @@ impl<B: Backend> GradBuckets<B> {
                 Some(kept) => kept,
                 None => kept.insert(Kept::new(&self.backend, *len)?),
             };
-            kept.write(&self.backend)?;
+            kept.follow_reader(&self.backend)?;
             kept.at(&self.backend, place)?
         } else {
             let slab = match slab {
@@ -318,6 +327,7 @@ impl<B: Backend> GradBuckets<B> {
     /// after a failure of its device, behind [`GradBuckets::discard`].
     pub fn flush(&mut self) -> Result<(), ShardError> {
         let flushed = (0..self.buckets.len()).try_for_each(|bucket| self.close(bucket));
+        self.buckets.iter_mut().for_each(|bucket| bucket.sends = 0);
         or_abort(&*self.mesh.shard, flushed)
     }
 
@@ -384,6 +394,10 @@ impl<B: Backend> GradBuckets<B> {
         let number = bucket;
         let bucket = &mut self.buckets[number];
         let params = bucket.params.clone();
+        bucket.sends += 1;
+        if bucket.sends > 1 || bucket.added {
+            bucket.history = History::Often;
+        }
         if bucket.added {
             let mut names = self.params[params].iter();
             let name = names.find(|p| p.kept > 0 || p.state == State::Pushed);
@@ -436,12 +450,8 @@ impl<B: Backend> GradBuckets<B> {
     /// Adds the replicas of a bucket that was sent for the last time in this step, while backward goes on.
     fn add_early(&mut self, number: usize) -> Result<(), ShardError> {
         let bucket = &mut self.buckets[number];
-        if self.reduction != Reduction::Finish || self.mesh.mesh.replicate == 1 {
-            return Ok(());
-        }
-        bucket.again |= std::mem::replace(&mut bucket.sent, true);
-        // The first step tells which buckets are sent once.
-        if bucket.again || self.steps == 0 {
+        let is_last = self.reduction == Reduction::Finish && bucket.history == History::Once;
+        if !is_last || self.mesh.mesh.replicate == 1 {
             return Ok(());
         }
         bucket.added = true;
@@ -493,6 +503,12 @@ impl<B: Backend> GradBuckets<B> {
         let after = self.backend.record()?;
         self.add_replicas(&after, "gradients of replicas", &sums)?;
         self.follow()?;
+        for bucket in &mut self.buckets {
+            let mut params = self.params[bucket.params.clone()].iter();
+            if bucket.history == History::None && params.any(|param| param.arrived > 0) {
+                bucket.history = History::Once;
+            }
+        }
         self.begin_step();
         let arrived = self
             .params
@@ -526,7 +542,7 @@ impl<B: Backend> GradBuckets<B> {
     fn begin_step(&mut self) {
         self.reduction = Reduction::default();
         for bucket in &mut self.buckets {
-            (bucket.sent, bucket.added) = (false, false);
+            (bucket.sends, bucket.added) = (0, false);
         }
     }
 
@@ -559,6 +575,9 @@ impl<B: Backend> GradBuckets<B> {
             last.wait(&self.backend)?;
             self.last = None;
             self.slabs.followed();
+            let kept = self.buckets.iter_mut();
+            kept.filter_map(|bucket| bucket.kept.as_mut())
+                .for_each(Kept::followed);
         }
         if let Some(last) = self.last_of_replicas.take() {
             last.wait(&self.backend)?;

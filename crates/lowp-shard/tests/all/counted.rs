@@ -1,88 +1,9 @@
 //! What a rank sends for gradients in worlds of any size, counted: the other ranks are not there, and nothing moves.
 
-use std::sync::Arc;
-
-use crate::common::tiling;
-use lowp_comm::{
-    Collective, CommError, Communicator, Control, Counters, GradWire, Mesh, MeshComm, Traffic,
-};
+use crate::common::{CountingComm, tiling};
+use lowp_comm::{GradWire, Mesh, MeshComm, Traffic};
 use lowp_kernels::{Backend, Cpu, FloatDtype};
 use lowp_shard::{GradBucketOptions, GradBuckets, GradParam, Reduction, ShardError};
-
-/// Rank 0 of ranks that all say what it says.
-#[derive(Debug)]
-struct Echo(Vec<usize>);
-
-impl Control for Echo {
-    fn rank(&self) -> usize {
-        0
-    }
-
-    fn members(&self) -> &[usize] {
-        &self.0
-    }
-
-    fn all_gather(&self, _tag: &str, bytes: Vec<u8>) -> Result<Vec<Vec<u8>>, CommError> {
-        Ok(vec![bytes; self.0.len()])
-    }
-
-    fn split(&self, _color: usize, _key: usize) -> Result<Arc<dyn Control>, CommError> {
-        Ok(Arc::new(Echo(self.0.clone())))
-    }
-
-    fn fail(&self, cause: CommError) -> CommError {
-        cause
-    }
-
-    fn failure(&self) -> Option<CommError> {
-        None
-    }
-}
-
-#[derive(Debug)]
-struct Counting {
-    control: Echo,
-    counters: Counters,
-}
-
-fn counting(ranks: usize) -> Arc<dyn Communicator<Cpu>> {
-    Arc::new(Counting {
-        control: Echo((0..ranks).collect()),
-        counters: Counters::default(),
-    })
-}
-
-impl Communicator<Cpu> for Counting {
-    fn control(&self) -> &dyn Control {
-        &self.control
-    }
-
-    fn backend(&self) -> &Cpu {
-        &Cpu
-    }
-
-    fn is_enqueued(&self) -> bool {
-        true
-    }
-
-    fn enqueue(&self, _label: &str, batch: Collective<'_, Cpu>) -> Result<(), CommError> {
-        batch.check(&Cpu, 0, self.control.0.len())?;
-        self.counters.add(&Cpu, 0, batch);
-        Ok(())
-    }
-
-    fn split(&self, _color: usize, _key: usize) -> Result<Arc<dyn Communicator<Cpu>>, CommError> {
-        Ok(counting(self.control.0.len()))
-    }
-
-    fn count(&self, sent: Traffic) {
-        self.counters.repeat(sent);
-    }
-
-    fn traffic(&self) -> Traffic {
-        self.counters.traffic()
-    }
-}
 
 /// Parameters of a rank, by bucket.
 const BUCKETS: [usize; 3] = [4, 4, 1];
@@ -98,9 +19,9 @@ fn step(
 ) -> Result<([Traffic; 2], usize), ShardError> {
     let comm = MeshComm {
         mesh,
-        world: counting(mesh.world()),
-        shard: counting(mesh.shard),
-        replicate: counting(mesh.replicate),
+        world: CountingComm::new(0, mesh.world()),
+        shard: CountingComm::new(0, mesh.shard),
+        replicate: CountingComm::new(0, mesh.replicate),
     };
     let params: Vec<GradParam<Cpu>> = (0..BUCKETS.iter().sum())
         .map(|number| {

@@ -364,6 +364,21 @@ fn two_ranks(recipe: &str) -> Case {
     }
 }
 
+/// The blocks that a gather brings are not agreed on any more, which another gather might need.
+#[test]
+fn a_book_is_of_one_gather() {
+    let case = two_ranks("mxfp8");
+    let failed = failing(2, |rank, comm| {
+        let tensor = case.tensor();
+        let mut book = ScaleBookBuilder::default();
+        let param = case.param(&tensor, rank, &mut book)?;
+        let (book, params) = (book.build(&Cpu)?, [param]);
+        FlatWeights::new(&Cpu, &comm, &book, &params)?;
+        FlatWeights::new(&Cpu, &comm, &book, &params).map(drop)
+    });
+    assert_eq!(failed.cause, ShardError::TwoFlatGathers);
+}
+
 #[test]
 fn slices_that_leave_a_gap_are_an_error_on_every_rank() {
     let case = two_ranks("mxfp8");

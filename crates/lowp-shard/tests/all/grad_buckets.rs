@@ -359,6 +359,41 @@ fn replicas_are_added_bucket_by_bucket() {
     );
 }
 
+/// Which buckets are sent once is learned of every step, whatever its reduction, and not of one that did not send them.
+#[test]
+fn buckets_that_may_come_again_wait_for_the_end_of_the_step() {
+    let replicas = Mesh {
+        replicate: 2,
+        shard: 1,
+    };
+    ranks(2, |_, comm| {
+        let mesh = MeshComm::new(replicas, comm)?;
+        let given = params(&vec![tiling(&[8]); 2], 0)?;
+        let options = GradBucketOptions {
+            bytes: 0,
+            ..GradBucketOptions::default()
+        };
+        let mut buckets = GradBuckets::new(&Cpu, &mesh, given.clone(), options)?;
+        // The first has a gradient twice, the second has none in the first step.
+        for (reduction, uses, early) in [
+            (Reduction::Scatter, &[0, 0][..], 0),
+            (Reduction::Finish, &[0, 0, 1], 0),
+            (Reduction::Finish, &[0, 0, 1], 1),
+        ] {
+            buckets.begin(reduction)?;
+            let before = mesh.replicate.traffic().calls;
+            uses.iter()
+                .try_for_each(|&param| add(&mut buckets, param, 1.0))?;
+            buckets.flush()?;
+            assert_eq!(mesh.replicate.traffic().calls - before, early);
+            buckets.finish()?;
+            assert_eq!(Cpu.download(&given[0].out)?, [4.0; 8]);
+        }
+        assert_eq!(Cpu.download(&given[1].out)?, [2.0; 8]);
+        Ok(())
+    });
+}
+
 #[test]
 fn discarded_gradients_do_not_count() {
     two(|rank, mesh| {

@@ -74,7 +74,7 @@ constants! {
     /// Sum: elements of a tile.
     SUM_TILE: u64 = 8192;
     /// SumParts: elements of a tile.
-    SUM_PARTS_TILE: u64 = 4096;
+    SUM_PARTS_TILE: u64 = 2048;
     /// StepScalars: bytes of a rank's part, of the header of scalars, and of a group of them.
     GRAD_PART: u64 = 32;
     STEP_HEADER: u64 = 32;

@@ -5,8 +5,11 @@ use std::ops::Range;
 
 use lowp_format::{AnyRecipe, Axis, BufferSpec, Code, Orientation, Recipe, Role, ScaleRule, Shape};
 
+mod counting;
 #[path = "../../../../lowp-comm/tests/all/common/ranks.rs"]
 mod ranks;
+
+pub(crate) use counting::*;
 
 pub(crate) use lowp_shard::ShardError as Failure;
 pub(crate) use ranks::*;
