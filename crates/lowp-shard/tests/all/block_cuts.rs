@@ -91,7 +91,12 @@ fn tiles_of_every_width_gather_to_the_matrix() {
                 let cuts = lowp_format::RowCuts::new(rows, world, quantum).expect("cuts");
                 let cuts = BlockCuts { tiles, cuts };
                 for policy in [true, false].map(ReshardAfterForward::from) {
-                    check(&[(recipe, full)], std::slice::from_ref(&cuts), world, policy);
+                    check(
+                        &[(recipe, full)],
+                        std::slice::from_ref(&cuts),
+                        world,
+                        policy,
+                    );
                 }
             }
         }
