@@ -7,7 +7,7 @@ use lowp_format::{
     ScaleLayout, Shape, SourceRounding,
 };
 
-use crate::rearrange::RearrangeJob;
+use crate::runs::Runs;
 use crate::{Backend, FloatDtype, KernelError, Source};
 
 /// The moments of AdamW: `exp_avg` and `exp_avg_sq`, both of one dtype.
@@ -345,6 +345,26 @@ impl PieceRows {
         let last = before.saturating_mul(self.pitch);
         Some(self.start.saturating_add(last).saturating_add(self.width))
     }
+}
+
+/// Copies the entries of a buffer in another order. The runs of all copies together are the source once and the destination once.
+#[derive(Clone, Debug)]
+pub struct RearrangeJob<B: Backend> {
+    /// What is copied.
+    pub copies: Vec<Runs>,
+    /// Source and destination.
+    pub buffers: Rearranged<B>,
+}
+
+/// The source and the destination of a [`RearrangeJob`].
+#[derive(Clone, Debug)]
+pub enum Rearranged<B: Backend> {
+    /// Of bytes.
+    Bytes([B::Buffer<u8>; 2]),
+    /// Of f32.
+    F32([B::Buffer<f32>; 2]),
+    /// Of bf16.
+    Bf16([B::Buffer<bf16>; 2]),
 }
 
 /// Interleaves pieces: row `i` of the result is the concatenation of row `i` of all pieces.

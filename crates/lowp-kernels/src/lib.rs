@@ -60,9 +60,9 @@ mod lanes;
 mod pending;
 mod power;
 mod quantized;
-mod rearrange;
 pub mod reference;
 mod rounding;
+mod runs;
 mod scalars;
 #[doc(hidden)]
 pub mod sealed;
@@ -80,13 +80,13 @@ pub use element::{Element, FloatDtype};
 pub use error::KernelError;
 pub use job::{
     AdamMode, AdamwAmax, AdamwJob, AmaxJob, BlockAmax, ConvertJob, DecodeJob, EncodeJob,
-    FlatBlocks, FlatEncodeJob, HistoryJob, InterleaveJob, Moments, PieceRows, RepackJob, Slot,
-    StepScalarsJob, StochasticKey, SumJob, SumPartsJob, SumSquaresJob, Target, TensorInput,
-    TransposeJob, Work,
+    FlatBlocks, FlatEncodeJob, HistoryJob, InterleaveJob, Moments, PieceRows, RearrangeJob,
+    Rearranged, RepackJob, Slot, StepScalarsJob, StochasticKey, SumJob, SumPartsJob, SumSquaresJob,
+    Target, TensorInput, TransposeJob, Work,
 };
 pub use pending::Pending;
 pub use quantized::Quantized;
-pub use rearrange::{RearrangeJob, Rearranged, Runs};
+pub use runs::Runs;
 pub use scalars::{AdamScalars, GradContribution, StepCounts, StepRecord, StepScalars};
 
 // What signatures here need of other crates.

@@ -92,12 +92,17 @@ fn gather(golden: &Golden, recipe: AnyRecipe, reshard: bool) -> Vec<[Seen; 2]> {
                 call => panic!("{call:?} in a gather"),
             });
             let local = group.params()[0].spec().local_shape();
-            let piece = |(step, bytes): (&GatherStep, Vec<u8>)| Piece {
+            // Pieces that travel in a message follow each other there, in the order of the plan.
+            let mut bytes = pieces.flatten();
+            let piece = |step: &GatherStep| Piece {
                 part: step.spec().key.part,
                 entries: step.spec().entries(local),
-                bytes,
+                bytes: bytes
+                    .by_ref()
+                    .take(step.piece(rank).unwrap_or(0))
+                    .collect(),
             };
-            let sent: Vec<Piece> = steps.zip(pieces).map(piece).collect();
+            let sent: Vec<Piece> = steps.map(piece).collect();
             group.reshard();
             Ok(Seen { usage, parts, sent })
         };

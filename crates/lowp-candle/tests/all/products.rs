@@ -2,6 +2,7 @@
 //! decoded element by element with the codecs of `lowp-format`, and the products must have the
 //! same bits.
 
+use std::ops::Range;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -281,22 +282,29 @@ fn computed<R: Recipe>(recipe: R, world: usize) -> Products {
         let sum = (&y * part(dy(), ROWS)?.as_tensor())?.sum_all()?;
         let store = sum.backward()?;
         let dx = store.get(&x).expect("a gradient");
-        Ok::<_, CandleError>(Products {
+        let owned = weight.element_ranges()[rank].clone();
+        let runs: Vec<Range<usize>> = weight.tiles().runs(owned).collect();
+        let products = Products {
             y: y.flatten_all()?.to_vec1()?,
             dx: dx.flatten_all()?.to_vec1()?,
             dw: cpu.download(&rows)?,
-        })
+        };
+        Ok::<_, CandleError>((products, runs))
     })
     .unwrap_or_else(|e| panic!("{}: {e}", recipe.name()));
     let mut all = Products {
         y: Vec::new(),
         dx: Vec::new(),
-        dw: Vec::new(),
+        dw: vec![f32::NAN; ROWS * COLS],
     };
-    for rank in ranks {
+    for (rank, runs) in ranks {
         all.y.extend(rank.y);
         all.dx.extend(rank.dx);
-        all.dw.extend(rank.dw);
+        let mut values = rank.dw.into_iter();
+        for index in runs.into_iter().flatten() {
+            all.dw[index] = values.next().expect("a value of each element");
+        }
+        assert_eq!(values.next(), None);
     }
     all
 }

@@ -152,7 +152,7 @@ fn a_port_in_use(place: &Place) -> Duration {
     let mut world = World::start(place, 0..place.ranks, port, |_, _| ());
     world.fail(None, |rank| match rank {
         0 => format!("port {port} is in use by another process"),
-        _ => "what listens there is not rank 0 of lowp".to_owned(),
+        _ => "what listens there did not greet".to_owned(),
     })
 }
 

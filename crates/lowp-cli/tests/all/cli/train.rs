@@ -327,13 +327,13 @@ fn json_has_the_promised_keys() {
     for run in [baseline, run] {
         let bytes = |key| number(run, &format!("{key}_weight_bytes"));
         assert_eq!(bytes("master"), 4.0 * number(run, "parameters"));
-        // The plans of both phases in one set of buffers per shape, decoded values of each length,
-        // host values of the longest, and one bucket of gradients, as long as the longest; on both ranks. `memory.rs` of
-        // lowp-candle has the account of every recipe.
+        // On both ranks: one set of buffers for the plans of both phases, the messages of a phase, decoded values of each
+        // length, host values of the longest, and one bucket of gradients, as long as the longest. `memory.rs` of lowp-candle
+        // has the account of every recipe.
         let (shapes, lengths, longest) = (12 * 64 * 64, 3 * 4096 + 4096 + 16384, 16384);
         let gathered = match text(run, "recipe") {
-            "fp32" => 4 * shapes,
-            _ => 2 * (shapes + shapes / 32),
+            "fp32" => 2 * 4 * shapes,
+            _ => 3 * (shapes + shapes / 32),
         };
         let transient = f64::from(2 * (gathered + 4 * (lengths + 2 * longest)));
         let peak = bytes("resident") + bytes("master") + transient;
@@ -466,8 +466,12 @@ fn bytes_are_those_of_the_plan() {
                 let recipe = text(run, "recipe");
                 let counted = ["wire_bytes_per_step", "resident_weight_bytes"]
                     .map(|key| run[key].as_u64().expect("bytes"));
-                let planned = planned(recipe, shards, reshard);
-                assert_eq!(counted, planned, "{recipe} on {mesh}, reshard {reshard}");
+                let what = format!("{recipe} on {mesh}, reshard {reshard}");
+                assert_eq!(Some(counted[0]), run["wire_bytes_formula"].as_u64(), "{what}");
+                // Messages of unequal pieces are padded by at most an eighth.
+                let [sent, resident] = planned(recipe, shards, reshard);
+                assert!(sent <= counted[0] && 8 * counted[0] <= 9 * sent, "{what}");
+                assert_eq!(counted[1], resident, "{what}");
             }
         }
     }

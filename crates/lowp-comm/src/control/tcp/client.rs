@@ -26,7 +26,7 @@ pub(super) fn connect(launch: &Launch) -> Result<Arc<dyn Control>, CommError> {
         let Some(connection) = greet(launch, stream)? else {
             if begun.elapsed() >= launch.limit {
                 return Err(launch.error(format!(
-                    "what listens there did not greet for {:.1} s; if it is rank 0, see its own error, or whether it can hold a connection to each rank (ulimit -n)",
+                    "what listens there did not greet for {:.1} s; if another program has the port, choose another one with MASTER_PORT, or LOWP_MASTER_PORT, on every rank; if it is rank 0, see its own error, and whether it can hold a connection to each rank (ulimit -n)",
                     begun.elapsed().as_secs_f64()
                 )));
             }

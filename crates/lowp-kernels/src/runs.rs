@@ -1,8 +1,4 @@
-//! [`RearrangeJob`]: copies in another order.
-
-use half::bf16;
-
-use crate::Backend;
+//! [`Runs`]: entries that are copied in another order.
 
 /// Runs of entries in three nested orders, outermost first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -19,26 +15,6 @@ pub struct Runs {
     pub to: usize,
     /// Entries from one to the next there, by order.
     pub to_pitch: [usize; 3],
-}
-
-/// Copies the entries of a buffer in another order. The runs of all copies together are the source once and the destination once.
-#[derive(Clone, Debug)]
-pub struct RearrangeJob<B: Backend> {
-    /// What is copied.
-    pub copies: Vec<Runs>,
-    /// Source and destination.
-    pub buffers: Rearranged<B>,
-}
-
-/// The source and the destination of a [`RearrangeJob`].
-#[derive(Clone, Debug)]
-pub enum Rearranged<B: Backend> {
-    /// Of bytes.
-    Bytes([B::Buffer<u8>; 2]),
-    /// Of f32.
-    F32([B::Buffer<f32>; 2]),
-    /// Of bf16.
-    Bf16([B::Buffer<bf16>; 2]),
 }
 
 impl Runs {
