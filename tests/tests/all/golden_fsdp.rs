@@ -97,10 +97,7 @@ fn gather(golden: &Golden, recipe: AnyRecipe, reshard: bool) -> Vec<[Seen; 2]> {
             let piece = |step: &GatherStep| Piece {
                 part: step.spec().key.part,
                 entries: step.spec().entries(local),
-                bytes: bytes
-                    .by_ref()
-                    .take(step.piece(rank).unwrap_or(0))
-                    .collect(),
+                bytes: bytes.by_ref().take(step.piece(rank).unwrap_or(0)).collect(),
             };
             let sent: Vec<Piece> = steps.map(piece).collect();
             group.reshard();

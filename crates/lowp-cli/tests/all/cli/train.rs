@@ -452,26 +452,18 @@ fn planned(recipe: &str, shards: usize, reshard: &str) -> [u64; 2] {
 fn bytes_are_those_of_the_plan() {
     for (mesh, shards) in [("2x2", 2), ("1x3", 3)] {
         for reshard in ["true", "false"] {
-            let args = [
-                "--compare",
-                "all",
-                "--steps",
-                "2",
-                "--mesh",
-                mesh,
-                "--reshard-after-forward",
-                reshard,
-            ];
+            let of_all = ["--compare", "all", "--steps", "2", "--mesh", mesh];
+            let args = [&of_all[..], &["--reshard-after-forward", reshard]].concat();
             for run in runs(&train_json(&args)) {
                 let recipe = text(run, "recipe");
-                let counted = ["wire_bytes_per_step", "resident_weight_bytes"]
-                    .map(|key| run[key].as_u64().expect("bytes"));
+                let bytes = |key: &str| run[key].as_u64().expect("bytes");
+                let counted = bytes("wire_bytes_per_step");
                 let what = format!("{recipe} on {mesh}, reshard {reshard}");
-                assert_eq!(Some(counted[0]), run["wire_bytes_formula"].as_u64(), "{what}");
+                assert_eq!(counted, bytes("wire_bytes_formula"), "{what}");
                 // Messages of unequal pieces are padded by at most an eighth.
                 let [sent, resident] = planned(recipe, shards, reshard);
-                assert!(sent <= counted[0] && 8 * counted[0] <= 9 * sent, "{what}");
-                assert_eq!(counted[1], resident, "{what}");
+                assert!(sent <= counted && 8 * counted <= 9 * sent, "{what}");
+                assert_eq!(bytes("resident_weight_bytes"), resident, "{what}");
             }
         }
     }
