@@ -102,7 +102,7 @@ fn line(model: &Model, cut: Cut, ranks: usize, folder: &Path) -> String {
 
     // The list of each rank: where all have the same tensors, of one tensor of each kind for most of them.
     let mut tables: HashMap<u64, (Table, usize)> = HashMap::new();
-    let kinds = model::one_of_each_kind(&tensors);
+    let kinds = model::one_of_each_kind(&tensors, ranks);
     let (mut told, mut sent, mut longest) = (Vec::<Told>::new(), 0, 0.0f64);
     for rank in 0..ranks {
         let whole = cut == Cut::Dealt || rank < 2 || rank.is_power_of_two();

@@ -221,11 +221,11 @@ impl Model {
 }
 
 /// The first of each dtype and shape, in the order of the kinds of a table.
-pub(crate) fn one_of_each_kind(tensors: &[Tensor]) -> Vec<&Tensor> {
+pub(crate) fn one_of_each_kind(tensors: &[Tensor], ranks: usize) -> Vec<&Tensor> {
     let mut known = HashSet::new();
     let first = tensors
         .iter()
-        .filter(|tensor| known.insert((tensor.dtype, tensor.full)));
+        .filter(|tensor| known.insert((tensor.dtype, tensor.full, tensor.of_rank(1, ranks))));
     first.collect()
 }
 
