@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use twox_hash::XxHash3_64;
 
-use crate::spans::{Span, overlap};
+use crate::spans::{Span, overlap, spans_of};
 use crate::{Block, CheckpointError, Dtype, header};
 
 /// Longest header of a file that is read, and so written: that of about a million tensors. Tests have few.
@@ -51,6 +51,36 @@ pub(crate) struct Kind {
     pub(crate) dtype: Dtype,
     pub(crate) shape: [usize; 2],
     pub(crate) spans: Vec<Span>,
+}
+
+/// The kinds of tensors that were seen, each once.
+#[derive(Debug, Default)]
+pub(crate) struct Kinds {
+    pub(crate) all: Vec<Kind>,
+    numbers: HashMap<Kind, usize>,
+}
+
+impl Kinds {
+    /// The number of the kind of a tensor, whose pieces are blocks of ranks.
+    pub(crate) fn number(
+        &mut self,
+        (dtype, shape): (Dtype, [usize; 2]),
+        mut pieces: Vec<(usize, Block)>,
+    ) -> usize {
+        pieces.sort_unstable();
+        let spans = spans_of(pieces);
+        let kind = Kind {
+            dtype,
+            shape,
+            spans,
+        };
+        let next = self.all.len();
+        let number = *self.numbers.entry(kind.clone()).or_insert(next);
+        if number == next {
+            self.all.push(kind);
+        }
+        number
+    }
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]

@@ -6,8 +6,7 @@ use std::collections::{BTreeMap, HashMap};
 use serde::{Deserialize, Serialize};
 use twox_hash::XxHash3_64;
 
-use crate::index::{FileRecord, Kind};
-use crate::spans::spans_of;
+use crate::index::{FileRecord, Kind, Kinds};
 use crate::{Block, Dtype};
 
 /// The tensors of a rank, whatever blocks of them it has: those of one kind have the same dtype and shape, and this rank has the same blocks
@@ -98,8 +97,7 @@ pub(crate) fn merge(
             parts.entry(name).or_default().push((digest, kind));
         }
     }
-    let (mut kinds, mut numbers) = (Vec::new(), HashMap::new());
-    let (mut tensors, mut known) = (BTreeMap::new(), HashMap::new());
+    let (mut kinds, mut tensors, mut known) = (Kinds::default(), BTreeMap::new(), HashMap::new());
     for (name, parts) in parts {
         if let Some(&number) = known.get(&parts) {
             tensors.insert(name.to_owned(), number);
@@ -130,22 +128,12 @@ pub(crate) fn merge(
                 pieces.extend(blocks.iter().map(|&block| (rank, block)));
             }
         }
-        let Some(((dtype, shape), _)) = found else {
+        let Some((kind, _)) = found else {
             continue;
         };
-        pieces.sort_unstable();
-        let spans = spans_of(pieces);
-        let kind = Kind {
-            dtype,
-            shape,
-            spans,
-        };
-        let number = *numbers.entry(kind.clone()).or_insert(kinds.len());
-        if number == kinds.len() {
-            kinds.push(kind);
-        }
+        let number = kinds.number(kind, pieces);
         known.insert(parts, number);
         tensors.insert(name.to_owned(), number);
     }
-    Ok((kinds, tensors))
+    Ok((kinds.all, tensors))
 }

@@ -1,4 +1,4 @@
-//! [`Span`]: equal pieces of ranks that follow each other, one behind the other in the tensor. A tensor that is cut evenly over ranks is one.
+//! [`Span`]: equal pieces of ranks that follow each other, one after the other in the tensor. A tensor that is cut evenly over ranks is one.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
@@ -141,7 +141,7 @@ pub(crate) fn overlap(blocks: impl IntoIterator<Item = Block>) -> bool {
     let mut blocks: Vec<Block> = blocks.into_iter().collect();
     blocks.retain(|block| block.entries() != Some(0));
     blocks.sort_unstable();
-    // By first column: the column behind the last. By row behind the last: first columns.
+    // `columns` maps the first column of a block to its end. `ends` has the end of its rows with its first column.
     let mut columns: BTreeMap<usize, usize> = BTreeMap::new();
     let mut ends: BTreeSet<(usize, usize)> = BTreeSet::new();
     for block in blocks {

@@ -5,8 +5,7 @@ use std::collections::{BTreeMap, HashMap};
 use serde::Deserialize;
 use serde_json::Value;
 
-use crate::index::{FileRecord, Index, Kind, file_name};
-use crate::spans::spans_of;
+use crate::index::{FileRecord, Index, Kinds, file_name};
 use crate::{Block, Dtype};
 
 #[derive(Deserialize)]
@@ -54,7 +53,7 @@ pub(crate) fn parse(text: &str) -> Result<Index, String> {
         files.push(FileRecord { bytes, checksum });
     }
     let mut checksums = vec![HashMap::new(); files.len()];
-    let (mut kinds, mut numbers, mut tensors) = (Vec::new(), HashMap::new(), BTreeMap::new());
+    let (mut kinds, mut tensors) = (Kinds::default(), BTreeMap::new());
     for (name, tensor) in old.tensors {
         let Tensor {
             dtype,
@@ -81,24 +80,13 @@ pub(crate) fn parse(text: &str) -> Result<Index, String> {
             }
             blocks.push((rank, block));
         }
-        blocks.sort_unstable();
-        let spans = spans_of(blocks);
-        let kind = Kind {
-            dtype,
-            shape,
-            spans,
-        };
-        let number = *numbers.entry(kind.clone()).or_insert(kinds.len());
-        if number == kinds.len() {
-            kinds.push(kind);
-        }
-        tensors.insert(name, number);
+        tensors.insert(name, kinds.number((dtype, shape), blocks));
     }
     Ok(Index {
         id: old.id,
         step: old.step,
         files,
-        kinds,
+        kinds: kinds.all,
         tensors,
         about: old.about,
         checksums: Some(checksums),

@@ -135,7 +135,7 @@ pub(crate) fn write(
     Ok((Told::new(file, &table, blocks), table))
 }
 
-/// The table of `pieces`, those of a tensor one behind the other, and the blocks of its kinds.
+/// The table of `pieces`, those of a tensor one after the other, and the blocks of its kinds.
 fn table(pieces: &[Piece<Late>]) -> (Table, Vec<Vec<crate::Block>>) {
     table_of(pieces.chunk_by(|a, b| a.name == b.name).map(|pieces| {
         let Piece {

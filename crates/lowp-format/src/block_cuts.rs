@@ -36,7 +36,7 @@ impl BlockCuts {
 /// Cuts of the weights of a block for `world` ranks, all of which are gathered for both usages.
 ///
 /// Each weight is cut by itself ([`BlockCuts::of_rows`]) if no rank has more than 1.1 of the mean then. Otherwise a rank has the tiles of a range
-/// of all weights, one behind the other: tiles of whole rows, or else the widest tiles that keep this bound, or else those that are the most
+/// of all weights, one after the other: tiles of whole rows, or else the widest tiles that keep this bound, or else those that are the most
 /// even.
 ///
 /// # Errors
@@ -80,7 +80,7 @@ fn most(weights: &[BlockCuts], world: usize) -> u128 {
     sums.into_iter().max().unwrap_or(0)
 }
 
-/// Each rank has a range of all weights, one behind the other, that begins and ends at the tiles nearest to equal ranges.
+/// Each rank has a range of all weights, one after the other, that begins and ends at the tiles nearest to equal ranges.
 fn in_turn(weights: &[ShardTiles], world: usize) -> Vec<BlockCuts> {
     let elements = |tiles: &ShardTiles| tiles.full().elements() as u128;
     let total: u128 = weights.iter().map(elements).sum();

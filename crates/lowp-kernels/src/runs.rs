@@ -18,13 +18,13 @@ pub struct Runs {
 }
 
 impl Runs {
-    /// Entries of all runs; `None` if they are more than there can be.
+    /// Entries of all runs; `None` if their number overflows.
     pub(crate) fn entries(&self) -> Option<usize> {
         let mut counts = self.counts.iter();
         counts.try_fold(self.len, |all, &n| all.checked_mul(n))
     }
 
-    /// Behind the last entry that runs at `first`, `pitch` apart, reach; `None` if that is more than there can be.
+    /// The end of the entries of runs that begin at `first` and are `pitch` apart; `None` if it overflows.
     fn end(&self, first: usize, pitch: [usize; 3]) -> Option<usize> {
         if self.entries() == Some(0) {
             return Some(0);
@@ -36,7 +36,7 @@ impl Runs {
         last.checked_add(self.len)
     }
 
-    /// Behind the last entry of the source and of the destination.
+    /// The ends of the entries in the source and in the destination.
     pub(crate) fn ends(&self) -> [Option<usize>; 2] {
         [
             self.end(self.from, self.from_pitch),

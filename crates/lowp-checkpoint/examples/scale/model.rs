@@ -13,7 +13,7 @@ const UNIT: usize = 32;
 pub(crate) enum Cut {
     /// Each over all ranks.
     Even,
-    /// All weights of a block of the network, one behind the other, over all ranks: a rank has parts of a few.
+    /// All weights of a block of the network, one after the other, over all ranks: a rank has parts of a few.
     Dealt,
 }
 

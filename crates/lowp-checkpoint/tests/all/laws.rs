@@ -388,7 +388,7 @@ fn old_checkpoints_are_removed_and_the_latest_is_named() {
     );
 }
 
-/// Where the latest checkpoint is damaged one before it is taken, if it is whole, and the damage is told.
+/// If the latest checkpoint is damaged, the run goes on from an earlier one that is whole, and the error of the damaged one is returned.
 #[test]
 fn the_newest_whole_checkpoint_is_found() {
     let folder = tempfile::tempdir().expect("a folder");

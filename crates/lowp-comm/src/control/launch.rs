@@ -73,7 +73,7 @@ pub struct Launch {
     pub limit: Duration,
     /// What must be the same on every rank: the version of the program.
     pub build: String,
-    /// The name of the run, the same on every rank: whoever connects from another run is told and sent away. It may be empty.
+    /// The name of the run, the same on every rank: a process of another run that connects gets an error and is disconnected. It may be empty.
     pub run: String,
     /// How often this rank was started again, which torchrun counts for each machine by itself: of two processes that say they are one rank
     /// before all ranks are there, the one that was started again more often is it.

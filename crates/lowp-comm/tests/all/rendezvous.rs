@@ -320,7 +320,7 @@ fn sent_away(launch: &Launch) -> String {
     error
 }
 
-/// Ranks of another job on the port, before and after the right ones have met, are told so, and the right ones meet all the same.
+/// Ranks of another job on the port, before and after the right ones have met, get an error, and the right ones meet all the same.
 #[test]
 fn a_rank_of_another_run_is_sent_away() {
     let launches = launches(3, PATIENCE);
@@ -374,7 +374,7 @@ fn an_earlier_start_of_a_rank_is_sent_away() {
         let newer = of_run(&launches[1], "run", 2);
         thread::sleep(Duration::from_millis(100));
         ranks.push(scope.spawn(move || join(&newer).and_then(|rank| rank.barrier())));
-        let replaced = heard.recv_timeout(PATIENCE).expect("it is told");
+        let replaced = heard.recv_timeout(PATIENCE).expect("its error");
         let late = sent_away(&of_run(&launches[1], "run", 1));
         for text in [replaced, late] {
             let expected = "this rank is of restart 1, and one of restart 2 has its place";

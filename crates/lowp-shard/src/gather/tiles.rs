@@ -22,7 +22,7 @@ fn below(tiles: &ShardTiles, [height, width]: [usize; 2], pitch: usize) -> Runs 
     }
 }
 
-/// The copies that put the tiles of all ranks, one piece behind the other, to their places in the buffer of `spec`.
+/// The copies that put the tiles of all ranks, one piece after the other, to their places in the buffer of `spec`.
 pub(super) fn tile_copies(plan: &GatherPlan, spec: &BufferSpec, step: &GatherStep) -> Vec<Runs> {
     let tiles = &plan.tiles;
     let tile = tiles.tile();

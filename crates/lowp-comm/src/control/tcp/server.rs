@@ -153,7 +153,7 @@ impl Server {
         Ok((server, shared))
     }
 
-    /// Serves until it is told to stop.
+    /// Serves until the world ends.
     pub(super) fn run(mut self) {
         let mut ending = Ending {
             shared: Arc::clone(&self.shared),

@@ -1,7 +1,7 @@
 //! Who may be a rank of a world: the identity of those that connect.
 //!
-//! Ranks of this run that cannot work together fail the world. Whoever is not of this run, or comes when all ranks are there, is told and
-//! sent away, and does no harm. A rank of the run that was started later than one of a world that is complete, or has failed, ends that world, and
+//! Ranks of this run that cannot work together fail the world. A process of another run, or one that comes when all ranks are there, gets an error,
+//! is disconnected, and does no harm. A rank of the run that was started later than one of a world that is complete, or has failed, ends that world, and
 //! comes again when the rank 0 of its own start listens.
 
 use mio::Token;
