@@ -10,14 +10,15 @@ use lowp_candle::transformer::{Needed, machine};
 use lowp_comm::Mesh;
 use lowp_file::patterns::{self, are_patterns, weight_of};
 use lowp_format::{ReshardAfterForward, has_tensor_scale};
+use lowp_fsdp::cost::MAX_RANKS;
 use lowp_fsdp::{LinearSpec, Sharding};
 use lowp_optim::Decay;
 use lowp_train::{Checkpoints, Config, Model, Run, TrainError};
 use lowp_transformer::{GptConfig, SizeError};
 use std::sync::Arc;
 
-/// Most ranks that one process is asked to play.
-pub(crate) const MAX_RANKS: usize = 64;
+/// Most ranks that are threads of one process.
+const MAX_THREADS: usize = 64;
 /// Most tokens of one batch.
 const MAX_TOKENS: usize = 1 << 24;
 /// Most steps of one run.
@@ -46,8 +47,12 @@ impl Setup {
             Some(_) => "--mesh: its number of ranks",
             None => "--world-size",
         };
+        let most = match started {
+            Some(_) => MAX_RANKS,
+            None => MAX_THREADS,
+        };
         check_ranges(&[
-            (ranks, mesh.world(), MAX_RANKS),
+            (ranks, mesh.world(), most),
             ("--batch", args.batch, 1 << 16),
         ])?;
         model.check().map_err(UsageError::from)?;

@@ -1,13 +1,14 @@
 //! [`World`]: where the ranks of a command are: threads of this process, or processes that a launcher started.
 
 use super::args::Args;
-use super::config::{MAX_RANKS, Setup};
+use super::config::Setup;
 use super::options::named;
 use super::source::Source;
 use crate::usage::{UsageError, input_error};
 use anyhow::{Context, Result};
 use lowp_checkpoint::checksum;
 use lowp_comm::{Control, Launch, join};
+use lowp_fsdp::cost::MAX_RANKS;
 use lowp_train::{Checkpoints, Data};
 use serde_json::{Map, Value};
 use std::sync::Arc;

@@ -370,7 +370,10 @@ fn a_killed_rank_ends_all() {
 #[test]
 fn more_ranks_than_a_run_takes_are_an_error_at_once() {
     for (world, says) in [
-        ("65", "65 ranks were started; lowp train takes at most 64"),
+        (
+            "131073",
+            "131073 ranks were started; lowp train takes at most 131072",
+        ),
         ("18446744073709551615", "a world has at most 1048576 ranks"),
     ] {
         let out = command()
