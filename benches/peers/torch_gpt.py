@@ -27,6 +27,7 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from torch import nn
+from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
 RANK, WORLD = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
@@ -121,6 +122,9 @@ def build(args, device):
 
         config = MXLinearConfig.from_recipe_name(recipe or "mxfp8_cublas")
         quantize_(net, config, filter_fn=lambda module, name: isinstance(module, nn.Linear) and name not in HEADS)
+    if args.recompute:
+        for index, block in enumerate(net.blocks):
+            net.blocks[index] = checkpoint_wrapper(block)
     if args.compile:
         for index, block in enumerate(net.blocks):
             net.blocks[index] = torch.compile(block)
@@ -183,7 +187,8 @@ def train(args, device):
     for _ in range(args.warm - 1):
         once()
     torch.cuda.synchronize()
-    warm = time.time() - begun
+    warm, peak_of_warm = time.time() - begun, torch.cuda.max_memory_allocated()
+    torch.cuda.reset_peak_memory_stats()
     dist.barrier()
     begun = time.time()
     for _ in range(args.runs):
@@ -194,10 +199,13 @@ def train(args, device):
         table="train",
         what=args.what,
         compile=args.compile,
+        recompute=args.recompute,
+        shape=f"{'llama' if args.llama else 'gpt'} {args.batch}x{args.length}",
         ms=round(1e3 * seconds, 2),
         tokens_s=round(args.batch * args.length * WORLD / seconds),
         step_ms=round(statistics.median(a.elapsed_time(b) for a, b in of_step), 3),
         peak_gb=round(torch.cuda.max_memory_allocated() / 1e9, 2),
+        peak_of_warm_gb=round(peak_of_warm / 1e9, 2),
         warm_s=round(warm, 1),
         first=round(first, 4),
         loss=round(loss.item(), 4),
@@ -368,6 +376,7 @@ def main():
     parser.add_argument("table", choices=("train", "step", "linear", "gather"))
     parser.add_argument("what", nargs="?", default="bf16", help="bf16, torchao, torchao-mxfp8 or lowp:RECIPE")
     parser.add_argument("--compile", action="store_true")
+    parser.add_argument("--recompute", action="store_true", help="activation checkpointing of each block")
     parser.add_argument("--profile", action="store_true", help="tables of kernels and of operations on the host, behind those of `train`")
     parser.add_argument("--recipes", nargs="+", default=["fp8-current", "mxfp8-2d", "mxfp8", "nvfp4-2d"])
     parser.add_argument("--llama", action="store_true", help="the Llama of transformers instead of the GPT")

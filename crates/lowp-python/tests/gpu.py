@@ -145,16 +145,16 @@ class Steps(unittest.TestCase):
         self.assertEqual(opt.last_step()["steps"], 30)
 
 
-def gathered(rank, world):
+def gathered(rank, world, shape):
     import test_fsdp2
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard
 
     device = torch.device("cuda", rank)
-    mesh = init_device_mesh("cuda", (world,))
+    mesh = init_device_mesh("cuda", shape, mesh_dim_names=("replicate", "shard")[-len(shape) :])
     for name in low():
         for reshard in (True, False):
-            rows = max(lowp.Recipe(name).row_quantum, 16) * world
+            rows = max(lowp.Recipe(name).row_quantum, 16) * shape[-1]
             torch.manual_seed(1)
             net = nn.Sequential(nn.Linear(256, rows, bias=False)).to(device)
             whole = lowp.quantize(net[0].weight.detach(), name)
@@ -304,15 +304,16 @@ def waits(rank, world):
 
 class Ranks(unittest.TestCase):
     def worlds(self):
-        worlds = [world for world in (1, 2) if world <= torch.cuda.device_count()]
+        worlds = [world for world in (1, 2, 4) if world <= torch.cuda.device_count()]
         if len(worlds) < 2:
             print("one GPU: two ranks are left out")
         return worlds
 
     def test_gathered_bytes_are_those_of_the_whole_tensor(self):
         for world in self.worlds():
-            with self.subTest(world=world):
-                self.assertTrue(all(ranks.run(world, gathered, backend="nccl")))
+            for shape in ((world,), (2, 2)) if world == 4 else ((world,),):
+                with self.subTest(shape=shape):
+                    self.assertTrue(all(ranks.run(world, gathered, shape, backend="nccl")))
 
     @unittest.skipUnless(torch.cuda.get_device_capability(0) == (9, 0), "products with these scales are those of Hoppers")
     def test_gathered_weights_are_multiplied_by_their_scales(self):

@@ -336,11 +336,15 @@ pub(crate) struct ProductPlaces {
 impl CudnnPlaces {
     pub(crate) fn new(sizes: &Sizes, tokens: usize) -> Self {
         let (values, rows) = (tokens * sizes.heads_width(), tokens * sizes.heads);
+        let shared = match sizes.block {
+            Block::Llama(LlamaSizes { kv_heads, .. }) if kv_heads < sizes.heads => 2 * values,
+            _ => 0,
+        };
         Self {
             output: Place::kept("kept seen heads", BF16 * values),
             stats: Place::kept("kept attention stats", F32 * rows),
-            // Measured: the gradient of queries in f32, twice, and a sum for each row.
-            workspace: sdpa_workspace(F32 * (2 * values + rows)),
+            // Measured: gradients of scores, a sum for each row, and, where queries share them, gradients of keys and values for each head.
+            workspace: sdpa_workspace(BF16 * (rows * sizes.seq + shared) + F32 * rows + 256),
         }
     }
 }

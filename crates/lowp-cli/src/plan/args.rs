@@ -65,7 +65,8 @@ JSON of --model:
       scales             those bytes of `weights` that are no codes
       variables_gathered  f32 shards of the variables, and the memory to gather them
       staging            where gradients arrive that are added there
-      activations        kept for backward; null, as the next two, with a config.json
+      activations        kept for backward; null, as the next two, where `lowp train` runs no such
+                         network on GPUs
       in_turn            operands, logits and gradients of activations, which layers use in turn
       workspaces         of products and attention
       total              of all; `planned_bytes_per_rank` of `lowp train`
@@ -106,7 +107,7 @@ fn of_model(arg: clap::Arg) -> clap::Arg {
     mut_arg("dim", |arg| arg.help("Width, in place of the preset's").help_heading(MODEL)),
     mut_arg("layers", |arg| arg.help("Transformer blocks, in place of the preset's").help_heading(MODEL)),
     mut_arg("heads", |arg| arg.help("Attention heads, in place of the preset's").help_heading(MODEL)),
-    mut_arg("seq", |arg| arg.help("Tokens per sequence, in place of the preset's").help_heading(MODEL)),
+    mut_arg("seq", |arg| arg.help("Tokens per sequence, in place of the preset's; of a file with --device cuda [default: 1024, or its number of positions if that is smaller]").help_heading(MODEL)),
     mut_arg("vocab", |arg| arg.help("Size of the vocabulary, in place of the preset's").help_heading(MODEL)),
     after_help = examples(),
     after_long_help = format!("{}\n\n{JSON}", examples())
@@ -120,9 +121,9 @@ pub(crate) struct Args {
     #[arg(long, value_name = "MxK")]
     pub(super) shape: Option<Shape>,
 
-    /// Plan a whole model: a preset of `lowp train --params` (10m, 125m, 350m, 1b), or the config.json of a model like Llama
-    /// or GPT-2, also with experts
-    #[arg(long, value_name = "PRESET|FILE", conflicts_with = "usage")]
+    /// Plan a whole model: a preset of `lowp train --params` (10m, 125m, 350m, 1b), or the config.json, or its folder, of a model like
+    /// Llama or GPT-2, also with experts
+    #[arg(long, value_name = "PRESET|FILE|DIR", conflicts_with = "usage")]
     pub(super) model: Option<String>,
 
     /// Device of the model: `cpu`, or `cuda` with one GPU per rank

@@ -1,4 +1,4 @@
-//! What `--device cuda` adds: what the layers of a preset hold on a GPU.
+//! What `--device cuda` adds: what the layers of a network hold on a GPU, if `lowp train` runs it there.
 
 use super::layers::Model;
 use crate::plan::Args;
@@ -36,7 +36,7 @@ pub(super) fn batch(args: &Args, setup: &CostConfig) -> Result<Option<MicroBatch
     }))
 }
 
-/// What the layers of `model`, in these recipes, hold beside their parameters; none where they are those of a file.
+/// What the layers of `model`, in these recipes, hold beside their parameters; none where `lowp train` runs no such network on GPUs.
 pub(super) fn network(
     model: &Model,
     variants: &[Variant],
@@ -53,7 +53,7 @@ pub(super) fn network(
 pub(super) fn note(model: &Model) -> String {
     match model.sizes {
         Some(_) => "products and attention are those of Hopper (sm_90): other GPUs multiply other codes, and decode other operands",
-        None => "activations are planned for presets, whose layers `lowp train` runs on GPUs",
+        None => "activations are left out: they are planned for the networks that `lowp train` runs on GPUs",
     }
     .to_owned()
 }

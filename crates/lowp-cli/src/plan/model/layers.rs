@@ -13,7 +13,7 @@ pub(super) struct Model {
     pub(super) name: String,
     pub(super) blocks: usize,
     pub(super) shapes: ModelShapes,
-    /// Of a preset, whose layers run on GPUs.
+    /// Of a network that `lowp train` runs on GPUs.
     pub(super) sizes: Option<Sizes>,
     /// What the plan takes for granted.
     pub(super) notes: Vec<String>,

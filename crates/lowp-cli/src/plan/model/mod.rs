@@ -23,7 +23,7 @@ use lowp_fsdp::cost::{
 };
 use lowp_fsdp::{Sharding, VarPlace};
 use lowp_train::Run;
-use lowp_transformer::HubModel;
+use lowp_transformer::{GptConfig, HubModel};
 use made::Plan;
 use std::path::Path;
 
@@ -178,15 +178,31 @@ fn model(args: &Args) -> Result<Model, UsageError> {
             presets.collect::<Vec<_>>().join(", ")
         )));
     }
-    if let Some(option) = args.sizes.given().next() {
+    let file = match Path::new(source).is_dir() {
+        true => format!("{source}/config.json"),
+        false => source.to_owned(),
+    };
+    let on_gpus = args.device == "cuda";
+    let changed = args.sizes.given();
+    if let Some(option) = changed
+        .into_iter()
+        .find(|option| !on_gpus || *option != "--seq")
+    {
         return Err(UsageError::new(format!(
             "{option} changes a size of a preset, but {} defines its own sizes; leave the option out",
             shown(source)
         )));
     }
-    let model = HubModel::new(source, read_json("--model", source)?);
-    let model = model.map_err(|error| UsageError::new(error.to_string()))?;
-    Ok(model.into())
+    let json = read_json("--model", &file)?;
+    let network = match on_gpus {
+        true => Some(GptConfig::of_hub(&file, &json, args.sizes.seq)),
+        false => None,
+    };
+    let whole = HubModel::new(source, json).map_err(|error| UsageError::new(error.to_string()));
+    match network {
+        Some(Ok(network)) if network.sizes().check().is_ok() => Model::of_sizes(source, network),
+        _ => whole.map(Model::from),
+    }
 }
 
 /// What the layers of `model` cost in these variants of `recipe`.

@@ -152,6 +152,7 @@ fn run<B: Backend, N: Network<B, Batch = Batch>>(
             let sequences = micro * part..(micro + 1) * part;
             let first = (sequences.start * config.model.seq) as u64;
             let random = N::random_step(step, micro, config.accumulate);
+            sharded.reduce(config.reduction(micro)).expect("a pass");
             sharded.begin(random, first, true).expect("a pass");
             let batch = text.train(config.seed, step, sequences).expect("a batch");
             loss += network
@@ -444,7 +445,7 @@ fn planted_defects_are_found() {
     }
 }
 
-/// A plan is what a run holds, to the byte; what cuDNN works in it says only when it is asked.
+/// A plan is what a run holds, to the byte. What cuDNN 9.28 works in was measured on a Hopper.
 #[test]
 fn a_run_holds_what_is_planned() {
     let Some(cuda) = gpu() else { return };
@@ -477,9 +478,7 @@ fn a_run_holds_what_is_planned() {
         let found = network.memory();
         assert_eq!(found.activations, planned.activations, "{words}");
         assert_eq!(found.in_turn, planned.in_turn, "{words}");
-        if args.sharded.no_cudnn {
-            assert_eq!(found.workspaces, planned.workspaces, "{words}");
-        }
+        assert_eq!(found.workspaces, planned.workspaces, "{words}");
         let parameters = sharded.parameter_bytes().expect("bytes") + sharded.var_gather_bytes();
         assert_eq!(u128::from(parameters), costs.on_device(), "{words}");
     }

@@ -338,6 +338,11 @@ fn gpus_hold_what_was_measured() {
             20.721,
             0.0,
         ),
+        (
+            "--world-size 4 --batch 16 --seq 2048 --recipe bf16",
+            23.908,
+            0.0,
+        ),
     ] {
         let args = format!("--model 1b --vocab 32768 --device cuda {options}");
         let plan = plan_json(&args);
@@ -351,12 +356,15 @@ fn gpus_hold_what_was_measured() {
 
 #[test]
 fn what_a_gpu_holds_is_the_sum_of_its_parts() {
-    let (_dir, config) = file("llama.json", &llama());
+    let (dir, config) = file("llama.json", &llama());
+    let experts_file = dir.path().join("experts.json");
+    fs::write(&experts_file, experts().to_string()).expect("a file");
     for args in [
         "--model 1b --vocab 32768 --world-size 8 --batch 64 --recipe nvfp4-1d --keep-bf16 block0.*",
         "--model 125m --arch llama --mesh 2x2 --accumulate 2 --grad-wire bf16 --no-cudnn --no-prefetch",
         "--model 125m --world-size 4 --sharding zero1 --recompute",
         &format!("--model {config} --world-size 8"),
+        &format!("--model {} --world-size 8", experts_file.display()),
     ] {
         let plan = plan_json(&format!("{args} --device cuda"));
         check_sums(&plan);
@@ -372,8 +380,8 @@ fn what_a_gpu_holds_is_the_sum_of_its_parts() {
         let parameters = plan["memory"]["total"].as_u64().expect("a number");
         assert_eq!(number("total"), parameters + parts, "{args}");
         assert_eq!(plan["memory"]["decoded"], 0, "{args}");
-        let of_file = args.contains("llama.json");
-        assert_eq!(plan["device"]["activations"].is_null(), of_file, "{args}");
+        let unknown = args.contains("experts.json");
+        assert_eq!(plan["device"]["activations"].is_null(), unknown, "{args}");
         assert_eq!(number("staging") > 0, args.contains("bf16 --no"), "{args}");
     }
 }
@@ -385,7 +393,7 @@ fn tables_of_gpus() {
         "--model 1b --vocab 32768 --world-size 8 --device cuda --batch 128",
         "--model 350m --arch llama --world-size 2 --device cuda --recipe fp8-current --recompute --accumulate 2",
         "--model 125m --world-size 4 --device cuda --sharding zero1 --no-cudnn --recipe nvfp4-2d",
-        "--model llama.json --world-size 8 --device cuda",
+        "--model llama.json --world-size 8 --device cuda --seq 256",
         "--model 125m --world-size 2 --device cuda --recipe fp8-current --json",
         "--model 10m --world-size 5 --device cuda",
         "--model 10m --world-size 2 --device cuda --batch 0",
