@@ -219,7 +219,7 @@ impl<M> Config<M> {
     }
 
     /// What becomes of the gradients of micro-batch `micro` of a step.
-    pub(crate) fn reduction(&self, micro: usize) -> Reduction {
+    pub fn reduction(&self, micro: usize) -> Reduction {
         if micro + 1 == self.accumulate {
             Reduction::Finish
         } else if self.reduce_every_micro_batch {
