@@ -40,7 +40,8 @@ impl ShardTiles {
     /// Tiles of `full` that are `cols` wide.
     ///
     /// # Errors
-    /// [`FormatError::ShardTiles`]: tiles that do not divide the matrix, or that cut what has one scale.
+    /// [`FormatError::ShardTiles`]: tiles that do not divide the matrix, or that cut what has one scale; a width that no matrix of the recipe
+    /// has.
     pub fn new(
         recipe: &impl Recipe,
         full: Shape,
@@ -76,6 +77,7 @@ impl ShardTiles {
             let (rows, of) = (tiles.rows, full.rows);
             return refuse(format!("{of} rows are no multiple of {rows}"));
         }
+        recipe.check(tiles.tall())?;
         Ok(tiles)
     }
 

@@ -1,11 +1,13 @@
 //! Cuts of the weights of a block: what they cover, how even they are, and where tiles lie.
 
-use lowp_format::{AnyRecipe, Recipe, Shape, ShardTiles, Usage, block_cuts};
+use lowp_format::{AnyRecipe, Recipe, Shape, ShardTiles, Usage, block_cuts, spelling::Variant};
 use proptest::prelude::*;
 
-/// A weight of a recipe, in whole bands.
-fn weight() -> impl Strategy<Value = (AnyRecipe, Shape)> {
-    let recipes = AnyRecipe::all();
+/// A weight of a recipe, or of its precision tail, in whole bands.
+fn weight() -> impl Strategy<Value = (Variant, Shape)> {
+    let recipes = AnyRecipe::all().into_iter().map(Variant::from);
+    let recipes = recipes.flat_map(|recipe| [recipe, recipe.with_bf16_forward()]);
+    let recipes: Vec<Variant> = recipes.collect();
     (0..recipes.len(), 1usize..40, 1usize..40).prop_map(move |(index, bands, cols)| {
         let recipe = recipes[index];
         let rows = bands * recipe.row_quantum(Usage::BOTH);

@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use lowp_checkpoint::{Checkpoint, Saver};
 use lowp_comm::{Mesh, MeshComm, run_ranks};
+use lowp_format::spelling::Variant;
 use lowp_format::{AnyRecipe, Phase, Recipe, RecipeOptions};
 use lowp_fsdp::cost::{CostConfig, Costs, ModelShapes};
 use lowp_fsdp::{LinearSpec, ModelError, ModelOptions, ShardedModel};
@@ -16,20 +17,23 @@ use serde_json::json;
 
 const PATIENCE: Duration = Duration::from_secs(60);
 const SHAPES: [[usize; 2]; 2] = [[128, 384], [256, 128]];
+/// Those of a network as wide as a block of `mxfp8`.
+const NARROW: [[usize; 2]; 4] = [[96, 32], [32, 32], [128, 32], [32, 128]];
 
-type Model = ShardedModel<Cpu, AnyRecipe>;
+type Model = ShardedModel<Cpu, Variant>;
 
-fn recipe(name: &str) -> AnyRecipe {
-    AnyRecipe::from_name(name, &RecipeOptions::default()).expect("a recipe")
+fn recipe(name: &str) -> Variant {
+    let recipe = AnyRecipe::from_name(name, &RecipeOptions::default());
+    recipe.expect("a recipe").into()
 }
 
 /// Two blocks of the same weights.
-fn linears() -> Vec<LinearSpec> {
+fn linears(shapes: &[[usize; 2]]) -> Vec<LinearSpec> {
     let layer = |(number, [rows, cols]): (usize, [usize; 2])| LinearSpec {
-        block: number / SHAPES.len(),
+        block: number / shapes.len(),
         ..LinearSpec::new(format!("layer{number}"), rows, cols, Init::Normal(0.1))
     };
-    let layers = [SHAPES, SHAPES].concat().into_iter().enumerate();
+    let layers = [shapes, shapes].concat().into_iter().enumerate();
     layers.map(layer).collect()
 }
 
@@ -71,11 +75,11 @@ fn values(model: &Model) -> Result<Vec<Vec<f32>>, ModelError> {
 
 /// Two steps on `world` ranks, from the beginning, or from a checkpoint that is there: the values then, which rank 0 saves to `save`.
 fn train(
-    recipe: AnyRecipe,
+    recipe: Variant,
     world: usize,
     (from, save): (Option<&Path>, Option<&Path>),
 ) -> Vec<Vec<f32>> {
-    let linears = linears();
+    let linears = linears(&SHAPES);
     let mut shapes = ModelShapes::of_specs(&linears, &[]).expect("shapes");
     shapes.vars.clear();
     let config = CostConfig {
@@ -133,7 +137,7 @@ fn any_number_of_ranks_trains_what_one_trains() {
 
 #[test]
 fn every_recipe_trains_on_many_ranks_what_it_trains_on_one() {
-    for recipe in AnyRecipe::low_precision() {
+    for recipe in AnyRecipe::low_precision().into_iter().map(Variant::from) {
         let one = train(recipe, 1, (None, None));
         let many = train(recipe, 9, (None, None));
         assert!(many == one, "{}", recipe.name());
@@ -154,6 +158,37 @@ fn any_number_of_ranks_goes_on_where_others_ended() {
                 let many = train(recipe, world, (Some(folder), None));
                 assert!(many == one, "{name} on {world} ranks");
             }
+        }
+    }
+}
+
+/// A step in `recipe`, one in its precision tail, and one in it again.
+fn there_and_back(recipe: Variant, world: usize) -> Vec<Vec<f32>> {
+    let linears = linears(&NARROW);
+    let ended = run_ranks(&Cpu, world, PATIENCE, |_, comm| {
+        let mesh = MeshComm::new(Mesh::sharded(world), comm)?;
+        let options = ModelOptions::default();
+        let mut model = Model::new(&Cpu, &mesh, |_| recipe, &linears, &[], options)?;
+        step(&mut model, 0)?;
+        let tail = recipe.with_bf16_forward();
+        let mut model = model.in_recipes(|_| tail, &linears, &[])?;
+        step(&mut model, 1)?;
+        let mut model = model.in_recipes(|_| recipe, &linears, &[])?;
+        step(&mut model, 2)?;
+        values(&model)
+    });
+    let mut ended = ended.expect("ranks that work");
+    assert!(ended.iter().all(|rank| *rank == ended[0]));
+    ended.swap_remove(0)
+}
+
+#[test]
+fn a_precision_tail_goes_on_with_the_masters_on_any_number_of_ranks() {
+    for recipe in ["mxfp8", "nvfp4-1d", "nvfp4-mxfp8"].map(recipe) {
+        let one = there_and_back(recipe, 1);
+        for world in [3, 9] {
+            let many = there_and_back(recipe, world);
+            assert!(many == one, "{} on {world} ranks", recipe.name());
         }
     }
 }
