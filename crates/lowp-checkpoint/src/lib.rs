@@ -36,6 +36,7 @@
 
 mod block;
 mod document;
+mod elements;
 mod error;
 mod folder;
 mod header;

@@ -7,7 +7,7 @@ use std::ops::Range;
 
 use lowp_checkpoint::{Block, Checkpoint, Dtype, Late, Piece};
 use lowp_comm::{CommError, MeshComm, or_abort};
-use lowp_format::{Recipe, ShardTiles};
+use lowp_format::{Recipe, Shape, ShardTiles};
 use lowp_kernels::{Backend, StepCounts};
 use lowp_optim::OptimError;
 use lowp_shard::{DelayedState, ScaleBook, ScaleSlot, ShardError};
@@ -18,7 +18,7 @@ use crate::error::ModelError;
 use crate::saving::Saving;
 use crate::sharded_model::{ModelOptions, ShardedModel};
 use crate::spec::{LinearSpec, VarSpec};
-use crate::tile_pieces::{TileLayout, read_elements};
+use crate::tile_pieces::TileLayout;
 
 /// The tensor of the numbers of steps.
 const COUNTS: &str = "optimizer.counts";
@@ -195,9 +195,9 @@ impl<B: Backend, R: Recipe> ShardedModel<B, R> {
         };
         let values = |param: &Begun<'_>, elements: Range<usize>| {
             let tensor = format!("{}.{}", name(param.number), STATE[0]);
-            let full = param.tiles.full();
+            let Shape { rows, cols } = param.tiles.full();
             let read = param.elements(elements, |elements| {
-                read_elements(checkpoint, &tensor, full, elements)
+                checkpoint.read_elements(&tensor, [rows, cols], elements)
             });
             read.map_err(|error| OptimError::Shard(failed(mesh, &error)))
         };
@@ -220,9 +220,10 @@ impl<B: Backend, R: Recipe> ShardedModel<B, R> {
             let elements = weight.element_ranges()[self.mesh.shard.rank()].clone();
             let tiles = weight.tiles();
             let bands = tiles.bands(&elements);
+            let Shape { rows, cols } = tiles.full();
             let read = |what: &str| -> Result<Vec<f32>, ModelError> {
-                let (name, bands) = (format!("{name}.{what}"), bands.clone());
-                let values = read_elements(checkpoint, &name, tiles.full(), bands.clone())?;
+                let (name, full) = (format!("{name}.{what}"), [rows, cols]);
+                let values = checkpoint.read_elements(&name, full, bands.clone())?;
                 Ok(match tiles.are_rows() {
                     true => values,
                     false => tiles.of_bands(&values, bands.start, elements.clone()),

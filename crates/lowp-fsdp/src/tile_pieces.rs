@@ -141,30 +141,3 @@ impl TileLayout {
         Ok(memory)
     }
 }
-
-/// `elements` of a flattened tensor of shape `full`, which is saved as a row or, of ranks that had tiles, as it is.
-pub(crate) fn read_elements(
-    checkpoint: &Checkpoint,
-    name: &str,
-    full: Shape,
-    elements: Range<usize>,
-) -> Result<Vec<f32>, CheckpointError> {
-    if elements.is_empty() {
-        return Ok(Vec::new());
-    }
-    let (row, matrix) = ([1, full.elements()], [full.rows, full.cols]);
-    let saved = checkpoint.info(name).map(|info| info.shape);
-    if row == matrix || saved != Some(matrix) {
-        let block = Block::of_row(elements.start, elements.len());
-        return checkpoint.read_f32(name, row, block);
-    }
-    let first = elements.start / full.cols;
-    let rows = elements.end.div_ceil(full.cols) - first;
-    let block = Block {
-        start: [first, 0],
-        shape: [rows, full.cols],
-    };
-    let values = checkpoint.read_f32(name, matrix, block)?;
-    let start = elements.start - first * full.cols;
-    Ok(values[start..start + elements.len()].to_vec())
-}

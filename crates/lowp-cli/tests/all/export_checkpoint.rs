@@ -7,23 +7,26 @@ use serde_json::json;
 use std::fs;
 use std::time::Duration;
 
-/// A folder `runs/R-seed0` with the checkpoint of a tiny model.
-fn trained(recipe: &str) -> Bench {
+/// A folder `runs/R-seed0` with the checkpoint of a tiny model of so many ranks.
+fn trained(recipe: &str, ranks: usize) -> Bench {
     let bench = Bench::new();
     bench.done(&format!(
-        "train --compare {recipe} --steps 2 --dim 32 --layers 1 --heads 1 --seq 16 --batch 2 --world-size 2 --save runs"
+        "train --no-baseline --recipe {recipe} --steps 2 --dim 32 --layers 1 --heads 1 --seq 16 --batch 4 --world-size {ranks} --save runs"
     ));
     bench
 }
 
 #[test]
 fn masters_and_codes_of_a_checkpoint() {
-    for (recipe, target) in [
-        ("nvfp4-2d", "compressed-tensors"),
-        ("fp8-delayed", "deepseek"),
-        ("fp8-current", "modelopt"),
+    for (recipe, ranks, target) in [
+        ("nvfp4-2d", 2, "compressed-tensors"),
+        ("fp8-delayed", 2, "deepseek"),
+        ("fp8-current", 2, "modelopt"),
+        // Of some weights ranks have tiles.
+        ("nvfp4-2d", 4, "compressed-tensors"),
+        ("mxfp8", 4, "te"),
     ] {
-        let bench = trained(recipe);
+        let bench = trained(recipe, ranks);
         let runs = fs::read_dir(bench.path("runs")).expect("a folder");
         let run = runs
             .map(|entry| entry.expect("an entry").path())
@@ -39,7 +42,10 @@ fn masters_and_codes_of_a_checkpoint() {
             ("tokens", "tokens.master", vec![256, 32]),
             ("block0.norm1.gamma", "block0.norm1.gamma.master", vec![32]),
         ] {
-            let full = [1, shape.iter().product()];
+            let full = checkpoint.info(saved).expect(saved).shape;
+            let is_tiles = full[0] > 1;
+            let expected = ranks == 4 && name == "block0.out.weight";
+            assert_eq!(is_tiles, expected, "{recipe}: {name}");
             let master = checkpoint
                 .read(saved, Dtype::F32, full, Block::whole(full))
                 .expect(saved);
@@ -165,9 +171,24 @@ fn a_checkpoint_without_the_bytes_of_a_weight() {
     let recipe = AnyRecipe::from_name("mxfp8", &RecipeOptions::default()).expect("a recipe");
     let about =
         json!({ "weights": { "w": lowp_checkpoint::weight_record(&recipe, Shape::new(32, 32)) } });
-    let bench = saved(about, &[("w.rowwise_data", Dtype::U8, [32, 32])]);
+    let bench = saved(about.clone(), &[("w.rowwise_data", Dtype::U8, [32, 32])]);
     let message = bench.rejected(2, "export saved -o hub --to modelopt");
     assert!(message.contains("w.rowwise_scale_inv"), "{message}");
     let message = bench.rejected(2, "export saved -o hub --to bf16");
     assert!(message.contains("it has no 'w.master'"), "{message}");
+    // Values of another shape or dtype, and a parameter that was never quantized.
+    for (dtype, shape) in [
+        (Dtype::F32, [16, 64]),
+        (Dtype::F32, [1, 1023]),
+        (Dtype::U8, [32, 32]),
+    ] {
+        let bench = saved(about.clone(), &[("w.master", dtype, shape)]);
+        let message = bench.rejected(2, "export saved -o hub --to fp32");
+        let expected = format!("'w.master' is {dtype:?} {}x{}, which", shape[0], shape[1]);
+        assert!(message.contains(&expected), "{message}");
+    }
+    let about = json!({ "weights": { "norm": { "recipe": "fp32", "shape": [4] } } });
+    let bench = saved(about, &[("x.master", Dtype::F32, [1, 4])]);
+    let message = bench.rejected(2, "export saved -o hub --to modelopt");
+    assert!(message.contains("it has no 'norm.master'"), "{message}");
 }

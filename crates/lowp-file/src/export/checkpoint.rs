@@ -18,7 +18,8 @@ use lowp_checkpoint::{
 };
 use lowp_format::has_tensor_scale;
 use lowp_format::{
-    AnyRecipe, BufferSpec, Form, Orientation, Part, QuantizedTensor, Recipe, RecipeOptions, Usage,
+    AnyRecipe, BufferSpec, Form, Orientation, Part, QuantizedTensor, Recipe, RecipeOptions, Shape,
+    Usage,
 };
 use lowp_kernels::{Backend, Cpu, CpuBuffer};
 use safetensors::Dtype;
@@ -41,9 +42,10 @@ pub(crate) struct TrainedWeight {
 
 #[derive(Debug)]
 struct Master {
-    /// The tensor of the checkpoint, of one row.
+    /// The tensor of the checkpoint.
     saved: String,
-    len: usize,
+    /// Its rows and columns, or one row of values.
+    full: [usize; 2],
     name: String,
     dims: Vec<usize>,
     /// Whether it is the master of a quantized weight.
@@ -111,34 +113,32 @@ impl TrainedCheckpoint {
         group(&mut weights, &about["config"]["amax_groups"]);
         let by_saved = numbers(&weights, |weight| &weight.saved);
         let master = |tensor: TensorInfo<'_>| {
-            let ([1, len], Kind::F32) = (tensor.shape, tensor.dtype) else {
-                return None;
-            };
             let saved = tensor.name.strip_suffix(MASTER)?;
             let weight = by_saved.get(saved).map(|&number| &weights[number].tensor);
             let about = said.get(saved);
-            let dims = match weight {
-                Some(weight) => Some(weight.text.shape.clone()),
-                None => about.and_then(|about| serde_json::from_value(about["shape"].clone()).ok()),
+            let is_weight = about.is_some_and(is_weight_record);
+            let Some(dims) = dims_of(&tensor, about, is_weight) else {
+                let (name, [rows, cols]) = (shown(tensor.name), tensor.shape);
+                return Some(Err(file_error!(
+                    &path,
+                    "'{name}' is {:?} {rows}x{cols}, which are not the values of such a parameter; use the lowp that saved it",
+                    tensor.dtype
+                )));
             };
-            let dims = dims.filter(|dims: &Vec<usize>| {
-                let mut dims = dims.iter();
-                dims.try_fold(1usize, |all, dim| all.checked_mul(*dim)) == Some(len)
-            });
-            let name = match weight {
-                Some(weight) => weight.name.clone(),
-                None if about.is_some_and(is_weight_record) => file_name(saved),
-                None => saved.to_owned(),
-            };
-            Some(Master {
+            Some(Ok(Master {
                 saved: tensor.name.to_owned(),
-                len,
-                name,
-                dims: dims.unwrap_or_else(|| vec![len]),
+                full: tensor.shape,
+                name: match weight {
+                    Some(weight) => weight.name.clone(),
+                    None if is_weight => file_name(saved),
+                    None => saved.to_owned(),
+                },
+                dims,
                 of_weight: weight.is_some(),
-            })
+            }))
         };
-        let masters = checkpoint.tensors().filter_map(master).collect();
+        let masters = checkpoint.tensors().filter_map(master);
+        let masters = masters.collect::<Result<_>>()?;
         let numbers = numbers(&weights, |weight| &weight.tensor.name);
         let carried = path.parent().map(|run| run.join(CARRIED));
         let other_files = match carried.filter(|carried| carried.is_dir()) {
@@ -182,12 +182,14 @@ impl TrainedCheckpoint {
         all: bool,
         float: Option<OutputDtype>,
     ) -> Result<Vec<Item<'static>>> {
-        for weight in self.weights.iter().filter(|_| all) {
-            let name = format!("{}{MASTER}", weight.saved);
+        let said = self.checkpoint.about()["weights"].as_object();
+        let needed = said.into_iter().flatten();
+        let needed = needed.filter(|(_, about)| all || !is_weight_record(about));
+        for name in needed.map(|(saved, _)| format!("{saved}{MASTER}")) {
             if !self.checkpoint.has(&name) {
                 return Err(file_error!(
                     self.checkpoint.folder(),
-                    "it has no '{}', the values of a weight; give a whole checkpoint",
+                    "it has no '{}', the values of a parameter; give a whole checkpoint",
                     shown(&name)
                 ));
             }
@@ -272,7 +274,8 @@ impl TrainedCheckpoint {
         {
             let name = format!("{}{MASTER}", member.saved);
             let rounding = recipe.source_rounding();
-            self.each_value(&name, member.tensor.full.elements(), |values| {
+            let Shape { rows, cols } = member.tensor.full;
+            self.each_value((&name, [rows, cols]), |values| {
                 let magnitudes = values.iter().map(|value| rounding.apply(*value).abs());
                 amax = magnitudes.fold(amax, f32::max);
                 Ok(())
@@ -281,16 +284,16 @@ impl TrainedCheckpoint {
         Ok(Some(amax))
     }
 
-    /// Hands the `len` values of a tensor of one row to `take`, some at a time: besides them one rank's piece is held.
+    /// Hands the values of a matrix to `take`, some at a time: besides them one rank's piece is held.
     fn each_value(
         &self,
-        name: &str,
-        len: usize,
+        (name, full): (&str, [usize; 2]),
         mut take: impl FnMut(&[f32]) -> Result<()>,
     ) -> Result<()> {
+        let len = full[0] * full[1];
         for start in (0..len).step_by(CHUNK) {
-            let block = Block::of_row(start, CHUNK.min(len - start));
-            let values = self.checkpoint.read_f32(name, [1, len], block);
+            let elements = start..len.min(start + CHUNK);
+            let values = self.checkpoint.read_elements(name, full, elements);
             take(&values.map_err(|e| input_error(e.to_string()))?)?;
         }
         Ok(())
@@ -319,6 +322,23 @@ impl TrainedCheckpoint {
         tensor.text.delayed_scale = self.delayed_scale(weight)?;
         Ok(tensor)
     }
+}
+
+/// The dimensions of the parameter whose values `tensor` has, of which the index says `about`; one, where it says nothing that fits.
+fn dims_of(tensor: &TensorInfo<'_>, about: Option<&Value>, is_weight: bool) -> Option<Vec<usize>> {
+    let [rows, cols] = tensor.shape;
+    let dims = about.and_then(|about| serde_json::from_value(about["shape"].clone()).ok());
+    let fits = |dims: &Vec<usize>| match rows {
+        1 => {
+            dims.iter()
+                .try_fold(1usize, |all, dim| all.checked_mul(*dim))
+                == Some(cols)
+        }
+        _ => *dims == [rows, cols],
+    };
+    let row = (rows == 1 && !is_weight).then(|| vec![cols]);
+    let dims = dims.filter(fits).or(row);
+    dims.filter(|_| tensor.dtype == Kind::F32)
 }
 
 fn weight(saved: &str, about: &Value) -> Result<Option<Quantized>, String> {
@@ -396,7 +416,7 @@ impl Parts for Values<'_> {
     fn write(&self, _: usize, sink: &mut Sink<'_>) -> Result<()> {
         let (master, mut bytes) = (self.master, Vec::new());
         self.trained
-            .each_value(&master.saved, master.len, |values| {
+            .each_value((&master.saved, master.full), |values| {
                 bytes.clear();
                 self.decoder.append(&master.name, values, &mut bytes);
                 sink(&bytes)
