@@ -224,8 +224,59 @@ pub fn runs_outside_of_their_buffers_are_rejected<B: Backend>(rig: &Rig<B>) {
             },
             24,
         ),
+        // Entries that are written twice, and others never.
+        (
+            Runs {
+                to_pitch: [0; 3],
+                ..good
+            },
+            24,
+        ),
+        (
+            Runs {
+                to_pitch: [24, 4, 4],
+                ..good
+            },
+            24,
+        ),
     ] {
         rejected(runs, len).expect_err("runs outside of a buffer");
+    }
+}
+
+/// Runs of no entries, wherever they are, and pitches of orders that have one run, whatever they are.
+pub fn runs_that_are_none_or_one<B: Backend>(rig: &Rig<B>) {
+    let one = Runs {
+        len: 4,
+        counts: [1; 3],
+        from: 0,
+        from_pitch: [usize::MAX; 3],
+        to: 0,
+        to_pitch: [usize::MAX, 0, usize::MAX],
+    };
+    let none = [
+        Runs {
+            len: 0,
+            to: 1,
+            ..one
+        },
+        Runs {
+            len: 0,
+            counts: [usize::MAX, 1, 1],
+            ..one
+        },
+        Runs {
+            counts: [usize::MAX, usize::MAX, 0],
+            from: usize::MAX,
+            ..one
+        },
+    ];
+    let values: Vec<f32> = (0..4).map(|x| x as f32).collect();
+    for (copies, len) in [(none.to_vec(), 0), ([&none[..], &[one]].concat(), 4)] {
+        let [from, to] = [&values[..len], &[0.0; 4][..len]].map(|x| rig.buffer(x));
+        let buffers = Rearranged::F32([from, to.clone()]);
+        rig.run(Work::Rearrange(vec![RearrangeJob { copies, buffers }]));
+        assert_eq!(rig.content::<f32>(&to), values[..len]);
     }
 }
 

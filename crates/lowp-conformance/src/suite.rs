@@ -101,6 +101,7 @@ macro_rules! suite {
                 interleaving_concatenates_rows once;
                 rearranging_moves_every_run once;
                 runs_outside_of_their_buffers_are_rejected once;
+                runs_that_are_none_or_one once;
                 large_transposes_run everywhere;
             }
             observed {

@@ -203,6 +203,14 @@ pub enum KernelError {
         /// The layout of the destination.
         to: String,
     },
+    /// Copies of a rearrangement that write an entry twice.
+    #[error(
+        "job {index} rearranges two entries into one; give every entry of the destination once"
+    )]
+    RunsOverlap {
+        /// The job.
+        index: usize,
+    },
     /// A fused encode of something else than the master.
     #[error(
         "the source or rounding of a fused encode differs from that of the master; give both the same buffer and rounding"

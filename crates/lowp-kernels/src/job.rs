@@ -347,7 +347,8 @@ impl PieceRows {
     }
 }
 
-/// Copies the entries of a buffer in another order. The runs of all copies together are the source once and the destination once.
+/// Copies the entries of a buffer in another order. Source and destination have as many entries as the runs of all copies together, which
+/// write each of the destination once.
 #[derive(Clone, Debug)]
 pub struct RearrangeJob<B: Backend> {
     /// What is copied.
@@ -365,6 +366,17 @@ pub enum Rearranged<B: Backend> {
     F32([B::Buffer<f32>; 2]),
     /// Of bf16.
     Bf16([B::Buffer<bf16>; 2]),
+}
+
+impl<B: Backend> Rearranged<B> {
+    /// Of values of one dtype; of two, nothing.
+    pub fn values(from: &Source<B>, to: &Source<B>) -> Option<Self> {
+        match (from, to) {
+            (Source::F32(from), Source::F32(to)) => Some(Self::F32([from.clone(), to.clone()])),
+            (Source::Bf16(from), Source::Bf16(to)) => Some(Self::Bf16([from.clone(), to.clone()])),
+            _ => None,
+        }
+    }
 }
 
 /// Interleaves pieces: row `i` of the result is the concatenation of row `i` of all pieces.

@@ -1,5 +1,7 @@
 //! [`Runs`]: entries that are copied in another order.
 
+use std::ops::Range;
+
 /// Runs of entries in three nested orders, outermost first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Runs {
@@ -18,17 +20,33 @@ pub struct Runs {
 }
 
 impl Runs {
+    /// The same entries, with a pitch only where there are several; nothing where there are none.
+    pub(crate) fn normal(&self) -> Option<Self> {
+        if self.len == 0 || self.counts.contains(&0) {
+            return None;
+        }
+        let several = |pitch: [usize; 3]| {
+            let mut counts = self.counts.iter();
+            pitch.map(|pitch| match counts.next() {
+                Some(1) => 0,
+                _ => pitch,
+            })
+        };
+        Some(Self {
+            from_pitch: several(self.from_pitch),
+            to_pitch: several(self.to_pitch),
+            ..*self
+        })
+    }
+
     /// Entries of all runs; `None` if their number overflows.
     pub(crate) fn entries(&self) -> Option<usize> {
         let mut counts = self.counts.iter();
         counts.try_fold(self.len, |all, &n| all.checked_mul(n))
     }
 
-    /// The end of the entries of runs that begin at `first` and are `pitch` apart; `None` if it overflows.
+    /// The end of the entries of normal runs that begin at `first` and are `pitch` apart; `None` if it overflows.
     fn end(&self, first: usize, pitch: [usize; 3]) -> Option<usize> {
-        if self.entries() == Some(0) {
-            return Some(0);
-        }
         let mut orders = self.counts.iter().zip(pitch);
         let last = orders.try_fold(first, |at, (&count, pitch)| {
             at.checked_add((count - 1).checked_mul(pitch)?)
@@ -36,12 +54,29 @@ impl Runs {
         last.checked_add(self.len)
     }
 
-    /// The ends of the entries in the source and in the destination.
+    /// The ends of the entries of normal runs in the source and in the destination.
     pub(crate) fn ends(&self) -> [Option<usize>; 2] {
         [
             self.end(self.from, self.from_pitch),
             self.end(self.to, self.to_pitch),
         ]
+    }
+
+    /// Normal runs of the destination that follow each other as one: their length, and how often and how far apart they are.
+    fn written(&self) -> (usize, [(usize, usize); 3]) {
+        let [a, b, c] = self.to_pitch;
+        let [i, j, k] = self.counts;
+        let mut orders = [(i, a), (j, b), (k, c)];
+        orders.sort_by_key(|&(_, pitch)| pitch);
+        let mut len = self.len;
+        for (count, pitch) in &mut orders {
+            if *count > 1 && *pitch != len {
+                break;
+            }
+            len *= *count;
+            *count = 1;
+        }
+        (len, orders)
     }
 
     /// The same runs back.
@@ -53,6 +88,80 @@ impl Runs {
             to: self.from,
             to_pitch: self.from_pitch,
             ..self
+        }
+    }
+}
+
+/// Whether normal runs write every one of the entries `0..all` once, of which they have as many and none beyond.
+pub(crate) fn write_each_once(copies: &[Runs], all: usize) -> bool {
+    if let [only] = copies
+        && only.written().0 == all
+    {
+        return true;
+    }
+    let mut seen = vec![0u64; all.div_ceil(64)];
+    copies.iter().all(|copy| {
+        let (len, [a, b, c]) = copy.written();
+        let places = |(count, pitch): (usize, usize)| (0..count).map(move |i| i * pitch);
+        let mut starts =
+            places(a).flat_map(|a| places(b).flat_map(move |b| places(c).map(move |c| a + b + c)));
+        starts.all(|start| claim(&mut seen, copy.to + start..copy.to + start + len))
+    })
+}
+
+/// Marks entries as seen, if none was before.
+fn claim(seen: &mut [u64], entries: Range<usize>) -> bool {
+    let mut at = entries.start;
+    while at < entries.end {
+        let (word, bit) = (at / 64, at % 64);
+        let len = (64 - bit).min(entries.end - at);
+        let mask = (u64::MAX >> (64 - len)) << bit;
+        if seen[word] & mask != 0 {
+            return false;
+        }
+        seen[word] |= mask;
+        at += len;
+    }
+    true
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    proptest! {
+        /// As counted entry by entry.
+        #[test]
+        fn entries_that_are_written_once(
+            copies in prop::collection::vec(
+                (0usize..4, prop::array::uniform3(0usize..4), 0usize..20, prop::array::uniform3(0usize..12)), 1..3,
+            ),
+            dense: bool,
+        ) {
+            let runs = |&(len, counts, to, to_pitch): &(usize, [usize; 3], usize, [usize; 3])| {
+                let [_, b, c] = counts;
+                let (to, to_pitch) = match dense {
+                    true => (0, [len, counts[0] * len, counts[0] * b * len]),
+                    false => (to, to_pitch),
+                };
+                Runs { len, counts: [counts[0], b, c], from: 0, from_pitch: [0; 3], to, to_pitch }
+            };
+            let copies: Vec<Runs> = copies.iter().map(runs).filter_map(|runs| runs.normal()).collect();
+            let mut places = Vec::new();
+            for copy in &copies {
+                let [a, b, c] = copy.counts;
+                for (i, j, k) in (0..a).flat_map(|i| (0..b).flat_map(move |j| (0..c).map(move |k| (i, j, k)))) {
+                    let pitch = copy.to_pitch;
+                    let start = copy.to + i * pitch[0] + j * pitch[1] + k * pitch[2];
+                    places.extend(start..start + copy.len);
+                }
+            }
+            places.sort_unstable();
+            let all = places.len();
+            let within = copies.iter().all(|copy| copy.ends()[1].is_some_and(|end| end <= all));
+            let expected = places.iter().copied().eq(0..all);
+            prop_assert_eq!(within && write_each_once(&copies, all), expected);
         }
     }
 }

@@ -6,6 +6,7 @@ use std::ops::RangeInclusive;
 use half::bf16;
 use lowp_format::{Axis, Orientation, Part, ScaleLayout, Shape};
 
+use crate::runs::write_each_once;
 use crate::{
     AdamwJob, AmaxJob, Backend, DecodeJob, GradContribution, HistoryJob, InterleaveJob,
     KernelError, RearrangeJob, Rearranged, RepackJob, Runs, Source, SumPartsJob, SumSquaresJob,
@@ -231,10 +232,11 @@ impl<B: Backend> Planner<'_, B> {
     }
 
     fn rearrange(&mut self, index: usize, job: &RearrangeJob<B>) -> Done {
-        let all = job.copies.iter().map(Runs::entries);
+        let copies: Vec<Runs> = job.copies.iter().filter_map(Runs::normal).collect();
+        let all = copies.iter().map(Runs::entries);
         let all = all.reduce(|a, b| a?.checked_add(b?)).unwrap_or(Some(0));
         let all = all.unwrap_or(usize::MAX);
-        for end in job.copies.iter().flat_map(Runs::ends) {
+        for end in copies.iter().flat_map(Runs::ends) {
             let end = end.unwrap_or(usize::MAX);
             range("runs that are rearranged", 0, end, all)?;
         }
@@ -243,6 +245,10 @@ impl<B: Backend> Planner<'_, B> {
             Rearranged::Bytes(buffers) => self.both::<u8>(index, buffers, all),
             Rearranged::F32(buffers) => self.both::<f32>(index, buffers, all),
             Rearranged::Bf16(buffers) => self.both::<bf16>(index, buffers, all),
+        }?;
+        match write_each_once(&copies, all) {
+            true => Ok(()),
+            false => Err(KernelError::RunsOverlap { index }),
         }
     }
 

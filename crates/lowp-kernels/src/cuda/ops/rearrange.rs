@@ -14,9 +14,8 @@ pub(crate) fn jobs(job: &RearrangeJob<Cuda>) -> Vec<Rearrange> {
         Rearranged::Bf16([from, to]) => (from.pointer(), to.pointer(), 2),
     };
     let bytes = |entries: usize| entries as u64 * size;
-    let copies = job.copies.iter();
-    let copies = copies.filter(|copy| copy.len > 0 && !copy.counts.contains(&0));
-    let row = |copy: &Runs| Rearrange {
+    let copies = job.copies.iter().filter_map(Runs::normal);
+    let row = |copy: Runs| Rearrange {
         from: from + bytes(copy.from),
         to: to + bytes(copy.to),
         bytes: bytes(copy.len),
