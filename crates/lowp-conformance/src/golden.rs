@@ -13,7 +13,7 @@ use super::*;
 use lowp_kernels::{AmaxJob, DecodeJob, RepackJob};
 
 /// The weight of a recipe, or its activation: an operand that passes a Hadamard transform along its columns.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq)]
 struct Cast(AnyRecipe, Role);
 
 impl Recipe for Cast {

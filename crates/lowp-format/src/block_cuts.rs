@@ -33,9 +33,12 @@ impl BlockCuts {
     }
 }
 
+/// Most parts of the weights of a block: of more, plans would hold gigabytes.
+const MOST_PARTS: usize = 1 << 20;
+
 /// Cuts of the weights of a block for `world` ranks, all of which are gathered for both usages.
 ///
-/// Each weight is cut by itself ([`BlockCuts::of_rows`]) if no rank has more than 1.1 of the mean then. Otherwise a rank has the tiles of a range
+/// Each weight is cut by itself ([`BlockCuts::of_rows`]) if no rank has more than 1.1 of the mean then, or if weights times ranks are more than 2^20. Otherwise a rank has the tiles of a range
 /// of all weights, one after the other: tiles of whole rows, or else the widest tiles that keep this bound, or else those that are the most
 /// even.
 ///
@@ -49,6 +52,9 @@ pub fn block_cuts<R: Recipe>(
         .iter()
         .map(|(recipe, full)| BlockCuts::of_rows(recipe, *full, world));
     let by_itself: Vec<BlockCuts> = by_itself.collect::<Result<_, _>>()?;
+    if weights.len().saturating_mul(world) > MOST_PARTS {
+        return Ok(by_itself);
+    }
     let total: u128 = weights
         .iter()
         .map(|(_, full)| full.elements() as u128)

@@ -114,6 +114,11 @@ impl ShardTiles {
         self.cols == self.full.cols
     }
 
+    /// Whether the flattened tall matrix is the flattened matrix: tiles are as wide as the matrix, or of one row.
+    pub fn are_in_order(&self) -> bool {
+        self.are_rows() || self.rows == 1
+    }
+
     /// Tiles of a band.
     pub fn across(&self) -> usize {
         match self.cols {
@@ -151,7 +156,7 @@ impl ShardTiles {
     /// Where `elements` of the flattened tall matrix lie in the flattened matrix, run by run in their order.
     pub fn runs(&self, elements: Range<usize>) -> impl Iterator<Item = Range<usize>> + use<> {
         let (across, Self { full, rows, cols }) = (self.across(), *self);
-        let whole = self.are_rows();
+        let whole = self.are_in_order();
         let mut at = elements.start;
         std::iter::from_fn(move || {
             if at >= elements.end {
@@ -178,10 +183,10 @@ impl ShardTiles {
     }
 
     /// The elements of the flattened matrix from the first to the last band that have some of `elements` of the flattened tall matrix; where
-    /// tiles are as wide as the matrix, these.
+    /// tiles are in order, these.
     pub fn bands(&self, elements: &Range<usize>) -> Range<usize> {
         let band = self.rows * self.full.cols;
-        match self.are_rows() || elements.is_empty() {
+        match self.are_in_order() || elements.is_empty() {
             true => elements.clone(),
             false => elements.start / band * band..elements.end.next_multiple_of(band),
         }

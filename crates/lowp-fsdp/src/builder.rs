@@ -57,7 +57,7 @@ impl Begun<'_> {
     ) -> Result<Vec<f32>, E> {
         let bands = self.tiles.bands(&elements);
         let values = read(bands.clone())?;
-        Ok(match self.tiles.are_rows() {
+        Ok(match self.tiles.are_in_order() {
             true => values,
             false => self.tiles.of_bands(&values, bands.start, elements),
         })
@@ -360,17 +360,21 @@ impl<B: Backend> Builder<'_, B> {
         let ranks = self.mesh.shard.world_size();
         let weight = |spec: &LinearSpec| (recipe(spec), Shape::new(spec.rows, spec.cols));
         let mut all = Vec::with_capacity(linears.len());
+        // Equal blocks are cut alike.
+        let mut known: Vec<(Vec<(R, Shape)>, Range<usize>)> = Vec::new();
         for block in linears.chunk_by(|a, b| a.block == b.block) {
             let weights: Vec<(R, Shape)> = block.iter().map(weight).collect();
+            if let Some((_, same)) = known.iter().find(|(known, _)| *known == weights) {
+                all.extend_from_within(same.clone());
+                continue;
+            }
             let cuts = match self.options.sharding {
                 Sharding::Fsdp => block_cuts(&weights, ranks),
-                Sharding::Zero1 => {
-                    let of_rows =
-                        |(recipe, shape): &(R, Shape)| BlockCuts::of_rows(recipe, *shape, ranks);
-                    weights.iter().map(of_rows).collect()
-                }
+                Sharding::Zero1 => cut_by_rows(&weights, ranks),
             };
+            let start = all.len();
             all.extend(cuts.map_err(ShardError::from)?);
+            known.push((weights, start..all.len()));
         }
         Ok(all)
     }
@@ -403,20 +407,6 @@ impl<B: Backend> Builder<'_, B> {
         let tensor = ShardedTensor::new(self.backend, recipe, shard)?;
         let id = adamw.param(tensor.local(), spec)?;
         Ok((tensor, id))
-    }
-}
-
-/// Most parts of the weights of a block: of more, a plan would hold gigabytes.
-const MOST_PARTS: usize = 1 << 20;
-
-/// How the weights of a block are cut: evenly, or each by itself where there are very many parts.
-pub(crate) fn cut_block<R: Recipe>(
-    weights: &[(R, Shape)],
-    ranks: usize,
-) -> Result<Vec<BlockCuts>, FormatError> {
-    match weights.len().saturating_mul(ranks) > MOST_PARTS {
-        true => cut_by_rows(weights, ranks),
-        false => block_cuts(weights, ranks),
     }
 }
 

@@ -65,7 +65,7 @@ impl<B: Backend, R: Recipe> ShardedModel<B, R> {
         for ((id, weight), name) in self.weights.iter().zip(&self.names) {
             let elements = &weight.element_ranges()[self.mesh.shard.rank()];
             let tiles = weight.tiles();
-            match tiles.are_rows() {
+            match tiles.are_in_order() {
                 true => {
                     let param = (*id, elements.start, weight.elements());
                     self.add_state(&mut states, stream, name, param)?;
@@ -224,7 +224,7 @@ impl<B: Backend, R: Recipe> ShardedModel<B, R> {
             let read = |what: &str| -> Result<Vec<f32>, ModelError> {
                 let (name, full) = (format!("{name}.{what}"), [rows, cols]);
                 let values = checkpoint.read_elements(&name, full, bands.clone())?;
-                Ok(match tiles.are_rows() {
+                Ok(match tiles.are_in_order() {
                     true => values,
                     false => tiles.of_bands(&values, bands.start, elements.clone()),
                 })

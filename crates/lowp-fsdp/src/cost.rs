@@ -35,10 +35,10 @@ pub use shapes::{LayerShape, ModelShapes};
 pub use spread::{RankSpread, Spread};
 pub use traffic::{CollectiveCost, StepTraffic};
 
-use lowp_format::{Recipe, ReshardAfterForward};
+use lowp_format::{Recipe, ReshardAfterForward, block_cuts};
 
 use crate::Sharding;
-use crate::builder::{cut_block, cut_by_rows};
+use crate::builder::cut_by_rows;
 use crate::plain_vars::VarRecipe;
 use weight::WeightCost;
 use weights::Weights;
@@ -73,7 +73,7 @@ impl Costs {
     /// # Errors
     /// A shape that its recipe cannot take, a model that is too large, recipes that are not one for each layer, or a number of `config` that
     /// no run has.
-    pub fn new<R: Recipe + PartialEq>(
+    pub fn new<R: Recipe>(
         model: &ModelShapes,
         recipes: &[R],
         name: &str,
@@ -90,7 +90,7 @@ impl Costs {
         }
         let weights = recipes.iter().zip(&model.layers);
         let weights = weights.map(|(recipe, layer)| (*recipe, layer.block, layer.shape));
-        let weights = Weights::new(weights, config, cut_block);
+        let weights = Weights::new(weights, config, block_cuts);
         let weights = weights.map_err(|(number, source)| CostError::Layer { number, source })?;
         // Variables are rows of f32, whatever the weights are, and gathered once per step.
         let of_vars = CostConfig {

@@ -128,7 +128,7 @@ mod tests {
     use lowp_format::{AnyRecipe, Columnwise, Operand, Quantizers, RecipeOptions};
 
     /// Roles quantized by recipes of their own.
-    #[derive(Clone, Copy, Debug)]
+    #[derive(Clone, Copy, Debug, PartialEq)]
     struct Mixed {
         weight: AnyRecipe,
         activation: AnyRecipe,

@@ -475,7 +475,7 @@ impl<B: Backend, R: Recipe> ShardedModel<B, R> {
         own: &[f32],
     ) -> Result<Vec<f32>, ModelError> {
         let tall = self.gather_f32(weight.element_ranges(), own)?;
-        Ok(match weight.tiles().are_rows() {
+        Ok(match weight.tiles().are_in_order() {
             true => tall,
             false => weight.tiles().scatter(&tall),
         })

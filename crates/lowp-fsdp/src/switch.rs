@@ -49,7 +49,7 @@ impl<B: Backend, R: Recipe> ShardedModel<B, R> {
             let ranges = builder.element_ranges(&recipe(spec), cuts)?;
             // Cut as they are, on every rank.
             let [old, new] = [weight.tiles(), &cuts.tiles];
-            let alike = old == new || (old.are_rows() && new.are_rows());
+            let alike = old == new || (old.are_in_order() && new.are_in_order());
             if alike && ranges == weight.element_ranges() {
                 states.push(own);
                 continue;

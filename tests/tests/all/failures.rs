@@ -223,7 +223,7 @@ fn a_buffer_of_two_parameters_is_rejected() {
 }
 
 /// Weights after a Hadamard transform, which only operands of the weight gradient pass.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq)]
 struct Transformed(AnyRecipe);
 
 impl Recipe for Transformed {
@@ -253,7 +253,7 @@ fn a_weight_behind_a_transform_is_rejected() {
 }
 
 /// A delayed scale for each orientation: E4M3 for the forward product, E5M2 for the backward ones.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq)]
 struct TwoDelayed([AnyRecipe; 2]);
 
 impl Recipe for TwoDelayed {

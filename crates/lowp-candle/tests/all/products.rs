@@ -36,7 +36,7 @@ const STEP: u64 = 5;
 const FIRST: usize = 640;
 
 /// A recipe whose operands are quantized in some products only.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq)]
 struct Control {
     recipe: AnyRecipe,
     activations: Usage,

@@ -10,9 +10,9 @@ use crate::{
 };
 
 /// A low-precision format: the answers from which layouts, casts and gathers follow. Implementations
-/// are `Copy` values without state; amax histories and scales belong to the training loop.
+/// are `Copy` values without state, and equal ones quantize alike; amax histories and scales belong to the training loop.
 #[enum_dispatch]
-pub trait Recipe: Copy + std::fmt::Debug + Send + Sync + 'static {
+pub trait Recipe: Copy + PartialEq + std::fmt::Debug + Send + Sync + 'static {
     /// The name in options, tables and file metadata.
     fn name(&self) -> &'static str;
 

@@ -63,6 +63,12 @@ proptest! {
         prop_assert_eq!(&tiles.scatter(&tall), &numbers);
         let end = start + (full.elements() - start) / 2;
         let bands = tiles.bands(&(start..end));
+        if tiles.are_in_order() {
+            prop_assert_eq!(&tall, &numbers);
+            prop_assert_eq!(&bands, &(start..end));
+            prop_assert_eq!(tiles.runs(bands.clone()).count(), usize::from(start < end));
+        }
+        prop_assert_eq!(tiles.are_in_order(), tiles.are_rows() || tiles.tile().rows == 1);
         prop_assert_eq!(&tiles.of_bands(&numbers[bands.clone()], bands.start, start..end), &tall[start..end]);
         let (tile, across) = (tiles.tile(), tiles.across());
         for (at, &number) in tall.iter().enumerate().step_by(97) {
@@ -77,6 +83,21 @@ proptest! {
         sorted.sort_unstable();
         prop_assert_eq!(sorted, numbers);
     }
+}
+
+/// A block of very many parts is cut by rows, as its plan would hold gigabytes.
+#[test]
+fn blocks_of_very_many_parts_are_cut_by_rows() {
+    let recipe = AnyRecipe::from_name("fp8-block", &Default::default()).unwrap();
+    let full = Shape::new(128, 1024);
+    let are_rows = |weights: usize, world| {
+        let cuts = block_cuts(&vec![(recipe, full); weights], world).unwrap();
+        cuts.iter().all(|cut| cut.tiles.are_rows())
+    };
+    assert!(!are_rows(1, 1 << 20));
+    assert!(are_rows(1, (1 << 20) + 1));
+    assert!(!are_rows(8, 1 << 17));
+    assert!(are_rows(9, 1 << 17));
 }
 
 #[test]

@@ -31,8 +31,8 @@ pub struct RankMemory {
     pub gathered: u128,
     /// Parts that it keeps from forward to backward.
     pub parts: u128,
-    /// Memory that weights are decoded in, on the device and on the host; where layers run on a device, that in which gradients are put in
-    /// the order of tiles.
+    /// Memory that weights are decoded in, on the device and on the host; where layers run on a device, that in which gradients are in the
+    /// order of rows, before they are put in that of tiles.
     pub decoded: u128,
     /// Beside full weights.
     pub staged: u128,
@@ -48,7 +48,7 @@ pub struct RankMemory {
 
 impl RankMemory {
     /// Of the first rank that holds most.
-    pub(super) fn new<R: Recipe + PartialEq>(
+    pub(super) fn new<R: Recipe>(
         model: &ModelShapes,
         weights: &Weights<R>,
         vars: &Weights<VarRecipe>,
@@ -112,15 +112,15 @@ impl RankMemory {
     }
 }
 
-/// Memory in which gradients of weights whose tiles ranks own are put in the order of tiles: two buffers of each length.
-fn to_tiles<R: Recipe + PartialEq>(weights: &Weights<R>) -> u128 {
+/// Memory in which gradients of weights whose tiles ranks own are in the order of rows: a buffer of each length.
+fn to_tiles<R: Recipe>(weights: &Weights<R>) -> u128 {
     let lens = weights.in_tiles().map(|shape| shape.elements() as u128);
     let lens: BTreeSet<u128> = lens.collect();
-    2 * F32 * lens.iter().sum::<u128>()
+    F32 * lens.iter().sum::<u128>()
 }
 
 /// Memory that weights are decoded in: one buffer of each length on the device, and the longest on the host.
-fn decoded<R: Recipe + PartialEq>(weights: &Weights<R>) -> u128 {
+fn decoded<R: Recipe>(weights: &Weights<R>) -> u128 {
     let shapes = weights.shapes().map(|shape| shape.elements() as u128);
     let elements: BTreeSet<u128> = shapes.collect();
     let longest = elements.last().copied().unwrap_or(0);
@@ -129,7 +129,7 @@ fn decoded<R: Recipe + PartialEq>(weights: &Weights<R>) -> u128 {
 
 /// Memory that weights are gathered in: blocks with equal plans use it in turn, unless they are kept until backward. With prefetches a
 /// block and the one before it have memory at once.
-pub(super) fn gathered<R: Recipe + PartialEq>(weights: &Weights<R>, config: &CostConfig) -> u128 {
+pub(super) fn gathered<R: Recipe>(weights: &Weights<R>, config: &CostConfig) -> u128 {
     let costs = weights.costs.iter();
     if config.reshard == ReshardAfterForward::No {
         let kept = costs.map(|cost| cost.count * u128::from(cost.gathered));

@@ -65,7 +65,7 @@ pub struct RankSpread {
 }
 
 impl RankSpread {
-    pub(super) fn new<R: Recipe + PartialEq>(weights: &Weights<R>, ranks: usize) -> Self {
+    pub(super) fn new<R: Recipe>(weights: &Weights<R>, ranks: usize) -> Self {
         let by_rank = |of: fn(&WeightCost) -> &[u64]| weights.by_rank(ranks, of);
         let elements = by_rank(|cost| &cost.elements);
         let [stored, scales] = [by_rank(|cost| &cost.stored), by_rank(|cost| &cost.scales)];
@@ -96,7 +96,7 @@ impl RankSpread {
 }
 
 /// What ranks send of the block whose ranks differ most, by what it is gathered for. Messages are counted with their padding.
-fn sent<R: Recipe + PartialEq>(weights: &Weights<R>) -> Vec<(&'static str, &'static str, Spread)> {
+fn sent<R: Recipe>(weights: &Weights<R>) -> Vec<(&'static str, &'static str, Spread)> {
     let spread = |of, block: &BlockCost| {
         let mut sums: Vec<u64> = Vec::new();
         for gather in block.gathers.iter().filter(|gather| gather.of == of) {

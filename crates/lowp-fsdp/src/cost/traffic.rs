@@ -58,7 +58,7 @@ pub(super) const USES: [(Use, &str, &str); 4] = [
 
 impl StepTraffic {
     /// The step of a model whose weights live in `recipe`.
-    pub(super) fn new<R: Recipe + PartialEq>(
+    pub(super) fn new<R: Recipe>(
         (weights, vars): (&Weights<R>, &Weights<VarRecipe>),
         recipe: &str,
         config: &CostConfig,

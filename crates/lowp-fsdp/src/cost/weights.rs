@@ -38,7 +38,7 @@ pub(super) struct Weights<R> {
     pub(super) blocks: Vec<usize>,
 }
 
-impl<R: Recipe + PartialEq> Weights<R> {
+impl<R: Recipe> Weights<R> {
     /// The costs of weights of these recipes, blocks and shapes, where `cut` cuts those of a block.
     pub(super) fn new(
         all: impl Iterator<Item = (R, usize, Shape)>,
@@ -158,10 +158,10 @@ impl<R: Recipe + PartialEq> Weights<R> {
         self.kinds.iter().map(|kind| kind.shape)
     }
 
-    /// The shapes of which ranks own tiles.
+    /// The shapes of which ranks own tiles that are in another order.
     pub(super) fn in_tiles(&self) -> impl Iterator<Item = Shape> {
         let tiles = self.kinds.iter().filter_map(|kind| kind.cuts.as_ref());
-        let tiles = tiles.filter(|cuts| !cuts.tiles.are_rows());
+        let tiles = tiles.filter(|cuts| !cuts.tiles.are_in_order());
         tiles.map(|cuts| cuts.tiles.full())
     }
 

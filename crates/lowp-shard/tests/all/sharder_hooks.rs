@@ -257,7 +257,7 @@ fn rows_that_cut_blocks_of_four_over_six_say_what_to_do() {
 }
 
 /// Another recipe with both orientations exchanged.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq)]
 struct Exchanged(AnyRecipe);
 
 impl Exchanged {

@@ -10,7 +10,7 @@ use lowp_kernels::Cpu;
 use lowp_shard::{GatherGroup, GatherPool, ShardError, ShardSpec, ShardedTensor};
 
 /// Rowwise E4M3, and a columnwise buffer that says it is the transpose.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq)]
 struct Derived {
     code: Code,
     axes: [Axis; 2],
