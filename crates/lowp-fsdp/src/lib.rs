@@ -30,6 +30,7 @@ mod code_counts;
 pub mod cost;
 mod error;
 mod formats;
+mod grad_tiles;
 mod gradients;
 mod held;
 mod memory;

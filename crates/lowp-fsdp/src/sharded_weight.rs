@@ -11,18 +11,16 @@ use lowp_comm::{MeshComm, or_abort};
 use lowp_format::{
     Phase, QuantizedTensor, Recipe, RowCuts, Shape, ShardTiles, SourceRounding, Usage,
 };
-use lowp_kernels::{
-    Backend, ConvertJob, DecodeJob, KernelError, RearrangeJob, Rearranged, Source, StepScalars,
-    Work,
-};
+use lowp_kernels::{Backend, DecodeJob, FloatDtype, KernelError, Source, StepScalars, Work};
 use lowp_shard::{
     Divergence, GatherAccount, GatherGroup, GatherWatch, Reshard, Scratches, ShardError, ShardSpec,
-    ShardedTensor, audit_in_group, tall_to_matrix,
+    ShardedTensor, audit_in_group,
 };
 use serde_json::Value;
 
 use crate::code_counts::{self, CodeCounts};
 use crate::error::ModelError;
+use crate::grad_tiles::GradTiles;
 use crate::gradients::Gradients;
 use crate::held::{Held, Locked, WeightBlock};
 use crate::memory::LayerMemory;
@@ -52,9 +50,6 @@ struct DecodeKey {
     scratch: u64,
 }
 
-/// The memory of a full gradient, and of what it is put into the order of tiles in.
-type GradPlace = (Range<usize>, [u64; 2]);
-
 #[derive(Debug)]
 struct State<B: Backend, R: Recipe> {
     held: Held<B, R>,
@@ -64,8 +59,8 @@ struct State<B: Backend, R: Recipe> {
     decodes: Vec<(DecodeKey, B::Plan)>,
     /// Where the gradient goes, and the parameter that it is there.
     gradients: Option<(Arc<Gradients<B>>, usize)>,
-    /// Planned once per place of a gradient that goes to tiles ([`ShardedWeight::push_gradient`]).
-    to_tiles: Vec<(GradPlace, Vec<B::Plan>)>,
+    /// Where the gradient is in the order of rows, if ranks own it in another one.
+    by_rows: Option<GradTiles<B>>,
     /// Whether a micro-batch that is not finished left a gradient.
     open: bool,
     /// How long the host waited for gathers.
@@ -126,10 +121,10 @@ impl<B: Backend, R: Recipe> ShardedWeight<B, R> {
         let shape = tiles.full();
         let state = State {
             held,
-            scratches: memory.pool().scratches(shape.elements()),
+            scratches: memory.pool().scratches(FloatDtype::F32, shape.elements()),
             decodes: Vec::new(),
             gradients: None,
-            to_tiles: Vec::new(),
+            by_rows: GradTiles::new(&tiles),
             open: false,
             gathering: Duration::ZERO,
         };
@@ -167,7 +162,11 @@ impl<B: Backend, R: Recipe> ShardedWeight<B, R> {
     /// # Errors
     /// A thread failed while it used the weight.
     pub fn finish_micro_batch(&self) -> Result<(), ModelError> {
-        self.lock()?.open = false;
+        let mut state = self.lock()?;
+        state.open = false;
+        if let Some(by_rows) = &mut state.by_rows {
+            by_rows.forget();
+        }
         Ok(())
     }
 
@@ -374,7 +373,7 @@ impl<B: Backend, R: Recipe> State<B, R> {
         let index = match known {
             Some(index) => index,
             None => {
-                let out = Source::F32(scratch.buffer().clone());
+                let out = scratch.values().clone();
                 let job = DecodeJob::new(held.tensor()?, phase.orientation(), out)?;
                 let plan = backend.plan(Work::Decode(vec![job]))?;
                 self.decodes.push((key, plan));
@@ -382,51 +381,11 @@ impl<B: Backend, R: Recipe> State<B, R> {
             }
         };
         backend.run(&self.decodes[index].1, &StepScalars::default())?;
-        Ok(backend.read(scratch.buffer(), 0, values)?)
+        Ok(scratch.values().read(backend, 0, values)?)
     }
 }
 
 impl<B: Backend, R: Recipe> State<B, R> {
-    /// Enqueues that a row-major gradient becomes one of the tall matrix.
-    fn rearrange(
-        &mut self,
-        backend: &B,
-        tiles: &ShardTiles,
-        gradient: &Source<B>,
-    ) -> Result<(), ShardError> {
-        let scratch = [self.scratches.lend()?, self.scratches.lend()?];
-        let place = match gradient {
-            Source::F32(buffer) => backend.span(buffer),
-            Source::Bf16(buffer) => backend.span(buffer),
-        };
-        let key = (place, scratch.each_ref().map(|scratch| scratch.id()));
-        let known = self.to_tiles.iter().position(|(known, _)| *known == key);
-        let index = match known {
-            Some(index) => index,
-            None => {
-                let [first, second] = scratch.each_ref().map(|scratch| scratch.buffer().clone());
-                let convert = |from: Source<B>, into| {
-                    backend.plan(Work::Convert(vec![ConvertJob { from, into }]))
-                };
-                let rearrange = RearrangeJob {
-                    copies: vec![tall_to_matrix(tiles).reversed()],
-                    buffers: Rearranged::F32([first.clone(), second.clone()]),
-                };
-                let plans = vec![
-                    convert(gradient.clone(), Source::F32(first))?,
-                    backend.plan(Work::Rearrange(vec![rearrange]))?,
-                    convert(Source::F32(second), gradient.clone())?,
-                ];
-                self.to_tiles.push((key, plans));
-                self.to_tiles.len() - 1
-            }
-        };
-        for plan in &self.to_tiles[index].1 {
-            backend.run(plan, &StepScalars::default())?;
-        }
-        Ok(())
-    }
-
     /// Where the gradient goes.
     fn connected(&self) -> Result<(Arc<Gradients<B>>, usize), ModelError> {
         self.gradients.clone().ok_or(ModelError::NotConnected)
@@ -525,7 +484,11 @@ impl<B: Backend, R: Recipe> ShardedWeight<B, R> {
         let mut state = self.lock()?;
         let (gradients, param) = state.connected()?;
         state.open = true;
-        Ok(gradients.lock().grad(param)?)
+        let place = gradients.lock().grad(param)?;
+        match &mut state.by_rows {
+            Some(by_rows) => Ok(by_rows.lend(self.memory.pool(), place.dtype())?),
+            None => Ok(place),
+        }
     }
 
     /// Says that the backend was given the work that writes the gradient, which goes to the owners of its elements. Collective over
@@ -541,9 +504,12 @@ impl<B: Backend, R: Recipe> ShardedWeight<B, R> {
         let mut state = self.lock()?;
         let (gradients, param) = state.connected()?;
         let mut gradients = gradients.lock();
-        if !self.tiles.are_rows() {
-            let gradient = gradients.grad(param)?;
-            state.rearrange(&self.backend, &self.tiles, &gradient)?;
+        let place = gradients.taken(param)?;
+        if let Some(by_rows) = &mut state.by_rows
+            && !by_rows.put(&self.backend, &place)?
+        {
+            let name = format!("a weight of {}", self.shape);
+            return Err(ShardError::NoGradMemory { name }.into());
         }
         Ok(gradients.push(param)?)
     }
@@ -561,7 +527,7 @@ impl<B: Backend, R: Recipe> ShardedWeight<B, R> {
         }
         // Also one that fails may have added something.
         state.open = true;
-        if self.tiles.are_rows() {
+        if self.tiles.are_in_order() {
             return Ok(gradients.add(param, gradient)?);
         }
         let tall = self.tiles.gather(gradient, 0..gradient.len());

@@ -7,18 +7,18 @@ use std::time::Duration;
 use lowp_checkpoint::{Checkpoint, Saver};
 use lowp_comm::{Mesh, MeshComm, run_ranks};
 use lowp_format::spelling::Variant;
-use lowp_format::{AnyRecipe, Phase, Recipe, RecipeOptions};
+use lowp_format::{AnyRecipe, Phase, Recipe, RecipeOptions, ReshardAfterForward};
 use lowp_fsdp::cost::{CostConfig, Costs, ModelShapes};
-use lowp_fsdp::{LinearSpec, ModelError, ModelOptions, ShardedModel};
-use lowp_kernels::Cpu;
+use lowp_fsdp::{LinearSpec, ModelError, ModelOptions, ShardedModel, Sharding, VarPlace};
+use lowp_kernels::{Cpu, FloatDtype};
 use lowp_optim::StepOptions;
-use lowp_shard::Init;
+use lowp_shard::{GradBucketOptions, Init, Reduction};
 use serde_json::json;
 
 const PATIENCE: Duration = Duration::from_secs(60);
-const SHAPES: [[usize; 2]; 2] = [[128, 384], [256, 128]];
+const SHAPES: &[[usize; 2]] = &[[128, 384], [256, 128]];
 /// Those of a network as wide as a block of `mxfp8`.
-const NARROW: [[usize; 2]; 4] = [[96, 32], [32, 32], [128, 32], [32, 128]];
+const NARROW: &[[usize; 2]] = &[[96, 32], [32, 32], [128, 32], [32, 128]];
 
 type Model = ShardedModel<Cpu, Variant>;
 
@@ -37,25 +37,115 @@ fn linears(shapes: &[[usize; 2]]) -> Vec<LinearSpec> {
     layers.map(layer).collect()
 }
 
-/// A step whose gradients, and the sums of their squares, are exact in any order.
-fn step(model: &mut Model, number: u64) -> Result<(), ModelError> {
-    let shard = &model.mesh().shard;
-    let (rank, world) = (shard.rank(), shard.world_size());
-    model.begin(number, 0, true)?;
-    let weights: Vec<_> = model.weights().enumerate().collect();
-    for (layer, weight) in weights.into_iter().rev() {
-        let value = |i: usize| {
-            let odd = (i * 7 + layer * 13 + number as usize * 5) % 63;
-            if i % world == rank {
-                (odd as f32 - 31.0) / 64.0
-            } else {
-                0.0
-            }
-        };
-        let gradient: Vec<f32> = (0..weight.full_shape().elements()).map(value).collect();
-        weight.add_gradient(&gradient)?;
+/// On which ranks, and how, the same steps are made.
+#[derive(Clone, Copy, Debug)]
+struct Run {
+    recipe: Variant,
+    shapes: &'static [[usize; 2]],
+    /// Weights of this shape stay in bf16.
+    kept: Option<[usize; 2]>,
+    mesh: Mesh,
+    sharding: Sharding,
+    reshard: ReshardAfterForward,
+    /// What the backend writes gradients as; nothing where they come from the host.
+    written: Option<FloatDtype>,
+    micro_batches: usize,
+}
+
+impl Run {
+    fn new(recipe: Variant, ranks: usize) -> Self {
+        Self {
+            recipe,
+            shapes: SHAPES,
+            kept: None,
+            mesh: Mesh::sharded(ranks),
+            sharding: Sharding::Fsdp,
+            reshard: ReshardAfterForward::Yes,
+            written: None,
+            micro_batches: 1,
+        }
     }
-    model.finish_micro_batch()?;
+
+    fn recipe_of(&self, spec: &LinearSpec) -> Variant {
+        match self.kept == Some([spec.rows, spec.cols]) {
+            true => self.recipe.in_bf16(),
+            false => self.recipe,
+        }
+    }
+
+    fn vars(&self) -> VarPlace {
+        match self.written {
+            Some(_) => VarPlace::Backend,
+            None => VarPlace::Host,
+        }
+    }
+
+    fn options(&self) -> ModelOptions {
+        ModelOptions {
+            sharding: self.sharding,
+            reshard_after_forward: self.reshard,
+            grads: GradBucketOptions {
+                bytes: self.vars().grad_bucket(),
+                dtype: self.written.unwrap_or(FloatDtype::F32),
+                ..GradBucketOptions::default()
+            },
+            vars: self.vars(),
+            ..ModelOptions::default()
+        }
+    }
+
+    fn costs(&self, linears: &[LinearSpec]) -> Costs {
+        let mut shapes = ModelShapes::of_specs(linears, &[]).expect("shapes");
+        shapes.vars.clear();
+        let config = CostConfig {
+            mesh: self.mesh,
+            sharding: self.sharding,
+            reshard: self.reshard,
+            vars: self.vars(),
+            accumulate: self.micro_batches,
+            ..CostConfig::default()
+        };
+        let recipes: Vec<_> = linears.iter().map(|spec| self.recipe_of(spec)).collect();
+        Costs::new(&shapes, &recipes, self.recipe.name(), &config, None).expect("a plan")
+    }
+}
+
+/// A step whose gradients, and the sums of their squares, are exact in any order, of parts that one rank has in one micro-batch.
+fn step(model: &mut Model, number: u64, run: &Run) -> Result<(), ModelError> {
+    let world = &model.mesh().world;
+    let (rank, parts) = (world.rank(), world.world_size() * run.micro_batches);
+    let weights: Vec<_> = model.weights().cloned().collect();
+    for micro_batch in 0..run.micro_batches {
+        model.reduce(match micro_batch + 1 == run.micro_batches {
+            true => Reduction::Finish,
+            false => Reduction::Keep,
+        })?;
+        model.begin(number, 0, true)?;
+        for weight in &weights {
+            weight.with_gathered(Phase::Forward, |_, _| Ok::<_, ModelError>(()))?;
+        }
+        for (layer, weight) in weights.iter().enumerate().rev() {
+            weight.with_gathered(Phase::Backward, |_, _| Ok::<_, ModelError>(()))?;
+            let value = |i: usize| {
+                let odd = (i * 7 + layer * 13 + number as usize * 5) % 63;
+                if i % parts == rank * run.micro_batches + micro_batch {
+                    (odd as f32 - 31.0) / 64.0
+                } else {
+                    0.0
+                }
+            };
+            let len = weight.full_shape().elements();
+            let gradient: Vec<f32> = (0..len).map(value).collect();
+            match run.written {
+                Some(_) => {
+                    weight.gradient()?.write(&Cpu, 0, &gradient).expect("room");
+                    weight.push_gradient()?;
+                }
+                None => weight.add_gradient(&gradient)?,
+            }
+        }
+        model.finish_micro_batch()?;
+    }
     assert!(model.finish_step(&StepOptions::default())?.applied);
     Ok(())
 }
@@ -73,24 +163,27 @@ fn values(model: &Model) -> Result<Vec<Vec<f32>>, ModelError> {
     Ok(all)
 }
 
-/// Two steps on `world` ranks, from the beginning, or from a checkpoint that is there: the values then, which rank 0 saves to `save`.
-fn train(
-    recipe: Variant,
-    world: usize,
-    (from, save): (Option<&Path>, Option<&Path>),
-) -> Vec<Vec<f32>> {
-    let linears = linears(&SHAPES);
-    let mut shapes = ModelShapes::of_specs(&linears, &[]).expect("shapes");
-    shapes.vars.clear();
-    let config = CostConfig {
-        mesh: Mesh::sharded(world),
-        ..CostConfig::default()
-    };
-    let recipes = vec![recipe; linears.len()];
-    let costs = Costs::new(&shapes, &recipes, recipe.name(), &config, None).expect("a plan");
-    let ended = run_ranks(&Cpu, world, PATIENCE, |_, comm| {
-        let mesh = MeshComm::new(Mesh::sharded(world), comm.clone())?;
-        let (recipe, options) = (|_: &LinearSpec| recipe, ModelOptions::default());
+/// Weights of which ranks own tiles.
+fn in_tiles(model: &Model) -> Vec<usize> {
+    let weights = model.weights().map(|weight| *weight.tiles()).enumerate();
+    let tiles = weights.filter(|(_, tiles)| !tiles.are_rows());
+    tiles.map(|(number, _)| number).collect()
+}
+
+/// The weights behind some steps.
+#[derive(Debug)]
+struct Trained {
+    values: Vec<Vec<f32>>,
+    in_tiles: Vec<usize>,
+}
+
+/// Two steps from the beginning, or from a checkpoint that is there; rank 0 saves what is there then to `save`.
+fn train(run: &Run, (from, save): (Option<&Path>, Option<&Path>)) -> Trained {
+    let linears = linears(run.shapes);
+    let costs = run.costs(&linears);
+    let ended = run_ranks(&Cpu, run.mesh.world(), PATIENCE, |_, comm| {
+        let mesh = MeshComm::new(run.mesh, comm.clone())?;
+        let (recipe, options) = (|spec: &LinearSpec| run.recipe_of(spec), run.options());
         let (mut model, first) = match from {
             Some(folder) => {
                 let checkpoint = Checkpoint::latest(folder).expect("a checkpoint");
@@ -103,7 +196,7 @@ fn train(
             None => (Model::new(&Cpu, &mesh, recipe, &linears, &[], options)?, 0),
         };
         for number in first..first + 2 {
-            step(&mut model, number)?;
+            step(&mut model, number, run)?;
         }
         if let Some(folder) = save {
             let about = json!({ "weights": model.about(), "scales": model.about_scales()? });
@@ -113,72 +206,174 @@ fn train(
             saver.finish().expect("a checkpoint");
         }
         let bytes = model.weight_bytes(Default::default())?;
-        Ok::<_, ModelError>((values(&model)?, bytes.masters, bytes.resident))
+        Ok::<_, ModelError>((values(&model)?, bytes, in_tiles(&model)))
     });
     let mut ended = ended.expect("ranks that work");
-    let masters: Vec<u128> = ended.iter().map(|rank| rank.1.into()).collect();
-    let spread = costs.spread.masters;
-    assert_eq!(masters.iter().max(), Some(&spread.max));
-    assert_eq!(masters.iter().min(), Some(&spread.min));
-    let resident: u128 = ended.iter().map(|rank| u128::from(rank.2)).sum();
-    assert_eq!(resident, costs.resident);
+    let replica = &ended[..run.mesh.shard];
+    if run.sharding == Sharding::Fsdp {
+        let masters = replica.iter().map(|rank| u128::from(rank.1.masters));
+        let spread = costs.spread.masters;
+        assert_eq!(masters.clone().max(), Some(spread.max), "{run:?}");
+        assert_eq!(masters.min(), Some(spread.min), "{run:?}");
+    }
+    let resident = replica.iter().map(|rank| u128::from(rank.1.resident));
+    assert_eq!(resident.sum::<u128>(), costs.resident, "{run:?}");
+    if run.written == Some(FloatDtype::F32) {
+        let memory = &costs.memory;
+        let planned = memory.weights + memory.masters + memory.gathered + memory.parts;
+        let planned = planned + memory.decoded + memory.buckets;
+        let peak = u128::from(replica[memory.rank].1.peak);
+        assert_eq!(peak, planned, "{run:?}");
+    }
     assert!(ended.iter().all(|rank| rank.0 == ended[0].0));
-    ended.swap_remove(0).0
+    let (values, _, in_tiles) = ended.swap_remove(0);
+    Trained { values, in_tiles }
 }
 
 #[test]
 fn any_number_of_ranks_trains_what_one_trains() {
     let recipe = recipe("mxfp8");
-    let one = train(recipe, 1, (None, None));
+    let one = train(&Run::new(recipe, 1), (None, None));
+    let mut tiles = Vec::new();
     for world in 2..10 {
-        assert!(train(recipe, world, (None, None)) == one, "{world} ranks");
+        let many = train(&Run::new(recipe, world), (None, None));
+        assert!(many.values == one.values, "{world} ranks");
+        if !many.in_tiles.is_empty() {
+            tiles.push(world);
+        }
     }
+    assert_eq!(tiles, [5, 6, 8, 9]);
 }
 
 #[test]
 fn every_recipe_trains_on_many_ranks_what_it_trains_on_one() {
+    let mut by_rows = Vec::new();
     for recipe in AnyRecipe::low_precision().into_iter().map(Variant::from) {
-        let one = train(recipe, 1, (None, None));
-        let many = train(recipe, 9, (None, None));
-        assert!(many == one, "{}", recipe.name());
+        let one = train(&Run::new(recipe, 1), (None, None));
+        let many = train(&Run::new(recipe, 9), (None, None));
+        assert!(many.values == one.values, "{}", recipe.name());
+        if many.in_tiles.is_empty() {
+            by_rows.push(recipe.name());
+        }
     }
+    assert_eq!(by_rows, ["fp8-delayed", "fp8-current", "fp8-rowwise"]);
+}
+
+#[test]
+fn gradients_of_the_backend_are_those_of_the_host() {
+    for recipe in ["mxfp8", "fp8-block"].map(recipe) {
+        let one = train(&Run::new(recipe, 1), (None, None));
+        for dtype in [FloatDtype::F32, FloatDtype::Bf16] {
+            for micro_batches in [1, 3] {
+                let run = Run {
+                    written: Some(dtype),
+                    micro_batches,
+                    ..Run::new(recipe, 9)
+                };
+                let many = train(&run, (None, None));
+                assert!(many.values == one.values, "{run:?}");
+                assert!(!many.in_tiles.is_empty(), "{run:?}");
+            }
+        }
+    }
+}
+
+#[test]
+fn replicas_and_groups_of_ranks_train_what_one_trains() {
+    let recipe = recipe("fp8-block");
+    let one = train(&Run::new(recipe, 1), (None, None));
+    for (replicate, shard, reshard) in [
+        (2, 5, ReshardAfterForward::Yes),
+        (1, 10, ReshardAfterForward::Group(2)),
+        (1, 10, ReshardAfterForward::Group(5)),
+        (2, 5, ReshardAfterForward::No),
+    ] {
+        for written in [None, Some(FloatDtype::F32)] {
+            let run = Run {
+                mesh: Mesh { replicate, shard },
+                reshard,
+                written,
+                ..Run::new(recipe, 1)
+            };
+            let many = train(&run, (None, None));
+            assert!(many.values == one.values, "{run:?}");
+            assert!(!many.in_tiles.is_empty(), "{run:?}");
+        }
+    }
+}
+
+/// A layer that stays in bf16 is cut into tiles with its block. They are in order: nothing is rearranged, and its masters are saved as a row.
+#[test]
+fn a_layer_in_bf16_has_tiles_of_one_row() {
+    let of = |ranks, written| Run {
+        shapes: &[[128, 1024], [64, 1024]],
+        kept: Some([64, 1024]),
+        written,
+        ..Run::new(recipe("fp8-block"), ranks)
+    };
+    let folder = tempfile::tempdir().expect("a folder");
+    let one = train(&of(1, None), (None, None));
+    for written in [None, Some(FloatDtype::F32), Some(FloatDtype::Bf16)] {
+        let many = train(&of(9, written), (None, Some(folder.path())));
+        assert!(many.values == one.values, "{written:?}");
+        assert_eq!(many.in_tiles, [0, 1, 2, 3]);
+    }
+    let checkpoint = Checkpoint::latest(folder.path()).expect("a checkpoint");
+    let shape = |name: &str| checkpoint.info(name).expect(name).shape;
+    assert_eq!(shape("layer0.master"), [128, 1024]);
+    assert_eq!(shape("layer1.master"), [1, 64 * 1024]);
 }
 
 #[test]
 fn any_number_of_ranks_goes_on_where_others_ended() {
     for name in ["fp8-block", "nvfp4-1d"] {
-        let recipe = recipe(name);
-        let [first, second] = [(); 2].map(|()| tempfile::tempdir().expect("a folder"));
-        let [first, second] = [first.path(), second.path()];
-        train(recipe, 1, (None, Some(first)));
-        let one = train(recipe, 1, (Some(first), None));
-        train(recipe, 9, (None, Some(second)));
-        for (folder, worlds) in [(first, &[9][..]), (second, &[1, 5])] {
-            for &world in worlds {
-                let many = train(recipe, world, (Some(folder), None));
-                assert!(many == one, "{name} on {world} ranks");
+        let of = |ranks| Run::new(recipe(name), ranks);
+        let whole = |ranks| Run {
+            sharding: Sharding::Zero1,
+            ..of(ranks)
+        };
+        let [first, second, third] = [(); 3].map(|()| tempfile::tempdir().expect("a folder"));
+        let [first, second, third] = [first.path(), second.path(), third.path()];
+        train(&of(1), (None, Some(first)));
+        let one = train(&of(1), (Some(first), None));
+        assert!(!train(&of(9), (None, Some(second))).in_tiles.is_empty());
+        train(&whole(3), (None, Some(third)));
+        for (folder, runs) in [
+            (first, &[of(9)][..]),
+            (second, &[of(1), of(5), whole(3)]),
+            (third, &[of(9), of(1)]),
+        ] {
+            for run in runs {
+                let many = train(run, (Some(folder), None));
+                assert!(many.values == one.values, "{run:?}");
             }
         }
     }
 }
 
 /// A step in `recipe`, one in its precision tail, and one in it again.
-fn there_and_back(recipe: Variant, world: usize) -> Vec<Vec<f32>> {
-    let linears = linears(&NARROW);
-    let ended = run_ranks(&Cpu, world, PATIENCE, |_, comm| {
-        let mesh = MeshComm::new(Mesh::sharded(world), comm)?;
-        let options = ModelOptions::default();
+fn there_and_back(recipe: Variant, ranks: usize) -> Trained {
+    let run = Run {
+        shapes: NARROW,
+        ..Run::new(recipe, ranks)
+    };
+    let linears = linears(run.shapes);
+    let ended = run_ranks(&Cpu, ranks, PATIENCE, |_, comm| {
+        let mesh = MeshComm::new(run.mesh, comm)?;
+        let options = run.options();
         let mut model = Model::new(&Cpu, &mesh, |_| recipe, &linears, &[], options)?;
-        step(&mut model, 0)?;
+        step(&mut model, 0, &run)?;
+        let in_tiles = in_tiles(&model);
         let tail = recipe.with_bf16_forward();
         let mut model = model.in_recipes(|_| tail, &linears, &[])?;
-        step(&mut model, 1)?;
+        step(&mut model, 1, &run)?;
         let mut model = model.in_recipes(|_| recipe, &linears, &[])?;
-        step(&mut model, 2)?;
-        values(&model)
+        step(&mut model, 2, &run)?;
+        let values = values(&model)?;
+        Ok::<_, ModelError>(Trained { values, in_tiles })
     });
     let mut ended = ended.expect("ranks that work");
-    assert!(ended.iter().all(|rank| *rank == ended[0]));
+    assert!(ended.iter().all(|rank| rank.values == ended[0].values));
     ended.swap_remove(0)
 }
 
@@ -188,7 +383,40 @@ fn a_precision_tail_goes_on_with_the_masters_on_any_number_of_ranks() {
         let one = there_and_back(recipe, 1);
         for world in [3, 9] {
             let many = there_and_back(recipe, world);
-            assert!(many == one, "{} on {world} ranks", recipe.name());
+            assert!(
+                many.values == one.values,
+                "{} on {world} ranks",
+                recipe.name()
+            );
+            assert_eq!(many.in_tiles.is_empty(), world == 3, "{}", recipe.name());
+        }
+    }
+}
+
+/// A gradient that was not written is an error, of rows as of tiles.
+#[test]
+fn gradients_are_pushed_once() {
+    for (ranks, again) in [(1, false), (1, true), (9, false), (9, true)] {
+        let run = Run {
+            written: Some(FloatDtype::F32),
+            ..Run::new(recipe("fp8-block"), ranks)
+        };
+        let ended = run_ranks(&Cpu, ranks, PATIENCE, |_, comm| {
+            let mesh = MeshComm::new(run.mesh, comm)?;
+            let (linears, options) = (linears(run.shapes), run.options());
+            let model = Model::new(&Cpu, &mesh, |_| run.recipe, &linears, &[], options)?;
+            assert_eq!(in_tiles(&model).is_empty(), ranks == 1);
+            let weight = model.weights().next().expect("a weight");
+            if again {
+                weight.gradient()?;
+                weight.push_gradient()?;
+            }
+            let error = weight.push_gradient().expect_err("no gradient");
+            Ok::<_, ModelError>(error.to_string())
+        });
+        for error in ended.expect("errors") {
+            let expected = "the gradient of 'layer0' has no memory";
+            assert!(error.contains(expected), "{error}");
         }
     }
 }

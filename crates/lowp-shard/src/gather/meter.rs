@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
-use lowp_kernels::{Backend, Element};
+use lowp_kernels::{Backend, Element, FloatDtype, Source};
 
 use crate::ShardError;
 
@@ -53,12 +53,26 @@ impl Metered {
         len: usize,
     ) -> Result<B::Buffer<T>, ShardError> {
         let buffer = backend.alloc(len)?;
-        let bytes = len * size_of::<T>();
+        self.count(len * size_of::<T>());
+        Ok(buffer)
+    }
+
+    /// Another buffer of `len` values.
+    pub(super) fn alloc_values<B: Backend>(
+        &mut self,
+        backend: &B,
+        (dtype, len): (FloatDtype, usize),
+    ) -> Result<Source<B>, ShardError> {
+        let values = Source::alloc(backend, dtype, len)?;
+        self.count(len * dtype.bytes());
+        Ok(values)
+    }
+
+    fn count(&mut self, bytes: usize) {
         self.bytes += bytes;
         self.meter.allocations.fetch_add(1, Ordering::Relaxed);
         let now = bytes + self.meter.bytes.fetch_add(bytes, Ordering::Relaxed);
         self.meter.most.fetch_max(now, Ordering::Relaxed);
-        Ok(buffer)
     }
 }
 

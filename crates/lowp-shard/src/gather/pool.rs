@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use lowp_format::BufferKey;
-use lowp_kernels::Backend;
+use lowp_kernels::{Backend, FloatDtype};
 
 use super::exchange::Exchange;
 use super::kind::{GatherKind, KINDS, ParamPlans, exchange, label};
@@ -188,15 +188,16 @@ impl<B: Backend> GatherPool<B> {
         }
     }
 
-    /// Scratch of `len` f32 values for who asks, shared with all who ask for as many.
-    pub fn scratches(&self, len: usize) -> Arc<Scratches<B>> {
+    /// Scratch of `len` values for who asks, shared with all who ask for as many of the dtype.
+    pub fn scratches(&self, dtype: FloatDtype, len: usize) -> Arc<Scratches<B>> {
+        let kind = (dtype, len);
         let scratches = &mut self.lock().scratches;
         scratches.retain(|known| known.strong_count() > 0);
         let mut known = scratches.iter().filter_map(Weak::upgrade);
-        if let Some(found) = known.find(|known| known.len == len) {
+        if let Some(found) = known.find(|known| known.kind == kind) {
             return found;
         }
-        let new = Arc::new(Scratches::new(&self.backend, &self.meter, len));
+        let new = Arc::new(Scratches::new(&self.backend, &self.meter, kind));
         scratches.push(Arc::downgrade(&new));
         new
     }

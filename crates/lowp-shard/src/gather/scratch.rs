@@ -1,32 +1,32 @@
-//! [`Scratch`]: buffers of f32 values that the users of a pool use in turn.
+//! [`Scratch`]: buffers of values that the users of a pool use in turn.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use lowp_kernels::Backend;
+use lowp_kernels::{Backend, FloatDtype, Source};
 
 use super::lending::Lending;
 use super::meter::{Meter, Metered};
 use crate::ShardError;
 
-/// Buffers of one length of a pool ([`GatherPool::scratches`](super::GatherPool::scratches)), which go with the last handle.
+/// Buffers of one dtype and length of a pool ([`GatherPool::scratches`](super::GatherPool::scratches)), which go with the last handle.
 #[derive(Debug)]
 pub struct Scratches<B: Backend> {
     backend: B,
     meter: Arc<Meter>,
-    pub(super) len: usize,
+    pub(super) kind: (FloatDtype, usize),
     free: Lending<B, Memory<B>>,
 }
 
 #[derive(Debug)]
 struct Memory<B: Backend> {
     id: u64,
-    buffer: B::Buffer<f32>,
+    values: Source<B>,
     /// Counts it.
     _metered: Metered,
 }
 
-/// Memory for f32 values, borrowed from a pool for one use: a decoded weight, for
+/// Memory for values, borrowed from a pool for one use: a decoded weight, for
 /// example. Its content is what the last user left. It goes back when dropped, to be lent after the work that
 /// the pool's stream has by then: streams that use it besides are ordered before.
 #[derive(Debug)]
@@ -37,8 +37,8 @@ pub struct Scratch<B: Backend> {
 
 impl<B: Backend> Scratch<B> {
     /// The buffer.
-    pub fn buffer(&self) -> &B::Buffer<f32> {
-        &self.memory.buffer
+    pub fn values(&self) -> &Source<B> {
+        &self.memory.values
     }
 
     /// A number that no other buffer has: plans over the buffer can be kept by it.
@@ -48,11 +48,11 @@ impl<B: Backend> Scratch<B> {
 }
 
 impl<B: Backend> Scratches<B> {
-    pub(super) fn new(backend: &B, meter: &Arc<Meter>, len: usize) -> Self {
+    pub(super) fn new(backend: &B, meter: &Arc<Meter>, kind: (FloatDtype, usize)) -> Self {
         Self {
             backend: backend.clone(),
             meter: Arc::clone(meter),
-            len,
+            kind,
             free: Lending::new(),
         }
     }
@@ -74,7 +74,7 @@ impl<B: Backend> Scratches<B> {
         static MADE: AtomicU64 = AtomicU64::new(1);
         let mut metered = Metered::new(&self.meter);
         Ok(Memory {
-            buffer: metered.alloc(&self.backend, self.len)?,
+            values: metered.alloc_values(&self.backend, self.kind)?,
             id: MADE.fetch_add(1, Ordering::Relaxed),
             _metered: metered,
         })

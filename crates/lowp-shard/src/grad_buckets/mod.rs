@@ -278,6 +278,18 @@ impl<B: Backend> GradBuckets<B> {
         Ok(grad)
     }
 
+    /// The memory that was taken for the gradient of `param` and not pushed.
+    ///
+    /// # Errors
+    /// No such parameter, or there is none.
+    pub fn taken(&self, param: usize) -> Result<Source<B>, ShardError> {
+        let found = self.param(param)?;
+        let taken = found.grad.as_ref().filter(|_| found.state == State::Taken);
+        taken.cloned().ok_or_else(|| ShardError::NoGradMemory {
+            name: found.given.name.clone(),
+        })
+    }
+
     /// Whether the gradient of `param` is written where it is kept: the first one, in the dtype that is kept, of a bucket of which something
     /// is or will be kept.
     fn is_written_in_place(&self, param: usize) -> bool {
@@ -304,13 +316,8 @@ impl<B: Backend> GradBuckets<B> {
     }
 
     fn try_push(&mut self, param: usize) -> Result<(), ShardError> {
-        let found = self.param(param)?;
-        if found.state != State::Taken {
-            return Err(ShardError::NoGradMemory {
-                name: found.given.name.clone(),
-            });
-        }
-        let bucket = found.bucket;
+        self.taken(param)?;
+        let bucket = self.params[param].bucket;
         self.params[param].state = State::Pushed;
         let Bucket { params, pushed, .. } = &mut self.buckets[bucket];
         *pushed += 1;

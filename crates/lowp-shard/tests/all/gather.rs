@@ -9,7 +9,7 @@ use lowp_comm::{CommError, LocalComm};
 use lowp_format::{
     AnyRecipe, Origin, Phase, QuantizedTensor, Recipe, ReshardAfterForward, RowCuts, Shape, Usage,
 };
-use lowp_kernels::{Backend, Cpu, CpuBuffer, Source};
+use lowp_kernels::{Backend, Cpu, CpuBuffer, FloatDtype, Source};
 use lowp_shard::{
     CastItem, CastPlan, GatherGroup, GatherPool, Reshard, ScaleBookBuilder, Scratches, ShardError,
     ShardSpec, ShardedTensor, quantize,
@@ -490,20 +490,24 @@ fn cuts_off_the_quantum_or_of_other_rows_are_rejected() {
 #[test]
 fn scratch_is_lent_in_turn() {
     let pool = GatherPool::new(&Cpu);
-    let (twelve, eight) = (pool.scratches(12), pool.scratches(8));
+    let [twelve, eight] = [12, 8].map(|len| pool.scratches(FloatDtype::F32, len));
     let id = |of: &Arc<Scratches<Cpu>>| of.lend().expect("room").id();
     let first = id(&twelve);
     assert_eq!(id(&twelve), first, "given back, lent again");
-    assert_eq!(id(&pool.scratches(12)), first, "to who asks for as many");
+    let again = pool.scratches(FloatDtype::F32, 12);
+    assert_eq!(id(&again), first, "to who asks for as many");
     assert_ne!(id(&eight), first, "another length");
     let held = twelve.lend().expect("room");
     let other = twelve.lend().expect("room");
     assert_ne!(held.id(), other.id(), "two users at once");
-    assert_eq!(Cpu.len(other.buffer()), 12);
+    assert_eq!(other.values().len(&Cpu), 12);
     assert_eq!(
         (pool.allocations(), pool.resident_bytes()),
         (3, 4 * (12 + 8 + 12))
     );
+    let narrow = pool.scratches(FloatDtype::Bf16, 12);
+    assert_ne!(id(&narrow), first, "another dtype");
+    assert_eq!(pool.resident_bytes(), 4 * (12 + 8 + 12) + 2 * 12);
 }
 
 /// A prefetched gather that is never used, or whose shards are cast again, does no harm.

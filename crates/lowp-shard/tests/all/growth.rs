@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use crate::common::{Comm, ranks};
 use lowp_format::{AnyRecipe, Phase, ReshardAfterForward, Shape};
-use lowp_kernels::Cpu;
+use lowp_kernels::{Cpu, FloatDtype};
 use lowp_shard::{GatherGroup, GatherPool, Reshard, ShardError, ShardSpec, ShardedTensor};
 use proptest::prelude::*;
 
@@ -73,14 +73,14 @@ proptest! {
 fn scratch_goes_with_the_last_who_has_its_length() {
     let pool = GatherPool::new(&Cpu);
     for len in 1..100 {
-        let scratches = pool.scratches(len);
+        let scratches = pool.scratches(FloatDtype::F32, len);
         let [first, second] = [scratches.lend(), scratches.lend()].map(|lent| lent.expect("room"));
         assert_eq!(pool.resident_bytes(), 8 * len);
         drop(first);
         assert_eq!(pool.resident_bytes(), 8 * len, "it is lent again");
         drop(scratches);
         // The last borrower outlives the handle.
-        assert_eq!(second.buffer().len(), len);
+        assert_eq!(second.values().len(&Cpu), len);
         drop(second);
         assert_eq!(pool.resident_bytes(), 0);
     }
