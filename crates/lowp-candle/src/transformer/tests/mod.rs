@@ -1,5 +1,7 @@
 //! The model against its definition.
 
+#[cfg(all(target_arch = "x86_64", target_os = "linux"))]
+mod bits;
 mod controls;
 mod gradients;
 mod resuming;

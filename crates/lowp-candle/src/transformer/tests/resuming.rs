@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 use std::path::Path;
 
 /// The whole tensors of the latest checkpoint of `folder`, and the step.
-fn content(folder: &Path) -> (u64, BTreeMap<String, Vec<u8>>) {
+pub(super) fn content(folder: &Path) -> (u64, BTreeMap<String, Vec<u8>>) {
     let checkpoint = Checkpoint::latest(folder).expect("a checkpoint");
     let whole = |tensor: lowp_checkpoint::TensorInfo<'_>| {
         let block = Block::whole(tensor.shape);

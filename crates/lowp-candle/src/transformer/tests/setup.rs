@@ -83,7 +83,10 @@ impl Setup {
             vocab: 256,
             arch,
         };
-        let text: Vec<u32> = (0..4 * 33u32).map(|i| i * i % 251).collect();
+        // Four sequences, or as many as there are parts of a batch.
+        let sequences = 4.max(world * passes.micro_batches);
+        let text = 0..33 * sequences as u32;
+        let text: Vec<u32> = text.map(|i| i * i % 251).collect();
         let mut losses = run_ranks(&Cpu, world, TIMEOUT, |rank, comm| {
             let cpu = Cpu;
             let options = ModelOptions {
@@ -133,19 +136,19 @@ impl Setup {
                     (gpt, own) = over(&mut sharded)?;
                     since = step;
                 }
-                // Four sequences, dealt to ranks and micro-batches in order.
+                // Dealt to ranks and micro-batches in order.
                 let parts = world * micro_batches;
                 let mut total = [0.0];
                 for micro in 0..micro_batches {
                     let part = rank * micro_batches + micro;
-                    let (first, last) = (4 * part / parts, 4 * (part + 1) / parts);
+                    let (first, last) = (sequences * part / parts, sequences * (part + 1) / parts);
                     let slice = |shift: usize| -> Vec<u32> {
                         let sequence = |s: usize| &text[33 * s + shift..33 * s + shift + 32];
                         (first..last).flat_map(sequence).copied().collect()
                     };
                     let batch = Batch::new(slice(0), slice(1));
                     sharded.begin(step, (first * 32) as u64, true)?;
-                    let loss = gpt.loss(&batch, 128)?;
+                    let loss = gpt.loss(&batch, 32 * sequences)?;
                     own.add_gradients(&mut sharded, &loss.backward()?)?;
                     total[0] += f64::from(loss.value()?);
                 }
