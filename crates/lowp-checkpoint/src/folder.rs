@@ -31,6 +31,9 @@ pub(crate) fn unfinished(folder: &Path, step: u64, id: &str) -> PathBuf {
     folder.join(format!(".{}.{id}.unfinished", name_of(step)))
 }
 
+/// In place of an identifier, of a checkpoint that is being removed: no more of it counts.
+const REMOVED: &str = "removed";
+
 /// The step in the name of a folder that [`unfinished`] gives.
 fn unfinished_step(name: &str) -> Option<u64> {
     let of_step = name.strip_prefix('.')?.strip_suffix(".unfinished")?;
@@ -133,7 +136,8 @@ pub fn latest(folder: &Path) -> Result<PathBuf, CheckpointError> {
     if !named.is_file() || named.len() > 64 {
         return Err(none("its file `latest` names no checkpoint"));
     }
-    let name = fs::read_to_string(&path).map_err(CheckpointError::io(&path, "read"))?;
+    let name = fs::read(&path).map_err(CheckpointError::io(&path, "read"))?;
+    let name = String::from_utf8_lossy(&name);
     let name = name.trim();
     let Some(step) = step_of(name) else {
         return Err(none("its file `latest` names no checkpoint"));
@@ -344,13 +348,29 @@ pub(crate) fn remove_replaced(folder: &Path) {
 }
 
 /// Removes the checkpoints of `steps` in `folder`, which are in order, but for the `keep` last of them. One that cannot be removed,
-/// because somebody reads it for example, is tried again after the next one.
+/// because somebody reads it for example, is tried again after the next one, or by the next run under its hidden name.
 pub(crate) fn thin_out(folder: &Path, mut steps: Vec<u64>, keep: usize) {
-    steps.retain(|found| is_checkpoint(&folder_of(folder, *found)));
-    let old = steps.len().saturating_sub(keep);
-    for old in &steps[..old] {
-        drop(remove(&folder_of(folder, *old)));
+    let place = |step: u64| folder_of(folder, step);
+    let whole = steps
+        .iter()
+        .copied()
+        .filter(|&step| is_checkpoint(&place(step)));
+    let Some(first) = whole.rev().nth(keep.saturating_sub(1)) else {
+        return;
+    };
+    steps.retain(|&step| step < first && (is_checkpoint(&place(step)) || is_rest(&place(step))));
+    for old in steps {
+        let (from, hidden) = (place(old), unfinished(folder, old, REMOVED));
+        // What is left of one that was stopped here before.
+        let named = remove(&hidden).is_ok() && fs::rename(&from, &hidden).is_ok();
+        drop(remove(if named { &hidden } else { &from }));
     }
+}
+
+/// Whether `folder` has files of ranks alone: the index is removed first.
+fn is_rest(folder: &Path) -> bool {
+    let of_rank = |name: &String| name.starts_with("rank-") && name.ends_with(".safetensors");
+    names(folder).is_ok_and(|names| names.iter().all(of_rank))
 }
 
 pub(crate) fn remove(folder: &Path) -> Result<(), CheckpointError> {

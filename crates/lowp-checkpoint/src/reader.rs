@@ -168,23 +168,27 @@ impl Checkpoint {
     /// An index that is missing, of another version, or damaged. The files of ranks are opened when they are read.
     pub fn open(folder: &Path) -> Result<Self, CheckpointError> {
         let path = folder.join(INDEX);
-        let length = fs::metadata(&path).map_err(|error| match error.kind() {
+        let found = fs::metadata(&path).map_err(|error| match error.kind() {
             ErrorKind::NotFound | ErrorKind::NotADirectory => CheckpointError::NoCheckpoint {
                 path: folder.to_owned(),
                 why: format!("it has no {INDEX}"),
             },
             _ => CheckpointError::io(&path, "read")(error),
         })?;
-        if length.len() > MAX_INDEX {
-            return Err(CheckpointError::damaged(
-                &path,
-                format!(
+        // A pipe may have no writer.
+        if !found.is_file() || found.len() > MAX_INDEX {
+            let why = match found.is_file() {
+                true => format!(
                     "it has {} bytes, and an index at most {MAX_INDEX}",
-                    length.len()
+                    found.len()
                 ),
-            ));
+                false => "it is no file".to_owned(),
+            };
+            return Err(CheckpointError::damaged(&path, why));
         }
-        let text = fs::read_to_string(&path).map_err(CheckpointError::io(&path, "read"))?;
+        let bytes = fs::read(&path).map_err(CheckpointError::io(&path, "read"))?;
+        let text = String::from_utf8(bytes);
+        let text = text.map_err(|why| CheckpointError::damaged(&path, why.to_string()))?;
         let index = Index::parse(&text, &path)?;
         let held = index.held();
         let held = held.map_err(|why| CheckpointError::damaged(&path, why))?;

@@ -13,7 +13,7 @@ use lowp_comm::threads;
 use proptest::prelude::*;
 use serde_json::json;
 
-const PATIENCE: Duration = Duration::from_secs(60);
+pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
 
 /// A tensor of bytes that say where they lie.
 fn tensor(name: &str, shape: [usize; 2]) -> Vec<u8> {
