@@ -70,6 +70,9 @@ type Whole<B, R> = (
     Vec<Range<usize>>,
 );
 
+/// The weights of a block, and where their cuts are among those of all weights.
+type CutBlock<R> = (Vec<(R, Shape)>, Range<usize>);
+
 /// What building needs throughout.
 pub(crate) struct Builder<'a, B: Backend> {
     pub(crate) backend: &'a B,
@@ -361,7 +364,7 @@ impl<B: Backend> Builder<'_, B> {
         let weight = |spec: &LinearSpec| (recipe(spec), Shape::new(spec.rows, spec.cols));
         let mut all = Vec::with_capacity(linears.len());
         // Equal blocks are cut alike.
-        let mut known: Vec<(Vec<(R, Shape)>, Range<usize>)> = Vec::new();
+        let mut known: Vec<CutBlock<R>> = Vec::new();
         for block in linears.chunk_by(|a, b| a.block == b.block) {
             let weights: Vec<(R, Shape)> = block.iter().map(weight).collect();
             if let Some((_, same)) = known.iter().find(|(known, _)| *known == weights) {

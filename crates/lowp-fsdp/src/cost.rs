@@ -117,7 +117,7 @@ impl Costs {
             spread: RankSpread::new(&weights, config.mesh.shard),
             var_gather_bytes: vars.sum(|cost| u128::from(cost.stored[memory.rank]))
                 + memory::gathered(&vars, &of_vars),
-            staging: memory::staging(model, config),
+            staging: memory::staging(model, (&weights, &vars), config),
             memory,
             step,
         })

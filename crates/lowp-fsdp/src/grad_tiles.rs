@@ -9,6 +9,9 @@ use lowp_kernels::{
 };
 use lowp_shard::{GatherPool, Scratch, Scratches, ShardError, tall_to_matrix};
 
+/// The memory of a bucket, and the number of that of a row-major gradient.
+type Places = (Range<usize>, u64);
+
 /// The row-major gradient of a weight, and the copies from there to its buckets.
 #[derive(Debug)]
 pub(crate) struct GradTiles<B: Backend> {
@@ -17,8 +20,8 @@ pub(crate) struct GradTiles<B: Backend> {
     scratches: Option<(FloatDtype, Arc<Scratches<B>>)>,
     /// What the gradient is written to at the moment.
     lent: Option<Scratch<B>>,
-    /// Planned once per place of a bucket and of a gradient.
-    plans: Vec<((Range<usize>, u64), B::Plan)>,
+    /// Planned once per places.
+    plans: Vec<(Places, B::Plan)>,
 }
 
 impl<B: Backend> GradTiles<B> {

@@ -5,7 +5,7 @@ use std::collections::HashMap;
 use std::collections::hash_map::Entry;
 use std::ops::Range;
 
-use lowp_comm::{CommError, GradWire, ReduceItem};
+use lowp_comm::{CommError, GradWire, ReduceItem, ReduceStaging};
 use lowp_kernels::{
     Backend, ConvertJob, Cuda, CudaBuffer, CudaPlan, FloatDtype, KernelError, Source, StepScalars,
     SumJob, SumPartsJob, Work,
@@ -36,39 +36,19 @@ struct Staging {
     added: Option<Source<Cuda>>,
 }
 
-/// Elements of the staging memory that a batch needs.
-#[derive(Clone, Copy, Debug, Default)]
-struct Needed {
-    arrivals: [usize; 2],
-    narrow: usize,
-    added: usize,
-}
-
-impl Needed {
-    /// What `item` needs behind those before it.
-    fn of(item: &ReduceItem<'_, Cuda>, wire: GradWire, rank: usize, world: usize) -> Self {
-        let own = item.ranges[rank].len();
-        let mut needed = Self::default();
-        let arrive = &mut needed.arrivals[usize::from(item.wire(wire) == GradWire::Bf16)];
-        *arrive = room(arriving(world, own));
-        if item.grad.dtype() == FloatDtype::F32 && wire == GradWire::Bf16 {
-            needed.narrow = room(end(item.ranges));
-        }
-        needed
-    }
-
-    fn add(&mut self, more: Self) {
-        for (sum, more) in self.arrivals.iter_mut().zip(more.arrivals) {
-            *sum += more;
-        }
-        self.narrow += more.narrow;
-        self.added += more.added;
-    }
+/// What adding the parts of `item` stages.
+fn needed(
+    item: &ReduceItem<'_, Cuda>,
+    wire: GradWire,
+    (rank, world): (usize, usize),
+) -> ReduceStaging {
+    let lens = (end(item.ranges), item.ranges[rank].len());
+    ReduceStaging::of_parts((item.grad.dtype(), wire), lens, world)
 }
 
 impl Staging {
     /// Makes room for `needed`. Whether it moved: plans over what it was are of no use.
-    fn hold(&mut self, cuda: &Cuda, needed: Needed) -> Result<bool, KernelError> {
+    fn hold(&mut self, cuda: &Cuda, needed: ReduceStaging) -> Result<bool, KernelError> {
         let [wide, narrow] = needed.arrivals;
         let [arrive_wide, arrive_narrow] = &mut self.arrivals;
         let mut moved = false;
@@ -99,11 +79,6 @@ impl Staging {
             None => Source::alloc(cuda, dtype, 0),
         }
     }
-}
-
-/// Elements of an item in memory that others share: every item begins at a whole number of 16-byte words.
-fn room(len: usize) -> usize {
-    len.next_multiple_of(16)
 }
 
 /// Elements of the memory where the parts of a range of `own` arrive: nothing arrives at a rank that is alone.
@@ -248,11 +223,8 @@ impl RankOrder {
                 accumulate: item.accumulate,
             })
             .collect();
-        let mut needed = Needed::default();
-        for item in items {
-            needed.add(Needed::of(item, wire, rank, world));
-        }
-        self.hold(cuda, needed)?;
+        let each = items.iter().map(|item| needed(item, wire, (rank, world)));
+        self.hold(cuda, each.sum())?;
         if self.reductions.len() == MOST && !self.reductions.contains_key(&places) {
             self.reductions.clear();
         }
@@ -264,7 +236,7 @@ impl RankOrder {
         })
     }
 
-    fn hold(&mut self, cuda: &Cuda, needed: Needed) -> Result<(), CommError> {
+    fn hold(&mut self, cuda: &Cuda, needed: ReduceStaging) -> Result<(), CommError> {
         if self.staging.hold(cuda, needed)? {
             self.reductions.clear();
             self.additions.clear();
@@ -281,11 +253,7 @@ impl RankOrder {
         rank: usize,
     ) -> Result<&Addition, CommError> {
         let lens = || items.iter().map(|item| item.ranges[rank].len());
-        let needed = Needed {
-            added: lens().map(room).sum(),
-            ..Needed::default()
-        };
-        self.hold(cuda, needed)?;
+        self.hold(cuda, lens().map(ReduceStaging::of_sums).sum())?;
         let places = items
             .iter()
             .map(|item| [item.grad.span(cuda), cuda.span(item.out)]);
@@ -304,7 +272,7 @@ impl RankOrder {
                         FloatDtype::F32,
                         (start, len),
                     )?;
-                    start += room(len);
+                    start += ReduceStaging::of_sums(len).added;
                     if let Source::F32(sum) = &from {
                         sums.push(sum.clone());
                     }
@@ -325,9 +293,9 @@ impl RankOrder {
         world: usize,
     ) -> Result<&WholeSum, CommError> {
         let (span, len) = (cuda.span(values), values.len());
-        let needed = Needed {
+        let needed = ReduceStaging {
             arrivals: [world * len, 0],
-            ..Needed::default()
+            ..ReduceStaging::default()
         };
         self.hold(cuda, needed)?;
         if self.sums.len() == MOST && !self.sums.contains_key(&span) {
@@ -364,7 +332,7 @@ fn reduction(
     world: usize,
 ) -> Result<Reduction, CommError> {
     let (mut planned, mut convert, mut add) = (vec![], vec![], vec![]);
-    let mut used = Needed::default();
+    let mut used = ReduceStaging::default();
     for item in items {
         let end = end(item.ranges);
         let grad = item.grad.view(cuda, 0..end)?;
@@ -397,7 +365,7 @@ fn reduction(
                 received.view(cuda, peer * own..(peer + 1) * own)?
             });
         }
-        used.add(Needed::of(item, wire, rank, world));
+        used = [used, needed(item, wire, (rank, world))].into_iter().sum();
         let own = sent.view(cuda, item.ranges[rank].clone())?;
         // The part of a rank that is alone is the sum.
         let (parts, own) = match world {

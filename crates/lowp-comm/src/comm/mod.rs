@@ -12,11 +12,13 @@ mod check;
 mod host;
 mod local;
 mod ranks;
+mod staging;
 mod traffic;
 
 pub use host::HostComm;
 pub use local::LocalComm;
 pub use ranks::{RanksFailed, run_comms, run_ranks, run_ranks_on};
+pub use staging::ReduceStaging;
 pub use traffic::{Counters, Traffic};
 
 /// Pieces from this many bytes on are large. Between GPUs they are exchanged apart from smaller ones of the same batch: in one NCCL group

@@ -5,14 +5,14 @@ use super::shapes::ModelShapes;
 use super::weights::Weights;
 use crate::VarPlace;
 use crate::plain_vars::VarRecipe;
-use lowp_comm::GradWire;
+use lowp_comm::{GradWire, ReduceStaging};
 use lowp_format::{Recipe, ReshardAfterForward};
+use lowp_kernels::FloatDtype;
 use lowp_shard::{grad_bucket_ranges, grad_slabs};
 use serde::Serialize;
 use std::collections::BTreeSet;
 
 const F32: u128 = 4;
-const BF16: u128 = 2;
 
 /// Bytes of one rank.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
@@ -147,23 +147,24 @@ pub(super) fn gathered<R: Recipe>(weights: &Weights<R>, config: &CostConfig) -> 
     sets.sum::<u128>() + weights.messages()
 }
 
-/// Lengths of the buckets of full gradients, in the order of backward, and the most elements that share one.
-fn bucket_lens(model: &ModelShapes, config: &CostConfig) -> (Vec<usize>, usize) {
-    let most = config.vars.grad_bucket() / size_of::<f32>();
+/// Elements of the parameters, in the order of backward.
+fn lens(model: &ModelShapes) -> Vec<usize> {
     let layers = model.layers.iter().rev().map(|layer| layer.shape);
     let shapes = layers.chain(model.vars.iter().copied());
-    let lens: Vec<usize> = shapes.map(|shape| shape.elements()).collect();
-    let buckets = grad_bucket_ranges(&lens, most).into_iter();
-    (
-        buckets.map(|bucket| lens[bucket].iter().sum()).collect(),
-        most,
-    )
+    shapes.map(|shape| shape.elements()).collect()
+}
+
+/// The most elements that share a bucket.
+fn most_in_bucket(config: &CostConfig) -> usize {
+    config.vars.grad_bucket() / size_of::<f32>()
 }
 
 /// Memory of full gradients ([`grad_slabs`]): two slabs of a length where buckets travel while others are written, on devices and on a
 /// single rank, which waits for nobody.
 fn buckets(model: &ModelShapes, config: &CostConfig) -> u128 {
-    let (lens, most) = bucket_lens(model, config);
+    let (lens, most) = (lens(model), most_in_bucket(config));
+    let buckets = grad_bucket_ranges(&lens, most).into_iter();
+    let lens: Vec<usize> = buckets.map(|bucket| lens[bucket].iter().sum()).collect();
     // Those that stay until the last micro-batch, beside a slab in which the next ones are written and added from.
     let kept = match config.keeps_gradients() {
         true => lens.iter().map(|&len| len as u128).sum(),
@@ -178,17 +179,46 @@ fn buckets(model: &ModelShapes, config: &CostConfig) -> u128 {
     F32 * (kept + bytes.sum::<u128>())
 }
 
-/// Memory between devices and sums, of the longest bucket: gradients in the dtype of the wire with the parts of all ranks, or sums in f32
-/// that are added to those of earlier micro-batches.
-pub(super) fn staging(model: &ModelShapes, config: &CostConfig) -> u128 {
-    if config.vars == VarPlace::Host {
+/// Memory between devices and sums ([`ReduceStaging`]) of the rank that has most: gradients in the dtype of the wire with the parts of all
+/// ranks, or sums in f32 that are added to those of earlier micro-batches.
+pub(super) fn staging<R: Recipe>(
+    model: &ModelShapes,
+    (weights, vars): (&Weights<R>, &Weights<VarRecipe>),
+    config: &CostConfig,
+) -> u128 {
+    let world = config.mesh.shard;
+    let sums = config.grad_wire == GradWire::F32;
+    if config.vars == VarPlace::Host || (sums && (world == 1 || config.reductions() == 1)) {
         return 0;
     }
-    let (lens, _) = bucket_lens(model, config);
-    let longest = lens.into_iter().max().unwrap_or(0) as u128;
-    let [several, again] = [config.mesh.shard > 1, config.reductions() > 1].map(u128::from);
-    match config.grad_wire {
-        GradWire::F32 => several * again * F32 * longest.div_ceil(config.mesh.shard as u128),
-        GradWire::Bf16 => BF16 * longest * (1 + several),
+    let weight = |kind: usize| (&weights.kinds[kind].cost, 2 * kind);
+    let var = |kind: usize| (&vars.kinds[kind].cost, 2 * kind + 1);
+    let of_weights = weights.kinds_in_order().rev().map(weight);
+    let params = of_weights.chain(vars.kinds_in_order().map(var));
+    let params: Vec<_> = params.collect();
+    let lens = lens(model);
+    let mut seen = BTreeSet::new();
+    let mut most = vec![ReduceStaging::default(); world];
+    for bucket in grad_bucket_ranges(&lens, most_in_bucket(config)) {
+        let items = || bucket.clone().map(|at| (params[at], lens[at]));
+        // Equal buckets stage as much.
+        if !seen.insert(items().map(|((_, kind), _)| kind).collect::<Vec<_>>()) {
+            continue;
+        }
+        for (rank, most) in most.iter_mut().enumerate() {
+            let staged = items().map(|((cost, _), len)| {
+                let own = cost.elements[rank] as usize;
+                match sums {
+                    true => ReduceStaging::of_sums(own),
+                    false => {
+                        let dtypes = (FloatDtype::F32, config.grad_wire);
+                        ReduceStaging::of_parts(dtypes, (len, own), world)
+                    }
+                }
+            });
+            *most = most.max(staged.sum());
+        }
     }
+    let bytes = most.into_iter().map(|staged| staged.bytes() as u128);
+    bytes.max().unwrap_or(0)
 }

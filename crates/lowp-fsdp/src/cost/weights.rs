@@ -165,6 +165,11 @@ impl<R: Recipe> Weights<R> {
         tiles.map(|cuts| cuts.tiles.full())
     }
 
+    /// The numbers of their kinds, in the order of forward.
+    pub(super) fn kinds_in_order(&self) -> impl DoubleEndedIterator<Item = usize> {
+        self.weights.iter().map(|weight| weight.kind)
+    }
+
     /// A number of all weights together.
     pub(super) fn sum(&self, of: impl Fn(&WeightCost) -> u128) -> u128 {
         let each = self.kinds.iter();

@@ -5,7 +5,7 @@ use std::path::Path;
 use std::time::Duration;
 
 use lowp_checkpoint::{Checkpoint, Saver};
-use lowp_comm::{Mesh, MeshComm, run_ranks};
+use lowp_comm::{GradWire, Mesh, MeshComm, ReduceStaging, run_ranks};
 use lowp_format::spelling::Variant;
 use lowp_format::{AnyRecipe, Phase, Recipe, RecipeOptions, ReshardAfterForward};
 use lowp_fsdp::cost::{CostConfig, Costs, ModelShapes};
@@ -49,6 +49,7 @@ struct Run {
     reshard: ReshardAfterForward,
     /// What the backend writes gradients as; nothing where they come from the host.
     written: Option<FloatDtype>,
+    wire: GradWire,
     micro_batches: usize,
 }
 
@@ -62,6 +63,7 @@ impl Run {
             sharding: Sharding::Fsdp,
             reshard: ReshardAfterForward::Yes,
             written: None,
+            wire: GradWire::F32,
             micro_batches: 1,
         }
     }
@@ -87,7 +89,7 @@ impl Run {
             grads: GradBucketOptions {
                 bytes: self.vars().grad_bucket(),
                 dtype: self.written.unwrap_or(FloatDtype::F32),
-                ..GradBucketOptions::default()
+                wire: self.wire,
             },
             vars: self.vars(),
             ..ModelOptions::default()
@@ -102,6 +104,7 @@ impl Run {
             sharding: self.sharding,
             reshard: self.reshard,
             vars: self.vars(),
+            grad_wire: self.wire,
             accumulate: self.micro_batches,
             ..CostConfig::default()
         };
@@ -170,6 +173,24 @@ fn in_tiles(model: &Model) -> Vec<usize> {
     tiles.map(|(number, _)| number).collect()
 }
 
+/// Bytes in which a device stages the gradients of a step, all of which are one bucket.
+fn staged(model: &Model, wire: GradWire) -> usize {
+    let shard = &model.mesh().shard;
+    let (rank, world) = (shard.rank(), shard.world_size());
+    let each = model.weights().map(|weight| {
+        let lens = (
+            weight.full_shape().elements(),
+            weight.element_ranges()[rank].len(),
+        );
+        ReduceStaging::of_parts((FloatDtype::F32, wire), lens, world)
+    });
+    match wire {
+        // Sums are made on the way.
+        GradWire::F32 => 0,
+        GradWire::Bf16 => each.sum::<ReduceStaging>().bytes(),
+    }
+}
+
 /// The weights behind some steps.
 #[derive(Debug)]
 struct Trained {
@@ -206,7 +227,8 @@ fn train(run: &Run, (from, save): (Option<&Path>, Option<&Path>)) -> Trained {
             saver.finish().expect("a checkpoint");
         }
         let bytes = model.weight_bytes(Default::default())?;
-        Ok::<_, ModelError>((values(&model)?, bytes, in_tiles(&model)))
+        let staged = staged(&model, run.wire);
+        Ok::<_, ModelError>((values(&model)?, bytes, in_tiles(&model), staged))
     });
     let mut ended = ended.expect("ranks that work");
     let replica = &ended[..run.mesh.shard];
@@ -224,9 +246,11 @@ fn train(run: &Run, (from, save): (Option<&Path>, Option<&Path>)) -> Trained {
         let planned = planned + memory.decoded + memory.buckets;
         let peak = u128::from(replica[memory.rank].1.peak);
         assert_eq!(peak, planned, "{run:?}");
+        let staged = replica.iter().map(|rank| rank.3 as u128);
+        assert_eq!(staged.max(), Some(costs.staging), "{run:?}");
     }
     assert!(ended.iter().all(|rank| rank.0 == ended[0].0));
-    let (values, _, in_tiles) = ended.swap_remove(0);
+    let (values, _, in_tiles, _) = ended.swap_remove(0);
     Trained { values, in_tiles }
 }
 
@@ -263,10 +287,15 @@ fn every_recipe_trains_on_many_ranks_what_it_trains_on_one() {
 fn gradients_of_the_backend_are_those_of_the_host() {
     for recipe in ["mxfp8", "fp8-block"].map(recipe) {
         let one = train(&Run::new(recipe, 1), (None, None));
-        for dtype in [FloatDtype::F32, FloatDtype::Bf16] {
+        for (dtype, wire) in [
+            (FloatDtype::F32, GradWire::F32),
+            (FloatDtype::F32, GradWire::Bf16),
+            (FloatDtype::Bf16, GradWire::F32),
+        ] {
             for micro_batches in [1, 3] {
                 let run = Run {
                     written: Some(dtype),
+                    wire,
                     micro_batches,
                     ..Run::new(recipe, 9)
                 };

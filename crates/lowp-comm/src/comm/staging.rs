@@ -1,0 +1,80 @@
+//! [`ReduceStaging`]: memory of a device between the gradients that arrive and their sums.
+
+use std::iter::Sum;
+
+use lowp_kernels::FloatDtype;
+
+use crate::GradWire;
+
+/// Elements that the device of a rank holds while it reduces gradients: of one gradient, or of a batch together.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct ReduceStaging {
+    /// Parts of all ranks that arrive to be added, in f32 and in bf16.
+    pub arrivals: [usize; 2],
+    /// Gradients in f32 that travel in bf16.
+    pub narrow: usize,
+    /// Sums in f32 that are added to earlier ones.
+    pub added: usize,
+}
+
+impl ReduceStaging {
+    /// Of a gradient of `len` elements in `dtype`, which travels as `wire` to `world` ranks, if the parts of this rank's `own` are added
+    /// there.
+    pub fn of_parts(
+        (dtype, wire): (FloatDtype, GradWire),
+        (len, own): (usize, usize),
+        world: usize,
+    ) -> Self {
+        // Nothing arrives at a rank that is alone.
+        let arrive = if world > 1 { room(world * own) } else { 0 };
+        let as_f32 = (dtype, wire) == (FloatDtype::F32, GradWire::F32);
+        let narrow = (dtype, wire) == (FloatDtype::F32, GradWire::Bf16);
+        Self {
+            arrivals: if as_f32 { [arrive, 0] } else { [0, arrive] },
+            narrow: if narrow { room(len) } else { 0 },
+            added: 0,
+        }
+    }
+
+    /// Of a gradient whose sums, of this rank's `own` elements, are made on the way and added to earlier ones.
+    pub fn of_sums(own: usize) -> Self {
+        Self {
+            added: room(own),
+            ..Self::default()
+        }
+    }
+
+    /// What holds either.
+    #[must_use]
+    pub fn max(self, other: Self) -> Self {
+        let [[wide, narrow], [other_wide, other_narrow]] = [self.arrivals, other.arrivals];
+        Self {
+            arrivals: [wide.max(other_wide), narrow.max(other_narrow)],
+            narrow: self.narrow.max(other.narrow),
+            added: self.added.max(other.added),
+        }
+    }
+
+    /// Bytes of all of it.
+    pub fn bytes(self) -> usize {
+        let [wide, narrow] = self.arrivals;
+        FloatDtype::F32.bytes() * (wide + self.added)
+            + FloatDtype::Bf16.bytes() * (narrow + self.narrow)
+    }
+}
+
+impl Sum for ReduceStaging {
+    /// Of a batch.
+    fn sum<I: Iterator<Item = Self>>(items: I) -> Self {
+        items.fold(Self::default(), |sum, item| Self {
+            arrivals: [0, 1].map(|dtype| sum.arrivals[dtype] + item.arrivals[dtype]),
+            narrow: sum.narrow + item.narrow,
+            added: sum.added + item.added,
+        })
+    }
+}
+
+/// Elements of a gradient in memory that others share: each begins at a whole number of 16-byte words.
+fn room(len: usize) -> usize {
+    len.next_multiple_of(16)
+}
