@@ -7,7 +7,7 @@ use std::ops::Range;
 
 use lowp_checkpoint::{Block, Checkpoint, Dtype, Late, Piece};
 use lowp_comm::{CommError, MeshComm, or_abort};
-use lowp_format::{Recipe, Shape, ShardTiles};
+use lowp_format::{Recipe, ShardTiles};
 use lowp_kernels::{Backend, StepCounts};
 use lowp_optim::OptimError;
 use lowp_shard::{DelayedState, ScaleBook, ScaleSlot, ShardError};
@@ -18,7 +18,7 @@ use crate::error::ModelError;
 use crate::saving::Saving;
 use crate::sharded_model::{ModelOptions, ShardedModel};
 use crate::spec::{LinearSpec, VarSpec};
-use crate::tile_pieces::TileLayout;
+use crate::tile_pieces::{TileLayout, read_values};
 
 /// The tensor of the numbers of steps.
 const COUNTS: &str = "optimizer.counts";
@@ -195,10 +195,7 @@ impl<B: Backend, R: Recipe> ShardedModel<B, R> {
         };
         let values = |param: &Begun<'_>, elements: Range<usize>| {
             let tensor = format!("{}.{}", name(param.number), STATE[0]);
-            let Shape { rows, cols } = param.tiles.full();
-            let read = param.elements(elements, |elements| {
-                checkpoint.read_elements(&tensor, [rows, cols], elements)
-            });
+            let read = read_values(checkpoint, &tensor, &param.tiles, elements);
             read.map_err(|error| OptimError::Shard(failed(mesh, &error)))
         };
         let model = builder.build(recipe, linears, vars, values);
@@ -219,15 +216,9 @@ impl<B: Backend, R: Recipe> ShardedModel<B, R> {
         for ((id, weight), name) in self.weights.iter().zip(&self.names) {
             let elements = weight.element_ranges()[self.mesh.shard.rank()].clone();
             let tiles = weight.tiles();
-            let bands = tiles.bands(&elements);
-            let Shape { rows, cols } = tiles.full();
-            let read = |what: &str| -> Result<Vec<f32>, ModelError> {
-                let (name, full) = (format!("{name}.{what}"), [rows, cols]);
-                let values = checkpoint.read_elements(&name, full, bands.clone())?;
-                Ok(match tiles.are_in_order() {
-                    true => values,
-                    false => tiles.of_bands(&values, bands.start, elements.clone()),
-                })
+            let read = |what: &str| {
+                let name = format!("{name}.{what}");
+                read_values(checkpoint, &name, tiles, elements.clone())
             };
             let moments = [read(first)?, read(second)?];
             self.adamw.set_moments(*id, &moments)?;

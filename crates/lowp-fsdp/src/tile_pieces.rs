@@ -141,3 +141,27 @@ impl TileLayout {
         Ok(memory)
     }
 }
+
+/// `elements` of the flattened tall matrix of `tiles`, of the f32 matrix `name`, which was saved as it is or flattened as one row.
+pub(crate) fn read_values(
+    checkpoint: &Checkpoint,
+    name: &str,
+    tiles: &ShardTiles,
+    elements: Range<usize>,
+) -> Result<Vec<f32>, CheckpointError> {
+    let Shape { rows, cols } = tiles.full();
+    let full = [rows, cols];
+    if tiles.are_in_order() {
+        return checkpoint.read_elements(name, full, elements);
+    }
+    if checkpoint.info(name).is_none_or(|info| info.shape != full) {
+        let bands = tiles.bands(&elements);
+        let values = checkpoint.read_elements(name, full, bands.clone())?;
+        return Ok(tiles.of_bands(&values, bands.start, elements));
+    }
+    let each = tiles.tile().elements();
+    let owned = elements.start / each..elements.end / each;
+    let bytes = TileLayout::of_elements(tiles).read(name, tiles, owned, checkpoint)?;
+    let (words, _) = bytes.as_chunks::<4>();
+    Ok(words.iter().map(|&word| f32::from_le_bytes(word)).collect())
+}

@@ -13,11 +13,15 @@ use serde_json::json;
 
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// Saves a model of `world` ranks to `folder`, or loads it from there; what each rank read.
-fn ranks(world: usize, folder: &Path, load: bool) -> Vec<Reads> {
+/// Saves a model of `world` ranks to `folder`, or loads it from there; what each rank read, and elements of its weights. The weights are one
+/// block, or each is one.
+fn ranks(world: usize, folder: &Path, load: bool, one_block: bool) -> Vec<(Reads, usize)> {
     let recipe = AnyRecipe::from_name("mxfp8", &RecipeOptions::default()).expect("a recipe");
     let recipe = |_: &LinearSpec| recipe;
-    let linear = |n| LinearSpec::new(format!("layer{n}"), 256, 64, Init::Normal(0.1));
+    let linear = |n| LinearSpec {
+        block: if one_block { 0 } else { n },
+        ..LinearSpec::new(format!("layer{n}"), 256, 64, Init::Normal(0.1))
+    };
     let linears: Vec<_> = (0..12).map(linear).collect();
     let vars = [VarSpec {
         name: "table".to_owned(),
@@ -34,7 +38,15 @@ fn ranks(world: usize, folder: &Path, load: bool) -> Vec<Reads> {
             let saved = (&checkpoint, [&about["weights"], &about["scales"]]);
             let model = ShardedModel::load((&Cpu, &mesh), recipe, &linears, &vars, options, saved)?;
             assert_eq!(model.recast(), 0);
-            return Ok(checkpoint.reads());
+            let ranges = model
+                .weights()
+                .map(|weight| &weight.element_ranges()[comm.rank()]);
+            let owned = ranges.map(|range| range.len()).sum();
+            assert_eq!(
+                model.weights().all(|weight| weight.tiles().are_rows()),
+                one_block
+            );
+            return Ok((checkpoint.reads(), owned));
         }
         let mut model = ShardedModel::new(&Cpu, &mesh, recipe, &linears, &vars, options)?;
         let about = json!({ "weights": model.about(), "scales": model.about_scales()? });
@@ -42,7 +54,7 @@ fn ranks(world: usize, folder: &Path, load: bool) -> Vec<Reads> {
             Saver::new(comm.control().split(0, comm.rank())?, folder, None).expect("a folder");
         saver.start(1, model.pieces()?, about).expect("a start");
         saver.finish().expect("a checkpoint");
-        Ok::<_, ModelError>(Reads::default())
+        Ok::<_, ModelError>((Reads::default(), 0))
     });
     ended.expect("ranks that work")
 }
@@ -50,8 +62,8 @@ fn ranks(world: usize, folder: &Path, load: bool) -> Vec<Reads> {
 #[test]
 fn files_are_read_from_begin_to_end() {
     let folder = tempfile::tempdir().expect("a folder");
-    ranks(4, folder.path(), false);
-    for (rank, reads) in ranks(4, folder.path(), true).into_iter().enumerate() {
+    ranks(4, folder.path(), false, true);
+    for (rank, (reads, _)) in ranks(4, folder.path(), true, true).into_iter().enumerate() {
         let Reads {
             opens,
             bytes,
@@ -67,7 +79,10 @@ fn files_are_read_from_begin_to_end() {
         assert_eq!(bytes, own, "rank {rank}");
     }
     for world in [3, 8, 1] {
-        for (rank, reads) in ranks(world, folder.path(), true).into_iter().enumerate() {
+        for (rank, (reads, _)) in ranks(world, folder.path(), true, true)
+            .into_iter()
+            .enumerate()
+        {
             // Three ranks own whole weights in turn, of each of which all four had rows.
             let most = match world {
                 3 => 4,
@@ -78,5 +93,20 @@ fn files_are_read_from_begin_to_end() {
                 "{world} ranks: {rank}: {reads:?}"
             );
         }
+    }
+}
+
+/// As many ranks read of tiles what they saved.
+#[test]
+fn tiles_are_read_as_they_are_owned() {
+    let folder = tempfile::tempdir().expect("a folder");
+    ranks(9, folder.path(), false, false);
+    for (rank, (reads, owned)) in ranks(9, folder.path(), true, false).into_iter().enumerate() {
+        assert!(reads.opens <= 2, "rank {rank}: {reads:?}");
+        assert!(reads.seeks <= 3, "rank {rank}: {reads:?}");
+        // Of the table all but the last have eight rows.
+        let table = if rank == 8 { 0 } else { 8 * 16 };
+        let own = owned * 12 + owned * 2 + owned * 2 / 32 + table * 12 + 16;
+        assert_eq!(reads.bytes, own, "rank {rank}");
     }
 }
