@@ -63,16 +63,22 @@ pub fn block_cuts<R: Recipe>(
     let mut best = (most(&by_itself, world), by_itself);
     let widest = weights.iter().map(|(_, full)| full.cols).max().unwrap_or(0);
     let mut cols = widest.next_power_of_two();
+    let mut tried = Vec::new();
     while !is_even(best.0) && cols > 0 {
         let tiles = weights
             .iter()
             .map(|(recipe, full)| ShardTiles::at_most(recipe, *full, Usage::BOTH, cols));
-        let found = in_turn(&tiles.collect::<Vec<_>>(), world);
+        let tiles: Vec<ShardTiles> = tiles.collect();
+        cols /= 2;
+        if tiles == tried {
+            continue;
+        }
+        let found = in_turn(&tiles, world);
         let most = most(&found, world);
         if most < best.0 {
             best = (most, found);
         }
-        cols /= 2;
+        tried = tiles;
     }
     Ok(best.1)
 }

@@ -81,7 +81,7 @@ impl ShardTiles {
         Ok(tiles)
     }
 
-    /// The widest tiles of at most `most` columns; as wide as the matrix where none are narrower.
+    /// The widest tiles of at most `most` columns, or else the narrowest that there are.
     pub fn at_most(recipe: &impl Recipe, full: Shape, usage: Usage, most: usize) -> Self {
         let rows = Self::of_rows(recipe, full, usage);
         if most >= full.cols {
@@ -91,12 +91,15 @@ impl ShardTiles {
             let cols = full.cols / parts;
             (cols > 0).then_some((parts, cols))
         });
-        let fits = widths.filter(|&(parts, cols)| cols <= most && full.cols == parts * cols);
+        let divide = widths.filter(|&(parts, cols)| full.cols == parts * cols);
         let tiles = |(_, cols)| Self::new(recipe, full, usage, cols).ok();
-        let tiles: Vec<Self> = fits.filter_map(tiles).take(64).collect();
+        let all = divide.filter_map(tiles);
+        let fit = all.clone().filter(|tiles| tiles.cols <= most);
+        let fit: Vec<Self> = fit.take(64).collect();
         // Kernels read whole vectors of tiles whose columns are a multiple of 128.
-        let vectors = tiles.iter().find(|tiles| tiles.cols.is_multiple_of(128));
-        vectors.or(tiles.first()).copied().unwrap_or(rows)
+        let vectors = fit.iter().find(|tiles| tiles.cols.is_multiple_of(128));
+        let found = vectors.or(fit.first()).copied();
+        found.or_else(|| all.last()).unwrap_or(rows)
     }
 
     /// The matrix.

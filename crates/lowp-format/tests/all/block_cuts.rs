@@ -85,6 +85,23 @@ proptest! {
     }
 }
 
+/// Where no tiles are as narrow as another weight of the block has them, there are the narrowest.
+#[test]
+fn tiles_end_at_the_narrowest() {
+    let of = |name: &str, most| {
+        let recipe = AnyRecipe::from_name(name, &Default::default()).unwrap();
+        let full = Shape::new(128, 1024);
+        ShardTiles::at_most(&recipe, full, Usage::BOTH, most)
+            .tile()
+            .cols
+    };
+    let widths = |name| [1024, 300, 64, 1].map(|most| of(name, most));
+    assert_eq!(widths("bf16"), [1024, 256, 64, 1]);
+    assert_eq!(widths("mxfp8"), [1024, 256, 64, 32]);
+    assert_eq!(widths("fp8-block"), [1024, 256, 128, 128]);
+    assert_eq!(widths("fp8-rowwise"), [1024; 4]);
+}
+
 /// A block of very many parts is cut by rows, as its plan would hold gigabytes.
 #[test]
 fn blocks_of_very_many_parts_are_cut_by_rows() {
