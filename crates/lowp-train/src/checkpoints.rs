@@ -202,6 +202,15 @@ fn is_one_run(folder: &Path) -> bool {
     is_checkpoint(folder) || folder.join("latest").is_file()
 }
 
+/// Where a run resumes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ResumedAt {
+    /// Steps that are done.
+    pub step: usize,
+    /// Whether these were in another recipe.
+    pub other_recipe: bool,
+}
+
 /// The checkpoint that a run resumes from.
 pub(crate) struct Resumed {
     checkpoint: Checkpoint,
@@ -231,35 +240,18 @@ impl Resumed {
         let (checkpoint, damaged) = found.map_err(unreadable)?;
         let about = checkpoint.about();
         let now = about_run(config, run, digest, [Value::Null, Value::Null])?;
-        let recipe = about["recipe"].as_str().unwrap_or_default();
-        let same_recipe = recipe
-            .parse::<Variant>()
-            .is_ok_and(|recipe| recipe == run.recipe);
-        let strict: &[_] = if same_recipe { &OF_THE_RUN } else { &[] };
-        let model = written(&config.model)?;
-        let of_the_model = model.as_object().into_iter().flat_map(Map::keys);
-        let fields = of_the_model
-            .map(String::as_str)
-            .chain(strict.iter().copied());
-        let differs = |field: &str, saved: &Value, given: &Value| TrainError::Differs {
-            folder: checkpoint.folder().to_owned(),
-            field: field.to_owned(),
-            saved: saved.to_string(),
-            given: given.to_string(),
-            // Older programs grouped no layers of their own accord.
-            left_out: field == "amax_groups" && saved.as_array().is_some_and(Vec::is_empty),
-        };
-        for field in fields {
-            let [saved, given] = [about, &now].map(|about| &about["config"][field]);
-            // Groups of layers that have no amax are no difference.
-            let matters = field != "amax_groups" || has_tensor_scale(&run.recipe);
-            if matters && saved != given {
-                return Err(differs(field, saved, given));
-            }
-        }
-        let [saved, given] = [about, &now].map(|about| &about["data"]);
-        if same_recipe && saved != given {
-            return Err(differs("data", saved, given));
+        let same_recipe = same_recipe(about, run);
+        if let Some(Difference { field, saved, now }) =
+            difference(about, &now, (config, run), same_recipe)?
+        {
+            return Err(TrainError::Differs {
+                folder: checkpoint.folder().to_owned(),
+                // Older programs grouped no layers of their own accord.
+                left_out: field == "amax_groups" && saved.as_array().is_some_and(Vec::is_empty),
+                field,
+                saved: saved.to_string(),
+                given: now.to_string(),
+            });
         }
         let (step, last) = (checkpoint.step(), checkpoints.last_step(config.steps));
         if step > last as u64 {
@@ -299,6 +291,14 @@ impl Resumed {
         usize::try_from(self.checkpoint.step()).unwrap_or(usize::MAX)
     }
 
+    /// Where `run` resumes by it.
+    pub(crate) fn at(&self, run: &Run) -> ResumedAt {
+        ResumedAt {
+            step: self.step(),
+            other_recipe: !same_recipe(self.checkpoint.about(), run),
+        }
+    }
+
     pub(crate) fn checkpoint(&self) -> &Checkpoint {
         &self.checkpoint
     }
@@ -309,9 +309,16 @@ impl Resumed {
         [&about["weights"], &about["scales"]]
     }
 
-    /// The losses on the validation split so far.
-    pub(crate) fn evaluations(&self) -> Result<Vec<Evaluation>, TrainError> {
-        let saved = self.checkpoint.about()[EVALUATIONS].as_array();
+    /// The losses of `run` on the validation split so far. Those of another recipe or of other batches are left out.
+    pub(crate) fn evaluations<M>(
+        &self,
+        config: &Config<M>,
+        run: &Run,
+    ) -> Result<Vec<Evaluation>, TrainError> {
+        let about = self.checkpoint.about();
+        let batches = about["config"]["eval_batches"].as_u64();
+        let same = same_recipe(about, run) && batches == Some(config.eval_batches as u64);
+        let saved = about[EVALUATIONS].as_array().filter(|_| same);
         let evaluation = |saved: &Value| {
             Ok(Evaluation {
                 step: serde_json::from_value(saved["step"].clone())?,
@@ -329,6 +336,57 @@ impl Resumed {
             .checkpoint
             .read_f32(LOSSES, shape, Block::whole(shape))?)
     }
+}
+
+/// Whether `about` is of a run in the recipe of `run`.
+fn same_recipe(about: &Value, run: &Run) -> bool {
+    let recipe = about["recipe"].as_str().unwrap_or_default();
+    recipe
+        .parse::<Variant>()
+        .is_ok_and(|recipe| recipe == run.recipe)
+}
+
+/// Whether two descriptions by [`about_run`] are of one run: the same steps of the same numbers.
+pub(crate) fn same_run<M: Model>(
+    saved: &Value,
+    now: &Value,
+    (config, run): (&Config<M>, &Run),
+) -> Result<bool, TrainError> {
+    Ok(same_recipe(saved, run) && difference(saved, now, (config, run), true)?.is_none())
+}
+
+/// A field with two values.
+struct Difference {
+    field: String,
+    saved: Value,
+    now: Value,
+}
+
+/// The first field by which a run cannot be resumed, of two descriptions by [`about_run`]: those of the model, and `all`.
+fn difference<M: Model>(
+    saved: &Value,
+    now: &Value,
+    (config, run): (&Config<M>, &Run),
+    all: bool,
+) -> Result<Option<Difference>, TrainError> {
+    let strict: &[_] = if all { &OF_THE_RUN } else { &[] };
+    let model = written(&config.model)?;
+    let of_the_model = model.as_object().into_iter().flat_map(Map::keys);
+    let fields = of_the_model
+        .map(String::as_str)
+        .chain(strict.iter().copied());
+    let fields = fields.map(|field| (field, &saved["config"][field], &now["config"][field]));
+    let data = all.then_some(("data", &saved["data"], &now["data"]));
+    // Groups of layers that have no amax are no difference.
+    let matters = |field: &str| field != "amax_groups" || has_tensor_scale(&run.recipe);
+    let mut differing = fields
+        .chain(data)
+        .filter(|(field, saved, now)| matters(field) && saved != now);
+    Ok(differing.next().map(|(field, saved, now)| Difference {
+        field: field.to_owned(),
+        saved: saved.clone(),
+        now: now.clone(),
+    }))
 }
 
 /// What a checkpoint says of a run, with what the model says of its weights and scales.

@@ -49,13 +49,21 @@ pub enum TrainError {
         /// Most ranks.
         most: usize,
     },
-    /// A folder for the log of a run that has one of another run.
+    /// The log folder already has the log of another run.
     #[error(
         "{} has the log of an earlier run; give another folder, or resume that run", folder.display()
     )]
     EarlierLog {
         /// The folder.
         folder: PathBuf,
+    },
+    /// A folder in which the log of a run cannot be.
+    #[error("the log folder {}: {why}", folder.display())]
+    LogFolder {
+        /// The folder.
+        folder: PathBuf,
+        /// What is wrong.
+        why: String,
     },
     /// The log of a run.
     #[error("cannot write the log of a run to {}: {why}", folder.display())]

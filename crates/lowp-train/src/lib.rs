@@ -47,7 +47,7 @@ pub mod tokens;
 pub mod training;
 
 pub use batch::Batch;
-pub use checkpoints::Checkpoints;
+pub use checkpoints::{Checkpoints, ResumedAt};
 pub use codes::LayerCodes;
 pub use config::Config;
 pub use data::{Data, Sampler};

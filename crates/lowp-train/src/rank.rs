@@ -112,9 +112,13 @@ where
         let last_step = checkpoints.last_step(config.steps);
         let tail_step = config.steps - config.tail_steps;
         let mut outcome = Outcome::new(first_step);
+        if self.rank == 0 {
+            let run = self.training.run;
+            watch(Event::Begun(resumed.as_ref().map(|found| found.at(run))));
+        }
         if let Some(resumed) = &resumed {
             outcome.train_loss = resumed.losses()?;
-            outcome.evaluations = resumed.evaluations()?;
+            outcome.evaluations = resumed.evaluations(config, self.training.run)?;
         }
         let in_tail = config.tail_steps > 0 && first_step > tail_step;
         let mut trained = self.make(in_tail, (&mesh, &specs), resumed.as_ref())?;
@@ -221,10 +225,20 @@ where
         outcome.seconds = elapsed.as_secs_f64() * steps / measured as f64;
         outcome.add(&trained, (self.backend, *config))?;
         self.audit(&trained.sharded, &specs.0)?;
-        let last = outcome.evaluations.last();
+        // What a checkpoint says may be of other data or of another recipe.
+        let evaluated = first_step < last_step;
+        let last = outcome.evaluations.last().filter(|_| evaluated);
         outcome.val_loss = match last.filter(|last| last.step == last_step) {
             Some(last) => last.loss,
-            None => self.evaluate(last_step, &mut trained, comm)?.0,
+            None => {
+                let (loss, _) = self.evaluate(last_step, &mut trained, comm)?;
+                // Of a run that is stopped here, the log is that of one that goes on.
+                if self.rank == 0 && last_step == config.steps {
+                    let step = last_step;
+                    watch(Event::Evaluation(Evaluation { step, loss }));
+                }
+                loss
+            }
         };
         outcome.skipped = trained
             .sharded

@@ -6,12 +6,12 @@ use std::thread;
 
 use serde_json::Value;
 
-use crate::checkpoints::{Checkpoints, Resumed, about_run, label};
+use crate::checkpoints::{Checkpoints, Resumed, ResumedAt, about_run, label, same_run};
 use crate::codes::LayerCodes;
 use crate::config::Config;
 use crate::data::Data;
 use crate::error::TrainError;
-use crate::log::RunLog;
+use crate::log::{Earlier, RunLog};
 use crate::metrics::Metrics;
 use crate::network::{Model, Profile};
 use crate::pretrained::Pretrained;
@@ -21,6 +21,8 @@ use crate::run::Run;
 /// What happens in a run, as rank 0 sees it.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Event<'a> {
+    /// The first step is about to begin, after this checkpoint; `None` at step 0.
+    Begun(Option<ResumedAt>),
     /// A step is done.
     Step {
         /// What is known of it.
@@ -109,13 +111,13 @@ impl<'a, M: Model, D: Data> Training<'a, M, D> {
         }
     }
 
-    /// Checks the configuration, and the checkpoint that the run would resume from: its step, or `None` if it starts at step 0.
+    /// Checks the configuration, and the checkpoint that the run would resume from; `None` if it starts at step 0.
     ///
     /// # Errors
     /// What is wrong with them ([`TrainError::is_input`]).
-    pub fn check(&self) -> Result<Option<usize>, TrainError> {
+    pub fn check(&self) -> Result<Option<ResumedAt>, TrainError> {
         self.check_config()?;
-        Ok(self.find(u64::MAX)?.map(|resumed| resumed.step()))
+        Ok(self.find(u64::MAX)?.map(|found| found.at(self.run)))
     }
 
     /// Checks the configuration alone: one rank looks for the checkpoint.
@@ -135,24 +137,56 @@ impl<'a, M: Model, D: Data> Training<'a, M, D> {
         Resumed::find(saved, self.run, (&self.data.digest(), before))
     }
 
-    /// Checks that [`Training::log`] finds no log of another run.
+    /// Checks that [`Training::log`] can be called with `resumed`, as [`Training::check`] returned it.
     ///
     /// # Errors
-    /// It does, or what [`Training::check`] finds.
-    pub fn check_log(&self, folder: &Path) -> Result<(), TrainError> {
+    /// The folder has the log of another run, or cannot be read or written.
+    pub fn check_log(&self, folder: &Path, resumed: Option<ResumedAt>) -> Result<(), TrainError> {
         let folder = folder.join(label(self.run, self.config.seed));
-        RunLog::earlier(&folder, self.check()?).map(drop)
+        self.earlier(&folder, &self.record()?, resumed)?;
+        RunLog::check_writable(&folder)
     }
 
-    /// The log of this run in its folder `NAME-seedN` of `folder`, behind what a run that it resumes logged there.
+    /// The log of this run in its folder `NAME-seedN` of `folder`. Lines that it already has of steps up to `resumed` stay, later ones are
+    /// removed; [`Event::Begun`] says where the run resumes.
     ///
     /// # Errors
-    /// What [`Training::check`] finds, or files that cannot be written.
-    pub fn log(&self, folder: &Path) -> Result<RunLog, TrainError> {
-        let none = [Value::Null, Value::Null];
-        let record = about_run(self.config, self.run, &self.data.digest(), none)?;
+    /// The folder has the log of another run, or cannot be read or written.
+    pub fn log(&self, folder: &Path, resumed: Option<ResumedAt>) -> Result<RunLog, TrainError> {
         let folder = folder.join(label(self.run, self.config.seed));
-        RunLog::open(&folder, &record, self.check()?)
+        let record = self.record()?;
+        let earlier = self.earlier(&folder, &record, resumed)?;
+        let done = resumed.map_or(0, |at| at.step);
+        // A run that is done is evaluated again.
+        let ends = done == self.config.steps;
+        RunLog::open(&folder, &record, earlier.up_to(done, ends))
+    }
+
+    /// What is logged as the description of this run.
+    fn record(&self) -> Result<Value, TrainError> {
+        let none = [Value::Null, Value::Null];
+        about_run(self.config, self.run, &self.data.digest(), none)
+    }
+
+    /// What `folder` has of this run.
+    fn earlier(
+        &self,
+        folder: &Path,
+        record: &Value,
+        resumed: Option<ResumedAt>,
+    ) -> Result<Earlier, TrainError> {
+        let earlier = Earlier::read(folder)?;
+        let fits = match resumed {
+            _ if earlier.is_empty() => true,
+            // The steps before were another run's.
+            Some(at) if at.other_recipe && earlier.has_steps_to(at.step) => false,
+            // Stopped before its first checkpoint.
+            None if !self.checkpoints.newest_whole => false,
+            _ => same_run(&earlier.record, record, (self.config, self.run))?,
+        };
+        let folder = folder.to_owned();
+        fits.then_some(earlier)
+            .ok_or(TrainError::EarlierLog { folder })
     }
 }
 

@@ -85,7 +85,7 @@ fn train(args: &Args, world: &World) -> Result<()> {
         }
         let found = training.check().map_err(failed)?;
         if let Some(folder) = &args.log_dir {
-            training.check_log(folder).map_err(failed)?;
+            training.check_log(folder, found).map_err(failed)?;
         }
         if found.is_none() && args.resume.is_some() {
             let (name, seed) = (&run.name, config.seed);
@@ -216,18 +216,21 @@ fn train_all(
         .iter()
         .map(|run| label(&run.name, setup.config.last_seed()));
     let width = labels.map(|text| text.chars().count()).max().unwrap_or(0);
+    // A run without a log is worth having, too.
+    let mut unlogged = None;
     for (run, config) in setup.each() {
         let label = format!("{:width$}", label(&run.name, config.seed));
         // Only rank 0 reports.
         let progress = world.reports().then(|| Progress::new(&label, config.steps));
         let place = (text, world);
-        let result = run::run(run, &config, (args, setup), place, progress.as_ref())?;
+        let (result, closed) = run::run(run, &config, (args, setup), place, progress.as_ref())?;
         results.push(result);
+        unlogged = unlogged.or(closed);
         if let Some(progress) = progress {
             progress.finish();
         }
     }
-    Ok(())
+    unlogged.map_or(Ok(()), |error| Err(failed(error)))
 }
 
 /// The table, and the files asked for. A file that cannot be written does not keep the other from being written.

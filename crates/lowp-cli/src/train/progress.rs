@@ -34,15 +34,14 @@ impl Progress {
         }
     }
 
-    /// Step `step`, counted from zero, is done.
+    /// `done` steps are done.
     pub(crate) fn step(
         &self,
-        step: usize,
+        done: usize,
         loss: f64,
         tokens_per_second: f64,
         flops_per_second: f64,
     ) {
-        let done = step + 1;
         let text = format!(
             "loss {loss:.4}  {:.1}k tokens/s  {}",
             tokens_per_second / 1000.0,

@@ -21,19 +21,29 @@ use lowp_train::{Config, HubValues, Pretrained, Run, RunLog, TrainError, Trainin
 use lowp_transformer::GptConfig;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-/// Trains one recipe on all ranks.
+/// Trains one recipe on all ranks. Beside its result is what closed its log.
 pub(crate) fn run(
     run: &Run,
     config: &Config<GptConfig>,
     (args, setup): (&Args, &Setup),
     (text, world): (&Source, &World),
     progress: Option<&Progress>,
-) -> Result<RunResult> {
+) -> Result<(RunResult, Option<TrainError>)> {
     let ranks = config.mesh.world();
     let log = Mutex::new(None);
+    let run_only = Training {
+        checkpoints: setup.checkpoints.clone(),
+        ..Training::new(run, config, text)
+    };
     let watch = |event: Event<'_>| {
         if let Some(progress) = progress {
-            logged(event, &log);
+            match (&args.log_dir, event) {
+                (Some(folder), Event::Begun(resumed)) => {
+                    let opened = run_only.log(folder, resumed);
+                    *locked(&log) = Some(opened.inspect_err(|error| output::note(&error.chain())));
+                }
+                _ => logged(event, &log),
+            }
             follow(event, (args, run), progress);
         }
     };
@@ -58,10 +68,6 @@ pub(crate) fn run(
         watch: &watch,
         ..Training::new(run, config, text)
     };
-    if let (Some(folder), true) = (&args.log_dir, world.reports()) {
-        let opened = training.log(folder).map_err(failed)?;
-        *locked(&log) = Some(Ok(opened));
-    }
     let on_cpu = |cpu: &Cpu, comm: Arc<dyn Communicator<Cpu>>| {
         training.rank(cpu, comm, |sharded, place| {
             let (model, recompute) = (config.model, config.recompute);
@@ -108,13 +114,11 @@ pub(crate) fn run(
         (Device::Cuda(_), _) => crate::device::without_cuda(),
     };
     let result = trained?;
-    match locked(&log).take() {
-        Some(Err(error)) => Err(failed(error)),
-        _ => Ok(result),
-    }
+    let closed = locked(&log).take().and_then(Result::err);
+    Ok((result, closed))
 }
 
-/// A log, or why nothing is logged any more.
+/// The open log, or the error that closed it.
 type Log = Option<Result<RunLog, TrainError>>;
 
 /// A thread that panicked left it as it was.
@@ -132,10 +136,10 @@ fn logged(event: Event<'_>, log: &Mutex<Log>) {
         Event::Step { metrics, .. } => files.step(metrics),
         Event::Evaluation(evaluation) => files.evaluation(evaluation),
         Event::Codes { step, layers } => files.codes(step, layers),
-        Event::Recast { .. } | Event::Damaged(_) | Event::Profile(_) => Ok(()),
+        Event::Begun(_) | Event::Recast { .. } | Event::Damaged(_) | Event::Profile(_) => Ok(()),
     };
     if let Err(error) = written {
-        // The run goes on, and fails at its end.
+        // Training continues; the command fails when all runs are done.
         output::note(&error.to_string());
         *log = Some(Err(error));
     }
@@ -165,12 +169,15 @@ fn follow(event: Event<'_>, (args, run): (&Args, &Run), progress: &Progress) {
             tokens_per_second,
             flops_per_second,
         } => progress.step(
-            metrics.step - 1,
+            metrics.step,
             metrics.loss,
             tokens_per_second,
             flops_per_second,
         ),
-        Event::Evaluation(Evaluation { step, loss }) => progress.evaluation(step, loss),
+        // The loss after the last step is in the table.
+        Event::Evaluation(Evaluation { step, loss }) if args.eval_every.is_some() => {
+            progress.evaluation(step, loss);
+        }
         Event::Recast { layers, all } => output::note(&format!(
             "{}: {layers} of {all} linear weights are cast from their masters, since the checkpoint has them in another recipe",
             run.name
@@ -182,7 +189,7 @@ fn follow(event: Event<'_>, (args, run): (&Args, &Run), progress: &Progress) {
             // Where it cannot be written, the table at the end cannot either, and says so.
             let _ = output::print(&table(profile));
         }
-        Event::Profile(_) | Event::Codes { .. } => {}
+        Event::Begun(_) | Event::Evaluation(_) | Event::Profile(_) | Event::Codes { .. } => {}
     }
 }
 

@@ -5,6 +5,7 @@ use crate::support::Bench;
 use anyhow::{Context, Result};
 use serde_json::Value;
 use std::fs;
+use std::process::Command;
 
 fn json(bench: &Bench, name: &str) -> Result<Value> {
     Ok(serde_json::from_slice(&fs::read(bench.path(name))?)?)
@@ -177,5 +178,123 @@ fn a_run_is_logged() -> Result<()> {
     }
     let record = json(&bench, "logs/fp8-current-seed0/run.json")?;
     assert_eq!(record["config"]["steps"], 6);
+    Ok(())
+}
+
+/// The steps of the lines that a log has with `key`.
+fn steps(bench: &Bench, log: &str, key: &str) -> Result<Vec<u64>> {
+    let text = fs::read_to_string(bench.path(log).join("metrics.jsonl"))?;
+    let lines = text.lines().map(serde_json::from_str::<Value>);
+    let lines: Vec<Value> = lines.collect::<Result<_, _>>()?;
+    let with = lines.iter().filter(|line| !line[key].is_null());
+    Ok(with.filter_map(|line| line["step"].as_u64()).collect())
+}
+
+/// One line starts a run and goes on with it, whether or not a checkpoint was saved before the stop, and whether or not it is damaged.
+#[test]
+fn a_log_goes_on_from_any_stop() -> Result<()> {
+    let bench = begin("llama2")?;
+    let run = format!("train --model MODEL {TRAIN} --log-dir logs");
+    let (log, all) = ("logs/fp8-current-seed0", [1, 2, 3, 4, 5, 6]);
+    // What a run leaves that is killed before its first checkpoint.
+    bench.done(&format!("{run} --stop-after 3"));
+    let latest = format!("{run} --save runs --save-every 2 --resume latest");
+    bench.done(&format!("{latest} --stop-after 4"));
+    assert_eq!(steps(&bench, log, "loss")?, all[..4]);
+    // The index is damaged in a way that only checksums tell of.
+    let file = bench.path("runs/fp8-current-seed0/step-00000004/rank-00000.safetensors");
+    let mut bytes = fs::read(&file)?;
+    *bytes.last_mut().context("a byte")? ^= 1;
+    fs::write(&file, bytes)?;
+    bench.done(&latest);
+    assert_eq!(steps(&bench, log, "loss")?, all);
+    // The loss at the end, whatever `--eval-every` is.
+    assert_eq!(steps(&bench, log, "val_loss")?, [6]);
+    bench.done(&latest);
+    assert_eq!(steps(&bench, log, "loss")?, all);
+    assert_eq!(steps(&bench, log, "val_loss")?, [6]);
+    Ok(())
+}
+
+/// A log of other numbers stays as it is.
+#[test]
+fn the_log_of_another_run_is_not_cut() -> Result<()> {
+    let bench = begin("llama2")?;
+    let run = format!("train --model MODEL {TRAIN}");
+    let other = run.replace("fp8-current", "fp8-rowwise");
+    bench.done(&format!("{run} --save runs --stop-after 3"));
+    bench.done(&format!("{other} --log-dir logs"));
+    let file = bench.path("logs/fp8-rowwise-seed0/metrics.jsonl");
+    let before = fs::read(&file)?;
+    // In another recipe the steps before are those of another run.
+    let recast = format!("{other} --resume runs/fp8-current-seed0");
+    let error = bench.rejected(2, &format!("{recast} --log-dir logs"));
+    assert!(error.contains("the log of an earlier run"), "{error}");
+    // Another rate of the same recipe, which is saved elsewhere.
+    let faster = other.replace("1e-2", "2e-2");
+    bench.done(&format!("{faster} --save faster --stop-after 3"));
+    for more in ["--resume faster", "--save new --resume latest"] {
+        let error = bench.rejected(2, &format!("{faster} {more} --log-dir logs"));
+        assert!(error.contains("the log of an earlier run"), "{error}");
+    }
+    assert_eq!(fs::read(&file)?, before);
+    // A log of its own begins after the steps of the other recipe.
+    bench.done(&format!("{recast} --log-dir others --json recast.json"));
+    assert_eq!(
+        steps(&bench, "others/fp8-rowwise-seed0", "loss")?,
+        [4, 5, 6]
+    );
+    bench.done(&format!("{recast} --log-dir others"));
+    assert_eq!(
+        steps(&bench, "others/fp8-rowwise-seed0", "loss")?,
+        [4, 5, 6]
+    );
+    Ok(())
+}
+
+/// A finished run that is resumed in another recipe, or evaluated on other batches, has a loss of its own.
+#[test]
+fn losses_are_those_of_the_weights() -> Result<()> {
+    let bench = begin("llama2")?;
+    let run = format!("train --model MODEL {TRAIN}");
+    bench.done(&format!(
+        "{run} --eval-every 3 --save runs --json first.json"
+    ));
+    let first = json(&bench, "first.json")?;
+    for (from, to) in [("fp8-current", "bf16"), ("batches 2", "batches 1")] {
+        let other = run.replace(from, to);
+        bench.done(&format!(
+            "{other} --resume runs/fp8-current-seed0 --eval-every 3 --json again.json"
+        ));
+        let again = json(&bench, "again.json")?;
+        assert_eq!(again["runs"][0]["resumed_at"], 6);
+        assert_ne!(again["runs"][0]["val_loss"], first["runs"][0]["val_loss"]);
+        assert_eq!(again["runs"][0]["evaluations"], Value::Array(Vec::new()));
+    }
+    Ok(())
+}
+
+/// Losses outlast a log: the folder is checked before the run, and what fails during it is told at the end.
+#[test]
+fn a_full_disk_costs_the_log_alone() -> Result<()> {
+    let bench = begin("llama2")?;
+    let run = format!("train --model MODEL {TRAIN} --log-dir logs");
+    fs::create_dir_all(bench.path("logs"))?;
+    fs::write(bench.path("logs/fp8-current-seed0"), "")?;
+    let error = bench.rejected(2, &run);
+    assert!(error.contains("the log folder"), "{error}");
+    // No file of more than 8 KiB: the log of codes is longer, the losses are not.
+    let run = format!("train --model MODEL {TRAIN} --log-dir full --log-codes 1");
+    let script = "trap '' XFSZ; ulimit -f 16; exec \"$0\" \"$@\"";
+    let output = Command::new("sh")
+        .args(["-c", script, env!("CARGO_BIN_EXE_lowp")])
+        .args(format!("{run} --seeds 2 --json out.json").split(' '))
+        .current_dir(bench.path("."))
+        .output()?;
+    let error = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(1), "{error}");
+    assert!(error.contains("cannot write the log of a run"), "{error}");
+    let runs = json(&bench, "out.json")?;
+    assert_eq!(runs["runs"].as_array().context("runs")?.len(), 2);
     Ok(())
 }

@@ -29,33 +29,81 @@ pub struct RunLog {
     events: Events,
 }
 
+/// What a folder has of a run that was stopped.
+#[derive(Debug)]
+pub(crate) struct Earlier {
+    /// What the run is.
+    pub(crate) record: Value,
+    lines: String,
+}
+
+impl Earlier {
+    /// The files in `folder`, if there are any. What is damaged in them is left out.
+    pub(crate) fn read(folder: &Path) -> Result<Self, TrainError> {
+        let read = |name: &str| match fs::read(folder.join(name)) {
+            Ok(bytes) => Ok(String::from_utf8_lossy(&bytes).into_owned()),
+            Err(e) if e.kind() == ErrorKind::NotFound => Ok(String::new()),
+            Err(e) => Err(unusable(folder, format!("cannot read {name}: {e}"))),
+        };
+        Ok(Self {
+            record: serde_json::from_str(&read(RECORD)?).unwrap_or_default(),
+            lines: read(LINES)?,
+        })
+    }
+
+    /// Whether nothing was logged.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.lines.is_empty()
+    }
+
+    /// Whether there is a line of a step up to `last`.
+    pub(crate) fn has_steps_to(&self, last: usize) -> bool {
+        self.events()
+            .any(|(_, event)| event["step"].as_u64() <= Some(last as u64))
+    }
+
+    /// The lines of steps up to `last`: those after it are written again, as is the evaluation after it where the run `ends` there.
+    pub(crate) fn up_to(self, last: usize, ends: bool) -> Kept {
+        let kept = self.events().filter(|(_, event)| {
+            let step = event["step"].as_u64().unwrap_or(u64::MAX);
+            let again = ends && step == last as u64 && event.get("val_loss").is_some();
+            step <= last as u64 && !again
+        });
+        Kept {
+            lines: kept.map(|(line, _)| format!("{line}\n")).collect(),
+            last: (last > 0 || !self.is_empty()).then_some(last),
+        }
+    }
+
+    /// Lines, and what they say of a step.
+    fn events(&self) -> impl Iterator<Item = (&str, Value)> {
+        let lines = self.lines.lines();
+        let events = lines.filter_map(|line| Some((line, serde_json::from_str(line).ok()?)));
+        events.filter(|(_, event): &(_, Value)| event["step"].is_u64())
+    }
+}
+
+/// What stays of the files of a run.
+#[derive(Debug, Default)]
+pub(crate) struct Kept {
+    lines: String,
+    /// The last step of them, where steps may have been logged before.
+    last: Option<usize>,
+}
+
 impl RunLog {
-    /// Files in `folder`, which is made, of a run that `record` describes. A run that resumes after step `resumed` goes on behind what the
-    /// files have up to it.
+    /// Files in `folder`, which is made, of a run that `record` describes: its lines are appended to those that are `kept`.
     ///
     /// # Errors
-    /// The files of another run, or ones that cannot be written.
-    pub fn open(folder: &Path, record: &Value, resumed: Option<usize>) -> Result<Self, TrainError> {
+    /// They cannot be written.
+    pub(crate) fn open(folder: &Path, record: &Value, kept: Kept) -> Result<Self, TrainError> {
         let failed = |why: &dyn Display| unwritable(folder, why);
-        let earlier = Self::earlier(folder, resumed)?;
         fs::create_dir_all(folder).map_err(|e| failed(&e))?;
         let path = folder.join(LINES);
-        // Of steps that are done again, the lines that were written before are left out.
-        let last = resumed.unwrap_or(0) as u64;
-        let done = |line: &&str| {
-            let line: Option<Value> = serde_json::from_str(line).ok();
-            line.and_then(|line| line["step"].as_u64())
-                .is_some_and(|step| step <= last)
-        };
-        let kept: String = earlier
-            .lines()
-            .filter(done)
-            .map(|line| format!("{line}\n"))
-            .collect();
         let write = |path: &Path, text: &str| {
             lowp_file::files::write_atomically(path, text).map_err(|e| failed(&e))
         };
-        write(&path, &kept)?;
+        write(&path, &kept.lines)?;
         write(
             &folder.join(RECORD),
             &(serde_json::to_string_pretty(record)? + "\n"),
@@ -63,22 +111,14 @@ impl RunLog {
         let lines = OpenOptions::new().append(true).open(&path);
         Ok(Self {
             lines: lines.map_err(|e| failed(&e))?,
-            events: Events::create(folder, resumed).map_err(|e| failed(&e))?,
+            events: Events::create(folder, kept.last).map_err(|e| failed(&e))?,
             folder: folder.to_owned(),
         })
     }
 
-    /// The lines that are there, which must be those of the run.
-    pub(crate) fn earlier(folder: &Path, resumed: Option<usize>) -> Result<String, TrainError> {
-        match fs::read_to_string(folder.join(LINES)) {
-            Ok(text) if resumed.is_none() && !text.is_empty() => {
-                let folder = folder.to_owned();
-                Err(TrainError::EarlierLog { folder })
-            }
-            Ok(text) => Ok(text),
-            Err(e) if e.kind() == ErrorKind::NotFound => Ok(String::new()),
-            Err(e) => Err(unwritable(folder, e)),
-        }
+    /// Checks that files could be written in `folder`. Nothing is left.
+    pub(crate) fn check_writable(folder: &Path) -> Result<(), TrainError> {
+        lowp_checkpoint::check_writable(folder).map_err(|why| unusable(folder, why))
     }
 
     /// Adds a step.
@@ -141,6 +181,14 @@ impl RunLog {
     }
 }
 
+/// Found before the run.
+fn unusable(folder: &Path, why: impl Display) -> TrainError {
+    TrainError::LogFolder {
+        folder: folder.to_owned(),
+        why: why.to_string(),
+    }
+}
+
 fn unwritable(folder: &Path, why: impl Display) -> TrainError {
     TrainError::Log {
         folder: folder.to_owned(),
@@ -165,8 +213,11 @@ mod tests {
     fn a_resumed_log_has_each_step_once() {
         let folder = tempfile::tempdir().expect("a folder");
         let path = folder.path().join("run");
-        let open = |resumed| RunLog::open(&path, &json!({"recipe": "x"}), resumed);
-        let mut log = open(None).expect("a log");
+        let open = |step, ends| {
+            let earlier = Earlier::read(&path).expect("files");
+            RunLog::open(&path, &json!({"recipe": "x"}), earlier.up_to(step, ends)).expect("a log")
+        };
+        let mut log = open(0, false);
         for step in 1..=4 {
             log.step(&made_up(step)).expect("written");
         }
@@ -176,10 +227,8 @@ mod tests {
         };
         log.evaluation(evaluation).expect("written");
         drop(log);
-        let error = open(None).expect_err("the log of a run");
-        assert!(error.to_string().contains("of an earlier run"), "{error}");
 
-        let mut log = open(Some(2)).expect("a log");
+        let mut log = open(2, false);
         let codes = LayerCodes {
             layer: "up",
             saturated: 0.25,
@@ -187,10 +236,36 @@ mod tests {
         };
         log.codes(2, &[codes]).expect("written");
         log.step(&made_up(3)).expect("written");
+        let steps = || {
+            let found = lines(&path);
+            let steps = found.iter().map(|line| line["step"].as_u64());
+            steps.collect::<Option<Vec<_>>>().expect("steps")
+        };
+        assert_eq!(steps(), [1, 2, 2, 3]);
         let found = lines(&path);
-        let steps: Vec<_> = found.iter().map(|line| line["step"].as_u64()).collect();
-        assert_eq!(steps, [1, 2, 2, 3].map(Some));
         assert_eq!(found[1]["grad_norm"], 1.5);
         assert_eq!(found[2]["codes"][0]["saturated"], 0.25);
+
+        // Of a run that ends at step 3, the evaluation there is left out alone.
+        log.evaluation(evaluation).expect("written");
+        assert_eq!(steps(), [1, 2, 2, 3, 3]);
+        drop(open(3, true));
+        assert_eq!(steps(), [1, 2, 2, 3]);
+        drop(open(0, false));
+        assert_eq!(steps(), [0; 0]);
+    }
+
+    /// A page that was torn when the machine went down.
+    #[test]
+    fn bytes_that_are_no_text_are_left_out() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let text = [b"{\"step\":1}\n".as_slice(), b"\xff\x80{\n{\"step\":2}\n"].concat();
+        fs::write(folder.path().join(LINES), text).expect("a file");
+        let earlier = Earlier::read(folder.path()).expect("files");
+        assert!(earlier.has_steps_to(1) && !earlier.has_steps_to(0));
+        assert_eq!(
+            earlier.up_to(2, false).lines,
+            "{\"step\":1}\n{\"step\":2}\n"
+        );
     }
 }
