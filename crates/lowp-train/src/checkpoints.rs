@@ -52,7 +52,7 @@ pub struct Checkpoints {
     pub keep: Option<usize>,
     /// Resume from the latest checkpoint of this run here: a folder that was `save`, or a checkpoint.
     pub resume: Option<PathBuf>,
-    /// Leave out checkpoints to resume from that are damaged: the newest whole one of the run counts. Ranks read all of its files to know.
+    /// Skip damaged checkpoints when resuming: the newest undamaged one is used. Ranks read all of its files to know.
     pub newest_whole: bool,
     /// End after this step; the schedule stays that of all steps.
     pub stop_after: Option<usize>,
@@ -77,7 +77,7 @@ impl Checkpoints {
         }
     }
 
-    /// What a run does that is started again whenever it stops: it resumes from the newest whole checkpoint in `save`, or starts at step 0.
+    /// For runs that a launcher restarts: such a run resumes from the newest whole checkpoint in `save`, or starts at step 0.
     #[must_use]
     pub fn resume_newest(self) -> Self {
         Self {
@@ -129,7 +129,10 @@ impl Checkpoints {
     /// A folder that cannot be read.
     pub fn source(&self, run: &Run, seed: u64) -> Result<Option<PathBuf>, TrainError> {
         let Some(folder) = &self.resume else {
-            return Ok(None);
+            return match self.newest_whole {
+                true => Err(TrainError::NothingToResume),
+                false => Ok(None),
+            };
         };
         if !self.newest_whole && is_one_run(folder) {
             return Ok(Some(folder.clone()));
@@ -218,8 +221,8 @@ pub(crate) struct Resumed {
 }
 
 impl Resumed {
-    /// That of `run`: its own in the folder to resume from, or the one that the folder is or holds; where only whole ones count, the newest
-    /// before step `before`.
+    /// The checkpoint that `run` resumes from: that of `folder/NAME-seedN` if it exists, else that of `folder` itself; with `newest_whole`,
+    /// the newest before step `before`.
     pub(crate) fn find<M: Model>(
         (config, checkpoints): (&Config<M>, &Checkpoints),
         run: &Run,
@@ -377,8 +380,12 @@ fn difference<M: Model>(
         .chain(strict.iter().copied());
     let fields = fields.map(|field| (field, &saved["config"][field], &now["config"][field]));
     let data = all.then_some(("data", &saved["data"], &now["data"]));
-    // Groups of layers that have no amax are no difference.
-    let matters = |field: &str| field != "amax_groups" || has_tensor_scale(&run.recipe);
+    let matters = |field: &str| match field {
+        // Groups of layers that have no amax are no difference.
+        "amax_groups" => has_tensor_scale(&run.recipe),
+        "reduce_every_micro_batch" => config.accumulate > 1,
+        _ => true,
+    };
     let mut differing = fields
         .chain(data)
         .filter(|(field, saved, now)| matters(field) && saved != now);

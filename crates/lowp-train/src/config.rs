@@ -84,12 +84,12 @@ pub struct Config<M> {
     /// Global gradient norm above which gradients are scaled down.
     pub clip: f32,
     /// Coefficient of the z-loss: the gradient is that of the cross entropy plus this times the squared logarithm of the softmax's sum,
-    /// while losses are the cross entropy alone. The network does it.
+    /// while losses are the cross entropy alone. The network does it, and must be made with it ([`Network::z_loss`](crate::Network::z_loss)).
     #[serde(default, skip_serializing_if = "forms::is_zero")]
     pub z_loss: f32,
     /// Batches of the validation split that a loss on it is averaged over.
     pub eval_batches: usize,
-    /// Evaluate after every so many steps, beside the last.
+    /// Evaluate after every so many steps, and after the last.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub eval_every: Option<usize>,
 }

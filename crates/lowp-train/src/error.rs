@@ -177,6 +177,21 @@ pub enum TrainError {
         /// The run.
         name: String,
     },
+    /// A z-loss that the network would leave out, or add.
+    #[error(
+        "`z_loss` is {config}, and the network trains with {applied}; make it with the same coefficient (`with_z_loss`)"
+    )]
+    ZLoss {
+        /// Of the configuration.
+        config: f32,
+        /// Of the network.
+        applied: f32,
+    },
+    /// Nothing to resume from.
+    #[error(
+        "`newest_whole` without a folder in `resume`: call `resume_newest` after setting `save`"
+    )]
+    NothingToResume,
     /// A number of steps in [`Checkpoints`](crate::Checkpoints) that the schedule does not have.
     #[error("`{field}` must be from 1 to {steps}, the number of steps, not {value}")]
     OutsideOfSteps {
@@ -213,8 +228,8 @@ pub enum TrainError {
     },
     /// A checkpoint of a run with another configuration.
     #[error(
-        "`resume`: the run in {} was saved with `{field}`{} {saved}, and this run has {given}; give the same value, or start a new run",
-        folder.display(), if *left_out { " none:" } else { "" }
+        "`resume`: the run in {} was saved with `{field}`{} {}, and this run has {}; give the same value, or start a new run",
+        folder.display(), if *left_out { " none:" } else { "" }, or_default(field, saved), or_default(field, given)
     )]
     Differs {
         /// The checkpoint.
@@ -344,6 +359,17 @@ impl TrainError {
             cause = error.source();
         }
         text
+    }
+}
+
+/// `value` in JSON, of which defaults may be left out.
+fn or_default<'a>(field: &str, value: &'a str) -> &'a str {
+    match (field, value) {
+        ("z_loss", "null") => "0",
+        ("reduce_every_micro_batch", "null") => "false",
+        ("schedule", "null") => "cosine",
+        ("no_decay", "null") => "[]",
+        _ => value,
     }
 }
 

@@ -109,6 +109,11 @@ pub trait Network<B: Backend>: Sized {
         step as u64
     }
 
+    /// The coefficient of the z-loss that it trains with; a run is an error if [`Config::z_loss`](crate::Config::z_loss) is another one.
+    fn z_loss(&self) -> f32 {
+        0.0
+    }
+
     /// How it runs what may run in several ways; ranks must say the same.
     fn ways(&self) -> String {
         String::new()

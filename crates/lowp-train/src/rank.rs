@@ -64,7 +64,9 @@ impl<M: Model, D: Data> Training<'_, M, D> {
     fn compare(&self, control: &dyn Control) -> Result<(), TrainError> {
         self.check_config()?;
         let none = [Value::Null, Value::Null];
-        let about = about_run(self.config, self.run, &self.data.digest(), none)?;
+        let mut about = about_run(self.config, self.run, &self.data.digest(), none)?;
+        // Not saved, but counts are collectives.
+        about["codes_every"] = self.codes_every.into();
         Ok(control.all_equal("the run", &about.to_string())?)
     }
 }
@@ -140,7 +142,7 @@ where
         for step in first_step..last_step {
             if step == first_step + WARM_UP && last_step - first_step >= 3 * WARM_UP {
                 // Plans are made and memory is found in the first steps.
-                (start, begun_at) = (Instant::now(), step);
+                (start, begun_at, outcome.data) = (Instant::now(), step, 0.0);
             }
             if config.tail_steps > 0 && step == tail_step {
                 outcome.add(&trained, (self.backend, *config))?;
@@ -149,7 +151,7 @@ where
             let measured = self.rank == 0 && step + 1 == last_step;
             if measured {
                 // What measures the step is no part of its rate, where there are others.
-                unmeasured = Some(start.elapsed());
+                unmeasured = Some((start.elapsed(), outcome.data));
                 trained.network.start_profile()?;
             }
             let begun = Instant::now();
@@ -215,14 +217,17 @@ where
             self.save(saver, (last_step, &mut trained.sharded, &outcome))?;
         }
         // As if all steps had taken as long as those after the first ones.
-        let (elapsed, measured) = match unmeasured {
+        let ((elapsed, data), measured) = match unmeasured {
             Some(before) if last_step > begun_at + 1 && outcome.waited.is_some() => {
                 (before, last_step - 1 - begun_at)
             }
-            _ => (start.elapsed(), (last_step - begun_at).max(1)),
+            _ => (
+                (start.elapsed(), outcome.data),
+                (last_step - begun_at).max(1),
+            ),
         };
-        let steps = (last_step - first_step) as f64;
-        outcome.seconds = elapsed.as_secs_f64() * steps / measured as f64;
+        let all = (last_step - first_step) as f64 / measured as f64;
+        (outcome.seconds, outcome.data) = (elapsed.as_secs_f64() * all, data * all);
         outcome.add(&trained, (self.backend, *config))?;
         self.audit(&trained.sharded, &specs.0)?;
         // What a checkpoint says may be of other data or of another recipe.
@@ -252,8 +257,8 @@ where
         Ok(outcome)
     }
 
-    /// The checkpoint to resume from. Where only whole ones count, ranks read all files of it together, and go back to the one before if one
-    /// is damaged: loading would find it, too, and so would each later start. Collective.
+    /// The checkpoint to resume from. With `newest_whole` the ranks verify all files, each a part, and try the previous checkpoint if a file
+    /// is damaged. Otherwise every restart would fail on it while loading. Collective.
     fn resumed(&self, comm: &Comm<B>) -> Result<Option<Resumed>, TrainError> {
         let control = comm.control();
         let mut before = u64::MAX;
@@ -283,7 +288,7 @@ where
         }
     }
 
-    /// The checkpoint before step `before` that the first rank finds, opened by all. Collective.
+    /// Rank 0 looks for the newest checkpoint before step `before`; all ranks open it. Collective.
     fn found(&self, comm: &Comm<B>, before: u64) -> Result<Option<Resumed>, TrainError> {
         let (training, control) = (self.training, comm.control());
         let found = match self.rank {
@@ -381,6 +386,10 @@ where
             threads: self.training.threads,
         };
         let network = (self.network)(&mut sharded, place)?;
+        let (config, applied) = (self.training.config.z_loss, network.z_loss());
+        if config != applied {
+            return Err(TrainError::ZLoss { config, applied });
+        }
         Ok(Trained {
             sharded,
             network,

@@ -167,3 +167,41 @@ fn ranks_that_come_and_go_change_no_bit() -> Result<(), Box<dyn Error>> {
     }
     Ok(())
 }
+
+/// A network that has no z-loss trains no run that says it has.
+#[test]
+fn a_z_loss_that_the_network_leaves_out_is_an_error() -> Result<(), Box<dyn Error>> {
+    let folder = tempfile::tempdir()?;
+    tokens(folder.path(), 60)?;
+    let packing = Packing {
+        seq: 8,
+        batch: 6,
+        held_out: 0.2,
+        mask_documents: false,
+    };
+    let data = Mixture::from(Tokens::open(folder.path(), packing)?);
+    let run = Run::parse("fp32")?;
+    let config = Config {
+        batch: 6,
+        z_loss: 1e-4,
+        ..Config::new(Table { vocab: VOCAB })
+    };
+    let training = Training::new(&run, &config, &data);
+    let result = run_ranks(&Cpu, 1, Duration::from_secs(60), |_, comm| {
+        training.rank(&Cpu, comm, |_, _| Ok(Counts))
+    });
+    let error = result.expect_err("a z-loss").to_string();
+    assert!(error.contains("the network trains with 0"), "{error}");
+    Ok(())
+}
+
+/// Without a folder nothing is resumed, and no run starts at step 0 instead.
+#[test]
+fn the_newest_checkpoint_of_no_folder_is_an_error() -> Result<(), Box<dyn Error>> {
+    let checkpoints = Checkpoints::default().resume_newest();
+    let error = checkpoints
+        .source(&Run::parse("fp32")?, 0)
+        .expect_err("no folder");
+    assert!(error.to_string().contains("without a folder"), "{error}");
+    Ok(())
+}

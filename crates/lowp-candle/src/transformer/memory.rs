@@ -41,11 +41,12 @@ pub struct Needed {
     parameters: u128,
     attention: u128,
     activations: u128,
+    gradients: u128,
 }
 
 impl Needed {
-    /// All ranks are threads of this process, so `sequences` are those of all ranks' micro-batches. With `recompute`, one block at a
-    /// time has its values, and of the others only the input is kept.
+    /// `sequences` are those of all ranks' micro-batches, of which all are on this machine ([`Needed::of_ranks`]). With `recompute`, one
+    /// block at a time has its values, and of the others only the input is kept.
     pub fn new(model: GptConfig, sequences: usize, replicas: usize, recompute: bool) -> Self {
         let [dim, layers, heads, seq, vocab] =
             [model.dim, model.layers, model.heads, model.seq, model.vocab].map(|n| n as u128);
@@ -56,18 +57,31 @@ impl Needed {
             parameters: model.parameters() as u128 * PARAMETER_STATE * replicas as u128,
             attention: whole * heads * tokens * seq * F32,
             activations: (tokens * (whole * PER_BLOCK + inputs) * dim + logits) * F32,
+            gradients: 0,
         }
     }
 
-    /// With full gradients that each of `ranks` keeps from micro-batch to micro-batch.
+    /// Of `here` ranks on this machine, of `world` in all.
+    #[must_use]
+    pub fn of_ranks(self, here: usize, world: usize) -> Self {
+        let share = |bytes: u128| bytes * here as u128 / world.max(1) as u128;
+        Self {
+            parameters: share(self.parameters),
+            attention: share(self.attention),
+            activations: share(self.activations),
+            gradients: share(self.gradients),
+        }
+    }
+
+    /// With full gradients that each of `ranks` ranks keeps from micro-batch to micro-batch.
     #[must_use]
     pub fn keeping_gradients(mut self, model: GptConfig, ranks: usize) -> Self {
-        self.parameters += model.parameters() as u128 * F32 * ranks as u128;
+        self.gradients += model.parameters() as u128 * F32 * ranks as u128;
         self
     }
 
     fn total(&self) -> u128 {
-        self.parameters + self.attention + self.activations
+        self.parameters + self.attention + self.activations + self.gradients
     }
 
     /// Rejects what `machine` bytes cannot hold.
@@ -79,6 +93,7 @@ impl Needed {
             parameters,
             attention,
             activations,
+            gradients,
         } = *self;
         if self.total() <= machine {
             return Ok(());
@@ -94,6 +109,11 @@ impl Needed {
                 activations,
                 "activations",
                 "`batch` or `seq`, or add `recompute` or `accumulate`",
+            ),
+            (
+                gradients,
+                "gradients that ranks keep between micro-batches",
+                "`dim` or `layers`, or add `reduce_every_micro_batch`",
             ),
         ]
         .into_iter()
@@ -190,6 +210,20 @@ mod tests {
                 .check(u128::from(u64::MAX))
                 .is_err()
         );
+    }
+
+    /// Each rank keeps full gradients; other machines have their own.
+    #[test]
+    fn ranks_on_other_machines_need_nothing_here() {
+        let gradients = MODEL.parameters() as u128 * 4;
+        let all = Needed::new(MODEL, 64, 1, false);
+        let here = all.of_ranks(4, 64);
+        assert!(here.total() <= all.total() / 16);
+        let kept = here.keeping_gradients(MODEL, 4);
+        assert_eq!(kept.total(), here.total() + 4 * gradients);
+        let kept = here.keeping_gradients(MODEL, 1000);
+        let error = kept.check(1 << 20).expect_err("too much").to_string();
+        assert!(error.contains("add `reduce_every_micro_batch`"), "{error}");
     }
 
     #[test]

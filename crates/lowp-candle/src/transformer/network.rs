@@ -55,6 +55,10 @@ impl Transformer {
 impl Network<Cpu> for Transformer {
     type Batch = Batch;
 
+    fn z_loss(&self) -> f32 {
+        self.model.z_loss
+    }
+
     fn train(
         &mut self,
         sharded: &mut Sharded<Cpu>,

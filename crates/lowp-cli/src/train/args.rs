@@ -128,7 +128,8 @@ pub(crate) struct Args {
     #[arg(long, value_name = "N", conflicts_with = "steps")]
     pub(crate) tokens: Option<usize>,
 
-    /// With tokens: train on each sequence of the training split N times, instead of giving a number of steps
+    /// With tokens: train on N times as many sequences as the training splits of all sources have, rounded up to a batch, instead of giving a
+    /// number of steps
     #[arg(
         long,
         value_name = "N",
@@ -147,8 +148,8 @@ pub(crate) struct Args {
 
     /// What to train on instead of the bundled book. Tokens: a folder of `lowp tokenize`, a .npy file of ids, or the .bin and .idx files
     /// of Megatron-LM. Text, read as bytes: a file, or all files of a folder and its folders in the order of their paths, at most 4 GiB
-    /// in all and without links; its last 10% is the validation split. Tokens of several sources: the option once for each, with its weight
-    /// in the sequences
+    /// in all and without links; its last 10% is the validation split. Tokens of several sources: repeat the option; WEIGHT is the relative
+    /// share of sequences, of each source or of none
     #[arg(long, value_name = "FILE|DIR[=WEIGHT]")]
     pub(crate) data: Vec<DataArg>,
 
@@ -275,7 +276,7 @@ pub(crate) struct Args {
     )]
     pub(crate) clip: f64,
 
-    /// Coefficient of the z-loss: adds the gradient of this times the squared logarithm of the softmax's sum, which keeps logits small.
+    /// Coefficient of the z-loss: adds X * (log sum exp of the logits)^2 to the loss that is differentiated, which keeps logits small.
     /// Losses that are shown are without it
     #[arg(
         long,
@@ -385,7 +386,7 @@ impl Args {
         }
     }
 
-    /// Whether a run resumes from what it saved itself, if that is anything.
+    /// Whether `--resume latest` was given.
     pub(crate) fn resumes_latest(&self) -> bool {
         self.resume.as_deref() == Some(Path::new("latest"))
     }

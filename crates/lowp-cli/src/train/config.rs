@@ -2,6 +2,7 @@
 
 use super::args::{Args, ScheduleName};
 use super::folder::ModelFolder;
+use super::world::World;
 use super::{recipes, source};
 use crate::device::Device;
 use crate::usage::{AMAX_GROUP, UsageError, input_error, of_patterns};
@@ -13,7 +14,7 @@ use lowp_format::{ReshardAfterForward, has_tensor_scale};
 use lowp_fsdp::cost::MAX_RANKS;
 use lowp_fsdp::{LinearSpec, Sharding};
 use lowp_optim::Decay;
-use lowp_train::{Checkpoints, Config, Model, Run, TrainError};
+use lowp_train::{Checkpoints, Config, Mixture, Model, Run, TrainError};
 use lowp_transformer::{GptConfig, SizeError};
 use std::sync::Arc;
 
@@ -33,13 +34,16 @@ pub(crate) struct Setup {
     pub(crate) checkpoints: Checkpoints,
     /// The model that runs begin with.
     pub(crate) folder: Option<Arc<ModelFolder>>,
+    /// What is trained on, where the number of steps follows from it.
+    pub(crate) tokens: Option<Arc<Mixture>>,
     /// Where it runs; ranks that are threads have this GPU and those that follow.
     pub(crate) device: Device,
 }
 
 impl Setup {
-    /// Checks the arguments against each other, and against the number of ranks that a launcher `started`.
-    pub(crate) fn new(args: &Args, started: Option<usize>) -> Result<Self> {
+    /// Checks the arguments against each other, and against the ranks that a launcher started.
+    pub(crate) fn new(args: &Args, world: &World) -> Result<Self> {
+        let started = world.started();
         let mesh = mesh(args, started)?;
         args.sizes.check()?;
         let (folder, model) = model(args)?;
@@ -63,9 +67,9 @@ impl Setup {
         if folder.is_none() {
             model.check_parameters().map_err(UsageError::from)?;
         }
-        let steps = match args.epochs {
+        let (steps, tokens) = match args.epochs {
             Some(epochs) => source::steps(args, (model, folder.is_some()), epochs)?,
-            None => steps(args, model)?,
+            None => (steps(args, model)?, None),
         };
         let lr = match folder.as_ref().is_some_and(|folder| folder.hub.is_some()) {
             true => 2e-5,
@@ -106,11 +110,10 @@ impl Setup {
         config.check().map_err(UsageError::from)?;
         if let (Some(machine), Device::Cpu) = (machine(), args.device) {
             let at_once = args.batch.div_ceil(args.sharded.accumulate);
-            let keeping = match config.keeps_gradients() {
-                true => mesh.world(),
-                false => 0,
-            };
+            let here = world.ranks_here(mesh.world());
+            let keeping = if config.keeps_gradients() { here } else { 0 };
             Needed::new(model, at_once, mesh.replicate, args.sharded.recompute)
+                .of_ranks(here, mesh.world())
                 .keeping_gradients(model, keeping)
                 .check(machine)
                 .map_err(UsageError::from)?;
@@ -144,6 +147,7 @@ impl Setup {
             runs,
             checkpoints,
             folder,
+            tokens,
             device: args.device,
         })
     }

@@ -1,6 +1,8 @@
 //! [`DataArg`]: a value of `--data`: where data are, and their weight among others.
 
+use lowp_train::Tokens;
 use std::convert::Infallible;
+use std::fmt;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
@@ -14,9 +16,11 @@ pub(crate) struct DataArg {
 impl FromStr for DataArg {
     type Err = Infallible;
 
-    /// What is there under the whole name has no weight.
+    /// If a file of the whole name exists, the `=` is part of the name.
     fn from_str(text: &str) -> Result<Self, Infallible> {
-        let parts = text.rsplit_once('=').filter(|_| !Path::new(text).exists());
+        let whole = Path::new(text);
+        let there = whole.exists() || Tokens::are_at(whole);
+        let parts = text.rsplit_once('=').filter(|_| !there);
         let weighted = parts.and_then(|(path, weight)| Some((path, weight.parse::<f64>().ok()?)));
         Ok(match weighted {
             Some((path, weight)) => Self {
@@ -28,6 +32,14 @@ impl FromStr for DataArg {
                 weight: None,
             },
         })
+    }
+}
+
+impl fmt::Display for DataArg {
+    /// As it was given.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}", self.path.display())?;
+        self.weight.map_or(Ok(()), |weight| write!(f, "={weight}"))
     }
 }
 
@@ -47,18 +59,22 @@ mod tests {
                 path: path.into(),
                 weight,
             };
-            assert_eq!(text.parse(), Ok(expected), "{text}");
+            assert_eq!(text.parse(), Ok(expected.clone()), "{text}");
+            assert_eq!(expected.to_string(), text);
         }
         let folder = tempfile::tempdir().expect("a folder");
-        let path = folder.path().join("a=3");
-        std::fs::write(&path, "").expect("a file");
-        let text = path.to_str().expect("UTF-8");
-        assert_eq!(
-            text.parse(),
-            Ok(DataArg {
+        // A file, and two of Megatron-LM.
+        for file in ["a=3", "b=3.bin", "b=3.idx"] {
+            std::fs::write(folder.path().join(file), "").expect("a file");
+        }
+        for name in ["a=3", "b=3"] {
+            let path = folder.path().join(name);
+            let text = path.to_str().expect("UTF-8");
+            let expected = DataArg {
                 path: path.clone(),
-                weight: None
-            })
-        );
+                weight: None,
+            };
+            assert_eq!(text.parse(), Ok(expected));
+        }
     }
 }

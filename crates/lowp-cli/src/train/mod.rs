@@ -53,7 +53,7 @@ pub(crate) fn main(args: &Args) -> Result<()> {
 }
 
 fn train(args: &Args, world: &World) -> Result<()> {
-    let setup = Setup::new(args, world.started())?;
+    let setup = Setup::new(args, world)?;
     if let Device::Cuda(_) = setup.device {
         #[cfg(feature = "cuda")]
         gpu::check(&setup)?;

@@ -1,9 +1,11 @@
 //! What GPUs can do at most: the rates of dense bf16 products in NVIDIA's data sheets, by which MFU is measured.
 
-/// Names of devices that contain these words, and operations per second; the first one that fits.
-const KNOWN: [(&[&str], f64); 7] = [
+/// Words that names of devices have, and operations per second; the first one that fits.
+const KNOWN: [(&[&str], f64); 9] = [
     (&["B200"], 2250e12),
+    (&["H200", "NVL"], 835e12),
     (&["H200"], 989.4e12),
+    (&["GH200"], 989.4e12),
     (&["H100", "PCIe"], 756e12),
     (&["H100", "NVL"], 835e12),
     (&["H100"], 989.4e12),
@@ -14,7 +16,8 @@ const KNOWN: [(&[&str], f64); 7] = [
 /// That of the device `name`, if it is known.
 pub(crate) fn known(name: &str) -> Option<f64> {
     let mut known = KNOWN.into_iter();
-    let fits = |words: &[&str]| words.iter().all(|word| name.contains(word));
+    let has = |word: &str| name.split([' ', '-']).any(|part| part == word);
+    let fits = |words: &[&str]| words.iter().all(|word| has(word));
     known.find(|(words, _)| fits(words)).map(|(_, peak)| peak)
 }
 
@@ -27,6 +30,10 @@ mod tests {
         assert_eq!(known("NVIDIA H100 80GB HBM3"), Some(989.4e12));
         assert_eq!(known("NVIDIA H100 PCIe"), Some(756e12));
         assert_eq!(known("NVIDIA H200"), Some(989.4e12));
-        assert_eq!(known("Tesla T4"), None);
+        assert_eq!(known("NVIDIA H200 NVL"), Some(835e12));
+        assert_eq!(known("NVIDIA A100-SXM4-80GB"), Some(312e12));
+        for other in ["Tesla T4", "NVIDIA RTX A1000", "NVIDIA GB200"] {
+            assert_eq!(known(other), None, "{other}");
+        }
     }
 }

@@ -11,6 +11,7 @@ use lowp_train::tokens::Packing;
 use lowp_train::{Batch, Data, Mixture, Text, Tokens, TrainError};
 use lowp_transformer::GptConfig;
 use std::ops::Range;
+use std::sync::Arc;
 
 /// The part of the sequences of tokens that is the validation split, unless --held-out is given.
 const HELD_OUT: f64 = 0.1;
@@ -19,7 +20,7 @@ const HELD_OUT: f64 = 0.1;
 #[derive(Debug)]
 pub(crate) enum Source {
     Text(Text),
-    Tokens(Mixture),
+    Tokens(Arc<Mixture>),
 }
 
 impl Source {
@@ -37,7 +38,10 @@ impl Source {
             )));
         }
         if !is_text(args) {
-            let tokens = tokens(args, &setup.config.model)?;
+            let tokens = match &setup.tokens {
+                Some(tokens) => tokens.clone(),
+                None => tokens(args, &setup.config.model)?.into(),
+            };
             if tokens.is_masked() && setup.device != Device::Cpu {
                 return Err(input_error(
                     "masks of tokens and --mask-documents only apply to a CPU; leave --device out, or train on tokens without masks",
@@ -45,7 +49,7 @@ impl Source {
             }
             return Ok(Self::Tokens(tokens));
         }
-        let Some(DataArg { path, weight }) = args.data.first() else {
+        let Some(data @ DataArg { path, weight }) = args.data.first() else {
             if model {
                 return Err(input_error(
                     "--model is trained on tokens: add --data DIR, a folder that `lowp tokenize` wrote",
@@ -56,15 +60,13 @@ impl Source {
         };
         if model {
             return Err(input_error(format!(
-                "--data {} holds no tokens, which --model is trained on: give a folder that `lowp tokenize` wrote, a .npy file, or the .bin \
-                 and .idx files of Megatron-LM",
-                path.display()
+                "--data {data} holds no tokens, which --model is trained on: give a folder that `lowp tokenize` wrote, a .npy file, or the .bin \
+                 and .idx files of Megatron-LM"
             )));
         }
-        if let Some(weight) = weight {
+        if weight.is_some() {
             return Err(input_error(format!(
-                "--data {}={weight}: weights are of several sources of tokens, and this is text; leave the weight out",
-                path.display()
+                "--data {data}: weights are of several sources of tokens, and this is text; leave the weight out"
             )));
         }
         Ok(Self::Text(Text::read(path, seq).map_err(failed)?))
@@ -88,20 +90,24 @@ fn tokens(args: &Args, model: &GptConfig) -> Result<Mixture> {
         held_out: args.held_out.unwrap_or(HELD_OUT),
         mask_documents: args.mask_documents,
     };
+    let weighted = |given: bool| args.data.iter().find(|data| data.weight.is_some() == given);
+    if let (Some(with), Some(without)) = (weighted(true), weighted(false)) {
+        return Err(input_error(format!(
+            "--data {with} has a weight and --data {without} has none; give each source a weight, or none"
+        )));
+    }
     let mut sources = Vec::new();
-    for DataArg { path, weight } in &args.data {
+    for data @ DataArg { path, weight } in &args.data {
         if !Tokens::are_at(path) {
             return Err(input_error(format!(
-                "--data {} holds no tokens, and several sources are of tokens; tokenize it, or give one --data",
-                path.display()
+                "--data {data} holds no tokens, and several sources are of tokens; tokenize it, or give one --data"
             )));
         }
         let tokens = Tokens::open(path, packing).map_err(failed)?;
         let most = model.vocab;
         if let Some(id) = tokens.largest().filter(|&id| id as usize >= most) {
             return Err(input_error(format!(
-                "--data {} has the id {id}, and the vocabulary of the model has {most}; tokenize with the model's own tokenizer",
-                path.display()
+                "--data {data} has the id {id}, and the vocabulary of the model has {most}; tokenize with the model's own tokenizer"
             )));
         }
         sources.push((tokens, weight.unwrap_or(1.0)));
@@ -109,13 +115,17 @@ fn tokens(args: &Args, model: &GptConfig) -> Result<Mixture> {
     Mixture::new(sources).map_err(failed)
 }
 
-/// The steps in which a run sees the sequences of the training split `epochs` times.
+/// The steps in which a run sees as many sequences as `epochs` times the training splits of all sources have, and these sources.
 #[expect(
     clippy::cast_possible_truncation,
     clippy::cast_sign_loss,
     reason = "the range is checked after it"
 )]
-pub(crate) fn steps(args: &Args, (model, folder): (GptConfig, bool), epochs: f64) -> Result<usize> {
+pub(crate) fn steps(
+    args: &Args,
+    (model, folder): (GptConfig, bool),
+    epochs: f64,
+) -> Result<(usize, Option<Arc<Mixture>>)> {
     if is_text(args) && !folder {
         return Err(input_error(format!(
             "--epochs {epochs} only applies to tokens, and this data is text, whose sequences begin anywhere; give --steps or --tokens"
@@ -126,14 +136,16 @@ pub(crate) fn steps(args: &Args, (model, folder): (GptConfig, bool), epochs: f64
             "--epochs {epochs}: expected a positive number"
         )));
     }
-    let sequences = match is_text(args) {
-        // Opening it says what is wrong.
-        true => 1,
-        false => tokens(args, &model)?.sequences().unwrap_or(0),
+    let tokens = match is_text(args) {
+        // `Source::open` reports the error.
+        true => None,
+        false => Some(Arc::new(tokens(args, &model)?)),
     };
+    let sequences = tokens.as_ref().map_or(Some(1), |tokens| tokens.sequences());
+    let sequences = sequences.unwrap_or(0);
     let steps = (epochs * sequences as f64 / args.batch.max(1) as f64).ceil();
     match (1.0..=MAX_STEPS as f64).contains(&steps) {
-        true => Ok(steps as usize),
+        true => Ok((steps as usize, tokens)),
         false => Err(input_error(format!(
             "--epochs {epochs} of {sequences} sequences gives {steps} steps; a run has 1 to {MAX_STEPS} steps; change --epochs or --batch"
         ))),

@@ -15,7 +15,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 /// The ranks of one command.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(crate) struct World {
     /// How long a rank waits for others.
     pub(crate) limit: Duration,
@@ -142,6 +142,7 @@ fn alike(args: &Args, setup: &Setup) -> Result<Vec<(String, String)>> {
         ("--save", save),
         ("--save-every", number(save_every)),
         ("--keep", number(keep)),
+        ("--log-codes", number(&args.log_codes)),
         ("--resume", resume),
         ("--resume latest", flag(*newest_whole)),
         ("--stop-after", number(stop_after)),

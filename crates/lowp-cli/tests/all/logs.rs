@@ -2,9 +2,11 @@
 
 use crate::continued::{TRAIN, begin};
 use crate::support::Bench;
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, bail};
 use serde_json::Value;
+use std::collections::BTreeMap;
 use std::fs;
+use std::path::Path;
 use std::process::Command;
 
 fn json(bench: &Bench, name: &str) -> Result<Value> {
@@ -58,6 +60,13 @@ fn z_loss_is_in_gradients_alone() -> Result<()> {
     assert_eq!(losses[0], others[0]);
     assert_ne!(losses[5], others[5]);
     assert_eq!(z["config"]["z_loss"], 0.1);
+    let run = format!("train --model MODEL {TRAIN}");
+    bench.done(&format!("{run} --stop-after 3 --save runs"));
+    let error = bench.rejected(2, &format!("{run} --z-loss 0.1 --resume runs"));
+    let differs = "was saved with --z-loss 0, and this run has 0.1";
+    assert!(error.contains(differs), "{error}");
+    // Of one micro-batch, how many are reduced at once is no difference.
+    bench.done(&format!("{run} --reduce-every-micro-batch --resume runs"));
     Ok(())
 }
 
@@ -110,6 +119,101 @@ fn sources_and_epochs() -> Result<()> {
     Ok(())
 }
 
+/// What an event file has of a step.
+#[derive(Default)]
+struct Event {
+    step: u64,
+    version: String,
+    starts: bool,
+    scalars: Vec<(String, f32)>,
+}
+
+/// CRC-32C by a table of the bytes.
+fn crc32c(bytes: &[u8]) -> u32 {
+    let table: Vec<u32> = (0..256u32)
+        .map(|byte| (0..8).fold(byte, |crc, _| (crc >> 1) ^ ((crc & 1) * 0x82F6_3B78)))
+        .collect();
+    let step = |crc: u32, byte: &u8| table[((crc ^ u32::from(*byte)) & 255) as usize] ^ (crc >> 8);
+    !bytes.iter().fold(!0, step)
+}
+
+/// The fields of a message: their numbers, whole numbers, and bytes.
+fn fields(mut bytes: &[u8]) -> Result<Vec<(u8, u64, &[u8])>> {
+    let mut found = Vec::new();
+    while let Some((&key, rest)) = bytes.split_first() {
+        bytes = rest;
+        let mut varint = || {
+            let end = bytes
+                .iter()
+                .position(|byte| byte & 128 == 0)
+                .context("an end")?;
+            let (number, rest) = bytes.split_at(end + 1);
+            bytes = rest;
+            let digits = number.iter().rev();
+            Ok::<_, anyhow::Error>(digits.fold(0, |sum, byte| sum << 7 | u64::from(byte & 127)))
+        };
+        let (number, length) = match key & 7 {
+            0 => (varint()?, 0),
+            1 => (0, 8),
+            2 => (0, varint()? as usize),
+            5 => (0, 4),
+            kind => bail!("kind {kind}"),
+        };
+        let (value, rest) = bytes.split_at_checked(length).context("a field")?;
+        bytes = rest;
+        found.push((key >> 3, number, value));
+    }
+    Ok(found)
+}
+
+/// The events of each file of `folder`, in the order of their first times.
+fn event_files(folder: &Path) -> Result<Vec<Vec<Event>>> {
+    let mut files = Vec::new();
+    for entry in fs::read_dir(folder)? {
+        let path = entry?.path();
+        if !path.to_string_lossy().contains("tfevents") {
+            continue;
+        }
+        let bytes = fs::read(path)?;
+        let (mut rest, mut events, mut first) = (&bytes[..], Vec::new(), None);
+        while !rest.is_empty() {
+            let length: [u8; 8] = rest[..8].try_into()?;
+            let record = &rest[12..12 + u64::from_le_bytes(length) as usize];
+            for (part, at) in [(&length[..], 8), (record, 12 + record.len())] {
+                // `masked_crc32c` of TensorFlow.
+                let masked = crc32c(part).rotate_right(15).wrapping_add(0xa282_ead8);
+                assert_eq!(masked.to_le_bytes(), rest[at..at + 4]);
+            }
+            rest = &rest[16 + record.len()..];
+            let mut event = Event::default();
+            for (field, number, value) in fields(record)? {
+                match field {
+                    1 => first = first.or(Some(f64::from_le_bytes(value.try_into()?))),
+                    2 => event.step = number,
+                    3 => event.version = String::from_utf8(value.to_vec())?,
+                    5 => {
+                        for (_, _, value) in fields(value)? {
+                            let [(1, _, tag), (2, _, simple)] = fields(value)?[..] else {
+                                bail!("a value of step {}", event.step);
+                            };
+                            let tag = String::from_utf8(tag.to_vec())?;
+                            event
+                                .scalars
+                                .push((tag, f32::from_le_bytes(simple.try_into()?)));
+                        }
+                    }
+                    7 => event.starts = fields(value)? == [(1, 1, &[][..])],
+                    other => bail!("field {other}"),
+                }
+            }
+            events.push(event);
+        }
+        files.push((first.context("a time")?, events));
+    }
+    files.sort_by(|a, b| a.0.total_cmp(&b.0));
+    Ok(files.into_iter().map(|(_, events)| events).collect())
+}
+
 /// Every step once, whatever stops there were, and the same numbers in the event files.
 #[test]
 fn a_run_is_logged() -> Result<()> {
@@ -151,31 +255,65 @@ fn a_run_is_logged() -> Result<()> {
     }
     for line in with("codes") {
         let layers = line["codes"].as_array().context("layers")?;
-        // Of each layer, or of those that have one scale, a code or more is the largest.
+        // At least one code per scale is saturated.
         let all: f64 = layers
             .iter()
             .filter_map(|layer| layer["saturated"].as_f64())
             .sum();
         assert!(all > 0.0 && layers.len() == 14, "{line}");
     }
-    // A file for each start. Their first bytes: a length, its checksum, a time, the step 0 is left out or there, and the version.
-    let mut events = Vec::new();
-    for entry in fs::read_dir(&folder)? {
-        let path = entry?.path();
-        if path.to_string_lossy().contains("tfevents") {
-            events.push(fs::read(path)?);
+    // A file for each start, with what is in the lines.
+    let files = event_files(&folder)?;
+    assert_eq!(files.len(), 2);
+    for (file, done) in files.iter().zip([1..=4, 5..=6]) {
+        let starts: Vec<u64> = file
+            .iter()
+            .filter(|event| event.starts)
+            .map(|event| event.step)
+            .collect();
+        assert_eq!(starts, if *done.start() == 1 { vec![] } else { vec![5] });
+        assert!(
+            file.iter()
+                .all(|event| event.step == 0 || done.contains(&event.step))
+        );
+        assert!(file[0].step == 0 && file[0].version == "brain.Event:2");
+    }
+    let scalars: BTreeMap<(u64, &str), f32> = files
+        .iter()
+        .flatten()
+        .flat_map(|event| {
+            event
+                .scalars
+                .iter()
+                .map(|(tag, value)| ((event.step, &**tag), *value))
+        })
+        .collect();
+    let mut compared = 0;
+    for line in &lines {
+        let step = line["step"].as_u64().context("a step")?;
+        let mut same = |tag: &str, value: &Value| {
+            let value = value.as_f64().with_context(|| format!("{tag} of {line}"))?;
+            compared += 1;
+            assert_eq!(
+                scalars.get(&(step, tag)),
+                Some(&(value as f32)),
+                "{tag} of step {step}"
+            );
+            Ok::<_, anyhow::Error>(())
+        };
+        for key in ["loss", "grad_norm", "lr", "tokens", "mfu", "val_loss"] {
+            if !line[key].is_null() {
+                same(key, &line[key])?;
+            }
+        }
+        for codes in line["codes"].as_array().into_iter().flatten() {
+            let layer = codes["layer"].as_str().context("a layer")?;
+            for what in ["saturated", "zero"] {
+                same(&format!("codes/{layer}/{what}"), &codes[what])?;
+            }
         }
     }
-    assert_eq!(events.len(), 2);
-    for bytes in &events {
-        let has = |text: &str| {
-            bytes
-                .windows(text.len())
-                .any(|part| part == text.as_bytes())
-        };
-        assert!(has("brain.Event:2") && has("grad_norm") && has("val_loss"));
-        assert!(has("codes/model.layers.0.self_attn.q_proj") && has("/saturated"));
-    }
+    assert_eq!(compared, 6 * 5 + 2 + 3 * 14 * 2);
     let record = json(&bench, "logs/fp8-current-seed0/run.json")?;
     assert_eq!(record["config"]["steps"], 6);
     Ok(())

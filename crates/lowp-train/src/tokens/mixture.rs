@@ -7,14 +7,14 @@ use crate::batch::Batch;
 use crate::data::Data;
 use crate::error::TrainError;
 
-/// Shares are multiples of one over this.
+/// Shares are integers over this.
 const ONE: u64 = 1 << 32;
 
-/// Sources that take turns: of any number of sequences from the first on, each has its share, rounded. Every source goes through its
-/// own sequences epoch by epoch.
+/// Sources that take turns: of any number of sequences from the first on, each has its share, off by less than the number of sources. Every
+/// source goes through its own sequences epoch by epoch.
 #[derive(Debug)]
 pub struct Mixture {
-    /// Each with the share that it has of the sequences that those before it leave.
+    /// Each source with its share of the sequences that earlier sources did not take.
     sources: Vec<(Tokens, u64)>,
     /// Shares of all sequences.
     shares: Vec<f64>,
@@ -24,7 +24,7 @@ impl Mixture {
     /// `sources` with their weights, which need not add up to 1.
     ///
     /// # Errors
-    /// No source, a weight that is no positive number, or sources that are cut into other sequences.
+    /// No source, a weight that is no positive number, or sources with different [`Packing`](super::Packing).
     pub fn new(sources: Vec<(Tokens, f64)>) -> Result<Self, TrainError> {
         if let Some((_, weight)) = sources
             .iter()
@@ -44,15 +44,29 @@ impl Mixture {
                     .to_owned(),
             ));
         }
-        let all: f64 = sources.iter().map(|(_, weight)| weight).sum();
+        // Of each source and those after it: sums of positive numbers cancel nothing.
+        let mut left: Vec<f64> = Vec::new();
+        for (_, weight) in sources.iter().rev() {
+            left.push(weight + left.last().copied().unwrap_or(0.0));
+        }
+        left.reverse();
+        let all = left[0];
+        if !all.is_finite() {
+            return Err(TrainError::Data(
+                "`data`: the sum of the weights of sources is too large for a number; give smaller ones"
+                    .to_owned(),
+            ));
+        }
         let shares = sources.iter().map(|(_, weight)| weight / all).collect();
-        let mut left = all;
         let last = sources.len() - 1;
         let sources = sources.into_iter().enumerate();
         let sources = sources.map(|(number, (tokens, weight))| {
-            let share = if number == last { 1.0 } else { weight / left };
-            left -= weight;
-            (tokens, part(share))
+            let share = match number == last {
+                true => ONE,
+                // Some sequences are left for those after it.
+                false => part(weight / left[number]).min(ONE - 1),
+            };
+            (tokens, share)
         });
         Ok(Self {
             sources: sources.collect(),
@@ -71,7 +85,7 @@ impl Mixture {
         self.sources().any(|(tokens, _)| tokens.is_masked())
     }
 
-    /// The source that has sequence `number` of all, and its number there.
+    /// The source of sequence `number` of the mixture, and the sequence's number within the source.
     pub(super) fn place(&self, number: u64) -> (usize, u64) {
         let mut number = number;
         for (index, (_, share)) in self.sources.iter().enumerate() {
@@ -199,10 +213,11 @@ impl Data for Mixture {
 
     fn digest(&self) -> String {
         let digests = self
-            .sources()
+            .sources
+            .iter()
             .map(|(tokens, share)| match self.sources.len() {
                 1 => tokens.digest.clone(),
-                _ => format!("{share} of {}", tokens.digest),
+                _ => format!("{share} of {ONE} of {}", tokens.digest),
             });
         digests.collect::<Vec<_>>().join("; ")
     }

@@ -185,6 +185,8 @@ fn sources_have_their_shares() {
         &[0.7, 0.3],
         &[1.0, 1.0, 2.0],
         &[1e-6, 5.0, 0.1, 3.0],
+        &[1e20, 1.0, 1.0],
+        &[1e-320, 1e-320, 2e-320],
     ] {
         let open = |&weight| {
             let tokens = Tokens::open(folder.path(), PACKING).expect("tokens");
@@ -234,6 +236,17 @@ fn a_mixture_is_its_sources() {
     // Other weights are other data.
     let other = Mixture::new(vec![(open(), 1.0), (open(), 2.0)]).expect("a mixture");
     assert_ne!(both.digest(), other.digest());
+    // The same shares are the same data, however they are written.
+    let thirds = |scale: f64| {
+        let sources = [0.6, 0.3, 0.1].map(|weight| (open(), weight * scale));
+        Mixture::new(sources.into()).expect("a mixture").digest()
+    };
+    assert_eq!(thirds(1.0), thirds(10.0));
+    let error = Mixture::new(vec![(open(), 1e308), (open(), 1e308)]).expect_err("a sum");
+    assert!(error.to_string().contains("too large"), "{error}");
+    // Every source has sequences, if few.
+    let rare = Mixture::new(vec![(open(), 1e20), (open(), 1.0), (open(), 1.0)]).expect("sources");
+    assert_eq!([1, 2].map(|index| rare.count(index, 1 << 34)), [2, 2]);
     for weight in [0.0, -1.0, f64::NAN] {
         let error = Mixture::new(vec![(open(), weight)]).expect_err("a weight");
         assert!(

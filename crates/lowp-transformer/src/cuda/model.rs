@@ -196,6 +196,11 @@ impl<R: Recipe> Transformer<R> {
         }
     }
 
+    /// The coefficient of its z-loss.
+    pub const fn z_loss(&self) -> f32 {
+        self.z_loss
+    }
+
     /// Tokens of a micro-batch.
     pub fn tokens(&self) -> usize {
         self.tokens
@@ -235,6 +240,10 @@ impl<R: Recipe> Transformer<R> {
     ) -> Done {
         self.upload(batch)?;
         self.forward()?;
+        // Enqueued before the products of the head, so that they hide the gather.
+        if let Some(last) = self.layers.last() {
+            last.prefetch(last.first_of_backward())?;
+        }
         self.loss(Some(model), 1.0 / divisor as f32)?;
         self.backward(model)
     }
@@ -432,9 +441,6 @@ impl<R: Recipe> Transformer<R> {
         } = self.sizes;
         let Shared { ops, arena, .. } = &*self.shared;
         let (tokens, dx) = (self.tokens, &self.dx);
-        if let Some(last) = self.layers.last() {
-            last.prefetch(last.first_of_backward())?;
-        }
         let dh = arena.values(&self.shared.places.dh)?;
         self.norm
             .backward(&self.shared, model, self.size(), &dh, (None, dx))?;

@@ -46,6 +46,10 @@ impl Network<Cuda> for Transformer<Variant> {
         Ok(Transformer::take_loss(self)?)
     }
 
+    fn z_loss(&self) -> f32 {
+        Transformer::z_loss(self)
+    }
+
     /// The place of a rank's tokens in a micro-batch is the same in all of them.
     fn random_step(step: usize, micro: usize, accumulate: usize) -> u64 {
         (step * accumulate + micro) as u64

@@ -1,14 +1,16 @@
 //! The loss of a model's head: its logits are made, and become gradients, for some tokens at a time.
 
 use super::math::{exp, max8, sum8};
+use super::{Saved, saved};
 use crate::custom_op::{output, values};
 use crate::gemm::{MatMut, matmul};
 use crate::{MatRef, product};
 use candle_core::{CpuStorage, CustomOp2, Layout, Result, Shape, Tensor};
 use lowp_train::Batch;
-use std::sync::{Arc, Mutex};
+use std::mem;
+use std::sync::Arc;
 
-/// Logits that are there at a time.
+/// Logits in memory at a time.
 pub(crate) const LOGITS: usize = 1 << 24;
 
 /// Operands: `x [tokens, dim]` and the head `w [vocab, dim]`; result: the scalar
@@ -22,11 +24,11 @@ pub(crate) struct HeadLoss {
     divisor: usize,
     /// Coefficient of the squared logarithm of a softmax's sum, in gradients alone.
     z_loss: f32,
-    /// Tokens whose logits are there at a time.
+    /// Tokens whose logits are in memory at a time.
     rows: usize,
     threads: usize,
     /// Of `x` and `w`, where they are wanted.
-    gradients: Option<Mutex<Option<[Vec<f32>; 2]>>>,
+    gradients: Option<[Saved; 2]>,
 }
 
 /// What the loss is divided by, its z-loss, and whether gradients follow.
@@ -38,8 +40,8 @@ pub(crate) struct LossOptions {
 }
 
 impl HeadLoss {
-    /// Targets, one per row of `x`; products use at most `threads` threads, and at most `logits` logits are there at a time, but those of
-    /// one token always.
+    /// Targets, one per row of `x`; products use at most `threads` threads, and at most `logits` logits are in memory, but at least one
+    /// token's.
     pub(crate) fn new(
         targets: Arc<[u32]>,
         options: LossOptions,
@@ -51,7 +53,7 @@ impl HeadLoss {
             z_loss: options.z_loss,
             rows: (logits / vocab.max(1)).max(1),
             threads,
-            gradients: options.gradients.then(Mutex::default),
+            gradients: options.gradients.then(<[Saved; 2]>::default),
         }
     }
 
@@ -125,11 +127,9 @@ impl CustomOp2 for HeadLoss {
                 matmul(dw, number > 0, 1.0, d.t(), x, self.threads);
             }
         }
-        if let Some(gradients) = &self.gradients {
-            let Ok(mut gradients) = gradients.lock() else {
-                candle_core::bail!("head_loss: its backward pass panicked");
-            };
-            *gradients = Some([dx, dw]);
+        if let Some([of_x, of_w]) = &self.gradients {
+            *saved(of_x, self.name())? = dx;
+            *saved(of_w, self.name())? = dw;
         }
         #[allow(
             clippy::cast_possible_truncation,
@@ -147,13 +147,11 @@ impl CustomOp2 for HeadLoss {
         grad: &Tensor,
     ) -> Result<(Option<Tensor>, Option<Tensor>)> {
         let g = grad.to_scalar::<f32>()?;
-        let gradients = self
-            .gradients
-            .as_ref()
-            .and_then(|it| it.lock().ok()?.take());
-        let Some(mut gradients) = gradients else {
-            candle_core::bail!("head_loss: no gradients, or they were already taken");
+        let Some([of_x, of_w]) = &self.gradients else {
+            candle_core::bail!("head_loss: no gradients were asked for");
         };
+        let take = |state| Ok::<_, candle_core::Error>(mem::take(&mut *saved(state, self.name())?));
+        let mut gradients = [take(of_x)?, take(of_w)?];
         if g != 1.0 {
             gradients.iter_mut().flatten().for_each(|value| *value *= g);
         }

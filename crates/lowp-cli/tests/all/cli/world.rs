@@ -206,6 +206,15 @@ fn ranks_that_were_started_for_other_work_are_named() {
             "the ranks disagree on --recipe or --compare of lowp train: ranks [0, 2]: fp32,mxfp8; ranks [1]: fp32,fp8-current; ",
         ],
     );
+    let folder = tempfile::tempdir().expect("a folder");
+    let logs = folder.path().display().to_string();
+    let ranks = start(Launcher::Torchrun, 2, |rank| match rank {
+        0 => train(&["--log-dir", &logs, "--log-codes", "1"]),
+        _ => train(&[]),
+    });
+    let codes =
+        "the ranks disagree on --log-codes of lowp train: ranks [0]: 1; ranks [1]: left out; ";
+    fail(ranks, 1, &[codes]);
     let ranks = start(Launcher::Torchrun, 2, |_| train(&["--world-size", "3"]));
     fail(
         ranks,
