@@ -80,15 +80,20 @@ fn builder(manylinux: bool) -> Result<PathBuf> {
     Environment::new("wheel", list)?.python()
 }
 
-/// Installs a wheel into a fresh environment of every CPython of this machine that it is for, by pip of `builder`, and loads it there.
+/// Installs a wheel into a fresh environment of every CPython of this machine that it is for, that of `builder` among them, by pip of
+/// `builder`, and loads it there.
 fn check(builder: &Path, wheel: &Path) -> Result<()> {
     let folder = target_dir()?.join("wheels/installed");
-    for python in interpreters(&folders()) {
+    let installed = folder.join(if cfg!(windows) {
+        "Scripts/python.exe"
+    } else {
+        "bin/python"
+    });
+    for python in with_builder(interpreters(&folders()), builder) {
         remove(&folder)?;
         let mut make = Command::new(&python);
         make.args(["-m", "venv", "--without-pip"]).arg(&folder);
         run(make)?;
-        let installed = folder.join("bin/python");
         let mut install = Command::new(builder);
         install.args(["-m", "pip", "--disable-pip-version-check", "--python"]);
         install.arg(&installed);
@@ -104,7 +109,7 @@ fn check(builder: &Path, wheel: &Path) -> Result<()> {
     remove(&folder)
 }
 
-/// Where interpreters are looked for: the folders of PATH, and those of pyenv, whose own commands run the chosen version alone.
+/// Where interpreters are looked for: the folders of PATH, and those of pyenv, whose shims run the selected version alone.
 fn folders() -> Vec<PathBuf> {
     let path = env::var_os("PATH").unwrap_or_default();
     let mut found: Vec<_> = env::split_paths(&path).collect();
@@ -131,6 +136,15 @@ fn interpreters(folders: &[PathBuf]) -> Vec<PathBuf> {
         folders.iter().map(|folder| folder.join(&name)).find(runs)
     };
     VERSIONS.filter_map(first).collect()
+}
+
+/// `found`, and the interpreter of `builder` where it has none of these names.
+fn with_builder(mut found: Vec<PathBuf>, builder: &Path) -> Vec<PathBuf> {
+    let real = |path: &Path| path.canonicalize().unwrap_or_else(|_| path.to_owned());
+    if !found.iter().any(|python| real(python) == real(builder)) {
+        found.push(builder.to_owned());
+    }
+    found
 }
 
 fn build(python: &Path, cuda: bool, debug: bool, manylinux: bool) -> Result<PathBuf> {
@@ -227,7 +241,12 @@ mod tests {
         write(&second, "python3.10", 0);
         let eleven = write(&second, "python3.11", 0);
         let found = interpreters(&[folder.join("none"), first, second]);
-        assert_eq!(found, [ten, eleven]);
+        assert_eq!(found, [ten.clone(), eleven.clone()]);
+        // The builder is tried, and once.
+        let builder = folder.join("python");
+        std::os::unix::fs::symlink(&eleven, &builder).unwrap();
+        assert_eq!(with_builder(Vec::new(), &builder), [builder.clone()]);
+        assert_eq!(with_builder(found, &builder), [ten, eleven]);
         fs::remove_dir_all(&folder).unwrap();
     }
 
