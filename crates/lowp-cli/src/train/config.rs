@@ -2,13 +2,12 @@
 
 use super::args::{Args, ScheduleName};
 use super::folder::ModelFolder;
-use super::world::World;
 use super::{recipes, source};
 use crate::device::Device;
 use crate::usage::{AMAX_GROUP, UsageError, input_error, of_patterns};
 use anyhow::Result;
 use lowp_candle::transformer::{Needed, machine};
-use lowp_comm::Mesh;
+use lowp_comm::{Launch, Mesh};
 use lowp_file::patterns::{self, are_patterns, weight_of};
 use lowp_format::{ReshardAfterForward, has_tensor_scale};
 use lowp_fsdp::cost::MAX_RANKS;
@@ -42,8 +41,8 @@ pub(crate) struct Setup {
 
 impl Setup {
     /// Checks the arguments against each other, and against the ranks that a launcher started.
-    pub(crate) fn new(args: &Args, world: &World) -> Result<Self> {
-        let started = world.started();
+    pub(crate) fn new(args: &Args, launch: Option<&Launch>) -> Result<Self> {
+        let started = launch.map(|launch| launch.world);
         let mesh = mesh(args, started)?;
         args.sizes.check()?;
         let (folder, model) = model(args)?;
@@ -110,7 +109,7 @@ impl Setup {
         config.check().map_err(UsageError::from)?;
         if let (Some(machine), Device::Cpu) = (machine(), args.device) {
             let at_once = args.batch.div_ceil(args.sharded.accumulate);
-            let here = world.ranks_here(mesh.world());
+            let here = launch.map_or(mesh.world(), |launch| launch.local_world);
             let keeping = if config.keeps_gradients() { here } else { 0 };
             Needed::new(model, at_once, mesh.replicate, args.sharded.recompute)
                 .of_ranks(here, mesh.world())

@@ -53,7 +53,7 @@ pub(crate) fn main(args: &Args) -> Result<()> {
 }
 
 fn train(args: &Args, world: &World) -> Result<()> {
-    let setup = Setup::new(args, world)?;
+    let setup = Setup::new(args, world.launch())?;
     if let Device::Cuda(_) = setup.device {
         #[cfg(feature = "cuda")]
         gpu::check(&setup)?;

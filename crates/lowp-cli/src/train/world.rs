@@ -15,7 +15,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 /// The ranks of one command.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(crate) struct World {
     /// How long a rank waits for others.
     pub(crate) limit: Duration,
@@ -53,9 +53,9 @@ impl World {
         Ok(Self { limit, process })
     }
 
-    /// Number of ranks that were started.
-    pub(crate) fn started(&self) -> Option<usize> {
-        self.process.as_ref().map(|process| process.launch.world)
+    /// What a launcher said of this process.
+    pub(crate) fn launch(&self) -> Option<&Launch> {
+        self.process.as_ref().map(|process| &process.launch)
     }
 
     /// Whether this process tells the user what becomes of the command.

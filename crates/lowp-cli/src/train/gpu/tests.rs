@@ -2,7 +2,6 @@
 
 use crate::train::config::Setup;
 use crate::train::planned;
-use crate::train::world::World;
 use crate::train::{Args, BUNDLED};
 use crate::{Cli, Command};
 use clap::Parser;
@@ -45,7 +44,7 @@ fn asked(words: &str) -> Asked {
     let Command::Train(args) = cli.command else {
         panic!("another command")
     };
-    let setup = Setup::new(&args, &World::default()).expect("a setup");
+    let setup = Setup::new(&args, None).expect("a setup");
     Asked { args: *args, setup }
 }
 
