@@ -1,4 +1,4 @@
-"""Whether an installed wheel is one of this interpreter: its modules compile, and its library loads. Needs no torch."""
+"""Checks that an installed wheel works in this interpreter: its modules compile, and its library loads. Needs no torch."""
 
 import compileall
 import importlib.util

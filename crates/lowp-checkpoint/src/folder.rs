@@ -156,7 +156,7 @@ pub(crate) fn of_step(folder: &Path, step: u64) -> Result<Option<PathBuf>, Check
     Ok(None)
 }
 
-/// Whether `path` is there. That it cannot be told now, as of a network file system that does not answer, is an error, and no answer.
+/// Whether `path` is there. If it cannot be determined, as where a network file system does not answer, it is an error.
 fn is_there(path: &Path) -> Result<bool, CheckpointError> {
     match fs::metadata(path) {
         Ok(_) => Ok(true),

@@ -43,7 +43,7 @@ pub struct Reads {
     pub opens: usize,
     /// Bytes of pieces.
     pub bytes: usize,
-    /// How often they were read behind another place than that where the read before ended.
+    /// How often they were read at another offset than the end of the previous read.
     pub seeks: usize,
     /// Where that was: the rank, and the byte of its file.
     end: (usize, u64),

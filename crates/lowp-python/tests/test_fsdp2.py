@@ -14,7 +14,7 @@ import lowp
 import model
 import ranks
 
-#: Behind those the loss of the small model is near zero.
+#: After these steps the loss of the small model is near zero.
 STEPS = 15
 
 
@@ -101,7 +101,7 @@ def off_quantum(rank, world):
 
 
 def to_some(rank, world):
-    """A forward of layers that are kept by two ranks each behind it."""
+    """A forward of layers whose weights two ranks each keep after it."""
     net = nn.Sequential(nn.Linear(64, 64))
     lowp.quantize_model_(net, "mxfp8")
     fully_shard(net[0], reshard_after_forward=2)

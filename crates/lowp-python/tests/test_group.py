@@ -171,7 +171,7 @@ def step_of(net, opt, x):
 
 
 def changed_ahead(rank, world):
-    """Weights that change between a gather ahead and its use, in place and by other shards: the error, and losses behind it beside those of a model
+    """Weights that change between a gather ahead and its use, in place and by other shards: the error, and later losses compared with a model
     that gathers afterwards."""
     x, messages = torch.randn(4, 64, generator=torch.Generator().manual_seed(rank)), []
     for here in (False, True):
@@ -205,7 +205,7 @@ def changed_ahead(rank, world):
 
 
 def failing(rank, world):
-    """A weight that fails in a gather on every rank, in forward or in backward: what is raised, and losses beside those of a model that nothing happened to."""
+    """A weight that fails in a gather on every rank, in forward or in backward: what is raised, and later losses compared with a model that nothing happened to."""
     x, found = torch.randn(4, 64, generator=torch.Generator().manual_seed(rank)), []
     for phase in ("forward", "backward"):
         if phase == "backward" and not hasattr(FSDPModule, "reset_iter_state"):
@@ -238,7 +238,7 @@ def failing(rank, world):
 
 
 def inferred(rank, world):
-    """Outputs under inference mode, before the first gather that trains and between others, beside those without it."""
+    """Outputs under inference mode, before the first gather that trains and between others, compared with those without it."""
     x = torch.randn(4, 64, generator=torch.Generator().manual_seed(rank))
 
     def out(net, mode):
@@ -252,7 +252,7 @@ def inferred(rank, world):
         for mode in (torch.no_grad, torch.inference_mode):
             first, net = made(name, 64, rows), made(name, 64, rows)
             opt = lowp.AdamW(net.parameters(), lr=1e-2)
-            # PyTorch trains no model, whose first gather was under inference mode.
+            # PyTorch cannot train a model whose first gather ran in inference mode.
             found = [out(first, mode), out(first, mode)]
             for at in range(6):
                 found.append(step_of(net, opt, x))

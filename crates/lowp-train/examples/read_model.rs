@@ -1,4 +1,4 @@
-//! How fast ranks read the weights of a Hugging Face folder, beside a plain read of its files, and the most memory that the process had:
+//! How fast ranks read the weights of a Hugging Face folder, compared with a plain read of its files, and the most memory that the process had:
 //! `cargo run --release -p lowp-train --example read_model -- FOLDER RANKS RECIPE`.
 use lowp_comm::{Mesh, MeshComm, run_ranks};
 use lowp_file::{Hub, Values};

@@ -1,4 +1,4 @@
-//! [`LayerCodes`]: which share of a layer's codes are at the ends of what their format can say.
+//! [`LayerCodes`]: the shares of a layer's codes that are zero or of the largest magnitude.
 
 use lowp_comm::Control;
 use lowp_fsdp::{CodeCounts, LinearSpec};

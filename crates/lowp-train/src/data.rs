@@ -44,7 +44,7 @@ pub trait Data: Sync {
         1
     }
 
-    /// Sequences of the training split, where a run goes through all of them before it sees one again.
+    /// Sequences of the training split, if every sequence is seen once per epoch.
     fn sequences(&self) -> Option<u64> {
         None
     }

@@ -17,7 +17,7 @@ pub struct Metrics {
     pub skipped: bool,
     /// Tokens of all steps that are done.
     pub tokens: u64,
-    /// The same as passes over the training split, where it has an end.
+    /// The tokens as a number of passes over the training splits of all sources; `None` for text.
     pub epoch: Option<f64>,
     /// Wall time of the step.
     pub seconds: f64,
@@ -31,7 +31,7 @@ pub struct Metrics {
     pub data_wait: f64,
     /// The most bytes of rank 0's device so far, where something measures it.
     pub device_bytes: Option<u64>,
-    /// Bytes of memory that the process of rank 0 has, where the system tells.
+    /// Bytes of memory that the process of rank 0 has, on Linux.
     pub host_bytes: Option<u64>,
 }
 

@@ -60,7 +60,7 @@ pub(crate) struct Trained<B: Backend, N> {
     pub(crate) tail: bool,
     /// Steps since it was made.
     pub(crate) steps: usize,
-    /// What evaluations did since then, which is no part of steps.
+    /// Traffic and waits of evaluations since then, subtracted from those of steps.
     pub(crate) evaluated: Evaluated,
 }
 

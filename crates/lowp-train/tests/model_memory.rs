@@ -1,4 +1,4 @@
-//! A rank that begins with the weights of a folder has its shard of them in memory, and one tensor beside it at most.
+//! A rank that begins with the weights of a folder holds its shard and at most one full tensor.
 
 #![expect(unsafe_code, reason = "implements an allocator that counts")]
 

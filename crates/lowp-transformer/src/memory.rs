@@ -221,7 +221,7 @@ mod tests {
         let bytes = places.logits.bytes + places.dlogits.bytes + places.dh.bytes;
         assert_eq!(bytes, 1024 * 128_256 * 6 + 8192 * 4096 * 2);
         assert!(bytes < 1_500_000_000);
-        // Of any number of tokens: parts of whole tiles that are there at most, and nearly equal.
+        // Of any number of tokens: nearly equal parts, multiples of 128, none longer than `tokens`.
         for tokens in (128..100_000).step_by(128) {
             for vocab in [256, 32_000, 128_256, 1 << 20] {
                 let sizes = Sizes {

@@ -122,7 +122,7 @@ pub(crate) struct ModelPlaces {
     pub(crate) head_rows: usize,
     pub(crate) logits: Place,
     pub(crate) dlogits: Place,
-    /// The gradient of a head that is the embedding, whose own is added to it.
+    /// The head's gradient if head and embedding are one matrix; the embedding's own is added to it.
     pub(crate) tied_grad: Option<Place>,
     pub(crate) losses: Place,
     pub(crate) total: Place,

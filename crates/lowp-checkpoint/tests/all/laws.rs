@@ -462,7 +462,7 @@ fn the_newest_whole_checkpoint_is_found() {
     );
 }
 
-/// What cannot be looked at is not taken for what is not there: a run would begin anew.
+/// What cannot be looked at is not taken for what is not there: the run would start at step 0.
 #[cfg(unix)]
 #[test]
 fn what_cannot_be_looked_at_is_an_error() {

@@ -84,7 +84,7 @@ fn options(file: &str, table: &Table, given: &[OsString]) -> Result<Vec<OsString
             (Value::Array(values), false) => {
                 let values: Option<Vec<_>> = values.iter().map(scalar).collect();
                 let values = values.ok_or_else(|| wrong(key, "must be a list of values"))?;
-                // Options whose values are no lists are given once for each.
+                // `--data` takes one value, so a list repeats the option.
                 match arg.get_value_delimiter() {
                     None if long == "data" => {
                         all.extend(values.iter().map(|value| format!("{with}{value}").into()));

@@ -36,7 +36,7 @@ class Gathers:
         # Whether this rank has fewer rows than others.
         self.is_short = store.rows != -(-full[0] // world)
         self.mesh = self.module = None
-        #: The store that FSDP2 shards: of one on the host this is of a copy.
+        #: The store that FSDP2 shards: for a shard on the host `gathers` belongs to its copy on the GPU, and `owner` is the shard.
         self.owner = weakref.ref(store) if store.origin is None else store.origin
         self.text = " | ".join(gather.text() for gather in gathers)
         if agreed not in (None, self.text):

@@ -29,13 +29,13 @@ def dispatch(cls, func, args, kwargs):
     if handler is None:
         handler = HANDLERS.get(func.overloadpacket) or HANDLERS.get(func.name())
     if handler is not None and func.is_view and torch.is_inference_mode_enabled() and not args[0].is_inference():
-        # What PyTorch takes for a view of a tensor from outside is none of that mode either.
+        # What PyTorch takes for a view of a tensor from outside is no inference tensor either.
         with torch.inference_mode(False):
             return handler(func, *args, **kwargs)
     if handler is not None:
         return handler(func, *args, **kwargs)
     if torch.is_inference_mode_enabled():
-        # Elsewhere PyTorch takes such operations apart before it calls this.
+        # Outside inference mode PyTorch decomposes these operations before it calls this.
         found = func.decompose(*args, **kwargs)
         if found is not NotImplemented:
             return found

@@ -412,7 +412,7 @@ def set_outputs(param, outputs):
 
 
 def forget_gathers(group):
-    """Has the groups of a model gather again, one of which failed: FSDP2 would wait for what was gathered ahead in each later forward."""
+    """Drops what was gathered ahead after one group of a model failed: FSDP2 would wait for what was gathered ahead in each later forward."""
     for other in fsdp_groups():
         if other.comm_ctx is group.comm_ctx:
             other._all_gather_result = None

@@ -110,7 +110,7 @@ fn varint(mut value: u64) -> Vec<u8> {
     bytes
 }
 
-/// The checksum as it is stored, so that a checksum of data that have checksums is another one.
+/// The checksum as it is stored: masked as TensorFlow does, because a CRC of data that contain CRCs is weak.
 fn masked(crc: u32) -> u32 {
     crc.rotate_right(15).wrapping_add(0xA282_EAD8)
 }

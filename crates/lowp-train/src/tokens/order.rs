@@ -15,7 +15,7 @@ pub(super) struct Order {
 }
 
 impl Order {
-    /// That of an epoch of a source, both by number, of a run with this seed; `len` is at least 1.
+    /// The order of epoch `epoch` of source `source` in a run with this seed; `len` is at least 1.
     pub(super) fn new(len: u64, seed: u64, (source, epoch): (u64, u64)) -> Self {
         let bits = u64::BITS - (len.max(2) - 1).leading_zeros();
         Self {

@@ -280,7 +280,7 @@ mod tests {
         }
     }
 
-    /// As in transformers, whatever the default of a key that is not there.
+    /// As in transformers, even where a missing key has another default.
     #[test]
     fn null_heads_of_keys_are_as_many_as_heads() {
         for model_type in ["llama", "mistral", "qwen3"] {

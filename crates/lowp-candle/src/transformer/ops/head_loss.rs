@@ -1,4 +1,4 @@
-//! The loss of a model's head: its logits are made, and become gradients, for some tokens at a time.
+//! The loss of a model's head: for some tokens at a time, logits are in memory and become gradients.
 
 use super::math::{exp, max8, sum8};
 use super::{Saved, saved};

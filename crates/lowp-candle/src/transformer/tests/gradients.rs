@@ -180,7 +180,7 @@ fn z_loss() -> Result<()> {
     Ok(())
 }
 
-/// Whatever tokens have logits at a time: the same loss and gradients but for the order of sums.
+/// However many tokens a part has: the same loss and gradients but for the order of sums.
 #[test]
 fn cut_loss_is_the_whole_one() -> Result<()> {
     let (tokens, dim, vocab) = (37, 24, 101);

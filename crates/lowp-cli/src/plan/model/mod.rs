@@ -259,7 +259,7 @@ fn uneven(costs: &Costs, setup: &CostConfig) -> Option<String> {
     })
 }
 
-/// What to know where gradients load the links between nodes more than sums within nodes would: those in f32 do not.
+/// The note for plans in which gradients cross nodes unreduced: those in f32 do not.
 fn direct(costs: &Costs, setup: &CostConfig) -> Option<String> {
     let [here, shared] = [costs.step.gradients_moved(), costs.step.gradients_shared]
         .map(|moved| moved.rank.between_nodes);

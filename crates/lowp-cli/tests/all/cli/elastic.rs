@@ -10,7 +10,7 @@ use std::path::Path;
 use std::process::{Child, Stdio};
 use std::time::{Duration, Instant};
 
-/// A run without end that saves to `folder` after every step, as it is started each time.
+/// Arguments of a run that does not end during the test, and saves to `folder` after every step.
 fn endless(folder: &Path, more: &[&str]) -> Vec<String> {
     let folder = path(folder);
     let run = [
@@ -55,7 +55,7 @@ fn content(run: &Path) -> (u64, BTreeMap<String, Vec<u8>>) {
     (checkpoint.step(), checkpoint.tensors().map(whole).collect())
 }
 
-/// Numbers that have nothing to do with the length of a step.
+/// Pseudo-random delays, so that kills hit any part of a step.
 fn random(seed: usize, below: usize) -> usize {
     (seed.wrapping_mul(0x9e37_79b9).rotate_left(13) ^ seed.wrapping_mul(7919)) % below
 }
@@ -71,10 +71,7 @@ fn killed(folder: &Path, kills: usize, world: impl Fn(usize) -> usize) -> Vec<u6
         let begun = Instant::now();
         while latest_step(&run) <= before {
             let waited = begun.elapsed() < Duration::from_secs(60);
-            assert!(
-                waited,
-                "kill {kill}: nothing was saved behind step {before}"
-            );
+            assert!(waited, "kill {kill}: no checkpoint after step {before}");
             std::thread::sleep(Duration::from_millis(1));
         }
         std::thread::sleep(Duration::from_micros(random(kill, 60_000) as u64));
@@ -146,7 +143,7 @@ fn any_number_of_ranks_goes_on() {
     );
 }
 
-/// A newer checkpoint that is damaged is left out, and told.
+/// A damaged newer checkpoint is skipped with a note.
 #[test]
 fn the_newest_whole_checkpoint_counts() {
     let folder = tempfile::tempdir().expect("a folder");
@@ -169,7 +166,7 @@ fn the_newest_whole_checkpoint_counts() {
     );
     assert_eq!(content(&run).0, 4);
     assert!(content(&run) == unbroken(&[0, 4], |_| 2), "other bits");
-    // A byte that only its checksum tells of.
+    // A flipped byte: only the checksum shows it.
     let file = folder_of(&run, 4).join("rank-00001.safetensors");
     let mut bytes = fs::read(&file).expect("a file");
     *bytes.last_mut().expect("a byte") ^= 1;
@@ -182,7 +179,7 @@ fn the_newest_whole_checkpoint_counts() {
         earlier.stderr
     );
     assert!(content(&run) == unbroken(&[0, 5], |_| 2), "other bits");
-    // Nothing that is whole is no reason to begin anew.
+    // If every checkpoint is damaged it is an error, not a new run.
     for step in lowp_checkpoint::steps(&run).expect("a folder") {
         let file = folder_of(&run, step).join("rank-00001.safetensors");
         fs::write(file, "").expect("a file");
@@ -200,7 +197,7 @@ fn latest_needs_a_folder() {
         stderr.contains("--resume latest resumes from the folder of --save"),
         "{stderr}"
     );
-    // A run that is done is done again, with the same end.
+    // Starting a finished run again gives the same result.
     let folder = tempfile::tempdir().expect("a folder");
     let saved = path(folder.path());
     let args = [
