@@ -68,7 +68,7 @@ impl ParamAccount {
     }
 }
 
-/// Bytes that make the messages of all ranks equally long.
+/// Bytes of messages that belong to no piece ([`Exchange::padding`](super::Exchange::padding)).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Padding {
     /// Of all ranks.
@@ -81,9 +81,14 @@ pub struct Padding {
 
 impl Padding {
     /// That of each kind of gather, of the rank that is `ranks[kind]` of those that make it.
-    pub(super) fn new(plans: &[ParamPlans], ranks: [usize; 3], world: usize) -> [Self; 3] {
+    pub(super) fn new(
+        plans: &[ParamPlans],
+        ranks: [usize; 3],
+        world: usize,
+        large: usize,
+    ) -> [Self; 3] {
         GatherKind::ALL.map(|kind| {
-            let (_, exchange) = exchange(plans, kind);
+            let (_, exchange) = exchange(plans, kind, large);
             let padding = &exchange.padding;
             let groups = world / padding.len().max(1);
             let own = padding.get(ranks[kind as usize]).copied().unwrap_or(0);

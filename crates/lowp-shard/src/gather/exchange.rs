@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use lowp_comm::is_large;
+use lowp_comm::{LARGE_PIECE, is_large};
 use lowp_format::GatherPlan;
 
 use super::steps::{MemoryStep, memory_steps};
@@ -11,6 +11,9 @@ use super::steps::{MemoryStep, memory_steps};
 /// NCCL, others are one for each rank.
 const MOST_PADDING: usize = 8;
 
+/// Pieces begin in messages at multiples of this: GPUs copy so many bytes at once.
+const ALIGN: usize = 16;
+
 /// The gathers of parameters that are done together, by these ranks.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Exchange<'p> {
@@ -18,13 +21,18 @@ pub struct Exchange<'p> {
     pub steps: Vec<Vec<MemoryStep<'p>>>,
     /// Where the message of each rank arrives; nothing if none is sent.
     pub messages: Vec<Range<usize>>,
-    /// Bytes at the end of each rank's message that belong to no piece.
+    /// Bytes of each rank's message that belong to no piece: behind pieces whose length is no multiple of 16, and at its end.
     pub padding: Vec<usize>,
 }
 
 impl<'p> Exchange<'p> {
     /// The gathers of `plans`, one of each parameter, by the first `ranks` of the ranks that they are for.
     pub fn new(plans: &[&'p GatherPlan], ranks: usize) -> Self {
+        Self::with_large(plans, ranks, LARGE_PIECE)
+    }
+
+    /// The same where pieces of `large` bytes go straight to where they belong.
+    pub fn with_large(plans: &[&'p GatherPlan], ranks: usize, large: usize) -> Self {
         let mut steps: Vec<_> = plans.iter().map(|plan| memory_steps(plan)).collect();
         for step in steps.iter_mut().flatten() {
             if let MemoryStep::Fetch { ranges, .. } = step {
@@ -33,17 +41,20 @@ impl<'p> Exchange<'p> {
         }
         let is_small = |step: &MemoryStep<'_>| match step {
             MemoryStep::Fetch { ranges, .. } => {
-                !is_large(ranges) && ranges.iter().any(|range| !range.is_empty())
+                let longest = ranges.iter().map(ExactSizeIterator::len).max();
+                (1..large).contains(&longest.unwrap_or(0))
             }
             _ => false,
         };
-        let mut lens = vec![0; ranks];
+        let [mut lens, mut bytes] = [vec![0; ranks], vec![0; ranks]];
         let mut small = 0;
         for step in steps.iter().flatten().filter(|step| is_small(step)) {
             if let MemoryStep::Fetch { ranges, .. } = step {
                 small += 1;
                 let each = lens.iter_mut().zip(ranges);
-                each.for_each(|(len, range)| *len += range.len());
+                each.for_each(|(len, range)| *len += aligned(range.len()));
+                let each = bytes.iter_mut().zip(ranges);
+                each.for_each(|(bytes, range)| *bytes += range.len());
             }
         }
         // A single piece is a message by itself, and a single rank sends nothing.
@@ -54,7 +65,10 @@ impl<'p> Exchange<'p> {
                 padding: vec![0; ranks],
             };
         }
-        let (messages, padding) = messages(&lens);
+        let messages = messages(&lens);
+        let padding = messages.iter().zip(bytes);
+        let padding = padding.map(|(message, bytes)| message.len() - bytes);
+        let padding = padding.collect();
         let mut ends: Vec<usize> = messages.iter().map(|message| message.start).collect();
         for steps in &mut steps {
             *steps = unpacked(std::mem::take(steps), is_small, &mut ends);
@@ -95,8 +109,13 @@ impl<'p> Exchange<'p> {
     }
 }
 
-/// Where messages of these lengths arrive, and their padding.
-fn messages(lens: &[usize]) -> (Vec<Range<usize>>, Vec<usize>) {
+/// The bytes that a piece of `len` takes in a message.
+const fn aligned(len: usize) -> usize {
+    len.next_multiple_of(ALIGN)
+}
+
+/// Where messages of these lengths arrive.
+fn messages(lens: &[usize]) -> Vec<Range<usize>> {
     let longest = lens.iter().max().copied().unwrap_or(0);
     let bytes: usize = lens.iter().sum();
     let padded = (longest * lens.len() - bytes) * MOST_PADDING <= bytes;
@@ -104,9 +123,9 @@ fn messages(lens: &[usize]) -> (Vec<Range<usize>>, Vec<usize>) {
     let message = |&len: &usize| {
         let start = end;
         end += if padded { longest } else { len };
-        (start..end, end - start - len)
+        start..end
     };
-    lens.iter().map(message).unzip()
+    lens.iter().map(message).collect()
 }
 
 /// The steps of a parameter whose small pieces follow each other in the messages; `ends` is where the messages end so far.
@@ -122,7 +141,7 @@ fn unpacked<'p>(
             (MemoryStep::Fetch { spec, to, ranges }, _) if small => {
                 let starts = ends.to_vec();
                 let each = ends.iter_mut().zip(&ranges);
-                each.for_each(|(end, range)| *end += range.len());
+                each.for_each(|(end, range)| *end += aligned(range.len()));
                 made.push(MemoryStep::Unpack {
                     spec,
                     to,

@@ -5,7 +5,6 @@ use lowp_kernels::{Backend, KernelError, StepScalars};
 
 use super::kind::{GatherKind, label};
 use super::pool::{Lease, Move};
-use super::views::Repeated;
 use super::{GatherGroup, GatherPoint};
 use crate::ShardError;
 use lowp_comm::{Collective, Communicator, GatherItem, Traffic};
@@ -44,6 +43,7 @@ impl<B: Backend, R: Recipe> GatherGroup<B, R> {
     fn repeat_into(&mut self, lease: &Lease<B>, kind: GatherKind) -> Result<(), ShardError> {
         self.agree_first(kind)?;
         self.pool.note(&*self.comm, self.number, kind);
+        self.plan_messages(lease)?;
         let views = self.views_of(lease)?;
         let before = self.comm_of(kind).traffic();
         let work = lease.set.work(kind);
@@ -53,7 +53,7 @@ impl<B: Backend, R: Recipe> GatherGroup<B, R> {
         let launched = repeated.ran && self.comm_of(kind).is_enqueued() && any() && {
             let launched = match &repeated.graph {
                 Some(graph) => self.launch(kind, graph, false).map(|()| None),
-                None => self.capture(lease, kind, repeated).and_then(|graph| {
+                None => self.capture(lease, kind).and_then(|graph| {
                     self.launch(kind, &graph, true)?;
                     Ok(Some(graph))
                 }),
@@ -70,8 +70,7 @@ impl<B: Backend, R: Recipe> GatherGroup<B, R> {
             }
         };
         if !launched {
-            let repeated = &self.views[views].gathers[kind as usize];
-            self.watched(kind, || self.run(lease, kind, repeated))?;
+            self.watched(kind, || self.run(lease, kind))?;
         }
         self.views[views].gathers[kind as usize].ran = true;
         let sent = self.comm_of(kind).traffic().since(before);
@@ -84,11 +83,10 @@ impl<B: Backend, R: Recipe> GatherGroup<B, R> {
         &self,
         lease: &Lease<B>,
         kind: GatherKind,
-        repeated: &Repeated<B>,
     ) -> Result<(B::Graph, Traffic), ShardError> {
         let comm = self.comm_of(kind);
         let before = comm.traffic();
-        let graph = comm.backend().capture(|| self.run(lease, kind, repeated))?;
+        let graph = comm.backend().capture(|| self.run(lease, kind))?;
         Ok((graph, comm.traffic().since(before)))
     }
 
@@ -126,15 +124,11 @@ impl<B: Backend, R: Recipe> GatherGroup<B, R> {
     }
 
     /// Gives the communicator's stream a gather and its local work.
-    fn run(
-        &self,
-        lease: &Lease<B>,
-        kind: GatherKind,
-        repeated: &Repeated<B>,
-    ) -> Result<(), ShardError> {
+    fn run(&self, lease: &Lease<B>, kind: GatherKind) -> Result<(), ShardError> {
         let (work, comm) = (lease.set.work(kind), self.comm_of(kind));
         let mut items = self.items(kind, &work.moves)?;
-        if let (Some(packed), Some(messages)) = (&repeated.packed, &work.messages) {
+        let packed = self.packed.as_ref().map(|packed| &packed[kind as usize]);
+        if let (Some(Some(packed)), Some(messages)) = (packed, &work.messages) {
             if let Some(plan) = &packed.plan {
                 comm.backend().run(plan, &StepScalars::default())?;
             }

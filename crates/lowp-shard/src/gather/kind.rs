@@ -46,8 +46,12 @@ impl ParamPlans {
     }
 }
 
-/// The gathers of a kind that parameters have, with their numbers.
-pub(super) fn exchange(plans: &[ParamPlans], kind: GatherKind) -> (Vec<usize>, Exchange<'_>) {
+/// The gathers of a kind that parameters have, with their numbers; pieces of `large` bytes go straight to where they belong.
+pub(super) fn exchange(
+    plans: &[ParamPlans],
+    kind: GatherKind,
+    large: usize,
+) -> (Vec<usize>, Exchange<'_>) {
     let numbered = plans.iter().enumerate();
     let of_kind = numbered.filter_map(|(param, plans)| Some((param, plans.plan(kind)?)));
     let (params, of_kind): (Vec<_>, Vec<_>) = of_kind.unzip();
@@ -57,7 +61,7 @@ pub(super) fn exchange(plans: &[ParamPlans], kind: GatherKind) -> (Vec<usize>, E
             of_kind.first().map_or(0, |plan| plan.cuts.world())
         }
     };
-    (params, Exchange::new(&of_kind, ranks))
+    (params, Exchange::with_large(&of_kind, ranks, large))
 }
 
 /// What ranks that gather the same have in common, beside lengths: group `number` of those of a pool.

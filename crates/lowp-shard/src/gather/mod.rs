@@ -40,7 +40,7 @@ pub use scratch::{Scratch, Scratches};
 pub(crate) use steps::LocalWork;
 pub use steps::{MemoryStep, PoolBuffer, is_rearranged, memory_steps, pool_buffers};
 pub use tiles::tall_to_matrix;
-use views::Views;
+use views::{Packed, Views};
 pub use watch::{GatherPoint, GatherWatch};
 
 /// A full tensor as the pool's buffers hold it.
@@ -62,10 +62,15 @@ type Full<B, R> = QuantizedTensor<<B as Backend>::Buffer<u8>, R>;
 ///
 /// Ranks that gather different groups, or in another order, are an error at the call where ranks wait for each other on the host. Where calls are
 /// only enqueued the first gather of each kind is compared, and later ones by the optimizer's step ([`GatherPool::gathered`]).
+///
+/// A graph that holds a gather writes the messages of gathers at every launch, as gathers outside of it do: launch it where no gather of the
+/// same communicator is under way (behind the `unshard` of what was prefetched).
 #[derive(Debug)]
 pub struct GatherGroup<B: Backend, R: Recipe = AnyRecipe> {
     /// Dropped first: libraries wait for graphs of their collectives before a communicator ends.
     views: Vec<Views<B, R>>,
+    /// By kind.
+    packed: Option<[Option<Packed<B>>; 3]>,
     backend: B,
     comm: Arc<dyn Communicator<B>>,
     pool: Arc<GatherPool<B>>,
@@ -120,11 +125,12 @@ impl<B: Backend, R: Recipe> GatherGroup<B, R> {
         let group = parts.as_ref().map_or(&comm, |parts| &parts.group);
         let geometry = pool.geometry(&plans, [&comm, &comm, group]);
         let ranks = [comm.rank(), comm.rank(), group.rank()];
-        let padding = Padding::new(&plans, ranks, comm.world_size());
+        let padding = Padding::new(&plans, ranks, comm.world_size(), pool.large);
         let number = pool.next_group();
         let gathered = vec![0; params.len()];
         Ok(Self {
             views: Vec::new(),
+            packed: None,
             backend: backend.clone(),
             comm,
             pool: Arc::clone(pool),

@@ -15,7 +15,7 @@ use super::meter::{Meter, Metered};
 use super::scratch::Scratches;
 use super::steps::{LocalWork, MemoryStep, PoolBuffer, pool_buffers};
 use crate::ShardError;
-use lowp_comm::{CallLog, CallNames, CallOrder, Communicator, CompareAmong};
+use lowp_comm::{CallLog, CallNames, CallOrder, Communicator, CompareAmong, LARGE_PIECE};
 
 /// Where one buffer of one parameter goes.
 #[derive(Debug)]
@@ -106,6 +106,8 @@ struct Inner<B: Backend> {
 #[derive(Debug)]
 pub struct GatherPool<B: Backend> {
     pub(super) backend: B,
+    /// Pieces of so many bytes go straight to where they belong.
+    pub(super) large: usize,
     meter: Arc<Meter>,
     sets: AtomicU64,
     inner: Mutex<Inner<B>>,
@@ -114,6 +116,12 @@ pub struct GatherPool<B: Backend> {
 impl<B: Backend> GatherPool<B> {
     /// An empty pool.
     pub fn new(backend: &B) -> Arc<Self> {
+        Self::with_large(backend, LARGE_PIECE)
+    }
+
+    /// An empty pool where pieces of `large` bytes go straight to where they belong, and only smaller ones in messages
+    /// ([`Exchange::with_large`]).
+    pub fn with_large(backend: &B, large: usize) -> Arc<Self> {
         let inner = Inner {
             geometries: Vec::new(),
             scratches: Vec::new(),
@@ -123,6 +131,7 @@ impl<B: Backend> GatherPool<B> {
         };
         Arc::new(Self {
             backend: backend.clone(),
+            large,
             meter: Arc::default(),
             sets: AtomicU64::new(0),
             inner: Mutex::new(inner),
@@ -218,7 +227,7 @@ impl<B: Backend> GatherPool<B> {
         plans: &Arc<[ParamPlans]>,
         comms: [&Arc<dyn Communicator<B>>; 3],
     ) -> Arc<Geometry<B>> {
-        let bytes = GatherKind::ALL.map(|kind| exchange(plans, kind).1.message_bytes());
+        let bytes = GatherKind::ALL.map(|kind| exchange(plans, kind, self.large).1.message_bytes());
         let Inner {
             geometries,
             messages,
@@ -284,7 +293,7 @@ impl<B: Backend> GatherPool<B> {
 
     fn make(&self, geometry: &Geometry<B>) -> Result<DestinationSet<B>, ShardError> {
         let plans = &*geometry.plans;
-        let exchanges = GatherKind::ALL.map(|kind| exchange(plans, kind));
+        let exchanges = GatherKind::ALL.map(|kind| exchange(plans, kind, self.large));
         let mut metered = self.metered();
         let mut alloc = |name: PoolBuffer| -> Result<_, ShardError> {
             Ok((name, metered.alloc(&self.backend, name.bytes)?))

@@ -23,7 +23,6 @@ pub(super) struct Views<B: Backend, R: Recipe> {
 pub(super) struct Repeated<B: Backend> {
     /// Whether it ran: before that ranks are not connected, and memory is not there.
     pub(super) ran: bool,
-    pub(super) packed: Option<Packed<B>>,
     /// The graph, and what each launch sends.
     pub(super) graph: Option<(B::Graph, Traffic)>,
 }
@@ -40,7 +39,6 @@ impl<B: Backend> Default for Repeated<B> {
     fn default() -> Self {
         Self {
             ran: false,
-            packed: None,
             graph: None,
         }
     }
@@ -69,15 +67,22 @@ impl<B: Backend, R: Recipe> GatherGroup<B, R> {
                 phases[phase as usize].push(view);
             }
         }
-        let mut gathers = <[Repeated<B>; 3]>::default();
-        for kind in GatherKind::ALL {
-            gathers[kind as usize].packed = self.plan_message(lease, kind)?;
-        }
         Ok(Views {
             set: lease.set.id,
             phases,
-            gathers,
+            gathers: <[Repeated<B>; 3]>::default(),
         })
+    }
+
+    /// Plans what fills this rank's messages of every kind, the first time. All sets have one memory of messages: a capture may gather
+    /// into a set that the group did not have before.
+    pub(super) fn plan_messages(&mut self, lease: &Lease<B>) -> Result<(), ShardError> {
+        if self.packed.is_none() {
+            let [forward, backward, parts] =
+                GatherKind::ALL.map(|kind| self.plan_message(lease, kind));
+            self.packed = Some([forward?, backward?, parts?]);
+        }
+        Ok(())
     }
 
     /// Plans what puts this rank's small pieces into its message.

@@ -5,7 +5,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use crate::common::{self, Comm, failing, ranks, values, variants};
-use lowp_comm::{CommError, LocalComm};
+use lowp_comm::{CommError, LARGE_PIECE, LocalComm};
 use lowp_format::{
     AnyRecipe, Origin, Phase, QuantizedTensor, Recipe, ReshardAfterForward, RowCuts, Shape, Usage,
 };
@@ -58,7 +58,7 @@ fn check(got: &Full, whole: &Full, phase: Phase) -> Result<(), ShardError> {
 /// Two steps of forward and backward over `params`, with new values in the second one.
 fn round_trip(params: &[(AnyRecipe, Shape)], world: usize, policy: ReshardAfterForward) {
     for prefetch in [false, true] {
-        round_trips(params, world, policy, prefetch);
+        round_trips(params, world, policy, (prefetch, LARGE_PIECE));
     }
 }
 
@@ -75,7 +75,7 @@ fn round_trips(
     params: &[(AnyRecipe, Shape)],
     world: usize,
     policy: ReshardAfterForward,
-    prefetch: bool,
+    (prefetch, large): (bool, usize),
 ) {
     let seeds =
         |step: u64| -> Vec<u64> { (0..params.len() as u64).map(|i| 50 * step + i).collect() };
@@ -93,7 +93,7 @@ fn round_trips(
             .iter()
             .map(|&(recipe, shape)| shard(recipe, shape, &comm));
         let shards = shards.collect::<Result<Vec<_>, _>>()?;
-        let pool = GatherPool::new(&Cpu);
+        let pool = GatherPool::with_large(&Cpu, large);
         let reshard = Reshard::new(policy, &comm)?;
         let mut group = GatherGroup::new(&Cpu, comm.clone(), &pool, shards.clone(), reshard)?;
         let mut allocations = 0;
@@ -159,7 +159,7 @@ fn every_option_on_ranks_with_and_without_rows() {
         for (rows, world) in [(17, 3), (136, 4), (300, 2)] {
             let shape = Shape::new(rows, 64);
             for policy in policies(world) {
-                round_trips(&[(recipe, shape)], world, policy, false);
+                round_trips(&[(recipe, shape)], world, policy, (false, LARGE_PIECE));
             }
         }
     }
@@ -173,6 +173,9 @@ proptest! {
         params in prop::collection::vec((0usize..variants().len(), 0usize..300, 1usize..4), 0..5),
         world in 1usize..=9,
         policy in any::<prop::sample::Index>(),
+        prefetch in any::<bool>(),
+        // All pieces straight to where they belong, some, or none.
+        large in prop::sample::select(vec![1, 64, 1000, LARGE_PIECE]),
     ) {
         let policies: Vec<_> = policies(world).collect();
         let policy = policies[policy.index(policies.len())];
@@ -180,7 +183,7 @@ proptest! {
         let recipe = |i: usize| recipes[i];
         let params: Vec<_> =
             params.iter().map(|&(r, m, k)| (recipe(r), Shape::new(m, 32 * k))).collect();
-        round_trip(&params, world, policy);
+        round_trips(&params, world, policy, (prefetch, large));
     }
 
     #[test]

@@ -37,9 +37,14 @@ impl Job for Interleave {
     const KERNELS: &'static [Kernel] = &[Kernel::new("lowp_interleave")];
 
     fn lay_out(&mut self) {
+        // A single row has no pitch.
+        let [from_pitch, pitch] = match self.outer {
+            1 => [0; 2],
+            _ => [self.from_pitch, self.pitch],
+        };
         let vector = self.width.is_multiple_of(16)
-            && aligned(self.from, self.from_pitch, 16)
-            && aligned(self.to, self.pitch, 16);
+            && aligned(self.from, from_pitch, 16)
+            && aligned(self.to, pitch, 16);
         self.vector = u64::from(vector);
     }
 
