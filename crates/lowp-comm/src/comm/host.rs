@@ -6,7 +6,7 @@ use std::sync::Arc;
 use lowp_kernels::{Backend, Element};
 
 use super::{Collective, Communicator, Counters, GatherItem, GradWire, ReduceItem, Traffic};
-use crate::{CommError, Control, or_abort};
+use crate::{CommError, Control, MAX_ALL_GATHER, or_abort};
 
 /// One rank of a group whose data travel as the small values of a [`Control`] do: each rank's whole, to all ranks.
 /// For tests and for training on CPUs; between GPUs NCCL moves data.
@@ -16,31 +16,55 @@ use crate::{CommError, Control, or_abort};
 pub struct HostComm<B: Backend> {
     control: Arc<dyn Control>,
     backend: B,
+    /// Most bytes of all ranks that travel at once.
+    most: usize,
     counters: Counters,
 }
 
 impl<B: Backend> HostComm<B> {
     /// The rank of `control`, with its data on the stream of `backend`.
     pub fn new(control: Arc<dyn Control>, backend: &B) -> Self {
+        Self::with_most(control, backend, MAX_ALL_GATHER)
+    }
+
+    /// The same where at most `most` bytes of all ranks together travel at once, or a byte of each: more are given in turn.
+    pub fn with_most(control: Arc<dyn Control>, backend: &B, most: usize) -> Self {
         Self {
             control,
             backend: backend.clone(),
+            most,
             counters: Counters::default(),
         }
     }
 
-    /// Gives the content of this rank's pieces to all ranks, and returns theirs.
+    /// Gives the content of this rank's pieces to all ranks, and returns theirs; all together are `total` bytes.
     fn round(
         &self,
         label: &str,
         batch: Collective<'_, B>,
         own: Vec<u8>,
+        total: usize,
     ) -> Result<Vec<Vec<u8>>, CommError> {
         let call = batch.call(label, &self.backend);
         // Once per batch, as the data of others can only be understood if the lengths are the same.
         self.control
             .all_equal(batch.name(), &call.describe_whole())?;
-        self.control.all_gather(batch.name(), own)
+        let world = self.control.members().len();
+        // So many times, as each rank's part of its bytes may be a byte longer than the quotient.
+        let times = total.div_ceil(self.most.saturating_sub(world).max(1));
+        if times <= 1 {
+            return self.control.all_gather(batch.name(), own);
+        }
+        let part = own.len().div_ceil(times);
+        let mut all = vec![Vec::new(); world];
+        for time in 0..times {
+            let [from, to] = [time, time + 1].map(|time| own.len().min(time * part));
+            let parts = self.control.all_gather(batch.name(), own[from..to].to_vec())?;
+            for (all, part) in all.iter_mut().zip(parts) {
+                all.extend(part);
+            }
+        }
+        Ok(all)
     }
 
     fn gather(&self, label: &str, items: &[GatherItem<'_, B>]) -> Result<(), CommError> {
@@ -48,7 +72,9 @@ impl<B: Backend> HostComm<B> {
         for item in items {
             own.extend(self.backend.download(item.source)?);
         }
-        let all = self.round(label, Collective::AllGather(items), own)?;
+        let ranges = items.iter().flat_map(|item| item.ranges);
+        let total = ranges.map(ExactSizeIterator::len).sum();
+        let all = self.round(label, Collective::AllGather(items), own, total)?;
         for (rank, bytes) in all.iter().enumerate() {
             let mut rest = bytes.as_slice();
             for item in items {
@@ -69,8 +95,9 @@ impl<B: Backend> HostComm<B> {
         own: &[f32],
         fold: impl Fn(f32, f32) -> f32,
     ) -> Result<Vec<f32>, CommError> {
-        let bytes = own.iter().flat_map(|x| x.to_le_bytes()).collect();
-        let all = self.round(label, batch, bytes)?;
+        let bytes: Vec<u8> = own.iter().flat_map(|x| x.to_le_bytes()).collect();
+        let total = bytes.len() * self.control.members().len();
+        let all = self.round(label, batch, bytes, total)?;
         let mut sum = Vec::new();
         for (rank, bytes) in all.iter().enumerate() {
             let (bytes, _) = self.cut(rank, bytes, 4 * own.len())?;
@@ -191,10 +218,8 @@ impl<B: Backend> Communicator<B> for HostComm<B> {
     }
 
     fn split(&self, color: usize, key: usize) -> Result<Arc<dyn Communicator<B>>, CommError> {
-        Ok(Arc::new(Self::new(
-            self.control.split(color, key)?,
-            &self.backend,
-        )))
+        let control = self.control.split(color, key)?;
+        Ok(Arc::new(Self::with_most(control, &self.backend, self.most)))
     }
 
     fn count(&self, sent: Traffic) {

@@ -6,6 +6,7 @@ mod collectives;
 mod crossed_waits;
 mod failures;
 mod faults;
+mod in_turn;
 mod meshes;
 mod messages;
 mod rendezvous;

@@ -2,11 +2,12 @@
 
 use crate::common::{Comm, failing, ranks, values, variants};
 use lowp_format::{
-    AnyRecipe, FormatError, Phase, QuantizedTensor, Recipe, ReshardAfterForward, Shape, Usage,
+    AnyRecipe, FormatError, Phase, PhasePlans, QuantizedTensor, Recipe, ReshardAfterForward,
+    RowCuts, Shape, Usage,
 };
 use lowp_kernels::{Backend, Cpu, CpuBuffer, Source};
 use lowp_shard::{
-    CastItem, CastPlan, GatherGroup, GatherPool, Reshard, ScaleBookBuilder, ShardError, ShardSpec,
+    CastItem, CastPlan, Exchange, GatherGroup, GatherPool, Reshard, ScaleBookBuilder, ShardError, ShardSpec,
     ShardedTensor, quantize,
 };
 
@@ -99,8 +100,16 @@ fn backward_comes_from_parts_only_behind_a_forward_of_the_same_weights() {
         });
         let sent = totals(&sent);
         let (from_shards, forward, from_parts) = (sent[0], sent[1], sent[2]);
+        let cuts = RowCuts::new(SHAPE.rows, 4, recipe.row_quantum(Usage::BOTH)).expect("cuts");
+        let plans = PhasePlans::new(&recipe, SHAPE, &cuts, ReshardAfterForward::Group(2));
+        let plans = plans.expect("plans");
+        let parts = plans.parts.as_ref().expect("parts");
+        let padding = |plan, ranks| Exchange::new(&[plan], ranks).padding.iter().sum::<usize>();
+        let [of_shards, of_parts] = [padding(&plans.backward, 4), padding(parts, 2)];
         // Each of the two groups gathers all of it.
-        assert_eq!(from_parts, 2 * from_shards, "{}", recipe.name());
+        let bytes = plans.backward.wire_bytes();
+        let expected = [bytes + of_shards, 2 * (bytes + of_parts)].map(|bytes| bytes as u64);
+        assert_eq!([from_shards, from_parts], expected, "{}", recipe.name());
         assert_eq!(sent[3..6], [from_shards; 3], "{}", recipe.name());
         assert_eq!(sent[6], forward, "{}", recipe.name());
     }
