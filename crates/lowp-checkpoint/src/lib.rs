@@ -50,6 +50,7 @@ mod sync;
 mod version1;
 mod weight_record;
 mod writer;
+mod writing;
 
 pub use block::{Block, Dtype, Late, Piece};
 pub use error::CheckpointError;

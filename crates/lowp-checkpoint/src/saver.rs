@@ -4,6 +4,7 @@ use std::collections::{BTreeSet, HashMap};
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
@@ -14,14 +15,11 @@ use crate::folder::{
     folder_of, lock, publish, put, remove, remove_replaced, shared_probe, steps, sync, thin_out,
     tidy, unfinished,
 };
-use crate::index::{INDEX, Index, MAX_INDEX, check_about, checksum};
+use crate::index::{INDEX, Index, MAX_INDEX, check_about, checksum, file_name};
 use crate::list::{Table, Told, merge};
 use crate::writer;
+use crate::writing::{FIRST_PAUSE, LONGEST_PAUSE, STALLED, Watch, Writing};
 use crate::{CheckpointError, Late, Piece};
-
-/// Pauses between the rounds of ranks that wait for the files of others grow by a quarter from the first to the longest.
-const FIRST_PAUSE: Duration = Duration::from_millis(5);
-const LONGEST_PAUSE: Duration = Duration::from_secs(1);
 
 /// Most bytes of the lists of tensors that the first rank has in memory.
 const MAX_TABLES: u64 = MAX_INDEX;
@@ -31,29 +29,22 @@ const MAX_TABLES: u64 = MAX_INDEX;
 /// # Failure
 /// A rank that cannot write is an error on every rank, of the call that finds it: [`Saver::poll`] after the next step. What
 /// was saved before stays. A disk without room is such an error; a file larger than the process may write (`ulimit -f`) is one where the
-/// process ignores SIGXFSZ or handles it, as programs in Python do: the signal ends it otherwise.
+/// process ignores SIGXFSZ or handles it, as programs in Python do: the signal ends it otherwise. [`Saver::finish`] gives a checkpoint up of
+/// which no rank has written anything for half an hour, as on a network file system that does not answer.
 #[derive(Debug)]
 pub struct Saver {
     control: Arc<dyn Control>,
     folder: PathBuf,
     keep: Option<usize>,
     writing: Option<Writing>,
+    /// How long nobody may write before a checkpoint is given up.
+    stalled: Duration,
     /// Removes old checkpoints, which takes as long as writing.
     removing: Option<JoinHandle<()>>,
     /// Held by the first rank: one run at a time saves to a folder. On a file system without locks runs do not disturb each other.
     lock: Option<File>,
     /// Steps whose checkpoints are this run's, and those that it found where it is alone. Of the first rank.
     own: BTreeSet<u64>,
-}
-
-/// A checkpoint on its way to the disk.
-#[derive(Debug)]
-struct Writing {
-    step: u64,
-    id: String,
-    folder: PathBuf,
-    about: Value,
-    file: JoinHandle<Result<(Told, Vec<u8>), CheckpointError>>,
 }
 
 impl Saver {
@@ -81,6 +72,7 @@ impl Saver {
             folder: folder.to_owned(),
             keep: keep.map(|keep| keep.max(1)),
             writing: None,
+            stalled: STALLED,
             removing: None,
             lock: None,
             own: BTreeSet::new(),
@@ -166,9 +158,11 @@ impl Saver {
         began.inspect_err(|_| self.give_up(&folder))?;
         let (rank, own) = (self.control.rank(), id.clone());
         let to = folder.clone();
+        let written = Arc::new(AtomicU64::new(0));
+        let count = Arc::clone(&written);
         let file = thread::Builder::new()
             .name("lowp-checkpoint".to_owned())
-            .spawn(move || writer::write(&to, rank, &own, pieces));
+            .spawn(move || writer::write(&to, rank, &own, pieces, count));
         let file = file.map_err(CheckpointError::io(&self.folder, "start a thread for"));
         let (spawned, file) = match file {
             Ok(file) => (Ok(()), Some(file)),
@@ -187,6 +181,7 @@ impl Saver {
             id,
             folder,
             about,
+            written,
             file,
         });
         Ok(())
@@ -199,8 +194,8 @@ impl Saver {
     /// A rank could not write ([`CheckpointError::NotSaved`] on every rank), or all is written and may not survive a power loss
     /// ([`CheckpointError::NotOnDisk`]).
     pub fn poll(&mut self) -> Result<Option<u64>, CheckpointError> {
-        match self.all_done()? {
-            Some(true) => self.publish_written(),
+        match self.progress(false)? {
+            Some([0.0, ..]) => self.publish_written(),
             _ => Ok(None),
         }
     }
@@ -208,25 +203,68 @@ impl Saver {
     /// Waits for the checkpoint that is being written, and returns its step. Collective.
     ///
     /// # Errors
-    /// As [`Saver::poll`].
+    /// As [`Saver::poll`]; or no rank has written anything for long.
     pub fn finish(&mut self) -> Result<Option<u64>, CheckpointError> {
         // Ranks meet while they wait, so that one whose file takes long is not taken for one that is gone.
-        let mut pause = FIRST_PAUSE;
-        while self.all_done()? == Some(false) {
+        let (mut pause, mut watch, mut stalled) = (FIRST_PAUSE, Watch::new(), false);
+        while let Some([open, bytes, given_up]) = self.progress(stalled)? {
+            if open == 0.0 {
+                break;
+            }
+            if given_up > 0.0 {
+                return self.give_up_stalled();
+            }
+            stalled = watch.is_stalled([open, bytes], self.stalled);
             thread::sleep(pause);
             pause = (pause + pause / 4).min(LONGEST_PAUSE);
         }
         self.publish_written()
     }
 
-    /// Whether all ranks have written their files; `None` if nothing is being written.
-    fn all_done(&self) -> Result<Option<bool>, CheckpointError> {
+    /// How many ranks have not written their files, the bytes that all have written so far, and how many ranks would wait no longer, as this
+    /// one if it is `stalled`; `None` if nothing is being written.
+    fn progress(&self, stalled: bool) -> Result<Option<[f64; 3]>, CheckpointError> {
         let Some(writing) = &self.writing else {
             return Ok(None);
         };
-        let mut writing = [f64::from(!writing.file.is_finished())];
-        self.control.sum(&mut writing)?;
-        Ok(Some(writing == [0.0]))
+        let [open, bytes] = writing.state();
+        let mut all = [open, bytes, f64::from(stalled)];
+        self.control.sum(&mut all)?;
+        Ok(Some(all))
+    }
+
+    /// Leaves a checkpoint to threads that may never end; the next run puts away what they leave.
+    fn give_up_stalled(&mut self) -> Result<Option<u64>, CheckpointError> {
+        let Some(writing) = self.writing.take() else {
+            return Ok(None);
+        };
+        let [open, bytes] = writing.state();
+        let why = match open {
+            0.0 => String::new(),
+            _ => format!(
+                "{} is not on the disk after {bytes} written bytes, and no rank has written anything for {:?}; does its file system answer?",
+                writing
+                    .folder
+                    .join(file_name(self.control.rank()))
+                    .display(),
+                self.stalled,
+            ),
+        };
+        let all = self
+            .control
+            .all_gather("files that are not written", why.into_bytes())?;
+        let step = writing.step;
+        match all.iter().position(|why| !why.is_empty()) {
+            Some(rank) => {
+                let (why, rank) = (text(&all[rank]), self.control.members()[rank]);
+                Err(CheckpointError::NotSaved { step, rank, why })
+            }
+            // The last one ended meanwhile.
+            None => {
+                self.writing = Some(writing);
+                self.publish_written()
+            }
+        }
     }
 
     fn publish_written(&mut self) -> Result<Option<u64>, CheckpointError> {
@@ -239,6 +277,7 @@ impl Saver {
             folder,
             about,
             file,
+            ..
         } = writing;
         let written = file
             .join()
@@ -427,7 +466,7 @@ impl Drop for Saver {
     fn drop(&mut self) {
         if let Some(writing) = self.writing.take() {
             // The checkpoint stays unfinished, whatever came of the file.
-            drop(writing.file.join());
+            writing.wait(self.stalled);
         }
         self.wait_for_removals();
     }

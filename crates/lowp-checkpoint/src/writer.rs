@@ -3,8 +3,10 @@
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, HashMap};
 use std::fs::File;
-use std::io::{BufWriter, Seek, SeekFrom, Write};
+use std::io::{self, BufWriter, Seek, SeekFrom, Write};
 use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use safetensors::tensor::Dtype as Stored;
 use twox_hash::XxHash3_64;
@@ -116,16 +118,17 @@ pub(crate) fn write(
     rank: usize,
     id: &str,
     pieces: Vec<Piece<Late>>,
+    written: Arc<AtomicU64>,
 ) -> Result<(Told, Vec<u8>), CheckpointError> {
     let path = folder.join(file_name(rank));
     let (table, blocks) = table(&pieces);
     let head = Head::new(&path, (rank, id), &pieces)?;
     let length = head.length;
     let file = File::create(&path).map_err(CheckpointError::io(&path, "create"))?;
-    let mut file = BufWriter::with_capacity(1 << 20, file);
+    let mut file = BufWriter::with_capacity(1 << 20, Counted { file, written });
     let checksum = head.write(&path, &mut file, pieces)?;
     let synced = file.into_inner().map_err(|error| error.into_error());
-    let synced = synced.and_then(|file| file.sync_all());
+    let synced = synced.and_then(|counted| counted.file.sync_all());
     synced.map_err(CheckpointError::write(&path, length))?;
     let table = table.to_bytes();
     let file = FileRecord {
@@ -133,6 +136,30 @@ pub(crate) fn write(
         checksum,
     };
     Ok((Told::new(file, &table, blocks), table))
+}
+
+/// A file, and how many bytes were written to it so far.
+struct Counted {
+    file: File,
+    written: Arc<AtomicU64>,
+}
+
+impl Write for Counted {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        let written = self.file.write(bytes)?;
+        self.written.fetch_add(written as u64, Ordering::Relaxed);
+        Ok(written)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        self.file.flush()
+    }
+}
+
+impl Seek for Counted {
+    fn seek(&mut self, to: SeekFrom) -> io::Result<u64> {
+        self.file.seek(to)
+    }
 }
 
 /// The table of `pieces`, those of a tensor one after the other, and the blocks of its kinds.

@@ -7,6 +7,7 @@ use crate::index::MAX_HEADER;
 use crate::{Block, Checkpoint, Dtype, folder_of, latest};
 use lowp_comm::{CommError, threads};
 use serde_json::json;
+use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -371,4 +372,67 @@ fn a_disk_that_fails_leaves_what_the_error_says() {
             assert_eq!(saved, [1, 2]);
         }
     }
+}
+
+/// The bytes of one rank never arrive: all ranks are told whose file it is that nobody writes to, and go on.
+#[test]
+fn a_file_that_is_never_written_is_given_up() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let (send, arrive) = std::sync::mpsc::channel::<Vec<u8>>();
+    let late = Mutex::new(Some(Late::new(1, move || {
+        arrive.recv().map_err(|error| error.to_string())
+    })));
+    let run = |rank: usize, control: Arc<dyn Control>| {
+        let mut saver = Saver::new(control, folder.path(), None).expect("a folder");
+        saver.stalled = Duration::from_millis(100);
+        let own = pieces(2, rank, 2).into_iter();
+        let mut own: Vec<Piece<Late>> = own.map(Into::into).collect();
+        if rank == 1 {
+            own[1].bytes = late.lock().expect("bytes").take().expect("once");
+        }
+        saver.start(1, own, json!({})).expect("a start");
+        let error = saver.finish().expect_err("no file").to_string();
+        saver
+            .start(2, pieces(2, rank, 2), json!({}))
+            .expect("a start");
+        assert_eq!(saver.finish().expect("a checkpoint"), Some(2));
+        error
+    };
+    let errors: Vec<String> = thread::scope(|scope| {
+        let ranks = threads(2, PATIENCE).into_iter().enumerate();
+        let ranks: Vec<_> = ranks
+            .map(|(rank, control)| scope.spawn(move || run(rank, control)))
+            .collect();
+        ranks
+            .into_iter()
+            .map(|rank| rank.join().expect("no panic"))
+            .collect()
+    });
+    drop(send);
+    assert_eq!(errors[0], errors[1]);
+    let told = [
+        "step 1 was not saved: rank 1: ",
+        "rank-00001.safetensors is not on the disk",
+        "for 100ms",
+    ];
+    assert!(
+        told.iter().all(|text| errors[0].contains(text)),
+        "{}",
+        errors[0]
+    );
+}
+
+/// Neither is it waited for where the saver ends.
+#[test]
+fn a_saver_ends_though_its_file_is_never_written() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let (send, arrive) = std::sync::mpsc::channel::<Vec<u8>>();
+    let control = threads(1, PATIENCE).swap_remove(0);
+    let mut saver = Saver::new(control, folder.path(), None).expect("a folder");
+    saver.stalled = Duration::from_millis(100);
+    let mut own: Vec<Piece<Late>> = pieces(1, 0, 1).into_iter().map(Into::into).collect();
+    own[0].bytes = Late::new(1, move || arrive.recv().map_err(|error| error.to_string()));
+    saver.start(1, own, json!({})).expect("a start");
+    drop(saver);
+    drop(send);
 }

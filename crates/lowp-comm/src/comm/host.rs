@@ -59,7 +59,9 @@ impl<B: Backend> HostComm<B> {
         let mut all = vec![Vec::new(); world];
         for time in 0..times {
             let [from, to] = [time, time + 1].map(|time| own.len().min(time * part));
-            let parts = self.control.all_gather(batch.name(), own[from..to].to_vec())?;
+            let parts = self
+                .control
+                .all_gather(batch.name(), own[from..to].to_vec())?;
             for (all, part) in all.iter_mut().zip(parts) {
                 all.extend(part);
             }

@@ -7,8 +7,8 @@ use lowp_format::{
 };
 use lowp_kernels::{Backend, Cpu, CpuBuffer, Source};
 use lowp_shard::{
-    CastItem, CastPlan, Exchange, GatherGroup, GatherPool, Reshard, ScaleBookBuilder, ShardError, ShardSpec,
-    ShardedTensor, quantize,
+    CastItem, CastPlan, Exchange, GatherGroup, GatherPool, Reshard, ScaleBookBuilder, ShardError,
+    ShardSpec, ShardedTensor, quantize,
 };
 
 const SHAPE: Shape = Shape::new(200, 64);

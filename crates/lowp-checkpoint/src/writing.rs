@@ -1,0 +1,74 @@
+//! [`Writing`]: a checkpoint on its way to the disk, and how long it is waited for.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::thread::{self, JoinHandle};
+use std::time::{Duration, Instant};
+
+use serde_json::Value;
+
+use crate::CheckpointError;
+use crate::list::Told;
+
+/// Pauses between the rounds of ranks that wait for the files of others grow by a quarter from the first to the longest.
+pub(crate) const FIRST_PAUSE: Duration = Duration::from_millis(5);
+pub(crate) const LONGEST_PAUSE: Duration = Duration::from_secs(1);
+
+/// A checkpoint of which nobody has written anything for so long is given up: what was written may take minutes to be on the disk.
+pub(crate) const STALLED: Duration = Duration::from_secs(1800);
+
+/// A checkpoint on its way to the disk.
+#[derive(Debug)]
+pub(crate) struct Writing {
+    pub(crate) step: u64,
+    pub(crate) id: String,
+    pub(crate) folder: PathBuf,
+    pub(crate) about: Value,
+    /// Bytes of the file that were written so far.
+    pub(crate) written: Arc<AtomicU64>,
+    pub(crate) file: JoinHandle<Result<(Told, Vec<u8>), CheckpointError>>,
+}
+
+/// When something was seen to change last.
+pub(crate) struct Watch {
+    seen: [f64; 2],
+    since: Instant,
+}
+
+impl Watch {
+    pub(crate) fn new() -> Self {
+        let since = Instant::now();
+        let seen = [-1.0; 2];
+        Self { seen, since }
+    }
+
+    /// Whether it has been as `now` for longer than `limit`.
+    pub(crate) fn is_stalled(&mut self, now: [f64; 2], limit: Duration) -> bool {
+        if self.seen != now {
+            (self.seen, self.since) = (now, Instant::now());
+        }
+        self.since.elapsed() > limit
+    }
+}
+
+impl Writing {
+    /// Whether the file is not done, as a number, and the bytes of it so far.
+    pub(crate) fn state(&self) -> [f64; 2] {
+        let open = f64::from(!self.file.is_finished());
+        [open, self.written.load(Ordering::Relaxed) as f64]
+    }
+
+    /// Waits for the thread until it ends, or has written nothing for `limit`.
+    pub(crate) fn wait(self, limit: Duration) {
+        let (mut pause, mut watch) = (FIRST_PAUSE, Watch::new());
+        while !self.file.is_finished() {
+            if watch.is_stalled(self.state(), limit) {
+                return;
+            }
+            thread::sleep(pause);
+            pause = (pause + pause / 4).min(LONGEST_PAUSE);
+        }
+        drop(self.file.join());
+    }
+}
