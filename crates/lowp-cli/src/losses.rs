@@ -1,4 +1,4 @@
-//! `lowp losses`: the losses of result files of `lowp train --json` side by side, as a table and as one picture. It calls no library.
+//! `lowp losses`: the losses of result files of `lowp train --json` side by side, as a table and as one picture. It calls `lowp_train::chart`.
 
 use crate::columns::Columns;
 use crate::files::{check_distinct, check_writable, read_regular, write_atomically};

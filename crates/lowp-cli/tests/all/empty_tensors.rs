@@ -1,6 +1,6 @@
 //! Tensors of no rows or no columns through the file commands.
 
-use crate::support::{Bench, RECIPES, matrix};
+use crate::support::{Bench, matrix, recipes};
 use safetensors::Dtype;
 
 #[test]
@@ -14,7 +14,7 @@ fn tensors_without_elements() {
             matrix("v", &[0], 3),
         ],
     );
-    for recipe in RECIPES {
+    for recipe in recipes() {
         bench.done(&format!(
             "quantize in.safetensors -o q.safetensors --recipe {recipe}"
         ));

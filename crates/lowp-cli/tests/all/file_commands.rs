@@ -1,7 +1,7 @@
 //! The file commands as a user meets them: names, options, snapshots.
 
 use crate::support::{
-    self, Bench, RECIPES, Tensor, bf16s, f16s, f32s, form_of, matrix, tensor, values,
+    self, Bench, Tensor, bf16s, f16s, f32s, form_of, matrix, recipes, tensor, values,
 };
 use safetensors::tensor::Dtype;
 
@@ -155,7 +155,7 @@ fn both_orientations_and_every_form_decode_to_the_same_shape() {
         "in.safetensors",
         &[matrix("w", &shape, 1), matrix("norm", &[7], 2)],
     );
-    for recipe in RECIPES {
+    for recipe in recipes() {
         for form in ["padded", "compact", "swizzled"] {
             let form = form_of(recipe, form);
             quantize(&bench, &["--recipe", recipe, "--scales", form]);
@@ -184,7 +184,7 @@ fn both_orientations_and_every_form_decode_to_the_same_shape() {
 fn a_scale_form_changes_no_value() {
     let bench = Bench::new();
     bench.write("in.safetensors", &[matrix("w", &[50, 96], 1)]);
-    for recipe in RECIPES {
+    for recipe in recipes() {
         let mut decoded = Vec::new();
         for form in ["padded", "compact", "swizzled"] {
             let form = form_of(recipe, form);
@@ -222,7 +222,7 @@ fn sixteen_bit_sources_are_widened_exactly() {
     ];
     for (narrow, wide) in pairs {
         let dtype = narrow.dtype;
-        for recipe in RECIPES {
+        for recipe in recipes() {
             bench.write("in.safetensors", &[f32s("w", &[32, 64], &wide)]);
             let expected = quantize(&bench, &["--recipe", recipe]).tensors;
             let narrow = tensor("w", dtype, &[32, 64], narrow.bytes.clone());
@@ -351,7 +351,7 @@ fn a_sharded_model_is_read_by_its_index() {
     let index = r#"{"metadata": {"total_size": 1}, "weight_map":
         {"a": "one.safetensors", "b": "two.safetensors", "norm": "two.safetensors"}}"#;
     std::fs::write(bench.path("model.safetensors.index.json"), index).expect("an index");
-    for recipe in RECIPES {
+    for recipe in recipes() {
         bench.done(&format!(
             "quantize all.safetensors -o q1.safetensors --recipe {recipe}"
         ));
@@ -511,7 +511,7 @@ fn inspect_shows_tables() {
         ],
     );
     insta::assert_snapshot!("inspect_plain", bench.done("inspect in.safetensors"));
-    for recipe in RECIPES {
+    for recipe in recipes() {
         quantize(
             &bench,
             &[

@@ -1,6 +1,6 @@
 //! Options of the file commands: what is left out, which floats are written, JSON.
 
-use crate::support::{Bench, RECIPES, f32s, matrix, tensor, values};
+use crate::support::{Bench, f32s, matrix, recipes, tensor, values};
 use safetensors::Dtype;
 use serde_json::Value;
 
@@ -116,7 +116,7 @@ fn the_older_name_of_the_world_size_works() {
 #[test]
 fn dequantized_tensors_have_the_dtype_asked_for() {
     let bench = model();
-    for recipe in RECIPES {
+    for recipe in recipes() {
         bench.done(&format!(
             "quantize in.safetensors -o q.safetensors --recipe {recipe}"
         ));
@@ -206,7 +206,7 @@ fn inspect_as_json() {
 #[test]
 fn inspect_says_the_same_in_both_forms() {
     let bench = model();
-    for recipe in RECIPES {
+    for recipe in recipes() {
         bench.done(&format!(
             "quantize in.safetensors -o q.safetensors --recipe {recipe}"
         ));

@@ -1,6 +1,6 @@
 //! `lowp quantize --flat-cuts`: the same file for any cuts, and clear errors for those that make no sense.
 
-use crate::support::{Bench, RECIPES, bf16s, f16s, matrix, tensor, values};
+use crate::support::{Bench, bf16s, f16s, matrix, recipes, tensor, values};
 use safetensors::Dtype;
 
 /// Tensors of three dtypes, of several lengths, and some that pass through.
@@ -23,7 +23,7 @@ fn model() -> Bench {
 #[test]
 fn flat_cuts_do_not_show_in_the_file() {
     let bench = model();
-    for recipe in RECIPES.iter().chain(&["fp32", "bf16"]) {
+    for recipe in recipes().iter().chain(&["fp32", "bf16"]) {
         for options in ["", "--usage columnwise", "--usage rowwise --scales compact"] {
             let line = |file: &str| {
                 format!("quantize in.safetensors -o {file}.safetensors --recipe {recipe} {options}")

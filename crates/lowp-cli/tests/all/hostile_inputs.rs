@@ -1,7 +1,7 @@
 //! Inputs that state what is not so, or are no files at all: names and shapes of any length, rows without elements, pipes,
 //! what a server or Git put in the place of a file.
 
-use crate::support::{self, Args, Bench, RECIPES, f32s, matrix, tensor, values};
+use crate::support::{self, Args, Bench, f32s, matrix, recipes, tensor, values};
 use safetensors::Dtype;
 use std::fs;
 use std::process::{Command, Output, Stdio};
@@ -35,7 +35,7 @@ fn rows_without_elements_cost_nothing() {
     for shape in ["[4294967296,0]", "[2,4294967296,0]", "[0,4294967296]"] {
         let header = format!("{{\"w\":{{{entry},\"shape\":{shape}}}}}");
         fs::write(bench.path("in.safetensors"), file(&header, 0)).expect("a file");
-        for recipe in RECIPES {
+        for recipe in recipes() {
             // The lines of this one have a scale each, which a file of that many would have to hold.
             if recipe == "fp8-rowwise" {
                 for (command, out) in [("quantize", "q.safetensors"), ("shard --world-size 3", "q")]

@@ -1,6 +1,6 @@
 //! Shard, then unshard, is quantize: every recipe, awkward shapes, worlds of 1 to 13 ranks.
 
-use crate::support::{Bench, RECIPES, Tensor, bf16s, f16s, f32s, form_of, matrix, values};
+use crate::support::{Bench, Tensor, bf16s, f16s, f32s, form_of, matrix, recipes, values};
 
 /// Matrices whose rows divide badly, beside tensors that pass through.
 fn model() -> Vec<Tensor> {
@@ -24,7 +24,7 @@ fn unshard_equals_quantize() {
     bench.write("in.safetensors", &model());
     let usages = ["both", "rowwise", "columnwise"];
     let forms = ["padded", "compact", "swizzled"];
-    for (r, recipe) in RECIPES.into_iter().enumerate() {
+    for (r, recipe) in recipes().into_iter().enumerate() {
         // Each recipe meets every usage and form in some of its worlds.
         for world in (1 + r % 2..=13).step_by(2) {
             let (usage, form) = (usages[(world + r) % 3], forms[(world / 3 + r) % 3]);

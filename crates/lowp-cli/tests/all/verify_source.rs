@@ -1,6 +1,6 @@
 //! `lowp verify --source`: a file is what `lowp quantize` makes of a model, or the first difference is named.
 
-use crate::support::{Bench, RECIPES, Tensor, bf16s, f16s, f32s, form_of, matrix, tensor, values};
+use crate::support::{Bench, Tensor, bf16s, f16s, f32s, form_of, matrix, recipes, tensor, values};
 
 const VERIFY: &str = "verify q.safetensors --source in.safetensors";
 
@@ -57,7 +57,7 @@ fn every_recipe_usage_and_form_is_made_again() {
     let bench = Bench::new();
     bench.write("in.safetensors", &model());
     let usages = ["both", "rowwise", "columnwise"];
-    for (r, recipe) in RECIPES.into_iter().enumerate() {
+    for (r, recipe) in recipes().into_iter().enumerate() {
         for (f, form) in ["padded", "compact", "swizzled"].into_iter().enumerate() {
             let (usage, form) = (usages[(r + f) % 3], form_of(recipe, form));
             bench.done(&format!(

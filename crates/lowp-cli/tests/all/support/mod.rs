@@ -5,6 +5,7 @@
 #[cfg(unix)]
 pub(crate) mod hidden;
 
+use lowp_format::{AnyRecipe, Recipe};
 use safetensors::tensor::{Dtype, TensorView};
 use safetensors::{SafeTensors, serialize_to_file};
 use std::collections::HashMap;
@@ -244,17 +245,7 @@ pub(crate) fn form_of<'f>(recipe: &str, form: &'f str) -> &'f str {
 }
 
 /// Every quantizing recipe by name.
-pub(crate) const RECIPES: [&str; 12] = [
-    "fp8-delayed",
-    "fp8-current",
-    "fp8-rowwise",
-    "fp8-block",
-    "fp8-block-1d",
-    "mxfp8",
-    "mxfp8-2d",
-    "mxfp4",
-    "nvfp4-1d",
-    "nvfp4-2d",
-    "nvfp4-mxfp8",
-    "mxfp4-mxfp8",
-];
+pub(crate) fn recipes() -> Vec<&'static str> {
+    let recipes = AnyRecipe::low_precision().into_iter();
+    recipes.map(|recipe| recipe.name()).collect()
+}
