@@ -347,14 +347,19 @@ pub(crate) fn remove_replaced(folder: &Path) {
     }
 }
 
-/// Removes the checkpoints of `steps` in `folder`, which are in order, but for the `keep` last of them. One that cannot be removed,
+/// Removes the checkpoints of `steps` in `folder`, which are in order, but for the `keep` last that are whole, and what is newer. One that cannot be removed,
 /// because somebody reads it for example, is tried again after the next one, or by the next run under its hidden name.
-pub(crate) fn thin_out(folder: &Path, mut steps: Vec<u64>, keep: usize) {
+pub(crate) fn thin_out(
+    folder: &Path,
+    mut steps: Vec<u64>,
+    keep: usize,
+    is_whole: impl Fn(&Path) -> bool,
+) {
     let place = |step: u64| folder_of(folder, step);
     let whole = steps
         .iter()
         .copied()
-        .filter(|&step| is_checkpoint(&place(step)));
+        .filter(|&step| is_checkpoint(&place(step)) && is_whole(&place(step)));
     let Some(first) = whole.rev().nth(keep.saturating_sub(1)) else {
         return;
     };

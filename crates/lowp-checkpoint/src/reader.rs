@@ -139,7 +139,7 @@ impl Checkpoint {
         };
         let mut damaged = Vec::new();
         if let Err(error) = latest {
-            is_damage(error, &mut damaged)?;
+            leave_out(error, &mut damaged)?;
         }
         let older = last.map_or(before, |last| last.min(before));
         let older = steps(folder)?
@@ -152,7 +152,7 @@ impl Checkpoint {
             let Some(place) = place? else { continue };
             match whole(&place) {
                 Ok(checkpoint) => return Ok((checkpoint, damaged)),
-                Err(error) => is_damage(error, &mut damaged)?,
+                Err(error) => leave_out(error, &mut damaged)?,
             }
         }
         Err(damaged.into_iter().next().unwrap_or_else(|| {
@@ -457,15 +457,28 @@ impl Checkpoint {
     }
 }
 
-/// Adds an error which says that a checkpoint is not whole; it is returned if it says that it is of another version or cannot be read now.
-fn is_damage(
+/// Whether a file of the checkpoint `place` is missing, or of another length; not where that cannot be told now.
+pub(crate) fn lacks_files(place: &Path) -> bool {
+    let found = Checkpoint::open(place).and_then(|found| found.check_files());
+    found.is_err_and(|error| is_damage(&error))
+}
+
+/// Whether an error says that a checkpoint is not whole, and not that it is of another version or cannot be read now.
+fn is_damage(error: &CheckpointError) -> bool {
+    match error {
+        CheckpointError::Damaged { .. } | CheckpointError::NoCheckpoint { .. } => true,
+        CheckpointError::Io { why, .. } => why.kind() == ErrorKind::NotFound,
+        _ => false,
+    }
+}
+
+/// Adds an error of damage; any other is returned.
+fn leave_out(
     error: CheckpointError,
     damaged: &mut Vec<CheckpointError>,
 ) -> Result<(), CheckpointError> {
-    match &error {
-        CheckpointError::Damaged { .. } | CheckpointError::NoCheckpoint { .. } => {}
-        CheckpointError::Io { why, .. } if why.kind() == ErrorKind::NotFound => {}
-        _ => return Err(error),
+    if !is_damage(&error) {
+        return Err(error);
     }
     damaged.push(error);
     Ok(())

@@ -17,6 +17,7 @@ use crate::folder::{
 };
 use crate::index::{INDEX, Index, MAX_INDEX, check_about, checksum, file_name};
 use crate::list::{Table, Told, merge};
+use crate::reader::lacks_files;
 use crate::writer;
 use crate::writing::{FIRST_PAUSE, LONGEST_PAUSE, STALLED, Watch, Writing};
 use crate::{CheckpointError, Late, Piece};
@@ -411,7 +412,7 @@ impl Saver {
         let remove = move || {
             remove_replaced(&folder);
             if let Some(keep) = keep {
-                thin_out(&folder, steps, keep);
+                thin_out(&folder, steps, keep, |place| !lacks_files(place));
             }
         };
         // Where there is no thread for it, it is done after the next one.

@@ -110,3 +110,18 @@ fn what_is_left_of_a_removal_is_removed() {
     save(path, &[6], Some(3));
     assert_eq!(steps(path).expect("a folder"), [0, 4, 5, 6]);
 }
+
+/// A checkpoint that lacks a file is none of those that are kept.
+#[test]
+fn as_many_whole_ones_are_kept() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let path = folder.path();
+    save(path, &[1, 2, 3], None);
+    fs::remove_file(folder_of(path, 3).join("rank-00000.safetensors")).expect("a file");
+    save(path, &[4], Some(2));
+    assert_eq!(steps(path).expect("a folder"), [2, 3, 4]);
+    assert_eq!(newest(path), Ok((4, 0)));
+    // It goes with those that are as old.
+    save(path, &[5, 6], Some(2));
+    assert_eq!(steps(path).expect("a folder"), [5, 6]);
+}
