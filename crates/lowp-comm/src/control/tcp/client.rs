@@ -59,8 +59,10 @@ fn greet(launch: &Launch, mut stream: TcpStream) -> Result<Option<Connection>, C
     let fail = |e: io::Error| launch.error(format!("the connection to rank 0 failed: {e}"));
     let mut greeting = [0; GREETING.len()];
     stream.set_nodelay(true).map_err(fail)?;
-    stream.set_read_timeout(Some(GRACE)).map_err(fail)?;
     let patience = launch.limit.max(Duration::from_millis(1));
+    stream
+        .set_read_timeout(Some(GRACE.min(patience)))
+        .map_err(fail)?;
     stream.set_write_timeout(Some(patience)).map_err(fail)?;
     let spoken = stream
         .write_all(&GREETING)
