@@ -23,7 +23,7 @@ fn tensor(name: &str, shape: [usize; 2]) -> Vec<u8> {
 }
 
 /// The bytes of `block` of `whole`, a tensor of `shape`.
-fn cut(whole: &[u8], shape: [usize; 2], block: Block) -> Vec<u8> {
+pub(crate) fn cut(whole: &[u8], shape: [usize; 2], block: Block) -> Vec<u8> {
     let rows = block.start[0]..block.start[0] + block.shape[0];
     rows.flat_map(|row| {
         let from = row * shape[1] + block.start[1];
@@ -33,7 +33,7 @@ fn cut(whole: &[u8], shape: [usize; 2], block: Block) -> Vec<u8> {
 }
 
 /// The blocks that `ranks` ranks have of a tensor of `shape` which is cut along `axis`; some may be empty.
-fn shares(shape: [usize; 2], axis: usize, ranks: usize) -> Vec<Block> {
+pub(crate) fn shares(shape: [usize; 2], axis: usize, ranks: usize) -> Vec<Block> {
     let each = shape[axis].div_ceil(ranks);
     let share = |rank: usize| {
         let (start, end) = (
@@ -72,7 +72,7 @@ fn pieces(rank: usize, ranks: usize) -> Vec<Piece> {
 }
 
 /// Runs `f` as every rank of a world.
-fn world<T: Send>(
+pub(crate) fn world<T: Send>(
     ranks: usize,
     f: impl Fn(usize, Saver) -> T + Sync,
     folder: &Path,
@@ -131,39 +131,6 @@ proptest! {
             let block = Block { start, shape: shape_of };
             let read = checkpoint.read(name, Dtype::U8, shape, block).expect("a block");
             prop_assert_eq!(read, cut(&tensor(name, shape), shape, block));
-        }
-    }
-
-    /// Values of a matrix are the same, saved as it is or as one row.
-    #[test]
-    fn any_elements_of_any_form(rows in 1usize..6, cols in 1usize..9, ranks in 1usize..5, start: prop::sample::Index, end: prop::sample::Index) {
-        let folder = tempfile::tempdir().expect("a folder");
-        let len = rows * cols;
-        let values: Vec<f32> = (0..len).map(|i| i as f32).collect();
-        let bytes: Vec<u8> = values.iter().flat_map(|x| x.to_le_bytes()).collect();
-        let forms = [("matrix", [rows, cols], 0), ("tiles", [rows, cols], 1), ("row", [1, len], 1)];
-        let save = |rank: usize, mut saver: Saver| {
-            let pieces = forms.map(|(name, full, axis)| {
-                let wide = |[rows, cols]: [usize; 2]| [rows, 4 * cols];
-                let block = shares(full, axis, ranks)[rank];
-                let of = Block { start: wide(block.start), shape: wide(block.shape) };
-                let bytes = cut(&bytes, wide(full), of);
-                Piece { name: name.to_owned(), dtype: Dtype::F32, full, block, bytes }
-            });
-            saver.start(1, pieces.into(), json!({})).expect("a start");
-            saver.finish().expect("a checkpoint");
-        };
-        world(ranks, save, folder.path(), None);
-        let checkpoint = Checkpoint::latest(folder.path()).expect("a checkpoint");
-        let start = start.index(len + 1);
-        let elements = start..start + end.index(len - start + 1);
-        for (name, _, _) in forms {
-            let read = checkpoint.read_elements(name, [rows, cols], elements.clone());
-            prop_assert_eq!(&read.expect("values"), &values[elements.clone()], "{}", name);
-            for beyond in [0..len + 1, len..len + 1, 0..usize::MAX, usize::MAX - 1..usize::MAX] {
-                prop_assert!(checkpoint.read_elements(name, [rows, cols], beyond).is_err());
-            }
-            prop_assert!(checkpoint.read_elements(name, [rows + 1, cols], 0..1).is_err());
         }
     }
 

@@ -19,27 +19,8 @@ use kept::{Addition, Kept};
 pub use options::{GradBucketOptions, Reduction};
 pub use param::GradParam;
 use param::{Param, State, describe};
-pub use slabs::grad_slabs;
 use slabs::{Slab, Slabs};
-
-/// The buckets of gradients of `lens` elements, as ranges of the list: those that follow each other go together up to `most` elements.
-pub fn grad_bucket_ranges(lens: &[usize], most: usize) -> Vec<Range<usize>> {
-    let mut buckets: Vec<Range<usize>> = Vec::new();
-    let mut filled = 0;
-    for (at, &len) in lens.iter().enumerate() {
-        match buckets.last_mut() {
-            Some(last) if filled + len <= most => {
-                last.end = at + 1;
-                filled += len;
-            }
-            _ => {
-                buckets.push(at..at + 1);
-                filled = len;
-            }
-        }
-    }
-    buckets
-}
+pub use slabs::{grad_bucket_ranges, grad_slabs};
 
 /// Full gradients of a rank, in buckets. A bucket is reduced and scattered over the shard group as soon as backward has given
 /// it all gradients, on the communicator's stream, after the work that wrote them and beside the work that follows.

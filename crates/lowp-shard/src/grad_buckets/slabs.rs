@@ -1,11 +1,31 @@
-//! [`Slabs`]: memory that the buckets of gradients use in turn.
+//! Which gradients share a bucket, and [`Slabs`]: memory that buckets use in turn.
 
 use std::collections::VecDeque;
+use std::ops::Range;
 
 use lowp_kernels::{Backend, FloatDtype, Source};
 
 use crate::ShardError;
 use lowp_comm::Started;
+
+/// The buckets of gradients of `lens` elements, as ranges of the list: those that follow each other go together up to `most` elements.
+pub fn grad_bucket_ranges(lens: &[usize], most: usize) -> Vec<Range<usize>> {
+    let mut buckets: Vec<Range<usize>> = Vec::new();
+    let mut filled = 0;
+    for (at, &len) in lens.iter().enumerate() {
+        match buckets.last_mut() {
+            Some(last) if filled + len <= most => {
+                last.end = at + 1;
+                filled += len;
+            }
+            _ => {
+                buckets.push(at..at + 1);
+                filled = len;
+            }
+        }
+    }
+    buckets
+}
 
 /// The memory that buckets of `lens` elements use in turn: lengths, and slabs of each. Those up to `limit` have slabs of one length,
 /// and there are `at_once` of each length, or as many as there are buckets of it.
