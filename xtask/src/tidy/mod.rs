@@ -11,6 +11,9 @@ mod lints;
 mod recipe_names;
 mod violation;
 
+use std::panic::resume_unwind;
+use std::thread;
+
 use anyhow::{Result, bail};
 
 use crate::command::workspace_root;
@@ -31,7 +34,20 @@ const CHECKS: &[fn(&Tree) -> Vec<Violation>] = &[
 /// Prints every violation in the workspace and fails if there is one.
 pub(crate) fn tidy() -> Result<()> {
     let tree = Tree::load(&workspace_root()?)?;
-    let mut violations: Vec<Violation> = CHECKS.iter().flat_map(|check| check(&tree)).collect();
+    let mut violations: Vec<Violation> = thread::scope(|scope| {
+        let run = |check: &fn(&Tree) -> Vec<Violation>| {
+            scope.spawn({
+                let (check, tree) = (*check, &tree);
+                move || check(tree)
+            })
+        };
+        // All begin before the first is waited for.
+        let running: Vec<_> = CHECKS.iter().map(run).collect();
+        let found = running.into_iter().map(|check| check.join());
+        found
+            .flat_map(|found| found.unwrap_or_else(|panic| resume_unwind(panic)))
+            .collect()
+    });
     violations.sort();
     for violation in &violations {
         eprintln!("{violation}");

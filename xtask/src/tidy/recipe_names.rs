@@ -119,7 +119,10 @@ fn stems(tree: &Tree) -> Vec<String> {
 /// Names of recipes in a line: a type, a function or constant, or the text of a string.
 fn recipe_words<'a>(line: &'a str, stems: &[String]) -> impl Iterator<Item = &'a str> {
     line.split(|c: char| !(c.is_alphanumeric() || c == '_' || c == '-'))
-        .filter(|word| stems.iter().any(|stem| plain(word).contains(stem)))
+        .filter(|word| {
+            let word = plain(word);
+            stems.iter().any(|stem| word.contains(stem))
+        })
 }
 
 /// A word without its style: lower case, no `-`, no `_`.
