@@ -3,6 +3,7 @@
 use std::collections::HashMap;
 use std::fs::{self, File};
 use std::io::{Read, Seek, SeekFrom};
+use std::num::NonZeroU64;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -16,15 +17,25 @@ use crate::spans::of_rank;
 use crate::writer::{CHECKSUMS, ID, RANK, shape_in_file, stored};
 use crate::{Block, CheckpointError};
 
-/// Where the pieces of each tensor lie in a file, by its name.
-type Places = HashMap<String, Vec<Place>>;
+/// Where the pieces of a tensor begin in a file, behind its header, and the first of their checksums.
+type Start = (NonZeroU64, usize);
+
+/// A tensor: its name, and its number and that of its kind in the index.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Named<'a> {
+    pub(crate) name: &'a str,
+    pub(crate) number: usize,
+    pub(crate) kind: usize,
+}
 
 /// The file of a rank, whose header was read and fits the index.
 #[derive(Debug)]
 pub(crate) struct RankFile {
     path: PathBuf,
-    /// By tensor.
-    places: Places,
+    /// By the number of the tensor, of which the rank may have nothing.
+    starts: Vec<Option<Start>>,
+    /// The pieces of a tensor of each kind, and the bytes of each.
+    blocks: Vec<Vec<(Block, usize)>>,
     /// Of all chunks of all pieces, in the order of the file.
     checksums: Vec<u64>,
     /// Bytes that have one checksum.
@@ -69,15 +80,22 @@ impl RankFile {
     ) -> Result<(Self, File), CheckpointError> {
         check_length(path, index.files[rank].bytes)?;
         let mut file = File::open(path).map_err(CheckpointError::io(path, "open"))?;
-        let opened = Self::read_head(&mut file, (rank, held), index);
-        let (places, checksums) = opened.map_err(|why| CheckpointError::damaged(path, why))?;
+        let blocks = index.kinds.iter().map(|kind| {
+            let blocks = of_rank(&kind.spans, rank).into_iter();
+            let bytes = |block: Block| block.bytes(kind.dtype).unwrap_or(usize::MAX);
+            blocks.map(|block| (block, bytes(block))).collect()
+        });
+        let blocks: Vec<_> = blocks.collect();
+        let opened = Self::read_head(&mut file, (rank, held), index, &blocks);
+        let (starts, checksums) = opened.map_err(|why| CheckpointError::damaged(path, why))?;
         let chunk = match index.checksums {
             Some(_) => usize::MAX,
             None => CHUNK,
         };
         let opened = Self {
             path: path.to_owned(),
-            places,
+            starts,
+            blocks,
             checksums,
             chunk,
         };
@@ -88,7 +106,8 @@ impl RankFile {
         file: &mut File,
         (rank, held): (usize, Held),
         index: &Index,
-    ) -> Result<(Places, Vec<u64>), String> {
+        blocks: &[Vec<(Block, usize)>],
+    ) -> Result<(Vec<Option<Start>>, Vec<u64>), String> {
         let old = index.checksums.as_ref().map(|old| &old[rank]);
         let head = index.head_bytes(rank, held).ok_or("its length cannot be")?;
         let mut bytes = Vec::new();
@@ -138,11 +157,6 @@ impl RankFile {
         // Those without entries have no place; only version 1 has them.
         order.retain(|(_, info)| old.is_none() || !info.shape.contains(&0));
         order.sort_by_key(|(_, info)| info.data_offsets.0);
-        let blocks: Vec<Vec<Block>> = index
-            .kinds
-            .iter()
-            .map(|kind| of_rank(&kind.spans, rank))
-            .collect();
         let needed = index
             .tensors
             .values()
@@ -152,25 +166,24 @@ impl RankFile {
             return Err(format!("it has {} tensors of {needed}", order.len()));
         }
         let begin = (HEADER_LENGTH + header.len()) as u64;
-        let (mut places, mut next) = (HashMap::with_capacity(needed), 0);
+        let numbers = index.tensors.keys().enumerate();
+        let numbers: HashMap<&str, usize> = numbers
+            .map(|(number, name)| (name.as_str(), number))
+            .collect();
+        let (mut starts, mut next) = (vec![None; numbers.len()], 0);
         for (name, info) in order {
-            let Some(&number) = index.tensors.get(name) else {
+            let (Some(&kind), Some(&number)) = (index.tensors.get(name), numbers.get(&**name))
+            else {
                 return Err(format!("tensor '{name}' is not in the index"));
             };
-            let (kind, blocks) = (&index.kinds[number], &blocks[number]);
-            if info.dtype != stored(kind.dtype) || info.shape != shape_in_file(blocks) {
+            let (kind, blocks) = (&index.kinds[kind], &blocks[kind]);
+            let there: Vec<Block> = blocks.iter().map(|(block, _)| *block).collect();
+            if info.dtype != stored(kind.dtype) || info.shape != shape_in_file(&there) {
                 return Err(format!("tensor '{name}' has another shape or dtype"));
             }
-            let (mut at, mut of_tensor) = (info.data_offsets.0 as u64, Vec::new());
-            for &block in blocks {
-                let bytes = block.bytes(kind.dtype).unwrap_or(usize::MAX);
-                let (start, checksum) = (begin + at, next);
-                of_tensor.push(Place {
-                    block,
-                    start,
-                    bytes,
-                    checksum,
-                });
+            let mut at = info.data_offsets.0 as u64;
+            starts[number] = NonZeroU64::new(begin + at).map(|start| (start, next));
+            for &(_, bytes) in blocks {
                 at += bytes as u64;
                 match old {
                     Some(old) => {
@@ -184,27 +197,47 @@ impl RankFile {
             if at != info.data_offsets.1 as u64 || !fits {
                 return Err(format!("tensor '{name}' lies outside of it"));
             }
-            places.insert(name.clone(), of_tensor);
         }
         match sums.len() == next {
-            true => Ok((places, sums)),
+            true => Ok((starts, sums)),
             false => Err(format!("it has {} checksums of {next}", sums.len())),
         }
     }
 
-    /// The place of the piece `block` of tensor `name`.
-    pub(crate) fn place(&self, name: &str, block: Block) -> Result<Place, CheckpointError> {
-        let places = self.places.get(name).map_or(&[][..], Vec::as_slice);
-        let found = places.iter().find(|place| place.block == block);
-        found.copied().ok_or_else(|| {
-            CheckpointError::damaged(&self.path, format!("tensor '{name}' is missing"))
+    /// The places of the pieces of a tensor, in the order of the file.
+    fn places(&self, of: Named<'_>) -> impl Iterator<Item = Place> {
+        let start = self.starts[of.number].into_iter();
+        start.flat_map(move |(start, checksum)| {
+            let (mut start, mut checksum) = (start.get(), checksum);
+            self.blocks[of.kind].iter().map(move |&(block, bytes)| {
+                let place = Place {
+                    block,
+                    start,
+                    bytes,
+                    checksum,
+                };
+                start += bytes as u64;
+                checksum += bytes.div_ceil(self.chunk);
+                place
+            })
+        })
+    }
+
+    /// The place of the piece `block` of a tensor.
+    pub(crate) fn place(&self, of: Named<'_>, block: Block) -> Result<Place, CheckpointError> {
+        let found = self.places(of).find(|place| place.block == block);
+        found.ok_or_else(|| {
+            CheckpointError::damaged(&self.path, format!("tensor '{}' is missing", of.name))
         })
     }
 
     /// All pieces with the names of their tensors, in the order of the file.
-    pub(crate) fn all(&self) -> Vec<(&str, Place)> {
-        let places = self.places.iter();
-        let places = places.flat_map(|(name, all)| all.iter().map(|&place| (name.as_str(), place)));
+    pub(crate) fn all<'a>(&self, index: &'a Index) -> Vec<(&'a str, Place)> {
+        let tensors = index.tensors.iter().enumerate();
+        let places = tensors.flat_map(|(number, (name, &kind))| {
+            let places = self.places(Named { name, number, kind });
+            places.map(|place| (name.as_str(), place))
+        });
         let mut all: Vec<_> = places.collect();
         all.sort_by_key(|(_, place)| place.start);
         all

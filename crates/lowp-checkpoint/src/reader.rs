@@ -11,7 +11,7 @@ use serde_json::Value;
 
 use crate::folder::{is_checkpoint, latest, of_step, step_in, steps};
 use crate::index::{Held, INDEX, Index, Kind, MAX_INDEX, file_name};
-use crate::rank_file::{Handles, Place, RankFile, check_length};
+use crate::rank_file::{Handles, Named, Place, RankFile, check_length};
 use crate::spans::{meeting, pieces};
 use crate::{Block, CheckpointError, Dtype};
 
@@ -24,6 +24,8 @@ pub struct Checkpoint {
     folder: PathBuf,
     index: Index,
     held: Vec<Held>,
+    /// The number of each tensor in the index.
+    numbers: HashMap<String, usize>,
     state: Mutex<State>,
 }
 
@@ -192,10 +194,12 @@ impl Checkpoint {
         let index = Index::parse(&text, &path)?;
         let held = index.held();
         let held = held.map_err(|why| CheckpointError::damaged(&path, why))?;
+        let numbers = index.tensors.keys().cloned().zip(0..).collect();
         Ok(Self {
             folder: folder.to_owned(),
             index,
             held,
+            numbers,
             state: Mutex::default(),
         })
     }
@@ -292,8 +296,13 @@ impl Checkpoint {
         }
         // In the order of the files. All are opened before there is memory for what they should have.
         let mut places = Vec::new();
+        let named = Named {
+            name,
+            number: self.numbers[name],
+            kind: self.index.tensors[name],
+        };
         for (rank, piece) in meeting(&kind.spans, block) {
-            places.push((rank, self.file(rank)?.place(name, piece)?));
+            places.push((rank, self.file(rank)?.place(named, piece)?));
         }
         if let [(rank, place)] = places[..]
             && place.block == block
@@ -357,7 +366,7 @@ impl Checkpoint {
     pub fn verify_part(&self, part: usize, parts: usize) -> Result<(), CheckpointError> {
         for rank in (part..self.ranks()).step_by(parts.max(1)) {
             let (file, handle) = self.open_file(rank)?;
-            for (name, place) in file.all() {
+            for (name, place) in file.all(&self.index) {
                 let mut next = 0;
                 while next < file.bytes(place) {
                     let part = file.cover(place, next..next + 1);
