@@ -54,8 +54,8 @@ JSON of --model:
       parts              kept from forward to backward, with --reshard-after-forward N
       decoded            weights as f32, which products on a CPU read
       staged             beside full weights, with --sharding zero1
-      buckets            of full gradients: one at a time; with several micro-batches the full gradients
-                         and one bucket, unless --reduce-every-micro-batch
+      buckets            of full gradients: one at a time; with several micro-batches the full
+                         gradients and one bucket, unless --reduce-every-micro-batch
       variables, variable_state  full f32 copies; masters, moments and gradients of the own rows
   by_rank                min, mean and max over the ranks of a replica, of linear layers: bytes of
                          masters, moments, codes, scales and their total; sent_of_a_block: bytes
