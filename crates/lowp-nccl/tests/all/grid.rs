@@ -9,7 +9,8 @@
 //!
 //! Ranks are threads; with the feature `cuda` they are GPUs with NCCL, too, where there are two (see ranks.rs).
 
-use std::sync::Arc;
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use lowp_comm::{
@@ -94,9 +95,15 @@ struct Seen {
     steps: Vec<String>,
 }
 
-fn normal(seed: u64, n: usize) -> Vec<f32> {
-    let random = Philox::new(seed, 0);
-    (0..n as u64).map(|i| random.normal(i)).collect()
+/// `n` values of a seed. Kept: each rank of each place asks for the same, and to draw them takes longer than all else.
+fn normal(seed: u64, n: usize) -> Arc<[f32]> {
+    static KEPT: Mutex<BTreeMap<(u64, usize), Arc<[f32]>>> = Mutex::new(BTreeMap::new());
+    let mut kept = KEPT.lock().expect("no panic");
+    let draw = || {
+        let random = Philox::new(seed, 0);
+        (0..n as u64).map(|i| random.normal(i)).collect()
+    };
+    Arc::clone(kept.entry((seed, n)).or_insert_with(draw))
 }
 
 /// A rank's part of a gradient. The parts have few bits, so that their sum is exact in every order and the same for every
@@ -104,10 +111,10 @@ fn normal(seed: u64, n: usize) -> Vec<f32> {
 fn part(step: u64, number: usize, shape: Shape, [rank, world]: [usize; 2]) -> Vec<f32> {
     const UNIT: f32 = 1.0 / 16.0;
     let own = |rank: usize, i: usize| ((i + 3 * rank) % 5) as f32 * UNIT;
-    let total = normal(1000 * step + number as u64, shape.elements());
     let mut part: Vec<f32> = (0..shape.elements()).map(|i| own(rank, i)).collect();
     if rank == 0 {
-        for (i, (x, total)) in part.iter_mut().zip(total).enumerate() {
+        let total = normal(1000 * step + number as u64, shape.elements());
+        for (i, (x, total)) in part.iter_mut().zip(&*total).enumerate() {
             let others: f32 = (1..world).map(|rank| own(rank, i)).sum();
             *x = (total.clamp(-4.0, 4.0) / UNIT).round() * UNIT - others;
         }
