@@ -16,7 +16,7 @@ use serde_json::{Value, json};
 use crate::builder::{Begun, Builder};
 use crate::error::ModelError;
 use crate::saving::Saving;
-use crate::sharded_model::{ModelOptions, ShardedModel};
+use crate::sharded_model::{ModelOptions, ShardedModel, to_bytes};
 use crate::spec::{LinearSpec, VarSpec};
 use crate::tile_pieces::{TileLayout, read_values};
 
@@ -317,7 +317,7 @@ fn f32_piece(name: String, values: &[f32]) -> Piece {
         dtype: Dtype::F32,
         full: [1, values.len()],
         block: Block::whole([1, values.len()]),
-        ..bytes_piece(name, values.iter().flat_map(|x| x.to_le_bytes()).collect())
+        ..bytes_piece(name, to_bytes(values))
     }
 }
 

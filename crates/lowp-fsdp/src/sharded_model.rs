@@ -487,10 +487,9 @@ impl<B: Backend, R: Recipe> ShardedModel<B, R> {
         ranges: &[Range<usize>],
         own: &[f32],
     ) -> Result<Vec<f32>, ModelError> {
-        let to_bytes = |range: &Range<usize>| 4 * range.start..4 * range.end;
-        let ranges: Vec<Range<usize>> = ranges.iter().map(to_bytes).collect();
-        let bytes: Vec<u8> = own.iter().flat_map(|v| v.to_le_bytes()).collect();
-        let source = self.backend.upload(&bytes)?;
+        let in_bytes = |range: &Range<usize>| 4 * range.start..4 * range.end;
+        let ranges: Vec<Range<usize>> = ranges.iter().map(in_bytes).collect();
+        let source = self.backend.upload(&to_bytes(own))?;
         let dest = self
             .backend
             .alloc::<u8>(ranges.last().map_or(0, |r| r.end))?;
@@ -501,9 +500,7 @@ impl<B: Backend, R: Recipe> ShardedModel<B, R> {
         };
         let shard = &*self.mesh.shard;
         ordered(&self.backend, shard, || shard.all_gather(&[item]))?;
-        let bytes = self.backend.download(&dest)?;
-        let (words, _) = bytes.as_chunks::<4>();
-        Ok(words.iter().map(|&word| f32::from_le_bytes(word)).collect())
+        Ok(from_bytes(&self.backend.download(&dest)?))
     }
 
     /// The optimizer.
@@ -520,4 +517,18 @@ impl<B: Backend, R: Recipe> ShardedModel<B, R> {
     pub fn weight(&self, index: usize) -> Option<&Arc<ShardedWeight<B, R>>> {
         self.weights.get(index).map(|(_, weight)| weight)
     }
+}
+
+/// Little-endian. Like [`from_bytes`] without type parameters, so that it is compiled here, optimized.
+pub(crate) fn to_bytes(values: &[f32]) -> Vec<u8> {
+    let mut bytes = vec![0; 4 * values.len()];
+    for (word, value) in bytes.as_chunks_mut::<4>().0.iter_mut().zip(values) {
+        *word = value.to_le_bytes();
+    }
+    bytes
+}
+
+fn from_bytes(bytes: &[u8]) -> Vec<f32> {
+    let (words, _) = bytes.as_chunks::<4>();
+    words.iter().map(|&word| f32::from_le_bytes(word)).collect()
 }
