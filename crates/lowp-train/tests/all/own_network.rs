@@ -1,6 +1,6 @@
 //! The example: a run that was broken off and resumed is the unbroken one, to the bit.
 
-#[path = "../examples/own_network.rs"]
+#[path = "../../examples/own_network.rs"]
 mod own_network;
 
 use std::fs;

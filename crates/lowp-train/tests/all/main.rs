@@ -1,0 +1,4 @@
+//! The integration tests of this crate, one file per subject, linked once. `../model_memory.rs` counts what it allocates.
+
+mod other_ranks;
+mod own_network;
