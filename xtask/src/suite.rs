@@ -113,9 +113,12 @@ fn clippy() -> Result<()> {
 const TOKENIZE: &str = "lowp-cli/tokenize";
 
 /// The one example that tests start. Clippy checks the others, and a test is made of that of lowp-train.
-const RANKS: [&str; 2] = ["--example", "rank_loop"];
+const RANKS: &str = "rank_loop";
 
 fn tests(options: &Options, references: &References) -> Result<()> {
+    // By itself: the runners would build a test of it. The features are theirs, so that nothing is built twice.
+    let build = ["build", "--workspace", "--features", TOKENIZE];
+    run(cargo(&[&build[..], &["--example", RANKS]].concat())?)?;
     let mut command = if succeeds(cargo(&["nextest", "--version"])?) {
         let profile = if options.exhaustive {
             "exhaustive"
@@ -123,17 +126,13 @@ fn tests(options: &Options, references: &References) -> Result<()> {
             "default"
         };
         let mut nextest = cargo(&["nextest", "run", "--workspace", "--profile", profile])?;
-        nextest.args(["--lib", "--bins", "--tests"]).args(RANKS);
-        nextest.args(["--features", TOKENIZE]);
+        nextest.args(["--lib", "--bins", "--tests", "--features", TOKENIZE]);
         nextest.args(&options.filter);
         nextest
     } else {
         eprintln!(
             "cargo-nextest is not installed; using cargo test, which has no time limit per test"
         );
-        let mut ranks = cargo(&["build", "--workspace"])?;
-        ranks.args(RANKS);
-        run(ranks)?;
         let mut test = cargo(&[
             "test",
             "--workspace",
