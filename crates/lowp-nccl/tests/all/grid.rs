@@ -97,7 +97,8 @@ struct Seen {
 
 /// `n` values of a seed. Kept: each rank of each place asks for the same, and to draw them takes longer than all else.
 fn normal(seed: u64, n: usize) -> Arc<[f32]> {
-    static KEPT: Mutex<BTreeMap<(u64, usize), Arc<[f32]>>> = Mutex::new(BTreeMap::new());
+    type Values = BTreeMap<(u64, usize), Arc<[f32]>>;
+    static KEPT: Mutex<Values> = Mutex::new(BTreeMap::new());
     let mut kept = KEPT.lock().expect("no panic");
     let draw = || {
         let random = Philox::new(seed, 0);
