@@ -1,7 +1,7 @@
 //! The example: a run that was broken off and resumed is the unbroken one, to the bit.
 
 #[path = "../../examples/own_network.rs"]
-mod own_network;
+mod example;
 
 use std::fs;
 use std::path::Path;
@@ -11,19 +11,19 @@ use lowp_checkpoint::Checkpoint;
 /// The example says so itself.
 #[test]
 fn the_example_runs() {
-    own_network::main().expect("the example");
+    example::main().expect("the example");
 }
 
 #[test]
 fn a_resumed_run_is_the_unbroken_one() {
     let folder = tempfile::tempdir().expect("a folder");
     let [unbroken, broken] = ["unbroken", "broken"].map(|name| folder.path().join(name));
-    let all = own_network::train(&unbroken, 24).expect("a run");
+    let all = example::train(&unbroken, 24).expect("a run");
     assert_eq!(all.len(), 24);
     assert!(all[23] < 0.9 * all[0], "{all:?}");
-    let begun = own_network::train(&broken, 7).expect("a run");
+    let begun = example::train(&broken, 7).expect("a run");
     assert_eq!(begun, all[..7]);
-    assert_eq!(own_network::train(&broken, 24).expect("a run"), all);
+    assert_eq!(example::train(&broken, 24).expect("a run"), all);
     // Masters, moments, codes and scales, and the losses.
     let [unbroken, broken] = [unbroken, broken].map(|folder| saved(&folder));
     assert!(unbroken.iter().all(|bytes| bytes.len() > 1 << 13));
