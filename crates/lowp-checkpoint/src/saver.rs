@@ -18,7 +18,7 @@ use crate::folder::{
 use crate::index::{INDEX, Index, MAX_INDEX, check_about, checksum, file_name};
 use crate::list::{Table, Told, merge};
 use crate::reader::lacks_files;
-use crate::writer;
+use crate::writer::{self, Disk};
 use crate::writing::{FIRST_PAUSE, LONGEST_PAUSE, STALLED, Watch, Writing};
 use crate::{CheckpointError, Late, Piece};
 
@@ -31,14 +31,15 @@ const MAX_TABLES: u64 = MAX_INDEX;
 /// A rank that cannot write is an error on every rank, of the call that finds it: [`Saver::poll`] after the next step. What
 /// was saved before stays. A disk without room is such an error; a file larger than the process may write (`ulimit -f`) is one where the
 /// process ignores SIGXFSZ or handles it, as programs in Python do: the signal ends it otherwise. [`Saver::finish`] gives a checkpoint up of
-/// which no rank has written anything for half an hour, as on a network file system that does not answer.
+/// which no rank brings more to the disk for half an hour, as on a network file system that does not answer.
 #[derive(Debug)]
 pub struct Saver {
     control: Arc<dyn Control>,
     folder: PathBuf,
     keep: Option<usize>,
     writing: Option<Writing>,
-    /// How long nobody may write before a checkpoint is given up.
+    disk: Disk,
+    /// How long no file may grow on the disk before a checkpoint is given up.
     stalled: Duration,
     /// Removes old checkpoints, which takes as long as writing.
     removing: Option<JoinHandle<()>>,
@@ -73,6 +74,7 @@ impl Saver {
             folder: folder.to_owned(),
             keep: keep.map(|keep| keep.max(1)),
             writing: None,
+            disk: Disk::default(),
             stalled: STALLED,
             removing: None,
             lock: None,
@@ -160,10 +162,10 @@ impl Saver {
         let (rank, own) = (self.control.rank(), id.clone());
         let to = folder.clone();
         let written = Arc::new(AtomicU64::new(0));
-        let count = Arc::clone(&written);
+        let counted = (Arc::clone(&written), self.disk);
         let file = thread::Builder::new()
             .name("lowp-checkpoint".to_owned())
-            .spawn(move || writer::write(&to, rank, &own, pieces, count));
+            .spawn(move || writer::write(&to, rank, &own, pieces, counted));
         let file = file.map_err(CheckpointError::io(&self.folder, "start a thread for"));
         let (spawned, file) = match file {
             Ok(file) => (Ok(()), Some(file)),
@@ -204,7 +206,7 @@ impl Saver {
     /// Waits for the checkpoint that is being written, and returns its step. Collective.
     ///
     /// # Errors
-    /// As [`Saver::poll`]; or no rank has written anything for long.
+    /// As [`Saver::poll`]; or no rank brings more of it to the disk.
     pub fn finish(&mut self) -> Result<Option<u64>, CheckpointError> {
         // Ranks meet while they wait, so that one whose file takes long is not taken for one that is gone.
         let (mut pause, mut watch, mut stalled) = (FIRST_PAUSE, Watch::new(), false);
@@ -222,7 +224,7 @@ impl Saver {
         self.publish_written()
     }
 
-    /// How many ranks have not written their files, the bytes that all have written so far, and how many ranks would wait no longer, as this
+    /// How many ranks have not written their files, the bytes of all that are on the disk so far, and how many ranks would wait no longer, as this
     /// one if it is `stalled`; `None` if nothing is being written.
     fn progress(&self, stalled: bool) -> Result<Option<[f64; 3]>, CheckpointError> {
         let Some(writing) = &self.writing else {
@@ -243,7 +245,7 @@ impl Saver {
         let why = match open {
             0.0 => String::new(),
             _ => format!(
-                "{} is not on the disk after {bytes} written bytes, and no rank has written anything for {:?}; does its file system answer?",
+                "{} is not on the disk but for {bytes} bytes, and no file of any rank grew for {:?}; see whether its file system and its device answer, or save to another file system",
                 writing
                     .folder
                     .join(file_name(self.control.rank()))

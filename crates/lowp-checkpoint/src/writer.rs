@@ -118,17 +118,23 @@ pub(crate) fn write(
     rank: usize,
     id: &str,
     pieces: Vec<Piece<Late>>,
-    written: Arc<AtomicU64>,
+    (written, disk): (Arc<AtomicU64>, Disk),
 ) -> Result<(Told, Vec<u8>), CheckpointError> {
     let path = folder.join(file_name(rank));
     let (table, blocks) = table(&pieces);
     let head = Head::new(&path, (rank, id), &pieces)?;
     let length = head.length;
     let file = File::create(&path).map_err(CheckpointError::io(&path, "create"))?;
-    let mut file = BufWriter::with_capacity(1 << 20, Counted { file, written });
+    let counted = Counted {
+        file,
+        written,
+        disk,
+        unsynced: 0,
+    };
+    let mut file = BufWriter::with_capacity(1 << 20, counted);
     let checksum = head.write(&path, &mut file, pieces)?;
     let synced = file.into_inner().map_err(|error| error.into_error());
-    let synced = synced.and_then(|counted| counted.file.sync_all());
+    let synced = synced.and_then(|mut counted| counted.sync());
     synced.map_err(CheckpointError::write(&path, length))?;
     let table = table.to_bytes();
     let file = FileRecord {
@@ -138,16 +144,50 @@ pub(crate) fn write(
     Ok((Told::new(file, &table, blocks), table))
 }
 
-/// A file, and how many bytes were written to it so far.
+/// How a file is brought to the disk: in parts, so that bytes that are counted are there, and few wait in memory.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Disk {
+    /// Most bytes that are written before they are synced.
+    pub(crate) part: u64,
+    pub(crate) sync: fn(&File) -> io::Result<()>,
+}
+
+impl Default for Disk {
+    fn default() -> Self {
+        Self {
+            part: 1 << 30,
+            sync: File::sync_all,
+        }
+    }
+}
+
+/// A file, and how many bytes of it are on the disk so far.
 struct Counted {
     file: File,
     written: Arc<AtomicU64>,
+    disk: Disk,
+    unsynced: u64,
+}
+
+impl Counted {
+    fn sync(&mut self) -> io::Result<()> {
+        (self.disk.sync)(&self.file)?;
+        self.written.fetch_add(self.unsynced, Ordering::Relaxed);
+        self.unsynced = 0;
+        Ok(())
+    }
 }
 
 impl Write for Counted {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        let written = self.file.write(bytes)?;
-        self.written.fetch_add(written as u64, Ordering::Relaxed);
+        // Before anything is written: a call that a signal interrupts is made again with the same bytes.
+        if self.unsynced >= self.disk.part {
+            self.sync()?;
+        }
+        let room = self.disk.part - self.unsynced;
+        let len = bytes.len().min(usize::try_from(room).unwrap_or(usize::MAX));
+        let written = self.file.write(&bytes[..len])?;
+        self.unsynced += written as u64;
         Ok(written)
     }
 

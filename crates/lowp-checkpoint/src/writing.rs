@@ -15,7 +15,8 @@ use crate::list::Told;
 pub(crate) const FIRST_PAUSE: Duration = Duration::from_millis(5);
 pub(crate) const LONGEST_PAUSE: Duration = Duration::from_secs(1);
 
-/// A checkpoint of which nobody has written anything for so long is given up: what was written may take minutes to be on the disk.
+/// A checkpoint of which no more comes to the disk for so long is given up. A part of a file ([`Disk`](crate::writer::Disk)) takes minutes
+/// at most where a file system answers.
 pub(crate) const STALLED: Duration = Duration::from_secs(1800);
 
 /// A checkpoint on its way to the disk.
@@ -25,7 +26,7 @@ pub(crate) struct Writing {
     pub(crate) id: String,
     pub(crate) folder: PathBuf,
     pub(crate) about: Value,
-    /// Bytes of the file that were written so far.
+    /// Bytes of the file that are on the disk so far.
     pub(crate) written: Arc<AtomicU64>,
     pub(crate) file: JoinHandle<Result<(Told, Vec<u8>), CheckpointError>>,
 }
@@ -53,7 +54,7 @@ impl Watch {
 }
 
 impl Writing {
-    /// Whether the file is not done, as a number, and the bytes of it so far.
+    /// Whether the file is not done, as a number, and the bytes of it that are on the disk.
     pub(crate) fn state(&self) -> [f64; 2] {
         let open = f64::from(!self.file.is_finished());
         [open, self.written.load(Ordering::Relaxed) as f64]

@@ -436,3 +436,43 @@ fn a_saver_ends_though_its_file_is_never_written() {
     drop(saver);
     drop(send);
 }
+
+thread_local! {
+    /// Bytes of the file of this thread that are on a slow disk.
+    static ON_DISK: std::cell::Cell<u64> = const { std::cell::Cell::new(0) };
+}
+
+/// Two milliseconds for every byte that is new.
+fn sync_slowly(file: &File) -> std::io::Result<()> {
+    let length = file.metadata()?.len();
+    thread::sleep(Duration::from_millis(
+        2 * (length - ON_DISK.replace(length)),
+    ));
+    file.sync_all()
+}
+
+/// A slow disk is no reason to give a checkpoint up, as long as bytes come to it; one that is silent for as long is.
+#[test]
+fn a_disk_that_is_slow_is_waited_for() {
+    let save = |part| {
+        let folder = tempfile::tempdir().expect("a folder");
+        let control = threads(1, PATIENCE).swap_remove(0);
+        let mut saver = Saver::new(control, folder.path(), None).expect("a folder");
+        saver.stalled = Duration::from_millis(200);
+        saver.disk = Disk {
+            part,
+            sync: sync_slowly,
+        };
+        saver.start(1, pieces(1, 0, 1), json!({})).expect("a start");
+        let length = saver.finish().map(|_| {
+            let file = folder_of(folder.path(), 1).join(file_name(0));
+            Duration::from_millis(2 * fs::metadata(file).expect("a file").len())
+        });
+        (length, saver.stalled)
+    };
+    let (took, stalled) = save(32);
+    assert!(took.expect("a checkpoint") > stalled);
+    let (silent, _) = save(u64::MAX);
+    let error = silent.expect_err("no byte on the disk").to_string();
+    assert!(error.contains("but for 0 bytes"), "{error}");
+}
