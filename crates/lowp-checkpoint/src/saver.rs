@@ -19,7 +19,7 @@ use crate::index::{INDEX, Index, MAX_INDEX, check_about, checksum, file_name};
 use crate::list::{Table, Told, merge};
 use crate::reader::lacks_files;
 use crate::writer::{self, Disk};
-use crate::writing::{FIRST_PAUSE, LONGEST_PAUSE, STALLED, Watch, Writing};
+use crate::writing::{FIRST_PAUSE, LONGEST_PAUSE, STALLED, Watch, Writing, wait};
 use crate::{CheckpointError, Late, Piece};
 
 /// Most bytes of the lists of tensors that the first rank has in memory.
@@ -43,6 +43,8 @@ pub struct Saver {
     stalled: Duration,
     /// Removes old checkpoints, which takes as long as writing.
     removing: Option<JoinHandle<()>>,
+    /// The step after which removals were due and none has begun since.
+    due: Option<u64>,
     /// Held by the first rank: one run at a time saves to a folder. On a file system without locks runs do not disturb each other.
     lock: Option<File>,
     /// Steps whose checkpoints are this run's, and those that it found where it is alone. Of the first rank.
@@ -77,6 +79,7 @@ impl Saver {
             disk: Disk::default(),
             stalled: STALLED,
             removing: None,
+            due: None,
             lock: None,
             own: BTreeSet::new(),
         };
@@ -171,22 +174,23 @@ impl Saver {
             Ok(file) => (Ok(()), Some(file)),
             Err(error) => (Err(error), None),
         };
-        if let Err(error) = self.agree_on("beginning a checkpoint", Some(step), spawned) {
-            // A rank could start no thread. That of this one is not left behind, as in `drop`.
-            if let Some(file) = file {
-                drop(file.join());
-            }
-            self.give_up(&folder);
-            return Err(error);
-        }
-        self.writing = file.map(|file| Writing {
+        let writing = file.map(|file| Writing {
             step,
             id,
-            folder,
+            folder: folder.clone(),
             about,
             written,
             file,
         });
+        if let Err(error) = self.agree_on("beginning a checkpoint", Some(step), spawned) {
+            // A rank could start no thread. That of this one is not left behind, as in `drop`.
+            if let Some(writing) = writing {
+                writing.wait(self.stalled);
+            }
+            self.give_up(&folder);
+            return Err(error);
+        }
+        self.writing = writing;
         Ok(())
     }
 
@@ -402,12 +406,16 @@ impl Saver {
         publish(&self.folder, unfinished, (&index.id, step))
     }
 
-    /// Removes what the checkpoint of `step` replaced, and those that are not kept.
+    /// Begins to remove what the checkpoint of `step` replaced, and those that are not kept. Where earlier removals are under way, or no
+    /// thread can be started, it is done after the next checkpoint or at the end.
     fn remove_old(&mut self, step: u64) {
         if self.control.rank() != 0 {
             return;
         }
-        self.wait_for_removals();
+        self.due = Some(step);
+        if self.is_removing() {
+            return;
+        }
         let (folder, keep) = (self.folder.clone(), self.keep);
         self.own.retain(|&own| folder_of(&folder, own).exists());
         let steps = self.own.range(..=step).copied().collect();
@@ -417,8 +425,10 @@ impl Saver {
                 thin_out(&folder, steps, keep, |place| !lacks_files(place));
             }
         };
-        // Where there is no thread for it, it is done after the next one.
         self.removing = thread::Builder::new().spawn(remove).ok();
+        if self.removing.is_some() {
+            self.due = None;
+        }
     }
 
     /// Removes what was written into `unfinished`, all files of which are closed: a disk that is full has their room again.
@@ -429,10 +439,14 @@ impl Saver {
         }
     }
 
-    fn wait_for_removals(&mut self) {
-        if let Some(removing) = self.removing.take() {
-            // What could not be removed is tried again.
-            drop(removing.join());
+    fn is_removing(&self) -> bool {
+        self.removing.as_ref().is_some_and(|it| !it.is_finished())
+    }
+
+    /// What is not removed within the limit, or cannot be, is left to the next run.
+    fn wait_for_removals(&self) {
+        if let Some(removing) = &self.removing {
+            wait(removing, || [0.0; 2], self.stalled);
         }
     }
 
@@ -472,6 +486,12 @@ impl Drop for Saver {
             writing.wait(self.stalled);
         }
         self.wait_for_removals();
+        if let Some(step) = self.due
+            && !self.is_removing()
+        {
+            self.remove_old(step);
+            self.wait_for_removals();
+        }
     }
 }
 

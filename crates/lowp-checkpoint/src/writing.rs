@@ -60,16 +60,17 @@ impl Writing {
         [open, self.written.load(Ordering::Relaxed) as f64]
     }
 
-    /// Waits for the thread until it ends, or has written nothing for `limit`.
+    /// Waits for the file until it is done, or has not grown for `limit`.
     pub(crate) fn wait(self, limit: Duration) {
-        let (mut pause, mut watch) = (FIRST_PAUSE, Watch::new());
-        while !self.file.is_finished() {
-            if watch.is_stalled(self.state(), limit) {
-                return;
-            }
-            thread::sleep(pause);
-            pause = (pause + pause / 4).min(LONGEST_PAUSE);
-        }
-        drop(self.file.join());
+        wait(&self.file, || self.state(), limit);
+    }
+}
+
+/// Waits for `thread` until it ends, or its `state` has been the same for `limit`.
+pub(crate) fn wait<T>(thread: &JoinHandle<T>, state: impl Fn() -> [f64; 2], limit: Duration) {
+    let (mut pause, mut watch) = (FIRST_PAUSE, Watch::new());
+    while !thread.is_finished() && !watch.is_stalled(state(), limit) {
+        thread::sleep(pause);
+        pause = (pause + pause / 4).min(LONGEST_PAUSE);
     }
 }

@@ -437,6 +437,39 @@ fn a_saver_ends_though_its_file_is_never_written() {
     drop(send);
 }
 
+/// Saves three steps and keeps one, where `removals` are under way; what is there after the saver has ended.
+fn save_beside(removals: impl FnOnce() + Send + 'static) -> Vec<u64> {
+    let folder = tempfile::tempdir().expect("a folder");
+    let control = threads(1, PATIENCE).swap_remove(0);
+    let mut saver = Saver::new(control, folder.path(), Some(1)).expect("a folder");
+    saver.stalled = Duration::from_millis(400);
+    saver.removing = Some(thread::spawn(removals));
+    for step in 1..=3 {
+        let started = saver.start(step, pieces(1, 0, 1), json!({}));
+        let saved = started.and_then(|()| saver.finish());
+        assert_eq!(saved.expect("a checkpoint"), Some(step));
+    }
+    drop(saver);
+    steps(folder.path()).expect("a folder")
+}
+
+/// Removals that are slow are followed by those that were due meanwhile; those that never end keep neither a checkpoint nor the end waiting.
+#[test]
+fn nobody_waits_for_removals_without_end() {
+    assert_eq!(save_beside(|| ()), [3]);
+    let ended = Arc::new(AtomicUsize::new(0));
+    let count = Arc::clone(&ended);
+    // Far longer than the limit of a wait.
+    let slow = move || {
+        thread::sleep(Duration::from_secs(5));
+        count.fetch_add(1, Ordering::Relaxed);
+    };
+    assert_eq!(save_beside(slow), [1, 2, 3]);
+    assert_eq!(ended.load(Ordering::Relaxed), 0, "it was waited for");
+    let slow = || thread::sleep(Duration::from_millis(100));
+    assert_eq!(save_beside(slow), [3]);
+}
+
 thread_local! {
     /// Bytes of the file of this thread that are on a slow disk.
     static ON_DISK: std::cell::Cell<u64> = const { std::cell::Cell::new(0) };
