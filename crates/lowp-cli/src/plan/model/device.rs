@@ -51,9 +51,8 @@ pub(super) fn network(
 
 /// What a plan for GPUs takes for granted.
 pub(super) fn note(model: &Model) -> String {
-    match model.sizes {
-        Some(_) => "products and attention are those of Hopper (sm_90): other GPUs multiply other codes, and decode other operands",
-        None => "activations are left out: they are planned for the networks that `lowp train` runs on GPUs",
+    match &model.unplanned {
+        Some(why) => format!("activations are left out, as `lowp train` does not run this network on GPUs: {why}"),
+        None => "products and attention are those of Hopper (sm_90): other GPUs multiply other codes, and decode other operands".to_owned(),
     }
-    .to_owned()
 }

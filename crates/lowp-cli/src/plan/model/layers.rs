@@ -15,6 +15,8 @@ pub(super) struct Model {
     pub(super) shapes: ModelShapes,
     /// Of a network that `lowp train` runs on GPUs.
     pub(super) sizes: Option<Sizes>,
+    /// Why `lowp train` runs no such network on GPUs.
+    pub(super) unplanned: Option<String>,
     /// What the plan takes for granted.
     pub(super) notes: Vec<String>,
 }
@@ -29,6 +31,7 @@ impl Model {
             blocks: sizes.layers,
             shapes,
             sizes: Some(sizes.sizes()),
+            unplanned: None,
             notes: Vec::new(),
         })
     }
@@ -66,6 +69,7 @@ impl From<HubModel> for Model {
             blocks,
             shapes,
             sizes: None,
+            unplanned: None,
             notes,
         }
     }

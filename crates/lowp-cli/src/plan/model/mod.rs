@@ -194,14 +194,20 @@ fn model(args: &Args) -> Result<Model, UsageError> {
         )));
     }
     let json = read_json("--model", &file)?;
-    let network = match on_gpus {
-        true => Some(GptConfig::of_hub(&file, &json, args.sizes.seq)),
-        false => None,
-    };
-    let whole = HubModel::new(source, json).map_err(|error| UsageError::new(error.to_string()));
+    let network = on_gpus.then(|| {
+        let network = GptConfig::of_hub(&file, &json, args.sizes.seq);
+        let network = network.map_err(|error| error.to_string())?;
+        network.sizes().check().map(|()| network)
+    });
+    let whole = |json| HubModel::new(source, json).map_err(|e| UsageError::new(e.to_string()));
     match network {
-        Some(Ok(network)) if network.sizes().check().is_ok() => Model::of_sizes(source, network),
-        _ => whole.map(Model::from),
+        Some(Ok(network)) => Model::of_sizes(source, network),
+        Some(Err(error)) if args.sizes.seq.is_some() => Err(UsageError::new(error)),
+        Some(Err(error)) => Ok(Model {
+            unplanned: Some(error),
+            ..whole(json)?.into()
+        }),
+        None => whole(json).map(Model::from),
     }
 }
 

@@ -389,11 +389,14 @@ fn what_a_gpu_holds_is_the_sum_of_its_parts() {
 #[test]
 fn tables_of_gpus() {
     let (dir, _) = file("llama.json", &llama());
+    fs::write(dir.path().join("experts.json"), experts().to_string()).expect("a file");
     let plans = [
         "--model 1b --vocab 32768 --world-size 8 --device cuda --batch 128",
         "--model 350m --arch llama --world-size 2 --device cuda --recipe fp8-current --recompute --accumulate 2",
         "--model 125m --world-size 4 --device cuda --sharding zero1 --no-cudnn --recipe nvfp4-2d",
         "--model llama.json --world-size 8 --device cuda --seq 256",
+        "--model experts.json --world-size 8 --device cuda",
+        "--model experts.json --world-size 8 --device cuda --seq 256",
         "--model 125m --world-size 2 --device cuda --recipe fp8-current --json",
         "--model 10m --world-size 5 --device cuda",
         "--model 10m --world-size 2 --device cuda --batch 0",
@@ -424,8 +427,8 @@ fn plans_of_many_ranks_are_ready_at_once() {
             plan["wire_bytes_per_step"].as_f64() > Some(1e11),
             "{options}"
         );
-        // A second where nothing else runs.
-        assert!(begun.elapsed() < Duration::from_secs(5), "{options}");
+        // One or two seconds where nothing else runs, and minutes where time grows with the square of the ranks.
+        assert!(begun.elapsed() < Duration::from_secs(20), "{options}");
     }
 }
 
