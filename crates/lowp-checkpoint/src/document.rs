@@ -20,6 +20,16 @@ struct Document<'a> {
     index: &'a RawValue,
 }
 
+impl Document<'_> {
+    /// The index in `text` if it is one of today, whatever the version.
+    fn index_of_today(text: &str) -> Option<Index> {
+        let document: Document<'_> = serde_json::from_str(text).ok()?;
+        let index = document.index.get();
+        let same = checksum(index.as_bytes()) == document.checksum;
+        same.then(|| serde_json::from_str(index).ok())?
+    }
+}
+
 /// The version, whatever else a file has.
 #[derive(Debug, Deserialize)]
 struct Version {
@@ -43,6 +53,12 @@ impl Index {
         let json = |error: serde_json::Error| damaged(format!("it is no index: {error}"));
         let Version { version } = serde_json::from_str(text).map_err(json)?;
         if !(1..=VERSION).contains(&version) {
+            let found = Document::index_of_today(text);
+            if found.is_some_and(|index| index.check().is_ok()) {
+                return Err(damaged(format!(
+                    "it has version {version}, and the index of version {VERSION}"
+                )));
+            }
             let why = format!(
                 "the checkpoint has version {version}, but this program reads versions 1 to {VERSION}; use the program that wrote it"
             );

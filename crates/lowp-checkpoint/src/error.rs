@@ -164,6 +164,15 @@ impl CheckpointError {
         ))
     }
 
+    /// Whether a checkpoint is not whole, and not that it is of another version or cannot be read now.
+    pub fn is_damage(&self) -> bool {
+        match self {
+            Self::Damaged { .. } | Self::NoCheckpoint { .. } => true,
+            Self::Io { why, .. } => why.kind() == ErrorKind::NotFound,
+            _ => false,
+        }
+    }
+
     pub(crate) fn other(path: &Path, why: String) -> Self {
         let path = path.to_owned();
         Self::Other { path, why }

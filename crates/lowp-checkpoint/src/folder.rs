@@ -306,7 +306,7 @@ pub(crate) fn publish(
     sync(from)?;
     let before = replaced(folder, step);
     let replaces = to.exists();
-    if replaces && !is_checkpoint(&to) {
+    if replaces && !was_checkpoint(&to) {
         let why = "it is no checkpoint and stands where one is to be saved; move it away";
         return Err(CheckpointError::io(&to, "replace")(std::io::Error::other(
             why,
@@ -370,6 +370,11 @@ pub(crate) fn thin_out(
         let named = remove(&hidden).is_ok() && fs::rename(&from, &hidden).is_ok();
         drop(remove(if named { &hidden } else { &from }));
     }
+}
+
+/// Whether `folder` is a checkpoint, or what damage left of one: whatever has the name of its index, or files of ranks alone.
+fn was_checkpoint(folder: &Path) -> bool {
+    fs::symlink_metadata(folder.join(INDEX)).is_ok() || is_rest(folder)
 }
 
 /// Whether `folder` has files of ranks alone: the index is removed first.

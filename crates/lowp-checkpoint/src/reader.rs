@@ -469,16 +469,7 @@ impl Checkpoint {
 /// Whether a file of the checkpoint `place` is missing, or of another length; not where that cannot be told now.
 pub(crate) fn lacks_files(place: &Path) -> bool {
     let found = Checkpoint::open(place).and_then(|found| found.check_files());
-    found.is_err_and(|error| is_damage(&error))
-}
-
-/// Whether an error says that a checkpoint is not whole, and not that it is of another version or cannot be read now.
-fn is_damage(error: &CheckpointError) -> bool {
-    match error {
-        CheckpointError::Damaged { .. } | CheckpointError::NoCheckpoint { .. } => true,
-        CheckpointError::Io { why, .. } => why.kind() == ErrorKind::NotFound,
-        _ => false,
-    }
+    found.is_err_and(|error| error.is_damage())
 }
 
 /// Adds an error of damage; any other is returned.
@@ -486,7 +477,7 @@ fn leave_out(
     error: CheckpointError,
     damaged: &mut Vec<CheckpointError>,
 ) -> Result<(), CheckpointError> {
-    if !is_damage(&error) {
+    if !error.is_damage() {
         return Err(error);
     }
     damaged.push(error);

@@ -36,32 +36,83 @@ fn newest(folder: &Path) -> Result<(u64, usize), String> {
     found.map(|(checkpoint, damaged)| (checkpoint.step(), damaged.len()))
 }
 
-/// A bit of the index or of `latest`.
+/// The newest whole checkpoint for each bit of a sample of `file` that is flipped.
+fn flipped(path: &Path, file: &Path) -> Vec<(usize, Result<(u64, usize), String>)> {
+    let whole = fs::read(file).expect("a file");
+    // Every bit of a byte in some byte.
+    let bits = (0..8 * whole.len()).step_by(13);
+    let found = bits.map(|bit| {
+        let mut flipped = whole.clone();
+        flipped[bit / 8] ^= 1 << (bit % 8);
+        fs::write(file, flipped).expect("a file");
+        (bit, newest(path))
+    });
+    let found = found.collect();
+    fs::write(file, whole).expect("a file");
+    found
+}
+
+/// Whatever the bit, the checkpoint is left out.
 #[test]
-fn a_flipped_bit_costs_one_checkpoint() {
+fn a_flipped_bit_of_an_index_costs_its_checkpoint() {
     let folder = tempfile::tempdir().expect("a folder");
     let path = folder.path();
     save(path, &[1, 2], None);
-    for file in [folder_of(path, 2).join("index.json"), path.join("latest")] {
-        let whole = fs::read(&file).expect("a file");
-        // Every bit of a byte in some byte.
-        for bit in (0..8 * whole.len()).step_by(13) {
-            let mut flipped = whole.clone();
-            flipped[bit / 8] ^= 1 << (bit % 8);
-            fs::write(&file, flipped).expect("a file");
-            match newest(path) {
-                // Space for space, or the name of the checkpoint before, is no damage.
-                Ok(found) => assert!(
-                    [(2, 0), (2, 1), (1, 0), (1, 1)].contains(&found),
-                    "{found:?}"
-                ),
-                // A version is told apart from damage.
-                Err(why) => assert!(why.contains("version"), "bit {bit} of {file:?}: {why}"),
-            }
-        }
-        fs::write(&file, whole).expect("a file");
+    let index = folder_of(path, 2).join("index.json");
+    let text = fs::read_to_string(&index).expect("a file");
+    let end = 8 * (text.len() - 1);
+    for (bit, found) in flipped(path, &index) {
+        // The line may end in any space.
+        let space = bit >= end && found == Ok((2, 0));
+        assert!(found == Ok((1, 1)) || space, "bit {bit}: {found:?}");
+    }
+    // The digit of the version, in every bit.
+    let digit = text.find(':').expect("a field") + 1;
+    assert!(text.starts_with("{\"version\":2,"), "{text}");
+    for bit in 0..8 {
+        let mut bytes = text.clone().into_bytes();
+        bytes[digit] ^= 1 << bit;
+        fs::write(&index, bytes).expect("a file");
+        assert_eq!(newest(path), Ok((1, 1)), "bit {bit}");
+    }
+    // A later version is no damage.
+    let later = text.replace("\"version\":2", "\"version\":3");
+    fs::write(&index, later.replace("\"kinds\"", "\"forms\"")).expect("a file");
+    let error = newest(path).expect_err("another version");
+    assert!(error.contains("version 3"), "{error}");
+}
+
+/// The name of another checkpoint is no damage.
+#[test]
+fn a_flipped_bit_of_latest_costs_no_checkpoint() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let path = folder.path();
+    save(path, &[1, 2], None);
+    for (bit, found) in flipped(path, &path.join("latest")) {
+        assert!(matches!(found, Ok((2, 0 | 1))), "bit {bit}: {found:?}");
     }
     assert_eq!(newest(path), Ok((2, 0)));
+}
+
+/// A run that goes on from the checkpoint before saves the damaged one again.
+#[test]
+fn a_damaged_checkpoint_is_saved_again() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let path = folder.path();
+    save(path, &[1, 2, 3, 4], None);
+    let index = |step| folder_of(path, step).join("index.json");
+    fs::remove_file(index(2)).expect("a file");
+    fs::remove_file(index(3)).expect("a file");
+    fs::create_dir(index(3)).expect("a folder");
+    fs::write(index(4), "").expect("a file");
+    assert_eq!(newest(path), Ok((1, 2)));
+    save(path, &[2, 3, 4], None);
+    assert_eq!(newest(path), Ok((4, 0)));
+    for step in 1..=4 {
+        let checkpoint = Checkpoint::of_step(path, step).expect("a checkpoint");
+        checkpoint.check_files().expect("its files");
+    }
+    assert_eq!(steps(path).expect("a folder"), [1, 2, 3, 4]);
 }
 
 /// A pipe without a writer would be read forever.
@@ -109,6 +160,19 @@ fn what_is_left_of_a_removal_is_removed() {
     fs::remove_file(folder_of(path, 4).join("index.json")).expect("a file");
     save(path, &[6], Some(3));
     assert_eq!(steps(path).expect("a folder"), [0, 4, 5, 6]);
+}
+
+/// Also where it is seen late: a file that was removed after the checkpoint was opened.
+#[test]
+fn a_missing_file_is_damage() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let path = folder.path();
+    save(path, &[1], None);
+    let checkpoint = Checkpoint::latest(path).expect("a checkpoint");
+    checkpoint.check_files().expect("its files");
+    fs::remove_file(folder_of(path, 1).join("rank-00000.safetensors")).expect("a file");
+    let error = checkpoint.verify_part(0, 1).expect_err("no file");
+    assert!(error.is_damage(), "{error}");
 }
 
 /// A checkpoint that lacks a file is none of those that are kept.

@@ -205,7 +205,8 @@ fn damaged_checkpoints_say_how() {
         ("the checkpoint has version 3", |folder| {
             let path = &files(folder, 1)[0];
             let text = fs::read_to_string(path).expect("an index");
-            fs::write(path, text.replace("\"version\":2", "\"version\":3")).expect("a file");
+            let newer = text.replace("\"version\":2", "\"version\":3");
+            fs::write(path, newer.replace("\"kinds\"", "\"forms\"")).expect("a file");
         }),
         ("its checksum is another one", |folder| {
             let path = &files(folder, 1)[0];
@@ -418,6 +419,7 @@ fn the_newest_whole_checkpoint_is_found() {
     assert!(other.contains("no checkpoint of step 3"), "{other}");
     let index = fs::read_to_string(&files(path, 1)[0]).expect("an index");
     let newer = index.replace("\"version\":2", "\"version\":3");
+    let newer = newer.replace("\"kinds\"", "\"forms\"");
     fs::write(&files(path, 1)[0], newer).expect("a file");
     let error = newest().expect_err("a newer version").to_string();
     assert!(error.contains("has version 3"), "{error}");
