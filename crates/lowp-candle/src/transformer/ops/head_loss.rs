@@ -152,6 +152,11 @@ impl CustomOp2 for HeadLoss {
         };
         let take = |state| Ok::<_, candle_core::Error>(mem::take(&mut *saved(state, self.name())?));
         let mut gradients = [take(of_x)?, take(of_w)?];
+        if gradients[0].len() != x.elem_count() || gradients[1].len() != w.elem_count() {
+            candle_core::bail!(
+                "head_loss: its gradients were taken; run forward again before a second backward"
+            );
+        }
         if g != 1.0 {
             gradients.iter_mut().flatten().for_each(|value| *value *= g);
         }

@@ -138,6 +138,16 @@ fn head_loss() -> Result<()> {
     })
 }
 
+#[test]
+fn gradients_of_a_loss_are_taken_once() -> Result<()> {
+    let (x, w) = (var(&[4, 5], 0)?, var(&[6, 5], 1)?);
+    let loss = x.apply_op2(&w, loss(&Arc::from([0u32, 5, 1, 2]), 0.0, 12))?;
+    loss.backward()?;
+    let error = loss.backward().expect_err("taken").to_string();
+    assert!(error.contains("gradients were taken"), "{error}");
+    Ok(())
+}
+
 /// The loss of targets out of a vocabulary of 6, with at most `logits` logits at a time.
 fn loss(targets: &Arc<[u32]>, z_loss: f32, logits: usize) -> HeadLoss {
     let options = LossOptions {
