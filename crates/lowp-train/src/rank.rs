@@ -272,7 +272,7 @@ where
             let checkpoint = found.checkpoint();
             let damage = match checkpoint.verify_part(self.rank, comm.world_size()) {
                 Ok(()) => String::new(),
-                Err(damage @ CheckpointError::Damaged { .. }) => damage.to_string(),
+                Err(damage) if damage.is_damage() => damage.to_string(),
                 Err(error) => return Err(error.into()),
             };
             let mut damaged = [f64::from(!damage.is_empty())];
