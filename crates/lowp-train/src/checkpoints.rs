@@ -123,6 +123,16 @@ impl Checkpoints {
         regular || done == last
     }
 
+    /// The step by which a run of `steps` steps has a checkpoint, if it saves: the second one is written when the first is published.
+    pub(crate) fn saved_by(&self, steps: usize) -> Option<usize> {
+        self.save.as_ref()?;
+        let last = self.last_step(steps);
+        Some(
+            self.save_every
+                .map_or(last, |every| last.min(2 * every + 1)),
+        )
+    }
+
     /// The folder that `run` resumes from; `None` if it starts at step 0.
     ///
     /// # Errors

@@ -57,6 +57,21 @@ pub enum TrainError {
         /// The folder.
         folder: PathBuf,
     },
+    /// A log of steps after which there were checkpoints, and there is none to resume from.
+    #[error(
+        "{} has the log of this run up to step {last}, and by step {saved_by} it has a checkpoint, but {} has none of it; make sure that \
+         this folder is the right one and its file system is mounted, or remove the log to start at step 0", folder.display(), resume.display()
+    )]
+    NoCheckpointOfLog {
+        /// The folder of the log.
+        folder: PathBuf,
+        /// The last step in it.
+        last: u64,
+        /// When there was a checkpoint.
+        saved_by: u64,
+        /// Where there is none.
+        resume: PathBuf,
+    },
     /// A folder in which the log of a run cannot be.
     #[error("the log folder {}: {why}", folder.display())]
     LogFolder {

@@ -18,10 +18,13 @@ use crate::pretrained::Pretrained;
 use crate::result::Evaluation;
 use crate::run::Run;
 
+/// In the description of a logged run: the step by which it has a checkpoint.
+const SAVED_BY: &str = "saved_by";
+
 /// What happens in a run, as rank 0 sees it.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Event<'a> {
-    /// The first step is about to begin, after this checkpoint; `None` at step 0.
+    /// The model is about to be made, after this checkpoint; `None` at step 0.
     Begun(Option<ResumedAt>),
     /// A step is done.
     Step {
@@ -140,7 +143,7 @@ impl<'a, M: Model, D: Data> Training<'a, M, D> {
     /// Checks that [`Training::log`] can be called with `resumed`, as [`Training::check`] returned it.
     ///
     /// # Errors
-    /// The folder has the log of another run, or cannot be read or written.
+    /// The folder has the log of another run, or of one whose checkpoints are missing, or cannot be read or written.
     pub fn check_log(&self, folder: &Path, resumed: Option<ResumedAt>) -> Result<(), TrainError> {
         let folder = folder.join(label(self.run, self.config.seed));
         self.earlier(&folder, &self.record()?, resumed)?;
@@ -148,10 +151,10 @@ impl<'a, M: Model, D: Data> Training<'a, M, D> {
     }
 
     /// The log of this run in its folder `NAME-seedN` of `folder`. Lines that it already has of steps up to `resumed` stay, later ones are
-    /// removed; [`Event::Begun`] says where the run resumes.
+    /// removed when the first event is logged; [`Event::Begun`] says where the run resumes.
     ///
     /// # Errors
-    /// The folder has the log of another run, or cannot be read or written.
+    /// The folder has the log of another run, or of one whose checkpoints are missing, or cannot be read.
     pub fn log(&self, folder: &Path, resumed: Option<ResumedAt>) -> Result<RunLog, TrainError> {
         let folder = folder.join(label(self.run, self.config.seed));
         let record = self.record()?;
@@ -159,13 +162,15 @@ impl<'a, M: Model, D: Data> Training<'a, M, D> {
         let done = resumed.map_or(0, |at| at.step);
         // A run that is done is evaluated again.
         let ends = done == self.config.steps;
-        RunLog::open(&folder, &record, earlier.up_to(done, ends))
+        Ok(RunLog::new(&folder, record, earlier.up_to(done, ends)))
     }
 
     /// What is logged as the description of this run.
     fn record(&self) -> Result<Value, TrainError> {
         let none = [Value::Null, Value::Null];
-        about_run(self.config, self.run, &self.data.digest(), none)
+        let mut record = about_run(self.config, self.run, &self.data.digest(), none)?;
+        record[SAVED_BY] = self.checkpoints.saved_by(self.config.steps).into();
+        Ok(record)
     }
 
     /// What `folder` has of this run.
@@ -185,8 +190,21 @@ impl<'a, M: Model, D: Data> Training<'a, M, D> {
             _ => same_run(&earlier.record, record, (self.config, self.run))?,
         };
         let folder = folder.to_owned();
-        fits.then_some(earlier)
-            .ok_or(TrainError::EarlierLog { folder })
+        if !fits {
+            return Err(TrainError::EarlierLog { folder });
+        }
+        let saved_by = earlier.record[SAVED_BY].as_u64();
+        match (resumed, earlier.last_step(), saved_by) {
+            (None, Some(last), Some(saved_by)) if last >= saved_by => {
+                Err(TrainError::NoCheckpointOfLog {
+                    folder,
+                    last,
+                    saved_by,
+                    resume: self.checkpoints.resume.clone().unwrap_or_default(),
+                })
+            }
+            _ => Ok(earlier),
+        }
     }
 }
 

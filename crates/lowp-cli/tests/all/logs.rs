@@ -354,6 +354,28 @@ fn a_log_goes_on_from_any_stop() -> Result<()> {
     Ok(())
 }
 
+/// A log that is longer than a run without checkpoints shows that these are missing.
+#[test]
+fn a_log_of_checkpoints_that_are_gone_is_not_cut() -> Result<()> {
+    let bench = begin("llama2")?;
+    let run = format!("train --model MODEL {TRAIN} --log-dir logs --save runs --resume latest");
+    bench.done(&format!("{run} --save-every 1 --stop-after 4"));
+    let file = bench.path("logs/fp8-current-seed0/metrics.jsonl");
+    let before = fs::read(&file)?;
+    fs::rename(bench.path("runs"), bench.path("elsewhere"))?;
+    let error = bench.rejected(2, &run);
+    let numbers = ["up to step 4", "by step 3", "runs has none of it"];
+    assert!(numbers.iter().all(|&part| error.contains(part)), "{error}");
+    assert_eq!(fs::read(&file)?, before);
+    fs::rename(bench.path("elsewhere"), bench.path("runs"))?;
+    bench.done(&run);
+    assert_eq!(
+        steps(&bench, "logs/fp8-current-seed0", "loss")?,
+        [1, 2, 3, 4, 5, 6]
+    );
+    Ok(())
+}
+
 /// A log of other numbers stays as it is.
 #[test]
 fn the_log_of_another_run_is_not_cut() -> Result<()> {

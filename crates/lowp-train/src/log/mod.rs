@@ -21,10 +21,18 @@ const LINES: &str = "metrics.jsonl";
 /// What a run is.
 const RECORD: &str = "run.json";
 
-/// The files of one run, which has a folder of its own.
+/// The files of one run, which has a folder of its own. Nothing in it changes before the first event.
 #[derive(Debug)]
 pub struct RunLog {
     folder: PathBuf,
+    record: Value,
+    kept: Kept,
+    files: Option<Files>,
+}
+
+/// Open files.
+#[derive(Debug)]
+struct Files {
     lines: File,
     events: Events,
 }
@@ -58,21 +66,31 @@ impl Earlier {
 
     /// Whether there is a line of a step up to `last`.
     pub(crate) fn has_steps_to(&self, last: usize) -> bool {
-        self.events()
-            .any(|(_, event)| event["step"].as_u64() <= Some(last as u64))
+        self.steps().any(|step| step <= last as u64)
     }
 
-    /// The lines of steps up to `last`: those after it are written again, as is the evaluation after it where the run `ends` there.
+    /// The last step that was logged.
+    pub(crate) fn last_step(&self) -> Option<u64> {
+        self.steps().max()
+    }
+
+    /// The lines of steps up to `last`, which are not written again; the evaluation after it is not either where the run `ends` there.
     pub(crate) fn up_to(self, last: usize, ends: bool) -> Kept {
-        let kept = self.events().filter(|(_, event)| {
-            let step = event["step"].as_u64().unwrap_or(u64::MAX);
-            let again = ends && step == last as u64 && event.get("val_loss").is_some();
-            step <= last as u64 && !again
-        });
+        let of_last = |event: &Value| event["step"].as_u64() == Some(last as u64);
+        let evaluated = |event: &Value| of_last(event) && event.get("val_loss").is_some();
+        let kept = self
+            .events()
+            .filter(|(_, event)| event["step"].as_u64() <= Some(last as u64));
         Kept {
             lines: kept.map(|(line, _)| format!("{line}\n")).collect(),
             last: (last > 0 || !self.is_empty()).then_some(last),
+            evaluated: ends && self.events().any(|(_, event)| evaluated(&event)),
         }
+    }
+
+    fn steps(&self) -> impl Iterator<Item = u64> {
+        self.events()
+            .filter_map(|(_, event)| event["step"].as_u64())
     }
 
     /// Lines, and what they say of a step.
@@ -89,14 +107,32 @@ pub(crate) struct Kept {
     lines: String,
     /// The last step of them, where steps may have been logged before.
     last: Option<usize>,
+    /// Whether the evaluation after the last step of the run is among them.
+    evaluated: bool,
 }
 
 impl RunLog {
-    /// Files in `folder`, which is made, of a run that `record` describes: its lines are appended to those that are `kept`.
-    ///
-    /// # Errors
-    /// They cannot be written.
-    pub(crate) fn open(folder: &Path, record: &Value, kept: Kept) -> Result<Self, TrainError> {
+    /// Files in `folder` of a run that `record` describes: its lines are appended to those that are `kept`.
+    pub(crate) fn new(folder: &Path, record: Value, kept: Kept) -> Self {
+        Self {
+            folder: folder.to_owned(),
+            record,
+            kept,
+            files: None,
+        }
+    }
+
+    /// The open files, which replace those of an earlier start.
+    fn files(&mut self) -> Result<&mut Files, TrainError> {
+        let files = match self.files.take() {
+            Some(files) => files,
+            None => self.open()?,
+        };
+        Ok(self.files.insert(files))
+    }
+
+    fn open(&self) -> Result<Files, TrainError> {
+        let Self { folder, kept, .. } = self;
         let failed = |why: &dyn Display| unwritable(folder, why);
         fs::create_dir_all(folder).map_err(|e| failed(&e))?;
         let path = folder.join(LINES);
@@ -106,13 +142,12 @@ impl RunLog {
         write(&path, &kept.lines)?;
         write(
             &folder.join(RECORD),
-            &(serde_json::to_string_pretty(record)? + "\n"),
+            &(serde_json::to_string_pretty(&self.record)? + "\n"),
         )?;
         let lines = OpenOptions::new().append(true).open(&path);
-        Ok(Self {
+        Ok(Files {
             lines: lines.map_err(|e| failed(&e))?,
             events: Events::create(folder, kept.last).map_err(|e| failed(&e))?,
-            folder: folder.to_owned(),
         })
     }
 
@@ -144,11 +179,14 @@ impl RunLog {
         self.scalars(metrics.step, numbers.collect())
     }
 
-    /// Adds a loss on the validation split.
+    /// Adds a loss on the validation split, but not again that after the last step of a run.
     ///
     /// # Errors
     /// The files cannot be written.
     pub fn evaluation(&mut self, Evaluation { step, loss }: Evaluation) -> Result<(), TrainError> {
+        if self.kept.evaluated && self.kept.last == Some(step) {
+            return Ok(());
+        }
         self.line(&json!({"step": step, "val_loss": loss}))?;
         self.scalars(step, vec![("val_loss".to_owned(), loss)])
     }
@@ -171,12 +209,12 @@ impl RunLog {
 
     fn line(&mut self, value: &impl Serialize) -> Result<(), TrainError> {
         let line = serde_json::to_string(value)? + "\n";
-        let written = self.lines.write_all(line.as_bytes());
+        let written = self.files()?.lines.write_all(line.as_bytes());
         written.map_err(|e| unwritable(&self.folder, e))
     }
 
     fn scalars(&mut self, step: usize, scalars: Vec<(String, f64)>) -> Result<(), TrainError> {
-        let written = self.events.scalars(step as u64, &scalars);
+        let written = self.files()?.events.scalars(step as u64, &scalars);
         written.map_err(|e| unwritable(&self.folder, e))
     }
 }
@@ -215,7 +253,7 @@ mod tests {
         let path = folder.path().join("run");
         let open = |step, ends| {
             let earlier = Earlier::read(&path).expect("files");
-            RunLog::open(&path, &json!({"recipe": "x"}), earlier.up_to(step, ends)).expect("a log")
+            RunLog::new(&path, json!({"recipe": "x"}), earlier.up_to(step, ends))
         };
         let mut log = open(0, false);
         for step in 1..=4 {
@@ -246,13 +284,17 @@ mod tests {
         assert_eq!(found[1]["grad_norm"], 1.5);
         assert_eq!(found[2]["codes"][0]["saturated"], 0.25);
 
-        // Of a run that ends at step 3, the evaluation there is left out alone.
+        // Of a run that ends at step 3, the evaluation there is logged once.
         log.evaluation(evaluation).expect("written");
         assert_eq!(steps(), [1, 2, 2, 3, 3]);
-        drop(open(3, true));
-        assert_eq!(steps(), [1, 2, 2, 3]);
+        let before = fs::read_dir(&path).expect("a folder").count();
+        open(3, true).evaluation(evaluation).expect("nothing");
+        // A start without a step changes nothing.
         drop(open(0, false));
-        assert_eq!(steps(), [0; 0]);
+        assert_eq!(steps(), [1, 2, 2, 3, 3]);
+        assert_eq!(fs::read_dir(&path).expect("a folder").count(), before);
+        open(0, false).step(&made_up(1)).expect("written");
+        assert_eq!(steps(), [1]);
     }
 
     /// A page that was torn when the machine went down.
