@@ -6,7 +6,7 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use lowp_checkpoint::{Block, CheckpointError, Dtype, Late, Piece, Saver};
+use lowp_checkpoint::{Block, Dtype, Late, Piece, Saver};
 use lowp_comm::{Communicator, Control, MeshComm, or_abort};
 use lowp_format::spelling::Variant;
 use lowp_fsdp::{LinearSpec, ModelError, ModelOptions, ShardedModel, VarSpec};
