@@ -27,7 +27,8 @@ impl<B: Backend> HostComm<B> {
         Self::with_most(control, backend, MAX_ALL_GATHER)
     }
 
-    /// The same where at most `most` bytes of all ranks together travel at once, or a byte of each: more are given in turn.
+    /// The same where at most `most` bytes of all ranks together travel at once, or a value of each: more are given in turns, so that a rank
+    /// holds no more of the others.
     pub fn with_most(control: Arc<dyn Control>, backend: &B, most: usize) -> Self {
         Self {
             control,
@@ -37,83 +38,90 @@ impl<B: Backend> HostComm<B> {
         }
     }
 
-    /// Gives the content of this rank's pieces to all ranks, and returns theirs; all together are `total` bytes.
-    fn round(
-        &self,
-        label: &str,
-        batch: Collective<'_, B>,
-        own: Vec<u8>,
-        total: usize,
-    ) -> Result<Vec<Vec<u8>>, CommError> {
+    /// Compares the whole batch, as the data of others can only be understood if the lengths are the same.
+    fn agree(&self, label: &str, batch: Collective<'_, B>) -> Result<(), CommError> {
         let call = batch.call(label, &self.backend);
-        // Once per batch, as the data of others can only be understood if the lengths are the same.
-        self.control
-            .all_equal(batch.name(), &call.describe_whole())?;
-        let world = self.control.members().len();
-        // So many times, as each rank's part of its bytes may be a byte longer than the quotient.
-        let times = total.div_ceil(self.most.saturating_sub(world).max(1));
-        if times <= 1 {
-            return self.control.all_gather(batch.name(), own);
-        }
-        let part = own.len().div_ceil(times);
-        let mut all = vec![Vec::new(); world];
-        for time in 0..times {
-            let [from, to] = [time, time + 1].map(|time| own.len().min(time * part));
-            let parts = self
-                .control
-                .all_gather(batch.name(), own[from..to].to_vec())?;
-            for (all, part) in all.iter_mut().zip(parts) {
-                all.extend(part);
-            }
-        }
-        Ok(all)
+        self.control.all_equal(batch.name(), &call.describe_whole())
     }
 
     fn gather(&self, label: &str, items: &[GatherItem<'_, B>]) -> Result<(), CommError> {
+        let batch = Collective::AllGather(items);
+        self.agree(label, batch)?;
         let mut own = Vec::new();
         for item in items {
             own.extend(self.backend.download(item.source)?);
         }
-        let ranges = items.iter().flat_map(|item| item.ranges);
-        let total = ranges.map(ExactSizeIterator::len).sum();
-        let all = self.round(label, Collective::AllGather(items), own, total)?;
-        for (rank, bytes) in all.iter().enumerate() {
-            let mut rest = bytes.as_slice();
-            for item in items {
-                let range = &item.ranges[rank];
-                let (piece, next) = self.cut(rank, rest, range.len())?;
-                self.backend.write(item.dest, range.start, piece)?;
-                rest = next;
+        let world = self.control.members().len();
+        let lens = |rank: usize| items.iter().map(move |item| item.ranges[rank].len());
+        let total: usize = (0..world).flat_map(lens).sum();
+        // So many turns, as each rank's part of its bytes may be a byte longer than the quotient.
+        let turns = total
+            .div_ceil(self.most.saturating_sub(world).max(1))
+            .max(1);
+        for turn in 0..turns {
+            let part = |rank: usize| {
+                let len: usize = lens(rank).sum();
+                let [from, to] = [turn, turn + 1].map(|turn| len.min(turn * len.div_ceil(turns)));
+                from..to
+            };
+            let own = own[part(self.control.rank())].to_vec();
+            let all = self.control.all_gather(batch.name(), own)?;
+            for (rank, bytes) in all.iter().enumerate() {
+                self.put(items, rank, part(rank), bytes)?;
             }
         }
         Ok(())
     }
 
-    /// Folds `own` of every rank, in rank order.
+    /// Writes what `rank` sent, `part` of the bytes of its pieces, to where it belongs.
+    fn put(
+        &self,
+        items: &[GatherItem<'_, B>],
+        rank: usize,
+        part: Range<usize>,
+        bytes: &[u8],
+    ) -> Result<(), CommError> {
+        let bytes = self.sent(rank, bytes, part.len())?;
+        let mut start = 0;
+        for item in items {
+            let range = &item.ranges[rank];
+            let end = start + range.len();
+            let (from, to) = (start.max(part.start), end.min(part.end));
+            if from < to {
+                let piece = &bytes[from - part.start..to - part.start];
+                self.backend
+                    .write(item.dest, range.start + from - start, piece)?;
+            }
+            start = end;
+        }
+        Ok(())
+    }
+
+    /// Folds the `values` of every rank, in rank order, each turn's as they arrive.
     fn fold(
         &self,
         label: &str,
         batch: Collective<'_, B>,
-        own: &[f32],
+        mut values: Vec<f32>,
         fold: impl Fn(f32, f32) -> f32,
     ) -> Result<Vec<f32>, CommError> {
-        let bytes: Vec<u8> = own.iter().flat_map(|x| x.to_le_bytes()).collect();
-        let total = bytes.len() * self.control.members().len();
-        let all = self.round(label, batch, bytes, total)?;
-        let mut sum = Vec::new();
-        for (rank, bytes) in all.iter().enumerate() {
-            let (bytes, _) = self.cut(rank, bytes, 4 * own.len())?;
-            let (words, _) = bytes.as_chunks::<4>();
-            let theirs = words.iter().map(|&word| f32::from_le_bytes(word));
-            if rank == 0 {
-                sum.extend(theirs);
-            } else {
-                sum.iter_mut()
-                    .zip(theirs)
-                    .for_each(|(sum, x)| *sum = fold(*sum, x));
+        self.agree(label, batch)?;
+        let of_turn = self.most / 4 / self.control.members().len();
+        for values in values.chunks_mut(of_turn.max(1)) {
+            let own = values.iter().flat_map(|x| x.to_le_bytes()).collect();
+            let all = self.control.all_gather(batch.name(), own)?;
+            for (rank, bytes) in all.iter().enumerate() {
+                let (words, _) = self.sent(rank, bytes, 4 * values.len())?.as_chunks::<4>();
+                for (value, &word) in values.iter_mut().zip(words) {
+                    let theirs = f32::from_le_bytes(word);
+                    *value = match rank {
+                        0 => theirs,
+                        _ => fold(*value, theirs),
+                    };
+                }
             }
         }
-        Ok(sum)
+        Ok(values)
     }
 
     fn reduce(
@@ -136,7 +144,7 @@ impl<B: Backend> HostComm<B> {
         let sums = self.fold(
             label,
             Collective::ReduceScatter(items, wire),
-            &own,
+            own,
             |a, b| a + b,
         )?;
         for (item, place) in items.iter().zip(places) {
@@ -154,19 +162,15 @@ impl<B: Backend> HostComm<B> {
         Ok(self.backend.download(buffer)?)
     }
 
-    /// The first `len` bytes of what `rank` sent, and the rest.
-    fn cut<'a>(
-        &self,
-        rank: usize,
-        bytes: &'a [u8],
-        len: usize,
-    ) -> Result<(&'a [u8], &'a [u8]), CommError> {
-        bytes
-            .split_at_checked(len)
-            .ok_or_else(|| CommError::Failed {
+    /// What `rank` sent, if it is `len` bytes.
+    fn sent<'a>(&self, rank: usize, bytes: &'a [u8], len: usize) -> Result<&'a [u8], CommError> {
+        match bytes.len() == len {
+            true => Ok(bytes),
+            false => Err(CommError::Failed {
                 rank: self.control.members()[rank],
                 message: format!("it sent {} bytes where {len} belong", bytes.len()),
-            })
+            }),
+        }
     }
 }
 
@@ -196,7 +200,7 @@ impl<B: Backend> Communicator<B> for HostComm<B> {
                 Collective::AllGather(items) => self.gather(label, items),
                 Collective::ReduceScatter(items, wire) => self.reduce(label, items, wire),
                 Collective::Max(values) => {
-                    let folded = self.fold(label, batch, &self.read(values)?, f32::max)?;
+                    let folded = self.fold(label, batch, self.read(values)?, f32::max)?;
                     Ok(self.backend.write(values, 0, &folded)?)
                 }
                 Collective::Sum(buffers) => {
@@ -204,7 +208,7 @@ impl<B: Backend> Communicator<B> for HostComm<B> {
                     for values in buffers {
                         own.extend(self.read(values)?);
                     }
-                    let mut rest = &*self.fold(label, batch, &own, |a, b| a + b)?;
+                    let mut rest = &*self.fold(label, batch, own, |a, b| a + b)?;
                     for values in buffers {
                         let (sum, next) = rest.split_at(self.backend.len(values));
                         self.backend.write(values, 0, sum)?;
