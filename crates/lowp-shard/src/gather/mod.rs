@@ -119,8 +119,10 @@ impl<B: Backend, R: Recipe> GatherGroup<B, R> {
         or_abort(&*comm, ordered(backend, &*comm, || Ok(())))?;
         let parts = Parts::new(&reshard, pool, &plans, comm.backend());
         let parts = or_abort(&*comm, parts)?;
-        comm.control()
-            .all_equal("the gather plan", &describe(&params, &plans, policy))?;
+        comm.control().all_equal(
+            "the gather plan",
+            &describe(&params, &plans, policy, pool.large),
+        )?;
         let plans: Arc<[ParamPlans]> = plans.into();
         let group = parts.as_ref().map_or(&comm, |parts| &parts.group);
         let geometry = pool.geometry(&plans, [&comm, &comm, group]);

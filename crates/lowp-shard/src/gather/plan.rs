@@ -53,14 +53,18 @@ pub(super) fn plan_params<B: Backend, R: Recipe>(
     params.iter().enumerate().map(plan).collect()
 }
 
-/// Everything that ranks must have in common, as text.
+/// Everything that ranks must have in common, as text. Pieces of `large` bytes travel by themselves, others in messages.
 pub(super) fn describe<B: Backend, R: Recipe>(
     params: &[ShardedTensor<B, R>],
     plans: &[ParamPlans],
     policy: ReshardAfterForward,
+    large: usize,
 ) -> String {
     use std::fmt::Write as _;
-    let mut text = format!("{} params, reshard {policy}", params.len());
+    let mut text = format!(
+        "{} params, reshard {policy}, pieces are large from {large} bytes",
+        params.len()
+    );
     for (param, (tensor, plans)) in params.iter().zip(plans).enumerate() {
         let (spec, recipe) = (tensor.spec(), tensor.recipe());
         let ends: Vec<usize> = spec.cuts().ranges().map(|r| r.end).collect();

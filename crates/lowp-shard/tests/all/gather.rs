@@ -425,22 +425,19 @@ fn tensors_are_there_only_while_gathered() {
 
 #[test]
 fn ranks_that_plan_differently_fail_on_every_rank() {
-    let group = |recipe: AnyRecipe, shape: Shape, reshard: bool, comm: &Comm| {
+    let group = |recipe: AnyRecipe, shape: Shape, (reshard, large): (bool, usize), comm: &Comm| {
         let tensor = shard(recipe, shape, comm)?;
-        GatherGroup::new(
-            &Cpu,
-            comm.clone(),
-            &GatherPool::new(&Cpu),
-            vec![tensor],
-            reshard,
-        )
+        let pool = GatherPool::with_large(&Cpu, large);
+        GatherGroup::new(&Cpu, comm.clone(), &pool, vec![tensor], reshard)
     };
-    for differ in ["recipe", "shape", "policy"] {
+    for differ in ["recipe", "shape", "policy", "large"] {
         let failed = failing(3, |rank, comm| {
             let differs = rank == 1;
             let recipe = recipe_at(usize::from(differs && differ == "recipe"));
             let shape = Shape::new(64, if differs && differ == "shape" { 64 } else { 32 });
-            group(recipe, shape, !(differs && differ == "policy"), &comm).map(drop)
+            let reshard = !(differs && differ == "policy");
+            let large = if differs && differ == "large" { 64 } else { 32 };
+            group(recipe, shape, (reshard, large), &comm).map(drop)
         });
         assert_eq!(failed.others.len(), 2);
         assert!(
