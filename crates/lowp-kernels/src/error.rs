@@ -205,11 +205,15 @@ pub enum KernelError {
     },
     /// Copies of a rearrangement that write an entry twice.
     #[error(
-        "job {index} rearranges two entries into one; give every entry of the destination once"
+        "job {index} writes entry {entry} of its destination again in copy {copy}; give every entry of the destination once"
     )]
     RunsOverlap {
         /// The job.
         index: usize,
+        /// The first copy that writes an entry again.
+        copy: usize,
+        /// The entry.
+        entry: usize,
     },
     /// A fused encode of something else than the master.
     #[error(

@@ -92,43 +92,69 @@ impl Runs {
     }
 }
 
-/// Whether normal runs write every one of the entries `0..all` once, of which they have as many and none beyond.
-pub(crate) fn write_each_once(copies: &[Runs], all: usize) -> bool {
+/// The first of these normal runs, in their order, that writes one of the entries `0..all` again, and that entry; of runs that have as
+/// many entries and none beyond, and so write every one of them once if there is none.
+pub(crate) fn written_twice(copies: &[Runs], all: usize) -> Option<[usize; 2]> {
     if let [only] = copies
         && only.written().0 == all
     {
-        return true;
+        return None;
     }
     let mut seen = vec![0u64; all.div_ceil(64)];
-    copies.iter().all(|copy| {
-        let (len, [a, b, c]) = copy.written();
+    copies.iter().enumerate().find_map(|(copy, runs)| {
+        let (len, [a, b, c]) = runs.written();
         let places = |(count, pitch): (usize, usize)| (0..count).map(move |i| i * pitch);
         let mut starts =
             places(a).flat_map(|a| places(b).flat_map(move |b| places(c).map(move |c| a + b + c)));
-        starts.all(|start| claim(&mut seen, copy.to + start..copy.to + start + len))
+        let entry =
+            starts.find_map(|start| mark(&mut seen, runs.to + start..runs.to + start + len));
+        Some([copy, entry?])
     })
 }
 
-/// Marks entries as seen, if none was before.
-fn claim(seen: &mut [u64], entries: Range<usize>) -> bool {
+/// Marks entries as seen; the first one that was before.
+fn mark(seen: &mut [u64], entries: Range<usize>) -> Option<usize> {
     let mut at = entries.start;
     while at < entries.end {
         let (word, bit) = (at / 64, at % 64);
         let len = (64 - bit).min(entries.end - at);
         let mask = (u64::MAX >> (64 - len)) << bit;
-        if seen[word] & mask != 0 {
-            return false;
+        let again = seen[word] & mask;
+        if again != 0 {
+            return Some(word * 64 + again.trailing_zeros() as usize);
         }
         seen[word] |= mask;
         at += len;
     }
-    true
+    None
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::{Backend, Cpu, RearrangeJob, Rearranged, Work};
     use proptest::prelude::*;
+
+    /// Copies of nothing count.
+    #[test]
+    fn an_error_names_the_copy_and_the_entry() {
+        let run = |len: usize, to: usize| Runs {
+            len,
+            counts: [1; 3],
+            from: 0,
+            from_pitch: [0; 3],
+            to,
+            to_pitch: [0; 3],
+        };
+        let [from, to] = [(); 2].map(|()| Cpu.alloc::<u8>(8).expect("memory"));
+        let job = RearrangeJob {
+            copies: vec![run(4, 0), run(0, 0), run(4, 3)],
+            buffers: Rearranged::Bytes([from, to]),
+        };
+        let error = Cpu.plan(Work::Rearrange(vec![job])).expect_err("an entry");
+        let told = "job 0 writes entry 3 of its destination again in copy 2;";
+        assert!(error.to_string().starts_with(told), "{error}");
+    }
 
     proptest! {
         /// As counted entry by entry.
@@ -140,28 +166,34 @@ mod tests {
             dense: bool,
         ) {
             let runs = |&(len, counts, to, to_pitch): &(usize, [usize; 3], usize, [usize; 3])| {
-                let [_, b, c] = counts;
+                let [a, b, _] = counts;
                 let (to, to_pitch) = match dense {
-                    true => (0, [len, counts[0] * len, counts[0] * b * len]),
+                    true => (0, [len, a * len, a * b * len]),
                     false => (to, to_pitch),
                 };
-                Runs { len, counts: [counts[0], b, c], from: 0, from_pitch: [0; 3], to, to_pitch }
+                Runs { len, counts, from: 0, from_pitch: [0; 3], to, to_pitch }
             };
             let copies: Vec<Runs> = copies.iter().map(runs).filter_map(|runs| runs.normal()).collect();
+            // With the copy that writes there.
             let mut places = Vec::new();
-            for copy in &copies {
+            for (number, copy) in copies.iter().enumerate() {
                 let [a, b, c] = copy.counts;
                 for (i, j, k) in (0..a).flat_map(|i| (0..b).flat_map(move |j| (0..c).map(move |k| (i, j, k)))) {
                     let pitch = copy.to_pitch;
                     let start = copy.to + i * pitch[0] + j * pitch[1] + k * pitch[2];
-                    places.extend(start..start + copy.len);
+                    places.extend((start..start + copy.len).map(|place| (place, number)));
                 }
             }
             places.sort_unstable();
             let all = places.len();
             let within = copies.iter().all(|copy| copy.ends()[1].is_some_and(|end| end <= all));
-            let expected = places.iter().copied().eq(0..all);
-            prop_assert_eq!(within && write_each_once(&copies, all), expected);
+            let once = places.iter().map(|&(place, _)| place).eq(0..all);
+            let again = within.then(|| written_twice(&copies, all));
+            prop_assert_eq!(again == Some(None), once);
+            if let Some([copy, entry]) = again.flatten() {
+                let writers: Vec<_> = places.iter().filter(|(place, _)| *place == entry).map(|(_, number)| *number).collect();
+                prop_assert!(writers.len() > 1 && writers[1] == copy, "{entry} by {writers:?}, found in {copy}");
+            }
         }
     }
 }

@@ -6,7 +6,7 @@ use std::ops::RangeInclusive;
 use half::bf16;
 use lowp_format::{Axis, Orientation, Part, ScaleLayout, Shape};
 
-use crate::runs::write_each_once;
+use crate::runs::written_twice;
 use crate::{
     AdamwJob, AmaxJob, Backend, DecodeJob, GradContribution, HistoryJob, InterleaveJob,
     KernelError, RearrangeJob, Rearranged, RepackJob, Runs, Source, SumPartsJob, SumSquaresJob,
@@ -232,7 +232,9 @@ impl<B: Backend> Planner<'_, B> {
     }
 
     fn rearrange(&mut self, index: usize, job: &RearrangeJob<B>) -> Done {
-        let copies: Vec<Runs> = job.copies.iter().filter_map(Runs::normal).collect();
+        let given = job.copies.iter().enumerate();
+        let given = given.filter_map(|(number, copy)| Some((number, copy.normal()?)));
+        let (numbers, copies): (Vec<usize>, Vec<Runs>) = given.unzip();
         let all = copies.iter().map(Runs::entries);
         let all = all.reduce(|a, b| a?.checked_add(b?)).unwrap_or(Some(0));
         let all = all.unwrap_or(usize::MAX);
@@ -246,9 +248,13 @@ impl<B: Backend> Planner<'_, B> {
             Rearranged::F32(buffers) => self.both::<f32>(index, buffers, all),
             Rearranged::Bf16(buffers) => self.both::<bf16>(index, buffers, all),
         }?;
-        match write_each_once(&copies, all) {
-            true => Ok(()),
-            false => Err(KernelError::RunsOverlap { index }),
+        match written_twice(&copies, all) {
+            None => Ok(()),
+            Some([copy, entry]) => Err(KernelError::RunsOverlap {
+                index,
+                copy: numbers[copy],
+                entry,
+            }),
         }
     }
 
