@@ -29,15 +29,17 @@ fn save(folder: &Path, steps: &[u64], keep: Option<usize>) {
     }
 }
 
-/// The newest whole checkpoint, and how many are left out.
-fn newest(folder: &Path) -> Result<(u64, usize), String> {
+/// The step of the newest whole checkpoint, and how many are left out.
+type Newest = Result<(u64, usize), String>;
+
+fn newest(folder: &Path) -> Newest {
     let found = Checkpoint::newest_whole(folder, u64::MAX);
     let found = found.map_err(|error| error.to_string());
     found.map(|(checkpoint, damaged)| (checkpoint.step(), damaged.len()))
 }
 
 /// The newest whole checkpoint for each bit of a sample of `file` that is flipped.
-fn flipped(path: &Path, file: &Path) -> Vec<(usize, Result<(u64, usize), String>)> {
+fn flipped(path: &Path, file: &Path) -> Vec<(usize, Newest)> {
     let whole = fs::read(file).expect("a file");
     // Every bit of a byte in some byte.
     let bits = (0..8 * whole.len()).step_by(13);
