@@ -196,7 +196,7 @@ fn what_arrives_is_written_at_once() {
     let item = GatherItem {
         source: &source,
         dest: &dest,
-        ranges: &[0..6],
+        ranges: &tiling(&[6]),
     };
     let ended = comm.enqueue("", Collective::AllGather(&[item]));
     assert!(
