@@ -21,7 +21,7 @@ pub struct Runs {
 
 impl Runs {
     /// The same entries, with a pitch only where there are several; nothing where there are none.
-    pub(crate) fn normal(&self) -> Option<Self> {
+    pub(crate) fn normalized(&self) -> Option<Self> {
         if self.len == 0 || self.counts.contains(&0) {
             return None;
         }
@@ -45,7 +45,7 @@ impl Runs {
         counts.try_fold(self.len, |all, &n| all.checked_mul(n))
     }
 
-    /// The end of the entries of normal runs that begin at `first` and are `pitch` apart; `None` if it overflows.
+    /// The end of the entries of normalized runs that begin at `first` and are `pitch` apart; `None` if it overflows.
     fn end(&self, first: usize, pitch: [usize; 3]) -> Option<usize> {
         let mut orders = self.counts.iter().zip(pitch);
         let last = orders.try_fold(first, |at, (&count, pitch)| {
@@ -54,7 +54,7 @@ impl Runs {
         last.checked_add(self.len)
     }
 
-    /// The ends of the entries of normal runs in the source and in the destination.
+    /// The ends of the entries of normalized runs in the source and in the destination.
     pub(crate) fn ends(&self) -> [Option<usize>; 2] {
         [
             self.end(self.from, self.from_pitch),
@@ -62,8 +62,9 @@ impl Runs {
         ]
     }
 
-    /// Normal runs of the destination that follow each other as one: their length, and how often and how far apart they are.
-    fn written(&self) -> (usize, [(usize, usize); 3]) {
+    /// What normalized runs write, with those that follow each other in the destination merged into one: the length of a merged run, and per
+    /// order, nearest first, how many there are and how far apart.
+    fn merged_writes(&self) -> (usize, [(usize, usize); 3]) {
         let [a, b, c] = self.to_pitch;
         let [i, j, k] = self.counts;
         let mut orders = [(i, a), (j, b), (k, c)];
@@ -92,17 +93,17 @@ impl Runs {
     }
 }
 
-/// The first of these normal runs, in their order, that writes one of the entries `0..all` again, and that entry; of runs that have as
-/// many entries and none beyond, and so write every one of them once if there is none.
+/// The first of these normalized runs that writes an entry again, and that entry. The runs have `all` entries together and write to none
+/// from `all` on: if none is written again, each of `0..all` is written once.
 pub(crate) fn written_twice(copies: &[Runs], all: usize) -> Option<[usize; 2]> {
     if let [only] = copies
-        && only.written().0 == all
+        && only.merged_writes().0 == all
     {
         return None;
     }
     let mut seen = vec![0u64; all.div_ceil(64)];
     copies.iter().enumerate().find_map(|(copy, runs)| {
-        let (len, [a, b, c]) = runs.written();
+        let (len, [a, b, c]) = runs.merged_writes();
         let places = |(count, pitch): (usize, usize)| (0..count).map(move |i| i * pitch);
         let mut starts =
             places(a).flat_map(|a| places(b).flat_map(move |b| places(c).map(move |c| a + b + c)));
@@ -173,7 +174,7 @@ mod tests {
                 };
                 Runs { len, counts, from: 0, from_pitch: [0; 3], to, to_pitch }
             };
-            let copies: Vec<Runs> = copies.iter().map(runs).filter_map(|runs| runs.normal()).collect();
+            let copies: Vec<Runs> = copies.iter().map(runs).filter_map(|runs| runs.normalized()).collect();
             // With the copy that writes there.
             let mut places = Vec::new();
             for (number, copy) in copies.iter().enumerate() {

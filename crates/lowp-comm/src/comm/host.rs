@@ -17,7 +17,7 @@ pub struct HostComm<B: Backend> {
     control: Arc<dyn Control>,
     backend: B,
     /// Most bytes of all ranks that travel at once.
-    most: usize,
+    most_at_once: usize,
     counters: Counters,
 }
 
@@ -33,7 +33,7 @@ impl<B: Backend> HostComm<B> {
         Self {
             control,
             backend: backend.clone(),
-            most,
+            most_at_once: most,
             counters: Counters::default(),
         }
     }
@@ -56,7 +56,7 @@ impl<B: Backend> HostComm<B> {
         let total: usize = (0..world).flat_map(lens).sum();
         // So many turns, as each rank's part of its bytes may be a byte longer than the quotient.
         let turns = total
-            .div_ceil(self.most.saturating_sub(world).max(1))
+            .div_ceil(self.most_at_once.saturating_sub(world).max(1))
             .max(1);
         for turn in 0..turns {
             let part = |rank: usize| {
@@ -106,7 +106,7 @@ impl<B: Backend> HostComm<B> {
         fold: impl Fn(f32, f32) -> f32,
     ) -> Result<Vec<f32>, CommError> {
         self.agree(label, batch)?;
-        let of_turn = self.most / 4 / self.control.members().len();
+        let of_turn = self.most_at_once / 4 / self.control.members().len();
         for values in values.chunks_mut(of_turn.max(1)) {
             let own = values.iter().flat_map(|x| x.to_le_bytes()).collect();
             let all = self.control.all_gather(batch.name(), own)?;
@@ -225,7 +225,11 @@ impl<B: Backend> Communicator<B> for HostComm<B> {
 
     fn split(&self, color: usize, key: usize) -> Result<Arc<dyn Communicator<B>>, CommError> {
         let control = self.control.split(color, key)?;
-        Ok(Arc::new(Self::with_most(control, &self.backend, self.most)))
+        Ok(Arc::new(Self::with_most(
+            control,
+            &self.backend,
+            self.most_at_once,
+        )))
     }
 
     fn count(&self, sent: Traffic) {

@@ -233,7 +233,7 @@ impl<B: Backend> Planner<'_, B> {
 
     fn rearrange(&mut self, index: usize, job: &RearrangeJob<B>) -> Done {
         let given = job.copies.iter().enumerate();
-        let given = given.filter_map(|(number, copy)| Some((number, copy.normal()?)));
+        let given = given.filter_map(|(number, copy)| Some((number, copy.normalized()?)));
         let (numbers, copies): (Vec<usize>, Vec<Runs>) = given.unzip();
         let all = copies.iter().map(Runs::entries);
         let all = all.reduce(|a, b| a?.checked_add(b?)).unwrap_or(Some(0));

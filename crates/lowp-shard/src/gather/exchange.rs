@@ -21,7 +21,7 @@ pub struct Exchange<'p> {
     pub steps: Vec<Vec<MemoryStep<'p>>>,
     /// Where the message of each rank arrives; nothing if none is sent.
     pub messages: Vec<Range<usize>>,
-    /// Bytes of each rank's message that belong to no piece: behind pieces whose length is no multiple of 16, and at its end.
+    /// Bytes of each rank's message that belong to no piece: after pieces whose length is no multiple of 16, and at its end.
     pub padding: Vec<usize>,
 }
 

@@ -64,7 +64,7 @@ type Full<B, R> = QuantizedTensor<<B as Backend>::Buffer<u8>, R>;
 /// only enqueued the first gather of each kind is compared, and later ones by the optimizer's step ([`GatherPool::gathered`]).
 ///
 /// A graph that holds a gather writes the messages of gathers at every launch, as gathers outside of it do: launch it where no gather of the
-/// same communicator is under way (behind the `unshard` of what was prefetched).
+/// same communicator is under way. What was prefetched is under way until its `unshard`.
 #[derive(Debug)]
 pub struct GatherGroup<B: Backend, R: Recipe = AnyRecipe> {
     /// Dropped first: libraries wait for graphs of their collectives before a communicator ends.

@@ -46,7 +46,7 @@ pub(crate) fn run(
 }
 
 fn rearrange<T: Copy>(copies: &[Runs], from: &[T], to: &mut [T]) {
-    for copy in copies.iter().filter_map(Runs::normal) {
+    for copy in copies.iter().filter_map(Runs::normalized) {
         let [outer, middle, inner] = copy.counts;
         for (i, j) in (0..outer).flat_map(|i| (0..middle).map(move |j| (i, j))) {
             let at = |first: usize, pitch: [usize; 3]| first + i * pitch[0] + j * pitch[1];

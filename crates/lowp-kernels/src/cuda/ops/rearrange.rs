@@ -14,7 +14,7 @@ pub(crate) fn jobs(job: &RearrangeJob<Cuda>) -> Vec<Rearrange> {
         Rearranged::Bf16([from, to]) => (from.pointer(), to.pointer(), 2),
     };
     let bytes = |entries: usize| entries as u64 * size;
-    let copies = job.copies.iter().filter_map(Runs::normal);
+    let copies = job.copies.iter().filter_map(Runs::normalized);
     let row = |copy: Runs| Rearrange {
         from: from + bytes(copy.from),
         to: to + bytes(copy.to),
