@@ -17,7 +17,7 @@ use crate::spans::of_rank;
 use crate::writer::{CHECKSUMS, ID, RANK, shape_in_file, stored};
 use crate::{Block, CheckpointError};
 
-/// Where the pieces of a tensor begin in a file, behind its header, and the first of their checksums.
+/// Where the pieces of a tensor begin in a file, after its header, and the first of their checksums.
 type Start = (NonZeroU64, usize);
 
 /// A tensor: its name, and its number and that of its kind in the index.

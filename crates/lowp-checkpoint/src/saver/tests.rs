@@ -374,7 +374,7 @@ fn a_disk_that_fails_leaves_what_the_error_says() {
     }
 }
 
-/// The bytes of one rank never arrive: all ranks are told whose file it is that nobody writes to, and go on.
+/// The bytes of one rank never arrive: every rank gets an error that names the file nobody writes to, and goes on.
 #[test]
 fn a_file_that_is_never_written_is_given_up() {
     let folder = tempfile::tempdir().expect("a folder");

@@ -434,7 +434,7 @@ fn losses_are_those_of_the_weights() -> Result<()> {
     Ok(())
 }
 
-/// Losses outlast a log: the folder is checked before the run, and what fails during it is told at the end.
+/// Losses outlast a log: the folder is checked before the run, and an error of the log is returned after the run.
 #[test]
 fn a_full_disk_costs_the_log_alone() -> Result<()> {
     let bench = begin("llama2")?;

@@ -10,7 +10,7 @@ use crate::error::TrainError;
 /// Shares are integers over this.
 const ONE: u64 = 1 << 32;
 
-/// Sources that take turns: of any number of sequences from the first on, each has its share, off by less than the number of sources. Every
+/// Sources mixed by weight: of any number of sequences, counted from the first, each has its share, off by less than the number of sources. Every
 /// source goes through its own sequences epoch by epoch.
 #[derive(Debug)]
 pub struct Mixture {

@@ -427,8 +427,8 @@ fn plans_of_many_ranks_are_ready_at_once() {
             plan["wire_bytes_per_step"].as_f64() > Some(1e11),
             "{options}"
         );
-        // One or two seconds where nothing else runs, and minutes where time grows with the square of the ranks.
-        assert!(begun.elapsed() < Duration::from_secs(20), "{options}");
+        // A second where nothing else runs.
+        assert!(begun.elapsed() < Duration::from_secs(5), "{options}");
     }
 }
 
