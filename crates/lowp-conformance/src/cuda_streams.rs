@@ -368,3 +368,29 @@ fn a_wait_beside_a_capture_counts() {
         drop(graph.unwrap());
     });
 }
+
+/// A call that no capture allows ends the capture, whatever its work then says; the next capture is whole.
+#[test]
+fn a_capture_that_is_lost_says_so() {
+    device::once(|rig| {
+        let (source, out) = (ones(&rig.backend), rig.buffer(&[0f32]));
+        let plan = rig.plan(amax(&source, &out)).unwrap();
+        rig.backend.synchronize().unwrap();
+        let work = || rig.backend.run(&plan, &StepScalars::default());
+        for ignored in [false, true] {
+            let lost = rig.backend.capture(|| {
+                let whole = CudaContext::new(0).unwrap().synchronize();
+                assert!(whole.is_err());
+                if ignored { Ok(()) } else { work() }
+            });
+            assert!(
+                matches!(lost, Err(KernelError::CaptureLost)),
+                "{lost:?} {ignored}"
+            );
+        }
+        assert_eq!(rig.content::<f32>(&out), [0.0]);
+        let graph = rig.backend.capture(work).unwrap();
+        rig.backend.launch(&graph).unwrap();
+        assert_eq!(rig.content::<f32>(&out), [1.0]);
+    });
+}

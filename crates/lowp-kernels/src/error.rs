@@ -303,6 +303,13 @@ pub enum KernelError {
         /// What was asked for.
         what: &'static str,
     },
+    /// A capture that the driver ended before its end: a call that no capture allows, such as a wait for the whole device, came from
+    /// this thread or from another.
+    #[error(
+        "the capture of a graph was ended by another use of the device, such as a wait for all of its work; capture it again, or give the calls \
+         one by one"
+    )]
+    CaptureLost,
     /// A graph on another stream than that which captured it.
     #[error(
         "the graph was captured by another handle; launch it with that one, or capture it again"

@@ -4,7 +4,7 @@ use std::fmt::Write as _;
 use std::sync::Arc;
 
 use lowp_comm::{CallLog, Communicator, Mesh, Traffic, or_abort};
-use lowp_kernels::{Backend, StepCounts};
+use lowp_kernels::{Backend, KernelError, StepCounts};
 use lowp_shard::{CastPlan, FlatGather, ScaleBook};
 
 use crate::memory::OverGrads;
@@ -148,19 +148,23 @@ impl<B: Backend> AdamW<B> {
                 if enqueued {
                     let before = self.flat_sent_bytes();
                     let traffic = self.world.traffic();
-                    let graph = self.backend.capture(|| self.enqueue())?;
+                    let captured = self.backend.capture(|| self.work.enqueue());
                     let sent = self.flat_sent_bytes() - before;
                     let traffic = self.world.traffic().since(traffic);
-                    let launches = 0;
                     // The capture counted what it did not send.
                     self.launched = self.launched.wrapping_sub(sent);
-                    self.graph = Some(StepGraph {
-                        graph,
-                        measures: self.work.measures(),
-                        sent,
-                        traffic,
-                        launches,
-                    });
+                    self.graph = match captured {
+                        Ok(graph) => Some(StepGraph {
+                            graph,
+                            measures: self.work.measures(),
+                            sent,
+                            traffic,
+                            launches: 0,
+                        }),
+                        // Nothing of a lost capture has run. The next step captures again.
+                        Err(OptimError::Kernel(KernelError::CaptureLost)) => None,
+                        Err(error) => return Err(error),
+                    };
                 }
             }
         }

@@ -306,6 +306,7 @@ fn one<B: Fenced, J: Mutate<B>>(rig: &Rig<B>, seed: u64, picks: &[usize], resize
                 KernelError::Scalars { .. }
                     | KernelError::NoMemory { .. }
                     | KernelError::InCapture { .. }
+                    | KernelError::CaptureLost
                     | KernelError::Threads { .. }
                     | KernelError::NoDevice { .. }
                     | KernelError::OtherDevice { .. }

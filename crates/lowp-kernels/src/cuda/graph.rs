@@ -60,7 +60,11 @@ impl CudaGraph {
         cuda.bind()?;
         let stream = capture::begin(&cuda.device().context, &cuda.queue.numbered())?;
         let mut end = End(Some(&stream));
-        work()?;
+        let worked = work();
+        if lost(&stream) {
+            return Err(KernelError::CaptureLost.into());
+        }
+        worked?;
         // Errors that destructors left for the next call must not keep the capture from its end.
         let left = cuda.device().context.check_err();
         let graph = stream.end_capture(sys::CUgraphInstantiate_flags(0));
@@ -70,7 +74,7 @@ impl CudaGraph {
         drop(streams);
         left.map_err(failed("an earlier call"))?;
         let graph = graph
-            .map_err(unjoined)?
+            .map_err(unfinished)?
             .filter(has_work)
             .ok_or_else(crate::cpu::nothing_captured)?;
         Ok(Self {
@@ -109,13 +113,24 @@ fn has_work(graph: &cudarc::driver::CudaGraph) -> bool {
     counted != sys::CUresult::CUDA_SUCCESS || nodes > 0
 }
 
-/// Says what a capture lacks that the driver rejects.
-fn unjoined(error: DriverError) -> KernelError {
-    if error.0 == sys::CUresult::CUDA_ERROR_STREAM_CAPTURE_UNJOINED {
-        let what = "work of a stream that the one that captures does not wait for at the end";
-        return KernelError::InCapture { what };
+/// Whether the driver has ended the capture of `stream` because of a call that no capture allows.
+fn lost(stream: &cudarc::driver::CudaStream) -> bool {
+    use sys::CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_INVALIDATED as INVALIDATED;
+    stream
+        .capture_status()
+        .is_ok_and(|status| status == INVALIDATED)
+}
+
+/// Says why the driver makes no graph of a capture.
+fn unfinished(error: DriverError) -> KernelError {
+    match error.0 {
+        sys::CUresult::CUDA_ERROR_STREAM_CAPTURE_UNJOINED => {
+            let what = "work of a stream that the one that captures does not wait for at the end";
+            KernelError::InCapture { what }
+        }
+        sys::CUresult::CUDA_ERROR_STREAM_CAPTURE_INVALIDATED => KernelError::CaptureLost,
+        _ => failed("cuStreamEndCapture")(error),
     }
-    failed("cuStreamEndCapture")(error)
 }
 
 impl fmt::Debug for CudaGraph {

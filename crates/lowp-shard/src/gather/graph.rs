@@ -45,7 +45,7 @@ impl<B: Backend, R: Recipe> GatherGroup<B, R> {
         self.pool.note(&*self.comm, self.number, kind);
         self.plan_messages(lease)?;
         let views = self.views_of(lease)?;
-        let before = self.comm_of(kind).traffic();
+        let mut before = self.comm_of(kind).traffic();
         let work = lease.set.work(kind);
         let repeated = &self.views[views].gathers[kind as usize];
         let sends = |m: &Move<B>| m.ranges.iter().any(|range| !range.is_empty());
@@ -66,6 +66,11 @@ impl<B: Backend, R: Recipe> GatherGroup<B, R> {
                 Ok(None) => true,
                 // A capture of the caller's takes the calls themselves.
                 Err(ShardError::Kernel(KernelError::InCapture { .. })) => false,
+                // Nothing of a lost capture has run. The next gather captures again.
+                Err(ShardError::Kernel(KernelError::CaptureLost)) => {
+                    before = self.comm_of(kind).traffic();
+                    false
+                }
                 Err(error) => return Err(error),
             }
         };
