@@ -1,4 +1,4 @@
-// What causal attention needs around its products: the order of heads, rotary positions, and the softmax.
+// What causal attention needs around its products: the order of heads, their norms, rotary positions, and the softmax.
 #include "octet.cuh"
 
 // Turns the pair (x[i], x[i + half]) of a head by the angle of its position.
@@ -9,6 +9,19 @@ __device__ __forceinline__ void turn(Octet& low, Octet& high, const float2* angl
         low.v[i] = a * c - b * s;
         high.v[i] = b * c + a * s;
     }
+}
+
+// The sum over the `lanes` neighbouring threads that have a head, a power of two up to 32.
+__device__ __forceinline__ float head_sum(float x, int lanes) {
+    for (int lane = lanes / 2; lane > 0; lane /= 2) x += __shfl_xor_sync(~0u, x, lane);
+    return x;
+}
+
+__device__ __forceinline__ float reciprocal_rms(const Octet& low, const Octet& high, int lanes, int dim, float epsilon) {
+    float sum = 0.0f;
+#pragma unroll
+    for (int i = 0; i < 8; ++i) sum += low.v[i] * low.v[i] + high.v[i] * high.v[i];
+    return 1.0f / sqrtf(head_sum(sum, lanes) / dim + epsilon);
 }
 
 // Copies a head's rows between rows of tokens, `[tokens, stride]` with head `h` at column `h * dim`, and heads,
@@ -110,4 +123,92 @@ extern "C" __global__ void rotate(bf16* tokens, const float2* angles, int count,
     turn(low, high, angles + (token % seq) * half + col, sign);
     store8(x, low);
     store8(x + half, high);
+}
+
+// Norms of heads by the root mean square, and their turns: `y` is each head of `x`, which fill their rows, over its root mean square and
+// times gamma, turned by the position of its token. A head has `lanes` threads, each with two octets, half a head apart, or none.
+extern "C" __global__ void norm_heads(const bf16* x, bf16* y, const float* gamma, const float2* angles, int count, int seq,
+                                      int dim, int lanes, float epsilon, size_t heads) {
+    const size_t at = size_t(blockIdx.x) * blockDim.x + threadIdx.x, head = at / lanes;
+    const int half = dim / 2, col = 8 * (at % lanes);
+    const bool mine = head < heads && col < half;
+    Octet low = {}, high = {};
+    if (mine) {
+        low = load8(x + head * dim + col);
+        high = load8(x + head * dim + col + half);
+    }
+    const float inverse = reciprocal_rms(low, high, lanes, dim, epsilon);
+    if (!mine) return;
+    const Octet a = load8(gamma + col), b = load8(gamma + col + half);
+#pragma unroll
+    for (int i = 0; i < 8; ++i) {
+        low.v[i] *= inverse * a.v[i];
+        high.v[i] *= inverse * b.v[i];
+    }
+    turn(low, high, angles + head / count % seq * half + col, 1.0f);
+    store8(y + head * dim + col, low);
+    store8(y + head * dim + col + half, high);
+}
+
+// From the gradient `dy` of norm_heads for its result to that for `x`, in place. Block `b` takes heads `b * rows` and following, and
+// writes its sum of the gradients of gamma to row `b` of `partial`.
+extern "C" __global__ void __launch_bounds__(256) norm_heads_backward(const bf16* x, bf16* dy, const float* gamma, const float2* angles,
+                                        float* partial, int count, int seq, int dim, int lanes, int rows, float epsilon,
+                                        size_t heads) {
+    __shared__ float sums[16 * 256];
+    const int groups = blockDim.x / lanes, group = threadIdx.x / lanes;
+    const int half = dim / 2, col = 8 * (threadIdx.x % lanes);
+    const bool columns = col < half;
+    Octet a = {}, b = {}, da = {}, db = {};
+    if (columns) {
+        a = load8(gamma + col);
+        b = load8(gamma + col + half);
+    }
+    const size_t first = size_t(blockIdx.x) * rows, last = first + rows < heads ? first + rows : heads;
+    for (size_t next = first; next < last; next += groups) {
+        const size_t head = next + group;
+        const bool mine = head < last && columns;
+        Octet low = {}, high = {}, dlow = {}, dhigh = {};
+        if (mine) {
+            low = load8(x + head * dim + col);
+            high = load8(x + head * dim + col + half);
+            dlow = load8(dy + head * dim + col);
+            dhigh = load8(dy + head * dim + col + half);
+            turn(dlow, dhigh, angles + head / count % seq * half + col, -1.0f);
+        }
+        const float inverse = reciprocal_rms(low, high, lanes, dim, epsilon);
+        float along = 0.0f;
+#pragma unroll
+        for (int i = 0; i < 8; ++i) {
+            low.v[i] *= inverse;
+            high.v[i] *= inverse;
+            da.v[i] += dlow.v[i] * low.v[i];
+            db.v[i] += dhigh.v[i] * high.v[i];
+            dlow.v[i] *= a.v[i];
+            dhigh.v[i] *= b.v[i];
+            along += dlow.v[i] * low.v[i] + dhigh.v[i] * high.v[i];
+        }
+        along = head_sum(along, lanes) / dim;
+        if (!mine) continue;
+#pragma unroll
+        for (int i = 0; i < 8; ++i) {
+            dlow.v[i] = inverse * (dlow.v[i] - low.v[i] * along);
+            dhigh.v[i] = inverse * (dhigh.v[i] - high.v[i] * along);
+        }
+        store8(dy + head * dim + col, dlow);
+        store8(dy + head * dim + col + half, dhigh);
+    }
+    if (columns) {
+#pragma unroll
+        for (int i = 0; i < 8; ++i) {
+            sums[group * dim + col + i] = da.v[i];
+            sums[group * dim + half + col + i] = db.v[i];
+        }
+    }
+    __syncthreads();
+    for (int i = threadIdx.x; i < dim; i += blockDim.x) {
+        float sum = 0.0f;
+        for (int g = 0; g < groups; ++g) sum += sums[g * dim + i];
+        partial[size_t(blockIdx.x) * dim + i] = sum;
+    }
 }

@@ -275,6 +275,31 @@ mod tests {
         assert!(products.workspaces < cudnn.workspaces);
     }
 
+    /// What norms of queries and keys read stays, and what they make is where blocks use it in turn.
+    #[test]
+    fn norms_of_queries_and_keys_keep_what_they_read() {
+        let llama = |family| crate::Llama {
+            family,
+            ..crate::Llama::new(2)
+        };
+        let [plain, normed] =
+            [crate::Family::Llama, crate::Family::Qwen3].map(|f| sizes(Arch::Llama(llama(f))));
+        let bf16 = AnyRecipe::plain(Code::Bf16).expect("a recipe");
+        let products = MicroBatch {
+            cudnn: false,
+            ..BATCH
+        };
+        let [tokens, q, kv] = [4 * 128, 256, 2 * 64];
+        let rows = (2 * tokens * (q + kv)) as u64;
+        let sums = (4 * (tokens * 4 / 256) * 64) as u64;
+        for (batch, kept, in_turn) in [(BATCH, 0, rows + sums), (products, 3 * rows, sums)] {
+            let [plain, normed] = [plain, normed].map(|sizes| memory(&sizes, bf16, &batch));
+            assert_eq!(normed.activations, plain.activations + kept);
+            assert_eq!(normed.in_turn, plain.in_turn + in_turn);
+            assert_eq!(normed.workspaces, plain.workspaces);
+        }
+    }
+
     #[test]
     fn what_a_gpu_cannot_take_is_told() {
         let sizes = sizes(Arch::Gpt);

@@ -73,6 +73,18 @@ pub(crate) const KERNELS: [(&str, &[Kernel]); 4] = [
             ("rotate", &[Octets, Octets, Int, Int, Int, Float, Size]),
             ("softmax_forward", &[Words, Halves, Int]),
             ("softmax_backward", &[Halves, Words, Halves, Int, Float]),
+            (
+                "norm_heads",
+                &[
+                    Octets, Octets, Octets, Octets, Int, Int, Int, Int, Float, Size,
+                ],
+            ),
+            (
+                "norm_heads_backward",
+                &[
+                    Octets, Octets, Octets, Octets, Words, Int, Int, Int, Int, Int, Float, Size,
+                ],
+            ),
         ],
     ),
     (

@@ -33,6 +33,14 @@ pub(crate) fn norm_sums(tokens: usize, dim: usize) -> usize {
     tokens.div_ceil(NORM_ROWS) * 2 * dim
 }
 
+/// Heads whose gradients of gamma one block of threads adds up.
+pub(crate) const NORM_HEADS: usize = 256;
+
+/// Length of the memory in which the gradients of gamma of a norm of `heads` heads are added up.
+pub(crate) fn head_norm_sums(heads: usize, head_dim: usize) -> usize {
+    heads.div_ceil(NORM_HEADS) * head_dim
+}
+
 /// How long a buffer is what it is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Stays {
@@ -203,6 +211,17 @@ pub(crate) struct BlockPlaces {
     pub(crate) mlp: Vec<Place>,
     /// Queries, keys and values in their rows, where they stay until backward.
     rows: Vec<Place>,
+    /// Of the norms of queries and keys.
+    pub(crate) head_norms: Option<HeadNormPlaces>,
+}
+
+/// The buffers of the norms of queries and keys beside what they read.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct HeadNormPlaces {
+    /// What they make, where attention cannot have it in the place of gradients.
+    made: [Place; 2],
+    /// Where gradients of gamma are added up.
+    pub(crate) sums: Place,
 }
 
 const GPT_INPUTS: &[[&str; 2]] = &[
@@ -247,9 +266,13 @@ impl BlockPlaces {
                 inputs: GPT_INPUTS,
                 mlp: vec![kept("kept a", 4 * dim)],
                 rows: vec![kept("kept q", 3 * dim)],
+                head_norms: None,
             },
             Block::Llama(LlamaSizes {
-                kv_heads, gated, ..
+                kv_heads,
+                gated,
+                qk_norm,
+                ..
             }) => {
                 let (q, kv) = (sizes.heads_width(), kv_heads * sizes.head_dim());
                 Self {
@@ -270,17 +293,41 @@ impl BlockPlaces {
                         Place::lent("dg", row(gated)),
                     ],
                     rows: vec![kept("kept q", q), kept("kept k", kv), kept("kept v", kv)],
+                    head_norms: qk_norm.then(|| {
+                        let heads = tokens * sizes.heads.max(kv_heads);
+                        let sums = head_norm_sums(heads, sizes.head_dim());
+                        HeadNormPlaces {
+                            made: [
+                                Place::lent("normed q", row(q)),
+                                Place::lent("normed k", row(kv)),
+                            ],
+                            sums: Place::lent("head norm gradients", F32 * sums),
+                        }
+                    }),
                 }
             }
         }
     }
 
-    /// Queries, keys and values in their rows: where they need not stay, they are where their gradients will be.
+    /// Queries, keys and values in their rows: where they need not stay, they are where their gradients will be. What norms read stays.
     pub(crate) fn rows(&self, attention: &AttentionPlaces) -> Vec<Place> {
-        match attention {
-            AttentionPlaces::Cudnn(_) => self.rows.clone(),
-            AttentionPlaces::Products(_) => {
-                let gradients = self.gradients.iter().take(self.rows.len());
+        let stay = match (attention, &self.head_norms) {
+            (AttentionPlaces::Cudnn(_), _) => self.rows.len(),
+            (AttentionPlaces::Products(_), Some(_)) => 2,
+            (AttentionPlaces::Products(_), None) => 0,
+        };
+        let gradients = self.gradients.iter().take(self.rows.len()).flatten();
+        let kept = self.rows.iter().take(stay);
+        kept.chain(gradients.skip(stay)).copied().collect()
+    }
+
+    /// What norms make of queries and keys, which attention reads.
+    pub(crate) fn normed(&self, attention: &AttentionPlaces) -> Vec<Place> {
+        match (attention, &self.head_norms) {
+            (_, None) => Vec::new(),
+            (AttentionPlaces::Cudnn(_), Some(norms)) => norms.made.to_vec(),
+            (AttentionPlaces::Products(_), Some(_)) => {
+                let gradients = self.gradients.iter().take(2);
                 gradients.flatten().copied().collect()
             }
         }
@@ -293,8 +340,11 @@ impl BlockPlaces {
             inputs: _,
             mlp,
             rows: _,
+            head_norms,
         } = self;
         let mut all = self.rows(attention);
+        all.extend(self.normed(attention));
+        all.extend(head_norms.iter().map(|norms| norms.sums));
         all.extend(norms.iter().flat_map(|norm| [norm.x, norm.stats]));
         all.extend(gradients.iter().flatten());
         all.extend(mlp);

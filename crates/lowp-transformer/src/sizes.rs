@@ -80,7 +80,7 @@ impl Sizes {
     ///
     /// # Errors
     /// A size of 0, heads that do not divide the width or are no multiple of 16 wide, a width above 8192, a vocabulary or gated MLP that is no
-    /// multiple of 16, or heads of keys and values that do not divide the heads.
+    /// multiple of 16, heads of keys and values that do not divide the heads, or norms of heads of more than 512 values.
     pub fn check(&self) -> Result<(), String> {
         let Self {
             dim, heads, vocab, ..
@@ -111,6 +111,7 @@ impl Sizes {
         if let Block::Llama(LlamaSizes {
             kv_heads,
             gated,
+            head_dim,
             qk_norm,
             window,
             ..
@@ -126,11 +127,10 @@ impl Sizes {
                     "a gated MLP of {gated}: on a GPU it is a multiple of 16"
                 ));
             }
-            if qk_norm {
-                return Err(
-                    "norms of queries and keys, which run on a CPU alone; leave --device out"
-                        .to_owned(),
-                );
+            if qk_norm && head_dim > 512 {
+                return Err(format!(
+                    "heads of {head_dim} values: their norms on a GPU take at most 512"
+                ));
             }
             if let Some(window) = window.filter(|window| *window < self.seq) {
                 return Err(format!(

@@ -10,6 +10,7 @@ use lowp_kernels::{Backend, Cuda, CudaBuffer, Source};
 
 use super::TransformerError;
 use super::attention::{Attention, Rows};
+use super::head_norms::HeadNorms;
 use super::linear::{Linear, Shared};
 use super::ops::{Heads, NormParams, Ops};
 use super::place::at;
@@ -44,13 +45,8 @@ impl Norm {
         (var, beta, eps): (usize, bool, f32),
         places: &NormPlaces,
     ) -> Done<Self> {
-        let vars = model.var_buffers();
-        let missing = || TransformerError::Unsupported(format!("the model has no variable {var}"));
-        let gamma = vars.get(var).cloned().ok_or_else(missing)?;
-        let beta = match beta {
-            true => Some(vars.get(var + 1).cloned().ok_or_else(missing)?),
-            false => None,
-        };
+        let gamma = variable(model, var)?;
+        let beta = beta.then(|| variable(model, var + 1)).transpose()?;
         Ok(Self {
             params: NormParams { gamma, beta, eps },
             vars: [var, var + 1],
@@ -108,6 +104,16 @@ impl Norm {
     }
 }
 
+/// Variable `index`.
+pub(super) fn variable<R: Recipe>(
+    model: &ShardedModel<Cuda, R>,
+    index: usize,
+) -> Done<CudaBuffer<f32>> {
+    let missing = || TransformerError::Unsupported(format!("the model has no variable {index}"));
+    let vars = model.var_buffers();
+    vars.get(index).cloned().ok_or_else(missing)
+}
+
 /// Memory for the gradient of variable `index`.
 pub(super) fn f32_gradient<R: Recipe>(
     model: &ShardedModel<Cuda, R>,
@@ -152,6 +158,8 @@ pub(super) struct Layer<R: Recipe> {
     attention: Attention,
     /// Queries, keys and values in their rows.
     rows: Vec<Values>,
+    /// Of queries and keys, where they have norms.
+    head_norms: Option<HeadNorms>,
     linears: Linears<R>,
 }
 
@@ -208,7 +216,9 @@ impl<R: Recipe> Layer<R> {
                 let var = 2 + 4 * index;
                 ([(var, true, eps), (var + 2, true, eps)], inputs, linears)
             }
-            Block::Llama(LlamaSizes { kv_heads, .. }) => {
+            Block::Llama(LlamaSizes {
+                kv_heads, qk_norm, ..
+            }) => {
                 let linears = Linears::Llama {
                     attention: Box::new([linear(0)?, linear(1)?, linear(2)?, linear(3)?]),
                     mlp: Box::new([linear(4)?, linear(5)?, linear(6)?]),
@@ -223,11 +233,36 @@ impl<R: Recipe> Layer<R> {
                     head(kv_heads, groups, kv, 0, true),
                     head(kv_heads, groups, kv, 0, false),
                 ];
-                let var = 1 + 2 * index;
-                ([(var, false, eps), (var + 1, false, eps)], inputs, linears)
+                // Norms of queries and keys lie between those of the stream.
+                let between = if qk_norm { 2 } else { 0 };
+                let var = 1 + (2 + between) * index;
+                let norms = [(var, false, eps), (var + 1 + between, false, eps)];
+                (norms, inputs, linears)
             }
         };
-        let (attention, kept) = Attention::new(shared, (sizes, tokens), inputs, output)?;
+        let [mut q, mut k, v] = inputs;
+        let turned = places.head_norms.map(|norms| {
+            let heads = [q.clone(), k.clone()];
+            // The norms turn them.
+            (q.angles, k.angles) = (None, None);
+            (norms, heads)
+        });
+        let (attention, kept) = Attention::new(shared, (sizes, tokens), [q, k, v], output)?;
+        let head_norms = match (turned, places.normed(&kept).as_slice()) {
+            (Some((of, heads)), &[q, k]) => {
+                let (var, _, eps) = norms[0];
+                let params = (var + 1, eps);
+                let made = ([q, k], &of.sums);
+                Some(HeadNorms::new(
+                    shared,
+                    model,
+                    params,
+                    (heads, tokens),
+                    made,
+                )?)
+            }
+            _ => None,
+        };
         let rows = places.rows(&kept).into_iter();
         let rows = rows.map(|place| arena.values(&place));
         let rows = rows.collect::<Result<_, _>>()?;
@@ -243,6 +278,7 @@ impl<R: Recipe> Layer<R> {
             norms,
             attention,
             rows,
+            head_norms,
             linears,
         })
     }
@@ -254,6 +290,14 @@ impl<R: Recipe> Layer<R> {
         [0, 1, 2].map(|at| Rows {
             values: &self.rows[at.min(last)],
         })
+    }
+
+    /// What attention reads of them.
+    fn seen(&self) -> Done<[Rows<'_>; 3]> {
+        match &self.head_norms {
+            Some(norms) => norms.forward(&self.shared, self.rows()),
+            None => Ok(self.rows()),
+        }
     }
 
     /// Its linear layers, in the order of forward.
@@ -311,7 +355,7 @@ impl<R: Recipe> Layer<R> {
                     linear.forward(rows)?;
                 }
                 let seen = Rows { values: &o.input };
-                self.attention.forward(self.rows(), seen)?;
+                self.attention.forward(self.seen()?, seen)?;
                 o.forward(branch)?;
                 second.forward(ops, self.size, Some((&first.x, branch)), &gate_proj.input)?;
                 self.same_input(&gate_proj.input, &[up_proj])?;
@@ -401,11 +445,15 @@ impl<R: Recipe> Layer<R> {
                 gate_proj.backward(&dh, true)?;
                 second.backward(&self.shared, model, self.size, &dh, (Some(dx), dx))?;
                 o.backward(&dh, false)?;
-                let rows = [q, k, v].map(|linear| Rows {
+                let gradients = [q, k, v].map(|linear| Rows {
                     values: &linear.gradient,
                 });
+                let kept = self.seen()?;
                 self.attention
-                    .backward(Rows { values: &dh }, self.rows(), rows)?;
+                    .backward(Rows { values: &dh }, kept, gradients)?;
+                if let Some(norms) = &self.head_norms {
+                    norms.backward(&self.shared, model, self.rows(), gradients)?;
+                }
                 v.backward(&dh, false)?;
                 k.backward(&dh, true)?;
                 q.backward(&dh, true)?;

@@ -4,6 +4,7 @@ mod attention;
 mod block;
 mod error;
 mod gemms;
+mod head_norms;
 mod linear;
 mod model;
 mod module;

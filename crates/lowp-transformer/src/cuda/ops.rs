@@ -16,7 +16,7 @@ use super::module::Kernels;
 use super::place::at;
 use super::trace::Trace;
 use crate::params::{self, Arg};
-use crate::places::{NORM_ROWS, norm_sums};
+use crate::places::{NORM_HEADS, NORM_ROWS, head_norm_sums, norm_sums};
 
 type Values = CudaBuffer<bf16>;
 type Sums = CudaBuffer<f32>;
@@ -287,6 +287,63 @@ impl Ops {
         unsafe { self.launch_each("rotate", &args, tokens * count * dim / 16) }
     }
 
+    /// `y`: each head of `x`, which fill their rows, over its root mean square and times gamma, turned by the position of its token.
+    pub(super) fn norm_heads(
+        &self,
+        (heads, tokens): (&Heads, usize),
+        params: &NormParams,
+        x: &Values,
+        y: &Values,
+    ) -> Done {
+        let OfHeads { len, sizes, each } = of_heads(heads, tokens)?;
+        let mut args = vec![
+            Arg::Pointer(at(x, len)?),
+            Arg::Pointer(at(y, len)?),
+            Arg::Pointer(at(&params.gamma, heads.dim)?),
+            null_or(heads.angles.as_ref(), heads.seq * heads.dim)?,
+        ];
+        args.extend(sizes);
+        args.extend([Arg::Float(params.eps), Arg::Size(tokens * heads.count)]);
+        let blocks = (tokens * heads.count * each).div_ceil(THREADS);
+        // SAFETY: as in `norm`.
+        unsafe { self.launch("norm_heads", [blocks, 1], [THREADS, 1], &args) }
+    }
+
+    /// The gradient for `x` in the place of that for the result, and that of gamma.
+    pub(super) fn norm_heads_backward(
+        &self,
+        (heads, tokens): (&Heads, usize),
+        params: &NormParams,
+        (x, dy): (&Values, &Values),
+        (partial, dgamma): (&Sums, &Sums),
+    ) -> Done {
+        let OfHeads { len, sizes, .. } = of_heads(heads, tokens)?;
+        let (dim, all) = (heads.dim, tokens * heads.count);
+        let mut args = vec![
+            Arg::Pointer(at(x, len)?),
+            Arg::Pointer(at(dy, len)?),
+            Arg::Pointer(at(&params.gamma, dim)?),
+            null_or(heads.angles.as_ref(), heads.seq * dim)?,
+            Arg::Pointer(at(partial, head_norm_sums(all, dim))?),
+        ];
+        args.extend(sizes);
+        args.extend([int(NORM_HEADS)?, Arg::Float(params.eps), Arg::Size(all)]);
+        let blocks = all.div_ceil(NORM_HEADS);
+        // SAFETY: as in `norm`.
+        unsafe { self.launch("norm_heads_backward", [blocks, 1], [THREADS, 1], &args) }?;
+        // Both halves of a row go to one vector.
+        let (half, to) = (dim / 2, at(dgamma, dim)?);
+        let args = [
+            Arg::Pointer(partial.pointer()),
+            int(blocks)?,
+            int(half)?,
+            Arg::Pointer(to),
+            Arg::Pointer(to + (size_of::<f32>() * half) as u64),
+        ];
+        // SAFETY: as above.
+        unsafe { self.launch("column_sums", [dim.div_ceil(32), 1], [32, 8], &args) }
+    }
+
     /// Causal softmax of `matrices` of `[seq, seq]` scores.
     pub(super) fn softmax(&self, scores: &Sums, p: &Values, matrices: usize, seq: usize) -> Done {
         let len = matrices * seq * seq;
@@ -403,6 +460,35 @@ impl Ops {
         // SAFETY: as in `norm`.
         unsafe { self.launch("add_losses", [1, 1], [THREADS, 1], &args) }
     }
+}
+
+/// What the kernels of norms of heads take: values in all, the number of heads of a token, positions, values and threads of a head, and
+/// these threads.
+struct OfHeads {
+    len: usize,
+    sizes: [Arg; 4],
+    each: usize,
+}
+
+fn of_heads(heads: &Heads, tokens: usize) -> Result<OfHeads, TransformerError> {
+    let Heads {
+        count,
+        dim,
+        seq,
+        stride,
+        ..
+    } = *heads;
+    // A power of two, so that the sum over a head is one over neighbours.
+    let each = (dim / 16).next_power_of_two();
+    if count * dim != stride || !dim.is_multiple_of(16) || each > 32 || heads.angles.is_none() {
+        let text = format!("norms of {count} heads of {dim} in rows of {stride}");
+        return Err(TransformerError::Unsupported(text));
+    }
+    Ok(OfHeads {
+        len: tokens * stride,
+        sizes: [int(count)?, int(seq)?, int(dim)?, int(each)?],
+        each,
+    })
 }
 
 /// A thread for eight columns, in whole warps.

@@ -245,26 +245,45 @@ fn gradients_in_bf16() {
     check(&format!("{llama} --kv-heads 2"), 0.03);
 }
 
+const LLAMA3: &str = r#""model_type": "llama", "head_dim": 32, "tie_word_embeddings": true, "rope_theta": 500000.0, "rope_scaling":
+    {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 64}"#;
+const MISTRAL: &str = r#""model_type": "mistral", "head_dim": 32, "sliding_window": 128"#;
+const QWEN3: &str = r#""model_type": "qwen3", "head_dim": 64, "tie_word_embeddings": true"#;
+
+/// The options of a small model that a config.json in a new folder describes, with what `family` says.
+fn described(family: &str) -> (tempfile::TempDir, String) {
+    let folder = tempfile::tempdir().expect("a folder");
+    let config = format!(
+        r#"{{"hidden_size": 256, "intermediate_size": 384, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2,
+        "vocab_size": 512, "max_position_embeddings": 128, "rms_norm_eps": 1e-6, {family}}}"#
+    );
+    std::fs::write(folder.path().join("config.json"), config).expect("a file");
+    let path = folder.path().display();
+    let model = format!("--model {path} --from-scratch --seq 128 --batch 4");
+    (folder, model)
+}
+
 /// Heads of a width of their own, scaled rotary positions, a tied head, and a window that is longer than sequences.
 #[test]
 fn models_of_config_files() {
-    let llama = r#""model_type": "llama", "tie_word_embeddings": true, "rope_theta": 500000.0, "rope_scaling": {"rope_type": "llama3",
-        "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 64}"#;
-    let mistral = r#""model_type": "mistral", "sliding_window": 128"#;
-    for family in [llama, mistral] {
-        let folder = tempfile::tempdir().expect("a folder");
-        let config = format!(
-            r#"{{"hidden_size": 256, "intermediate_size": 384, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2,
-            "head_dim": 32, "vocab_size": 512, "max_position_embeddings": 128, "rms_norm_eps": 1e-6, {family}}}"#
-        );
-        std::fs::write(folder.path().join("config.json"), config).expect("a file");
-        let model = format!(
-            "--model {} --from-scratch --seq 128 --batch 4",
-            folder.path().display()
-        );
+    for family in [LLAMA3, MISTRAL] {
+        let (_folder, model) = described(family);
         check(&format!("{model} --recipe bf16"), 0.03);
         check(&format!("{model} --recipe fp8-current --recompute"), 0.2);
     }
+}
+
+/// Also of heads whose sixteenths are no power of two.
+#[test]
+fn norms_of_queries_and_keys() {
+    for head_dim in [64, 128, 48] {
+        let family = format!(r#""model_type": "qwen3", "head_dim": {head_dim}"#);
+        let (_folder, model) = described(&family);
+        check(&format!("{model} --recipe bf16"), 0.03);
+    }
+    let (_folder, model) = described(QWEN3);
+    check(&format!("{model} --recipe fp8-current --recompute"), 0.2);
+    check(&format!("{model} --recipe bf16 --accumulate 2"), 0.03);
 }
 
 #[test]
@@ -337,11 +356,17 @@ fn z_losses() {
 #[test]
 fn steps_are_the_same_bits_again() {
     let Some(cuda) = gpu() else { return };
-    for recipe in ["bf16", "fp8-delayed", "nvfp4-1d"] {
-        let asked = asked(&format!("{SMALL} --recipe {recipe} --device cuda"));
+    let (_folder, qwen3) = described(QWEN3);
+    for words in [
+        &format!("{SMALL} --recipe bf16"),
+        &format!("{SMALL} --recipe fp8-delayed"),
+        &format!("{SMALL} --recipe nvfp4-1d"),
+        &format!("{qwen3} --recipe bf16"),
+    ] {
+        let asked = asked(&format!("{words} --device cuda"));
         let [a, b] = [(); 2].map(|()| train(&cuda, &asked, 4).losses);
-        assert_eq!(a, b, "{recipe}");
-        assert!(a[3] < a[0], "{recipe}: {a:?}");
+        assert_eq!(a, b, "{words}");
+        assert!(a[3] < a[0], "{words}: {a:?}");
     }
 }
 
@@ -374,14 +399,16 @@ fn gathers_are_timed_on_their_stream() {
 #[test]
 fn recomputed_blocks_give_the_same_bits() {
     let Some(cuda) = gpu() else { return };
+    let (_folder, qwen3) = described(QWEN3);
     for words in [
-        "--recipe bf16",
-        "--recipe fp8-delayed",
-        "--recipe nvfp4-1d",
-        "--recipe mxfp8 --no-cudnn",
-        "--recipe fp8-current --arch llama --kv-heads 2",
+        &format!("{SMALL} --recipe bf16"),
+        &format!("{SMALL} --recipe fp8-delayed"),
+        &format!("{SMALL} --recipe nvfp4-1d"),
+        &format!("{SMALL} --recipe mxfp8 --no-cudnn"),
+        &format!("{SMALL} --recipe fp8-current --arch llama --kv-heads 2"),
+        &format!("{qwen3} --recipe fp8-current"),
     ] {
-        let words = format!("{SMALL} {words} --device cuda");
+        let words = format!("{words} --device cuda");
         let [plain, again] = ["", " --recompute"].map(|more| {
             let trained = train(&cuda, &asked(&format!("{words}{more}")), 3);
             (trained.losses, trained.gradients)
@@ -465,11 +492,15 @@ fn a_run_holds_what_is_planned() {
         "--recipe mxfp8+bf16-forward --keep-bf16 *.qkv",
     ];
     runs.extend(others.map(str::to_owned));
+    let (_folder, qwen3) = described(QWEN3);
+    let small = runs.iter().map(|words| format!("{SMALL} {words}"));
+    let norms = ["", " --recompute"].map(|more| format!("{qwen3} --recipe mxfp8{more}"));
+    let runs: Vec<String> = small.chain(norms).collect();
     for words in runs
         .iter()
         .flat_map(|words| [words.clone(), format!("{words} --no-cudnn")])
     {
-        let asked = asked(&format!("{SMALL} {words} --device cuda"));
+        let asked = asked(&format!("{words} --device cuda"));
         let (mut sharded, mut network) = model(&cuda, &asked);
         run(&mut sharded, &mut network, &asked, (2, 0));
         let Asked { args, setup } = &asked;
