@@ -74,26 +74,26 @@ extern "C" __global__ void merge_heads(const bf16* heads, bf16* tokens, const fl
     store8(to + half, high);
 }
 
-// Softmax of rows of scores, `[matrix, seq, seq]`, of which row `i` sees columns 0 to `i`; the others become 0. One block per
-// row.
-extern "C" __global__ void softmax_forward(const float* scores, bf16* p, int seq) {
+// Softmax of rows of scores, `[matrix, seq, seq]`, of which row `i` sees the last `window` of columns 0 to `i`; the others become 0.
+// One block per row.
+extern "C" __global__ void softmax_forward(const float* scores, bf16* p, int seq, int window) {
     __shared__ float scratch[64];
     const size_t row = blockIdx.x;
-    const int seen = row % seq + 1;
+    const int end = row % seq + 1, first = max(end - window, 0);
     scores += row * seq;
     p += row * seq;
     float most = -INFINITY;
-    for (int i = threadIdx.x; i < seen; i += blockDim.x) most = fmaxf(most, scores[i]);
+    for (int i = first + threadIdx.x; i < end; i += blockDim.x) most = fmaxf(most, scores[i]);
     most = block_max(most, scratch);
     float sum = 0.0f;
-    for (int i = threadIdx.x; i < seen; i += blockDim.x) sum += __expf(scores[i] - most);
+    for (int i = first + threadIdx.x; i < end; i += blockDim.x) sum += __expf(scores[i] - most);
     const float inverse = 1.0f / block_sum(sum, scratch + 32);
     for (int i = threadIdx.x; i < seq; i += blockDim.x) {
-        p[i] = __float2bfloat16_rn(i < seen ? __expf(scores[i] - most) * inverse : 0.0f);
+        p[i] = __float2bfloat16_rn(i >= first && i < end ? __expf(scores[i] - most) * inverse : 0.0f);
     }
 }
 
-// `ds = scale * p * (dp - sum(p * dp))`, the gradient of scaled scores.
+// `ds = scale * p * (dp - sum(p * dp))`, the gradient of scaled scores: 0 where a row does not see.
 extern "C" __global__ void softmax_backward(const bf16* p, const float* dp, bf16* ds, int seq, float scale) {
     __shared__ float scratch[32];
     const size_t row = blockIdx.x;

@@ -28,9 +28,10 @@ void say(char* text, size_t room, const std::string& what) {
 
 extern "C" {
 
-// Sizes; strides in values by sequence, head and position of queries, keys, values and the result, and of their gradients.
+// Sizes; positions that each sees, its own included, or 0 for all before it; strides in values by sequence, head and position of queries,
+// keys, values and the result, and of their gradients.
 struct LowpSdpaSizes {
-    int64_t sequences, heads, kv_heads, seq, dim;
+    int64_t sequences, heads, kv_heads, seq, dim, window;
     int64_t q[3], k[3], v[3], o[3];
     float scale;
 };
@@ -132,6 +133,7 @@ LowpSdpa* lowp_sdpa_new(const LowpSdpaSizes* sizes, char* text, size_t room) {
                                .set_diagonal_alignment(fe::DiagonalAlignment_t::TOP_LEFT)
                                .set_diagonal_band_right_bound(0)
                                .set_attn_scale(s.scale);
+            if (s.window > 0) options.set_diagonal_band_left_bound(static_cast<int>(s.window));
             auto [o, stats] = graph.sdpa(q, k, v, options);
             result(o, O, s.heads, s.o);
             stats->set_output(true).set_uid(STATS).set_dim(stats_dim).set_stride(stats_stride).set_data_type(
@@ -160,6 +162,7 @@ LowpSdpa* lowp_sdpa_new(const LowpSdpaSizes* sizes, char* text, size_t room) {
                                .set_diagonal_band_right_bound(0)
                                .set_deterministic_algorithm(true)
                                .set_attn_scale(s.scale);
+            if (s.window > 0) options.set_diagonal_band_left_bound(static_cast<int>(s.window));
             auto [dq, dk, dv] = graph.sdpa_backward(q, k, v, o, gradient, stats, options);
             result(dq, DQ, s.heads, s.q);
             result(dk, DK, s.kv_heads, s.k);

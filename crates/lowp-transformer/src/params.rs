@@ -71,7 +71,7 @@ pub(crate) const KERNELS: [(&str, &[Kernel]); 4] = [
             ("split_heads", HEADS),
             ("merge_heads", HEADS),
             ("rotate", &[Octets, Octets, Int, Int, Int, Float, Size]),
-            ("softmax_forward", &[Words, Halves, Int]),
+            ("softmax_forward", &[Words, Halves, Int, Int]),
             ("softmax_backward", &[Halves, Words, Halves, Int, Float]),
             (
                 "norm_heads",

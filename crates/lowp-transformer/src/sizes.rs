@@ -71,6 +71,14 @@ impl Sizes {
         }
     }
 
+    /// Positions that a token sees, itself included, where they are fewer than those of a sequence.
+    pub fn window(&self) -> Option<usize> {
+        match self.block {
+            Block::Gpt => None,
+            Block::Llama(LlamaSizes { window, .. }) => window.filter(|window| *window < self.seq),
+        }
+    }
+
     /// Whether the head is the embedding.
     pub fn tied(&self) -> bool {
         matches!(self.block, Block::Llama(LlamaSizes { tied: true, .. }))
@@ -113,7 +121,6 @@ impl Sizes {
             gated,
             head_dim,
             qk_norm,
-            window,
             ..
         }) = self.block
         {
@@ -130,12 +137,6 @@ impl Sizes {
             if qk_norm && head_dim > 512 {
                 return Err(format!(
                     "heads of {head_dim} values: their norms on a GPU take at most 512"
-                ));
-            }
-            if let Some(window) = window.filter(|window| *window < self.seq) {
-                return Err(format!(
-                    "a window of {window} positions in sequences of {}, which runs on a CPU alone; take sequences of at most {window}",
-                    self.seq
                 ));
             }
         }

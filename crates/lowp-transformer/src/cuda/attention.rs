@@ -1,4 +1,4 @@
-//! [`Attention`]: causal attention by batched products over all heads, with the probabilities kept for backward.
+//! [`Attention`]: causal attention by cuDNN, or by batched products over all heads, with the probabilities kept for backward.
 
 #![expect(
     unsafe_code,
@@ -33,6 +33,8 @@ pub(super) struct Attention {
     /// Queries, keys and values in their rows.
     inputs: [Heads; 3],
     output: Heads,
+    /// Positions that a token sees, all of a sequence at most.
+    window: usize,
     way: Way,
 }
 
@@ -81,7 +83,8 @@ impl Attention {
         output: Heads,
     ) -> Result<(Self, AttentionPlaces), TransformerError> {
         let arena = &shared.arena;
-        let sdpa = shared.sdpa(&sdpa_sizes(tokens, &inputs, &output))?;
+        let window = sizes.window();
+        let sdpa = shared.sdpa(&sdpa_sizes((tokens, window), &inputs, &output))?;
         let (way, places) = match sdpa {
             Some(sdpa) => {
                 let places = CudnnPlaces::new(sizes, tokens);
@@ -108,6 +111,7 @@ impl Attention {
             tokens,
             inputs,
             output,
+            window: window.unwrap_or(sizes.seq),
             way,
         };
         Ok((attention, places))
@@ -205,7 +209,7 @@ impl Attention {
                 },
             )
         }?;
-        ops.softmax(&scores, p, matrices, seq)?;
+        ops.softmax(&scores, p, [matrices, seq, self.window])?;
         let seen = arena.values(&places.heads)?;
         // SAFETY: as above.
         unsafe {
@@ -320,16 +324,19 @@ impl Attention {
 }
 
 /// What cuDNN plans attention by.
-fn sdpa_sizes(tokens: usize, inputs: &[Heads; 3], output: &Heads) -> SdpaSizes {
+fn sdpa_sizes(
+    (tokens, window): (usize, Option<usize>),
+    inputs: &[Heads; 3],
+    output: &Heads,
+) -> SdpaSizes {
+    let number = |n: usize| i64::try_from(n).unwrap_or(i64::MAX);
     let strides = |heads: &Heads| {
-        let number = |n: usize| i64::try_from(n).unwrap_or(i64::MAX);
         [
             number(heads.seq * heads.stride),
             number(heads.dim),
             number(heads.stride),
         ]
     };
-    let number = |n: usize| i64::try_from(n).unwrap_or(i64::MAX);
     let [q, k, v] = inputs;
     SdpaSizes {
         sequences: number(tokens / output.seq),
@@ -337,6 +344,7 @@ fn sdpa_sizes(tokens: usize, inputs: &[Heads; 3], output: &Heads) -> SdpaSizes {
         kv_heads: number(k.count),
         seq: number(output.seq),
         dim: number(output.dim),
+        window: window.map_or(0, number),
         q: strides(q),
         k: strides(k),
         v: strides(v),

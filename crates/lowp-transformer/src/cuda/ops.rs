@@ -344,13 +344,19 @@ impl Ops {
         unsafe { self.launch("column_sums", [dim.div_ceil(32), 1], [32, 8], &args) }
     }
 
-    /// Causal softmax of `matrices` of `[seq, seq]` scores.
-    pub(super) fn softmax(&self, scores: &Sums, p: &Values, matrices: usize, seq: usize) -> Done {
+    /// Softmax of `matrices` of `[seq, seq]` scores, of which each row sees the last `window` up to its own.
+    pub(super) fn softmax(
+        &self,
+        scores: &Sums,
+        p: &Values,
+        [matrices, seq, window]: [usize; 3],
+    ) -> Done {
         let len = matrices * seq * seq;
         let args = [
             Arg::Pointer(at(scores, len)?),
             Arg::Pointer(at(p, len)?),
             int(seq)?,
+            int(window)?,
         ];
         // SAFETY: as in `norm`.
         unsafe { self.launch("softmax_forward", [matrices * seq, 1], [128, 1], &args) }

@@ -22,6 +22,8 @@ pub(super) struct SdpaSizes {
     pub(super) kv_heads: i64,
     pub(super) seq: i64,
     pub(super) dim: i64,
+    /// Positions that each sees, its own included; 0 for all before it.
+    pub(super) window: i64,
     pub(super) q: Strides,
     pub(super) k: Strides,
     pub(super) v: Strides,

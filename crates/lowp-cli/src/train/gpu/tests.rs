@@ -250,6 +250,8 @@ const LLAMA3: &str = r#""model_type": "llama", "head_dim": 32, "tie_word_embeddi
 const MISTRAL: &str = r#""model_type": "mistral", "head_dim": 32, "sliding_window": 128"#;
 const QWEN3: &str = r#""model_type": "qwen3", "head_dim": 64, "tie_word_embeddings": true"#;
 
+const WINDOW: &str = r#""model_type": "mistral", "head_dim": 128, "sliding_window": 50"#;
+
 /// The options of a small model that a config.json in a new folder describes, with what `family` says.
 fn described(family: &str) -> (tempfile::TempDir, String) {
     let folder = tempfile::tempdir().expect("a folder");
@@ -271,6 +273,19 @@ fn models_of_config_files() {
         check(&format!("{model} --recipe bf16"), 0.03);
         check(&format!("{model} --recipe fp8-current --recompute"), 0.2);
     }
+}
+
+/// Windows that end within the tiles of a kernel and at their edges.
+#[test]
+fn windows_that_are_shorter_than_sequences() {
+    for window in [127, 64, 37, 2] {
+        let family =
+            format!(r#""model_type": "mistral", "head_dim": 64, "sliding_window": {window}"#);
+        let (_folder, model) = described(&family);
+        check(&format!("{model} --recipe bf16"), 0.03);
+    }
+    let (_folder, model) = described(WINDOW);
+    check(&format!("{model} --recipe fp8-current --recompute"), 0.2);
 }
 
 /// Also of heads whose sixteenths are no power of two.
@@ -356,12 +371,13 @@ fn z_losses() {
 #[test]
 fn steps_are_the_same_bits_again() {
     let Some(cuda) = gpu() else { return };
-    let (_folder, qwen3) = described(QWEN3);
+    let [(_folder, qwen3), (_other, window)] = [QWEN3, WINDOW].map(described);
     for words in [
         &format!("{SMALL} --recipe bf16"),
         &format!("{SMALL} --recipe fp8-delayed"),
         &format!("{SMALL} --recipe nvfp4-1d"),
         &format!("{qwen3} --recipe bf16"),
+        &format!("{window} --recipe bf16"),
     ] {
         let asked = asked(&format!("{words} --device cuda"));
         let [a, b] = [(); 2].map(|()| train(&cuda, &asked, 4).losses);
@@ -492,10 +508,11 @@ fn a_run_holds_what_is_planned() {
         "--recipe mxfp8+bf16-forward --keep-bf16 *.qkv",
     ];
     runs.extend(others.map(str::to_owned));
-    let (_folder, qwen3) = described(QWEN3);
+    let [(_folder, qwen3), (_other, window)] = [QWEN3, WINDOW].map(described);
     let small = runs.iter().map(|words| format!("{SMALL} {words}"));
     let norms = ["", " --recompute"].map(|more| format!("{qwen3} --recipe mxfp8{more}"));
-    let runs: Vec<String> = small.chain(norms).collect();
+    let window = format!("{window} --recipe bf16");
+    let runs: Vec<String> = small.chain(norms).chain([window]).collect();
     for words in runs
         .iter()
         .flat_map(|words| [words.clone(), format!("{words} --no-cudnn")])
