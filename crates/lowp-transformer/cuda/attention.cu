@@ -74,12 +74,23 @@ extern "C" __global__ void merge_heads(const bf16* heads, bf16* tokens, const fl
     store8(to + half, high);
 }
 
-// Softmax of rows of scores, `[matrix, seq, seq]`, of which row `i` sees the last `window` of columns 0 to `i`; the others become 0.
-// One block per row.
-extern "C" __global__ void softmax_forward(const float* scores, bf16* p, int seq, int window) {
+// What cuDNN adds to the scores of each token, `[token, seq]`: nothing from the first position that it sees on, and what leaves no
+// probability before it. One block per token.
+extern "C" __global__ void document_mask(const int* first_seen, bf16* mask, int seq) {
+    const size_t token = blockIdx.x;
+    for (int i = threadIdx.x; i < seq; i += blockDim.x) {
+        mask[token * seq + i] = __float2bfloat16_rn(i < first_seen[token] ? -1e30f : 0.0f);
+    }
+}
+
+// Softmax of rows of scores, `[sequence, head, seq, seq]`, of which row `i` sees the last `window` of columns 0 to `i`, and with
+// `first_seen` none before that of its token; the others become 0. One block per row.
+extern "C" __global__ void softmax_forward(const float* scores, bf16* p, const int* first_seen, int seq, int heads, int window) {
     __shared__ float scratch[64];
     const size_t row = blockIdx.x;
-    const int end = row % seq + 1, first = max(end - window, 0);
+    const int end = row % seq + 1;
+    int first = max(end - window, 0);
+    if (first_seen != nullptr) first = max(first, first_seen[row / seq / heads * seq + end - 1]);
     scores += row * seq;
     p += row * seq;
     float most = -INFINITY;

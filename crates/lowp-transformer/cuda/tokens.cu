@@ -40,19 +40,25 @@ extern "C" __global__ void sum_rows(const bf16* dx, const int* starts, const int
 }
 
 // The loss of each row of logits, and its gradient: `(softmax - one at the target) * scale`, with that of `z_loss` times the
-// squared logarithm of the softmax's sum. One block per row. Without `gradients` only losses.
+// squared logarithm of the softmax's sum. One block per row. Without `gradients` only losses. A target below 0 adds nothing to either.
 extern "C" __global__ void cross_entropy(const float* logits, const int* targets, float* losses, bf16* gradients, int vocab,
                                          float scale, float z_loss) {
     __shared__ float scratch[64];
     const size_t row = blockIdx.x;
+    const int target = targets[row];
     logits += row * vocab;
+    if (target < 0) {
+        if (threadIdx.x == 0) losses[row] = 0.0f;
+        if (gradients == nullptr) return;
+        for (int i = threadIdx.x; i < vocab; i += blockDim.x) gradients[row * vocab + i] = __float2bfloat16_rn(0.0f);
+        return;
+    }
     float most = -INFINITY;
     for (int i = threadIdx.x; i < vocab; i += blockDim.x) most = fmaxf(most, logits[i]);
     most = block_max(most, scratch);
     float sum = 0.0f;
     for (int i = threadIdx.x; i < vocab; i += blockDim.x) sum += __expf(logits[i] - most);
     sum = block_sum(sum, scratch + 32);
-    const int target = targets[row];
     if (threadIdx.x == 0) losses[row] = logf(sum) - (logits[target] - most);
     if (gradients == nullptr) return;
     const float factor = scale * (1.0f + 2.0f * z_loss * (logf(sum) + most)) / sum;

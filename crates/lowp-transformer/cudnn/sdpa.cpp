@@ -16,7 +16,7 @@ using Tensor = std::shared_ptr<fe::graph::Tensor_attributes>;
 
 namespace {
 
-enum Id : int64_t { Q = 1, K, V, O, STATS, DO, DQ, DK, DV };
+enum Id : int64_t { Q = 1, K, V, O, STATS, MASK, DO, DQ, DK, DV };
 
 void say(char* text, size_t room, const std::string& what) {
     if (room == 0) return;
@@ -28,10 +28,10 @@ void say(char* text, size_t room, const std::string& what) {
 
 extern "C" {
 
-// Sizes; positions that each sees, its own included, or 0 for all before it; strides in values by sequence, head and position of queries,
-// keys, values and the result, and of their gradients.
+// Sizes; positions that each sees, its own included, or 0 for all before it; whether a mask, `[sequence, position, position]`, is added to
+// the scores of all heads; strides in values by sequence, head and position of queries, keys, values and the result, and of their gradients.
 struct LowpSdpaSizes {
-    int64_t sequences, heads, kv_heads, seq, dim, window;
+    int64_t sequences, heads, kv_heads, seq, dim, window, masked;
     int64_t q[3], k[3], v[3], o[3];
     float scale;
 };
@@ -115,6 +115,13 @@ LowpSdpa* lowp_sdpa_new(const LowpSdpaSizes* sizes, char* text, size_t room) {
                 .set_dim({s.sequences, heads, s.seq, s.dim})
                 .set_stride({stride[0], stride[1], stride[2], 1});
         };
+        const auto mask = [&](fe::graph::Graph& graph) {
+            return graph.tensor(fe::graph::Tensor_attributes()
+                                    .set_name("mask")
+                                    .set_uid(MASK)
+                                    .set_dim({s.sequences, 1, s.seq, s.seq})
+                                    .set_stride({s.seq * s.seq, s.seq * s.seq, s.seq, 1}));
+        };
         const std::vector<int64_t> stats_dim = {s.sequences, s.heads, s.seq, 1};
         const std::vector<int64_t> stats_stride = {s.heads * s.seq, s.seq, 1, 1};
         for (fe::graph::Graph* graph : {&sdpa->forward, &sdpa->backward}) {
@@ -134,6 +141,7 @@ LowpSdpa* lowp_sdpa_new(const LowpSdpaSizes* sizes, char* text, size_t room) {
                                .set_diagonal_band_right_bound(0)
                                .set_attn_scale(s.scale);
             if (s.window > 0) options.set_diagonal_band_left_bound(static_cast<int>(s.window));
+            if (s.masked != 0) options.set_bias(mask(graph));
             auto [o, stats] = graph.sdpa(q, k, v, options);
             result(o, O, s.heads, s.o);
             stats->set_output(true).set_uid(STATS).set_dim(stats_dim).set_stride(stats_stride).set_data_type(
@@ -163,6 +171,7 @@ LowpSdpa* lowp_sdpa_new(const LowpSdpaSizes* sizes, char* text, size_t room) {
                                .set_deterministic_algorithm(true)
                                .set_attn_scale(s.scale);
             if (s.window > 0) options.set_diagonal_band_left_bound(static_cast<int>(s.window));
+            if (s.masked != 0) options.set_bias(mask(graph));
             auto [dq, dk, dv] = graph.sdpa_backward(q, k, v, o, gradient, stats, options);
             result(dq, DQ, s.heads, s.q);
             result(dk, DK, s.kv_heads, s.k);
@@ -200,18 +209,25 @@ static int run(LowpSdpa* sdpa, fe::graph::Graph& graph, void* stream, std::unord
     return 1;
 }
 
-// `places`: q, k, v, o, stats.
+// The mask is null where there is none.
+static void add_mask(std::unordered_map<int64_t, void*>& map, void* mask) {
+    if (mask != nullptr) map[MASK] = mask;
+}
+
+// `places`: q, k, v, o, stats, mask.
 int lowp_sdpa_forward(LowpSdpa* sdpa, void* stream, void* const* places, void* workspace, char* text, size_t room) {
     std::unordered_map<int64_t, void*> map = {
         {Q, places[0]}, {K, places[1]}, {V, places[2]}, {O, places[3]}, {STATS, places[4]}};
+    add_mask(map, places[5]);
     return run(sdpa, sdpa->forward, stream, map, workspace, text, room);
 }
 
-// `places`: q, k, v, o, stats, the gradient of o, then those of q, k and v.
+// `places`: q, k, v, o, stats, mask, the gradient of o, then those of q, k and v.
 int lowp_sdpa_backward(LowpSdpa* sdpa, void* stream, void* const* places, void* workspace, char* text, size_t room) {
     std::unordered_map<int64_t, void*> map = {{Q, places[0]},     {K, places[1]},  {V, places[2]},
-                                              {O, places[3]},     {STATS, places[4]}, {DO, places[5]},
-                                              {DQ, places[6]}, {DK, places[7]}, {DV, places[8]}};
+                                              {O, places[3]},     {STATS, places[4]}, {DO, places[6]},
+                                              {DQ, places[7]}, {DK, places[8]}, {DV, places[9]}};
+    add_mask(map, places[5]);
     return run(sdpa, sdpa->backward, stream, map, workspace, text, room);
 }
 

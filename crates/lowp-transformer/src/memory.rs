@@ -7,7 +7,8 @@ use serde::Serialize;
 
 use crate::linear_plan::{LinearPlan, WeightUse};
 use crate::places::{
-    AttentionPlaces, BlockPlaces, CudnnPlaces, ModelPlaces, Place, ProductPlaces, Stays,
+    AttentionPlaces, BlockPlaces, CudnnPlaces, DocumentPlaces, ModelPlaces, Place, ProductPlaces,
+    Stays,
 };
 use crate::sizes::Sizes;
 
@@ -29,6 +30,8 @@ pub struct MicroBatch {
     pub prefetch: bool,
     /// Whether only what blocks read is kept for backward, which runs them forward again.
     pub recompute: bool,
+    /// Whether a token may see less than all before it: documents that are packed together are apart.
+    pub documents: bool,
 }
 
 /// Bytes that a model holds on a GPU beside its parameters. Tables of plans and of batches are not counted.
@@ -58,6 +61,9 @@ impl ModelMemory {
         let tokens = batch.tokens(sizes.seq)?;
         let mut ledger = Ledger::new(batch.recompute);
         ledger.add_all(ModelPlaces::new(sizes, tokens).all());
+        if batch.documents {
+            ledger.add_all(DocumentPlaces::new(sizes, tokens, batch.cudnn).all());
+        }
         let block = BlockPlaces::new(sizes, tokens);
         let attention = match batch.cudnn {
             true => AttentionPlaces::Cudnn(CudnnPlaces::new(sizes, tokens)),
@@ -178,6 +184,7 @@ mod tests {
         agree_amaxes: false,
         prefetch: true,
         recompute: false,
+        documents: false,
     };
 
     fn memory(sizes: &Sizes, recipe: AnyRecipe, batch: &MicroBatch) -> ModelMemory {

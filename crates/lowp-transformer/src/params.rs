@@ -71,7 +71,8 @@ pub(crate) const KERNELS: [(&str, &[Kernel]); 4] = [
             ("split_heads", HEADS),
             ("merge_heads", HEADS),
             ("rotate", &[Octets, Octets, Int, Int, Int, Float, Size]),
-            ("softmax_forward", &[Words, Halves, Int, Int]),
+            ("document_mask", &[Words, Halves, Int]),
+            ("softmax_forward", &[Words, Halves, Words, Int, Int, Int]),
             ("softmax_backward", &[Halves, Words, Halves, Int, Float]),
             (
                 "norm_heads",

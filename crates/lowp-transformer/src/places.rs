@@ -199,6 +199,29 @@ impl ModelPlaces {
     }
 }
 
+/// What tokens see, where documents are apart.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct DocumentPlaces {
+    /// The first position of each token.
+    pub(crate) first: Place,
+    /// What cuDNN adds to scores.
+    pub(crate) mask: Option<Place>,
+}
+
+impl DocumentPlaces {
+    pub(crate) fn new(sizes: &Sizes, tokens: usize, cudnn: bool) -> Self {
+        let mask = || Place::own("document mask", BF16 * tokens * sizes.seq);
+        Self {
+            first: Place::own("first positions", ID * tokens),
+            mask: cudnn.then(mask),
+        }
+    }
+
+    pub(crate) fn all(self) -> impl Iterator<Item = Place> {
+        [self.first].into_iter().chain(self.mask)
+    }
+}
+
 /// The buffers of a block beside those of its linear layers and of attention.
 #[derive(Clone, Debug)]
 pub(crate) struct BlockPlaces {

@@ -157,7 +157,7 @@ pub(crate) struct Args {
     #[arg(long, value_name = "FRACTION", allow_negative_numbers = true)]
     pub(crate) held_out: Option<f64>,
 
-    /// With tokens, on a CPU: a token sees only the tokens of its own document, and the first token of a document is not predicted
+    /// With tokens: a token sees only the tokens of its own document, and the first token of a document is not predicted
     #[arg(long)]
     pub(crate) mask_documents: bool,
 

@@ -35,6 +35,7 @@ pub(super) fn network(
         agree_amaxes: args.agree_amaxes,
         prefetch: !args.sharded.no_prefetch,
         recompute: config.recompute,
+        documents: args.mask_documents,
     };
     let transformer = Transformer::new(cuda, sharded, &config.model.sizes(), part)?;
     let transformer = transformer.with_z_loss(config.z_loss);

@@ -50,6 +50,7 @@ pub(super) fn costs(
         agree_amaxes: args.agree_amaxes,
         prefetch: cost.prefetch,
         recompute: config.recompute,
+        documents: args.mask_documents,
     };
     let costs = Costs::new(&shapes, &recipes, name, &cost, None).ok()?;
     let network = ModelMemory::new(&config.model.sizes(), &recipes, &batch, capability).ok()?;

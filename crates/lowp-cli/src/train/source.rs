@@ -4,7 +4,6 @@ use super::args::Args;
 use super::config::{MAX_STEPS, Setup};
 use super::data::DataArg;
 use super::options::failed;
-use crate::device::Device;
 use crate::usage::input_error;
 use anyhow::Result;
 use lowp_train::tokens::Packing;
@@ -42,11 +41,6 @@ impl Source {
                 Some(tokens) => tokens.clone(),
                 None => tokens(args, &setup.config.model)?.into(),
             };
-            if tokens.is_masked() && setup.device != Device::Cpu {
-                return Err(input_error(
-                    "masks of tokens and --mask-documents only apply to a CPU; leave --device out, or train on tokens without masks",
-                ));
-            }
             return Ok(Self::Tokens(tokens));
         }
         let Some(data @ DataArg { path, weight }) = args.data.first() else {

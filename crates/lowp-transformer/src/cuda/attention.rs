@@ -84,7 +84,11 @@ impl Attention {
     ) -> Result<(Self, AttentionPlaces), TransformerError> {
         let arena = &shared.arena;
         let window = sizes.window();
-        let sdpa = shared.sdpa(&sdpa_sizes((tokens, window), &inputs, &output))?;
+        let sdpa_sizes = SdpaSizes {
+            masked: shared.documents.is_some().into(),
+            ..sdpa_sizes((tokens, window), &inputs, &output)
+        };
+        let sdpa = shared.sdpa(&sdpa_sizes)?;
         let (way, places) = match sdpa {
             Some(sdpa) => {
                 let places = CudnnPlaces::new(sizes, tokens);
@@ -144,7 +148,7 @@ impl Attention {
                 self.turn(inputs, 1.0)?;
                 let [q, k, v] = self.places(inputs)?;
                 let len = self.tokens * self.output.stride;
-                let places = [q, k, v, at(output, len)?, stats.pointer()];
+                let places = [q, k, v, at(output, len)?, stats.pointer(), self.mask()];
                 // SAFETY: rows of the sizes that it was planned for.
                 unsafe { sdpa.forward(places) }?;
                 self.shared.cuda.copy(output, 0..len, out.values, 0)?;
@@ -152,6 +156,13 @@ impl Attention {
             }
             Way::Products(products) => self.forward_products(inputs, out, products),
         }
+    }
+
+    /// The address of what cuDNN adds to scores, or 0.
+    fn mask(&self) -> u64 {
+        let documents = self.shared.documents.as_ref();
+        let mask = documents.and_then(|documents| documents.mask.as_ref());
+        mask.map_or(0, CudaBuffer::pointer)
     }
 
     /// The addresses of the first head of each input.
@@ -209,7 +220,10 @@ impl Attention {
                 },
             )
         }?;
-        ops.softmax(&scores, p, [matrices, seq, self.window])?;
+        let documents = self.shared.documents.as_ref();
+        let seen = (self.window, documents.map(|documents| &documents.first));
+        let heads = self.output.count;
+        ops.softmax((&scores, p), [matrices / heads, heads, seq], seen)?;
         let seen = arena.values(&places.heads)?;
         // SAFETY: as above.
         unsafe {
@@ -255,6 +269,7 @@ impl Attention {
                     v,
                     output.pointer(),
                     stats.pointer(),
+                    self.mask(),
                     gradient,
                     dq,
                     dk,
@@ -345,6 +360,7 @@ fn sdpa_sizes(
         seq: number(output.seq),
         dim: number(output.dim),
         window: window.map_or(0, number),
+        masked: 0,
         q: strides(q),
         k: strides(k),
         v: strides(v),

@@ -22,6 +22,7 @@ use lowp_kernels::{
 use lowp_shard::GatherWatch;
 
 use super::TransformerError;
+use super::documents::Documents;
 use super::gemms::Gemms;
 use super::ops::Ops;
 use super::place::Arena;
@@ -47,6 +48,8 @@ pub(super) struct Shared {
     pub(super) prefetch: bool,
     /// Planned attention, or why cuDNN does not run it: blocks of equal sizes have one.
     pub(super) sdpa: Known<SdpaSizes, Result<Arc<Sdpa>, String>>,
+    /// What tokens see, where documents are apart.
+    pub(super) documents: Option<Documents>,
 }
 
 impl Shared {

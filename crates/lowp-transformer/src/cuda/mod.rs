@@ -2,6 +2,7 @@
 
 mod attention;
 mod block;
+mod documents;
 mod error;
 mod gemms;
 mod head_norms;

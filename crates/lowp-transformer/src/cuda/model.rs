@@ -15,26 +15,33 @@ use lowp_kernels::{Backend, Cuda, CudaBuffer};
 
 use super::TransformerError;
 use super::block::{Layer, Norm, Span, f32_gradient};
+use super::documents::{self, Documents};
 use super::gemms::Gemms;
 use super::linear::Shared;
 use super::ops::Ops;
 use super::place::{Arena, at};
+use super::sdpa::has_cudnn;
 use super::trace::{Profile, Trace};
 use crate::known::Known;
 use crate::memory::{MicroBatch, ModelMemory};
-use crate::places::{BF16, ModelPlaces};
+use crate::places::{BF16, DocumentPlaces, ModelPlaces};
 use crate::sizes::{Block, LlamaSizes, Sizes};
 
 type Values = CudaBuffer<bf16>;
 type Done<T = ()> = Result<T, TransformerError>;
 
-/// A batch: whole sequences of tokens, and the token that follows each.
+/// A batch: whole sequences of tokens, and what follows each.
 #[derive(Clone, Copy, Debug)]
 pub struct Tokens<'a> {
     /// Tokens.
     pub inputs: &'a [u32],
-    /// The token after each.
+    /// The token after each, or [`Batch::IGNORED`].
+    ///
+    /// [`Batch::IGNORED`]: lowp_train::Batch::IGNORED
     pub targets: &'a [u32],
+    /// For each token the first position of its sequence that it sees, where it does not see all before it
+    /// ([`MicroBatch::documents`]).
+    pub first_seen: Option<&'a [u32]>,
 }
 
 /// The batch on the device.
@@ -99,6 +106,10 @@ impl<R: Recipe> Transformer<R> {
         let places = ModelPlaces::new(sizes, tokens);
         let trace = Arc::new(Trace::new(cuda));
         let arena = Arena::new(cuda, span.recompute);
+        let documents = span.documents.then(|| {
+            let mask = span.cudnn && has_cudnn();
+            Documents::new(&arena, &DocumentPlaces::new(sizes, tokens, mask))
+        });
         let shared = Arc::new(Shared {
             cuda: cuda.clone(),
             ops: Ops::new(cuda, &trace)?,
@@ -111,6 +122,7 @@ impl<R: Recipe> Transformer<R> {
             agree_amaxes: span.agree_amaxes,
             prefetch: span.prefetch,
             sdpa: Known::default(),
+            documents: documents.transpose()?,
         });
         let vars = model.var_buffers();
         if vars.is_empty() {
@@ -287,16 +299,22 @@ impl<R: Recipe> Transformer<R> {
         Ok(trace.take()?)
     }
 
-    fn upload(&self, Tokens { inputs, targets }: Tokens<'_>) -> Done {
+    fn upload(&self, batch: Tokens<'_>) -> Done {
+        let Tokens {
+            inputs,
+            targets,
+            first_seen,
+        } = batch;
         let vocab = self.sizes.vocab;
-        for tokens in [inputs, targets] {
+        for (tokens, ignored) in [(inputs, None), (targets, Some(lowp_train::Batch::IGNORED))] {
             if tokens.len() != self.tokens {
                 return Err(TransformerError::Batch {
                     found: tokens.len(),
                     expected: self.tokens,
                 });
             }
-            if let Some(id) = tokens.iter().find(|&&id| id as usize >= vocab) {
+            let mut ids = tokens.iter();
+            if let Some(id) = ids.find(|&&id| id as usize >= vocab && Some(id) != ignored) {
                 return Err(TransformerError::Unsupported(format!(
                     "token {id} in a vocabulary of {vocab}"
                 )));
@@ -326,6 +344,7 @@ impl<R: Recipe> Transformer<R> {
         for (buffer, list) in lists {
             cuda.write(buffer, 0, &bytes(list))?;
         }
+        documents::upload(&self.shared, [self.tokens, self.sizes.seq], first_seen)?;
         Ok(self
             .shared
             .trace
@@ -519,7 +538,7 @@ fn positions_of(sequences: usize, seq: usize) -> [Vec<u32>; 2] {
     [starts, order.collect()]
 }
 
-fn bytes(values: &[u32]) -> Vec<u8> {
+pub(super) fn bytes(values: &[u32]) -> Vec<u8> {
     values
         .iter()
         .flat_map(|value| value.to_le_bytes())

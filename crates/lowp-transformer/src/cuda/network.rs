@@ -7,7 +7,6 @@ use lowp_train::Batch;
 use lowp_train::Network;
 use lowp_train::network::{DeviceMemory, NetworkResult, Profile, Sharded};
 
-use super::TransformerError;
 use super::model::{Tokens, Transformer};
 use super::trace::GATHERS;
 
@@ -22,7 +21,11 @@ impl Network<Cuda> for Transformer<Variant> {
         batch: &Batch,
         divisor: usize,
     ) -> NetworkResult<f64> {
-        let tokens = computed(batch)?;
+        let tokens = Tokens {
+            inputs: &batch.inputs,
+            targets: &batch.targets,
+            first_seen: batch.first_seen.as_deref(),
+        };
         Transformer::train(self, sharded, tokens, divisor)?;
         sharded.finish_micro_batch()?;
         Ok(0.0)
@@ -34,10 +37,20 @@ impl Network<Cuda> for Transformer<Variant> {
         batch: &Batch,
         divisor: usize,
     ) -> NetworkResult<f64> {
-        let Tokens { inputs, targets } = computed(batch)?;
+        let Batch {
+            inputs,
+            targets,
+            first_seen,
+        } = batch;
         let at_once = self.tokens();
+        let mut seen = first_seen.iter().flat_map(|seen| seen.chunks(at_once));
         for (inputs, targets) in inputs.chunks(at_once).zip(targets.chunks(at_once)) {
-            Transformer::evaluate(self, Tokens { inputs, targets }, divisor)?;
+            let tokens = Tokens {
+                inputs,
+                targets,
+                first_seen: seen.next(),
+            };
+            Transformer::evaluate(self, tokens, divisor)?;
         }
         Ok(0.0)
     }
@@ -88,18 +101,4 @@ impl Network<Cuda> for Transformer<Variant> {
             spent: profile.spent,
         }))
     }
-}
-
-/// The tokens of a batch, if all of them count in the loss and see all before them.
-fn computed(batch: &Batch) -> NetworkResult<Tokens<'_>> {
-    let Batch {
-        inputs,
-        targets,
-        first_seen,
-    } = batch;
-    if first_seen.is_some() || targets.contains(&Batch::IGNORED) {
-        let why = "tokens that do not count in the loss, and documents that are apart, are computed on a CPU alone";
-        return Err(TransformerError::Unsupported(why.to_owned()).into());
-    }
-    Ok(Tokens { inputs, targets })
 }

@@ -344,18 +344,38 @@ impl Ops {
         unsafe { self.launch("column_sums", [dim.div_ceil(32), 1], [32, 8], &args) }
     }
 
-    /// Softmax of `matrices` of `[seq, seq]` scores, of which each row sees the last `window` up to its own.
+    /// What cuDNN adds to scores, from the first position that each token sees.
+    pub(super) fn document_mask(
+        &self,
+        first_seen: &CudaBuffer<u8>,
+        mask: &Values,
+        [tokens, seq]: [usize; 2],
+    ) -> Done {
+        let args = [
+            Arg::Pointer(at(first_seen, 4 * tokens)?),
+            Arg::Pointer(at(mask, tokens * seq)?),
+            int(seq)?,
+        ];
+        // SAFETY: as in `norm`.
+        unsafe { self.launch("document_mask", [tokens, 1], [THREADS, 1], &args) }
+    }
+
+    /// Softmax of the `[seq, seq]` scores of each head of each sequence, of which a row sees the last `window` up to its own, and none
+    /// before the first that its token sees.
     pub(super) fn softmax(
         &self,
-        scores: &Sums,
-        p: &Values,
-        [matrices, seq, window]: [usize; 3],
+        (scores, p): (&Sums, &Values),
+        [sequences, heads, seq]: [usize; 3],
+        (window, first_seen): (usize, Option<&CudaBuffer<u8>>),
     ) -> Done {
+        let matrices = sequences * heads;
         let len = matrices * seq * seq;
         let args = [
             Arg::Pointer(at(scores, len)?),
             Arg::Pointer(at(p, len)?),
+            null_or(first_seen, 4 * sequences * seq)?,
             int(seq)?,
+            int(heads)?,
             int(window)?,
         ];
         // SAFETY: as in `norm`.

@@ -24,6 +24,8 @@ pub(super) struct SdpaSizes {
     pub(super) dim: i64,
     /// Positions that each sees, its own included; 0 for all before it.
     pub(super) window: i64,
+    /// Whether something is added to scores, 1 or 0.
+    pub(super) masked: i64,
     pub(super) q: Strides,
     pub(super) k: Strides,
     pub(super) v: Strides,
@@ -177,12 +179,12 @@ impl Sdpa {
         Ok(Ok(Self { plans, workspace }))
     }
 
-    /// Gives the stream the forward pass: `q`, `k`, `v` in, `o` and one f32 per head and position out.
+    /// Gives the stream the forward pass: `q`, `k`, `v` in, `o` and one f32 per head and position out; last what is added to scores, or 0.
     ///
     /// # Safety
     /// The addresses are those of tensors of the sizes that it was planned for, in memory of the device that is not freed before work
     /// that the stream has by now.
-    pub(super) unsafe fn forward(&self, places: [u64; 5]) -> Result<(), TransformerError> {
+    pub(super) unsafe fn forward(&self, places: [u64; 6]) -> Result<(), TransformerError> {
         // SAFETY: the caller's promise.
         self.run(&places, |sdpa, stream, places, workspace, text| unsafe {
             raw::lowp_sdpa_forward(sdpa, stream, places, workspace, text, TEXT)
@@ -193,7 +195,7 @@ impl Sdpa {
     ///
     /// # Safety
     /// As [`Sdpa::forward`].
-    pub(super) unsafe fn backward(&self, places: [u64; 9]) -> Result<(), TransformerError> {
+    pub(super) unsafe fn backward(&self, places: [u64; 10]) -> Result<(), TransformerError> {
         // SAFETY: the caller's promise.
         self.run(&places, |sdpa, stream, places, workspace, text| unsafe {
             raw::lowp_sdpa_backward(sdpa, stream, places, workspace, text, TEXT)

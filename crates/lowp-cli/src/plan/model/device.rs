@@ -33,6 +33,7 @@ pub(super) fn batch(args: &Args, setup: &CostConfig) -> Result<Option<MicroBatch
         agree_amaxes: false,
         prefetch: setup.prefetch,
         recompute: setup.recompute,
+        documents: false,
     }))
 }
 

@@ -155,6 +155,10 @@ fn run<B: Backend, N: Network<B, Batch = Batch>>(
             sharded.reduce(config.reduction(micro)).expect("a pass");
             sharded.begin(random, first, true).expect("a pass");
             let batch = text.train(config.seed, step, sequences).expect("a batch");
+            let batch = match asked.args.mask_documents {
+                true => by_words(batch, config.model.seq),
+                false => batch,
+            };
             loss += network
                 .train(sharded, &batch, tokens)
                 .expect("a micro-batch");
@@ -180,6 +184,26 @@ fn run<B: Backend, N: Network<B, Batch = Batch>>(
         }
     }
     trained
+}
+
+/// The batch with each word as a document, whose first token is not predicted. The third sequence is one document.
+fn by_words(batch: Batch, seq: usize) -> Batch {
+    let (mut targets, mut seen) = (batch.targets.to_vec(), vec![0; batch.inputs.len()]);
+    for (at, &id) in (0u32..).zip(&*batch.inputs) {
+        let (at, own) = (at as usize, at % seq as u32);
+        if own > 0 && at / seq != 2 {
+            seen[at] = seen[at - 1];
+            if id == u32::from(b' ') {
+                (targets[at - 1], seen[at]) = (Batch::IGNORED, own);
+            }
+        }
+    }
+    assert!(targets.contains(&Batch::IGNORED));
+    Batch {
+        targets: targets.into(),
+        first_seen: Some(seen.into()),
+        ..batch
+    }
 }
 
 fn arrived(pieces: Vec<Piece<Late>>) -> BTreeMap<String, Vec<u8>> {
@@ -288,6 +312,19 @@ fn windows_that_are_shorter_than_sequences() {
     check(&format!("{model} --recipe fp8-current --recompute"), 0.2);
 }
 
+/// Alone, with windows, and where blocks run forward again.
+#[test]
+fn documents_that_are_apart() {
+    check(&format!("{SMALL} --recipe bf16 --mask-documents"), 0.03);
+    let llama = format!("{SMALL} --arch llama --kv-heads 2 --mask-documents");
+    check(&format!("{llama} --recipe fp8-current --recompute"), 0.2);
+    let (_folder, window) = described(WINDOW);
+    check(
+        &format!("{window} --recipe bf16 --mask-documents --accumulate 2"),
+        0.03,
+    );
+}
+
 /// Also of heads whose sixteenths are no power of two.
 #[test]
 fn norms_of_queries_and_keys() {
@@ -378,6 +415,7 @@ fn steps_are_the_same_bits_again() {
         &format!("{SMALL} --recipe nvfp4-1d"),
         &format!("{qwen3} --recipe bf16"),
         &format!("{window} --recipe bf16"),
+        &format!("{SMALL} --recipe bf16 --mask-documents"),
     ] {
         let asked = asked(&format!("{words} --device cuda"));
         let [a, b] = [(); 2].map(|()| train(&cuda, &asked, 4).losses);
@@ -506,6 +544,7 @@ fn a_run_holds_what_is_planned() {
         "--recipe fp8-current --arch llama --kv-heads 2",
         "--recipe mxfp8 --arch llama --recompute",
         "--recipe mxfp8+bf16-forward --keep-bf16 *.qkv",
+        "--recipe bf16 --mask-documents",
     ];
     runs.extend(others.map(str::to_owned));
     let [(_folder, qwen3), (_other, window)] = [QWEN3, WINDOW].map(described);

@@ -1,0 +1,68 @@
+//! [`Documents`]: the positions that tokens of packed documents see, on the device.
+
+use half::bf16;
+use lowp_kernels::{Backend, CudaBuffer};
+
+use super::TransformerError;
+use super::linear::Shared;
+use super::model::bytes;
+use super::place::Arena;
+use crate::places::DocumentPlaces;
+
+type Done<T = ()> = Result<T, TransformerError>;
+
+/// Which tokens a token sees, where it does not see all before it.
+#[derive(Debug)]
+pub(super) struct Documents {
+    /// For each token the first position of its sequence that it sees.
+    pub(super) first: CudaBuffer<u8>,
+    /// What cuDNN adds to scores, `[sequence, position, position]`.
+    pub(super) mask: Option<CudaBuffer<bf16>>,
+}
+
+impl Documents {
+    pub(super) fn new(arena: &Arena, places: &DocumentPlaces) -> Done<Self> {
+        let mask = places.mask.as_ref().map(|place| arena.values(place));
+        Ok(Self {
+            first: arena.codes(&places.first)?,
+            mask: mask.transpose()?,
+        })
+    }
+}
+
+/// Gives the device what the tokens of a batch see.
+pub(super) fn upload(
+    shared: &Shared,
+    [tokens, seq]: [usize; 2],
+    first_seen: Option<&[u32]>,
+) -> Done {
+    let Some(Documents { first, mask }) = &shared.documents else {
+        return match first_seen {
+            None => Ok(()),
+            Some(_) => Err(TransformerError::Unsupported(
+                "documents that are apart in a model that was built without them: set MicroBatch::documents"
+                    .to_owned(),
+            )),
+        };
+    };
+    let seen = match first_seen {
+        // Of its own position on, at most.
+        Some(seen) => (0..seq as u32)
+            .cycle()
+            .zip(seen)
+            .map(|(own, &first)| first.min(own))
+            .collect(),
+        None => vec![0; tokens],
+    };
+    if seen.len() != tokens {
+        return Err(TransformerError::Batch {
+            found: seen.len(),
+            expected: tokens,
+        });
+    }
+    shared.cuda.write(first, 0, &bytes(&seen))?;
+    match mask {
+        Some(mask) => shared.ops.document_mask(first, mask, [tokens, seq]),
+        None => Ok(()),
+    }
+}
