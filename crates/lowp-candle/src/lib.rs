@@ -4,7 +4,8 @@
 //! ([`WeightSource::with_weight`], once in forward and once in backward) and releases it after use; the gradient of the weight
 //! does not go to candle's gradient store, but to the source of the weight. Between the two calls nothing holds the full weight,
 //! so a rank needs only a low-precision shard of it. [`layers`] makes such layers for the weights of a
-//! [`lowp_fsdp::ShardedModel`], and [`CandleVars`] has its other parameters; [`transformer`] builds GPT and Llama from them, which `lowp train` trains.
+//! [`lowp_fsdp::ShardedModel`]. Of its other parameters [`CandleVars`] has those that are used throughout, and [`transients`] are embeddings
+//! and heads, which are gathered for each use; [`transformer`] builds GPT and Llama from all of them, which `lowp train` trains.
 //!
 //! Each rank is a thread. Set `CANDLE_NUM_THREADS=1` before the first tensor is made: candle's worker pool is shared by
 //! all threads of the process and waits by spinning.
@@ -29,9 +30,11 @@ mod linear;
 mod memory_weight;
 mod model;
 pub mod transformer;
+mod transient;
 
 pub use error::CandleError;
 pub use gemm::{MatMut, MatRef, matmul, product};
 pub use linear::{Exact, Linear, OperandCast, QuantLinear, WeightSource};
 pub use memory_weight::MemoryWeight;
 pub use model::{CandleVars, layers};
+pub use transient::transients;

@@ -26,10 +26,12 @@ pub fn layers<B: Backend, R: Recipe>(
     model.weights().zip(model.operands()).map(layer).collect()
 }
 
-/// The parameters of a [`ShardedModel`] that stay in f32, as candle variables.
+/// The parameters of a [`ShardedModel`] that stay in f32 and are used throughout, as candle variables.
 #[derive(Clone, Debug)]
 pub struct CandleVars {
     vars: Vec<Var>,
+    /// The number of the spec of each.
+    numbers: Vec<usize>,
 }
 
 impl CandleVars {
@@ -38,13 +40,17 @@ impl CandleVars {
     /// # Errors
     /// Variables on the backend, no room, or a rank that failed.
     pub fn new<B: Backend, R: Recipe>(model: &mut ShardedModel<B, R>) -> Result<Self, CandleError> {
-        let zeros = |(_, shape): (&str, &[usize])| {
+        let stays = |number: &usize| model.transient_var(*number).is_none();
+        let numbers: Vec<usize> = (0..model.var_shapes().len()).filter(stays).collect();
+        let shapes: Vec<&[usize]> = model.var_shapes().map(|(_, shape)| shape).collect();
+        let zeros = |number: &usize| {
+            let shape = shapes[*number];
             let zeros = vec![0f32; shape.iter().product()];
             Ok(Var::from_vec(zeros, shape, &Device::Cpu)?)
         };
-        let vars: Result<_, CandleError> = model.var_shapes().map(zeros).collect();
+        let vars: Result<_, CandleError> = numbers.iter().map(zeros).collect();
         let vars = or_abort(&*model.mesh().world, vars)?;
-        let vars = Self { vars };
+        let vars = Self { vars, numbers };
         vars.refresh(model)?;
         Ok(vars)
     }
@@ -75,9 +81,10 @@ impl CandleVars {
         model: &ShardedModel<B, R>,
         store: &GradStore,
     ) -> Result<(), CandleError> {
-        for ((index, var), (name, _)) in self.vars.iter().enumerate().zip(model.var_shapes()) {
+        for (var, &index) in self.vars.iter().zip(&self.numbers) {
             let Some(grad) = store.get(var) else {
-                let name = name.to_owned();
+                let name = model.var_shapes().nth(index);
+                let name = name.map_or_else(String::new, |(name, _)| name.to_owned());
                 return Err(CandleError::NoGradient { name });
             };
             let values = grad.flatten_all()?.to_vec1::<f32>()?;
@@ -105,7 +112,12 @@ impl CandleVars {
         model: &mut ShardedModel<B, R>,
     ) -> Result<(), CandleError> {
         model.read_vars(|index, values| {
-            let var = &self.vars[index];
+            let Ok(at) = self.numbers.binary_search(&index) else {
+                let why =
+                    format!("variable {index} is gathered for each use and has no values here");
+                return Err(Error::Msg(why).into());
+            };
+            let var = &self.vars[at];
             Ok(var.set(&Tensor::from_vec(values, var.shape(), var.device())?)?)
         })
     }

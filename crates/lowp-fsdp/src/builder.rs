@@ -12,8 +12,7 @@ use lowp_format::{
 use lowp_kernels::{Backend, Source};
 use lowp_optim::{AdamWBuilder, Group, OptimError, ParamId, ParamSpec};
 use lowp_shard::{
-    FlatShard, GatherPool, GradParam, Init, Reshard, ShardError, ShardSpec, ShardedTensor,
-    check_flat,
+    FlatShard, GradParam, Init, Reshard, ShardError, ShardSpec, ShardedTensor, check_flat,
 };
 
 use crate::checkpoint::failed;
@@ -235,8 +234,7 @@ impl<B: Backend> Builder<'_, B> {
         }
         let weights = ids.into_iter().zip(weights.into_iter().map(Arc::new));
         let weights: Vec<_> = weights.collect();
-        let mut var_ids = Vec::new();
-        let mut shards = Vec::new();
+        let mut own_vars = Vec::new();
         for (number, spec) in (linears.len()..).zip(vars) {
             let shape = shape_of(spec)?;
             let group = if spec.decay { decay } else { no_decay };
@@ -257,8 +255,7 @@ impl<B: Backend> Builder<'_, B> {
                     name: spec.name.clone(),
                     source: Box::new(source),
                 })?;
-            var_ids.push(id);
-            shards.push(tensor);
+            own_vars.push((id, tensor));
         }
         let adamw = adamw.build()?;
         let param = |name: &str, ranges: &[Range<usize>], id| -> Result<_, ModelError> {
@@ -268,19 +265,33 @@ impl<B: Backend> Builder<'_, B> {
                 out: f32_buffer(adamw.grad(id))?,
             })
         };
-        // The last layer has its gradient first, and variables have theirs at the end.
+        // A head has its gradient first, the last layer the next, and other variables have theirs at the end.
         let mut grads = Vec::new();
         let mut grad_ids = Vec::new();
+        let numbers = 0..vars.len();
+        let (heads, others): (Vec<usize>, Vec<usize>) =
+            numbers.partition(|&number| vars[number].used.is_first_in_backward());
+        let mut var_grads = vec![0; vars.len()];
+        let mut add_var = |number: usize, grads: &mut Vec<_>, grad_ids: &mut Vec<_>| {
+            let (id, shard) = &own_vars[number];
+            var_grads[number] = grads.len();
+            let ranges = shard.spec().all_elements();
+            grads.push(param(&vars[number].name, &ranges, *id)?);
+            grad_ids.push(*id);
+            Ok::<_, ModelError>(())
+        };
+        for &head in &heads {
+            add_var(head, &mut grads, &mut grad_ids)?;
+        }
         for ((id, weight), spec) in weights.iter().zip(linears).rev() {
             grads.push(param(&spec.name, weight.element_ranges(), *id)?);
             grad_ids.push(*id);
         }
-        for ((id, shard), spec) in var_ids.iter().zip(&shards).zip(vars) {
-            grads.push(param(&spec.name, &shard.spec().all_elements(), *id)?);
-            grad_ids.push(*id);
+        for &other in &others {
+            add_var(other, &mut grads, &mut grad_ids)?;
         }
         let gradients = Arc::new(Gradients::new(backend, mesh, grads, options.grads)?);
-        for ((_, weight), at) in weights.iter().rev().zip(0..) {
+        for ((_, weight), at) in weights.iter().rev().zip(heads.len()..) {
             weight.connect(&gradients, at)?;
         }
         let pass = Arc::new(PassState::default());
@@ -297,10 +308,10 @@ impl<B: Backend> Builder<'_, B> {
                 ))
             })
             .collect();
-        // Variables are gathered once per step, all together: nothing could be shared with layers.
-        let pool = GatherPool::new(backend);
-        let own = (shards, weights.len());
-        let mut vars = PlainVars::new(backend, mesh, &pool, vars, own, options.vars)?;
+        let (var_ids, shards): (Vec<_>, Vec<_>) = own_vars.into_iter().unzip();
+        let shards = shards.into_iter().zip(var_grads).collect();
+        let on = (backend, mesh, &*memory);
+        let mut vars = PlainVars::new(on, vars, shards, &gradients, options.vars)?;
         vars.refresh()?;
         let sent_before = adamw.flat_sent_bytes();
         Ok(ShardedModel {

@@ -74,8 +74,7 @@ impl<B: Backend, R: Recipe> ShardedModel<B, R> {
             }
             buffers.extend(weight.pieces(stream, name, first)?);
         }
-        let vars = self.vars.elements();
-        for ((id, name), (elements, len)) in self.var_ids.iter().zip(self.vars.names()).zip(vars) {
+        for (id, (name, elements, len)) in self.var_ids.iter().zip(self.vars.elements()) {
             self.add_state(&mut states, stream, name, (*id, elements.start, len))?;
         }
         let [masters, moments] = states;
@@ -223,8 +222,7 @@ impl<B: Backend, R: Recipe> ShardedModel<B, R> {
             let moments = [read(first)?, read(second)?];
             self.adamw.set_moments(*id, &moments)?;
         }
-        let vars = self.var_ids.iter().zip(self.vars.names());
-        for ((id, name), (elements, len)) in vars.zip(self.vars.elements()) {
+        for (id, (name, elements, len)) in self.var_ids.iter().zip(self.vars.elements()) {
             let read = |what: &str| {
                 let block = Block::of_row(elements.start, elements.len());
                 checkpoint.read_f32(&format!("{name}.{what}"), [1, len], block)

@@ -24,6 +24,7 @@ mod memory;
 mod shapes;
 mod spread;
 mod traffic;
+mod vars;
 mod weight;
 mod weights;
 
@@ -31,15 +32,13 @@ pub use bandwidth::{Bandwidth, Rate};
 pub use config::{CostConfig, CostError, MAX_MICRO_BATCHES, MAX_RANKS, PARAMETER_STATE};
 pub use links::{LinkBytes, MovedBytes};
 pub use memory::RankMemory;
-pub use shapes::{LayerShape, ModelShapes};
+pub use shapes::{LayerShape, ModelShapes, VarShape};
 pub use spread::{RankSpread, Spread};
 pub use traffic::{CollectiveCost, StepTraffic};
 
-use lowp_format::{Recipe, ReshardAfterForward, block_cuts};
+use lowp_format::{Recipe, block_cuts};
 
-use crate::Sharding;
-use crate::builder::cut_by_rows;
-use crate::plain_vars::VarRecipe;
+use vars::Vars;
 use weight::WeightCost;
 use weights::Weights;
 
@@ -58,7 +57,7 @@ pub struct Costs {
     pub spread: RankSpread,
     /// Ranks of a replica that have no elements of linear layers.
     pub idle_ranks: usize,
-    /// Bytes of variables, beside what the memory has: shards, and what they are gathered in.
+    /// Bytes of variables, beside what the memory has: shards, and what those that stay are gathered in.
     pub var_gather_bytes: u128,
     /// On devices, where gradients arrive that are added there: those in bf16, and of micro-batches after the first.
     pub staging: u128,
@@ -92,17 +91,7 @@ impl Costs {
         let weights = weights.map(|(recipe, layer)| (*recipe, layer.block, layer.shape));
         let weights = Weights::new(weights, config, block_cuts);
         let weights = weights.map_err(|(number, source)| CostError::Layer { number, source })?;
-        // Variables are rows of f32, whatever the weights are, and gathered once per step.
-        let of_vars = CostConfig {
-            sharding: Sharding::Fsdp,
-            reshard: ReshardAfterForward::Yes,
-            recompute: false,
-            ..*config
-        };
-        let vars = model.vars.iter();
-        let vars = vars.map(|&shape| (VarRecipe::default(), 0, shape));
-        let vars = Weights::new(vars, &of_vars, cut_by_rows);
-        let vars = vars.map_err(|(_, error)| CostError::Vars(error))?;
+        let vars = Vars::new(&model.vars, config)?;
         let memory = RankMemory::new(model, &weights, &vars, config);
         let step = StepTraffic::new((&weights, &vars), name, config, bandwidth);
         let all = |of: fn(&WeightCost) -> &[u64]| {
@@ -115,8 +104,8 @@ impl Costs {
             masters: 4 * all(|cost| &cost.elements),
             scales: weights.sum(|cost| u128::from(cost.scales[memory.rank])),
             spread: RankSpread::new(&weights, config.mesh.shard),
-            var_gather_bytes: vars.sum(|cost| u128::from(cost.stored[memory.rank]))
-                + memory::gathered(&vars, &of_vars),
+            var_gather_bytes: vars.all().sum(|cost| u128::from(cost.stored[memory.rank]))
+                + vars.staying_gathered(),
             staging: memory::staging(model, (&weights, &vars), config),
             memory,
             step,

@@ -89,13 +89,13 @@ pub enum ModelError {
     VarsOnBackend,
     /// A micro-batch failed, or was left, after its backward pass reduced gradients.
     #[error(
-        "{layers} of {total} linear layers hold gradients of a micro-batch that was not finished by `finish_micro_batch`; \
+        "{open} of {total} parameters hold gradients of a micro-batch that was not finished by `finish_micro_batch`; \
          call `discard_gradients` on every rank and run all micro-batches of the step again"
     )]
     UnfinishedMicroBatch {
-        /// Linear layers that hold some of its gradients.
-        layers: usize,
-        /// All linear layers.
+        /// Those with a gradient of it.
+        open: usize,
+        /// All of them.
         total: usize,
     },
     /// Gradients that belong to no step yet.

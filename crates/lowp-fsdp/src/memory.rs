@@ -38,9 +38,18 @@ pub struct LayerMemory<B: Backend> {
 impl<B: Backend> LayerMemory<B> {
     /// No memory yet.
     pub fn new(backend: &B) -> Arc<Self> {
+        Self::of(backend, GatherPool::new(backend))
+    }
+
+    /// No memory yet, for other layers of the same rank: gathers have one order ([`GatherPool::beside`]).
+    pub(crate) fn beside(&self) -> Arc<Self> {
+        Self::of(&self.backend, self.pool.beside())
+    }
+
+    fn of(backend: &B, pool: Arc<GatherPool<B>>) -> Arc<Self> {
         Arc::new(Self {
             backend: backend.clone(),
-            pool: GatherPool::new(backend),
+            pool,
             host: Mutex::default(),
             casts: Mutex::default(),
         })

@@ -1,24 +1,30 @@
-//! [`PlainVars`]: the parameters that stay in f32, sharded like the others and gathered once per
-//! step into buffers of the backend, or read to the host by whoever runs the model.
+//! [`PlainVars`]: the parameters that stay in f32, sharded like the others. Those that layers read throughout are gathered once per
+//! step into buffers of the backend, or read to the host by whoever runs the model; others are gathered for each use.
 
 use std::fmt::Display;
 use std::ops::Range;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use lowp_comm::{MeshComm, or_abort};
 use lowp_format::{Orientation, Phase, PlainF32, Recipe, Shape};
 use lowp_kernels::{Backend, DecodeJob, Source, StepScalars, Work};
 use lowp_shard::{
-    GatherGroup, GatherPool, GradBucketOptions, ShardError, ShardedTensor, dequantize,
+    GatherGroup, GatherPool, GradBucketOptions, Reshard, ShardError, ShardedTensor, dequantize,
 };
 use serde_json::{Value, json};
 
 use crate::error::{ModelError, VarShapeError};
 use crate::gradients::Gradients;
+use crate::memory::LayerMemory;
+use crate::sharded_weight::ShardedWeight;
 use crate::spec::VarSpec;
 
 /// The recipe of variables, whatever that of the weights is.
 pub(crate) type VarRecipe = PlainF32;
+
+/// A variable that is gathered for each use ([`VarUse`](crate::VarUse)).
+pub type VarWeight<B> = ShardedWeight<B, VarRecipe>;
 
 /// Where the full values of variables are.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -45,7 +51,7 @@ impl VarPlace {
     }
 }
 
-/// The full values.
+/// The full values of those that stay.
 #[derive(Debug)]
 enum Values<B: Backend> {
     Host,
@@ -56,105 +62,228 @@ enum Values<B: Backend> {
     },
 }
 
+/// One of them.
+#[derive(Debug)]
+struct PlainVar<B: Backend> {
+    name: String,
+    shape: Vec<usize>,
+    full: Shape,
+    /// The elements that this rank has.
+    elements: Range<usize>,
+    /// The parameter that it is among the gradients.
+    grad: usize,
+    held: Held<B>,
+}
+
+/// What a rank has of a variable between uses.
+#[derive(Debug)]
+enum Held<B: Backend> {
+    /// The full values.
+    Stays {
+        /// Its number among those that stay.
+        number: usize,
+        /// Whether a micro-batch that is not finished left a gradient.
+        open: AtomicBool,
+    },
+    /// Rows that are gathered for each use.
+    Transient(Arc<VarWeight<B>>),
+}
+
 /// One rank's f32 parameters.
 #[derive(Debug)]
 pub(crate) struct PlainVars<B: Backend> {
     backend: B,
-    names: Vec<String>,
-    shapes: Vec<Vec<usize>>,
+    vars: Vec<PlainVar<B>>,
     values: Values<B>,
-    group: GatherGroup<B, PlainF32>,
+    /// Those that stay.
+    group: GatherGroup<B, VarRecipe>,
     /// Of the group alone.
     pool: Arc<GatherPool<B>>,
-    /// The parameter that the first variable is among the gradients.
-    first_grad: usize,
+    /// Where the others are gathered.
+    memory: Arc<LayerMemory<B>>,
 }
 
 impl<B: Backend> PlainVars<B> {
-    /// Variables over `shards`, whose gradients are parameters `first_grad` and following. Collective; values are
-    /// there after [`PlainVars::refresh`].
+    /// Variables over `shards`, each with the parameter that it is among `gradients`. Collective; values are there after
+    /// [`PlainVars::refresh`].
     pub(crate) fn new(
-        backend: &B,
-        mesh: &MeshComm<B>,
-        pool: &Arc<GatherPool<B>>,
+        (backend, mesh, memory): (&B, &MeshComm<B>, &LayerMemory<B>),
         specs: &[VarSpec],
-        (shards, first_grad): (Vec<ShardedTensor<B, PlainF32>>, usize),
+        shards: Vec<(ShardedTensor<B, VarRecipe>, usize)>,
+        gradients: &Arc<Gradients<B>>,
         place: VarPlace,
     ) -> Result<Self, ModelError> {
+        let stays = specs.iter().filter(|spec| !spec.used.is_transient());
         let values = match place {
             VarPlace::Host => Ok(Values::Host),
             VarPlace::Backend => {
                 let buffer = |spec: &VarSpec| Ok(backend.alloc(shape_of(spec)?.elements())?);
-                let buffers: Result<_, ModelError> = specs.iter().map(buffer).collect();
+                let buffers: Result<_, ModelError> = stays.map(buffer).collect();
                 let decodes = Vec::new();
                 buffers.map(|buffers| Values::Backend { buffers, decodes })
             }
         };
         let values = or_abort(&*mesh.world, values)?;
-        let group = GatherGroup::new(backend, mesh.shard.clone(), pool, shards, true)?;
+        let (pool, memory) = (memory.pool().beside(), memory.beside());
+        let (mut vars, mut staying) = (Vec::with_capacity(specs.len()), Vec::new());
+        for (spec, (shard, grad)) in specs.iter().zip(shards) {
+            let (full, elements) = (shard.spec().full(), shard.spec().elements());
+            let held = if spec.used.is_transient() {
+                let tensors = vec![shard];
+                let weights = ShardedWeight::block(backend, mesh, &memory, tensors, &Reshard::Yes)?;
+                let weight = weights.into_iter().next().map(Arc::new);
+                let weight = weight.ok_or(ModelError::NotConnected)?;
+                weight.connect(gradients, grad)?;
+                Held::Transient(weight)
+            } else {
+                staying.push(shard);
+                Held::Stays {
+                    number: staying.len() - 1,
+                    open: AtomicBool::new(false),
+                }
+            };
+            vars.push(PlainVar {
+                name: spec.name.clone(),
+                shape: spec.shape.clone(),
+                full,
+                elements,
+                grad,
+                held,
+            });
+        }
+        let group = GatherGroup::new(backend, mesh.shard.clone(), &pool, staying, true)?;
         Ok(Self {
             backend: backend.clone(),
-            names: specs.iter().map(|spec| spec.name.clone()).collect(),
-            shapes: specs.iter().map(|spec| spec.shape.clone()).collect(),
+            vars,
             values,
             group,
-            pool: Arc::clone(pool),
-            first_grad,
+            pool,
+            memory,
         })
     }
 
-    /// Their names.
-    pub(crate) fn names(&self) -> &[String] {
-        &self.names
+    /// Their names, and the shapes that their specs have.
+    pub(crate) fn shapes(&self) -> impl ExactSizeIterator<Item = (&str, &[usize])> {
+        self.vars
+            .iter()
+            .map(|var| (var.name.as_str(), var.shape.as_slice()))
     }
 
     /// Name, recipe and shape of each.
     pub(crate) fn about(&self) -> impl Iterator<Item = (String, Value)> + '_ {
-        let vars = self.names.iter().zip(&self.shapes);
-        vars.zip(self.group.params()).map(|((name, shape), shard)| {
-            let about = json!({ "recipe": shard.recipe().name(), "shape": shape });
-            (name.clone(), about)
+        let recipe = VarRecipe::default().name();
+        self.vars.iter().map(move |var| {
+            let about = json!({ "recipe": recipe, "shape": var.shape });
+            (var.name.clone(), about)
         })
     }
 
-    /// The elements that this rank has of each, and how many there are.
-    pub(crate) fn elements(&self) -> impl Iterator<Item = (Range<usize>, usize)> + '_ {
-        let shards = self.group.params().iter();
-        shards.map(|shard| (shard.spec().elements(), shard.spec().full().elements()))
+    /// The name of each, the elements that this rank has of it, and how many there are.
+    pub(crate) fn elements(&self) -> impl Iterator<Item = (&str, Range<usize>, usize)> {
+        self.vars.iter().map(|var| {
+            let len = var.full.elements();
+            (var.name.as_str(), var.elements.clone(), len)
+        })
     }
 
-    /// The shapes that their specs have.
-    pub(crate) fn shapes(&self) -> &[Vec<usize>] {
-        &self.shapes
-    }
-
-    /// The buffers, where the backend has them.
-    pub(crate) fn buffers(&self) -> &[B::Buffer<f32>] {
-        match &self.values {
-            Values::Host => &[],
-            Values::Backend { buffers, .. } => buffers,
+    /// The buffer of variable `index`, where the backend has its full values.
+    pub(crate) fn buffer(&self, index: usize) -> Option<&B::Buffer<f32>> {
+        match (&self.values, &self.vars.get(index)?.held) {
+            (Values::Backend { buffers, .. }, Held::Stays { number, .. }) => buffers.get(*number),
+            _ => None,
         }
     }
 
-    /// Bytes of the full values.
+    /// Variable `index`, where it is gathered for each use.
+    pub(crate) fn transient(&self, index: usize) -> Option<&Arc<VarWeight<B>>> {
+        match &self.vars.get(index)?.held {
+            Held::Transient(weight) => Some(weight),
+            Held::Stays { .. } => None,
+        }
+    }
+
+    fn transients(&self) -> impl Iterator<Item = &Arc<VarWeight<B>>> {
+        (0..self.vars.len()).filter_map(|index| self.transient(index))
+    }
+
+    /// How many have a gradient of a micro-batch that is not finished.
+    pub(crate) fn open(&self) -> Result<usize, ModelError> {
+        let mut all = 0;
+        for var in &self.vars {
+            all += usize::from(match &var.held {
+                Held::Stays { open, .. } => open.load(Ordering::Relaxed),
+                Held::Transient(weight) => weight.is_open()?,
+            });
+        }
+        Ok(all)
+    }
+
+    /// Says that the micro-batch is finished or forgotten.
+    pub(crate) fn finish_micro_batch(&self) -> Result<(), ModelError> {
+        self.vars.iter().try_for_each(|var| match &var.held {
+            Held::Stays { open, .. } => {
+                open.store(false, Ordering::Relaxed);
+                Ok(())
+            }
+            Held::Transient(weight) => weight.finish_micro_batch(),
+        })
+    }
+
+    /// Frees what is gathered for a use.
+    pub(crate) fn release(&self) -> Result<(), ModelError> {
+        self.transients().try_for_each(|weight| weight.release())
+    }
+
+    /// Bytes of the full values that stay, and the most in which others were gathered at once.
     pub(crate) fn bytes(&self) -> usize {
-        let elements = |shape: &Vec<usize>| shape.iter().product::<usize>();
-        size_of::<f32>() * self.shapes.iter().map(elements).sum::<usize>()
+        let stay = |var: &&PlainVar<B>| matches!(var.held, Held::Stays { .. });
+        let elements = self.vars.iter().filter(stay).map(|var| var.full.elements());
+        size_of::<f32>() * elements.sum::<usize>() + self.memory.weight_bytes()
     }
 
-    /// Bytes of the f32 shards, and of what they are gathered in.
-    pub(crate) fn gather_bytes(&self) -> usize {
+    /// Bytes of the f32 shards, and of what those that stay are gathered in.
+    pub(crate) fn gather_bytes(&self) -> Result<usize, ModelError> {
         let shards = self.group.params().iter();
-        shards.map(ShardedTensor::resident_bytes).sum::<usize>() + self.pool.resident_bytes()
+        let mut bytes = shards.map(ShardedTensor::resident_bytes).sum::<usize>();
+        for weight in self.transients() {
+            bytes += weight.account()?.shard_bytes();
+        }
+        Ok(bytes + self.pool.resident_bytes())
     }
 
-    /// The parameter that variable `index` is among the gradients.
-    pub(crate) fn grad(&self, index: usize) -> Result<usize, ModelError> {
-        let len = self.names.len();
-        match index < len {
-            true => Ok(self.first_grad + index),
-            false => Err(ModelError::NoSuchVar { index, len }),
+    /// Memory for the full gradient of variable `index`.
+    pub(crate) fn gradient(
+        &self,
+        gradients: &Gradients<B>,
+        index: usize,
+    ) -> Result<Source<B>, ModelError> {
+        let var = self.var(index)?;
+        match &var.held {
+            Held::Stays { open, .. } => {
+                open.store(true, Ordering::Relaxed);
+                Ok(gradients.lock().grad(var.grad)?)
+            }
+            Held::Transient(weight) => weight.gradient(),
         }
+    }
+
+    /// Says that the backend was given the work that writes the gradient of variable `index`.
+    pub(crate) fn push_gradient(
+        &self,
+        gradients: &Gradients<B>,
+        index: usize,
+    ) -> Result<(), ModelError> {
+        let var = self.var(index)?;
+        match &var.held {
+            Held::Stays { .. } => Ok(gradients.lock().push(var.grad)?),
+            Held::Transient(weight) => weight.push_gradient(),
+        }
+    }
+
+    fn var(&self, index: usize) -> Result<&PlainVar<B>, ModelError> {
+        let len = self.vars.len();
+        let found = self.vars.get(index);
+        found.ok_or(ModelError::NoSuchVar { index, len })
     }
 
     /// Adds the full gradient of variable `index`, which is on the host.
@@ -167,16 +296,23 @@ impl<B: Backend> PlainVars<B> {
         if let Values::Backend { .. } = self.values {
             return Err(ModelError::VarsOnBackend);
         }
-        let grad = self.grad(index)?;
-        let shape = self.group.params()[index].spec().full();
+        let var = self.var(index)?;
+        let shape = var.full;
         if values.len() != shape.elements() {
             let found = values.len();
             return Err(ModelError::GradientLength { found, shape });
         }
-        Ok(gradients.add(grad, values)?)
+        match &var.held {
+            Held::Stays { open, .. } => {
+                // Also one that fails may have added something.
+                open.store(true, Ordering::Relaxed);
+                Ok(gradients.add(var.grad, values)?)
+            }
+            Held::Transient(weight) => weight.add_gradient(values),
+        }
     }
 
-    /// Gathers the f32 shards into the buffers of the backend, if they are there. Collective.
+    /// Gathers the f32 shards of those that stay into the buffers of the backend, if they are there. Collective.
     pub(crate) fn refresh(&mut self) -> Result<(), ModelError> {
         let Values::Backend { buffers, decodes } = &mut self.values else {
             return Ok(());
@@ -188,7 +324,7 @@ impl<B: Backend> PlainVars<B> {
         Ok(or_abort(&**self.group.comm(), filled)?)
     }
 
-    /// Gathers the f32 shards and gives `set` the full values of each variable. Collective.
+    /// Gathers the f32 shards of those that stay and gives `set` the full values of each variable. Collective.
     pub(crate) fn read<E: From<ModelError> + Display>(
         &mut self,
         set: impl FnMut(usize, Vec<f32>) -> Result<(), E>,
@@ -207,8 +343,11 @@ impl<B: Backend> PlainVars<B> {
         }
         let failed = |error| E::from(ModelError::Shard(error));
         self.group.unshard(Phase::Forward).map_err(failed)?;
-        for index in 0..self.names.len() {
-            let tensor = self.group.tensor(index).map_err(failed)?;
+        for (index, var) in self.vars.iter().enumerate() {
+            let Held::Stays { number, .. } = var.held else {
+                continue;
+            };
+            let tensor = self.group.tensor(number).map_err(failed)?;
             let values = dequantize(&self.backend, tensor, Orientation::Rowwise).map_err(failed)?;
             set(index, values)?;
         }

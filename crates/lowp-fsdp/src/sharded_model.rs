@@ -17,7 +17,7 @@ use crate::error::ModelError;
 use crate::gradients::Gradients;
 use crate::memory::LayerMemory;
 use crate::operand::{PassState, RecipeOperands};
-use crate::plain_vars::{PlainVars, VarPlace};
+use crate::plain_vars::{PlainVars, VarPlace, VarWeight};
 use crate::saving::Saving;
 use crate::sharded_weight::ShardedWeight;
 
@@ -134,12 +134,11 @@ impl<B: Backend, R: Recipe> ShardedModel<B, R> {
 
     /// Names of the parameters that stay in f32, in the order of their specs, and their shapes.
     pub fn var_shapes(&self) -> impl ExactSizeIterator<Item = (&str, &[usize])> {
-        let names = self.vars.names().iter().map(String::as_str);
-        names.zip(self.vars.shapes().iter().map(Vec::as_slice))
+        self.vars.shapes()
     }
 
-    /// Gathers the parameters that stay in f32 and gives `set` the full values of each, by the number of its spec
-    /// ([`VarPlace::Host`]): after the model was made, and after each step. Collective.
+    /// Gathers the parameters that stay in f32 and are used throughout a pass, and gives `set` the full values of each, by the number of
+    /// its spec ([`VarPlace::Host`]): after the model was made, and after each step. Collective.
     ///
     /// # Errors
     /// What `set` reports, variables on the backend, or a rank that failed.
@@ -165,10 +164,15 @@ impl<B: Backend, R: Recipe> ShardedModel<B, R> {
         &self.mesh
     }
 
-    /// The full values of the parameters that stay in f32, where the backend has them ([`VarPlace::Backend`]): row-major, in the order
-    /// of their specs. Their content changes with each step, their memory does not.
-    pub fn var_buffers(&self) -> &[B::Buffer<f32>] {
-        self.vars.buffers()
+    /// The full values of variable `index`, row-major, where the backend has them between uses ([`VarPlace::Backend`],
+    /// [`VarUse::Throughout`](crate::VarUse::Throughout)). Their content changes with each step, their memory does not.
+    pub fn var_buffer(&self, index: usize) -> Option<&B::Buffer<f32>> {
+        self.vars.buffer(index)
+    }
+
+    /// Variable `index`, where it is gathered for each use ([`VarUse`](crate::VarUse)): in the forward phase, whatever reads it.
+    pub fn transient_var(&self, index: usize) -> Option<&Arc<VarWeight<B>>> {
+        self.vars.transient(index)
     }
 
     /// Memory for the full gradient of variable `index`, which work of the backend writes whole before
@@ -177,8 +181,7 @@ impl<B: Backend, R: Recipe> ShardedModel<B, R> {
     /// # Errors
     /// No such variable, no room, or a rank that failed.
     pub fn var_gradient(&self, index: usize) -> Result<Source<B>, ModelError> {
-        let grad = self.vars.grad(index);
-        let memory = grad.and_then(|grad| Ok(self.gradients.lock().grad(grad)?));
+        let memory = self.vars.gradient(&self.gradients, index);
         or_abort(&*self.mesh.world, memory)
     }
 
@@ -187,8 +190,7 @@ impl<B: Backend, R: Recipe> ShardedModel<B, R> {
     /// # Errors
     /// No such variable, no memory was taken for it, or a rank that failed.
     pub fn push_var_gradient(&self, index: usize) -> Result<(), ModelError> {
-        let grad = self.vars.grad(index);
-        let pushed = grad.and_then(|grad| Ok(self.gradients.lock().push(grad)?));
+        let pushed = self.vars.push_gradient(&self.gradients, index);
         or_abort(&*self.mesh.world, pushed)
     }
 
@@ -233,8 +235,14 @@ impl<B: Backend, R: Recipe> ShardedModel<B, R> {
         for (_, weight) in &self.weights {
             weight.finish_micro_batch()?;
         }
+        self.vars.finish_micro_batch()?;
         self.micro_batches += 1;
         Ok(())
+    }
+
+    /// Micro-batches that this step finished so far.
+    pub fn micro_batches(&self) -> usize {
+        self.micro_batches
     }
 
     /// Forgets the gradients of all micro-batches of this step, so that they can run again after
@@ -261,6 +269,9 @@ impl<B: Backend, R: Recipe> ShardedModel<B, R> {
         for (_, weight) in &self.weights {
             weight.finish_micro_batch()?;
         }
+        self.vars.finish_micro_batch()?;
+        // What one rank alone holds or began to gather, it would not gather with the others.
+        self.release()?;
         self.gradients.lock().discard()?;
         self.micro_batches = 0;
         self.adamw.clear_grads();
@@ -277,14 +288,14 @@ impl<B: Backend, R: Recipe> ShardedModel<B, R> {
     }
 
     pub(crate) fn check_finished(&self) -> Result<(), ModelError> {
-        let mut layers = 0;
+        let mut open = self.vars.open()?;
         for (_, weight) in &self.weights {
-            layers += usize::from(weight.is_open()?);
+            open += usize::from(weight.is_open()?);
         }
-        let total = self.weights.len();
-        match layers {
+        let total = self.weights.len() + self.var_ids.len();
+        match open {
             0 => Ok(()),
-            _ => Err(ModelError::UnfinishedMicroBatch { layers, total }),
+            _ => Err(ModelError::UnfinishedMicroBatch { open, total }),
         }
     }
 
@@ -321,9 +332,7 @@ impl<B: Backend, R: Recipe> ShardedModel<B, R> {
         self.adamw.compare(reduced.done);
         self.adamw.compare(gathered);
         self.micro_batches = 0;
-        for (_, weight) in &self.weights {
-            weight.release()?;
-        }
+        self.release()?;
         if let Some(saving) = &mut self.saving {
             saving.follow(&self.backend)?;
         }
@@ -340,7 +349,7 @@ impl<B: Backend, R: Recipe> ShardedModel<B, R> {
         for (_, weight) in &self.weights {
             weight.release()?;
         }
-        Ok(())
+        self.vars.release()
     }
 
     /// What this rank sends, in steps of `passes`, and stores of the linear weights.
@@ -388,8 +397,8 @@ impl<B: Backend, R: Recipe> ShardedModel<B, R> {
     }
 
     /// The most bytes that this rank held for parameters so far: shards of linear weights and the memory in which they are gathered
-    /// and decoded and gradients travel, masters, moments and reduced gradients of all parameters, and the variables. Activations
-    /// and what casts of operands work in are not counted.
+    /// and decoded and gradients travel, masters, moments and reduced gradients of all parameters, and the full variables, those
+    /// that are gathered for each use as many as there were at once. Activations and what casts of operands work in are not counted.
     ///
     /// # Errors
     /// A thread failed while it used a weight.
@@ -400,14 +409,18 @@ impl<B: Backend, R: Recipe> ShardedModel<B, R> {
         Ok(weights.peak - weights.masters + state + vars as u64)
     }
 
-    /// Bytes of the f32 shards of variables that are gathered after a step, and of what they are gathered in: beside
+    /// Bytes of the f32 shards of variables, and of what those that stay are gathered in after a step: beside
     /// [`ShardedModel::parameter_bytes`].
-    pub fn var_gather_bytes(&self) -> u64 {
-        self.vars.gather_bytes() as u64
+    ///
+    /// # Errors
+    /// A thread failed while it used a variable.
+    pub fn var_gather_bytes(&self) -> Result<u64, ModelError> {
+        Ok(self.vars.gather_bytes()? as u64)
     }
 
-    /// Compares every linear weight, as each phase gathers it, with a full cast of its fp32
-    /// masters. Returns the differences with the number of their layer. Collective.
+    /// Compares every linear weight, as each phase gathers it, and every variable that is gathered for each use with a full cast of its
+    /// fp32 masters. Returns the differences with the number of their layer; the numbers of variables follow those of all layers.
+    /// Collective.
     ///
     /// # Errors
     /// A rank failed.
@@ -442,6 +455,16 @@ impl<B: Backend, R: Recipe> ShardedModel<B, R> {
             self.weights[block.start].1.release()?;
         }
         found.sort_by_key(|&(layer, phase, _)| (layer, phase as usize));
+        for (index, id) in self.var_ids.iter().enumerate() {
+            let Some(var) = self.vars.transient(index) else {
+                continue;
+            };
+            let full = self.gather_f32(var.element_ranges(), &self.adamw.master(*id)?)?;
+            let full = self.backend.upload(&full)?;
+            let divergence = var.audit_phase(Phase::Forward, &full, None)?;
+            found.extend(divergence.map(|d| (self.weights.len() + index, Phase::Forward, d)));
+            var.release()?;
+        }
         Ok(found)
     }
 

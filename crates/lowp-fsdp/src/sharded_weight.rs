@@ -440,6 +440,17 @@ impl<B: Backend, R: Recipe> ShardedWeight<B, R> {
         Ok(())
     }
 
+    /// How many writes of the weight began, where it is gathered: what was made of the gathered weight stays right until the next one.
+    ///
+    /// # Errors
+    /// A thread failed while it used the weight.
+    pub fn version(&self) -> Result<Option<u64>, ShardError> {
+        let state = self.locked()?;
+        let held = state.held.lock()?;
+        let rows = held.rows();
+        Ok(rows.map(|(group, param)| group.params()[param].version()))
+    }
+
     /// Starts the gather of the weight's block for `phase`, beside the work that the backend's stream has. Collective over the shard group.
     ///
     /// # Errors

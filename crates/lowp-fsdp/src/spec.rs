@@ -46,4 +46,35 @@ pub struct VarSpec {
     pub init: Init,
     /// Whether weight decay applies: matrices yes, norms no.
     pub decay: bool,
+    /// When a pass reads it.
+    pub used: VarUse,
+}
+
+/// When a pass reads the full values of a variable.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum VarUse {
+    /// Throughout: they are gathered once per step, and stay.
+    #[default]
+    Throughout,
+    /// Once, before the layers, as those of an embedding: they are gathered for this use and freed after it. The gradient comes after
+    /// those of the layers.
+    First,
+    /// Once, after the layers, as those of a head: they are gathered for this use and freed after it. The gradient comes before
+    /// those of the layers.
+    Last,
+    /// Before and after the layers, as those of an embedding that is the head: they are gathered for each of both uses. The gradient
+    /// comes after those of the layers.
+    FirstAndLast,
+}
+
+impl VarUse {
+    /// Whether the full values are there only while they are used.
+    pub fn is_transient(self) -> bool {
+        self != Self::Throughout
+    }
+
+    /// Whether their gradient is there before those of the layers.
+    pub(crate) fn is_first_in_backward(self) -> bool {
+        self == Self::Last
+    }
 }

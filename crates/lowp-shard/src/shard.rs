@@ -345,8 +345,8 @@ impl<B: Backend, R: Recipe> ShardedTensor<B, R> {
         self.local.version.raise();
     }
 
-    /// How many writes of the rows began.
-    pub(crate) fn version(&self) -> u64 {
+    /// How many writes of the rows began. Writes are collective, so ranks count alike.
+    pub fn version(&self) -> u64 {
         self.local.version.get()
     }
 

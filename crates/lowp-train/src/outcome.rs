@@ -132,7 +132,7 @@ impl Outcome {
         self.memory = self.memory.max(parameters);
         if let Some(DeviceMemory { network, peak }) = network.memory(backend)? {
             let counted = self.device.map_or(0, |[counted, _]| counted);
-            let all = parameters + sharded.var_gather_bytes() + network;
+            let all = parameters + sharded.var_gather_bytes()? + network;
             self.device = Some([counted.max(all), peak]);
         }
         Ok(())

@@ -229,7 +229,7 @@ where
         let all = (last_step - first_step) as f64 / measured as f64;
         (outcome.seconds, outcome.data) = (elapsed.as_secs_f64() * all, data * all);
         outcome.add(&trained, (self.backend, *config))?;
-        self.audit(&trained.sharded, &specs.0)?;
+        self.audit(&trained.sharded, &specs)?;
         // What a checkpoint says may be of other data or of another recipe.
         let evaluated = first_step < last_step;
         let last = outcome.evaluations.last().filter(|_| evaluated);
@@ -538,19 +538,21 @@ where
         Ok(pieces)
     }
 
-    /// Compares every weight, as it is gathered, with a cast of its masters, where that is asked for. Collective.
+    /// Compares what is gathered for each use with a cast of its masters, where that is asked for. Collective.
     fn audit(
         &self,
         sharded: &ShardedModel<B, Variant>,
-        linears: &[LinearSpec],
+        (linears, vars): &Specs,
     ) -> Result<(), TrainError> {
         let found = match self.training.audit {
             true => sharded.audit()?,
             false => Vec::new(),
         };
+        let layers = linears.iter().map(|spec| &spec.name);
+        let mut names = layers.chain(vars.iter().map(|spec| &spec.name));
         match found.first() {
-            Some((layer, phase, divergence)) => Err(TrainError::Audit {
-                layer: linears[*layer].name.clone(),
+            Some((number, phase, divergence)) => Err(TrainError::Audit {
+                layer: names.nth(*number).cloned().unwrap_or_default(),
                 phase: phase.name(),
                 why: divergence.to_string(),
             }),

@@ -1,7 +1,7 @@
 //! [`GptConfig`]: a decoder-only transformer with pre-norm blocks, and the parameters that follow. The byte-level models of `lowp train`
 //! and those that a config.json describes ([`crate::hub`]) are values of it.
 
-use lowp_fsdp::{LinearSpec, VarSpec};
+use lowp_fsdp::{LinearSpec, VarSpec, VarUse};
 use lowp_shard::Init;
 use lowp_train::Model;
 use serde::{Deserialize, Serialize};
@@ -183,21 +183,27 @@ impl Model for GptConfig {
 
     /// The parameters that stay in f32: embeddings, norms and the head.
     fn vars(&self) -> Vec<VarSpec> {
-        let matrix = |name: &str, rows: usize| VarSpec {
+        let matrix = |name: &str, rows: usize, used: VarUse| VarSpec {
             name: name.to_owned(),
             shape: vec![rows, self.dim],
             init: Init::Normal(init_std(self.dim)),
             decay: true,
+            used,
         };
         let vector = |name: String, len: usize, value: f32| VarSpec {
             name,
             shape: vec![len],
             init: Init::Constant(value),
             decay: false,
+            used: VarUse::Throughout,
         };
         let scale = |name: String, value: f32| vector(name, self.dim, value);
         if let Arch::Llama(llama) = self.arch {
-            let mut specs = vec![matrix("model.embed_tokens.weight", self.vocab)];
+            let used = match llama.tied {
+                true => VarUse::FirstAndLast,
+                false => VarUse::First,
+            };
+            let mut specs = vec![matrix("model.embed_tokens.weight", self.vocab, used)];
             for block in 0..self.layers {
                 let of = |norm: &str| format!("model.layers.{block}.{norm}.weight");
                 specs.push(scale(of("input_layernorm"), 1.0));
@@ -209,18 +215,21 @@ impl Model for GptConfig {
             }
             specs.push(scale("model.norm.weight".to_owned(), 1.0));
             if !llama.tied {
-                specs.push(matrix("lm_head.weight", self.vocab));
+                specs.push(matrix("lm_head.weight", self.vocab, VarUse::Last));
             }
             return specs;
         }
-        let mut specs = vec![matrix("tokens", self.vocab), matrix("positions", self.seq)];
+        let mut specs = vec![
+            matrix("tokens", self.vocab, VarUse::First),
+            matrix("positions", self.seq, VarUse::Throughout),
+        ];
         let blocks = (0..self.layers).flat_map(|b| [1, 2].map(|i| format!("block{b}.norm{i}")));
         for norm in blocks.chain(["norm".to_owned()]) {
             for (part, value) in [("gamma", 1.0), ("beta", 0.0)] {
                 specs.push(scale(format!("{norm}.{part}"), value));
             }
         }
-        specs.push(matrix("head", self.vocab));
+        specs.push(matrix("head", self.vocab, VarUse::Last));
         specs
     }
 

@@ -8,7 +8,7 @@ use lowp_candle::{CandleError, CandleVars, WeightSource, layers};
 use lowp_comm::{LocalComm, Mesh, MeshComm};
 use lowp_format::{AnyRecipe, Phase, RecipeOptions};
 use lowp_fsdp::{
-    LinearSpec, ModelOptions, ShardedModel, ShardedWeight, Sharding, VarPlace, VarSpec,
+    LinearSpec, ModelOptions, ShardedModel, ShardedWeight, Sharding, VarPlace, VarSpec, VarUse,
 };
 use lowp_kernels::Backend;
 use lowp_optim::{Group, StepOptions};
@@ -41,6 +41,7 @@ fn model(name: &str, backend: &Queued, comm: &Comm) -> Result<Model, CandleError
         shape: vec![DIM],
         init: Init::Constant(1.0),
         decay: false,
+        used: VarUse::Throughout,
     }];
     let options = ModelOptions {
         sharding: Sharding::Fsdp,

@@ -8,34 +8,39 @@ mod ops;
 mod recompute;
 #[cfg(test)]
 mod tests;
+mod tied;
 
 use block::{Block, GptBlock};
 use candle_core::backprop::GradStore;
-use candle_core::{Error, Result, Tensor, Var, bail};
+use candle_core::{Device, Error, Result, Tensor, Var, bail};
 use llama::LlamaBlock;
 use lowp_train::Batch;
 use lowp_train::Model;
 use lowp_transformer::{Arch, GptConfig, Llama};
-use ops::{Dense, Embedding, HeadLoss, LOGITS, LayerNorm, LossOptions, RmsNorm};
+use ops::{HeadLoss, LOGITS, LayerNorm, LossOptions, RmsNorm, add_rows, embed};
 use recompute::Recomputed;
 use std::sync::Arc;
+use tied::TiedHead;
 
-use crate::Linear;
+use crate::custom_op::with_values;
+use crate::{Linear, QuantLinear, WeightSource};
+use lowp_format::Phase;
 
 pub use memory::{Needed, NoMemory, machine};
 pub use network::Transformer;
 
-/// The model: candle variables, and linear layers that fetch their weights.
+/// The model: candle variables, and layers that fetch their weights.
 #[derive(Debug)]
 pub(crate) struct Gpt {
     config: GptConfig,
-    tokens: Var,
+    tokens: Arc<dyn WeightSource>,
     /// Learned positions, where the blocks do not turn by rotary ones.
     positions: Option<Var>,
     blocks: Vec<Arc<dyn Block>>,
     /// Gamma, and beta where there is one.
     norm: Vec<Var>,
-    head: Var,
+    /// Where it is not the embedding.
+    head: Option<Arc<dyn WeightSource>>,
     threads: usize,
     recompute: bool,
     /// Coefficient of the z-loss.
@@ -43,8 +48,8 @@ pub(crate) struct Gpt {
 }
 
 impl Gpt {
-    /// Builds the model over `linears`, one per entry of [`Model::linears`], and `vars`, one per
-    /// entry of [`Model::vars`]. Products of the head use at most `threads` threads. Where the model is to `recompute`, only the
+    /// Builds the model over `linears`, one per entry of [`Model::linears`], and `vars` and `transients`, one per
+    /// entry of [`Model::vars`] of either use. Products of the head use at most `threads` threads. Where the model is to `recompute`, only the
     /// inputs of blocks are saved, and backward runs the blocks again.
     ///
     /// # Errors
@@ -52,7 +57,7 @@ impl Gpt {
     pub(crate) fn new(
         config: GptConfig,
         linears: Vec<Box<dyn Linear>>,
-        vars: Vec<Var>,
+        (vars, transients): (Vec<Var>, Vec<Arc<dyn WeightSource>>),
         (threads, recompute): (usize, bool),
     ) -> Result<Self> {
         let GptConfig { dim, heads, .. } = config;
@@ -63,11 +68,17 @@ impl Gpt {
         if heads == 0 || (config.arch == Arch::Gpt && !dim.is_multiple_of(heads)) {
             bail!("{heads} heads do not divide a width of {dim}");
         }
-        if vars.len() != config.vars().len() {
-            let (found, expected) = (vars.len(), config.vars().len());
+        let found = vars.len() + transients.len();
+        if found != config.vars().len() {
+            let expected = config.vars().len();
             bail!("{found} variables for a model that has {expected}");
         }
         let (mut linears, mut vars) = (linears.into_iter(), vars.into_iter());
+        let mut transients = transients.into_iter();
+        let mut table = || {
+            let next = transients.next();
+            next.ok_or_else(|| Error::msg("an embedding or a head is missing"))
+        };
         let mut var = || {
             let next = vars.next();
             next.ok_or_else(|| Error::msg("a variable is missing"))
@@ -76,7 +87,7 @@ impl Gpt {
             let next = linears.next();
             next.ok_or_else(|| Error::msg("a linear layer is missing"))
         };
-        let tokens = var()?;
+        let tokens = table()?;
         let positions = match config.arch {
             Arch::Gpt => Some(var()?),
             Arch::Llama(_) => None,
@@ -119,8 +130,8 @@ impl Gpt {
             Arch::Llama(_) => vec![var()?],
         };
         let head = match config.arch {
-            Arch::Llama(Llama { tied: true, .. }) => tokens.clone(),
-            _ => var()?,
+            Arch::Llama(Llama { tied: true, .. }) => None,
+            _ => Some(table()?),
         };
         Ok(Self {
             config,
@@ -152,16 +163,33 @@ impl Gpt {
     }
 
     fn loss_with(&self, batch: &Batch, (divisor, gradients): (usize, bool)) -> Result<Loss> {
-        let (x, again) = self.run(&batch.inputs, batch.first_seen.as_ref())?;
+        let embedded = self.embed(&batch.inputs)?;
+        let again = self.recompute.then(Recomputed::default);
+        let x = self.run(&embedded, batch.first_seen.as_ref(), again.as_ref())?;
         let options = LossOptions {
             divisor,
             z_loss: self.z_loss,
             gradients,
         };
-        let work = (self.threads, LOGITS, self.config.vocab);
-        let loss = HeadLoss::new(batch.targets.clone(), options, work);
-        let value = x.apply_op2(&self.head, loss)?;
-        Ok(Loss { value, again })
+        let (head, tied) = match &self.head {
+            Some(head) => (Arc::clone(head), None),
+            None => {
+                let tied = Arc::new(TiedHead::new(&self.tokens));
+                (Arc::clone(&tied) as Arc<dyn WeightSource>, Some(tied))
+            }
+        };
+        let work = (self.threads, LOGITS);
+        let loss = HeadLoss::new(head, batch.targets.clone(), options, work);
+        let value = x.apply_op1(loss)?;
+        Ok(Loss {
+            value,
+            again,
+            ids: batch.inputs.clone(),
+            embedded,
+            tokens: Arc::clone(&self.tokens),
+            tied,
+            positions: self.positions.clone().map(|var| (var, self.config.seq)),
+        })
     }
 
     /// Next-token logits, `[tokens, vocabulary]`, for whole sequences.
@@ -169,45 +197,52 @@ impl Gpt {
     /// # Errors
     /// As [`Gpt::loss`].
     pub(crate) fn logits(&self, inputs: &Arc<[u32]>) -> Result<Tensor> {
-        let threads = self.threads;
-        self.run(inputs, None)?
-            .0
-            .apply_op2(&self.head, Dense { threads })
+        let embedded = self.embed(inputs)?;
+        let x = self.run(&embedded, None, None)?;
+        let head = self.head.as_ref().unwrap_or(&self.tokens);
+        QuantLinear::new(Arc::clone(head), self.threads).forward(&x)
     }
 
-    /// What the head reads, `[tokens, dim]`, for whole sequences, and what backward runs again.
-    fn run(
-        &self,
-        inputs: &Arc<[u32]>,
-        first: Option<&Arc<[u32]>>,
-    ) -> Result<(Tensor, Option<Recomputed>)> {
+    /// What the first block reads, `[tokens, dim]`, for whole sequences: where the gradients of layers end.
+    fn embed(&self, inputs: &[u32]) -> Result<Var> {
         let seq = self.config.seq;
         if inputs.is_empty() || !inputs.len().is_multiple_of(seq) {
             bail!("{} tokens are not whole sequences of {seq}", inputs.len());
         }
-        let again = self.recompute.then(Recomputed::default);
-        let mut x = match &self.positions {
-            Some(positions) => {
-                let ids = inputs.clone();
-                self.tokens.apply_op2(positions, Embedding { ids, seq })?
-            }
-            None => {
-                let ids = Tensor::from_slice(inputs, inputs.len(), self.tokens.device())?;
-                self.tokens.index_select(&ids, 0)?
-            }
-        };
+        let (_, dim) = self.tokens.shape();
+        let mut x = Vec::new();
+        self.tokens.with_weight(Phase::Forward, &mut |table| {
+            let table = (table, dim);
+            x = match &self.positions {
+                Some(positions) => with_values(positions, "embedding", |positions| {
+                    embed(inputs, table, Some((positions, seq)))
+                })?,
+                None => embed(inputs, table, None)?,
+            };
+            Ok(())
+        })?;
+        Var::from_vec(x, (inputs.len(), dim), &Device::Cpu)
+    }
+
+    /// What the head reads, `[tokens, dim]`, with blocks that backward runs `again`.
+    fn run(
+        &self,
+        embedded: &Tensor,
+        first: Option<&Arc<[u32]>>,
+        again: Option<&Recomputed>,
+    ) -> Result<Tensor> {
+        let mut x = embedded.clone();
         for block in &self.blocks {
-            x = match &again {
+            x = match again {
                 Some(again) => again.forward(block, &x, first)?,
                 None => block.forward(&x, first)?,
             };
         }
-        let x = match self.norm.as_slice() {
-            [gamma, beta] => x.apply_op3(gamma, beta, LayerNorm::default())?,
-            [gamma] => x.apply_op2(gamma, RmsNorm::new(self.config.sizes().eps()))?,
+        match self.norm.as_slice() {
+            [gamma, beta] => x.apply_op3(gamma, beta, LayerNorm::default()),
+            [gamma] => x.apply_op2(gamma, RmsNorm::new(self.config.sizes().eps())),
             _ => bail!("a model without a last norm"),
-        };
-        Ok((x, again))
+        }
     }
 }
 
@@ -216,6 +251,13 @@ impl Gpt {
 pub(crate) struct Loss {
     value: Tensor,
     again: Option<Recomputed>,
+    ids: Arc<[u32]>,
+    embedded: Var,
+    tokens: Arc<dyn WeightSource>,
+    /// The head, where it is the embedding.
+    tied: Option<Arc<TiedHead>>,
+    /// Positions and how many there are in a sequence.
+    positions: Option<(Var, usize)>,
 }
 
 impl Loss {
@@ -227,7 +269,7 @@ impl Loss {
         self.value.to_scalar()
     }
 
-    /// The gradients of all variables; those of linear layers go to their sinks.
+    /// The gradients of all variables; those of linear layers, of the embedding and of the head go to their sinks.
     ///
     /// # Errors
     /// What a linear layer reports.
@@ -236,6 +278,32 @@ impl Loss {
         if let Some(again) = &self.again {
             again.add_gradients(&mut store)?;
         }
+        self.embedding_gradients(&mut store)?;
         Ok(store)
+    }
+
+    fn embedding_gradients(&self, store: &mut GradStore) -> Result<()> {
+        let Some(dx) = store.remove(&self.embedded) else {
+            bail!("the embedding got no gradient");
+        };
+        let (vocab, dim) = self.tokens.shape();
+        let sums = match &self.tied {
+            Some(tied) => Some(tied.take_gradient()?),
+            None => None,
+        };
+        let mut sums = sums.unwrap_or_else(|| vec![0.0; vocab * dim]);
+        let rows = self.ids.iter().map(|&id| id as usize);
+        with_values(&dx, "embedding", |dx| {
+            add_rows(dx, dim, rows, &mut sums);
+            self.tokens.sink_gradient(sums)?;
+            let Some((positions, seq)) = &self.positions else {
+                return Ok(());
+            };
+            let mut sums = vec![0.0; positions.elem_count()];
+            add_rows(dx, dim, (0..*seq).cycle(), &mut sums);
+            let sums = Tensor::from_vec(sums, positions.shape(), positions.device())?;
+            store.insert(positions, sums);
+            Ok(())
+        })
     }
 }

@@ -8,7 +8,7 @@ use lowp_train::network::{NetworkResult, Sharded};
 use lowp_transformer::GptConfig;
 
 use super::Gpt;
-use crate::{CandleError, CandleVars, layers};
+use crate::{CandleError, CandleVars, layers, transients};
 
 /// A transformer on a CPU, over the parameters of a [`Sharded`] model.
 #[derive(Debug)]
@@ -30,8 +30,8 @@ impl Transformer {
         recompute: bool,
     ) -> Result<Self, CandleError> {
         let vars = CandleVars::new(sharded)?;
-        let (layers, own) = (layers(sharded, threads), vars.vars().to_vec());
-        let model = Gpt::new(config, layers, own, (threads, recompute))?;
+        let own = (vars.vars().to_vec(), transients(sharded));
+        let model = Gpt::new(config, layers(sharded, threads), own, (threads, recompute))?;
         Ok(Self { model, vars })
     }
 

@@ -9,7 +9,9 @@ use candle_core::{DType, Device, Error, Tensor, Var};
 use lowp_candle::{CandleError, CandleVars, WeightSource};
 use lowp_comm::{Communicator, LocalComm, Mesh, MeshComm};
 use lowp_format::{AnyRecipe, Phase, RecipeOptions, ReshardAfterForward};
-use lowp_fsdp::{LinearSpec, ModelError, ModelOptions, ShardedModel, Sharding, VarPlace, VarSpec};
+use lowp_fsdp::{
+    LinearSpec, ModelError, ModelOptions, ShardedModel, Sharding, VarPlace, VarSpec, VarUse,
+};
 use lowp_kernels::Cpu;
 use lowp_optim::Group;
 use lowp_shard::{GradBucketOptions, Init};
@@ -25,6 +27,7 @@ fn model(comm: &Arc<dyn Communicator<Cpu>>) -> Result<ShardedModel<Cpu, AnyRecip
         shape: vec![8],
         init: Init::Constant(1.0),
         decay: false,
+        used: VarUse::Throughout,
     }];
     let options = ModelOptions {
         sharding: Sharding::Fsdp,

@@ -12,7 +12,8 @@ use lowp_format::{
     AnyRecipe, BlockCuts, GatherPlan, PhasePlans, Recipe, RecipeOptions, Shape, block_cuts,
 };
 use lowp_fsdp::{
-    LinearSpec, ModelOptions, Passes, ShardedModel, Sharding, VarPlace, VarSpec, WeightBytes,
+    LinearSpec, ModelOptions, Passes, ShardedModel, Sharding, VarPlace, VarSpec, VarUse,
+    WeightBytes,
 };
 use lowp_kernels::Cpu;
 use lowp_optim::{Group, StepOptions};
@@ -53,6 +54,7 @@ fn vars() -> Vec<VarSpec> {
         shape: vec![DIM],
         init: Init::Constant(1.0),
         decay: false,
+        used: VarUse::Throughout,
     }]
 }
 

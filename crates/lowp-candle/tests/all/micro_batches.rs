@@ -10,6 +10,7 @@ use lowp_comm::{Communicator, Mesh, MeshComm, run_ranks};
 use lowp_format::{AnyRecipe, Recipe, RecipeOptions, ReshardAfterForward};
 use lowp_fsdp::{
     Gradients, LinearSpec, ModelError, ModelOptions, ShardedModel, Sharding, VarPlace, VarSpec,
+    VarUse,
 };
 use lowp_kernels::{Backend, Cpu, CpuBuffer};
 use lowp_optim::{Group, StepOptions};
@@ -88,6 +89,7 @@ impl Model {
             shape: vec![TOKENS, DIM],
             init: Init::Constant(1.0),
             decay: false,
+            used: VarUse::Throughout,
         }];
         let options = ModelOptions {
             sharding: Sharding::Fsdp,
@@ -257,10 +259,7 @@ fn a_micro_batch_that_fails_counts_whole_or_not_at_all() {
                 ] {
                     let found = matches!(
                         error,
-                        ModelError::UnfinishedMicroBatch {
-                            layers: 1,
-                            total: 2
-                        }
+                        ModelError::UnfinishedMicroBatch { open: 1, total: 3 }
                     );
                     assert!(found, "{error}");
                     assert!(error.to_string().contains("discard_gradients"), "{error}");
@@ -305,7 +304,7 @@ fn a_micro_batch_that_is_left_out_is_noticed() {
         // For example because its loss was not finite.
         model.micro_batch(0, false)?;
         let error = model.begin(1).expect_err("half a micro-batch");
-        assert!(error.to_string().starts_with("2 of 2"), "{error}");
+        assert!(error.to_string().starts_with("2 of 3"), "{error}");
         // Evaluation is no part of the step.
         model.sharded.begin(0, 0, false)?;
         model.sharded.discard_gradients()?;

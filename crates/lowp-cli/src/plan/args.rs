@@ -56,14 +56,16 @@ JSON of --model:
       staged             beside full weights, with --sharding zero1
       buckets            of full gradients: one at a time; with several micro-batches the full
                          gradients and one bucket, unless --reduce-every-micro-batch
-      variables, variable_state  full f32 copies; masters, moments and gradients of the own rows
+      variables          full f32 values of those that stay, and what embeddings and heads are
+                         gathered in, one after the other
+      variable_state     masters, moments and gradients of the own rows of all of them
   by_rank                min, mean and max over the ranks of a replica, of linear layers: bytes of
                          masters, moments, codes, scales and their total; sent_of_a_block: bytes
                          sent of the block that is least even, by what it is gathered for
   device                 with --device cuda: what its GPU holds beside `memory`, and in all:
       sequences          of a micro-batch
       scales             those bytes of `weights` that are no codes
-      variables_gathered  f32 shards of the variables, and the memory to gather them
+      variables_gathered  f32 shards of the variables, and the memory to gather those that stay
       staging            where gradients arrive that are added there
       activations        kept for backward; null, as the next two, where `lowp train` runs no such
                          network on GPUs
@@ -72,8 +74,8 @@ JSON of --model:
       total              of all; `planned_bytes_per_rank` of `lowp train`
   left_out               array of `what`, and its `bytes` or null
   operations             array, in the order of a step:
-      what               forward, forward_again, backward, full_weights, gradients, replicas or
-                         variables
+      what               transient_variables (embeddings and heads), forward, forward_again, backward,
+                         full_weights, gradients, replicas, or variables
       code, passes       recipe or dtype; how often in a step
       sent_bytes         over the ranks of one replica
       rank, world        `within_node` and `between_nodes`: bytes that arrive

@@ -38,7 +38,9 @@ pub(super) fn network(
         documents: args.mask_documents,
     };
     let transformer = Transformer::new(cuda, sharded, &config.model.sizes(), part)?;
-    let transformer = transformer.with_z_loss(config.z_loss);
+    let transformer = transformer
+        .with_z_loss(config.z_loss)
+        .with_micro_batches(config.accumulate);
     if let (Some(why), false, 0) = (transformer.plain_attention(), args.sharded.no_cudnn, rank) {
         static ONCE: Once = Once::new();
         ONCE.call_once(|| output::note(&format!("attention runs as plain products: {why}")));

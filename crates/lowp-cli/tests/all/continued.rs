@@ -110,6 +110,14 @@ fn trained(folder: &Path, model: GptConfig) -> Result<Known> {
         known.insert(vars[index].name.clone(), values);
         Ok::<_, ModelError>(())
     })?;
+    for (index, var) in vars.iter().enumerate() {
+        if let Some(weight) = sharded.transient_var(index) {
+            weight.with_values(Phase::Forward, |values| {
+                known.insert(var.name.clone(), values.to_vec());
+                Ok::<_, ModelError>(())
+            })?;
+        }
+    }
     Ok(Known(known))
 }
 

@@ -2,9 +2,9 @@
 
 use super::config::{CostConfig, PARAMETER_STATE};
 use super::shapes::ModelShapes;
+use super::vars::Vars;
 use super::weights::Weights;
 use crate::VarPlace;
-use crate::plain_vars::VarRecipe;
 use lowp_comm::{GradWire, ReduceStaging};
 use lowp_format::{Recipe, ReshardAfterForward};
 use lowp_kernels::FloatDtype;
@@ -38,7 +38,7 @@ pub struct RankMemory {
     pub staged: u128,
     /// Buckets of full gradients.
     pub buckets: u128,
-    /// Full values of the variables.
+    /// Full values of the variables: of those that stay, and the memory that others are gathered in.
     pub variables: u128,
     /// Masters, moments and reduced gradients of its part of the variables.
     pub variable_state: u128,
@@ -51,10 +51,9 @@ impl RankMemory {
     pub(super) fn new<R: Recipe>(
         model: &ModelShapes,
         weights: &Weights<R>,
-        vars: &Weights<VarRecipe>,
+        vars: &Vars,
         config: &CostConfig,
     ) -> Self {
-        let [_, variables] = model.parameters();
         let common = Self {
             gathered: gathered(weights, config),
             decoded: match config.vars {
@@ -63,7 +62,7 @@ impl RankMemory {
             },
             staged: weights.sum(|cost| u128::from(cost.staged)),
             buckets: buckets(model, config),
-            variables: F32 * variables,
+            variables: vars.full + vars.transient_gathered(),
             ..Self::default()
         };
         let of = |rank: usize| {
@@ -71,7 +70,7 @@ impl RankMemory {
                 weights.sum(|cost| u128::from(of(cost)[rank]))
             };
             let own = by_rank(|cost| &cost.elements);
-            let var = vars.sum(|cost| u128::from(cost.elements[rank]));
+            let var = vars.all().sum(|cost| u128::from(cost.elements[rank]));
             Self {
                 rank,
                 weights: by_rank(|cost| &cost.stored),
@@ -106,7 +105,7 @@ impl RankMemory {
             ("decoded at once, f32", self.decoded),
             ("staged beside full weights", self.staged),
             ("buckets of full gradients, f32", self.buckets),
-            ("variables, full f32 copies", self.variables),
+            ("variables, full f32 values", self.variables),
             ("variables, sharded state", self.variable_state),
         ]
     }
@@ -150,8 +149,18 @@ pub(super) fn gathered<R: Recipe>(weights: &Weights<R>, config: &CostConfig) -> 
 /// Elements of the parameters, in the order of backward.
 fn lens(model: &ModelShapes) -> Vec<usize> {
     let layers = model.layers.iter().rev().map(|layer| layer.shape);
-    let shapes = layers.chain(model.vars.iter().copied());
+    let vars = |first: bool| {
+        let numbers = vars_in_backward(model, first).into_iter();
+        numbers.map(|number| model.vars[number].shape)
+    };
+    let shapes = vars(true).chain(layers).chain(vars(false));
     shapes.map(|shape| shape.elements()).collect()
+}
+
+/// The numbers of variables whose gradients come before those of layers, or of the others.
+fn vars_in_backward(model: &ModelShapes, first: bool) -> Vec<usize> {
+    let is_first = |number: &usize| model.vars[*number].used.is_first_in_backward() == first;
+    (0..model.vars.len()).filter(is_first).collect()
 }
 
 /// The most elements that share a bucket.
@@ -183,7 +192,7 @@ fn buckets(model: &ModelShapes, config: &CostConfig) -> u128 {
 /// ranks, or sums in f32 that are added to those of earlier micro-batches.
 pub(super) fn staging<R: Recipe>(
     model: &ModelShapes,
-    (weights, vars): (&Weights<R>, &Weights<VarRecipe>),
+    (weights, vars): (&Weights<R>, &Vars),
     config: &CostConfig,
 ) -> u128 {
     let world = config.mesh.shard;
@@ -192,9 +201,15 @@ pub(super) fn staging<R: Recipe>(
         return 0;
     }
     let weight = |kind: usize| (&weights.kinds[kind].cost, 2 * kind);
-    let var = |kind: usize| (&vars.kinds[kind].cost, 2 * kind + 1);
+    let vars = vars.all();
+    let kinds: Vec<usize> = vars.kinds_in_order().collect();
+    let of_vars = |first: bool| {
+        let numbers = vars_in_backward(model, first).into_iter();
+        let kinds = numbers.map(|number| kinds[number]);
+        kinds.map(|kind| (&vars.kinds[kind].cost, 2 * kind + 1))
+    };
     let of_weights = weights.kinds_in_order().rev().map(weight);
-    let params = of_weights.chain(vars.kinds_in_order().map(var));
+    let params = of_vars(true).chain(of_weights).chain(of_vars(false));
     let params: Vec<_> = params.collect();
     let lens = lens(model);
     let mut seen = BTreeSet::new();

@@ -2,7 +2,7 @@
 
 use super::config::CostError;
 use crate::plain_vars::shape_of;
-use crate::{LinearSpec, VarSpec};
+use crate::{LinearSpec, VarSpec, VarUse};
 use lowp_format::Shape;
 
 /// Most parameters of a model: what follows from them fits into the numbers of a plan.
@@ -19,13 +19,22 @@ pub struct LayerShape {
     pub shape: Shape,
 }
 
+/// A parameter that stays in f32.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct VarShape {
+    /// A vector is one row.
+    pub shape: Shape,
+    /// When a pass reads it.
+    pub used: VarUse,
+}
+
 /// The linear layers in the order of forward, and what stays in f32.
 #[derive(Clone, Debug, Default)]
 pub struct ModelShapes {
     /// Linear layers.
     pub layers: Vec<LayerShape>,
-    /// Embeddings, norms, biases, routers and the head; a vector is one row.
-    pub vars: Vec<Shape>,
+    /// Embeddings, norms, biases, routers and the head.
+    pub vars: Vec<VarShape>,
 }
 
 impl ModelShapes {
@@ -39,9 +48,15 @@ impl ModelShapes {
             block: spec.block,
             shape: Shape::new(spec.rows, spec.cols),
         };
+        let var = |spec: &VarSpec| {
+            Ok(VarShape {
+                shape: shape_of(spec)?,
+                used: spec.used,
+            })
+        };
         Ok(Self {
             layers: linears.iter().map(layer).collect(),
-            vars: vars.iter().map(shape_of).collect::<Result<_, _>>()?,
+            vars: vars.iter().map(var).collect::<Result<_, CostError>>()?,
         })
     }
 
@@ -53,7 +68,13 @@ impl ModelShapes {
 
     /// Adds a vector that stays in f32.
     pub fn vector(&mut self, len: usize) {
-        self.vars.push(Shape::new(1, len));
+        self.matrix(1, len, VarUse::Throughout);
+    }
+
+    /// Adds a matrix that stays in f32.
+    pub fn matrix(&mut self, rows: usize, cols: usize, used: VarUse) {
+        let shape = Shape::new(rows, cols);
+        self.vars.push(VarShape { shape, used });
     }
 
     /// Parameters of the linear layers and of the variables.
@@ -61,7 +82,7 @@ impl ModelShapes {
         let elements = |shape: &Shape| shape.rows as u128 * shape.cols as u128;
         [
             self.layers.iter().map(|layer| elements(&layer.shape)).sum(),
-            self.vars.iter().map(elements).sum(),
+            self.vars.iter().map(|var| elements(&var.shape)).sum(),
         ]
     }
 
@@ -71,7 +92,7 @@ impl ModelShapes {
     /// A layer or a model that is too large, with its numbers.
     pub fn check(&self) -> Result<(), CostError> {
         let named = self.layers.iter().map(|l| (l.name.as_str(), l.shape));
-        let vars = self.vars.iter().map(|&shape| ("a variable", shape));
+        let vars = self.vars.iter().map(|var| ("a variable", var.shape));
         for (name, shape) in named.chain(vars) {
             shape.check().map_err(|source| CostError::Shape {
                 name: name.to_owned(),

@@ -3,9 +3,9 @@
 use super::bandwidth::Bandwidth;
 use super::config::CostConfig;
 use super::links::{LinkBytes, MovedBytes, Route, neighbours, replicas};
+use super::vars::Vars;
 use super::weight::{Gather, Local, Use};
 use super::weights::Weights;
-use crate::plain_vars::VarRecipe;
 use lowp_comm::GradWire;
 use lowp_format::Recipe;
 use std::ops::AddAssign;
@@ -59,12 +59,15 @@ pub(super) const USES: [(Use, &str, &str); 4] = [
 impl StepTraffic {
     /// The step of a model whose weights live in `recipe`.
     pub(super) fn new<R: Recipe>(
-        (weights, vars): (&Weights<R>, &Weights<VarRecipe>),
+        (weights, vars): (&Weights<R>, &Vars),
         recipe: &str,
         config: &CostConfig,
         bandwidth: Option<&Bandwidth>,
     ) -> Self {
         let mut step = Self::default();
+        let sum = ("transient_variables", "gather embeddings and heads");
+        let sum = of_vars(sum, config.accumulate, bandwidth);
+        step.var_gathers(sum, vars.transient_gathers(), config, bandwidth);
         for (of, key, what) in USES {
             let passes = match of {
                 Use::Whole => 1,
@@ -90,28 +93,29 @@ impl StepTraffic {
         }
         let by_rank = [
             weights.by_rank(config.mesh.shard, |cost| &cost.elements),
-            vars.by_rank(config.mesh.shard, |cost| &cost.elements),
+            vars.all().by_rank(config.mesh.shard, |cost| &cost.elements),
         ];
         step.gradients(by_rank, config);
-        let mut sum = CollectiveCost {
-            key: "variables",
-            what: "gather variables",
-            code: "f32".to_owned(),
-            passes: 1,
-            sent: 0,
-            moved: MovedBytes::default(),
-            seconds: bandwidth.map(|_| 0.0),
-        };
-        // All together.
-        let vars = vars.costs.iter().flat_map(|block| &block.gathers);
-        for gather in vars.filter(|gather| gather.of == Use::Forward) {
-            step.gather(&mut sum, gather, 1, config, bandwidth);
-        }
-        step.operations.push(sum);
+        let sum = of_vars(("variables", "gather variables"), 1, bandwidth);
+        step.var_gathers(sum, vars.staying_gathers(), config, bandwidth);
         let takes_time = |operation: &CollectiveCost| operation.seconds.is_some_and(|s| s > 0.0);
         step.operations
             .retain(|operation| operation.sent > 0 || takes_time(operation));
         step
+    }
+
+    /// Adds gathers of variables, each so many times, to `sum`, and that to the operations.
+    fn var_gathers<'a>(
+        &mut self,
+        mut sum: CollectiveCost,
+        gathers: impl Iterator<Item = (&'a Gather, u128)>,
+        config: &CostConfig,
+        bandwidth: Option<&Bandwidth>,
+    ) {
+        for (gather, times) in gathers {
+            self.gather(&mut sum, gather, times, config, bandwidth);
+        }
+        self.operations.push(sum);
     }
 
     /// Adds a gather that happens `times`.
@@ -216,6 +220,23 @@ impl StepTraffic {
     pub fn gathers_between_nodes(&self) -> bool {
         let mut gathers = self.operations.iter().filter(|op| op.is_gather());
         gathers.any(|op| op.moved.world.between_nodes > 0)
+    }
+}
+
+/// No gathers of variables yet, of this key and what it does.
+fn of_vars(
+    (key, what): (&'static str, &'static str),
+    passes: usize,
+    bandwidth: Option<&Bandwidth>,
+) -> CollectiveCost {
+    CollectiveCost {
+        key,
+        what,
+        code: "f32".to_owned(),
+        passes,
+        sent: 0,
+        moved: MovedBytes::default(),
+        seconds: bandwidth.map(|_| 0.0),
     }
 }
 

@@ -9,7 +9,7 @@ use lowp_comm::{Communicator, LocalComm, Mesh, MeshComm};
 use lowp_format::{AnyRecipe, QuantizedTensor, RecipeOptions, Shape, Usage};
 use lowp_fsdp::{
     LayerMemory, LinearSpec, ModelError, ModelOptions, ShardedModel, ShardedWeight, VarPlace,
-    VarSpec,
+    VarSpec, VarUse,
 };
 use lowp_kernels::{Backend, Cpu};
 use lowp_optim::StepOptions;
@@ -31,6 +31,7 @@ fn var(name: &str, shape: &[usize]) -> VarSpec {
         shape: shape.to_vec(),
         init: Init::Constant(1.0),
         decay: false,
+        used: VarUse::Throughout,
     }
 }
 

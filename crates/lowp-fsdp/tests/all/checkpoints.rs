@@ -6,7 +6,7 @@ use std::time::Duration;
 use lowp_checkpoint::{Checkpoint, Reads, Saver};
 use lowp_comm::{Mesh, MeshComm, run_ranks};
 use lowp_format::{AnyRecipe, RecipeOptions};
-use lowp_fsdp::{LinearSpec, ModelError, ModelOptions, ShardedModel, VarSpec};
+use lowp_fsdp::{LinearSpec, ModelError, ModelOptions, ShardedModel, VarSpec, VarUse};
 use lowp_kernels::Cpu;
 use lowp_shard::Init;
 use serde_json::json;
@@ -28,6 +28,7 @@ fn ranks(world: usize, folder: &Path, load: bool, one_block: bool) -> Vec<(Reads
         shape: vec![64, 16],
         init: Init::Constant(1.0),
         decay: false,
+        used: VarUse::First,
     }];
     let ended = run_ranks(&Cpu, world, PATIENCE, |_, comm| {
         let mesh = MeshComm::new(Mesh::sharded(world), comm.clone())?;

@@ -3,7 +3,7 @@
 use lowp_comm::Mesh;
 use lowp_format::{AnyRecipe, RecipeOptions, ReshardAfterForward};
 use lowp_fsdp::cost::{CostConfig, Costs, ModelShapes};
-use lowp_fsdp::{LinearSpec, VarSpec};
+use lowp_fsdp::{LinearSpec, VarSpec, VarUse};
 use lowp_shard::Init;
 
 fn recipe() -> AnyRecipe {
@@ -112,14 +112,21 @@ fn variables_are_those_of_a_model() {
             shape: shape.to_vec(),
             init: Init::Constant(0.0),
             decay: false,
+            used: VarUse::Throughout,
         };
         let linears = [LinearSpec::new("layer", 64, 32, Init::Normal(0.1))];
         ModelShapes::of_specs(&linears, &[var]).map_err(|error| error.to_string())
     };
     let shapes = of(&[3, 4]).expect("shapes");
-    assert_eq!((shapes.vars[0].rows, shapes.vars[0].cols), (3, 4));
+    assert_eq!(
+        (shapes.vars[0].shape.rows, shapes.vars[0].shape.cols),
+        (3, 4)
+    );
     let shapes = of(&[3]).expect("shapes");
-    assert_eq!((shapes.vars[0].rows, shapes.vars[0].cols), (1, 3));
+    assert_eq!(
+        (shapes.vars[0].shape.rows, shapes.vars[0].shape.cols),
+        (1, 3)
+    );
     for shape in [&[2, 3, 4][..], &[], &[usize::MAX, usize::MAX]] {
         let error = of(shape).expect_err("no variable");
         assert!(error.starts_with("variable 'odd'"), "{error}");

@@ -6,3 +6,4 @@ mod blocks;
 mod checkpoints;
 mod costs;
 mod even_shards;
+mod transient_vars;

@@ -101,8 +101,12 @@ impl Rank {
         }
         let adamw = builder.build()?;
         let pool = GatherPool::new(&Cpu);
-        let weight = |tensor| GatherGroup::new(&Cpu, shard.clone(), &pool, vec![tensor], true);
-        let weights = shards.into_iter().map(weight).collect::<Result<_, _>>()?;
+        // In two memories: their gathers have one order.
+        let pools = [Arc::clone(&pool), pool.beside()];
+        let weight =
+            |(tensor, pool)| GatherGroup::new(&Cpu, shard.clone(), pool, vec![tensor], true);
+        let weights = shards.into_iter().zip(pools.iter().cycle());
+        let weights = weights.map(weight).collect::<Result<_, _>>()?;
         let param = |(number, &id): (usize, &ParamId)| GradParam {
             name: format!("w{number}"),
             ranges: spec.all_elements(),

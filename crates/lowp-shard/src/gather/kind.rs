@@ -64,7 +64,7 @@ pub(super) fn exchange(
     (params, Exchange::with_large(&of_kind, ranks, large))
 }
 
-/// What ranks that gather the same have in common, beside lengths: group `number` of those of a pool.
+/// What ranks that gather the same have in common, beside lengths: group `number`.
 pub(super) fn label(number: u64, kind: GatherKind) -> String {
     let what = match kind {
         GatherKind::Forward => "for forward",

@@ -12,6 +12,7 @@ use crate::{ShardError, ShardedTensor};
 use lowp_comm::{Communicator, or_abort, ordered};
 
 mod account;
+mod calls;
 mod exchange;
 mod graph;
 mod kind;

@@ -7,6 +7,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use lowp_format::BufferKey;
 use lowp_kernels::{Backend, FloatDtype};
 
+use super::calls::GatherCalls;
 use super::exchange::Exchange;
 use super::kind::{GatherKind, KINDS, ParamPlans, exchange, label};
 use super::lending::Lending;
@@ -15,7 +16,7 @@ use super::meter::{Meter, Metered};
 use super::scratch::Scratches;
 use super::steps::{LocalWork, MemoryStep, PoolBuffer, pool_buffers};
 use crate::ShardError;
-use lowp_comm::{CallLog, CallNames, CallOrder, Communicator, CompareAmong, LARGE_PIECE};
+use lowp_comm::{CallLog, CallNames, Communicator, CompareAmong, LARGE_PIECE};
 
 /// Where one buffer of one parameter goes.
 #[derive(Debug)]
@@ -92,9 +93,6 @@ struct Inner<B: Backend> {
     geometries: Vec<Weak<Geometry<B>>>,
     scratches: Vec<Weak<Scratches<B>>>,
     messages: Vec<Weak<MessageMemory<B>>>,
-    groups: u64,
-    /// Gathers since they were compared, by the ranks that make them.
-    gathered: Vec<(Vec<usize>, CallOrder)>,
 }
 
 /// The memory that gathered weights of one rank live in.
@@ -110,6 +108,7 @@ pub struct GatherPool<B: Backend> {
     pub(super) large: usize,
     meter: Arc<Meter>,
     sets: AtomicU64,
+    calls: Arc<GatherCalls>,
     inner: Mutex<Inner<B>>,
 }
 
@@ -122,18 +121,26 @@ impl<B: Backend> GatherPool<B> {
     /// An empty pool where pieces of `large` bytes go straight to where they belong, and only smaller ones in messages
     /// ([`Exchange::with_large`]).
     pub fn with_large(backend: &B, large: usize) -> Arc<Self> {
+        Self::of(backend, large, Arc::default())
+    }
+
+    /// An empty pool with memory of its own. Its groups are numbered, and their gathers compared, with those of `self`.
+    pub fn beside(&self) -> Arc<Self> {
+        Self::of(&self.backend, self.large, Arc::clone(&self.calls))
+    }
+
+    fn of(backend: &B, large: usize, calls: Arc<GatherCalls>) -> Arc<Self> {
         let inner = Inner {
             geometries: Vec::new(),
             scratches: Vec::new(),
             messages: Vec::new(),
-            groups: 0,
-            gathered: Vec::new(),
         };
         Arc::new(Self {
             backend: backend.clone(),
             large,
             meter: Arc::default(),
             sets: AtomicU64::new(0),
+            calls,
             inner: Mutex::new(inner),
         })
     }
@@ -160,21 +167,17 @@ impl<B: Backend> GatherPool<B> {
 
     /// The number of a new group that uses the pool.
     pub(super) fn next_group(&self) -> u64 {
-        let mut inner = self.lock();
-        inner.groups += 1;
-        inner.groups - 1
+        self.calls.next_group()
     }
 
-    /// The gathers that the ranks of `comm` made since the last time, for `AdamW::compare` of lowp-optim: where collectives are only
-    /// enqueued, ranks that gather groups of equal shapes in another order get each other's rows, and no step is applied then.
+    /// The gathers that the ranks of `comm` made since the last time, those of pools [beside](GatherPool::beside) it too, for
+    /// `AdamW::compare` of lowp-optim: where collectives are only enqueued, ranks that gather groups of equal shapes in another order get
+    /// each other's rows, and no step is applied then.
     pub fn gathered(&self, comm: &dyn Communicator<B>) -> CallLog {
-        let members = comm.control().members();
-        let gathered = &mut self.lock().gathered;
-        let known = gathered.iter().position(|(known, _)| known == members);
         CallLog {
             what: "the gathers of a step",
             among: CompareAmong::Shards,
-            order: known.map_or_else(CallOrder::default, |at| gathered.swap_remove(at).1),
+            order: self.calls.take(comm.control().members()),
             names: CallNames::Gathers(|item| {
                 let kind = GatherKind::ALL[(item % KINDS) as usize];
                 label(item / KINDS, kind)
@@ -184,17 +187,8 @@ impl<B: Backend> GatherPool<B> {
 
     /// Notes a gather of group `number`.
     pub(super) fn note(&self, comm: &dyn Communicator<B>, number: u64, kind: GatherKind) {
-        let members = comm.control().members();
-        let gathered = &mut self.lock().gathered;
         let item = KINDS * number + kind as u64;
-        match gathered.iter_mut().find(|(known, _)| known == members) {
-            Some((_, order)) => order.push(item),
-            None => {
-                let mut order = CallOrder::default();
-                order.push(item);
-                gathered.push((members.to_vec(), order));
-            }
-        }
+        self.calls.note(comm.control().members(), item);
     }
 
     /// Scratch of `len` values for who asks, shared with all who ask for as many of the dtype.

@@ -27,18 +27,40 @@ pub fn grad_bucket_ranges(lens: &[usize], most: usize) -> Vec<Range<usize>> {
     buckets
 }
 
-/// The memory that buckets of `lens` elements use in turn: lengths, and slabs of each. Those up to `limit` have slabs of one length,
-/// and there are `at_once` of each length, or as many as there are buckets of it.
+/// The memory that buckets of `lens` elements use in turn: lengths, and slabs of each. Those up to `limit` have slabs of one length, of
+/// which there are `at_once`, or as many as there are buckets. Of a larger length there are as many as buckets of it that follow each
+/// other with fewer elements between them: where as much is written between two, as between a head and an embedding, the first one was sent.
 pub fn grad_slabs(lens: &[usize], limit: usize, at_once: usize) -> Vec<(usize, usize)> {
-    let common = common(lens, limit);
-    let mut slabs: Vec<(usize, usize)> = Vec::new();
-    for len in lens.iter().map(|&len| common.max(len)) {
-        match slabs.iter_mut().find(|(known, _)| *known == len) {
-            Some((_, slabs)) => *slabs = at_once.min(*slabs + 1),
-            None => slabs.push((len, 1)),
-        }
+    struct Length {
+        len: usize,
+        slabs: usize,
+        /// Buckets that follow each other, the last one included.
+        close: usize,
+        /// Where the last one ends.
+        end: usize,
     }
-    slabs
+    let common = common(lens, limit);
+    let mut known: Vec<Length> = Vec::new();
+    let mut begin = 0;
+    for &own in lens {
+        let (len, end) = (common.max(own), begin + own);
+        match known.iter_mut().find(|known| known.len == len) {
+            Some(known) => {
+                let far = len > common && begin - known.end >= len;
+                known.close = if far { 1 } else { known.close + 1 };
+                known.slabs = known.slabs.max(at_once.min(known.close));
+                known.end = end;
+            }
+            None => known.push(Length {
+                len,
+                slabs: 1,
+                close: 1,
+                end,
+            }),
+        }
+        begin = end;
+    }
+    known.iter().map(|known| (known.len, known.slabs)).collect()
 }
 
 /// The longest bucket within the limit.
@@ -71,8 +93,7 @@ pub(super) struct Slabs<B: Backend> {
 }
 
 impl<B: Backend> Slabs<B> {
-    /// No memory yet, for buckets of `lens`, of which those up to `limit` share slabs of one length: `at_once` of each
-    /// length, or as many as there are buckets of it.
+    /// No memory yet, for buckets of `lens`, of which those up to `limit` share slabs of one length ([`grad_slabs`]).
     pub(super) fn new(
         backend: &B,
         dtype: FloatDtype,

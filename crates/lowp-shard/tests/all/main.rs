@@ -16,6 +16,7 @@ mod fsdp;
 mod gather;
 mod gather_disagreements;
 mod grad_buckets;
+mod grad_slabs;
 mod growth;
 mod many_ranks;
 mod reshard_groups;

@@ -45,8 +45,11 @@ impl Norm {
         (var, beta, eps): (usize, bool, f32),
         places: &NormPlaces,
     ) -> Done<Self> {
-        let gamma = variable(model, var)?;
-        let beta = beta.then(|| variable(model, var + 1)).transpose()?;
+        let gamma = var_buffer(model, var)?.clone();
+        let beta = match beta {
+            true => Some(var_buffer(model, var + 1)?.clone()),
+            false => None,
+        };
         Ok(Self {
             params: NormParams { gamma, beta, eps },
             vars: [var, var + 1],
@@ -104,14 +107,22 @@ impl Norm {
     }
 }
 
-/// Variable `index`.
-pub(super) fn variable<R: Recipe>(
+/// The values of variable `index`.
+pub(super) fn var_buffer<R: Recipe>(
     model: &ShardedModel<Cuda, R>,
     index: usize,
-) -> Done<CudaBuffer<f32>> {
-    let missing = || TransformerError::Unsupported(format!("the model has no variable {index}"));
-    let vars = model.var_buffers();
-    vars.get(index).cloned().ok_or_else(missing)
+) -> Done<&CudaBuffer<f32>> {
+    let found = model.var_buffer(index);
+    found.ok_or_else(|| {
+        TransformerError::Unsupported(match model.transient_var(index) {
+            Some(_) => format!(
+                "variable {index} is gathered for each use, but is read throughout: give it `VarUse::Throughout`"
+            ),
+            None => format!(
+                "the model has no variable {index} on the device: build it with `VarPlace::Backend`"
+            ),
+        })
+    })
 }
 
 /// Memory for the gradient of variable `index`.

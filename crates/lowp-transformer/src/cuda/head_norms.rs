@@ -7,7 +7,7 @@ use lowp_kernels::{Cuda, CudaBuffer};
 
 use super::TransformerError;
 use super::attention::Rows;
-use super::block::{f32_gradient, variable};
+use super::block::{f32_gradient, var_buffer};
 use super::linear::Shared;
 use super::ops::{Heads, NormParams};
 use crate::places::Place;
@@ -45,7 +45,7 @@ impl HeadNorms {
             Ok::<_, TransformerError>(HeadNorm {
                 heads,
                 params: NormParams {
-                    gamma: variable(model, var + at)?,
+                    gamma: var_buffer(model, var + at)?.clone(),
                     beta: None,
                     eps,
                 },

@@ -14,6 +14,7 @@ mod ops;
 mod place;
 mod sdpa;
 mod trace;
+mod transient;
 
 pub use error::TransformerError;
 pub use model::{Tokens, Transformer};

@@ -14,7 +14,7 @@ use lowp_gemm::{Dtype, GemmDesc, GemmKind, OperandDesc, OperandPtr, Scalars};
 use lowp_kernels::{Backend, Cuda, CudaBuffer};
 
 use super::TransformerError;
-use super::block::{Layer, Norm, Span, f32_gradient};
+use super::block::{Layer, Norm, Span, f32_gradient, var_buffer};
 use super::documents::{self, Documents};
 use super::gemms::Gemms;
 use super::linear::Shared;
@@ -22,6 +22,7 @@ use super::ops::Ops;
 use super::place::{Arena, at};
 use super::sdpa::has_cudnn;
 use super::trace::{Profile, Trace};
+use super::transient::Transient;
 use crate::known::Known;
 use crate::memory::{MicroBatch, ModelMemory};
 use crate::places::{BF16, DocumentPlaces, ModelPlaces};
@@ -56,6 +57,15 @@ struct Batch {
     by_position: [CudaBuffer<u8>; 2],
 }
 
+/// What the head is.
+#[derive(Debug)]
+enum Head {
+    /// A variable of its own.
+    Own(Transient),
+    /// The embedding. The gradient of the head waits here for that of the embedding.
+    Tied(CudaBuffer<f32>),
+}
+
 /// A model that trains on one GPU's part of each micro-batch. Its weights and variables are those of a [`ShardedModel`].
 #[derive(Debug)]
 pub struct Transformer<R: Recipe> {
@@ -65,16 +75,19 @@ pub struct Transformer<R: Recipe> {
     batch: Batch,
     layers: Vec<Layer<R>>,
     norm: Norm,
-    /// The embedding, positions, and the head, with the variables that they are.
-    table: (usize, CudaBuffer<f32>),
+    /// The embedding.
+    table: Transient,
+    /// Positions, with the variable that they are.
     positions: Option<(usize, CudaBuffer<f32>)>,
-    head: (usize, CudaBuffer<f32>),
+    head: Head,
     /// The head in bf16.
     head_values: Values,
-    /// The gradient of a head that is the embedding.
-    tied_grad: Option<CudaBuffer<f32>>,
+    /// The version of the head that it was rounded from.
+    head_version: Option<u64>,
     /// Coefficient of the z-loss.
     z_loss: f32,
+    /// Micro-batches of a step.
+    micro_batches: usize,
     /// The gradient of the residual stream.
     dx: Values,
     branch: Values,
@@ -124,20 +137,9 @@ impl<R: Recipe> Transformer<R> {
             sdpa: Known::default(),
             documents: documents.transpose()?,
         });
-        let vars = model.var_buffers();
-        if vars.is_empty() {
-            return Err(TransformerError::Unsupported(
-                "the variables of the model are not on the device: build it with `VarPlace::Backend`".to_owned(),
-            ));
-        }
         check_shapes(sizes, model)?;
-        let var = |index: usize| -> Done<(usize, CudaBuffer<f32>)> {
-            let missing =
-                || TransformerError::Unsupported(format!("the model has no variable {index}"));
-            Ok((index, vars.get(index).cloned().ok_or_else(missing)?))
-        };
         let positions = match block {
-            Block::Gpt => Some(var(1)?),
+            Block::Gpt => Some((1, var_buffer(model, 1)?.clone())),
             Block::Llama(_) => None,
         };
         let angles = match block {
@@ -147,11 +149,19 @@ impl<R: Recipe> Transformer<R> {
             }
         };
         // The last norm, and the head after it, unless that is the embedding.
-        let last = vars.len().saturating_sub(1);
+        let last = model.var_shapes().len().saturating_sub(1);
         let (norm_at, head_at) = match block {
-            Block::Gpt => (last.saturating_sub(2), last),
-            Block::Llama(LlamaSizes { tied: true, .. }) => (last, 0),
-            Block::Llama(_) => (last.saturating_sub(1), last),
+            Block::Gpt => (last.saturating_sub(2), Some(last)),
+            Block::Llama(LlamaSizes { tied: true, .. }) => (last, None),
+            Block::Llama(_) => (last.saturating_sub(1), Some(last)),
+        };
+        let head = match (head_at, &places.tied_grad) {
+            (Some(at), None) => Head::Own(Transient::new(&shared, model, at)?),
+            (None, Some(place)) => Head::Tied(shared.arena.sums(place)?),
+            _ => {
+                let why = "memory is planned for another kind of head";
+                return Err(TransformerError::Unsupported(why.to_owned()));
+            }
         };
         let dx = shared.arena.values(&places.dx)?;
         let part = Span {
@@ -181,16 +191,13 @@ impl<R: Recipe> Transformer<R> {
                 (norm_at, matches!(block, Block::Gpt), sizes.eps()),
                 &places.norm,
             )?,
-            table: var(0)?,
+            table: Transient::new(&shared, model, 0)?,
             positions,
-            head: var(head_at)?,
+            head,
             head_values: shared.arena.values(&places.head)?,
-            tied_grad: places
-                .tied_grad
-                .as_ref()
-                .map(|place| shared.arena.sums(place))
-                .transpose()?,
+            head_version: None,
             z_loss: 0.0,
+            micro_batches: 1,
             branch: shared.arena.values(&places.branch)?,
             losses: shared.arena.sums(&places.losses)?,
             total: shared.arena.sums(&places.total)?,
@@ -204,6 +211,15 @@ impl<R: Recipe> Transformer<R> {
     pub fn with_z_loss(self, coefficient: f32) -> Self {
         Self {
             z_loss: coefficient,
+            ..self
+        }
+    }
+
+    /// The same for steps of so many micro-batches: each but the last starts the gather of the embedding for the one after it.
+    #[must_use]
+    pub fn with_micro_batches(self, micro_batches: usize) -> Self {
+        Self {
+            micro_batches,
             ..self
         }
     }
@@ -250,8 +266,7 @@ impl<R: Recipe> Transformer<R> {
         batch: Tokens<'_>,
         divisor: usize,
     ) -> Done {
-        self.upload(batch)?;
-        self.forward()?;
+        self.forward(batch)?;
         // Enqueued before the products of the head, so that they hide the gather.
         if let Some(last) = self.layers.last() {
             last.prefetch(last.first_of_backward())?;
@@ -265,8 +280,7 @@ impl<R: Recipe> Transformer<R> {
     /// # Errors
     /// As [`Transformer::train`].
     pub fn evaluate(&mut self, batch: Tokens<'_>, divisor: usize) -> Done {
-        self.upload(batch)?;
-        self.forward()?;
+        self.forward(batch)?;
         self.loss(None, 1.0 / divisor as f32)
     }
 
@@ -299,11 +313,9 @@ impl<R: Recipe> Transformer<R> {
         Ok(trace.take()?)
     }
 
-    fn upload(&self, batch: Tokens<'_>) -> Done {
+    fn check(&self, batch: Tokens<'_>) -> Done {
         let Tokens {
-            inputs,
-            targets,
-            first_seen,
+            inputs, targets, ..
         } = batch;
         let vocab = self.sizes.vocab;
         for (tokens, ignored) in [(inputs, None), (targets, Some(lowp_train::Batch::IGNORED))] {
@@ -320,6 +332,16 @@ impl<R: Recipe> Transformer<R> {
                 )));
             }
         }
+        Ok(())
+    }
+
+    fn upload(&self, batch: Tokens<'_>) -> Done {
+        let Tokens {
+            inputs,
+            targets,
+            first_seen,
+        } = batch;
+        let vocab = self.sizes.vocab;
         let mut starts = vec![0u32; vocab + 1];
         for &id in inputs {
             starts[id as usize + 1] += 1;
@@ -355,30 +377,39 @@ impl<R: Recipe> Transformer<R> {
         [self.tokens, self.sizes.dim]
     }
 
-    fn forward(&self) -> Done {
+    fn forward(&mut self, batch: Tokens<'_>) -> Done {
         let Sizes {
             dim, seq, vocab, ..
         } = self.sizes;
+        self.check(batch)?;
+        // In the order of their use, before work that they need not wait for.
+        self.table.prefetch()?;
+        if let Some(first) = self.layers.first() {
+            first.prefetch(Phase::Forward)?;
+        }
+        self.upload(batch)?;
         let ops = &self.shared.ops;
         let first = self
             .layers
             .first()
             .map_or(&self.norm, |layer| &layer.norms[0]);
         let positions = self.positions.as_ref().map(|(_, positions)| positions);
-        ops.embedding(
-            [self.tokens, dim, seq, vocab],
-            &self.batch.ids,
-            (&self.table.1, positions),
-            &first.x,
-        )?;
+        self.table.with_values(|table| {
+            let sizes = [self.tokens, dim, seq, vocab];
+            ops.embedding(sizes, &self.batch.ids, (table, positions), &first.x)
+        })?;
+        let head = match &self.head {
+            Head::Own(head) => head,
+            Head::Tied(_) => &self.table,
+        };
+        let version = head.version()?;
+        let rounded = version.is_some() && self.head_version == version;
         let mut x: Option<&Values> = None;
         for (index, layer) in self.layers.iter().enumerate() {
-            if index == 0 {
-                layer.prefetch(Phase::Forward)?;
-            }
             let next = || match self.layers.get(index + 1) {
                 Some(next) => next.prefetch(Phase::Forward),
-                None => Ok(()),
+                None if rounded => Ok(()),
+                None => head.prefetch(),
             };
             layer.forward(x.map(|x| (x, &self.branch)), &self.branch, next)?;
             x = Some(&layer.norms[1].x);
@@ -386,7 +417,11 @@ impl<R: Recipe> Transformer<R> {
         let h = self.shared.arena.values(&self.shared.places.last)?;
         self.norm
             .forward(ops, self.size(), x.map(|x| (x, &self.branch)), &h)?;
-        ops.narrow(&self.head.1, &self.head_values, vocab * dim)
+        if !rounded {
+            head.with_values(|head| ops.narrow(head, &self.head_values, vocab * dim))?;
+            self.head_version = version;
+        }
+        Ok(())
     }
 
     /// Adds the losses of what forward left and, for `model`, makes the gradients of the head and of what it reads. Logits are there for
@@ -404,9 +439,9 @@ impl<R: Recipe> Transformer<R> {
         let logits = arena.sums(&places.logits)?;
         let gradients = match model {
             Some(model) => {
-                let head = match &self.tied_grad {
-                    Some(grad) => grad.clone(),
-                    None => f32_gradient(model, self.head.0)?,
+                let head = match &self.head {
+                    Head::Own(head) => f32_gradient(model, head.index)?,
+                    Head::Tied(gradient) => gradient.clone(),
                 };
                 at(&head, vocab * dim)?;
                 Some((
@@ -448,8 +483,8 @@ impl<R: Recipe> Transformer<R> {
             // SAFETY: `[rows, vocab]` by `[vocab, dim]`, into rows of `[tokens, dim]`.
             unsafe { gemms.run(&desc, operands, dh.pointer() + skipped, Scalars::ONE) }?;
         }
-        if let (Some(model), None) = (model, &self.tied_grad) {
-            model.push_var_gradient(self.head.0)?;
+        if let (Some(model), Head::Own(head)) = (model, &self.head) {
+            model.push_var_gradient(head.index)?;
         }
         ops.add_losses(&self.losses, self.tokens, scale, &self.total)
     }
@@ -469,19 +504,25 @@ impl<R: Recipe> Transformer<R> {
                 .and_then(|before| self.layers.get(before))
             {
                 Some(before) => before.prefetch(before.first_of_backward()),
+                // Its memory is idle until the next micro-batch; after the last one it is written.
+                None if model.micro_batches() + 1 < self.micro_batches => self.table.prefetch(),
                 None => Ok(()),
             };
             layer.forward_again(&self.branch)?;
             layer.backward(model, dx, next)?;
         }
-        let grad = f32_gradient(model, self.table.0)?;
+        let grad = f32_gradient(model, self.table.index)?;
+        let of_head = match &self.head {
+            Head::Own(_) => None,
+            Head::Tied(gradient) => Some(gradient),
+        };
         ops.sum_rows(
             dx,
             (&self.batch.starts, &self.batch.order),
-            (self.tied_grad.as_ref(), &grad),
+            (of_head, &grad),
             [tokens, vocab, dim],
         )?;
-        model.push_var_gradient(self.table.0)?;
+        model.push_var_gradient(self.table.index)?;
         if let Some((index, _)) = self.positions {
             let grad = f32_gradient(model, index)?;
             let [starts, order] = &self.batch.by_position;
@@ -511,8 +552,8 @@ fn check_shapes<R: Recipe>(sizes: &Sizes, model: &ShardedModel<Cuda, R>) -> Done
             linears.len()
         ));
     }
-    let (vars, found) = (sizes.vars(), model.var_buffers());
-    let lens: Vec<usize> = found.iter().map(CudaBuffer::len).collect();
+    let (vars, found) = (sizes.vars(), model.var_shapes());
+    let lens: Vec<usize> = found.map(|(_, shape)| shape.iter().product()).collect();
     if lens != vars {
         return wrong(format!(
             "variables of {vars:?} values, and the model has {lens:?}"

@@ -183,8 +183,8 @@ impl Ops {
     }
 
     /// f32 values, to nearest even.
-    pub(super) fn narrow(&self, from: &Sums, to: &Values, len: usize) -> Done {
-        let args = [Arg::Pointer(at(from, len)?), Arg::Pointer(at(to, len)?)];
+    pub(super) fn narrow(&self, from: &CudaBuffer<u8>, to: &Values, len: usize) -> Done {
+        let args = [Arg::Pointer(at(from, 4 * len)?), Arg::Pointer(at(to, len)?)];
         // SAFETY: as in `norm`.
         unsafe { self.launch_each("narrow", &args, octets(len)?) }
     }
@@ -407,12 +407,12 @@ impl Ops {
         &self,
         [tokens, dim, seq, vocab]: [usize; 4],
         ids: &CudaBuffer<u8>,
-        (table, positions): (&Sums, Option<&Sums>),
+        (table, positions): (&CudaBuffer<u8>, Option<&Sums>),
         x: &Values,
     ) -> Done {
         let args = [
             Arg::Pointer(at(ids, 4 * tokens)?),
-            Arg::Pointer(at(table, vocab * dim)?),
+            Arg::Pointer(at(table, 4 * vocab * dim)?),
             null_or(positions, seq * dim)?,
             Arg::Pointer(at(x, tokens * dim)?),
             int(seq)?,

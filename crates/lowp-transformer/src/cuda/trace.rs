@@ -10,6 +10,9 @@ use lowp_train::network::ProfileEntry;
 /// What a stream that waits for gathered weights is said to spend its time on ([`ProfileEntry::what`]).
 pub(super) const GATHERS: &str = "gather of weights";
 
+/// The same for an embedding or a head.
+pub(super) const VAR_GATHERS: &str = "gather of embeddings and heads";
+
 /// What a step spent its time on.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Profile {

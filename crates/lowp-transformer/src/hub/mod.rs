@@ -7,7 +7,7 @@ mod tests;
 mod types;
 
 use lowp_file::text::shown;
-use lowp_format::Shape;
+use lowp_fsdp::VarUse;
 use lowp_fsdp::cost::{CostError, ModelShapes};
 use serde_json::Value;
 use thiserror::Error;
@@ -92,9 +92,18 @@ impl HubModel {
         self.shapes.vector(len);
     }
 
+    /// Adds the embedding, which may be the head.
+    fn embedding(&mut self, vocabulary: usize, width: usize, tied: bool) {
+        let used = match tied {
+            true => VarUse::FirstAndLast,
+            false => VarUse::First,
+        };
+        self.matrix(vocabulary, width, used);
+    }
+
     /// Adds a matrix that stays in f32.
-    fn matrix(&mut self, rows: usize, cols: usize) {
-        self.shapes.vars.push(Shape::new(rows, cols));
+    fn matrix(&mut self, rows: usize, cols: usize, used: VarUse) {
+        self.shapes.matrix(rows, cols, used);
     }
 
     /// Checks that bytes can be counted.
@@ -272,7 +281,7 @@ fn llama(keys: &Keys, found: Option<&Type>, model: &mut HubModel) -> Result<(), 
     }
     let (queries, values) = (heads * head, kv_heads * head);
     model.blocks = blocks;
-    model.matrix(vocabulary, hidden);
+    model.embedding(vocabulary, hidden, tied);
     for block in 0..blocks {
         let at = format!("model.layers.{block}");
         for (name, rows, cols) in [
@@ -322,13 +331,13 @@ fn llama(keys: &Keys, found: Option<&Type>, model: &mut HubModel) -> Result<(), 
                     model.vector(hidden);
                 }
                 // The router.
-                model.matrix(experts.count, hidden);
+                model.matrix(experts.count, hidden, VarUse::Throughout);
             }
         }
     }
     model.vector(hidden);
     if !tied {
-        model.matrix(vocabulary, hidden);
+        model.matrix(vocabulary, hidden, VarUse::Last);
     }
     if experts.is_some() {
         model.notes.push(
@@ -363,9 +372,9 @@ fn gpt2(keys: &Keys, model: &mut HubModel) -> Result<(), HubError> {
     let vocabulary = keys.number("vocab_size", 1..=MAX_VOCABULARY)?;
     let inner = keys.find("n_inner", 1..=MAX_WIDTH)?.unwrap_or(4 * width);
     model.blocks = blocks;
-    for rows in [vocabulary, positions] {
-        model.matrix(rows, width);
-    }
+    let tied = tied(keys)?;
+    model.embedding(vocabulary, width, tied);
+    model.matrix(positions, width, VarUse::Throughout);
     for block in 0..blocks {
         for (name, rows, cols) in [
             ("attn.c_attn", 3 * width, width),
@@ -381,8 +390,8 @@ fn gpt2(keys: &Keys, model: &mut HubModel) -> Result<(), HubError> {
     }
     model.vector(width);
     model.vector(width);
-    if !tied(keys)? {
-        model.matrix(vocabulary, width);
+    if !tied {
+        model.matrix(vocabulary, width, VarUse::Last);
     }
     Ok(())
 }

@@ -1,74 +1,50 @@
-//! Token plus position embedding in one pass.
+//! [`embed`]: the rows of tokens, and [`add_rows`], their gradient.
 
-use crate::custom_op::{output, values, with_values};
-use candle_core::{CpuStorage, CustomOp2, Layout, Result, Shape, Tensor};
-use std::sync::Arc;
+use candle_core::{Result, bail};
 
-/// `y[t] = tokens[id[t]] + positions[t mod seq]`; operands: the token table and the position table.
-#[derive(Clone, Debug)]
-pub(crate) struct Embedding {
-    /// Token ids, whole sequences of `seq` one after the other; each below the number of rows of the token table.
-    pub(crate) ids: Arc<[u32]>,
-    /// Sequence length, at most the number of rows of the position table.
-    pub(crate) seq: usize,
+/// `x[t] = table[id[t]] + positions[t mod seq]`, without positions where there are none. Ids are whole sequences of `seq`, one after the
+/// other; tables have rows of `dim` values.
+///
+/// # Errors
+/// An id or a position that no row has.
+pub(crate) fn embed(
+    ids: &[u32],
+    (table, dim): (&[f32], usize),
+    positions: Option<(&[f32], usize)>,
+) -> Result<Vec<f32>> {
+    let vocab = table.len() / dim;
+    if let Some(id) = ids.iter().find(|&&id| id as usize >= vocab) {
+        bail!("embedding: token {id} in a vocabulary of {vocab}");
+    }
+    if let Some((positions, seq)) = positions
+        && positions.len() < seq * dim
+    {
+        let rows = positions.len() / dim;
+        bail!("embedding: sequences of {seq} over {rows} positions");
+    }
+    let mut x = Vec::with_capacity(ids.len() * dim);
+    for (t, &id) in ids.iter().enumerate() {
+        let token = &table[id as usize * dim..][..dim];
+        match positions {
+            None => x.extend_from_slice(token),
+            Some((positions, seq)) => {
+                let position = &positions[t % seq * dim..][..dim];
+                x.extend(token.iter().zip(position).map(|(a, b)| a + b));
+            }
+        }
+    }
+    Ok(x)
 }
 
-impl CustomOp2 for Embedding {
-    fn name(&self) -> &'static str {
-        "embedding"
-    }
-
-    fn cpu_fwd(
-        &self,
-        s1: &CpuStorage,
-        l1: &Layout,
-        s2: &CpuStorage,
-        l2: &Layout,
-    ) -> Result<(CpuStorage, Shape)> {
-        let tokens = values(s1, l1, self.name())?;
-        let positions = values(s2, l2, self.name())?;
-        let (vocab, dim) = l1.shape().dims2()?;
-        let (rows, _) = l2.shape().dims2()?;
-        if self.seq > rows || self.ids.iter().any(|&id| id as usize >= vocab) {
-            candle_core::bail!(
-                "embedding: sequences of {} over {rows} positions and a vocabulary of {vocab}",
-                self.seq
-            );
-        }
-        let mut y = Vec::with_capacity(self.ids.len() * dim);
-        for (t, &id) in self.ids.iter().enumerate() {
-            let token = &tokens[id as usize * dim..][..dim];
-            let position = &positions[t % self.seq * dim..][..dim];
-            y.extend(token.iter().zip(position).map(|(a, b)| a + b));
-        }
-        Ok(output(y, (self.ids.len(), dim)))
-    }
-
-    fn bwd(
-        &self,
-        tokens: &Tensor,
-        positions: &Tensor,
-        _res: &Tensor,
-        grad: &Tensor,
-    ) -> Result<(Option<Tensor>, Option<Tensor>)> {
-        let dim = tokens.dim(1)?;
-        let mut dtokens = vec![0.0; tokens.elem_count()];
-        let mut dpositions = vec![0.0; positions.elem_count()];
-        with_values(grad, self.name(), |grad| {
-            for (t, (&id, g)) in self.ids.iter().zip(grad.chunks_exact(dim)).enumerate() {
-                let token = &mut dtokens[id as usize * dim..][..dim];
-                let position = &mut dpositions[t % self.seq * dim..][..dim];
-                for i in 0..dim {
-                    token[i] += g[i];
-                    position[i] += g[i];
-                }
-            }
-            Ok(())
-        })?;
-        let device = tokens.device();
-        Ok((
-            Some(Tensor::from_vec(dtokens, tokens.shape(), device)?),
-            Some(Tensor::from_vec(dpositions, positions.shape(), device)?),
-        ))
+/// Adds each row of `gradient` to that row of `sums` that `rows` says, in their order.
+pub(crate) fn add_rows(
+    gradient: &[f32],
+    dim: usize,
+    rows: impl Iterator<Item = usize>,
+    sums: &mut [f32],
+) {
+    for (row, gradient) in rows.zip(gradient.chunks_exact(dim)) {
+        let sums = &mut sums[row * dim..][..dim];
+        sums.iter_mut().zip(gradient).for_each(|(sum, g)| *sum += g);
     }
 }

@@ -4,8 +4,9 @@ use super::math::{exp, max8, sum8};
 use super::{Saved, saved};
 use crate::custom_op::{output, values};
 use crate::gemm::{MatMut, matmul};
-use crate::{MatRef, product};
-use candle_core::{CpuStorage, CustomOp2, Layout, Result, Shape, Tensor};
+use crate::{MatRef, WeightSource, product};
+use candle_core::{CpuStorage, CustomOp1, Layout, Result, Shape, Tensor};
+use lowp_format::Phase;
 use lowp_train::Batch;
 use std::mem;
 use std::sync::Arc;
@@ -13,13 +14,14 @@ use std::sync::Arc;
 /// Logits in memory at a time.
 pub(crate) const LOGITS: usize = 1 << 24;
 
-/// Operands: `x [tokens, dim]` and the head `w [vocab, dim]`; result: the scalar
+/// Operand: `x [tokens, dim]`; with the head `w [vocab, dim]`, whose gradient goes to its source, the result is the scalar
 /// `sum_t(-log softmax(x[t] w^T)[target[t]]) / divisor`, over the targets that count.
 ///
 /// With the global token count as divisor, the losses and gradients of the ranks of a data-parallel group sum to
 /// those of one rank that sees the whole batch.
 #[derive(Debug)]
 pub(crate) struct HeadLoss {
+    head: Arc<dyn WeightSource>,
     targets: Arc<[u32]>,
     divisor: usize,
     /// Coefficient of the squared logarithm of a softmax's sum, in gradients alone.
@@ -27,7 +29,7 @@ pub(crate) struct HeadLoss {
     /// Tokens whose logits are in memory at a time.
     rows: usize,
     threads: usize,
-    /// Of `x` and `w`, where they are wanted.
+    /// Of `x` and of the head, where they are wanted.
     gradients: Option<[Saved; 2]>,
 }
 
@@ -43,11 +45,14 @@ impl HeadLoss {
     /// Targets, one per row of `x`; products use at most `threads` threads, and at most `logits` logits are in memory, but at least one
     /// token's.
     pub(crate) fn new(
+        head: Arc<dyn WeightSource>,
         targets: Arc<[u32]>,
         options: LossOptions,
-        (threads, logits, vocab): (usize, usize, usize),
+        (threads, logits): (usize, usize),
     ) -> Self {
+        let (vocab, _) = head.shape();
         Self {
+            head,
             targets,
             divisor: options.divisor,
             z_loss: options.z_loss,
@@ -86,20 +91,14 @@ impl HeadLoss {
     }
 }
 
-impl CustomOp2 for HeadLoss {
+impl CustomOp1 for HeadLoss {
     fn name(&self) -> &'static str {
         "head_loss"
     }
 
-    fn cpu_fwd(
-        &self,
-        s1: &CpuStorage,
-        l1: &Layout,
-        s2: &CpuStorage,
-        l2: &Layout,
-    ) -> Result<(CpuStorage, Shape)> {
-        let (tokens, dim) = l1.shape().dims2()?;
-        let (vocab, width) = l2.shape().dims2()?;
+    fn cpu_fwd(&self, storage: &CpuStorage, layout: &Layout) -> Result<(CpuStorage, Shape)> {
+        let (tokens, dim) = layout.shape().dims2()?;
+        let (vocab, width) = self.head.shape();
         let known = |&id: &u32| id == Batch::IGNORED || (id as usize) < vocab;
         if dim != width || tokens != self.targets.len() || !self.targets.iter().all(known) {
             candle_core::bail!(
@@ -107,26 +106,29 @@ impl CustomOp2 for HeadLoss {
                 self.targets.len()
             );
         }
-        let (x, w) = (values(s1, l1, self.name())?, values(s2, l2, self.name())?);
-        let head = MatRef::new(w, vocab, dim);
+        let x = values(storage, layout, self.name())?;
         let [mut dx, mut dw] = match self.gradients {
             Some(_) => [vec![0.0; tokens * dim], vec![0.0; vocab * dim]],
             None => [Vec::new(), Vec::new()],
         };
         let mut total = 0.0;
-        for (number, targets) in self.targets.chunks(self.rows).enumerate() {
-            let (begin, rows) = (number * self.rows * dim, targets.len());
-            let x = MatRef::new(&x[begin..begin + rows * dim], rows, dim);
-            let mut logits = product(x, head.t(), self.threads);
-            total += self.rows(&mut logits, targets, vocab);
-            if self.gradients.is_some() {
-                let d = MatRef::new(&logits, rows, vocab);
-                let dx = MatMut::new(&mut dx[begin..begin + rows * dim], rows, dim);
-                matmul(dx, false, 1.0, d, head, self.threads);
-                let dw = MatMut::new(&mut dw, vocab, dim);
-                matmul(dw, number > 0, 1.0, d.t(), x, self.threads);
+        self.head.with_weight(Phase::Forward, &mut |w| {
+            let head = MatRef::new(w, vocab, dim);
+            for (number, targets) in self.targets.chunks(self.rows).enumerate() {
+                let (begin, rows) = (number * self.rows * dim, targets.len());
+                let x = MatRef::new(&x[begin..begin + rows * dim], rows, dim);
+                let mut logits = product(x, head.t(), self.threads);
+                total += self.rows(&mut logits, targets, vocab);
+                if self.gradients.is_some() {
+                    let d = MatRef::new(&logits, rows, vocab);
+                    let dx = MatMut::new(&mut dx[begin..begin + rows * dim], rows, dim);
+                    matmul(dx, false, 1.0, d, head, self.threads);
+                    let dw = MatMut::new(&mut dw, vocab, dim);
+                    matmul(dw, number > 0, 1.0, d.t(), x, self.threads);
+                }
             }
-        }
+            Ok(())
+        })?;
         if let Some([of_x, of_w]) = &self.gradients {
             *saved(of_x, self.name())? = dx;
             *saved(of_w, self.name())? = dw;
@@ -139,20 +141,15 @@ impl CustomOp2 for HeadLoss {
         Ok(output(vec![loss], ()))
     }
 
-    fn bwd(
-        &self,
-        x: &Tensor,
-        w: &Tensor,
-        _res: &Tensor,
-        grad: &Tensor,
-    ) -> Result<(Option<Tensor>, Option<Tensor>)> {
+    fn bwd(&self, x: &Tensor, _res: &Tensor, grad: &Tensor) -> Result<Option<Tensor>> {
         let g = grad.to_scalar::<f32>()?;
         let Some([of_x, of_w]) = &self.gradients else {
             candle_core::bail!("head_loss: no gradients were asked for");
         };
         let take = |state| Ok::<_, candle_core::Error>(mem::take(&mut *saved(state, self.name())?));
         let mut gradients = [take(of_x)?, take(of_w)?];
-        if gradients[0].len() != x.elem_count() || gradients[1].len() != w.elem_count() {
+        let (vocab, dim) = self.head.shape();
+        if gradients[0].len() != x.elem_count() || gradients[1].len() != vocab * dim {
             candle_core::bail!(
                 "head_loss: its gradients were taken; run forward again before a second backward"
             );
@@ -161,9 +158,7 @@ impl CustomOp2 for HeadLoss {
             gradients.iter_mut().flatten().for_each(|value| *value *= g);
         }
         let [dx, dw] = gradients;
-        Ok((
-            Some(Tensor::from_vec(dx, x.shape(), x.device())?),
-            Some(Tensor::from_vec(dw, w.shape(), w.device())?),
-        ))
+        self.head.sink_gradient(dw)?;
+        Tensor::from_vec(dx, x.shape(), x.device()).map(Some)
     }
 }

@@ -4,7 +4,6 @@
 //! training step on two cores fit its time budget. All of them take contiguous f32 tensors on the CPU.
 
 mod attention;
-mod dense;
 mod embedding;
 mod gelu;
 mod head_loss;
@@ -15,8 +14,7 @@ mod rotary;
 mod swiglu;
 
 pub(crate) use attention::{CausalAttention, Seen};
-pub(crate) use dense::Dense;
-pub(crate) use embedding::Embedding;
+pub(crate) use embedding::{add_rows, embed};
 pub(crate) use gelu::Gelu;
 pub(crate) use head_loss::{HeadLoss, LOGITS, LossOptions};
 pub(crate) use layer_norm::LayerNorm;

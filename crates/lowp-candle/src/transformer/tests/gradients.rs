@@ -2,11 +2,12 @@
 
 use super::super::Gpt;
 use super::super::ops::{
-    CausalAttention, Dense, Embedding, Gelu, HeadLoss, LayerNorm, LossOptions, RmsNorm, Rotary,
-    Seen, SwiGlu,
+    CausalAttention, Gelu, HeadLoss, LayerNorm, LossOptions, RmsNorm, Rotary, Seen, SwiGlu,
+    add_rows, embed,
 };
-use crate::{Linear, MemoryWeight, QuantLinear};
-use candle_core::{Device, Result, Tensor, Var};
+use super::dense::Dense;
+use crate::{Linear, MemoryWeight, QuantLinear, WeightSource};
+use candle_core::{CpuStorage, CustomOp1, CustomOp2, Device, Layout, Result, Shape, Tensor, Var};
 use lowp_shard::Init;
 use lowp_train::Batch;
 use lowp_train::Model;
@@ -116,17 +117,65 @@ fn dense() -> Result<()> {
     })
 }
 
+/// The rows of tokens are linear in both tables: their product with a gradient is that of the tables with the gradient's sums.
 #[test]
 fn embedding() -> Result<()> {
-    let (tokens, positions) = (var(&[5, 3], 0)?, var(&[4, 3], 1)?);
-    let ids: Arc<[u32]> = Arc::from([0u32, 4, 4, 1, 2, 4]);
-    check(&[tokens.clone(), positions.clone()], || {
-        let embed = Embedding {
-            ids: ids.clone(),
-            seq: 3,
-        };
-        weighted(&tokens.apply_op2(&positions, embed)?)
-    })
+    let flat = |shape: &[usize], number| var(shape, number)?.flatten_all()?.to_vec1::<f32>();
+    let (tokens, positions) = (flat(&[5, 3], 0)?, flat(&[4, 3], 1)?);
+    let ids = [0u32, 4, 4, 1, 2, 4];
+    let gradient = flat(&[6, 3], 2)?;
+    let dot = |a: &[f32], b: &[f32]| -> f32 { a.iter().zip(b).map(|(a, b)| a * b).sum() };
+    let x = embed(&ids, (&tokens, 3), Some((&positions, 3)))?;
+    let (mut of_tokens, mut of_positions) = ([0.0; 15], [0.0; 12]);
+    let rows = ids.iter().map(|&id| id as usize);
+    add_rows(&gradient, 3, rows, &mut of_tokens);
+    add_rows(&gradient, 3, (0..3).cycle(), &mut of_positions);
+    let both = dot(&tokens, &of_tokens) + dot(&positions, &of_positions);
+    assert!((dot(&x, &gradient) - both).abs() < 1e-5);
+    assert_eq!(of_tokens[9..12], [0.0; 3]);
+    assert_eq!(of_positions[9..], [0.0; 3]);
+    assert!(embed(&[5], (&tokens, 3), None).is_err());
+    assert!(embed(&[0], (&tokens, 3), Some((&positions, 5))).is_err());
+    Ok(())
+}
+
+/// The values of `w` as a head.
+fn head(w: &Var) -> Result<Arc<MemoryWeight>> {
+    let (rows, cols) = w.dims2()?;
+    let values = w.flatten_all()?.to_vec1()?;
+    Ok(Arc::new(MemoryWeight::new(rows, cols, values)?))
+}
+
+/// What [`HeadLoss`] has from a head, as an operation over a variable.
+#[derive(Debug)]
+struct OverVar(HeadLoss, Arc<MemoryWeight>);
+
+impl CustomOp2 for OverVar {
+    fn name(&self) -> &'static str {
+        "over_var"
+    }
+
+    fn cpu_fwd(
+        &self,
+        s1: &CpuStorage,
+        l1: &Layout,
+        _: &CpuStorage,
+        _: &Layout,
+    ) -> Result<(CpuStorage, Shape)> {
+        self.0.cpu_fwd(s1, l1)
+    }
+
+    fn bwd(
+        &self,
+        x: &Tensor,
+        w: &Tensor,
+        res: &Tensor,
+        grad: &Tensor,
+    ) -> Result<(Option<Tensor>, Option<Tensor>)> {
+        let dx = self.0.bwd(x, res, grad)?;
+        let dw = Tensor::from_vec(self.1.take_gradient()?, w.shape(), w.device())?;
+        Ok((dx, Some(dw)))
+    }
 }
 
 #[test]
@@ -134,14 +183,14 @@ fn head_loss() -> Result<()> {
     let (x, w) = (var(&[4, 5], 0)?, var(&[6, 5], 1)?);
     let targets: Arc<[u32]> = Arc::from([0u32, 5, Batch::IGNORED, 2]);
     check(&[x.clone(), w.clone()], || {
-        x.apply_op2(&w, loss(&targets, 0.0, 12))
+        x.apply_op2(&w, loss(&w, &targets, 0.0, 12)?)
     })
 }
 
 #[test]
 fn gradients_of_a_loss_are_taken_once() -> Result<()> {
     let (x, w) = (var(&[4, 5], 0)?, var(&[6, 5], 1)?);
-    let loss = x.apply_op2(&w, loss(&Arc::from([0u32, 5, 1, 2]), 0.0, 12))?;
+    let loss = x.apply_op2(&w, loss(&w, &Arc::from([0u32, 5, 1, 2]), 0.0, 12)?)?;
     loss.backward()?;
     let error = loss.backward().expect_err("taken").to_string();
     assert!(error.contains("gradients were taken"), "{error}");
@@ -149,13 +198,19 @@ fn gradients_of_a_loss_are_taken_once() -> Result<()> {
 }
 
 /// The loss of targets out of a vocabulary of 6, with at most `logits` logits at a time.
-fn loss(targets: &Arc<[u32]>, z_loss: f32, logits: usize) -> HeadLoss {
+fn loss(w: &Var, targets: &Arc<[u32]>, z_loss: f32, logits: usize) -> Result<OverVar> {
     let options = LossOptions {
         divisor: 3,
         z_loss,
         gradients: true,
     };
-    HeadLoss::new(targets.clone(), options, (1, logits, 6))
+    over(w, targets, options, logits)
+}
+
+fn over(w: &Var, targets: &Arc<[u32]>, options: LossOptions, logits: usize) -> Result<OverVar> {
+    let head = head(w)?;
+    let loss = HeadLoss::new(head.clone(), targets.clone(), options, (1, logits));
+    Ok(OverVar(loss, head))
 }
 
 /// The z-loss is in the gradient, and not in the loss: its gradient alone against differences of the squared logarithms.
@@ -164,7 +219,10 @@ fn z_loss() -> Result<()> {
     const COEFFICIENT: f32 = 0.3;
     let (x, w) = (var(&[4, 5], 0)?, var(&[6, 5], 1)?);
     let targets: Arc<[u32]> = Arc::from([0u32, 5, Batch::IGNORED, 2]);
-    let [plain, with] = [0.0, COEFFICIENT].map(|z| x.apply_op2(&w, loss(&targets, z, 12)));
+    let [plain, with] = [0.0, COEFFICIENT].map(|z| {
+        let loss = loss(&w, &targets, z, 12)?;
+        x.apply_op2(&w, loss)
+    });
     let (plain, with) = (plain?, with?);
     assert_eq!(plain.to_scalar::<f32>()?, with.to_scalar::<f32>()?);
     let (plain, with) = (plain.backward()?, with.backward()?);
@@ -206,8 +264,7 @@ fn cut_loss_is_the_whole_one() -> Result<()> {
             z_loss: 1e-2,
             gradients: true,
         };
-        let work = (1, logits, vocab);
-        let loss = x.apply_op2(&w, HeadLoss::new(targets.clone(), options, work))?;
+        let loss = x.apply_op2(&w, over(&w, &targets, options, logits)?)?;
         let store = loss.backward()?;
         let of = |var: &Var| store.get(var).expect("a gradient").flatten_all()?.to_vec1();
         Ok((loss.to_scalar()?, [of(&x)?, of(&w)?]))
@@ -289,7 +346,8 @@ fn attention_to_a_part() -> Result<()> {
 fn ignored_targets() -> Result<()> {
     let (x, w) = (var(&[4, 5], 0)?, var(&[6, 5], 1)?);
     let loss = |x: &Tensor, targets: Arc<[u32]>| {
-        x.apply_op2(&w, loss(&targets, 0.0, 12))?.to_scalar::<f32>()
+        x.apply_op2(&w, loss(&w, &targets, 0.0, 12)?)?
+            .to_scalar::<f32>()
     };
     let middle = x.narrow(0, 1, 2)?.contiguous()?;
     let targets = Arc::from([Batch::IGNORED, 5, 2, Batch::IGNORED]);
@@ -329,13 +387,19 @@ fn parts_of_a_batch_sum_to_the_whole() -> Result<()> {
         let weight = Arc::new(MemoryWeight::new(spec.rows, spec.cols, values)?);
         layers.push(Box::new(QuantLinear::new(weight, 1)));
     }
-    let mut vars = Vec::new();
+    let (mut vars, mut tables) = (Vec::new(), Vec::new());
     for (spec, number) in config.vars().iter().zip(100..) {
         let count = spec.shape.iter().product();
         let values = spec.init.rows(1, number, 0..1, count);
-        vars.push(Var::from_vec(values, spec.shape.as_slice(), &Device::Cpu)?);
+        match (spec.used.is_transient(), spec.shape.as_slice()) {
+            (true, &[rows, cols]) => {
+                let table = MemoryWeight::new(rows, cols, values)?;
+                tables.push(Arc::new(table) as Arc<dyn WeightSource>);
+            }
+            (_, shape) => vars.push(Var::from_vec(values, shape, &Device::Cpu)?),
+        }
     }
-    let model = Gpt::new(config, layers, vars, (1, false))?;
+    let model = Gpt::new(config, layers, (vars, tables), (1, false))?;
     let text: Vec<u32> = (0..=3 * 8u32).map(|i| i * 37 % 256).collect();
     let loss = |from: usize, to: usize| -> Result<f64> {
         let batch = Batch::new(text[from..to].to_vec(), text[from + 1..=to].to_vec());

@@ -1,7 +1,7 @@
 //! [`Setup`]: a small model, trained as a test says.
 
 use super::super::Gpt;
-use crate::{CandleVars, layers};
+use crate::{CandleVars, layers, transients};
 use anyhow::Error;
 use lowp_checkpoint::{Checkpoint, Saver};
 use lowp_comm::{Mesh, MeshComm, run_ranks};
@@ -120,8 +120,8 @@ impl Setup {
             };
             let over = |sharded: &mut ShardedModel<Cpu, AnyRecipe>| {
                 let vars = CandleVars::new(sharded)?;
-                let (layers, own) = (layers(sharded, 1), vars.vars().to_vec());
-                let gpt = Gpt::new(config, layers, own, (1, passes.recompute))?;
+                let own = (vars.vars().to_vec(), transients(sharded));
+                let gpt = Gpt::new(config, layers(sharded, 1), own, (1, passes.recompute))?;
                 Ok::<_, Error>((gpt, vars))
             };
             let (mut gpt, mut own) = over(&mut sharded)?;

@@ -22,7 +22,7 @@ pub(super) struct Plan<'a> {
     pub(super) notes: Vec<String>,
 }
 
-const VARS_GATHERED: &str = "f32 shards of the variables, and the memory to gather them";
+const VARS_GATHERED: &str = "f32 shards of the variables, and the memory to gather those that stay";
 const SCALES: &str = "scale histories and agreed amaxes";
 const CONTEXT: &str = "the CUDA context, and workspaces of libraries";
 const SLACK: &str = "unused memory of allocators";

@@ -15,7 +15,7 @@ use lowp_kernels::{Backend, Cpu, Cuda};
 use lowp_nccl::{NcclComm, NcclOptions};
 use lowp_optim::StepOptions;
 use lowp_shard::GradBucketOptions;
-use lowp_train::network::RankPlace;
+use lowp_train::network::{RankPlace, Sharded};
 use lowp_train::{Batch, Data, Network, Text};
 use lowp_transformer::Transformer;
 use std::collections::{BTreeMap, VecDeque};
@@ -274,6 +274,8 @@ const LLAMA3: &str = r#""model_type": "llama", "head_dim": 32, "tie_word_embeddi
 const MISTRAL: &str = r#""model_type": "mistral", "head_dim": 32, "sliding_window": 128"#;
 const QWEN3: &str = r#""model_type": "qwen3", "head_dim": 64, "tie_word_embeddings": true"#;
 
+const TIED: &str = r#""model_type": "llama", "tie_word_embeddings": true"#;
+
 const WINDOW: &str = r#""model_type": "mistral", "head_dim": 128, "sliding_window": 50"#;
 
 /// The options of a small model that a config.json in a new folder describes, with what `family` says.
@@ -441,6 +443,9 @@ fn gathers_are_timed_on_their_stream() {
             let profile = Network::take_profile(&network).expect("a profile");
             let profile = profile.expect("a GPU measures it");
             assert_eq!(profile.gathered.is_some(), layers_gather, "{words}");
+            let label = "gather of embeddings and heads";
+            let waits = profile.spent.iter().find(|spent| spent.what == label);
+            assert!(waits.is_some(), "{words}: {:?}", profile.spent);
             if let Some([all, hidden]) = profile.gathered {
                 assert!(all > 0.0 && all < 1.0, "{words}: {all}");
                 assert!((0.0..=all).contains(&hidden), "{words}: {hidden} of {all}");
@@ -449,20 +454,74 @@ fn gathers_are_timed_on_their_stream() {
     }
 }
 
+/// A pass gathers its embedding. A head is gathered in the first pass after a step, and its bf16 values are those of the step.
+#[test]
+fn heads_are_gathered_once_for_each_step() {
+    let Some(cuda) = gpu() else { return };
+    let (_folder, tied) = described(TIED);
+    for (words, is_tied) in [
+        (SMALL.to_owned(), false),
+        (format!("{SMALL} --no-prefetch"), false),
+        (tied.clone(), true),
+        (format!("{tied} --recompute"), true),
+    ] {
+        let words = format!("{words} --recipe bf16 --accumulate 2 --device cuda");
+        let asked = asked(&words);
+        let (mut sharded, mut network) = model(&cuda, &asked);
+        let config = &asked.setup.config;
+        let text = Text::new(BUNDLED.to_vec(), config.model.seq).expect("the text");
+        // As long as two passes.
+        let batch = text.train(config.seed, 0, 0..4).expect("a batch");
+        let evaluated = |sharded: &mut Sharded<Cuda>, network: &mut Transformer<Variant>| {
+            sharded.begin(0, 0, false).expect("a pass");
+            Network::evaluate(network, sharded, &batch, 512).expect("a pass");
+            Network::take_loss(network).expect("a loss")
+        };
+        let gathers = |sharded: &ShardedModel<Cuda, Variant>| {
+            let vars = (0..sharded.var_shapes().len()).filter_map(|at| sharded.transient_var(at));
+            let accounts = vars.map(|var| var.account().expect("an account"));
+            accounts.map(|account| account.gathers).collect::<Vec<_>>()
+        };
+        let [mut embedding, mut head] = [0, 0];
+        let mut losses = Vec::new();
+        for step in 0..3 {
+            run(&mut sharded, &mut network, &asked, (1, 0));
+            losses.push(evaluated(&mut sharded, &mut network));
+            // Two passes of the step and two after it. Those of a later step have what was rounded after the one before.
+            embedding += 4;
+            head += if step == 0 { 2 } else { 1 };
+            let expected = match is_tied {
+                true => vec![embedding + head],
+                false => vec![embedding, head],
+            };
+            assert_eq!(gathers(&sharded), expected, "{words}: step {step}");
+            let mut other = cuda.network(&mut sharded, &asked);
+            assert_eq!(evaluated(&mut sharded, &mut other), losses[step], "{words}");
+            // The other one's gathers.
+            (embedding, head) = (embedding + 2, head + 1);
+        }
+        assert!(
+            losses[0] != losses[1] && losses[1] != losses[2],
+            "{losses:?}"
+        );
+    }
+}
+
 /// Blocks that run forward again have what they had.
 #[test]
 fn recomputed_blocks_give_the_same_bits() {
     let Some(cuda) = gpu() else { return };
-    let (_folder, qwen3) = described(QWEN3);
-    for words in [
-        &format!("{SMALL} --recipe bf16"),
-        &format!("{SMALL} --recipe fp8-delayed"),
-        &format!("{SMALL} --recipe nvfp4-1d"),
-        &format!("{SMALL} --recipe mxfp8 --no-cudnn"),
-        &format!("{SMALL} --recipe fp8-current --arch llama --kv-heads 2"),
-        &format!("{qwen3} --recipe fp8-current"),
+    let [(_folder, qwen3), (_other, tied)] = [QWEN3, TIED].map(described);
+    for (model, words) in [
+        (SMALL, "--recipe bf16"),
+        (SMALL, "--recipe fp8-delayed"),
+        (SMALL, "--recipe nvfp4-1d"),
+        (SMALL, "--recipe mxfp8 --no-cudnn"),
+        (SMALL, "--recipe fp8-current --arch llama --kv-heads 2"),
+        (&qwen3, "--recipe fp8-current"),
+        (&tied, "--recipe fp8-current --accumulate 2"),
     ] {
-        let words = format!("{words} --device cuda");
+        let words = format!("{model} {words} --device cuda");
         let [plain, again] = ["", " --recompute"].map(|more| {
             let trained = train(&cuda, &asked(&format!("{words}{more}")), 3);
             (trained.losses, trained.gradients)
@@ -547,11 +606,14 @@ fn a_run_holds_what_is_planned() {
         "--recipe bf16 --mask-documents",
     ];
     runs.extend(others.map(str::to_owned));
-    let [(_folder, qwen3), (_other, window)] = [QWEN3, WINDOW].map(described);
+    let [(_folder, qwen3), (_other, window), (_third, tied)] = [QWEN3, WINDOW, TIED].map(described);
     let small = runs.iter().map(|words| format!("{SMALL} {words}"));
     let norms = ["", " --recompute"].map(|more| format!("{qwen3} --recipe mxfp8{more}"));
-    let window = format!("{window} --recipe bf16");
-    let runs: Vec<String> = small.chain(norms).chain([window]).collect();
+    let others = [
+        format!("{window} --recipe bf16"),
+        format!("{tied} --recipe mxfp8 --accumulate 2"),
+    ];
+    let runs: Vec<String> = small.chain(norms).chain(others).collect();
     for words in runs
         .iter()
         .flat_map(|words| [words.clone(), format!("{words} --no-cudnn")])
@@ -566,7 +628,8 @@ fn a_run_holds_what_is_planned() {
         assert_eq!(found.activations, planned.activations, "{words}");
         assert_eq!(found.in_turn, planned.in_turn, "{words}");
         assert_eq!(found.workspaces, planned.workspaces, "{words}");
-        let parameters = sharded.parameter_bytes().expect("bytes") + sharded.var_gather_bytes();
+        let parameters =
+            sharded.parameter_bytes().expect("bytes") + sharded.var_gather_bytes().expect("bytes");
         assert_eq!(u128::from(parameters), costs.on_device(), "{words}");
     }
 }

@@ -1,4 +1,4 @@
-//! A linear layer whose weight is an ordinary candle variable: the model's head.
+//! A linear layer whose weight is an ordinary candle variable.
 
 use crate::custom_op::{output, values, with_values};
 use crate::{MatRef, product};
