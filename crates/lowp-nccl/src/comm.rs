@@ -6,14 +6,15 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use lowp_comm::{
-    Collective, CommError, Communicator, Control, Counters, GatherItem, GradWire, ReduceItem,
+    Adds, Collective, CommError, Communicator, Control, Counters, GatherItem, GradWire, ReduceItem,
     Traffic, even, is_large, or_abort, threads,
 };
 use lowp_kernels::{Backend, Cuda, CudaBuffer, CudaEvent, KernelError, Source};
 
 use crate::exit::Abandoned;
-use crate::rank_order::RankOrder;
+use crate::rank_order::{Addition, RankOrder};
 use crate::raw::{self, ID, Op, Raw};
+use crate::uneven::{Uneven, sum_rests};
 use crate::watchdog::{self, Group as _};
 
 type Watchdog = watchdog::Watchdog<Raw, CudaEvent>;
@@ -283,68 +284,84 @@ impl NcclComm {
     }
 
     fn reduce(&self, items: &[ReduceItem<'_, Cuda>], wire: GradWire) -> Result<(), CommError> {
-        match by_nccl(items, wire) {
-            Some(grads) if self.raw.is_some() && self.options.sums == Sums::Nccl => {
-                return self.reduce_by_nccl(items, &grads);
-            }
-            Some(grads) if self.raw.is_none() && items.iter().all(|item| !item.accumulate) => {
-                return grads.iter().zip(items).try_for_each(|(grad, item)| {
-                    let own = item.ranges[0].clone();
-                    Ok(self.cuda.copy(grad, own, item.out, 0)?)
-                });
-            }
-            _ => {}
+        let grads = by_nccl(items, wire);
+        if let (None, Some(grads)) = (&self.raw, &grads)
+            && items.iter().all(|item| !item.accumulate)
+        {
+            return grads.iter().zip(items).try_for_each(|(grad, item)| {
+                let own = item.ranges[0].clone();
+                Ok(self.cuda.copy(grad, own, item.out, 0)?)
+            });
         }
+        let adds = match self.options.sums {
+            Sums::Nccl if self.raw.is_some() && grads.is_some() => Adds::Library,
+            _ => Adds::Receiver,
+        };
         let mut ordered = self.ordered.lock().unwrap_or_else(PoisonError::into_inner);
-        let work = ordered.reduce(&self.cuda, items, wire, self.rank(), self.world_size())?;
-        work.convert(&self.cuda)?;
-        self.batch(|| work.memory(), |calls| work.send_parts(calls))?;
-        work.add(&self.cuda)
+        let place = (self.rank(), self.world_size());
+        let uneven = Uneven::new(&self.cuda, items, adds, place, &mut ordered)?;
+        let even = uneven.in_even_parts(items);
+        match by_nccl(&even, wire) {
+            Some(grads) if adds == Adds::Library => {
+                let rests = uneven.rests(&self.cuda, items)?;
+                self.reduce_by_nccl(&even, &grads, &rests, &mut ordered)?;
+            }
+            _ => {
+                let (rank, world) = place;
+                let work = ordered.reduce(&self.cuda, &even, wire, rank, world)?;
+                work.convert(&self.cuda)?;
+                self.batch(|| work.memory(), |calls| work.send_parts(calls))?;
+                work.add(&self.cuda)?;
+            }
+        }
+        self.deliver(items, &uneven, &mut ordered)
     }
 
-    /// Sums in NCCL's order, of gradients that it can add. Those that are added to earlier ones arrive in scratch memory.
+    /// Sums in NCCL's order, of gradients in even parts that it can add, and of what is behind the parts. Those that are added to earlier ones
+    /// arrive in scratch memory.
     fn reduce_by_nccl(
         &self,
         items: &[ReduceItem<'_, Cuda>],
         grads: &[&CudaBuffer<f32>],
+        rests: &[[CudaBuffer<f32>; 2]],
+        ordered: &mut RankOrder,
     ) -> Result<(), CommError> {
-        let later = items.iter().filter(|item| item.accumulate);
-        let later: Vec<_> = later.map(|item| ReduceItem { ..*item }).collect();
-        let mut ordered = self.ordered.lock().unwrap_or_else(PoisonError::into_inner);
-        let addition = match later.is_empty() {
-            true => None,
-            false => Some(ordered.addition(&self.cuda, &later, self.rank())?),
-        };
-        let mut scratch = addition.iter().flat_map(|addition| &addition.sums);
+        let addition = ordered.additions(&self.cuda, items, self.rank())?;
+        let into = arrivals(items, addition, |_| true);
         let mut parts = Vec::with_capacity(items.len());
-        for (item, &grad) in items.iter().zip(grads) {
-            let scratch = if item.accumulate {
-                scratch.next()
-            } else {
-                None
-            };
-            parts.push((grad, item.ranges, scratch.unwrap_or(item.out)));
+        for ((item, &grad), &sum) in items.iter().zip(grads).zip(&into) {
+            let all = even(item.ranges).unwrap_or(0..0);
+            parts.push([self.cuda.view(grad, all)?, sum.clone()]);
         }
-        let memory = || -> Vec<[CudaBuffer<f32>; 2]> {
-            let pairs = parts.iter();
-            let pairs = pairs.map(|&(grad, _, sum)| [grad.clone(), sum.clone()]);
-            pairs.collect()
-        };
+        let memory = || parts.iter().chain(rests).cloned().collect::<Vec<_>>();
         self.batch(memory, |calls| {
-            for &(grad, ranges, sum) in &parts {
-                match even(ranges) {
-                    Some(all) => calls.reduce_scatter(&self.cuda.view(grad, all)?, sum)?,
-                    None => {
-                        let owned = ranges.iter().enumerate();
-                        for (rank, range) in owned.filter(|(_, range)| !range.is_empty()) {
-                            let part = self.cuda.view(grad, range.clone())?;
-                            calls.reduce(&part, sum, rank)?;
-                        }
-                    }
-                }
-            }
-            Ok(())
+            let mut each = parts.iter();
+            each.try_for_each(|[grad, sum]| calls.reduce_scatter(grad, sum))?;
+            sum_rests(rests, calls)
         })?;
+        addition.map_or(Ok(()), |addition| addition.add(&self.cuda))
+    }
+
+    /// Brings sums of even parts to the ranks that own them.
+    fn deliver(
+        &self,
+        items: &[ReduceItem<'_, Cuda>],
+        uneven: &Uneven,
+        ordered: &mut RankOrder,
+    ) -> Result<(), CommError> {
+        if uneven.is_empty() {
+            return Ok(());
+        }
+        let in_runs = items
+            .iter()
+            .enumerate()
+            .filter(|(item, _)| uneven.has(*item));
+        let in_runs: Vec<_> = in_runs.map(|(_, item)| ReduceItem { ..*item }).collect();
+        let addition = ordered.additions(&self.cuda, &in_runs, self.rank())?;
+        let into = arrivals(items, addition, |item| uneven.has(item));
+        let delivery = uneven.delivery(&self.cuda, items, &into)?;
+        self.batch(|| delivery.memory(), |calls| delivery.send(calls))?;
+        delivery.copy(&self.cuda)?;
         addition.map_or(Ok(()), |addition| addition.add(&self.cuda))
     }
 
@@ -372,7 +389,7 @@ impl NcclComm {
         let memory = || -> Vec<CudaBuffer<f32>> { buffers.iter().map(|&b| b.clone()).collect() };
         self.batch(memory, |calls| {
             let mut each = buffers.iter();
-            each.try_for_each(|values| calls.all_reduce(values, op))
+            each.try_for_each(|values| calls.all_reduce(values, values, op))
         })
     }
 
@@ -393,6 +410,23 @@ impl NcclComm {
             }
         }
     }
+}
+
+/// Where the sums of `items` arrive: those that are added to earlier ones, of the gradients that `addition` is of, in its memory.
+fn arrivals<'a>(
+    items: &[ReduceItem<'a, Cuda>],
+    addition: Option<&'a Addition>,
+    is_of: impl Fn(usize) -> bool,
+) -> Vec<&'a CudaBuffer<f32>> {
+    let mut scratch = addition.into_iter().flat_map(|addition| &addition.sums);
+    let each = items.iter().enumerate().map(|(number, item)| {
+        let scratch = match item.accumulate && is_of(number) {
+            true => scratch.next(),
+            false => None,
+        };
+        scratch.unwrap_or(item.out)
+    });
+    each.collect()
 }
 
 /// The gradients, if NCCL can add them: in f32.

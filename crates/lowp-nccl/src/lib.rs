@@ -36,6 +36,8 @@ mod exit;
 mod rank_order;
 #[cfg(feature = "cuda")]
 mod raw;
+#[cfg(feature = "cuda")]
+mod uneven;
 #[cfg(any(feature = "cuda", test))]
 mod watchdog;
 

@@ -5,7 +5,7 @@ use std::collections::HashMap;
 use std::collections::hash_map::Entry;
 use std::ops::Range;
 
-use lowp_comm::{CommError, GradWire, ReduceItem, ReduceStaging};
+use lowp_comm::{CommError, GradWire, ReduceItem, ReduceStaging, spanned};
 use lowp_kernels::{
     Backend, ConvertJob, Cuda, CudaBuffer, CudaPlan, FloatDtype, KernelError, Source, StepScalars,
     SumJob, SumPartsJob, Work,
@@ -34,6 +34,8 @@ struct Staging {
     narrow: Option<Source<Cuda>>,
     /// Sums of NCCL that are added to others.
     added: Option<Source<Cuda>>,
+    /// Sums of even parts, on their way to the ranks that own uneven ones.
+    even: Option<Source<Cuda>>,
 }
 
 /// What adding the parts of `item` stages.
@@ -42,7 +44,7 @@ fn needed(
     wire: GradWire,
     (rank, world): (usize, usize),
 ) -> ReduceStaging {
-    let lens = (end(item.ranges), item.ranges[rank].len());
+    let lens = (spanned(item.ranges).len(), item.ranges[rank].len());
     ReduceStaging::of_parts((item.grad.dtype(), wire), lens, world)
 }
 
@@ -57,6 +59,7 @@ impl Staging {
             (arrive_narrow, FloatDtype::Bf16, narrow),
             (&mut self.narrow, FloatDtype::Bf16, needed.narrow),
             (&mut self.added, FloatDtype::F32, needed.added),
+            (&mut self.even, FloatDtype::F32, needed.even),
         ] {
             let has = place.as_ref().map_or(0, |memory| memory.len(cuda));
             if has < len {
@@ -84,10 +87,6 @@ impl Staging {
 /// Elements of the memory where the parts of a range of `own` arrive: nothing arrives at a rank that is alone.
 fn arriving(world: usize, own: usize) -> usize {
     if world > 1 { world * own } else { 0 }
-}
-
-fn end(ranges: &[Range<usize>]) -> usize {
-    ranges.iter().map(|range| range.end).max().unwrap_or(0)
 }
 
 /// What makes one item of a batch another one.
@@ -245,8 +244,47 @@ impl RankOrder {
         Ok(())
     }
 
-    /// Memory for NCCL's sums of the ranges of `rank`, and their addition to `items`, planned the first time.
-    pub(crate) fn addition(
+    /// Memory for the sums of parts and of rests of these lengths.
+    pub(crate) fn even_sums(
+        &mut self,
+        cuda: &Cuda,
+        lens: &[[usize; 2]],
+    ) -> Result<Vec<[CudaBuffer<f32>; 2]>, CommError> {
+        let staged = |&[part, rest]: &[usize; 2]| ReduceStaging::of_run(part, rest);
+        self.hold(cuda, lens.iter().map(staged).sum())?;
+        let mut start = 0;
+        let mut place = |len: usize| {
+            let view = start..start + len;
+            start += ReduceStaging::of_run(len, 0).even;
+            match &self.staging.even {
+                Some(Source::F32(memory)) => cuda.view(memory, view),
+                _ => cuda.alloc(0),
+            }
+        };
+        let mut sums = Vec::with_capacity(lens.len());
+        for &[part, rest] in lens {
+            sums.push([place(part)?, place(rest)?]);
+        }
+        Ok(sums)
+    }
+
+    /// Memory for sums of the ranges of `rank` that are added to earlier ones, and their addition, planned the first time; none where none of
+    /// `items` is.
+    pub(crate) fn additions(
+        &mut self,
+        cuda: &Cuda,
+        items: &[ReduceItem<'_, Cuda>],
+        rank: usize,
+    ) -> Result<Option<&Addition>, CommError> {
+        let later = items.iter().filter(|item| item.accumulate);
+        let later: Vec<_> = later.map(|item| ReduceItem { ..*item }).collect();
+        match later.is_empty() {
+            true => Ok(None),
+            false => self.addition(cuda, &later, rank).map(Some),
+        }
+    }
+
+    fn addition(
         &mut self,
         cuda: &Cuda,
         items: &[ReduceItem<'_, Cuda>],
@@ -334,16 +372,20 @@ fn reduction(
     let (mut planned, mut convert, mut add) = (vec![], vec![], vec![]);
     let mut used = ReduceStaging::default();
     for item in items {
-        let end = end(item.ranges);
-        let grad = item.grad.view(cuda, 0..end)?;
-        let own = item.ranges[rank].len();
+        let elements = spanned(item.ranges);
+        let (len, own) = (elements.len(), item.ranges[rank].len());
+        let grad = item.grad.view(cuda, elements.clone())?;
+        let place = |range: &Range<usize>| match range.is_empty() {
+            true => 0..0,
+            false => range.start - elements.start..range.end - elements.start,
+        };
         let sent = match (grad, wire) {
             (Source::F32(grad), GradWire::Bf16) => {
                 let narrow = Staging::view(
                     cuda,
                     staging.narrow.as_ref(),
                     FloatDtype::Bf16,
-                    (used.narrow, end),
+                    (used.narrow, len),
                 )?;
                 convert.push(ConvertJob {
                     from: Source::F32(grad),
@@ -358,15 +400,15 @@ fn reduction(
         let received = Staging::view(cuda, memory, sent.dtype(), (start, arriving(world, own)))?;
         let (mut to, mut from) = (vec![], vec![]);
         for (peer, range) in item.ranges.iter().enumerate() {
-            to.push(sent.view(cuda, range.clone())?);
+            to.push(sent.view(cuda, place(range))?);
             from.push(if peer == rank {
-                sent.view(cuda, range.clone())?
+                sent.view(cuda, place(range))?
             } else {
                 received.view(cuda, peer * own..(peer + 1) * own)?
             });
         }
         used = [used, needed(item, wire, (rank, world))].into_iter().sum();
-        let own = sent.view(cuda, item.ranges[rank].clone())?;
+        let own = sent.view(cuda, place(&item.ranges[rank]))?;
         // The part of a rank that is alone is the sum.
         let (parts, own) = match world {
             1 => (own, None),

@@ -414,11 +414,16 @@ impl Calls {
         })
     }
 
-    /// Combines `values` over the ranks, in place.
-    pub(crate) fn all_reduce<T: Dtype>(&self, values: &CudaBuffer<T>, op: &Op) -> Given {
+    /// Combines `values` over the ranks into `all`, which may be the same.
+    pub(crate) fn all_reduce<T: Dtype>(
+        &self,
+        values: &CudaBuffer<T>,
+        all: &CudaBuffer<T>,
+        op: &Op,
+    ) -> Given {
         self.give("ncclAllReduce", values, |len, dtype, comm, stream| {
-            // SAFETY: the batch keeps the buffer.
-            unsafe { nccl::all_reduce(at(values), at(values), len, dtype, op.raw(), comm, stream) }
+            // SAFETY: the batch keeps both buffers, and its caller made `all` as long as `values`.
+            unsafe { nccl::all_reduce(at(values), at(all), len, dtype, op.raw(), comm, stream) }
         })
     }
 
@@ -432,30 +437,6 @@ impl Calls {
             // SAFETY: the batch keeps both buffers, and its caller made `all` as long as the parts of all ranks.
             unsafe {
                 nccl::reduce_scatter(at(all), at(own), len, dtype, Op::Sum.raw(), comm, stream)
-            }
-        })
-    }
-
-    /// Sums `part` over the ranks into `out` of `root`.
-    pub(crate) fn reduce<T: Dtype>(
-        &self,
-        part: &CudaBuffer<T>,
-        out: &CudaBuffer<T>,
-        root: usize,
-    ) -> Given {
-        self.give("ncclReduce", part, |len, dtype, comm, stream| {
-            // SAFETY: the batch keeps both buffers; `out` is written on `root` alone, where it is as long as `part`.
-            unsafe {
-                nccl::reduce(
-                    at(part),
-                    at(out),
-                    len,
-                    dtype,
-                    Op::Sum.raw(),
-                    number(root),
-                    comm,
-                    stream,
-                )
             }
         })
     }

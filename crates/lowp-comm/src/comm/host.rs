@@ -5,7 +5,9 @@ use std::sync::Arc;
 
 use lowp_kernels::{Backend, Element};
 
-use super::{Collective, Communicator, Counters, GatherItem, GradWire, ReduceItem, Traffic};
+use super::{
+    Collective, Communicator, Counters, GatherItem, GradWire, ReduceItem, Traffic, spanned,
+};
 use crate::{CommError, Control, MAX_ALL_GATHER, or_abort};
 
 /// One rank of a group whose data travel as the small values of a [`Control`] do: each rank's whole, to all ranks.
@@ -134,12 +136,16 @@ impl<B: Backend> HostComm<B> {
         let mut places: Vec<Range<usize>> = Vec::new();
         for item in items {
             let start = own.len();
-            let to = item.ranges.iter().map(|range| range.end).max().unwrap_or(0);
-            own.resize(start + to, 0.0);
-            item.grad.read(&self.backend, 0, &mut own[start..])?;
-            own[start..].iter_mut().for_each(|x| *x = wire.apply(*x));
+            let elements = spanned(item.ranges);
+            own.resize(start + elements.len(), 0.0);
+            let grad = &mut own[start..];
+            item.grad.read(&self.backend, elements.start, grad)?;
+            grad.iter_mut().for_each(|x| *x = wire.apply(*x));
             let range = &item.ranges[self.control.rank()];
-            places.push(start + range.start..start + range.end);
+            places.push(match range.is_empty() {
+                true => start..start,
+                false => start + range.start - elements.start..start + range.end - elements.start,
+            });
         }
         let sums = self.fold(
             label,

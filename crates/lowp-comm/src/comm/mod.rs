@@ -14,12 +14,14 @@ mod local;
 mod ranks;
 mod staging;
 mod traffic;
+mod uneven;
 
 pub use host::HostComm;
 pub use local::LocalComm;
 pub use ranks::{RanksFailed, run_comms, run_ranks, run_ranks_on};
 pub use staging::ReduceStaging;
 pub use traffic::{Counters, Traffic};
+pub use uneven::{Adds, Move, UnevenRun, spanned};
 
 /// Pieces from this many bytes on are large. Between GPUs they are exchanged apart from smaller ones of the same batch: in one NCCL group
 /// both would take up to 1.3 times as long.
@@ -59,9 +61,9 @@ pub struct GatherItem<'a, B: Backend> {
 /// One gradient of a batched reduce-scatter.
 #[derive(Clone, Copy, Debug)]
 pub struct ReduceItem<'a, B: Backend> {
-    /// This rank's full gradient.
+    /// The memory of this rank's full gradient. Gradients that share memory on one rank share it on all.
     pub grad: &'a Source<B>,
-    /// The elements that each rank receives the sum of, in rank order.
+    /// The elements of that memory that each rank receives the sum of, in rank order.
     pub ranges: &'a [Range<usize>],
     /// Receives the sum of this rank's range; another buffer than any rank's `grad`.
     pub out: &'a B::Buffer<f32>,

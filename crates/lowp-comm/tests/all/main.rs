@@ -11,3 +11,4 @@ mod meshes;
 mod messages;
 mod rendezvous;
 mod rounds;
+mod uneven;

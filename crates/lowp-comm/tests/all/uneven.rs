@@ -1,0 +1,137 @@
+//! Runs of uneven gradients: every rank ends with the sums that it owns, whoever made them.
+
+use std::ops::Range;
+
+use lowp_comm::{Adds, GradWire, ReduceStaging, UnevenRun, even, spanned};
+use lowp_kernels::FloatDtype;
+use proptest::prelude::*;
+
+/// Gradients of `lens`, by gradient and rank, one after the other in one memory.
+fn placed(lens: &[Vec<usize>]) -> Vec<Vec<Range<usize>>> {
+    let mut end = 0;
+    let mut next = |&len: &usize| {
+        end += len;
+        end - len..end
+    };
+    lens.iter()
+        .map(|lens| lens.iter().map(&mut next).collect())
+        .collect()
+}
+
+fn lens() -> impl Strategy<Value = Vec<Vec<usize>>> {
+    (1usize..9).prop_flat_map(|world| {
+        let len = prop_oneof![Just(0usize), Just(5), 0usize..400];
+        prop::collection::vec(prop::collection::vec(len, world), 1..5)
+    })
+}
+
+proptest! {
+    #[test]
+    fn each_rank_gets_what_it_owns(lens in lens(), library in any::<bool>()) {
+        let (world, placed) = (lens[0].len(), placed(&lens));
+        let ranges: Vec<&[Range<usize>]> = placed.iter().map(Vec::as_slice).collect();
+        let batch: Vec<_> = ranges.iter().map(|&ranges| ('a', ranges)).collect();
+        let adds = if library { Adds::Library } else { Adds::Receiver };
+        let runs = UnevenRun::find(&batch, world, adds);
+        let in_run = |item: usize| runs.iter().any(|run| run.items.contains(&item));
+        for (item, ranges) in ranges.iter().enumerate() {
+            prop_assert!(in_run(item) || even(ranges).is_some());
+        }
+        for run in &runs {
+            let share = run.len() / world;
+            for part in &run.parts {
+                prop_assert!(part.len() <= share + 16);
+                prop_assert!(!library || part.len() == run.parts[0].len());
+            }
+            let most = if library { 17 * world } else { 0 };
+            prop_assert!(run.rest.len() <= most);
+            let sent: Vec<_> = (0..world).map(|rank| run.sent(&ranges, rank)).collect();
+            let mut arrived = 0;
+            for rank in 0..world {
+                let received = run.received(&ranges, rank);
+                // Ranks send in the order in which they are received.
+                for peer in (0..world).filter(|&peer| peer != rank) {
+                    let from = received.iter().filter(|from| from.peer == peer);
+                    let from = from.map(|from| (from.item, from.elements.clone()));
+                    let to = sent[peer].iter().filter(|to| to.peer == rank);
+                    let to = to.map(|to| (to.item, to.elements.clone()));
+                    prop_assert_eq!(from.collect::<Vec<_>>(), to.collect::<Vec<_>>());
+                }
+                for from in &received {
+                    let part = &run.parts[from.peer];
+                    prop_assert!(part.start <= from.elements.start && from.elements.end <= part.end);
+                }
+                let of_parts = received.iter().map(|from| (from.item, from.elements.clone()));
+                let mut got: Vec<_> = of_parts.chain(run.of_rest(&ranges, rank)).collect();
+                got.sort_by_key(|(item, elements)| (*item, elements.start));
+                for item in run.items.clone() {
+                    let got = got.iter().filter(|(of, _)| *of == item);
+                    let elements = got.flat_map(|(_, elements)| elements.clone());
+                    prop_assert!(elements.eq(ranges[item][rank].clone()));
+                }
+                arrived += received.len();
+            }
+            // However many ranks there are, a few of each.
+            prop_assert!(arrived <= (run.items.len() + 1) * world);
+        }
+    }
+}
+
+#[test]
+fn gradients_of_other_memory_are_another_run() {
+    let placed = placed(&[vec![3, 1], vec![2, 2], vec![4, 0], vec![1, 5]]);
+    let find = |memory: [char; 4]| {
+        let batch: Vec<_> = memory
+            .into_iter()
+            .zip(placed.iter().map(Vec::as_slice))
+            .collect();
+        let runs = UnevenRun::find(&batch, 2, Adds::Library);
+        runs.into_iter().map(|run| run.items).collect::<Vec<_>>()
+    };
+    assert_eq!(find(['a'; 4]), [0..4]);
+    assert_eq!(find(['a', 'b', 'b', 'b']), [0..1, 1..4]);
+    // Even ones that are with none are sent as they are.
+    assert_eq!(find(['a', 'b', 'c', 'c']), [0..1, 2..4]);
+}
+
+/// What a rank stages of a bucket: as much of an uneven one as of an even one, and the sums on their way.
+#[test]
+fn uneven_buckets_stage_even_parts() {
+    let (uneven, even) = (placed(&[vec![6400, 0, 0, 0]]), placed(&[vec![1600; 4]]));
+    let staged = |placed: &[Vec<Range<usize>>], adds, accumulates| {
+        let ranges: Vec<_> = placed.iter().map(Vec::as_slice).collect();
+        assert_eq!(spanned(ranges[0]), 0..6400);
+        let dtypes = (FloatDtype::F32, GradWire::Bf16);
+        ReduceStaging::of_bucket(&ranges, dtypes, (adds, accumulates), 0)
+    };
+    let arrive = ReduceStaging {
+        arrivals: [0, 6400],
+        narrow: 6400,
+        ..ReduceStaging::default()
+    };
+    assert_eq!(staged(&even, Adds::Receiver, true), arrive);
+    let sums = ReduceStaging {
+        even: 1600,
+        ..ReduceStaging::default()
+    };
+    let both = ReduceStaging {
+        even: 1600,
+        ..arrive
+    };
+    assert_eq!(staged(&uneven, Adds::Receiver, false), both);
+    assert_eq!(
+        staged(&uneven, Adds::Receiver, true),
+        ReduceStaging {
+            added: 6400,
+            ..both
+        }
+    );
+    assert_eq!(staged(&uneven, Adds::Library, false), sums);
+    assert_eq!(
+        staged(&even, Adds::Library, true),
+        ReduceStaging {
+            added: 1600,
+            ..ReduceStaging::default()
+        }
+    );
+}
