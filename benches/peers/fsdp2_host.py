@@ -63,8 +63,10 @@ class Parts:
 
     def __init__(self):
         self.times, self.open = {}, []
-        for name in PARTS:
-            self._follow(_fsdp_param_group.FSDPParamGroup, name)
+        of_torch = _fsdp_param_group.FSDPParamGroup
+        for of in [of_torch, *of_torch.__subclasses__()]:
+            for name in set(PARTS) & set(vars(of)):
+                self._follow(of, name)
 
     def _follow(self, of, name):
         function = getattr(of, name)
@@ -107,7 +109,7 @@ def main():
     args = parser.parse_args()
     torch.set_num_threads(1)
     dist.init_process_group("fake", rank=0, world_size=2, store=FakeStore())
-    parts = None if args.calls else Parts()
+    parts = None
     net, opt = build(args)
     x = torch.randn(args.tokens, args.width, dtype=torch.bfloat16)
 
@@ -124,6 +126,7 @@ def main():
         step()
     gc.collect()
     gc.freeze()
+    parts = None if args.calls else Parts()  # of classes that were made since
     if parts is None:
         profile = cProfile.Profile()
         profile.enable()

@@ -3,6 +3,7 @@
 Everything private of PyTorch is here, each under a name that says what it is for: where another version has it otherwise, this file changes.
 """
 
+import contextlib
 import functools
 import inspect
 import sys
@@ -311,81 +312,146 @@ def has_rows(record, rows):
     return record._sharded_param_data is rows
 
 
-def answer(record, answers):
-    """Has ``answers`` give what FSDP2 sends of a parameter, and say whether the full one is there: without calls of hooks, whose arguments and results
-    FSDP2 inspects each time."""
-    record.lowp = answers
-    if not hasattr(type(record), "answers"):
-        record.__class__ = _answering(type(record))
+def is_plain(record):
+    """Whether what FSDP2 does with a parameter beside its gathers is what it does with most: the full one is memory that it may free, and users of it are
+    modules that take parameters as they are."""
+    outputs, users = outputs_of(record), users_of(record)
+    of_torch = torch.nn.Module.__setattr__
+    return all(not output.is_inference() for output in outputs) and all(
+        getattr(module.__setattr__, "__func__", None) is of_torch for module, _ in users
+    )
+
+
+def users_of(record):
+    """The modules that have a parameter, with its names there."""
+    info = record._module_info
+    return [(info.module, info.param_name), *zip(info.shared_modules, info.shared_param_names)]
+
+
+def shard_ranks(group):
+    """The ranks that a group of parameters is gathered over."""
+    return group._all_gather_process_group
+
+
+def gathers_of(group):
+    """What gathers a group in place of FSDP2; ``None`` where nothing does."""
+    return getattr(group, "lowp", None)
+
+
+def gather_by(group, gathers):
+    """Has ``gathers`` gather a group of parameters where it can; elsewhere, FSDP2 does."""
+    of = type(group)
+    if hasattr(of, "lowp"):
+        group.lowp = gathers
+        return
+    made = _gathering(of)
+    if made is not None:
+        group.lowp, group.__class__ = gathers, made
 
 
 @functools.cache
-def _answering(of):
-    """The class of records that have answers."""
-
-    class Answering(of):
-        answers = True
-
-        @property
-        def all_gather_inputs(self):
-            sends = self.lowp.send()
-            return of.all_gather_inputs.fget(self) if sends is None else sends
-
-        def init_unsharded_param(self):
-            if not self.lowp.fill():
-                of.init_unsharded_param(self)
-
-    Answering.__name__, Answering.__qualname__ = of.__name__, of.__qualname__
-    return Answering
-
-
-def on_gathers(records, group):
-    """Has ``group`` fill what the ranks gather of its parameters, and take what arrived; where it says that it does not, PyTorch does."""
-    _follow_gathers()
-    records[0].lowp_group = group
-
-
-@functools.cache
-def _follow_gathers():
+def _gathering(of):
+    """The class of groups that are gathered in another way; ``None`` where that version of FSDP2 is not as this expects it."""
     from torch.distributed.fsdp._fully_shard import _fsdp_collectives, _fsdp_param_group as module
 
-    names = ("fsdp_params", "group", "async_op", "all_gather_copy_in_stream", "all_gather_stream", "device", "all_gather_comm")
-    of_gather, of_arrive = module.foreach_all_gather, module.foreach_all_gather_copy_out
-    if tuple(inspect.signature(of_gather).parameters) != names or len(module.AllGatherResult._fields) != 6:
-        return  # that version has other streams: there PyTorch gathers, and asks what each weight sends
-    default = getattr(_fsdp_collectives, "_default_all_gather_output_fn", None)
+    result_of, state_of = module.AllGatherResult, module.AllGatherState
+    phases, states = module.TrainingState, module.ShardedState
+    fields = ("all_gather_output", "all_gather_event", "all_gather_work")
+    known = result_of._fields[:3] == fields and len(result_of._fields) == 6 and state_of._fields == ("all_gather_result", "event")
+    if not known or tuple(inspect.signature(of.unshard).parameters) != ("self", "async_op") or not hasattr(of, "_to_sharded"):
+        return None
+    copies_out = getattr(_fsdp_collectives, "_default_all_gather_output_fn", None)
+    in_functorch = getattr(torch._C, "_are_functorch_transforms_active", lambda: False)
+    profiles, requires_grad = torch.autograd._profiler_enabled, torch.Tensor.requires_grad.__get__
 
-    @functools.wraps(of_gather)
-    def gather(records, group, async_op, copy_in_stream, stream, device, comm):
-        known = getattr(records[0], "lowp_group", None)
-        found = None
-        if known is not None:
-            streams = torch.get_device_module(device.type)
-            with torch.no_grad(), streams.stream(copy_in_stream):
-                found = known.gather(records, group.rank(), comm.allocate)
-        if found is None:
-            return of_gather(records, group, async_op, copy_in_stream, stream, device, comm)
-        whole, own, described = found
-        stream.wait_stream(copy_in_stream)
-        with torch.no_grad(), streams.stream(stream):
-            work = comm(output_tensor=whole, input_tensor=own, group=group, async_op=async_op)
-            return module.AllGatherResult(whole, stream.record_event(), work, *described)
+    def follow(group, event):
+        """Orders the streams of gathers after an event."""
+        comm = group.comm_ctx
+        if event is not None and hasattr(comm, "all_gather_stream"):
+            comm.all_gather_copy_in_stream.wait_event(event)
+            comm.all_gather_stream.wait_event(event)
 
-    @functools.wraps(of_arrive)
-    def arrive(result, records, group, **how):
-        known = getattr(records[0], "lowp_group", None)
-        if known is None or known.layout is None or how.get("all_gather_output_fn", default) is not default:
-            return of_arrive(result, records, group, **how)
-        if result.all_gather_event is not None:
-            torch.get_device_module(result.all_gather_output.device.type).current_stream().wait_event(result.all_gather_event)
-        if isinstance(result.all_gather_work, dist.Work):
-            result.all_gather_work.wait()
-        with torch.no_grad():
-            arrived = known.arrive(records, result.all_gather_output)
-        if not arrived:
-            of_arrive(result, records, group, **how)
+    def named(group, what):
+        return torch.profiler.record_function(group._with_fqn(what)) if profiles() else contextlib.nullcontext()
 
-    module.foreach_all_gather, module.foreach_all_gather_copy_out = gather, arrive
+    class Gathering(of):
+        lowp = None
+
+        def takes_gather(self):
+            """Whether a gather that is asked for is done here: of a group that is sharded, as FSDP2 does it when nothing was changed."""
+            mesh = self.post_forward_mesh_info
+            return (
+                self._all_gather_result is None
+                and self._sharded_state is states.SHARDED
+                and (self.unshard_in_backward or self._training_state is not phases.PRE_BACKWARD)
+                and self._reshard_after_forward_event is None
+                and (mesh is None or mesh is self.mesh_info)
+                and getattr(self, "_all_gather_output_fn", copies_out) is copies_out
+                and not (torch.is_inference_mode_enabled() or in_functorch())
+                and self.lowp.is_current()
+            )
+
+        def unshard(self, async_op=False):
+            if not self.takes_gather():
+                return of.unshard(self, async_op)
+            streams, comm = self.device_handle, self._all_gather_comm
+            copies, stream = self.comm_ctx.get_all_gather_streams(async_op, self._training_state)
+            with named(self, "FSDP::all_gather"):
+                with streams.stream(copies):
+                    whole, own = self.lowp.send(self, comm.allocate)
+                stream.wait_stream(copies)
+                with streams.stream(stream):
+                    work = comm(output_tensor=whole, input_tensor=own, group=self.lowp.ranks, async_op=async_op)
+                    self._all_gather_result = result_of(whole, stream.record_event(), work, [], [], [])
+
+        def wait_for_unshard(self):
+            result = self._all_gather_result
+            if result is None or not self.lowp.has_sent(result.all_gather_output):
+                return of.wait_for_unshard(self)
+            whole, sent, work, *_ = result
+            is_forward, comm = self._training_state is phases.FORWARD, self.comm_ctx
+            # What the gather before arrived in is free for the next one once it was copied.
+            if is_forward and comm.all_gather_state is not None:
+                follow(self, comm.all_gather_state.event)
+                comm.all_gather_state = None
+            with named(self, "FSDP::all_gather_copy_out"):
+                if sent is not None:
+                    self.device_handle.current_stream().wait_event(sent)
+                if isinstance(work, dist.Work):
+                    work.wait()
+                self.lowp.arrive(whole)
+            with without_torch_function():
+                for record, users in self.lowp.users:
+                    whole, needs = record._unsharded_param, record.sharded_param.requires_grad
+                    if requires_grad(whole) != needs:
+                        whole.requires_grad_(needs)
+                    for of_user, name in users:
+                        of_user._parameters[name] = whole
+                    record.sharded_state = states.UNSHARDED
+            self._sharded_state = states.UNSHARDED
+            copied = self.device_handle.Event()
+            copied.record()
+            if is_forward and work is None:
+                comm.all_gather_state = state_of(result, copied)
+            else:
+                follow(self, copied)
+            self._all_gather_result = None
+
+        def _to_sharded(self):
+            if not self.lowp.is_there:
+                return of._to_sharded(self)
+            kept = False
+            for record, users in self.lowp.users:
+                sharded = record.sharded_param
+                for of_user, name in users:
+                    of_user._parameters[name] = sharded
+                record.sharded_state = states.SHARDED
+                kept = kept or getattr(record, "keep_unsharded_storage", False)
+            self._sharded_state = states.SHARDED
+            self.lowp.leave(kept)
+
+    Gathering.__name__, Gathering.__qualname__ = of.__name__, of.__qualname__
+    return Gathering
 
 
 def fsdp_param_of(group, store):
