@@ -15,7 +15,7 @@ from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 
 import lowp
 import ranks
-from lowp import _group
+from lowp import _fsdp, _group
 from test_fsdp2 import recipes
 
 STEPS = 4
@@ -211,16 +211,16 @@ def failing(rank, world):
             net = made("fp8-current", 64, 128)
             opt = lowp.AdamW(net.parameters(), lr=1e-2)
             losses = [step_of(net, opt, x) for _ in range(3)]
-            of = _group._Member.prepare
+            of = _fsdp.Gathers.choose
 
-            def prepare(member, kept, backward, device):
+            def choose(gathers, kept, backward):
                 if backward == (phase == "backward"):
                     raise RuntimeError(f"out of luck in {phase}")
-                of(member, kept, backward, device)
+                return of(gathers, kept, backward)
 
             if fails:
                 printed = io.StringIO()
-                with mock.patch.object(_group._Member, "prepare", prepare), contextlib.redirect_stderr(printed):
+                with mock.patch.object(_fsdp.Gathers, "choose", choose), contextlib.redirect_stderr(printed):
                     try:
                         step_of(net, opt, x)
                     except RuntimeError as error:

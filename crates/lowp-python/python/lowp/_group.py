@@ -11,6 +11,8 @@ from ._ranks import between_gathers
 
 #: What full tensors begin at multiples of, as in memory of their own.
 _ALIGNMENT = 256
+#: Full plain parameters of a group that have fewer bytes stay in memory between its gathers, as norms do.
+_KEPT = 1 << 18
 
 
 def follow(group):
@@ -21,90 +23,19 @@ def follow(group):
     records = compat.records_of(group)
     if not all(compat.is_cut_by_rows(record) and compat.is_plain(record) for record in records):
         return
-    members = [_Member(record) for record in records if hasattr(compat.local_of(record.sharded_param), "_store")]
-    plain = [_Plain(record) for record in records if not hasattr(compat.local_of(record.sharded_param), "_store")]
-    if members and all(member.is_gathered() for member in members) and all(of.is_gathered() for of in plain):
-        compat.gather_by(group, _Group(group, records, members, plain))
+    is_weight = lambda record: hasattr(compat.local_of(record.sharded_param), "_store")
+    params = [_Weight(record) if is_weight(record) else _Plain(record) for record in records]
+    if any(isinstance(param, _Weight) for param in params) and all(param.is_gathered() for param in params):
+        compat.gather_by(group, _Group(group, params))
 
 
-class _Group:
-    """The parameters of a group, and what is kept of its gathers."""
-
-    def __init__(self, group, records, members, plain):
-        self.members, self.plain = members, plain
-        self.device, self.world = members[0].store.device, members[0].gathers.world
-        self.ranks = compat.shard_ranks(group)
-        self.rank = self.ranks.rank()
-        #: Which modules have each parameter, in the order of what is sent.
-        self.users = [(record, compat.users_of(record)) for record in records]
-        of = {id(one.record): one for one in [*members, *plain]}
-        self.order = [of[id(record)] for record in records]
-        #: How what is sent and what arrives lies, by the gathers of the weights.
-        self.layouts, self.layout = {}, None
-        self.sent, self.is_there = None, False
-
-    def is_current(self):
-        """Whether its parameters have the shards and the full tensors that they had. Otherwise FSDP2 gathers them, and ``follow`` makes another group."""
-        for one in self.order:
-            if not one.is_current():
-                self.members = self.plain = self.users = ()
-                self.order = [_GONE]
-                self.layouts, self.layout = {}, None
-                return False
-        return True
-
-    def send(self, group, allocate):
-        """The buffer that the ranks gather into, and what this rank sends."""
-        with between_gathers(self._ranks, self.device):
-            kept, backward = compat.keeps_whole(group), compat.is_before_backward(group)
-            device = device_of(self.device)
-            gathers = tuple([member.prepare(kept, backward, device) for member in self.members])
-            layout = self.layouts.get(gathers)
-            if layout is None:
-                layout = self.layouts[gathers] = _Layout(self.order, self.world, self.device)
-            whole, own = layout.sent(self.rank, allocate)
-        self.layout, self.sent = layout, whole
-        return whole, own
-
-    def has_sent(self, whole):
-        """Whether ``send`` made that buffer."""
-        return whole is self.sent
-
-    def arrive(self, whole):
-        """Fills the full parameters with what arrived."""
-        layout, self.sent = self.layout, None
-        layout.arrive(self.members, whole)
-        with between_gathers(self._ranks, self.device):
-            for member, arrived in zip(self.members, layout.arrived):
-                member.gathers.fill(member.index, member.sent, arrived)
-                member.sent = None
-        self.is_there = True
-
-    def leave(self, kept):
-        """The full parameters are needed no more. Their memory stays where it is ``kept``."""
-        self.is_there = False
-        if not kept:
-            self.layout.free()
-            for member in self.members:
-                for buffer in member.gathers.inner:
-                    _free(buffer.untyped_storage())
-
-    def _ranks(self):
-        return self.ranks
-
-
-class _Member:
-    """A weight of a group."""
-
-    __slots__ = ("record", "tensor", "store", "gathers", "full", "index", "sent", "sends")
+class _Weight:
+    """A weight of lowp in a group."""
 
     def __init__(self, record):
-        self.record = record
-        self.tensor = compat.local_of(record.sharded_param)
-        self.store = self.tensor._store
+        self.record, self.shard, self.full = record, compat.local_of(record.sharded_param), compat.whole_of(record)
+        self.store = self.shard._store
         self.gathers = self.store.gathers
-        self.full = compat.whole_of(record)
-        self.index = self.sent = self.sends = None
 
     def is_gathered(self):
         """Whether PyTorch's gathers were of this shard."""
@@ -117,119 +48,164 @@ class _Member:
             and not compat.is_offloaded(self.record)
         )
 
-    def is_current(self):
-        store, gathers = self.store, self.gathers
-        return (
-            compat.local_of(self.record.sharded_param) is self.tensor
-            and self.tensor._store is store
-            and store.gathers is gathers
-            and self.full._store is gathers.gathered
-        )
-
-    def prepare(self, kept, backward, device):
-        """Brings what is sent up to date. Returns which gather it is."""
-        gathers = self.gathers
-        self.store.check_whole()
-        self.index = index = gathers.choose(kept, backward)
-        gather = gathers.gathers[index].made()
-        self.sent, self.sends = gather.gather.pre(device), gather.sends
-        gathers.inner[:] = gather.own.values()
-        return index
-
 
 class _Plain:
-    """A parameter of a group that is no weight of lowp."""
-
-    __slots__ = ("record", "rows", "dtype")
+    """Any other parameter of a group."""
 
     def __init__(self, record):
         self.record = record
-        self.rows, self.dtype = compat.rows_of(record)
+        self.shard, self.dtype = compat.rows_of(record)
 
     def is_gathered(self):
-        return self.rows is not None and len(compat.outputs_of(self.record)) == 1
+        return self.shard is not None and len(compat.outputs_of(self.record)) == 1
+
+
+class _Group:
+    """The parameters of a group, and what is kept of its gathers."""
+
+    def __init__(self, group, params):
+        self.params, self.weights = params, [param for param in params if isinstance(param, _Weight)]
+        self.device, self.world = self.weights[0].store.device, self.weights[0].gathers.world
+        self.ranks = compat.shard_ranks(group)
+        #: Which parameters of modules each is.
+        self.users = [(param.record, compat.users_of(param.record)) for param in params]
+        self.shards = [(param.record, param.shard, isinstance(param, _Weight)) for param in params]
+        self.known = [(weight.shard, weight.store, weight.gathers, weight.full) for weight in self.weights]
+        #: How what is sent and what arrives lies, by the gathers of the weights; that of the gather under way or there, and what it sent.
+        self.layouts, self.layout = {}, None
+        self.sent = self.marks = None
+        self.is_there = False
 
     def is_current(self):
-        return compat.has_rows(self.record, self.rows)
+        """Whether the parameters have the shards and the full tensors that they had. Otherwise FSDP2 gathers them, and ``follow`` makes another group."""
+        if not compat.have_shards(self.shards):
+            return self._drop()
+        for shard, store, gathers, full in self.known:
+            if shard._store is not store or store.gathers is not gathers or full._store is not gathers.gathered:
+                return self._drop()
+        return bool(self.known)
 
-
-class _Gone:
-    """A parameter that was replaced."""
-
-    def is_current(self):
+    def _drop(self):
+        """Holds no shard any more."""
+        self.params = self.weights = self.users = self.shards = self.known = ()
+        self.layouts, self.layout = {}, None
         return False
 
+    def send(self, group, allocate):
+        """The buffer that the ranks gather into, and what this rank sends."""
+        with between_gathers(self._ranks, self.device):
+            kept, backward = compat.keeps_whole(group), compat.is_before_backward(group)
+            for weight in self.weights:
+                weight.store.check_whole()
+            chosen = tuple([weight.gathers.choose(kept, backward) for weight in self.weights])
+            layout = self.layouts.get(chosen)
+            if layout is None:
+                layout = self.layouts[chosen] = _Layout(chosen, self.params, self.weights, self.world, self.device)
+            device = device_of(self.device)
+            self.marks = [gather.pre(device) for gather in layout.gathers]
+            own = layout.send()
+            whole = allocate((self.world * layout.bytes,), dtype=torch.uint8, device=self.device)
+        self.layout, self.sent = layout, whole
+        return whole, own
 
-_GONE = _Gone()
+    def has_sent(self, whole):
+        """Whether ``send`` made that buffer."""
+        return whole is self.sent
+
+    def arrive(self, whole):
+        """Fills the full parameters with what arrived."""
+        layout, self.sent = self.layout, None
+        layout.arrive(whole)
+        with between_gathers(self._ranks, self.device):
+            for weight, index, own, mark, arrived in zip(self.weights, layout.chosen, layout.own, self.marks, layout.arrived):
+                weight.gathers.inner[:] = own
+                weight.gathers.fill(index, mark, arrived)
+        self.is_there = True
+
+    def leave(self, kept):
+        """The full parameters are needed no more. Their memory stays where it is ``kept``."""
+        self.is_there = False
+        if not kept:
+            self.layout.free()
+            for weight in self.weights:
+                for buffer in weight.gathers.inner:
+                    _free(buffer.untyped_storage())
+
+    def _ranks(self):
+        return self.ranks
 
 
 class _Layout:
-    """Where what is sent and what arrives lies, of a group in one phase."""
+    """Where what is sent and what arrives lies, of a group in one phase: which gather was ``chosen`` for each weight."""
 
-    def __init__(self, order, world, device):
-        self.world, end = world, 0
+    def __init__(self, chosen, params, weights, world, device):
+        self.chosen, self.world, end = chosen, world, 0
+        gathers = [weight.gathers.gathers[index].made() for weight, index in zip(weights, chosen)]
+        self.gathers, self.own = [gather.gather for gather in gathers], [[*gather.own.values()] for gather in gathers]
         #: What is sent, in order, and the plain values of it that are cast to another dtype first.
         self.pieces, self.rows, self.casts = [], [], []
         #: Where each piece of all ranks belongs: from where on in one memory for all weights, or where FSDP2 has a plain parameter.
-        self.wholes = []
-        for one in order:
-            if isinstance(one, _Plain):
-                rows = one.rows.detach()
-                if rows.dtype != one.dtype:
+        self.places = []
+        sends = {id(weight): gather.sends for weight, gather in zip(weights, gathers)}
+        for param in params:
+            if isinstance(param, _Plain):
+                rows = param.shard.detach()
+                if rows.dtype != param.dtype:
                     self.rows.append(rows)
-                    self.casts.append(torch.empty_like(rows, dtype=one.dtype))
-                    rows = self.casts[-1]
+                    rows = torch.empty_like(rows, dtype=param.dtype)
+                    self.casts.append(rows)
                 self.pieces.append(rows.view(torch.uint8))
-                self.wholes.append(compat.outputs_of(one.record)[0])
-            for send in () if isinstance(one, _Plain) else one.sends:
+                self.places.append(compat.outputs_of(param.record)[0])
+            for send in sends.get(id(param), ()):
                 self.pieces.append(send)
-                self.wholes.append(end)
+                self.places.append(end)
                 end += -(-send.numel() * world // _ALIGNMENT) * _ALIGNMENT
         self.sizes = [piece.numel() for piece in self.pieces]
         self.bytes = sum(self.sizes)
         # A GPU copies words at once, and bytes one by one.
-        self.word = torch.uint8 if any(piece.numel() % 8 or piece.storage_offset() % 8 for piece in self.pieces) else torch.int64
-        self.pieces = [piece.view(self.word) for piece in self.pieces]
-        memory = empty(end, device)
-        self.memory, self.outputs, self.arrived = memory, None, []
-        plain = [whole for whole in self.wholes if isinstance(whole, torch.Tensor)]
-        self.storages = [(tensor.untyped_storage(), tensor.numel() * tensor.itemsize) for tensor in [memory, *plain]]
-        self.storages[0][0].resize_(0)
+        word = torch.uint8 if any(piece.numel() % 8 or piece.storage_offset() % 8 for piece in self.pieces) else torch.int64
+        self.pieces = [piece.view(word) for piece in self.pieces]
+        self.counts = [len(gather.sends) for gather in gathers]
+        self.memory, self.outputs, self.arrived = empty(end, device), None, None
+        plain = [place for place in self.places if isinstance(place, torch.Tensor)]
+        self.storages = [(tensor.untyped_storage(), tensor.nbytes) for tensor in (self.memory, *plain)]
+        self.freed = self.storages if sum(tensor.nbytes for tensor in plain) > _KEPT else self.storages[:1]
+        _free(self.storages[0][0])
 
-    def sent(self, rank, allocate):
-        """The buffer that the ranks gather into, and this rank's part of it, filled."""
-        whole = allocate((self.bytes * self.world,), dtype=torch.uint8, device=self.memory.device)
-        own = whole.narrow(0, self.bytes * rank, self.bytes)
+    def send(self):
+        """What this rank sends."""
         if self.rows:
             compat.copy_each(self.casts, self.rows)
-        torch.cat(self.pieces, out=own.view(self.word))
-        return whole, own
+        return torch.cat(self.pieces).view(torch.uint8)
 
-    def arrive(self, members, whole):
+    def arrive(self, whole):
         """Copies what arrived to where each parameter has it."""
         for storage, bytes in self.storages:
-            if storage.size() != bytes:
+            if storage.nbytes() != bytes:
                 storage.resize_(bytes)
         if self.outputs is None:  # views are of memory that is there
-            self._make_outputs(members)
+            self._make_outputs()
         torch.split_with_sizes_copy(whole.view(self.world, -1), self.sizes, dim=1, out=self.outputs)
 
-    def _make_outputs(self, members):
-        wholes = [
-            # Of .data, which counts writes by itself: what autograd saved stays as it is.
-            whole.data.view(torch.uint8) if isinstance(whole, torch.Tensor) else self.memory[whole : whole + size * self.world]
-            for whole, size in zip(self.wholes, self.sizes)
-        ]
+    def _make_outputs(self):
+        wholes, codes = [], []
+        for place, size in zip(self.places, self.sizes):
+            if isinstance(place, torch.Tensor):
+                # Of .data, which counts writes by itself: what autograd saved stays as it is.
+                wholes.append(place.data.view(torch.uint8))
+            else:
+                codes.append(self.memory[place : place + size * self.world])
+                wholes.append(codes[-1])
         self.outputs = [whole.view(self.world, -1) for whole in wholes]
-        codes = iter(whole for whole, place in zip(wholes, self.wholes) if not isinstance(place, torch.Tensor))
-        self.arrived = [[next(codes) for _ in member.sends] for member in members]
+        codes = iter(codes)
+        self.arrived = [[next(codes) for _ in range(count)] for count in self.counts]
 
     def free(self):
         """Frees the memory of the full parameters."""
-        for storage, _ in self.storages:
+        for storage, _ in self.freed:
             _free(storage)
 
 
 def _free(storage):
-    if storage.size():
+    if storage.nbytes():
         storage.resize_(0)

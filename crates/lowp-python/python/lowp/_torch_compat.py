@@ -307,25 +307,27 @@ def rows_of(record):
     return rows if plain else None, rows.dtype if dtype is None else dtype
 
 
-def has_rows(record, rows):
-    """Whether that is still what FSDP2 sends."""
-    return record._sharded_param_data is rows
+def have_shards(shards):
+    """Whether records still have their shards: of a weight a tensor of lowp, of any other what FSDP2 sends."""
+    for record, shard, is_weight in shards:
+        if (record.sharded_param._local_tensor if is_weight else record._sharded_param_data) is not shard:
+            return False
+    return True
 
 
 def is_plain(record):
     """Whether what FSDP2 does with a parameter beside its gathers is what it does with most: the full one is memory that it may free, and users of it are
     modules that take parameters as they are."""
-    outputs, users = outputs_of(record), users_of(record)
-    of_torch = torch.nn.Module.__setattr__
-    return all(not output.is_inference() for output in outputs) and all(
-        getattr(module.__setattr__, "__func__", None) is of_torch for module, _ in users
+    info, of_torch = record._module_info, torch.nn.Module.__setattr__
+    return all(not output.is_inference() for output in outputs_of(record)) and all(
+        getattr(module.__setattr__, "__func__", None) is of_torch for module in (info.module, *info.shared_modules)
     )
 
 
 def users_of(record):
-    """The modules that have a parameter, with its names there."""
+    """The parameters of modules, by name, that have a parameter, with its names there."""
     info = record._module_info
-    return [(info.module, info.param_name), *zip(info.shared_modules, info.shared_param_names)]
+    return [(info.module._parameters, info.param_name), *((m._parameters, name) for m, name in zip(info.shared_modules, info.shared_param_names))]
 
 
 def shard_ranks(group):
@@ -425,8 +427,8 @@ def _gathering(of):
                     whole, needs = record._unsharded_param, record.sharded_param.requires_grad
                     if requires_grad(whole) != needs:
                         whole.requires_grad_(needs)
-                    for of_user, name in users:
-                        of_user._parameters[name] = whole
+                    for params, name in users:
+                        params[name] = whole
                     record.sharded_state = states.UNSHARDED
             self._sharded_state = states.UNSHARDED
             copied = self.device_handle.Event()
@@ -443,8 +445,8 @@ def _gathering(of):
             kept = False
             for record, users in self.lowp.users:
                 sharded = record.sharded_param
-                for of_user, name in users:
-                    of_user._parameters[name] = sharded
+                for params, name in users:
+                    params[name] = sharded
                 record.sharded_state = states.SHARDED
                 kept = kept or getattr(record, "keep_unsharded_storage", False)
             self._sharded_state = states.SHARDED
