@@ -11,7 +11,7 @@ from ._ranks import between_gathers
 
 #: What full tensors begin at multiples of, as in memory of their own.
 _ALIGNMENT = 256
-#: Full plain parameters of a group that have fewer bytes stay in memory between its gathers, as norms do.
+#: Plain parameters of a group stay in memory between its gathers, whole and as they are sent, if they have fewer bytes, as norms do.
 _KEPT = 1 << 18
 
 
@@ -71,9 +71,8 @@ class _Group:
         self.users = [(param.record, compat.users_of(param.record)) for param in params]
         self.shards = [(param.record, param.shard, isinstance(param, _Weight)) for param in params]
         self.known = [(weight.shard, weight.store, weight.gathers, weight.full) for weight in self.weights]
-        #: How what is sent and what arrives lies, by the gathers of the weights; that of the gather under way or there, and what it sent.
-        self.layouts, self.layout = {}, None
-        self.sent = self.marks = None
+        #: How what is sent and what arrives lies, by the gathers of the weights; that of the gather under way or there, and what it sent of each.
+        self.layouts, self.layout, self.marks = {}, None, None
         self.is_there = False
 
     def is_current(self):
@@ -104,17 +103,12 @@ class _Group:
             device = device_of(self.device)
             self.marks = [gather.pre(device) for gather in layout.gathers]
             own = layout.send()
-            whole = allocate((self.world * layout.bytes,), dtype=torch.uint8, device=self.device)
-        self.layout, self.sent = layout, whole
-        return whole, own
-
-    def has_sent(self, whole):
-        """Whether ``send`` made that buffer."""
-        return whole is self.sent
+            self.layout = layout
+            return allocate((self.world * layout.bytes,), dtype=torch.uint8, device=self.device), own
 
     def arrive(self, whole):
         """Fills the full parameters with what arrived."""
-        layout, self.sent = self.layout, None
+        layout = self.layout
         layout.arrive(whole)
         with between_gathers(self._ranks, self.device):
             for weight, index, own, mark, arrived in zip(self.weights, layout.chosen, layout.own, self.marks, layout.arrived):
@@ -142,8 +136,8 @@ class _Layout:
         self.chosen, self.world, end = chosen, world, 0
         gathers = [weight.gathers.gathers[index].made() for weight, index in zip(weights, chosen)]
         self.gathers, self.own = [gather.gather for gather in gathers], [[*gather.own.values()] for gather in gathers]
-        #: What is sent, in order, and the plain values of it that are cast to another dtype first.
-        self.pieces, self.rows, self.casts = [], [], []
+        #: What is sent, in order, and which of it are plain values that are cast to another dtype first.
+        self.pieces, self.rows, self.casts = [], [], {}
         #: Where each piece of all ranks belongs: from where on in one memory for all weights, or where FSDP2 has a plain parameter.
         self.places = []
         sends = {id(weight): gather.sends for weight, gather in zip(weights, gathers)}
@@ -152,8 +146,7 @@ class _Layout:
                 rows = param.shard.detach()
                 if rows.dtype != param.dtype:
                     self.rows.append(rows)
-                    rows = torch.empty_like(rows, dtype=param.dtype)
-                    self.casts.append(rows)
+                    rows = self.casts[len(self.pieces)] = torch.empty_like(rows, dtype=param.dtype)
                 self.pieces.append(rows.view(torch.uint8))
                 self.places.append(compat.outputs_of(param.record)[0])
             for send in sends.get(id(param), ()):
@@ -163,20 +156,33 @@ class _Layout:
         self.sizes = [piece.numel() for piece in self.pieces]
         self.bytes = sum(self.sizes)
         # A GPU copies words at once, and bytes one by one.
-        word = torch.uint8 if any(piece.numel() % 8 or piece.storage_offset() % 8 for piece in self.pieces) else torch.int64
-        self.pieces = [piece.view(word) for piece in self.pieces]
+        self.word = torch.uint8 if any(piece.numel() % 8 or piece.storage_offset() % 8 for piece in self.pieces) else torch.int64
+        self.pieces = [piece.view(self.word) for piece in self.pieces]
         self.counts = [len(gather.sends) for gather in gathers]
         self.memory, self.outputs, self.arrived = empty(end, device), None, None
         plain = [place for place in self.places if isinstance(place, torch.Tensor)]
         self.storages = [(tensor.untyped_storage(), tensor.nbytes) for tensor in (self.memory, *plain)]
-        self.freed = self.storages if sum(tensor.nbytes for tensor in plain) > _KEPT else self.storages[:1]
+        self.keeps = sum(tensor.nbytes for tensor in plain) <= _KEPT
         _free(self.storages[0][0])
+        if not self.keeps:
+            self._forget_casts()
+
+    def _forget_casts(self):
+        for at, cast in self.casts.items():
+            self.casts[at], self.pieces[at] = cast.dtype, None
 
     def send(self):
         """What this rank sends."""
+        if self.rows and not self.keeps:
+            for (at, dtype), rows in zip(self.casts.items(), self.rows):
+                self.casts[at] = torch.empty_like(rows, dtype=dtype)
+                self.pieces[at] = self.casts[at].view(self.word)
         if self.rows:
-            compat.copy_each(self.casts, self.rows)
-        return torch.cat(self.pieces).view(torch.uint8)
+            compat.copy_each([*self.casts.values()], self.rows)
+        sent = torch.cat(self.pieces).view(torch.uint8)
+        if not self.keeps:
+            self._forget_casts()
+        return sent
 
     def arrive(self, whole):
         """Copies what arrived to where each parameter has it."""
@@ -202,7 +208,7 @@ class _Layout:
 
     def free(self):
         """Frees the memory of the full parameters."""
-        for storage, _ in self.freed:
+        for storage, _ in self.storages[:1] if self.keeps else self.storages:
             _free(storage)
 
 

@@ -376,6 +376,11 @@ def _gathering(of):
     def named(group, what):
         return torch.profiler.record_function(group._with_fqn(what)) if profiles() else contextlib.nullcontext()
 
+    class Sent(result_of):
+        """What was sent here: next to it is what this rank sent, which another gather may overwrite once this one is over."""
+
+        __slots__ = ()
+
     class Gathering(of):
         lowp = None
 
@@ -404,11 +409,11 @@ def _gathering(of):
                 stream.wait_stream(copies)
                 with streams.stream(stream):
                     work = comm(output_tensor=whole, input_tensor=own, group=self.lowp.ranks, async_op=async_op)
-                    self._all_gather_result = result_of(whole, stream.record_event(), work, [], [], [])
+                    self._all_gather_result = Sent(whole, stream.record_event(), work, [own], [], [])
 
         def wait_for_unshard(self):
             result = self._all_gather_result
-            if result is None or not self.lowp.has_sent(result.all_gather_output):
+            if type(result) is not Sent:
                 return of.wait_for_unshard(self)
             whole, sent, work, *_ = result
             is_forward, comm = self._training_state is phases.FORWARD, self.comm_ctx
