@@ -15,7 +15,7 @@ import lowp
 import ranks
 from lowp import _fsdp
 from lowp._fsdp import BACKWARD, FORWARD, WHOLE
-from lowp._torch_compat import fsdp_groups, local_of
+from lowp._torch_compat import fsdp_groups, gathers_of, local_of
 
 STEPS = 3
 
@@ -131,6 +131,7 @@ def held():
     """Bytes of all that was gathered: memory of FSDP2 for what arrives in each gather, and lowp's own."""
     found = []
     for group in fsdp_groups():
+        found += [layout.memory for layout in getattr(gathers_of(group), "layouts", {}).values()]
         for param in group.fsdp_params:
             found += param.all_gather_outputs
             gathers = getattr(getattr(local_of(param.sharded_param), "_store", None), "gathers", None)

@@ -11,7 +11,7 @@ from ._ranks import between_gathers
 
 #: What full tensors begin at multiples of, as in memory of their own.
 _ALIGNMENT = 256
-#: Plain parameters of a group stay in memory between its gathers, whole and as they are sent, if they have fewer bytes, as norms do.
+#: Plain rows of a group, cast as they are sent, stay in memory between its gathers if they have fewer bytes, as those of norms do.
 _KEPT = 1 << 18
 
 
@@ -162,8 +162,8 @@ class _Layout:
         self.memory, self.outputs, self.arrived = empty(end, device), None, None
         plain = [place for place in self.places if isinstance(place, torch.Tensor)]
         self.storages = [(tensor.untyped_storage(), tensor.nbytes) for tensor in (self.memory, *plain)]
-        self.keeps = sum(tensor.nbytes for tensor in plain) <= _KEPT
         _free(self.storages[0][0])
+        self.keeps = sum(cast.nbytes for cast in self.casts.values()) <= _KEPT
         if not self.keeps:
             self._forget_casts()
 
@@ -208,7 +208,7 @@ class _Layout:
 
     def free(self):
         """Frees the memory of the full parameters."""
-        for storage, _ in self.storages[:1] if self.keeps else self.storages:
+        for storage, _ in self.storages:
             _free(storage)
 
 
