@@ -3,9 +3,11 @@
     python3 benches/peers/fsdp2_host.py bf16
     python3 benches/peers/fsdp2_host.py lowp:fp8-current
     python3 benches/peers/fsdp2_host.py lowp:fp8-current --calls 40
+    python3 benches/peers/fsdp2_host.py lowp:fp8-current --gathers
 
 Needs no GPU: one process is a rank of two whose collectives move nothing (PyTorch's backend `fake`), and layers are so small that what is left is the
-time of Python, by the clock of the thread. A row has the parts of a step in microseconds for each block, each the shortest of many; `--calls` lists the functions that take longest instead.
+time of Python, by the clock of the thread. A row has the parts of a step in microseconds for each block, each the shortest of many; `--calls` lists the functions that take longest instead. `--gathers`
+has each block gathered and freed by itself, as forward and as backward do it, where nothing else is in between.
 """
 
 import argparse
@@ -20,6 +22,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.fsdp._fully_shard import _fsdp_param_group
+from torch.distributed.fsdp._fully_shard._fsdp_common import TrainingState
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 PARTS = ("unshard", "wait_for_unshard", "reshard", "post_backward", "pre_forward", "post_forward", "pre_backward")
@@ -99,10 +102,32 @@ class _Part:
         parts.times[self.name] = parts.times.get(self.name, 0.0) + elapsed - self.inner
 
 
+def gathers(net, runs):
+    """The shortest time of a gather of each block and of what frees it, in microseconds for each block."""
+    net.reshard()
+    groups = [block._get_fsdp_state()._fsdp_param_group for block in net]
+    found = {}
+    for phase in (TrainingState.FORWARD, TrainingState.PRE_BACKWARD):
+        for group in groups:
+            group._training_state = phase
+        times = []
+        for _ in range(runs):
+            begun = time.thread_time()
+            for group in groups:
+                group.unshard()
+                group.wait_for_unshard()
+                with group.use_training_state(TrainingState.IDLE):  # which frees
+                    group.reshard()
+            times.append(time.thread_time() - begun)
+        found[phase.name.lower()] = round(min(times) / len(groups) * 1e6)
+    return found
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("what", help="bf16 or lowp:RECIPE")
     parser.add_argument("--compile", action="store_true")
+    parser.add_argument("--gathers", action="store_true")
     parser.add_argument("--calls", type=int, default=0, metavar="N", help="the N functions that take longest by themselves")
     for name, value in dict(layers=24, width=32, tokens=8, runs=60, warm=4).items():
         parser.add_argument(f"--{name}", type=int, default=value)
@@ -126,6 +151,9 @@ def main():
         step()
     gc.collect()
     gc.freeze()
+    if args.gathers:
+        print(json.dumps({"what": args.what, "torch": torch.__version__, **gathers(net, args.runs)}))
+        return
     parts = None if args.calls else Parts()  # of classes that were made since
     if parts is None:
         profile = cProfile.Profile()
