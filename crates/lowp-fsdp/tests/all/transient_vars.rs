@@ -1,4 +1,4 @@
-//! Variables that are gathered for each use have the values of their masters, however the model is sharded, and leave nothing behind.
+//! Variables that are gathered for each use have the values of their masters, however the model is sharded, and give their memory back.
 
 use std::sync::Arc;
 use std::time::Duration;

@@ -316,9 +316,8 @@ fn json() {
 }
 
 /// What the pool of an H200 measured in `lowp train --params 1b --vocab 32768` (docs/notes/training-on-gpus.md), in GB. Logits and their
-/// gradients were whole then: of 8,192 tokens half of their 6 bytes each are there now, of 4,096 all. Embedding and head were
-/// whole, beside the memory in which both were gathered and that of both gradients: of these six tables one is left to gather, and one of
-/// gradients.
+/// gradients were whole then: of 8,192 tokens half of their 6 bytes each are there now, of 4,096 all. Embedding and head were whole, beside
+/// the memory in which both were gathered and that of both gradients: of six tables one to gather and one of gradients are left.
 #[test]
 fn gpus_hold_what_was_measured() {
     let half = 4096.0 * 32_768.0 * 6.0 / 1e9;
