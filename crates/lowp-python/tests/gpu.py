@@ -209,6 +209,25 @@ def train(rank, world, name):
     return losses
 
 
+def grouped(rank, world):
+    """Gathers of groups beside those that FSDP2 does: the bits, how often, and the most bytes that were allocated."""
+    import test_group
+    from torch.distributed.device_mesh import init_device_mesh
+
+    how = dict(mesh=init_device_mesh("cuda", (world,)), device=torch.device("cuda", rank), blocks=4)
+    cases = [(name, 1024, 2048, name in SCALED) for name in low()]
+    counts = test_group.compared(rank, world, cases, **how)
+    ahead = [test_group.train(rank, *cases[0][:3], True, here, prepare=test_group.ahead, **how)[0] for here in (False, True)]
+    test_group.same(*ahead, "gathers ahead")
+    peaks = []
+    for here in (False, True):
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats()
+        test_group.train(rank, "fp8-current", 2048, 8192, True, here, **how)
+        peaks.append(torch.cuda.max_memory_allocated())
+    return counts, peaks
+
+
 def missing(rank, world):
     """Alternating experts: the steps of each, on every rank."""
     from torch.distributed.fsdp import fully_shard
@@ -314,6 +333,13 @@ class Ranks(unittest.TestCase):
             for shape in ((world,), (2, 2)) if world == 4 else ((world,),):
                 with self.subTest(shape=shape):
                     self.assertTrue(all(ranks.run(world, gathered, shape, backend="nccl")))
+
+    def test_groups_are_gathered_as_by_pytorch(self):
+        for world in self.worlds()[1:]:
+            with self.subTest(world=world):
+                for counts, (of_torch, here) in ranks.run(world, grouped, backend="nccl"):
+                    self.assertTrue(all(counts), counts)
+                    self.assertLess(here, 1.01 * of_torch)
 
     @unittest.skipUnless(torch.cuda.get_device_capability(0) == (9, 0), "products with these scales are those of Hoppers")
     def test_gathered_weights_are_multiplied_by_their_scales(self):

@@ -33,9 +33,9 @@ class Block(nn.Module):
         return x + self.down(self.middle(F.gelu(self.up(self.norm(x)))))
 
 
-def made(name, width, rows, blocks=2, **how):
+def made(name, width, rows, blocks=2, device="cpu", **how):
     torch.manual_seed(1)
-    net = nn.Sequential(*[Block(width, rows) for _ in range(blocks)])
+    net = nn.Sequential(*[Block(width, rows) for _ in range(blocks)]).to(device)
     lowp.quantize_model_(net, name)
     for block in net:
         fully_shard(block, **how)
@@ -43,10 +43,10 @@ def made(name, width, rows, blocks=2, **how):
     return net
 
 
-def train(rank, name, width, rows, policy, here, change=None, mesh=None, blocks=2, prepare=lambda net: None):
+def train(rank, name, width, rows, policy, here, change=None, mesh=None, blocks=2, prepare=lambda net: None, device="cpu"):
     """Losses and shards of some steps, and how many gathers were done ``here``. ``change`` is called with the model before the third step."""
     how = dict(mp_policy=MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)) if policy else {}
-    net = made(name, width, rows, blocks, mesh=mesh, **how)
+    net = made(name, width, rows, blocks, device, mesh=mesh, **how)
     prepare(net)
     opt = lowp.AdamW(net.parameters(), lr=1e-2)
     losses, done = [], []
@@ -61,7 +61,7 @@ def train(rank, name, width, rows, policy, here, change=None, mesh=None, blocks=
         for step in range(STEPS):
             if change is not None and step == 2:
                 change(net)
-            x = torch.randn(4, width, generator=torch.Generator().manual_seed(STEPS * rank + step))
+            x = torch.randn(4, width, generator=torch.Generator().manual_seed(STEPS * rank + step)).to(device)
             loss = net(x).float().square().mean()
             loss.backward()
             opt.step()

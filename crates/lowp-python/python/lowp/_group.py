@@ -67,6 +67,7 @@ class _Group:
         self.params, self.weights = params, [param for param in params if isinstance(param, _Weight)]
         self.device, self.world = self.weights[0].store.device, self.weights[0].gathers.world
         self.ranks = compat.shard_ranks(group)
+        self.rank = self.ranks.rank()
         #: Which parameters of modules each is.
         self.users = [(param.record, compat.users_of(param.record)) for param in params]
         self.shards = [(param.record, param.shard, isinstance(param, _Weight)) for param in params]
@@ -91,7 +92,7 @@ class _Group:
         return False
 
     def send(self, group, allocate):
-        """The buffer that the ranks gather into, and what this rank sends."""
+        """The buffer that the ranks gather into, and this rank's part of it, filled."""
         with between_gathers(self._ranks, self.device):
             kept, backward = compat.keeps_whole(group), compat.is_before_backward(group)
             for weight in self.weights:
@@ -102,9 +103,11 @@ class _Group:
                 layout = self.layouts[chosen] = _Layout(chosen, self.params, self.weights, self.world, self.device)
             device = device_of(self.device)
             self.marks = [gather.pre(device) for gather in layout.gathers]
-            own = layout.send()
-            self.layout = layout
-            return allocate((self.world * layout.bytes,), dtype=torch.uint8, device=self.device), own
+            whole = allocate((self.world * layout.bytes,), dtype=torch.uint8, device=self.device)
+            own = whole.narrow(0, self.rank * layout.bytes, layout.bytes)
+            layout.send(own)
+        self.layout = layout
+        return whole, own
 
     def arrive(self, whole):
         """Fills the full parameters with what arrived."""
@@ -171,18 +174,17 @@ class _Layout:
         for at, cast in self.casts.items():
             self.casts[at], self.pieces[at] = cast.dtype, None
 
-    def send(self):
-        """What this rank sends."""
+    def send(self, own):
+        """Copies what this rank sends."""
         if self.rows and not self.keeps:
             for (at, dtype), rows in zip(self.casts.items(), self.rows):
                 self.casts[at] = torch.empty_like(rows, dtype=dtype)
                 self.pieces[at] = self.casts[at].view(self.word)
         if self.rows:
             compat.copy_each([*self.casts.values()], self.rows)
-        sent = torch.cat(self.pieces).view(torch.uint8)
+        torch.cat(self.pieces, out=own.view(self.word))
         if not self.keeps:
             self._forget_casts()
-        return sent
 
     def arrive(self, whole):
         """Copies what arrived to where each parameter has it."""

@@ -377,7 +377,7 @@ def _gathering(of):
         return torch.profiler.record_function(group._with_fqn(what)) if profiles() else contextlib.nullcontext()
 
     class Sent(result_of):
-        """What was sent here: next to it is what this rank sent, which another gather may overwrite once this one is over."""
+        """What was sent here."""
 
         __slots__ = ()
 
@@ -409,7 +409,7 @@ def _gathering(of):
                 stream.wait_stream(copies)
                 with streams.stream(stream):
                     work = comm(output_tensor=whole, input_tensor=own, group=self.lowp.ranks, async_op=async_op)
-                    self._all_gather_result = Sent(whole, stream.record_event(), work, [own], [], [])
+                    self._all_gather_result = Sent(whole, stream.record_event(), work, [], [], [])
 
         def wait_for_unshard(self):
             result = self._all_gather_result
