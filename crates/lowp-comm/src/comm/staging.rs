@@ -1,11 +1,10 @@
 //! [`ReduceStaging`]: memory of a device between the gradients that arrive and their sums.
 
 use std::iter::Sum;
-use std::ops::Range;
 
 use lowp_kernels::FloatDtype;
 
-use super::{Adds, UnevenRun, spanned};
+use super::{Adds, UnevenRun};
 use crate::GradWire;
 
 /// Elements that the device of a rank holds while it reduces gradients: of one gradient, or of a batch together.
@@ -56,44 +55,35 @@ impl ReduceStaging {
         }
     }
 
-    /// Of gradients that follow each other in one memory, each with the elements that ranks own there in rank order: as rank `rank` reduces
-    /// them, and adds the sums to earlier ones if it `accumulates`.
-    pub fn of_bucket(
-        ranges: &[&[Range<usize>]],
-        (dtype, wire): (FloatDtype, GradWire),
+    /// Of a batch: the elements of each gradient, all and those of rank `rank`, and the `runs` of the batch. Sums are added to earlier ones if it
+    /// `accumulates`.
+    pub fn of_batch(
+        lens: &[(usize, usize)],
+        runs: &[UnevenRun],
+        dtypes: (FloatDtype, GradWire),
         (adds, accumulates): (Adds, bool),
-        rank: usize,
+        (rank, world): (usize, usize),
     ) -> Self {
-        let batch: Vec<_> = ranges.iter().map(|&ranges| ((), ranges)).collect();
-        let world = ranges.first().map_or(1, |ranges| ranges.len());
-        let runs = UnevenRun::find(&batch, world, adds);
-        let parts = |len, own| match adds {
+        let parts = |(len, own)| match adds {
             Adds::Library => Self::default(),
-            Adds::Receiver => Self::of_parts((dtype, wire), (len, own), world),
+            Adds::Receiver => Self::of_parts(dtypes, (len, own), world),
         };
-        let in_run = |item: usize| runs.iter().any(|run| run.items.contains(&item));
+        let of_run =
+            |run: &UnevenRun| [parts((run.len(), run.parts[rank].len())), run.staging(rank)];
+        let mut all: Self = runs.iter().flat_map(of_run).sum();
         // What is added of runs and of other gradients takes turns.
-        let (mut all, mut added) = (Self::default(), [0; 2]);
-        for (item, ranges) in ranges.iter().enumerate() {
-            let own = ranges[rank].len();
-            match (in_run(item), adds) {
-                (true, _) => added[0] += Self::of_sums(own).added,
-                (false, Adds::Library) => added[1] += Self::of_sums(own).added,
-                (false, Adds::Receiver) => {
-                    all = [all, parts(spanned(ranges).len(), own)].into_iter().sum();
-                }
+        let mut added = [0; 2];
+        for (item, &(len, own)) in lens.iter().enumerate() {
+            let in_run = runs.iter().any(|run| run.items.contains(&item));
+            if in_run || adds == Adds::Library {
+                added[usize::from(in_run)] += Self::of_sums(own).added;
+            } else {
+                all = [all, parts((len, own))].into_iter().sum();
             }
         }
-        for run in &runs {
-            let own = run.parts[rank].len();
-            let staged = [all, parts(run.len(), own), run.staging(rank)];
-            all = staged.into_iter().sum();
+        if accumulates {
+            all.added = added[0].max(added[1]);
         }
-        all.added = if accumulates {
-            added[0].max(added[1])
-        } else {
-            0
-        };
         all
     }
 

@@ -99,10 +99,17 @@ fn gradients_of_other_memory_are_another_run() {
 fn uneven_buckets_stage_even_parts() {
     let (uneven, even) = (placed(&[vec![6400, 0, 0, 0]]), placed(&[vec![1600; 4]]));
     let staged = |placed: &[Vec<Range<usize>>], adds, accumulates| {
-        let ranges: Vec<_> = placed.iter().map(Vec::as_slice).collect();
-        assert_eq!(spanned(ranges[0]), 0..6400);
+        let batch: Vec<_> = placed
+            .iter()
+            .map(|ranges| ((), ranges.as_slice()))
+            .collect();
+        let runs = UnevenRun::find(&batch, 4, adds);
+        let lens: Vec<_> = batch
+            .iter()
+            .map(|(_, all)| (spanned(all).len(), all[0].len()))
+            .collect();
         let dtypes = (FloatDtype::F32, GradWire::Bf16);
-        ReduceStaging::of_bucket(&ranges, dtypes, (adds, accumulates), 0)
+        ReduceStaging::of_batch(&lens, &runs, dtypes, (adds, accumulates), (0, 4))
     };
     let arrive = ReduceStaging {
         arrivals: [0, 6400],

@@ -5,12 +5,13 @@ use super::shapes::ModelShapes;
 use super::vars::Vars;
 use super::weights::Weights;
 use crate::VarPlace;
-use lowp_comm::{GradWire, ReduceStaging};
+use lowp_comm::{Adds, GradWire, ReduceStaging, UnevenRun};
 use lowp_format::{Recipe, ReshardAfterForward};
 use lowp_kernels::FloatDtype;
 use lowp_shard::{grad_bucket_ranges, grad_slabs};
 use serde::Serialize;
 use std::collections::BTreeSet;
+use std::ops::Range;
 
 const F32: u128 = 4;
 
@@ -189,15 +190,18 @@ fn buckets(model: &ModelShapes, config: &CostConfig) -> u128 {
 }
 
 /// Memory between devices and sums ([`ReduceStaging`]) of the rank that has most: gradients in the dtype of the wire with the parts of all
-/// ranks, or sums in f32 that are added to those of earlier micro-batches.
+/// ranks, sums on their way to the ranks that own them, and sums in f32 that are added to those of earlier micro-batches.
 pub(super) fn staging<R: Recipe>(
     model: &ModelShapes,
     (weights, vars): (&Weights<R>, &Vars),
     config: &CostConfig,
 ) -> u128 {
     let world = config.mesh.shard;
-    let sums = config.grad_wire == GradWire::F32;
-    if config.vars == VarPlace::Host || (sums && (world == 1 || config.reductions() == 1)) {
+    let adds = match config.grad_wire {
+        GradWire::F32 => Adds::Library,
+        GradWire::Bf16 => Adds::Receiver,
+    };
+    if config.vars == VarPlace::Host || (adds == Adds::Library && world == 1) {
         return 0;
     }
     let weight = |kind: usize| (&weights.kinds[kind].cost, 2 * kind);
@@ -214,24 +218,36 @@ pub(super) fn staging<R: Recipe>(
     let lens = lens(model);
     let mut seen = BTreeSet::new();
     let mut most = vec![ReduceStaging::default(); world];
+    let how = (adds, config.reductions() > 1);
     for bucket in grad_bucket_ranges(&lens, most_in_bucket(config)) {
-        let items = || bucket.clone().map(|at| (params[at], lens[at]));
         // Equal buckets stage as much.
-        if !seen.insert(items().map(|((_, kind), _)| kind).collect::<Vec<_>>()) {
+        if !seen.insert(
+            params[bucket.clone()]
+                .iter()
+                .map(|(_, kind)| *kind)
+                .collect::<Vec<_>>(),
+        ) {
             continue;
         }
+        let mut end = 0;
+        let mut next = |&len: &u64| {
+            end += len as usize;
+            end - len as usize..end
+        };
+        let owned = params[bucket.clone()].iter();
+        let owned: Vec<Vec<Range<usize>>> = owned
+            .map(|(cost, _)| cost.elements.iter().map(&mut next).collect())
+            .collect();
+        let batch: Vec<_> = owned.iter().map(|ranges| ((), ranges.as_slice())).collect();
+        let runs = UnevenRun::find(&batch, world, adds);
         for (rank, most) in most.iter_mut().enumerate() {
-            let staged = items().map(|((cost, _), len)| {
-                let own = cost.elements[rank] as usize;
-                match sums {
-                    true => ReduceStaging::of_sums(own),
-                    false => {
-                        let dtypes = (FloatDtype::F32, config.grad_wire);
-                        ReduceStaging::of_parts(dtypes, (len, own), world)
-                    }
-                }
-            });
-            *most = most.max(staged.sum());
+            let of_rank = lens[bucket.clone()].iter().zip(&owned);
+            let of_rank: Vec<_> = of_rank
+                .map(|(&len, owned)| (len, owned[rank].len()))
+                .collect();
+            let dtypes = (FloatDtype::F32, config.grad_wire);
+            let staged = ReduceStaging::of_batch(&of_rank, &runs, dtypes, how, (rank, world));
+            *most = most.max(staged);
         }
     }
     let bytes = most.into_iter().map(|staged| staged.bytes() as u128);

@@ -5,7 +5,7 @@ use std::path::Path;
 use std::time::Duration;
 
 use lowp_checkpoint::{Checkpoint, Saver};
-use lowp_comm::{GradWire, Mesh, MeshComm, ReduceStaging, run_ranks};
+use lowp_comm::{Adds, GradWire, Mesh, MeshComm, ReduceStaging, UnevenRun, run_ranks};
 use lowp_format::spelling::Variant;
 use lowp_format::{AnyRecipe, Phase, Recipe, RecipeOptions, ReshardAfterForward};
 use lowp_fsdp::cost::{CostConfig, Costs, ModelShapes};
@@ -173,22 +173,29 @@ fn in_tiles(model: &Model) -> Vec<usize> {
     tiles.map(|(number, _)| number).collect()
 }
 
-/// Bytes in which a device stages the gradients of a step, all of which are one bucket.
+/// Bytes in which a device stages the gradients of a step, all of which are one bucket, in the order of backward.
 fn staged(model: &Model, wire: GradWire) -> usize {
     let shard = &model.mesh().shard;
     let (rank, world) = (shard.rank(), shard.world_size());
-    let each = model.weights().map(|weight| {
-        let lens = (
-            weight.full_shape().elements(),
-            weight.element_ranges()[rank].len(),
-        );
-        ReduceStaging::of_parts((FloatDtype::F32, wire), lens, world)
-    });
-    match wire {
-        // Sums are made on the way.
-        GradWire::F32 => 0,
-        GradWire::Bf16 => each.sum::<ReduceStaging>().bytes(),
+    let adds = match wire {
+        GradWire::F32 => Adds::Library,
+        GradWire::Bf16 => Adds::Receiver,
+    };
+    let (mut placed, mut lens, mut start) = (Vec::new(), Vec::new(), 0);
+    let weights: Vec<_> = model.weights().collect();
+    for weight in weights.into_iter().rev() {
+        let (len, owned) = (weight.full_shape().elements(), weight.element_ranges());
+        let owned = owned
+            .iter()
+            .map(|range| start + range.start..start + range.end);
+        placed.push(owned.collect::<Vec<_>>());
+        lens.push((len, weight.element_ranges()[rank].len()));
+        start += len;
     }
+    let batch: Vec<_> = placed.iter().map(|owned| ((), owned.as_slice())).collect();
+    let runs = UnevenRun::find(&batch, world, adds);
+    let dtypes = (FloatDtype::F32, wire);
+    ReduceStaging::of_batch(&lens, &runs, dtypes, (adds, false), (rank, world)).bytes()
 }
 
 /// The weights behind some steps.

@@ -43,6 +43,11 @@ impl<B: Backend> Kept<B> {
         })
     }
 
+    /// All of it.
+    pub(super) fn values(&self) -> &Source<B> {
+        &self.values
+    }
+
     /// What is kept at `place`.
     pub(super) fn at(&self, backend: &B, place: Range<usize>) -> Result<Source<B>, KernelError> {
         self.values.view(backend, place)

@@ -396,13 +396,14 @@ impl<B: Backend> GradBuckets<B> {
         let mut sent = Vec::new();
         for (at, param) in params.clone().zip(&self.params[params.clone()]) {
             if let (Some(kept), 1..) = (&bucket.kept, param.kept) {
-                let grad = kept.at(&self.backend, param.place.clone())?;
-                sent.push((at, grad, param.kept));
-            } else if let (Some(grad), State::Pushed) = (&param.grad, param.state) {
-                sent.push((at, grad.clone(), 1));
+                sent.push((at, kept.values(), param.kept));
+            } else if let (Some(slab), State::Pushed) = (&bucket.slab, param.state) {
+                sent.push((at, &slab.values, 1));
             }
         }
-        let items = sent.iter().map(|(at, grad, _)| self.params[*at].item(grad));
+        let items = sent
+            .iter()
+            .map(|(at, memory, _)| self.params[*at].item(memory));
         let items: Vec<_> = items.collect();
         // What is kept travels as what it was made of.
         let wire = match self.slabs.dtype() {
@@ -413,7 +414,9 @@ impl<B: Backend> GradBuckets<B> {
         let label = format!("bucket {number}");
         let batch = Collective::ReduceScatter(&items, wire);
         let started = self.mesh.shard.start(&after, &label, batch)?;
-        for (at, _, contributions) in sent {
+        let sent = sent.into_iter().map(|(at, _, times)| (at, times));
+        let sent: Vec<_> = sent.collect();
+        for (at, contributions) in sent {
             let param = &mut self.params[at];
             param.arrived += contributions;
             param.kept = 0;

@@ -22,6 +22,7 @@ pub struct GradParam<B: Backend> {
 
 #[derive(Debug)]
 pub(super) struct Param<B: Backend> {
+    /// With its ranges as they lie in the bucket.
     pub(super) given: GradParam<B>,
     pub(super) bucket: usize,
     /// Its place in the bucket.
@@ -38,9 +39,13 @@ pub(super) struct Param<B: Backend> {
 }
 
 impl<B: Backend> Param<B> {
-    pub(super) fn new(given: GradParam<B>, bucket: usize, start: usize) -> Self {
+    pub(super) fn new(mut given: GradParam<B>, bucket: usize, start: usize) -> Self {
+        let place = start..start + given.len();
+        for range in &mut given.ranges {
+            *range = start + range.start..start + range.end;
+        }
         Self {
-            place: start..start + given.len(),
+            place,
             given,
             bucket,
             state: State::Idle,
@@ -51,10 +56,10 @@ impl<B: Backend> Param<B> {
         }
     }
 
-    /// How its full gradient `grad` is sent.
-    pub(super) fn item<'a>(&'a self, grad: &'a Source<B>) -> ReduceItem<'a, B> {
+    /// How its full gradient is sent, which is in the memory `bucket`.
+    pub(super) fn item<'a>(&'a self, bucket: &'a Source<B>) -> ReduceItem<'a, B> {
         ReduceItem {
-            grad,
+            grad: bucket,
             ranges: &self.given.ranges,
             out: &self.given.out,
             accumulate: self.arrived > 0,
