@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use crate::common::{self, Rank, alone_and_together, bytes, tiling, values, world};
 use half::bf16;
 use lowp_comm::{
-    CommError, Communicator, Control, GatherItem, GradWire, ReduceItem, ordered, threads,
+    CommError, Communicator, Control, GatherItem, GradWire, ReduceItem, ordered, spanned, threads,
 };
 use lowp_kernels::{Backend, FloatDtype, Source};
 use lowp_nccl::{NcclComm, NcclOptions, Sums};
@@ -66,7 +66,7 @@ fn cuda_nccl_sums_are_those_of_the_definition() {
                         for dtype in [FloatDtype::F32, FloatDtype::Bf16] {
                             let travel = (wire, dtype, accumulate);
                             let ranges = tiling(&lens[..rank.comm.world_size()]);
-                            reduce_scatter(rank, sums, &[ranges], &[travel])?;
+                            reduce_scatter(rank, sums, &[ranges], &[travel], Memory::OfEach)?;
                         }
                     }
                 }
@@ -101,19 +101,32 @@ fn check(found: f32, expected: f32, exact: bool) {
 /// How a gradient travels, its dtype, and whether the sum is added to what is there.
 type Travel = (GradWire, FloatDtype, bool);
 
+/// Where the gradients of a batch lie.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Memory {
+    OfEach,
+    OfAll,
+}
+
 /// A batch of gradients with these ranges, planned, from the plan, and as a graph.
 fn reduce_scatter(
     rank: &Rank,
     sums: Sums,
     ranges: &[Vec<Range<usize>>],
     travels: &[Travel],
+    memory: Memory,
 ) -> Result<(), ShardError> {
     let (cuda, comm) = (&rank.cuda, &*rank.comm);
     let (me, n) = (comm.rank(), comm.world_size());
     let end = |ranges: &[Range<usize>]| ranges.iter().map(|range| range.end).max().unwrap_or(0);
     let mut buffers = Vec::new();
+    let last = ranges.iter().map(|ranges| end(ranges)).max().unwrap_or(0);
+    let shared = Source::alloc(cuda, travels[0].1, last)?;
     for (ranges, (_, dtype, _)) in ranges.iter().zip(travels) {
-        let full = Source::alloc(cuda, *dtype, end(ranges))?;
+        let full = match memory {
+            Memory::OfEach => Source::alloc(cuda, *dtype, end(ranges))?,
+            Memory::OfAll => shared.clone(),
+        };
         buffers.push((full, cuda.alloc::<f32>(ranges[me].len())?));
     }
     let mut items = Vec::new();
@@ -134,7 +147,11 @@ fn reduce_scatter(
         let before =
             |item: usize| values((1000 + 10 * round + item) as u64, ranges[item][me].len());
         for (item, (full, out)) in buffers.iter().enumerate() {
-            full.write(cuda, 0, &grad(item, me))?;
+            let start = match memory {
+                Memory::OfEach => 0,
+                Memory::OfAll => spanned(&ranges[item]).start,
+            };
+            full.write(cuda, start, &grad(item, me)[start..])?;
             cuda.write(out, 0, &before(item))?;
         }
         match (round, &graph) {
@@ -194,7 +211,35 @@ fn cuda_nccl_batches_of_many_kinds() {
                     (narrow, false),
                 ];
                 let travels = kinds.map(|(dtype, accumulate)| (wire, dtype, accumulate));
-                reduce_scatter(rank, sums, &ranges, &travels)?;
+                reduce_scatter(rank, sums, &ranges, &travels, Memory::OfEach)?;
+            }
+            Ok(())
+        });
+    }
+}
+
+/// Buckets of which ranks own uneven parts: the same sums as those of each gradient.
+#[test]
+fn cuda_nccl_buckets_in_even_parts() {
+    for sums in [Sums::Nccl, Sums::RankOrder] {
+        alone_and_together(LIMIT, sums, |rank| {
+            let n = rank.comm.world_size();
+            // A weight of the first rank, one of all, one of the last, and what does not divide evenly.
+            let lens = |rank: usize| {
+                let first = if rank == 0 { 70_000 } else { 0 };
+                let last = if rank == n - 1 { 5_123 } else { 16 };
+                [first, 512, last, 3 + 2 * rank]
+            };
+            let of_item = |item: usize| (0..n).map(move |rank| lens(rank)[item]);
+            let lens: Vec<usize> = (0..4).flat_map(of_item).collect();
+            let ranges: Vec<_> = tiling(&lens).chunks(n).map(<[_]>::to_vec).collect();
+            for dtype in [FloatDtype::F32, FloatDtype::Bf16] {
+                for wire in [GradWire::F32, GradWire::Bf16] {
+                    for accumulate in [[false; 4], [true; 4], [true, false, false, true]] {
+                        let travels = accumulate.map(|accumulate| (wire, dtype, accumulate));
+                        reduce_scatter(rank, sums, &ranges, &travels, Memory::OfAll)?;
+                    }
+                }
             }
             Ok(())
         });

@@ -19,6 +19,7 @@ mod grad_buckets;
 mod grad_slabs;
 mod growth;
 mod many_ranks;
+mod reductions;
 mod reshard_groups;
 mod scale_books;
 mod sharder_hooks;

@@ -1,0 +1,142 @@
+//! Reductions of the gradients of a block over many ranks: what NCCL is given for each bucket, counted. Nothing moves.
+
+use std::fmt::Write as _;
+use std::ops::Range;
+
+use lowp_comm::{Adds, UnevenRun, even};
+use lowp_format::{AnyRecipe, RecipeOptions, Shape, block_cuts};
+use lowp_shard::{GradBucketOptions, ShardError, ShardSpec, grad_bucket_ranges};
+
+/// Width, hidden width and rows of keys and values of the blocks of Llama 3.
+const MODELS: [(&str, usize, usize); 3] = [
+    ("8b", 4096, 14336),
+    ("70b", 8192, 28672),
+    ("405b", 16384, 53248),
+];
+
+/// The elements that ranks own of each weight of a block, in the order of backward.
+fn owned(
+    recipe: AnyRecipe,
+    (dim, hidden): (usize, usize),
+    world: usize,
+) -> Result<Vec<Vec<Range<usize>>>, ShardError> {
+    let shapes = [
+        (dim, dim),
+        (1024, dim),
+        (1024, dim),
+        (dim, dim),
+        (hidden, dim),
+        (hidden, dim),
+        (dim, hidden),
+    ];
+    let weights = shapes.map(|(rows, cols)| (recipe, Shape::new(rows, cols)));
+    let cuts = block_cuts(&weights, world)?;
+    let specs = cuts.iter().rev();
+    let specs = specs.map(|cuts| ShardSpec::of_block(&recipe, cuts, 0));
+    specs.map(|spec| Ok(spec?.all_elements())).collect()
+}
+
+/// What ranks do to reduce a block.
+#[derive(Debug, Default)]
+struct Counts {
+    /// Collectives.
+    calls: usize,
+    /// Parts that the rank which has most to do sends and receives beside them.
+    parts: usize,
+    /// In the worst bucket, the elements that arrive at the rank of most, over the mean.
+    ratio: f64,
+}
+
+impl Counts {
+    fn bucket(&mut self, calls: usize, parts: usize, arriving: &[usize]) {
+        let most = arriving.iter().max().copied().unwrap_or(0);
+        let mean = arriving.iter().sum::<usize>() as f64 / arriving.len() as f64;
+        self.calls += calls;
+        self.parts += parts;
+        self.ratio = self.ratio.max(most as f64 / mean);
+    }
+}
+
+/// A bucket of gradients, one after the other: each part by itself, and in even parts.
+fn count(owned: &[Vec<Range<usize>>], world: usize, [pieces, runs]: &mut [Counts; 2]) {
+    let mut start = 0;
+    let mut placed = Vec::new();
+    for ranges in owned {
+        let place = |range: &Range<usize>| start + range.start..start + range.end;
+        placed.push(ranges.iter().map(place).collect::<Vec<_>>());
+        start = placed
+            .iter()
+            .flatten()
+            .map(|range| range.end)
+            .max()
+            .unwrap_or(0);
+    }
+    let batch: Vec<&[Range<usize>]> = placed.iter().map(Vec::as_slice).collect();
+    let operations = |ranges: &[Range<usize>]| match even(ranges) {
+        Some(_) => 1,
+        None => ranges.iter().filter(|range| !range.is_empty()).count(),
+    };
+    let calls = batch.iter().map(|ranges| operations(ranges)).sum();
+    let owns = |rank: usize| batch.iter().map(|ranges| ranges[rank].len()).sum();
+    pieces.bucket(calls, 0, &(0..world).map(owns).collect::<Vec<_>>());
+    let places: Vec<_> = batch.iter().map(|&ranges| ((), ranges)).collect();
+    let found = UnevenRun::find(&places, world, Adds::Library);
+    let in_run = |item: usize| found.iter().any(|run| run.items.contains(&item));
+    let alone: Vec<_> = (0..batch.len()).filter(|item| !in_run(*item)).collect();
+    let rests = found.iter().filter(|run| !run.rest.is_empty()).count();
+    let (mut arriving, mut most) = (vec![0; world], 0);
+    for (rank, arriving) in arriving.iter_mut().enumerate() {
+        *arriving = alone
+            .iter()
+            .map(|&item| batch[item][rank].len() * (world - 1))
+            .sum();
+        let mut parts = 0;
+        for run in &found {
+            let received = run.received(&batch, rank).into_iter();
+            let received = received.filter(|from| from.peer != rank);
+            let received: Vec<usize> = received.map(|from| from.elements.len()).collect();
+            parts += received.len() + run.sent(&batch, rank).len();
+            *arriving += run.parts[rank].len() * (world - 1) + run.rest.len();
+            *arriving += received.iter().sum::<usize>();
+        }
+        most = most.max(parts);
+    }
+    runs.bucket(alone.len() + found.len() + rests, most, &arriving);
+}
+
+#[test]
+fn reductions_of_llama() -> Result<(), Box<dyn std::error::Error>> {
+    let mut table = "                            each part      most of  in even parts  sends and receives  most of\n\
+block of  recipe     ranks  by itself: calls  mean          calls    of a rank, most  mean\n"
+        .to_owned();
+    let most = GradBucketOptions::default().bytes / size_of::<f32>();
+    for (model, dim, hidden) in MODELS {
+        for name in ["fp8-block", "mxfp8"] {
+            let recipe = AnyRecipe::from_name(name, &RecipeOptions::default())?;
+            for world in [64, 256, 1024] {
+                let owned = owned(recipe, (dim, hidden), world)?;
+                let len = |ranges: &Vec<Range<usize>>| ranges.last().map_or(0, |last| last.end);
+                let lens: Vec<usize> = owned.iter().map(len).collect();
+                let mut counts = <[Counts; 2]>::default();
+                let buckets = grad_bucket_ranges(&lens, most);
+                for bucket in &buckets {
+                    count(&owned[bucket.clone()], world, &mut counts);
+                }
+                let [pieces, runs] = &counts;
+                // A reduce-scatter and what does not divide evenly, or one of each weight.
+                assert!(
+                    runs.calls <= 2 * lens.len(),
+                    "{model} {name} {world}: {runs:?}"
+                );
+                assert!(runs.ratio <= 1.1, "{model} {name} {world}: {runs:?}");
+                writeln!(
+                    table,
+                    "{model:<9} {name:<9} {world:>6} {:>17} {:>5.2} {:>14} {:>19} {:>8.2}",
+                    pieces.calls, pieces.ratio, runs.calls, runs.parts, runs.ratio
+                )?;
+            }
+        }
+    }
+    insta::assert_snapshot!(table);
+    Ok(())
+}
