@@ -12,7 +12,8 @@ use lowp_format::{
 use lowp_kernels::{Backend, Source};
 use lowp_optim::{AdamWBuilder, Group, OptimError, ParamId, ParamSpec};
 use lowp_shard::{
-    FlatShard, GradParam, Init, Reshard, ShardError, ShardSpec, ShardedTensor, check_flat,
+    FlatShard, GATHER_PLAN, GradParam, Init, Reshard, ShardError, ShardSpec, ShardedTensor,
+    check_flat,
 };
 
 use crate::checkpoint::failed;
@@ -222,16 +223,20 @@ impl<B: Backend> Builder<'_, B> {
             ));
         }
         adamw.scales().group(None);
-        // Weights of a block are gathered together.
+        // Weights of a block are gathered together; ranks compare the plans of all blocks at once.
         let mut shards = shards.into_iter();
+        let mut plans_of_blocks = Vec::new();
         for block in linears.chunk_by(|a, b| a.block == b.block) {
             let tensors: Vec<_> = shards.by_ref().take(block.len()).collect();
             if !tensors.is_empty() {
-                weights.extend(ShardedWeight::block(
-                    backend, mesh, &memory, tensors, &reshard,
-                )?);
+                let block = ShardedWeight::uncompared(backend, mesh, &memory, tensors, &reshard)?;
+                weights.extend(block.0);
+                plans_of_blocks.push(block.1);
             }
         }
+        let control = mesh.shard.control();
+        let compared = control.each_equal(GATHER_PLAN, &plans_of_blocks);
+        compared.map_err(ShardError::from)?;
         let weights = ids.into_iter().zip(weights.into_iter().map(Arc::new));
         let weights: Vec<_> = weights.collect();
         let mut own_vars = Vec::new();

@@ -13,8 +13,8 @@ use lowp_format::{
 };
 use lowp_kernels::{Backend, DecodeJob, FloatDtype, KernelError, Source, StepScalars, Work};
 use lowp_shard::{
-    Divergence, GatherAccount, GatherGroup, GatherWatch, Reshard, Scratches, ShardError, ShardSpec,
-    ShardedTensor, audit_in_group,
+    Divergence, GATHER_PLAN, GatherAccount, GatherGroup, GatherWatch, Reshard, Scratches,
+    ShardError, ShardSpec, ShardedTensor, audit_in_group,
 };
 use serde_json::Value;
 
@@ -79,19 +79,34 @@ impl<B: Backend, R: Recipe> ShardedWeight<B, R> {
         tensors: Vec<ShardedTensor<B, R>>,
         reshard: &Reshard<B>,
     ) -> Result<Vec<Self>, ShardError> {
+        let (block, plan) = Self::uncompared(backend, mesh, memory, tensors, reshard)?;
+        mesh.shard.control().all_equal(GATHER_PLAN, &plan)?;
+        Ok(block)
+    }
+
+    /// The same without the comparison ([`GatherGroup::uncompared`]).
+    pub(crate) fn uncompared(
+        backend: &B,
+        mesh: &MeshComm<B>,
+        memory: &Arc<LayerMemory<B>>,
+        tensors: Vec<ShardedTensor<B, R>>,
+        reshard: &Reshard<B>,
+    ) -> Result<(Vec<Self>, String), ShardError> {
         let specs: Vec<_> = tensors
             .iter()
             .map(|tensor| (tensor.recipe(), tensor.spec().clone()))
             .collect();
         let comm = mesh.shard.clone();
-        let group = GatherGroup::new(backend, comm, memory.pool(), tensors, reshard.clone())?;
+        let reshard = reshard.clone();
+        let group = GatherGroup::uncompared(backend, comm, memory.pool(), tensors, reshard)?;
+        let (group, plan) = group;
         let block = WeightBlock::new(group);
         let weight = |(param, (recipe, spec)): (usize, (R, ShardSpec))| {
             let held = Held::Rows(Arc::clone(&block), param);
             let (tiles, ranges) = (*spec.tiles(), spec.all_elements());
             Self::of((backend, mesh, memory), (recipe, tiles), held, ranges)
         };
-        Ok(specs.into_iter().enumerate().map(weight).collect())
+        Ok((specs.into_iter().enumerate().map(weight).collect(), plan))
     }
 
     /// The weight that every rank has whole in `tensor`, decoded in `memory`; its gradient is reduced and scattered

@@ -69,9 +69,9 @@ pub use fsdp2::{
     FullTensor, GatherHooks, GatherTag, HookInput, HookOutput, HookSource, SendBuffers,
 };
 pub use gather::{
-    Exchange, GatherAccount, GatherGroup, GatherPoint, GatherPool, GatherWatch, MemoryStep,
-    Padding, ParamAccount, PoolBuffer, Reshard, Scratch, Scratches, is_rearranged, memory_steps,
-    pool_buffers, tall_to_matrix,
+    Exchange, GATHER_PLAN, GatherAccount, GatherGroup, GatherPoint, GatherPool, GatherWatch,
+    MemoryStep, Padding, ParamAccount, PoolBuffer, Reshard, Scratch, Scratches, is_rearranged,
+    memory_steps, pool_buffers, tall_to_matrix,
 };
 pub use grad_buckets::{
     GradBucketOptions, GradBuckets, GradParam, Reduced, Reduction, grad_bucket_ranges, grad_slabs,

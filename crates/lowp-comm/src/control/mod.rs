@@ -133,10 +133,30 @@ impl dyn Control + '_ {
     /// # Errors
     /// As the trait says; [`CommError::Mismatch`] on every rank if descriptions differ.
     pub fn all_equal(&self, what: &str, description: &str) -> Result<(), CommError> {
-        let mut digest = DefaultHasher::new();
-        description.hash(&mut digest);
-        let (digest, ranks) = (digest.finish(), self.world_size());
+        let (digest, ranks) = (digest_of(description), self.world_size());
         self.all_equal_in_groups(what, digest, ranks, || description.to_owned())
+    }
+
+    /// [`all_equal`](Self::all_equal) of several descriptions of one kind, in one round while they are the same. Where they are not, the error is
+    /// about the first that differs.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn each_equal(&self, what: &str, descriptions: &[String]) -> Result<(), CommError> {
+        let tag = format!("agree on {what}");
+        let digests: Vec<u64> = descriptions.iter().map(digest_of).collect();
+        let same = self.differing(&tag, digest_of(&digests), self.world_size())?;
+        if same.is_none() {
+            return Ok(());
+        }
+        let own = digests.iter().flat_map(|digest| digest.to_le_bytes());
+        let all = self.all_gather(&tag, own.collect())?;
+        let all: Vec<_> = all.iter().map(|bytes| bytes.as_chunks::<8>().0).collect();
+        let differ = |at: usize| all.iter().any(|theirs| theirs.get(at) != all[0].get(at));
+        let most = all.iter().map(|theirs| theirs.len()).max().unwrap_or(0);
+        let first = (0..most).find(|&at| differ(at)).unwrap_or(0);
+        let text = descriptions.get(first).map_or("nothing", String::as_str);
+        self.all_equal(what, text)
     }
 
     /// Checks that every `ranks` ranks that follow each other give the same `digest` of `what`. Where they do not, `text` of them says
@@ -192,6 +212,12 @@ impl dyn Control + '_ {
         let (rank, message) = (self.world_rank(), without_backtraces(message));
         self.fail(CommError::Failed { rank, message });
     }
+}
+
+fn digest_of(description: &(impl Hash + ?Sized)) -> u64 {
+    let mut digest = DefaultHasher::new();
+    description.hash(&mut digest);
+    digest.finish()
 }
 
 /// What ranks call the sum of `values`: sums of other lengths are other calls.

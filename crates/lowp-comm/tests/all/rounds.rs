@@ -120,3 +120,36 @@ fn only_a_few_texts_of_ranks_that_differ_travel() {
         );
     }
 }
+
+/// The error is that of the first description that differs, or that a rank lacks, as if each was compared by itself.
+#[test]
+fn the_first_of_many_descriptions_that_differs_is_named() {
+    let compare = |of: fn(usize) -> Vec<&'static str>| {
+        ranks_everywhere(3, move |rank, comm| {
+            let texts: Vec<String> = of(rank).into_iter().map(str::to_owned).collect();
+            let compared = comm.control().each_equal("the plans", &texts);
+            Ok(compared.err().map(|error| error.to_string()))
+        })
+    };
+    let alone = ranks_everywhere(3, |rank, comm| {
+        let text = if rank == 1 { "b2" } else { "b" };
+        let compared = comm.control().all_equal("the plans", text);
+        Ok(compared.err().map(|error| error.to_string()))
+    });
+    assert_eq!(compare(|_| vec!["a", "b"]), [None, None, None]);
+    assert_eq!(compare(|_| Vec::new()), [None, None, None]);
+    let differ = |rank| match rank {
+        1 => vec!["a", "b2", "c2"],
+        _ => vec!["a", "b", "c"],
+    };
+    assert_eq!(compare(differ), alone);
+    assert!(alone[0].as_ref().is_some_and(|error| error.contains("b2")));
+    let lacks = |rank| match rank {
+        2 => vec!["a"],
+        _ => vec!["a", "b"],
+    };
+    for error in compare(lacks) {
+        let error = error.expect("a rank lacks a plan");
+        assert!(error.contains("ranks [2]: nothing"), "{error}");
+    }
+}

@@ -1,5 +1,6 @@
 //! The integration tests of this crate, one file per subject, linked once.
 
+mod agreements;
 mod arguments;
 mod balance;
 mod blocks;

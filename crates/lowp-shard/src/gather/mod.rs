@@ -44,6 +44,9 @@ pub use tiles::tall_to_matrix;
 use views::{Packed, Views};
 pub use watch::{GatherPoint, GatherWatch};
 
+/// What ranks compare before they gather.
+pub const GATHER_PLAN: &str = "the gather plan";
+
 /// A full tensor as the pool's buffers hold it.
 type Full<B, R> = QuantizedTensor<<B as Backend>::Buffer<u8>, R>;
 
@@ -113,6 +116,23 @@ impl<B: Backend, R: Recipe> GatherGroup<B, R> {
         params: Vec<ShardedTensor<B, R>>,
         reshard: impl Into<Reshard<B>>,
     ) -> Result<Self, ShardError> {
+        let (group, plan) = Self::uncompared(backend, comm, pool, params, reshard)?;
+        group.comm.control().all_equal(GATHER_PLAN, &plan)?;
+        Ok(group)
+    }
+
+    /// The same without the comparison, with what ranks must have in common, for the caller to compare
+    /// ([`GATHER_PLAN`]): that of many groups takes one round.
+    ///
+    /// # Errors
+    /// As [`GatherGroup::new`], but for ranks that disagree.
+    pub fn uncompared(
+        backend: &B,
+        comm: Arc<dyn Communicator<B>>,
+        pool: &Arc<GatherPool<B>>,
+        params: Vec<ShardedTensor<B, R>>,
+        reshard: impl Into<Reshard<B>>,
+    ) -> Result<(Self, String), ShardError> {
         let reshard = or_abort(&*comm, reshard.into().among(&*comm))?;
         let policy = reshard.policy();
         let plans = or_abort(&*comm, plan_params(&params, &*comm, policy))?;
@@ -120,10 +140,7 @@ impl<B: Backend, R: Recipe> GatherGroup<B, R> {
         or_abort(&*comm, ordered(backend, &*comm, || Ok(())))?;
         let parts = Parts::new(&reshard, pool, &plans, comm.backend());
         let parts = or_abort(&*comm, parts)?;
-        comm.control().all_equal(
-            "the gather plan",
-            &describe(&params, &plans, policy, pool.large),
-        )?;
+        let plan = describe(&params, &plans, policy, pool.large);
         let plans: Arc<[ParamPlans]> = plans.into();
         let group = parts.as_ref().map_or(&comm, |parts| &parts.group);
         let geometry = pool.geometry(&plans, [&comm, &comm, group]);
@@ -131,7 +148,7 @@ impl<B: Backend, R: Recipe> GatherGroup<B, R> {
         let padding = Padding::new(&plans, ranks, comm.world_size(), pool.large);
         let number = pool.next_group();
         let gathered = vec![0; params.len()];
-        Ok(Self {
+        let group = Self {
             views: Vec::new(),
             packed: None,
             backend: backend.clone(),
@@ -152,7 +169,8 @@ impl<B: Backend, R: Recipe> GatherGroup<B, R> {
             watch: None,
             sent: 0,
             gathers: 0,
-        })
+        };
+        Ok((group, plan))
     }
 
     /// Has `watch` told of every gather from now on; one for backward that builds on that for forward is two. Those that a capture records are told when they are recorded, not when they run.
