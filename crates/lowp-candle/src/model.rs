@@ -9,7 +9,7 @@ use lowp_comm::or_abort;
 use lowp_format::{Orientation, Phase, Recipe, Role};
 use lowp_fsdp::{ModelError, RecipeOperands, ShardedModel, ShardedWeight};
 use lowp_kernels::Backend;
-use lowp_optim::{StepOptions, StepReport};
+use lowp_optim::{PendingStep, StepOptions, StepReport};
 
 use crate::error::CandleError;
 use crate::linear::{Linear, OperandCast, QuantLinear, WeightSource};
@@ -91,6 +91,20 @@ impl CandleVars {
             model.add_var_gradient(index, &values)?;
         }
         Ok(())
+    }
+
+    /// The same as [`CandleVars::finish_step`], with a report that is read later ([`ShardedModel::start_step`]).
+    ///
+    /// # Errors
+    /// As there.
+    pub fn start_step<B: Backend, R: Recipe>(
+        &self,
+        model: &mut ShardedModel<B, R>,
+        options: &StepOptions,
+    ) -> Result<PendingStep<B>, CandleError> {
+        let report = model.start_step(options)?;
+        self.refresh(model)?;
+        Ok(report)
     }
 
     /// Ends a step ([`ShardedModel::finish_step`]) and gives the variables their new values. Collective.

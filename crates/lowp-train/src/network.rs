@@ -5,7 +5,7 @@ use std::error::Error;
 use lowp_format::spelling::Variant;
 use lowp_fsdp::{LinearSpec, ShardedModel, VarPlace, VarSpec};
 use lowp_kernels::Backend;
-use lowp_optim::{StepOptions, StepReport};
+use lowp_optim::{PendingStep, StepOptions};
 use serde::Serialize;
 use serde_json::Value;
 
@@ -52,13 +52,14 @@ pub trait Model: Clone + Serialize + Sync {
 
 /// The passes of one rank over the parameters of a [`ShardedModel`].
 ///
-/// A step is one micro-batch or several ([`Network::train`]), then [`Network::finish_step`], and [`Network::take_loss`]. All calls are
+/// A step is one micro-batch or several ([`Network::train`]), then [`Network::start_step`], and [`Network::start_loss`]. All calls are
 /// collective.
 pub trait Network<B: Backend>: Sized {
     /// What it trains on.
     type Batch;
 
-    /// Where it reads the parameters that stay in f32.
+    /// Where it reads the parameters that stay in f32. Where that is the backend, and ranks do not wait for each other on the host, the report and
+    /// the loss of a step are read when the next one is on its way.
     const VARS: VarPlace = VarPlace::Host;
 
     /// Trains on a micro-batch: adds all gradients of its loss, which is the sum over its tokens divided by `divisor`, the tokens of the
@@ -92,16 +93,25 @@ pub trait Network<B: Backend>: Sized {
         Ok(0.0)
     }
 
+    /// The same as [`Network::take_loss`], read when it is called: a step later where steps are read later ([`Network::VARS`]).
+    ///
+    /// # Errors
+    /// The network's own.
+    fn start_loss(&mut self) -> NetworkResult<LateLoss> {
+        let loss = self.take_loss()?;
+        Ok(Box::new(move || Ok(loss)))
+    }
+
     /// Ends a step.
     ///
     /// # Errors
-    /// Those of [`ShardedModel::finish_step`].
-    fn finish_step(
+    /// Those of [`ShardedModel::start_step`].
+    fn start_step(
         &mut self,
         model: &mut Sharded<B>,
         options: &StepOptions,
-    ) -> NetworkResult<StepReport> {
-        Ok(model.finish_step(options)?)
+    ) -> NetworkResult<PendingStep<B>> {
+        Ok(model.start_step(options)?)
     }
 
     /// The stream of random numbers for micro-batch `micro` of a step: the step, where each micro-batch has token numbers of its own.
@@ -151,6 +161,9 @@ pub trait Network<B: Backend>: Sized {
         Ok(None)
     }
 }
+
+/// A loss that a device may still compute.
+pub type LateLoss = Box<dyn FnOnce() -> NetworkResult<f64>>;
 
 /// The rank that a network is made for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

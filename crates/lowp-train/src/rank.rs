@@ -1,31 +1,31 @@
 //! The training loop of one rank, with its share of every batch.
 
 mod evaluation;
+mod steps;
 
-use std::ops::Range;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use lowp_checkpoint::{Block, Dtype, Late, Piece, Saver};
 use lowp_comm::{Communicator, Control, MeshComm, or_abort};
 use lowp_format::spelling::Variant;
-use lowp_fsdp::{LinearSpec, ModelError, ModelOptions, ShardedModel, VarSpec};
+use lowp_fsdp::{LinearSpec, ModelError, ModelOptions, ShardedModel, VarPlace, VarSpec};
 use lowp_kernels::Backend;
-use lowp_optim::{StepOptions, StepReport};
 use lowp_shard::GradBucketOptions;
 use serde_json::Value;
 
 use crate::checkpoints::{EVALUATIONS, LOSSES, Resumed, about_run};
 use crate::codes::shares;
 use crate::config::blocks;
-use crate::data::{Data, share};
+use crate::data::Data;
 use crate::error::TrainError;
 use crate::forms::written;
-use crate::metrics::{Metrics, host_bytes};
 use crate::network::{Model, Network, NetworkResult, RankPlace};
 use crate::outcome::{Evaluated, Outcome, Trained};
 use crate::result::{Evaluation, RunResult};
 use crate::training::{Event, Training};
+
+use steps::{Rate, Started};
 
 /// Steps that are not measured where there are more than twice as many others.
 const WARM_UP: usize = 4;
@@ -71,15 +71,6 @@ impl<M: Model, D: Data> Training<'_, M, D> {
     }
 }
 
-/// What a step did on one rank.
-struct Done {
-    /// Its share of the loss.
-    loss: f64,
-    report: StepReport,
-    /// How long it waited for data.
-    data: Duration,
-}
-
 /// One rank of a run.
 struct Rank<'a, M, D, B, F> {
     training: &'a Training<'a, M, D>,
@@ -101,7 +92,6 @@ where
     fn train(&self, comm: &Comm<B>) -> Result<Outcome, TrainError> {
         let Training {
             config,
-            data,
             checkpoints,
             watch,
             ..
@@ -135,53 +125,55 @@ where
             });
         }
         let mut saver = self.saver(comm)?;
-        let mut start = Instant::now();
-        let mut begun_at = first_step;
+        let mut rate = Rate::new(first_step);
         let mut unmeasured = None;
-        let tokens = config.batch * data.tokens();
+        // Steps that a device goes on from by itself are read when the next one is on its way.
+        let reads_late = comm.is_enqueued() && N::VARS == VarPlace::Backend;
+        let mut unread: Option<Started<B>> = None;
         for step in first_step..last_step {
-            if step == first_step + WARM_UP && last_step - first_step >= 3 * WARM_UP {
-                // Plans are made and memory is found in the first steps.
-                (start, begun_at, outcome.data) = (Instant::now(), step, 0.0);
+            let warmed_up = step == first_step + WARM_UP && last_step - first_step >= 3 * WARM_UP;
+            let switches = config.tail_steps > 0 && step == tail_step;
+            let is_last = step + 1 == last_step;
+            if warmed_up || switches || is_last {
+                let read = unread.take();
+                self.read(read, comm, (&trained, &mut outcome, &mut rate))?;
             }
-            if config.tail_steps > 0 && step == tail_step {
+            if warmed_up {
+                // Plans are made and memory is found in the first steps.
+                rate = Rate::new(step);
+                outcome.data = 0.0;
+            }
+            if switches {
                 outcome.add(&trained, (self.backend, *config))?;
                 trained = self.switch(trained, &specs)?;
             }
-            let measured = self.rank == 0 && step + 1 == last_step;
+            let measured = self.rank == 0 && is_last;
             if measured {
                 // What measures the step is no part of its rate, where there are others.
-                unmeasured = Some((start.elapsed(), outcome.data));
+                unmeasured = Some((rate.start.elapsed(), outcome.data));
                 trained.network.start_profile()?;
             }
-            let begun = Instant::now();
-            let done = self.step(step, &mut trained)?;
-            outcome.data += done.data.as_secs_f64();
+            let started = self.start(step, &mut trained)?;
+            outcome.data += started.data.as_secs_f64();
             if measured && let Some(profile) = trained.network.take_profile()? {
                 (outcome.waited, outcome.gathered) = (Some(profile.waited), profile.gathered);
                 watch(Event::Profile(&profile));
             }
-            let loss = sum(comm, done.loss)?;
-            // Recorded with the precision it was computed in.
-            outcome.train_loss.push(loss as f32);
-            if self.rank == 0 {
-                let metrics = self.metrics((step, loss, &done), begun.elapsed(), &trained)?;
-                let all = ((step + 1 - begun_at) * tokens) as f64;
-                let tokens_per_second = all / start.elapsed().as_secs_f64();
-                watch(Event::Step {
-                    metrics: &metrics,
-                    tokens_per_second,
-                    flops_per_second: tokens_per_second * config.model.flops_per_token(),
-                });
+            let before = unread.replace(started);
+            self.read(before, comm, (&trained, &mut outcome, &mut rate))?;
+            let is_at =
+                |every: Option<usize>| every.is_some_and(|every| (step + 1).is_multiple_of(every));
+            let counts = is_at(self.training.codes_every);
+            let evaluates = is_at(config.eval_every);
+            let saves = saver.is_some() && checkpoints.saves_at(step + 1, last_step);
+            if !reads_late || is_last || counts || evaluates || saves {
+                let read = unread.take();
+                self.read(read, comm, (&trained, &mut outcome, &mut rate))?;
             }
-            if self
-                .training
-                .codes_every
-                .is_some_and(|every| (step + 1).is_multiple_of(every))
-            {
+            if counts {
                 let begun = Instant::now();
                 let layers = shares(&trained.sharded, &specs.0, comm.control())?;
-                start += begun.elapsed();
+                rate.start += begun.elapsed();
                 if self.rank == 0 {
                     let step = step + 1;
                     watch(Event::Codes {
@@ -190,12 +182,9 @@ where
                     });
                 }
             }
-            if config
-                .eval_every
-                .is_some_and(|every| (step + 1).is_multiple_of(every))
-            {
+            if evaluates {
                 let (loss, took) = self.evaluate(step + 1, &mut trained, comm)?;
-                start += took;
+                rate.start += took;
                 let evaluation = Evaluation {
                     step: step + 1,
                     loss,
@@ -207,7 +196,7 @@ where
             }
             if let Some(saver) = &mut saver {
                 saver.poll()?;
-                if checkpoints.saves_at(step + 1, last_step) {
+                if saves {
                     self.save(saver, (step + 1, &mut trained.sharded, &outcome))?;
                 }
             }
@@ -218,12 +207,12 @@ where
         }
         // As if all steps had taken as long as those after the first ones.
         let ((elapsed, data), measured) = match unmeasured {
-            Some(before) if last_step > begun_at + 1 && outcome.waited.is_some() => {
-                (before, last_step - 1 - begun_at)
+            Some(before) if last_step > rate.begun_at + 1 && outcome.waited.is_some() => {
+                (before, last_step - 1 - rate.begun_at)
             }
             _ => (
-                (start.elapsed(), outcome.data),
-                (last_step - begun_at).max(1),
+                (rate.start.elapsed(), outcome.data),
+                (last_step - rate.begun_at).max(1),
             ),
         };
         let all = (last_step - first_step) as f64 / measured as f64;
@@ -397,86 +386,6 @@ where
             steps: 0,
             evaluated: Evaluated::default(),
         })
-    }
-
-    /// One step.
-    fn step(&self, step: usize, trained: &mut Trained<B, N>) -> Result<Done, TrainError> {
-        let Training { config, data, .. } = self.training;
-        let Trained {
-            sharded, network, ..
-        } = trained;
-        let mine = share(config.batch, config.mesh.world(), self.rank);
-        let begun = Instant::now();
-        let targets = data.targets(config.seed, step, config.batch)?.max(1);
-        let mut waited = begun.elapsed();
-        let mut loss = 0.0;
-        for micro in 0..config.accumulate {
-            let part = share(mine.len(), config.accumulate, micro);
-            let part = mine.start + part.start..mine.start + part.end;
-            let random_step = N::random_step(step, micro, config.accumulate);
-            sharded.reduce(config.reduction(micro))?;
-            sharded.begin(random_step, self.first_token(&part), true)?;
-            let begun = Instant::now();
-            let batch = data.train(config.seed, step, part)?;
-            waited += begun.elapsed();
-            loss += network.train(sharded, &batch, targets)?;
-        }
-        let options = StepOptions {
-            lr_factor: config.schedule().factor(step as u64 + 1),
-            max_norm: Some(config.clip),
-            ..StepOptions::default()
-        };
-        let report = network.finish_step(sharded, &options)?;
-        trained.steps += 1;
-        Ok(Done {
-            loss: loss + trained.network.take_loss()?,
-            report,
-            data: waited,
-        })
-    }
-
-    /// What is known of step `step`, whose loss over all ranks is `loss`.
-    fn metrics(
-        &self,
-        (step, loss, done): (usize, f64, &Done),
-        took: Duration,
-        trained: &Trained<B, N>,
-    ) -> Result<Metrics, TrainError> {
-        let Training {
-            config,
-            data,
-            peak_flops,
-            ..
-        } = self.training;
-        let (steps, batch) = ((step + 1) as u64, config.batch as u64);
-        let seconds = took.as_secs_f64();
-        let tokens_per_second = (batch * data.tokens() as u64) as f64 / seconds;
-        let flops_per_second = tokens_per_second * config.model.flops_per_token();
-        let memory = trained.network.memory(self.backend)?;
-        let lr = config.lr * config.schedule().factor(steps);
-        Ok(Metrics {
-            step: step + 1,
-            loss,
-            lr: lr.into(),
-            grad_norm: done.report.grad.norm,
-            skipped: !done.report.applied,
-            tokens: steps * batch * data.tokens() as u64,
-            epoch: data
-                .sequences()
-                .map(|all| (steps * batch) as f64 / all as f64),
-            seconds,
-            tokens_per_second,
-            flops_per_second,
-            mfu: peak_flops.map(|peak| flops_per_second / (peak * config.mesh.world() as f64)),
-            data_wait: done.data.as_secs_f64() / seconds,
-            device_bytes: memory.map(|memory| memory.peak),
-            host_bytes: host_bytes(),
-        })
-    }
-
-    /// The number of the first token of `sequences` in the batch.
-    fn first_token(&self, sequences: &Range<usize>) -> u64 {
-        (sequences.start * self.training.data.tokens()) as u64
     }
 
     /// Where checkpoints of this run go. Collective.

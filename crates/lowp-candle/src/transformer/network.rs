@@ -1,7 +1,7 @@
 //! [`Transformer`]: the model over this rank's parameters.
 
 use lowp_kernels::Cpu;
-use lowp_optim::{StepOptions, StepReport};
+use lowp_optim::{PendingStep, StepOptions};
 use lowp_train::Batch;
 use lowp_train::Network;
 use lowp_train::network::{NetworkResult, Sharded};
@@ -79,11 +79,11 @@ impl Network<Cpu> for Transformer {
         Ok(self.model.evaluate(batch, divisor)?.into())
     }
 
-    fn finish_step(
+    fn start_step(
         &mut self,
         sharded: &mut Sharded<Cpu>,
         options: &StepOptions,
-    ) -> NetworkResult<StepReport> {
-        Ok(self.vars.finish_step(sharded, options)?)
+    ) -> NetworkResult<PendingStep<Cpu>> {
+        Ok(self.vars.start_step(sharded, options)?)
     }
 }

@@ -11,7 +11,7 @@ use half::bf16;
 use lowp_format::{Phase, Recipe, Shape};
 use lowp_fsdp::ShardedModel;
 use lowp_gemm::{Dtype, GemmDesc, GemmKind, OperandDesc, OperandPtr, Scalars};
-use lowp_kernels::{Backend, Cuda, CudaBuffer};
+use lowp_kernels::{Backend, Cuda, CudaBuffer, Pending};
 
 use super::TransformerError;
 use super::block::{Layer, Norm, Span, f32_gradient, var_buffer};
@@ -293,6 +293,17 @@ impl<R: Recipe> Transformer<R> {
         let loss = cuda.download(&self.total)?;
         cuda.clear(&self.total)?;
         Ok(loss.first().copied().map_or(f64::NAN, f64::from))
+    }
+
+    /// The same as [`Transformer::take_loss`], as it is on its way: waits for nothing.
+    ///
+    /// # Errors
+    /// The device failed.
+    pub fn start_loss(&mut self) -> Done<Pending<f32>> {
+        let cuda = &self.shared.cuda;
+        let loss = cuda.start_read(&self.total, 0..self.total.len())?;
+        cuda.clear(&self.total)?;
+        Ok(loss)
     }
 
     /// Begins to measure what the device spends its time on.

@@ -5,7 +5,7 @@ use lowp_fsdp::VarPlace;
 use lowp_kernels::Cuda;
 use lowp_train::Batch;
 use lowp_train::Network;
-use lowp_train::network::{DeviceMemory, NetworkResult, Profile, Sharded};
+use lowp_train::network::{DeviceMemory, LateLoss, NetworkResult, Profile, Sharded};
 
 use super::model::{Tokens, Transformer};
 use super::trace::GATHERS;
@@ -57,6 +57,14 @@ impl Network<Cuda> for Transformer<Variant> {
 
     fn take_loss(&mut self) -> NetworkResult<f64> {
         Ok(Transformer::take_loss(self)?)
+    }
+
+    fn start_loss(&mut self) -> NetworkResult<LateLoss> {
+        let loss = Transformer::start_loss(self)?;
+        Ok(Box::new(move || {
+            let loss = loss.wait().map_err(TransformerError::from)?;
+            Ok(loss.first().copied().map_or(f64::NAN, f64::from))
+        }))
     }
 
     fn z_loss(&self) -> f32 {

@@ -167,7 +167,8 @@ fn run<B: Backend, N: Network<B, Batch = Batch>>(
             max_norm: Some(config.clip),
             ..StepOptions::default()
         };
-        network.finish_step(sharded, &options).expect("a step");
+        let report = network.start_step(sharded, &options).expect("a step");
+        report.wait().expect("a step");
         loss += network.take_loss().expect("a loss");
         trained.losses.push(loss);
         pending.push_back(sharded.pieces().expect("a state"));
