@@ -58,7 +58,8 @@ impl Default for NcclOptions {
 ///
 /// Pieces go straight to where they belong, without staging. A batch is one NCCL group, or two where it has large and small
 /// pieces. Gradients that travel in bfloat16
-/// are added in f32 by the rank that receives the sum, in rank order; those in f32 as [`Sums`] says.
+/// are added in f32 by the rank that receives the sum, in rank order; those in f32 as [`Sums`] says. Of gradients that ranks own uneven parts of they first
+/// get the sums of even ones, and then send each other what they own ([`lowp_comm::UnevenRun`]).
 /// A group of one rank copies, and needs no NCCL. A split takes NCCL's own (2.18 and later); a group of the same ranks in the same order has
 /// the same one.
 ///
