@@ -262,15 +262,11 @@ impl<R: Recipe> Layer<R> {
         let head_norms = match (turned, places.normed(&kept).as_slice()) {
             (Some((of, heads)), &[q, k]) => {
                 let (var, _, eps) = norms[0];
-                let params = (var + 1, eps);
+                let [of_q, of_k] = [var_buffer(model, var + 1)?, var_buffer(model, var + 2)?];
+                let gammas = [of_q.clone(), of_k.clone()];
+                let of_norms = ([var + 1, var + 2], gammas, eps);
                 let made = ([q, k], &of.sums);
-                Some(HeadNorms::new(
-                    shared,
-                    model,
-                    params,
-                    (heads, tokens),
-                    made,
-                )?)
+                Some(HeadNorms::new(shared, of_norms, (heads, tokens), made)?)
             }
             _ => None,
         };
@@ -463,7 +459,11 @@ impl<R: Recipe> Layer<R> {
                 self.attention
                     .backward(Rows { values: &dh }, kept, gradients)?;
                 if let Some(norms) = &self.head_norms {
-                    norms.backward(&self.shared, model, self.rows(), gradients)?;
+                    let [of_q, of_k] = norms.vars;
+                    let dgammas = [f32_gradient(model, of_q)?, f32_gradient(model, of_k)?];
+                    norms.backward(&self.shared, self.rows(), gradients, &dgammas)?;
+                    model.push_var_gradient(of_q)?;
+                    model.push_var_gradient(of_k)?;
                 }
                 v.backward(&dh, false)?;
                 k.backward(&dh, true)?;

@@ -1,12 +1,11 @@
 //! [`Documents`]: the positions that tokens of packed documents see, on the device.
 
 use half::bf16;
-use lowp_kernels::{Backend, CudaBuffer};
+use lowp_kernels::{Backend, Cuda, CudaBuffer};
 
 use super::TransformerError;
-use super::linear::Shared;
-use super::model::bytes;
-use super::place::Arena;
+use super::ops::Ops;
+use super::place::{Arena, bytes};
 use crate::places::DocumentPlaces;
 
 type Done<T = ()> = Result<T, TransformerError>;
@@ -28,41 +27,33 @@ impl Documents {
             mask: mask.transpose()?,
         })
     }
-}
 
-/// Gives the device what the tokens of a batch see.
-pub(super) fn upload(
-    shared: &Shared,
-    [tokens, seq]: [usize; 2],
-    first_seen: Option<&[u32]>,
-) -> Done {
-    let Some(Documents { first, mask }) = &shared.documents else {
-        return match first_seen {
-            None => Ok(()),
-            Some(_) => Err(TransformerError::Unsupported(
-                "documents that are apart in a model that was built without them: set MicroBatch::documents"
-                    .to_owned(),
-            )),
+    /// Gives the device what the tokens of a batch see: all before them where that is not said.
+    pub(super) fn upload(
+        &self,
+        (cuda, ops): (&Cuda, &Ops),
+        [tokens, seq]: [usize; 2],
+        first_seen: Option<&[u32]>,
+    ) -> Done {
+        let seen = match first_seen {
+            // Of its own position on, at most.
+            Some(seen) => (0..seq as u32)
+                .cycle()
+                .zip(seen)
+                .map(|(own, &first)| first.min(own))
+                .collect(),
+            None => vec![0; tokens],
         };
-    };
-    let seen = match first_seen {
-        // Of its own position on, at most.
-        Some(seen) => (0..seq as u32)
-            .cycle()
-            .zip(seen)
-            .map(|(own, &first)| first.min(own))
-            .collect(),
-        None => vec![0; tokens],
-    };
-    if seen.len() != tokens {
-        return Err(TransformerError::Batch {
-            found: seen.len(),
-            expected: tokens,
-        });
-    }
-    shared.cuda.write(first, 0, &bytes(&seen))?;
-    match mask {
-        Some(mask) => shared.ops.document_mask(first, mask, [tokens, seq]),
-        None => Ok(()),
+        if seen.len() != tokens {
+            return Err(TransformerError::Batch {
+                found: seen.len(),
+                expected: tokens,
+            });
+        }
+        cuda.write(&self.first, 0, &bytes(&seen))?;
+        match &self.mask {
+            Some(mask) => ops.document_mask(&self.first, mask, [tokens, seq]),
+            None => Ok(()),
+        }
     }
 }

@@ -1,13 +1,10 @@
 //! [`HeadNorms`]: the norms of queries and keys over the values of each head, before these are turned by their positions.
 
 use half::bf16;
-use lowp_format::Recipe;
-use lowp_fsdp::ShardedModel;
-use lowp_kernels::{Cuda, CudaBuffer};
+use lowp_kernels::CudaBuffer;
 
 use super::TransformerError;
 use super::attention::Rows;
-use super::block::{f32_gradient, var_buffer};
 use super::linear::Shared;
 use super::ops::{Heads, NormParams};
 use crate::places::Place;
@@ -17,6 +14,8 @@ type Done<T = ()> = Result<T, TransformerError>;
 /// Both norms of a block, with the turns that follow them.
 #[derive(Debug)]
 pub(super) struct HeadNorms {
+    /// The variables that their gammas are.
+    pub(super) vars: [usize; 2],
     tokens: usize,
     norms: [HeadNorm; 2],
     /// Where gradients of gamma are added up.
@@ -27,36 +26,31 @@ pub(super) struct HeadNorms {
 struct HeadNorm {
     heads: Heads,
     params: NormParams,
-    var: usize,
     /// What it makes.
     made: CudaBuffer<bf16>,
 }
 
 impl HeadNorms {
-    /// The norms whose gammas are variable `var` and the next, of heads that have angles.
-    pub(super) fn new<R: Recipe>(
+    /// The norms with gammas that are the variables `vars`, of heads that have angles.
+    pub(super) fn new(
         shared: &Shared,
-        model: &ShardedModel<Cuda, R>,
-        (var, eps): (usize, f32),
+        (vars, gammas, eps): ([usize; 2], [CudaBuffer<f32>; 2], f32),
         (heads, tokens): ([Heads; 2], usize),
         (made, sums): ([Place; 2], &Place),
     ) -> Done<Self> {
-        let norm = |at: usize, heads: Heads| {
+        let norm = |gamma, heads, made: &Place| {
+            let beta = None;
             Ok::<_, TransformerError>(HeadNorm {
                 heads,
-                params: NormParams {
-                    gamma: var_buffer(model, var + at)?.clone(),
-                    beta: None,
-                    eps,
-                },
-                var: var + at,
-                made: shared.arena.values(&made[at])?,
+                params: NormParams { gamma, beta, eps },
+                made: shared.arena.values(made)?,
             })
         };
-        let [q, k] = heads;
+        let ([q, k], [of_q, of_k]) = (heads, gammas);
         Ok(Self {
+            vars,
             tokens,
-            norms: [norm(0, q)?, norm(1, k)?],
+            norms: [norm(of_q, q, &made[0])?, norm(of_k, k, &made[1])?],
             sums: shared.arena.sums(sums)?,
         })
     }
@@ -80,23 +74,22 @@ impl HeadNorms {
         Ok([q, k, v])
     }
 
-    /// From the gradients of what attention read to those of `rows`, in place; those of gamma go to their owners.
-    pub(super) fn backward<R: Recipe>(
+    /// From the gradients of what attention read to those of `rows`, in place, and those of gammas.
+    pub(super) fn backward(
         &self,
         shared: &Shared,
-        model: &ShardedModel<Cuda, R>,
         rows: [Rows<'_>; 3],
         gradients: [Rows<'_>; 3],
+        dgammas: &[CudaBuffer<f32>; 2],
     ) -> Done {
-        for ((norm, rows), gradient) in self.norms.iter().zip(rows).zip(gradients).rev() {
-            let dgamma = f32_gradient(model, norm.var)?;
+        let each = self.norms.iter().zip(dgammas).zip(rows).zip(gradients);
+        for (((norm, dgamma), rows), gradient) in each {
             shared.ops.norm_heads_backward(
                 (&norm.heads, self.tokens),
                 &norm.params,
                 (rows.values, gradient.values),
-                (&self.sums, &dgamma),
+                (&self.sums, dgamma),
             )?;
-            model.push_var_gradient(norm.var)?;
         }
         Ok(())
     }

@@ -15,11 +15,11 @@ use lowp_kernels::{Backend, Cuda, CudaBuffer, Pending};
 
 use super::TransformerError;
 use super::block::{Layer, Norm, Span, f32_gradient, var_buffer};
-use super::documents::{self, Documents};
+use super::documents::Documents;
 use super::gemms::Gemms;
 use super::linear::Shared;
 use super::ops::Ops;
-use super::place::{Arena, at};
+use super::place::{Arena, at, bytes};
 use super::sdpa::has_cudnn;
 use super::trace::{Profile, Trace};
 use super::transient::Transient;
@@ -377,7 +377,17 @@ impl<R: Recipe> Transformer<R> {
         for (buffer, list) in lists {
             cuda.write(buffer, 0, &bytes(list))?;
         }
-        documents::upload(&self.shared, [self.tokens, self.sizes.seq], first_seen)?;
+        let of_tokens = [self.tokens, self.sizes.seq];
+        match (&self.shared.documents, first_seen) {
+            (Some(documents), _) => {
+                documents.upload((cuda, &self.shared.ops), of_tokens, first_seen)?;
+            }
+            (None, None) => {}
+            (None, Some(_)) => {
+                let why = "documents are apart, and the model was built for those that are not: set `MicroBatch::documents`";
+                return Err(TransformerError::Unsupported(why.to_owned()));
+            }
+        }
         Ok(self
             .shared
             .trace
@@ -588,11 +598,4 @@ fn positions_of(sequences: usize, seq: usize) -> [Vec<u32>; 2] {
     let starts = (0..=seq).map(|p| (p * sequences) as u32).collect();
     let order = (0..seq).flat_map(|p| (0..sequences).map(move |s| (s * seq + p) as u32));
     [starts, order.collect()]
-}
-
-pub(super) fn bytes(values: &[u32]) -> Vec<u8> {
-    values
-        .iter()
-        .flat_map(|value| value.to_le_bytes())
-        .collect()
 }

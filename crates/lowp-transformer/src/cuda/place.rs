@@ -92,3 +92,9 @@ pub(super) fn at<T: Element>(buffer: &CudaBuffer<T>, len: usize) -> Result<u64, 
     }
     Ok(buffer.pointer())
 }
+
+/// The bytes of 4-byte entries.
+pub(super) fn bytes(values: &[u32]) -> Vec<u8> {
+    let values = values.iter();
+    values.flat_map(|value| value.to_le_bytes()).collect()
+}
