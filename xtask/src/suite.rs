@@ -1,6 +1,7 @@
 //! `cargo xtask test`: the stages of the test run, cheapest first.
 
 use std::process::Command;
+use std::{env, thread};
 
 use anyhow::{Result, ensure};
 use clap::Args;
@@ -115,6 +116,14 @@ const TOKENIZE: &str = "lowp-cli/tokenize";
 /// The one example that tests start. Clippy checks the others, and a test is made of that of lowp-train.
 const RANKS: &str = "rank_loop";
 
+/// How many tests nextest runs at once. An option of the caller goes before it.
+const THREADS: &str = "NEXTEST_TEST_THREADS";
+
+/// A fifth of their time tests wait: for ranks, processes and files.
+fn tests_at_once(cores: usize) -> usize {
+    cores + cores.div_ceil(4)
+}
+
 fn tests(options: &Options, references: &References) -> Result<()> {
     // By itself: the runners would build a test of it. The features are theirs, so that nothing is built twice.
     let build = ["build", "--workspace", "--features", TOKENIZE];
@@ -128,6 +137,10 @@ fn tests(options: &Options, references: &References) -> Result<()> {
         let mut nextest = cargo(&["nextest", "run", "--workspace", "--profile", profile])?;
         nextest.args(["--lib", "--bins", "--tests", "--features", TOKENIZE]);
         nextest.args(&options.filter);
+        if env::var_os(THREADS).is_none() {
+            let cores = thread::available_parallelism()?.get();
+            nextest.env(THREADS, tests_at_once(cores).to_string());
+        }
         nextest
     } else {
         eprintln!(
