@@ -59,7 +59,7 @@ pub struct Costs {
     pub idle_ranks: usize,
     /// Bytes of variables, beside what the memory has: shards, and what those that stay are gathered in.
     pub var_gather_bytes: u128,
-    /// On devices, where gradients arrive that are added there: those in bf16, and of micro-batches after the first.
+    /// On devices, where gradients arrive that are added there, those in bf16 and of micro-batches after the first, and sums that go on to other ranks.
     pub staging: u128,
     /// The collectives of a step.
     pub step: StepTraffic,

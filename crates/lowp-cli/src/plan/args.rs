@@ -66,7 +66,7 @@ JSON of --model:
       sequences          of a micro-batch
       scales             those bytes of `weights` that are no codes
       variables_gathered  f32 shards of the variables, and the memory to gather those that stay
-      staging            where gradients arrive that are added there
+      staging            where gradients arrive that are added there or sent on
       activations        kept for backward; null, as the next two, where `lowp train` runs no such
                          network on GPUs
       in_turn            operands, logits and gradients of activations, which layers use in turn

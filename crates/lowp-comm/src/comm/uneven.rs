@@ -8,6 +8,12 @@ use super::{ReduceStaging, even};
 /// Parts are multiples of this many elements, so that words of 16 bytes are not cut.
 const UNIT: usize = 16;
 
+/// Parts of fewer elements are not worth a round of messages: a library sums all of them on all ranks.
+const LEAST_PART: usize = 4096;
+
+/// Most ranks that one gets its sums from, each of which takes memory of the library.
+const MOST_PEERS: usize = 128;
+
 /// Who adds the gradients.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Adds {
@@ -17,9 +23,9 @@ pub enum Adds {
     Receiver,
 }
 
-/// Gradients of a batch that follow each other in one memory, of which some ranks own more than others. Each rank first gets the sums of an even
+/// Gradients of a batch that follow each other in one memory, of each of which some ranks own more than others. Each rank first gets the sums of an even
 /// part of that memory, and ranks then send each other what they own of it. Where parts must be equal there is a rest behind them, whose
-/// sums all ranks get.
+/// sums all ranks get: all of a run that is small, or of which a rank owns so much that it would hear from too many others.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct UnevenRun {
     /// Which of the batch.
@@ -54,26 +60,50 @@ impl UnevenRun {
         while start < batch.len() {
             let mut elements = spanned(batch[start].1);
             let mut end = start + 1;
+            if even(batch[start].1).is_some() {
+                start = end;
+                continue;
+            }
             while let Some((memory, ranges)) = batch.get(end)
                 && *memory == batch[start].0
+                && even(ranges).is_none()
                 && spanned(ranges).start == elements.end
             {
                 elements.end = spanned(ranges).end;
                 end += 1;
             }
-            let is_even = |(_, ranges): &(M, &[Range<usize>])| even(ranges).is_some();
-            if !batch[start..end].iter().all(is_even) {
-                runs.push(Self::new(start..end, elements, world, adds));
-            }
+            let owned = |rank: usize| {
+                batch[start..end]
+                    .iter()
+                    .map(move |(_, all)| all[rank].len())
+            };
+            let most = (0..world).map(|rank| owned(rank).sum()).max();
+            runs.push(Self::new(
+                (start..end, elements),
+                most.unwrap_or(0),
+                world,
+                adds,
+            ));
             start = end;
         }
         runs
     }
 
-    fn new(items: Range<usize>, elements: Range<usize>, world: usize, adds: Adds) -> Self {
+    /// Of gradients, and their elements, of which a rank owns `most`.
+    fn new(
+        (items, elements): (Range<usize>, Range<usize>),
+        most: usize,
+        world: usize,
+        adds: Adds,
+    ) -> Self {
         let each = match adds {
             Adds::Library => elements.len() / world / UNIT * UNIT,
             Adds::Receiver => elements.len().div_ceil(world).next_multiple_of(UNIT),
+        };
+        let is_small = each < LEAST_PART || most > MOST_PEERS * each;
+        let each = match adds {
+            Adds::Library if is_small => 0,
+            _ => each,
         };
         let cut = |rank: usize| elements.end.min(elements.start + rank * each);
         let parts = (0..world).map(|rank| cut(rank)..cut(rank + 1)).collect();
