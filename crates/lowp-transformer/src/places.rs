@@ -165,7 +165,8 @@ impl ModelPlaces {
             tied_grad: tied.then(|| Place::own("tied head gradient", F32 * vocab * dim)),
             losses: Place::own("losses", F32 * tokens),
             total: Place::own("loss", F32),
-            dh: Place::lent("dh", stream),
+            // Also the gradient of what the heads make.
+            dh: Place::lent("dh", BF16 * tokens * dim.max(sizes.heads_width())),
             norm_sums: Place::lent("norm gradients", F32 * norm_sums(tokens, dim)),
         }
     }
