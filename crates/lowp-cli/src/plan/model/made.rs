@@ -73,7 +73,7 @@ impl Plan<'_> {
                 ],
             );
             rows.push(("variables, as they are gathered", costs.var_gather_bytes));
-            rows.push(("gradients that arrive to be added or sent on", costs.staging));
+            rows.push(("gradients that arrive and go on", costs.staging));
             if let Some(network) = network {
                 let ModelMemory {
                     activations,

@@ -384,7 +384,7 @@ fn what_a_gpu_holds_is_the_sum_of_its_parts() {
         assert_eq!(plan["memory"]["decoded"], 0, "{args}");
         let unknown = args.contains("experts.json");
         assert_eq!(plan["device"]["activations"].is_null(), unknown, "{args}");
-        assert_eq!(number("staging") > 0, args.contains("bf16 --no"), "{args}");
+        assert!(number("staging") > 0, "{args}");
     }
 }
 
