@@ -88,7 +88,7 @@ class _Group:
     def _drop(self):
         """Holds no shard any more."""
         self.params = self.weights = self.users = self.shards = self.known = ()
-        self.layouts, self.layout = {}, None
+        self.layouts, self.layout, self.marks = {}, None, None
         return False
 
     def send(self, group, allocate):
