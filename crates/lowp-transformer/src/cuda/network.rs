@@ -7,6 +7,7 @@ use lowp_train::Batch;
 use lowp_train::Network;
 use lowp_train::network::{DeviceMemory, LateLoss, NetworkResult, Profile, Sharded};
 
+use super::TransformerError;
 use super::model::{Tokens, Transformer};
 use super::trace::GATHERS;
 
