@@ -17,11 +17,13 @@ const STEPS: usize = 14;
 const SKIPPED: usize = 6;
 
 #[derive(Clone, serde::Serialize)]
-struct OneLayer;
+struct OneLayer {
+    rows: usize,
+}
 
 impl Model for OneLayer {
     fn linears(&self) -> Vec<LinearSpec> {
-        vec![LinearSpec::new("layer", 32, 32, Init::Normal(0.1))]
+        vec![LinearSpec::new("layer", self.rows, 32, Init::Normal(0.1))]
     }
 }
 
@@ -84,7 +86,7 @@ impl<const LATE: bool> Network<Cpu> for Pulled<LATE> {
 fn run<const LATE: bool>() -> (Vec<String>, Vec<f32>) {
     let (run, mut config) = (
         Run::parse("mxfp8").expect("a recipe"),
-        Config::new(OneLayer),
+        Config::new(OneLayer { rows: 32 }),
     );
     (config.steps, config.warmup, config.batch, config.eval_every) = (STEPS, 2, 1, Some(5));
     let batches = Sampler::new("waves", |seed, step, batch: Range<usize>| {
