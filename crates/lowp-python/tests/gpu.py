@@ -4,6 +4,7 @@ Ranks are as many as there are GPUs; with one, the tests of two are left out and
 """
 
 import datetime
+import gc
 import time
 import unittest
 
@@ -221,6 +222,7 @@ def grouped(rank, world):
     test_group.same(*ahead, "gathers ahead")
     peaks = []
     for here in (False, True):
+        gc.collect()
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats()
         test_group.train(rank, "fp8-current", 2048, 8192, True, here, **how)
