@@ -74,8 +74,9 @@ JSON of --model:
       total              of all; `planned_bytes_per_rank` of `lowp train`
   left_out               array of `what`, and its `bytes` or null
   operations             array, in the order of a step:
-      what               transient_variables (embeddings and heads), forward, forward_again, backward,
-                         full_weights, gradients, replicas, or variables
+      what               transient_variables (embeddings and heads), forward,
+                         forward_again, backward, full_weights, gradients, replicas, or
+                         variables
       code, passes       recipe or dtype; how often in a step
       sent_bytes         over the ranks of one replica
       rank, world        `within_node` and `between_nodes`: bytes that arrive
