@@ -330,8 +330,14 @@ impl NcclComm {
         let addition = ordered.additions(&self.cuda, items, self.rank())?;
         let into = arrivals(items, addition, |_| true);
         let mut parts = Vec::with_capacity(items.len());
-        for ((item, &grad), &sum) in items.iter().zip(grads).zip(&into) {
-            let all = even(item.ranges).unwrap_or(0..0);
+        for (index, ((item, &grad), &sum)) in items.iter().zip(grads).zip(&into).enumerate() {
+            let all = even(item.ranges).ok_or_else(|| CommError::ItemLength {
+                op: "reduce-scatter of even parts",
+                item: index,
+                what: "a gradient of uneven parts",
+                found: grad.len(),
+                needed: 0,
+            })?;
             parts.push([self.cuda.view(grad, all)?, sum.clone()]);
         }
         let memory = || parts.iter().chain(rests).cloned().collect::<Vec<_>>();
@@ -514,7 +520,11 @@ impl Communicator<Cuda> for NcclComm {
             }
             Ok(())
         };
-        or_abort(self, run())?;
+        match run() {
+            // Nothing has run: what an error means is known to whoever captures.
+            Err(error) if self.cuda.is_capturing() => return Err(error),
+            done => or_abort(self, done)?,
+        }
         self.counters.add(&self.cuda, self.rank(), batch);
         Ok(())
     }

@@ -153,7 +153,14 @@ where
                 unmeasured = Some((rate.start.elapsed(), outcome.data));
                 trained.network.start_profile()?;
             }
-            let started = self.start(step, &mut trained)?;
+            let started = match self.start(step, &mut trained) {
+                Ok(started) => started,
+                Err(error) => {
+                    // What went wrong in the step before comes first.
+                    self.read(unread, comm, (&trained, &mut outcome, &mut rate))?;
+                    return Err(error);
+                }
+            };
             outcome.data += started.data.as_secs_f64();
             if measured && let Some(profile) = trained.network.take_profile()? {
                 (outcome.waited, outcome.gathered) = (Some(profile.waited), profile.gathered);

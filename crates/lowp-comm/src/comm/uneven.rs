@@ -8,7 +8,7 @@ use super::{ReduceStaging, even};
 /// Parts are multiples of this many elements, so that words of 16 bytes are not cut.
 const UNIT: usize = 16;
 
-/// Parts of fewer elements are not worth a round of messages: a library sums all of them on all ranks.
+/// Parts of fewer elements for each gradient are not worth a round of messages: a library sums all of them on all ranks.
 const LEAST_PART: usize = 4096;
 
 /// Most ranks that one gets its sums from, each of which takes memory of the library.
@@ -24,15 +24,15 @@ pub enum Adds {
 }
 
 /// Gradients of a batch that follow each other in one memory, of each of which some ranks own more than others. Each rank first gets the sums of an even
-/// part of that memory, and ranks then send each other what they own of it. Where parts must be equal there is a rest behind them, whose
-/// sums all ranks get: all of a run that is small, or of which a rank owns so much that it would hear from too many others.
+/// part of that memory, and ranks then send each other what they own of it. Where parts must be equal there is a rest after them, whose
+/// sums all ranks get. It is all of a run that is small or of many small gradients, and all of one of which a rank owns more than [`MOST_PEERS`] parts.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct UnevenRun {
     /// Which of the batch.
     pub items: Range<usize>,
     /// The elements of the memory whose sums each rank gets first, in rank order.
     pub parts: Vec<Range<usize>>,
-    /// The elements behind them.
+    /// The elements after them.
     pub rest: Range<usize>,
 }
 
@@ -100,7 +100,7 @@ impl UnevenRun {
             Adds::Library => elements.len() / world / UNIT * UNIT,
             Adds::Receiver => elements.len().div_ceil(world).next_multiple_of(UNIT),
         };
-        let is_small = each < LEAST_PART || most > MOST_PEERS * each;
+        let is_small = each < LEAST_PART * items.len() || most > MOST_PEERS * each;
         let each = match adds {
             Adds::Library if is_small => 0,
             _ => each,

@@ -94,6 +94,11 @@ impl Cuda {
         done.map_err(failed("cuStreamSynchronize"))
     }
 
+    /// Whether the calling thread is in a capture ([`crate::Backend::capture`]), whose owner decides what an error of its work means.
+    pub fn is_capturing(&self) -> bool {
+        capture::is_on()
+    }
+
     /// Marks this point in the stream.
     ///
     /// # Errors

@@ -340,13 +340,28 @@ def gathers_of(group):
     return getattr(group, "lowp", None)
 
 
+#: What gathers of a group read of it, of each of its records, and of what its groups share.
+_OF_GROUP = (
+    "unshard_in_backward post_forward_mesh_info mesh_info device_handle comm_ctx"
+    " _all_gather_result _all_gather_comm _sharded_state _training_state _reshard_after_forward_event _with_fqn"
+).split()
+_OF_RECORD = "sharded_param sharded_state _sharded_param_data _unsharded_param".split()
+_OF_ALL = "get_all_gather_streams all_gather_state".split()
+
+
+def _is_known(group):
+    """Whether a group of this version of FSDP2 has all names that its gathers read."""
+    has = lambda owner, names: all(hasattr(owner, name) for name in names)
+    return has(group, _OF_GROUP) and has(group.comm_ctx, _OF_ALL) and all(has(record, _OF_RECORD) for record in records_of(group))
+
+
 def gather_by(group, gathers):
     """Has ``gathers`` gather a group of parameters where it can; elsewhere, FSDP2 does."""
     of = type(group)
     if hasattr(of, "lowp"):
         group.lowp = gathers
         return
-    made = _gathering(of)
+    made = _gathering(of) if _is_known(group) else None
     if made is not None:
         group.lowp, group.__class__ = gathers, made
 

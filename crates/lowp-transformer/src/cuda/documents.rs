@@ -35,7 +35,7 @@ impl Documents {
         [tokens, seq]: [usize; 2],
         first_seen: Option<&[u32]>,
     ) -> Done {
-        let seen = match first_seen {
+        let seen: Vec<u32> = match first_seen {
             // Of its own position on, at most.
             Some(seen) => (0..seq as u32)
                 .cycle()
@@ -44,12 +44,6 @@ impl Documents {
                 .collect(),
             None => vec![0; tokens],
         };
-        if seen.len() != tokens {
-            return Err(TransformerError::Batch {
-                found: seen.len(),
-                expected: tokens,
-            });
-        }
         cuda.write(&self.first, 0, &bytes(&seen))?;
         match &self.mask {
             Some(mask) => ops.document_mask(&self.first, mask, [tokens, seq]),

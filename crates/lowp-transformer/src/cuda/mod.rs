@@ -1,6 +1,7 @@
 //! The model on a GPU.
 
 mod attention;
+mod batch;
 mod block;
 mod documents;
 mod error;
@@ -16,8 +17,9 @@ mod sdpa;
 mod trace;
 mod transient;
 
+pub use batch::Tokens;
 pub use error::TransformerError;
-pub use model::{Tokens, Transformer};
+pub use model::Transformer;
 pub use sdpa::has_cudnn;
 pub use trace::{Gathers, Profile};
 

@@ -14,6 +14,7 @@ use lowp_gemm::{Dtype, GemmDesc, GemmKind, OperandDesc, OperandPtr, Scalars};
 use lowp_kernels::{Backend, Cuda, CudaBuffer, Pending};
 
 use super::TransformerError;
+use super::batch::{Batch, Tokens};
 use super::block::{Layer, Norm, Span, f32_gradient, var_buffer};
 use super::documents::Documents;
 use super::gemms::Gemms;
@@ -30,32 +31,6 @@ use crate::sizes::{Block, LlamaSizes, Sizes};
 
 type Values = CudaBuffer<bf16>;
 type Done<T = ()> = Result<T, TransformerError>;
-
-/// A batch: whole sequences of tokens, and what follows each.
-#[derive(Clone, Copy, Debug)]
-pub struct Tokens<'a> {
-    /// Tokens.
-    pub inputs: &'a [u32],
-    /// The token after each, or [`Batch::IGNORED`].
-    ///
-    /// [`Batch::IGNORED`]: lowp_train::Batch::IGNORED
-    pub targets: &'a [u32],
-    /// For each token the first position of its sequence that it sees, where it does not see all before it
-    /// ([`MicroBatch::documents`]).
-    pub first_seen: Option<&'a [u32]>,
-}
-
-/// The batch on the device.
-#[derive(Debug)]
-struct Batch {
-    ids: CudaBuffer<u8>,
-    targets: CudaBuffer<u8>,
-    /// Where the tokens of each id begin in `order`, and their places in the batch.
-    starts: CudaBuffer<u8>,
-    order: CudaBuffer<u8>,
-    /// The same by position.
-    by_position: [CudaBuffer<u8>; 2],
-}
 
 /// What the head is.
 #[derive(Debug)]
@@ -324,74 +299,20 @@ impl<R: Recipe> Transformer<R> {
         Ok(trace.take()?)
     }
 
-    fn check(&self, batch: Tokens<'_>) -> Done {
-        let Tokens {
-            inputs, targets, ..
-        } = batch;
-        let vocab = self.sizes.vocab;
-        for (tokens, ignored) in [(inputs, None), (targets, Some(lowp_train::Batch::IGNORED))] {
-            if tokens.len() != self.tokens {
-                return Err(TransformerError::Batch {
-                    found: tokens.len(),
-                    expected: self.tokens,
-                });
-            }
-            let mut ids = tokens.iter();
-            if let Some(id) = ids.find(|&&id| id as usize >= vocab && Some(id) != ignored) {
-                return Err(TransformerError::Unsupported(format!(
-                    "token {id} in a vocabulary of {vocab}"
-                )));
-            }
-        }
-        Ok(())
-    }
-
     fn upload(&self, batch: Tokens<'_>) -> Done {
-        let Tokens {
-            inputs,
-            targets,
-            first_seen,
-        } = batch;
-        let vocab = self.sizes.vocab;
-        let mut starts = vec![0u32; vocab + 1];
-        for &id in inputs {
-            starts[id as usize + 1] += 1;
+        let Shared {
+            cuda,
+            ops,
+            documents,
+            trace,
+            ..
+        } = &*self.shared;
+        self.batch.upload(cuda, batch, self.sizes.vocab)?;
+        if let Some(documents) = documents {
+            let of_tokens = [self.tokens, self.sizes.seq];
+            documents.upload((cuda, ops), of_tokens, batch.first_seen)?;
         }
-        for id in 0..vocab {
-            starts[id + 1] += starts[id];
-        }
-        let mut next = starts.clone();
-        let mut order = vec![0u32; inputs.len()];
-        for (place, &id) in (0u32..).zip(inputs) {
-            let at = &mut next[id as usize];
-            order[*at as usize] = place;
-            *at += 1;
-        }
-        let cuda = &self.shared.cuda;
-        let lists = [
-            (&self.batch.ids, inputs),
-            (&self.batch.targets, targets),
-            (&self.batch.starts, &starts),
-            (&self.batch.order, &order),
-        ];
-        for (buffer, list) in lists {
-            cuda.write(buffer, 0, &bytes(list))?;
-        }
-        let of_tokens = [self.tokens, self.sizes.seq];
-        match (&self.shared.documents, first_seen) {
-            (Some(documents), _) => {
-                documents.upload((cuda, &self.shared.ops), of_tokens, first_seen)?;
-            }
-            (None, None) => {}
-            (None, Some(_)) => {
-                let why = "documents are apart, and the model was built for those that are not: set `MicroBatch::documents`";
-                return Err(TransformerError::Unsupported(why.to_owned()));
-            }
-        }
-        Ok(self
-            .shared
-            .trace
-            .mark(|| "tokens to the device".to_owned())?)
+        Ok(trace.mark(|| "tokens to the device".to_owned())?)
     }
 
     fn size(&self) -> [usize; 2] {
@@ -402,7 +323,8 @@ impl<R: Recipe> Transformer<R> {
         let Sizes {
             dim, seq, vocab, ..
         } = self.sizes;
-        self.check(batch)?;
+        let documents = self.shared.documents.is_some();
+        batch.check([self.tokens, vocab], documents)?;
         // In the order of their use, before work that they need not wait for.
         self.table.prefetch()?;
         if let Some(first) = self.layers.first() {

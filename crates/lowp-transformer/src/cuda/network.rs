@@ -8,7 +8,8 @@ use lowp_train::Network;
 use lowp_train::network::{DeviceMemory, LateLoss, NetworkResult, Profile, Sharded};
 
 use super::TransformerError;
-use super::model::{Tokens, Transformer};
+use super::batch::Tokens;
+use super::model::Transformer;
 use super::trace::GATHERS;
 
 impl Network<Cuda> for Transformer<Variant> {
