@@ -5,6 +5,8 @@
     reason = "gives cuBLASLt addresses of buffers that were made for the product"
 )]
 
+mod logits;
+
 use std::sync::Arc;
 
 use half::bf16;
@@ -395,14 +397,9 @@ impl<R: Recipe> Transformer<R> {
             }
             None => None,
         };
-        for first in (0..self.tokens).step_by(places.head_rows) {
-            let tokens = first..self.tokens.min(first + places.head_rows);
-            let (rows, skipped) = (tokens.len(), (BF16 * first * dim) as u64);
-            let read = OperandPtr::values(h.pointer() + skipped);
-            let desc = dense([rows, vocab, dim], [true, true], Dtype::F32);
-            let operands = [read, ptr(&self.head_values)];
-            // SAFETY: rows of `[tokens, dim]` by the head, `[vocab, dim]`.
-            unsafe { gemms.run(&desc, operands, logits.pointer(), Scalars::ONE) }?;
+        for tokens in self.parts() {
+            let (first, rows) = (tokens.start, tokens.len());
+            let read = self.enqueue_logits(tokens.clone(), &h, &logits)?;
             let dlogits = gradients.as_ref().map(|(dlogits, ..)| dlogits);
             ops.cross_entropy(
                 (tokens, vocab),
@@ -423,8 +420,9 @@ impl<R: Recipe> Transformer<R> {
             unsafe { gemms.run(&desc, [ptr(dlogits), read], head.pointer(), sums) }?;
             let desc = dense([rows, dim, vocab], [true, false], Dtype::Bf16);
             let operands = [ptr(dlogits), ptr(&self.head_values)];
+            let to = dh.pointer() + (BF16 * first * dim) as u64;
             // SAFETY: `[rows, vocab]` by `[vocab, dim]`, into rows of `[tokens, dim]`.
-            unsafe { gemms.run(&desc, operands, dh.pointer() + skipped, Scalars::ONE) }?;
+            unsafe { gemms.run(&desc, operands, to, Scalars::ONE) }?;
         }
         if let (Some(model), Head::Own(head)) = (model, &self.head) {
             model.push_var_gradient(head.index)?;

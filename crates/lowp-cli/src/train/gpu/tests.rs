@@ -1,5 +1,7 @@
 //! A step on a GPU beside the same step on the CPU. Without a GPU the tests pass, unless `LOWP_REQUIRE_GPU` is set.
 
+mod logits;
+
 use crate::train::config::Setup;
 use crate::train::planned;
 use crate::train::{Args, BUNDLED};
