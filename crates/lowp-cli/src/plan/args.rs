@@ -144,6 +144,10 @@ pub(crate) struct Args {
     #[arg(long, value_name = "N", conflicts_with = "shape", help_heading = MODEL)]
     pub(super) batch: Option<usize>,
 
+    /// Count the masks that `lowp train --mask-documents` has on GPUs
+    #[arg(long, conflicts_with = "shape", help_heading = MODEL)]
+    pub(super) mask_documents: bool,
+
     /// Number of ranks that the rows are sharded over
     #[arg(long, value_name = "N", aliases = ["world", "ranks"], required_unless_present = "mesh")]
     pub(super) world_size: Option<usize>,

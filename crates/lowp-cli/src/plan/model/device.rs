@@ -14,6 +14,7 @@ pub(super) fn batch(args: &Args, setup: &CostConfig) -> Result<Option<MicroBatch
     if setup.vars == VarPlace::Host {
         let of_gpus = [
             ("--batch", args.batch.is_some()),
+            ("--mask-documents", args.mask_documents),
             ("--no-cudnn", args.sharded.no_cudnn),
             ("--no-prefetch", args.sharded.no_prefetch),
         ];
@@ -33,7 +34,7 @@ pub(super) fn batch(args: &Args, setup: &CostConfig) -> Result<Option<MicroBatch
         agree_amaxes: false,
         prefetch: setup.prefetch,
         recompute: setup.recompute,
-        documents: false,
+        documents: args.mask_documents,
     }))
 }
 

@@ -388,6 +388,25 @@ fn what_a_gpu_holds_is_the_sum_of_its_parts() {
     }
 }
 
+/// The first position that a token sees and, for cuDNN, what is added to its scores.
+#[test]
+fn masks_of_documents_are_counted() {
+    let [tokens, seq] = [4 * 512, 512];
+    for (options, mask) in [("", 2 * tokens * seq), ("--no-cudnn", 0)] {
+        let model = format!("--model 125m --world-size 2 --batch 8 --device cuda {options}");
+        let masked = format!("{model} --mask-documents");
+        let [plain, masked] = [&model, &masked].map(|args| plan_json(args)["device"].take());
+        for key in ["activations", "total"] {
+            let [plain, masked] = [&plain, &masked].map(|device| device[key].as_u64());
+            assert_eq!(
+                masked,
+                plain.map(|bytes| bytes + 4 * tokens + mask),
+                "{options} {key}"
+            );
+        }
+    }
+}
+
 #[test]
 fn tables_of_gpus() {
     let (dir, _) = file("llama.json", &llama());
