@@ -1,5 +1,6 @@
 //! `lowp plan`: tables and JSON of one weight; `model.rs` has those of models.
 
+mod gpus;
 mod model;
 
 use super::{lowp, recipes, stdout};

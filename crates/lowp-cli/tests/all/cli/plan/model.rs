@@ -13,7 +13,7 @@ fn words(text: &str) -> Vec<&str> {
     text.split_whitespace().collect()
 }
 
-fn plan_json(args: &str) -> Value {
+pub(super) fn plan_json(args: &str) -> Value {
     let args = [&["plan", "--json"], &words(args)[..]].concat();
     serde_json::from_str(&stdout(&args)).expect("JSON")
 }
@@ -44,7 +44,7 @@ fn trains_as_planned(compare: &str, options: &str) {
 
 /// Totals are sums of their parts, and the reference is a plan in bf16.
 #[track_caller]
-fn check_sums(plan: &Value) {
+pub(super) fn check_sums(plan: &Value) {
     let number = |value: &Value| value.as_u64().expect("a number");
     let memory = plan["memory"].as_object().expect("memory");
     let parts = memory
@@ -161,21 +161,21 @@ fn flags_of_recipes_are_modifiers() {
 }
 
 /// A file `name` with this value in a folder of its own.
-fn file(name: &str, value: &Value) -> (TempDir, String) {
+pub(super) fn file(name: &str, value: &Value) -> (TempDir, String) {
     let dir = tempfile::tempdir().expect("a folder");
     let file = dir.path().join(name);
     fs::write(&file, value.to_string()).expect("a file");
     (dir, path(&file))
 }
 
-fn llama() -> Value {
+pub(super) fn llama() -> Value {
     json!({
         "model_type": "llama", "hidden_size": 4096, "intermediate_size": 14336, "num_hidden_layers": 32,
         "num_attention_heads": 32, "num_key_value_heads": 8, "vocab_size": 128_256, "tie_word_embeddings": false,
     })
 }
 
-fn experts() -> Value {
+pub(super) fn experts() -> Value {
     json!({
         "model_type": "qwen3_moe", "hidden_size": 4096, "intermediate_size": 6144, "num_hidden_layers": 94,
         "num_attention_heads": 64, "num_key_value_heads": 4, "head_dim": 128, "vocab_size": 151_936,
@@ -313,98 +313,6 @@ fn json() {
     let (dir, _) = file("llama.json", &llama());
     let args = "--model llama.json --mesh 2x16 --recompute --bandwidth 350,40 --json";
     insta::assert_snapshot!(shown(&dir, args));
-}
-
-/// What the pool of an H200 measured in `lowp train --params 1b --vocab 32768` (docs/notes/training-on-gpus.md), in GB. Logits and their
-/// gradients were whole then: of 8,192 tokens half of their 6 bytes each are there now, of 4,096 all. Embedding and head were whole, beside
-/// the memory in which both were gathered and that of both gradients: of six tables one to gather and one of gradients are left.
-#[test]
-fn gpus_hold_what_was_measured() {
-    let half = 4096.0 * 32_768.0 * 6.0 / 1e9;
-    let tables = 4.0 * 32_768.0 * 2048.0 * 4.0 / 1e9;
-    for (options, measured, cut) in [
-        ("--world-size 1 --batch 16 --recipe bf16", 42.611, half),
-        (
-            "--world-size 1 --batch 16 --recipe fp8-current",
-            39.145,
-            half,
-        ),
-        (
-            "--world-size 1 --batch 16 --recipe fp8-current --recompute",
-            29.483,
-            half,
-        ),
-        ("--world-size 2 --batch 16 --recipe bf16", 22.454, 0.0),
-        (
-            "--world-size 2 --batch 16 --recipe fp8-current",
-            20.721,
-            0.0,
-        ),
-        (
-            "--world-size 4 --batch 16 --seq 2048 --recipe bf16",
-            23.908,
-            0.0,
-        ),
-    ] {
-        let args = format!("--model 1b --vocab 32768 --device cuda {options}");
-        let plan = plan_json(&args);
-        let planned = plan["device"]["total"].as_f64().expect("bytes") / 1e9 + cut + tables;
-        assert!(
-            (planned / measured - 1.0f64).abs() < 0.002,
-            "{options}: {planned} GB planned and {measured} measured"
-        );
-    }
-}
-
-#[test]
-fn what_a_gpu_holds_is_the_sum_of_its_parts() {
-    let (dir, config) = file("llama.json", &llama());
-    let experts_file = dir.path().join("experts.json");
-    fs::write(&experts_file, experts().to_string()).expect("a file");
-    for args in [
-        "--model 1b --vocab 32768 --world-size 8 --batch 64 --recipe nvfp4-1d --keep-bf16 block0.*",
-        "--model 125m --arch llama --mesh 2x2 --accumulate 2 --grad-wire bf16 --no-cudnn --no-prefetch",
-        "--model 125m --world-size 4 --sharding zero1 --recompute",
-        &format!("--model {config} --world-size 8"),
-        &format!("--model {} --world-size 8", experts_file.display()),
-    ] {
-        let plan = plan_json(&format!("{args} --device cuda"));
-        check_sums(&plan);
-        let number = |key: &str| plan["device"][key].as_u64().unwrap_or(0);
-        let parts = [
-            "variables_gathered",
-            "staging",
-            "activations",
-            "in_turn",
-            "workspaces",
-        ];
-        let parts: u64 = parts.iter().map(|key| number(key)).sum();
-        let parameters = plan["memory"]["total"].as_u64().expect("a number");
-        assert_eq!(number("total"), parameters + parts, "{args}");
-        assert_eq!(plan["memory"]["decoded"], 0, "{args}");
-        let unknown = args.contains("experts.json");
-        assert_eq!(plan["device"]["activations"].is_null(), unknown, "{args}");
-        assert!(number("staging") > 0, "{args}");
-    }
-}
-
-/// The first position that a token sees and, for cuDNN, what is added to its scores.
-#[test]
-fn masks_of_documents_are_counted() {
-    let [tokens, seq] = [4 * 512, 512];
-    for (options, mask) in [("", 2 * tokens * seq), ("--no-cudnn", 0)] {
-        let model = format!("--model 125m --world-size 2 --batch 8 --device cuda {options}");
-        let masked = format!("{model} --mask-documents");
-        let [plain, masked] = [&model, &masked].map(|args| plan_json(args)["device"].take());
-        for key in ["activations", "total"] {
-            let [plain, masked] = [&plain, &masked].map(|device| device[key].as_u64());
-            assert_eq!(
-                masked,
-                plain.map(|bytes| bytes + 4 * tokens + mask),
-                "{options} {key}"
-            );
-        }
-    }
 }
 
 #[test]
