@@ -105,20 +105,6 @@ mod scalars_read;
 pub use fence::{Fence, Fenced};
 pub use rig::Rig;
 
-#[cfg(test)]
-mod on_cpu {
-    use crate::rig::cpu as rig;
-
-    crate::suite!();
-}
-
-#[cfg(all(test, feature = "cuda"))]
-mod on_cuda {
-    use crate::rig::device as rig;
-
-    crate::suite!();
-}
-
 /// Random cases of a law. No file remembers failing ones: the suite also runs where there are no
 /// sources, and a failure names its input.
 fn cases_of(count: u32) -> proptest::test_runner::Config {
@@ -193,4 +179,18 @@ fn encode_job<B: Backend>(
 fn contents<B: Backend>(rig: &Rig<B>, targets: &[Target<B>]) -> Vec<(BufferKey, Vec<u8>)> {
     let content = |t: &Target<B>| (t.spec.key, rig.content::<u8>(&t.bytes));
     targets.iter().map(content).collect()
+}
+
+#[cfg(test)]
+mod on_cpu {
+    use crate::rig::cpu as rig;
+
+    crate::suite!();
+}
+
+#[cfg(all(test, feature = "cuda"))]
+mod on_cuda {
+    use crate::rig::device as rig;
+
+    crate::suite!();
 }

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import CheckpointImpl, checkpoint_wrapper
 from torch.distributed.fsdp import fully_shard
-from torch.utils.checkpoint import checkpoint
+from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
 import lowp
 import ranks
@@ -35,7 +35,7 @@ class Block(nn.Module):
 
     def forward(self, x):
         inner = lambda x: self.down(torch.relu(self.up(x)[:, : self.taken]))
-        return inner(x) if self.repeat is None else checkpoint(inner, x, use_reentrant=self.repeat)
+        return inner(x) if self.repeat is None else checkpoint(inner, x, **self.repeat)
 
 
 class Blocks(nn.Sequential):
@@ -45,7 +45,7 @@ class Blocks(nn.Sequential):
 
     def forward(self, x):
         for block in self:
-            x = block(x) if self.repeat is None else checkpoint(block, x, use_reentrant=self.repeat)
+            x = block(x) if self.repeat is None else checkpoint(block, x, **self.repeat)
         return x
 
 
@@ -67,14 +67,14 @@ def plain(*of):
     return shard(made(*of))
 
 
-def inside(reentrant):
-    return lambda *of: shard(made(*of, repeat=reentrant))
+def inside(reentrant, **how):
+    return lambda *of: shard(made(*of, repeat=dict(use_reentrant=reentrant, **how)))
 
 
-def around(reentrant):
+def around(reentrant, **how):
     def make(*of):
         net = plain(*of)
-        net.repeat = reentrant
+        net.repeat = dict(use_reentrant=reentrant, **how)
         return net
 
     return make
@@ -96,12 +96,20 @@ def wrapped(first, impl):
     return make
 
 
+def keeps_relu(context, operator, *args, **kwargs):
+    return CheckpointPolicy.MUST_SAVE if operator is torch.ops.aten.relu.default else CheckpointPolicy.PREFER_RECOMPUTE
+
+
+SELECTIVE = dict(context_fn=functools.partial(create_selective_checkpoint_contexts, keeps_relu))
+
 #: Every way of asking for it.
 WAYS = {
     "inside": inside(False),
     "inside, reentrant": inside(True),
     "around": around(False),
     "around, reentrant": around(True),
+    "inside, selective": inside(False, **SELECTIVE),
+    "around, selective": around(False, **SELECTIVE),
     "wrapped, sharded": wrapped("wrap", CheckpointImpl.NO_REENTRANT),
     "sharded, wrapped": wrapped("shard", CheckpointImpl.NO_REENTRANT),
     "wrapped, sharded, reentrant": wrapped("wrap", CheckpointImpl.REENTRANT),
@@ -198,7 +206,7 @@ def changing(rank, world, name):
     first weight gathers in each batch."""
     found = {}
     for what, batches, before, between in (
-        ("checkpointing", 1, lambda net, at: setattr(net, "repeat", False if at in (0, 1, 4) else None), None),
+        ("checkpointing", 1, lambda net, at: setattr(net, "repeat", dict(use_reentrant=False) if at in (0, 1, 4) else None), None),
         ("reshard_after_forward", 1, lambda net, at: [block.set_reshard_after_forward(at not in (1, 2)) for block in net], None),
         ("reshard_after_backward", 2, lambda net, at: net.set_reshard_after_backward(at % 2 == 1), None),
         ("unshard", 1, None, lambda net, at: [block.unshard() for block in net] if at in (0, 1, 4) else None),

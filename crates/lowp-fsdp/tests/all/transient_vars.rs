@@ -361,7 +361,7 @@ fn ranks_that_gather_a_variable_and_a_weight_hear_of_it() {
             }
         }
     });
-    let error = done.err().expect("gathers that differ").to_string();
+    let error = done.expect_err("gathers that differ").to_string();
     for group in ["group 0 for forward", "group 2 for forward"] {
         assert!(error.contains(group), "{error}");
     }

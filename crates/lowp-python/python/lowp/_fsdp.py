@@ -242,8 +242,10 @@ class Gathered:
             peer.backward.repeated = peer.backward.repeated or repeats
         if missing:
             self.check_there(store.buffers.values())
-            for peer in peers:
-                peer.repeat()
+            # Not for what follows the operators of a model, as selective checkpointing does.
+            with compat.without_modes():
+                for peer in peers:
+                    peer.repeat()
 
     def derive(self):
         """Makes what was left for later, once."""

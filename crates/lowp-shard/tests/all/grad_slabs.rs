@@ -1,5 +1,6 @@
 //! Memory that buckets of gradients use in turn.
 
+use std::iter;
 use std::sync::Arc;
 
 use lowp_comm::{Communicator, LocalComm, Mesh, MeshComm};
@@ -31,7 +32,7 @@ fn a_large_bucket_takes_the_slab_of_one_far_before_it() {
     let lens = [64, 32, 48, 64];
     let param = |(number, &len): (usize, &usize)| GradParam {
         name: format!("p{number}"),
-        ranges: vec![0..len],
+        ranges: iter::once(0..len).collect(),
         out: Cpu.alloc::<f32>(len).expect("room"),
     };
     let params: Vec<GradParam<Cpu>> = lens.iter().enumerate().map(param).collect();
