@@ -90,7 +90,7 @@ class Codes(unittest.TestCase):
     def test_a_shard_that_comes_back_is_asked_for(self):
         import ranks
 
-        self.assertEqual(ranks.run(1, forgets)[0], {"first": True, "again": False, "other": True, "back": True, "stays": False})
+        self.assertEqual(ranks.run(1, forgets)[0], {"first": True, "again": False, "other": True, "back": True, "elsewhere": False, "stays": False})
         for found in ranks.run(2, forgets):
             self.assertTrue(found["first"] and found["other"] and found["back"] and not found["again"] and not found["stays"], found)
 
@@ -129,6 +129,7 @@ def forgets(rank, world):
     assert not torch.equal(forward("other"), first)
     net.load_state_dict(own, assign=True)
     assert torch.equal(forward("back"), first)
+    forward("elsewhere")  # of several ranks, whose gathers are lowp's own from here on
     forward("stays")
     return found
 
