@@ -318,7 +318,7 @@ impl NcclComm {
         self.deliver(items, &uneven, &mut ordered)
     }
 
-    /// Sums in NCCL's order, of gradients in even parts that it can add, and of what is behind the parts. Those that are added to earlier ones
+    /// Sums in NCCL's order, of gradients in even parts that it can add, and of the rest after the parts. Those that are added to earlier ones
     /// arrive in scratch memory.
     fn reduce_by_nccl(
         &self,

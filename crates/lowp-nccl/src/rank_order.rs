@@ -35,7 +35,7 @@ struct Staging {
     /// Sums of NCCL that are added to others.
     added: Option<Source<Cuda>>,
     /// Sums of even parts, on their way to the ranks that own uneven ones.
-    even: Option<Source<Cuda>>,
+    passed_on: Option<Source<Cuda>>,
 }
 
 /// What adding the parts of `item` stages.
@@ -59,7 +59,7 @@ impl Staging {
             (arrive_narrow, FloatDtype::Bf16, narrow),
             (&mut self.narrow, FloatDtype::Bf16, needed.narrow),
             (&mut self.added, FloatDtype::F32, needed.added),
-            (&mut self.even, FloatDtype::F32, needed.even),
+            (&mut self.passed_on, FloatDtype::F32, needed.passed_on),
         ] {
             let has = place.as_ref().map_or(0, |memory| memory.len(cuda));
             if has < len {
@@ -255,8 +255,8 @@ impl RankOrder {
         let mut start = 0;
         let mut place = |len: usize| {
             let view = start..start + len;
-            start += ReduceStaging::of_run(len, 0).even;
-            match &self.staging.even {
+            start += ReduceStaging::of_run(len, 0).passed_on;
+            match &self.staging.passed_on {
                 Some(Source::F32(memory)) => cuda.view(memory, view),
                 _ => cuda.alloc(0),
             }

@@ -78,7 +78,7 @@ impl Uneven {
         others.chain(runs).collect()
     }
 
-    /// What is behind the parts of gradients in f32, and where its sums go on all ranks.
+    /// The rest after the parts of gradients in f32, and where its sums go on all ranks.
     pub(crate) fn rests(
         &self,
         cuda: &Cuda,

@@ -61,7 +61,8 @@ pub struct GatherItem<'a, B: Backend> {
 /// One gradient of a batched reduce-scatter.
 #[derive(Clone, Copy, Debug)]
 pub struct ReduceItem<'a, B: Backend> {
-    /// The memory of this rank's full gradient. Gradients that share memory on one rank share it on all.
+    /// The memory of this rank's full gradient. Gradients that share memory on one rank share it on all, at the same
+    /// places: which operations a rank enqueues follows from them.
     pub grad: &'a Source<B>,
     /// The elements of that memory that each rank receives the sum of, in rank order.
     pub ranges: &'a [Range<usize>],

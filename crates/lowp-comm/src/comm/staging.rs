@@ -17,7 +17,7 @@ pub struct ReduceStaging {
     /// Sums in f32 that are added to earlier ones.
     pub added: usize,
     /// Sums in f32 of even parts, on their way to the ranks that own uneven ones.
-    pub even: usize,
+    pub passed_on: usize,
 }
 
 impl ReduceStaging {
@@ -47,10 +47,10 @@ impl ReduceStaging {
         }
     }
 
-    /// Of a run of which this rank gets the sums of a part and of the rest behind all parts ([`UnevenRun`]).
+    /// Of a run of which this rank gets the sums of a part and of the rest after all parts ([`UnevenRun`]).
     pub fn of_run(part: usize, rest: usize) -> Self {
         Self {
-            even: room(part) + room(rest),
+            passed_on: room(part) + room(rest),
             ..Self::default()
         }
     }
@@ -71,7 +71,7 @@ impl ReduceStaging {
         let of_run =
             |run: &UnevenRun| [parts((run.len(), run.parts[rank].len())), run.staging(rank)];
         let mut all: Self = runs.iter().flat_map(of_run).sum();
-        // What is added of runs and of other gradients takes turns.
+        // Gradients of runs and other gradients are added one after the other, in the same memory.
         let mut added = [0; 2];
         for (item, &(len, own)) in lens.iter().enumerate() {
             let in_run = runs.iter().any(|run| run.items.contains(&item));
@@ -95,14 +95,14 @@ impl ReduceStaging {
             arrivals: [wide.max(other_wide), narrow.max(other_narrow)],
             narrow: self.narrow.max(other.narrow),
             added: self.added.max(other.added),
-            even: self.even.max(other.even),
+            passed_on: self.passed_on.max(other.passed_on),
         }
     }
 
     /// Bytes of all of it.
     pub fn bytes(self) -> usize {
         let [wide, narrow] = self.arrivals;
-        FloatDtype::F32.bytes() * (wide + self.added + self.even)
+        FloatDtype::F32.bytes() * (wide + self.added + self.passed_on)
             + FloatDtype::Bf16.bytes() * (narrow + self.narrow)
     }
 }
@@ -114,7 +114,7 @@ impl Sum for ReduceStaging {
             arrivals: [0, 1].map(|dtype| sum.arrivals[dtype] + item.arrivals[dtype]),
             narrow: sum.narrow + item.narrow,
             added: sum.added + item.added,
-            even: sum.even + item.even,
+            passed_on: sum.passed_on + item.passed_on,
         })
     }
 }

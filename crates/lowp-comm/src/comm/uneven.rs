@@ -167,7 +167,7 @@ impl UnevenRun {
         owned.filter(|(_, elements)| !elements.is_empty())
     }
 
-    /// Memory for the sums of the part of `rank`, and of the rest behind it.
+    /// Memory for the sums of the part of `rank`, and of the rest after all parts.
     pub fn staging(&self, rank: usize) -> ReduceStaging {
         ReduceStaging::of_run(self.parts[rank].len(), self.rest.len())
     }

@@ -130,11 +130,11 @@ fn uneven_buckets_stage_even_parts() {
     };
     assert_eq!(staged(&even, Adds::Receiver, true), arrive);
     let sums = ReduceStaging {
-        even: 16000,
+        passed_on: 16000,
         ..ReduceStaging::default()
     };
     let both = ReduceStaging {
-        even: 16000,
+        passed_on: 16000,
         ..arrive
     };
     assert_eq!(staged(&uneven, Adds::Receiver, false), both);

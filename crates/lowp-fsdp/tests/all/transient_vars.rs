@@ -348,7 +348,7 @@ fn an_audit_finds_a_variable_that_differs() {
     done.unwrap_or_else(|error| panic!("{error}"));
 }
 
-/// Gathers of variables are told from those of weights that send as many bytes.
+/// Ranks find that one gathers a variable where another gathers a weight of as many bytes.
 #[test]
 fn ranks_that_gather_a_variable_and_a_weight_hear_of_it() {
     let done = run_ranks(&Cpu, 2, Duration::from_secs(60), |rank, comm| {
