@@ -76,7 +76,7 @@ class Llama(nn.Module):
 
         config = LlamaConfig(
             hidden_size=args.width,
-            intermediate_size=4 * args.width,
+            intermediate_size=args.mlp,
             num_hidden_layers=args.layers,
             num_attention_heads=args.heads,
             num_key_value_heads=args.heads // 4,
@@ -380,10 +380,11 @@ def main():
     parser.add_argument("--profile", action="store_true", help="tables of kernels and of operations on the host, behind those of `train`")
     parser.add_argument("--recipes", nargs="+", default=["fp8-current", "mxfp8-2d", "mxfp8", "nvfp4-2d"])
     parser.add_argument("--llama", action="store_true", help="the Llama of transformers instead of the GPT")
-    for name, value in dict(width=2048, layers=None, heads=None, words=None, length=2048, batch=4, runs=30, warm=8).items():
+    for name, value in dict(width=2048, mlp=None, layers=None, heads=None, words=None, length=2048, batch=4, runs=30, warm=8).items():
         parser.add_argument(f"--{name}", type=int, default=value)
     args = parser.parse_args()
     shape = dict(layers=16, heads=32, words=32000) if args.llama else dict(layers=24, heads=16, words=32768)
+    shape["mlp"] = 4 * args.width
     for name, value in shape.items():
         if getattr(args, name) is None:
             setattr(args, name, value)
