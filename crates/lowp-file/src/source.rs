@@ -107,17 +107,21 @@ fn convert<const N: usize, T: Element, B: Backend>(
             Ok(backend.write(buffer, part.start + start, values)?)
         })
     };
-    // Most of the time is the system's, which copies for several threads at once.
-    let parts = match range.len() * N {
-        0..LARGE => 1,
-        _ => thread::available_parallelism()
-            .map_or(1, usize::from)
-            .min(MOST_THREADS),
-    };
+    let parts = threads_for(range.len() * N);
     let each = range.len().div_ceil(parts).max(1);
     let end = |part: usize| (part * each).min(range.len());
     let parts: Vec<_> = (0..parts).map(|part| end(part)..end(part + 1)).collect();
     on_threads(&parts, fill).map(drop)
+}
+
+/// How many threads read so many bytes. Most of the time is the system's, which copies for several threads at once.
+fn threads_for(bytes: usize) -> usize {
+    match bytes {
+        0..LARGE => 1,
+        _ => thread::available_parallelism()
+            .map_or(1, usize::from)
+            .min(MOST_THREADS),
+    }
 }
 
 /// Does `work` on all `parts`, the first on this thread and each other on one of its own, if the system has one for it. Returns what it gave, in
@@ -178,6 +182,36 @@ pub(crate) fn each_value(
         Dtype::BF16 => each_chunk::<2, _>(tensor, range, f32_of_bf16, take),
         _ => Err(no_values(tensor)),
     }
+}
+
+/// Elements `range` of `tensor` as f32 values.
+pub(crate) fn f32_values(tensor: &Tensor<'_>, range: Range<usize>) -> Result<Vec<f32>> {
+    let mut values = vec![0.0; range.len()];
+    let threads = threads_for(size_of_val(values.as_slice()));
+    let each = range.len().div_ceil(threads).max(1);
+    let fill = |start: usize, part: &mut [f32]| {
+        each_value(tensor, start..start + part.len(), |at, read| {
+            part[at..at + read.len()].copy_from_slice(read);
+            Ok(())
+        })
+    };
+    if threads == 1 {
+        fill(range.start, &mut values)?;
+        return Ok(values);
+    }
+    thread::scope(|scope| {
+        let starts = (range.start..).step_by(each);
+        let parts = starts.zip(values.chunks_mut(each));
+        let threads: Vec<_> = parts
+            .map(|(start, part)| scope.spawn(move || fill(start, part)))
+            .collect();
+        let panicked = |_| Err(FileError::Missing("a reader panicked".to_owned()));
+        let mut read = threads
+            .into_iter()
+            .map(|t| t.join().unwrap_or_else(panicked));
+        read.try_for_each(|read| read)
+    })?;
+    Ok(values)
 }
 
 fn f32_of_f16(bytes: [u8; 2]) -> f32 {
@@ -245,6 +279,8 @@ mod tests {
                     }
                 };
                 assert!(found == expected, "{dtype}");
+                let end = f32_values(&tensor, 5..len - 7)?;
+                assert!(end == expected[5..], "{dtype}");
             }
         }
         Ok(())

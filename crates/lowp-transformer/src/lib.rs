@@ -13,6 +13,11 @@
 //! assert!(Sizes { heads: 32, ..sizes }.check().is_err());
 //! ```
 
+#[cfg_attr(
+    not(feature = "cuda"),
+    allow(dead_code, reason = "a plan needs the bytes alone")
+)]
+mod attention_slice;
 #[cfg(feature = "cuda")]
 mod cuda;
 mod gpt_check;

@@ -2,6 +2,7 @@
 
 use lowp_format::BufferSpec;
 
+use crate::attention_slice::AttentionSlice;
 use crate::sizes::{Block, LlamaSizes, Sizes};
 
 /// Bytes of values and of sums.
@@ -410,15 +411,19 @@ pub(crate) struct ProductPlaces {
 impl CudnnPlaces {
     pub(crate) fn new(sizes: &Sizes, tokens: usize) -> Self {
         let (values, rows) = (tokens * sizes.heads_width(), tokens * sizes.heads);
-        let shared = match sizes.block {
-            Block::Llama(LlamaSizes { kv_heads, .. }) if kv_heads < sizes.heads => 2 * values,
-            _ => 0,
+        let slice = AttentionSlice::new(sizes, tokens);
+        let of_slice = slice.sequences * sizes.seq * slice.heads();
+        let shared = match slice.group {
+            0 | 1 => 0,
+            _ => 2 * of_slice * sizes.head_dim(),
         };
         Self {
             output: Place::kept("kept seen heads", BF16 * values),
             stats: Place::kept("kept attention stats", F32 * rows),
             // Measured: gradients of scores, a sum for each row, and, where queries share them, gradients of keys and values for each head.
-            workspace: sdpa_workspace(BF16 * (rows * sizes.seq + shared) + F32 * rows + 256),
+            workspace: sdpa_workspace(
+                BF16 * (of_slice * sizes.seq + shared) + F32 * of_slice + 256,
+            ),
         }
     }
 }

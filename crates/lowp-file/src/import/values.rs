@@ -12,7 +12,7 @@ use crate::error::{FileError, Result, file_error};
 use crate::interchange::config;
 use crate::interchange::hub::Hub;
 use crate::meta;
-use crate::source::each_value;
+use crate::source::f32_values;
 use crate::text::{dims, shown};
 use crate::unpack::decode;
 
@@ -65,7 +65,6 @@ impl<'a> Values<'a> {
     /// There is no such tensor, it has another shape, or it cannot be read.
     pub fn read(&self, name: &str, shape: &[usize], elements: Range<usize>) -> Result<Vec<f32>> {
         let model = &self.hub.model;
-        let mut values = Vec::with_capacity(elements.len());
         let whole = if let Some(weight) = self.weights.get(name) {
             let tensor = &weight.tensor;
             self.check(name, &tensor.text.shape, shape)?;
@@ -74,11 +73,7 @@ impl<'a> Values<'a> {
         } else {
             match model.get(name) {
                 Some(tensor) if tensor.shape == shape => {
-                    each_value(&tensor, elements, |_, part| {
-                        values.extend_from_slice(part);
-                        Ok(())
-                    })?;
-                    return Ok(values);
+                    return f32_values(&tensor, elements);
                 }
                 Some(tensor) if crate::meta::find(model, name)?.is_none() => {
                     return Err(self.unlike(name, tensor.shape, shape));
@@ -87,8 +82,7 @@ impl<'a> Values<'a> {
             }
         };
         self.check(name, &[whole.len()], &[shape.iter().product()])?;
-        values.extend_from_slice(&whole[elements]);
-        Ok(values)
+        Ok(whole[elements].to_vec())
     }
 
     fn check(&self, name: &str, found: &[usize], expected: &[usize]) -> Result<()> {

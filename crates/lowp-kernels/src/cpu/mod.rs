@@ -75,8 +75,7 @@ impl Backend for Cpu {
     ) -> Result<(), KernelError> {
         graph::not_in_capture("a write from the host")?;
         let range = range("write", start, values.len(), buffer.len())?;
-        buffer.write()?[range].copy_from_slice(values);
-        Ok(())
+        threads::copy_values(values, &mut buffer.write()?[range])
     }
 
     fn read<T: Element>(

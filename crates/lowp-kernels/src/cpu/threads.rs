@@ -71,6 +71,26 @@ pub(super) fn in_parallel(
     install(threads, || (0..count).into_par_iter().try_for_each(work))?
 }
 
+/// Bytes that one thread copies at least.
+const COPIED: usize = 4 << 20;
+
+/// Copies `from` to `to`, which are of one length: many values on several threads, as most of the time is that in which the system finds
+/// memory.
+pub(super) fn copy_values<T: Copy + Send + Sync>(
+    from: &[T],
+    to: &mut [T],
+) -> Result<(), KernelError> {
+    let each = COPIED / size_of::<T>().max(1);
+    if to.len() < 2 * each {
+        to.copy_from_slice(from);
+        return Ok(());
+    }
+    install(available(), || {
+        let parts = to.par_chunks_mut(each).zip(from.par_chunks(each));
+        parts.for_each(|(to, from)| to.copy_from_slice(from));
+    })
+}
+
 /// Runs `work`, whose parallel loops then run on `threads` threads of this crate, and waits. The calling
 /// thread takes up nothing else.
 fn install<R: Send>(threads: usize, work: impl FnOnce() -> R + Send) -> Result<R, KernelError> {
@@ -113,6 +133,17 @@ mod tests {
         assert_eq!(outside(Some("3")), 3);
         for nothing in [None, Some(""), Some("0"), Some("many"), Some("-1")] {
             assert_eq!(outside(nothing), system, "{nothing:?}");
+        }
+    }
+
+    #[test]
+    fn many_values_are_copied_by_several_threads() {
+        let each = COPIED / size_of::<u32>();
+        for len in [0, 5, 2 * each - 1, 3 * each + 7] {
+            let from: Vec<u32> = (0..len as u32).collect();
+            let mut to = vec![0; len];
+            copy_values(&from, &mut to).unwrap();
+            assert!(from == to, "{len}");
         }
     }
 

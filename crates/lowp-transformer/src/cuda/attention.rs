@@ -16,6 +16,7 @@ use super::linear::Shared;
 use super::ops::Heads;
 use super::place::at;
 use super::sdpa::{Sdpa, SdpaSizes};
+use crate::attention_slice::AttentionSlice;
 use crate::places::{AttentionPlaces, CudnnPlaces, ProductPlaces};
 use crate::sizes::Sizes;
 
@@ -43,13 +44,24 @@ pub(super) struct Attention {
 #[expect(clippy::large_enum_variant, reason = "a block has one")]
 enum Way {
     Cudnn {
+        /// Of one slice.
         sdpa: Arc<Sdpa>,
+        slices: Vec<SliceStarts>,
         /// Rows of tokens.
         output: CudaBuffer<bf16>,
         /// The logarithms of the sums that the softmax divides by.
         stats: CudaBuffer<f32>,
     },
     Products(Products),
+}
+
+/// Bytes from the addresses of a batch to those of a slice.
+#[derive(Clone, Copy, Debug)]
+struct SliceStarts {
+    inputs: [u64; 3],
+    output: u64,
+    stats: u64,
+    mask: u64,
 }
 
 /// What products over heads keep for backward.
@@ -84,9 +96,10 @@ impl Attention {
     ) -> Result<(Self, AttentionPlaces), TransformerError> {
         let arena = &shared.arena;
         let window = sizes.window();
+        let slice = AttentionSlice::new(sizes, tokens);
         let sdpa_sizes = SdpaSizes {
             masked: shared.documents.is_some().into(),
-            ..sdpa_sizes((tokens, window), &inputs, &output)
+            ..sdpa_sizes((slice, window), &inputs, &output)
         };
         let sdpa = shared.sdpa(&sdpa_sizes)?;
         let (way, places) = match sdpa {
@@ -94,6 +107,7 @@ impl Attention {
                 let places = CudnnPlaces::new(sizes, tokens);
                 let way = Way::Cudnn {
                     sdpa,
+                    slices: slices(slice, tokens, &inputs, &output),
                     output: arena.values(&places.output)?,
                     stats: arena.sums(&places.stats)?,
                 };
@@ -142,15 +156,19 @@ impl Attention {
         match &self.way {
             Way::Cudnn {
                 sdpa,
+                slices,
                 output,
                 stats,
             } => {
                 self.turn(inputs, 1.0)?;
                 let [q, k, v] = self.places(inputs)?;
                 let len = self.tokens * self.output.stride;
-                let places = [q, k, v, at(output, len)?, stats.pointer(), self.mask()];
-                // SAFETY: rows of the sizes that it was planned for.
-                unsafe { sdpa.forward(places) }?;
+                let places = [q, k, v, at(output, len)?, stats.pointer()];
+                for slice in slices {
+                    let [q, k, v, o, stats] = slice.places(places);
+                    // SAFETY: rows of the sizes that it was planned for.
+                    unsafe { sdpa.forward([q, k, v, o, stats, self.mask(slice)]) }?;
+                }
                 self.shared.cuda.copy(output, 0..len, out.values, 0)?;
                 Ok(self.shared.trace.mark(|| "attention".to_owned())?)
             }
@@ -159,10 +177,10 @@ impl Attention {
     }
 
     /// The address of what cuDNN adds to scores, or 0.
-    fn mask(&self) -> u64 {
+    fn mask(&self, slice: &SliceStarts) -> u64 {
         let documents = self.shared.documents.as_ref();
         let mask = documents.and_then(|documents| documents.mask.as_ref());
-        mask.map_or(0, CudaBuffer::pointer)
+        mask.map_or(0, |mask| mask.pointer() + slice.mask)
     }
 
     /// The addresses of the first head of each input.
@@ -258,25 +276,22 @@ impl Attention {
         match &self.way {
             Way::Cudnn {
                 sdpa,
+                slices,
                 output,
                 stats,
             } => {
                 let ([q, k, v], [dq, dk, dv]) = (self.places(kept)?, self.places(inputs)?);
                 let gradient = at(gradient.values, self.tokens * self.output.stride)?;
-                let places = [
-                    q,
-                    k,
-                    v,
-                    output.pointer(),
-                    stats.pointer(),
-                    self.mask(),
-                    gradient,
-                    dq,
-                    dk,
-                    dv,
-                ];
-                // SAFETY: rows of the sizes that it was planned for.
-                unsafe { sdpa.backward(places) }?;
+                let kept = [q, k, v, output.pointer(), stats.pointer()];
+                let gradients = [dq, dk, dv, gradient, 0];
+                for slice in slices {
+                    let [q, k, v, o, stats] = slice.places(kept);
+                    let [dq, dk, dv, gradient, _] = slice.places(gradients);
+                    let mask = self.mask(slice);
+                    let places = [q, k, v, o, stats, mask, gradient, dq, dk, dv];
+                    // SAFETY: rows of the sizes that it was planned for.
+                    unsafe { sdpa.backward(places) }?;
+                }
                 self.shared.trace.mark(|| "attention backward".to_owned())?;
                 self.turn(inputs, -1.0)
             }
@@ -338,9 +353,56 @@ impl Attention {
     }
 }
 
+impl SliceStarts {
+    /// From those of a batch: of queries, keys and values, of the output, and of statistics.
+    fn places(&self, [q, k, v, o, stats]: [u64; 5]) -> [u64; 5] {
+        let [of_q, of_k, of_v] = self.inputs;
+        [
+            q + of_q,
+            k + of_k,
+            v + of_v,
+            o + self.output,
+            stats + self.stats,
+        ]
+    }
+}
+
+/// Where the slices of a batch of `tokens` start.
+fn slices(
+    slice: AttentionSlice,
+    tokens: usize,
+    inputs: &[Heads; 3],
+    output: &Heads,
+) -> Vec<SliceStarts> {
+    let (sequences, seq) = (tokens / output.seq, output.seq);
+    let values = |heads: &Heads, sequence: usize, head: usize| {
+        (size_of::<bf16>() * (sequence * seq * heads.stride + head * heads.dim)) as u64
+    };
+    let starts = (0..sequences).step_by(slice.sequences).flat_map(|first| {
+        let heads = (0..inputs[1].count).step_by(slice.kv_heads);
+        heads.map(move |kv_head| (first, kv_head))
+    });
+    starts
+        .map(|(first, kv_head)| {
+            let head = slice.group * kv_head;
+            let [q, k, v] = inputs;
+            SliceStarts {
+                inputs: [
+                    values(q, first, head),
+                    values(k, first, kv_head),
+                    values(v, first, kv_head),
+                ],
+                output: values(output, first, head),
+                stats: (size_of::<f32>() * (first * output.count + head) * seq) as u64,
+                mask: (size_of::<bf16>() * first * seq * seq) as u64,
+            }
+        })
+        .collect()
+}
+
 /// What cuDNN plans attention by.
 fn sdpa_sizes(
-    (tokens, window): (usize, Option<usize>),
+    (slice, window): (AttentionSlice, Option<usize>),
     inputs: &[Heads; 3],
     output: &Heads,
 ) -> SdpaSizes {
@@ -354,9 +416,9 @@ fn sdpa_sizes(
     };
     let [q, k, v] = inputs;
     SdpaSizes {
-        sequences: number(tokens / output.seq),
-        heads: number(output.count),
-        kv_heads: number(k.count),
+        sequences: number(slice.sequences),
+        heads: number(slice.heads()),
+        kv_heads: number(slice.kv_heads),
         seq: number(output.seq),
         dim: number(output.dim),
         window: window.map_or(0, number),

@@ -1,6 +1,6 @@
 //! Models that a config.json describes, and what is special in some of them: norms of queries and keys, windows, documents.
 
-use super::{SMALL, check};
+use super::{SMALL, asked, check, distance, gpu, train};
 
 const LLAMA3: &str = r#""model_type": "llama", "head_dim": 32, "tie_word_embeddings": true, "rope_theta": 500000.0, "rope_scaling":
     {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 64}"#;
@@ -72,4 +72,21 @@ fn norms_of_queries_and_keys() {
     let (_folder, model) = described(QWEN3);
     check(&format!("{model} --recipe fp8-current --recompute"), 0.2);
     check(&format!("{model} --recipe bf16 --accumulate 2"), 0.03);
+}
+
+/// Sequences so long that cuDNN takes one head of keys at a time, beside products over all heads.
+#[test]
+fn attention_in_slices() {
+    let Some(cuda) = gpu() else { return };
+    let long = "--arch llama --dim 192 --heads 12 --kv-heads 3 --layers 1 --seq 8192 --batch 2";
+    let [sliced, whole] = ["", " --no-cudnn"].map(|more| {
+        let words = format!("{long} --recipe bf16 --device cuda{more}");
+        train(&cuda, &asked(&words), 1)
+    });
+    let apart = (sliced.losses[0] - whole.losses[0]).abs() / whole.losses[0];
+    assert!(apart < 2e-3, "losses {apart:.1e} apart");
+    for (name, gradient) in &whole.gradients {
+        let apart = distance(gradient, &sliced.gradients[name]);
+        assert!(apart < 0.03, "{name} is {apart:.2e} apart");
+    }
 }
