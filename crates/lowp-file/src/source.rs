@@ -6,7 +6,7 @@ use crate::progress::Progress;
 use crate::reuse::Reused;
 use crate::text::shown;
 use half::{bf16, f16};
-use lowp_kernels::{Backend, CpuBuffer, Element, FloatDtype, Source};
+use lowp_kernels::{Backend, CpuBuffer, Element, FloatDtype, Source, zeroed};
 use safetensors::Dtype;
 use std::any::Any;
 use std::ops::Range;
@@ -186,7 +186,7 @@ pub(crate) fn each_value(
 
 /// Elements `range` of `tensor` as f32 values.
 pub(crate) fn f32_values(tensor: &Tensor<'_>, range: Range<usize>) -> Result<Vec<f32>> {
-    let mut values = vec![0.0; range.len()];
+    let mut values = zeroed(range.len())?;
     let threads = threads_for(size_of_val(values.as_slice()));
     let each = range.len().div_ceil(threads).max(1);
     let fill = |start: usize, part: &mut [f32]| {

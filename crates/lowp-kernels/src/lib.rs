@@ -78,6 +78,7 @@ pub use cuda::{
 };
 pub use element::{Element, FloatDtype};
 pub use error::KernelError;
+pub use host::zeroed;
 pub use job::{
     AdamMode, AdamwAmax, AdamwJob, AmaxJob, BlockAmax, ConvertJob, DecodeJob, EncodeJob,
     FlatBlocks, FlatEncodeJob, HistoryJob, InterleaveJob, Moments, PieceRows, RearrangeJob,

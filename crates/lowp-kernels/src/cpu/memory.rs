@@ -1,9 +1,6 @@
 //! [`Memory`]: values on the host, and where large ones lie.
 
-#![expect(
-    unsafe_code,
-    reason = "asks the system for huge pages, and reads memory of other libraries"
-)]
+#![expect(unsafe_code, reason = "reads memory of other libraries")]
 
 use std::any::Any;
 use std::fmt;
@@ -13,13 +10,8 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use crate::host::zeroed;
 use crate::{Element, KernelError};
 
-/// Bytes of a huge page.
-const HUGE: usize = 2 << 20;
 /// Bytes from which the first address is chosen.
 const LARGE: usize = 2 << 20;
-/// Bytes from which huge pages are asked for. Smaller buffers leave the allocator memory that it
-/// reuses for small things, each of which would then occupy a huge page.
-const ADVISED: usize = 32 << 20;
 /// Bytes of a page.
 const PAGE: usize = 4096;
 /// Classes of addresses that large buffers take in turn.
@@ -138,7 +130,6 @@ fn in_class<T: Element>(len: usize, chosen: usize) -> Result<Memory<T>, KernelEr
     // The error says what was asked for, without the spare pages.
     let values = len.checked_add(spare).and_then(|all| zeroed(all).ok());
     let mut values = values.ok_or_else(|| KernelError::no_memory::<T>(len))?;
-    advise(&mut values);
     let base = values.as_ptr() as usize;
     // Whole cache lines, then the first page of the class.
     let line = base.next_multiple_of(64) - base;
@@ -157,25 +148,6 @@ fn class(address: usize) -> usize {
         .iter()
         .fold(0, |class, &(a, b)| class << 1 | (bit(a) ^ bit(b)))
 }
-
-/// Asks for huge pages in the part of `memory` that can have them, if it is large. What the system
-/// answers does not matter.
-#[cfg(target_os = "linux")]
-fn advise<T>(memory: &mut [T]) {
-    let bytes = std::mem::size_of_val(memory);
-    let start = memory.as_mut_ptr().cast::<u8>();
-    let skip = start.align_offset(HUGE);
-    let len = bytes.saturating_sub(skip) / HUGE * HUGE;
-    if bytes >= ADVISED {
-        // SAFETY: the range lies within `memory`, and the advice changes no content.
-        unsafe {
-            libc::madvise(start.add(skip).cast(), len, libc::MADV_HUGEPAGE);
-        }
-    }
-}
-
-#[cfg(not(target_os = "linux"))]
-fn advise<T>(_: &mut [T]) {}
 
 #[cfg(test)]
 mod tests {
