@@ -138,6 +138,25 @@ def changed(rank, world):
     return counts
 
 
+def alone(rank, world):
+    """Losses of layers that are groups of one weight, with gathers here and those of PyTorch."""
+    runs, count = [], []
+    arrive = _group._Group.arrive
+    for follow in (lambda group: None, _group.follow):
+        torch.manual_seed(1)
+        net = nn.Sequential(*[nn.Linear(64, 64, bias=False) for _ in range(2)])
+        lowp.quantize_model_(net, "fp8-current")
+        for layer in net:
+            fully_shard(layer)
+        fully_shard(net)
+        opt = lowp.AdamW(net.parameters(), lr=1e-2)
+        watched = mock.patch.object(_group._Group, "arrive", lambda *args: (arrive(*args), count.append(True)))
+        with mock.patch.object(_group, "follow", follow), watched:
+            runs.append([step_of(net, opt, torch.ones(4, 64)) for _ in range(STEPS)])
+    same(*runs)
+    return bool(count)
+
+
 def released(rank, world):
     """How many replaced shards are alive after the next step, without a collector of cycles."""
     net = made("fp8-current", 64, 128)
@@ -288,6 +307,13 @@ class Groups(unittest.TestCase):
         for counts in ranks.run(2, compared, cases):
             # The first gathers of each direction are PyTorch's.
             self.assertTrue(all(count >= 2 * 2 * (STEPS - 2) for count in counts), counts)
+
+    def test_a_rank_alone(self):
+        # Blocks have plain parameters, and a weight that is a group by itself sends nothing.
+        cases = [("fp8-current", 64, 128, True), ("mxfp8", 64, 128, False), ("nvfp4-2d", 64, 128, True)]
+        for counts in ranks.run(1, compared, cases):
+            self.assertTrue(all(counts), counts)
+        self.assertTrue(*ranks.run(1, alone))
 
     def test_uneven_rows(self):
         # Pieces of codes end at odd bytes, too.

@@ -42,7 +42,6 @@ class _Weight:
         gathers, store = self.gathers, getattr(self.full, "_store", None)
         return (
             gathers is not None
-            and gathers.world > 1
             and gathers.gathered is store
             and gathers.module() is compat.module_of(self.record)
             and not compat.is_offloaded(self.record)
@@ -143,7 +142,8 @@ class _Layout:
         self.pieces, self.rows, self.casts = [], [], {}
         #: Where each piece of all ranks belongs: from where on in one memory for all weights, or where FSDP2 has a plain parameter.
         self.places = []
-        sends = {id(weight): gather.sends for weight, gather in zip(weights, gathers)}
+        # The full tensor of a rank alone is its shard.
+        sends = {id(weight): gather.sends for weight, gather in zip(weights, gathers) if world > 1}
         for param in params:
             if isinstance(param, _Plain):
                 rows = param.shard.detach()
@@ -157,11 +157,12 @@ class _Layout:
                 self.places.append(end)
                 end += -(-send.numel() * world // _ALIGNMENT) * _ALIGNMENT
         self.sizes = [piece.numel() for piece in self.pieces]
-        self.bytes = sum(self.sizes)
+        # A rank alone sends plain parameters, if any, and a gather is never of nothing.
+        self.bytes = sum(self.sizes) or 1
         # A GPU copies words at once, and bytes one by one.
         self.word = torch.uint8 if any(piece.numel() % 8 or piece.storage_offset() % 8 for piece in self.pieces) else torch.int64
         self.pieces = [piece.view(self.word) for piece in self.pieces]
-        self.counts = [len(gather.sends) for gather in gathers]
+        self.counts = [len(sends.get(id(weight), ())) for weight in weights]
         self.memory, self.outputs, self.arrived = empty(end, device), None, None
         plain = [place for place in self.places if isinstance(place, torch.Tensor)]
         self.storages = [(tensor.untyped_storage(), tensor.nbytes) for tensor in (self.memory, *plain)]
@@ -182,7 +183,8 @@ class _Layout:
                 self.pieces[at] = self.casts[at].view(self.word)
         if self.rows:
             compat.copy_each([*self.casts.values()], self.rows)
-        torch.cat(self.pieces, out=own.view(self.word))
+        if self.pieces:
+            torch.cat(self.pieces, out=own.view(self.word))
         if not self.keeps:
             self._forget_casts()
 
@@ -193,7 +195,8 @@ class _Layout:
                 storage.resize_(bytes)
         if self.outputs is None:  # views are of memory that is there
             self._make_outputs()
-        torch.split_with_sizes_copy(whole.view(self.world, -1), self.sizes, dim=1, out=self.outputs)
+        if self.outputs:
+            torch.split_with_sizes_copy(whole.view(self.world, -1), self.sizes, dim=1, out=self.outputs)
 
     def _make_outputs(self):
         wholes, codes = [], []
