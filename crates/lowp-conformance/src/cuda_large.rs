@@ -93,6 +93,7 @@ fn wide_tiles_of_small_matrices_equal_the_reference() {
     device::once(|rig| {
         whole_tiles::every_ingredient_equals_the_reference(rig);
         whole_tiles::stochastic_rounding_is_keyed_by_element(rig);
+        round::values_are_those_of_codes(rig);
     });
 }
 

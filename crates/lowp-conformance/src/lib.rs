@@ -79,6 +79,8 @@ pub mod mutated;
 #[doc(hidden)]
 pub mod observed;
 #[doc(hidden)]
+pub mod round;
+#[doc(hidden)]
 pub mod step_scalars;
 #[doc(hidden)]
 pub mod sum;

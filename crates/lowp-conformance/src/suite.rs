@@ -81,6 +81,10 @@ macro_rules! suite {
                 every_ingredient_equals_the_reference once;
                 stochastic_rounding_is_keyed_by_element once;
             }
+            round {
+                values_are_those_of_codes once;
+                what_is_not_rounded_is_said once;
+            }
             forms {
                 scales_are_written_in_every_form once;
                 one_job_writes_several_forms once;

@@ -50,7 +50,9 @@ pub use error::{ModelError, VarShapeError};
 pub use formats::{FormatMismatch, check_formats};
 pub use gradients::Gradients;
 pub use memory::LayerMemory;
-pub use operand::{OperandEncode, OperandPlan, PassState, RecipeOperands, encoded};
+pub use operand::{
+    OperandEncode, OperandPlan, PassState, RecipeOperands, Rounded, code_buffers, encoded,
+};
 pub use plain_vars::{VarPlace, VarWeight};
 pub use sharded_model::{ModelOptions, Passes, ShardedModel, Sharding, WeightBytes};
 pub use sharded_weight::ShardedWeight;

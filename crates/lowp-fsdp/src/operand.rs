@@ -14,7 +14,7 @@ use lowp_shard::{DelayedState, ScaleBook, ScaleBookBuilder, ScaleSlot, ShardErro
 
 mod encode;
 
-pub use encode::{OperandEncode, encoded};
+pub use encode::{OperandEncode, Rounded, code_buffers, encoded};
 
 use crate::error::ModelError;
 use crate::memory::{CastBuffers, LayerMemory};
@@ -233,7 +233,7 @@ impl<B: Backend> RecipeOperands<B> {
             (source, targets.clone(), out)
         };
         let place = (shape, usage, first_token);
-        let encode = self.planned_encode(kind, place, &source, targets, number)?;
+        let encode = self.planned_encode(kind, place, &source, (targets, [None, None]), number)?;
         let find = |part| encode.target(orientation, part).cloned();
         let data = find(Part::Data).ok_or_else(|| lowp_format::FormatError::MissingUsage {
             orientation,

@@ -1,7 +1,11 @@
 //! [`KernelError`]: what can be wrong with work before and while it runs.
 
-use lowp_format::{BufferKey, Code, Form, FormatError, KernelKey, Orientation, Part, ScaleRule};
+use lowp_format::{
+    BufferKey, Code, Form, FormatError, KernelKey, Orientation, Part, ScaleRule, Shape,
+};
 use thiserror::Error;
+
+use crate::FloatDtype;
 
 /// What is wrong, with the numbers and the remedy.
 #[derive(Clone, Debug, Error, PartialEq)]
@@ -192,6 +196,27 @@ pub enum KernelError {
         key: BufferKey,
         /// What it was given as.
         part: Part,
+    },
+    /// Values that are not rounded in one pass.
+    #[error(
+        "{} values of {shape} are not rounded in one pass to {} and {}; encode them and decode the codes",
+        .dtype.name(), ingredients(&.kernels[0]), ingredients(&.kernels[1])
+    )]
+    NotRounded {
+        /// Ingredients of the rowwise and of the columnwise orientation.
+        kernels: Box<[KernelKey; 2]>,
+        /// The dtype of the source.
+        dtype: FloatDtype,
+        /// The shape.
+        shape: Shape,
+    },
+    /// A target beside rounded values.
+    #[error(
+        "{key}: a rounding fills codes and scales of one orientation, which has no values, once, codes of 8 bits in rows and of 4 along their blocks; encode the others apart"
+    )]
+    RoundTarget {
+        /// The target.
+        key: BufferKey,
     },
     /// Layouts that do not hold the same entries.
     #[error(

@@ -1,7 +1,7 @@
 //! The only list of kernel ingredients: which element codes and scale rules go together. Plain data, which
 //! every backend reads.
 
-use lowp_format::{Code, KernelKey, ScaleRule};
+use lowp_format::{Axis, Code, KernelKey, MxScale, Orientation, ScaleRule, Shape};
 
 use crate::KernelError;
 
@@ -75,6 +75,31 @@ pub fn known(key: &KernelKey) -> Result<(), KernelError> {
         return Ok(());
     }
     Err(KernelError::Ingredients { key: *key })
+}
+
+/// Whether a matrix of `shape` with these ingredients, by orientation, is rounded in one pass ([`crate::Work::Round`]): MXFP8 of blocks of
+/// a row and of a column.
+pub fn rounds([rowwise, columnwise]: &[KernelKey; 2], shape: Shape) -> bool {
+    let by = |block| KernelKey {
+        block: Some(block),
+        ..*rowwise
+    };
+    let rule = matches!(
+        rowwise.scale,
+        ScaleRule::E8M0(MxScale::Te | MxScale::OcpFloor)
+    );
+    let fp8 = matches!(rowwise.element, Code::E4M3 | Code::E5M2);
+    let blocks = *rowwise == by([1, 32]) && *columnwise == by([32, 1]);
+    let whole = shape.rows.is_multiple_of(32) && shape.cols.is_multiple_of(32);
+    rule && fp8 && blocks && !rowwise.hadamard && whole
+}
+
+/// The axis that rows of codes follow in memory where a rounding fills them: codes of four bits lie along their blocks.
+pub fn rounded_axis(key: &KernelKey, orientation: Orientation) -> Axis {
+    match orientation {
+        Orientation::Columnwise if key.element == Code::E2M1 => Axis::Cols,
+        Orientation::Rowwise | Orientation::Columnwise => Axis::Rows,
+    }
 }
 
 /// Whether elements of `key` can be rounded stochastically.

@@ -10,6 +10,10 @@ use lowp_format::{
 use crate::runs::Runs;
 use crate::{Backend, FloatDtype, KernelError, Source};
 
+mod round;
+
+pub use round::RoundJob;
+
 /// The moments of AdamW: `exp_avg` and `exp_avg_sq`, both of one dtype.
 #[derive(Clone, Debug)]
 pub enum Moments<B: Backend> {
@@ -529,6 +533,8 @@ pub enum Work<B: Backend> {
     FlatEncode(Vec<FlatEncodeJob<B>>),
     /// See [`DecodeJob`].
     Decode(Vec<DecodeJob<B>>),
+    /// See [`RoundJob`].
+    Round(Vec<RoundJob<B>>),
     /// See [`TransposeJob`].
     Transpose(Vec<TransposeJob<B>>),
     /// See [`RepackJob`].

@@ -79,11 +79,12 @@ pub use cuda::{
 pub use element::{Element, FloatDtype};
 pub use error::KernelError;
 pub use host::zeroed;
+pub use ingredients::rounds;
 pub use job::{
     AdamMode, AdamwAmax, AdamwJob, AmaxJob, BlockAmax, ConvertJob, DecodeJob, EncodeJob,
     FlatBlocks, FlatEncodeJob, HistoryJob, InterleaveJob, Moments, PieceRows, RearrangeJob,
-    Rearranged, RepackJob, Slot, StepScalarsJob, StochasticKey, SumJob, SumPartsJob, SumSquaresJob,
-    Target, TensorInput, TransposeJob, Work,
+    Rearranged, RepackJob, RoundJob, Slot, StepScalarsJob, StochasticKey, SumJob, SumPartsJob,
+    SumSquaresJob, Target, TensorInput, TransposeJob, Work,
 };
 pub use pending::Pending;
 pub use quantized::Quantized;

@@ -3,5 +3,5 @@
 pub use crate::check::reads::Reads;
 #[cfg(feature = "cuda")]
 pub use crate::cuda::WIDE_TILES;
-pub use crate::ingredients::{RuleKind, TABLE, is_stochastic, known};
+pub use crate::ingredients::{RuleKind, TABLE, is_stochastic, known, rounded_axis};
 pub use crate::lanes::Isa;

@@ -4,9 +4,10 @@ use lowp_format::{
     BufferSpec, Code, Columnwise, Form, FormatError, Operand, Orientation, Part, Recipe, Role,
     ScaleLayout, Shape, Usage,
 };
-use lowp_fsdp::encoded;
+use lowp_fsdp::{code_buffers, encoded};
 use lowp_gemm::GemmKind;
 use lowp_gemm::table::{Codes, Pass, is_codes};
+use lowp_kernels::rounds;
 
 use crate::places::{BF16, F32, Place};
 
@@ -23,12 +24,22 @@ pub(crate) struct LinearPlan {
     /// Codes and scales of the input, and of the gradient of what forward makes.
     pub(crate) x: Vec<Place>,
     pub(crate) dy: Vec<Place>,
+    /// Operands whose casts leave values in the place of codes, for products of values.
+    pub(crate) rounded: Vec<RoundedOperand>,
     /// Operands that hold codes, for products of values.
     pub(crate) decodes: Vec<Decode>,
     /// Block scales of operands that products read in another form.
     pub(crate) repacks: Vec<Repack>,
     /// What becomes of the gathered weight in forward and in backward.
     pub(crate) weights: [WeightUse; 2],
+}
+
+/// An operand that is rounded to the values of its codes.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct RoundedOperand {
+    pub(crate) role: Role,
+    pub(crate) orientation: Orientation,
+    pub(crate) to: Place,
 }
 
 /// The decode of an operand.
@@ -85,7 +96,12 @@ impl LinearPlan {
         let [rows, outputs] = [shape.cols, shape.rows].map(|width| Shape::new(tokens, width));
         let [activation, gradient] =
             [Role::Activation, Role::Gradient].map(|role| recipe.operand(role));
-        let x = buffers(&activation).map(|spec| {
+        let rounded = rounded([(&activation, rows), (&gradient, outputs)], products);
+        let codes = |role, operand: &Operand| {
+            let usage = encoded(operand, Code::Bf16);
+            code_buffers(operand, usage, |o| is_rounded(&rounded, role, o)).into_iter()
+        };
+        let x = codes(Role::Activation, &activation).map(|spec| {
             let place = match spec.key.usage == Usage::ROWWISE {
                 true => Place::lent("x", spec.bytes(rows)),
                 // What the weight's gradient reads stays until backward.
@@ -93,7 +109,7 @@ impl LinearPlan {
             };
             place.of_spec(spec)
         });
-        let dy = buffers(&gradient);
+        let dy = codes(Role::Gradient, &gradient);
         let dy = dy.map(|spec| Place::lent("dy", spec.bytes(outputs)).of_spec(spec));
         let mut plan = Self {
             products,
@@ -103,6 +119,7 @@ impl LinearPlan {
             },
             x: x.collect(),
             dy: dy.collect(),
+            rounded: Vec::new(),
             decodes: Vec::new(),
             repacks: Vec::new(),
             weights: [
@@ -110,8 +127,12 @@ impl LinearPlan {
                 weight(recipe, shape, Orientation::Columnwise, products[1])?,
             ],
         };
+        plan.rounded = rounded;
         for (pass, product) in Pass::ALL.into_iter().zip(products) {
             for (role, orientation) in pass.operands() {
+                if is_rounded(&plan.rounded, role, orientation) {
+                    continue;
+                }
                 let (operand, shape, scales) = match role {
                     Role::Weight => continue,
                     Role::Activation => (&activation, rows, "scales of x"),
@@ -158,12 +179,14 @@ impl LinearPlan {
             input,
             x,
             dy,
+            rounded,
             decodes,
             repacks,
             weights: _,
         } = self;
         let mut all = vec![*input];
         all.extend(x.iter().chain(dy));
+        all.extend(rounded.iter().map(|rounded| rounded.to));
         all.extend(decodes.iter().map(|decode| decode.to));
         all.extend(repacks.iter().map(|repack| repack.to));
         all.extend(products.contains(&GemmKind::Fp4Groups16).then_some(FACTORS));
@@ -176,6 +199,49 @@ fn buffers(operand: &Operand) -> impl Iterator<Item = BufferSpec> {
     let usage = encoded(operand, Code::Bf16);
     let cast = (!usage.is_empty()).then(|| operand.quantizers.buffers(usage));
     cast.into_iter().flatten()
+}
+
+/// The operands that are rounded as they are cast: those whose values alone are read, and soon. What the weight's gradient reads of the
+/// input stays until backward as codes, which are shorter.
+fn rounded(
+    [(activation, rows), (gradient, outputs)]: [(&Operand, Shape); 2],
+    products: [GemmKind; 3],
+) -> Vec<RoundedOperand> {
+    let read = [
+        (Role::Activation, Orientation::Rowwise, Pass::Forward),
+        (Role::Gradient, Orientation::Rowwise, Pass::InputGrad),
+        (Role::Gradient, Orientation::Columnwise, Pass::WeightGrad),
+    ];
+    let mut all = Vec::new();
+    for (role, orientation, pass) in read {
+        let (operand, shape) = match role {
+            Role::Gradient => (gradient, outputs),
+            Role::Activation | Role::Weight => (activation, rows),
+        };
+        let cast = encoded(operand, Code::Bf16).contains(orientation.usage());
+        let known = rounds(&operand.quantizers.kernels(), shape);
+        if cast && known && products[pass as usize] == GemmKind::Bf16 {
+            let to = match orientation {
+                Orientation::Rowwise => decoded(role, shape),
+                // Both are there at the same time.
+                Orientation::Columnwise => {
+                    Place::lent("decoded columns of a gradient", BF16 * shape.elements())
+                }
+            };
+            all.push(RoundedOperand {
+                role,
+                orientation,
+                to,
+            });
+        }
+    }
+    all
+}
+
+fn is_rounded(all: &[RoundedOperand], role: Role, orientation: Orientation) -> bool {
+    let here =
+        |rounded: &RoundedOperand| (rounded.role, rounded.orientation) == (role, orientation);
+    all.iter().any(here)
 }
 
 /// The memory that decoded values of an operand go to, until the next ones.
@@ -261,19 +327,22 @@ mod tests {
             let world = Arc::new(LocalComm::solo(&Cpu));
             let memory = LayerMemory::new(&Cpu);
             let operands = RecipeOperands::new(&Cpu, operands, book, Arc::default(), world, memory);
-            let encode = |role, width: usize| {
+            let encode = |plan: &LinearPlan, role, width: usize| {
                 let shape = Shape::new(TOKENS, width);
-                let source = Cpu.alloc(shape.elements()).expect("room");
+                let room = || Cpu.alloc(shape.elements()).expect("room");
                 let part = (shape, Usage::BOTH, 0);
-                let planned = operands.plan_encode(role, part, &Source::Bf16(source), |_| Ok(None));
+                let values =
+                    Orientation::ALL.map(|o| is_rounded(&plan.rounded, role, o).then(room));
+                let source = (&Source::Bf16(room()), values);
+                let planned = operands.plan_encode(role, part, source, |_| Ok(None));
                 planned.expect("a cast")
             };
-            let (x, dy) = (
-                encode(Role::Activation, SHAPE.cols),
-                encode(Role::Gradient, SHAPE.rows),
-            );
             for capability in [HOPPER, BLACKWELL] {
                 let plan = plan(&recipe, capability);
+                let (x, dy) = (
+                    encode(&plan, Role::Activation, SHAPE.cols),
+                    encode(&plan, Role::Gradient, SHAPE.rows),
+                );
                 let bytes = |places: &[Place]| places.iter().map(|p| p.bytes).sum::<usize>();
                 assert_eq!(bytes(&plan.x), x.bytes(&Cpu), "{}", recipe.name());
                 assert_eq!(bytes(&plan.dy), dy.bytes(&Cpu), "{}", recipe.name());
@@ -290,7 +359,7 @@ mod tests {
         }
     }
 
-    /// Products of codes decode nothing, and those of values read every operand that holds codes decoded.
+    /// Products of codes decode nothing, and those of values read every operand that holds codes decoded, or rounded.
     #[test]
     fn what_is_decoded_follows_from_the_products() {
         for recipe in AnyRecipe::all() {
@@ -301,11 +370,13 @@ mod tests {
                         let here = |d: &&Decode| (d.role, d.orientation) == (role, orientation);
                         let usage = encoded(&recipe.operand(role), Code::Bf16);
                         let codes = role != Role::Weight && usage.contains(orientation.usage());
-                        (codes, plan.decodes.iter().filter(here).count())
+                        let rounded = is_rounded(&plan.rounded, role, orientation);
+                        (codes, rounded, plan.decodes.iter().any(|d| here(&d)))
                     });
-                    for (codes, decodes) in operands {
+                    for (codes, rounded, decoded) in operands {
                         let expected = codes && product == GemmKind::Bf16;
-                        assert_eq!(decodes > 0, expected, "{}: {pass:?}", recipe.name());
+                        assert_eq!(rounded || decoded, expected, "{}: {pass:?}", recipe.name());
+                        assert!(!(rounded && decoded), "{}: {pass:?}", recipe.name());
                     }
                 }
             }

@@ -2,8 +2,9 @@
 
 use lowp_kernels::{
     AdamwAmax, AdamwJob, AmaxJob, ConvertJob, Cpu, DecodeJob, EncodeJob, FlatBlocks, FlatEncodeJob,
-    HistoryJob, InterleaveJob, Moments, RearrangeJob, Rearranged, RepackJob, Slot, Source,
-    StepScalarsJob, SumJob, SumPartsJob, SumSquaresJob, Target, TensorInput, TransposeJob, Work,
+    HistoryJob, InterleaveJob, Moments, RearrangeJob, Rearranged, RepackJob, RoundJob, Slot,
+    Source, StepScalarsJob, SumJob, SumPartsJob, SumSquaresJob, Target, TensorInput, TransposeJob,
+    Work,
 };
 
 use super::Queued;
@@ -19,6 +20,10 @@ pub(super) fn on_cpu(work: Work<Queued>) -> Work<Cpu> {
         Work::Encode(jobs) => Work::Encode(all(jobs, encode)),
         Work::FlatEncode(jobs) => Work::FlatEncode(all(jobs, flat)),
         Work::Decode(jobs) => Work::Decode(all(jobs, decode)),
+        Work::Round(jobs) => Work::Round(all(jobs, |job| RoundJob {
+            encode: encode(job.encode),
+            values: job.values,
+        })),
         Work::Transpose(jobs) => Work::Transpose(all(jobs, |job| TransposeJob {
             code: job.code,
             entries: job.entries,

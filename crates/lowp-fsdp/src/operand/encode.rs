@@ -5,13 +5,16 @@ use lowp_format::{
     Rounding, ScaleRule, Shape, Usage,
 };
 use lowp_kernels::{
-    AmaxJob, Backend, EncodeJob, KernelError, Source, StepScalars, StochasticKey, Target,
-    TensorInput, Work,
+    AmaxJob, Backend, EncodeJob, KernelError, RoundJob, Source, StepScalars, StochasticKey, Target,
+    TensorInput, Work, bf16,
 };
 use lowp_shard::{ScaleBook, ScaleBookBuilder, ShardError};
 use std::sync::atomic::Ordering;
 
 use super::{Kind, RecipeOperands, is_plain};
+
+/// Where values that are rounded go, by orientation: what codes of it decode to, without the codes.
+pub type Rounded<B> = [Option<<B as Backend>::Buffer<bf16>>; 2];
 
 /// A planned cast of values at one place into the codes that products read.
 ///
@@ -21,6 +24,8 @@ pub struct OperandEncode<B: Backend> {
     quantizers: Quantizers,
     usage: Usage,
     targets: Vec<Target<B>>,
+    /// Decoded values, by orientation.
+    values: Rounded<B>,
     /// Amaxes for the scales of later steps.
     observe: Option<B::Plan>,
     /// Amaxes for this cast.
@@ -47,6 +52,11 @@ impl<B: Backend> OperandEncode<B> {
         targets.find(|target| target.spec.key.serves(orientation, part))
     }
 
+    /// The decoded values of an orientation that has no codes.
+    pub fn values(&self, orientation: Orientation) -> Option<&B::Buffer<bf16>> {
+        self.values[orientation as usize].as_ref()
+    }
+
     /// Bytes of the codes and scales.
     pub fn bytes(&self, backend: &B) -> usize {
         let bytes = |target: &Target<B>| backend.len(&target.bytes);
@@ -65,6 +75,20 @@ pub fn encoded(operand: &Operand, stored: Code) -> Usage {
     cast.fold(Usage::empty(), |all, o| all | o.usage()) & operand.quantized
 }
 
+/// The buffers that a cast of `operand` in `usage` fills where some orientations are `rounded`.
+pub fn code_buffers(
+    operand: &Operand,
+    usage: Usage,
+    rounded: impl Fn(Orientation) -> bool,
+) -> BufferList {
+    let codes = usage.orientations().filter(|o| !rounded(*o));
+    let codes = codes.fold(Usage::empty(), |all, o| all | o.usage());
+    match codes.is_empty() {
+        true => BufferList::new(),
+        false => operand.quantizers.buffers(codes),
+    }
+}
+
 impl<B: Backend> RecipeOperands<B> {
     /// How operands in `role` are quantized; nothing for a weight that is multiplied as it is gathered.
     pub fn operand(&self, role: Role) -> Option<&Operand> {
@@ -80,7 +104,8 @@ impl<B: Backend> RecipeOperands<B> {
     }
 
     /// Plans the cast of `source`, a matrix of `shape` whose first row is token `first_token` of the batch, in the orientations of
-    /// `usage` in which products read codes. Buffers that `lend` gives are used instead of new ones.
+    /// `usage` in which products read codes. Buffers that `lend` gives are used instead of new ones. An orientation of `values` is rounded,
+    /// and has no codes.
     ///
     /// # Errors
     /// A shape that the recipe cannot take, or no room.
@@ -88,7 +113,7 @@ impl<B: Backend> RecipeOperands<B> {
         &self,
         role: Role,
         (shape, usage, first_token): (Shape, Usage, u64),
-        source: &Source<B>,
+        (source, values): (&Source<B>, Rounded<B>),
         lend: impl Fn(&BufferSpec) -> Result<Option<B::Buffer<u8>>, KernelError>,
     ) -> Result<OperandEncode<B>, ShardError> {
         let backend = &self.backend;
@@ -106,10 +131,7 @@ impl<B: Backend> RecipeOperands<B> {
             Source::Bf16(_) => Code::Bf16,
         };
         let usage = encoded(&kind.operand, stored) & usage;
-        let specs = match usage.is_empty() {
-            true => BufferList::new(),
-            false => kind.operand.quantizers.buffers(usage),
-        };
+        let specs = code_buffers(&kind.operand, usage, |o| values[o as usize].is_some());
         let mut targets = Vec::new();
         for spec in &specs {
             let bytes = match lend(spec)? {
@@ -119,16 +141,16 @@ impl<B: Backend> RecipeOperands<B> {
             targets.push(Target::new(*spec, bytes));
         }
         let place = (shape, usage, first_token);
-        self.planned_encode(kind, place, source, targets, role as u64)
+        self.planned_encode(kind, place, source, (targets, values), role as u64)
     }
 
-    /// Plans the cast of `source` into `targets`, buffers of `usage`; `stream` is that of its random numbers among those of the layer.
+    /// Plans the cast of `source` into `targets`, buffers of `usage`, and `values`; `stream` is that of its random numbers among those of the layer.
     pub(super) fn planned_encode(
         &self,
         Kind { operand, slots }: &Kind,
         (shape, usage, first_token): (Shape, Usage, u64),
         source: &Source<B>,
-        targets: Vec<Target<B>>,
+        (targets, values): (Vec<Target<B>>, Rounded<B>),
         stream: u64,
     ) -> Result<OperandEncode<B>, ShardError> {
         let backend = &self.backend;
@@ -137,6 +159,7 @@ impl<B: Backend> RecipeOperands<B> {
             quantizers,
             usage,
             targets,
+            values,
             observe: None,
             amax: None,
             encode: None,
@@ -206,7 +229,14 @@ impl<B: Backend> RecipeOperands<B> {
             }
         }
         planned.observe = plan(observe)?;
-        planned.encode = Some(backend.plan(Work::Encode(vec![encode]))?);
+        let rounds = planned.values.iter().any(Option::is_some);
+        planned.encode = Some(backend.plan(match rounds {
+            true => Work::Round(vec![RoundJob {
+                encode,
+                values: planned.values.clone(),
+            }]),
+            false => Work::Encode(vec![encode]),
+        })?);
         Ok(planned)
     }
 
@@ -273,7 +303,9 @@ mod tests {
             let source = Source::F32(Cpu.upload(&values).expect("a source"));
             let part = (SHAPE, Usage::BOTH, 0);
             let planned = layer
-                .plan_encode(Role::Activation, part, &source, |_| Ok(None))
+                .plan_encode(Role::Activation, part, (&source, [None, None]), |_| {
+                    Ok(None)
+                })
                 .expect("a plan");
             layer.run_encode(&planned, true).expect("a cast");
             for orientation in Orientation::ALL {
@@ -316,7 +348,7 @@ mod tests {
         let source = Source::Bf16(Cpu.alloc(SHAPE.elements()).expect("a source"));
         let part = (SHAPE, Usage::BOTH, 0);
         let planned = layer
-            .plan_encode(Role::Gradient, part, &source, |_| Ok(None))
+            .plan_encode(Role::Gradient, part, (&source, [None, None]), |_| Ok(None))
             .expect("a plan");
         assert!(planned.usage().is_empty(), "{}", plain.name());
     }

@@ -9,8 +9,8 @@ use super::Result;
 use super::data::{Supply, target_bytes};
 use crate::{
     AdamwAmax, AdamwJob, AmaxJob, Backend, Cuda, DecodeJob, EncodeJob, FlatEncodeJob, FloatDtype,
-    HistoryJob, KernelError, RepackJob, Slot, Source, StochasticKey, SumSquaresJob, TensorInput,
-    TransposeJob, Work,
+    HistoryJob, KernelError, RepackJob, RoundJob, Slot, Source, StochasticKey, SumSquaresJob,
+    TensorInput, TransposeJob, Work, rounds,
 };
 
 /// What is encoded, and from what.
@@ -67,6 +67,8 @@ enum Operation {
     Encode(Cast),
     FlatEncode,
     Decode(FloatDtype),
+    /// An operand of products of values, in bf16.
+    Round(Role),
     Amax,
     SumSquares,
     Transpose(Code),
@@ -130,6 +132,8 @@ pub fn cases(shrink: usize) -> Vec<Case> {
         Operation::FlatEncode,
         Operation::Decode(FloatDtype::F32),
         Operation::Decode(FloatDtype::Bf16),
+        Operation::Round(Role::Activation),
+        Operation::Round(Role::Gradient),
     ]);
     for operation in operations {
         for recipe in AnyRecipe::low_precision() {
@@ -140,6 +144,7 @@ pub fn cases(shrink: usize) -> Vec<Case> {
                 }
                 Operation::Encode(Cast::HADAMARD) => columnwise.kernel.hadamard,
                 Operation::Encode(cast) => cast.form == Form::Compact || has_swizzled(&recipe),
+                Operation::Round(role) => rounds(&recipe.quantizers(role).kernels(), matrix),
                 _ => true,
             };
             if has {
@@ -173,6 +178,8 @@ impl Case {
             Operation::FlatEncode => "flat encode f32 both".to_owned(),
             Operation::Decode(FloatDtype::F32) => "decode rowwise".to_owned(),
             Operation::Decode(FloatDtype::Bf16) => "decode rowwise to bf16".to_owned(),
+            Operation::Round(Role::Gradient) => "round bf16 both".to_owned(),
+            Operation::Round(_) => "round bf16 rowwise + encode columnwise".to_owned(),
             Operation::Amax => "amax bf16".to_owned(),
             Operation::SumSquares => "sum of squares bf16".to_owned(),
             Operation::Transpose(code) => format!("transpose {code}"),
@@ -203,6 +210,7 @@ impl Case {
                 Operation::Encode(cast) => self.encode(supply, cast, &mut made)?,
                 Operation::FlatEncode => self.flat_encode(supply, &mut made)?,
                 Operation::Decode(dtype) => self.decode(supply, dtype, &mut made)?,
+                Operation::Round(role) => self.round(supply, role, &mut made)?,
                 Operation::Amax => {
                     let source = Source::Bf16(supply.halves(self.shape.elements())?);
                     made.bytes += self.shape.elements() * 2;
@@ -335,6 +343,32 @@ impl Case {
         Ok((source, elements * code.bits() / 8))
     }
 
+    /// What products read of an operand: a gradient in both orientations, an input in the first, with codes of the other.
+    fn round(&self, supply: &Supply<'_>, role: Role, made: &mut Steps) -> Result<()> {
+        let (source, bytes) = self.source(supply, Code::Bf16)?;
+        let operand = self.recipe()?.operand(role);
+        let quantizers = &operand.quantizers;
+        let usage = match role {
+            Role::Gradient => Usage::empty(),
+            Role::Activation | Role::Weight => Usage::COLUMNWISE,
+        };
+        let form = Form::Compact;
+        let mut encode = supply.encode(quantizers, self.shape, usage, source, form)?;
+        encode.tensor = supply.tensor(quantizers, self.shape, Usage::BOTH);
+        encode.stochastic = (operand.rounding == Rounding::Stochastic).then(StochasticKey::default);
+        let amax = AmaxJob::before(supply.cuda, &encode);
+        let passes = if amax.is_empty() { 1 } else { 2 };
+        made.bytes += passes * bytes + amax_bytes(&amax) + target_bytes(&encode.targets);
+        let mut values = [None, None];
+        for orientation in (Usage::BOTH - usage).orientations() {
+            values[orientation as usize] = Some(supply.cuda.alloc(self.shape.elements())?);
+            made.bytes += bytes;
+        }
+        made.amax.extend(amax);
+        made.round.push(RoundJob { encode, values });
+        Ok(())
+    }
+
     fn decode(&self, supply: &Supply<'_>, dtype: FloatDtype, made: &mut Steps) -> Result<()> {
         let (orientation, quantizers) = (Orientation::Rowwise, self.weight()?);
         let (source, _) = self.source(supply, Code::Bf16)?;
@@ -387,6 +421,7 @@ struct Steps {
     encode: Vec<EncodeJob<Cuda>>,
     flat: Vec<FlatEncodeJob<Cuda>>,
     decode: Vec<DecodeJob<Cuda>>,
+    round: Vec<RoundJob<Cuda>>,
     transpose: Vec<TransposeJob<Cuda>>,
     repack: Vec<RepackJob<Cuda>>,
     sums: Vec<SumSquaresJob<Cuda>>,
@@ -407,6 +442,7 @@ impl Steps {
         add(self.encode.is_empty(), Work::Encode(self.encode));
         add(self.flat.is_empty(), Work::FlatEncode(self.flat));
         add(self.decode.is_empty(), Work::Decode(self.decode));
+        add(self.round.is_empty(), Work::Round(self.round));
         add(self.transpose.is_empty(), Work::Transpose(self.transpose));
         add(self.repack.is_empty(), Work::Repack(self.repack));
         add(self.sums.is_empty(), Work::SumSquares(self.sums));

@@ -43,17 +43,17 @@ impl<B: Backend> Planner<'_, B> {
         }
     }
 
-    /// The ingredients of a job and what is known of its tensor, for the orientations that targets serve.
+    /// The ingredients of a job and what is known of its tensor, for the orientations of `usage` and those that targets serve.
     fn kernels(
         &mut self,
         job: usize,
         shape: Shape,
-        kernels: &[KernelKey; 2],
+        (kernels, usage): (&[KernelKey; 2], Usage),
         inputs: &[Option<TensorInput<B>>; 2],
         targets: &[Target<B>],
     ) -> Result<Usage, KernelError> {
-        let usage = |usage, target: &Target<B>| usage | target.spec.key.usage;
-        let served = targets.iter().fold(Usage::empty(), usage);
+        let all = |usage, target: &Target<B>| usage | target.spec.key.usage;
+        let served = targets.iter().fold(usage, all);
         for orientation in Orientation::ALL {
             let index = orientation as usize;
             let serves = served.contains(orientation.usage());
@@ -82,8 +82,13 @@ impl<B: Backend> Planner<'_, B> {
     }
 
     pub(super) fn encode(&mut self, index: usize, job: &EncodeJob<B>) -> Done {
+        self.encode_beside(index, job, Usage::empty())
+    }
+
+    /// The same where values of the orientations of `usage` are made, too.
+    pub(super) fn encode_beside(&mut self, index: usize, job: &EncodeJob<B>, usage: Usage) -> Done {
         let (shape, kernels) = (job.shape, &job.kernels);
-        let served = self.kernels(index, shape, kernels, &job.tensor, &job.targets)?;
+        let served = self.kernels(index, shape, (kernels, usage), &job.tensor, &job.targets)?;
         for orientation in served.orientations() {
             let key = &kernels[orientation as usize];
             if job.stochastic.is_some() && !is_stochastic(key) {
@@ -102,7 +107,8 @@ impl<B: Backend> Planner<'_, B> {
         range("elements of a flat encode", job.start, job.len, all)?;
         self.source(index, "source", &job.source, job.len)?;
         let (shape, kernels) = (job.shape, &job.kernels);
-        let served = self.kernels(index, shape, kernels, &job.tensor, &job.targets)?;
+        let none = Usage::empty();
+        let served = self.kernels(index, shape, (kernels, none), &job.tensor, &job.targets)?;
         for orientation in served.orientations() {
             let key = &kernels[orientation as usize];
             if key.hadamard {

@@ -21,6 +21,7 @@ pub(crate) mod access;
 pub(crate) mod encode;
 mod planner;
 pub(crate) mod reads;
+mod round;
 mod step_scalars;
 
 pub(crate) use planner::range;
@@ -79,6 +80,7 @@ impl<B: Backend> Planner<'_, B> {
             }),
             Work::FlatEncode(jobs) => each(jobs, |i, job| self.flat(i, job)),
             Work::Decode(jobs) => each(jobs, |i, job| self.decode(i, job)),
+            Work::Round(jobs) => each(jobs, |i, job| self.round(i, job)),
             Work::Transpose(jobs) => each(jobs, |i, job| self.transpose(i, job)),
             Work::Repack(jobs) => each(jobs, |i, job| self.repack(i, job)),
             Work::Interleave(jobs) => each(jobs, |i, job| self.interleave(i, job)),

@@ -22,6 +22,9 @@ impl Reads {
         };
         match work {
             Work::Encode(jobs) => reads.random = jobs.iter().any(|job| job.stochastic.is_some()),
+            Work::Round(jobs) => {
+                reads.random = jobs.iter().any(|job| job.encode.stochastic.is_some());
+            }
             Work::Adamw(jobs) => {
                 let encodes = jobs.iter().filter_map(|job| job.encode.as_ref());
                 reads.random = encodes.into_iter().any(|job| job.stochastic.is_some());

@@ -16,6 +16,7 @@ mod ingredients;
 mod layout;
 mod memory;
 mod plan;
+mod round;
 mod scaling;
 mod threads;
 

@@ -4,13 +4,17 @@ use std::sync::Arc;
 
 use super::Cpu;
 use super::access::Access;
+use super::buffer::CpuBuffer;
 use super::generic::{self, Context};
 use super::layout::Layout;
+use super::round;
 use crate::check::access::{Mode, Use};
 use crate::check::reads::Reads;
 use crate::check::{Checked, check};
 use crate::lanes::Isa;
-use crate::{AdamwJob, Backend, EncodeJob, KernelError, RepackJob, StepScalars, Target, Work};
+use crate::{
+    AdamwJob, Backend, DecodeJob, EncodeJob, KernelError, RepackJob, StepScalars, Target, Work,
+};
 
 /// Work that was checked and laid out once, and runs any number of times. Cloning clones the handle.
 #[derive(Clone, Debug)]
@@ -27,6 +31,8 @@ struct Planned {
     access: Access,
     /// Scales in other forms: encoded in Compact form into memory of the plan, then converted.
     forms: Vec<RepackJob<Cpu>>,
+    /// Of roundings: what is encoded into memory of the plan.
+    decodes: Vec<DecodeJob<Cpu>>,
     /// The walk of each encode (also of those within AdamW jobs).
     layouts: Vec<Layout>,
     elements: usize,
@@ -42,6 +48,16 @@ impl CpuPlan {
             reads,
         } = check(&Cpu, &work)?;
         let mut forms = Vec::new();
+        let mut decodes = Vec::new();
+        if let Work::Round(jobs) = &work {
+            let mut encodes = Vec::new();
+            for job in jobs {
+                let (encode, values) = round::apart(job)?;
+                encodes.push(encode);
+                decodes.extend(values);
+            }
+            work = Work::Encode(encodes);
+        }
         match &mut work {
             Work::Encode(jobs) => jobs
                 .iter_mut()
@@ -52,15 +68,13 @@ impl CpuPlan {
             }
             _ => {}
         }
-        access.bytes.extend(
-            forms
-                .iter()
-                .filter(|job| !job.from.is_empty())
-                .map(|job| Use {
-                    buffer: job.from.clone(),
-                    mode: Mode::Write,
-                }),
-        );
+        let scratch = forms.iter().map(|job| &job.from);
+        let scratch = scratch.chain(decodes.iter().flat_map(codes));
+        let scratch = scratch.filter(|bytes| !bytes.is_empty());
+        access.bytes.extend(scratch.map(|bytes| Use {
+            buffer: bytes.clone(),
+            mode: Mode::Write,
+        }));
         let layouts = match &work {
             Work::Encode(jobs) => jobs.iter().map(Layout::new).collect(),
             Work::Adamw(jobs) => {
@@ -75,6 +89,7 @@ impl CpuPlan {
         let planned = Planned {
             work,
             forms,
+            decodes,
             access: Access::new(access),
             layouts,
             elements,
@@ -123,6 +138,8 @@ impl CpuPlan {
             Work::Encode(jobs) => generic::encode::run(jobs, &plan.layouts, context, views),
             Work::FlatEncode(jobs) => generic::flat::run(jobs, context, views),
             Work::Decode(jobs) => generic::decode::run(jobs, context, views),
+            // Planned as an encode and decodes.
+            Work::Round(_) => Ok(()),
             Work::Transpose(jobs) => generic::transpose::run(jobs, context, views),
             Work::Repack(jobs) => generic::repack::run(jobs, context, views),
             Work::Interleave(jobs) => generic::interleave::run(jobs, context, views),
@@ -134,15 +151,31 @@ impl CpuPlan {
             Work::Convert(jobs) => generic::sum::conversions(jobs, context, views),
             Work::StepScalars(jobs) => generic::step_scalars::run(jobs, views),
         }?;
-        if plan.forms.is_empty() {
+        if plan.forms.is_empty() && plan.decodes.is_empty() {
             return Ok(());
         }
         let views = &mut locked.views();
-        for job in &plan.forms {
-            views.bytes.freeze(&job.from)?;
+        let scratch = plan.forms.iter().map(|job| &job.from);
+        for bytes in scratch.chain(plan.decodes.iter().flat_map(codes)) {
+            views.bytes.freeze(bytes)?;
         }
-        generic::repack::run(&plan.forms, context, views)
+        generic::repack::run(&plan.forms, context, views)?;
+        generic::decode::run(&plan.decodes, context, views)
     }
+}
+
+/// What a decode reads.
+fn codes(job: &DecodeJob<Cpu>) -> impl Iterator<Item = &CpuBuffer<u8>> {
+    let DecodeJob {
+        data,
+        block_scale,
+        tensor_scale,
+        ..
+    } = job;
+    let scale = block_scale.as_ref().map(|target| &target.bytes);
+    [Some(&data.bytes), scale, tensor_scale.as_ref()]
+        .into_iter()
+        .flatten()
 }
 
 /// Makes every target of `job` Compact; what becomes of them is added to `forms`.

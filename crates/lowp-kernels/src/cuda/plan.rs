@@ -65,6 +65,7 @@ impl CudaPlan {
                 Launch::each(cuda, jobs, |job| ops::flat_encode::jobs(cuda, job))
             }
             Work::Decode(jobs) => Launch::each(cuda, jobs, |job| Ok([ops::decode::job(job)])),
+            Work::Round(jobs) => Launch::each(cuda, jobs, |job| Ok([ops::round::job(cuda, job)?])),
             Work::Transpose(jobs) => Launch::each(cuda, jobs, |job| Ok([ops::transpose::job(job)])),
             Work::Repack(jobs) => Launch::each(cuda, jobs, |job| Ok([ops::repack::job(job)])),
             Work::Interleave(jobs) => {

@@ -12,7 +12,7 @@ use lowp_format::{
     BufferSpec, Form, Orientation, Part, Phase, QuantizedTensor, Recipe, Role, ScaleLayout, Shape,
     Usage,
 };
-use lowp_fsdp::{OperandEncode, RecipeOperands, ShardedModel, ShardedWeight};
+use lowp_fsdp::{OperandEncode, RecipeOperands, Rounded, ShardedModel, ShardedWeight};
 use lowp_gemm::table::{self, Pass};
 use lowp_gemm::{Dtype, GemmDesc, GemmKind, Operand, Scalars, ScaleMode};
 use lowp_kernels::{
@@ -146,17 +146,24 @@ impl<R: Recipe> Linear<R> {
             place.map(|place| arena.codes(place)).transpose()
         };
         let rows = Shape::new(tokens, shape.cols);
+        let rounded = |role| -> Done<Rounded<Cuda>> {
+            let mut values = [None, None];
+            for of in plan.rounded.iter().filter(|of| of.role == role) {
+                values[of.orientation as usize] = Some(arena.values(&of.to)?);
+            }
+            Ok(values)
+        };
         let x = operands.plan_encode(
             Role::Activation,
             (rows, Usage::BOTH, first_token),
-            &Source::Bf16(input.clone()),
+            (&Source::Bf16(input.clone()), rounded(Role::Activation)?),
             |spec| lend(&plan.x, spec),
         )?;
         let outputs = Shape::new(tokens, shape.rows);
         let dy = operands.plan_encode(
             Role::Gradient,
             (outputs, Usage::BOTH, first_token),
-            &Source::Bf16(gradient.clone()),
+            (&Source::Bf16(gradient.clone()), rounded(Role::Gradient)?),
             |spec| lend(&plan.dy, spec),
         )?;
         let mut layer = Self {
@@ -395,6 +402,9 @@ impl<R: Recipe> Linear<R> {
             return Ok(operand);
         }
         let k_inner = orientation == Orientation::Rowwise;
+        if let Some(rounded) = encode.values(orientation) {
+            return Ok(Operand::values(rounded.pointer(), k_inner));
+        }
         let planned = self
             .decodes
             .iter()

@@ -289,6 +289,14 @@ struct Decode {
 };
 static_assert(sizeof(Decode) == 104);
 
+// `RoundJob`: a pass of `encode` for each orientation, which has codes or values or neither.
+struct Round {
+  Encode encode;
+  // bf16, row-major: of rows, of columns; 0: none.
+  uint64_t values[2];
+};
+static_assert(sizeof(Round) == 456);
+
 // `TransposeJob`.
 struct Transpose {
   uint64_t from, to;

@@ -36,7 +36,7 @@ pub(super) const KERNELS: &[Kernel] = &[
 ];
 
 /// Tiles of 128 x 64 of a launch from which blocks of threads that do four of them keep a device as busy as one block each.
-const MANY_TILES: u64 = 4096;
+pub(super) const MANY_TILES: u64 = 4096;
 
 thread_local! {
     /// Has the tests of a thread run wide tiles, whatever the matrix.

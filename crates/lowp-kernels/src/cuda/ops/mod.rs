@@ -16,6 +16,7 @@ pub(super) mod interleave;
 pub(super) mod job;
 pub(super) mod rearrange;
 pub(super) mod repack;
+pub(super) mod round;
 pub(super) mod step_scalars;
 pub(super) mod sum;
 pub(super) mod sum_parts;
@@ -27,7 +28,7 @@ use super::table;
 use job::Job;
 
 /// Every kernel, by operation.
-pub(super) const KERNELS: [&[Kernel]; 15] = [
+pub(super) const KERNELS: [&[Kernel]; 16] = [
     table::Adamw::KERNELS,
     table::Amax::KERNELS,
     table::Decode::KERNELS,
@@ -38,6 +39,7 @@ pub(super) const KERNELS: [&[Kernel]; 15] = [
     table::Interleave::KERNELS,
     table::Rearrange::KERNELS,
     table::Repack::KERNELS,
+    table::Round::KERNELS,
     table::StepScalars::KERNELS,
     table::Sum::KERNELS,
     table::SumParts::KERNELS,

@@ -290,6 +290,13 @@ structs! {
         reserved: [u8; 3],
     }
 
+    /// `RoundJob`: a pass of `encode` for each orientation, which has codes or values or neither.
+    struct Round {
+        encode: Encode,
+        /// bf16, row-major: of rows, of columns; 0: none.
+        values: [u64; 2],
+    }
+
     /// `TransposeJob`.
     struct Transpose {
         from: u64,

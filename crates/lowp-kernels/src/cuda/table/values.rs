@@ -32,6 +32,8 @@ constants! {
     /// lowp_encode_ring_e8m0_fp8: the same of tiles of WIDE_ROWS x WIDE_COLS, of which three are on their way.
     WIDE_RING_BYTES: u32 = 51712;
     WIDE_RING_COLS: u32 = 1024;
+    /// lowp_round_e8m0_fp8: the same.
+    ROUND_RING_BYTES: u32 = 52224;
     /// PATH_FLAT: elements of a tile, and columns of its rows when it is seen as a matrix.
     FLAT_TILE: u64 = 8192;
     FLAT_COLS: u64 = 256;

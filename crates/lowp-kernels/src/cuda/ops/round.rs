@@ -1,0 +1,103 @@
+//! Roundings: values as codes hold them, in the pass that would encode them.
+
+use lowp_format::{Orientation, Part};
+
+use super::super::handle::Cuda;
+use super::super::module::Kernel;
+use super::super::table::{
+    Encode, Pass, ROUND_RING_BYTES, Round, TRANSPOSED_COLS, TRANSPOSED_ROWS, WIDE_COLS,
+    WIDE_RING_COLS, WIDE_ROWS,
+};
+use super::encode_ring::{MANY_TILES, WIDE_TILES};
+use super::ingredients::{known, outers, put_outer};
+use super::job::{Job, aligned, cdiv, sides, source, transposed};
+use crate::check::encode::{outer_kernel_of, share_pass};
+use crate::{KernelError, RoundJob, Target};
+
+const E8M0_FP8: Kernel = Kernel::with_shared("lowp_round_e8m0_fp8", ROUND_RING_BYTES);
+
+/// Bytes that accesses to values and codes are aligned to.
+const ALIGNED: u64 = 16;
+
+pub(crate) fn job(backend: &Cuda, job: &RoundJob<Cuda>) -> Result<Round, KernelError> {
+    let RoundJob { encode: of, values } = job;
+    let (from, source_code, _) = source(&of.source);
+    let share = share_pass(backend, &of.kernels, &of.tensor);
+    let known = known(&of.kernels, &of.tensor, share);
+    let mut encode = Encode {
+        source: from,
+        rows: of.shape.rows as u64,
+        cols: of.shape.cols as u64,
+        outer: outers(&known, &of.tensor, share),
+        source_code,
+        passes: 2,
+        ..Encode::default()
+    };
+    if let Some(key) = of.stochastic {
+        encode.stochastic = 1;
+        encode.seed = key.seed;
+        encode.stream = key.stream;
+        encode.first = key.first;
+    }
+    for orientation in Orientation::ALL {
+        let at = orientation as usize;
+        let [block_rows, block_cols] = sides(of.kernels[at].block);
+        encode.pass[at] = Pass {
+            ingredients: known[at],
+            block_rows,
+            block_cols,
+            ..Pass::default()
+        };
+    }
+    for target in &of.targets {
+        let Target { spec, bytes, .. } = target;
+        if spec.key.part.is_outer() {
+            let (orientation, _) = outer_kernel_of(&of.kernels, spec.key.usage)?;
+            put_outer(&mut encode.outer, &known, orientation, bytes.pointer());
+            continue;
+        }
+        for orientation in spec.key.usage.orientations() {
+            let pass = &mut encode.pass[orientation as usize];
+            let slots = match spec.key.part {
+                Part::Data => &mut pass.data,
+                _ => &mut pass.scale,
+            };
+            slots[transposed(target)] = bytes.pointer();
+        }
+    }
+    let values = [0, 1].map(|at| values[at].as_ref().map_or(0, |values| values.pointer()));
+    let data = encode.pass.iter().flat_map(|pass| pass.data);
+    for pointer in data.chain(values).chain([from]) {
+        if !aligned(pointer, 0, ALIGNED) {
+            let size = ALIGNED as usize;
+            return Err(KernelError::Misaligned { pointer, size });
+        }
+    }
+    Ok(Round { encode, values })
+}
+
+impl Job for Round {
+    const KERNELS: &'static [Kernel] = &[E8M0_FP8];
+
+    fn lay_out(&mut self) {
+        let Encode { rows, cols, .. } = self.encode;
+        let tiles = cdiv(rows, TRANSPOSED_ROWS.into()) * cdiv(cols, TRANSPOSED_COLS.into());
+        let width = match WIDE_TILES.get() || tiles >= MANY_TILES {
+            true => WIDE_RING_COLS,
+            false => WIDE_COLS,
+        };
+        [self.encode.tile_rows, self.encode.tile_cols] = [WIDE_ROWS, width];
+        self.encode.tiles_across = cdiv(cols, width.into());
+    }
+
+    /// Where there is nothing to round, one tile does what is left of the tensor.
+    fn tiles(&self) -> u64 {
+        let Encode {
+            rows,
+            tile_rows,
+            tiles_across,
+            ..
+        } = self.encode;
+        (cdiv(rows, tile_rows.into()) * tiles_across).max(1)
+    }
+}
