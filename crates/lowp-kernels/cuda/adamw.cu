@@ -228,7 +228,7 @@ __device__ __forceinline__ void finish(const Adamw& job, uint32_t index, float a
 using namespace lowp;
 
 // Any jobs.
-extern "C" __global__ void __launch_bounds__(THREADS, 2)
+extern "C" __global__ void __launch_bounds__(THREADS, resident::ADAMW)
     lowp_adamw(const Tile* __restrict__ tiles, const Adamw* __restrict__ jobs, const Step* __restrict__ step, uint32_t flags) {
   __shared__ EncodeMemory shared;
   if ((flags & FLAG_HONOR_SKIP) && step->skip) return;
@@ -249,17 +249,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2)
   finish(job, tile.index, a);
 }
 
-// Blocks of a multiprocessor where codes are transposed, as many as no register is spilled for.
-#if __CUDA_ARCH__ >= 1200
-constexpr int BLOCKS = 1;
-#else
-constexpr int BLOCKS = 2;
-#endif
-
 // Launches of one kind of jobs without amaxes of lines, each with the registers that it needs and no more.
 
 // Jobs of PATH_WIDE and PATH_FLAT.
-extern "C" __global__ void __launch_bounds__(THREADS, 2)
+extern "C" __global__ void __launch_bounds__(THREADS, resident::ADAMW_WIDE)
     lowp_adamw_wide(const Tile* __restrict__ tiles, const Adamw* __restrict__ jobs, const Step* __restrict__ step, uint32_t flags) {
   __shared__ Stage<false> stage;
   prefetch_job(tiles, jobs);
@@ -271,7 +264,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2)
 }
 
 // Other jobs of PATH_TRANSPOSED.
-extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
+extern "C" __global__ void __launch_bounds__(THREADS, resident::ADAMW_TRANSPOSED)
     lowp_adamw_transposed(const Tile* __restrict__ tiles, const Adamw* __restrict__ jobs, const Step* __restrict__ step,
                           uint32_t flags) {
   __shared__ Stage<true> stage;
@@ -284,7 +277,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
 }
 
 // MXFP4 of PATH_TRANSPOSED.
-extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
+extern "C" __global__ void __launch_bounds__(THREADS, resident::ADAMW_TRANSPOSED)
     lowp_adamw_e8m0_fp4(const Tile* __restrict__ tiles, const Adamw* __restrict__ jobs, const Step* __restrict__ step,
                      uint32_t flags) {
   __shared__ Stage<true> stage;
@@ -297,7 +290,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
 }
 
 // Jobs of the other paths.
-extern "C" __global__ void __launch_bounds__(THREADS, 2)
+extern "C" __global__ void __launch_bounds__(THREADS, resident::ADAMW_OTHER)
     lowp_adamw_other(const Tile* __restrict__ tiles, const Adamw* __restrict__ jobs, const Step* __restrict__ step, uint32_t flags) {
   __shared__ EncodeMemory shared;
   prefetch_job(tiles, jobs);

@@ -62,7 +62,7 @@ __device__ __forceinline__ float generic_amax(const Amax& job, uint64_t first, u
 
 using namespace lowp;
 
-extern "C" __global__ void __launch_bounds__(THREADS, 3)
+extern "C" __global__ void __launch_bounds__(THREADS, resident::AMAX)
     lowp_amax(const Tile* __restrict__ tiles, const Amax* __restrict__ jobs, const Step* __restrict__ step, uint32_t flags) {
   __shared__ AmaxMemory shared;
   if ((flags & FLAG_HONOR_SKIP) && step->skip) return;

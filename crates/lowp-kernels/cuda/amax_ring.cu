@@ -5,9 +5,9 @@
 using namespace lowp;
 
 // Jobs of AMAX_RING.
-extern "C" __global__ void __launch_bounds__(THREADS, 4)
+extern "C" __global__ void __launch_bounds__(THREADS, resident::AMAX_RING)
     lowp_amax_ring(const Tile* __restrict__ tiles, const Amax* __restrict__ jobs, const Step* __restrict__ step, uint32_t flags) {
-  __shared__ Ring<2> ring;
+  __shared__ Ring<RING_STAGES> ring;
   if ((flags & FLAG_HONOR_SKIP) && step->skip) return;
   const Tile tile = tiles[blockIdx.x];
   const Amax& job = jobs[tile.job];

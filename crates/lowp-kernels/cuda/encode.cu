@@ -21,13 +21,6 @@ __device__ __forceinline__ void encode_tiled(const Place& place, Stage<TRANSPOSE
   quantize<W, TRANSPOSED, KNOWN>(place, lane, v, stage);
 }
 
-// Blocks of a multiprocessor, as many as no register is spilled for.
-#if __CUDA_ARCH__ == 900
-constexpr int BLOCKS = 4;
-#else
-constexpr int BLOCKS = 2;
-#endif
-
 // FP8 of bf16 with row-major outputs: 32 x 256 elements at a time, along the columns of a tile, or down its
 // rows. The next ones are loaded while codes are stored. Scales are stored at the end, so that their rows
 // are whole sectors: where a tile has 1024 columns those of Compact scales, where it has 128 rows those of
@@ -85,7 +78,7 @@ __device__ __noinline__ void encode_apart(const Encode& job, uint32_t index, Sta
 using namespace lowp;
 
 // Any jobs.
-extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
+extern "C" __global__ void __launch_bounds__(THREADS, resident::ENCODE)
     lowp_encode(const Tile* __restrict__ tiles, const Encode* __restrict__ jobs, const Step* __restrict__ step, uint32_t flags) {
   __shared__ EncodeMemory shared;
   if ((flags & FLAG_HONOR_SKIP) && step->skip) return;
@@ -110,7 +103,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
 // Launches of one kind of jobs, each with the registers that it needs and no more.
 
 // FP8 of bf16 with row-major outputs, and no scale of an observed amax (MXFP8).
-extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
+extern "C" __global__ void __launch_bounds__(THREADS, resident::ENCODE)
     lowp_encode_wide_bf16(const Tile* __restrict__ tiles, const Encode* __restrict__ jobs, const Step* __restrict__ step,
                           uint32_t flags) {
   __shared__ Stage<false> stage;
@@ -123,7 +116,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
 }
 
 // MXFP4 of PATH_TRANSPOSED from binary32.
-extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
+extern "C" __global__ void __launch_bounds__(THREADS, resident::ENCODE)
     lowp_encode_e8m0_fp4_f32(const Tile* __restrict__ tiles, const Encode* __restrict__ jobs, const Step* __restrict__ step,
                           uint32_t flags) {
   __shared__ Stage<true> stage;
@@ -134,7 +127,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
 }
 
 // Jobs of PATH_TRANSPOSED from bf16.
-extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
+extern "C" __global__ void __launch_bounds__(THREADS, resident::ENCODE)
     lowp_encode_transposed_bf16(const Tile* __restrict__ tiles, const Encode* __restrict__ jobs,
                                 const Step* __restrict__ step, uint32_t flags) {
   __shared__ Stage<true> stage;
@@ -145,7 +138,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
 }
 
 // Other jobs of PATH_TRANSPOSED, from binary32.
-extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
+extern "C" __global__ void __launch_bounds__(THREADS, resident::ENCODE)
     lowp_encode_transposed_f32(const Tile* __restrict__ tiles, const Encode* __restrict__ jobs,
                                const Step* __restrict__ step, uint32_t flags) {
   __shared__ Stage<true> stage;
@@ -156,7 +149,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
 }
 
 // Jobs of PATH_MIXED from bf16.
-extern "C" __global__ void __launch_bounds__(THREADS, 3)
+extern "C" __global__ void __launch_bounds__(THREADS, resident::ENCODE_MIXED_BF16)
     lowp_encode_mixed_bf16(const Tile* __restrict__ tiles, const Encode* __restrict__ jobs, const Step* __restrict__ step,
                            uint32_t flags) {
   __shared__ MixedStage stage;
@@ -166,7 +159,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 3)
 }
 
 // The same from binary32.
-extern "C" __global__ void __launch_bounds__(THREADS, 2)
+extern "C" __global__ void __launch_bounds__(THREADS, resident::ENCODE_MIXED_F32)
     lowp_encode_mixed_f32(const Tile* __restrict__ tiles, const Encode* __restrict__ jobs, const Step* __restrict__ step,
                           uint32_t flags) {
   __shared__ MixedStage stage;
@@ -176,7 +169,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2)
 }
 
 // Jobs of PATH_BLOCKS from bf16.
-extern "C" __global__ void __launch_bounds__(THREADS, 3)
+extern "C" __global__ void __launch_bounds__(THREADS, resident::ENCODE_BLOCKS_BF16)
     lowp_encode_blocks_bf16(const Tile* __restrict__ tiles, const Encode* __restrict__ jobs, const Step* __restrict__ step,
                             uint32_t flags) {
   __shared__ BlocksStage stage;
@@ -186,7 +179,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 3)
 }
 
 // The same from binary32.
-extern "C" __global__ void __launch_bounds__(THREADS, 2)
+extern "C" __global__ void __launch_bounds__(THREADS, resident::ENCODE_BLOCKS_F32)
     lowp_encode_blocks_f32(const Tile* __restrict__ tiles, const Encode* __restrict__ jobs, const Step* __restrict__ step,
                            uint32_t flags) {
   __shared__ BlocksStage stage;

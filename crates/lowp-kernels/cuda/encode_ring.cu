@@ -12,13 +12,6 @@ extern __shared__ __align__(128) uint8_t ring_memory[];
 
 namespace {
 
-// Blocks of a multiprocessor, as many as few registers are spilled for.
-#if __CUDA_ARCH__ == 900
-constexpr int BLOCKS = 4;
-#else
-constexpr int BLOCKS = 3;
-#endif
-
 template <int STAGES>
 __device__ __forceinline__ RingMemory<STAGES>& memory() {
   return *reinterpret_cast<RingMemory<STAGES>*>(ring_memory);
@@ -27,7 +20,7 @@ __device__ __forceinline__ RingMemory<STAGES>& memory() {
 }  // namespace
 
 // FP8 with scales of the tensor, or of its rows and columns.
-extern "C" __global__ void __launch_bounds__(THREADS, 3)
+extern "C" __global__ void __launch_bounds__(THREADS, resident::RING_FP8)
     lowp_encode_ring_fp8(const Tile* __restrict__ tiles, const Encode* __restrict__ jobs, const Step* __restrict__ step,
                          uint32_t flags) {
   if ((flags & FLAG_HONOR_SKIP) && step->skip) return;
@@ -35,56 +28,56 @@ extern "C" __global__ void __launch_bounds__(THREADS, 3)
   const Encode& job = jobs[tile.job];
   if (!begin_lines(job, tile.index)) return;
   const RingTile part(job, tile.index);
-  job.pass[0].ingredients.element == E4M3 ? ring_fp8<E4m3>(part, memory<3>()) : ring_fp8<E5m2>(part, memory<3>());
+  job.pass[0].ingredients.element == E4M3 ? ring_fp8<E4m3>(part, memory<LONG_RING_STAGES>()) : ring_fp8<E5m2>(part, memory<LONG_RING_STAGES>());
 }
 
 // NVFP4 with scales of blocks of 16 of a row, of a column, or both.
-extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
+extern "C" __global__ void __launch_bounds__(THREADS, resident::RING)
     lowp_encode_ring_two_level(const Tile* __restrict__ tiles, const Encode* __restrict__ jobs, const Step* __restrict__ step,
                            uint32_t flags) {
   if ((flags & FLAG_HONOR_SKIP) && step->skip) return;
   const Tile tile = tiles[blockIdx.x];
-  if (begin(jobs[tile.job], tile.index)) ring_fp4<TwoLevelFp4, false, false>(RingTile(jobs[tile.job], tile.index), step, memory<2>());
+  if (begin(jobs[tile.job], tile.index)) ring_fp4<TwoLevelFp4, false, false>(RingTile(jobs[tile.job], tile.index), step, memory<RING_STAGES>());
 }
 
 // NVFP4 with scales of blocks of 16 x 16.
-extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
+extern "C" __global__ void __launch_bounds__(THREADS, resident::RING)
     lowp_encode_ring_two_level_square(const Tile* __restrict__ tiles, const Encode* __restrict__ jobs, const Step* __restrict__ step,
                                   uint32_t flags) {
   if ((flags & FLAG_HONOR_SKIP) && step->skip) return;
   const Tile tile = tiles[blockIdx.x];
-  if (begin(jobs[tile.job], tile.index)) ring_square(RingTile(jobs[tile.job], tile.index), step, memory<2>());
+  if (begin(jobs[tile.job], tile.index)) ring_square(RingTile(jobs[tile.job], tile.index), step, memory<RING_STAGES>());
 }
 
 // NVFP4 of blocks of a row, a column or both, of which columns are transformed.
-extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
+extern "C" __global__ void __launch_bounds__(THREADS, resident::RING)
     lowp_encode_ring_two_level_transformed(const Tile* __restrict__ tiles, const Encode* __restrict__ jobs, const Step* __restrict__ step,
                                        uint32_t flags) {
   if ((flags & FLAG_HONOR_SKIP) && step->skip) return;
   const Tile tile = tiles[blockIdx.x];
-  if (begin(jobs[tile.job], tile.index)) ring_fp4<TwoLevelFp4, true, false>(RingTile(jobs[tile.job], tile.index), step, memory<2>());
+  if (begin(jobs[tile.job], tile.index)) ring_fp4<TwoLevelFp4, true, false>(RingTile(jobs[tile.job], tile.index), step, memory<RING_STAGES>());
 }
 
 // The same rounded stochastically; columns may be transformed.
-extern "C" __global__ void __launch_bounds__(THREADS, 3)
+extern "C" __global__ void __launch_bounds__(THREADS, resident::RING_RANDOM)
     lowp_encode_ring_two_level_random(const Tile* __restrict__ tiles, const Encode* __restrict__ jobs, const Step* __restrict__ step,
                                   uint32_t flags) {
   if ((flags & FLAG_HONOR_SKIP) && step->skip) return;
   const Tile tile = tiles[blockIdx.x];
-  if (begin(jobs[tile.job], tile.index)) ring_fp4<TwoLevelFp4, true, true>(RingTile(jobs[tile.job], tile.index), step, memory<3>());
+  if (begin(jobs[tile.job], tile.index)) ring_fp4<TwoLevelFp4, true, true>(RingTile(jobs[tile.job], tile.index), step, memory<LONG_RING_STAGES>());
 }
 
 // MXFP4 with scales of blocks of 32 of a row, of a column, or both.
-extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
+extern "C" __global__ void __launch_bounds__(THREADS, resident::RING)
     lowp_encode_ring_e8m0_fp4(const Tile* __restrict__ tiles, const Encode* __restrict__ jobs, const Step* __restrict__ step,
                            uint32_t flags) {
   if ((flags & FLAG_HONOR_SKIP) && step->skip) return;
   const Tile tile = tiles[blockIdx.x];
-  if (begin(jobs[tile.job], tile.index)) ring_fp4<E8m0Fp4, false, false>(RingTile(jobs[tile.job], tile.index), step, memory<2>());
+  if (begin(jobs[tile.job], tile.index)) ring_fp4<E8m0Fp4, false, false>(RingTile(jobs[tile.job], tile.index), step, memory<RING_STAGES>());
 }
 
 // MXFP8 with scales of blocks of 32 of a row, of a column, or both, or of 32 x 32.
-extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
+extern "C" __global__ void __launch_bounds__(THREADS, resident::RING)
     lowp_encode_ring_e8m0_fp8(const Tile* __restrict__ tiles, const Encode* __restrict__ jobs, const Step* __restrict__ step,
                            uint32_t flags) {
   if ((flags & FLAG_HONOR_SKIP) && step->skip) return;
@@ -96,10 +89,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
 }
 
 // NVFP4 of blocks of a row and MXFP8 of blocks of a column.
-extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
+extern "C" __global__ void __launch_bounds__(THREADS, resident::RING)
     lowp_encode_ring_two_level_e8m0(const Tile* __restrict__ tiles, const Encode* __restrict__ jobs, const Step* __restrict__ step,
                                  uint32_t flags) {
   if ((flags & FLAG_HONOR_SKIP) && step->skip) return;
   const Tile tile = tiles[blockIdx.x];
-  if (begin(jobs[tile.job], tile.index)) ring_two_level_e8m0(RingTile(jobs[tile.job], tile.index), step, memory<2>());
+  if (begin(jobs[tile.job], tile.index)) ring_two_level_e8m0(RingTile(jobs[tile.job], tile.index), step, memory<RING_STAGES>());
 }

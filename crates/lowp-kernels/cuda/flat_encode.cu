@@ -44,14 +44,7 @@ __device__ __forceinline__ void store_flat_outers(const FlatEncode& job, uint64_
 
 using namespace lowp;
 
-// Blocks of a multiprocessor: four are faster on an H200, for a few registers in memory.
-#if __CUDA_ARCH__ >= 1000
-constexpr int BLOCKS = 2;
-#else
-constexpr int BLOCKS = 4;
-#endif
-
-extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
+extern "C" __global__ void __launch_bounds__(THREADS, resident::FLAT_ENCODE)
     lowp_flat_encode(const Tile* __restrict__ tiles, const FlatEncode* __restrict__ jobs, const Step* __restrict__ step,
                      uint32_t flags) {
   __shared__ FlatMemory shared;

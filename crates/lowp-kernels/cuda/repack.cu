@@ -187,7 +187,7 @@ __device__ __forceinline__ void swizzle_spread(const Repack& job, uint32_t index
 
 using namespace lowp;
 
-extern "C" __global__ void __launch_bounds__(THREADS, 6)
+extern "C" __global__ void __launch_bounds__(THREADS, resident::REPACK)
     lowp_repack(const Tile* __restrict__ tiles, const Repack* __restrict__ jobs, const Step* __restrict__ step, uint32_t flags) {
   __shared__ Fetched<Repack> fetched;
   __shared__ alignas(128) uint8_t lines[SIDE * SIDE];

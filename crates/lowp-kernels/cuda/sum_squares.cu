@@ -291,7 +291,7 @@ __device__ __forceinline__ void finish(const SumSquares* jobs, uint64_t count, v
 
 using namespace lowp;
 
-extern "C" __global__ void __launch_bounds__(THREADS, 3)
+extern "C" __global__ void __launch_bounds__(THREADS, resident::SUM_SQUARES)
     lowp_sum_squares(const Tile* __restrict__ tiles, const SumSquares* __restrict__ jobs, const Step* __restrict__ step,
                      uint32_t flags) {
   __shared__ Fetched<SumSquares> fetched;

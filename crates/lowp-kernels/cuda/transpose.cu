@@ -143,7 +143,7 @@ __device__ __forceinline__ void transpose_nibbles(const Transpose& job, uint32_t
 
 using namespace lowp;
 
-extern "C" __global__ void __launch_bounds__(THREADS, 4)
+extern "C" __global__ void __launch_bounds__(THREADS, resident::TRANSPOSE)
     lowp_transpose(const Tile* __restrict__ tiles, const Transpose* __restrict__ jobs, const Step* __restrict__ step,
                    uint32_t flags) {
   __shared__ Fetched<Transpose> fetched;

@@ -44,6 +44,26 @@ impl Arch {
         targets.dedup();
         targets
     }
+
+    /// What is compiled: code such as `sm_100f`, or PTX, `compute_120`.
+    pub fn code(&self) -> Vec<&'static str> {
+        let code = |gencode: &&'static str| Some(gencode.split_once("code=")?.1);
+        self.gencode.iter().filter_map(code).collect()
+    }
+
+    /// Whether its code has the instructions of a family of devices.
+    pub fn is_family(&self) -> bool {
+        self.code().iter().any(|code| code.ends_with('f'))
+    }
+
+    /// The architecture whose code runs on GPUs of this compute capability.
+    pub fn of_capability((major, minor): (u32, u32)) -> Option<Self> {
+        let name = match (major, minor) {
+            (8 | 9, _) | (10, 0 | 3) | (12, 0 | 1) => format!("sm_{major}0"),
+            _ => return None,
+        };
+        ARCHITECTURES.iter().find(|arch| arch.name == name).copied()
+    }
 }
 
 /// Ampere, Hopper, Blackwell (data centre) and Blackwell (workstation). The `f` targets have the
@@ -444,5 +464,14 @@ mod tests {
             &["compute_120f", "compute_120"],
         ];
         assert!(targets.eq(expected));
+    }
+
+    #[test]
+    fn code_is_of_the_family_of_a_device() {
+        let name = |capability| Arch::of_capability(capability).map(|arch| arch.name);
+        let known = [(8, 9), (9, 0), (10, 3), (12, 1)].map(name);
+        assert_eq!(known, ["sm_80", "sm_90", "sm_100", "sm_120"].map(Some));
+        assert_eq!([(7, 5), (11, 0), (13, 0)].map(name), [None; 3]);
+        assert_eq!(ARCHITECTURES[3].code(), ["sm_120f", "compute_120"]);
     }
 }

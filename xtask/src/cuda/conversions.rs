@@ -42,7 +42,7 @@ fn compare(target: &str, ptx: &str) -> Result<()> {
     let (found, expected) = (found(ptx), expected(target));
     ensure!(
         found == expected,
-        "the kernels convert by [{}] on {target}, and it has [{}]; mend LOWP_FP8_CVT and LOWP_FP4_CVT in lowp/codec.cuh",
+        "the kernels convert by [{}] on {target}, and it has [{}]; mend LOWP_FP8_CVT and LOWP_FP4_CVT in lowp/policy.cuh",
         found.join(", "),
         expected.join(", "),
     );

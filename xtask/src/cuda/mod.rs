@@ -4,6 +4,8 @@
 mod conversions;
 mod cudnn;
 mod external;
+mod kernel_code;
+mod native;
 mod resources;
 mod toolkit;
 
@@ -31,7 +33,7 @@ const TESTED: [&str; 2] = ["sm_90", "sm_100"];
 /// What to compile.
 #[derive(Debug, Default, Args)]
 pub(crate) struct Options {
-    /// Only for these architectures, such as `sm_90`; for all if none is named.
+    /// Only for these architectures, such as `sm_90`, or `native`, that of the GPUs of this machine; for all if none is named.
     #[arg(long, value_delimiter = ',')]
     arch: Vec<String>,
 
@@ -72,6 +74,9 @@ impl Options {
             return Ok(ARCHITECTURES.to_vec());
         }
         let known = |name: &String| {
+            if name == "native" {
+                return native::arch();
+            }
             let found = ARCHITECTURES.iter().find(|arch| arch.name == *name);
             let names = ARCHITECTURES.iter().map(|arch| arch.name);
             let names = names.collect::<Vec<_>>().join(", ");
@@ -109,6 +114,11 @@ pub(crate) fn cuda(options: &Options) -> Result<()> {
     }
     if options.stats {
         conversions::check(&nvcc, &sources, &archs)?;
+        if archs.iter().any(Arch::is_family) {
+            let units = lowp_nvcc::Unit::all(&sources).map_err(|why| anyhow!("{why}"))?;
+            let files: Vec<_> = units.iter().map(lowp_nvcc::Unit::file).collect();
+            kernel_code::check(&toolkit::readers(&nvcc)?, &folder, &files, &archs)?;
+        }
         let table = stats(&sources, &folder)?;
         let table = format!("nvcc {}\n{table}", nvcc.version);
         let (path, targets) = (workspace_root()?.join(TABLE), targets(&archs));

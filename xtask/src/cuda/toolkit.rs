@@ -17,6 +17,12 @@ const WHEELS: &[&str] = &[
     "nvidia-cuda-cccl==13.0.85",
 ];
 
+/// What reads compiled code. No version of CUDA 13.0 is there; this one reads its code.
+const READERS: &[&str] = &[
+    "nvidia-cuda-cuobjdump==13.2.51",
+    "nvidia-cuda-nvdisasm==13.2.51",
+];
+
 /// A compiler that is on this machine.
 pub(super) fn present() -> Option<Nvcc> {
     Nvcc::find().ok().flatten().or_else(|| {
@@ -34,9 +40,28 @@ pub(super) fn nvcc() -> Result<Nvcc> {
     let folder = folder()?;
     let program = program(&folder);
     if !program.is_file() {
-        install(&folder)?;
+        eprintln!("no nvcc in CUDA_HOME or PATH; installing NVIDIA's compiler wheels");
+        install(&folder, WHEELS)?;
     }
     Nvcc::at(&program).map_err(|why| anyhow!("{why}; delete {} and try again", folder.display()))
+}
+
+/// The folder of cuobjdump and nvdisasm: that of the compiler, or one that is filled if need be.
+pub(super) fn readers(nvcc: &Nvcc) -> Result<PathBuf> {
+    let beside = nvcc.program.parent().unwrap_or(Path::new("."));
+    if ["cuobjdump", "nvdisasm"]
+        .iter()
+        .all(|name| beside.join(name).is_file())
+    {
+        return Ok(beside.to_path_buf());
+    }
+    let folder = target_dir()?.join("cuda-readers-13.2");
+    let programs = folder.join("nvidia/cu13/bin");
+    if !programs.join("cuobjdump").is_file() {
+        eprintln!("no cuobjdump beside nvcc; installing NVIDIA's wheels of it");
+        install(&folder, READERS)?;
+    }
+    Ok(programs)
 }
 
 /// CUDA's headers beside a compiler.
@@ -55,8 +80,7 @@ fn program(folder: &Path) -> PathBuf {
 }
 
 /// Installs the wheels beside `folder` and moves them there when all is done.
-fn install(folder: &Path) -> Result<()> {
-    eprintln!("no nvcc in CUDA_HOME or PATH; installing NVIDIA's compiler wheels");
+fn install(folder: &Path, wheels: &[&str]) -> Result<()> {
     let partial = folder.with_extension("partial");
     remove(&partial)?;
     let mut command = Command::new("python3");
@@ -65,9 +89,9 @@ fn install(folder: &Path) -> Result<()> {
         .args(["--disable-pip-version-check", "--only-binary", ":all:"])
         .arg("--target")
         .arg(&partial)
-        .args(WHEELS);
+        .args(wheels);
     run(command).context(
-        "cannot install NVIDIA's compiler; set CUDA_HOME to a CUDA 13 toolkit, or make `python3 -m pip` \
+        "cannot install NVIDIA's compiler tools; set CUDA_HOME to a CUDA 13 toolkit, or make `python3 -m pip` \
          work",
     )?;
     remove(folder)?;

@@ -6,7 +6,7 @@ use crate::tree::{SourceFile, Tree};
 
 type Rule = fn(&SourceFile) -> Vec<(usize, String)>;
 
-const RULES: [Rule; 7] = [
+const RULES: [Rule; 8] = [
     length,
     module_docs,
     crate_example,
@@ -14,6 +14,7 @@ const RULES: [Rule; 7] = [
     placeholders,
     pending_snapshot,
     toolchain,
+    architectures,
 ];
 
 /// A longer source file holds two ideas.
@@ -146,6 +147,19 @@ fn toolchain(file: &SourceFile) -> Vec<(usize, String)> {
     )
 }
 
+/// What differs between architectures is in one header, which says why.
+fn architectures(file: &SourceFile) -> Vec<(usize, String)> {
+    if !matches!(file.extension(), "cu" | "cuh") || file.name() == "policy.cuh" {
+        return Vec::new();
+    }
+    let lines = file.text.lines().enumerate();
+    let named = lines.filter(|(_, line)| line.contains("__CUDA_ARCH"));
+    let message = "ask lowp/policy.cuh what the architecture has";
+    named
+        .map(|(index, _)| (index + 1, message.to_owned()))
+        .collect()
+}
+
 #[cfg(test)]
 mod tests {
     use super::super::violation::testing::places;
@@ -166,6 +180,17 @@ mod tests {
             ("e.md", &over),
         ];
         assert_eq!(found(&files), ["b.rs:601", "c.cu:601", "d.cuh:601"]);
+    }
+
+    #[test]
+    fn an_architecture_outside_of_the_policy_is_caught() {
+        let text = "int a;\n#if __CUDA_ARCH__ >= 900\n#endif\n";
+        let files = [
+            ("include/lowp/policy.cuh", text),
+            ("a.cu", text),
+            ("b.cuh", text),
+        ];
+        assert_eq!(found(&files), ["a.cu:2", "b.cuh:2"]);
     }
 
     #[test]

@@ -1,21 +1,10 @@
 // Element formats: the device's form of lowp_format::codec, bit for bit (numerics 1).
 //
-// Hardware conversions are used where their bits are the same: E4M3 and E5M2 from sm_89 on, E2M1 on
-// the targets of a family from sm_100f on, of which the targets of one architecture (sm_100a) are part. `cargo xtask cuda --stats`
-// looks for the instructions in what is compiled.
+// Hardware conversions are used where there are some (policy.cuh): their bits are the same. `cargo xtask cuda --stats` looks for the
+// instructions in what is compiled.
 #pragma once
 #include <lowp/jobs.cuh>
-
-#if __CUDA_ARCH__ >= 890
-#define LOWP_FP8_CVT 1
-#else
-#define LOWP_FP8_CVT 0
-#endif
-#if defined(__CUDA_ARCH_FAMILY_SPECIFIC__) && __CUDA_ARCH_FAMILY_SPECIFIC__ >= 1000
-#define LOWP_FP4_CVT 1
-#else
-#define LOWP_FP4_CVT 0
-#endif
+#include <lowp/policy.cuh>
 
 namespace lowp {
 
@@ -161,8 +150,16 @@ struct E2m1 {
   template <typename At>
   static __device__ __forceinline__ uint32_t eight(At x) {
 #if LOWP_FP4_CVT
-    uint32_t low = pair(x(0), x(1)) | pair(x(2), x(3)) << 8, high = pair(x(4), x(5)) | pair(x(6), x(7)) << 8;
-    return __byte_perm(low, high, 0x5410);
+    uint32_t codes;
+    asm("{ .reg .b8 a, b, c, d;\n\t"
+        "cvt.rn.satfinite.e2m1x2.f32 a, %2, %1;\n\t"
+        "cvt.rn.satfinite.e2m1x2.f32 b, %4, %3;\n\t"
+        "cvt.rn.satfinite.e2m1x2.f32 c, %6, %5;\n\t"
+        "cvt.rn.satfinite.e2m1x2.f32 d, %8, %7;\n\t"
+        "mov.b32 %0, {a, b, c, d}; }"
+        : "=r"(codes)
+        : "f"(x(0)), "f"(x(1)), "f"(x(2)), "f"(x(3)), "f"(x(4)), "f"(x(5)), "f"(x(6)), "f"(x(7)));
+    return codes;
 #else
     uint32_t codes = 0u - UNIT * 0x11111111u;
 #pragma unroll
@@ -216,10 +213,16 @@ struct E2m1 {
 // E8M0 (numerics 1.4).
 struct E8m0 {
   static __device__ __forceinline__ uint32_t ceil(float v) {
+#if LOWP_FP4_CVT
+    uint16_t codes;
+    asm("cvt.rp.satfinite.ue8m0x2.f32 %0, %1, %2;" : "=h"(codes) : "f"(0.0f), "f"(v));
+    return codes;
+#else
     uint32_t bits = __float_as_uint(v) & 0x7FFFFFFFu;
     // A subnormal above 2^-127 needs exponent 1; at or below it, 0 is enough.
     uint32_t code = (bits + (bits < 0x00800000u ? 0x3FFFFFu : 0x7FFFFFu)) >> 23;
     return bits > 0x7F800000u ? 0xFFu : min(code, 0xFEu);
+#endif
   }
   static __device__ __forceinline__ float decode(uint32_t code) {
     return __uint_as_float(code == 0xFF ? 0x7FC00000u : code == 0 ? 0x00400000u : code << 23);

@@ -1,4 +1,4 @@
-// E2M1 codes of many values at a time (numerics 1.3), where none is NaN.
+// E2M1 codes of many values at a time (numerics 1.3), where none is NaN: by the conversion where there is one, else in integers.
 #pragma once
 #include <lowp/ring.cuh>
 #include <lowp/scale_rule.cuh>
@@ -10,6 +10,9 @@ __device__ __forceinline__ uint32_t top_bytes(uint32_t a, uint32_t b, uint32_t c
   uint32_t selector = high ? 0x0073u : 0x0051u;
   return __byte_perm(__byte_perm(a, b, selector), __byte_perm(c, d, selector), 0x5410);
 }
+
+// Whether codes of a warp must be clamped, one of whose products may be 7 or more: the conversion saturates by itself.
+__device__ __forceinline__ bool must_clamp(bool large) { return !LOWP_FP4_CVT && __any_sync(FULL_WARP, large); }
 
 // The sign bits of eight values where their codes have them, from the highest bytes of the even and of the odd ones.
 __device__ __forceinline__ uint32_t signs_of_eight(uint32_t even, uint32_t odd) {
@@ -39,8 +42,12 @@ __device__ __forceinline__ uint32_t magnitudes_of_eight(At at, float m) {
 template <bool CLAMP>
 __device__ __forceinline__ uint32_t codes_of_eight(const uint32_t* x, float m) {
   auto at = [&](int k) { return k % 2 ? widen_high(x[k / 2]) : widen_low(x[k / 2]); };
+#if LOWP_FP4_CVT
+  return E2m1::eight([&](int k) { return __fmul_rn(at(k), m); });
+#else
   uint32_t codes = magnitudes_of_eight<CLAMP>(at, m);
   return codes + signs_of_eight(top_bytes(x[0], x[1], x[2], x[3], false), top_bytes(x[0], x[1], x[2], x[3], true));
+#endif
 }
 
 // The codes of 16 rows of a column: the first or the second of two.
@@ -51,8 +58,12 @@ __device__ __forceinline__ uint2 codes_of(const TwoColumns& v, bool second, floa
   for (int half = 0; half < 2; ++half) {
     const uint32_t* x = v.x + 8 * half;
     auto at = [&](int k) { return second ? widen_high(x[k]) : widen_low(x[k]); };
+#if LOWP_FP4_CVT
+    codes[half] = E2m1::eight([&](int k) { return __fmul_rn(at(k), m); });
+#else
     codes[half] = magnitudes_of_eight<CLAMP>(at, m);
     codes[half] += signs_of_eight(top_bytes(x[0], x[2], x[4], x[6], second), top_bytes(x[1], x[3], x[5], x[7], second));
+#endif
   }
   return make_uint2(codes[0], codes[1]);
 }

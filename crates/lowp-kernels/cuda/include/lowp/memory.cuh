@@ -2,6 +2,7 @@
 // is known.
 #pragma once
 #include <lowp/jobs.cuh>
+#include <lowp/policy.cuh>
 
 namespace lowp {
 

@@ -23,7 +23,7 @@ struct TwoColumns {
 
 // The larger magnitudes of pairs of bfloat16, where a NaN wins; signs are any.
 __device__ __forceinline__ uint32_t larger_magnitudes(uint32_t a, uint32_t b) {
-#if __CUDA_ARCH__ >= 860
+#if LOWP_MAX_MAGNITUDE
   uint32_t y;
   asm("max.NaN.xorsign.abs.bf16x2 %0, %1, %2;" : "=r"(y) : "r"(a), "r"(b));
   return y;

@@ -55,17 +55,26 @@ struct E8m0Fp4 {
   }
   template <bool CLAMP>
   static __device__ __forceinline__ uint2 codes(const Run& v, float m) {
+#if LOWP_FP4_CVT
+    return make_uint2(codes_of_eight<CLAMP>(v.x, m), codes_of_eight<CLAMP>(v.x + 4, m));
+#else
     const auto pairs = PairMultipliers::of(m, m);
     return make_uint2(interleave_nibbles(codes_of_pairs<CLAMP>(v.x, pairs)), interleave_nibbles(codes_of_pairs<CLAMP>(v.x + 4, pairs)));
+#endif
   }
   template <bool CLAMP>
   static __device__ __forceinline__ void codes(const TwoColumns& v, float first, float second, uint2 (&out)[2]) {
+#if LOWP_FP4_CVT
+    out[0] = codes_of<CLAMP>(v, false, first);
+    out[1] = codes_of<CLAMP>(v, true, second);
+#else
     const auto pairs = PairMultipliers::of(first, second);
     uint32_t rows[4];
 #pragma unroll
     for (int k = 0; k < 4; ++k) rows[k] = codes_of_pairs<CLAMP>(v.x + 4 * k, pairs);
     out[0] = make_uint2(__byte_perm(rows[0], rows[1], 0x5410), __byte_perm(rows[2], rows[3], 0x5410));
     out[1] = make_uint2(__byte_perm(rows[0], rows[1], 0x7632), __byte_perm(rows[2], rows[3], 0x7632));
+#endif
   }
 };
 
@@ -92,7 +101,7 @@ __device__ __forceinline__ uint32_t ring_run(const Kind& kind, const Run& v, con
   if (Kind::SIDE == 32) amax = larger_amax(amax, __shfl_xor_sync(FULL_WARP, amax, 1));
   bool large = false;
   Scaled s = kind.block(amax, worst, large);
-  if (__any_sync(FULL_WARP, large)) {
+  if (must_clamp(large)) {
     codes = run_codes<true>(kind, v, s.multiplier, rounding);
   } else {
     codes = run_codes<false>(kind, v, s.multiplier, rounding);
@@ -107,7 +116,7 @@ __device__ __forceinline__ uint32_t ring_pairs(const Kind& kind, const TwoColumn
   if (Kind::SIDE == 32) amaxes = __vmaxu2(amaxes, __shfl_xor_sync(FULL_WARP, amaxes, 1));
   bool large = false;
   Scaled first = kind.block(widen_low(amaxes), worst, large), second = kind.block(widen_high(amaxes), worst, large);
-  if (__any_sync(FULL_WARP, large)) {
+  if (must_clamp(large)) {
     Kind::template codes<true>(v, first.multiplier, second.multiplier, codes);
   } else {
     Kind::template codes<false>(v, first.multiplier, second.multiplier, codes);
@@ -240,7 +249,7 @@ __device__ __forceinline__ void ring_square(const RingTile& tile, const Step* st
     bool large = false;
     Scaled block = kind.block(amax, worst, large);
     shared.scales[0][row / 16 * (RING_COLS / 16) + (s * TRANSPOSED_COLS + col) / 16] = uint8_t(block.entry);
-    if (__any_sync(FULL_WARP, large)) {
+    if (must_clamp(large)) {
 #pragma unroll
       for (int i = 0; i < 4; ++i) codes[i] = codes_of_eight<true>(x[i], block.multiplier);
     } else {

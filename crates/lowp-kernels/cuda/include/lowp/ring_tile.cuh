@@ -22,7 +22,7 @@ struct RingMemory {
   uint8_t scales[2][2048];            // of rows, and of columns; of a tile of RING_COLS at most
   float multipliers[256];
 };
-static_assert(sizeof(RingMemory<2>) == RING_BYTES && sizeof(RingMemory<3>) == LONG_RING_BYTES);
+static_assert(sizeof(RingMemory<RING_STAGES>) == RING_BYTES && sizeof(RingMemory<LONG_RING_STAGES>) == LONG_RING_BYTES);
 
 // The part of a matrix that a block of threads encodes.
 struct RingTile {

@@ -4,7 +4,7 @@
 
 namespace lowp {
 
-constexpr uint32_t WIDE_RING_STAGES = 3, WIDE_RING_PITCH = 2 * WIDE_COLS, WIDE_RING_TILE = WIDE_ROWS * WIDE_RING_PITCH;
+constexpr uint32_t WIDE_RING_PITCH = 2 * WIDE_COLS, WIDE_RING_TILE = WIDE_ROWS * WIDE_RING_PITCH;
 
 struct alignas(128) WideRing {
   uint8_t bytes[WIDE_RING_STAGES][WIDE_RING_TILE];

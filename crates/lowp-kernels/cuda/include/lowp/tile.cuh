@@ -169,7 +169,7 @@ __device__ __forceinline__ uint32_t max_pair(uint32_t a, uint32_t b) {
 // The largest magnitudes of four pairs; a NaN only where there is nothing else.
 __device__ __forceinline__ uint32_t max_abs_pairs(uint32_t a, uint32_t b, uint32_t c, uint32_t d) {
   constexpr uint32_t MAGNITUDE = 0x7FFF7FFFu;
-#if __CUDA_ARCH__ >= 860
+#if LOWP_MAX_MAGNITUDE
   // The sign of the result is that of a product, and dropped.
   asm("max.xorsign.abs.bf16x2 %0, %0, %1;" : "+r"(a) : "r"(b));
   asm("max.xorsign.abs.bf16x2 %0, %0, %1;" : "+r"(c) : "r"(d));
