@@ -56,6 +56,7 @@ mod from_recipe;
 mod host;
 mod ingredients;
 mod job;
+mod kernel_code;
 mod lanes;
 mod pending;
 mod power;
@@ -86,6 +87,7 @@ pub use job::{
     Rearranged, RepackJob, RoundJob, Slot, StepScalarsJob, StochasticKey, SumJob, SumPartsJob,
     SumSquaresJob, Target, TensorInput, TransposeJob, Work,
 };
+pub use kernel_code::KernelCode;
 pub use pending::Pending;
 pub use quantized::Quantized;
 pub use runs::Runs;

@@ -5,6 +5,7 @@ use crate::device::Device;
 use anyhow::Result;
 use lowp_format::{AnyRecipe, Recipe};
 use lowp_gemm::table::{GemmKind, Pass};
+use lowp_kernels::KernelCode;
 use std::str::FromStr;
 
 /// A device that is here, or a GPU by its architecture.
@@ -64,18 +65,40 @@ pub(super) fn table(on: &On) -> Result<String> {
     let note = match capability {
         None => "The CPU multiplies decoded values.".to_owned(),
         Some((major, minor)) => {
-            let blackwell = if major >= 10 {
-                "Products with scales per 32 and 16 are compiled for Blackwell, but have not run on a Blackwell GPU yet."
+            let narrow = if major >= 10 {
+                "Products with scales per 32 and 16 have not run on such a GPU yet."
             } else {
                 "Blackwell multiplies codes with scales per 32 and 16, too (`--device sm_100`)."
             };
             format!(
                 "Compute capability {major}.{minor}. Codes are multiplied by cuBLASLt; operands of bf16 products that hold codes are \
-                 decoded\nfirst. {blackwell}"
+                 decoded\nfirst. {narrow}\n{}",
+                kernels(KernelCode::of((major, minor)))
             )
         }
     };
     Ok(format!("{}{note}\n", table.render()))
+}
+
+/// What runs lowp's kernels.
+fn kernels(code: Option<KernelCode>) -> String {
+    let Some(code) = code else {
+        return "lowp's kernels need compute capability 8.0.".to_owned();
+    };
+    let made = if code.is_ptx() {
+        "PTX, which the driver compiles: no code is of this family of GPUs"
+    } else {
+        "code of this family of GPUs"
+    };
+    let conversions = match (code.fp8, code.fp4) {
+        (true, true) => "conversions to FP8, FP4 and E8M0 are instructions",
+        (true, false) => "conversions to FP8 are instructions, those to FP4 and E8M0 are computed",
+        (false, _) => "all conversions are computed",
+    };
+    format!(
+        "lowp's kernels run as {} ({made}); {conversions}.",
+        code.name
+    )
 }
 
 #[cfg(feature = "cuda")]

@@ -17,7 +17,7 @@ fn lowp(args: &[&str]) -> (bool, String) {
 #[test]
 fn products_by_recipe_and_device() {
     let mut tables = String::new();
-    for device in ["sm_90", "sm_89", "cpu"] {
+    for device in ["sm_90", "sm_89", "sm_100", "sm_110", "sm_120", "cpu"] {
         let (done, table) = lowp(&["recipes", "--device", device]);
         assert!(done, "{table}");
         tables += &format!("{device}\n{table}\n");
