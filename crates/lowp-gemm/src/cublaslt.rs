@@ -13,6 +13,7 @@ use cudarc::cublaslt::result::{self as lt, CublasError};
 use cudarc::cublaslt::sys;
 use lowp_kernels::{Cuda, KernelError};
 
+use crate::call::{Call, Matrix};
 use crate::desc::{Dtype, Epilogue, GemmDesc, OperandDesc, Scalars, ScaleMode};
 use crate::operand::OperandPtr;
 use crate::owned::Owned;
@@ -60,11 +61,11 @@ unsafe impl Send for CublasLt {}
 // SAFETY: as above.
 unsafe impl Sync for CublasLt {}
 
-/// cuBLASLt's descriptions of a product. Its columns are rows of ours, so the operands change sides.
+/// cuBLASLt's descriptions of a product ([`Call`]).
 #[derive(Debug)]
 struct Planned {
     desc: Handle<sys::cublasLtMatmulDesc_t>,
-    /// Of our right operand, our left one, and the result.
+    /// Of A, B, and the result.
     layouts: [Handle<sys::cublasLtMatrixLayout_t>; 3],
     algorithm: Option<sys::cublasLtMatmulAlgo_t>,
 }
@@ -174,47 +175,37 @@ fn alignment(addresses: [u64; 3]) -> u32 {
 impl Planned {
     fn new(desc: &GemmDesc, scalars_on_device: bool) -> Result<Self, KernelError> {
         let GemmDesc {
-            rows,
-            cols,
-            k,
             left,
             right,
-            out,
-            out_stride,
-            batch,
             epilogue,
             fast_accum,
+            ..
         } = *desc;
+        let Call {
+            operands: [a, b],
+            result,
+        } = desc.call();
         let desc = lt::create_matmul_desc(
             sys::cublasComputeType_t::CUBLAS_COMPUTE_32F,
             sys::cudaDataType_t::CUDA_R_32F,
         );
         let desc = desc.map_err(failed("cublasLtMatmulDescCreate"))?;
-        let inner_outer = |operand: OperandDesc, outer: usize| match operand.k_inner {
-            true => [k, outer],
-            false => [outer, k],
-        };
         let planned = Self {
             // SAFETY: made once, destroyed once, by the function for it.
             desc: unsafe { Owned::new(desc, lt::destroy_matmul_desc) },
-            layouts: [
-                layout(right.dtype, inner_outer(right, cols), (batch, right.stride))?,
-                layout(left.dtype, inner_outer(left, rows), (batch, left.stride))?,
-                layout(out, [cols, rows], (batch, out_stride))?,
-            ],
+            layouts: [layout(&a.matrix)?, layout(&b.matrix)?, layout(&result)?],
             algorithm: None,
         };
         use sys::cublasLtMatmulDescAttributes_t as Attribute;
-        // A row-major [cols, k] is a column-major [k, cols], which is transposed to [cols, k].
         // `cublasOperation_t`: 0 as it is, 1 transposed.
         let turned = |turned: bool| i32::from(turned);
         planned.set(
             Attribute::CUBLASLT_MATMUL_DESC_TRANSA,
-            &turned(right.k_inner),
+            &turned(a.transposed),
         )?;
         planned.set(
             Attribute::CUBLASLT_MATMUL_DESC_TRANSB,
-            &turned(!left.k_inner),
+            &turned(b.transposed),
         )?;
         if scalars_on_device {
             let mode = sys::cublasLtPointerMode_t::CUBLASLT_POINTER_MODE_DEVICE;
@@ -266,16 +257,17 @@ impl Planned {
         bias: u64,
     ) -> Result<(), KernelError> {
         use sys::cublasLtMatmulDescAttributes_t as Attribute;
-        if let Some(mode) = scale_mode(desc.right.scale) {
+        let [a, b] = desc.call().operands;
+        if let Some(mode) = scale_mode(a.scale) {
             self.set(Attribute::CUBLASLT_MATMUL_DESC_A_SCALE_MODE, &mode)?;
         }
-        if let Some(mode) = scale_mode(desc.left.scale) {
+        if let Some(mode) = scale_mode(b.scale) {
             self.set(Attribute::CUBLASLT_MATMUL_DESC_B_SCALE_MODE, &mode)?;
         }
-        if desc.right.scale != ScaleMode::None {
+        if a.scale != ScaleMode::None {
             self.set(Attribute::CUBLASLT_MATMUL_DESC_A_SCALE_POINTER, &right)?;
         }
-        if desc.left.scale != ScaleMode::None {
+        if b.scale != ScaleMode::None {
             self.set(Attribute::CUBLASLT_MATMUL_DESC_B_SCALE_POINTER, &left)?;
         }
         if desc.epilogue == Epilogue::Bias {
@@ -347,14 +339,18 @@ impl Drop for CublasLt {
     }
 }
 
-/// A matrix of `batch` ones, each `stride` entries after the one before it, described to cuBLASLt.
-fn layout(
-    of: Dtype,
-    [inner, outer]: [usize; 2],
-    (batch, stride): (usize, usize),
-) -> Result<Handle<sys::cublasLtMatrixLayout_t>, KernelError> {
-    let ld = i64::try_from(inner).unwrap_or(i64::MAX);
-    let made = lt::create_matrix_layout(dtype(of), inner as u64, outer as u64, ld);
+/// A matrix described to cuBLASLt.
+fn layout(of: &Matrix) -> Result<Handle<sys::cublasLtMatrixLayout_t>, KernelError> {
+    let Matrix {
+        rows,
+        cols,
+        ld,
+        batch,
+        stride,
+        ..
+    } = *of;
+    let ld = i64::try_from(ld).unwrap_or(i64::MAX);
+    let made = lt::create_matrix_layout(dtype(of.dtype), rows as u64, cols as u64, ld);
     let made = made.map_err(failed("cublasLtMatrixLayoutCreate"))?;
     // SAFETY: made once, destroyed once, by the function for it.
     let layout = unsafe { Owned::new(made, lt::destroy_matrix_layout) };

@@ -1,8 +1,8 @@
 //! [`GemmDesc`]: a product, described without a device.
 
-use lowp_format::Code;
+use lowp_format::{Axis, BufferSpec, Code, Orientation};
 
-use crate::GemmError;
+use crate::{GemmError, GemmKind};
 
 /// What a matrix holds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -28,6 +28,33 @@ impl OperandDesc {
             k_inner,
             stride: 0,
         }
+    }
+
+    /// One of codes that `kind` multiplies in `orientation`, from what their buffer and that of their scales hold.
+    ///
+    /// # Errors
+    /// Entries that are no codes.
+    pub fn of_codes(
+        kind: GemmKind,
+        orientation: Orientation,
+        [codes, scales]: [&BufferSpec; 2],
+    ) -> Result<Self, GemmError> {
+        let inner = match orientation {
+            Orientation::Rowwise => Axis::Cols,
+            Orientation::Columnwise => Axis::Rows,
+        };
+        let scale = match kind {
+            GemmKind::Fp8Rows => ScaleMode::Rows,
+            GemmKind::Fp8Groups128 if scales.tile == [128, 128] => ScaleMode::Square128,
+            GemmKind::Fp8Groups128 => ScaleMode::Vec128,
+            GemmKind::Fp8Groups32 => ScaleMode::Vec32,
+            GemmKind::Fp4Groups16 => ScaleMode::Vec16,
+            GemmKind::Fp8Tensor | GemmKind::Bf16 => ScaleMode::Tensor,
+        };
+        Ok(Self {
+            scale,
+            ..Self::plain(Dtype::of_codes(codes.code)?, codes.axes[1] == inner)
+        })
     }
 }
 

@@ -40,6 +40,7 @@
 //! # fn main() {}
 //! ```
 
+mod call;
 #[cfg(feature = "cuda")]
 mod cublaslt;
 mod desc;
@@ -52,6 +53,7 @@ pub mod table;
 #[cfg(feature = "cuda")]
 mod workspace;
 
+pub use call::{Call, CallOperand, Matrix};
 #[cfg(feature = "cuda")]
 pub use cublaslt::CublasLt;
 pub use desc::{Dtype, Epilogue, GemmDesc, OperandDesc, Scalars, ScaleMode};

@@ -1,10 +1,10 @@
 //! [`Operand`]: an operand as a product reads it.
 
-use lowp_format::{Axis, KernelKey, Orientation, Part, ScaleRule};
+use lowp_format::{KernelKey, Orientation, Part, ScaleRule};
 use lowp_kernels::{CudaBuffer, KernelError};
 
 use crate::GemmError;
-use crate::desc::{Dtype, OperandDesc, ScaleMode};
+use crate::desc::{Dtype, OperandDesc};
 use crate::table::GemmKind;
 
 /// Where an operand is: its entries, and its scales where it has such.
@@ -62,24 +62,11 @@ impl Operand {
             what: what.to_owned(),
         };
         let (spec, data) = find(Part::Data).ok_or_else(|| missing("the codes of an operand"))?;
-        let inner = match orientation {
-            Orientation::Rowwise => Axis::Cols,
-            Orientation::Columnwise => Axis::Rows,
-        };
-        let dtype = Dtype::of_codes(spec.code)?;
         let part = match kind.scale_form() {
             Some(_) => Part::BlockScale,
             None => Part::DecodeScale,
         };
         let (scale_spec, scale) = find(part).ok_or_else(|| missing("the scales of an operand"))?;
-        let mode = match kind {
-            GemmKind::Fp8Rows => ScaleMode::Rows,
-            GemmKind::Fp8Groups128 if scale_spec.tile == [128, 128] => ScaleMode::Square128,
-            GemmKind::Fp8Groups128 => ScaleMode::Vec128,
-            GemmKind::Fp8Groups32 => ScaleMode::Vec32,
-            GemmKind::Fp4Groups16 => ScaleMode::Vec16,
-            GemmKind::Fp8Tensor | GemmKind::Bf16 => ScaleMode::Tensor,
-        };
         let (amax, largest) = match kernel.scale {
             ScaleRule::TwoLevel { four_over_six, .. } => {
                 let (_, amax) =
@@ -89,12 +76,7 @@ impl Operand {
             _ => (0, 0.0),
         };
         Ok(Self {
-            desc: OperandDesc {
-                dtype,
-                scale: mode,
-                k_inner: spec.axes[1] == inner,
-                stride: 0,
-            },
+            desc: OperandDesc::of_codes(kind, orientation, [spec, scale_spec])?,
             ptr: OperandPtr {
                 data: data.pointer(),
                 scale: scale.pointer(),

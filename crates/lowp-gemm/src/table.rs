@@ -1,7 +1,7 @@
 //! Which product multiplies which operands: the table of a layer's three products.
 
 use lowp_format::{
-    Axis, Code, Extent, Form, KernelKey, Orientation, Quantizer, Recipe, Role, ScaleRule,
+    Axis, Code, Extent, Form, KernelKey, Orientation, Quantizer, Recipe, Role, ScaleRule, Shape,
 };
 
 use crate::GemmError;
@@ -65,13 +65,24 @@ impl Pass {
     /// Every product.
     pub const ALL: [Self; 3] = [Self::Forward, Self::InputGrad, Self::WeightGrad];
 
-    /// The roles of both operands, with the orientation in which the product reads them.
+    /// The roles of the right and of the left operand, with the orientation in which the product reads them.
     pub const fn operands(self) -> [(Role, Orientation); 2] {
         use Orientation::{Columnwise, Rowwise};
         match self {
             Self::Forward => [(Role::Weight, Rowwise), (Role::Activation, Rowwise)],
             Self::InputGrad => [(Role::Weight, Columnwise), (Role::Gradient, Rowwise)],
             Self::WeightGrad => [(Role::Activation, Columnwise), (Role::Gradient, Columnwise)],
+        }
+    }
+
+    /// Rows and columns of the result, and the length of the contracted axis, over `tokens` tokens of a layer whose weight has `weight`
+    /// as its shape.
+    pub const fn sizes(self, weight: Shape, tokens: usize) -> [usize; 3] {
+        let Shape { rows, cols } = weight;
+        match self {
+            Self::Forward => [tokens, rows, cols],
+            Self::InputGrad => [tokens, cols, rows],
+            Self::WeightGrad => [rows, cols, tokens],
         }
     }
 

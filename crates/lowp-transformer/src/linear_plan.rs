@@ -85,11 +85,7 @@ impl LinearPlan {
         let codes_of = |(role, orientation)| Codes::of(recipe, role, orientation);
         let products = Pass::ALL.map(|pass| {
             let [a, b] = pass.operands().map(codes_of);
-            let depth = match pass {
-                Pass::Forward => shape.cols,
-                Pass::InputGrad => shape.rows,
-                Pass::WeightGrad => tokens,
-            };
+            let [_, _, depth] = pass.sizes(shape, tokens);
             GemmKind::of(a, b, capability).over(depth)
         });
         let values = BF16 * tokens * shape.cols;
@@ -296,6 +292,10 @@ fn layouts(
     Ok((!same).then_some([from, to]))
 }
 
+#[cfg(test)]
+mod as_documented;
+#[cfg(test)]
+mod products;
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -270,19 +270,10 @@ impl<R: Recipe> Linear<R> {
         self.operands.run_encode(&self.x, agree)?;
         self.mark("cast of inputs")?;
         let x = self.operand(Pass::Forward, Role::Activation)?;
-        let Shape { rows, cols } = self.shape;
         self.with_weight(Phase::Forward, |w| {
-            let out = super::place::at(out, self.tokens * rows)?;
+            let out = super::place::at(out, self.tokens * self.shape.rows)?;
             // SAFETY: operands and result have the shapes that the layer was made for.
-            unsafe {
-                self.multiply(
-                    Pass::Forward,
-                    [self.tokens, rows, cols],
-                    [&x, &w],
-                    (out, Dtype::Bf16),
-                    false,
-                )
-            }
+            unsafe { self.multiply(Pass::Forward, [&x, &w], (out, Dtype::Bf16), false) }
         })
     }
 
@@ -290,23 +281,14 @@ impl<R: Recipe> Linear<R> {
     /// weight's gradient, which goes to its owners.
     pub(super) fn backward(&self, dx: &CudaBuffer<bf16>, accumulate: bool) -> Done {
         let Shape { rows, cols } = self.shape;
-        let tokens = self.tokens;
         let agree = self.shared.agree_amaxes;
         self.operands.run_encode(&self.dy, agree)?;
         self.mark("cast of gradients")?;
         let dy = self.operand(Pass::InputGrad, Role::Gradient)?;
         self.with_weight(Phase::Backward, |w| {
-            let dx = super::place::at(dx, tokens * cols)?;
+            let dx = super::place::at(dx, self.tokens * cols)?;
             // SAFETY: as in `forward`.
-            unsafe {
-                self.multiply(
-                    Pass::InputGrad,
-                    [tokens, cols, rows],
-                    [&dy, &w],
-                    (dx, Dtype::Bf16),
-                    accumulate,
-                )
-            }
+            unsafe { self.multiply(Pass::InputGrad, [&dy, &w], (dx, Dtype::Bf16), accumulate) }
         })?;
         let dy = self.operand(Pass::WeightGrad, Role::Gradient)?;
         let x = self.operand(Pass::WeightGrad, Role::Activation)?;
@@ -315,15 +297,7 @@ impl<R: Recipe> Linear<R> {
             Source::Bf16(buffer) => (super::place::at(&buffer, rows * cols)?, Dtype::Bf16),
         };
         // SAFETY: as in `forward`.
-        unsafe {
-            self.multiply(
-                Pass::WeightGrad,
-                [rows, cols, tokens],
-                [&dy, &x],
-                out,
-                false,
-            )
-        }?;
+        unsafe { self.multiply(Pass::WeightGrad, [&dy, &x], out, false) }?;
         self.weight.push_gradient()?;
         self.mark("gradients to their owners")
     }
@@ -332,14 +306,13 @@ impl<R: Recipe> Linear<R> {
         Ok(self.shared.trace.mark(|| what.to_owned())?)
     }
 
-    /// Gives the stream `out[rows, cols] = left[rows, k] right[k, cols]`, or with `accumulate` adds that to `out`.
+    /// Gives the stream `out = left right`, the product of `pass`, or with `accumulate` adds that to `out`.
     ///
     /// # Safety
-    /// Operands and result have these sizes, in memory that is not freed before work that the stream has by now.
+    /// Operands and result have the sizes of the pass, in memory that is not freed before work that the stream has by now.
     unsafe fn multiply(
         &self,
         pass: Pass,
-        sizes: [usize; 3],
         [left, right]: [&Operand; 2],
         (out, dtype): (u64, Dtype),
         accumulate: bool,
@@ -347,6 +320,7 @@ impl<R: Recipe> Linear<R> {
         let Shared {
             gemms, ops, arena, ..
         } = &*self.shared;
+        let sizes = pass.sizes(self.shape, self.tokens);
         let two_level = self.plan.products[pass as usize] == GemmKind::Fp4Groups16;
         let desc = GemmDesc {
             // cuBLASLt has scales by block only for sums in f32.
