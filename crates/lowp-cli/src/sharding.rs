@@ -5,6 +5,7 @@ use clap::builder::PossibleValuesParser;
 use lowp_comm::{GradWire, Mesh};
 use lowp_format::ReshardAfterForward;
 use lowp_fsdp::Sharding;
+use lowp_transformer::CudnnPasses;
 
 /// A [`Sharding`] by name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -65,9 +66,9 @@ pub(crate) struct ShardingArgs {
     #[arg(long, value_name = "GLOB,..")]
     pub(crate) keep_bf16: Vec<String>,
 
-    /// Run attention on a GPU as plain products, even if cuDNN is available
-    #[arg(long)]
-    pub(crate) no_cudnn: bool,
+    /// Run attention on a GPU as plain products, even if cuDNN is available: both passes, or with `=backward` that one alone
+    #[arg(long, value_name = "PASS", num_args = 0..=1, require_equals = true, default_missing_value = "both", value_parser = ["both", "backward"])]
+    pub(crate) no_cudnn: Option<String>,
 
     /// On GPUs, gather the weights of a block when it runs, not already while the previous block runs
     #[arg(long)]
@@ -75,6 +76,15 @@ pub(crate) struct ShardingArgs {
 }
 
 impl ShardingArgs {
+    /// The passes of attention that run by cuDNN.
+    pub(crate) fn cudnn(&self) -> CudnnPasses {
+        match self.no_cudnn.as_deref() {
+            None => CudnnPasses::Both,
+            Some("backward") => CudnnPasses::Forward,
+            Some(_) => CudnnPasses::None,
+        }
+    }
+
     /// The wire dtype of gradients.
     pub(crate) fn grad_wire(&self) -> GradWire {
         match self.grad_wire.as_str() {

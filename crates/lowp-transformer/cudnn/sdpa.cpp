@@ -26,12 +26,11 @@ void say(char* text, size_t room, const std::string& what) {
 
 }  // namespace
 
-extern "C" {
-
 // Sizes; positions that each sees, its own included, or 0 for all before it; whether a mask, `[sequence, position, position]`, is added to
-// the scores of all heads; strides in values by sequence, head and position of queries, keys, values and the result, and of their gradients.
+// the scores of all heads; whether backward is planned; strides in values by sequence, head and position of queries, keys, values and the
+// result, and of their gradients.
 struct LowpSdpaSizes {
-    int64_t sequences, heads, kv_heads, seq, dim, window, masked;
+    int64_t sequences, heads, kv_heads, seq, dim, window, masked, backward;
     int64_t q[3], k[3], v[3], o[3];
     float scale;
 };
@@ -45,11 +44,12 @@ struct LowpSdpa {
         }
     } handle;
     fe::graph::Graph forward, backward;
+    bool has_backward = false;
     int64_t workspace = 0;
 };
 
 // The version of cuDNN, or 0 where it is not found.
-size_t lowp_sdpa_version() {
+extern "C" size_t lowp_sdpa_version() {
     static std::once_flag once;
     std::call_once(once, [] {
         for (const char* name : {"libcudnn.so.9", "libcudnn.so"}) {
@@ -88,7 +88,99 @@ static bool build(LowpSdpa& sdpa, fe::graph::Graph& graph, std::string& why) {
     return true;
 }
 
-// Plans both passes on the current device; null with the reason in `text` where cuDNN cannot.
+static Tensor tensor(fe::graph::Graph& graph, const LowpSdpaSizes& s, const char* name, int64_t id, int64_t heads, const int64_t* stride) {
+    return graph.tensor(fe::graph::Tensor_attributes()
+                            .set_name(name)
+                            .set_uid(id)
+                            .set_dim({s.sequences, heads, s.seq, s.dim})
+                            .set_stride({stride[0], stride[1], stride[2], 1}));
+}
+
+static void result(Tensor tensor, const LowpSdpaSizes& s, int64_t id, int64_t heads, const int64_t* stride) {
+    tensor->set_output(true)
+        .set_uid(id)
+        .set_dim({s.sequences, heads, s.seq, s.dim})
+        .set_stride({stride[0], stride[1], stride[2], 1});
+}
+
+static Tensor mask(fe::graph::Graph& graph, const LowpSdpaSizes& s) {
+    return graph.tensor(fe::graph::Tensor_attributes()
+                            .set_name("mask")
+                            .set_uid(MASK)
+                            .set_dim({s.sequences, 1, s.seq, s.seq})
+                            .set_stride({s.seq * s.seq, s.seq * s.seq, s.seq, 1}));
+}
+
+static void stats(fe::graph::Tensor_attributes& stats, const LowpSdpaSizes& s) {
+    stats.set_uid(STATS)
+        .set_dim({s.sequences, s.heads, s.seq, 1})
+        .set_stride({s.heads * s.seq, s.seq, 1, 1})
+        .set_data_type(fe::DataType_t::FLOAT);
+}
+
+// What both passes are told in the same words.
+template <typename Options>
+static void describe(Options& options, fe::graph::Graph& graph, const LowpSdpaSizes& s, const char* name) {
+    graph.set_io_data_type(fe::DataType_t::BFLOAT16)
+        .set_intermediate_data_type(fe::DataType_t::FLOAT)
+        .set_compute_data_type(fe::DataType_t::FLOAT);
+    options.set_name(name)
+        .set_diagonal_alignment(fe::DiagonalAlignment_t::TOP_LEFT)
+        .set_diagonal_band_right_bound(0)
+        .set_attn_scale(s.scale);
+    if (s.window > 0) options.set_diagonal_band_left_bound(static_cast<int>(s.window));
+    if (s.masked != 0) options.set_bias(mask(graph, s));
+}
+
+static bool build_forward(LowpSdpa& sdpa, const LowpSdpaSizes& s, std::string& why) {
+    auto& graph = sdpa.forward;
+    fe::graph::SDPA_attributes options;
+    describe(options, graph, s, "sdpa");
+    options.set_generate_stats(true);
+    auto q = tensor(graph, s, "q", Q, s.heads, s.q);
+    auto k = tensor(graph, s, "k", K, s.kv_heads, s.k);
+    auto v = tensor(graph, s, "v", V, s.kv_heads, s.v);
+    auto [o, sums] = graph.sdpa(q, k, v, options);
+    result(o, s, O, s.heads, s.o);
+    stats(*sums, s);
+    sums->set_output(true);
+    return build(sdpa, graph, why);
+}
+
+static bool build_backward(LowpSdpa& sdpa, const LowpSdpaSizes& s, std::string& why) {
+    if (s.backward == 0) {
+        why = "cuDNN's is left out";
+        return false;
+    }
+    try {
+        auto& graph = sdpa.backward;
+        fe::graph::SDPA_backward_attributes options;
+        describe(options, graph, s, "sdpa_backward");
+        options.set_deterministic_algorithm(true);
+        auto q = tensor(graph, s, "q", Q, s.heads, s.q);
+        auto k = tensor(graph, s, "k", K, s.kv_heads, s.k);
+        auto v = tensor(graph, s, "v", V, s.kv_heads, s.v);
+        auto o = tensor(graph, s, "o", O, s.heads, s.o);
+        auto gradient = tensor(graph, s, "do", DO, s.heads, s.o);
+        fe::graph::Tensor_attributes kept;
+        kept.set_name("stats");
+        stats(kept, s);
+        auto sums = graph.tensor(kept);
+        auto [dq, dk, dv] = graph.sdpa_backward(q, k, v, o, gradient, sums, options);
+        result(dq, s, DQ, s.heads, s.q);
+        result(dk, s, DK, s.kv_heads, s.k);
+        result(dv, s, DV, s.kv_heads, s.v);
+        return build(sdpa, graph, why);
+    } catch (const std::exception& error) {
+        why = error.what();
+        return false;
+    }
+}
+
+extern "C" {
+
+// Plans forward, and backward where it is asked for, on the current device. Null where cuDNN has no forward pass. The reason is in `text`,
+// also where it has no backward pass.
 LowpSdpa* lowp_sdpa_new(const LowpSdpaSizes* sizes, char* text, size_t room) {
     std::string why;
     try {
@@ -101,86 +193,12 @@ LowpSdpa* lowp_sdpa_new(const LowpSdpaSizes* sizes, char* text, size_t room) {
             say(text, room, "cudnnCreate failed");
             return nullptr;
         }
-        const auto& s = *sizes;
-        const auto tensor = [&](fe::graph::Graph& graph, const char* name, int64_t id, int64_t heads, const int64_t* stride) {
-            return graph.tensor(fe::graph::Tensor_attributes()
-                                    .set_name(name)
-                                    .set_uid(id)
-                                    .set_dim({s.sequences, heads, s.seq, s.dim})
-                                    .set_stride({stride[0], stride[1], stride[2], 1}));
-        };
-        const auto result = [&](Tensor tensor, int64_t id, int64_t heads, const int64_t* stride) {
-            tensor->set_output(true)
-                .set_uid(id)
-                .set_dim({s.sequences, heads, s.seq, s.dim})
-                .set_stride({stride[0], stride[1], stride[2], 1});
-        };
-        const auto mask = [&](fe::graph::Graph& graph) {
-            return graph.tensor(fe::graph::Tensor_attributes()
-                                    .set_name("mask")
-                                    .set_uid(MASK)
-                                    .set_dim({s.sequences, 1, s.seq, s.seq})
-                                    .set_stride({s.seq * s.seq, s.seq * s.seq, s.seq, 1}));
-        };
-        const std::vector<int64_t> stats_dim = {s.sequences, s.heads, s.seq, 1};
-        const std::vector<int64_t> stats_stride = {s.heads * s.seq, s.seq, 1, 1};
-        for (fe::graph::Graph* graph : {&sdpa->forward, &sdpa->backward}) {
-            graph->set_io_data_type(fe::DataType_t::BFLOAT16)
-                .set_intermediate_data_type(fe::DataType_t::FLOAT)
-                .set_compute_data_type(fe::DataType_t::FLOAT);
+        if (!build_forward(*sdpa, *sizes, why)) {
+            say(text, room, why);
+            return nullptr;
         }
-        {
-            auto& graph = sdpa->forward;
-            auto q = tensor(graph, "q", Q, s.heads, s.q);
-            auto k = tensor(graph, "k", K, s.kv_heads, s.k);
-            auto v = tensor(graph, "v", V, s.kv_heads, s.v);
-            auto options = fe::graph::SDPA_attributes()
-                               .set_name("sdpa")
-                               .set_generate_stats(true)
-                               .set_diagonal_alignment(fe::DiagonalAlignment_t::TOP_LEFT)
-                               .set_diagonal_band_right_bound(0)
-                               .set_attn_scale(s.scale);
-            if (s.window > 0) options.set_diagonal_band_left_bound(static_cast<int>(s.window));
-            if (s.masked != 0) options.set_bias(mask(graph));
-            auto [o, stats] = graph.sdpa(q, k, v, options);
-            result(o, O, s.heads, s.o);
-            stats->set_output(true).set_uid(STATS).set_dim(stats_dim).set_stride(stats_stride).set_data_type(
-                fe::DataType_t::FLOAT);
-            if (!build(*sdpa, graph, why)) {
-                say(text, room, why);
-                return nullptr;
-            }
-        }
-        {
-            auto& graph = sdpa->backward;
-            auto q = tensor(graph, "q", Q, s.heads, s.q);
-            auto k = tensor(graph, "k", K, s.kv_heads, s.k);
-            auto v = tensor(graph, "v", V, s.kv_heads, s.v);
-            auto o = tensor(graph, "o", O, s.heads, s.o);
-            auto gradient = tensor(graph, "do", DO, s.heads, s.o);
-            auto stats = graph.tensor(fe::graph::Tensor_attributes()
-                                          .set_name("stats")
-                                          .set_uid(STATS)
-                                          .set_dim(stats_dim)
-                                          .set_stride(stats_stride)
-                                          .set_data_type(fe::DataType_t::FLOAT));
-            auto options = fe::graph::SDPA_backward_attributes()
-                               .set_name("sdpa_backward")
-                               .set_diagonal_alignment(fe::DiagonalAlignment_t::TOP_LEFT)
-                               .set_diagonal_band_right_bound(0)
-                               .set_deterministic_algorithm(true)
-                               .set_attn_scale(s.scale);
-            if (s.window > 0) options.set_diagonal_band_left_bound(static_cast<int>(s.window));
-            if (s.masked != 0) options.set_bias(mask(graph));
-            auto [dq, dk, dv] = graph.sdpa_backward(q, k, v, o, gradient, stats, options);
-            result(dq, DQ, s.heads, s.q);
-            result(dk, DK, s.kv_heads, s.k);
-            result(dv, DV, s.kv_heads, s.v);
-            if (!build(*sdpa, graph, why)) {
-                say(text, room, why);
-                return nullptr;
-            }
-        }
+        sdpa->has_backward = build_backward(*sdpa, *sizes, why);
+        if (!sdpa->has_backward) say(text, room, why);
         return sdpa.release();
     } catch (const std::exception& error) {
         say(text, room, error.what());
@@ -188,7 +206,10 @@ LowpSdpa* lowp_sdpa_new(const LowpSdpaSizes* sizes, char* text, size_t room) {
     }
 }
 
-// Bytes that both passes work in.
+// Whether there is a backward pass.
+int lowp_sdpa_has_backward(const LowpSdpa* sdpa) { return sdpa->has_backward; }
+
+// Bytes that the passes work in.
 int64_t lowp_sdpa_workspace(const LowpSdpa* sdpa) { return sdpa->workspace; }
 
 void lowp_sdpa_free(LowpSdpa* sdpa) { delete sdpa; }

@@ -49,5 +49,6 @@ pub use gpt_config::{Arch, GptConfig};
 pub use hub::{HubError, HubModel};
 pub use llama::{Family, Llama};
 pub use memory::{HOPPER, MicroBatch, ModelMemory};
+pub use places::CudnnPasses;
 pub use rope::{Rope, RopeScaling};
 pub use sizes::{Block, LlamaSizes, Sizes};

@@ -7,8 +7,7 @@ use serde::Serialize;
 
 use crate::linear_plan::{LinearPlan, WeightUse};
 use crate::places::{
-    AttentionPlaces, BlockPlaces, CudnnPlaces, DocumentPlaces, ModelPlaces, Place, ProductPlaces,
-    Stays,
+    AttentionPlaces, BlockPlaces, CudnnPasses, DocumentPlaces, ModelPlaces, Place, Stays,
 };
 use crate::sizes::Sizes;
 
@@ -22,8 +21,8 @@ pub struct MicroBatch {
     pub sequences: usize,
     /// The number of their first token in the micro-batch of all ranks.
     pub first_token: u64,
-    /// Whether attention runs by cuDNN where that is found.
-    pub cudnn: bool,
+    /// The passes of attention that run by cuDNN, where that is found and has them.
+    pub cudnn: CudnnPasses,
     /// Whether amaxes of operands are agreed on over all ranks, where they are not from earlier steps.
     pub agree_amaxes: bool,
     /// Whether weights of a block are gathered while the one before it runs.
@@ -62,13 +61,11 @@ impl ModelMemory {
         let mut ledger = Ledger::new(batch.recompute);
         ledger.add_all(ModelPlaces::new(sizes, tokens).all());
         if batch.documents {
-            ledger.add_all(DocumentPlaces::new(sizes, tokens, batch.cudnn).all());
+            let mask = batch.cudnn != CudnnPasses::None;
+            ledger.add_all(DocumentPlaces::new(sizes, tokens, mask).all());
         }
         let block = BlockPlaces::new(sizes, tokens);
-        let attention = match batch.cudnn {
-            true => AttentionPlaces::Cudnn(CudnnPlaces::new(sizes, tokens)),
-            false => AttentionPlaces::Products(ProductPlaces::new(sizes, tokens)),
-        };
+        let attention = AttentionPlaces::new(sizes, tokens, batch.cudnn);
         let linears = sizes.linears();
         for (at, ([rows, cols], recipe)) in linears.into_iter().zip(recipes).enumerate() {
             let at = at % block.inputs.len();
@@ -180,7 +177,7 @@ mod tests {
     const BATCH: MicroBatch = MicroBatch {
         sequences: 4,
         first_token: 0,
-        cudnn: true,
+        cudnn: CudnnPasses::Both,
         agree_amaxes: false,
         prefetch: true,
         recompute: false,
@@ -271,7 +268,7 @@ mod tests {
         let sizes = sizes(Arch::Gpt);
         let bf16 = AnyRecipe::plain(Code::Bf16).expect("a recipe");
         let products = MicroBatch {
-            cudnn: false,
+            cudnn: CudnnPasses::None,
             ..BATCH
         };
         let [cudnn, products] = [BATCH, products].map(|batch| memory(&sizes, bf16, &batch));
@@ -280,6 +277,25 @@ mod tests {
         let more = 3 * (2 * (square - values) - 4 * rows);
         assert_eq!(products.activations, cudnn.activations + more);
         assert!(products.workspaces < cudnn.workspaces);
+    }
+
+    #[test]
+    fn backward_by_products_makes_probabilities_once_for_all_layers() {
+        let sizes = sizes(Arch::Gpt);
+        let bf16 = AnyRecipe::plain(Code::Bf16).expect("a recipe");
+        let forward = MicroBatch {
+            cudnn: CudnnPasses::Forward,
+            ..BATCH
+        };
+        let [both, forward] = [BATCH, forward].map(|batch| memory(&sizes, bf16, &batch));
+        let [square, values] = [4 * 4 * 128 * 128, 4 * 128 * 256];
+        assert_eq!(forward.activations, both.activations);
+        // Scores in f32, probabilities and their gradients; heads of queries, keys, values, the output and two gradients.
+        assert_eq!(
+            forward.in_turn,
+            both.in_turn + (4 + 2 + 2) * square + 2 * 5 * values
+        );
+        assert!(forward.workspaces < both.workspaces);
     }
 
     /// What norms of queries and keys read stays, and what they make is where blocks use it in turn.
@@ -293,7 +309,7 @@ mod tests {
             [crate::Family::Llama, crate::Family::Qwen3].map(|f| sizes(Arch::Llama(llama(f))));
         let bf16 = AnyRecipe::plain(Code::Bf16).expect("a recipe");
         let products = MicroBatch {
-            cudnn: false,
+            cudnn: CudnnPasses::None,
             ..BATCH
         };
         let [tokens, q, kv] = [4 * 128, 256, 2 * 64];

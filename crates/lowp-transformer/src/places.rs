@@ -337,7 +337,7 @@ impl BlockPlaces {
     /// Queries, keys and values in their rows: where they need not stay, they are where their gradients will be. What norms read stays.
     pub(crate) fn rows(&self, attention: &AttentionPlaces) -> Vec<Place> {
         let stay = match (attention, &self.head_norms) {
-            (AttentionPlaces::Cudnn(_), _) => self.rows.len(),
+            (AttentionPlaces::Cudnn(..), _) => self.rows.len(),
             (AttentionPlaces::Products(_), Some(_)) => 2,
             (AttentionPlaces::Products(_), None) => 0,
         };
@@ -350,7 +350,7 @@ impl BlockPlaces {
     pub(crate) fn normed(&self, attention: &AttentionPlaces) -> Vec<Place> {
         match (attention, &self.head_norms) {
             (_, None) => Vec::new(),
-            (AttentionPlaces::Cudnn(_), Some(norms)) => norms.made.to_vec(),
+            (AttentionPlaces::Cudnn(..), Some(norms)) => norms.made.to_vec(),
             (AttentionPlaces::Products(_), Some(_)) => {
                 let gradients = self.gradients.iter().take(2);
                 gradients.flatten().copied().collect()
@@ -377,11 +377,24 @@ impl BlockPlaces {
     }
 }
 
+/// The passes of attention that run by cuDNN; others run as plain products.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum CudnnPasses {
+    /// None.
+    None,
+    /// Forward alone.
+    Forward,
+    /// Forward and backward.
+    #[default]
+    Both,
+}
+
 /// The buffers of attention.
 #[expect(clippy::large_enum_variant, reason = "a model has one")]
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum AttentionPlaces {
-    Cudnn(CudnnPlaces),
+    /// By cuDNN, with what backward makes where that runs as products.
+    Cudnn(CudnnPlaces, Option<ProductPlaces>),
     Products(ProductPlaces),
 }
 
@@ -409,7 +422,7 @@ pub(crate) struct ProductPlaces {
 }
 
 impl CudnnPlaces {
-    pub(crate) fn new(sizes: &Sizes, tokens: usize) -> Self {
+    pub(crate) fn new(sizes: &Sizes, tokens: usize, backward: bool) -> Self {
         let (values, rows) = (tokens * sizes.heads_width(), tokens * sizes.heads);
         let slice = AttentionSlice::new(sizes, tokens);
         let of_slice = slice.sequences * sizes.seq * slice.heads();
@@ -420,22 +433,33 @@ impl CudnnPlaces {
         Self {
             output: Place::kept("kept seen heads", BF16 * values),
             stats: Place::kept("kept attention stats", F32 * rows),
-            // Measured: gradients of scores, a sum for each row, and, where queries share them, gradients of keys and values for each head.
-            workspace: sdpa_workspace(
-                BF16 * (of_slice * sizes.seq + shared) + F32 * of_slice + 256,
-            ),
+            workspace: sdpa_workspace(match backward {
+                // Measured: gradients of scores, a sum for each row, and, where queries share them, gradients of keys and values for
+                // each head.
+                true => BF16 * (of_slice * sizes.seq + shared) + F32 * of_slice + 256,
+                false => 0,
+            }),
         }
     }
 }
 
 impl ProductPlaces {
-    pub(crate) fn new(sizes: &Sizes, tokens: usize) -> Self {
+    /// `kept` says that backward has the heads and the probabilities of forward; else it makes them again.
+    pub(crate) fn new(sizes: &Sizes, tokens: usize, kept: bool) -> Self {
         let values = tokens * sizes.heads_width();
         let square = tokens * sizes.heads * sizes.seq;
-        let split = ["kept q heads", "kept k heads", "kept v heads"];
+        let place = |[stays, again]: [&'static str; 2], len| match kept {
+            true => Place::kept(stays, BF16 * len),
+            false => Place::lent(again, BF16 * len),
+        };
+        let split = [
+            ["kept q heads", "q heads"],
+            ["kept k heads", "k heads"],
+            ["kept v heads", "v heads"],
+        ];
         Self {
-            split: split.map(|what| Place::kept(what, BF16 * values)),
-            p: Place::kept("kept probabilities", BF16 * square),
+            split: split.map(|names| place(names, values)),
+            p: place(["kept probabilities", "probabilities"], square),
             scores: Place::lent("scores", F32 * square),
             heads: Place::lent("heads", BF16 * values),
             dheads: Place::lent("head gradients", BF16 * values),
@@ -445,25 +469,36 @@ impl ProductPlaces {
 }
 
 impl AttentionPlaces {
+    /// Those of attention of which cuDNN runs `passes`.
+    pub(crate) fn new(sizes: &Sizes, tokens: usize, passes: CudnnPasses) -> Self {
+        let products = |kept| ProductPlaces::new(sizes, tokens, kept);
+        let cudnn = |backward| CudnnPlaces::new(sizes, tokens, backward);
+        match passes {
+            CudnnPasses::Both => Self::Cudnn(cudnn(true), None),
+            CudnnPasses::Forward => Self::Cudnn(cudnn(false), Some(products(false))),
+            CudnnPasses::None => Self::Products(products(true)),
+        }
+    }
+
     /// Those of one block.
     pub(crate) fn of_block(&self) -> Vec<Place> {
-        match *self {
-            Self::Cudnn(CudnnPlaces { output, stats, .. }) => vec![output, stats],
-            Self::Products(ProductPlaces {
-                split: [q, k, v],
-                p,
-                scores,
-                heads,
-                dheads,
-                dscores,
-            }) => vec![q, k, v, p, scores, heads, dheads, dscores],
-        }
+        let (cudnn, products) = match *self {
+            Self::Cudnn(cudnn, products) => (Some(cudnn), products),
+            Self::Products(products) => (None, Some(products)),
+        };
+        let of_cudnn = cudnn.map(|CudnnPlaces { output, stats, .. }| [output, stats]);
+        let of_products = products.map(|of| {
+            let [q, k, v] = of.split;
+            [q, k, v, of.p, of.scores, of.heads, of.dheads, of.dscores]
+        });
+        let all = of_cudnn.into_iter().flatten();
+        all.chain(of_products.into_iter().flatten()).collect()
     }
 
     /// That of all blocks.
     pub(crate) fn of_all(&self) -> Option<Place> {
         match self {
-            Self::Cudnn(places) => Some(places.workspace),
+            Self::Cudnn(places, _) => Some(places.workspace),
             Self::Products(_) => None,
         }
     }

@@ -225,7 +225,7 @@ fn no_decay(
 fn check_device(args: &Args) -> Result<(), UsageError> {
     let of_gpus = [
         ("--profile", args.profile),
-        ("--no-cudnn", args.sharded.no_cudnn),
+        ("--no-cudnn", args.sharded.no_cudnn.is_some()),
         ("--agree-amaxes", args.agree_amaxes),
         ("--no-prefetch", args.sharded.no_prefetch),
     ];

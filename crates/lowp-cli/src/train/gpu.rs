@@ -14,7 +14,7 @@ use lowp_kernels::{Backend, Cuda};
 use lowp_nccl::{NcclComm, NcclOptions};
 use lowp_train::Config;
 use lowp_train::network::RankPlace;
-use lowp_transformer::{GptConfig, MicroBatch, Transformer, TransformerError};
+use lowp_transformer::{CudnnPasses, GptConfig, MicroBatch, Transformer, TransformerError};
 use std::sync::{Arc, Once};
 use std::time::Duration;
 
@@ -31,7 +31,7 @@ pub(super) fn network(
     let part = MicroBatch {
         sequences,
         first_token: (rank * sequences * config.model.seq) as u64,
-        cudnn: !args.sharded.no_cudnn,
+        cudnn: args.sharded.cudnn(),
         agree_amaxes: args.agree_amaxes,
         prefetch: !args.sharded.no_prefetch,
         recompute: config.recompute,
@@ -41,9 +41,14 @@ pub(super) fn network(
     let transformer = transformer
         .with_z_loss(config.z_loss)
         .with_micro_batches(config.accumulate);
-    if let (Some(why), false, 0) = (transformer.plain_attention(), args.sharded.no_cudnn, rank) {
+    let (passes, why) = transformer.attention();
+    if let (Some(why), true, 0) = (why, passes != args.sharded.cudnn(), rank) {
         static ONCE: Once = Once::new();
-        ONCE.call_once(|| output::note(&format!("attention runs as plain products: {why}")));
+        let what = match passes {
+            CudnnPasses::Forward => "the backward pass of attention",
+            _ => "attention",
+        };
+        ONCE.call_once(|| output::note(&format!("{what} runs as plain products: {why}")));
     }
     Ok(transformer)
 }

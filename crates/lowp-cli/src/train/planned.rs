@@ -6,7 +6,7 @@ use crate::device::Device;
 use lowp_fsdp::VarPlace;
 use lowp_fsdp::cost::{CostConfig, Costs, ModelShapes};
 use lowp_train::Model;
-use lowp_transformer::{HOPPER, MicroBatch, ModelMemory};
+use lowp_transformer::{CudnnPasses, HOPPER, MicroBatch, ModelMemory};
 
 /// Bytes of the rank that holds most in the run named `name`; none on a CPU.
 pub(crate) fn bytes(args: &Args, setup: &Setup, name: &str) -> Option<u64> {
@@ -46,7 +46,10 @@ pub(super) fn costs(
     let batch = MicroBatch {
         sequences: sequences_at_once(config.batch, config.mesh.world(), config.accumulate).ok()?,
         first_token: 0,
-        cudnn: !args.sharded.no_cudnn && has_cudnn(),
+        cudnn: match has_cudnn() {
+            true => args.sharded.cudnn(),
+            false => CudnnPasses::None,
+        },
         agree_amaxes: args.agree_amaxes,
         prefetch: cost.prefetch,
         recompute: config.recompute,

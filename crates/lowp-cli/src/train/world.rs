@@ -135,7 +135,7 @@ fn alike(args: &Args, setup: &Setup) -> Result<Vec<(String, String)>> {
         ("--model", folder.transpose()?),
         ("--device", Some(args.device.kind().to_owned())),
         ("--no-audit", flag(args.no_audit)),
-        ("--no-cudnn", flag(args.sharded.no_cudnn)),
+        ("--no-cudnn", args.sharded.no_cudnn.clone()),
         ("--agree-amaxes", flag(args.agree_amaxes)),
         ("--no-prefetch", flag(args.sharded.no_prefetch)),
         ("--recipe or --compare", Some(runs.join(","))),

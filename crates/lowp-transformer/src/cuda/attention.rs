@@ -17,7 +17,7 @@ use super::ops::Heads;
 use super::place::at;
 use super::sdpa::{Sdpa, SdpaSizes};
 use crate::attention_slice::AttentionSlice;
-use crate::places::{AttentionPlaces, CudnnPlaces, ProductPlaces};
+use crate::places::{AttentionPlaces, CudnnPasses, CudnnPlaces, ProductPlaces};
 use crate::sizes::Sizes;
 
 /// Rows of tokens with heads in them.
@@ -51,6 +51,8 @@ enum Way {
         output: CudaBuffer<bf16>,
         /// The logarithms of the sums that the softmax divides by.
         stats: CudaBuffer<f32>,
+        /// Where backward runs as products.
+        backward: Option<Products>,
     },
     Products(Products),
 }
@@ -64,7 +66,7 @@ struct SliceStarts {
     mask: u64,
 }
 
-/// What products over heads keep for backward.
+/// What backward as products over heads reads.
 #[derive(Debug)]
 struct Products {
     /// `[sequence, head, position, dim]`.
@@ -99,29 +101,38 @@ impl Attention {
         let slice = AttentionSlice::new(sizes, tokens);
         let sdpa_sizes = SdpaSizes {
             masked: shared.documents.is_some().into(),
+            backward: (shared.cudnn == CudnnPasses::Both).into(),
             ..sdpa_sizes((slice, window), &inputs, &output)
         };
         let sdpa = shared.sdpa(&sdpa_sizes)?;
+        let products = |places: ProductPlaces| {
+            let [q, k, v] = &places.split;
+            Ok::<_, TransformerError>(Products {
+                split: [arena.values(q)?, arena.values(k)?, arena.values(v)?],
+                p: arena.values(&places.p)?,
+                places,
+            })
+        };
         let (way, places) = match sdpa {
             Some(sdpa) => {
-                let places = CudnnPlaces::new(sizes, tokens);
+                let both = sdpa.forward_only().is_none();
+                let places = CudnnPlaces::new(sizes, tokens, both);
+                let again = (!both).then(|| ProductPlaces::new(sizes, tokens, false));
                 let way = Way::Cudnn {
                     sdpa,
                     slices: slices(slice, tokens, &inputs, &output),
                     output: arena.values(&places.output)?,
                     stats: arena.sums(&places.stats)?,
+                    backward: again.map(products).transpose()?,
                 };
-                (way, AttentionPlaces::Cudnn(places))
+                (way, AttentionPlaces::Cudnn(places, again))
             }
             None => {
-                let places = ProductPlaces::new(sizes, tokens);
-                let [q, k, v] = &places.split;
-                let way = Way::Products(Products {
-                    split: [arena.values(q)?, arena.values(k)?, arena.values(v)?],
-                    p: arena.values(&places.p)?,
-                    places,
-                });
-                (way, AttentionPlaces::Products(places))
+                let places = ProductPlaces::new(sizes, tokens, true);
+                (
+                    Way::Products(products(places)?),
+                    AttentionPlaces::Products(places),
+                )
             }
         };
         let attention = Self {
@@ -159,6 +170,7 @@ impl Attention {
                 slices,
                 output,
                 stats,
+                ..
             } => {
                 self.turn(inputs, 1.0)?;
                 let [q, k, v] = self.places(inputs)?;
@@ -208,16 +220,41 @@ impl Attention {
         &self,
         inputs: [Rows<'_>; 3],
         out: Rows<'_>,
+        products: &Products,
+    ) -> Result<(), TransformerError> {
+        self.probabilities(&self.inputs, inputs, products)?;
+        let Shared {
+            ops, gemms, arena, ..
+        } = &*self.shared;
+        let Products { split, p, places } = products;
+        let seen = arena.values(&places.heads)?;
+        // SAFETY: all buffers of this attention have the sizes of the product.
+        unsafe {
+            gemms.run(
+                &self.mix([true, false]),
+                [ptr(p), ptr(&split[2])],
+                seen.pointer(),
+                Scalars::ONE,
+            )
+        }?;
+        ops.merge(&self.output, self.tokens, &seen, out.values)
+    }
+
+    /// From rows, in which `heads` are, to queries, keys and values by head, and probabilities.
+    fn probabilities(
+        &self,
+        heads: &[Heads; 3],
+        rows: [Rows<'_>; 3],
         Products { split, p, places }: &Products,
     ) -> Result<(), TransformerError> {
         let Shared {
             ops, gemms, arena, ..
         } = &*self.shared;
         let [matrices, seq, dim] = self.sizes();
-        for ((heads, rows), to) in self.inputs.iter().zip(inputs).zip(split) {
+        for ((heads, rows), to) in heads.iter().zip(rows).zip(split) {
             ops.split(heads, self.tokens, rows.values, to)?;
         }
-        let [q, k, v] = split;
+        let [q, k, _] = split;
         let scores = arena.sums(&places.scores)?;
         let (of_heads, of_scores) = (seq * dim, seq * seq);
         let heads = [operand(true, of_heads); 2];
@@ -241,18 +278,7 @@ impl Attention {
         let documents = self.shared.documents.as_ref();
         let seen = (self.window, documents.map(|documents| &documents.first));
         let heads = self.output.count;
-        ops.softmax((&scores, p), [matrices / heads, heads, seq], seen)?;
-        let seen = arena.values(&places.heads)?;
-        // SAFETY: as above.
-        unsafe {
-            gemms.run(
-                &self.mix([true, false]),
-                [ptr(p), ptr(v)],
-                seen.pointer(),
-                Scalars::ONE,
-            )
-        }?;
-        ops.merge(&self.output, self.tokens, &seen, out.values)
+        ops.softmax((&scores, p), [matrices / heads, heads, seq], seen)
     }
 
     /// `[position, position]` by `[position, dim]`.
@@ -275,10 +301,23 @@ impl Attention {
     ) -> Result<(), TransformerError> {
         match &self.way {
             Way::Cudnn {
+                backward: Some(products),
+                ..
+            } => {
+                // What forward read has been turned.
+                let turned = self.inputs.clone().map(|heads| Heads {
+                    angles: None,
+                    ..heads
+                });
+                self.probabilities(&turned, kept, products)?;
+                self.backward_products(gradient, inputs, products)
+            }
+            Way::Cudnn {
                 sdpa,
                 slices,
                 output,
                 stats,
+                backward: None,
             } => {
                 let ([q, k, v], [dq, dk, dv]) = (self.places(kept)?, self.places(inputs)?);
                 let gradient = at(gradient.values, self.tokens * self.output.stride)?;
@@ -423,6 +462,7 @@ fn sdpa_sizes(
         dim: number(output.dim),
         window: window.map_or(0, number),
         masked: 0,
+        backward: 1,
         q: strides(q),
         k: strides(k),
         v: strides(v),

@@ -30,7 +30,7 @@ use super::sdpa::{Sdpa, SdpaSizes};
 use super::trace::{GATHERS, Trace};
 use crate::known::Known;
 use crate::linear_plan::{Decode, FACTORS, LinearPlan, Repack, WeightUse};
-use crate::places::{ModelPlaces, Place};
+use crate::places::{CudnnPasses, ModelPlaces, Place};
 
 /// What the layers of a model share.
 #[derive(Debug)]
@@ -42,8 +42,8 @@ pub(super) struct Shared {
     pub(super) places: ModelPlaces,
     pub(super) trace: Arc<Trace>,
     pub(super) capability: (i32, i32),
-    /// Whether attention may run by cuDNN.
-    pub(super) cudnn: bool,
+    /// The passes of attention that may run by cuDNN.
+    pub(super) cudnn: CudnnPasses,
     pub(super) agree_amaxes: bool,
     pub(super) prefetch: bool,
     /// Planned attention, or why cuDNN does not run it: blocks of equal sizes have one.
@@ -53,17 +53,25 @@ pub(super) struct Shared {
 }
 
 impl Shared {
-    /// Why attention does not run by cuDNN, where it does not.
-    pub(super) fn plain_attention(&self) -> Option<String> {
-        if !self.cudnn {
-            return Some("cuDNN is left out".to_owned());
+    /// Which passes of attention run by cuDNN, and why others do not.
+    pub(super) fn attention(&self) -> (CudnnPasses, Option<String>) {
+        if self.cudnn == CudnnPasses::None {
+            return (CudnnPasses::None, Some("cuDNN is left out".to_owned()));
         }
-        self.sdpa.values().into_iter().find_map(Result::err)
+        let planned = self.sdpa.values();
+        if let Some(why) = planned.iter().find_map(|made| made.as_ref().err()) {
+            return (CudnnPasses::None, Some(why.clone()));
+        }
+        let mut planned = planned.iter().flatten();
+        match planned.find_map(|sdpa| sdpa.forward_only()) {
+            Some(why) => (CudnnPasses::Forward, Some(why.to_owned())),
+            None => (CudnnPasses::Both, None),
+        }
     }
 
     /// Attention by cuDNN, where it runs it.
     pub(super) fn sdpa(&self, sizes: &SdpaSizes) -> Done<Option<Arc<Sdpa>>> {
-        if !self.cudnn {
+        if self.cudnn == CudnnPasses::None {
             return Ok(None);
         }
         let made = self.sdpa.of(sizes, || {

@@ -28,7 +28,7 @@ use super::trace::{Profile, Trace};
 use super::transient::Transient;
 use crate::known::Known;
 use crate::memory::{MicroBatch, ModelMemory};
-use crate::places::{BF16, DocumentPlaces, ModelPlaces};
+use crate::places::{BF16, CudnnPasses, DocumentPlaces, ModelPlaces};
 use crate::sizes::{Block, LlamaSizes, Sizes};
 
 type Values = CudaBuffer<bf16>;
@@ -97,7 +97,7 @@ impl<R: Recipe> Transformer<R> {
         let trace = Arc::new(Trace::new(cuda));
         let arena = Arena::new(cuda, span.recompute);
         let documents = span.documents.then(|| {
-            let mask = span.cudnn && has_cudnn();
+            let mask = span.cudnn != CudnnPasses::None && has_cudnn();
             Documents::new(&arena, &DocumentPlaces::new(sizes, tokens, mask))
         });
         let shared = Arc::new(Shared {
@@ -222,9 +222,9 @@ impl<R: Recipe> Transformer<R> {
         self.shared.arena.memory()
     }
 
-    /// Why attention does not run by cuDNN but as plain products, where it does.
-    pub fn plain_attention(&self) -> Option<String> {
-        self.shared.plain_attention()
+    /// Which passes of attention run by cuDNN, and why others run as plain products.
+    pub fn attention(&self) -> (CudnnPasses, Option<String>) {
+        self.shared.attention()
     }
 
     /// Which products run in each linear layer: forward, input gradient, weight gradient.

@@ -11,6 +11,7 @@ use super::TransformerError;
 use super::batch::Tokens;
 use super::model::Transformer;
 use super::trace::GATHERS;
+use crate::places::CudnnPasses;
 
 impl Network<Cuda> for Transformer<Variant> {
     type Batch = Batch;
@@ -79,10 +80,12 @@ impl Network<Cuda> for Transformer<Variant> {
     }
 
     fn ways(&self) -> String {
-        match self.plain_attention() {
-            Some(_) => "as products".to_owned(),
-            None => "by cuDNN".to_owned(),
-        }
+        let ways = match self.attention().0 {
+            CudnnPasses::None => "as products",
+            CudnnPasses::Forward => "by cuDNN, backward as products",
+            CudnnPasses::Both => "by cuDNN",
+        };
+        ways.to_owned()
     }
 
     fn measure_memory(cuda: &Cuda) -> NetworkResult {

@@ -26,6 +26,8 @@ pub(super) struct SdpaSizes {
     pub(super) window: i64,
     /// Whether something is added to scores, 1 or 0.
     pub(super) masked: i64,
+    /// Whether backward is planned, 1 or 0.
+    pub(super) backward: i64,
     pub(super) q: Strides,
     pub(super) k: Strides,
     pub(super) v: Strides,
@@ -45,6 +47,7 @@ mod raw {
             room: usize,
         ) -> *mut c_void;
         pub(super) fn lowp_sdpa_workspace(sdpa: *const c_void) -> i64;
+        pub(super) fn lowp_sdpa_has_backward(sdpa: *const c_void) -> i32;
         pub(super) fn lowp_sdpa_free(sdpa: *mut c_void);
         pub(super) fn lowp_sdpa_forward(
             sdpa: *mut c_void,
@@ -82,6 +85,9 @@ mod raw {
         std::ptr::null_mut()
     }
     pub(super) unsafe fn lowp_sdpa_workspace(_: *const c_void) -> i64 {
+        0
+    }
+    pub(super) unsafe fn lowp_sdpa_has_backward(_: *const c_void) -> i32 {
         0
     }
     pub(super) unsafe fn lowp_sdpa_free(_: *mut c_void) {}
@@ -128,6 +134,8 @@ pub fn has_cudnn() -> bool {
 pub(super) struct Sdpa {
     plans: Plans,
     workspace: CudaBuffer<u8>,
+    /// Why there is no backward pass, where there is none.
+    forward_only: Option<String>,
 }
 
 /// What cuDNN has of it.
@@ -143,7 +151,7 @@ unsafe impl Send for Plans {}
 unsafe impl Sync for Plans {}
 
 impl Sdpa {
-    /// Plans attention of these sizes; or the reason why cuDNN does not run it.
+    /// Plans attention of these sizes, without backward where cuDNN has none; or the reason why cuDNN does not run it.
     pub(super) fn new(
         cuda: &Cuda,
         arena: &Arena,
@@ -176,7 +184,18 @@ impl Sdpa {
         // SAFETY: it was just made.
         let bytes = unsafe { raw::lowp_sdpa_workspace(plans.raw) };
         let workspace = arena.codes(&sdpa_workspace(usize::try_from(bytes).unwrap_or(0)))?;
-        Ok(Ok(Self { plans, workspace }))
+        // SAFETY: as above.
+        let has_backward = unsafe { raw::lowp_sdpa_has_backward(plans.raw) } != 0;
+        Ok(Ok(Self {
+            plans,
+            workspace,
+            forward_only: (!has_backward).then(|| format!("cuDNN: {}", said(&text))),
+        }))
+    }
+
+    /// Why there is no backward pass, where there is none.
+    pub(super) fn forward_only(&self) -> Option<&str> {
+        self.forward_only.as_deref()
     }
 
     /// Gives the stream the forward pass: `q`, `k`, `v` in, `o` and one f32 per head and position out; last what is added to scores, or 0.

@@ -15,7 +15,7 @@ pub(super) fn batch(args: &Args, setup: &CostConfig) -> Result<Option<MicroBatch
         let of_gpus = [
             ("--batch", args.batch.is_some()),
             ("--mask-documents", args.mask_documents),
-            ("--no-cudnn", args.sharded.no_cudnn),
+            ("--no-cudnn", args.sharded.no_cudnn.is_some()),
             ("--no-prefetch", args.sharded.no_prefetch),
         ];
         return match of_gpus.iter().find(|(_, given)| *given) {
@@ -30,7 +30,7 @@ pub(super) fn batch(args: &Args, setup: &CostConfig) -> Result<Option<MicroBatch
     Ok(Some(MicroBatch {
         sequences,
         first_token: 0,
-        cudnn: !args.sharded.no_cudnn,
+        cudnn: args.sharded.cudnn(),
         agree_amaxes: false,
         prefetch: setup.prefetch,
         recompute: setup.recompute,

@@ -231,7 +231,7 @@ fn distance(x: &[f32], y: &[f32]) -> f64 {
 fn check(words: &str, most: f64) {
     let Some(cuda) = gpu() else { return };
     let on_cpu = train(&Cpu, &asked(words), 1);
-    for more in ["", " --no-cudnn"] {
+    for more in ["", " --no-cudnn", " --no-cudnn=backward"] {
         let asked = asked(&format!("{words}{more} --device cuda"));
         let on_gpu = train(&cuda, &asked, 1);
         let apart = (on_gpu.losses[0] - on_cpu.losses[0]).abs() / on_cpu.losses[0];
@@ -452,6 +452,10 @@ fn recomputed_blocks_give_the_same_bits() {
         (SMALL, "--recipe fp8-delayed"),
         (SMALL, "--recipe nvfp4-1d"),
         (SMALL, "--recipe mxfp8 --no-cudnn"),
+        (
+            SMALL,
+            "--recipe mxfp8 --no-cudnn=backward --arch llama --kv-heads 2",
+        ),
         (SMALL, "--recipe fp8-current --arch llama --kv-heads 2"),
         (&qwen3, "--recipe fp8-current"),
         (&tied, "--recipe fp8-current --accumulate 2"),
@@ -549,10 +553,9 @@ fn a_run_holds_what_is_planned() {
         format!("{tied} --recipe mxfp8 --accumulate 2"),
     ];
     let runs: Vec<String> = small.chain(norms).chain(others).collect();
-    for words in runs
-        .iter()
-        .flat_map(|words| [words.clone(), format!("{words} --no-cudnn")])
-    {
+    for words in runs.iter().flat_map(|words| {
+        ["", " --no-cudnn", " --no-cudnn=backward"].map(|more| format!("{words}{more}"))
+    }) {
         let asked = asked(&format!("{words} --device cuda"));
         let (mut sharded, mut network) = model(&cuda, &asked);
         run(&mut sharded, &mut network, &asked, (2, 0));

@@ -7,7 +7,7 @@ use lowp_format::spelling::Variant;
 use lowp_fsdp::{ModelOptions, ShardedModel};
 use lowp_kernels::Cuda;
 use lowp_train::{HubValues, Model, Network};
-use lowp_transformer::{GptConfig, MicroBatch, Transformer};
+use lowp_transformer::{CudnnPasses, GptConfig, MicroBatch, Transformer};
 use serde_json::Value;
 
 /// Its name, config.json, model.safetensors and reference.json.
@@ -38,7 +38,11 @@ fn json(bytes: &[u8]) -> Value {
 }
 
 /// The largest difference of the logits, relative to the largest logit, and what transformers has of it in bf16.
-fn difference(cuda: &Cuda, (name, [config, weights, reference]): Folder, cudnn: bool) -> [f32; 2] {
+fn difference(
+    cuda: &Cuda,
+    (name, [config, weights, reference]): Folder,
+    cudnn: CudnnPasses,
+) -> [f32; 2] {
     let folder = tempfile::tempdir().expect("a folder");
     for (file, bytes) in [("config.json", config), ("model.safetensors", weights)] {
         std::fs::write(folder.path().join(file), bytes).expect(file);
@@ -88,10 +92,10 @@ fn difference(cuda: &Cuda, (name, [config, weights, reference]): Folder, cudnn: 
 fn logits_are_those_of_transformers() {
     let Some(cuda) = gpu() else { return };
     for folder in FOLDERS {
-        for cudnn in [true, false] {
+        for cudnn in [CudnnPasses::Both, CudnnPasses::None] {
             let [found, bf16] = difference(&cuda, folder, cudnn);
             let what = format!(
-                "{}, cudnn {cudnn}: {found:.4}; transformers in bf16 {bf16:.4}",
+                "{}, cudnn {cudnn:?}: {found:.4}; transformers in bf16 {bf16:.4}",
                 folder.0
             );
             println!("{what}");
