@@ -45,6 +45,8 @@ const KERNELS: [&[&str]; 2] = [
         "lowp_encode_ring_e8m0_fp4",
         "lowp_encode_ring_e8m0_fp8",
         "lowp_encode_ring_two_level_e8m0",
+        "lowp_encode_stream_bf16",
+        "lowp_encode_stream_f32",
         "lowp_encode_wide_bf16",
         "lowp_flat_encode",
     ],
