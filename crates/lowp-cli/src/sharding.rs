@@ -67,7 +67,7 @@ pub(crate) struct ShardingArgs {
     pub(crate) keep_bf16: Vec<String>,
 
     /// Run attention on a GPU as plain products, even if cuDNN is available: both passes, or with `=backward` that one alone
-    #[arg(long, value_name = "PASS", num_args = 0..=1, require_equals = true, default_missing_value = "both", value_parser = ["both", "backward"])]
+    #[arg(long, value_name = "PASS", num_args = 0..=1, require_equals = true, default_missing_value = "both", value_parser = ["both", "backward"], hide_possible_values = true)]
     pub(crate) no_cudnn: Option<String>,
 
     /// On GPUs, gather the weights of a block when it runs, not already while the previous block runs
