@@ -62,7 +62,7 @@ impl<'a> Narrow<'a> {
 }
 
 /// Entry (row, column) of D: `alpha * A * B`.
-pub(super) fn entry([a, b]: [&Narrow; 2], [row, col]: [usize; 2], alpha: f32) -> f64 {
+pub(super) fn entry([a, b]: [&Narrow<'_>; 2], [row, col]: [usize; 2], alpha: f32) -> f64 {
     assert_eq!(a.depth, b.depth);
     let products = (0..a.depth).map(|k| a.value(row, k) * b.value(col, k));
     f64::from(alpha) * products.sum::<f64>()

@@ -8,7 +8,9 @@ use lowp_comm::LocalComm;
 use lowp_format::{AnyRecipe, Buffer, Form, KernelKey, RecipeOptions, ScaleRule};
 use lowp_fsdp::{LayerMemory, OperandPlan, RecipeOperands};
 use lowp_gemm::{Call, CallOperand, Dtype, GemmDesc, Matrix, OperandDesc};
-use lowp_kernels::{Backend, Cpu, DecodeJob, Quantized, RepackJob, Source, Target, Work};
+use lowp_kernels::{
+    Backend, Cpu, CpuBuffer, DecodeJob, Quantized, RepackJob, Source, Target, Work,
+};
 use lowp_shard::ScaleBookBuilder;
 
 use super::as_documented::{ALIGNMENT, Narrow, entry, is_aligned};
@@ -122,7 +124,7 @@ impl Made {
         if role == Role::Weight {
             let tensor = Quantized::encode(&Cpu, *recipe, shape, &values).expect("codes");
             let tensor = tensor.into_tensor();
-            let target = |b: &Buffer<_>| Target::new(b.spec, b.storage.clone());
+            let target = |b: &Buffer<CpuBuffer<u8>>| Target::new(b.spec, b.storage.clone());
             let find = |part| tensor.part(orientation, part).map(target);
             return Self::new(kind, operand, recipe.kernel(orientation), find);
         }
@@ -172,8 +174,8 @@ fn wrong(pass: Pass, made: &[Made; 2], error: f64) -> Option<([usize; 2], f64, f
         };
         f64::from(made[at].decoded[at_outer])
     };
-    // Each row and each column several times.
-    (0..2 * rows.max(cols)).find_map(|at| {
+    // Each row and each column at least once.
+    (0..rows.max(cols)).find_map(|at| {
         let (row, col) = (at % rows, (7 * at + 3) % cols);
         let terms = (0..k).map(|k| decoded(0, col, k) * decoded(1, row, k));
         let (expected, magnitude) = terms.fold((0.0, 0.0), |(sum, all), term| {
