@@ -83,6 +83,7 @@ macro_rules! suite {
             }
             round {
                 values_are_those_of_codes once;
+                observed_amaxes_are_consumed once;
                 what_is_not_rounded_is_said once;
             }
             forms {

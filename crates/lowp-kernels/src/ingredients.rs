@@ -77,21 +77,26 @@ pub fn known(key: &KernelKey) -> Result<(), KernelError> {
     Err(KernelError::Ingredients { key: *key })
 }
 
-/// Whether a matrix of `shape` with these ingredients, by orientation, is rounded in one pass ([`crate::Work::Round`]): MXFP8 of blocks of
-/// a row and of a column.
+/// Whether a matrix of `shape` with these ingredients, by orientation, is rounded in one pass ([`crate::Work::Round`]): codes with
+/// scales of blocks of a row and of a column, FP8 with powers of two for 32 and E2M1 with two levels for 16, of which columns may be
+/// transformed.
 pub fn rounds([rowwise, columnwise]: &[KernelKey; 2], shape: Shape) -> bool {
-    let by = |block| KernelKey {
+    let (side, tile) = match (rowwise.element, rowwise.scale) {
+        (Code::E4M3 | Code::E5M2, ScaleRule::E8M0(MxScale::Te | MxScale::OcpFloor)) => {
+            (32, [32, 32])
+        }
+        (Code::E2M1, ScaleRule::TWO_LEVEL) => (16, [128, 64]),
+        _ => return false,
+    };
+    let by = |block, hadamard| KernelKey {
         block: Some(block),
+        hadamard,
         ..*rowwise
     };
-    let rule = matches!(
-        rowwise.scale,
-        ScaleRule::E8M0(MxScale::Te | MxScale::OcpFloor)
-    );
-    let fp8 = matches!(rowwise.element, Code::E4M3 | Code::E5M2);
-    let blocks = *rowwise == by([1, 32]) && *columnwise == by([32, 1]);
-    let whole = shape.rows.is_multiple_of(32) && shape.cols.is_multiple_of(32);
-    rule && fp8 && blocks && !rowwise.hadamard && whole
+    let transformed = side == 16 && columnwise.hadamard;
+    let blocks = *rowwise == by([1, side], false) && *columnwise == by([side, 1], transformed);
+    let whole = shape.rows.is_multiple_of(tile[0]) && shape.cols.is_multiple_of(tile[1]);
+    blocks && whole
 }
 
 /// The axis that rows of codes follow in memory where a rounding fills them: codes of four bits lie along their blocks.

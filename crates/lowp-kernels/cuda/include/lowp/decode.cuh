@@ -52,19 +52,6 @@ __device__ __forceinline__ float factor(const Decode& job, uint64_t row, uint64_
   return two_level(made.rule) ? two_level_decode_factor(entry, tensor, largest_reciprocal(made.largest)) : E8m0::decode(entry);
 }
 
-// The product; a NaN is that of the operand that is one, as on the host, not the canonical one.
-__device__ __forceinline__ float scaled(float x, float factor) {
-  float y = __fmul_rn(x, factor);
-  if (y == y) return y;
-  uint32_t sign = 0x80000000u;
-  if (x != x) {
-    sign &= __float_as_uint(x);
-  } else if (factor != factor) {
-    sign &= __float_as_uint(factor);
-  }
-  return __uint_as_float(0x7FC00000u | sign);
-}
-
 // How the factors of four neighbouring columns and of a lane's rows are laid out.
 enum class Factors { TENSOR, ROWS, BLOCK, COLUMNS };
 

@@ -77,6 +77,19 @@ __device__ __forceinline__ uint32_t e8m0_exponent(float amax, uint32_t half, int
   return bits >= 0x7F800000u ? 0xFFu : uint32_t(max(exponent - emax, 0));
 }
 
+// The product; a NaN is that of the operand that is one, as on the host, not the canonical one.
+__device__ __forceinline__ float scaled(float x, float factor) {
+  float y = __fmul_rn(x, factor);
+  if (y == y) return y;
+  uint32_t sign = 0x80000000u;
+  if (x != x) {
+    sign &= __float_as_uint(x);
+  } else if (factor != factor) {
+    sign &= __float_as_uint(factor);
+  }
+  return __uint_as_float(0x7FC00000u | sign);
+}
+
 // The scale arithmetic of one tensor, or of one of its lines.
 struct ScaleRule {
   uint8_t rule, element;

@@ -35,8 +35,10 @@ constexpr uint32_t RING_COLS = 256;
 // lowp_encode_ring_e8m0_fp8: the same of tiles of WIDE_ROWS x WIDE_COLS, of which three are on their way.
 constexpr uint32_t WIDE_RING_BYTES = 51712;
 constexpr uint32_t WIDE_RING_COLS = 1024;
-// lowp_round_e8m0_fp8: the same.
+// lowp_round_e8m0_fp8: the same. lowp_round_two_level: with two tiles on their way, and with three.
 constexpr uint32_t ROUND_RING_BYTES = 52224;
+constexpr uint32_t ROUND_FP4_BYTES = 47104;
+constexpr uint32_t LONG_ROUND_FP4_BYTES = 63488;
 // PATH_FLAT: elements of a tile, and columns of its rows when it is seen as a matrix.
 constexpr uint64_t FLAT_TILE = 8192;
 constexpr uint64_t FLAT_COLS = 256;

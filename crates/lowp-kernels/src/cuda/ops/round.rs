@@ -5,16 +5,20 @@ use lowp_format::{Orientation, Part};
 use super::super::handle::Cuda;
 use super::super::module::Kernel;
 use super::super::table::{
-    Encode, Pass, ROUND_RING_BYTES, Round, TRANSPOSED_COLS, TRANSPOSED_ROWS, WIDE_COLS,
-    WIDE_RING_COLS, WIDE_ROWS,
+    Encode, LONG_ROUND_FP4_BYTES, Pass, RING_COLS, ROUND_FP4_BYTES, ROUND_RING_BYTES, Round,
+    TRANSPOSED_COLS, TRANSPOSED_ROWS, WIDE_COLS, WIDE_RING_COLS, WIDE_ROWS, code,
 };
 use super::encode_ring::{MANY_TILES, WIDE_TILES};
 use super::ingredients::{known, outers, put_outer};
-use super::job::{Job, aligned, cdiv, sides, source, transposed};
+use super::job::{Job, aligned, cdiv, of_one_kind, sides, source, transposed};
 use crate::check::encode::{outer_kernel_of, share_pass};
 use crate::{KernelError, RoundJob, Target};
 
+const ROUND: Kernel = Kernel::with_shared("lowp_round", LONG_ROUND_FP4_BYTES);
 const E8M0_FP8: Kernel = Kernel::with_shared("lowp_round_e8m0_fp8", ROUND_RING_BYTES);
+const TWO_LEVEL: Kernel = Kernel::with_shared("lowp_round_two_level", ROUND_FP4_BYTES);
+const TWO_LEVEL_RANDOM: Kernel =
+    Kernel::with_shared("lowp_round_two_level_random", LONG_ROUND_FP4_BYTES);
 
 /// Bytes that accesses to values and codes are aligned to.
 const ALIGNED: u64 = 16;
@@ -76,17 +80,35 @@ pub(crate) fn job(backend: &Cuda, job: &RoundJob<Cuda>) -> Result<Round, KernelE
     Ok(Round { encode, values })
 }
 
+impl Round {
+    fn is_fp4(&self) -> bool {
+        self.encode.pass[0].ingredients.element == code::E2M1
+    }
+}
+
 impl Job for Round {
-    const KERNELS: &'static [Kernel] = &[E8M0_FP8];
+    const KERNELS: &'static [Kernel] = &[ROUND, E8M0_FP8, TWO_LEVEL, TWO_LEVEL_RANDOM];
+
+    fn kernel(jobs: &[Self]) -> Kernel {
+        let kind = |job: &Self| match (job.is_fp4(), job.encode.stochastic) {
+            (false, _) => E8M0_FP8,
+            (true, 0) => TWO_LEVEL,
+            (true, _) => TWO_LEVEL_RANDOM,
+        };
+        of_one_kind(jobs, |job| Some(kind(job))).unwrap_or(ROUND)
+    }
 
     fn lay_out(&mut self) {
         let Encode { rows, cols, .. } = self.encode;
         let tiles = cdiv(rows, TRANSPOSED_ROWS.into()) * cdiv(cols, TRANSPOSED_COLS.into());
-        let width = match WIDE_TILES.get() || tiles >= MANY_TILES {
-            true => WIDE_RING_COLS,
-            false => WIDE_COLS,
+        let many = WIDE_TILES.get() || tiles >= MANY_TILES;
+        let [height, width] = match (self.is_fp4(), many) {
+            (false, false) => [WIDE_ROWS, WIDE_COLS],
+            (false, true) => [WIDE_ROWS, WIDE_RING_COLS],
+            (true, false) => [TRANSPOSED_ROWS, TRANSPOSED_COLS],
+            (true, true) => [TRANSPOSED_ROWS, RING_COLS],
         };
-        [self.encode.tile_rows, self.encode.tile_cols] = [WIDE_ROWS, width];
+        [self.encode.tile_rows, self.encode.tile_cols] = [height, width];
         self.encode.tiles_across = cdiv(cols, width.into());
     }
 

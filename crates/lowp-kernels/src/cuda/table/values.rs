@@ -32,8 +32,10 @@ constants! {
     /// lowp_encode_ring_e8m0_fp8: the same of tiles of WIDE_ROWS x WIDE_COLS, of which three are on their way.
     WIDE_RING_BYTES: u32 = 51712;
     WIDE_RING_COLS: u32 = 1024;
-    /// lowp_round_e8m0_fp8: the same.
+    /// lowp_round_e8m0_fp8: the same. lowp_round_two_level: with two tiles on their way, and with three.
     ROUND_RING_BYTES: u32 = 52224;
+    ROUND_FP4_BYTES: u32 = 47104;
+    LONG_ROUND_FP4_BYTES: u32 = 63488;
     /// PATH_FLAT: elements of a tile, and columns of its rows when it is seen as a matrix.
     FLAT_TILE: u64 = 8192;
     FLAT_COLS: u64 = 256;
