@@ -1,9 +1,11 @@
 // Decode to f32 or bf16 (numerics 5.3, 6.4 and 7.4). Row-major codes go through registers, transposed ones through shared
 // memory; values leave row by row, 128 of them at a time.
 #pragma once
+#include <lowp/decoded.cuh>
 #include <lowp/fetch.cuh>
 #include <lowp/scale_rule.cuh>
 #include <lowp/tile.cuh>
+#include <type_traits>
 
 namespace lowp {
 
@@ -176,10 +178,72 @@ __device__ __forceinline__ void decode_rows(const Decode& job, uint32_t index) {
   }
 }
 
+// FP8 in rows to bfloat16 under E8M0 scales of blocks of eight or more columns, or of one column and eight or more rows: a warp does
+// eight rows of 256 columns, a lane eight columns of them.
+static_assert(DECODE_EIGHT_COLS == 256, "eight columns per lane");
+template <typename E>
+__device__ __forceinline__ void decode_eight(const Decode& job, uint32_t index) {
+  uint32_t across = uint32_t(job.tiles_across);
+  uint64_t row = uint64_t(index / across) * DECODE_SIDE + threadIdx.x / 32 * ROWS;
+  uint64_t col = uint64_t(index % across) * DECODE_EIGHT_COLS + threadIdx.x % 32 * 8;
+  uint64_t cols = job.cols, pitch = job.data_pitch;
+  if (row >= job.rows || col >= cols) return;
+  uint32_t rows = uint32_t(min(uint64_t(ROWS), job.rows - row));
+  const uint8_t* data = pointer<const uint8_t>(job.data) + row * pitch + col;
+  uint2 codes[ROWS];
+#pragma unroll
+  for (int i = 0; i < ROWS; ++i) codes[i] = i < rows ? load8(data + i * pitch) : make_uint2(0, 0);
+  auto* out = pointer<uint16_t>(job.out) + row * cols + col;
+  const Blocks blocks = Blocks::of(job);
+  const uint64_t at = blocks.at(row, col);
+  auto power = [](uint32_t entry) { return __float_as_uint(E8m0::decode(entry)) >> 16; };
+  if (job.block_cols == 1) {
+    const uint2 entries = *pointer<const uint2>(at);
+    uint32_t f[4];
+#pragma unroll
+    for (int k = 0; k < 4; ++k) {
+      const uint32_t two = (k < 2 ? entries.x : entries.y) >> (k % 2 * 16);
+      f[k] = power(two & 0xFF) | power(two >> 8 & 0xFF) << 16;
+    }
+#pragma unroll
+    for (int i = 0; i < ROWS; ++i) {
+      if (i < rows) store16_part(out + i * cols, decoded_fp8<E>(codes[i], make_uint4(f[0], f[1], f[2], f[3])));
+    }
+    return;
+  }
+  uint32_t entries[ROWS];
+#pragma unroll
+  for (int i = 0; i < ROWS; ++i) entries[i] = i < rows ? *pointer<const uint8_t>(at + (i >> blocks.height) * blocks.down) : 0;
+#pragma unroll
+  for (int i = 0; i < ROWS; ++i) {
+    const uint32_t f = power(entries[i]) * 0x10001u;
+    if (i < rows) store16_part(out + i * cols, decoded_fp8<E>(codes[i], make_uint4(f, f, f, f)));
+  }
+}
+
 // Row-major codes of four bits, blocks of at least four columns: a warp does four rows of 256 columns, 128 bytes of codes and
 // 1024 of values each. A lane reads eight codes, and stores four of those of two other lanes.
 constexpr uint32_t NIBBLE_ROWS = DECODE_NIBBLES_ROWS / WARPS;
 static_assert(DECODE_NIBBLES_COLS == 256, "eight columns per lane");
+
+// The eight codes of a lane in each row, at (row, col), to bfloat16.
+template <uint8_t RULE, bool TALL>
+__device__ __forceinline__ void nibbles_to_bf16(const Decode& job, uint64_t row, uint64_t col, uint32_t rows,
+                                                const uint32_t (&codes)[NIBBLE_ROWS]) {
+  if (col >= job.cols) return;
+  const Blocks blocks = Blocks::of(job);
+  uint32_t entries[TALL ? 1 : NIBBLE_ROWS];
+#pragma unroll
+  for (uint32_t i = 0; i < (TALL ? 1 : NIBBLE_ROWS); ++i) entries[i] = i < rows ? entry_at<RULE>(blocks.at(row + i, col)) : 0;
+  const float tensor = outer(job, row, col), reciprocal = largest_reciprocal(job.ingredients.largest);
+  auto* out = pointer<uint16_t>(job.out) + row * job.cols + col;
+  DecodedFp4 decoded;
+#pragma unroll
+  for (uint32_t i = 0; i < NIBBLE_ROWS; ++i) {
+    if (!TALL || i == 0) decoded = DecodedFp4::of(entry_factor<RULE>(entries[TALL ? 0 : i], tensor, reciprocal));
+    if (i < rows) store16_part(out + i * job.cols, decoded.any_values(codes[i]));
+  }
+}
 
 // TALL says that the rows of a warp lie in one block.
 template <typename To, uint8_t RULE, bool TALL>
@@ -196,6 +260,10 @@ __device__ __forceinline__ void decode_nibbles(const Decode& job, uint32_t index
 #pragma unroll
   for (uint32_t i = 0; i < NIBBLE_ROWS; ++i) {
     codes[i] = inside && i < rows ? __ldcs(reinterpret_cast<const uint32_t*>(data + i * pitch)) : 0;
+  }
+  if constexpr (std::is_same_v<To, ToBf16>) {
+    // A lane stores what it read: blocks have eight columns or more.
+    return nibbles_to_bf16<RULE, TALL>(job, row, first + lane * 8, rows, codes);
   }
   const Blocks blocks = Blocks::of(job);
 #pragma unroll
@@ -407,6 +475,9 @@ __device__ __forceinline__ void decode_one(const Tile* tiles, const Decode* jobs
   const Decode& job = fetched.job();
   uint32_t index = fetched.tile.index;
   if (job.path == DECODE_GENERIC) return decode_any(job, index, shared.codes);
+  if constexpr (std::is_same_v<To, ToBf16>) {
+    if (job.path == DECODE_EIGHT) return job.ingredients.element == E4M3 ? decode_eight<E4m3>(job, index) : decode_eight<E5m2>(job, index);
+  }
   switch (job.ingredients.element) {
     case E4M3: return decode_rule<E4m3, To>(job, index, shared.columns);
     case E5M2: return decode_rule<E5m2, To>(job, index, shared.columns);

@@ -1,6 +1,7 @@
 // Values of bfloat16 as MXFP8 codes hold them (numerics 6), through a ring of tiles of 32 x 256 (ring_wide.cuh): blocks of 32 of rows
 // and of columns, each as values or as codes.
 #pragma once
+#include <lowp/decoded.cuh>
 #include <lowp/ring_wide.cuh>
 
 namespace lowp {
@@ -25,35 +26,6 @@ __device__ __forceinline__ uint2 round_codes(const uint4& v, const uint4& m) {
   return make_uint2(__byte_perm(pairs[0], pairs[1], 0x5410), __byte_perm(pairs[2], pairs[3], 0x5410));
 }
 
-// Pairs of bfloat16 whose NaNs are those that codes decode to: quiet ones without a sign.
-__device__ __forceinline__ uint32_t decoded_nans(uint32_t pair) {
-  if ((pair & 0x7FFFu) > 0x7F80u) pair = (pair & 0xFFFF0000u) | 0x7FC0u;
-  if ((pair & 0x7FFF0000u) > 0x7F800000u) pair = (pair & 0xFFFFu) | 0x7FC00000u;
-  return pair;
-}
-
-// What eight codes decode to under pairs of factors.
-template <typename E>
-__device__ __forceinline__ uint4 round_values(const uint2& codes, const uint4& f) {
-  uint32_t y[4];
-#pragma unroll
-  for (int k = 0; k < 2; ++k) {
-    const float4 x = E::decode_four(k ? codes.y : codes.x);
-    const uint32_t low = word(f, 2 * k), high = word(f, 2 * k + 1);
-    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(y[2 * k]) : "f"(__fmul_rn(x.y, widen_high(low))), "f"(__fmul_rn(x.x, widen_low(low))));
-    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(y[2 * k + 1]) : "f"(__fmul_rn(x.w, widen_high(high))), "f"(__fmul_rn(x.z, widen_low(high))));
-  }
-  // A product with 0 is NaN for a NaN, and for an infinity.
-  uint32_t any = 0;
-#pragma unroll
-  for (int k = 0; k < 4; ++k) asm("fma.rn.bf16x2 %0, %1, %2, %0;" : "+r"(any) : "r"(y[k]), "r"(0u));
-  if (any & 0x7FFF7FFFu) {
-#pragma unroll
-    for (int k = 0; k < 4; ++k) y[k] = decoded_nans(y[k]);
-  }
-  return make_uint4(y[0], y[1], y[2], y[3]);
-}
-
 // Where one orientation goes, from the first value of a thread on.
 struct RoundTo {
   uint64_t values, codes;
@@ -66,7 +38,7 @@ struct RoundTo {
   template <typename E>
   __device__ __forceinline__ void put(uint64_t at, const uint4& v, const uint4& m, const uint4& f) const {
     const uint2 made = round_codes<E>(v, m);
-    if (values) store16_part(pointer<uint8_t>(values + 2 * at), round_values<E>(made, f));
+    if (values) store16_part(pointer<uint8_t>(values + 2 * at), decoded_again<E>(made, f));
     if (codes) store8_part(pointer<uint8_t>(codes + at), made);
   }
 };

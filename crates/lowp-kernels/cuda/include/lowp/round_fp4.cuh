@@ -1,6 +1,7 @@
 // Values of bfloat16 as NVFP4 codes hold them (numerics 7), through a ring of tiles of 128 x 64: blocks of 16 of rows and of columns, of
 // which these may be transformed, each as values or as codes.
 #pragma once
+#include <lowp/decoded.cuh>
 #include <lowp/philox.cuh>
 #include <lowp/ring_fp4.cuh>
 
@@ -15,23 +16,11 @@ struct RoundFp4Memory {
 };
 static_assert(sizeof(RoundFp4Memory<2>) == ROUND_FP4_BYTES && sizeof(RoundFp4Memory<3>) == LONG_ROUND_FP4_BYTES);
 
-// What codes of a block of 16 decode to in bfloat16: eight magnitudes, among which codes choose by their bytes. A factor is finite.
+// What the codes of a block of 16 decode to. The factor is finite.
 __device__ __forceinline__ void fp4_values(const uint2& codes, float factor, uint32_t (&y)[8]) {
-  auto two = [&](float low, float high) {
-    uint32_t pair;
-    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(__fmul_rn(high, factor)), "f"(__fmul_rn(low, factor)));
-    return pair;
-  };
-  const uint32_t a = two(0.0f, 0.5f), b = two(1.0f, 1.5f), c = two(2.0f, 3.0f), d = two(4.0f, 6.0f);
-  const uint32_t low[2] = {__byte_perm(a, b, 0x6420), __byte_perm(c, d, 0x6420)};
-  const uint32_t high[2] = {__byte_perm(a, b, 0x7531), __byte_perm(c, d, 0x7531)};
-#pragma unroll
-  for (int k = 0; k < 4; ++k) {
-    const uint32_t four = (k < 2 ? codes.x : codes.y) >> (k % 2 * 16);
-    const uint32_t lows = __byte_perm(low[0], low[1], four & 0x7777u), highs = __byte_perm(high[0], high[1], four & 0x7777u);
-    y[2 * k] = __byte_perm(lows, highs, 0x5140) | (four & 0x8u) << 12 | (four & 0x80u) << 24;
-    y[2 * k + 1] = __byte_perm(lows, highs, 0x7362) | (four & 0x800u) << 4 | (four & 0x8000u) << 16;
-  }
+  const auto decoded = DecodedFp4::of(factor);
+  const uint4 low = decoded.values(codes.x), high = decoded.values(codes.y);
+  y[0] = low.x, y[1] = low.y, y[2] = low.z, y[3] = low.w, y[4] = high.x, y[5] = high.y, y[6] = high.z, y[7] = high.w;
 }
 
 // Stores the run of each lane, of two that lie side by side whole sectors at a time.

@@ -55,6 +55,8 @@ constexpr uint32_t FLAT_SCALES_DOWN = 32;
 constexpr uint32_t DECODE_SIDE = 64;
 // DECODE_WIDE: columns of a tile.
 constexpr uint32_t DECODE_WIDE_COLS = 128;
+// DECODE_EIGHT: columns of a tile.
+constexpr uint32_t DECODE_EIGHT_COLS = 256;
 // DECODE_NIBBLES: rows and columns of a tile.
 constexpr uint32_t DECODE_NIBBLES_ROWS = 32;
 constexpr uint32_t DECODE_NIBBLES_COLS = 256;
@@ -214,6 +216,9 @@ enum DecodePath : uint8_t {
   DECODE_TRANSPOSED = 2,
   // As WIDE, of 4 bits with block scales of at least four columns, none of lines; whole words of eight codes.
   DECODE_NIBBLES = 3,
+  // Row-major codes of 8 bits to bf16 under E8M0 scales of blocks of eight or more columns, or of one column and eight or more
+  // rows.
+  DECODE_EIGHT = 4,
 };
 
 // How a repack walks its result.

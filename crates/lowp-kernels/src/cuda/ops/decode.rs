@@ -5,8 +5,8 @@ use lowp_format::Orientation;
 use super::super::handle::Cuda;
 use super::super::module::Kernel;
 use super::super::table::{
-    DECODE_LINES, DECODE_NIBBLES_COLS, DECODE_NIBBLES_ROWS, DECODE_SIDE, DECODE_WIDE_COLS, Decode,
-    Ingredients, code, decode_path, extent, rule,
+    DECODE_EIGHT_COLS, DECODE_LINES, DECODE_NIBBLES_COLS, DECODE_NIBBLES_ROWS, DECODE_SIDE,
+    DECODE_WIDE_COLS, Decode, Ingredients, code, decode_path, extent, rule,
 };
 use super::ingredients::ingredients;
 use super::job::{Job, aligned, bits, cdiv, sides, source, transposed};
@@ -71,12 +71,15 @@ impl Decode {
             if aligned(16) && (whole || height >= 16) && extent != extent::ROWS {
                 return decode_path::TRANSPOSED;
             }
+        } else if self.has_eights() {
+            return decode_path::EIGHT;
         } else if element == code::E2M1
             && rule != rule::TENSOR
             && extent == extent::TENSOR
-            && width >= 4
+            && width >= if self.out_code == code::BF16 { 8 } else { 4 }
             && aligned(4)
             && self.cols.is_multiple_of(8)
+            && self.out.is_multiple_of(16)
         {
             return decode_path::NIBBLES;
         } else if aligned(bits(element) / 2) && (whole || width >= 4 || height >= 8) {
@@ -85,10 +88,29 @@ impl Decode {
         decode_path::GENERIC
     }
 
+    /// Whether lanes do eight columns each: blocks of powers of two hold them, or their eight rows.
+    fn has_eights(&self) -> bool {
+        let Ingredients { element, rule, .. } = self.ingredients;
+        let [height, width] = [self.block_rows, self.block_cols];
+        let powers = matches!(rule, rule::E8M0_TE | rule::E8M0_FLOOR | rule::E8M0_EVEN);
+        let fp8 = matches!(element, code::E4M3 | code::E5M2);
+        let entries = width == 1
+            && height >= 8
+            && self.scale_transposed == 0
+            && aligned(self.scale, self.scale_pitch, 8);
+        self.out_code == code::BF16
+            && powers
+            && fp8
+            && (width >= 8 || entries)
+            && aligned(self.data, self.data_pitch, 8)
+            && aligned(self.out, 2 * self.cols, 16)
+    }
+
     /// Rows and columns of a tile.
     fn tile(&self) -> [u64; 2] {
         let sides = match self.path {
             decode_path::WIDE => [DECODE_SIDE, DECODE_WIDE_COLS],
+            decode_path::EIGHT => [DECODE_SIDE, DECODE_EIGHT_COLS],
             decode_path::NIBBLES => [DECODE_NIBBLES_ROWS, DECODE_NIBBLES_COLS],
             decode_path::TRANSPOSED => [DECODE_LINES; 2],
             _ => [DECODE_SIDE; 2],
@@ -186,6 +208,39 @@ mod tests {
         ] {
             assert_eq!(path(code::E4M3, rule::E8M0_TE, blocks, order), expected);
         }
+    }
+
+    #[test]
+    fn lanes_do_eight_columns_of_blocks_that_hold_them() {
+        let path = |out, out_code, [block_rows, block_cols]: [u32; 2]| {
+            let mut job = Decode {
+                data: 256,
+                scale: 1024,
+                out,
+                rows: 256,
+                cols: 512,
+                data_pitch: 512,
+                scale_pitch: 512,
+                block_rows,
+                block_cols,
+                ingredients: Ingredients {
+                    element: code::E4M3,
+                    rule: rule::E8M0_TE,
+                    ..Ingredients::default()
+                },
+                out_code,
+                ..Decode::default()
+            };
+            job.lay_out();
+            job.path
+        };
+        for blocks in [[1, 32], [32, 1], [32, 32], [1, 8], [8, 1]] {
+            assert_eq!(path(512, code::BF16, blocks), decode_path::EIGHT);
+            assert_eq!(path(512, code::F32, blocks), decode_path::WIDE);
+            assert_eq!(path(520, code::BF16, blocks), decode_path::WIDE);
+        }
+        assert_eq!(path(512, code::BF16, [1, 4]), decode_path::WIDE);
+        assert_eq!(path(512, code::BF16, [4, 1]), decode_path::GENERIC);
     }
 
     #[test]

@@ -52,6 +52,8 @@ constants! {
     DECODE_SIDE: u32 = 64;
     /// DECODE_WIDE: columns of a tile.
     DECODE_WIDE_COLS: u32 = 128;
+    /// DECODE_EIGHT: columns of a tile.
+    DECODE_EIGHT_COLS: u32 = 256;
     /// DECODE_NIBBLES: rows and columns of a tile.
     DECODE_NIBBLES_ROWS: u32 = 32;
     DECODE_NIBBLES_COLS: u32 = 256;
@@ -213,6 +215,9 @@ values! {
         TRANSPOSED = 2,
         /// As WIDE, of 4 bits with block scales of at least four columns, none of lines; whole words of eight codes.
         NIBBLES = 3,
+        /// Row-major codes of 8 bits to bf16 under E8M0 scales of blocks of eight or more columns, or of one column and eight or more
+        /// rows.
+        EIGHT = 4,
     }
 
     /// How a repack walks its result.
