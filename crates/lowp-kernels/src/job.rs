@@ -10,10 +10,6 @@ use lowp_format::{
 use crate::runs::Runs;
 use crate::{Backend, FloatDtype, KernelError, Source};
 
-mod round;
-
-pub use round::RoundJob;
-
 /// The moments of AdamW: `exp_avg` and `exp_avg_sq`, both of one dtype.
 #[derive(Clone, Debug)]
 pub enum Moments<B: Backend> {
@@ -287,6 +283,16 @@ pub struct DecodeJob<B: Backend> {
     pub tensor_scale: Option<B::Buffer<u8>>,
     /// `shape.elements()` values; those of bfloat16 are the f32 ones, rounded to nearest even.
     pub out: Source<B>,
+}
+
+/// Rounds a matrix of bfloat16 to what its codes decode to, `decode(encode(source))`, in one pass. [`crate::rounds`] says which
+/// ingredients and shapes have one.
+#[derive(Clone, Debug)]
+pub struct RoundJob<B: Backend> {
+    /// The encode; it has Compact targets of orientations without values, each once.
+    pub encode: EncodeJob<B>,
+    /// Decoded values by orientation, rowwise first: `shape.elements()` in row-major order.
+    pub values: [Option<B::Buffer<bf16>>; 2],
 }
 
 /// Transposes a matrix of entries (4-, 8-, 16- or 32-bit codes): `to[j][i] = from[i][j]`.

@@ -21,7 +21,10 @@ impl<B: Backend> Planner<'_, B> {
             });
         }
         self.source(index, "source", &encode.source, all)?;
-        let rounded = job.rounded();
+        let rounded = Orientation::ALL
+            .into_iter()
+            .filter(|o| values[*o as usize].is_some())
+            .fold(Usage::empty(), |all, o| all | o.usage());
         for (at, target) in encode.targets.iter().enumerate() {
             compact(target, "a rounding")?;
             let key = target.spec.key;
