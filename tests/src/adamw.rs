@@ -3,7 +3,7 @@
 
 use half::bf16;
 use lowp_kernels::AdamMode;
-use lowp_optim::{FloatDtype, Group};
+use lowp_optim::{FloatDtype, Group, StateDtypes};
 
 /// A parameter with its moments, not sharded.
 #[derive(Clone, Debug, PartialEq)]
@@ -14,18 +14,18 @@ pub struct Naive {
     pub exp_avg: Vec<f32>,
     /// Second moment, as stored, widened.
     pub exp_avg_sq: Vec<f32>,
-    moments: FloatDtype,
+    state: StateDtypes,
 }
 
 impl Naive {
     /// A parameter before its first step.
-    pub fn new(master: Vec<f32>, moments: FloatDtype) -> Self {
+    pub fn new(master: Vec<f32>, state: StateDtypes) -> Self {
         let zeros = vec![0.0; master.len()];
         Self {
             exp_avg: zeros.clone(),
             exp_avg_sq: zeros,
             master,
-            moments,
+            state,
         }
     }
 
@@ -57,11 +57,14 @@ impl Naive {
                 u = wd.mul_add(p, u);
             }
             self.master[i] = (-lr).mul_add(u, p);
-            let store = |x: f32| match self.moments {
+            let store = |x: f32, dtype| match dtype {
                 FloatDtype::F32 => x,
                 FloatDtype::Bf16 => bf16::from_f32(x).to_f32(),
             };
-            (self.exp_avg[i], self.exp_avg_sq[i]) = (store(m), store(v));
+            (self.exp_avg[i], self.exp_avg_sq[i]) = (
+                store(m, self.state.exp_avg),
+                store(v, self.state.exp_avg_sq),
+            );
         }
     }
 }

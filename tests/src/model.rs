@@ -11,7 +11,8 @@ use lowp_format::{
 };
 use lowp_kernels::{Backend, Cpu, Source};
 use lowp_optim::{
-    AdamW, AdamWBuilder, FloatDtype, Group, OptimError, ParamId, ParamSpec, StepOptions, StepReport,
+    AdamW, AdamWBuilder, FloatDtype, Group, OptimError, ParamId, ParamSpec, StateDtypes,
+    StepOptions, StepReport,
 };
 use lowp_shard::{
     GatherGroup, GatherPool, ScaleBook, ScaleSlot, ShardError, ShardSpec, ShardedTensor, quantize,
@@ -30,8 +31,8 @@ pub struct Case {
     pub group: usize,
     /// Gradient storage.
     pub grad: FloatDtype,
-    /// Moment storage.
-    pub moments: FloatDtype,
+    /// Storage of the moments.
+    pub state: StateDtypes,
     /// Initial values, full.
     pub values: Vec<f32>,
 }
@@ -44,11 +45,11 @@ impl fmt::Debug for Case {
             shape,
             group,
             grad,
-            moments,
+            state,
             ..
         } = self;
         write!(f, "{recipe:?} {shape} in group {group}, ")?;
-        write!(f, "{grad:?} gradients, {moments:?} moments")
+        write!(f, "{grad:?} gradients, {state}")
     }
 }
 
@@ -60,7 +61,7 @@ impl Case {
             shape,
             group: 0,
             grad: FloatDtype::F32,
-            moments: FloatDtype::F32,
+            state: StateDtypes::default(),
             values,
         }
     }
@@ -204,7 +205,7 @@ impl Rank {
             let tensor = ShardedTensor::new(&Cpu, case.recipe, spec)?;
             let param = ParamSpec {
                 grad: case.grad,
-                moments: case.moments,
+                state: case.state,
                 ..ParamSpec::new(format!("param {index}"), case.group, own)
             };
             ids.push(builder.param(tensor.local(), param)?);

@@ -9,6 +9,8 @@ use serde::{Deserialize, Serialize};
 pub enum Dtype {
     /// f32, little endian.
     F32,
+    /// bf16, little endian.
+    Bf16,
     /// Bytes: codes and scales as a device has them.
     U8,
 }
@@ -18,6 +20,7 @@ impl Dtype {
     pub const fn bytes(self) -> usize {
         match self {
             Dtype::F32 => 4,
+            Dtype::Bf16 => 2,
             Dtype::U8 => 1,
         }
     }

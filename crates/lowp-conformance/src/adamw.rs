@@ -5,7 +5,7 @@ use proptest::prelude::*;
 
 use super::*;
 use lowp_kernels::reference::{self, Reference};
-use lowp_kernels::{AdamMode, AdamScalars, AdamwAmax, AdamwJob, Moments};
+use lowp_kernels::{AdamMode, AdamScalars, AdamwAmax, AdamwJob, FloatDtype, Moments};
 
 fn scalars(step: u64) -> AdamScalars {
     AdamScalars::default().at_step(step)
@@ -14,26 +14,20 @@ fn scalars(step: u64) -> AdamScalars {
 fn job<B: Backend>(
     rig: &Rig<B>,
     len: usize,
-    half_moments: bool,
+    half_moments: [bool; 2],
     half_grad: bool,
     seed: u64,
 ) -> AdamwJob<B> {
-    let moments = if half_moments {
-        let zeros = || rig.buffer(&vec![bf16::ZERO; len]);
-        Moments::Bf16 {
-            exp_avg: zeros(),
-            exp_avg_sq: zeros(),
-        }
-    } else {
-        let zeros = || rig.buffer(&vec![0f32; len]);
-        Moments::F32 {
-            exp_avg: zeros(),
-            exp_avg_sq: zeros(),
-        }
-    };
+    let [exp_avg, exp_avg_sq] = half_moments.map(|half| match half {
+        true => Source::Bf16(rig.buffer(&vec![bf16::ZERO; len])),
+        false => Source::F32(rig.buffer(&vec![0f32; len])),
+    });
     AdamwJob {
         master: rig.buffer(&values(len, seed, false)),
-        moments,
+        moments: Moments {
+            exp_avg,
+            exp_avg_sq,
+        },
         grad: source(rig, &values(len, seed ^ 1, false), half_grad).0,
         group: 0,
         mode: AdamMode::AdamW,
@@ -43,27 +37,14 @@ fn job<B: Backend>(
     }
 }
 
-fn widen(values: &[bf16]) -> Vec<f32> {
-    values.iter().map(|x| x.to_f32()).collect()
-}
-
 fn moments<B: Backend>(rig: &Rig<B>, job: &AdamwJob<B>) -> [Vec<f32>; 2] {
-    match &job.moments {
-        Moments::F32 {
-            exp_avg,
-            exp_avg_sq,
-        } => [exp_avg, exp_avg_sq].map(|b| rig.content::<f32>(b)),
-        Moments::Bf16 {
-            exp_avg,
-            exp_avg_sq,
-        } => [exp_avg, exp_avg_sq].map(|b| widen(&rig.content::<bf16>(b))),
-    }
+    job.moments.values().map(|moment| rig.widened(moment))
 }
 
 /// Master and moments, as the reference updates them.
 struct Expected {
     state: [Vec<f32>; 3],
-    half_moments: bool,
+    dtypes: [FloatDtype; 2],
     mode: AdamMode,
 }
 
@@ -72,21 +53,22 @@ impl Expected {
         let [m, v] = moments(rig, job);
         Self {
             state: [rig.content::<f32>(&job.master), m, v],
-            half_moments: matches!(job.moments, Moments::Bf16 { .. }),
+            dtypes: job.moments.values().map(Source::dtype),
             mode: job.mode,
         }
     }
 
     fn step(&mut self, grad: &[f32], grad_scale: f32, group: &AdamScalars) {
-        let stored = |x: f32| match self.half_moments {
-            false => x,
-            true => bf16::from_f32(x).to_f32(),
+        let stored = |x: f32, dtype| match dtype {
+            FloatDtype::F32 => x,
+            FloatDtype::Bf16 => bf16::from_f32(x).to_f32(),
         };
+        let [of_m, of_v] = self.dtypes;
         let [p, m, v] = &mut self.state;
         for (i, g) in grad.iter().enumerate() {
             let state = [p[i], m[i], v[i]];
             let [new_p, new_m, new_v] = reference::adamw(state, g * grad_scale, self.mode, group);
-            (p[i], m[i], v[i]) = (new_p, stored(new_m), stored(new_v));
+            (p[i], m[i], v[i]) = (new_p, stored(new_m, of_m), stored(new_v, of_v));
         }
     }
 
@@ -115,12 +97,16 @@ fn known_answers() {
     }
 }
 
-/// Every dtype of moments and gradient, with its mode.
-const VARIANTS: [(bool, bool, AdamMode); 4] = [
-    (false, false, AdamMode::AdamW),
-    (true, false, AdamMode::L2),
-    (false, true, AdamMode::AdamW),
-    (true, true, AdamMode::L2),
+/// Every dtype of each moment and of the gradient (true is bf16), with a mode.
+const VARIANTS: [([bool; 2], bool, AdamMode); 8] = [
+    ([false, false], false, AdamMode::AdamW),
+    ([true, true], false, AdamMode::L2),
+    ([true, false], false, AdamMode::AdamW),
+    ([false, true], false, AdamMode::L2),
+    ([false, false], true, AdamMode::AdamW),
+    ([true, true], true, AdamMode::L2),
+    ([true, false], true, AdamMode::L2),
+    ([false, true], true, AdamMode::AdamW),
 ];
 
 pub fn updates_equal_the_reference<B: Backend>(rig: &Rig<B>) {
@@ -131,10 +117,7 @@ pub fn updates_equal_the_reference<B: Backend>(rig: &Rig<B>) {
                 ..job(rig, len, half_moments, half_grad, 40)
             };
             let plan = rig.plan(Work::Adamw(vec![job.clone()])).unwrap();
-            let grad = match &job.grad {
-                Source::F32(b) => rig.content::<f32>(b),
-                Source::Bf16(b) => widen(&rig.content::<bf16>(b)),
-            };
+            let grad = rig.widened(&job.grad);
             let mut expected = Expected::new(rig, &job);
             for step in 1..=2 {
                 let group = scalars(step);
@@ -171,7 +154,7 @@ pub fn a_thousand_steps_equal_the_reference<B: Backend>(rig: &Rig<B>) {
                 }
                 Source::Bf16(b) => {
                     rig.backend.write(b, 0, &halves).unwrap();
-                    widen(&halves)
+                    rig.widened(&job.grad)
                 }
             };
             let group = scalars(step);
@@ -196,7 +179,7 @@ pub fn fused_equals_update_then_encode<B: Backend>(rig: &Rig<B>) {
     let cases: Vec<Case> = cases().into_iter().filter(weights).collect();
     proptest!(config, |(
         index in 0..cases.len(), rows in 0usize..140, width in 1usize..4, seed: u64,
-        half_moments: bool, half_grad: bool, via: bool, lines: [bool; 2],
+        half_moments: [bool; 2], half_grad: bool, via: bool, lines: [bool; 2],
     )| {
         let case = &cases[index];
         let shape = Shape::new(rows, case.columns() * width);
@@ -276,7 +259,7 @@ pub fn updates_of_many_tasks_raise_lines<B: Backend>(rig: &Rig<B>) {
     };
     let job = AdamwJob {
         amax: Some(amax.clone()),
-        ..job(rig, len, true, true, 77)
+        ..job(rig, len, [true, false], true, 77)
     };
     let step = StepScalars {
         adam: vec![scalars(1)],
@@ -302,7 +285,7 @@ pub fn lines_are_of_the_shape_of_the_master<B: Backend>(rig: &Rig<B>) {
             tensor: None,
             lines,
         }),
-        ..job(rig, 256, false, false, 1)
+        ..job(rig, 256, [false; 2], false, 1)
     };
     let plan = |job: AdamwJob<B>| rig.plan(Work::Adamw(vec![job])).map(|_| ());
     let (none, both) = ([None; 2], [Some(0), Some(4)]);
@@ -337,7 +320,7 @@ pub fn lines_are_of_the_shape_of_the_master<B: Backend>(rig: &Rig<B>) {
 pub fn missing_scalars_are_an_error<B: Backend>(rig: &Rig<B>) {
     let job = AdamwJob {
         group: 2,
-        ..job(rig, 8, false, false, 1)
+        ..job(rig, 8, [false; 2], false, 1)
     };
     let plan = rig.plan(Work::Adamw(vec![job])).unwrap();
     let error = rig.backend.run(&plan, &StepScalars::default()).unwrap_err();
@@ -351,7 +334,7 @@ pub fn missing_scalars_are_an_error<B: Backend>(rig: &Rig<B>) {
 }
 
 pub fn a_skipped_run_changes_nothing<B: Backend>(rig: &Rig<B>) {
-    let job = job(rig, 5000, false, true, 2);
+    let job = job(rig, 5000, [false, true], true, 2);
     let plan = rig.plan(Work::Adamw(vec![job.clone()])).unwrap();
     let expected = Expected::new(rig, &job);
     let run = StepScalars {

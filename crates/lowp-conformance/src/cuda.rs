@@ -28,9 +28,9 @@ fn step(rig: &Rig<Cuda>) -> Step {
     };
     let adamw = AdamwJob {
         master: master.clone(),
-        moments: Moments::F32 {
-            exp_avg: exp_avg.clone(),
-            exp_avg_sq: exp_avg_sq.clone(),
+        moments: Moments {
+            exp_avg: Source::F32(exp_avg.clone()),
+            exp_avg_sq: Source::F32(exp_avg_sq.clone()),
         },
         grad: source(rig, &values(len, 2, false), true).0,
         group: 0,

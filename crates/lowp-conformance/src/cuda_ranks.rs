@@ -54,9 +54,9 @@ impl<B: Backend> Tensor<B> {
         Self {
             update: AdamwJob {
                 master,
-                moments: Moments::F32 {
-                    exp_avg,
-                    exp_avg_sq,
+                moments: Moments {
+                    exp_avg: Source::F32(exp_avg),
+                    exp_avg_sq: Source::F32(exp_avg_sq),
                 },
                 grad: source_of(rig, &part(70)),
                 group: 0,

@@ -303,9 +303,9 @@ impl<B: Backend> Step<B> {
         ];
         let update = |group: usize| AdamwJob {
             master: masters[group].clone(),
-            moments: Moments::F32 {
-                exp_avg: moments[2 * group].clone(),
-                exp_avg_sq: moments[2 * group + 1].clone(),
+            moments: Moments {
+                exp_avg: Source::F32(moments[2 * group].clone()),
+                exp_avg_sq: Source::F32(moments[2 * group + 1].clone()),
             },
             grad: grads[group].clone(),
             group,

@@ -7,7 +7,7 @@
 namespace lowp {
 
 // Updates the warp's 32 x 32 elements, all inside and aligned; the new master stays in `p`.
-template <bool HALF_MOMENTS, bool HALF_GRAD>
+template <bool HALF_AVG, bool HALF_SQ, bool HALF_GRAD>
 __device__ __forceinline__ void update_tile(const Adamw& job, const Adam& adam, const View& view, const Lane<4>& at,
                                             Values<4>& p) {
   constexpr int BATCH = 2;  // chunks of a thread that are in flight while as many are updated
@@ -15,15 +15,16 @@ __device__ __forceinline__ void update_tile(const Adamw& job, const Adam& adam, 
   uint64_t first = (at.row + at.local_row()) * view.cols + at.col + at.local_col();
   uint64_t master = job.master, exp_avg = job.exp_avg, exp_avg_sq = job.exp_avg_sq, grad = job.grad;
   Four<false> ps[2][BATCH];
-  Four<HALF_MOMENTS> ms[2][BATCH], vs[2][BATCH];
+  Four<HALF_AVG> ms[2][BATCH];
+  Four<HALF_SQ> vs[2][BATCH];
   Four<HALF_GRAD> gs[2][BATCH];
   auto load = [&](int round) {
 #pragma unroll
     for (int i = 0; i < BATCH; ++i) {
       uint64_t e = first + (round * BATCH + i) * view.cols;
       ps[round % 2][i] = Four<false>::load(master, e);
-      ms[round % 2][i] = Four<HALF_MOMENTS>::load(exp_avg, e);
-      vs[round % 2][i] = Four<HALF_MOMENTS>::load(exp_avg_sq, e);
+      ms[round % 2][i] = Four<HALF_AVG>::load(exp_avg, e);
+      vs[round % 2][i] = Four<HALF_SQ>::load(exp_avg_sq, e);
       gs[round % 2][i] = Four<HALF_GRAD>::load(grad, e);
     }
   };
@@ -41,26 +42,48 @@ __device__ __forceinline__ void update_tile(const Adamw& job, const Adam& adam, 
       adam.update(q.z, m.z, v.z, g.z);
       adam.update(q.w, m.w, v.w, g.w);
       Four<false>::store(master, e, q);
-      Four<HALF_MOMENTS>::store(exp_avg, e, m);
-      Four<HALF_MOMENTS>::store(exp_avg_sq, e, v);
+      Four<HALF_AVG>::store(exp_avg, e, m);
+      Four<HALF_SQ>::store(exp_avg_sq, e, v);
       p.set(round * BATCH + i, q);
     }
+  }
+}
+
+// The same for the dtypes of a job: one branch for a tile, none for an element.
+__device__ __forceinline__ void update_tile_of(const Adamw& job, const Adam& adam, const View& view, const Lane<4>& at,
+                                               Values<4>& p) {
+  const bool half_grad = job.grad_code == BF16;
+  if (job.exp_avg_code == BF16) {
+    if (job.exp_avg_sq_code == BF16) {
+      half_grad ? update_tile<true, true, true>(job, adam, view, at, p) : update_tile<true, true, false>(job, adam, view, at, p);
+    } else {
+      half_grad ? update_tile<true, false, true>(job, adam, view, at, p) : update_tile<true, false, false>(job, adam, view, at, p);
+    }
+  } else if (job.exp_avg_sq_code == BF16) {
+    half_grad ? update_tile<false, true, true>(job, adam, view, at, p) : update_tile<false, true, false>(job, adam, view, at, p);
+  } else {
+    half_grad ? update_tile<false, false, true>(job, adam, view, at, p) : update_tile<false, false, false>(job, adam, view, at, p);
+  }
+}
+
+// Stores a value in the dtype of `code`.
+__device__ __forceinline__ void store_value(uint64_t base, uint8_t code, uint64_t e, float x) {
+  if (code == BF16) {
+    pointer<uint16_t>(base)[e] = narrow(x);
+  } else {
+    pointer<float>(base)[e] = x;
   }
 }
 
 // Updates one element and returns the new master value.
 __device__ __noinline__ float update_one(const Adamw& job, const Adam& adam, uint64_t e) {
   float* master = pointer<float>(job.master) + e;
-  float p = *master, m = load_source(job.exp_avg, job.moments_code, e), v = load_source(job.exp_avg_sq, job.moments_code, e);
+  float p = *master;
+  float m = load_source(job.exp_avg, job.exp_avg_code, e), v = load_source(job.exp_avg_sq, job.exp_avg_sq_code, e);
   adam.update(p, m, v, load_source(job.grad, job.grad_code, e));
   *master = p;
-  if (job.moments_code == BF16) {
-    pointer<uint16_t>(job.exp_avg)[e] = narrow(m);
-    pointer<uint16_t>(job.exp_avg_sq)[e] = narrow(v);
-  } else {
-    pointer<float>(job.exp_avg)[e] = m;
-    pointer<float>(job.exp_avg_sq)[e] = v;
-  }
+  store_value(job.exp_avg, job.exp_avg_code, e, m);
+  store_value(job.exp_avg_sq, job.exp_avg_sq_code, e, v);
   return p;
 }
 
@@ -121,11 +144,7 @@ __device__ __forceinline__ float adamw_tiled(const Adamw& job, const Adam& adam,
   Values<4> v;
   float a = 0.0f;
   if (vector && view.holds_all(row, col, Shape::ROWS, Shape::COLS)) {
-    if (job.moments_code == BF16) {
-      job.grad_code == BF16 ? update_tile<true, true>(job, adam, view, at, v) : update_tile<true, false>(job, adam, view, at, v);
-    } else {
-      job.grad_code == BF16 ? update_tile<false, true>(job, adam, view, at, v) : update_tile<false, false>(job, adam, view, at, v);
-    }
+    update_tile_of(job, adam, view, at, v);
     if (job.amax) a = v.maximum();
     if (LINES && (job.lines[0] | job.lines[1])) raise_lines(job, view, at, v);
     if (encode.passes == 0) return a;
@@ -153,11 +172,7 @@ __device__ __forceinline__ float adamw_apart(const Adamw& job, const Adam& adam,
     for (uint32_t left = 0; left < cols; left += TRANSPOSED_COLS) {
       Lane<4> at{threadIdx.x % 32, row + Tiling<true>::warp_row(), col + left + Tiling<true>::warp_col()};
       Values<4> v;
-      if (job.moments_code == BF16) {
-        job.grad_code == BF16 ? update_tile<true, true>(job, adam, view, at, v) : update_tile<true, false>(job, adam, view, at, v);
-      } else {
-        job.grad_code == BF16 ? update_tile<false, true>(job, adam, view, at, v) : update_tile<false, false>(job, adam, view, at, v);
-      }
+      update_tile_of(job, adam, view, at, v);
       if (job.amax) a = fmaxf(a, v.maximum());
     }
   } else {

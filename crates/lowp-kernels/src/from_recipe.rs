@@ -10,7 +10,7 @@ use crate::check::encode::touched;
 use crate::check::range;
 use crate::{
     AdamMode, AdamwAmax, AdamwJob, AmaxJob, Backend, BlockAmax, DecodeJob, EncodeJob, FlatBlocks,
-    FlatEncodeJob, HistoryJob, KernelError, Moments, Slot, Source, Target, TensorInput,
+    FlatEncodeJob, FloatDtype, HistoryJob, KernelError, Moments, Slot, Source, Target, TensorInput,
 };
 
 /// What an encode of `usage` reads of its tensor or its lines, in entries of their own: amaxes of 0, or a delayed scale
@@ -355,10 +355,7 @@ impl<B: Backend> AdamwJob<B> {
         let len = backend.len::<f32>(&master);
         Ok(Self {
             master,
-            moments: Moments::F32 {
-                exp_avg: backend.alloc(len)?,
-                exp_avg_sq: backend.alloc(len)?,
-            },
+            moments: Moments::alloc(backend, [FloatDtype::F32; 2], len)?,
             grad,
             group: 0,
             mode: AdamMode::AdamW,

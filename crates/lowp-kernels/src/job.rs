@@ -10,55 +10,34 @@ use lowp_format::{
 use crate::runs::Runs;
 use crate::{Backend, FloatDtype, KernelError, Source};
 
-/// The moments of AdamW: `exp_avg` and `exp_avg_sq`, both of one dtype.
+/// The moments of AdamW, each in binary32, or in bfloat16 and rounded to nearest even on store.
 #[derive(Clone, Debug)]
-pub enum Moments<B: Backend> {
-    /// binary32.
-    F32 {
-        /// First moment.
-        exp_avg: B::Buffer<f32>,
-        /// Second moment.
-        exp_avg_sq: B::Buffer<f32>,
-    },
-    /// bfloat16, rounded to nearest even on store.
-    Bf16 {
-        /// First moment.
-        exp_avg: B::Buffer<bf16>,
-        /// Second moment.
-        exp_avg_sq: B::Buffer<bf16>,
-    },
+pub struct Moments<B: Backend> {
+    /// First moment.
+    pub exp_avg: Source<B>,
+    /// Second moment.
+    pub exp_avg_sq: Source<B>,
 }
 
 impl<B: Backend> Moments<B> {
-    /// `len` zeros of `dtype` for each.
+    /// `len` zeros for each, `exp_avg` in the first of `dtypes`.
     ///
     /// # Errors
     /// The device has no room.
-    pub fn alloc(backend: &B, dtype: FloatDtype, len: usize) -> Result<Self, KernelError> {
-        Ok(match dtype {
-            FloatDtype::F32 => Self::F32 {
-                exp_avg: backend.alloc(len)?,
-                exp_avg_sq: backend.alloc(len)?,
-            },
-            FloatDtype::Bf16 => Self::Bf16 {
-                exp_avg: backend.alloc(len)?,
-                exp_avg_sq: backend.alloc(len)?,
-            },
+    pub fn alloc(
+        backend: &B,
+        [exp_avg, exp_avg_sq]: [FloatDtype; 2],
+        len: usize,
+    ) -> Result<Self, KernelError> {
+        Ok(Self {
+            exp_avg: Source::alloc(backend, exp_avg, len)?,
+            exp_avg_sq: Source::alloc(backend, exp_avg_sq, len)?,
         })
     }
 
     /// `exp_avg` and `exp_avg_sq`.
-    pub fn values(&self) -> [Source<B>; 2] {
-        match self {
-            Self::F32 {
-                exp_avg,
-                exp_avg_sq,
-            } => [exp_avg, exp_avg_sq].map(|buffer| Source::F32(buffer.clone())),
-            Self::Bf16 {
-                exp_avg,
-                exp_avg_sq,
-            } => [exp_avg, exp_avg_sq].map(|buffer| Source::Bf16(buffer.clone())),
-        }
+    pub fn values(&self) -> [&Source<B>; 2] {
+        [&self.exp_avg, &self.exp_avg_sq]
     }
 }
 

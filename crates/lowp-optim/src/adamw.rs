@@ -341,6 +341,7 @@ impl<B: Backend> AdamW<B> {
             let _ = write!(text, "; {name}: group {group}, {} columns", item.shape.cols);
             let _ = write!(text, ", {:?}", item.kernels);
             let _ = write!(text, ", {:?}", item.source_rounding);
+            let _ = write!(text, ", {}", param.state());
         }
         text
     }

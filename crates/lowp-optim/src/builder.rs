@@ -159,12 +159,12 @@ impl<B: Backend> AdamWBuilder<B> {
             group,
             master,
             grad,
-            moments,
+            state,
         } = spec;
         let (len, backend) = (master.len(), self.backend.clone());
         self.check_new(&name, group)?;
         let master = backend.upload(&master)?;
-        let moments = Moments::alloc(&backend, moments, len)?;
+        let moments = Moments::alloc(&backend, state.moments(), len)?;
         let grad = Some(Source::alloc(&backend, grad, len)?);
         let memory = ParamMemory {
             master,

@@ -241,9 +241,9 @@ mod tests {
         let (exp_avg, exp_avg_sq) = (zeros(), zeros());
         ParamMemory {
             master: Cpu.upload(values).unwrap(),
-            moments: Moments::F32 {
-                exp_avg,
-                exp_avg_sq,
+            moments: Moments {
+                exp_avg: Source::F32(exp_avg),
+                exp_avg_sq: Source::F32(exp_avg_sq),
             },
             grad: Some(Source::F32(zeros())),
         }
@@ -321,18 +321,15 @@ mod tests {
             let copy = |buffer: &CpuBuffer<f32>| -> CpuBuffer<f32> {
                 Cpu.upload(&Cpu.download(buffer).unwrap()).unwrap()
             };
-            let Moments::F32 {
-                exp_avg,
-                exp_avg_sq,
-            } = &memory_of_mine.moments
-            else {
-                unreachable!("as memory() makes them")
-            };
+            let [exp_avg, exp_avg_sq] = memory_of_mine
+                .moments
+                .values()
+                .map(|moment| Source::F32(Cpu.upload(&moment.download(&Cpu).unwrap()).unwrap()));
             let moved: ParamMemory<Cpu> = ParamMemory {
                 master: copy(&memory_of_mine.master),
-                moments: Moments::F32 {
-                    exp_avg: copy(exp_avg),
-                    exp_avg_sq: copy(exp_avg_sq),
+                moments: Moments {
+                    exp_avg,
+                    exp_avg_sq,
                 },
                 grad: Some(Source::F32(zeros())),
             };

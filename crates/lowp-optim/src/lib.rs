@@ -103,6 +103,7 @@ mod records;
 mod report;
 mod schedule;
 mod state;
+mod state_dtypes;
 mod work;
 
 pub use adamw::AdamW;
@@ -116,3 +117,4 @@ pub use param::{ParamId, ParamSpec};
 pub use report::{GradNorm, PendingStep, StepReport};
 pub use schedule::{Decay, Schedule};
 pub use state::{ParamState, PendingState, PendingValues};
+pub use state_dtypes::{StateDtypes, StateDtypesError};

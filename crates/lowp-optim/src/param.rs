@@ -3,7 +3,7 @@
 use lowp_kernels::{AdamwJob, AmaxJob, Backend, FloatDtype, Moments, Source};
 use lowp_shard::{CastItem, CastRange, ScaleBook, ShardError};
 
-use crate::Group;
+use crate::{Group, StateDtypes};
 
 /// One parameter as this rank sees it.
 #[derive(Clone, Debug, PartialEq)]
@@ -17,8 +17,8 @@ pub struct ParamSpec {
     pub master: Vec<f32>,
     /// Gradient storage.
     pub grad: FloatDtype,
-    /// Moment storage.
-    pub moments: FloatDtype,
+    /// Storage of the moments.
+    pub state: StateDtypes,
 }
 
 impl ParamSpec {
@@ -29,7 +29,7 @@ impl ParamSpec {
             group,
             master,
             grad: FloatDtype::F32,
-            moments: FloatDtype::F32,
+            state: StateDtypes::default(),
         }
     }
 }
@@ -62,6 +62,15 @@ impl<B: Backend> Param<B> {
     /// Says that it has a gradient in this step.
     pub(crate) fn set_ready(&mut self) {
         (self.ready, self.left_out) = (true, false);
+    }
+
+    /// The dtypes of its moments.
+    pub(crate) fn state(&self) -> StateDtypes {
+        let [exp_avg, exp_avg_sq] = self.moments.values().map(Source::dtype);
+        StateDtypes {
+            exp_avg,
+            exp_avg_sq,
+        }
     }
 
     /// The first pass of a step.

@@ -1,6 +1,6 @@
 //! [`ParamState`]: what the optimizer keeps of a parameter between steps, in and out.
 
-use lowp_kernels::{Backend, Pending, Source, StepCounts};
+use lowp_kernels::{Backend, FloatDtype, Pending, Source, StepCounts};
 use lowp_shard::ScaleSlot;
 
 use crate::memory::check_length;
@@ -30,7 +30,7 @@ pub struct PendingState {
 pub struct PendingValues {
     bytes: Pending<u8>,
     len: usize,
-    is_bf16: bool,
+    dtype: FloatDtype,
 }
 
 impl PendingValues {
@@ -44,19 +44,17 @@ impl PendingValues {
         self.len == 0
     }
 
-    /// The values as little-endian bytes of f32. Waits for them.
+    /// What they are stored as.
+    pub fn dtype(&self) -> FloatDtype {
+        self.dtype
+    }
+
+    /// The values as they are stored, little endian. Waits for them.
     ///
     /// # Errors
     /// The backend failed.
     pub fn wait(self) -> Result<Vec<u8>, OptimError> {
-        let bytes = self.bytes.wait()?;
-        if !self.is_bf16 {
-            return Ok(bytes);
-        }
-        // The upper half of an f32.
-        let (values, _) = bytes.as_chunks::<2>();
-        let wide = values.iter().map(|&[low, high]| [0, 0, low, high]);
-        Ok(wide.flatten().collect())
+        Ok(self.bytes.wait()?)
     }
 }
 
@@ -70,20 +68,20 @@ impl<B: Backend> AdamW<B> {
         let param = &self.params[self.index(id)?];
         let start = |values: &Source<B>| -> Result<PendingValues, OptimError> {
             let len = values.len(stream);
-            let (bytes, is_bf16) = match values {
-                Source::F32(buffer) => (stream.start_read_bytes(buffer, 0..len)?, false),
-                Source::Bf16(buffer) => (stream.start_read_bytes(buffer, 0..len)?, true),
+            let bytes = match values {
+                Source::F32(buffer) => stream.start_read_bytes(buffer, 0..len)?,
+                Source::Bf16(buffer) => stream.start_read_bytes(buffer, 0..len)?,
             };
             Ok(PendingValues {
                 bytes,
                 len,
-                is_bf16,
+                dtype: values.dtype(),
             })
         };
         let [first, second] = param.moments.values();
         Ok(PendingState {
             master: start(&Source::F32(param.master.clone()))?,
-            moments: [start(&first)?, start(&second)?],
+            moments: [start(first)?, start(second)?],
         })
     }
 
@@ -130,7 +128,7 @@ impl<B: Backend> AdamW<B> {
                 value: second[index],
             });
         }
-        for (moment, values) in param.moments.values().iter().zip(moments) {
+        for (moment, values) in param.moments.values().into_iter().zip(moments) {
             moment.write(&self.backend, 0, values)?;
         }
         Ok(())
@@ -187,8 +185,8 @@ impl<B: Backend> AdamW<B> {
     /// Bytes of masters, moments and gradients of this rank.
     pub fn state_bytes(&self) -> usize {
         let each = |param: &Param<B>| {
-            let [moment, _] = param.moments.values();
-            param.len * (size_of::<f32>() + 2 * moment.dtype().bytes() + param.grad.dtype().bytes())
+            let grad = param.grad.dtype().bytes();
+            param.len * (size_of::<f32>() + param.state().moment_bytes() + grad)
         };
         self.params.iter().map(each).sum()
     }

@@ -4,7 +4,6 @@ use std::collections::VecDeque;
 use std::ops::Range;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use half::bf16;
 use lowp_comm::{Communicator, Mesh, or_abort};
 use lowp_format::Shape;
 use lowp_kernels::{Moments, StepCounts};
@@ -159,21 +158,9 @@ impl<B: Held> Of<B> {
         for param in params {
             let moments = [param.exp_avg, param.exp_avg_sq].map(Memory::from);
             let [exp_avg, exp_avg_sq] = moments;
-            let moments = match param.moments.as_str() {
-                "bfloat16" => Moments::Bf16 {
-                    exp_avg: backend.wrap::<bf16>(exp_avg)?,
-                    exp_avg_sq: backend.wrap::<bf16>(exp_avg_sq)?,
-                },
-                "float32" => Moments::F32 {
-                    exp_avg: backend.wrap::<f32>(exp_avg)?,
-                    exp_avg_sq: backend.wrap::<f32>(exp_avg_sq)?,
-                },
-                other => {
-                    return Err(Error::new(format!(
-                        "the moments of {} have the dtype {other}; give float32 or bfloat16",
-                        param.name
-                    )));
-                }
+            let moments = Moments {
+                exp_avg: backend.source(exp_avg, &param.moments)?,
+                exp_avg_sq: backend.source(exp_avg_sq, &param.moments)?,
             };
             let grad = param
                 .grad

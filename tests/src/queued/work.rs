@@ -174,25 +174,12 @@ fn decode(job: DecodeJob<Queued>) -> DecodeJob<Cpu> {
 }
 
 fn adamw(job: AdamwJob<Queued>) -> AdamwJob<Cpu> {
-    let moments = match job.moments {
-        Moments::F32 {
-            exp_avg,
-            exp_avg_sq,
-        } => Moments::F32 {
-            exp_avg,
-            exp_avg_sq,
-        },
-        Moments::Bf16 {
-            exp_avg,
-            exp_avg_sq,
-        } => Moments::Bf16 {
-            exp_avg,
-            exp_avg_sq,
-        },
-    };
     AdamwJob {
         master: job.master,
-        moments,
+        moments: Moments {
+            exp_avg: source(job.moments.exp_avg),
+            exp_avg_sq: source(job.moments.exp_avg_sq),
+        },
         grad: source(job.grad),
         group: job.group,
         mode: job.mode,

@@ -95,9 +95,9 @@ fn fused_delayed_fp8(golden: &Golden) {
     }));
     let job = AdamwJob {
         master: master.clone(),
-        moments: Moments::F32 {
-            exp_avg: exp_avg.clone(),
-            exp_avg_sq: exp_avg_sq.clone(),
+        moments: Moments {
+            exp_avg: Source::F32(exp_avg.clone()),
+            exp_avg_sq: Source::F32(exp_avg_sq.clone()),
         },
         grad: Source::F32(cpu.upload(&golden.f32("fp8.g")).unwrap()),
         group: 0,

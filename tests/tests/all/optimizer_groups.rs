@@ -10,7 +10,7 @@ use lowp_format::{
     tensor_scale,
 };
 use lowp_kernels::{AdamMode, Cpu};
-use lowp_optim::{FloatDtype, Group, OptimError, StepOptions, StepReport};
+use lowp_optim::{FloatDtype, Group, OptimError, StateDtypes, StepOptions, StepReport};
 use lowp_tests::adamw::{Factors, Naive};
 use lowp_tests::golden::first_difference;
 use lowp_tests::model::{Case, Rank, is_delayed, kernels, recipe_variants, tensor_slots};
@@ -154,7 +154,7 @@ impl Plan {
         let mut naive: Vec<Naive> = self
             .cases
             .iter()
-            .map(|case| Naive::new(case.values.clone(), case.moments))
+            .map(|case| Naive::new(case.values.clone(), case.state))
             .collect();
         // The first cast follows the values in every recipe.
         for entry in &mut entries {
@@ -298,16 +298,19 @@ fn case() -> impl Strategy<Value = Case> {
         shapes(),
         0usize..3,
         dtypes(),
-        dtypes(),
+        (dtypes(), dtypes()),
         family,
         any::<u64>(),
     )
-        .prop_map(|(recipe, shape, group, grad, moments, family, seed)| Case {
+        .prop_map(|(recipe, shape, group, grad, state, family, seed)| Case {
             recipe,
             shape,
             group,
             grad,
-            moments,
+            state: StateDtypes {
+                exp_avg: state.0,
+                exp_avg_sq: state.1,
+            },
             values: family.values(seed, shape.elements()),
         })
 }
@@ -374,7 +377,10 @@ fn every_variant_in_one_optimizer() {
             Case {
                 group: i % 2,
                 grad: dtypes[i / 2 % 2],
-                moments: dtypes[i / 4 % 2],
+                state: StateDtypes {
+                    exp_avg: dtypes[i / 4 % 2],
+                    exp_avg_sq: dtypes[i / 8 % 2],
+                },
                 ..Case::new(
                     recipe,
                     shape,

@@ -10,33 +10,30 @@ pub fn adamw_jobs<B: Fenced>(rig: &Rig<B>) {
     all::<B, AdamwJob<B>>(rig);
 }
 
-/// Moments of `len` values, in bf16 if `half`; squares are not negative.
+/// Moments of `len` values, in bf16 where `half` says so; squares are not negative.
 pub(super) fn moments<B: Fenced>(
     choices: &mut Choices<'_, B>,
     len: usize,
-    half: bool,
+    [half_avg, half_sq]: [bool; 2],
 ) -> Moments<B> {
     let seed = choices.word();
     let first = values(len, seed, false);
     let second: Vec<f32> = first.iter().rev().map(|x| x * x).collect();
-    if !half {
-        let exp_avg = choices.buffer(&first);
-        let exp_avg_sq = choices.buffer(&second);
-        return Moments::F32 {
-            exp_avg,
-            exp_avg_sq,
-        };
-    }
-    let [first, second] =
-        [first, second].map(|v| v.into_iter().map(bf16::from_f32).collect::<Vec<_>>());
-    Moments::Bf16 {
-        exp_avg: choices.buffer(&first),
-        exp_avg_sq: choices.buffer(&second),
+    let mut stored = |values: &[f32], half| match half {
+        true => {
+            let narrow: Vec<bf16> = values.iter().map(|&x| bf16::from_f32(x)).collect();
+            Source::Bf16(choices.buffer(&narrow))
+        }
+        false => Source::F32(choices.buffer(values)),
+    };
+    Moments {
+        exp_avg: stored(&first, half_avg),
+        exp_avg_sq: stored(&second, half_sq),
     }
 }
 
 fn any_moments<B: Fenced>(choices: &mut Choices<'_, B>, len: usize) -> Moments<B> {
-    let half = choices.coin();
+    let half = [choices.coin(), choices.coin()];
     moments(choices, len, half)
 }
 
@@ -196,40 +193,21 @@ impl<B: Fenced> Mutate<B> for AdamwJob<B> {
         let (group, scale) = (&scalars.adam[self.group], scalars.grad_scale);
         let mut master = rig.content::<f32>(&self.master);
         let grads = rig.widened(&self.grad);
-        let wide = |b: &B::Buffer<bf16>| -> Vec<f32> {
-            rig.content::<bf16>(b).iter().map(|x| x.to_f32()).collect()
-        };
-        let (mut m, mut v) = match &self.moments {
-            Moments::F32 {
-                exp_avg,
-                exp_avg_sq,
-            } => (rig.content::<f32>(exp_avg), rig.content::<f32>(exp_avg_sq)),
-            Moments::Bf16 {
-                exp_avg,
-                exp_avg_sq,
-            } => (wide(exp_avg), wide(exp_avg_sq)),
-        };
+        let [mut m, mut v] = self.moments.values().map(|moment| rig.widened(moment));
         for (i, g) in grads.iter().enumerate() {
             let state = [master[i], m[i], v[i]];
             [master[i], m[i], v[i]] = reference::adamw(state, g * scale, self.mode, group);
         }
-        let narrow = |x: &[f32]| x.iter().map(|&x| bf16::from_f32(x)).collect::<Vec<_>>();
-        let mut outputs = match &self.moments {
-            Moments::F32 {
-                exp_avg,
-                exp_avg_sq,
-            } => vec![
-                Output::Floats("exp_avg", exp_avg.clone(), m),
-                Output::Floats("exp_avg_sq", exp_avg_sq.clone(), v),
-            ],
-            Moments::Bf16 {
-                exp_avg,
-                exp_avg_sq,
-            } => vec![
-                Output::Halves(exp_avg.clone(), narrow(&m)),
-                Output::Halves(exp_avg_sq.clone(), narrow(&v)),
-            ],
+        let narrow = |x: &[f32]| x.iter().map(|&x| bf16::from_f32(x)).collect();
+        let output = |what, moment: &Source<B>, values: Vec<f32>| match moment {
+            Source::F32(buffer) => Output::Floats(what, buffer.clone(), values),
+            Source::Bf16(buffer) => Output::Halves(buffer.clone(), narrow(&values)),
         };
+        let [exp_avg, exp_avg_sq] = self.moments.values();
+        let mut outputs = vec![
+            output("exp_avg", exp_avg, m),
+            output("exp_avg_sq", exp_avg_sq, v),
+        ];
         if let Some(amax) = &self.amax {
             let mut entries = rig.content::<f32>(&amax.out);
             let rounded = master.iter().map(|&x| self.source_rounding.apply(x));

@@ -10,13 +10,17 @@ use lowp_kernels::{AdamMode, AdamwJob, StochasticKey};
 /// chunks, and anywhere.
 const SHAPES: [[usize; 2]; 5] = [[32, 64], [17, 32], [130, 96], [96, 128], [160, 192]];
 
-/// Dtypes of moments and gradient (true is bf16), and where buffers begin: first at whole chunks.
-const VARIANTS: [(bool, bool, usize); 5] = [
-    (false, false, 0),
-    (true, false, 0),
-    (false, true, 0),
-    (true, true, 0),
-    (false, false, 4),
+/// Dtypes of each moment and of the gradient (true is bf16), and where buffers begin: first at whole chunks.
+const VARIANTS: [([bool; 2], bool, usize); 9] = [
+    ([false, false], false, 0),
+    ([true, true], false, 0),
+    ([true, false], false, 0),
+    ([false, true], false, 0),
+    ([false, false], true, 0),
+    ([true, true], true, 0),
+    ([true, false], true, 0),
+    ([false, true], true, 0),
+    ([false, false], false, 4),
 ];
 
 /// Every recipe and every row of the table, whatever path its kernels take: masters, moments, amaxes and
@@ -31,7 +35,7 @@ pub fn updates_of_short_tiles<B: Fenced>(rig: &Rig<B>) {
             for (variant, (half_moments, half_grad, shift)) in VARIANTS.into_iter().enumerate() {
                 let mut choices = Choices::new(rig, (index * VARIANTS.len() + variant) as u64);
                 choices.shift = Some(shift);
-                let job = update(&mut choices, &case, shape, [half_moments, half_grad]);
+                let job = update(&mut choices, &case, shape, (half_moments, half_grad));
                 let what = format!("{rig:?}, {shape}, variant {variant}: {case:?}");
                 let plan = rig.plan(job.clone().work());
                 let plan = plan.unwrap_or_else(|error| panic!("{error}: {what}"));
@@ -46,7 +50,7 @@ fn update<B: Fenced>(
     choices: &mut Choices<'_, B>,
     case: &Case,
     shape: Shape,
-    [half_moments, half_grad]: [bool; 2],
+    (half_moments, half_grad): ([bool; 2], bool),
 ) -> AdamwJob<B> {
     let len = shape.elements();
     let master = choices.floats(len, false);

@@ -272,7 +272,7 @@ impl<B: Backend> Planner<'_, B> {
         self.source(index, "gradient", &job.grad, len)?;
         self.whole::<f32>(index, "master", &job.master, len, Mode::Write)?;
         for (what, moment) in ["exp_avg", "exp_avg_sq"].iter().zip(job.moments.values()) {
-            self.values(index, what, &moment, len, Mode::Write)?;
+            self.values(index, what, moment, len, Mode::Write)?;
         }
         if let Some(amax) = &job.amax {
             if let Some(entry) = amax.tensor {

@@ -9,7 +9,8 @@ use lowp_comm::{Communicator, LocalComm, Mesh, run_ranks};
 use lowp_format::{AnyRecipe, Philox, QuantizedTensor, Shape, Usage};
 use lowp_kernels::{Backend, Cpu, CpuBuffer};
 use lowp_optim::{
-    AdamW, AdamWBuilder, FloatDtype, Group, OptimError, ParamId, ParamSpec, StepOptions, StepReport,
+    AdamW, AdamWBuilder, FloatDtype, Group, OptimError, ParamId, ParamSpec, StateDtypes,
+    StepOptions, StepReport,
 };
 use lowp_shard::ShardError;
 
@@ -81,7 +82,10 @@ impl Rank {
             })?;
             let spec = |master| ParamSpec {
                 grad: dtype,
-                moments: dtype,
+                state: StateDtypes {
+                    exp_avg: dtype,
+                    exp_avg_sq: [dtype, FloatDtype::F32][param % 2],
+                },
                 ..ParamSpec::new(format!("{param}"), group, master)
             };
             ids.push(match &own {

@@ -4,15 +4,16 @@ use lowp_comm::LocalComm;
 use lowp_format::{AnyRecipe, RecipeOptions, Shape};
 use lowp_kernels::{Backend, Cpu};
 use lowp_optim::{
-    AdamW, AdamWBuilder, FloatDtype, Group, OptimError, ParamId, ParamSpec, StepOptions,
+    AdamW, AdamWBuilder, FloatDtype, Group, OptimError, ParamId, ParamSpec, StateDtypes,
+    StepOptions,
 };
 use lowp_shard::{ShardSpec, ShardedTensor};
 
 const SHAPE: Shape = Shape::new(32, 32);
 
-/// One parameter, with moments of `dtype`, which begins with `master`.
+/// One parameter, with moments of the dtypes of `state`, which begins with `master`.
 fn optimizer(
-    dtype: FloatDtype,
+    state: StateDtypes,
     master: Vec<f32>,
 ) -> Result<(AdamW<Cpu>, ParamId, ShardedTensor<Cpu>), OptimError> {
     let mut builder = AdamWBuilder::new(LocalComm::solo(&Cpu)).on(&Cpu);
@@ -20,7 +21,7 @@ fn optimizer(
     let recipe = AnyRecipe::from_name("mxfp8", &RecipeOptions::default())?;
     let shard = ShardedTensor::new(&Cpu, recipe, ShardSpec::new(&recipe, SHAPE, 1, 0)?)?;
     let spec = ParamSpec {
-        moments: dtype,
+        state,
         ..ParamSpec::new("w", group, master)
     };
     let id = builder.param(shard.local(), spec)?;
@@ -45,14 +46,49 @@ fn bytes(shard: &ShardedTensor<Cpu>) -> Vec<Vec<u8>> {
     buffers.map(read).collect()
 }
 
+fn every_state() -> impl Iterator<Item = StateDtypes> {
+    let dtypes = [FloatDtype::F32, FloatDtype::Bf16];
+    dtypes.into_iter().flat_map(move |exp_avg| {
+        dtypes.map(|exp_avg_sq| StateDtypes {
+            exp_avg,
+            exp_avg_sq,
+        })
+    })
+}
+
+/// Bytes of master, gradient and moments are those of the dtypes; a state of another dtype is rounded to nearest even, moment by moment.
+#[test]
+fn a_state_is_rounded_to_the_dtypes_of_another() -> Result<(), OptimError> {
+    let (mut from, id, _) = optimizer(StateDtypes::default(), values(0))?;
+    (1..=2).try_for_each(|seed| step(&mut from, id, seed))?;
+    let state = from.state(id)?;
+    for dtypes in every_state() {
+        let (mut to, to_id, _) = optimizer(dtypes, values(0))?;
+        let bytes = 2 * size_of::<f32>() + dtypes.moment_bytes();
+        assert_eq!(to.state_bytes(), SHAPE.elements() * bytes);
+        to.set_state(to_id, &state)?;
+        let found = to.state(to_id)?;
+        assert_eq!(found.master, state.master);
+        for (at, dtype) in dtypes.moments().into_iter().enumerate() {
+            let rounded = |&x: &f32| match dtype {
+                FloatDtype::F32 => x,
+                FloatDtype::Bf16 => half::bf16::from_f32(x).to_f32(),
+            };
+            let expected: Vec<f32> = state.moments[at].iter().map(rounded).collect();
+            assert_eq!(found.moments[at], expected, "{dtypes}");
+        }
+    }
+    Ok(())
+}
+
 #[test]
 fn a_state_goes_on_as_it_would_have() -> Result<(), OptimError> {
-    for dtype in [FloatDtype::F32, FloatDtype::Bf16] {
-        let (mut whole, id, shard) = optimizer(dtype, values(0))?;
+    for dtypes in every_state() {
+        let (mut whole, id, shard) = optimizer(dtypes, values(0))?;
         (1..=2).try_for_each(|seed| step(&mut whole, id, seed))?;
         let (state, counts) = (whole.state(id)?, whole.counts()?);
         // Another beginning, which the state replaces.
-        let (mut other, other_id, other_shard) = optimizer(dtype, values(9))?;
+        let (mut other, other_id, other_shard) = optimizer(dtypes, values(9))?;
         other.set_state(other_id, &state)?;
         other.set_counts(counts)?;
         other.calibrate()?;
@@ -68,7 +104,7 @@ fn a_state_goes_on_as_it_would_have() -> Result<(), OptimError> {
 
 #[test]
 fn states_that_do_not_fit_are_told_and_replace_nothing() -> Result<(), OptimError> {
-    let (mut adamw, id, _) = optimizer(FloatDtype::F32, values(0))?;
+    let (mut adamw, id, _) = optimizer(StateDtypes::default(), values(0))?;
     step(&mut adamw, id, 1)?;
     let state = adamw.state(id)?;
     let mut wrong = vec![state.clone(); 6];
@@ -95,7 +131,7 @@ fn states_that_do_not_fit_are_told_and_replace_nothing() -> Result<(), OptimErro
         );
         assert_eq!(adamw.state(id)?, state);
     }
-    let (other, foreign, _) = optimizer(FloatDtype::F32, values(0))?;
+    let (other, foreign, _) = optimizer(StateDtypes::default(), values(0))?;
     assert!(other.state(id).is_err() && adamw.set_state(foreign, &state).is_err());
     Ok(())
 }

@@ -210,12 +210,13 @@ struct Adamw {
   uint64_t len;
   uint32_t group;
   // F32 or BF16.
-  uint8_t moments_code;
+  uint8_t exp_avg_code;
+  // F32 or BF16.
+  uint8_t exp_avg_sq_code;
   // F32 or BF16.
   uint8_t grad_code;
   // AdamMode::L2.
   uint8_t l2;
-  uint8_t reserved;
   Encode encode;
 };
 static_assert(sizeof(Adamw) == 512);

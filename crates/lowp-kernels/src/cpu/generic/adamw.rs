@@ -16,7 +16,7 @@ use crate::cpu::access::AllViews;
 use crate::cpu::layout::Layout;
 use crate::lanes::{Isa, Kernel};
 use crate::lanes::{LANES, Lanes, Line};
-use crate::{AdamMode, AdamScalars, AdamwAmax, AdamwJob, KernelError, Moments};
+use crate::{AdamMode, AdamScalars, AdamwAmax, AdamwJob, KernelError, Moments, Source};
 
 /// Elements of one task of an update without encode.
 const TASK: usize = 64 * 1024;
@@ -54,17 +54,17 @@ impl Stored for bf16 {
 }
 
 /// The update of consecutive elements.
-struct Update<'a, M, G> {
+struct Update<'a, M, V, G> {
     scalars: AdamScalars,
     grad_scale: f32,
     mode: AdamMode,
     master: &'a mut [f32],
     exp_avg: &'a mut [M],
-    exp_avg_sq: &'a mut [M],
+    exp_avg_sq: &'a mut [V],
     grad: &'a [G],
 }
 
-impl<M: Stored, G: Stored> Kernel for Update<'_, M, G> {
+impl<M: Stored, V: Stored, G: Stored> Kernel for Update<'_, M, V, G> {
     /// The amax of the new master.
     type Out = f32;
     #[inline(always)]
@@ -76,7 +76,7 @@ impl<M: Stored, G: Stored> Kernel for Update<'_, M, G> {
     }
 }
 
-impl<M: Stored, G: Stored> Update<'_, M, G> {
+impl<M: Stored, V: Stored, G: Stored> Update<'_, M, V, G> {
     #[inline(always)]
     fn all<const L2: bool, L: Lanes>(self, lanes: L) -> f32 {
         let mut amax = lanes.splat(0.0);
@@ -86,18 +86,18 @@ impl<M: Stored, G: Stored> Update<'_, M, G> {
         let (vs, v) = self.exp_avg_sq.as_chunks_mut::<LANES>();
         let (gs, g) = self.grad.as_chunks::<LANES>();
         for (((master, m), v), g) in masters.iter_mut().zip(ms).zip(vs).zip(gs) {
-            amax = lanes.raise(amax, step.line::<L2, M, G>(master, m, v, g));
+            amax = lanes.raise(amax, step.line::<L2, M, V, G>(master, m, v, g));
         }
         if !master.is_empty() {
             // The tail is a line of which only the beginning counts.
-            let mut lines = ([0.0; LANES], [M::default(); LANES], [M::default(); LANES]);
+            let mut lines = ([0.0; LANES], [M::default(); LANES], [V::default(); LANES]);
             let mut grad = [G::default(); LANES];
             let count = master.len();
             lines.0[..count].copy_from_slice(master);
             lines.1[..count].copy_from_slice(m);
             lines.2[..count].copy_from_slice(v);
             grad[..count].copy_from_slice(g);
-            step.line::<L2, M, G>(&mut lines.0, &mut lines.1, &mut lines.2, &grad);
+            step.line::<L2, M, V, G>(&mut lines.0, &mut lines.1, &mut lines.2, &grad);
             // Elements after the tail may be anything.
             lines.0[count..].fill(0.0);
             amax = lanes.raise(amax, lanes.load(&lines.0));
@@ -145,11 +145,11 @@ impl<L: Lanes> Step<L> {
 
     /// Updates one line; returns the new master.
     #[inline(always)]
-    fn line<const L2: bool, M: Stored, G: Stored>(
+    fn line<const L2: bool, M: Stored, V: Stored, G: Stored>(
         &self,
         master: &mut Line,
         exp_avg: &mut [M; LANES],
-        exp_avg_sq: &mut [M; LANES],
+        exp_avg_sq: &mut [V; LANES],
         grad: &[G; LANES],
     ) -> L::F {
         let l = self.lanes;
@@ -161,7 +161,7 @@ impl<L: Lanes> Step<L> {
         }
         let m = l.mul_add(self.beta1, M::load(l, exp_avg), l.mul(self.rest1, g));
         let square = l.mul(l.mul(self.rest2, g), g);
-        let v = l.mul_add(self.beta2, M::load(l, exp_avg_sq), square);
+        let v = l.mul_add(self.beta2, V::load(l, exp_avg_sq), square);
         let d = l.add(l.sqrt(l.div(v, self.correction2)), self.eps);
         let mut u = l.div(l.div(m, self.correction1), d);
         if !L2 {
@@ -170,28 +170,35 @@ impl<L: Lanes> Step<L> {
         let p = l.mul_add(self.minus_lr, u, p);
         l.store(p, master);
         M::store(l, m, exp_avg);
-        M::store(l, v, exp_avg_sq);
+        V::store(l, v, exp_avg_sq);
         p
     }
 }
 
-/// Both moments of a range.
-enum MomentsMut<'v> {
-    F32(&'v mut [f32], &'v mut [f32]),
-    Bf16(&'v mut [bf16], &'v mut [bf16]),
+/// A moment of a range.
+enum ValuesMut<'v> {
+    F32(&'v mut [f32]),
+    Bf16(&'v mut [bf16]),
 }
 
-impl<'v> MomentsMut<'v> {
+impl<'v> ValuesMut<'v> {
+    fn take(moment: &Source<Cpu>, views: &mut AllViews<'v>) -> Result<Self, KernelError> {
+        Ok(match moment {
+            Source::F32(buffer) => Self::F32(views.floats.take(buffer)?),
+            Source::Bf16(buffer) => Self::Bf16(views.halves.take(buffer)?),
+        })
+    }
+
     /// Cuts off the first `len` entries.
-    fn split_off(&mut self, len: usize) -> MomentsMut<'v> {
+    fn split_off(&mut self, len: usize) -> Self {
         fn cut<'v, T>(slice: &mut &'v mut [T], len: usize) -> &'v mut [T] {
             let (head, tail) = std::mem::take(slice).split_at_mut(len);
             *slice = tail;
             head
         }
         match self {
-            MomentsMut::F32(m, v) => MomentsMut::F32(cut(m, len), cut(v, len)),
-            MomentsMut::Bf16(m, v) => MomentsMut::Bf16(cut(m, len), cut(v, len)),
+            Self::F32(values) => Self::F32(cut(values, len)),
+            Self::Bf16(values) => Self::Bf16(cut(values, len)),
         }
     }
 }
@@ -204,7 +211,7 @@ struct Part<'v> {
     mode: AdamMode,
     rounding: SourceRounding,
     master: &'v mut [f32],
-    moments: MomentsMut<'v>,
+    moments: [ValuesMut<'v>; 2],
     grad: Values<'v>,
     /// Row length; the whole length where there are no rows.
     stride: usize,
@@ -225,28 +232,28 @@ impl Part<'_> {
             ..
         } = *self;
         let master = &mut self.master[range.clone()];
-        macro_rules! update {
-            ($exp_avg:expr, $exp_avg_sq:expr, $grad:expr) => {{
-                let exp_avg = &mut $exp_avg[range.clone()];
-                let exp_avg_sq = &mut $exp_avg_sq[range.clone()];
-                let grad = &$grad[range];
-                isa.run(Update {
-                    scalars,
-                    grad_scale,
-                    mode,
-                    master,
-                    exp_avg,
-                    exp_avg_sq,
-                    grad,
-                })
-            }};
+        let [exp_avg, exp_avg_sq] = &mut self.moments;
+        let grad = self.grad.slice(range.clone());
+        // One loop for each choice of dtypes.
+        macro_rules! of_dtype {
+            ($values:ident: $kind:ident, $($then:tt)*) => {
+                match $values {
+                    $kind::F32($values) => $($then)*,
+                    $kind::Bf16($values) => $($then)*,
+                }
+            };
         }
-        let amax = match (&mut self.moments, self.grad) {
-            (MomentsMut::F32(m, v), Values::F32(g)) => update!(m, v, g),
-            (MomentsMut::F32(m, v), Values::Bf16(g)) => update!(m, v, g),
-            (MomentsMut::Bf16(m, v), Values::F32(g)) => update!(m, v, g),
-            (MomentsMut::Bf16(m, v), Values::Bf16(g)) => update!(m, v, g),
-        };
+        let amax = of_dtype!(exp_avg: ValuesMut, of_dtype!(exp_avg_sq: ValuesMut, of_dtype!(grad: Values, {
+            isa.run(Update {
+                scalars,
+                grad_scale,
+                mode,
+                master,
+                exp_avg: &mut exp_avg[range.clone()],
+                exp_avg_sq: &mut exp_avg_sq[range],
+                grad,
+            })
+        })));
         self.amax = self.amax.max(round_bits(amax.to_bits(), self.rounding));
     }
 }
@@ -298,16 +305,14 @@ fn tasks<'v>(
     views: &mut AllViews<'v>,
 ) -> Result<Vec<Task<'v>>, KernelError> {
     let mut master = views.floats.take(&job.master)?;
-    let mut moments = match &job.moments {
-        Moments::F32 {
-            exp_avg,
-            exp_avg_sq,
-        } => MomentsMut::F32(views.floats.take(exp_avg)?, views.floats.take(exp_avg_sq)?),
-        Moments::Bf16 {
-            exp_avg,
-            exp_avg_sq,
-        } => MomentsMut::Bf16(views.halves.take(exp_avg)?, views.halves.take(exp_avg_sq)?),
-    };
+    let Moments {
+        exp_avg,
+        exp_avg_sq,
+    } = &job.moments;
+    let mut moments = [
+        ValuesMut::take(exp_avg, views)?,
+        ValuesMut::take(exp_avg_sq, views)?,
+    ];
     let grad = source(&job.grad, views)?;
     let mut done = 0;
     let mut part = |len: usize, stride: usize| {
@@ -321,7 +326,7 @@ fn tasks<'v>(
             mode: job.mode,
             rounding: job.source_rounding,
             master: head,
-            moments: moments.split_off(len),
+            moments: moments.each_mut().map(|moment| moment.split_off(len)),
             grad: grad.slice(done - len..done),
             stride,
             amax: 0,

@@ -17,8 +17,8 @@ const OTHER: Kernel = Kernel::new("lowp_adamw_other");
 
 pub(crate) fn job(backend: &Cuda, job: &AdamwJob<Cuda>) -> Result<Adamw, KernelError> {
     let (grad, grad_code, len) = source(&job.grad);
-    let [(exp_avg, moments_code, _), (exp_avg_sq, ..)] =
-        job.moments.values().each_ref().map(source);
+    let [(exp_avg, exp_avg_code, _), (exp_avg_sq, exp_avg_sq_code, _)] =
+        job.moments.values().map(source);
     // The shape of amaxes was checked where lines have some.
     let amax = job.amax.as_ref();
     let lined = amax.filter(|amax| amax.blocks().next().is_some());
@@ -49,10 +49,10 @@ pub(crate) fn job(backend: &Cuda, job: &AdamwJob<Cuda>) -> Result<Adamw, KernelE
         lines: Orientation::ALL.map(|orientation| line(orientation).unwrap_or(0)),
         len,
         group: u32::try_from(job.group).unwrap_or(u32::MAX),
-        moments_code,
+        exp_avg_code,
+        exp_avg_sq_code,
         grad_code,
         l2: u8::from(job.mode == AdamMode::L2),
-        reserved: 0,
         encode,
     })
 }
@@ -97,11 +97,10 @@ impl Job for Adamw {
         let chunk = |code: u8| bits(code) / 2;
         let flat = self.encode.passes == 0 && self.lines == [0; 2];
         let cols = if flat { FLAT_COLS } else { self.encode.cols };
-        let moments = chunk(self.moments_code);
         let source = cols.is_multiple_of(4)
             && aligned(self.master, 0, 16)
-            && aligned(self.exp_avg, 0, moments)
-            && aligned(self.exp_avg_sq, 0, moments)
+            && aligned(self.exp_avg, 0, chunk(self.exp_avg_code))
+            && aligned(self.exp_avg_sq, 0, chunk(self.exp_avg_sq_code))
             && aligned(self.grad, 0, chunk(self.grad_code));
         self.encode.source = self.master;
         self.encode.source_code = code::F32;

@@ -205,12 +205,13 @@ structs! {
         len: u64,
         group: u32,
         /// F32 or BF16.
-        moments_code: u8,
+        exp_avg_code: u8,
+        /// F32 or BF16.
+        exp_avg_sq_code: u8,
         /// F32 or BF16.
         grad_code: u8,
         /// AdamMode::L2.
         l2: u8,
-        reserved: u8,
         encode: Encode,
     }
 
