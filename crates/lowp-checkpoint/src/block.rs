@@ -24,6 +24,23 @@ impl Dtype {
             Dtype::U8 => 1,
         }
     }
+
+    /// The values of entries, as f32.
+    pub fn widened(self, bytes: &[u8]) -> Vec<f32> {
+        match self {
+            Dtype::F32 => {
+                let (words, _) = bytes.as_chunks();
+                words.iter().map(|&word| f32::from_le_bytes(word)).collect()
+            }
+            Dtype::Bf16 => {
+                // The upper half of an f32.
+                let (halves, _) = bytes.as_chunks();
+                let wide = |&half| f32::from_bits(u32::from(u16::from_le_bytes(half)) << 16);
+                halves.iter().map(wide).collect()
+            }
+            Dtype::U8 => bytes.iter().map(|&byte| f32::from(byte)).collect(),
+        }
+    }
 }
 
 /// Rows and columns of a tensor of two axes.

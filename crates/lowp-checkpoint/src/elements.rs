@@ -5,7 +5,7 @@ use std::ops::Range;
 use crate::{Block, Checkpoint, CheckpointError};
 
 impl Checkpoint {
-    /// `elements` of the flattened f32 matrix `name` of these rows and columns, which was saved as it is, or flattened as one row.
+    /// `elements` of the flattened matrix `name`, of f32 or of bf16 that is widened, of these rows and columns, which was saved as it is, or flattened as one row.
     ///
     /// # Errors
     /// As [`Checkpoint::read`].

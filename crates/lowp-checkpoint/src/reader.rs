@@ -336,7 +336,17 @@ impl Checkpoint {
         Ok(out)
     }
 
-    /// [`Checkpoint::read`] of f32 entries.
+    /// bf16 of a tensor that is, else f32.
+    pub fn float_dtype(&self, name: &str) -> Dtype {
+        match self.info(name) {
+            Some(TensorInfo {
+                dtype: Dtype::Bf16, ..
+            }) => Dtype::Bf16,
+            _ => Dtype::F32,
+        }
+    }
+
+    /// [`Checkpoint::read`] of f32 entries, or of bf16 ones, which are widened.
     ///
     /// # Errors
     /// As [`Checkpoint::read`].
@@ -346,9 +356,8 @@ impl Checkpoint {
         shape: [usize; 2],
         block: Block,
     ) -> Result<Vec<f32>, CheckpointError> {
-        let bytes = self.read(name, Dtype::F32, shape, block)?;
-        let (words, _) = bytes.as_chunks::<4>();
-        Ok(words.iter().map(|&word| f32::from_le_bytes(word)).collect())
+        let dtype = self.float_dtype(name);
+        Ok(dtype.widened(&self.read(name, dtype, shape, block)?))
     }
 
     /// Reads every piece and compares its checksums.

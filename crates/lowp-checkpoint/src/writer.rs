@@ -33,6 +33,7 @@ pub fn rank_of_file(metadata: &HashMap<String, String>) -> Option<&str> {
 pub(crate) fn stored(dtype: Dtype) -> Stored {
     match dtype {
         Dtype::F32 => Stored::F32,
+        Dtype::Bf16 => Stored::BF16,
         Dtype::U8 => Stored::U8,
     }
 }

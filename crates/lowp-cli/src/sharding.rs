@@ -5,6 +5,7 @@ use clap::builder::PossibleValuesParser;
 use lowp_comm::{GradWire, Mesh};
 use lowp_format::ReshardAfterForward;
 use lowp_fsdp::Sharding;
+use lowp_optim::StateDtypes;
 use lowp_transformer::CudnnPasses;
 
 /// A [`Sharding`] by name.
@@ -46,6 +47,10 @@ pub(crate) struct ShardingArgs {
     /// Dtype in which gradients are sent; sums are accumulated in fp32 in both cases
     #[arg(long, value_name = "CODE", default_value = "f32", value_parser = PossibleValuesParser::new(["f32", "bf16"]))]
     pub(crate) grad_wire: String,
+
+    /// Dtypes of the optimizer's moments, f32 or bf16: exp_avg=bf16, exp_avg_sq=bf16, or both with a comma between [default: f32]
+    #[arg(long, value_name = "DTYPES")]
+    pub(crate) optimizer_state: Option<StateDtypes>,
 
     /// Number of micro-batches that a step is split into; their gradients are added
     #[arg(long, value_name = "N", default_value_t = 1)]

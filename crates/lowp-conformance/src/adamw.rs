@@ -97,16 +97,17 @@ fn known_answers() {
     }
 }
 
-/// Every dtype of each moment and of the gradient (true is bf16), with a mode.
+/// Every dtype of each moment and of the gradient (true is bf16), with a mode. The first four have
+/// every pair of dtypes.
 const VARIANTS: [([bool; 2], bool, AdamMode); 8] = [
     ([false, false], false, AdamMode::AdamW),
     ([true, true], false, AdamMode::L2),
-    ([true, false], false, AdamMode::AdamW),
-    ([false, true], false, AdamMode::L2),
-    ([false, false], true, AdamMode::AdamW),
-    ([true, true], true, AdamMode::L2),
-    ([true, false], true, AdamMode::L2),
-    ([false, true], true, AdamMode::AdamW),
+    ([true, false], true, AdamMode::AdamW),
+    ([false, true], true, AdamMode::L2),
+    ([true, false], false, AdamMode::L2),
+    ([false, true], false, AdamMode::AdamW),
+    ([false, false], true, AdamMode::L2),
+    ([true, true], true, AdamMode::AdamW),
 ];
 
 pub fn updates_equal_the_reference<B: Backend>(rig: &Rig<B>) {
@@ -136,7 +137,7 @@ pub fn updates_equal_the_reference<B: Backend>(rig: &Rig<B>) {
 
 pub fn a_thousand_steps_equal_the_reference<B: Backend>(rig: &Rig<B>) {
     let len = 1031;
-    for (half_moments, half_grad, mode) in VARIANTS {
+    for &(half_moments, half_grad, mode) in &VARIANTS[..4] {
         let job = AdamwJob {
             mode,
             ..job(rig, len, half_moments, half_grad, 41)

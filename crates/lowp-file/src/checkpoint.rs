@@ -81,6 +81,7 @@ pub fn inspect(path: &Path) -> Result<Report> {
                 name: tensor.name.to_owned(),
                 dtype: match tensor.dtype {
                     Dtype::F32 => "F32",
+                    Dtype::Bf16 => "BF16",
                     Dtype::U8 => "U8",
                 },
                 shape: tensor.shape,

@@ -193,7 +193,11 @@ impl<B: Backend> Builder<'_, B> {
                 tiles: cuts.tiles,
             };
             let init = |elements| -> Result<ParamSpec, OptimError> {
-                Ok(ParamSpec::new(&spec.name, decay, values(&begun, elements)?))
+                let master = values(&begun, elements)?;
+                Ok(ParamSpec {
+                    state: options.state,
+                    ..ParamSpec::new(&spec.name, decay, master)
+                })
             };
             let failed = |source| ModelError::Param {
                 name: spec.name.clone(),
@@ -254,7 +258,10 @@ impl<B: Backend> Builder<'_, B> {
             let (tensor, id) = self
                 .param(param, &cuts, &mut adamw, |s| {
                     let init = values(&begun, s.elements())?;
-                    Ok(ParamSpec::new(&spec.name, group, init))
+                    Ok(ParamSpec {
+                        state: options.state,
+                        ..ParamSpec::new(&spec.name, group, init)
+                    })
                 })
                 .map_err(|source| ModelError::Param {
                     name: spec.name.clone(),
@@ -336,6 +343,7 @@ impl<B: Backend> Builder<'_, B> {
             var_ids,
             sent_before,
             recast: 0,
+            rounded: 0,
             saving: None,
         })
     }

@@ -9,7 +9,7 @@ use lowp_checkpoint::{Block, Checkpoint, Dtype, Late, Piece};
 use lowp_comm::{CommError, MeshComm, or_abort};
 use lowp_format::{Recipe, ShardTiles};
 use lowp_kernels::{Backend, StepCounts};
-use lowp_optim::OptimError;
+use lowp_optim::{FloatDtype, OptimError, StateDtypes};
 use lowp_shard::{DelayedState, ScaleBook, ScaleSlot, ShardError};
 use serde_json::{Value, json};
 
@@ -23,7 +23,7 @@ use crate::tile_pieces::{TileLayout, read_values};
 /// The tensor of the numbers of steps.
 const COUNTS: &str = "optimizer.counts";
 /// The tensors of a parameter's state.
-const STATE: [&str; 3] = ["master", "exp_avg", "exp_avg_sq"];
+const STATE: [&str; 3] = StateDtypes::NAMES;
 
 impl<B: Backend, R: Recipe> ShardedModel<B, R> {
     /// This rank's pieces of all that training needs to go on: masters, moments, counts of steps, weights as they are stored, and the
@@ -107,14 +107,15 @@ impl<B: Backend, R: Recipe> ShardedModel<B, R> {
         let state = self.adamw.start_state(id, stream)?;
         let [first, second] = state.moments;
         for (what, values) in STATE.iter().zip([state.master, first, second]) {
-            let bytes = values.len() * size_of::<f32>();
+            let bytes = values.len() * values.dtype().bytes();
+            let dtype = dtype_of(values.dtype());
             let to = match *what == STATE[0] {
                 true => &mut *masters,
                 false => &mut *moments,
             };
             to.push(Piece {
                 name: format!("{name}.{what}"),
-                dtype: Dtype::F32,
+                dtype,
                 full: [1, len],
                 block: Block::of_row(start, values.len()),
                 bytes: Late::new(bytes, || values.wait().map_err(|e| e.to_string())),
@@ -136,8 +137,8 @@ impl<B: Backend, R: Recipe> ShardedModel<B, R> {
         let each = tiles.tile().elements();
         for (what, values) in STATE.iter().zip([state.master, first, second]) {
             let owned = elements.start / each..elements.end / each;
+            let layout = TileLayout::of_elements(tiles, dtype_of(values.dtype()));
             let arrive = move || values.wait().map_err(|e| e.to_string());
-            let layout = TileLayout::of_elements(tiles);
             let pieces = layout.pieces(&format!("{name}.{what}"), tiles, owned, arrive);
             match *what == STATE[0] {
                 true => masters.extend(pieces),
@@ -230,6 +231,15 @@ impl<B: Backend, R: Recipe> ShardedModel<B, R> {
             self.adamw
                 .set_moments(*id, &[read(first)?, read(second)?])?;
         }
+        let vars = self.vars.elements().map(|(name, ..)| name);
+        let names: Vec<&str> = self.names.iter().map(String::as_str).chain(vars).collect();
+        for (what, dtype) in self.options.state.parts() {
+            let wider = |name: &&&str| {
+                let saved = checkpoint.info(&format!("{name}.{what}"));
+                saved.is_some_and(|saved| saved.dtype.bytes() > dtype.bytes())
+            };
+            self.rounded += names.iter().filter(wider).count();
+        }
         let counts = checkpoint.read(COUNTS, Dtype::U8, [1, 16], Block::whole([1, 16]))?;
         let counts: [u8; 16] = counts.try_into().unwrap_or_default();
         self.adamw.set_counts(StepCounts::from_bytes(&counts))?;
@@ -256,6 +266,11 @@ impl<B: Backend, R: Recipe> ShardedModel<B, R> {
         self.recast
     }
 
+    /// Number of moments that were rounded, because the checkpoint has them in a wider dtype.
+    pub fn rounded(&self) -> usize {
+        self.rounded
+    }
+
     /// The delayed scales by name.
     fn delayed_scales(&self) -> Result<Vec<(String, ScaleSlot)>, ModelError> {
         let mut found = Vec::new();
@@ -272,6 +287,14 @@ impl<B: Backend, R: Recipe> ShardedModel<B, R> {
             }
         }
         Ok(found)
+    }
+}
+
+/// What values of an optimizer are in a checkpoint: as they are.
+fn dtype_of(dtype: FloatDtype) -> Dtype {
+    match dtype {
+        FloatDtype::F32 => Dtype::F32,
+        FloatDtype::Bf16 => Dtype::Bf16,
     }
 }
 

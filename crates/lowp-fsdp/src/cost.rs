@@ -29,7 +29,7 @@ mod weight;
 mod weights;
 
 pub use bandwidth::{Bandwidth, Rate};
-pub use config::{CostConfig, CostError, MAX_MICRO_BATCHES, MAX_RANKS, PARAMETER_STATE};
+pub use config::{CostConfig, CostError, MAX_MICRO_BATCHES, MAX_RANKS, parameter_state};
 pub use links::{LinkBytes, MovedBytes};
 pub use memory::RankMemory;
 pub use shapes::{LayerShape, ModelShapes, VarShape};
@@ -38,6 +38,7 @@ pub use traffic::{CollectiveCost, StepTraffic};
 
 use lowp_format::{Recipe, block_cuts};
 
+use lowp_optim::StateDtypes;
 use vars::Vars;
 use weight::WeightCost;
 use weights::Weights;
@@ -61,6 +62,8 @@ pub struct Costs {
     pub var_gather_bytes: u128,
     /// On devices, where gradients arrive that are added there, those in bf16 and of micro-batches after the first, and sums that go on to other ranks.
     pub staging: u128,
+    /// The dtypes of the moments.
+    pub state: StateDtypes,
     /// The collectives of a step.
     pub step: StepTraffic,
 }
@@ -103,13 +106,21 @@ impl Costs {
             resident: all(|cost| &cost.stored),
             masters: 4 * all(|cost| &cost.elements),
             scales: weights.sum(|cost| u128::from(cost.scales[memory.rank])),
-            spread: RankSpread::new(&weights, config.mesh.shard),
+            spread: RankSpread::new(&weights, config),
             var_gather_bytes: vars.all().sum(|cost| u128::from(cost.stored[memory.rank]))
                 + vars.staying_gathered(),
             staging: memory::staging(model, (&weights, &vars), config),
+            state: config.state,
             memory,
             step,
         })
+    }
+
+    /// Bytes of masters, moments, codes and scales that a replica has of a parameter of the linear layers.
+    pub fn state_per_parameter(&self) -> f64 {
+        let parameters = (self.masters / 4).max(1);
+        let moments = parameters * self.state.moment_bytes() as u128;
+        (self.masters + moments + self.resident) as f64 / parameters as f64
     }
 
     /// What the rank that holds most has on a device, beside what runs the layers.

@@ -10,7 +10,7 @@ use std::time::Duration;
 use lowp_comm::{GatherItem, MeshComm, or_abort, ordered};
 use lowp_format::{Phase, Recipe, ReshardAfterForward};
 use lowp_kernels::{Backend, Source};
-use lowp_optim::{AdamW, Group, ParamId, PendingStep, StepOptions, StepReport};
+use lowp_optim::{AdamW, Group, ParamId, PendingStep, StateDtypes, StepOptions, StepReport};
 use lowp_shard::{Divergence, FlatGather, GradBucketOptions, Reduction, ScaleBook, ScaleSlot};
 
 use crate::error::ModelError;
@@ -45,6 +45,8 @@ pub struct ModelOptions {
     pub seed: u64,
     /// Hyperparameters; weight decay applies to matrices only.
     pub group: Group,
+    /// The dtypes of the moments of all parameters.
+    pub state: StateDtypes,
     /// Where the full values of variables are.
     pub vars: VarPlace,
 }
@@ -122,6 +124,7 @@ pub struct ShardedModel<B: Backend, R: Recipe> {
     pub(crate) sent_before: u64,
     /// Linear weights that a checkpoint had in other formats.
     pub(crate) recast: usize,
+    pub(crate) rounded: usize,
     /// Once something was saved.
     pub(crate) saving: Option<Saving<B>>,
 }

@@ -24,13 +24,13 @@ type Arrived =
 
 impl TileLayout {
     /// Of values of elements.
-    pub(crate) fn of_elements(tiles: &ShardTiles) -> Self {
+    pub(crate) fn of_elements(tiles: &ShardTiles, dtype: Dtype) -> Self {
         let sides = |shape: Shape| [shape.rows, shape.cols];
         Self {
             full: sides(tiles.full()),
             tile: sides(tiles.tile()),
             bands: 0,
-            dtype: Dtype::F32,
+            dtype,
         }
     }
 
@@ -142,7 +142,8 @@ impl TileLayout {
     }
 }
 
-/// `elements` of the flattened tall matrix of `tiles`, of the f32 matrix `name`, which was saved as it is or flattened as one row.
+/// `elements` of the flattened tall matrix of `tiles`, of the matrix `name` of f32 or bf16, which was saved as it is or flattened
+/// as one row.
 pub(crate) fn read_values(
     checkpoint: &Checkpoint,
     name: &str,
@@ -161,7 +162,7 @@ pub(crate) fn read_values(
     }
     let each = tiles.tile().elements();
     let owned = elements.start / each..elements.end / each;
-    let bytes = TileLayout::of_elements(tiles).read(name, tiles, owned, checkpoint)?;
-    let (words, _) = bytes.as_chunks::<4>();
-    Ok(words.iter().map(|&word| f32::from_le_bytes(word)).collect())
+    let dtype = checkpoint.float_dtype(name);
+    let layout = TileLayout::of_elements(tiles, dtype);
+    Ok(dtype.widened(&layout.read(name, tiles, owned, checkpoint)?))
 }

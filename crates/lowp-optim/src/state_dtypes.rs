@@ -17,17 +17,21 @@ pub struct StateDtypes {
 }
 
 impl StateDtypes {
+    /// What is stored of an element beside its codes.
+    pub const NAMES: [&str; 3] = ["master", "exp_avg", "exp_avg_sq"];
+
     /// Those of `exp_avg` and of `exp_avg_sq`.
     pub const fn moments(self) -> [FloatDtype; 2] {
         [self.exp_avg, self.exp_avg_sq]
     }
 
-    /// All that is stored beside the codes, the master first: name and dtype.
+    /// What is stored of an element beside its codes, with its dtype.
     pub const fn parts(self) -> [(&'static str, FloatDtype); 3] {
+        let [master, exp_avg, exp_avg_sq] = Self::NAMES;
         [
-            ("master", FloatDtype::F32),
-            ("exp_avg", self.exp_avg),
-            ("exp_avg_sq", self.exp_avg_sq),
+            (master, FloatDtype::F32),
+            (exp_avg, self.exp_avg),
+            (exp_avg_sq, self.exp_avg_sq),
         ]
     }
 

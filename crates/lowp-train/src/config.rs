@@ -4,7 +4,7 @@ use lowp_comm::{GradWire, Mesh};
 use lowp_format::ReshardAfterForward;
 use lowp_format::spelling::Variant;
 use lowp_fsdp::{LinearSpec, Passes, Sharding, VarSpec};
-use lowp_optim::{Decay, Group, Schedule};
+use lowp_optim::{Decay, Group, Schedule, StateDtypes};
 use lowp_shard::Reduction;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeSet;
@@ -63,6 +63,13 @@ pub struct Config<M> {
     /// How gradients travel. JSON: `"f32"` or `"bf16"`.
     #[serde(with = "GradWireForm")]
     pub grad_wire: GradWire,
+    /// The dtypes of the optimizer's moments. JSON: `"exp_avg=bf16,exp_avg_sq=f32"`; left out if both are f32.
+    #[serde(
+        default,
+        with = "forms::state",
+        skip_serializing_if = "forms::state::is_f32"
+    )]
+    pub optimizer_state: StateDtypes,
     /// Highest learning rate.
     pub lr: f32,
     /// Steps of linear warm-up.
@@ -113,6 +120,7 @@ impl<M> Config<M> {
             sharding: Sharding::Fsdp,
             reshard_after_forward: ReshardAfterForward::Yes,
             grad_wire: GradWire::F32,
+            optimizer_state: StateDtypes::default(),
             lr: 3e-3,
             warmup: 20,
             schedule: Decay::Cosine,

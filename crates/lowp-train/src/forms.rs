@@ -83,6 +83,26 @@ pub(crate) mod reshard {
     }
 }
 
+/// `"exp_avg=bf16,exp_avg_sq=f32"`.
+pub(crate) mod state {
+    use lowp_optim::StateDtypes;
+    use serde::de::Error;
+    use serde::{Deserialize, Deserializer, Serializer};
+
+    pub(crate) fn is_f32(state: &StateDtypes) -> bool {
+        *state == StateDtypes::default()
+    }
+
+    pub(crate) fn serialize<S: Serializer>(state: &StateDtypes, to: S) -> Result<S::Ok, S::Error> {
+        to.collect_str(state)
+    }
+
+    pub(crate) fn deserialize<'de, D: Deserializer<'de>>(from: D) -> Result<StateDtypes, D::Error> {
+        let text = String::deserialize(from)?;
+        text.parse().map_err(D::Error::custom)
+    }
+}
+
 /// `"cosine"`, `"linear"`, or the number of steps of the decay after a stable rate.
 pub(crate) mod decay {
     use lowp_optim::Decay;

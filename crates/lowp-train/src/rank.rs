@@ -124,6 +124,10 @@ where
                 all: specs.0.len(),
             });
         }
+        let rounded = trained.sharded.rounded();
+        if rounded > 0 && self.rank == 0 {
+            watch(Event::Rounded { moments: rounded });
+        }
         let mut saver = self.saver(comm)?;
         let mut rate = Rate::new(first_step);
         let mut unmeasured = None;
@@ -331,6 +335,7 @@ where
             },
             seed: config.seed,
             group: config.group(),
+            state: config.optimizer_state,
             vars: N::VARS,
         };
         let of = self.recipes(linears, tail);

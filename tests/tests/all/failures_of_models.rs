@@ -50,6 +50,7 @@ fn model(name: &str, backend: &Queued, comm: &Comm) -> Result<Model, CandleError
         seed: 1,
         group: Group::default(),
         vars: VarPlace::Host,
+        ..ModelOptions::default()
     };
     let mut sharded = ShardedModel::new(backend, &mesh, |_| recipe, &linears, &vars, options)?;
     let vars = CandleVars::new(&mut sharded)?;

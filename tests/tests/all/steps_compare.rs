@@ -26,6 +26,7 @@ fn part(gathers: [usize; 2], grads: [usize; 2]) -> GradContribution {
         seed: 7,
         group: Group::default(),
         vars: VarPlace::Backend,
+        ..ModelOptions::default()
     };
     let layer = |(block, name): (usize, &str)| LinearSpec {
         name: name.to_owned(),

@@ -6,7 +6,8 @@ use std::path::Path;
 
 use super::ops::LOGITS;
 
-use lowp_fsdp::cost::PARAMETER_STATE;
+use lowp_fsdp::cost::parameter_state;
+use lowp_optim::StateDtypes;
 use lowp_train::Model;
 use lowp_transformer::GptConfig;
 use thiserror::Error;
@@ -54,10 +55,22 @@ impl Needed {
         let logits = (tokens * vocab).min(LOGITS.max(model.vocab) as u128);
         let (whole, inputs) = if recompute { (1, layers) } else { (layers, 0) };
         Self {
-            parameters: model.parameters() as u128 * PARAMETER_STATE * replicas as u128,
+            parameters: model.parameters() as u128
+                * parameter_state(StateDtypes::default())
+                * replicas as u128,
             attention: whole * heads * tokens * seq * F32,
             activations: (tokens * (whole * PER_BLOCK + inputs) * dim + logits) * F32,
             gradients: 0,
+        }
+    }
+
+    /// With moments of these dtypes, not f32.
+    #[must_use]
+    pub fn with_state(self, state: StateDtypes) -> Self {
+        let [own, f32] = [state, StateDtypes::default()].map(parameter_state);
+        Self {
+            parameters: self.parameters / f32 * own,
+            ..self
         }
     }
 

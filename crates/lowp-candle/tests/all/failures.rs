@@ -36,6 +36,7 @@ fn model(comm: &Arc<dyn Communicator<Cpu>>) -> Result<ShardedModel<Cpu, AnyRecip
         seed: 1,
         group: Group::default(),
         vars: VarPlace::Host,
+        ..ModelOptions::default()
     };
     let recipe = AnyRecipe::from_name("fp32", &RecipeOptions::default())?;
     let linears = [LinearSpec {

@@ -89,6 +89,7 @@ fn bytes(
             seed: 7,
             group: Group::default(),
             vars: VarPlace::Host,
+            ..ModelOptions::default()
         };
         let (linears, vars) = (linears(blocks), vars());
         let of = |_: &LinearSpec| recipe;

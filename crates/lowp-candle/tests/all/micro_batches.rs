@@ -98,6 +98,7 @@ impl Model {
             seed: 7,
             group: Group::default(),
             vars: VarPlace::Host,
+            ..ModelOptions::default()
         };
         let mut sharded = ShardedModel::new(&Cpu, &mesh, |_| recipe, &linears, &vars, options)?;
         Ok(Self {

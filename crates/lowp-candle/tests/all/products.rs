@@ -257,6 +257,7 @@ fn computed<R: Recipe>(recipe: R, world: usize) -> Products {
             seed: SEED,
             group: Group::default(),
             vars: VarPlace::Host,
+            ..ModelOptions::default()
         };
         let comm: Arc<dyn Communicator<Cpu>> = comm;
         let mesh = MeshComm::new(Mesh::sharded(world), comm)?;

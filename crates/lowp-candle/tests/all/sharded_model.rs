@@ -28,6 +28,7 @@ fn options() -> ModelOptions {
             ..Group::default()
         },
         vars: VarPlace::Host,
+        ..ModelOptions::default()
     }
 }
 

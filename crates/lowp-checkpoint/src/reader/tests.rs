@@ -69,6 +69,38 @@ fn cuts(most: usize) -> impl Strategy<Value = Vec<usize>> {
     })
 }
 
+/// Every value of bf16, among pieces of two ranks, is that f32.
+#[test]
+fn bf16_is_widened() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let full = [1, 1 << 16];
+    let half = |rank: usize| Piece {
+        name: "t".to_owned(),
+        dtype: Dtype::Bf16,
+        full,
+        block: Block::of_row(rank << 15, 1 << 15),
+        bytes: (0..1u32 << 15)
+            .flat_map(|i| ((rank << 15) as u16 | i as u16).to_le_bytes())
+            .collect(),
+    };
+    let checkpoint = save(folder.path(), &[vec![half(0)], vec![half(1)]]);
+    let values = checkpoint.read_f32("t", full, Block::whole(full));
+    let bits: Vec<u32> = values
+        .expect("values")
+        .into_iter()
+        .map(f32::to_bits)
+        .collect();
+    let expected: Vec<u32> = (0..1 << 16).map(|i| i << 16).collect();
+    assert_eq!(bits, expected);
+    let part = checkpoint.read_elements("t", [256, 256], 300..600);
+    let bits: Vec<u32> = part
+        .expect("values")
+        .into_iter()
+        .map(f32::to_bits)
+        .collect();
+    assert_eq!(bits, expected[300..600]);
+}
+
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(48))]
 

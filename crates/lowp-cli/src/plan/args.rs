@@ -42,14 +42,15 @@ JSON of --model:
   model                  name, linear_layers, linear_parameters, variables, variable_parameters
   config                 recipe, mesh [replicate, shard], ranks, ranks_per_node, nodes, sharding,
                          reshard_after_forward, grad_wire, accumulate, reduce_every_micro_batch,
-                         recompute, kept_in_bf16
+                         recompute, kept_in_bf16, and optimizer_state if it was given
   resident_weight_bytes  these four as in the JSON of `lowp train`, to the byte
   master_weight_bytes
   wire_bytes_per_step
   parameter_bytes_per_rank
   memory                 bytes of the `rank` that holds most, and their sum, `total`:
       weights            stored between steps
-      masters, moments, gradients  of the linear layers: f32, 2 x f32, reduced in f32
+      masters, moments, gradients  of the linear layers: f32, 2 x f32 or --optimizer-state,
+                         reduced in f32
       gathered           weights at once, and what they are brought together in
       parts              kept from forward to backward, with --reshard-after-forward N
       decoded            weights as f32, which products on a CPU read
@@ -101,6 +102,7 @@ fn of_model(arg: clap::Arg) -> clap::Arg {
     mut_arg("mesh", of_model),
     mut_arg("sharding", of_model),
     mut_arg("grad_wire", of_model),
+    mut_arg("optimizer_state", of_model),
     mut_arg("accumulate", of_model),
     mut_arg("reduce_every_micro_batch", of_model),
     mut_arg("recompute", of_model),

@@ -95,6 +95,7 @@ impl Setup {
                 mesh.shard,
             )?,
             grad_wire: args.sharded.grad_wire(),
+            optimizer_state: args.sharded.optimizer_state.unwrap_or_default(),
             lr: narrow("lr", args.lr.unwrap_or(lr), false)?,
             warmup: args.warmup.unwrap_or((steps / 10).min(100)) as u64,
             schedule: schedule(args, steps)?,
@@ -112,6 +113,7 @@ impl Setup {
             let here = launch.map_or(mesh.world(), |launch| launch.local_world);
             let keeping = if config.keeps_gradients() { here } else { 0 };
             Needed::new(model, at_once, mesh.replicate, args.sharded.recompute)
+                .with_state(config.optimizer_state)
                 .of_ranks(here, mesh.world())
                 .keeping_gradients(model, keeping)
                 .check(machine)

@@ -136,7 +136,11 @@ fn logged(event: Event<'_>, log: &Mutex<Log>) {
         Event::Step { metrics, .. } => files.step(metrics),
         Event::Evaluation(evaluation) => files.evaluation(evaluation),
         Event::Codes { step, layers } => files.codes(step, layers),
-        Event::Begun(_) | Event::Recast { .. } | Event::Damaged(_) | Event::Profile(_) => Ok(()),
+        Event::Begun(_)
+        | Event::Recast { .. }
+        | Event::Rounded { .. }
+        | Event::Damaged(_)
+        | Event::Profile(_) => Ok(()),
     };
     if let Err(error) = written {
         // Training continues; the command fails when all runs are done.
@@ -180,6 +184,10 @@ fn follow(event: Event<'_>, (args, run): (&Args, &Run), progress: &Progress) {
         }
         Event::Recast { layers, all } => output::note(&format!(
             "{}: {layers} of {all} linear weights are cast from their masters, since the checkpoint has them in another recipe",
+            run.name
+        )),
+        Event::Rounded { moments } => output::note(&format!(
+            "{}: {moments} moments are rounded to bf16, since the checkpoint has them in f32",
             run.name
         )),
         Event::Damaged(error) => {

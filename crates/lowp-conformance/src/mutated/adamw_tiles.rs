@@ -29,10 +29,13 @@ pub fn updates_of_short_tiles<B: Fenced>(rig: &Rig<B>) {
     // Weights are not transformed.
     let weights = |case: &Case| !case.kernels().iter().any(|key| key.hadamard);
     let all = cases().into_iter().filter(weights).enumerate();
-    for (index, case) in rig.some_of(all, 4) {
+    for (first, (index, case)) in rig.some_of(all, 4).into_iter().enumerate() {
+        // Other variants of each recipe.
+        let variants = VARIANTS.into_iter().enumerate().cycle().skip(first);
+        let variants = rig.some_of(variants.take(VARIANTS.len()), 2);
         for [rows, cols] in SHAPES {
             let shape = Shape::new(rows, cols.next_multiple_of(case.columns()));
-            for (variant, (half_moments, half_grad, shift)) in VARIANTS.into_iter().enumerate() {
+            for &(variant, (half_moments, half_grad, shift)) in &variants {
                 let mut choices = Choices::new(rig, (index * VARIANTS.len() + variant) as u64);
                 choices.shift = Some(shift);
                 let job = update(&mut choices, &case, shape, (half_moments, half_grad));

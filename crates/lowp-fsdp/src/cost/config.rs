@@ -2,6 +2,7 @@
 
 use lowp_comm::{GradWire, Mesh};
 use lowp_format::{FormatError, ReshardAfterForward, Shape};
+use lowp_optim::{FloatDtype, StateDtypes};
 use lowp_shard::ShardError;
 use thiserror::Error;
 
@@ -13,8 +14,10 @@ pub const MAX_RANKS: usize = 1 << 17;
 /// Most micro-batches of a step that is planned.
 pub const MAX_MICRO_BATCHES: usize = 1 << 16;
 
-/// Bytes of a parameter in its master, two moments and the reduced gradient.
-pub const PARAMETER_STATE: u128 = 16;
+/// Bytes of a parameter in its master, its moments and the reduced gradient.
+pub const fn parameter_state(state: StateDtypes) -> u128 {
+    (2 * size_of::<f32>() + state.moment_bytes()) as u128
+}
 
 /// How a model is trained.
 #[derive(Clone, Copy, Debug)]
@@ -29,6 +32,8 @@ pub struct CostConfig {
     pub reshard: ReshardAfterForward,
     /// How gradients travel.
     pub grad_wire: GradWire,
+    /// The dtypes of the moments of all parameters.
+    pub state: StateDtypes,
     /// Where layers run, and full variables with them: on the host, which decodes weights, or on a device, which reads them as they are
     /// gathered.
     pub vars: VarPlace,
@@ -51,6 +56,7 @@ impl Default for CostConfig {
             sharding: Sharding::Fsdp,
             reshard: ReshardAfterForward::Yes,
             grad_wire: GradWire::F32,
+            state: StateDtypes::default(),
             vars: VarPlace::Host,
             prefetch: false,
             accumulate: 1,
@@ -61,6 +67,17 @@ impl Default for CostConfig {
 }
 
 impl CostConfig {
+    /// Both moments, in words.
+    pub(super) const fn moments(&self) -> &'static str {
+        use FloatDtype::{Bf16, F32};
+        match self.state.moments() {
+            [F32, F32] => "moments, 2 x f32",
+            [Bf16, Bf16] => "moments, 2 x bf16",
+            [Bf16, F32] => "moments, bf16 and f32",
+            [F32, Bf16] => "moments, f32 and bf16",
+        }
+    }
+
     /// How often gradients are reduced in a step.
     pub fn reductions(&self) -> usize {
         if self.reduce_every_micro_batch {

@@ -1,6 +1,6 @@
 //! [`RankMemory`]: what the rank that holds most has in memory, by the account of a run.
 
-use super::config::{CostConfig, PARAMETER_STATE};
+use super::config::{CostConfig, parameter_state};
 use super::shapes::ModelShapes;
 use super::vars::Vars;
 use super::weights::Weights;
@@ -26,6 +26,9 @@ pub struct RankMemory {
     pub masters: u128,
     /// Both moments.
     pub moments: u128,
+    /// What they are.
+    #[serde(skip)]
+    moments_are: &'static str,
     /// Reduced gradients, f32.
     pub gradients: u128,
     /// Memory that weights are gathered in.
@@ -64,6 +67,7 @@ impl RankMemory {
             staged: weights.sum(|cost| u128::from(cost.staged)),
             buckets: buckets(model, config),
             variables: vars.full + vars.transient_gathered(),
+            moments_are: config.moments(),
             ..Self::default()
         };
         let of = |rank: usize| {
@@ -76,10 +80,10 @@ impl RankMemory {
                 rank,
                 weights: by_rank(|cost| &cost.stored),
                 masters: F32 * own,
-                moments: 2 * F32 * own,
+                moments: config.state.moment_bytes() as u128 * own,
                 gradients: F32 * own,
                 parts: by_rank(|cost| &cost.parts),
-                variable_state: PARAMETER_STATE * var,
+                variable_state: parameter_state(config.state) * var,
                 ..common
             }
             .summed()
@@ -99,7 +103,7 @@ impl RankMemory {
         [
             ("weights, stored", self.weights),
             ("fp32 masters", self.masters),
-            ("moments, 2 x f32", self.moments),
+            (self.moments_are, self.moments),
             ("reduced gradients, f32", self.gradients),
             ("gathered at once", self.gathered),
             ("parts kept for backward", self.parts),

@@ -1,6 +1,7 @@
 //! [`RankSpread`]: how evenly linear layers lie on the ranks of a replica, and how evenly these send them.
 
 use super::block::BlockCost;
+use super::config::CostConfig;
 use super::traffic::USES;
 use super::weight::WeightCost;
 use super::weights::Weights;
@@ -54,6 +55,8 @@ pub struct RankSpread {
     pub masters: Spread,
     /// Bytes of both moments.
     pub moments: Spread,
+    /// What they are.
+    moments_are: &'static str,
     /// Bytes of codes as they are stored.
     pub codes: Spread,
     /// Bytes of their scales.
@@ -65,20 +68,25 @@ pub struct RankSpread {
 }
 
 impl RankSpread {
-    pub(super) fn new<R: Recipe>(weights: &Weights<R>, ranks: usize) -> Self {
+    pub(super) fn new<R: Recipe>(weights: &Weights<R>, config: &CostConfig) -> Self {
+        let ranks = config.mesh.shard;
+        let moments = config.state.moment_bytes() as u64;
         let by_rank = |of: fn(&WeightCost) -> &[u64]| weights.by_rank(ranks, of);
         let elements = by_rank(|cost| &cost.elements);
         let [stored, scales] = [by_rank(|cost| &cost.stored), by_rank(|cost| &cost.scales)];
-        let zip = |a: &[u64], b: &[u64], f: fn(u64, u64) -> u64| -> Vec<u64> {
+        let zip = |a: &[u64], b: &[u64], f: &dyn Fn(u64, u64) -> u64| -> Vec<u64> {
             a.iter().zip(b).map(|(&a, &b)| f(a, b)).collect()
         };
         let own = Spread::of(&elements);
         Self {
             masters: own.times(4),
-            moments: own.times(8),
-            codes: Spread::of(&zip(&stored, &scales, |stored, scales| stored - scales)),
+            moments: own.times(moments.into()),
+            moments_are: config.moments(),
+            codes: Spread::of(&zip(&stored, &scales, &|stored, scales| stored - scales)),
             scales: Spread::of(&scales),
-            total: Spread::of(&zip(&elements, &stored, |n, bytes| 12 * n + bytes)),
+            total: Spread::of(&zip(&elements, &stored, &|n, bytes| {
+                (4 + moments) * n + bytes
+            })),
             sent: sent(weights),
         }
     }
@@ -87,7 +95,7 @@ impl RankSpread {
     pub fn rows(&self) -> [(&'static str, Spread); 5] {
         [
             ("fp32 masters", self.masters),
-            ("moments, 2 x f32", self.moments),
+            (self.moments_are, self.moments),
             ("codes", self.codes),
             ("scales", self.scales),
             ("all of these", self.total),

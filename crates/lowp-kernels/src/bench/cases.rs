@@ -62,8 +62,9 @@ impl Cast {
 /// What is done.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Operation {
-    Adamw,
-    AdamwEncode,
+    /// With the dtypes of both moments.
+    Adamw([FloatDtype; 2]),
+    AdamwEncode([FloatDtype; 2]),
     Encode(Cast),
     FlatEncode,
     Decode(FloatDtype),
@@ -101,9 +102,21 @@ pub fn cases(shrink: usize) -> Vec<Case> {
     let matrix = square(16384);
     let mut cases = Vec::new();
     for (tensors, shape) in steps {
-        cases.push(case(Operation::Adamw, None, tensors, shape));
+        cases.push(case(Operation::Adamw(F32_MOMENTS), None, tensors, shape));
         for recipe in AnyRecipe::low_precision() {
-            cases.push(case(Operation::AdamwEncode, Some(recipe), tensors, shape));
+            let operation = Operation::AdamwEncode(F32_MOMENTS);
+            cases.push(case(operation, Some(recipe), tensors, shape));
+        }
+    }
+    let [large, _, small] = steps;
+    for (tensors, shape) in [large, small] {
+        let [f32, bf16] = [FloatDtype::F32, FloatDtype::Bf16];
+        for moments in [[bf16, bf16], [bf16, f32], [f32, bf16]] {
+            cases.push(case(Operation::Adamw(moments), None, tensors, shape));
+        }
+        for recipe in AnyRecipe::low_precision() {
+            let operation = Operation::AdamwEncode([bf16, bf16]);
+            cases.push(case(operation, Some(recipe), tensors, shape));
         }
     }
     let has_swizzled = |recipe: &AnyRecipe| {
@@ -172,8 +185,10 @@ pub fn cases(shrink: usize) -> Vec<Case> {
 impl Case {
     fn new(operation: Operation, recipe: Option<AnyRecipe>, tensors: usize, shape: Shape) -> Self {
         let what = match operation {
-            Operation::Adamw => "adamw".to_owned(),
-            Operation::AdamwEncode => "adamw + encode both".to_owned(),
+            Operation::Adamw(moments) => format!("adamw{}", stored_as(moments)),
+            Operation::AdamwEncode(moments) => {
+                format!("adamw + encode both{}", stored_as(moments))
+            }
             Operation::Encode(cast) => cast.name(),
             Operation::FlatEncode => "flat encode f32 both".to_owned(),
             Operation::Decode(FloatDtype::F32) => "decode rowwise".to_owned(),
@@ -202,11 +217,13 @@ impl Case {
         supply.begin();
         for index in 0..self.tensors {
             match self.operation {
-                Operation::Adamw => {
-                    made.bytes += update_bytes(self.shape);
-                    made.adamw.push(supply.adamw(self.shape)?);
+                Operation::Adamw(moments) => {
+                    made.bytes += update_bytes(self.shape, moments);
+                    made.adamw.push(supply.adamw(self.shape, moments)?);
                 }
-                Operation::AdamwEncode => self.adamw_encode(supply, &mut made)?,
+                Operation::AdamwEncode(moments) => {
+                    self.adamw_encode(supply, moments, &mut made)?;
+                }
                 Operation::Encode(cast) => self.encode(supply, cast, &mut made)?,
                 Operation::FlatEncode => self.flat_encode(supply, &mut made)?,
                 Operation::Decode(dtype) => self.decode(supply, dtype, &mut made)?,
@@ -267,13 +284,18 @@ impl Case {
     }
 
     /// One pass where the scale is known before the values, else update and amax, then encode.
-    fn adamw_encode(&self, supply: &Supply<'_>, made: &mut Steps) -> Result<()> {
+    fn adamw_encode(
+        &self,
+        supply: &Supply<'_>,
+        moments: [FloatDtype; 2],
+        made: &mut Steps,
+    ) -> Result<()> {
         let (recipe, quantizers) = (self.recipe()?, self.weight()?);
-        let job = supply.adamw(self.shape)?;
+        let job = supply.adamw(self.shape, moments)?;
         let master = Source::F32(job.master.clone());
         let form = Form::Compact;
         let encode = supply.encode(&quantizers, self.shape, Usage::BOTH, master, form)?;
-        made.bytes += update_bytes(self.shape) + target_bytes(&encode.targets);
+        made.bytes += update_bytes(self.shape, moments) + target_bytes(&encode.targets);
         let delayed = match &encode.tensor {
             [Some(TensorInput::Known(slot)), _] => Some(slot.index),
             _ => None,
@@ -453,9 +475,23 @@ impl Steps {
     }
 }
 
+/// Both moments in binary32.
+const F32_MOMENTS: [FloatDtype; 2] = [FloatDtype::F32; 2];
+
+/// What the name of a row says of moments that are not both f32.
+fn stored_as(moments: [FloatDtype; 2]) -> &'static str {
+    match moments {
+        [FloatDtype::F32, FloatDtype::F32] => "",
+        [FloatDtype::Bf16, FloatDtype::Bf16] => ", bf16 moments",
+        [FloatDtype::Bf16, FloatDtype::F32] => ", bf16 exp_avg",
+        [FloatDtype::F32, FloatDtype::Bf16] => ", bf16 exp_avg_sq",
+    }
+}
+
 /// Master and moments read and written, the gradient read.
-fn update_bytes(shape: Shape) -> usize {
-    shape.elements() * (3 * 2 * 4 + 2)
+fn update_bytes(shape: Shape, moments: [FloatDtype; 2]) -> usize {
+    let state: usize = moments.into_iter().map(FloatDtype::bytes).sum();
+    shape.elements() * (2 * (4 + state) + 2)
 }
 
 /// The block scales of a recipe that have a swizzled form: from Compact to it.

@@ -8,7 +8,8 @@ use lowp_format::{Form, Part, Philox, Quantizers, ScaleLayout, Shape, SourceRoun
 use super::Result;
 use crate::from_recipe::by_orientation;
 use crate::{
-    AdamwJob, Backend, Cuda, CudaBuffer, Element, EncodeJob, Slot, Source, Target, TensorInput,
+    AdamwJob, Backend, Cuda, CudaBuffer, Element, EncodeJob, FloatDtype, Moments, Slot, Source,
+    Target, TensorInput,
 };
 
 /// Values that are drawn; longer buffers repeat them.
@@ -136,11 +137,13 @@ impl<'c> Supply<'c> {
         self.used.set(0);
     }
 
-    /// A step with f32 state and a bf16 gradient, without an encode.
-    pub(super) fn adamw(&self, shape: Shape) -> Result<AdamwJob<Cuda>> {
+    /// A step with a bf16 gradient and moments of these dtypes, without an encode.
+    pub(super) fn adamw(&self, shape: Shape, moments: [FloatDtype; 2]) -> Result<AdamwJob<Cuda>> {
         let len = shape.elements();
         let grad = Source::Bf16(self.halves(len)?);
-        AdamwJob::new(self.cuda, self.floats(len)?, grad)
+        let job = AdamwJob::new(self.cuda, self.floats(len)?, grad)?;
+        let moments = Moments::alloc(self.cuda, moments, len)?;
+        Ok(AdamwJob { moments, ..job })
     }
 }
 

@@ -102,6 +102,54 @@ fn a_state_goes_on_as_it_would_have() -> Result<(), OptimError> {
     Ok(())
 }
 
+/// What docs/numerics.md 12.3 says of a second moment in bf16: the gradient becomes zero, and with a beta2 of 0.999 the moment stays where
+/// it is, as every step takes less than half of the distance to the next value from it.
+#[test]
+fn a_second_moment_in_bf16_does_not_fall_with_a_beta2_of_0_999() -> Result<(), OptimError> {
+    for (beta2, dtype, falls) in [
+        (0.999, FloatDtype::F32, true),
+        (0.999, FloatDtype::Bf16, false),
+        (0.99, FloatDtype::Bf16, true),
+        (0.95, FloatDtype::Bf16, true),
+    ] {
+        let mut builder = AdamWBuilder::new(LocalComm::solo(&Cpu)).on(&Cpu);
+        let group = builder.group(Group {
+            betas: (0.9, beta2),
+            ..Group::default()
+        });
+        let recipe = AnyRecipe::from_name("mxfp8", &RecipeOptions::default())?;
+        let shard = ShardedTensor::new(&Cpu, recipe, ShardSpec::new(&recipe, SHAPE, 1, 0)?)?;
+        let spec = ParamSpec {
+            state: StateDtypes {
+                exp_avg_sq: dtype,
+                ..StateDtypes::default()
+            },
+            ..ParamSpec::new("w", group, values(0))
+        };
+        let id = builder.param(shard.local(), spec)?;
+        let mut adamw = builder.build()?;
+        // A value in each part of a binade.
+        let first: Vec<f32> = (0..SHAPE.elements())
+            .map(|i| 1.0 + i as f32 / 1024.0)
+            .collect();
+        adamw.set_moments(id, &[vec![0.0; first.len()], first])?;
+        let [_, before] = adamw.moments(id)?;
+        for _ in 0..1000 {
+            adamw.set_grad(id, &vec![0.0; SHAPE.elements()])?;
+            adamw.step(&StepOptions::default())?.wait()?;
+        }
+        let [_, after] = adamw.moments(id)?;
+        let ratio = |(after, before): (&f32, &f32)| after / before;
+        let ratios = after.iter().zip(&before).map(ratio);
+        let most = ratios.fold(0.0, f32::max);
+        match falls {
+            true => assert!(most < 0.4, "{beta2} {dtype:?}: {most}"),
+            false => assert_eq!(after, before, "{beta2} {dtype:?}"),
+        }
+    }
+    Ok(())
+}
+
 #[test]
 fn states_that_do_not_fit_are_told_and_replace_nothing() -> Result<(), OptimError> {
     let (mut adamw, id, _) = optimizer(StateDtypes::default(), values(0))?;

@@ -6,9 +6,10 @@
 use std::collections::BTreeMap;
 use std::error::Error;
 use std::path::Path;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
-use lowp_checkpoint::{Block, Checkpoint};
+use lowp_checkpoint::{Block, Checkpoint, Dtype};
 use lowp_comm::{Mesh, run_ranks};
 use lowp_fsdp::{LinearSpec, Sharding};
 use lowp_kernels::Cpu;
@@ -16,6 +17,7 @@ use lowp_shard::Init;
 use lowp_train::network::{NetworkResult, Sharded};
 use lowp_train::result::RunResult;
 use lowp_train::tokens::{Packing, TokenWriter};
+use lowp_train::training::Event;
 use lowp_train::{Batch, Checkpoints, Config, Mixture, Model, Network, Run, Tokens, Training};
 
 const VOCAB: usize = 64;
@@ -92,9 +94,19 @@ fn tokens(folder: &Path, documents: u32) -> Result<(), Box<dyn Error>> {
 
 /// A run in `folder` of `world` ranks, up to step `last`.
 fn train(
+    on: (&Path, &Mixture),
+    kind: (&str, Sharding, &str),
+    ranks: (usize, usize),
+) -> Result<RunResult, Box<dyn Error>> {
+    watched(on, kind, ranks, &|_| ())
+}
+
+/// The same, watched.
+fn watched(
     (folder, data): (&Path, &Mixture),
-    (recipe, sharding): (&str, Sharding),
+    (recipe, sharding, state): (&str, Sharding, &str),
     (world, last): (usize, usize),
+    watch: &(dyn Fn(Event<'_>) + Sync),
 ) -> Result<RunResult, Box<dyn Error>> {
     let run = Run::parse(recipe)?;
     let config = Config {
@@ -103,11 +115,13 @@ fn train(
         batch: 6,
         mesh: Mesh::sharded(world),
         sharding,
+        optimizer_state: state.parse()?,
         eval_every: Some(4),
         ..Config::new(Table { vocab: VOCAB })
     };
     let mut training = Training::new(&run, &config, data);
     training.checkpoints = Checkpoints::in_folder(folder).stop_after(last);
+    training.watch = watch;
     let mut ranks = run_ranks(&Cpu, world, Duration::from_secs(60), |_, comm| {
         training.rank(&Cpu, comm, |_, _| Ok(Counts))
     })?;
@@ -145,12 +159,13 @@ fn ranks_that_come_and_go_change_no_bit() -> Result<(), Box<dyn Error>> {
     // Several epochs of the smaller source.
     let small = data.sources().nth(1).ok_or("a source")?.0.split()[0];
     assert!(2 * small < (STEPS * 6 * 3 / 10) as u64, "{small}");
-    for (recipe, sharding) in [
-        ("mxfp8", Sharding::Fsdp),
-        ("fp8-current", Sharding::Zero1),
-        ("fp32", Sharding::Fsdp),
+    for kind in [
+        ("mxfp8", Sharding::Fsdp, "exp_avg=f32"),
+        ("fp8-current", Sharding::Zero1, "exp_avg=bf16"),
+        ("nvfp4-2d", Sharding::Fsdp, "exp_avg=bf16,exp_avg_sq=bf16"),
+        ("fp32", Sharding::Fsdp, "exp_avg_sq=bf16"),
     ] {
-        let kind = (recipe, sharding);
+        let recipe = kind.0;
         let whole = path(&format!("{recipe}-whole"));
         let expected = train((&whole, &data), kind, (4, STEPS))?;
         let stopped = path(&format!("{recipe}-stopped"));
@@ -164,6 +179,48 @@ fn ranks_that_come_and_go_change_no_bit() -> Result<(), Box<dyn Error>> {
         assert_eq!(found.val_loss.to_bits(), expected.val_loss.to_bits());
         let [whole, stopped] = [saved(&whole, recipe)?, saved(&stopped, recipe)?];
         assert!(whole == stopped, "{recipe}: other state");
+    }
+    Ok(())
+}
+
+/// A checkpoint has the moments in the dtypes of its run. A run with others goes on from it, on other ranks as well, and says what it rounds.
+#[test]
+fn moments_of_a_checkpoint_become_those_of_the_run() -> Result<(), Box<dyn Error>> {
+    let folder = tempfile::tempdir()?;
+    let data = folder.path().join("tokens");
+    tokens(&data, 60)?;
+    let packing = Packing {
+        seq: 8,
+        batch: 6,
+        held_out: 0.2,
+        mask_documents: true,
+    };
+    let data = Mixture::from(Tokens::open(&data, packing)?);
+    let [f32, bf16] = [Dtype::F32, Dtype::Bf16];
+    for sharding in [Sharding::Fsdp, Sharding::Zero1] {
+        let runs = folder.path().join(format!("{sharding:?}"));
+        for (step, (state, world, dtypes, rounds)) in (1..).zip([
+            ("exp_avg=f32", 2, [f32, f32], 0),
+            ("exp_avg=bf16", 3, [bf16, f32], 1),
+            ("exp_avg_sq=bf16", 1, [f32, bf16], 1),
+            ("exp_avg=bf16,exp_avg_sq=bf16", 4, [bf16, bf16], 1),
+            ("exp_avg=bf16,exp_avg_sq=bf16", 2, [bf16, bf16], 0),
+            ("exp_avg_sq=f32", 2, [f32, f32], 0),
+        ]) {
+            let rounded = AtomicUsize::new(0);
+            let watch = |event: Event<'_>| {
+                if let Event::Rounded { moments } = event {
+                    rounded.fetch_add(moments, Ordering::Relaxed);
+                }
+            };
+            let kind = ("mxfp8", sharding, state);
+            watched((&runs, &data), kind, (world, step), &watch)?;
+            assert_eq!(rounded.into_inner(), rounds, "{state}");
+            let checkpoint = Checkpoint::latest(&runs.join("mxfp8-seed0"))?;
+            let saved = |what| checkpoint.info(&format!("table.{what}")).map(|t| t.dtype);
+            assert_eq!(saved("master"), Some(f32));
+            assert_eq!(["exp_avg", "exp_avg_sq"].map(saved), dtypes.map(Some));
+        }
     }
     Ok(())
 }

@@ -33,6 +33,7 @@ fn products(text: &str) -> [Vec<u32>; 3] {
         seed: 1,
         group: Group::default(),
         vars: VarPlace::Host,
+        ..ModelOptions::default()
     };
     let model = ShardedModel::new(&cpu, &mesh, |_| variant, &[spec], &[], options);
     let model = model.expect("a model");

@@ -99,6 +99,7 @@ impl Setup {
                     ..Group::default()
                 },
                 vars: VarPlace::Host,
+                ..ModelOptions::default()
             };
             let mesh = Mesh {
                 replicate: replicas,

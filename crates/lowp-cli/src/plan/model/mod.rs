@@ -147,6 +147,7 @@ fn setup(args: &Args) -> Result<CostConfig, UsageError> {
         sharding,
         reshard: reshard.among(mesh.shard)?,
         grad_wire: args.sharded.grad_wire(),
+        state: args.sharded.optimizer_state.unwrap_or_default(),
         vars: match args.device.as_str() {
             "cuda" => VarPlace::Backend,
             _ => VarPlace::Host,

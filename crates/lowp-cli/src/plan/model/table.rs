@@ -86,8 +86,12 @@ fn memory(plan: &Plan<'_>) -> String {
     });
     let left_out: Vec<String> = left_out.collect();
     format!(
-        "{}{}\n",
+        "{}{}{}\n",
         table.render(),
+        wrapped(&format!(
+            "Masters, moments, codes and scales of a replica: {:.2} bytes per parameter of the linear layers.",
+            plan.costs.state_per_parameter()
+        )),
         wrapped(&format!(
             "No other rank holds more. Left out: {}.",
             left_out.join("; ")

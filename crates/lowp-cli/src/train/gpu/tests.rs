@@ -119,6 +119,7 @@ fn model<B: Alone>(backend: &B, asked: &Asked) -> (ShardedModel<B, Variant>, B::
         seed: config.seed,
         group: config.group(),
         vars: B::Network::VARS,
+        state: config.optimizer_state,
     };
     let (linears, vars) = (config.linears(), config.vars());
     let layers = config.model.layers;
@@ -536,6 +537,8 @@ fn a_run_holds_what_is_planned() {
         "--recipe bf16",
         "--recipe fp32 --accumulate 2",
         "--recipe mxfp8 --no-prefetch",
+        "--recipe mxfp8-2d --optimizer-state exp_avg=bf16,exp_avg_sq=bf16",
+        "--recipe fp8-current --optimizer-state exp_avg=bf16",
         "--recipe nvfp4-2d --sharding zero1",
         "--recipe fp8-current --recompute",
         "--recipe fp8-current --reshard-after-forward false",

@@ -2,6 +2,7 @@
 
 mod gpus;
 mod model;
+mod moments;
 
 use super::{lowp, recipes, stdout};
 use serde_json::Value;

@@ -9,7 +9,7 @@ use tempfile::TempDir;
 /// Sizes of a model of two blocks, some of whose rows are no whole blocks of every recipe.
 const SIZES: &str = "--dim 96 --layers 2 --heads 2 --seq 32";
 
-fn words(text: &str) -> Vec<&str> {
+pub(super) fn words(text: &str) -> Vec<&str> {
     text.split_whitespace().collect()
 }
 
@@ -20,7 +20,7 @@ pub(super) fn plan_json(args: &str) -> Value {
 
 /// Trains every recipe of `compare` with `options`, which a plan takes, too, and holds the numbers of both against each other.
 #[track_caller]
-fn trains_as_planned(compare: &str, options: &str) {
+pub(super) fn trains_as_planned(compare: &str, options: &str) {
     let args =
         format!("--steps 1 --eval-batches 1 --batch 8 --compare {compare} {SIZES} {options}");
     let document = train_json(&words(&args));
