@@ -48,7 +48,7 @@ pub(crate) struct ShardingArgs {
     #[arg(long, value_name = "CODE", default_value = "f32", value_parser = PossibleValuesParser::new(["f32", "bf16"]))]
     pub(crate) grad_wire: String,
 
-    /// Dtypes of the optimizer's moments, f32 or bf16: exp_avg=bf16, exp_avg_sq=bf16, or both with a comma between [default: f32]
+    /// Dtypes of the optimizer's moments: exp_avg=bf16, or exp_avg=bf16,exp_avg_sq=bf16 [default: f32]
     #[arg(long, value_name = "DTYPES")]
     pub(crate) optimizer_state: Option<StateDtypes>,
 

@@ -97,17 +97,17 @@ fn known_answers() {
     }
 }
 
-/// Every dtype of each moment and of the gradient (true is bf16), with a mode. The first four have
-/// every pair of dtypes.
-const VARIANTS: [([bool; 2], bool, AdamMode); 8] = [
-    ([false, false], false, AdamMode::AdamW),
-    ([true, true], false, AdamMode::L2),
-    ([true, false], true, AdamMode::AdamW),
-    ([false, true], true, AdamMode::L2),
-    ([true, false], false, AdamMode::L2),
-    ([false, true], false, AdamMode::AdamW),
-    ([false, false], true, AdamMode::L2),
-    ([true, true], true, AdamMode::AdamW),
+/// The pairs of dtypes that moments have; true is bf16.
+const PAIRS: [[bool; 2]; 3] = [[false, false], [true, false], [true, true]];
+
+/// Every dtype of the moments and of the gradient, with a mode. The first three have every pair.
+const VARIANTS: [([bool; 2], bool, AdamMode); 6] = [
+    (PAIRS[0], false, AdamMode::AdamW),
+    (PAIRS[1], true, AdamMode::AdamW),
+    (PAIRS[2], false, AdamMode::L2),
+    (PAIRS[0], true, AdamMode::L2),
+    (PAIRS[1], false, AdamMode::L2),
+    (PAIRS[2], true, AdamMode::AdamW),
 ];
 
 pub fn updates_equal_the_reference<B: Backend>(rig: &Rig<B>) {
@@ -137,7 +137,7 @@ pub fn updates_equal_the_reference<B: Backend>(rig: &Rig<B>) {
 
 pub fn a_thousand_steps_equal_the_reference<B: Backend>(rig: &Rig<B>) {
     let len = 1031;
-    for &(half_moments, half_grad, mode) in &VARIANTS[..4] {
+    for &(half_moments, half_grad, mode) in &VARIANTS[..3] {
         let job = AdamwJob {
             mode,
             ..job(rig, len, half_moments, half_grad, 41)
@@ -180,7 +180,7 @@ pub fn fused_equals_update_then_encode<B: Backend>(rig: &Rig<B>) {
     let cases: Vec<Case> = cases().into_iter().filter(weights).collect();
     proptest!(config, |(
         index in 0..cases.len(), rows in 0usize..140, width in 1usize..4, seed: u64,
-        half_moments: [bool; 2], half_grad: bool, via: bool, lines: [bool; 2],
+        half_moments in proptest::sample::select(&PAIRS[..]), half_grad: bool, via: bool, lines: [bool; 2],
     )| {
         let case = &cases[index];
         let shape = Shape::new(rows, case.columns() * width);
@@ -335,7 +335,7 @@ pub fn missing_scalars_are_an_error<B: Backend>(rig: &Rig<B>) {
 }
 
 pub fn a_skipped_run_changes_nothing<B: Backend>(rig: &Rig<B>) {
-    let job = job(rig, 5000, [false, true], true, 2);
+    let job = job(rig, 5000, [true, false], true, 2);
     let plan = rig.plan(Work::Adamw(vec![job.clone()])).unwrap();
     let expected = Expected::new(rig, &job);
     let run = StepScalars {

@@ -49,7 +49,7 @@ __device__ __forceinline__ void update_tile(const Adamw& job, const Adam& adam, 
   }
 }
 
-// The same for the dtypes of a job: one branch for a tile, none for an element.
+// The same for the dtypes of a job, of which exp_avg_sq is bf16 only if exp_avg is: one branch for a tile, none for an element.
 __device__ __forceinline__ void update_tile_of(const Adamw& job, const Adam& adam, const View& view, const Lane<4>& at,
                                                Values<4>& p) {
   const bool half_grad = job.grad_code == BF16;
@@ -59,8 +59,6 @@ __device__ __forceinline__ void update_tile_of(const Adamw& job, const Adam& ada
     } else {
       half_grad ? update_tile<true, false, true>(job, adam, view, at, p) : update_tile<true, false, false>(job, adam, view, at, p);
     }
-  } else if (job.exp_avg_sq_code == BF16) {
-    half_grad ? update_tile<false, true, true>(job, adam, view, at, p) : update_tile<false, true, false>(job, adam, view, at, p);
   } else {
     half_grad ? update_tile<false, false, true>(job, adam, view, at, p) : update_tile<false, false, false>(job, adam, view, at, p);
   }

@@ -127,6 +127,11 @@ pub enum KernelError {
         /// The number.
         count: usize,
     },
+    /// A first moment that is wider than the second.
+    #[error(
+        "exp_avg is f32 and exp_avg_sq is bf16; give both in f32, both in bf16, or exp_avg alone in bf16"
+    )]
+    MomentDtypes,
     /// A part of another dtype than the others.
     #[error("the part that lies elsewhere has another dtype than the others; convert it first")]
     PartDtypes,

@@ -10,7 +10,8 @@ use lowp_format::{
 use crate::runs::Runs;
 use crate::{Backend, FloatDtype, KernelError, Source};
 
-/// The moments of AdamW, each in binary32, or in bfloat16 and rounded to nearest even on store.
+/// The moments of AdamW, each in binary32, or in bfloat16 and rounded to nearest even on store. `exp_avg_sq` is in bfloat16 only if
+/// `exp_avg` is.
 #[derive(Clone, Debug)]
 pub struct Moments<B: Backend> {
     /// First moment.

@@ -6,8 +6,8 @@ use std::str::FromStr;
 use lowp_kernels::FloatDtype;
 use thiserror::Error;
 
-/// The dtypes of both moments (docs/numerics.md 12.3). Written as `exp_avg=bf16,exp_avg_sq=f32`; read back, a moment that is not named
-/// is f32.
+/// The dtypes of both moments: `exp_avg_sq` is bf16 only if `exp_avg` is (docs/numerics.md 12.3). Written as
+/// `exp_avg=bf16,exp_avg_sq=f32`; read back, a moment that is not named is f32.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct StateDtypes {
     /// Of the first moment.
@@ -50,7 +50,7 @@ impl fmt::Display for StateDtypes {
 
 /// Text that names no dtypes of moments.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
-#[error("{part:?} {why}; write exp_avg=bf16, exp_avg_sq=bf16 or both with a comma between")]
+#[error("{part:?} {why}; write exp_avg=bf16 or exp_avg=bf16,exp_avg_sq=bf16")]
 pub struct StateDtypesError {
     part: String,
     why: &'static str,
@@ -81,10 +81,17 @@ impl FromStr for StateDtypes {
                 return Err(wrong("names a moment twice"));
             }
         }
-        Ok(Self {
+        let dtypes = Self {
             exp_avg: exp_avg.unwrap_or_default(),
             exp_avg_sq: exp_avg_sq.unwrap_or_default(),
-        })
+        };
+        match dtypes.moments() {
+            [FloatDtype::F32, FloatDtype::Bf16] => Err(StateDtypesError {
+                part: text.to_owned(),
+                why: "has bf16 for exp_avg_sq alone",
+            }),
+            _ => Ok(dtypes),
+        }
     }
 }
 
@@ -94,18 +101,16 @@ mod tests {
 
     #[test]
     fn text_is_dtypes_again() {
-        let all = [FloatDtype::F32, FloatDtype::Bf16];
-        for exp_avg in all {
-            for exp_avg_sq in all {
-                let dtypes = StateDtypes {
-                    exp_avg,
-                    exp_avg_sq,
-                };
-                assert_eq!(dtypes.to_string().parse(), Ok(dtypes));
-            }
+        use FloatDtype::{Bf16, F32};
+        for [exp_avg, exp_avg_sq] in [[F32, F32], [Bf16, F32], [Bf16, Bf16]] {
+            let dtypes = StateDtypes {
+                exp_avg,
+                exp_avg_sq,
+            };
+            assert_eq!(dtypes.to_string().parse(), Ok(dtypes));
         }
-        let one = StateDtypes::from_str("exp_avg_sq=bf16");
-        assert_eq!(one, "exp_avg=f32,exp_avg_sq=bf16".parse());
+        let one = StateDtypes::from_str("exp_avg=bf16");
+        assert_eq!(one, "exp_avg=bf16,exp_avg_sq=f32".parse());
     }
 
     #[test]
@@ -116,6 +121,8 @@ mod tests {
             ("exp_avg=f16", "is not f32 or bf16"),
             ("master=bf16", "is neither"),
             ("exp_avg=f32,exp_avg=f32", "twice"),
+            ("exp_avg_sq=bf16", "alone"),
+            ("exp_avg_sq=bf16,exp_avg=f32", "alone"),
         ] {
             let error = StateDtypes::from_str(text).expect_err(text);
             assert!(error.to_string().contains(why), "{error}");

@@ -33,8 +33,9 @@ pub(super) fn moments<B: Fenced>(
 }
 
 fn any_moments<B: Fenced>(choices: &mut Choices<'_, B>, len: usize) -> Moments<B> {
-    let half = [choices.coin(), choices.coin()];
-    moments(choices, len, half)
+    let half = choices.coin();
+    let both = half && choices.coin();
+    moments(choices, len, [half, both])
 }
 
 /// Amaxes of a master of `shape`, of its tensor and of its lines.

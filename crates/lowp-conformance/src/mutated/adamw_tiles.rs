@@ -11,15 +11,13 @@ use lowp_kernels::{AdamMode, AdamwJob, StochasticKey};
 const SHAPES: [[usize; 2]; 5] = [[32, 64], [17, 32], [130, 96], [96, 128], [160, 192]];
 
 /// Dtypes of each moment and of the gradient (true is bf16), and where buffers begin: first at whole chunks.
-const VARIANTS: [([bool; 2], bool, usize); 9] = [
+const VARIANTS: [([bool; 2], bool, usize); 7] = [
     ([false, false], false, 0),
     ([true, true], false, 0),
     ([true, false], false, 0),
-    ([false, true], false, 0),
     ([false, false], true, 0),
     ([true, true], true, 0),
     ([true, false], true, 0),
-    ([false, true], true, 0),
     ([false, false], false, 4),
 ];
 

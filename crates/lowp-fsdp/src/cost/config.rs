@@ -73,8 +73,7 @@ impl CostConfig {
         match self.state.moments() {
             [F32, F32] => "moments, 2 x f32",
             [Bf16, Bf16] => "moments, 2 x bf16",
-            [Bf16, F32] => "moments, bf16 and f32",
-            [F32, Bf16] => "moments, f32 and bf16",
+            [Bf16, F32] | [F32, Bf16] => "moments, bf16 and f32",
         }
     }
 

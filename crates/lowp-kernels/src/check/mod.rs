@@ -271,6 +271,9 @@ impl<B: Backend> Planner<'_, B> {
         let len = self.backend.len::<f32>(&job.master);
         self.source(index, "gradient", &job.grad, len)?;
         self.whole::<f32>(index, "master", &job.master, len, Mode::Write)?;
+        if let [Source::F32(_), Source::Bf16(_)] = job.moments.values() {
+            return Err(KernelError::MomentDtypes);
+        }
         for (what, moment) in ["exp_avg", "exp_avg_sq"].iter().zip(job.moments.values()) {
             self.values(index, what, moment, len, Mode::Write)?;
         }

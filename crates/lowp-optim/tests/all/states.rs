@@ -47,13 +47,23 @@ fn bytes(shard: &ShardedTensor<Cpu>) -> Vec<Vec<u8>> {
 }
 
 fn every_state() -> impl Iterator<Item = StateDtypes> {
-    let dtypes = [FloatDtype::F32, FloatDtype::Bf16];
-    dtypes.into_iter().flat_map(move |exp_avg| {
-        dtypes.map(|exp_avg_sq| StateDtypes {
-            exp_avg,
-            exp_avg_sq,
-        })
+    use FloatDtype::{Bf16, F32};
+    let pairs = [[F32, F32], [Bf16, F32], [Bf16, Bf16]];
+    pairs.into_iter().map(|[exp_avg, exp_avg_sq]| StateDtypes {
+        exp_avg,
+        exp_avg_sq,
     })
+}
+
+#[test]
+fn a_second_moment_alone_in_bf16_is_an_error() {
+    let state = StateDtypes {
+        exp_avg: FloatDtype::F32,
+        exp_avg_sq: FloatDtype::Bf16,
+    };
+    let error = optimizer(state, values(0)).expect_err("an error");
+    let text = error.to_string();
+    assert!(text.contains("exp_avg alone in bf16"), "{text}");
 }
 
 /// Bytes of master, gradient and moments are those of the dtypes; a state of another dtype is rounded to nearest even, moment by moment.
@@ -121,8 +131,8 @@ fn a_second_moment_in_bf16_does_not_fall_with_a_beta2_of_0_999() -> Result<(), O
         let shard = ShardedTensor::new(&Cpu, recipe, ShardSpec::new(&recipe, SHAPE, 1, 0)?)?;
         let spec = ParamSpec {
             state: StateDtypes {
+                exp_avg: dtype,
                 exp_avg_sq: dtype,
-                ..StateDtypes::default()
             },
             ..ParamSpec::new("w", group, values(0))
         };

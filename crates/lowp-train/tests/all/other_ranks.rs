@@ -163,7 +163,7 @@ fn ranks_that_come_and_go_change_no_bit() -> Result<(), Box<dyn Error>> {
         ("mxfp8", Sharding::Fsdp, "exp_avg=f32"),
         ("fp8-current", Sharding::Zero1, "exp_avg=bf16"),
         ("nvfp4-2d", Sharding::Fsdp, "exp_avg=bf16,exp_avg_sq=bf16"),
-        ("fp32", Sharding::Fsdp, "exp_avg_sq=bf16"),
+        ("fp32", Sharding::Fsdp, "exp_avg=bf16"),
     ] {
         let recipe = kind.0;
         let whole = path(&format!("{recipe}-whole"));
@@ -202,8 +202,8 @@ fn moments_of_a_checkpoint_become_those_of_the_run() -> Result<(), Box<dyn Error
         for (step, (state, world, dtypes, rounds)) in (1..).zip([
             ("exp_avg=f32", 2, [f32, f32], 0),
             ("exp_avg=bf16", 3, [bf16, f32], 1),
-            ("exp_avg_sq=bf16", 1, [f32, bf16], 1),
-            ("exp_avg=bf16,exp_avg_sq=bf16", 4, [bf16, bf16], 1),
+            ("exp_avg=f32", 1, [f32, f32], 0),
+            ("exp_avg=bf16,exp_avg_sq=bf16", 4, [bf16, bf16], 2),
             ("exp_avg=bf16,exp_avg_sq=bf16", 2, [bf16, bf16], 0),
             ("exp_avg_sq=f32", 2, [f32, f32], 0),
         ]) {

@@ -175,17 +175,22 @@ impl<L: Lanes> Step<L> {
     }
 }
 
-/// A moment of a range.
-enum ValuesMut<'v> {
-    F32(&'v mut [f32]),
-    Bf16(&'v mut [bf16]),
+/// Both moments of a range, as [`Moments`].
+enum MomentsMut<'v> {
+    F32(&'v mut [f32], &'v mut [f32]),
+    Mixed(&'v mut [bf16], &'v mut [f32]),
+    Bf16(&'v mut [bf16], &'v mut [bf16]),
 }
 
-impl<'v> ValuesMut<'v> {
-    fn take(moment: &Source<Cpu>, views: &mut AllViews<'v>) -> Result<Self, KernelError> {
-        Ok(match moment {
-            Source::F32(buffer) => Self::F32(views.floats.take(buffer)?),
-            Source::Bf16(buffer) => Self::Bf16(views.halves.take(buffer)?),
+impl<'v> MomentsMut<'v> {
+    fn take(moments: &Moments<Cpu>, views: &mut AllViews<'v>) -> Result<Self, KernelError> {
+        use Source::{Bf16, F32};
+        let (floats, halves) = (&mut views.floats, &mut views.halves);
+        Ok(match moments.values() {
+            [F32(m), F32(v)] => Self::F32(floats.take(m)?, floats.take(v)?),
+            [Bf16(m), F32(v)] => Self::Mixed(halves.take(m)?, floats.take(v)?),
+            [Bf16(m), Bf16(v)] => Self::Bf16(halves.take(m)?, halves.take(v)?),
+            [F32(_), Bf16(_)] => return Err(KernelError::MomentDtypes),
         })
     }
 
@@ -197,8 +202,9 @@ impl<'v> ValuesMut<'v> {
             head
         }
         match self {
-            Self::F32(values) => Self::F32(cut(values, len)),
-            Self::Bf16(values) => Self::Bf16(cut(values, len)),
+            Self::F32(m, v) => Self::F32(cut(m, len), cut(v, len)),
+            Self::Mixed(m, v) => Self::Mixed(cut(m, len), cut(v, len)),
+            Self::Bf16(m, v) => Self::Bf16(cut(m, len), cut(v, len)),
         }
     }
 }
@@ -211,7 +217,7 @@ struct Part<'v> {
     mode: AdamMode,
     rounding: SourceRounding,
     master: &'v mut [f32],
-    moments: [ValuesMut<'v>; 2],
+    moments: MomentsMut<'v>,
     grad: Values<'v>,
     /// Row length; the whole length where there are no rows.
     stride: usize,
@@ -232,28 +238,30 @@ impl Part<'_> {
             ..
         } = *self;
         let master = &mut self.master[range.clone()];
-        let [exp_avg, exp_avg_sq] = &mut self.moments;
-        let grad = self.grad.slice(range.clone());
-        // One loop for each choice of dtypes.
-        macro_rules! of_dtype {
-            ($values:ident: $kind:ident, $($then:tt)*) => {
-                match $values {
-                    $kind::F32($values) => $($then)*,
-                    $kind::Bf16($values) => $($then)*,
-                }
-            };
+        macro_rules! update {
+            ($exp_avg:expr, $exp_avg_sq:expr, $grad:expr) => {{
+                let exp_avg = &mut $exp_avg[range.clone()];
+                let exp_avg_sq = &mut $exp_avg_sq[range.clone()];
+                let grad = &$grad[range];
+                isa.run(Update {
+                    scalars,
+                    grad_scale,
+                    mode,
+                    master,
+                    exp_avg,
+                    exp_avg_sq,
+                    grad,
+                })
+            }};
         }
-        let amax = of_dtype!(exp_avg: ValuesMut, of_dtype!(exp_avg_sq: ValuesMut, of_dtype!(grad: Values, {
-            isa.run(Update {
-                scalars,
-                grad_scale,
-                mode,
-                master,
-                exp_avg: &mut exp_avg[range.clone()],
-                exp_avg_sq: &mut exp_avg_sq[range],
-                grad,
-            })
-        })));
+        let amax = match (&mut self.moments, self.grad) {
+            (MomentsMut::F32(m, v), Values::F32(g)) => update!(m, v, g),
+            (MomentsMut::F32(m, v), Values::Bf16(g)) => update!(m, v, g),
+            (MomentsMut::Mixed(m, v), Values::F32(g)) => update!(m, v, g),
+            (MomentsMut::Mixed(m, v), Values::Bf16(g)) => update!(m, v, g),
+            (MomentsMut::Bf16(m, v), Values::F32(g)) => update!(m, v, g),
+            (MomentsMut::Bf16(m, v), Values::Bf16(g)) => update!(m, v, g),
+        };
         self.amax = self.amax.max(round_bits(amax.to_bits(), self.rounding));
     }
 }
@@ -305,14 +313,7 @@ fn tasks<'v>(
     views: &mut AllViews<'v>,
 ) -> Result<Vec<Task<'v>>, KernelError> {
     let mut master = views.floats.take(&job.master)?;
-    let Moments {
-        exp_avg,
-        exp_avg_sq,
-    } = &job.moments;
-    let mut moments = [
-        ValuesMut::take(exp_avg, views)?,
-        ValuesMut::take(exp_avg_sq, views)?,
-    ];
+    let mut moments = MomentsMut::take(&job.moments, views)?;
     let grad = source(&job.grad, views)?;
     let mut done = 0;
     let mut part = |len: usize, stride: usize| {
@@ -326,7 +327,7 @@ fn tasks<'v>(
             mode: job.mode,
             rounding: job.source_rounding,
             master: head,
-            moments: moments.each_mut().map(|moment| moment.split_off(len)),
+            moments: moments.split_off(len),
             grad: grad.slice(done - len..done),
             stride,
             amax: 0,
