@@ -21,7 +21,7 @@ pub(crate) const EVALUATIONS: &str = "evaluations";
 pub(crate) const LOSSES: &str = "train.losses";
 
 /// The fields of [`Config`] that must be the same for a run to resume, after those of the model.
-const OF_THE_RUN: [&str; 17] = [
+const OF_THE_RUN: [&str; 18] = [
     "accumulate",
     "reduce_every_micro_batch",
     "grad_wire",
@@ -32,6 +32,7 @@ const OF_THE_RUN: [&str; 17] = [
     "warmup",
     "schedule",
     "final_lr",
+    "beta2",
     "weight_decay",
     "no_decay",
     "clip",
@@ -450,6 +451,7 @@ mod tests {
         let config = Config {
             schedule: Decay::Linear,
             no_decay: vec!["tokens".to_owned()],
+            beta2: 0.999,
             z_loss: 1e-4,
             eval_every: Some(1),
             reduce_every_micro_batch: true,

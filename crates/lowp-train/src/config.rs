@@ -83,6 +83,9 @@ pub struct Config<M> {
     pub schedule: Decay,
     /// Learning rate of the last step, as a fraction of the highest.
     pub final_lr: f32,
+    /// Decay of the second moment.
+    #[serde(default = "forms::beta2", skip_serializing_if = "forms::is_beta2")]
+    pub beta2: f32,
     /// Decoupled weight decay of all matrices but those that are named next.
     pub weight_decay: f32,
     /// Names of parameters that stay in f32 and do not decay, beside norms.
@@ -125,6 +128,7 @@ impl<M> Config<M> {
             warmup: 20,
             schedule: Decay::Cosine,
             final_lr: 0.1,
+            beta2: forms::beta2(),
             weight_decay: 0.1,
             no_decay: Vec::new(),
             clip: 1.0,
@@ -191,6 +195,7 @@ impl<M> Config<M> {
         for (field, value, zero) in [
             ("final_lr", self.final_lr, true),
             ("lr", self.lr, false),
+            ("beta2", self.beta2, true),
             ("weight_decay", self.weight_decay, true),
             ("clip", self.clip, false),
             ("z_loss", self.z_loss, true),
@@ -199,6 +204,9 @@ impl<M> Config<M> {
                 let value = f64::from(value);
                 return Err(TrainError::Number { field, value, zero });
             }
+        }
+        if self.beta2 >= 1.0 {
+            return Err(TrainError::Beta2 { beta2: self.beta2 });
         }
         match self.final_lr > 1.0 {
             true => Err(TrainError::RisingRate {
@@ -251,6 +259,7 @@ impl<M> Config<M> {
     pub fn group(&self) -> Group {
         Group {
             lr: self.lr,
+            betas: (Group::default().betas.0, self.beta2),
             weight_decay: self.weight_decay,
             ..Group::default()
         }
@@ -390,6 +399,7 @@ mod tests {
                 kept_in_bf16: vec!["a".to_owned()],
                 amax_groups: vec![vec!["b".to_owned(), "c".to_owned()]],
                 lr: 0.1,
+                beta2: 0.999,
                 z_loss: 1e-4,
                 eval_every: Some(10),
                 ..Config::new(GptConfig {
@@ -418,7 +428,7 @@ mod tests {
     #[test]
     fn what_cannot_be_is_named() {
         type Change = fn(&mut Config<GptConfig>);
-        let changes: [(Change, &str); 16] = [
+        let changes: [(Change, &str); 17] = [
             (
                 |c| c.mesh = Mesh::sharded(0),
                 "`mesh` 1x0: both numbers must be",
@@ -435,6 +445,7 @@ mod tests {
             (|c| c.final_lr = 1.5, "`final_lr` 1.5 is above 1"),
             (|c| c.lr = 0.0, "`lr` 0.0: expected a positive number"),
             (|c| c.clip = f32::NAN, "`clip` NaN: expected a positive"),
+            (|c| c.beta2 = 1.0, "`beta2` 1.0 is not below 1"),
             (|c| c.weight_decay = -1.0, "`weight_decay` -1.0: expected 0"),
             (|c| (c.seed, c.seeds) = (u64::MAX, 2), "beyond 64 bits"),
             (|c| c.eval_batches = 0, "`eval_batches` must be from 1"),

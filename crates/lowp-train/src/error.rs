@@ -142,6 +142,12 @@ pub enum TrainError {
         /// All steps.
         steps: usize,
     },
+    /// A second moment that would not fall.
+    #[error("`beta2` {beta2:?} is not below 1: no gradient would be forgotten")]
+    Beta2 {
+        /// The decay.
+        beta2: f32,
+    },
     /// A learning rate that would rise after warm-up.
     #[error("`final_lr` {final_lr:?} is above 1: the rate falls after warm-up")]
     RisingRate {
@@ -380,6 +386,7 @@ impl TrainError {
 /// `value` in JSON, of which defaults may be left out.
 fn or_default<'a>(field: &str, value: &'a str) -> &'a str {
     match (field, value) {
+        ("beta2", "null") => "0.95",
         ("z_loss", "null") => "0",
         ("reduce_every_micro_batch", "null") => "false",
         ("schedule", "null") => "cosine",

@@ -18,6 +18,15 @@ pub(crate) fn is_zero(value: &f32) -> bool {
     *value == 0.0
 }
 
+/// That of [`Group`](lowp_optim::Group).
+pub(crate) fn beta2() -> f32 {
+    lowp_optim::Group::default().betas.1
+}
+
+pub(crate) fn is_beta2(value: &f32) -> bool {
+    *value == beta2()
+}
+
 /// `"fsdp"` or `"zero1"`.
 #[derive(Serialize, Deserialize)]
 #[serde(remote = "Sharding", rename_all = "lowercase")]

@@ -252,6 +252,16 @@ pub(crate) struct Args {
     #[arg(long, value_name = "N", help_heading = "Optimizer")]
     pub(crate) warmup: Option<usize>,
 
+    /// Decay of the second moment of AdamW
+    #[arg(
+        long,
+        value_name = "X",
+        default_value_t = 0.95,
+        allow_negative_numbers = true,
+        help_heading = "Optimizer"
+    )]
+    pub(crate) beta2: f64,
+
     /// Decoupled weight decay of all matrices but those of --no-decay
     #[arg(
         long,

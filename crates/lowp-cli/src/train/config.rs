@@ -100,6 +100,7 @@ impl Setup {
             warmup: args.warmup.unwrap_or((steps / 10).min(100)) as u64,
             schedule: schedule(args, steps)?,
             final_lr: narrow("final_lr", args.final_lr, true)?,
+            beta2: narrow("beta2", args.beta2, true)?,
             weight_decay: narrow("weight_decay", args.weight_decay, true)?,
             no_decay: no_decay(args, &folder, model)?,
             clip: narrow("clip", args.clip, false)?,

@@ -66,6 +66,7 @@ fn messages() {
         "--lr fast",
         "--clip 0",
         "--clip inf",
+        "--beta2 1",
         "--weight-decay -0.1",
         "--warmup 4 --steps 3",
         "--grad-wire fp8",
