@@ -187,6 +187,18 @@ pub enum CommError {
         /// Entries found.
         found: usize,
     },
+    /// Gradients of a batch that lie in other memory than their number says.
+    #[error(
+        "reduce_scatter, items {} and {}: both give {memory} as the number of their memory, but lie in other memory; give each memory of a batch a number of its own",
+        items[0], items[1]
+    )]
+    #[serde(skip)]
+    ItemMemory {
+        /// Which of the batch.
+        items: [usize; 2],
+        /// The number of both.
+        memory: usize,
+    },
     /// Text that is no mesh.
     #[error(
         "'{text}' is not a mesh; write replicate x shard with both at least 1, for example 2x4 (1x4 shards over 4 ranks)"

@@ -227,23 +227,21 @@ impl<B: Backend> Builder<'_, B> {
             ));
         }
         adamw.scales().group(None);
-        // Weights of a block are gathered together; ranks compare the plans of all blocks at once.
+        // Weights of a block are gathered together; ranks compare the plans of all blocks and of variables at once.
         let mut shards = shards.into_iter();
-        let mut plans_of_blocks = Vec::new();
+        let mut gather_plans = Vec::new();
         for block in linears.chunk_by(|a, b| a.block == b.block) {
             let tensors: Vec<_> = shards.by_ref().take(block.len()).collect();
             if !tensors.is_empty() {
-                let block = ShardedWeight::uncompared(backend, mesh, &memory, tensors, &reshard)?;
-                weights.extend(block.0);
-                plans_of_blocks.push(block.1);
+                let made = ShardedWeight::uncompared(backend, mesh, &memory, tensors, &reshard)?;
+                weights.extend(made.0);
+                let name = format!("block {} ({})", block[0].block, block[0].name);
+                gather_plans.push([name, made.1]);
             }
         }
-        let control = mesh.shard.control();
-        let compared = control.each_equal(GATHER_PLAN, &plans_of_blocks);
-        compared.map_err(ShardError::from)?;
         let weights = ids.into_iter().zip(weights.into_iter().map(Arc::new));
         let weights: Vec<_> = weights.collect();
-        let mut own_vars = Vec::new();
+        let (mut own_vars, mut var_shards) = (Vec::new(), Vec::new());
         for (number, spec) in (linears.len()..).zip(vars) {
             let shape = shape_of(spec)?;
             let group = if spec.decay { decay } else { no_decay };
@@ -267,8 +265,15 @@ impl<B: Backend> Builder<'_, B> {
                     name: spec.name.clone(),
                     source: Box::new(source),
                 })?;
-            own_vars.push((id, tensor));
+            own_vars.push((id, tensor.spec().all_elements()));
+            var_shards.push(tensor);
         }
+        let on = (backend, mesh, &*memory);
+        let (mut plain_vars, plans_of_vars) = PlainVars::new(on, vars, var_shards, options.vars)?;
+        gather_plans.extend(plans_of_vars);
+        let control = mesh.shard.control();
+        let compared = control.each_equal(GATHER_PLAN, &gather_plans);
+        compared.map_err(ShardError::from)?;
         let adamw = adamw.build()?;
         let param = |name: &str, ranges: &[Range<usize>], id| -> Result<_, ModelError> {
             Ok(GradParam {
@@ -285,10 +290,9 @@ impl<B: Backend> Builder<'_, B> {
             numbers.partition(|&number| vars[number].used.is_first_in_backward());
         let mut var_grads = vec![0; vars.len()];
         let mut add_var = |number: usize, grads: &mut Vec<_>, grad_ids: &mut Vec<_>| {
-            let (id, shard) = &own_vars[number];
+            let (id, ranges) = &own_vars[number];
             var_grads[number] = grads.len();
-            let ranges = shard.spec().all_elements();
-            grads.push(param(&vars[number].name, &ranges, *id)?);
+            grads.push(param(&vars[number].name, ranges, *id)?);
             grad_ids.push(*id);
             Ok::<_, ModelError>(())
         };
@@ -320,11 +324,8 @@ impl<B: Backend> Builder<'_, B> {
                 ))
             })
             .collect();
-        let (var_ids, shards): (Vec<_>, Vec<_>) = own_vars.into_iter().unzip();
-        let shards = shards.into_iter().zip(var_grads).collect();
-        let on = (backend, mesh, &*memory);
-        let mut vars = PlainVars::new(on, vars, shards, &gradients, options.vars)?;
-        vars.refresh()?;
+        plain_vars.connect(&gradients, &var_grads)?;
+        plain_vars.refresh()?;
         let sent_before = adamw.flat_sent_bytes();
         Ok(ShardedModel {
             backend: backend.clone(),
@@ -339,8 +340,8 @@ impl<B: Backend> Builder<'_, B> {
             gradients,
             grad_ids,
             micro_batches: 0,
-            vars,
-            var_ids,
+            vars: plain_vars,
+            var_ids: own_vars.into_iter().map(|(id, _)| id).collect(),
             sent_before,
             recast: 0,
             rounded: 0,

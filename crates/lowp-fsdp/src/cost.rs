@@ -18,12 +18,14 @@
 
 mod bandwidth;
 mod block;
+mod buckets;
 mod config;
 mod links;
 mod memory;
 mod shapes;
 mod spread;
 mod traffic;
+mod uneven;
 mod vars;
 mod weight;
 mod weights;
@@ -39,6 +41,8 @@ pub use traffic::{CollectiveCost, StepTraffic};
 use lowp_format::{Recipe, block_cuts};
 
 use lowp_optim::StateDtypes;
+
+use buckets::Buckets;
 use vars::Vars;
 use weight::WeightCost;
 use weights::Weights;
@@ -96,7 +100,8 @@ impl Costs {
         let weights = weights.map_err(|(number, source)| CostError::Layer { number, source })?;
         let vars = Vars::new(&model.vars, config)?;
         let memory = RankMemory::new(model, &weights, &vars, config);
-        let step = StepTraffic::new((&weights, &vars), name, config, bandwidth);
+        let buckets = Buckets::new(model, (&weights, &vars), config);
+        let step = StepTraffic::new((&weights, &vars), &buckets, name, config, bandwidth);
         let all = |of: fn(&WeightCost) -> &[u64]| {
             weights.sum(|cost| of(cost).iter().map(|&n| u128::from(n)).sum())
         };
@@ -109,7 +114,7 @@ impl Costs {
             spread: RankSpread::new(&weights, config),
             var_gather_bytes: vars.all().sum(|cost| u128::from(cost.stored[memory.rank]))
                 + vars.staying_gathered(),
-            staging: memory::staging(model, (&weights, &vars), config),
+            staging: memory::staging(&buckets, config),
             state: config.state,
             memory,
             step,

@@ -104,15 +104,14 @@ pub(crate) struct PlainVars<B: Backend> {
 }
 
 impl<B: Backend> PlainVars<B> {
-    /// Variables over `shards`, each with the parameter that it is among `gradients`. Collective; values are there after
-    /// [`PlainVars::refresh`].
+    /// Variables over `shards`, and what ranks must have in common of their gathers, each with its name, for the caller to compare. Collective;
+    /// values are there after [`PlainVars::refresh`].
     pub(crate) fn new(
         (backend, mesh, memory): (&B, &MeshComm<B>, &LayerMemory<B>),
         specs: &[VarSpec],
-        shards: Vec<(ShardedTensor<B, VarRecipe>, usize)>,
-        gradients: &Arc<Gradients<B>>,
+        shards: Vec<ShardedTensor<B, VarRecipe>>,
         place: VarPlace,
-    ) -> Result<Self, ModelError> {
+    ) -> Result<(Self, Vec<[String; 2]>), ModelError> {
         let stays = specs.iter().filter(|spec| !spec.used.is_transient());
         let values = match place {
             VarPlace::Host => Ok(Values::Host),
@@ -126,15 +125,16 @@ impl<B: Backend> PlainVars<B> {
         let values = or_abort(&*mesh.world, values)?;
         let (pool, memory) = (memory.pool().beside(), memory.beside());
         let (mut vars, mut staying) = (Vec::with_capacity(specs.len()), Vec::new());
-        for (spec, (shard, grad)) in specs.iter().zip(shards) {
+        let mut plans = Vec::new();
+        for (spec, shard) in specs.iter().zip(shards) {
             let (full, elements) = (shard.spec().full(), shard.spec().elements());
             let held = if spec.used.is_transient() {
-                let tensors = vec![shard];
-                let weights = ShardedWeight::block(backend, mesh, &memory, tensors, &Reshard::Yes)?;
+                let (tensors, reshard) = (vec![shard], &Reshard::Yes);
+                let block = ShardedWeight::uncompared(backend, mesh, &memory, tensors, reshard)?;
+                let (weights, plan) = block;
+                plans.push([spec.name.clone(), plan]);
                 let weight = weights.into_iter().next().map(Arc::new);
-                let weight = weight.ok_or(ModelError::NotConnected)?;
-                weight.connect(gradients, grad)?;
-                Held::Transient(weight)
+                Held::Transient(weight.ok_or(ModelError::NotConnected)?)
             } else {
                 staying.push(shard);
                 Held::Stays {
@@ -147,19 +147,37 @@ impl<B: Backend> PlainVars<B> {
                 shape: spec.shape.clone(),
                 full,
                 elements,
-                grad,
+                grad: 0,
                 held,
             });
         }
-        let group = GatherGroup::new(backend, mesh.shard.clone(), &pool, staying, true)?;
-        Ok(Self {
+        let comm = mesh.shard.clone();
+        let (group, plan) = GatherGroup::uncompared(backend, comm, &pool, staying, true)?;
+        plans.push(["the variables that stay".to_owned(), plan]);
+        let vars = Self {
             backend: backend.clone(),
             vars,
             values,
             group,
             pool,
             memory,
-        })
+        };
+        Ok((vars, plans))
+    }
+
+    /// Says which parameter each is among `gradients`.
+    pub(crate) fn connect(
+        &mut self,
+        gradients: &Arc<Gradients<B>>,
+        params: &[usize],
+    ) -> Result<(), ModelError> {
+        for (var, &param) in self.vars.iter_mut().zip(params) {
+            var.grad = param;
+            if let Held::Transient(weight) = &var.held {
+                weight.connect(gradients, param)?;
+            }
+        }
+        Ok(())
     }
 
     /// Their names, and the shapes that their specs have.

@@ -6,15 +6,15 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use lowp_comm::{
-    Adds, Collective, CommError, Communicator, Control, Counters, GatherItem, GradWire, ReduceItem,
+    Collective, CommError, Communicator, Control, Counters, GatherItem, GradWire, ReduceItem,
     Traffic, even, is_large, or_abort, threads,
 };
 use lowp_kernels::{Backend, Cuda, CudaBuffer, CudaEvent, KernelError, Source};
 
+use crate::batch::Method;
 use crate::exit::Abandoned;
-use crate::rank_order::{Addition, RankOrder};
+use crate::rank_order::RankOrder;
 use crate::raw::{self, ID, Op, Raw};
-use crate::uneven::{Uneven, sum_rests};
 use crate::watchdog::{self, Group as _};
 
 type Watchdog = watchdog::Watchdog<Raw, CudaEvent>;
@@ -35,7 +35,7 @@ pub enum Sums {
 /// How ranks work together.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct NcclOptions {
-    /// A batch that is not done after this time has failed. 300 seconds.
+    /// A batch that is not done this time after the one before has failed. 300 seconds.
     pub limit: Duration,
     /// Who adds gradients in f32.
     pub sums: Sums,
@@ -58,8 +58,8 @@ impl Default for NcclOptions {
 ///
 /// Pieces go straight to where they belong, without staging. A batch is one NCCL group, or two where it has large and small
 /// pieces. Gradients that travel in bfloat16
-/// are added in f32 by the rank that receives the sum, in rank order; those in f32 as [`Sums`] says. Of gradients that ranks own uneven parts of they first
-/// get the sums of even ones, and then send each other what they own ([`lowp_comm::UnevenRun`]).
+/// are added in f32 by the rank that receives the sum, in rank order; those in f32 as [`Sums`] says. Where ranks own uneven parts of gradients, each
+/// first gets the sums of an even part, and passes them on to their owners ([`lowp_comm::UnevenRun`]).
 /// A group of one rank copies, and needs no NCCL. A split takes NCCL's own (2.18 and later); a group of the same ranks in the same order has
 /// the same one.
 ///
@@ -69,8 +69,8 @@ impl Default for NcclOptions {
 /// and no limit.
 ///
 /// # Memory
-/// Sums in rank order are planned for the buffers that they are of, and the last 4096 plans keep theirs: give gradients in buffers that are
-/// used again, as gradient buckets does.
+/// Reductions are planned for the buffers that they are of, and the last 4096 plans keep theirs: give gradients in buffers that are
+/// used again, as gradient buckets does. A graph can capture a reduction that adds or passes on sums once it was made before.
 #[derive(Debug)]
 pub struct NcclComm {
     /// Dropped first: its thread holds the control, too, and is to be gone before the last handle of that.
@@ -284,92 +284,36 @@ impl NcclComm {
         })
     }
 
-    fn reduce(&self, items: &[ReduceItem<'_, Cuda>], wire: GradWire) -> Result<(), CommError> {
+    /// What was sent.
+    fn reduce(&self, items: &[ReduceItem<'_, Cuda>], wire: GradWire) -> Result<Traffic, CommError> {
         let grads = by_nccl(items, wire);
         if let (None, Some(grads)) = (&self.raw, &grads)
             && items.iter().all(|item| !item.accumulate)
         {
-            return grads.iter().zip(items).try_for_each(|(grad, item)| {
-                let own = item.ranges[0].clone();
-                Ok(self.cuda.copy(grad, own, item.out, 0)?)
-            });
+            for (grad, item) in grads.iter().zip(items) {
+                self.cuda.copy(grad, item.ranges[0].clone(), item.out, 0)?;
+            }
+            return Ok(Traffic::of(
+                &self.cuda,
+                0,
+                Collective::ReduceScatter(items, wire),
+            ));
         }
-        let adds = match self.options.sums {
-            Sums::Nccl if self.raw.is_some() && grads.is_some() => Adds::Library,
-            _ => Adds::Receiver,
+        let method = match (self.options.sums, grads) {
+            (Sums::Nccl, Some(grads)) if self.raw.is_some() => Method::Library(grads),
+            _ => Method::Receiver,
         };
         let mut ordered = self.ordered.lock().unwrap_or_else(PoisonError::into_inner);
         let place = (self.rank(), self.world_size());
-        let uneven = Uneven::new(&self.cuda, items, adds, place, &mut ordered)?;
-        let even = uneven.in_even_parts(items);
-        match by_nccl(&even, wire) {
-            Some(grads) if adds == Adds::Library => {
-                let rests = uneven.rests(&self.cuda, items)?;
-                self.reduce_by_nccl(&even, &grads, &rests, &mut ordered)?;
-            }
-            _ => {
-                let (rank, world) = place;
-                let work = ordered.reduce(&self.cuda, &even, wire, rank, world)?;
-                work.convert(&self.cuda)?;
-                self.batch(|| work.memory(), |calls| work.send_parts(calls))?;
-                work.add(&self.cuda)?;
-            }
+        let batch = ordered.batch(&self.cuda, items, wire, &method, place)?;
+        batch.begin(&self.cuda)?;
+        self.batch(|| batch.memory(), |calls| batch.send(calls))?;
+        batch.end(&self.cuda)?;
+        if let Some(delivery) = &batch.delivery {
+            self.batch(|| delivery.memory(), |calls| delivery.send(calls))?;
+            delivery.end(&self.cuda)?;
         }
-        self.deliver(items, &uneven, &mut ordered)
-    }
-
-    /// Sums in NCCL's order, of gradients in even parts that it can add, and of the rest after the parts. Those that are added to earlier ones
-    /// arrive in scratch memory.
-    fn reduce_by_nccl(
-        &self,
-        items: &[ReduceItem<'_, Cuda>],
-        grads: &[&CudaBuffer<f32>],
-        rests: &[[CudaBuffer<f32>; 2]],
-        ordered: &mut RankOrder,
-    ) -> Result<(), CommError> {
-        let addition = ordered.additions(&self.cuda, items, self.rank())?;
-        let into = arrivals(items, addition, |_| true);
-        let mut parts = Vec::with_capacity(items.len());
-        for (index, ((item, &grad), &sum)) in items.iter().zip(grads).zip(&into).enumerate() {
-            let all = even(item.ranges).ok_or_else(|| CommError::ItemLength {
-                op: "reduce-scatter of even parts",
-                item: index,
-                what: "a gradient of uneven parts",
-                found: grad.len(),
-                needed: 0,
-            })?;
-            parts.push([self.cuda.view(grad, all)?, sum.clone()]);
-        }
-        let memory = || parts.iter().chain(rests).cloned().collect::<Vec<_>>();
-        self.batch(memory, |calls| {
-            let mut each = parts.iter();
-            each.try_for_each(|[grad, sum]| calls.reduce_scatter(grad, sum))?;
-            sum_rests(rests, calls)
-        })?;
-        addition.map_or(Ok(()), |addition| addition.add(&self.cuda))
-    }
-
-    /// Brings sums of even parts to the ranks that own them.
-    fn deliver(
-        &self,
-        items: &[ReduceItem<'_, Cuda>],
-        uneven: &Uneven,
-        ordered: &mut RankOrder,
-    ) -> Result<(), CommError> {
-        if uneven.is_empty() {
-            return Ok(());
-        }
-        let in_runs = items
-            .iter()
-            .enumerate()
-            .filter(|(item, _)| uneven.has(*item));
-        let in_runs: Vec<_> = in_runs.map(|(_, item)| ReduceItem { ..*item }).collect();
-        let addition = ordered.additions(&self.cuda, &in_runs, self.rank())?;
-        let into = arrivals(items, addition, |item| uneven.has(item));
-        let delivery = uneven.delivery(&self.cuda, items, &into)?;
-        self.batch(|| delivery.memory(), |calls| delivery.send(calls))?;
-        delivery.copy(&self.cuda)?;
-        addition.map_or(Ok(()), |addition| addition.add(&self.cuda))
+        Ok(batch.traffic)
     }
 
     fn sum(&self, buffers: &[&CudaBuffer<f32>]) -> Result<(), CommError> {
@@ -417,23 +361,6 @@ impl NcclComm {
             }
         }
     }
-}
-
-/// Where the sums of `items` arrive: those that are added to earlier ones, of the gradients that `addition` is of, in its memory.
-fn arrivals<'a>(
-    items: &[ReduceItem<'a, Cuda>],
-    addition: Option<&'a Addition>,
-    is_of: impl Fn(usize) -> bool,
-) -> Vec<&'a CudaBuffer<f32>> {
-    let mut scratch = addition.into_iter().flat_map(|addition| &addition.sums);
-    let each = items.iter().enumerate().map(|(number, item)| {
-        let scratch = match item.accumulate && is_of(number) {
-            true => scratch.next(),
-            false => None,
-        };
-        scratch.unwrap_or(item.out)
-    });
-    each.collect()
 }
 
 /// The gradients, if NCCL can add them: in f32.
@@ -502,30 +429,31 @@ impl Communicator<Cuda> for NcclComm {
     }
 
     fn enqueue(&self, _label: &str, batch: Collective<'_, Cuda>) -> Result<(), CommError> {
-        let run = || -> Result<(), CommError> {
+        let run = || -> Result<Traffic, CommError> {
             batch.check(&self.cuda, self.rank(), self.world_size())?;
             self.own(batch)?;
             // What others are told by NCCL's group, which the watchdog ends.
             if self.raw.is_none() {
                 self.control.failure().map_or(Ok(()), Err)?;
             }
+            let mut sent = Traffic::of(&self.cuda, self.rank(), batch);
             match batch {
                 Collective::AllGather(items) => self.gather(items)?,
-                Collective::ReduceScatter(items, wire) => self.reduce(items, wire)?,
+                Collective::ReduceScatter(items, wire) => sent = self.reduce(items, wire)?,
                 Collective::Max(values) => self.combine(&[values], &Op::Max)?,
                 Collective::Sum(buffers) => self.sum(buffers)?,
             }
             if let Some(watchdog) = &self.watchdog {
                 watchdog.expect(self.cuda.record()?, batch.name());
             }
-            Ok(())
+            Ok(sent)
         };
-        match run() {
+        let sent = match run() {
             // Nothing has run: what an error means is known to whoever captures.
             Err(error) if self.cuda.is_capturing() => return Err(error),
             done => or_abort(self, done)?,
-        }
-        self.counters.add(&self.cuda, self.rank(), batch);
+        };
+        self.counters.repeat(sent);
         Ok(())
     }
 

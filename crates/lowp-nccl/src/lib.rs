@@ -29,13 +29,19 @@
 //! ```
 
 #[cfg(feature = "cuda")]
+mod batch;
+#[cfg(feature = "cuda")]
 mod comm;
 #[cfg(any(feature = "cuda", test))]
 mod exit;
 #[cfg(feature = "cuda")]
+mod parts;
+#[cfg(feature = "cuda")]
 mod rank_order;
 #[cfg(feature = "cuda")]
 mod raw;
+#[cfg(feature = "cuda")]
+mod staging;
 #[cfg(feature = "cuda")]
 mod uneven;
 #[cfg(any(feature = "cuda", test))]

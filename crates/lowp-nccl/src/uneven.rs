@@ -1,141 +1,85 @@
-//! [`Uneven`]: the gradients of a batch of which ranks own uneven parts ([`UnevenRun`]). They are summed in even parts, which go to their
-//! owners then.
+//! [`Delivery`]: the sums of even parts go to the ranks that own uneven ones ([`UnevenRun`]).
 
-use lowp_comm::{Adds, CommError, Move, ReduceItem, UnevenRun};
-use lowp_kernels::{Backend, Cuda, CudaBuffer, KernelError, Source};
+use std::ops::Range;
 
-use crate::rank_order::RankOrder;
-use crate::raw::{Calls, Op};
+use lowp_comm::{CommError, Move, ReduceItem, UnevenRun};
+use lowp_kernels::{Backend, ConvertJob, Cuda, CudaBuffer, CudaPlan, KernelError, Source, Work};
 
-/// The runs of a batch.
+use crate::rank_order::run_if;
+use crate::raw::Calls;
+use crate::staging::{Arrivals, Staging};
+
+/// What goes from the ranks that have sums to those that own them, planned.
 #[derive(Debug)]
-pub(crate) struct Uneven {
-    runs: Vec<UnevenRun>,
-    /// By run: the sums of this rank's part, and of the rest.
-    sums: Vec<[CudaBuffer<f32>; 2]>,
-    rank: usize,
-}
-
-/// What goes from the ranks that have sums to those that own them.
-#[derive(Debug, Default)]
 pub(crate) struct Delivery {
     /// To each peer.
     sent: Vec<(usize, CudaBuffer<f32>)>,
     /// From each peer.
     received: Vec<(usize, CudaBuffer<f32>)>,
-    /// What this rank has and owns: from where, and to where.
-    copied: Vec<[CudaBuffer<f32>; 2]>,
+    /// What this rank has and owns, to where it belongs.
+    copy: Option<CudaPlan>,
+    /// What arrived, to earlier sums.
+    add: Option<CudaPlan>,
 }
 
-impl Uneven {
-    /// Those of `items`, as rank `rank` of `world` has them.
+impl Delivery {
+    /// Of the sums of `runs` of a batch, by run those of this rank's part and of the elements after all parts.
     pub(crate) fn new(
         cuda: &Cuda,
+        staging: &Staging,
         items: &[ReduceItem<'_, Cuda>],
-        adds: Adds,
-        (rank, world): (usize, usize),
-        ordered: &mut RankOrder,
-    ) -> Result<Self, CommError> {
-        let memory = |item: &ReduceItem<'_, Cuda>| (item.grad.span(cuda), item.grad.dtype());
-        let batch = items.iter().map(|item| (memory(item), item.ranges));
-        let runs = UnevenRun::find(&batch.collect::<Vec<_>>(), world, adds);
-        let lens = runs
-            .iter()
-            .map(|run| [run.parts[rank].len(), run.rest.len()]);
-        let sums = ordered.even_sums(cuda, &lens.collect::<Vec<_>>())?;
-        Ok(Self { runs, sums, rank })
-    }
-
-    pub(crate) fn is_empty(&self) -> bool {
-        self.runs.is_empty()
-    }
-
-    /// Whether gradient `item` of the batch is in a run.
-    pub(crate) fn has(&self, item: usize) -> bool {
-        self.runs.iter().any(|run| run.items.contains(&item))
-    }
-
-    /// The batch in even parts: each run as one gradient.
-    pub(crate) fn in_even_parts<'a>(
-        &'a self,
-        items: &[ReduceItem<'a, Cuda>],
-    ) -> Vec<ReduceItem<'a, Cuda>> {
-        let others = items
-            .iter()
-            .enumerate()
-            .filter(|(item, _)| !self.has(*item));
-        let others = others.map(|(_, item)| ReduceItem { ..*item });
-        let runs = self
-            .runs
-            .iter()
-            .zip(&self.sums)
-            .map(|(run, [sums, _])| ReduceItem {
-                grad: items[run.items.start].grad,
-                ranges: &run.parts,
-                out: sums,
-                accumulate: false,
-            });
-        others.chain(runs).collect()
-    }
-
-    /// The rest after the parts of gradients in f32, and where its sums go on all ranks.
-    pub(crate) fn rests(
-        &self,
-        cuda: &Cuda,
-        items: &[ReduceItem<'_, Cuda>],
-    ) -> Result<Vec<[CudaBuffer<f32>; 2]>, KernelError> {
-        let mut rests = Vec::new();
-        for (run, [_, sums]) in self.runs.iter().zip(&self.sums) {
-            if let Source::F32(grad) = items[run.items.start].grad {
-                rests.push([cuda.view(grad, run.rest.clone())?, sums.clone()]);
-            }
-        }
-        Ok(rests)
-    }
-
-    /// How the sums reach their owners: those of this rank go to `into`, by item.
-    pub(crate) fn delivery(
-        &self,
-        cuda: &Cuda,
-        items: &[ReduceItem<'_, Cuda>],
-        into: &[&CudaBuffer<f32>],
-    ) -> Result<Delivery, KernelError> {
-        let rank = self.rank;
-        let batch: Vec<_> = items.iter().map(|item| item.ranges).collect();
-        let part_of = |buffer, start: usize, elements: std::ops::Range<usize>| {
-            cuda.view(buffer, elements.start - start..elements.end - start)
-        };
-        let own = |item: usize, elements| part_of(into[item], batch[item][rank].start, elements);
-        let mut delivery = Delivery::default();
-        for (run, [sums, rest]) in self.runs.iter().zip(&self.sums) {
-            let part = run.parts[rank].start;
-            for Move { peer, elements, .. } in run.sent(&batch, rank) {
-                delivery.sent.push((peer, part_of(sums, part, elements)?));
+        (runs, sums): (&[UnevenRun], &[[CudaBuffer<f32>; 2]]),
+        rank: usize,
+    ) -> Result<Self, KernelError> {
+        let owned: Vec<_> = items.iter().map(|item| item.ranges).collect();
+        let in_runs = runs.iter().flat_map(|run| &items[run.items.clone()]);
+        let outs = in_runs.map(|item| (item.out, item.accumulate));
+        let Arrivals { into, add } = staging.arrivals(cuda, outs)?;
+        let mut into = into.as_slice();
+        let (mut sent, mut received, mut copies) = (vec![], vec![], vec![]);
+        for (run, [sums, rest]) in runs.iter().zip(sums) {
+            let (of_run, others) = into.split_at(run.items.len());
+            into = others;
+            let own = |item: usize, elements: &Range<usize>| {
+                let place = &of_run[item - run.items.start];
+                part_of(cuda, (place, owned[item][rank].start), elements)
+            };
+            let part = (sums, run.parts[rank].start);
+            for Move { peer, elements, .. } in run.sent(&owned, rank) {
+                sent.push((peer, part_of(cuda, part, &elements)?));
             }
             for Move {
                 peer,
                 item,
                 elements,
-            } in run.received(&batch, rank)
+            } in run.received(&owned, rank)
             {
-                let place = own(item, elements.clone())?;
+                let place = own(item, &elements)?;
                 if peer == rank {
-                    let from = part_of(sums, part, elements)?;
-                    delivery.copied.push([from, place]);
+                    copies.push([part_of(cuda, part, &elements)?, place]);
                 } else {
-                    delivery.received.push((peer, place));
+                    received.push((peer, place));
                 }
             }
-            for (item, elements) in run.of_rest(&batch, rank) {
-                let from = part_of(rest, run.rest.start, elements.clone())?;
-                delivery.copied.push([from, own(item, elements)?]);
+            for (item, elements) in run.of_rest(&owned, rank) {
+                let from = part_of(cuda, (rest, run.rest.start), &elements)?;
+                copies.push([from, own(item, &elements)?]);
             }
         }
-        Ok(delivery)
+        let jobs = copies.into_iter().map(|copy| {
+            let [from, into] = copy.map(Source::F32);
+            ConvertJob { from, into }
+        });
+        let jobs: Vec<_> = jobs.collect();
+        let copy = (!jobs.is_empty()).then(|| cuda.plan(Work::Convert(jobs)));
+        Ok(Self {
+            sent,
+            received,
+            copy: copy.transpose()?,
+            add,
+        })
     }
-}
 
-impl Delivery {
     /// What sending uses.
     pub(crate) fn memory(&self) -> Vec<CudaBuffer<f32>> {
         let all = self.sent.iter().chain(&self.received);
@@ -152,16 +96,18 @@ impl Delivery {
         Ok(())
     }
 
-    pub(crate) fn copy(&self, cuda: &Cuda) -> Result<(), KernelError> {
-        for [from, into] in &self.copied {
-            cuda.copy(from, 0..from.len(), into, 0)?;
-        }
-        Ok(())
+    /// Behind what is received: the sums are where they belong.
+    pub(crate) fn end(&self, cuda: &Cuda) -> Result<(), CommError> {
+        run_if(cuda, self.copy.as_ref())?;
+        run_if(cuda, self.add.as_ref())
     }
 }
 
-/// Sums the rests over the ranks, on all of them.
-pub(crate) fn sum_rests(rests: &[[CudaBuffer<f32>; 2]], calls: &Calls) -> Result<(), KernelError> {
-    let mut each = rests.iter();
-    each.try_for_each(|[from, into]| calls.all_reduce(from, into, &Op::Sum))
+/// These elements of a memory, of a buffer that begins at one of them.
+fn part_of(
+    cuda: &Cuda,
+    (buffer, start): (&CudaBuffer<f32>, usize),
+    elements: &Range<usize>,
+) -> Result<CudaBuffer<f32>, KernelError> {
+    cuda.view(buffer, elements.start - start..elements.end - start)
 }

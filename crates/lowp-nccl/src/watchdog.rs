@@ -39,6 +39,7 @@ pub(crate) trait Point: Send + Debug + 'static {
 struct Expected<P> {
     event: P,
     what: &'static str,
+    /// When it was given, or the one before was passed.
     since: Instant,
 }
 
@@ -101,7 +102,7 @@ impl<G: Group, P: Point> Watchdog<G, P> {
         self.watched.add(group);
     }
 
-    /// Says that `event` must pass within the limit.
+    /// Says that `event` must pass within the limit, from when the one before has passed.
     pub(crate) fn expect(&self, event: P, what: &'static str) {
         self.watched.expect(event, what);
     }
@@ -164,7 +165,12 @@ impl<G: Group, P: Point> Watched<G, P> {
         let mut expected = self.expected.lock().unwrap_or_else(PoisonError::into_inner);
         while let Some(first) = expected.front() {
             match first.event.passed() {
-                Ok(true) => expected.pop_front(),
+                Ok(true) => {
+                    expected.pop_front();
+                    if let Some(next) = expected.front_mut() {
+                        next.since = Instant::now();
+                    }
+                }
                 Ok(false) if first.since.elapsed() < self.limit => return None,
                 Ok(false) => {
                     let message = format!(
@@ -178,7 +184,7 @@ impl<G: Group, P: Point> Watched<G, P> {
                     let message = format!("{}: {error}", first.what);
                     return Some(CommError::Failed { rank, message });
                 }
-            };
+            }
         }
         None
     }
@@ -247,13 +253,13 @@ mod tests {
         }
     }
 
-    /// A point that a stream never passes, or always.
+    /// A point that a stream passes after a time; never, if there is none.
     #[derive(Debug)]
-    struct Passed(bool);
+    struct Passes(Option<Instant>);
 
-    impl Point for Passed {
+    impl Point for Passes {
         fn passed(&self) -> Result<bool, KernelError> {
-            Ok(self.0)
+            Ok(self.0.is_some_and(|at| at <= Instant::now()))
         }
     }
 
@@ -267,7 +273,7 @@ mod tests {
         group.aborted.load(Ordering::SeqCst)
     }
 
-    fn start(control: &Arc<dyn Control>, limit: Duration) -> Arc<Watchdog<Fake, Passed>> {
+    fn start(control: &Arc<dyn Control>, limit: Duration) -> Arc<Watchdog<Fake, Passes>> {
         Watchdog::start(Arc::clone(control), limit).expect("a thread")
     }
 
@@ -298,11 +304,11 @@ mod tests {
             let watchdog = start(&world[0], Duration::from_millis(50));
             let group = Arc::new(Fake::default());
             watchdog.add(&group);
-            watchdog.expect(Passed(true), "the one before");
+            watchdog.expect(Passes(Some(Instant::now())), "the one before");
             if says == "planted" {
                 *group.trouble.lock().expect("no panic") = Some(says.to_owned());
             } else {
-                watchdog.expect(Passed(false), "it");
+                watchdog.expect(Passes(None), "it");
             }
             assert!(is_aborted_soon(&group));
             let begun = Instant::now();
@@ -312,5 +318,27 @@ mod tests {
             let cause = world[1].failure().expect("the world ended").to_string();
             assert!(cause.contains(says), "{cause}");
         }
+    }
+    /// Operations that were given at once have the limit one after the other.
+    #[test]
+    fn the_limit_begins_behind_the_operation_before() {
+        let limit = Duration::from_millis(300);
+        let world = threads(2, SOON);
+        let watchdog = start(&world[0], limit);
+        let group = Arc::new(Fake::default());
+        watchdog.add(&group);
+        let begun = Instant::now();
+        for step in 1..=4u32 {
+            watchdog.expect(Passes(Some(begun + step * limit / 2)), "one of many");
+        }
+        watchdog.expect(Passes(None), "the last");
+        assert!(is_aborted_soon(&group));
+        assert!(begun.elapsed() >= 3 * limit, "{:?}", begun.elapsed());
+        let begun = Instant::now();
+        while world[1].failure().is_none() && begun.elapsed() < SOON {
+            thread::sleep(Duration::from_millis(1));
+        }
+        let cause = world[1].failure().expect("the world ended").to_string();
+        assert!(cause.contains("the last is not done after 0.3"), "{cause}");
     }
 }

@@ -242,6 +242,7 @@ impl<B: Place> Communicator<B> for TorchComm<B> {
         Traffic {
             all_gather_bytes: own.all_gather_bytes + host.all_gather_bytes,
             reduce_scatter_bytes: own.reduce_scatter_bytes + host.reduce_scatter_bytes,
+            passed_on_bytes: own.passed_on_bytes + host.passed_on_bytes,
             all_reduce_bytes: own.all_reduce_bytes + host.all_reduce_bytes,
             calls: own.calls + host.calls,
         }

@@ -169,6 +169,7 @@ fn reduce(rank: &mut Rank, grads: &[Vec<f32>], wire: GradWire) -> Result<(), Opt
         };
         items.push(ReduceItem {
             grad,
+            memory: items.len(),
             ranges,
             out,
             accumulate: rank.adamw.has_grad(*id),

@@ -48,6 +48,7 @@ fn reduce(rank: &mut Rank, mesh: &MeshComm<Cpu>, step: u64) -> Result<(), OptimE
         };
         let item = ReduceItem {
             grad: &Source::F32(Cpu.upload(&grad)?),
+            memory: 0,
             ranges: &rank.tensors[index].spec().all_elements(),
             out,
             accumulate: false,

@@ -83,6 +83,7 @@ fn reductions_follow_the_writers() {
         backend.copy(&at_rest(100.0, LEN)?, 0..LEN, &out, 0)?;
         let item = ReduceItem {
             grad: &Source::F32(grad.clone()),
+            memory: 0,
             ranges: &ranges,
             out: &out,
             accumulate: true,

@@ -40,6 +40,7 @@ impl<B: Backend> Collective<'_, B> {
                         check_length(op, i, ("the gradient", found), needed)?;
                     }
                 }
+                check_memory(items, backend)?;
             }
             Collective::Max(_) | Collective::Sum(_) => {}
         }
@@ -90,6 +91,22 @@ impl<B: Backend> Collective<'_, B> {
             label: label.to_owned(),
             ..Call::named(self.call_name())
         }
+    }
+}
+
+/// Gradients that follow each other with one number of memory lie in one.
+fn check_memory<B: Backend>(items: &[ReduceItem<'_, B>], backend: &B) -> Result<(), CommError> {
+    let lies = |item: &ReduceItem<'_, B>| (item.grad.span(backend), item.grad.dtype());
+    let mut pairs = items.windows(2).enumerate();
+    let other = |pair: &[ReduceItem<'_, B>]| {
+        pair[0].memory == pair[1].memory && lies(&pair[0]) != lies(&pair[1])
+    };
+    match pairs.find(|(_, pair)| other(pair)) {
+        Some((item, pair)) => Err(CommError::ItemMemory {
+            items: [item, item + 1],
+            memory: pair[0].memory,
+        }),
+        None => Ok(()),
     }
 }
 

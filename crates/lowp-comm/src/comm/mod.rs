@@ -19,7 +19,7 @@ mod uneven;
 pub use host::HostComm;
 pub use local::LocalComm;
 pub use ranks::{RanksFailed, run_comms, run_ranks, run_ranks_on};
-pub use staging::ReduceStaging;
+pub use staging::{ReduceStaging, StagedGrad};
 pub use traffic::{Counters, Traffic};
 pub use uneven::{Adds, Move, UnevenRun, spanned};
 
@@ -61,9 +61,11 @@ pub struct GatherItem<'a, B: Backend> {
 /// One gradient of a batched reduce-scatter.
 #[derive(Clone, Copy, Debug)]
 pub struct ReduceItem<'a, B: Backend> {
-    /// The memory of this rank's full gradient. Gradients that share memory on one rank share it on all, at the same
-    /// places: which operations a rank enqueues follows from them.
+    /// The memory of this rank's full gradient.
     pub grad: &'a Source<B>,
+    /// Its number, the same for gradients of the batch that lie in one memory. All ranks give the same numbers and ranges: which operations
+    /// they enqueue follows from these.
+    pub memory: usize,
     /// The elements of that memory that each rank receives the sum of, in rank order.
     pub ranges: &'a [Range<usize>],
     /// Receives the sum of this rank's range; another buffer than any rank's `grad`.

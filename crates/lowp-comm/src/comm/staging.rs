@@ -20,6 +20,21 @@ pub struct ReduceStaging {
     pub passed_on: usize,
 }
 
+/// What a rank stages of a gradient follows from this.
+#[derive(Clone, Copy, Debug)]
+pub struct StagedGrad {
+    /// Its dtype.
+    pub dtype: FloatDtype,
+    /// The dtype in which f32 travels.
+    pub wire: GradWire,
+    /// Its elements.
+    pub len: usize,
+    /// Those that the rank owns.
+    pub own: usize,
+    /// Whether its sum is added to an earlier one.
+    pub accumulate: bool,
+}
+
 impl ReduceStaging {
     /// Of a gradient of `len` elements in `dtype`, which travels as `wire` to `world` ranks, if the parts of this rank's `own` are added
     /// there.
@@ -55,36 +70,36 @@ impl ReduceStaging {
         }
     }
 
-    /// Of a batch: the elements of each gradient, all and those of rank `rank`, and the `runs` of the batch. Sums are added to earlier ones if it
-    /// `accumulates`.
+    /// Of rank `rank` of `world` for a batch that is reduced in `runs`.
     pub fn of_batch(
-        lens: &[(usize, usize)],
+        grads: &[StagedGrad],
         runs: &[UnevenRun],
-        dtypes: (FloatDtype, GradWire),
-        (adds, accumulates): (Adds, bool),
+        adds: Adds,
         (rank, world): (usize, usize),
     ) -> Self {
-        let parts = |(len, own)| match adds {
+        let parts = |grad: &StagedGrad, lens| match adds {
             Adds::Library => Self::default(),
-            Adds::Receiver => Self::of_parts(dtypes, (len, own), world),
+            Adds::Receiver => Self::of_parts((grad.dtype, grad.wire), lens, world),
         };
-        let of_run =
-            |run: &UnevenRun| [parts((run.len(), run.parts[rank].len())), run.staging(rank)];
-        let mut all: Self = runs.iter().flat_map(of_run).sum();
-        // Gradients of runs and other gradients are added one after the other, in the same memory.
-        let mut added = [0; 2];
-        for (item, &(len, own)) in lens.iter().enumerate() {
-            let in_run = runs.iter().any(|run| run.items.contains(&item));
-            if in_run || adds == Adds::Library {
-                added[usize::from(in_run)] += Self::of_sums(own).added;
-            } else {
-                all = [all, parts((len, own))].into_iter().sum();
-            }
-        }
-        if accumulates {
-            all.added = added[0].max(added[1]);
-        }
-        all
+        let of_run = |run: &UnevenRun| {
+            let lens = (run.len(), run.parts[rank].len());
+            [parts(&grads[run.items.start], lens), run.staging(rank)]
+        };
+        let sums = |grad: &StagedGrad| match grad.accumulate {
+            true => Self::of_sums(grad.own).added,
+            false => 0,
+        };
+        let others = || UnevenRun::others(runs, grads.len()).map(|item| &grads[item]);
+        let others_parts = others().map(|grad| parts(grad, (grad.len, grad.own)));
+        let all: Self = runs.iter().flat_map(of_run).chain(others_parts).sum();
+        let in_runs = runs.iter().flat_map(|run| &grads[run.items.clone()]);
+        let added = match adds {
+            Adds::Library => others().map(sums).sum(),
+            Adds::Receiver => 0,
+        };
+        // The same memory takes the sums of runs, after the others were added.
+        let added = in_runs.map(sums).sum::<usize>().max(added);
+        Self { added, ..all }
     }
 
     /// What holds either.

@@ -1,5 +1,14 @@
 //! [`UnevenRun`]: gradients of which ranks own uneven parts, reduced in even ones. NCCL scatters sums in one operation only where all ranks
 //! get as many, and ranks that add parts themselves wait for the one that adds most.
+//!
+//! ```text
+//! memory       |         gradient 0        |  1 |     gradient 2     |
+//! owned by     |  rank 0   |    rank 1     |  0 | rank 1 |  rank 2   |
+//! even parts   | part of rank 0 | part of rank 1 | part of rank 2 | rest
+//! passed on                  0 to 1          1 to 0    2 to 1
+//! ```
+//!
+//! A run ends at a gradient of even parts: its sums are scattered to their owners, and would be passed on in a run.
 
 use std::ops::Range;
 
@@ -25,7 +34,7 @@ pub enum Adds {
 
 /// Gradients of a batch that follow each other in one memory, of each of which some ranks own more than others. Each rank first gets the sums of an even
 /// part of that memory, and ranks then send each other what they own of it. Where parts must be equal there is a rest after them, whose
-/// sums all ranks get. It is all of a run that is small or of many small gradients, and all of one of which a rank owns more than [`MOST_PEERS`] parts.
+/// sums all ranks get. It is all of a run that is small or of many small gradients, and all of one of which a rank owns some of more than [`MOST_PEERS`] parts.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct UnevenRun {
     /// Which of the batch.
@@ -72,52 +81,90 @@ impl UnevenRun {
                 elements.end = spanned(ranges).end;
                 end += 1;
             }
-            let owned = |rank: usize| {
-                batch[start..end]
-                    .iter()
-                    .map(move |(_, all)| all[rank].len())
-            };
-            let most = (0..world).map(|rank| owned(rank).sum()).max();
-            runs.push(Self::new(
-                (start..end, elements),
-                most.unwrap_or(0),
-                world,
-                adds,
-            ));
+            let owned = batch[start..end].iter().map(|(_, ranges)| *ranges);
+            let owned: Vec<_> = owned.collect();
+            runs.push(Self::new(start, elements, &owned, (world, adds)));
             start = end;
         }
         runs
     }
 
-    /// Of gradients, and their elements, of which a rank owns `most`.
+    /// Of the gradients from item `start` on, of which ranks own `owned`, and their elements.
     fn new(
-        (items, elements): (Range<usize>, Range<usize>),
-        most: usize,
-        world: usize,
-        adds: Adds,
+        start: usize,
+        elements: Range<usize>,
+        owned: &[&[Range<usize>]],
+        (world, adds): (usize, Adds),
     ) -> Self {
-        let each = match adds {
-            Adds::Library => elements.len() / world / UNIT * UNIT,
-            Adds::Receiver => elements.len().div_ceil(world).next_multiple_of(UNIT),
+        let items = start..start + owned.len();
+        let in_parts_of = |each: usize| {
+            let cut = |rank: usize| elements.end.min(elements.start + rank * each);
+            Self {
+                items: items.clone(),
+                parts: (0..world).map(|rank| cut(rank)..cut(rank + 1)).collect(),
+                rest: cut(world)..elements.end,
+            }
         };
-        let is_small = each < LEAST_PART * items.len() || most > MOST_PEERS * each;
-        let each = match adds {
-            Adds::Library if is_small => 0,
-            _ => each,
-        };
-        let cut = |rank: usize| elements.end.min(elements.start + rank * each);
-        let parts = (0..world).map(|rank| cut(rank)..cut(rank + 1)).collect();
-        let rest = cut(world)..elements.end;
-        Self { items, parts, rest }
+        match adds {
+            Adds::Receiver => in_parts_of(elements.len().div_ceil(world).next_multiple_of(UNIT)),
+            Adds::Library => {
+                let each = elements.len() / world / UNIT * UNIT;
+                let run = in_parts_of(each);
+                let is_small = each < LEAST_PART * items.len();
+                match is_small || run.most_peers(owned) > MOST_PEERS {
+                    true => in_parts_of(0),
+                    false => run,
+                }
+            }
+        }
     }
 
-    /// Elements of all of it.
+    /// The most ranks that one gets the sums from that it owns, of `owned` by item and rank.
+    fn most_peers(&self, owned: &[&[Range<usize>]]) -> usize {
+        let of_rank = |rank: usize| {
+            let (mut peers, mut next) = (0, 0);
+            for ranges in owned {
+                let parts = self.parts_with(&ranges[rank]);
+                // Items follow each other, and so do the parts that they are in.
+                peers += parts.end.saturating_sub(parts.start.max(next));
+                next = next.max(parts.end);
+            }
+            peers
+        };
+        (0..self.parts.len()).map(of_rank).max().unwrap_or(0)
+    }
+
+    /// The ranks whose parts have some of `elements`.
+    fn parts_with(&self, elements: &Range<usize>) -> Range<usize> {
+        let Some(first) = self.parts.first() else {
+            return 0..0;
+        };
+        if elements.is_empty() || first.is_empty() {
+            return 0..0;
+        }
+        let part = |at: usize| (at - first.start) / first.len();
+        let end = self.parts.len().min(part(elements.end - 1) + 1);
+        part(elements.start).min(end)..end
+    }
+
+    /// Those of `items` gradients that are in none of `runs`.
+    pub fn others(runs: &[Self], items: usize) -> impl Iterator<Item = usize> {
+        let mut next = runs.iter().map(|run| run.items.clone()).peekable();
+        (0..items).filter(move |item| {
+            next.next_if(|run| run.end <= *item);
+            next.peek().is_none_or(|run| *item < run.start)
+        })
+    }
+
+    /// The elements of the memory that it has.
+    pub fn elements(&self) -> Range<usize> {
+        let first = self.parts.first().unwrap_or(&self.rest);
+        first.start..self.rest.end
+    }
+
+    /// How many there are.
     pub fn len(&self) -> usize {
-        let start = self
-            .parts
-            .first()
-            .map_or(self.rest.start, |part| part.start);
-        self.rest.end - start
+        self.elements().len()
     }
 
     /// Whether there are none.
@@ -145,15 +192,13 @@ impl UnevenRun {
     pub fn received(&self, batch: &[&[Range<usize>]], rank: usize) -> Vec<Move> {
         let of_item = |item: usize| {
             let owned = &batch[item][rank];
-            let parts = self.parts.iter().enumerate();
-            parts.map(move |(peer, part)| Move {
+            self.parts_with(owned).map(move |peer| Move {
                 peer,
                 item,
-                elements: overlap(part, owned),
+                elements: overlap(&self.parts[peer], owned),
             })
         };
-        let moves = self.items.clone().flat_map(of_item);
-        moves.filter(|from| !from.elements.is_empty()).collect()
+        self.items.clone().flat_map(of_item).collect()
     }
 
     /// What `rank` owns of the rest, by item.

@@ -137,14 +137,15 @@ impl dyn Control + '_ {
         self.all_equal_in_groups(what, digest, ranks, || description.to_owned())
     }
 
-    /// [`all_equal`](Self::all_equal) of several descriptions of one kind, in one round while they are the same. Where they are not, the error is
-    /// about the first that differs.
+    /// [`all_equal`](Self::all_equal) of several descriptions of one kind, each behind its name, in one round while they are the same. Where they are
+    /// not, the error is about the first that differs, and has the name that rank 0 gave it.
     ///
     /// # Errors
     /// As there.
-    pub fn each_equal(&self, what: &str, descriptions: &[String]) -> Result<(), CommError> {
+    pub fn each_equal(&self, what: &str, descriptions: &[[String; 2]]) -> Result<(), CommError> {
         let tag = format!("agree on {what}");
-        let digests: Vec<u64> = descriptions.iter().map(digest_of).collect();
+        let digests = descriptions.iter().map(|[_, text]| digest_of(text));
+        let digests: Vec<u64> = digests.collect();
         let same = self.differing(&tag, digest_of(&digests), self.world_size())?;
         if same.is_none() {
             return Ok(());
@@ -155,8 +156,11 @@ impl dyn Control + '_ {
         let differ = |at: usize| all.iter().any(|theirs| theirs.get(at) != all[0].get(at));
         let most = all.iter().map(|theirs| theirs.len()).max().unwrap_or(0);
         let first = (0..most).find(|&at| differ(at)).unwrap_or(0);
-        let text = descriptions.get(first).map_or("nothing", String::as_str);
-        self.all_equal(what, text)
+        let nothing = ["one more", "nothing"].map(str::to_owned);
+        let [name, text] = descriptions.get(first).unwrap_or(&nothing);
+        let name = self.broadcast(&tag, name.clone().into_bytes())?;
+        let name = String::from_utf8_lossy(&name);
+        self.all_equal(&format!("{what} of {name}"), text)
     }
 
     /// Checks that every `ranks` ranks that follow each other give the same `digest` of `what`. Where they do not, `text` of them says

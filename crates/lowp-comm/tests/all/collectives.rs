@@ -117,6 +117,7 @@ fn check_reduce_scatter(
         let out = cpu.upload(&before(rank))?;
         let item = ReduceItem {
             grad: &full,
+            memory: 0,
             ranges: &ranges,
             out: &out,
             accumulate,
@@ -242,18 +243,21 @@ fn traffic_since_is_the_difference_of_each_count() {
     let earlier = Traffic {
         all_gather_bytes: 1,
         reduce_scatter_bytes: 20,
+        passed_on_bytes: 50_000,
         all_reduce_bytes: 300,
         calls: 4000,
     };
     let later = Traffic {
         all_gather_bytes: 6,
         reduce_scatter_bytes: 80,
+        passed_on_bytes: 120_000,
         all_reduce_bytes: 1000,
         calls: 12_000,
     };
     let added = Traffic {
         all_gather_bytes: 5,
         reduce_scatter_bytes: 60,
+        passed_on_bytes: 70_000,
         all_reduce_bytes: 700,
         calls: 8000,
     };
@@ -282,6 +286,26 @@ fn started_batches_are_waited_for() {
     }
 }
 
+/// A rank that says that gradients share memory which they do not would give other calls than the others.
+#[test]
+fn the_number_of_a_memory_is_that_of_one() {
+    let failed = failing(2, |_, comm| {
+        let grads = [Source::F32(Cpu.alloc(4)?), Source::F32(Cpu.alloc(4)?)];
+        let outs = [Cpu.alloc::<f32>(2)?, Cpu.alloc::<f32>(2)?];
+        let ranges = [0..2, 2..4];
+        let item = |at: usize| ReduceItem {
+            grad: &grads[at],
+            memory: 7,
+            ranges: &ranges,
+            out: &outs[at],
+            accumulate: false,
+        };
+        comm.reduce_scatter(&[item(0), item(1)], GradWire::F32)
+    });
+    let error = failed.cause.to_string();
+    assert!(error.contains("items 0 and 1: both give 7"), "{error}");
+}
+
 /// Ranks that have their gradients in other dtypes are told apart item by item.
 #[test]
 fn dtypes_of_gradients_are_compared() {
@@ -291,6 +315,7 @@ fn dtypes_of_gradients_are_compared() {
         let ranges = [0..2, 2..4];
         let item = |at: usize| ReduceItem {
             grad: &grads[(at + rank) % 2],
+            memory: at,
             ranges: &ranges,
             out: &outs[at],
             accumulate: false,

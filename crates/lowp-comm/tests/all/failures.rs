@@ -101,6 +101,7 @@ fn different_wires_batches_and_texts_are_named() {
             let ranges = common::tiling(&[1, 1, 1]);
             let item = ReduceItem {
                 grad: &Source::F32(grad),
+                memory: 0,
                 ranges: &ranges,
                 out: &out,
                 accumulate: false,

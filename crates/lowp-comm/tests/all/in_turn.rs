@@ -106,7 +106,7 @@ proptest! {
             let gathers: Vec<_> = gathers.map(|((source, dest, ..), ranges)| GatherItem { source, dest, ranges }).collect();
             comm.enqueue("", Collective::AllGather(&gathers))?;
             let reduces = buffers.iter().zip(&ranges);
-            let reduces: Vec<_> = reduces.map(|((.., grad, out), ranges)| ReduceItem { grad, ranges, out, accumulate }).collect();
+            let reduces: Vec<_> = reduces.enumerate().map(|(memory, ((.., grad, out), ranges))| ReduceItem { grad, memory, ranges, out, accumulate }).collect();
             comm.reduce_scatter(&reduces, wire)?;
             let [most_of, sums] = [(); 2].map(|()| up(grad(rank, 0)));
             let (most_of, sums, second) = (most_of?, sums?, up(grad(rank, items - 1))?);

@@ -73,6 +73,7 @@ fn a_gradient_is_summed_over_shards_and_replicas() {
             let out = Cpu.alloc(ranges[s].len())?;
             let item = ReduceItem {
                 grad: &full,
+                memory: 0,
                 ranges: &ranges,
                 out: &out,
                 accumulate: false,

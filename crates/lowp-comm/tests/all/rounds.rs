@@ -126,14 +126,16 @@ fn only_a_few_texts_of_ranks_that_differ_travel() {
 fn the_first_of_many_descriptions_that_differs_is_named() {
     let compare = |of: fn(usize) -> Vec<&'static str>| {
         ranks_everywhere(3, move |rank, comm| {
-            let texts: Vec<String> = of(rank).into_iter().map(str::to_owned).collect();
-            let compared = comm.control().each_equal("the plans", &texts);
+            let texts = of(rank).into_iter().enumerate();
+            let texts = texts.map(|(at, text)| [format!("block {at}"), text.to_owned()]);
+            let texts: Vec<_> = texts.collect();
+            let compared = comm.control().each_equal("the plan", &texts);
             Ok(compared.err().map(|error| error.to_string()))
         })
     };
     let alone = ranks_everywhere(3, |rank, comm| {
         let text = if rank == 1 { "b2" } else { "b" };
-        let compared = comm.control().all_equal("the plans", text);
+        let compared = comm.control().all_equal("the plan of block 1", text);
         Ok(compared.err().map(|error| error.to_string()))
     });
     assert_eq!(compare(|_| vec!["a", "b"]), [None, None, None]);

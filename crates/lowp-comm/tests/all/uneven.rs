@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use lowp_comm::{Adds, GradWire, ReduceStaging, UnevenRun, even, spanned};
+use lowp_comm::{Adds, GradWire, ReduceStaging, StagedGrad, Traffic, UnevenRun, even, spanned};
 use lowp_kernels::FloatDtype;
 use proptest::prelude::*;
 
@@ -42,6 +42,15 @@ proptest! {
         for (item, ranges) in ranges.iter().enumerate() {
             prop_assert!(in_run(item) || even(ranges).is_some());
         }
+        let bytes = if library { 4 } else { 2 };
+        let on_wire: Vec<_> = ranges.iter().map(|&ranges| (ranges, bytes)).collect();
+        let traffic = (0..world).map(|rank| Traffic::of_reduction(&on_wire, &runs, rank));
+        let traffic: Vec<Traffic> = traffic.collect();
+        let all = ranges.iter().map(|ranges| spanned(ranges).len()).sum::<usize>();
+        let summed_on_all = runs.iter().map(|run| run.rest.len()).sum::<usize>();
+        let scattered = traffic.iter().map(|sent| sent.reduce_scatter_bytes as usize).sum::<usize>();
+        prop_assert_eq!(scattered, bytes * (all - summed_on_all));
+        prop_assert!(traffic.iter().all(|sent| sent.all_reduce_bytes as usize == 4 * summed_on_all));
         for run in &runs {
             let share = run.len() / world;
             for part in &run.parts {
@@ -69,6 +78,7 @@ proptest! {
                 for from in &received {
                     let part = &run.parts[from.peer];
                     prop_assert!(part.start <= from.elements.start && from.elements.end <= part.end);
+                    prop_assert!(!from.elements.is_empty());
                 }
                 let of_parts = received.iter().map(|from| (from.item, from.elements.clone()));
                 let mut got: Vec<_> = of_parts.chain(run.of_rest(&ranges, rank)).collect();
@@ -87,6 +97,12 @@ proptest! {
             // However many ranks there are, a few of each.
             prop_assert!(arrived <= (run.items.len() + 1) * world);
         }
+        let to_others = |run: &UnevenRun| -> usize {
+            let sent = (0..world).flat_map(|rank| run.sent(&ranges, rank));
+            sent.map(|to| to.elements.len()).sum()
+        };
+        let passed_on = traffic.iter().map(|sent| sent.passed_on_bytes as usize).sum::<usize>();
+        prop_assert_eq!(passed_on, 4 * runs.iter().map(to_others).sum::<usize>());
     }
 }
 
@@ -110,18 +126,20 @@ fn runs_end_at_even_gradients_and_at_other_memory() {
 #[test]
 fn uneven_buckets_stage_even_parts() {
     let (uneven, even) = (placed(&[vec![64000, 0, 0, 0]]), placed(&[vec![16000; 4]]));
-    let staged = |placed: &[Vec<Range<usize>>], adds, accumulates| {
+    let staged = |placed: &[Vec<Range<usize>>], adds, accumulate| {
         let batch: Vec<_> = placed
             .iter()
             .map(|ranges| ((), ranges.as_slice()))
             .collect();
         let runs = UnevenRun::find(&batch, 4, adds);
-        let lens: Vec<_> = batch
-            .iter()
-            .map(|(_, all)| (spanned(all).len(), all[0].len()))
-            .collect();
-        let dtypes = (FloatDtype::F32, GradWire::Bf16);
-        ReduceStaging::of_batch(&lens, &runs, dtypes, (adds, accumulates), (0, 4))
+        let grads = batch.iter().map(|(_, ranges)| StagedGrad {
+            dtype: FloatDtype::F32,
+            wire: GradWire::Bf16,
+            len: spanned(ranges).len(),
+            own: ranges[0].len(),
+            accumulate,
+        });
+        ReduceStaging::of_batch(&grads.collect::<Vec<_>>(), &runs, adds, (0, 4))
     };
     let arrive = ReduceStaging {
         arrivals: [0, 64000],
@@ -155,17 +173,32 @@ fn uneven_buckets_stage_even_parts() {
     );
 }
 
-/// A rank does not hear from too many others.
+/// A rank does not hear from too many others: those of one gradient, or of many together.
 #[test]
 fn what_few_ranks_own_is_summed_on_all() {
-    let of = |world: usize| {
-        let lens: Vec<usize> = (0..world)
-            .map(|rank| if rank == 0 { 8000 * world } else { 0 })
+    let of = |lens: &[Vec<usize>]| {
+        let placed = placed(lens);
+        let batch: Vec<_> = placed
+            .iter()
+            .map(|ranges| ((), ranges.as_slice()))
             .collect();
-        let placed = placed(&[lens]);
-        let runs = UnevenRun::find(&[((), placed[0].as_slice())], world, Adds::Library);
+        let runs = UnevenRun::find(&batch, lens[0].len(), Adds::Library);
+        assert_eq!(runs.len(), 1);
         (runs[0].parts[0].len(), runs[0].rest.len())
     };
-    assert_eq!(of(128), (8000, 0));
-    assert_eq!(of(129), (0, 8000 * 129));
+    let one = |world: usize| {
+        let mut lens = vec![0; world];
+        lens[0] = 8000 * world;
+        of(&[lens])
+    };
+    assert_eq!(one(128), (8000, 0));
+    assert_eq!(one(129), (0, 8000 * 129));
+    // Of each of many gradients a rank owns some of another part.
+    let many = |gradients: usize| {
+        let len = |gradient: usize, rank: usize| 5000 + usize::from(gradient == rank);
+        let lens = |gradient| (0..384).map(|rank| len(gradient, rank)).collect();
+        of(&(0..gradients).map(lens).collect::<Vec<_>>()).0 > 0
+    };
+    assert!(many(100));
+    assert!(!many(130));
 }

@@ -299,6 +299,7 @@ impl Rank<'_> {
         let out = self.cuda.alloc::<f32>(piece)?;
         let item = ReduceItem {
             grad: &grad,
+            memory: 0,
             ranges: &ranges,
             out: &out,
             accumulate: false,

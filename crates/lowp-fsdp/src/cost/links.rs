@@ -107,11 +107,7 @@ pub(super) fn neighbours(
     if ranks == 0 || total == 0 {
         return moved;
     }
-    // Groups that begin at the same place of a node are alike.
-    let alike = per_node / gcd(ranks, per_node);
-    for group in 0..alike.min(groups) {
-        let times = (groups - group).div_ceil(alike) as u128;
-        let place = group * ranks % per_node;
+    for (place, times) in places(ranks, groups, per_node) {
         let (mut start, mut end) = (0, ranks.min(per_node - place));
         while start < ranks {
             let (here, own) = ((end - start) as u128, ends[end] - ends[start]);
@@ -125,6 +121,77 @@ pub(super) fn neighbours(
         }
     }
     moved
+}
+
+/// What ranks send each other one by one, in each of some groups of neighbouring ranks, the first of which begins with rank 0.
+pub(super) struct Sends {
+    ranks: usize,
+    per_node: usize,
+    groups: Vec<SendsOfGroup>,
+}
+
+/// Of groups that begin at the same place of a node.
+struct SendsOfGroup {
+    times: u128,
+    place: usize,
+    /// What arrives, by node.
+    nodes: Vec<LinkBytes>,
+}
+
+impl Sends {
+    /// Nothing yet.
+    pub(super) fn new(ranks: usize, groups: usize, per_node: usize) -> Self {
+        let group = |(place, times)| SendsOfGroup {
+            times,
+            place,
+            nodes: vec![LinkBytes::default(); (place + ranks).div_ceil(per_node)],
+        };
+        Self {
+            ranks,
+            per_node,
+            groups: places(ranks, groups, per_node).map(group).collect(),
+        }
+    }
+
+    /// Rank `from` of each group sends these bytes to rank `to`.
+    pub(super) fn add(&mut self, from: usize, to: usize, bytes: u128) {
+        for SendsOfGroup { place, nodes, .. } in &mut self.groups {
+            let [from, to] = [from, to].map(|rank| (*place + rank) / self.per_node);
+            nodes[to] += match from == to {
+                true => LinkBytes::new(bytes, 0),
+                false => LinkBytes::new(0, bytes),
+            };
+        }
+    }
+
+    pub(super) fn moved(&self) -> MovedBytes {
+        let mut moved = MovedBytes::default();
+        for group in &self.groups {
+            for (node, &arrived) in group.nodes.iter().enumerate() {
+                let start = (node * self.per_node).max(group.place);
+                let end = (group.place + self.ranks).min((node + 1) * self.per_node);
+                moved.world += arrived * group.times;
+                moved.rank = moved.rank.max(arrived.share((end - start) as u128));
+            }
+        }
+        moved
+    }
+}
+
+/// Where groups begin in their nodes, and how many of them.
+fn places(ranks: usize, groups: usize, per_node: usize) -> impl Iterator<Item = (usize, u128)> {
+    let alike = per_node / gcd(ranks, per_node);
+    (0..alike.min(groups)).map(move |group| {
+        let times = (groups - group).div_ceil(alike) as u128;
+        (group * ranks % per_node, times)
+    })
+}
+
+/// An all-reduce of so many bytes in each of `groups` groups of neighbouring ranks: a reduce-scatter and an all-gather, in equal parts.
+pub(super) fn all_reduce(bytes: u64, ranks: usize, groups: usize, per_node: usize) -> MovedBytes {
+    let all = ranks.max(1) as u64;
+    let parts: Vec<u64> = (0..all).map(|rank| (bytes + rank) / all).collect();
+    neighbours(&parts, groups, per_node, Route::Shared) * 2
 }
 
 /// An all-reduce between replicas: rank `s` of each has `values[s]` bytes, which meet those of the same shard of the others. It
@@ -223,6 +290,25 @@ mod tests {
                 let MovedBytes { world, .. } = neighbours(&pieces, groups, per_node, route);
                 assert_eq!(world.between_nodes, expected, "{ranks} {groups} {per_node}");
             }
+        }
+    }
+
+    /// An exchange of all with all, part by part, moves what a direct one does.
+    #[test]
+    fn sends_are_those_of_each_rank() {
+        for (ranks, groups, per_node) in (1..9)
+            .flat_map(|ranks| (1..5).map(move |groups| (ranks, groups)))
+            .flat_map(|(ranks, groups)| (1..8).map(move |per_node| (ranks, groups, per_node)))
+        {
+            let pieces = pieces(ranks);
+            let mut sends = Sends::new(ranks, groups, per_node);
+            for (to, &piece) in pieces.iter().enumerate() {
+                for from in (0..ranks).filter(|&from| from != to) {
+                    sends.add(from, to, u128::from(piece));
+                }
+            }
+            let direct = neighbours(&pieces, groups, per_node, Route::Direct);
+            assert_eq!(sends.moved(), direct, "{ranks} {groups} {per_node}");
         }
     }
 

@@ -1,17 +1,17 @@
 //! [`RankMemory`]: what the rank that holds most has in memory, by the account of a run.
 
+use super::buckets::{Buckets, grad_lens, most_in_bucket};
 use super::config::{CostConfig, parameter_state};
 use super::shapes::ModelShapes;
 use super::vars::Vars;
 use super::weights::Weights;
 use crate::VarPlace;
-use lowp_comm::{Adds, GradWire, ReduceStaging, UnevenRun};
+use lowp_comm::{Adds, ReduceStaging, StagedGrad, spanned};
 use lowp_format::{Recipe, ReshardAfterForward};
 use lowp_kernels::FloatDtype;
 use lowp_shard::{grad_bucket_ranges, grad_slabs};
 use serde::Serialize;
 use std::collections::BTreeSet;
-use std::ops::Range;
 
 const F32: u128 = 4;
 
@@ -151,32 +151,10 @@ pub(super) fn gathered<R: Recipe>(weights: &Weights<R>, config: &CostConfig) -> 
     sets.sum::<u128>() + weights.messages()
 }
 
-/// Elements of the parameters, in the order of backward.
-fn lens(model: &ModelShapes) -> Vec<usize> {
-    let layers = model.layers.iter().rev().map(|layer| layer.shape);
-    let vars = |first: bool| {
-        let numbers = vars_in_backward(model, first).into_iter();
-        numbers.map(|number| model.vars[number].shape)
-    };
-    let shapes = vars(true).chain(layers).chain(vars(false));
-    shapes.map(|shape| shape.elements()).collect()
-}
-
-/// The numbers of variables whose gradients come before those of layers, or of the others.
-fn vars_in_backward(model: &ModelShapes, first: bool) -> Vec<usize> {
-    let is_first = |number: &usize| model.vars[*number].used.is_first_in_backward() == first;
-    (0..model.vars.len()).filter(is_first).collect()
-}
-
-/// The most elements that share a bucket.
-fn most_in_bucket(config: &CostConfig) -> usize {
-    config.vars.grad_bucket() / size_of::<f32>()
-}
-
 /// Memory of full gradients ([`grad_slabs`]): two slabs of a length where buckets travel while others are written, on devices and on a
 /// single rank, which waits for nobody.
 fn buckets(model: &ModelShapes, config: &CostConfig) -> u128 {
-    let (lens, most) = (lens(model), most_in_bucket(config));
+    let (lens, most) = (grad_lens(model), most_in_bucket(config));
     let buckets = grad_bucket_ranges(&lens, most).into_iter();
     let lens: Vec<usize> = buckets.map(|bucket| lens[bucket].iter().sum()).collect();
     // Those that stay until the last micro-batch, beside a slab in which the next ones are written and added from.
@@ -195,62 +173,27 @@ fn buckets(model: &ModelShapes, config: &CostConfig) -> u128 {
 
 /// Memory between devices and sums ([`ReduceStaging`]) of the rank that has most: gradients in the dtype of the wire with the parts of all
 /// ranks, sums on their way to the ranks that own them, and sums in f32 that are added to those of earlier micro-batches.
-pub(super) fn staging<R: Recipe>(
-    model: &ModelShapes,
-    (weights, vars): (&Weights<R>, &Vars),
-    config: &CostConfig,
-) -> u128 {
+pub(super) fn staging(buckets: &Buckets<'_>, config: &CostConfig) -> u128 {
     let world = config.mesh.shard;
-    let adds = match config.grad_wire {
-        GradWire::F32 => Adds::Library,
-        GradWire::Bf16 => Adds::Receiver,
-    };
+    let adds = buckets.adds();
     if config.vars == VarPlace::Host || (adds == Adds::Library && world == 1) {
         return 0;
     }
-    let weight = |kind: usize| (&weights.kinds[kind].cost, 2 * kind);
-    let vars = vars.all();
-    let kinds: Vec<usize> = vars.kinds_in_order().collect();
-    let of_vars = |first: bool| {
-        let numbers = vars_in_backward(model, first).into_iter();
-        let kinds = numbers.map(|number| kinds[number]);
-        kinds.map(|kind| (&vars.kinds[kind].cost, 2 * kind + 1))
-    };
-    let of_weights = weights.kinds_in_order().rev().map(weight);
-    let params = of_vars(true).chain(of_weights).chain(of_vars(false));
-    let params: Vec<_> = params.collect();
-    let lens = lens(model);
-    let mut seen = BTreeSet::new();
     let mut most = vec![ReduceStaging::default(); world];
-    let how = (adds, config.reductions() > 1);
-    for bucket in grad_bucket_ranges(&lens, most_in_bucket(config)) {
-        // Equal buckets stage as much.
-        if !seen.insert(
-            params[bucket.clone()]
-                .iter()
-                .map(|(_, kind)| *kind)
-                .collect::<Vec<_>>(),
-        ) {
-            continue;
-        }
-        let mut end = 0;
-        let mut next = |&len: &u64| {
-            end += len as usize;
-            end - len as usize..end
-        };
-        let owned = params[bucket.clone()].iter();
-        let owned: Vec<Vec<Range<usize>>> = owned
-            .map(|(cost, _)| cost.elements.iter().map(&mut next).collect())
-            .collect();
-        let batch: Vec<_> = owned.iter().map(|ranges| ((), ranges.as_slice())).collect();
-        let runs = UnevenRun::find(&batch, world, adds);
+    for bucket in buckets.each() {
+        let lens = bucket.owned.iter().map(|owned| spanned(owned).len());
+        let lens: Vec<usize> = lens.collect();
         for (rank, most) in most.iter_mut().enumerate() {
-            let of_rank = lens[bucket.clone()].iter().zip(&owned);
-            let of_rank: Vec<_> = of_rank
-                .map(|(&len, owned)| (len, owned[rank].len()))
-                .collect();
-            let dtypes = (FloatDtype::F32, config.grad_wire);
-            let staged = ReduceStaging::of_batch(&of_rank, &runs, dtypes, how, (rank, world));
+            let grads = bucket.owned.iter().zip(&lens);
+            let grads = grads.map(|(owned, &len)| StagedGrad {
+                dtype: FloatDtype::F32,
+                wire: config.grad_wire,
+                len,
+                own: owned[rank].len(),
+                accumulate: config.reductions() > 1,
+            });
+            let grads: Vec<_> = grads.collect();
+            let staged = ReduceStaging::of_batch(&grads, &bucket.runs, adds, (rank, world));
             *most = most.max(staged);
         }
     }

@@ -1,12 +1,15 @@
 //! [`CollectiveCost`]: the collectives of one step, with their bytes and the time of gathers.
 
 use super::bandwidth::Bandwidth;
+use super::buckets::Buckets;
 use super::config::CostConfig;
-use super::links::{LinkBytes, MovedBytes, Route, neighbours, replicas};
+use super::links::{LinkBytes, MovedBytes, Route, all_reduce, neighbours, replicas};
+use super::uneven::Uneven;
 use super::vars::Vars;
 use super::weight::{Gather, Local, Use};
 use super::weights::Weights;
-use lowp_comm::GradWire;
+use crate::VarPlace;
+use lowp_comm::{GradWire, Mesh};
 use lowp_format::Recipe;
 use std::ops::AddAssign;
 
@@ -60,6 +63,7 @@ impl StepTraffic {
     /// The step of a model whose weights live in `recipe`.
     pub(super) fn new<R: Recipe>(
         (weights, vars): (&Weights<R>, &Vars),
+        buckets: &Buckets<'_>,
         recipe: &str,
         config: &CostConfig,
         bandwidth: Option<&Bandwidth>,
@@ -95,7 +99,7 @@ impl StepTraffic {
             weights.by_rank(config.mesh.shard, |cost| &cost.elements),
             vars.all().by_rank(config.mesh.shard, |cost| &cost.elements),
         ];
-        step.gradients(by_rank, config);
+        step.gradients(by_rank, buckets, config);
         let sum = of_vars(("variables", "gather variables"), 1, bandwidth);
         step.var_gathers(sum, vars.staying_gathers(), config, bandwidth);
         let takes_time = |operation: &CollectiveCost| operation.seconds.is_some_and(|s| s > 0.0);
@@ -144,43 +148,75 @@ impl StepTraffic {
     }
 
     /// Adds what becomes of gradients; each rank has these elements of weights and of variables.
-    fn gradients(&mut self, [weights, vars]: [Vec<u64>; 2], config: &CostConfig) {
-        let of_bytes = |bytes: u64| -> Vec<u64> {
-            let each = weights.iter().zip(&vars);
-            each.map(|(weight, var)| bytes * (weight + var)).collect()
-        };
+    fn gradients(
+        &mut self,
+        [weights, vars]: [Vec<u64>; 2],
+        buckets: &Buckets<'_>,
+        config: &CostConfig,
+    ) {
+        let own: Vec<u64> = weights.iter().zip(&vars).map(|(a, b)| a + b).collect();
+        let of_bytes =
+            |bytes: u64, elements: &[u64]| elements.iter().map(|own| bytes * own).collect();
         let (bytes, code) = match config.grad_wire {
             GradWire::F32 => (4, "f32"),
             GradWire::Bf16 => (2, "bf16"),
         };
-        let (passes, replicate) = (config.reductions(), config.mesh.replicate);
-        let sent = |pieces: &[u64]| pieces.iter().map(|&piece| u128::from(piece)).sum::<u128>();
-        let pieces = of_bytes(bytes);
-        let moves = |pieces: &[u64], route| neighbours(pieces, replicate, config.per_node, route);
+        let passes = config.reductions();
+        let Mesh { replicate, shard } = config.mesh;
+        let moves =
+            |pieces: &Vec<u64>, route| neighbours(pieces, replicate, config.per_node, route);
         // NCCL makes sums in f32; whoever adds bf16 gets all parts.
         let route = match config.grad_wire {
             GradWire::F32 => Route::Shared,
             GradWire::Bf16 => Route::Direct,
         };
-        let moved = moves(&pieces, route) * passes as u128;
-        self.gradients_shared = moves(&of_bytes(4), Route::Shared) * passes as u128;
-        self.operations.push(CollectiveCost {
-            key: "gradients",
-            what: "reduce-scatter gradients",
-            code: code.to_owned(),
-            passes,
-            sent: sent(&pieces) * passes as u128,
-            moved,
-            seconds: None,
-        });
+        let sums: Vec<u64> = of_bytes(4, &own);
+        self.gradients_shared = moves(&sums, Route::Shared) * passes as u128;
+        let uneven = match config.vars {
+            VarPlace::Backend if shard > 1 => Uneven::new(own, buckets, config),
+            _ => Uneven::none(own, config),
+        };
+        let pieces = of_bytes(bytes, &uneven.scattered);
+        for (key, what, code, sent, moved) in [
+            (
+                "gradients",
+                "reduce-scatter gradients",
+                code,
+                sum(&pieces),
+                moves(&pieces, route),
+            ),
+            (
+                "gradients_on_all",
+                "all-reduce gradients",
+                "f32",
+                shard as u128 * u128::from(uneven.on_all),
+                all_reduce(uneven.on_all, shard, replicate, config.per_node),
+            ),
+            (
+                "gradients_passed_on",
+                "pass sums on to their owners",
+                "f32",
+                uneven.passed_on_bytes,
+                uneven.passed_on.moved(),
+            ),
+        ] {
+            self.operations.push(CollectiveCost {
+                key,
+                what,
+                code: code.to_owned(),
+                passes,
+                sent: sent * passes as u128,
+                moved: moved * passes as u128,
+                seconds: None,
+            });
+        }
         if replicate > 1 {
-            let sums = of_bytes(4);
             self.operations.push(CollectiveCost {
                 key: "replicas",
                 what: "all-reduce between replicas",
                 code: "f32".to_owned(),
                 passes: 1,
-                sent: sent(&sums),
+                sent: sum(&sums),
                 moved: replicas(&sums, config.mesh, config.per_node),
                 seconds: None,
             });
@@ -242,6 +278,10 @@ fn of_vars(
 
 impl CollectiveCost {
     fn is_gather(&self) -> bool {
-        !matches!(self.key, "gradients" | "replicas")
+        !self.key.starts_with("gradients") && self.key != "replicas"
     }
+}
+
+fn sum(pieces: &[u64]) -> u128 {
+    pieces.iter().map(|&piece| u128::from(piece)).sum()
 }

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use lowp_comm::{Collective, CommError, Communicator, Control, Mesh, MeshComm, Traffic, run_ranks};
 use lowp_format::{AnyRecipe, RecipeOptions};
-use lowp_fsdp::{LinearSpec, ModelOptions, ShardedModel};
+use lowp_fsdp::{LinearSpec, ModelOptions, ShardedModel, VarSpec, VarUse};
 use lowp_kernels::Cpu;
 use lowp_shard::Init;
 
@@ -86,8 +86,27 @@ fn linears(blocks: usize, rows: usize) -> Vec<LinearSpec> {
     (0..blocks).flat_map(of_block).collect()
 }
 
+/// Embeddings, or vectors that stay.
+fn vars(count: usize, used: VarUse) -> Vec<VarSpec> {
+    let var = |number| VarSpec {
+        name: format!("var {number}"),
+        shape: match used {
+            VarUse::Throughout => vec![64],
+            _ => vec![64 + number, 32],
+        },
+        init: Init::Normal(1.0),
+        decay: false,
+        used,
+    };
+    (0..count).map(var).collect()
+}
+
 /// Rounds of the making of a model, or the error of a rank; the last block has as many rows as `rows` says.
-fn made(blocks: usize, rows: fn(usize) -> usize) -> Result<Vec<usize>, String> {
+fn made(
+    blocks: usize,
+    rows: fn(usize) -> usize,
+    vars: fn(usize) -> Vec<VarSpec>,
+) -> Result<Vec<usize>, String> {
     let recipe = AnyRecipe::from_name("mxfp8", &RecipeOptions::default()).expect("a recipe");
     let ranks = run_ranks(&Cpu, 2, Duration::from_secs(60), |rank, comm| {
         let rounds = Arc::new(AtomicUsize::new(0));
@@ -99,7 +118,7 @@ fn made(blocks: usize, rows: fn(usize) -> usize) -> Result<Vec<usize>, String> {
         let before = rounds.load(Ordering::Relaxed);
         let linears = linears(blocks, rows(rank));
         let options = ModelOptions::default();
-        ShardedModel::new(&Cpu, &mesh, |_| recipe, &linears, &[], options)?;
+        ShardedModel::new(&Cpu, &mesh, |_| recipe, &linears, &vars(rank), options)?;
         Ok::<_, lowp_fsdp::ModelError>(rounds.load(Ordering::Relaxed) - before)
     });
     ranks.map_err(|failed| failed.cause.to_string())
@@ -107,9 +126,23 @@ fn made(blocks: usize, rows: fn(usize) -> usize) -> Result<Vec<usize>, String> {
 
 #[test]
 fn blocks_are_compared_in_one_round() {
-    let of_two = made(2, |_| 128).expect("a model");
-    assert_eq!(made(9, |_| 128).expect("a model"), of_two);
+    let none = |_| Vec::new();
+    let of_two = made(2, |_| 128, none).expect("a model");
+    assert_eq!(made(9, |_| 128, none).expect("a model"), of_two);
     assert!(of_two[0] > 0);
-    let error = made(9, |rank| 128 + 64 * rank).expect_err("the last block differs");
+    let error = made(9, |rank| 128 + 64 * rank, none).expect_err("the last block differs");
     insta::assert_snapshot!(error);
+}
+
+/// Variables are compared with the blocks.
+#[test]
+fn variables_take_no_round_of_their_own() {
+    let with = |vars| made(2, |_| 128, vars).expect("a model");
+    let stays = with(|_| vars(1, VarUse::Throughout));
+    assert_eq!(stays, with(|_| Vec::new()));
+    assert_eq!(stays, with(|_| vars(3, VarUse::First)));
+    let differs = |rank| vars(2 + rank, VarUse::First);
+    let error = made(2, |_| 128, differs).expect_err("rank 1 has another variable");
+    let place = "the gather plan of the variables that stay: ";
+    assert!(error.contains(place), "{error}");
 }

@@ -5,7 +5,7 @@ use std::path::Path;
 use std::time::Duration;
 
 use lowp_checkpoint::{Checkpoint, Saver};
-use lowp_comm::{Adds, GradWire, Mesh, MeshComm, ReduceStaging, UnevenRun, run_ranks};
+use lowp_comm::{Adds, GradWire, Mesh, MeshComm, ReduceStaging, StagedGrad, UnevenRun, run_ranks};
 use lowp_format::spelling::Variant;
 use lowp_format::{AnyRecipe, Phase, Recipe, RecipeOptions, ReshardAfterForward};
 use lowp_fsdp::cost::{CostConfig, Costs, ModelShapes};
@@ -181,7 +181,7 @@ fn staged(model: &Model, wire: GradWire) -> usize {
         GradWire::F32 => Adds::Library,
         GradWire::Bf16 => Adds::Receiver,
     };
-    let (mut placed, mut lens, mut start) = (Vec::new(), Vec::new(), 0);
+    let (mut placed, mut grads, mut start) = (Vec::new(), Vec::new(), 0);
     let weights: Vec<_> = model.weights().collect();
     for weight in weights.into_iter().rev() {
         let (len, owned) = (weight.full_shape().elements(), weight.element_ranges());
@@ -189,13 +189,18 @@ fn staged(model: &Model, wire: GradWire) -> usize {
             .iter()
             .map(|range| start + range.start..start + range.end);
         placed.push(owned.collect::<Vec<_>>());
-        lens.push((len, weight.element_ranges()[rank].len()));
+        grads.push(StagedGrad {
+            dtype: FloatDtype::F32,
+            wire,
+            len,
+            own: weight.element_ranges()[rank].len(),
+            accumulate: false,
+        });
         start += len;
     }
     let batch: Vec<_> = placed.iter().map(|owned| ((), owned.as_slice())).collect();
     let runs = UnevenRun::find(&batch, world, adds);
-    let dtypes = (FloatDtype::F32, wire);
-    ReduceStaging::of_batch(&lens, &runs, dtypes, (adds, false), (rank, world)).bytes()
+    ReduceStaging::of_batch(&grads, &runs, adds, (rank, world)).bytes()
 }
 
 /// The weights behind some steps.

@@ -7,4 +7,5 @@ mod blocks;
 mod checkpoints;
 mod costs;
 mod even_shards;
+mod reductions;
 mod transient_vars;

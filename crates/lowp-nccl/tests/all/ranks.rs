@@ -133,6 +133,10 @@ fn reduce_scatter(
     for ((ranges, (_, _, accumulate)), (grad, out)) in ranges.iter().zip(travels).zip(&buffers) {
         items.push(ReduceItem {
             grad,
+            memory: match memory {
+                Memory::OfEach => items.len(),
+                Memory::OfAll => 0,
+            },
             ranges,
             out,
             accumulate: *accumulate,

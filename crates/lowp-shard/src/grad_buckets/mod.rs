@@ -396,14 +396,14 @@ impl<B: Backend> GradBuckets<B> {
         let mut sent = Vec::new();
         for (at, param) in params.clone().zip(&self.params[params.clone()]) {
             if let (Some(kept), 1..) = (&bucket.kept, param.kept) {
-                sent.push((at, kept.values(), param.kept));
+                sent.push((at, (0, kept.values()), param.kept));
             } else if let (Some(slab), State::Pushed) = (&bucket.slab, param.state) {
-                sent.push((at, &slab.values, 1));
+                sent.push((at, (1, &slab.values), 1));
             }
         }
         let items = sent
             .iter()
-            .map(|(at, memory, _)| self.params[*at].item(memory));
+            .map(|&(at, memory, _)| self.params[at].item(memory));
         let items: Vec<_> = items.collect();
         // What is kept travels as what it was made of.
         let wire = match self.slabs.dtype() {

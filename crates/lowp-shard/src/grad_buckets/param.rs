@@ -56,10 +56,14 @@ impl<B: Backend> Param<B> {
         }
     }
 
-    /// How its full gradient is sent, which is in the memory `bucket`.
-    pub(super) fn item<'a>(&'a self, bucket: &'a Source<B>) -> ReduceItem<'a, B> {
+    /// How its full gradient is sent, which is in the memory `bucket`, of this number.
+    pub(super) fn item<'a>(
+        &'a self,
+        (memory, bucket): (usize, &'a Source<B>),
+    ) -> ReduceItem<'a, B> {
         ReduceItem {
             grad: bucket,
+            memory,
             ranges: &self.given.ranges,
             out: &self.given.out,
             accumulate: self.arrived > 0,

@@ -176,6 +176,7 @@ fn a_gradient_covers_the_ranges_of_all_ranks() {
         let (grad, out) = (Cpu.upload(&vec![1.0; len])?, Cpu.alloc(3 + rank)?);
         let item = ReduceItem {
             grad: &Source::F32(grad),
+            memory: 0,
             ranges: &ranges,
             out: &out,
             accumulate: false,

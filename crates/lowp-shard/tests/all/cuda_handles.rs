@@ -97,6 +97,7 @@ fn cuda_reductions_follow_the_streams_of_all_ranks() {
         }
         let item = ReduceItem {
             grad: &Source::F32(grad.clone()),
+            memory: 0,
             ranges: &ranges,
             out: &out,
             accumulate: false,

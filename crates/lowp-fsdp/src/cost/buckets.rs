@@ -1,0 +1,114 @@
+//! [`Buckets`]: the gradients that are reduced together, and how ranks own what is in each bucket.
+
+use super::config::CostConfig;
+use super::shapes::ModelShapes;
+use super::vars::Vars;
+use super::weight::WeightCost;
+use super::weights::Weights;
+use lowp_comm::{Adds, GradWire, UnevenRun};
+use lowp_format::Recipe;
+use lowp_shard::grad_bucket_ranges;
+use std::ops::Range;
+
+/// The buckets of a model.
+pub(super) struct Buckets<'a> {
+    world: usize,
+    wire: GradWire,
+    /// By parameter, in the order of backward.
+    costs: Vec<&'a WeightCost>,
+    /// Buckets of other parameters, each with how many are equal.
+    different: Vec<(Range<usize>, u128)>,
+}
+
+/// Equal buckets.
+pub(super) struct Bucket {
+    pub(super) count: u128,
+    /// The elements of the bucket that ranks own, by gradient.
+    pub(super) owned: Vec<Vec<Range<usize>>>,
+    /// Those that are reduced in even parts.
+    pub(super) runs: Vec<UnevenRun>,
+}
+
+impl<'a> Buckets<'a> {
+    pub(super) fn new<R: Recipe>(
+        model: &ModelShapes,
+        (weights, vars): (&'a Weights<R>, &'a Vars),
+        config: &CostConfig,
+    ) -> Self {
+        let weight = |kind: usize| (&weights.kinds[kind].cost, 2 * kind);
+        let vars = vars.all();
+        let kinds: Vec<usize> = vars.kinds_in_order().collect();
+        let of_vars = |first: bool| {
+            let numbers = vars_in_backward(model, first).into_iter();
+            let kinds = numbers.map(|number| kinds[number]);
+            kinds.map(|kind| (&vars.kinds[kind].cost, 2 * kind + 1))
+        };
+        let of_weights = weights.kinds_in_order().rev().map(weight);
+        let params = of_vars(true).chain(of_weights).chain(of_vars(false));
+        let (costs, kinds): (Vec<_>, Vec<_>) = params.unzip();
+        let mut different: Vec<(Range<usize>, u128)> = Vec::new();
+        for bucket in grad_bucket_ranges(&grad_lens(model), most_in_bucket(config)) {
+            let same = |known: &Range<usize>| kinds[known.clone()] == kinds[bucket.clone()];
+            match different.iter_mut().find(|(known, _)| same(known)) {
+                Some((_, count)) => *count += 1,
+                None => different.push((bucket, 1)),
+            }
+        }
+        Self {
+            world: config.mesh.shard,
+            wire: config.grad_wire,
+            costs,
+            different,
+        }
+    }
+
+    /// Who adds the gradients on devices.
+    pub(super) fn adds(&self) -> Adds {
+        match self.wire {
+            GradWire::F32 => Adds::Library,
+            GradWire::Bf16 => Adds::Receiver,
+        }
+    }
+
+    /// Those that differ, as devices reduce them.
+    pub(super) fn each(&self) -> impl Iterator<Item = Bucket> {
+        self.different.iter().map(|(params, count)| {
+            let mut end = 0;
+            let mut next = |&len: &u64| {
+                end += len as usize;
+                end - len as usize..end
+            };
+            let costs = self.costs[params.clone()].iter();
+            let owned = costs.map(|cost| cost.elements.iter().map(&mut next).collect());
+            let owned: Vec<Vec<Range<usize>>> = owned.collect();
+            let batch: Vec<_> = owned.iter().map(|ranges| ((), ranges.as_slice())).collect();
+            Bucket {
+                count: *count,
+                runs: UnevenRun::find(&batch, self.world, self.adds()),
+                owned,
+            }
+        })
+    }
+}
+
+/// Elements of the parameters, in the order of backward.
+pub(super) fn grad_lens(model: &ModelShapes) -> Vec<usize> {
+    let layers = model.layers.iter().rev().map(|layer| layer.shape);
+    let vars = |first: bool| {
+        let numbers = vars_in_backward(model, first).into_iter();
+        numbers.map(|number| model.vars[number].shape)
+    };
+    let shapes = vars(true).chain(layers).chain(vars(false));
+    shapes.map(|shape| shape.elements()).collect()
+}
+
+/// The numbers of variables whose gradients come before those of layers, or of the others.
+fn vars_in_backward(model: &ModelShapes, first: bool) -> Vec<usize> {
+    let is_first = |number: &usize| model.vars[*number].used.is_first_in_backward() == first;
+    (0..model.vars.len()).filter(is_first).collect()
+}
+
+/// The most elements that share a bucket.
+pub(super) fn most_in_bucket(config: &CostConfig) -> usize {
+    config.vars.grad_bucket() / size_of::<f32>()
+}
