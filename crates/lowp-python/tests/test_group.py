@@ -16,6 +16,7 @@ from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 import lowp
 import ranks
 from lowp import _fsdp, _group
+from lowp import _torch_compat as compat
 from test_fsdp2 import recipes
 
 STEPS = 4
@@ -155,6 +156,28 @@ def alone(rank, world):
             runs.append([step_of(net, opt, torch.ones(4, 64)) for _ in range(STEPS)])
     same(*runs)
     return bool(count)
+
+
+def kept_in_part(rank, world):
+    """A group of which one parameter keeps the memory of its full values, which PyTorch gathers from then on: how many gathers were done here, of a model
+    that keeps none, some in a group, and all in it."""
+
+    def keep(records):
+        for record in records:
+            record.keep_unsharded_storage = True
+
+    def of_first(net):
+        state = net[0]._get_fsdp_state()
+        [group] = getattr(state, "_fsdp_param_groups", None) or [state._fsdp_param_group]
+        return compat.records_of(group)
+
+    counts = []
+    for change in (lambda net: None, lambda net: keep(of_first(net)[:1]), lambda net: keep(of_first(net))):
+        expected, _ = train(rank, "fp8-current", 64, 128, True, False, change)
+        found, count = train(rank, "fp8-current", 64, 128, True, True, change)
+        same(found, expected, len(counts))
+        counts.append(count)
+    return counts
 
 
 def released(rank, world):
@@ -320,6 +343,10 @@ class Groups(unittest.TestCase):
         cases = [("fp8-current", 32, 50, True), ("fp8-current", 33, 50, True), ("mxfp8-2d", 96, 160, True), ("fp8-delayed", 64, 34, True), ("fp8-delayed", 64, 36, False)]
         for counts in ranks.run(3, compared, cases):
             self.assertTrue(all(counts), counts)
+
+    def test_a_group_that_keeps_some_of_its_memory(self):
+        for none, some, all in ranks.run(2, kept_in_part):
+            self.assertTrue(0 < some < none == all, (none, some, all))
 
     def test_shards_that_are_replaced_are_followed(self):
         for counts in ranks.run(2, changed):

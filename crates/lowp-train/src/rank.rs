@@ -139,8 +139,7 @@ where
             let switches = config.tail_steps > 0 && step == tail_step;
             let is_last = step + 1 == last_step;
             if warmed_up || switches || is_last {
-                let read = unread.take();
-                self.read(read, comm, (&trained, &mut outcome, &mut rate))?;
+                self.read(&mut unread, comm, (&trained, &mut outcome, &mut rate))?;
             }
             if warmed_up {
                 // Plans are made and memory is found in the first steps.
@@ -160,9 +159,8 @@ where
             let started = match self.start(step, &mut trained) {
                 Ok(started) => started,
                 Err(error) => {
-                    // What went wrong in the step before comes first.
-                    self.read(unread, comm, (&trained, &mut outcome, &mut rate))?;
-                    return Err(error);
+                    let told = (&trained, &mut outcome, &mut rate);
+                    return Err(self.first_error(unread, comm, told, error));
                 }
             };
             outcome.data += started.data.as_secs_f64();
@@ -170,16 +168,15 @@ where
                 (outcome.waited, outcome.gathered) = (Some(profile.waited), profile.gathered);
                 watch(Event::Profile(&profile));
             }
-            let before = unread.replace(started);
-            self.read(before, comm, (&trained, &mut outcome, &mut rate))?;
+            self.read(&mut unread, comm, (&trained, &mut outcome, &mut rate))?;
+            unread = Some(started);
             let is_at =
                 |every: Option<usize>| every.is_some_and(|every| (step + 1).is_multiple_of(every));
             let counts = is_at(self.training.codes_every);
             let evaluates = is_at(config.eval_every);
             let saves = saver.is_some() && checkpoints.saves_at(step + 1, last_step);
             if !reads_late || is_last || counts || evaluates || saves {
-                let read = unread.take();
-                self.read(read, comm, (&trained, &mut outcome, &mut rate))?;
+                self.read(&mut unread, comm, (&trained, &mut outcome, &mut rate))?;
             }
             if counts {
                 let begun = Instant::now();
@@ -484,6 +481,9 @@ where
 
 /// Sum of one number over the ranks, the same on each.
 fn sum<B: Backend>(comm: &Comm<B>, value: f64) -> Result<f64, TrainError> {
+    if comm.world_size() == 1 {
+        return Ok(value);
+    }
     let mut values = [value];
     comm.control().sum(&mut values)?;
     Ok(values[0])

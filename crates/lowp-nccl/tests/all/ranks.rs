@@ -10,9 +10,10 @@ use std::time::{Duration, Instant};
 use crate::common::{self, Rank, alone_and_together, bytes, tiling, values, world};
 use half::bf16;
 use lowp_comm::{
-    CommError, Communicator, Control, GatherItem, GradWire, ReduceItem, ordered, spanned, threads,
+    Adds, CommError, Communicator, Control, GatherItem, GradWire, ReduceItem, Traffic, UnevenRun,
+    ordered, spanned, threads,
 };
-use lowp_kernels::{Backend, FloatDtype, Source};
+use lowp_kernels::{Backend, Cuda, FloatDtype, Source};
 use lowp_nccl::{NcclComm, NcclOptions, Sums};
 use lowp_shard::ShardError;
 
@@ -108,6 +109,26 @@ enum Memory {
     OfAll,
 }
 
+/// What a reduce-scatter counts, by the plan.
+fn traffic(
+    sums: Sums,
+    items: &[ReduceItem<'_, Cuda>],
+    wire: GradWire,
+    [rank, world]: [usize; 2],
+) -> Traffic {
+    let is_wide = |item: &ReduceItem<'_, Cuda>| item.wire(wire) == GradWire::F32;
+    let adds = match sums {
+        Sums::Nccl if items.iter().all(is_wide) => Adds::Library,
+        _ => Adds::Receiver,
+    };
+    let places = items.iter().map(|item| (item.memory, item.ranges));
+    let runs = UnevenRun::find(&places.collect::<Vec<_>>(), world, adds);
+    let on_wire = items
+        .iter()
+        .map(|item| (item.ranges, item.wire(wire).bytes()));
+    Traffic::of_reduction(&on_wire.collect::<Vec<_>>(), &runs, rank)
+}
+
 /// A batch of gradients with these ranges, planned, from the plan, and as a graph.
 fn reduce_scatter(
     rank: &Rank,
@@ -144,6 +165,7 @@ fn reduce_scatter(
     }
     let (wire, ..) = travels[0];
     let mut graph = None;
+    let (sent, counted) = (traffic(sums, &items, wire, [me, n]), comm.traffic());
     for round in 0..4 {
         let grad = |item: usize, rank: usize| {
             values((100 * item + 10 * round + rank) as u64, end(&ranges[item]))
@@ -168,6 +190,9 @@ fn reduce_scatter(
                 graph = Some(made);
             }
             (_, Some(graph)) => ordered(cuda, comm, || Ok(comm.backend().launch(graph)?))?,
+        }
+        if round == 0 {
+            assert_eq!(comm.traffic().since(counted), sent);
         }
         for (item, (_, dtype, accumulate)) in travels.iter().enumerate() {
             let all: Vec<Vec<f32>> = (0..n).map(|rank| grad(item, rank)).collect();

@@ -340,9 +340,15 @@ def gathers_of(group):
     return getattr(group, "lowp", None)
 
 
+def keeps_storage(records):
+    """Whether the memory of full parameters stays between their gathers; ``None`` where some of them differ."""
+    kept = {getattr(record, "keep_unsharded_storage", False) for record in records}
+    return kept.pop() if len(kept) == 1 else None
+
+
 #: What gathers of a group read of it, of each of its records, and of what its groups share.
 _OF_GROUP = (
-    "unshard_in_backward post_forward_mesh_info mesh_info device_handle comm_ctx"
+    "unshard wait_for_unshard _to_sharded unshard_in_backward post_forward_mesh_info mesh_info device_handle comm_ctx"
     " _all_gather_result _all_gather_comm _sharded_state _training_state _reshard_after_forward_event _with_fqn"
 ).split()
 _OF_RECORD = "sharded_param sharded_state _sharded_param_data _unsharded_param".split()
@@ -352,7 +358,13 @@ _OF_ALL = "get_all_gather_streams all_gather_state".split()
 def _is_known(group):
     """Whether a group of this version of FSDP2 has all names that its gathers read."""
     has = lambda owner, names: all(hasattr(owner, name) for name in names)
-    return has(group, _OF_GROUP) and has(group.comm_ctx, _OF_ALL) and all(has(record, _OF_RECORD) for record in records_of(group))
+    return (
+        has(group, _OF_GROUP)
+        and has(group.comm_ctx, _OF_ALL)
+        and has(group._all_gather_comm, ["allocate"])
+        and has(group.device_handle, ["stream", "current_stream", "Event"])
+        and all(has(record, _OF_RECORD) for record in records_of(group))
+    )
 
 
 def gather_by(group, gathers):
@@ -371,11 +383,13 @@ def _gathering(of):
     """The class of groups that are gathered in another way; ``None`` where that version of FSDP2 is not as this expects it."""
     from torch.distributed.fsdp._fully_shard import _fsdp_collectives, _fsdp_param_group as module
 
-    result_of, state_of = module.AllGatherResult, module.AllGatherState
-    phases, states = module.TrainingState, module.ShardedState
+    shared = [getattr(module, name, None) for name in ("AllGatherResult", "AllGatherState", "TrainingState", "ShardedState")]
+    if None in shared:
+        return None
+    result_of, state_of, phases, states = shared
     fields = ("all_gather_output", "all_gather_event", "all_gather_work")
     known = result_of._fields[:3] == fields and len(result_of._fields) == 6 and state_of._fields == ("all_gather_result", "event")
-    if not known or tuple(inspect.signature(of.unshard).parameters) != ("self", "async_op") or not hasattr(of, "_to_sharded"):
+    if not known or tuple(inspect.signature(of.unshard).parameters) != ("self", "async_op"):
         return None
     copies_out = getattr(_fsdp_collectives, "_default_all_gather_output_fn", None)
     in_functorch = getattr(torch._C, "_are_functorch_transforms_active", lambda: False)
@@ -410,6 +424,7 @@ def _gathering(of):
                 and (mesh is None or mesh is self.mesh_info)
                 and getattr(self, "_all_gather_output_fn", copies_out) is copies_out
                 and not (torch.is_inference_mode_enabled() or in_functorch())
+                and keeps_storage(record for record, _ in self.lowp.users) is not None
                 and self.lowp.is_current()
             )
 
@@ -462,15 +477,15 @@ def _gathering(of):
         def _to_sharded(self):
             if not self.lowp.is_there:
                 return of._to_sharded(self)
-            kept = False
+            kept = keeps_storage(record for record, _ in self.lowp.users)
             for record, users in self.lowp.users:
                 sharded = record.sharded_param
                 for params, name in users:
                     params[name] = sharded
                 record.sharded_state = states.SHARDED
-                kept = kept or getattr(record, "keep_unsharded_storage", False)
             self._sharded_state = states.SHARDED
-            self.lowp.leave(kept)
+            # Of some that were told so meanwhile, all.
+            self.lowp.leave(kept is not False)
 
     Gathering.__name__, Gathering.__qualname__ = of.__name__, of.__qualname__
     return Gathering

@@ -29,6 +29,30 @@ pub(super) struct Started<B: Backend> {
     pub(super) data: Duration,
 }
 
+/// A step that the device has done.
+struct Done {
+    step: usize,
+    begun: Instant,
+    /// This rank's share of the loss.
+    loss: f64,
+    report: StepReport,
+    data: Duration,
+}
+
+impl<B: Backend> Started<B> {
+    /// Waits for it.
+    fn done(self) -> Result<Done, TrainError> {
+        let report = self.report.wait().map_err(ModelError::from)?;
+        Ok(Done {
+            step: self.step,
+            begun: self.begun,
+            loss: self.loss + (self.late)()?,
+            report,
+            data: self.data,
+        })
+    }
+}
+
 /// Since when steps are measured.
 pub(super) struct Rate {
     pub(super) start: Instant,
@@ -101,26 +125,55 @@ where
         })
     }
 
-    /// Waits for a step, records it and tells of it. Collective.
+    /// Waits for the step that was not read yet, if there is one, records it and tells of it. Collective.
     pub(super) fn read(
         &self,
-        started: Option<Started<B>>,
+        unread: &mut Option<Started<B>>,
+        comm: &Comm<B>,
+        told: (&Trained<B, N>, &mut Outcome, &mut Rate),
+    ) -> Result<(), TrainError> {
+        match unread.take() {
+            Some(started) => self.record(started.done()?, comm, told),
+            None => Ok(()),
+        }
+    }
+
+    /// Why a run ends that cannot give the device its next step: what went wrong in the one before comes first, unless the world had failed
+    /// already.
+    pub(super) fn first_error(
+        &self,
+        unread: Option<Started<B>>,
+        comm: &Comm<B>,
+        told: (&Trained<B, N>, &mut Outcome, &mut Rate),
+        error: TrainError,
+    ) -> TrainError {
+        let has_failed = comm.control().failure().is_some();
+        match unread.map(Started::done) {
+            Some(Err(earlier)) if !has_failed => earlier,
+            // Of several ranks others may be elsewhere, and would not add their losses.
+            Some(Ok(done)) if comm.world_size() == 1 => {
+                self.record(done, comm, told).err().unwrap_or(error)
+            }
+            _ => error,
+        }
+    }
+
+    /// Records a step that is done, and tells of it. Collective.
+    fn record(
+        &self,
+        done: Done,
         comm: &Comm<B>,
         (trained, outcome, rate): (&Trained<B, N>, &mut Outcome, &mut Rate),
     ) -> Result<(), TrainError> {
-        let Some(started) = started else {
-            return Ok(());
-        };
-        let (step, config) = (started.step, self.training.config);
-        let report = started.report.wait().map_err(ModelError::from)?;
-        let loss = sum(comm, started.loss + (started.late)()?)?;
+        let (step, report, config) = (done.step, done.report, self.training.config);
+        let loss = sum(comm, done.loss)?;
         // Recorded with the precision it was computed in.
         outcome.train_loss.push(loss as f32);
         // A step that was on its way before the last one was read took the time since then.
-        let (begun, now) = (started.begun.max(rate.read), Instant::now());
+        let (begun, now) = (done.begun.max(rate.read), Instant::now());
         rate.read = now;
         if self.rank == 0 {
-            let took = (now - begun, started.data);
+            let took = (now - begun, done.data);
             let metrics = self.metrics((step, loss, &report), took, trained)?;
             let all =
                 ((step + 1 - rate.begun_at) * config.batch * self.training.data.tokens()) as f64;

@@ -9,8 +9,9 @@ use lowp_fsdp::{LinearSpec, ModelError, VarPlace};
 use lowp_kernels::Cpu;
 use lowp_shard::Init;
 use lowp_train::network::{NetworkResult, Sharded};
+use lowp_train::result::RunResult;
 use lowp_train::training::Event;
-use lowp_train::{Config, Model, Network, Run, Sampler, Training};
+use lowp_train::{Config, Model, Network, Run, Sampler, TrainError, Training};
 
 const STEPS: usize = 14;
 /// A step whose gradients are not finite.
@@ -34,6 +35,8 @@ type Told = Arc<Mutex<Vec<String>>>;
 struct Pulled<const LATE: bool> {
     loss: f64,
     step: usize,
+    /// The step that fails.
+    fails: Option<usize>,
     told: Told,
 }
 
@@ -63,6 +66,9 @@ impl<const LATE: bool> Network<Cpu> for Pulled<LATE> {
             .lock()
             .expect("no panic")
             .push(format!("began {}", self.step));
+        if self.fails == Some(self.step) {
+            return Err("planted".into());
+        }
         let mut gradient = self.gradient(model, x)?;
         if self.step == SKIPPED {
             gradient[0] = f32::NAN;
@@ -82,8 +88,8 @@ impl<const LATE: bool> Network<Cpu> for Pulled<LATE> {
     }
 }
 
-/// What a run tells, and the losses that it records.
-fn run<const LATE: bool>() -> (Vec<String>, Vec<f32>) {
+/// What a run tells, and what comes of it; if `fails`, the batch of that step cannot be trained on.
+fn try_run<const LATE: bool>(fails: Option<usize>) -> (Vec<String>, Result<RunResult, TrainError>) {
     let (run, mut config) = (
         Run::parse("mxfp8").expect("a recipe"),
         Config::new(OneLayer { rows: 32 }),
@@ -110,13 +116,36 @@ fn run<const LATE: bool>() -> (Vec<String>, Vec<f32>) {
         Ok(Pulled::<LATE> {
             loss: 0.0,
             step: 0,
+            fails,
             told: Arc::clone(&told),
         })
     };
-    let result = training.rank(&Cpu, comm, network).expect("a run");
-    assert_eq!(result.skipped_steps, 1);
+    let result = training.rank(&Cpu, comm, network);
     let told = std::mem::take(&mut *told.lock().expect("no panic"));
+    (told, result)
+}
+
+/// What a run tells, and the losses that it records.
+fn run<const LATE: bool>() -> (Vec<String>, Vec<f32>) {
+    let (told, result) = try_run::<LATE>(None);
+    let result = result.expect("a run");
+    assert_eq!(result.skipped_steps, 1);
     (told, result.train_loss)
+}
+
+/// The step before one that cannot be given is told of, and the error is that of the one that failed.
+#[test]
+fn the_step_before_a_failure_is_told() {
+    for (late, (told, result)) in [
+        (false, try_run::<false>(Some(9))),
+        (true, try_run::<true>(Some(9))),
+    ] {
+        let error = result.expect_err("step 9 fails").to_string();
+        assert!(error.contains("planted"), "late {late}: {error}");
+        let last = told.iter().rev().find(|line| !line.starts_with("began"));
+        let last = last.expect("a line");
+        assert!(last.starts_with("step 8 "), "late {late}: {told:?}");
+    }
 }
 
 #[test]
