@@ -275,10 +275,11 @@ impl<B: Backend> Builder<'_, B> {
         let compared = control.each_equal(GATHER_PLAN, &gather_plans);
         compared.map_err(ShardError::from)?;
         let adamw = adamw.build()?;
-        let param = |name: &str, ranges: &[Range<usize>], id| -> Result<_, ModelError> {
+        let param = |name: &str, block, ranges: &[Range<usize>], id| -> Result<_, ModelError> {
             Ok(GradParam {
                 name: name.to_owned(),
                 ranges: ranges.to_vec(),
+                block,
                 out: f32_buffer(adamw.grad(id))?,
             })
         };
@@ -292,7 +293,7 @@ impl<B: Backend> Builder<'_, B> {
         let mut add_var = |number: usize, grads: &mut Vec<_>, grad_ids: &mut Vec<_>| {
             let (id, ranges) = &own_vars[number];
             var_grads[number] = grads.len();
-            grads.push(param(&vars[number].name, ranges, *id)?);
+            grads.push(param(&vars[number].name, None, ranges, *id)?);
             grad_ids.push(*id);
             Ok::<_, ModelError>(())
         };
@@ -300,7 +301,8 @@ impl<B: Backend> Builder<'_, B> {
             add_var(head, &mut grads, &mut grad_ids)?;
         }
         for ((id, weight), spec) in weights.iter().zip(linears).rev() {
-            grads.push(param(&spec.name, weight.element_ranges(), *id)?);
+            let block = options.vars.grad_block(spec.block);
+            grads.push(param(&spec.name, block, weight.element_ranges(), *id)?);
             grad_ids.push(*id);
         }
         for &other in &others {

@@ -99,8 +99,8 @@ impl Costs {
         let weights = Weights::new(weights, config, block_cuts);
         let weights = weights.map_err(|(number, source)| CostError::Layer { number, source })?;
         let vars = Vars::new(&model.vars, config)?;
-        let memory = RankMemory::new(model, &weights, &vars, config);
         let buckets = Buckets::new(model, (&weights, &vars), config);
+        let memory = RankMemory::new((&weights, &vars), &buckets, config);
         let step = StepTraffic::new((&weights, &vars), &buckets, name, config, bandwidth);
         let all = |of: fn(&WeightCost) -> &[u64]| {
             weights.sum(|cost| of(cost).iter().map(|&n| u128::from(n)).sum())

@@ -49,6 +49,14 @@ impl VarPlace {
             Self::Backend => GradBucketOptions::default().bytes,
         }
     }
+
+    /// The block of the network whose gradients may share a larger bucket.
+    pub(crate) fn grad_block(self, block: usize) -> Option<usize> {
+        match self {
+            Self::Host => None,
+            Self::Backend => Some(block),
+        }
+    }
 }
 
 /// The full values of those that stay.

@@ -213,6 +213,7 @@ fn rounds<B: Backend>(
         }
     }
     let param = |(number, out): (usize, &B::Buffer<f32>)| GradParam {
+        block: None,
         name: number.to_string(),
         ranges: spec.all_elements(),
         out: out.clone(),

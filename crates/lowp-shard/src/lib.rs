@@ -74,7 +74,8 @@ pub use gather::{
     memory_steps, pool_buffers, tall_to_matrix,
 };
 pub use grad_buckets::{
-    GradBucketOptions, GradBuckets, GradParam, Reduced, Reduction, grad_bucket_ranges, grad_slabs,
+    GradBucketOptions, GradBuckets, GradLen, GradParam, Reduced, Reduction, grad_bucket_ranges,
+    grad_slabs,
 };
 pub use init::Init;
 pub use scale_book::{BlockSlots, DelayedState, ScaleBook, ScaleBookBuilder, ScaleSlot};

@@ -160,6 +160,7 @@ impl Step {
         let mesh = MeshComm::new(Mesh::sharded(1), comm)?;
         let param = |number: usize| {
             Ok(GradParam {
+                block: None,
                 name: number.to_string(),
                 ranges: std::iter::once(0..LEN).collect(),
                 out: compute.alloc(LEN)?,

@@ -118,6 +118,7 @@ impl Model {
             let weight = self.sharded.weight(layer).expect("a layer");
             let rows = Cpu.alloc::<f32>(weight.element_ranges()[self.rank].len())?;
             let param = GradParam {
+                block: None,
                 name: layer.to_string(),
                 ranges: weight.element_ranges().to_vec(),
                 out: rows.clone(),

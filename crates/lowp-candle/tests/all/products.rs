@@ -265,6 +265,7 @@ fn computed<R: Recipe>(recipe: R, world: usize) -> Products {
         let weight = model.weight(LAYER).expect("the layer");
         let rows = cpu.alloc::<f32>(weight.element_ranges()[rank].len())?;
         let param = GradParam {
+            block: None,
             name: "dw".to_owned(),
             ranges: weight.element_ranges().to_vec(),
             out: rows.clone(),

@@ -247,6 +247,7 @@ impl Rank<'_> {
             let ranges: Vec<_> = (0..world).map(|rank| end(rank)..end(rank + 1)).collect();
             elements += shape.elements();
             params.push(GradParam {
+                block: None,
                 name: number.to_string(),
                 out: self.cuda.alloc(ranges[rank].len())?,
                 ranges,

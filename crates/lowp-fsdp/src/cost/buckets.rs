@@ -1,13 +1,13 @@
 //! [`Buckets`]: the gradients that are reduced together, and how ranks own what is in each bucket.
 
 use super::config::CostConfig;
-use super::shapes::ModelShapes;
+use super::shapes::{LayerShape, ModelShapes};
 use super::vars::Vars;
 use super::weight::WeightCost;
 use super::weights::Weights;
 use lowp_comm::{Adds, GradWire, UnevenRun};
 use lowp_format::Recipe;
-use lowp_shard::grad_bucket_ranges;
+use lowp_shard::{GradLen, grad_bucket_ranges};
 use std::ops::Range;
 
 /// The buckets of a model.
@@ -16,6 +16,8 @@ pub(super) struct Buckets<'a> {
     wire: GradWire,
     /// By parameter, in the order of backward.
     costs: Vec<&'a WeightCost>,
+    /// The elements of each bucket, in that order.
+    pub(super) lens: Vec<usize>,
     /// Buckets of other parameters, each with how many are equal.
     different: Vec<(Range<usize>, u128)>,
 }
@@ -35,19 +37,32 @@ impl<'a> Buckets<'a> {
         (weights, vars): (&'a Weights<R>, &'a Vars),
         config: &CostConfig,
     ) -> Self {
-        let weight = |kind: usize| (&weights.kinds[kind].cost, 2 * kind);
+        let weight = |(layer, kind): (&LayerShape, usize)| {
+            let block = config.vars.grad_block(layer.block);
+            (&weights.kinds[kind].cost, (2 * kind, block))
+        };
         let vars = vars.all();
         let kinds: Vec<usize> = vars.kinds_in_order().collect();
         let of_vars = |first: bool| {
             let numbers = vars_in_backward(model, first).into_iter();
             let kinds = numbers.map(|number| kinds[number]);
-            kinds.map(|kind| (&vars.kinds[kind].cost, 2 * kind + 1))
+            kinds.map(|kind| (&vars.kinds[kind].cost, (2 * kind + 1, None)))
         };
-        let of_weights = weights.kinds_in_order().rev().map(weight);
+        let of_weights = model.layers.iter().zip(weights.kinds_in_order());
+        let of_weights: Vec<_> = of_weights.collect();
+        let of_weights = of_weights.into_iter().rev().map(weight);
         let params = of_vars(true).chain(of_weights).chain(of_vars(false));
-        let (costs, kinds): (Vec<_>, Vec<_>) = params.unzip();
-        let mut different: Vec<(Range<usize>, u128)> = Vec::new();
-        for bucket in grad_bucket_ranges(&grad_lens(model), most_in_bucket(config)) {
+        let (costs, of_params): (Vec<&WeightCost>, Vec<(usize, Option<usize>)>) = params.unzip();
+        let kinds: Vec<usize> = of_params.iter().map(|(kind, _)| *kind).collect();
+        let grads = grad_lens(model).into_iter().zip(&costs).zip(&of_params);
+        let grads = grads.map(|((len, cost), &(_, block))| GradLen {
+            len,
+            block: block.filter(|_| !cost.has_even_elements()),
+        });
+        let grads: Vec<GradLen> = grads.collect();
+        let (mut different, mut lens): (Vec<(Range<usize>, u128)>, _) = (Vec::new(), Vec::new());
+        for bucket in grad_bucket_ranges(&grads, most_in_bucket(config)) {
+            lens.push(grads[bucket.clone()].iter().map(|grad| grad.len).sum());
             let same = |known: &Range<usize>| kinds[known.clone()] == kinds[bucket.clone()];
             match different.iter_mut().find(|(known, _)| same(known)) {
                 Some((_, count)) => *count += 1,
@@ -58,6 +73,7 @@ impl<'a> Buckets<'a> {
             world: config.mesh.shard,
             wire: config.grad_wire,
             costs,
+            lens,
             different,
         }
     }
@@ -92,7 +108,7 @@ impl<'a> Buckets<'a> {
 }
 
 /// Elements of the parameters, in the order of backward.
-pub(super) fn grad_lens(model: &ModelShapes) -> Vec<usize> {
+fn grad_lens(model: &ModelShapes) -> Vec<usize> {
     let layers = model.layers.iter().rev().map(|layer| layer.shape);
     let vars = |first: bool| {
         let numbers = vars_in_backward(model, first).into_iter();

@@ -1,15 +1,14 @@
 //! [`RankMemory`]: what the rank that holds most has in memory, by the account of a run.
 
-use super::buckets::{Buckets, grad_lens, most_in_bucket};
+use super::buckets::{Buckets, most_in_bucket};
 use super::config::{CostConfig, parameter_state};
-use super::shapes::ModelShapes;
 use super::vars::Vars;
 use super::weights::Weights;
 use crate::VarPlace;
 use lowp_comm::{Adds, ReduceStaging, StagedGrad, spanned};
 use lowp_format::{Recipe, ReshardAfterForward};
 use lowp_kernels::FloatDtype;
-use lowp_shard::{grad_bucket_ranges, grad_slabs};
+use lowp_shard::grad_slabs;
 use serde::Serialize;
 use std::collections::BTreeSet;
 
@@ -53,9 +52,8 @@ pub struct RankMemory {
 impl RankMemory {
     /// Of the first rank that holds most.
     pub(super) fn new<R: Recipe>(
-        model: &ModelShapes,
-        weights: &Weights<R>,
-        vars: &Vars,
+        (weights, vars): (&Weights<R>, &Vars),
+        buckets: &Buckets<'_>,
         config: &CostConfig,
     ) -> Self {
         let common = Self {
@@ -65,7 +63,7 @@ impl RankMemory {
                 VarPlace::Backend => to_tiles(weights),
             },
             staged: weights.sum(|cost| u128::from(cost.staged)),
-            buckets: buckets(model, config),
+            buckets: bucket_bytes(buckets, config),
             variables: vars.full + vars.transient_gathered(),
             moments_are: config.moments(),
             ..Self::default()
@@ -153,10 +151,7 @@ pub(super) fn gathered<R: Recipe>(weights: &Weights<R>, config: &CostConfig) -> 
 
 /// Memory of full gradients ([`grad_slabs`]): two slabs of a length where buckets travel while others are written, on devices and on a
 /// single rank, which waits for nobody.
-fn buckets(model: &ModelShapes, config: &CostConfig) -> u128 {
-    let (lens, most) = (grad_lens(model), most_in_bucket(config));
-    let buckets = grad_bucket_ranges(&lens, most).into_iter();
-    let lens: Vec<usize> = buckets.map(|bucket| lens[bucket].iter().sum()).collect();
+fn bucket_bytes(Buckets { lens, .. }: &Buckets<'_>, config: &CostConfig) -> u128 {
     // Those that stay until the last micro-batch, beside a slab in which the next ones are written and added from.
     let kept = match config.keeps_gradients() {
         true => lens.iter().map(|&len| len as u128).sum(),
@@ -164,7 +159,7 @@ fn buckets(model: &ModelShapes, config: &CostConfig) -> u128 {
     };
     let enqueued = config.vars == VarPlace::Backend || config.mesh.world() == 1;
     let at_once = if enqueued && kept == 0 { 2 } else { 1 };
-    let slabs = grad_slabs(&lens, most, at_once);
+    let slabs = grad_slabs(lens, most_in_bucket(config), at_once);
     let bytes = slabs
         .iter()
         .map(|&(len, count)| len as u128 * count as u128);

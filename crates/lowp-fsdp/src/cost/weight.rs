@@ -99,6 +99,11 @@ pub(super) struct WeightCost {
 }
 
 impl WeightCost {
+    /// Whether ranks have as many elements each.
+    pub(super) fn has_even_elements(&self) -> bool {
+        self.elements.windows(2).all(|pair| pair[0] == pair[1])
+    }
+
     /// A weight of `shape` in `recipe`, cut like this or whole on every rank.
     pub(super) fn new(
         recipe: &impl Recipe,

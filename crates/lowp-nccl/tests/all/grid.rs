@@ -163,6 +163,7 @@ fn run<B: Backend>(
     }
     let mut adamw = builder.build()?;
     let params = ids.iter().zip(&shards).map(|(&id, shard)| GradParam {
+        block: None,
         name: format!("{} {}", shard.recipe().name(), shard.spec().full()),
         ranges: shard.spec().all_elements(),
         out: match adamw.grad(id) {

@@ -108,6 +108,7 @@ impl Rank {
         let weights = shards.into_iter().zip(pools.iter().cycle());
         let weights = weights.map(weight).collect::<Result<_, _>>()?;
         let param = |(number, &id): (usize, &ParamId)| GradParam {
+            block: None,
             name: format!("w{number}"),
             ranges: spec.all_elements(),
             out: match adamw.grad(id) {

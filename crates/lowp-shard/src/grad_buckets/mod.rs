@@ -19,8 +19,8 @@ use kept::{Addition, Kept};
 pub use options::{GradBucketOptions, Reduction};
 pub use param::GradParam;
 use param::{Param, State, describe};
+pub use slabs::{GradLen, grad_bucket_ranges, grad_slabs};
 use slabs::{Slab, Slabs};
-pub use slabs::{grad_bucket_ranges, grad_slabs};
 
 /// Full gradients of a rank, in buckets. A bucket is reduced and scattered over the shard group as soon as backward has given
 /// it all gradients, on the communicator's stream, after the work that wrote them and beside the work that follows.
@@ -140,7 +140,10 @@ impl<B: Backend> GradBuckets<B> {
             .all_equal("the gradient buckets", &describe(&params, options))?;
         let most = options.bytes / options.dtype.bytes();
         let lens: Vec<usize> = params.iter().map(GradParam::len).collect();
-        let buckets = grad_bucket_ranges(&lens, most).into_iter();
+        let grads = params.iter();
+        let grads = grads.map(|param| GradLen::new(&param.ranges, param.block));
+        let grads: Vec<GradLen> = grads.collect();
+        let buckets = grad_bucket_ranges(&grads, most).into_iter();
         let buckets = buckets.map(|params| {
             let len = lens[params.clone()].iter().sum();
             Bucket::new(params, len)

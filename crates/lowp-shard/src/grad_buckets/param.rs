@@ -16,6 +16,8 @@ pub struct GradParam<B: Backend> {
     pub name: String,
     /// The elements of the flattened gradient that each rank of the shard group owns, in rank order. They tile it.
     pub ranges: Vec<Range<usize>>,
+    /// The block of the network that it is of, if gradients of that may share a bucket which is larger than others ([`grad_bucket_ranges`](crate::grad_bucket_ranges)).
+    pub block: Option<usize>,
     /// Receives the sum of this rank's elements.
     pub out: B::Buffer<f32>,
 }
@@ -131,10 +133,19 @@ impl<B: Backend> GradParam<B> {
 /// Everything that ranks must have in common, as text.
 pub(super) fn describe<B: Backend>(params: &[GradParam<B>], options: GradBucketOptions) -> String {
     let mut text = format!("{options:?}");
-    for GradParam { name, ranges, .. } in params {
+    for GradParam {
+        name,
+        ranges,
+        block,
+        ..
+    } in params
+    {
         let ends: Vec<usize> = ranges.iter().map(|range| range.end).collect();
         // Writing to a String cannot fail.
         let _ = write!(text, "; {name} cut at {ends:?}");
+        if let Some(block) = block {
+            let _ = write!(text, " of block {block}");
+        }
     }
     text
 }

@@ -6,21 +6,55 @@ use std::ops::Range;
 use lowp_kernels::{Backend, FloatDtype, Source};
 
 use crate::ShardError;
-use lowp_comm::Started;
+use lowp_comm::{Started, even};
 
-/// The buckets of gradients of `lens` elements, as ranges of the list: those that follow each other go together up to `most` elements.
-pub fn grad_bucket_ranges(lens: &[usize], most: usize) -> Vec<Range<usize>> {
+/// Elements of a gradient, and what it shares a bucket with.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct GradLen {
+    /// Its elements.
+    pub len: usize,
+    /// The block of the network whose gradients share a bucket with it that may be as long as the longest of them; none of a gradient that
+    /// ranks own even parts of.
+    pub block: Option<usize>,
+}
+
+impl GradLen {
+    /// Of a gradient of which ranks own `ranges`, in a block of the network.
+    pub fn new(ranges: &[Range<usize>], block: Option<usize>) -> Self {
+        Self {
+            len: ranges.last().map_or(0, |range| range.end),
+            block: block.filter(|_| even(ranges).is_none()),
+        }
+    }
+}
+
+/// The buckets of gradients, as ranges of the list: those that follow each other go together up to `most` elements. Gradients of a block that ranks own
+/// uneven parts of go together up to the length of the longest: the few ranks that own a short one have to get it besides what all get.
+pub fn grad_bucket_ranges(grads: &[GradLen], most: usize) -> Vec<Range<usize>> {
+    let longest = |block: usize| {
+        let of_block = grads.iter().filter(|grad| grad.block == Some(block));
+        of_block.map(|grad| grad.len).max().unwrap_or(0)
+    };
     let mut buckets: Vec<Range<usize>> = Vec::new();
+    // Of the last one: its elements, its only block, and the longest gradient of that.
     let mut filled = 0;
-    for (at, &len) in lens.iter().enumerate() {
+    let mut known: Option<(usize, usize)> = None;
+    for (at, grad) in grads.iter().enumerate() {
+        let same = known.filter(|(block, _)| grad.block == Some(*block));
+        let limit = same.map_or(most, |(_, longest)| most.max(longest));
         match buckets.last_mut() {
-            Some(last) if filled + len <= most => {
+            Some(last) if filled + grad.len <= limit => {
                 last.end = at + 1;
-                filled += len;
+                filled += grad.len;
+                known = same;
             }
             _ => {
                 buckets.push(at..at + 1);
-                filled = len;
+                filled = grad.len;
+                known = match (grad.block, same) {
+                    (Some(_), Some(same)) => Some(same),
+                    (block, _) => block.map(|block| (block, longest(block))),
+                };
             }
         }
     }

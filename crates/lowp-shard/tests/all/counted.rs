@@ -26,6 +26,7 @@ fn step(
     let params: Vec<GradParam<Cpu>> = (0..BUCKETS.iter().sum())
         .map(|number| {
             Ok(GradParam {
+                block: None,
                 name: format!("w{number}"),
                 ranges: tiling(&vec![OWN; mesh.shard]),
                 out: Cpu.alloc(OWN)?,

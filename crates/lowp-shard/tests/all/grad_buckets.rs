@@ -15,6 +15,7 @@ type Cuts = Vec<Range<usize>>;
 fn params(cuts: &[Cuts], shard: usize) -> Result<Vec<GradParam<Cpu>>, ShardError> {
     let param = |(number, ranges): (usize, &Cuts)| {
         Ok(GradParam {
+            block: None,
             name: format!("w{number}"),
             ranges: ranges.clone(),
             out: Cpu.alloc(ranges[shard].len())?,
@@ -512,6 +513,7 @@ fn plans_are_checked() {
         failing(2, |_, comm| {
             let mesh = MeshComm::new(Mesh::sharded(2), comm)?;
             let param = GradParam {
+                block: None,
                 name: "w".to_owned(),
                 ranges: ranges.clone(),
                 out: Cpu.alloc(out)?,

@@ -5,7 +5,9 @@ use std::sync::Arc;
 
 use lowp_comm::{Communicator, LocalComm, Mesh, MeshComm};
 use lowp_kernels::{Backend, Cpu};
-use lowp_shard::{GradBucketOptions, GradBuckets, GradParam, grad_slabs};
+use lowp_shard::{
+    GradBucketOptions, GradBuckets, GradLen, GradParam, grad_bucket_ranges, grad_slabs,
+};
 
 /// Of large buckets two are there at once only where they follow each other, of small ones always.
 #[test]
@@ -24,6 +26,34 @@ fn large_buckets_far_apart_have_one_slab() {
     assert_eq!(grad_slabs(&[50, 50, 3, 3], 10, 1), [(50, 1), (3, 1)]);
 }
 
+/// Gradients of a block that ranks own uneven parts of go together up to the longest of them, others up to the limit.
+#[test]
+fn uneven_gradients_of_a_block_share_a_bucket() {
+    let of = |grads: &[(usize, Option<usize>)]| {
+        let grads = grads.iter().map(|&(len, block)| GradLen { len, block });
+        grad_bucket_ranges(&grads.collect::<Vec<_>>(), 10)
+    };
+    let (one, two) = (Some(1), Some(2));
+    assert_eq!(
+        of(&[(30, one), (8, one), (7, one), (15, one)]),
+        [0..1, 1..4]
+    );
+    assert_eq!(of(&[(30, None), (8, None), (7, None)]), [0..1, 1..2, 2..3]);
+    assert_eq!(
+        of(&[(8, one), (7, two), (30, two), (9, two)]),
+        [0..1, 1..2, 2..3, 3..4]
+    );
+    assert_eq!(
+        of(&[(4, None), (4, one), (4, one), (30, one)]),
+        [0..2, 2..3, 3..4]
+    );
+    assert_eq!(of(&[(4, one), (4, two), (2, two)]), [0..3]);
+    let even = GradLen::new(&[0..5, 5..10], one);
+    assert_eq!((even.len, even.block), (10, None));
+    let uneven = GradLen::new(&[0..6, 6..10], one);
+    assert_eq!((uneven.len, uneven.block), (10, one));
+}
+
 /// One slab serves two buckets of a length, and the sums are those of two slabs.
 #[test]
 fn a_large_bucket_takes_the_slab_of_one_far_before_it() {
@@ -31,6 +61,7 @@ fn a_large_bucket_takes_the_slab_of_one_far_before_it() {
     let mesh = MeshComm::new(Mesh::sharded(1), comm).expect("a mesh");
     let lens = [64, 32, 48, 64];
     let param = |(number, &len): (usize, &usize)| GradParam {
+        block: None,
         name: format!("p{number}"),
         ranges: iter::once(0..len).collect(),
         out: Cpu.alloc::<f32>(len).expect("room"),

@@ -5,7 +5,7 @@ use std::ops::Range;
 
 use lowp_comm::{Adds, UnevenRun, even};
 use lowp_format::{AnyRecipe, RecipeOptions, Shape, block_cuts};
-use lowp_shard::{GradBucketOptions, ShardError, ShardSpec, grad_bucket_ranges};
+use lowp_shard::{GradBucketOptions, GradLen, ShardError, ShardSpec, grad_bucket_ranges};
 
 /// Width, hidden width and rows of keys and values of the blocks of Llama 3.
 const MODELS: [(&str, usize, usize); 3] = [
@@ -126,21 +126,22 @@ block of  recipe     ranks  calls  bucket  block   calls  sends and receives  bu
             let recipe = AnyRecipe::from_name(name, &RecipeOptions::default())?;
             for world in [64, 256, 1024] {
                 let owned = owned(recipe, (dim, hidden), world)?;
-                let len = |ranges: &Vec<Range<usize>>| ranges.last().map_or(0, |last| last.end);
-                let lens: Vec<usize> = owned.iter().map(len).collect();
+                let grads = owned.iter().map(|ranges| GradLen::new(ranges, Some(0)));
+                let grads: Vec<GradLen> = grads.collect();
                 let mut counts = <[Counts; 2]>::default();
-                let buckets = grad_bucket_ranges(&lens, most);
+                let buckets = grad_bucket_ranges(&grads, most);
                 for bucket in &buckets {
                     count(&owned[bucket.clone()], world, &mut counts);
                 }
                 let [pieces, runs] = &counts;
                 // A reduce-scatter and what does not divide evenly, or one of each weight.
                 assert!(
-                    runs.calls <= 2 * lens.len(),
+                    runs.calls <= 2 * grads.len(),
                     "{model} {name} {world}: {runs:?}"
                 );
                 let [alone, together] = [pieces, runs].map(|of| ratio(&of.arriving));
                 assert!(together <= 1.1, "{model} {name} {world}: {together}");
+                assert!(runs.ratio <= 1.1, "{model} {name} {world}: {runs:?}");
                 writeln!(
                     table,
                     "{model:<9} {name:<9} {world:>6} {:>6} {:>7.2} {alone:>6.2} {:>7} {:>19} {:>7.2} {together:>6.2}",

@@ -40,6 +40,7 @@ fn products(text: &str) -> [Vec<u32>; 3] {
     let dw = cpu.alloc::<f32>(rows * cols).expect("room");
     let weight = model.weight(0).expect("a layer");
     let param = GradParam {
+        block: None,
         name: "dw".to_owned(),
         ranges: weight.element_ranges().to_vec(),
         out: dw.clone(),
