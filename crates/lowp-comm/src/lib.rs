@@ -28,7 +28,7 @@ mod mesh;
 
 pub use call_log::{CallLog, CallNames, CallOrder, CompareAmong, digest};
 pub use comm::{
-    Adds, Collective, Communicator, Counters, GatherItem, GradWire, HostComm, LARGE_PIECE,
+    Adder, Collective, Communicator, Counters, GatherItem, GradWire, HostComm, LARGE_PIECE,
     LocalComm, Move, RanksFailed, ReduceItem, ReduceStaging, StagedGrad, Started, Traffic,
     UnevenRun, even, is_large, or_abort, ordered, run_comms, run_ranks, run_ranks_on, spanned,
 };

@@ -4,7 +4,7 @@
 use std::ops::Range;
 
 use lowp_comm::{
-    Adds, CommError, GradWire, ReduceItem, ReduceStaging, StagedGrad, Traffic, UnevenRun, even,
+    Adder, CommError, GradWire, ReduceItem, ReduceStaging, StagedGrad, Traffic, UnevenRun, even,
     spanned,
 };
 use lowp_kernels::{Backend, Cuda, CudaBuffer, CudaPlan, KernelError, Source};
@@ -54,17 +54,17 @@ struct LibrarySums {
 }
 
 impl Method<'_> {
-    fn adds(&self) -> Adds {
+    fn adder(&self) -> Adder {
         match self {
-            Self::Library(_) => Adds::Library,
-            Self::Receiver => Adds::Receiver,
+            Self::Library(_) => Adder::Library,
+            Self::Receiver => Adder::Receiver,
         }
     }
 
     /// The runs of a batch.
     pub(crate) fn runs(&self, items: &[ReduceItem<'_, Cuda>], world: usize) -> Vec<UnevenRun> {
         let batch = items.iter().map(|item| (item.memory, item.ranges));
-        UnevenRun::find(&batch.collect::<Vec<_>>(), world, self.adds())
+        UnevenRun::find(&batch.collect::<Vec<_>>(), world, self.adder())
     }
 
     /// What a batch stages.
@@ -82,7 +82,12 @@ impl Method<'_> {
             own: item.ranges[rank].len(),
             accumulate: item.accumulate,
         });
-        ReduceStaging::of_batch(&grads.collect::<Vec<_>>(), runs, self.adds(), (rank, world))
+        ReduceStaging::of_batch(
+            &grads.collect::<Vec<_>>(),
+            runs,
+            self.adder(),
+            (rank, world),
+        )
     }
 }
 
@@ -98,7 +103,7 @@ impl Batch {
     ) -> Result<Self, CommError> {
         let lens = runs
             .iter()
-            .map(|run| [run.parts[rank].len(), run.rest.len()]);
+            .map(|run| [run.parts[rank].len(), run.remainder.len()]);
         let passed_on = staging.passed_on(cuda, lens)?;
         let even = match method {
             Method::Library(grads) => {
@@ -205,11 +210,14 @@ impl LibrarySums {
             })?;
             scattered.push([cuda.view(grads[item], all)?, into]);
         }
-        for (run, [sums, of_rest]) in runs.iter().zip(passed_on) {
+        for (run, [sums, of_remainder]) in runs.iter().zip(passed_on) {
             let grad = grads[run.items.start];
-            let parts = run.elements().start..run.rest.start;
+            let parts = run.elements().start..run.remainder.start;
             scattered.push([cuda.view(grad, parts)?, sums.clone()]);
-            whole.push([cuda.view(grad, run.rest.clone())?, of_rest.clone()]);
+            whole.push([
+                cuda.view(grad, run.remainder.clone())?,
+                of_remainder.clone(),
+            ]);
         }
         Ok(Self {
             scattered,

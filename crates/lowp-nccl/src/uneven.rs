@@ -37,7 +37,7 @@ impl Delivery {
         let Arrivals { into, add } = staging.arrivals(cuda, outs)?;
         let mut into = into.as_slice();
         let (mut sent, mut received, mut copies) = (vec![], vec![], vec![]);
-        for (run, [sums, rest]) in runs.iter().zip(sums) {
+        for (run, [sums, remainder]) in runs.iter().zip(sums) {
             let (of_run, others) = into.split_at(run.items.len());
             into = others;
             let own = |item: usize, elements: &Range<usize>| {
@@ -61,8 +61,8 @@ impl Delivery {
                     received.push((peer, place));
                 }
             }
-            for (item, elements) in run.of_rest(&owned, rank) {
-                let from = part_of(cuda, (rest, run.rest.start), &elements)?;
+            for (item, elements) in run.of_remainder(&owned, rank) {
+                let from = part_of(cuda, (remainder, run.remainder.start), &elements)?;
                 copies.push([from, own(item, &elements)?]);
             }
         }

@@ -4,7 +4,7 @@ use std::iter::Sum;
 
 use lowp_kernels::FloatDtype;
 
-use super::{Adds, UnevenRun};
+use super::{Adder, UnevenRun};
 use crate::GradWire;
 
 /// Elements that the device of a rank holds while it reduces gradients: of one gradient, or of a batch together.
@@ -62,10 +62,10 @@ impl ReduceStaging {
         }
     }
 
-    /// Of a run of which this rank gets the sums of a part and of the rest after all parts ([`UnevenRun`]).
-    pub fn of_run(part: usize, rest: usize) -> Self {
+    /// Of a run of which this rank gets the sums of a part and of the remainder after all parts ([`UnevenRun`]).
+    pub fn of_run(part: usize, remainder: usize) -> Self {
         Self {
-            passed_on: room(part) + room(rest),
+            passed_on: room(part) + room(remainder),
             ..Self::default()
         }
     }
@@ -74,12 +74,12 @@ impl ReduceStaging {
     pub fn of_batch(
         grads: &[StagedGrad],
         runs: &[UnevenRun],
-        adds: Adds,
+        adder: Adder,
         (rank, world): (usize, usize),
     ) -> Self {
-        let parts = |grad: &StagedGrad, lens| match adds {
-            Adds::Library => Self::default(),
-            Adds::Receiver => Self::of_parts((grad.dtype, grad.wire), lens, world),
+        let parts = |grad: &StagedGrad, lens| match adder {
+            Adder::Library => Self::default(),
+            Adder::Receiver => Self::of_parts((grad.dtype, grad.wire), lens, world),
         };
         let of_run = |run: &UnevenRun| {
             let lens = (run.len(), run.parts[rank].len());
@@ -93,9 +93,9 @@ impl ReduceStaging {
         let others_parts = others().map(|grad| parts(grad, (grad.len, grad.own)));
         let all: Self = runs.iter().flat_map(of_run).chain(others_parts).sum();
         let in_runs = runs.iter().flat_map(|run| &grads[run.items.clone()]);
-        let added = match adds {
-            Adds::Library => others().map(sums).sum(),
-            Adds::Receiver => 0,
+        let added = match adder {
+            Adder::Library => others().map(sums).sum(),
+            Adder::Receiver => 0,
         };
         // The same memory takes the sums of runs, after the others were added.
         let added = in_runs.map(sums).sum::<usize>().max(added);

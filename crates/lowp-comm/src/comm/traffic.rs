@@ -85,7 +85,7 @@ impl Traffic {
             let received = run.received(&owned, rank).into_iter();
             let received = received.filter(|from| from.peer != rank);
             passed_on += received.map(|from| from.elements.len()).sum::<usize>();
-            summed_on_all += run.rest.len();
+            summed_on_all += run.remainder.len();
         }
         let f32s = |elements: usize| (size_of::<f32>() * elements) as u64;
         Traffic {

@@ -4,7 +4,7 @@
 //! ```text
 //! memory       |         gradient 0        |  1 |     gradient 2     |
 //! owned by     |  rank 0   |    rank 1     |  0 | rank 1 |  rank 2   |
-//! even parts   | part of rank 0 | part of rank 1 | part of rank 2 | rest
+//! even parts   | part of rank 0 | part of rank 1 | part of rank 2 | remainder
 //! passed on                  0 to 1          1 to 0    2 to 1
 //! ```
 //!
@@ -25,7 +25,7 @@ const MOST_PEERS: usize = 128;
 
 /// Who adds the gradients.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Adds {
+pub enum Adder {
     /// A library, on the way, to which all parts are equal.
     Library,
     /// The rank that receives the parts.
@@ -33,7 +33,7 @@ pub enum Adds {
 }
 
 /// Gradients of a batch that follow each other in one memory, of each of which some ranks own more than others. Each rank first gets the sums of an even
-/// part of that memory, and ranks then send each other what they own of it. Where parts must be equal there is a rest after them, whose
+/// part of that memory, and ranks then send each other what they own of it. Where parts must be equal there is a remainder after them, whose
 /// sums all ranks get. It is all of a run that is small or of many small gradients, and all of one of which a rank owns some of more than [`MOST_PEERS`] parts.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct UnevenRun {
@@ -42,7 +42,7 @@ pub struct UnevenRun {
     /// The elements of the memory whose sums each rank gets first, in rank order.
     pub parts: Vec<Range<usize>>,
     /// The elements after them.
-    pub rest: Range<usize>,
+    pub remainder: Range<usize>,
 }
 
 /// Sums that go from the rank that has them to the one that owns them.
@@ -62,7 +62,7 @@ impl UnevenRun {
     pub fn find<M: PartialEq>(
         batch: &[(M, &[Range<usize>])],
         world: usize,
-        adds: Adds,
+        adder: Adder,
     ) -> Vec<Self> {
         let mut runs = Vec::new();
         let mut start = 0;
@@ -83,7 +83,7 @@ impl UnevenRun {
             }
             let owned = batch[start..end].iter().map(|(_, ranges)| *ranges);
             let owned: Vec<_> = owned.collect();
-            runs.push(Self::new(start, elements, &owned, (world, adds)));
+            runs.push(Self::new(start, elements, &owned, (world, adder)));
             start = end;
         }
         runs
@@ -94,7 +94,7 @@ impl UnevenRun {
         start: usize,
         elements: Range<usize>,
         owned: &[&[Range<usize>]],
-        (world, adds): (usize, Adds),
+        (world, adder): (usize, Adder),
     ) -> Self {
         let items = start..start + owned.len();
         let in_parts_of = |each: usize| {
@@ -102,12 +102,12 @@ impl UnevenRun {
             Self {
                 items: items.clone(),
                 parts: (0..world).map(|rank| cut(rank)..cut(rank + 1)).collect(),
-                rest: cut(world)..elements.end,
+                remainder: cut(world)..elements.end,
             }
         };
-        match adds {
-            Adds::Receiver => in_parts_of(elements.len().div_ceil(world).next_multiple_of(UNIT)),
-            Adds::Library => {
+        match adder {
+            Adder::Receiver => in_parts_of(elements.len().div_ceil(world).next_multiple_of(UNIT)),
+            Adder::Library => {
                 let each = elements.len() / world / UNIT * UNIT;
                 let run = in_parts_of(each);
                 let is_small = each < LEAST_PART * items.len();
@@ -158,8 +158,8 @@ impl UnevenRun {
 
     /// The elements of the memory that it has.
     pub fn elements(&self) -> Range<usize> {
-        let first = self.parts.first().unwrap_or(&self.rest);
-        first.start..self.rest.end
+        let first = self.parts.first().unwrap_or(&self.remainder);
+        first.start..self.remainder.end
     }
 
     /// How many there are.
@@ -201,20 +201,20 @@ impl UnevenRun {
         self.items.clone().flat_map(of_item).collect()
     }
 
-    /// What `rank` owns of the rest, by item.
-    pub fn of_rest(
+    /// What `rank` owns of the remainder, by item.
+    pub fn of_remainder(
         &self,
         batch: &[&[Range<usize>]],
         rank: usize,
     ) -> impl Iterator<Item = (usize, Range<usize>)> {
         let owned = self.items.clone();
-        let owned = owned.map(move |item| (item, overlap(&self.rest, &batch[item][rank])));
+        let owned = owned.map(move |item| (item, overlap(&self.remainder, &batch[item][rank])));
         owned.filter(|(_, elements)| !elements.is_empty())
     }
 
-    /// Memory for the sums of the part of `rank`, and of the rest after all parts.
+    /// Memory for the sums of the part of `rank`, and of the remainder after all parts.
     pub fn staging(&self, rank: usize) -> ReduceStaging {
-        ReduceStaging::of_run(self.parts[rank].len(), self.rest.len())
+        ReduceStaging::of_run(self.parts[rank].len(), self.remainder.len())
     }
 }
 

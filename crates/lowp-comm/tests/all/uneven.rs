@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use lowp_comm::{Adds, GradWire, ReduceStaging, StagedGrad, Traffic, UnevenRun, even, spanned};
+use lowp_comm::{Adder, GradWire, ReduceStaging, StagedGrad, Traffic, UnevenRun, even, spanned};
 use lowp_kernels::FloatDtype;
 use proptest::prelude::*;
 
@@ -36,8 +36,8 @@ proptest! {
         let (world, placed) = (lens[0].len(), placed(&lens));
         let ranges: Vec<&[Range<usize>]> = placed.iter().map(Vec::as_slice).collect();
         let batch: Vec<_> = ranges.iter().map(|&ranges| ('a', ranges)).collect();
-        let adds = if library { Adds::Library } else { Adds::Receiver };
-        let runs = UnevenRun::find(&batch, world, adds);
+        let adder = if library { Adder::Library } else { Adder::Receiver };
+        let runs = UnevenRun::find(&batch, world, adder);
         let in_run = |item: usize| runs.iter().any(|run| run.items.contains(&item));
         for (item, ranges) in ranges.iter().enumerate() {
             prop_assert!(in_run(item) || even(ranges).is_some());
@@ -47,7 +47,7 @@ proptest! {
         let traffic = (0..world).map(|rank| Traffic::of_reduction(&on_wire, &runs, rank));
         let traffic: Vec<Traffic> = traffic.collect();
         let all = ranges.iter().map(|ranges| spanned(ranges).len()).sum::<usize>();
-        let summed_on_all = runs.iter().map(|run| run.rest.len()).sum::<usize>();
+        let summed_on_all = runs.iter().map(|run| run.remainder.len()).sum::<usize>();
         let scattered = traffic.iter().map(|sent| sent.reduce_scatter_bytes as usize).sum::<usize>();
         prop_assert_eq!(scattered, bytes * (all - summed_on_all));
         prop_assert!(traffic.iter().all(|sent| sent.all_reduce_bytes as usize == 4 * summed_on_all));
@@ -62,7 +62,7 @@ proptest! {
                 true => 17 * world,
                 false => 0,
             };
-            prop_assert!(run.rest.len() <= most);
+            prop_assert!(run.remainder.len() <= most);
             let sent: Vec<_> = (0..world).map(|rank| run.sent(&ranges, rank)).collect();
             let mut arrived = 0;
             for rank in 0..world {
@@ -81,7 +81,7 @@ proptest! {
                     prop_assert!(!from.elements.is_empty());
                 }
                 let of_parts = received.iter().map(|from| (from.item, from.elements.clone()));
-                let mut got: Vec<_> = of_parts.chain(run.of_rest(&ranges, rank)).collect();
+                let mut got: Vec<_> = of_parts.chain(run.of_remainder(&ranges, rank)).collect();
                 got.sort_by_key(|(item, elements)| (*item, elements.start));
                 for item in run.items.clone() {
                     let owned = &ranges[item][rank];
@@ -114,7 +114,7 @@ fn runs_end_at_even_gradients_and_at_other_memory() {
             .into_iter()
             .zip(placed.iter().map(Vec::as_slice))
             .collect();
-        let runs = UnevenRun::find(&batch, 2, Adds::Library);
+        let runs = UnevenRun::find(&batch, 2, Adder::Library);
         runs.into_iter().map(|run| run.items).collect::<Vec<_>>()
     };
     assert_eq!(find(['a'; 4]), [0..1, 2..4]);
@@ -126,12 +126,12 @@ fn runs_end_at_even_gradients_and_at_other_memory() {
 #[test]
 fn uneven_buckets_stage_even_parts() {
     let (uneven, even) = (placed(&[vec![64000, 0, 0, 0]]), placed(&[vec![16000; 4]]));
-    let staged = |placed: &[Vec<Range<usize>>], adds, accumulate| {
+    let staged = |placed: &[Vec<Range<usize>>], adder, accumulate| {
         let batch: Vec<_> = placed
             .iter()
             .map(|ranges| ((), ranges.as_slice()))
             .collect();
-        let runs = UnevenRun::find(&batch, 4, adds);
+        let runs = UnevenRun::find(&batch, 4, adder);
         let grads = batch.iter().map(|(_, ranges)| StagedGrad {
             dtype: FloatDtype::F32,
             wire: GradWire::Bf16,
@@ -139,14 +139,14 @@ fn uneven_buckets_stage_even_parts() {
             own: ranges[0].len(),
             accumulate,
         });
-        ReduceStaging::of_batch(&grads.collect::<Vec<_>>(), &runs, adds, (0, 4))
+        ReduceStaging::of_batch(&grads.collect::<Vec<_>>(), &runs, adder, (0, 4))
     };
     let arrive = ReduceStaging {
         arrivals: [0, 64000],
         narrow: 64000,
         ..ReduceStaging::default()
     };
-    assert_eq!(staged(&even, Adds::Receiver, true), arrive);
+    assert_eq!(staged(&even, Adder::Receiver, true), arrive);
     let sums = ReduceStaging {
         passed_on: 16000,
         ..ReduceStaging::default()
@@ -155,17 +155,17 @@ fn uneven_buckets_stage_even_parts() {
         passed_on: 16000,
         ..arrive
     };
-    assert_eq!(staged(&uneven, Adds::Receiver, false), both);
+    assert_eq!(staged(&uneven, Adder::Receiver, false), both);
     assert_eq!(
-        staged(&uneven, Adds::Receiver, true),
+        staged(&uneven, Adder::Receiver, true),
         ReduceStaging {
             added: 64000,
             ..both
         }
     );
-    assert_eq!(staged(&uneven, Adds::Library, false), sums);
+    assert_eq!(staged(&uneven, Adder::Library, false), sums);
     assert_eq!(
-        staged(&even, Adds::Library, true),
+        staged(&even, Adder::Library, true),
         ReduceStaging {
             added: 16000,
             ..ReduceStaging::default()
@@ -182,9 +182,9 @@ fn what_few_ranks_own_is_summed_on_all() {
             .iter()
             .map(|ranges| ((), ranges.as_slice()))
             .collect();
-        let runs = UnevenRun::find(&batch, lens[0].len(), Adds::Library);
+        let runs = UnevenRun::find(&batch, lens[0].len(), Adder::Library);
         assert_eq!(runs.len(), 1);
-        (runs[0].parts[0].len(), runs[0].rest.len())
+        (runs[0].parts[0].len(), runs[0].remainder.len())
     };
     let one = |world: usize| {
         let mut lens = vec![0; world];

@@ -5,7 +5,7 @@ use super::shapes::{LayerShape, ModelShapes};
 use super::vars::Vars;
 use super::weight::WeightCost;
 use super::weights::Weights;
-use lowp_comm::{Adds, GradWire, UnevenRun};
+use lowp_comm::{Adder, GradWire, UnevenRun};
 use lowp_format::Recipe;
 use lowp_shard::{GradLen, grad_bucket_ranges};
 use std::ops::Range;
@@ -79,10 +79,10 @@ impl<'a> Buckets<'a> {
     }
 
     /// Who adds the gradients on devices.
-    pub(super) fn adds(&self) -> Adds {
+    pub(super) fn adder(&self) -> Adder {
         match self.wire {
-            GradWire::F32 => Adds::Library,
-            GradWire::Bf16 => Adds::Receiver,
+            GradWire::F32 => Adder::Library,
+            GradWire::Bf16 => Adder::Receiver,
         }
     }
 
@@ -100,7 +100,7 @@ impl<'a> Buckets<'a> {
             let batch: Vec<_> = owned.iter().map(|ranges| ((), ranges.as_slice())).collect();
             Bucket {
                 count: *count,
-                runs: UnevenRun::find(&batch, self.world, self.adds()),
+                runs: UnevenRun::find(&batch, self.world, self.adder()),
                 owned,
             }
         })

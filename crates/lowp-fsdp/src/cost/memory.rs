@@ -5,7 +5,7 @@ use super::config::{CostConfig, parameter_state};
 use super::vars::Vars;
 use super::weights::Weights;
 use crate::VarPlace;
-use lowp_comm::{Adds, ReduceStaging, StagedGrad, spanned};
+use lowp_comm::{Adder, ReduceStaging, StagedGrad, spanned};
 use lowp_format::{Recipe, ReshardAfterForward};
 use lowp_kernels::FloatDtype;
 use lowp_shard::grad_slabs;
@@ -170,8 +170,8 @@ fn bucket_bytes(Buckets { lens, .. }: &Buckets<'_>, config: &CostConfig) -> u128
 /// ranks, sums on their way to the ranks that own them, and sums in f32 that are added to those of earlier micro-batches.
 pub(super) fn staging(buckets: &Buckets<'_>, config: &CostConfig) -> u128 {
     let world = config.mesh.shard;
-    let adds = buckets.adds();
-    if config.vars == VarPlace::Host || (adds == Adds::Library && world == 1) {
+    let adder = buckets.adder();
+    if config.vars == VarPlace::Host || (adder == Adder::Library && world == 1) {
         return 0;
     }
     let mut most = vec![ReduceStaging::default(); world];
@@ -188,7 +188,7 @@ pub(super) fn staging(buckets: &Buckets<'_>, config: &CostConfig) -> u128 {
                 accumulate: config.reductions() > 1,
             });
             let grads: Vec<_> = grads.collect();
-            let staged = ReduceStaging::of_batch(&grads, &bucket.runs, adds, (rank, world));
+            let staged = ReduceStaging::of_batch(&grads, &bucket.runs, adder, (rank, world));
             *most = most.max(staged);
         }
     }

@@ -5,7 +5,7 @@ use std::path::Path;
 use std::time::Duration;
 
 use lowp_checkpoint::{Checkpoint, Saver};
-use lowp_comm::{Adds, GradWire, Mesh, MeshComm, ReduceStaging, StagedGrad, UnevenRun, run_ranks};
+use lowp_comm::{Adder, GradWire, Mesh, MeshComm, ReduceStaging, StagedGrad, UnevenRun, run_ranks};
 use lowp_format::spelling::Variant;
 use lowp_format::{AnyRecipe, Phase, Recipe, RecipeOptions, ReshardAfterForward};
 use lowp_fsdp::cost::{CostConfig, Costs, ModelShapes};
@@ -177,9 +177,9 @@ fn in_tiles(model: &Model) -> Vec<usize> {
 fn staged(model: &Model, wire: GradWire) -> usize {
     let shard = &model.mesh().shard;
     let (rank, world) = (shard.rank(), shard.world_size());
-    let adds = match wire {
-        GradWire::F32 => Adds::Library,
-        GradWire::Bf16 => Adds::Receiver,
+    let adder = match wire {
+        GradWire::F32 => Adder::Library,
+        GradWire::Bf16 => Adder::Receiver,
     };
     let (mut placed, mut grads, mut start) = (Vec::new(), Vec::new(), 0);
     let weights: Vec<_> = model.weights().collect();
@@ -199,8 +199,8 @@ fn staged(model: &Model, wire: GradWire) -> usize {
         start += len;
     }
     let batch: Vec<_> = placed.iter().map(|owned| ((), owned.as_slice())).collect();
-    let runs = UnevenRun::find(&batch, world, adds);
-    ReduceStaging::of_batch(&grads, &runs, adds, (rank, world)).bytes()
+    let runs = UnevenRun::find(&batch, world, adder);
+    ReduceStaging::of_batch(&grads, &runs, adder, (rank, world)).bytes()
 }
 
 /// The weights behind some steps.

@@ -4,7 +4,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use lowp_comm::{
-    Adds, Collective, CommError, Communicator, Control, GradWire, Mesh, MeshComm, Traffic,
+    Adder, Collective, CommError, Communicator, Control, GradWire, Mesh, MeshComm, Traffic,
     UnevenRun, run_ranks,
 };
 use lowp_format::{AnyRecipe, RecipeOptions};
@@ -38,15 +38,15 @@ impl Communicator<Cpu> for Counted {
 
     fn enqueue(&self, label: &str, batch: Collective<'_, Cpu>) -> Result<(), CommError> {
         if let Collective::ReduceScatter(items, wire) = batch {
-            let adds = match wire {
-                GradWire::F32 => Adds::Library,
-                GradWire::Bf16 => Adds::Receiver,
+            let adder = match wire {
+                GradWire::F32 => Adder::Library,
+                GradWire::Bf16 => Adder::Receiver,
             };
             let places: Vec<_> = items
                 .iter()
                 .map(|item| (item.memory, item.ranges))
                 .collect();
-            let runs = UnevenRun::find(&places, self.world_size(), adds);
+            let runs = UnevenRun::find(&places, self.world_size(), adder);
             let on_wire = items.iter();
             let on_wire = on_wire.map(|item| (item.ranges, item.wire(wire).bytes()));
             let on_wire: Vec<_> = on_wire.collect();

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use crate::common::{self, Rank, alone_and_together, bytes, tiling, values, world};
 use half::bf16;
 use lowp_comm::{
-    Adds, CommError, Communicator, Control, GatherItem, GradWire, ReduceItem, Traffic, UnevenRun,
+    Adder, CommError, Communicator, Control, GatherItem, GradWire, ReduceItem, Traffic, UnevenRun,
     ordered, spanned, threads,
 };
 use lowp_kernels::{Backend, Cuda, FloatDtype, Source};
@@ -117,12 +117,12 @@ fn traffic(
     [rank, world]: [usize; 2],
 ) -> Traffic {
     let is_wide = |item: &ReduceItem<'_, Cuda>| item.wire(wire) == GradWire::F32;
-    let adds = match sums {
-        Sums::Nccl if items.iter().all(is_wide) => Adds::Library,
-        _ => Adds::Receiver,
+    let adder = match sums {
+        Sums::Nccl if items.iter().all(is_wide) => Adder::Library,
+        _ => Adder::Receiver,
     };
     let places = items.iter().map(|item| (item.memory, item.ranges));
-    let runs = UnevenRun::find(&places.collect::<Vec<_>>(), world, adds);
+    let runs = UnevenRun::find(&places.collect::<Vec<_>>(), world, adder);
     let on_wire = items
         .iter()
         .map(|item| (item.ranges, item.wire(wire).bytes()));

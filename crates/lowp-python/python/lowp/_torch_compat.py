@@ -395,7 +395,7 @@ def _gathering(of):
     in_functorch = getattr(torch._C, "_are_functorch_transforms_active", lambda: False)
     profiles, requires_grad = torch.autograd._profiler_enabled, torch.Tensor.requires_grad.__get__
 
-    def follow(group, event):
+    def order_gathers_after(group, event):
         """Orders the streams of gathers after an event."""
         comm = group.comm_ctx
         if event is not None and hasattr(comm, "all_gather_stream"):
@@ -449,7 +449,7 @@ def _gathering(of):
             is_forward, comm = self._training_state is phases.FORWARD, self.comm_ctx
             # What the gather before arrived in is free for the next one once it was copied.
             if is_forward and comm.all_gather_state is not None:
-                follow(self, comm.all_gather_state.event)
+                order_gathers_after(self, comm.all_gather_state.event)
                 comm.all_gather_state = None
             with named(self, "FSDP::all_gather_copy_out"):
                 if sent is not None:
@@ -471,7 +471,7 @@ def _gathering(of):
             if is_forward and work is None:
                 comm.all_gather_state = state_of(result, copied)
             else:
-                follow(self, copied)
+                order_gathers_after(self, copied)
             self._all_gather_result = None
 
         def _to_sharded(self):

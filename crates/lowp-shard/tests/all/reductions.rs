@@ -3,7 +3,7 @@
 use std::fmt::Write as _;
 use std::ops::Range;
 
-use lowp_comm::{Adds, UnevenRun, even};
+use lowp_comm::{Adder, UnevenRun, even};
 use lowp_format::{AnyRecipe, RecipeOptions, Shape, block_cuts};
 use lowp_shard::{GradBucketOptions, GradLen, ShardError, ShardSpec, grad_bucket_ranges};
 
@@ -89,10 +89,10 @@ fn count(owned: &[Vec<Range<usize>>], world: usize, [pieces, runs]: &mut [Counts
     let owns = |rank: usize| batch.iter().map(|ranges| ranges[rank].len()).sum();
     pieces.bucket(calls, 0, &(0..world).map(owns).collect::<Vec<_>>());
     let places: Vec<_> = batch.iter().map(|&ranges| ((), ranges)).collect();
-    let found = UnevenRun::find(&places, world, Adds::Library);
+    let found = UnevenRun::find(&places, world, Adder::Library);
     let in_run = |item: usize| found.iter().any(|run| run.items.contains(&item));
     let alone: Vec<_> = (0..batch.len()).filter(|item| !in_run(*item)).collect();
-    let rests = found.iter().filter(|run| !run.rest.is_empty()).count();
+    let remainders = found.iter().filter(|run| !run.remainder.is_empty()).count();
     let (mut arriving, mut most) = (vec![0; world], 0);
     for (rank, arriving) in arriving.iter_mut().enumerate() {
         *arriving = alone
@@ -105,12 +105,12 @@ fn count(owned: &[Vec<Range<usize>>], world: usize, [pieces, runs]: &mut [Counts
             let received = received.filter(|from| from.peer != rank);
             let received: Vec<usize> = received.map(|from| from.elements.len()).collect();
             parts += received.len() + run.sent(&batch, rank).len();
-            *arriving += run.parts[rank].len() * (world - 1) + run.rest.len();
+            *arriving += run.parts[rank].len() * (world - 1) + run.remainder.len();
             *arriving += received.iter().sum::<usize>();
         }
         most = most.max(parts);
     }
-    runs.bucket(alone.len() + found.len() + rests, most, &arriving);
+    runs.bucket(alone.len() + found.len() + remainders, most, &arriving);
 }
 
 #[test]
