@@ -134,7 +134,7 @@ def main():
     args = parser.parse_args()
     torch.set_num_threads(1)
     dist.init_process_group("fake", rank=0, world_size=2, store=FakeStore())
-    parts = None
+    parts = None  # of the first steps, in which lowp makes classes of its own for groups, nothing is timed
     net, opt = build(args)
     x = torch.randn(args.tokens, args.width, dtype=torch.bfloat16)
 
@@ -154,7 +154,7 @@ def main():
     if args.gathers:
         print(json.dumps({"what": args.what, "torch": torch.__version__, **gathers(net, args.runs)}))
         return
-    parts = None if args.calls else Parts()  # of classes that were made since
+    parts = None if args.calls else Parts()  # those classes included
     if parts is None:
         profile = cProfile.Profile()
         profile.enable()

@@ -180,6 +180,18 @@ def kept_in_part(rank, world):
     return counts
 
 
+def unknown(rank, world):
+    """Gathers of a version of PyTorch that lacks a name, by list of names: all are its own."""
+    counts, case = [], ("fp8-current", 64, 128, True)
+    expected, _ = train(rank, *case, False)
+    for names in ("_OF_GROUP", "_OF_ALL", "_OF_RECORD"):
+        with mock.patch.object(compat, names, [*getattr(compat, names), "no_such_name"]):
+            found, count = train(rank, *case, True)
+        same(found, expected, names)
+        counts.append(count)
+    return counts
+
+
 def released(rank, world):
     """How many replaced shards are alive after the next step, without a collector of cycles."""
     net = made("fp8-current", 64, 128)
@@ -347,6 +359,9 @@ class Groups(unittest.TestCase):
     def test_a_group_that_keeps_some_of_its_memory(self):
         for none, some, all in ranks.run(2, kept_in_part):
             self.assertTrue(0 < some < none == all, (none, some, all))
+
+    def test_a_version_that_lacks_a_name(self):
+        self.assertEqual(ranks.run(2, unknown), [[0, 0, 0]] * 2)
 
     def test_shards_that_are_replaced_are_followed(self):
         for counts in ranks.run(2, changed):

@@ -192,7 +192,8 @@ impl<R: Recipe> Transformer<R> {
         }
     }
 
-    /// The same for steps of so many micro-batches: each but the last starts the gather of the embedding for the one after it.
+    /// The same for steps of so many micro-batches: each but the last starts the gather of the embedding for the one after it. A step that ends earlier has
+    /// gathered one more than it used.
     #[must_use]
     pub fn with_micro_batches(self, micro_batches: usize) -> Self {
         Self {

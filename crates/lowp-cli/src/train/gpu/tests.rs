@@ -1,6 +1,7 @@
 //! A step on a GPU beside the same step on the CPU. Without a GPU the tests pass, unless `LOWP_REQUIRE_GPU` is set.
 
 mod families;
+mod late;
 mod logits;
 
 use families::{QWEN3, TIED, WINDOW, described};
