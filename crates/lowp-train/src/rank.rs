@@ -25,7 +25,7 @@ use crate::outcome::{Evaluated, Outcome, Trained};
 use crate::result::{Evaluation, RunResult};
 use crate::training::{Event, Training};
 
-use steps::{Rate, Started};
+use steps::{InFlight, Rate};
 
 /// Steps that are not measured where there are more than twice as many others.
 const WARM_UP: usize = 4;
@@ -133,7 +133,7 @@ where
         let mut unmeasured = None;
         // Steps that a device goes on from by itself are read when the next one is on its way.
         let reads_late = comm.is_enqueued() && N::VARS == VarPlace::Backend;
-        let mut unread: Option<Started<B>> = None;
+        let mut unread: Option<InFlight<B>> = None;
         for step in first_step..last_step {
             let warmed_up = step == first_step + WARM_UP && last_step - first_step >= 3 * WARM_UP;
             let switches = config.tail_steps > 0 && step == tail_step;

@@ -17,7 +17,7 @@ use crate::outcome::{Outcome, Trained};
 use crate::training::{Event, Training};
 
 /// A step that the device may still work on.
-pub(super) struct Started<B: Backend> {
+pub(super) struct InFlight<B: Backend> {
     step: usize,
     begun: Instant,
     /// What the host knows of this rank's share of the loss.
@@ -39,7 +39,7 @@ struct Done {
     data: Duration,
 }
 
-impl<B: Backend> Started<B> {
+impl<B: Backend> InFlight<B> {
     /// Waits for it.
     fn done(self) -> Result<Done, TrainError> {
         let report = self.report.wait().map_err(ModelError::from)?;
@@ -87,7 +87,7 @@ where
         &self,
         step: usize,
         trained: &mut Trained<B, N>,
-    ) -> Result<Started<B>, TrainError> {
+    ) -> Result<InFlight<B>, TrainError> {
         let Training { config, data, .. } = self.training;
         let Trained {
             sharded, network, ..
@@ -115,7 +115,7 @@ where
         };
         let report = network.start_step(sharded, &options)?;
         trained.steps += 1;
-        Ok(Started {
+        Ok(InFlight {
             step,
             begun,
             loss,
@@ -128,7 +128,7 @@ where
     /// Waits for the step that was not read yet, if there is one, records it and tells of it. Collective.
     pub(super) fn read(
         &self,
-        unread: &mut Option<Started<B>>,
+        unread: &mut Option<InFlight<B>>,
         comm: &Comm<B>,
         told: (&Trained<B, N>, &mut Outcome, &mut Rate),
     ) -> Result<(), TrainError> {
@@ -142,13 +142,13 @@ where
     /// already.
     pub(super) fn first_error(
         &self,
-        unread: Option<Started<B>>,
+        unread: Option<InFlight<B>>,
         comm: &Comm<B>,
         told: (&Trained<B, N>, &mut Outcome, &mut Rate),
         error: TrainError,
     ) -> TrainError {
         let has_failed = comm.control().failure().is_some();
-        match unread.map(Started::done) {
+        match unread.map(InFlight::done) {
             Some(Err(earlier)) if !has_failed => earlier,
             // Of several ranks others may be elsewhere, and would not add their losses.
             Some(Ok(done)) if comm.world_size() == 1 => {

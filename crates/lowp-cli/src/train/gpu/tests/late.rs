@@ -76,7 +76,8 @@ fn train(devices: &[Cuda], asked: &Asked, fails: Option<(usize, usize)>, at_once
             let (cuda, training, config) = (cuda.clone(), &training, &config);
             scope.spawn(move || {
                 training.rank(&cuda, Arc::new(comm), |sharded, place| {
-                    let network = super::super::network(&cuda, sharded, (&asked.args, config), place);
+                    let network =
+                        super::super::network(&cuda, sharded, (&asked.args, config), place);
                     Ok(network?)
                 })
             })
