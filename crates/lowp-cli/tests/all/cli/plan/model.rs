@@ -74,6 +74,11 @@ pub(super) fn check_sums(plan: &Value) {
         let sent = number(&op["sent_bytes"]);
         match op["what"].as_str() {
             Some("replicas") => assert_eq!(arrives, 2 * (replicas - 1) * sent, "{op}"),
+            // What each rank has is added in equal parts, which all get.
+            Some("gradients_on_all") => {
+                assert_eq!(shards * arrives, 2 * replicas * (shards - 1) * sent, "{op}");
+            }
+            Some("gradients_passed_on") => assert_eq!(arrives, replicas * sent, "{op}"),
             // Groups of fewer ranks gather what they keep.
             Some("backward") if plan["config"]["reshard_after_forward"].is_u64() => {}
             _ => assert_eq!(arrives, replicas * (shards - 1) * sent, "{op}"),
