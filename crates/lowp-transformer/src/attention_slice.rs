@@ -3,7 +3,7 @@
 use crate::sizes::{Block, Sizes};
 
 /// Bytes for gradients of scores, but for one head of keys in one sequence, which is never cut.
-const MOST_BYTES: usize = 1 << 30;
+const MOST_BYTES: usize = 4 << 30;
 
 /// Several whole sequences, or some heads of one.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -68,11 +68,12 @@ mod tests {
     #[test]
     fn slices_are_sequences_or_heads_of_one() {
         let cases = [
-            ((32, 8, 2048, 4), (4, 8)),
-            ((32, 8, 2048, 6), (3, 8)),
-            ((32, 8, 2048, 7), (1, 8)),
-            ((32, 8, 8192, 2), (1, 2)),
-            ((30, 6, 8192, 2), (1, 1)),
+            ((32, 8, 2048, 16), (16, 8)),
+            ((32, 8, 2048, 24), (12, 8)),
+            ((32, 8, 2048, 23), (1, 8)),
+            ((32, 8, 8192, 2), (1, 8)),
+            ((32, 8, 16384, 2), (1, 2)),
+            ((30, 6, 16384, 2), (1, 1)),
             ((32, 8, 32768, 1), (1, 1)),
             ((16, 16, 512, 1), (1, 16)),
         ];

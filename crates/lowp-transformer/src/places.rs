@@ -437,7 +437,7 @@ impl CudnnPlaces {
                 // Measured: gradients of scores, a sum for each row, and, where queries share them, gradients of keys and values for
                 // each head.
                 true => BF16 * (of_slice * sizes.seq + shared) + F32 * of_slice + 256,
-                false => 0,
+                false => 256,
             }),
         }
     }

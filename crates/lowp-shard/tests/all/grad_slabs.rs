@@ -47,7 +47,7 @@ fn uneven_gradients_of_a_block_share_a_bucket() {
         of(&[(4, None), (4, one), (4, one), (30, one)]),
         [0..2, 2..3, 3..4]
     );
-    assert_eq!(of(&[(4, one), (4, two), (2, two)]), [0..3]);
+    assert_eq!(of(&[(4, one), (4, two), (2, two)]), vec![0..3; 1]);
     let even = GradLen::new(&[0..5, 5..10], one);
     assert_eq!((even.len, even.block), (10, None));
     let uneven = GradLen::new(&[0..6, 6..10], one);

@@ -41,7 +41,6 @@ pub(super) struct Attention {
 
 /// How it is computed, and what is kept for backward.
 #[derive(Debug)]
-#[expect(clippy::large_enum_variant, reason = "a block has one")]
 enum Way {
     Cudnn {
         /// Of one slice.

@@ -137,7 +137,7 @@ impl Made {
         let values: Vec<_> = values.into_iter().map(bf16::from_f32).collect();
         let source = Source::Bf16(Cpu.upload(&values).expect("values"));
         let part = (shape, Usage::BOTH, 0);
-        let cast = operands.plan_encode(role, part, &source, |_| Ok(None));
+        let cast = operands.plan_encode(role, part, (&source, [None, None]), |_| Ok(None));
         let cast = cast.expect("a cast");
         operands.run_encode(&cast, true).expect("codes");
         let find = |part| cast.target(orientation, part).cloned();
