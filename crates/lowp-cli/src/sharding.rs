@@ -75,6 +75,11 @@ pub(crate) struct ShardingArgs {
     #[arg(long, value_name = "PASS", num_args = 0..=1, require_equals = true, default_missing_value = "both", value_parser = ["both", "backward"], hide_possible_values = true)]
     pub(crate) no_cudnn: Option<String>,
 
+    /// Let cuDNN add gradients of attention in any order, which takes less time for long sequences, and less memory; runs do not repeat
+    /// to the bit then
+    #[arg(long, conflicts_with = "no_cudnn")]
+    pub(crate) nondeterministic_attention: bool,
+
     /// On GPUs, gather the weights of a block when it runs, not already while the previous block runs
     #[arg(long)]
     pub(crate) no_prefetch: bool,
@@ -84,6 +89,7 @@ impl ShardingArgs {
     /// The passes of attention that run by cuDNN.
     pub(crate) fn cudnn(&self) -> CudnnPasses {
         match self.no_cudnn.as_deref() {
+            None if self.nondeterministic_attention => CudnnPasses::AnyOrder,
             None => CudnnPasses::Both,
             Some("backward") => CudnnPasses::Forward,
             Some(_) => CudnnPasses::None,

@@ -27,7 +27,7 @@ void say(char* text, size_t room, const std::string& what) {
 }  // namespace
 
 // Sizes; positions that each sees, its own included, or 0 for all before it; whether a mask, `[sequence, position, position]`, is added to
-// the scores of all heads; whether backward is planned; strides in values by sequence, head and position of queries, keys, values and the
+// the scores of all heads; which backward pass is planned (0: none, 1: sums of one order, 2: of any); strides in values by sequence, head and position of queries, keys, values and the
 // result, and of their gradients.
 struct LowpSdpaSizes {
     int64_t sequences, heads, kv_heads, seq, dim, window, masked, backward;
@@ -156,7 +156,7 @@ static bool build_backward(LowpSdpa& sdpa, const LowpSdpaSizes& s, std::string& 
         auto& graph = sdpa.backward;
         fe::graph::SDPA_backward_attributes options;
         describe(options, graph, s, "sdpa_backward");
-        options.set_deterministic_algorithm(true);
+        options.set_deterministic_algorithm(s.backward == 1);
         auto q = tensor(graph, s, "q", Q, s.heads, s.q);
         auto k = tensor(graph, s, "k", K, s.kv_heads, s.k);
         auto v = tensor(graph, s, "v", V, s.kv_heads, s.v);

@@ -1,5 +1,6 @@
 //! [`AttentionSlice`]: what one call of cuDNN's attention takes, so that the memory for gradients of scores has a bound.
 
+use crate::places::CudnnPasses;
 use crate::sizes::{Block, Sizes};
 
 /// Bytes for gradients of scores, but for one head of keys in one sequence, which is never cut.
@@ -17,7 +18,7 @@ pub(crate) struct AttentionSlice {
 
 impl AttentionSlice {
     /// The largest slice of a batch of `tokens`. All slices of the batch are equal.
-    pub(crate) fn new(sizes: &Sizes, tokens: usize) -> Self {
+    pub(crate) fn new(sizes: &Sizes, tokens: usize, passes: CudnnPasses) -> Self {
         let kv_heads = match sizes.block {
             Block::Gpt => sizes.heads,
             Block::Llama(llama) => llama.kv_heads,
@@ -26,7 +27,10 @@ impl AttentionSlice {
         let of_head = size_of::<half::bf16>() * group * sizes.seq * sizes.seq;
         let most = (MOST_BYTES / of_head.max(1)).max(1);
         let sequences = tokens / sizes.seq.max(1);
-        let (sequences, kv_heads) = if most < kv_heads {
+        // Gradients of scores are in memory only for sums of one order.
+        let (sequences, kv_heads) = if passes != CudnnPasses::Both {
+            (sequences, kv_heads)
+        } else if most < kv_heads {
             (1, largest_divisor(kv_heads, most))
         } else {
             (largest_divisor(sequences, most / kv_heads.max(1)), kv_heads)
@@ -62,7 +66,7 @@ mod tests {
             seq,
             ..GptConfig::default()
         };
-        AttentionSlice::new(&model.sizes(), seq * sequences)
+        AttentionSlice::new(&model.sizes(), seq * sequences, CudnnPasses::Both)
     }
 
     #[test]

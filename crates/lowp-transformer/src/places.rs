@@ -384,9 +384,11 @@ pub enum CudnnPasses {
     None,
     /// Forward alone.
     Forward,
-    /// Forward and backward.
+    /// Forward and backward, whose sums have one order.
     #[default]
     Both,
+    /// Forward and backward, in which blocks of keys add to the gradients of queries in the order in which they end: other bits in each run.
+    AnyOrder,
 }
 
 /// The buffers of attention.
@@ -422,9 +424,9 @@ pub(crate) struct ProductPlaces {
 }
 
 impl CudnnPlaces {
-    pub(crate) fn new(sizes: &Sizes, tokens: usize, backward: bool) -> Self {
+    pub(crate) fn new(sizes: &Sizes, tokens: usize, passes: CudnnPasses) -> Self {
         let (values, rows) = (tokens * sizes.heads_width(), tokens * sizes.heads);
-        let slice = AttentionSlice::new(sizes, tokens);
+        let slice = AttentionSlice::new(sizes, tokens, passes);
         let of_slice = slice.sequences * sizes.seq * slice.heads();
         let shared = match slice.group {
             0 | 1 => 0,
@@ -433,11 +435,14 @@ impl CudnnPlaces {
         Self {
             output: Place::kept("kept seen heads", BF16 * values),
             stats: Place::kept("kept attention stats", F32 * rows),
-            workspace: sdpa_workspace(match backward {
-                // Measured: gradients of scores, a sum for each row, and, where queries share them, gradients of keys and values for
-                // each head.
-                true => BF16 * (of_slice * sizes.seq + shared) + F32 * of_slice + 256,
-                false => 256,
+            // Measured: a sum for each row, where queries share them gradients of keys and values for each head, and gradients of scores, or of
+            // queries in f32.
+            workspace: sdpa_workspace(match passes {
+                CudnnPasses::Both => BF16 * (of_slice * sizes.seq + shared) + F32 * of_slice + 256,
+                CudnnPasses::AnyOrder => {
+                    BF16 * shared + F32 * of_slice * (sizes.head_dim() + 1) + 256
+                }
+                CudnnPasses::Forward | CudnnPasses::None => 256,
             }),
         }
     }
@@ -472,10 +477,10 @@ impl AttentionPlaces {
     /// Those of attention of which cuDNN runs `passes`.
     pub(crate) fn new(sizes: &Sizes, tokens: usize, passes: CudnnPasses) -> Self {
         let products = |kept| ProductPlaces::new(sizes, tokens, kept);
-        let cudnn = |backward| CudnnPlaces::new(sizes, tokens, backward);
+        let cudnn = || CudnnPlaces::new(sizes, tokens, passes);
         match passes {
-            CudnnPasses::Both => Self::Cudnn(cudnn(true), None),
-            CudnnPasses::Forward => Self::Cudnn(cudnn(false), Some(products(false))),
+            CudnnPasses::Both | CudnnPasses::AnyOrder => Self::Cudnn(cudnn(), None),
+            CudnnPasses::Forward => Self::Cudnn(cudnn(), Some(products(false))),
             CudnnPasses::None => Self::Products(products(true)),
         }
     }

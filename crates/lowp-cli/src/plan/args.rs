@@ -108,6 +108,7 @@ fn of_model(arg: clap::Arg) -> clap::Arg {
     mut_arg("recompute", of_model),
     mut_arg("keep_bf16", of_model),
     mut_arg("no_cudnn", of_model),
+    mut_arg("nondeterministic_attention", of_model),
     mut_arg("no_prefetch", of_model),
     mut_arg("dim", |arg| arg.help("Width, in place of the preset's").help_heading(MODEL)),
     mut_arg("layers", |arg| arg.help("Transformer blocks, in place of the preset's").help_heading(MODEL)),

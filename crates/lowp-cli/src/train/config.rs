@@ -229,6 +229,10 @@ fn check_device(args: &Args) -> Result<(), UsageError> {
     let of_gpus = [
         ("--profile", args.profile),
         ("--no-cudnn", args.sharded.no_cudnn.is_some()),
+        (
+            "--nondeterministic-attention",
+            args.sharded.nondeterministic_attention,
+        ),
         ("--agree-amaxes", args.agree_amaxes),
         ("--no-prefetch", args.sharded.no_prefetch),
     ];

@@ -136,6 +136,10 @@ fn alike(args: &Args, setup: &Setup) -> Result<Vec<(String, String)>> {
         ("--device", Some(args.device.kind().to_owned())),
         ("--no-audit", flag(args.no_audit)),
         ("--no-cudnn", args.sharded.no_cudnn.clone()),
+        (
+            "--nondeterministic-attention",
+            flag(args.sharded.nondeterministic_attention),
+        ),
         ("--agree-amaxes", flag(args.agree_amaxes)),
         ("--no-prefetch", flag(args.sharded.no_prefetch)),
         ("--recipe or --compare", Some(runs.join(","))),

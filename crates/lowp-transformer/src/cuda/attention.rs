@@ -97,10 +97,14 @@ impl Attention {
     ) -> Result<(Self, AttentionPlaces), TransformerError> {
         let arena = &shared.arena;
         let window = sizes.window();
-        let slice = AttentionSlice::new(sizes, tokens);
+        let slice = AttentionSlice::new(sizes, tokens, shared.cudnn);
         let sdpa_sizes = SdpaSizes {
             masked: shared.documents.is_some().into(),
-            backward: (shared.cudnn == CudnnPasses::Both).into(),
+            backward: match shared.cudnn {
+                CudnnPasses::None | CudnnPasses::Forward => 0,
+                CudnnPasses::Both => 1,
+                CudnnPasses::AnyOrder => 2,
+            },
             ..sdpa_sizes((slice, window), &inputs, &output)
         };
         let sdpa = shared.sdpa(&sdpa_sizes)?;
@@ -115,7 +119,12 @@ impl Attention {
         let (way, places) = match sdpa {
             Some(sdpa) => {
                 let both = sdpa.forward_only().is_none();
-                let places = CudnnPlaces::new(sizes, tokens, both);
+                let passes = if both {
+                    shared.cudnn
+                } else {
+                    CudnnPasses::Forward
+                };
+                let places = CudnnPlaces::new(sizes, tokens, passes);
                 let again = (!both).then(|| ProductPlaces::new(sizes, tokens, false));
                 let way = Way::Cudnn {
                     sdpa,

@@ -65,7 +65,7 @@ impl Shared {
         let mut planned = planned.iter().flatten();
         match planned.find_map(|sdpa| sdpa.forward_only()) {
             Some(why) => (CudnnPasses::Forward, Some(why.to_owned())),
-            None => (CudnnPasses::Both, None),
+            None => (self.cudnn, None),
         }
     }
 

@@ -84,6 +84,7 @@ impl Network<Cuda> for Transformer<Variant> {
             CudnnPasses::None => "as products",
             CudnnPasses::Forward => "by cuDNN, backward as products",
             CudnnPasses::Both => "by cuDNN",
+            CudnnPasses::AnyOrder => "by cuDNN, not deterministic",
         };
         ways.to_owned()
     }

@@ -26,7 +26,7 @@ pub(super) struct SdpaSizes {
     pub(super) window: i64,
     /// Whether something is added to scores, 1 or 0.
     pub(super) masked: i64,
-    /// Whether backward is planned, 1 or 0.
+    /// Which backward pass is planned: 0 for none, 1 for sums of one order, 2 for sums of any.
     pub(super) backward: i64,
     pub(super) q: Strides,
     pub(super) k: Strides,

@@ -16,6 +16,10 @@ pub(super) fn batch(args: &Args, setup: &CostConfig) -> Result<Option<MicroBatch
             ("--batch", args.batch.is_some()),
             ("--mask-documents", args.mask_documents),
             ("--no-cudnn", args.sharded.no_cudnn.is_some()),
+            (
+                "--nondeterministic-attention",
+                args.sharded.nondeterministic_attention,
+            ),
             ("--no-prefetch", args.sharded.no_prefetch),
         ];
         return match of_gpus.iter().find(|(_, given)| *given) {

@@ -233,7 +233,13 @@ fn distance(x: &[f32], y: &[f32]) -> f64 {
 fn check(words: &str, most: f64) {
     let Some(cuda) = gpu() else { return };
     let on_cpu = train(&Cpu, &asked(words), 1);
-    for more in ["", " --no-cudnn", " --no-cudnn=backward"] {
+    let ways = [
+        "",
+        " --no-cudnn",
+        " --no-cudnn=backward",
+        " --nondeterministic-attention",
+    ];
+    for more in ways {
         let asked = asked(&format!("{words}{more} --device cuda"));
         let on_gpu = train(&cuda, &asked, 1);
         let apart = (on_gpu.losses[0] - on_cpu.losses[0]).abs() / on_cpu.losses[0];
@@ -558,7 +564,13 @@ fn a_run_holds_what_is_planned() {
     ];
     let runs: Vec<String> = small.chain(norms).chain(others).collect();
     for words in runs.iter().flat_map(|words| {
-        ["", " --no-cudnn", " --no-cudnn=backward"].map(|more| format!("{words}{more}"))
+        let ways = [
+            "",
+            " --no-cudnn",
+            " --no-cudnn=backward",
+            " --nondeterministic-attention",
+        ];
+        ways.map(|more| format!("{words}{more}"))
     }) {
         let asked = asked(&format!("{words} --device cuda"));
         let (mut sharded, mut network) = model(&cuda, &asked);
