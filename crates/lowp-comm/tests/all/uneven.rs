@@ -58,7 +58,7 @@ proptest! {
                 prop_assert!(!library || part.len() == run.parts[0].len());
             }
             let most = match library {
-                true if run.parts[0].is_empty() => 4112 * world,
+                true if run.parts[0].is_empty() => 4112 * run.items.len() * world,
                 true => 17 * world,
                 false => 0,
             };
