@@ -13,8 +13,8 @@ use lowp_kernels::{
 };
 use lowp_shard::ScaleBookBuilder;
 
+use super::super::*;
 use super::as_documented::{ALIGNMENT, Narrow, entry, is_aligned};
-use super::*;
 
 /// No side is a multiple of a scale tile: of rows there are two and a half, one and a quarter, two and a quarter, and the last tile of
 /// blocks has one or two of four.

@@ -1,0 +1,88 @@
+//! Plans of layers, and the products that they ask for.
+
+mod as_documented;
+mod products;
+
+use super::*;
+use std::sync::Arc;
+
+use lowp_comm::LocalComm;
+use lowp_format::AnyRecipe;
+use lowp_fsdp::{LayerMemory, OperandPlan, RecipeOperands};
+use lowp_kernels::{Backend, Cpu, Source};
+use lowp_shard::ScaleBookBuilder;
+
+const SHAPE: Shape = Shape::new(256, 384);
+const TOKENS: usize = 128;
+const HOPPER: (i32, i32) = (9, 0);
+const BLACKWELL: (i32, i32) = (10, 0);
+
+fn plan(recipe: &AnyRecipe, capability: (i32, i32)) -> LinearPlan {
+    let plan = LinearPlan::new(recipe, SHAPE, TOKENS, ["in", "kept in"], capability);
+    plan.expect("a plan")
+}
+
+/// What a layer casts into is what is planned, and holds what is decoded and repacked.
+#[test]
+fn operands_are_cast_into_the_planned_buffers() {
+    for recipe in AnyRecipe::all() {
+        let mut book = ScaleBookBuilder::default();
+        let operands = OperandPlan::new(&recipe, &mut book, 1, 0);
+        let book = Arc::new(book.build(&Cpu).expect("a book"));
+        let world = Arc::new(LocalComm::solo(&Cpu));
+        let memory = LayerMemory::new(&Cpu);
+        let operands = RecipeOperands::new(&Cpu, operands, book, Arc::default(), world, memory);
+        let encode = |plan: &LinearPlan, role, width: usize| {
+            let shape = Shape::new(TOKENS, width);
+            let room = || Cpu.alloc(shape.elements()).expect("room");
+            let part = (shape, Usage::BOTH, 0);
+            let values = Orientation::ALL.map(|o| is_rounded(&plan.rounded, role, o).then(room));
+            let source = (&Source::Bf16(room()), values);
+            let planned = operands.plan_encode(role, part, source, |_| Ok(None));
+            planned.expect("a cast")
+        };
+        for capability in [HOPPER, BLACKWELL] {
+            let plan = plan(&recipe, capability);
+            let (x, dy) = (
+                encode(&plan, Role::Activation, SHAPE.cols),
+                encode(&plan, Role::Gradient, SHAPE.rows),
+            );
+            let bytes = |places: &[Place]| places.iter().map(|p| p.bytes).sum::<usize>();
+            assert_eq!(bytes(&plan.x), x.bytes(&Cpu), "{}", recipe.name());
+            assert_eq!(bytes(&plan.dy), dy.bytes(&Cpu), "{}", recipe.name());
+            let of = |role: Role| if role == Role::Gradient { &dy } else { &x };
+            for decode in &plan.decodes {
+                let codes = of(decode.role).target(decode.from, Part::Data);
+                assert!(codes.is_some(), "{}: {decode:?}", recipe.name());
+            }
+            for repack in &plan.repacks {
+                let scales = of(repack.role).target(repack.orientation, Part::BlockScale);
+                assert!(scales.is_some(), "{}: {repack:?}", recipe.name());
+            }
+        }
+    }
+}
+
+/// Products of codes decode nothing, and those of values read every operand that holds codes decoded, or rounded.
+#[test]
+fn what_is_decoded_follows_from_the_products() {
+    for recipe in AnyRecipe::all() {
+        for capability in [HOPPER, BLACKWELL] {
+            let plan = plan(&recipe, capability);
+            for (pass, product) in Pass::ALL.into_iter().zip(plan.products) {
+                let operands = pass.operands().map(|(role, orientation)| {
+                    let here = |d: &&Decode| (d.role, d.orientation) == (role, orientation);
+                    let usage = encoded(&recipe.operand(role), Code::Bf16);
+                    let codes = role != Role::Weight && usage.contains(orientation.usage());
+                    let rounded = is_rounded(&plan.rounded, role, orientation);
+                    (codes, rounded, plan.decodes.iter().any(|d| here(&d)))
+                });
+                for (codes, rounded, decoded) in operands {
+                    let expected = codes && product == GemmKind::Bf16;
+                    assert_eq!(rounded || decoded, expected, "{}: {pass:?}", recipe.name());
+                    assert!(!(rounded && decoded), "{}: {pass:?}", recipe.name());
+                }
+            }
+        }
+    }
+}
