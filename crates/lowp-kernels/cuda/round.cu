@@ -22,7 +22,7 @@ __device__ __forceinline__ void round_fp8(const Round& job, uint32_t index) {
 }  // namespace
 
 // MXFP8 with scales of blocks of 32 of a row, of a column, or both.
-extern "C" __global__ void __launch_bounds__(THREADS, 4)
+extern "C" __global__ void __launch_bounds__(THREADS, resident::ROUND_FP8)
     lowp_round_e8m0_fp8(const Tile* __restrict__ tiles, const Round* __restrict__ jobs, const Step* __restrict__ step, uint32_t flags) {
   if ((flags & FLAG_HONOR_SKIP) && step->skip) return;
   const Tile tile = tiles[blockIdx.x];
@@ -31,7 +31,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 4)
 }
 
 // NVFP4 with scales of blocks of 16 of a row, of a column, or both.
-extern "C" __global__ void __launch_bounds__(THREADS, 3)
+extern "C" __global__ void __launch_bounds__(THREADS, resident::ROUND_FP4)
     lowp_round_two_level(const Tile* __restrict__ tiles, const Round* __restrict__ jobs, const Step* __restrict__ step, uint32_t flags) {
   if ((flags & FLAG_HONOR_SKIP) && step->skip) return;
   const Tile tile = tiles[blockIdx.x];
@@ -40,7 +40,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 3)
 }
 
 // The same rounded stochastically.
-extern "C" __global__ void __launch_bounds__(THREADS, 3)
+extern "C" __global__ void __launch_bounds__(THREADS, resident::ROUND_FP4)
     lowp_round_two_level_random(const Tile* __restrict__ tiles, const Round* __restrict__ jobs, const Step* __restrict__ step,
                                 uint32_t flags) {
   if ((flags & FLAG_HONOR_SKIP) && step->skip) return;
@@ -50,7 +50,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 3)
 }
 
 // Any of them.
-extern "C" __global__ void __launch_bounds__(THREADS, 2)
+extern "C" __global__ void __launch_bounds__(THREADS, resident::ROUND)
     lowp_round(const Tile* __restrict__ tiles, const Round* __restrict__ jobs, const Step* __restrict__ step, uint32_t flags) {
   if ((flags & FLAG_HONOR_SKIP) && step->skip) return;
   const Tile tile = tiles[blockIdx.x];

@@ -58,6 +58,9 @@ constexpr int RING_FP8 = on(3, 3, 3, 3);
 constexpr int RING_RANDOM = on(3, 3, 2, 2);
 constexpr int FLAT_ENCODE = on(4, 4, 2, 2);
 constexpr int REPACK = on(6, 6, 6, 6);
+constexpr int ROUND = on(2, 2, 2, 2);
+constexpr int ROUND_FP8 = on(3, 4, 3, 3);
+constexpr int ROUND_FP4 = on(2, 3, 2, 2);
 constexpr int SUM_SQUARES = on(3, 3, 3, 3);
 constexpr int TRANSPOSE = on(4, 4, 4, 4);
 }  // namespace resident
