@@ -117,7 +117,7 @@ impl<B: Backend> Encoded<B> {
 }
 
 /// Whether codes and scales lie as a rounding fills them.
-fn in_order(case: &Case) -> bool {
+pub(super) fn in_order(case: &Case) -> bool {
     let specs = case.specs();
     let mut blocks = specs.iter().filter(|spec| !spec.key.part.is_outer());
     blocks.all(|spec| {

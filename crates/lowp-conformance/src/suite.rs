@@ -31,6 +31,7 @@ macro_rules! suite {
                 encode_jobs once;
                 flat_encode_jobs once;
                 decode_jobs once;
+                round_jobs once;
                 adamw_jobs once;
                 updates_of_short_tiles once;
                 transpose_jobs once;
