@@ -218,6 +218,14 @@ pub trait Backend: sealed::Backend + Clone + Debug + Send + Sync + 'static {
         Ok(buffer)
     }
 
+    /// A buffer of `values`, which a backend of the host leaves where they are.
+    ///
+    /// # Errors
+    /// The device has no room.
+    fn adopt<T: Element>(&self, values: Vec<T>) -> Result<Self::Buffer<T>, KernelError> {
+        self.upload(&values)
+    }
+
     /// The content of `buffer`.
     ///
     /// # Errors

@@ -163,7 +163,7 @@ impl<B: Backend> AdamWBuilder<B> {
         } = spec;
         let (len, backend) = (master.len(), self.backend.clone());
         self.check_new(&name, group)?;
-        let master = backend.upload(&master)?;
+        let master = backend.adopt(master)?;
         let moments = Moments::alloc(&backend, state.moments(), len)?;
         let grad = Some(Source::alloc(&backend, grad, len)?);
         let memory = ParamMemory {

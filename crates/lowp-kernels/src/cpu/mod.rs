@@ -68,6 +68,10 @@ impl Backend for Cpu {
         Ok(())
     }
 
+    fn adopt<T: Element>(&self, values: Vec<T>) -> Result<CpuBuffer<T>, KernelError> {
+        Ok(CpuBuffer::from_vec(values))
+    }
+
     fn write<T: Element>(
         &self,
         buffer: &CpuBuffer<T>,
