@@ -86,6 +86,13 @@ pub struct MeshComm<B: Backend> {
 }
 
 impl<B: Backend> MeshComm<B> {
+    /// [`Communicator::forget_reductions`] of those that gradients are reduced over.
+    pub fn forget_reductions(&self) {
+        for comm in [&self.shard, &self.replicate] {
+            comm.forget_reductions();
+        }
+    }
+
     /// Splits `world`. Collective.
     ///
     /// # Errors

@@ -35,6 +35,9 @@ fn matrices() -> Vec<(Shape, Vec<bf16>)> {
         (64, 288, true),
         (32, 2144, false),
         (128, 320, false),
+        (128, 320, false),
+        (256, 512, false),
+        (256, 512, false),
         (128, 64, true),
     ] {
         let shape = Shape::new(rows, cols);

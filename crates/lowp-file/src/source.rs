@@ -10,6 +10,7 @@ use lowp_kernels::{Backend, CpuBuffer, Element, FloatDtype, Source, zeroed};
 use safetensors::Dtype;
 use std::any::Any;
 use std::ops::Range;
+use std::sync::{Mutex, PoisonError};
 use std::thread;
 
 /// Values that are converted at a time.
@@ -195,22 +196,16 @@ pub(crate) fn f32_values(tensor: &Tensor<'_>, range: Range<usize>) -> Result<Vec
             Ok(())
         })
     };
-    if threads == 1 {
-        fill(range.start, &mut values)?;
-        return Ok(values);
-    }
-    thread::scope(|scope| {
-        let starts = (range.start..).step_by(each);
-        let parts = starts.zip(values.chunks_mut(each));
-        let threads: Vec<_> = parts
-            .map(|(start, part)| scope.spawn(move || fill(start, part)))
-            .collect();
-        let panicked = |_| Err(FileError::Missing("a reader panicked".to_owned()));
-        let mut read = threads
-            .into_iter()
-            .map(|t| t.join().unwrap_or_else(panicked));
-        read.try_for_each(|read| read)
-    })?;
+    // A part for each thread. Where the system has none, the others take its part.
+    let parts = Mutex::new((range.start..).step_by(each).zip(values.chunks_mut(each)));
+    let next = || parts.lock().unwrap_or_else(PoisonError::into_inner).next();
+    let fill_some = |_: Range<usize>| {
+        while let Some((start, part)) = next() {
+            fill(start, part)?;
+        }
+        Ok(())
+    };
+    on_threads(&vec![0..0; threads], fill_some)?;
     Ok(values)
 }
 

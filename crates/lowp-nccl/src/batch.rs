@@ -10,7 +10,7 @@ use lowp_comm::{
 use lowp_kernels::{Backend, Cuda, CudaBuffer, CudaPlan, KernelError, Source};
 
 use crate::parts::Reduction;
-use crate::rank_order::run_if;
+use crate::plans::run_if;
 use crate::raw::{Calls, Op};
 use crate::staging::{Arrivals, Staging};
 use crate::uneven::Delivery;

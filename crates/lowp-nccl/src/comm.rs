@@ -471,6 +471,11 @@ impl Communicator<Cuda> for NcclComm {
         Ok(Arc::new(comm))
     }
 
+    fn forget_reductions(&self) {
+        let ordered = self.ordered.lock();
+        ordered.unwrap_or_else(PoisonError::into_inner).forget();
+    }
+
     fn count(&self, sent: Traffic) {
         self.counters.repeat(sent);
     }

@@ -37,6 +37,8 @@ mod exit;
 #[cfg(feature = "cuda")]
 mod parts;
 #[cfg(feature = "cuda")]
+mod plans;
+#[cfg(feature = "cuda")]
 mod rank_order;
 #[cfg(feature = "cuda")]
 mod raw;

@@ -8,7 +8,7 @@ use lowp_kernels::{
     Backend, ConvertJob, Cuda, CudaPlan, FloatDtype, KernelError, Source, SumPartsJob, Work,
 };
 
-use crate::rank_order::run;
+use crate::plans::run;
 use crate::raw::Calls;
 use crate::staging::Staging;
 

@@ -5,11 +5,10 @@ use std::collections::hash_map::Entry;
 use std::ops::Range;
 
 use lowp_comm::{CommError, GradWire, ReduceItem, ReduceStaging};
-use lowp_kernels::{
-    Backend, Cuda, CudaBuffer, CudaPlan, FloatDtype, Source, StepScalars, SumPartsJob, Work,
-};
+use lowp_kernels::{Backend, Cuda, CudaBuffer, CudaPlan, FloatDtype, Source, SumPartsJob, Work};
 
 use crate::batch::{Batch, Method};
+use crate::plans::run;
 use crate::staging::Staging;
 
 /// Most batches that are kept: callers whose gradients move all the time plan anew.
@@ -38,14 +37,6 @@ struct Place {
 pub(crate) struct WholeSum {
     all: Source<Cuda>,
     add: CudaPlan,
-}
-
-pub(crate) fn run(cuda: &Cuda, plan: &CudaPlan) -> Result<(), CommError> {
-    Ok(cuda.run(plan, &StepScalars::default())?)
-}
-
-pub(crate) fn run_if(cuda: &Cuda, plan: Option<&CudaPlan>) -> Result<(), CommError> {
-    plan.map_or(Ok(()), |plan| run(cuda, plan))
 }
 
 impl WholeSum {
@@ -90,10 +81,14 @@ impl RankOrder {
         Ok(&self.batches[&key])
     }
 
+    pub(crate) fn forget(&mut self) {
+        self.batches.clear();
+        self.sums.clear();
+    }
+
     fn hold(&mut self, cuda: &Cuda, needed: ReduceStaging) -> Result<(), CommError> {
         if self.staging.hold(cuda, needed)? {
-            self.batches.clear();
-            self.sums.clear();
+            self.forget();
         }
         Ok(())
     }

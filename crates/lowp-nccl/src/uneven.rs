@@ -5,7 +5,7 @@ use std::ops::Range;
 use lowp_comm::{CommError, Move, ReduceItem, UnevenRun};
 use lowp_kernels::{Backend, ConvertJob, Cuda, CudaBuffer, CudaPlan, KernelError, Source, Work};
 
-use crate::rank_order::run_if;
+use crate::plans::run_if;
 use crate::raw::Calls;
 use crate::staging::{Arrivals, Staging};
 

@@ -218,6 +218,9 @@ pub trait Communicator<B: Backend>: Send + Sync + Debug {
     /// As the trait says.
     fn split(&self, color: usize, key: usize) -> Result<Arc<dyn Communicator<B>>, CommError>;
 
+    /// Drops what was planned of reductions, which holds the gradients that it was planned for.
+    fn forget_reductions(&self) {}
+
     /// Counts what a launch of a graph sent, as it was counted at the capture ([`Traffic`]).
     fn count(&self, sent: Traffic);
 

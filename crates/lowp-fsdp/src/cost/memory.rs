@@ -6,7 +6,7 @@ use super::vars::Vars;
 use super::weights::Weights;
 use crate::VarPlace;
 use lowp_comm::{Adder, ReduceStaging, StagedGrad, spanned};
-use lowp_format::{Recipe, ReshardAfterForward};
+use lowp_format::Recipe;
 use lowp_kernels::FloatDtype;
 use lowp_shard::grad_slabs;
 use serde::Serialize;
@@ -57,7 +57,7 @@ impl RankMemory {
         config: &CostConfig,
     ) -> Self {
         let common = Self {
-            gathered: gathered(weights, config),
+            gathered: weights.gathered(config),
             decoded: match config.vars {
                 VarPlace::Host => decoded(weights),
                 VarPlace::Backend => to_tiles(weights),
@@ -127,26 +127,6 @@ fn decoded<R: Recipe>(weights: &Weights<R>) -> u128 {
     let elements: BTreeSet<u128> = shapes.collect();
     let longest = elements.last().copied().unwrap_or(0);
     F32 * (elements.iter().sum::<u128>() + longest)
-}
-
-/// Memory that weights are gathered in: blocks with equal plans use it in turn, unless they are kept until backward. With prefetches a
-/// block and the one before it have memory at once.
-pub(super) fn gathered<R: Recipe>(weights: &Weights<R>, config: &CostConfig) -> u128 {
-    let costs = weights.costs.iter();
-    if config.reshard == ReshardAfterForward::No {
-        let kept = costs.map(|cost| cost.count * u128::from(cost.gathered));
-        return kept.sum::<u128>() + weights.messages();
-    }
-    let prefetch = config.prefetch && config.vars == VarPlace::Backend;
-    let sets = |number: usize| {
-        let mut pairs = weights.blocks.windows(2);
-        let follows = pairs.any(|pair| pair == [number, number]);
-        1 + u128::from(prefetch && follows)
-    };
-    let sets = costs
-        .enumerate()
-        .map(|(number, cost)| sets(number) * u128::from(cost.gathered));
-    sets.sum::<u128>() + weights.messages()
 }
 
 /// Memory of full gradients ([`grad_slabs`]): two slabs of a length where buckets travel while others are written, on devices and on a

@@ -1,7 +1,6 @@
 //! [`Vars`]: what the parameters that stay in f32 cost.
 
 use super::config::{CostConfig, CostError};
-use super::memory::gathered;
 use super::shapes::VarShape;
 use super::weight::{Gather, Use};
 use super::weights::Weights;
@@ -76,12 +75,12 @@ impl Vars {
 
     /// Memory in which those that stay are gathered.
     pub(super) fn staying_gathered(&self) -> u128 {
-        gathered(&self.staying, &self.config)
+        self.staying.gathered(&self.config)
     }
 
     /// Memory in which the others are gathered, those of equal shape one after the other.
     pub(super) fn transient_gathered(&self) -> u128 {
-        gathered(&self.transient, &self.config)
+        self.transient.gathered(&self.config)
     }
 
     /// The gathers of those that stay, and how often each happens in a step.

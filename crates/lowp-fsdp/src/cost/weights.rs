@@ -3,8 +3,8 @@
 use super::block::BlockCost;
 use super::config::CostConfig;
 use super::weight::WeightCost;
-use crate::Sharding;
-use lowp_format::{BlockCuts, FormatError, Recipe, Shape};
+use crate::{Sharding, VarPlace};
+use lowp_format::{BlockCuts, FormatError, Recipe, ReshardAfterForward, Shape};
 use lowp_shard::ShardError;
 
 /// Weights that cost the same.
@@ -135,6 +135,26 @@ impl<R: Recipe> Weights<R> {
             self.costs[number].count += 1;
             self.blocks.push(number);
         }
+    }
+
+    /// Memory that weights are gathered in: blocks with equal plans use it in turn, unless they are kept until backward. With prefetches a
+    /// block and the one before it have memory at once.
+    pub(super) fn gathered(&self, config: &CostConfig) -> u128 {
+        let costs = self.costs.iter();
+        if config.reshard == ReshardAfterForward::No {
+            let kept = costs.map(|cost| cost.count * u128::from(cost.gathered));
+            return kept.sum::<u128>() + self.messages();
+        }
+        let prefetch = config.prefetch && config.vars == VarPlace::Backend;
+        let sets = |number: usize| {
+            let mut pairs = self.blocks.windows(2);
+            let follows = pairs.any(|pair| pair == [number, number]);
+            1 + u128::from(prefetch && follows)
+        };
+        let sets = costs
+            .enumerate()
+            .map(|(number, cost)| sets(number) * u128::from(cost.gathered));
+        sets.sum::<u128>() + self.messages()
     }
 
     /// Memory that messages arrive in: that of an earlier block serves, if it is as long.

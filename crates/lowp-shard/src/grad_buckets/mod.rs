@@ -59,6 +59,12 @@ pub struct GradBuckets<B: Backend> {
     steps: u64,
 }
 
+impl<B: Backend> Drop for GradBuckets<B> {
+    fn drop(&mut self) {
+        self.mesh.forget_reductions();
+    }
+}
+
 /// Steps whose end compares them where ranks do not meet on the host: what a program does differently on its ranks it mostly does
 /// from the first one on. Later ones are compared by the optimizer ([`Reduced::done`]).
 const COMPARED: u64 = 2;

@@ -69,15 +69,15 @@ struct DecodedFp4 {
             {__byte_perm(a, b, 0x6420), __byte_perm(c, d, 0x6420)},
             {__byte_perm(a, b, 0x7531), __byte_perm(c, d, 0x7531)}};
   }
-  // Of eight codes, the first in the lowest nibble. The factor is finite.
+  // Of eight codes, the first in the lowest nibble. The factor is finite, and may be negative.
   __device__ __forceinline__ uint4 values(uint32_t codes) const {
     uint32_t y[4];
 #pragma unroll
     for (int k = 0; k < 2; ++k) {
       const uint32_t four = codes >> (16 * k);
       const uint32_t lows = __byte_perm(low[0], low[1], four & 0x7777u), highs = __byte_perm(high[0], high[1], four & 0x7777u);
-      y[2 * k] = __byte_perm(lows, highs, 0x5140) | (four & 0x8u) << 12 | (four & 0x80u) << 24;
-      y[2 * k + 1] = __byte_perm(lows, highs, 0x7362) | (four & 0x800u) << 4 | (four & 0x8000u) << 16;
+      y[2 * k] = __byte_perm(lows, highs, 0x5140) ^ ((four & 0x8u) << 12 | (four & 0x80u) << 24);
+      y[2 * k + 1] = __byte_perm(lows, highs, 0x7362) ^ ((four & 0x800u) << 4 | (four & 0x8000u) << 16);
     }
     return make_uint4(y[0], y[1], y[2], y[3]);
   }
