@@ -4,6 +4,7 @@ use super::args::{Args, ScheduleName};
 use super::folder::ModelFolder;
 use super::{recipes, source};
 use crate::device::Device;
+use crate::output;
 use crate::usage::{AMAX_GROUP, UsageError, input_error, of_patterns};
 use anyhow::Result;
 use lowp_candle::transformer::{Needed, machine};
@@ -12,10 +13,14 @@ use lowp_file::patterns::{self, are_patterns, weight_of};
 use lowp_format::{ReshardAfterForward, has_tensor_scale};
 use lowp_fsdp::cost::MAX_RANKS;
 use lowp_fsdp::{LinearSpec, Sharding};
+use lowp_kernels::FloatDtype;
 use lowp_optim::Decay;
 use lowp_train::{Checkpoints, Config, Mixture, Model, Run, TrainError};
 use lowp_transformer::{GptConfig, SizeError};
 use std::sync::Arc;
+
+/// Most with which a second moment in bf16 follows gradients (docs/numerics.md, 12.3).
+const BETA2_OF_BF16: f32 = 0.99;
 
 /// Most ranks that are threads of one process.
 const MAX_THREADS: usize = 64;
@@ -109,6 +114,15 @@ impl Setup {
             eval_every: args.eval_every,
         };
         config.check().map_err(UsageError::from)?;
+        let rounds_away = config.optimizer_state.exp_avg_sq == FloatDtype::Bf16
+            && config.beta2 > BETA2_OF_BF16
+            && launch.is_none_or(|launch| launch.rank == 0);
+        if rounds_away {
+            output::note(&format!(
+                "exp_avg_sq in bf16 does not follow gradients with a beta2 of {}; choose --beta2 {BETA2_OF_BF16} or less, or leave exp_avg_sq in f32",
+                config.beta2
+            ));
+        }
         if let (Some(machine), Device::Cpu) = (machine(), args.device) {
             let at_once = args.batch.div_ceil(args.sharded.accumulate);
             let here = launch.map_or(mesh.world(), |launch| launch.local_world);

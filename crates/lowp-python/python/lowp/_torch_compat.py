@@ -484,7 +484,7 @@ def _gathering(of):
                     params[name] = sharded
                 record.sharded_state = states.SHARDED
             self._sharded_state = states.SHARDED
-            # Of some that were told so meanwhile, all.
+            # Where some parameters began to keep their memory after the gather, all keep it.
             self.lowp.leave(kept is not False)
 
     Gathering.__name__, Gathering.__qualname__ = of.__name__, of.__qualname__
