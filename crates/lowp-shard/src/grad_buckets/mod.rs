@@ -35,7 +35,7 @@ use slabs::{Slab, Slabs};
 /// memory at a time, unless more are written at once; a third one waits, on the device, for the first. Where ranks wait for
 /// each other on the host there is one.
 ///
-/// A graph can capture a step, and repeats it: from its first gradient to [`GradBuckets::finish`] or
+/// A graph can capture a step after the first two, and repeats it: from its first gradient to [`GradBuckets::finish`] or
 /// [`GradBuckets::discard`], as no other work can follow what is sent within a capture.
 #[derive(Debug)]
 pub struct GradBuckets<B: Backend> {
