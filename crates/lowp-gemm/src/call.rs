@@ -1,8 +1,8 @@
-//! [`Call`]: what cuBLASLt is told of a product.
+//! [`Call`]: the arguments of cuBLASLt for a product.
 
 use crate::desc::{Dtype, GemmDesc, OperandDesc, ScaleMode};
 
-/// What cuBLASLt is told of a product. Its matrices are column-major, ours are row-major: its columns are our rows, and the operands
+/// The arguments of cuBLASLt for a product. Its matrices are column-major, ours are row-major: its columns are our rows, and the operands
 /// change sides.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Call {
@@ -41,7 +41,7 @@ pub struct Matrix {
 }
 
 impl GemmDesc {
-    /// What cuBLASLt is told of it.
+    /// The arguments of cuBLASLt for this product.
     pub const fn call(&self) -> Call {
         let Self {
             rows,

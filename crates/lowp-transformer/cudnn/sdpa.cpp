@@ -118,7 +118,7 @@ static void stats(fe::graph::Tensor_attributes& stats, const LowpSdpaSizes& s) {
         .set_data_type(fe::DataType_t::FLOAT);
 }
 
-// What both passes are told in the same words.
+// Options that both passes share.
 template <typename Options>
 static void describe(Options& options, fe::graph::Graph& graph, const LowpSdpaSizes& s, const char* name) {
     graph.set_io_data_type(fe::DataType_t::BFLOAT16)

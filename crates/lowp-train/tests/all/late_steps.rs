@@ -133,7 +133,7 @@ fn run<const LATE: bool>() -> (Vec<String>, Vec<f32>) {
     (told, result.train_loss)
 }
 
-/// The step before one that cannot be given is told of, and the error is that of the one that failed.
+/// Where a step cannot start, the step before it is still reported, and the error is that of the step that failed.
 #[test]
 fn the_step_before_a_failure_is_told() {
     for (late, (told, result)) in [

@@ -274,7 +274,7 @@ fn what_lies_elsewhere_is_found() {
     }
 }
 
-/// What cuBLASLt is told in each pass of a layer of 256 outputs and 384 inputs over 512 tokens, where it multiplies codes.
+/// The arguments of cuBLASLt in each pass of a layer of 256 outputs and 384 inputs over 512 tokens, where it multiplies codes.
 #[test]
 fn calls_by_recipe_and_pass() {
     let (weight, tokens) = (Shape::new(256, 384), 512);
