@@ -32,6 +32,8 @@ const KERNELS: [&[&str]; 2] = [
         "lowp_encode_transposed_bf16",
         "lowp_encode_transposed_f32",
         "lowp_flat_encode",
+        "lowp_round",
+        "lowp_round_two_level",
     ],
     &[
         "lowp_adamw",
@@ -49,10 +51,12 @@ const KERNELS: [&[&str]; 2] = [
         "lowp_encode_stream_f32",
         "lowp_encode_wide_bf16",
         "lowp_flat_encode",
+        "lowp_round",
+        "lowp_round_e8m0_fp8",
     ],
 ];
 
-/// Rounds at random, which no instruction does. What it has is of the path that every ring takes for values that are not finite.
+/// Rounds at random, which no instruction does. Its instructions belong to the path for values that are not finite, which all rings have.
 const CAREFUL: &str = "lowp_encode_ring_two_level_random";
 
 /// How many of the instructions a kernel has.
