@@ -39,6 +39,7 @@ pub(crate) struct Outcome {
     pub(crate) memory: u64,
     /// The most bytes that it held on a device, as counted and as measured.
     pub(crate) device: Option<[u64; 2]>,
+    pub(crate) ways: String,
 }
 
 /// Steps in one recipe, and the bytes of this rank's weights after them.
@@ -101,6 +102,7 @@ impl Outcome {
             gathered: None,
             memory: 0,
             device: None,
+            ways: String::new(),
         }
     }
 
@@ -227,6 +229,7 @@ fn result<M: Model>(
             let [counted, measured] = [0, 1].map(|at| a[at].max(b[at]));
             [counted, measured]
         }),
+        ways: Some(first.ways.clone()).filter(|ways| !ways.is_empty()),
         gather_seconds_exposed: first.waited.unwrap_or(per_step(first.gathering)),
         gather_seconds: first.gathered.map(|[all, _]| all),
         gather_seconds_hidden: match first.waited {

@@ -117,6 +117,7 @@ where
         drop(resumed);
         let ways = trained.network.ways();
         comm.control().all_equal("how attention runs", &ways)?;
+        outcome.ways = ways;
         let recast = trained.sharded.recast();
         if recast > 0 && self.rank == 0 {
             watch(Event::Recast {

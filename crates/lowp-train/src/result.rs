@@ -64,6 +64,9 @@ pub struct RunResult {
     /// The most bytes of a GPU's memory that a rank held, as counted (parameters, optimizer state, activations and what the model works
     /// in) and as measured; none on a CPU.
     pub device_bytes_per_rank: Option<[u64; 2]>,
+    /// How the network ran what may run in several ways, as attention on a GPU ([`Network::ways`](crate::Network::ways)); none where there is one.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub ways: Option<String>,
     /// Seconds of a step in which rank 0 did nothing but wait for gathered weights.
     pub gather_seconds_exposed: f64,
     /// Seconds of gathers from begin to end, where a device timed them.
@@ -147,6 +150,7 @@ pub(crate) fn made_up(recipe: &str, seed: u64, val_loss: f64) -> RunResult {
         flops_per_second: 2.5e12,
         parameter_bytes_per_rank: 12_000,
         device_bytes_per_rank: None,
+        ways: None,
         gather_seconds_exposed: 0.025,
         gather_seconds: None,
         gather_seconds_hidden: Some(0.0),

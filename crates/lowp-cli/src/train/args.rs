@@ -67,6 +67,7 @@ JSON: {\"device\": \"cpu\" or \"cuda\", \"runs\": [..], \"config\": {..}}. One e
   flops_per_second       of the model's products and attention, forward and backward, without recomputed work
   parameter_bytes_per_rank  most bytes of weights, masters, moments, gradients and variables that a rank held at once
   device_bytes_per_rank  on GPUs, most bytes that a rank held there, activations included: as counted, and as measured
+  ways                   on GPUs, how attention ran: by cuDNN, deterministic or not, or as products
   planned_bytes_per_rank  the same by the accounting of `lowp plan --device cuda`, before anything was allocated; null on a CPU
   gather_seconds_exposed  seconds of a step in which rank 0 only waited for gathered weights: of an average step; on a GPU, of the last step
   gather_seconds         on GPUs, total seconds of the gathers of the last step, each from its start to its end; null if the optimizer step gathers
