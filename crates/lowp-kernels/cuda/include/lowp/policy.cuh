@@ -43,7 +43,7 @@ constexpr int on(int sm_80, int sm_90, int sm_100, int sm_120) {
 namespace resident {
 constexpr int ADAMW = on(2, 2, 1, 1);
 constexpr int ADAMW_WIDE = on(2, 2, 2, 2);
-constexpr int ADAMW_TRANSPOSED = on(2, 2, 2, 1);
+constexpr int ADAMW_TRANSPOSED = on(2, 2, 1, 1);
 constexpr int ADAMW_OTHER = on(2, 2, 1, 1);
 constexpr int AMAX = on(3, 3, 3, 3);
 constexpr int AMAX_RING = on(4, 4, 4, 4);
