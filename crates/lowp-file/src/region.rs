@@ -132,6 +132,8 @@ pub(crate) fn is_whole(layout: &ScaleLayout, rows: usize) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use std::collections::HashSet;
+
     use super::*;
     use lowp_format::{AnyRecipe, Orientation, Recipe, Shape, Usage};
 
@@ -139,6 +141,8 @@ mod tests {
     #[test]
     fn rows_lie_in_the_whole_where_their_place_says() {
         const STEPS: [usize; 6] = [32, 64, 128, 256, 512, 1536];
+        // A place follows from the layout of the whole alone, which recipes have in common.
+        let mut seen = HashSet::new();
         let mut cut = [0; STEPS.len()];
         // Rows that end in the first, the second, the third and the last block of four.
         let shapes = [1100, 1180, 1300, 1500].map(|rows| Shape::new(rows, 320));
@@ -164,6 +168,9 @@ mod tests {
                     let Ok(whole) = of(full) else {
                         continue;
                     };
+                    if !seen.insert(format!("{step} {whole:?}")) {
+                        continue;
+                    }
                     let first = of(Shape::new(step, full.cols)).expect("the form of the whole");
                     let filled = is_whole(&first, step);
                     assert!(filled || step < 128, "{form:?} {first:?}");
