@@ -11,7 +11,6 @@ use super::weights::Weights;
 use crate::VarPlace;
 use lowp_comm::{GradWire, Mesh};
 use lowp_format::Recipe;
-use std::ops::AddAssign;
 
 /// All collectives of one kind in a step.
 #[derive(Clone, Debug)]
@@ -171,12 +170,13 @@ impl StepTraffic {
             GradWire::Bf16 => Route::Direct,
         };
         let sums: Vec<u64> = of_bytes(4, &own);
-        self.gradients_shared = moves(&sums, Route::Shared) * passes as u128;
         let uneven = match config.vars {
             VarPlace::Backend if shard > 1 => Uneven::new(own, buckets, config),
             _ => Uneven::none(own, config),
         };
         let pieces = of_bytes(bytes, &uneven.scattered);
+        self.gradients_shared =
+            moves(&of_bytes(4, &uneven.scattered), Route::Shared) * passes as u128;
         for (key, what, code, sent, moved) in [
             (
                 "gradients",
@@ -200,6 +200,9 @@ impl StepTraffic {
                 uneven.passed_on.moved(),
             ),
         ] {
+            if key != "gradients" {
+                self.gradients_shared += moved * passes as u128;
+            }
             self.operations.push(CollectiveCost {
                 key,
                 what,
@@ -234,16 +237,20 @@ impl StepTraffic {
     pub fn moved(&self) -> MovedBytes {
         let mut sum = MovedBytes::default();
         for operation in &self.operations {
-            sum.add_assign(operation.moved);
+            sum += operation.moved;
         }
         sum
     }
 
-    /// The reduce-scatters of gradients.
+    /// What brings gradients to their owners within replicas.
     pub fn gradients_moved(&self) -> MovedBytes {
-        let mut all = self.operations.iter();
-        let found = all.find(|operation| operation.key == "gradients");
-        found.map_or_else(MovedBytes::default, |operation| operation.moved)
+        let mut sum = MovedBytes::default();
+        for operation in &self.operations {
+            if operation.key.starts_with("gradients") {
+                sum += operation.moved;
+            }
+        }
+        sum
     }
 
     /// The time of all gathers.
