@@ -64,7 +64,7 @@ pub use reshard::ReshardAfterForward;
 pub use scale_layout::{Form, ScaleLayout};
 pub use scale_rule::{
     AmaxAlgorithm, Extent, KernelKey, MxScale, ScaleRule, SourceRounding, delayed_numerator,
-    history, tensor_scale,
+    history, magnitude, tensor_scale,
 };
 pub use shape::Shape;
 pub use shard_tiles::{ShardTiles, TileRange};

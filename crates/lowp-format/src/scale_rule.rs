@@ -7,6 +7,18 @@
 use crate::codec::e8m0;
 use crate::{Axis, BufferSpec, Code, FourOverSix, Orientation, Part, Shape};
 
+/// The bits of `|x|`, and 0 for NaN: their largest, as unsigned numbers, are the bits of an amax (docs/numerics.md 2.2). Exact, in any
+/// order. Compilers make `fmaxnm` of floats that are compared on Arm, which returns NaN where one of them is a signaling NaN.
+#[inline(always)]
+pub const fn magnitude(x: f32) -> u32 {
+    let bits = x.abs().to_bits();
+    if bits > f32::INFINITY.to_bits() {
+        0
+    } else {
+        bits
+    }
+}
+
 /// How an E8M0 block scale is rounded.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum MxScale {

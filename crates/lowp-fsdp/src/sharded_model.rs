@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use lowp_comm::{GatherItem, MeshComm, or_abort, ordered};
-use lowp_format::{Phase, Recipe, ReshardAfterForward};
+use lowp_format::{Phase, Recipe, ReshardAfterForward, magnitude};
 use lowp_kernels::{Backend, Source};
 use lowp_optim::{AdamW, Group, ParamId, PendingStep, StateDtypes, StepOptions, StepReport};
 use lowp_shard::{Divergence, FlatGather, GradBucketOptions, Reduction, ScaleBook, ScaleSlot};
@@ -482,14 +482,16 @@ impl<B: Backend, R: Recipe> ShardedModel<B, R> {
         weights.retain(|_, layers| layers.len() > 1);
         let mut amaxes = BTreeMap::new();
         for (slot, layers) in weights {
-            let mut amax = 0f32;
+            let mut amax = 0;
             for (id, weight) in layers.into_iter().map(|layer| &self.weights[layer]) {
                 let full = self.gather_values(weight, &self.adamw.master(*id)?)?;
                 let rounding = weight.source_rounding();
-                let magnitudes = full.into_iter().map(|value| rounding.apply(value).abs());
-                amax = magnitudes.fold(amax, f32::max);
+                let magnitudes = full
+                    .into_iter()
+                    .map(|value| magnitude(rounding.apply(value)));
+                amax = magnitudes.fold(amax, u32::max);
             }
-            amaxes.insert(slot, amax);
+            amaxes.insert(slot, f32::from_bits(amax));
         }
         Ok(amaxes)
     }

@@ -8,8 +8,8 @@ use lowp_format::codec::{e2m1, e4m3, e5m2, e8m0};
 use lowp_format::{
     Axis, BufferSpec, Code, Extent, FourOverSix, HADAMARD_ROWS, KernelKey, Orientation, Part,
     Philox, ScaleLayout, ScaleRule, Shape, SourceRounding, chooses_four, four_over_six_error,
-    four_over_six_rows, four_over_six_scales, hadamard_rows, tensor_scale, two_level_block_scale,
-    two_level_decode_factor, two_level_encode_scale, two_level_multiplier,
+    four_over_six_rows, four_over_six_scales, hadamard_rows, magnitude, tensor_scale,
+    two_level_block_scale, two_level_decode_factor, two_level_encode_scale, two_level_multiplier,
 };
 
 use crate::power::power;
@@ -40,7 +40,7 @@ pub struct Reference<'a> {
 
 /// The amax of `values`: NaN ignored, infinity kept, 0 for no values (docs/numerics.md 2.2).
 pub fn amax(values: impl IntoIterator<Item = f32>) -> f32 {
-    values.into_iter().fold(0.0, |a, x| a.max(x.abs()))
+    f32::from_bits(values.into_iter().map(magnitude).max().unwrap_or(0))
 }
 
 /// Rows x columns of the blocks that tile a matrix of `shape`: their first elements, row-major.

@@ -16,11 +16,11 @@ use crate::write::{Item, Parts, Sink};
 use lowp_checkpoint::{
     Block, Checkpoint, Dtype as Kind, TensorInfo, is_weight_record, weight_record,
 };
-use lowp_format::has_tensor_scale;
 use lowp_format::{
     AnyRecipe, BufferSpec, Form, Orientation, Part, QuantizedTensor, Recipe, RecipeOptions, Shape,
     Usage,
 };
+use lowp_format::{has_tensor_scale, magnitude};
 use lowp_kernels::{Backend, Cpu, CpuBuffer};
 use safetensors::Dtype;
 use serde_json::Value;
@@ -267,7 +267,7 @@ impl TrainedCheckpoint {
         let group = weight.tensor.text.amax_group.as_deref().unwrap_or_default();
         let numbers = group.iter().filter_map(|member| self.numbers.get(member));
         let others = numbers.map(|&number| &self.weights[number]);
-        let mut amax = 0f32;
+        let mut amax = 0;
         for member in others
             .filter(|other| other.saved != weight.saved)
             .chain([weight])
@@ -276,12 +276,12 @@ impl TrainedCheckpoint {
             let rounding = recipe.source_rounding();
             let Shape { rows, cols } = member.tensor.full;
             self.each_value((&name, [rows, cols]), |values| {
-                let magnitudes = values.iter().map(|value| rounding.apply(*value).abs());
-                amax = magnitudes.fold(amax, f32::max);
+                let magnitudes = values.iter().map(|value| magnitude(rounding.apply(*value)));
+                amax = magnitudes.fold(amax, u32::max);
                 Ok(())
             })?;
         }
-        Ok(Some(amax))
+        Ok(Some(f32::from_bits(amax)))
     }
 
     /// Hands the values of a matrix to `take`, some at a time: besides them one rank's piece is held.

@@ -4,6 +4,8 @@
 //! everything hot below it, so that it is compiled anew for each set. Rust never contracts or
 //! reorders float arithmetic, so every set gives the same bits.
 
+#[cfg(target_arch = "aarch64")]
+use super::Neon;
 #[cfg(target_arch = "x86_64")]
 use super::{Avx2, Avx512};
 use super::{Lanes, Portable};
@@ -27,6 +29,9 @@ pub enum Isa {
     /// 512-bit vectors.
     #[cfg(target_arch = "x86_64")]
     Avx512(Avx512),
+    /// 128-bit vectors of Arm.
+    #[cfg(target_arch = "aarch64")]
+    Neon(Neon),
 }
 
 #[cfg(target_arch = "x86_64")]
@@ -44,13 +49,15 @@ fn avx512<K: Kernel>(kernel: K, lanes: Avx512) -> K::Out {
 impl Isa {
     /// The sets of this machine, narrowest first.
     pub fn all() -> Vec<Isa> {
-        #[allow(unused_mut, reason = "only x86-64 has further sets")]
+        #[allow(unused_mut, reason = "some architectures have no further sets")]
         let mut sets = vec![Isa::Portable];
         #[cfg(target_arch = "x86_64")]
         {
             sets.extend(Avx2::detect().map(Isa::Avx2));
             sets.extend(Avx512::detect().map(Isa::Avx512));
         }
+        #[cfg(target_arch = "aarch64")]
+        sets.push(Isa::Neon(Neon));
         sets
     }
 
@@ -77,6 +84,8 @@ impl Isa {
             // SAFETY: as above.
             #[cfg(target_arch = "x86_64")]
             Isa::Avx512(lanes) => unsafe { avx512(kernel, lanes) },
+            #[cfg(target_arch = "aarch64")]
+            Isa::Neon(lanes) => kernel.run(lanes),
         }
     }
 }

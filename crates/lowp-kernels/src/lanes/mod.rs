@@ -19,6 +19,8 @@ mod avx2;
 #[cfg(target_arch = "x86_64")]
 mod avx512;
 mod isa;
+#[cfg(target_arch = "aarch64")]
+mod neon;
 mod portable;
 mod stream;
 #[cfg(test)]
@@ -33,6 +35,8 @@ pub(crate) use avx2::Avx2;
 pub(crate) use avx512::Avx512;
 pub use isa::Isa;
 pub(crate) use isa::Kernel;
+#[cfg(target_arch = "aarch64")]
+pub(crate) use neon::Neon;
 pub(crate) use portable::Portable;
 pub(crate) use stream::{Out, Stored};
 pub(crate) use transpose::{Transpose, TransposeDense};

@@ -6,6 +6,7 @@
 )]
 
 use half::bf16;
+use lowp_format::magnitude;
 
 use super::{LANES, Lanes, Line};
 use crate::rounding::bf16_value;
@@ -36,7 +37,7 @@ impl Lanes for Portable {
         sqrt(a: F) -> F = each!(i => a[i].sqrt());
         mul_add(a: F, b: F, c: F) -> F = each!(i => a[i].mul_add(b[i], c[i]));
         min(a: F, b: F) -> F = each!(i => if b[i] < a[i] { b[i] } else { a[i] });
-        raise(acc: F, x: F) -> F = each!(i => if x[i].abs() > acc[i] { x[i].abs() } else { acc[i] });
+        raise(acc: F, x: F) -> F = each!(i => f32::from_bits(acc[i].to_bits().max(magnitude(x[i]))));
         bits(x: F) -> U = each!(i => x[i].to_bits());
         value(x: U) -> F = each!(i => f32::from_bits(x[i]));
         and(a: U, b: U) -> U = each!(i => a[i] & b[i]);

@@ -1,10 +1,10 @@
 //! Amaxes of tensors and blocks (docs/numerics.md 2.2).
 
-use lowp_format::{BufferSpec, HADAMARD_ROWS, Shape, SourceRounding};
+use lowp_format::{BufferSpec, HADAMARD_ROWS, Shape, SourceRounding, magnitude};
 
 use super::convert::Values;
 use super::hadamard::transform;
-use super::maxima::{Amax, magnitude};
+use super::maxima::Amax;
 use super::{Context, map, source, threads};
 use crate::cpu::Cpu;
 use crate::cpu::access::AllViews;

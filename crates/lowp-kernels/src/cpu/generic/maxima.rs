@@ -1,20 +1,15 @@
 //! Maxima of absolute values, NaN ignored: exact in any order.
 
+use lowp_format::magnitude;
+
 use super::convert::Rect;
 use crate::lanes::Kernel;
 use crate::lanes::{LANES, Lanes, Line};
 
-/// The bits of `|x|`; 0 for NaN.
-#[inline(always)]
-pub(crate) fn magnitude(x: f32) -> u32 {
-    let bits = x.to_bits() & 0x7FFF_FFFF;
-    if bits > 0x7F80_0000 { 0 } else { bits }
-}
-
 /// The larger of `acc` and `|x|`; `acc` where `x` is NaN.
 #[inline(always)]
 fn raise(acc: f32, x: f32) -> f32 {
-    if x.abs() > acc { x.abs() } else { acc }
+    f32::from_bits(acc.to_bits().max(magnitude(x)))
 }
 
 /// Entries between a read and the prefetch that precedes it: 4 KiB of f32.
