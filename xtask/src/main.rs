@@ -1,5 +1,6 @@
 //! `cargo xtask`: the build and test commands of the workspace. `cargo xtask --help` lists them.
 
+mod arm;
 mod bench;
 mod bench_files;
 mod ci;
@@ -49,6 +50,8 @@ enum Task {
     Mutants(mutants::Options),
     /// Run tests under Miri, which finds undefined behaviour. Needs a nightly toolchain with it.
     Miri(miri::Options),
+    /// Build for 64-bit Arm, and run tests there in an emulator. Needs a cross compiler and QEMU.
+    Arm(arm::Options),
     /// Package every crate as cargo would publish it.
     Package {
         /// Also build each crate from its archive alone. Takes minutes the first time.
@@ -86,6 +89,7 @@ fn main() -> ExitCode {
         Task::GpuPack(options) => gpu_pack::gpu_pack(&options),
         Task::Mutants(options) => mutants::mutants(&options),
         Task::Miri(options) => miri::miri(&options),
+        Task::Arm(options) => arm::arm(&options),
         Task::Package { build } => package::package(build),
         Task::Tidy => tidy::tidy(),
         Task::Wheel(options) => wheel::wheel(&options),

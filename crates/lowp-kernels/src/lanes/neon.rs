@@ -24,10 +24,10 @@ macro_rules! proven {
     };
 }
 
-/// Applies an intrinsic to all quarters.
+/// Applies a function to all quarters.
 macro_rules! each {
     ($op:path; $($x:ident),+) => {
-        proven!([$op($($x[0]),+), $op($($x[1]),+), $op($($x[2]),+), $op($($x[3]),+)])
+        [$op($($x[0]),+), $op($($x[1]),+), $op($($x[2]),+), $op($($x[3]),+)]
     };
 }
 
@@ -80,21 +80,21 @@ impl Lanes for Neon {
     const STREAMS: bool = false;
 
     operations! {
-        add(a: F, b: F) -> F = each!(vaddq_f32; a, b);
-        mul(a: F, b: F) -> F = each!(vmulq_f32; a, b);
-        div(a: F, b: F) -> F = each!(vdivq_f32; a, b);
-        sqrt(a: F) -> F = each!(vsqrtq_f32; a);
+        add(a: F, b: F) -> F = proven!(each!(vaddq_f32; a, b));
+        mul(a: F, b: F) -> F = proven!(each!(vmulq_f32; a, b));
+        div(a: F, b: F) -> F = proven!(each!(vdivq_f32; a, b));
+        sqrt(a: F) -> F = proven!(each!(vsqrtq_f32; a));
         mul_add(a: F, b: F, c: F) -> F = each!(mul_add; a, b, c);
         min(a: F, b: F) -> F = each!(min; a, b);
         raise(acc: F, x: F) -> F = each!(raise; acc, x);
-        bits(x: F) -> U = each!(vreinterpretq_u32_f32; x);
-        value(x: U) -> F = each!(vreinterpretq_f32_u32; x);
-        and(a: U, b: U) -> U = each!(vandq_u32; a, b);
-        or(a: U, b: U) -> U = each!(vorrq_u32; a, b);
-        uadd(a: U, b: U) -> U = each!(vaddq_u32; a, b);
-        usub(a: U, b: U) -> U = each!(vsubq_u32; a, b);
-        umax(a: U, b: U) -> U = each!(vmaxq_u32; a, b);
-        umin(a: U, b: U) -> U = each!(vminq_u32; a, b);
+        bits(x: F) -> U = proven!(each!(vreinterpretq_u32_f32; x));
+        value(x: U) -> F = proven!(each!(vreinterpretq_f32_u32; x));
+        and(a: U, b: U) -> U = proven!(each!(vandq_u32; a, b));
+        or(a: U, b: U) -> U = proven!(each!(vorrq_u32; a, b));
+        uadd(a: U, b: U) -> U = proven!(each!(vaddq_u32; a, b));
+        usub(a: U, b: U) -> U = proven!(each!(vsubq_u32; a, b));
+        umax(a: U, b: U) -> U = proven!(each!(vmaxq_u32; a, b));
+        umin(a: U, b: U) -> U = proven!(each!(vminq_u32; a, b));
         if_above(a: U, b: U, yes: U, no: U) -> U = each!(if_above; a, b, yes, no);
     }
 
@@ -142,7 +142,7 @@ impl Lanes for Neon {
 
     #[inline(always)]
     fn splat(self, x: f32) -> Self::F {
-        proven!({ [vdupq_n_f32(x); 4] })
+        proven!([vdupq_n_f32(x); 4])
     }
     #[inline(always)]
     fn maxima(self, x: [Self::F; 4]) -> [f32; 4] {
@@ -158,7 +158,7 @@ impl Lanes for Neon {
 
     #[inline(always)]
     fn usplat(self, x: u32) -> Self::U {
-        proven!({ [vdupq_n_u32(x); 4] })
+        proven!([vdupq_n_u32(x); 4])
     }
     #[inline(always)]
     fn shr<const BY: u32>(self, a: Self::U) -> Self::U {
@@ -186,7 +186,7 @@ impl Lanes for Neon {
     }
     #[inline(always)]
     fn any_above(self, a: Self::U, bound: u32) -> bool {
-        proven!({ vmaxvq_u32(vmaxq_u32(vmaxq_u32(a[0], a[1]), vmaxq_u32(a[2], a[3]))) > bound })
+        proven!(vmaxvq_u32(vmaxq_u32(vmaxq_u32(a[0], a[1]), vmaxq_u32(a[2], a[3]))) > bound)
     }
 
     #[inline(always)]
