@@ -103,13 +103,27 @@ impl<P: Payload> HubState<P> {
         let waited = group.since.elapsed();
         (waited >= limit).then(|| {
             let missing: Vec<usize> = group.missing().collect();
+            let mut elsewhere = self.places(missing.iter().copied());
+            elsewhere.extend(self.silent_relays(&missing));
             CommError::Timeout {
                 op: op(),
                 waited_s: waited.as_secs_f64(),
-                elsewhere: self.places(missing.iter().copied()),
+                elsewhere,
                 missing,
             }
         })
+    }
+
+    /// Relays that bring nothing, in words: of all that are missing by one of them, it may be the only one that is stuck.
+    fn silent_relays(&self, missing: &[usize]) -> Vec<String> {
+        let is_missing = |rank: &usize| missing.binary_search(rank).is_ok();
+        let relays = self.relays.iter();
+        let silent =
+            relays.filter(|(relay, ranks)| is_missing(relay) && ranks.iter().all(is_missing));
+        some_lines(silent.map(|(relay, ranks)| {
+            let ranks = list_of_ranks(ranks);
+            format!("rank {relay} brings the calls of ranks {ranks}")
+        }))
     }
 
     /// The same of any group, and circles among those that have waited for a while.

@@ -4,11 +4,12 @@ use std::io::ErrorKind;
 use std::net::{IpAddr, SocketAddr, ToSocketAddrs};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::{self, JoinHandle};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use mio::net::TcpListener;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
+use super::FAREWELL;
 use super::answers::Bytes;
 use super::server::{Order, Server, Shared};
 use crate::CommError;
@@ -16,9 +17,6 @@ use crate::control::hub::EVERY;
 use crate::control::local::LocalControl;
 use crate::control::{Control, Launch};
 use crate::error::Departure;
-
-/// How long the news of a failure may take to reach the other ranks.
-const FAREWELL: Duration = Duration::from_secs(5);
 
 /// Waits for all ranks to connect.
 pub(super) fn listen(launch: &Launch) -> Result<Host, CommError> {
