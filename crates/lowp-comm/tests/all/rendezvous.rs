@@ -257,7 +257,8 @@ fn with_a_bare_rank(end: impl FnOnce(TcpStream)) -> Vec<String> {
         }
     };
     stream.set_nodelay(true).expect("a socket");
-    let body = postcard::to_stdvec(&(2usize, 3usize, "tests", "", 0u64, 2usize, 0u16)).expect("a hello");
+    let body =
+        postcard::to_stdvec(&(2usize, 3usize, "tests", "", 0u64, 2usize, 0u16)).expect("a hello");
     let len = (body.len() as u32).to_le_bytes();
     // In as many parts as there can be.
     for byte in [b"lowp\0\x04\0\0".as_slice(), &len, &body].concat() {

@@ -149,9 +149,7 @@ fn greet(
     };
     let hello = to_frame(&hello).and_then(|frame| stream.write_all(&frame));
     hello.map_err(fail)?;
-    Connection::new(launch, to, stream)
-        .map(Some)
-        .map_err(fail)
+    Connection::new(launch, to, stream).map(Some).map_err(fail)
 }
 
 /// Connects, as often as it takes until rank 0 listens.

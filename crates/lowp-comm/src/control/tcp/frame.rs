@@ -47,10 +47,7 @@ pub(super) enum Request {
         lens: Vec<usize>,
     },
     /// This rank of the group holds it no more.
-    Close {
-        group: usize,
-        rank: usize,
-    },
+    Close { group: usize, rank: usize },
     /// As [`CommError::told`] makes it.
     Fail(CommError),
     /// This rank of the world is gone.
@@ -144,7 +141,9 @@ pub(super) fn split_up(
     lens: &[usize],
     ranks: usize,
 ) -> Option<impl Iterator<Item = Arc<[u8]>>> {
-    let all = lens.iter().try_fold(0usize, |sum, &len| sum.checked_add(len));
+    let all = lens
+        .iter()
+        .try_fold(0usize, |sum, &len| sum.checked_add(len));
     let valid = all == Some(bytes.len()) && (lens.len() == 1 || lens.len() == ranks);
     let mut rest = bytes;
     let mut next = move |&len: &usize| {
@@ -152,7 +151,11 @@ pub(super) fn split_up(
         rest = behind;
         Arc::from(part)
     };
-    let mut parts: Vec<Arc<[u8]>> = if valid { lens.iter().map(&mut next).collect() } else { Vec::new() };
+    let mut parts: Vec<Arc<[u8]>> = if valid {
+        lens.iter().map(&mut next).collect()
+    } else {
+        Vec::new()
+    };
     if let [same] = &*parts {
         parts = vec![Arc::clone(same); ranks];
     }

@@ -45,9 +45,8 @@ impl Server {
         if self.moving.is_some() || self.shared.joined().missing > 0 {
             return;
         }
-        let seat = |(rank, token): (usize, &Option<Token>)| {
-            Some((rank, self.net.get((*token)?)?.seat?))
-        };
+        let seat =
+            |(rank, token): (usize, &Option<Token>)| Some((rank, self.net.get((*token)?)?.seat?));
         let seats: Vec<_> = self.tokens.iter().enumerate().filter_map(seat).collect();
         let relays = relays(&seats);
         for (&rank, &(relay, port)) in &relays {
@@ -87,7 +86,10 @@ impl Server {
             None => {
                 let joined = self.shared.joined();
                 let ranks = joined.ranks.iter().enumerate();
-                ranks.filter(|(_, joined)| !**joined).map(|(rank, _)| rank).collect()
+                ranks
+                    .filter(|(_, joined)| !**joined)
+                    .map(|(rank, _)| rank)
+                    .collect()
             }
         }
     }
@@ -112,7 +114,16 @@ mod tests {
     #[test]
     fn ranks_speak_by_the_first_of_their_machine() {
         // Three machines of three; rank 0, which is no part of the list, has one of them.
-        let blocks = [(1, 1), (1, 2), (2, 0), (2, 1), (2, 2), (3, 0), (3, 1), (3, 2)];
+        let blocks = [
+            (1, 1),
+            (1, 2),
+            (2, 0),
+            (2, 1),
+            (2, 2),
+            (3, 0),
+            (3, 1),
+            (3, 2),
+        ];
         let expected = [(3, 3), (4, 3), (5, 3), (6, 6), (7, 6), (8, 6)];
         assert_eq!(relays_of(&blocks), expected);
         // All of one address, as rank 0 sees them.

@@ -14,7 +14,7 @@ use mio::{Events, Token};
 
 use super::FAREWELL;
 use super::conn::Peer;
-use super::connection::Connection;
+use super::connection::{Connection, GRACE};
 use super::connections::Connections;
 use super::frame::{Answer, GREETING, Hello, Request, frame, nonsense, open, to_frame};
 use crate::CommError;
@@ -47,11 +47,14 @@ struct Relay {
     tokens: BTreeMap<usize, Token>,
     /// Whether one of them came.
     served: bool,
+    /// What each of them waits in for rank 0, and since when.
+    waits: BTreeMap<usize, (String, Instant)>,
     groups: BTreeMap<usize, Held>,
     /// What the world ended with.
     failure: Option<CommError>,
     /// When it ends, whoever is there.
     deadline: Option<Instant>,
+    looked: Instant,
 }
 
 /// Serves those that come to `listener`, with the connection to rank 0 of the relay's own rank.
@@ -72,9 +75,11 @@ pub(super) fn start(
         parent: Token(0),
         tokens: BTreeMap::new(),
         served: false,
+        waits: BTreeMap::new(),
         groups: BTreeMap::new(),
         failure: None,
         deadline: None,
+        looked: Instant::now(),
     };
     let stream = mio::net::TcpStream::from_std(stream);
     relay.parent = relay.net.add(stream, from, Peer::Parent).map_err(cannot)?;
@@ -100,7 +105,26 @@ impl Relay {
             };
             read.into_iter().for_each(|token| self.hear(token));
             self.bring_all(hold);
-            self.net.tidy();
+            if self.looked.elapsed() >= EVERY {
+                self.looked = Instant::now();
+                self.look();
+            }
+        }
+    }
+
+    /// What is due without anybody saying something. Where rank 0 is stuck, the ranks of the node must not take it for the relay.
+    fn look(&mut self) {
+        self.net.tidy();
+        let limit = self.launch.limit.saturating_add(GRACE / 2);
+        let mut waits = self.waits.values();
+        if let Some((op, since)) = waits.find(|(_, since)| since.elapsed() >= limit) {
+            let cause = CommError::Timeout {
+                op: op.as_str().into(),
+                waited_s: since.elapsed().as_secs_f64(),
+                missing: vec![0],
+                elsewhere: Vec::new(),
+            };
+            self.fail(cause);
         }
     }
 
@@ -108,7 +132,9 @@ impl Relay {
     fn is_over(&self) -> bool {
         let parent = self.net.get(self.parent);
         let heard = parent.is_none_or(|conn| conn.is_flushed());
-        let late = self.deadline.is_some_and(|deadline| deadline <= Instant::now());
+        let late = self
+            .deadline
+            .is_some_and(|deadline| deadline <= Instant::now());
         late || heard && self.served && self.tokens.is_empty()
     }
 
@@ -184,7 +210,9 @@ impl Relay {
 
     /// Takes a rank of the node, which rank 0 knows already, or says why not.
     fn register(&mut self, token: Token, hello: &Hello) {
-        let Launch { run, build, world, .. } = &self.launch;
+        let Launch {
+            run, build, world, ..
+        } = &self.launch;
         let is_known = self.tokens.contains_key(&hello.rank);
         if (run, build, world) != (&hello.run, &hello.build, &hello.world) || is_known {
             let error = CommError::Rendezvous {
@@ -206,10 +234,16 @@ impl Relay {
         }
         self.served = true;
         self.tokens.insert(hello.rank, token);
+        self.waits_in(hello.rank, "the rendezvous");
         self.up(&Request::Serves(hello.rank), &[]);
         if let Some(cause) = self.failure.clone() {
             self.tell(token, &Answer::Failed(cause));
         }
+    }
+
+    fn waits_in(&mut self, rank: usize, op: &str) {
+        let since = Instant::now();
+        self.waits.insert(rank, (op.to_owned(), since));
     }
 
     /// Takes on what `own` asks for; whether it can be.
@@ -217,10 +251,7 @@ impl Relay {
         match open(body) {
             Ok((
                 Request::Post {
-                    group,
-                    ranks,
-                    call,
-                    ..
+                    group, ranks, call, ..
                 },
                 bytes,
             )) => {
@@ -228,11 +259,12 @@ impl Relay {
                     return false;
                 };
                 held.since.get_or_insert_with(Instant::now);
-                let payload = bytes.to_vec();
+                let (op, payload) = (call.name.clone(), bytes.to_vec());
                 held.posts.push((*rank, Post { call, payload }));
                 if held.posts.len() + held.brought >= held.members {
                     self.bring(group);
                 }
+                self.waits_in(own, &op);
             }
             Ok((Request::Close { group, rank }, _)) => {
                 let Some(held) = self.groups.get_mut(&group) else {
@@ -258,6 +290,7 @@ impl Relay {
     fn leave(&mut self, rank: usize, how: Departure) {
         self.bring_all(Duration::ZERO);
         self.tokens.remove(&rank);
+        self.waits.remove(&rank);
         self.up(&Request::Leave(rank, how), &[]);
         if rank == self.launch.rank {
             self.ends_within(self.launch.limit);
@@ -335,8 +368,11 @@ impl Relay {
                     self.groups.insert(group, held);
                 }
                 let bytes: Arc<[u8]> = rest.into();
-                for token in ranks.iter().filter_map(|rank| self.tokens.get(rank)) {
-                    self.net.send(*token, [Arc::clone(&bytes)]);
+                for rank in ranks {
+                    self.waits.remove(&rank);
+                    if let Some(&token) = self.tokens.get(&rank) {
+                        self.net.send(token, [Arc::clone(&bytes)]);
+                    }
                 }
             }
             Ok((Answer::Failed(cause), _)) => self.fail(cause),

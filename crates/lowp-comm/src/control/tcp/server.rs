@@ -97,10 +97,7 @@ pub(super) struct Server {
 
 impl Server {
     /// A server of the ranks that come to `listener`, and what it shares with rank 0.
-    pub(super) fn new(
-        launch: &Launch,
-        listener: TcpListener,
-    ) -> io::Result<(Self, Arc<Shared>)> {
+    pub(super) fn new(launch: &Launch, listener: TcpListener) -> io::Result<(Self, Arc<Shared>)> {
         let (net, waker) = Connections::new(listener)?;
         let waker = Arc::new(waker);
         let hub = Arc::new(Hub::new(launch.world, launch.limit, MAX_ALL_GATHER));

@@ -91,7 +91,10 @@ pub(crate) fn launches(n: usize, limit: Duration) -> Vec<Launch> {
 pub(crate) fn launches_on(sizes: [usize; 3], n: usize, limit: Duration) -> Vec<Launch> {
     let seats = sizes.into_iter().cycle().flat_map(|size| 0..size);
     let launches = launches(n, limit).into_iter().zip(seats);
-    let on = |(launch, local_rank)| Launch { local_rank, ..launch };
+    let on = |(launch, local_rank)| Launch {
+        local_rank,
+        ..launch
+    };
     launches.map(on).collect()
 }
 
