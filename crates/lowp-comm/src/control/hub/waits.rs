@@ -116,10 +116,9 @@ impl<P: Payload> HubState<P> {
 
     /// Relays that bring nothing, in words: of all that are missing by one of them, it may be the only one that is stuck.
     fn silent_relays(&self, missing: &[usize]) -> Vec<String> {
-        let is_missing = |rank: &usize| missing.binary_search(rank).is_ok();
+        let missing: BTreeSet<&usize> = missing.iter().collect();
         let relays = self.relays.iter();
-        let silent =
-            relays.filter(|(relay, ranks)| is_missing(relay) && ranks.iter().all(is_missing));
+        let silent = relays.filter(|(_, ranks)| ranks.iter().all(|rank| missing.contains(rank)));
         some_lines(silent.map(|(relay, ranks)| {
             let ranks = list_of_ranks(ranks);
             format!("rank {relay} brings the calls of ranks {ranks}")

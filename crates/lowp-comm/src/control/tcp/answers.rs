@@ -14,7 +14,7 @@ pub(super) type Bytes = Arc<[u8]>;
 pub(super) fn answers(
     members: &[usize],
     round: &Round<Bytes>,
-    tell_of: &mut dyn FnMut(&[usize], Option<usize>, &Bytes),
+    mut tell_of: impl FnMut(&[usize], Option<usize>, &Bytes),
 ) -> io::Result<()> {
     let mut tell = |ranks: &[usize], frame: &Bytes| tell_of(ranks, None, frame);
     let posts = &round.posts;

@@ -40,7 +40,10 @@ pub(super) fn connect(launch: &Launch) -> Result<Arc<dyn Control>, CommError> {
             continue;
         };
         return match connection.answer(&op)? {
-            (Answer::Ready, _) => Ok(member(connection, None)),
+            (Answer::Ready, _) => Ok(member(Link {
+                connection,
+                relay: None,
+            })),
             (Answer::Relay(relay, port), _) => {
                 by_relay(launch, connection, listener, (relay, port), &op)
             }
@@ -56,10 +59,21 @@ pub(super) fn connect(launch: &Launch) -> Result<Arc<dyn Control>, CommError> {
     }
 }
 
-/// The rank in the world, over `connection`.
-fn member(connection: Connection, relay: Option<JoinHandle<()>>) -> Arc<dyn Control> {
-    let Launch { rank, world, .. } = connection.launch;
+/// The rank in the world, once rank 0 says that all are where they belong.
+fn ready(
+    connection: Connection,
+    relay: Option<JoinHandle<()>>,
+    op: &str,
+) -> Result<Arc<dyn Control>, CommError> {
     let link = Link { connection, relay };
+    match link.connection.answer(op)? {
+        (Answer::Ready, _) => Ok(member(link)),
+        _ => Err(unasked(&link.connection.launch)),
+    }
+}
+
+fn member(link: Link) -> Arc<dyn Control> {
+    let Launch { rank, world, .. } = link.connection.launch;
     Arc::new(Member {
         link: Arc::new(link),
         group: 0,
@@ -85,24 +99,20 @@ fn by_relay(
         port,
         ..launch.clone()
     };
-    let ready = |connection: Connection, relay| match connection.answer(op)? {
-        (Answer::Ready, _) => Ok(member(connection, relay)),
-        _ => Err(unasked(launch)),
-    };
     let stream = TcpStream::connect((Ipv4Addr::LOCALHOST, port));
     if let Some(listener) = listener.filter(|_| to == launch.rank) {
         let relay = super::relay::start(launch, listener, to_first)?;
         let stream = stream.map_err(|e| near.error(format!("it does not reach itself: {e}")))?;
         let connection = greet(&near, to, 0, stream)?.ok_or_else(|| unasked(&near))?;
-        return ready(connection, Some(relay));
+        return ready(connection, Some(relay), op);
     }
     // A machine of the same address may be another one.
     let connection = stream.ok().map(|stream| greet(&near, to, 0, stream));
     if let Some(Ok(Some(connection))) = connection {
-        return ready(connection, None);
+        return ready(connection, None, op);
     }
     to_first.send(&Request::Stays, &[])?;
-    ready(to_first, None)
+    ready(to_first, None, op)
 }
 
 /// Exchanges greetings with the rank `to`, and says who connects and where others of the machine reach it. `None` where the other side said nothing:

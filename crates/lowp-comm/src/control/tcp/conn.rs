@@ -2,14 +2,13 @@
 
 use std::collections::VecDeque;
 use std::io::{self, ErrorKind, IoSlice, Read, Write};
-use std::net::{Shutdown, SocketAddr};
+use std::net::{IpAddr, Shutdown, SocketAddr};
 use std::sync::Arc;
 use std::time::Instant;
 
 use mio::net::TcpStream;
 
 use super::frame::{GREETING, LENGTH, LONG, SHORT, length};
-use super::nodes::Seat;
 
 /// Most reads of one connection before the others have their turn.
 const READS: usize = 16;
@@ -28,6 +27,17 @@ pub(super) enum Peer {
     Parent,
     /// What is no rank of this world, or speaks to another connection; it has been told.
     Away,
+}
+
+/// Where a rank is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Seat {
+    /// The address of its machine, as rank 0 sees it.
+    pub(super) machine: IpAddr,
+    /// Its number on the machine.
+    pub(super) local_rank: usize,
+    /// The port that it listens on for others of its machine; 0 if it does not.
+    pub(super) port: u16,
 }
 
 /// One connection.

@@ -14,6 +14,9 @@ use crate::error::Departure;
 /// How much longer than the limit a rank waits for rank 0, which knows more about the cause.
 pub(super) const GRACE: Duration = Duration::from_secs(5);
 
+/// How long the news of a failure may take to reach the other ranks.
+pub(super) const FAREWELL: Duration = Duration::from_secs(5);
+
 /// An answer, and what is behind it.
 pub(super) type Answered = (Answer, Vec<u8>);
 

@@ -9,8 +9,8 @@ use std::time::Instant;
 use mio::net::TcpListener;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
-use super::FAREWELL;
 use super::answers::Bytes;
+use super::connection::FAREWELL;
 use super::server::{Order, Server, Shared};
 use crate::CommError;
 use crate::control::hub::EVERY;

@@ -4,7 +4,6 @@
 //! thread is their [`relay`].
 
 use std::sync::Arc;
-use std::time::Duration;
 
 use super::{Control, Launch, local};
 use crate::CommError;
@@ -20,9 +19,6 @@ mod nodes;
 mod relay;
 mod server;
 mod welcome;
-
-/// How long the news of a failure may take to reach the other ranks.
-const FAREWELL: Duration = Duration::from_secs(5);
 
 /// Joins the world that `launch` describes, as its rank: returns when all ranks are there. Rank 0 listens on
 /// the port of `launch`; at the address alone if that is one of this machine only (`localhost`, `127.0.0.1`, `::1`), on all
@@ -50,7 +46,7 @@ pub fn join(launch: &Launch) -> Result<Arc<dyn Control>, CommError> {
 mod tests {
     use std::net::TcpListener;
     use std::thread;
-    use std::time::Instant;
+    use std::time::{Duration, Instant};
 
     use super::*;
 

@@ -5,23 +5,12 @@ use std::net::IpAddr;
 
 use mio::Token;
 
-use super::conn::Peer;
+use super::conn::{Peer, Seat};
 use super::frame::Answer;
 use super::server::Server;
 
-/// Where a rank is.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Seat {
-    /// The address of its machine, as rank 0 sees it.
-    pub(super) machine: IpAddr,
-    /// Its number on the machine.
-    pub(super) local_rank: usize,
-    /// The port that it listens on for others of its machine; 0 if it does not.
-    pub(super) port: u16,
-}
-
 /// The relay of each rank that has one, and its port, by the seats of ranks. A relay is the first rank of its machine; a rank has the last
-/// one up to itself at its own address: also where machines are numbered in turns, or have one address in common.
+/// one up to itself at its own address: also where ranks are dealt to machines one by one, or machines have one address in common.
 fn relays(seats: &[(usize, Seat)]) -> BTreeMap<usize, (usize, u16)> {
     let mut firsts: BTreeMap<IpAddr, (usize, u16)> = BTreeMap::new();
     let mut nodes: BTreeMap<(usize, u16), Vec<usize>> = BTreeMap::new();
@@ -57,10 +46,10 @@ impl Server {
         self.moving = Some(relays.into_keys().collect());
     }
 
-    /// The relay `relay` has the connection of `rank`, which may close its own to rank 0 from now on; whether it was sent there.
-    pub(super) fn relayed(&mut self, token: Token, relay: usize, rank: usize) -> bool {
+    /// The relay `relay` has the connection of `rank`, which may close its own to rank 0 from now on, if it was sent there.
+    pub(super) fn relayed(&mut self, token: Token, relay: usize, rank: usize) {
         if !self.placed(rank) {
-            return false;
+            return;
         }
         let own = self.tokens[rank].replace(token);
         if let Some(own) = own.filter(|own| *own != token) {
@@ -70,7 +59,6 @@ impl Server {
             conn.peer = Peer::Relay(relay);
         }
         self.shared.hub.relayed(rank, relay);
-        true
     }
 
     /// `rank` is where its calls come from; whether it was on its way.
@@ -128,9 +116,9 @@ mod tests {
         assert_eq!(relays_of(&blocks), expected);
         // All of one address, as rank 0 sees them.
         assert_eq!(relays_of(&blocks.map(|(_, local)| (1, local))), expected);
-        // Numbered over the machines.
-        let turns = [(2, 0), (1, 1), (2, 1), (1, 2), (2, 2)];
-        assert_eq!(relays_of(&turns), [(1, 1), (3, 1), (5, 1)]);
+        // Dealt to the machines one by one.
+        let dealt = [(2, 0), (1, 1), (2, 1), (1, 2), (2, 2)];
+        assert_eq!(relays_of(&dealt), [(1, 1), (3, 1), (5, 1)]);
     }
 
     #[test]

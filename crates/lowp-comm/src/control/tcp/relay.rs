@@ -12,9 +12,8 @@ use std::time::{Duration, Instant};
 
 use mio::{Events, Token};
 
-use super::FAREWELL;
 use super::conn::Peer;
-use super::connection::{Connection, GRACE};
+use super::connection::{Connection, FAREWELL, GRACE};
 use super::connections::Connections;
 use super::frame::{Answer, GREETING, Hello, Request, frame, nonsense, open, to_frame};
 use crate::CommError;

@@ -1,6 +1,6 @@
 //! One thread of rank 0: listens, and takes the other ranks' posts to the hub.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 use std::io;
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
@@ -267,21 +267,29 @@ impl Server {
             Ok((Request::Fail(cause), _)) => {
                 hub.fail(cause);
             }
-            Ok((Request::Leave(rank, how), _)) if comes(rank) => {
-                self.tokens[rank] = None;
-                if let Departure::Lost = how {
-                    self.lost(rank);
-                }
-                hub.depart(rank, how);
-                if rank == own && !self.is_relay(token) {
-                    self.net.remove(token);
+            Ok((Request::Leave(rank, how), _)) => {
+                // A rank may have gone another way to a relay than it thinks.
+                if comes(rank) {
+                    self.leave(token, rank, how);
                 }
             }
-            Ok((Request::Serves(rank), _)) => return self.relayed(token, own, rank),
-            Ok((Request::Stays, _)) => return self.placed(own),
-            Ok(_) | Err(_) => return false,
+            Ok((Request::Serves(rank), _)) => self.relayed(token, own, rank),
+            Ok((Request::Stays, _)) => drop(self.placed(own)),
+            Err(_) => return false,
         }
         true
+    }
+
+    /// `rank` is gone, and said so, or its relay says how.
+    fn leave(&mut self, token: Token, rank: usize, how: Departure) {
+        self.tokens[rank] = None;
+        if how == Departure::Lost {
+            self.lost(rank);
+        }
+        self.shared.hub.depart(rank, how);
+        if !self.is_relay(token) {
+            self.net.remove(token);
+        }
     }
 
     fn is_relay(&self, token: Token) -> bool {
@@ -318,17 +326,16 @@ impl Server {
 
     /// Gives `frame` to ranks, by their relays where they have such; it may be the first that they hear of the group `opens`.
     fn tell_ranks(&mut self, ranks: &[usize], opens: Option<usize>, frame: &Bytes) {
-        let mut by_relay: BTreeMap<Token, Vec<usize>> = BTreeMap::new();
-        for &rank in ranks {
-            match self.tokens[rank] {
-                Some(token) if self.is_relay(token) => {
-                    by_relay.entry(token).or_default().push(rank);
-                }
-                Some(token) => self.net.send(token, [Arc::clone(frame)]),
-                None => {}
+        let token = |&rank: &usize| Some((self.tokens[rank]?, rank));
+        let mut told: Vec<(Token, usize)> = ranks.iter().filter_map(token).collect();
+        told.sort_by_key(|&(token, _)| token);
+        for of_one in told.chunk_by(|a, b| a.0 == b.0) {
+            let token = of_one[0].0;
+            if !self.is_relay(token) {
+                self.net.send(token, [Arc::clone(frame)]);
+                continue;
             }
-        }
-        for (token, ranks) in by_relay {
+            let ranks = of_one.iter().map(|&(_, rank)| rank).collect();
             if let Ok(to) = before(&Answer::Pass { ranks, opens }, frame.len()) {
                 self.net.send(token, [to.into(), Arc::clone(frame)]);
             }
@@ -346,7 +353,7 @@ impl Server {
     }
 
     fn tell_round(&mut self, members: &[usize], round: &Round<Bytes>) {
-        let told = answers(members, round, &mut |ranks, opens, frame| {
+        let told = answers(members, round, |ranks, opens, frame| {
             self.tell_ranks(ranks, opens, frame);
         });
         if let Err(error) = told {

@@ -6,9 +6,8 @@
 
 use mio::Token;
 
-use super::conn::{Conn, Peer};
+use super::conn::{Conn, Peer, Seat};
 use super::frame::{Answer, GREETING, Hello};
-use super::nodes::Seat;
 use super::server::Server;
 use crate::CommError;
 use crate::control::Launch;
