@@ -437,4 +437,27 @@ mod tests {
             assert_eq!(group.takers, 0);
         }
     }
+
+    /// Of ranks that are all missing by one relay it may be the only one that is stuck.
+    #[test]
+    fn a_relay_that_brings_nothing_is_named() {
+        for (brought, expected) in [
+            (vec![0, 1], vec!["rank 2 brings the calls of ranks [2, 3]"]),
+            (vec![0, 1, 3], Vec::new()),
+        ] {
+            let hub = Hub::<Arc<[u8]>>::new(4, Duration::from_millis(10), usize::MAX);
+            [2, 3].iter().for_each(|&rank| hub.relayed(rank, 2));
+            let post = |rank| {
+                let (call, payload) = (Call::named("a test"), [].into());
+                (rank, Post { call, payload })
+            };
+            hub.post(WORLD, brought.into_iter().map(post))
+                .expect("no end yet");
+            thread::sleep(Duration::from_millis(20));
+            match hub.look() {
+                Some(CommError::Timeout { elsewhere, .. }) => assert_eq!(elsewhere, expected),
+                other => panic!("{other:?}"),
+            }
+        }
+    }
 }
