@@ -138,8 +138,9 @@ impl Relay {
     }
 
     fn ends_within(&mut self, time: Duration) {
-        let deadline = Instant::now() + time;
-        self.deadline = Some(self.deadline.map_or(deadline, |known| known.min(deadline)));
+        // A time limit may be longer than clocks go.
+        let deadline = Instant::now().checked_add(time);
+        self.deadline = self.deadline.into_iter().chain(deadline).min();
     }
 
     /// Does what a connection has to say.
