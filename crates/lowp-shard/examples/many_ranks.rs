@@ -1,8 +1,9 @@
 //! What a world costs on the host, by its number of ranks: start, the calls of a step, and the news of a failure. No data
-//! moves. Every rank is a thread here, and speaks TCP as a process would; eight make a node.
+//! moves. Every rank is a thread here, and speaks TCP as a process would; eight make a node, or with `flat` all are on one.
 //!
 //! ```text
 //! cargo run --release -p lowp-shard --example many_ranks -- 16 64 256 1024
+//! cargo run --release -p lowp-shard --example many_ranks -- flat 16 64 256 1024
 //! ```
 //!
 //! Each figure is the time of the slowest rank, and in brackets the processor time of all ranks together: on two cores that are free
@@ -47,8 +48,9 @@ const AGREEMENT: usize = 3;
 struct Cost {
     wall: f64,
     processors: f64,
-    /// Of the thread of rank 0 that serves all.
+    /// Of the thread of rank 0 that serves the others, and of all relays.
     server: f64,
+    relays: f64,
 }
 
 /// Has the ranks begin and end each part together.
@@ -60,21 +62,25 @@ struct Parts {
 impl Parts {
     /// Measures `part` of a rank, of which `rounds` make a figure.
     fn run<T>(&self, part: usize, rank: usize, rounds: usize, work: impl FnOnce() -> T) -> T {
-        let own = |seconds: fn() -> f64| if rank == 0 { seconds() } else { 0.0 };
+        let used = || {
+            let threads = ["lowp-control", "lowp-relay"].map(thread_seconds);
+            [processor_seconds(), threads[0], threads[1]]
+        };
+        let own = || if rank == 0 { used() } else { [0.0; 3] };
         self.together.wait();
-        let before = [own(processor_seconds), own(server_seconds)];
+        let before = own();
         self.together.wait();
         let begun = Instant::now();
         let done = work();
         let wall = begun.elapsed().as_secs_f64() / rounds as f64;
         self.together.wait();
-        let after = [own(processor_seconds), own(server_seconds)];
+        let after = own();
         let mut costs = self.costs.lock().unwrap_or_else(PoisonError::into_inner);
         let cost = &mut costs[part];
         cost.wall = cost.wall.max(wall);
         if rank == 0 {
             let of = |at: usize| (after[at] - before[at]) / rounds as f64;
-            [cost.processors, cost.server] = [of(0), of(1)];
+            [cost.processors, cost.server, cost.relays] = [of(0), of(1), of(2)];
         }
         done
     }
@@ -146,8 +152,8 @@ fn processor_seconds() -> f64 {
         / TICKS
 }
 
-/// Seconds that the thread of rank 0 used which serves all.
-fn server_seconds() -> f64 {
+/// Seconds that the threads of this name used.
+fn thread_seconds(called: &str) -> f64 {
     let tasks = std::fs::read_dir("/proc/self/task")
         .into_iter()
         .flatten()
@@ -156,7 +162,7 @@ fn server_seconds() -> f64 {
         let name = std::fs::read_to_string(task.path().join("comm")).ok()?;
         let used = std::fs::read_to_string(task.path().join("schedstat")).ok()?;
         let used = used.split(' ').next()?.parse::<f64>().ok()?;
-        (name.trim() == "lowp-control").then_some(used / 1e9)
+        (name.trim() == called).then_some(used / 1e9)
     });
     used.sum()
 }
@@ -168,13 +174,13 @@ fn resident() -> Option<usize> {
     Some(4096 * pages)
 }
 
-fn world(ranks: usize) -> Result<(), Box<dyn Error>> {
+fn world(ranks: usize, node: usize) -> Result<(), Box<dyn Error>> {
     let port = TcpListener::bind(("127.0.0.1", 0))?.local_addr()?.port();
     let launch = |rank| Launch {
         rank,
         world: ranks,
-        local_rank: rank % NODE,
-        local_world: NODE.min(ranks),
+        local_rank: rank % node,
+        local_world: node.min(ranks),
         host: "127.0.0.1".to_owned(),
         port,
         limit: LIMIT,
@@ -213,24 +219,27 @@ fn world(ranks: usize) -> Result<(), Box<dyn Error>> {
         let unit = if part.ends_with("ms") { 1e3 } else { 1.0 };
         print!("| {:.2} ({:.2}) ", unit * cost.wall, unit * cost.processors);
     }
-    println!("| {:.2} | {memory} |", 1e3 * costs[AGREEMENT].server);
+    let Cost { server, relays, .. } = costs[AGREEMENT];
+    let nodes = ranks.div_ceil(node).saturating_sub(1).max(1);
+    let relay = 1e3 * relays / nodes as f64;
+    println!("| {:.2} | {relay:.2} | {memory} |", 1e3 * server);
     Ok(())
 }
 
 fn main() -> Result<(), Box<dyn Error>> {
-    let sizes: Vec<usize> = std::env::args()
-        .skip(1)
-        .map(|n| n.parse())
-        .collect::<Result<_, _>>()?;
+    let (flat, sizes): (Vec<String>, Vec<String>) =
+        std::env::args().skip(1).partition(|arg| arg == "flat");
+    let node = if flat.is_empty() { NODE } else { usize::MAX };
+    let sizes: Vec<usize> = sizes.iter().map(|n| n.parse()).collect::<Result<_, _>>()?;
     let sizes = if sizes.is_empty() {
         vec![16, 64, 256]
     } else {
         sizes
     };
     println!(
-        "| ranks | start s | {} | rank 0's thread in an agreement ms | KiB per rank |\n|{}",
+        "| ranks | start s | {} | rank 0's thread in an agreement ms | a relay's ms | KiB per rank |\n|{}",
         PARTS.join(" | "),
-        "---|".repeat(PARTS.len() + 4)
+        "---|".repeat(PARTS.len() + 5)
     );
-    sizes.into_iter().try_for_each(world)
+    sizes.into_iter().try_for_each(|ranks| world(ranks, node))
 }

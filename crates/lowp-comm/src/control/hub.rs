@@ -20,7 +20,7 @@ use crate::error::Departure;
 mod waits;
 
 /// The group that all ranks are in. It stays.
-const WORLD: usize = 0;
+pub(crate) const WORLD: usize = 0;
 
 /// Time between two looks at ranks that wait.
 pub(crate) const EVERY: Duration = Duration::from_millis(50);
@@ -140,6 +140,8 @@ struct HubState<P> {
     /// Per world rank: how it went, if it is gone; and how many are.
     departed: Vec<Option<Departure>>,
     gone: usize,
+    /// The ranks whose posts a relay brings, by its rank.
+    relays: BTreeMap<usize, Vec<usize>>,
     /// Per world rank: the group whose round it waits for.
     waits: Vec<Option<usize>>,
     /// Those that some rank holds, and the world. No number comes twice.
@@ -166,6 +168,7 @@ impl<P: Payload> Hub<P> {
             failure: None,
             departed: vec![None; world],
             gone: 0,
+            relays: BTreeMap::new(),
             waits: vec![None; world],
             groups: BTreeMap::from([(WORLD, Group::new((0..world).collect()))]),
             made: 1,
@@ -254,18 +257,27 @@ impl<P: Payload> Hub<P> {
         self.wake.notify_all();
     }
 
-    /// Posts without waiting: the listener hears of the round.
-    pub(crate) fn post(&self, group: usize, rank: usize, post: Post<P>) -> Result<(), CommError> {
-        self.post_for(group, rank, post, false).map(drop)
+    /// The relay `relay` brings the posts of `rank` from now on.
+    pub(crate) fn relayed(&self, rank: usize, relay: usize) {
+        let mut state = self.lock();
+        state.relays.entry(relay).or_default().push(rank);
     }
 
-    /// Posts. The round, if this post was the last one; else the number of rounds so far, and the caller takes the round if
+    /// Posts for ranks of a group, without waiting: the listener hears of the round.
+    pub(crate) fn post(
+        &self,
+        group: usize,
+        posts: impl IntoIterator<Item = (usize, Post<P>)>,
+    ) -> Result<(), CommError> {
+        self.post_for(group, posts, false).map(drop)
+    }
+
+    /// Posts. The round, if these posts were the last ones; else the number of rounds so far, and the caller takes the round if
     /// it `waits`.
     fn post_for(
         &self,
         group: usize,
-        rank: usize,
-        post: Post<P>,
+        posts: impl IntoIterator<Item = (usize, Post<P>)>,
         waits: bool,
     ) -> Result<Result<Round<P>, u64>, CommError> {
         let mut guard = self.lock();
@@ -274,16 +286,21 @@ impl<P: Payload> Hub<P> {
             return Err(cause.clone());
         }
         let g = state.groups.get_mut(&group);
-        let g = g.ok_or_else(|| left(group, rank))?;
-        g.post(rank, post);
-        if g.bytes > self.most {
-            let (rank, bytes) = (g.members[rank], g.bytes);
-            return Err(self.fail_locked(state, too_much(rank, bytes, self.most)));
+        let mut posts = posts.into_iter().peekable();
+        let first = posts.peek().map_or(0, |&(rank, _)| rank);
+        let g = g.ok_or_else(|| left(group, first))?;
+        for (rank, post) in posts {
+            g.post(rank, post);
+            let world_rank = g.members[rank];
+            state.waits[world_rank] = Some(group);
+            if g.bytes > self.most {
+                let cause = too_much(world_rank, g.bytes, self.most);
+                return Err(self.fail_locked(state, cause));
+            }
         }
         if g.posted < g.members.len() {
-            let (rounds, world_rank) = (g.rounds, g.members[rank]);
+            let rounds = g.rounds;
             g.takers += usize::from(waits);
-            state.waits[world_rank] = Some(group);
             return match state.trouble(group, self.limit) {
                 Some(error) => Err(self.fail_locked(state, error)),
                 None => Ok(Err(rounds)),
@@ -308,7 +325,7 @@ impl<P: Payload> Hub<P> {
         rank: usize,
         post: Post<P>,
     ) -> Result<Round<P>, CommError> {
-        let before = match self.post_for(group, rank, post, true)? {
+        let before = match self.post_for(group, [(rank, post)], true)? {
             Ok(round) => return Ok(round),
             Err(before) => before,
         };
@@ -418,6 +435,29 @@ mod tests {
             let group = &state.groups[&WORLD];
             assert!(group.latest.is_none() && group.posts.iter().all(Option::is_none));
             assert_eq!(group.takers, 0);
+        }
+    }
+
+    /// Of ranks that are all missing by one relay it may be the only one that is stuck.
+    #[test]
+    fn a_relay_that_brings_nothing_is_named() {
+        for (brought, expected) in [
+            (vec![0, 1], vec!["rank 2 brings the calls of ranks [2, 3]"]),
+            (vec![0, 1, 3], Vec::new()),
+        ] {
+            let hub = Hub::<Arc<[u8]>>::new(4, Duration::from_millis(10), usize::MAX);
+            [2, 3].iter().for_each(|&rank| hub.relayed(rank, 2));
+            let post = |rank| {
+                let (call, payload) = (Call::named("a test"), [].into());
+                (rank, Post { call, payload })
+            };
+            hub.post(WORLD, brought.into_iter().map(post))
+                .expect("no end yet");
+            thread::sleep(Duration::from_millis(20));
+            match hub.look() {
+                Some(CommError::Timeout { elsewhere, .. }) => assert_eq!(elsewhere, expected),
+                other => panic!("{other:?}"),
+            }
         }
     }
 }

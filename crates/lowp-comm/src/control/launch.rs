@@ -61,7 +61,7 @@ pub struct Launch {
     pub rank: usize,
     /// Number of ranks.
     pub world: usize,
-    /// This rank among those of its machine: the number of its GPU.
+    /// This rank among those of its machine: the number of its GPU. The first may bring the calls of the others to rank 0 ([`join`](crate::join)).
     pub local_rank: usize,
     /// Number of ranks of its machine; that of all ranks where the launcher does not say it.
     pub local_world: usize,

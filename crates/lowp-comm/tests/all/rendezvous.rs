@@ -236,7 +236,7 @@ fn another_protocol_is_named_on_all() {
     assert!(
         error
             .to_string()
-            .contains("speaks protocol 99 and rank 0 3"),
+            .contains("speaks protocol 99 and rank 0 4"),
         "{error}"
     );
 }
@@ -257,10 +257,11 @@ fn with_a_bare_rank(end: impl FnOnce(TcpStream)) -> Vec<String> {
         }
     };
     stream.set_nodelay(true).expect("a socket");
-    let body = postcard::to_stdvec(&(2usize, 3usize, "tests", "", 0u64)).expect("a hello");
+    let body =
+        postcard::to_stdvec(&(2usize, 3usize, "tests", "", 0u64, 2usize, 0u16)).expect("a hello");
     let len = (body.len() as u32).to_le_bytes();
     // In as many parts as there can be.
-    for byte in [b"lowp\0\x03\0\0".as_slice(), &len, &body].concat() {
+    for byte in [b"lowp\0\x04\0\0".as_slice(), &len, &body].concat() {
         stream.write_all(&[byte]).expect("a byte");
         thread::sleep(Duration::from_millis(1));
     }
@@ -289,7 +290,7 @@ fn what_is_no_message_is_named() {
         &[255; 64],
         &[2, 0, 0, 0, 99, 99],
         // It closes a group that nobody made.
-        &[2, 0, 0, 0, 1, 77],
+        &[3, 0, 0, 0, 1, 77, 0],
     ];
     for frame in frames {
         let texts = with_a_bare_rank(|mut stream| {

@@ -1,8 +1,8 @@
-//! What ranks tell each other on the host, against its definition: on every engine, and where a control has `all_gather` alone.
+//! What ranks tell each other on the host, against its definition: on every engine and any nodes, and where a control has `all_gather` alone.
 
 use std::sync::Arc;
 
-use crate::common::{Comm, bytes, ranks_everywhere};
+use crate::common::{Comm, Engine, bytes, on_engine, ranks_everywhere};
 use lowp_comm::{CommError, Control};
 use proptest::prelude::*;
 
@@ -51,6 +51,7 @@ proptest! {
         lens in prop::collection::vec(0usize..4, 9),
         same in any::<bool>(),
         ranks in 1usize..5,
+        sizes in prop::array::uniform3(1usize..5),
     ) {
         let own = |rank: usize| bytes(if same { 1 } else { rank as u64 }, if same { 3 } else { lens[rank] });
         let digest = |rank: usize| lens[rank] as u64 / 2;
@@ -62,7 +63,7 @@ proptest! {
         for rank in 1..world {
             sum.iter_mut().zip(terms(rank)).for_each(|(sum, x)| *sum += x);
         }
-        ranks_everywhere(world, |rank, comm| {
+        let calls = |rank: usize, comm: Comm| {
             for plain in [false, true] {
                 let of_all = Plain(comm.clone());
                 let control = if plain { &of_all } else { comm.control() };
@@ -76,15 +77,18 @@ proptest! {
                 assert_eq!(values.map(f64::to_bits), sum.map(f64::to_bits));
             }
             Ok(())
-        });
+        };
+        ranks_everywhere(world, calls);
+        on_engine(Engine::Nodes(sizes), world, calls);
     }
 
     /// Ranks of a color, in the order of their keys, those of one key in their order.
     #[test]
     fn a_split_orders_the_ranks_of_a_color(
         asked in prop::collection::vec((0usize..3, 0usize..3), 1..9),
+        sizes in prop::array::uniform3(1usize..5),
     ) {
-        let groups = ranks_everywhere(asked.len(), |rank, comm| {
+        let split = |rank: usize, comm: Comm| {
             let (color, key) = asked[rank];
             let group = comm.control().split(color, key)?;
             let again = group.split(0, group.rank())?;
@@ -93,7 +97,9 @@ proptest! {
             let told = again.all_gather("who", vec![rank as u8])?.concat();
             assert!(told.iter().zip(again.members()).all(|(a, b)| usize::from(*a) == *b));
             Ok((group.rank(), group.members().to_vec()))
-        });
+        };
+        let groups = ranks_everywhere(asked.len(), split);
+        assert_eq!(on_engine(Engine::Nodes(sizes), asked.len(), split), groups);
         for (rank, (at, members)) in groups.into_iter().enumerate() {
             let mut expected: Vec<usize> = (0..asked.len()).collect();
             expected.retain(|&other| asked[other].0 == asked[rank].0);

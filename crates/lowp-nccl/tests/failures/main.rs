@@ -31,22 +31,31 @@ fn world(place: &Place, all: &[&str], last: &[&str]) -> World {
     World::start(place, 0..place.ranks, free_port(), change)
 }
 
-/// The longest of what `case` takes for rank 0, which all others are connected to, and for the last rank: at once, as they wait most
-/// of the time, but where both would need the same devices.
-fn first_and_last(place: &Place, case: impl Fn(usize) -> Duration + Sync) -> Duration {
-    if place.device != "cpu" {
-        return case(0).max(case(place.last()));
-    }
-    std::thread::scope(|scope| {
-        let first = scope.spawn(|| case(0));
-        let last = case(place.last());
-        first.join().expect("a case that holds").max(last)
-    })
+/// The longest of what `case` takes for rank 0 and other first ranks of machines, which others are connected to, and for the last rank: at once, as
+/// they wait most of the time, but where they would need the same devices.
+fn each_victim(place: &Place, case: impl Fn(usize) -> Duration + Sync) -> Duration {
+    let victims = place.victims();
+    let times: Vec<Duration> = if place.device == "cpu" {
+        std::thread::scope(|scope| {
+            let start = |&victim| {
+                let case = &case;
+                scope.spawn(move || case(victim))
+            };
+            let cases: Vec<_> = victims.iter().map(start).collect();
+            let cases = cases.into_iter();
+            cases
+                .map(|case| case.join().expect("a case that holds"))
+                .collect()
+        })
+    } else {
+        victims.into_iter().map(case).collect()
+    };
+    times.into_iter().max().unwrap_or_default()
 }
 
 /// A rank is killed in the middle of `work`, in its first round or later.
 fn killed_in(place: &Place, work: &str, round: u32) -> Duration {
-    first_and_last(place, |victim| {
+    each_victim(place, |victim| {
         let mut world = world(place, &[&ENDLESS[..], &["--work", work]].concat(), &[]);
         let first = work.split(',').next().unwrap_or_default();
         world.say(0..place.ranks, &format!("{first} {round}\n"));
@@ -58,6 +67,23 @@ fn killed_in(place: &Place, work: &str, round: u32) -> Duration {
 fn lost(world: World, victim: usize) -> Duration {
     let mut left = world.kill(victim);
     left.fail(None, |_| format!("rank {victim} lost its connection"))
+}
+
+/// Two ranks are killed, one right after the other: the others name one of them.
+fn two_killed_at_once(place: &Place) -> Duration {
+    let (first, last) = (place.victims(), place.last());
+    let pairs = first.into_iter().filter(|&first| first != last);
+    let times = pairs.map(|first| {
+        let mut world = world(place, &[&ENDLESS[..], &["--work", "gather"]].concat(), &[]);
+        world.say(0..place.ranks, "gather 10\n");
+        let mut left = world.kill(last).kill(first);
+        left.end(None, 1, |rank| {
+            let said = rank.err();
+            let named = [first, last].map(|rank| format!("rank {rank} lost its connection"));
+            assert!(named.iter().any(|text| said.contains(text)), "{said}");
+        })
+    });
+    times.max().unwrap_or_default()
 }
 
 fn killed_in_the_first_gather(place: &Place) -> Duration {
@@ -82,7 +108,7 @@ fn killed_in_training(place: &Place) -> Duration {
 
 /// All have met, and the others are on their way into NCCL's group, or into the first exchange.
 fn killed_at_the_start(place: &Place) -> Duration {
-    first_and_last(place, |victim| {
+    each_victim(place, |victim| {
         let change = |rank, command: &mut Command| {
             if rank == victim {
                 command.args(["--hold", "met"]);
@@ -96,7 +122,7 @@ fn killed_at_the_start(place: &Place) -> Duration {
 }
 
 fn never_started(place: &Place) -> Duration {
-    first_and_last(place, |missing| {
+    each_victim(place, |missing| {
         let ranks = (0..place.ranks).filter(|&rank| rank != missing);
         let limit = |_, command: &mut Command| {
             command.args(["--limit", "2"]);
@@ -111,13 +137,15 @@ fn never_started(place: &Place) -> Duration {
 
 /// A process that stands still is found by the time limit; when it goes on it ends, too.
 fn stopped(place: &Place) -> Duration {
-    first_and_last(place, |victim| {
+    each_victim(place, |victim| {
         let limit = place.limit.to_string();
         let options = ["--work", "gather", "--limit", &limit];
         let mut world = world(place, &[&ENDLESS[..], &options].concat(), &[]);
         world.say(0..place.ranks, "gather 10\n");
         world.signal(victim, "STOP");
         let time = world.fail(Some(victim), |_| match place.device {
+            // What comes by it does not come either.
+            "cpu" if place.nodes.len() > 1 => format!("for ranks [{victim}"),
             "cpu" => format!("for ranks [{victim}], which did not join"),
             // A device cannot tell whom it waits for.
             _ => "is not done after ".to_owned(),
@@ -243,9 +271,18 @@ fn fewer_devices_than_ranks(place: &Place) -> Duration {
 }
 
 fn row(place: &Place, case: &str, time: Duration) {
-    let Place { ranks, device, .. } = place;
+    let Place {
+        ranks,
+        device,
+        nodes,
+        ..
+    } = place;
     let (case, seconds) = (case.replace('_', " "), time.as_secs_f64());
-    eprintln!("| {ranks} x {device} | {case} | {seconds:.2} |");
+    let on = match nodes.len() {
+        0 | 1 => String::new(),
+        machines => format!(" on {machines} machines"),
+    };
+    eprintln!("| {ranks} x {device}{on} | {case} | {seconds:.2} |");
 }
 
 /// A test of each case.
@@ -270,6 +307,7 @@ macro_rules! cases_everywhere {
             killed_in_optimizer_steps
             killed_in_training
             killed_at_the_start
+            two_killed_at_once
             never_started
             stopped
             another_recipe
@@ -292,7 +330,38 @@ mod cpu {
     const PLACE: Place = Place {
         device: "cpu",
         ranks: 3,
+        nodes: &[3],
         width: 192,
+        limit: 3,
+    };
+
+    fn run(name: &str, case: fn(&Place) -> Duration) {
+        row(&PLACE, name, case(&PLACE));
+    }
+}
+
+/// Ranks of two machines, as far as they know: rank 2 brings the calls of ranks 3 and 4.
+mod nodes {
+    use super::{Duration, Place, row};
+
+    cases! {
+        killed_in_the_first_gather
+        killed_in_training
+        killed_at_the_start
+        two_killed_at_once
+        never_started
+        stopped
+        another_recipe
+        another_build
+        a_nan_on_one_rank_skips_the_step_on_all
+        gathers_in_another_order
+    }
+
+    const PLACE: Place = Place {
+        device: "cpu",
+        ranks: 5,
+        nodes: &[2, 3],
+        width: 320,
         limit: 3,
     };
 
@@ -336,6 +405,7 @@ mod cuda {
         let place = Place {
             device: "cuda",
             ranks: devices.len(),
+            nodes: &[],
             width: 4096,
             limit: 10,
         };

@@ -23,6 +23,8 @@ pub(crate) struct Place {
     /// `--device`.
     pub(crate) device: &'static str,
     pub(crate) ranks: usize,
+    /// How many of them each machine has, as their launcher says.
+    pub(crate) nodes: &'static [usize],
     /// `--width`.
     pub(crate) width: usize,
     /// `--limit` where a case waits for it to be over: all ranks start, and do what they do between two waits, in that time.
@@ -32,6 +34,17 @@ pub(crate) struct Place {
 impl Place {
     pub(crate) fn last(&self) -> usize {
         self.ranks - 1
+    }
+
+    /// The first rank of each machine, and the last of all.
+    pub(crate) fn victims(&self) -> Vec<usize> {
+        let firsts = (0..self.ranks).filter(|&rank| self.local_rank(rank) == 0);
+        firsts.chain([self.last()]).collect()
+    }
+
+    fn local_rank(&self, rank: usize) -> usize {
+        let seats = self.nodes.iter().flat_map(|&size| 0..size);
+        { seats }.nth(rank).unwrap_or(rank)
     }
 }
 
@@ -186,7 +199,7 @@ impl World {
                 .args(["--device", place.device])
                 .args(["--width", &place.width.to_string()])
                 .env("RANK", rank.to_string())
-                .env("LOCAL_RANK", rank.to_string())
+                .env("LOCAL_RANK", place.local_rank(rank).to_string())
                 .env("WORLD_SIZE", place.ranks.to_string())
                 .env("LOCAL_WORLD_SIZE", place.ranks.to_string())
                 .env("MASTER_ADDR", "127.0.0.1")

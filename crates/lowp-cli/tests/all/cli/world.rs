@@ -30,7 +30,7 @@ pub(super) fn free_port() -> u16 {
     free.next().expect("a free port")
 }
 
-/// Makes `command` rank `rank` of `world` of `lowp train ARGS`.
+/// Makes `command` rank `rank` of `world` of `lowp train ARGS`; where four are or more, two are on each machine, as far as they know.
 pub(super) fn as_rank(
     mut command: Command,
     launcher: Launcher,
@@ -39,25 +39,25 @@ pub(super) fn as_rank(
     args: &[String],
 ) -> Command {
     let names = match launcher {
-        Launcher::Torchrun => ["RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE"],
+        Launcher::Torchrun => ["RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"],
         Launcher::Mpirun => [
             "OMPI_COMM_WORLD_RANK",
             "OMPI_COMM_WORLD_SIZE",
+            "OMPI_COMM_WORLD_LOCAL_RANK",
             "OMPI_COMM_WORLD_LOCAL_SIZE",
         ],
         Launcher::Srun => [
             "SLURM_PROCID",
             "SLURM_STEP_NUM_TASKS",
+            "SLURM_LOCALID",
             "SLURM_NTASKS_PER_NODE",
         ],
     };
+    let node = if world < 4 { world } else { 2 };
+    let numbers = [rank, world, rank % node, node];
     command
         .args(args)
-        .envs(
-            names
-                .into_iter()
-                .zip([rank, world, world].map(|n| n.to_string())),
-        )
+        .envs(names.into_iter().zip(numbers.map(|n| n.to_string())))
         .env("MASTER_ADDR", "127.0.0.1")
         .env("MASTER_PORT", port.to_string())
         // As clusters set it; messages are one line all the same.

@@ -103,13 +103,26 @@ impl<P: Payload> HubState<P> {
         let waited = group.since.elapsed();
         (waited >= limit).then(|| {
             let missing: Vec<usize> = group.missing().collect();
+            let mut elsewhere = self.places(missing.iter().copied());
+            elsewhere.extend(self.silent_relays(&missing));
             CommError::Timeout {
                 op: op(),
                 waited_s: waited.as_secs_f64(),
-                elsewhere: self.places(missing.iter().copied()),
+                elsewhere,
                 missing,
             }
         })
+    }
+
+    /// Relays that bring nothing, in words: of all that are missing by one of them, it may be the only one that is stuck.
+    fn silent_relays(&self, missing: &[usize]) -> Vec<String> {
+        let missing: BTreeSet<&usize> = missing.iter().collect();
+        let relays = self.relays.iter();
+        let silent = relays.filter(|(_, ranks)| ranks.iter().all(|rank| missing.contains(rank)));
+        some_lines(silent.map(|(relay, ranks)| {
+            let ranks = list_of_ranks(ranks);
+            format!("rank {relay} brings the calls of ranks {ranks}")
+        }))
     }
 
     /// The same of any group, and circles among those that have waited for a while.

@@ -10,12 +10,13 @@ use crate::control::outcome::Outcome;
 /// What travels in rounds.
 pub(super) type Bytes = Arc<[u8]>;
 
-/// Gives the answers of a `round` of `members` to `tell`, with the ranks of the world that get each.
+/// Gives the answers of a `round` of `members` to `tell`, with the ranks of the world that get each, and the group that they hear of by it.
 pub(super) fn answers(
     members: &[usize],
     round: &Round<Bytes>,
-    tell: &mut dyn FnMut(&[usize], &Bytes),
+    mut tell_of: impl FnMut(&[usize], Option<usize>, &Bytes),
 ) -> io::Result<()> {
+    let mut tell = |ranks: &[usize], frame: &Bytes| tell_of(ranks, None, frame);
     let posts = &round.posts;
     let all = || {
         let lens = posts.iter().map(|post| post.payload.len()).collect();
@@ -56,7 +57,11 @@ pub(super) fn answers(
                     group: place.group,
                     members: (!same).then(|| place.members.to_vec()),
                 };
-                tell(&place.members, &to_frame(&answer)?.into());
+                tell_of(
+                    &place.members,
+                    Some(place.group),
+                    &to_frame(&answer)?.into(),
+                );
             }
         }
     }

@@ -1,9 +1,9 @@
-//! Every rank but 0: a connection to rank 0, whose hub the calls meet in.
+//! Every rank but 0: a connection to rank 0, whose hub the calls meet in, or to the relay that brings them there.
 
 use std::io::{self, Read, Write};
-use std::net::{TcpStream, ToSocketAddrs};
+use std::net::{Ipv4Addr, TcpListener, TcpStream, ToSocketAddrs};
 use std::sync::{Arc, PoisonError};
-use std::thread;
+use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 use super::connection::{Answered, Connection, GRACE};
@@ -21,9 +21,15 @@ const NAP: Duration = Duration::from_millis(20);
 pub(super) fn connect(launch: &Launch) -> Result<Arc<dyn Control>, CommError> {
     let begun = Instant::now();
     let op = format!("rendezvous at {}", launch.address());
+    // The first rank of a machine may become the relay of the others.
+    let listener = (launch.local_rank == 0)
+        .then(|| TcpListener::bind((Ipv4Addr::LOCALHOST, 0)))
+        .and_then(Result::ok);
+    let own = listener.as_ref().and_then(|of| of.local_addr().ok());
+    let port = own.map_or(0, |own| own.port());
     loop {
         let stream = reach(launch, begun)?;
-        let Some(connection) = greet(launch, stream)? else {
+        let Some(connection) = greet(launch, 0, port, stream)? else {
             if begun.elapsed() >= launch.limit {
                 return Err(launch.error(format!(
                     "what listens there did not greet for {:.1} s; if another program has the port, choose another one with MASTER_PORT, or LOWP_MASTER_PORT, on every rank; if it is rank 0, see its own error, and whether it can hold a connection to each rank (ulimit -n)",
@@ -34,12 +40,13 @@ pub(super) fn connect(launch: &Launch) -> Result<Arc<dyn Control>, CommError> {
             continue;
         };
         return match connection.answer(&op)? {
-            (Answer::Ready, _) => Ok(Arc::new(Member {
-                link: Arc::new(Link(Arc::new(connection))),
-                group: 0,
-                rank: launch.rank,
-                members: (0..launch.world).collect(),
+            (Answer::Ready, _) => Ok(member(Link {
+                connection,
+                relay: None,
             })),
+            (Answer::Relay(relay, port), _) => {
+                by_relay(launch, connection, listener, (relay, port), &op)
+            }
             // The rank 0 of an earlier start ends.
             (Answer::Later, _) if begun.elapsed() < launch.limit => {
                 thread::sleep(10 * NAP);
@@ -47,16 +54,76 @@ pub(super) fn connect(launch: &Launch) -> Result<Arc<dyn Control>, CommError> {
             }
             (Answer::Later, _) => Err(launch
                 .error("rank 0 there is of an earlier start and did not end; end its process")),
-            _ => {
-                Err(launch.error("rank 0 answers what was not asked; install one build everywhere"))
-            }
+            _ => Err(unasked(launch)),
         };
     }
 }
 
-/// Exchanges greetings, and says who connects. `None` where the other side said nothing: it may be a rank 0 that ends, or one that is busy.
-fn greet(launch: &Launch, mut stream: TcpStream) -> Result<Option<Connection>, CommError> {
-    let fail = |e: io::Error| launch.error(format!("the connection to rank 0 failed: {e}"));
+/// The rank in the world, once rank 0 says that all are where they belong.
+fn ready(
+    connection: Connection,
+    relay: Option<JoinHandle<()>>,
+    op: &str,
+) -> Result<Arc<dyn Control>, CommError> {
+    let link = Link { connection, relay };
+    match link.connection.answer(op)? {
+        (Answer::Ready, _) => Ok(member(link)),
+        _ => Err(unasked(&link.connection.launch)),
+    }
+}
+
+fn member(link: Link) -> Arc<dyn Control> {
+    let Launch { rank, world, .. } = link.connection.launch;
+    Arc::new(Member {
+        link: Arc::new(link),
+        group: 0,
+        rank,
+        members: (0..world).collect(),
+    })
+}
+
+fn unasked(launch: &Launch) -> CommError {
+    launch.error("rank 0 answers what was not asked; install one build everywhere")
+}
+
+/// Connects to the relay `to`, a rank and its port on this machine, which may be this rank itself, and waits until all ranks are where they belong.
+fn by_relay(
+    launch: &Launch,
+    to_first: Connection,
+    listener: Option<TcpListener>,
+    (to, port): (usize, u16),
+    op: &str,
+) -> Result<Arc<dyn Control>, CommError> {
+    let near = Launch {
+        host: Ipv4Addr::LOCALHOST.to_string(),
+        port,
+        ..launch.clone()
+    };
+    let stream = TcpStream::connect((Ipv4Addr::LOCALHOST, port));
+    if let Some(listener) = listener.filter(|_| to == launch.rank) {
+        let relay = super::relay::start(launch, listener, to_first)?;
+        let stream = stream.map_err(|e| near.error(format!("it does not reach itself: {e}")))?;
+        let connection = greet(&near, to, 0, stream)?.ok_or_else(|| unasked(&near))?;
+        return ready(connection, Some(relay), op);
+    }
+    // A machine of the same address may be another one.
+    let connection = stream.ok().map(|stream| greet(&near, to, 0, stream));
+    if let Some(Ok(Some(connection))) = connection {
+        return ready(connection, None, op);
+    }
+    to_first.send(&Request::Stays, &[])?;
+    ready(to_first, None, op)
+}
+
+/// Exchanges greetings with the rank `to`, and says who connects and where others of the machine reach it. `None` where the other side said nothing:
+/// it may be a rank 0 that ends, or one that is busy.
+fn greet(
+    launch: &Launch,
+    to: usize,
+    port: u16,
+    mut stream: TcpStream,
+) -> Result<Option<Connection>, CommError> {
+    let fail = |e: io::Error| launch.error(format!("the connection to rank {to} failed: {e}"));
     let mut greeting = [0; GREETING.len()];
     stream.set_nodelay(true).map_err(fail)?;
     let patience = launch.limit.max(Duration::from_millis(1));
@@ -71,13 +138,13 @@ fn greet(launch: &Launch, mut stream: TcpStream) -> Result<Option<Connection>, C
         return Ok(None);
     }
     if spoken.is_err() || greeting[..4] != GREETING[..4] {
-        return Err(launch.error(
-            "what listens there is not rank 0 of lowp; if another program has the port, choose another one with MASTER_PORT, or LOWP_MASTER_PORT, on every rank",
-        ));
+        return Err(launch.error(format!(
+            "what listens there is not rank {to} of lowp; if another program has the port, choose another one with MASTER_PORT, or LOWP_MASTER_PORT, on every rank",
+        )));
     }
     if greeting != GREETING {
         return Err(launch.error(format!(
-            "rank 0 speaks protocol {} and this rank {}; install one build everywhere",
+            "rank {to} speaks protocol {} and this rank {}; install one build everywhere",
             greeting[5], GREETING[5]
         )));
     }
@@ -87,10 +154,12 @@ fn greet(launch: &Launch, mut stream: TcpStream) -> Result<Option<Connection>, C
         build: launch.build.clone(),
         run: launch.run.clone(),
         restart: launch.restart,
+        local_rank: launch.local_rank,
+        port,
     };
     let hello = to_frame(&hello).and_then(|frame| stream.write_all(&frame));
     hello.map_err(fail)?;
-    Connection::new(launch, stream).map(Some).map_err(fail)
+    Connection::new(launch, to, stream).map(Some).map_err(fail)
 }
 
 /// Connects, as often as it takes until rank 0 listens.
@@ -127,9 +196,12 @@ fn to_itself(stream: &TcpStream) -> bool {
     matches!((stream.local_addr(), stream.peer_addr()), (Ok(own), Ok(peer)) if own == peer)
 }
 
-/// Says goodbye when the last handle of the rank is dropped.
+/// Says goodbye when the last handle of the rank is dropped. A relay waits for those that it serves.
 #[derive(Debug)]
-struct Link(Arc<Connection>);
+struct Link {
+    connection: Connection,
+    relay: Option<JoinHandle<()>>,
+}
 
 impl Drop for Link {
     fn drop(&mut self) {
@@ -138,7 +210,10 @@ impl Drop for Link {
         } else {
             Departure::Dropped
         };
-        self.0.leave(how);
+        self.connection.leave(how);
+        if let Some(relay) = self.relay.take() {
+            drop(relay.join());
+        }
     }
 }
 
@@ -154,14 +229,15 @@ struct Member {
 impl Member {
     /// One call: what rank 0 answers.
     fn call(&self, kind: Kind, tag: &str, bytes: &[u8]) -> Result<Answered, CommError> {
-        let turn = self.link.0.turn.lock();
+        let turn = self.link.connection.turn.lock();
         let _turn = turn.unwrap_or_else(PoisonError::into_inner);
         let request = Request::Post {
             group: self.group,
-            rank: self.rank,
+            ranks: vec![self.rank],
             call: Call::of_kind(kind, tag),
+            lens: vec![bytes.len()],
         };
-        self.link.0.ask(tag, &request, bytes)
+        self.link.connection.ask(tag, &request, bytes)
     }
 
     /// What all ranks brought, of an answer that says the lengths.
@@ -187,9 +263,10 @@ impl Member {
 impl Drop for Member {
     /// Rank 0 forgets a group with its last member; the world goes with the connection.
     fn drop(&mut self) {
-        let group = self.group;
+        let (group, rank) = (self.group, self.rank);
         if group != 0 && self.failure().is_none() {
-            let _gone = self.link.0.send(&Request::Close { group }, &[]);
+            let close = Request::Close { group, rank };
+            let _gone = self.link.connection.send(&close, &[]);
         }
     }
 }
@@ -267,11 +344,11 @@ impl Control for Member {
     }
 
     fn fail(&self, cause: CommError) -> CommError {
-        self.link.0.fail(cause, self.members[self.rank])
+        self.link.connection.fail(cause, self.members[self.rank])
     }
 
     fn failure(&self) -> Option<CommError> {
-        self.link.0.failure()
+        self.link.connection.failure()
     }
 }
 

@@ -1,4 +1,4 @@
-//! [`Connection`]: what a rank and rank 0 say to each other. Whoever waits for an answer reads it; between calls
+//! [`Connection`]: what a rank and rank 0 say to each other, directly or by a relay. Whoever waits for an answer reads it; between calls
 //! [`Connection::failure`] looks whether rank 0 has said why the world ended.
 
 use std::io::{self, ErrorKind, Read, Write};
@@ -14,6 +14,9 @@ use crate::error::Departure;
 /// How much longer than the limit a rank waits for rank 0, which knows more about the cause.
 pub(super) const GRACE: Duration = Duration::from_secs(5);
 
+/// How long the news of a failure may take to reach the other ranks.
+pub(super) const FAREWELL: Duration = Duration::from_secs(5);
+
 /// An answer, and what is behind it.
 pub(super) type Answered = (Answer, Vec<u8>);
 
@@ -24,10 +27,13 @@ struct Incoming {
     begun: Vec<u8>,
 }
 
-/// The connection to rank 0, shared by all groups of the rank.
+/// The connection to rank 0 or to a relay, shared by all groups of the rank.
 #[derive(Debug)]
 pub(super) struct Connection {
+    /// With the address that it leads to.
     pub(super) launch: Launch,
+    /// The rank that it leads to.
+    to: usize,
     /// Locked by who reads: a call, for as long as it waits.
     incoming: Mutex<Incoming>,
     stream: Mutex<TcpStream>,
@@ -94,7 +100,7 @@ impl Incoming {
 
 impl Connection {
     /// The connection over `stream`, whose reads end with the limit.
-    pub(super) fn new(launch: &Launch, stream: TcpStream) -> io::Result<Self> {
+    pub(super) fn new(launch: &Launch, to: usize, stream: TcpStream) -> io::Result<Self> {
         let limit = launch.limit.saturating_add(GRACE);
         stream.set_read_timeout(Some(limit))?;
         let incoming = Incoming {
@@ -103,11 +109,19 @@ impl Connection {
         };
         Ok(Self {
             launch: launch.clone(),
+            to,
             incoming: Mutex::new(incoming),
             stream: Mutex::new(stream),
             failure: Mutex::default(),
             turn: Mutex::default(),
         })
+    }
+
+    /// The stream, and what of it was read and not understood yet.
+    pub(super) fn into_parts(self) -> (TcpStream, Vec<u8>) {
+        let incoming = self.incoming.into_inner();
+        let incoming = incoming.unwrap_or_else(PoisonError::into_inner);
+        (incoming.stream, incoming.begun)
     }
 
     /// Makes `cause` what the world ended with, unless it has ended.
@@ -117,8 +131,8 @@ impl Connection {
 
     fn lost(&self) -> CommError {
         self.end(CommError::Departed {
-            op: "the connection to rank 0".into(),
-            rank: 0,
+            op: format!("the connection to rank {}", self.to).into(),
+            rank: self.to,
             how: Departure::Lost,
         })
     }
@@ -164,7 +178,8 @@ impl Connection {
             {
                 self.last_words(&mut incoming);
             }
-            let lost = self.launch.error(format!("cannot send to rank 0: {error}"));
+            let lost = format!("cannot send to rank {}: {error}", self.to);
+            let lost = self.launch.error(lost);
             self.end(lost)
         })
     }
@@ -195,7 +210,7 @@ impl Connection {
                 Err(self.end(CommError::Timeout {
                     op: op.into(),
                     waited_s: begun.elapsed().as_secs_f64(),
-                    missing: vec![0],
+                    missing: vec![self.to],
                     elsewhere: Vec::new(),
                 }))
             }
@@ -218,7 +233,7 @@ impl Connection {
 
     /// Says goodbye.
     pub(super) fn leave(&self, how: Departure) {
-        let _gone = self.send(&Request::Leave(how), &[]);
+        let _gone = self.send(&Request::Leave(self.launch.rank, how), &[]);
         let _closed = lock(&self.stream).shutdown(Shutdown::Both);
     }
 }

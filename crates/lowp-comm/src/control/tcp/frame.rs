@@ -3,6 +3,7 @@
 use std::io;
 #[cfg(test)]
 use std::io::Read;
+use std::sync::Arc;
 
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
@@ -13,7 +14,7 @@ use crate::control::call::Call;
 use crate::error::Departure;
 
 /// What a connection begins with, whatever the version of the rest.
-pub(super) const GREETING: [u8; 8] = *b"lowp\0\x03\0\0";
+pub(super) const GREETING: [u8; 8] = *b"lowp\0\x04\0\0";
 
 /// The longest frame before a rank is known, and after: what a call brings, with the lengths of its parts and the call.
 pub(super) const SHORT: usize = 1 << 12;
@@ -30,24 +31,31 @@ pub(super) struct Hello {
     pub(super) build: String,
     pub(super) run: String,
     pub(super) restart: u64,
+    pub(super) local_rank: usize,
+    /// Where its machine reaches it as a relay; 0 if it can be none.
+    pub(super) port: u16,
 }
 
-/// What a rank tells rank 0.
+/// What a rank tells rank 0, itself or by its relay.
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) enum Request {
-    /// Its part in a round of a group, as this rank of it; behind it what it brings.
+    /// The part of these ranks of a group in its round. Behind it is what each brings, in these lengths; of one length what all bring.
     Post {
         group: usize,
-        rank: usize,
+        ranks: Vec<usize>,
         call: Call,
+        lens: Vec<usize>,
     },
-    /// It holds the group no more.
-    Close {
-        group: usize,
-    },
+    /// This rank of the group holds it no more.
+    Close { group: usize, rank: usize },
     /// As [`CommError::told`] makes it.
     Fail(CommError),
-    Leave(Departure),
+    /// This rank of the world is gone.
+    Leave(usize, Departure),
+    /// Of a relay: this rank of the world came to it.
+    Serves(usize),
+    /// Of a rank that does not reach its relay: it stays with rank 0.
+    Stays,
 }
 
 /// What rank 0 tells a rank.
@@ -72,6 +80,13 @@ pub(super) enum Answer {
     },
     /// The same.
     Failed(CommError),
+    /// The calls of the rank go by the relay that this rank is, at this port of the machine.
+    Relay(usize, u16),
+    /// To a relay: what is behind it is the frame for these ranks of the world. It may be the first that they hear of a group.
+    Pass {
+        ranks: Vec<usize>,
+        opens: Option<usize>,
+    },
 }
 
 /// The frame of `message` with `parts` behind it.
@@ -88,6 +103,14 @@ pub(super) fn frame<'a>(
             "{body} bytes would travel at once between processes, all ranks' together, and {MAX_ALL_GATHER} are the most; GPUs move them by NCCL, and ranks that are threads of one process by themselves",
         ))
     })?;
+    bytes[..LENGTH].copy_from_slice(&len.to_le_bytes());
+    Ok(bytes)
+}
+
+/// The beginning of a frame with a message, for a part of `behind` bytes that is sent after it.
+pub(super) fn before(message: &impl Serialize, behind: usize) -> io::Result<Vec<u8>> {
+    let mut bytes = to_frame(message)?;
+    let len = u32::try_from(bytes.len() - LENGTH + behind).map_err(io::Error::other)?;
     bytes[..LENGTH].copy_from_slice(&len.to_le_bytes());
     Ok(bytes)
 }
@@ -110,6 +133,39 @@ pub(super) fn length(bytes: [u8; LENGTH], longest: usize) -> io::Result<usize> {
 /// The message of a body, and what is behind it.
 pub(super) fn open<T: DeserializeOwned>(body: &[u8]) -> io::Result<(T, &[u8])> {
     postcard::take_from_bytes(body).map_err(|e| io::Error::new(io::ErrorKind::InvalidData, e))
+}
+
+/// What `ranks` ranks brought, of the bytes behind a [`Request::Post`]; `None` where `lens` are not theirs.
+pub(super) fn split_up(
+    bytes: &[u8],
+    lens: &[usize],
+    ranks: usize,
+) -> Option<impl Iterator<Item = Arc<[u8]>>> {
+    let all = lens
+        .iter()
+        .try_fold(0usize, |sum, &len| sum.checked_add(len));
+    let valid = all == Some(bytes.len()) && (lens.len() == 1 || lens.len() == ranks);
+    let mut rest = bytes;
+    let mut next = move |&len: &usize| {
+        let (part, behind) = rest.split_at(len);
+        rest = behind;
+        Arc::from(part)
+    };
+    let mut parts: Vec<Arc<[u8]>> = if valid {
+        lens.iter().map(&mut next).collect()
+    } else {
+        Vec::new()
+    };
+    if let [same] = &*parts {
+        parts = vec![Arc::clone(same); ranks];
+    }
+    valid.then(|| parts.into_iter())
+}
+
+/// What the thread of `server` says of `rank`, whose words mean nothing.
+pub(super) fn nonsense(server: usize, rank: usize, what: &str) -> CommError {
+    let message = format!("rank {server} heard {what} from it; install one build everywhere");
+    CommError::Failed { rank, message }
 }
 
 #[cfg(test)]

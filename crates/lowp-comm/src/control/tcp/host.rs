@@ -4,21 +4,19 @@ use std::io::ErrorKind;
 use std::net::{IpAddr, SocketAddr, ToSocketAddrs};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::{self, JoinHandle};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use mio::net::TcpListener;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
 use super::answers::Bytes;
+use super::connection::FAREWELL;
 use super::server::{Order, Server, Shared};
 use crate::CommError;
 use crate::control::hub::EVERY;
 use crate::control::local::LocalControl;
 use crate::control::{Control, Launch};
 use crate::error::Departure;
-
-/// How long the news of a failure may take to reach the other ranks.
-const FAREWELL: Duration = Duration::from_secs(5);
 
 /// Waits for all ranks to connect.
 pub(super) fn listen(launch: &Launch) -> Result<Host, CommError> {

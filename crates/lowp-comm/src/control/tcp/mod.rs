@@ -1,6 +1,7 @@
 //! Ranks as processes: rank 0 listens, the others connect to it, and all calls meet in its hub.
 //!
-//! One thread of rank 0 serves all connections.
+//! One thread of rank 0 serves all connections. Ranks of other machines have one connection for all of them, that of the first: its
+//! thread is their [`relay`].
 
 use std::sync::Arc;
 
@@ -11,8 +12,11 @@ mod answers;
 mod client;
 mod conn;
 mod connection;
+mod connections;
 mod frame;
 mod host;
+mod nodes;
+mod relay;
 mod server;
 mod welcome;
 
@@ -20,7 +24,10 @@ mod welcome;
 /// the port of `launch`; at the address alone if that is one of this machine only (`localhost`, `127.0.0.1`, `::1`), on all
 /// interfaces else. What travels is neither encrypted nor signed: the network must be trusted, as for NCCL.
 ///
-/// The last handle of rank 0 waits for the other ranks to go, at most the time limit.
+/// Where the first rank of another machine, by its local rank, has others beside it, it becomes their relay: their calls go by it
+/// to rank 0, and what rank 0 answers comes by it. They are told when all have come to rank 0. A rank that does not reach the relay stays with rank 0.
+///
+/// The last handle of rank 0 waits for the other ranks to go, and that of a relay for those of its machine, at most the time limit.
 ///
 /// # Errors
 /// A port that is taken, a rank that is missing when the time is over, two processes of one rank, or ranks of another

@@ -1,28 +1,23 @@
 //! One thread of rank 0: listens, and takes the other ranks' posts to the hub.
 
-use std::collections::{BTreeMap, BTreeSet};
-use std::io::{self, ErrorKind};
+use std::collections::BTreeSet;
+use std::io;
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use mio::net::TcpListener;
-use mio::{Events, Interest, Poll, Token, Waker};
+use mio::{Events, Token, Waker};
 
 use super::answers::{Bytes, answers};
-use super::conn::{Conn, Peer, next_frame};
-use super::frame::{Answer, GREETING, LENGTH, Request, open, to_frame};
+use super::conn::Peer;
+use super::connections::Connections;
+use super::frame::{Answer, GREETING, Request, before, nonsense, open, split_up, to_frame};
 use crate::CommError;
-use crate::control::hub::{EVERY, Hub, Listener, Round};
+use crate::control::hub::{EVERY, Hub, Listener, Round, WORLD};
 use crate::control::post::Post;
 use crate::control::{Launch, MAX_ALL_GATHER};
 use crate::error::Departure;
-
-/// How long somebody who connects may take to say who it is, and who was sent away to go.
-const HELLO: Duration = Duration::from_secs(5);
-
-const LISTENER: Token = Token(0);
-pub(super) const WAKER: Token = Token(1);
 
 /// What rank 0 has its server do.
 pub(super) enum Order {
@@ -89,33 +84,22 @@ impl Listener<Bytes> for Rounds {
 pub(super) struct Server {
     pub(super) shared: Arc<Shared>,
     orders: Receiver<Order>,
-    poll: Poll,
-    listener: TcpListener,
-    pub(super) conns: BTreeMap<Token, Conn>,
-    /// That of each rank.
+    pub(super) net: Connections,
+    /// That of each rank, or of its relay.
     pub(super) tokens: Vec<Option<Token>>,
-    /// The number of the next connection.
-    next: usize,
+    /// Once all ranks are there: those that have not come to their relays.
+    pub(super) moving: Option<BTreeSet<usize>>,
     begun: Instant,
     looked: Instant,
-    /// Whether the listener had more than the system had room for.
-    full: bool,
-    /// Connections that may have more to read.
-    unread: BTreeSet<Token>,
     /// Whether the ranks were told of the failure.
     told: bool,
 }
 
 impl Server {
     /// A server of the ranks that come to `listener`, and what it shares with rank 0.
-    pub(super) fn new(
-        launch: &Launch,
-        mut listener: TcpListener,
-    ) -> io::Result<(Self, Arc<Shared>)> {
-        let poll = Poll::new()?;
-        let waker = Arc::new(Waker::new(poll.registry(), WAKER)?);
-        poll.registry()
-            .register(&mut listener, LISTENER, Interest::READABLE)?;
+    pub(super) fn new(launch: &Launch, listener: TcpListener) -> io::Result<(Self, Arc<Shared>)> {
+        let (net, waker) = Connections::new(listener)?;
+        let waker = Arc::new(waker);
         let hub = Arc::new(Hub::new(launch.world, launch.limit, MAX_ALL_GATHER));
         let (orders, received) = channel();
         hub.listen(Arc::new(Rounds {
@@ -139,15 +123,11 @@ impl Server {
         let server = Self {
             shared: Arc::clone(&shared),
             orders: received,
-            poll,
-            listener,
-            conns: BTreeMap::new(),
+            net,
             tokens: vec![None; launch.world],
-            next: WAKER.0 + 1,
+            moving: None,
             begun: Instant::now(),
             looked: Instant::now(),
-            full: false,
-            unread: BTreeSet::new(),
             told: false,
         };
         Ok((server, shared))
@@ -160,41 +140,16 @@ impl Server {
             told_to: false,
         };
         let mut events = Events::with_capacity(1024);
-        let mut scratch = vec![0; 1 << 16];
         loop {
-            let patience = if self.unread.is_empty() {
-                EVERY
-            } else {
-                Duration::ZERO
-            };
-            match self.poll.poll(&mut events, Some(patience)) {
-                Ok(()) => {}
-                Err(error) if error.kind() == ErrorKind::Interrupted => continue,
+            let read = match self.net.wait(&mut events, EVERY) {
+                Ok(read) => read,
                 Err(error) => {
-                    self.shared.hub.fail(self.cannot_listen(&error));
+                    let why = format!("cannot take connections: {error}");
+                    self.shared.hub.fail(self.shared.launch.error(why));
                     return;
                 }
-            }
-            for event in &events {
-                match event.token() {
-                    LISTENER => self.accept(),
-                    WAKER => {}
-                    token => {
-                        if event.is_writable()
-                            && let Some(conn) = self.conns.get_mut(&token)
-                        {
-                            conn.flush();
-                        }
-                        let closed = event.is_read_closed() || event.is_error();
-                        if event.is_readable() || closed {
-                            self.receive(token, &mut scratch, closed);
-                        }
-                    }
-                }
-            }
-            for token in std::mem::take(&mut self.unread) {
-                self.receive(token, &mut scratch, true);
-            }
+            };
+            read.into_iter().for_each(|token| self.hear(token));
             while let Ok(order) = self.orders.try_recv() {
                 match order {
                     Order::Tell(members, round) => self.tell_round(&members, &round),
@@ -208,50 +163,11 @@ impl Server {
         }
     }
 
-    /// Takes the connections that are there.
-    fn accept(&mut self) {
-        self.full = false;
-        loop {
-            match self.listener.accept() {
-                Ok((mut stream, from)) => {
-                    let token = Token(self.next);
-                    self.next += 1;
-                    let interest = Interest::READABLE | Interest::WRITABLE;
-                    let known = self.poll.registry().register(&mut stream, token, interest);
-                    if known.is_err() || stream.set_nodelay(true).is_err() {
-                        continue;
-                    }
-                    let mut conn = Conn::new(stream, from);
-                    // Also what another version needs to tell that this is one of lowp.
-                    conn.send(GREETING.as_slice().into());
-                    self.conns.insert(token, conn);
-                }
-                Err(error) if error.kind() == ErrorKind::WouldBlock => return,
-                Err(error) if error.kind() == ErrorKind::Interrupted => {}
-                // A connection that ended before it was taken.
-                Err(error) if error.kind() == ErrorKind::ConnectionAborted => {}
-                // Strangers that say nothing give their connections back soon, and other errors are of the connection that ended.
-                Err(_) => {
-                    self.full = true;
-                    return;
-                }
-            }
-        }
-    }
-
-    fn cannot_listen(&self, error: &io::Error) -> CommError {
-        let launch = &self.shared.launch;
-        launch.error(format!("cannot take connections: {error}"))
-    }
-
-    /// Reads what a connection has to say.
-    fn receive(&mut self, token: Token, scratch: &mut [u8], closed: bool) {
-        let Some(conn) = self.conns.get_mut(&token) else {
+    /// Does what a connection has to say.
+    fn hear(&mut self, token: Token) {
+        let Some(conn) = self.net.get_mut(token) else {
             return;
         };
-        if conn.receive(scratch, closed) {
-            self.unread.insert(token);
-        }
         if conn.peer == Peer::Stranger {
             match conn.greeting() {
                 Some(GREETING) => conn.peer = Peer::Lowp,
@@ -265,133 +181,180 @@ impl Server {
             }
         }
         self.take_frames(token);
-        let Some(conn) = self.conns.get(&token).filter(|conn| conn.ended()) else {
+        let Some(conn) = self.net.get(token).filter(|conn| conn.ended()) else {
             return;
         };
-        if let Peer::Rank(rank) = conn.peer {
-            self.lose(rank);
+        if let Peer::Rank(rank) | Peer::Relay(rank) = conn.peer {
+            self.lose(token, rank);
         }
-        self.conns.remove(&token);
+        self.net.remove(token);
     }
 
     /// Does what the frames say that are there.
     fn take_frames(&mut self, token: Token) {
-        let Some(conn) = self.conns.get_mut(&token) else {
-            return;
-        };
-        let inbox = conn.take_inbox();
-        let mut used = 0;
-        while let Some(conn) = self.conns.get(&token) {
-            let body = match next_frame(&inbox[used..], conn.longest()) {
+        while let Some(conn) = self.net.get_mut(token) {
+            let peer = conn.peer;
+            let body = match conn.frame() {
                 Ok(Some(body)) => body,
-                Ok(None) => break,
+                Ok(None) => return,
                 Err(error) => return self.end(token, &error.to_string()),
             };
-            used += LENGTH + body.len();
-            let valid = match conn.peer {
-                Peer::Lowp => open(body)
+            let valid = match peer {
+                Peer::Lowp => open(&body)
                     .map(|(hello, _)| self.register(token, &hello))
                     .is_ok(),
-                Peer::Rank(rank) => self.request(token, rank, body),
-                Peer::Stranger => break,
+                Peer::Rank(rank) | Peer::Relay(rank) => self.request(token, rank, &body),
+                Peer::Stranger | Peer::Parent => return,
                 Peer::Away => true,
             };
             if !valid {
                 return self.end(token, "what no rank says");
             }
         }
-        if let Some(conn) = self.conns.get_mut(&token) {
-            conn.put_back(inbox, used);
-        }
     }
 
     /// Ends a connection that sent what cannot be understood.
     fn end(&mut self, token: Token, what: &str) {
-        let Some(conn) = self.conns.get_mut(&token) else {
+        let Some(conn) = self.net.get_mut(token) else {
             return;
         };
         conn.end();
-        if let Peer::Rank(rank) = conn.peer {
-            let message = format!("rank 0 heard {what} from it; install one build everywhere");
-            let cause = self.shared.hub.fail(CommError::Failed { rank, message });
+        if let Peer::Rank(rank) | Peer::Relay(rank) = conn.peer {
+            let cause = self.shared.hub.fail(nonsense(0, rank, what));
             self.tell(token, &Answer::Failed(cause.told(0)));
         }
     }
 
-    /// Does what `rank` asks for; whether it can be.
-    fn request(&mut self, token: Token, rank: usize, body: &[u8]) -> bool {
+    /// Does what `own` asks for, or what the relay that it is brings; whether it can be.
+    fn request(&mut self, token: Token, own: usize, body: &[u8]) -> bool {
         let hub = Arc::clone(&self.shared.hub);
+        let comes = |rank: usize| self.tokens.get(rank) == Some(&Some(token));
         match open(body) {
             Ok((
                 Request::Post {
                     group,
-                    rank: member,
+                    ranks,
                     call,
+                    lens,
                 },
                 rest,
             )) => {
-                if hub.members(group).get(member) != Some(&rank) {
+                let members = hub.members(group);
+                let known = |&rank: &usize| members.get(rank).is_some_and(|&rank| comes(rank));
+                let Some(brought) = split_up(rest, &lens, ranks.len()) else {
+                    return false;
+                };
+                if ranks.is_empty() || !ranks.iter().all(known) {
                     return false;
                 }
-                let payload = Bytes::from(rest);
+                let post = |payload| {
+                    let call = call.clone();
+                    Post { call, payload }
+                };
+                let posts = ranks.into_iter().zip(brought.map(post));
                 // Everybody hears of failures, but for what came after.
-                if let Err(cause) = hub.post(group, member, Post { call, payload }) {
+                if let Err(cause) = hub.post(group, posts) {
                     self.tell(token, &Answer::Failed(cause.told(0)));
                 }
             }
-            Ok((Request::Close { group }, _)) => {
+            Ok((Request::Close { group, rank }, _)) => {
                 let members = hub.members(group);
-                let Some(member) = members.iter().position(|&known| known == rank) else {
+                if !members.get(rank).is_some_and(|&rank| comes(rank)) {
                     return false;
-                };
-                hub.close(group, member);
+                }
+                hub.close(group, rank);
             }
             Ok((Request::Fail(cause), _)) => {
                 hub.fail(cause);
             }
-            Ok((Request::Leave(how), _)) => {
-                hub.depart(rank, how);
-                self.tokens[rank] = None;
-                self.conns.remove(&token);
+            Ok((Request::Leave(rank, how), _)) => {
+                // A rank may have gone another way to a relay than it thinks.
+                if comes(rank) {
+                    self.leave(token, rank, how);
+                }
             }
+            Ok((Request::Serves(rank), _)) => self.relayed(token, own, rank),
+            Ok((Request::Stays, _)) => drop(self.placed(own)),
             Err(_) => return false,
         }
         true
     }
 
-    /// The connection of `rank` is gone, without a word.
-    fn lose(&mut self, rank: usize) {
-        let how = Departure::Lost;
+    /// `rank` is gone, and said so, or its relay says how.
+    fn leave(&mut self, token: Token, rank: usize, how: Departure) {
         self.tokens[rank] = None;
+        if how == Departure::Lost {
+            self.lost(rank);
+        }
         self.shared.hub.depart(rank, how);
-        // Whoever waits for its data on a device waits for nobody here.
-        let op = "the world".into();
+        if !self.is_relay(token) {
+            self.net.remove(token);
+        }
+    }
+
+    fn is_relay(&self, token: Token) -> bool {
+        let conn = self.net.get(token);
+        conn.is_some_and(|conn| matches!(conn.peer, Peer::Relay(_)))
+    }
+
+    /// The connection of `rank` is gone, without a word of it, and with it those whose relay it is.
+    fn lose(&mut self, token: Token, rank: usize) {
+        let of_it = |known: &Option<Token>| *known == Some(token);
+        let ranks: Vec<usize> = (0..self.tokens.len())
+            .filter(|&rank| of_it(&self.tokens[rank]))
+            .collect();
+        if !ranks.is_empty() {
+            self.lost(rank);
+        }
+        for rank in ranks {
+            self.tokens[rank] = None;
+            self.shared.hub.depart(rank, Departure::Lost);
+        }
+    }
+
+    /// Ends the world: whoever waits for the data of `rank` on a device waits for nobody here.
+    fn lost(&self, rank: usize) {
+        let (op, how) = ("the world".into(), Departure::Lost);
         self.shared.hub.fail(CommError::Departed { op, rank, how });
     }
 
     pub(super) fn tell(&mut self, token: Token, answer: &Answer) {
-        if let (Some(conn), Ok(bytes)) = (self.conns.get_mut(&token), to_frame(answer)) {
-            conn.send(bytes.into());
-        }
-    }
-
-    fn tell_rank(&mut self, rank: usize, frame: &Arc<[u8]>) {
-        let conn = self.tokens[rank].and_then(|token| self.conns.get_mut(&token));
-        if let Some(conn) = conn {
-            conn.send(Arc::clone(frame));
-        }
-    }
-
-    fn tell_all(&mut self, answer: &Answer) {
         if let Ok(bytes) = to_frame(answer) {
-            let bytes = bytes.into();
-            (1..self.tokens.len()).for_each(|rank| self.tell_rank(rank, &bytes));
+            self.net.send(token, [bytes.into()]);
+        }
+    }
+
+    /// Gives `frame` to ranks, by their relays where they have such; it may be the first that they hear of the group `opens`.
+    fn tell_ranks(&mut self, ranks: &[usize], opens: Option<usize>, frame: &Bytes) {
+        let token = |&rank: &usize| Some((self.tokens[rank]?, rank));
+        let mut told: Vec<(Token, usize)> = ranks.iter().filter_map(token).collect();
+        told.sort_by_key(|&(token, _)| token);
+        for of_one in told.chunk_by(|a, b| a.0 == b.0) {
+            let token = of_one[0].0;
+            if !self.is_relay(token) {
+                self.net.send(token, [Arc::clone(frame)]);
+                continue;
+            }
+            let ranks = of_one.iter().map(|&(_, rank)| rank).collect();
+            if let Ok(to) = before(&Answer::Pass { ranks, opens }, frame.len()) {
+                self.net.send(token, [to.into(), Arc::clone(frame)]);
+            }
+        }
+    }
+
+    /// Ends the world for all: a relay that hears of it tells its ranks.
+    fn tell_failure(&mut self, cause: CommError) {
+        let tokens: BTreeSet<Token> = self.tokens.iter().copied().flatten().collect();
+        if let Ok(bytes) = to_frame(&Answer::Failed(cause)) {
+            let bytes = Bytes::from(bytes);
+            let mut send = |token| self.net.send(token, [Arc::clone(&bytes)]);
+            tokens.into_iter().for_each(&mut send);
         }
     }
 
     fn tell_round(&mut self, members: &[usize], round: &Round<Bytes>) {
-        let told = answers(members, round, &mut |ranks, frame| {
-            ranks.iter().for_each(|&rank| self.tell_rank(rank, frame));
+        let told = answers(members, round, |ranks, opens, frame| {
+            self.tell_ranks(ranks, opens, frame);
         });
         if let Err(error) = told {
             let message = error.to_string();
@@ -403,31 +366,32 @@ impl Server {
     fn look(&mut self) {
         let shared = Arc::clone(&self.shared);
         let Shared { hub, launch, .. } = &*shared;
-        let mut joined = shared.joined();
-        if !joined.ready && hub.failure().is_none() {
-            if joined.missing == 0 {
-                joined.ready = true;
-                self.tell_all(&Answer::Ready);
+        if !shared.joined().ready && hub.failure().is_none() {
+            self.send_to_relays();
+            let missing = self.missing();
+            if missing.is_empty() {
+                shared.joined().ready = true;
+                let all: Vec<usize> = (1..launch.world).collect();
+                if let Ok(ready) = to_frame(&Answer::Ready) {
+                    self.tell_ranks(&all, Some(WORLD), &ready.into());
+                }
                 shared.changed.notify_all();
             } else if self.begun.elapsed() >= launch.limit {
-                let missing = joined.ranks.iter().enumerate();
-                let missing = missing.filter(|(_, joined)| !**joined);
                 hub.fail(CommError::Timeout {
                     op: format!("rendezvous at {}", launch.address()).into(),
                     waited_s: launch.limit.as_secs_f64(),
-                    missing: missing.map(|(rank, _)| rank).collect(),
+                    missing,
                     elsewhere: Vec::new(),
                 });
             }
         }
-        drop(joined);
         let due = self.looked.elapsed() >= EVERY;
         let cause = if due { hub.look() } else { hub.failure() };
         if let Some(cause) = cause
             && !self.told
         {
             self.told = true;
-            self.tell_all(&Answer::Failed(cause.clone().told(0)));
+            self.tell_failure(cause.clone().told(0));
             shared.changed.notify_all();
             if let CommError::Timeout { missing, .. } = cause {
                 // They were told. Nobody waits for them again, to see them go.
@@ -438,12 +402,7 @@ impl Server {
         }
         if due {
             self.looked = Instant::now();
-            self.conns.retain(|_, conn| {
-                matches!(conn.peer, Peer::Rank(_)) || conn.since.elapsed() < HELLO
-            });
-            if self.full {
-                self.accept();
-            }
+            self.net.tidy();
         }
     }
 

@@ -6,7 +6,7 @@
 
 use mio::Token;
 
-use super::conn::{Conn, Peer};
+use super::conn::{Conn, Peer, Seat};
 use super::frame::{Answer, GREETING, Hello};
 use super::server::Server;
 use crate::CommError;
@@ -17,10 +17,10 @@ impl Server {
     /// Something that speaks another version of the protocol, or none at all.
     pub(super) fn another_protocol(&mut self, token: Token, other: [u8; GREETING.len()]) {
         // Whoever does not speak the protocol is no rank and does no harm.
-        if other[..5] != GREETING[..5] || self.shared.joined().ready {
+        if other[..5] != GREETING[..5] || self.moving.is_some() {
             return;
         }
-        let from = self.conns.get(&token).map(|conn| conn.from.to_string());
+        let from = self.net.get(token).map(|conn| conn.from.to_string());
         let [theirs, own] = [other, GREETING].map(|greeting| greeting[5]);
         self.shared.hub.fail(self.shared.launch.error(format!(
             "a rank at {} speaks protocol {theirs} and rank 0 {own}; install one build everywhere",
@@ -41,9 +41,9 @@ impl Server {
         let launch = &self.shared.launch;
         let rank = hello.rank;
         let known = self.tokens.get(rank).copied().flatten();
-        let of = |token: Token| self.conns.get(&token);
+        let of = |token: Token| self.net.get(token);
         let others = known.and_then(of).zip(of(token));
-        let ready = self.shared.joined().ready;
+        let ready = self.moving.is_some();
         let known_restart = others.map_or(launch.restart, |(known, _)| known.restart);
         let over = ready || self.shared.hub.failure().is_some();
         if over && launch.run == hello.run && hello.restart > known_restart {
@@ -77,9 +77,14 @@ impl Server {
             let why = earlier(conn.restart, hello.restart).unwrap_or_default();
             self.send_away(known, hello, why);
         }
-        if let Some(conn) = self.conns.get_mut(&token) {
+        if let Some(conn) = self.net.get_mut(token) {
             conn.peer = Peer::Rank(rank);
             conn.restart = hello.restart;
+            conn.seat = Some(Seat {
+                machine: conn.from.ip().to_canonical(),
+                local_rank: hello.local_rank,
+                port: hello.port,
+            });
         }
         self.tokens[rank] = Some(token);
         let first = !std::mem::replace(&mut self.shared.joined().ranks[rank], true);
@@ -94,7 +99,7 @@ impl Server {
 
     /// A rank of a later start than that of this world: its place in this one is lost, and it knocks again.
     fn come_later(&mut self, token: Token, rank: usize) {
-        if let Some(conn) = self.conns.get_mut(&token) {
+        if let Some(conn) = self.net.get_mut(token) {
             conn.peer = Peer::Away;
         }
         self.tell(token, &Answer::Later);
@@ -111,7 +116,7 @@ impl Server {
             address: self.shared.launch.address(),
             why,
         };
-        if let Some(conn) = self.conns.get_mut(&token) {
+        if let Some(conn) = self.net.get_mut(token) {
             conn.peer = Peer::Away;
         }
         self.tell(token, &Answer::Failed(error.clone().told(0)));

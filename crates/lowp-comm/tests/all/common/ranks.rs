@@ -25,12 +25,14 @@ pub(crate) type Comm = Arc<dyn Communicator<Cpu>>;
 pub(crate) enum Engine {
     /// Threads that share buffers.
     Threads,
-    /// Processes, here as threads that share nothing but a port.
+    /// Processes of one machine, here as threads that share nothing but a port.
     Tcp,
+    /// Processes of machines with so many ranks each, and again, until all have a place.
+    Nodes([usize; 3]),
 }
 
 impl Engine {
-    pub(crate) const ALL: [Engine; 2] = [Engine::Threads, Engine::Tcp];
+    pub(crate) const ALL: [Engine; 3] = [Engine::Threads, Engine::Tcp, Engine::Nodes([1, 2, 3])];
 
     /// A world of `n` ranks whose waits end after `limit`.
     pub(crate) fn world(self, n: usize, limit: Duration) -> Vec<Comm> {
@@ -39,10 +41,8 @@ impl Engine {
                 let world = LocalComm::world(&Cpu, n, limit);
                 world.into_iter().map(Into::into).collect()
             }
-            Engine::Tcp => {
-                let host = |control| HostComm::new(control, &Cpu).into();
-                joined(n, limit).into_iter().map(host).collect()
-            }
+            Engine::Tcp => hosts(launches(n, limit)),
+            Engine::Nodes(sizes) => hosts(launches_on(sizes, n, limit)),
         }
     }
 
@@ -87,9 +87,28 @@ pub(crate) fn launches(n: usize, limit: Duration) -> Vec<Launch> {
     (0..n).map(launch).collect()
 }
 
+/// The same of processes of machines with so many ranks each, and again.
+pub(crate) fn launches_on(sizes: [usize; 3], n: usize, limit: Duration) -> Vec<Launch> {
+    let seats = sizes.into_iter().cycle().flat_map(|size| 0..size);
+    let launches = launches(n, limit).into_iter().zip(seats);
+    let on = |(launch, local_rank)| Launch {
+        local_rank,
+        ..launch
+    };
+    launches.map(on).collect()
+}
+
+fn hosts(launches: Vec<Launch>) -> Vec<Comm> {
+    let host = |control| HostComm::new(control, &Cpu).into();
+    join_all(launches).into_iter().map(host).collect()
+}
+
 /// A world of ranks that speak TCP.
 pub(crate) fn joined(n: usize, limit: Duration) -> Vec<Arc<dyn Control>> {
-    let launches = launches(n, limit);
+    join_all(launches(n, limit))
+}
+
+fn join_all(launches: Vec<Launch>) -> Vec<Arc<dyn Control>> {
     thread::scope(|scope| {
         let join = |launch: Launch| scope.spawn(move || join(&launch).expect("a world"));
         let ranks: Vec<_> = launches.into_iter().map(join).collect();
@@ -114,12 +133,21 @@ pub(crate) fn ranks_everywhere<T: Send + PartialEq + std::fmt::Debug>(
     world: usize,
     f: impl Fn(usize, Comm) -> Result<T, Failure> + Sync,
 ) -> Vec<T> {
-    let [threads, tcp] = Engine::ALL.map(|engine| match engine.run(world, &f) {
+    let [threads, others @ ..] = Engine::ALL.map(|engine| on_engine(engine, world, &f));
+    others.iter().for_each(|other| assert_eq!(threads, *other));
+    threads
+}
+
+/// Runs `f` as every rank of `engine` and expects success.
+pub(crate) fn on_engine<T: Send>(
+    engine: Engine,
+    world: usize,
+    f: impl Fn(usize, Comm) -> Result<T, Failure> + Sync,
+) -> Vec<T> {
+    match engine.run(world, f) {
         Ok(results) => results,
         Err(failed) => panic!("{engine:?}: {failed}"),
-    });
-    assert_eq!(threads, tcp);
-    threads
+    }
 }
 
 /// Runs `f` as every rank of `engine` and expects a failure.

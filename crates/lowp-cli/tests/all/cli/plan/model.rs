@@ -3,7 +3,7 @@
 use crate::cli::{command, path, stdout, train_json};
 use serde_json::{Value, json};
 use std::fs;
-use std::time::{Duration, Instant};
+use std::process::Command;
 use tempfile::TempDir;
 
 /// Sizes of a model of two blocks, some of whose rows are no whole blocks of every recipe.
@@ -345,6 +345,7 @@ fn tables_of_gpus() {
 }
 
 /// What is alike is counted once. Time follows the ranks and the weights of a block: each weight has cuts of its own.
+#[cfg(unix)]
 #[test]
 fn plans_of_many_ranks_are_ready_at_once() {
     let (_dir, config) = file("moe.json", &experts());
@@ -353,16 +354,19 @@ fn plans_of_many_ranks_are_ready_at_once() {
         "--mesh 50000x2 --reshard-after-forward false",
         "--mesh 3x33333 --ranks-per-node 7 --sharding zero1",
     ] {
-        let begun = Instant::now();
-        let plan = plan_json(&format!(
-            "--model {config} --recompute --accumulate 65536 {options}"
-        ));
+        // Of the processor, which others may use, too: a shell ends what takes longer. It is a second.
+        let lowp = command();
+        let mut limited = Command::new("sh");
+        limited.args(["-c", "ulimit -t 5 && exec \"$@\"", "sh"]);
+        limited.arg(lowp.get_program()).args(["plan", "--json"]);
+        let args = format!("--model {config} --recompute --accumulate 65536 {options}");
+        let output = limited.args(words(&args)).output().expect("a shell");
+        assert!(output.status.success(), "{options}: {output:?}");
+        let plan: Value = serde_json::from_slice(&output.stdout).expect("JSON");
         assert!(
             plan["wire_bytes_per_step"].as_f64() > Some(1e11),
             "{options}"
         );
-        // A second where nothing else runs.
-        assert!(begun.elapsed() < Duration::from_secs(5), "{options}");
     }
 }
 
