@@ -7,7 +7,7 @@
 macro_rules! suite {
     () => {
         $crate::tests_of! {
-            adamw {
+            update {
                 updates_equal_the_reference everywhere;
                 a_thousand_steps_equal_the_reference everywhere;
                 fused_equals_update_then_encode once;
@@ -32,7 +32,7 @@ macro_rules! suite {
                 flat_encode_jobs once;
                 decode_jobs once;
                 round_jobs once;
-                adamw_jobs once;
+                update_jobs once;
                 updates_of_short_tiles once;
                 transpose_jobs once;
                 repack_jobs once;

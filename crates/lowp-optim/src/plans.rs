@@ -7,10 +7,10 @@ use lowp_kernels::{
 };
 use lowp_shard::{ScaleBook, ScaleSlot, ShardError};
 
+use crate::OptimError;
 use crate::param::Param;
 use crate::present::Present;
 use crate::records::{Records, Sharing};
-use crate::{Group, OptimError};
 
 /// The work of a step. None of it reads or writes anything of parameters that have no gradient in it.
 #[derive(Clone, Debug)]
@@ -85,7 +85,6 @@ impl<B: Backend> Buffers<B> {
 
 /// What steps are planned for.
 pub(crate) struct Of<'a, B: Backend> {
-    pub(crate) groups: &'a [Group],
     pub(crate) params: &'a [Param<B>],
     pub(crate) names: &'a Arc<[String]>,
 }
@@ -120,14 +119,14 @@ impl<B: Backend> Planner<'_, B> {
                 source: grad.clone(),
                 out: self.buffers.sums.clone(),
             });
-            let mut job = param.update(self.of.groups, self.book)?;
+            let mut job = param.update(self.book)?;
             job.grad = grad.clone();
             job.group = self.records.group(sharing, index, param.group);
             updates.push(job);
         }
         Ok(StepPlans {
             norm: self.backend.plan(Work::SumSquares(squares))?,
-            update: self.backend.plan(Work::Adamw(updates))?,
+            update: self.backend.plan(Work::Update(updates))?,
             anywhere,
         })
     }

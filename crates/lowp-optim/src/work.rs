@@ -38,14 +38,14 @@ impl<B: Backend> StepWork<B> {
     pub(crate) fn new(
         (backend, world, mesh): (&B, &Arc<dyn Communicator<B>>, Mesh),
         book: &Arc<ScaleBook<B>>,
-        of: &Of<'_, B>,
+        (of, groups): (&Of<'_, B>, usize),
         grads: &[Option<Source<B>>],
         flat: Option<FlatGather<B>>,
     ) -> Result<Self, OptimError> {
         let ranks = world.world_size();
         let (replica, _) = mesh.coordinates(world.rank())?;
-        let buffers = Buffers::new(backend, ranks, (mesh.shard, replica), of.groups.len())?;
-        let mut records = Records::new(backend, of.params.len(), of.groups.len())?;
+        let buffers = Buffers::new(backend, ranks, (mesh.shard, replica), groups)?;
+        let mut records = Records::new(backend, of.params.len(), groups)?;
         let planner = Planner {
             backend,
             book,

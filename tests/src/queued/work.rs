@@ -1,9 +1,9 @@
 //! The jobs of a [`Queued`] handle as jobs of the CPU: the same buffers under another type.
 
 use lowp_kernels::{
-    AdamwAmax, AdamwJob, AmaxJob, ConvertJob, Cpu, DecodeJob, EncodeJob, FlatBlocks, FlatEncodeJob,
-    HistoryJob, InterleaveJob, Moments, RearrangeJob, Rearranged, RepackJob, RoundJob, Slot,
-    Source, StepScalarsJob, SumJob, SumPartsJob, SumSquaresJob, Target, TensorInput, TransposeJob,
+    AmaxJob, ConvertJob, Cpu, DecodeJob, EncodeJob, FlatBlocks, FlatEncodeJob, HistoryJob,
+    InterleaveJob, RearrangeJob, Rearranged, RepackJob, RoundJob, Slot, Source, StepScalarsJob,
+    SumJob, SumPartsJob, SumSquaresJob, Target, TensorInput, TransposeJob, UpdateAmax, UpdateJob,
     Work,
 };
 
@@ -50,7 +50,7 @@ pub(super) fn on_cpu(work: Work<Queued>) -> Work<Cpu> {
                 Rearranged::Bf16(buffers) => Rearranged::Bf16(buffers),
             },
         })),
-        Work::Adamw(jobs) => Work::Adamw(all(jobs, adamw)),
+        Work::Update(jobs) => Work::Update(all(jobs, update)),
         Work::SumSquares(jobs) => Work::SumSquares(all(jobs, |job| SumSquaresJob {
             source: source(job.source),
             out: job.out,
@@ -173,18 +173,15 @@ fn decode(job: DecodeJob<Queued>) -> DecodeJob<Cpu> {
     }
 }
 
-fn adamw(job: AdamwJob<Queued>) -> AdamwJob<Cpu> {
-    AdamwJob {
+fn update(job: UpdateJob<Queued>) -> UpdateJob<Cpu> {
+    UpdateJob {
         master: job.master,
-        moments: Moments {
-            exp_avg: source(job.moments.exp_avg),
-            exp_avg_sq: source(job.moments.exp_avg_sq),
-        },
+        states: job.states.into_iter().map(source).collect(),
         grad: source(job.grad),
         group: job.group,
-        mode: job.mode,
+        rule: job.rule,
         source_rounding: job.source_rounding,
-        amax: job.amax.map(|amax| AdamwAmax {
+        amax: job.amax.map(|amax| UpdateAmax {
             shape: amax.shape,
             out: amax.out,
             tensor: amax.tensor,

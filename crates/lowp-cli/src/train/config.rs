@@ -128,7 +128,7 @@ impl Setup {
             let here = launch.map_or(mesh.world(), |launch| launch.local_world);
             let keeping = if config.keeps_gradients() { here } else { 0 };
             Needed::new(model, at_once, mesh.replicate, args.sharded.recompute)
-                .with_state(config.optimizer_state)
+                .with_state(config.group().rule, config.optimizer_state)
                 .of_ranks(here, mesh.world())
                 .keeping_gradients(model, keeping)
                 .check(machine)

@@ -150,7 +150,7 @@ impl Backend for Cpu {
     }
 
     fn run(&self, plan: &CpuPlan, scalars: &StepScalars) -> Result<(), KernelError> {
-        plan.fits(scalars.adam.len())?;
+        plan.fits(scalars.groups.len())?;
         if !graph::is_capturing() {
             return plan.run(scalars);
         }
@@ -160,7 +160,7 @@ impl Backend for Cpu {
 
     fn run_with(&self, plan: &CpuPlan, scalars: &CpuBuffer<u8>) -> Result<(), KernelError> {
         let (plan, scalars) = (plan.clone(), scalars.clone());
-        plan.fits(StepScalars::groups(scalars.len())?)?;
+        plan.fits(StepScalars::groups_in(scalars.len())?)?;
         graph::call(move || {
             // Copied, so that no two buffers are locked at a time outside of the plan's order.
             let scalars = StepScalars::from_bytes(&scalars.read()?)?;

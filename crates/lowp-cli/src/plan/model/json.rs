@@ -63,7 +63,7 @@ struct Config<'a> {
 #[derive(Serialize)]
 struct ByRank {
     masters: Spread,
-    moments: Spread,
+    states: Spread,
     codes: Spread,
     scales: Spread,
     total: Spread,
@@ -215,7 +215,7 @@ pub(super) fn render(plan: &Plan<'_>) -> Result<String> {
 fn by_rank(spread: &RankSpread) -> ByRank {
     ByRank {
         masters: spread.masters,
-        moments: spread.moments,
+        states: spread.states,
         codes: spread.codes,
         scales: spread.scales,
         total: spread.total,

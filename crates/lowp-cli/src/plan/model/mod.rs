@@ -22,6 +22,7 @@ use lowp_fsdp::cost::{
     Bandwidth, CostConfig, CostError, Costs, LayerShape, MAX_MICRO_BATCHES, MAX_RANKS,
 };
 use lowp_fsdp::{Sharding, VarPlace};
+use lowp_optim::Rule;
 use lowp_train::Run;
 use lowp_transformer::{GptConfig, HubModel};
 use made::Plan;
@@ -147,6 +148,7 @@ fn setup(args: &Args) -> Result<CostConfig, UsageError> {
         sharding,
         reshard: reshard.among(mesh.shard)?,
         grad_wire: args.sharded.grad_wire(),
+        rule: Rule::default(),
         state: args.sharded.optimizer_state.unwrap_or_default(),
         vars: match args.device.as_str() {
             "cuda" => VarPlace::Backend,

@@ -4,7 +4,6 @@
 //! A job is filled with its buffers, shapes and ingredients; [`job::Job::lay_out`] adds what follows from
 //! them (paths, tile sizes, alignment), so that one launch covers any number of jobs.
 
-pub(super) mod adamw;
 pub(super) mod amax;
 pub(super) mod decode;
 pub(super) mod encode;
@@ -22,6 +21,7 @@ pub(super) mod sum;
 pub(super) mod sum_parts;
 pub(super) mod sum_squares;
 pub(super) mod transpose;
+pub(super) mod update;
 
 use super::module::Kernel;
 use super::table;
@@ -29,7 +29,7 @@ use job::Job;
 
 /// Every kernel, by operation.
 pub(super) const KERNELS: [&[Kernel]; 16] = [
-    table::Adamw::KERNELS,
+    table::Update::KERNELS,
     table::Amax::KERNELS,
     table::Decode::KERNELS,
     table::Encode::KERNELS,

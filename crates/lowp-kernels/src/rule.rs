@@ -1,0 +1,149 @@
+//! [`Rule`]: how an optimizer updates an element, and what it keeps of the element between steps.
+
+use crate::{Backend, FloatDtype, KernelError, Source, UpdateJob};
+
+/// How an element is updated (docs/numerics.md 12). [`crate::reference::update`] is the definition.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum Rule {
+    /// Adam with decoupled weight decay.
+    #[default]
+    AdamW,
+    /// Adam with weight decay added to the gradient (L2).
+    AdamL2,
+    /// The sign of an interpolated momentum, with decoupled weight decay.
+    Lion,
+    /// Stochastic gradient descent without momentum, with weight decay added to the gradient.
+    Sgd,
+    /// The same with momentum.
+    SgdMomentum,
+    /// The same with Nesterov momentum.
+    SgdNesterov,
+}
+
+/// A value that an optimizer keeps of each element between steps, beside the master.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum StateName {
+    /// The mean of gradients.
+    ExpAvg,
+    /// The mean of squares of gradients.
+    ExpAvgSq,
+    /// The decaying sum of gradients.
+    MomentumBuffer,
+}
+
+impl Rule {
+    /// Every rule.
+    pub const ALL: [Self; 6] = [
+        Self::AdamW,
+        Self::AdamL2,
+        Self::Lion,
+        Self::Sgd,
+        Self::SgdMomentum,
+        Self::SgdNesterov,
+    ];
+
+    /// The most states that a rule has.
+    pub const MOST_STATES: usize = 2;
+
+    /// Its name.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::AdamW => "adamw",
+            Self::AdamL2 => "adam-l2",
+            Self::Lion => "lion",
+            Self::Sgd => "sgd",
+            Self::SgdMomentum => "sgd-momentum",
+            Self::SgdNesterov => "sgd-nesterov",
+        }
+    }
+
+    /// The rule of this name.
+    pub fn from_name(name: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|rule| rule.name() == name)
+    }
+
+    /// What it keeps of an element beside the master, in the order of [`crate::UpdateJob::states`].
+    pub const fn states(self) -> &'static [StateName] {
+        match self {
+            Self::AdamW | Self::AdamL2 => &[StateName::ExpAvg, StateName::ExpAvgSq],
+            Self::Lion => &[StateName::ExpAvg],
+            Self::Sgd => &[],
+            Self::SgdMomentum | Self::SgdNesterov => &[StateName::MomentumBuffer],
+        }
+    }
+}
+
+impl Rule {
+    /// `len` zeros for each state, in the dtypes that `dtype` gives.
+    ///
+    /// # Errors
+    /// The device has no room.
+    pub fn alloc<B: Backend>(
+        self,
+        backend: &B,
+        dtype: impl Fn(StateName) -> FloatDtype,
+        len: usize,
+    ) -> Result<Vec<Source<B>>, KernelError> {
+        let states = self.states().iter();
+        let states = states.map(|&state| Source::alloc(backend, dtype(state), len));
+        states.collect()
+    }
+}
+
+impl<B: Backend> UpdateJob<B> {
+    /// Checks that the states are those of the rule, in dtypes that there is an update for.
+    pub(crate) fn check_states(&self) -> Result<(), KernelError> {
+        let (needed, found) = (self.rule.states().len(), self.states.len());
+        if needed != found {
+            let rule = self.rule.name();
+            return Err(KernelError::States {
+                rule,
+                needed,
+                found,
+            });
+        }
+        match self.states[..] {
+            [Source::F32(_), Source::Bf16(_)] => Err(KernelError::MomentDtypes),
+            _ => Ok(()),
+        }
+    }
+}
+
+impl StateName {
+    /// Every state.
+    pub const ALL: [Self; 3] = [Self::ExpAvg, Self::ExpAvgSq, Self::MomentumBuffer];
+
+    /// Its name, as PyTorch's optimizers and checkpoints have it.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::ExpAvg => "exp_avg",
+            Self::ExpAvgSq => "exp_avg_sq",
+            Self::MomentumBuffer => "momentum_buffer",
+        }
+    }
+
+    /// The state of this name.
+    pub fn from_name(name: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|state| state.name() == name)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_are_distinct_and_states_few() {
+        let names = Rule::ALL.map(Rule::name);
+        for (index, name) in names.iter().enumerate() {
+            assert!(!names[..index].contains(name), "{name}");
+            assert_eq!(Rule::from_name(name), Some(Rule::ALL[index]));
+        }
+        let most = Rule::ALL.map(|rule| rule.states().len()).into_iter().max();
+        assert_eq!(most, Some(Rule::MOST_STATES));
+        for state in StateName::ALL {
+            assert_eq!(StateName::from_name(state.name()), Some(state));
+            assert!(Rule::ALL.iter().any(|rule| rule.states().contains(&state)));
+        }
+    }
+}
