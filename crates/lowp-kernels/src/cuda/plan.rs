@@ -72,7 +72,9 @@ impl CudaPlan {
                 Launch::each(cuda, jobs, |job| Ok(ops::interleave::jobs(job)))
             }
             Work::Rearrange(jobs) => Launch::each(cuda, jobs, |job| Ok(ops::rearrange::jobs(job))),
-            Work::Update(jobs) => Launch::each(cuda, jobs, |job| Ok([ops::update::job(cuda, job)?])),
+            Work::Update(jobs) => {
+                Launch::each(cuda, jobs, |job| Ok([ops::update::job(cuda, job)?]))
+            }
             Work::SumSquares(jobs) if jobs.is_empty() => Ok(Vec::new()),
             Work::SumSquares(jobs) => {
                 let (jobs, memory) = ops::sum_squares::jobs(cuda, jobs)?;
