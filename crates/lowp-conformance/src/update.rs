@@ -180,6 +180,28 @@ pub fn updates_equal_the_reference<B: Backend>(rig: &Rig<B>) {
     }
 }
 
+/// Groups of one optimizer have other rules.
+pub fn rules_mix_in_one_plan<B: Backend>(rig: &Rig<B>) {
+    let jobs: Vec<UpdateJob<B>> = (0..)
+        .zip(variants())
+        .map(|(index, variant)| UpdateJob {
+            group: index % 3,
+            ..job(rig, variant, 700 + 64 * index, 50 + index as u64)
+        })
+        .collect();
+    let groups: Vec<GroupScalars> = (1..4).map(scalars).collect();
+    let run = StepScalars {
+        groups: groups.clone(),
+        ..StepScalars::default()
+    };
+    let mut expected: Vec<Expected> = jobs.iter().map(|job| Expected::new(rig, job)).collect();
+    rig.run_with(Work::Update(jobs.clone()), &run);
+    for (job, expected) in jobs.iter().zip(&mut expected) {
+        expected.step(&rig.widened(&job.grad), 1.0, &groups[job.group]);
+        expected.assert(rig, job, 1);
+    }
+}
+
 pub fn a_thousand_steps_equal_the_reference<B: Backend>(rig: &Rig<B>) {
     let len = 1031;
     for variant in LONG {

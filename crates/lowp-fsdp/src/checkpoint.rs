@@ -9,7 +9,7 @@ use lowp_checkpoint::{Block, Checkpoint, Dtype, Late, Piece};
 use lowp_comm::{CommError, MeshComm, or_abort};
 use lowp_format::{Recipe, ShardTiles};
 use lowp_kernels::{Backend, StepCounts};
-use lowp_optim::{FloatDtype, OptimError, PendingValues, StateDtypes};
+use lowp_optim::{FloatDtype, OptimError, PendingValues, Rule, StateDtypes, StateName};
 use lowp_shard::{DelayedState, ScaleBook, ScaleSlot, ShardError};
 use serde_json::{Value, json};
 
@@ -221,6 +221,7 @@ impl<B: Backend, R: Recipe> ShardedModel<B, R> {
     ) -> Result<(), ModelError> {
         let rule = self.options.group.rule;
         let states = || rule.states().iter().map(|state| state.name());
+        self.check_states(checkpoint)?;
         // The masters are those that it was built with.
         for ((id, weight), name) in self.weights.iter().zip(&self.names) {
             let elements = weight.element_ranges()[self.mesh.shard.rank()].clone();
@@ -268,6 +269,32 @@ impl<B: Backend, R: Recipe> ShardedModel<B, R> {
             }
         }
         Ok(())
+    }
+
+    /// Checks that the states of the first parameter in `checkpoint` are those of the rule.
+    fn check_states(&self, checkpoint: &Checkpoint) -> Result<(), ModelError> {
+        let rule = self.options.group.rule;
+        let vars = self.vars.elements().map(|(name, ..)| name);
+        let Some(name) = self.names.iter().map(String::as_str).chain(vars).next() else {
+            return Ok(());
+        };
+        let has = |state: &StateName| {
+            checkpoint
+                .info(&format!("{name}.{}", state.name()))
+                .is_some()
+        };
+        let saved: Vec<StateName> = StateName::ALL.into_iter().filter(has).collect();
+        if saved == rule.states() {
+            return Ok(());
+        }
+        let by = Rule::ALL.into_iter().find(|rule| rule.states() == saved);
+        Err(ModelError::OtherOptimizer {
+            name: name.to_owned(),
+            saved: StateName::list(&saved),
+            saved_by: by.map_or("another optimizer", Rule::name),
+            rule: rule.name(),
+            needed: StateName::list(rule.states()),
+        })
     }
 
     /// Number of linear weights that were cast from their masters, because the checkpoint has them in other formats.

@@ -122,6 +122,15 @@ impl StateName {
         }
     }
 
+    /// `states` in words.
+    pub fn list(states: &[Self]) -> String {
+        let names: Vec<&str> = states.iter().map(|state| state.name()).collect();
+        match names[..] {
+            [] => "nothing but masters".to_owned(),
+            _ => names.join(" and "),
+        }
+    }
+
     /// The state of this name.
     pub fn from_name(name: &str) -> Option<Self> {
         Self::ALL.into_iter().find(|state| state.name() == name)

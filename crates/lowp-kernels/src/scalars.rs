@@ -10,11 +10,11 @@ use crate::power::power;
 pub struct GroupScalars {
     /// Learning rate.
     pub lr: f32,
-    /// Decay of the first moment.
+    /// Adam: decay of the first moment. Lion: what `exp_avg` is in the sum whose sign counts. SGD: the momentum.
     pub beta1: f32,
-    /// Decay of the second moment.
+    /// Adam: decay of the second moment. Lion: decay of `exp_avg`.
     pub beta2: f32,
-    /// Added to the root of the second moment.
+    /// Adam: added to the root of the second moment.
     pub eps: f32,
     /// Weight decay.
     pub weight_decay: f32,

@@ -35,11 +35,11 @@ impl Group {
     /// | rule | `lr` | `betas` | `eps` | `weight_decay` | `bias_correction` |
     /// |---|---|---|---|---|---|
     /// | AdamW, Adam with L2 | 1e-3 | 0.9, 0.95 | 1e-8 | 0.1 | yes |
-    /// | Lion | 1e-4 | 0.9, 0.99 | | 1 | |
+    /// | Lion | 3e-4 | 0.9, 0.99 | | 0.3 | |
     /// | SGD | 0.1 | momentum 0.9, where there is one | | 0 | |
     ///
     /// Those of AdamW are what language models are usually pre-trained with. A step of Lion is as long as its rate in each element, so its
-    /// authors use a tenth to a third of the rate of AdamW and as many times its weight decay.
+    /// authors use a tenth to a third of the rate of AdamW, and three to ten times its weight decay.
     pub fn of(rule: Rule) -> Self {
         let adam = Self {
             rule,
@@ -52,9 +52,9 @@ impl Group {
         match rule {
             Rule::AdamW | Rule::AdamL2 => adam,
             Rule::Lion => Self {
-                lr: 1e-4,
+                lr: 3e-4,
                 betas: (0.9, 0.99),
-                weight_decay: 1.0,
+                weight_decay: 0.3,
                 ..adam
             },
             Rule::Sgd | Rule::SgdMomentum | Rule::SgdNesterov => Self {

@@ -63,7 +63,7 @@ impl StateDtypes {
             Some(state) => Err(StateDtypesError::NotOfRule {
                 rule: rule.name(),
                 state: state.name(),
-                states: names(rule.states()),
+                states: StateName::list(rule.states()),
             }),
         }
     }
@@ -109,18 +109,6 @@ pub enum StateDtypesError {
     },
 }
 
-/// The names of `states`, as text.
-fn names(states: &[StateName]) -> String {
-    match states {
-        [] => "nothing but masters".to_owned(),
-        _ => states
-            .iter()
-            .map(|state| state.name())
-            .collect::<Vec<_>>()
-            .join(" and "),
-    }
-}
-
 impl FromStr for StateDtypes {
     type Err = StateDtypesError;
 
@@ -142,7 +130,7 @@ impl FromStr for StateDtypes {
                 _ => return Err(wrong("is not f32 or bf16")),
             };
             let Some(state) = StateName::from_name(name) else {
-                let all = names(&StateName::ALL);
+                let all = StateName::list(&StateName::ALL);
                 return Err(wrong(&format!("is none of {all}")));
             };
             if named.contains(&state) {

@@ -127,7 +127,7 @@ where
         }
         let rounded = trained.sharded.rounded();
         if rounded > 0 && self.rank == 0 {
-            watch(Event::Rounded { moments: rounded });
+            watch(Event::Rounded { states: rounded });
         }
         let mut saver = self.saver(comm)?;
         let mut rate = Rate::new(first_step);

@@ -8,7 +8,7 @@ const SPILLS: usize = 64;
 /// Kernels that may spill more on sm_80 and on sm_90, and how much. Those of many ingredients have rare paths, and more blocks of
 /// threads at a time pay for what these keep in memory: measured on an H200 (`target/gpu-pack/run.sh OUT peers`). sm_80 was not
 /// measured; its code is like that of Hopper. Blackwell's has fewer blocks (lowp/policy.cuh).
-const MAY_SPILL: [(&str, [usize; 2]); 11] = [
+const MAY_SPILL: [(&str, [usize; 2]); 9] = [
     ("lowp_adamw", [512, 512]),
     ("lowp_adamw_other", [128, 128]),
     ("lowp_encode_blocks_bf16", [384, 384]),
@@ -18,8 +18,6 @@ const MAY_SPILL: [(&str, [usize; 2]); 11] = [
     ("lowp_encode_ring_two_level_transformed", [SPILLS, 128]),
     ("lowp_flat_encode", [128, 128]),
     ("lowp_round_two_level_random", [SPILLS, 128]),
-    ("lowp_update", [512, 512]),
-    ("lowp_update_other", [128, 128]),
 ];
 
 #[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]

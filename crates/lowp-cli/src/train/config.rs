@@ -15,7 +15,7 @@ use lowp_fsdp::cost::MAX_RANKS;
 use lowp_fsdp::{LinearSpec, Sharding};
 use lowp_kernels::FloatDtype;
 use lowp_optim::Decay;
-use lowp_train::{Checkpoints, Config, Mixture, Model, Run, TrainError};
+use lowp_train::{Checkpoints, Config, Mixture, Model, Optimizer, Run, TrainError};
 use lowp_transformer::{GptConfig, SizeError};
 use std::sync::Arc;
 
@@ -75,10 +75,17 @@ impl Setup {
             Some(epochs) => source::steps(args, (model, folder.is_some()), epochs)?,
             None => (steps(args, model)?, None),
         };
+        let optimizer = args.sharded.optimizer();
+        let defaults = optimizer.defaults();
         let lr = match folder.as_ref().is_some_and(|folder| folder.hub.is_some()) {
-            true => 2e-5,
-            false => 3e-3,
+            true => fine_tuning_rate(optimizer),
+            false => defaults.lr,
         };
+        if args.beta2.is_some() && !optimizer.has_beta2() {
+            let name = optimizer.name();
+            let text = format!("--beta2 has no meaning with --optimizer {name}; leave it out");
+            return Err(UsageError::new(text).into());
+        }
         let sharding = Sharding::from(args.sharded.sharding);
         let config = Config {
             model,
@@ -100,13 +107,19 @@ impl Setup {
                 mesh.shard,
             )?,
             grad_wire: args.sharded.grad_wire(),
+            optimizer,
             optimizer_state: args.sharded.optimizer_state.unwrap_or_default(),
-            lr: narrow("lr", args.lr.unwrap_or(lr), false)?,
+            lr: or("lr", args.lr, lr, false)?,
             warmup: args.warmup.unwrap_or((steps / 10).min(100)) as u64,
             schedule: schedule(args, steps)?,
             final_lr: narrow("final_lr", args.final_lr, true)?,
-            beta2: narrow("beta2", args.beta2, true)?,
-            weight_decay: narrow("weight_decay", args.weight_decay, true)?,
+            beta2: or("beta2", args.beta2, defaults.betas.1, true)?,
+            weight_decay: or(
+                "weight_decay",
+                args.weight_decay,
+                defaults.weight_decay,
+                true,
+            )?,
             no_decay: no_decay(args, &folder, model)?,
             clip: narrow("clip", args.clip, false)?,
             z_loss: narrow("z_loss", args.z_loss, true)?,
@@ -441,4 +454,23 @@ fn narrow(field: &'static str, value: f64, zero: bool) -> Result<f32, UsageError
         return Ok(narrow);
     }
     Err(TrainError::Number { field, value, zero }.into())
+}
+
+/// The same of an option that may be left out.
+fn or(
+    field: &'static str,
+    value: Option<f64>,
+    default: f32,
+    zero: bool,
+) -> Result<f32, UsageError> {
+    value.map_or(Ok(default), |value| narrow(field, value, zero))
+}
+
+/// The learning rate with weights of a model that was trained: so much less than that of random weights.
+fn fine_tuning_rate(optimizer: Optimizer) -> f32 {
+    match optimizer {
+        Optimizer::AdamW => 2e-5,
+        Optimizer::Lion => 7e-6,
+        Optimizer::Sgd => 7e-4,
+    }
 }
