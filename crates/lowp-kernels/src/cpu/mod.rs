@@ -33,6 +33,19 @@ pub use plan::CpuPlan;
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Cpu;
 
+impl Cpu {
+    /// Has another library do `work` now or, where this thread captures ([`Backend::capture`]), at every launch of the graph.
+    ///
+    /// # Errors
+    /// Those of `work`.
+    pub fn foreign_work(
+        &self,
+        work: impl Fn() -> Result<(), KernelError> + Send + Sync + 'static,
+    ) -> Result<(), KernelError> {
+        graph::call(work)
+    }
+}
+
 impl crate::sealed::Backend for Cpu {}
 
 impl Backend for Cpu {
