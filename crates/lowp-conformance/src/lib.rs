@@ -73,6 +73,8 @@ pub mod history;
 #[doc(hidden)]
 pub mod layout;
 #[doc(hidden)]
+pub mod momentum;
+#[doc(hidden)]
 pub mod mutated;
 #[doc(hidden)]
 pub mod observed;

@@ -33,6 +33,8 @@ macro_rules! suite {
                 flat_encode_jobs once;
                 decode_jobs once;
                 round_jobs once;
+                momentum_jobs once;
+                normalize_jobs once;
                 update_jobs once;
                 updates_of_short_tiles once;
                 transpose_jobs once;
@@ -110,6 +112,10 @@ macro_rules! suite {
                 runs_outside_of_their_buffers_are_rejected once;
                 runs_that_are_none_or_one once;
                 large_transposes_run everywhere;
+            }
+            momentum {
+                a_momentum_equals_the_reference everywhere;
+                a_matrix_is_divided_by_its_norm everywhere;
             }
             observed {
                 scales_follow_from_observations once;

@@ -431,6 +431,32 @@ pub struct SumPartsJob<B: Backend> {
     pub accumulate: bool,
 }
 
+/// Updates the momentum of a gradient, `m = mu m + g`, and rounds what is orthogonalised, Nesterov's `g + mu m` (docs/numerics.md 22.1).
+/// A NaN gives a NaN; which one is not defined.
+#[derive(Clone, Debug)]
+pub struct MomentumJob<B: Backend> {
+    /// Gradient.
+    pub grad: Source<B>,
+    /// Momentum, updated in place; as long as `grad`.
+    pub momentum: B::Buffer<f32>,
+    /// The result, rounded to nearest even; as long as `grad`.
+    pub out: B::Buffer<bf16>,
+    /// The entry of [`crate::StepScalars::groups`] whose `beta1` is `mu`.
+    pub group: usize,
+}
+
+/// Divides a matrix by its Frobenius norm (docs/numerics.md 22.3): `out[i] = round(from[i] * f32(1 / max(sqrt(sum), 1e-7)))`, to nearest
+/// even. Root and quotient are in binary64. A NaN gives a NaN; which one is not defined.
+#[derive(Clone, Debug)]
+pub struct NormalizeJob<B: Backend> {
+    /// The matrix.
+    pub from: B::Buffer<bf16>,
+    /// Its sum of squares, as [`SumSquaresJob::out`] of [`crate::GradContribution::SUMS`] bytes has it.
+    pub sum: B::Buffer<u8>,
+    /// The result; as long as `from`.
+    pub out: B::Buffer<bf16>,
+}
+
 /// Converts a vector to another dtype, or copies it: `into[i] = round(from[i])`. Widening is exact,
 /// narrowing rounds to nearest even (a NaN keeps its sign and the upper bits of its payload, and is
 /// quiet), and between equal dtypes every bit stays.
@@ -498,6 +524,10 @@ pub enum Work<B: Backend> {
     SumParts(Vec<SumPartsJob<B>>),
     /// See [`ConvertJob`].
     Convert(Vec<ConvertJob<B>>),
+    /// See [`MomentumJob`].
+    Momentum(Vec<MomentumJob<B>>),
+    /// See [`NormalizeJob`].
+    Normalize(Vec<NormalizeJob<B>>),
     /// See [`StepScalarsJob`].
     StepScalars(Vec<StepScalarsJob<B>>),
 }

@@ -84,9 +84,9 @@ pub use host::zeroed;
 pub use ingredients::rounds;
 pub use job::{
     AmaxJob, BlockAmax, ConvertJob, DecodeJob, EncodeJob, FlatBlocks, FlatEncodeJob, HistoryJob,
-    InterleaveJob, PieceRows, RearrangeJob, Rearranged, RepackJob, RoundJob, Slot, StepScalarsJob,
-    StochasticKey, SumJob, SumPartsJob, SumSquaresJob, Target, TensorInput, TransposeJob,
-    UpdateAmax, UpdateJob, Work,
+    InterleaveJob, MomentumJob, NormalizeJob, PieceRows, RearrangeJob, Rearranged, RepackJob,
+    RoundJob, Slot, StepScalarsJob, StochasticKey, SumJob, SumPartsJob, SumSquaresJob, Target,
+    TensorInput, TransposeJob, UpdateAmax, UpdateJob, Work,
 };
 pub use kernel_code::KernelCode;
 pub use pending::Pending;

@@ -483,6 +483,26 @@ pub fn sum_bf16(into: bf16, from: f32) -> bf16 {
     bf16::from_f32(into.to_f32() + from)
 }
 
+/// One element of a momentum ([`crate::MomentumJob`], docs/numerics.md 22.1): the momentum, and what is orthogonalised of it.
+pub fn momentum(m: f32, g: f32, mu: f32) -> (f32, bf16) {
+    let m = mu.mul_add(m, g);
+    (m, bf16::from_f32(mu.mul_add(m, g)))
+}
+
+/// The factor of a matrix whose squares have this sum ([`crate::NormalizeJob`], docs/numerics.md 22.3).
+pub fn inverse_norm(sum: f64) -> f32 {
+    let norm = sum.sqrt();
+    // A NaN stays one.
+    let least = match norm < LEAST_NORM {
+        true => LEAST_NORM,
+        false => norm,
+    };
+    (1.0 / least) as f32
+}
+
+/// What matrices of a smaller norm are divided by.
+const LEAST_NORM: f64 = 1e-7;
+
 /// The scalars of a step ([`crate::StepScalarsJob`], docs/numerics.md 12.8), the counts after it and the
 /// report. `parts` are whole replicas of `shards` ranks, among them `replica`.
 pub fn step_scalars(

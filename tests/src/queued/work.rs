@@ -2,9 +2,9 @@
 
 use lowp_kernels::{
     AmaxJob, ConvertJob, Cpu, DecodeJob, EncodeJob, FlatBlocks, FlatEncodeJob, HistoryJob,
-    InterleaveJob, RearrangeJob, Rearranged, RepackJob, RoundJob, Slot, Source, StepScalarsJob,
-    SumJob, SumPartsJob, SumSquaresJob, Target, TensorInput, TransposeJob, UpdateAmax, UpdateJob,
-    Work,
+    InterleaveJob, MomentumJob, NormalizeJob, RearrangeJob, Rearranged, RepackJob, RoundJob, Slot,
+    Source, StepScalarsJob, SumJob, SumPartsJob, SumSquaresJob, Target, TensorInput, TransposeJob,
+    UpdateAmax, UpdateJob, Work,
 };
 
 use super::Queued;
@@ -69,6 +69,17 @@ pub(super) fn on_cpu(work: Work<Queued>) -> Work<Cpu> {
         Work::Convert(jobs) => Work::Convert(all(jobs, |job| ConvertJob {
             from: source(job.from),
             into: source(job.into),
+        })),
+        Work::Momentum(jobs) => Work::Momentum(all(jobs, |job| MomentumJob {
+            grad: source(job.grad),
+            momentum: job.momentum,
+            out: job.out,
+            group: job.group,
+        })),
+        Work::Normalize(jobs) => Work::Normalize(all(jobs, |job| NormalizeJob {
+            from: job.from,
+            sum: job.sum,
+            out: job.out,
         })),
         Work::StepScalars(jobs) => Work::StepScalars(all(jobs, |job| StepScalarsJob {
             parts: job.parts,

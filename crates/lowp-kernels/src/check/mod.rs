@@ -9,8 +9,8 @@ use lowp_format::{Axis, Orientation, Part, ScaleLayout, Shape};
 use crate::runs::written_twice;
 use crate::{
     AmaxJob, Backend, DecodeJob, GradContribution, HistoryJob, InterleaveJob, KernelError,
-    RearrangeJob, Rearranged, RepackJob, Runs, Source, SumPartsJob, SumSquaresJob, Target,
-    TensorInput, TransposeJob, UpdateJob, Work,
+    MomentumJob, NormalizeJob, RearrangeJob, Rearranged, RepackJob, Runs, Source, SumPartsJob,
+    SumSquaresJob, Target, TensorInput, TransposeJob, UpdateJob, Work,
 };
 use access::{Access, Kept, Mode};
 use encode::{check_delayed, check_target, compact, ingredients};
@@ -90,6 +90,8 @@ impl<B: Backend> Planner<'_, B> {
             Work::Sum(jobs) => each(jobs, |i, job| self.vectors(i, &job.from, &job.into)),
             Work::SumParts(jobs) => each(jobs, |i, job| self.sum_parts(i, job)),
             Work::Convert(jobs) => each(jobs, |i, job| self.vectors(i, &job.from, &job.into)),
+            Work::Momentum(jobs) => each(jobs, |i, job| self.momentum(i, job)),
+            Work::Normalize(jobs) => each(jobs, |i, job| self.normalize(i, job)),
             Work::StepScalars(jobs) => each(jobs, |i, job| self.step_scalars(i, job)),
         }
     }
@@ -318,7 +320,7 @@ impl<B: Backend> Planner<'_, B> {
         self.source(index, "source", &job.source, len)?;
         let needed = match self.backend.len::<u8>(&job.out) {
             GradContribution::BYTES => GradContribution::BYTES,
-            _ => 16,
+            _ => GradContribution::SUMS,
         };
         self.whole::<u8>(index, "sum of squares", &job.out, needed, Mode::Shared)
     }
@@ -344,6 +346,27 @@ impl<B: Backend> Planner<'_, B> {
             self.source(index, "part that lies elsewhere", own, len)?;
         }
         self.whole::<f32>(index, "sum", &job.into, len, Mode::Write)
+    }
+
+    fn momentum(&mut self, index: usize, job: &MomentumJob<B>) -> Done {
+        let len = self.len(&job.grad);
+        self.source(index, "gradient", &job.grad, len)?;
+        self.whole::<f32>(index, "momentum", &job.momentum, len, Mode::Write)?;
+        self.whole::<bf16>(index, "result", &job.out, len, Mode::Write)
+    }
+
+    fn normalize(&mut self, index: usize, job: &NormalizeJob<B>) -> Done {
+        let len = self.backend.len::<bf16>(&job.from);
+        self.elements = self.elements.saturating_add(len);
+        self.whole::<bf16>(index, "matrix", &job.from, len, Mode::Read)?;
+        self.whole::<u8>(
+            index,
+            "sum of squares",
+            &job.sum,
+            GradContribution::SUMS,
+            Mode::Read,
+        )?;
+        self.whole::<bf16>(index, "result", &job.out, len, Mode::Write)
     }
 
     /// A vector that is read and one of as many values that is written.

@@ -149,6 +149,8 @@ impl CpuPlan {
             Work::Sum(jobs) => generic::sum::sums(jobs, context, views),
             Work::SumParts(jobs) => generic::sum_parts::run(jobs, context, views),
             Work::Convert(jobs) => generic::sum::conversions(jobs, context, views),
+            Work::Momentum(jobs) => generic::momentum::run(jobs, context, views),
+            Work::Normalize(jobs) => generic::normalize::run(jobs, context, views),
             Work::StepScalars(jobs) => generic::step_scalars::run(jobs, views),
         }?;
         if plan.forms.is_empty() && plan.decodes.is_empty() {

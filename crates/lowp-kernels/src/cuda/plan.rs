@@ -85,6 +85,8 @@ impl CudaPlan {
             Work::Sum(jobs) => Launch::each(cuda, jobs, |job| Ok([ops::sum::sum(job)])),
             Work::SumParts(jobs) => Launch::each(cuda, jobs, |job| Ok([ops::sum_parts::job(job)])),
             Work::Convert(jobs) => Launch::each(cuda, jobs, |job| Ok([ops::sum::convert(job)])),
+            Work::Momentum(jobs) => Launch::each(cuda, jobs, |job| Ok([ops::momentum::job(job)])),
+            Work::Normalize(jobs) => Launch::each(cuda, jobs, |job| Ok([ops::normalize::job(job)])),
             Work::StepScalars(jobs) => {
                 Launch::each(cuda, jobs, |job| Ok([ops::step_scalars::job(job)?]))
             }

@@ -458,6 +458,38 @@ struct SumParts {
 };
 static_assert(sizeof(SumParts) == 56);
 
+// `MomentumJob`, in tiles of MOMENTUM_TILE elements.
+struct Momentum {
+  uint64_t grad;
+  // float*.
+  uint64_t momentum;
+  // bf16*.
+  uint64_t out;
+  uint64_t len;
+  uint32_t group;
+  // F32 or BF16.
+  uint8_t grad_code;
+  // 16-byte accesses stay aligned.
+  uint8_t vector;
+  uint8_t reserved[2];
+};
+static_assert(sizeof(Momentum) == 40);
+
+// `NormalizeJob`, in tiles of MOMENTUM_TILE elements.
+struct Normalize {
+  // bf16*.
+  uint64_t from;
+  // 8 bytes of binary64.
+  uint64_t sum;
+  // bf16*.
+  uint64_t out;
+  uint64_t len;
+  // 16-byte accesses stay aligned.
+  uint8_t vector;
+  uint8_t reserved[7];
+};
+static_assert(sizeof(Normalize) == 40);
+
 // `StepScalarsJob`: one block each. Records lie at any address, as docs/numerics.md 12.8 has them.
 struct StepScalars {
   // The part of every rank.

@@ -84,6 +84,8 @@ constexpr uint32_t SUM_RUNS = 16;
 constexpr uint64_t SUM_TILE = 8192;
 // SumParts: elements of a tile.
 constexpr uint64_t SUM_PARTS_TILE = 2048;
+// Momentum and Normalize: elements of a tile.
+constexpr uint64_t MOMENTUM_TILE = 2048;
 // StepScalars: bytes of a rank's part, of the header of scalars, and of a group of them.
 constexpr uint64_t GRAD_PART = 32;
 constexpr uint64_t STEP_HEADER = 32;

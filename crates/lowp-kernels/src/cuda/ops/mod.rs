@@ -13,6 +13,8 @@ pub(super) mod history;
 mod ingredients;
 pub(super) mod interleave;
 pub(super) mod job;
+pub(super) mod momentum;
+pub(super) mod normalize;
 pub(super) mod rearrange;
 pub(super) mod repack;
 pub(super) mod round;
@@ -28,7 +30,7 @@ use super::table;
 use job::Job;
 
 /// Every kernel, by operation.
-pub(super) const KERNELS: [&[Kernel]; 16] = [
+pub(super) const KERNELS: [&[Kernel]; 18] = [
     table::Update::KERNELS,
     table::Amax::KERNELS,
     table::Decode::KERNELS,
@@ -37,6 +39,8 @@ pub(super) const KERNELS: [&[Kernel]; 16] = [
     table::FlatEncode::KERNELS,
     table::History::KERNELS,
     table::Interleave::KERNELS,
+    table::Momentum::KERNELS,
+    table::Normalize::KERNELS,
     table::Rearrange::KERNELS,
     table::Repack::KERNELS,
     table::Round::KERNELS,

@@ -455,6 +455,36 @@ structs! {
         reserved: [u8; 5],
     }
 
+    /// `MomentumJob`, in tiles of MOMENTUM_TILE elements.
+    struct Momentum {
+        grad: u64,
+        /// float*.
+        momentum: u64,
+        /// bf16*.
+        out: u64,
+        len: u64,
+        group: u32,
+        /// F32 or BF16.
+        grad_code: u8,
+        /// 16-byte accesses stay aligned.
+        vector: u8,
+        reserved: [u8; 2],
+    }
+
+    /// `NormalizeJob`, in tiles of MOMENTUM_TILE elements.
+    struct Normalize {
+        /// bf16*.
+        from: u64,
+        /// 8 bytes of binary64.
+        sum: u64,
+        /// bf16*.
+        out: u64,
+        len: u64,
+        /// 16-byte accesses stay aligned.
+        vector: u8,
+        reserved: [u8; 7],
+    }
+
     /// `StepScalarsJob`: one block each. Records lie at any address, as docs/numerics.md 12.8 has them.
     struct StepScalars {
         /// The part of every rank.

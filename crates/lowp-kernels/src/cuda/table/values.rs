@@ -81,6 +81,8 @@ constants! {
     SUM_TILE: u64 = 8192;
     /// SumParts: elements of a tile.
     SUM_PARTS_TILE: u64 = 2048;
+    /// Momentum and Normalize: elements of a tile.
+    MOMENTUM_TILE: u64 = 2048;
     /// StepScalars: bytes of a rank's part, of the header of scalars, and of a group of them.
     GRAD_PART: u64 = 32;
     STEP_HEADER: u64 = 32;
