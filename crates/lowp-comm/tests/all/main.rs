@@ -9,6 +9,7 @@ mod faults;
 mod in_turn;
 mod meshes;
 mod messages;
+mod owned;
 mod rendezvous;
 mod rounds;
 mod uneven;
