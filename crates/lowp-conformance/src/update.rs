@@ -65,7 +65,12 @@ impl Expected {
             for (x, values) in element.iter_mut().zip(&self.values) {
                 *x = values[i];
             }
-            let element = reference::update(self.rule, element, g * grad_scale, group);
+            let element = reference::update(
+                self.rule,
+                element,
+                g * self.rule.grad_factor(grad_scale),
+                group,
+            );
             let all = self.values.iter_mut().zip(&self.dtypes).zip(element);
             for ((values, &dtype), x) in all {
                 values[i] = stored(x, dtype);
@@ -99,6 +104,7 @@ fn known_answers() {
         (Rule::Sgd, 0.0, [0x3F7F_F2E5, 0, 0]),
         (Rule::SgdMomentum, 0.5, [0x3F7F_D567, 0x3F26_6666, 0]),
         (Rule::SgdNesterov, 0.5, [0x3F7F_CC8E, 0x3F26_6666, 0]),
+        (Rule::Muon, 0.5, [0x3F7F_F2E5, 0x3F00_0000, 0]),
     ] {
         let found = reference::update(rule, [1.0, first, 0.0], 0.1, &scalars(1));
         assert_eq!(found.map(f32::to_bits), expected, "{rule:?}, {first}");
@@ -143,13 +149,14 @@ fn variants() -> Vec<Variant> {
 }
 
 /// Every rule, and every dtype of two states, once.
-const LONG: [Variant; 6] = [
+const LONG: [Variant; 7] = [
     (Rule::AdamW, &[false, false], false),
     (Rule::AdamW, &[true, false], true),
     (Rule::AdamL2, &[true, true], false),
     (Rule::Lion, &[true], true),
     (Rule::SgdMomentum, &[false], true),
     (Rule::SgdNesterov, &[true], false),
+    (Rule::Muon, &[false], true),
 ];
 
 /// One of them.

@@ -394,12 +394,14 @@ pub fn decode(
 }
 
 /// One element of an update: the master and the states of `rule` after the step (docs/numerics.md 12). States that the rule does not have
-/// come back as they are. `g` is the gradient times `grad_scale`.
+/// come back as they are. `g` is the gradient times the factor of `grad_scale` ([`Rule::grad_factor`]).
 pub fn update(rule: Rule, values: [f32; 3], g: f32, s: &GroupScalars) -> [f32; 3] {
     match rule {
         Rule::AdamW | Rule::AdamL2 => adam(rule == Rule::AdamL2, values, g, s),
         Rule::Lion => lion(values, g, s),
         Rule::Sgd | Rule::SgdMomentum | Rule::SgdNesterov => sgd(rule, values, g, s),
+        // The momentum is that of a pass before.
+        Rule::Muon | Rule::Moonlight => sgd(Rule::Sgd, values, g, s),
     }
 }
 

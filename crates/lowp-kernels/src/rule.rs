@@ -18,6 +18,11 @@ pub enum Rule {
     SgdMomentum,
     /// The same with Nesterov momentum.
     SgdNesterov,
+    /// Nesterov momentum of a matrix, made orthogonal before the update, and with decoupled weight decay: what is a gradient to others is the
+    /// orthogonal matrix here ([`crate::MomentumJob`] makes the momentum).
+    Muon,
+    /// The same, scaled to the length of an update of Adam.
+    Moonlight,
 }
 
 /// A value that an optimizer keeps of each element between steps, beside the master.
@@ -33,13 +38,15 @@ pub enum StateName {
 
 impl Rule {
     /// Every rule.
-    pub const ALL: [Self; 6] = [
+    pub const ALL: [Self; 8] = [
         Self::AdamW,
         Self::AdamL2,
         Self::Lion,
         Self::Sgd,
         Self::SgdMomentum,
         Self::SgdNesterov,
+        Self::Muon,
+        Self::Moonlight,
     ];
 
     /// The most states that a rule has.
@@ -54,6 +61,8 @@ impl Rule {
             Self::Sgd => "sgd",
             Self::SgdMomentum => "sgd-momentum",
             Self::SgdNesterov => "sgd-nesterov",
+            Self::Muon => "muon",
+            Self::Moonlight => "moonlight",
         }
     }
 
@@ -68,12 +77,40 @@ impl Rule {
             Self::AdamW | Self::AdamL2 => &[StateName::ExpAvg, StateName::ExpAvgSq],
             Self::Lion => &[StateName::ExpAvg],
             Self::Sgd => &[],
-            Self::SgdMomentum | Self::SgdNesterov => &[StateName::MomentumBuffer],
+            Self::SgdMomentum | Self::SgdNesterov | Self::Muon | Self::Moonlight => {
+                &[StateName::MomentumBuffer]
+            }
         }
     }
 }
 
 impl Rule {
+    /// Whether it updates matrices, and not elements on their own.
+    pub const fn is_of_matrices(self) -> bool {
+        matches!(self, Self::Muon | Self::Moonlight)
+    }
+
+    /// What the update multiplies gradients by, where those of a step are multiplied by `grad_scale`: nothing scales a matrix that is orthogonal
+    /// already.
+    pub const fn grad_factor(self, grad_scale: f32) -> f32 {
+        match self.is_of_matrices() {
+            true => 1.0,
+            false => grad_scale,
+        }
+    }
+
+    /// What the orthogonal matrix of `rows` x `cols` is multiplied by (docs/numerics.md 22.4): `sqrt(max(1, rows / cols))` for Muon, and
+    /// `0.2 sqrt(max(rows, cols))` for Moonlight, in binary64 and rounded once; 1 for other rules.
+    pub fn matrix_scale(self, rows: usize, cols: usize) -> f32 {
+        let (rows, cols) = (rows as f64, cols as f64);
+        let scale = match self {
+            Self::Muon if rows > cols => (rows / cols).sqrt(),
+            Self::Moonlight => 0.2 * rows.max(cols).sqrt(),
+            _ => 1.0,
+        };
+        scale as f32
+    }
+
     /// `len` zeros for each state, in the dtypes that `dtype` gives.
     ///
     /// # Errors

@@ -223,6 +223,9 @@ mod tests {
             }
         }
         let narrow: StateDtypes = "exp_avg=bf16".parse().expect("text");
-        assert_eq!(Rule::ALL.map(|rule| narrow.bytes(rule)), [6, 6, 2, 0, 4, 4]);
+        assert_eq!(
+            Rule::ALL.map(|rule| narrow.bytes(rule)),
+            [6, 6, 2, 0, 4, 4, 4, 4]
+        );
     }
 }

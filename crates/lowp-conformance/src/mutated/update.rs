@@ -210,7 +210,8 @@ impl<B: Fenced> Mutate<B> for UpdateJob<B> {
             for (x, state) in element[1..].iter_mut().zip(&states) {
                 *x = state[i];
             }
-            let element = reference::update(self.rule, element, g * scale, group);
+            let element =
+                reference::update(self.rule, element, g * self.rule.grad_factor(scale), group);
             master[i] = element[0];
             for (x, state) in element[1..].iter().zip(&mut states) {
                 state[i] = *x;

@@ -129,6 +129,8 @@ enum UpdateRule : uint8_t {
   UPDATE_SGD = 3,
   UPDATE_SGD_MOMENTUM = 4,
   UPDATE_SGD_NESTEROV = 5,
+  // SGD whose gradients are not multiplied by `Step::grad_scale`, and whose state belongs to another pass.
+  UPDATE_MUON = 6,
 };
 
 // What shares an amax above block scales, or a scale: lowp_format::Extent by orientation.

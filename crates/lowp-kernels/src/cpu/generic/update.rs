@@ -149,7 +149,8 @@ impl Part<'_> {
             Rule::AdamW => self.with_two::<Adam<false>>(range),
             Rule::AdamL2 => self.with_two::<Adam<true>>(range),
             Rule::Lion => self.with_one::<Lion>(range),
-            Rule::Sgd => self.with_none::<Sgd>(range),
+            // What it keeps belongs to another pass.
+            Rule::Sgd | Rule::Muon | Rule::Moonlight => self.with_none::<Sgd>(range),
             Rule::SgdMomentum => self.with_one::<Momentum<false>>(range),
             Rule::SgdNesterov => self.with_one::<Momentum<true>>(range),
         };
@@ -280,7 +281,7 @@ fn tasks<'v>(
         Part {
             isa: context.isa,
             scalars: context.scalars.groups[job.group],
-            grad_scale: context.scalars.grad_scale,
+            grad_scale: job.rule.grad_factor(context.scalars.grad_scale),
             rule: job.rule,
             rounding: job.source_rounding,
             master: head,

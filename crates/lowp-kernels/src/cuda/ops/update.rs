@@ -33,6 +33,7 @@ fn rule_code(rule: Rule) -> u8 {
         Rule::Sgd => update_rule::SGD,
         Rule::SgdMomentum => update_rule::SGD_MOMENTUM,
         Rule::SgdNesterov => update_rule::SGD_NESTEROV,
+        Rule::Muon | Rule::Moonlight => update_rule::MUON,
     }
 }
 

@@ -128,6 +128,8 @@ values! {
         SGD = 3,
         SGD_MOMENTUM = 4,
         SGD_NESTEROV = 5,
+        /// SGD whose gradients are not multiplied by `Step::grad_scale`, and whose state belongs to another pass.
+        MUON = 6,
     }
 
     /// What shares an amax above block scales, or a scale: lowp_format::Extent by orientation.
