@@ -1,7 +1,9 @@
 //! Vectors that ranks bring together on their owners, and get back.
 
+use std::sync::Arc;
+
 use crate::common::{
-    Engine, PATIENCE, failing_on, joined, ranks_everywhere as ranks, tiling, values,
+    Comm, Engine, PATIENCE, failing_on, joined, ranks_everywhere as ranks, tiling, values,
 };
 use half::bf16;
 use lowp_comm::{Collective, Communicator, Direction, HostComm, OwnedItem, Traffic, run_comms};
@@ -123,7 +125,7 @@ proptest! {
         check(&case, world, &found);
         // However little travels at once.
         let comms = joined(world, PATIENCE).into_iter();
-        let comms = comms.map(|control| HostComm::with_most(control, &Cpu, most).into()).collect();
+        let comms = comms.map(|control| -> Comm { Arc::new(HostComm::with_most(control, &Cpu, most)) }).collect();
         let turns = run_comms(comms, |_, comm| Ok::<_, lowp_comm::CommError>(there_and_back(&case, world, &*comm)?));
         check(&case, world, &turns.expect("every rank succeeds"));
     }
@@ -144,21 +146,20 @@ fn ranks_agree_on_owners_and_lengths() {
             });
             assert!(failed.to_string().contains("to_owners"), "{what}: {failed}");
         }
-        let failed = failing_on(engine, 2, |rank, comm| {
-            let vector = Vector::new(rank, 0, (0, false), &[3, 4])?;
-            let short = Cpu.alloc(6)?;
-            let item = OwnedItem {
-                whole: &short,
-                owner: 2 * rank,
-                ..vector.item()
-            };
-            comm.enqueue("", Collective::Owned(&[item], Direction::FromOwners))?;
-            Ok(())
-        });
-        let said = failed.to_string();
-        assert!(
-            said.contains("the whole") && said.contains("owner of item 0"),
-            "{said}"
-        );
+        // Rank 0 has too little room, or names no rank.
+        for (owner, says) in [(0, "the whole holds 6"), (2, "the owner of item 0")] {
+            let failed = failing_on(engine, 2, |rank, comm| {
+                let vector = Vector::new(rank, 0, (0, false), &[3, 4])?;
+                let short = Cpu.alloc(6)?;
+                let mut item = vector.item();
+                if rank == 0 {
+                    (item.whole, item.owner) = (&short, owner);
+                }
+                comm.enqueue("", Collective::Owned(&[item], Direction::FromOwners))?;
+                Ok(())
+            });
+            let said = failed.to_string();
+            assert!(said.contains(says), "{said}");
+        }
     }
 }
