@@ -5,6 +5,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use lowp_comm::{CommError, Communicator, Mesh, or_abort};
 use lowp_format::{QuantizedTensor, Recipe};
+use lowp_gemm::Products;
 use lowp_kernels::{Backend, KernelError, Source};
 use lowp_shard::{
     CastItem, CastPlan, CastTarget, FlatGather, FlatParam, ScaleBook, ScaleBookBuilder, ShardError,
@@ -12,12 +13,13 @@ use lowp_shard::{
 };
 
 use crate::memory::{ParamMemory, check_length};
+use crate::muon::Muon;
 use crate::optimizer::Optimizer;
 use crate::param::{Param, ParamId, ParamSpec};
 use crate::plans::Of;
 use crate::report::Compared;
 use crate::work::StepWork;
-use crate::{Group, OptimError};
+use crate::{Group, MatrixCut, OptimError};
 
 /// Collects groups and parameters; recipes and plain parameters mix in any order.
 #[derive(Debug)]
@@ -33,6 +35,8 @@ pub struct OptimizerBuilder<B: Backend> {
     params: Vec<Param<B>>,
     /// Those of them that have flat slices.
     flats: Vec<FlatParam<B>>,
+    /// What multiplies matrices.
+    products: Option<Arc<dyn Products<B>>>,
 }
 
 impl<B: Backend> OptimizerBuilder<B> {
@@ -51,6 +55,7 @@ impl<B: Backend> OptimizerBuilder<B> {
             groups: Vec::new(),
             params: Vec::new(),
             flats: Vec::new(),
+            products: None,
         }
     }
 
@@ -71,6 +76,25 @@ impl<B: Backend> OptimizerBuilder<B> {
     #[must_use]
     pub fn mesh(self, mesh: Mesh) -> Self {
         Self { mesh, ..self }
+    }
+
+    /// Multiplies matrices with `products`, for rules of matrices ([`Rule::is_of_matrices`](crate::Rule::is_of_matrices)).
+    #[must_use]
+    pub fn products(self, products: Arc<dyn Products<B>>) -> Self {
+        let products = Some(products);
+        Self { products, ..self }
+    }
+
+    /// Says which elements of the matrix `id` each rank has, for rules of matrices. Where one rank has all of it, nobody need say so.
+    ///
+    /// # Errors
+    /// An id of another optimizer.
+    pub fn matrix(&mut self, id: ParamId, cut: MatrixCut) -> Result<(), OptimError> {
+        let len = self.params.len();
+        let param = self.params.get_mut(id.index);
+        let param = param.filter(|_| id.optimizer == self.id);
+        param.ok_or(OptimError::OtherOptimizer { len })?.cut = Some(cut);
+        Ok(())
     }
 
     /// Where scales of other tensors, such as activations, are registered: they are agreed on together with
@@ -220,6 +244,8 @@ impl<B: Backend> OptimizerBuilder<B> {
             master,
             states,
             grad,
+            cut: None,
+            piece: None,
             item,
             ready: false,
             left_out,
@@ -271,6 +297,14 @@ impl<B: Backend> OptimizerBuilder<B> {
         if !self.flats.is_empty() {
             return what(format!("{} are flat slices", self.flats.len()));
         }
+        let matrices = self
+            .params
+            .iter()
+            .filter(|param| param.rule.is_of_matrices());
+        let matrices = matrices.count();
+        if matrices > 0 && self.mesh.replicate > 1 {
+            return what(format!("{matrices} are matrices of several replicas"));
+        }
         let mut optimizer = self.plan()?;
         let (before, now) = (of.describe(), optimizer.describe());
         let mut parts = before.split("; ").zip(now.split("; "));
@@ -291,8 +325,9 @@ impl<B: Backend> OptimizerBuilder<B> {
             mesh,
             scales,
             groups,
-            params,
+            mut params,
             flats,
+            products,
         } = self;
         if mesh.world() != world.world_size() {
             return Err(CommError::MeshWorld {
@@ -316,13 +351,18 @@ impl<B: Backend> OptimizerBuilder<B> {
             }
             error => error.into(),
         })?;
-        let gather = match flats.is_empty() {
-            true => None,
-            false => {
-                let shards = shards(&world, mesh)?;
-                Some(FlatGather::new(&backend, &shards, &book, &flats)?)
+        let matrices = params.iter().any(|param| param.rule.is_of_matrices());
+        let (mut muon, mut gather) = (None, None);
+        if matrices || !flats.is_empty() {
+            let shards = shards(&world, mesh)?;
+            if matrices {
+                let products = products.as_ref();
+                muon = Some(Muon::of(&backend, &shards, products, &mut params)?);
             }
-        };
+            if !flats.is_empty() {
+                gather = Some(FlatGather::new(&backend, &shards, &book, &flats)?);
+            }
+        }
         let grad = |p: &Param<B>| (!p.left_out).then(|| p.grad.clone());
         let grads: Vec<Option<Source<B>>> = params.iter().map(grad).collect();
         let names: Arc<[String]> = params.iter().map(|p| p.name.clone()).collect();
@@ -331,7 +371,7 @@ impl<B: Backend> OptimizerBuilder<B> {
             names: &names,
         };
         let place = (&backend, &world, mesh);
-        let work = StepWork::new(place, &book, (&of, groups.len()), &grads, gather)?;
+        let work = StepWork::new(place, &book, (&of, groups.len()), &grads, (muon, gather))?;
         Ok(Optimizer {
             id,
             backend,

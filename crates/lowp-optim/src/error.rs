@@ -2,6 +2,7 @@
 
 use lowp_comm::CommError;
 use lowp_format::FormatError;
+use lowp_gemm::GemmError;
 use lowp_kernels::KernelError;
 use lowp_shard::ShardError;
 use thiserror::Error;
@@ -38,6 +39,19 @@ pub enum OptimError {
         /// Number of groups.
         groups: usize,
     },
+    /// A parameter that cannot be made orthogonal.
+    #[error("parameter '{name}' is in a group of {rule}, and cannot be made orthogonal: {why}")]
+    Matrix {
+        /// The parameter.
+        name: String,
+        /// The rule of its group.
+        rule: &'static str,
+        /// Why not, and what to do.
+        why: String,
+    },
+    /// A product failed.
+    #[error(transparent)]
+    Gemm(#[from] GemmError),
     /// Values of the wrong length.
     #[error("parameter '{name}': {what} has {found} values, but this rank's shard has {needed}")]
     Length {

@@ -12,7 +12,7 @@ pub struct Group {
     /// Base learning rate, at least 0.
     pub lr: f32,
     /// Each at least 0 and below 1. Adam: decay of the first and second moment. Lion: what `exp_avg` is in the sum whose sign counts, and
-    /// its decay. SGD: the first is the momentum, where the rule has one.
+    /// its decay. SGD and Muon: the first is the momentum, where the rule has one.
     pub betas: (f32, f32),
     /// Adam: added to the root of the second moment, at least 0.
     pub eps: f32,
@@ -37,6 +37,8 @@ impl Group {
     /// | AdamW, Adam with L2 | 1e-3 | 0.9, 0.95 | 1e-8 | 0.1 | yes |
     /// | Lion | 3e-4 | 0.9, 0.99 | | 0.3 | |
     /// | SGD | 0.1 | momentum 0.9, where there is one | | 0 | |
+    /// | Muon | 0.02 | momentum 0.95 | | 0.1 | |
+    /// | Moonlight | 1e-3 | momentum 0.95 | | 0.1 | |
     ///
     /// Those of AdamW are what language models are usually pre-trained with. A step of Lion is as long as its rate in each element, so its
     /// authors use a tenth to a third of the rate of AdamW, and three to ten times its weight decay.
@@ -55,6 +57,16 @@ impl Group {
                 lr: 3e-4,
                 betas: (0.9, 0.99),
                 weight_decay: 0.3,
+                ..adam
+            },
+            Rule::Muon => Self {
+                lr: 0.02,
+                betas: (0.95, 0.95),
+                ..adam
+            },
+            // Its updates are as long as those of AdamW, and so is its rate.
+            Rule::Moonlight => Self {
+                betas: (0.95, 0.95),
                 ..adam
             },
             Rule::Sgd | Rule::SgdMomentum | Rule::SgdNesterov => Self {

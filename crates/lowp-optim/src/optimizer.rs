@@ -4,10 +4,12 @@ use std::fmt::Write as _;
 use std::sync::Arc;
 
 use lowp_comm::{CallLog, Communicator, Mesh, Traffic, or_abort};
+use lowp_format::Shape;
 use lowp_kernels::{Backend, KernelError, Rule, StepCounts};
 use lowp_shard::{CastPlan, FlatGather, ScaleBook};
 
 use crate::memory::OverGrads;
+use crate::muon::Muon;
 use crate::param::Param;
 use crate::report::{Compared, PendingStep, StepReport, of_device, read};
 use crate::work::StepWork;
@@ -318,6 +320,11 @@ impl<B: Backend> Optimizer<B> {
         counted.wrapping_add(self.launched)
     }
 
+    /// Bytes of the memory in which this rank makes matrices orthogonal.
+    pub fn matrix_bytes(&self) -> usize {
+        self.work.muon().map_or(0, Muon::bytes)
+    }
+
     /// The scales of the parameters, and of what else was registered with the builder.
     pub fn scales(&self) -> &Arc<ScaleBook<B>> {
         &self.book
@@ -353,6 +360,10 @@ impl<B: Backend> Optimizer<B> {
             let _ = write!(text, ", {:?}", item.kernels);
             let _ = write!(text, ", {:?}", item.source_rounding);
             let _ = write!(text, ", {}", param.describe_states());
+            if let (Some(_), Some(cut)) = (&param.piece, &param.cut) {
+                let (Shape { rows, cols }, ranges) = (cut.full, &cut.ranges);
+                let _ = write!(text, ", elements {ranges:?} of {rows} x {cols}");
+            }
         }
         text
     }

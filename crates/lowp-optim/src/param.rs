@@ -1,9 +1,10 @@
 //! A parameter: what it is made of, and its buffers on the device.
 
-use lowp_kernels::{AmaxJob, Backend, FloatDtype, Rule, Source, UpdateJob};
+use half::bf16;
+use lowp_kernels::{AmaxJob, Backend, FloatDtype, MomentumJob, Rule, Source, UpdateJob};
 use lowp_shard::{CastItem, CastRange, ScaleBook, ShardError};
 
-use crate::StateDtypes;
+use crate::{MatrixCut, StateDtypes};
 
 /// One parameter as this rank sees it.
 #[derive(Clone, Debug, PartialEq)]
@@ -51,6 +52,10 @@ pub(crate) struct Param<B: Backend> {
     pub(crate) rule: Rule,
     pub(crate) states: Vec<Source<B>>,
     pub(crate) grad: Source<B>,
+    /// Which elements of the matrix each rank has, where it is known.
+    pub(crate) cut: Option<MatrixCut>,
+    /// Of a rule of matrices: what is made orthogonal of this rank's elements, and then the result.
+    pub(crate) piece: Option<B::Buffer<bf16>>,
     pub(crate) item: CastItem<B>,
     pub(crate) ready: bool,
     /// Has no gradient in this step, and is left as it is.
@@ -71,6 +76,19 @@ impl<B: Backend> Param<B> {
         let states =
             states.map(|(name, state)| format!("{}={}", name.name(), state.dtype().name()));
         states.collect::<Vec<_>>().join(",")
+    }
+
+    /// The pass of a step before the update, over `grad`: the momentum of a rule of matrices.
+    pub(crate) fn momentum(&self, grad: &Source<B>, group: usize) -> Option<MomentumJob<B>> {
+        match (&self.piece, self.states.first()) {
+            (Some(piece), Some(Source::F32(momentum))) => Some(MomentumJob {
+                grad: grad.clone(),
+                momentum: momentum.clone(),
+                out: piece.clone(),
+                group,
+            }),
+            _ => None,
+        }
     }
 
     /// The first pass of a step.

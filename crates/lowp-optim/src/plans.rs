@@ -17,6 +17,8 @@ use crate::records::{Records, Sharing};
 pub(crate) struct StepPlans<B: Backend> {
     /// The sum of squares.
     pub(crate) norm: B::Plan,
+    /// The momenta of matrices that are made orthogonal.
+    pub(crate) momentum: B::Plan,
     /// Updates, with encodes whose scale is known before the values.
     pub(crate) update: B::Plan,
     pub(crate) anywhere: Arc<Anywhere<B>>,
@@ -112,7 +114,7 @@ impl<B: Backend> Planner<'_, B> {
             Some(known) => Arc::clone(&known.anywhere),
             None => Arc::new(self.anywhere(present, sharing)?),
         };
-        let (mut squares, mut updates) = (Vec::new(), Vec::new());
+        let (mut squares, mut momenta, mut updates) = (Vec::new(), Vec::new(), Vec::new());
         for (index, (param, grad)) in self.of.params.iter().zip(grads).enumerate() {
             let Some(grad) = grad else { continue };
             squares.push(SumSquaresJob {
@@ -120,12 +122,17 @@ impl<B: Backend> Planner<'_, B> {
                 out: self.buffers.sums.clone(),
             });
             let mut job = param.update(self.book)?;
-            job.grad = grad.clone();
             job.group = self.records.group(sharing, index, param.group);
+            momenta.extend(param.momentum(grad, job.group));
+            job.grad = match &param.piece {
+                Some(piece) => Source::Bf16(piece.clone()),
+                None => grad.clone(),
+            };
             updates.push(job);
         }
         Ok(StepPlans {
             norm: self.backend.plan(Work::SumSquares(squares))?,
+            momentum: self.backend.plan(Work::Momentum(momenta))?,
             update: self.backend.plan(Work::Update(updates))?,
             anywhere,
         })
