@@ -16,6 +16,16 @@ pub struct Naive {
 }
 
 impl Naive {
+    /// The rules that update elements on their own.
+    pub const RULES: [Rule; 6] = [
+        Rule::AdamW,
+        Rule::AdamL2,
+        Rule::Lion,
+        Rule::Sgd,
+        Rule::SgdMomentum,
+        Rule::SgdNesterov,
+    ];
+
     /// A parameter before its first step.
     pub fn new(rule: Rule, master: Vec<f32>, dtypes: StateDtypes) -> Self {
         let dtypes: Vec<FloatDtype> = match rule {
@@ -23,6 +33,7 @@ impl Naive {
             Rule::Lion => vec![dtypes.exp_avg],
             Rule::Sgd => vec![],
             Rule::SgdMomentum | Rule::SgdNesterov => vec![dtypes.momentum_buffer],
+            Rule::Muon | Rule::Moonlight => panic!("a rule of matrices is none of elements"),
         };
         Self {
             rule,

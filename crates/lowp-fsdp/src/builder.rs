@@ -9,8 +9,9 @@ use lowp_format::{
     BlockCuts, FormatError, PlainF32, QuantizedTensor, Recipe, Role, Shape, ShardTiles, Usage,
     block_cuts,
 };
+use lowp_gemm::Multiplies;
 use lowp_kernels::{Backend, Source};
-use lowp_optim::{Group, OptimError, OptimizerBuilder, ParamId, ParamSpec};
+use lowp_optim::{Group, MatrixCut, OptimError, OptimizerBuilder, ParamId, ParamSpec};
 use lowp_shard::{
     FlatShard, GATHER_PLAN, GradParam, Init, Reshard, ShardError, ShardSpec, ShardedTensor,
     check_flat,
@@ -80,7 +81,7 @@ pub(crate) struct Builder<'a, B: Backend> {
     pub(crate) options: ModelOptions,
 }
 
-impl<B: Backend, R: Recipe> ShardedModel<B, R> {
+impl<B: Multiplies, R: Recipe> ShardedModel<B, R> {
     /// Builds this rank's part: only its own elements are initialised and stored in f32, and they are those
     /// of an unsharded model. `recipe` says which recipe each weight lives in. Collective.
     ///
@@ -117,7 +118,7 @@ pub trait FirstValues {
     ) -> Result<Vec<f32>, Box<dyn Error + Send + Sync>>;
 }
 
-impl<B: Backend, R: Recipe> ShardedModel<B, R> {
+impl<B: Multiplies, R: Recipe> ShardedModel<B, R> {
     /// The same as [`ShardedModel::new`], with parameters that begin with the values that `first` reads: each rank reads its own elements,
     /// one parameter after the other. Collective.
     ///
@@ -150,7 +151,7 @@ impl<B: Backend, R: Recipe> ShardedModel<B, R> {
     }
 }
 
-impl<B: Backend> Builder<'_, B> {
+impl<B: Multiplies> Builder<'_, B> {
     /// The model whose parameters begin with the elements that `values` gives.
     pub(crate) fn build<R: Recipe>(
         &self,
@@ -167,10 +168,18 @@ impl<B: Backend> Builder<'_, B> {
         let mut optimizer = OptimizerBuilder::new(mesh.world.clone())
             .on(backend)
             .mesh(mesh.mesh);
-        let decay = optimizer.group(options.group);
+        if options.group.rule.is_of_matrices() {
+            let products = backend.products().map_err(OptimError::from)?;
+            optimizer = optimizer.products(products);
+        }
+        let layers = optimizer.group(options.group);
+        let decay = match options.var_group {
+            Some(group) => optimizer.group(group),
+            None => layers,
+        };
         let no_decay = optimizer.group(Group {
             weight_decay: 0.0,
-            ..options.group
+            ..options.var_group.unwrap_or(options.group)
         });
         let memory = LayerMemory::new(backend);
         let reshard = match options.sharding {
@@ -196,7 +205,7 @@ impl<B: Backend> Builder<'_, B> {
                 let master = values(&begun, elements)?;
                 Ok(ParamSpec {
                     state: options.state,
-                    ..ParamSpec::new(&spec.name, decay, master)
+                    ..ParamSpec::new(&spec.name, layers, master)
                 })
             };
             let failed = |source| ModelError::Param {
@@ -350,7 +359,9 @@ impl<B: Backend> Builder<'_, B> {
             saving: None,
         })
     }
+}
 
+impl<B: Backend> Builder<'_, B> {
     /// One parameter: the full weight, with this rank's slice registered with the optimizer, and the slices of all
     /// ranks. `init` makes the values of rows.
     fn flat_param<R: Recipe>(
@@ -368,6 +379,14 @@ impl<B: Backend> Builder<'_, B> {
         let ranges = self.flat_ranges(&recipe, shape)?;
         let own = ranges[comm.rank()].clone();
         let id = optimizer.flat_param(&tensor, own.start, init(own.clone())?)?;
+        optimizer.matrix(
+            id,
+            MatrixCut {
+                full: shape,
+                ranges: ranges.clone(),
+                tiles: None,
+            },
+        )?;
         Ok(((tensor, ranges), id))
     }
 
@@ -434,8 +453,14 @@ impl<B: Backend> Builder<'_, B> {
     ) -> Result<(ShardedTensor<B, R>, ParamId), OptimError> {
         let shard = ShardSpec::of_block(&recipe, cuts, self.mesh.shard.rank())?;
         let spec = spec(&shard)?;
+        let cut = MatrixCut {
+            full: cuts.tiles.full(),
+            ranges: shard.all_elements(),
+            tiles: Some(cuts.tiles),
+        };
         let tensor = ShardedTensor::new(self.backend, recipe, shard)?;
         let id = optimizer.param(tensor.local(), spec)?;
+        optimizer.matrix(id, cut)?;
         Ok((tensor, id))
     }
 }

@@ -8,6 +8,7 @@ use std::ops::Range;
 use lowp_checkpoint::{Block, Checkpoint, Dtype, Late, Piece};
 use lowp_comm::{CommError, MeshComm, or_abort};
 use lowp_format::{Recipe, ShardTiles};
+use lowp_gemm::Multiplies;
 use lowp_kernels::{Backend, StepCounts};
 use lowp_optim::{FloatDtype, OptimError, PendingValues, Rule, StateDtypes, StateName};
 use lowp_shard::{DelayedState, ScaleBook, ScaleSlot, ShardError};
@@ -24,6 +25,46 @@ use crate::tile_pieces::{TileLayout, read_values};
 const COUNTS: &str = "optimizer.counts";
 /// The tensor of a parameter's masters, next to those of its states.
 const MASTER: &str = StateDtypes::MASTER;
+
+impl<B: Multiplies, R: Recipe> ShardedModel<B, R> {
+    /// The model that goes on behind `checkpoint`, saved on any mesh with either sharding, whose index says what
+    /// [`ShardedModel::about`] and [`ShardedModel::about_scales`] said. Weights that live in the same format as there have the
+    /// bytes that were saved; others are cast from their masters ([`ShardedModel::recast`]). Collective.
+    ///
+    /// # Errors
+    /// A checkpoint of another model or that is damaged, or what [`ShardedModel::new`] reports.
+    pub fn load(
+        (backend, mesh): (&B, &MeshComm<B>),
+        recipe: impl Fn(&LinearSpec) -> R,
+        linears: &[LinearSpec],
+        vars: &[VarSpec],
+        options: ModelOptions,
+        (checkpoint, [weights, scales]): (&Checkpoint, [&Value; 2]),
+    ) -> Result<Self, ModelError> {
+        let id = format!("{} of step {}", checkpoint.id(), checkpoint.step());
+        let control = mesh.world.control();
+        control.all_equal("the checkpoint", &id)?;
+        let name = |number: usize| match linears.get(number) {
+            Some(linear) => &linear.name,
+            None => &vars[number - linears.len()].name,
+        };
+        let builder = Builder {
+            backend,
+            mesh,
+            options,
+        };
+        let values = |param: &Begun<'_>, elements: Range<usize>| {
+            let tensor = format!("{}.{}", name(param.number), MASTER);
+            let read = read_values(checkpoint, &tensor, &param.tiles, elements);
+            read.map_err(|error| OptimError::Shard(failed(mesh, &error)))
+        };
+        let model = builder.build(recipe, linears, vars, values);
+        let mut model = or_abort(&*mesh.world, model)?;
+        let restored = model.restore(checkpoint, [weights, scales]);
+        or_abort(&*mesh.world, restored)?;
+        Ok(model)
+    }
+}
 
 impl<B: Backend, R: Recipe> ShardedModel<B, R> {
     /// This rank's pieces of all that training needs to go on: masters, states, counts of steps, weights as they are stored, and the
@@ -175,52 +216,12 @@ impl<B: Backend, R: Recipe> ShardedModel<B, R> {
         Ok(Value::Object(about.collect::<Result<_, ModelError>>()?))
     }
 
-    /// The model that goes on behind `checkpoint`, saved on any mesh with either sharding, whose index says what
-    /// [`ShardedModel::about`] and [`ShardedModel::about_scales`] said. Weights that live in the same format as there have the
-    /// bytes that were saved; others are cast from their masters ([`ShardedModel::recast`]). Collective.
-    ///
-    /// # Errors
-    /// A checkpoint of another model or that is damaged, or what [`ShardedModel::new`] reports.
-    pub fn load(
-        (backend, mesh): (&B, &MeshComm<B>),
-        recipe: impl Fn(&LinearSpec) -> R,
-        linears: &[LinearSpec],
-        vars: &[VarSpec],
-        options: ModelOptions,
-        (checkpoint, [weights, scales]): (&Checkpoint, [&Value; 2]),
-    ) -> Result<Self, ModelError> {
-        let id = format!("{} of step {}", checkpoint.id(), checkpoint.step());
-        let control = mesh.world.control();
-        control.all_equal("the checkpoint", &id)?;
-        let name = |number: usize| match linears.get(number) {
-            Some(linear) => &linear.name,
-            None => &vars[number - linears.len()].name,
-        };
-        let builder = Builder {
-            backend,
-            mesh,
-            options,
-        };
-        let values = |param: &Begun<'_>, elements: Range<usize>| {
-            let tensor = format!("{}.{}", name(param.number), MASTER);
-            let read = read_values(checkpoint, &tensor, &param.tiles, elements);
-            read.map_err(|error| OptimError::Shard(failed(mesh, &error)))
-        };
-        let model = builder.build(recipe, linears, vars, values);
-        let mut model = or_abort(&*mesh.world, model)?;
-        let restored = model.restore(checkpoint, [weights, scales]);
-        or_abort(&*mesh.world, restored)?;
-        Ok(model)
-    }
-
     /// Everything but the masters.
     fn restore(
         &mut self,
         checkpoint: &Checkpoint,
         [weights, scales]: [&Value; 2],
     ) -> Result<(), ModelError> {
-        let rule = self.options.group.rule;
-        let states = || rule.states().iter().map(|state| state.name());
         self.check_states(checkpoint)?;
         // The masters are those that it was built with.
         for ((id, weight), name) in self.weights.iter().zip(&self.names) {
@@ -230,7 +231,9 @@ impl<B: Backend, R: Recipe> ShardedModel<B, R> {
                 let name = format!("{name}.{what}");
                 read_values(checkpoint, &name, tiles, elements.clone())
             };
-            let states = states().map(read).collect::<Result<Vec<_>, _>>()?;
+            let rule = self.optimizer.rule(*id)?;
+            let states = rule.states().iter().map(|state| read(state.name()));
+            let states = states.collect::<Result<Vec<_>, _>>()?;
             self.optimizer.set_states(*id, &states)?;
         }
         for (id, (name, elements, len)) in self.var_ids.iter().zip(self.vars.elements()) {
@@ -238,17 +241,21 @@ impl<B: Backend, R: Recipe> ShardedModel<B, R> {
                 let block = Block::of_row(elements.start, elements.len());
                 checkpoint.read_f32(&format!("{name}.{what}"), [1, len], block)
             };
-            let states = states().map(read).collect::<Result<Vec<_>, _>>()?;
+            let rule = self.optimizer.rule(*id)?;
+            let states = rule.states().iter().map(|state| read(state.name()));
+            let states = states.collect::<Result<Vec<_>, _>>()?;
             self.optimizer.set_states(*id, &states)?;
         }
         let vars = self.vars.elements().map(|(name, ..)| name);
-        let names: Vec<&str> = self.names.iter().map(String::as_str).chain(vars).collect();
-        for (state, dtype) in self.options.state.of_rule(rule) {
-            let wider = |name: &&&str| {
+        let names = self.names.iter().map(String::as_str).chain(vars);
+        let ids = self.weights.iter().map(|(id, _)| id).chain(&self.var_ids);
+        for (id, name) in ids.zip(names) {
+            let states = self.options.state.of_rule(self.optimizer.rule(*id)?);
+            let wider = |(state, dtype): &(StateName, FloatDtype)| {
                 let saved = checkpoint.info(&format!("{name}.{}", state.name()));
                 saved.is_some_and(|saved| saved.dtype.bytes() > dtype.bytes())
             };
-            self.rounded += names.iter().filter(wider).count();
+            self.rounded += states.filter(wider).count();
         }
         let counts = checkpoint.read(COUNTS, Dtype::U8, [1, 16], Block::whole([1, 16]))?;
         let counts: [u8; 16] = counts.try_into().unwrap_or_default();
@@ -273,7 +280,11 @@ impl<B: Backend, R: Recipe> ShardedModel<B, R> {
 
     /// Checks that the states of the first parameter in `checkpoint` are those of the rule.
     fn check_states(&self, checkpoint: &Checkpoint) -> Result<(), ModelError> {
-        let rule = self.options.group.rule;
+        let mut ids = self.weights.iter().map(|(id, _)| id).chain(&self.var_ids);
+        let Some(first) = ids.next() else {
+            return Ok(());
+        };
+        let rule = self.optimizer.rule(*first)?;
         let vars = self.vars.elements().map(|(name, ..)| name);
         let Some(name) = self.names.iter().map(String::as_str).chain(vars).next() else {
             return Ok(());

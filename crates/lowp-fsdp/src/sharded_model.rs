@@ -45,6 +45,8 @@ pub struct ModelOptions {
     pub seed: u64,
     /// The rule and its hyperparameters; weight decay applies to matrices only.
     pub group: Group,
+    /// The same of variables; `None`: those of layers. A rule of matrices does not update variables.
+    pub var_group: Option<Group>,
     /// The dtypes of the states that the rule has.
     pub state: StateDtypes,
     /// Where the full values of variables are.

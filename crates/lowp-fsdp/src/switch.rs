@@ -2,7 +2,7 @@
 
 use lowp_comm::or_abort;
 use lowp_format::Recipe;
-use lowp_kernels::Backend;
+use lowp_gemm::Multiplies;
 use lowp_optim::{OptimError, ParamState};
 
 use crate::builder::{Begun, Builder};
@@ -10,7 +10,7 @@ use crate::error::ModelError;
 use crate::sharded_model::ShardedModel;
 use crate::spec::{LinearSpec, VarSpec};
 
-impl<B: Backend, R: Recipe> ShardedModel<B, R> {
+impl<B: Multiplies, R: Recipe> ShardedModel<B, R> {
     /// The model with each weight in the recipe that `recipe` says; `linears` and `vars` are those that it was made of.
     ///
     /// Masters, states and counts of steps stay to the bit, cut as the new recipes cut them; weights are cast from the masters, as

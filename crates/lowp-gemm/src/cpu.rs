@@ -1,11 +1,13 @@
 //! [`CpuProducts`]: products of bf16 matrices on the CPU.
 
+use std::sync::Arc;
+
 use half::bf16;
 use lowp_kernels::{Cpu, KernelError};
 
 use crate::GemmError;
 use crate::dense::{MatMut, MatRef, matmul};
-use crate::products::{ProductJob, Products};
+use crate::products::{Multiplies, ProductJob, Products};
 
 /// Products on at most so many threads, which change no bit of a result.
 #[derive(Clone, Copy, Debug)]
@@ -26,6 +28,14 @@ impl Products<Cpu> for CpuProducts {
         }
         let (job, threads) = (job.clone(), self.threads);
         Ok(Cpu.foreign_work(move || run(&job, threads))?)
+    }
+}
+
+impl Multiplies for Cpu {
+    /// On as many threads as the current rayon pool has.
+    fn products(&self) -> Result<Arc<dyn Products<Self>>, GemmError> {
+        let threads = rayon::current_num_threads();
+        Ok(Arc::new(CpuProducts { threads }))
     }
 }
 

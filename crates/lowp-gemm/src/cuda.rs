@@ -5,9 +5,11 @@
     reason = "gives cuBLASLt the addresses of buffers that were checked"
 )]
 
+use std::sync::Arc;
+
 use lowp_kernels::{Backend, Cuda, KernelError};
 
-use crate::products::{Factor, ProductJob, Products};
+use crate::products::{Factor, Multiplies, ProductJob, Products};
 use crate::{CublasLt, Dtype, GemmDesc, GemmError, OperandDesc, OperandPtr, Scalars, Workspace};
 
 /// Products on the stream of a handle, with their workspace.
@@ -64,5 +66,11 @@ impl Products<Cuda> for CudaProducts {
             self.cublaslt
                 .run_adding(&desc, operands, addend, out, 0, scalars, &self.workspace)
         }
+    }
+}
+
+impl Multiplies for Cuda {
+    fn products(&self) -> Result<Arc<dyn Products<Self>>, GemmError> {
+        Ok(Arc::new(CudaProducts::new(self)?))
     }
 }

@@ -1,6 +1,7 @@
 //! [`Products`]: products of bf16 matrices on any backend.
 
 use std::fmt::Debug;
+use std::sync::Arc;
 
 use half::bf16;
 use lowp_kernels::{Backend, KernelError};
@@ -109,4 +110,13 @@ pub trait Products<B: Backend>: Debug + Send + Sync {
     /// # Errors
     /// Buffers of other lengths than the sizes say, a result that shares memory with what is read, or a library that has no kernel or fails.
     fn multiply(&self, job: &ProductJob<B>) -> Result<(), GemmError>;
+}
+
+/// A backend on whose streams bf16 matrices are multiplied.
+pub trait Multiplies: Backend {
+    /// Products on this stream.
+    ///
+    /// # Errors
+    /// No library for them, or no room for their workspace.
+    fn products(&self) -> Result<Arc<dyn Products<Self>>, GemmError>;
 }

@@ -5,7 +5,8 @@
 //! a second pass casts the rest once the ranks have agreed on the tensor amaxes. The result equals
 //! the update followed by a full quantize, bit for bit, for every number of ranks.
 //!
-//! How an element is updated is a [`Rule`], and each [`Group`] of parameters has its own; all else is the same for every rule.//!
+//! How an element is updated is a [`Rule`], and each [`Group`] of parameters has its own; all else is the same for every rule.
+//!
 //! A parameter may be left out of a step ([`Optimizer::leave_out`]); it counts its own steps.
 //!
 //! If a gradient is not finite on one rank, all ranks skip the step. Ranks compare what they must
@@ -86,6 +87,37 @@
 //!     }
 //!     Ok::<(), OptimError>(())
 //! })?;
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+//!
+//! # Example: Muon for matrices, AdamW for the rest
+//!
+//! A rule of matrices ([`Rule::is_of_matrices`]) makes the momentum of a weight orthogonal as a whole. One of the ranks that share the weight does
+//! it, and ranks with any rows, shard tiles or slices get the bits of one rank.
+//!
+//! ```
+//! use lowp_comm::LocalComm;
+//! use lowp_format::{AnyRecipe, QuantizedTensor, RecipeOptions, Shape, Usage};
+//! use lowp_gemm::Multiplies;
+//! use lowp_kernels::{Backend, Cpu};
+//! use lowp_optim::{Group, OptimizerBuilder, ParamSpec, Rule, StepOptions};
+//!
+//! let mut builder = OptimizerBuilder::new(LocalComm::solo(&Cpu)).products(Cpu.products()?);
+//! let muon = builder.group(Group::of(Rule::Muon));
+//! let adamw = builder.group(Group { weight_decay: 0.0, ..Group::default() });
+//!
+//! let mut params = Vec::new();
+//! for (name, group, shape) in [("up", muon, Shape::new(64, 32)), ("norm", adamw, Shape::new(1, 32))] {
+//!     let recipe = AnyRecipe::from_name("mxfp8", &RecipeOptions::default())?;
+//!     let tensor = QuantizedTensor::new(recipe, shape, Usage::BOTH, |_, n| Cpu.alloc::<u8>(n))?;
+//!     let spec = ParamSpec::new(name, group, vec![0.5; shape.elements()]);
+//!     params.push((builder.param(&tensor, spec)?, shape));
+//! }
+//! let mut optimizer = builder.build()?;
+//! for (id, shape) in params {
+//!     optimizer.set_grad(id, &vec![0.1; shape.elements()])?;
+//! }
+//! assert!(optimizer.step(&StepOptions::default())?.wait()?.applied);
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 

@@ -285,7 +285,7 @@ const fn states(exp_avg: FloatDtype, exp_avg_sq: FloatDtype) -> StateDtypes {
 fn groups() -> impl Strategy<Value = Group> {
     let betas = (0.0f32..0.99, 0.5f32..0.999);
     let decay = prop_oneof![Just(0.0f32), 0.0f32..0.5];
-    let rule = proptest::sample::select(&Rule::ALL[..]);
+    let rule = proptest::sample::select(&Naive::RULES[..]);
     (
         0.0f32..0.1,
         betas,
@@ -395,7 +395,7 @@ fn every_variant_in_one_optimizer() {
         .map(|(i, recipe)| {
             let shape = Shape::new([17, 1, 48, 33][i % 4], 64);
             Case {
-                group: i % Rule::ALL.len(),
+                group: i % Naive::RULES.len(),
                 grad: dtypes[i / 2 % 2],
                 state: STATES[i / 4 % 3],
                 ..Case::new(
@@ -415,7 +415,7 @@ fn every_variant_in_one_optimizer() {
         max_norm: Some(1.0),
         ..StepOptions::default()
     };
-    let groups = Rule::ALL.map(|rule| Group {
+    let groups = Naive::RULES.map(|rule| Group {
         lr: 0.02,
         ..Group::of(rule)
     });

@@ -32,7 +32,7 @@ pub struct CostConfig {
     pub reshard: ReshardAfterForward,
     /// How gradients travel.
     pub grad_wire: GradWire,
-    /// How the optimizer updates all parameters.
+    /// How the optimizer updates parameters; where it is a rule of matrices, AdamW updates variables.
     pub rule: Rule,
     /// The dtypes of the states that the rule has.
     pub state: StateDtypes,
@@ -87,6 +87,14 @@ impl CostConfig {
     /// Bytes of the states of an element.
     pub(super) fn state_bytes(&self) -> usize {
         self.state.bytes(self.rule)
+    }
+
+    /// How variables are updated: by AdamW where the rule is one of matrices.
+    pub(super) fn var_rule(&self) -> Rule {
+        match self.rule.is_of_matrices() {
+            true => Rule::AdamW,
+            false => self.rule,
+        }
     }
 
     /// How often gradients are reduced in a step.

@@ -81,7 +81,7 @@ impl RankMemory {
                 states: config.state_bytes() as u128 * own,
                 gradients: F32 * own,
                 parts: by_rank(|cost| &cost.parts),
-                variable_state: parameter_state(config.rule, config.state) * var,
+                variable_state: parameter_state(config.var_rule(), config.state) * var,
                 ..common
             }
             .summed()
