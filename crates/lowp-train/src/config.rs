@@ -76,6 +76,9 @@ pub struct Config<M> {
     pub optimizer_state: StateDtypes,
     /// Highest learning rate.
     pub lr: f32,
+    /// Highest learning rate of variables where the optimizer is one of matrices, and AdamW updates them.
+    #[serde(default = "forms::var_lr", skip_serializing_if = "forms::is_var_lr")]
+    pub var_lr: f32,
     /// Steps of linear warm-up.
     pub warmup: u64,
     /// How the learning rate falls after warm-up. JSON: `"linear"`, or the number of last steps in which it falls; left out of a cosine.
@@ -130,6 +133,7 @@ impl<M> Config<M> {
             optimizer: Optimizer::default(),
             optimizer_state: StateDtypes::default(),
             lr: 3e-3,
+            var_lr: forms::var_lr(),
             warmup: 20,
             schedule: Decay::Cosine,
             final_lr: 0.1,
@@ -197,11 +201,16 @@ impl<M> Config<M> {
             return Err(TrainError::Seeds { seed, seeds });
         }
         self.reshard_after_forward.among(self.mesh.shard)?;
-        let state = self.optimizer_state.check(self.optimizer.rule());
+        // What matrices keep stays in f32.
+        let rule = self
+            .var_group()
+            .map_or(self.optimizer.rule(), |group| group.rule);
+        let state = self.optimizer_state.check(rule);
         state.map_err(TrainError::State)?;
         for (field, value, zero) in [
             ("final_lr", self.final_lr, true),
             ("lr", self.lr, false),
+            ("var_lr", self.var_lr, false),
             ("beta2", self.beta2, true),
             ("weight_decay", self.weight_decay, true),
             ("clip", self.clip, false),
@@ -271,6 +280,17 @@ impl<M> Config<M> {
             weight_decay: self.weight_decay,
             ..defaults
         }
+    }
+
+    /// Those of variables, where they are not those of layers.
+    pub fn var_group(&self) -> Option<Group> {
+        let group = Group {
+            lr: self.var_lr,
+            betas: (Group::default().betas.0, self.beta2),
+            weight_decay: self.weight_decay,
+            ..Group::default()
+        };
+        self.optimizer.rule().is_of_matrices().then_some(group)
     }
 }
 

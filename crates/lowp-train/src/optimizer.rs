@@ -3,7 +3,7 @@
 use lowp_optim::{Group, Rule};
 use serde::{Deserialize, Serialize};
 
-/// What updates the parameters of a run. JSON: `"adamw"`, `"lion"` or `"sgd"`.
+/// What updates the parameters of a run. JSON: its name.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Optimizer {
@@ -14,11 +14,21 @@ pub enum Optimizer {
     Lion,
     /// Stochastic gradient descent with momentum.
     Sgd,
+    /// Muon for layers, AdamW for variables.
+    Muon,
+    /// The same with updates as long as those of AdamW.
+    Moonlight,
 }
 
 impl Optimizer {
     /// Every optimizer.
-    pub const ALL: [Self; 3] = [Self::AdamW, Self::Lion, Self::Sgd];
+    pub const ALL: [Self; 5] = [
+        Self::AdamW,
+        Self::Lion,
+        Self::Sgd,
+        Self::Muon,
+        Self::Moonlight,
+    ];
 
     /// Its name.
     pub const fn name(self) -> &'static str {
@@ -26,27 +36,32 @@ impl Optimizer {
             Self::AdamW => "adamw",
             Self::Lion => "lion",
             Self::Sgd => "sgd",
+            Self::Muon => "muon",
+            Self::Moonlight => "moonlight",
         }
     }
 
-    /// How it updates an element.
+    /// How it updates layers.
     pub const fn rule(self) -> Rule {
         match self {
             Self::AdamW => Rule::AdamW,
             Self::Lion => Rule::Lion,
             Self::Sgd => Rule::SgdMomentum,
+            Self::Muon => Rule::Muon,
+            Self::Moonlight => Rule::Moonlight,
         }
     }
 
     /// What hyperparameters are unless a run says otherwise: those of [`Group::of`], but for the learning rate.
     ///
-    /// The rate is the highest of a run from random weights: 3e-3 of AdamW, a third of that of Lion, 0.1 of SGD.
+    /// The rate is the highest of a run from random weights: 3e-3 of AdamW and Moonlight, a third of that of Lion, 0.1 of SGD, 0.02 of Muon.
     pub fn defaults(self) -> Group {
         Group {
             lr: match self {
-                Self::AdamW => 3e-3,
+                Self::AdamW | Self::Moonlight => 3e-3,
                 Self::Lion => 1e-3,
                 Self::Sgd => 0.1,
+                Self::Muon => 0.02,
             },
             ..Group::of(self.rule())
         }

@@ -216,8 +216,8 @@ pub(crate) struct Args {
     )]
     pub(crate) precision_tail: f64,
 
-    /// Highest learning rate: linear warm-up, then --schedule down to --final-lr of it [default: 3e-3 with adamw, 1e-3 with lion, 0.1 with
-    /// sgd; with the weights of --model 2e-5, 7e-6, 7e-4]
+    /// Highest learning rate: linear warm-up, then --schedule down to --final-lr of it [default: 3e-3 with adamw and moonlight, 1e-3 with
+    /// lion, 0.1 with sgd, 0.02 with muon; with the weights of --model 2e-5, 7e-6, 7e-4, 1e-4]
     #[arg(
         long,
         value_name = "LR",
@@ -225,6 +225,16 @@ pub(crate) struct Args {
         help_heading = "Optimizer"
     )]
     pub(crate) lr: Option<f64>,
+
+    /// With muon and moonlight, the highest learning rate of what adamw updates: embeddings, heads, norms and biases [default: 3e-3, or 2e-5
+    /// with the weights of --model]
+    #[arg(
+        long,
+        value_name = "LR",
+        allow_negative_numbers = true,
+        help_heading = "Optimizer"
+    )]
+    pub(crate) var_lr: Option<f64>,
 
     /// How the learning rate falls after warm-up
     #[arg(
@@ -262,8 +272,8 @@ pub(crate) struct Args {
     )]
     pub(crate) beta2: Option<f64>,
 
-    /// Weight decay of all matrices but those of --no-decay: decoupled, or added to gradients with sgd [default: 0.1 with adamw, 0.3 with
-    /// lion, 0 with sgd]
+    /// Weight decay of all matrices but those of --no-decay: decoupled, or added to gradients with sgd [default: 0.1, or 0.3 with lion, 0
+    /// with sgd]
     #[arg(
         long,
         value_name = "X",

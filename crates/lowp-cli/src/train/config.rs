@@ -77,10 +77,26 @@ impl Setup {
         };
         let optimizer = args.sharded.optimizer();
         let defaults = optimizer.defaults();
-        let lr = match folder.as_ref().is_some_and(|folder| folder.hub.is_some()) {
-            true => fine_tuning_rate(optimizer),
-            false => defaults.lr,
+        // Of AdamW, where that updates variables.
+        let of_matrices = optimizer.rule().is_of_matrices();
+        let beta2 = match of_matrices {
+            true => Optimizer::AdamW.defaults().betas.1,
+            false => defaults.betas.1,
         };
+        let tuned = folder.as_ref().is_some_and(|folder| folder.hub.is_some());
+        let rate = |optimizer: Optimizer| match tuned {
+            true => fine_tuning_rate(optimizer),
+            false => optimizer.defaults().lr,
+        };
+        let var_lr = match of_matrices {
+            true => rate(Optimizer::AdamW),
+            false => Optimizer::AdamW.defaults().lr,
+        };
+        if args.var_lr.is_some() && !of_matrices {
+            let name = optimizer.name();
+            let text = format!("--var-lr has no meaning with --optimizer {name}; leave it out");
+            return Err(UsageError::new(text).into());
+        }
         if args.beta2.is_some() && !optimizer.has_beta2() {
             let name = optimizer.name();
             let text = format!("--beta2 has no meaning with --optimizer {name}; leave it out");
@@ -109,11 +125,12 @@ impl Setup {
             grad_wire: args.sharded.grad_wire(),
             optimizer,
             optimizer_state: args.sharded.optimizer_state.unwrap_or_default(),
-            lr: or("lr", args.lr, lr, false)?,
+            lr: or("lr", args.lr, rate(optimizer), false)?,
+            var_lr: or("var_lr", args.var_lr, var_lr, false)?,
             warmup: args.warmup.unwrap_or((steps / 10).min(100)) as u64,
             schedule: schedule(args, steps)?,
             final_lr: narrow("final_lr", args.final_lr, true)?,
-            beta2: or("beta2", args.beta2, defaults.betas.1, true)?,
+            beta2: or("beta2", args.beta2, beta2, true)?,
             weight_decay: or(
                 "weight_decay",
                 args.weight_decay,
@@ -469,8 +486,9 @@ fn or(
 /// The learning rate with weights of a model that was trained: so much less than that of random weights.
 fn fine_tuning_rate(optimizer: Optimizer) -> f32 {
     match optimizer {
-        Optimizer::AdamW => 2e-5,
+        Optimizer::AdamW | Optimizer::Moonlight => 2e-5,
         Optimizer::Lion => 7e-6,
         Optimizer::Sgd => 7e-4,
+        Optimizer::Muon => 1e-4,
     }
 }
