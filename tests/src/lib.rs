@@ -1,7 +1,7 @@
 //! Shared parts of the cross-crate tests: golden vectors, value generators, a recipe of the
 //! tests' own, models on several ranks, and references that share no code with what they check.
 
-pub mod adamw;
+pub mod naive;
 pub use lowp_golden as golden;
 pub mod model;
 pub mod queued;

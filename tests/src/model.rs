@@ -11,7 +11,7 @@ use lowp_format::{
 };
 use lowp_kernels::{Backend, Cpu, Source};
 use lowp_optim::{
-    AdamW, AdamWBuilder, FloatDtype, Group, OptimError, ParamId, ParamSpec, StateDtypes,
+    FloatDtype, Group, OptimError, Optimizer, OptimizerBuilder, ParamId, ParamSpec, StateDtypes,
     StepOptions, StepReport,
 };
 use lowp_shard::{
@@ -31,7 +31,7 @@ pub struct Case {
     pub group: usize,
     /// Gradient storage.
     pub grad: FloatDtype,
-    /// Storage of the moments.
+    /// Storage of the states.
     pub state: StateDtypes,
     /// Initial values, full.
     pub values: Vec<f32>,
@@ -54,7 +54,7 @@ impl fmt::Debug for Case {
 }
 
 impl Case {
-    /// A matrix with f32 gradients and moments in group 0.
+    /// A matrix with f32 gradients and states in group 0.
     pub fn new(recipe: AnyRecipe, shape: Shape, values: Vec<f32>) -> Self {
         Self {
             recipe,
@@ -169,7 +169,7 @@ pub struct Rank {
     /// All ranks.
     pub world: Arc<dyn Communicator<Cpu>>,
     /// The optimizer.
-    pub adamw: AdamW<Cpu>,
+    pub optimizer: Optimizer<Cpu>,
     /// The parameters, in the order of the cases.
     pub ids: Vec<ParamId>,
     /// This rank's rows of each.
@@ -193,7 +193,7 @@ impl Rank {
             replicate: world.world_size() / shard,
             shard,
         };
-        let mut builder = AdamWBuilder::new(world.clone()).mesh(mesh);
+        let mut builder = OptimizerBuilder::new(world.clone()).mesh(mesh);
         for &group in groups {
             builder.group(group);
         }
@@ -214,7 +214,7 @@ impl Rank {
         Ok(Self {
             shards: shards.clone(),
             world: world.clone(),
-            adamw: builder.build()?,
+            optimizer: builder.build()?,
             ids,
             tensors,
             cases: cases.to_vec(),
@@ -229,10 +229,10 @@ impl Rank {
         for (index, grad) in grads.iter().enumerate() {
             let own = &grad[self.tensors[index].spec().elements()];
             match self.cases[index].grad {
-                FloatDtype::F32 => self.adamw.set_grad(self.ids[index], own)?,
+                FloatDtype::F32 => self.optimizer.set_grad(self.ids[index], own)?,
                 FloatDtype::Bf16 => {
                     let own: Vec<bf16> = own.iter().map(|&x| bf16::from_f32(x)).collect();
-                    self.adamw.set_grad_bf16(self.ids[index], &own)?;
+                    self.optimizer.set_grad_bf16(self.ids[index], &own)?;
                 }
             }
         }
@@ -257,7 +257,7 @@ impl Rank {
     /// # Errors
     /// Whatever a rank fails with.
     pub fn finish(&mut self, options: &StepOptions) -> Result<StepReport, OptimError> {
-        self.adamw.step(options)?.wait()
+        self.optimizer.step(options)?.wait()
     }
 
     /// The gathered bytes of every parameter, for forward and backward. Collective.
@@ -279,7 +279,7 @@ impl Rank {
         Ok(gathered)
     }
 
-    /// This rank's own state: master, moments and shard bytes of every parameter, and the scales
+    /// This rank's own state: master, states and shard bytes of every parameter, and the scales
     /// and histories of the book.
     ///
     /// # Errors
@@ -287,17 +287,16 @@ impl Rank {
     pub fn state(&self) -> Result<State, OptimError> {
         let mut params = Vec::new();
         for (&id, tensor) in self.ids.iter().zip(&self.tensors) {
-            let [exp_avg, exp_avg_sq] = self.adamw.moments(id)?;
+            let states = self.optimizer.states(id)?;
             let buffers = tensor.local().buffers().iter();
             let bytes = buffers.map(|b| Cpu.download(&b.storage));
             params.push(ParamState {
-                master: bits(&self.adamw.master(id)?),
-                exp_avg: bits(&exp_avg),
-                exp_avg_sq: bits(&exp_avg_sq),
+                master: bits(&self.optimizer.master(id)?),
+                states: states.iter().map(|state| bits(state)).collect(),
                 bytes: bytes.collect::<Result<_, _>>()?,
             });
         }
-        let book = self.adamw.scales();
+        let book = self.optimizer.scales();
         let scales = bits(&book.scales()?);
         let mut histories = Vec::new();
         for slot in tensor_slots(book)? {
@@ -335,10 +334,8 @@ fn bits(values: &[f32]) -> Vec<u32> {
 pub struct ParamState {
     /// Master values.
     pub master: Vec<u32>,
-    /// First moment.
-    pub exp_avg: Vec<u32>,
-    /// Second moment.
-    pub exp_avg_sq: Vec<u32>,
+    /// States of its rule.
+    pub states: Vec<Vec<u32>>,
     /// The shard's buffers.
     pub bytes: Vec<Vec<u8>>,
 }

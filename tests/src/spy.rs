@@ -3,7 +3,7 @@
 use std::mem::take;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use lowp_comm::{Collective, CommError, Communicator, Control, Traffic};
+use lowp_comm::{Collective, CommError, Communicator, Control, Direction, Traffic};
 use lowp_kernels::{Backend, Cpu};
 
 /// One collective call of one rank.
@@ -13,6 +13,8 @@ pub enum Call {
     AllGather(Vec<Vec<u8>>),
     /// Number of items.
     ReduceScatter(usize),
+    /// Number of items, and where they go.
+    Owned(usize, Direction),
     /// Number of entries.
     AllReduceMax(usize),
     /// Number of entries.
@@ -114,6 +116,7 @@ impl Communicator<Cpu> for Spy {
                 Call::AllGather(pieces.collect::<Result<_, _>>()?)
             }
             Collective::ReduceScatter(items, _) => Call::ReduceScatter(items.len()),
+            Collective::Owned(items, direction) => Call::Owned(items.len(), direction),
             Collective::Max(values) => Call::AllReduceMax(values.len()),
             Collective::Sum(values) => Call::AllReduceSum(values.len()),
         });

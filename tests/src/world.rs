@@ -5,7 +5,7 @@ use std::time::Duration;
 use lowp_comm::run_ranks;
 use lowp_format::{Orientation, Phase, QuantizedTensor, Recipe, Shape};
 use lowp_kernels::{Backend, Cpu, CpuBuffer, Source};
-use lowp_optim::{AdamWBuilder, Group, OptimError, ParamSpec, StepOptions};
+use lowp_optim::{Group, OptimError, OptimizerBuilder, ParamSpec, StepOptions};
 use lowp_shard::{GatherGroup, GatherPool, ShardSpec, ShardedTensor, quantize};
 
 /// The time limit of every wait of the tests.
@@ -95,17 +95,17 @@ pub fn train<R: Recipe>(recipe: R, run: &Run<'_>) -> Vec<Seen> {
             let spec = ShardSpec::new(&recipe, run.shape, run.world, rank)?;
             let own = spec.elements();
             let shard = ShardedTensor::new(&cpu, recipe, spec)?;
-            let mut builder = AdamWBuilder::new(comm.clone());
+            let mut builder = OptimizerBuilder::new(comm.clone());
             let group = builder.group(Group {
                 lr: 0.01,
                 ..Group::default()
             });
             let param = ParamSpec::new("weight", group, run.values[own.clone()].to_vec());
             let id = builder.param(shard.local(), param)?;
-            let mut adamw = builder.build()?;
+            let mut optimizer = builder.build()?;
             for grad in run.grads {
-                adamw.set_grad(id, &grad[own.clone()])?;
-                assert!(adamw.step(&StepOptions::default())?.wait()?.applied);
+                optimizer.set_grad(id, &grad[own.clone()])?;
+                assert!(optimizer.step(&StepOptions::default())?.wait()?.applied);
             }
             let pool = GatherPool::new(&cpu);
             let reshard = run.reshard_after_forward;
@@ -118,7 +118,7 @@ pub fn train<R: Recipe>(recipe: R, run: &Run<'_>) -> Vec<Seen> {
             }
             Ok(Seen {
                 phases,
-                master: adamw.master(id)?,
+                master: optimizer.master(id)?,
             })
         },
     )

@@ -25,7 +25,6 @@
 
 pub mod custom_op;
 mod error;
-mod gemm;
 mod linear;
 mod memory_weight;
 mod model;
@@ -33,8 +32,8 @@ pub mod transformer;
 mod transient;
 
 pub use error::CandleError;
-pub use gemm::{MatMut, MatRef, matmul, product};
 pub use linear::{Exact, Linear, OperandCast, QuantLinear, WeightSource};
+pub use lowp_gemm::dense::{MatMut, MatRef, matmul, product};
 pub use memory_weight::MemoryWeight;
 pub use model::{CandleVars, layers};
 pub use transient::transients;

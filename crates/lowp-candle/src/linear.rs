@@ -1,7 +1,7 @@
 //! The linear layer whose weight is fetched for each use, and the two traits it is built on.
 
 use crate::custom_op::{output, values, with_values};
-use crate::gemm::{MatRef, product};
+use crate::{MatRef, product};
 use candle_core::{CpuStorage, CustomOp1, Layout, Result, Shape, Tensor};
 use lowp_format::{Orientation, Phase, Role};
 use std::borrow::Cow;

@@ -6,14 +6,15 @@ use lowp_comm::{GradWire, Mesh};
 use lowp_format::ReshardAfterForward;
 use lowp_fsdp::Sharding;
 use lowp_optim::StateDtypes;
+use lowp_train::Optimizer;
 use lowp_transformer::CudnnPasses;
 
 /// A [`Sharding`] by name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum ShardingName {
-    /// Rows of weights, masters and moments; weights are gathered for each use
+    /// Rows of weights, masters and states of the optimizer; weights are gathered for each use
     Fsdp,
-    /// The full low-precision weights, gathered once per step, and flat slices of masters and moments
+    /// The full low-precision weights, gathered once per step, and flat slices of masters and states
     Zero1,
 }
 
@@ -48,7 +49,12 @@ pub(crate) struct ShardingArgs {
     #[arg(long, value_name = "CODE", default_value = "f32", value_parser = PossibleValuesParser::new(["f32", "bf16"]))]
     pub(crate) grad_wire: String,
 
-    /// Dtypes of the optimizer's moments: exp_avg=bf16, or exp_avg=bf16,exp_avg_sq=bf16 [default: f32]
+    /// What updates parameters
+    #[arg(long, value_name = "NAME", default_value = "adamw", value_parser = PossibleValuesParser::new(Optimizer::ALL.map(Optimizer::name)))]
+    pub(crate) optimizer: String,
+
+    /// Dtypes of the optimizer's states: exp_avg=bf16, or exp_avg=bf16,exp_avg_sq=bf16 with adamw, exp_avg=bf16 with lion,
+    /// momentum_buffer=bf16 with sgd [default: f32]
     #[arg(long, value_name = "DTYPES")]
     pub(crate) optimizer_state: Option<StateDtypes>,
 
@@ -94,6 +100,12 @@ impl ShardingArgs {
             Some("backward") => CudnnPasses::Forward,
             Some(_) => CudnnPasses::None,
         }
+    }
+
+    /// What updates parameters.
+    pub(crate) fn optimizer(&self) -> Optimizer {
+        let named = |optimizer: &Optimizer| optimizer.name() == self.optimizer;
+        Optimizer::ALL.into_iter().find(named).unwrap_or_default()
     }
 
     /// The wire dtype of gradients.

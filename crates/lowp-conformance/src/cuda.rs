@@ -6,7 +6,7 @@ use std::time::Instant;
 
 use super::rig::device;
 use super::*;
-use lowp_kernels::{AdamMode, AdamScalars, AdamwAmax, AdamwJob, Cuda, CudaBuffer, Moments};
+use lowp_kernels::{Cuda, CudaBuffer, GroupScalars, Rule, UpdateAmax, UpdateJob};
 
 /// The buffers of a step in two passes, and its work in order.
 struct Step {
@@ -26,17 +26,17 @@ fn step(rig: &Rig<Cuda>) -> Step {
         buffer: buffer.clone(),
         index: 0,
     };
-    let adamw = AdamwJob {
+    let adamw = UpdateJob {
         master: master.clone(),
-        moments: Moments {
-            exp_avg: Source::F32(exp_avg.clone()),
-            exp_avg_sq: Source::F32(exp_avg_sq.clone()),
-        },
+        states: vec![
+            Source::F32(exp_avg.clone()),
+            Source::F32(exp_avg_sq.clone()),
+        ],
         grad: source(rig, &values(len, 2, false), true).0,
         group: 0,
-        mode: AdamMode::AdamW,
+        rule: Rule::AdamW,
         source_rounding: SourceRounding::F32,
-        amax: Some(AdamwAmax::of_tensor(slot(&observed))),
+        amax: Some(UpdateAmax::of_tensor(slot(&observed))),
         encode: None,
     };
     let source = Source::F32(master.clone());
@@ -46,17 +46,17 @@ fn step(rig: &Rig<Cuda>) -> Step {
     Step {
         results: [master, exp_avg, exp_avg_sq, observed],
         bytes: encode.targets[0].bytes.clone(),
-        work: vec![Work::Adamw(vec![adamw]), Work::Encode(vec![encode])],
+        work: vec![Work::Update(vec![adamw]), Work::Encode(vec![encode])],
     }
 }
 
 fn scalars(step: u64) -> StepScalars {
-    let group = AdamScalars {
+    let group = GroupScalars {
         lr: 1e-2,
-        ..AdamScalars::default()
+        ..GroupScalars::default()
     };
     StepScalars {
-        adam: vec![group.at_step(step)],
+        groups: vec![group.at_step(step)],
         ..StepScalars::default()
     }
 }

@@ -9,7 +9,7 @@ use cudarc::nccl::{result as nccl, sys};
 
 use super::rig::device;
 use super::*;
-use lowp_kernels::{AdamMode, AdamScalars, AdamwAmax, AdamwJob, Cpu, Cuda, CudaBuffer, Moments};
+use lowp_kernels::{Cpu, Cuda, CudaBuffer, GroupScalars, Rule, UpdateAmax, UpdateJob};
 
 /// Rows of the two tensors that each of two ranks has: uneven ones, and none.
 const ROWS: [[usize; 2]; 2] = [[96, 0], [64, 48]];
@@ -18,7 +18,7 @@ const STEPS: u64 = 4;
 
 /// A tensor, whole or one rank's rows of it: an update that observes, and the encode that follows.
 struct Tensor<B: Backend> {
-    update: AdamwJob<B>,
+    update: UpdateJob<B>,
     encode: EncodeJob<B>,
 }
 
@@ -52,17 +52,14 @@ impl<B: Backend> Tensor<B> {
         let outer = case.outer(shape, 0.0);
         let encode = encode_job(rig, &case, &specs, shape, source, &outer);
         Self {
-            update: AdamwJob {
+            update: UpdateJob {
                 master,
-                moments: Moments {
-                    exp_avg: Source::F32(exp_avg),
-                    exp_avg_sq: Source::F32(exp_avg_sq),
-                },
+                states: vec![Source::F32(exp_avg), Source::F32(exp_avg_sq)],
                 grad: source_of(rig, &part(70)),
                 group: 0,
-                mode: AdamMode::AdamW,
+                rule: Rule::AdamW,
                 source_rounding: SourceRounding::F32,
-                amax: Some(AdamwAmax::of_tensor(slot.clone())),
+                amax: Some(UpdateAmax::of_tensor(slot.clone())),
                 encode: None,
             },
             encode: EncodeJob {
@@ -85,20 +82,20 @@ fn rows(rank: usize, index: usize) -> std::ops::Range<usize> {
 
 fn work<B: Backend>(tensors: &[Tensor<B>]) -> [Work<B>; 2] {
     [
-        Work::Adamw(tensors.iter().map(|t| t.update.clone()).collect()),
+        Work::Update(tensors.iter().map(|t| t.update.clone()).collect()),
         Work::Encode(tensors.iter().map(|t| t.encode.clone()).collect()),
     ]
 }
 
 /// A rate that shrinks the masters: an amax that stays from an earlier step would be too large.
 fn scalars(step: u64) -> StepScalars {
-    let group = AdamScalars {
+    let group = GroupScalars {
         lr: 0.2,
         weight_decay: 1.0,
-        ..AdamScalars::default()
+        ..GroupScalars::default()
     };
     StepScalars {
-        adam: vec![group.at_step(step)],
+        groups: vec![group.at_step(step)],
         ..StepScalars::default()
     }
 }

@@ -3,7 +3,7 @@
 use lowp_format::{Extent, FormatError, FourOverSix, Orientation};
 
 use super::*;
-use lowp_kernels::{AdamwJob, AmaxJob, BlockAmax, FlatEncodeJob};
+use lowp_kernels::{AmaxJob, BlockAmax, FlatEncodeJob, Rule, UpdateJob};
 
 fn good<B: Backend>(rig: &Rig<B>) -> EncodeJob<B> {
     let case = case(
@@ -276,9 +276,9 @@ fn fused<B: Backend>(rig: &Rig<B>, job: &EncodeJob<B>) -> Work<B> {
         unreachable!()
     };
     let grad = Source::F32(rig.buffer(&vec![0f32; job.shape.elements()]));
-    let mut update = AdamwJob::new(&rig.backend, master, grad).unwrap();
+    let mut update = UpdateJob::new(&rig.backend, Rule::AdamW, master, grad).unwrap();
     update.encode = Some(Box::new(job.clone()));
-    Work::Adamw(vec![update])
+    Work::Update(vec![update])
 }
 
 /// A decode scale where the rule keeps an amax, and the other way round; of a line where it keeps that of the tensor.

@@ -53,8 +53,6 @@ mod suite;
 
 // The laws, which `suite!` names.
 #[doc(hidden)]
-pub mod adamw;
-#[doc(hidden)]
 pub mod amax;
 #[doc(hidden)]
 pub mod decode;
@@ -75,6 +73,8 @@ pub mod history;
 #[doc(hidden)]
 pub mod layout;
 #[doc(hidden)]
+pub mod momentum;
+#[doc(hidden)]
 pub mod mutated;
 #[doc(hidden)]
 pub mod observed;
@@ -86,6 +86,8 @@ pub mod step_scalars;
 pub mod sum;
 #[doc(hidden)]
 pub mod time;
+#[doc(hidden)]
+pub mod update;
 #[doc(hidden)]
 pub mod values;
 #[doc(hidden)]

@@ -3,7 +3,7 @@
 use lowp_format::{Extent, Orientation};
 
 use super::*;
-use lowp_kernels::{AdamMode, AdamScalars, AdamwJob, AmaxJob, KernelError};
+use lowp_kernels::{AmaxJob, GroupScalars, KernelError, Rule, UpdateJob};
 
 /// Ways to make a scale of an amax; two-level scales know one.
 const WAYS: [(bool, f32); 3] = [(false, 0.0), (true, 0.0), (false, 2.5)];
@@ -154,20 +154,20 @@ pub fn a_step_in_two_passes_follows_its_masters<B: Backend>(rig: &Rig<B>) {
         };
         let (targets, tensor) = (encode.targets.clone(), encode.tensor.clone());
         let grad = self::source(rig, &values(len, 52, false), true).0;
-        let update = AdamwJob::new(&rig.backend, master.clone(), grad).unwrap();
+        let update = UpdateJob::new(&rig.backend, Rule::AdamW, master.clone(), grad).unwrap();
         let (update, encode) = update.with_encode(encode);
-        assert!(update.encode.is_none() && update.mode == AdamMode::AdamW);
-        let update = rig.plan(Work::Adamw(vec![update])).unwrap();
+        assert!(update.encode.is_none() && update.rule == Rule::AdamW);
+        let update = rig.plan(Work::Update(vec![update])).unwrap();
         let encode = rig.plan(Work::Encode(vec![encode.unwrap()])).unwrap();
         for step in 1..=3 {
             // The rate shrinks the masters: an amax that is not replaced would be too large.
-            let group = AdamScalars {
+            let group = GroupScalars {
                 lr: 0.3,
                 weight_decay: 1.0,
-                ..AdamScalars::default()
+                ..GroupScalars::default()
             };
             let scalars = StepScalars {
-                adam: vec![group.at_step(step)],
+                groups: vec![group.at_step(step)],
                 ..StepScalars::default()
             };
             rig.backend.run(&update, &scalars).unwrap();
@@ -295,9 +295,9 @@ pub fn observations_must_fit<B: Backend>(rig: &Rig<B>) {
             unreachable!()
         };
         let grad = Source::F32(rig.buffer(&[0f32; 256]));
-        let mut fused = AdamwJob::new(&rig.backend, master, grad).unwrap();
+        let mut fused = UpdateJob::new(&rig.backend, Rule::AdamW, master, grad).unwrap();
         fused.encode = Some(Box::new(encode));
-        let error = rig.plan(Work::Adamw(vec![fused])).unwrap_err();
+        let error = rig.plan(Work::Update(vec![fused])).unwrap_err();
         assert_eq!(error, KernelError::FusedObserved);
         assert!(error.to_string().contains("a separate plan"), "{error}");
     }

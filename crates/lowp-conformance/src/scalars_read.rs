@@ -2,7 +2,7 @@
 
 use super::*;
 use lowp_kernels::testing::Reads;
-use lowp_kernels::{AdamScalars, StochasticKey};
+use lowp_kernels::{GroupScalars, StochasticKey};
 
 /// The layers of a model that has as many as this.
 const LAYERS: usize = 24;
@@ -87,9 +87,9 @@ fn cuda_layers_change_no_scalars_that_they_do_not_read() {
 /// Every field of the scalars, by work that reads it.
 #[test]
 fn what_is_read_is_what_serves() {
-    let group = AdamScalars::default();
+    let group = GroupScalars::default();
     let before = StepScalars {
-        adam: vec![group; 2],
+        groups: vec![group; 2],
         ..StepScalars::default()
     };
     let with = |change: fn(&mut StepScalars)| {
@@ -103,9 +103,13 @@ fn what_is_read_is_what_serves() {
         ("factor", |s| s.grad_scale = -1.0, |r| r.groups > 0),
         ("skip", |s| s.skip = true, |r| r.skip),
         ("norm", |s| s.max_norm = 0.0, |_| false),
-        ("rate", |s| s.adam[0].lr = 0.0, |r| r.groups > 0),
-        ("group 1", |s| s.adam[1].eps = 0.0, |r| r.groups > 1),
-        ("decay", |s| s.adam[0].weight_decay = -0.1, |r| r.groups > 0),
+        ("rate", |s| s.groups[0].lr = 0.0, |r| r.groups > 0),
+        ("group 1", |s| s.groups[1].eps = 0.0, |r| r.groups > 1),
+        (
+            "decay",
+            |s| s.groups[0].weight_decay = -0.1,
+            |r| r.groups > 0,
+        ),
     ];
     for bits in 0..12 {
         let reads = Reads {

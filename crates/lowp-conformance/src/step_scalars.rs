@@ -2,8 +2,8 @@
 
 use super::*;
 use lowp_kernels::{
-    AdamMode, AdamScalars, AdamwAmax, AdamwJob, GradContribution, Moments, StepCounts, StepRecord,
-    StepScalarsJob, StochasticKey, SumSquaresJob, reference,
+    GradContribution, GroupScalars, Rule, StepCounts, StepRecord, StepScalarsJob, StochasticKey,
+    SumSquaresJob, UpdateAmax, UpdateJob, reference,
 };
 
 /// What the scalars of a step are made of.
@@ -53,13 +53,13 @@ impl Input {
                 0 => pick(word >> 3, &strange),
                 _ => pick(word >> 3, &betas),
             };
-            AdamScalars {
+            GroupScalars {
                 lr: f32::from_bits(words[2]),
                 beta1: beta(words[0]),
                 beta2: beta(words[1]),
                 correction1: f32::from_bits(words[3]),
                 bias_correction: !words[3].is_multiple_of(4),
-                ..AdamScalars::default()
+                ..GroupScalars::default()
             }
         };
         let [scale, norm, step, skip] = random.block(2);
@@ -78,7 +78,7 @@ impl Input {
             [f32::INFINITY, 1.0, 1e-3, 1e30, 0.0, f32::NAN],
         );
         input.options = StepScalars {
-            adam: (0..groups % 6).map(group).collect(),
+            groups: (0..groups % 6).map(group).collect(),
             grad_scale: if scale % 2 == 0 {
                 1.0
             } else {
@@ -246,8 +246,8 @@ pub fn thousands_of_ranks_equal_the_reference<B: Backend>(rig: &Rig<B>) {
 
 pub fn counts_go_on_from_step_to_step<B: Backend>(rig: &Rig<B>) {
     let mut input = Input::of(2, 3, 5);
-    input.options.adam = vec![AdamScalars::default(); 300];
-    for (i, group) in input.options.adam.iter_mut().enumerate() {
+    input.options.groups = vec![GroupScalars::default(); 300];
+    for (i, group) in input.options.groups.iter_mut().enumerate() {
         group.beta1 = 1.0 - 1.0 / (2.0 + i as f32);
         group.bias_correction = i % 7 != 0;
     }
@@ -301,17 +301,17 @@ impl<B: Backend> Step<B> {
             source(rig, &vec![0.0; lens[0]], false).0,
             source(rig, &vec![0.0; lens[1]], true).0,
         ];
-        let update = |group: usize| AdamwJob {
+        let update = |group: usize| UpdateJob {
             master: masters[group].clone(),
-            moments: Moments {
-                exp_avg: Source::F32(moments[2 * group].clone()),
-                exp_avg_sq: Source::F32(moments[2 * group + 1].clone()),
-            },
+            states: vec![
+                Source::F32(moments[2 * group].clone()),
+                Source::F32(moments[2 * group + 1].clone()),
+            ],
             grad: grads[group].clone(),
             group,
-            mode: AdamMode::AdamW,
+            rule: Rule::AdamW,
             source_rounding: SourceRounding::F32,
-            amax: (group == 0).then(|| AdamwAmax::of_tensor(slot())),
+            amax: (group == 0).then(|| UpdateAmax::of_tensor(slot())),
             encode: None,
         };
         let blocks = Some([[1, 16], [16, 1]]);
@@ -335,7 +335,7 @@ impl<B: Backend> Step<B> {
         };
         let targets = encode.targets.clone();
         let works = [
-            Work::Adamw(vec![update(0), update(1)]),
+            Work::Update(vec![update(0), update(1)]),
             Work::Encode(vec![encode]),
         ];
         let plans = works.map(|work| rig.plan(work).unwrap());
@@ -376,8 +376,8 @@ fn of_the_host(options: &StepScalars, squares: f64, non_finite: u64, applied: u6
     let norm = squares.sqrt() * f64::from(options.grad_scale.abs());
     let clip = (f64::from(options.max_norm) / (norm + 1e-6)).min(1.0) as f32;
     StepScalars {
-        adam: options
-            .adam
+        groups: options
+            .groups
             .iter()
             .map(|g| g.at_step(applied + 1))
             .collect(),
@@ -389,12 +389,12 @@ fn of_the_host(options: &StepScalars, squares: f64, non_finite: u64, applied: u6
 
 pub fn a_step_of_the_device_equals_that_of_the_host<B: Backend>(rig: &Rig<B>) {
     let (device, host) = (Step::new(rig), Step::new(rig));
-    let group = |lr| AdamScalars {
+    let group = |lr| GroupScalars {
         lr,
-        ..AdamScalars::default()
+        ..GroupScalars::default()
     };
     let mut options = StepScalars {
-        adam: vec![group(1e-2), group(3e-3)],
+        groups: vec![group(1e-2), group(3e-3)],
         grad_scale: 0.125,
         max_norm: 2.5,
         ..StepScalars::default()
@@ -476,7 +476,7 @@ pub fn scalars_in_a_buffer_must_fit<B: Backend>(rig: &Rig<B>) {
     );
     let before = step.state(rig);
     let groups = |count| StepScalars {
-        adam: vec![AdamScalars::default(); count],
+        groups: vec![GroupScalars::default(); count],
         skip: true,
         ..StepScalars::default()
     };
@@ -513,7 +513,7 @@ fn scalars_begin_at_multiples_of_eight_bytes_on_a_device() {
     super::rig::device::once(|rig| {
         let [update, _] = &Step::new(rig).plans;
         let scalars = StepScalars {
-            adam: vec![AdamScalars::default(); 2],
+            groups: vec![GroupScalars::default(); 2],
             ..StepScalars::default()
         };
         for shift in [0, 1, 4, 8] {

@@ -7,9 +7,10 @@
 macro_rules! suite {
     () => {
         $crate::tests_of! {
-            adamw {
+            update {
                 updates_equal_the_reference everywhere;
                 a_thousand_steps_equal_the_reference everywhere;
+                rules_mix_in_one_plan everywhere;
                 fused_equals_update_then_encode once;
                 updates_of_many_tasks_raise_lines everywhere;
                 lines_are_of_the_shape_of_the_master once;
@@ -32,7 +33,9 @@ macro_rules! suite {
                 flat_encode_jobs once;
                 decode_jobs once;
                 round_jobs once;
-                adamw_jobs once;
+                momentum_jobs once;
+                normalize_jobs once;
+                update_jobs once;
                 updates_of_short_tiles once;
                 transpose_jobs once;
                 repack_jobs once;
@@ -109,6 +112,10 @@ macro_rules! suite {
                 runs_outside_of_their_buffers_are_rejected once;
                 runs_that_are_none_or_one once;
                 large_transposes_run everywhere;
+            }
+            momentum {
+                a_momentum_equals_the_reference everywhere;
+                a_matrix_is_divided_by_its_norm everywhere;
             }
             observed {
                 scales_follow_from_observations once;

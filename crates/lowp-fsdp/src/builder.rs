@@ -9,8 +9,9 @@ use lowp_format::{
     BlockCuts, FormatError, PlainF32, QuantizedTensor, Recipe, Role, Shape, ShardTiles, Usage,
     block_cuts,
 };
+use lowp_gemm::Multiplies;
 use lowp_kernels::{Backend, Source};
-use lowp_optim::{AdamWBuilder, Group, OptimError, ParamId, ParamSpec};
+use lowp_optim::{Group, MatrixCut, OptimError, OptimizerBuilder, ParamId, ParamSpec};
 use lowp_shard::{
     FlatShard, GATHER_PLAN, GradParam, Init, Reshard, ShardError, ShardSpec, ShardedTensor,
     check_flat,
@@ -80,7 +81,7 @@ pub(crate) struct Builder<'a, B: Backend> {
     pub(crate) options: ModelOptions,
 }
 
-impl<B: Backend, R: Recipe> ShardedModel<B, R> {
+impl<B: Multiplies, R: Recipe> ShardedModel<B, R> {
     /// Builds this rank's part: only its own elements are initialised and stored in f32, and they are those
     /// of an unsharded model. `recipe` says which recipe each weight lives in. Collective.
     ///
@@ -117,7 +118,7 @@ pub trait FirstValues {
     ) -> Result<Vec<f32>, Box<dyn Error + Send + Sync>>;
 }
 
-impl<B: Backend, R: Recipe> ShardedModel<B, R> {
+impl<B: Multiplies, R: Recipe> ShardedModel<B, R> {
     /// The same as [`ShardedModel::new`], with parameters that begin with the values that `first` reads: each rank reads its own elements,
     /// one parameter after the other. Collective.
     ///
@@ -150,7 +151,7 @@ impl<B: Backend, R: Recipe> ShardedModel<B, R> {
     }
 }
 
-impl<B: Backend> Builder<'_, B> {
+impl<B: Multiplies> Builder<'_, B> {
     /// The model whose parameters begin with the elements that `values` gives.
     pub(crate) fn build<R: Recipe>(
         &self,
@@ -164,13 +165,21 @@ impl<B: Backend> Builder<'_, B> {
             mesh,
             options,
         } = *self;
-        let mut adamw = AdamWBuilder::new(mesh.world.clone())
+        let mut optimizer = OptimizerBuilder::new(mesh.world.clone())
             .on(backend)
             .mesh(mesh.mesh);
-        let decay = adamw.group(options.group);
-        let no_decay = adamw.group(Group {
+        if options.group.rule.is_of_matrices() {
+            let products = backend.products().map_err(OptimError::from)?;
+            optimizer = optimizer.products(products);
+        }
+        let layers = optimizer.group(options.group);
+        let decay = match options.var_group {
+            Some(group) => optimizer.group(group),
+            None => layers,
+        };
+        let no_decay = optimizer.group(Group {
             weight_decay: 0.0,
-            ..options.group
+            ..options.var_group.unwrap_or(options.group)
         });
         let memory = LayerMemory::new(backend);
         let reshard = match options.sharding {
@@ -196,23 +205,23 @@ impl<B: Backend> Builder<'_, B> {
                 let master = values(&begun, elements)?;
                 Ok(ParamSpec {
                     state: options.state,
-                    ..ParamSpec::new(&spec.name, decay, master)
+                    ..ParamSpec::new(&spec.name, layers, master)
                 })
             };
             let failed = |source| ModelError::Param {
                 name: spec.name.clone(),
                 source: Box::new(source),
             };
-            adamw.scales().group(spec.amax_group);
+            optimizer.scales().group(spec.amax_group);
             match options.sharding {
                 Sharding::Fsdp => {
-                    let made = self.param(recipe, cuts, &mut adamw, |s| init(s.elements()));
+                    let made = self.param(recipe, cuts, &mut optimizer, |s| init(s.elements()));
                     let (tensor, id) = made.map_err(failed)?;
                     shards.push(tensor);
                     ids.push(id);
                 }
                 Sharding::Zero1 => {
-                    let made = self.flat_param(recipe, shape, &mut adamw, init);
+                    let made = self.flat_param(recipe, shape, &mut optimizer, init);
                     let ((tensor, ranges), id) = made.map_err(failed)?;
                     let weight = ShardedWeight::whole(backend, mesh, &memory, tensor, ranges);
                     weights.push(weight);
@@ -221,12 +230,12 @@ impl<B: Backend> Builder<'_, B> {
             }
             plans.push(OperandPlan::new(
                 &recipe,
-                adamw.scales(),
+                optimizer.scales(),
                 options.seed,
                 number as u64,
             ));
         }
-        adamw.scales().group(None);
+        optimizer.scales().group(None);
         // Weights of a block are gathered together; ranks compare the plans of all blocks and of variables at once.
         let mut shards = shards.into_iter();
         let mut gather_plans = Vec::new();
@@ -254,7 +263,7 @@ impl<B: Backend> Builder<'_, B> {
                 tiles: cuts.tiles,
             };
             let (tensor, id) = self
-                .param(param, &cuts, &mut adamw, |s| {
+                .param(param, &cuts, &mut optimizer, |s| {
                     let init = values(&begun, s.elements())?;
                     Ok(ParamSpec {
                         state: options.state,
@@ -274,13 +283,13 @@ impl<B: Backend> Builder<'_, B> {
         let control = mesh.shard.control();
         let compared = control.each_equal(GATHER_PLAN, &gather_plans);
         compared.map_err(ShardError::from)?;
-        let adamw = adamw.build()?;
+        let optimizer = optimizer.build()?;
         let param = |name: &str, block, ranges: &[Range<usize>], id| -> Result<_, ModelError> {
             Ok(GradParam {
                 name: name.to_owned(),
                 ranges: ranges.to_vec(),
                 block,
-                out: f32_buffer(adamw.grad(id))?,
+                out: f32_buffer(optimizer.grad(id))?,
             })
         };
         // A head has its gradient first, the last layer the next, and other variables have theirs at the end.
@@ -319,7 +328,7 @@ impl<B: Backend> Builder<'_, B> {
                 Arc::new(RecipeOperands::new(
                     backend,
                     plan,
-                    Arc::clone(adamw.scales()),
+                    Arc::clone(optimizer.scales()),
                     pass.clone(),
                     mesh.world.clone(),
                     memory.clone(),
@@ -328,14 +337,14 @@ impl<B: Backend> Builder<'_, B> {
             .collect();
         plain_vars.connect(&gradients, &var_grads)?;
         plain_vars.refresh()?;
-        let sent_before = adamw.flat_sent_bytes();
+        let sent_before = optimizer.flat_sent_bytes();
         Ok(ShardedModel {
             backend: backend.clone(),
             mesh: mesh.clone(),
             options,
             pass,
             memory,
-            adamw,
+            optimizer,
             weights,
             names: linears.iter().map(|spec| spec.name.clone()).collect(),
             operands,
@@ -350,14 +359,16 @@ impl<B: Backend> Builder<'_, B> {
             saving: None,
         })
     }
+}
 
+impl<B: Backend> Builder<'_, B> {
     /// One parameter: the full weight, with this rank's slice registered with the optimizer, and the slices of all
     /// ranks. `init` makes the values of rows.
     fn flat_param<R: Recipe>(
         &self,
         recipe: R,
         shape: Shape,
-        adamw: &mut AdamWBuilder<B>,
+        optimizer: &mut OptimizerBuilder<B>,
         init: impl FnOnce(Range<usize>) -> Result<ParamSpec, OptimError>,
     ) -> Result<(Whole<B, R>, ParamId), OptimError> {
         check_flat(&recipe, Usage::BOTH)?;
@@ -367,7 +378,15 @@ impl<B: Backend> Builder<'_, B> {
         })?;
         let ranges = self.flat_ranges(&recipe, shape)?;
         let own = ranges[comm.rank()].clone();
-        let id = adamw.flat_param(&tensor, own.start, init(own.clone())?)?;
+        let id = optimizer.flat_param(&tensor, own.start, init(own.clone())?)?;
+        optimizer.matrix(
+            id,
+            MatrixCut {
+                full: shape,
+                ranges: ranges.clone(),
+                tiles: None,
+            },
+        )?;
         Ok(((tensor, ranges), id))
     }
 
@@ -429,13 +448,19 @@ impl<B: Backend> Builder<'_, B> {
         &self,
         recipe: R,
         cuts: &BlockCuts,
-        adamw: &mut AdamWBuilder<B>,
+        optimizer: &mut OptimizerBuilder<B>,
         spec: impl FnOnce(&ShardSpec) -> Result<ParamSpec, OptimError>,
     ) -> Result<(ShardedTensor<B, R>, ParamId), OptimError> {
         let shard = ShardSpec::of_block(&recipe, cuts, self.mesh.shard.rank())?;
         let spec = spec(&shard)?;
+        let cut = MatrixCut {
+            full: cuts.tiles.full(),
+            ranges: shard.all_elements(),
+            tiles: Some(cuts.tiles),
+        };
         let tensor = ShardedTensor::new(self.backend, recipe, shard)?;
-        let id = adamw.param(tensor.local(), spec)?;
+        let id = optimizer.param(tensor.local(), spec)?;
+        optimizer.matrix(id, cut)?;
         Ok((tensor, id))
     }
 }

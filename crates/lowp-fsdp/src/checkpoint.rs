@@ -1,6 +1,6 @@
 //! A [`ShardedModel`] in and out of checkpoints.
 //!
-//! Masters and moments are slices of flattened parameters, weights are rows of their buffers, and scales and counts are whole: each
+//! Masters and the states of the optimizer's rule are slices of flattened parameters, weights are rows of their buffers, and scales and counts are whole: each
 //! is a tensor of the checkpoint, of which ranks have pieces.
 
 use std::ops::Range;
@@ -8,8 +8,9 @@ use std::ops::Range;
 use lowp_checkpoint::{Block, Checkpoint, Dtype, Late, Piece};
 use lowp_comm::{CommError, MeshComm, or_abort};
 use lowp_format::{Recipe, ShardTiles};
+use lowp_gemm::Multiplies;
 use lowp_kernels::{Backend, StepCounts};
-use lowp_optim::{FloatDtype, OptimError, StateDtypes};
+use lowp_optim::{FloatDtype, OptimError, PendingValues, Rule, StateDtypes, StateName};
 use lowp_shard::{DelayedState, ScaleBook, ScaleSlot, ShardError};
 use serde_json::{Value, json};
 
@@ -22,11 +23,51 @@ use crate::tile_pieces::{TileLayout, read_values};
 
 /// The tensor of the numbers of steps.
 const COUNTS: &str = "optimizer.counts";
-/// The tensors of a parameter's state.
-const STATE: [&str; 3] = StateDtypes::NAMES;
+/// The tensor of a parameter's masters, next to those of its states.
+const MASTER: &str = StateDtypes::MASTER;
+
+impl<B: Multiplies, R: Recipe> ShardedModel<B, R> {
+    /// The model that goes on behind `checkpoint`, saved on any mesh with either sharding, whose index says what
+    /// [`ShardedModel::about`] and [`ShardedModel::about_scales`] said. Weights that live in the same format as there have the
+    /// bytes that were saved; others are cast from their masters ([`ShardedModel::recast`]). Collective.
+    ///
+    /// # Errors
+    /// A checkpoint of another model or that is damaged, or what [`ShardedModel::new`] reports.
+    pub fn load(
+        (backend, mesh): (&B, &MeshComm<B>),
+        recipe: impl Fn(&LinearSpec) -> R,
+        linears: &[LinearSpec],
+        vars: &[VarSpec],
+        options: ModelOptions,
+        (checkpoint, [weights, scales]): (&Checkpoint, [&Value; 2]),
+    ) -> Result<Self, ModelError> {
+        let id = format!("{} of step {}", checkpoint.id(), checkpoint.step());
+        let control = mesh.world.control();
+        control.all_equal("the checkpoint", &id)?;
+        let name = |number: usize| match linears.get(number) {
+            Some(linear) => &linear.name,
+            None => &vars[number - linears.len()].name,
+        };
+        let builder = Builder {
+            backend,
+            mesh,
+            options,
+        };
+        let values = |param: &Begun<'_>, elements: Range<usize>| {
+            let tensor = format!("{}.{}", name(param.number), MASTER);
+            let read = read_values(checkpoint, &tensor, &param.tiles, elements);
+            read.map_err(|error| OptimError::Shard(failed(mesh, &error)))
+        };
+        let model = builder.build(recipe, linears, vars, values);
+        let mut model = or_abort(&*mesh.world, model)?;
+        let restored = model.restore(checkpoint, [weights, scales]);
+        or_abort(&*mesh.world, restored)?;
+        Ok(model)
+    }
+}
 
 impl<B: Backend, R: Recipe> ShardedModel<B, R> {
-    /// This rank's pieces of all that training needs to go on: masters, moments, counts of steps, weights as they are stored, and the
+    /// This rank's pieces of all that training needs to go on: masters, states, counts of steps, weights as they are stored, and the
     /// histories of delayed scales. Replicas hold the same, so that only the first one has pieces.
     ///
     /// Of a GPU they are copied by a stream of its own to page-locked memory, which is kept for the next time: it holds as many bytes
@@ -59,33 +100,33 @@ impl<B: Backend, R: Recipe> ShardedModel<B, R> {
             .collect())
     }
 
-    /// Masters, then moments, then weights, as [`ShardedModel::load`] reads them: a file is read from its begin to its end.
+    /// Masters, then states, then weights, as [`ShardedModel::load`] reads them: a file is read from its begin to its end.
     fn large_pieces(&self, stream: &B, first: bool) -> Result<Vec<Piece<Late>>, ModelError> {
-        let (mut states, mut buffers) = ([Vec::new(), Vec::new()], Vec::new());
+        let (mut values, mut buffers) = ([Vec::new(), Vec::new()], Vec::new());
         for ((id, weight), name) in self.weights.iter().zip(&self.names) {
             let elements = &weight.element_ranges()[self.mesh.shard.rank()];
             let tiles = weight.tiles();
             match tiles.are_in_order() {
                 true => {
                     let param = (*id, elements.start, weight.elements());
-                    self.add_state(&mut states, stream, name, param)?;
+                    self.add_state(&mut values, stream, name, param)?;
                 }
-                false => self.add_tiles(&mut states, stream, name, (*id, tiles, elements))?,
+                false => self.add_tiles(&mut values, stream, name, (*id, tiles, elements))?,
             }
             buffers.extend(weight.pieces(stream, name, first)?);
         }
         for (id, (name, elements, len)) in self.var_ids.iter().zip(self.vars.elements()) {
-            self.add_state(&mut states, stream, name, (*id, elements.start, len))?;
+            self.add_state(&mut values, stream, name, (*id, elements.start, len))?;
         }
-        let [masters, moments] = states;
-        Ok([masters, moments, buffers].into_iter().flatten().collect())
+        let [masters, states] = values;
+        Ok([masters, states, buffers].into_iter().flatten().collect())
     }
 
     /// Counts of steps and delayed scales.
     fn small_pieces(&self) -> Result<Vec<Piece>, ModelError> {
-        let counts = self.adamw.counts()?.to_bytes();
+        let counts = self.optimizer.counts()?.to_bytes();
         let mut pieces = vec![bytes_piece(COUNTS.to_owned(), counts.to_vec())];
-        let book = self.adamw.scales();
+        let book = self.optimizer.scales();
         for (name, slot) in self.delayed_scales()? {
             let Some(state) = book.delayed_state(slot)? else {
                 continue;
@@ -96,22 +137,32 @@ impl<B: Backend, R: Recipe> ShardedModel<B, R> {
         Ok(pieces)
     }
 
-    /// Adds a master and moments.
+    /// What the optimizer keeps of a parameter, on its way, with the names of its tensors: the master, then the states.
+    fn start_state(
+        &self,
+        id: lowp_optim::ParamId,
+        stream: &B,
+    ) -> Result<impl Iterator<Item = (&'static str, PendingValues)>, ModelError> {
+        let state = self.optimizer.start_state(id, stream)?;
+        let names = self.optimizer.rule(id)?.states().iter();
+        let names = [MASTER].into_iter().chain(names.map(|name| name.name()));
+        Ok(names.zip([state.master].into_iter().chain(state.states)))
+    }
+
+    /// Adds a master and states.
     fn add_state(
         &self,
-        [masters, moments]: &mut [Vec<Piece<Late>>; 2],
+        [masters, states]: &mut [Vec<Piece<Late>>; 2],
         stream: &B,
         name: &str,
         (id, start, len): (lowp_optim::ParamId, usize, usize),
     ) -> Result<(), ModelError> {
-        let state = self.adamw.start_state(id, stream)?;
-        let [first, second] = state.moments;
-        for (what, values) in STATE.iter().zip([state.master, first, second]) {
+        for (what, values) in self.start_state(id, stream)? {
             let bytes = values.len() * values.dtype().bytes();
             let dtype = dtype_of(values.dtype());
-            let to = match *what == STATE[0] {
-                true => &mut *masters,
-                false => &mut *moments,
+            let to = match what {
+                MASTER => &mut *masters,
+                _ => &mut *states,
             };
             to.push(Piece {
                 name: format!("{name}.{what}"),
@@ -127,22 +178,20 @@ impl<B: Backend, R: Recipe> ShardedModel<B, R> {
     /// Adds those of the tiles that have `elements` of the flattened tall matrix.
     fn add_tiles(
         &self,
-        [masters, moments]: &mut [Vec<Piece<Late>>; 2],
+        [masters, states]: &mut [Vec<Piece<Late>>; 2],
         stream: &B,
         name: &str,
         (id, tiles, elements): (lowp_optim::ParamId, &ShardTiles, &Range<usize>),
     ) -> Result<(), ModelError> {
-        let state = self.adamw.start_state(id, stream)?;
-        let [first, second] = state.moments;
         let each = tiles.tile().elements();
-        for (what, values) in STATE.iter().zip([state.master, first, second]) {
+        for (what, values) in self.start_state(id, stream)? {
             let owned = elements.start / each..elements.end / each;
             let layout = TileLayout::of_elements(tiles, dtype_of(values.dtype()));
             let arrive = move || values.wait().map_err(|e| e.to_string());
             let pieces = layout.pieces(&format!("{name}.{what}"), tiles, owned, arrive);
-            match *what == STATE[0] {
-                true => masters.extend(pieces),
-                false => moments.extend(pieces),
+            match what {
+                MASTER => masters.extend(pieces),
+                _ => states.extend(pieces),
             }
         }
         Ok(())
@@ -161,48 +210,10 @@ impl<B: Backend, R: Recipe> ShardedModel<B, R> {
     /// # Errors
     /// None: the entries are those of this model's book.
     pub fn about_scales(&self) -> Result<Value, ModelError> {
-        let book = self.adamw.scales();
+        let book = self.optimizer.scales();
         let scales = self.delayed_scales()?.into_iter();
         let about = scales.map(|(name, slot)| Ok((name, about_scale(book, slot)?)));
         Ok(Value::Object(about.collect::<Result<_, ModelError>>()?))
-    }
-
-    /// The model that goes on behind `checkpoint`, saved on any mesh with either sharding, whose index says what
-    /// [`ShardedModel::about`] and [`ShardedModel::about_scales`] said. Weights that live in the same format as there have the
-    /// bytes that were saved; others are cast from their masters ([`ShardedModel::recast`]). Collective.
-    ///
-    /// # Errors
-    /// A checkpoint of another model or that is damaged, or what [`ShardedModel::new`] reports.
-    pub fn load(
-        (backend, mesh): (&B, &MeshComm<B>),
-        recipe: impl Fn(&LinearSpec) -> R,
-        linears: &[LinearSpec],
-        vars: &[VarSpec],
-        options: ModelOptions,
-        (checkpoint, [weights, scales]): (&Checkpoint, [&Value; 2]),
-    ) -> Result<Self, ModelError> {
-        let id = format!("{} of step {}", checkpoint.id(), checkpoint.step());
-        let control = mesh.world.control();
-        control.all_equal("the checkpoint", &id)?;
-        let name = |number: usize| match linears.get(number) {
-            Some(linear) => &linear.name,
-            None => &vars[number - linears.len()].name,
-        };
-        let builder = Builder {
-            backend,
-            mesh,
-            options,
-        };
-        let values = |param: &Begun<'_>, elements: Range<usize>| {
-            let tensor = format!("{}.{}", name(param.number), STATE[0]);
-            let read = read_values(checkpoint, &tensor, &param.tiles, elements);
-            read.map_err(|error| OptimError::Shard(failed(mesh, &error)))
-        };
-        let model = builder.build(recipe, linears, vars, values);
-        let mut model = or_abort(&*mesh.world, model)?;
-        let restored = model.restore(checkpoint, [weights, scales]);
-        or_abort(&*mesh.world, restored)?;
-        Ok(model)
     }
 
     /// Everything but the masters.
@@ -211,7 +222,7 @@ impl<B: Backend, R: Recipe> ShardedModel<B, R> {
         checkpoint: &Checkpoint,
         [weights, scales]: [&Value; 2],
     ) -> Result<(), ModelError> {
-        let [_, first, second] = STATE;
+        self.check_states(checkpoint)?;
         // The masters are those that it was built with.
         for ((id, weight), name) in self.weights.iter().zip(&self.names) {
             let elements = weight.element_ranges()[self.mesh.shard.rank()].clone();
@@ -220,39 +231,45 @@ impl<B: Backend, R: Recipe> ShardedModel<B, R> {
                 let name = format!("{name}.{what}");
                 read_values(checkpoint, &name, tiles, elements.clone())
             };
-            let moments = [read(first)?, read(second)?];
-            self.adamw.set_moments(*id, &moments)?;
+            let rule = self.optimizer.rule(*id)?;
+            let states = rule.states().iter().map(|state| read(state.name()));
+            let states = states.collect::<Result<Vec<_>, _>>()?;
+            self.optimizer.set_states(*id, &states)?;
         }
         for (id, (name, elements, len)) in self.var_ids.iter().zip(self.vars.elements()) {
             let read = |what: &str| {
                 let block = Block::of_row(elements.start, elements.len());
                 checkpoint.read_f32(&format!("{name}.{what}"), [1, len], block)
             };
-            self.adamw
-                .set_moments(*id, &[read(first)?, read(second)?])?;
+            let rule = self.optimizer.rule(*id)?;
+            let states = rule.states().iter().map(|state| read(state.name()));
+            let states = states.collect::<Result<Vec<_>, _>>()?;
+            self.optimizer.set_states(*id, &states)?;
         }
         let vars = self.vars.elements().map(|(name, ..)| name);
-        let names: Vec<&str> = self.names.iter().map(String::as_str).chain(vars).collect();
-        for (what, dtype) in self.options.state.parts() {
-            let wider = |name: &&&str| {
-                let saved = checkpoint.info(&format!("{name}.{what}"));
+        let names = self.names.iter().map(String::as_str).chain(vars);
+        let ids = self.weights.iter().map(|(id, _)| id).chain(&self.var_ids);
+        for (id, name) in ids.zip(names) {
+            let states = self.options.state.of_rule(self.optimizer.rule(*id)?);
+            let wider = |(state, dtype): &(StateName, FloatDtype)| {
+                let saved = checkpoint.info(&format!("{name}.{}", state.name()));
                 saved.is_some_and(|saved| saved.dtype.bytes() > dtype.bytes())
             };
-            self.rounded += names.iter().filter(wider).count();
+            self.rounded += states.filter(wider).count();
         }
         let counts = checkpoint.read(COUNTS, Dtype::U8, [1, 16], Block::whole([1, 16]))?;
         let counts: [u8; 16] = counts.try_into().unwrap_or_default();
-        self.adamw.set_counts(StepCounts::from_bytes(&counts))?;
+        self.optimizer.set_counts(StepCounts::from_bytes(&counts))?;
         for ((_, weight), name) in self.weights.iter().zip(&self.names) {
             match weights.get(name) == Some(&weight.about()) {
                 true => weight.restore(name, checkpoint)?,
                 false => self.recast += 1,
             }
         }
-        if let Some(gather) = self.adamw.flat_gather() {
+        if let Some(gather) = self.optimizer.flat_gather() {
             gather.derive()?;
         }
-        let book = self.adamw.scales();
+        let book = self.optimizer.scales();
         for (name, slot) in self.delayed_scales()? {
             if scales.get(&name) == Some(&about_scale(book, slot)?) {
                 restore_scale(book, slot, &name, checkpoint)?;
@@ -261,12 +278,42 @@ impl<B: Backend, R: Recipe> ShardedModel<B, R> {
         Ok(())
     }
 
+    /// Checks that the states of the first parameter in `checkpoint` are those of the rule.
+    fn check_states(&self, checkpoint: &Checkpoint) -> Result<(), ModelError> {
+        let mut ids = self.weights.iter().map(|(id, _)| id).chain(&self.var_ids);
+        let Some(first) = ids.next() else {
+            return Ok(());
+        };
+        let rule = self.optimizer.rule(*first)?;
+        let vars = self.vars.elements().map(|(name, ..)| name);
+        let Some(name) = self.names.iter().map(String::as_str).chain(vars).next() else {
+            return Ok(());
+        };
+        let has = |state: &StateName| {
+            checkpoint
+                .info(&format!("{name}.{}", state.name()))
+                .is_some()
+        };
+        let saved: Vec<StateName> = StateName::ALL.into_iter().filter(has).collect();
+        if saved == rule.states() {
+            return Ok(());
+        }
+        let by = Rule::ALL.into_iter().find(|rule| rule.states() == saved);
+        Err(ModelError::OtherOptimizer {
+            name: name.to_owned(),
+            saved: StateName::list(&saved),
+            saved_by: by.map_or("another optimizer", Rule::name),
+            rule: rule.name(),
+            needed: StateName::list(rule.states()),
+        })
+    }
+
     /// Number of linear weights that were cast from their masters, because the checkpoint has them in other formats.
     pub fn recast(&self) -> usize {
         self.recast
     }
 
-    /// Number of moments that were rounded, because the checkpoint has them in a wider dtype.
+    /// Number of states that were rounded, because the checkpoint has them in a wider dtype.
     pub fn rounded(&self) -> usize {
         self.rounded
     }
@@ -276,7 +323,7 @@ impl<B: Backend, R: Recipe> ShardedModel<B, R> {
         let mut found = Vec::new();
         for (((id, _), operands), name) in self.weights.iter().zip(&self.operands).zip(&self.names)
         {
-            let stored = self.adamw.slots(*id)?;
+            let stored = self.optimizer.slots(*id)?;
             let slots = stored.into_iter().chain(operands.slots());
             let kinds = ["weight", "activation", "gradient", "weight_operand"];
             let names = kinds.iter().flat_map(|kind| {

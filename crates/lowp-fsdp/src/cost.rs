@@ -40,7 +40,7 @@ pub use traffic::{CollectiveCost, StepTraffic};
 
 use lowp_format::{Recipe, block_cuts};
 
-use lowp_optim::StateDtypes;
+use lowp_optim::{Rule, StateDtypes};
 
 use buckets::Buckets;
 use vars::Vars;
@@ -66,7 +66,9 @@ pub struct Costs {
     pub var_gather_bytes: u128,
     /// On devices, where gradients arrive that are added there, those in bf16 and of micro-batches after the first, and sums that go on to other ranks.
     pub staging: u128,
-    /// The dtypes of the moments.
+    /// How the optimizer updates parameters.
+    pub rule: Rule,
+    /// The dtypes of its states.
     pub state: StateDtypes,
     /// The collectives of a step.
     pub step: StepTraffic,
@@ -115,17 +117,18 @@ impl Costs {
             var_gather_bytes: vars.all().sum(|cost| u128::from(cost.stored[memory.rank]))
                 + vars.staying_gathered(),
             staging: memory::staging(&buckets, config),
+            rule: config.rule,
             state: config.state,
             memory,
             step,
         })
     }
 
-    /// Bytes of masters, moments, codes and scales that a replica has of a parameter of the linear layers.
+    /// Bytes of masters, states, codes and scales that a replica has of a parameter of the linear layers.
     pub fn state_per_parameter(&self) -> f64 {
         let parameters = (self.masters / 4).max(1);
-        let moments = parameters * self.state.moment_bytes() as u128;
-        (self.masters + moments + self.resident) as f64 / parameters as f64
+        let states = parameters * self.state.bytes(self.rule) as u128;
+        (self.masters + states + self.resident) as f64 / parameters as f64
     }
 
     /// What the rank that holds most has on a device, beside what runs the layers.

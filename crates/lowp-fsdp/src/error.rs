@@ -42,6 +42,23 @@ pub enum ModelError {
         /// What is wrong with it.
         source: Box<OptimError>,
     },
+    /// A checkpoint of another optimizer.
+    #[error(
+        "the checkpoint has {saved} of '{name}', as {saved_by} keeps it, and this model is trained by {rule}, which keeps {needed}; load it into a model of \
+         that optimizer, or start from its weights alone"
+    )]
+    OtherOptimizer {
+        /// The first parameter.
+        name: String,
+        /// Its states in the checkpoint.
+        saved: String,
+        /// The rule that has them.
+        saved_by: &'static str,
+        /// The rule of the model.
+        rule: &'static str,
+        /// Its states.
+        needed: String,
+    },
     /// Products of a layer would read operands in different formats.
     #[error("layer '{name}': {source}")]
     Formats {

@@ -49,6 +49,7 @@ pub use code_counts::CodeCounts;
 pub use error::{ModelError, VarShapeError};
 pub use formats::{FormatMismatch, check_formats};
 pub use gradients::Gradients;
+pub use lowp_gemm::Multiplies;
 pub use memory::LayerMemory;
 pub use operand::{
     OperandEncode, OperandPlan, PassState, RecipeOperands, Rounded, code_buffers, encoded,

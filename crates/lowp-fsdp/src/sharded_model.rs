@@ -10,7 +10,7 @@ use std::time::Duration;
 use lowp_comm::{GatherItem, MeshComm, or_abort, ordered};
 use lowp_format::{Phase, Recipe, ReshardAfterForward, magnitude};
 use lowp_kernels::{Backend, Source};
-use lowp_optim::{AdamW, Group, ParamId, PendingStep, StateDtypes, StepOptions, StepReport};
+use lowp_optim::{Group, Optimizer, ParamId, PendingStep, StateDtypes, StepOptions, StepReport};
 use lowp_shard::{Divergence, FlatGather, GradBucketOptions, Reduction, ScaleBook, ScaleSlot};
 
 use crate::error::ModelError;
@@ -43,9 +43,11 @@ pub struct ModelOptions {
     pub grads: GradBucketOptions,
     /// Seed of initial values and stochastic rounding.
     pub seed: u64,
-    /// Hyperparameters; weight decay applies to matrices only.
+    /// The rule and its hyperparameters; weight decay applies to matrices only.
     pub group: Group,
-    /// The dtypes of the moments of all parameters.
+    /// The same of variables; `None`: those of layers. A rule of matrices does not update variables.
+    pub var_group: Option<Group>,
+    /// The dtypes of the states that the rule has.
     pub state: StateDtypes,
     /// Where the full values of variables are.
     pub vars: VarPlace,
@@ -106,7 +108,7 @@ pub struct ShardedModel<B: Backend, R: Recipe> {
     pub(crate) options: ModelOptions,
     pub(crate) pass: Arc<PassState>,
     pub(crate) memory: Arc<LayerMemory<B>>,
-    pub(crate) adamw: AdamW<B>,
+    pub(crate) optimizer: Optimizer<B>,
     pub(crate) weights: Vec<(ParamId, Arc<ShardedWeight<B, R>>)>,
     /// Of the linear layers.
     pub(crate) names: Vec<String>,
@@ -277,8 +279,8 @@ impl<B: Backend, R: Recipe> ShardedModel<B, R> {
         self.release()?;
         self.gradients.lock().discard()?;
         self.micro_batches = 0;
-        self.adamw.clear_grads();
-        Ok(self.adamw.scales().forget_observations()?)
+        self.optimizer.clear_grads();
+        Ok(self.optimizer.scales().forget_observations()?)
     }
 
     /// Rejects what would lose the gradients of micro-batches that were added since the last step.
@@ -328,18 +330,18 @@ impl<B: Backend, R: Recipe> ShardedModel<B, R> {
         let reduced = self.gradients.lock().finish()?;
         for (&id, arrived) in self.grad_ids.iter().zip(reduced.contributions) {
             if arrived > 0 {
-                self.adamw.mark_ready(id);
+                self.optimizer.mark_ready(id);
             }
         }
         let gathered = self.memory.pool().gathered(&*self.mesh.shard);
-        self.adamw.compare(reduced.done);
-        self.adamw.compare(gathered);
+        self.optimizer.compare(reduced.done);
+        self.optimizer.compare(gathered);
         self.micro_batches = 0;
         self.release()?;
         if let Some(saving) = &mut self.saving {
             saving.follow(&self.backend)?;
         }
-        let report = self.adamw.step(options)?;
+        let report = self.optimizer.step(options)?;
         self.vars.refresh()?;
         Ok(report)
     }
@@ -376,8 +378,8 @@ impl<B: Backend, R: Recipe> ShardedModel<B, R> {
         }
         let transient = self.memory.weight_bytes() + self.gradients.lock().resident_bytes();
         bytes.peak = bytes.resident + bytes.masters + transient as u64;
-        if let Some(gather) = self.adamw.flat_gather() {
-            bytes.sent += self.adamw.flat_sent_bytes() - self.sent_before;
+        if let Some(gather) = self.optimizer.flat_gather() {
+            bytes.sent += self.optimizer.flat_sent_bytes() - self.sent_before;
             bytes.sent_per_step += gather.sent_bytes() as u64;
             bytes.peak += gather.staged_bytes() as u64;
         }
@@ -390,7 +392,7 @@ impl<B: Backend, R: Recipe> ShardedModel<B, R> {
     /// A thread failed while it used a weight.
     pub fn gathering(&self) -> Result<Duration, ModelError> {
         let mut sum = self
-            .adamw
+            .optimizer
             .flat_gather()
             .map_or(Duration::ZERO, FlatGather::host_time);
         for (_, weight) in &self.weights {
@@ -408,7 +410,7 @@ impl<B: Backend, R: Recipe> ShardedModel<B, R> {
     pub fn parameter_bytes(&self) -> Result<u64, ModelError> {
         let weights = self.weight_bytes(Passes::default())?;
         let vars = self.vars.bytes();
-        let state = self.adamw.state_bytes() as u64;
+        let state = self.optimizer.state_bytes() as u64;
         Ok(weights.peak - weights.masters + state + vars as u64)
     }
 
@@ -447,8 +449,8 @@ impl<B: Backend, R: Recipe> ShardedModel<B, R> {
             for phase in Phase::ALL {
                 for layer in block.clone() {
                     let (id, weight) = &self.weights[layer];
-                    let full = self.gather_values(weight, &self.adamw.master(*id)?)?;
-                    let mut slots = self.adamw.slots(*id)?.into_iter().flatten();
+                    let full = self.gather_values(weight, &self.optimizer.master(*id)?)?;
+                    let mut slots = self.optimizer.slots(*id)?.into_iter().flatten();
                     let amax = slots.find_map(|slot| amaxes.get(&slot).copied());
                     let full = self.backend.upload(&full)?;
                     let divergence = weight.audit_phase(phase, &full, amax)?;
@@ -462,7 +464,7 @@ impl<B: Backend, R: Recipe> ShardedModel<B, R> {
             let Some(var) = self.vars.transient(index) else {
                 continue;
             };
-            let full = self.gather_f32(var.element_ranges(), &self.adamw.master(*id)?)?;
+            let full = self.gather_f32(var.element_ranges(), &self.optimizer.master(*id)?)?;
             let full = self.backend.upload(&full)?;
             let divergence = var.audit_phase(Phase::Forward, &full, None)?;
             found.extend(divergence.map(|d| (self.weights.len() + index, Phase::Forward, d)));
@@ -475,7 +477,7 @@ impl<B: Backend, R: Recipe> ShardedModel<B, R> {
     fn shared_amaxes(&self) -> Result<BTreeMap<ScaleSlot, f32>, ModelError> {
         let mut weights: BTreeMap<ScaleSlot, BTreeSet<usize>> = BTreeMap::new();
         for (layer, (id, _)) in self.weights.iter().enumerate() {
-            for slot in self.adamw.slots(*id)?.into_iter().flatten() {
+            for slot in self.optimizer.slots(*id)?.into_iter().flatten() {
                 weights.entry(slot).or_default().insert(layer);
             }
         }
@@ -484,7 +486,7 @@ impl<B: Backend, R: Recipe> ShardedModel<B, R> {
         for (slot, layers) in weights {
             let mut amax = 0;
             for (id, weight) in layers.into_iter().map(|layer| &self.weights[layer]) {
-                let full = self.gather_values(weight, &self.adamw.master(*id)?)?;
+                let full = self.gather_values(weight, &self.optimizer.master(*id)?)?;
                 let rounding = weight.source_rounding();
                 let magnitudes = full
                     .into_iter()
@@ -532,13 +534,13 @@ impl<B: Backend, R: Recipe> ShardedModel<B, R> {
     }
 
     /// The optimizer.
-    pub fn optimizer(&self) -> &AdamW<B> {
-        &self.adamw
+    pub fn optimizer(&self) -> &Optimizer<B> {
+        &self.optimizer
     }
 
     /// The scales of the weights and of the operands.
     pub fn scale_book(&self) -> &ScaleBook<B> {
-        self.adamw.scales()
+        self.optimizer.scales()
     }
 
     /// The weight of layer `index`.

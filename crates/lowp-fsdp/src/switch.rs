@@ -2,7 +2,7 @@
 
 use lowp_comm::or_abort;
 use lowp_format::Recipe;
-use lowp_kernels::Backend;
+use lowp_gemm::Multiplies;
 use lowp_optim::{OptimError, ParamState};
 
 use crate::builder::{Begun, Builder};
@@ -10,10 +10,10 @@ use crate::error::ModelError;
 use crate::sharded_model::ShardedModel;
 use crate::spec::{LinearSpec, VarSpec};
 
-impl<B: Backend, R: Recipe> ShardedModel<B, R> {
+impl<B: Multiplies, R: Recipe> ShardedModel<B, R> {
     /// The model with each weight in the recipe that `recipe` says; `linears` and `vars` are those that it was made of.
     ///
-    /// Masters, moments and counts of steps stay to the bit, cut as the new recipes cut them; weights are cast from the masters, as
+    /// Masters, states and counts of steps stay to the bit, cut as the new recipes cut them; weights are cast from the masters, as
     /// those of a new model are. Delayed scales of operands that both recipes have keep their history. Layers and variables are new
     /// ones. Collective.
     ///
@@ -45,7 +45,7 @@ impl<B: Backend, R: Recipe> ShardedModel<B, R> {
         let mut states = Vec::with_capacity(linears.len() + vars.len());
         let cuts = builder.cuts(&recipe, linears)?;
         for (((id, weight), spec), cuts) in self.weights.iter().zip(linears).zip(&cuts) {
-            let own = self.adamw.state(*id)?;
+            let own = self.optimizer.state(*id)?;
             let ranges = builder.element_ranges(&recipe(spec), cuts)?;
             // Cut as they are, on every rank.
             let [old, new] = [weight.tiles(), &cuts.tiles];
@@ -59,16 +59,19 @@ impl<B: Backend, R: Recipe> ShardedModel<B, R> {
                 let full = self.gather_values(weight, values)?;
                 Ok(cuts.tiles.gather(&full, elements.clone()))
             };
-            let [first, second] = &own.moments;
             states.push(ParamState {
                 master: cut(&own.master)?,
-                moments: [cut(first)?, cut(second)?],
+                states: own
+                    .states
+                    .iter()
+                    .map(|s| cut(s))
+                    .collect::<Result<_, _>>()?,
             });
         }
         for id in &self.var_ids {
-            states.push(self.adamw.state(*id)?);
+            states.push(self.optimizer.state(*id)?);
         }
-        let counts = self.adamw.counts()?;
+        let counts = self.optimizer.counts()?;
         let delayed = self
             .operands
             .iter()
@@ -81,9 +84,9 @@ impl<B: Backend, R: Recipe> ShardedModel<B, R> {
         let mut model = builder.build(recipe, linears, vars, values)?;
         let ids = model.weights.iter().map(|(id, _)| id).chain(&model.var_ids);
         for (id, state) in ids.zip(&states) {
-            model.adamw.set_moments(*id, &state.moments)?;
+            model.optimizer.set_states(*id, &state.states)?;
         }
-        model.adamw.set_counts(counts)?;
+        model.optimizer.set_counts(counts)?;
         for (operands, states) in model.operands.iter().zip(delayed) {
             operands.keep_delayed(&states)?;
         }

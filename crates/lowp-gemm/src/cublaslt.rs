@@ -106,7 +106,29 @@ impl CublasLt {
     pub unsafe fn run(
         &self,
         desc: &GemmDesc,
+        operands: [OperandPtr; 2],
+        out: u64,
+        bias: u64,
+        scalars: Scalars,
+        workspace: &Workspace,
+    ) -> Result<(), GemmError> {
+        // SAFETY: the caller's promise; the result is added to itself.
+        unsafe { self.run_adding(desc, operands, out, out, bias, scalars, workspace) }
+    }
+
+    /// Gives the stream `out = alpha * left * right + beta * addend`, as [`CublasLt::run`]. The addend has the layout of the result.
+    ///
+    /// # Errors
+    /// As [`CublasLt::run`].
+    ///
+    /// # Safety
+    /// As [`CublasLt::run`], of the addend, too.
+    #[expect(clippy::too_many_arguments, reason = "the arguments of cublasLtMatmul")]
+    pub unsafe fn run_adding(
+        &self,
+        desc: &GemmDesc,
         [left, right]: [OperandPtr; 2],
+        addend: u64,
         out: u64,
         bias: u64,
         scalars: Scalars,
@@ -118,7 +140,7 @@ impl CublasLt {
             Scalars::Device { alpha, beta } => [*alpha as *const c_void, *beta as *const c_void],
         };
         // cuBLASLt takes a bias to be aligned as the result is.
-        let alignment = alignment([left.data, right.data, out | bias]);
+        let alignment = alignment([left.data, right.data, addend | out | bias]);
         let on_device = matches!(scalars, Scalars::Device { .. });
         let key = (*desc, on_device, alignment, workspace.bytes);
         self.cuda.foreign_work(
@@ -150,7 +172,7 @@ impl CublasLt {
                         a,
                         left.data as *const c_void,
                         b,
-                        out as *const c_void,
+                        addend as *const c_void,
                         d,
                         out as *mut c_void,
                         d,

@@ -37,6 +37,12 @@ pub enum GemmError {
         /// Its status.
         why: String,
     },
+    /// A product without elements, which libraries do not define alike.
+    #[error("a product of {} x {} x {} has no elements; leave it out", sizes[0], sizes[1], sizes[2])]
+    Empty {
+        /// Rows, columns, and the length of the contracted axis.
+        sizes: [usize; 3],
+    },
     /// The device failed.
     #[error(transparent)]
     Kernel(#[from] KernelError),

@@ -1,5 +1,6 @@
-//! Matrix products on a GPU by NVIDIA's cuBLASLt, of bf16 and f32 values and of FP8 and FP4 codes with their scales. [`table`] lists
+//! Matrix products. On a GPU they are those of NVIDIA's cuBLASLt, of bf16 and f32 values and of FP8 and FP4 codes with their scales: [`table`] lists
 //! which product multiplies which operands. Each product is planned once; after that, a call costs only the enqueue of a kernel.
+//! [`Products`] are those of bf16 matrices on any backend, [`dense`] those of f32 on the CPU.
 //!
 //! ```
 //! use lowp_format::{AnyRecipe, Recipe};
@@ -16,7 +17,7 @@
 //! }
 //! ```
 //!
-//! Products themselves need the feature `cuda`. cuBLASLt is found at run time: `libcublasLt.so.13`
+//! Products on a GPU need the feature `cuda`. cuBLASLt is found at run time: `libcublasLt.so.13`
 //! or `.12`, in the folders that the loader searches (`LD_LIBRARY_PATH`), or the library that the process has already loaded, as with PyTorch.
 //!
 //! ```no_run
@@ -41,25 +42,34 @@
 //! ```
 
 mod call;
+mod cpu;
 #[cfg(feature = "cuda")]
 mod cublaslt;
+#[cfg(feature = "cuda")]
+mod cuda;
+pub mod dense;
 mod desc;
 mod error;
 #[cfg(feature = "cuda")]
 mod operand;
 #[cfg(any(feature = "cuda", test))]
 mod owned;
+mod products;
 pub mod table;
 #[cfg(feature = "cuda")]
 mod workspace;
 
 pub use call::{Call, CallOperand, Matrix};
+pub use cpu::CpuProducts;
 #[cfg(feature = "cuda")]
 pub use cublaslt::CublasLt;
+#[cfg(feature = "cuda")]
+pub use cuda::CudaProducts;
 pub use desc::{Dtype, Epilogue, GemmDesc, OperandDesc, Scalars, ScaleMode};
 pub use error::GemmError;
 #[cfg(feature = "cuda")]
 pub use operand::{Operand, OperandPtr};
+pub use products::{Factor, Multiplies, ProductJob, Products};
 pub use table::GemmKind;
 #[cfg(feature = "cuda")]
 pub use workspace::Workspace;

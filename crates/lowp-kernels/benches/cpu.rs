@@ -13,9 +13,9 @@ use lowp_format::{
     Usage, tensor_scale,
 };
 use lowp_kernels::{
-    AdamScalars, AdamwAmax, AdamwJob, AmaxJob, Backend, Cpu, CpuBuffer, CpuPlan, DecodeJob,
-    EncodeJob, KernelError, Slot, Source, StepScalars, SumSquaresJob, Target, TensorInput,
-    TransposeJob, Work,
+    AmaxJob, Backend, Cpu, CpuBuffer, CpuPlan, DecodeJob, EncodeJob, GroupScalars, KernelError,
+    Rule, Slot, Source, StepScalars, SumSquaresJob, Target, TensorInput, TransposeJob, UpdateAmax,
+    UpdateJob, Work,
 };
 use rayon::ThreadPool;
 use rayon::prelude::*;
@@ -115,11 +115,16 @@ impl Input {
         }]))
     }
 
-    fn adamw(&self) -> Result<AdamwJob<Cpu>> {
+    fn adamw(&self) -> Result<UpdateJob<Cpu>> {
         let n = self.shape.elements();
         let some = samples(2, n.min(SAMPLES), 0.01);
         let grad: Vec<f32> = some.iter().copied().cycle().take(n).collect();
-        AdamwJob::new(&Cpu, self.values.clone(), Source::F32(Cpu.upload(&grad)?))
+        UpdateJob::new(
+            &Cpu,
+            Rule::AdamW,
+            self.values.clone(),
+            Source::F32(Cpu.upload(&grad)?),
+        )
     }
 
     /// The update and the cast of one step: fused where scales are known, else in two passes.
@@ -129,9 +134,9 @@ impl Input {
         let (mut update, later) = self.adamw()?.with_encode(encode);
         if delayed {
             let (buffer, index) = (Cpu.alloc(1)?, 0);
-            update.amax = Some(AdamwAmax::of_tensor(Slot { buffer, index }));
+            update.amax = Some(UpdateAmax::of_tensor(Slot { buffer, index }));
         }
-        let update = Cpu.plan(Work::Adamw(vec![update]))?;
+        let update = Cpu.plan(Work::Update(vec![update]))?;
         let later = later.map(|encode| Cpu.plan(Work::Encode(vec![encode])));
         Ok([update].into_iter().chain(later.transpose()?).collect())
     }
@@ -197,12 +202,12 @@ fn known(mut job: EncodeJob<Cpu>) -> Result<EncodeJob<Cpu>> {
 
 /// Scalars of a step that is not the first, and so small that values stay what they are.
 fn scalars() -> StepScalars {
-    let adam = AdamScalars {
+    let adam = GroupScalars {
         lr: 1e-8,
-        ..AdamScalars::default()
+        ..GroupScalars::default()
     };
     StepScalars {
-        adam: vec![adam.at_step(10)],
+        groups: vec![adam.at_step(10)],
         ..StepScalars::default()
     }
 }
@@ -301,7 +306,7 @@ impl Bench<'_> {
             self.recipe(recipe);
         }
         self.group("adamw", |input| {
-            Ok(vec![Cpu.plan(Work::Adamw(vec![input.adamw()?]))?])
+            Ok(vec![Cpu.plan(Work::Update(vec![input.adamw()?]))?])
         });
         self.group("amax", |input| Ok(vec![input.amax()?]));
         self.group("sum of squares", |input| {

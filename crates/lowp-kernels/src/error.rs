@@ -127,6 +127,18 @@ pub enum KernelError {
         /// The number.
         count: usize,
     },
+    /// States that are not those of the rule.
+    #[error(
+        "{rule} keeps {needed} values of an element beside the master, and the job has {found}; give those of Rule::states"
+    )]
+    States {
+        /// The rule.
+        rule: &'static str,
+        /// States of the rule.
+        needed: usize,
+        /// States given.
+        found: usize,
+    },
     /// A first moment that is wider than the second.
     #[error(
         "exp_avg is f32 and exp_avg_sq is bf16; give both in f32, both in bf16, or exp_avg alone in bf16"
@@ -255,7 +267,7 @@ pub enum KernelError {
     FusedObserved,
     /// More targets than a fused encode fills.
     #[error(
-        "AdamW is fused with more targets of one part and order than two passes can fill; encode the others in a separate plan"
+        "an update is fused with more targets of one part and order than two passes can fill; encode the others in a separate plan"
     )]
     FusedTargets,
     /// More parameter groups than a device holds.
@@ -311,7 +323,7 @@ pub enum KernelError {
     },
     /// The plan needs scalars that the run did not give.
     #[error(
-        "the plan uses {needed} parameter groups and the run gave scalars for {given}; pass one AdamScalars per group"
+        "the plan uses {needed} parameter groups and the run gave scalars for {given}; pass one GroupScalars per group"
     )]
     Scalars {
         /// Groups in the plan.

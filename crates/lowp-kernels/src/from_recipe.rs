@@ -9,8 +9,8 @@ use lowp_format::{
 use crate::check::encode::touched;
 use crate::check::range;
 use crate::{
-    AdamMode, AdamwAmax, AdamwJob, AmaxJob, Backend, BlockAmax, DecodeJob, EncodeJob, FlatBlocks,
-    FlatEncodeJob, FloatDtype, HistoryJob, KernelError, Moments, Slot, Source, Target, TensorInput,
+    AmaxJob, Backend, BlockAmax, DecodeJob, EncodeJob, FlatBlocks, FlatEncodeJob, FloatDtype,
+    HistoryJob, KernelError, Rule, Slot, Source, Target, TensorInput, UpdateAmax, UpdateJob,
 };
 
 /// What an encode of `usage` reads of its tensor or its lines, in entries of their own: amaxes of 0, or a delayed scale
@@ -346,19 +346,24 @@ impl<B: Backend> DecodeJob<B> {
     }
 }
 
-impl<B: Backend> AdamwJob<B> {
-    /// Updates `master` with `grad`; the moments are new, in binary32.
+impl<B: Backend> UpdateJob<B> {
+    /// Updates `master` with `grad` by `rule`, whose states are new, in binary32.
     ///
     /// # Errors
     /// No room.
-    pub fn new(backend: &B, master: B::Buffer<f32>, grad: Source<B>) -> Result<Self, KernelError> {
+    pub fn new(
+        backend: &B,
+        rule: Rule,
+        master: B::Buffer<f32>,
+        grad: Source<B>,
+    ) -> Result<Self, KernelError> {
         let len = backend.len::<f32>(&master);
         Ok(Self {
+            rule,
             master,
-            moments: Moments::alloc(backend, [FloatDtype::F32; 2], len)?,
+            states: rule.alloc(backend, |_| FloatDtype::F32, len)?,
             grad,
             group: 0,
-            mode: AdamMode::AdamW,
             source_rounding: SourceRounding::F32,
             amax: None,
             encode: None,
@@ -375,12 +380,12 @@ impl<B: Backend> AdamwJob<B> {
             Some(TensorInput::Observed(slot)) => Some(slot.clone()),
             _ => None,
         };
-        let mut amax: Option<AdamwAmax<B>> = None;
+        let mut amax: Option<UpdateAmax<B>> = None;
         for orientation in Orientation::ALL {
             let Some(slot) = observed(&encode.tensor[orientation as usize]) else {
                 continue;
             };
-            let amax = amax.get_or_insert_with(|| AdamwAmax {
+            let amax = amax.get_or_insert_with(|| UpdateAmax {
                 shape: encode.shape,
                 out: slot.buffer.clone(),
                 tensor: None,

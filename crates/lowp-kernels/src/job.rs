@@ -8,39 +8,7 @@ use lowp_format::{
 };
 
 use crate::runs::Runs;
-use crate::{Backend, FloatDtype, KernelError, Source};
-
-/// The moments of AdamW, each in binary32, or in bfloat16 and rounded to nearest even on store. `exp_avg_sq` is in bfloat16 only if
-/// `exp_avg` is.
-#[derive(Clone, Debug)]
-pub struct Moments<B: Backend> {
-    /// First moment.
-    pub exp_avg: Source<B>,
-    /// Second moment.
-    pub exp_avg_sq: Source<B>,
-}
-
-impl<B: Backend> Moments<B> {
-    /// `len` zeros for each, `exp_avg` in the first of `dtypes`.
-    ///
-    /// # Errors
-    /// The device has no room.
-    pub fn alloc(
-        backend: &B,
-        [exp_avg, exp_avg_sq]: [FloatDtype; 2],
-        len: usize,
-    ) -> Result<Self, KernelError> {
-        Ok(Self {
-            exp_avg: Source::alloc(backend, exp_avg, len)?,
-            exp_avg_sq: Source::alloc(backend, exp_avg_sq, len)?,
-        })
-    }
-
-    /// `exp_avg` and `exp_avg_sq`.
-    pub fn values(&self) -> [&Source<B>; 2] {
-        [&self.exp_avg, &self.exp_avg_sq]
-    }
-}
+use crate::{Backend, Rule, Source};
 
 /// One entry of an f32 vector that many tensors share.
 #[derive(Clone, Debug)]
@@ -382,19 +350,9 @@ pub struct InterleaveJob<B: Backend> {
     pub to: B::Buffer<u8>,
 }
 
-/// Which algebra weight decay follows.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum AdamMode {
-    /// Decoupled weight decay.
-    #[default]
-    AdamW,
-    /// Weight decay added to the gradient (Adam with L2).
-    L2,
-}
-
 /// The amaxes of a new master.
 #[derive(Clone, Debug)]
-pub struct AdamwAmax<B: Backend> {
+pub struct UpdateAmax<B: Backend> {
     /// Shape of the master, where lines have amaxes.
     pub shape: Shape,
     /// The output vector.
@@ -405,24 +363,25 @@ pub struct AdamwAmax<B: Backend> {
     pub lines: [Option<usize>; 2],
 }
 
-/// Updates one parameter (docs/numerics.md 12.2) and, in the same pass, raises its amax and
+/// Updates one parameter (docs/numerics.md 12) and, in the same pass, raises its amax and
 /// encodes the new master.
 #[derive(Clone, Debug)]
-pub struct AdamwJob<B: Backend> {
+pub struct UpdateJob<B: Backend> {
+    /// How an element is updated.
+    pub rule: Rule,
     /// fp32 master values, updated in place.
     pub master: B::Buffer<f32>,
-    /// Moments, updated in place.
-    pub moments: Moments<B>,
+    /// What the rule keeps of each element, in the order of [`Rule::states`]: in binary32, or in bfloat16 and rounded to nearest even
+    /// on store; updated in place. `exp_avg_sq` is in bfloat16 only if `exp_avg` is.
+    pub states: Vec<Source<B>>,
     /// Gradient.
     pub grad: Source<B>,
-    /// Which entry of [`crate::StepScalars::adam`] applies.
+    /// Which entry of [`crate::StepScalars::groups`] applies.
     pub group: usize,
-    /// Weight decay algebra.
-    pub mode: AdamMode,
     /// Rounding of the master before amax and encode.
     pub source_rounding: SourceRounding,
     /// Raised to the amax of the new master, and to those of its lines.
-    pub amax: Option<AdamwAmax<B>>,
+    pub amax: Option<UpdateAmax<B>>,
     /// Encodes the new master: the shape, ingredients, tensor input and targets of an encode whose
     /// source is the master buffer and whose source rounding is that of the job. The tensor input
     /// must be known before the update; `amax` is raised after it.
@@ -470,6 +429,32 @@ pub struct SumPartsJob<B: Backend> {
     pub into: B::Buffer<f32>,
     /// Whether they are added to what `into` holds.
     pub accumulate: bool,
+}
+
+/// Updates the momentum of a gradient, `m = mu m + g`, and rounds what is orthogonalised, Nesterov's `g + mu m` (docs/numerics.md 22.1).
+/// A NaN gives a NaN; which one is not defined.
+#[derive(Clone, Debug)]
+pub struct MomentumJob<B: Backend> {
+    /// Gradient.
+    pub grad: Source<B>,
+    /// Momentum, updated in place; as long as `grad`.
+    pub momentum: B::Buffer<f32>,
+    /// The result, rounded to nearest even; as long as `grad`.
+    pub out: B::Buffer<bf16>,
+    /// The entry of [`crate::StepScalars::groups`] whose `beta1` is `mu`.
+    pub group: usize,
+}
+
+/// Divides a matrix by its Frobenius norm (docs/numerics.md 22.3): `out[i] = round(from[i] * f32(1 / max(sqrt(sum), 1e-7)))`, to nearest
+/// even. Root and quotient are in binary64. A NaN gives a NaN; which one is not defined.
+#[derive(Clone, Debug)]
+pub struct NormalizeJob<B: Backend> {
+    /// The matrix.
+    pub from: B::Buffer<bf16>,
+    /// Its sum of squares, as [`SumSquaresJob::out`] of [`crate::GradContribution::SUMS`] bytes has it.
+    pub sum: B::Buffer<u8>,
+    /// The result; as long as `from`.
+    pub out: B::Buffer<bf16>,
 }
 
 /// Converts a vector to another dtype, or copies it: `into[i] = round(from[i])`. Widening is exact,
@@ -529,8 +514,8 @@ pub enum Work<B: Backend> {
     Interleave(Vec<InterleaveJob<B>>),
     /// See [`RearrangeJob`].
     Rearrange(Vec<RearrangeJob<B>>),
-    /// See [`AdamwJob`].
-    Adamw(Vec<AdamwJob<B>>),
+    /// See [`UpdateJob`].
+    Update(Vec<UpdateJob<B>>),
     /// See [`SumSquaresJob`].
     SumSquares(Vec<SumSquaresJob<B>>),
     /// See [`SumJob`].
@@ -539,11 +524,15 @@ pub enum Work<B: Backend> {
     SumParts(Vec<SumPartsJob<B>>),
     /// See [`ConvertJob`].
     Convert(Vec<ConvertJob<B>>),
+    /// See [`MomentumJob`].
+    Momentum(Vec<MomentumJob<B>>),
+    /// See [`NormalizeJob`].
+    Normalize(Vec<NormalizeJob<B>>),
     /// See [`StepScalarsJob`].
     StepScalars(Vec<StepScalarsJob<B>>),
 }
 
-impl<B: Backend> AdamwAmax<B> {
+impl<B: Backend> UpdateAmax<B> {
     /// The amax of all values, into `slot`.
     pub fn of_tensor(slot: Slot<B>) -> Self {
         Self {

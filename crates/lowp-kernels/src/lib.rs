@@ -63,6 +63,7 @@ mod power;
 mod quantized;
 pub mod reference;
 mod rounding;
+mod rule;
 mod runs;
 mod scalars;
 #[doc(hidden)]
@@ -82,16 +83,17 @@ pub use error::KernelError;
 pub use host::zeroed;
 pub use ingredients::rounds;
 pub use job::{
-    AdamMode, AdamwAmax, AdamwJob, AmaxJob, BlockAmax, ConvertJob, DecodeJob, EncodeJob,
-    FlatBlocks, FlatEncodeJob, HistoryJob, InterleaveJob, Moments, PieceRows, RearrangeJob,
-    Rearranged, RepackJob, RoundJob, Slot, StepScalarsJob, StochasticKey, SumJob, SumPartsJob,
-    SumSquaresJob, Target, TensorInput, TransposeJob, Work,
+    AmaxJob, BlockAmax, ConvertJob, DecodeJob, EncodeJob, FlatBlocks, FlatEncodeJob, HistoryJob,
+    InterleaveJob, MomentumJob, NormalizeJob, PieceRows, RearrangeJob, Rearranged, RepackJob,
+    RoundJob, Slot, StepScalarsJob, StochasticKey, SumJob, SumPartsJob, SumSquaresJob, Target,
+    TensorInput, TransposeJob, UpdateAmax, UpdateJob, Work,
 };
 pub use kernel_code::KernelCode;
 pub use pending::Pending;
 pub use quantized::Quantized;
+pub use rule::{Rule, StateName};
 pub use runs::Runs;
-pub use scalars::{AdamScalars, GradContribution, StepCounts, StepRecord, StepScalars};
+pub use scalars::{GradContribution, GroupScalars, StepCounts, StepRecord, StepScalars};
 
 // What signatures here need of other crates.
 pub use half::bf16;

@@ -27,15 +27,15 @@ fn product([a, b]: [f64; 2], [c, d]: [f64; 2]) -> [f64; 2] {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::AdamScalars;
+    use crate::GroupScalars;
 
     const BETAS: [f32; 6] = [0.9, 0.95, 0.99, 0.999, 0.9999, 0.0];
     const STEPS: u64 = 100_000;
 
     fn correction(beta: f32, step: u64) -> f32 {
-        let group = AdamScalars {
+        let group = GroupScalars {
             beta1: beta,
-            ..AdamScalars::default()
+            ..GroupScalars::default()
         };
         group.at_step(step).correction1
     }

@@ -15,7 +15,7 @@ use lowp_format::{
 use crate::power::power;
 use crate::scalars::canonical;
 use crate::{
-    AdamMode, AdamScalars, GradContribution, KernelError, StepCounts, StepRecord, StepScalars,
+    GradContribution, GroupScalars, KernelError, Rule, StepCounts, StepRecord, StepScalars,
 };
 
 /// A matrix and how one orientation of it is quantized.
@@ -393,21 +393,54 @@ pub fn decode(
         .collect()
 }
 
-/// One element of AdamW: `[master, exp_avg, exp_avg_sq]` after the step (docs/numerics.md 12.2).
-pub fn adamw([p, m, v]: [f32; 3], g: f32, mode: AdamMode, s: &AdamScalars) -> [f32; 3] {
-    let g = match mode {
-        AdamMode::L2 => s.weight_decay.mul_add(p, g),
-        AdamMode::AdamW => g,
-    };
+/// One element of an update: the master and the states of `rule` after the step (docs/numerics.md 12). States that the rule does not have
+/// come back as they are. `g` is the gradient times the factor of `grad_scale` ([`Rule::grad_factor`]).
+pub fn update(rule: Rule, values: [f32; 3], g: f32, s: &GroupScalars) -> [f32; 3] {
+    match rule {
+        Rule::AdamW | Rule::AdamL2 => adam(rule == Rule::AdamL2, values, g, s),
+        Rule::Lion => lion(values, g, s),
+        Rule::Sgd | Rule::SgdMomentum | Rule::SgdNesterov => sgd(rule, values, g, s),
+        // The momentum is that of a pass before.
+        Rule::Muon | Rule::Moonlight => sgd(Rule::Sgd, values, g, s),
+    }
+}
+
+/// AdamW and Adam with L2: `exp_avg`, `exp_avg_sq`.
+fn adam(l2: bool, [p, m, v]: [f32; 3], g: f32, s: &GroupScalars) -> [f32; 3] {
+    let g = if l2 { s.weight_decay.mul_add(p, g) } else { g };
     let m = s.beta1.mul_add(m, (1.0 - s.beta1) * g);
     let v = s.beta2.mul_add(v, ((1.0 - s.beta2) * g) * g);
     let (mh, vh) = (m / s.correction1, v / s.correction2);
     let u = mh / (vh.sqrt() + s.eps);
-    let u = match mode {
-        AdamMode::AdamW => s.weight_decay.mul_add(p, u),
-        AdamMode::L2 => u,
-    };
+    let u = if l2 { u } else { s.weight_decay.mul_add(p, u) };
     [(-s.lr).mul_add(u, p), m, v]
+}
+
+/// Lion: `exp_avg`.
+fn lion([p, m, none]: [f32; 3], g: f32, s: &GroupScalars) -> [f32; 3] {
+    let u = s.beta1.mul_add(m, (1.0 - s.beta1) * g);
+    let u = if u > 0.0 {
+        1.0
+    } else if u < 0.0 {
+        -1.0
+    } else {
+        u
+    };
+    let m = s.beta2.mul_add(m, (1.0 - s.beta2) * g);
+    let u = s.weight_decay.mul_add(p, u);
+    [(-s.lr).mul_add(u, p), m, none]
+}
+
+/// Stochastic gradient descent: `momentum_buffer`, or nothing.
+fn sgd(rule: Rule, [p, m, none]: [f32; 3], g: f32, s: &GroupScalars) -> [f32; 3] {
+    let g = s.weight_decay.mul_add(p, g);
+    let summed = s.beta1.mul_add(m, g);
+    let (u, m) = match rule {
+        Rule::SgdMomentum => (summed, summed),
+        Rule::SgdNesterov => (s.beta1.mul_add(summed, g), summed),
+        _ => (g, m),
+    };
+    [(-s.lr).mul_add(u, p), m, none]
 }
 
 /// The sum of squares of `values` in binary64, and how many are not finite, in the order that every
@@ -451,6 +484,26 @@ pub fn sum_parts(parts: impl IntoIterator<Item = f32>) -> f32 {
 pub fn sum_bf16(into: bf16, from: f32) -> bf16 {
     bf16::from_f32(into.to_f32() + from)
 }
+
+/// One element of a momentum ([`crate::MomentumJob`], docs/numerics.md 22.1): the momentum, and what is orthogonalised of it.
+pub fn momentum(m: f32, g: f32, mu: f32) -> (f32, bf16) {
+    let m = mu.mul_add(m, g);
+    (m, bf16::from_f32(mu.mul_add(m, g)))
+}
+
+/// The factor of a matrix whose squares have this sum ([`crate::NormalizeJob`], docs/numerics.md 22.3).
+pub fn inverse_norm(sum: f64) -> f32 {
+    let norm = sum.sqrt();
+    // A NaN stays one.
+    let least = match norm < LEAST_NORM {
+        true => LEAST_NORM,
+        false => norm,
+    };
+    (1.0 / least) as f32
+}
+
+/// What matrices of a smaller norm are divided by.
+const LEAST_NORM: f64 = 1e-7;
 
 /// The scalars of a step ([`crate::StepScalarsJob`], docs/numerics.md 12.8), the counts after it and the
 /// report. `parts` are whole replicas of `shards` ranks, among them `replica`.
@@ -512,7 +565,7 @@ pub fn step_scalars(
     let mut scalars = options.clone();
     scalars.grad_scale = canonical(options.grad_scale * report.clip);
     scalars.skip = !report.applied;
-    for group in &mut scalars.adam {
+    for group in &mut scalars.groups {
         let correction = |beta: f32| match group.bias_correction {
             true => canonical((1.0 - power(beta.into(), step)) as f32),
             false => 1.0,

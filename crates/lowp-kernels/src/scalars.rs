@@ -1,20 +1,20 @@
 //! What changes from run to run of a plan, and what a step makes of it on the device: [`StepScalars`]
-//! with its [`AdamScalars`], and the records that [`crate::StepScalarsJob`] reads and writes. Layouts in
+//! with its [`GroupScalars`], and the records that [`crate::StepScalarsJob`] reads and writes. Layouts in
 //! bytes: docs/numerics.md 12.8.
 
 use crate::KernelError;
 use crate::power::power;
 
-/// The scalars of AdamW for one parameter group (docs/numerics.md 12).
+/// The scalars of a parameter group (docs/numerics.md 12). A rule that has no use for one does not read it.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct AdamScalars {
+pub struct GroupScalars {
     /// Learning rate.
     pub lr: f32,
-    /// Decay of the first moment.
+    /// Adam: decay of the first moment. Lion: what `exp_avg` is in the sum whose sign counts. SGD: the momentum.
     pub beta1: f32,
-    /// Decay of the second moment.
+    /// Adam: decay of the second moment. Lion: decay of `exp_avg`.
     pub beta2: f32,
-    /// Added to the root of the second moment.
+    /// Adam: added to the root of the second moment.
     pub eps: f32,
     /// Weight decay.
     pub weight_decay: f32,
@@ -28,7 +28,7 @@ pub struct AdamScalars {
 
 /// What language models are mostly trained with: lr 1e-3, betas 0.9 and 0.95, eps 1e-8, weight decay
 /// 0.1; corrections of 1, and bias correction where a device makes them.
-impl Default for AdamScalars {
+impl Default for GroupScalars {
     fn default() -> Self {
         Self {
             lr: 1e-3,
@@ -43,7 +43,7 @@ impl Default for AdamScalars {
     }
 }
 
-impl AdamScalars {
+impl GroupScalars {
     /// Bytes of a group.
     const BYTES: usize = 32;
 
@@ -90,7 +90,7 @@ impl AdamScalars {
 #[derive(Clone, Debug, PartialEq)]
 pub struct StepScalars {
     /// One set per parameter group.
-    pub adam: Vec<AdamScalars>,
+    pub groups: Vec<GroupScalars>,
     /// Gradients are multiplied by this before use (clipping, loss scale); 1 leaves their bits.
     pub grad_scale: f32,
     /// Separates the random numbers of this run from those of others with the same key.
@@ -105,7 +105,7 @@ pub struct StepScalars {
 impl Default for StepScalars {
     fn default() -> Self {
         Self {
-            adam: Vec::new(),
+            groups: Vec::new(),
             grad_scale: 1.0,
             random_step: 0,
             skip: false,
@@ -120,20 +120,20 @@ impl StepScalars {
 
     /// Bytes of the scalars of `groups` parameter groups.
     pub const fn bytes(groups: usize) -> usize {
-        Self::HEADER.saturating_add(groups.saturating_mul(AdamScalars::BYTES))
+        Self::HEADER.saturating_add(groups.saturating_mul(GroupScalars::BYTES))
     }
 
     /// The scalars as a device has them (docs/numerics.md 12.8).
     pub fn to_bytes(&self) -> Vec<u8> {
-        let mut bytes = Vec::with_capacity(Self::bytes(self.adam.len()));
+        let mut bytes = Vec::with_capacity(Self::bytes(self.groups.len()));
         bytes.extend(self.random_step.to_le_bytes());
         bytes.extend(self.grad_scale.to_le_bytes());
         bytes.extend(u32::from(self.skip).to_le_bytes());
         bytes.extend(self.max_norm.to_le_bytes());
-        let groups = u32::try_from(self.adam.len()).unwrap_or(u32::MAX);
+        let groups = u32::try_from(self.groups.len()).unwrap_or(u32::MAX);
         bytes.extend(groups.to_le_bytes());
         bytes.extend([0; 8]);
-        self.adam.iter().for_each(|group| group.put(&mut bytes));
+        self.groups.iter().for_each(|group| group.put(&mut bytes));
         bytes
     }
 
@@ -142,10 +142,10 @@ impl StepScalars {
     /// # Errors
     /// [`KernelError::Length`] if no number of groups has this length.
     pub fn from_bytes(bytes: &[u8]) -> Result<Self, KernelError> {
-        Self::groups(bytes.len())?;
+        Self::groups_in(bytes.len())?;
         let groups = bytes[Self::HEADER..].as_chunks().0;
         Ok(Self {
-            adam: groups.iter().map(AdamScalars::from_bytes).collect(),
+            groups: groups.iter().map(GroupScalars::from_bytes).collect(),
             random_step: long(bytes, 0),
             grad_scale: float(bytes, 8),
             skip: word(bytes, 12) != 0,
@@ -154,10 +154,10 @@ impl StepScalars {
     }
 
     /// The groups of scalars of `len` bytes.
-    pub(crate) fn groups(len: usize) -> Result<usize, KernelError> {
+    pub(crate) fn groups_in(len: usize) -> Result<usize, KernelError> {
         let groups = len
             .saturating_sub(Self::HEADER)
-            .div_ceil(AdamScalars::BYTES);
+            .div_ceil(GroupScalars::BYTES);
         let needed = Self::bytes(groups);
         if len != needed {
             return Err(KernelError::Length {
@@ -345,9 +345,9 @@ mod tests {
             skip: bool,
         ) {
             let scalars = StepScalars {
-                adam: groups.iter().map(|words| {
+                groups: groups.iter().map(|words| {
                     let [a, b, c, d, e, f, g] = [0, 1, 2, 3, 4, 5, 6].map(|i| f32::from_bits(words[i]));
-                    AdamScalars {
+                    GroupScalars {
                         lr: a, beta1: b, beta2: c, eps: d, weight_decay: e,
                         correction1: f, correction2: g, bias_correction: words[7] % 2 == 1,
                     }
@@ -379,7 +379,7 @@ mod tests {
 
     #[test]
     fn fields_lie_where_the_definition_says() {
-        let group = AdamScalars {
+        let group = GroupScalars {
             lr: 1.0,
             beta1: 2.0,
             beta2: 3.0,
@@ -390,7 +390,7 @@ mod tests {
             bias_correction: true,
         };
         let scalars = StepScalars {
-            adam: vec![group],
+            groups: vec![group],
             grad_scale: 0.5,
             random_step: 0x1_0000_0002,
             skip: true,

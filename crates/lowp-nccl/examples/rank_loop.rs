@@ -15,7 +15,7 @@ use std::time::Duration;
 use lowp_comm::{CommError, Communicator, Control, HostComm, Launch, Mesh, MeshComm, join};
 use lowp_format::{AnyRecipe, Phase, RecipeOptions, Shape};
 use lowp_kernels::{Backend, Cpu, Source};
-use lowp_optim::{AdamWBuilder, Group, ParamSpec, StepOptions};
+use lowp_optim::{Group, OptimizerBuilder, ParamSpec, StepOptions};
 use lowp_shard::{
     GatherGroup, GatherPool, GradBucketOptions, GradBuckets, GradParam, ShardSpec, ShardedTensor,
 };
@@ -185,7 +185,7 @@ fn rounds<B: Backend>(
     let shape = Shape::new(options.width, options.width);
     let spec = ShardSpec::new(&options.recipe, shape, comm.world_size(), rank)?;
     let rows = spec.elements();
-    let mut builder = AdamWBuilder::new(Arc::clone(comm)).on(backend);
+    let mut builder = OptimizerBuilder::new(Arc::clone(comm)).on(backend);
     let group = builder.group(Group::default());
     let (mut shards, mut ids) = (Vec::new(), Vec::new());
     for number in 0..WEIGHTS {
@@ -195,7 +195,7 @@ fn rounds<B: Backend>(
         ids.push(builder.param(shard.local(), master)?);
         shards.push(shard);
     }
-    let mut adamw = builder.build()?;
+    let mut optimizer = builder.build()?;
     let pool = GatherPool::new(backend);
     let halves = [shards.split_off(WEIGHTS / 2), shards];
     let half = |half| GatherGroup::new(backend, Arc::clone(comm), &pool, half, true);
@@ -207,8 +207,8 @@ fn rounds<B: Backend>(
     let full = backend.upload(&vec![GRAD; shape.elements()])?;
     let mut grads = Vec::new();
     for &id in &ids {
-        adamw.set_grad(id, &vec![GRAD; rows.len()])?;
-        if let Source::F32(own) = adamw.grad(id) {
+        optimizer.set_grad(id, &vec![GRAD; rows.len()])?;
+        if let Source::F32(own) = optimizer.grad(id) {
             grads.push(own.clone());
         }
     }
@@ -258,12 +258,12 @@ fn rounds<B: Backend>(
                         let first = if at == round { f32::NAN } else { GRAD };
                         backend.write(&grads[0], 0, &[first])?;
                     }
-                    ids.iter().for_each(|&id| adamw.mark_ready(id));
-                    adamw.compare(pool.gathered(&**comm));
+                    ids.iter().for_each(|&id| optimizer.mark_ready(id));
+                    optimizer.compare(pool.gathered(&**comm));
                     if let Some(done) = reduced.take() {
-                        adamw.compare(done);
+                        optimizer.compare(done);
                     }
-                    let report = adamw.step(&StepOptions::default())?.wait()?;
+                    let report = optimizer.step(&StepOptions::default())?.wait()?;
                     if !report.applied {
                         let bad = report.grad.non_finite;
                         let text = format!("round {round} is skipped, gradients not finite: {bad}");
@@ -275,7 +275,7 @@ fn rounds<B: Backend>(
         }
     }
     control.barrier()?;
-    let counts = adamw.counts()?;
+    let counts = optimizer.counts()?;
     let text = format!("done, {} steps, {} skipped", counts.applied, counts.skipped);
     say(control, &text);
     Ok(())

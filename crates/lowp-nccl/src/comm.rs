@@ -6,8 +6,8 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use lowp_comm::{
-    Collective, CommError, Communicator, Control, Counters, GatherItem, GradWire, ReduceItem,
-    Traffic, even, is_large, or_abort, threads,
+    Collective, CommError, Communicator, Control, Counters, Direction, GatherItem, GradWire,
+    OwnedItem, ReduceItem, Traffic, even, is_large, or_abort, threads,
 };
 use lowp_kernels::{Backend, Cuda, CudaBuffer, CudaEvent, KernelError, Source};
 
@@ -284,6 +284,44 @@ impl NcclComm {
         })
     }
 
+    /// One NCCL group of what this rank sends and receives.
+    fn move_owned(
+        &self,
+        items: &[OwnedItem<'_, Cuda>],
+        direction: Direction,
+    ) -> Result<(), CommError> {
+        let rank = self.rank();
+        let own = items.iter().filter(|item| item.owner == rank);
+        own.clone()
+            .try_for_each(|item| item.copy_own(&self.cuda, direction))?;
+        let mut places = Vec::new();
+        for from in 0..self.world_size() {
+            for piece in direction.sent(items, from) {
+                let [from, to] = direction.ends(items, piece);
+                if [from, to].contains(&rank) {
+                    let place = items[piece.item].place(&self.cuda, rank, piece.of)?;
+                    places.push((place, [from, to]));
+                }
+            }
+        }
+        if places.is_empty() {
+            return Ok(());
+        }
+        let memory = || {
+            places
+                .iter()
+                .map(|(place, _)| place.clone())
+                .collect::<Vec<_>>()
+        };
+        self.batch(memory, |calls| {
+            let mut each = places.iter();
+            each.try_for_each(|(place, [from, to])| match *from == rank {
+                true => calls.send(place, *to),
+                false => calls.recv(place, *from),
+            })
+        })
+    }
+
     /// What was sent.
     fn reduce(&self, items: &[ReduceItem<'_, Cuda>], wire: GradWire) -> Result<Traffic, CommError> {
         let grads = by_nccl(items, wire);
@@ -354,6 +392,10 @@ impl NcclComm {
             Collective::ReduceScatter(items, _) => items.iter().try_for_each(|item| {
                 item.grad.owned_by(&self.cuda)?;
                 self.cuda.owns(item.out)
+            }),
+            Collective::Owned(items, _) => items.iter().try_for_each(|item| {
+                self.cuda.owns(item.piece)?;
+                self.cuda.owns(item.whole)
             }),
             Collective::Max(values) => self.cuda.owns(values),
             Collective::Sum(buffers) => {
@@ -440,6 +482,7 @@ impl Communicator<Cuda> for NcclComm {
             match batch {
                 Collective::AllGather(items) => self.gather(items)?,
                 Collective::ReduceScatter(items, wire) => sent = self.reduce(items, wire)?,
+                Collective::Owned(items, direction) => self.move_owned(items, direction)?,
                 Collective::Max(values) => self.combine(&[values], &Op::Max)?,
                 Collective::Sum(buffers) => self.sum(buffers)?,
             }

@@ -1,27 +1,29 @@
-//! [`AdamWBuilder`]: what an [`AdamW`] is made from.
+//! [`OptimizerBuilder`]: what an [`Optimizer`] is made from.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use lowp_comm::{CommError, Communicator, Mesh, or_abort};
 use lowp_format::{QuantizedTensor, Recipe};
-use lowp_kernels::{Backend, KernelError, Moments, Source};
+use lowp_gemm::Products;
+use lowp_kernels::{Backend, KernelError, Source};
 use lowp_shard::{
     CastItem, CastPlan, CastTarget, FlatGather, FlatParam, ScaleBook, ScaleBookBuilder, ShardError,
     check_flat,
 };
 
-use crate::adamw::AdamW;
 use crate::memory::{ParamMemory, check_length};
+use crate::muon::Muon;
+use crate::optimizer::Optimizer;
 use crate::param::{Param, ParamId, ParamSpec};
 use crate::plans::Of;
 use crate::report::Compared;
 use crate::work::StepWork;
-use crate::{Group, OptimError};
+use crate::{Group, MatrixCut, OptimError};
 
 /// Collects groups and parameters; recipes and plain parameters mix in any order.
 #[derive(Debug)]
-pub struct AdamWBuilder<B: Backend> {
+pub struct OptimizerBuilder<B: Backend> {
     id: u64,
     backend: B,
     /// Streams that wrote masters of earlier parameters.
@@ -33,9 +35,11 @@ pub struct AdamWBuilder<B: Backend> {
     params: Vec<Param<B>>,
     /// Those of them that have flat slices.
     flats: Vec<FlatParam<B>>,
+    /// What multiplies matrices.
+    products: Option<Arc<dyn Products<B>>>,
 }
 
-impl<B: Backend> AdamWBuilder<B> {
+impl<B: Backend> OptimizerBuilder<B> {
     /// An optimizer with no groups and no parameters yet, whose rows the ranks of `world` share out. It
     /// works on the communicator's stream.
     pub fn new(world: impl Into<Arc<dyn Communicator<B>>>) -> Self {
@@ -51,6 +55,7 @@ impl<B: Backend> AdamWBuilder<B> {
             groups: Vec::new(),
             params: Vec::new(),
             flats: Vec::new(),
+            products: None,
         }
     }
 
@@ -71,6 +76,25 @@ impl<B: Backend> AdamWBuilder<B> {
     #[must_use]
     pub fn mesh(self, mesh: Mesh) -> Self {
         Self { mesh, ..self }
+    }
+
+    /// Multiplies matrices with `products`, for rules of matrices ([`Rule::is_of_matrices`](crate::Rule::is_of_matrices)).
+    #[must_use]
+    pub fn products(self, products: Arc<dyn Products<B>>) -> Self {
+        let products = Some(products);
+        Self { products, ..self }
+    }
+
+    /// Says which elements of the matrix `id` each rank has, for rules of matrices. Where one rank has all of it, nobody need say so.
+    ///
+    /// # Errors
+    /// An id of another optimizer.
+    pub fn matrix(&mut self, id: ParamId, cut: MatrixCut) -> Result<(), OptimError> {
+        let len = self.params.len();
+        let param = self.params.get_mut(id.index);
+        let param = param.filter(|_| id.optimizer == self.id);
+        param.ok_or(OptimError::OtherOptimizer { len })?.cut = Some(cut);
+        Ok(())
     }
 
     /// Where scales of other tensors, such as activations, are registered: they are agreed on together with
@@ -103,12 +127,12 @@ impl<B: Backend> AdamWBuilder<B> {
         })
     }
 
-    /// Adds a parameter like [`AdamWBuilder::param`] over memory that the caller allocated: for libraries that own masters,
-    /// moments and gradients. The gradients may lie elsewhere in later steps ([`AdamW::take_grads`]). A `tensor` without
+    /// Adds a parameter like [`OptimizerBuilder::param`] over memory that the caller allocated: for libraries that own masters,
+    /// states and gradients. The gradients may lie elsewhere in later steps ([`Optimizer::take_grads`]). A `tensor` without
     /// buffers is a parameter that lives in its master alone.
     ///
     /// # Errors
-    /// As [`AdamWBuilder::param`]; memory of another length, or of another device.
+    /// As [`OptimizerBuilder::param`]; memory of another length, or of another device.
     pub fn param_in(
         &mut self,
         tensor: &impl CastTarget<B>,
@@ -117,7 +141,8 @@ impl<B: Backend> AdamWBuilder<B> {
         memory: ParamMemory<B>,
     ) -> Result<ParamId, OptimError> {
         let (name, len) = (name.into(), tensor.tensor().shape().elements());
-        memory.check(&self.backend, &name, len)?;
+        self.check_new(&name, group)?;
+        memory.check(&self.backend, (&name, self.groups[group].rule, len))?;
         self.add_in((name, group, len), memory, |builder, master| {
             let source = Source::F32(master);
             Ok(CastItem::rows(tensor, source, &mut builder.scales))
@@ -125,7 +150,7 @@ impl<B: Backend> AdamWBuilder<B> {
     }
 
     /// Adds a parameter whose low-precision form is `tensor`, the full weight on every rank of a replica, and of
-    /// whose masters, moments and gradients this rank has a slice of the flattened matrix: the elements from
+    /// whose masters, states and gradients this rank has a slice of the flattened matrix: the elements from
     /// `start` on, as many as `spec.master` has (ZeRO-1). Slices of the ranks follow each other in rank order,
     /// cut anywhere, and may be empty. A step casts the slices and gathers the full weights.
     ///
@@ -164,11 +189,12 @@ impl<B: Backend> AdamWBuilder<B> {
         let (len, backend) = (master.len(), self.backend.clone());
         self.check_new(&name, group)?;
         let master = backend.adopt(master)?;
-        let moments = Moments::alloc(&backend, state.moments(), len)?;
+        let rule = self.groups[group].rule;
+        let states = rule.alloc(&backend, |name| state.of(name), len)?;
         let grad = Some(Source::alloc(&backend, grad, len)?);
         let memory = ParamMemory {
             master,
-            moments,
+            states,
             grad,
         };
         self.add_in((name, group, len), memory, item)
@@ -199,10 +225,9 @@ impl<B: Backend> AdamWBuilder<B> {
         memory: ParamMemory<B>,
         item: impl FnOnce(&mut Self, B::Buffer<f32>) -> Result<CastItem<B>, OptimError>,
     ) -> Result<ParamId, OptimError> {
-        self.check_new(&name, group)?;
         let ParamMemory {
             master,
-            moments,
+            states,
             grad,
         } = memory;
         let item = item(self, master.clone())?;
@@ -214,10 +239,13 @@ impl<B: Backend> AdamWBuilder<B> {
         let param = Param {
             name,
             group,
+            rule: self.groups[group].rule,
             len,
             master,
-            moments,
+            states,
             grad,
+            cut: None,
+            piece: None,
             item,
             ready: false,
             left_out,
@@ -234,27 +262,27 @@ impl<B: Backend> AdamWBuilder<B> {
     /// Every rank must call it.
     ///
     /// # Errors
-    /// As [`AdamWBuilder::build_uncast`].
-    pub fn build(self) -> Result<AdamW<B>, OptimError> {
-        let adamw = self.build_uncast()?;
-        adamw.calibrate()?;
-        Ok(adamw)
+    /// As [`OptimizerBuilder::build_uncast`].
+    pub fn build(self) -> Result<Optimizer<B>, OptimError> {
+        let optimizer = self.build_uncast()?;
+        optimizer.calibrate()?;
+        Ok(optimizer)
     }
 
     /// Plans the step: one job per parameter over buffers that no other job writes, so every
     /// parameter is updated exactly once. Compares the parameters over the ranks. The rows are not cast:
-    /// they hold the bytes of the masters already, or [`AdamW::calibrate`] follows. Every rank must call it.
+    /// they hold the bytes of the masters already, or [`Optimizer::calibrate`] follows. Every rank must call it.
     ///
     /// # Errors
     /// Hyperparameters out of range, buffers that two parameters share, ingredients without a kernel, a
     /// mesh of another size than the world, or ranks with other parameters or groups.
-    pub fn build_uncast(self) -> Result<AdamW<B>, OptimError> {
+    pub fn build_uncast(self) -> Result<Optimizer<B>, OptimError> {
         let world = Arc::clone(&self.world);
-        let adamw = or_abort(&*world, self.plan())?;
+        let optimizer = or_abort(&*world, self.plan())?;
         let control = world.control();
-        control.all_equal("the parameters of the optimizer", &adamw.describe())?;
-        control.all_equal("the hyperparameters", &adamw.describe_groups())?;
-        Ok(adamw)
+        control.all_equal("the parameters of the optimizer", &optimizer.describe())?;
+        control.all_equal("the hyperparameters", &optimizer.describe_groups())?;
+        Ok(optimizer)
     }
 
     /// Plans the step of `of` over memory that its parameters lie in now: those of this builder, the same ones in the same order. It goes on
@@ -262,25 +290,33 @@ impl<B: Backend> AdamWBuilder<B> {
     /// other rank need do it, nor hears of it.
     ///
     /// # Errors
-    /// As [`AdamWBuilder::build_uncast`]; parameters that ranks would have to agree on again, and flat slices, which are
+    /// As [`OptimizerBuilder::build_uncast`]; parameters that ranks would have to agree on again, and flat slices, which are
     /// planned with all ranks.
-    pub fn build_moved(self, of: &AdamW<B>) -> Result<AdamW<B>, OptimError> {
+    pub fn build_moved(self, of: &Optimizer<B>) -> Result<Optimizer<B>, OptimError> {
         let what = |what: String| Err(OptimError::Moved { what });
         if !self.flats.is_empty() {
             return what(format!("{} are flat slices", self.flats.len()));
         }
-        let mut adamw = self.plan()?;
-        let (before, now) = (of.describe(), adamw.describe());
+        let matrices = self
+            .params
+            .iter()
+            .filter(|param| param.rule.is_of_matrices());
+        let matrices = matrices.count();
+        if matrices > 0 && self.mesh.replicate > 1 {
+            return what(format!("{matrices} are matrices of several replicas"));
+        }
+        let mut optimizer = self.plan()?;
+        let (before, now) = (of.describe(), optimizer.describe());
         let mut parts = before.split("; ").zip(now.split("; "));
         if before != now {
             let (before, now) = parts.find(|(a, b)| a != b).unwrap_or((&before, &now));
             return what(format!("it was {before}, and is {now}"));
         }
-        adamw.go_on(of)?;
-        Ok(adamw)
+        optimizer.go_on(of)?;
+        Ok(optimizer)
     }
 
-    fn plan(self) -> Result<AdamW<B>, OptimError> {
+    fn plan(self) -> Result<Optimizer<B>, OptimError> {
         let Self {
             id,
             backend,
@@ -289,8 +325,9 @@ impl<B: Backend> AdamWBuilder<B> {
             mesh,
             scales,
             groups,
-            params,
+            mut params,
             flats,
+            products,
         } = self;
         if mesh.world() != world.world_size() {
             return Err(CommError::MeshWorld {
@@ -314,24 +351,28 @@ impl<B: Backend> AdamWBuilder<B> {
             }
             error => error.into(),
         })?;
-        let gather = match flats.is_empty() {
-            true => None,
-            false => {
-                let shards = shards(&world, mesh)?;
-                Some(FlatGather::new(&backend, &shards, &book, &flats)?)
+        let matrices = params.iter().any(|param| param.rule.is_of_matrices());
+        let (mut muon, mut gather) = (None, None);
+        if matrices || !flats.is_empty() {
+            let shards = shards(&world, mesh)?;
+            if matrices {
+                let products = products.as_ref();
+                muon = Some(Muon::of(&backend, &shards, products, &mut params)?);
             }
-        };
+            if !flats.is_empty() {
+                gather = Some(FlatGather::new(&backend, &shards, &book, &flats)?);
+            }
+        }
         let grad = |p: &Param<B>| (!p.left_out).then(|| p.grad.clone());
         let grads: Vec<Option<Source<B>>> = params.iter().map(grad).collect();
         let names: Arc<[String]> = params.iter().map(|p| p.name.clone()).collect();
         let of = Of {
-            groups: &groups,
             params: &params,
             names: &names,
         };
         let place = (&backend, &world, mesh);
-        let work = StepWork::new(place, &book, &of, &grads, gather)?;
-        Ok(AdamW {
+        let work = StepWork::new(place, &book, (&of, groups.len()), &grads, (muon, gather))?;
+        Ok(Optimizer {
             id,
             backend,
             world,

@@ -2,6 +2,7 @@
 
 use lowp_comm::CommError;
 use lowp_format::FormatError;
+use lowp_gemm::GemmError;
 use lowp_kernels::KernelError;
 use lowp_shard::ShardError;
 use thiserror::Error;
@@ -38,6 +39,19 @@ pub enum OptimError {
         /// Number of groups.
         groups: usize,
     },
+    /// A parameter that cannot be made orthogonal.
+    #[error("parameter '{name}' is in a group of {rule}, and cannot be made orthogonal: {why}")]
+    Matrix {
+        /// The parameter.
+        name: String,
+        /// The rule of its group.
+        rule: &'static str,
+        /// Why not, and what to do.
+        why: String,
+    },
+    /// A product failed.
+    #[error(transparent)]
+    Gemm(#[from] GemmError),
     /// Values of the wrong length.
     #[error("parameter '{name}': {what} has {found} values, but this rank's shard has {needed}")]
     Length {
@@ -70,13 +84,31 @@ pub enum OptimError {
         /// Step counts given.
         found: usize,
     },
-    /// Another way of weight decay than the one that is planned.
+    /// Another rule than the one that is planned.
     #[error(
-        "the kind of weight decay of group {group} is part of the plan; make a new optimizer to change it"
+        "group {group} is updated by {planned}, which is part of the plan; make a new optimizer to update it by {given}"
     )]
-    GroupMode {
+    GroupRule {
         /// The group.
         group: usize,
+        /// Its rule.
+        planned: &'static str,
+        /// The rule given.
+        given: &'static str,
+    },
+    /// States that are not those of the rule.
+    #[error(
+        "parameter '{name}' is updated by {rule}, which keeps {needed} states of each element, but {found} were given"
+    )]
+    States {
+        /// The parameter.
+        name: String,
+        /// The rule of its group.
+        rule: &'static str,
+        /// States of the rule.
+        needed: usize,
+        /// States given.
+        found: usize,
     },
     /// A second moment that no gradients lead to.
     #[error(
@@ -102,7 +134,7 @@ pub enum OptimError {
     },
     /// A step without the gradient of a parameter.
     #[error(
-        "parameter '{name}' has no gradient in this step ({missing} of {total} lack one); run its backward, or leave the parameter out of the step (AdamW::leave_out)"
+        "parameter '{name}' has no gradient in this step ({missing} of {total} lack one); run its backward, or leave the parameter out of the step (Optimizer::leave_out)"
     )]
     MissingGradient {
         /// The first parameter without one.

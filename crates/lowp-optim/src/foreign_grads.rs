@@ -1,20 +1,20 @@
-//! Gradients of an [`AdamW`] in memory of other libraries, whose addresses change from step to step.
+//! Gradients of an [`Optimizer`] in memory of other libraries, whose addresses change from step to step.
 
 use std::ops::Range;
 
 use lowp_kernels::{Backend, Source, StepCounts};
 
 use crate::OptimError;
-use crate::adamw::AdamW;
 use crate::memory::{OverGrads, check_length};
+use crate::optimizer::Optimizer;
 use crate::param::Param;
 use crate::plans::Of;
 use crate::records::Sharing;
 
-impl<B: Backend> AdamW<B> {
+impl<B: Backend> Optimizer<B> {
     /// Takes `grads` as the gradients of all parameters, in the order in which those were added, and marks them ready; parameters
-    /// without one are left out of the step ([`AdamW::leave_out`]). Nothing is copied: the next step reads them where they lie. Where
-    /// they lay there in one of the last steps ([`AdamW::keep_sets`]) planned work runs; elsewhere the norm and the update are planned
+    /// without one are left out of the step ([`Optimizer::leave_out`]). Nothing is copied: the next step reads them where they lie. Where
+    /// they lay there in one of the last steps ([`Optimizer::keep_sets`]) planned work runs; elsewhere the norm and the update are planned
     /// anew, which may wait for the device.
     ///
     /// # Errors
@@ -121,7 +121,6 @@ impl<B: Backend> AdamW<B> {
             return Err(OptimError::Captured { name });
         }
         let of = Of {
-            groups: &self.groups,
             params: &self.params,
             names: &self.names,
         };
@@ -168,7 +167,6 @@ impl<B: Backend> AdamW<B> {
             return Err(OptimError::Captured { name });
         }
         let of = Of {
-            groups: &self.groups,
             params: &self.params,
             names: &self.names,
         };
@@ -195,7 +193,7 @@ impl<B: Backend> AdamW<B> {
     }
 
     /// Keeps what is planned over the present gradients for as long as the optimizer: for graphs of a caller that captured
-    /// [`AdamW::enqueue`], which launch it.
+    /// [`Optimizer::enqueue`], which launch it.
     pub fn pin_grads(&mut self) {
         self.pinned = true;
     }
@@ -216,11 +214,11 @@ fn spans<B: Backend>(backend: &B, grads: &[Option<Source<B>>]) -> Vec<Option<Ran
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{AdamWBuilder, Group, ParamMemory, ParamSpec, StepOptions};
+    use crate::{Group, OptimizerBuilder, ParamMemory, ParamSpec, StepOptions};
     use half::bf16;
     use lowp_comm::LocalComm;
     use lowp_format::{AnyRecipe, QuantizedTensor, Recipe, RecipeOptions, Shape, Usage};
-    use lowp_kernels::{Cpu, CpuBuffer, Moments};
+    use lowp_kernels::{Cpu, CpuBuffer};
 
     const SHAPE: Shape = Shape { rows: 32, cols: 64 };
 
@@ -238,13 +236,9 @@ mod tests {
     }
 
     fn memory(values: &[f32]) -> ParamMemory<Cpu> {
-        let (exp_avg, exp_avg_sq) = (zeros(), zeros());
         ParamMemory {
             master: Cpu.upload(values).unwrap(),
-            moments: Moments {
-                exp_avg: Source::F32(exp_avg),
-                exp_avg_sq: Source::F32(exp_avg_sq),
-            },
+            states: vec![Source::F32(zeros()), Source::F32(zeros())],
             grad: Some(Source::F32(zeros())),
         }
     }
@@ -260,13 +254,13 @@ mod tests {
         };
         for recipe in AnyRecipe::low_precision() {
             let (mine, theirs) = (tensor(recipe), tensor(recipe));
-            let mut own = AdamWBuilder::new(LocalComm::solo(&Cpu));
+            let mut own = OptimizerBuilder::new(LocalComm::solo(&Cpu));
             let group = own.group(Group::default());
             let id = own
                 .param(&mine, ParamSpec::new("w", group, values.clone()))
                 .unwrap();
             let mut own = own.build().unwrap();
-            let mut over = AdamWBuilder::new(LocalComm::solo(&Cpu));
+            let mut over = OptimizerBuilder::new(LocalComm::solo(&Cpu));
             let group = over.group(Group::default());
             let memory = memory(&values);
             let master = memory.master.clone();
@@ -296,17 +290,21 @@ mod tests {
     fn steps_go_on_where_parameters_lie_elsewhere() {
         let values: Vec<f32> = (0..SHAPE.elements()).map(|i| (i as f32).sin()).collect();
         let of = |tensor: &QuantizedTensor<_>, memory: ParamMemory<Cpu>| {
-            let mut builder = AdamWBuilder::new(LocalComm::solo(&Cpu));
+            let mut builder = OptimizerBuilder::new(LocalComm::solo(&Cpu));
             let group = builder.group(Group::default());
             builder.param_in(tensor, "w", group, memory).unwrap();
             builder
         };
-        let steps = |adamw: &mut AdamW<Cpu>, numbers: Range<usize>| {
+        let steps = |optimizer: &mut Optimizer<Cpu>, numbers: Range<usize>| {
             for number in numbers {
                 let grad: Vec<f32> = values.iter().map(|x| x * number as f32).collect();
                 let grad = Source::F32(Cpu.upload(&grad).unwrap());
-                adamw.take_grads(vec![Some(grad)]).unwrap();
-                adamw.step(&StepOptions::default()).unwrap().wait().unwrap();
+                optimizer.take_grads(vec![Some(grad)]).unwrap();
+                optimizer
+                    .step(&StepOptions::default())
+                    .unwrap()
+                    .wait()
+                    .unwrap();
             }
         };
         for recipe in AnyRecipe::low_precision() {
@@ -321,16 +319,12 @@ mod tests {
             let copy = |buffer: &CpuBuffer<f32>| -> CpuBuffer<f32> {
                 Cpu.upload(&Cpu.download(buffer).unwrap()).unwrap()
             };
-            let [exp_avg, exp_avg_sq] = memory_of_mine
-                .moments
-                .values()
-                .map(|moment| Source::F32(Cpu.upload(&moment.download(&Cpu).unwrap()).unwrap()));
+            let states = memory_of_mine.states.iter();
+            let states =
+                states.map(|s| Source::F32(Cpu.upload(&s.download(&Cpu).unwrap()).unwrap()));
             let moved: ParamMemory<Cpu> = ParamMemory {
                 master: copy(&memory_of_mine.master),
-                moments: Moments {
-                    exp_avg,
-                    exp_avg_sq,
-                },
+                states: states.collect(),
                 grad: Some(Source::F32(zeros())),
             };
             let master = moved.master.clone();
@@ -356,18 +350,18 @@ mod tests {
     fn steps_without_a_norm() {
         let values: Vec<f32> = (0..SHAPE.elements()).map(|i| (i as f32).sin()).collect();
         let step = |grad: &[f32], options: &StepOptions| {
-            let mut builder = AdamWBuilder::new(LocalComm::solo(&Cpu));
+            let mut builder = OptimizerBuilder::new(LocalComm::solo(&Cpu));
             let group = builder.group(Group::default());
             let memory = memory(&values);
             let master = memory.master.clone();
             builder
                 .param_in(&tensor(some()), "w", group, memory)
                 .unwrap();
-            let mut adamw = builder.build().unwrap();
-            adamw
+            let mut optimizer = builder.build().unwrap();
+            optimizer
                 .take_grads(vec![Some(Source::F32(Cpu.upload(grad).unwrap()))])
                 .unwrap();
-            let report = adamw.step(options).unwrap().wait().unwrap();
+            let report = optimizer.step(options).unwrap().wait().unwrap();
             (report, Cpu.download(&master).unwrap())
         };
         let with = StepOptions::default();
@@ -393,38 +387,38 @@ mod tests {
 
     #[test]
     fn what_is_pinned_stays_planned() {
-        let mut builder = AdamWBuilder::new(LocalComm::solo(&Cpu));
+        let mut builder = OptimizerBuilder::new(LocalComm::solo(&Cpu));
         let group = builder.group(Group::default());
         let memory = memory(&[0.0; SHAPE.rows * SHAPE.cols]);
         builder
             .param_in(&tensor(some()), "w", group, memory)
             .unwrap();
-        let mut adamw = builder.build().unwrap();
-        adamw.keep_sets(3);
+        let mut optimizer = builder.build().unwrap();
+        optimizer.keep_sets(3);
         let places: Vec<_> = (0..8).map(|_| Some(Source::F32(zeros()))).collect();
-        let known = |adamw: &mut AdamW<Cpu>, at: usize| {
+        let known = |optimizer: &mut Optimizer<Cpu>, at: usize| {
             let spans = spans(&Cpu, &places[at..=at]);
-            adamw.take_grads_at(&spans)
+            optimizer.take_grads_at(&spans)
         };
         for (at, place) in places.iter().enumerate() {
-            adamw.take_grads(vec![place.clone()]).unwrap();
+            optimizer.take_grads(vec![place.clone()]).unwrap();
             if at == 1 {
-                adamw.pin_grads();
+                optimizer.pin_grads();
             }
         }
-        let kept: Vec<bool> = (0..5).map(|at| known(&mut adamw, at)).collect();
+        let kept: Vec<bool> = (0..5).map(|at| known(&mut optimizer, at)).collect();
         assert_eq!(kept, [false, true, false, false, false]);
         // Beside the present set, which is the pinned one, two more.
-        assert!(known(&mut adamw, 7) && known(&mut adamw, 6) && !known(&mut adamw, 5));
-        adamw.keep_sets(1);
-        assert!(known(&mut adamw, 1) && !known(&mut adamw, 7));
+        assert!(known(&mut optimizer, 7) && known(&mut optimizer, 6) && !known(&mut optimizer, 5));
+        optimizer.keep_sets(1);
+        assert!(known(&mut optimizer, 1) && !known(&mut optimizer, 7));
     }
 
     type Grads = Vec<Option<Source<Cpu>>>;
 
     /// Two parameters, and the gradients of both, of either one, and of none.
-    fn two() -> (AdamW<Cpu>, [Grads; 4]) {
-        let mut builder = AdamWBuilder::new(LocalComm::solo(&Cpu));
+    fn two() -> (Optimizer<Cpu>, [Grads; 4]) {
+        let mut builder = OptimizerBuilder::new(LocalComm::solo(&Cpu));
         let group = builder.group(Group::default());
         for name in ["a", "b"] {
             let memory = memory(&[1.0; SHAPE.rows * SHAPE.cols]);
@@ -432,8 +426,8 @@ mod tests {
                 .param_in(&tensor(some()), name, group, memory)
                 .unwrap();
         }
-        let mut adamw = builder.build().unwrap();
-        adamw.keep_sets(4);
+        let mut optimizer = builder.build().unwrap();
+        optimizer.keep_sets(4);
         let [a, b] = [(); 2].map(|()| Some(Source::F32(zeros())));
         let sets = [
             vec![a.clone(), b.clone()],
@@ -441,38 +435,46 @@ mod tests {
             vec![None, b],
             vec![None, None],
         ];
-        (adamw, sets)
+        (optimizer, sets)
     }
 
     #[test]
     fn sets_of_gradients_that_repeat_stay_planned() {
-        let (mut adamw, sets) = two();
-        let step = |adamw: &mut AdamW<Cpu>| {
-            adamw.step(&StepOptions::default()).unwrap().wait().unwrap();
+        let (mut optimizer, sets) = two();
+        let step = |optimizer: &mut Optimizer<Cpu>| {
+            optimizer
+                .step(&StepOptions::default())
+                .unwrap()
+                .wait()
+                .unwrap();
         };
         // Each of the first ones may part step counts, which plans of before shared.
         for set in sets.iter().chain(&sets) {
-            adamw.take_grads(set.clone()).unwrap();
-            step(&mut adamw);
+            optimizer.take_grads(set.clone()).unwrap();
+            step(&mut optimizer);
         }
         for set in sets.iter().chain(sets.iter().rev()) {
-            assert!(adamw.take_grads_at(&spans(&Cpu, set)));
-            step(&mut adamw);
+            assert!(optimizer.take_grads_at(&spans(&Cpu, set)));
+            step(&mut optimizer);
         }
-        assert_eq!(adamw.steps().unwrap(), [8, 8]);
-        assert_eq!(adamw.counts().unwrap().applied, 16);
+        assert_eq!(optimizer.steps().unwrap(), [8, 8]);
+        assert_eq!(optimizer.counts().unwrap().applied, 16);
     }
 
     #[test]
     fn step_counts_of_a_captured_set_do_not_part() {
-        let (mut adamw, [both, first, ..]) = two();
-        adamw.take_grads(both.clone()).unwrap();
-        adamw.step(&StepOptions::default()).unwrap().wait().unwrap();
-        adamw.pin_grads();
-        let counts = adamw.counts().unwrap();
+        let (mut optimizer, [both, first, ..]) = two();
+        optimizer.take_grads(both.clone()).unwrap();
+        optimizer
+            .step(&StepOptions::default())
+            .unwrap()
+            .wait()
+            .unwrap();
+        optimizer.pin_grads();
+        let counts = optimizer.counts().unwrap();
         for error in [
-            adamw.take_grads(first.clone()).unwrap_err(),
-            adamw.set_steps(counts, &[1, 0]).unwrap_err(),
+            optimizer.take_grads(first.clone()).unwrap_err(),
+            optimizer.set_steps(counts, &[1, 0]).unwrap_err(),
         ] {
             let error = error.to_string();
             assert!(
@@ -480,25 +482,33 @@ mod tests {
                 "{error}"
             );
         }
-        adamw.set_steps(counts, &[1, 1]).unwrap();
-        assert!(adamw.take_grads_at(&spans(&Cpu, &both)));
-        adamw.step(&StepOptions::default()).unwrap().wait().unwrap();
-        assert_eq!(adamw.steps().unwrap(), [2, 2]);
+        optimizer.set_steps(counts, &[1, 1]).unwrap();
+        assert!(optimizer.take_grads_at(&spans(&Cpu, &both)));
+        optimizer
+            .step(&StepOptions::default())
+            .unwrap()
+            .wait()
+            .unwrap();
+        assert_eq!(optimizer.steps().unwrap(), [2, 2]);
         // Those that were apart before a capture stay so.
-        let (mut adamw, [both, first, ..]) = two();
+        let (mut optimizer, [both, first, ..]) = two();
         for (set, pinned) in [(&first, false), (&both, true), (&first, false)] {
-            adamw.take_grads(set.clone()).unwrap();
-            adamw.step(&StepOptions::default()).unwrap().wait().unwrap();
+            optimizer.take_grads(set.clone()).unwrap();
+            optimizer
+                .step(&StepOptions::default())
+                .unwrap()
+                .wait()
+                .unwrap();
             if pinned {
-                adamw.pin_grads();
+                optimizer.pin_grads();
             }
         }
-        assert_eq!(adamw.steps().unwrap(), [3, 1]);
+        assert_eq!(optimizer.steps().unwrap(), [3, 1]);
     }
 
     #[test]
     fn what_does_not_fit_is_named() {
-        let mut builder = AdamWBuilder::new(LocalComm::solo(&Cpu));
+        let mut builder = OptimizerBuilder::new(LocalComm::solo(&Cpu));
         let group = builder.group(Group::default());
         let short = ParamMemory {
             grad: Some(Source::Bf16(Cpu.alloc::<bf16>(3).unwrap())),
@@ -510,16 +520,16 @@ mod tests {
         builder
             .param_in(&tensor(some()), "w", group, whole)
             .unwrap();
-        let mut adamw = builder.build().unwrap();
-        let error = adamw.take_grads(Vec::new()).unwrap_err().to_string();
+        let mut optimizer = builder.build().unwrap();
+        let error = optimizer.take_grads(Vec::new()).unwrap_err().to_string();
         assert!(error.contains('1') && error.contains('0'), "{error}");
-        assert!(adamw.set_group(1, Group::default()).is_err());
-        let mode = lowp_kernels::AdamMode::L2;
+        assert!(optimizer.set_group(1, Group::default()).is_err());
+        let rule = lowp_kernels::Rule::AdamL2;
         let other = Group {
-            mode,
+            rule,
             ..Group::default()
         };
-        assert!(adamw.set_group(0, other).is_err());
+        assert!(optimizer.set_group(0, other).is_err());
     }
 
     /// A tensor without buffers: the master is the parameter.
@@ -527,17 +537,21 @@ mod tests {
     fn a_parameter_may_live_in_its_master_alone() {
         let recipe = AnyRecipe::from_name("fp32", &RecipeOptions::default()).unwrap();
         let none = QuantizedTensor::with_buffers(recipe, SHAPE, [], |_, n| Cpu.alloc::<u8>(n));
-        let mut builder = AdamWBuilder::new(LocalComm::solo(&Cpu));
+        let mut builder = OptimizerBuilder::new(LocalComm::solo(&Cpu));
         let group = builder.group(Group::default());
         let memory = memory(&[1.0; SHAPE.rows * SHAPE.cols]);
         let master = memory.master.clone();
         builder
             .param_in(&none.unwrap(), "w", group, memory)
             .unwrap();
-        let mut adamw = builder.build().unwrap();
+        let mut optimizer = builder.build().unwrap();
         let grad = Cpu.upload(&[1.0; SHAPE.rows * SHAPE.cols]).unwrap();
-        adamw.take_grads(vec![Some(Source::F32(grad))]).unwrap();
-        adamw.step(&StepOptions::default()).unwrap().wait().unwrap();
+        optimizer.take_grads(vec![Some(Source::F32(grad))]).unwrap();
+        optimizer
+            .step(&StepOptions::default())
+            .unwrap()
+            .wait()
+            .unwrap();
         assert!(Cpu.download(&master).unwrap().iter().all(|&x| x < 1.0));
     }
 }

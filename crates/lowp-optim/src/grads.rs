@@ -1,10 +1,10 @@
-//! Gradients of an [`AdamW`]: set or added from the host, or reduced on the device.
+//! Gradients of an [`Optimizer`]: set or added from the host, or reduced on the device.
 
 use half::bf16;
 use lowp_kernels::{Backend, Source, StepScalars, SumJob, Work};
 
-use crate::adamw::AdamW;
 use crate::memory::check_length;
+use crate::optimizer::Optimizer;
 use crate::{OptimError, ParamId};
 
 /// A gradient on the host.
@@ -38,12 +38,12 @@ impl Values<'_> {
 
 /// # Gradients
 ///
-/// Every parameter needs a gradient before each step, unless [`AdamW::leave_out`] says that it has none. From the host: [`AdamW::set_grad`] for one
-/// batch, [`AdamW::add_grad`] once per micro-batch. On the device: a reduce-scatter into
-/// [`AdamW::grad`] with `accumulate` set to [`AdamW::has_grad`], then [`AdamW::mark_ready`]. Either
+/// Every parameter needs a gradient before each step, unless [`Optimizer::leave_out`] says that it has none. From the host: [`Optimizer::set_grad`] for one
+/// batch, [`Optimizer::add_grad`] once per micro-batch. On the device: a reduce-scatter into
+/// [`Optimizer::grad`] with `accumulate` set to [`Optimizer::has_grad`], then [`Optimizer::mark_ready`]. Either
 /// way gradients of micro-batches are summed; for their mean pass
 /// `StepOptions { grad_scale: 1.0 / micro_batches, .. }`.
-impl<B: Backend> AdamW<B> {
+impl<B: Backend> Optimizer<B> {
     /// Stores an f32 gradient of this rank's rows, in place of any that this step has, and marks
     /// it ready.
     ///
@@ -66,17 +66,17 @@ impl<B: Backend> AdamW<B> {
     /// ready: call it once per micro-batch. The first call of a step stores the values.
     ///
     /// # Errors
-    /// As [`AdamW::set_grad`].
+    /// As [`Optimizer::set_grad`].
     pub fn add_grad(&mut self, id: ParamId, values: &[f32]) -> Result<(), OptimError> {
         self.store(id, Values::F32(values), true)
     }
 
-    /// Adds a bf16 gradient of this rank's rows as [`AdamW::add_grad`] does. Each sum is taken in
+    /// Adds a bf16 gradient of this rank's rows as [`Optimizer::add_grad`] does. Each sum is taken in
     /// f32 and rounded to bf16 (to nearest even), so many micro-batches lose bits; f32 gradients do
     /// not.
     ///
     /// # Errors
-    /// As [`AdamW::set_grad_bf16`].
+    /// As [`Optimizer::set_grad_bf16`].
     pub fn add_grad_bf16(&mut self, id: ParamId, values: &[bf16]) -> Result<(), OptimError> {
         self.store(id, Values::Bf16(values), true)
     }
@@ -90,9 +90,9 @@ impl<B: Backend> AdamW<B> {
         self.params[self.own(id)].ready
     }
 
-    /// Says that `id` has no gradient in this step, on any rank: the step leaves its master, moments, codes and scales as they are, and
-    /// counts for its bias corrections ([`AdamW::steps`]) only where it has one. A gradient that is set after this is one. Other sets of
-    /// parameters than in the last step need other plans, which are kept as [`AdamW::keep_sets`] says.
+    /// Says that `id` has no gradient in this step, on any rank: the step leaves its master, states, codes and scales as they are, and
+    /// counts for its bias corrections ([`Optimizer::steps`]) only where it has one. A gradient that is set after this is one. Other sets of
+    /// parameters than in the last step need other plans, which are kept as [`Optimizer::keep_sets`] says.
     ///
     /// # Panics
     /// If `id` was given by another optimizer.
@@ -109,7 +109,7 @@ impl<B: Backend> AdamW<B> {
     }
 
     /// The gradient buffer of this rank's rows: a reduce-scatter writes or accumulates into it.
-    /// Call [`AdamW::mark_ready`] when it is complete. It is not cleared after a step.
+    /// Call [`Optimizer::mark_ready`] when it is complete. It is not cleared after a step.
     ///
     /// # Panics
     /// If `id` was given by another optimizer.

@@ -1,54 +1,94 @@
 //! [`Group`]: the hyperparameters that some parameters share, and the scalars of a step.
 
-use lowp_kernels::{AdamMode, AdamScalars};
+use lowp_kernels::{GroupScalars, Rule};
 
 use crate::OptimError;
 
-/// Hyperparameters of a parameter group. The defaults are those of [`Group::default`].
+/// The rule and the hyperparameters of a parameter group. Each rule has its own defaults ([`Group::of`]).
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Group {
-    /// Base learning rate, at least 0. Default 1e-3.
+    /// How elements are updated. It is planned: a group keeps its rule.
+    pub rule: Rule,
+    /// Base learning rate, at least 0.
     pub lr: f32,
-    /// Decay of the first and second moment, each at least 0 and below 1. Default (0.9, 0.95).
+    /// Each at least 0 and below 1. Adam: decay of the first and second moment. Lion: what `exp_avg` is in the sum whose sign counts, and
+    /// its decay. SGD and Muon: the first is the momentum, where the rule has one.
     pub betas: (f32, f32),
-    /// Added to the root of the second moment, at least 0. Default 1e-8.
+    /// Adam: added to the root of the second moment, at least 0.
     pub eps: f32,
-    /// Weight decay, at least 0. Default 0.1; norms and biases usually get a group with 0.
+    /// Weight decay, at least 0; norms and biases usually get a group with 0.
     pub weight_decay: f32,
-    /// Decoupled weight decay (AdamW) or added to the gradient (L2). Default AdamW.
-    pub mode: AdamMode,
-    /// Divide moments by `1 - beta^step`, where `step` counts applied steps only. Default true.
+    /// Adam: divide moments by `1 - beta^step`, where `step` counts applied steps only.
     pub bias_correction: bool,
 }
 
 impl Default for Group {
-    /// What language models are usually pre-trained with: `lr` 1e-3, `betas` (0.9, 0.95), `eps`
-    /// 1e-8, `weight_decay` 0.1, AdamW, with bias correction.
+    /// What language models are usually pre-trained with: AdamW.
     fn default() -> Self {
-        Self {
-            lr: 1e-3,
-            betas: (0.9, 0.95),
-            eps: 1e-8,
-            weight_decay: 0.1,
-            mode: AdamMode::AdamW,
-            bias_correction: true,
-        }
+        Self::of(Rule::AdamW)
     }
 }
 
 impl Group {
+    /// The defaults of `rule`:
+    ///
+    /// | rule | `lr` | `betas` | `eps` | `weight_decay` | `bias_correction` |
+    /// |---|---|---|---|---|---|
+    /// | AdamW, Adam with L2 | 1e-3 | 0.9, 0.95 | 1e-8 | 0.1 | yes |
+    /// | Lion | 3e-4 | 0.9, 0.99 | | 0.3 | |
+    /// | SGD | 0.1 | momentum 0.9, where there is one | | 0 | |
+    /// | Muon | 0.02 | momentum 0.95 | | 0.1 | |
+    /// | Moonlight | 1e-3 | momentum 0.95 | | 0.1 | |
+    ///
+    /// Those of AdamW are what language models are usually pre-trained with. A step of Lion is as long as its rate in each element, so its
+    /// authors use a tenth to a third of the rate of AdamW, and three to ten times its weight decay.
+    pub fn of(rule: Rule) -> Self {
+        let adam = Self {
+            rule,
+            lr: 1e-3,
+            betas: (0.9, 0.95),
+            eps: 1e-8,
+            weight_decay: 0.1,
+            bias_correction: true,
+        };
+        match rule {
+            Rule::AdamW | Rule::AdamL2 => adam,
+            Rule::Lion => Self {
+                lr: 3e-4,
+                betas: (0.9, 0.99),
+                weight_decay: 0.3,
+                ..adam
+            },
+            Rule::Muon => Self {
+                lr: 0.02,
+                betas: (0.95, 0.95),
+                ..adam
+            },
+            // Its updates are as long as those of AdamW, and so is its rate.
+            Rule::Moonlight => Self {
+                betas: (0.95, 0.95),
+                ..adam
+            },
+            Rule::Sgd | Rule::SgdMomentum | Rule::SgdNesterov => Self {
+                lr: 0.1,
+                weight_decay: 0.0,
+                ..adam
+            },
+        }
+    }
+
     /// The scalars of `step`, which starts at 1, with the rate multiplied by `lr_factor`.
     ///
     /// Bias corrections are taken in binary64 and rounded once. Source: docs/numerics.md 12.1.
-    pub fn scalars(&self, step: u64, lr_factor: f32) -> AdamScalars {
-        let scalars = AdamScalars {
+    pub fn scalars(&self, step: u64, lr_factor: f32) -> GroupScalars {
+        let scalars = GroupScalars {
             lr: self.lr * lr_factor,
             beta1: self.betas.0,
             beta2: self.betas.1,
             eps: self.eps,
             weight_decay: self.weight_decay,
             bias_correction: self.bias_correction,
-            ..AdamScalars::default()
+            ..GroupScalars::default()
         };
         if self.bias_correction {
             scalars.at_step(step)

@@ -1,11 +1,13 @@
-//! Sharded AdamW and Adam whose update is fused with the cast to any recipe.
+//! Sharded optimizers whose update is fused with the cast to any recipe: AdamW, Adam with L2, Lion and SGD.
 //!
 //! The optimizer owns fp32 master weights, sharded over ranks. One step is one pass over all
 //! parameters that updates them and, where the scale is known before the values, casts them too;
 //! a second pass casts the rest once the ranks have agreed on the tensor amaxes. The result equals
-//! AdamW followed by a full quantize, bit for bit, for every number of ranks.
+//! the update followed by a full quantize, bit for bit, for every number of ranks.
 //!
-//! A parameter may be left out of a step ([`AdamW::leave_out`]); it counts its own steps.
+//! How an element is updated is a [`Rule`], and each [`Group`] of parameters has its own; all else is the same for every rule.
+//!
+//! A parameter may be left out of a step ([`Optimizer::leave_out`]); it counts its own steps.
 //!
 //! If a gradient is not finite on one rank, all ranks skip the step. Ranks compare what they must
 //! have in common (parameters, groups, options, gradients of replicas), and a difference is an
@@ -16,20 +18,20 @@
 //! ```
 //! use lowp_format::{AnyRecipe, QuantizedTensor, RecipeOptions, Shape, Usage};
 //! use lowp_kernels::{Backend, Cpu};
-//! use lowp_optim::{AdamWBuilder, Group, ParamSpec, StepOptions};
+//! use lowp_optim::{OptimizerBuilder, Group, ParamSpec, StepOptions};
 //! use lowp_comm::LocalComm;
 //!
 //! let recipe = AnyRecipe::from_name("mxfp8", &RecipeOptions::default())?;
 //! let shape = Shape::new(32, 64);
 //! let tensor = QuantizedTensor::new(recipe, shape, Usage::BOTH, |_, n| Cpu.alloc::<u8>(n))?;
 //!
-//! let mut builder = AdamWBuilder::new(LocalComm::solo(&Cpu));
+//! let mut builder = OptimizerBuilder::new(LocalComm::solo(&Cpu));
 //! let group = builder.group(Group { lr: 1e-3, ..Group::default() });
 //! let weight = builder.param(&tensor, ParamSpec::new("weight", group, vec![0.5; 32 * 64]))?;
-//! let mut adamw = builder.build()?;
+//! let mut optimizer = builder.build()?;
 //!
-//! adamw.set_grad(weight, &[0.1; 32 * 64])?;
-//! assert!(adamw.step(&StepOptions::default())?.wait()?.applied);
+//! optimizer.set_grad(weight, &[0.1; 32 * 64])?;
+//! assert!(optimizer.step(&StepOptions::default())?.wait()?.applied);
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
@@ -44,13 +46,13 @@
 //!
 //! use lowp_format::{AnyRecipe, RecipeOptions, Shape};
 //! use lowp_kernels::Cpu;
-//! use lowp_optim::{AdamWBuilder, Group, Decay, OptimError, ParamSpec, Schedule, StepOptions};
+//! use lowp_optim::{OptimizerBuilder, Group, Decay, OptimError, ParamSpec, Schedule, StepOptions};
 //! use lowp_comm::run_ranks;
 //! use lowp_shard::{Init, ShardSpec, ShardedTensor};
 //!
 //! let schedule = Schedule { warmup: 10, total: 1000, floor: 0.1, decay: Decay::Cosine };
 //! run_ranks(&Cpu, 2, Duration::from_secs(10), |rank, comm| {
-//!     let mut builder = AdamWBuilder::new(comm);
+//!     let mut builder = OptimizerBuilder::new(comm);
 //!     let decay = builder.group(Group { lr: 3e-4, ..Group::default() });
 //!     let no_decay = builder.group(Group { lr: 3e-4, weight_decay: 0.0, ..Group::default() });
 //!
@@ -67,12 +69,12 @@
 //!         let id = builder.param(shard.local(), ParamSpec::new(name, group, master))?;
 //!         params.push((id, shard));
 //!     }
-//!     let mut adamw = builder.build()?;
+//!     let mut optimizer = builder.build()?;
 //!
 //!     for step in 1..=3 {
 //!         for _micro_batch in 0..2 {
 //!             for (id, shard) in &params {
-//!                 adamw.add_grad(*id, &vec![0.1; shard.spec().elements().len()])?;
+//!                 optimizer.add_grad(*id, &vec![0.1; shard.spec().elements().len()])?;
 //!             }
 //!         }
 //!         let options = StepOptions {
@@ -81,20 +83,52 @@
 //!             max_norm: Some(1.0),
 //!             ..StepOptions::default()
 //!         };
-//!         assert!(adamw.step(&options)?.wait()?.applied);
+//!         assert!(optimizer.step(&options)?.wait()?.applied);
 //!     }
 //!     Ok::<(), OptimError>(())
 //! })?;
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
+//!
+//! # Example: Muon for matrices, AdamW for the rest
+//!
+//! A rule of matrices ([`Rule::is_of_matrices`]) makes the momentum of a weight orthogonal as a whole. One of the ranks that share the weight does
+//! it, and ranks with any rows, shard tiles or slices get the bits of one rank.
+//!
+//! ```
+//! use lowp_comm::LocalComm;
+//! use lowp_format::{AnyRecipe, QuantizedTensor, RecipeOptions, Shape, Usage};
+//! use lowp_gemm::Multiplies;
+//! use lowp_kernels::{Backend, Cpu};
+//! use lowp_optim::{Group, OptimizerBuilder, ParamSpec, Rule, StepOptions};
+//!
+//! let mut builder = OptimizerBuilder::new(LocalComm::solo(&Cpu)).products(Cpu.products()?);
+//! let muon = builder.group(Group::of(Rule::Muon));
+//! let adamw = builder.group(Group { weight_decay: 0.0, ..Group::default() });
+//!
+//! let mut params = Vec::new();
+//! for (name, group, shape) in [("up", muon, Shape::new(64, 32)), ("norm", adamw, Shape::new(1, 32))] {
+//!     let recipe = AnyRecipe::from_name("mxfp8", &RecipeOptions::default())?;
+//!     let tensor = QuantizedTensor::new(recipe, shape, Usage::BOTH, |_, n| Cpu.alloc::<u8>(n))?;
+//!     let spec = ParamSpec::new(name, group, vec![0.5; shape.elements()]);
+//!     params.push((builder.param(&tensor, spec)?, shape));
+//! }
+//! let mut optimizer = builder.build()?;
+//! for (id, shape) in params {
+//!     optimizer.set_grad(id, &vec![0.1; shape.elements()])?;
+//! }
+//! assert!(optimizer.step(&StepOptions::default())?.wait()?.applied);
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
 
-mod adamw;
 mod builder;
 mod error;
 mod foreign_grads;
 mod grads;
 mod group;
 mod memory;
+mod muon;
+mod optimizer;
 mod options;
 mod param;
 mod plans;
@@ -106,12 +140,13 @@ mod state;
 mod state_dtypes;
 mod work;
 
-pub use adamw::AdamW;
-pub use builder::AdamWBuilder;
+pub use builder::OptimizerBuilder;
 pub use error::OptimError;
 pub use group::Group;
-pub use lowp_kernels::FloatDtype;
+pub use lowp_kernels::{FloatDtype, Rule, StateName};
 pub use memory::ParamMemory;
+pub use muon::MatrixCut;
+pub use optimizer::Optimizer;
 pub use options::StepOptions;
 pub use param::{ParamId, ParamSpec};
 pub use report::{GradNorm, PendingStep, StepReport};

@@ -2,10 +2,10 @@
 
 use std::ops::Range;
 
-use lowp_kernels::{Backend, Moments, Source};
+use lowp_kernels::{Backend, Rule, Source};
 
 use crate::OptimError;
-use crate::adamw::StepGraph;
+use crate::optimizer::StepGraph;
 use crate::plans::StepPlans;
 
 /// What a parameter keeps between steps, and its gradient, in memory that the caller allocated. Each buffer has an entry for each
@@ -14,29 +14,29 @@ use crate::plans::StepPlans;
 pub struct ParamMemory<B: Backend> {
     /// fp32 master values.
     pub master: B::Buffer<f32>,
-    /// First and second moments.
-    pub moments: Moments<B>,
-    /// The gradient of the first step; `None` for a parameter that has none in it ([`AdamW::leave_out`](crate::AdamW::leave_out)).
+    /// The states of the rule of its group, in their order ([`Rule::states`]).
+    pub states: Vec<Source<B>>,
+    /// The gradient of the first step; `None` for a parameter that has none in it ([`Optimizer::leave_out`](crate::Optimizer::leave_out)).
     pub grad: Option<Source<B>>,
 }
 
 impl<B: Backend> ParamMemory<B> {
-    /// Checks that all of it has `len` entries and lies on the device of `backend`.
-    pub(crate) fn check(&self, backend: &B, name: &str, len: usize) -> Result<(), OptimError> {
-        let [first, second] = self.moments.values();
-        first.owned_by(backend)?;
-        second.owned_by(backend)?;
+    /// Checks that it has the states of `rule`, and that all of it has `len` entries and lies on the device of `backend`.
+    pub(crate) fn check(
+        &self,
+        backend: &B,
+        (name, rule, len): (&str, Rule, usize),
+    ) -> Result<(), OptimError> {
+        check_count(name, rule, self.states.len())?;
         backend.owns(&self.master)?;
+        check_length(name, "the master", backend.len(&self.master), len)?;
+        for (what, state) in rule.states().iter().zip(&self.states) {
+            state.owned_by(backend)?;
+            check_length(name, what.name(), state.len(backend), len)?;
+        }
         if let Some(grad) = &self.grad {
             grad.owned_by(backend)?;
             check_length(name, "the gradient", grad.len(backend), len)?;
-        }
-        for (what, found) in [
-            ("the master", backend.len(&self.master)),
-            ("the first moment", first.len(backend)),
-            ("the second moment", second.len(backend)),
-        ] {
-            check_length(name, what, found, len)?;
         }
         Ok(())
     }
@@ -51,8 +51,21 @@ pub(crate) struct OverGrads<B: Backend> {
     pub(crate) plans: StepPlans<B>,
     /// What was captured of them.
     pub(crate) graph: Option<StepGraph<B>>,
-    /// Kept whatever comes ([`crate::AdamW::pin_grads`]).
+    /// Kept whatever comes ([`crate::Optimizer::pin_grads`]).
     pub(crate) pinned: bool,
+}
+
+/// Checks that `found` is the number of states of `rule`.
+pub(crate) fn check_count(name: &str, rule: Rule, found: usize) -> Result<(), OptimError> {
+    if found == rule.states().len() {
+        return Ok(());
+    }
+    Err(OptimError::States {
+        name: name.to_owned(),
+        rule: rule.name(),
+        needed: rule.states().len(),
+        found,
+    })
 }
 
 pub(crate) fn check_length(

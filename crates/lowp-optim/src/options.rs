@@ -89,7 +89,7 @@ impl StepOptions {
     pub(crate) fn scalars(&self, groups: &[Group]) -> StepScalars {
         let scalars = |group: &Group| group.scalars(1, self.lr_factor);
         StepScalars {
-            adam: groups.iter().map(scalars).collect(),
+            groups: groups.iter().map(scalars).collect(),
             grad_scale: self.grad_scale,
             max_norm: self.max_norm.unwrap_or(f32::INFINITY),
             ..StepScalars::default()

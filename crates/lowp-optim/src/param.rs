@@ -1,28 +1,29 @@
 //! A parameter: what it is made of, and its buffers on the device.
 
-use lowp_kernels::{AdamwJob, AmaxJob, Backend, FloatDtype, Moments, Source};
+use half::bf16;
+use lowp_kernels::{AmaxJob, Backend, FloatDtype, MomentumJob, Rule, Source, UpdateJob};
 use lowp_shard::{CastItem, CastRange, ScaleBook, ShardError};
 
-use crate::{Group, StateDtypes};
+use crate::{MatrixCut, StateDtypes};
 
 /// One parameter as this rank sees it.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ParamSpec {
     /// Unique name.
     pub name: String,
-    /// Index returned by [`AdamWBuilder::group`](crate::AdamWBuilder::group).
+    /// Index returned by [`OptimizerBuilder::group`](crate::OptimizerBuilder::group).
     pub group: usize,
     /// Initial fp32 master values of this rank's rows, row-major, or of its slice of the flattened matrix
-    /// ([`AdamWBuilder::flat_param`](crate::AdamWBuilder::flat_param)).
+    /// ([`OptimizerBuilder::flat_param`](crate::OptimizerBuilder::flat_param)).
     pub master: Vec<f32>,
     /// Gradient storage.
     pub grad: FloatDtype,
-    /// Storage of the moments.
+    /// Storage of the states of its rule.
     pub state: StateDtypes,
 }
 
 impl ParamSpec {
-    /// A parameter with f32 gradients and moments.
+    /// A parameter with f32 gradients and states.
     pub fn new(name: impl Into<String>, group: usize, master: Vec<f32>) -> Self {
         Self {
             name: name.into(),
@@ -48,8 +49,13 @@ pub(crate) struct Param<B: Backend> {
     pub(crate) group: usize,
     pub(crate) len: usize,
     pub(crate) master: B::Buffer<f32>,
-    pub(crate) moments: Moments<B>,
+    pub(crate) rule: Rule,
+    pub(crate) states: Vec<Source<B>>,
     pub(crate) grad: Source<B>,
+    /// Which elements of the matrix each rank has, where it is known.
+    pub(crate) cut: Option<MatrixCut>,
+    /// Of a rule of matrices: what is made orthogonal of this rank's elements, and then the result.
+    pub(crate) piece: Option<B::Buffer<bf16>>,
     pub(crate) item: CastItem<B>,
     pub(crate) ready: bool,
     /// Has no gradient in this step, and is left as it is.
@@ -64,32 +70,40 @@ impl<B: Backend> Param<B> {
         (self.ready, self.left_out) = (true, false);
     }
 
-    /// The dtypes of its moments.
-    pub(crate) fn state(&self) -> StateDtypes {
-        let [exp_avg, exp_avg_sq] = self.moments.values().map(Source::dtype);
-        StateDtypes {
-            exp_avg,
-            exp_avg_sq,
+    /// Its states with their dtypes, as text.
+    pub(crate) fn describe_states(&self) -> String {
+        let states = self.rule.states().iter().zip(&self.states);
+        let states =
+            states.map(|(name, state)| format!("{}={}", name.name(), state.dtype().name()));
+        states.collect::<Vec<_>>().join(",")
+    }
+
+    /// The pass of a step before the update, over `grad`: the momentum of a rule of matrices.
+    pub(crate) fn momentum(&self, grad: &Source<B>, group: usize) -> Option<MomentumJob<B>> {
+        match (&self.piece, self.states.first()) {
+            (Some(piece), Some(Source::F32(momentum))) => Some(MomentumJob {
+                grad: grad.clone(),
+                momentum: momentum.clone(),
+                out: piece.clone(),
+                group,
+            }),
+            _ => None,
         }
     }
 
     /// The first pass of a step.
-    pub(crate) fn update(
-        &self,
-        groups: &[Group],
-        book: &ScaleBook<B>,
-    ) -> Result<AdamwJob<B>, ShardError> {
+    pub(crate) fn update(&self, book: &ScaleBook<B>) -> Result<UpdateJob<B>, ShardError> {
         // A flat slice is not encoded with the update: it is no matrix.
         // What lives in its master alone is not encoded either.
         let encoded = !self.is_flat() && !self.item.targets.is_empty();
         let fused = !self.item.needs_agreement() && encoded;
         let encode = fused.then(|| self.item.encode_job(book));
-        Ok(AdamwJob {
+        Ok(UpdateJob {
+            rule: self.rule,
             master: self.master.clone(),
-            moments: self.moments.clone(),
+            states: self.states.clone(),
             grad: self.grad.clone(),
             group: self.group,
-            mode: groups[self.group].mode,
             source_rounding: self.item.source_rounding,
             amax: self.item.update_amax(book)?,
             encode: encode.transpose()?.map(Box::new),

@@ -7,16 +7,18 @@ use lowp_kernels::{
 };
 use lowp_shard::{ScaleBook, ScaleSlot, ShardError};
 
+use crate::OptimError;
 use crate::param::Param;
 use crate::present::Present;
 use crate::records::{Records, Sharing};
-use crate::{Group, OptimError};
 
 /// The work of a step. None of it reads or writes anything of parameters that have no gradient in it.
 #[derive(Clone, Debug)]
 pub(crate) struct StepPlans<B: Backend> {
     /// The sum of squares.
     pub(crate) norm: B::Plan,
+    /// The momenta of matrices that are made orthogonal.
+    pub(crate) momentum: B::Plan,
     /// Updates, with encodes whose scale is known before the values.
     pub(crate) update: B::Plan,
     pub(crate) anywhere: Arc<Anywhere<B>>,
@@ -85,7 +87,6 @@ impl<B: Backend> Buffers<B> {
 
 /// What steps are planned for.
 pub(crate) struct Of<'a, B: Backend> {
-    pub(crate) groups: &'a [Group],
     pub(crate) params: &'a [Param<B>],
     pub(crate) names: &'a Arc<[String]>,
 }
@@ -113,21 +114,26 @@ impl<B: Backend> Planner<'_, B> {
             Some(known) => Arc::clone(&known.anywhere),
             None => Arc::new(self.anywhere(present, sharing)?),
         };
-        let (mut squares, mut updates) = (Vec::new(), Vec::new());
+        let (mut squares, mut momenta, mut updates) = (Vec::new(), Vec::new(), Vec::new());
         for (index, (param, grad)) in self.of.params.iter().zip(grads).enumerate() {
             let Some(grad) = grad else { continue };
             squares.push(SumSquaresJob {
                 source: grad.clone(),
                 out: self.buffers.sums.clone(),
             });
-            let mut job = param.update(self.of.groups, self.book)?;
-            job.grad = grad.clone();
+            let mut job = param.update(self.book)?;
             job.group = self.records.group(sharing, index, param.group);
+            momenta.extend(param.momentum(grad, job.group));
+            job.grad = match &param.piece {
+                Some(piece) => Source::Bf16(piece.clone()),
+                None => grad.clone(),
+            };
             updates.push(job);
         }
         Ok(StepPlans {
             norm: self.backend.plan(Work::SumSquares(squares))?,
-            update: self.backend.plan(Work::Adamw(updates))?,
+            momentum: self.backend.plan(Work::Momentum(momenta))?,
+            update: self.backend.plan(Work::Update(updates))?,
             anywhere,
         })
     }

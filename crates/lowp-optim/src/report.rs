@@ -35,7 +35,7 @@ pub struct StepReport {
     pub skipped: u64,
 }
 
-/// The report of a step that the device may still work on ([`crate::AdamW::step`]).
+/// The report of a step that the device may still work on ([`crate::Optimizer::step`]).
 #[derive(Debug)]
 #[must_use = "a step that was skipped, or that ranks disagree on, says so in its report"]
 pub struct PendingStep<B: Backend> {
@@ -85,7 +85,7 @@ impl<B: Backend> PendingStep<B> {
         }
     }
 
-    /// Waits until the step is done. Where ranks did other things before it ([`AdamW::compare`](crate::AdamW::compare)) they tell
+    /// Waits until the step is done. Where ranks did other things before it ([`Optimizer::compare`](crate::Optimizer::compare)) they tell
     /// each other which, so every rank waits for it.
     ///
     /// # Errors

@@ -1,19 +1,19 @@
 //! [`ParamState`]: what the optimizer keeps of a parameter between steps, in and out.
 
-use lowp_kernels::{Backend, FloatDtype, Pending, Source, StepCounts};
+use lowp_kernels::{Backend, FloatDtype, Pending, Source, StateName, StepCounts};
 use lowp_shard::ScaleSlot;
 
-use crate::memory::check_length;
+use crate::memory::{check_count, check_length};
 use crate::param::Param;
-use crate::{AdamW, OptimError, ParamId};
+use crate::{OptimError, Optimizer, ParamId};
 
-/// The master and the moments of this rank's elements of a parameter. Moments in bf16 are widened, which is exact.
+/// The master and the states of this rank's elements of a parameter. States in bf16 are widened, which is exact.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct ParamState {
     /// fp32 master values.
     pub master: Vec<f32>,
-    /// First and second moments, as long as the master.
-    pub moments: [Vec<f32>; 2],
+    /// The states of its rule ([`Rule::states`](lowp_kernels::Rule::states)), each as long as the master.
+    pub states: Vec<Vec<f32>>,
 }
 
 /// [`ParamState`] on its way from a device.
@@ -21,8 +21,8 @@ pub struct ParamState {
 pub struct PendingState {
     /// fp32 master values.
     pub master: PendingValues,
-    /// First and second moments.
-    pub moments: [PendingValues; 2],
+    /// The states of its rule, in their order.
+    pub states: Vec<PendingValues>,
 }
 
 /// Values on their way from a device.
@@ -58,7 +58,7 @@ impl PendingValues {
     }
 }
 
-impl<B: Backend> AdamW<B> {
+impl<B: Backend> Optimizer<B> {
     /// Starts to copy the state of this rank's rows, or of its flat slice, to the host in the order of `stream`, a
     /// stream that follows the last step and that the next one follows.
     ///
@@ -78,10 +78,9 @@ impl<B: Backend> AdamW<B> {
                 dtype: values.dtype(),
             })
         };
-        let [first, second] = param.moments.values();
         Ok(PendingState {
             master: start(&Source::F32(param.master.clone()))?,
-            moments: [start(first)?, start(second)?],
+            states: param.states.iter().map(start).collect::<Result<_, _>>()?,
         })
     }
 
@@ -92,44 +91,46 @@ impl<B: Backend> AdamW<B> {
     pub fn state(&self, id: ParamId) -> Result<ParamState, OptimError> {
         Ok(ParamState {
             master: self.master(id)?,
-            moments: self.moments(id)?,
+            states: self.states(id)?,
         })
     }
 
-    /// Replaces the state of this rank's rows, or of its flat slice. Weights are not cast: [`AdamW::calibrate`] does that once all
+    /// Replaces the state of this rank's rows, or of its flat slice. Weights are not cast: [`Optimizer::calibrate`] does that once all
     /// parameters have their state.
     ///
     /// # Errors
-    /// A master of another length, or as [`AdamW::set_moments`]. Nothing is replaced then.
+    /// A master of another length, or as [`Optimizer::set_states`]. Nothing is replaced then.
     pub fn set_state(&mut self, id: ParamId, state: &ParamState) -> Result<(), OptimError> {
         let param = &self.params[self.index(id)?];
         check_length(&param.name, "the master", state.master.len(), param.len)?;
-        self.set_moments(id, &state.moments)?;
+        self.set_states(id, &state.states)?;
         let param = &self.params[self.index(id)?];
         Ok(self.backend.write(&param.master, 0, &state.master)?)
     }
 
-    /// Replaces the moments of this rank's rows, or of its flat slice. Those that are kept in bf16 are rounded to nearest even, which
-    /// changes none that came from bf16.
+    /// Replaces the states of this rank's rows, or of its flat slice: those of its rule, in their order. Those that are kept in bf16 are
+    /// rounded to nearest even, which changes none that came from bf16.
     ///
     /// # Errors
-    /// An id of another optimizer, values of another length, a second moment below zero or not finite, or the backend failed. Nothing is
+    /// An id of another optimizer, another number of states, values of another length, an `exp_avg_sq` below zero or not finite, or the backend failed. Nothing is
     /// replaced then, unless the backend failed.
-    pub fn set_moments(&mut self, id: ParamId, moments: &[Vec<f32>; 2]) -> Result<(), OptimError> {
+    pub fn set_states(&mut self, id: ParamId, states: &[Vec<f32>]) -> Result<(), OptimError> {
         let param = &self.params[self.index(id)?];
-        let [first, second] = moments;
-        check_length(&param.name, "the first moment", first.len(), param.len)?;
-        check_length(&param.name, "the second moment", second.len(), param.len)?;
-        let fits = |x: &f32| *x >= 0.0 && x.is_finite();
-        if let Some(index) = second.iter().position(|x| !fits(x)) {
-            return Err(OptimError::SecondMoment {
-                name: param.name.clone(),
-                index,
-                value: second[index],
-            });
+        check_count(&param.name, param.rule, states.len())?;
+        for (state, values) in param.rule.states().iter().zip(states) {
+            check_length(&param.name, state.name(), values.len(), param.len)?;
+            let fits = |x: &f32| *x >= 0.0 && x.is_finite();
+            let squares = *state == StateName::ExpAvgSq;
+            if let Some(index) = values.iter().position(|x| squares && !fits(x)) {
+                return Err(OptimError::SecondMoment {
+                    name: param.name.clone(),
+                    index,
+                    value: values[index],
+                });
+            }
         }
-        for (moment, values) in param.moments.values().into_iter().zip(moments) {
-            moment.write(&self.backend, 0, values)?;
+        for (state, values) in param.states.iter().zip(states) {
+            state.write(&self.backend, 0, values)?;
         }
         Ok(())
     }
@@ -137,15 +138,15 @@ impl<B: Backend> AdamW<B> {
     /// Sets the step counts to `counts`, as if all those steps had updated every parameter: bias corrections follow those that were applied.
     ///
     /// # Errors
-    /// As [`AdamW::set_steps`].
+    /// As [`Optimizer::set_steps`].
     pub fn set_counts(&mut self, counts: StepCounts) -> Result<(), OptimError> {
         self.set_steps(counts, &vec![counts.applied; self.len()])
     }
 
-    /// Sets the step counts: `counts` of the optimizer, and `steps` of each parameter ([`AdamW::steps`]).
+    /// Sets the step counts: `counts` of the optimizer, and `steps` of each parameter ([`Optimizer::steps`]).
     ///
     /// # Errors
-    /// Another number of parameters, step counts that part parameters of a captured graph ([`AdamW::pin_grads`]), or the backend failed.
+    /// Another number of parameters, step counts that part parameters of a captured graph ([`Optimizer::pin_grads`]), or the backend failed.
     pub fn set_steps(&mut self, counts: StepCounts, steps: &[u64]) -> Result<(), OptimError> {
         if steps.len() != self.len() {
             return Err(OptimError::StepCounts {
@@ -182,11 +183,12 @@ impl<B: Backend> AdamW<B> {
         Ok(self.params[self.index(id)?].item.slots)
     }
 
-    /// Bytes of masters, moments and gradients of this rank.
+    /// Bytes of masters, states and gradients of this rank.
     pub fn state_bytes(&self) -> usize {
         let each = |param: &Param<B>| {
-            let grad = param.grad.dtype().bytes();
-            param.len * (size_of::<f32>() + param.state().moment_bytes() + grad)
+            let states = param.states.iter().map(|state| state.dtype().bytes());
+            let each = states.sum::<usize>() + size_of::<f32>() + param.grad.dtype().bytes();
+            param.len * each
         };
         self.params.iter().map(each).sum()
     }

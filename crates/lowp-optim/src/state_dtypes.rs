@@ -1,70 +1,127 @@
-//! [`StateDtypes`]: what AdamW stores of each element, as data.
+//! [`StateDtypes`]: what an optimizer stores of each element, as data.
 
 use std::fmt;
 use std::str::FromStr;
 
-use lowp_kernels::FloatDtype;
+use lowp_kernels::{FloatDtype, Rule, StateName};
 use thiserror::Error;
 
-/// The dtypes of both moments: `exp_avg_sq` is bf16 only if `exp_avg` is (docs/numerics.md 12.3). Written as
-/// `exp_avg=bf16,exp_avg_sq=f32`; read back, a moment that is not named is f32.
+/// The dtypes of the states of any rule; those that a rule does not have say nothing. `exp_avg_sq` is bf16 only if `exp_avg` is
+/// (docs/numerics.md 12.3). Written as `exp_avg=bf16,exp_avg_sq=bf16`, without those that are f32, or as `f32` if all are; read back, a
+/// state that is not named is f32.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct StateDtypes {
-    /// Of the first moment.
+    /// Of the mean of gradients.
     pub exp_avg: FloatDtype,
-    /// Of the second moment.
+    /// Of the mean of squares.
     pub exp_avg_sq: FloatDtype,
+    /// Of the decaying sum of gradients.
+    pub momentum_buffer: FloatDtype,
 }
 
 impl StateDtypes {
-    /// What is stored of an element beside its codes.
-    pub const NAMES: [&str; 3] = ["master", "exp_avg", "exp_avg_sq"];
+    /// The name of the masters, next to those of states.
+    pub const MASTER: &str = "master";
 
-    /// Those of `exp_avg` and of `exp_avg_sq`.
-    pub const fn moments(self) -> [FloatDtype; 2] {
-        [self.exp_avg, self.exp_avg_sq]
+    /// The dtype of `state`.
+    pub const fn of(self, state: StateName) -> FloatDtype {
+        match state {
+            StateName::ExpAvg => self.exp_avg,
+            StateName::ExpAvgSq => self.exp_avg_sq,
+            StateName::MomentumBuffer => self.momentum_buffer,
+        }
     }
 
-    /// What is stored of an element beside its codes, with its dtype.
-    pub const fn parts(self) -> [(&'static str, FloatDtype); 3] {
-        let [master, exp_avg, exp_avg_sq] = Self::NAMES;
-        [
-            (master, FloatDtype::F32),
-            (exp_avg, self.exp_avg),
-            (exp_avg_sq, self.exp_avg_sq),
-        ]
+    fn of_mut(&mut self, state: StateName) -> &mut FloatDtype {
+        match state {
+            StateName::ExpAvg => &mut self.exp_avg,
+            StateName::ExpAvgSq => &mut self.exp_avg_sq,
+            StateName::MomentumBuffer => &mut self.momentum_buffer,
+        }
     }
 
-    /// Bytes that the moments of an element take.
-    pub const fn moment_bytes(self) -> usize {
-        self.exp_avg.bytes() + self.exp_avg_sq.bytes()
+    /// The states of `rule` with their dtypes.
+    pub fn of_rule(self, rule: Rule) -> impl Iterator<Item = (StateName, FloatDtype)> {
+        let states = rule.states().iter();
+        states.map(move |&state| (state, self.of(state)))
+    }
+
+    /// Bytes that the states of an element take by `rule`.
+    pub fn bytes(self, rule: Rule) -> usize {
+        self.of_rule(rule).map(|(_, dtype)| dtype.bytes()).sum()
+    }
+
+    /// Checks that `rule` has every state that is not f32.
+    ///
+    /// # Errors
+    /// The first that it does not have, with those that it has.
+    pub fn check(self, rule: Rule) -> Result<(), StateDtypesError> {
+        let has = |state: &StateName| rule.states().contains(state);
+        let mut narrow = self.narrow();
+        match narrow.find(|state| !has(state)) {
+            None => Ok(()),
+            Some(state) => Err(StateDtypesError::NotOfRule {
+                rule: rule.name(),
+                state: state.name(),
+                states: StateName::list(rule.states()),
+            }),
+        }
+    }
+
+    /// Those that are not f32.
+    fn narrow(self) -> impl Iterator<Item = StateName> {
+        let all = StateName::ALL.into_iter();
+        all.filter(move |&state| self.of(state) != FloatDtype::F32)
     }
 }
 
 impl fmt::Display for StateDtypes {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let [first, second] = self.moments().map(FloatDtype::name);
-        write!(f, "exp_avg={first},exp_avg_sq={second}")
+        let written = |state: StateName| format!("{}={}", state.name(), self.of(state).name());
+        let narrow: Vec<String> = self.narrow().map(written).collect();
+        match narrow[..] {
+            [] => f.write_str("f32"),
+            _ => f.write_str(&narrow.join(",")),
+        }
     }
 }
 
-/// Text that names no dtypes of moments.
+/// Dtypes that no optimizer has, or not this one.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
-#[error("{part:?} {why}; write exp_avg=bf16 or exp_avg=bf16,exp_avg_sq=bf16")]
-pub struct StateDtypesError {
-    part: String,
-    why: &'static str,
+pub enum StateDtypesError {
+    /// Text that names none.
+    #[error("{part:?} {why}; write exp_avg=bf16 or exp_avg=bf16,exp_avg_sq=bf16")]
+    Text {
+        /// The part that is wrong.
+        part: String,
+        /// What is wrong with it.
+        why: String,
+    },
+    /// A state that a rule does not have.
+    #[error("{rule} has no {state}; it keeps {states}")]
+    NotOfRule {
+        /// The rule.
+        rule: &'static str,
+        /// The state.
+        state: &'static str,
+        /// What it has.
+        states: String,
+    },
 }
 
 impl FromStr for StateDtypes {
     type Err = StateDtypesError;
 
     fn from_str(text: &str) -> Result<Self, Self::Err> {
-        let (mut exp_avg, mut exp_avg_sq) = (None, None);
+        let mut dtypes = Self::default();
+        if text == FloatDtype::F32.name() {
+            return Ok(dtypes);
+        }
+        let mut named = Vec::new();
         for part in text.split(',') {
-            let wrong = |why| StateDtypesError {
+            let wrong = |why: &str| StateDtypesError::Text {
                 part: part.to_owned(),
-                why,
+                why: why.to_owned(),
             };
             let (name, dtype) = part.split_once('=').ok_or_else(|| wrong("has no `=`"))?;
             let dtype = match dtype {
@@ -72,23 +129,20 @@ impl FromStr for StateDtypes {
                 "bf16" => FloatDtype::Bf16,
                 _ => return Err(wrong("is not f32 or bf16")),
             };
-            let found = match name {
-                "exp_avg" => exp_avg.replace(dtype),
-                "exp_avg_sq" => exp_avg_sq.replace(dtype),
-                _ => return Err(wrong("is neither of exp_avg and exp_avg_sq")),
+            let Some(state) = StateName::from_name(name) else {
+                let all = StateName::list(&StateName::ALL);
+                return Err(wrong(&format!("is none of {all}")));
             };
-            if found.is_some() {
-                return Err(wrong("names a moment twice"));
+            if named.contains(&state) {
+                return Err(wrong("names a state twice"));
             }
+            named.push(state);
+            *dtypes.of_mut(state) = dtype;
         }
-        let dtypes = Self {
-            exp_avg: exp_avg.unwrap_or_default(),
-            exp_avg_sq: exp_avg_sq.unwrap_or_default(),
-        };
-        match dtypes.moments() {
-            [FloatDtype::F32, FloatDtype::Bf16] => Err(StateDtypesError {
+        match [dtypes.exp_avg, dtypes.exp_avg_sq] {
+            [FloatDtype::F32, FloatDtype::Bf16] => Err(StateDtypesError::Text {
                 part: text.to_owned(),
-                why: "has bf16 for exp_avg_sq alone",
+                why: "has bf16 for exp_avg_sq alone".to_owned(),
             }),
             _ => Ok(dtypes),
         }
@@ -103,11 +157,14 @@ mod tests {
     fn text_is_dtypes_again() {
         use FloatDtype::{Bf16, F32};
         for [exp_avg, exp_avg_sq] in [[F32, F32], [Bf16, F32], [Bf16, Bf16]] {
-            let dtypes = StateDtypes {
-                exp_avg,
-                exp_avg_sq,
-            };
-            assert_eq!(dtypes.to_string().parse(), Ok(dtypes));
+            for momentum_buffer in [F32, Bf16] {
+                let dtypes = StateDtypes {
+                    exp_avg,
+                    exp_avg_sq,
+                    momentum_buffer,
+                };
+                assert_eq!(dtypes.to_string().parse(), Ok(dtypes));
+            }
         }
         let one = StateDtypes::from_str("exp_avg=bf16");
         assert_eq!(one, "exp_avg=bf16,exp_avg_sq=f32".parse());
@@ -119,7 +176,10 @@ mod tests {
             ("", "has no `=`"),
             ("bf16", "has no `=`"),
             ("exp_avg=f16", "is not f32 or bf16"),
-            ("master=bf16", "is neither"),
+            (
+                "master=bf16",
+                "is none of exp_avg and exp_avg_sq and momentum_buffer",
+            ),
             ("exp_avg=f32,exp_avg=f32", "twice"),
             ("exp_avg_sq=bf16", "alone"),
             ("exp_avg_sq=bf16,exp_avg=f32", "alone"),
@@ -127,5 +187,45 @@ mod tests {
             let error = StateDtypes::from_str(text).expect_err(text);
             assert!(error.to_string().contains(why), "{error}");
         }
+    }
+
+    #[test]
+    fn a_rule_has_the_states_that_are_narrow() {
+        for (text, rule, error) in [
+            ("exp_avg=bf16", Rule::Lion, None),
+            ("exp_avg_sq=f32", Rule::Lion, None),
+            (
+                "exp_avg=bf16,exp_avg_sq=bf16",
+                Rule::Lion,
+                Some("lion has no exp_avg_sq; it keeps exp_avg"),
+            ),
+            (
+                "exp_avg=bf16",
+                Rule::SgdMomentum,
+                Some("it keeps momentum_buffer"),
+            ),
+            (
+                "momentum_buffer=bf16",
+                Rule::Sgd,
+                Some("it keeps nothing but masters"),
+            ),
+            (
+                "momentum_buffer=bf16",
+                Rule::AdamW,
+                Some("it keeps exp_avg and exp_avg_sq"),
+            ),
+        ] {
+            let dtypes: StateDtypes = text.parse().expect("text");
+            match (dtypes.check(rule), error) {
+                (Ok(()), None) => {}
+                (Err(found), Some(text)) => assert!(found.to_string().contains(text), "{found}"),
+                other => panic!("{text} of {rule:?}: {other:?}"),
+            }
+        }
+        let narrow: StateDtypes = "exp_avg=bf16".parse().expect("text");
+        assert_eq!(
+            Rule::ALL.map(|rule| narrow.bytes(rule)),
+            [6, 6, 2, 0, 4, 4, 4, 4]
+        );
     }
 }

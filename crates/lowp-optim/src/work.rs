@@ -9,6 +9,7 @@ use lowp_kernels::{
 };
 use lowp_shard::{FlatGather, ScaleBook};
 
+use crate::muon::Muon;
 use crate::plans::{Buffers, Of, Planner, StepPlans};
 use crate::present::Present;
 use crate::records::{Records, Sharing};
@@ -24,6 +25,8 @@ pub(crate) struct StepWork<B: Backend> {
     plans: StepPlans<B>,
     /// Whether the step runs the norm.
     measures: bool,
+    /// Makes matrices orthogonal, where there are any.
+    muon: Option<Muon<B>>,
     /// Makes full weights of flat slices, where there are any.
     flat: Option<FlatGather<B>>,
     buffers: Buffers<B>,
@@ -34,18 +37,18 @@ pub(crate) struct StepWork<B: Backend> {
 }
 
 impl<B: Backend> StepWork<B> {
-    /// Plans a step over `grads`; `flat` gathers the weights whose masters are flat slices.
+    /// Plans a step over `grads`; `muon` makes matrices orthogonal, and `flat` gathers the weights whose masters are flat slices.
     pub(crate) fn new(
         (backend, world, mesh): (&B, &Arc<dyn Communicator<B>>, Mesh),
         book: &Arc<ScaleBook<B>>,
-        of: &Of<'_, B>,
+        (of, groups): (&Of<'_, B>, usize),
         grads: &[Option<Source<B>>],
-        flat: Option<FlatGather<B>>,
+        (muon, flat): (Option<Muon<B>>, Option<FlatGather<B>>),
     ) -> Result<Self, OptimError> {
         let ranks = world.world_size();
         let (replica, _) = mesh.coordinates(world.rank())?;
-        let buffers = Buffers::new(backend, ranks, (mesh.shard, replica), of.groups.len())?;
-        let mut records = Records::new(backend, of.params.len(), of.groups.len())?;
+        let buffers = Buffers::new(backend, ranks, (mesh.shard, replica), groups)?;
+        let mut records = Records::new(backend, of.params.len(), groups)?;
         let planner = Planner {
             backend,
             book,
@@ -69,6 +72,7 @@ impl<B: Backend> StepWork<B> {
             book: Arc::clone(book),
             plans,
             measures: true,
+            muon,
             flat,
             buffers,
             written: Vec::new(),
@@ -160,6 +164,7 @@ impl<B: Backend> StepWork<B> {
         } = self;
         let StepPlans {
             norm,
+            momentum,
             update,
             anywhere,
         } = &self.plans;
@@ -176,6 +181,10 @@ impl<B: Backend> StepWork<B> {
         ordered(backend, &**world, || world.all_gather(&[item]))?;
         backend.run(&anywhere.scalars, &none)?;
         let scalars = &anywhere.on_device;
+        if let Some(muon) = &self.muon {
+            backend.run_with(momentum, scalars)?;
+            muon.run()?;
+        }
         backend.run_with(update, scalars)?;
         if let Some(flat) = &anywhere.flat {
             backend.run_with(&flat.observe, scalars)?;
@@ -196,6 +205,11 @@ impl<B: Backend> StepWork<B> {
             Some(flat) => Ok(flat.run()?),
             None => Ok(()),
         }
+    }
+
+    /// The matrices that are made orthogonal, where there are any.
+    pub(crate) fn muon(&self) -> Option<&Muon<B>> {
+        self.muon.as_ref()
     }
 
     /// The gather of flat slices, where there are any.

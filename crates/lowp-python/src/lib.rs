@@ -20,7 +20,6 @@
 
 use pyo3::prelude::*;
 
-mod adamw;
 mod cast;
 mod casts;
 mod error;
@@ -30,6 +29,7 @@ mod gather;
 mod locks;
 #[cfg(all(feature = "cuda", unix))]
 mod native;
+mod optimizer;
 mod place;
 mod plan;
 mod planned;
@@ -54,7 +54,7 @@ fn _lowp(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<gather::GatherInput>()?;
     module.add_class::<gather::GatherOutput>()?;
     module.add_class::<recipe::Buffer>()?;
-    module.add_class::<adamw::AdamW>()?;
+    module.add_class::<optimizer::Optimizer>()?;
     module.add_class::<casts::Casts>()?;
     module.add_class::<file::File>()?;
     module.add_class::<flat::FlatCasts>()?;

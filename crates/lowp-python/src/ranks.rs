@@ -217,7 +217,7 @@ impl<B: Place> Communicator<B> for TorchComm<B> {
                     self.call("maximum", place(&span))?;
                 }
             }
-            Collective::ReduceScatter(..) | Collective::Sum(_) => {
+            Collective::ReduceScatter(..) | Collective::Owned(..) | Collective::Sum(_) => {
                 return Err(CommError::Transport {
                     op: batch.name().into(),
                     rank: self.ranks.rank,
@@ -243,6 +243,7 @@ impl<B: Place> Communicator<B> for TorchComm<B> {
             all_gather_bytes: own.all_gather_bytes + host.all_gather_bytes,
             reduce_scatter_bytes: own.reduce_scatter_bytes + host.reduce_scatter_bytes,
             passed_on_bytes: own.passed_on_bytes + host.passed_on_bytes,
+            owned_bytes: own.owned_bytes + host.owned_bytes,
             all_reduce_bytes: own.all_reduce_bytes + host.all_reduce_bytes,
             calls: own.calls + host.calls,
         }

@@ -1,4 +1,4 @@
-"""``lowp.AdamW``: beside PyTorch's, over shards, in and out of state dicts."""
+"""The optimizers: beside PyTorch's, over shards, in and out of state dicts."""
 
 import copy
 import io
@@ -31,6 +31,65 @@ class Steps(unittest.TestCase):
                 opt.zero_grad(set_to_none=step % 2 == 0)
         for a, b in zip(own.parameters(), other.parameters()):
             torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-6)
+
+    def test_sgd_is_that_of_torch(self):
+        for options in ({}, {"momentum": 0.9}, {"momentum": 0.8, "nesterov": True}):
+            for weight_decay in (0.0, 0.1):
+                with self.subTest(weight_decay=weight_decay, **options):
+                    torch.manual_seed(0)
+                    own = nn.Sequential(nn.Linear(24, 40), nn.LayerNorm(40), nn.Linear(40, 7))
+                    other = copy.deepcopy(own)
+                    options = dict(options, lr=0.05, weight_decay=weight_decay)
+                    mine, theirs = lowp.SGD(own.parameters(), **options), torch.optim.SGD(other.parameters(), **options)
+                    for _ in range(20):
+                        x = torch.randn(8, 24)
+                        for net, opt in ((own, mine), (other, theirs)):
+                            net(x).square().mean().backward()
+                            opt.step()
+                            opt.zero_grad()
+                    for a, b in zip(own.parameters(), other.parameters()):
+                        torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-6)
+                        self.assertEqual("momentum_buffer" in mine.state[a], "momentum" in options)
+
+    def test_lion_is_that_of_its_authors(self):
+        torch.manual_seed(0)
+        param = nn.Parameter(torch.randn(5, 7))
+        p, m = param.detach().double(), torch.zeros(5, 7, dtype=torch.float64)
+        opt = lowp.Lion([param], lr=1e-2, betas=(0.9, 0.98), weight_decay=0.3)
+        for step in range(20):
+            grad = torch.randn(5, 7) * (step != 3)
+            param.grad = grad
+            opt.step()
+            update = torch.sign(0.9 * m + 0.1 * grad.double())
+            p, m = p - 1e-2 * (update + 0.3 * p), 0.98 * m + 0.02 * grad.double()
+        torch.testing.assert_close(param.detach().double(), p, rtol=1e-5, atol=1e-6)
+        torch.testing.assert_close(opt.state[param]["exp_avg"].double(), m, rtol=1e-5, atol=1e-6)
+
+    def test_a_state_goes_on_in_another_optimizer_of_its_kind_alone(self):
+        makes = [lowp.AdamW, lowp.Lion, lowp.SGD, lambda params: lowp.SGD(params, momentum=0.9)]
+        grads = torch.randn(4, 64, 64)
+        for make in makes:
+            net = lowp.quantize_model_(nn.Linear(64, 64, bias=False), "mxfp8-2d")
+            opt = make(net.parameters())
+            for grad in grads[:2]:
+                net.weight.grad = grad
+                opt.step()
+            copied = lowp.quantize_model_(nn.Linear(64, 64, bias=False), "mxfp8-2d")
+            copied.load_state_dict(net.state_dict())
+            again = make(copied.parameters())
+            again.load_state_dict(opt.state_dict())
+            for grad in grads[2:]:
+                for of, at in ((net, opt), (copied, again)):
+                    of.weight.grad = grad
+                    at.step()
+            self.assertTrue(torch.equal(net.weight.master, copied.weight.master))
+            self.assertTrue(torch.equal(net.weight, copied.weight))
+            for other in makes:
+                other = other(copied.parameters())
+                if other.states != opt.states:
+                    kept, found = (" and ".join(keys) or "nothing but masters" for keys in (other.states, opt.states))
+                    with self.assertRaisesRegex(lowp.LowpError, f"has {found}, and lowp.{type(other).__name__} keeps {kept}"):
+                        other.load_state_dict(opt.state_dict())
 
     def test_codes_are_those_of_the_master(self):
         for name in lowp.recipes():

@@ -6,8 +6,8 @@ use lowp_format::{
     SourceRounding, Usage,
 };
 use lowp_kernels::{
-    AdamwAmax, AmaxJob, Backend, BlockAmax, EncodeJob, FlatBlocks, FlatEncodeJob, KernelError,
-    Source, StepScalars, Target, Work,
+    AmaxJob, Backend, BlockAmax, EncodeJob, FlatBlocks, FlatEncodeJob, KernelError, Source,
+    StepScalars, Target, UpdateAmax, Work,
 };
 use smallvec::SmallVec;
 
@@ -197,14 +197,14 @@ impl<B: Backend> CastItem<B> {
     ///
     /// # Errors
     /// It was registered in another book.
-    pub fn update_amax(&self, book: &ScaleBook<B>) -> Result<Option<AdamwAmax<B>>, ShardError> {
+    pub fn update_amax(&self, book: &ScaleBook<B>) -> Result<Option<UpdateAmax<B>>, ShardError> {
         let (tensor, lines) = book.observation(self.slots)?;
         let lines = match self.range {
             CastRange::Rows => lines,
             CastRange::Flat { .. } => [None; 2],
         };
         let some = tensor.is_some() || lines.iter().any(Option::is_some);
-        Ok(some.then(|| AdamwAmax {
+        Ok(some.then(|| UpdateAmax {
             shape: self.shape,
             out: book.observed().clone(),
             tensor,

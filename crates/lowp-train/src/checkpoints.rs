@@ -20,7 +20,10 @@ pub(crate) const EVALUATIONS: &str = "evaluations";
 /// The tensor of the losses of all steps.
 pub(crate) const LOSSES: &str = "train.losses";
 
-/// The fields of [`Config`] that must be the same for a run to resume, after those of the model.
+/// The field of [`Config`] that must be the same for states to go on, whatever the recipe.
+const OPTIMIZER: &str = "optimizer";
+
+/// The fields of [`Config`] that must be the same for a run to resume, after those of the model and the optimizer.
 const OF_THE_RUN: [&str; 18] = [
     "accumulate",
     "reduce_every_micro_batch",
@@ -376,7 +379,7 @@ struct Difference {
     now: Value,
 }
 
-/// The first field by which a run cannot be resumed, of two descriptions by [`about_run`]: those of the model, and `all`.
+/// The first field by which a run cannot be resumed, of two descriptions by [`about_run`]: those of the model, the optimizer, and `all`.
 fn difference<M: Model>(
     saved: &Value,
     now: &Value,
@@ -388,6 +391,7 @@ fn difference<M: Model>(
     let of_the_model = model.as_object().into_iter().flat_map(Map::keys);
     let fields = of_the_model
         .map(String::as_str)
+        .chain([OPTIMIZER])
         .chain(strict.iter().copied());
     let fields = fields.map(|field| (field, &saved["config"][field], &now["config"][field]));
     let data = all.then_some(("data", &saved["data"], &now["data"]));
@@ -433,6 +437,7 @@ pub(crate) fn about_run<M: Model>(
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::Optimizer;
     use lowp_optim::Decay;
     use lowp_transformer::GptConfig;
 
@@ -451,6 +456,7 @@ mod tests {
         let config = Config {
             schedule: Decay::Linear,
             no_decay: vec!["tokens".to_owned()],
+            optimizer: Optimizer::Lion,
             beta2: 0.999,
             z_loss: 1e-4,
             eval_every: Some(1),
@@ -462,7 +468,11 @@ mod tests {
             let keys = json.as_object().expect("fields").keys();
             keys.cloned().collect::<Vec<_>>()
         });
-        let known = model.iter().map(String::as_str).chain(OF_THE_RUN);
+        let known = model
+            .iter()
+            .map(String::as_str)
+            .chain([OPTIMIZER])
+            .chain(OF_THE_RUN);
         let mut known: Vec<&str> = known.chain(FREE).collect();
         known.sort_unstable();
         assert_eq!(all, known);

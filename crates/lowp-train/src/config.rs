@@ -12,6 +12,7 @@ use std::collections::BTreeSet;
 use crate::error::TrainError;
 use crate::forms::{self, GradWireForm, ShardingForm, written};
 use crate::network::Model;
+use crate::optimizer::Optimizer;
 use crate::run::Run;
 
 /// Most steps of one run.
@@ -63,7 +64,10 @@ pub struct Config<M> {
     /// How gradients travel. JSON: `"f32"` or `"bf16"`.
     #[serde(with = "GradWireForm")]
     pub grad_wire: GradWire,
-    /// The dtypes of the optimizer's moments. JSON: `"exp_avg=bf16,exp_avg_sq=f32"`; left out if both are f32.
+    /// What updates parameters; left out of JSON if it is AdamW.
+    #[serde(default, skip_serializing_if = "Optimizer::is_default")]
+    pub optimizer: Optimizer,
+    /// The dtypes of the states that it has. JSON: `"exp_avg=bf16"`; left out if all are f32.
     #[serde(
         default,
         with = "forms::state",
@@ -72,6 +76,9 @@ pub struct Config<M> {
     pub optimizer_state: StateDtypes,
     /// Highest learning rate.
     pub lr: f32,
+    /// Highest learning rate of variables where the optimizer is one of matrices, and AdamW updates them.
+    #[serde(default = "forms::var_lr", skip_serializing_if = "forms::is_var_lr")]
+    pub var_lr: f32,
     /// Steps of linear warm-up.
     pub warmup: u64,
     /// How the learning rate falls after warm-up. JSON: `"linear"`, or the number of last steps in which it falls; left out of a cosine.
@@ -83,10 +90,10 @@ pub struct Config<M> {
     pub schedule: Decay,
     /// Learning rate of the last step, as a fraction of the highest.
     pub final_lr: f32,
-    /// Decay of the second moment.
+    /// Decay of the second moment of AdamW, and of `exp_avg` of Lion. SGD does not read it.
     #[serde(default = "forms::beta2", skip_serializing_if = "forms::is_beta2")]
     pub beta2: f32,
-    /// Decoupled weight decay of all matrices but those that are named next.
+    /// Weight decay of all matrices but those that are named next: decoupled, but for SGD, which adds it to gradients.
     pub weight_decay: f32,
     /// Names of parameters that stay in f32 and do not decay, beside norms.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
@@ -123,8 +130,10 @@ impl<M> Config<M> {
             sharding: Sharding::Fsdp,
             reshard_after_forward: ReshardAfterForward::Yes,
             grad_wire: GradWire::F32,
+            optimizer: Optimizer::default(),
             optimizer_state: StateDtypes::default(),
             lr: 3e-3,
+            var_lr: forms::var_lr(),
             warmup: 20,
             schedule: Decay::Cosine,
             final_lr: 0.1,
@@ -192,9 +201,16 @@ impl<M> Config<M> {
             return Err(TrainError::Seeds { seed, seeds });
         }
         self.reshard_after_forward.among(self.mesh.shard)?;
+        // What matrices keep stays in f32.
+        let rule = self
+            .var_group()
+            .map_or(self.optimizer.rule(), |group| group.rule);
+        let state = self.optimizer_state.check(rule);
+        state.map_err(TrainError::State)?;
         for (field, value, zero) in [
             ("final_lr", self.final_lr, true),
             ("lr", self.lr, false),
+            ("var_lr", self.var_lr, false),
             ("beta2", self.beta2, true),
             ("weight_decay", self.weight_decay, true),
             ("clip", self.clip, false),
@@ -255,14 +271,26 @@ impl<M> Config<M> {
         }
     }
 
-    /// The hyperparameters of AdamW.
+    /// The rule and the hyperparameters of the optimizer.
     pub fn group(&self) -> Group {
+        let defaults = self.optimizer.defaults();
         Group {
             lr: self.lr,
+            betas: (defaults.betas.0, self.beta2),
+            weight_decay: self.weight_decay,
+            ..defaults
+        }
+    }
+
+    /// Those of variables, where they are not those of layers.
+    pub fn var_group(&self) -> Option<Group> {
+        let group = Group {
+            lr: self.var_lr,
             betas: (Group::default().betas.0, self.beta2),
             weight_decay: self.weight_decay,
             ..Group::default()
-        }
+        };
+        self.optimizer.rule().is_of_matrices().then_some(group)
     }
 }
 
@@ -398,6 +426,7 @@ mod tests {
                 grad_wire: GradWire::Bf16,
                 kept_in_bf16: vec!["a".to_owned()],
                 amax_groups: vec![vec!["b".to_owned(), "c".to_owned()]],
+                optimizer: Optimizer::Lion,
                 lr: 0.1,
                 beta2: 0.999,
                 z_loss: 1e-4,
@@ -411,7 +440,9 @@ mod tests {
             for part in [
                 "\"arch\":\"llama\",\"kv_heads\":2,",
                 "\"mesh\":[3,4],\"sharding\":\"zero1\",",
-                &format!("\"reshard_after_forward\":{policy},\"grad_wire\":\"bf16\",\"lr\":0.1,"),
+                &format!(
+                    "\"reshard_after_forward\":{policy},\"grad_wire\":\"bf16\",\"optimizer\":\"lion\",\"lr\":0.1,"
+                ),
             ] {
                 assert!(json.contains(part), "{json}");
             }
@@ -428,7 +459,7 @@ mod tests {
     #[test]
     fn what_cannot_be_is_named() {
         type Change = fn(&mut Config<GptConfig>);
-        let changes: [(Change, &str); 17] = [
+        let changes: [(Change, &str); 18] = [
             (
                 |c| c.mesh = Mesh::sharded(0),
                 "`mesh` 1x0: both numbers must be",
@@ -451,6 +482,13 @@ mod tests {
             (|c| c.eval_batches = 0, "`eval_batches` must be from 1"),
             (|c| c.eval_every = Some(0), "`eval_every` must be from 1"),
             (|c| c.z_loss = -0.1, "`z_loss` -0.1"),
+            (
+                |c| {
+                    c.optimizer = Optimizer::Sgd;
+                    c.optimizer_state = "exp_avg=bf16".parse().expect("dtypes");
+                },
+                "`optimizer_state`: sgd-momentum has no exp_avg; it keeps momentum_buffer",
+            ),
             (
                 |c| c.reshard_after_forward = ReshardAfterForward::Group(3),
                 "4 ranks cannot be split into groups of 3",

@@ -19,6 +19,7 @@ impl<M: Model> Config<M> {
             sharding: self.sharding,
             reshard: self.reshard_after_forward,
             accumulate: self.accumulate,
+            rule: self.optimizer.rule(),
             state: self.optimizer_state,
             reduce_every_micro_batch: self.reduce_every_micro_batch,
             recompute: self.recompute,

@@ -8,6 +8,7 @@ use lowp_checkpoint::CheckpointError;
 use lowp_comm::CommError;
 use lowp_format::{Code, FormatError};
 use lowp_fsdp::ModelError;
+use lowp_optim::StateDtypesError;
 use thiserror::Error;
 
 /// What is wrong. Messages name fields of [`Config`](crate::Config) and [`Checkpoints`](crate::Checkpoints) in backticks, so that a
@@ -148,6 +149,9 @@ pub enum TrainError {
         /// The decay.
         beta2: f32,
     },
+    /// A state that the optimizer does not have.
+    #[error("`optimizer_state`: {0}")]
+    State(StateDtypesError),
     /// A learning rate that would rise after warm-up.
     #[error("`final_lr` {final_lr:?} is above 1: the rate falls after warm-up")]
     RisingRate {
@@ -386,6 +390,7 @@ impl TrainError {
 /// `value` in JSON, of which defaults may be left out.
 fn or_default<'a>(field: &str, value: &'a str) -> &'a str {
     match (field, value) {
+        ("optimizer", "null") => "\"adamw\"",
         ("beta2", "null") => "0.95",
         ("z_loss", "null") => "0",
         ("reduce_every_micro_batch", "null") => "false",

@@ -23,6 +23,14 @@ pub(crate) fn beta2() -> f32 {
     lowp_optim::Group::default().betas.1
 }
 
+pub(crate) fn var_lr() -> f32 {
+    crate::Optimizer::AdamW.defaults().lr
+}
+
+pub(crate) fn is_var_lr(value: &f32) -> bool {
+    *value == var_lr()
+}
+
 pub(crate) fn is_beta2(value: &f32) -> bool {
     *value == beta2()
 }

@@ -9,8 +9,9 @@ use std::time::Instant;
 use lowp_checkpoint::{Block, Dtype, Late, Piece, Saver};
 use lowp_comm::{Communicator, Control, MeshComm, or_abort};
 use lowp_format::spelling::Variant;
-use lowp_fsdp::{LinearSpec, ModelError, ModelOptions, ShardedModel, VarPlace, VarSpec};
-use lowp_kernels::Backend;
+use lowp_fsdp::{
+    LinearSpec, ModelError, ModelOptions, Multiplies, ShardedModel, VarPlace, VarSpec,
+};
 use lowp_shard::GradBucketOptions;
 use serde_json::Value;
 
@@ -40,7 +41,7 @@ impl<M: Model, D: Data> Training<'_, M, D> {
     /// # Errors
     /// What [`Training::check`] finds, a rank that failed, or a defect that the audit found. A loss that is not finite is no error here:
     /// [`RunResult::check_finite`].
-    pub fn rank<B: Backend, N: Network<B, Batch = D::Batch>>(
+    pub fn rank<B: Multiplies, N: Network<B, Batch = D::Batch>>(
         &self,
         backend: &B,
         comm: Arc<dyn Communicator<B>>,
@@ -84,7 +85,7 @@ impl<M, D, B, F, N> Rank<'_, M, D, B, F>
 where
     M: Model,
     D: Data,
-    B: Backend,
+    B: Multiplies,
     F: Fn(&mut ShardedModel<B, Variant>, RankPlace) -> NetworkResult<N>,
     N: Network<B, Batch = D::Batch>,
 {
@@ -127,7 +128,7 @@ where
         }
         let rounded = trained.sharded.rounded();
         if rounded > 0 && self.rank == 0 {
-            watch(Event::Rounded { moments: rounded });
+            watch(Event::Rounded { states: rounded });
         }
         let mut saver = self.saver(comm)?;
         let mut rate = Rate::new(first_step);
@@ -333,6 +334,7 @@ where
             },
             seed: config.seed,
             group: config.group(),
+            var_group: config.var_group(),
             state: config.optimizer_state,
             vars: N::VARS,
         };

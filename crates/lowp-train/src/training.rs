@@ -51,10 +51,10 @@ pub enum Event<'a> {
         /// Of how many.
         all: usize,
     },
-    /// The checkpoint to resume from has moments in f32, which were rounded to the bf16 of the run.
+    /// The checkpoint to resume from has states in f32, which were rounded to the bf16 of the run.
     Rounded {
         /// How many tensors.
-        moments: usize,
+        states: usize,
     },
     /// How a checkpoint that is newer than the one to resume from is damaged ([`Checkpoints::newest_whole`]).
     Damaged(&'a str),

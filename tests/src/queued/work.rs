@@ -1,10 +1,10 @@
 //! The jobs of a [`Queued`] handle as jobs of the CPU: the same buffers under another type.
 
 use lowp_kernels::{
-    AdamwAmax, AdamwJob, AmaxJob, ConvertJob, Cpu, DecodeJob, EncodeJob, FlatBlocks, FlatEncodeJob,
-    HistoryJob, InterleaveJob, Moments, RearrangeJob, Rearranged, RepackJob, RoundJob, Slot,
+    AmaxJob, ConvertJob, Cpu, DecodeJob, EncodeJob, FlatBlocks, FlatEncodeJob, HistoryJob,
+    InterleaveJob, MomentumJob, NormalizeJob, RearrangeJob, Rearranged, RepackJob, RoundJob, Slot,
     Source, StepScalarsJob, SumJob, SumPartsJob, SumSquaresJob, Target, TensorInput, TransposeJob,
-    Work,
+    UpdateAmax, UpdateJob, Work,
 };
 
 use super::Queued;
@@ -50,7 +50,7 @@ pub(super) fn on_cpu(work: Work<Queued>) -> Work<Cpu> {
                 Rearranged::Bf16(buffers) => Rearranged::Bf16(buffers),
             },
         })),
-        Work::Adamw(jobs) => Work::Adamw(all(jobs, adamw)),
+        Work::Update(jobs) => Work::Update(all(jobs, update)),
         Work::SumSquares(jobs) => Work::SumSquares(all(jobs, |job| SumSquaresJob {
             source: source(job.source),
             out: job.out,
@@ -69,6 +69,17 @@ pub(super) fn on_cpu(work: Work<Queued>) -> Work<Cpu> {
         Work::Convert(jobs) => Work::Convert(all(jobs, |job| ConvertJob {
             from: source(job.from),
             into: source(job.into),
+        })),
+        Work::Momentum(jobs) => Work::Momentum(all(jobs, |job| MomentumJob {
+            grad: source(job.grad),
+            momentum: job.momentum,
+            out: job.out,
+            group: job.group,
+        })),
+        Work::Normalize(jobs) => Work::Normalize(all(jobs, |job| NormalizeJob {
+            from: job.from,
+            sum: job.sum,
+            out: job.out,
         })),
         Work::StepScalars(jobs) => Work::StepScalars(all(jobs, |job| StepScalarsJob {
             parts: job.parts,
@@ -173,18 +184,15 @@ fn decode(job: DecodeJob<Queued>) -> DecodeJob<Cpu> {
     }
 }
 
-fn adamw(job: AdamwJob<Queued>) -> AdamwJob<Cpu> {
-    AdamwJob {
+fn update(job: UpdateJob<Queued>) -> UpdateJob<Cpu> {
+    UpdateJob {
         master: job.master,
-        moments: Moments {
-            exp_avg: source(job.moments.exp_avg),
-            exp_avg_sq: source(job.moments.exp_avg_sq),
-        },
+        states: job.states.into_iter().map(source).collect(),
         grad: source(job.grad),
         group: job.group,
-        mode: job.mode,
+        rule: job.rule,
         source_rounding: job.source_rounding,
-        amax: job.amax.map(|amax| AdamwAmax {
+        amax: job.amax.map(|amax| UpdateAmax {
             shape: amax.shape,
             out: amax.out,
             tensor: amax.tensor,

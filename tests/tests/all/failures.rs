@@ -10,7 +10,7 @@ use lowp_format::{
 };
 use lowp_kernels::{Backend, Cpu, CpuBuffer, KernelError, Source};
 use lowp_optim::{
-    AdamWBuilder, FloatDtype, Group, OptimError, ParamId, ParamSpec, PendingStep, StepOptions,
+    FloatDtype, Group, OptimError, OptimizerBuilder, ParamId, ParamSpec, PendingStep, StepOptions,
 };
 use lowp_shard::{CastItem, CastPlan, ScaleBookBuilder, ShardError};
 use lowp_tests::model::{Case, Rank, kernels, waits_for_amax};
@@ -31,8 +31,8 @@ fn spec(name: &str) -> ParamSpec {
 }
 
 /// A builder with one group.
-fn builder() -> AdamWBuilder<Cpu> {
-    let mut builder = AdamWBuilder::new(LocalComm::solo(&Cpu));
+fn builder() -> OptimizerBuilder<Cpu> {
+    let mut builder = OptimizerBuilder::new(LocalComm::solo(&Cpu));
     builder.group(Group::default());
     builder
 }
@@ -94,32 +94,34 @@ fn gradient_mistakes_are_named() {
     };
     let narrow = builder.param(&tensor(plain()), narrow);
     let narrow = narrow.expect("a parameter");
-    let mut adamw = builder.build().expect("an optimizer");
+    let mut optimizer = builder.build().expect("an optimizer");
     let (f32s, bf16s) = ([1.0f32; 1024], [bf16::ONE; 1024]);
 
-    let error = adamw.set_grad(narrow, &f32s).expect_err("bf16 gradients");
+    let error = optimizer
+        .set_grad(narrow, &f32s)
+        .expect_err("bf16 gradients");
     assert_says(&error, &["'narrow'", "bf16"]);
-    let error = adamw.add_grad_bf16(wide, &bf16s).expect_err("f32");
+    let error = optimizer.add_grad_bf16(wide, &bf16s).expect_err("f32");
     assert_says(&error, &["'wide'", "f32"]);
-    let error = adamw.add_grad(wide, &f32s[1..]).expect_err("too short");
+    let error = optimizer.add_grad(wide, &f32s[1..]).expect_err("too short");
     assert_says(&error, &["'wide'", "the gradient", "1023", "1024"]);
-    assert!(!adamw.has_grad(wide) && !adamw.has_grad(narrow));
+    assert!(!optimizer.has_grad(wide) && !optimizer.has_grad(narrow));
 
-    adamw.set_grad(wide, &f32s).expect("a gradient");
+    optimizer.set_grad(wide, &f32s).expect("a gradient");
     let options = StepOptions::default();
-    let error = adamw.step(&options);
+    let error = optimizer.step(&options);
     let error = error.expect_err("one of two gradients");
     assert_says(&error, &["'narrow'", "1 of 2"]);
     // A rank of its own mends it and goes on.
-    adamw.set_grad_bf16(narrow, &bf16s).expect("a gradient");
-    let report = adamw.step(&options).and_then(PendingStep::wait);
+    optimizer.set_grad_bf16(narrow, &bf16s).expect("a gradient");
+    let report = optimizer.step(&options).and_then(PendingStep::wait);
     assert!(report.expect("a step").applied);
     // Gradients are used once.
-    let error = adamw.step(&options);
+    let error = optimizer.step(&options);
     assert_says(&error.expect_err("no gradients"), &["2 of 2"]);
-    adamw.set_grad(wide, &f32s).expect("a gradient");
-    adamw.clear_grads();
-    assert!(!adamw.has_grad(wide));
+    optimizer.set_grad(wide, &f32s).expect("a gradient");
+    optimizer.clear_grads();
+    assert!(!optimizer.has_grad(wide));
 }
 
 #[test]
@@ -127,16 +129,16 @@ fn ids_of_another_optimizer_are_rejected() {
     let optimizer = || {
         let mut builder = builder();
         let id = builder.param(&tensor(plain()), spec("weight"));
-        let adamw = builder.build().expect("an optimizer");
-        (adamw, id.expect("a parameter"))
+        let optimizer = builder.build().expect("an optimizer");
+        (optimizer, id.expect("a parameter"))
     };
-    let ((mut adamw, own), (_, foreign)) = (optimizer(), optimizer());
+    let ((mut optimizer, own), (_, foreign)) = (optimizer(), optimizer());
     let rejected = |error: OptimError| assert_says(&error, &["another optimizer"]);
     let values = [0.0; SHAPE.elements()];
-    rejected(adamw.set_grad(foreign, &values).expect_err("foreign"));
-    rejected(adamw.master(foreign).expect_err("foreign"));
-    rejected(adamw.moments(foreign).expect_err("foreign"));
-    adamw.set_grad(own, &values).expect("its own");
+    rejected(optimizer.set_grad(foreign, &values).expect_err("foreign"));
+    rejected(optimizer.master(foreign).expect_err("foreign"));
+    rejected(optimizer.states(foreign).expect_err("foreign"));
+    optimizer.set_grad(own, &values).expect("its own");
 }
 
 #[test]
@@ -310,5 +312,5 @@ fn the_gradient_of_a_foreign_id_panics_with_the_reason() {
     };
     let (own, other) = (rank().expect("a model"), rank().expect("a model"));
     let foreign: ParamId = other.ids[0];
-    let _ = own.adamw.grad(foreign);
+    let _ = own.optimizer.grad(foreign);
 }

@@ -7,7 +7,7 @@ use lowp_comm::LocalComm;
 use lowp_format::{AnyRecipe, Phase, QuantizedTensor, Shape, Usage};
 use lowp_kernels::{Backend, Source};
 use lowp_optim::{
-    AdamW, AdamWBuilder, Group, OptimError, ParamId, ParamSpec, PendingStep, StepOptions,
+    Group, OptimError, Optimizer, OptimizerBuilder, ParamId, ParamSpec, PendingStep, StepOptions,
 };
 use lowp_shard::{
     CastItem, CastPlan, GatherGroup, GatherPool, ScaleBook, ScaleBookBuilder, ShardError,
@@ -19,13 +19,13 @@ const SHAPE: Shape = Shape::new(64, 32);
 
 /// An optimizer of one parameter of every recipe.
 struct Model {
-    adamw: AdamW<Queued>,
+    optimizer: Optimizer<Queued>,
     ids: Vec<(ParamId, usize)>,
     backend: Queued,
 }
 
 fn model(backend: &Queued, comm: &Comm) -> Result<Model, OptimError> {
-    let mut builder = AdamWBuilder::new(comm.clone()).on(backend);
+    let mut builder = OptimizerBuilder::new(comm.clone()).on(backend);
     builder.group(Group::default());
     let mut ids = Vec::new();
     for (index, recipe) in AnyRecipe::all().into_iter().enumerate() {
@@ -36,7 +36,7 @@ fn model(backend: &Queued, comm: &Comm) -> Result<Model, OptimError> {
         ids.push((builder.param(tensor.local(), param)?, len));
     }
     Ok(Model {
-        adamw: builder.build_uncast()?,
+        optimizer: builder.build_uncast()?,
         ids,
         backend: backend.clone(),
     })
@@ -47,9 +47,9 @@ fn a_step_fails_on_every_rank() {
     let calls = at_every_call(
         |backend, comm| {
             let mut model = model(backend, comm)?;
-            model.adamw.calibrate()?;
+            model.optimizer.calibrate()?;
             for &(id, len) in &model.ids {
-                model.adamw.set_grad(id, &vec![1.0; len])?;
+                model.optimizer.set_grad(id, &vec![1.0; len])?;
             }
             Ok(model)
         },
@@ -58,9 +58,9 @@ fn a_step_fails_on_every_rank() {
             model
                 .ids
                 .iter()
-                .for_each(|&(id, _)| model.adamw.mark_ready(id));
+                .for_each(|&(id, _)| model.optimizer.mark_ready(id));
             let options = StepOptions::default();
-            model.adamw.step(&options)?.wait().map(drop)
+            model.optimizer.step(&options)?.wait().map(drop)
         },
     );
     assert!(calls >= 8, "{calls} calls");
@@ -69,7 +69,7 @@ fn a_step_fails_on_every_rank() {
 #[test]
 fn a_first_cast_fails_on_every_rank() {
     let calls = at_every_call(model, |model, comm| {
-        model.adamw.calibrate()?;
+        model.optimizer.calibrate()?;
         // A rank whose part was done hears of it in the next collective call.
         Ok(comm.control().barrier()?)
     });
@@ -130,19 +130,19 @@ fn a_world_of_one_may_try_again() {
     let comm: Comm = Arc::new(LocalComm::solo(&backend));
     let mut model = model(&backend, &comm).expect("a model");
     model.backend.fail_at(2);
-    let failed = model.adamw.calibrate();
+    let failed = model.optimizer.calibrate();
     assert!(failed.expect_err("planted").to_string().contains("planted"));
-    model.adamw.calibrate().expect("a cast");
+    model.optimizer.calibrate().expect("a cast");
     for &(id, len) in &model.ids {
         model
-            .adamw
+            .optimizer
             .set_grad(id, &vec![1.0; len])
             .expect("a gradient");
     }
     let options = StepOptions::default();
     model.backend.fail_at(1);
-    let failed = model.adamw.step(&options);
+    let failed = model.optimizer.step(&options);
     assert!(failed.expect_err("planted").to_string().contains("planted"));
-    let report = model.adamw.step(&options).and_then(PendingStep::wait);
+    let report = model.optimizer.step(&options).and_then(PendingStep::wait);
     assert!(report.expect("a step").applied);
 }

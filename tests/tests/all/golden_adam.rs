@@ -4,22 +4,20 @@
 use lowp_comm::LocalComm;
 use lowp_format::Recipe;
 use lowp_format::{AnyRecipe, Fp8Format, QuantizedTensor, RecipeOptions, Role, Shape, Usage};
-use lowp_kernels::{
-    AdamMode, AdamScalars, AdamwAmax, AdamwJob, Backend, Cpu, EncodeJob, Moments, Slot,
-};
+use lowp_kernels::{Backend, Cpu, EncodeJob, GroupScalars, Rule, Slot, UpdateAmax, UpdateJob};
 use lowp_kernels::{Source, StepScalars, TensorInput, Work};
-use lowp_optim::{AdamWBuilder, Group, ParamSpec, StepOptions};
+use lowp_optim::{Group, OptimizerBuilder, ParamSpec, StepOptions};
 use lowp_shard::targets;
 use lowp_tests::golden::{Golden, first_difference};
 
-fn group(golden: &Golden, mode: AdamMode) -> Group {
+fn group(golden: &Golden, rule: Rule) -> Group {
     let number = |key: &str| golden.number(key) as f32;
     Group {
         lr: number("lr"),
         betas: (number("beta1"), number("beta2")),
         eps: number("eps"),
         weight_decay: number("weight_decay"),
-        mode,
+        rule,
         bias_correction: true,
     }
 }
@@ -31,40 +29,40 @@ const OTHERS: [&str; 3] = ["adamw.", "l2.", "remainder."];
 #[test]
 fn every_step() {
     let golden = Golden::open("adam");
-    three_steps_of_each_mode(&golden);
+    three_steps_of_each_rule(&golden);
     fused_delayed_fp8(&golden);
     let others = |name: &String| OTHERS.iter().any(|other| name.starts_with(other));
     let (others, unread): (Vec<_>, Vec<_>) = golden.unread().into_iter().partition(others);
     assert_eq!((others.len(), &unread[..]), (29, &[][..]));
 }
 
-fn three_steps_of_each_mode(golden: &Golden) {
+fn three_steps_of_each_rule(golden: &Golden) {
     let cpu = Cpu;
-    for (name, mode) in [("adamw_fma", AdamMode::AdamW), ("l2_fma", AdamMode::L2)] {
+    for (name, rule) in [("adamw_fma", Rule::AdamW), ("l2_fma", Rule::AdamL2)] {
         let p0 = golden.f32(&format!("{name}.p0"));
         let shape = Shape::new(1, p0.len());
         let recipe = AnyRecipe::from_name("fp32", &RecipeOptions::default()).expect("f32");
         let tensor =
             QuantizedTensor::new(recipe, shape, Usage::BOTH, |_, n| cpu.alloc::<u8>(n)).unwrap();
-        let mut builder = AdamWBuilder::new(LocalComm::solo(&cpu));
-        let group = builder.group(group(golden, mode));
+        let mut builder = OptimizerBuilder::new(LocalComm::solo(&cpu));
+        let group = builder.group(group(golden, rule));
         let id = builder
             .param(&tensor, ParamSpec::new("p", group, p0))
             .unwrap();
-        let mut adamw = builder.build().unwrap();
+        let mut optimizer = builder.build().unwrap();
         for step in 1..=3 {
             let grad = golden.f32(&format!("{name}.g{step}"));
-            adamw.set_grad(id, &grad).unwrap();
-            let report = adamw.step(&StepOptions::default()).unwrap();
+            optimizer.set_grad(id, &grad).unwrap();
+            let report = optimizer.step(&StepOptions::default()).unwrap();
             assert!(report.wait().unwrap().applied);
             let expected = golden.f32(&format!("{name}.p{step}"));
             assert_eq!(
-                first_difference(&adamw.master(id).unwrap(), &expected),
+                first_difference(&optimizer.master(id).unwrap(), &expected),
                 None,
                 "{name} p{step}"
             );
-            let moments = adamw.moments(id).unwrap();
-            for (found, part) in moments.iter().zip(["m", "v"]) {
+            let states = optimizer.states(id).unwrap();
+            for (found, part) in states.iter().zip(["m", "v"]) {
                 let expected = golden.f32(&format!("{name}.{part}{step}"));
                 assert_eq!(
                     first_difference(found, &expected),
@@ -93,17 +91,17 @@ fn fused_delayed_fp8(golden: &Golden) {
         buffer: scale,
         index: 0,
     }));
-    let job = AdamwJob {
+    let job = UpdateJob {
         master: master.clone(),
-        moments: Moments {
-            exp_avg: Source::F32(exp_avg.clone()),
-            exp_avg_sq: Source::F32(exp_avg_sq.clone()),
-        },
+        states: vec![
+            Source::F32(exp_avg.clone()),
+            Source::F32(exp_avg_sq.clone()),
+        ],
         grad: Source::F32(cpu.upload(&golden.f32("fp8.g")).unwrap()),
         group: 0,
-        mode: AdamMode::AdamW,
+        rule: Rule::AdamW,
         source_rounding: recipe.source_rounding(),
-        amax: Some(AdamwAmax {
+        amax: Some(UpdateAmax {
             shape,
             out: amax.clone(),
             tensor: Some(0),
@@ -119,10 +117,10 @@ fn fused_delayed_fp8(golden: &Golden) {
             stochastic: None,
         })),
     };
-    let plan = cpu.plan(Work::Adamw(vec![job])).unwrap();
-    let adam: AdamScalars = group(golden, AdamMode::AdamW).scalars(1, 1.0);
+    let plan = cpu.plan(Work::Update(vec![job])).unwrap();
+    let adam: GroupScalars = group(golden, Rule::AdamW).scalars(1, 1.0);
     let scalars = StepScalars {
-        adam: vec![adam],
+        groups: vec![adam],
         ..StepScalars::default()
     };
     cpu.run(&plan, &scalars).unwrap();

@@ -132,9 +132,9 @@ proptest! {
                     let own = &grad[rank.tensors[index].spec().elements()];
                     if bf16_grads {
                         let own: Vec<bf16> = own.iter().map(|&x| bf16::from_f32(x)).collect();
-                        rank.adamw.add_grad_bf16(rank.ids[index], &own)?;
+                        rank.optimizer.add_grad_bf16(rank.ids[index], &own)?;
                     } else {
-                        rank.adamw.add_grad(rank.ids[index], own)?;
+                        rank.optimizer.add_grad(rank.ids[index], own)?;
                     }
                 }
             }
@@ -164,7 +164,7 @@ fn reduce(rank: &mut Rank, grads: &[Vec<f32>], wire: GradWire) -> Result<(), Opt
     }
     let mut items = Vec::new();
     for (id, grad, ranges) in &parts {
-        let Source::F32(out) = rank.adamw.grad(*id) else {
+        let Source::F32(out) = rank.optimizer.grad(*id) else {
             panic!("an f32 gradient");
         };
         items.push(ReduceItem {
@@ -172,12 +172,12 @@ fn reduce(rank: &mut Rank, grads: &[Vec<f32>], wire: GradWire) -> Result<(), Opt
             memory: items.len(),
             ranges,
             out,
-            accumulate: rank.adamw.has_grad(*id),
+            accumulate: rank.optimizer.has_grad(*id),
         });
     }
     rank.shards.reduce_scatter(&items, wire)?;
     for &id in &rank.ids {
-        rank.adamw.mark_ready(id);
+        rank.optimizer.mark_ready(id);
     }
     Ok(())
 }
@@ -205,7 +205,7 @@ fn set_replaces_and_add_adds() {
         rank.set_grads(a)?;
         rank.set_grads(b)?;
         for index in 0..rank.ids.len() {
-            rank.adamw.add_grad(rank.ids[index], &c[index])?;
+            rank.optimizer.add_grad(rank.ids[index], &c[index])?;
         }
         Ok(())
     });
@@ -282,7 +282,7 @@ fn scaled_gradients_out_of_range_skip_the_step() {
             assert_eq!(report.applied, applied, "{options:?} {report:?}");
             assert_eq!(rank.state()? == before, !applied);
             for &id in &rank.ids {
-                assert!(rank.adamw.master(id)?.iter().all(|x| x.is_finite()));
+                assert!(rank.optimizer.master(id)?.iter().all(|x| x.is_finite()));
             }
             Ok(())
         };

@@ -4,7 +4,7 @@
 use lowp_comm::{LocalComm, run_ranks};
 use lowp_format::{AnyRecipe, QuantizedTensor, Recipe, Shape, Usage};
 use lowp_kernels::{Backend, Cpu, CpuBuffer, KernelError};
-use lowp_optim::{AdamW, AdamWBuilder, Group, OptimError, ParamId, ParamSpec, StepOptions};
+use lowp_optim::{Group, OptimError, Optimizer, OptimizerBuilder, ParamId, ParamSpec, StepOptions};
 use lowp_shard::ShardError;
 use lowp_tests::model::{casts_flat, recipe_variants};
 use lowp_tests::toy::Toy;
@@ -28,9 +28,9 @@ fn values(param: u64, step: u64) -> Vec<f32> {
     Family::Outliers.values(100 * step + param, ALL)
 }
 
-/// Steps `adamw` and returns the bytes of all tensors after each step.
+/// Steps `optimizer` and returns the bytes of all tensors after each step.
 fn train<R: Recipe>(
-    adamw: &mut AdamW<Cpu>,
+    optimizer: &mut Optimizer<Cpu>,
     ids: &[ParamId],
     tensors: &[Tensor<R>],
     own: std::ops::Range<usize>,
@@ -39,9 +39,9 @@ fn train<R: Recipe>(
     for step in 0..=STEPS {
         if step > 0 {
             for (param, &id) in (0..).zip(ids) {
-                adamw.set_grad(id, &values(param, step)[own.clone()])?;
+                optimizer.set_grad(id, &values(param, step)[own.clone()])?;
             }
-            assert!(adamw.step(&StepOptions::default())?.wait()?.applied);
+            assert!(optimizer.step(&StepOptions::default())?.wait()?.applied);
         }
         let buffers = tensors.iter().flat_map(|tensor| tensor.buffers());
         let bytes = buffers.map(|buffer| Cpu.download(&buffer.storage));
@@ -63,7 +63,7 @@ fn slices_step_as_whole_matrices_do<R: Recipe>(recipes: &[R]) {
         lr: 0.05,
         ..Group::default()
     };
-    let mut builder = AdamWBuilder::new(LocalComm::solo(&Cpu));
+    let mut builder = OptimizerBuilder::new(LocalComm::solo(&Cpu));
     let index = builder.group(group);
     let (mut ids, mut tensors) = (Vec::new(), Vec::new());
     for (param, &recipe) in (0..).zip(recipes) {
@@ -80,7 +80,7 @@ fn slices_step_as_whole_matrices_do<R: Recipe>(recipes: &[R]) {
 
     let run = run_ranks(&Cpu, ENDS.len(), TIMEOUT, |rank, comm| {
         let own = rank.checked_sub(1).map_or(0, |before| ENDS[before])..ENDS[rank];
-        let mut builder = AdamWBuilder::new(comm);
+        let mut builder = OptimizerBuilder::new(comm);
         let index = builder.group(group);
         let (mut ids, mut tensors) = (Vec::new(), Vec::new());
         for (param, &recipe) in (0..).zip(recipes) {
@@ -105,7 +105,7 @@ fn slices_step_as_whole_matrices_do<R: Recipe>(recipes: &[R]) {
 fn four_over_six_of_a_slice_is_an_error_at_registration() {
     let mut rejected = 0;
     for recipe in recipe_variants().into_iter().filter(|r| !casts_flat(r)) {
-        let mut builder = AdamWBuilder::new(LocalComm::solo(&Cpu));
+        let mut builder = OptimizerBuilder::new(LocalComm::solo(&Cpu));
         let group = builder.group(Group::default());
         let spec = || ParamSpec::new("weight", group, values(0, 0));
         let tensor = tensor(recipe).expect("a tensor");

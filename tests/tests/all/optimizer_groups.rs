@@ -1,5 +1,5 @@
 //! The law of the optimizer: whatever recipes, shapes, dtypes and groups are mixed, and however
-//! rows are cut, a step is naive AdamW on the full tensors followed by a full quantize, and scales
+//! rows are cut, a step is the naive rule on the full tensors followed by a full quantize, and scales
 //! follow from the amaxes of the full tensors.
 
 use std::fmt;
@@ -9,11 +9,11 @@ use lowp_format::{
     Extent, KernelKey, Orientation, Phase, Recipe, ScaleRule, Shape, SourceRounding, history,
     tensor_scale,
 };
-use lowp_kernels::{AdamMode, Cpu};
+use lowp_kernels::{Cpu, Rule};
 use lowp_optim::{FloatDtype, Group, OptimError, StateDtypes, StepOptions, StepReport};
-use lowp_tests::adamw::{Factors, Naive};
 use lowp_tests::golden::first_difference;
 use lowp_tests::model::{Case, Rank, is_delayed, kernels, recipe_variants, tensor_slots};
+use lowp_tests::naive::{Factors, Naive};
 use lowp_tests::values::Family;
 use lowp_tests::world::{Bytes, TIMEOUT, orientation};
 use proptest::collection::vec;
@@ -78,7 +78,7 @@ struct Seen {
     scales: Vec<f32>,
     histories: Vec<Vec<f32>>,
     /// Own rows, per parameter: master, first and second moment.
-    rows: Vec<[Vec<f32>; 3]>,
+    rows: Vec<Vec<Vec<f32>>>,
     gathered: Vec<[Bytes; 2]>,
 }
 
@@ -126,15 +126,15 @@ impl Plan {
     }
 
     fn look(&self, rank: &Rank, report: Option<StepReport>) -> Result<Seen, OptimError> {
-        let scales = rank.adamw.scales().scales()?;
+        let scales = rank.optimizer.scales().scales()?;
         let mut rows = Vec::new();
         for &id in &rank.ids {
-            let [exp_avg, exp_avg_sq] = rank.adamw.moments(id)?;
-            rows.push([rank.adamw.master(id)?, exp_avg, exp_avg_sq]);
+            let states = rank.optimizer.states(id)?;
+            rows.push([vec![rank.optimizer.master(id)?], states].concat());
         }
         let mut histories = Vec::new();
-        for slot in tensor_slots(rank.adamw.scales())? {
-            histories.push(rank.adamw.scales().history(slot)?.unwrap_or_default());
+        for slot in tensor_slots(rank.optimizer.scales())? {
+            histories.push(rank.optimizer.scales().history(slot)?.unwrap_or_default());
         }
         Ok(Seen {
             report,
@@ -154,7 +154,10 @@ impl Plan {
         let mut naive: Vec<Naive> = self
             .cases
             .iter()
-            .map(|case| Naive::new(case.values.clone(), case.state))
+            .map(|case| {
+                let rule = self.groups[case.group].rule;
+                Naive::new(rule, case.values.clone(), case.state)
+            })
             .collect();
         // The first cast follows the values in every recipe.
         for entry in &mut entries {
@@ -224,15 +227,20 @@ impl Plan {
         }
         for (index, (case, naive)) in self.cases.iter().zip(naive).enumerate() {
             let what = |part: &str| format!("step {step}: {part} of param {index}, {case:?}");
-            let parts = [&naive.master, &naive.exp_avg, &naive.exp_avg_sq];
-            for (part, expected) in parts.into_iter().enumerate() {
+            let parts = [&naive.master].into_iter().chain(&naive.states);
+            assert!(
+                ranks
+                    .iter()
+                    .all(|seen| seen[step].rows[index].len() == 1 + naive.states.len())
+            );
+            for (part, expected) in parts.enumerate() {
                 let rows = ranks.iter().flat_map(|seen| &seen[step].rows[index][part]);
                 let found: Vec<f32> = rows.copied().collect();
                 assert_eq!(
                     first_difference(&found, expected),
                     None,
                     "{}",
-                    what(["master", "exp_avg", "exp_avg_sq"][part])
+                    what(["master", "the first state", "the second state"][part])
                 );
             }
             let is_delayed = is_delayed(&case.recipe);
@@ -259,7 +267,7 @@ fn dtypes() -> impl Strategy<Value = FloatDtype> {
     prop_oneof![Just(FloatDtype::F32), Just(FloatDtype::Bf16)]
 }
 
-/// Every pair of dtypes of moments.
+/// Every dtype of states.
 const STATES: [StateDtypes; 3] = [
     states(FloatDtype::F32, FloatDtype::F32),
     states(FloatDtype::Bf16, FloatDtype::F32),
@@ -270,28 +278,29 @@ const fn states(exp_avg: FloatDtype, exp_avg_sq: FloatDtype) -> StateDtypes {
     StateDtypes {
         exp_avg,
         exp_avg_sq,
+        momentum_buffer: exp_avg_sq,
     }
 }
 
 fn groups() -> impl Strategy<Value = Group> {
     let betas = (0.0f32..0.99, 0.5f32..0.999);
     let decay = prop_oneof![Just(0.0f32), 0.0f32..0.5];
-    let mode = prop_oneof![Just(AdamMode::AdamW), Just(AdamMode::L2)];
+    let rule = proptest::sample::select(&Naive::RULES[..]);
     (
         0.0f32..0.1,
         betas,
         1e-9f32..1e-4,
         decay,
-        mode,
+        rule,
         any::<bool>(),
     )
         .prop_map(
-            |(lr, betas, eps, weight_decay, mode, bias_correction)| Group {
+            |(lr, betas, eps, weight_decay, rule, bias_correction)| Group {
                 lr,
                 betas,
                 eps,
                 weight_decay,
-                mode,
+                rule,
                 bias_correction,
             },
         )
@@ -371,7 +380,7 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 96, ..ProptestConfig::default() })]
 
     #[test]
-    fn a_step_is_naive_adamw_then_a_full_quantize(plan in plan()) {
+    fn a_step_is_the_naive_rule_then_a_full_quantize(plan in plan()) {
         plan.check();
     }
 }
@@ -386,7 +395,7 @@ fn every_variant_in_one_optimizer() {
         .map(|(i, recipe)| {
             let shape = Shape::new([17, 1, 48, 33][i % 4], 64);
             Case {
-                group: i % 2,
+                group: i % Naive::RULES.len(),
                 grad: dtypes[i / 2 % 2],
                 state: STATES[i / 4 % 3],
                 ..Case::new(
@@ -406,13 +415,12 @@ fn every_variant_in_one_optimizer() {
         max_norm: Some(1.0),
         ..StepOptions::default()
     };
-    let l2 = Group {
-        mode: AdamMode::L2,
+    let groups = Naive::RULES.map(|rule| Group {
         lr: 0.02,
-        ..Group::default()
-    };
+        ..Group::of(rule)
+    });
     Plan {
-        groups: vec![Group::default(), l2],
+        groups: groups.to_vec(),
         world: 5,
         steps: (100..104).map(|seed| (options, grads(seed))).collect(),
         reshard: true,

@@ -43,7 +43,7 @@ fn reduce(rank: &mut Rank, mesh: &MeshComm<Cpu>, step: u64) -> Result<(), OptimE
             let values = slice(step, part, index);
             grad.iter_mut().zip(values).for_each(|(sum, x)| *sum += x);
         }
-        let Source::F32(out) = rank.adamw.grad(rank.ids[index]) else {
+        let Source::F32(out) = rank.optimizer.grad(rank.ids[index]) else {
             panic!("an f32 gradient");
         };
         let item = ReduceItem {
@@ -55,7 +55,7 @@ fn reduce(rank: &mut Rank, mesh: &MeshComm<Cpu>, step: u64) -> Result<(), OptimE
         };
         mesh.shard.reduce_scatter(&[item], GradWire::F32)?;
         mesh.replicate.all_reduce_sum(out)?;
-        rank.adamw.mark_ready(rank.ids[index]);
+        rank.optimizer.mark_ready(rank.ids[index]);
     }
     Ok(())
 }
@@ -131,16 +131,16 @@ fn an_observation_in_one_replica_reaches_all_ranks() {
     let run = run_ranks(&Cpu, mesh.world(), TIMEOUT, |number, comm| {
         let mesh = MeshComm::new(mesh, comm)?;
         let mut rank = Rank::new(&cases(), &[Group::default()], &mesh.shard, &mesh.world)?;
-        let before = rank.adamw.scales().scales()?;
+        let before = rank.optimizer.scales().scales()?;
         if number == 3 {
             Cpu.write(
-                rank.adamw.scales().observed(),
+                rank.optimizer.scales().observed(),
                 0,
                 &vec![1000.0; before.len()],
             )?;
         }
         rank.step(&vec![vec![1.0; 17 * 64]; rank.ids.len()], &OPTIONS)?;
-        Ok::<_, OptimError>((before, rank.adamw.scales().scales()?))
+        Ok::<_, OptimError>((before, rank.optimizer.scales().scales()?))
     });
     let seen = run.unwrap_or_else(|e| panic!("{e}"));
     for (before, after) in &seen {

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use lowp_comm::{LocalComm, run_ranks};
 use lowp_format::{AnyRecipe, Code, Orientation, Part, Phase, Recipe, Shape, Usage};
 use lowp_kernels::{Backend, Cpu, Source};
-use lowp_optim::{AdamWBuilder, Group, OptimError, ParamSpec, StepOptions};
+use lowp_optim::{Group, OptimError, OptimizerBuilder, ParamSpec, StepOptions};
 use lowp_shard::{
     CastItem, CastPlan, Divergence, GatherGroup, GatherPool, ScaleBookBuilder, ShardError,
     ShardSpec, ShardedTensor, audit, quantize,
@@ -49,14 +49,14 @@ fn audited(recipe: AnyRecipe, defect: Defect) -> Vec<Option<Divergence>> {
             let spec = ShardSpec::new(&recipe, SHAPE, RANKS, rank)?;
             let (own, all) = (spec.elements(), spec.all_elements());
             let shard = ShardedTensor::new(&cpu, recipe, spec)?;
-            let mut builder = AdamWBuilder::new(comm.clone());
+            let mut builder = OptimizerBuilder::new(comm.clone());
             let group = builder.group(Group {
                 lr: 0.05,
                 ..Group::default()
             });
             let param = ParamSpec::new("weight", group, values()[own.clone()].to_vec());
             let id = builder.param(shard.local(), param)?;
-            let mut adamw = builder.build()?;
+            let mut optimizer = builder.build()?;
             let pool = Arc::new(GatherPool::new(&cpu));
             let reshard = defect != Defect::StaleColumnwise;
             let mut gathered =
@@ -70,10 +70,10 @@ fn audited(recipe: AnyRecipe, defect: Defect) -> Vec<Option<Divergence>> {
                     stale = Some(gathered.tensor(0)?.clone());
                 }
                 let grad = Family::Normal.values(20 + step, SHAPE.elements());
-                adamw.set_grad(id, &grad[own.clone()])?;
-                adamw.step(&StepOptions::default())?.wait()?;
+                optimizer.set_grad(id, &grad[own.clone()])?;
+                optimizer.step(&StepOptions::default())?.wait()?;
             }
-            let master = adamw.master(id)?;
+            let master = optimizer.master(id)?;
             match defect {
                 Defect::ScaleOffByOneBinade => double_a_scale(&cpu, &shard),
                 Defect::OwnTensorScale if rank + 1 == RANKS => cast_alone(&cpu, &shard, &master)?,

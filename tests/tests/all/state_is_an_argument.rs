@@ -195,8 +195,8 @@ fn set_scale_reaches_one_parameter() {
         let comm = solo();
         let mut rank = Rank::new(&cases, &[Group::default()], &comm, &comm)?;
         if let Some(index) = changed {
-            let slot = tensor_slots(rank.adamw.scales())?[index];
-            rank.adamw.scales().set_scale(slot, 1.0 / 64.0)?;
+            let slot = tensor_slots(rank.optimizer.scales())?[index];
+            rank.optimizer.scales().set_scale(slot, 1.0 / 64.0)?;
         }
         let grads: Vec<_> = (0..cases.len() as u64).map(|s| grad(s, 0)).collect();
         rank.step(&grads, &StepOptions::default())?;

@@ -34,6 +34,10 @@ const KERNELS: [&[&str]; 2] = [
         "lowp_flat_encode",
         "lowp_round",
         "lowp_round_two_level",
+        "lowp_update",
+        "lowp_update_e8m0_fp4",
+        "lowp_update_other",
+        "lowp_update_transposed",
     ],
     &[
         "lowp_adamw",
@@ -53,6 +57,10 @@ const KERNELS: [&[&str]; 2] = [
         "lowp_flat_encode",
         "lowp_round",
         "lowp_round_e8m0_fp8",
+        "lowp_update",
+        "lowp_update_e8m0_fp4",
+        "lowp_update_other",
+        "lowp_update_wide",
     ],
 ];
 

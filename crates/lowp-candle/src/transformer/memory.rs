@@ -7,7 +7,7 @@ use std::path::Path;
 use super::ops::LOGITS;
 
 use lowp_fsdp::cost::parameter_state;
-use lowp_optim::StateDtypes;
+use lowp_optim::{Rule, StateDtypes};
 use lowp_train::Model;
 use lowp_transformer::GptConfig;
 use thiserror::Error;
@@ -56,7 +56,7 @@ impl Needed {
         let (whole, inputs) = if recompute { (1, layers) } else { (layers, 0) };
         Self {
             parameters: model.parameters() as u128
-                * parameter_state(StateDtypes::default())
+                * parameter_state(Rule::default(), StateDtypes::default())
                 * replicas as u128,
             attention: whole * heads * tokens * seq * F32,
             activations: (tokens * (whole * PER_BLOCK + inputs) * dim + logits) * F32,
@@ -64,10 +64,11 @@ impl Needed {
         }
     }
 
-    /// With moments of these dtypes, not f32.
+    /// With the states of `rule` in these dtypes, not those of AdamW in f32.
     #[must_use]
-    pub fn with_state(self, state: StateDtypes) -> Self {
-        let [own, f32] = [state, StateDtypes::default()].map(parameter_state);
+    pub fn with_state(self, rule: Rule, state: StateDtypes) -> Self {
+        let own = parameter_state(rule, state);
+        let f32 = parameter_state(Rule::default(), StateDtypes::default());
         Self {
             parameters: self.parameters / f32 * own,
             ..self

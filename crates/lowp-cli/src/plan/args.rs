@@ -42,14 +42,15 @@ JSON of --model:
   model                  name, linear_layers, linear_parameters, variables, variable_parameters
   config                 recipe, mesh [replicate, shard], ranks, ranks_per_node, nodes, sharding,
                          reshard_after_forward, grad_wire, accumulate, reduce_every_micro_batch,
-                         recompute, kept_in_bf16, and optimizer_state if it was given
+                         recompute, kept_in_bf16, and optimizer and optimizer_state if not the
+                         defaults
   resident_weight_bytes  these four as in the JSON of `lowp train`, to the byte
   master_weight_bytes
   wire_bytes_per_step
   parameter_bytes_per_rank
   memory                 bytes of the `rank` that holds most, and their sum, `total`:
       weights            stored between steps
-      masters, moments, gradients  of the linear layers: f32, 2 x f32 or --optimizer-state,
+      masters, states, gradients  of the linear layers: f32, --optimizer-state of --optimizer,
                          reduced in f32
       gathered           weights at once, and what they are brought together in
       parts              kept from forward to backward, with --reshard-after-forward N
@@ -59,9 +60,9 @@ JSON of --model:
                          gradients and one bucket, unless --reduce-every-micro-batch
       variables          full f32 values of those that stay, and what embeddings and heads are
                          gathered in, one after the other
-      variable_state     masters, moments and gradients of the own rows of all of them
+      variable_state     masters, states and gradients of the own rows of all of them
   by_rank                min, mean and max over the ranks of a replica, of linear layers: bytes of
-                         masters, moments, codes, scales and their total; sent_of_a_block: bytes
+                         masters, states, codes, scales and their total; sent_of_a_block: bytes
                          sent of the block that is least even, by what it is gathered for
   device                 with --device cuda: what its GPU holds beside `memory`, and in all:
       sequences          of a micro-batch
@@ -102,6 +103,7 @@ fn of_model(arg: clap::Arg) -> clap::Arg {
     mut_arg("mesh", of_model),
     mut_arg("sharding", of_model),
     mut_arg("grad_wire", of_model),
+    mut_arg("optimizer", of_model),
     mut_arg("optimizer_state", of_model),
     mut_arg("accumulate", of_model),
     mut_arg("reduce_every_micro_batch", of_model),

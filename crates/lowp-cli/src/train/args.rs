@@ -65,7 +65,7 @@ JSON: {\"device\": \"cpu\" or \"cuda\", \"runs\": [..], \"config\": {..}}. One e
   data_seconds_per_step  those in which rank 0 waited for its data
   tokens_per_second      over all ranks
   flops_per_second       of the model's products and attention, forward and backward, without recomputed work
-  parameter_bytes_per_rank  most bytes of weights, masters, moments, gradients and variables that a rank held at once
+  parameter_bytes_per_rank  most bytes of weights, masters, states, gradients and variables that a rank held at once
   device_bytes_per_rank  on GPUs, most bytes that a rank held there, activations included: as counted, and as measured
   ways                   on GPUs, how attention ran: by cuDNN, deterministic or not, or as products
   planned_bytes_per_rank  the same by the accounting of `lowp plan --device cuda`, before anything was allocated; null on a CPU
@@ -216,8 +216,8 @@ pub(crate) struct Args {
     )]
     pub(crate) precision_tail: f64,
 
-    /// Highest learning rate: linear warm-up, then --schedule down to --final-lr of it [default: 3e-3, or 2e-5 with the weights of
-    /// --model]
+    /// Highest learning rate: linear warm-up, then --schedule down to --final-lr of it [default: 3e-3 with adamw and moonlight, 1e-3 with
+    /// lion, 0.1 with sgd, 0.02 with muon; with the weights of --model 2e-5, 7e-6, 7e-4, 1e-4]
     #[arg(
         long,
         value_name = "LR",
@@ -225,6 +225,16 @@ pub(crate) struct Args {
         help_heading = "Optimizer"
     )]
     pub(crate) lr: Option<f64>,
+
+    /// With muon and moonlight, the highest learning rate of what adamw updates: embeddings, heads, norms and biases [default: 3e-3, or 2e-5
+    /// with the weights of --model]
+    #[arg(
+        long,
+        value_name = "LR",
+        allow_negative_numbers = true,
+        help_heading = "Optimizer"
+    )]
+    pub(crate) var_lr: Option<f64>,
 
     /// How the learning rate falls after warm-up
     #[arg(
@@ -253,25 +263,24 @@ pub(crate) struct Args {
     #[arg(long, value_name = "N", help_heading = "Optimizer")]
     pub(crate) warmup: Option<usize>,
 
-    /// Decay of the second moment of AdamW
+    /// Decay of the second moment of adamw, and of the momentum of lion [default: 0.95, or 0.99 with lion]
     #[arg(
         long,
         value_name = "X",
-        default_value_t = 0.95,
         allow_negative_numbers = true,
         help_heading = "Optimizer"
     )]
-    pub(crate) beta2: f64,
+    pub(crate) beta2: Option<f64>,
 
-    /// Decoupled weight decay of all matrices but those of --no-decay
+    /// Weight decay of all matrices but those of --no-decay: decoupled, or added to gradients with sgd [default: 0.1, or 0.3 with lion, 0
+    /// with sgd]
     #[arg(
         long,
         value_name = "X",
-        default_value_t = 0.1,
         allow_negative_numbers = true,
         help_heading = "Optimizer"
     )]
-    pub(crate) weight_decay: f64,
+    pub(crate) weight_decay: Option<f64>,
 
     /// Matrices that stay in f32 and do not decay, by name [default: none, or the embedding with --model]
     #[arg(long, value_name = "GLOB,..", help_heading = "Optimizer")]

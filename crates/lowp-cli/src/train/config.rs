@@ -15,7 +15,7 @@ use lowp_fsdp::cost::MAX_RANKS;
 use lowp_fsdp::{LinearSpec, Sharding};
 use lowp_kernels::FloatDtype;
 use lowp_optim::Decay;
-use lowp_train::{Checkpoints, Config, Mixture, Model, Run, TrainError};
+use lowp_train::{Checkpoints, Config, Mixture, Model, Optimizer, Run, TrainError};
 use lowp_transformer::{GptConfig, SizeError};
 use std::sync::Arc;
 
@@ -75,10 +75,33 @@ impl Setup {
             Some(epochs) => source::steps(args, (model, folder.is_some()), epochs)?,
             None => (steps(args, model)?, None),
         };
-        let lr = match folder.as_ref().is_some_and(|folder| folder.hub.is_some()) {
-            true => 2e-5,
-            false => 3e-3,
+        let optimizer = args.sharded.optimizer();
+        let defaults = optimizer.defaults();
+        // Of AdamW, where that updates variables.
+        let of_matrices = optimizer.rule().is_of_matrices();
+        let beta2 = match of_matrices {
+            true => Optimizer::AdamW.defaults().betas.1,
+            false => defaults.betas.1,
         };
+        let tuned = folder.as_ref().is_some_and(|folder| folder.hub.is_some());
+        let rate = |optimizer: Optimizer| match tuned {
+            true => fine_tuning_rate(optimizer),
+            false => optimizer.defaults().lr,
+        };
+        let var_lr = match of_matrices {
+            true => rate(Optimizer::AdamW),
+            false => Optimizer::AdamW.defaults().lr,
+        };
+        if args.var_lr.is_some() && !of_matrices {
+            let name = optimizer.name();
+            let text = format!("--var-lr has no meaning with --optimizer {name}; leave it out");
+            return Err(UsageError::new(text).into());
+        }
+        if args.beta2.is_some() && !optimizer.has_beta2() {
+            let name = optimizer.name();
+            let text = format!("--beta2 has no meaning with --optimizer {name}; leave it out");
+            return Err(UsageError::new(text).into());
+        }
         let sharding = Sharding::from(args.sharded.sharding);
         let config = Config {
             model,
@@ -100,13 +123,20 @@ impl Setup {
                 mesh.shard,
             )?,
             grad_wire: args.sharded.grad_wire(),
+            optimizer,
             optimizer_state: args.sharded.optimizer_state.unwrap_or_default(),
-            lr: narrow("lr", args.lr.unwrap_or(lr), false)?,
+            lr: or("lr", args.lr, rate(optimizer), false)?,
+            var_lr: or("var_lr", args.var_lr, var_lr, false)?,
             warmup: args.warmup.unwrap_or((steps / 10).min(100)) as u64,
             schedule: schedule(args, steps)?,
             final_lr: narrow("final_lr", args.final_lr, true)?,
-            beta2: narrow("beta2", args.beta2, true)?,
-            weight_decay: narrow("weight_decay", args.weight_decay, true)?,
+            beta2: or("beta2", args.beta2, beta2, true)?,
+            weight_decay: or(
+                "weight_decay",
+                args.weight_decay,
+                defaults.weight_decay,
+                true,
+            )?,
             no_decay: no_decay(args, &folder, model)?,
             clip: narrow("clip", args.clip, false)?,
             z_loss: narrow("z_loss", args.z_loss, true)?,
@@ -128,7 +158,7 @@ impl Setup {
             let here = launch.map_or(mesh.world(), |launch| launch.local_world);
             let keeping = if config.keeps_gradients() { here } else { 0 };
             Needed::new(model, at_once, mesh.replicate, args.sharded.recompute)
-                .with_state(config.optimizer_state)
+                .with_state(config.group().rule, config.optimizer_state)
                 .of_ranks(here, mesh.world())
                 .keeping_gradients(model, keeping)
                 .check(machine)
@@ -441,4 +471,24 @@ fn narrow(field: &'static str, value: f64, zero: bool) -> Result<f32, UsageError
         return Ok(narrow);
     }
     Err(TrainError::Number { field, value, zero }.into())
+}
+
+/// The same of an option that may be left out.
+fn or(
+    field: &'static str,
+    value: Option<f64>,
+    default: f32,
+    zero: bool,
+) -> Result<f32, UsageError> {
+    value.map_or(Ok(default), |value| narrow(field, value, zero))
+}
+
+/// The learning rate with weights of a model that was trained: so much less than that of random weights.
+fn fine_tuning_rate(optimizer: Optimizer) -> f32 {
+    match optimizer {
+        Optimizer::AdamW | Optimizer::Moonlight => 2e-5,
+        Optimizer::Lion => 7e-6,
+        Optimizer::Sgd => 7e-4,
+        Optimizer::Muon => 1e-4,
+    }
 }

@@ -36,6 +36,7 @@ pub(super) fn costs(
         sharding: config.sharding,
         reshard: config.reshard_after_forward.among(config.mesh.shard).ok()?,
         grad_wire: config.grad_wire,
+        rule: config.optimizer.rule(),
         state: config.optimizer_state,
         accumulate: config.accumulate,
         reduce_every_micro_batch: config.reduce_every_micro_batch,

@@ -186,8 +186,8 @@ fn follow(event: Event<'_>, (args, run): (&Args, &Run), progress: &Progress) {
             "{}: {layers} of {all} linear weights are cast from their masters, since the checkpoint has them in another recipe",
             run.name
         )),
-        Event::Rounded { moments } => output::note(&format!(
-            "{}: {moments} moments are rounded to bf16, since the checkpoint has them in f32",
+        Event::Rounded { states } => output::note(&format!(
+            "{}: {states} states of the optimizer are rounded to bf16, since the checkpoint has them in f32",
             run.name
         )),
         Event::Damaged(error) => {

@@ -42,6 +42,24 @@ impl<B: Backend> Collective<'_, B> {
                 }
                 check_memory(items, backend)?;
             }
+            Collective::Owned(items, _) => {
+                for (i, item) in items.iter().enumerate() {
+                    check_ranges(op, i, item.ranges, world)?;
+                    let piece = ("the piece", backend.len(item.piece));
+                    check_length(op, i, piece, item.ranges[rank].len())?;
+                    if item.owner >= world {
+                        return Err(CommError::World {
+                            what: format!("the owner of item {i} of {op}, counted from 0,"),
+                            found: item.owner,
+                            world,
+                        });
+                    }
+                    let (found, needed) = (backend.len(item.whole), end(item.ranges));
+                    if item.owner == rank && found < needed {
+                        check_length(op, i, ("the whole", found), needed)?;
+                    }
+                }
+            }
             Collective::Max(_) | Collective::Sum(_) => {}
         }
         Ok(())
@@ -78,6 +96,11 @@ impl<B: Backend> Collective<'_, B> {
                 items.len(),
                 items.iter().flat_map(|item| of(item.ranges)).collect(),
             ),
+            // Owners are compared as lengths are.
+            Collective::Owned(items, _) => {
+                let lengths = items.iter().map(|item| [of(item.ranges), vec![item.owner]]);
+                (items.len(), lengths.flatten().flatten().collect())
+            }
             Collective::Max(values) => (1, vec![backend.len(values)]),
             Collective::Sum(buffers) => {
                 let lengths = buffers.iter().map(|values| backend.len(values));

@@ -3,10 +3,12 @@
 use std::ops::Range;
 use std::sync::Arc;
 
+use half::bf16;
 use lowp_kernels::{Backend, Element};
 
 use super::{
-    Collective, Communicator, Counters, GatherItem, GradWire, ReduceItem, Traffic, spanned,
+    Collective, Communicator, Counters, Direction, GatherItem, GradWire, OwnedItem, OwnedPiece,
+    ReduceItem, Traffic, spanned,
 };
 use crate::{CommError, Control, MAX_ALL_GATHER, or_abort};
 
@@ -53,48 +55,105 @@ impl<B: Backend> HostComm<B> {
         for item in items {
             own.extend(self.backend.download(item.source)?);
         }
-        let world = self.control.members().len();
-        let lens = |rank: usize| items.iter().map(move |item| item.ranges[rank].len());
-        let total: usize = (0..world).flat_map(lens).sum();
-        // So many turns, as each rank's part of its bytes may be a byte longer than the quotient.
-        let turns = total
-            .div_ceil(self.most_at_once.saturating_sub(world).max(1))
-            .max(1);
-        for turn in 0..turns {
-            let part = |rank: usize| {
-                let len: usize = lens(rank).sum();
-                let [from, to] = [turn, turn + 1].map(|turn| len.min(turn * len.div_ceil(turns)));
-                from..to
-            };
-            let own = own[part(self.control.rank())].to_vec();
-            let all = self.control.all_gather(batch.name(), own)?;
-            for (rank, bytes) in all.iter().enumerate() {
-                self.put(items, rank, part(rank), bytes)?;
-            }
-        }
-        Ok(())
+        let of = |rank: usize| {
+            let ranges = items.iter().map(|item| item.ranges[rank].len());
+            ranges.collect()
+        };
+        self.give(batch.name(), &own, 1, of, |rank, item, start, bytes| {
+            let GatherItem { dest, ranges, .. } = items[item];
+            Ok(self
+                .backend
+                .write(dest, ranges[rank].start + start, bytes)?)
+        })
     }
 
-    /// Writes what `rank` sent, `part` of the bytes of its pieces, to where it belongs.
-    fn put(
+    fn move_owned(
         &self,
-        items: &[GatherItem<'_, B>],
-        rank: usize,
-        part: Range<usize>,
-        bytes: &[u8],
+        label: &str,
+        items: &[OwnedItem<'_, B>],
+        direction: Direction,
     ) -> Result<(), CommError> {
-        let bytes = self.sent(rank, bytes, part.len())?;
-        let mut start = 0;
-        for item in items {
-            let range = &item.ranges[rank];
-            let end = start + range.len();
-            let (from, to) = (start.max(part.start), end.min(part.end));
-            if from < to {
-                let piece = &bytes[from - part.start..to - part.start];
-                self.backend
-                    .write(item.dest, range.start + from - start, piece)?;
+        const BYTES: usize = size_of::<bf16>();
+        let batch = Collective::Owned(items, direction);
+        self.agree(label, batch)?;
+        let own = self.control.rank();
+        let mut bytes = Vec::new();
+        for OwnedPiece { item, of } in direction.sent(items, own) {
+            let place = items[item].place(&self.backend, own, of)?;
+            let all = 0..self.backend.len::<bf16>(&place);
+            bytes.extend(self.backend.start_read_bytes(&place, all)?.wait()?);
+        }
+        let all = 0..self.control.members().len();
+        let sent: Vec<_> = all.map(|rank| direction.sent(items, rank)).collect();
+        let of = |rank: usize| {
+            let lens = sent[rank]
+                .iter()
+                .map(|piece| BYTES * items[piece.item].ranges[piece.of].len());
+            lens.collect()
+        };
+        self.give(
+            batch.name(),
+            &bytes,
+            BYTES,
+            of,
+            |rank, number, start, bytes| {
+                let piece = sent[rank][number];
+                if rank == own || direction.ends(items, piece)[1] != own {
+                    return Ok(());
+                }
+                let place = items[piece.item].place(&self.backend, own, piece.of)?;
+                let words = bytes.as_chunks::<BYTES>().0.iter();
+                let values: Vec<bf16> = words.map(|&word| bf16::from_le_bytes(word)).collect();
+                Ok(self.backend.write(&place, start / BYTES, &values)?)
+            },
+        )?;
+        let owned = items.iter().filter(|item| item.owner == own);
+        owned
+            .clone()
+            .try_for_each(|item| item.copy_own(&self.backend, direction))
+    }
+
+    /// Gives the bytes of every rank to all: `own` are this rank's, and `of` returns the lengths of a rank's parts, multiples of `unit`. `put`
+    /// takes what a rank sent of one of its parts: rank, part, the byte of the part that it begins at, and the bytes. What
+    /// travels at once begins at a multiple of `unit`.
+    fn give(
+        &self,
+        name: &'static str,
+        own: &[u8],
+        unit: usize,
+        of: impl Fn(usize) -> Vec<usize>,
+        put: impl Fn(usize, usize, usize, &[u8]) -> Result<(), CommError>,
+    ) -> Result<(), CommError> {
+        let world = self.control.members().len();
+        let parts: Vec<Vec<usize>> = (0..world).map(of).collect();
+        let lens: Vec<usize> = parts.iter().map(|parts| parts.iter().sum()).collect();
+        let total: usize = lens.iter().sum();
+        // So many turns, as what a rank gives at once may be a unit longer than the quotient.
+        let most = self.most_at_once.saturating_sub(world * unit).max(1);
+        let turns = total.div_ceil(most).max(1);
+        for turn in 0..turns {
+            let given = |rank: usize| {
+                let len = lens[rank];
+                let each = len.div_ceil(turns).next_multiple_of(unit);
+                let [from, to] = [turn, turn + 1].map(|turn| len.min(turn * each));
+                from..to
+            };
+            let own = own[given(self.control.rank())].to_vec();
+            let all = self.control.all_gather(name, own)?;
+            for (rank, bytes) in all.iter().enumerate() {
+                let given = given(rank);
+                let bytes = self.sent(rank, bytes, given.len())?;
+                let mut start = 0;
+                for (part, len) in parts[rank].iter().enumerate() {
+                    let end = start + len;
+                    let (from, to) = (start.max(given.start), end.min(given.end));
+                    if from < to {
+                        let bytes = &bytes[from - given.start..to - given.start];
+                        put(rank, part, from - start, bytes)?;
+                    }
+                    start = end;
+                }
             }
-            start = end;
         }
         Ok(())
     }
@@ -205,6 +264,7 @@ impl<B: Backend> Communicator<B> for HostComm<B> {
             match batch {
                 Collective::AllGather(items) => self.gather(label, items),
                 Collective::ReduceScatter(items, wire) => self.reduce(label, items, wire),
+                Collective::Owned(items, direction) => self.move_owned(label, items, direction),
                 Collective::Max(values) => {
                     let folded = self.fold(label, batch, self.read(values)?, f32::max)?;
                     Ok(self.backend.write(values, 0, &folded)?)

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use lowp_kernels::{Backend, Source};
 
-use super::{Collective, Communicator, Counters, GatherItem, Traffic};
+use super::{Collective, Communicator, Counters, Direction, GatherItem, OwnedItem, Traffic};
 use crate::control::call::Call;
 use crate::control::local::LocalControl;
 use crate::control::post::{Payload, Post};
@@ -159,6 +159,45 @@ impl<B: Backend> LocalComm<B> {
             Ok(())
         })
     }
+
+    fn move_owned(
+        &self,
+        call: Call,
+        items: &[OwnedItem<'_, B>],
+        direction: Direction,
+    ) -> Result<(), CommError> {
+        let (rank, world) = (self.rank(), self.world_size());
+        let source = |item: &OwnedItem<'_, B>| match direction {
+            Direction::ToOwners => item.piece.clone(),
+            Direction::FromOwners => item.whole.clone(),
+        };
+        let sources = items.iter().map(|item| Source::Bf16(source(item)));
+        let brought = Brought::Floats(sources.collect(), self.backend.clone());
+        self.round(call, brought, |posts| {
+            let own = items.iter().filter(|item| item.owner == rank);
+            own.clone()
+                .try_for_each(|item| item.copy_own(&self.backend, direction))?;
+            let others = (0..world).filter(|&from| from != rank);
+            for piece in others.flat_map(|from| direction.sent(items, from)) {
+                let [from, to] = direction.ends(items, piece);
+                let Brought::Floats(sources, _) = &posts[from].payload else {
+                    continue;
+                };
+                let (Source::Bf16(source), true) = (&sources[piece.item], to == rank) else {
+                    continue;
+                };
+                let item = &items[piece.item];
+                let elements = item.ranges[piece.of].clone();
+                let read = match direction {
+                    Direction::ToOwners => 0..elements.len(),
+                    Direction::FromOwners => elements,
+                };
+                let place = item.place(&self.backend, rank, piece.of)?;
+                self.backend.copy(source, read, &place, 0)?;
+            }
+            Ok(())
+        })
+    }
 }
 
 impl<B: Backend> From<LocalComm<B>> for Arc<dyn Communicator<B>> {
@@ -192,6 +231,7 @@ impl<B: Backend> Communicator<B> for LocalComm<B> {
                 Collective::ReduceScatter(items, wire) => {
                     self.sum_ranges(call, items, wire, &mut scratch)
                 }
+                Collective::Owned(items, direction) => self.move_owned(call, items, direction),
                 Collective::Max(values) => self.fold(call, &[values], f32::max, &mut scratch),
                 Collective::Sum(buffers) => self.fold(call, buffers, |a, b| a + b, &mut scratch),
             }

@@ -11,6 +11,7 @@ use crate::{CommError, Control};
 mod check;
 mod host;
 mod local;
+mod owned;
 mod ranks;
 mod staging;
 mod traffic;
@@ -18,6 +19,7 @@ mod uneven;
 
 pub use host::HostComm;
 pub use local::LocalComm;
+pub use owned::{Direction, OwnedItem, OwnedPiece};
 pub use ranks::{RanksFailed, run_comms, run_ranks, run_ranks_on};
 pub use staging::{ReduceStaging, StagedGrad};
 pub use traffic::{Counters, Traffic};
@@ -128,6 +130,9 @@ pub enum Collective<'a, B: Backend> {
     AllGather(&'a [GatherItem<'a, B>]),
     /// Sums gradients, f32 or bf16, over the ranks with f32 accumulation, and gives each rank its own range.
     ReduceScatter(&'a [ReduceItem<'a, B>], GradWire),
+    /// Moves vectors between the ranks that have their pieces and those that have the whole. Each rank copies what it owns, unless it lies in
+    /// its place.
+    Owned(&'a [OwnedItem<'a, B>], Direction),
     /// Replaces every entry by its maximum over the ranks. NaN entries are ignored.
     Max(&'a B::Buffer<f32>),
     /// Replaces every entry of every buffer by its sum over the ranks.
@@ -149,6 +154,8 @@ impl<B: Backend> Collective<'_, B> {
             Collective::AllGather(_) => "all_gather",
             Collective::ReduceScatter(_, GradWire::F32) => "reduce_scatter (f32 wire)",
             Collective::ReduceScatter(_, GradWire::Bf16) => "reduce_scatter (bf16 wire)",
+            Collective::Owned(_, Direction::ToOwners) => "to_owners",
+            Collective::Owned(_, Direction::FromOwners) => "from_owners",
             Collective::Max(_) => "all_reduce_max",
             Collective::Sum(_) => "all_reduce_sum",
         }

@@ -3,6 +3,7 @@
 use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use half::bf16;
 use lowp_kernels::Backend;
 
 use super::{Collective, ReduceItem, UnevenRun};
@@ -21,6 +22,8 @@ pub struct Traffic {
     pub reduce_scatter_bytes: u64,
     /// Bytes, in f32, of sums that other ranks passed on to this one, which owns them.
     pub passed_on_bytes: u64,
+    /// Bytes of this rank's pieces of vectors that others own, to their owners and from them.
+    pub owned_bytes: u64,
     /// Bytes of this rank's vectors in all-reduces.
     pub all_reduce_bytes: u64,
     /// Number of gathers and reductions.
@@ -35,6 +38,7 @@ impl Traffic {
             all_gather_bytes: self.all_gather_bytes - earlier.all_gather_bytes,
             reduce_scatter_bytes: self.reduce_scatter_bytes - earlier.reduce_scatter_bytes,
             passed_on_bytes: self.passed_on_bytes - earlier.passed_on_bytes,
+            owned_bytes: self.owned_bytes - earlier.owned_bytes,
             all_reduce_bytes: self.all_reduce_bytes - earlier.all_reduce_bytes,
             calls: self.calls - earlier.calls,
         }
@@ -58,6 +62,11 @@ impl Traffic {
                     (item.wire(wire).bytes() * item.ranges[rank].len()) as u64
                 };
                 sent.reduce_scatter_bytes = items.iter().map(own).sum();
+            }
+            Collective::Owned(items, _) => {
+                let others = items.iter().filter(|item| item.owner != rank);
+                let own = others.map(|item| (size_of::<bf16>() * item.ranges[rank].len()) as u64);
+                sent.owned_bytes = own.sum();
             }
             Collective::Max(values) => sent.all_reduce_bytes = bytes(values),
             Collective::Sum(buffers) => {
@@ -104,6 +113,7 @@ pub struct Counters {
     all_gather: AtomicU64,
     reduce_scatter: AtomicU64,
     passed_on: AtomicU64,
+    owned: AtomicU64,
     all_reduce: AtomicU64,
     calls: AtomicU64,
 }
@@ -120,6 +130,7 @@ impl Counters {
         add(&self.all_gather, sent.all_gather_bytes);
         add(&self.reduce_scatter, sent.reduce_scatter_bytes);
         add(&self.passed_on, sent.passed_on_bytes);
+        add(&self.owned, sent.owned_bytes);
         add(&self.all_reduce, sent.all_reduce_bytes);
         add(&self.calls, sent.calls);
     }
@@ -131,6 +142,7 @@ impl Counters {
             all_gather_bytes: read(&self.all_gather),
             reduce_scatter_bytes: read(&self.reduce_scatter),
             passed_on_bytes: read(&self.passed_on),
+            owned_bytes: read(&self.owned),
             all_reduce_bytes: read(&self.all_reduce),
             calls: read(&self.calls),
         }

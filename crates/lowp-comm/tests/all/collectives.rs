@@ -244,6 +244,7 @@ fn traffic_since_is_the_difference_of_each_count() {
         all_gather_bytes: 1,
         reduce_scatter_bytes: 20,
         passed_on_bytes: 50_000,
+        owned_bytes: 600_000,
         all_reduce_bytes: 300,
         calls: 4000,
     };
@@ -251,6 +252,7 @@ fn traffic_since_is_the_difference_of_each_count() {
         all_gather_bytes: 6,
         reduce_scatter_bytes: 80,
         passed_on_bytes: 120_000,
+        owned_bytes: 1_400_000,
         all_reduce_bytes: 1000,
         calls: 12_000,
     };
@@ -258,6 +260,7 @@ fn traffic_since_is_the_difference_of_each_count() {
         all_gather_bytes: 5,
         reduce_scatter_bytes: 60,
         passed_on_bytes: 70_000,
+        owned_bytes: 800_000,
         all_reduce_bytes: 700,
         calls: 8000,
     };

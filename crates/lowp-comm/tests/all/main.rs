@@ -9,6 +9,7 @@ mod faults;
 mod in_turn;
 mod meshes;
 mod messages;
+mod owned;
 mod relays;
 mod rendezvous;
 mod rounds;

@@ -10,28 +10,30 @@ use super::case::floats;
 use super::fence::{Fence, Fenced};
 use super::*;
 use lowp_kernels::testing::Reads;
-use lowp_kernels::{AdamScalars, Element};
+use lowp_kernels::{Element, GroupScalars};
 
-mod adamw;
-mod adamw_tiles;
 mod arrays;
 mod decode;
 mod encode;
 mod flat;
+mod momentum;
 mod round;
 mod step_scalars;
 mod sum;
+mod update;
+mod update_tiles;
 mod vectors;
 
-pub use adamw::adamw_jobs;
-pub use adamw_tiles::updates_of_short_tiles;
 pub use arrays::{interleave_jobs, repack_jobs, transpose_jobs};
 pub use decode::decode_jobs;
 pub use encode::encode_jobs;
 pub use flat::flat_encode_jobs;
+pub use momentum::{momentum_jobs, normalize_jobs};
 pub use round::round_jobs;
 pub use step_scalars::step_scalars_jobs;
 pub use sum::{add_jobs, add_parts_jobs, convert_jobs};
+pub use update::update_jobs;
+pub use update_tiles::updates_of_short_tiles;
 pub use vectors::{amax_jobs, history_jobs, sum_jobs};
 
 /// Random choices, and the buffers made so far.
@@ -259,7 +261,7 @@ fn small(factors: &[usize]) -> Option<usize> {
 
 fn scalars() -> StepScalars {
     StepScalars {
-        adam: vec![AdamScalars::default().at_step(3); 2],
+        groups: vec![GroupScalars::default().at_step(3); 2],
         grad_scale: 0.5,
         random_step: 7,
         ..StepScalars::default()
@@ -275,7 +277,7 @@ fn no_more_than(reads: Reads) -> StepScalars {
     if reads.groups == 0 {
         given.grad_scale = f32::NAN;
     }
-    for group in given.adam.iter_mut().skip(reads.groups) {
+    for group in given.groups.iter_mut().skip(reads.groups) {
         (group.lr, group.correction1) = (f32::NAN, 0.0);
     }
     StepScalars {
@@ -337,13 +339,13 @@ fn run_planned<B: Fenced, J: Mutate<B>>(
 ) {
     let rig = choices.rig;
     let given = no_more_than(Reads::of(&job.clone().work()));
-    let outputs = if job.group() < given.adam.len() {
+    let outputs = if job.group() < given.groups.len() {
         job.expected(rig)
     } else {
         Vec::new()
     };
     let done = rig.backend.run(plan, &given);
-    if job.group() < given.adam.len() {
+    if job.group() < given.groups.len() {
         assert_eq!(done, Ok(()), "{what}");
     } else {
         assert!(matches!(done, Err(KernelError::Scalars { .. })), "{what}");

@@ -7,7 +7,7 @@ use lowp_comm::{Communicator, GatherItem, GradWire, Mesh, MeshComm, ReduceItem, 
 use lowp_format::{AnyRecipe, Phase, Recipe, Role, Shape};
 use lowp_kernels::bench::copy_rate;
 use lowp_kernels::{Backend, Cuda, CudaMark, FloatDtype, Source};
-use lowp_optim::{AdamWBuilder, Group, ParamSpec, StepOptions};
+use lowp_optim::{Group, OptimizerBuilder, ParamSpec, StepOptions};
 use lowp_shard::{
     GatherGroup, GatherPool, GradBucketOptions, GradBuckets, GradParam, ShardSpec, ShardedTensor,
 };
@@ -333,7 +333,7 @@ impl Rank<'_> {
         self.say(&format!("step  {}", recipe.name()));
         self.together()?;
         let [before, _] = self.cuda.memory()?;
-        let mut builder = AdamWBuilder::new(Arc::clone(&self.comm)).on(&self.cuda);
+        let mut builder = OptimizerBuilder::new(Arc::clone(&self.comm)).on(&self.cuda);
         let group = builder.group(Group::default());
         let (mut ids, mut elements, mut codes) = (vec![], 0, 0);
         let shards = self.shards(recipe)?;
@@ -349,19 +349,19 @@ impl Rank<'_> {
             elements += len;
             codes += shard.resident_bytes();
         }
-        let mut adamw = builder.build()?;
+        let mut optimizer = builder.build()?;
         for (&id, shard) in ids.iter().zip(&shards) {
             let len = shard.spec().elements().len();
             // None is zero: a quotient of zeros takes longer, and no gradient is all zeros.
             let grad: Vec<f32> = (0..len)
                 .map(|i| ((i % 241) as f32 - 120.5) * 1e-4)
                 .collect();
-            adamw.set_grad(id, &grad)?;
+            optimizer.set_grad(id, &grad)?;
         }
         let mut step = || -> Result<_> {
             // The gradients stay where they are.
-            ids.iter().for_each(|&id| adamw.mark_ready(id));
-            Ok(adamw.step(&StepOptions::default())?)
+            ids.iter().for_each(|&id| optimizer.mark_ready(id));
+            Ok(optimizer.step(&StepOptions::default())?)
         };
         for _ in 0..WARM_UP {
             let _applied = step()?.wait()?;

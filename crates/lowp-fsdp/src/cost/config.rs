@@ -2,7 +2,7 @@
 
 use lowp_comm::{GradWire, Mesh};
 use lowp_format::{FormatError, ReshardAfterForward, Shape};
-use lowp_optim::{FloatDtype, StateDtypes};
+use lowp_optim::{FloatDtype, Rule, StateDtypes};
 use lowp_shard::ShardError;
 use thiserror::Error;
 
@@ -14,9 +14,9 @@ pub const MAX_RANKS: usize = 1 << 17;
 /// Most micro-batches of a step that is planned.
 pub const MAX_MICRO_BATCHES: usize = 1 << 16;
 
-/// Bytes of a parameter in its master, its moments and the reduced gradient.
-pub const fn parameter_state(state: StateDtypes) -> u128 {
-    (2 * size_of::<f32>() + state.moment_bytes()) as u128
+/// Bytes of a parameter in its master, its states by `rule` and the reduced gradient.
+pub fn parameter_state(rule: Rule, state: StateDtypes) -> u128 {
+    (2 * size_of::<f32>() + state.bytes(rule)) as u128
 }
 
 /// How a model is trained.
@@ -32,7 +32,9 @@ pub struct CostConfig {
     pub reshard: ReshardAfterForward,
     /// How gradients travel.
     pub grad_wire: GradWire,
-    /// The dtypes of the moments of all parameters.
+    /// How the optimizer updates parameters; where it is a rule of matrices, AdamW updates variables.
+    pub rule: Rule,
+    /// The dtypes of the states that the rule has.
     pub state: StateDtypes,
     /// Where layers run, and full variables with them: on the host, which decodes weights, or on a device, which reads them as they are
     /// gathered.
@@ -56,6 +58,7 @@ impl Default for CostConfig {
             sharding: Sharding::Fsdp,
             reshard: ReshardAfterForward::Yes,
             grad_wire: GradWire::F32,
+            rule: Rule::default(),
             state: StateDtypes::default(),
             vars: VarPlace::Host,
             prefetch: false,
@@ -67,13 +70,30 @@ impl Default for CostConfig {
 }
 
 impl CostConfig {
-    /// Both moments, in words.
-    pub(super) const fn moments(&self) -> &'static str {
+    /// What the rule keeps beside the masters, in words.
+    pub(super) fn states(&self) -> &'static str {
         use FloatDtype::{Bf16, F32};
-        match self.state.moments() {
+        let dtypes: Vec<FloatDtype> = self.state.of_rule(self.rule).map(|(_, d)| d).collect();
+        match dtypes[..] {
+            [] => "moments, none",
+            [F32] => "momentum, f32",
+            [Bf16] => "momentum, bf16",
             [F32, F32] => "moments, 2 x f32",
             [Bf16, Bf16] => "moments, 2 x bf16",
-            [Bf16, F32] | [F32, Bf16] => "moments, bf16 and f32",
+            _ => "moments, bf16 and f32",
+        }
+    }
+
+    /// Bytes of the states of an element.
+    pub(super) fn state_bytes(&self) -> usize {
+        self.state.bytes(self.rule)
+    }
+
+    /// How variables are updated: by AdamW where the rule is one of matrices.
+    pub(super) fn var_rule(&self) -> Rule {
+        match self.rule.is_of_matrices() {
+            true => Rule::AdamW,
+            false => self.rule,
         }
     }
 

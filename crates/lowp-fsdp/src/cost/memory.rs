@@ -23,11 +23,11 @@ pub struct RankMemory {
     pub weights: u128,
     /// f32 masters of its elements.
     pub masters: u128,
-    /// Both moments.
-    pub moments: u128,
+    /// The states of the rule.
+    pub states: u128,
     /// What they are.
     #[serde(skip)]
-    moments_are: &'static str,
+    states_are: &'static str,
     /// Reduced gradients, f32.
     pub gradients: u128,
     /// Memory that weights are gathered in.
@@ -65,7 +65,7 @@ impl RankMemory {
             staged: weights.sum(|cost| u128::from(cost.staged)),
             buckets: bucket_bytes(buckets, config),
             variables: vars.full + vars.transient_gathered(),
-            moments_are: config.moments(),
+            states_are: config.states(),
             ..Self::default()
         };
         let of = |rank: usize| {
@@ -78,10 +78,10 @@ impl RankMemory {
                 rank,
                 weights: by_rank(|cost| &cost.stored),
                 masters: F32 * own,
-                moments: config.state.moment_bytes() as u128 * own,
+                states: config.state_bytes() as u128 * own,
                 gradients: F32 * own,
                 parts: by_rank(|cost| &cost.parts),
-                variable_state: parameter_state(config.state) * var,
+                variable_state: parameter_state(config.var_rule(), config.state) * var,
                 ..common
             }
             .summed()
@@ -101,7 +101,7 @@ impl RankMemory {
         [
             ("weights, stored", self.weights),
             ("fp32 masters", self.masters),
-            (self.moments_are, self.moments),
+            (self.states_are, self.states),
             ("reduced gradients, f32", self.gradients),
             ("gathered at once", self.gathered),
             ("parts kept for backward", self.parts),

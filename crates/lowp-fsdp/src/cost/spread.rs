@@ -53,10 +53,10 @@ impl Spread {
 pub struct RankSpread {
     /// Bytes of masters.
     pub masters: Spread,
-    /// Bytes of both moments.
-    pub moments: Spread,
+    /// Bytes of the states of the rule.
+    pub states: Spread,
     /// What they are.
-    moments_are: &'static str,
+    states_are: &'static str,
     /// Bytes of codes as they are stored.
     pub codes: Spread,
     /// Bytes of their scales.
@@ -70,7 +70,7 @@ pub struct RankSpread {
 impl RankSpread {
     pub(super) fn new<R: Recipe>(weights: &Weights<R>, config: &CostConfig) -> Self {
         let ranks = config.mesh.shard;
-        let moments = config.state.moment_bytes() as u64;
+        let states = config.state_bytes() as u64;
         let by_rank = |of: fn(&WeightCost) -> &[u64]| weights.by_rank(ranks, of);
         let elements = by_rank(|cost| &cost.elements);
         let [stored, scales] = [by_rank(|cost| &cost.stored), by_rank(|cost| &cost.scales)];
@@ -80,12 +80,12 @@ impl RankSpread {
         let own = Spread::of(&elements);
         Self {
             masters: own.times(4),
-            moments: own.times(moments.into()),
-            moments_are: config.moments(),
+            states: own.times(states.into()),
+            states_are: config.states(),
             codes: Spread::of(&zip(&stored, &scales, &|stored, scales| stored - scales)),
             scales: Spread::of(&scales),
             total: Spread::of(&zip(&elements, &stored, &|n, bytes| {
-                (4 + moments) * n + bytes
+                (4 + states) * n + bytes
             })),
             sent: sent(weights),
         }
@@ -95,7 +95,7 @@ impl RankSpread {
     pub fn rows(&self) -> [(&'static str, Spread); 5] {
         [
             ("fp32 masters", self.masters),
-            (self.moments_are, self.moments),
+            (self.states_are, self.states),
             ("codes", self.codes),
             ("scales", self.scales),
             ("all of these", self.total),

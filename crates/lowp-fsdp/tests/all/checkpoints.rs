@@ -8,6 +8,7 @@ use lowp_comm::{Mesh, MeshComm, run_ranks};
 use lowp_format::{AnyRecipe, RecipeOptions};
 use lowp_fsdp::{LinearSpec, ModelError, ModelOptions, ShardedModel, VarSpec, VarUse};
 use lowp_kernels::Cpu;
+use lowp_optim::{Group, Rule, StateName};
 use lowp_shard::Init;
 use serde_json::json;
 
@@ -16,6 +17,18 @@ const PATIENCE: Duration = Duration::from_secs(60);
 /// Saves a model of `world` ranks to `folder`, or loads it from there; what each rank read, and elements of its weights. The weights are one
 /// block, or each is one.
 fn ranks(world: usize, folder: &Path, load: bool, one_block: bool) -> Vec<(Reads, usize)> {
+    let ended = ranks_by(Rule::AdamW, world, folder, load, one_block);
+    ended.expect("ranks that work")
+}
+
+/// The same of a model that is trained by `rule`.
+fn ranks_by(
+    rule: Rule,
+    world: usize,
+    folder: &Path,
+    load: bool,
+    one_block: bool,
+) -> Result<Vec<(Reads, usize)>, String> {
     let recipe = AnyRecipe::from_name("mxfp8", &RecipeOptions::default()).expect("a recipe");
     let recipe = |_: &LinearSpec| recipe;
     let linear = |n| LinearSpec {
@@ -32,7 +45,10 @@ fn ranks(world: usize, folder: &Path, load: bool, one_block: bool) -> Vec<(Reads
     }];
     let ended = run_ranks(&Cpu, world, PATIENCE, |_, comm| {
         let mesh = MeshComm::new(Mesh::sharded(world), comm.clone())?;
-        let options = ModelOptions::default();
+        let options = ModelOptions {
+            group: Group::of(rule),
+            ..ModelOptions::default()
+        };
         if load {
             let checkpoint = Checkpoint::latest(folder).expect("a checkpoint");
             let about = checkpoint.about();
@@ -57,7 +73,29 @@ fn ranks(world: usize, folder: &Path, load: bool, one_block: bool) -> Vec<(Reads
         saver.finish().expect("a checkpoint");
         Ok::<_, ModelError>((Reads::default(), 0))
     });
-    ended.expect("ranks that work")
+    ended.map_err(|error| error.to_string())
+}
+
+/// A model goes on by a rule that keeps what the checkpoint has.
+#[test]
+fn states_of_another_rule_are_an_error() {
+    for before in Rule::ALL {
+        let folder = tempfile::tempdir().expect("a folder");
+        ranks_by(before, 1, folder.path(), false, true).expect("a checkpoint");
+        for after in Rule::ALL {
+            let loaded = ranks_by(after, 1, folder.path(), true, true);
+            if before.states() == after.states() {
+                loaded.expect("the same states");
+                continue;
+            }
+            let error = loaded.expect_err("other states");
+            let saved = StateName::list(before.states());
+            let needed = StateName::list(after.states());
+            for part in [&*saved, &*needed, "'layer0'", after.name()] {
+                assert!(error.contains(part), "{error}");
+            }
+        }
+    }
 }
 
 #[test]

@@ -11,7 +11,7 @@ use lowp_format::{AnyRecipe, Phase, Recipe, RecipeOptions, ReshardAfterForward};
 use lowp_fsdp::cost::{CostConfig, Costs, ModelShapes};
 use lowp_fsdp::{LinearSpec, ModelError, ModelOptions, ShardedModel, Sharding, VarPlace};
 use lowp_kernels::{Cpu, FloatDtype};
-use lowp_optim::StepOptions;
+use lowp_optim::{Group, Rule, StepOptions};
 use lowp_shard::{GradBucketOptions, Init, Reduction};
 use serde_json::json;
 
@@ -51,6 +51,7 @@ struct Run {
     written: Option<FloatDtype>,
     wire: GradWire,
     micro_batches: usize,
+    rule: Rule,
 }
 
 impl Run {
@@ -65,6 +66,7 @@ impl Run {
             written: None,
             wire: GradWire::F32,
             micro_batches: 1,
+            rule: Rule::AdamW,
         }
     }
 
@@ -92,6 +94,7 @@ impl Run {
                 wire: self.wire,
             },
             vars: self.vars(),
+            group: Group::of(self.rule),
             ..ModelOptions::default()
         }
     }
@@ -105,6 +108,7 @@ impl Run {
             reshard: self.reshard,
             vars: self.vars(),
             grad_wire: self.wire,
+            rule: self.rule,
             accumulate: self.micro_batches,
             ..CostConfig::default()
         };
@@ -293,6 +297,33 @@ fn every_recipe_trains_on_many_ranks_what_it_trains_on_one() {
         }
     }
     assert_eq!(by_rows, ["fp8-delayed", "fp8-current", "fp8-rowwise"]);
+}
+
+/// A matrix is made orthogonal as a whole, whoever has its elements: rows, shard tiles or slices.
+#[test]
+fn muon_trains_on_many_ranks_what_it_trains_on_one() {
+    for (name, rule) in [("mxfp8", Rule::Muon), ("fp8-block", Rule::Moonlight)] {
+        let of = |ranks| Run {
+            rule,
+            ..Run::new(recipe(name), ranks)
+        };
+        let one = train(&of(1), (None, None));
+        for ranks in [2, 5] {
+            let many = train(&of(ranks), (None, None));
+            assert!(many.values == one.values, "{name}, {ranks} ranks");
+        }
+        let slices = Run {
+            sharding: Sharding::Zero1,
+            ..of(3)
+        };
+        let sliced = train(&slices, (None, None));
+        assert!(sliced.values == one.values, "{name}, slices");
+        let adamw = Run {
+            rule: Rule::AdamW,
+            ..of(1)
+        };
+        assert!(train(&adamw, (None, None)).values != one.values);
+    }
 }
 
 #[test]

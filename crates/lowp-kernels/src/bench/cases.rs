@@ -8,9 +8,9 @@ use lowp_format::{
 use super::Result;
 use super::data::{Supply, target_bytes};
 use crate::{
-    AdamwAmax, AdamwJob, AmaxJob, Backend, Cuda, DecodeJob, EncodeJob, FlatEncodeJob, FloatDtype,
-    HistoryJob, KernelError, RepackJob, RoundJob, Slot, Source, StochasticKey, SumSquaresJob,
-    TensorInput, TransposeJob, Work, rounds,
+    AmaxJob, Backend, Cuda, DecodeJob, EncodeJob, FlatEncodeJob, FloatDtype, HistoryJob,
+    KernelError, RepackJob, RoundJob, Slot, Source, StochasticKey, SumSquaresJob, TensorInput,
+    TransposeJob, UpdateAmax, UpdateJob, Work, rounds,
 };
 
 /// What is encoded, and from what.
@@ -304,7 +304,7 @@ impl Case {
         let (mut job, waiting) = job.with_encode(encode);
         if let Some(index) = delayed {
             let (observed, scales) = (supply.observed.clone(), supply.scales.clone());
-            job.amax = Some(AdamwAmax::of_tensor(Slot {
+            job.amax = Some(UpdateAmax::of_tensor(Slot {
                 buffer: observed.clone(),
                 index,
             }));
@@ -437,7 +437,7 @@ fn amax_bytes(jobs: &[AmaxJob<Cuda>]) -> usize {
 /// Jobs by kind, in the order in which they run.
 #[derive(Default)]
 struct Steps {
-    adamw: Vec<AdamwJob<Cuda>>,
+    adamw: Vec<UpdateJob<Cuda>>,
     amax: Vec<AmaxJob<Cuda>>,
     history: Vec<HistoryJob<Cuda>>,
     encode: Vec<EncodeJob<Cuda>>,
@@ -458,7 +458,7 @@ impl Steps {
                 work.push(step);
             }
         };
-        add(self.adamw.is_empty(), Work::Adamw(self.adamw));
+        add(self.adamw.is_empty(), Work::Update(self.adamw));
         add(self.amax.is_empty(), Work::Amax(self.amax));
         add(self.history.is_empty(), Work::History(self.history));
         add(self.encode.is_empty(), Work::Encode(self.encode));

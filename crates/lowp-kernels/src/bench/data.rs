@@ -8,8 +8,8 @@ use lowp_format::{Form, Part, Philox, Quantizers, ScaleLayout, Shape, SourceRoun
 use super::Result;
 use crate::from_recipe::by_orientation;
 use crate::{
-    AdamwJob, Backend, Cuda, CudaBuffer, Element, EncodeJob, FloatDtype, Moments, Slot, Source,
-    Target, TensorInput,
+    Backend, Cuda, CudaBuffer, Element, EncodeJob, FloatDtype, Rule, Slot, Source, StateName,
+    Target, TensorInput, UpdateJob,
 };
 
 /// Values that are drawn; longer buffers repeat them.
@@ -138,12 +138,17 @@ impl<'c> Supply<'c> {
     }
 
     /// A step with a bf16 gradient and moments of these dtypes, without an encode.
-    pub(super) fn adamw(&self, shape: Shape, moments: [FloatDtype; 2]) -> Result<AdamwJob<Cuda>> {
+    pub(super) fn adamw(&self, shape: Shape, moments: [FloatDtype; 2]) -> Result<UpdateJob<Cuda>> {
         let len = shape.elements();
         let grad = Source::Bf16(self.halves(len)?);
-        let job = AdamwJob::new(self.cuda, self.floats(len)?, grad)?;
-        let moments = Moments::alloc(self.cuda, moments, len)?;
-        Ok(AdamwJob { moments, ..job })
+        let [exp_avg, exp_avg_sq] = moments;
+        let dtype = |state| match state {
+            StateName::ExpAvgSq => exp_avg_sq,
+            _ => exp_avg,
+        };
+        let job = UpdateJob::new(self.cuda, Rule::AdamW, self.floats(len)?, grad)?;
+        let states = job.rule.alloc(self.cuda, dtype, len)?;
+        Ok(UpdateJob { states, ..job })
     }
 }
 

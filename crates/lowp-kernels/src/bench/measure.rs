@@ -8,7 +8,7 @@ use lowp_format::Shape;
 use super::Result;
 use super::cases::{Case, Made};
 use super::data::Supply;
-use crate::{AdamScalars, Backend, Cuda, CudaBuffer, CudaGraph, CudaMark, CudaPlan, StepScalars};
+use crate::{Backend, Cuda, CudaBuffer, CudaGraph, CudaMark, CudaPlan, GroupScalars, StepScalars};
 
 /// Buffers of a row together exceed the second-level cache by this factor.
 const BEYOND_CACHE: usize = 4;
@@ -75,9 +75,9 @@ impl Run {
 
 /// Scalars of step `step`.
 fn scalars(step: u64) -> StepScalars {
-    let adam = AdamScalars::default();
+    let adam = GroupScalars::default();
     StepScalars {
-        adam: vec![adam.at_step(step)],
+        groups: vec![adam.at_step(step)],
         random_step: step,
         ..StepScalars::default()
     }

@@ -8,9 +8,9 @@ use lowp_format::{Axis, Orientation, Part, ScaleLayout, Shape};
 
 use crate::runs::written_twice;
 use crate::{
-    AdamwJob, AmaxJob, Backend, DecodeJob, GradContribution, HistoryJob, InterleaveJob,
-    KernelError, RearrangeJob, Rearranged, RepackJob, Runs, Source, SumPartsJob, SumSquaresJob,
-    Target, TensorInput, TransposeJob, Work,
+    AmaxJob, Backend, DecodeJob, GradContribution, HistoryJob, InterleaveJob, KernelError,
+    MomentumJob, NormalizeJob, RearrangeJob, Rearranged, RepackJob, Runs, Source, SumPartsJob,
+    SumSquaresJob, Target, TensorInput, TransposeJob, UpdateJob, Work,
 };
 use access::{Access, Kept, Mode};
 use encode::{check_delayed, check_target, compact, ingredients};
@@ -85,11 +85,13 @@ impl<B: Backend> Planner<'_, B> {
             Work::Repack(jobs) => each(jobs, |i, job| self.repack(i, job)),
             Work::Interleave(jobs) => each(jobs, |i, job| self.interleave(i, job)),
             Work::Rearrange(jobs) => each(jobs, |i, job| self.rearrange(i, job)),
-            Work::Adamw(jobs) => each(jobs, |i, job| self.adamw(i, job)),
+            Work::Update(jobs) => each(jobs, |i, job| self.update(i, job)),
             Work::SumSquares(jobs) => each(jobs, |i, job| self.sum_squares(i, job)),
             Work::Sum(jobs) => each(jobs, |i, job| self.vectors(i, &job.from, &job.into)),
             Work::SumParts(jobs) => each(jobs, |i, job| self.sum_parts(i, job)),
             Work::Convert(jobs) => each(jobs, |i, job| self.vectors(i, &job.from, &job.into)),
+            Work::Momentum(jobs) => each(jobs, |i, job| self.momentum(i, job)),
+            Work::Normalize(jobs) => each(jobs, |i, job| self.normalize(i, job)),
             Work::StepScalars(jobs) => each(jobs, |i, job| self.step_scalars(i, job)),
         }
     }
@@ -267,15 +269,13 @@ impl<B: Backend> Planner<'_, B> {
         self.whole::<T>(index, "destination", to, all, Mode::Write)
     }
 
-    fn adamw(&mut self, index: usize, job: &AdamwJob<B>) -> Done {
+    fn update(&mut self, index: usize, job: &UpdateJob<B>) -> Done {
         let len = self.backend.len::<f32>(&job.master);
         self.source(index, "gradient", &job.grad, len)?;
         self.whole::<f32>(index, "master", &job.master, len, Mode::Write)?;
-        if let [Source::F32(_), Source::Bf16(_)] = job.moments.values() {
-            return Err(KernelError::MomentDtypes);
-        }
-        for (what, moment) in ["exp_avg", "exp_avg_sq"].iter().zip(job.moments.values()) {
-            self.values(index, what, moment, len, Mode::Write)?;
+        job.check_states()?;
+        for (name, state) in job.rule.states().iter().zip(&job.states) {
+            self.values(index, name.name(), state, len, Mode::Write)?;
         }
         if let Some(amax) = &job.amax {
             if let Some(entry) = amax.tensor {
@@ -306,7 +306,7 @@ impl<B: Backend> Planner<'_, B> {
             return Err(KernelError::FusedObserved);
         }
         if encode.kernels.iter().any(|key| key.hadamard) {
-            let what = "an encode that is fused with AdamW";
+            let what = "an encode that is fused with an update";
             let remedy = "weights are not transformed";
             return Err(KernelError::Hadamard { what, remedy });
         }
@@ -320,7 +320,7 @@ impl<B: Backend> Planner<'_, B> {
         self.source(index, "source", &job.source, len)?;
         let needed = match self.backend.len::<u8>(&job.out) {
             GradContribution::BYTES => GradContribution::BYTES,
-            _ => 16,
+            _ => GradContribution::SUMS,
         };
         self.whole::<u8>(index, "sum of squares", &job.out, needed, Mode::Shared)
     }
@@ -346,6 +346,27 @@ impl<B: Backend> Planner<'_, B> {
             self.source(index, "part that lies elsewhere", own, len)?;
         }
         self.whole::<f32>(index, "sum", &job.into, len, Mode::Write)
+    }
+
+    fn momentum(&mut self, index: usize, job: &MomentumJob<B>) -> Done {
+        let len = self.len(&job.grad);
+        self.source(index, "gradient", &job.grad, len)?;
+        self.whole::<f32>(index, "momentum", &job.momentum, len, Mode::Write)?;
+        self.whole::<bf16>(index, "result", &job.out, len, Mode::Write)
+    }
+
+    fn normalize(&mut self, index: usize, job: &NormalizeJob<B>) -> Done {
+        let len = self.backend.len::<bf16>(&job.from);
+        self.elements = self.elements.saturating_add(len);
+        self.whole::<bf16>(index, "matrix", &job.from, len, Mode::Read)?;
+        self.whole::<u8>(
+            index,
+            "sum of squares",
+            &job.sum,
+            GradContribution::SUMS,
+            Mode::Read,
+        )?;
+        self.whole::<bf16>(index, "result", &job.out, len, Mode::Write)
     }
 
     /// A vector that is read and one of as many values that is written.

@@ -25,7 +25,11 @@ impl Reads {
             Work::Round(jobs) => {
                 reads.random = jobs.iter().any(|job| job.encode.stochastic.is_some());
             }
-            Work::Adamw(jobs) => {
+            Work::Momentum(jobs) => {
+                let groups = jobs.iter().map(|job| job.group.saturating_add(1));
+                reads.groups = groups.max().unwrap_or(0);
+            }
+            Work::Update(jobs) => {
                 let encodes = jobs.iter().filter_map(|job| job.encode.as_ref());
                 reads.random = encodes.into_iter().any(|job| job.stochastic.is_some());
                 let groups = jobs.iter().map(|job| job.group.saturating_add(1));

@@ -22,7 +22,7 @@ impl<B: Backend> Planner<'_, B> {
         let bytes = shards.saturating_mul(GradContribution::BYTES);
         let replicas = len(parts).div_ceil(bytes).max(1);
         range("replica of step scalars", *replica, 1, replicas)?;
-        let groups = StepScalars::groups(len(options))?;
+        let groups = StepScalars::groups_in(len(options))?;
         let scalars = StepScalars::bytes(groups);
         let needed = replicas.saturating_mul(bytes);
         self.whole::<u8>(index, "gradient parts", parts, needed, Mode::Read)?;

@@ -33,6 +33,19 @@ pub use plan::CpuPlan;
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Cpu;
 
+impl Cpu {
+    /// Has another library do `work` now or, where this thread captures ([`Backend::capture`]), at every launch of the graph.
+    ///
+    /// # Errors
+    /// Those of `work`.
+    pub fn foreign_work(
+        &self,
+        work: impl Fn() -> Result<(), KernelError> + Send + Sync + 'static,
+    ) -> Result<(), KernelError> {
+        graph::call(work)
+    }
+}
+
 impl crate::sealed::Backend for Cpu {}
 
 impl Backend for Cpu {
@@ -150,7 +163,7 @@ impl Backend for Cpu {
     }
 
     fn run(&self, plan: &CpuPlan, scalars: &StepScalars) -> Result<(), KernelError> {
-        plan.fits(scalars.adam.len())?;
+        plan.fits(scalars.groups.len())?;
         if !graph::is_capturing() {
             return plan.run(scalars);
         }
@@ -160,7 +173,7 @@ impl Backend for Cpu {
 
     fn run_with(&self, plan: &CpuPlan, scalars: &CpuBuffer<u8>) -> Result<(), KernelError> {
         let (plan, scalars) = (plan.clone(), scalars.clone());
-        plan.fits(StepScalars::groups(scalars.len())?)?;
+        plan.fits(StepScalars::groups_in(scalars.len())?)?;
         graph::call(move || {
             // Copied, so that no two buffers are locked at a time outside of the plan's order.
             let scalars = StepScalars::from_bytes(&scalars.read()?)?;

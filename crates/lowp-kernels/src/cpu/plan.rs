@@ -13,7 +13,7 @@ use crate::check::reads::Reads;
 use crate::check::{Checked, check};
 use crate::lanes::Isa;
 use crate::{
-    AdamwJob, Backend, DecodeJob, EncodeJob, KernelError, RepackJob, StepScalars, Target, Work,
+    Backend, DecodeJob, EncodeJob, KernelError, RepackJob, StepScalars, Target, UpdateJob, Work,
 };
 
 /// Work that was checked and laid out once, and runs any number of times. Cloning clones the handle.
@@ -33,7 +33,7 @@ struct Planned {
     forms: Vec<RepackJob<Cpu>>,
     /// Of roundings: what is encoded into memory of the plan.
     decodes: Vec<DecodeJob<Cpu>>,
-    /// The walk of each encode (also of those within AdamW jobs).
+    /// The walk of each encode (also of those within updates).
     layouts: Vec<Layout>,
     elements: usize,
     reads: Reads,
@@ -62,7 +62,7 @@ impl CpuPlan {
             Work::Encode(jobs) => jobs
                 .iter_mut()
                 .try_for_each(|job| compact(job, &mut forms))?,
-            Work::Adamw(jobs) => {
+            Work::Update(jobs) => {
                 let mut encodes = jobs.iter_mut().filter_map(|job| job.encode.as_mut());
                 encodes.try_for_each(|job| compact(job, &mut forms))?;
             }
@@ -77,8 +77,8 @@ impl CpuPlan {
         }));
         let layouts = match &work {
             Work::Encode(jobs) => jobs.iter().map(Layout::new).collect(),
-            Work::Adamw(jobs) => {
-                let walk = |job: &AdamwJob<Cpu>| match &job.encode {
+            Work::Update(jobs) => {
+                let walk = |job: &UpdateJob<Cpu>| match &job.encode {
                     Some(encode) => Layout::new(encode),
                     None => Layout::default(),
                 };
@@ -119,7 +119,7 @@ impl CpuPlan {
 
     /// Runs the work.
     pub(crate) fn run(&self, scalars: &StepScalars) -> Result<(), KernelError> {
-        self.fits(scalars.adam.len())?;
+        self.fits(scalars.groups.len())?;
         if scalars.skip && self.planned.reads.skip {
             return Ok(());
         }
@@ -144,11 +144,13 @@ impl CpuPlan {
             Work::Repack(jobs) => generic::repack::run(jobs, context, views),
             Work::Interleave(jobs) => generic::interleave::run(jobs, context, views),
             Work::Rearrange(jobs) => generic::rearrange::run(jobs, context, views),
-            Work::Adamw(jobs) => generic::adamw::run(jobs, &plan.layouts, context, views),
+            Work::Update(jobs) => generic::update::run(jobs, &plan.layouts, context, views),
             Work::SumSquares(jobs) => generic::norm::run(jobs, context, views),
             Work::Sum(jobs) => generic::sum::sums(jobs, context, views),
             Work::SumParts(jobs) => generic::sum_parts::run(jobs, context, views),
             Work::Convert(jobs) => generic::sum::conversions(jobs, context, views),
+            Work::Momentum(jobs) => generic::momentum::run(jobs, context, views),
+            Work::Normalize(jobs) => generic::normalize::run(jobs, context, views),
             Work::StepScalars(jobs) => generic::step_scalars::run(jobs, views),
         }?;
         if plan.forms.is_empty() && plan.decodes.is_empty() {

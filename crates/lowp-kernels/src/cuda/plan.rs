@@ -35,8 +35,8 @@ pub struct CudaPlan {
 struct Planned {
     device: Arc<Device>,
     reads: Reads,
-    /// `None` for work without elements.
-    launch: Option<Launch>,
+    /// One for the work, or for each kind of jobs that has kernels of its own; none for work without elements.
+    launches: Vec<Launch>,
     scratch: Option<Scratch>,
     #[expect(dead_code, reason = "held: the launch points to its buffers")]
     work: Work<Cuda>,
@@ -57,7 +57,7 @@ impl CudaPlan {
         capture::not_in("planning")?;
         let Checked { reads, .. } = check(cuda, &work)?;
         let mut scratch = None;
-        let launch = match &work {
+        let launches = match &work {
             Work::Amax(jobs) => Launch::new(cuda, ops::amax::jobs(jobs)),
             Work::History(jobs) => Launch::each(cuda, jobs, |job| Ok([ops::history::job(job)])),
             Work::Encode(jobs) => Launch::each(cuda, jobs, |job| ops::encode::jobs(cuda, job)),
@@ -72,8 +72,10 @@ impl CudaPlan {
                 Launch::each(cuda, jobs, |job| Ok(ops::interleave::jobs(job)))
             }
             Work::Rearrange(jobs) => Launch::each(cuda, jobs, |job| Ok(ops::rearrange::jobs(job))),
-            Work::Adamw(jobs) => Launch::each(cuda, jobs, |job| Ok([ops::adamw::job(cuda, job)?])),
-            Work::SumSquares(jobs) if jobs.is_empty() => Ok(None),
+            Work::Update(jobs) => {
+                Launch::each(cuda, jobs, |job| Ok([ops::update::job(cuda, job)?]))
+            }
+            Work::SumSquares(jobs) if jobs.is_empty() => Ok(Vec::new()),
             Work::SumSquares(jobs) => {
                 let (jobs, memory) = ops::sum_squares::jobs(cuda, jobs)?;
                 let queue = cuda.queue.number;
@@ -83,6 +85,8 @@ impl CudaPlan {
             Work::Sum(jobs) => Launch::each(cuda, jobs, |job| Ok([ops::sum::sum(job)])),
             Work::SumParts(jobs) => Launch::each(cuda, jobs, |job| Ok([ops::sum_parts::job(job)])),
             Work::Convert(jobs) => Launch::each(cuda, jobs, |job| Ok([ops::sum::convert(job)])),
+            Work::Momentum(jobs) => Launch::each(cuda, jobs, |job| Ok([ops::momentum::job(job)])),
+            Work::Normalize(jobs) => Launch::each(cuda, jobs, |job| Ok([ops::normalize::job(job)])),
             Work::StepScalars(jobs) => {
                 Launch::each(cuda, jobs, |job| Ok([ops::step_scalars::job(job)?]))
             }
@@ -90,7 +94,7 @@ impl CudaPlan {
         let planned = Planned {
             device: Arc::clone(cuda.device()),
             reads,
-            launch,
+            launches,
             scratch,
             work,
         };
@@ -134,7 +138,7 @@ impl CudaPlan {
         self.on(cuda)?;
         cuda.own(scalars)?;
         let reads = self.planned.reads;
-        reads.fit(StepScalars::groups(scalars.len())?)?;
+        reads.fit(StepScalars::groups_in(scalars.len())?)?;
         let (pointer, size) = (scalars.pointer(), align_of::<Step>());
         if !pointer.is_multiple_of(size as u64) {
             return Err(KernelError::Misaligned { pointer, size });
@@ -151,7 +155,7 @@ impl CudaPlan {
     /// Checks that scalars and a device fit the plan.
     pub(super) fn fits(&self, cuda: &Cuda, scalars: &StepScalars) -> Result<(), KernelError> {
         self.on(cuda)?;
-        self.planned.reads.fit(scalars.adam.len())
+        self.planned.reads.fit(scalars.groups.len())
     }
 
     /// Checks that a device is that of the plan and, where the plan has memory to add up in, that its runs have an order: they are given
@@ -173,11 +177,9 @@ impl CudaPlan {
     /// # Safety
     /// As [`Launch::enqueue`]; the plan answers for its buffers.
     unsafe fn enqueue(&self, stream: sys::CUstream, step: u64) -> Result<(), KernelError> {
-        match &self.planned.launch {
-            // SAFETY: the caller's promise.
-            Some(launch) => unsafe { launch.enqueue(stream, step) },
-            None => Ok(()),
-        }
+        let mut launches = self.planned.launches.iter();
+        // SAFETY: the caller's promise.
+        launches.try_for_each(|launch| unsafe { launch.enqueue(stream, step) })
     }
 }
 
@@ -195,8 +197,15 @@ struct Launch {
 }
 
 impl Launch {
-    /// Lays `jobs` out and puts them on the device; `None` if there is nothing to do.
-    fn new<J: Job>(cuda: &Cuda, mut jobs: Vec<J>) -> Result<Option<Self>, KernelError> {
+    /// Lays `jobs` out and puts them on the device, in the launches that they need; none if there is nothing to do.
+    fn new<J: Job>(cuda: &Cuda, jobs: Vec<J>) -> Result<Vec<Self>, KernelError> {
+        let launches = J::launches(jobs).into_iter();
+        let launches = launches.map(|jobs| Self::one(cuda, jobs).transpose());
+        launches.flatten().collect()
+    }
+
+    /// One launch of `jobs`.
+    fn one<J: Job>(cuda: &Cuda, mut jobs: Vec<J>) -> Result<Option<Self>, KernelError> {
         jobs.iter_mut().for_each(Job::lay_out);
         J::lay_out_together(&mut jobs);
         let kernel = J::kernel(&jobs);
@@ -233,7 +242,7 @@ impl Launch {
         cuda: &Cuda,
         jobs: &[T],
         fill: impl Fn(&T) -> Result<I, KernelError>,
-    ) -> Result<Option<Self>, KernelError> {
+    ) -> Result<Vec<Self>, KernelError> {
         let mut filled = Vec::new();
         for job in jobs {
             filled.extend(fill(job)?);

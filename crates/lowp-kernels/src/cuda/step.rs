@@ -15,7 +15,7 @@ use super::device::Device;
 use super::driver::failed;
 use super::host;
 use super::memory::Memory;
-use super::table::{AdamGroup, Step};
+use super::table::{GroupScalars, Step};
 use crate::check::reads::Reads;
 use crate::{KernelError, StepScalars};
 
@@ -23,7 +23,7 @@ use crate::{KernelError, StepScalars};
 pub(super) const GROUPS: usize = 1024;
 /// Their bytes.
 const BYTES: usize = StepScalars::bytes(GROUPS);
-const _: () = assert!(BYTES == size_of::<Step>() + GROUPS * size_of::<AdamGroup>());
+const _: () = assert!(BYTES == size_of::<Step>() + GROUPS * size_of::<GroupScalars>());
 /// Copies that may be in flight; the host waits for the device when it is so many steps ahead.
 const SLOTS: usize = 16;
 
@@ -171,9 +171,9 @@ pub(super) fn constant(
     Ok(memory)
 }
 
-/// A `Step` and its `AdamGroup`s, as many as fit.
+/// A `Step` and its `GroupScalars`s, as many as fit.
 fn bytes(scalars: &StepScalars) -> Result<Vec<u8>, KernelError> {
-    match scalars.adam.len() {
+    match scalars.groups.len() {
         0..=GROUPS => Ok(scalars.to_bytes()),
         groups => Err(too_many(groups)),
     }

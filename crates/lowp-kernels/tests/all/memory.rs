@@ -4,8 +4,8 @@ use std::hint::black_box;
 
 use lowp_format::{AnyRecipe, Axis, BufferSpec, Part, Recipe, Shape, Usage};
 use lowp_kernels::{
-    AdamScalars, AdamwJob, Backend, Cpu, EncodeJob, FlatEncodeJob, KernelError, Source,
-    StepScalars, Target, TensorInput, Work,
+    Backend, Cpu, EncodeJob, FlatEncodeJob, GroupScalars, KernelError, Rule, Source, StepScalars,
+    Target, TensorInput, UpdateJob, Work,
 };
 
 #[test]
@@ -57,7 +57,7 @@ fn flat(recipe: &AnyRecipe, shape: Shape) -> Result<FlatEncodeJob<Cpu>, KernelEr
 #[test]
 fn rows_of_nothing_cost_nothing() -> Result<(), KernelError> {
     let scalars = StepScalars {
-        adam: vec![AdamScalars::default()],
+        groups: vec![GroupScalars::default()],
         ..StepScalars::default()
     };
     for recipe in AnyRecipe::all() {
@@ -82,9 +82,10 @@ fn rows_of_nothing_cost_nothing() -> Result<(), KernelError> {
             continue;
         };
         let grad = Source::F32(Cpu.alloc(0)?);
-        let (update, later) = AdamwJob::new(&Cpu, master.clone(), grad)?.with_encode(fused);
+        let (update, later) =
+            UpdateJob::new(&Cpu, Rule::AdamW, master.clone(), grad)?.with_encode(fused);
         assert!(update.encode.is_some() && later.is_none());
-        Cpu.run(&Cpu.plan(Work::Adamw(vec![update]))?, &scalars)?;
+        Cpu.run(&Cpu.plan(Work::Update(vec![update]))?, &scalars)?;
         Cpu.once(Work::FlatEncode(vec![flat(&recipe, shape)?]))?;
     }
     Ok(())

@@ -10,7 +10,7 @@ use lowp_comm::{CommError, Communicator, LocalComm};
 use lowp_format::{AnyRecipe, QuantizedTensor, Shape, Usage};
 use lowp_kernels::{Backend, Cpu};
 use lowp_nccl::Sums;
-use lowp_optim::{AdamWBuilder, Group, OptimError, ParamSpec, StepOptions};
+use lowp_optim::{Group, OptimError, OptimizerBuilder, ParamSpec, StepOptions};
 use lowp_shard::ShardError;
 
 const LIMIT: Duration = Duration::from_secs(60);
@@ -34,7 +34,7 @@ fn run<B: Backend>(
     backend: &B,
     comm: &Arc<dyn Communicator<B>>,
 ) -> Result<Vec<Vec<u8>>, OptimError> {
-    let mut builder = AdamWBuilder::new(Arc::clone(comm)).on(backend);
+    let mut builder = OptimizerBuilder::new(Arc::clone(comm)).on(backend);
     let group = builder.group(Group {
         lr: 0.05,
         ..Group::default()
@@ -50,16 +50,16 @@ fn run<B: Backend>(
         ids.push((builder.flat_param(&tensor, own.start, spec)?, own));
         tensors.push(tensor);
     }
-    let mut adamw = builder.build()?;
+    let mut optimizer = builder.build()?;
     for step in 1..=STEPS {
         for (param, (id, own)) in (0..).zip(&ids) {
             let mut grad = values(100 * step + param, SHAPE.elements());
             if step == 3 && param == 1 {
                 grad[SHAPE.elements() - 1] = f32::INFINITY;
             }
-            adamw.set_grad(*id, &grad[own.clone()])?;
+            optimizer.set_grad(*id, &grad[own.clone()])?;
         }
-        let report = adamw.step(&StepOptions::default())?.wait()?;
+        let report = optimizer.step(&StepOptions::default())?.wait()?;
         assert_eq!(report.applied, step != 3);
     }
     let buffers = tensors.iter().flat_map(|tensor| tensor.buffers());

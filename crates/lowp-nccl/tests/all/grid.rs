@@ -18,7 +18,7 @@ use lowp_comm::{
 };
 use lowp_format::{AnyRecipe, BufferKey, Phase, Philox, Recipe, ReshardAfterForward, Shape};
 use lowp_kernels::{Backend, Cpu, FloatDtype, Source};
-use lowp_optim::{AdamWBuilder, Group, OptimError, ParamSpec, StepOptions};
+use lowp_optim::{Group, OptimError, OptimizerBuilder, ParamSpec, StepOptions};
 use lowp_shard::{
     GatherGroup, GatherPool, GradBucketOptions, GradBuckets, GradParam, Reduction, Reshard,
     ShardError, ShardSpec, ShardedTensor,
@@ -141,7 +141,7 @@ fn run<B: Backend>(
     place: Place,
 ) -> Result<Seen, OptimError> {
     let comms = MeshComm::new(place.mesh, Arc::clone(world))?;
-    let mut builder = AdamWBuilder::new(Arc::clone(world))
+    let mut builder = OptimizerBuilder::new(Arc::clone(world))
         .on(backend)
         .mesh(place.mesh);
     let group = builder.group(Group {
@@ -161,12 +161,12 @@ fn run<B: Backend>(
             shapes.push(shape);
         }
     }
-    let mut adamw = builder.build()?;
+    let mut optimizer = builder.build()?;
     let params = ids.iter().zip(&shards).map(|(&id, shard)| GradParam {
         block: None,
         name: format!("{} {}", shard.recipe().name(), shard.spec().full()),
         ranges: shard.spec().all_elements(),
-        out: match adamw.grad(id) {
+        out: match optimizer.grad(id) {
             Source::F32(out) => out.clone(),
             Source::Bf16(_) => unreachable!("gradients are f32 unless another dtype is asked for"),
         },
@@ -203,12 +203,12 @@ fn run<B: Backend>(
             buckets.flush()?;
         }
         buckets.finish()?;
-        ids.iter().for_each(|&id| adamw.mark_ready(id));
+        ids.iter().for_each(|&id| optimizer.mark_ready(id));
         let options = StepOptions {
             max_norm: Some(if step == 3 { 5.0 } else { 1e6 }),
             ..StepOptions::default()
         };
-        let report = adamw.step(&options)?.wait()?;
+        let report = optimizer.step(&options)?.wait()?;
         // The norm is added in another order of ranks, so its last bits may differ from those of one rank.
         let (applied, count, skipped) = (report.applied, report.steps, report.skipped);
         steps.push(format!(

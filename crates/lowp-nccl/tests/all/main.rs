@@ -6,4 +6,6 @@ mod common;
 mod flat;
 mod grid;
 #[cfg(feature = "cuda")]
+mod owned;
+#[cfg(feature = "cuda")]
 mod ranks;

@@ -3,7 +3,7 @@
 use lowp_comm::LocalComm;
 use lowp_format::{AnyRecipe, QuantizedTensor, Shape, Usage};
 use lowp_kernels::{Backend, Cpu, StepCounts};
-use lowp_optim::{AdamWBuilder, Group, ParamSpec, StepOptions};
+use lowp_optim::{Group, OptimizerBuilder, ParamSpec, StepOptions};
 
 const SHAPE: Shape = Shape::new(2, 32);
 
@@ -11,7 +11,7 @@ const SHAPE: Shape = Shape::new(2, 32);
 fn parameters_applied_and_skipped_steps_are_counted() {
     let cpu = Cpu;
     for parameters in 0..4 {
-        let mut builder = AdamWBuilder::new(LocalComm::solo(&cpu));
+        let mut builder = OptimizerBuilder::new(LocalComm::solo(&cpu));
         let group = builder.group(Group::default());
         let mut ids = Vec::new();
         for index in 0..parameters {
@@ -22,25 +22,29 @@ fn parameters_applied_and_skipped_steps_are_counted() {
             let spec = ParamSpec::new(format!("p{index}"), group, vec![0.5; SHAPE.elements()]);
             ids.push(builder.param(&tensor, spec).unwrap());
         }
-        let mut adamw = builder.build().unwrap();
+        let mut optimizer = builder.build().unwrap();
         assert_eq!(
-            (adamw.len(), adamw.is_empty()),
+            (optimizer.len(), optimizer.is_empty()),
             (parameters, parameters == 0)
         );
 
         let (mut applied, mut skipped) = (0, 0);
         for grad in [0.1, f32::NAN, 0.2, f32::INFINITY, f32::NAN] {
             for &id in &ids {
-                adamw.set_grad(id, &[grad; SHAPE.elements()]).unwrap();
+                optimizer.set_grad(id, &[grad; SHAPE.elements()]).unwrap();
             }
-            let report = adamw.step(&StepOptions::default()).unwrap().wait().unwrap();
+            let report = optimizer
+                .step(&StepOptions::default())
+                .unwrap()
+                .wait()
+                .unwrap();
             // Without parameters no gradient can be bad.
             let fits = grad.is_finite() || parameters == 0;
             assert_eq!(report.applied, fits);
             applied += u64::from(fits);
             skipped += u64::from(!fits);
             assert_eq!((report.steps, report.skipped), (applied, skipped));
-            assert_eq!(adamw.counts().unwrap(), StepCounts { applied, skipped });
+            assert_eq!(optimizer.counts().unwrap(), StepCounts { applied, skipped });
         }
     }
 }

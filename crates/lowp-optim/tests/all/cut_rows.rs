@@ -7,7 +7,7 @@ use std::time::Duration;
 use lowp_comm::{Communicator, LocalComm, Mesh, run_ranks};
 use lowp_format::{AnyRecipe, BufferKey, Phase, Philox, QuantizedTensor, Recipe, Shape, Usage};
 use lowp_kernels::{Backend, Cpu, CpuBuffer};
-use lowp_optim::{AdamW, AdamWBuilder, Group, OptimError, ParamId, ParamSpec, StepOptions};
+use lowp_optim::{Group, OptimError, Optimizer, OptimizerBuilder, ParamId, ParamSpec, StepOptions};
 use lowp_shard::{CastTarget, GatherGroup, GatherPool, ShardError, ShardSpec, ShardedTensor};
 
 const TIMEOUT: Duration = Duration::from_secs(60);
@@ -39,7 +39,7 @@ fn recipes() -> Vec<AnyRecipe> {
 
 /// An optimizer over the rows of `into`, one parameter of each recipe.
 struct Rank {
-    adamw: AdamW<Cpu>,
+    optimizer: Optimizer<Cpu>,
     ids: Vec<ParamId>,
     own: Vec<std::ops::Range<usize>>,
     rows: usize,
@@ -52,7 +52,7 @@ impl Rank {
         rows: usize,
         into: &[(&T, std::ops::Range<usize>)],
     ) -> Result<Self, OptimError> {
-        let mut builder = AdamWBuilder::new(comm).mesh(mesh);
+        let mut builder = OptimizerBuilder::new(comm).mesh(mesh);
         let group = builder.group(Group {
             lr: 0.05,
             ..Group::default()
@@ -64,9 +64,9 @@ impl Rank {
             ids.push(builder.param(*tensor, spec)?);
         }
         let own = into.iter().map(|(_, own)| own.clone()).collect();
-        let adamw = builder.build()?;
+        let optimizer = builder.build()?;
         Ok(Self {
-            adamw,
+            optimizer,
             ids,
             own,
             rows,
@@ -76,17 +76,20 @@ impl Rank {
     fn step(&mut self, step: u64) -> Result<bool, OptimError> {
         for (param, (&id, own)) in self.ids.iter().zip(&self.own).enumerate() {
             let grad = grad(param, step, self.rows);
-            self.adamw.set_grad(id, &grad[own.clone()])?;
+            self.optimizer.set_grad(id, &grad[own.clone()])?;
         }
         let options = StepOptions {
             max_norm: Some(20.0),
             ..StepOptions::default()
         };
-        Ok(self.adamw.step(&options)?.wait()?.applied)
+        Ok(self.optimizer.step(&options)?.wait()?.applied)
     }
 
     fn masters(&self) -> Result<Vec<Vec<f32>>, OptimError> {
-        self.ids.iter().map(|&id| self.adamw.master(id)).collect()
+        self.ids
+            .iter()
+            .map(|&id| self.optimizer.master(id))
+            .collect()
     }
 }
 

@@ -9,7 +9,7 @@ use lowp_comm::{Communicator, LocalComm, Mesh, run_ranks};
 use lowp_format::{AnyRecipe, Philox, QuantizedTensor, Shape, Usage};
 use lowp_kernels::{Backend, Cpu, CpuBuffer};
 use lowp_optim::{
-    AdamW, AdamWBuilder, FloatDtype, Group, OptimError, ParamId, ParamSpec, StateDtypes,
+    FloatDtype, Group, OptimError, Optimizer, OptimizerBuilder, ParamId, ParamSpec, StateDtypes,
     StepOptions, StepReport,
 };
 use lowp_shard::ShardError;
@@ -57,7 +57,7 @@ fn grad(param: usize, step: u64) -> Vec<f32> {
 
 /// One rank: a parameter of every recipe, of each of which it has the elements `own`, or whole rows.
 struct Rank {
-    adamw: AdamW<Cpu>,
+    optimizer: Optimizer<Cpu>,
     ids: Vec<ParamId>,
     tensors: Vec<Tensor>,
     own: Option<Range<usize>>,
@@ -70,7 +70,7 @@ impl Rank {
         own: Option<Range<usize>>,
         dtype: FloatDtype,
     ) -> Result<Self, OptimError> {
-        let mut builder = AdamWBuilder::new(comm).mesh(mesh);
+        let mut builder = OptimizerBuilder::new(comm).mesh(mesh);
         let group = builder.group(Group {
             lr: 0.05,
             ..Group::default()
@@ -85,6 +85,7 @@ impl Rank {
                 state: StateDtypes {
                     exp_avg: dtype,
                     exp_avg_sq: [dtype, FloatDtype::F32][param % 2],
+                    ..StateDtypes::default()
                 },
                 ..ParamSpec::new(format!("{param}"), group, master)
             };
@@ -97,9 +98,9 @@ impl Rank {
             });
             tensors.push(tensor);
         }
-        let adamw = builder.build()?;
+        let optimizer = builder.build()?;
         Ok(Self {
-            adamw,
+            optimizer,
             ids,
             tensors,
             own,
@@ -109,22 +110,22 @@ impl Rank {
     fn step(&mut self, step: u64) -> Result<State, OptimError> {
         for (param, &id) in self.ids.iter().enumerate() {
             if step % 5 == LEAVES_OUT && param % 2 == 0 {
-                self.adamw.leave_out(id);
+                self.optimizer.leave_out(id);
                 continue;
             }
             let own = self.own.clone().unwrap_or(0..ALL);
             let grad = &grad(param, step)[own];
-            match self.adamw.grad(id) {
-                lowp_kernels::Source::F32(_) => self.adamw.set_grad(id, grad)?,
+            match self.optimizer.grad(id) {
+                lowp_kernels::Source::F32(_) => self.optimizer.set_grad(id, grad)?,
                 lowp_kernels::Source::Bf16(_) => {
                     let grad: Vec<_> = grad.iter().map(|&x| half::bf16::from_f32(x)).collect();
-                    self.adamw.set_grad_bf16(id, &grad)?;
+                    self.optimizer.set_grad_bf16(id, &grad)?;
                 }
             }
         }
         let max_norm = Some(20.0);
         let report = self
-            .adamw
+            .optimizer
             .step(&StepOptions {
                 max_norm,
                 ..StepOptions::default()
@@ -139,7 +140,7 @@ impl Rank {
             .map(|b| Cpu.download(&b.storage))
             .collect::<Result<_, _>>()?;
         let scales = self
-            .adamw
+            .optimizer
             .scales()
             .scales()?
             .into_iter()
@@ -163,7 +164,7 @@ fn check(mesh: Mesh, ends: &[usize], dtype: FloatDtype) {
     let masters: Vec<Vec<f32>> = alone
         .ids
         .iter()
-        .map(|&id| alone.adamw.master(id).expect("values"))
+        .map(|&id| alone.optimizer.master(id).expect("values"))
         .collect();
     assert_eq!(expected[STEPS as usize - 1].report.skipped, 1);
     assert!(expected[0].report.clip < 1.0, "{:?}", expected[0].report);
@@ -188,11 +189,15 @@ fn check(mesh: Mesh, ends: &[usize], dtype: FloatDtype) {
             }
         }
         for (&id, expected) in model.ids.iter().zip(&masters) {
-            assert_eq!(model.adamw.master(id)?, expected[own.clone()]);
+            assert_eq!(model.optimizer.master(id)?, expected[own.clone()]);
         }
-        let gather = model.adamw.flat_gather().expect("flat slices").sent_bytes() as u64;
+        let gather = model
+            .optimizer
+            .flat_gather()
+            .expect("flat slices")
+            .sent_bytes() as u64;
         // One gather for the first cast, and one per step.
-        assert_eq!(model.adamw.flat_sent_bytes(), (STEPS + 1) * gather);
+        assert_eq!(model.optimizer.flat_sent_bytes(), (STEPS + 1) * gather);
         Ok::<_, OptimError>(())
     });
     done.unwrap_or_else(|e| panic!("{mesh}, cut at {ends:?}: {e}"));
@@ -233,7 +238,7 @@ fn replicas_of_flat_slices_stay_equal() {
 /// A weight that two parameters write is named, whatever they have of its masters.
 #[test]
 fn one_weight_for_two_parameters_is_an_error() {
-    let mut builder = AdamWBuilder::new(LocalComm::solo(&Cpu));
+    let mut builder = OptimizerBuilder::new(LocalComm::solo(&Cpu));
     let group = builder.group(Group::default());
     let recipe = AnyRecipe::low_precision()[0];
     let tensor: Tensor =

@@ -4,6 +4,7 @@ mod counts;
 mod cut_rows;
 mod flat_params;
 mod missing;
+mod muon;
 mod one_graph;
 mod ranks_that_differ;
 mod states;

@@ -7,7 +7,7 @@ use lowp_comm::{LocalComm, run_ranks};
 use lowp_format::{AnyRecipe, QuantizedTensor, Recipe, RecipeOptions, Shape, Usage};
 use lowp_kernels::{Backend, Cpu, StepCounts};
 use lowp_optim::{
-    AdamW, AdamWBuilder, Group, OptimError, ParamId, ParamSpec, ParamState, StepOptions,
+    Group, OptimError, Optimizer, OptimizerBuilder, ParamId, ParamSpec, ParamState, StepOptions,
 };
 use lowp_shard::{DelayedState, ShardSpec, ShardedTensor};
 use proptest::prelude::*;
@@ -19,7 +19,7 @@ type Tensor<B> = QuantizedTensor<<B as Backend>::Buffer<u8>>;
 /// Parameters of one optimizer, with numbers that their values follow from.
 struct Model<B: Backend> {
     backend: B,
-    adamw: AdamW<B>,
+    optimizer: Optimizer<B>,
     params: Vec<(usize, ParamId, Tensor<B>)>,
 }
 
@@ -35,7 +35,7 @@ impl Model<Cpu> {
 impl<B: Backend> Model<B> {
     /// The recipe of parameter `n` is `recipes[n]`.
     fn on(backend: &B, recipes: &[AnyRecipe], numbers: &[usize]) -> Self {
-        let mut builder = AdamWBuilder::new(LocalComm::solo(backend));
+        let mut builder = OptimizerBuilder::new(LocalComm::solo(backend));
         let groups = [0.1, 0.0].map(|weight_decay| {
             builder.group(Group {
                 weight_decay,
@@ -53,12 +53,12 @@ impl<B: Backend> Model<B> {
             );
             params.push((number, builder.param(&tensor, spec).unwrap(), tensor));
         }
-        let mut adamw = builder.build().unwrap();
-        adamw.keep_sets(4);
+        let mut optimizer = builder.build().unwrap();
+        optimizer.keep_sets(4);
         let backend = backend.clone();
         Self {
             backend,
-            adamw,
+            optimizer,
             params,
         }
     }
@@ -77,24 +77,24 @@ impl<B: Backend> Model<B> {
                 if bad == Some(*number) {
                     grad[5] = f32::NAN;
                 }
-                self.adamw.set_grad(*id, &grad).unwrap();
+                self.optimizer.set_grad(*id, &grad).unwrap();
             } else {
-                self.adamw.leave_out(*id);
+                self.optimizer.leave_out(*id);
             }
         }
-        self.adamw.step(options).unwrap().wait().unwrap()
+        self.optimizer.step(options).unwrap().wait().unwrap()
     }
 
     fn everything(&self, at: usize) -> Everything {
         let (_, id, tensor) = &self.params[at];
         let buffers = tensor.buffers().iter();
         let codes = buffers.map(|buffer| self.backend.download(&buffer.storage).unwrap());
-        let book = self.adamw.scales();
-        let slots = self.adamw.slots(*id).unwrap().into_iter().flatten();
+        let book = self.optimizer.scales();
+        let slots = self.optimizer.slots(*id).unwrap().into_iter().flatten();
         let delayed = slots.map(|slot| book.delayed_state(slot).unwrap());
-        let steps = self.adamw.steps().unwrap()[at];
+        let steps = self.optimizer.steps().unwrap()[at];
         (
-            self.adamw.state(*id).unwrap(),
+            self.optimizer.state(*id).unwrap(),
             steps,
             codes.collect(),
             delayed.collect(),
@@ -150,7 +150,7 @@ fn law(recipes: &[AnyRecipe; 3], steps: &[([bool; 3], Option<usize>)], max_norm:
         .iter()
         .filter(|(present, bad)| bad.is_none_or(|bad| !present[bad]));
     assert_eq!(
-        whole.adamw.counts().unwrap().applied,
+        whole.optimizer.counts().unwrap().applied,
         applied.count() as u64
     );
 }
@@ -193,7 +193,7 @@ fn many_step_counts<B: Backend>(backend: &B) {
     let plain = recipe("fp32");
     let none = || QuantizedTensor::new(plain, shape, Usage::BOTH, |_, n| backend.alloc::<u8>(n));
     let stepped = |numbers: &[usize]| {
-        let mut builder = AdamWBuilder::new(LocalComm::solo(backend));
+        let mut builder = OptimizerBuilder::new(LocalComm::solo(backend));
         let group = builder.group(Group::default());
         let ids: Vec<ParamId> = numbers
             .iter()
@@ -202,19 +202,26 @@ fn many_step_counts<B: Backend>(backend: &B) {
                 builder.param(&none().unwrap(), spec).unwrap()
             })
             .collect();
-        let mut adamw = builder.build().unwrap();
+        let mut optimizer = builder.build().unwrap();
         let steps: Vec<u64> = numbers.iter().map(|&n| n as u64).collect();
-        adamw.set_steps(counts, &steps).unwrap();
+        optimizer.set_steps(counts, &steps).unwrap();
         for (n, &id) in numbers.iter().zip(&ids) {
             if n % 3 == 0 {
-                adamw.leave_out(id);
+                optimizer.leave_out(id);
             } else {
-                adamw.set_grad(id, &[0.5; 3]).unwrap();
+                optimizer.set_grad(id, &[0.5; 3]).unwrap();
             }
         }
-        adamw.step(&StepOptions::default()).unwrap().wait().unwrap();
-        let masters: Vec<_> = ids.iter().map(|&id| adamw.master(id).unwrap()).collect();
-        (masters, adamw.steps().unwrap())
+        optimizer
+            .step(&StepOptions::default())
+            .unwrap()
+            .wait()
+            .unwrap();
+        let masters: Vec<_> = ids
+            .iter()
+            .map(|&id| optimizer.master(id).unwrap())
+            .collect();
+        (masters, optimizer.steps().unwrap())
     };
     let all: Vec<usize> = (0..PARAMS).collect();
     let (masters, steps) = stepped(&all);
@@ -294,16 +301,19 @@ fn step_counts_go_out_and_in() {
     {
         model.step(step, set, None, &options);
     }
-    assert_eq!(model.adamw.steps().unwrap(), [2, 1, 3]);
+    assert_eq!(model.optimizer.steps().unwrap(), [2, 1, 3]);
     let mut other = Model::new(&recipes, &[0, 1, 2]);
     for at in 0..3 {
         let state = model.everything(at).0;
-        other.adamw.set_state(other.params[at].1, &state).unwrap();
+        other
+            .optimizer
+            .set_state(other.params[at].1, &state)
+            .unwrap();
     }
-    let counts = model.adamw.counts().unwrap();
-    assert!(other.adamw.set_steps(counts, &[1, 2]).is_err());
-    other.adamw.set_steps(counts, &[2, 1, 3]).unwrap();
-    other.adamw.calibrate().unwrap();
+    let counts = model.optimizer.counts().unwrap();
+    assert!(other.optimizer.set_steps(counts, &[1, 2]).is_err());
+    other.optimizer.set_steps(counts, &[2, 1, 3]).unwrap();
+    other.optimizer.calibrate().unwrap();
     for step in 3..6 {
         let set = [step != 4, true, step == 4];
         model.step(step, &set, None, &options);
@@ -316,20 +326,20 @@ fn step_counts_go_out_and_in() {
         applied: 7,
         skipped: 1,
     };
-    model.adamw.set_counts(counts).unwrap();
-    assert_eq!(model.adamw.steps().unwrap(), [7; 3]);
-    assert_eq!(model.adamw.counts().unwrap(), counts);
+    model.optimizer.set_counts(counts).unwrap();
+    assert_eq!(model.optimizer.steps().unwrap(), [7; 3]);
+    assert_eq!(model.optimizer.counts().unwrap(), counts);
 }
 
 #[test]
 fn a_parameter_that_nobody_left_out_is_told() {
     let mut model = Model::new(&["mxfp8"; 3].map(recipe), &[0, 1, 2]);
-    model.adamw.leave_out(model.params[0].1);
+    model.optimizer.leave_out(model.params[0].1);
     model
-        .adamw
+        .optimizer
         .set_grad(model.params[2].1, &values(2, 0, 1.0))
         .unwrap();
-    let error = model.adamw.step(&StepOptions::default()).unwrap_err();
+    let error = model.optimizer.step(&StepOptions::default()).unwrap_err();
     let error = error.to_string();
     assert!(
         error.contains("'p1'") && error.contains("1 of 3"),
@@ -338,15 +348,15 @@ fn a_parameter_that_nobody_left_out_is_told() {
     // A gradient that comes after all is one.
     for at in 0..2 {
         let id = model.params[at].1;
-        model.adamw.set_grad(id, &values(at, 0, 1.0)).unwrap();
+        model.optimizer.set_grad(id, &values(at, 0, 1.0)).unwrap();
     }
     model
-        .adamw
+        .optimizer
         .step(&StepOptions::default())
         .unwrap()
         .wait()
         .unwrap();
-    assert_eq!(model.adamw.steps().unwrap(), [1; 3]);
+    assert_eq!(model.optimizer.steps().unwrap(), [1; 3]);
 }
 
 #[test]
@@ -356,7 +366,7 @@ fn parameters_that_share_a_scale_are_left_out_together() {
         ("fp8-delayed", true),
         ("mxfp8", false),
     ] {
-        let mut builder = AdamWBuilder::new(LocalComm::solo(&Cpu));
+        let mut builder = OptimizerBuilder::new(LocalComm::solo(&Cpu));
         let group = builder.group(Group::default());
         builder.scales().group(Some(0));
         let ids = [0, 1].map(|n| {
@@ -365,10 +375,10 @@ fn parameters_that_share_a_scale_are_left_out_together() {
             let spec = ParamSpec::new(format!("p{n}"), group, values(n, 0, 1.0));
             builder.param(&tensor, spec).unwrap()
         });
-        let mut adamw = builder.build().unwrap();
-        adamw.set_grad(ids[0], &values(0, 1, 1.0)).unwrap();
-        adamw.leave_out(ids[1]);
-        let done = adamw.step(&StepOptions::default());
+        let mut optimizer = builder.build().unwrap();
+        optimizer.set_grad(ids[0], &values(0, 1, 1.0)).unwrap();
+        optimizer.leave_out(ids[1]);
+        let done = optimizer.step(&StepOptions::default());
         assert_eq!(done.is_err(), shares, "{name}");
         if let Err(error) = done {
             let error = error.to_string();
@@ -378,9 +388,13 @@ fn parameters_that_share_a_scale_are_left_out_together() {
             );
         }
         for id in ids {
-            adamw.leave_out(id);
+            optimizer.leave_out(id);
         }
-        adamw.step(&StepOptions::default()).unwrap().wait().unwrap();
+        optimizer
+            .step(&StepOptions::default())
+            .unwrap()
+            .wait()
+            .unwrap();
     }
 }
 
@@ -388,7 +402,7 @@ fn parameters_that_share_a_scale_are_left_out_together() {
 #[test]
 fn ranks_agree_on_what_has_a_gradient() {
     let ranks = run_ranks(&Cpu, 2, Duration::from_secs(60), |rank, comm| {
-        let mut builder = AdamWBuilder::new(comm);
+        let mut builder = OptimizerBuilder::new(comm);
         let group = builder.group(Group::default());
         let mut params = Vec::new();
         for number in 0..3 {
@@ -400,16 +414,16 @@ fn ranks_agree_on_what_has_a_gradient() {
             let spec = ParamSpec::new(format!("p{number}"), group, master);
             params.push((builder.param(shard.local(), spec)?, elements.len()));
         }
-        let mut adamw = builder.build()?;
+        let mut optimizer = builder.build()?;
         let mut step = |left_out: &[usize]| -> Result<Vec<u64>, OptimError> {
             for (number, &(id, len)) in params.iter().enumerate() {
                 match left_out.contains(&number) {
-                    true => adamw.leave_out(id),
-                    false => adamw.set_grad(id, &vec![0.5; len])?,
+                    true => optimizer.leave_out(id),
+                    false => optimizer.set_grad(id, &vec![0.5; len])?,
                 }
             }
-            adamw.step(&StepOptions::default())?.wait()?;
-            adamw.steps()
+            optimizer.step(&StepOptions::default())?.wait()?;
+            optimizer.steps()
         };
         let first = step(&[1])?;
         let second = step(if rank == 0 { &[1] } else { &[0, 1, 2] });

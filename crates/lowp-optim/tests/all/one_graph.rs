@@ -8,7 +8,7 @@ use lowp_comm::{Communicator, LocalComm};
 use lowp_format::{AnyRecipe, Orientation, Phase, QuantizedTensor, Shape, Usage};
 use lowp_kernels::{Backend, Cpu, DecodeJob, Source, StepScalars, Work};
 use lowp_optim::{
-    AdamW, AdamWBuilder, Group, OptimError, ParamId, ParamSpec, StepOptions, StepReport,
+    Group, OptimError, Optimizer, OptimizerBuilder, ParamId, ParamSpec, StepOptions, StepReport,
 };
 use lowp_shard::{
     CastItem, CastPlan, GatherGroup, GatherPool, ScaleBook, ScaleBookBuilder, ShardSpec,
@@ -23,7 +23,7 @@ const SHAPE: Shape = Shape::new(96, 192);
 struct Model<B: Backend> {
     backend: B,
     comm: Arc<dyn Communicator<B>>,
-    adamw: AdamW<B>,
+    optimizer: Optimizer<B>,
     ids: Vec<ParamId>,
     weights: GatherGroup<B>,
     /// Tensors that are cast beside the parameters, as activations are: their values and bytes.
@@ -44,7 +44,7 @@ fn numbers(seed: u64, len: usize) -> Vec<f32> {
 impl<B: Backend> Model<B> {
     fn new(backend: &B) -> Result<Self, OptimError> {
         let comm: Arc<dyn Communicator<B>> = LocalComm::solo(&backend.fork()?).into();
-        let mut builder = AdamWBuilder::new(comm.clone()).on(backend);
+        let mut builder = OptimizerBuilder::new(comm.clone()).on(backend);
         let group = builder.group(Group {
             lr: 0.01,
             ..Group::default()
@@ -68,7 +68,7 @@ impl<B: Backend> Model<B> {
             values.push(value);
             operands.push(operand);
         }
-        let adamw = builder.build()?;
+        let optimizer = builder.build()?;
         let book = book.build(backend)?;
         let cast = CastPlan::new(backend, &book, &items)?;
         let pool = GatherPool::new(backend);
@@ -76,7 +76,7 @@ impl<B: Backend> Model<B> {
         let mut model = Self {
             backend: backend.clone(),
             comm,
-            adamw,
+            optimizer,
             ids,
             weights,
             values,
@@ -118,7 +118,7 @@ impl<B: Backend> Model<B> {
             if step == 3 && index == 2 {
                 grad[SHAPE.elements() - 1] = f32::NAN;
             }
-            self.adamw.set_grad(id, &grad)?;
+            self.optimizer.set_grad(id, &grad)?;
             let value = numbers(500 * step + index, SHAPE.elements());
             self.backend
                 .write(&self.values[index as usize], 0, &value)?;
@@ -129,12 +129,12 @@ impl<B: Backend> Model<B> {
             max_norm: Some(if step.is_multiple_of(2) { 10.0 } else { 1e6 }),
             ..StepOptions::default()
         };
-        self.adamw.prepare(&options)
+        self.optimizer.prepare(&options)
     }
 
     /// A whole step. The gathers, on their own stream, overlap the casts of the operands.
     fn enqueue(&mut self) -> Result<(), OptimError> {
-        self.adamw.enqueue()?;
+        self.optimizer.enqueue()?;
         for phase in Phase::ALL {
             self.weights.unshard(phase)?;
             self.cast.run(&self.book, &*self.comm)?;
@@ -152,8 +152,8 @@ impl<B: Backend> Model<B> {
         let bits = |values: Vec<f32>| values.iter().flat_map(|x| x.to_le_bytes()).collect();
         let mut state: Vec<Vec<u8>> = Vec::new();
         for &id in &self.ids {
-            state.push(bits(self.adamw.master(id)?));
-            state.extend(self.adamw.moments(id)?.map(bits));
+            state.push(bits(self.optimizer.master(id)?));
+            state.extend(self.optimizer.states(id)?.into_iter().map(bits));
         }
         for decoded in self.decoded.iter().flatten() {
             state.push(bits(backend.download(decoded)?));
@@ -167,7 +167,7 @@ impl<B: Backend> Model<B> {
         for buffer in buffers.flatten() {
             state.push(backend.download(&buffer.storage)?);
         }
-        for book in [&**self.adamw.scales(), &self.book] {
+        for book in [&**self.optimizer.scales(), &self.book] {
             state.push(bits(book.scales()?));
             for slot in book.slots() {
                 state.push(bits(book.history(slot)?.unwrap_or_default()));
@@ -187,7 +187,7 @@ fn call_by_call<B: Backend>(backend: &B) -> Result<Vec<Seen>, OptimError> {
     for step in 1..=STEPS {
         model.feed(step)?;
         model.enqueue()?;
-        let report = model.adamw.outcome()?.wait()?;
+        let report = model.optimizer.outcome()?.wait()?;
         seen.push((model.state()?, report));
     }
     Ok(seen)
@@ -209,7 +209,7 @@ fn as_one_graph<B: Backend>(backend: &B, waits: impl Fn() -> u64) -> Result<(), 
     for (step, (state, report)) in (1..).zip(&expected) {
         model.feed(step)?;
         backend.launch(&graph)?;
-        let found = model.adamw.outcome()?.wait()?;
+        let found = model.optimizer.outcome()?.wait()?;
         assert_eq!(text(&found), text(report), "step {step}");
         let found = model.state()?;
         let differs = found.iter().zip(state).position(|(a, b)| a != b);
@@ -227,7 +227,7 @@ fn as_one_graph<B: Backend>(backend: &B, waits: impl Fn() -> u64) -> Result<(), 
         model.feed(STEPS + 1)?;
         backend.launch(&graph)?;
         model.weights.reshard();
-        assert!(model.adamw.outcome()?.wait()?.applied);
+        assert!(model.optimizer.outcome()?.wait()?.applied);
     }
     // A second time from the first step, without looking: the host never waits, and nothing is lost.
     let mut blind = Model::new(backend)?;
@@ -238,7 +238,7 @@ fn as_one_graph<B: Backend>(backend: &B, waits: impl Fn() -> u64) -> Result<(), 
     for step in 1..=STEPS {
         blind.feed(step)?;
         backend.launch(&graph)?;
-        outcomes.push(blind.adamw.outcome()?);
+        outcomes.push(blind.optimizer.outcome()?);
     }
     assert_eq!(waits(), before, "the host waited for the device");
     for (outcome, (_, report)) in outcomes.into_iter().zip(&expected) {

@@ -9,7 +9,7 @@ use lowp_comm::{
 };
 use lowp_format::{AnyRecipe, Phase, Shape};
 use lowp_kernels::{Cpu, Source};
-use lowp_optim::{AdamW, AdamWBuilder, Group, OptimError, ParamId, ParamSpec, StepOptions};
+use lowp_optim::{Group, OptimError, Optimizer, OptimizerBuilder, ParamId, ParamSpec, StepOptions};
 use lowp_shard::{
     GatherGroup, GatherPool, GradBucketOptions, GradBuckets, GradParam, ShardSpec, ShardedTensor,
 };
@@ -76,7 +76,7 @@ impl Before {
 /// One rank of a model.
 struct Rank {
     mesh: MeshComm<Cpu>,
-    adamw: AdamW<Cpu>,
+    optimizer: Optimizer<Cpu>,
     ids: Vec<ParamId>,
     pool: Arc<GatherPool<Cpu>>,
     weights: Vec<GatherGroup<Cpu>>,
@@ -89,7 +89,7 @@ impl Rank {
         let shard = &mesh.shard;
         let recipe = AnyRecipe::low_precision()[2];
         let spec = ShardSpec::new(&recipe, SHAPE, shard.world_size(), shard.rank())?;
-        let mut builder = AdamWBuilder::new(mesh.world.clone()).mesh(mesh.mesh);
+        let mut builder = OptimizerBuilder::new(mesh.world.clone()).mesh(mesh.mesh);
         let group = builder.group(Group::default());
         let (mut ids, mut shards) = (Vec::new(), Vec::new());
         for number in 0..WEIGHTS {
@@ -99,7 +99,7 @@ impl Rank {
             ids.push(builder.param(tensor.local(), param)?);
             shards.push(tensor);
         }
-        let adamw = builder.build()?;
+        let optimizer = builder.build()?;
         let pool = GatherPool::new(&Cpu);
         // In two memories: their gathers have one order.
         let pools = [Arc::clone(&pool), pool.beside()];
@@ -111,7 +111,7 @@ impl Rank {
             block: None,
             name: format!("w{number}"),
             ranges: spec.all_elements(),
-            out: match adamw.grad(id) {
+            out: match optimizer.grad(id) {
                 Source::F32(out) => out.clone(),
                 Source::Bf16(_) => {
                     unreachable!("gradients are f32 unless they are said to be bf16")
@@ -127,7 +127,7 @@ impl Rank {
         let buckets = GradBuckets::new(&Cpu, &mesh, params, options)?;
         Ok(Self {
             mesh,
-            adamw,
+            optimizer,
             ids,
             pool,
             weights,
@@ -147,17 +147,23 @@ impl Rank {
             self.buckets.push(weight)?;
         }
         let reduced = self.buckets.finish()?;
-        self.adamw.compare(reduced.done);
-        self.adamw.compare(self.pool.gathered(&*self.mesh.shard));
-        self.ids.iter().for_each(|&id| self.adamw.mark_ready(id));
+        self.optimizer.compare(reduced.done);
+        self.optimizer
+            .compare(self.pool.gathered(&*self.mesh.shard));
+        self.ids
+            .iter()
+            .for_each(|&id| self.optimizer.mark_ready(id));
         // The calls of a step by themselves: ranks of this test cannot capture.
-        self.adamw.prepare(&StepOptions::default())?;
-        self.adamw.enqueue()?;
-        Ok(self.adamw.outcome()?.wait()?.applied)
+        self.optimizer.prepare(&StepOptions::default())?;
+        self.optimizer.enqueue()?;
+        Ok(self.optimizer.outcome()?.wait()?.applied)
     }
 
     fn masters(&self) -> Result<Vec<Vec<f32>>, OptimError> {
-        self.ids.iter().map(|&id| self.adamw.master(id)).collect()
+        self.ids
+            .iter()
+            .map(|&id| self.optimizer.master(id))
+            .collect()
     }
 }
 
@@ -265,13 +271,13 @@ fn the_error_names_a_parameter_that_one_rank_leaves_out() {
         rank_of
             .ids
             .iter()
-            .for_each(|&id| rank_of.adamw.mark_ready(id));
+            .for_each(|&id| rank_of.optimizer.mark_ready(id));
         if rank == 1 {
-            rank_of.adamw.leave_out(rank_of.ids[2]);
+            rank_of.optimizer.leave_out(rank_of.ids[2]);
         }
-        rank_of.adamw.prepare(&StepOptions::default())?;
-        rank_of.adamw.enqueue()?;
-        let outcome = rank_of.adamw.outcome()?.wait();
+        rank_of.optimizer.prepare(&StepOptions::default())?;
+        rank_of.optimizer.enqueue()?;
+        let outcome = rank_of.optimizer.outcome()?.wait();
         Ok((
             outcome.map(drop).map_err(|error| error.to_string()),
             rank_of.masters()? == masters,

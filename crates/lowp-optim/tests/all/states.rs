@@ -4,19 +4,19 @@ use lowp_comm::LocalComm;
 use lowp_format::{AnyRecipe, RecipeOptions, Shape};
 use lowp_kernels::{Backend, Cpu};
 use lowp_optim::{
-    AdamW, AdamWBuilder, FloatDtype, Group, OptimError, ParamId, ParamSpec, StateDtypes,
-    StepOptions,
+    FloatDtype, Group, OptimError, Optimizer, OptimizerBuilder, ParamId, ParamSpec, Rule,
+    StateDtypes, StepOptions,
 };
 use lowp_shard::{ShardSpec, ShardedTensor};
 
 const SHAPE: Shape = Shape::new(32, 32);
 
-/// One parameter, with moments of the dtypes of `state`, which begins with `master`.
-fn optimizer(
+/// One parameter, with states of the dtypes of `state`, which begins with `master`.
+fn one_param(
     state: StateDtypes,
     master: Vec<f32>,
-) -> Result<(AdamW<Cpu>, ParamId, ShardedTensor<Cpu>), OptimError> {
-    let mut builder = AdamWBuilder::new(LocalComm::solo(&Cpu)).on(&Cpu);
+) -> Result<(Optimizer<Cpu>, ParamId, ShardedTensor<Cpu>), OptimError> {
+    let mut builder = OptimizerBuilder::new(LocalComm::solo(&Cpu)).on(&Cpu);
     let group = builder.group(Group::default());
     let recipe = AnyRecipe::from_name("mxfp8", &RecipeOptions::default())?;
     let shard = ShardedTensor::new(&Cpu, recipe, ShardSpec::new(&recipe, SHAPE, 1, 0)?)?;
@@ -33,9 +33,9 @@ fn values(seed: u32) -> Vec<f32> {
     (0..SHAPE.elements() as u32).map(value).collect()
 }
 
-fn step(adamw: &mut AdamW<Cpu>, id: ParamId, seed: u32) -> Result<(), OptimError> {
-    adamw.set_grad(id, &values(seed))?;
-    let report = adamw.step(&StepOptions::default())?.wait()?;
+fn step(optimizer: &mut Optimizer<Cpu>, id: ParamId, seed: u32) -> Result<(), OptimError> {
+    optimizer.set_grad(id, &values(seed))?;
+    let report = optimizer.step(&StepOptions::default())?.wait()?;
     assert!(report.applied);
     Ok(())
 }
@@ -52,6 +52,7 @@ fn every_state() -> impl Iterator<Item = StateDtypes> {
     pairs.into_iter().map(|[exp_avg, exp_avg_sq]| StateDtypes {
         exp_avg,
         exp_avg_sq,
+        ..StateDtypes::default()
     })
 }
 
@@ -60,32 +61,33 @@ fn a_second_moment_alone_in_bf16_is_an_error() {
     let state = StateDtypes {
         exp_avg: FloatDtype::F32,
         exp_avg_sq: FloatDtype::Bf16,
+        ..StateDtypes::default()
     };
-    let error = optimizer(state, values(0)).expect_err("an error");
+    let error = one_param(state, values(0)).expect_err("an error");
     let text = error.to_string();
     assert!(text.contains("exp_avg alone in bf16"), "{text}");
 }
 
-/// Bytes of master, gradient and moments are those of the dtypes; a state of another dtype is rounded to nearest even, moment by moment.
+/// Bytes of master, gradient and states are those of the dtypes; a state of another dtype is rounded to nearest even.
 #[test]
 fn a_state_is_rounded_to_the_dtypes_of_another() -> Result<(), OptimError> {
-    let (mut from, id, _) = optimizer(StateDtypes::default(), values(0))?;
+    let (mut from, id, _) = one_param(StateDtypes::default(), values(0))?;
     (1..=2).try_for_each(|seed| step(&mut from, id, seed))?;
     let state = from.state(id)?;
     for dtypes in every_state() {
-        let (mut to, to_id, _) = optimizer(dtypes, values(0))?;
-        let bytes = 2 * size_of::<f32>() + dtypes.moment_bytes();
+        let (mut to, to_id, _) = one_param(dtypes, values(0))?;
+        let bytes = 2 * size_of::<f32>() + dtypes.bytes(Rule::AdamW);
         assert_eq!(to.state_bytes(), SHAPE.elements() * bytes);
         to.set_state(to_id, &state)?;
         let found = to.state(to_id)?;
         assert_eq!(found.master, state.master);
-        for (at, dtype) in dtypes.moments().into_iter().enumerate() {
+        for (at, (_, dtype)) in dtypes.of_rule(Rule::AdamW).enumerate() {
             let rounded = |&x: &f32| match dtype {
                 FloatDtype::F32 => x,
                 FloatDtype::Bf16 => half::bf16::from_f32(x).to_f32(),
             };
-            let expected: Vec<f32> = state.moments[at].iter().map(rounded).collect();
-            assert_eq!(found.moments[at], expected, "{dtypes}");
+            let expected: Vec<f32> = state.states[at].iter().map(rounded).collect();
+            assert_eq!(found.states[at], expected, "{dtypes}");
         }
     }
     Ok(())
@@ -94,11 +96,11 @@ fn a_state_is_rounded_to_the_dtypes_of_another() -> Result<(), OptimError> {
 #[test]
 fn a_state_goes_on_as_it_would_have() -> Result<(), OptimError> {
     for dtypes in every_state() {
-        let (mut whole, id, shard) = optimizer(dtypes, values(0))?;
+        let (mut whole, id, shard) = one_param(dtypes, values(0))?;
         (1..=2).try_for_each(|seed| step(&mut whole, id, seed))?;
         let (state, counts) = (whole.state(id)?, whole.counts()?);
         // Another beginning, which the state replaces.
-        let (mut other, other_id, other_shard) = optimizer(dtypes, values(9))?;
+        let (mut other, other_id, other_shard) = one_param(dtypes, values(9))?;
         other.set_state(other_id, &state)?;
         other.set_counts(counts)?;
         other.calibrate()?;
@@ -122,7 +124,7 @@ fn a_second_moment_in_bf16_does_not_fall_with_a_beta2_of_0_999() -> Result<(), O
         (0.99, FloatDtype::Bf16, true),
         (0.95, FloatDtype::Bf16, true),
     ] {
-        let mut builder = AdamWBuilder::new(LocalComm::solo(&Cpu)).on(&Cpu);
+        let mut builder = OptimizerBuilder::new(LocalComm::solo(&Cpu)).on(&Cpu);
         let group = builder.group(Group {
             betas: (0.9, beta2),
             ..Group::default()
@@ -133,22 +135,23 @@ fn a_second_moment_in_bf16_does_not_fall_with_a_beta2_of_0_999() -> Result<(), O
             state: StateDtypes {
                 exp_avg: dtype,
                 exp_avg_sq: dtype,
+                ..StateDtypes::default()
             },
             ..ParamSpec::new("w", group, values(0))
         };
         let id = builder.param(shard.local(), spec)?;
-        let mut adamw = builder.build()?;
+        let mut optimizer = builder.build()?;
         // A value in each part of a binade.
         let first: Vec<f32> = (0..SHAPE.elements())
             .map(|i| 1.0 + i as f32 / 1024.0)
             .collect();
-        adamw.set_moments(id, &[vec![0.0; first.len()], first])?;
-        let [_, before] = adamw.moments(id)?;
+        optimizer.set_states(id, &[vec![0.0; first.len()], first])?;
+        let before = optimizer.states(id)?.remove(1);
         for _ in 0..1000 {
-            adamw.set_grad(id, &vec![0.0; SHAPE.elements()])?;
-            adamw.step(&StepOptions::default())?.wait()?;
+            optimizer.set_grad(id, &vec![0.0; SHAPE.elements()])?;
+            optimizer.step(&StepOptions::default())?.wait()?;
         }
-        let [_, after] = adamw.moments(id)?;
+        let after = optimizer.states(id)?.remove(1);
         let ratio = |(after, before): (&f32, &f32)| after / before;
         let ratios = after.iter().zip(&before).map(ratio);
         let most = ratios.fold(0.0, f32::max);
@@ -162,34 +165,36 @@ fn a_second_moment_in_bf16_does_not_fall_with_a_beta2_of_0_999() -> Result<(), O
 
 #[test]
 fn states_that_do_not_fit_are_told_and_replace_nothing() -> Result<(), OptimError> {
-    let (mut adamw, id, _) = optimizer(StateDtypes::default(), values(0))?;
-    step(&mut adamw, id, 1)?;
-    let state = adamw.state(id)?;
-    let mut wrong = vec![state.clone(); 6];
+    let (mut optimizer, id, _) = one_param(StateDtypes::default(), values(0))?;
+    step(&mut optimizer, id, 1)?;
+    let state = optimizer.state(id)?;
+    let mut wrong = vec![state.clone(); 7];
     wrong[0].master.pop();
-    wrong[1].moments[0].push(0.0);
-    wrong[2].moments[1].clear();
-    for (wrong, value) in wrong[3..].iter_mut().zip([-1e-9, f32::NAN, f32::INFINITY]) {
-        wrong.moments[1][7] = value;
+    wrong[1].states[0].push(0.0);
+    wrong[2].states[1].clear();
+    wrong[3].states.pop();
+    for (wrong, value) in wrong[4..].iter_mut().zip([-1e-9, f32::NAN, f32::INFINITY]) {
+        wrong.states[1][7] = value;
         wrong.master[0] += 1.0;
     }
     let texts = [
         "the master has 1023 values, but this rank's shard has 1024",
-        "the first moment has 1025 values",
-        "the second moment has 0 values",
+        "exp_avg has 1025 values",
+        "exp_avg_sq has 0 values",
+        "is updated by adamw, which keeps 2 states of each element, but 1 were given",
         "second moment 7 is -0.000000001",
         "second moment 7 is NaN",
         "second moment 7 is inf",
     ];
     for (wrong, text) in wrong.iter().zip(texts) {
-        let error = adamw.set_state(id, wrong).expect_err(text).to_string();
+        let error = optimizer.set_state(id, wrong).expect_err(text).to_string();
         assert!(
             error.contains("parameter 'w'") && error.contains(text),
             "{error}"
         );
-        assert_eq!(adamw.state(id)?, state);
+        assert_eq!(optimizer.state(id)?, state);
     }
-    let (other, foreign, _) = optimizer(StateDtypes::default(), values(0))?;
-    assert!(other.state(id).is_err() && adamw.set_state(foreign, &state).is_err());
+    let (other, foreign, _) = one_param(StateDtypes::default(), values(0))?;
+    assert!(other.state(id).is_err() && optimizer.set_state(foreign, &state).is_err());
     Ok(())
 }

@@ -1,4 +1,4 @@
-"""Weights in 8 and 4 bits for PyTorch: quantized tensors, FSDP2 gathers of codes, AdamW fused with the cast.
+"""Weights in 8 and 4 bits for PyTorch: quantized tensors, FSDP2 gathers of codes, optimizers fused with the cast.
 
 >>> import torch, lowp
 >>> weight = lowp.quantize(torch.randn(64, 64), "mxfp8-2d")
@@ -9,7 +9,7 @@ torch.Size([64, 64])
 from ._errors import LowpError, UnsupportedOp
 from ._lowp import HAS_CUDA, Recipe, recipes
 from ._lowp import VERSION as __version__
-from ._optim import AdamW
+from ._optimizers import SGD, AdamW, Lion
 from ._model import quantize_model_
 from ._files import load, save
 from ._flat import cast_master_weights
@@ -19,8 +19,10 @@ from ._plan import Plan, plan
 from . import _full, _replicas  # what DTensor gathers by, and what DistributedDataParallel broadcasts by
 
 __all__ = [
+    "SGD",
     "AdamW",
     "HAS_CUDA",
+    "Lion",
     "LowpError",
     "Plan",
     "Recipe",

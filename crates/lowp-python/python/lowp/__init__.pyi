@@ -115,7 +115,11 @@ def cast_master_weights(
     group: ProcessGroup | None = None,
 ) -> None: ...
 
-class AdamW(torch.optim.Optimizer):
+class _Optimizer(torch.optim.Optimizer):
+    def step(self, closure: Callable[[], Any] | None = None, *, grad_scale: float = 1.0) -> Any: ...
+    def last_step(self) -> dict[str, Any]: ...
+
+class AdamW(_Optimizer):
     def __init__(
         self,
         params: Iterable[torch.Tensor] | Iterable[dict[str, Any]],
@@ -129,5 +133,32 @@ class AdamW(torch.optim.Optimizer):
         moments_dtype: torch.dtype = ...,
         capturable: bool = False,
     ) -> None: ...
-    def step(self, closure: Callable[[], Any] | None = None, *, grad_scale: float = 1.0) -> Any: ...
-    def last_step(self) -> dict[str, Any]: ...
+
+class Lion(_Optimizer):
+    def __init__(
+        self,
+        params: Iterable[torch.Tensor] | Iterable[dict[str, Any]],
+        lr: float = 1e-4,
+        betas: tuple[float, float] = (0.9, 0.99),
+        weight_decay: float = 0.0,
+        *,
+        max_norm: float | None = None,
+        skip_nonfinite: bool = False,
+        moments_dtype: torch.dtype = ...,
+        capturable: bool = False,
+    ) -> None: ...
+
+class SGD(_Optimizer):
+    def __init__(
+        self,
+        params: Iterable[torch.Tensor] | Iterable[dict[str, Any]],
+        lr: float = 1e-3,
+        momentum: float = 0.0,
+        weight_decay: float = 0.0,
+        nesterov: bool = False,
+        *,
+        max_norm: float | None = None,
+        skip_nonfinite: bool = False,
+        moments_dtype: torch.dtype = ...,
+        capturable: bool = False,
+    ) -> None: ...

@@ -18,8 +18,8 @@ from ._torch_compat import local_of, whole_group
 _F32, _BF16 = torch.float32, torch.bfloat16
 
 
-def arg(name, group, param, state, grad, mesh):
-    """A parameter as Rust takes it; ``grad`` is ``None`` if it has none."""
+def arg(name, group, param, state, grad, mesh, keys):
+    """A parameter as Rust takes it, with the states of ``keys``; ``grad`` is ``None`` if it has none."""
     local = local_of(param)
     shard = None
     if isinstance(local, Tensor):
@@ -35,7 +35,7 @@ def arg(name, group, param, state, grad, mesh):
         names = [spec.name for spec in recipe.buffers(*shape)] if local.dtype == _BF16 else []
         buffers = [(name, memory(local.detach(), keep=True)) for name in names]
     master = local_of(state["master"]) if "master" in state else local.detach()
-    exp_avg, exp_avg_sq = local_of(state["exp_avg"]), local_of(state["exp_avg_sq"])
+    states = [local_of(state[key]) for key in keys]
     return SimpleNamespace(
         name=name,
         group=group,
@@ -44,14 +44,13 @@ def arg(name, group, param, state, grad, mesh):
         shard=shard,
         buffers=buffers,
         master=memory(master, keep=True),
-        exp_avg=memory(exp_avg, keep=True),
-        exp_avg_sq=memory(exp_avg_sq, keep=True),
-        moments=dtype_name(exp_avg.dtype),
+        states=[memory(values, keep=True) for values in states],
+        states_are=dtype_name(states[0].dtype) if states else "float32",
         grad=None if grad is None else ((*grad[:2], local.get_device(), None), grad[2]),
     )
 
 
-def arg_of_no_rows(name, group, param):
+def arg_of_no_rows(name, group, param, keys):
     """A parameter that is frozen: as on a rank that has none of its rows, so that it takes no memory. ``None`` for what cannot be planned like that.
     A delayed scale begins with the values of the first step, so it needs them."""
     local = local_of(param)
@@ -70,9 +69,8 @@ def arg_of_no_rows(name, group, param):
         shard=None,
         buffers=[(key, memory(store.buffers[key], keep=True)) for key in names],
         master=none,
-        exp_avg=none,
-        exp_avg_sq=none,
-        moments="float32",
+        states=[none] * len(keys),
+        states_are="float32",
         grad=None,
     )
 

@@ -1,4 +1,4 @@
-"""``lowp.AdamW``: one fused update and cast of all parameters."""
+"""The optimizers of ``lowp``: one fused update and cast of all parameters."""
 
 import contextlib
 
@@ -22,35 +22,11 @@ _F32, _BF16 = torch.float32, torch.bfloat16
 _Parameter = torch.nn.Parameter
 
 
-class AdamW(OptimizerState, torch.optim.Optimizer):
-    """AdamW over any mix of quantized and plain parameters, in one planned launch.
+class Optimizer(OptimizerState, torch.optim.Optimizer):
+    """What all optimizers have in common. Each says its ``rule``, the ``states`` that the rule keeps of a parameter, and how the hyperparameters
+    of a group are the ``numbers`` that Rust takes."""
 
-    Masters are float32: the masters that ``quantize_model_`` kept, copies of bfloat16 parameters, and float32 parameters themselves.
-    A step updates masters and casts them to codes in the same pass. It leaves parameters without a gradient as they are, and counts the
-    steps of each. Under FSDP2 each rank updates its rows, and the ranks agree on scales and on the norm. Every rank must make the
-    optimizer; the ranks then compare parameters and recipes.
-
-    ``max_norm`` clips the global norm of gradients on the device. With ``max_norm`` or ``skip_nonfinite``, all ranks skip the step if a gradient
-    is not finite on any rank (``last_step()`` reports it). Without either only the update reads gradients, and there is no norm. ``moments_dtype`` may be ``torch.bfloat16``. With ``capturable``
-    a step may be captured in a CUDA graph, after a step over the same gradients; the graph keeps the hyperparameters of that step.
-
-    >>> opt = lowp.AdamW(model.parameters(), lr=3e-4, max_norm=1.0)
-    >>> loss.backward(); opt.step(); opt.zero_grad()
-    """
-
-    def __init__(
-        self,
-        params,
-        lr=1e-3,
-        betas=(0.9, 0.999),
-        eps=1e-8,
-        weight_decay=1e-2,
-        *,
-        max_norm=None,
-        skip_nonfinite=False,
-        moments_dtype=_F32,
-        capturable=False,
-    ):
+    def __init__(self, params, defaults, *, max_norm=None, skip_nonfinite=False, moments_dtype=_F32, capturable=False):
         params = listed(params)
         # First of all: whatever fails on this rank alone, the others hear of.
         ranks = ranks_of(tensors(params))
@@ -65,7 +41,7 @@ class AdamW(OptimizerState, torch.optim.Optimizer):
         with together(ranks):
             if moments_dtype not in (_F32, _BF16):
                 raise LowpError(f"moments_dtype={moments_dtype}; give torch.float32 or torch.bfloat16")
-            super().__init__(params, dict(lr=lr, betas=betas, eps=eps, weight_decay=weight_decay))
+            super().__init__(params, defaults)
         agree(self.param_groups, ranks)
 
     def add_param_group(self, param_group):
@@ -78,7 +54,7 @@ class AdamW(OptimizerState, torch.optim.Optimizer):
 
     def __getstate__(self):
         raise LowpError(
-            "a lowp.AdamW cannot be copied or pickled, because its step is planned over the memory of its parameters; make a new optimizer over "
+            f"a lowp.{type(self).__name__} cannot be copied or pickled, because its step is planned over the memory of its parameters; make a new optimizer over "
             "the other parameters and load the state_dict() of this one"
         )
 
@@ -134,15 +110,15 @@ class AdamW(OptimizerState, torch.optim.Optimizer):
         return self._built.rust.report()
 
     def _groups(self):
-        return [numbers(index, group) for index, group in enumerate(self.param_groups)]
+        return [numbers(index, group, self) for index, group in enumerate(self.param_groups)]
 
     # State.
 
     def _param_state(self, param):
-        """Master and moments of a parameter, like it in shape and shards; ``master`` is left out where it is the parameter."""
+        """Master and states of a parameter, like it in shape and shards; ``master`` is left out where it is the parameter."""
         state = self.state[param]
         local = local_of(param)
-        if "exp_avg" in state:
+        if "step" in state:
             if not isinstance(local, Tensor) and local.dtype != (_BF16 if "master" in state else _F32):
                 raise LowpError(
                     f"a parameter of shape {tuple(param.shape)} is {local.dtype} and was {_BF16 if 'master' in state else _F32} when the optimizer made its "
@@ -164,11 +140,11 @@ class AdamW(OptimizerState, torch.optim.Optimizer):
             state["master"] = like(param, local.detach().float().contiguous())
         elif local.dtype != _F32:
             raise LowpError(
-                f"a parameter of shape {tuple(local.shape)} has the dtype {local.dtype}; lowp.AdamW updates float32, bfloat16 and lowp.Tensor: "
+                f"a parameter of shape {tuple(local.shape)} has the dtype {local.dtype}; lowp.{type(self).__name__} updates float32, bfloat16 and lowp.Tensor: "
                 "convert it"
             )
-        zeros = lambda: torch.zeros(tuple(local.shape), dtype=self.moments_dtype, device=local.device)
-        state["exp_avg"], state["exp_avg_sq"] = like(param, zeros()), like(param, zeros())
+        for key in self.states:
+            state[key] = like(param, torch.zeros(tuple(local.shape), dtype=self.moments_dtype, device=local.device))
         state["step"] = torch.tensor(0.0)
         return state
 
@@ -226,7 +202,7 @@ class _Built:
             self.ranks = None
         if old is None:
             agree(optimizer.param_groups, self.ranks)
-            self.rust = _lowp.AdamW(device, groups, args, self.ranks, self.mesh)
+            self.rust = _lowp.Optimizer(device, optimizer.rule, groups, args, self.ranks, self.mesh)
         else:
             # Where memory lies is a matter of one rank.
             self.rust = old.rust.moved(device, groups, args)
@@ -311,15 +287,15 @@ class _Built:
             index, group, state = index_of[id(param)], numbers[id(param)], states.get(id(param))
             name = self.plan_names[index]
             if state is None:
-                args.append(arg_of_no_rows(name, group, param))
+                args.append(arg_of_no_rows(name, group, param, optimizer.states))
                 continue
-            for key in ("master", "exp_avg", "exp_avg_sq"):
+            for key in ("master", *optimizer.states):
                 if key in state and local_of(state[key]).device != self.device:
                     raise LowpError(
                         f"{key} of parameter {index} is on {local_of(state[key]).device}, but the parameter is on {self.device}; make the optimizer "
                         "after the model was moved, and load its state then"
                     )
-            args.append(arg(name, group, param, state, grad, self.mesh))
+            args.append(arg(name, group, param, state, grad, self.mesh, optimizer.states))
         self.alive = alive  # until Rust has them
         return args
 
@@ -451,7 +427,7 @@ class _Built:
         for param, grad in zip(self.params, grads):
             if grad is not None and grad.layout != torch.strided:
                 raise LowpError(
-                    f"the gradient of {self.title(param)} has the layout {grad.layout}; lowp.AdamW updates every value of a parameter: make the "
+                    f"the gradient of {self.title(param)} has the layout {grad.layout}; every value of a parameter is updated: make the "
                     "embedding with sparse=False, or give that parameter another optimizer"
                 )
 
@@ -462,4 +438,4 @@ def _local_grad(grad):
     return local.wait() if type(local) is not torch.Tensor and hasattr(local, "wait") else local
 
 
-__all__ = ["AdamW"]
+__all__ = ["Optimizer"]

@@ -1,4 +1,4 @@
-"""The state of an optimizer as PyTorch's optimizers give and take it: masters, moments, counts and delayed scales."""
+"""The state of an optimizer as PyTorch's optimizers give and take it: masters, states, counts and delayed scales."""
 
 import torch
 
@@ -8,9 +8,12 @@ from ._params import all_of
 from ._tensor import Tensor
 from ._torch_compat import like, local_of
 
+# What optimizers keep of a parameter beside its master.
+_STATES = ("exp_avg", "exp_avg_sq", "momentum_buffer")
+
 
 class OptimizerState:
-    """``state_dict`` and ``load_state_dict`` of ``lowp.AdamW``."""
+    """``state_dict`` and ``load_state_dict`` of an optimizer."""
 
     def _take_loaded(self):
         """Gives the plan the counts and delayed scales that were loaded."""
@@ -81,20 +84,27 @@ class OptimizerState:
     def _forget(self, param):
         """Begins anew, as a new optimizer over the same master: what a state without this parameter says."""
         state = self.state[param]
-        local_of(state["exp_avg"]).zero_()
-        local_of(state["exp_avg_sq"]).zero_()
+        for key in self.states:
+            local_of(state[key]).zero_()
         state["step"] = torch.tensor(0.0)
         for key in ("skipped", "scales", "encode_scale"):
             state.pop(key, None)
 
     def _load_param(self, param, values):
         state = self._param_state(param)
-        for key in ("master", "exp_avg", "exp_avg_sq"):
+        found = [key for key in _STATES if key in values]
+        if found != list(self.states):
+            kept, found = (" and ".join(keys) or "nothing but masters" for keys in (self.states, found))
+            raise LowpError(
+                f"the loaded state of a parameter of shape {tuple(param.shape)} has {found}, and lowp.{type(self).__name__} keeps {kept}; load the "
+                "state of an optimizer of the same kind"
+            )
+        for key in ("master", *self.states):
             if key not in state:
                 continue
             if key not in values:
                 raise LowpError(
-                    f"the loaded state of a parameter of shape {tuple(param.shape)} has no {key}; load the state of a lowp.AdamW over parameters of "
+                    f"the loaded state of a parameter of shape {tuple(param.shape)} has no {key}; load the state of a lowp.{type(self).__name__} over parameters of "
                     "the same dtype"
                 )
             own, new = local_of(state[key]), local_of(values[key])

@@ -69,14 +69,14 @@ def check_once(named):
             raise LowpError(f"{title(index, name, param)} is also parameter {first}; give the optimizer each parameter once")
 
 
-def numbers(index, group):
-    """The hyperparameters of a group as Rust takes them."""
+def numbers(index, group, optimizer):
+    """The hyperparameters of a group as Rust takes them: lr, beta1, beta2, eps, weight decay."""
     try:
-        beta1, beta2 = group["betas"]
-        return (float(group["lr"]), float(beta1), float(beta2), float(group["eps"]), float(group["weight_decay"]))
+        return tuple(float(number) for number in optimizer.numbers(group))
     except (TypeError, ValueError) as error:
-        given = ", ".join(f"{key}={group[key]!r}" for key in ("lr", "betas", "eps", "weight_decay"))
-        raise LowpError(f"the hyperparameters of group {index} are {given}; give numbers, and two numbers as betas ({error})") from None
+        given = ", ".join(f"{key}={group[key]!r}" for key in optimizer.defaults)
+        betas = ", and two numbers as betas" if "betas" in optimizer.defaults else ""
+        raise LowpError(f"the hyperparameters of group {index} are {given}; give numbers{betas} ({error})") from None
 
 
 def agree(groups, ranks):

@@ -171,7 +171,7 @@ impl<B: Backend> GatherPool<B> {
     }
 
     /// The gathers that the ranks of `comm` made since the last time, those of pools [beside](GatherPool::beside) it too, for
-    /// `AdamW::compare` of lowp-optim: where collectives are only enqueued, ranks that gather groups of equal shapes in another order get
+    /// `Optimizer::compare` of lowp-optim: where collectives are only enqueued, ranks that gather groups of equal shapes in another order get
     /// each other's rows, and no step is applied then.
     pub fn gathered(&self, comm: &dyn Communicator<B>) -> CallLog {
         CallLog {

@@ -77,7 +77,7 @@ const SENT: u64 = u64::MAX;
 pub struct Reduced {
     /// Contributions that arrived, by parameter.
     pub contributions: Vec<usize>,
-    /// What was sent, for `AdamW::compare` of lowp-optim: no step is applied whose ranks sent different gradients.
+    /// What was sent, for `Optimizer::compare` of lowp-optim: no step is applied whose ranks sent different gradients.
     pub done: CallLog,
 }
 

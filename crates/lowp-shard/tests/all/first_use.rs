@@ -2,9 +2,9 @@
 
 use crate::common::{casts_flat, variants};
 use lowp_kernels::{
-    AdamScalars, AdamwJob, AmaxJob, AnyRecipe, Backend, Code, Cpu, CpuBuffer, DeviceBuffer,
-    EncodeJob, FlatEncodeJob, Form, Orientation, Part, Quantized, QuantizedTensor, Recipe, Shape,
-    Source, StepScalars, Target, Usage, Work,
+    AmaxJob, AnyRecipe, Backend, Code, Cpu, CpuBuffer, DeviceBuffer, EncodeJob, FlatEncodeJob,
+    Form, GroupScalars, Orientation, Part, Quantized, QuantizedTensor, Recipe, Rule, Shape, Source,
+    StepScalars, Target, UpdateJob, Usage, Work,
 };
 use lowp_shard::{dequantize, quantize, scales_in_form};
 
@@ -161,12 +161,12 @@ fn a_step_with_an_encode_is_the_step_and_the_cast() {
         let grad = source(&vec![0.25; SHAPE.elements()]);
         let input = Source::F32(master.clone());
         let encode = EncodeJob::new(&Cpu, &recipe, SHAPE, Usage::BOTH, input).unwrap();
-        let update = AdamwJob::new(&Cpu, master.clone(), grad).unwrap();
+        let update = UpdateJob::new(&Cpu, Rule::AdamW, master.clone(), grad).unwrap();
         let (update, rest) = update.with_encode(encode.clone());
         assert_eq!(rest.is_some(), waits(recipe));
-        let plan = Cpu.plan(Work::Adamw(vec![update])).unwrap();
+        let plan = Cpu.plan(Work::Update(vec![update])).unwrap();
         let scalars = StepScalars {
-            adam: vec![AdamScalars::default().at_step(1)],
+            groups: vec![GroupScalars::default().at_step(1)],
             ..StepScalars::default()
         };
         Cpu.run(&plan, &scalars).unwrap();

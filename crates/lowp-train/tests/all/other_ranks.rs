@@ -18,7 +18,9 @@ use lowp_train::network::{NetworkResult, Sharded};
 use lowp_train::result::RunResult;
 use lowp_train::tokens::{Packing, TokenWriter};
 use lowp_train::training::Event;
-use lowp_train::{Batch, Checkpoints, Config, Mixture, Model, Network, Run, Tokens, Training};
+use lowp_train::{
+    Batch, Checkpoints, Config, Mixture, Model, Network, Optimizer, Run, Tokens, Training,
+};
 
 const VOCAB: usize = 64;
 const COLS: usize = 32;
@@ -92,10 +94,13 @@ fn tokens(folder: &Path, documents: u32) -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
+/// A recipe, and what is sharded, updates and is stored of states.
+type Kind<'a> = (&'a str, Sharding, Optimizer, &'a str);
+
 /// A run in `folder` of `world` ranks, up to step `last`.
 fn train(
     on: (&Path, &Mixture),
-    kind: (&str, Sharding, &str),
+    kind: Kind<'_>,
     ranks: (usize, usize),
 ) -> Result<RunResult, Box<dyn Error>> {
     watched(on, kind, ranks, &|_| ())
@@ -104,7 +109,7 @@ fn train(
 /// The same, watched.
 fn watched(
     (folder, data): (&Path, &Mixture),
-    (recipe, sharding, state): (&str, Sharding, &str),
+    (recipe, sharding, optimizer, state): Kind<'_>,
     (world, last): (usize, usize),
     watch: &(dyn Fn(Event<'_>) + Sync),
 ) -> Result<RunResult, Box<dyn Error>> {
@@ -115,7 +120,9 @@ fn watched(
         batch: 6,
         mesh: Mesh::sharded(world),
         sharding,
+        optimizer,
         optimizer_state: state.parse()?,
+        lr: optimizer.defaults().lr,
         eval_every: Some(4),
         ..Config::new(Table { vocab: VOCAB })
     };
@@ -160,10 +167,25 @@ fn ranks_that_come_and_go_change_no_bit() -> Result<(), Box<dyn Error>> {
     let small = data.sources().nth(1).ok_or("a source")?.0.split()[0];
     assert!(2 * small < (STEPS * 6 * 3 / 10) as u64, "{small}");
     for kind in [
-        ("mxfp8", Sharding::Fsdp, "exp_avg=f32"),
-        ("fp8-current", Sharding::Zero1, "exp_avg=bf16"),
-        ("nvfp4-2d", Sharding::Fsdp, "exp_avg=bf16,exp_avg_sq=bf16"),
-        ("fp32", Sharding::Fsdp, "exp_avg=bf16"),
+        ("mxfp8", Sharding::Fsdp, Optimizer::AdamW, "f32"),
+        (
+            "fp8-current",
+            Sharding::Zero1,
+            Optimizer::Lion,
+            "exp_avg=bf16",
+        ),
+        (
+            "nvfp4-2d",
+            Sharding::Fsdp,
+            Optimizer::AdamW,
+            "exp_avg=bf16,exp_avg_sq=bf16",
+        ),
+        (
+            "fp32",
+            Sharding::Fsdp,
+            Optimizer::Sgd,
+            "momentum_buffer=bf16",
+        ),
     ] {
         let recipe = kind.0;
         let whole = path(&format!("{recipe}-whole"));
@@ -209,11 +231,11 @@ fn moments_of_a_checkpoint_become_those_of_the_run() -> Result<(), Box<dyn Error
         ]) {
             let rounded = AtomicUsize::new(0);
             let watch = |event: Event<'_>| {
-                if let Event::Rounded { moments } = event {
-                    rounded.fetch_add(moments, Ordering::Relaxed);
+                if let Event::Rounded { states } = event {
+                    rounded.fetch_add(states, Ordering::Relaxed);
                 }
             };
-            let kind = ("mxfp8", sharding, state);
+            let kind = ("mxfp8", sharding, Optimizer::AdamW, state);
             watched((&runs, &data), kind, (world, step), &watch)?;
             assert_eq!(rounded.into_inner(), rounds, "{state}");
             let checkpoint = Checkpoint::latest(&runs.join("mxfp8-seed0"))?;
@@ -221,6 +243,36 @@ fn moments_of_a_checkpoint_become_those_of_the_run() -> Result<(), Box<dyn Error
             assert_eq!(saved("master"), Some(f32));
             assert_eq!(["exp_avg", "exp_avg_sq"].map(saved), dtypes.map(Some));
         }
+    }
+    Ok(())
+}
+
+/// A run goes on with the optimizer that it began with, in any recipe.
+#[test]
+fn a_checkpoint_of_another_optimizer_is_an_error() -> Result<(), Box<dyn Error>> {
+    let folder = tempfile::tempdir()?;
+    let data = folder.path().join("tokens");
+    tokens(&data, 60)?;
+    let packing = Packing {
+        seq: 8,
+        batch: 6,
+        held_out: 0.2,
+        mask_documents: true,
+    };
+    let data = Mixture::from(Tokens::open(&data, packing)?);
+    for (before, after) in [
+        (Optimizer::AdamW, Optimizer::Lion),
+        (Optimizer::Lion, Optimizer::Sgd),
+        (Optimizer::Sgd, Optimizer::AdamW),
+    ] {
+        let runs = folder.path().join(before.name());
+        let kind = |recipe, optimizer| (recipe, Sharding::Fsdp, optimizer, "f32");
+        train((&runs, &data), kind("mxfp8", before), (2, 3))?;
+        let error = train((&runs, &data), kind("mxfp8", after), (2, 6));
+        let error = error.err().ok_or("a run of another optimizer went on")?;
+        let error = error.to_string();
+        let named = |optimizer: Optimizer| error.contains(&format!("\"{}\"", optimizer.name()));
+        assert!(named(before) && named(after), "{error}");
     }
     Ok(())
 }

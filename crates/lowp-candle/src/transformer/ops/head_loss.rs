@@ -3,8 +3,7 @@
 use super::math::{exp, max8, sum8};
 use super::{Saved, saved};
 use crate::custom_op::{output, values};
-use crate::gemm::{MatMut, matmul};
-use crate::{MatRef, WeightSource, product};
+use crate::{MatMut, MatRef, WeightSource, matmul, product};
 use candle_core::{CpuStorage, CustomOp1, Layout, Result, Shape, Tensor};
 use lowp_format::Phase;
 use lowp_train::Batch;

@@ -6,7 +6,7 @@ use anyhow::Result;
 use lowp_comm::GradWire;
 use lowp_fsdp::Sharding;
 use lowp_fsdp::cost::{self, Costs, LinkBytes, MovedBytes, RankMemory, RankSpread, Rate, Spread};
-use lowp_optim::StateDtypes;
+use lowp_optim::{Rule, StateDtypes};
 use serde::Serialize;
 use serde_json::Value;
 use std::collections::BTreeMap;
@@ -56,6 +56,8 @@ struct Config<'a> {
     recompute: bool,
     kept_in_bf16: &'a [&'a str],
     #[serde(skip_serializing_if = "Option::is_none")]
+    optimizer: Option<&'static str>,
+    #[serde(skip_serializing_if = "Option::is_none")]
     optimizer_state: Option<String>,
 }
 
@@ -63,7 +65,7 @@ struct Config<'a> {
 #[derive(Serialize)]
 struct ByRank {
     masters: Spread,
-    moments: Spread,
+    states: Spread,
     codes: Spread,
     scales: Spread,
     total: Spread,
@@ -175,6 +177,7 @@ pub(super) fn render(plan: &Plan<'_>) -> Result<String> {
             reduce_every_micro_batch: setup.reduce_every_micro_batch,
             recompute: setup.recompute,
             kept_in_bf16: &plan.kept_in_bf16,
+            optimizer: (setup.rule != Rule::default()).then(|| setup.rule.name()),
             optimizer_state: (setup.state != StateDtypes::default())
                 .then(|| setup.state.to_string()),
         },
@@ -215,7 +218,7 @@ pub(super) fn render(plan: &Plan<'_>) -> Result<String> {
 fn by_rank(spread: &RankSpread) -> ByRank {
     ByRank {
         masters: spread.masters,
-        moments: spread.moments,
+        states: spread.states,
         codes: spread.codes,
         scales: spread.scales,
         total: spread.total,

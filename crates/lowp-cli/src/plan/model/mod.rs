@@ -22,6 +22,7 @@ use lowp_fsdp::cost::{
     Bandwidth, CostConfig, CostError, Costs, LayerShape, MAX_MICRO_BATCHES, MAX_RANKS,
 };
 use lowp_fsdp::{Sharding, VarPlace};
+use lowp_optim::StateDtypes;
 use lowp_train::Run;
 use lowp_transformer::{GptConfig, HubModel};
 use made::Plan;
@@ -147,7 +148,8 @@ fn setup(args: &Args) -> Result<CostConfig, UsageError> {
         sharding,
         reshard: reshard.among(mesh.shard)?,
         grad_wire: args.sharded.grad_wire(),
-        state: args.sharded.optimizer_state.unwrap_or_default(),
+        rule: args.sharded.optimizer().rule(),
+        state: state(args)?,
         vars: match args.device.as_str() {
             "cuda" => VarPlace::Backend,
             _ => VarPlace::Host,
@@ -157,6 +159,14 @@ fn setup(args: &Args) -> Result<CostConfig, UsageError> {
         reduce_every_micro_batch: args.sharded.reduce_every_micro_batch,
         recompute: args.sharded.recompute,
     })
+}
+
+/// The dtypes of the states that the optimizer has.
+fn state(args: &Args) -> Result<StateDtypes, UsageError> {
+    let state = args.sharded.optimizer_state.unwrap_or_default();
+    let checked = state.check(args.sharded.optimizer().rule());
+    checked.map_err(|error| UsageError::new(format!("--optimizer-state {state}: {error}")))?;
+    Ok(state)
 }
 
 /// The model of a preset or of a file.

@@ -89,7 +89,7 @@ fn memory(plan: &Plan<'_>) -> String {
         "{}{}{}\n",
         table.render(),
         wrapped(&format!(
-            "Masters, moments, codes and scales of a replica: {:.2} bytes per parameter of the linear layers.",
+            "Masters, states, codes and scales of a replica: {:.2} bytes per parameter of the linear layers.",
             plan.costs.state_per_parameter()
         )),
         wrapped(&format!(

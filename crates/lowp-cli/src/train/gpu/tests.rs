@@ -16,7 +16,7 @@ use lowp_checkpoint::{Late, Piece};
 use lowp_comm::{Communicator, LocalComm, Mesh, MeshComm};
 use lowp_format::spelling::Variant;
 use lowp_format::{Orientation, Part, Phase};
-use lowp_fsdp::{LinearSpec, ModelOptions, ShardedModel};
+use lowp_fsdp::{LinearSpec, ModelOptions, Multiplies, ShardedModel};
 use lowp_kernels::{Backend, Cpu, Cuda};
 use lowp_nccl::{NcclComm, NcclOptions};
 use lowp_optim::StepOptions;
@@ -63,7 +63,7 @@ struct Trained {
 }
 
 /// A device as the only rank of a world trains on it.
-trait Alone: Backend {
+trait Alone: Multiplies {
     type Network: Network<Self, Batch = Batch>;
 
     fn alone(&self) -> Arc<dyn Communicator<Self>>;

@@ -2,7 +2,7 @@
 
 mod gpus;
 mod model;
-mod moments;
+mod states;
 
 use super::{lowp, recipes, stdout};
 use serde_json::Value;

@@ -25,15 +25,15 @@ struct Tile {
 };
 static_assert(sizeof(Tile) == 8);
 
-// The scalars of AdamW for one parameter group (numerics 12).
-struct AdamGroup {
+// The scalars of one parameter group (numerics 12).
+struct GroupScalars {
   float lr, beta1, beta2, eps, weight_decay, correction1, correction2;
   // Not 0: lowp_step_scalars makes the corrections of the betas.
   uint32_t bias_correction;
 };
-static_assert(sizeof(AdamGroup) == 32);
+static_assert(sizeof(GroupScalars) == 32);
 
-// What changes from run to run. The `AdamGroup`s follow this header directly.
+// What changes from run to run. The `GroupScalars`s follow this header directly.
 struct Step {
   // Separates the random numbers of this run from those of others.
   uint64_t random_step;
@@ -170,7 +170,7 @@ struct Pass {
 };
 static_assert(sizeof(Pass) == 152);
 
-// `EncodeJob`; within `Adamw` the source is the master. A second target of the same part and order
+// `EncodeJob`; within `Update` the source is the master. A second target of the same part and order
 // makes another job.
 struct Encode {
   uint64_t source, rows, cols;
@@ -199,27 +199,28 @@ struct Encode {
 };
 static_assert(sizeof(Encode) == 440);
 
-// `AdamwJob`; without an encode `encode.passes` is 0, of its fields only `via_bf16` counts (the
+// `UpdateJob`; without an encode `encode.passes` is 0, of its fields only `via_bf16` counts (the
 // rounding of the amax), and its path is PATH_FLAT.
-struct Adamw {
-  uint64_t master, exp_avg, exp_avg_sq, grad;
+struct Update {
+  uint64_t master;
+  // Those of the rule; 0 where it has fewer.
+  uint64_t states[2];
+  uint64_t grad;
   // float* raised to the amax of the new master, or 0.
   uint64_t amax;
   // float*: entry 0 of the amaxes of its rows, and of its columns; or 0.
   uint64_t lines[2];
   uint64_t len;
   uint32_t group;
-  // F32 or BF16.
-  uint8_t exp_avg_code;
-  // F32 or BF16.
-  uint8_t exp_avg_sq_code;
+  // F32 or BF16, of each state.
+  uint8_t state_codes[2];
   // F32 or BF16.
   uint8_t grad_code;
-  // AdamMode::L2.
-  uint8_t l2;
+  // UpdateRule.
+  uint8_t rule;
   Encode encode;
 };
-static_assert(sizeof(Adamw) == 512);
+static_assert(sizeof(Update) == 512);
 
 // The outputs of a flat encode of one orientation.
 struct FlatPass {
@@ -456,6 +457,38 @@ struct SumParts {
   uint8_t reserved[5];
 };
 static_assert(sizeof(SumParts) == 56);
+
+// `MomentumJob`, in tiles of MOMENTUM_TILE elements.
+struct Momentum {
+  uint64_t grad;
+  // float*.
+  uint64_t momentum;
+  // bf16*.
+  uint64_t out;
+  uint64_t len;
+  uint32_t group;
+  // F32 or BF16.
+  uint8_t grad_code;
+  // 16-byte accesses stay aligned.
+  uint8_t vector;
+  uint8_t reserved[2];
+};
+static_assert(sizeof(Momentum) == 40);
+
+// `NormalizeJob`, in tiles of MOMENTUM_TILE elements.
+struct Normalize {
+  // bf16*.
+  uint64_t from;
+  // 8 bytes of binary64.
+  uint64_t sum;
+  // bf16*.
+  uint64_t out;
+  uint64_t len;
+  // 16-byte accesses stay aligned.
+  uint8_t vector;
+  uint8_t reserved[7];
+};
+static_assert(sizeof(Normalize) == 40);
 
 // `StepScalarsJob`: one block each. Records lie at any address, as docs/numerics.md 12.8 has them.
 struct StepScalars {

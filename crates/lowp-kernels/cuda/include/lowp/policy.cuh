@@ -41,10 +41,6 @@ constexpr int on(int sm_80, int sm_90, int sm_100, int sm_120) {
 // architecture was timed. sm_80 has what Hopper has, or fewer where its code needs more registers. sm_100 and sm_120 have no more than
 // Hopper, and so few that a thread keeps at most 64 bytes of registers in memory (`cargo xtask cuda --stats`).
 namespace resident {
-constexpr int ADAMW = on(2, 2, 1, 1);
-constexpr int ADAMW_WIDE = on(2, 2, 2, 2);
-constexpr int ADAMW_TRANSPOSED = on(2, 2, 1, 1);
-constexpr int ADAMW_OTHER = on(2, 2, 1, 1);
 constexpr int AMAX = on(3, 3, 3, 3);
 constexpr int AMAX_RING = on(4, 4, 4, 4);
 constexpr int DECODE = on(4, 4, 4, 4);
@@ -63,6 +59,10 @@ constexpr int ROUND_FP8 = on(3, 4, 3, 3);
 constexpr int ROUND_FP4 = on(2, 3, 2, 2);
 constexpr int SUM_SQUARES = on(3, 3, 3, 3);
 constexpr int TRANSPOSE = on(4, 4, 4, 4);
+constexpr int UPDATE = on(2, 2, 1, 1);
+constexpr int UPDATE_WIDE = on(2, 2, 2, 2);
+constexpr int UPDATE_TRANSPOSED = on(2, 2, 1, 1);
+constexpr int UPDATE_OTHER = on(2, 2, 1, 1);
 }  // namespace resident
 
 // Tiles of a ring that are on their way or in work, as the host has shared memory for them (RING_BYTES, LONG_RING_BYTES and

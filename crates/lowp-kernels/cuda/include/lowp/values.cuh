@@ -84,6 +84,8 @@ constexpr uint32_t SUM_RUNS = 16;
 constexpr uint64_t SUM_TILE = 8192;
 // SumParts: elements of a tile.
 constexpr uint64_t SUM_PARTS_TILE = 2048;
+// Momentum and Normalize: elements of a tile.
+constexpr uint64_t MOMENTUM_TILE = 2048;
 // StepScalars: bytes of a rank's part, of the header of scalars, and of a group of them.
 constexpr uint64_t GRAD_PART = 32;
 constexpr uint64_t STEP_HEADER = 32;
@@ -119,6 +121,18 @@ enum Rule : uint8_t {
   RULE_FOUR_OVER_SIX = 7,
 };
 
+// How an optimizer updates an element: lowp_kernels::Rule.
+enum UpdateRule : uint8_t {
+  UPDATE_ADAMW = 0,
+  UPDATE_ADAM_L2 = 1,
+  UPDATE_LION = 2,
+  UPDATE_SGD = 3,
+  UPDATE_SGD_MOMENTUM = 4,
+  UPDATE_SGD_NESTEROV = 5,
+  // SGD whose gradients are not multiplied by `Step::grad_scale`, and whose state belongs to another pass.
+  UPDATE_MUON = 6,
+};
+
 // What shares an amax above block scales, or a scale: lowp_format::Extent by orientation.
 enum Extent : uint8_t {
   EXTENT_TENSOR = 0,
@@ -136,7 +150,7 @@ enum Path : uint8_t {
   // 16 x 1 and 16 x 16 blocks or, of binary32, with Compact E8M0 scales of 1 x 32, 32 x 1 and 32 x 32
   // blocks. Each order of data is filled by one pass.
   PATH_TRANSPOSED = 1,
-  // AdamW without an encode: runs of FLAT_TILE elements, whatever the shape.
+  // An update without an encode: runs of FLAT_TILE elements, whatever the shape.
   PATH_FLAT = 2,
   // Anything else: tiles of tile_rows x tile_cols, whole blocks.
   PATH_GENERIC = 3,
@@ -158,7 +172,7 @@ enum Path : uint8_t {
 
 // Bits of Encode::vector: 16-byte accesses stay aligned in every row.
 enum Vector : uint8_t {
-  // The source, or all inputs and outputs of an AdamW update.
+  // The source, or all inputs and outputs of an update.
   VECTOR_SOURCE = 1,
   // Row-major data of pass 0.
   VECTOR_ROWS_0 = 2,

@@ -9,7 +9,6 @@ use super::threads;
 use crate::lanes::Isa;
 use crate::{KernelError, Source, StepScalars};
 
-pub(crate) mod adamw;
 pub(crate) mod amax;
 mod choose;
 mod codes;
@@ -23,16 +22,21 @@ pub(crate) mod history;
 pub(crate) mod interleave;
 mod lines;
 mod maxima;
+pub(crate) mod momentum;
 pub(crate) mod norm;
+pub(crate) mod normalize;
 mod quantize;
 pub(crate) mod rearrange;
 pub(crate) mod repack;
+mod rule;
 pub(crate) mod step_scalars;
 mod store;
+mod stored;
 pub(crate) mod sum;
 pub(crate) mod sum_parts;
 mod tensor;
 pub(crate) mod transpose;
+pub(crate) mod update;
 
 /// Work on fewer elements than this runs on the calling thread: waking others costs more.
 const INLINE_ELEMENTS: usize = 16 * 1024;

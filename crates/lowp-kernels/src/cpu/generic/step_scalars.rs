@@ -4,7 +4,8 @@ use crate::cpu::Cpu;
 use crate::cpu::access::AllViews;
 use crate::scalars::canonical;
 use crate::{
-    AdamScalars, GradContribution, KernelError, StepCounts, StepRecord, StepScalars, StepScalarsJob,
+    GradContribution, GroupScalars, KernelError, StepCounts, StepRecord, StepScalars,
+    StepScalarsJob,
 };
 
 /// What the ranks have found out together.
@@ -68,16 +69,16 @@ fn step(
     let good = non_finite == 0 && options.grad_scale.is_finite() && fits && agreed;
     let applied = good && !options.skip;
     let step = counts.applied.wrapping_add(1);
-    let group = |group: &AdamScalars| match group.bias_correction {
+    let group = |group: &GroupScalars| match group.bias_correction {
         true => group.at_step(step),
-        false => AdamScalars {
+        false => GroupScalars {
             correction1: 1.0,
             correction2: 1.0,
             ..*group
         },
     };
     let scalars = StepScalars {
-        adam: options.adam.iter().map(group).collect(),
+        groups: options.groups.iter().map(group).collect(),
         grad_scale: canonical(options.grad_scale * clip),
         skip: !applied,
         ..*options

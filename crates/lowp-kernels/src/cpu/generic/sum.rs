@@ -2,8 +2,8 @@
 
 use half::bf16;
 
-use super::adamw::Stored;
 use super::convert::Values;
+use super::stored::Stored;
 use super::{Context, for_each, source};
 use crate::cpu::Cpu;
 use crate::cpu::access::AllViews;

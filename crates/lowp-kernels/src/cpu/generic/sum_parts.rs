@@ -1,7 +1,7 @@
 //! Sums of parts in their order.
 
-use super::adamw::Stored;
 use super::convert::Values;
+use super::stored::Stored;
 use super::sum::Merge;
 use super::{Context, for_each, source};
 use crate::cpu::Cpu;

@@ -10,11 +10,15 @@ use crate::{KernelError, Source, Target};
 
 /// A job of the device table.
 pub(crate) trait Job: Copy {
-    /// The kernels of the operation. The first one runs any such job.
+    /// The kernels of the operation. The first one runs any such job, where [`Job::launches`] does not say otherwise.
     const KERNELS: &'static [Kernel];
     /// Whether tiles run from the last to the first: what such a launch read or wrote last is in the cache for the
     /// launch behind it, which begins with the first tile.
     const BACKWARDS: bool = false;
+    /// Jobs by the launch that they need: all in one, but for kinds that have kernels of their own.
+    fn launches(jobs: Vec<Self>) -> Vec<Vec<Self>> {
+        vec![jobs]
+    }
     /// The kernel that runs `jobs`, which were laid out, in one launch: the general one, or one that
     /// knows less and is faster for these.
     fn kernel(_jobs: &[Self]) -> Kernel {

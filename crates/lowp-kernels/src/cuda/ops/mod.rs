@@ -4,7 +4,6 @@
 //! A job is filled with its buffers, shapes and ingredients; [`job::Job::lay_out`] adds what follows from
 //! them (paths, tile sizes, alignment), so that one launch covers any number of jobs.
 
-pub(super) mod adamw;
 pub(super) mod amax;
 pub(super) mod decode;
 pub(super) mod encode;
@@ -14,6 +13,8 @@ pub(super) mod history;
 mod ingredients;
 pub(super) mod interleave;
 pub(super) mod job;
+pub(super) mod momentum;
+pub(super) mod normalize;
 pub(super) mod rearrange;
 pub(super) mod repack;
 pub(super) mod round;
@@ -22,14 +23,15 @@ pub(super) mod sum;
 pub(super) mod sum_parts;
 pub(super) mod sum_squares;
 pub(super) mod transpose;
+pub(super) mod update;
 
 use super::module::Kernel;
 use super::table;
 use job::Job;
 
 /// Every kernel, by operation.
-pub(super) const KERNELS: [&[Kernel]; 16] = [
-    table::Adamw::KERNELS,
+pub(super) const KERNELS: [&[Kernel]; 18] = [
+    table::Update::KERNELS,
     table::Amax::KERNELS,
     table::Decode::KERNELS,
     table::Encode::KERNELS,
@@ -37,6 +39,8 @@ pub(super) const KERNELS: [&[Kernel]; 16] = [
     table::FlatEncode::KERNELS,
     table::History::KERNELS,
     table::Interleave::KERNELS,
+    table::Momentum::KERNELS,
+    table::Normalize::KERNELS,
     table::Rearrange::KERNELS,
     table::Repack::KERNELS,
     table::Round::KERNELS,

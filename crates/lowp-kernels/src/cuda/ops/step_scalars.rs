@@ -23,7 +23,7 @@ pub(crate) fn job(job: &StepScalarsJob<Cuda>) -> Result<StepScalars, KernelError
         ranks: (job.parts.len() / GradContribution::BYTES) as u64,
         shards: job.shards as u64,
         replica: job.replica as u64,
-        groups: crate::StepScalars::groups(job.options.len())? as u64,
+        groups: crate::StepScalars::groups_in(job.options.len())? as u64,
     })
 }
 

@@ -13,8 +13,8 @@ structs! {
         index: u32,
     }
 
-    /// The scalars of AdamW for one parameter group (numerics 12).
-    struct AdamGroup {
+    /// The scalars of one parameter group (numerics 12).
+    struct GroupScalars {
         lr: f32,
         beta1: f32,
         beta2: f32,
@@ -26,7 +26,7 @@ structs! {
         bias_correction: u32,
     }
 
-    /// What changes from run to run. The `AdamGroup`s follow this header directly.
+    /// What changes from run to run. The `GroupScalars`s follow this header directly.
     struct Step {
         /// Separates the random numbers of this run from those of others.
         random_step: u64,
@@ -159,7 +159,7 @@ structs! {
         form: [Scales; 2],
     }
 
-    /// `EncodeJob`; within `Adamw` the source is the master. A second target of the same part and order
+    /// `EncodeJob`; within `Update` the source is the master. A second target of the same part and order
     /// makes another job.
     struct Encode {
         source: u64,
@@ -191,12 +191,12 @@ structs! {
         reserved: u8,
     }
 
-    /// `AdamwJob`; without an encode `encode.passes` is 0, of its fields only `via_bf16` counts (the
+    /// `UpdateJob`; without an encode `encode.passes` is 0, of its fields only `via_bf16` counts (the
     /// rounding of the amax), and its path is PATH_FLAT.
-    struct Adamw {
+    struct Update {
         master: u64,
-        exp_avg: u64,
-        exp_avg_sq: u64,
+        /// Those of the rule; 0 where it has fewer.
+        states: [u64; 2],
         grad: u64,
         /// float* raised to the amax of the new master, or 0.
         amax: u64,
@@ -204,14 +204,12 @@ structs! {
         lines: [u64; 2],
         len: u64,
         group: u32,
-        /// F32 or BF16.
-        exp_avg_code: u8,
-        /// F32 or BF16.
-        exp_avg_sq_code: u8,
+        /// F32 or BF16, of each state.
+        state_codes: [u8; 2],
         /// F32 or BF16.
         grad_code: u8,
-        /// AdamMode::L2.
-        l2: u8,
+        /// UpdateRule.
+        rule: u8,
         encode: Encode,
     }
 
@@ -455,6 +453,36 @@ structs! {
         /// 16-byte accesses stay aligned.
         vector: u8,
         reserved: [u8; 5],
+    }
+
+    /// `MomentumJob`, in tiles of MOMENTUM_TILE elements.
+    struct Momentum {
+        grad: u64,
+        /// float*.
+        momentum: u64,
+        /// bf16*.
+        out: u64,
+        len: u64,
+        group: u32,
+        /// F32 or BF16.
+        grad_code: u8,
+        /// 16-byte accesses stay aligned.
+        vector: u8,
+        reserved: [u8; 2],
+    }
+
+    /// `NormalizeJob`, in tiles of MOMENTUM_TILE elements.
+    struct Normalize {
+        /// bf16*.
+        from: u64,
+        /// 8 bytes of binary64.
+        sum: u64,
+        /// bf16*.
+        out: u64,
+        len: u64,
+        /// 16-byte accesses stay aligned.
+        vector: u8,
+        reserved: [u8; 7],
     }
 
     /// `StepScalarsJob`: one block each. Records lie at any address, as docs/numerics.md 12.8 has them.

@@ -81,6 +81,8 @@ constants! {
     SUM_TILE: u64 = 8192;
     /// SumParts: elements of a tile.
     SUM_PARTS_TILE: u64 = 2048;
+    /// Momentum and Normalize: elements of a tile.
+    MOMENTUM_TILE: u64 = 2048;
     /// StepScalars: bytes of a rank's part, of the header of scalars, and of a group of them.
     GRAD_PART: u64 = 32;
     STEP_HEADER: u64 = 32;
@@ -118,6 +120,18 @@ values! {
         FOUR_OVER_SIX = 7,
     }
 
+    /// How an optimizer updates an element: lowp_kernels::Rule.
+    mod update_rule: u8 as UpdateRule, "UPDATE_" {
+        ADAMW = 0,
+        ADAM_L2 = 1,
+        LION = 2,
+        SGD = 3,
+        SGD_MOMENTUM = 4,
+        SGD_NESTEROV = 5,
+        /// SGD whose gradients are not multiplied by `Step::grad_scale`, and whose state belongs to another pass.
+        MUON = 6,
+    }
+
     /// What shares an amax above block scales, or a scale: lowp_format::Extent by orientation.
     mod extent: u8 as Extent, "EXTENT_" {
         TENSOR = 0,
@@ -135,7 +149,7 @@ values! {
         /// 16 x 1 and 16 x 16 blocks or, of binary32, with Compact E8M0 scales of 1 x 32, 32 x 1 and 32 x 32
         /// blocks. Each order of data is filled by one pass.
         TRANSPOSED = 1,
-        /// AdamW without an encode: runs of FLAT_TILE elements, whatever the shape.
+        /// An update without an encode: runs of FLAT_TILE elements, whatever the shape.
         FLAT = 2,
         /// Anything else: tiles of tile_rows x tile_cols, whole blocks.
         GENERIC = 3,
@@ -157,7 +171,7 @@ values! {
 
     /// Bits of Encode::vector: 16-byte accesses stay aligned in every row.
     mod vector: u8 as Vector, "VECTOR_" {
-        /// The source, or all inputs and outputs of an AdamW update.
+        /// The source, or all inputs and outputs of an update.
         SOURCE = 1,
         /// Row-major data of pass 0.
         ROWS_0 = 2,

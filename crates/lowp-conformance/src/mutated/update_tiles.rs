@@ -1,16 +1,16 @@
 //! Updates with an encode, of matrices that end inside the tiles of kernels.
 
-use super::adamw::{amax, moments};
 use super::encode::tensor;
+use super::update::{amax, states};
 use super::*;
 use lowp_kernels::testing::is_stochastic;
-use lowp_kernels::{AdamMode, AdamwJob, StochasticKey};
+use lowp_kernels::{Rule, StochasticKey, UpdateJob};
 
 /// Rows and columns that end inside tiles of 128 rows, of 64 and of 128 columns: at whole warps and
 /// chunks, and anywhere.
 const SHAPES: [[usize; 2]; 5] = [[32, 64], [17, 32], [130, 96], [96, 128], [160, 192]];
 
-/// Dtypes of each moment and of the gradient (true is bf16), and where buffers begin: first at whole chunks.
+/// Dtypes of each state and of the gradient (true is bf16), and where buffers begin: first at whole chunks.
 const VARIANTS: [([bool; 2], bool, usize); 7] = [
     ([false, false], false, 0),
     ([true, true], false, 0),
@@ -21,7 +21,7 @@ const VARIANTS: [([bool; 2], bool, usize); 7] = [
     ([false, false], false, 4),
 ];
 
-/// Every recipe and every row of the table, whatever path its kernels take: masters, moments, amaxes and
+/// Every recipe and every row of the table, whatever path its kernels take: masters, states, amaxes and
 /// codes are those of the reference, and nothing behind the last row or value is written.
 pub fn updates_of_short_tiles<B: Fenced>(rig: &Rig<B>) {
     // Weights are not transformed.
@@ -33,10 +33,10 @@ pub fn updates_of_short_tiles<B: Fenced>(rig: &Rig<B>) {
         let variants = rig.some_of(variants.take(VARIANTS.len()), 2);
         for [rows, cols] in SHAPES {
             let shape = Shape::new(rows, cols.next_multiple_of(case.columns()));
-            for &(variant, (half_moments, half_grad, shift)) in &variants {
+            for &(variant, (half_states, half_grad, shift)) in &variants {
                 let mut choices = Choices::new(rig, (index * VARIANTS.len() + variant) as u64);
                 choices.shift = Some(shift);
-                let job = update(&mut choices, &case, shape, (half_moments, half_grad));
+                let job = update(&mut choices, &case, shape, (half_states, half_grad));
                 let what = format!("{rig:?}, {shape}, variant {variant}: {case:?}");
                 let plan = rig.plan(job.clone().work());
                 let plan = plan.unwrap_or_else(|error| panic!("{error}: {what}"));
@@ -51,8 +51,8 @@ fn update<B: Fenced>(
     choices: &mut Choices<'_, B>,
     case: &Case,
     shape: Shape,
-    (half_moments, half_grad): ([bool; 2], bool),
-) -> AdamwJob<B> {
+    (half_states, half_grad): ([bool; 2], bool),
+) -> UpdateJob<B> {
     let len = shape.elements();
     let master = choices.floats(len, false);
     let source_rounding = choices.rounding();
@@ -81,12 +81,13 @@ fn update<B: Fenced>(
         false => Source::F32(choices.floats(len, false)),
     };
     let amax = amax(choices, shape);
-    AdamwJob {
+    let rule = choices.pick(&Rule::ALL);
+    UpdateJob {
+        rule,
         master,
-        moments: moments(choices, len, half_moments),
+        states: states(choices, rule, len, half_states),
         grad,
         group: choices.below(2),
-        mode: choices.pick(&[AdamMode::AdamW, AdamMode::L2]),
         source_rounding,
         amax: choices.pick(&[None, Some(amax)]),
         encode: Some(Box::new(encode)),

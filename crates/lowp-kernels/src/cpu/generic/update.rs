@@ -1,6 +1,7 @@
-//! AdamW (docs/numerics.md 12.2), with the amax and the encode of the new master in the same pass:
+//! Updates by the rules of optimizers (docs/numerics.md 12), with the amax and the encode of the new master in the same pass:
 //! each chunk is encoded while it is still in cache.
 
+use std::marker::PhantomData;
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -8,85 +9,48 @@ use half::bf16;
 use lowp_format::SourceRounding;
 
 use super::amax::{raise, raise_all, raise_lines, round_bits, rows_of_columns_task};
-use super::convert::{Rect, Stream, Values, narrow, round_rect};
+use super::convert::{Rect, Stream, Values, round_rect};
 use super::encode::{Encoder, Load, Tile};
+use super::rule::adam::Adam;
+use super::rule::lion::Lion;
+use super::rule::sgd::{Momentum, Sgd};
+use super::rule::{LaneRule, Step};
+use super::stored::Stored;
 use super::{Context, map, source};
 use crate::cpu::Cpu;
 use crate::cpu::access::AllViews;
 use crate::cpu::layout::Layout;
 use crate::lanes::{Isa, Kernel};
 use crate::lanes::{LANES, Lanes, Line};
-use crate::{AdamMode, AdamScalars, AdamwAmax, AdamwJob, KernelError, Moments, Source};
+use crate::{GroupScalars, KernelError, Rule, Source, UpdateAmax, UpdateJob};
 
 /// Elements of one task of an update without encode.
 const TASK: usize = 64 * 1024;
 
-/// A stored moment or gradient.
-pub(super) trait Stored: Copy + Default {
-    fn load<L: Lanes>(lanes: L, line: &[Self; LANES]) -> L::F;
-    fn store<L: Lanes>(lanes: L, x: L::F, line: &mut [Self; LANES]);
-}
-
-impl Stored for f32 {
-    #[inline(always)]
-    fn load<L: Lanes>(lanes: L, line: &Line) -> L::F {
-        lanes.load(line)
-    }
-    #[inline(always)]
-    fn store<L: Lanes>(lanes: L, x: L::F, line: &mut Line) {
-        lanes.store(x, line);
-    }
-}
-
-impl Stored for bf16 {
-    #[inline(always)]
-    fn load<L: Lanes>(lanes: L, line: &[bf16; LANES]) -> L::F {
-        lanes.load_bf16(line)
-    }
-    #[inline(always)]
-    fn store<L: Lanes>(lanes: L, x: L::F, line: &mut [bf16; LANES]) {
-        let mut wide = [0.0; LANES];
-        lanes.store(x, &mut wide);
-        for (to, x) in line.iter_mut().zip(wide) {
-            *to = narrow(x);
-        }
-    }
-}
-
-/// The update of consecutive elements.
-struct Update<'a, M, V, G> {
-    scalars: AdamScalars,
+/// The update of consecutive elements by a rule.
+struct Update<'a, R, M, V, G> {
+    rule: PhantomData<R>,
+    scalars: GroupScalars,
     grad_scale: f32,
-    mode: AdamMode,
     master: &'a mut [f32],
-    exp_avg: &'a mut [M],
-    exp_avg_sq: &'a mut [V],
+    first: &'a mut [M],
+    second: &'a mut [V],
     grad: &'a [G],
 }
 
-impl<M: Stored, V: Stored, G: Stored> Kernel for Update<'_, M, V, G> {
+impl<R: LaneRule, M: Stored, V: Stored, G: Stored> Kernel for Update<'_, R, M, V, G> {
     /// The amax of the new master.
     type Out = f32;
     #[inline(always)]
     fn run<L: Lanes>(self, lanes: L) -> f32 {
-        match self.mode {
-            AdamMode::AdamW => self.all::<false, L>(lanes),
-            AdamMode::L2 => self.all::<true, L>(lanes),
-        }
-    }
-}
-
-impl<M: Stored, V: Stored, G: Stored> Update<'_, M, V, G> {
-    #[inline(always)]
-    fn all<const L2: bool, L: Lanes>(self, lanes: L) -> f32 {
         let mut amax = lanes.splat(0.0);
         let step = Step::new(lanes, &self.scalars, self.grad_scale);
         let (masters, master) = self.master.as_chunks_mut::<LANES>();
-        let (ms, m) = self.exp_avg.as_chunks_mut::<LANES>();
-        let (vs, v) = self.exp_avg_sq.as_chunks_mut::<LANES>();
+        let (ms, m) = self.first.as_chunks_mut::<LANES>();
+        let (vs, v) = self.second.as_chunks_mut::<LANES>();
         let (gs, g) = self.grad.as_chunks::<LANES>();
         for (((master, m), v), g) in masters.iter_mut().zip(ms).zip(vs).zip(gs) {
-            amax = lanes.raise(amax, step.line::<L2, M, V, G>(master, m, v, g));
+            amax = lanes.raise(amax, line::<R, M, V, G, L>(&step, master, m, v, g));
         }
         if !master.is_empty() {
             // The tail is a line of which only the beginning counts.
@@ -97,7 +61,7 @@ impl<M: Stored, V: Stored, G: Stored> Update<'_, M, V, G> {
             lines.1[..count].copy_from_slice(m);
             lines.2[..count].copy_from_slice(v);
             grad[..count].copy_from_slice(g);
-            step.line::<L2, M, V, G>(&mut lines.0, &mut lines.1, &mut lines.2, &grad);
+            line::<R, M, V, G, L>(&step, &mut lines.0, &mut lines.1, &mut lines.2, &grad);
             // Elements after the tail may be anything.
             lines.0[count..].fill(0.0);
             amax = lanes.raise(amax, lanes.load(&lines.0));
@@ -109,88 +73,37 @@ impl<M: Stored, V: Stored, G: Stored> Update<'_, M, V, G> {
     }
 }
 
-/// The scalars of an update in every lane.
-#[derive(Clone, Copy)]
-struct Step<L: Lanes> {
-    lanes: L,
-    grad_scale: L::F,
-    minus_lr: L::F,
-    beta1: L::F,
-    beta2: L::F,
-    rest1: L::F,
-    rest2: L::F,
-    eps: L::F,
-    weight_decay: L::F,
-    correction1: L::F,
-    correction2: L::F,
+/// Updates one line; returns the new master.
+#[inline(always)]
+fn line<R: LaneRule, M: Stored, V: Stored, G: Stored, L: Lanes>(
+    step: &Step<L>,
+    master: &mut Line,
+    first: &mut [M; LANES],
+    second: &mut [V; LANES],
+    grad: &[G; LANES],
+) -> L::F {
+    let l = step.lanes;
+    let values = [l.load(master), M::load(l, first), V::load(l, second)];
+    // A factor of 1 leaves every number's bits.
+    let g = l.mul(G::load(l, grad), step.grad_scale);
+    let [p, m, v] = R::update(step, values, g);
+    l.store(p, master);
+    M::store(l, m, first);
+    V::store(l, v, second);
+    p
 }
 
-impl<L: Lanes> Step<L> {
-    #[inline(always)]
-    fn new(lanes: L, scalars: &AdamScalars, grad_scale: f32) -> Self {
-        Self {
-            lanes,
-            grad_scale: lanes.splat(grad_scale),
-            minus_lr: lanes.splat(-scalars.lr),
-            beta1: lanes.splat(scalars.beta1),
-            beta2: lanes.splat(scalars.beta2),
-            rest1: lanes.splat(1.0 - scalars.beta1),
-            rest2: lanes.splat(1.0 - scalars.beta2),
-            eps: lanes.splat(scalars.eps),
-            weight_decay: lanes.splat(scalars.weight_decay),
-            correction1: lanes.splat(scalars.correction1),
-            correction2: lanes.splat(scalars.correction2),
-        }
-    }
-
-    /// Updates one line; returns the new master.
-    #[inline(always)]
-    fn line<const L2: bool, M: Stored, V: Stored, G: Stored>(
-        &self,
-        master: &mut Line,
-        exp_avg: &mut [M; LANES],
-        exp_avg_sq: &mut [V; LANES],
-        grad: &[G; LANES],
-    ) -> L::F {
-        let l = self.lanes;
-        let p = l.load(master);
-        // A factor of 1 leaves every number's bits.
-        let mut g = l.mul(G::load(l, grad), self.grad_scale);
-        if L2 {
-            g = l.mul_add(self.weight_decay, p, g);
-        }
-        let m = l.mul_add(self.beta1, M::load(l, exp_avg), l.mul(self.rest1, g));
-        let square = l.mul(l.mul(self.rest2, g), g);
-        let v = l.mul_add(self.beta2, V::load(l, exp_avg_sq), square);
-        let d = l.add(l.sqrt(l.div(v, self.correction2)), self.eps);
-        let mut u = l.div(l.div(m, self.correction1), d);
-        if !L2 {
-            u = l.mul_add(self.weight_decay, p, u);
-        }
-        let p = l.mul_add(self.minus_lr, u, p);
-        l.store(p, master);
-        M::store(l, m, exp_avg);
-        V::store(l, v, exp_avg_sq);
-        p
-    }
+/// A state of a range.
+enum StateMut<'v> {
+    F32(&'v mut [f32]),
+    Bf16(&'v mut [bf16]),
 }
 
-/// Both moments of a range, as [`Moments`].
-enum MomentsMut<'v> {
-    F32(&'v mut [f32], &'v mut [f32]),
-    Mixed(&'v mut [bf16], &'v mut [f32]),
-    Bf16(&'v mut [bf16], &'v mut [bf16]),
-}
-
-impl<'v> MomentsMut<'v> {
-    fn take(moments: &Moments<Cpu>, views: &mut AllViews<'v>) -> Result<Self, KernelError> {
-        use Source::{Bf16, F32};
-        let (floats, halves) = (&mut views.floats, &mut views.halves);
-        Ok(match moments.values() {
-            [F32(m), F32(v)] => Self::F32(floats.take(m)?, floats.take(v)?),
-            [Bf16(m), F32(v)] => Self::Mixed(halves.take(m)?, floats.take(v)?),
-            [Bf16(m), Bf16(v)] => Self::Bf16(halves.take(m)?, halves.take(v)?),
-            [F32(_), Bf16(_)] => return Err(KernelError::MomentDtypes),
+impl<'v> StateMut<'v> {
+    fn take(state: &Source<Cpu>, views: &mut AllViews<'v>) -> Result<Self, KernelError> {
+        Ok(match state {
+            Source::F32(state) => Self::F32(views.floats.take(state)?),
+            Source::Bf16(state) => Self::Bf16(views.halves.take(state)?),
         })
     }
 
@@ -202,9 +115,8 @@ impl<'v> MomentsMut<'v> {
             head
         }
         match self {
-            Self::F32(m, v) => Self::F32(cut(m, len), cut(v, len)),
-            Self::Mixed(m, v) => Self::Mixed(cut(m, len), cut(v, len)),
-            Self::Bf16(m, v) => Self::Bf16(cut(m, len), cut(v, len)),
+            Self::F32(state) => Self::F32(cut(state, len)),
+            Self::Bf16(state) => Self::Bf16(cut(state, len)),
         }
     }
 }
@@ -212,12 +124,13 @@ impl<'v> MomentsMut<'v> {
 /// Consecutive elements of one parameter.
 struct Part<'v> {
     isa: Isa,
-    scalars: AdamScalars,
+    scalars: GroupScalars,
     grad_scale: f32,
-    mode: AdamMode,
+    rule: Rule,
     rounding: SourceRounding,
     master: &'v mut [f32],
-    moments: MomentsMut<'v>,
+    /// Those of the rule.
+    states: Vec<StateMut<'v>>,
     grad: Values<'v>,
     /// Row length; the whole length where there are no rows.
     stride: usize,
@@ -229,40 +142,83 @@ struct Part<'v> {
 }
 
 impl Part<'_> {
+    /// Updates a range. The code of a rule is compiled for every set of dtypes that its states and the gradient can have, and for
+    /// every instruction set.
     fn update(&mut self, range: Range<usize>) {
-        let Self {
-            isa,
-            scalars,
-            grad_scale,
-            mode,
-            ..
-        } = *self;
-        let master = &mut self.master[range.clone()];
-        macro_rules! update {
-            ($exp_avg:expr, $exp_avg_sq:expr, $grad:expr) => {{
-                let exp_avg = &mut $exp_avg[range.clone()];
-                let exp_avg_sq = &mut $exp_avg_sq[range.clone()];
-                let grad = &$grad[range];
-                isa.run(Update {
-                    scalars,
-                    grad_scale,
-                    mode,
-                    master,
-                    exp_avg,
-                    exp_avg_sq,
-                    grad,
-                })
-            }};
-        }
-        let amax = match (&mut self.moments, self.grad) {
-            (MomentsMut::F32(m, v), Values::F32(g)) => update!(m, v, g),
-            (MomentsMut::F32(m, v), Values::Bf16(g)) => update!(m, v, g),
-            (MomentsMut::Mixed(m, v), Values::F32(g)) => update!(m, v, g),
-            (MomentsMut::Mixed(m, v), Values::Bf16(g)) => update!(m, v, g),
-            (MomentsMut::Bf16(m, v), Values::F32(g)) => update!(m, v, g),
-            (MomentsMut::Bf16(m, v), Values::Bf16(g)) => update!(m, v, g),
+        let amax = match self.rule {
+            Rule::AdamW => self.with_two::<Adam<false>>(range),
+            Rule::AdamL2 => self.with_two::<Adam<true>>(range),
+            Rule::Lion => self.with_one::<Lion>(range),
+            // What it keeps belongs to another pass.
+            Rule::Sgd | Rule::Muon | Rule::Moonlight => self.with_none::<Sgd>(range),
+            Rule::SgdMomentum => self.with_one::<Momentum<false>>(range),
+            Rule::SgdNesterov => self.with_one::<Momentum<true>>(range),
         };
         self.amax = self.amax.max(round_bits(amax.to_bits(), self.rounding));
+    }
+
+    /// By a rule with two states.
+    fn with_two<R: LaneRule>(&mut self, range: Range<usize>) -> f32 {
+        use StateMut::{Bf16, F32};
+        let all = range.clone();
+        let mut states = std::mem::take(&mut self.states);
+        let amax = match &mut states[..] {
+            [F32(m), F32(v)] => self.run::<R, _, _>(range, &mut m[all.clone()], &mut v[all]),
+            [Bf16(m), F32(v)] => self.run::<R, _, _>(range, &mut m[all.clone()], &mut v[all]),
+            [Bf16(m), Bf16(v)] => self.run::<R, _, _>(range, &mut m[all.clone()], &mut v[all]),
+            // No job is planned with other states.
+            _ => 0.0,
+        };
+        self.states = states;
+        amax
+    }
+
+    /// By a rule with one.
+    fn with_one<R: LaneRule>(&mut self, range: Range<usize>) -> f32 {
+        let all = range.clone();
+        let none = &mut *vec![(); range.len()];
+        let mut states = std::mem::take(&mut self.states);
+        let amax = match &mut states[..] {
+            [StateMut::F32(m)] => self.run::<R, _, _>(range, &mut m[all], none),
+            [StateMut::Bf16(m)] => self.run::<R, _, _>(range, &mut m[all], none),
+            // No job is planned with other states.
+            _ => 0.0,
+        };
+        self.states = states;
+        amax
+    }
+
+    /// By a rule without one.
+    fn with_none<R: LaneRule>(&mut self, range: Range<usize>) -> f32 {
+        let none = || vec![(); range.len()];
+        self.run::<R, _, _>(range.clone(), &mut none(), &mut none())
+    }
+
+    fn run<R: LaneRule, M: Stored, V: Stored>(
+        &mut self,
+        range: Range<usize>,
+        first: &mut [M],
+        second: &mut [V],
+    ) -> f32 {
+        let master = &mut self.master[range.clone()];
+        let (rule, scalars, grad_scale) = (PhantomData::<R>, self.scalars, self.grad_scale);
+        macro_rules! run {
+            ($grad:expr) => {
+                self.isa.run(Update {
+                    rule,
+                    scalars,
+                    grad_scale,
+                    master,
+                    first,
+                    second,
+                    grad: &$grad[range],
+                })
+            };
+        }
+        match self.grad {
+            Values::F32(grad) => run!(grad),
+            Values::Bf16(grad) => run!(grad),
+        }
     }
 }
 
@@ -307,13 +263,15 @@ struct Task<'v> {
 /// Cuts one job into tasks.
 fn tasks<'v>(
     index: usize,
-    job: &'v AdamwJob<Cpu>,
+    job: &'v UpdateJob<Cpu>,
     layout: &'v Layout,
     context: &Context<'_>,
     views: &mut AllViews<'v>,
 ) -> Result<Vec<Task<'v>>, KernelError> {
     let mut master = views.floats.take(&job.master)?;
-    let mut moments = MomentsMut::take(&job.moments, views)?;
+    job.check_states()?;
+    let states = job.states.iter().map(|state| StateMut::take(state, views));
+    let mut states = states.collect::<Result<Vec<_>, _>>()?;
     let grad = source(&job.grad, views)?;
     let mut done = 0;
     let mut part = |len: usize, stride: usize| {
@@ -322,12 +280,15 @@ fn tasks<'v>(
         done += len;
         Part {
             isa: context.isa,
-            scalars: context.scalars.adam[job.group],
-            grad_scale: context.scalars.grad_scale,
-            mode: job.mode,
+            scalars: context.scalars.groups[job.group],
+            grad_scale: job.rule.grad_factor(context.scalars.grad_scale),
+            rule: job.rule,
             rounding: job.source_rounding,
             master: head,
-            moments: moments.split_off(len),
+            states: states
+                .iter_mut()
+                .map(|state| state.split_off(len))
+                .collect(),
             grad: grad.slice(done - len..done),
             stride,
             amax: 0,
@@ -372,7 +333,7 @@ fn tasks<'v>(
 
 /// Runs every update of a plan.
 pub(crate) fn run<'v>(
-    jobs: &'v [AdamwJob<Cpu>],
+    jobs: &'v [UpdateJob<Cpu>],
     layouts: &'v [Layout],
     context: &Context<'_>,
     views: &mut AllViews<'v>,
@@ -392,7 +353,7 @@ pub(crate) fn run<'v>(
             Some((encoder, tile)) => encoder.encode(tile, &mut part)?,
             None => part.update(0..part.master.len()),
         }
-        let lines = |amax: &AdamwAmax<Cpu>| -> Vec<(usize, Vec<u32>)> {
+        let lines = |amax: &UpdateAmax<Cpu>| -> Vec<(usize, Vec<u32>)> {
             let shape = amax.shape;
             let rows = (first / shape.cols.max(1), &*part.master);
             let rounding = jobs[job].source_rounding;

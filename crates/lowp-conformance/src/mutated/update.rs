@@ -4,21 +4,22 @@ use super::encode::{encoded, resize_targets};
 use super::vectors::raised;
 use super::*;
 use lowp_kernels::reference;
-use lowp_kernels::{AdamMode, AdamwAmax, AdamwJob, Moments};
+use lowp_kernels::{Rule, UpdateAmax, UpdateJob};
 
-pub fn adamw_jobs<B: Fenced>(rig: &Rig<B>) {
-    all::<B, AdamwJob<B>>(rig);
+pub fn update_jobs<B: Fenced>(rig: &Rig<B>) {
+    all::<B, UpdateJob<B>>(rig);
 }
 
-/// Moments of `len` values, in bf16 where `half` says so; squares are not negative.
-pub(super) fn moments<B: Fenced>(
+/// States of `rule` of `len` values, in bf16 where `half` says so; squares are not negative.
+pub(super) fn states<B: Fenced>(
     choices: &mut Choices<'_, B>,
+    rule: Rule,
     len: usize,
-    [half_avg, half_sq]: [bool; 2],
-) -> Moments<B> {
+    half: [bool; Rule::MOST_STATES],
+) -> Vec<Source<B>> {
     let seed = choices.word();
     let first = values(len, seed, false);
-    let second: Vec<f32> = first.iter().rev().map(|x| x * x).collect();
+    let squares = first.iter().rev().map(|x| x * x).collect();
     let mut stored = |values: &[f32], half| match half {
         true => {
             let narrow: Vec<bf16> = values.iter().map(|&x| bf16::from_f32(x)).collect();
@@ -26,23 +27,24 @@ pub(super) fn moments<B: Fenced>(
         }
         false => Source::F32(choices.buffer(values)),
     };
-    Moments {
-        exp_avg: stored(&first, half_avg),
-        exp_avg_sq: stored(&second, half_sq),
+    let mut all = Vec::new();
+    for (values, half) in [first, squares].iter().zip(half).take(rule.states().len()) {
+        all.push(stored(values, half));
     }
+    all
 }
 
-fn any_moments<B: Fenced>(choices: &mut Choices<'_, B>, len: usize) -> Moments<B> {
+fn any_states<B: Fenced>(choices: &mut Choices<'_, B>, rule: Rule, len: usize) -> Vec<Source<B>> {
     let half = choices.coin();
     let both = half && choices.coin();
-    moments(choices, len, [half, both])
+    states(choices, rule, len, [half, both])
 }
 
 /// Amaxes of a master of `shape`, of its tensor and of its lines.
-pub(super) fn amax<B: Fenced>(choices: &mut Choices<'_, B>, shape: Shape) -> AdamwAmax<B> {
+pub(super) fn amax<B: Fenced>(choices: &mut Choices<'_, B>, shape: Shape) -> UpdateAmax<B> {
     let starts = [3, 3 + shape.rows];
     let lines = starts.map(|start| choices.coin().then_some(start));
-    AdamwAmax {
+    UpdateAmax {
         shape,
         out: choices.amaxes(3 + shape.rows + shape.cols),
         tensor: choices.pick(&[None, Some(0), Some(2)]),
@@ -50,13 +52,15 @@ pub(super) fn amax<B: Fenced>(choices: &mut Choices<'_, B>, shape: Shape) -> Ada
     }
 }
 
-impl<B: Fenced> Mutate<B> for AdamwJob<B> {
+impl<B: Fenced> Mutate<B> for UpdateJob<B> {
     const FIELDS: &'static [&'static str] = &[
+        "rule",
+        "rule and states",
         "master",
-        "moments",
+        "states",
+        "states = less",
         "grad",
         "group",
-        "mode",
         "source_rounding",
         "amax.out",
         "amax.shape",
@@ -89,12 +93,13 @@ impl<B: Fenced> Mutate<B> for AdamwJob<B> {
             false => choices.pick(&[Shape::new(1, len), Shape::new(len, 1)]),
         };
         let amax = amax(choices, shape);
-        of_one_row(AdamwJob {
+        let rule = choices.pick(&Rule::ALL);
+        of_one_row(UpdateJob {
+            rule,
             master,
-            moments: any_moments(choices, len),
+            states: any_states(choices, rule, len),
             grad: choices.source(len, false),
             group: choices.below(2),
-            mode: choices.pick(&[AdamMode::AdamW, AdamMode::L2]),
             source_rounding: encode.source_rounding,
             amax: choices.pick(&[None, Some(amax)]),
             encode: fused.then(|| Box::new(encode)),
@@ -102,12 +107,12 @@ impl<B: Fenced> Mutate<B> for AdamwJob<B> {
     }
 
     fn mutate(&mut self, field: &str, choices: &mut Choices<'_, B>) {
-        let AdamwJob {
+        let UpdateJob {
+            rule,
             master,
-            moments: both,
+            states,
             grad,
             group,
-            mode,
             source_rounding,
             amax,
             encode,
@@ -118,20 +123,25 @@ impl<B: Fenced> Mutate<B> for AdamwJob<B> {
                 let len = choices.length(len);
                 *master = choices.floats(len, false);
             }
-            "moments" => {
-                let len = choices.length(len);
-                *both = any_moments(choices, len);
+            "rule" => *rule = choices.pick(&Rule::ALL),
+            "rule and states" => {
+                *rule = choices.pick(&Rule::ALL);
+                *states = any_states(choices, *rule, len);
             }
+            "states" => {
+                let len = choices.length(len);
+                *states = any_states(choices, *rule, len);
+            }
+            "states = less" => drop(states.pop()),
             "grad" => {
                 let len = choices.length(len);
                 *grad = choices.source(len, false);
             }
             "group" => *group = choices.size(*group),
-            "mode" => *mode = choices.pick(&[AdamMode::AdamW, AdamMode::L2]),
             "source_rounding" => *source_rounding = choices.rounding(),
             "amax = master" => {
                 let buffer = master.clone();
-                *amax = Some(AdamwAmax::of_tensor(Slot { buffer, index: 0 }));
+                *amax = Some(UpdateAmax::of_tensor(Slot { buffer, index: 0 }));
             }
             _ if field.starts_with("amax.") => {
                 let Some(amax) = amax else { return };
@@ -176,7 +186,7 @@ impl<B: Fenced> Mutate<B> for AdamwJob<B> {
             Some(encode) => small(&[encode.shape.rows, encode.shape.cols]).unwrap_or(now),
         };
         self.master = choices.floats(len, false);
-        self.moments = any_moments(choices, len);
+        self.states = any_states(choices, self.rule, len);
         self.grad = choices.source(len, false);
         if let Some(encode) = &mut self.encode {
             resize_targets(&mut encode.targets, encode.shape, choices);
@@ -186,29 +196,33 @@ impl<B: Fenced> Mutate<B> for AdamwJob<B> {
     }
 
     fn work(self) -> Work<B> {
-        Work::Adamw(vec![self])
+        Work::Update(vec![self])
     }
 
     fn expected(&self, rig: &Rig<B>) -> Vec<Output<B>> {
         let scalars = scalars();
-        let (group, scale) = (&scalars.adam[self.group], scalars.grad_scale);
+        let (group, scale) = (&scalars.groups[self.group], scalars.grad_scale);
         let mut master = rig.content::<f32>(&self.master);
         let grads = rig.widened(&self.grad);
-        let [mut m, mut v] = self.moments.values().map(|moment| rig.widened(moment));
+        let mut states: Vec<Vec<f32>> = self.states.iter().map(|s| rig.widened(s)).collect();
         for (i, g) in grads.iter().enumerate() {
-            let state = [master[i], m[i], v[i]];
-            [master[i], m[i], v[i]] = reference::adamw(state, g * scale, self.mode, group);
+            let mut element = [master[i], 0.0, 0.0];
+            for (x, state) in element[1..].iter_mut().zip(&states) {
+                *x = state[i];
+            }
+            let element =
+                reference::update(self.rule, element, g * self.rule.grad_factor(scale), group);
+            master[i] = element[0];
+            for (x, state) in element[1..].iter().zip(&mut states) {
+                state[i] = *x;
+            }
         }
         let narrow = |x: &[f32]| x.iter().map(|&x| bf16::from_f32(x)).collect();
-        let output = |what, moment: &Source<B>, values: Vec<f32>| match moment {
-            Source::F32(buffer) => Output::Floats(what, buffer.clone(), values),
+        let output = |(state, values): (&Source<B>, Vec<f32>)| match state {
+            Source::F32(buffer) => Output::Floats("state", buffer.clone(), values),
             Source::Bf16(buffer) => Output::Halves(buffer.clone(), narrow(&values)),
         };
-        let [exp_avg, exp_avg_sq] = self.moments.values();
-        let mut outputs = vec![
-            output("exp_avg", exp_avg, m),
-            output("exp_avg_sq", exp_avg_sq, v),
-        ];
+        let mut outputs: Vec<Output<B>> = self.states.iter().zip(states).map(output).collect();
         if let Some(amax) = &self.amax {
             let mut entries = rig.content::<f32>(&amax.out);
             let rounded = master.iter().map(|&x| self.source_rounding.apply(x));
@@ -238,7 +252,7 @@ impl<B: Fenced> Mutate<B> for AdamwJob<B> {
 }
 
 /// A job whose fused encode has one target of each part and order, as every backend takes it.
-fn of_one_row<B: Fenced>(mut job: AdamwJob<B>) -> AdamwJob<B> {
+fn of_one_row<B: Fenced>(mut job: UpdateJob<B>) -> UpdateJob<B> {
     if let Some(encode) = &mut job.encode {
         let mut seen = Vec::new();
         encode.targets.retain(|target| {

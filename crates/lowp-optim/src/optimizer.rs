@@ -1,22 +1,24 @@
-//! [`AdamW`]: one optimizer step over all parameters of a rank.
+//! [`Optimizer`]: one optimizer step over all parameters of a rank.
 
 use std::fmt::Write as _;
 use std::sync::Arc;
 
 use lowp_comm::{CallLog, Communicator, Mesh, Traffic, or_abort};
-use lowp_kernels::{Backend, KernelError, StepCounts};
+use lowp_format::Shape;
+use lowp_kernels::{Backend, KernelError, Rule, StepCounts};
 use lowp_shard::{CastPlan, FlatGather, ScaleBook};
 
 use crate::memory::OverGrads;
+use crate::muon::Muon;
 use crate::param::Param;
 use crate::report::{Compared, PendingStep, StepReport, of_device, read};
 use crate::work::StepWork;
 use crate::{Group, OptimError, ParamId, StepOptions};
 
-/// AdamW over groups that mix recipes and plain parameters, with their scales and the ranks that hold
-/// the other rows. Made by [`AdamWBuilder`](crate::AdamWBuilder).
+/// Groups of parameters, each with its rule and hyperparameters, that mix recipes and plain parameters, with their scales and the ranks
+/// that hold the other rows. Made by [`OptimizerBuilder`](crate::OptimizerBuilder).
 #[derive(Debug)]
-pub struct AdamW<B: Backend> {
+pub struct Optimizer<B: Backend> {
     /// The step as one call, from the second one on, where the communicator allows it. It is dropped first: libraries
     /// wait for graphs of their collectives before a communicator ends.
     pub(crate) graph: Option<StepGraph<B>>,
@@ -58,9 +60,9 @@ pub(crate) struct StepGraph<B: Backend> {
     launches: u64,
 }
 
-impl<B: Backend> AdamW<B> {
+impl<B: Backend> Optimizer<B> {
     /// Casts the masters for the first time, with scales from the values themselves.
-    /// [`AdamWBuilder::build`](crate::AdamWBuilder::build) does it; again it is needed where masters were
+    /// [`OptimizerBuilder::build`](crate::OptimizerBuilder::build) does it; again it is needed where masters were
     /// replaced.
     ///
     /// Every rank must call it.
@@ -82,7 +84,7 @@ impl<B: Backend> AdamW<B> {
     /// Replaces the hyperparameters of group `index` from the next step on; the same on every rank.
     ///
     /// # Errors
-    /// No such group, values out of range, or another way of weight decay, which is planned.
+    /// No such group, values out of range, or another rule, which is planned.
     pub fn set_group(&mut self, index: usize, group: Group) -> Result<(), OptimError> {
         let groups = self.groups.len();
         let Some(old) = self.groups.get_mut(index) else {
@@ -94,8 +96,12 @@ impl<B: Backend> AdamW<B> {
             });
         };
         group.check(index)?;
-        if old.mode != group.mode {
-            return Err(OptimError::GroupMode { group: index });
+        if old.rule != group.rule {
+            return Err(OptimError::GroupRule {
+                group: index,
+                planned: old.rule.name(),
+                given: group.rule.name(),
+            });
         }
         *old = group;
         Ok(())
@@ -106,7 +112,7 @@ impl<B: Backend> AdamW<B> {
     ///
     /// The gradient norm is taken over the shards of a replica; replicas must have equal gradients,
     /// which is checked by their norm. A non-finite gradient on any rank skips the update on all ranks
-    /// and is counted: masters, moments, codes and their scales stay, and scales of other tensors
+    /// and is counted: masters, states, codes and their scales stay, and scales of other tensors
     /// in the book advance. Afterwards no gradient is ready, and gathered weights are stale.
     ///
     /// Two collectives, whatever the number of parameters: a gather of the sums of squares, and the
@@ -116,7 +122,7 @@ impl<B: Backend> AdamW<B> {
     /// arrives later. Elsewhere the report is there when the call returns.
     ///
     /// # Errors
-    /// A parameter that has no gradient and was not left out ([`AdamW::leave_out`]), options out of range, options or
+    /// A parameter that has no gradient and was not left out ([`Optimizer::leave_out`]), options out of range, options or
     /// parameters that are left out not the same on all ranks, or a rank that failed. Every rank gets an error: in this call or in the wait for its report, or
     /// in its next collective call if the failure was after the last collective of the step, in a
     /// rank's second pass. A rank of its own may try again after mistakes in the arguments; after a
@@ -175,8 +181,8 @@ impl<B: Backend> AdamW<B> {
     }
 
     /// The part of a step that the host does: checks that every gradient is there, gives the device the
-    /// options, and says that the rows change. [`AdamW::enqueue`], or a graph that captured it, follows, then
-    /// [`AdamW::outcome`]; [`AdamW::step`] is all three.
+    /// options, and says that the rows change. [`Optimizer::enqueue`], or a graph that captured it, follows, then
+    /// [`Optimizer::outcome`]; [`Optimizer::step`] is all three.
     ///
     /// # Errors
     /// A parameter without a gradient, or options out of range: of this rank alone.
@@ -225,9 +231,9 @@ impl<B: Backend> AdamW<B> {
         ))
     }
 
-    /// The same where the collectives of a step are done when [`AdamW::enqueue`] returns
+    /// The same where the collectives of a step are done when [`Optimizer::enqueue`] returns
     /// ([`Communicator::is_enqueued`] is false): waits for the step, and where ranks gave other options or
-    /// hyperparameters, or did other things before ([`AdamW::compare`]), its error names the first. Every rank must call it.
+    /// hyperparameters, or did other things before ([`Optimizer::compare`]), its error names the first. Every rank must call it.
     ///
     /// # Errors
     /// As [`PendingStep::wait`].
@@ -256,16 +262,23 @@ impl<B: Backend> AdamW<B> {
             .download(&self.params[self.index(id)?].master)?)
     }
 
-    /// The first and second moments of this rank's rows, widened to f32.
+    /// The states of this rank's rows, or of its flat slice, widened to f32: those of the rule of its group, in their order
+    /// ([`Rule::states`](lowp_kernels::Rule::states)).
     ///
     /// # Errors
     /// An id of another optimizer, or the backend failed.
-    pub fn moments(&self, id: ParamId) -> Result<[Vec<f32>; 2], OptimError> {
-        let [first, second] = self.params[self.index(id)?].moments.values();
-        Ok([
-            first.download(&self.backend)?,
-            second.download(&self.backend)?,
-        ])
+    pub fn states(&self, id: ParamId) -> Result<Vec<Vec<f32>>, OptimError> {
+        let states = self.params[self.index(id)?].states.iter();
+        let states = states.map(|state| Ok(state.download(&self.backend)?));
+        states.collect()
+    }
+
+    /// The rule of the group of a parameter.
+    ///
+    /// # Errors
+    /// An id of another optimizer.
+    pub fn rule(&self, id: ParamId) -> Result<Rule, OptimError> {
+        Ok(self.params[self.index(id)?].rule)
     }
 
     /// Number of parameters.
@@ -307,6 +320,11 @@ impl<B: Backend> AdamW<B> {
         counted.wrapping_add(self.launched)
     }
 
+    /// Bytes of the memory in which this rank makes matrices orthogonal.
+    pub fn matrix_bytes(&self) -> usize {
+        self.work.muon().map_or(0, Muon::bytes)
+    }
+
     /// The scales of the parameters, and of what else was registered with the builder.
     pub fn scales(&self) -> &Arc<ScaleBook<B>> {
         &self.book
@@ -341,7 +359,11 @@ impl<B: Backend> AdamW<B> {
             let _ = write!(text, "; {name}: group {group}, {} columns", item.shape.cols);
             let _ = write!(text, ", {:?}", item.kernels);
             let _ = write!(text, ", {:?}", item.source_rounding);
-            let _ = write!(text, ", {}", param.state());
+            let _ = write!(text, ", {}", param.describe_states());
+            if let (Some(_), Some(cut)) = (&param.piece, &param.cut) {
+                let (Shape { rows, cols }, ranges) = (cut.full, &cut.ranges);
+                let _ = write!(text, ", elements {ranges:?} of {rows} x {cols}");
+            }
         }
         text
     }
@@ -349,11 +371,11 @@ impl<B: Backend> AdamW<B> {
     /// The hyperparameters that ranks must have in common, in words.
     pub(crate) fn describe_groups(&self) -> String {
         let lines = self.groups.iter().enumerate().map(|(index, group)| {
-            let Group { lr, betas, eps, weight_decay, mode, bias_correction } = group;
+            let Group { rule, lr, betas, eps, weight_decay, bias_correction } = group;
             let correction = if *bias_correction { "with" } else { "without" };
             format!(
-                "group {index}: {mode:?} {correction} bias correction, lr {lr}, betas {} and {}, eps {eps}, weight decay {weight_decay}",
-                betas.0, betas.1
+                "group {index}: {} {correction} bias correction, lr {lr}, betas {} and {}, eps {eps}, weight decay {weight_decay}",
+                rule.name(), betas.0, betas.1
             )
         });
         lines.collect::<Vec<_>>().join("; ")

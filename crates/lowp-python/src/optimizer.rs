@@ -1,4 +1,4 @@
-//! [`AdamW`]: `lowp_optim::AdamW` over masters, moments and gradients of PyTorch.
+//! [`Optimizer`]: `lowp_optim::Optimizer` over masters, states and gradients of PyTorch.
 
 use std::collections::VecDeque;
 use std::ops::Range;
@@ -6,8 +6,10 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use lowp_comm::{Communicator, Mesh, or_abort};
 use lowp_format::Shape;
-use lowp_kernels::{Moments, StepCounts};
-use lowp_optim::{AdamWBuilder, Group, ParamId, ParamMemory, PendingStep, StepOptions, StepReport};
+use lowp_kernels::StepCounts;
+use lowp_optim::{
+    Group, OptimizerBuilder, ParamId, ParamMemory, PendingStep, Rule, StepOptions, StepReport,
+};
 use lowp_shard::DelayedState;
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
@@ -28,13 +30,14 @@ const BEHIND: usize = 2;
 /// lr, beta1, beta2, eps, weight decay.
 type GroupArg = (f32, f32, f32, f32, f32);
 
-fn group((lr, beta1, beta2, eps, weight_decay): GroupArg) -> Group {
+/// The rule and the hyperparameters of a group.
+fn group(rule: Rule, (lr, beta1, beta2, eps, weight_decay): GroupArg) -> Group {
     Group {
         lr,
         betas: (beta1, beta2),
         eps,
         weight_decay,
-        ..Group::default()
+        ..Group::of(rule)
     }
 }
 
@@ -49,9 +52,10 @@ pub(crate) struct ParamArg {
     shard: Option<Py<Shard>>,
     buffers: Named,
     master: MemoryArg,
-    exp_avg: MemoryArg,
-    exp_avg_sq: MemoryArg,
-    moments: String,
+    /// Those of the rule, in its order.
+    states: Vec<MemoryArg>,
+    /// Their dtype.
+    states_are: String,
     /// Its gradient and the dtype of that, if it has one.
     grad: Option<(MemoryArg, String)>,
 }
@@ -61,7 +65,7 @@ type GradArg = Option<(u64, usize, String)>;
 
 /// The optimizer of this rank.
 #[pyclass(frozen, module = "lowp._lowp")]
-pub(crate) struct AdamW {
+pub(crate) struct Optimizer {
     of: Mutex<Box<dyn Steps>>,
 }
 
@@ -100,11 +104,12 @@ trait Steps: Send + Sync {
 }
 
 struct Of<B: Held> {
-    adamw: lowp_optim::AdamW<B>,
+    optimizer: lowp_optim::Optimizer<B>,
     comm: Arc<dyn Communicator<B>>,
     mesh: Option<(usize, usize)>,
     backend: B,
     ids: Vec<ParamId>,
+    rule: Rule,
     groups: Vec<GroupArg>,
     /// Where the gradients of the last step lie.
     last: Vec<Option<Range<usize>>>,
@@ -119,20 +124,23 @@ impl<B: Held> Of<B> {
         backend: &B,
         ranks: Option<Py<PyAny>>,
         mesh: Option<(usize, usize)>,
-        groups: Vec<GroupArg>,
+        (rule, groups): (Rule, Vec<GroupArg>),
         params: Vec<ParamArg>,
     ) -> Result<Self, Error> {
         let comm = communicator(backend, ranks)?;
-        let (builder, ids) =
-            or_abort(&*comm, Self::builder(backend, &comm, mesh, &groups, params))?;
-        let mut adamw = builder.build_uncast()?;
-        adamw.keep_sets(SETS);
+        let (builder, ids) = or_abort(
+            &*comm,
+            Self::builder((backend, &comm), mesh, (rule, &groups), params),
+        )?;
+        let mut optimizer = builder.build_uncast()?;
+        optimizer.keep_sets(SETS);
         Ok(Self {
-            adamw,
+            optimizer,
             comm,
             mesh,
             backend: backend.clone(),
             ids,
+            rule,
             groups,
             last: Vec::new(),
             measured: true,
@@ -141,33 +149,28 @@ impl<B: Held> Of<B> {
     }
 
     fn builder(
-        backend: &B,
-        comm: &Arc<dyn Communicator<B>>,
+        (backend, comm): (&B, &Arc<dyn Communicator<B>>),
         mesh: Option<(usize, usize)>,
-        groups: &[GroupArg],
+        (rule, groups): (Rule, &[GroupArg]),
         params: Vec<ParamArg>,
-    ) -> Result<(AdamWBuilder<B>, Vec<ParamId>), Error> {
-        let mut builder = AdamWBuilder::new(Arc::clone(comm)).on(backend);
+    ) -> Result<(OptimizerBuilder<B>, Vec<ParamId>), Error> {
+        let mut builder = OptimizerBuilder::new(Arc::clone(comm)).on(backend);
         if let Some((replicate, shard)) = mesh {
             builder = builder.mesh(Mesh { replicate, shard });
         }
         for &of in groups {
-            builder.group(group(of));
+            builder.group(group(rule, of));
         }
         let mut ids = Vec::new();
         for param in params {
-            let moments = [param.exp_avg, param.exp_avg_sq].map(Memory::from);
-            let [exp_avg, exp_avg_sq] = moments;
-            let moments = Moments {
-                exp_avg: backend.source(exp_avg, &param.moments)?,
-                exp_avg_sq: backend.source(exp_avg_sq, &param.moments)?,
-            };
+            let states = param.states.into_iter();
+            let states = states.map(|state| backend.source(state.into(), &param.states_are));
             let grad = param
                 .grad
                 .map(|(grad, dtype)| backend.source(grad.into(), &dtype));
             let memory = ParamMemory {
                 master: backend.wrap::<f32>(param.master.into())?,
-                moments,
+                states: states.collect::<Result<_, _>>()?,
                 grad: grad.transpose()?,
             };
             let id = match &param.shard {
@@ -204,22 +207,22 @@ impl<B: Held> Of<B> {
     ) -> Result<(), Error> {
         for (index, (&new, old)) in groups.iter().zip(&mut self.groups).enumerate() {
             if new != *old {
-                self.adamw.set_group(index, group(new))?;
+                self.optimizer.set_group(index, group(self.rule, new))?;
                 *old = new;
             }
         }
         self.measured = options.skip_nonfinite || options.max_norm.is_some();
         let Some(grads) = grads else {
-            if !self.adamw.take_grads_at(&self.last) {
+            if !self.optimizer.take_grads_at(&self.last) {
                 return Err(Error::new(
                     "the addresses of the gradients were left out, as if they were those of the last step, but there was no step; give the addresses",
                 ));
             }
-            return Ok(self.adamw.prepare(options)?);
+            return Ok(self.optimizer.prepare(options)?);
         };
         let spans = self.spans(&grads)?;
         self.last.clear();
-        if !self.adamw.take_grads_at(&spans) {
+        if !self.optimizer.take_grads_at(&spans) {
             let source = |grad: GradArg| {
                 let source = |(pointer, bytes, dtype): (u64, usize, String)| {
                     self.backend
@@ -229,10 +232,10 @@ impl<B: Held> Of<B> {
             };
             let sources = grads.into_iter().map(source);
             let sources = sources.collect::<Result<Vec<_>, Error>>()?;
-            self.adamw.take_grads(sources)?;
+            self.optimizer.take_grads(sources)?;
         }
         self.last = spans;
-        Ok(self.adamw.prepare(options)?)
+        Ok(self.optimizer.prepare(options)?)
     }
 
     /// Fails on every rank where ranks gave other hyperparameters or options: such a step is skipped. Where the device does the
@@ -242,10 +245,10 @@ impl<B: Held> Of<B> {
             return Ok(());
         }
         if !self.comm.is_enqueued() {
-            self.adamw.finish(options)?;
+            self.optimizer.finish(options)?;
             return Ok(());
         }
-        self.reports.push_back(self.adamw.outcome()?);
+        self.reports.push_back(self.optimizer.outcome()?);
         if self.reports.len() > BEHIND
             && let Some(report) = self.reports.pop_front()
         {
@@ -287,7 +290,7 @@ impl<B: Held> Steps for Of<B> {
         let stream = or_abort(&*self.comm, ready)?;
         // Nothing where both are the same stream.
         self.backend.wait_for(&stream)?;
-        self.adamw.enqueue()?;
+        self.optimizer.enqueue()?;
         stream.wait_for(&self.backend)?;
         self.check_ranks(options)
     }
@@ -299,15 +302,15 @@ impl<B: Held> Steps for Of<B> {
     fn again(&mut self, device: &Device, grads: &[GradArg]) -> Result<(), Error> {
         let stream = B::of_or(device, "the optimizer")?;
         let spans = self.spans(grads)?;
-        if !self.adamw.take_grads_at(&spans) {
+        if !self.optimizer.take_grads_at(&spans) {
             return Err(Error::new(
                 "step() was called while a CUDA graph is captured, with gradients at new addresses; take a step with the same gradients before the capture",
             ));
         }
         // PyTorch's graph launches what is planned, for as long as it likes.
-        self.adamw.pin_grads();
+        self.optimizer.pin_grads();
         self.backend.wait_for(&stream)?;
-        self.adamw.enqueue()?;
+        self.optimizer.enqueue()?;
         Ok(stream.wait_for(&self.backend)?)
     }
 
@@ -318,15 +321,21 @@ impl<B: Held> Steps for Of<B> {
         params: Vec<ParamArg>,
     ) -> Result<Box<dyn Steps>, Error> {
         let backend = B::of_or(device, "the optimizer")?;
-        let (builder, ids) = Self::builder(&backend, &self.comm, self.mesh, &groups, params)?;
-        let mut adamw = builder.build_moved(&self.adamw)?;
-        adamw.keep_sets(SETS);
+        let (builder, ids) = Self::builder(
+            (&backend, &self.comm),
+            self.mesh,
+            (self.rule, &groups),
+            params,
+        )?;
+        let mut optimizer = builder.build_moved(&self.optimizer)?;
+        optimizer.keep_sets(SETS);
         Ok(Box::new(Self {
-            adamw,
+            optimizer,
             comm: Arc::clone(&self.comm),
             mesh: self.mesh,
             backend,
             ids,
+            rule: self.rule,
             groups,
             last: Vec::new(),
             measured: self.measured,
@@ -335,35 +344,35 @@ impl<B: Held> Steps for Of<B> {
     }
 
     fn calibrate(&self) -> Result<(), Error> {
-        Ok(self.adamw.calibrate()?)
+        Ok(self.optimizer.calibrate()?)
     }
 
     fn report(&self) -> Result<Report, Error> {
         Ok(Report {
-            step: self.adamw.outcome()?.wait()?,
+            step: self.optimizer.outcome()?.wait()?,
             measured: self.measured,
         })
     }
 
     fn counts(&self) -> Result<(StepCounts, Vec<u64>), Error> {
-        Ok((self.adamw.counts()?, self.adamw.steps()?))
+        Ok((self.optimizer.counts()?, self.optimizer.steps()?))
     }
 
     fn set_counts(&mut self, counts: StepCounts, steps: &[u64]) -> Result<(), Error> {
-        Ok(self.adamw.set_steps(counts, steps)?)
+        Ok(self.optimizer.set_steps(counts, steps)?)
     }
 
     fn delayed(&self, param: usize) -> Result<Vec<DelayedState>, Error> {
-        let book = self.adamw.scales();
-        let slots = self.adamw.slots(self.ids[param])?;
+        let book = self.optimizer.scales();
+        let slots = self.optimizer.slots(self.ids[param])?;
         let states = slots.into_iter().flatten();
         let states = states.filter_map(|slot| book.delayed_state(slot).transpose());
         Ok(states.collect::<Result<_, _>>()?)
     }
 
     fn set_delayed(&self, param: usize, states: Vec<DelayedState>) -> Result<(), Error> {
-        let book = self.adamw.scales();
-        let slots = self.adamw.slots(self.ids[param])?;
+        let book = self.optimizer.scales();
+        let slots = self.optimizer.slots(self.ids[param])?;
         for (slot, state) in slots.into_iter().flatten().zip(&states) {
             book.set_delayed_state(slot, state)?;
         }
@@ -375,7 +384,7 @@ fn memory<B: Held>(backend: &B, pointer: u64, bytes: usize) -> Memory {
     (pointer, bytes, backend.number(), None).into()
 }
 
-impl AdamW {
+impl Optimizer {
     fn lock(&self) -> Result<MutexGuard<'_, Box<dyn Steps>>, Error> {
         check_process()?;
         // Whoever failed in between said what became of the parameters.
@@ -384,22 +393,25 @@ impl AdamW {
 }
 
 #[pymethods]
-impl AdamW {
+impl Optimizer {
     /// Plans the step over `params`, whose rows the ranks of `ranks` share out as `mesh`, replicas x shards. Collective.
     #[new]
-    #[pyo3(signature = (device, groups, params, ranks = None, mesh = None))]
+    #[pyo3(signature = (device, rule, groups, params, ranks = None, mesh = None))]
     fn new(
         py: Python<'_>,
         device: DeviceArg,
+        rule: &str,
         groups: Vec<GroupArg>,
         params: Vec<ParamArg>,
         ranks: Option<Py<PyAny>>,
         mesh: Option<(usize, usize)>,
     ) -> Result<Self, Error> {
         let device = Device::new(&device)?;
+        let known = Rule::from_name(rule);
+        let rule = known.ok_or_else(|| Error::new(format!("there is no rule {rule:?}")))?;
         let of: Box<dyn Steps> = py.detach(|| {
             on_device!(&device, |backend| {
-                let of = Of::new(backend, ranks, mesh, groups, params)?;
+                let of = Of::new(backend, ranks, mesh, (rule, groups), params)?;
                 Ok::<_, Error>(Box::new(of) as Box<dyn Steps>)
             })
         })?;

@@ -1,4 +1,4 @@
-//! Dense f32 matrix products over strided views: the only file of this crate with unsafe code.
+//! Dense f32 matrix products over strided views of host memory.
 //!
 //! Every element of a product is one sum over the inner dimension in a fixed order, so the result does not depend on
 //! the number of threads.

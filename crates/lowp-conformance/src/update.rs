@@ -1,148 +1,219 @@
-//! AdamW against the reference, and fused with the encode against one after the other.
+//! Updates by every rule against the reference, and fused with the encode against one after the other.
 
 use lowp_format::Orientation;
 use proptest::prelude::*;
 
 use super::*;
 use lowp_kernels::reference::{self, Reference};
-use lowp_kernels::{AdamMode, AdamScalars, AdamwAmax, AdamwJob, FloatDtype, Moments};
+use lowp_kernels::{FloatDtype, GroupScalars, Rule, UpdateAmax, UpdateJob};
 
-fn scalars(step: u64) -> AdamScalars {
-    AdamScalars::default().at_step(step)
+fn scalars(step: u64) -> GroupScalars {
+    GroupScalars::default().at_step(step)
 }
 
 fn job<B: Backend>(
     rig: &Rig<B>,
+    (rule, half_states, half_grad): Variant,
     len: usize,
-    half_moments: [bool; 2],
-    half_grad: bool,
     seed: u64,
-) -> AdamwJob<B> {
-    let [exp_avg, exp_avg_sq] = half_moments.map(|half| match half {
+) -> UpdateJob<B> {
+    let state = |&half: &bool| match half {
         true => Source::Bf16(rig.buffer(&vec![bf16::ZERO; len])),
         false => Source::F32(rig.buffer(&vec![0f32; len])),
-    });
-    AdamwJob {
+    };
+    UpdateJob {
+        rule,
         master: rig.buffer(&values(len, seed, false)),
-        moments: Moments {
-            exp_avg,
-            exp_avg_sq,
-        },
+        states: half_states.iter().map(state).collect(),
         grad: source(rig, &values(len, seed ^ 1, false), half_grad).0,
         group: 0,
-        mode: AdamMode::AdamW,
         source_rounding: SourceRounding::F32,
         amax: None,
         encode: None,
     }
 }
 
-fn moments<B: Backend>(rig: &Rig<B>, job: &AdamwJob<B>) -> [Vec<f32>; 2] {
-    job.moments.values().map(|moment| rig.widened(moment))
+fn states<B: Backend>(rig: &Rig<B>, job: &UpdateJob<B>) -> Vec<Vec<f32>> {
+    job.states.iter().map(|state| rig.widened(state)).collect()
 }
 
-/// Master and moments, as the reference updates them.
+/// Master and states, as the reference updates them.
 struct Expected {
-    state: [Vec<f32>; 3],
-    dtypes: [FloatDtype; 2],
-    mode: AdamMode,
+    rule: Rule,
+    values: Vec<Vec<f32>>,
+    dtypes: Vec<FloatDtype>,
 }
 
 impl Expected {
-    fn new<B: Backend>(rig: &Rig<B>, job: &AdamwJob<B>) -> Self {
-        let [m, v] = moments(rig, job);
+    fn new<B: Backend>(rig: &Rig<B>, job: &UpdateJob<B>) -> Self {
+        let values = [vec![rig.content::<f32>(&job.master)], states(rig, job)].concat();
+        let dtypes = job.states.iter().map(Source::dtype);
         Self {
-            state: [rig.content::<f32>(&job.master), m, v],
-            dtypes: job.moments.values().map(Source::dtype),
-            mode: job.mode,
+            rule: job.rule,
+            values,
+            dtypes: std::iter::once(FloatDtype::F32).chain(dtypes).collect(),
         }
     }
 
-    fn step(&mut self, grad: &[f32], grad_scale: f32, group: &AdamScalars) {
+    fn step(&mut self, grad: &[f32], grad_scale: f32, group: &GroupScalars) {
         let stored = |x: f32, dtype| match dtype {
             FloatDtype::F32 => x,
             FloatDtype::Bf16 => bf16::from_f32(x).to_f32(),
         };
-        let [of_m, of_v] = self.dtypes;
-        let [p, m, v] = &mut self.state;
         for (i, g) in grad.iter().enumerate() {
-            let state = [p[i], m[i], v[i]];
-            let [new_p, new_m, new_v] = reference::adamw(state, g * grad_scale, self.mode, group);
-            (p[i], m[i], v[i]) = (new_p, stored(new_m, of_m), stored(new_v, of_v));
-        }
-    }
-
-    fn assert<B: Backend>(&self, rig: &Rig<B>, job: &AdamwJob<B>, when: u64) {
-        let [m, v] = moments(rig, job);
-        let found = [rig.content::<f32>(&job.master), m, v];
-        for (what, (found, expected)) in ["master", "exp_avg", "exp_avg_sq"]
-            .into_iter()
-            .zip(found.iter().zip(&self.state))
-        {
-            let [found, expected] = [bits(found), bits(expected)];
-            let at = found.iter().zip(&expected).position(|(a, b)| a != b);
-            assert_eq!(at, None, "{rig:?}: {what} of {} after {when}", found.len());
-        }
-    }
-}
-
-#[test]
-fn known_answers() {
-    for (mode, expected) in [
-        (AdamMode::AdamW, [0x3F7F_B7E9, 0x3C23_D70D, 0x3A03_1271]),
-        (AdamMode::L2, [0x3F7F_BE77, 0x3CA3_D70D, 0x3B03_1271]),
-    ] {
-        let found = reference::adamw([1.0, 0.0, 0.0], 0.1, mode, &scalars(1));
-        assert_eq!(found.map(f32::to_bits), expected);
-    }
-}
-
-/// The pairs of dtypes that moments have; true is bf16.
-const PAIRS: [[bool; 2]; 3] = [[false, false], [true, false], [true, true]];
-
-/// Every dtype of the moments and of the gradient, with a mode. The first three have every pair.
-const VARIANTS: [([bool; 2], bool, AdamMode); 6] = [
-    (PAIRS[0], false, AdamMode::AdamW),
-    (PAIRS[1], true, AdamMode::AdamW),
-    (PAIRS[2], false, AdamMode::L2),
-    (PAIRS[0], true, AdamMode::L2),
-    (PAIRS[1], false, AdamMode::L2),
-    (PAIRS[2], true, AdamMode::AdamW),
-];
-
-pub fn updates_equal_the_reference<B: Backend>(rig: &Rig<B>) {
-    for len in [0, 1, 7, 4097, 150_000] {
-        for (half_moments, half_grad, mode) in VARIANTS {
-            let job = AdamwJob {
-                mode,
-                ..job(rig, len, half_moments, half_grad, 40)
-            };
-            let plan = rig.plan(Work::Adamw(vec![job.clone()])).unwrap();
-            let grad = rig.widened(&job.grad);
-            let mut expected = Expected::new(rig, &job);
-            for step in 1..=2 {
-                let group = scalars(step);
-                let run = StepScalars {
-                    adam: vec![group],
-                    grad_scale: 0.7,
-                    ..StepScalars::default()
-                };
-                rig.backend.run(&plan, &run).unwrap();
-                expected.step(&grad, 0.7, &group);
-                expected.assert(rig, &job, step);
+            let mut element = [0.0; 1 + Rule::MOST_STATES];
+            for (x, values) in element.iter_mut().zip(&self.values) {
+                *x = values[i];
+            }
+            let element = reference::update(
+                self.rule,
+                element,
+                g * self.rule.grad_factor(grad_scale),
+                group,
+            );
+            let all = self.values.iter_mut().zip(&self.dtypes).zip(element);
+            for ((values, &dtype), x) in all {
+                values[i] = stored(x, dtype);
             }
         }
+    }
+
+    fn assert<B: Backend>(&self, rig: &Rig<B>, job: &UpdateJob<B>, when: u64) {
+        let found = Self::new(rig, job).values;
+        assert_eq!(found.len(), self.values.len());
+        for (which, (found, expected)) in found.iter().zip(&self.values).enumerate() {
+            let [found, expected] = [bits(found), bits(expected)];
+            let at = found.iter().zip(&expected).position(|(a, b)| a != b);
+            let (rule, len) = (self.rule, found.len());
+            assert_eq!(
+                at, None,
+                "{rig:?}: {rule:?}, value {which} of {len} after {when}"
+            );
+        }
+    }
+}
+
+/// docs/numerics.md 12.2, 12.9 and 12.10.
+#[test]
+fn known_answers() {
+    for (rule, first, expected) in [
+        (Rule::AdamW, 0.0, [0x3F7F_B7E9, 0x3C23_D70D, 0x3A03_1271]),
+        (Rule::AdamL2, 0.0, [0x3F7F_BE77, 0x3CA3_D70D, 0x3B03_1271]),
+        (Rule::Lion, 0.0, [0x3F7F_B7E9, 0x3BA3_D70D, 0]),
+        (Rule::Lion, -0.5, [0x3F80_1D7E, 0xBEF0_A3D7, 0]),
+        (Rule::Sgd, 0.0, [0x3F7F_F2E5, 0, 0]),
+        (Rule::SgdMomentum, 0.5, [0x3F7F_D567, 0x3F26_6666, 0]),
+        (Rule::SgdNesterov, 0.5, [0x3F7F_CC8E, 0x3F26_6666, 0]),
+        (Rule::Muon, 0.5, [0x3F7F_F2E5, 0x3F00_0000, 0]),
+    ] {
+        let found = reference::update(rule, [1.0, first, 0.0], 0.1, &scalars(1));
+        assert_eq!(found.map(f32::to_bits), expected, "{rule:?}, {first}");
+    }
+}
+
+/// A sign is that of the sum, whose zeros and NaN stay.
+#[test]
+fn lion_moves_by_its_rate() {
+    let group = GroupScalars {
+        weight_decay: 0.0,
+        ..scalars(1)
+    };
+    let moved = |m, g| reference::update(Rule::Lion, [0.5, m, 0.0], g, &group)[0] - 0.5;
+    assert_eq!(moved(0.0, 1e-30), moved(0.0, 1e30));
+    assert!(moved(0.0, 1.0) < 0.0 && moved(0.0, -1.0) > 0.0 && moved(1.0, -1.0) < 0.0);
+    assert_eq!([moved(0.0, 0.0), moved(-0.0, -0.0)], [0.0; 2]);
+    assert!(moved(0.0, f32::NAN).is_nan());
+}
+
+/// A rule, and whether each of its states and the gradient are bf16.
+type Variant = (Rule, &'static [bool], bool);
+
+/// The dtypes that so many states have; true is bf16.
+fn state_dtypes(states: usize) -> &'static [&'static [bool]] {
+    match states {
+        0 => &[&[]],
+        1 => &[&[false], &[true]],
+        _ => &[&[false, false], &[true, false], &[true, true]],
+    }
+}
+
+/// Every rule with every dtype of its states and of the gradient.
+fn variants() -> Vec<Variant> {
+    let mut all = Vec::new();
+    for rule in Rule::ALL {
+        for &halves in state_dtypes(rule.states().len()) {
+            all.extend([false, true].map(|half_grad| (rule, halves, half_grad)));
+        }
+    }
+    all
+}
+
+/// Every rule, and every dtype of two states, once.
+const LONG: [Variant; 7] = [
+    (Rule::AdamW, &[false, false], false),
+    (Rule::AdamW, &[true, false], true),
+    (Rule::AdamL2, &[true, true], false),
+    (Rule::Lion, &[true], true),
+    (Rule::SgdMomentum, &[false], true),
+    (Rule::SgdNesterov, &[true], false),
+    (Rule::Muon, &[false], true),
+];
+
+/// One of them.
+const ADAMW: Variant = (Rule::AdamW, &[true, false], true);
+
+pub fn updates_equal_the_reference<B: Backend>(rig: &Rig<B>) {
+    // All of them on a few elements, and some on those of several tasks.
+    let short = variants()
+        .into_iter()
+        .flat_map(|variant| [0, 1, 7, 4097].map(|len| (variant, len)));
+    let long = LONG.map(|variant| (variant, 150_000));
+    for (variant, len) in short.chain(long) {
+        let job = job(rig, variant, len, 40);
+        let plan = rig.plan(Work::Update(vec![job.clone()])).unwrap();
+        let grad = rig.widened(&job.grad);
+        let mut expected = Expected::new(rig, &job);
+        for step in 1..=2 {
+            let group = scalars(step);
+            let run = StepScalars {
+                groups: vec![group],
+                grad_scale: 0.7,
+                ..StepScalars::default()
+            };
+            rig.backend.run(&plan, &run).unwrap();
+            expected.step(&grad, 0.7, &group);
+            expected.assert(rig, &job, step);
+        }
+    }
+}
+
+/// Groups of one optimizer have other rules.
+pub fn rules_mix_in_one_plan<B: Backend>(rig: &Rig<B>) {
+    let jobs: Vec<UpdateJob<B>> = (0..)
+        .zip(variants())
+        .map(|(index, variant)| UpdateJob {
+            group: index % 3,
+            ..job(rig, variant, 700 + 64 * index, 50 + index as u64)
+        })
+        .collect();
+    let groups: Vec<GroupScalars> = (1..4).map(scalars).collect();
+    let run = StepScalars {
+        groups: groups.clone(),
+        ..StepScalars::default()
+    };
+    let mut expected: Vec<Expected> = jobs.iter().map(|job| Expected::new(rig, job)).collect();
+    rig.run_with(Work::Update(jobs.clone()), &run);
+    for (job, expected) in jobs.iter().zip(&mut expected) {
+        expected.step(&rig.widened(&job.grad), 1.0, &groups[job.group]);
+        expected.assert(rig, job, 1);
     }
 }
 
 pub fn a_thousand_steps_equal_the_reference<B: Backend>(rig: &Rig<B>) {
     let len = 1031;
-    for &(half_moments, half_grad, mode) in &VARIANTS[..3] {
-        let job = AdamwJob {
-            mode,
-            ..job(rig, len, half_moments, half_grad, 41)
-        };
-        let plan = rig.plan(Work::Adamw(vec![job.clone()])).unwrap();
+    for variant in LONG {
+        let job = job(rig, variant, len, 41);
+        let plan = rig.plan(Work::Update(vec![job.clone()])).unwrap();
         let mut expected = Expected::new(rig, &job);
         let grads: Vec<Vec<f32>> = (0..16).map(|seed| values(len, seed, false)).collect();
         for step in 1..=1000 {
@@ -160,7 +231,7 @@ pub fn a_thousand_steps_equal_the_reference<B: Backend>(rig: &Rig<B>) {
             };
             let group = scalars(step);
             let run = StepScalars {
-                adam: vec![group],
+                groups: vec![group],
                 ..StepScalars::default()
             };
             rig.backend.run(&plan, &run).unwrap();
@@ -180,14 +251,14 @@ pub fn fused_equals_update_then_encode<B: Backend>(rig: &Rig<B>) {
     let cases: Vec<Case> = cases().into_iter().filter(weights).collect();
     proptest!(config, |(
         index in 0..cases.len(), rows in 0usize..140, width in 1usize..4, seed: u64,
-        half_moments in proptest::sample::select(&PAIRS[..]), half_grad: bool, via: bool, lines: [bool; 2],
+        variant in proptest::sample::select(variants()), via: bool, lines: [bool; 2],
     )| {
         let case = &cases[index];
         let shape = Shape::new(rows, case.columns() * width);
         let source_rounding = if via { SourceRounding::ViaBf16 } else { SourceRounding::F32 };
         let make = || {
-            let job = job(rig, shape.elements(), half_moments, half_grad, seed);
-            AdamwJob { source_rounding, ..job }
+            let job = job(rig, variant, shape.elements(), seed);
+            UpdateJob { source_rounding, ..job }
         };
         let encode = |master: &B::Buffer<f32>| {
             let source = Source::F32(master.clone());
@@ -195,31 +266,31 @@ pub fn fused_equals_update_then_encode<B: Backend>(rig: &Rig<B>) {
             let job = encode_job(rig, case, &case.specs(), shape, source, &outer);
             EncodeJob { source_rounding, ..job }
         };
-        let step = StepScalars { adam: vec![scalars(3)], ..StepScalars::default() };
+        let step = StepScalars { groups: vec![scalars(3)], ..StepScalars::default() };
 
         let apart = make();
-        rig.run_with(Work::Adamw(vec![apart.clone()]), &step);
+        rig.run_with(Work::Update(vec![apart.clone()]), &step);
         let apart_encode = encode(&apart.master);
         rig.run(Work::Encode(vec![apart_encode.clone()]));
 
         let starts = [2, 2 + rows];
         let out = rig.buffer(&vec![0.25f32; 2 + rows + shape.cols]);
-        let amax = AdamwAmax {
+        let amax = UpdateAmax {
             shape, out: out.clone(), tensor: Some(1),
             lines: [0, 1].map(|side| lines[side].then_some(starts[side])),
         };
         let fused = make();
         let fused_encode = encode(&fused.master);
-        let fused = AdamwJob {
+        let fused = UpdateJob {
             amax: Some(amax.clone()), encode: Some(Box::new(fused_encode.clone())), ..fused
         };
-        rig.run_with(Work::Adamw(vec![fused.clone()]), &step);
+        rig.run_with(Work::Update(vec![fused.clone()]), &step);
 
         let [fused_master, master] = [&fused, &apart].map(|job| rig.content::<f32>(&job.master));
         prop_assert_eq!(bits(&fused_master), bits(&master));
-        let [fused_moments, moments] =
-            [&fused, &apart].map(|job| moments(rig, job).map(|m| bits(&m)));
-        prop_assert_eq!(fused_moments, moments);
+        let [fused_states, states] = [&fused, &apart]
+            .map(|job| states(rig, job).iter().map(|state| bits(state)).collect::<Vec<_>>());
+        prop_assert_eq!(fused_states, states);
         let [fused_bytes, bytes] =
             [&fused_encode, &apart_encode].map(|job| contents(rig, &job.targets));
         prop_assert_eq!(fused_bytes, bytes);
@@ -241,8 +312,8 @@ pub fn fused_equals_update_then_encode<B: Backend>(rig: &Rig<B>) {
         prop_assert_eq!(rig.content::<f32>(&out), expected(lines));
 
         // Alone, without an encode, the same.
-        let alone = AdamwJob { amax: Some(AdamwAmax { out: rig.buffer(&vec![0.25f32; 2 + rows + shape.cols]), ..amax }), ..make() };
-        rig.run_with(Work::Adamw(vec![alone.clone()]), &step);
+        let alone = UpdateJob { amax: Some(UpdateAmax { out: rig.buffer(&vec![0.25f32; 2 + rows + shape.cols]), ..amax }), ..make() };
+        rig.run_with(Work::Update(vec![alone.clone()]), &step);
         prop_assert_eq!(rig.content::<f32>(&alone.amax.unwrap().out), expected(lines));
     });
 }
@@ -252,21 +323,21 @@ pub fn updates_of_many_tasks_raise_lines<B: Backend>(rig: &Rig<B>) {
     let shape = Shape::new(1501, 1400);
     let len = shape.elements();
     let before = vec![-9f32; shape.rows + shape.cols];
-    let amax = AdamwAmax {
+    let amax = UpdateAmax {
         shape,
         out: rig.buffer(&before),
         tensor: None,
         lines: [Some(0), Some(shape.rows)],
     };
-    let job = AdamwJob {
+    let job = UpdateJob {
         amax: Some(amax.clone()),
-        ..job(rig, len, [true, false], true, 77)
+        ..job(rig, ADAMW, len, 77)
     };
     let step = StepScalars {
-        adam: vec![scalars(1)],
+        groups: vec![scalars(1)],
         ..StepScalars::default()
     };
-    rig.run_with(Work::Adamw(vec![job.clone()]), &step);
+    rig.run_with(Work::Update(vec![job.clone()]), &step);
     let master = rig.content::<f32>(&job.master);
     let rows = master.chunks(shape.cols);
     let rows = rows.map(|row| reference::amax(row.iter().copied()));
@@ -279,16 +350,16 @@ pub fn updates_of_many_tasks_raise_lines<B: Backend>(rig: &Rig<B>) {
 /// The shape of the lines is that of the values, and of what is encoded.
 pub fn lines_are_of_the_shape_of_the_master<B: Backend>(rig: &Rig<B>) {
     let shape = Shape::new(4, 64);
-    let update = |shape, lines| AdamwJob {
-        amax: Some(AdamwAmax {
+    let update = |shape, lines| UpdateJob {
+        amax: Some(UpdateAmax {
             shape,
             out: rig.buffer(&[0f32; 300]),
             tensor: None,
             lines,
         }),
-        ..job(rig, 256, [false; 2], false, 1)
+        ..job(rig, ADAMW, 256, 1)
     };
-    let plan = |job: AdamwJob<B>| rig.plan(Work::Adamw(vec![job])).map(|_| ());
+    let plan = |job: UpdateJob<B>| rig.plan(Work::Update(vec![job])).map(|_| ());
     let (none, both) = ([None; 2], [Some(0), Some(4)]);
     let turned = Shape::new(64, 4);
     assert!(plan(update(shape, both)).is_ok());
@@ -319,11 +390,11 @@ pub fn lines_are_of_the_shape_of_the_master<B: Backend>(rig: &Rig<B>) {
 }
 
 pub fn missing_scalars_are_an_error<B: Backend>(rig: &Rig<B>) {
-    let job = AdamwJob {
+    let job = UpdateJob {
         group: 2,
-        ..job(rig, 8, [false; 2], false, 1)
+        ..job(rig, ADAMW, 8, 1)
     };
-    let plan = rig.plan(Work::Adamw(vec![job])).unwrap();
+    let plan = rig.plan(Work::Update(vec![job])).unwrap();
     let error = rig.backend.run(&plan, &StepScalars::default()).unwrap_err();
     assert_eq!(
         error,
@@ -335,11 +406,11 @@ pub fn missing_scalars_are_an_error<B: Backend>(rig: &Rig<B>) {
 }
 
 pub fn a_skipped_run_changes_nothing<B: Backend>(rig: &Rig<B>) {
-    let job = job(rig, 5000, [true, false], true, 2);
-    let plan = rig.plan(Work::Adamw(vec![job.clone()])).unwrap();
+    let job = job(rig, ADAMW, 5000, 2);
+    let plan = rig.plan(Work::Update(vec![job.clone()])).unwrap();
     let expected = Expected::new(rig, &job);
     let run = StepScalars {
-        adam: vec![scalars(1)],
+        groups: vec![scalars(1)],
         skip: true,
         ..StepScalars::default()
     };

@@ -1,24 +1,52 @@
-//! AdamW, alone and fused with an encode.
+//! Updates by the rules of optimizers, alone and fused with an encode.
 
 use lowp_format::Orientation;
 
 use super::super::handle::Cuda;
 use super::super::module::Kernel;
-use super::super::table::{Adamw, Encode, FLAT_COLS, FLAT_TILE, WIDE_COLS, WIDE_ROWS, code, path};
+use super::super::table::{
+    Encode, FLAT_COLS, FLAT_TILE, Update, WIDE_COLS, WIDE_ROWS, code, path, update_rule,
+};
 use super::encode;
 use super::job::{Job, aligned, bits, cdiv, of_one_kind, source, via_bf16};
-use crate::{AdamMode, AdamwJob, KernelError};
+use crate::{KernelError, Rule, UpdateJob};
 
-const ADAMW: Kernel = Kernel::new("lowp_adamw");
-const WIDE: Kernel = Kernel::new("lowp_adamw_wide");
-const TRANSPOSED: Kernel = Kernel::new("lowp_adamw_transposed");
-const E8M0_FP4: Kernel = Kernel::new("lowp_adamw_e8m0_fp4");
-const OTHER: Kernel = Kernel::new("lowp_adamw_other");
+/// The kernels of AdamW and Adam with L2, then those of all other rules: of any jobs, and of one kind.
+const KERNELS: [Kernel; 10] = [
+    Kernel::new("lowp_adamw"),
+    Kernel::new("lowp_adamw_wide"),
+    Kernel::new("lowp_adamw_transposed"),
+    Kernel::new("lowp_adamw_e8m0_fp4"),
+    Kernel::new("lowp_adamw_other"),
+    Kernel::new("lowp_update"),
+    Kernel::new("lowp_update_wide"),
+    Kernel::new("lowp_update_transposed"),
+    Kernel::new("lowp_update_e8m0_fp4"),
+    Kernel::new("lowp_update_other"),
+];
 
-pub(crate) fn job(backend: &Cuda, job: &AdamwJob<Cuda>) -> Result<Adamw, KernelError> {
+fn rule_code(rule: Rule) -> u8 {
+    match rule {
+        Rule::AdamW => update_rule::ADAMW,
+        Rule::AdamL2 => update_rule::ADAM_L2,
+        Rule::Lion => update_rule::LION,
+        Rule::Sgd => update_rule::SGD,
+        Rule::SgdMomentum => update_rule::SGD_MOMENTUM,
+        Rule::SgdNesterov => update_rule::SGD_NESTEROV,
+        Rule::Muon | Rule::Moonlight => update_rule::MUON,
+    }
+}
+
+fn is_adam(job: &Update) -> bool {
+    matches!(job.rule, update_rule::ADAMW | update_rule::ADAM_L2)
+}
+
+pub(crate) fn job(backend: &Cuda, job: &UpdateJob<Cuda>) -> Result<Update, KernelError> {
     let (grad, grad_code, len) = source(&job.grad);
-    let [(exp_avg, exp_avg_code, _), (exp_avg_sq, exp_avg_sq_code, _)] =
-        job.moments.values().map(source);
+    let (mut states, mut state_codes) = ([0; Rule::MOST_STATES], [code::F32; Rule::MOST_STATES]);
+    for (index, state) in job.states.iter().enumerate() {
+        (states[index], state_codes[index], _) = source(state);
+    }
     // The shape of amaxes was checked where lines have some.
     let amax = job.amax.as_ref();
     let lined = amax.filter(|amax| amax.blocks().next().is_some());
@@ -38,10 +66,9 @@ pub(crate) fn job(backend: &Cuda, job: &AdamwJob<Cuda>) -> Result<Adamw, KernelE
         let amax = lined.filter(|amax| amax.shape.elements() > 0)?;
         amax.lines[orientation as usize].map(|start| amax.out.at(start))
     };
-    Ok(Adamw {
+    Ok(Update {
         master: job.master.pointer(),
-        exp_avg,
-        exp_avg_sq,
+        states,
         grad,
         amax: amax
             .and_then(|amax| Some(amax.out.at(amax.tensor?)))
@@ -49,10 +76,9 @@ pub(crate) fn job(backend: &Cuda, job: &AdamwJob<Cuda>) -> Result<Adamw, KernelE
         lines: Orientation::ALL.map(|orientation| line(orientation).unwrap_or(0)),
         len,
         group: u32::try_from(job.group).unwrap_or(u32::MAX),
-        exp_avg_code,
-        exp_avg_sq_code,
+        state_codes,
         grad_code,
-        l2: u8::from(job.mode == AdamMode::L2),
+        rule: rule_code(job.rule),
         encode,
     })
 }
@@ -76,31 +102,39 @@ fn one_row(rows: Vec<Encode>) -> Result<Encode, KernelError> {
     Ok(row)
 }
 
-impl Job for Adamw {
-    const KERNELS: &'static [Kernel] = &[ADAMW, WIDE, TRANSPOSED, E8M0_FP4, OTHER];
+impl Job for Update {
+    const KERNELS: &'static [Kernel] = &KERNELS;
     const BACKWARDS: bool = true;
 
+    fn launches(jobs: Vec<Self>) -> Vec<Vec<Self>> {
+        let (adam, others) = jobs.into_iter().partition(is_adam);
+        vec![adam, others]
+    }
+
     fn kernel(jobs: &[Self]) -> Kernel {
+        let adam = jobs.first().is_none_or(is_adam);
+        let [all, wide, transposed, e8m0_fp4, other] =
+            std::array::from_fn(|at| KERNELS[at + if adam { 0 } else { 5 }]);
         let kind = |job: &Self| {
             Some(match job.encode.path {
                 path::WIDE | path::FLAT | path::TRANSPOSED if job.lines != [0; 2] => return None,
-                path::WIDE | path::FLAT => WIDE,
-                path::TRANSPOSED if job.encode.is_e8m0_fp4() => E8M0_FP4,
-                path::TRANSPOSED => TRANSPOSED,
-                _ => OTHER,
+                path::WIDE | path::FLAT => wide,
+                path::TRANSPOSED if job.encode.is_e8m0_fp4() => e8m0_fp4,
+                path::TRANSPOSED => transposed,
+                _ => other,
             })
         };
-        of_one_kind(jobs, kind).unwrap_or(ADAMW)
+        of_one_kind(jobs, kind).unwrap_or(all)
     }
 
     fn lay_out(&mut self) {
         let chunk = |code: u8| bits(code) / 2;
         let flat = self.encode.passes == 0 && self.lines == [0; 2];
         let cols = if flat { FLAT_COLS } else { self.encode.cols };
+        let mut states = self.states.iter().zip(&self.state_codes);
         let source = cols.is_multiple_of(4)
             && aligned(self.master, 0, 16)
-            && aligned(self.exp_avg, 0, chunk(self.exp_avg_code))
-            && aligned(self.exp_avg_sq, 0, chunk(self.exp_avg_sq_code))
+            && states.all(|(&state, &code)| aligned(state, 0, chunk(code)))
             && aligned(self.grad, 0, chunk(self.grad_code));
         self.encode.source = self.master;
         self.encode.source_code = code::F32;

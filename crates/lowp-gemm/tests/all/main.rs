@@ -1,0 +1,3 @@
+//! Tests of the products of a CPU.
+
+mod products;

@@ -1,0 +1,236 @@
+//! Muon: the momentum of a matrix, made orthogonal (docs/numerics.md 22). [`Muon`] has the matrices of a rank: what travels, and who works on
+//! which.
+
+mod cut;
+mod deal;
+mod newton_schulz;
+
+use std::ops::Range;
+use std::sync::Arc;
+
+use half::bf16;
+use lowp_comm::{Collective, Communicator, Direction, OwnedItem};
+use lowp_format::Shape;
+use lowp_gemm::Products;
+use lowp_kernels::{Backend, FloatDtype};
+
+use crate::OptimError;
+use crate::param::Param;
+pub use cut::MatrixCut;
+use newton_schulz::{Orthogonal, Scratch};
+
+/// Matrices of a step travel in at most so many batches: one arrives while another is worked on.
+const BATCHES: usize = 4;
+
+/// The matrices of a step, of which each is worked on by one rank.
+#[derive(Debug)]
+pub(crate) struct Muon<B: Backend> {
+    backend: B,
+    shards: Arc<dyn Communicator<B>>,
+    products: Arc<dyn Products<B>>,
+    /// By batch.
+    batches: Vec<Vec<Matrix<B>>>,
+    scratch: Scratch<B>,
+}
+
+/// One of them.
+#[derive(Debug)]
+struct Matrix<B: Backend> {
+    owner: usize,
+    ranges: Vec<Range<usize>>,
+    /// What this rank has of it: first of what is made orthogonal, then of the result.
+    piece: B::Buffer<bf16>,
+    /// All of it, where this rank works on it; else empty.
+    whole: B::Buffer<bf16>,
+    /// The work, where this rank does it.
+    work: Option<Orthogonal<B>>,
+}
+
+impl<B: Backend> Matrix<B> {
+    fn item(&self) -> OwnedItem<'_, B> {
+        OwnedItem {
+            owner: self.owner,
+            piece: &self.piece,
+            whole: &self.whole,
+            ranges: &self.ranges,
+        }
+    }
+}
+
+/// A matrix of a step: its cut, and what the result is multiplied by.
+type Planned<'a> = (&'a MatrixCut, f32);
+
+impl<B: Backend> Muon<B> {
+    /// Plans the work on those of `params` whose rules are of matrices, and notes where their pieces lie.
+    ///
+    /// # Errors
+    /// No `products`, a matrix whose cut is not known or does not fit, or a momentum in another dtype than f32.
+    pub(crate) fn of(
+        backend: &B,
+        shards: &Arc<dyn Communicator<B>>,
+        products: Option<&Arc<dyn Products<B>>>,
+        params: &mut [Param<B>],
+    ) -> Result<Self, OptimError> {
+        let matrices = params.iter_mut();
+        let mut matrices: Vec<&mut Param<B>> = matrices
+            .filter(|param| param.rule.is_of_matrices())
+            .collect();
+        let (ranks, rank) = (shards.world_size(), shards.rank());
+        for param in &mut matrices {
+            if ranks == 1 && param.cut.is_none() {
+                param.cut = Some(MatrixCut::whole(param.item.shape));
+            }
+            if let Some(why) = flaw(param, [ranks, rank]) {
+                return Err(OptimError::Matrix {
+                    name: param.name.clone(),
+                    rule: param.rule.name(),
+                    why,
+                });
+            }
+        }
+        let Some(products) = products else {
+            let first = matrices.first();
+            return Err(OptimError::Matrix {
+                name: first.map(|param| param.name.clone()).unwrap_or_default(),
+                rule: first.map_or("", |param| param.rule.name()),
+                why: "nothing multiplies matrices; give products to the builder".to_owned(),
+            });
+        };
+        let planned = matrices.iter().filter_map(|param| {
+            let cut = param.cut.as_ref()?;
+            let Shape { rows, cols } = cut.full;
+            Some((cut, param.rule.matrix_scale(rows, cols)))
+        });
+        let planned: Vec<Planned<'_>> = planned.collect();
+        let (muon, pieces) = Self::new(backend, shards, products, &planned)?;
+        for (param, piece) in matrices.into_iter().zip(pieces) {
+            param.piece = Some(piece);
+        }
+        Ok(muon)
+    }
+
+    /// Plans the work of this rank on `matrices`, whose pieces the ranks of `shards` have. Returns also where this rank's pieces lie, in the
+    /// order of the matrices.
+    fn new(
+        backend: &B,
+        shards: &Arc<dyn Communicator<B>>,
+        products: &Arc<dyn Products<B>>,
+        matrices: &[Planned<'_>],
+    ) -> Result<(Self, Vec<B::Buffer<bf16>>), OptimError> {
+        let rank = shards.rank();
+        let costs: Vec<u128> = matrices
+            .iter()
+            .map(|(cut, _)| deal::cost(cut.full))
+            .collect();
+        let owners = deal::deal(&costs, shards.world_size());
+        let own = matrices.iter().zip(&owners);
+        let own = own.filter(|(_, owner)| **owner == rank);
+        let shapes = own.map(|((cut, _), _)| (cut.full, cut.reordered().is_some()));
+        let scratch = Scratch::new(backend, shapes)?;
+        let mut batches: Vec<Vec<Matrix<B>>> = Vec::new();
+        let mut pieces = Vec::new();
+        let numbers = deal::batches(&owners, BATCHES);
+        for (((cut, scale), owner), batch) in matrices.iter().zip(owners).zip(numbers) {
+            let Shape { rows, cols } = cut.full;
+            let own = cut.ranges[rank].clone();
+            let (whole, piece, work) = match owner == rank {
+                false => (backend.alloc(0)?, backend.alloc(own.len())?, None),
+                true => {
+                    let whole = backend.alloc::<bf16>(rows * cols)?;
+                    let piece = backend.view::<bf16>(&whole, own)?;
+                    let how = (*scale, cut.reordered());
+                    let work = match rows * cols {
+                        0 => None,
+                        _ => Some(Orthogonal::new(backend, &scratch, &whole, cut.full, how)?),
+                    };
+                    (whole, piece, work)
+                }
+            };
+            pieces.push(piece.clone());
+            batches.resize_with(batches.len().max(batch + 1), Vec::new);
+            batches[batch].push(Matrix {
+                owner,
+                ranges: cut.ranges.clone(),
+                piece,
+                whole,
+                work,
+            });
+        }
+        batches.retain(|batch| !batch.is_empty());
+        let muon = Self {
+            backend: backend.clone(),
+            shards: Arc::clone(shards),
+            products: Arc::clone(products),
+            batches,
+            scratch,
+        };
+        Ok((muon, pieces))
+    }
+
+    /// Gives the work of a step to the streams: pieces hold what is made orthogonal before, and the results after.
+    pub(crate) fn run(&self) -> Result<(), OptimError> {
+        let begun = self.backend.record()?;
+        let mut arriving = Vec::new();
+        for batch in &self.batches {
+            arriving.push(self.start(&begun, batch, Direction::ToOwners)?);
+        }
+        let mut leaving = Vec::new();
+        for (batch, arrived) in self.batches.iter().zip(arriving) {
+            if let Some(arrived) = arrived {
+                arrived.wait(&self.backend)?;
+            }
+            for work in batch.iter().filter_map(|matrix| matrix.work.as_ref()) {
+                work.run(&self.backend, &*self.products)?;
+            }
+            let done = self.backend.record()?;
+            leaving.push(self.start(&done, batch, Direction::FromOwners)?);
+        }
+        for left in leaving.into_iter().flatten() {
+            left.wait(&self.backend)?;
+        }
+        Ok(())
+    }
+
+    /// Starts to move a batch after `event`; the pieces of one rank are where they belong.
+    fn start(
+        &self,
+        event: &B::Event,
+        batch: &[Matrix<B>],
+        direction: Direction,
+    ) -> Result<Option<lowp_comm::Started<B>>, OptimError> {
+        if self.shards.world_size() == 1 {
+            return Ok(None);
+        }
+        let items: Vec<OwnedItem<'_, B>> = batch.iter().map(Matrix::item).collect();
+        let batch = Collective::Owned(&items, direction);
+        Ok(Some(self.shards.start(event, "matrices of Muon", batch)?))
+    }
+
+    /// Bytes of pieces, matrices and scratch memory of this rank.
+    pub(crate) fn bytes(&self) -> usize {
+        let len = |buffer: &B::Buffer<bf16>| self.backend.len::<bf16>(buffer);
+        let of = |matrix: &Matrix<B>| match len(&matrix.whole) {
+            0 => len(&matrix.piece),
+            all => all,
+        };
+        let entries: usize = self.batches.iter().flatten().map(of).sum();
+        entries * size_of::<bf16>() + self.scratch.bytes(&self.backend)
+    }
+}
+
+/// Why a parameter cannot be made orthogonal by `rank` of `ranks` ranks.
+fn flaw<B: Backend>(param: &Param<B>, [ranks, rank]: [usize; 2]) -> Option<String> {
+    if param
+        .states
+        .iter()
+        .any(|state| state.dtype() != FloatDtype::F32)
+    {
+        return Some("its momentum is not f32; keep momentum_buffer in f32".to_owned());
+    }
+    match &param.cut {
+        None => Some(format!(
+            "{ranks} ranks share it; say which elements each has (OptimizerBuilder::matrix)"
+        )),
+        Some(cut) => cut.flaw(ranks, rank, param.len),
+    }
+}

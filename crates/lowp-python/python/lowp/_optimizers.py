@@ -1,0 +1,67 @@
+"""The optimizers that ``lowp`` has: the rule of each, what it keeps of a parameter, and its hyperparameters."""
+
+import torch
+
+from ._optim import Optimizer
+
+
+class AdamW(Optimizer):
+    """AdamW over any mix of quantized and plain parameters, in one planned launch.
+
+    Masters are float32: the masters that ``quantize_model_`` kept, copies of bfloat16 parameters, and float32 parameters themselves.
+    A step updates masters and casts them to codes in the same pass. It leaves parameters without a gradient as they are, and counts the
+    steps of each. Under FSDP2 each rank updates its rows, and the ranks agree on scales and on the norm. Every rank must make the
+    optimizer; the ranks then compare parameters and recipes.
+
+    ``max_norm`` clips the global norm of gradients on the device. With ``max_norm`` or ``skip_nonfinite``, all ranks skip the step if a gradient
+    is not finite on any rank (``last_step()`` reports it). Without either only the update reads gradients, and there is no norm. ``moments_dtype`` may be ``torch.bfloat16``. With ``capturable``
+    a step may be captured in a CUDA graph, after a step over the same gradients; the graph keeps the hyperparameters of that step.
+
+    >>> opt = lowp.AdamW(model.parameters(), lr=3e-4, max_norm=1.0)
+    >>> loss.backward(); opt.step(); opt.zero_grad()
+    """
+
+    rule, states = "adamw", ("exp_avg", "exp_avg_sq")
+
+    def __init__(self, params, lr=1e-3, betas=(0.9, 0.999), eps=1e-8, weight_decay=1e-2, **options):
+        super().__init__(params, dict(lr=lr, betas=betas, eps=eps, weight_decay=weight_decay), **options)
+
+    @staticmethod
+    def numbers(group):
+        beta1, beta2 = group["betas"]
+        return group["lr"], beta1, beta2, group["eps"], group["weight_decay"]
+
+
+class Lion(Optimizer):
+    """Lion: the sign of a momentum, with decoupled weight decay. All else is as of ``lowp.AdamW``.
+
+    A step is as long as its rate in each element: start from a tenth to a third of the rate of AdamW, and from three to ten times its weight
+    decay.
+    """
+
+    rule, states = "lion", ("exp_avg",)
+
+    def __init__(self, params, lr=1e-4, betas=(0.9, 0.99), weight_decay=0.0, **options):
+        super().__init__(params, dict(lr=lr, betas=betas, weight_decay=weight_decay), **options)
+
+    @staticmethod
+    def numbers(group):
+        beta1, beta2 = group["betas"]
+        return group["lr"], beta1, beta2, 0.0, group["weight_decay"]
+
+
+class SGD(Optimizer):
+    """Stochastic gradient descent as ``torch.optim.SGD`` without dampening: weight decay is added to gradients. All else is as of
+    ``lowp.AdamW``. Whether there is momentum, and whether it is that of Nesterov, is the same for all groups."""
+
+    def __init__(self, params, lr=1e-3, momentum=0.0, weight_decay=0.0, nesterov=False, **options):
+        self.rule = "sgd-nesterov" if nesterov else "sgd-momentum" if momentum else "sgd"
+        self.states = () if self.rule == "sgd" else ("momentum_buffer",)
+        super().__init__(params, dict(lr=lr, momentum=momentum, weight_decay=weight_decay), **options)
+
+    @staticmethod
+    def numbers(group):
+        return group["lr"], group["momentum"], 0.0, 0.0, group["weight_decay"]
+
+
+__all__ = ["SGD", "AdamW", "Lion"]

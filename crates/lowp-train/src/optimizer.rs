@@ -1,0 +1,79 @@
+//! [`Optimizer`]: what updates the parameters of a run, with the hyperparameters that it starts from.
+
+use lowp_optim::{Group, Rule};
+use serde::{Deserialize, Serialize};
+
+/// What updates the parameters of a run. JSON: its name.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Optimizer {
+    /// AdamW.
+    #[default]
+    AdamW,
+    /// Lion.
+    Lion,
+    /// Stochastic gradient descent with momentum.
+    Sgd,
+    /// Muon for layers, AdamW for variables.
+    Muon,
+    /// The same with updates as long as those of AdamW.
+    Moonlight,
+}
+
+impl Optimizer {
+    /// Every optimizer.
+    pub const ALL: [Self; 5] = [
+        Self::AdamW,
+        Self::Lion,
+        Self::Sgd,
+        Self::Muon,
+        Self::Moonlight,
+    ];
+
+    /// Its name.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::AdamW => "adamw",
+            Self::Lion => "lion",
+            Self::Sgd => "sgd",
+            Self::Muon => "muon",
+            Self::Moonlight => "moonlight",
+        }
+    }
+
+    /// How it updates layers.
+    pub const fn rule(self) -> Rule {
+        match self {
+            Self::AdamW => Rule::AdamW,
+            Self::Lion => Rule::Lion,
+            Self::Sgd => Rule::SgdMomentum,
+            Self::Muon => Rule::Muon,
+            Self::Moonlight => Rule::Moonlight,
+        }
+    }
+
+    /// What hyperparameters are unless a run says otherwise: those of [`Group::of`], but for the learning rate.
+    ///
+    /// The rate is the highest of a run from random weights: 3e-3 of AdamW and Moonlight, a third of that of Lion, 0.1 of SGD, 0.02 of Muon.
+    pub fn defaults(self) -> Group {
+        Group {
+            lr: match self {
+                Self::AdamW | Self::Moonlight => 3e-3,
+                Self::Lion => 1e-3,
+                Self::Sgd => 0.1,
+                Self::Muon => 0.02,
+            },
+            ..Group::of(self.rule())
+        }
+    }
+
+    /// Whether `beta2` says anything.
+    pub const fn has_beta2(self) -> bool {
+        !matches!(self, Self::Sgd)
+    }
+
+    #[expect(clippy::trivially_copy_pass_by_ref, reason = "serde passes references")]
+    pub(crate) fn is_default(&self) -> bool {
+        *self == Self::default()
+    }
+}
