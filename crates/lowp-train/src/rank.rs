@@ -12,6 +12,7 @@ use lowp_format::spelling::Variant;
 use lowp_fsdp::{
     LinearSpec, ModelError, ModelOptions, Multiplies, ShardedModel, VarPlace, VarSpec,
 };
+use lowp_kernels::Backend;
 use lowp_shard::GradBucketOptions;
 use serde_json::Value;
 

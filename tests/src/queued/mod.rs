@@ -8,6 +8,7 @@ use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
+use lowp_gemm::{GemmError, Multiplies, Products};
 use lowp_kernels::{
     Backend, Cpu, CpuBuffer, CpuGraph, CpuPlan, Element, KernelError, Pending, StepScalars, Work,
 };
@@ -308,5 +309,12 @@ impl Backend for Queued {
         self.call()?;
         let graph = graph.clone();
         self.push(move || Cpu.launch(&graph))
+    }
+}
+
+impl Multiplies for Queued {
+    /// None: no test of failures orthogonalises.
+    fn products(&self) -> Result<Arc<dyn Products<Self>>, GemmError> {
+        Err(GemmError::Unsupported("no products of queued handles"))
     }
 }

@@ -9,7 +9,7 @@ use lowp_format::{
     Extent, KernelKey, Orientation, Phase, Recipe, ScaleRule, Shape, SourceRounding, history,
     tensor_scale,
 };
-use lowp_kernels::{Cpu, Rule};
+use lowp_kernels::Cpu;
 use lowp_optim::{FloatDtype, Group, OptimError, StateDtypes, StepOptions, StepReport};
 use lowp_tests::golden::first_difference;
 use lowp_tests::model::{Case, Rank, is_delayed, kernels, recipe_variants, tensor_slots};
