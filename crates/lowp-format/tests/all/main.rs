@@ -10,3 +10,4 @@ mod rank_tables;
 mod recipe_answers;
 mod recipe_options;
 mod scale_rules;
+mod stochastic_rounding;
