@@ -231,7 +231,7 @@ impl<B: Backend, R: Recipe> ShardedModel<B, R> {
                 read_values(checkpoint, &name, tiles, elements.clone())
             };
             let states = states().map(read).collect::<Result<Vec<_>, _>>()?;
-            self.optimizer.set_states(*id, &states)?;
+            self.rounded += self.optimizer.set_states(*id, &states)?;
         }
         for (id, (name, elements, len)) in self.var_ids.iter().zip(self.vars.elements()) {
             let read = |what: &str| {
@@ -239,16 +239,7 @@ impl<B: Backend, R: Recipe> ShardedModel<B, R> {
                 checkpoint.read_f32(&format!("{name}.{what}"), [1, len], block)
             };
             let states = states().map(read).collect::<Result<Vec<_>, _>>()?;
-            self.optimizer.set_states(*id, &states)?;
-        }
-        let vars = self.vars.elements().map(|(name, ..)| name);
-        let names: Vec<&str> = self.names.iter().map(String::as_str).chain(vars).collect();
-        for (state, dtype) in self.options.state.of_rule(rule) {
-            let wider = |name: &&&str| {
-                let saved = checkpoint.info(&format!("{name}.{}", state.name()));
-                saved.is_some_and(|saved| saved.dtype.bytes() > dtype.bytes())
-            };
-            self.rounded += names.iter().filter(wider).count();
+            self.rounded += self.optimizer.set_states(*id, &states)?;
         }
         let counts = checkpoint.read(COUNTS, Dtype::U8, [1, 16], Block::whole([1, 16]))?;
         let counts: [u8; 16] = counts.try_into().unwrap_or_default();
@@ -302,7 +293,7 @@ impl<B: Backend, R: Recipe> ShardedModel<B, R> {
         self.recast
     }
 
-    /// Number of states that were rounded, because the checkpoint has them in a wider dtype.
+    /// Number of states of this rank of which a value was rounded, because the checkpoint has it in a wider dtype.
     pub fn rounded(&self) -> usize {
         self.rounded
     }

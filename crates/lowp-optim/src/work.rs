@@ -9,6 +9,7 @@ use lowp_kernels::{
 };
 use lowp_shard::{FlatGather, ScaleBook};
 
+use crate::param::Param;
 use crate::plans::{Buffers, Of, Planner, StepPlans};
 use crate::present::Present;
 use crate::records::{Records, Sharing};
@@ -24,6 +25,8 @@ pub(crate) struct StepWork<B: Backend> {
     plans: StepPlans<B>,
     /// Whether the step runs the norm.
     measures: bool,
+    /// Whether updates round by random bits.
+    random: bool,
     /// Makes full weights of flat slices, where there are any.
     flat: Option<FlatGather<B>>,
     buffers: Buffers<B>,
@@ -69,6 +72,7 @@ impl<B: Backend> StepWork<B> {
             book: Arc::clone(book),
             plans,
             measures: true,
+            random: of.params.iter().any(Param::in_fp8),
             flat,
             buffers,
             written: Vec::new(),
@@ -136,7 +140,11 @@ impl<B: Backend> StepWork<B> {
         self.measures = options.measures();
         let part = options.part(number, groups, done, self.present().digest());
         let mut bytes = part.to_bytes()[GradContribution::SUMS..].to_vec();
-        bytes.extend(options.scalars(groups).to_bytes());
+        let scalars = StepScalars {
+            random_step: if self.random { number } else { 0 },
+            ..options.scalars(groups)
+        };
+        bytes.extend(scalars.to_bytes());
         if self.written != bytes {
             let input = &self.buffers.input;
             self.backend.write(input, GradContribution::SUMS, &bytes)?;

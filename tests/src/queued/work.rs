@@ -2,9 +2,9 @@
 
 use lowp_kernels::{
     AmaxJob, ConvertJob, Cpu, DecodeJob, EncodeJob, FlatBlocks, FlatEncodeJob, HistoryJob,
-    InterleaveJob, RearrangeJob, Rearranged, RepackJob, RoundJob, Slot, Source, StepScalarsJob,
-    SumJob, SumPartsJob, SumSquaresJob, Target, TensorInput, TransposeJob, UpdateAmax, UpdateJob,
-    Work,
+    InterleaveJob, RearrangeJob, Rearranged, RepackJob, RoundJob, Slot, Source, State,
+    StepScalarsJob, SumJob, SumPartsJob, SumSquaresJob, Target, TensorInput, TransposeJob,
+    UpdateAmax, UpdateJob, Work,
 };
 
 use super::Queued;
@@ -86,6 +86,13 @@ fn source(source: Source<Queued>) -> Source<Cpu> {
     match source {
         Source::F32(buffer) => Source::F32(buffer),
         Source::Bf16(buffer) => Source::Bf16(buffer),
+    }
+}
+
+fn state(state: State<Queued>) -> State<Cpu> {
+    match state {
+        State::Values(values) => State::Values(source(values)),
+        State::Fp8(bytes) => State::Fp8(bytes),
     }
 }
 
@@ -176,7 +183,8 @@ fn decode(job: DecodeJob<Queued>) -> DecodeJob<Cpu> {
 fn update(job: UpdateJob<Queued>) -> UpdateJob<Cpu> {
     UpdateJob {
         master: job.master,
-        states: job.states.into_iter().map(source).collect(),
+        states: job.states.into_iter().map(state).collect(),
+        random: job.random,
         grad: source(job.grad),
         group: job.group,
         rule: job.rule,
