@@ -2,7 +2,7 @@
 
 use half::bf16;
 use lowp_kernels::Rule;
-use lowp_optim::{FloatDtype, Group, StateDtypes};
+use lowp_optim::{Group, StateDtype, StateDtypes};
 
 /// A parameter with its states, not sharded.
 #[derive(Clone, Debug, PartialEq)]
@@ -12,7 +12,7 @@ pub struct Naive {
     pub master: Vec<f32>,
     /// States of the rule, as stored, widened.
     pub states: Vec<Vec<f32>>,
-    dtypes: Vec<FloatDtype>,
+    dtypes: Vec<StateDtype>,
 }
 
 impl Naive {
@@ -28,7 +28,7 @@ impl Naive {
 
     /// A parameter before its first step.
     pub fn new(rule: Rule, master: Vec<f32>, dtypes: StateDtypes) -> Self {
-        let dtypes: Vec<FloatDtype> = match rule {
+        let dtypes: Vec<StateDtype> = match rule {
             Rule::AdamW | Rule::AdamL2 => vec![dtypes.exp_avg, dtypes.exp_avg_sq],
             Rule::Lion => vec![dtypes.exp_avg],
             Rule::Sgd => vec![],
@@ -91,8 +91,9 @@ impl Naive {
             }
             self.master[i] = (-lr).mul_add(u, p);
             let stored = |x: f32, dtype| match dtype {
-                FloatDtype::F32 => x,
-                FloatDtype::Bf16 => bf16::from_f32(x).to_f32(),
+                StateDtype::F32 => x,
+                StateDtype::Bf16 => bf16::from_f32(x).to_f32(),
+                StateDtype::Fp8 => panic!("states in fp8 have laws of their own"),
             };
             for ((state, &dtype), x) in self.states.iter_mut().zip(&self.dtypes).zip(after) {
                 state[i] = stored(x, dtype);

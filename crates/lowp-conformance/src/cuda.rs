@@ -29,11 +29,12 @@ fn step(rig: &Rig<Cuda>) -> Step {
     let adamw = UpdateJob {
         master: master.clone(),
         states: vec![
-            Source::F32(exp_avg.clone()),
-            Source::F32(exp_avg_sq.clone()),
+            Source::F32(exp_avg.clone()).into(),
+            Source::F32(exp_avg_sq.clone()).into(),
         ],
         grad: source(rig, &values(len, 2, false), true).0,
         group: 0,
+        random: None,
         rule: Rule::AdamW,
         source_rounding: SourceRounding::F32,
         amax: Some(UpdateAmax::of_tensor(slot(&observed))),

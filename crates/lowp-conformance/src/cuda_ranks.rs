@@ -54,9 +54,10 @@ impl<B: Backend> Tensor<B> {
         Self {
             update: UpdateJob {
                 master,
-                states: vec![Source::F32(exp_avg), Source::F32(exp_avg_sq)],
+                states: vec![Source::F32(exp_avg).into(), Source::F32(exp_avg_sq).into()],
                 grad: source_of(rig, &part(70)),
                 group: 0,
+                random: None,
                 rule: Rule::AdamW,
                 source_rounding: SourceRounding::F32,
                 amax: Some(UpdateAmax::of_tensor(slot.clone())),

@@ -3,7 +3,7 @@
 use std::fmt;
 
 use half::bf16;
-use lowp_kernels::{Backend, Element, KernelError, Source, StepScalars, Work};
+use lowp_kernels::{Backend, Element, KernelError, Source, State, StepScalars, UpdateJob, Work};
 
 /// A backend under test.
 pub struct Rig<B: Backend> {
@@ -64,6 +64,16 @@ impl<B: Backend> Rig<B> {
                 self.content::<bf16>(buffer).into_iter().map(wide).collect()
             }
         }
+    }
+
+    /// The states of a job as f32, exactly.
+    pub(crate) fn states(&self, job: &UpdateJob<B>) -> Vec<Vec<f32>> {
+        let names = job.rule.states().iter().zip(&job.states);
+        let states = names.map(|(&name, state)| match state {
+            State::Values(values) => self.widened(values),
+            State::Fp8(_) => state.download(&self.backend, name).unwrap(),
+        });
+        states.collect()
     }
 
     /// The content of `buffer`.

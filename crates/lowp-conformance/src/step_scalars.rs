@@ -304,9 +304,10 @@ impl<B: Backend> Step<B> {
         let update = |group: usize| UpdateJob {
             master: masters[group].clone(),
             states: vec![
-                Source::F32(moments[2 * group].clone()),
-                Source::F32(moments[2 * group + 1].clone()),
+                Source::F32(moments[2 * group].clone()).into(),
+                Source::F32(moments[2 * group + 1].clone()).into(),
             ],
+            random: None,
             grad: grads[group].clone(),
             group,
             rule: Rule::AdamW,

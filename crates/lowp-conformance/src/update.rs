@@ -1,11 +1,12 @@
 //! Updates by every rule against the reference, and fused with the encode against one after the other.
 
-use lowp_format::Orientation;
+use lowp_format::{Orientation, STATE_BLOCK, StateBits, state_bytes};
 use proptest::prelude::*;
 
 use super::*;
+use lowp_kernels::StateDtype::{Bf16, F32, Fp8};
 use lowp_kernels::reference::{self, Reference};
-use lowp_kernels::{FloatDtype, GroupScalars, Rule, UpdateAmax, UpdateJob};
+use lowp_kernels::{GroupScalars, Rule, State, StateDtype, UpdateAmax, UpdateJob, UpdateRandom};
 
 fn scalars(step: u64) -> GroupScalars {
     GroupScalars::default().at_step(step)
@@ -13,18 +14,20 @@ fn scalars(step: u64) -> GroupScalars {
 
 fn job<B: Backend>(
     rig: &Rig<B>,
-    (rule, half_states, half_grad): Variant,
+    (rule, dtypes, half_grad): Variant,
     len: usize,
     seed: u64,
 ) -> UpdateJob<B> {
-    let state = |&half: &bool| match half {
-        true => Source::Bf16(rig.buffer(&vec![bf16::ZERO; len])),
-        false => Source::F32(rig.buffer(&vec![0f32; len])),
+    let state = |&dtype: &StateDtype| match dtype {
+        StateDtype::F32 => Source::F32(rig.buffer(&vec![0f32; len])).into(),
+        StateDtype::Bf16 => Source::Bf16(rig.buffer(&vec![bf16::ZERO; len])).into(),
+        StateDtype::Fp8 => State::Fp8(rig.buffer(&vec![0u8; state_bytes(len)])),
     };
     UpdateJob {
         rule,
         master: rig.buffer(&values(len, seed, false)),
-        states: half_states.iter().map(state).collect(),
+        states: dtypes.iter().map(state).collect(),
+        random: Some(RANDOM),
         grad: source(rig, &values(len, seed ^ 1, false), half_grad).0,
         group: 0,
         source_rounding: SourceRounding::F32,
@@ -33,32 +36,38 @@ fn job<B: Backend>(
     }
 }
 
-fn states<B: Backend>(rig: &Rig<B>, job: &UpdateJob<B>) -> Vec<Vec<f32>> {
-    job.states.iter().map(|state| rig.widened(state)).collect()
-}
+/// Random bits of elements in the middle of a matrix.
+const RANDOM: UpdateRandom = UpdateRandom {
+    seed: 0x0123_4567_89AB_CDEF,
+    stream: 1 << 63 | 5,
+    tiles: None,
+    first: 3 << 32 | 96,
+};
 
 /// Master and states, as the reference updates them.
 struct Expected {
     rule: Rule,
     values: Vec<Vec<f32>>,
-    dtypes: Vec<FloatDtype>,
+    dtypes: Vec<StateDtype>,
 }
 
 impl Expected {
     fn new<B: Backend>(rig: &Rig<B>, job: &UpdateJob<B>) -> Self {
-        let values = [vec![rig.content::<f32>(&job.master)], states(rig, job)].concat();
-        let dtypes = job.states.iter().map(Source::dtype);
+        let values = [vec![rig.content::<f32>(&job.master)], rig.states(job)].concat();
+        let dtypes = job.states.iter().map(State::dtype);
         Self {
             rule: job.rule,
             values,
-            dtypes: std::iter::once(FloatDtype::F32).chain(dtypes).collect(),
+            dtypes: std::iter::once(StateDtype::F32).chain(dtypes).collect(),
         }
     }
 
-    fn step(&mut self, grad: &[f32], grad_scale: f32, group: &GroupScalars) {
+    /// A step by the scalars of a group of `run`.
+    fn step(&mut self, grad: &[f32], run: &StepScalars, group: usize) {
+        let (grad_scale, group) = (run.grad_scale, &run.groups[group]);
         let stored = |x: f32, dtype| match dtype {
-            FloatDtype::F32 => x,
-            FloatDtype::Bf16 => bf16::from_f32(x).to_f32(),
+            StateDtype::F32 | StateDtype::Fp8 => x,
+            StateDtype::Bf16 => bf16::from_f32(x).to_f32(),
         };
         for (i, g) in grad.iter().enumerate() {
             let mut element = [0.0; 1 + Rule::MOST_STATES];
@@ -74,6 +83,19 @@ impl Expected {
             let all = self.values.iter_mut().zip(&self.dtypes).zip(element);
             for ((values, &dtype), x) in all {
                 values[i] = stored(x, dtype);
+            }
+        }
+        let random = RANDOM.philox(run.random_step);
+        let names = self.rule.states().iter();
+        let states = names.zip(&mut self.values[1..]).zip(&self.dtypes[1..]);
+        for ((name, values), _) in states.filter(|(_, dtype)| **dtype == StateDtype::Fp8) {
+            let code = name.code();
+            for (number, block) in values.chunks_mut(STATE_BLOCK).enumerate() {
+                let first = RANDOM.first + number * STATE_BLOCK;
+                let bits = |place| StateBits::new(&random, (first + place) as u64).of(code);
+                let mut codes = [0; STATE_BLOCK];
+                let scale = code.encode_block(block, bits, &mut codes[..block.len()]);
+                code.decode_block(&codes[..block.len()], scale, block);
             }
         }
     }
@@ -125,49 +147,67 @@ fn lion_moves_by_its_rate() {
     assert!(moved(0.0, f32::NAN).is_nan());
 }
 
-/// A rule, and whether each of its states and the gradient are bf16.
-type Variant = (Rule, &'static [bool], bool);
+/// A rule, the dtypes of its states, and whether the gradient is bf16.
+type Variant = (Rule, &'static [StateDtype], bool);
 
-/// The dtypes that so many states have; true is bf16.
-fn state_dtypes(states: usize) -> &'static [&'static [bool]] {
+/// The dtypes that so many states have.
+fn state_dtypes(states: usize) -> &'static [&'static [StateDtype]] {
     match states {
         0 => &[&[]],
-        1 => &[&[false], &[true]],
-        _ => &[&[false, false], &[true, false], &[true, true]],
+        1 => &[&[F32], &[Bf16], &[Fp8]],
+        _ => &[
+            &[F32, F32],
+            &[Bf16, F32],
+            &[Bf16, Bf16],
+            &[Fp8, F32],
+            &[Fp8, Fp8],
+        ],
     }
 }
 
-/// Every rule with every dtype of its states and of the gradient.
-fn variants() -> Vec<Variant> {
+/// Every rule with every dtype of its states and of the gradient that the backend updates.
+fn variants<B: Backend>(rig: &Rig<B>) -> Vec<Variant> {
     let mut all = Vec::new();
     for rule in Rule::ALL {
-        for &halves in state_dtypes(rule.states().len()) {
-            all.extend([false, true].map(|half_grad| (rule, halves, half_grad)));
+        for &dtypes in state_dtypes(rule.states().len()) {
+            all.extend([false, true].map(|half_grad| (rule, dtypes, half_grad)));
         }
     }
+    all.retain(|variant| is_updated(rig, *variant));
     all
 }
 
+/// Whether the backend has the update. One that has none for states in fp8 says so.
+fn is_updated<B: Backend>(rig: &Rig<B>, variant: Variant) -> bool {
+    match rig.plan(Work::Update(vec![job(rig, variant, 32, 0)])) {
+        Err(KernelError::StateDevice) if variant.1.contains(&Fp8) => false,
+        other => other.is_ok(),
+    }
+}
+
 /// Every rule, and every dtype of two states, once.
-const LONG: [Variant; 7] = [
-    (Rule::AdamW, &[false, false], false),
-    (Rule::AdamW, &[true, false], true),
-    (Rule::AdamL2, &[true, true], false),
-    (Rule::Lion, &[true], true),
-    (Rule::SgdMomentum, &[false], true),
-    (Rule::SgdNesterov, &[true], false),
-    (Rule::Muon, &[false], true),
+const LONG: [Variant; 9] = [
+    (Rule::AdamW, &[F32, F32], false),
+    (Rule::AdamW, &[Bf16, F32], true),
+    (Rule::AdamW, &[Fp8, Fp8], true),
+    (Rule::AdamL2, &[Bf16, Bf16], false),
+    (Rule::AdamL2, &[Fp8, F32], false),
+    (Rule::Lion, &[Bf16], true),
+    (Rule::SgdMomentum, &[F32], true),
+    (Rule::SgdNesterov, &[Bf16], false),
+    (Rule::Muon, &[F32], true),
 ];
 
 /// One of them.
-const ADAMW: Variant = (Rule::AdamW, &[true, false], true);
+const ADAMW: Variant = (Rule::AdamW, &[Bf16, F32], true);
 
 pub fn updates_equal_the_reference<B: Backend>(rig: &Rig<B>) {
     // All of them on a few elements, and some on those of several tasks.
-    let short = variants()
+    let short = variants(rig)
         .into_iter()
         .flat_map(|variant| [0, 1, 7, 4097].map(|len| (variant, len)));
-    let long = LONG.map(|variant| (variant, 150_000));
+    let long = LONG.into_iter().filter(|variant| is_updated(rig, *variant));
+    let long = long.map(|variant| (variant, 150_000));
     for (variant, len) in short.chain(long) {
         let job = job(rig, variant, len, 40);
         let plan = rig.plan(Work::Update(vec![job.clone()])).unwrap();
@@ -178,10 +218,11 @@ pub fn updates_equal_the_reference<B: Backend>(rig: &Rig<B>) {
             let run = StepScalars {
                 groups: vec![group],
                 grad_scale: 0.7,
+                random_step: step,
                 ..StepScalars::default()
             };
             rig.backend.run(&plan, &run).unwrap();
-            expected.step(&grad, 0.7, &group);
+            expected.step(&grad, &run, 0);
             expected.assert(rig, &job, step);
         }
     }
@@ -190,28 +231,27 @@ pub fn updates_equal_the_reference<B: Backend>(rig: &Rig<B>) {
 /// Groups of one optimizer have other rules.
 pub fn rules_mix_in_one_plan<B: Backend>(rig: &Rig<B>) {
     let jobs: Vec<UpdateJob<B>> = (0..)
-        .zip(variants())
+        .zip(variants(rig))
         .map(|(index, variant)| UpdateJob {
             group: index % 3,
             ..job(rig, variant, 700 + 64 * index, 50 + index as u64)
         })
         .collect();
-    let groups: Vec<GroupScalars> = (1..4).map(scalars).collect();
     let run = StepScalars {
-        groups: groups.clone(),
+        groups: (1..4).map(scalars).collect(),
         ..StepScalars::default()
     };
     let mut expected: Vec<Expected> = jobs.iter().map(|job| Expected::new(rig, job)).collect();
     rig.run_with(Work::Update(jobs.clone()), &run);
     for (job, expected) in jobs.iter().zip(&mut expected) {
-        expected.step(&rig.widened(&job.grad), 1.0, &groups[job.group]);
+        expected.step(&rig.widened(&job.grad), &run, job.group);
         expected.assert(rig, job, 1);
     }
 }
 
 pub fn a_thousand_steps_equal_the_reference<B: Backend>(rig: &Rig<B>) {
     let len = 1031;
-    for variant in LONG {
+    for variant in LONG.into_iter().filter(|variant| is_updated(rig, *variant)) {
         let job = job(rig, variant, len, 41);
         let plan = rig.plan(Work::Update(vec![job.clone()])).unwrap();
         let mut expected = Expected::new(rig, &job);
@@ -232,10 +272,11 @@ pub fn a_thousand_steps_equal_the_reference<B: Backend>(rig: &Rig<B>) {
             let group = scalars(step);
             let run = StepScalars {
                 groups: vec![group],
+                random_step: step,
                 ..StepScalars::default()
             };
             rig.backend.run(&plan, &run).unwrap();
-            expected.step(&grad, 1.0, &group);
+            expected.step(&grad, &run, 0);
             if [1, 10, 100, 1000].contains(&step) {
                 expected.assert(rig, &job, step);
             }
@@ -251,10 +292,13 @@ pub fn fused_equals_update_then_encode<B: Backend>(rig: &Rig<B>) {
     let cases: Vec<Case> = cases().into_iter().filter(weights).collect();
     proptest!(config, |(
         index in 0..cases.len(), rows in 0usize..140, width in 1usize..4, seed: u64,
-        variant in proptest::sample::select(variants()), via: bool, lines: [bool; 2],
+        variant in proptest::sample::select(variants(rig)), via: bool, lines: [bool; 2],
     )| {
         let case = &cases[index];
-        let shape = Shape::new(rows, case.columns() * width);
+        let cols = case.columns() * width;
+        // Blocks of states are not cut.
+        let cols = if variant.1.contains(&Fp8) { cols.next_multiple_of(STATE_BLOCK) } else { cols };
+        let shape = Shape::new(rows, cols);
         let source_rounding = if via { SourceRounding::ViaBf16 } else { SourceRounding::F32 };
         let make = || {
             let job = job(rig, variant, shape.elements(), seed);
@@ -289,7 +333,7 @@ pub fn fused_equals_update_then_encode<B: Backend>(rig: &Rig<B>) {
         let [fused_master, master] = [&fused, &apart].map(|job| rig.content::<f32>(&job.master));
         prop_assert_eq!(bits(&fused_master), bits(&master));
         let [fused_states, states] = [&fused, &apart]
-            .map(|job| states(rig, job).iter().map(|state| bits(state)).collect::<Vec<_>>());
+            .map(|job| rig.states(job).iter().map(|state| bits(state)).collect::<Vec<_>>());
         prop_assert_eq!(fused_states, states);
         let [fused_bytes, bytes] =
             [&fused_encode, &apart_encode].map(|job| contents(rig, &job.targets));

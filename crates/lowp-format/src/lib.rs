@@ -41,6 +41,7 @@ mod scale_layout;
 mod scale_rule;
 mod shape;
 mod shard_tiles;
+mod state_block;
 mod table;
 mod tensor;
 mod two_level;
@@ -68,6 +69,7 @@ pub use scale_rule::{
 };
 pub use shape::Shape;
 pub use shard_tiles::{ShardTiles, TileRange};
+pub use state_block::{STATE_BLOCK, StateBits, StateCode, state_bytes};
 pub use table::Table;
 pub use tensor::{Buffer, QuantizedTensor};
 pub use two_level::*;

@@ -51,6 +51,11 @@ impl Philox {
         (words[(index / 4 % 4) as usize] >> (8 * (index % 4))) as u8
     }
 
+    /// The random word of element `index`: 4 elements share a counter block.
+    pub const fn word(&self, index: u64) -> u32 {
+        self.block(index / 4)[(index % 4) as usize]
+    }
+
     /// A value in `0..bound` for element `index`, by multiply-and-shift over 64 random bits; 0 where
     /// the bound is 0.
     pub const fn below(&self, index: u64, bound: u64) -> u64 {

@@ -158,31 +158,34 @@ impl ShardTiles {
 
     /// Where `elements` of the flattened tall matrix lie in the flattened matrix, run by run in their order.
     pub fn runs(&self, elements: Range<usize>) -> impl Iterator<Item = Range<usize>> + use<> {
-        let (across, Self { full, rows, cols }) = (self.across(), *self);
+        let tiles = *self;
         let whole = self.are_in_order();
         let mut at = elements.start;
         std::iter::from_fn(move || {
             if at >= elements.end {
                 return None;
             }
-            let (line, col) = if whole {
-                (0, 0)
+            let left = if whole {
+                elements.end - at
             } else {
-                (at / cols, at % cols)
+                tiles.cols - at % tiles.cols
             };
-            let left = if whole { elements.end - at } else { cols - col };
             let len = left.min(elements.end - at);
-            let start = match whole {
-                true => at,
-                false => {
-                    let (tile, row) = (line / rows, line % rows);
-                    let (band, place) = (tile / across, tile % across);
-                    (band * rows + row) * full.cols + place * cols + col
-                }
-            };
+            let start = tiles.place(at);
             at += len;
             Some(start..start + len)
         })
+    }
+
+    /// Where element `at` of the flattened tall matrix lies in the flattened matrix.
+    pub fn place(&self, at: usize) -> usize {
+        if self.are_in_order() {
+            return at;
+        }
+        let (line, col) = (at / self.cols, at % self.cols);
+        let (tile, row) = (line / self.rows, line % self.rows);
+        let (band, place) = (tile / self.across(), tile % self.across());
+        (band * self.rows + row) * self.full.cols + place * self.cols + col
     }
 
     /// The elements of the flattened matrix from the first to the last band that have some of `elements` of the flattened tall matrix; where

@@ -11,7 +11,7 @@ use lowp_format::{
 };
 use lowp_gemm::Multiplies;
 use lowp_kernels::{Backend, Source};
-use lowp_optim::{Group, MatrixCut, OptimError, OptimizerBuilder, ParamId, ParamSpec};
+use lowp_optim::{Group, MatrixCut, OptimError, OptimizerBuilder, ParamId, ParamPlace, ParamSpec};
 use lowp_shard::{
     FlatShard, GATHER_PLAN, GradParam, Init, Reshard, ShardError, ShardSpec, ShardedTensor,
     check_flat,
@@ -167,7 +167,8 @@ impl<B: Multiplies> Builder<'_, B> {
         } = *self;
         let mut optimizer = OptimizerBuilder::new(mesh.world.clone())
             .on(backend)
-            .mesh(mesh.mesh);
+            .mesh(mesh.mesh)
+            .seed(options.seed);
         if options.group.rule.is_of_matrices() {
             let products = backend.products().map_err(OptimError::from)?;
             optimizer = optimizer.products(products);
@@ -201,10 +202,15 @@ impl<B: Multiplies> Builder<'_, B> {
                 init: &spec.init,
                 tiles: cuts.tiles,
             };
-            let init = |elements| -> Result<ParamSpec, OptimError> {
+            let init = |elements: Range<usize>| -> Result<ParamSpec, OptimError> {
+                let place = ParamPlace {
+                    start: elements.start,
+                    tiles: Some(begun.tiles),
+                };
                 let master = values(&begun, elements)?;
                 Ok(ParamSpec {
                     state: options.state,
+                    place,
                     ..ParamSpec::new(&spec.name, layers, master)
                 })
             };
@@ -264,9 +270,14 @@ impl<B: Multiplies> Builder<'_, B> {
             };
             let (tensor, id) = self
                 .param(param, &cuts, &mut optimizer, |s| {
+                    let place = ParamPlace {
+                        start: s.elements().start,
+                        tiles: Some(begun.tiles),
+                    };
                     let init = values(&begun, s.elements())?;
                     Ok(ParamSpec {
                         state: options.state,
+                        place,
                         ..ParamSpec::new(&spec.name, group, init)
                     })
                 })
@@ -396,7 +407,8 @@ impl<B: Backend> Builder<'_, B> {
         recipe: &impl Recipe,
         shape: Shape,
     ) -> Result<Vec<Range<usize>>, OptimError> {
-        let shards = flat_shards(recipe, shape, self.mesh.shard.world_size())?;
+        let unit = self.options.state.unit(self.options.group.rule);
+        let shards = flat_shards(recipe, shape, self.mesh.shard.world_size(), unit)?;
         Ok(shards.iter().map(FlatShard::elements).collect())
     }
 
@@ -474,16 +486,17 @@ pub(crate) fn cut_by_rows<R: Recipe>(
     weights.iter().map(cut).collect()
 }
 
-/// The slices of the masters of a weight that every rank has whole, cut where the narrowest codes may be.
+/// The slices of the masters of a weight that every rank has whole, cut where the narrowest codes and states, at multiples of `unit`, may be.
 pub(crate) fn flat_shards(
     recipe: &impl Recipe,
     shape: Shape,
     ranks: usize,
+    unit: usize,
 ) -> Result<Vec<FlatShard>, ShardError> {
     let codes = recipe.quantizers(Role::Weight).kernels();
     let [row, col] = codes.map(|key| key.element);
     let code = if col.bits() < row.bits() { col } else { row };
-    FlatShard::split(shape, code, ranks)
+    FlatShard::split_at(shape, code, ranks, unit)
 }
 
 /// The reduce-scatter accumulates in fp32, so the optimizer's gradients are f32.

@@ -234,7 +234,7 @@ impl<B: Backend, R: Recipe> ShardedModel<B, R> {
             let rule = self.optimizer.rule(*id)?;
             let states = rule.states().iter().map(|state| read(state.name()));
             let states = states.collect::<Result<Vec<_>, _>>()?;
-            self.optimizer.set_states(*id, &states)?;
+            self.rounded += self.optimizer.set_states(*id, &states)?;
         }
         for (id, (name, elements, len)) in self.var_ids.iter().zip(self.vars.elements()) {
             let read = |what: &str| {
@@ -244,18 +244,7 @@ impl<B: Backend, R: Recipe> ShardedModel<B, R> {
             let rule = self.optimizer.rule(*id)?;
             let states = rule.states().iter().map(|state| read(state.name()));
             let states = states.collect::<Result<Vec<_>, _>>()?;
-            self.optimizer.set_states(*id, &states)?;
-        }
-        let vars = self.vars.elements().map(|(name, ..)| name);
-        let names = self.names.iter().map(String::as_str).chain(vars);
-        let ids = self.weights.iter().map(|(id, _)| id).chain(&self.var_ids);
-        for (id, name) in ids.zip(names) {
-            let states = self.options.state.of_rule(self.optimizer.rule(*id)?);
-            let wider = |(state, dtype): &(StateName, FloatDtype)| {
-                let saved = checkpoint.info(&format!("{name}.{}", state.name()));
-                saved.is_some_and(|saved| saved.dtype.bytes() > dtype.bytes())
-            };
-            self.rounded += states.filter(wider).count();
+            self.rounded += self.optimizer.set_states(*id, &states)?;
         }
         let counts = checkpoint.read(COUNTS, Dtype::U8, [1, 16], Block::whole([1, 16]))?;
         let counts: [u8; 16] = counts.try_into().unwrap_or_default();
@@ -313,7 +302,7 @@ impl<B: Backend, R: Recipe> ShardedModel<B, R> {
         self.recast
     }
 
-    /// Number of states that were rounded, because the checkpoint has them in a wider dtype.
+    /// Number of states of this rank of which a value was rounded, because the checkpoint has it in a wider dtype.
     pub fn rounded(&self) -> usize {
         self.rounded
     }

@@ -127,7 +127,7 @@ impl Costs {
     /// Bytes of masters, states, codes and scales that a replica has of a parameter of the linear layers.
     pub fn state_per_parameter(&self) -> f64 {
         let parameters = (self.masters / 4).max(1);
-        let states = parameters * self.state.bytes(self.rule) as u128;
+        let states = config::states_of(self.rule, self.state, parameters);
         (self.masters + states + self.resident) as f64 / parameters as f64
     }
 

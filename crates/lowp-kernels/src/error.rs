@@ -139,11 +139,34 @@ pub enum KernelError {
         /// States given.
         found: usize,
     },
-    /// A first moment that is wider than the second.
+    /// A second moment that is neither f32 nor of the dtype of the first.
     #[error(
-        "exp_avg is f32 and exp_avg_sq is bf16; give both in f32, both in bf16, or exp_avg alone in bf16"
+        "exp_avg is {exp_avg} and exp_avg_sq is {exp_avg_sq}; give exp_avg_sq in f32, or in the dtype of exp_avg"
     )]
-    MomentDtypes,
+    MomentDtypes {
+        /// Of the first.
+        exp_avg: &'static str,
+        /// Of the second.
+        exp_avg_sq: &'static str,
+    },
+    /// States in fp8 without random bits.
+    #[error("states in fp8 are rounded by random bits; give UpdateJob::random")]
+    StateBits,
+    /// States in fp8 whose blocks would be cut.
+    #[error(
+        "states in fp8 have blocks of {block} elements, and {what} is {found}; give a multiple of {block}, or states in f32 or bf16"
+    )]
+    StateBlocks {
+        /// Elements of a block.
+        block: usize,
+        /// What is no multiple.
+        what: &'static str,
+        /// What it is.
+        found: usize,
+    },
+    /// States in fp8 on a GPU.
+    #[error("states in fp8 are updated on a CPU so far; give states in f32 or bf16 on a GPU")]
+    StateDevice,
     /// A part of another dtype than the others.
     #[error("the part that lies elsewhere has another dtype than the others; convert it first")]
     PartDtypes,

@@ -9,8 +9,8 @@ use lowp_format::{
 use crate::check::encode::touched;
 use crate::check::range;
 use crate::{
-    AmaxJob, Backend, BlockAmax, DecodeJob, EncodeJob, FlatBlocks, FlatEncodeJob, FloatDtype,
-    HistoryJob, KernelError, Rule, Slot, Source, Target, TensorInput, UpdateAmax, UpdateJob,
+    AmaxJob, Backend, BlockAmax, DecodeJob, EncodeJob, FlatBlocks, FlatEncodeJob, HistoryJob,
+    KernelError, Rule, Slot, Source, StateDtype, Target, TensorInput, UpdateAmax, UpdateJob,
 };
 
 /// What an encode of `usage` reads of its tensor or its lines, in entries of their own: amaxes of 0, or a delayed scale
@@ -361,9 +361,10 @@ impl<B: Backend> UpdateJob<B> {
         Ok(Self {
             rule,
             master,
-            states: rule.alloc(backend, |_| FloatDtype::F32, len)?,
+            states: rule.alloc(backend, |_| StateDtype::F32, len)?,
             grad,
             group: 0,
+            random: None,
             source_rounding: SourceRounding::F32,
             amax: None,
             encode: None,

@@ -3,12 +3,12 @@
 
 use half::bf16;
 use lowp_format::{
-    AmaxAlgorithm, BufferSpec, Code, Extent, Form, FormatError, KernelKey, Orientation,
-    ScaleLayout, Shape, SourceRounding,
+    AmaxAlgorithm, BufferSpec, Code, Extent, Form, FormatError, KernelKey, Orientation, Philox,
+    ScaleLayout, Shape, ShardTiles, SourceRounding,
 };
 
 use crate::runs::Runs;
-use crate::{Backend, Rule, Source};
+use crate::{Backend, Rule, Source, State};
 
 /// One entry of an f32 vector that many tensors share.
 #[derive(Clone, Debug)]
@@ -363,6 +363,32 @@ pub struct UpdateAmax<B: Backend> {
     pub lines: [Option<usize>; 2],
 }
 
+/// Which random bits the elements of an update round by (docs/numerics.md 23.1), so that no cut changes a bit.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct UpdateRandom {
+    /// Seed.
+    pub seed: u64,
+    /// Stream: one per parameter; the run's `random_step` is added to it from bit 32 on.
+    pub stream: u64,
+    /// The tiles of the matrix, where they are not in the order of its rows.
+    pub tiles: Option<ShardTiles>,
+    /// The job's first element, in the flattened tall matrix, or in the flattened matrix where that has the same order.
+    pub first: usize,
+}
+
+impl UpdateRandom {
+    /// Where element `index` of the job lies in the flattened matrix.
+    pub fn place(&self, index: usize) -> usize {
+        let at = self.first + index;
+        self.tiles.map_or(at, |tiles| tiles.place(at))
+    }
+
+    /// The generator of a step.
+    pub const fn philox(&self, random_step: u64) -> Philox {
+        Philox::new(self.seed, self.stream.wrapping_add(random_step << 32))
+    }
+}
+
 /// Updates one parameter (docs/numerics.md 12) and, in the same pass, raises its amax and
 /// encodes the new master.
 #[derive(Clone, Debug)]
@@ -371,13 +397,15 @@ pub struct UpdateJob<B: Backend> {
     pub rule: Rule,
     /// fp32 master values, updated in place.
     pub master: B::Buffer<f32>,
-    /// What the rule keeps of each element, in the order of [`Rule::states`]: in binary32, or in bfloat16 and rounded to nearest even
-    /// on store; updated in place. `exp_avg_sq` is in bfloat16 only if `exp_avg` is.
-    pub states: Vec<Source<B>>,
+    /// What the rule keeps of each element, in the order of [`Rule::states`], updated in place. Where there are two, the second is f32 or has
+    /// the dtype of the first.
+    pub states: Vec<State<B>>,
     /// Gradient.
     pub grad: Source<B>,
     /// Which entry of [`crate::StepScalars::groups`] applies.
     pub group: usize,
+    /// The random bits of states in fp8, which need some.
+    pub random: Option<UpdateRandom>,
     /// Rounding of the master before amax and encode.
     pub source_rounding: SourceRounding,
     /// Raised to the amax of the new master, and to those of its lines.

@@ -68,6 +68,7 @@ mod runs;
 mod scalars;
 #[doc(hidden)]
 pub mod sealed;
+mod state;
 #[doc(hidden)]
 pub mod testing;
 
@@ -86,7 +87,7 @@ pub use job::{
     AmaxJob, BlockAmax, ConvertJob, DecodeJob, EncodeJob, FlatBlocks, FlatEncodeJob, HistoryJob,
     InterleaveJob, MomentumJob, NormalizeJob, PieceRows, RearrangeJob, Rearranged, RepackJob,
     RoundJob, Slot, StepScalarsJob, StochasticKey, SumJob, SumPartsJob, SumSquaresJob, Target,
-    TensorInput, TransposeJob, UpdateAmax, UpdateJob, Work,
+    TensorInput, TransposeJob, UpdateAmax, UpdateJob, UpdateRandom, Work,
 };
 pub use kernel_code::KernelCode;
 pub use pending::Pending;
@@ -94,6 +95,7 @@ pub use quantized::Quantized;
 pub use rule::{Rule, StateName};
 pub use runs::Runs;
 pub use scalars::{GradContribution, GroupScalars, StepCounts, StepRecord, StepScalars};
+pub use state::{State, StateDtype, decoded};
 
 // What signatures here need of other crates.
 pub use half::bf16;

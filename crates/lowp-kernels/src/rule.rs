@@ -1,6 +1,6 @@
 //! [`Rule`]: how an optimizer updates an element, and what it keeps of the element between steps.
 
-use crate::{Backend, FloatDtype, KernelError, Source, UpdateJob};
+use crate::{Backend, KernelError, State, StateDtype, UpdateJob};
 
 /// How an element is updated (docs/numerics.md 12). [`crate::reference::update`] is the definition.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
@@ -118,16 +118,22 @@ impl Rule {
     pub fn alloc<B: Backend>(
         self,
         backend: &B,
-        dtype: impl Fn(StateName) -> FloatDtype,
+        dtype: impl Fn(StateName) -> StateDtype,
         len: usize,
-    ) -> Result<Vec<Source<B>>, KernelError> {
+    ) -> Result<Vec<State<B>>, KernelError> {
         let states = self.states().iter();
-        let states = states.map(|&state| Source::alloc(backend, dtype(state), len));
+        let states = states.map(|&state| State::alloc(backend, dtype(state), len));
         states.collect()
     }
 }
 
 impl<B: Backend> UpdateJob<B> {
+    /// Whether a state is in fp8.
+    pub(crate) fn in_fp8(&self) -> bool {
+        let fp8 = |state: &State<B>| state.dtype() == StateDtype::Fp8;
+        self.states.iter().any(fp8)
+    }
+
     /// Checks that the states are those of the rule, in dtypes that there is an update for.
     pub(crate) fn check_states(&self) -> Result<(), KernelError> {
         let (needed, found) = (self.rule.states().len(), self.states.len());
@@ -139,10 +145,20 @@ impl<B: Backend> UpdateJob<B> {
                 found,
             });
         }
-        match self.states[..] {
-            [Source::F32(_), Source::Bf16(_)] => Err(KernelError::MomentDtypes),
-            _ => Ok(()),
+        if let [first, second] = &self.states[..] {
+            let [first, second] = [first.dtype(), second.dtype()];
+            if second != StateDtype::F32 && second != first {
+                let [exp_avg, exp_avg_sq] = [first.name(), second.name()];
+                return Err(KernelError::MomentDtypes {
+                    exp_avg,
+                    exp_avg_sq,
+                });
+            }
         }
+        if self.in_fp8() && self.random.is_none() {
+            return Err(KernelError::StateBits);
+        }
+        Ok(())
     }
 }
 

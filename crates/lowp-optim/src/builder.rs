@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use lowp_comm::{CommError, Communicator, Mesh, or_abort};
 use lowp_format::{QuantizedTensor, Recipe};
 use lowp_gemm::Products;
-use lowp_kernels::{Backend, KernelError, Source};
+use lowp_kernels::{Backend, KernelError, Source, UpdateRandom};
 use lowp_shard::{
     CastItem, CastPlan, CastTarget, FlatGather, FlatParam, ScaleBook, ScaleBookBuilder, ShardError,
     check_flat,
@@ -15,11 +15,14 @@ use lowp_shard::{
 use crate::memory::{ParamMemory, check_length};
 use crate::muon::Muon;
 use crate::optimizer::Optimizer;
-use crate::param::{Param, ParamId, ParamSpec};
+use crate::param::{Param, ParamId, ParamPlace, ParamSpec};
 use crate::plans::Of;
 use crate::report::Compared;
 use crate::work::StepWork;
 use crate::{Group, MatrixCut, OptimError};
+
+/// The streams of random bits of parameters, apart from those of operands with the same seed.
+const RANDOM: u64 = 1 << 63;
 
 /// Collects groups and parameters; recipes and plain parameters mix in any order.
 #[derive(Debug)]
@@ -33,6 +36,7 @@ pub struct OptimizerBuilder<B: Backend> {
     scales: ScaleBookBuilder,
     groups: Vec<Group>,
     params: Vec<Param<B>>,
+    seed: u64,
     /// Those of them that have flat slices.
     flats: Vec<FlatParam<B>>,
     /// What multiplies matrices.
@@ -54,6 +58,7 @@ impl<B: Backend> OptimizerBuilder<B> {
             scales: ScaleBookBuilder::default(),
             groups: Vec::new(),
             params: Vec::new(),
+            seed: 0,
             flats: Vec::new(),
             products: None,
         }
@@ -95,6 +100,12 @@ impl<B: Backend> OptimizerBuilder<B> {
         let param = param.filter(|_| id.optimizer == self.id);
         param.ok_or(OptimError::OtherOptimizer { len })?.cut = Some(cut);
         Ok(())
+    }
+
+    /// The seed of the random bits that states in fp8 round by; the default is 0. It is the same on all ranks.
+    #[must_use]
+    pub fn seed(self, seed: u64) -> Self {
+        Self { seed, ..self }
     }
 
     /// Where scales of other tensors, such as activations, are registered: they are agreed on together with
@@ -143,7 +154,8 @@ impl<B: Backend> OptimizerBuilder<B> {
         let (name, len) = (name.into(), tensor.tensor().shape().elements());
         self.check_new(&name, group)?;
         memory.check(&self.backend, (&name, self.groups[group].rule, len))?;
-        self.add_in((name, group, len), memory, |builder, master| {
+        let place = ParamPlace::default();
+        self.add_in((name, group, len), place, memory, |builder, master| {
             let source = Source::F32(master);
             Ok(CastItem::rows(tensor, source, &mut builder.scales))
         })
@@ -164,6 +176,8 @@ impl<B: Backend> OptimizerBuilder<B> {
         spec: ParamSpec,
     ) -> Result<ParamId, OptimError> {
         check_flat(&tensor.recipe(), tensor.usage())?;
+        let place = ParamPlace { start, tiles: None };
+        let spec = ParamSpec { place, ..spec };
         self.add(spec, |builder, master| {
             let (source, scales) = (Source::F32(master), &mut builder.scales);
             let flat = FlatParam::new(&builder.backend, tensor, start, source, scales)?;
@@ -185,6 +199,7 @@ impl<B: Backend> OptimizerBuilder<B> {
             master,
             grad,
             state,
+            place,
         } = spec;
         let (len, backend) = (master.len(), self.backend.clone());
         self.check_new(&name, group)?;
@@ -197,7 +212,7 @@ impl<B: Backend> OptimizerBuilder<B> {
             states,
             grad,
         };
-        self.add_in((name, group, len), memory, item)
+        self.add_in((name, group, len), place, memory, item)
     }
 
     /// Rejects a name that is taken, and a group that does not exist.
@@ -222,6 +237,7 @@ impl<B: Backend> OptimizerBuilder<B> {
     fn add_in(
         &mut self,
         (name, group, len): (String, usize, usize),
+        place: ParamPlace,
         memory: ParamMemory<B>,
         item: impl FnOnce(&mut Self, B::Buffer<f32>) -> Result<CastItem<B>, OptimError>,
     ) -> Result<ParamId, OptimError> {
@@ -243,6 +259,12 @@ impl<B: Backend> OptimizerBuilder<B> {
             len,
             master,
             states,
+            random: UpdateRandom {
+                seed: self.seed,
+                stream: RANDOM | self.params.len() as u64,
+                tiles: place.tiles,
+                first: place.start,
+            },
             grad,
             cut: None,
             piece: None,
@@ -326,9 +348,11 @@ impl<B: Backend> OptimizerBuilder<B> {
             scales,
             groups,
             mut params,
+            seed,
             flats,
             products,
         } = self;
+        params.iter_mut().for_each(|p| p.random.seed = seed);
         if mesh.world() != world.world_size() {
             return Err(CommError::MeshWorld {
                 replicate: mesh.replicate,

@@ -238,7 +238,7 @@ mod tests {
     fn memory(values: &[f32]) -> ParamMemory<Cpu> {
         ParamMemory {
             master: Cpu.upload(values).unwrap(),
-            states: vec![Source::F32(zeros()), Source::F32(zeros())],
+            states: vec![Source::F32(zeros()).into(), Source::F32(zeros()).into()],
             grad: Some(Source::F32(zeros())),
         }
     }
@@ -319,9 +319,11 @@ mod tests {
             let copy = |buffer: &CpuBuffer<f32>| -> CpuBuffer<f32> {
                 Cpu.upload(&Cpu.download(buffer).unwrap()).unwrap()
             };
-            let states = memory_of_mine.states.iter();
-            let states =
-                states.map(|s| Source::F32(Cpu.upload(&s.download(&Cpu).unwrap()).unwrap()));
+            let names = lowp_kernels::Rule::AdamW.states().iter();
+            let states = names.zip(&memory_of_mine.states).map(|(&name, state)| {
+                let values = state.download(&Cpu, name).unwrap();
+                Source::F32(Cpu.upload(&values).unwrap()).into()
+            });
             let moved: ParamMemory<Cpu> = ParamMemory {
                 master: copy(&memory_of_mine.master),
                 states: states.collect(),

@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use lowp_kernels::{Backend, Rule, Source};
+use lowp_kernels::{Backend, Rule, Source, State};
 
 use crate::OptimError;
 use crate::optimizer::StepGraph;
@@ -15,7 +15,7 @@ pub struct ParamMemory<B: Backend> {
     /// fp32 master values.
     pub master: B::Buffer<f32>,
     /// The states of the rule of its group, in their order ([`Rule::states`]).
-    pub states: Vec<Source<B>>,
+    pub states: Vec<State<B>>,
     /// The gradient of the first step; `None` for a parameter that has none in it ([`Optimizer::leave_out`](crate::Optimizer::leave_out)).
     pub grad: Option<Source<B>>,
 }

@@ -268,8 +268,9 @@ impl<B: Backend> Optimizer<B> {
     /// # Errors
     /// An id of another optimizer, or the backend failed.
     pub fn states(&self, id: ParamId) -> Result<Vec<Vec<f32>>, OptimError> {
-        let states = self.params[self.index(id)?].states.iter();
-        let states = states.map(|state| Ok(state.download(&self.backend)?));
+        let param = &self.params[self.index(id)?];
+        let names = param.rule.states().iter().zip(&param.states);
+        let states = names.map(|(&name, state)| Ok(state.download(&self.backend, name)?));
         states.collect()
     }
 

@@ -1,7 +1,10 @@
 //! A parameter: what it is made of, and its buffers on the device.
 
 use half::bf16;
-use lowp_kernels::{AmaxJob, Backend, FloatDtype, MomentumJob, Rule, Source, UpdateJob};
+use lowp_format::ShardTiles;
+use lowp_kernels::{
+    AmaxJob, Backend, FloatDtype, MomentumJob, Rule, Source, State, StateDtype, UpdateJob, UpdateRandom,
+};
 use lowp_shard::{CastItem, CastRange, ScaleBook, ShardError};
 
 use crate::{MatrixCut, StateDtypes};
@@ -20,6 +23,18 @@ pub struct ParamSpec {
     pub grad: FloatDtype,
     /// Storage of the states of its rule.
     pub state: StateDtypes,
+    /// Where the values of `master` lie in the matrix.
+    pub place: ParamPlace,
+}
+
+/// Where consecutive elements of this rank lie in the matrix of a parameter. The elements of a matrix round by random bits of their own, so
+/// that no cut changes a bit (docs/numerics.md 23.1).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct ParamPlace {
+    /// The first of them, in the flattened tall matrix.
+    pub start: usize,
+    /// The tiles of the matrix, where they are not in the order of its rows.
+    pub tiles: Option<ShardTiles>,
 }
 
 impl ParamSpec {
@@ -31,6 +46,7 @@ impl ParamSpec {
             master,
             grad: FloatDtype::F32,
             state: StateDtypes::default(),
+            place: ParamPlace::default(),
         }
     }
 }
@@ -50,7 +66,9 @@ pub(crate) struct Param<B: Backend> {
     pub(crate) len: usize,
     pub(crate) master: B::Buffer<f32>,
     pub(crate) rule: Rule,
-    pub(crate) states: Vec<Source<B>>,
+    pub(crate) states: Vec<State<B>>,
+    /// Which random bits its states round by.
+    pub(crate) random: UpdateRandom,
     pub(crate) grad: Source<B>,
     /// Which elements of the matrix each rank has, where it is known.
     pub(crate) cut: Option<MatrixCut>,
@@ -70,18 +88,28 @@ impl<B: Backend> Param<B> {
         (self.ready, self.left_out) = (true, false);
     }
 
+    /// Whether a state is in fp8.
+    pub(crate) fn in_fp8(&self) -> bool {
+        let fp8 = |state: &State<B>| state.dtype() == StateDtype::Fp8;
+        self.states.iter().any(fp8)
+    }
+
     /// Its states with their dtypes, as text.
     pub(crate) fn describe_states(&self) -> String {
         let states = self.rule.states().iter().zip(&self.states);
         let states =
             states.map(|(name, state)| format!("{}={}", name.name(), state.dtype().name()));
-        states.collect::<Vec<_>>().join(",")
+        let states = states.collect::<Vec<_>>().join(",");
+        match self.in_fp8() {
+            true => format!("{states} by seed {}", self.random.seed),
+            false => states,
+        }
     }
 
     /// The pass of a step before the update, over `grad`: the momentum of a rule of matrices.
     pub(crate) fn momentum(&self, grad: &Source<B>, group: usize) -> Option<MomentumJob<B>> {
         match (&self.piece, self.states.first()) {
-            (Some(piece), Some(Source::F32(momentum))) => Some(MomentumJob {
+            (Some(piece), Some(State::Values(Source::F32(momentum)))) => Some(MomentumJob {
                 grad: grad.clone(),
                 momentum: momentum.clone(),
                 out: piece.clone(),
@@ -104,6 +132,7 @@ impl<B: Backend> Param<B> {
             states: self.states.clone(),
             grad: self.grad.clone(),
             group: self.group,
+            random: self.in_fp8().then_some(self.random),
             source_rounding: self.item.source_rounding,
             amax: self.item.update_amax(book)?,
             encode: encode.transpose()?.map(Box::new),

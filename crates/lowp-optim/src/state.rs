@@ -1,13 +1,16 @@
 //! [`ParamState`]: what the optimizer keeps of a parameter between steps, in and out.
 
-use lowp_kernels::{Backend, FloatDtype, Pending, Source, StateName, StepCounts};
+use lowp_format::StateCode;
+use lowp_kernels::{
+    Backend, FloatDtype, Pending, Source, State, StateName, StepCounts, bf16, decoded,
+};
 use lowp_shard::ScaleSlot;
 
 use crate::memory::{check_count, check_length};
 use crate::param::Param;
 use crate::{OptimError, Optimizer, ParamId};
 
-/// The master and the states of this rank's elements of a parameter. States in bf16 are widened, which is exact.
+/// The master and the states of this rank's elements of a parameter. States in bf16 and fp8 are widened, which is exact.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct ParamState {
     /// fp32 master values.
@@ -31,6 +34,8 @@ pub struct PendingValues {
     bytes: Pending<u8>,
     len: usize,
     dtype: FloatDtype,
+    /// How they are stored in fp8.
+    code: Option<StateCode>,
 }
 
 impl PendingValues {
@@ -44,17 +49,24 @@ impl PendingValues {
         self.len == 0
     }
 
-    /// What they are stored as.
+    /// What they arrive as: the dtype that they are stored as, or bf16 of fp8, which has all of its values.
     pub fn dtype(&self) -> FloatDtype {
         self.dtype
     }
 
-    /// The values as they are stored, little endian. Waits for them.
+    /// The values, little endian. Waits for them.
     ///
     /// # Errors
     /// The backend failed.
     pub fn wait(self) -> Result<Vec<u8>, OptimError> {
-        Ok(self.bytes.wait()?)
+        let bytes = self.bytes.wait()?;
+        let Some(code) = self.code else {
+            return Ok(bytes);
+        };
+        let values = decoded(&bytes, code).into_iter();
+        Ok(values
+            .flat_map(|x| bf16::from_f32(x).to_le_bytes())
+            .collect())
     }
 }
 
@@ -76,11 +88,22 @@ impl<B: Backend> Optimizer<B> {
                 bytes,
                 len,
                 dtype: values.dtype(),
+                code: None,
             })
         };
+        let names = param.rule.states().iter().zip(&param.states);
+        let states = names.map(|(name, state)| match state {
+            State::Values(values) => start(values),
+            State::Fp8(bytes) => Ok(PendingValues {
+                bytes: stream.start_read_bytes(bytes, 0..stream.len::<u8>(bytes))?,
+                len: param.len,
+                dtype: state.dtype().float(),
+                code: Some(name.code()),
+            }),
+        });
         Ok(PendingState {
             master: start(&Source::F32(param.master.clone()))?,
-            states: param.states.iter().map(start).collect::<Result<_, _>>()?,
+            states: states.collect::<Result<_, _>>()?,
         })
     }
 
@@ -108,13 +131,13 @@ impl<B: Backend> Optimizer<B> {
         Ok(self.backend.write(&param.master, 0, &state.master)?)
     }
 
-    /// Replaces the states of this rank's rows, or of its flat slice: those of its rule, in their order. Those that are kept in bf16 are
-    /// rounded to nearest even, which changes none that came from bf16.
+    /// Replaces the states of this rank's rows, or of its flat slice: those of its rule, in their order. Those that are kept in bf16 or
+    /// fp8 are rounded to nearest, which changes none that came from the same dtype. Returns how many states have a value that was rounded.
     ///
     /// # Errors
     /// An id of another optimizer, another number of states, values of another length, an `exp_avg_sq` below zero or not finite, or the backend failed. Nothing is
     /// replaced then, unless the backend failed.
-    pub fn set_states(&mut self, id: ParamId, states: &[Vec<f32>]) -> Result<(), OptimError> {
+    pub fn set_states(&mut self, id: ParamId, states: &[Vec<f32>]) -> Result<usize, OptimError> {
         let param = &self.params[self.index(id)?];
         check_count(&param.name, param.rule, states.len())?;
         for (state, values) in param.rule.states().iter().zip(states) {
@@ -129,10 +152,12 @@ impl<B: Backend> Optimizer<B> {
                 });
             }
         }
-        for (state, values) in param.states.iter().zip(states) {
-            state.write(&self.backend, 0, values)?;
+        let names = param.rule.states().iter().zip(&param.states);
+        let mut rounded = 0;
+        for ((&name, state), values) in names.zip(states) {
+            rounded += usize::from(state.upload(&self.backend, name, values)?);
         }
-        Ok(())
+        Ok(rounded)
     }
 
     /// Sets the step counts to `counts`, as if all those steps had updated every parameter: bias corrections follow those that were applied.
@@ -186,9 +211,12 @@ impl<B: Backend> Optimizer<B> {
     /// Bytes of masters, states and gradients of this rank.
     pub fn state_bytes(&self) -> usize {
         let each = |param: &Param<B>| {
-            let states = param.states.iter().map(|state| state.dtype().bytes());
-            let each = states.sum::<usize>() + size_of::<f32>() + param.grad.dtype().bytes();
-            param.len * each
+            let states = param
+                .states
+                .iter()
+                .map(|state| state.dtype().bytes(param.len));
+            let each = size_of::<f32>() + param.grad.dtype().bytes();
+            param.len * each + states.sum::<usize>()
         };
         self.params.iter().map(each).sum()
     }

@@ -3,20 +3,21 @@
 use std::fmt;
 use std::str::FromStr;
 
-use lowp_kernels::{FloatDtype, Rule, StateName};
+use lowp_format::STATE_BLOCK;
+use lowp_kernels::{Rule, StateDtype, StateName};
 use thiserror::Error;
 
-/// The dtypes of the states of any rule; those that a rule does not have say nothing. `exp_avg_sq` is bf16 only if `exp_avg` is
-/// (docs/numerics.md 12.3). Written as `exp_avg=bf16,exp_avg_sq=bf16`, without those that are f32, or as `f32` if all are; read back, a
+/// The dtypes of the states of any rule; those that a rule does not have say nothing. `exp_avg_sq` is f32 or has the dtype of `exp_avg`
+/// (docs/numerics.md 12.3, 23.3). Written as `exp_avg=bf16,exp_avg_sq=bf16`, without those that are f32, or as `f32` if all are; read back, a
 /// state that is not named is f32.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct StateDtypes {
     /// Of the mean of gradients.
-    pub exp_avg: FloatDtype,
+    pub exp_avg: StateDtype,
     /// Of the mean of squares.
-    pub exp_avg_sq: FloatDtype,
+    pub exp_avg_sq: StateDtype,
     /// Of the decaying sum of gradients.
-    pub momentum_buffer: FloatDtype,
+    pub momentum_buffer: StateDtype,
 }
 
 impl StateDtypes {
@@ -24,7 +25,7 @@ impl StateDtypes {
     pub const MASTER: &str = "master";
 
     /// The dtype of `state`.
-    pub const fn of(self, state: StateName) -> FloatDtype {
+    pub const fn of(self, state: StateName) -> StateDtype {
         match state {
             StateName::ExpAvg => self.exp_avg,
             StateName::ExpAvgSq => self.exp_avg_sq,
@@ -32,7 +33,7 @@ impl StateDtypes {
         }
     }
 
-    fn of_mut(&mut self, state: StateName) -> &mut FloatDtype {
+    fn of_mut(&mut self, state: StateName) -> &mut StateDtype {
         match state {
             StateName::ExpAvg => &mut self.exp_avg,
             StateName::ExpAvgSq => &mut self.exp_avg_sq,
@@ -41,14 +42,23 @@ impl StateDtypes {
     }
 
     /// The states of `rule` with their dtypes.
-    pub fn of_rule(self, rule: Rule) -> impl Iterator<Item = (StateName, FloatDtype)> {
+    pub fn of_rule(self, rule: Rule) -> impl Iterator<Item = (StateName, StateDtype)> {
         let states = rule.states().iter();
         states.map(move |&state| (state, self.of(state)))
     }
 
-    /// Bytes that the states of an element take by `rule`.
-    pub fn bytes(self, rule: Rule) -> usize {
-        self.of_rule(rule).map(|(_, dtype)| dtype.bytes()).sum()
+    /// Bytes that the states of `len` elements of a parameter take by `rule`.
+    pub fn bytes(self, rule: Rule, len: usize) -> usize {
+        let states = self.of_rule(rule);
+        states.map(|(_, dtype)| dtype.bytes(len)).sum()
+    }
+
+    /// Elements that ranks cut slices of a flattened matrix at multiples of, so that no block of states by `rule` is cut.
+    pub fn unit(self, rule: Rule) -> usize {
+        match self.of_rule(rule).any(|(_, d)| d == StateDtype::Fp8) {
+            true => STATE_BLOCK,
+            false => 1,
+        }
     }
 
     /// Checks that `rule` has every state that is not f32.
@@ -71,7 +81,7 @@ impl StateDtypes {
     /// Those that are not f32.
     fn narrow(self) -> impl Iterator<Item = StateName> {
         let all = StateName::ALL.into_iter();
-        all.filter(move |&state| self.of(state) != FloatDtype::F32)
+        all.filter(move |&state| self.of(state) != StateDtype::F32)
     }
 }
 
@@ -90,7 +100,7 @@ impl fmt::Display for StateDtypes {
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 pub enum StateDtypesError {
     /// Text that names none.
-    #[error("{part:?} {why}; write exp_avg=bf16 or exp_avg=bf16,exp_avg_sq=bf16")]
+    #[error("{part:?} {why}; write exp_avg=bf16 or exp_avg=fp8,exp_avg_sq=fp8")]
     Text {
         /// The part that is wrong.
         part: String,
@@ -114,7 +124,7 @@ impl FromStr for StateDtypes {
 
     fn from_str(text: &str) -> Result<Self, Self::Err> {
         let mut dtypes = Self::default();
-        if text == FloatDtype::F32.name() {
+        if text == StateDtype::F32.name() {
             return Ok(dtypes);
         }
         let mut named = Vec::new();
@@ -124,11 +134,8 @@ impl FromStr for StateDtypes {
                 why: why.to_owned(),
             };
             let (name, dtype) = part.split_once('=').ok_or_else(|| wrong("has no `=`"))?;
-            let dtype = match dtype {
-                "f32" => FloatDtype::F32,
-                "bf16" => FloatDtype::Bf16,
-                _ => return Err(wrong("is not f32 or bf16")),
-            };
+            let dtype = StateDtype::ALL.into_iter().find(|d| d.name() == dtype);
+            let dtype = dtype.ok_or_else(|| wrong("is not f32, bf16 or fp8"))?;
             let Some(state) = StateName::from_name(name) else {
                 let all = StateName::list(&StateName::ALL);
                 return Err(wrong(&format!("is none of {all}")));
@@ -139,13 +146,15 @@ impl FromStr for StateDtypes {
             named.push(state);
             *dtypes.of_mut(state) = dtype;
         }
-        match [dtypes.exp_avg, dtypes.exp_avg_sq] {
-            [FloatDtype::F32, FloatDtype::Bf16] => Err(StateDtypesError::Text {
-                part: text.to_owned(),
-                why: "has bf16 for exp_avg_sq alone".to_owned(),
-            }),
-            _ => Ok(dtypes),
+        let [first, second] = [dtypes.exp_avg, dtypes.exp_avg_sq];
+        if second == StateDtype::F32 || second == first {
+            return Ok(dtypes);
         }
+        let [first, second] = [first.name(), second.name()];
+        Err(StateDtypesError::Text {
+            part: text.to_owned(),
+            why: format!("has {second} for exp_avg_sq and {first} for exp_avg"),
+        })
     }
 }
 
@@ -155,9 +164,9 @@ mod tests {
 
     #[test]
     fn text_is_dtypes_again() {
-        use FloatDtype::{Bf16, F32};
-        for [exp_avg, exp_avg_sq] in [[F32, F32], [Bf16, F32], [Bf16, Bf16]] {
-            for momentum_buffer in [F32, Bf16] {
+        use StateDtype::{Bf16, F32, Fp8};
+        for [exp_avg, exp_avg_sq] in [[F32; 2], [Bf16, F32], [Bf16; 2], [Fp8, F32], [Fp8; 2]] {
+            for momentum_buffer in StateDtype::ALL {
                 let dtypes = StateDtypes {
                     exp_avg,
                     exp_avg_sq,
@@ -175,14 +184,21 @@ mod tests {
         for (text, why) in [
             ("", "has no `=`"),
             ("bf16", "has no `=`"),
-            ("exp_avg=f16", "is not f32 or bf16"),
+            ("exp_avg=f16", "is not f32, bf16 or fp8"),
             (
                 "master=bf16",
                 "is none of exp_avg and exp_avg_sq and momentum_buffer",
             ),
             ("exp_avg=f32,exp_avg=f32", "twice"),
-            ("exp_avg_sq=bf16", "alone"),
-            ("exp_avg_sq=bf16,exp_avg=f32", "alone"),
+            ("exp_avg_sq=bf16", "has bf16 for exp_avg_sq and f32"),
+            (
+                "exp_avg_sq=bf16,exp_avg=f32",
+                "has bf16 for exp_avg_sq and f32",
+            ),
+            (
+                "exp_avg_sq=fp8,exp_avg=bf16",
+                "has fp8 for exp_avg_sq and bf16",
+            ),
         ] {
             let error = StateDtypes::from_str(text).expect_err(text);
             assert!(error.to_string().contains(why), "{error}");
@@ -223,9 +239,9 @@ mod tests {
             }
         }
         let narrow: StateDtypes = "exp_avg=bf16".parse().expect("text");
-        assert_eq!(
-            Rule::ALL.map(|rule| narrow.bytes(rule)),
-            [6, 6, 2, 0, 4, 4, 4, 4]
-        );
+        let bytes = |rule: Rule| narrow.bytes(rule, 10);
+        assert_eq!(Rule::ALL.map(bytes), [60, 60, 20, 0, 40, 40, 40, 40]);
+        let fp8: StateDtypes = "exp_avg=fp8,exp_avg_sq=fp8".parse().expect("text");
+        assert_eq!(fp8.bytes(Rule::AdamW, 1000), 2 * (1000 + 32));
     }
 }

@@ -10,6 +10,7 @@ use lowp_kernels::{
 use lowp_shard::{FlatGather, ScaleBook};
 
 use crate::muon::Muon;
+use crate::param::Param;
 use crate::plans::{Buffers, Of, Planner, StepPlans};
 use crate::present::Present;
 use crate::records::{Records, Sharing};
@@ -27,6 +28,8 @@ pub(crate) struct StepWork<B: Backend> {
     measures: bool,
     /// Makes matrices orthogonal, where there are any.
     muon: Option<Muon<B>>,
+    /// Whether updates round by random bits.
+    random: bool,
     /// Makes full weights of flat slices, where there are any.
     flat: Option<FlatGather<B>>,
     buffers: Buffers<B>,
@@ -73,6 +76,7 @@ impl<B: Backend> StepWork<B> {
             plans,
             measures: true,
             muon,
+            random: of.params.iter().any(Param::in_fp8),
             flat,
             buffers,
             written: Vec::new(),
@@ -140,7 +144,11 @@ impl<B: Backend> StepWork<B> {
         self.measures = options.measures();
         let part = options.part(number, groups, done, self.present().digest());
         let mut bytes = part.to_bytes()[GradContribution::SUMS..].to_vec();
-        bytes.extend(options.scalars(groups).to_bytes());
+        let scalars = StepScalars {
+            random_step: if self.random { number } else { 0 },
+            ..options.scalars(groups)
+        };
+        bytes.extend(scalars.to_bytes());
         if self.written != bytes {
             let input = &self.buffers.input;
             self.backend.write(input, GradContribution::SUMS, &bytes)?;

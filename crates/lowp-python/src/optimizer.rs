@@ -164,7 +164,9 @@ impl<B: Held> Of<B> {
         let mut ids = Vec::new();
         for param in params {
             let states = param.states.into_iter();
-            let states = states.map(|state| backend.source(state.into(), &param.states_are));
+            let states = states.map(|state| {
+                Ok::<_, Error>(backend.source(state.into(), &param.states_are)?.into())
+            });
             let grad = param
                 .grad
                 .map(|(grad, dtype)| backend.source(grad.into(), &dtype));

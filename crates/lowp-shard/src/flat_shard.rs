@@ -50,7 +50,21 @@ impl FlatShard {
     /// # Errors
     /// A world of no ranks, or rows that do not begin on bytes.
     pub fn split(shape: Shape, code: Code, world: usize) -> Result<Vec<Self>, ShardError> {
-        let cuts = lowp_format::RowCuts::new(shape.elements(), world, code.entries_per_byte())?;
+        Self::split_at(shape, code, world, 1)
+    }
+
+    /// The same with cuts at multiples of `unit` elements.
+    ///
+    /// # Errors
+    /// As [`FlatShard::split`].
+    pub fn split_at(
+        shape: Shape,
+        code: Code,
+        world: usize,
+        unit: usize,
+    ) -> Result<Vec<Self>, ShardError> {
+        let unit = lowp_format::lcm(unit, code.entries_per_byte());
+        let cuts = lowp_format::RowCuts::new(shape.elements(), world, unit)?;
         cuts.ranges()
             .map(|range| Self::new(shape, code, range))
             .collect()

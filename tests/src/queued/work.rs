@@ -3,7 +3,7 @@
 use lowp_kernels::{
     AmaxJob, ConvertJob, Cpu, DecodeJob, EncodeJob, FlatBlocks, FlatEncodeJob, HistoryJob,
     InterleaveJob, MomentumJob, NormalizeJob, RearrangeJob, Rearranged, RepackJob, RoundJob, Slot,
-    Source, StepScalarsJob, SumJob, SumPartsJob, SumSquaresJob, Target, TensorInput, TransposeJob,
+    Source, State, StepScalarsJob, SumJob, SumPartsJob, SumSquaresJob, Target, TensorInput, TransposeJob,
     UpdateAmax, UpdateJob, Work,
 };
 
@@ -100,6 +100,13 @@ fn source(source: Source<Queued>) -> Source<Cpu> {
     }
 }
 
+fn state(state: State<Queued>) -> State<Cpu> {
+    match state {
+        State::Values(values) => State::Values(source(values)),
+        State::Fp8(bytes) => State::Fp8(bytes),
+    }
+}
+
 fn slot(slot: Slot<Queued>) -> Slot<Cpu> {
     let Slot { buffer, index } = slot;
     Slot { buffer, index }
@@ -187,7 +194,8 @@ fn decode(job: DecodeJob<Queued>) -> DecodeJob<Cpu> {
 fn update(job: UpdateJob<Queued>) -> UpdateJob<Cpu> {
     UpdateJob {
         master: job.master,
-        states: job.states.into_iter().map(source).collect(),
+        states: job.states.into_iter().map(state).collect(),
+        random: job.random,
         grad: source(job.grad),
         group: job.group,
         rule: job.rule,

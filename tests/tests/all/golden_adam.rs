@@ -94,11 +94,12 @@ fn fused_delayed_fp8(golden: &Golden) {
     let job = UpdateJob {
         master: master.clone(),
         states: vec![
-            Source::F32(exp_avg.clone()),
-            Source::F32(exp_avg_sq.clone()),
+            Source::F32(exp_avg.clone()).into(),
+            Source::F32(exp_avg_sq.clone()).into(),
         ],
         grad: Source::F32(cpu.upload(&golden.f32("fp8.g")).unwrap()),
         group: 0,
+        random: None,
         rule: Rule::AdamW,
         source_rounding: recipe.source_rounding(),
         amax: Some(UpdateAmax {

@@ -10,7 +10,7 @@ use lowp_format::{
     tensor_scale,
 };
 use lowp_kernels::Cpu;
-use lowp_optim::{FloatDtype, Group, OptimError, StateDtypes, StepOptions, StepReport};
+use lowp_optim::{FloatDtype, Group, OptimError, StateDtype, StateDtypes, StepOptions, StepReport};
 use lowp_tests::golden::first_difference;
 use lowp_tests::model::{Case, Rank, is_delayed, kernels, recipe_variants, tensor_slots};
 use lowp_tests::naive::{Factors, Naive};
@@ -269,12 +269,12 @@ fn dtypes() -> impl Strategy<Value = FloatDtype> {
 
 /// Every dtype of states.
 const STATES: [StateDtypes; 3] = [
-    states(FloatDtype::F32, FloatDtype::F32),
-    states(FloatDtype::Bf16, FloatDtype::F32),
-    states(FloatDtype::Bf16, FloatDtype::Bf16),
+    states(StateDtype::F32, StateDtype::F32),
+    states(StateDtype::Bf16, StateDtype::F32),
+    states(StateDtype::Bf16, StateDtype::Bf16),
 ];
 
-const fn states(exp_avg: FloatDtype, exp_avg_sq: FloatDtype) -> StateDtypes {
+const fn states(exp_avg: StateDtype, exp_avg_sq: StateDtype) -> StateDtypes {
     StateDtypes {
         exp_avg,
         exp_avg_sq,

@@ -55,9 +55,11 @@ impl Needed {
         let logits = (tokens * vocab).min(LOGITS.max(model.vocab) as u128);
         let (whole, inputs) = if recompute { (1, layers) } else { (layers, 0) };
         Self {
-            parameters: model.parameters() as u128
-                * parameter_state(Rule::default(), StateDtypes::default())
-                * replicas as u128,
+            parameters: parameter_state(
+                Rule::default(),
+                StateDtypes::default(),
+                model.parameters() as u128,
+            ) * replicas as u128,
             attention: whole * heads * tokens * seq * F32,
             activations: (tokens * (whole * PER_BLOCK + inputs) * dim + logits) * F32,
             gradients: 0,
@@ -67,10 +69,9 @@ impl Needed {
     /// With the states of `rule` in these dtypes, not those of AdamW in f32.
     #[must_use]
     pub fn with_state(self, rule: Rule, state: StateDtypes) -> Self {
-        let own = parameter_state(rule, state);
-        let f32 = parameter_state(Rule::default(), StateDtypes::default());
+        let f32 = parameter_state(Rule::default(), StateDtypes::default(), 1);
         Self {
-            parameters: self.parameters / f32 * own,
+            parameters: parameter_state(rule, state, self.parameters / f32),
             ..self
         }
     }

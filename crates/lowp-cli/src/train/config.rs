@@ -13,7 +13,7 @@ use lowp_file::patterns::{self, are_patterns, weight_of};
 use lowp_format::{ReshardAfterForward, has_tensor_scale};
 use lowp_fsdp::cost::MAX_RANKS;
 use lowp_fsdp::{LinearSpec, Sharding};
-use lowp_kernels::FloatDtype;
+use lowp_kernels::StateDtype;
 use lowp_optim::Decay;
 use lowp_train::{Checkpoints, Config, Mixture, Model, Optimizer, Run, TrainError};
 use lowp_transformer::{GptConfig, SizeError};
@@ -144,7 +144,7 @@ impl Setup {
             eval_every: args.eval_every,
         };
         config.check().map_err(UsageError::from)?;
-        let rounds_away = config.optimizer_state.exp_avg_sq == FloatDtype::Bf16
+        let rounds_away = config.optimizer_state.exp_avg_sq == StateDtype::Bf16
             && config.beta2 > BETA2_OF_BF16
             && launch.is_none_or(|launch| launch.rank == 0);
         if rounds_away {

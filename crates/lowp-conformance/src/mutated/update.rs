@@ -4,7 +4,7 @@ use super::encode::{encoded, resize_targets};
 use super::vectors::raised;
 use super::*;
 use lowp_kernels::reference;
-use lowp_kernels::{Rule, UpdateAmax, UpdateJob};
+use lowp_kernels::{Rule, State, UpdateAmax, UpdateJob};
 
 pub fn update_jobs<B: Fenced>(rig: &Rig<B>) {
     all::<B, UpdateJob<B>>(rig);
@@ -16,7 +16,7 @@ pub(super) fn states<B: Fenced>(
     rule: Rule,
     len: usize,
     half: [bool; Rule::MOST_STATES],
-) -> Vec<Source<B>> {
+) -> Vec<State<B>> {
     let seed = choices.word();
     let first = values(len, seed, false);
     let squares = first.iter().rev().map(|x| x * x).collect();
@@ -29,12 +29,12 @@ pub(super) fn states<B: Fenced>(
     };
     let mut all = Vec::new();
     for (values, half) in [first, squares].iter().zip(half).take(rule.states().len()) {
-        all.push(stored(values, half));
+        all.push(stored(values, half).into());
     }
     all
 }
 
-fn any_states<B: Fenced>(choices: &mut Choices<'_, B>, rule: Rule, len: usize) -> Vec<Source<B>> {
+fn any_states<B: Fenced>(choices: &mut Choices<'_, B>, rule: Rule, len: usize) -> Vec<State<B>> {
     let half = choices.coin();
     let both = half && choices.coin();
     states(choices, rule, len, [half, both])
@@ -98,6 +98,7 @@ impl<B: Fenced> Mutate<B> for UpdateJob<B> {
             rule,
             master,
             states: any_states(choices, rule, len),
+            random: None,
             grad: choices.source(len, false),
             group: choices.below(2),
             source_rounding: encode.source_rounding,
@@ -111,6 +112,7 @@ impl<B: Fenced> Mutate<B> for UpdateJob<B> {
             rule,
             master,
             states,
+            random: _,
             grad,
             group,
             source_rounding,
@@ -204,7 +206,7 @@ impl<B: Fenced> Mutate<B> for UpdateJob<B> {
         let (group, scale) = (&scalars.groups[self.group], scalars.grad_scale);
         let mut master = rig.content::<f32>(&self.master);
         let grads = rig.widened(&self.grad);
-        let mut states: Vec<Vec<f32>> = self.states.iter().map(|s| rig.widened(s)).collect();
+        let mut states = rig.states(self);
         for (i, g) in grads.iter().enumerate() {
             let mut element = [master[i], 0.0, 0.0];
             for (x, state) in element[1..].iter_mut().zip(&states) {
@@ -218,9 +220,10 @@ impl<B: Fenced> Mutate<B> for UpdateJob<B> {
             }
         }
         let narrow = |x: &[f32]| x.iter().map(|&x| bf16::from_f32(x)).collect();
-        let output = |(state, values): (&Source<B>, Vec<f32>)| match state {
-            Source::F32(buffer) => Output::Floats("state", buffer.clone(), values),
-            Source::Bf16(buffer) => Output::Halves(buffer.clone(), narrow(&values)),
+        let output = |(state, values): (&State<B>, Vec<f32>)| match state {
+            State::Values(Source::F32(buffer)) => Output::Floats("state", buffer.clone(), values),
+            State::Values(Source::Bf16(buffer)) => Output::Halves(buffer.clone(), narrow(&values)),
+            State::Fp8(_) => unreachable!("these jobs have no states in fp8"),
         };
         let mut outputs: Vec<Output<B>> = self.states.iter().zip(states).map(output).collect();
         if let Some(amax) = &self.amax {

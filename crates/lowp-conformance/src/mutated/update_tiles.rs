@@ -86,6 +86,7 @@ fn update<B: Fenced>(
         rule,
         master,
         states: states(choices, rule, len, half_states),
+        random: None,
         grad,
         group: choices.below(2),
         source_rounding,

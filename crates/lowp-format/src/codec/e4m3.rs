@@ -28,6 +28,27 @@ pub const fn encode(x: f32) -> u8 {
     (if abs > 0x7F80_0000 { 0x7F } else { code }) as u8
 }
 
+/// Encodes one value with stochastic rounding driven by sixteen random bits.
+///
+/// The magnitude moves up by `random / 65536` of the distance between neighbouring codes, then down to a code: the expected decoded value is
+/// `x` up to `1 / 65536` of that distance for `|x| <= 448`. Saturating; the sign is kept, also of zero. NaN gives `0x7F`. Source:
+/// docs/numerics.md 23.
+#[inline(always)]
+pub const fn encode_stochastic(x: f32, random: u16) -> u8 {
+    let bits = x.to_bits();
+    let abs = bits & 0x7FFF_FFFF;
+    // Codes below 2^-6 have the distances of the binade that begins there.
+    let below = abs < 0x3C80_0000;
+    let moved = (f32::from_bits(abs) + f32::from_bits(0x3C80_0000)).to_bits();
+    let from = if below { moved } else { abs };
+    let bias = if below { 127 - 6 } else { 127 - 7 };
+    // 20 bits of the fraction are dropped, of which the random ones are the upper 16.
+    let magnitude = ((from + ((random as u32) << 4)) >> 20) - (bias << 3);
+    let magnitude = if magnitude > 0x7E { 0x7E } else { magnitude };
+    let code = magnitude | sign_byte(bits);
+    (if abs > 0x7F80_0000 { 0x7F } else { code }) as u8
+}
+
 /// Decodes one code, exactly. `0x7F` and `0xFF` are NaN.
 #[inline(always)]
 pub const fn decode(code: u8) -> f32 {

@@ -3,10 +3,12 @@
 //! Every SIMD and device kernel must equal these functions bit for bit. They are written without
 //! data-dependent branches, so a loop over them vectorises.
 
+pub mod bf16;
 pub mod e2m1;
 pub mod e4m3;
 pub mod e5m2;
 pub mod e8m0;
+pub mod ue4m4;
 
 /// Sign bit of a binary32, moved to bit 7.
 const fn sign_byte(bits: u32) -> u32 {

@@ -10,3 +10,5 @@ mod rank_tables;
 mod recipe_answers;
 mod recipe_options;
 mod scale_rules;
+mod state_blocks;
+mod stochastic_rounding;

@@ -1,8 +1,8 @@
 //! [`CostConfig`]: how a model that is planned trains. [`CostError`]: why there is no plan.
 
 use lowp_comm::{GradWire, Mesh};
-use lowp_format::{FormatError, ReshardAfterForward, Shape};
-use lowp_optim::{FloatDtype, Rule, StateDtypes};
+use lowp_format::{FormatError, ReshardAfterForward, STATE_BLOCK, Shape};
+use lowp_optim::{Rule, StateDtype, StateDtypes};
 use lowp_shard::ShardError;
 use thiserror::Error;
 
@@ -14,9 +14,20 @@ pub const MAX_RANKS: usize = 1 << 17;
 /// Most micro-batches of a step that is planned.
 pub const MAX_MICRO_BATCHES: usize = 1 << 16;
 
-/// Bytes of a parameter in its master, its states by `rule` and the reduced gradient.
-pub fn parameter_state(rule: Rule, state: StateDtypes) -> u128 {
-    (2 * size_of::<f32>() + state.bytes(rule)) as u128
+/// Bytes of `len` elements of a parameter in masters, states by `rule` and reduced gradients.
+pub fn parameter_state(rule: Rule, state: StateDtypes, len: u128) -> u128 {
+    2 * size_of::<f32>() as u128 * len + states_of(rule, state, len)
+}
+
+/// Bytes of their states.
+pub(super) fn states_of(rule: Rule, state: StateDtypes, len: u128) -> u128 {
+    let states = state.of_rule(rule);
+    // No shard has more elements than there are addresses; a plan may.
+    let bytes = |dtype: StateDtype| match dtype {
+        StateDtype::Fp8 => len + len.div_ceil(STATE_BLOCK as u128),
+        _ => dtype.bytes(1) as u128 * len,
+    };
+    states.map(|(_, dtype)| bytes(dtype)).sum()
 }
 
 /// How a model is trained.
@@ -72,21 +83,24 @@ impl Default for CostConfig {
 impl CostConfig {
     /// What the rule keeps beside the masters, in words.
     pub(super) fn states(&self) -> &'static str {
-        use FloatDtype::{Bf16, F32};
-        let dtypes: Vec<FloatDtype> = self.state.of_rule(self.rule).map(|(_, d)| d).collect();
+        use StateDtype::{Bf16, F32, Fp8};
+        let dtypes: Vec<StateDtype> = self.state.of_rule(self.rule).map(|(_, d)| d).collect();
         match dtypes[..] {
             [] => "moments, none",
             [F32] => "momentum, f32",
             [Bf16] => "momentum, bf16",
+            [Fp8] => "momentum, fp8",
             [F32, F32] => "moments, 2 x f32",
             [Bf16, Bf16] => "moments, 2 x bf16",
+            [Fp8, Fp8] => "moments, 2 x fp8",
+            [Fp8, _] => "moments, fp8 and f32",
             _ => "moments, bf16 and f32",
         }
     }
 
-    /// Bytes of the states of an element.
-    pub(super) fn state_bytes(&self) -> usize {
-        self.state.bytes(self.rule)
+    /// Bytes of the states of `len` elements.
+    pub(super) fn state_bytes(&self, len: u128) -> u128 {
+        states_of(self.rule, self.state, len)
     }
 
     /// How variables are updated: by AdamW where the rule is one of matrices.

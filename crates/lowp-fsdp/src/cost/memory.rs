@@ -73,15 +73,18 @@ impl RankMemory {
                 weights.sum(|cost| u128::from(of(cost)[rank]))
             };
             let own = by_rank(|cost| &cost.elements);
-            let var = vars.all().sum(|cost| u128::from(cost.elements[rank]));
+            let state = |len| parameter_state(config.var_rule(), config.state, len);
+            let var = vars
+                .all()
+                .sum(|cost| state(u128::from(cost.elements[rank])));
             Self {
                 rank,
                 weights: by_rank(|cost| &cost.stored),
                 masters: F32 * own,
-                states: config.state_bytes() as u128 * own,
+                states: config.state_bytes(own),
                 gradients: F32 * own,
                 parts: by_rank(|cost| &cost.parts),
-                variable_state: parameter_state(config.var_rule(), config.state) * var,
+                variable_state: var,
                 ..common
             }
             .summed()

@@ -70,22 +70,22 @@ pub struct RankSpread {
 impl RankSpread {
     pub(super) fn new<R: Recipe>(weights: &Weights<R>, config: &CostConfig) -> Self {
         let ranks = config.mesh.shard;
-        let states = config.state_bytes() as u64;
         let by_rank = |of: fn(&WeightCost) -> &[u64]| weights.by_rank(ranks, of);
         let elements = by_rank(|cost| &cost.elements);
         let [stored, scales] = [by_rank(|cost| &cost.stored), by_rank(|cost| &cost.scales)];
         let zip = |a: &[u64], b: &[u64], f: &dyn Fn(u64, u64) -> u64| -> Vec<u64> {
             a.iter().zip(b).map(|(&a, &b)| f(a, b)).collect()
         };
-        let own = Spread::of(&elements);
+        let states = |n: u64| u64::try_from(config.state_bytes(n.into())).unwrap_or(u64::MAX);
+        let of_states: Vec<u64> = elements.iter().map(|&n| states(n)).collect();
         Self {
-            masters: own.times(4),
-            states: own.times(states.into()),
+            masters: Spread::of(&elements).times(4),
+            states: Spread::of(&of_states),
             states_are: config.states(),
             codes: Spread::of(&zip(&stored, &scales, &|stored, scales| stored - scales)),
             scales: Spread::of(&scales),
             total: Spread::of(&zip(&elements, &stored, &|n, bytes| {
-                (4 + states) * n + bytes
+                4 * n + states(n) + bytes
             })),
             sent: sent(weights),
         }

@@ -143,8 +143,8 @@ impl<'c> Supply<'c> {
         let grad = Source::Bf16(self.halves(len)?);
         let [exp_avg, exp_avg_sq] = moments;
         let dtype = |state| match state {
-            StateName::ExpAvgSq => exp_avg_sq,
-            _ => exp_avg,
+            StateName::ExpAvgSq => exp_avg_sq.into(),
+            _ => exp_avg.into(),
         };
         let job = UpdateJob::new(self.cuda, Rule::AdamW, self.floats(len)?, grad)?;
         let states = job.rule.alloc(self.cuda, dtype, len)?;

@@ -31,7 +31,8 @@ impl Reads {
             }
             Work::Update(jobs) => {
                 let encodes = jobs.iter().filter_map(|job| job.encode.as_ref());
-                reads.random = encodes.into_iter().any(|job| job.stochastic.is_some());
+                reads.random = encodes.into_iter().any(|job| job.stochastic.is_some())
+                    || jobs.iter().any(|job| job.in_fp8());
                 let groups = jobs.iter().map(|job| job.group.saturating_add(1));
                 reads.groups = groups.max().unwrap_or(0);
             }

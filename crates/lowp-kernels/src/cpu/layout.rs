@@ -161,6 +161,14 @@ impl Layout {
         }
     }
 
+    /// The same with chunks of whole blocks of `cols` columns, a power of two as the columns of all blocks.
+    pub(crate) fn of_blocks(self, cols: usize) -> Self {
+        Self {
+            chunk_cols: self.chunk_cols.next_multiple_of(cols),
+            ..self
+        }
+    }
+
     /// Where `rows` rows are cut into tiles.
     pub(crate) fn row_cuts(&self, rows: usize) -> impl Iterator<Item = usize> {
         let tile = self.tile_rows;

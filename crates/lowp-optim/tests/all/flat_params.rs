@@ -83,8 +83,8 @@ impl Rank {
             let spec = |master| ParamSpec {
                 grad: dtype,
                 state: StateDtypes {
-                    exp_avg: dtype,
-                    exp_avg_sq: [dtype, FloatDtype::F32][param % 2],
+                    exp_avg: dtype.into(),
+                    exp_avg_sq: [dtype, FloatDtype::F32][param % 2].into(),
                     ..StateDtypes::default()
                 },
                 ..ParamSpec::new(format!("{param}"), group, master)

@@ -1,10 +1,10 @@
 //! State in and out of the optimizer: what goes on behind a state is what went on without it, and what fits no parameter is told.
 
 use lowp_comm::LocalComm;
-use lowp_format::{AnyRecipe, RecipeOptions, Shape};
+use lowp_format::{AnyRecipe, RecipeOptions, STATE_BLOCK, Shape, StateCode};
 use lowp_kernels::{Backend, Cpu};
 use lowp_optim::{
-    FloatDtype, Group, OptimError, Optimizer, OptimizerBuilder, ParamId, ParamSpec, Rule,
+    Group, OptimError, Optimizer, OptimizerBuilder, ParamId, ParamSpec, Rule, StateDtype,
     StateDtypes, StepOptions,
 };
 use lowp_shard::{ShardSpec, ShardedTensor};
@@ -47,8 +47,14 @@ fn bytes(shard: &ShardedTensor<Cpu>) -> Vec<Vec<u8>> {
 }
 
 fn every_state() -> impl Iterator<Item = StateDtypes> {
-    use FloatDtype::{Bf16, F32};
-    let pairs = [[F32, F32], [Bf16, F32], [Bf16, Bf16]];
+    use StateDtype::{Bf16, F32, Fp8};
+    let pairs = [
+        [F32, F32],
+        [Bf16, F32],
+        [Bf16, Bf16],
+        [Fp8, F32],
+        [Fp8, Fp8],
+    ];
     pairs.into_iter().map(|[exp_avg, exp_avg_sq]| StateDtypes {
         exp_avg,
         exp_avg_sq,
@@ -59,16 +65,27 @@ fn every_state() -> impl Iterator<Item = StateDtypes> {
 #[test]
 fn a_second_moment_alone_in_bf16_is_an_error() {
     let state = StateDtypes {
-        exp_avg: FloatDtype::F32,
-        exp_avg_sq: FloatDtype::Bf16,
+        exp_avg: StateDtype::F32,
+        exp_avg_sq: StateDtype::Bf16,
         ..StateDtypes::default()
     };
     let error = one_param(state, values(0)).expect_err("an error");
     let text = error.to_string();
-    assert!(text.contains("exp_avg alone in bf16"), "{text}");
+    assert!(
+        text.contains("exp_avg is f32 and exp_avg_sq is bf16"),
+        "{text}"
+    );
 }
 
-/// Bytes of master, gradient and states are those of the dtypes; a state of another dtype is rounded to nearest even.
+/// A block of values as it is stored.
+fn nearest(code: StateCode, values: &[f32]) -> Vec<f32> {
+    let (mut codes, mut stored) = (vec![0; values.len()], vec![0.0; values.len()]);
+    let scale = code.encode_block(values, |_| 0x8000, &mut codes);
+    code.decode_block(&codes, scale, &mut stored);
+    stored
+}
+
+/// Bytes of master, gradient and states are those of the dtypes; a state of another dtype is rounded to nearest.
 #[test]
 fn a_state_is_rounded_to_the_dtypes_of_another() -> Result<(), OptimError> {
     let (mut from, id, _) = one_param(StateDtypes::default(), values(0))?;
@@ -76,17 +93,27 @@ fn a_state_is_rounded_to_the_dtypes_of_another() -> Result<(), OptimError> {
     let state = from.state(id)?;
     for dtypes in every_state() {
         let (mut to, to_id, _) = one_param(dtypes, values(0))?;
-        let bytes = 2 * size_of::<f32>() + dtypes.bytes(Rule::AdamW);
-        assert_eq!(to.state_bytes(), SHAPE.elements() * bytes);
+        let len = SHAPE.elements();
+        let bytes = 2 * size_of::<f32>() * len + dtypes.bytes(Rule::AdamW, len);
+        assert_eq!(to.state_bytes(), bytes);
         to.set_state(to_id, &state)?;
         let found = to.state(to_id)?;
         assert_eq!(found.master, state.master);
-        for (at, (_, dtype)) in dtypes.of_rule(Rule::AdamW).enumerate() {
-            let rounded = |&x: &f32| match dtype {
-                FloatDtype::F32 => x,
-                FloatDtype::Bf16 => half::bf16::from_f32(x).to_f32(),
+        for (at, (name, dtype)) in dtypes.of_rule(Rule::AdamW).enumerate() {
+            let values = &state.states[at];
+            let expected: Vec<f32> = match dtype {
+                StateDtype::F32 => values.clone(),
+                StateDtype::Bf16 => {
+                    let round = |&x: &f32| half::bf16::from_f32(x).to_f32();
+                    values.iter().map(round).collect()
+                }
+                StateDtype::Fp8 => {
+                    let blocks = values.chunks(STATE_BLOCK);
+                    blocks
+                        .flat_map(|values| nearest(name.code(), values))
+                        .collect()
+                }
             };
-            let expected: Vec<f32> = state.states[at].iter().map(rounded).collect();
             assert_eq!(found.states[at], expected, "{dtypes}");
         }
     }
@@ -119,10 +146,10 @@ fn a_state_goes_on_as_it_would_have() -> Result<(), OptimError> {
 #[test]
 fn a_second_moment_in_bf16_does_not_fall_with_a_beta2_of_0_999() -> Result<(), OptimError> {
     for (beta2, dtype, falls) in [
-        (0.999, FloatDtype::F32, true),
-        (0.999, FloatDtype::Bf16, false),
-        (0.99, FloatDtype::Bf16, true),
-        (0.95, FloatDtype::Bf16, true),
+        (0.999, StateDtype::F32, true),
+        (0.999, StateDtype::Bf16, false),
+        (0.99, StateDtype::Bf16, true),
+        (0.95, StateDtype::Bf16, true),
     ] {
         let mut builder = OptimizerBuilder::new(LocalComm::solo(&Cpu)).on(&Cpu);
         let group = builder.group(Group {

@@ -186,6 +186,18 @@ fn ranks_that_come_and_go_change_no_bit() -> Result<(), Box<dyn Error>> {
             Optimizer::Sgd,
             "momentum_buffer=bf16",
         ),
+        (
+            "mxfp8-2d",
+            Sharding::Fsdp,
+            Optimizer::AdamW,
+            "exp_avg=fp8,exp_avg_sq=fp8",
+        ),
+        (
+            "fp8-block",
+            Sharding::Zero1,
+            Optimizer::AdamW,
+            "exp_avg=fp8",
+        ),
     ] {
         let recipe = kind.0;
         let whole = path(&format!("{recipe}-whole"));
@@ -228,6 +240,11 @@ fn moments_of_a_checkpoint_become_those_of_the_run() -> Result<(), Box<dyn Error
             ("exp_avg=bf16,exp_avg_sq=bf16", 4, [bf16, bf16], 2),
             ("exp_avg=bf16,exp_avg_sq=bf16", 2, [bf16, bf16], 0),
             ("exp_avg_sq=f32", 2, [f32, f32], 0),
+            // Values of fp8 are saved as bf16, which has all of them.
+            ("exp_avg=fp8,exp_avg_sq=fp8", 3, [bf16, bf16], 2),
+            ("exp_avg=fp8,exp_avg_sq=fp8", 2, [bf16, bf16], 0),
+            ("exp_avg=bf16,exp_avg_sq=bf16", 1, [bf16, bf16], 0),
+            ("exp_avg=fp8", 1, [bf16, f32], 1),
         ]) {
             let rounded = AtomicUsize::new(0);
             let watch = |event: Event<'_>| {

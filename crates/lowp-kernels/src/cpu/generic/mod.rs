@@ -29,6 +29,7 @@ mod quantize;
 pub(crate) mod rearrange;
 pub(crate) mod repack;
 mod rule;
+mod state;
 pub(crate) mod step_scalars;
 mod store;
 mod stored;

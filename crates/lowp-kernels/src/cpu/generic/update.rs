@@ -5,8 +5,7 @@ use std::marker::PhantomData;
 use std::ops::Range;
 use std::sync::Arc;
 
-use half::bf16;
-use lowp_format::SourceRounding;
+use lowp_format::{STATE_BLOCK, SourceRounding, StateBits};
 
 use super::amax::{raise, raise_all, raise_lines, round_bits, rows_of_columns_task};
 use super::convert::{Rect, Stream, Values, round_rect};
@@ -15,6 +14,7 @@ use super::rule::adam::Adam;
 use super::rule::lion::Lion;
 use super::rule::sgd::{Momentum, Sgd};
 use super::rule::{LaneRule, Step};
+use super::state::{RandomBits, StateMut};
 use super::stored::Stored;
 use super::{Context, map, source};
 use crate::cpu::Cpu;
@@ -22,7 +22,7 @@ use crate::cpu::access::AllViews;
 use crate::cpu::layout::Layout;
 use crate::lanes::{Isa, Kernel};
 use crate::lanes::{LANES, Lanes, Line};
-use crate::{GroupScalars, KernelError, Rule, Source, UpdateAmax, UpdateJob};
+use crate::{GroupScalars, KernelError, Rule, UpdateAmax, UpdateJob};
 
 /// Elements of one task of an update without encode.
 const TASK: usize = 64 * 1024;
@@ -93,39 +93,13 @@ fn line<R: LaneRule, M: Stored, V: Stored, G: Stored, L: Lanes>(
     p
 }
 
-/// A state of a range.
-enum StateMut<'v> {
-    F32(&'v mut [f32]),
-    Bf16(&'v mut [bf16]),
-}
-
-impl<'v> StateMut<'v> {
-    fn take(state: &Source<Cpu>, views: &mut AllViews<'v>) -> Result<Self, KernelError> {
-        Ok(match state {
-            Source::F32(state) => Self::F32(views.floats.take(state)?),
-            Source::Bf16(state) => Self::Bf16(views.halves.take(state)?),
-        })
-    }
-
-    /// Cuts off the first `len` entries.
-    fn split_off(&mut self, len: usize) -> Self {
-        fn cut<'v, T>(slice: &mut &'v mut [T], len: usize) -> &'v mut [T] {
-            let (head, tail) = std::mem::take(slice).split_at_mut(len);
-            *slice = tail;
-            head
-        }
-        match self {
-            Self::F32(state) => Self::F32(cut(state, len)),
-            Self::Bf16(state) => Self::Bf16(cut(state, len)),
-        }
-    }
-}
-
 /// Consecutive elements of one parameter.
 struct Part<'v> {
     isa: Isa,
     scalars: GroupScalars,
     grad_scale: f32,
+    /// What its states in fp8 round by.
+    random: Option<RandomBits>,
     rule: Rule,
     rounding: SourceRounding,
     master: &'v mut [f32],
@@ -166,8 +140,7 @@ impl Part<'_> {
             [F32(m), F32(v)] => self.run::<R, _, _>(range, &mut m[all.clone()], &mut v[all]),
             [Bf16(m), F32(v)] => self.run::<R, _, _>(range, &mut m[all.clone()], &mut v[all]),
             [Bf16(m), Bf16(v)] => self.run::<R, _, _>(range, &mut m[all.clone()], &mut v[all]),
-            // No job is planned with other states.
-            _ => 0.0,
+            states => self.in_blocks::<R>(range, states),
         };
         self.states = states;
         amax
@@ -181,8 +154,7 @@ impl Part<'_> {
         let amax = match &mut states[..] {
             [StateMut::F32(m)] => self.run::<R, _, _>(range, &mut m[all], none),
             [StateMut::Bf16(m)] => self.run::<R, _, _>(range, &mut m[all], none),
-            // No job is planned with other states.
-            _ => 0.0,
+            states => self.in_blocks::<R>(range, states),
         };
         self.states = states;
         amax
@@ -192,6 +164,31 @@ impl Part<'_> {
     fn with_none<R: LaneRule>(&mut self, range: Range<usize>) -> f32 {
         let none = || vec![(); range.len()];
         self.run::<R, _, _>(range.clone(), &mut none(), &mut none())
+    }
+
+    /// By a rule whose states are not all in the dtypes that lanes read: through binary32, a few blocks at a time.
+    fn in_blocks<R: LaneRule>(&mut self, range: Range<usize>, states: &mut [StateMut<'_>]) -> f32 {
+        const BLOCKS: usize = 16 * STATE_BLOCK;
+        let mut wide = [[0.0; BLOCKS]; Rule::MOST_STATES];
+        let mut amax = 0f32;
+        for start in range.clone().step_by(BLOCKS) {
+            let part = start..range.end.min(start + BLOCKS);
+            let len = part.len();
+            for (state, wide) in states.iter().zip(&mut wide) {
+                state.widen(part.clone(), &mut wide[..len]);
+            }
+            let [first, second] = &mut wide;
+            let run = self.run::<R, _, _>(part.clone(), &mut first[..len], &mut second[..len]);
+            amax = amax.max(run);
+            let mut bits = [StateBits::NEAREST; BLOCKS];
+            if let Some(random) = &self.random {
+                random.fill(part.start, &mut bits[..len]);
+            }
+            for (state, wide) in states.iter_mut().zip(&wide) {
+                state.narrow(part.clone(), &wide[..len], &bits);
+            }
+        }
+        amax
     }
 
     fn run<R: LaneRule, M: Stored, V: Stored>(
@@ -270,7 +267,8 @@ fn tasks<'v>(
 ) -> Result<Vec<Task<'v>>, KernelError> {
     let mut master = views.floats.take(&job.master)?;
     job.check_states()?;
-    let states = job.states.iter().map(|state| StateMut::take(state, views));
+    let names = job.rule.states().iter().zip(&job.states);
+    let states = names.map(|(name, state)| StateMut::take(state, name.code(), views));
     let mut states = states.collect::<Result<Vec<_>, _>>()?;
     let grad = source(&job.grad, views)?;
     let mut done = 0;
@@ -282,6 +280,11 @@ fn tasks<'v>(
             isa: context.isa,
             scalars: context.scalars.groups[job.group],
             grad_scale: job.rule.grad_factor(context.scalars.grad_scale),
+            random: job.random.map(|random| RandomBits {
+                random,
+                step: context.scalars.random_step,
+                first: done - len,
+            }),
             rule: job.rule,
             rounding: job.source_rounding,
             master: head,

@@ -9,7 +9,7 @@ use super::super::table::{
 };
 use super::encode;
 use super::job::{Job, aligned, bits, cdiv, of_one_kind, source, via_bf16};
-use crate::{KernelError, Rule, UpdateJob};
+use crate::{KernelError, Rule, State, UpdateJob};
 
 /// The kernels of AdamW and Adam with L2, then those of all other rules: of any jobs, and of one kind.
 const KERNELS: [Kernel; 10] = [
@@ -45,7 +45,10 @@ pub(crate) fn job(backend: &Cuda, job: &UpdateJob<Cuda>) -> Result<Update, Kerne
     let (grad, grad_code, len) = source(&job.grad);
     let (mut states, mut state_codes) = ([0; Rule::MOST_STATES], [code::F32; Rule::MOST_STATES]);
     for (index, state) in job.states.iter().enumerate() {
-        (states[index], state_codes[index], _) = source(state);
+        let State::Values(values) = state else {
+            return Err(KernelError::StateDevice);
+        };
+        (states[index], state_codes[index], _) = source(values);
     }
     // The shape of amaxes was checked where lines have some.
     let amax = job.amax.as_ref();

@@ -1,0 +1,17 @@
+//! Stochastic rounding to bfloat16. Rounding to nearest is that of the `half` crate.
+
+use half::bf16;
+
+/// Rounds one value with stochastic rounding driven by sixteen random bits.
+///
+/// The lower 16 bits of the binary32 are the chance, in 65536ths, of the neighbour of larger magnitude, so the expected value is `x`. Above
+/// the largest finite bfloat16 that neighbour is an infinity. Infinities stay, and a NaN is rounded as to nearest. Source: docs/numerics.md
+/// 22.
+#[inline(always)]
+pub const fn round_stochastic(x: f32, random: u16) -> bf16 {
+    let bits = x.to_bits();
+    if bits & 0x7F80_0000 == 0x7F80_0000 {
+        return bf16::from_f32_const(x);
+    }
+    bf16::from_bits(((bits + random as u32) >> 16) as u16)
+}
