@@ -77,10 +77,10 @@ __device__ __forceinline__ void update_tile(const Update& job, const R& rule, co
 #pragma unroll
     for (int i = 0; i < BATCH; ++i) {
       uint64_t e = from + (round * BATCH + i) * view.cols;
-      float4 q = ps[round % 2][i].values(), g = gs[round % 2][i].values();
-      float4 m = {}, v = {};
+      float4 q = ps[round % 2][i].values(), m = {}, v = {};
       if constexpr (R::STATES > 0) m = ms[round % 2][i].values();
       if constexpr (R::STATES > 1) v = vs[round % 2][i].values();
+      float4 g = gs[round % 2][i].values();
       rule.update(q.x, m.x, v.x, g.x);
       rule.update(q.y, m.y, v.y, g.y);
       rule.update(q.z, m.z, v.z, g.z);

@@ -17,9 +17,9 @@ struct OtherRules {
       case UPDATE_LION:
         return with(Lion{s});
       case UPDATE_SGD_MOMENTUM:
-        return with(Momentum<false>{s});
+        return with(SgdMomentum<false>{s});
       case UPDATE_SGD_NESTEROV:
-        return with(Momentum<true>{s});
+        return with(SgdMomentum<true>{s});
       default:
         return with(Sgd{s});
     }

@@ -16,7 +16,7 @@ struct Sgd {
 };
 
 template <bool NESTEROV>
-struct Momentum {
+struct SgdMomentum {
   static constexpr int STATES = 1;  // momentum_buffer
   RuleScalars s;
 
