@@ -3,7 +3,8 @@
 use half::bf16;
 use lowp_format::ShardTiles;
 use lowp_kernels::{
-    AmaxJob, Backend, FloatDtype, MomentumJob, Rule, Source, State, StateDtype, UpdateJob, UpdateRandom,
+    AmaxJob, Backend, FloatDtype, MomentumJob, Rule, Source, State, StateDtype, UpdateJob,
+    UpdateRandom,
 };
 use lowp_shard::{CastItem, CastRange, ScaleBook, ShardError};
 

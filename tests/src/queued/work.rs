@@ -3,8 +3,8 @@
 use lowp_kernels::{
     AmaxJob, ConvertJob, Cpu, DecodeJob, EncodeJob, FlatBlocks, FlatEncodeJob, HistoryJob,
     InterleaveJob, MomentumJob, NormalizeJob, RearrangeJob, Rearranged, RepackJob, RoundJob, Slot,
-    Source, State, StepScalarsJob, SumJob, SumPartsJob, SumSquaresJob, Target, TensorInput, TransposeJob,
-    UpdateAmax, UpdateJob, Work,
+    Source, State, StepScalarsJob, SumJob, SumPartsJob, SumSquaresJob, Target, TensorInput,
+    TransposeJob, UpdateAmax, UpdateJob, Work,
 };
 
 use super::Queued;

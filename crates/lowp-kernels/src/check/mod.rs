@@ -9,8 +9,8 @@ use lowp_format::{Axis, Orientation, Part, STATE_BLOCK, ScaleLayout, Shape, stat
 use crate::runs::written_twice;
 use crate::{
     AmaxJob, Backend, DecodeJob, GradContribution, HistoryJob, InterleaveJob, KernelError,
-    MomentumJob, NormalizeJob, RearrangeJob, Rearranged, RepackJob, Runs, Source, State, SumPartsJob,
-    SumSquaresJob, Target, TensorInput, TransposeJob, UpdateJob, Work,
+    MomentumJob, NormalizeJob, RearrangeJob, Rearranged, RepackJob, Runs, Source, State,
+    SumPartsJob, SumSquaresJob, Target, TensorInput, TransposeJob, UpdateJob, Work,
 };
 use access::{Access, Kept, Mode};
 use encode::{check_delayed, check_target, compact, ingredients};

@@ -12,7 +12,7 @@ use half::bf16;
 use lowp_comm::{Collective, Communicator, Direction, OwnedItem};
 use lowp_format::Shape;
 use lowp_gemm::Products;
-use lowp_kernels::{Backend, FloatDtype};
+use lowp_kernels::{Backend, StateDtype};
 
 use crate::OptimError;
 use crate::param::Param;
@@ -223,7 +223,7 @@ fn flaw<B: Backend>(param: &Param<B>, [ranks, rank]: [usize; 2]) -> Option<Strin
     if param
         .states
         .iter()
-        .any(|state| state.dtype() != FloatDtype::F32)
+        .any(|state| state.dtype() != StateDtype::F32)
     {
         return Some("its momentum is not f32; keep momentum_buffer in f32".to_owned());
     }
