@@ -33,13 +33,13 @@ class Steps(unittest.TestCase):
             torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-6)
 
     def test_sgd_is_that_of_torch(self):
-        for options in ({}, {"momentum": 0.9}, {"momentum": 0.8, "nesterov": True}):
+        for momentum in ({}, {"momentum": 0.9}, {"momentum": 0.8, "nesterov": True}):
             for weight_decay in (0.0, 0.1):
-                with self.subTest(weight_decay=weight_decay, **options):
+                options = dict(momentum, lr=0.05, weight_decay=weight_decay)
+                with self.subTest(**options):
                     torch.manual_seed(0)
                     own = nn.Sequential(nn.Linear(24, 40), nn.LayerNorm(40), nn.Linear(40, 7))
                     other = copy.deepcopy(own)
-                    options = dict(options, lr=0.05, weight_decay=weight_decay)
                     mine, theirs = lowp.SGD(own.parameters(), **options), torch.optim.SGD(other.parameters(), **options)
                     for _ in range(20):
                         x = torch.randn(8, 24)
@@ -49,7 +49,7 @@ class Steps(unittest.TestCase):
                             opt.zero_grad()
                     for a, b in zip(own.parameters(), other.parameters()):
                         torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-6)
-                        self.assertEqual("momentum_buffer" in mine.state[a], "momentum" in options)
+                        self.assertEqual("momentum_buffer" in mine.state[a], bool(momentum))
 
     def test_lion_is_that_of_its_authors(self):
         torch.manual_seed(0)
@@ -69,12 +69,13 @@ class Steps(unittest.TestCase):
         makes = [lowp.AdamW, lowp.Lion, lowp.SGD, lambda params: lowp.SGD(params, momentum=0.9)]
         grads = torch.randn(4, 64, 64)
         for make in makes:
-            net = lowp.quantize_model_(nn.Linear(64, 64, bias=False), "mxfp8-2d")
+            net, copied = nn.Linear(64, 64, bias=False), nn.Linear(64, 64, bias=False)
+            lowp.quantize_model_(net, "mxfp8-2d")
+            lowp.quantize_model_(copied, "mxfp8-2d")
             opt = make(net.parameters())
             for grad in grads[:2]:
                 net.weight.grad = grad
                 opt.step()
-            copied = lowp.quantize_model_(nn.Linear(64, 64, bias=False), "mxfp8-2d")
             copied.load_state_dict(net.state_dict())
             again = make(copied.parameters())
             again.load_state_dict(opt.state_dict())
