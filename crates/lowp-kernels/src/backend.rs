@@ -1,13 +1,18 @@
-//! The [`Backend`] trait: buffers and planned work; and [`Source`], a buffer of high-precision values.
+//! The [`Backend`] trait: buffers and planned work; [`Source`], a buffer of high-precision values, and [`State`], one of an optimizer.
 
 use std::fmt::Debug;
 use std::ops::Range;
 
 use half::bf16;
+use lowp_format::state_bytes;
 
 use crate::host::zeroed;
 use crate::sealed;
-use crate::{DeviceBuffer, Element, FloatDtype, KernelError, Pending, StepScalars, Work};
+use crate::state::{decoded, elements, encoded};
+use crate::{
+    DeviceBuffer, Element, FloatDtype, KernelError, Pending, Rule, StateDtype, StateName,
+    StepScalars, Work,
+};
 
 /// A stream of work on a device that holds buffers and runs jobs.
 ///
@@ -361,5 +366,132 @@ impl<B: Backend> Source<B> {
                 backend.write(buffer, start, &narrow)
             }
         }
+    }
+}
+
+/// The values of a state, one for each element of a job.
+#[derive(Clone, Debug)]
+pub enum State<B: Backend> {
+    /// High-precision values.
+    Values(Source<B>),
+    /// Codes, then the scale of each block ([`state_bytes`]).
+    Fp8(B::Buffer<u8>),
+}
+
+impl<B: Backend> From<Source<B>> for State<B> {
+    fn from(values: Source<B>) -> Self {
+        Self::Values(values)
+    }
+}
+
+impl<B: Backend> State<B> {
+    /// `len` zeros.
+    ///
+    /// # Errors
+    /// The device has no room.
+    pub fn alloc(backend: &B, dtype: StateDtype, len: usize) -> Result<Self, KernelError> {
+        let values = |dtype| Source::alloc(backend, dtype, len).map(Self::Values);
+        match dtype {
+            StateDtype::F32 => values(FloatDtype::F32),
+            StateDtype::Bf16 => values(FloatDtype::Bf16),
+            StateDtype::Fp8 => Ok(Self::Fp8(backend.alloc(state_bytes(len))?)),
+        }
+    }
+
+    /// What the values are stored as.
+    pub fn dtype(&self) -> StateDtype {
+        match self {
+            Self::Values(values) => values.dtype().into(),
+            Self::Fp8(_) => StateDtype::Fp8,
+        }
+    }
+
+    /// Number of values.
+    pub fn len(&self, backend: &B) -> usize {
+        match self {
+            Self::Values(values) => values.len(backend),
+            Self::Fp8(bytes) => elements(backend.len(bytes)),
+        }
+    }
+
+    /// Whether there are no values.
+    pub fn is_empty(&self, backend: &B) -> bool {
+        self.len(backend) == 0
+    }
+
+    /// The addresses of the memory, as [`Backend::span`].
+    pub fn span(&self, backend: &B) -> Range<usize> {
+        match self {
+            Self::Values(values) => values.span(backend),
+            Self::Fp8(bytes) => backend.span(bytes),
+        }
+    }
+
+    /// Checks that the values lie on the device of `backend`.
+    ///
+    /// # Errors
+    /// They lie on another one.
+    pub fn owned_by(&self, backend: &B) -> Result<(), KernelError> {
+        match self {
+            Self::Values(values) => values.owned_by(backend),
+            Self::Fp8(bytes) => backend.owns(bytes),
+        }
+    }
+
+    /// All values of a state of this name, as f32, which is exact.
+    ///
+    /// # Errors
+    /// The device failed, or the host has no room.
+    pub fn download(&self, backend: &B, name: StateName) -> Result<Vec<f32>, KernelError> {
+        match self {
+            Self::Values(values) => values.download(backend),
+            Self::Fp8(bytes) => Ok(decoded(&backend.download(bytes)?, name.code())),
+        }
+    }
+
+    /// Replaces all values of a state of this name, and says whether one was rounded, which is to nearest: what was stored in the same dtype
+    /// stays.
+    ///
+    /// # Errors
+    /// Another number of values.
+    pub fn upload(
+        &self,
+        backend: &B,
+        name: StateName,
+        values: &[f32],
+    ) -> Result<bool, KernelError> {
+        let stored = match self {
+            Self::Values(buffer) => {
+                buffer.write(backend, 0, values)?;
+                let round = |x: f32| match buffer.dtype() {
+                    FloatDtype::F32 => x,
+                    FloatDtype::Bf16 => bf16::from_f32(x).to_f32(),
+                };
+                return Ok(values.iter().any(|&x| round(x) != x));
+            }
+            Self::Fp8(buffer) => {
+                let bytes = encoded(values, name.code());
+                backend.write(buffer, 0, &bytes)?;
+                decoded(&bytes, name.code())
+            }
+        };
+        Ok(stored != values)
+    }
+}
+
+impl Rule {
+    /// `len` zeros for each state, in the dtypes that `dtype` gives.
+    ///
+    /// # Errors
+    /// The device has no room.
+    pub fn alloc<B: Backend>(
+        self,
+        backend: &B,
+        dtype: impl Fn(StateName) -> StateDtype,
+        len: usize,
+    ) -> Result<Vec<State<B>>, KernelError> {
+        let states = self.states().iter();
+        let states = states.map(|&state| State::alloc(backend, dtype(state), len));
+        states.collect()
     }
 }

@@ -72,7 +72,7 @@ mod state;
 #[doc(hidden)]
 pub mod testing;
 
-pub use backend::{Backend, Source};
+pub use backend::{Backend, Source, State};
 pub use buffer::DeviceBuffer;
 pub use cpu::{Cpu, CpuBuffer, CpuGraph, CpuPlan, CpuRead, CpuWrite};
 #[cfg(feature = "cuda")]
@@ -95,7 +95,7 @@ pub use quantized::Quantized;
 pub use rule::{Rule, StateName};
 pub use runs::Runs;
 pub use scalars::{GradContribution, GroupScalars, StepCounts, StepRecord, StepScalars};
-pub use state::{State, StateDtype, decoded};
+pub use state::{StateDtype, decoded};
 
 // What signatures here need of other crates.
 pub use half::bf16;

@@ -1,7 +1,5 @@
 //! [`Rule`]: how an optimizer updates an element, and what it keeps of the element between steps.
 
-use crate::{Backend, KernelError, State, StateDtype, UpdateJob};
-
 /// How an element is updated (docs/numerics.md 12). [`crate::reference::update`] is the definition.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Rule {
@@ -109,56 +107,6 @@ impl Rule {
             _ => 1.0,
         };
         scale as f32
-    }
-
-    /// `len` zeros for each state, in the dtypes that `dtype` gives.
-    ///
-    /// # Errors
-    /// The device has no room.
-    pub fn alloc<B: Backend>(
-        self,
-        backend: &B,
-        dtype: impl Fn(StateName) -> StateDtype,
-        len: usize,
-    ) -> Result<Vec<State<B>>, KernelError> {
-        let states = self.states().iter();
-        let states = states.map(|&state| State::alloc(backend, dtype(state), len));
-        states.collect()
-    }
-}
-
-impl<B: Backend> UpdateJob<B> {
-    /// Whether a state is in fp8.
-    pub(crate) fn in_fp8(&self) -> bool {
-        let fp8 = |state: &State<B>| state.dtype() == StateDtype::Fp8;
-        self.states.iter().any(fp8)
-    }
-
-    /// Checks that the states are those of the rule, in dtypes that there is an update for.
-    pub(crate) fn check_states(&self) -> Result<(), KernelError> {
-        let (needed, found) = (self.rule.states().len(), self.states.len());
-        if needed != found {
-            let rule = self.rule.name();
-            return Err(KernelError::States {
-                rule,
-                needed,
-                found,
-            });
-        }
-        if let [first, second] = &self.states[..] {
-            let [first, second] = [first.dtype(), second.dtype()];
-            if second != StateDtype::F32 && second != first {
-                let [exp_avg, exp_avg_sq] = [first.name(), second.name()];
-                return Err(KernelError::MomentDtypes {
-                    exp_avg,
-                    exp_avg_sq,
-                });
-            }
-        }
-        if self.in_fp8() && self.random.is_none() {
-            return Err(KernelError::StateBits);
-        }
-        Ok(())
     }
 }
 

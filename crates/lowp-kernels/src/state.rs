@@ -1,11 +1,8 @@
-//! [`State`]: what an optimizer keeps of the elements of a parameter, as it is stored.
+//! [`StateDtype`]: how an optimizer stores what it keeps of an element beside the master.
 
-use std::ops::Range;
-
-use half::bf16;
 use lowp_format::{STATE_BLOCK, StateBits, StateCode, state_bytes};
 
-use crate::{Backend, FloatDtype, KernelError, Source, StateName};
+use crate::{FloatDtype, StateName};
 
 /// Storage of a state.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
@@ -17,15 +14,6 @@ pub enum StateDtype {
     Bf16,
     /// Codes of 8 bits with a scale for each block, rounded stochastically on store (docs/numerics.md 23.3).
     Fp8,
-}
-
-/// The values of a state, one for each element of a job.
-#[derive(Clone, Debug)]
-pub enum State<B: Backend> {
-    /// High-precision values.
-    Values(Source<B>),
-    /// Codes, then the scale of each block ([`state_bytes`]).
-    Fp8(B::Buffer<u8>),
 }
 
 impl StateDtype {
@@ -68,107 +56,6 @@ impl From<FloatDtype> for StateDtype {
     }
 }
 
-impl<B: Backend> From<Source<B>> for State<B> {
-    fn from(values: Source<B>) -> Self {
-        Self::Values(values)
-    }
-}
-
-impl<B: Backend> State<B> {
-    /// `len` zeros.
-    ///
-    /// # Errors
-    /// The device has no room.
-    pub fn alloc(backend: &B, dtype: StateDtype, len: usize) -> Result<Self, KernelError> {
-        let values = |dtype| Source::alloc(backend, dtype, len).map(Self::Values);
-        match dtype {
-            StateDtype::F32 => values(FloatDtype::F32),
-            StateDtype::Bf16 => values(FloatDtype::Bf16),
-            StateDtype::Fp8 => Ok(Self::Fp8(backend.alloc(state_bytes(len))?)),
-        }
-    }
-
-    /// What the values are stored as.
-    pub fn dtype(&self) -> StateDtype {
-        match self {
-            Self::Values(values) => values.dtype().into(),
-            Self::Fp8(_) => StateDtype::Fp8,
-        }
-    }
-
-    /// Number of values.
-    pub fn len(&self, backend: &B) -> usize {
-        match self {
-            Self::Values(values) => values.len(backend),
-            Self::Fp8(bytes) => elements(backend.len(bytes)),
-        }
-    }
-
-    /// Whether there are no values.
-    pub fn is_empty(&self, backend: &B) -> bool {
-        self.len(backend) == 0
-    }
-
-    /// The addresses of the memory, as [`Backend::span`].
-    pub fn span(&self, backend: &B) -> Range<usize> {
-        match self {
-            Self::Values(values) => values.span(backend),
-            Self::Fp8(bytes) => backend.span(bytes),
-        }
-    }
-
-    /// Checks that the values lie on the device of `backend`.
-    ///
-    /// # Errors
-    /// They lie on another one.
-    pub fn owned_by(&self, backend: &B) -> Result<(), KernelError> {
-        match self {
-            Self::Values(values) => values.owned_by(backend),
-            Self::Fp8(bytes) => backend.owns(bytes),
-        }
-    }
-
-    /// All values of a state of this name, as f32, which is exact.
-    ///
-    /// # Errors
-    /// The device failed, or the host has no room.
-    pub fn download(&self, backend: &B, name: StateName) -> Result<Vec<f32>, KernelError> {
-        match self {
-            Self::Values(values) => values.download(backend),
-            Self::Fp8(bytes) => Ok(decoded(&backend.download(bytes)?, name.code())),
-        }
-    }
-
-    /// Replaces all values of a state of this name, and says whether one was rounded, which is to nearest: what was stored in the same dtype
-    /// stays.
-    ///
-    /// # Errors
-    /// Another number of values.
-    pub fn upload(
-        &self,
-        backend: &B,
-        name: StateName,
-        values: &[f32],
-    ) -> Result<bool, KernelError> {
-        let stored = match self {
-            Self::Values(buffer) => {
-                buffer.write(backend, 0, values)?;
-                let round = |x: f32| match buffer.dtype() {
-                    FloatDtype::F32 => x,
-                    FloatDtype::Bf16 => bf16::from_f32(x).to_f32(),
-                };
-                return Ok(values.iter().any(|&x| round(x) != x));
-            }
-            Self::Fp8(buffer) => {
-                let bytes = encoded(values, name.code());
-                backend.write(buffer, 0, &bytes)?;
-                decoded(&bytes, name.code())
-            }
-        };
-        Ok(stored != values)
-    }
-}
-
 impl StateName {
     /// How it is encoded in fp8.
     pub const fn code(self) -> StateCode {
@@ -180,7 +67,7 @@ impl StateName {
 }
 
 /// Elements of a state in fp8 of so many bytes.
-fn elements(bytes: usize) -> usize {
+pub(crate) fn elements(bytes: usize) -> usize {
     bytes - bytes.div_ceil(STATE_BLOCK + 1)
 }
 
@@ -196,7 +83,7 @@ pub fn decoded(bytes: &[u8], code: StateCode) -> Vec<f32> {
 }
 
 /// Values as a state in fp8, rounded to nearest.
-fn encoded(values: &[f32], code: StateCode) -> Vec<u8> {
+pub(crate) fn encoded(values: &[f32], code: StateCode) -> Vec<u8> {
     let mut bytes = vec![0; state_bytes(values.len())];
     let (codes, scales) = bytes.split_at_mut(values.len());
     let blocks = codes.chunks_mut(STATE_BLOCK).zip(scales);

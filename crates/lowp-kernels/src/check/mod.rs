@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::ops::RangeInclusive;
 
 use half::bf16;
-use lowp_format::{Axis, Orientation, Part, STATE_BLOCK, ScaleLayout, Shape, state_bytes};
+use lowp_format::{Axis, Orientation, Part, ScaleLayout, Shape, state_bytes};
 
 use crate::runs::written_twice;
 use crate::{
@@ -22,6 +22,7 @@ pub(crate) mod encode;
 mod planner;
 pub(crate) mod reads;
 mod round;
+mod states;
 mod step_scalars;
 
 pub(crate) use planner::range;
@@ -285,7 +286,7 @@ impl<B: Backend> Planner<'_, B> {
             }
         }
         if job.in_fp8() {
-            check_state_blocks(job)?;
+            states::check_blocks(job)?;
         }
         if let Some(amax) = &job.amax {
             if let Some(entry) = amax.tensor {
@@ -385,38 +386,6 @@ impl<B: Backend> Planner<'_, B> {
         self.source(index, "source", from, len)?;
         self.values(index, "destination", into, len, Mode::Write)
     }
-}
-
-/// Checks that no block of states is cut: by a rank, a shard tile, or rows that tasks begin with.
-fn check_state_blocks<B: Backend>(job: &UpdateJob<B>) -> Done {
-    let random = job.random.as_ref();
-    let tiles = random.and_then(|random| random.tiles);
-    let tiles = tiles.filter(|tiles| !tiles.are_in_order());
-    let lined = job.amax.as_ref();
-    let lined = lined.filter(|amax| amax.blocks().next().is_some());
-    let multiples = [
-        (
-            "the first element of a rank",
-            random.map(|random| random.first),
-        ),
-        (
-            "the width of a shard tile",
-            tiles.map(|tiles| tiles.tile().cols),
-        ),
-        (
-            "the length of a row",
-            job.encode.as_ref().map(|encode| encode.shape.cols),
-        ),
-        ("the length of a row", lined.map(|amax| amax.shape.cols)),
-    ];
-    for (what, found) in multiples {
-        let found = found.unwrap_or(0);
-        if !found.is_multiple_of(STATE_BLOCK) {
-            let block = STATE_BLOCK;
-            return Err(KernelError::StateBlocks { block, what, found });
-        }
-    }
-    Ok(())
 }
 
 /// Whether `from` has an entry for every entry of `to`.
