@@ -8,7 +8,7 @@ use lowp_format::{
 };
 
 use crate::runs::Runs;
-use crate::{Backend, Rule, Source};
+use crate::{Backend, FloatDtype, KernelError, Rule, Source, StateName};
 
 /// One entry of an f32 vector that many tensors share.
 #[derive(Clone, Debug)]
@@ -500,6 +500,42 @@ pub enum Work<B: Backend> {
     Convert(Vec<ConvertJob<B>>),
     /// See [`StepScalarsJob`].
     StepScalars(Vec<StepScalarsJob<B>>),
+}
+
+impl Rule {
+    /// `len` zeros for each state, in the dtypes that `dtype` gives.
+    ///
+    /// # Errors
+    /// The device has no room.
+    pub fn alloc<B: Backend>(
+        self,
+        backend: &B,
+        dtype: impl Fn(StateName) -> FloatDtype,
+        len: usize,
+    ) -> Result<Vec<Source<B>>, KernelError> {
+        let states = self.states().iter();
+        let states = states.map(|&state| Source::alloc(backend, dtype(state), len));
+        states.collect()
+    }
+}
+
+impl<B: Backend> UpdateJob<B> {
+    /// Checks that the states are those of the rule, in dtypes that there is an update for.
+    pub(crate) fn check_states(&self) -> Result<(), KernelError> {
+        let (needed, found) = (self.rule.states().len(), self.states.len());
+        if needed != found {
+            let rule = self.rule.name();
+            return Err(KernelError::States {
+                rule,
+                needed,
+                found,
+            });
+        }
+        match self.states[..] {
+            [Source::F32(_), Source::Bf16(_)] => Err(KernelError::MomentDtypes),
+            _ => Ok(()),
+        }
+    }
 }
 
 impl<B: Backend> UpdateAmax<B> {

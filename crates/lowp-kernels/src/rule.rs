@@ -1,7 +1,5 @@
 //! [`Rule`]: how an optimizer updates an element, and what it keeps of the element between steps.
 
-use crate::{Backend, FloatDtype, KernelError, Source, UpdateJob};
-
 /// How an element is updated (docs/numerics.md 12). [`crate::reference::update`] is the definition.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Rule {
@@ -69,42 +67,6 @@ impl Rule {
             Self::Lion => &[StateName::ExpAvg],
             Self::Sgd => &[],
             Self::SgdMomentum | Self::SgdNesterov => &[StateName::MomentumBuffer],
-        }
-    }
-}
-
-impl Rule {
-    /// `len` zeros for each state, in the dtypes that `dtype` gives.
-    ///
-    /// # Errors
-    /// The device has no room.
-    pub fn alloc<B: Backend>(
-        self,
-        backend: &B,
-        dtype: impl Fn(StateName) -> FloatDtype,
-        len: usize,
-    ) -> Result<Vec<Source<B>>, KernelError> {
-        let states = self.states().iter();
-        let states = states.map(|&state| Source::alloc(backend, dtype(state), len));
-        states.collect()
-    }
-}
-
-impl<B: Backend> UpdateJob<B> {
-    /// Checks that the states are those of the rule, in dtypes that there is an update for.
-    pub(crate) fn check_states(&self) -> Result<(), KernelError> {
-        let (needed, found) = (self.rule.states().len(), self.states.len());
-        if needed != found {
-            let rule = self.rule.name();
-            return Err(KernelError::States {
-                rule,
-                needed,
-                found,
-            });
-        }
-        match self.states[..] {
-            [Source::F32(_), Source::Bf16(_)] => Err(KernelError::MomentDtypes),
-            _ => Ok(()),
         }
     }
 }
