@@ -122,6 +122,7 @@
 //! ```
 
 mod builder;
+mod cut;
 mod error;
 mod foreign_grads;
 mod grads;
@@ -141,11 +142,11 @@ mod state_dtypes;
 mod work;
 
 pub use builder::OptimizerBuilder;
+pub use cut::MatrixCut;
 pub use error::OptimError;
 pub use group::Group;
 pub use lowp_kernels::{FloatDtype, Rule, StateDtype, StateName};
 pub use memory::ParamMemory;
-pub use muon::MatrixCut;
 pub use optimizer::Optimizer;
 pub use options::StepOptions;
 pub use param::{ParamId, ParamPlace, ParamSpec};

@@ -1,7 +1,6 @@
 //! Muon: the momentum of a matrix, made orthogonal (docs/numerics.md 22). [`Muon`] has the matrices of a rank: what travels, and who works on
 //! which.
 
-mod cut;
 mod deal;
 mod newton_schulz;
 
@@ -14,9 +13,8 @@ use lowp_format::Shape;
 use lowp_gemm::Products;
 use lowp_kernels::{Backend, StateDtype};
 
-use crate::OptimError;
 use crate::param::Param;
-pub use cut::MatrixCut;
+use crate::{MatrixCut, OptimError};
 use newton_schulz::{Orthogonal, Scratch};
 
 /// Matrices of a step travel in at most so many batches: one arrives while another is worked on.

@@ -198,6 +198,8 @@ fn ranks_that_come_and_go_change_no_bit() -> Result<(), Box<dyn Error>> {
             Optimizer::AdamW,
             "exp_avg=fp8",
         ),
+        ("mxfp8-2d", Sharding::Fsdp, Optimizer::Muon, "f32"),
+        ("fp8-block", Sharding::Zero1, Optimizer::Moonlight, "f32"),
     ] {
         let recipe = kind.0;
         let whole = path(&format!("{recipe}-whole"));
@@ -280,7 +282,8 @@ fn a_checkpoint_of_another_optimizer_is_an_error() -> Result<(), Box<dyn Error>>
     for (before, after) in [
         (Optimizer::AdamW, Optimizer::Lion),
         (Optimizer::Lion, Optimizer::Sgd),
-        (Optimizer::Sgd, Optimizer::AdamW),
+        (Optimizer::Sgd, Optimizer::Muon),
+        (Optimizer::Muon, Optimizer::AdamW),
     ] {
         let runs = folder.path().join(before.name());
         let kind = |recipe, optimizer| (recipe, Sharding::Fsdp, optimizer, "f32");

@@ -57,6 +57,7 @@ fn messages() {
         "--batch 65536 --seq 65536",
         "--eval-batches 0",
         "--lr NaN",
+        "--var-lr 1e-3",
         "--final-lr 1e30",
         "--precision-tail 1e300",
         "--lr -1",

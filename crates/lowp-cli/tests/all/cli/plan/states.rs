@@ -11,6 +11,7 @@ fn states_of_every_optimizer_and_dtype() {
         "--optimizer-state exp_avg=bf16",
         "--optimizer lion",
         "--optimizer sgd --optimizer-state momentum_buffer=bf16",
+        "--optimizer muon --optimizer-state exp_avg=bf16",
     ] {
         for sharding in ["fsdp", "zero1"] {
             let options = format!("--world-size 3 --sharding {sharding} {state}");
@@ -28,6 +29,7 @@ fn states_of_every_optimizer_and_dtype() {
             "9.00 bytes per parameter",
         ),
         ("--optimizer lion", "9.00 bytes per parameter"),
+        ("--optimizer moonlight", "9.00 bytes per parameter"),
         (
             "--optimizer sgd --optimizer-state momentum_buffer=bf16",
             "7.00 bytes per parameter",
