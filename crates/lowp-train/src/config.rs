@@ -201,11 +201,7 @@ impl<M> Config<M> {
             return Err(TrainError::Seeds { seed, seeds });
         }
         self.reshard_after_forward.among(self.mesh.shard)?;
-        // What matrices keep stays in f32.
-        let rule = self
-            .var_group()
-            .map_or(self.optimizer.rule(), |group| group.rule);
-        let state = self.optimizer_state.check(rule);
+        let state = self.optimizer_state.check(self.optimizer.var_rule());
         state.map_err(TrainError::State)?;
         for (field, value, zero) in [
             ("final_lr", self.final_lr, true),

@@ -52,6 +52,14 @@ impl Optimizer {
         }
     }
 
+    /// How it updates embeddings, heads, norms and biases. The dtypes of states are those of this rule: what matrices keep stays in f32.
+    pub const fn var_rule(self) -> Rule {
+        match self.rule() {
+            Rule::Muon | Rule::Moonlight => Rule::AdamW,
+            rule => rule,
+        }
+    }
+
     /// What hyperparameters are unless a run says otherwise: those of [`Group::of`], but for the learning rate.
     ///
     /// The rate is the highest of a run from random weights: 3e-3 of AdamW and Moonlight, a third of that of Lion, 0.1 of SGD, 0.02 of Muon.

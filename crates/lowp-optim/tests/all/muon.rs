@@ -199,7 +199,7 @@ proptest! {
             }
         }).collect();
         let expected = bits(&alone());
-        let found = run_ranks(&Cpu, mesh.world(), TIMEOUT, |_, comm| steps(comm.into(), mesh, &cuts));
+        let found = run_ranks(&Cpu, mesh.world(), TIMEOUT, |_, comm| steps(comm, mesh, &cuts));
         let (states, traffic): (Vec<State>, Vec<Traffic>) = found.expect("steps").into_iter().unzip();
         for state in whole(mesh, &cuts, &states) {
             prop_assert_eq!(&bits(&state), &expected);

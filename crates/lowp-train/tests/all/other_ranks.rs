@@ -201,10 +201,10 @@ fn ranks_that_come_and_go_change_no_bit() -> Result<(), Box<dyn Error>> {
         ("mxfp8-2d", Sharding::Fsdp, Optimizer::Muon, "f32"),
         ("fp8-block", Sharding::Zero1, Optimizer::Moonlight, "f32"),
     ] {
-        let recipe = kind.0;
-        let whole = path(&format!("{recipe}-whole"));
+        let (recipe, optimizer) = (kind.0, kind.2.name());
+        let whole = path(&format!("{recipe}-{optimizer}-whole"));
         let expected = train((&whole, &data), kind, (4, STEPS))?;
-        let stopped = path(&format!("{recipe}-stopped"));
+        let stopped = path(&format!("{recipe}-{optimizer}-stopped"));
         for (world, last) in [(2, 3), (3, 4), (1, 9)] {
             train((&stopped, &data), kind, (world, last))?;
         }

@@ -119,6 +119,7 @@ fn model<B: Alone>(backend: &B, asked: &Asked) -> (ShardedModel<B, Variant>, B::
         grads: GradBucketOptions::default(),
         seed: config.seed,
         group: config.group(),
+        var_group: config.var_group(),
         vars: B::Network::VARS,
         state: config.optimizer_state,
     };
