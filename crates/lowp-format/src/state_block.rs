@@ -2,6 +2,7 @@
 
 use crate::Philox;
 use crate::codec::{e4m3, e8m0, ue4m4};
+use crate::magnitude;
 
 /// Elements of a block: consecutive ones of the flattened matrix, from a multiple of this many on.
 pub const STATE_BLOCK: usize = 32;
@@ -107,8 +108,8 @@ impl StateCode {
     /// neither. Source: docs/numerics.md 23.
     #[inline(always)]
     pub fn encode_block(self, values: &[f32], bits: impl Fn(usize) -> u16, codes: &mut [u8]) -> u8 {
-        let amax = values.iter().fold(0f32, |amax, x| amax.max(x.abs()));
-        let scale = self.scale(amax);
+        let amax = values.iter().fold(0, |amax, &x| magnitude(x).max(amax));
+        let scale = self.scale(f32::from_bits(amax));
         for (place, (code, &x)) in codes.iter_mut().zip(values).enumerate() {
             *code = self.encode(x, scale, bits(place));
         }

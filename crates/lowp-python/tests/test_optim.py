@@ -51,6 +51,13 @@ class Steps(unittest.TestCase):
                         torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-6)
                         self.assertEqual("momentum_buffer" in mine.state[a], bool(momentum))
 
+    def test_momentum_of_a_group_needs_that_of_the_optimizer(self):
+        first, second = (nn.Parameter(torch.ones(4)) for _ in range(2))
+        opt = lowp.SGD([{"params": [first], "momentum": 0.9}, {"params": [second]}], lr=0.1)
+        first.grad = second.grad = torch.ones(4)
+        with self.assertRaisesRegex(lowp.LowpError, "lowp.SGD\\(.., momentum=0.9\\)"):
+            opt.step()
+
     def test_lion_is_that_of_its_authors(self):
         torch.manual_seed(0)
         param = nn.Parameter(torch.randn(5, 7))

@@ -187,7 +187,7 @@ fn follow(event: Event<'_>, (args, run): (&Args, &Run), progress: &Progress) {
             run.name
         )),
         Event::Rounded { states } => output::note(&format!(
-            "{}: {states} states of the optimizer are rounded to bf16, since the checkpoint has them in f32",
+            "{}: {states} states of the optimizer are rounded to the dtypes of --optimizer-state, since the checkpoint has them in wider ones",
             run.name
         )),
         Event::Damaged(error) => {

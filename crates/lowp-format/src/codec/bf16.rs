@@ -6,7 +6,7 @@ use half::bf16;
 ///
 /// The lower 16 bits of the binary32 are the chance, in 65536ths, of the neighbour of larger magnitude, so the expected value is `x`. Above
 /// the largest finite bfloat16 that neighbour is an infinity. Infinities stay, and a NaN is rounded as to nearest. Source: docs/numerics.md
-/// 22.
+/// 23.2.
 #[inline(always)]
 pub const fn round_stochastic(x: f32, random: u16) -> bf16 {
     let bits = x.to_bits();

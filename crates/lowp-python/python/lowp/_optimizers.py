@@ -59,9 +59,11 @@ class SGD(Optimizer):
         self.states = () if self.rule == "sgd" else ("momentum_buffer",)
         super().__init__(params, dict(lr=lr, momentum=momentum, weight_decay=weight_decay), **options)
 
-    @staticmethod
-    def numbers(group):
-        return group["lr"], group["momentum"], 0.0, 0.0, group["weight_decay"]
+    def numbers(self, group):
+        momentum = group["momentum"]
+        if momentum and self.rule == "sgd":
+            raise ValueError(f"a group has momentum={momentum}, and this lowp.SGD keeps none; give lowp.SGD(.., momentum={momentum})")
+        return group["lr"], momentum, 0.0, 0.0, group["weight_decay"]
 
 
 __all__ = ["SGD", "AdamW", "Lion"]
