@@ -24,7 +24,7 @@ pub(crate) const LOSSES: &str = "train.losses";
 const OPTIMIZER: &str = "optimizer";
 
 /// The fields of [`Config`] that must be the same for a run to resume, after those of the model and the optimizer.
-const OF_THE_RUN: [&str; 18] = [
+const OF_THE_RUN: [&str; 19] = [
     "accumulate",
     "reduce_every_micro_batch",
     "grad_wire",
@@ -32,6 +32,7 @@ const OF_THE_RUN: [&str; 18] = [
     "batch",
     "steps",
     "lr",
+    "var_lr",
     "warmup",
     "schedule",
     "final_lr",
@@ -458,6 +459,7 @@ mod tests {
             no_decay: vec!["tokens".to_owned()],
             optimizer: Optimizer::Lion,
             beta2: 0.999,
+            var_lr: 0.01,
             z_loss: 1e-4,
             eval_every: Some(1),
             reduce_every_micro_batch: true,

@@ -392,6 +392,7 @@ fn or_default<'a>(field: &str, value: &'a str) -> &'a str {
     match (field, value) {
         ("optimizer", "null") => "\"adamw\"",
         ("beta2", "null") => "0.95",
+        ("var_lr", "null") => "0.003",
         ("z_loss", "null") => "0",
         ("reduce_every_micro_batch", "null") => "false",
         ("schedule", "null") => "cosine",
