@@ -13,9 +13,9 @@ fn encode(code: StateCode, values: &[f32], bits: impl Fn(usize) -> u16) -> (Vec<
     (codes, scale, decoded)
 }
 
-/// Values of up to a block, over the exponents of binary32; second moments are not below zero.
+/// Values of up to a block, below 2^127, over the exponents of binary32; second moments are not below zero.
 fn blocks() -> impl Strategy<Value = (StateCode, Vec<f32>)> {
-    let finite = |bits: u32| f32::from_bits(bits & 0xFF7F_FFFF);
+    let finite = |bits: u32| f32::from_bits(bits & 0xFEFF_FFFF);
     let value = prop_oneof![
         4 => (-30i32..10, 1f32..2.0, any::<bool>()).prop_map(|(e, x, sign)| 2f32.powi(e) * if sign { -x } else { x }),
         1 => any::<u32>().prop_map(finite),
@@ -76,8 +76,9 @@ proptest! {
     /// A block of zeros is one of zeros; powers of two in a block change its scale and no code.
     #[test]
     fn scales_are_powers_of_two((code, values) in blocks(), by in -20i32..20) {
-        let moderate = values.iter().all(|x| *x == 0.0 || (1e-12..1e12).contains(&x.abs()));
-        prop_assume!(moderate);
+        // Neither end of the scales is near.
+        let moderate = |x: f32| x == 0.0 || (1e-12..1e12).contains(&x.abs());
+        let values: Vec<f32> = values.into_iter().map(|x| if moderate(x) { x } else { 1.0 }).collect();
         let scaled: Vec<f32> = values.iter().map(|x| x * 2f32.powi(by)).collect();
         let bits = |i: usize| (i * 4099) as u16;
         let ((codes, ..), (of_scaled, ..)) = (encode(code, &values, bits), encode(code, &scaled, bits));
