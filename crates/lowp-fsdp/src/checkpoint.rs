@@ -27,7 +27,7 @@ const COUNTS: &str = "optimizer.counts";
 const MASTER: &str = StateDtypes::MASTER;
 
 impl<B: Multiplies, R: Recipe> ShardedModel<B, R> {
-    /// The model that goes on behind `checkpoint`, saved on any mesh with either sharding, whose index says what
+    /// The model that resumes from `checkpoint`, saved on any mesh with either sharding, whose index says what
     /// [`ShardedModel::about`] and [`ShardedModel::about_scales`] said. Weights that live in the same format as there have the
     /// bytes that were saved; others are cast from their masters ([`ShardedModel::recast`]). Collective.
     ///

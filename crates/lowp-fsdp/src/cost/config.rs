@@ -86,7 +86,7 @@ impl CostConfig {
         use StateDtype::{Bf16, F32, Fp8};
         let dtypes: Vec<StateDtype> = self.state.of_rule(self.rule).map(|(_, d)| d).collect();
         match dtypes[..] {
-            [] => "moments, none",
+            [] => "states, none",
             [F32] => "momentum, f32",
             [Bf16] => "momentum, bf16",
             [Fp8] => "momentum, fp8",

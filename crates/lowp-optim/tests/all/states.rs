@@ -1,4 +1,4 @@
-//! State in and out of the optimizer: what goes on behind a state is what went on without it, and what fits no parameter is told.
+//! State in and out of the optimizer: an optimizer that resumes from a state goes on as one that did not stop, and a state that fits no parameter is an error.
 
 use lowp_comm::LocalComm;
 use lowp_format::{AnyRecipe, RecipeOptions, STATE_BLOCK, Shape, StateCode};

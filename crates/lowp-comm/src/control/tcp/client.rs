@@ -244,8 +244,8 @@ impl Member {
     fn parts(&self, lens: &[usize], bytes: &[u8]) -> Result<Vec<Vec<u8>>, CommError> {
         let mut rest = bytes;
         let part = |&len: &usize| {
-            let (part, behind) = rest.split_at_checked(len)?;
-            rest = behind;
+            let (part, others) = rest.split_at_checked(len)?;
+            rest = others;
             Some(part.to_vec())
         };
         let parts: Option<Vec<_>> = lens.iter().map(part).collect();

@@ -150,7 +150,7 @@ impl Conn {
         }
     }
 
-    /// Sends `parts` behind what is to be sent before.
+    /// Sends `parts`, after what was given before.
     pub(super) fn send<const N: usize>(&mut self, parts: [Arc<[u8]>; N]) {
         self.outbox.extend(parts);
         self.flush();

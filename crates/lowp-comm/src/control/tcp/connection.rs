@@ -17,7 +17,7 @@ pub(super) const GRACE: Duration = Duration::from_secs(5);
 /// How long the news of a failure may take to reach the other ranks.
 pub(super) const FAREWELL: Duration = Duration::from_secs(5);
 
-/// An answer, and what is behind it.
+/// An answer, and the bytes after it.
 pub(super) type Answered = (Answer, Vec<u8>);
 
 /// What is read, and the part of a frame that was.

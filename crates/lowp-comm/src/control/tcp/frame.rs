@@ -39,7 +39,7 @@ pub(super) struct Hello {
 /// What a rank tells rank 0, itself or by its relay.
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) enum Request {
-    /// The part of these ranks of a group in its round. Behind it is what each brings, in these lengths; of one length what all bring.
+    /// The part of these ranks of a group in its round. After it comes what each rank brings, in these lengths; one length is of what all bring.
     Post {
         group: usize,
         ranks: Vec<usize>,
@@ -65,11 +65,11 @@ pub(super) enum Answer {
     Ready,
     /// The rank was started later than this rank 0, which ends: another one will listen.
     Later,
-    /// What the ranks of the group brought, in these lengths, is behind it.
+    /// What the ranks of the group brought, in these lengths, follows.
     All(Vec<usize>),
-    /// All brought what is behind it.
+    /// All brought what follows.
     Same,
-    /// What comes of the call is behind it.
+    /// The result of the call follows.
     Bytes,
     /// All are there; there is nothing to say.
     Done,
@@ -82,14 +82,14 @@ pub(super) enum Answer {
     Failed(CommError),
     /// The calls of the rank go by the relay that this rank is, at this port of the machine.
     Relay(usize, u16),
-    /// To a relay: what is behind it is the frame for these ranks of the world. It may be the first that they hear of a group.
+    /// To a relay: the frame that follows is for these ranks of the world, which may not know its group yet.
     Pass {
         ranks: Vec<usize>,
         opens: Option<usize>,
     },
 }
 
-/// The frame of `message` with `parts` behind it.
+/// The frame of `message` with `parts` after it.
 pub(super) fn frame<'a>(
     message: &impl Serialize,
     parts: impl Iterator<Item = &'a [u8]>,
@@ -107,10 +107,10 @@ pub(super) fn frame<'a>(
     Ok(bytes)
 }
 
-/// The beginning of a frame with a message, for a part of `behind` bytes that is sent after it.
-pub(super) fn before(message: &impl Serialize, behind: usize) -> io::Result<Vec<u8>> {
+/// The beginning of a frame with a message, for a part of `following` bytes that is sent after it.
+pub(super) fn before(message: &impl Serialize, following: usize) -> io::Result<Vec<u8>> {
     let mut bytes = to_frame(message)?;
-    let len = u32::try_from(bytes.len() - LENGTH + behind).map_err(io::Error::other)?;
+    let len = u32::try_from(bytes.len() - LENGTH + following).map_err(io::Error::other)?;
     bytes[..LENGTH].copy_from_slice(&len.to_le_bytes());
     Ok(bytes)
 }
@@ -130,12 +130,12 @@ pub(super) fn length(bytes: [u8; LENGTH], longest: usize) -> io::Result<usize> {
     Ok(len)
 }
 
-/// The message of a body, and what is behind it.
+/// The message of a body, and the bytes after it.
 pub(super) fn open<T: DeserializeOwned>(body: &[u8]) -> io::Result<(T, &[u8])> {
     postcard::take_from_bytes(body).map_err(|e| io::Error::new(io::ErrorKind::InvalidData, e))
 }
 
-/// What `ranks` ranks brought, of the bytes behind a [`Request::Post`]; `None` where `lens` are not theirs.
+/// What `ranks` ranks brought, of the bytes after a [`Request::Post`]; `None` where `lens` are not theirs.
 pub(super) fn split_up(
     bytes: &[u8],
     lens: &[usize],
@@ -147,8 +147,8 @@ pub(super) fn split_up(
     let valid = all == Some(bytes.len()) && (lens.len() == 1 || lens.len() == ranks);
     let mut rest = bytes;
     let mut next = move |&len: &usize| {
-        let (part, behind) = rest.split_at(len);
-        rest = behind;
+        let (part, others) = rest.split_at(len);
+        rest = others;
         Arc::from(part)
     };
     let mut parts: Vec<Arc<[u8]>> = if valid {
@@ -169,7 +169,7 @@ pub(super) fn nonsense(server: usize, rank: usize, what: &str) -> CommError {
 }
 
 #[cfg(test)]
-/// Reads a frame of at most `longest` bytes: its message, and what is behind it.
+/// Reads a frame of at most `longest` bytes: its message, and the bytes after it.
 pub(super) fn read<T: DeserializeOwned>(
     mut from: impl Read,
     longest: usize,

@@ -25,7 +25,7 @@ mod welcome;
 /// interfaces else. What travels is neither encrypted nor signed: the network must be trusted, as for NCCL.
 ///
 /// Where the first rank of another machine, by its local rank, has others beside it, it becomes their relay: their calls go by it
-/// to rank 0, and what rank 0 answers comes by it. They are told when all have come to rank 0. A rank that does not reach the relay stays with rank 0.
+/// to rank 0, and what rank 0 answers comes by it. They hear of it when all ranks have come to rank 0. A rank that does not reach the relay stays with rank 0.
 ///
 /// The last handle of rank 0 waits for the other ranks to go, and that of a relay for those of its machine, at most the time limit.
 ///

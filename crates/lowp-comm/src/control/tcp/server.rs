@@ -268,7 +268,7 @@ impl Server {
                 hub.fail(cause);
             }
             Ok((Request::Leave(rank, how), _)) => {
-                // A rank may have gone another way to a relay than it thinks.
+                // A relay may report a rank that stayed with rank 0, whose own connection says when it leaves.
                 if comes(rank) {
                     self.leave(token, rank, how);
                 }
@@ -297,7 +297,7 @@ impl Server {
         conn.is_some_and(|conn| matches!(conn.peer, Peer::Relay(_)))
     }
 
-    /// The connection of `rank` is gone, without a word of it, and with it those whose relay it is.
+    /// The connection of `rank` closed although the rank did not say that it leaves. The ranks whose relay it is are lost, too.
     fn lose(&mut self, token: Token, rank: usize) {
         let of_it = |known: &Option<Token>| *known == Some(token);
         let ranks: Vec<usize> = (0..self.tokens.len())

@@ -10,7 +10,7 @@ use crate::{KernelError, Source, Target};
 
 /// A job of the device table.
 pub(crate) trait Job: Copy {
-    /// The kernels of the operation. The first one runs any such job, where [`Job::launches`] does not say otherwise.
+    /// The kernels of the operation. The first one runs any such job, unless [`Job::launches`] says which kernel runs it.
     const KERNELS: &'static [Kernel];
     /// Whether tiles run from the last to the first: what such a launch read or wrote last is in the cache for the
     /// launch behind it, which begins with the first tile.

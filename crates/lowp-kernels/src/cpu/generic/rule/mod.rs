@@ -9,7 +9,7 @@ use crate::lanes::Lanes;
 
 /// An update of sixteen elements.
 pub(super) trait LaneRule {
-    /// The master and both states after the step; what a rule does not have comes and goes as anything.
+    /// The master and both states after the step. States that the rule does not have may have any value, before and after.
     fn update<L: Lanes>(step: &Step<L>, values: [L::F; 3], grad: L::F) -> [L::F; 3];
 }
 
