@@ -53,10 +53,8 @@ class Steps(unittest.TestCase):
 
     def test_momentum_of_a_group_needs_that_of_the_optimizer(self):
         first, second = (nn.Parameter(torch.ones(4)) for _ in range(2))
-        opt = lowp.SGD([{"params": [first], "momentum": 0.9}, {"params": [second]}], lr=0.1)
-        first.grad = second.grad = torch.ones(4)
         with self.assertRaisesRegex(lowp.LowpError, "lowp.SGD\\(.., momentum=0.9\\)"):
-            opt.step()
+            lowp.SGD([{"params": [first], "momentum": 0.9}, {"params": [second]}], lr=0.1)
 
     def test_lion_is_that_of_its_authors(self):
         torch.manual_seed(0)
