@@ -10,7 +10,7 @@ use lowp_nvcc::Result;
 /// Where `cargo xtask cuda` puts the kernels, below the target folder.
 const KERNELS: &str = "cuda-kernels/transformer";
 
-/// Where it puts what calls cuDNN.
+/// Where it puts what calls cuDNN, below the target folder, or for another platform `TRIPLE` below `target/TRIPLE`.
 const CUDNN: &str = "cudnn";
 
 fn main() -> ExitCode {
@@ -38,8 +38,13 @@ fn link_cudnn(out: &Path, root: &Path) {
     let source = root.join("cudnn/sdpa.cpp");
     println!("cargo::rerun-if-changed={}", source.display());
     // `cargo xtask cuda` writes the manifest of the kernels again when it has made the library: `embed` has cargo watch it.
-    let Some(folder) = lowp_nvcc::target_folder(out).map(|target| target.join(CUDNN)) else {
+    let Some(folder) = lowp_nvcc::target_folder(out) else {
         return;
+    };
+    let [host, target] = ["HOST", "TARGET"].map(|name| env::var(name).unwrap_or_default());
+    let folder = match host == target {
+        true => folder.join(CUDNN),
+        false => folder.join(target).join(CUDNN),
     };
     if !folder.join("libsdpa.a").is_file() {
         return;

@@ -2,15 +2,14 @@
 
 use std::process::Command;
 
-use anyhow::{Result, ensure};
+use anyhow::Result;
 use clap::Args;
 
-use crate::command::{answer, cargo, run, succeeds};
+use crate::command::run;
+use crate::cross::{self, Platform};
 use crate::cuda;
 
-const TARGET: &str = "aarch64-unknown-linux-gnu";
-/// Debian's cross compiler, emulator and libraries.
-const LINKER: &str = "aarch64-linux-gnu-gcc";
+/// QEMU, and Debian's libraries for it.
 const EMULATOR: &str = "qemu-aarch64";
 const LIBRARIES: &str = "/usr/aarch64-linux-gnu";
 
@@ -63,10 +62,9 @@ const SUBJECTS: [Subject; 5] = [
 ];
 
 pub(crate) fn arm(options: &Options) -> Result<()> {
-    check_tools()?;
+    cross::check_program(EMULATOR, "qemu-user")?;
     if options.exhaustive {
-        let args = ["check", "--workspace", "--all-targets", "--target", TARGET];
-        run(with_tools(cargo(&args)?))?;
+        run(emulated(&["check", "--workspace", "--all-targets"])?)?;
     }
     for subject in &SUBJECTS {
         let names = match options.exhaustive {
@@ -76,44 +74,20 @@ pub(crate) fn arm(options: &Options) -> Result<()> {
                 None => continue,
             },
         };
-        let args = ["test", "--target", TARGET, "--package", subject.package];
-        let mut command = with_tools(cargo(&args)?);
+        let mut command = emulated(&["test", "--package", subject.package])?;
         command.args(subject.targets).arg("--").args(names);
         run(command)?;
     }
     Ok(())
 }
 
-fn check_tools() -> Result<()> {
-    let rustc = std::env::var_os("RUSTC").unwrap_or_else(|| "rustc".into());
-    let mut folder = Command::new(rustc);
-    folder.args(["--print", "target-libdir", "--target", TARGET]);
-    let folder = String::from_utf8(answer(folder)?)?;
-    ensure!(
-        std::path::Path::new(folder.trim()).is_dir(),
-        "no standard library for {TARGET}; install it with `rustup target add {TARGET}`"
+/// A cargo command for Arm whose programs run in the emulator, without CUDA.
+fn emulated(args: &[&str]) -> Result<Command> {
+    let mut command = Platform::ARM.cargo(args)?;
+    command.env(
+        "CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_RUNNER",
+        format!("{EMULATOR} -L {LIBRARIES}"),
     );
-    for (program, package) in [
-        (LINKER, "gcc-aarch64-linux-gnu libc6-dev-arm64-cross"),
-        (EMULATOR, "qemu-user"),
-    ] {
-        let mut command = Command::new(program);
-        command.arg("--version");
-        ensure!(
-            succeeds(command),
-            "no {program}; install Debian's {package}"
-        );
-    }
-    Ok(())
-}
-
-fn with_tools(mut command: Command) -> Command {
-    command
-        .env("CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_LINKER", LINKER)
-        .env(
-            "CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_RUNNER",
-            format!("{EMULATOR} -L {LIBRARIES}"),
-        );
     cuda::without_kernels(&mut command);
-    command
+    Ok(command)
 }

@@ -8,7 +8,8 @@ use std::process::Command;
 use anyhow::{Context, Result};
 use clap::Args;
 
-use crate::command::{build_program, cargo, remove, run, target_dir, workspace_root};
+use crate::command::{build_program, remove, run, target_dir, workspace_root};
+use crate::cross::Platform;
 use crate::cuda;
 
 /// What to pack.
@@ -36,24 +37,19 @@ const SCRIPT: &str = include_str!("gpu_pack/run.sh");
 
 /// Builds the programs and copies them, stripped, to target/gpu-pack.
 pub(crate) fn gpu_pack(options: &Options) -> Result<()> {
+    let platform = options.cuda.platform;
     cuda::cuda(&options.cuda)?;
     let folder = target_dir()?.join("gpu-pack");
     remove(&folder)?;
     fs::create_dir_all(&folder)?;
 
     if !options.bench_only {
-        tests(&folder)?;
+        tests(platform, &folder)?;
     }
     if !options.tests_only {
-        run(cargo(&[
-            "build",
-            "--release",
-            "--package",
-            "lowp-cli",
-            "--features",
-            "lowp-cli/cuda",
-        ])?)?;
-        pack(&target_dir()?.join("release/lowp"), &folder.join("lowp"))?;
+        let lowp = ["build", "--release", "--package", "lowp-cli"];
+        let lowp = platform.cargo(&[&lowp[..], &["--features", "lowp-cli/cuda"]].concat())?;
+        pack(platform, &build_program(lowp)?, &folder.join("lowp"))?;
         let fetched = if options.no_fetch {
             None
         } else {
@@ -74,23 +70,36 @@ pub(crate) fn gpu_pack(options: &Options) -> Result<()> {
 }
 
 /// Builds the test programs and copies them to `folder`.
-fn tests(folder: &Path) -> Result<()> {
-    let tests = test_program("lowp-conformance", "nccl", &["--lib"])?;
-    pack(&tests, &folder.join("kernel-tests"))?;
-    golden(&folder.join("golden"))?;
-    let tests = test_program("lowp-shard", "cuda", &["--test", "all"])?;
-    pack(&tests, &folder.join("shard-tests"))?;
-    let tests = test_program("lowp-optim", "cuda", &["--test", "all"])?;
-    pack(&tests, &folder.join("optim-tests"))?;
-    for (name, packed) in [("all", "nccl-tests"), ("failures", "nccl-failures")] {
-        let tests = test_program("lowp-nccl", "cuda", &["--test", name])?;
-        pack(&tests, &folder.join(packed))?;
+fn tests(platform: Platform, folder: &Path) -> Result<()> {
+    let programs: [(&str, &str, &[&str], &str); 5] = [
+        ("lowp-conformance", "nccl", &["--lib"], "kernel-tests"),
+        ("lowp-shard", "cuda", &["--test", "all"], "shard-tests"),
+        ("lowp-optim", "cuda", &["--test", "all"], "optim-tests"),
+        ("lowp-nccl", "cuda", &["--test", "all"], "nccl-tests"),
+        (
+            "lowp-nccl",
+            "cuda",
+            &["--test", "failures"],
+            "nccl-failures",
+        ),
+    ];
+    for (package, feature, target, name) in programs {
+        let args = [
+            "test",
+            "--no-run",
+            "--package",
+            package,
+            "--features",
+            feature,
+        ];
+        let program = build_program(platform.cargo(&[&args[..], target].concat())?)?;
+        pack(platform, &program, &folder.join(name))?;
     }
+    golden(&folder.join("golden"))?;
     // The processes that the last of them starts.
     let rank = ["build", "--package", "lowp-nccl", "--features", "cuda"];
-    let rank = cargo(&[&rank[..], &["--example", "rank_loop"]].concat())?;
-    pack(&build_program(rank)?, &folder.join("rank_loop"))?;
-    Ok(())
+    let rank = platform.cargo(&[&rank[..], &["--example", "rank_loop"]].concat())?;
+    pack(platform, &build_program(rank)?, &folder.join("rank_loop"))
 }
 
 /// What is packed of `benches`, and where.
@@ -171,19 +180,12 @@ fn size(folder: &Path) -> Result<u64> {
     Ok(bytes)
 }
 
-/// Builds a test target of `package` with `feature`, which includes the CUDA backend, and returns the program.
-fn test_program(package: &str, feature: &str, target: &[&str]) -> Result<PathBuf> {
-    let mut command = cargo(&["test", "--no-run", "--package", package])?;
-    command.args(["--features", feature]).args(target);
-    build_program(command)
-}
-
 /// Copies a program without its symbols.
-fn pack(program: &Path, to: &Path) -> Result<()> {
+fn pack(platform: Platform, program: &Path, to: &Path) -> Result<()> {
     fs::copy(program, to).with_context(|| format!("cannot copy {}", program.display()))?;
     executable(to)?;
     // Smaller, where there is `strip`; the program runs either way.
-    let _ = Command::new("strip").arg(to).status();
+    let _ = platform.tool("strip").arg(to).status();
     Ok(())
 }
 

@@ -6,6 +6,7 @@ mod bench_files;
 mod ci;
 mod command;
 mod compare;
+mod cross;
 mod cuda;
 mod environment;
 mod gpu_pack;

@@ -9,6 +9,7 @@ use anyhow::{Context, Result, ensure};
 use clap::Args;
 
 use crate::command::{remove, run, succeeds, target_dir, workspace_root};
+use crate::cross::{self, Platform};
 use crate::cuda;
 use crate::environment::{Environment, pip_install};
 
@@ -42,14 +43,20 @@ pub(crate) struct Options {
     /// For PyPI: for any Linux with glibc 2.28 or newer, and not only for those like this one.
     #[arg(long)]
     manylinux: bool,
+
+    #[command(flatten)]
+    platform: Platform,
 }
 
 pub(crate) fn wheel(options: &Options) -> Result<()> {
     let built = target_dir()?.join("cuda-kernels").is_dir();
     let cuda = !options.cpu && (options.cuda || built || cuda::ready());
     let python = builder(options.manylinux)?;
-    let wheel = build(&python, cuda, options.debug, options.manylinux)?;
-    check(&python, &wheel)?;
+    let wheel = build(&python, cuda, options)?;
+    match options.platform.cross() {
+        Some(platform) => eprintln!("xtask: the wheel is for {platform} and is not loaded here"),
+        None => check(&python, &wheel)?,
+    }
     let bytes = fs::metadata(&wheel)?.len();
     let what = if cuda { "CPU and CUDA" } else { "CPU alone" };
     eprintln!("{what}, {:.1} MB: {}", bytes as f64 / 1e6, wheel.display());
@@ -59,7 +66,11 @@ pub(crate) fn wheel(options: &Options) -> Result<()> {
 /// Builds the wheel for tests, checks it, and unpacks it into a folder of its own, which PYTHONPATH can name.
 pub(crate) fn install(python: &Path) -> Result<PathBuf> {
     let builder = builder(false)?;
-    let wheel = build(&builder, false, true, false)?;
+    let options = Options {
+        debug: true,
+        ..Options::default()
+    };
+    let wheel = build(&builder, false, &options)?;
     check(&builder, &wheel)?;
     let folder = target_dir()?.join("python-package");
     remove(&folder)?;
@@ -147,10 +158,14 @@ fn with_builder(mut found: Vec<PathBuf>, builder: &Path) -> Vec<PathBuf> {
     found
 }
 
-fn build(python: &Path, cuda: bool, debug: bool, manylinux: bool) -> Result<PathBuf> {
+fn build(python: &Path, cuda: bool, options: &Options) -> Result<PathBuf> {
     let target = target_dir()?;
     // A folder of its own: what was built before does not count.
-    let out = target.join(if debug { "wheels/debug" } else { "wheels" });
+    let out = target.join(if options.debug {
+        "wheels/debug"
+    } else {
+        "wheels"
+    });
     for old in wheels(&out)? {
         fs::remove_file(old)?;
     }
@@ -162,7 +177,10 @@ fn build(python: &Path, cuda: bool, debug: bool, manylinux: bool) -> Result<Path
         .arg(&out)
         .arg("--target-dir")
         .arg(&target);
-    if manylinux {
+    if let Some(platform) = options.platform.cross() {
+        command.args(["--target", platform]);
+    }
+    if options.manylinux {
         // Whose zig it is: otherwise that of the first Python on PATH.
         command.env("CARGO_ZIGBUILD_PYTHON_PATH", python);
         command.args([
@@ -174,9 +192,10 @@ fn build(python: &Path, cuda: bool, debug: bool, manylinux: bool) -> Result<Path
         ]);
     } else {
         // Linked against what this machine has: a wheel for this machine and those like it.
+        cross::with_linker(&mut command);
         command.args(["--compatibility", "linux", "--auditwheel", "skip"]);
     }
-    command.args(["--profile", if debug { "dev" } else { "release" }]);
+    command.args(["--profile", if options.debug { "dev" } else { "release" }]);
     if cuda {
         command.args(["--features", "cuda"]);
     }

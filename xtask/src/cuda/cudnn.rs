@@ -7,6 +7,7 @@ use std::process::Command;
 use anyhow::{Context, Result};
 
 use crate::command::{remove, run, target_dir, workspace_root};
+use crate::cross::Platform;
 
 /// cuDNN, of which the headers are kept, and the headers of its C++ interface. What they compile to runs with cuDNN 9.
 const WHEELS: &[&str] = &[
@@ -28,18 +29,21 @@ for wheel in glob.glob(sys.argv[1] + '/*.whl'):
         files.extractall(sys.argv[2], [n for n in files.namelist() if n.endswith(('.h', '.hpp')) and 'include/' in n])
 ";
 
-/// Compiles the library, with the headers of CUDA in `cuda`.
-pub(super) fn build(cuda: &Path) -> Result<()> {
+/// Compiles the library for a platform, with the headers of CUDA in `cuda`.
+pub(super) fn build(cuda: &Path, platform: Platform) -> Result<()> {
     let target = target_dir()?;
     let headers = target.join("cudnn-headers");
     if !headers.is_dir() {
         install(&headers)?;
     }
-    let folder = target.join("cudnn");
+    // As cargo has it: `target` for machines like this one, `target/TRIPLE` for others.
+    let folder = target.join(platform.cross().unwrap_or_default());
+    let folder = folder.join("cudnn");
     std::fs::create_dir_all(&folder)?;
     let source = workspace_root()?.join("crates/lowp-transformer/cudnn/sdpa.cpp");
     let object = folder.join("sdpa.o");
-    let mut compile = Command::new("c++");
+    let compiler = platform.cross().map_or("c++", |_| "g++");
+    let mut compile = platform.tool(compiler);
     compile
         .args(["-std=c++17", "-O2", "-fPIC", "-w", "-c"])
         .args([
@@ -55,12 +59,12 @@ pub(super) fn build(cuda: &Path) -> Result<()> {
         .arg("-o")
         .arg(&object)
         .arg(&source);
-    run(compile).context("cannot compile what calls cuDNN; it needs a C++ compiler (`c++`)")?;
+    run(compile).context("cannot compile what calls cuDNN; it needs a C++ compiler (`c++`, and Debian's g++-aarch64-linux-gnu for Arm)")?;
     let library = folder.join("libsdpa.a");
     if library.exists() {
         std::fs::remove_file(&library)?;
     }
-    let mut archive = Command::new("ar");
+    let mut archive = platform.tool("ar");
     archive.arg("rcs").arg(&library).arg(&object);
     run(archive)?;
     // What it was made of, and the file that the build script watches.

@@ -15,6 +15,7 @@ use anyhow::{Result, anyhow, bail, ensure};
 use clap::Args;
 
 use crate::command::{target_dir, workspace_root};
+use crate::cross::Platform;
 use lowp_nvcc::{ARCHITECTURES, Arch, Manifest};
 use resources::Resources;
 
@@ -32,6 +33,7 @@ const TESTED: [&str; 2] = ["sm_90", "sm_100"];
 
 /// What to compile.
 #[derive(Debug, Default, Args)]
+#[group(id = "cuda")]
 pub(crate) struct Options {
     /// Only for these architectures, such as `sm_90`, or `native`, that of the GPUs of this machine; for all if none is named.
     #[arg(long, value_delimiter = ',')]
@@ -49,6 +51,9 @@ pub(crate) struct Options {
     /// Also compile what calls cuDNN, for attention in `lowp train --device cuda`. Fetches its headers the first time.
     #[arg(long)]
     cudnn: bool,
+
+    #[command(flatten)]
+    pub(crate) platform: Platform,
 
     /// Also check that a crate elsewhere builds with the last commit of lowp-kernels by git, where
     /// it finds nothing but nvcc. Takes minutes.
@@ -132,7 +137,7 @@ pub(crate) fn cuda(options: &Options) -> Result<()> {
         }
     }
     if options.cudnn {
-        cudnn::build(&toolkit::headers(&nvcc))?;
+        cudnn::build(&toolkit::headers(&nvcc), options.platform)?;
     }
     if options.check_external {
         external::check(&nvcc)?;
