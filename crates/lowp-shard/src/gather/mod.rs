@@ -39,7 +39,7 @@ use reshard::Parts;
 pub use reshard::Reshard;
 pub use scratch::{Scratch, Scratches};
 pub(crate) use steps::LocalWork;
-pub use steps::{MemoryStep, PoolBuffer, is_rearranged, memory_steps, pool_buffers};
+pub use steps::{MemoryStep, PoolBuffer, is_rearranged, memory_steps, piece_ranges, pool_buffers};
 pub use tiles::tall_to_matrix;
 use views::{Packed, Views};
 pub use watch::{GatherPoint, GatherWatch};
