@@ -6,7 +6,7 @@ use std::sync::Arc;
 use lowp_format::{
     AnyRecipe, BufferSpec, GatherPlan, Origin, Phase, QuantizedTensor, Recipe, ReshardAfterForward,
 };
-use lowp_kernels::Backend;
+use lowp_kernels::{Backend, KernelError};
 
 use crate::{ShardError, ShardedTensor};
 use lowp_comm::{Communicator, or_abort, ordered};
@@ -291,7 +291,12 @@ impl<B: Backend, R: Recipe> GatherGroup<B, R> {
         };
         let stream = self.comm_of(kind).backend().clone();
         if self.lease.is_none() {
-            self.lease = Some(self.pool.lease(&self.geometry, [&self.backend, &stream])?);
+            let lease = self.pool.lease(&self.geometry, [&self.backend, &stream]);
+            let planned = lease.and_then(|lease| {
+                self.plan_messages(&lease)?;
+                Ok(lease)
+            });
+            self.lease = Some(planned.map_err(|error| self.first_in_capture(error, phase))?);
         }
         let after = self.backend.record()?;
         stream.wait(&after)?;
@@ -309,6 +314,18 @@ impl<B: Backend, R: Recipe> GatherGroup<B, R> {
         self.comm_of(kind).expect(arrived.clone(), "a gather");
         self.started = Some((phase, arrived));
         Ok(())
+    }
+
+    /// The error of what a gather does once, with what to do before a capture.
+    fn first_in_capture(&self, error: ShardError, phase: Phase) -> ShardError {
+        match error {
+            ShardError::Kernel(KernelError::InCapture { what }) => ShardError::FirstInCapture {
+                group: self.number,
+                phase,
+                what,
+            },
+            error => error,
+        }
     }
 
     /// Whether what forward gathered is still there in backward.

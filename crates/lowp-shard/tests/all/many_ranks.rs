@@ -84,6 +84,38 @@ fn a_capture_gathers_into_a_set_of_another_group() -> Done {
     Ok(())
 }
 
+/// What a gather does once cannot be captured, and the error says what to do before.
+#[test]
+fn a_first_gather_in_a_capture_is_an_error() -> Done {
+    let recipe = AnyRecipe::from_name("mxfp8", &RecipeOptions::default())?;
+    let (comm, pool) = (CountingComm::new(0, 2), GatherPool::new(&Cpu));
+    let group = || {
+        let spec = ShardSpec::new(&recipe, Shape::new(128, 64), 2, 0)?;
+        let tensors = vec![ShardedTensor::new(&Cpu, recipe, spec)?];
+        GatherGroup::new(&Cpu, comm.clone(), &pool, tensors, true)
+    };
+    let (mut group, mut other) = (group()?, group()?);
+    let fails = |group: &mut GatherGroup<Cpu>| match Cpu.capture(|| group.unshard(Phase::Forward)) {
+        Err(error @ ShardError::FirstInCapture { .. }) => error.to_string(),
+        other => panic!("{other:?}"),
+    };
+    let text = fails(&mut group);
+    assert!(text.contains("before the capture, unshard"), "{text}");
+    group.unshard(Phase::Forward)?;
+    group.reshard();
+    // There is memory for it, but its message is not planned.
+    fails(&mut other);
+    group.unshard(Phase::Forward)?;
+    other.unshard(Phase::Forward)?;
+    group.reshard();
+    other.reshard();
+    Cpu.capture(|| {
+        group.unshard(Phase::Forward)?;
+        other.unshard(Phase::Forward)
+    })?;
+    Ok(())
+}
+
 fn plans(recipe: &AnyRecipe, shape: Shape, ranks: usize) -> PhasePlans {
     let cuts = RowCuts::new(shape.rows, ranks, recipe.row_quantum(Usage::BOTH)).expect("cuts");
     PhasePlans::new(recipe, shape, &cuts, ReshardAfterForward::Yes).expect("plans")
