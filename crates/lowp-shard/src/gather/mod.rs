@@ -68,7 +68,8 @@ type Full<B, R> = QuantizedTensor<<B as Backend>::Buffer<u8>, R>;
 /// only enqueued the first gather of each kind is compared, and later ones by the optimizer's step ([`GatherPool::gathered`]).
 ///
 /// A graph that holds a gather writes the messages of gathers at every launch, as gathers outside of it do: launch it where no gather of the
-/// same communicator is under way. What was prefetched is under way until its `unshard`.
+/// same communicator is under way. What was prefetched is under way until its `unshard`. The graph keeps the memory that it writes, also that of
+/// messages, after its groups have ended.
 #[derive(Debug)]
 pub struct GatherGroup<B: Backend, R: Recipe = AnyRecipe> {
     /// Dropped first: libraries wait for graphs of their collectives before a communicator ends.
@@ -183,8 +184,8 @@ impl<B: Backend, R: Recipe> GatherGroup<B, R> {
     /// communicator only enqueues. In a capture they are ready where the graph is launched.
     ///
     /// # Errors
-    /// Shards without the usage that the phase needs, a backend failure, or a failure of another
-    /// rank.
+    /// Shards without the usage that the phase needs, a gather in a capture that makes plans or memory
+    /// ([`ShardError::FirstInCapture`]), a backend failure, or a failure of another rank.
     pub fn unshard(&mut self, phase: Phase) -> Result<(), ShardError> {
         if self.held == Some(phase) && !self.is_stale() {
             return Ok(());
