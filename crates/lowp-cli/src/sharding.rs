@@ -54,7 +54,8 @@ pub(crate) struct ShardingArgs {
     pub(crate) optimizer: String,
 
     /// Dtypes of the optimizer's states: exp_avg=bf16, or exp_avg=bf16,exp_avg_sq=bf16 with adamw, exp_avg=bf16 with lion,
-    /// momentum_buffer=bf16 with sgd; fp8 for bf16 on a CPU [default: f32]
+    /// momentum_buffer=bf16 with sgd; fp8 for bf16 on a CPU. With muon and moonlight: of what adamw updates. The fp32 baseline of a
+    /// comparison keeps f32 [default: f32]
     #[arg(long, value_name = "DTYPES")]
     pub(crate) optimizer_state: Option<StateDtypes>,
 

@@ -100,7 +100,9 @@ impl fmt::Display for StateDtypes {
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 pub enum StateDtypesError {
     /// Text that names none.
-    #[error("{part:?} {why}; write exp_avg=bf16 or exp_avg=fp8,exp_avg_sq=fp8")]
+    #[error(
+        "{part:?} {why}; write exp_avg=bf16 or exp_avg=fp8,exp_avg_sq=fp8 for adamw, exp_avg=bf16 for lion, momentum_buffer=bf16 for sgd"
+    )]
     Text {
         /// The part that is wrong.
         part: String,

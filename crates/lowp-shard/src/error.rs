@@ -224,6 +224,19 @@ pub enum ShardError {
         /// Index in the group.
         param: usize,
     },
+    /// A gather in a capture that makes plans or memory first.
+    #[error(
+        "the gather for {phase} of group {group} is the first of its kind or into its memory, and {what} cannot be captured in a graph; before the capture, unshard as many groups at once as in the graph, each for the phases that the graph has, and reshard them",
+        phase = phase.name()
+    )]
+    FirstInCapture {
+        /// The number of the group.
+        group: u64,
+        /// What the gather is for.
+        phase: Phase,
+        /// What cannot be captured.
+        what: &'static str,
+    },
     /// A tensor that was gathered before its shards were written.
     #[error(
         "parameter {param} was cast again after it was gathered; call unshard(phase) before use, which gathers what changed"

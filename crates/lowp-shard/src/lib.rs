@@ -71,7 +71,7 @@ pub use fsdp2::{
 pub use gather::{
     Exchange, GATHER_PLAN, GatherAccount, GatherGroup, GatherPoint, GatherPool, GatherWatch,
     MemoryStep, Padding, ParamAccount, PoolBuffer, Reshard, Scratch, Scratches, is_rearranged,
-    memory_steps, pool_buffers, tall_to_matrix,
+    memory_steps, piece_ranges, pool_buffers, tall_to_matrix,
 };
 pub use grad_buckets::{
     GradBucketOptions, GradBuckets, GradLen, GradParam, Reduced, Reduction, grad_bucket_ranges,

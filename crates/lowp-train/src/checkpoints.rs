@@ -9,7 +9,7 @@ use serde_json::{Map, Value, json};
 
 use crate::config::Config;
 use crate::error::TrainError;
-use crate::forms::written;
+use crate::forms::{left_out, written};
 use crate::network::Model;
 use crate::result::Evaluation;
 use crate::run::Run;
@@ -380,6 +380,14 @@ struct Difference {
     now: Value,
 }
 
+/// A field of the configuration in a description by [`about_run`]; where an older program left it out, its value then.
+fn field(about: &Value, name: &str) -> Result<Value, TrainError> {
+    match (&about["config"][name], left_out(name)) {
+        (Value::Null, Some(default)) => written(&default),
+        (value, _) => Ok(value.clone()),
+    }
+}
+
 /// The first field by which a run cannot be resumed, of two descriptions by [`about_run`]: those of the model, the optimizer, and `all`.
 fn difference<M: Model>(
     saved: &Value,
@@ -394,21 +402,21 @@ fn difference<M: Model>(
         .map(String::as_str)
         .chain([OPTIMIZER])
         .chain(strict.iter().copied());
-    let fields = fields.map(|field| (field, &saved["config"][field], &now["config"][field]));
-    let data = all.then_some(("data", &saved["data"], &now["data"]));
+    let pairs = fields.map(|name| Ok((name, field(saved, name)?, field(now, name)?)));
+    let mut pairs = pairs.collect::<Result<Vec<_>, TrainError>>()?;
+    pairs.extend(all.then(|| ("data", saved["data"].clone(), now["data"].clone())));
     let matters = |field: &str| match field {
         // Groups of layers that have no amax are no difference.
         "amax_groups" => has_tensor_scale(&run.recipe),
         "reduce_every_micro_batch" => config.accumulate > 1,
         _ => true,
     };
-    let mut differing = fields
-        .chain(data)
-        .filter(|(field, saved, now)| matters(field) && saved != now);
-    Ok(differing.next().map(|(field, saved, now)| Difference {
+    let differs = |(field, saved, now): &(&str, Value, Value)| matters(field) && saved != now;
+    let found = pairs.into_iter().find(differs);
+    Ok(found.map(|(field, saved, now)| Difference {
         field: field.to_owned(),
-        saved: saved.clone(),
-        now: now.clone(),
+        saved,
+        now,
     }))
 }
 
@@ -441,6 +449,18 @@ mod tests {
     use crate::Optimizer;
     use lowp_optim::Decay;
     use lowp_transformer::GptConfig;
+
+    /// Older programs left out what was the default.
+    #[test]
+    fn a_number_that_was_left_out_is_the_default() {
+        let config = written(&Config::new(GptConfig::default())).expect("JSON");
+        let (now, before) = (json!({ "config": config }), json!({ "config": {} }));
+        for name in ["beta2", "var_lr"] {
+            assert!(now["config"][name].is_number(), "{name}");
+            let of = |about: &Value| field(about, name).expect("JSON");
+            assert_eq!(of(&now), of(&before), "{name}");
+        }
+    }
 
     /// A new field is compared where a run goes on, or it changes no bit of what a rank trains.
     #[test]

@@ -77,7 +77,7 @@ pub struct Config<M> {
     /// Highest learning rate.
     pub lr: f32,
     /// Highest learning rate of variables where the optimizer is one of matrices, and AdamW updates them.
-    #[serde(default = "forms::var_lr", skip_serializing_if = "forms::is_var_lr")]
+    #[serde(default = "forms::var_lr")]
     pub var_lr: f32,
     /// Steps of linear warm-up.
     pub warmup: u64,
@@ -91,7 +91,7 @@ pub struct Config<M> {
     /// Learning rate of the last step, as a fraction of the highest.
     pub final_lr: f32,
     /// Decay of the second moment of AdamW, and of `exp_avg` of Lion. SGD does not read it.
-    #[serde(default = "forms::beta2", skip_serializing_if = "forms::is_beta2")]
+    #[serde(default = "forms::beta2")]
     pub beta2: f32,
     /// Weight decay of all matrices but those that are named next: decoupled, but for SGD, which adds it to gradients.
     pub weight_decay: f32,
@@ -195,14 +195,19 @@ impl<M> Config<M> {
             let (tail_steps, steps) = (self.tail_steps, self.steps);
             return Err(TrainError::LongTail { tail_steps, steps });
         }
+        if let Decay::Stable { decay } = self.schedule
+            && decay > self.steps as u64
+        {
+            let (decay_steps, steps) = (decay, self.steps);
+            return Err(TrainError::LongDecay { decay_steps, steps });
+        }
         let others = (self.seeds as u64).saturating_sub(1);
         if self.seed.checked_add(others).is_none() {
             let (seed, seeds) = (self.seed, self.seeds);
             return Err(TrainError::Seeds { seed, seeds });
         }
         self.reshard_after_forward.among(self.mesh.shard)?;
-        let state = self.optimizer_state.check(self.optimizer.var_rule());
-        state.map_err(TrainError::State)?;
+        self.optimizer.check_states(self.optimizer_state)?;
         for (field, value, zero) in [
             ("final_lr", self.final_lr, true),
             ("lr", self.lr, false),
@@ -455,7 +460,7 @@ mod tests {
     #[test]
     fn what_cannot_be_is_named() {
         type Change = fn(&mut Config<GptConfig>);
-        let changes: [(Change, &str); 18] = [
+        let changes: [(Change, &str); 20] = [
             (
                 |c| c.mesh = Mesh::sharded(0),
                 "`mesh` 1x0: both numbers must be",
@@ -469,6 +474,10 @@ mod tests {
             (|c| c.accumulate = 9, "choose `batch` 36 or more"),
             (|c| c.warmup = 201, "`warmup` 201 is longer than the 200"),
             (|c| c.tail_steps = 201, "`tail_steps` 201 is more"),
+            (
+                |c| c.schedule = Decay::Stable { decay: 201 },
+                "`decay_steps` 201 is more than the 200 steps",
+            ),
             (|c| c.final_lr = 1.5, "`final_lr` 1.5 is above 1"),
             (|c| c.lr = 0.0, "`lr` 0.0: expected a positive number"),
             (|c| c.clip = f32::NAN, "`clip` NaN: expected a positive"),
@@ -483,7 +492,14 @@ mod tests {
                     c.optimizer = Optimizer::Sgd;
                     c.optimizer_state = "exp_avg=bf16".parse().expect("dtypes");
                 },
-                "`optimizer_state`: sgd-momentum has no exp_avg; it keeps momentum_buffer",
+                "`optimizer_state` exp_avg=bf16: sgd-momentum has no exp_avg; it keeps momentum_buffer",
+            ),
+            (
+                |c| {
+                    c.optimizer = Optimizer::Muon;
+                    c.optimizer_state = "momentum_buffer=bf16".parse().expect("dtypes");
+                },
+                "adamw updates embeddings, heads, norms and biases next to `optimizer` muon, whose own state stays in f32",
             ),
             (
                 |c| c.reshard_after_forward = ReshardAfterForward::Group(3),

@@ -8,8 +8,10 @@ use lowp_checkpoint::CheckpointError;
 use lowp_comm::CommError;
 use lowp_format::{Code, FormatError};
 use lowp_fsdp::ModelError;
-use lowp_optim::StateDtypesError;
+use lowp_optim::{StateDtypes, StateDtypesError};
 use thiserror::Error;
+
+use crate::optimizer::Optimizer;
 
 /// What is wrong. Messages name fields of [`Config`](crate::Config) and [`Checkpoints`](crate::Checkpoints) in backticks, so that a
 /// program may put its own names there.
@@ -143,6 +145,14 @@ pub enum TrainError {
         /// All steps.
         steps: usize,
     },
+    /// A decay of the learning rate over more steps than there are.
+    #[error("`decay_steps` {decay_steps} is more than the {steps} steps; choose {steps} or fewer")]
+    LongDecay {
+        /// Its steps.
+        decay_steps: u64,
+        /// All steps.
+        steps: usize,
+    },
     /// A second moment that would not fall.
     #[error("`beta2` {beta2:?} is not below 1: no gradient would be forgotten")]
     Beta2 {
@@ -150,8 +160,22 @@ pub enum TrainError {
         beta2: f32,
     },
     /// A state that the optimizer does not have.
-    #[error("`optimizer_state`: {0}")]
-    State(StateDtypesError),
+    #[error(
+        "`optimizer_state` {state}: {cause}{}",
+        if optimizer.rule().is_of_matrices() {
+            format!("; adamw updates embeddings, heads, norms and biases next to `optimizer` {}, whose own state stays in f32", optimizer.name())
+        } else {
+            String::new()
+        }
+    )]
+    State {
+        /// The dtypes of states.
+        state: StateDtypes,
+        /// The optimizer.
+        optimizer: Optimizer,
+        /// What is wrong.
+        cause: StateDtypesError,
+    },
     /// A learning rate that would rise after warm-up.
     #[error("`final_lr` {final_lr:?} is above 1: the rate falls after warm-up")]
     RisingRate {
@@ -305,6 +329,19 @@ pub enum TrainError {
         /// Which loss.
         what: String,
     },
+    /// No step was applied.
+    #[error(
+        "{recipe}, seed {seed}: nothing was trained, since the gradients of all {steps} steps were not finite and every step was skipped; \
+         choose a smaller `z_loss`, `grad_wire` f32, or another recipe"
+    )]
+    NothingTrained {
+        /// The run.
+        recipe: String,
+        /// Its seed.
+        seed: u64,
+        /// Its steps.
+        steps: usize,
+    },
     /// The bytes that were sent are not those of the plans.
     #[error(
         "{recipe}, seed {seed}: the ranks sent {counted} bytes of weights per step and their gather plans say {formula}; this is a defect \
@@ -363,6 +400,7 @@ impl TrainError {
         !matches!(
             self,
             Self::Diverged { .. }
+                | Self::NothingTrained { .. }
                 | Self::Bytes { .. }
                 | Self::UnequalSteps { .. }
                 | Self::Audit { .. }
@@ -391,8 +429,6 @@ impl TrainError {
 fn or_default<'a>(field: &str, value: &'a str) -> &'a str {
     match (field, value) {
         ("optimizer", "null") => "\"adamw\"",
-        ("beta2", "null") => "0.95",
-        ("var_lr", "null") => "0.003",
         ("z_loss", "null") => "0",
         ("reduce_every_micro_batch", "null") => "false",
         ("schedule", "null") => "cosine",

@@ -27,12 +27,13 @@ pub(crate) fn var_lr() -> f32 {
     crate::Optimizer::AdamW.defaults().lr
 }
 
-pub(crate) fn is_var_lr(value: &f32) -> bool {
-    *value == var_lr()
-}
-
-pub(crate) fn is_beta2(value: &f32) -> bool {
-    *value == beta2()
+/// What `field` was where it is left out, of those that older programs left out.
+pub(crate) fn left_out(field: &str) -> Option<f32> {
+    match field {
+        "beta2" => Some(beta2()),
+        "var_lr" => Some(var_lr()),
+        _ => None,
+    }
 }
 
 /// `"fsdp"` or `"zero1"`.

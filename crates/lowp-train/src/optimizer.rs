@@ -1,7 +1,9 @@
 //! [`Optimizer`]: what updates the parameters of a run, with the hyperparameters that it starts from.
 
-use lowp_optim::{Group, Rule};
+use lowp_optim::{Group, Rule, StateDtypes};
 use serde::{Deserialize, Serialize};
+
+use crate::error::TrainError;
 
 /// What updates the parameters of a run. JSON: its name.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -73,6 +75,19 @@ impl Optimizer {
             },
             ..Group::of(self.rule())
         }
+    }
+
+    /// Checks that it keeps every state that is not f32.
+    ///
+    /// # Errors
+    /// The first that it does not keep, with those that it keeps.
+    pub fn check_states(self, state: StateDtypes) -> Result<(), TrainError> {
+        let checked = state.check(self.var_rule());
+        checked.map_err(|cause| TrainError::State {
+            state,
+            optimizer: self,
+            cause,
+        })
     }
 
     /// Whether `beta2` says anything.

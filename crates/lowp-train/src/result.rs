@@ -104,6 +104,21 @@ impl RunResult {
         }
     }
 
+    /// Checks that a step was applied.
+    ///
+    /// # Errors
+    /// All steps were skipped.
+    pub fn check_trained(&self) -> Result<(), TrainError> {
+        match self.steps > 0 && self.skipped_steps == self.steps as u64 {
+            true => Err(TrainError::NothingTrained {
+                recipe: self.recipe.clone(),
+                seed: self.seed,
+                steps: self.steps,
+            }),
+            false => Ok(()),
+        }
+    }
+
     /// Checks that training did not diverge to infinity or NaN.
     ///
     /// # Errors
@@ -177,6 +192,22 @@ mod tests {
             error.starts_with("x, seed 7: the loss of step 2 of 3"),
             "{error}"
         );
+    }
+
+    #[test]
+    fn a_run_without_a_step_that_was_applied_is_an_error() {
+        let mut result = made_up("x", 7, 2.0);
+        result.skipped_steps = 2;
+        result.check_trained().expect("one step of three");
+        result.skipped_steps = 3;
+        let error = result.check_trained().unwrap_err().to_string();
+        assert!(
+            error.starts_with("x, seed 7: nothing was trained"),
+            "{error}"
+        );
+        result.steps = 0;
+        result.skipped_steps = 0;
+        result.check_trained().expect("no step was asked for");
     }
 
     #[test]

@@ -117,7 +117,7 @@ pub(crate) struct Args {
     #[command(flatten)]
     pub(crate) sharded: ShardingArgs,
 
-    /// Seconds that a rank waits for others before all ranks fail; if rank 0 itself stops, the others wait 5 seconds longer
+    /// Seconds that a rank waits for others before all ranks fail. Where rank 0 stops, or the first rank of a node, which is the relay of the others there, the ranks that it answers wait 5 seconds longer
     #[arg(long, value_name = "SECONDS", default_value_t = 300, value_parser = clap::value_parser!(u64).range(1..=86_400))]
     pub(crate) timeout: u64,
 

@@ -14,7 +14,8 @@ use lowp_format::{ReshardAfterForward, has_tensor_scale};
 use lowp_fsdp::cost::MAX_RANKS;
 use lowp_fsdp::{LinearSpec, Sharding};
 use lowp_kernels::StateDtype;
-use lowp_optim::Decay;
+use lowp_optim::{Decay, StateDtypes};
+use lowp_train::summary::BASELINE;
 use lowp_train::{Checkpoints, Config, Mixture, Model, Optimizer, Run, TrainError};
 use lowp_transformer::{GptConfig, SizeError};
 use std::sync::Arc;
@@ -153,19 +154,25 @@ impl Setup {
                 config.beta2
             ));
         }
+        let baseline = !args.no_baseline && folder.is_none();
+        let runs = recipes::select(&args.recipe, &args.compare, baseline)?;
         if let (Some(machine), Device::Cpu) = (machine(), args.device) {
             let at_once = args.batch.div_ceil(args.sharded.accumulate);
             let here = launch.map_or(mesh.world(), |launch| launch.local_world);
             let keeping = if config.keeps_gradients() { here } else { 0 };
+            let of_run = |run: &Run| states(&runs, run, config.optimizer_state);
+            let wide = StateDtypes::default();
+            let widest = match runs.iter().any(|run| of_run(run) == wide) {
+                true => wide,
+                false => config.optimizer_state,
+            };
             Needed::new(model, at_once, mesh.replicate, args.sharded.recompute)
-                .with_state(config.group().rule, config.optimizer_state)
+                .with_state(config.group().rule, widest)
                 .of_ranks(here, mesh.world())
                 .keeping_gradients(model, keeping)
                 .check(machine)
                 .map_err(UsageError::from)?;
         }
-        let baseline = !args.no_baseline && folder.is_none();
-        let runs = recipes::select(&args.recipe, &args.compare, baseline)?;
         for run in &runs {
             let recipe = (run.name.as_str(), run.recipe);
             let fits = model.check_recipe(recipe, &config.kept_in_bf16);
@@ -202,8 +209,29 @@ impl Setup {
 impl Setup {
     /// Every run, with the configuration of its seed.
     pub(crate) fn each(&self) -> impl Iterator<Item = (&Run, Config<GptConfig>)> {
-        let of = |config: Config<GptConfig>| self.runs.iter().map(move |run| (run, config.clone()));
-        self.config.each_seed().flat_map(of)
+        self.config.each_seed().flat_map(move |config| {
+            self.runs.iter().map(move |run| {
+                let optimizer_state = self.optimizer_state(run);
+                let config = Config {
+                    optimizer_state,
+                    ..config.clone()
+                };
+                (run, config)
+            })
+        })
+    }
+
+    /// The dtypes of states in `run`.
+    pub(super) fn optimizer_state(&self, run: &Run) -> StateDtypes {
+        states(&self.runs, run, self.config.optimizer_state)
+    }
+}
+
+/// The dtypes of states in `run`, one of `runs`: f32 in a baseline that others are compared with.
+fn states(runs: &[Run], run: &Run, asked: StateDtypes) -> StateDtypes {
+    match runs.len() > 1 && run.name == BASELINE {
+        true => StateDtypes::default(),
+        false => asked,
     }
 }
 

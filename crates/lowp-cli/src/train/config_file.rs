@@ -2,11 +2,15 @@
 
 use super::args::Args;
 use crate::files::read_regular;
-use crate::output::shown;
+use crate::output::{self, shown};
 use crate::usage::UsageError;
 use clap::{Arg, ArgAction, Args as _, Command};
+use lowp_comm::Launch;
+use lowp_optim::StateDtypes;
+use lowp_train::Optimizer;
 use std::ffi::{OsStr, OsString};
 use std::path::Path;
+use std::time::Duration;
 use toml::{Table, Value};
 
 /// Longest file that is read.
@@ -28,7 +32,14 @@ pub(crate) fn expand(args: Vec<OsString>) -> Result<Vec<OsString>, UsageError> {
         wrong(format!("line {line}: {}", error.message()))
     })?;
     let mut all = args;
-    let added = options(&file, &table, &all)?;
+    let (added, moot) = options(&file, &table, &all)?;
+    // One rank speaks for all.
+    let launch = Launch::from_env(Duration::ZERO, "");
+    if launch.is_ok_and(|launch| launch.is_none_or(|launch| launch.rank == 0)) {
+        for line in moot {
+            output::note(&format!("--config {}: {line}", shown(&file)));
+        }
+    }
     all.splice(2..2, added);
     Ok(all)
 }
@@ -48,18 +59,23 @@ fn value_of(args: &[OsString], option: &str) -> Option<String> {
     None
 }
 
-/// The options of `table` but those that are among `given`, or conflict with one that is.
-fn options(file: &str, table: &Table, given: &[OsString]) -> Result<Vec<OsString>, UsageError> {
+/// The options of `table` but those that are among `given`, or conflict with one that is; and of those that mean nothing next to one
+/// that is, what to say.
+fn options(
+    file: &str,
+    table: &Table,
+    words: &[OsString],
+) -> Result<(Vec<OsString>, Vec<String>), UsageError> {
     let mut command = Args::augment_args(Command::new("train").disable_help_flag(true));
     command.build();
     let given: Vec<&Arg> = command
         .get_arguments()
-        .filter(|arg| given.iter().any(|word| names(arg, word)))
+        .filter(|arg| words.iter().any(|word| names(arg, word)))
         .collect();
     let wrong = |key: &str, why: &str| {
         UsageError::new(format!("--config {}: {} {why}", shown(file), shown(key)))
     };
-    let mut all = Vec::new();
+    let (mut all, mut moot) = (Vec::new(), Vec::new());
     for (key, value) in table {
         let long = key.replace('_', "-");
         let known = command
@@ -72,6 +88,13 @@ fn options(file: &str, table: &Table, given: &[OsString]) -> Result<Vec<OsString
             )
         })?;
         if given.iter().any(|given| excludes(&command, given, arg)) {
+            continue;
+        }
+        if let Some(next_to) = makes_moot(&long, value, words) {
+            moot.push(format!(
+                "{} has no meaning with {next_to} and is left out",
+                shown(key)
+            ));
             continue;
         }
         let option = format!("--{long}");
@@ -99,7 +122,34 @@ fn options(file: &str, table: &Table, given: &[OsString]) -> Result<Vec<OsString
             }
         }
     }
-    Ok(all)
+    Ok((all, moot))
+}
+
+/// The option of the command line `words`, with its value, next to which the key `long` of a file means nothing.
+fn makes_moot(long: &str, value: &Value, words: &[OsString]) -> Option<String> {
+    let with_optimizer = |is_moot: &dyn Fn(Optimizer) -> bool| {
+        let name = value_of(words, "--optimizer")?;
+        let found = Optimizer::ALL.into_iter().find(|o| o.name() == name)?;
+        is_moot(found).then(|| format!("--optimizer {name}"))
+    };
+    let with = |option: &str, is_moot: &dyn Fn(&str) -> bool| {
+        let given = value_of(words, option)?;
+        is_moot(&given).then(|| format!("{option} {given}"))
+    };
+    match long {
+        "beta2" => with_optimizer(&|optimizer| !optimizer.has_beta2()),
+        "var-lr" => with_optimizer(&|optimizer| !optimizer.rule().is_of_matrices()),
+        "optimizer-state" => {
+            let state: StateDtypes = value.as_str()?.parse().ok()?;
+            with_optimizer(&|optimizer| optimizer.check_states(state).is_err())
+        }
+        "decay-steps" => with("--schedule", &|name| name != "wsd"),
+        "reshard-after-forward" => with("--sharding", &|name| name == "zero1"),
+        "agree-amaxes" | "no-cudnn" | "no-prefetch" | "nondeterministic-attention" | "profile" => {
+            with("--device", &|name| name == "cpu")
+        }
+        _ => None,
+    }
 }
 
 /// The names of the option `arg`.
@@ -201,6 +251,43 @@ mod tests {
         // Others stay.
         let found = expanded("ranks = 2\ntokens = 4000", &["--lr=1"]).expect("options");
         assert_eq!(found, ["--ranks=2", "--tokens=4000", "--lr=1"]);
+    }
+
+    /// What other options give their meaning to goes with them; where the file has both, the command says what is wrong.
+    #[test]
+    fn keys_that_mean_nothing_are_left_out() {
+        for (text, given, next_to) in [
+            ("beta2 = 0.9", "--optimizer=sgd", "--optimizer sgd"),
+            ("var_lr = 1e-3", "--optimizer=adamw", "--optimizer adamw"),
+            (
+                "optimizer_state = 'exp_avg=bf16,exp_avg_sq=bf16'",
+                "--optimizer=lion",
+                "--optimizer lion",
+            ),
+            ("decay_steps = 3", "--schedule=linear", "--schedule linear"),
+            (
+                "reshard_after_forward = 2",
+                "--sharding=zero1",
+                "--sharding zero1",
+            ),
+            ("no_prefetch = true", "--device=cpu", "--device cpu"),
+        ] {
+            assert_eq!(expanded(text, &[given]).expect(text), [given], "{text}");
+            let table: Table = text.parse().expect("TOML");
+            let key = table.keys().next().expect("a key");
+            let (_, moot) = options("x", &table, &[given.into()]).expect("options");
+            let expected = format!("{key} has no meaning with {next_to} and is left out");
+            assert_eq!(moot, [expected]);
+        }
+        for (text, given) in [
+            ("beta2 = 0.9", "--optimizer=muon"),
+            ("var_lr = 1e-3", "--optimizer=muon"),
+            ("optimizer_state = 'exp_avg=bf16'", "--optimizer=lion"),
+            ("decay_steps = 3", "--schedule=wsd"),
+            ("no_prefetch = true", "--device=cuda"),
+        ] {
+            assert_eq!(expanded(text, &[given]).expect(text).len(), 2, "{text}");
+        }
     }
 
     #[test]

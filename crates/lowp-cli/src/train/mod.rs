@@ -116,6 +116,7 @@ fn train(args: &Args, world: &World) -> Result<()> {
     reported?;
     let sound = results.iter().try_for_each(RunResult::check_wire);
     let sound = sound.and_then(|()| results.iter().try_for_each(RunResult::check_finite));
+    let sound = sound.and_then(|()| results.iter().try_for_each(RunResult::check_trained));
     sound.map_err(failed)
 }
 

@@ -37,7 +37,7 @@ pub(super) fn costs(
         reshard: config.reshard_after_forward.among(config.mesh.shard).ok()?,
         grad_wire: config.grad_wire,
         rule: config.optimizer.rule(),
-        state: config.optimizer_state,
+        state: setup.optimizer_state(run),
         accumulate: config.accumulate,
         reduce_every_micro_batch: config.reduce_every_micro_batch,
         recompute: config.recompute,

@@ -88,12 +88,13 @@ pub(crate) fn run(
         })
     };
     let trained = match (setup.device, world.rank()?) {
-        (Device::Cpu, Some((control, _))) => {
+        (Device::Cpu, Some((control, _))) if ranks > 1 => {
             let comm = HostComm::new(control, &Cpu);
             let trained = on_cpu(&Cpu, comm.into()).map_err(failed);
             trained.with_context(|| run.name.clone())
         }
-        (Device::Cpu, None) => {
+        // A single rank holds the same, whoever started it.
+        (Device::Cpu, _) => {
             let backends = vec![Cpu; ranks];
             let comms = LocalComm::world_on(&backends, world.limit);
             let comms = comms.into_iter().map(Into::into).collect();

@@ -77,8 +77,11 @@ impl World {
         let Some(Process { control, .. }) = &self.process else {
             return Ok(());
         };
-        for (option, value) in alike(args, setup)? {
-            control.all_equal(&format!("{option} of lowp train"), &value)?;
+        let own = alike(args, setup)?;
+        let digest = checksum(&serde_json::to_vec(&own)?);
+        let digests = control.all_gather("the options of lowp train", digest.into_bytes())?;
+        if digests.iter().any(|digest| *digest != digests[0]) {
+            disagree(&**control, &own)?;
         }
         Ok(control.all_equal("the text to train on", &text.digest())?)
     }
@@ -105,15 +108,48 @@ impl World {
     }
 }
 
-/// What ranks must have been started with alike: options, and their values as text.
-fn alike(args: &Args, setup: &Setup) -> Result<Vec<(String, String)>> {
+/// Options, and their values as text.
+type Options = Vec<(String, String)>;
+
+/// The error about the first option of which ranks have several values. A rank may have options that others left out. Collective.
+fn disagree(control: &dyn Control, own: &Options) -> Result<()> {
+    let all = control.all_gather("the options of lowp train", serde_json::to_vec(own)?)?;
+    let all = all.iter().map(|options| serde_json::from_slice(options));
+    let all = all.collect::<Result<Vec<Options>, _>>()?;
+    let value = |of: &Options, option: &str| {
+        let found = of.iter().find(|(known, _)| known == option);
+        found.map_or_else(|| LEFT_OUT.to_owned(), |(_, value)| value.clone())
+    };
+    let differs = |option: &&String| {
+        let mut values = all.iter().map(|of| value(of, option));
+        let first = values.next();
+        values.any(|value| Some(value) != first)
+    };
+    let options = all.iter().flatten().map(|(option, _)| option);
+    let mut differing: Vec<&String> = options.filter(differs).collect();
+    // Defaults of others follow from the optimizer.
+    differing.sort_by_key(|option| *option != "--optimizer");
+    match differing.first() {
+        Some(option) => {
+            let text = value(own, option);
+            Ok(control.all_equal(&format!("{option} of lowp train"), &text)?)
+        }
+        None => Ok(()),
+    }
+}
+
+/// The value of an option that was not given.
+const LEFT_OUT: &str = "left out";
+
+/// What ranks must have been started with alike.
+fn alike(args: &Args, setup: &Setup) -> Result<Options> {
     let text = serde_json::to_string(&setup.config)?;
     let record: Map<String, Value> = serde_json::from_str(&text)?;
     let field = |(field, value): (&String, &Value)| {
         let option = named(&format!("`{field}`"));
         (option, value.to_string())
     };
-    let mut options: Vec<(String, String)> = record.iter().map(field).collect();
+    let mut options: Options = record.iter().map(field).collect();
     let runs: Vec<&str> = setup.runs.iter().map(|run| run.name.as_str()).collect();
     let Checkpoints {
         save,
@@ -151,7 +187,7 @@ fn alike(args: &Args, setup: &Setup) -> Result<Vec<(String, String)>> {
         ("--resume latest", flag(*newest_whole)),
         ("--stop-after", number(stop_after)),
     ];
-    let text = |text: Option<String>| text.unwrap_or_else(|| "left out".to_owned());
+    let text = |text: Option<String>| text.unwrap_or_else(|| LEFT_OUT.to_owned());
     options.extend(others.map(|(option, value)| (option.to_owned(), text(value))));
     Ok(options)
 }

@@ -441,20 +441,45 @@ mod tests {
     /// Of ranks that are all missing by one relay it may be the only one that is stuck.
     #[test]
     fn a_relay_that_brings_nothing_is_named() {
-        for (brought, expected) in [
-            (vec![0, 1], vec!["rank 2 brings the calls of ranks [2, 3]"]),
-            (vec![0, 1, 3], Vec::new()),
+        const PART: usize = 1;
+        let waits = "rank 3 waits in a test with ranks [0, 1, 2, 3]";
+        // The ranks that called in the world, and those that called in a group of ranks 1 and 3 by their places in it: its round is looked at, or else
+        // that of the world.
+        for (world, part, expected) in [
+            (
+                vec![0, 1],
+                vec![],
+                vec!["rank 2 brings the calls of ranks [2, 3]"],
+            ),
+            (vec![0, 1, 3], vec![], vec![]),
+            // Rank 2 is not in the group.
+            (
+                vec![],
+                vec![0],
+                vec!["rank 2 brings the calls of ranks [3]"],
+            ),
+            (vec![3], vec![0], vec![waits]),
+            (vec![], vec![1], vec![]),
         ] {
-            let hub = Hub::<Arc<[u8]>>::new(4, Duration::from_millis(10), usize::MAX);
+            let limit = Duration::from_millis(10);
+            let hub = Hub::<Arc<[u8]>>::new(4, limit, usize::MAX);
             [2, 3].iter().for_each(|&rank| hub.relayed(rank, 2));
-            let post = |rank| {
-                let (call, payload) = (Call::named("a test"), [].into());
-                (rank, Post { call, payload })
-            };
-            hub.post(WORLD, brought.into_iter().map(post))
-                .expect("no end yet");
-            thread::sleep(Duration::from_millis(20));
-            match hub.look() {
+            let members = [1, 3].into();
+            hub.lock().groups.insert(PART, Group::new(members));
+            let group = if part.is_empty() { WORLD } else { PART };
+            for (group, ranks) in [(PART, part), (WORLD, world)] {
+                if ranks.is_empty() {
+                    continue;
+                }
+                let post = |rank| {
+                    let (call, payload) = (Call::named("a test"), [].into());
+                    (rank, Post { call, payload })
+                };
+                hub.post(group, ranks.into_iter().map(post))
+                    .expect("no end yet");
+            }
+            thread::sleep(2 * limit);
+            match hub.lock().trouble(group, limit) {
                 Some(CommError::Timeout { elsewhere, .. }) => assert_eq!(elsewhere, expected),
                 other => panic!("{other:?}"),
             }

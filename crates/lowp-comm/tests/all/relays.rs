@@ -5,7 +5,7 @@ use std::net::{TcpListener, TcpStream};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use crate::common::{PATIENCE, launches_on};
 use lowp_comm::{CommError, Control, Launch, join};
@@ -47,7 +47,18 @@ impl Bare {
 
     /// Says who it is: a rank with its number on the machine, of a run, and the port that others reach it at.
     fn hello(&mut self, rank: usize, run: &str, local_rank: usize, port: u16) {
-        self.say(&(rank, 4usize, "tests", run, 0u64, local_rank, port));
+        self.hello_of((4, "tests", run), rank, local_rank, port);
+    }
+
+    /// The same of a world and a build.
+    fn hello_of(
+        &mut self,
+        (world, build, run): (usize, &str, &str),
+        rank: usize,
+        local_rank: usize,
+        port: u16,
+    ) {
+        self.say(&(rank, world, build, run, 0u64, local_rank, port));
     }
 
     /// The next message, and what is behind it.
@@ -62,12 +73,14 @@ impl Bare {
 }
 
 /// Requests and answers by their numbers.
+const FAIL: u32 = 2;
 const SERVES: u32 = 4;
 const STAYS: u32 = 5;
 const READY: u32 = 0;
 const FAILED: u32 = 7;
 const RELAY: u32 = 8;
 const PASS: u32 = 9;
+const NOT_HERE: u32 = 10;
 
 /// The errors of `ranks`, while the others are what `bare` does.
 fn errors(
@@ -154,11 +167,22 @@ fn a_relay_that_is_killed_is_named_by_all() {
     }
 }
 
-/// Ranks that do not reach the relay stay with rank 0.
+/// Ranks that do not reach their relay, or reach that of another run, stay with rank 0.
 #[test]
 fn a_relay_may_be_out_of_reach() {
+    for of_another_run in [false, true] {
+        without_their_relay(of_another_run);
+    }
+}
+
+/// A world whose rank 2 finds nobody where its relay should be, or the relay of another run.
+fn without_their_relay(of_another_run: bool) {
     let launches = launches();
     let address = launches[0].address();
+    let listener = TcpListener::bind(("127.0.0.1", 0)).expect("a port");
+    let port = listener.local_addr().expect("its number").port();
+    // Nobody listens at port 1.
+    let port = if of_another_run { port } else { 1 };
     let (met, met_all) = std::sync::mpsc::channel();
     thread::scope(|scope| {
         for launch in [&launches[0], &launches[2], &launches[3]] {
@@ -171,9 +195,14 @@ fn a_relay_may_be_out_of_reach() {
             });
         }
         let mut bare = Bare::connect(&address);
-        // Nobody listens there.
-        bare.hello(1, "", 0, 1);
-        assert_eq!(bare.hear(), ((RELAY, 1usize, 1u16), Vec::new()));
+        bare.hello(1, "", 0, port);
+        assert_eq!(bare.hear(), ((RELAY, 1usize, port), Vec::new()));
+        if of_another_run {
+            let mut rank = Bare::greet(listener.accept().expect("a rank").0);
+            let (who, _): ((usize, usize), _) = rank.hear();
+            assert_eq!(who, (2, 4));
+            rank.say(&NOT_HERE);
+        }
         bare.say(&STAYS);
         assert_eq!(bare.hear(), (READY, Vec::new()));
         for _ in 0..3 {
@@ -192,13 +221,28 @@ fn with_a_bare_rank(end: impl FnOnce(TcpStream) + Send) -> Vec<String> {
         let ((answer, relay, port), _): ((u32, usize, u16), _) = first.hear();
         assert_eq!((answer, relay), (RELAY, 1));
         let address = format!("127.0.0.1:{port}");
-        // What is of another run does no harm.
-        let mut stranger = Bare::connect(&address);
-        stranger.hello(2, "another", 1, 0);
-        assert_eq!(stranger.hear::<u32>().0, FAILED);
+        // What is of another run, build or world does no harm, and goes elsewhere.
+        for of in [
+            (4, "tests", "another"),
+            (4, "another", ""),
+            (5, "tests", ""),
+        ] {
+            let mut stranger = Bare::connect(&address);
+            stranger.hello_of(of, 2, 1, 0);
+            assert_eq!(stranger.hear::<u32>().0, NOT_HERE);
+        }
         let mut near = Bare::connect(&address);
         near.hello(2, "", 1, 0);
         assert_eq!(near.hear(), (READY, Vec::new()));
+        let mut again = Bare::connect(&address);
+        again.hello(2, "", 1, 0);
+        let (failed, why): (u32, _) = again.hear();
+        assert_eq!(failed, FAILED);
+        let why = String::from_utf8_lossy(&why).into_owned();
+        assert!(
+            why.contains("two processes say they are rank 2 to rank 1"),
+            "{why}"
+        );
         end(near.0);
     };
     let errors = errors(&launches, &[0, 1, 3], bare);
@@ -230,6 +274,35 @@ fn what_is_no_message_is_named_by_the_relay() {
             assert!(text.contains("rank 2 failed: rank 1 heard "), "{text}");
         }
     }
+}
+
+/// A relay that its own rank does not reach ends, and rank 0 hears why.
+#[test]
+fn a_relay_ends_with_its_own_rank() {
+    let launch = launches().swap_remove(1);
+    let listener = TcpListener::bind(launch.address()).expect("a port");
+    let begun = Instant::now();
+    thread::scope(|scope| {
+        let rank = scope.spawn(|| join(&launch).expect_err("no relay").to_string());
+        let mut first = Bare::greet(listener.accept().expect("a rank").0);
+        let (who, _): ((usize, usize), _) = first.hear();
+        assert_eq!(who, (1, 4));
+        // Nobody listens there.
+        first.say(&(RELAY, 1usize, 1u16));
+        let (request, why): (u32, _) = first.hear();
+        assert_eq!(request, FAIL);
+        let error = rank.join().expect("no panic");
+        for text in [&*error, &*String::from_utf8_lossy(&why)] {
+            assert!(text.contains("it does not reach itself"), "{text}");
+        }
+        // The thread is gone, and so is its connection.
+        assert_eq!(first.0.read(&mut [0]).expect("an end"), 0);
+    });
+    assert!(
+        begun.elapsed() < Duration::from_secs(4),
+        "{:?}",
+        begun.elapsed()
+    );
 }
 
 /// The ranks of a relay go on when its own rank has gone.

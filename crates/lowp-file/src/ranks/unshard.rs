@@ -22,7 +22,7 @@ use lowp_format::{
     ScaleLayout,
 };
 use lowp_kernels::{Backend, Cpu, CpuBuffer};
-use lowp_shard::{MemoryStep, PoolBuffer, memory_steps};
+use lowp_shard::{MemoryStep, PoolBuffer, memory_steps, piece_ranges};
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 use std::path::{Path, PathBuf};
@@ -223,7 +223,7 @@ impl RankFiles {
         name: &str,
         spec: &BufferSpec,
         dest: &CpuBuffer<u8>,
-        ranges: &[Range<usize>],
+        ranges: impl Iterator<Item = Range<usize>>,
     ) -> Result<()> {
         let (field, number) = self.field(name, Some(spec.key))?;
         let (tensor, _) = &self.tensors[name];
@@ -268,8 +268,8 @@ impl RankFiles {
         let mut buffers = Buffers::new();
         for step in memory_steps(&plan) {
             match step {
-                MemoryStep::Fetch { spec, to, ranges } => {
-                    self.fetch(name, spec, &make(&mut buffers, to)?, &ranges)?;
+                MemoryStep::Fetch { spec, to, pieces } => {
+                    self.fetch(name, spec, &make(&mut buffers, to)?, piece_ranges(pieces))?;
                 }
                 MemoryStep::Replicated(spec) => {
                     let agreed = self.agreed(name, Some(spec.key))?;

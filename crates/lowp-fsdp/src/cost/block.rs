@@ -86,9 +86,9 @@ impl BlockCost {
 fn pieces(exchange: &Exchange<'_>) -> Vec<u64> {
     let mut all: Vec<u64> = exchange.padding.iter().map(|&bytes| bytes as u64).collect();
     for step in exchange.steps.iter().flatten() {
-        if let MemoryStep::Fetch { ranges, .. } | MemoryStep::Unpack { ranges, .. } = step {
-            let each = all.iter_mut().zip(ranges);
-            each.for_each(|(sum, range)| *sum += range.len() as u64);
+        if let MemoryStep::Fetch { pieces, .. } | MemoryStep::Unpack { pieces, .. } = step {
+            let each = all.iter_mut().zip(*pieces);
+            each.for_each(|(sum, &bytes)| *sum += bytes as u64);
         }
     }
     all
@@ -101,12 +101,12 @@ fn local(exchange: &Exchange<'_>) -> Local {
     let mut sum = Local::default();
     for step in exchange.steps.iter().flatten() {
         let bytes = match step {
-            MemoryStep::Fetch { ranges, .. } if alone => ranges[0].len(),
-            MemoryStep::Unpack { ranges, .. } => {
-                unpacked += ranges.last().map_or(0, |range| range.end);
+            MemoryStep::Fetch { pieces, .. } if alone => pieces[0],
+            MemoryStep::Unpack { pieces, .. } => {
+                unpacked += pieces.iter().sum::<usize>();
                 continue;
             }
-            MemoryStep::Interleave { outer, widths, .. } => outer * widths.iter().sum::<usize>(),
+            MemoryStep::Interleave { from, .. } => from.bytes,
             MemoryStep::Rearrange { to, .. } | MemoryStep::Transpose { to, .. } => to.bytes,
             MemoryStep::Fetch { .. } | MemoryStep::Replicated(_) => 0,
         };

@@ -7,7 +7,7 @@ use lowp_format::{BufferKey, FormatError, GatherPlan, QuantizedTensor, Recipe};
 use lowp_kernels::{Backend, StepScalars};
 
 use super::{GatherHooks, HookInput, HookSource};
-use crate::gather::{LocalWork, MemoryStep, PoolBuffer, memory_steps};
+use crate::gather::{LocalWork, MemoryStep, PoolBuffer, memory_steps, piece_ranges};
 use crate::version::{CastTarget, Version};
 use crate::{ShardError, ShardedTensor};
 
@@ -110,11 +110,11 @@ impl<B: Backend, R: Recipe> Layout<B, R> {
         let mut planned = |plan: &GatherPlan| -> Result<Vec<B::Plan>, ShardError> {
             let mut local = LocalWork::new();
             for step in memory_steps(plan) {
-                if let MemoryStep::Fetch { spec, to, ranges } = &step {
+                if let MemoryStep::Fetch { spec, to, pieces } = &step {
                     let (input, arrived) = input(spec.key).ok_or_else(|| missing(spec.key))?;
                     let dest = at(to.key, to.arrivals)?;
                     // Joined pieces are where they belong.
-                    let places = input.ranges().zip(ranges);
+                    let places = input.ranges().zip(piece_ranges(pieces));
                     let apart =
                         places.filter(|(bytes, _)| input.joined().is_none() && !bytes.is_empty());
                     copies.extend(apart.map(|(bytes, place)| Copied {

@@ -2,10 +2,10 @@
 
 use std::ops::Range;
 
-use lowp_comm::{LARGE_PIECE, is_large};
+use lowp_comm::LARGE_PIECE;
 use lowp_format::GatherPlan;
 
-use super::steps::{MemoryStep, memory_steps};
+use super::steps::{MemoryStep, memory_steps, piece_ranges};
 
 /// Messages of unequal lengths are padded to the longest if that adds at most this part of their bytes: equal pieces are one operation of
 /// NCCL, others are one for each rank.
@@ -35,26 +35,23 @@ impl<'p> Exchange<'p> {
     pub fn with_large(plans: &[&'p GatherPlan], ranks: usize, large: usize) -> Self {
         let mut steps: Vec<_> = plans.iter().map(|plan| memory_steps(plan)).collect();
         for step in steps.iter_mut().flatten() {
-            if let MemoryStep::Fetch { ranges, .. } = step {
-                ranges.truncate(ranks);
+            if let MemoryStep::Fetch { pieces, .. } = step {
+                *pieces = pieces.get(..ranks).unwrap_or(pieces);
             }
         }
         let is_small = |step: &MemoryStep<'_>| match step {
-            MemoryStep::Fetch { ranges, .. } => {
-                let longest = ranges.iter().map(ExactSizeIterator::len).max();
-                (1..large).contains(&longest.unwrap_or(0))
-            }
+            MemoryStep::Fetch { pieces, .. } => (1..large).contains(&longest(pieces)),
             _ => false,
         };
         let [mut lens, mut bytes] = [vec![0; ranks], vec![0; ranks]];
         let mut small = 0;
         for step in steps.iter().flatten().filter(|step| is_small(step)) {
-            if let MemoryStep::Fetch { ranges, .. } = step {
+            if let MemoryStep::Fetch { pieces, .. } = step {
                 small += 1;
-                let each = lens.iter_mut().zip(ranges);
-                each.for_each(|(len, range)| *len += aligned(range.len()));
-                let each = bytes.iter_mut().zip(ranges);
-                each.for_each(|(bytes, range)| *bytes += range.len());
+                let each = lens.iter_mut().zip(*pieces);
+                each.for_each(|(len, &piece)| *len += aligned(piece));
+                let each = bytes.iter_mut().zip(*pieces);
+                each.for_each(|(bytes, piece)| *bytes += piece);
             }
         }
         // A single piece is a message by itself, and a single rank sends nothing.
@@ -69,9 +66,8 @@ impl<'p> Exchange<'p> {
         let padding = messages.iter().zip(bytes);
         let padding = padding.map(|(message, bytes)| message.len() - bytes);
         let padding = padding.collect();
-        let mut ends: Vec<usize> = messages.iter().map(|message| message.start).collect();
         for steps in &mut steps {
-            *steps = unpacked(std::mem::take(steps), is_small, &mut ends);
+            *steps = unpacked(std::mem::take(steps), is_small);
         }
         Self {
             steps,
@@ -85,28 +81,42 @@ impl<'p> Exchange<'p> {
         self.messages.last().map_or(0, |last| last.end)
     }
 
-    /// The pieces that each rank sends: those of large buffers, and the message.
-    pub fn pieces(&self) -> impl Iterator<Item = &[Range<usize>]> {
-        let fetched = self.steps.iter().flatten().filter_map(|step| match step {
-            MemoryStep::Fetch { ranges, .. } => Some(&**ranges),
-            _ => None,
-        });
-        let message = (!self.messages.is_empty()).then_some(&*self.messages);
-        fetched.chain(message)
+    /// Where each rank's piece begins in the messages, of every [`MemoryStep::Unpack`] in the order of steps.
+    pub fn starts(&self) -> impl Iterator<Item = Vec<usize>> {
+        let starts = self.messages.iter().map(|message| message.start);
+        let mut ends: Vec<usize> = starts.collect();
+        self.steps.iter().flatten().filter_map(move |step| {
+            let MemoryStep::Unpack { pieces, .. } = step else {
+                return None;
+            };
+            let starts = ends.clone();
+            let each = ends.iter_mut().zip(*pieces);
+            each.for_each(|(end, &piece)| *end += aligned(piece));
+            Some(starts)
+        })
     }
 
-    /// In how many batches GPUs exchange them: large ones, and small ones.
+    /// Bytes of the pieces of each buffer that goes straight to where it belongs, by rank.
+    pub fn fetched(&self) -> impl Iterator<Item = &'p [usize]> {
+        self.steps.iter().flatten().filter_map(|step| match step {
+            MemoryStep::Fetch { pieces, .. } => Some(*pieces),
+            _ => None,
+        })
+    }
+
+    /// In how many batches GPUs exchange pieces: large ones, and small ones.
     pub fn batches(&self) -> usize {
-        let sent = |ranges: &&[Range<usize>]| ranges.iter().any(|range| !range.is_empty());
-        let [mut large, mut small] = [false; 2];
-        for ranges in self.pieces().filter(sent) {
-            match is_large(ranges) {
-                true => large = true,
-                false => small = true,
-            }
-        }
+        let messages = self.messages.iter().map(ExactSizeIterator::len).max();
+        let lens: Vec<usize> = self.fetched().map(longest).chain(messages).collect();
+        let large = lens.iter().any(|bytes| *bytes >= LARGE_PIECE);
+        let small = lens.iter().any(|bytes| (1..LARGE_PIECE).contains(bytes));
         usize::from(large) + usize::from(small)
     }
+}
+
+/// The longest piece.
+fn longest(pieces: &[usize]) -> usize {
+    pieces.iter().copied().max().unwrap_or(0)
 }
 
 /// The bytes that a piece of `len` takes in a message.
@@ -116,37 +126,27 @@ const fn aligned(len: usize) -> usize {
 
 /// Where messages of these lengths arrive.
 fn messages(lens: &[usize]) -> Vec<Range<usize>> {
-    let longest = lens.iter().max().copied().unwrap_or(0);
-    let bytes: usize = lens.iter().sum();
-    let padded = (longest * lens.len() - bytes) * MOST_PADDING <= bytes;
-    let mut end = 0;
-    let message = |&len: &usize| {
-        let start = end;
-        end += if padded { longest } else { len };
-        start..end
-    };
-    lens.iter().map(message).collect()
+    let (longest, bytes) = (longest(lens), lens.iter().sum::<usize>());
+    match (longest * lens.len() - bytes) * MOST_PADDING <= bytes {
+        true => piece_ranges(&vec![longest; lens.len()]).collect(),
+        false => piece_ranges(lens).collect(),
+    }
 }
 
-/// The steps of a parameter whose small pieces follow each other in the messages; `ends` is where the messages end so far.
+/// The steps of a parameter whose small pieces follow each other in the messages.
 fn unpacked<'p>(
     steps: Vec<MemoryStep<'p>>,
     is_small: impl Fn(&MemoryStep<'_>) -> bool,
-    ends: &mut [usize],
 ) -> Vec<MemoryStep<'p>> {
     let mut made: Vec<MemoryStep<'p>> = Vec::new();
     for step in steps {
         let small = is_small(&step);
         match (step, made.last_mut()) {
-            (MemoryStep::Fetch { spec, to, ranges }, _) if small => {
-                let starts = ends.to_vec();
-                let each = ends.iter_mut().zip(&ranges);
-                each.for_each(|(end, range)| *end += aligned(range.len()));
+            (MemoryStep::Fetch { spec, to, pieces }, _) if small => {
                 made.push(MemoryStep::Unpack {
                     spec,
                     to,
-                    ranges,
-                    starts,
+                    pieces,
                     outer: 1,
                 });
             }

@@ -43,7 +43,6 @@ impl<B: Backend, R: Recipe> GatherGroup<B, R> {
     fn repeat_into(&mut self, lease: &Lease<B>, kind: GatherKind) -> Result<(), ShardError> {
         self.agree_first(kind)?;
         self.pool.note(&*self.comm, self.number, kind);
-        self.plan_messages(lease)?;
         let views = self.views_of(lease)?;
         let mut before = self.comm_of(kind).traffic();
         let work = lease.set.work(kind);

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use lowp_format::{
     AnyRecipe, BufferSpec, GatherPlan, Origin, Phase, QuantizedTensor, Recipe, ReshardAfterForward,
 };
-use lowp_kernels::Backend;
+use lowp_kernels::{Backend, KernelError};
 
 use crate::{ShardError, ShardedTensor};
 use lowp_comm::{Communicator, or_abort, ordered};
@@ -39,7 +39,7 @@ use reshard::Parts;
 pub use reshard::Reshard;
 pub use scratch::{Scratch, Scratches};
 pub(crate) use steps::LocalWork;
-pub use steps::{MemoryStep, PoolBuffer, is_rearranged, memory_steps, pool_buffers};
+pub use steps::{MemoryStep, PoolBuffer, is_rearranged, memory_steps, piece_ranges, pool_buffers};
 pub use tiles::tall_to_matrix;
 use views::{Packed, Views};
 pub use watch::{GatherPoint, GatherWatch};
@@ -68,7 +68,8 @@ type Full<B, R> = QuantizedTensor<<B as Backend>::Buffer<u8>, R>;
 /// only enqueued the first gather of each kind is compared, and later ones by the optimizer's step ([`GatherPool::gathered`]).
 ///
 /// A graph that holds a gather writes the messages of gathers at every launch, as gathers outside of it do: launch it where no gather of the
-/// same communicator is under way. What was prefetched is under way until its `unshard`.
+/// same communicator is under way. What was prefetched is under way until its `unshard`. The graph keeps the memory that it writes, also that of
+/// messages, after its groups have ended.
 #[derive(Debug)]
 pub struct GatherGroup<B: Backend, R: Recipe = AnyRecipe> {
     /// Dropped first: libraries wait for graphs of their collectives before a communicator ends.
@@ -183,8 +184,8 @@ impl<B: Backend, R: Recipe> GatherGroup<B, R> {
     /// communicator only enqueues. In a capture they are ready where the graph is launched.
     ///
     /// # Errors
-    /// Shards without the usage that the phase needs, a backend failure, or a failure of another
-    /// rank.
+    /// Shards without the usage that the phase needs, a gather in a capture that makes plans or memory
+    /// ([`ShardError::FirstInCapture`]), a backend failure, or a failure of another rank.
     pub fn unshard(&mut self, phase: Phase) -> Result<(), ShardError> {
         if self.held == Some(phase) && !self.is_stale() {
             return Ok(());
@@ -291,7 +292,12 @@ impl<B: Backend, R: Recipe> GatherGroup<B, R> {
         };
         let stream = self.comm_of(kind).backend().clone();
         if self.lease.is_none() {
-            self.lease = Some(self.pool.lease(&self.geometry, [&self.backend, &stream])?);
+            let lease = self.pool.lease(&self.geometry, [&self.backend, &stream]);
+            let planned = lease.and_then(|lease| {
+                self.plan_messages(&lease)?;
+                Ok(lease)
+            });
+            self.lease = Some(planned.map_err(|error| self.first_in_capture(error, phase))?);
         }
         let after = self.backend.record()?;
         stream.wait(&after)?;
@@ -309,6 +315,18 @@ impl<B: Backend, R: Recipe> GatherGroup<B, R> {
         self.comm_of(kind).expect(arrived.clone(), "a gather");
         self.started = Some((phase, arrived));
         Ok(())
+    }
+
+    /// The error of what a gather does once, with what to do before a capture.
+    fn first_in_capture(&self, error: ShardError, phase: Phase) -> ShardError {
+        match error {
+            ShardError::Kernel(KernelError::InCapture { what }) => ShardError::FirstInCapture {
+                group: self.number,
+                phase,
+                what,
+            },
+            error => error,
+        }
     }
 
     /// Whether what forward gathered is still there in backward.

@@ -14,7 +14,7 @@ use super::lending::Lending;
 use super::messages::MessageMemory;
 use super::meter::{Meter, Metered};
 use super::scratch::Scratches;
-use super::steps::{LocalWork, MemoryStep, PoolBuffer, pool_buffers};
+use super::steps::{LocalWork, MemoryStep, PoolBuffer, piece_ranges, pool_buffers};
 use crate::ShardError;
 use lowp_comm::{CallLog, CallNames, Communicator, CompareAmong, LARGE_PIECE};
 
@@ -323,21 +323,18 @@ impl<B: Backend> GatherPool<B> {
     ) -> Result<GatherWork<B>, ShardError> {
         let memory = memory.map(|memory| memory.buffer(self)).transpose()?;
         let (mut moves, mut local) = (Vec::new(), LocalWork::new());
+        let mut starts = exchange.starts();
         for (&param, steps) in params.iter().zip(&exchange.steps) {
             let at = |PoolBuffer { key, arrivals, .. }| {
                 let found = named::<B>(&buffers[param], (key, arrivals)).cloned();
                 found.ok_or(ShardError::NotGathered { param })
             };
             for step in steps {
-                let (spec, to, ranges, packed) = match step {
-                    MemoryStep::Fetch { spec, to, ranges } => (spec, to, ranges, None),
+                let (spec, to, pieces, packed) = match step {
+                    MemoryStep::Fetch { spec, to, pieces } => (spec, to, pieces, None),
                     MemoryStep::Unpack {
-                        spec,
-                        to,
-                        ranges,
-                        starts,
-                        ..
-                    } => (spec, to, ranges, Some(starts)),
+                        spec, to, pieces, ..
+                    } => (spec, to, pieces, starts.next()),
                     // Of what is equal on all ranks the shard's own buffer serves.
                     step => {
                         local.add(step.clone(), at)?;
@@ -345,17 +342,16 @@ impl<B: Backend> GatherPool<B> {
                     }
                 };
                 if let (MemoryStep::Unpack { outer, .. }, Some(messages), Some(starts)) =
-                    (step, &memory, packed)
+                    (step, &memory, &packed)
                 {
-                    let lens: Vec<usize> = ranges.iter().map(ExactSizeIterator::len).collect();
-                    local.unpack(messages, starts, (*outer, &lens), at(*to)?);
+                    local.unpack(messages, starts, (*outer, pieces), at(*to)?);
                 }
                 moves.push(Move {
                     param,
                     key: spec.key,
                     dest: at(*to)?,
-                    ranges: ranges.clone(),
-                    packed: packed.cloned(),
+                    ranges: piece_ranges(pieces).collect(),
+                    packed,
                 });
             }
         }

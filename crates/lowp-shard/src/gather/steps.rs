@@ -24,25 +24,23 @@ pub struct PoolBuffer {
 /// One step of a gather. Steps are done in their order, at once or later.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum MemoryStep<'p> {
-    /// Each rank's piece of a buffer goes to its range of `to`; the ranges are in rank order.
+    /// Each rank's piece of a buffer goes to `to`, where pieces follow each other in rank order ([`piece_ranges`]).
     Fetch {
         /// The buffer.
         spec: &'p BufferSpec,
         /// Where it goes.
         to: PoolBuffer,
-        /// Of each rank.
-        ranges: Vec<Range<usize>>,
+        /// Bytes of each rank's piece.
+        pieces: &'p [usize],
     },
     /// Each rank's piece of a buffer is taken out of its message ([`Exchange`](super::Exchange)).
     Unpack {
         /// The buffer.
         spec: &'p BufferSpec,
-        /// Where it goes.
+        /// Where it goes: pieces follow each other in rank order.
         to: PoolBuffer,
-        /// Where pieces of these ranks lie that follow each other.
-        ranges: Vec<Range<usize>>,
-        /// Where their pieces begin in the messages.
-        starts: Vec<usize>,
+        /// Bytes of each rank's piece. [`Exchange::starts`](super::Exchange::starts) says where it begins in the messages.
+        pieces: &'p [usize],
         /// Rows of each piece, which are interleaved.
         outer: usize,
     },
@@ -50,8 +48,8 @@ pub enum MemoryStep<'p> {
     Interleave {
         /// Rows of each piece.
         outer: usize,
-        /// Bytes of a row of each piece.
-        widths: Vec<usize>,
+        /// Bytes of each piece.
+        pieces: &'p [usize],
         /// The pieces.
         from: PoolBuffer,
         /// The full buffer.
@@ -96,6 +94,15 @@ impl MemoryStep<'_> {
     }
 }
 
+/// Where pieces of these lengths lie that follow each other.
+pub fn piece_ranges(pieces: &[usize]) -> impl Iterator<Item = Range<usize>> {
+    let mut end = 0;
+    pieces.iter().map(move |&bytes| {
+        end += bytes;
+        end - bytes..end
+    })
+}
+
 /// Whether pieces arrive beside where they go: tiles, and pieces of several ranks that are interleaved. A single one of these is whole.
 pub fn is_rearranged(step: &GatherStep) -> bool {
     let several = |pieces: &[usize]| pieces.iter().filter(|&&piece| piece > 0).count() > 1;
@@ -127,28 +134,29 @@ pub fn memory_steps(plan: &GatherPlan) -> Vec<MemoryStep<'_>> {
             from,
             to: full,
         };
-        let fetch = |to| MemoryStep::Fetch {
-            spec,
-            to,
-            ranges: step.piece_ranges(),
-        };
-        let arrived = buffer(spec.key, true, step.wire_bytes());
-        match step {
-            GatherStep::Replicated { .. } => steps.push(MemoryStep::Replicated(spec)),
+        let (layout, pieces) = match step {
+            GatherStep::Concat { layout, pieces, .. } => (layout, pieces),
             GatherStep::Derive { from, .. } => {
-                steps.push(transpose(buffer(
-                    *from,
-                    false,
-                    cols * spec.code.bytes(rows),
-                )));
+                let bytes = cols * spec.code.bytes(rows);
+                steps.push(transpose(buffer(*from, false, bytes)));
+                continue;
             }
-            GatherStep::Concat { layout, .. } if *layout == PieceLayout::Transpose => {
-                steps.extend([fetch(arrived), transpose(arrived)]);
+            GatherStep::Replicated { .. } => {
+                steps.push(MemoryStep::Replicated(spec));
+                continue;
             }
-            GatherStep::Concat {
-                layout: PieceLayout::TilesBelow | PieceLayout::TilesBeside,
-                ..
-            } => {
+        };
+        let fetch = |to| MemoryStep::Fetch { spec, to, pieces };
+        let arrived = buffer(spec.key, true, step.wire_bytes());
+        let interleave = MemoryStep::Interleave {
+            outer: rows,
+            pieces,
+            from: arrived,
+            to: full,
+        };
+        match layout {
+            PieceLayout::Transpose => steps.extend([fetch(arrived), transpose(arrived)]),
+            PieceLayout::TilesBelow | PieceLayout::TilesBeside => {
                 let rearrange = MemoryStep::Rearrange {
                     copies: tile_copies(plan, spec, step),
                     from: arrived,
@@ -156,16 +164,10 @@ pub fn memory_steps(plan: &GatherPlan) -> Vec<MemoryStep<'_>> {
                 };
                 steps.extend([fetch(arrived), rearrange]);
             }
-            GatherStep::Concat { pieces, .. } if is_rearranged(step) => {
-                let interleave = MemoryStep::Interleave {
-                    outer: rows,
-                    widths: pieces.iter().map(|bytes| bytes / rows).collect(),
-                    from: arrived,
-                    to: full,
-                };
+            PieceLayout::Interleave if is_rearranged(step) => {
                 steps.extend([fetch(arrived), interleave]);
             }
-            GatherStep::Concat { .. } => steps.push(fetch(full)),
+            PieceLayout::Rows | PieceLayout::Interleave => steps.push(fetch(full)),
         }
     }
     steps
@@ -222,12 +224,12 @@ impl<B: Backend> LocalWork<B> {
         match step {
             MemoryStep::Interleave {
                 outer,
-                widths,
+                pieces,
                 from,
                 to,
             } => self.interleave.push(InterleaveJob {
                 outer,
-                pieces: PieceRows::dense(outer, widths),
+                pieces: PieceRows::dense(outer, pieces.iter().map(|bytes| bytes / outer)),
                 from: at(from)?,
                 to: at(to)?,
             }),

@@ -9,7 +9,9 @@ use lowp_format::{
     Shape, Usage,
 };
 use lowp_kernels::{Backend, Cpu};
-use lowp_shard::{Exchange, GatherGroup, GatherPool, ShardError, ShardSpec, ShardedTensor};
+use lowp_shard::{
+    Exchange, GatherGroup, GatherPool, ShardError, ShardSpec, ShardedTensor, piece_ranges,
+};
 
 type Done = Result<(), Box<dyn std::error::Error>>;
 
@@ -82,6 +84,38 @@ fn a_capture_gathers_into_a_set_of_another_group() -> Done {
     Ok(())
 }
 
+/// What a gather does once cannot be captured, and the error says what to do before.
+#[test]
+fn a_first_gather_in_a_capture_is_an_error() -> Done {
+    let recipe = AnyRecipe::from_name("mxfp8", &RecipeOptions::default())?;
+    let (comm, pool) = (CountingComm::new(0, 2), GatherPool::new(&Cpu));
+    let group = || {
+        let spec = ShardSpec::new(&recipe, Shape::new(128, 64), 2, 0)?;
+        let tensors = vec![ShardedTensor::new(&Cpu, recipe, spec)?];
+        GatherGroup::new(&Cpu, comm.clone(), &pool, tensors, true)
+    };
+    let (mut group, mut other) = (group()?, group()?);
+    let fails = |group: &mut GatherGroup<Cpu>| match Cpu.capture(|| group.unshard(Phase::Forward)) {
+        Err(error @ ShardError::FirstInCapture { .. }) => error.to_string(),
+        other => panic!("{other:?}"),
+    };
+    let text = fails(&mut group);
+    assert!(text.contains("before the capture, unshard"), "{text}");
+    group.unshard(Phase::Forward)?;
+    group.reshard();
+    // There is memory for it, but its message is not planned.
+    fails(&mut other);
+    group.unshard(Phase::Forward)?;
+    other.unshard(Phase::Forward)?;
+    group.reshard();
+    other.reshard();
+    Cpu.capture(|| {
+        group.unshard(Phase::Forward)?;
+        other.unshard(Phase::Forward)
+    })?;
+    Ok(())
+}
+
 fn plans(recipe: &AnyRecipe, shape: Shape, ranks: usize) -> PhasePlans {
     let cuts = RowCuts::new(shape.rows, ranks, recipe.row_quantum(Usage::BOTH)).expect("cuts");
     PhasePlans::new(recipe, shape, &cuts, ReshardAfterForward::Yes).expect("plans")
@@ -90,12 +124,13 @@ fn plans(recipe: &AnyRecipe, shape: Shape, ranks: usize) -> PhasePlans {
 /// Exchanges, operations, and bytes of the message of a rank that has the longest.
 fn row(plans: &[&GatherPlan], ranks: usize) -> (usize, usize, usize) {
     let exchange = Exchange::new(plans, ranks);
-    let pieces = exchange
-        .pieces()
-        .filter(|pieces| pieces.iter().any(|p| !p.is_empty()));
-    let operations = pieces.map(|pieces| {
-        let sent = pieces.iter().filter(|piece| !piece.is_empty());
-        even(pieces).map_or(sent.count(), |_| 1)
+    let fetched = exchange
+        .fetched()
+        .map(|pieces| piece_ranges(pieces).collect());
+    let pieces = fetched.chain([exchange.messages.clone()]);
+    let operations = pieces.map(|pieces: Vec<_>| {
+        let sent = pieces.iter().filter(|piece| !piece.is_empty()).count();
+        even(&pieces).map_or(sent, |_| sent.min(1))
     });
     let longest = exchange.messages.iter().map(ExactSizeIterator::len).max();
     (exchange.batches(), operations.sum(), longest.unwrap_or(0))
@@ -156,18 +191,21 @@ fn messages_hold_the_small_pieces() {
             let exchange = Exchange::new(&plans, ranks);
             let mut places: Vec<Vec<std::ops::Range<usize>>> = vec![Vec::new(); ranks];
             let [mut bytes, mut added] = [0; 2];
+            let mut starts = exchange.starts();
             for step in exchange.steps.iter().flatten() {
                 match step {
-                    MemoryStep::Unpack { ranges, starts, .. } => {
-                        for (rank, (range, start)) in ranges.iter().zip(starts).enumerate() {
-                            places[rank].push(*start..start + range.len());
-                            bytes += range.len();
+                    MemoryStep::Unpack { pieces, .. } => {
+                        let starts = starts.next().expect("those of each step");
+                        for (rank, (piece, start)) in pieces.iter().zip(starts).enumerate() {
+                            places[rank].push(start..start + piece);
+                            bytes += piece;
                         }
                     }
-                    MemoryStep::Fetch { ranges, .. } => bytes += ranges.iter().map(|r| r.len()).sum::<usize>(),
+                    MemoryStep::Fetch { pieces, .. } => bytes += pieces.iter().sum::<usize>(),
                     _ => {}
                 }
             }
+            prop_assert!(starts.next().is_none());
             prop_assert_eq!(bytes, plans.iter().map(|plan| plan.wire_bytes()).sum::<usize>());
             for (message, (places, padding)) in exchange.messages.iter().zip(places.iter().zip(&exchange.padding)) {
                 let [mut end, mut pieces] = [message.start, 0];

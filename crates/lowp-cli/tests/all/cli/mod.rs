@@ -6,6 +6,7 @@ mod elastic;
 mod fidelity;
 mod help;
 mod losses;
+mod options;
 mod plan;
 mod report;
 mod spellings;

@@ -223,6 +223,61 @@ fn ranks_that_were_started_for_other_work_are_named() {
     );
 }
 
+/// Also where one of them left the option out.
+#[test]
+fn the_first_option_that_ranks_differ_in_is_named() {
+    for (given, text) in [
+        (
+            ["--beta2", "0.9"],
+            "the ranks disagree on --beta2 of lowp train: ranks [0]: 0.95; ranks [1]: 0.9; ",
+        ),
+        (
+            ["--z-loss", "0.5"],
+            "the ranks disagree on --z-loss of lowp train: ranks [0]: left out; ranks [1]: 0.5; ",
+        ),
+        // The learning rate of lion is another one, too.
+        (
+            ["--optimizer", "lion"],
+            "the ranks disagree on --optimizer of lowp train: ranks [0]: left out; ranks [1]: \"lion\"; ",
+        ),
+    ] {
+        let ranks = start(Launcher::Torchrun, 2, |rank| match rank {
+            1 => tiny(&given),
+            _ => tiny(&[]),
+        });
+        fail(ranks, 1, &[text]);
+    }
+}
+
+/// A single rank has the memory that it has without a launcher.
+#[test]
+fn one_process_holds_what_one_rank_holds() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let json = |name: &str| folder.path().join(name).display().to_string();
+    let (alone, launched) = (json("alone"), json("launched"));
+    let options = [
+        "--no-baseline",
+        "--world-size",
+        "1",
+        "--steps",
+        "2",
+        "--json",
+    ];
+    let args = |file| tiny(&[&options[..], &[file]].concat());
+    let ended = command().args(args(&alone)).output().expect("lowp starts");
+    assert!(ended.status.success());
+    for end in ends(start(Launcher::Torchrun, 1, |_| args(&launched))) {
+        assert_eq!(end.code, Some(0), "{}", end.stderr);
+    }
+    let held = |file: &str| {
+        let text = std::fs::read_to_string(file).expect("a result");
+        let result: Value = serde_json::from_str(&text).expect("JSON");
+        let bytes = result["runs"][0]["parameter_bytes_per_rank"].as_u64();
+        bytes.expect("bytes")
+    };
+    assert_eq!(held(&alone), held(&launched));
+}
+
 #[test]
 fn ranks_that_begin_with_other_models_are_named() {
     let bench = begin("llama2").expect("a model");

@@ -104,7 +104,7 @@ impl<P: Payload> HubState<P> {
         (waited >= limit).then(|| {
             let missing: Vec<usize> = group.missing().collect();
             let mut elsewhere = self.places(missing.iter().copied());
-            elsewhere.extend(self.silent_relays(&missing));
+            elsewhere.extend(self.silent_relays(group));
             CommError::Timeout {
                 op: op(),
                 waited_s: waited.as_secs_f64(),
@@ -114,15 +114,20 @@ impl<P: Payload> HubState<P> {
         })
     }
 
-    /// Relays that bring nothing, in words: of all that are missing by one of them, it may be the only one that is stuck.
-    fn silent_relays(&self, missing: &[usize]) -> Vec<String> {
-        let missing: BTreeSet<&usize> = missing.iter().collect();
-        let relays = self.relays.iter();
-        let silent = relays.filter(|(_, ranks)| ranks.iter().all(|rank| missing.contains(rank)));
-        some_lines(silent.map(|(relay, ranks)| {
-            let ranks = list_of_ranks(ranks);
-            format!("rank {relay} brings the calls of ranks {ranks}")
-        }))
+    /// Relays that bring no call of their ranks in `group`, in words: where a relay is stuck, its other ranks need not be.
+    fn silent_relays(&self, group: &Group<P>) -> Vec<String> {
+        let members: BTreeSet<usize> = group.members.iter().copied().collect();
+        let silent = self.relays.iter().filter_map(|(relay, ranks)| {
+            let ranks = ranks.iter().copied().filter(|rank| members.contains(rank));
+            let ranks: Vec<usize> = ranks.collect();
+            // A rank whose call came waits for the round of some group.
+            let is_silent = ranks.iter().all(|&rank| self.waits[rank].is_none());
+            (is_silent && !ranks.is_empty()).then(|| {
+                let ranks = list_of_ranks(&ranks);
+                format!("rank {relay} brings the calls of ranks {ranks}")
+            })
+        });
+        some_lines(silent)
     }
 
     /// The same of any group, and circles among those that have waited for a while.

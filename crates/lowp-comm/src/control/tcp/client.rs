@@ -3,11 +3,12 @@
 use std::io::{self, Read, Write};
 use std::net::{Ipv4Addr, TcpListener, TcpStream, ToSocketAddrs};
 use std::sync::{Arc, PoisonError};
-use std::thread::{self, JoinHandle};
+use std::thread;
 use std::time::{Duration, Instant};
 
 use super::connection::{Answered, Connection, GRACE};
 use super::frame::{Answer, GREETING, Hello, Request, to_frame};
+use super::relay::Serving;
 use crate::CommError;
 use crate::control::call::{Call, Kind};
 use crate::control::outcome::request;
@@ -59,15 +60,16 @@ pub(super) fn connect(launch: &Launch) -> Result<Arc<dyn Control>, CommError> {
     }
 }
 
-/// The rank in the world, once rank 0 says that all are where they belong.
+/// The rank in the world, once rank 0 says that all are where they belong; `None` where a relay is not that of the rank.
 fn ready(
     connection: Connection,
-    relay: Option<JoinHandle<()>>,
+    relay: Option<Serving>,
     op: &str,
-) -> Result<Arc<dyn Control>, CommError> {
+) -> Result<Option<Arc<dyn Control>>, CommError> {
     let link = Link { connection, relay };
     match link.connection.answer(op)? {
-        (Answer::Ready, _) => Ok(member(link)),
+        (Answer::Ready, _) => Ok(Some(member(link))),
+        (Answer::NotHere, _) => Ok(None),
         _ => Err(unasked(&link.connection.launch)),
     }
 }
@@ -101,18 +103,25 @@ fn by_relay(
     };
     let stream = TcpStream::connect((Ipv4Addr::LOCALHOST, port));
     if let Some(listener) = listener.filter(|_| to == launch.rank) {
-        let relay = super::relay::start(launch, listener, to_first)?;
-        let stream = stream.map_err(|e| near.error(format!("it does not reach itself: {e}")))?;
-        let connection = greet(&near, to, 0, stream)?.ok_or_else(|| unasked(&near))?;
-        return ready(connection, Some(relay), op);
+        let relay = Serving::start(launch, listener, to_first)?;
+        let cannot = |why: String| near.error(format!("it does not reach itself: {why}"));
+        let stream = stream.map_err(|e| cannot(e.to_string()));
+        let greeted = stream.and_then(|stream| greet(&near, to, 0, stream));
+        let silent = || cannot(format!("no greeting within {} s", GRACE.as_secs()));
+        return match greeted.and_then(|connection| connection.ok_or_else(silent)) {
+            Ok(connection) => ready(connection, Some(relay), op)?.ok_or_else(|| unasked(&near)),
+            Err(cause) => Err(relay.fail(cause)),
+        };
     }
-    // A machine of the same address may be another one.
+    // A machine of the same address may be another one, and have a relay of another run.
     let connection = stream.ok().map(|stream| greet(&near, to, 0, stream));
-    if let Some(Ok(Some(connection))) = connection {
-        return ready(connection, None, op);
+    if let Some(Ok(Some(connection))) = connection
+        && let Some(rank) = ready(connection, None, op)?
+    {
+        return Ok(rank);
     }
     to_first.send(&Request::Stays, &[])?;
-    ready(to_first, None, op)
+    ready(to_first, None, op)?.ok_or_else(|| unasked(launch))
 }
 
 /// Exchanges greetings with the rank `to`, and says who connects and where others of the machine reach it. `None` where the other side said nothing:
@@ -182,7 +191,7 @@ fn reach(launch: &Launch, begun: Instant) -> Result<TcpStream, CommError> {
             Ok(_) => thread::sleep(NAP),
             Err(error) if begun.elapsed() >= launch.limit => {
                 return Err(launch.error(format!(
-                    "rank 0 was not there for {:.1} s ({error}); see its own error, or whether MASTER_ADDR and MASTER_PORT are the same on every rank",
+                    "rank 0 was not there for {:.1} s ({error}); see its own error, whether MASTER_ADDR and MASTER_PORT are the same on every rank, or raise the time limit (--timeout of lowp train)",
                     begun.elapsed().as_secs_f64()
                 )));
             }
@@ -200,7 +209,7 @@ fn to_itself(stream: &TcpStream) -> bool {
 #[derive(Debug)]
 struct Link {
     connection: Connection,
-    relay: Option<JoinHandle<()>>,
+    relay: Option<Serving>,
 }
 
 impl Drop for Link {
@@ -212,7 +221,7 @@ impl Drop for Link {
         };
         self.connection.leave(how);
         if let Some(relay) = self.relay.take() {
-            drop(relay.join());
+            relay.join();
         }
     }
 }

@@ -207,11 +207,13 @@ impl Connection {
             // An answer counts, even if something failed right after it.
             Ok(answered) => Ok(answered),
             Err(error) if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut) => {
+                let (to, rank) = (self.to, self.launch.rank);
+                let relay = (to > 0).then(|| format!("rank {to} brings the calls of rank {rank}"));
                 Err(self.end(CommError::Timeout {
                     op: op.into(),
                     waited_s: begun.elapsed().as_secs_f64(),
                     missing: vec![self.to],
-                    elsewhere: Vec::new(),
+                    elsewhere: relay.into_iter().collect(),
                 }))
             }
             Err(_) => Err(self.lost()),

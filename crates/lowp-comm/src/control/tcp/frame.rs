@@ -87,6 +87,8 @@ pub(super) enum Answer {
         ranks: Vec<usize>,
         opens: Option<usize>,
     },
+    /// From a relay: it is that of another run, build or world. The rank stays with rank 0.
+    NotHere,
 }
 
 /// The frame of `message` with `parts` after it.

@@ -6,7 +6,7 @@
 
 use std::collections::BTreeMap;
 use std::net::TcpListener;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
@@ -49,6 +49,8 @@ struct Relay {
     /// What each of them waits in for rank 0, and since when.
     waits: BTreeMap<usize, (String, Instant)>,
     groups: BTreeMap<usize, Held>,
+    /// What kept its own rank from coming.
+    own_failure: Arc<OnceLock<CommError>>,
     /// What the world ended with.
     failure: Option<CommError>,
     /// When it ends, whoever is there.
@@ -56,37 +58,66 @@ struct Relay {
     looked: Instant,
 }
 
-/// Serves those that come to `listener`, with the connection to rank 0 of the relay's own rank.
-pub(super) fn start(
-    launch: &Launch,
-    listener: TcpListener,
-    to_first: Connection,
-) -> Result<JoinHandle<()>, CommError> {
-    let cannot = |e| launch.error(format!("it cannot be the relay of its node: {e}"));
-    listener.set_nonblocking(true).map_err(cannot)?;
-    let (net, _) = Connections::new(mio::net::TcpListener::from_std(listener)).map_err(cannot)?;
-    let (stream, begun) = to_first.into_parts();
-    stream.set_nonblocking(true).map_err(cannot)?;
-    let from = stream.peer_addr().map_err(cannot)?;
-    let mut relay = Relay {
-        launch: launch.clone(),
-        net,
-        parent: Token(0),
-        tokens: BTreeMap::new(),
-        served: false,
-        waits: BTreeMap::new(),
-        groups: BTreeMap::new(),
-        failure: None,
-        deadline: None,
-        looked: Instant::now(),
-    };
-    let stream = mio::net::TcpStream::from_std(stream);
-    relay.parent = relay.net.add(stream, from, Peer::Parent).map_err(cannot)?;
-    if let Some(conn) = relay.net.get_mut(relay.parent) {
-        conn.was_read(begun);
+/// The thread of a relay, as its own rank holds it.
+#[derive(Debug)]
+pub(super) struct Serving {
+    thread: JoinHandle<()>,
+    own_failure: Arc<OnceLock<CommError>>,
+}
+
+impl Serving {
+    /// Serves those that come to `listener`, with the connection to rank 0 of the relay's own rank.
+    pub(super) fn start(
+        launch: &Launch,
+        listener: TcpListener,
+        to_first: Connection,
+    ) -> Result<Self, CommError> {
+        let cannot = |e| launch.error(format!("it cannot be the relay of its node: {e}"));
+        listener.set_nonblocking(true).map_err(cannot)?;
+        let listener = mio::net::TcpListener::from_std(listener);
+        let (net, _) = Connections::new(listener).map_err(cannot)?;
+        let (stream, begun) = to_first.into_parts();
+        stream.set_nonblocking(true).map_err(cannot)?;
+        let from = stream.peer_addr().map_err(cannot)?;
+        let own_failure = Arc::default();
+        let mut relay = Relay {
+            launch: launch.clone(),
+            net,
+            parent: Token(0),
+            tokens: BTreeMap::new(),
+            served: false,
+            waits: BTreeMap::new(),
+            groups: BTreeMap::new(),
+            own_failure: Arc::clone(&own_failure),
+            failure: None,
+            deadline: None,
+            looked: Instant::now(),
+        };
+        let stream = mio::net::TcpStream::from_std(stream);
+        relay.parent = relay.net.add(stream, from, Peer::Parent).map_err(cannot)?;
+        if let Some(conn) = relay.net.get_mut(relay.parent) {
+            conn.was_read(begun);
+        }
+        let builder = thread::Builder::new().name("lowp-relay".to_owned());
+        let thread = builder.spawn(move || relay.run()).map_err(cannot)?;
+        Ok(Self {
+            thread,
+            own_failure,
+        })
     }
-    let builder = thread::Builder::new().name("lowp-relay".to_owned());
-    builder.spawn(move || relay.run()).map_err(cannot)
+
+    /// The relay's own rank cannot come to it: the relay reports `cause` and ends. Returns the cause.
+    pub(super) fn fail(self, cause: CommError) -> CommError {
+        let cause = self.own_failure.get_or_init(|| cause).clone();
+        self.join();
+        cause
+    }
+
+    /// Waits until all ranks of the node are gone.
+    pub(super) fn join(self) {
+        // A relay that panicked has closed its connections: rank 0 and the ranks of the node see that.
+        drop(self.thread.join());
+    }
 }
 
 impl Relay {
@@ -114,6 +145,12 @@ impl Relay {
     /// What is due without anybody saying something. Where rank 0 is stuck, the ranks of the node must not take it for the relay.
     fn look(&mut self) {
         self.net.tidy();
+        if self.failure.is_none()
+            && let Some(cause) = self.own_failure.get().cloned()
+        {
+            self.up(&Request::Fail(cause.clone()), &[]);
+            self.fail(cause);
+        }
         let limit = self.launch.limit.saturating_add(GRACE / 2);
         let mut waits = self.waits.values();
         if let Some((op, since)) = waits.find(|(_, since)| since.elapsed() >= limit) {
@@ -134,7 +171,8 @@ impl Relay {
         let late = self
             .deadline
             .is_some_and(|deadline| deadline <= Instant::now());
-        late || heard && self.served && self.tokens.is_empty()
+        let failed = self.own_failure.get().is_some() && self.failure.is_some();
+        late || heard && (self.served || failed) && self.tokens.is_empty()
     }
 
     fn ends_within(&mut self, time: Duration) {
@@ -213,24 +251,30 @@ impl Relay {
         let Launch {
             run, build, world, ..
         } = &self.launch;
-        let is_known = self.tokens.contains_key(&hello.rank);
-        if (run, build, world) != (&hello.run, &hello.build, &hello.world) || is_known {
-            let error = CommError::Rendezvous {
+        // Rank 0 has found each rank fit that it sends to its relay.
+        let refusal = if (run, build, world) != (&hello.run, &hello.build, &hello.world) {
+            Some(Answer::NotHere)
+        } else if self.tokens.contains_key(&hello.rank) {
+            Some(Answer::Failed(CommError::Rendezvous {
                 rank: hello.rank,
                 world: hello.world,
                 address: self.launch.address(),
                 why: format!(
-                    "rank {} there, which is the relay of its node, is of another run, build or world, or has a rank {} already; end the run before",
-                    self.launch.rank, hello.rank
+                    "two processes say they are rank {} to rank {}, the relay of their node; end the process of an earlier start, or give each run a name of its own with LOWP_RUN_ID",
+                    hello.rank, self.launch.rank
                 ),
-            };
-            if let Some(conn) = self.net.get_mut(token) {
-                conn.peer = Peer::Away;
-            }
-            return self.tell(token, &Answer::Failed(error));
-        }
+            }))
+        } else {
+            None
+        };
         if let Some(conn) = self.net.get_mut(token) {
-            conn.peer = Peer::Rank(hello.rank);
+            conn.peer = match &refusal {
+                Some(_) => Peer::Away,
+                None => Peer::Rank(hello.rank),
+            };
+        }
+        if let Some(refusal) = refusal {
+            return self.tell(token, &refusal);
         }
         self.served = true;
         self.tokens.insert(hello.rank, token);
