@@ -78,6 +78,8 @@ fn tests(folder: &Path) -> Result<()> {
     let tests = test_program("lowp-conformance", "nccl", &["--lib"])?;
     pack(&tests, &folder.join("kernel-tests"))?;
     golden(&folder.join("golden"))?;
+    let tests = test_program("lowp-gemm", "cuda", &["--test", "all"])?;
+    pack(&tests, &folder.join("gemm-tests"))?;
     let tests = test_program("lowp-shard", "cuda", &["--test", "all"])?;
     pack(&tests, &folder.join("shard-tests"))?;
     let tests = test_program("lowp-optim", "cuda", &["--test", "all"])?;
