@@ -4,7 +4,6 @@ use std::fmt::Write as _;
 use std::sync::Arc;
 
 use lowp_comm::{CallLog, Communicator, Mesh, Traffic, or_abort};
-use lowp_format::Shape;
 use lowp_kernels::{Backend, KernelError, Rule, StepCounts};
 use lowp_shard::{CastPlan, FlatGather, ScaleBook};
 
@@ -184,13 +183,18 @@ impl<B: Backend> Optimizer<B> {
     /// options, and says that the rows change. [`Optimizer::enqueue`], or a graph that captured it, follows, then
     /// [`Optimizer::outcome`]; [`Optimizer::step`] is all three.
     ///
+    /// Matrices of parameters without a gradient do not travel, so ranks that share matrices agree here on which these are, where the step
+    /// before was of other parameters or collectives wait for the host anyway. Every rank must call it.
+    ///
     /// # Errors
-    /// A parameter without a gradient, or options out of range: of this rank alone.
+    /// A parameter without a gradient, or options out of range: of this rank alone. Matrices that have a gradient on some ranks only: of
+    /// all ranks.
     pub fn prepare(&mut self, options: &StepOptions) -> Result<(), OptimError> {
         let done = std::mem::take(&mut self.done);
         options.check()?;
         self.check_ready()?;
         self.follow_left_out()?;
+        self.agree_on_matrices()?;
         // One that was captured with other passes does not serve.
         let serves = |step: &StepGraph<B>| step.measures == options.measures();
         self.graph = self.graph.take().filter(serves);
@@ -205,6 +209,17 @@ impl<B: Backend> Optimizer<B> {
         self.number += 1;
         self.clear_grads();
         Ok(())
+    }
+
+    /// Compares over the ranks which parameters have a gradient, where matrices travel and ranks may differ.
+    fn agree_on_matrices(&self) -> Result<(), OptimError> {
+        let present = self.work.present();
+        let as_before = self.compared.present.which == present.which;
+        let agreed = as_before && self.world.is_enqueued();
+        match self.work.muon().is_some() && self.mesh.shard > 1 && !agreed {
+            true => present.compare(self.world.control()),
+            false => Ok(()),
+        }
     }
 
     /// Gives the stream the step that was prepared. In a capture it is a part of the caller's graph, where
@@ -321,7 +336,7 @@ impl<B: Backend> Optimizer<B> {
         counted.wrapping_add(self.launched)
     }
 
-    /// Bytes of the memory in which this rank makes matrices orthogonal.
+    /// Bytes of the memory in which this rank makes matrices orthogonal: those of [`MatrixCosts`](crate::MatrixCosts), and what products work in.
     pub fn matrix_bytes(&self) -> usize {
         self.work.muon().map_or(0, Muon::bytes)
     }
@@ -351,19 +366,19 @@ impl<B: Backend> Optimizer<B> {
         })
     }
 
-    /// Everything that ranks must have in common, as text: not the rows, which they share out.
-    pub(crate) fn describe(&self) -> String {
+    /// Everything that ranks must have in common, as text: not the rows, which they share out. Cuts of the matrices that are `uncut` are left out.
+    pub(crate) fn describe(&self, uncut: &[bool]) -> String {
         let mut text = format!("{} parameters", self.params.len());
-        for param in &self.params {
+        for (index, param) in self.params.iter().enumerate() {
             let (name, group, item) = (&param.name, param.group, &param.item);
             // Writing to a String cannot fail.
             let _ = write!(text, "; {name}: group {group}, {} columns", item.shape.cols);
             let _ = write!(text, ", {:?}", item.kernels);
             let _ = write!(text, ", {:?}", item.source_rounding);
             let _ = write!(text, ", {}", param.describe_states());
-            if let (Some(_), Some(cut)) = (&param.piece, &param.cut) {
-                let (Shape { rows, cols }, ranges) = (cut.full, &cut.ranges);
-                let _ = write!(text, ", elements {ranges:?} of {rows} x {cols}");
+            let is_cut = uncut.get(index) != Some(&true);
+            if let Some(cut) = param.cut.as_ref().filter(|_| is_cut) {
+                let _ = write!(text, ", a matrix of {}", cut.describe());
             }
         }
         text
