@@ -90,8 +90,8 @@ impl<B: Backend> OptimizerBuilder<B> {
         Self { products, ..self }
     }
 
-    /// Says which elements of the matrix `id` each rank has, for rules of matrices; other rules need it not, and it is dropped. Where one rank
-    /// has all of the matrix, nobody need say so.
+    /// Says which elements of the matrix `id` each rank has, for rules of matrices; of other rules it is dropped. Where one rank has all
+    /// of the matrix, nobody need say so.
     ///
     /// # Errors
     /// An id of another optimizer.
@@ -428,6 +428,7 @@ impl<B: Backend> OptimizerBuilder<B> {
             launched: 0,
             done: Vec::new(),
             compared: Compared::default(),
+            agreed: Arc::default(),
         })
     }
 }

@@ -10,6 +10,7 @@ use lowp_shard::{CastPlan, FlatGather, ScaleBook};
 use crate::memory::OverGrads;
 use crate::muon::Muon;
 use crate::param::Param;
+use crate::present::Present;
 use crate::report::{Compared, PendingStep, StepReport, of_device, read};
 use crate::work::StepWork;
 use crate::{Group, OptimError, ParamId, StepOptions};
@@ -44,6 +45,8 @@ pub struct Optimizer<B: Backend> {
     /// What the next step compares, and what the last one did.
     pub(crate) done: Vec<CallLog>,
     pub(crate) compared: Compared,
+    /// The parameters that all ranks had a gradient of when they last agreed on it.
+    pub(crate) agreed: Arc<Present>,
 }
 
 /// A captured step.
@@ -115,7 +118,8 @@ impl<B: Backend> Optimizer<B> {
     /// in the book advance. Afterwards no gradient is ready, and gathered weights are stale.
     ///
     /// Two collectives, whatever the number of parameters: a gather of the sums of squares, and the
-    /// maximum of all amaxes; a third one where there are flat slices, their gather. Norm, clipping factor, skip and bias corrections are made on the device.
+    /// maximum of all amaxes; a third one where there are flat slices, their gather; and, with rules of
+    /// matrices, those in which matrices travel ([`lowp_comm::Collective::Owned`]). Norm, clipping factor, skip and bias corrections are made on the device.
     /// Where collectives are work of its stream ([`Communicator::is_enqueued`]) the host waits for
     /// nothing, and from the second step on gives the whole step as one graph; what became of it
     /// arrives later. Elsewhere the report is there when the call returns.
@@ -133,6 +137,7 @@ impl<B: Backend> Optimizer<B> {
 
     fn try_step(&mut self, options: &StepOptions) -> Result<PendingStep<B>, OptimError> {
         self.prepare(options)?;
+        self.agree()?;
         let enqueued = self.world.is_enqueued();
         match &mut self.graph {
             Some(step) => {
@@ -180,21 +185,16 @@ impl<B: Backend> Optimizer<B> {
     }
 
     /// The part of a step that the host does: checks that every gradient is there, gives the device the
-    /// options, and says that the rows change. [`Optimizer::enqueue`], or a graph that captured it, follows, then
-    /// [`Optimizer::outcome`]; [`Optimizer::step`] is all three.
-    ///
-    /// Matrices of parameters without a gradient do not travel, so ranks that share matrices agree here on which these are, where the step
-    /// before was of other parameters or collectives wait for the host anyway. Every rank must call it.
+    /// options, and says that the rows change. [`Optimizer::agree`] and [`Optimizer::enqueue`], or a graph that captured
+    /// the latter, follow, then [`Optimizer::outcome`]; [`Optimizer::step`] is all of them.
     ///
     /// # Errors
-    /// A parameter without a gradient, or options out of range: of this rank alone. Matrices that have a gradient on some ranks only: of
-    /// all ranks.
+    /// A parameter without a gradient, or options out of range: of this rank alone.
     pub fn prepare(&mut self, options: &StepOptions) -> Result<(), OptimError> {
         let done = std::mem::take(&mut self.done);
         options.check()?;
         self.check_ready()?;
         self.follow_left_out()?;
-        self.agree_on_matrices()?;
         // One that was captured with other passes does not serve.
         let serves = |step: &StepGraph<B>| step.measures == options.measures();
         self.graph = self.graph.take().filter(serves);
@@ -211,15 +211,23 @@ impl<B: Backend> Optimizer<B> {
         Ok(())
     }
 
-    /// Compares over the ranks which parameters have a gradient, where matrices travel and ranks may differ.
-    fn agree_on_matrices(&self) -> Result<(), OptimError> {
-        let present = self.work.present();
-        let as_before = self.compared.present.which == present.which;
-        let agreed = as_before && self.world.is_enqueued();
-        match self.work.muon().is_some() && self.mesh.shard > 1 && !agreed {
-            true => present.compare(self.world.control()),
-            false => Ok(()),
+    /// Compares over the ranks which parameters have a gradient in the step that was prepared, where others would wait for matrices that
+    /// do not come. Where the step before had the same parameters and the stream does the collectives, and without rules of matrices, it does
+    /// nothing. Every rank must call it.
+    ///
+    /// # Errors
+    /// On every rank: a parameter that has a gradient on some ranks. The step is not taken then.
+    pub fn agree(&mut self) -> Result<(), OptimError> {
+        if self.work.muon().is_none() || self.mesh.shard == 1 {
+            return Ok(());
         }
+        let present = self.work.present();
+        if self.agreed.which == present.which && self.world.is_enqueued() {
+            return Ok(());
+        }
+        present.compare(self.world.control())?;
+        self.agreed = Arc::clone(present);
+        Ok(())
     }
 
     /// Gives the stream the step that was prepared. In a capture it is a part of the caller's graph, where

@@ -309,6 +309,7 @@ impl<B: Held> Steps for Of<B> {
             Ok(stream)
         });
         let stream = or_abort(&*self.comm, ready)?;
+        self.optimizer.agree()?;
         // Nothing where both are the same stream.
         self.backend.wait_for(&stream)?;
         self.optimizer.enqueue()?;

@@ -26,21 +26,42 @@ def muon(rank, world, sharded):
             lowp.quantize_model_(net, name, ignore=["1"])
         if sharded:
             fully_shard(net)
+        net[1].weight.requires_grad_(False)
         opt = lowp.Muon(net.parameters(), lr=0.02, adjust_lr_fn="match_rms_adamw")
-        for at in range(3):
+        for at in range(4):
+            # One matrix is thawed, and then the other has no gradient in a step.
+            net[1].weight.requires_grad_(at > 0)
             torch.manual_seed(at)
             for param in net.parameters():
                 whole = torch.randn(param.shape)
-                param.grad = distribute_tensor(whole, param.device_mesh, param.placements, src_data_rank=None) if sharded else whole
-            # One step leaves a matrix out.
-            if at == 1:
-                net[1].weight.grad = None
+                if param.requires_grad:
+                    param.grad = distribute_tensor(whole, param.device_mesh, param.placements, src_data_rank=None) if sharded else whole
+            if at == 2:
+                net[0].weight.grad = None
             opt.step()
         for param in net.parameters():
             for value in (param.detach(), *(opt.state[param][key] for key in ("master", "momentum_buffer") if key in opt.state[param])):
                 value = value.full_tensor() if hasattr(value, "full_tensor") else value
                 found.append(value.dequantize() if isinstance(value, lowp.Tensor) else value)
     return found
+
+
+def muon_of_some(rank, world):
+    """The errors of three steps, in the second of which rank 1 has no gradient of a matrix."""
+    net = nn.Sequential(nn.Linear(64, 64, bias=False), nn.Linear(64, 64, bias=False))
+    fully_shard(net)
+    opt, errors = lowp.Muon(net.parameters()), []
+    for at in range(3):
+        for param in net.parameters():
+            param.grad = torch.ones_like(param)
+        if (rank, at) == (1, 1):
+            net[1].weight.grad = None
+        try:
+            opt.step()
+            errors.append(None)
+        except lowp.LowpError as error:
+            errors.append(str(error))
+    return errors
 
 
 def muon_of_replicas(rank, world):
@@ -170,6 +191,9 @@ class Steps(unittest.TestCase):
             for found in ranks.run(world, muon, True):
                 for a, b in zip(found, expected, strict=True):
                     self.assertTrue(torch.equal(a, b), world)
+        for errors in ranks.run(2, muon_of_some):
+            self.assertIn("has a gradient on ranks [0] and none on ranks [1]", errors[1])
+            self.assertEqual([errors[0], errors[2]], [None, None])
         for message in ranks.run(4, muon_of_replicas):
             self.assertIn("lowp.Muon over 2 replicas of 2 shards", message)
 

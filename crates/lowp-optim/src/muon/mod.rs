@@ -253,3 +253,50 @@ fn flaw<B: Backend>(param: &Param<B>, [ranks, rank]: [usize; 2]) -> Option<Strin
         Some(cut) => cut.flaw(ranks, rank, param.len),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+    use lowp_comm::LocalComm;
+    use lowp_gemm::CpuProducts;
+    use lowp_kernels::Cpu;
+
+    /// Wherever a cut is, the piece of an owner lies in its place of the whole at a multiple of 16 bytes, or apart from it.
+    #[test]
+    fn pieces_begin_where_kernels_are_fast() {
+        let full = Shape::new(4, 12);
+        let products: Arc<dyn Products<Cpu>> = Arc::new(CpuProducts { threads: 1 });
+        let mut apart = 0;
+        for at in 0..=full.elements() {
+            let cut = Arc::new(MatrixCut {
+                full,
+                ranges: vec![0..at, at..full.elements()],
+                tiles: None,
+            });
+            for comm in LocalComm::world(&Cpu, 2, Duration::from_secs(60)) {
+                let comm: Arc<dyn Communicator<Cpu>> = Arc::new(comm);
+                let matrices = [0, 1]
+                    .map(|number| (number, Arc::clone(&cut), 1.0))
+                    .to_vec();
+                let (muon, _) = Muon::new(&Cpu, &comm, &products, matrices).expect("room");
+                let own = muon.batches.iter().flatten();
+                let own: Vec<_> = own.filter(|matrix| matrix.work.is_some()).collect();
+                assert_eq!(own.len(), 1);
+                let [whole, piece] = [&own[0].whole, &own[0].piece].map(|of| Cpu.span::<bf16>(of));
+                assert_eq!(
+                    piece.len(),
+                    size_of::<bf16>() * cut.ranges[comm.rank()].len()
+                );
+                match whole.contains(&piece.start) && piece.end <= whole.end {
+                    true => assert!((piece.start - whole.start).is_multiple_of(16), "{at}"),
+                    false if piece.is_empty() => {}
+                    false => apart += 1,
+                }
+            }
+        }
+        // Of the second rank, but for one place in eight and for the end.
+        assert_eq!(apart, 48 - 48 / 8);
+    }
+}
