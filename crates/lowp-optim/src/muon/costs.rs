@@ -18,6 +18,9 @@ pub struct MatrixCosts {
 
 impl MatrixCosts {
     /// Of matrices over `ranks` ranks, in the order of the parameters: each is one of `kinds`, by its number.
+    ///
+    /// # Panics
+    /// A number of no kind, or a cut over another number of ranks.
     pub fn new(kinds: &[MatrixCut], matrices: &[usize], ranks: usize) -> Self {
         let owners = owners(matrices.iter().map(|&kind| kinds[kind].full), ranks);
         if matrices.is_empty() {
