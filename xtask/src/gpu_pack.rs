@@ -71,8 +71,9 @@ pub(crate) fn gpu_pack(options: &Options) -> Result<()> {
 
 /// Builds the test programs and copies them to `folder`.
 fn tests(platform: Platform, folder: &Path) -> Result<()> {
-    let programs: [(&str, &str, &[&str], &str); 5] = [
+    let programs: [(&str, &str, &[&str], &str); 6] = [
         ("lowp-conformance", "nccl", &["--lib"], "kernel-tests"),
+        ("lowp-gemm", "cuda", &["--test", "all"], "gemm-tests"),
         ("lowp-shard", "cuda", &["--test", "all"], "shard-tests"),
         ("lowp-optim", "cuda", &["--test", "all"], "optim-tests"),
         ("lowp-nccl", "cuda", &["--test", "all"], "nccl-tests"),

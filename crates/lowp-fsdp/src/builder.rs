@@ -173,6 +173,13 @@ impl<B: Multiplies> Builder<'_, B> {
             let products = backend.products().map_err(OptimError::from)?;
             optimizer = optimizer.products(products);
         }
+        let of_vars = options.var_group.unwrap_or(options.group);
+        if let Some(var) = vars.first()
+            && of_vars.rule.is_of_matrices()
+        {
+            let (name, rule) = (var.name.clone(), of_vars.rule.name());
+            return Err(ModelError::VarRule { name, rule });
+        }
         let layers = optimizer.group(options.group);
         let decay = match options.var_group {
             Some(group) => optimizer.group(group),
@@ -180,7 +187,7 @@ impl<B: Multiplies> Builder<'_, B> {
         };
         let no_decay = optimizer.group(Group {
             weight_decay: 0.0,
-            ..options.var_group.unwrap_or(options.group)
+            ..of_vars
         });
         let memory = LayerMemory::new(backend);
         let reshard = match options.sharding {

@@ -21,6 +21,7 @@ mod block;
 mod buckets;
 mod config;
 mod links;
+mod matrices;
 mod memory;
 mod shapes;
 mod spread;
@@ -43,6 +44,7 @@ use lowp_format::{Recipe, block_cuts};
 use lowp_optim::{Rule, StateDtypes};
 
 use buckets::Buckets;
+use matrices::Matrices;
 use vars::Vars;
 use weight::WeightCost;
 use weights::Weights;
@@ -102,8 +104,10 @@ impl Costs {
         let weights = weights.map_err(|(number, source)| CostError::Layer { number, source })?;
         let vars = Vars::new(&model.vars, config)?;
         let buckets = Buckets::new(model, (&weights, &vars), config);
-        let memory = RankMemory::new((&weights, &vars), &buckets, config);
-        let step = StepTraffic::new((&weights, &vars), &buckets, name, config, bandwidth);
+        let matrices = Matrices::new(&weights, config);
+        let (parameters, work) = ((&weights, &vars), (&buckets, &matrices));
+        let memory = RankMemory::new(parameters, work, config);
+        let step = StepTraffic::new(parameters, work, name, config, bandwidth);
         let all = |of: fn(&WeightCost) -> &[u64]| {
             weights.sum(|cost| of(cost).iter().map(|&n| u128::from(n)).sum())
         };

@@ -59,6 +59,17 @@ pub enum ModelError {
         /// Its states.
         needed: String,
     },
+    /// Variables that a rule of matrices would update.
+    #[error(
+        "variable '{name}' would be updated by {rule}, which makes matrices orthogonal; give variables a group of another rule \
+         (`ModelOptions::var_group`), such as AdamW"
+    )]
+    VarRule {
+        /// The first variable.
+        name: String,
+        /// The rule.
+        rule: &'static str,
+    },
     /// Products of a layer would read operands in different formats.
     #[error("layer '{name}': {source}")]
     Formats {

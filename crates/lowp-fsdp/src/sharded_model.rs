@@ -45,7 +45,7 @@ pub struct ModelOptions {
     pub seed: u64,
     /// The rule and its hyperparameters; weight decay applies to matrices only.
     pub group: Group,
-    /// The same of variables; `None`: those of layers. A rule of matrices does not update variables.
+    /// The same of variables; `None`: those of layers. A rule of matrices updates no variables, so beside it they have a group of another rule.
     pub var_group: Option<Group>,
     /// The dtypes of the states that the rule has.
     pub state: StateDtypes,
@@ -402,16 +402,17 @@ impl<B: Backend, R: Recipe> ShardedModel<B, R> {
     }
 
     /// The most bytes that this rank held for parameters so far: shards of linear weights and the memory in which they are gathered
-    /// and decoded and gradients travel, masters, moments and reduced gradients of all parameters, and the full variables, those
-    /// that are gathered for each use as many as there were at once. Activations and what casts of operands work in are not counted.
+    /// and decoded and gradients travel, masters, moments and reduced gradients of all parameters, the memory in which a rule of matrices makes
+    /// them orthogonal, and the full variables, those that are gathered for each use as many as there were at once. Activations and what casts
+    /// of operands work in are not counted.
     ///
     /// # Errors
     /// A thread failed while it used a weight.
     pub fn parameter_bytes(&self) -> Result<u64, ModelError> {
         let weights = self.weight_bytes(Passes::default())?;
         let vars = self.vars.bytes();
-        let state = self.optimizer.state_bytes() as u64;
-        Ok(weights.peak - weights.masters + state + vars as u64)
+        let state = self.optimizer.state_bytes() + self.optimizer.matrix_bytes();
+        Ok(weights.peak - weights.masters + (state + vars) as u64)
     }
 
     /// Bytes of the f32 shards of variables, and of what those that stay are gathered in after a step: beside

@@ -21,6 +21,10 @@ impl Products<Cpu> for CpuProducts {
         &Cpu
     }
 
+    fn workspace_bytes(&self) -> usize {
+        0
+    }
+
     fn multiply(&self, job: &ProductJob<Cpu>) -> Result<(), GemmError> {
         job.check(&Cpu)?;
         if job.sizes.contains(&0) {

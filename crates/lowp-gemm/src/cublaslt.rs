@@ -52,6 +52,8 @@ fn scale_mode(of: ScaleMode) -> Option<sys::cublasLtMatmulMatrixScale_t> {
 pub struct CublasLt {
     cuda: Cuda,
     handle: Handle<sys::cublasLtHandle_t>,
+    /// How kernels may add up what they split along `k`, beside those that split nothing.
+    reductions: sys::cublasLtReductionScheme_t,
     /// By what they are, by whether scalars are on the device, by what addresses are multiples of, and by the bytes that they work in.
     planned: Mutex<HashMap<(GemmDesc, bool, u32, usize), Planned>>,
 }
@@ -91,8 +93,16 @@ impl CublasLt {
         Ok(Self {
             cuda: cuda.clone(),
             handle,
+            reductions: sys::cublasLtReductionScheme_t::CUBLASLT_REDUCTION_SCHEME_MASK,
             planned: Mutex::default(),
         })
+    }
+
+    /// Chooses among kernels that add up in f32 what they split along `k`. Others round the sum of each part to the type of the result first.
+    #[must_use]
+    pub fn with_f32_sums(mut self) -> Self {
+        self.reductions = sys::cublasLtReductionScheme_t::CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE;
+        self
     }
 
     /// Gives the stream `out = alpha * left * right + beta * out`, with `bias` added to each row where the epilogue says so. Sums are f32.
@@ -155,8 +165,8 @@ impl CublasLt {
                 };
                 planned.set_addresses(desc, left.scale, right.scale, bias)?;
                 if planned.algorithm.is_none() {
-                    let found =
-                        planned.choose(self.handle.raw(), desc, (workspace.bytes, alignment))?;
+                    let among = (workspace.bytes, alignment, self.reductions as u32);
+                    let found = planned.choose(self.handle.raw(), desc, among)?;
                     planned.algorithm = Some(found);
                 }
                 let algorithm = planned.algorithm.as_ref().map_or(null(), from_ref);
@@ -298,12 +308,13 @@ impl Planned {
         Ok(())
     }
 
-    /// cuBLASLt's first choice within so many bytes of workspace, for addresses that are multiples of `alignment`.
+    /// cuBLASLt's first choice within so many bytes of workspace, for addresses that are multiples of `alignment`, among kernels
+    /// of these reduction schemes (a mask of `cublasLtReductionScheme_t`).
     fn choose(
         &self,
         handle: sys::cublasLtHandle_t,
         desc: &GemmDesc,
-        (workspace, alignment): (usize, u32),
+        (workspace, alignment, reductions): (usize, u32, u32),
     ) -> Result<sys::cublasLtMatmulAlgo_t, GemmError> {
         use sys::cublasLtMatmulPreferenceAttributes_t as Attribute;
         let preference =
@@ -329,10 +340,14 @@ impl Planned {
             };
             let most = Attribute::CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES;
             let room = set(most, from_ref(&workspace).cast(), size_of::<usize>());
-            room.and_then(|()| aligned()).and_then(|()| {
-                let (desc, preference) = (self.desc.raw(), preference.raw());
-                lt::get_matmul_algo_heuristic(handle, desc, a, b, d, d, preference)
-            })
+            let reduction = Attribute::CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK;
+            let reduced = || set(reduction, from_ref(&reductions).cast(), size_of::<u32>());
+            room.and_then(|()| aligned())
+                .and_then(|()| reduced())
+                .and_then(|()| {
+                    let (desc, preference) = (self.desc.raw(), preference.raw());
+                    lt::get_matmul_algo_heuristic(handle, desc, a, b, d, d, preference)
+                })
         };
         found
             .map(|found| found.algo)

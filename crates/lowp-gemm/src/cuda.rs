@@ -28,7 +28,7 @@ impl CudaProducts {
     pub fn new(cuda: &Cuda) -> Result<Self, GemmError> {
         Ok(Self {
             cuda: cuda.clone(),
-            cublaslt: CublasLt::new(cuda)?,
+            cublaslt: CublasLt::new(cuda)?.with_f32_sums(),
             workspace: Workspace::from(cuda.alloc(Workspace::BYTES)?),
         })
     }
@@ -37,6 +37,10 @@ impl CudaProducts {
 impl Products<Cuda> for CudaProducts {
     fn backend(&self) -> &Cuda {
         &self.cuda
+    }
+
+    fn workspace_bytes(&self) -> usize {
+        self.workspace.bytes
     }
 
     fn multiply(&self, job: &ProductJob<Cuda>) -> Result<(), GemmError> {

@@ -69,7 +69,7 @@ pub use desc::{Dtype, Epilogue, GemmDesc, OperandDesc, Scalars, ScaleMode};
 pub use error::GemmError;
 #[cfg(feature = "cuda")]
 pub use operand::{Operand, OperandPtr};
-pub use products::{Factor, Multiplies, ProductJob, Products};
+pub use products::{DEVICE_WORKSPACE, Factor, Multiplies, ProductJob, Products};
 pub use table::GemmKind;
 #[cfg(feature = "cuda")]
 pub use workspace::Workspace;

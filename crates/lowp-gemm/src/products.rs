@@ -100,10 +100,16 @@ fn check_length<B: Backend>(
     })
 }
 
+/// Bytes that [`Products`] of a GPU work in.
+pub const DEVICE_WORKSPACE: usize = 64 << 20;
+
 /// What multiplies bf16 matrices on the stream of a backend.
 pub trait Products<B: Backend>: Debug + Send + Sync {
     /// The stream.
     fn backend(&self) -> &B;
+
+    /// Bytes of the backend that products work in: [`DEVICE_WORKSPACE`] on a GPU, none on a CPU.
+    fn workspace_bytes(&self) -> usize;
 
     /// Gives the stream a product, or the graph that this thread captures.
     ///

@@ -2,6 +2,8 @@
 
 use lowp_kernels::CudaBuffer;
 
+use crate::products::DEVICE_WORKSPACE;
+
 /// Memory that products of a stream work in, one after another. Kernels of cuBLASLt differ in how much of it they need, and those that
 /// need more than there is are not chosen; [`Workspace::BYTES`] are enough for all of them.
 #[derive(Clone, Debug)]
@@ -24,7 +26,7 @@ impl From<CudaBuffer<u8>> for Workspace {
 
 impl Workspace {
     /// Bytes that products of a large model work in.
-    pub const BYTES: usize = 64 << 20;
+    pub const BYTES: usize = DEVICE_WORKSPACE;
 
     /// Memory of another library, which sees to it that nothing else uses it before the work that the stream is given with it.
     pub fn foreign(pointer: u64, bytes: usize) -> Self {

@@ -90,7 +90,8 @@ impl<B: Backend> OptimizerBuilder<B> {
         Self { products, ..self }
     }
 
-    /// Says which elements of the matrix `id` each rank has, for rules of matrices. Where one rank has all of it, nobody need say so.
+    /// Says which elements of the matrix `id` each rank has, for rules of matrices; of other rules it is dropped. Where one rank has all
+    /// of the matrix, nobody need say so.
     ///
     /// # Errors
     /// An id of another optimizer.
@@ -98,7 +99,8 @@ impl<B: Backend> OptimizerBuilder<B> {
         let len = self.params.len();
         let param = self.params.get_mut(id.index);
         let param = param.filter(|_| id.optimizer == self.id);
-        param.ok_or(OptimError::OtherOptimizer { len })?.cut = Some(cut);
+        let param = param.ok_or(OptimError::OtherOptimizer { len })?;
+        param.cut = param.rule.is_of_matrices().then(|| Arc::new(cut));
         Ok(())
     }
 
@@ -302,7 +304,7 @@ impl<B: Backend> OptimizerBuilder<B> {
         let world = Arc::clone(&self.world);
         let optimizer = or_abort(&*world, self.plan())?;
         let control = world.control();
-        control.all_equal("the parameters of the optimizer", &optimizer.describe())?;
+        control.all_equal("the parameters of the optimizer", &optimizer.describe(&[]))?;
         control.all_equal("the hyperparameters", &optimizer.describe_groups())?;
         Ok(optimizer)
     }
@@ -328,7 +330,18 @@ impl<B: Backend> OptimizerBuilder<B> {
             return what(format!("{matrices} are matrices of several replicas"));
         }
         let mut optimizer = self.plan()?;
-        let (before, now) = (of.describe(), optimizer.describe());
+        // A matrix that is frozen has no elements, until it is thawed.
+        let is_empty = |param: &Param<B>| {
+            param
+                .cut
+                .as_ref()
+                .is_some_and(|cut| cut.full.elements() == 0)
+        };
+        let pairs = of.params.iter().zip(&optimizer.params);
+        let uncut: Vec<bool> = pairs
+            .map(|(old, new)| is_empty(old) || is_empty(new))
+            .collect();
+        let (before, now) = (of.describe(&uncut), optimizer.describe(&uncut));
         let mut parts = before.split("; ").zip(now.split("; "));
         if before != now {
             let (before, now) = parts.find(|(a, b)| a != b).unwrap_or((&before, &now));
@@ -415,6 +428,7 @@ impl<B: Backend> OptimizerBuilder<B> {
             launched: 0,
             done: Vec::new(),
             compared: Compared::default(),
+            agreed: Arc::default(),
         })
     }
 }

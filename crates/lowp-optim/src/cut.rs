@@ -2,7 +2,12 @@
 
 use std::ops::Range;
 
+use half::bf16;
+use lowp_comm::digest;
 use lowp_format::{Shape, ShardTiles};
+
+/// Addresses of pieces are multiples of so many bytes, which kernels read and write at once.
+const ALIGNMENT: usize = 16;
 
 /// A matrix over the ranks of a replica: rows, shard tiles or slices of the flattened matrix, of any lengths.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -29,6 +34,20 @@ impl MatrixCut {
     /// The shard tiles, unless they lie in the order of the matrix.
     pub(crate) fn reordered(&self) -> Option<&ShardTiles> {
         self.tiles.as_ref().filter(|tiles| !tiles.are_in_order())
+    }
+
+    /// Whether the piece of `rank` may lie in its place of a whole: elsewhere it would begin where kernels are slow.
+    pub(crate) fn lies_in_place(&self, rank: usize) -> bool {
+        let Range { start, end } = self.ranges[rank];
+        start == end || (start * size_of::<bf16>()).is_multiple_of(ALIGNMENT)
+    }
+
+    /// The cut as text of one length, whatever the number of ranks.
+    pub(crate) fn describe(&self) -> String {
+        let Shape { rows, cols } = self.full;
+        let ends = digest(self.ranges.iter().map(|range| range.end as u64));
+        let ranks = self.ranges.len();
+        format!("{rows} x {cols} over {ranks} ranks (cut {ends:016x})")
     }
 
     /// Why `ranks` ranks, of which `rank` has `len` elements, cannot have this cut.

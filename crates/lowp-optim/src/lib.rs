@@ -147,6 +147,7 @@ pub use error::OptimError;
 pub use group::Group;
 pub use lowp_kernels::{FloatDtype, Rule, StateDtype, StateName};
 pub use memory::ParamMemory;
+pub use muon::MatrixCosts;
 pub use optimizer::Optimizer;
 pub use options::StepOptions;
 pub use param::{ParamId, ParamPlace, ParamSpec};

@@ -4,13 +4,13 @@ use std::fmt::Write as _;
 use std::sync::Arc;
 
 use lowp_comm::{CallLog, Communicator, Mesh, Traffic, or_abort};
-use lowp_format::Shape;
 use lowp_kernels::{Backend, KernelError, Rule, StepCounts};
 use lowp_shard::{CastPlan, FlatGather, ScaleBook};
 
 use crate::memory::OverGrads;
 use crate::muon::Muon;
 use crate::param::Param;
+use crate::present::Present;
 use crate::report::{Compared, PendingStep, StepReport, of_device, read};
 use crate::work::StepWork;
 use crate::{Group, OptimError, ParamId, StepOptions};
@@ -45,6 +45,8 @@ pub struct Optimizer<B: Backend> {
     /// What the next step compares, and what the last one did.
     pub(crate) done: Vec<CallLog>,
     pub(crate) compared: Compared,
+    /// The parameters that all ranks had a gradient of when they last agreed on it.
+    pub(crate) agreed: Arc<Present>,
 }
 
 /// A captured step.
@@ -116,7 +118,8 @@ impl<B: Backend> Optimizer<B> {
     /// in the book advance. Afterwards no gradient is ready, and gathered weights are stale.
     ///
     /// Two collectives, whatever the number of parameters: a gather of the sums of squares, and the
-    /// maximum of all amaxes; a third one where there are flat slices, their gather. Norm, clipping factor, skip and bias corrections are made on the device.
+    /// maximum of all amaxes; a third one where there are flat slices, their gather; and, with rules of
+    /// matrices, those in which matrices travel ([`lowp_comm::Collective::Owned`]). Norm, clipping factor, skip and bias corrections are made on the device.
     /// Where collectives are work of its stream ([`Communicator::is_enqueued`]) the host waits for
     /// nothing, and from the second step on gives the whole step as one graph; what became of it
     /// arrives later. Elsewhere the report is there when the call returns.
@@ -134,6 +137,7 @@ impl<B: Backend> Optimizer<B> {
 
     fn try_step(&mut self, options: &StepOptions) -> Result<PendingStep<B>, OptimError> {
         self.prepare(options)?;
+        self.agree()?;
         let enqueued = self.world.is_enqueued();
         match &mut self.graph {
             Some(step) => {
@@ -181,8 +185,8 @@ impl<B: Backend> Optimizer<B> {
     }
 
     /// The part of a step that the host does: checks that every gradient is there, gives the device the
-    /// options, and says that the rows change. [`Optimizer::enqueue`], or a graph that captured it, follows, then
-    /// [`Optimizer::outcome`]; [`Optimizer::step`] is all three.
+    /// options, and says that the rows change. [`Optimizer::agree`] and [`Optimizer::enqueue`], or a graph that captured
+    /// the latter, follow, then [`Optimizer::outcome`]; [`Optimizer::step`] is all of them.
     ///
     /// # Errors
     /// A parameter without a gradient, or options out of range: of this rank alone.
@@ -204,6 +208,25 @@ impl<B: Backend> Optimizer<B> {
         self.params.iter().for_each(|p| p.item.begin_write());
         self.number += 1;
         self.clear_grads();
+        Ok(())
+    }
+
+    /// Compares over the ranks which parameters have a gradient in the step that was prepared, where others would wait for matrices that
+    /// do not come. Where the step before had the same parameters and the stream does the collectives, and without rules of matrices, it does
+    /// nothing. Every rank must call it.
+    ///
+    /// # Errors
+    /// On every rank: a parameter that has a gradient on some ranks. The step is not taken then.
+    pub fn agree(&mut self) -> Result<(), OptimError> {
+        if self.work.muon().is_none() || self.mesh.shard == 1 {
+            return Ok(());
+        }
+        let present = self.work.present();
+        if self.agreed.which == present.which && self.world.is_enqueued() {
+            return Ok(());
+        }
+        present.compare(self.world.control())?;
+        self.agreed = Arc::clone(present);
         Ok(())
     }
 
@@ -321,7 +344,7 @@ impl<B: Backend> Optimizer<B> {
         counted.wrapping_add(self.launched)
     }
 
-    /// Bytes of the memory in which this rank makes matrices orthogonal.
+    /// Bytes of the memory in which this rank makes matrices orthogonal: those of [`MatrixCosts`](crate::MatrixCosts), and what products work in.
     pub fn matrix_bytes(&self) -> usize {
         self.work.muon().map_or(0, Muon::bytes)
     }
@@ -351,19 +374,19 @@ impl<B: Backend> Optimizer<B> {
         })
     }
 
-    /// Everything that ranks must have in common, as text: not the rows, which they share out.
-    pub(crate) fn describe(&self) -> String {
+    /// Everything that ranks must have in common, as text: not the rows, which they share out. Cuts of the matrices that are `uncut` are left out.
+    pub(crate) fn describe(&self, uncut: &[bool]) -> String {
         let mut text = format!("{} parameters", self.params.len());
-        for param in &self.params {
+        for (index, param) in self.params.iter().enumerate() {
             let (name, group, item) = (&param.name, param.group, &param.item);
             // Writing to a String cannot fail.
             let _ = write!(text, "; {name}: group {group}, {} columns", item.shape.cols);
             let _ = write!(text, ", {:?}", item.kernels);
             let _ = write!(text, ", {:?}", item.source_rounding);
             let _ = write!(text, ", {}", param.describe_states());
-            if let (Some(_), Some(cut)) = (&param.piece, &param.cut) {
-                let (Shape { rows, cols }, ranges) = (cut.full, &cut.ranges);
-                let _ = write!(text, ", elements {ranges:?} of {rows} x {cols}");
+            let is_cut = uncut.get(index) != Some(&true);
+            if let Some(cut) = param.cut.as_ref().filter(|_| is_cut) {
+                let _ = write!(text, ", a matrix of {}", cut.describe());
             }
         }
         text

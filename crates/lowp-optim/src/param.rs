@@ -1,5 +1,7 @@
 //! A parameter: what it is made of, and its buffers on the device.
 
+use std::sync::Arc;
+
 use half::bf16;
 use lowp_format::ShardTiles;
 use lowp_kernels::{
@@ -71,8 +73,8 @@ pub(crate) struct Param<B: Backend> {
     /// Which random bits its states round by.
     pub(crate) random: UpdateRandom,
     pub(crate) grad: Source<B>,
-    /// Which elements of the matrix each rank has, where it is known.
-    pub(crate) cut: Option<MatrixCut>,
+    /// Of a rule of matrices: which elements of the matrix each rank has, where it is known.
+    pub(crate) cut: Option<Arc<MatrixCut>>,
     /// Of a rule of matrices: what is made orthogonal of this rank's elements, and then the result.
     pub(crate) piece: Option<B::Buffer<bf16>>,
     pub(crate) item: CastItem<B>,

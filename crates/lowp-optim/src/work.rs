@@ -191,7 +191,7 @@ impl<B: Backend> StepWork<B> {
         let scalars = &anywhere.on_device;
         if let Some(muon) = &self.muon {
             backend.run_with(momentum, scalars)?;
-            muon.run()?;
+            muon.run(&anywhere.present.which)?;
         }
         backend.run_with(update, scalars)?;
         if let Some(flat) = &anywhere.flat {

@@ -3,6 +3,7 @@
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use lowp_format::{Shape, Usage};
+use lowp_gemm::Multiplies;
 use lowp_kernels::Cpu;
 #[cfg(feature = "cuda")]
 use lowp_kernels::Cuda;
@@ -34,7 +35,7 @@ pub(crate) enum AnyShard {
 }
 
 /// A backend whose shards and gathers Python may hold.
-pub(crate) trait Held: Place {
+pub(crate) trait Held: Place + Multiplies {
     fn hold(shard: ShardedTensor<Self>) -> AnyShard;
     fn shard(shard: &AnyShard) -> Option<&ShardedTensor<Self>>;
 }

@@ -8,7 +8,8 @@ use lowp_comm::{Communicator, Mesh, or_abort};
 use lowp_format::Shape;
 use lowp_kernels::StepCounts;
 use lowp_optim::{
-    Group, OptimizerBuilder, ParamId, ParamMemory, PendingStep, Rule, StepOptions, StepReport,
+    Group, MatrixCut, OptimError, OptimizerBuilder, ParamId, ParamMemory, PendingStep, Rule,
+    StepOptions, StepReport,
 };
 use lowp_shard::DelayedState;
 use pyo3::prelude::*;
@@ -41,6 +42,16 @@ fn group(rule: Rule, (lr, beta1, beta2, eps, weight_decay): GroupArg) -> Group {
     }
 }
 
+/// A matrix of which the elements of each rank follow each other.
+fn cut(full: Shape, ends: &[usize]) -> MatrixCut {
+    let starts = std::iter::once(&0).chain(ends);
+    MatrixCut {
+        full,
+        ranges: starts.zip(ends).map(|(&start, &end)| start..end).collect(),
+        tiles: None,
+    }
+}
+
 /// A parameter as Python gives it.
 #[derive(FromPyObject)]
 pub(crate) struct ParamArg {
@@ -48,6 +59,8 @@ pub(crate) struct ParamArg {
     group: usize,
     recipe: Py<Recipe>,
     shape: (usize, usize),
+    /// Of rules of matrices over several ranks: the rows of the whole, and where the elements of each rank end.
+    cut: Option<(usize, Vec<usize>)>,
     /// Rows that FSDP2 gathers, in the place of `buffers`.
     shard: Option<Py<Shard>>,
     buffers: Named,
@@ -161,6 +174,9 @@ impl<B: Held> Of<B> {
         for &of in groups {
             builder.group(group(rule, of));
         }
+        if rule.is_of_matrices() {
+            builder = builder.products(backend.products().map_err(OptimError::from)?);
+        }
         let mut ids = Vec::new();
         for param in params {
             let states = param.states.into_iter();
@@ -193,6 +209,9 @@ impl<B: Held> Of<B> {
                     builder.param_in(&tensor, param.name, param.group, memory)?
                 }
             };
+            if let Some((rows, ends)) = param.cut {
+                builder.matrix(id, cut(Shape::new(rows, param.shape.1), &ends))?;
+            }
             ids.push(id);
         }
         Ok((builder, ids))
@@ -290,6 +309,7 @@ impl<B: Held> Steps for Of<B> {
             Ok(stream)
         });
         let stream = or_abort(&*self.comm, ready)?;
+        self.optimizer.agree()?;
         // Nothing where both are the same stream.
         self.backend.wait_for(&stream)?;
         self.optimizer.enqueue()?;

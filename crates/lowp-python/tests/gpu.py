@@ -98,6 +98,29 @@ class Steps(unittest.TestCase):
                         self.assertTrue(torch.equal(a, b.cpu()), name)
                 self.assertEqual(own.last_step(), other.last_step())
 
+    def test_steps_of_muon_are_nearly_those_of_the_cpu(self):
+        # Products add up in another order; momenta are of one element each.
+        nets = []
+        for device in ("cpu", DEVICE):
+            torch.manual_seed(0)
+            net = nn.Sequential(nn.Linear(256, 384, bias=False), nn.Linear(384, 128, bias=False)).to(device)
+            lowp.quantize_model_(net, "mxfp8", ignore=["1"])
+            nets.append((net, lowp.Muon(net.parameters(), lr=0.02)))
+        (here, own), (there, other) = nets
+        begun = [lowp.dequantize_state_dict(here, masters=True)[key].clone() for key in here.state_dict()]
+        for step in range(4):
+            torch.manual_seed(step)
+            for a, b in zip(here.parameters(), there.parameters()):
+                a.grad = torch.randn(a.shape)
+                b.grad = a.grad.to(DEVICE)
+            own.step()
+            other.step()
+        for a, b, first in zip(here.parameters(), there.parameters(), begun):
+            (a_state, b_state), values = (own.state[a], other.state[b]), (a, b)
+            self.assertTrue(torch.equal(a_state["momentum_buffer"], b_state["momentum_buffer"].cpu()))
+            mine, theirs = (state.get("master", value).detach().cpu() for state, value in zip((a_state, b_state), values))
+            self.assertLess((mine - theirs).norm(), 0.02 * (mine - first).norm())
+
     def test_a_captured_step_is_a_step(self):
         nets = []
         for _ in range(2):

@@ -15,19 +15,22 @@ from torch.distributed.fsdp import fully_shard
 import lowp
 import ranks
 
-#: Recipes, with rows that fit 1, 2 and 3 ranks.
-CASES = (("mxfp8", 192), ("fp8-current", 129), ("fp8-delayed", 129), ("nvfp4-2d", 96), (None, 129))
+#: Recipes, with rows that fit 1, 2 and 3 ranks, and optimizers.
+CASES = tuple((name, rows, lowp.AdamW) for name, rows in (("mxfp8", 192), ("fp8-current", 129), ("fp8-delayed", 129), ("nvfp4-2d", 96), (None, 129)))
+CASES += (("mxfp8", 192, lowp.Muon), ("fp8-current", 129, lowp.Muon), (None, 129, lowp.Muon))
 
 
-def made(name, rows, seed=1):
+def made(name, rows, seed=1, make=lowp.AdamW):
     torch.manual_seed(seed)
-    net = nn.Sequential(nn.Linear(64, rows), nn.Linear(rows, 8))
+    # Muon takes no biases. Few rows are none of the last rank.
+    bias = make is not lowp.Muon
+    net = nn.Sequential(nn.Linear(64, rows, bias=bias), nn.Linear(rows, 8, bias=bias), nn.Linear(8, 2, bias=bias))
     if name is None:
         net.bfloat16()
     else:
-        lowp.quantize_model_(net, name, ignore=["1"])
+        lowp.quantize_model_(net, name, ignore=["1", "2"])
     fully_shard(net)
-    return net, lowp.AdamW(net.parameters(), lr=1e-2)
+    return net, make(net.parameters(), lr=1e-2)
 
 
 def step(net, opt, at):
@@ -65,25 +68,27 @@ def load(net, opt, folder, first="net"):
 def saves(rank, world, folder):
     """Runs of two steps, a checkpoint, and two steps more."""
     after = {}
-    for name, rows in CASES:
-        net, opt = made(name, rows)
+    for name, rows, make in CASES:
+        net, opt = made(name, rows, make=make)
+        case = f"{name} {make.__name__}"
         for at in range(4):
             if at == 2:
-                dcp.save(state_of(net, opt), checkpoint_id=f"{folder}/{name}")
+                dcp.save(state_of(net, opt), checkpoint_id=f"{folder}/{case}")
             step(net, opt, at)
-        after[name] = found(net, opt)
+        after[case] = found(net, opt)
     return after
 
 
 def resumes(rank, world, folder, first):
     """The last two steps, from the checkpoint."""
     after = {}
-    for name, rows in CASES:
-        net, opt = made(name, rows, seed=2)
-        load(net, opt, f"{folder}/{name}", first)
+    for name, rows, make in CASES:
+        net, opt = made(name, rows, seed=2, make=make)
+        case = f"{name} {make.__name__}"
+        load(net, opt, f"{folder}/{case}", first)
         for at in (2, 3):
             step(net, opt, at)
-        after[name] = found(net, opt)
+        after[case] = found(net, opt)
     return after
 
 

@@ -7,10 +7,72 @@ import unittest
 
 import torch
 from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import distribute_tensor
 
 import lowp
 import model
 import ranks
+
+
+def muon(rank, world, sharded):
+    """Weights, masters and momenta after some steps of the same gradients, whole. The last rank has no rows of the second matrix."""
+    found = []
+    for name, rows in (("mxfp8", 192), ("nvfp4-2d", 96), (None, 129)):
+        torch.manual_seed(1)
+        net = nn.Sequential(nn.Linear(64, rows, bias=False), nn.Linear(rows, 2, bias=False))
+        if name is not None:
+            lowp.quantize_model_(net, name, ignore=["1"])
+        if sharded:
+            fully_shard(net)
+        net[1].weight.requires_grad_(False)
+        opt = lowp.Muon(net.parameters(), lr=0.02, adjust_lr_fn="match_rms_adamw")
+        for at in range(4):
+            # One matrix is thawed, and then the other has no gradient in a step.
+            net[1].weight.requires_grad_(at > 0)
+            torch.manual_seed(at)
+            for param in net.parameters():
+                whole = torch.randn(param.shape)
+                if param.requires_grad:
+                    param.grad = distribute_tensor(whole, param.device_mesh, param.placements, src_data_rank=None) if sharded else whole
+            if at == 2:
+                net[0].weight.grad = None
+            opt.step()
+        for param in net.parameters():
+            for value in (param.detach(), *(opt.state[param][key] for key in ("master", "momentum_buffer") if key in opt.state[param])):
+                value = value.full_tensor() if hasattr(value, "full_tensor") else value
+                found.append(value.dequantize() if isinstance(value, lowp.Tensor) else value)
+    return found
+
+
+def muon_of_some(rank, world):
+    """The errors of three steps, in the second of which rank 1 has no gradient of a matrix."""
+    net = nn.Sequential(nn.Linear(64, 64, bias=False), nn.Linear(64, 64, bias=False))
+    fully_shard(net)
+    opt, errors = lowp.Muon(net.parameters()), []
+    for at in range(3):
+        for param in net.parameters():
+            param.grad = torch.ones_like(param)
+        if (rank, at) == (1, 1):
+            net[1].weight.grad = None
+        try:
+            opt.step()
+            errors.append(None)
+        except lowp.LowpError as error:
+            errors.append(str(error))
+    return errors
+
+
+def muon_of_replicas(rank, world):
+    net = nn.Linear(64, 64, bias=False)
+    fully_shard(net, mesh=init_device_mesh("cpu", (2, 2), mesh_dim_names=("replicate", "shard")))
+    opt = lowp.Muon(net.parameters())
+    net.weight.grad = torch.zeros_like(net.weight)
+    try:
+        opt.step()
+    except lowp.LowpError as error:
+        return str(error)
 
 
 def of_torch(params):
@@ -70,8 +132,73 @@ class Steps(unittest.TestCase):
         torch.testing.assert_close(param.detach().double(), p, rtol=1e-5, atol=1e-6)
         torch.testing.assert_close(opt.state[param]["exp_avg"].double(), m, rtol=1e-5, atol=1e-6)
 
+    def test_muon_is_that_of_torch(self):
+        shapes = ((24, 40), (40, 24), (32, 32), (1, 16), (16, 1))
+        for adjust_lr_fn in (None, "original", "match_rms_adamw"):
+            for weight_decay in (0.0, 0.1):
+                options = dict(lr=0.02, weight_decay=weight_decay, adjust_lr_fn=adjust_lr_fn)
+                with self.subTest(**options):
+                    torch.manual_seed(0)
+                    own = [nn.Parameter(torch.randn(shape)) for shape in shapes]
+                    other, first = copy.deepcopy(own), [param.detach().clone() for param in own]
+                    mine, theirs = lowp.Muon(own, **options), torch.optim.Muon(other, **options)
+                    for _ in range(8):
+                        for a, b in zip(own, other):
+                            a.grad = torch.randn_like(a)
+                            b.grad = a.grad.clone()
+                        mine.step()
+                        theirs.step()
+                    for a, b, begun in zip(own, other, first):
+                        # Both round to bf16, each in other places, and a step repeats a rounding's effect up to 3.4 times.
+                        self.assertLess((a - b).norm(), 0.02 * (b - begun).norm(), a.shape)
+                        torch.testing.assert_close(mine.state[a]["momentum_buffer"] * (1 - 0.95), theirs.state[b]["momentum_buffer"])
+
+    def test_muon_takes_matrices_alone(self):
+        net = nn.Linear(8, 4)
+        for params, title in ((net.parameters(), "parameter 1 of shape"), (net.named_parameters(), r"parameter 1 \(bias\) of shape")):
+            with self.assertRaisesRegex(lowp.LowpError, f"{title} \\(4,\\) is no matrix; give lowp.Muon parameters of two axes"):
+                lowp.Muon(params)
+        opt = lowp.Muon([net.weight])
+        with self.assertRaisesRegex(lowp.LowpError, "parameter 1 of shape"):
+            opt.add_param_group({"params": [net.bias]})
+        self.assertEqual(len(opt.param_groups), 1)
+        for wrong, message in (
+            (dict(adjust_lr_fn="spectral_unclamped"), "give 'original' or 'match_rms_adamw'"),
+            (dict(nesterov=False), "leave nesterov out"),
+            (dict(moments_dtype=torch.bfloat16), "moments_dtype=torch.bfloat16; give torch.float32$"),
+        ):
+            with self.assertRaisesRegex(lowp.LowpError, message):
+                lowp.Muon([net.weight], **wrong)
+
+    def test_muon_trains_what_was_frozen(self):
+        torch.manual_seed(0)
+        first, second = (nn.Parameter(torch.randn(8, 16)) for _ in range(2))
+        second.requires_grad_(False)
+        opt = lowp.Muon([first, second], lr=0.02)
+        for step in range(4):
+            if step == 2:
+                second.requires_grad_(True)
+            for param in (first, second):
+                param.grad = torch.randn_like(param) if param.requires_grad else None
+            before = second.detach().clone()
+            opt.step()
+            self.assertEqual(torch.equal(second, before), step < 2)
+        self.assertEqual([int(state["step"]) for state in opt.state_dict()["state"].values()], [4, 2])
+
+    def test_muon_over_ranks_is_that_of_one_process(self):
+        expected = muon(0, 1, False)
+        for world in (2, 3):
+            for found in ranks.run(world, muon, True):
+                for a, b in zip(found, expected, strict=True):
+                    self.assertTrue(torch.equal(a, b), world)
+        for errors in ranks.run(2, muon_of_some):
+            self.assertIn("has a gradient on ranks [0] and none on ranks [1]", errors[1])
+            self.assertEqual([errors[0], errors[2]], [None, None])
+        for message in ranks.run(4, muon_of_replicas):
+            self.assertIn("lowp.Muon over 2 replicas of 2 shards", message)
+
     def test_a_state_goes_on_in_another_optimizer_of_its_kind_alone(self):
-        makes = [lowp.AdamW, lowp.Lion, lowp.SGD, lambda params: lowp.SGD(params, momentum=0.9)]
+        makes = [lowp.AdamW, lowp.Lion, lowp.SGD, lambda params: lowp.SGD(params, momentum=0.9), lowp.Muon]
         grads = torch.randn(4, 64, 64)
         for make in makes:
             net, copied = nn.Linear(64, 64, bias=False), nn.Linear(64, 64, bias=False)

@@ -12,9 +12,7 @@ pub(crate) const F32: usize = 4;
 const ID: usize = 4;
 
 /// Bytes that products work in.
-const PRODUCTS: usize = 64 << 20;
-#[cfg(feature = "cuda")]
-const _: () = assert!(PRODUCTS == lowp_gemm::Workspace::BYTES);
+const PRODUCTS: usize = lowp_gemm::DEVICE_WORKSPACE;
 
 /// Most bytes of the logits that are there at a time.
 const LOGITS: usize = 512 << 20;

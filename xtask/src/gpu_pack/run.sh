@@ -1,7 +1,7 @@
 #!/bin/sh
 # Runs the GPU tests of lowp and measures its kernels; results go to the folder that is named first.
 # Needs NVIDIA's driver and nothing else. With a second GPU more tests run, most of which need NCCL (libnccl.so.2
-# on LD_LIBRARY_PATH).
+# on LD_LIBRARY_PATH). Tests of products need cuBLASLt (libcublasLt.so.13 or .12 there).
 #   ./run.sh OUT            tests, then the bench
 #   ./run.sh OUT tests      only the tests; further arguments go to the test program
 #   ./run.sh OUT failures   only those of ranks that are killed, stopped or wrong, with a table of the seconds until all
@@ -25,7 +25,7 @@ failed=0
 case $what in
 all | tests)
   "$here/kernel-tests" cuda --nocapture --test-threads 4 "$@" >"$out/tests.txt" 2>&1 || failed=1
-  [ $# -gt 0 ] || for tests in shard-tests optim-tests; do
+  [ $# -gt 0 ] || for tests in gemm-tests shard-tests optim-tests; do
     "$here/$tests" cuda --nocapture --test-threads 1 >>"$out/tests.txt" 2>&1 || failed=1
   done
   # Multicast over NVLink is no part of what is tested, and some machines lack the rights for it.

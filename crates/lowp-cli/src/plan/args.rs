@@ -52,6 +52,8 @@ JSON of --model:
       weights            stored between steps
       masters, states, gradients  of the linear layers: f32, --optimizer-state of --optimizer,
                          reduced in f32
+      matrices           with --optimizer muon or moonlight: matrices that the rank makes
+                         orthogonal, pieces of the others, and what the work takes, in bf16
       gathered           weights at once, and what they are brought together in
       parts              kept from forward to backward, with --reshard-after-forward N
       decoded            weights as f32, which products on a CPU read
@@ -77,8 +79,8 @@ JSON of --model:
   left_out               array of `what`, and its `bytes` or null
   operations             array, in the order of a step:
       what               transient_variables (embeddings and heads), forward,
-                         forward_again, backward, full_weights, gradients, replicas, or
-                         variables
+                         forward_again, backward, full_weights, gradients, replicas, matrices
+                         (momenta to those who make them orthogonal, and back), or variables
       code, passes       recipe or dtype; how often in a step
       sent_bytes         over the ranks of one replica
       rank, world        `within_node` and `between_nodes`: bytes that arrive

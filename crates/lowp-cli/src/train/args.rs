@@ -65,7 +65,7 @@ JSON: {\"device\": \"cpu\" or \"cuda\", \"runs\": [..], \"config\": {..}}. One e
   data_seconds_per_step  those in which rank 0 waited for its data
   tokens_per_second      over all ranks
   flops_per_second       of the model's products and attention, forward and backward, without recomputed work
-  parameter_bytes_per_rank  most bytes of weights, masters, states, gradients and variables that a rank held at once
+  parameter_bytes_per_rank  most bytes of weights, masters, states, gradients, variables and what muon works in that a rank held at once
   device_bytes_per_rank  on GPUs, most bytes that a rank held there, activations included: as counted, and as measured
   ways                   on GPUs, how attention ran: by cuDNN, deterministic or not, or as products
   planned_bytes_per_rank  the same by the accounting of `lowp plan --device cuda`, before anything was allocated; null on a CPU

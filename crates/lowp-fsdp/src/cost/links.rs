@@ -164,6 +164,29 @@ impl Sends {
         }
     }
 
+    /// Pieces of all ranks of each group travel to the rank that has the whole, and back: rank `r` has `owned[r]` wholes of these pieces.
+    pub(super) fn add_owned(&mut self, pieces: &[u64], owned: &[u128]) {
+        let all: u128 = pieces.iter().map(|&piece| u128::from(piece)).sum();
+        let wholes: u128 = owned.iter().sum();
+        for SendsOfGroup { place, nodes, .. } in &mut self.groups {
+            let node = |rank: usize| (*place + rank) / self.per_node;
+            let mut of_nodes = vec![0u128; nodes.len()];
+            for (rank, &piece) in pieces.iter().enumerate() {
+                of_nodes[node(rank)] += u128::from(piece);
+            }
+            // Back from another node, unless the whole is on this one.
+            for (arrived, own) in nodes.iter_mut().zip(&of_nodes) {
+                arrived.between_nodes += wholes * own;
+            }
+            for (rank, &times) in owned.iter().enumerate() {
+                let (arrived, own) = (&mut nodes[node(rank)], of_nodes[node(rank)]);
+                arrived.between_nodes -= times * own;
+                let within = own - u128::from(pieces[rank]);
+                *arrived += LinkBytes::new(2 * within, all - own) * times;
+            }
+        }
+    }
+
     pub(super) fn moved(&self) -> MovedBytes {
         let mut moved = MovedBytes::default();
         for group in &self.groups {
@@ -309,6 +332,30 @@ mod tests {
             }
             let direct = neighbours(&pieces, groups, per_node, Route::Direct);
             assert_eq!(sends.moved(), direct, "{ranks} {groups} {per_node}");
+        }
+    }
+
+    /// Pieces that travel to wholes and back are what each rank sends another.
+    #[test]
+    fn pieces_of_wholes_travel_one_by_one() {
+        for (ranks, groups, per_node) in (1..9)
+            .flat_map(|ranks| (1..5).map(move |groups| (ranks, groups)))
+            .flat_map(|(ranks, groups)| (1..8).map(move |per_node| (ranks, groups, per_node)))
+        {
+            let pieces = pieces(ranks);
+            let owned: Vec<u128> = (0..ranks as u128).map(|rank| rank * 5 % 3).collect();
+            let [mut one_by_one, mut at_once] =
+                [(); 2].map(|()| Sends::new(ranks, groups, per_node));
+            for (owner, &times) in owned.iter().enumerate() {
+                for rank in (0..ranks).filter(|&rank| rank != owner) {
+                    let bytes = times * u128::from(pieces[rank]);
+                    one_by_one.add(rank, owner, bytes);
+                    one_by_one.add(owner, rank, bytes);
+                }
+            }
+            at_once.add_owned(&pieces, &owned);
+            let what = format!("{groups} groups of {ranks}, {per_node} a node");
+            assert_eq!(at_once.moved(), one_by_one.moved(), "{what}");
         }
     }
 

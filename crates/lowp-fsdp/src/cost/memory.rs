@@ -2,6 +2,7 @@
 
 use super::buckets::{Buckets, most_in_bucket};
 use super::config::{CostConfig, parameter_state};
+use super::matrices::Matrices;
 use super::vars::Vars;
 use super::weights::Weights;
 use crate::VarPlace;
@@ -28,6 +29,8 @@ pub struct RankMemory {
     /// What they are.
     #[serde(skip)]
     states_are: &'static str,
+    /// Of a rule of matrices: the matrices that it makes orthogonal, the pieces of others, and what the work takes.
+    pub matrices: u128,
     /// Reduced gradients, f32.
     pub gradients: u128,
     /// Memory that weights are gathered in.
@@ -53,7 +56,7 @@ impl RankMemory {
     /// Of the first rank that holds most.
     pub(super) fn new<R: Recipe>(
         (weights, vars): (&Weights<R>, &Vars),
-        buckets: &Buckets<'_>,
+        (buckets, matrices): (&Buckets<'_>, &Matrices),
         config: &CostConfig,
     ) -> Self {
         let common = Self {
@@ -82,6 +85,7 @@ impl RankMemory {
                 weights: by_rank(|cost| &cost.stored),
                 masters: F32 * own,
                 states: config.state_bytes(own),
+                matrices: matrices.bytes[rank],
                 gradients: F32 * own,
                 parts: by_rank(|cost| &cost.parts),
                 variable_state: var,
@@ -100,11 +104,12 @@ impl RankMemory {
     }
 
     /// The parts with what they are.
-    pub fn rows(&self) -> [(&'static str, u128); 11] {
+    pub fn rows(&self) -> [(&'static str, u128); 12] {
         [
             ("weights, stored", self.weights),
             ("fp32 masters", self.masters),
             (self.states_are, self.states),
+            ("matrices made orthogonal, bf16", self.matrices),
             ("reduced gradients, f32", self.gradients),
             ("gathered at once", self.gathered),
             ("parts kept for backward", self.parts),

@@ -4,6 +4,7 @@ use super::bandwidth::Bandwidth;
 use super::buckets::Buckets;
 use super::config::CostConfig;
 use super::links::{LinkBytes, MovedBytes, Route, all_reduce, neighbours, replicas};
+use super::matrices::Matrices;
 use super::uneven::Uneven;
 use super::vars::Vars;
 use super::weight::{Gather, Local, Use};
@@ -62,7 +63,7 @@ impl StepTraffic {
     /// The step of a model whose weights live in `recipe`.
     pub(super) fn new<R: Recipe>(
         (weights, vars): (&Weights<R>, &Vars),
-        buckets: &Buckets<'_>,
+        (buckets, matrices): (&Buckets<'_>, &Matrices),
         recipe: &str,
         config: &CostConfig,
         bandwidth: Option<&Bandwidth>,
@@ -99,6 +100,15 @@ impl StepTraffic {
             vars.all().by_rank(config.mesh.shard, |cost| &cost.elements),
         ];
         step.gradients(by_rank, buckets, config);
+        step.operations.push(CollectiveCost {
+            key: "matrices",
+            what: "send matrices to owners and back",
+            code: "bf16".to_owned(),
+            passes: 1,
+            sent: matrices.sent,
+            moved: matrices.moved,
+            seconds: None,
+        });
         let sum = of_vars(("variables", "gather variables"), 1, bandwidth);
         step.var_gathers(sum, vars.staying_gathers(), config, bandwidth);
         let takes_time = |operation: &CollectiveCost| operation.seconds.is_some_and(|s| s > 0.0);
@@ -285,7 +295,8 @@ fn of_vars(
 
 impl CollectiveCost {
     fn is_gather(&self) -> bool {
-        !self.key.starts_with("gradients") && self.key != "replicas"
+        let others = ["replicas", "matrices"];
+        !self.key.starts_with("gradients") && !others.contains(&self.key)
     }
 }
 

@@ -5,6 +5,7 @@ use super::config::CostConfig;
 use super::weight::WeightCost;
 use crate::{Sharding, VarPlace};
 use lowp_format::{BlockCuts, FormatError, Recipe, ReshardAfterForward, Shape};
+use lowp_optim::MatrixCut;
 use lowp_shard::ShardError;
 
 /// Weights that cost the same.
@@ -183,6 +184,25 @@ impl<R: Recipe> Weights<R> {
         let tiles = self.kinds.iter().filter_map(|kind| kind.cuts.as_ref());
         let tiles = tiles.filter(|cuts| !cuts.tiles.are_in_order());
         tiles.map(|cuts| cuts.tiles.full())
+    }
+
+    /// The elements of each kind that ranks have masters of.
+    pub(super) fn matrix_cuts(&self) -> Vec<MatrixCut> {
+        let cut = |kind: &Kind<R>| {
+            let mut end = 0;
+            let ranges = kind.cost.elements.iter().map(|&len| {
+                let start = end;
+                // At most the elements of a matrix.
+                end += usize::try_from(len).unwrap_or(usize::MAX);
+                start..end
+            });
+            MatrixCut {
+                full: kind.shape,
+                ranges: ranges.collect(),
+                tiles: kind.cuts.as_ref().map(|cuts| cuts.tiles),
+            }
+        };
+        self.kinds.iter().map(cut).collect()
     }
 
     /// The numbers of their kinds, in the order of forward.

@@ -12,7 +12,7 @@ use lowp_fsdp::{
     VarSpec, VarUse,
 };
 use lowp_kernels::{Backend, Cpu};
-use lowp_optim::StepOptions;
+use lowp_optim::{Group, Rule, StepOptions};
 use lowp_shard::Init;
 
 /// Longer than any call here takes.
@@ -49,6 +49,33 @@ fn model(comm: &Comm, vars: VarPlace) -> Model {
 
 fn solo() -> Comm {
     Arc::new(LocalComm::solo(&Cpu))
+}
+
+/// A rule of matrices updates layers, and variables have another one.
+#[test]
+fn variables_have_no_rule_of_matrices() {
+    let mesh = MeshComm::new(Mesh::sharded(1), solo()).expect("a mesh");
+    let linears = [LinearSpec::new("layer", 32, 32, Init::Normal(0.1))];
+    let made = |vars: &[VarSpec], var_group| {
+        let options = ModelOptions {
+            group: Group::of(Rule::Muon),
+            var_group,
+            ..ModelOptions::default()
+        };
+        ShardedModel::new(&Cpu, &mesh, |_| recipe(), &linears, vars, options).map(drop)
+    };
+    let vars = [var("gain", &[8])];
+    for (group, rule) in [
+        (None, "muon"),
+        (Some(Group::of(Rule::Moonlight)), "moonlight"),
+    ] {
+        let error = made(&vars, group).expect_err("a variable").to_string();
+        for part in ["'gain'", rule, "`ModelOptions::var_group`"] {
+            assert!(error.contains(part), "{error}");
+        }
+    }
+    made(&vars, Some(Group::default())).expect("AdamW");
+    made(&[], None).expect("no variables");
 }
 
 /// Calls `wrong` on the last of two ranks, which then keeps its model, and `right` on the first: how each ended.

@@ -47,6 +47,8 @@ fn ranks_by(
         let mesh = MeshComm::new(Mesh::sharded(world), comm.clone())?;
         let options = ModelOptions {
             group: Group::of(rule),
+            // The states of both are the same.
+            var_group: rule.is_of_matrices().then(|| Group::of(Rule::SgdMomentum)),
             ..ModelOptions::default()
         };
         if load {

@@ -244,7 +244,10 @@ fn train(run: &Run, (from, save): (Option<&Path>, Option<&Path>)) -> Trained {
         }
         let bytes = model.weight_bytes(Default::default())?;
         let staged = staged(&model, run.wire);
-        Ok::<_, ModelError>((values(&model)?, bytes, in_tiles(&model), staged))
+        let owned = comm.traffic().owned_bytes;
+        let matrices = [model.optimizer().matrix_bytes() as u64, owned];
+        let values = values(&model)?;
+        Ok::<_, ModelError>((values, bytes, in_tiles(&model), staged, matrices))
     });
     let mut ended = ended.expect("ranks that work");
     let replica = &ended[..run.mesh.shard];
@@ -265,8 +268,16 @@ fn train(run: &Run, (from, save): (Option<&Path>, Option<&Path>)) -> Trained {
         let staged = replica.iter().map(|rank| rank.3 as u128);
         assert_eq!(staged.max(), Some(costs.staging), "{run:?}");
     }
+    let [bytes, _] = replica[costs.memory.rank].4;
+    assert_eq!(u128::from(bytes), costs.memory.matrices, "{run:?}");
+    let mut operations = costs.step.operations.iter();
+    let planned = operations.find(|operation| operation.key == "matrices");
+    let sent: u64 = replica.iter().map(|rank| rank.4[1]).sum();
+    let steps = 2;
+    let planned = steps * planned.map_or(0, |operation| operation.sent);
+    assert_eq!(u128::from(sent), planned, "{run:?}");
     assert!(ended.iter().all(|rank| rank.0 == ended[0].0));
-    let (values, _, in_tiles, _) = ended.swap_remove(0);
+    let (values, _, in_tiles, ..) = ended.swap_remove(0);
     Trained { values, in_tiles }
 }
 
@@ -308,7 +319,7 @@ fn muon_trains_on_many_ranks_what_it_trains_on_one() {
             ..Run::new(recipe(name), ranks)
         };
         let one = train(&of(1), (None, None));
-        for ranks in [2, 5] {
+        for ranks in [2, 3, 5] {
             let many = train(&of(ranks), (None, None));
             assert!(many.values == one.values, "{name}, {ranks} ranks");
         }

@@ -1,3 +1,3 @@
-//! Tests of the products of a CPU.
+//! Tests of products on every backend.
 
 mod products;

@@ -1,4 +1,6 @@
-//! Products of bf16 matrices on the CPU: the definition, whatever the sides, the transposition and the threads.
+//! Products of bf16 matrices on every backend: the definition, whatever the sides, the transposition and the threads.
+
+use std::ops::Range;
 
 use half::bf16;
 use lowp_gemm::{CpuProducts, Factor, GemmError, ProductJob, Products};
@@ -23,53 +25,179 @@ fn bits(values: &[bf16]) -> Vec<u16> {
     values.iter().map(|x| (*x + bf16::ZERO).to_bits()).collect()
 }
 
+/// A product of random integers.
+#[derive(Clone, Copy, Debug)]
+struct Case {
+    sizes: [usize; 3],
+    transposed: [bool; 2],
+    added: bool,
+    seed: u64,
+}
+
+const ALPHA: f32 = 0.5;
+const BETA: f32 = 3.0;
+
+impl Case {
+    /// Its operands, as they are stored, and the addend.
+    fn values(&self) -> [Vec<bf16>; 3] {
+        let [rows, cols, k] = self.sizes;
+        [rows * k, k * cols, rows * cols].map(|len| values(self.seed ^ len as u64, len))
+    }
+
+    /// The product of the entries of the contracted axis that are in `part`, before it is rounded.
+    fn sums(&self, part: Range<usize>) -> Vec<f32> {
+        let Self {
+            sizes: [rows, cols, k],
+            transposed,
+            ..
+        } = *self;
+        let [left, right, _] = self.values();
+        let at =
+            |values: &[bf16], transposed: bool, [outer, inner]: [usize; 2], i: usize, j: usize| {
+                let index = if transposed {
+                    j * outer + i
+                } else {
+                    i * inner + j
+                };
+                values[index].to_f32()
+            };
+        let entry = |index: usize| {
+            let (i, j) = (index / cols, index % cols);
+            let terms = part.clone().map(|l| {
+                at(&left, transposed[0], [rows, k], i, l)
+                    * at(&right, transposed[1], [k, cols], l, j)
+            });
+            terms.sum()
+        };
+        (0..rows * cols).map(entry).collect()
+    }
+
+    /// By the definition.
+    fn expected(&self) -> Vec<bf16> {
+        let [_, _, addend] = self.values();
+        let entry = |(sum, before): (f32, &bf16)| {
+            let before = if self.added {
+                BETA * before.to_f32()
+            } else {
+                0.0
+            };
+            bf16::from_f32(before + ALPHA * sum)
+        };
+        let sums = self.sums(0..self.sizes[2]);
+        sums.into_iter().zip(&addend).map(entry).collect()
+    }
+
+    /// By `products`, and by a graph of them, which multiplies what its buffers hold at the launch.
+    fn check<B: Backend>(&self, products: &impl Products<B>) -> Result<(), GemmError> {
+        let backend = products.backend();
+        let [left, right, addend] = self.values();
+        let factor = |values: &[bf16], transposed| -> Result<Factor<B>, GemmError> {
+            let values = backend.upload(values)?;
+            Ok(Factor { values, transposed })
+        };
+        let job = ProductJob {
+            sizes: self.sizes,
+            left: factor(&left, self.transposed[0])?,
+            right: factor(&right, self.transposed[1])?,
+            alpha: ALPHA,
+            addend: match self.added {
+                true => Some((BETA, backend.upload(&addend)?)),
+                false => None,
+            },
+            out: backend.alloc(self.sizes[0] * self.sizes[1])?,
+        };
+        let (expected, out) = (bits(&self.expected()), || backend.download(&job.out));
+        products.multiply(&job)?;
+        assert_eq!(bits(&out()?), expected, "{self:?}");
+        backend.write(&job.out, 0, &vec![bf16::ZERO; expected.len()])?;
+        let graph = backend.capture(|| products.multiply(&job))?;
+        assert!(out()?.iter().all(|x| x.to_f32() == 0.0), "{self:?}");
+        backend.launch(&graph)?;
+        assert_eq!(bits(&out()?), expected, "{self:?}");
+        Ok(())
+    }
+}
+
+fn cases() -> impl Strategy<Value = Case> {
+    let sizes = [1usize..20, 1usize..20, 1usize..20];
+    let case = |(sizes, transposed, added, seed)| Case {
+        sizes,
+        transposed,
+        added,
+        seed,
+    };
+    (sizes, any::<[bool; 2]>(), any::<bool>(), any::<u64>()).prop_map(case)
+}
+
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(64))]
 
     #[test]
-    fn a_product_is_the_sum_rounded_once(
-        sizes in [1usize..20, 1usize..20, 1usize..20],
-        transposed in any::<[bool; 2]>(),
-        added in any::<bool>(),
-        threads in 1usize..4,
-        seed in any::<u64>(),
-    ) {
-        let [rows, cols, k] = sizes;
-        let [left, right, addend] = [rows * k, k * cols, rows * cols]
-            .map(|len| values(seed ^ len as u64, len));
-        let at = |values: &[bf16], transposed: bool, [outer, inner]: [usize; 2], i: usize, j: usize| {
-            let index = if transposed { j * outer + i } else { i * inner + j };
-            values[index].to_f32()
-        };
-        let (alpha, beta) = (0.5, 3.0);
-        let expected = (0..rows * cols).map(|index| {
-            let (i, j) = (index / cols, index % cols);
-            let terms = (0..k).map(|l| {
-                at(&left, transposed[0], [rows, k], i, l) * at(&right, transposed[1], [k, cols], l, j)
-            });
-            let before = if added { beta * addend[index].to_f32() } else { 0.0 };
-            bf16::from_f32(before + alpha * terms.sum::<f32>())
-        });
-        let expected: Vec<bf16> = expected.collect();
-        let factor = |values, transposed| Factor { values: upload(values), transposed };
-        let job = ProductJob {
-            sizes,
-            left: factor(&left, transposed[0]),
-            right: factor(&right, transposed[1]),
-            alpha,
-            addend: added.then(|| (beta, upload(&addend))),
-            out: Cpu.alloc(rows * cols)?,
-        };
-        let products = CpuProducts { threads };
-        products.multiply(&job)?;
-        prop_assert_eq!(bits(&job.out.read()?), bits(&expected));
-        // A graph multiplies what its buffers hold at the launch.
-        Cpu.clear(&job.out)?;
-        let graph = Cpu.capture(|| products.multiply(&job))?;
-        prop_assert!(job.out.read()?.iter().all(|x| x.to_f32() == 0.0));
-        Cpu.launch(&graph)?;
-        prop_assert_eq!(bits(&job.out.read()?), bits(&expected));
+    fn a_product_is_the_sum_rounded_once(case in cases(), threads in 1usize..4) {
+        case.check(&CpuProducts { threads })?;
     }
+}
+
+/// A sum that a library may split: parts that are rounded to bf16 before they are added up would show.
+fn long_sums<B: Backend>(products: &impl Products<B>) {
+    for [rows, cols] in [[32, 32], [8, 64]] {
+        let case = Case {
+            sizes: [rows, cols, 1 << 16],
+            transposed: [false, true],
+            added: false,
+            seed: 1,
+        };
+        let [first, second] = [0..1 << 15, 1 << 15..1 << 16].map(|part| case.sums(part));
+        let rounded = |sum: f32| bf16::from_f32(ALPHA * sum).to_f32();
+        let split = first.into_iter().zip(second);
+        let split = split.map(|(a, b)| bf16::from_f32(rounded(a) + rounded(b)));
+        assert_ne!(bits(&split.collect::<Vec<_>>()), bits(&case.expected()));
+        case.check(products).expect("a product");
+    }
+}
+
+#[test]
+fn long_sums_are_rounded_once() {
+    long_sums(&CpuProducts { threads: 2 });
+}
+
+/// The same bits as on the CPU.
+#[cfg(feature = "cuda")]
+#[test]
+fn cuda_multiplies_as_defined() {
+    use lowp_kernels::Cuda;
+    use proptest::test_runner::TestRunner;
+    let cuda = match Cuda::new(0) {
+        Ok(cuda) => cuda,
+        Err(error) if std::env::var_os("LOWP_REQUIRE_GPU").is_some() => {
+            panic!("LOWP_REQUIRE_GPU is set, but {error}")
+        }
+        Err(error) => return eprintln!("skipped: {error}"),
+    };
+    let products = match lowp_gemm::CudaProducts::new(&cuda) {
+        Err(error @ GemmError::NoCublas) => return eprintln!("skipped: {error}"),
+        products => products.expect("products"),
+    };
+    assert_eq!(products.workspace_bytes(), lowp_gemm::DEVICE_WORKSPACE);
+    let mut runner = TestRunner::new(ProptestConfig::with_cases(64));
+    let checked = runner.run(&cases(), |case| Ok(case.check(&products)?));
+    checked.expect("products as defined");
+    // Kernels of larger tiles.
+    for (seed, sizes) in [[256, 128, 512], [200, 264, 136], [1000, 72, 40]]
+        .into_iter()
+        .enumerate()
+    {
+        for transposed in [[false, true], [true, false], [false, false]] {
+            let case = Case {
+                sizes,
+                transposed,
+                added: true,
+                seed: seed as u64,
+            };
+            case.check(&products).expect("a product");
+        }
+    }
+    long_sums(&products);
 }
 
 #[test]

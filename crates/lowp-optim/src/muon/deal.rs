@@ -1,6 +1,7 @@
 //! Which rank orthogonalises which matrix.
 
 use std::cmp::Reverse;
+use std::collections::BinaryHeap;
 
 use lowp_format::Shape;
 
@@ -16,13 +17,17 @@ pub(crate) fn cost(shape: Shape) -> u128 {
 pub(crate) fn deal(costs: &[u128], ranks: usize) -> Vec<usize> {
     let mut order: Vec<usize> = (0..costs.len()).collect();
     order.sort_by_key(|&matrix| Reverse(costs[matrix]));
-    let (mut loads, mut owners) = (vec![0u128; ranks], vec![0; costs.len()]);
+    let mut loads: BinaryHeap<Reverse<(u128, usize)>> =
+        (0..ranks).map(|rank| Reverse((0, rank))).collect();
+    let mut owners = vec![0; costs.len()];
     for matrix in order {
-        let least = (0..ranks).min_by_key(|&rank| loads[rank]).unwrap_or(0);
-        owners[matrix] = least;
-        if let Some(load) = loads.get_mut(least) {
-            *load = load.saturating_add(costs[matrix]);
-        }
+        // The rank that has least goes back with more.
+        let Some(mut least) = loads.peek_mut() else {
+            break;
+        };
+        let Reverse((load, rank)) = &mut *least;
+        owners[matrix] = *rank;
+        *load = load.saturating_add(costs[matrix]);
     }
     owners
 }

@@ -1,10 +1,10 @@
 //! Muon: the momentum of a matrix, made orthogonal (docs/numerics.md 22). [`Muon`] has the matrices of a rank: what travels, and who works on
 //! which.
 
+mod costs;
 mod deal;
 mod newton_schulz;
 
-use std::ops::Range;
 use std::sync::Arc;
 
 use half::bf16;
@@ -15,7 +15,8 @@ use lowp_kernels::{Backend, StateDtype};
 
 use crate::param::Param;
 use crate::{MatrixCut, OptimError};
-use newton_schulz::{Orthogonal, Scratch};
+pub use costs::MatrixCosts;
+use newton_schulz::{Orthogonal, Scratch, ScratchLens};
 
 /// Matrices of a step travel in at most so many batches: one arrives while another is worked on.
 const BATCHES: usize = 4;
@@ -34,8 +35,10 @@ pub(crate) struct Muon<B: Backend> {
 /// One of them.
 #[derive(Debug)]
 struct Matrix<B: Backend> {
+    /// The number of its parameter.
+    param: usize,
     owner: usize,
-    ranges: Vec<Range<usize>>,
+    cut: Arc<MatrixCut>,
     /// What this rank has of it: first of what is made orthogonal, then of the result.
     piece: B::Buffer<bf16>,
     /// All of it, where this rank works on it; else empty.
@@ -50,13 +53,13 @@ impl<B: Backend> Matrix<B> {
             owner: self.owner,
             piece: &self.piece,
             whole: &self.whole,
-            ranges: &self.ranges,
+            ranges: &self.cut.ranges,
         }
     }
 }
 
-/// A matrix of a step: its cut, and what the result is multiplied by.
-type Planned<'a> = (&'a MatrixCut, f32);
+/// A matrix of a step: the number of its parameter, its cut, and what the result is multiplied by.
+type Planned = (usize, Arc<MatrixCut>, f32);
 
 impl<B: Backend> Muon<B> {
     /// Plans the work on those of `params` whose rules are of matrices, and notes where their pieces lie.
@@ -69,14 +72,14 @@ impl<B: Backend> Muon<B> {
         products: Option<&Arc<dyn Products<B>>>,
         params: &mut [Param<B>],
     ) -> Result<Self, OptimError> {
-        let matrices = params.iter_mut();
-        let mut matrices: Vec<&mut Param<B>> = matrices
-            .filter(|param| param.rule.is_of_matrices())
+        let matrices = params.iter_mut().enumerate();
+        let mut matrices: Vec<(usize, &mut Param<B>)> = matrices
+            .filter(|(_, param)| param.rule.is_of_matrices())
             .collect();
         let (ranks, rank) = (shards.world_size(), shards.rank());
-        for param in &mut matrices {
+        for (_, param) in &mut matrices {
             if ranks == 1 && param.cut.is_none() {
-                param.cut = Some(MatrixCut::whole(param.item.shape));
+                param.cut = Some(Arc::new(MatrixCut::whole(param.item.shape)));
             }
             if let Some(why) = flaw(param, [ranks, rank]) {
                 return Err(OptimError::Matrix {
@@ -89,19 +92,25 @@ impl<B: Backend> Muon<B> {
         let Some(products) = products else {
             let first = matrices.first();
             return Err(OptimError::Matrix {
-                name: first.map(|param| param.name.clone()).unwrap_or_default(),
-                rule: first.map_or("", |param| param.rule.name()),
+                name: first
+                    .map(|(_, param)| param.name.clone())
+                    .unwrap_or_default(),
+                rule: first.map_or("", |(_, param)| param.rule.name()),
                 why: "nothing multiplies matrices; give products to the builder".to_owned(),
             });
         };
-        let planned = matrices.iter().filter_map(|param| {
+        let planned = matrices.iter().filter_map(|(number, param)| {
             let cut = param.cut.as_ref()?;
             let Shape { rows, cols } = cut.full;
-            Some((cut, param.rule.matrix_scale(rows, cols)))
+            Some((
+                *number,
+                Arc::clone(cut),
+                param.rule.matrix_scale(rows, cols),
+            ))
         });
-        let planned: Vec<Planned<'_>> = planned.collect();
-        let (muon, pieces) = Self::new(backend, shards, products, &planned)?;
-        for (param, piece) in matrices.into_iter().zip(pieces) {
+        let planned: Vec<Planned> = planned.collect();
+        let (muon, pieces) = Self::new(backend, shards, products, planned)?;
+        for ((_, param), piece) in matrices.into_iter().zip(pieces) {
             param.piece = Some(piece);
         }
         Ok(muon)
@@ -113,30 +122,32 @@ impl<B: Backend> Muon<B> {
         backend: &B,
         shards: &Arc<dyn Communicator<B>>,
         products: &Arc<dyn Products<B>>,
-        matrices: &[Planned<'_>],
+        matrices: Vec<Planned>,
     ) -> Result<(Self, Vec<B::Buffer<bf16>>), OptimError> {
         let rank = shards.rank();
-        let costs: Vec<u128> = matrices
-            .iter()
-            .map(|(cut, _)| deal::cost(cut.full))
-            .collect();
-        let owners = deal::deal(&costs, shards.world_size());
+        let shapes = matrices.iter().map(|(_, cut, _)| cut.full);
+        let owners = costs::owners(shapes, shards.world_size());
         let own = matrices.iter().zip(&owners);
         let own = own.filter(|(_, owner)| **owner == rank);
-        let shapes = own.map(|((cut, _), _)| (cut.full, cut.reordered().is_some()));
-        let scratch = Scratch::new(backend, shapes)?;
+        let lens = own.fold(ScratchLens::default(), |lens, ((_, cut, _), _)| {
+            lens.with(cut)
+        });
+        let scratch = Scratch::new(backend, lens)?;
         let mut batches: Vec<Vec<Matrix<B>>> = Vec::new();
         let mut pieces = Vec::new();
         let numbers = deal::batches(&owners, BATCHES);
-        for (((cut, scale), owner), batch) in matrices.iter().zip(owners).zip(numbers) {
+        for (((param, cut, scale), owner), batch) in matrices.into_iter().zip(owners).zip(numbers) {
             let Shape { rows, cols } = cut.full;
             let own = cut.ranges[rank].clone();
             let (whole, piece, work) = match owner == rank {
                 false => (backend.alloc(0)?, backend.alloc(own.len())?, None),
                 true => {
                     let whole = backend.alloc::<bf16>(rows * cols)?;
-                    let piece = backend.view::<bf16>(&whole, own)?;
-                    let how = (*scale, cut.reordered());
+                    let piece = match cut.lies_in_place(rank) {
+                        true => backend.view::<bf16>(&whole, own)?,
+                        false => backend.alloc(own.len())?,
+                    };
+                    let how = (scale, cut.reordered());
                     let work = match rows * cols {
                         0 => None,
                         _ => Some(Orthogonal::new(backend, &scratch, &whole, cut.full, how)?),
@@ -147,8 +158,9 @@ impl<B: Backend> Muon<B> {
             pieces.push(piece.clone());
             batches.resize_with(batches.len().max(batch + 1), Vec::new);
             batches[batch].push(Matrix {
+                param,
                 owner,
-                ranges: cut.ranges.clone(),
+                cut,
                 piece,
                 whole,
                 work,
@@ -165,15 +177,21 @@ impl<B: Backend> Muon<B> {
         Ok((muon, pieces))
     }
 
-    /// Gives the work of a step to the streams: pieces hold what is made orthogonal before, and the results after.
-    pub(crate) fn run(&self) -> Result<(), OptimError> {
+    /// Gives the work of a step on the matrices of parameters that are `present` to the streams: pieces hold what is made orthogonal before, and
+    /// the results after. The same are present on all ranks.
+    pub(crate) fn run(&self, present: &[bool]) -> Result<(), OptimError> {
         let begun = self.backend.record()?;
+        let batches = self.batches.iter().map(|batch| {
+            let batch = batch.iter().filter(|matrix| present[matrix.param]);
+            batch.collect::<Vec<_>>()
+        });
+        let batches: Vec<_> = batches.filter(|batch| !batch.is_empty()).collect();
         let mut arriving = Vec::new();
-        for batch in &self.batches {
+        for batch in &batches {
             arriving.push(self.start(&begun, batch, Direction::ToOwners)?);
         }
         let mut leaving = Vec::new();
-        for (batch, arrived) in self.batches.iter().zip(arriving) {
+        for (batch, arrived) in batches.iter().zip(arriving) {
             if let Some(arrived) = arrived {
                 arrived.wait(&self.backend)?;
             }
@@ -193,26 +211,29 @@ impl<B: Backend> Muon<B> {
     fn start(
         &self,
         event: &B::Event,
-        batch: &[Matrix<B>],
+        batch: &[&Matrix<B>],
         direction: Direction,
     ) -> Result<Option<lowp_comm::Started<B>>, OptimError> {
         if self.shards.world_size() == 1 {
             return Ok(None);
         }
-        let items: Vec<OwnedItem<'_, B>> = batch.iter().map(Matrix::item).collect();
+        let items: Vec<OwnedItem<'_, B>> = batch.iter().map(|matrix| matrix.item()).collect();
         let batch = Collective::Owned(&items, direction);
         Ok(Some(self.shards.start(event, "matrices of Muon", batch)?))
     }
 
-    /// Bytes of pieces, matrices and scratch memory of this rank.
+    /// Bytes of pieces, matrices and scratch memory of this rank, and of what products work in.
     pub(crate) fn bytes(&self) -> usize {
+        let rank = self.shards.rank();
         let len = |buffer: &B::Buffer<bf16>| self.backend.len::<bf16>(buffer);
-        let of = |matrix: &Matrix<B>| match len(&matrix.whole) {
-            0 => len(&matrix.piece),
-            all => all,
+        let of = |matrix: &Matrix<B>| {
+            let in_whole = matrix.owner == rank && matrix.cut.lies_in_place(rank);
+            let piece = if in_whole { 0 } else { len(&matrix.piece) };
+            len(&matrix.whole) + piece
         };
         let entries: usize = self.batches.iter().flatten().map(of).sum();
-        entries * size_of::<bf16>() + self.scratch.bytes(&self.backend)
+        let work = self.scratch.bytes(&self.backend) + self.products.workspace_bytes();
+        entries * size_of::<bf16>() + work
     }
 }
 
@@ -230,5 +251,52 @@ fn flaw<B: Backend>(param: &Param<B>, [ranks, rank]: [usize; 2]) -> Option<Strin
             "{ranks} ranks share it; say which elements each has (OptimizerBuilder::matrix)"
         )),
         Some(cut) => cut.flaw(ranks, rank, param.len),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+    use lowp_comm::LocalComm;
+    use lowp_gemm::CpuProducts;
+    use lowp_kernels::Cpu;
+
+    /// Wherever a cut is, the piece of an owner lies in its place of the whole at a multiple of 16 bytes, or apart from it.
+    #[test]
+    fn pieces_begin_where_kernels_are_fast() {
+        let full = Shape::new(4, 12);
+        let products: Arc<dyn Products<Cpu>> = Arc::new(CpuProducts { threads: 1 });
+        let mut apart = 0;
+        for at in 0..=full.elements() {
+            let cut = Arc::new(MatrixCut {
+                full,
+                ranges: vec![0..at, at..full.elements()],
+                tiles: None,
+            });
+            for comm in LocalComm::world(&Cpu, 2, Duration::from_secs(60)) {
+                let comm: Arc<dyn Communicator<Cpu>> = Arc::new(comm);
+                let matrices = [0, 1]
+                    .map(|number| (number, Arc::clone(&cut), 1.0))
+                    .to_vec();
+                let (muon, _) = Muon::new(&Cpu, &comm, &products, matrices).expect("room");
+                let own = muon.batches.iter().flatten();
+                let own: Vec<_> = own.filter(|matrix| matrix.work.is_some()).collect();
+                assert_eq!(own.len(), 1);
+                let [whole, piece] = [&own[0].whole, &own[0].piece].map(|of| Cpu.span::<bf16>(of));
+                assert_eq!(
+                    piece.len(),
+                    size_of::<bf16>() * cut.ranges[comm.rank()].len()
+                );
+                match whole.contains(&piece.start) && piece.end <= whole.end {
+                    true => assert!((piece.start - whole.start).is_multiple_of(16), "{at}"),
+                    false if piece.is_empty() => {}
+                    false => apart += 1,
+                }
+            }
+        }
+        // Of the second rank, but for one place in eight and for the end.
+        assert_eq!(apart, 48 - 48 / 8);
     }
 }

@@ -9,13 +9,43 @@ use lowp_kernels::{
 };
 use lowp_shard::tall_to_matrix;
 
-use crate::OptimError;
+use crate::{MatrixCut, OptimError};
 
 /// Steps of the iteration.
 pub(super) const STEPS: usize = 5;
 
 /// The coefficients of a step: `a X + (b A + c A A) X` with `A = X X^T`. Source: Keller Jordan, <https://kellerjordan.github.io/posts/muon>.
 const COEFFICIENTS: [f32; 3] = [3.4445, -4.7750, 2.0315];
+
+/// Entries of the memory in which a rank works on its matrices, one after another.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct ScratchLens {
+    /// Of a second matrix.
+    other: usize,
+    /// Of a matrix in the order of its rows, where it is cut into shard tiles.
+    in_order: usize,
+    /// Of the Gram matrix of the shorter side, and of the polynomial of it.
+    gram: usize,
+}
+
+impl ScratchLens {
+    /// Enough for this matrix, too.
+    pub(super) fn with(self, cut: &MatrixCut) -> Self {
+        let Shape { rows, cols } = cut.full;
+        let all = cut.full.elements();
+        let in_order = if cut.reordered().is_some() { all } else { 0 };
+        Self {
+            other: self.other.max(all),
+            in_order: self.in_order.max(in_order),
+            gram: self.gram.max(rows.min(cols).pow(2)),
+        }
+    }
+
+    pub(super) fn bytes(self) -> u128 {
+        let entries = (self.other + self.in_order + 2 * self.gram) as u128;
+        size_of::<bf16>() as u128 * entries + GradContribution::SUMS as u128
+    }
+}
 
 /// Memory that matrices are worked on in, one after another.
 #[derive(Debug)]
@@ -30,21 +60,12 @@ pub(super) struct Scratch<B: Backend> {
 }
 
 impl<B: Backend> Scratch<B> {
-    /// Memory for each of `matrices`: their shapes, and whether they are reordered.
-    pub(super) fn new(
-        backend: &B,
-        matrices: impl Iterator<Item = (Shape, bool)> + Clone,
-    ) -> Result<Self, KernelError> {
-        let most =
-            |of: &dyn Fn((Shape, bool)) -> usize| matrices.clone().map(of).max().unwrap_or(0);
-        let gram = most(&|(shape, _)| shape.rows.min(shape.cols).pow(2));
+    /// Memory of these lengths.
+    pub(super) fn new(backend: &B, lens: ScratchLens) -> Result<Self, KernelError> {
         Ok(Self {
-            other: backend.alloc(most(&|(shape, _)| shape.elements()))?,
-            in_order: backend.alloc(most(&|(shape, tiles)| match tiles {
-                true => shape.elements(),
-                false => 0,
-            }))?,
-            grams: [backend.alloc(gram)?, backend.alloc(gram)?],
+            other: backend.alloc(lens.other)?,
+            in_order: backend.alloc(lens.in_order)?,
+            grams: [backend.alloc(lens.gram)?, backend.alloc(lens.gram)?],
             sum: backend.alloc(GradContribution::SUMS)?,
         })
     }

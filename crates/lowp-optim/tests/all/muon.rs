@@ -9,7 +9,8 @@ use lowp_format::{AnyRecipe, Philox, QuantizedTensor, Recipe, Shape, ShardTiles,
 use lowp_gemm::CpuProducts;
 use lowp_kernels::{Backend, Cpu, CpuBuffer, Quantized};
 use lowp_optim::{
-    Group, MatrixCut, OptimError, OptimizerBuilder, ParamId, ParamSpec, Rule, StepOptions,
+    Group, MatrixCosts, MatrixCut, OptimError, OptimizerBuilder, ParamId, ParamSpec, Rule,
+    StepOptions,
 };
 use lowp_shard::ShardError;
 use proptest::prelude::*;
@@ -28,6 +29,11 @@ const RULES: [Rule; 2] = [Rule::Muon, Rule::Moonlight];
 const STEPS: u64 = 3;
 /// A step whose gradient is not finite.
 const SKIPPED: u64 = 2;
+
+/// Whether a matrix has a gradient in a step: but for one, all have.
+fn is_present(param: usize, step: u64) -> bool {
+    (param, step) != (1, 3)
+}
 
 type Comm = Arc<dyn Communicator<Cpu>>;
 
@@ -77,6 +83,15 @@ impl Cut {
         }
     }
 
+    fn of(&self, full: Shape) -> MatrixCut {
+        let (ranges, tiles) = (self.ranges.clone(), self.tiles);
+        MatrixCut {
+            full,
+            ranges,
+            tiles,
+        }
+    }
+
     /// The matrix, of what all ranks have.
     fn all(&self, pieces: impl Iterator<Item = Vec<f32>>) -> Vec<f32> {
         let values = pieces.flatten().collect::<Vec<f32>>();
@@ -98,9 +113,12 @@ fn tensor(recipe: AnyRecipe, shape: Shape) -> Result<QuantizedTensor<CpuBuffer<u
 /// Master and momentum of each matrix.
 type State = Vec<[Vec<f32>; 2]>;
 
-/// Steps of one rank; what it has of every matrix at the end, and what its steps sent.
+/// What a rank has of every matrix after its steps, what the steps sent, and the bytes that they worked in.
+type Done = (State, Traffic, usize);
+
+/// Steps of one rank.
 #[allow(clippy::result_large_err, reason = "what the library returns")]
-fn steps(comm: Comm, mesh: Mesh, cuts: &[Cut]) -> Result<(State, Traffic), OptimError> {
+fn steps(comm: Comm, mesh: Mesh, cuts: &[Cut]) -> Result<Done, OptimError> {
     let (_, rank) = mesh.coordinates(comm.rank())?;
     let mut builder = OptimizerBuilder::new(Arc::clone(&comm)).mesh(mesh);
     builder = builder.products(Arc::new(CpuProducts { threads: 1 }));
@@ -118,22 +136,17 @@ fn steps(comm: Comm, mesh: Mesh, cuts: &[Cut]) -> Result<(State, Traffic), Optim
             }
             None => builder.flat_param(&tensor(f32_recipe(), full)?, start, spec)?,
         };
-        let (ranges, tiles) = (cut.ranges.clone(), cut.tiles);
-        builder.matrix(
-            id,
-            MatrixCut {
-                full,
-                ranges,
-                tiles,
-            },
-        )?;
+        builder.matrix(id, cut.of(full))?;
         params.push((id, param));
     }
     let mut optimizer = builder.build()?;
     let before = comm.traffic();
     for step in 1..=STEPS {
         for &(id, param) in &params {
-            optimizer.set_grad(id, &cuts[param].own(rank, &grad(param, step)))?;
+            match is_present(param, step) {
+                true => optimizer.set_grad(id, &cuts[param].own(rank, &grad(param, step)))?,
+                false => optimizer.leave_out(id),
+            }
         }
         let report = optimizer.step(&StepOptions::default())?.wait()?;
         assert_eq!(report.applied, step != SKIPPED);
@@ -146,7 +159,8 @@ fn steps(comm: Comm, mesh: Mesh, cuts: &[Cut]) -> Result<(State, Traffic), Optim
         .iter()
         .map(state)
         .collect::<Result<_, OptimError>>()?;
-    Ok((states, comm.traffic().since(before)))
+    let sent = comm.traffic().since(before);
+    Ok((states, sent, optimizer.matrix_bytes()))
 }
 
 /// The matrices of `mesh.shard` ranks from the first replica on.
@@ -200,15 +214,29 @@ proptest! {
         }).collect();
         let expected = bits(&alone());
         let found = run_ranks(&Cpu, mesh.world(), TIMEOUT, |_, comm| steps(comm, mesh, &cuts));
-        let (states, traffic): (Vec<State>, Vec<Traffic>) = found.expect("steps").into_iter().unzip();
+        let found = found.expect("steps");
+        let states: Vec<State> = found.iter().map(|(state, ..)| state.clone()).collect();
         for state in whole(mesh, &cuts, &states) {
             prop_assert_eq!(&bits(&state), &expected);
         }
-        // An element leaves its rank as bf16 and comes back, in every step, but where the rank works on its matrix.
-        let sent: u64 = traffic.iter().map(|traffic| traffic.owned_bytes).sum();
-        let elements: usize = SHAPES.iter().map(|shape| shape.elements()).sum();
-        let most = STEPS * 4 * (replicas * elements) as u64;
-        prop_assert!(if world == 1 { sent == 0 } else { sent <= most }, "{sent} of {most}");
+        let matrices: Vec<MatrixCut> = cuts.iter().zip(SHAPES).map(|(cut, full)| cut.of(full)).collect();
+        let numbers: Vec<usize> = (0..SHAPES.len()).collect();
+        let costs = MatrixCosts::new(&matrices, &numbers, world);
+        for (number, (_, traffic, bytes)) in found.iter().enumerate() {
+            let rank = number % world;
+            prop_assert_eq!(*bytes as u128, costs.bytes[rank]);
+            // A replica has a communicator of its own.
+            if replicas > 1 {
+                continue;
+            }
+            // An element leaves its rank as bf16 and comes back, but where the rank works on its matrix.
+            let travels = |&(param, step): &(usize, u64)| {
+                is_present(param, step) && costs.owners[param] != rank
+            };
+            let each = (0..SHAPES.len()).flat_map(|param| (1..=STEPS).map(move |step| (param, step)));
+            let sent = each.filter(travels).map(|(param, _)| 4 * cuts[param].ranges[rank].len() as u64);
+            prop_assert_eq!(traffic.owned_bytes, sent.sum::<u64>());
+        }
     }
 }
 
@@ -223,7 +251,7 @@ fn ranks_without_a_common_device_equal_one_rank() {
         .map(host)
         .collect();
     let found = lowp_comm::run_comms(comms, |_, comm| steps(comm, mesh, &cuts)).expect("steps");
-    let states: Vec<State> = found.into_iter().map(|(state, _)| state).collect();
+    let states: Vec<State> = found.into_iter().map(|(state, ..)| state).collect();
     assert_eq!(bits(&whole(mesh, &cuts, &states)[0]), bits(&alone()));
 }
 
@@ -278,7 +306,7 @@ fn updates_are_nearly_those_in_binary64() {
             Rule::Muon => (full.rows as f64 / full.cols as f64).max(1.0).sqrt(),
             _ => 0.2 * (full.rows.max(full.cols) as f64).sqrt(),
         };
-        for step in (1..=STEPS).filter(|&step| step != SKIPPED) {
+        for step in (1..=STEPS).filter(|&step| step != SKIPPED && is_present(param, step)) {
             let grad: Vec<f64> = grad(param, step).iter().map(|&x| x.into()).collect();
             let nesterov = momentum.iter_mut().zip(&grad).map(|(m, g)| {
                 *m = mu * *m + g;
@@ -386,6 +414,38 @@ fn a_matrix_without_a_gradient_stays() {
 }
 
 #[test]
+fn a_matrix_with_a_gradient_on_some_ranks_is_an_error() {
+    const SHAPE: Shape = Shape::new(8, 16);
+    let cut = Cut::at(SHAPE, &[0.5], SHAPE.cols, None);
+    let failed = run_ranks(&Cpu, 2, TIMEOUT, |rank, comm| {
+        let mut builder =
+            OptimizerBuilder::new(comm).products(Arc::new(CpuProducts { threads: 1 }));
+        let group = builder.group(Group::of(Rule::Muon));
+        let own = Shape::new(SHAPE.rows / 2, SHAPE.cols);
+        let mut ids = Vec::new();
+        for name in ["a", "b"] {
+            let spec = ParamSpec::new(name, group, vec![0.5; own.elements()]);
+            let id = builder.param(&tensor(f32_recipe(), own)?, spec)?;
+            builder.matrix(id, cut.of(SHAPE))?;
+            ids.push(id);
+        }
+        let mut optimizer = builder.build()?;
+        for number in 0..2 {
+            for &id in &ids {
+                optimizer.set_grad(id, &normal(1, number, own.elements()))?;
+            }
+            if [rank, number as usize] == [1, 1] {
+                optimizer.leave_out(ids[1]);
+            }
+            optimizer.step(&StepOptions::default())?.wait()?;
+        }
+        Ok::<_, OptimError>(())
+    });
+    let error = failed.expect_err("ranks that differ").to_string();
+    assert!(error.contains("'b' has a gradient on"), "{error}");
+}
+
+#[test]
 fn what_cannot_be_made_orthogonal_is_said() {
     const SHAPE: Shape = Shape::new(8, 16);
     let built = |world: usize, products: bool, cut: Option<MatrixCut>, bf16: bool| {
@@ -436,8 +496,9 @@ fn what_cannot_be_made_orthogonal_is_said() {
             "120 elements of 8 x 16",
         ),
         (
+            // Of one rank or of the other.
             built(2, true, cut(&[60, 128]), false),
-            "60 elements of rank 0, whose master has 64",
+            ", whose master has 64",
         ),
     ] {
         assert!(found.contains(says), "{found}");

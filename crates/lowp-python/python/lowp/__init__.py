@@ -9,7 +9,7 @@ torch.Size([64, 64])
 from ._errors import LowpError, UnsupportedOp
 from ._lowp import HAS_CUDA, Recipe, recipes
 from ._lowp import VERSION as __version__
-from ._optimizers import SGD, AdamW, Lion
+from ._optimizers import SGD, AdamW, Lion, Muon
 from ._model import quantize_model_
 from ._files import load, save
 from ._flat import cast_master_weights
@@ -23,6 +23,7 @@ __all__ = [
     "AdamW",
     "HAS_CUDA",
     "Lion",
+    "Muon",
     "LowpError",
     "Plan",
     "Recipe",

@@ -148,6 +148,21 @@ class Lion(_Optimizer):
         capturable: bool = False,
     ) -> None: ...
 
+class Muon(_Optimizer):
+    def __init__(
+        self,
+        params: Iterable[torch.Tensor] | Iterable[dict[str, Any]],
+        lr: float = 1e-3,
+        weight_decay: float = 0.1,
+        momentum: float = 0.95,
+        nesterov: bool = True,
+        *,
+        adjust_lr_fn: str | None = None,
+        max_norm: float | None = None,
+        skip_nonfinite: bool = False,
+        capturable: bool = False,
+    ) -> None: ...
+
 class SGD(_Optimizer):
     def __init__(
         self,

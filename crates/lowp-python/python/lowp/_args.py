@@ -18,8 +18,8 @@ from ._torch_compat import local_of, whole_group
 _F32, _BF16 = torch.float32, torch.bfloat16
 
 
-def arg(name, group, param, state, grad, mesh, keys):
-    """A parameter as Rust takes it, with the states of ``keys``; ``grad`` is ``None`` if it has none."""
+def arg(name, group, param, state, grad, mesh, cut, keys):
+    """A parameter as Rust takes it, with the states of ``keys``; ``grad`` is ``None`` if it has none, and so is ``cut`` where the rule does not need it."""
     local = local_of(param)
     shard = None
     if isinstance(local, Tensor):
@@ -43,6 +43,7 @@ def arg(name, group, param, state, grad, mesh, keys):
         shape=shape,
         shard=shard,
         buffers=buffers,
+        cut=cut,
         master=memory(master, keep=True),
         states=[memory(values, keep=True) for values in states],
         states_are=dtype_name(states[0].dtype) if states else "float32",
@@ -50,7 +51,7 @@ def arg(name, group, param, state, grad, mesh, keys):
     )
 
 
-def arg_of_no_rows(name, group, param, keys):
+def arg_of_no_rows(name, group, param, cut, keys):
     """A parameter that is frozen: as on a rank that has none of its rows, so that it takes no memory. ``None`` for what cannot be planned like that.
     A delayed scale begins with the values of the first step, so it needs them."""
     local = local_of(param)
@@ -68,11 +69,21 @@ def arg_of_no_rows(name, group, param, keys):
         shape=(0, cols),
         shard=None,
         buffers=[(key, memory(store.buffers[key], keep=True)) for key in names],
+        cut=cut,
         master=none,
         states=[none] * len(keys),
         states_are="float32",
         grad=None,
     )
+
+
+def cut_of(param, mesh, frozen):
+    """The rows of a matrix, and where the elements of each rank end, as FSDP2 cuts them; ``None`` where one process has all of them. A frozen one has no rows."""
+    if mesh is None:
+        return None
+    rows, cols = 0 if frozen else param.shape[0], _cols_of(param)
+    most = -(-rows // mesh[1])
+    return rows, [min(most * (rank + 1), rows) * cols for rank in range(mesh[1])]
 
 
 def _recipe_of(local):

@@ -5,7 +5,7 @@ import contextlib
 import torch
 
 from . import _lowp
-from ._args import arg, arg_of_no_rows, follow, like, may_train, mesh_of, place, ranks_of
+from ._args import arg, arg_of_no_rows, cut_of, follow, like, may_train, mesh_of, place, ranks_of
 from ._compile import note_writes
 from ._errors import LowpError
 from ._fsdp import known_params
@@ -24,7 +24,10 @@ _Parameter = torch.nn.Parameter
 
 class Optimizer(OptimizerState, torch.optim.Optimizer):
     """What all optimizers have in common. Each says its ``rule``, the ``states`` that the rule keeps of a parameter, and how the hyperparameters
-    of a group are the ``numbers`` that Rust takes."""
+    of a group are the ``numbers`` that Rust takes; and, where that is so, the ``moments_dtypes`` that states may have, and that the rule updates matrices as a
+    whole."""
+
+    moments_dtypes, is_of_matrices = (_F32, _BF16), False
 
     def __init__(self, params, defaults, *, max_norm=None, skip_nonfinite=False, moments_dtype=_F32, capturable=False):
         params = listed(params)
@@ -39,8 +42,8 @@ class Optimizer(OptimizerState, torch.optim.Optimizer):
         self._steps, self._skipped, self._delayed = None, 0, {}
         self._saved = []  # stores that know the scale of a state that was loaded
         with together(ranks):
-            if moments_dtype not in (_F32, _BF16):
-                raise LowpError(f"moments_dtype={moments_dtype}; give torch.float32 or torch.bfloat16")
+            if moments_dtype not in self.moments_dtypes:
+                raise LowpError(f"moments_dtype={moments_dtype}; give {' or '.join(map(str, self.moments_dtypes))}")
             super().__init__(params, defaults)
         agree(self.param_groups, ranks)
 
@@ -225,8 +228,22 @@ class _Built:
         if others:
             raise LowpError(f"the parameters are on {self.device} and {', '.join(sorted(others))}; make an optimizer for each device")
         self.mesh = mesh_of(self.whole) if old is None else old.mesh
+        if optimizer.is_of_matrices:
+            self._check_ranks(type(optimizer).__name__)
         self._plan_frozen(old)
         return device_of(self.device), optimizer._groups(), self._args(optimizer)
+
+    def _check_ranks(self, name):
+        """Raises where the ranks have no way for the pieces of matrices."""
+        if self.mesh is None or self.mesh[1] == 1:
+            return
+        if self.mesh[0] > 1:
+            raise LowpError(f"lowp.{name} over {self.mesh[0]} replicas of {self.mesh[1]} shards: matrices travel among all ranks; shard over all of them")
+        if self.ranks is not None and self.ranks.on_device:
+            raise LowpError(
+                f"lowp.{name} over {self.mesh[1]} GPUs: process groups of PyTorch gather codes and agree on scales here, and send no matrices; train by lowp.AdamW, or "
+                "with `lowp train --optimizer muon`"
+            )
 
     def _plan_frozen(self, old):
         """Finds what is planned: what is frozen has no rows in the plan until it has a gradient, or a state that is loaded. Ranks plan the same
@@ -286,8 +303,9 @@ class _Built:
         for param, grad in zip(self.params, grads):
             index, group, state = index_of[id(param)], numbers[id(param)], states.get(id(param))
             name = self.plan_names[index]
+            cut = cut_of(param, self.mesh, state is None) if optimizer.is_of_matrices else None
             if state is None:
-                args.append(arg_of_no_rows(name, group, param, optimizer.states))
+                args.append(arg_of_no_rows(name, group, param, cut, optimizer.states))
                 continue
             for key in ("master", *optimizer.states):
                 if key in state and local_of(state[key]).device != self.device:
@@ -295,7 +313,7 @@ class _Built:
                         f"{key} of parameter {index} is on {local_of(state[key]).device}, but the parameter is on {self.device}; make the optimizer "
                         "after the model was moved, and load its state then"
                     )
-            args.append(arg(name, group, param, state, grad, self.mesh, optimizer.states))
+            args.append(arg(name, group, param, state, grad, self.mesh, cut, optimizer.states))
         self.alive = alive  # until Rust has them
         return args
 

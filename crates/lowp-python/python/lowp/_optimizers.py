@@ -2,7 +2,9 @@
 
 import torch
 
+from ._errors import LowpError
 from ._optim import Optimizer
+from ._params import all_of, list_params, named, sharded_names, title
 
 
 class AdamW(Optimizer):
@@ -66,4 +68,45 @@ class SGD(Optimizer):
         return group["lr"], momentum, 0.0, 0.0, group["weight_decay"]
 
 
-__all__ = ["SGD", "AdamW", "Lion"]
+class Muon(Optimizer):
+    """Muon as ``torch.optim.Muon``: the momentum of a weight, which is Nesterov's, is made orthogonal by five Newton-Schulz steps and is the update,
+    with decoupled weight decay. Parameters are matrices; give embeddings, heads, norms and biases another optimizer. All else is as of
+    ``lowp.AdamW``.
+
+    ``adjust_lr_fn`` is ``"original"``, which is the default, or ``"match_rms_adamw"``, whose updates are as long as those of AdamW. It is the same for all
+    groups. One of the ranks that share a weight makes it orthogonal, and the others send it their rows: ranks train what one process trains, to the bit.
+
+    >>> muon = lowp.Muon([p for p in model.blocks.parameters() if p.dim() == 2], lr=0.02)
+    """
+
+    states, moments_dtypes = ("momentum_buffer",), (torch.float32,)
+    is_of_matrices = True
+
+    def __init__(self, params, lr=1e-3, weight_decay=0.1, momentum=0.95, nesterov=True, *, adjust_lr_fn=None, **options):
+        self.rule = {None: "muon", "original": "muon", "match_rms_adamw": "moonlight"}.get(adjust_lr_fn)
+        self._flaw = None
+        if self.rule is None:
+            self._flaw = f"adjust_lr_fn={adjust_lr_fn!r}; give 'original' or 'match_rms_adamw'"
+        elif not nesterov:
+            self._flaw = "nesterov=False; lowp.Muon has the momentum of Nesterov alone: leave nesterov out"
+        super().__init__(params, dict(lr=lr, weight_decay=weight_decay, momentum=momentum), **options)
+
+    def add_param_group(self, param_group):
+        if self._flaw is not None:
+            raise LowpError(self._flaw)
+        if list_params(param_group):
+            names = sharded_names()
+            for index, (name, param) in enumerate(named([param_group]), len(all_of(self.param_groups))):
+                if isinstance(param, torch.Tensor) and param.dim() != 2:
+                    raise LowpError(
+                        f"{title(index, name or names.get(id(param)), param)} is no matrix; give lowp.Muon parameters of two axes, and others to an optimizer "
+                        "such as lowp.AdamW"
+                    )
+        super().add_param_group(param_group)
+
+    @staticmethod
+    def numbers(group):
+        return group["lr"], group["momentum"], 0.0, 0.0, group["weight_decay"]
+
+
+__all__ = ["SGD", "AdamW", "Lion", "Muon"]

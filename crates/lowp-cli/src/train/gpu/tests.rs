@@ -544,10 +544,10 @@ fn a_run_holds_what_is_planned() {
     let others = [
         "--recipe bf16",
         "--recipe fp32 --accumulate 2",
-        "--recipe mxfp8 --no-prefetch",
+        "--recipe mxfp8 --no-prefetch --optimizer muon",
         "--recipe mxfp8-2d --optimizer-state exp_avg=bf16,exp_avg_sq=bf16",
         "--recipe fp8-current --optimizer-state exp_avg=bf16",
-        "--recipe nvfp4-2d --sharding zero1",
+        "--recipe nvfp4-2d --sharding zero1 --optimizer moonlight",
         "--recipe fp8-current --recompute",
         "--recipe fp8-current --reshard-after-forward false",
         "--recipe fp8-current --arch llama --kv-heads 2",

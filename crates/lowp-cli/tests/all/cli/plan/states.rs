@@ -18,6 +18,11 @@ fn states_of_every_optimizer_and_dtype() {
             trains_as_planned("mxfp8-2d,fp8-current", &options);
         }
     }
+    // One rank owns every matrix; of many, each some.
+    for options in ["--world-size 1", "--world-size 2 --accumulate 2"] {
+        let options = format!("{options} --optimizer moonlight");
+        trains_as_planned("mxfp8-2d,fp8-current", &options);
+    }
     for (state, per_parameter) in [
         ("", "13.00 bytes per parameter"),
         (
