@@ -296,8 +296,6 @@ pub fn fused_equals_update_then_encode<B: Backend>(rig: &Rig<B>) {
     )| {
         let case = &cases[index];
         let cols = case.columns() * width;
-        // Blocks of states are not cut.
-        let cols = if variant.1.contains(&Fp8) { cols.next_multiple_of(STATE_BLOCK) } else { cols };
         let shape = Shape::new(rows, cols);
         let source_rounding = if via { SourceRounding::ViaBf16 } else { SourceRounding::F32 };
         let make = || {

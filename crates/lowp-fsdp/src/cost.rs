@@ -98,7 +98,8 @@ impl Costs {
         }
         let weights = recipes.iter().zip(&model.layers);
         let weights = weights.map(|(recipe, layer)| (*recipe, layer.block, layer.shape));
-        let weights = Weights::new(weights, config, block_cuts);
+        let unit = config.state.unit(config.rule);
+        let weights = Weights::new(weights, (config, unit), block_cuts);
         let weights = weights.map_err(|(number, source)| CostError::Layer { number, source })?;
         let vars = Vars::new(&model.vars, config)?;
         let buckets = Buckets::new(model, (&weights, &vars), config);

@@ -7,12 +7,12 @@ use std::time::Duration;
 use lowp_checkpoint::{Checkpoint, Saver};
 use lowp_comm::{Adder, GradWire, Mesh, MeshComm, ReduceStaging, StagedGrad, UnevenRun, run_ranks};
 use lowp_format::spelling::Variant;
-use lowp_format::{AnyRecipe, Phase, Recipe, RecipeOptions, ReshardAfterForward};
+use lowp_format::{AnyRecipe, Phase, Recipe, RecipeOptions, ReshardAfterForward, Shape, Usage};
 use lowp_fsdp::cost::{CostConfig, Costs, ModelShapes};
 use lowp_fsdp::{LinearSpec, ModelError, ModelOptions, ShardedModel, Sharding, VarPlace};
 use lowp_kernels::{Cpu, FloatDtype};
-use lowp_optim::{Group, Rule, StepOptions};
-use lowp_shard::{GradBucketOptions, Init, Reduction};
+use lowp_optim::{Group, Rule, StateDtypes, StepOptions};
+use lowp_shard::{GradBucketOptions, Init, Reduction, check_flat};
 use serde_json::json;
 
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -52,6 +52,7 @@ struct Run {
     wire: GradWire,
     micro_batches: usize,
     rule: Rule,
+    state: StateDtypes,
 }
 
 impl Run {
@@ -67,6 +68,7 @@ impl Run {
             wire: GradWire::F32,
             micro_batches: 1,
             rule: Rule::AdamW,
+            state: StateDtypes::default(),
         }
     }
 
@@ -95,6 +97,7 @@ impl Run {
             },
             vars: self.vars(),
             group: Group::of(self.rule),
+            state: self.state,
             ..ModelOptions::default()
         }
     }
@@ -109,6 +112,7 @@ impl Run {
             vars: self.vars(),
             grad_wire: self.wire,
             rule: self.rule,
+            state: self.state,
             accumulate: self.micro_batches,
             ..CostConfig::default()
         };
@@ -244,7 +248,9 @@ fn train(run: &Run, (from, save): (Option<&Path>, Option<&Path>)) -> Trained {
         }
         let bytes = model.weight_bytes(Default::default())?;
         let staged = staged(&model, run.wire);
-        Ok::<_, ModelError>((values(&model)?, bytes, in_tiles(&model), staged))
+        let state = model.parameter_bytes()? - bytes.peak + bytes.masters;
+        let moved = (staged, u128::from(state));
+        Ok::<_, ModelError>((values(&model)?, bytes, in_tiles(&model), moved))
     });
     let mut ended = ended.expect("ranks that work");
     let replica = &ended[..run.mesh.shard];
@@ -254,15 +260,17 @@ fn train(run: &Run, (from, save): (Option<&Path>, Option<&Path>)) -> Trained {
         assert_eq!(masters.clone().max(), Some(spread.max), "{run:?}");
         assert_eq!(masters.min(), Some(spread.min), "{run:?}");
     }
+    let memory = &costs.memory;
+    let planned = memory.masters + memory.states + memory.gradients;
+    assert_eq!(replica[memory.rank].3.1, planned, "{run:?}");
     let resident = replica.iter().map(|rank| u128::from(rank.1.resident));
     assert_eq!(resident.sum::<u128>(), costs.resident, "{run:?}");
     if run.written == Some(FloatDtype::F32) {
-        let memory = &costs.memory;
         let planned = memory.weights + memory.masters + memory.gathered + memory.parts;
         let planned = planned + memory.decoded + memory.buckets;
         let peak = u128::from(replica[memory.rank].1.peak);
         assert_eq!(peak, planned, "{run:?}");
-        let staged = replica.iter().map(|rank| rank.3 as u128);
+        let staged = replica.iter().map(|rank| rank.3.0 as u128);
         assert_eq!(staged.max(), Some(costs.staging), "{run:?}");
     }
     assert!(ended.iter().all(|rank| rank.0 == ended[0].0));
@@ -297,6 +305,49 @@ fn every_recipe_trains_on_many_ranks_what_it_trains_on_one() {
         }
     }
     assert_eq!(by_rows, ["fp8-delayed", "fp8-current", "fp8-rowwise"]);
+}
+
+/// Blocks of states in fp8 are whole on every rank, whatever the widths of weights are.
+#[test]
+fn states_in_fp8_are_the_same_on_any_number_of_ranks() {
+    const WIDTHS: [&[[usize; 2]]; 3] = [
+        &[[64, 33], [7, 5], [48, 96]],
+        &[[64, 48], [32, 80], [48, 96]],
+        &[[96, 32], [64, 96]],
+    ];
+    let state = "exp_avg=fp8,exp_avg_sq=fp8".parse().expect("dtypes");
+    let mut odd = Vec::new();
+    for recipe in AnyRecipe::all().into_iter().map(Variant::from) {
+        let takes = |[rows, cols]: &[usize; 2]| recipe.check(Shape::new(*rows, *cols)).is_ok();
+        let shapes = WIDTHS.into_iter().find(|shapes| shapes.iter().all(takes));
+        let shapes = shapes.expect("shapes of the recipe");
+        if shapes == WIDTHS[0] {
+            odd.push(recipe.name());
+        }
+        let of = |ranks| Run {
+            shapes,
+            state,
+            ..Run::new(recipe, ranks)
+        };
+        let one = train(&of(1), (None, None));
+        for ranks in 2..=12 {
+            let many = train(&of(ranks), (None, None));
+            assert!(
+                many.values == one.values,
+                "{} on {ranks} ranks",
+                recipe.name()
+            );
+        }
+        if check_flat(&recipe, Usage::BOTH).is_ok() {
+            let slices = Run {
+                sharding: Sharding::Zero1,
+                ..of(5)
+            };
+            let sliced = train(&slices, (None, None));
+            assert!(sliced.values == one.values, "{}, slices", recipe.name());
+        }
+    }
+    assert_eq!(odd, [""]);
 }
 
 /// A matrix is made orthogonal as a whole, whoever has its elements: rows, shard tiles or slices.

@@ -39,13 +39,11 @@ impl<B: Backend> UpdateJob<B> {
     }
 }
 
-/// Checks that no block of states is cut: by a rank, a shard tile, or rows that tasks begin with.
+/// Checks that no rank and no shard tile cuts a block of states.
 pub(super) fn check_blocks<B: Backend>(job: &UpdateJob<B>) -> Result<(), KernelError> {
     let random = job.random.as_ref();
     let tiles = random.and_then(|random| random.tiles);
     let tiles = tiles.filter(|tiles| !tiles.are_in_order());
-    let lined = job.amax.as_ref();
-    let lined = lined.filter(|amax| amax.blocks().next().is_some());
     let multiples = [
         (
             "the first element of a rank",
@@ -55,11 +53,6 @@ pub(super) fn check_blocks<B: Backend>(job: &UpdateJob<B>) -> Result<(), KernelE
             "the width of a shard tile",
             tiles.map(|tiles| tiles.tile().cols),
         ),
-        (
-            "the length of a row",
-            job.encode.as_ref().map(|encode| encode.shape.cols),
-        ),
-        ("the length of a row", lined.map(|amax| amax.shape.cols)),
     ];
     for (what, found) in multiples {
         let found = found.unwrap_or(0);

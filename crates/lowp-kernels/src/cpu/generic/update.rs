@@ -108,6 +108,8 @@ struct Part<'v> {
     grad: Values<'v>,
     /// Row length; the whole length where there are no rows.
     stride: usize,
+    /// Whether all of it is updated; otherwise loads update what they return.
+    updated: bool,
     /// The amax of the new master so far, as bits.
     amax: u32,
     /// Updated values of several rows, without gaps.
@@ -116,6 +118,26 @@ struct Part<'v> {
 }
 
 impl Part<'_> {
+    /// Whether a row begins within a block of states.
+    fn cuts_blocks(&self) -> bool {
+        let mut states = self.states.iter();
+        let fp8 = states.any(|state| matches!(state, StateMut::Fp8 { .. }));
+        fp8 && !self.stride.is_multiple_of(STATE_BLOCK)
+    }
+
+    /// Updates all of it.
+    fn update_all(&mut self) {
+        self.update(0..self.master.len());
+        self.updated = true;
+    }
+
+    /// Updates a range, if that is left to do.
+    fn load_range(&mut self, range: Range<usize>) {
+        if !self.updated {
+            self.update(range);
+        }
+    }
+
     /// Updates a range. The code of a rule is compiled for every set of dtypes that its states and the gradient can have, and for
     /// every instruction set.
     fn update(&mut self, range: Range<usize>) {
@@ -225,18 +247,18 @@ impl Load for Part<'_> {
         None
     }
 
-    /// Updates a rectangle and returns the new master values.
+    /// Updates a rectangle, unless it is updated, and returns the new master values.
     fn load(&mut self, [row, col]: [usize; 2], [rows, cols]: [usize; 2]) -> Rect<'_> {
         let stride = self.stride;
         let first = row * stride + col;
         let rect = if rows == 1 || cols == stride {
             let all = first..first + rows * cols;
-            self.update(all.clone());
+            self.load_range(all.clone());
             Rect::dense(&self.master[all], cols)
         } else {
             self.packed.clear();
             for start in (0..rows).map(|i| first + i * stride) {
-                self.update(start..start + cols);
+                self.load_range(start..start + cols);
                 let row = &self.master[start..start + cols];
                 self.packed.extend_from_slice(row);
             }
@@ -294,16 +316,19 @@ fn tasks<'v>(
                 .collect(),
             grad: grad.slice(done - len..done),
             stride,
+            updated: false,
             amax: 0,
             packed: Vec::new(),
             scratch: Vec::new(),
         }
     };
     let Some(encode) = &job.encode else {
-        // Tasks that raise the amaxes of lines have whole rows.
+        // Tasks that raise the amaxes of lines have whole rows, and all have whole blocks of states.
         let unit = match &job.amax {
             Some(amax) if amax.blocks().next().is_some() => {
-                amax.shape.cols.max(1) * rows_of_columns_task(amax.shape)
+                let rows = rows_of_columns_task(amax.shape);
+                amax.shape.cols.max(1)
+                    * rows.next_multiple_of(if job.in_fp8() { STATE_BLOCK } else { 1 })
             }
             _ => TASK,
         };
@@ -353,8 +378,13 @@ pub(crate) fn run<'v>(
             encode,
         } = task;
         match encode {
-            Some((encoder, tile)) => encoder.encode(tile, &mut part)?,
-            None => part.update(0..part.master.len()),
+            Some((encoder, tile)) => {
+                if part.cuts_blocks() {
+                    part.update_all();
+                }
+                encoder.encode(tile, &mut part)?;
+            }
+            None => part.update_all(),
         }
         let lines = |amax: &UpdateAmax<Cpu>| -> Vec<(usize, Vec<u32>)> {
             let shape = amax.shape;
