@@ -267,33 +267,35 @@ impl<B: Backend, R: Recipe> ShardedModel<B, R> {
         Ok(())
     }
 
-    /// Checks that the states of the first parameter in `checkpoint` are those of the rule.
+    /// Checks that the states of every parameter in `checkpoint` are those of its rule.
     fn check_states(&self, checkpoint: &Checkpoint) -> Result<(), ModelError> {
-        let mut ids = self.weights.iter().map(|(id, _)| id).chain(&self.var_ids);
-        let Some(first) = ids.next() else {
-            return Ok(());
-        };
-        let rule = self.optimizer.rule(*first)?;
+        let ids = self.weights.iter().map(|(id, _)| id).chain(&self.var_ids);
         let vars = self.vars.elements().map(|(name, ..)| name);
-        let Some(name) = self.names.iter().map(String::as_str).chain(vars).next() else {
-            return Ok(());
-        };
-        let has = |state: &StateName| {
-            checkpoint
-                .info(&format!("{name}.{}", state.name()))
-                .is_some()
-        };
-        let saved: Vec<StateName> = StateName::ALL.into_iter().filter(has).collect();
-        if saved == rule.states() {
-            return Ok(());
+        let names = self.names.iter().map(String::as_str).chain(vars);
+        let mut others = Vec::new();
+        for (&id, name) in ids.zip(names) {
+            let has = |state: &StateName| {
+                let tensor = format!("{name}.{}", state.name());
+                checkpoint.info(&tensor).is_some()
+            };
+            let saved: Vec<StateName> = StateName::ALL.into_iter().filter(has).collect();
+            let rule = self.optimizer.rule(id)?;
+            if saved != rule.states() {
+                others.push((name, saved, rule));
+            }
         }
-        let by = Rule::ALL.into_iter().find(|rule| rule.states() == saved);
+        let Some((name, saved, rule)) = others.first() else {
+            return Ok(());
+        };
+        let by = Rule::ALL.into_iter().find(|rule| rule.states() == *saved);
         Err(ModelError::OtherOptimizer {
-            name: name.to_owned(),
-            saved: StateName::list(&saved),
+            name: (*name).to_owned(),
+            saved: StateName::list(saved),
             saved_by: by.map_or("another optimizer", Rule::name),
             rule: rule.name(),
             needed: StateName::list(rule.states()),
+            differ: others.len(),
+            params: self.optimizer.len(),
         })
     }
 
