@@ -81,7 +81,8 @@ impl RankMemory {
                 rank,
                 weights: by_rank(|cost| &cost.stored),
                 masters: F32 * own,
-                states: config.state_bytes(own),
+                // Blocks of states end with each weight.
+                states: weights.sum(|cost| config.state_bytes(cost.elements[rank].into())),
                 gradients: F32 * own,
                 parts: by_rank(|cost| &cost.parts),
                 variable_state: var,
