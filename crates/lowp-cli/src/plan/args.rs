@@ -50,8 +50,8 @@ JSON of --model:
   parameter_bytes_per_rank
   memory                 bytes of the `rank` that holds most, and their sum, `total`:
       weights            stored between steps
-      masters, states, gradients  of the linear layers: f32, --optimizer-state of --optimizer,
-                         reduced in f32
+      masters, states, gradients  of the linear layers: --optimizer-state of --optimizer, reduced
+                         in f32
       gathered           weights at once, and what they are brought together in
       parts              kept from forward to backward, with --reshard-after-forward N
       decoded            weights as f32, which products on a CPU read

@@ -109,7 +109,11 @@ fn states_of_another_rule_of_variables_are_an_error() {
     ranks_by(of_vars(Rule::Lion), 2, folder.path(), true, true).expect("the same states");
     let error = ranks_by(of_vars(Rule::AdamW), 2, folder.path(), true, true);
     let error = error.expect_err("other states");
-    for part in ["exp_avg of 'table'", "as lion keeps it", "1 of 13 parameters"] {
+    for part in [
+        "exp_avg of 'table'",
+        "as lion keeps it",
+        "1 of 13 parameters",
+    ] {
         assert!(error.contains(part), "{error}");
     }
 }

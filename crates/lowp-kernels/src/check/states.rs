@@ -2,13 +2,18 @@
 
 use lowp_format::STATE_BLOCK;
 
-use crate::{Backend, KernelError, State, StateDtype, UpdateJob};
+use crate::{Backend, FloatDtype, KernelError, State, StateDtype, UpdateJob};
 
 impl<B: Backend> UpdateJob<B> {
     /// Whether a state is in fp8.
     pub(crate) fn in_fp8(&self) -> bool {
         let fp8 = |state: &State<B>| state.dtype() == StateDtype::Fp8;
         self.states.iter().any(fp8)
+    }
+
+    /// Whether it rounds by random bits.
+    pub(crate) fn is_stochastic(&self) -> bool {
+        self.in_fp8() || self.master.dtype() == FloatDtype::Bf16
     }
 
     /// Checks that the states are those of the rule, in dtypes that there is an update for.
@@ -32,7 +37,7 @@ impl<B: Backend> UpdateJob<B> {
                 });
             }
         }
-        if self.in_fp8() && self.random.is_none() {
+        if self.is_stochastic() && self.random.is_none() {
             return Err(KernelError::StateBits);
         }
         Ok(())

@@ -1,19 +1,23 @@
-//! States of an update as they lie in memory, and the random bits that those in fp8 round by.
+//! Masters and states of an update as they lie in memory, and the random bits that they round by.
 
 use std::ops::Range;
 
 use half::bf16;
+use lowp_format::codec::bf16::round_stochastic;
 use lowp_format::{STATE_BLOCK, StateBits, StateCode};
 
-use super::convert::narrow;
+use super::convert::{Values, narrow};
 use crate::cpu::Cpu;
 use crate::cpu::access::AllViews;
 use crate::{KernelError, Source, State, UpdateRandom};
 
-/// A state of consecutive elements.
+/// A master or a state of consecutive elements.
 pub(super) enum StateMut<'v> {
     F32(&'v mut [f32]),
+    /// A state, rounded to nearest even.
     Bf16(&'v mut [bf16]),
+    /// A master, rounded stochastically.
+    Master(&'v mut [bf16]),
     /// In whole blocks, each with a scale.
     Fp8 {
         code: StateCode,
@@ -23,6 +27,17 @@ pub(super) enum StateMut<'v> {
 }
 
 impl<'v> StateMut<'v> {
+    /// All elements of a master.
+    pub(super) fn master(
+        master: &Source<Cpu>,
+        views: &mut AllViews<'v>,
+    ) -> Result<Self, KernelError> {
+        Ok(match master {
+            Source::F32(values) => Self::F32(views.floats.take(values)?),
+            Source::Bf16(values) => Self::Master(views.halves.take(values)?),
+        })
+    }
+
     /// All elements of a state, which is encoded as `code` in fp8.
     pub(super) fn take(
         state: &State<Cpu>,
@@ -53,6 +68,7 @@ impl<'v> StateMut<'v> {
         match self {
             Self::F32(state) => Self::F32(cut(state, len)),
             Self::Bf16(state) => Self::Bf16(cut(state, len)),
+            Self::Master(master) => Self::Master(cut(master, len)),
             Self::Fp8 {
                 code,
                 codes,
@@ -65,11 +81,20 @@ impl<'v> StateMut<'v> {
         }
     }
 
+    /// The values, where they are not in blocks.
+    pub(super) fn values(&self) -> Values<'_> {
+        match self {
+            Self::F32(values) => Values::F32(values),
+            Self::Bf16(values) | Self::Master(values) => Values::Bf16(values),
+            Self::Fp8 { .. } => Values::F32(&[]),
+        }
+    }
+
     /// The values of a range that begins with a block.
     pub(super) fn widen(&self, range: Range<usize>, wide: &mut [f32]) {
         match self {
             Self::F32(state) => wide.copy_from_slice(&state[range]),
-            Self::Bf16(state) => {
+            Self::Bf16(state) | Self::Master(state) => {
                 let values = state[range].iter().map(|x| x.to_f32());
                 wide.iter_mut().zip(values).for_each(|(to, x)| *to = x);
             }
@@ -87,13 +112,19 @@ impl<'v> StateMut<'v> {
         }
     }
 
-    /// Replaces them, rounded by the random bits of the elements.
-    pub(super) fn narrow(&mut self, range: Range<usize>, wide: &[f32], bits: &[StateBits]) {
+    /// Replaces them, rounded by the random words of the elements.
+    pub(super) fn narrow(&mut self, range: Range<usize>, wide: &[f32], words: &[u32]) {
         match self {
             Self::F32(state) => state[range].copy_from_slice(wide),
             Self::Bf16(state) => {
                 let state = state[range].iter_mut();
                 state.zip(wide).for_each(|(to, &x)| *to = narrow(x));
+            }
+            Self::Master(master) => {
+                let values = wide.iter().zip(words);
+                for (to, (&x, &word)) in master[range].iter_mut().zip(values) {
+                    *to = round_stochastic(x, StateBits::of_word(word).master);
+                }
             }
             Self::Fp8 {
                 code,
@@ -102,9 +133,10 @@ impl<'v> StateMut<'v> {
             } => {
                 let scales = &mut scales[range.start / STATE_BLOCK..];
                 let blocks = codes[range].chunks_mut(STATE_BLOCK).zip(scales);
-                let values = wide.chunks(STATE_BLOCK).zip(bits.chunks(STATE_BLOCK));
-                for ((values, bits), (codes, scale)) in values.zip(blocks) {
-                    *scale = code.encode_block(values, |place| bits[place].of(*code), codes);
+                let values = wide.chunks(STATE_BLOCK).zip(words.chunks(STATE_BLOCK));
+                for ((values, words), (codes, scale)) in values.zip(blocks) {
+                    let bits = |place| StateBits::of_word(words[place]).of(*code);
+                    *scale = code.encode_block(values, bits, codes);
                 }
             }
         }
@@ -121,16 +153,23 @@ pub(super) struct RandomBits {
 }
 
 impl RandomBits {
-    /// Those of the elements from `start` of the part on, where a block begins.
-    pub(super) fn fill(&self, start: usize, bits: &mut [StateBits]) {
+    /// The random words of the elements from `start` of the part on.
+    pub(super) fn fill(&self, start: usize, words: &mut [u32]) {
         let philox = self.random.philox(self.step);
-        for (number, block) in bits.chunks_mut(STATE_BLOCK).enumerate() {
-            let place = self.random.place(self.first + start + number * STATE_BLOCK);
-            // Elements of a block follow each other, four with the words of one counter.
-            for (number, four) in (0..).zip(block.chunks_mut(4)) {
-                let words = philox.block(place as u64 / 4 + number);
-                let words = words.map(StateBits::of_word);
-                four.copy_from_slice(&words[..four.len()]);
+        let first = self.first + start;
+        let mut rest = words;
+        for run in self.random.runs(first..first + rest.len()) {
+            let (words, after) = rest.split_at_mut(run.len());
+            rest = after;
+            // Four elements have the words of one counter.
+            let mut at = run.start;
+            let mut left = words;
+            while !left.is_empty() {
+                let place = at % 4;
+                let count = (4 - place).min(left.len());
+                let (words, after) = left.split_at_mut(count);
+                words.copy_from_slice(&philox.block(at as u64 / 4)[place..place + count]);
+                (at, left) = (at + count, after);
             }
         }
     }
