@@ -301,10 +301,10 @@ impl<B: Backend, R: Recipe> ShardedModel<B, R> {
         let by = Rule::ALL.into_iter().find(|rule| rule.states() == *saved);
         Err(ModelError::OtherOptimizer {
             name: (*name).to_owned(),
-            saved: StateName::list(saved),
+            saved: StateName::list(saved).into(),
             saved_by: by.map_or("another optimizer", Rule::name),
             rule: rule.name(),
-            needed: StateName::list(rule.states()),
+            needed: StateName::list(rule.states()).into(),
             differ: others.len(),
             params: self.optimizer.len(),
         })

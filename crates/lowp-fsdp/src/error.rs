@@ -51,13 +51,13 @@ pub enum ModelError {
         /// The first parameter that differs.
         name: String,
         /// Its states in the checkpoint.
-        saved: String,
+        saved: Box<str>,
         /// The rule that has them.
         saved_by: &'static str,
         /// Its rule in the model.
         rule: &'static str,
         /// The states of that rule.
-        needed: String,
+        needed: Box<str>,
         /// How many parameters have other states in the checkpoint than in the model.
         differ: usize,
         /// How many there are.
