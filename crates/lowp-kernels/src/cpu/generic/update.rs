@@ -213,20 +213,20 @@ impl Part<'_> {
             let part = start..range.end.min(start + BLOCKS);
             let len = part.len();
             for (values, wide) in values.iter().zip(&mut wide) {
-                values.widen(part.clone(), &mut wide[..len]);
+                values.widen(self.isa, part.clone(), &mut wide[..len]);
             }
             let mut lines = wide.each_mut().map(|wide| &mut wide[..len]);
             let [master, first, second] = &mut lines;
             let mut run = self.run::<R, _, _>(part.clone(), master, first, second);
             let mut words = [0; BLOCKS];
             if let Some(random) = &self.random {
-                random.fill(part.start, &mut words[..len]);
+                random.fill(self.isa, part.start, &mut words[..len]);
             }
             for (values, wide) in values.iter_mut().zip(&wide) {
-                values.narrow(part.clone(), &wide[..len], &words[..len]);
+                values.narrow(self.isa, part.clone(), &wide[..len], &words[..len]);
             }
             if let StateMut::Master(_) = &values[0] {
-                values[0].widen(part, &mut wide[0][..len]);
+                values[0].widen(self.isa, part, &mut wide[0][..len]);
                 run = self.isa.run(Amax(Rect::dense(&wide[0][..len], len)));
             }
             amax = amax.max(run);
