@@ -162,7 +162,8 @@ fn decode<L: Lanes>(lanes: L, code: StateCode, codes: &[u8], scales: &[u8], valu
     }
 }
 
-/// The values of codes without their scale: exponents and mantissas in place, and the bias corrected by an exact product.
+/// The values of codes without their scale: exponents and mantissas in place, rebiased. Codes below the smallest normal one get its exponent, and
+/// its value is subtracted, so that nothing is subnormal (docs/notes/cpu-kernels.md).
 #[inline(always)]
 fn decode_line<L: Lanes>(lanes: L, code: StateCode, codes: &[u8; LANES]) -> L::F {
     let l = lanes;
@@ -170,16 +171,23 @@ fn decode_line<L: Lanes>(lanes: L, code: StateCode, codes: &[u8; LANES]) -> L::F
     match code {
         StateCode::E4M3 => {
             let magnitude = l.and(bits, l.usplat(0x7F));
-            let value = l.value(l.shl::<20>(magnitude));
-            let value = l.mul(value, l.splat(f32::from_bits((127 + 120) << 23)));
+            let bits_of = l.shl::<20>(magnitude);
+            let normal = l.uadd(bits_of, l.usplat((127 - 7) << 23));
+            let below = l.value(l.uadd(bits_of, l.usplat((127 - 6) << 23)));
+            let below = l.bits(l.add(below, l.splat(-1.0 / 64.0)));
+            let value = l.if_above(magnitude, l.usplat(0x07), normal, below);
             let nan = l.usplat(f32::NAN.to_bits());
-            let value = l.if_above(magnitude, l.usplat(0x7E), nan, l.bits(value));
+            let value = l.if_above(magnitude, l.usplat(0x7E), nan, value);
             let sign = l.and(bits, l.usplat(0x8000_0000));
             l.value(l.or(value, sign))
         }
         StateCode::UE4M4 => {
-            let value = l.value(l.shl::<19>(l.and(bits, l.usplat(0xFF))));
-            l.mul(value, l.splat(f32::from_bits((127 + 112) << 23)))
+            let magnitude = l.and(bits, l.usplat(0xFF));
+            let bits_of = l.shl::<19>(magnitude);
+            let normal = l.uadd(bits_of, l.usplat((127 - 15) << 23));
+            let below = l.value(l.uadd(bits_of, l.usplat((127 - 14) << 23)));
+            let below = l.bits(l.add(below, l.splat(-1.0 / 16384.0)));
+            l.value(l.if_above(magnitude, l.usplat(0x0F), normal, below))
         }
     }
 }
@@ -326,7 +334,9 @@ impl Kernel for Words<'_> {
         for part in parts {
             let blocks = philox.blocks::<BLOCKS>(first as u64 / 4);
             for (i, four) in part.as_chunks_mut::<4>().0.iter_mut().enumerate() {
-                *four = [0, 1, 2, 3].map(|word: usize| blocks[word][i]);
+                for (word, block) in four.iter_mut().zip(&blocks) {
+                    *word = block[i];
+                }
             }
             first += 4 * BLOCKS;
         }
