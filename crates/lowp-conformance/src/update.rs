@@ -1,34 +1,33 @@
 //! Updates by every rule against the reference, and fused with the encode against one after the other.
 
+use lowp_format::codec::bf16::round_stochastic;
 use lowp_format::{Orientation, STATE_BLOCK, StateBits, state_bytes};
 use proptest::prelude::*;
 
 use super::*;
 use lowp_kernels::StateDtype::{Bf16, F32, Fp8};
 use lowp_kernels::reference::{self, Reference};
-use lowp_kernels::{GroupScalars, Rule, State, StateDtype, UpdateAmax, UpdateJob, UpdateRandom};
+use lowp_kernels::{
+    FloatDtype, GroupScalars, Rule, State, StateDtype, UpdateAmax, UpdateJob, UpdateRandom,
+};
 
 fn scalars(step: u64) -> GroupScalars {
     GroupScalars::default().at_step(step)
 }
 
-fn job<B: Backend>(
-    rig: &Rig<B>,
-    (rule, dtypes, half_grad): Variant,
-    len: usize,
-    seed: u64,
-) -> UpdateJob<B> {
+fn job<B: Backend>(rig: &Rig<B>, variant: Variant, len: usize, seed: u64) -> UpdateJob<B> {
     let state = |&dtype: &StateDtype| match dtype {
         StateDtype::F32 => Source::F32(rig.buffer(&vec![0f32; len])).into(),
         StateDtype::Bf16 => Source::Bf16(rig.buffer(&vec![bf16::ZERO; len])).into(),
         StateDtype::Fp8 => State::Fp8(rig.buffer(&vec![0u8; state_bytes(len)])),
     };
+    let half = variant.master == FloatDtype::Bf16;
     UpdateJob {
-        rule,
-        master: rig.buffer(&values(len, seed, false)),
-        states: dtypes.iter().map(state).collect(),
+        rule: variant.rule,
+        master: source(rig, &values(len, seed, false), half).0,
+        states: variant.states.iter().map(state).collect(),
         random: Some(RANDOM),
-        grad: source(rig, &values(len, seed ^ 1, false), half_grad).0,
+        grad: source(rig, &values(len, seed ^ 1, false), variant.half_grad).0,
         group: 0,
         source_rounding: SourceRounding::F32,
         amax: None,
@@ -48,23 +47,24 @@ const RANDOM: UpdateRandom = UpdateRandom {
 struct Expected {
     rule: Rule,
     values: Vec<Vec<f32>>,
-    dtypes: Vec<StateDtype>,
+    master: FloatDtype,
+    states: Vec<StateDtype>,
 }
 
 impl Expected {
     fn new<B: Backend>(rig: &Rig<B>, job: &UpdateJob<B>) -> Self {
-        let values = [vec![rig.content::<f32>(&job.master)], rig.states(job)].concat();
-        let dtypes = job.states.iter().map(State::dtype);
         Self {
             rule: job.rule,
-            values,
-            dtypes: std::iter::once(StateDtype::F32).chain(dtypes).collect(),
+            values: [vec![rig.widened(&job.master)], rig.states(job)].concat(),
+            master: job.master.dtype(),
+            states: job.states.iter().map(State::dtype).collect(),
         }
     }
 
     /// A step by the scalars of a group of `run`.
     fn step(&mut self, grad: &[f32], run: &StepScalars, group: usize) {
         let (grad_scale, group) = (run.grad_scale, &run.groups[group]);
+        let random = RANDOM.philox(run.random_step);
         let stored = |x: f32, dtype| match dtype {
             StateDtype::F32 | StateDtype::Fp8 => x,
             StateDtype::Bf16 => bf16::from_f32(x).to_f32(),
@@ -80,14 +80,19 @@ impl Expected {
                 g * self.rule.grad_factor(grad_scale),
                 group,
             );
-            let all = self.values.iter_mut().zip(&self.dtypes).zip(element);
-            for ((values, &dtype), x) in all {
-                values[i] = stored(x, dtype);
+            let (master, states) = self.values.split_at_mut(1);
+            let bits = StateBits::new(&random, (RANDOM.first + i) as u64);
+            master[0][i] = match self.master {
+                FloatDtype::F32 => element[0],
+                FloatDtype::Bf16 => round_stochastic(element[0], bits.master).to_f32(),
+            };
+            let states = states.iter_mut().zip(&self.states);
+            for ((values, &dtype), x) in states.zip(&element[1..]) {
+                values[i] = stored(*x, dtype);
             }
         }
-        let random = RANDOM.philox(run.random_step);
         let names = self.rule.states().iter();
-        let states = names.zip(&mut self.values[1..]).zip(&self.dtypes[1..]);
+        let states = names.zip(&mut self.values[1..]).zip(&self.states);
         for ((name, values), _) in states.filter(|(_, dtype)| **dtype == StateDtype::Fp8) {
             let code = name.code();
             for (number, block) in values.chunks_mut(STATE_BLOCK).enumerate() {
@@ -147,8 +152,32 @@ fn lion_moves_by_its_rate() {
     assert!(moved(0.0, f32::NAN).is_nan());
 }
 
-/// A rule, the dtypes of its states, and whether the gradient is bf16.
-type Variant = (Rule, &'static [StateDtype], bool);
+/// A rule, the dtypes of the master and the states, and whether the gradient is bf16.
+#[derive(Clone, Copy, Debug)]
+struct Variant {
+    rule: Rule,
+    master: FloatDtype,
+    states: &'static [StateDtype],
+    half_grad: bool,
+}
+
+/// A rule of a master in f32.
+const fn of(rule: Rule, states: &'static [StateDtype], half_grad: bool) -> Variant {
+    Variant {
+        rule,
+        master: FloatDtype::F32,
+        states,
+        half_grad,
+    }
+}
+
+/// The same of a master in bf16.
+const fn of_half(rule: Rule, states: &'static [StateDtype], half_grad: bool) -> Variant {
+    Variant {
+        master: FloatDtype::Bf16,
+        ..of(rule, states, half_grad)
+    }
+}
 
 /// The dtypes that so many states have.
 fn state_dtypes(states: usize) -> &'static [&'static [StateDtype]] {
@@ -165,41 +194,48 @@ fn state_dtypes(states: usize) -> &'static [&'static [StateDtype]] {
     }
 }
 
-/// Every rule with every dtype of its states and of the gradient that the backend updates.
+/// Every rule with every dtype of the master, of its states and of the gradient that the backend updates.
 fn variants<B: Backend>(rig: &Rig<B>) -> Vec<Variant> {
     let mut all = Vec::new();
     for rule in Rule::ALL {
-        for &dtypes in state_dtypes(rule.states().len()) {
-            all.extend([false, true].map(|half_grad| (rule, dtypes, half_grad)));
+        for &states in state_dtypes(rule.states().len()) {
+            all.extend([false, true].map(|half_grad| of(rule, states, half_grad)));
+            all.extend([false, true].map(|half_grad| of_half(rule, states, half_grad)));
         }
     }
     all.retain(|variant| is_updated(rig, *variant));
     all
 }
 
-/// Whether the backend has the update. One that has none for states in fp8 says so.
+/// Whether the backend has the update. One that has none for states in fp8, or for masters in bf16, says so.
 fn is_updated<B: Backend>(rig: &Rig<B>, variant: Variant) -> bool {
     match rig.plan(Work::Update(vec![job(rig, variant, 32, 0)])) {
-        Err(KernelError::StateDevice) if variant.1.contains(&Fp8) => false,
+        Err(KernelError::StateDevice) => {
+            assert!(variant.states.contains(&Fp8) || variant.master == FloatDtype::Bf16);
+            false
+        }
         other => other.is_ok(),
     }
 }
 
-/// Every rule, and every dtype of two states, once.
-const LONG: [Variant; 9] = [
-    (Rule::AdamW, &[F32, F32], false),
-    (Rule::AdamW, &[Bf16, F32], true),
-    (Rule::AdamW, &[Fp8, Fp8], true),
-    (Rule::AdamL2, &[Bf16, Bf16], false),
-    (Rule::AdamL2, &[Fp8, F32], false),
-    (Rule::Lion, &[Bf16], true),
-    (Rule::SgdMomentum, &[F32], true),
-    (Rule::SgdNesterov, &[Bf16], false),
-    (Rule::Muon, &[F32], true),
+/// Every rule, and every dtype of two states, once, and some of them with masters in bf16.
+const LONG: [Variant; 12] = [
+    of(Rule::AdamW, &[F32, F32], false),
+    of(Rule::AdamW, &[Bf16, F32], true),
+    of(Rule::AdamW, &[Fp8, Fp8], true),
+    of(Rule::AdamL2, &[Bf16, Bf16], false),
+    of(Rule::AdamL2, &[Fp8, F32], false),
+    of(Rule::Lion, &[Bf16], true),
+    of(Rule::SgdMomentum, &[F32], true),
+    of(Rule::SgdNesterov, &[Bf16], false),
+    of(Rule::Muon, &[F32], true),
+    of_half(Rule::AdamW, &[Fp8, Fp8], false),
+    of_half(Rule::AdamL2, &[Bf16, F32], true),
+    of_half(Rule::Sgd, &[], false),
 ];
 
 /// One of them.
-const ADAMW: Variant = (Rule::AdamW, &[Bf16, F32], true);
+const ADAMW: Variant = of(Rule::AdamW, &[Bf16, F32], true);
 
 pub fn updates_equal_the_reference<B: Backend>(rig: &Rig<B>) {
     // All of them on a few elements, and some on those of several tasks.
@@ -296,16 +332,14 @@ pub fn fused_equals_update_then_encode<B: Backend>(rig: &Rig<B>) {
     )| {
         let case = &cases[index];
         let cols = case.columns() * width;
-        // Blocks of states are not cut.
-        let cols = if variant.1.contains(&Fp8) { cols.next_multiple_of(STATE_BLOCK) } else { cols };
         let shape = Shape::new(rows, cols);
         let source_rounding = if via { SourceRounding::ViaBf16 } else { SourceRounding::F32 };
         let make = || {
             let job = job(rig, variant, shape.elements(), seed);
             UpdateJob { source_rounding, ..job }
         };
-        let encode = |master: &B::Buffer<f32>| {
-            let source = Source::F32(master.clone());
+        let encode = |master: &Source<B>| {
+            let source = master.clone();
             let outer = case.outer(shape, 3.0);
             let job = encode_job(rig, case, &case.specs(), shape, source, &outer);
             EncodeJob { source_rounding, ..job }
@@ -330,7 +364,7 @@ pub fn fused_equals_update_then_encode<B: Backend>(rig: &Rig<B>) {
         };
         rig.run_with(Work::Update(vec![fused.clone()]), &step);
 
-        let [fused_master, master] = [&fused, &apart].map(|job| rig.content::<f32>(&job.master));
+        let [fused_master, master] = [&fused, &apart].map(|job| rig.widened(&job.master));
         prop_assert_eq!(bits(&fused_master), bits(&master));
         let [fused_states, states] = [&fused, &apart]
             .map(|job| rig.states(job).iter().map(|state| bits(state)).collect::<Vec<_>>());
@@ -382,7 +416,7 @@ pub fn updates_of_many_tasks_raise_lines<B: Backend>(rig: &Rig<B>) {
         ..StepScalars::default()
     };
     rig.run_with(Work::Update(vec![job.clone()]), &step);
-    let master = rig.content::<f32>(&job.master);
+    let master = rig.widened(&job.master);
     let rows = master.chunks(shape.cols);
     let rows = rows.map(|row| reference::amax(row.iter().copied()));
     let cols = (0..shape.cols)
@@ -425,7 +459,7 @@ pub fn lines_are_of_the_shape_of_the_master<B: Backend>(rig: &Rig<B>) {
         (none, turned, true),
     ] {
         let mut job = update(shape_of_lines, lines);
-        let source = Source::F32(job.master.clone());
+        let source = job.master.clone();
         let outer = case.outer(shape, 1.0);
         let encode = encode_job(rig, &case, &case.specs(), shape, source, &outer);
         job.encode = Some(Box::new(encode));

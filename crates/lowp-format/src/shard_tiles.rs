@@ -81,8 +81,15 @@ impl ShardTiles {
         Ok(tiles)
     }
 
-    /// The widest tiles of at most `most` columns, or else the narrowest that there are.
-    pub fn at_most(recipe: &impl Recipe, full: Shape, usage: Usage, most: usize) -> Self {
+    /// The widest tiles of at most `most` columns, or else the narrowest that there are. Those that are narrower than the matrix have a multiple
+    /// of `unit` columns.
+    pub fn at_most(
+        recipe: &impl Recipe,
+        full: Shape,
+        usage: Usage,
+        most: usize,
+        unit: usize,
+    ) -> Self {
         let rows = Self::of_rows(recipe, full, usage);
         if most >= full.cols {
             return rows;
@@ -92,6 +99,7 @@ impl ShardTiles {
             (cols > 0).then_some((parts, cols))
         });
         let divide = widths.filter(|&(parts, cols)| full.cols == parts * cols);
+        let divide = divide.filter(|&(parts, cols)| parts == 1 || cols.is_multiple_of(unit));
         let tiles = |(_, cols)| Self::new(recipe, full, usage, cols).ok();
         let all = divide.filter_map(tiles);
         let fit = all.clone().filter(|tiles| tiles.cols <= most);

@@ -110,10 +110,22 @@ impl StateCode {
     pub fn encode_block(self, values: &[f32], bits: impl Fn(usize) -> u16, codes: &mut [u8]) -> u8 {
         let amax = values.iter().fold(0, |amax, &x| magnitude(x).max(amax));
         let scale = self.scale(f32::from_bits(amax));
+        self.encode_under(scale, values, bits, codes);
+        scale
+    }
+
+    /// The same under a scale that is known.
+    #[inline(always)]
+    pub fn encode_under(
+        self,
+        scale: u8,
+        values: &[f32],
+        bits: impl Fn(usize) -> u16,
+        codes: &mut [u8],
+    ) {
         for (place, (code, &x)) in codes.iter_mut().zip(values).enumerate() {
             *code = self.encode(x, scale, bits(place));
         }
-        scale
     }
 
     /// Decodes the codes of a block into as many values, exactly.

@@ -269,7 +269,9 @@ impl<B: Multiplies> Builder<'_, B> {
             let group = if spec.decay { decay } else { no_decay };
             let param = PlainF32::default();
             let ranks = mesh.shard.world_size();
-            let cuts = BlockCuts::of_rows(&param, shape, ranks).map_err(ShardError::from)?;
+            let rule = options.var_group.unwrap_or(options.group).rule;
+            let unit = options.state.unit(rule);
+            let cuts = BlockCuts::of_rows(&param, shape, ranks, unit).map_err(ShardError::from)?;
             let begun = Begun {
                 number,
                 init: &spec.init,
@@ -426,6 +428,7 @@ impl<B: Backend> Builder<'_, B> {
         linears: &[LinearSpec],
     ) -> Result<Vec<BlockCuts>, OptimError> {
         let ranks = self.mesh.shard.world_size();
+        let unit = self.options.state.unit(self.options.group.rule);
         let weight = |spec: &LinearSpec| (recipe(spec), Shape::new(spec.rows, spec.cols));
         let mut all = Vec::with_capacity(linears.len());
         // Equal blocks are cut alike.
@@ -437,8 +440,8 @@ impl<B: Backend> Builder<'_, B> {
                 continue;
             }
             let cuts = match self.options.sharding {
-                Sharding::Fsdp => block_cuts(&weights, ranks),
-                Sharding::Zero1 => cut_by_rows(&weights, ranks),
+                Sharding::Fsdp => block_cuts(&weights, ranks, unit),
+                Sharding::Zero1 => cut_by_rows(&weights, ranks, unit),
             };
             let start = all.len();
             all.extend(cuts.map_err(ShardError::from)?);
@@ -484,12 +487,13 @@ impl<B: Backend> Builder<'_, B> {
     }
 }
 
-/// How weights are cut by themselves.
+/// How weights are cut by themselves, at multiples of `unit` elements.
 pub(crate) fn cut_by_rows<R: Recipe>(
     weights: &[(R, Shape)],
     ranks: usize,
+    unit: usize,
 ) -> Result<Vec<BlockCuts>, FormatError> {
-    let cut = |(recipe, shape): &(R, Shape)| BlockCuts::of_rows(recipe, *shape, ranks);
+    let cut = |(recipe, shape): &(R, Shape)| BlockCuts::of_rows(recipe, *shape, ranks, unit);
     weights.iter().map(cut).collect()
 }
 

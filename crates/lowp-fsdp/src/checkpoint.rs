@@ -3,13 +3,14 @@
 //! Masters and the states of the optimizer's rule are slices of flattened parameters, weights are rows of their buffers, and scales and counts are whole: each
 //! is a tensor of the checkpoint, of which ranks have pieces.
 
+use std::cell::Cell;
 use std::ops::Range;
 
 use lowp_checkpoint::{Block, Checkpoint, Dtype, Late, Piece};
 use lowp_comm::{CommError, MeshComm, or_abort};
 use lowp_format::{Recipe, ShardTiles};
 use lowp_gemm::Multiplies;
-use lowp_kernels::{Backend, StepCounts};
+use lowp_kernels::{Backend, StepCounts, bf16};
 use lowp_optim::{FloatDtype, OptimError, PendingValues, Rule, StateDtypes, StateName};
 use lowp_shard::{DelayedState, ScaleBook, ScaleSlot, ShardError};
 use serde_json::{Value, json};
@@ -53,13 +54,19 @@ impl<B: Multiplies, R: Recipe> ShardedModel<B, R> {
             mesh,
             options,
         };
+        let rounded = Cell::new(0);
         let values = |param: &Begun<'_>, elements: Range<usize>| {
             let tensor = format!("{}.{}", name(param.number), MASTER);
             let read = read_values(checkpoint, &tensor, &param.tiles, elements);
-            read.map_err(|error| OptimError::Shard(failed(mesh, &error)))
+            let values = read.map_err(|error| OptimError::Shard(failed(mesh, &error)))?;
+            let rounds = |&x: &f32| bf16::from_f32(x).to_f32() != x;
+            let narrow = options.state.master == FloatDtype::Bf16;
+            rounded.update(|n: usize| n + usize::from(narrow && values.iter().any(rounds)));
+            Ok(values)
         };
         let model = builder.build(recipe, linears, vars, values);
         let mut model = or_abort(&*mesh.world, model)?;
+        model.rounded = rounded.get();
         let restored = model.restore(checkpoint, [weights, scales]);
         or_abort(&*mesh.world, restored)?;
         Ok(model)
@@ -250,7 +257,11 @@ impl<B: Backend, R: Recipe> ShardedModel<B, R> {
         let counts: [u8; 16] = counts.try_into().unwrap_or_default();
         self.optimizer.set_counts(StepCounts::from_bytes(&counts))?;
         for ((_, weight), name) in self.weights.iter().zip(&self.names) {
-            match weights.get(name) == Some(&weight.about()) {
+            // Codes of wider masters are not those of the masters that they became.
+            let saved = checkpoint.float_dtype(&format!("{name}.{MASTER}"));
+            let narrow = self.options.state.master == FloatDtype::Bf16;
+            let wider = narrow && saved != dtype_of(FloatDtype::Bf16);
+            match weights.get(name) == Some(&weight.about()) && !wider {
                 true => weight.restore(name, checkpoint)?,
                 false => self.recast += 1,
             }
@@ -267,42 +278,44 @@ impl<B: Backend, R: Recipe> ShardedModel<B, R> {
         Ok(())
     }
 
-    /// Checks that the states of the first parameter in `checkpoint` are those of the rule.
+    /// Checks that the states of every parameter in `checkpoint` are those of its rule.
     fn check_states(&self, checkpoint: &Checkpoint) -> Result<(), ModelError> {
-        let mut ids = self.weights.iter().map(|(id, _)| id).chain(&self.var_ids);
-        let Some(first) = ids.next() else {
-            return Ok(());
-        };
-        let rule = self.optimizer.rule(*first)?;
+        let ids = self.weights.iter().map(|(id, _)| id).chain(&self.var_ids);
         let vars = self.vars.elements().map(|(name, ..)| name);
-        let Some(name) = self.names.iter().map(String::as_str).chain(vars).next() else {
-            return Ok(());
-        };
-        let has = |state: &StateName| {
-            checkpoint
-                .info(&format!("{name}.{}", state.name()))
-                .is_some()
-        };
-        let saved: Vec<StateName> = StateName::ALL.into_iter().filter(has).collect();
-        if saved == rule.states() {
-            return Ok(());
+        let names = self.names.iter().map(String::as_str).chain(vars);
+        let mut others = Vec::new();
+        for (&id, name) in ids.zip(names) {
+            let has = |state: &StateName| {
+                let tensor = format!("{name}.{}", state.name());
+                checkpoint.info(&tensor).is_some()
+            };
+            let saved: Vec<StateName> = StateName::ALL.into_iter().filter(has).collect();
+            let rule = self.optimizer.rule(id)?;
+            if saved != rule.states() {
+                others.push((name, saved, rule));
+            }
         }
-        let by = Rule::ALL.into_iter().find(|rule| rule.states() == saved);
+        let Some((name, saved, rule)) = others.first() else {
+            return Ok(());
+        };
+        let by = Rule::ALL.into_iter().find(|rule| rule.states() == *saved);
         Err(ModelError::OtherOptimizer {
-            name: name.to_owned(),
-            saved: StateName::list(&saved),
+            name: (*name).to_owned(),
+            saved: StateName::list(saved).into(),
             saved_by: by.map_or("another optimizer", Rule::name),
             rule: rule.name(),
-            needed: StateName::list(rule.states()),
+            needed: StateName::list(rule.states()).into(),
+            differ: others.len(),
+            params: self.optimizer.len(),
         })
     }
 
-    /// Number of linear weights that were cast from their masters, because the checkpoint has them in other formats.
+    /// Number of linear weights that were cast from their masters, because the checkpoint has them in other formats, or wider masters.
     pub fn recast(&self) -> usize {
         self.recast
     }
 
-    /// Number of states of this rank of which a value was rounded, because the checkpoint has it in a wider dtype.
+    /// Number of masters and states of this rank of which a value was rounded, because the checkpoint has it in a wider dtype.
     pub fn rounded(&self) -> usize {
         self.rounded
     }

@@ -70,7 +70,7 @@ pub struct Costs {
     pub staging: u128,
     /// How the optimizer updates parameters.
     pub rule: Rule,
-    /// The dtypes of its states.
+    /// The dtypes of masters and of its states.
     pub state: StateDtypes,
     /// The collectives of a step.
     pub step: StepTraffic,
@@ -100,7 +100,8 @@ impl Costs {
         }
         let weights = recipes.iter().zip(&model.layers);
         let weights = weights.map(|(recipe, layer)| (*recipe, layer.block, layer.shape));
-        let weights = Weights::new(weights, config, block_cuts);
+        let unit = config.state.unit(config.rule);
+        let weights = Weights::new(weights, (config, unit), block_cuts);
         let weights = weights.map_err(|(number, source)| CostError::Layer { number, source })?;
         let vars = Vars::new(&model.vars, config)?;
         let buckets = Buckets::new(model, (&weights, &vars), config);
@@ -115,7 +116,7 @@ impl Costs {
         Ok(Self {
             idle_ranks: elements.iter().filter(|&&elements| elements == 0).count(),
             resident: all(|cost| &cost.stored),
-            masters: 4 * all(|cost| &cost.elements),
+            masters: config.master_bytes(all(|cost| &cost.elements)),
             scales: weights.sum(|cost| u128::from(cost.scales[memory.rank])),
             spread: RankSpread::new(&weights, config),
             var_gather_bytes: vars.all().sum(|cost| u128::from(cost.stored[memory.rank]))
@@ -130,7 +131,7 @@ impl Costs {
 
     /// Bytes of masters, states, codes and scales that a replica has of a parameter of the linear layers.
     pub fn state_per_parameter(&self) -> f64 {
-        let parameters = (self.masters / 4).max(1);
+        let parameters = (self.masters / self.state.master.bytes() as u128).max(1);
         let states = config::states_of(self.rule, self.state, parameters);
         (self.masters + states + self.resident) as f64 / parameters as f64
     }

@@ -44,20 +44,24 @@ pub enum ModelError {
     },
     /// A checkpoint of another optimizer.
     #[error(
-        "the checkpoint has {saved} of '{name}', as {saved_by} keeps it, and this model is trained by {rule}, which keeps {needed}; load it into a model of \
+        "the checkpoint has {saved} of '{name}', as {saved_by} keeps it, and this model is trained by {rule}, which keeps {needed}; {differ} of {params} parameters differ so; load it into a model of \
          that optimizer, or start from its weights alone"
     )]
     OtherOptimizer {
-        /// The first parameter.
+        /// The first parameter that differs.
         name: String,
         /// Its states in the checkpoint.
-        saved: String,
+        saved: Box<str>,
         /// The rule that has them.
         saved_by: &'static str,
-        /// The rule of the model.
+        /// Its rule in the model.
         rule: &'static str,
-        /// Its states.
-        needed: String,
+        /// The states of that rule.
+        needed: Box<str>,
+        /// How many parameters have other states in the checkpoint than in the model.
+        differ: usize,
+        /// How many there are.
+        params: usize,
     },
     /// Variables that a rule of matrices would update.
     #[error(

@@ -47,7 +47,7 @@ pub struct ModelOptions {
     pub group: Group,
     /// The same of variables; `None`: those of layers. A rule of matrices updates no variables, so beside it they have a group of another rule.
     pub var_group: Option<Group>,
-    /// The dtypes of the states that the rule has.
+    /// The dtypes of masters, and of the states that the rule has.
     pub state: StateDtypes,
     /// Where the full values of variables are.
     pub vars: VarPlace,
@@ -82,7 +82,7 @@ pub struct WeightBytes {
     pub sent_per_step: u64,
     /// Bytes of this rank's shards, or of the full weights.
     pub resident: u64,
-    /// Bytes of the optimizer's f32 masters of this rank's elements. Moments and gradients are not
+    /// Bytes of the optimizer's masters of this rank's elements. Moments and gradients are not
     /// weights and not counted.
     pub masters: u64,
     /// The most bytes that held weights and full gradients at once so far: the shards, the masters, and the memory in
@@ -366,7 +366,7 @@ impl<B: Backend, R: Recipe> ShardedModel<B, R> {
         for (_, weight) in &self.weights {
             let account = weight.account()?;
             let own = &weight.element_ranges()[self.mesh.shard.rank()];
-            bytes.masters += (size_of::<f32>() * own.len()) as u64;
+            bytes.masters += (self.options.state.master.bytes() * own.len()) as u64;
             bytes.sent += account.counted_sent_bytes;
             let again = if passes.recompute {
                 account.again_bytes()
@@ -425,7 +425,7 @@ impl<B: Backend, R: Recipe> ShardedModel<B, R> {
     }
 
     /// Compares every linear weight, as each phase gathers it, and every variable that is gathered for each use with a full cast of its
-    /// fp32 masters. Returns the differences with the number of their layer; the numbers of variables follow those of all layers.
+    /// masters. Returns the differences with the number of their layer; the numbers of variables follow those of all layers.
     /// Collective.
     ///
     /// # Errors

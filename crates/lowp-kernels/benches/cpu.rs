@@ -13,9 +13,9 @@ use lowp_format::{
     Usage, tensor_scale,
 };
 use lowp_kernels::{
-    AmaxJob, Backend, Cpu, CpuBuffer, CpuPlan, DecodeJob, EncodeJob, GroupScalars, KernelError,
-    Rule, Slot, Source, StepScalars, SumSquaresJob, Target, TensorInput, TransposeJob, UpdateAmax,
-    UpdateJob, Work,
+    AmaxJob, Backend, Cpu, CpuBuffer, CpuPlan, DecodeJob, EncodeJob, FloatDtype, GroupScalars,
+    KernelError, Rule, Slot, Source, StateDtype, StepScalars, SumSquaresJob, Target, TensorInput,
+    TransposeJob, UpdateAmax, UpdateJob, UpdateRandom, Work,
 };
 use rayon::ThreadPool;
 use rayon::prelude::*;
@@ -125,6 +125,26 @@ impl Input {
             self.values.clone(),
             Source::F32(Cpu.upload(&grad)?),
         )
+    }
+
+    /// The same with both moments in fp8.
+    fn adamw_in_fp8(&self, master: FloatDtype) -> Result<UpdateJob<Cpu>> {
+        let job = self.adamw()?;
+        let len = self.shape.elements();
+        Ok(UpdateJob {
+            master: match master {
+                FloatDtype::F32 => job.master,
+                FloatDtype::Bf16 => Source::Bf16(self.halves.clone()),
+            },
+            states: job.rule.alloc(&Cpu, |_| StateDtype::Fp8, len)?,
+            random: Some(UpdateRandom {
+                seed: 1,
+                stream: 0,
+                tiles: None,
+                first: 0,
+            }),
+            ..job
+        })
     }
 
     /// The update and the cast of one step: fused where scales are known, else in two passes.
@@ -308,6 +328,12 @@ impl Bench<'_> {
         self.group("adamw", |input| {
             Ok(vec![Cpu.plan(Work::Update(vec![input.adamw()?]))?])
         });
+        for (name, master) in [("fp8", FloatDtype::F32), ("fp8 and bf16", FloatDtype::Bf16)] {
+            self.group(&format!("adamw {name}"), |input| {
+                let update = input.adamw_in_fp8(master)?;
+                Ok(vec![Cpu.plan(Work::Update(vec![update]))?])
+            });
+        }
         self.group("amax", |input| Ok(vec![input.amax()?]));
         self.group("sum of squares", |input| {
             let (source, out) = (input.source(), Cpu.alloc(16)?);

@@ -57,6 +57,9 @@ pub enum FloatDtype {
 }
 
 impl FloatDtype {
+    /// Every dtype.
+    pub const ALL: [Self; 2] = [Self::F32, Self::Bf16];
+
     /// Bytes of one element.
     pub const fn bytes(self) -> usize {
         match self {

@@ -149,8 +149,8 @@ pub enum KernelError {
         /// Of the second.
         exp_avg_sq: &'static str,
     },
-    /// States in fp8 without random bits.
-    #[error("states in fp8 are rounded by random bits; give UpdateJob::random")]
+    /// States in fp8, or a master in bf16, without random bits.
+    #[error("states in fp8 and masters in bf16 are rounded by random bits; give UpdateJob::random")]
     StateBits,
     /// States in fp8 whose blocks would be cut.
     #[error(
@@ -164,8 +164,10 @@ pub enum KernelError {
         /// What it is.
         found: usize,
     },
-    /// States in fp8 on a GPU.
-    #[error("states in fp8 are updated on a CPU so far; give states in f32 or bf16 on a GPU")]
+    /// States in fp8, or a master in bf16, on a GPU.
+    #[error(
+        "states in fp8 and masters in bf16 are updated on a CPU so far; on a GPU give masters in f32, and states in f32 or bf16"
+    )]
     StateDevice,
     /// A part of another dtype than the others.
     #[error("the part that lies elsewhere has another dtype than the others; convert it first")]

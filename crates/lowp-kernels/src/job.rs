@@ -2,6 +2,8 @@
 //! jobs of one kind that a backend plans and runs together.
 
 use half::bf16;
+use std::ops::Range;
+
 use lowp_format::{
     AmaxAlgorithm, BufferSpec, Code, Extent, Form, FormatError, KernelKey, Orientation, Philox,
     ScaleLayout, Shape, ShardTiles, SourceRounding,
@@ -377,10 +379,14 @@ pub struct UpdateRandom {
 }
 
 impl UpdateRandom {
-    /// Where element `index` of the job lies in the flattened matrix.
-    pub fn place(&self, index: usize) -> usize {
-        let at = self.first + index;
-        self.tiles.map_or(at, |tiles| tiles.place(at))
+    /// Where elements of the job lie in the flattened matrix, run by run in their order.
+    pub fn runs(&self, elements: Range<usize>) -> impl Iterator<Item = Range<usize>> + use<> {
+        let elements = self.first + elements.start..self.first + elements.end;
+        let (tiles, whole) = (self.tiles, elements.clone());
+        let runs = tiles
+            .into_iter()
+            .flat_map(move |tiles| tiles.runs(elements.clone()));
+        runs.chain(tiles.is_none().then_some(whole))
     }
 
     /// The generator of a step.
@@ -395,8 +401,9 @@ impl UpdateRandom {
 pub struct UpdateJob<B: Backend> {
     /// How an element is updated.
     pub rule: Rule,
-    /// fp32 master values, updated in place.
-    pub master: B::Buffer<f32>,
+    /// Master values, updated in place. In bf16 they are rounded stochastically (docs/numerics.md 23.2), and amaxes and codes are those of the
+    /// rounded values.
+    pub master: Source<B>,
     /// What the rule keeps of each element, in the order of [`Rule::states`], updated in place. Where there are two, the second is f32 or has
     /// the dtype of the first.
     pub states: Vec<State<B>>,
@@ -404,7 +411,7 @@ pub struct UpdateJob<B: Backend> {
     pub grad: Source<B>,
     /// Which entry of [`crate::StepScalars::groups`] applies.
     pub group: usize,
-    /// The random bits of states in fp8, which need some.
+    /// The random bits of states in fp8 and of a master in bf16, which need some.
     pub random: Option<UpdateRandom>,
     /// Rounding of the master before amax and encode.
     pub source_rounding: SourceRounding,

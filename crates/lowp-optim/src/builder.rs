@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use lowp_comm::{CommError, Communicator, Mesh, or_abort};
 use lowp_format::{QuantizedTensor, Recipe};
 use lowp_gemm::Products;
-use lowp_kernels::{Backend, KernelError, Source, UpdateRandom};
+use lowp_kernels::{Backend, FloatDtype, KernelError, Source, State, UpdateRandom, bf16};
 use lowp_shard::{
     CastItem, CastPlan, CastTarget, FlatGather, FlatParam, ScaleBook, ScaleBookBuilder, ShardError,
     check_flat,
@@ -23,6 +23,9 @@ use crate::{Group, MatrixCut, OptimError};
 
 /// The streams of random bits of parameters, apart from those of operands with the same seed.
 const RANDOM: u64 = 1 << 63;
+
+/// The master, the states and the gradient of a parameter, where it has one.
+type Owned<B> = (Source<B>, Vec<State<B>>, Option<Source<B>>);
 
 /// Collects groups and parameters; recipes and plain parameters mix in any order.
 #[derive(Debug)]
@@ -104,7 +107,7 @@ impl<B: Backend> OptimizerBuilder<B> {
         Ok(())
     }
 
-    /// The seed of the random bits that states in fp8 round by; the default is 0. It is the same on all ranks.
+    /// The seed of the random bits that states in fp8 and masters in bf16 round by; the default is 0. It is the same on all ranks.
     #[must_use]
     pub fn seed(self, seed: u64) -> Self {
         Self { seed, ..self }
@@ -135,8 +138,7 @@ impl<B: Backend> OptimizerBuilder<B> {
         let needed = tensor.tensor().shape().elements();
         check_length(&spec.name, "the master", spec.master.len(), needed)?;
         self.add(spec, |builder, master| {
-            let source = Source::F32(master);
-            Ok(CastItem::rows(tensor, source, &mut builder.scales))
+            Ok(CastItem::rows(tensor, master, &mut builder.scales))
         })
     }
 
@@ -157,9 +159,14 @@ impl<B: Backend> OptimizerBuilder<B> {
         self.check_new(&name, group)?;
         memory.check(&self.backend, (&name, self.groups[group].rule, len))?;
         let place = ParamPlace::default();
-        self.add_in((name, group, len), place, memory, |builder, master| {
-            let source = Source::F32(master);
-            Ok(CastItem::rows(tensor, source, &mut builder.scales))
+        let ParamMemory {
+            master,
+            states,
+            grad,
+        } = memory;
+        let owned = (Source::F32(master), states, grad);
+        self.add_in((name, group, len), place, owned, |builder, master| {
+            Ok(CastItem::rows(tensor, master, &mut builder.scales))
         })
     }
 
@@ -181,8 +188,8 @@ impl<B: Backend> OptimizerBuilder<B> {
         let place = ParamPlace { start, tiles: None };
         let spec = ParamSpec { place, ..spec };
         self.add(spec, |builder, master| {
-            let (source, scales) = (Source::F32(master), &mut builder.scales);
-            let flat = FlatParam::new(&builder.backend, tensor, start, source, scales)?;
+            let scales = &mut builder.scales;
+            let flat = FlatParam::new(&builder.backend, tensor, start, master, scales)?;
             let item = flat.item().clone();
             builder.flats.push(flat);
             Ok(item)
@@ -193,7 +200,7 @@ impl<B: Backend> OptimizerBuilder<B> {
     fn add(
         &mut self,
         spec: ParamSpec,
-        item: impl FnOnce(&mut Self, B::Buffer<f32>) -> Result<CastItem<B>, OptimError>,
+        item: impl FnOnce(&mut Self, Source<B>) -> Result<CastItem<B>, OptimError>,
     ) -> Result<ParamId, OptimError> {
         let ParamSpec {
             name,
@@ -205,16 +212,17 @@ impl<B: Backend> OptimizerBuilder<B> {
         } = spec;
         let (len, backend) = (master.len(), self.backend.clone());
         self.check_new(&name, group)?;
-        let master = backend.adopt(master)?;
+        let master = match state.master {
+            FloatDtype::F32 => Source::F32(backend.adopt(master)?),
+            FloatDtype::Bf16 => {
+                let narrow = master.into_iter().map(bf16::from_f32);
+                Source::Bf16(backend.adopt(narrow.collect())?)
+            }
+        };
         let rule = self.groups[group].rule;
         let states = rule.alloc(&backend, |name| state.of(name), len)?;
         let grad = Some(Source::alloc(&backend, grad, len)?);
-        let memory = ParamMemory {
-            master,
-            states,
-            grad,
-        };
-        self.add_in((name, group, len), place, memory, item)
+        self.add_in((name, group, len), place, (master, states, grad), item)
     }
 
     /// Rejects a name that is taken, and a group that does not exist.
@@ -235,19 +243,14 @@ impl<B: Backend> OptimizerBuilder<B> {
         Ok(())
     }
 
-    /// Adds a parameter of `len` elements over `memory`, cast by what `item` returns for its masters.
+    /// Adds a parameter of `len` elements over its master, states and gradient, cast by what `item` returns for the master.
     fn add_in(
         &mut self,
         (name, group, len): (String, usize, usize),
         place: ParamPlace,
-        memory: ParamMemory<B>,
-        item: impl FnOnce(&mut Self, B::Buffer<f32>) -> Result<CastItem<B>, OptimError>,
+        (master, states, grad): Owned<B>,
+        item: impl FnOnce(&mut Self, Source<B>) -> Result<CastItem<B>, OptimError>,
     ) -> Result<ParamId, OptimError> {
-        let ParamMemory {
-            master,
-            states,
-            grad,
-        } = memory;
         let item = item(self, master.clone())?;
         let left_out = grad.is_none();
         let grad = match grad {

@@ -275,14 +275,14 @@ impl<B: Backend> Optimizer<B> {
         of_device(&report, what, shards, self.world.world_size())
     }
 
-    /// The fp32 master values of this rank's rows, or of its flat slice.
+    /// The master values of this rank's rows, or of its flat slice, widened to f32.
     ///
     /// # Errors
     /// An id of another optimizer, or the backend failed.
     pub fn master(&self, id: ParamId) -> Result<Vec<f32>, OptimError> {
-        Ok(self
-            .backend
-            .download(&self.params[self.index(id)?].master)?)
+        Ok(self.params[self.index(id)?]
+            .master
+            .download(&self.backend)?)
     }
 
     /// The states of this rank's rows, or of its flat slice, widened to f32: those of the rule of its group, in their order

@@ -19,12 +19,12 @@ pub struct ParamSpec {
     pub name: String,
     /// Index returned by [`OptimizerBuilder::group`](crate::OptimizerBuilder::group).
     pub group: usize,
-    /// Initial fp32 master values of this rank's rows, row-major, or of its slice of the flattened matrix
-    /// ([`OptimizerBuilder::flat_param`](crate::OptimizerBuilder::flat_param)).
+    /// Initial master values of this rank's rows, row-major, or of its slice of the flattened matrix
+    /// ([`OptimizerBuilder::flat_param`](crate::OptimizerBuilder::flat_param)). Masters in bf16 begin with them rounded to nearest even.
     pub master: Vec<f32>,
     /// Gradient storage.
     pub grad: FloatDtype,
-    /// Storage of the states of its rule.
+    /// Storage of the master, and of the states of its rule.
     pub state: StateDtypes,
     /// Where the values of `master` lie in the matrix.
     pub place: ParamPlace,
@@ -67,10 +67,10 @@ pub(crate) struct Param<B: Backend> {
     pub(crate) name: String,
     pub(crate) group: usize,
     pub(crate) len: usize,
-    pub(crate) master: B::Buffer<f32>,
+    pub(crate) master: Source<B>,
     pub(crate) rule: Rule,
     pub(crate) states: Vec<State<B>>,
-    /// Which random bits its states round by.
+    /// Which random bits its master and its states round by.
     pub(crate) random: UpdateRandom,
     pub(crate) grad: Source<B>,
     /// Of a rule of matrices: which elements of the matrix each rank has, where it is known.
@@ -91,19 +91,21 @@ impl<B: Backend> Param<B> {
         (self.ready, self.left_out) = (true, false);
     }
 
-    /// Whether a state is in fp8.
-    pub(crate) fn in_fp8(&self) -> bool {
+    /// Whether an update rounds by random bits: a state is in fp8, or the master in bf16.
+    pub(crate) fn is_stochastic(&self) -> bool {
         let fp8 = |state: &State<B>| state.dtype() == StateDtype::Fp8;
-        self.states.iter().any(fp8)
+        self.master.dtype() == FloatDtype::Bf16 || self.states.iter().any(fp8)
     }
 
-    /// Its states with their dtypes, as text.
+    /// Its master and states with their dtypes, as text.
     pub(crate) fn describe_states(&self) -> String {
         let states = self.rule.states().iter().zip(&self.states);
-        let states =
-            states.map(|(name, state)| format!("{}={}", name.name(), state.dtype().name()));
-        let states = states.collect::<Vec<_>>().join(",");
-        match self.in_fp8() {
+        let states = states.map(|(name, state)| (name.name(), state.dtype().name()));
+        let all = [(StateDtypes::MASTER, self.master.dtype().name())];
+        let all = all.into_iter().chain(states);
+        let all = all.map(|(name, dtype)| format!("{name}={dtype}"));
+        let states = all.collect::<Vec<_>>().join(",");
+        match self.is_stochastic() {
             true => format!("{states} by seed {}", self.random.seed),
             false => states,
         }
@@ -135,7 +137,7 @@ impl<B: Backend> Param<B> {
             states: self.states.clone(),
             grad: self.grad.clone(),
             group: self.group,
-            random: self.in_fp8().then_some(self.random),
+            random: self.is_stochastic().then_some(self.random),
             source_rounding: self.item.source_rounding,
             amax: self.item.update_amax(book)?,
             encode: encode.transpose()?.map(Box::new),

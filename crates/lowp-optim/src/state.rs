@@ -10,10 +10,10 @@ use crate::memory::{check_count, check_length};
 use crate::param::Param;
 use crate::{OptimError, Optimizer, ParamId};
 
-/// The master and the states of this rank's elements of a parameter. States in bf16 and fp8 are widened, which is exact.
+/// The master and the states of this rank's elements of a parameter, widened to f32, which is exact.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct ParamState {
-    /// fp32 master values.
+    /// Master values.
     pub master: Vec<f32>,
     /// The states of its rule ([`Rule::states`](lowp_kernels::Rule::states)), each as long as the master.
     pub states: Vec<Vec<f32>>,
@@ -22,7 +22,7 @@ pub struct ParamState {
 /// [`ParamState`] on its way from a device.
 #[derive(Debug)]
 pub struct PendingState {
-    /// fp32 master values.
+    /// Master values.
     pub master: PendingValues,
     /// The states of its rule, in their order.
     pub states: Vec<PendingValues>,
@@ -102,7 +102,7 @@ impl<B: Backend> Optimizer<B> {
             }),
         });
         Ok(PendingState {
-            master: start(&Source::F32(param.master.clone()))?,
+            master: start(&param.master)?,
             states: states.collect::<Result<_, _>>()?,
         })
     }
@@ -118,7 +118,7 @@ impl<B: Backend> Optimizer<B> {
         })
     }
 
-    /// Replaces the state of this rank's rows, or of its flat slice. Weights are not cast: [`Optimizer::calibrate`] does that once all
+    /// Replaces the state of this rank's rows, or of its flat slice. A master that is kept in bf16 is rounded to nearest even. Weights are not cast: [`Optimizer::calibrate`] does that once all
     /// parameters have their state.
     ///
     /// # Errors
@@ -128,7 +128,7 @@ impl<B: Backend> Optimizer<B> {
         check_length(&param.name, "the master", state.master.len(), param.len)?;
         self.set_states(id, &state.states)?;
         let param = &self.params[self.index(id)?];
-        Ok(self.backend.write(&param.master, 0, &state.master)?)
+        Ok(param.master.write(&self.backend, 0, &state.master)?)
     }
 
     /// Replaces the states of this rank's rows, or of its flat slice: those of its rule, in their order. Those that are kept in bf16 or
@@ -215,7 +215,7 @@ impl<B: Backend> Optimizer<B> {
                 .states
                 .iter()
                 .map(|state| state.dtype().bytes(param.len));
-            let each = size_of::<f32>() + param.grad.dtype().bytes();
+            let each = param.master.dtype().bytes() + param.grad.dtype().bytes();
             param.len * each + states.sum::<usize>()
         };
         self.params.iter().map(each).sum()

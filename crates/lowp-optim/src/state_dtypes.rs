@@ -4,14 +4,16 @@ use std::fmt;
 use std::str::FromStr;
 
 use lowp_format::STATE_BLOCK;
-use lowp_kernels::{Rule, StateDtype, StateName};
+use lowp_kernels::{FloatDtype, Rule, StateDtype, StateName};
 use thiserror::Error;
 
-/// The dtypes of the states of any rule; those that a rule does not have say nothing. `exp_avg_sq` is f32 or has the dtype of `exp_avg`
-/// (docs/numerics.md 12.3, 23.3). Written as `exp_avg=bf16,exp_avg_sq=bf16`, without those that are f32, or as `f32` if all are; read back, a
-/// state that is not named is f32.
+/// The dtypes of masters and of the states of any rule; those of states that a rule does not have say nothing. `exp_avg_sq` is f32 or has the
+/// dtype of `exp_avg` (docs/numerics.md 12.3, 23.3). Written as `master=bf16,exp_avg=bf16,exp_avg_sq=bf16`, without those that are f32, or
+/// as `f32` if all are; read back, what is not named is f32.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct StateDtypes {
+    /// Of masters; those in bf16 are rounded stochastically (docs/numerics.md 23.2).
+    pub master: FloatDtype,
     /// Of the mean of gradients.
     pub exp_avg: StateDtype,
     /// Of the mean of squares.
@@ -61,6 +63,12 @@ impl StateDtypes {
         }
     }
 
+    /// Whether only the CPU updates them so far: a state is in fp8, or masters are in bf16.
+    pub fn are_of_cpu(self) -> bool {
+        let fp8 = |state| self.of(state) == StateDtype::Fp8;
+        self.master == FloatDtype::Bf16 || StateName::ALL.into_iter().any(fp8)
+    }
+
     /// Checks that `rule` has every state that is not f32.
     ///
     /// # Errors
@@ -88,7 +96,12 @@ impl StateDtypes {
 impl fmt::Display for StateDtypes {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let written = |state: StateName| format!("{}={}", state.name(), self.of(state).name());
-        let narrow: Vec<String> = self.narrow().map(written).collect();
+        let master = (self.master != FloatDtype::F32)
+            .then(|| format!("{}={}", Self::MASTER, self.master.name()));
+        let narrow: Vec<String> = master
+            .into_iter()
+            .chain(self.narrow().map(written))
+            .collect();
         match narrow[..] {
             [] => f.write_str("f32"),
             _ => f.write_str(&narrow.join(",")),
@@ -101,7 +114,7 @@ impl fmt::Display for StateDtypes {
 pub enum StateDtypesError {
     /// Text that names none.
     #[error(
-        "{part:?} {why}; write exp_avg=bf16 or exp_avg=fp8,exp_avg_sq=fp8 for adamw, exp_avg=bf16 for lion, momentum_buffer=bf16 for sgd"
+        "{part:?} {why}; write exp_avg=bf16 or master=bf16,exp_avg=fp8,exp_avg_sq=fp8 for adamw, exp_avg=bf16 for lion, momentum_buffer=bf16 for sgd"
     )]
     Text {
         /// The part that is wrong.
@@ -136,16 +149,21 @@ impl FromStr for StateDtypes {
                 why: why.to_owned(),
             };
             let (name, dtype) = part.split_once('=').ok_or_else(|| wrong("has no `=`"))?;
+            if named.contains(&name) {
+                return Err(wrong("is named twice"));
+            }
+            named.push(name);
+            if name == Self::MASTER {
+                let dtype = FloatDtype::ALL.into_iter().find(|d| d.name() == dtype);
+                dtypes.master = dtype.ok_or_else(|| wrong("is not f32 or bf16"))?;
+                continue;
+            }
             let dtype = StateDtype::ALL.into_iter().find(|d| d.name() == dtype);
             let dtype = dtype.ok_or_else(|| wrong("is not f32, bf16 or fp8"))?;
             let Some(state) = StateName::from_name(name) else {
                 let all = StateName::list(&StateName::ALL);
-                return Err(wrong(&format!("is none of {all}")));
+                return Err(wrong(&format!("is none of {} and {all}", Self::MASTER)));
             };
-            if named.contains(&state) {
-                return Err(wrong("names a state twice"));
-            }
-            named.push(state);
             *dtypes.of_mut(state) = dtype;
         }
         let [first, second] = [dtypes.exp_avg, dtypes.exp_avg_sq];
@@ -169,12 +187,15 @@ mod tests {
         use StateDtype::{Bf16, F32, Fp8};
         for [exp_avg, exp_avg_sq] in [[F32; 2], [Bf16, F32], [Bf16; 2], [Fp8, F32], [Fp8; 2]] {
             for momentum_buffer in StateDtype::ALL {
-                let dtypes = StateDtypes {
-                    exp_avg,
-                    exp_avg_sq,
-                    momentum_buffer,
-                };
-                assert_eq!(dtypes.to_string().parse(), Ok(dtypes));
+                for master in FloatDtype::ALL {
+                    let dtypes = StateDtypes {
+                        master,
+                        exp_avg,
+                        exp_avg_sq,
+                        momentum_buffer,
+                    };
+                    assert_eq!(dtypes.to_string().parse(), Ok(dtypes));
+                }
             }
         }
         let one = StateDtypes::from_str("exp_avg=bf16");
@@ -188,9 +209,11 @@ mod tests {
             ("bf16", "has no `=`"),
             ("exp_avg=f16", "is not f32, bf16 or fp8"),
             (
-                "master=bf16",
-                "is none of exp_avg and exp_avg_sq and momentum_buffer",
+                "step=bf16",
+                "is none of master and exp_avg and exp_avg_sq and momentum_buffer",
             ),
+            ("master=fp8", "is not f32 or bf16"),
+            ("master=bf16,master=f32", "twice"),
             ("exp_avg=f32,exp_avg=f32", "twice"),
             ("exp_avg_sq=bf16", "has bf16 for exp_avg_sq and f32"),
             (
@@ -212,6 +235,7 @@ mod tests {
         for (text, rule, error) in [
             ("exp_avg=bf16", Rule::Lion, None),
             ("exp_avg_sq=f32", Rule::Lion, None),
+            ("master=bf16", Rule::Sgd, None),
             (
                 "exp_avg=bf16,exp_avg_sq=bf16",
                 Rule::Lion,

@@ -76,7 +76,7 @@ impl<B: Backend> StepWork<B> {
             plans,
             measures: true,
             muon,
-            random: of.params.iter().any(Param::in_fp8),
+            random: of.params.iter().any(Param::is_stochastic),
             flat,
             buffers,
             written: Vec::new(),

@@ -40,7 +40,7 @@ pub struct RunResult {
     pub wire_bytes_tail: Option<[u64; 2]>,
     /// Bytes of weight shards that stay allocated between steps, all ranks of one replica together.
     pub resident_weight_bytes: u64,
-    /// Bytes of the optimizer's f32 masters of these weights, all ranks of one replica together.
+    /// Bytes of the optimizer's masters of these weights, all ranks of one replica together.
     pub master_weight_bytes: u64,
     /// The most bytes that held these weights at once: the two above, and the memory in which the
     /// ranks gather and decode.

@@ -44,14 +44,14 @@ pub enum Event<'a> {
         /// Layers whose weights are in codes below 16 bits.
         layers: &'a [LayerCodes<'a>],
     },
-    /// The checkpoint to resume from has linear weights in other formats; they were cast from their masters.
+    /// The checkpoint to resume from has linear weights in other formats, or of wider masters; they were cast from their masters.
     Recast {
         /// How many.
         layers: usize,
         /// Of how many.
         all: usize,
     },
-    /// The checkpoint to resume from has states in f32, which were rounded to the bf16 of the run.
+    /// The checkpoint to resume from has masters or states in wider dtypes than the run, to which they were rounded.
     Rounded {
         /// How many tensors.
         states: usize,

@@ -193,7 +193,7 @@ fn decode(job: DecodeJob<Queued>) -> DecodeJob<Cpu> {
 
 fn update(job: UpdateJob<Queued>) -> UpdateJob<Cpu> {
     UpdateJob {
-        master: job.master,
+        master: source(job.master),
         states: job.states.into_iter().map(state).collect(),
         random: job.random,
         grad: source(job.grad),

@@ -276,6 +276,7 @@ const STATES: [StateDtypes; 3] = [
 
 const fn states(exp_avg: StateDtype, exp_avg_sq: StateDtype) -> StateDtypes {
     StateDtypes {
+        master: FloatDtype::F32,
         exp_avg,
         exp_avg_sq,
         momentum_buffer: exp_avg_sq,

@@ -145,7 +145,7 @@ fn transient(recipe: AnyRecipe, blocks: usize, world: usize, reshard: bool) -> u
     let sets = if reshard { 1 } else { blocks };
     let of_block = shapes.clone().take(linears.len() / blocks);
     let of_block: Vec<_> = of_block.map(|shape| (recipe, shape)).collect();
-    let cuts = block_cuts(&of_block, world).expect("cuts");
+    let cuts = block_cuts(&of_block, world, 1).expect("cuts");
     let [of_block, messages] = gathered(recipe, &cuts, world, reshard);
     let lengths: BTreeSet<usize> = shapes.map(Shape::elements).collect();
     let decoded: usize = lengths.iter().sum();

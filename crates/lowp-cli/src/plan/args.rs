@@ -50,8 +50,8 @@ JSON of --model:
   parameter_bytes_per_rank
   memory                 bytes of the `rank` that holds most, and their sum, `total`:
       weights            stored between steps
-      masters, states, gradients  of the linear layers: f32, --optimizer-state of --optimizer,
-                         reduced in f32
+      masters, states, gradients  of the linear layers: --optimizer-state of --optimizer, reduced
+                         in f32
       matrices           with --optimizer muon or moonlight: matrices that the rank makes
                          orthogonal, pieces of the others, and what the work takes, in bf16
       gathered           weights at once, and what they are brought together in

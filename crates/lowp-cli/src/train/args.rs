@@ -56,7 +56,7 @@ JSON: {\"device\": \"cpu\" or \"cuda\", \"runs\": [..], \"config\": {..}}. One e
   wire_bytes_formula     the same by the gather plans; if they differ, the command fails
   wire_bytes_tail        both of the steps of --precision-tail, or null
   resident_weight_bytes  bytes of linear weights that one replica holds between steps
-  master_weight_bytes    bytes of the optimizer's f32 masters of them
+  master_weight_bytes    bytes of the optimizer's masters of them
   peak_weight_bytes      peak bytes for these weights: resident, masters, and the memory to gather, decode and reduce in
   parameters             weights of the linear layers, which the bytes are of
   model_parameters       all; embeddings, norms and the head stay in f32

@@ -71,7 +71,7 @@ fn table(setup: &Setup, summaries: &[Summary<'_>]) -> String {
     out.push_str(
         "</tbody>\n</table></div>\n<p class=\"note\">Gap: validation loss above the baseline of the same seed. Resident, peak, \
          wire and formula: bytes per weight of the linear layers, all ranks of a replica together. Peak: the most that \
-         held weights at once, with f32 masters and the memory to gather, decode and reduce in. Wire and formula: as counted \
+         held weights at once, with masters and the memory to gather, decode and reduce in. Wire and formula: as counted \
          and as the gather plans say. Gather: waiting for weights in a step of rank 0. MB/rank: the most of weights, masters, \
          moments and gradients on one rank.</p>\n",
     );

@@ -184,11 +184,11 @@ fn follow(event: Event<'_>, (args, run): (&Args, &Run), progress: &Progress) {
             progress.evaluation(step, loss);
         }
         Event::Recast { layers, all } => output::note(&format!(
-            "{}: {layers} of {all} linear weights are cast from their masters, since the checkpoint has them in another recipe",
+            "{}: {layers} of {all} linear weights are cast from their masters, since the checkpoint has them in another recipe, or its masters in f32",
             run.name
         )),
         Event::Rounded { states } => output::note(&format!(
-            "{}: {states} states of the optimizer are rounded to the dtypes of --optimizer-state, since the checkpoint has them in wider ones",
+            "{}: {states} masters and states of the optimizer are rounded to the dtypes of --optimizer-state, since the checkpoint has them in wider ones",
             run.name
         )),
         Event::Damaged(error) => {

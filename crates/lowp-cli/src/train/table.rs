@@ -122,7 +122,7 @@ fn notes(setup: &Setup, summaries: &[Summary<'_>]) -> String {
     );
     let _ = writeln!(
         out,
-        "peak: the most memory for weights at one time: resident, {:.3} of f32 masters, and the memory to gather, decode and reduce in",
+        "peak: the most memory for weights at one time: resident, {:.3} of masters, and the memory to gather, decode and reduce in",
         run.per_weight(run.master_weight_bytes)
     );
     let _ = writeln!(

@@ -57,6 +57,7 @@ impl<B: Fenced> Mutate<B> for UpdateJob<B> {
         "rule",
         "rule and states",
         "master",
+        "master in bf16",
         "states",
         "states = less",
         "grad",
@@ -81,8 +82,8 @@ impl<B: Fenced> Mutate<B> for UpdateJob<B> {
         } else {
             choices.below(3000)
         };
-        let master = choices.floats(len, false);
-        encode.source = Source::F32(master.clone());
+        let master = Source::F32(choices.floats(len, false));
+        encode.source = master.clone();
         let known = |input: TensorInput<B>| TensorInput::Known(input.slot().clone());
         encode.tensor = encode.tensor.map(|input| input.map(known));
         for key in &mut encode.kernels {
@@ -119,12 +120,14 @@ impl<B: Fenced> Mutate<B> for UpdateJob<B> {
             amax,
             encode,
         } = self;
-        let len = choices.rig.backend.len::<f32>(master);
+        let len = master.len(&choices.rig.backend);
         match field {
             "master" => {
                 let len = choices.length(len);
-                *master = choices.floats(len, false);
+                *master = Source::F32(choices.floats(len, false));
             }
+            // Random bits are missing.
+            "master in bf16" => *master = choices.source(len, true),
             "rule" => *rule = choices.pick(&Rule::ALL),
             "rule and states" => {
                 *rule = choices.pick(&Rule::ALL);
@@ -142,7 +145,9 @@ impl<B: Fenced> Mutate<B> for UpdateJob<B> {
             "group" => *group = choices.size(*group),
             "source_rounding" => *source_rounding = choices.rounding(),
             "amax = master" => {
-                let buffer = master.clone();
+                let Source::F32(buffer) = master.clone() else {
+                    return;
+                };
                 *amax = Some(UpdateAmax::of_tensor(Slot { buffer, index: 0 }));
             }
             _ if field.starts_with("amax.") => {
@@ -182,17 +187,17 @@ impl<B: Fenced> Mutate<B> for UpdateJob<B> {
     }
 
     fn resize(&mut self, choices: &mut Choices<'_, B>) {
-        let now = choices.rig.backend.len::<f32>(&self.master);
+        let now = self.master.len(&choices.rig.backend);
         let len = match &self.encode {
             None => now,
             Some(encode) => small(&[encode.shape.rows, encode.shape.cols]).unwrap_or(now),
         };
-        self.master = choices.floats(len, false);
+        self.master = Source::F32(choices.floats(len, false));
         self.states = any_states(choices, self.rule, len);
         self.grad = choices.source(len, false);
         if let Some(encode) = &mut self.encode {
             resize_targets(&mut encode.targets, encode.shape, choices);
-            encode.source = Source::F32(self.master.clone());
+            encode.source = self.master.clone();
             encode.source_rounding = self.source_rounding;
         }
     }
@@ -204,7 +209,7 @@ impl<B: Fenced> Mutate<B> for UpdateJob<B> {
     fn expected(&self, rig: &Rig<B>) -> Vec<Output<B>> {
         let scalars = scalars();
         let (group, scale) = (&scalars.groups[self.group], scalars.grad_scale);
-        let mut master = rig.content::<f32>(&self.master);
+        let mut master = rig.widened(&self.master);
         let grads = rig.widened(&self.grad);
         let mut states = rig.states(self);
         for (i, g) in grads.iter().enumerate() {
@@ -245,7 +250,10 @@ impl<B: Fenced> Mutate<B> for UpdateJob<B> {
         if let Some(encode) = &self.encode {
             outputs.extend(encoded(rig, encode, &master));
         }
-        outputs.push(Output::Floats("master", self.master.clone(), master));
+        let Source::F32(buffer) = &self.master else {
+            unreachable!("these jobs have no random bits");
+        };
+        outputs.push(Output::Floats("master", buffer.clone(), master));
         outputs
     }
 

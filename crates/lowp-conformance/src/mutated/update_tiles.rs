@@ -84,7 +84,7 @@ fn update<B: Fenced>(
     let rule = choices.pick(&Rule::ALL);
     UpdateJob {
         rule,
-        master,
+        master: Source::F32(master),
         states: states(choices, rule, len, half_states),
         random: None,
         grad,

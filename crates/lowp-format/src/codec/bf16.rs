@@ -10,8 +10,9 @@ use half::bf16;
 #[inline(always)]
 pub const fn round_stochastic(x: f32, random: u16) -> bf16 {
     let bits = x.to_bits();
-    if bits & 0x7F80_0000 == 0x7F80_0000 {
-        return bf16::from_f32_const(x);
-    }
-    bf16::from_bits(((bits + random as u32) >> 16) as u16)
+    let abs = bits & 0x7FFF_FFFF;
+    let quiet = if abs > 0x7F80_0000 { 0x40 } else { 0 };
+    let special = (bits >> 16) | quiet;
+    let rounded = bits.wrapping_add(random as u32) >> 16;
+    bf16::from_bits((if abs >= 0x7F80_0000 { special } else { rounded }) as u16)
 }

@@ -20,7 +20,7 @@ proptest! {
     /// cut by itself.
     #[test]
     fn blocks_are_even(weights in prop::collection::vec(weight(), 1..5), world in 1usize..200) {
-        let cuts = block_cuts(&weights, world).unwrap();
+        let cuts = block_cuts(&weights, world, 1).unwrap();
         let mut sums = vec![0; world];
         let mut largest = 0;
         let mut by_itself = vec![0; world];
@@ -54,7 +54,7 @@ proptest! {
         (recipe, full) in weight(), most in 1usize..400, start: prop::sample::Index,
     ) {
         let full = Shape::new(full.rows.min(2 * recipe.row_quantum(Usage::BOTH)), full.cols.min(512));
-        let tiles = ShardTiles::at_most(&recipe, full, Usage::BOTH, most);
+        let tiles = ShardTiles::at_most(&recipe, full, Usage::BOTH, most, 1);
         let full = tiles.full();
         let numbers: Vec<u32> = (0..full.elements() as u32).collect();
         let tall = tiles.gather(&numbers, 0..full.elements());
@@ -85,13 +85,50 @@ proptest! {
     }
 }
 
+/// A weight of any width that its recipe takes.
+fn of_any_width() -> impl Strategy<Value = (Variant, Shape)> {
+    let recipes = AnyRecipe::all();
+    (0..recipes.len(), 1usize..300, 1usize..300).prop_filter_map(
+        "no shape of the recipe",
+        move |(index, rows, cols)| {
+            let recipe = Variant::from(recipes[index]);
+            let shapes = [1, 16, 32].map(|unit| Shape::new(rows * unit, cols * unit));
+            let taken = shapes
+                .into_iter()
+                .find(|&shape| recipe.check(shape).is_ok());
+            taken.map(|shape| (recipe, shape))
+        },
+    )
+}
+
+proptest! {
+    /// Elements of one unit of the flattened matrix have one owner, whatever the shapes are.
+    #[test]
+    fn no_cut_is_within_a_unit(
+        weights in prop::collection::vec(of_any_width(), 1..4), world in 1usize..40, unit in prop::sample::select(vec![1, 4, 32]),
+    ) {
+        for ((recipe, full), cut) in weights.iter().zip(block_cuts(&weights, world, unit).unwrap()) {
+            let (tiles, tall) = (cut.tiles, cut.tiles.tall());
+            prop_assert_eq!((cut.cuts.rows(), cut.cuts.world()), (tall.rows, world));
+            prop_assert_eq!(cut.cuts.off_quantum(tiles.tile().rows), None);
+            recipe.check(tall).unwrap();
+            for rows in cut.cuts.ranges().filter(|rows| !rows.is_empty()) {
+                prop_assert_eq!(rows.start * tall.cols % unit, 0);
+            }
+            // Runs of the tall matrix are runs of the matrix.
+            prop_assert!(tiles.are_in_order() || tall.cols.is_multiple_of(unit));
+            prop_assert!(tiles.are_rows() || full.cols.is_multiple_of(tall.cols));
+        }
+    }
+}
+
 /// Where no tiles are as narrow as another weight of the block has them, there are the narrowest.
 #[test]
 fn tiles_end_at_the_narrowest() {
     let of = |name: &str, most| {
         let recipe = AnyRecipe::from_name(name, &Default::default()).unwrap();
         let full = Shape::new(128, 1024);
-        ShardTiles::at_most(&recipe, full, Usage::BOTH, most)
+        ShardTiles::at_most(&recipe, full, Usage::BOTH, most, 1)
             .tile()
             .cols
     };
@@ -108,7 +145,7 @@ fn blocks_of_very_many_parts_are_cut_by_rows() {
     let recipe = AnyRecipe::from_name("fp8-block", &Default::default()).unwrap();
     let full = Shape::new(128, 1024);
     let are_rows = |weights: usize, world| {
-        let cuts = block_cuts(&vec![(recipe, full); weights], world).unwrap();
+        let cuts = block_cuts(&vec![(recipe, full); weights], world, 1).unwrap();
         cuts.iter().all(|cut| cut.tiles.are_rows())
     };
     assert!(!are_rows(1, 1 << 20));

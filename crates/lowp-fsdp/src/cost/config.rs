@@ -2,7 +2,7 @@
 
 use lowp_comm::{GradWire, Mesh};
 use lowp_format::{FormatError, ReshardAfterForward, STATE_BLOCK, Shape};
-use lowp_optim::{Rule, StateDtype, StateDtypes};
+use lowp_optim::{FloatDtype, Rule, StateDtype, StateDtypes};
 use lowp_shard::ShardError;
 use thiserror::Error;
 
@@ -16,7 +16,8 @@ pub const MAX_MICRO_BATCHES: usize = 1 << 16;
 
 /// Bytes of `len` elements of a parameter in masters, states by `rule` and reduced gradients.
 pub fn parameter_state(rule: Rule, state: StateDtypes, len: u128) -> u128 {
-    2 * size_of::<f32>() as u128 * len + states_of(rule, state, len)
+    let each = state.master.bytes() + size_of::<f32>();
+    each as u128 * len + states_of(rule, state, len)
 }
 
 /// Bytes of their states.
@@ -45,7 +46,7 @@ pub struct CostConfig {
     pub grad_wire: GradWire,
     /// How the optimizer updates parameters; where it is a rule of matrices, AdamW updates variables.
     pub rule: Rule,
-    /// The dtypes of the states that the rule has.
+    /// The dtypes of masters, and of the states that the rule has.
     pub state: StateDtypes,
     /// Where layers run, and full variables with them: on the host, which decodes weights, or on a device, which reads them as they are
     /// gathered.
@@ -81,6 +82,19 @@ impl Default for CostConfig {
 }
 
 impl CostConfig {
+    /// What the masters are, in words.
+    pub(super) fn masters(&self) -> &'static str {
+        match self.state.master {
+            FloatDtype::F32 => "fp32 masters",
+            FloatDtype::Bf16 => "bf16 masters",
+        }
+    }
+
+    /// Bytes of the masters of `len` elements.
+    pub(super) fn master_bytes(&self, len: u128) -> u128 {
+        self.state.master.bytes() as u128 * len
+    }
+
     /// What the rule keeps beside the masters, in words.
     pub(super) fn states(&self) -> &'static str {
         use StateDtype::{Bf16, F32, Fp8};

@@ -22,8 +22,11 @@ pub struct RankMemory {
     pub rank: usize,
     /// Its weights as they are stored.
     pub weights: u128,
-    /// f32 masters of its elements.
+    /// Masters of its elements.
     pub masters: u128,
+    /// What they are.
+    #[serde(skip)]
+    masters_are: &'static str,
     /// The states of the rule.
     pub states: u128,
     /// What they are.
@@ -68,6 +71,7 @@ impl RankMemory {
             staged: weights.sum(|cost| u128::from(cost.staged)),
             buckets: bucket_bytes(buckets, config),
             variables: vars.full + vars.transient_gathered(),
+            masters_are: config.masters(),
             states_are: config.states(),
             ..Self::default()
         };
@@ -83,8 +87,9 @@ impl RankMemory {
             Self {
                 rank,
                 weights: by_rank(|cost| &cost.stored),
-                masters: F32 * own,
-                states: config.state_bytes(own),
+                masters: config.master_bytes(own),
+                // Blocks of states end with each weight.
+                states: weights.sum(|cost| config.state_bytes(cost.elements[rank].into())),
                 matrices: matrices.bytes[rank],
                 gradients: F32 * own,
                 parts: by_rank(|cost| &cost.parts),
@@ -107,7 +112,7 @@ impl RankMemory {
     pub fn rows(&self) -> [(&'static str, u128); 12] {
         [
             ("weights, stored", self.weights),
-            ("fp32 masters", self.masters),
+            (self.masters_are, self.masters),
             (self.states_are, self.states),
             ("matrices made orthogonal, bf16", self.matrices),
             ("reduced gradients, f32", self.gradients),

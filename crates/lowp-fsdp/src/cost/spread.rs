@@ -53,6 +53,8 @@ impl Spread {
 pub struct RankSpread {
     /// Bytes of masters.
     pub masters: Spread,
+    /// What they are.
+    masters_are: &'static str,
     /// Bytes of the states of the rule.
     pub states: Spread,
     /// What they are.
@@ -76,17 +78,20 @@ impl RankSpread {
         let zip = |a: &[u64], b: &[u64], f: &dyn Fn(u64, u64) -> u64| -> Vec<u64> {
             a.iter().zip(b).map(|(&a, &b)| f(a, b)).collect()
         };
-        let states = |n: u64| u64::try_from(config.state_bytes(n.into())).unwrap_or(u64::MAX);
-        let of_states: Vec<u64> = elements.iter().map(|&n| states(n)).collect();
+        let each = config.state.master.bytes() as u64;
+        // Blocks of states end with each weight.
+        let states = |rank| weights.sum(|cost| config.state_bytes(u128::from(cost.elements[rank])));
+        let states = (0..ranks).map(|rank| u64::try_from(states(rank)).unwrap_or(u64::MAX));
+        let states: Vec<u64> = states.collect();
+        let kept = zip(&elements, &states, &|n, states| each * n + states);
         Self {
-            masters: Spread::of(&elements).times(4),
-            states: Spread::of(&of_states),
+            masters: Spread::of(&elements).times(each.into()),
+            masters_are: config.masters(),
+            states: Spread::of(&states),
             states_are: config.states(),
             codes: Spread::of(&zip(&stored, &scales, &|stored, scales| stored - scales)),
             scales: Spread::of(&scales),
-            total: Spread::of(&zip(&elements, &stored, &|n, bytes| {
-                4 * n + states(n) + bytes
-            })),
+            total: Spread::of(&zip(&kept, &stored, &|kept, bytes| kept + bytes)),
             sent: sent(weights),
         }
     }
@@ -94,7 +99,7 @@ impl RankSpread {
     /// The parts with what they are.
     pub fn rows(&self) -> [(&'static str, Spread); 5] {
         [
-            ("fp32 masters", self.masters),
+            (self.masters_are, self.masters),
             (self.states_are, self.states),
             ("codes", self.codes),
             ("scales", self.scales),

@@ -40,7 +40,8 @@ impl Vars {
                 let block = if together { 0 } else { number };
                 (VarRecipe::default(), block, var.shape)
             });
-            let made = Weights::new(vars, &config, cut_by_rows);
+            let unit = config.state.unit(config.var_rule());
+            let made = Weights::new(vars, (&config, unit), cut_by_rows);
             made.map_err(|(_, error)| CostError::Vars(error))
         };
         let stays = |used: VarUse| !used.is_transient();

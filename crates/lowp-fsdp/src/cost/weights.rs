@@ -40,11 +40,11 @@ pub(super) struct Weights<R> {
 }
 
 impl<R: Recipe> Weights<R> {
-    /// The costs of weights of these recipes, blocks and shapes, where `cut` cuts those of a block.
+    /// The costs of weights of these recipes, blocks and shapes, whose states are never cut within `unit` elements; `cut` cuts those of a block.
     pub(super) fn new(
         all: impl Iterator<Item = (R, usize, Shape)>,
-        config: &CostConfig,
-        cut: impl Fn(&[(R, Shape)], usize) -> Result<Vec<BlockCuts>, FormatError>,
+        (config, unit): (&CostConfig, usize),
+        cut: impl Fn(&[(R, Shape)], usize, usize) -> Result<Vec<BlockCuts>, FormatError>,
     ) -> Result<Self, (usize, ShardError)> {
         let all: Vec<(R, usize, Shape)> = all.collect();
         let mut kinds: Vec<Kind<R>> = Vec::new();
@@ -61,7 +61,7 @@ impl<R: Recipe> Weights<R> {
                     let cuts = match config.sharding {
                         Sharding::Zero1 => vec![None; weights.len()],
                         Sharding::Fsdp => {
-                            let cuts = cut(&weights, config.mesh.shard);
+                            let cuts = cut(&weights, config.mesh.shard, unit);
                             let cuts = cuts.map_err(|error| (first, ShardError::from(error)))?;
                             cuts.into_iter().map(Some).collect()
                         }

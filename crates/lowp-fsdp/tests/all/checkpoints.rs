@@ -17,13 +17,13 @@ const PATIENCE: Duration = Duration::from_secs(60);
 /// Saves a model of `world` ranks to `folder`, or loads it from there; what each rank read, and elements of its weights. The weights are one
 /// block, or each is one.
 fn ranks(world: usize, folder: &Path, load: bool, one_block: bool) -> Vec<(Reads, usize)> {
-    let ended = ranks_by(Rule::AdamW, world, folder, load, one_block);
+    let ended = ranks_by([Rule::AdamW; 2], world, folder, load, one_block);
     ended.expect("ranks that work")
 }
 
-/// The same of a model that is trained by `rule`.
+/// The same of a model whose weights and variables these rules update.
 fn ranks_by(
-    rule: Rule,
+    [rule, of_vars]: [Rule; 2],
     world: usize,
     folder: &Path,
     load: bool,
@@ -47,8 +47,7 @@ fn ranks_by(
         let mesh = MeshComm::new(Mesh::sharded(world), comm.clone())?;
         let options = ModelOptions {
             group: Group::of(rule),
-            // The states of both are the same.
-            var_group: rule.is_of_matrices().then(|| Group::of(Rule::SgdMomentum)),
+            var_group: Some(Group::of(of_vars)),
             ..ModelOptions::default()
         };
         if load {
@@ -83,9 +82,9 @@ fn ranks_by(
 fn states_of_another_rule_are_an_error() {
     for before in Rule::ALL {
         let folder = tempfile::tempdir().expect("a folder");
-        ranks_by(before, 1, folder.path(), false, true).expect("a checkpoint");
+        ranks_by([before; 2], 1, folder.path(), false, true).expect("a checkpoint");
         for after in Rule::ALL {
-            let loaded = ranks_by(after, 1, folder.path(), true, true);
+            let loaded = ranks_by([after; 2], 1, folder.path(), true, true);
             if before.states() == after.states() {
                 loaded.expect("the same states");
                 continue;
@@ -93,10 +92,29 @@ fn states_of_another_rule_are_an_error() {
             let error = loaded.expect_err("other states");
             let saved = StateName::list(before.states());
             let needed = StateName::list(after.states());
-            for part in [&*saved, &*needed, "'layer0'", after.name()] {
+            let all = "13 of 13 parameters";
+            for part in [&*saved, &*needed, "'layer0'", after.name(), all] {
                 assert!(error.contains(part), "{error}");
             }
         }
+    }
+}
+
+/// Also where the first parameters have the same ones.
+#[test]
+fn states_of_another_rule_of_variables_are_an_error() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let of_vars = |rule| [Rule::AdamW, rule];
+    ranks_by(of_vars(Rule::Lion), 1, folder.path(), false, true).expect("a checkpoint");
+    ranks_by(of_vars(Rule::Lion), 2, folder.path(), true, true).expect("the same states");
+    let error = ranks_by(of_vars(Rule::AdamW), 2, folder.path(), true, true);
+    let error = error.expect_err("other states");
+    for part in [
+        "exp_avg of 'table'",
+        "as lion keeps it",
+        "1 of 13 parameters",
+    ] {
+        assert!(error.contains(part), "{error}");
     }
 }
 

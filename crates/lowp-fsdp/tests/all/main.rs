@@ -8,4 +8,6 @@ mod checkpoints;
 mod costs;
 mod even_shards;
 mod reductions;
+mod runs;
+mod state_dtypes;
 mod transient_vars;

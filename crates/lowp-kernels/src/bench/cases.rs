@@ -292,7 +292,7 @@ impl Case {
     ) -> Result<()> {
         let (recipe, quantizers) = (self.recipe()?, self.weight()?);
         let job = supply.adamw(self.shape, moments)?;
-        let master = Source::F32(job.master.clone());
+        let master = job.master.clone();
         let form = Form::Compact;
         let encode = supply.encode(&quantizers, self.shape, Usage::BOTH, master, form)?;
         made.bytes += update_bytes(self.shape, moments) + target_bytes(&encode.targets);

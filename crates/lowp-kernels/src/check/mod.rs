@@ -271,9 +271,9 @@ impl<B: Backend> Planner<'_, B> {
     }
 
     fn update(&mut self, index: usize, job: &UpdateJob<B>) -> Done {
-        let len = self.backend.len::<f32>(&job.master);
+        let len = self.len(&job.master);
         self.source(index, "gradient", &job.grad, len)?;
-        self.whole::<f32>(index, "master", &job.master, len, Mode::Write)?;
+        self.values(index, "master", &job.master, len, Mode::Write)?;
         job.check_states()?;
         for (name, state) in job.rule.states().iter().zip(&job.states) {
             match state {
@@ -307,9 +307,8 @@ impl<B: Backend> Planner<'_, B> {
         let Some(encode) = &job.encode else {
             return Ok(());
         };
-        let span = |buffer| self.backend.span::<f32>(buffer);
-        let same =
-            matches!(&encode.source, Source::F32(buffer) if span(buffer) == span(&job.master));
+        let place = |values: &Source<B>| (values.dtype(), values.span(self.backend));
+        let same = place(&encode.source) == place(&job.master);
         if !same || encode.source_rounding != job.source_rounding {
             return Err(KernelError::FusedSource);
         }

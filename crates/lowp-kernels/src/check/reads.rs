@@ -32,7 +32,7 @@ impl Reads {
             Work::Update(jobs) => {
                 let encodes = jobs.iter().filter_map(|job| job.encode.as_ref());
                 reads.random = encodes.into_iter().any(|job| job.stochastic.is_some())
-                    || jobs.iter().any(|job| job.in_fp8());
+                    || jobs.iter().any(|job| job.is_stochastic());
                 let groups = jobs.iter().map(|job| job.group.saturating_add(1));
                 reads.groups = groups.max().unwrap_or(0);
             }

@@ -2,13 +2,18 @@
 
 use lowp_format::STATE_BLOCK;
 
-use crate::{Backend, KernelError, State, StateDtype, UpdateJob};
+use crate::{Backend, FloatDtype, KernelError, State, StateDtype, UpdateJob};
 
 impl<B: Backend> UpdateJob<B> {
     /// Whether a state is in fp8.
     pub(crate) fn in_fp8(&self) -> bool {
         let fp8 = |state: &State<B>| state.dtype() == StateDtype::Fp8;
         self.states.iter().any(fp8)
+    }
+
+    /// Whether it rounds by random bits.
+    pub(crate) fn is_stochastic(&self) -> bool {
+        self.in_fp8() || self.master.dtype() == FloatDtype::Bf16
     }
 
     /// Checks that the states are those of the rule, in dtypes that there is an update for.
@@ -32,20 +37,18 @@ impl<B: Backend> UpdateJob<B> {
                 });
             }
         }
-        if self.in_fp8() && self.random.is_none() {
+        if self.is_stochastic() && self.random.is_none() {
             return Err(KernelError::StateBits);
         }
         Ok(())
     }
 }
 
-/// Checks that no block of states is cut: by a rank, a shard tile, or rows that tasks begin with.
+/// Checks that no rank and no shard tile cuts a block of states.
 pub(super) fn check_blocks<B: Backend>(job: &UpdateJob<B>) -> Result<(), KernelError> {
     let random = job.random.as_ref();
     let tiles = random.and_then(|random| random.tiles);
     let tiles = tiles.filter(|tiles| !tiles.are_in_order());
-    let lined = job.amax.as_ref();
-    let lined = lined.filter(|amax| amax.blocks().next().is_some());
     let multiples = [
         (
             "the first element of a rank",
@@ -55,11 +58,6 @@ pub(super) fn check_blocks<B: Backend>(job: &UpdateJob<B>) -> Result<(), KernelE
             "the width of a shard tile",
             tiles.map(|tiles| tiles.tile().cols),
         ),
-        (
-            "the length of a row",
-            job.encode.as_ref().map(|encode| encode.shape.cols),
-        ),
-        ("the length of a row", lined.map(|amax| amax.shape.cols)),
     ];
     for (what, found) in multiples {
         let found = found.unwrap_or(0);

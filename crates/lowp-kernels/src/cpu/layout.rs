@@ -161,10 +161,12 @@ impl Layout {
         }
     }
 
-    /// The same with chunks of whole blocks of `cols` columns, a power of two as the columns of all blocks.
-    pub(crate) fn of_blocks(self, cols: usize) -> Self {
+    /// The same with chunks of whole blocks of `len` elements, a power of two as the columns of all blocks: where the columns are no multiple of
+    /// `len`, tiles have whole blocks.
+    pub(crate) fn of_blocks(self, len: usize) -> Self {
         Self {
-            chunk_cols: self.chunk_cols.next_multiple_of(cols),
+            tile_rows: lcm(self.tile_rows, len),
+            chunk_cols: self.chunk_cols.next_multiple_of(len),
             ..self
         }
     }

@@ -2,6 +2,8 @@
 
 use std::sync::Arc;
 
+use lowp_format::STATE_BLOCK;
+
 use super::Cpu;
 use super::access::Access;
 use super::buffer::CpuBuffer;
@@ -79,9 +81,7 @@ impl CpuPlan {
             Work::Encode(jobs) => jobs.iter().map(Layout::new).collect(),
             Work::Update(jobs) => {
                 let walk = |job: &UpdateJob<Cpu>| match &job.encode {
-                    Some(encode) if job.in_fp8() => {
-                        Layout::new(encode).of_blocks(lowp_format::STATE_BLOCK)
-                    }
+                    Some(encode) if job.in_fp8() => Layout::new(encode).of_blocks(STATE_BLOCK),
                     Some(encode) => Layout::new(encode),
                     None => Layout::default(),
                 };

@@ -207,7 +207,7 @@ proptest! {
                 1 => Cut::at(shape, places, shape.cols, None),
                 _ => {
                     let most = shape.cols.div_ceil(3);
-                    let tiles = ShardTiles::at_most(&f32_recipe(), shape, Usage::BOTH, most);
+                    let tiles = ShardTiles::at_most(&f32_recipe(), shape, Usage::BOTH, most, 1);
                     Cut::at(shape, places, tiles.tile().elements(), Some(tiles))
                 }
             }

@@ -4,8 +4,8 @@ use lowp_comm::LocalComm;
 use lowp_format::{AnyRecipe, RecipeOptions, STATE_BLOCK, Shape, StateCode};
 use lowp_kernels::{Backend, Cpu};
 use lowp_optim::{
-    Group, OptimError, Optimizer, OptimizerBuilder, ParamId, ParamSpec, Rule, StateDtype,
-    StateDtypes, StepOptions,
+    FloatDtype, Group, OptimError, Optimizer, OptimizerBuilder, ParamId, ParamSpec, Rule,
+    StateDtype, StateDtypes, StepOptions,
 };
 use lowp_shard::{ShardSpec, ShardedTensor};
 
@@ -55,10 +55,13 @@ fn every_state() -> impl Iterator<Item = StateDtypes> {
         [Fp8, F32],
         [Fp8, Fp8],
     ];
-    pairs.into_iter().map(|[exp_avg, exp_avg_sq]| StateDtypes {
-        exp_avg,
-        exp_avg_sq,
-        ..StateDtypes::default()
+    pairs.into_iter().flat_map(|[exp_avg, exp_avg_sq]| {
+        FloatDtype::ALL.map(|master| StateDtypes {
+            master,
+            exp_avg,
+            exp_avg_sq,
+            ..StateDtypes::default()
+        })
     })
 }
 
@@ -94,11 +97,17 @@ fn a_state_is_rounded_to_the_dtypes_of_another() -> Result<(), OptimError> {
     for dtypes in every_state() {
         let (mut to, to_id, _) = one_param(dtypes, values(0))?;
         let len = SHAPE.elements();
-        let bytes = 2 * size_of::<f32>() * len + dtypes.bytes(Rule::AdamW, len);
+        let bytes = dtypes.master.bytes() * len + size_of::<f32>() * len;
+        let bytes = bytes + dtypes.bytes(Rule::AdamW, len);
         assert_eq!(to.state_bytes(), bytes);
         to.set_state(to_id, &state)?;
         let found = to.state(to_id)?;
-        assert_eq!(found.master, state.master);
+        let round = |&x: &f32| match dtypes.master {
+            FloatDtype::F32 => x,
+            FloatDtype::Bf16 => half::bf16::from_f32(x).to_f32(),
+        };
+        let expected: Vec<f32> = state.master.iter().map(round).collect();
+        assert_eq!(found.master, expected);
         for (at, (name, dtype)) in dtypes.of_rule(Rule::AdamW).enumerate() {
             let values = &state.states[at];
             let expected: Vec<f32> = match dtype {
@@ -187,6 +196,34 @@ fn a_second_moment_in_bf16_does_not_fall_with_a_beta2_of_0_999() -> Result<(), O
             false => assert_eq!(after, before, "{beta2} {dtype:?}"),
         }
     }
+    Ok(())
+}
+
+/// A step that is far below the distance of neighbours in bf16 moves the mean of the masters as it moves those in f32.
+#[test]
+fn masters_in_bf16_follow_small_steps_in_the_mean() -> Result<(), OptimError> {
+    let mut means = Vec::new();
+    for master in FloatDtype::ALL {
+        let state = StateDtypes {
+            master,
+            ..StateDtypes::default()
+        };
+        let len = SHAPE.elements();
+        let (mut optimizer, id, _) = one_param(state, vec![1.5; len])?;
+        let options = StepOptions {
+            lr_factor: 0.1,
+            ..StepOptions::default()
+        };
+        for _ in 0..20 {
+            optimizer.set_grad(id, &vec![1.0; len])?;
+            optimizer.step(&options)?.wait()?;
+        }
+        let sum: f64 = optimizer.master(id)?.into_iter().map(f64::from).sum();
+        means.push(sum / len as f64);
+    }
+    // About 20 steps of 1e-4, where values are 2^-7 apart; the deviation of the mean is 2^-7 * sqrt(0.25 / 1024) at most.
+    assert!((0.0015..0.0025).contains(&(1.5 - means[0])), "{means:?}");
+    assert!((means[1] - means[0]).abs() < 5.0 * 0.000_125, "{means:?}");
     Ok(())
 }
 

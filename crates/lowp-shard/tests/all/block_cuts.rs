@@ -81,7 +81,7 @@ fn tiles_of_every_width_gather_to_the_matrix() {
         let mut widths = Vec::new();
         let full = Shape::new(3 * quantum, 768);
         let most = [768, 384, 128, 32];
-        for tiles in most.map(|cols| ShardTiles::at_most(&recipe, full, Usage::BOTH, cols)) {
+        for tiles in most.map(|cols| ShardTiles::at_most(&recipe, full, Usage::BOTH, cols, 1)) {
             if widths.contains(&tiles) {
                 continue;
             }
@@ -122,7 +122,7 @@ proptest! {
             .zip(&widths)
             .map(|(bands, cols)| (recipe, Shape::new(bands * quantum, 128 * cols)))
             .collect();
-        let cuts = block_cuts(&weights, world).expect("cuts");
+        let cuts = block_cuts(&weights, world, 1).expect("cuts");
         let policy = match world {
             4 | 6 | 8 if groups => ReshardAfterForward::Group(2),
             _ => ReshardAfterForward::Yes,

@@ -30,7 +30,7 @@ fn owned(
         (dim, hidden),
     ];
     let weights = shapes.map(|(rows, cols)| (recipe, Shape::new(rows, cols)));
-    let cuts = block_cuts(&weights, world)?;
+    let cuts = block_cuts(&weights, world, 1)?;
     let specs = cuts.iter().rev();
     let specs = specs.map(|cuts| ShardSpec::of_block(&recipe, cuts, 0));
     specs.map(|spec| Ok(spec?.all_elements())).collect()

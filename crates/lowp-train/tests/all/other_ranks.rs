@@ -190,7 +190,7 @@ fn ranks_that_come_and_go_change_no_bit() -> Result<(), Box<dyn Error>> {
             "mxfp8-2d",
             Sharding::Fsdp,
             Optimizer::AdamW,
-            "exp_avg=fp8,exp_avg_sq=fp8",
+            "master=bf16,exp_avg=fp8,exp_avg_sq=fp8",
         ),
         (
             "fp8-block",
@@ -198,7 +198,7 @@ fn ranks_that_come_and_go_change_no_bit() -> Result<(), Box<dyn Error>> {
             Optimizer::AdamW,
             "exp_avg=fp8",
         ),
-        ("mxfp8-2d", Sharding::Fsdp, Optimizer::Muon, "f32"),
+        ("mxfp8-2d", Sharding::Fsdp, Optimizer::Muon, "master=bf16"),
         ("fp8-block", Sharding::Zero1, Optimizer::Moonlight, "f32"),
     ] {
         let (recipe, optimizer) = (kind.0, kind.2.name());
@@ -247,6 +247,8 @@ fn moments_of_a_checkpoint_become_those_of_the_run() -> Result<(), Box<dyn Error
             ("exp_avg=fp8,exp_avg_sq=fp8", 2, [bf16, bf16], 0),
             ("exp_avg=bf16,exp_avg_sq=bf16", 1, [bf16, bf16], 0),
             ("exp_avg=fp8", 1, [bf16, f32], 1),
+            ("master=bf16,exp_avg=fp8", 3, [bf16, f32], 1),
+            ("exp_avg=fp8", 2, [bf16, f32], 0),
         ]) {
             let rounded = AtomicUsize::new(0);
             let watch = |event: Event<'_>| {
@@ -259,7 +261,12 @@ fn moments_of_a_checkpoint_become_those_of_the_run() -> Result<(), Box<dyn Error
             assert_eq!(rounded.into_inner(), rounds, "{state}");
             let checkpoint = Checkpoint::latest(&runs.join("mxfp8-seed0"))?;
             let saved = |what| checkpoint.info(&format!("table.{what}")).map(|t| t.dtype);
-            assert_eq!(saved("master"), Some(f32));
+            let master = if state.starts_with("master") {
+                bf16
+            } else {
+                f32
+            };
+            assert_eq!(saved("master"), Some(master));
             assert_eq!(["exp_avg", "exp_avg_sq"].map(saved), dtypes.map(Some));
         }
     }

@@ -33,7 +33,7 @@ files of IN's folder are copied.
 
 Codes and scales are the bytes of IN; if the blocks of IN are larger than those of the target, their
 scales are repeated. Only the rowwise operand is stored, except by te, which has both; fp32 and bf16
-have decoded values (of a checkpoint: its f32 masters). `lowp import` reverses the export. The
+have decoded values (of a checkpoint: its masters). `lowp import` reverses the export. The
 targets of each recipe, with the target's name of the format:
 
 {}

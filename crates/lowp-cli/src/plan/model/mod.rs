@@ -161,9 +161,9 @@ fn setup(args: &Args) -> Result<CostConfig, UsageError> {
     })
 }
 
-/// The dtypes of the states that the optimizer has.
+/// The dtypes of masters, and of the states that the optimizer has.
 fn state(args: &Args) -> Result<StateDtypes, UsageError> {
-    let state = args.sharded.optimizer_state.unwrap_or_default();
+    let state = args.sharded.optimizer_state(args.device == "cuda")?;
     args.sharded.optimizer().check_states(state)?;
     Ok(state)
 }

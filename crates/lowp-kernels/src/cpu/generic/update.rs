@@ -5,11 +5,12 @@ use std::marker::PhantomData;
 use std::ops::Range;
 use std::sync::Arc;
 
-use lowp_format::{STATE_BLOCK, SourceRounding, StateBits};
+use lowp_format::{STATE_BLOCK, SourceRounding};
 
 use super::amax::{raise, raise_all, raise_lines, round_bits, rows_of_columns_task};
-use super::convert::{Rect, Stream, Values, round_rect};
+use super::convert::{Rect, Stream, Values};
 use super::encode::{Encoder, Load, Tile};
+use super::maxima::Amax;
 use super::rule::adam::Adam;
 use super::rule::lion::Lion;
 use super::rule::sgd::{Momentum, Sgd};
@@ -98,24 +99,45 @@ struct Part<'v> {
     isa: Isa,
     scalars: GroupScalars,
     grad_scale: f32,
-    /// What its states in fp8 round by.
+    /// What its master and its states round by.
     random: Option<RandomBits>,
     rule: Rule,
     rounding: SourceRounding,
-    master: &'v mut [f32],
-    /// Those of the rule.
-    states: Vec<StateMut<'v>>,
+    /// Elements.
+    len: usize,
+    /// The master, then the states of the rule.
+    values: Vec<StateMut<'v>>,
     grad: Values<'v>,
     /// Row length; the whole length where there are no rows.
     stride: usize,
+    /// Whether all of it is updated; otherwise loads update what they return.
+    updated: bool,
     /// The amax of the new master so far, as bits.
     amax: u32,
-    /// Updated values of several rows, without gaps.
-    packed: Vec<f32>,
     scratch: Vec<f32>,
 }
 
 impl Part<'_> {
+    /// Whether a row begins within a block of states.
+    fn cuts_blocks(&self) -> bool {
+        let mut states = self.values.iter();
+        let fp8 = states.any(|state| matches!(state, StateMut::Fp8 { .. }));
+        fp8 && !self.stride.is_multiple_of(STATE_BLOCK)
+    }
+
+    /// Updates all of it.
+    fn update_all(&mut self) {
+        self.update(0..self.len);
+        self.updated = true;
+    }
+
+    /// Updates a range, if that is left to do.
+    fn load_range(&mut self, range: Range<usize>) {
+        if !self.updated {
+            self.update(range);
+        }
+    }
+
     /// Updates a range. The code of a rule is compiled for every set of dtypes that its states and the gradient can have, and for
     /// every instruction set.
     fn update(&mut self, range: Range<usize>) {
@@ -134,59 +156,80 @@ impl Part<'_> {
     /// By a rule with two states.
     fn with_two<R: LaneRule>(&mut self, range: Range<usize>) -> f32 {
         use StateMut::{Bf16, F32};
-        let all = range.clone();
-        let mut states = std::mem::take(&mut self.states);
-        let amax = match &mut states[..] {
-            [F32(m), F32(v)] => self.run::<R, _, _>(range, &mut m[all.clone()], &mut v[all]),
-            [Bf16(m), F32(v)] => self.run::<R, _, _>(range, &mut m[all.clone()], &mut v[all]),
-            [Bf16(m), Bf16(v)] => self.run::<R, _, _>(range, &mut m[all.clone()], &mut v[all]),
-            states => self.in_blocks::<R>(range, states),
+        let all = || range.clone();
+        let mut values = std::mem::take(&mut self.values);
+        let amax = match &mut values[..] {
+            [F32(p), F32(m), F32(v)] => {
+                self.run::<R, _, _>(all(), &mut p[all()], &mut m[all()], &mut v[all()])
+            }
+            [F32(p), Bf16(m), F32(v)] => {
+                self.run::<R, _, _>(all(), &mut p[all()], &mut m[all()], &mut v[all()])
+            }
+            [F32(p), Bf16(m), Bf16(v)] => {
+                self.run::<R, _, _>(all(), &mut p[all()], &mut m[all()], &mut v[all()])
+            }
+            values => self.in_blocks::<R>(all(), values),
         };
-        self.states = states;
+        self.values = values;
         amax
     }
 
     /// By a rule with one.
     fn with_one<R: LaneRule>(&mut self, range: Range<usize>) -> f32 {
-        let all = range.clone();
+        use StateMut::{Bf16, F32};
+        let all = || range.clone();
         let none = &mut *vec![(); range.len()];
-        let mut states = std::mem::take(&mut self.states);
-        let amax = match &mut states[..] {
-            [StateMut::F32(m)] => self.run::<R, _, _>(range, &mut m[all], none),
-            [StateMut::Bf16(m)] => self.run::<R, _, _>(range, &mut m[all], none),
-            states => self.in_blocks::<R>(range, states),
+        let mut values = std::mem::take(&mut self.values);
+        let amax = match &mut values[..] {
+            [F32(p), F32(m)] => self.run::<R, _, _>(all(), &mut p[all()], &mut m[all()], none),
+            [F32(p), Bf16(m)] => self.run::<R, _, _>(all(), &mut p[all()], &mut m[all()], none),
+            values => self.in_blocks::<R>(all(), values),
         };
-        self.states = states;
+        self.values = values;
         amax
     }
 
-    /// By a rule without one.
+    /// By a rule without one, or whose states belong to another pass.
     fn with_none<R: LaneRule>(&mut self, range: Range<usize>) -> f32 {
         let none = || vec![(); range.len()];
-        self.run::<R, _, _>(range.clone(), &mut none(), &mut none())
+        let all = || range.clone();
+        let mut values = std::mem::take(&mut self.values);
+        let amax = match &mut values[..] {
+            [StateMut::F32(p), ..] => {
+                self.run::<R, _, _>(all(), &mut p[all()], &mut none(), &mut none())
+            }
+            values => self.in_blocks::<R>(all(), &mut values[..1]),
+        };
+        self.values = values;
+        amax
     }
 
-    /// By a rule whose states are not all in the dtypes that lanes read: through binary32, a few blocks at a time.
-    fn in_blocks<R: LaneRule>(&mut self, range: Range<usize>, states: &mut [StateMut<'_>]) -> f32 {
+    /// Of a master and states that are not all in dtypes that lanes read: through binary32, a few blocks at a time.
+    fn in_blocks<R: LaneRule>(&mut self, range: Range<usize>, values: &mut [StateMut<'_>]) -> f32 {
         const BLOCKS: usize = 16 * STATE_BLOCK;
-        let mut wide = [[0.0; BLOCKS]; Rule::MOST_STATES];
+        let mut wide = [[0.0; BLOCKS]; 1 + Rule::MOST_STATES];
         let mut amax = 0f32;
         for start in range.clone().step_by(BLOCKS) {
             let part = start..range.end.min(start + BLOCKS);
             let len = part.len();
-            for (state, wide) in states.iter().zip(&mut wide) {
-                state.widen(part.clone(), &mut wide[..len]);
+            for (values, wide) in values.iter().zip(&mut wide) {
+                values.widen(self.isa, part.clone(), &mut wide[..len]);
             }
-            let [first, second] = &mut wide;
-            let run = self.run::<R, _, _>(part.clone(), &mut first[..len], &mut second[..len]);
-            amax = amax.max(run);
-            let mut bits = [StateBits::NEAREST; BLOCKS];
+            let mut lines = wide.each_mut().map(|wide| &mut wide[..len]);
+            let [master, first, second] = &mut lines;
+            let mut run = self.run::<R, _, _>(part.clone(), master, first, second);
+            let mut words = [0; BLOCKS];
             if let Some(random) = &self.random {
-                random.fill(part.start, &mut bits[..len]);
+                random.fill(self.isa, part.start, &mut words[..len]);
             }
-            for (state, wide) in states.iter_mut().zip(&wide) {
-                state.narrow(part.clone(), &wide[..len], &bits);
+            for (values, wide) in values.iter_mut().zip(&wide) {
+                values.narrow(self.isa, part.clone(), &wide[..len], &words[..len]);
             }
+            if let StateMut::Master(_) = &values[0] {
+                values[0].widen(self.isa, part, &mut wide[0][..len]);
+                run = self.isa.run(Amax(Rect::dense(&wide[0][..len], len)));
+            }
+            amax = amax.max(run);
         }
         amax
     }
@@ -194,10 +237,10 @@ impl Part<'_> {
     fn run<R: LaneRule, M: Stored, V: Stored>(
         &mut self,
         range: Range<usize>,
+        master: &mut [f32],
         first: &mut [M],
         second: &mut [V],
     ) -> f32 {
-        let master = &mut self.master[range.clone()];
         let (rule, scalars, grad_scale) = (PhantomData::<R>, self.scalars, self.grad_scale);
         macro_rules! run {
             ($grad:expr) => {
@@ -225,27 +268,20 @@ impl Load for Part<'_> {
         None
     }
 
-    /// Updates a rectangle and returns the new master values.
-    fn load(&mut self, [row, col]: [usize; 2], [rows, cols]: [usize; 2]) -> Rect<'_> {
-        let stride = self.stride;
+    /// Updates a rectangle, unless it is updated, and returns the new master values.
+    fn load(&mut self, [row, col]: [usize; 2], size: [usize; 2]) -> Rect<'_> {
+        let (isa, rounding, stride) = (self.isa, self.rounding, self.stride);
         let first = row * stride + col;
-        let rect = if rows == 1 || cols == stride {
-            let all = first..first + rows * cols;
-            self.update(all.clone());
-            Rect::dense(&self.master[all], cols)
+        let [rows, cols] = size;
+        if rows == 1 || cols == stride {
+            self.load_range(first..first + rows * cols);
         } else {
-            self.packed.clear();
             for start in (0..rows).map(|i| first + i * stride) {
-                self.update(start..start + cols);
-                let row = &self.master[start..start + cols];
-                self.packed.extend_from_slice(row);
+                self.load_range(start..start + cols);
             }
-            Rect::dense(&self.packed, cols)
-        };
-        match self.rounding {
-            SourceRounding::F32 => rect,
-            SourceRounding::ViaBf16 => round_rect(self.isa, rect, &mut self.scratch),
         }
+        let master = self.values[0].values();
+        master.rect(isa, rounding, first, stride, size, &mut self.scratch)
     }
 }
 
@@ -265,16 +301,14 @@ fn tasks<'v>(
     context: &Context<'_>,
     views: &mut AllViews<'v>,
 ) -> Result<Vec<Task<'v>>, KernelError> {
-    let mut master = views.floats.take(&job.master)?;
     job.check_states()?;
-    let names = job.rule.states().iter().zip(&job.states);
-    let states = names.map(|(name, state)| StateMut::take(state, name.code(), views));
-    let mut states = states.collect::<Result<Vec<_>, _>>()?;
+    let mut values = vec![StateMut::master(&job.master, views)?];
+    for (name, state) in job.rule.states().iter().zip(&job.states) {
+        values.push(StateMut::take(state, name.code(), views)?);
+    }
     let grad = source(&job.grad, views)?;
     let mut done = 0;
     let mut part = |len: usize, stride: usize| {
-        let (head, tail) = std::mem::take(&mut master).split_at_mut(len);
-        master = tail;
         done += len;
         Part {
             isa: context.isa,
@@ -287,23 +321,22 @@ fn tasks<'v>(
             }),
             rule: job.rule,
             rounding: job.source_rounding,
-            master: head,
-            states: states
-                .iter_mut()
-                .map(|state| state.split_off(len))
-                .collect(),
+            len,
+            values: values.iter_mut().map(|all| all.split_off(len)).collect(),
             grad: grad.slice(done - len..done),
             stride,
+            updated: false,
             amax: 0,
-            packed: Vec::new(),
             scratch: Vec::new(),
         }
     };
     let Some(encode) = &job.encode else {
-        // Tasks that raise the amaxes of lines have whole rows.
+        // Tasks that raise the amaxes of lines have whole rows, and all have whole blocks of states.
         let unit = match &job.amax {
             Some(amax) if amax.blocks().next().is_some() => {
-                amax.shape.cols.max(1) * rows_of_columns_task(amax.shape)
+                let rows = rows_of_columns_task(amax.shape);
+                amax.shape.cols.max(1)
+                    * rows.next_multiple_of(if job.in_fp8() { STATE_BLOCK } else { 1 })
             }
             _ => TASK,
         };
@@ -353,12 +386,23 @@ pub(crate) fn run<'v>(
             encode,
         } = task;
         match encode {
-            Some((encoder, tile)) => encoder.encode(tile, &mut part)?,
-            None => part.update(0..part.master.len()),
+            Some((encoder, tile)) => {
+                if part.cuts_blocks() {
+                    part.update_all();
+                }
+                encoder.encode(tile, &mut part)?;
+            }
+            None => part.update_all(),
         }
         let lines = |amax: &UpdateAmax<Cpu>| -> Vec<(usize, Vec<u32>)> {
             let shape = amax.shape;
-            let rows = (first / shape.cols.max(1), &*part.master);
+            if amax.blocks().next().is_none() {
+                return Vec::new();
+            }
+            let (len, f32, mut scratch) = (part.len, SourceRounding::F32, Vec::new());
+            let master = part.values[0].values();
+            let master = master.rect(context.isa, f32, 0, len, [1, len], &mut scratch);
+            let rows = (first / shape.cols.max(1), master.values);
             let rounding = jobs[job].source_rounding;
             let raised = |block| raise_lines(context.isa, shape, block, rows, rounding);
             amax.blocks().map(raised).collect()

@@ -9,7 +9,7 @@ use super::super::table::{
 };
 use super::encode;
 use super::job::{Job, aligned, bits, cdiv, of_one_kind, source, via_bf16};
-use crate::{KernelError, Rule, State, UpdateJob};
+use crate::{KernelError, Rule, Source, State, UpdateJob};
 
 /// The kernels of AdamW and Adam with L2, then those of all other rules: of any jobs, and of one kind.
 const KERNELS: [Kernel; 10] = [
@@ -42,6 +42,9 @@ fn is_adam(job: &Update) -> bool {
 }
 
 pub(crate) fn job(backend: &Cuda, job: &UpdateJob<Cuda>) -> Result<Update, KernelError> {
+    let Source::F32(master) = &job.master else {
+        return Err(KernelError::StateDevice);
+    };
     let (grad, grad_code, len) = source(&job.grad);
     let (mut states, mut state_codes) = ([0; Rule::MOST_STATES], [code::F32; Rule::MOST_STATES]);
     for (index, state) in job.states.iter().enumerate() {
@@ -70,7 +73,7 @@ pub(crate) fn job(backend: &Cuda, job: &UpdateJob<Cuda>) -> Result<Update, Kerne
         amax.lines[orientation as usize].map(|start| amax.out.at(start))
     };
     Ok(Update {
-        master: job.master.pointer(),
+        master: master.pointer(),
         states,
         grad,
         amax: amax

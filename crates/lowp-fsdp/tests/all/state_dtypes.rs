@@ -1,0 +1,151 @@
+//! Masters and states in few bits: on any number of ranks, cut in any way, they are those of one rank, bit for bit.
+
+use lowp_checkpoint::Checkpoint;
+use lowp_comm::{MeshComm, run_ranks};
+use lowp_format::spelling::Variant;
+use lowp_format::{AnyRecipe, Recipe, Shape, Usage};
+use lowp_fsdp::{LinearSpec, Sharding};
+use lowp_kernels::Cpu;
+use lowp_optim::Rule;
+use lowp_shard::check_flat;
+
+use crate::runs::{Model, PATIENCE, Run, SHAPES, linears, recipe, train, values};
+
+/// Blocks of states in fp8 are whole on every rank, whatever the widths of weights are.
+#[test]
+fn states_in_fp8_are_the_same_on_any_number_of_ranks() {
+    const WIDTHS: [&[[usize; 2]]; 3] = [
+        &[[64, 33], [7, 5], [48, 96]],
+        &[[64, 48], [32, 80], [48, 96]],
+        &[[96, 32], [64, 96]],
+    ];
+    let state = "exp_avg=fp8,exp_avg_sq=fp8".parse().expect("dtypes");
+    let mut odd = Vec::new();
+    for recipe in AnyRecipe::all().into_iter().map(Variant::from) {
+        let takes = |[rows, cols]: &[usize; 2]| recipe.check(Shape::new(*rows, *cols)).is_ok();
+        let shapes = WIDTHS.into_iter().find(|shapes| shapes.iter().all(takes));
+        let shapes = shapes.expect("shapes of the recipe");
+        if shapes == WIDTHS[0] {
+            odd.push(recipe.name());
+        }
+        let of = |ranks| Run {
+            shapes,
+            state,
+            ..Run::new(recipe, ranks)
+        };
+        let one = train(&of(1), (None, None));
+        let worlds = match recipe.name() {
+            "nvfp4-2d" | "fp8-current" => Vec::from_iter(2..=12),
+            _ => vec![3, 5, 8, 11],
+        };
+        for ranks in worlds {
+            let many = train(&of(ranks), (None, None));
+            assert!(
+                many.values == one.values,
+                "{} on {ranks} ranks",
+                recipe.name()
+            );
+        }
+        if check_flat(&recipe, Usage::BOTH).is_ok() {
+            let slices = Run {
+                sharding: Sharding::Zero1,
+                ..of(5)
+            };
+            let sliced = train(&slices, (None, None));
+            assert!(sliced.values == one.values, "{}, slices", recipe.name());
+        }
+    }
+    let by_elements = ["fp32", "bf16", "fp8-delayed", "fp8-current", "fp8-rowwise"];
+    assert_eq!(
+        odd,
+        [&by_elements[..], &["fp8-block", "fp8-block-1d"]].concat()
+    );
+}
+
+/// An element of a master in bf16 rounds by random bits of its own.
+#[test]
+fn masters_in_bf16_are_the_same_on_any_number_of_ranks() {
+    let adamw = "master=bf16,exp_avg=fp8,exp_avg_sq=fp8";
+    for (name, shapes, rule, state) in [
+        (
+            "fp8-current",
+            &[[64, 33], [7, 5], [48, 96]][..],
+            Rule::AdamW,
+            adamw,
+        ),
+        (
+            "fp8-delayed",
+            &[[64, 33], [7, 5]],
+            Rule::Lion,
+            "master=bf16",
+        ),
+        (
+            "fp8-rowwise",
+            &[[64, 48], [40, 80]],
+            Rule::SgdNesterov,
+            "master=bf16",
+        ),
+        (
+            "nvfp4-2d",
+            &[[64, 48], [32, 80]],
+            Rule::AdamL2,
+            "master=bf16,exp_avg=bf16",
+        ),
+        ("mxfp8-2d", SHAPES, Rule::AdamW, adamw),
+        ("mxfp8", SHAPES, Rule::Muon, "master=bf16"),
+        ("fp32", &[[64, 33], [7, 5]], Rule::Sgd, "master=bf16"),
+    ] {
+        let of = |ranks| Run {
+            shapes,
+            rule,
+            state: state.parse().expect("dtypes"),
+            ..Run::new(recipe(name), ranks)
+        };
+        let one = train(&of(1), (None, None));
+        let in_f32 = Run {
+            state: state
+                .replace("master=bf16", "master=f32")
+                .parse()
+                .expect("dtypes"),
+            ..of(1)
+        };
+        assert!(train(&in_f32, (None, None)).values != one.values, "{name}");
+        for ranks in [2, 3, 5, 9] {
+            let many = train(&of(ranks), (None, None));
+            assert!(many.values == one.values, "{name} on {ranks} ranks");
+        }
+        let slices = Run {
+            sharding: Sharding::Zero1,
+            ..of(5)
+        };
+        let sliced = train(&slices, (None, None));
+        assert!(sliced.values == one.values, "{name}, slices");
+    }
+}
+
+/// A checkpoint of masters in f32 goes on with masters in bf16, of which the codes are made, and the other way round.
+#[test]
+fn masters_of_a_checkpoint_become_those_of_the_model() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let [wide, narrow] = ["f32", "master=bf16"].map(|state| Run {
+        state: state.parse().expect("dtypes"),
+        ..Run::new(recipe("mxfp8"), 2)
+    });
+    for (from, to, recast) in [(wide, narrow, 4), (narrow, wide, 0), (narrow, narrow, 0)] {
+        train(&from, (None, Some(folder.path())));
+        let linears = linears(to.shapes);
+        let ended = run_ranks(&Cpu, 2, PATIENCE, |_, comm| {
+            let mesh = MeshComm::new(to.mesh, comm)?;
+            let checkpoint = Checkpoint::latest(folder.path()).expect("a checkpoint");
+            let about = checkpoint.about();
+            let saved = (&checkpoint, [&about["weights"], &about["scales"]]);
+            let recipe = |spec: &LinearSpec| to.recipe_of(spec);
+            let options = to.options();
+            let model = Model::load((&Cpu, &mesh), recipe, &linears, &[], options, saved)?;
+            assert_eq!((model.recast(), model.rounded()), (recast, recast));
+            // Codes are those of the masters.
+            values(&model)
+        });
+        ended.expect("ranks that work");
+    }
+}
