@@ -179,6 +179,10 @@ fn build(python: &Path, cuda: bool, options: &Options) -> Result<PathBuf> {
         .arg(&target);
     if let Some(platform) = options.platform.cross() {
         command.args(["--target", platform]);
+        // zig has a linker of its own.
+        if !options.manylinux {
+            cross::with_linker(&mut command);
+        }
     }
     if options.manylinux {
         // Whose zig it is: otherwise that of the first Python on PATH.
@@ -192,7 +196,6 @@ fn build(python: &Path, cuda: bool, options: &Options) -> Result<PathBuf> {
         ]);
     } else {
         // Linked against what this machine has: a wheel for this machine and those like it.
-        cross::with_linker(&mut command);
         command.args(["--compatibility", "linux", "--auditwheel", "skip"]);
     }
     command.args(["--profile", if options.debug { "dev" } else { "release" }]);

@@ -398,31 +398,35 @@ pub fn fused_equals_update_then_encode<B: Backend>(rig: &Rig<B>) {
 
 /// Consumed amaxes of lines are replaced, of several tasks each.
 pub fn updates_of_many_tasks_raise_lines<B: Backend>(rig: &Rig<B>) {
-    let shape = Shape::new(1501, 1400);
-    let len = shape.elements();
-    let before = vec![-9f32; shape.rows + shape.cols];
-    let amax = UpdateAmax {
-        shape,
-        out: rig.buffer(&before),
-        tensor: None,
-        lines: [Some(0), Some(shape.rows)],
-    };
-    let job = UpdateJob {
-        amax: Some(amax.clone()),
-        ..job(rig, ADAMW, len, 77)
-    };
-    let step = StepScalars {
-        groups: vec![scalars(1)],
-        ..StepScalars::default()
-    };
-    rig.run_with(Work::Update(vec![job.clone()]), &step);
-    let master = rig.widened(&job.master);
-    let rows = master.chunks(shape.cols);
-    let rows = rows.map(|row| reference::amax(row.iter().copied()));
-    let cols = (0..shape.cols)
-        .map(|col| reference::amax(master[col..].iter().step_by(shape.cols).copied()));
-    let expected: Vec<f32> = rows.chain(cols).collect();
-    assert_eq!(rig.content::<f32>(&amax.out), expected);
+    // Rows of the second begin within blocks of states.
+    let variants = [ADAMW, of_half(Rule::AdamW, &[Fp8, Fp8], false)];
+    for variant in variants.into_iter().filter(|&v| is_updated(rig, v)) {
+        let shape = Shape::new(1501, 1400);
+        let len = shape.elements();
+        let before = vec![-9f32; shape.rows + shape.cols];
+        let amax = UpdateAmax {
+            shape,
+            out: rig.buffer(&before),
+            tensor: None,
+            lines: [Some(0), Some(shape.rows)],
+        };
+        let job = UpdateJob {
+            amax: Some(amax.clone()),
+            ..job(rig, variant, len, 77)
+        };
+        let step = StepScalars {
+            groups: vec![scalars(1)],
+            ..StepScalars::default()
+        };
+        rig.run_with(Work::Update(vec![job.clone()]), &step);
+        let master = rig.widened(&job.master);
+        let rows = master.chunks(shape.cols);
+        let rows = rows.map(|row| reference::amax(row.iter().copied()));
+        let cols = (0..shape.cols)
+            .map(|col| reference::amax(master[col..].iter().step_by(shape.cols).copied()));
+        let expected: Vec<f32> = rows.chain(cols).collect();
+        assert_eq!(rig.content::<f32>(&amax.out), expected);
+    }
 }
 
 /// The shape of the lines is that of the values, and of what is encoded.

@@ -431,7 +431,6 @@ impl<B: Backend> OptimizerBuilder<B> {
             launched: 0,
             done: Vec::new(),
             compared: Compared::default(),
-            agreed: Arc::default(),
         })
     }
 }

@@ -47,7 +47,11 @@ impl MatrixCut {
         let Shape { rows, cols } = self.full;
         let ends = digest(self.ranges.iter().map(|range| range.end as u64));
         let ranks = self.ranges.len();
-        format!("{rows} x {cols} over {ranks} ranks (cut {ends:016x})")
+        let cut = format!("{rows} x {cols} over {ranks} ranks (cut {ends:016x})");
+        match self.reordered().map(ShardTiles::tile) {
+            Some(Shape { rows, cols }) => format!("{cut} in tiles of {rows} x {cols}"),
+            None => cut,
+        }
     }
 
     /// Why `ranks` ranks, of which `rank` has `len` elements, cannot have this cut.

@@ -10,7 +10,6 @@ use lowp_shard::{CastPlan, FlatGather, ScaleBook};
 use crate::memory::OverGrads;
 use crate::muon::Muon;
 use crate::param::Param;
-use crate::present::Present;
 use crate::report::{Compared, PendingStep, StepReport, of_device, read};
 use crate::work::StepWork;
 use crate::{Group, OptimError, ParamId, StepOptions};
@@ -45,8 +44,6 @@ pub struct Optimizer<B: Backend> {
     /// What the next step compares, and what the last one did.
     pub(crate) done: Vec<CallLog>,
     pub(crate) compared: Compared,
-    /// The parameters that all ranks had a gradient of when they last agreed on it.
-    pub(crate) agreed: Arc<Present>,
 }
 
 /// A captured step.
@@ -212,22 +209,15 @@ impl<B: Backend> Optimizer<B> {
     }
 
     /// Compares over the ranks which parameters have a gradient in the step that was prepared, where others would wait for matrices that
-    /// do not come. Where the step before had the same parameters and the stream does the collectives, and without rules of matrices, it does
-    /// nothing. Every rank must call it.
+    /// do not come. Without rules of matrices it does nothing. Every rank must call it.
     ///
     /// # Errors
     /// On every rank: a parameter that has a gradient on some ranks. The step is not taken then.
-    pub fn agree(&mut self) -> Result<(), OptimError> {
+    pub fn agree(&self) -> Result<(), OptimError> {
         if self.work.muon().is_none() || self.mesh.shard == 1 {
             return Ok(());
         }
-        let present = self.work.present();
-        if self.agreed.which == present.which && self.world.is_enqueued() {
-            return Ok(());
-        }
-        present.compare(self.world.control())?;
-        self.agreed = Arc::clone(present);
-        Ok(())
+        self.work.present().compare(self.world.control())
     }
 
     /// Gives the stream the step that was prepared. In a capture it is a part of the caller's graph, where

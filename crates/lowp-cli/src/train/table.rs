@@ -120,10 +120,12 @@ fn notes(setup: &Setup, summaries: &[Summary<'_>]) -> String {
         "\nresident, peak, wire, formula: bytes per weight of the linear layers ({} of {} parameters), {ranks}",
         run.parameters, run.model_parameters
     );
+    // A baseline has masters in f32; those of other runs are in the dtype that was asked for.
+    let last = summaries.last().map_or(run, |summary| summary.first);
     let _ = writeln!(
         out,
         "peak: the most memory for weights at one time: resident, {:.3} of masters, and the memory to gather, decode and reduce in",
-        run.per_weight(run.master_weight_bytes)
+        last.per_weight(last.master_weight_bytes)
     );
     let _ = writeln!(
         out,

@@ -15,6 +15,8 @@ use lowp_optim::{
 use lowp_shard::ShardError;
 use proptest::prelude::*;
 
+use crate::ranks_that_differ::Enqueued;
+
 const TIMEOUT: Duration = Duration::from_secs(60);
 /// Wide, tall, square, of one row, of one column, and one that is more work than all others.
 const SHAPES: [Shape; 6] = [
@@ -417,32 +419,39 @@ fn a_matrix_without_a_gradient_stays() {
 fn a_matrix_with_a_gradient_on_some_ranks_is_an_error() {
     const SHAPE: Shape = Shape::new(8, 16);
     let cut = Cut::at(SHAPE, &[0.5], SHAPE.cols, None);
-    let failed = run_ranks(&Cpu, 2, TIMEOUT, |rank, comm| {
-        let mut builder =
-            OptimizerBuilder::new(comm).products(Arc::new(CpuProducts { threads: 1 }));
-        let group = builder.group(Group::of(Rule::Muon));
-        let own = Shape::new(SHAPE.rows / 2, SHAPE.cols);
-        let mut ids = Vec::new();
-        for name in ["a", "b"] {
-            let spec = ParamSpec::new(name, group, vec![0.5; own.elements()]);
-            let id = builder.param(&tensor(f32_recipe(), own)?, spec)?;
-            builder.matrix(id, cut.of(SHAPE))?;
-            ids.push(id);
-        }
-        let mut optimizer = builder.build()?;
-        for number in 0..2 {
-            for &id in &ids {
-                optimizer.set_grad(id, &normal(1, number, own.elements()))?;
+    for enqueued in [false, true] {
+        let failed = run_ranks(&Cpu, 2, TIMEOUT, |rank, comm| {
+            let comm: Arc<dyn Communicator<Cpu>> = match enqueued {
+                // As on GPUs.
+                true => Arc::new(Enqueued(comm)),
+                false => comm,
+            };
+            let mut builder =
+                OptimizerBuilder::new(comm).products(Arc::new(CpuProducts { threads: 1 }));
+            let group = builder.group(Group::of(Rule::Muon));
+            let own = Shape::new(SHAPE.rows / 2, SHAPE.cols);
+            let mut ids = Vec::new();
+            for name in ["a", "b"] {
+                let spec = ParamSpec::new(name, group, vec![0.5; own.elements()]);
+                let id = builder.param(&tensor(f32_recipe(), own)?, spec)?;
+                builder.matrix(id, cut.of(SHAPE))?;
+                ids.push(id);
             }
-            if [rank, number as usize] == [1, 1] {
-                optimizer.leave_out(ids[1]);
+            let mut optimizer = builder.build()?;
+            for number in 0..2 {
+                for &id in &ids {
+                    optimizer.set_grad(id, &normal(1, number, own.elements()))?;
+                }
+                if [rank, number as usize] == [1, 1] {
+                    optimizer.leave_out(ids[1]);
+                }
+                optimizer.step(&StepOptions::default())?.wait()?;
             }
-            optimizer.step(&StepOptions::default())?.wait()?;
-        }
-        Ok::<_, OptimError>(())
-    });
-    let error = failed.expect_err("ranks that differ").to_string();
-    assert!(error.contains("'b' has a gradient on"), "{error}");
+            Ok::<_, OptimError>(())
+        });
+        let error = failed.expect_err("ranks that differ").to_string();
+        assert!(error.contains("'b' has a gradient on"), "{error}");
+    }
 }
 
 #[test]

@@ -19,7 +19,7 @@ type Comm = Arc<dyn Communicator<Cpu>>;
 
 /// A communicator that says that its calls are only enqueued, as those of GPUs are, and compares no labels.
 #[derive(Debug)]
-struct Enqueued(Comm);
+pub(crate) struct Enqueued(pub(crate) Comm);
 
 impl Communicator<Cpu> for Enqueued {
     fn control(&self) -> &dyn Control {

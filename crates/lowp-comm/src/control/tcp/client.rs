@@ -107,7 +107,8 @@ fn by_relay(
         let cannot = |why: String| near.error(format!("it does not reach itself: {why}"));
         let stream = stream.map_err(|e| cannot(e.to_string()));
         let greeted = stream.and_then(|stream| greet(&near, to, 0, stream));
-        let silent = || cannot(format!("no greeting within {} s", GRACE.as_secs()));
+        let limit = GRACE.min(launch.limit).as_secs_f64();
+        let silent = || cannot(format!("no greeting within {limit} s"));
         return match greeted.and_then(|connection| connection.ok_or_else(silent)) {
             Ok(connection) => ready(connection, Some(relay), op)?.ok_or_else(|| unasked(&near)),
             Err(cause) => Err(relay.fail(cause)),
