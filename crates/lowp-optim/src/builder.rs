@@ -307,7 +307,10 @@ impl<B: Backend> OptimizerBuilder<B> {
         let world = Arc::clone(&self.world);
         let optimizer = or_abort(&*world, self.plan())?;
         let control = world.control();
-        control.all_equal("the parameters of the optimizer", &optimizer.describe(&[]))?;
+        control.all_equal(
+            "the parameters of the optimizer",
+            &optimizer.describe(|_| true),
+        )?;
         control.all_equal("the hyperparameters", &optimizer.describe_groups())?;
         Ok(optimizer)
     }
@@ -334,17 +337,13 @@ impl<B: Backend> OptimizerBuilder<B> {
         }
         let mut optimizer = self.plan()?;
         // A matrix that is frozen has no elements, until it is thawed.
-        let is_empty = |param: &Param<B>| {
-            param
-                .cut
-                .as_ref()
-                .is_some_and(|cut| cut.full.elements() == 0)
+        let has_elements = |params: &[Param<B>], index: usize| {
+            let cut = params.get(index).and_then(|param| param.cut.as_ref());
+            cut.is_none_or(|cut| cut.full.elements() > 0)
         };
-        let pairs = of.params.iter().zip(&optimizer.params);
-        let uncut: Vec<bool> = pairs
-            .map(|(old, new)| is_empty(old) || is_empty(new))
-            .collect();
-        let (before, now) = (of.describe(&uncut), optimizer.describe(&uncut));
+        let [old, new] = [&of.params, &optimizer.params];
+        let compares_cut = |index| has_elements(old, index) && has_elements(new, index);
+        let (before, now) = (of.describe(compares_cut), optimizer.describe(compares_cut));
         let mut parts = before.split("; ").zip(now.split("; "));
         if before != now {
             let (before, now) = parts.find(|(a, b)| a != b).unwrap_or((&before, &now));

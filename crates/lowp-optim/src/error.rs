@@ -159,6 +159,11 @@ pub enum OptimError {
         /// How many more parameters ranks differ in.
         more: usize,
     },
+    /// Matrices that ranks dealt among themselves differently.
+    #[error(
+        "ranks disagree on who makes which matrix orthogonal, as when a frozen matrix was thawed on some of them; make a new optimizer on every rank, and load the state of this one"
+    )]
+    OtherOwners,
     /// A parameter that a step leaves out, of which another one's scale is a part.
     #[error(
         "parameter '{missing}' has no gradient in this step, and '{present}', which has one, shares its scale; give both a gradient, or put them into different amax groups"
@@ -232,7 +237,9 @@ impl OptimError {
     pub(crate) fn is_difference(&self) -> bool {
         matches!(
             self,
-            Self::GradientOnSome { .. } | Self::Shard(ShardError::Comm(CommError::Mismatch { .. }))
+            Self::GradientOnSome { .. }
+                | Self::OtherOwners
+                | Self::Shard(ShardError::Comm(CommError::Mismatch { .. }))
         )
     }
 }

@@ -3,7 +3,7 @@
 use std::fmt::Write as _;
 use std::sync::Arc;
 
-use lowp_comm::{CallLog, Communicator, Mesh, Traffic, or_abort};
+use lowp_comm::{CallLog, Communicator, Mesh, Traffic, digest, or_abort};
 use lowp_kernels::{Backend, KernelError, Rule, StepCounts};
 use lowp_shard::{CastPlan, FlatGather, ScaleBook};
 
@@ -208,16 +208,24 @@ impl<B: Backend> Optimizer<B> {
         Ok(())
     }
 
-    /// Compares over the ranks which parameters have a gradient in the step that was prepared, where others would wait for matrices that
-    /// do not come. Without rules of matrices it does nothing. Every rank must call it.
+    /// Compares over the ranks which parameters have a gradient in the step that was prepared, and who works on which matrix, where others would
+    /// wait for matrices that do not come. Without rules of matrices it does nothing. Every rank must call it.
     ///
     /// # Errors
-    /// On every rank: a parameter that has a gradient on some ranks. The step is not taken then.
+    /// On every rank: a parameter that has a gradient on some ranks, or matrices that ranks planned differently. The step is not taken then.
     pub fn agree(&self) -> Result<(), OptimError> {
-        if self.work.muon().is_none() || self.mesh.shard == 1 {
+        const WHAT: &str = "the matrices of the step";
+        let (present, control) = (self.work.present(), self.world.control());
+        let muon = self.work.muon().filter(|_| self.mesh.shard > 1);
+        let Some(muon) = muon else {
             return Ok(());
+        };
+        // One number of each rank travels while they agree.
+        let number = digest([present.digest(), muon.owners()]);
+        match control.differing(WHAT, number, self.world.world_size())? {
+            None => Ok(()),
+            Some(_) => present.compare(control).and(Err(OptimError::OtherOwners)),
         }
-        self.work.present().compare(self.world.control())
     }
 
     /// Gives the stream the step that was prepared. In a capture it is a part of the caller's graph, where
@@ -364,8 +372,9 @@ impl<B: Backend> Optimizer<B> {
         })
     }
 
-    /// Everything that ranks must have in common, as text: not the rows, which they share out. Cuts of the matrices that are `uncut` are left out.
-    pub(crate) fn describe(&self, uncut: &[bool]) -> String {
+    /// Everything that ranks must have in common, as text: not the rows, which they share out. `compares_cut` says of which parameters the cut
+    /// of a matrix is among it.
+    pub(crate) fn describe(&self, compares_cut: impl Fn(usize) -> bool) -> String {
         let mut text = format!("{} parameters", self.params.len());
         for (index, param) in self.params.iter().enumerate() {
             let (name, group, item) = (&param.name, param.group, &param.item);
@@ -374,8 +383,7 @@ impl<B: Backend> Optimizer<B> {
             let _ = write!(text, ", {:?}", item.kernels);
             let _ = write!(text, ", {:?}", item.source_rounding);
             let _ = write!(text, ", {}", param.describe_states());
-            let is_cut = uncut.get(index) != Some(&true);
-            if let Some(cut) = param.cut.as_ref().filter(|_| is_cut) {
+            if let Some(cut) = param.cut.as_ref().filter(|_| compares_cut(index)) {
                 let _ = write!(text, ", a matrix of {}", cut.describe());
             }
         }

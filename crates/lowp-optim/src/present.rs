@@ -37,19 +37,14 @@ impl Present {
         all.filter_map(|(item, present)| present.then_some(item))
     }
 
-    /// Compares it over the ranks: one number of each, where they have it in common. Collective.
+    /// Compares it over the ranks. Collective.
     pub(crate) fn compare(&self, control: &dyn Control) -> Result<(), OptimError> {
-        const WHAT: &str = "the parameters that have a gradient";
-        let differing = control.differing(WHAT, self.digest, control.world_size())?;
-        if differing.is_none() {
-            return Ok(());
-        }
         let own = self
             .which
             .iter()
             .map(|&present| u8::from(present))
             .collect();
-        let all = control.all_gather(WHAT, own)?;
+        let all = control.all_gather("the parameters that have a gradient", own)?;
         let has = |rank: &[u8], param: usize| rank.get(param) == Some(&1);
         let differ = |&param: &usize| {
             let mut ranks = all.iter().map(|rank| has(rank, param));

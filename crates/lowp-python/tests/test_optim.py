@@ -64,6 +64,28 @@ def muon_of_some(rank, world):
     return errors
 
 
+def muon_thawed_on_some(rank, world):
+    """The errors of two steps after a matrix was thawed on rank 0 alone, in the first of which it has a gradient there."""
+    net = nn.Sequential(*(nn.Linear(64, 64, bias=False) for _ in range(3)))
+    net[0].weight.requires_grad_(False)
+    fully_shard(net)
+    opt, errors = lowp.Muon(net.parameters()), []
+    for at in range(3):
+        for param in net.parameters():
+            param.grad = torch.ones_like(param) if param.requires_grad else None
+        if (rank, at) == (0, 1):
+            net[0].weight.requires_grad_(True)
+            net[0].weight.grad = torch.ones_like(net[0].weight)
+        if at == 2:
+            net[0].weight.grad = None
+        try:
+            opt.step()
+            errors.append(None)
+        except lowp.LowpError as error:
+            errors.append(str(error))
+    return errors
+
+
 def muon_of_replicas(rank, world):
     net = nn.Linear(64, 64, bias=False)
     fully_shard(net, mesh=init_device_mesh("cpu", (2, 2), mesh_dim_names=("replicate", "shard")))
@@ -194,6 +216,10 @@ class Steps(unittest.TestCase):
         for errors in ranks.run(2, muon_of_some):
             self.assertIn("has a gradient on ranks [0] and none on ranks [1]", errors[1])
             self.assertEqual([errors[0], errors[2]], [None, None])
+        for errors in ranks.run(2, muon_thawed_on_some):
+            self.assertEqual(errors[0], None)
+            self.assertIn("has a gradient on ranks [0] and none on ranks [1]", errors[1])
+            self.assertIn("ranks disagree on who makes which matrix orthogonal", errors[2])
         for message in ranks.run(4, muon_of_replicas):
             self.assertIn("lowp.Muon over 2 replicas of 2 shards", message)
 

@@ -17,7 +17,7 @@ pub struct MatrixCosts {
 }
 
 impl MatrixCosts {
-    /// Of matrices over `ranks` ranks, in the order of the parameters: each is one of `kinds`, by its number.
+    /// Computes the costs of matrices over `ranks` ranks. `matrices` has, in the order of the parameters, the number of each one's kind.
     ///
     /// # Panics
     /// A number of no kind, or a cut over another number of ranks.

@@ -8,7 +8,7 @@ mod newton_schulz;
 use std::sync::Arc;
 
 use half::bf16;
-use lowp_comm::{Collective, Communicator, Direction, OwnedItem};
+use lowp_comm::{Collective, Communicator, Direction, OwnedItem, digest};
 use lowp_format::Shape;
 use lowp_gemm::Products;
 use lowp_kernels::{Backend, StateDtype};
@@ -30,6 +30,8 @@ pub(crate) struct Muon<B: Backend> {
     /// By batch.
     batches: Vec<Vec<Matrix<B>>>,
     scratch: Scratch<B>,
+    /// A number of the owners of all matrices, which ranks have in common.
+    owners: u64,
 }
 
 /// One of them.
@@ -136,6 +138,7 @@ impl<B: Backend> Muon<B> {
         let mut batches: Vec<Vec<Matrix<B>>> = Vec::new();
         let mut pieces = Vec::new();
         let numbers = deal::batches(&owners, BATCHES);
+        let all_owners = digest(owners.iter().map(|&owner| owner as u64));
         for (((param, cut, scale), owner), batch) in matrices.into_iter().zip(owners).zip(numbers) {
             let Shape { rows, cols } = cut.full;
             let own = cut.ranges[rank].clone();
@@ -173,6 +176,7 @@ impl<B: Backend> Muon<B> {
             products: Arc::clone(products),
             batches,
             scratch,
+            owners: all_owners,
         };
         Ok((muon, pieces))
     }
@@ -220,6 +224,11 @@ impl<B: Backend> Muon<B> {
         let items: Vec<OwnedItem<'_, B>> = batch.iter().map(|matrix| matrix.item()).collect();
         let batch = Collective::Owned(&items, direction);
         Ok(Some(self.shards.start(event, "matrices of Muon", batch)?))
+    }
+
+    /// A number that ranks have in common if the same ranks work on the same matrices.
+    pub(crate) fn owners(&self) -> u64 {
+        self.owners
     }
 
     /// Bytes of pieces, matrices and scratch memory of this rank, and of what products work in.

@@ -29,7 +29,7 @@ pub(super) struct ScratchLens {
 }
 
 impl ScratchLens {
-    /// Enough for this matrix, too.
+    /// Scratch memory that is enough for the matrix of `cut`, too.
     pub(super) fn with(self, cut: &MatrixCut) -> Self {
         let Shape { rows, cols } = cut.full;
         let all = cut.full.elements();
