@@ -6,9 +6,11 @@ use std::path::Path;
 
 use super::ops::LOGITS;
 
+use lowp_fsdp::LinearSpec;
 use lowp_fsdp::cost::parameter_state;
+use lowp_kernels::bf16;
 use lowp_optim::{Rule, StateDtypes};
-use lowp_train::Model;
+use lowp_train::{Model, Optimizer};
 use lowp_transformer::GptConfig;
 use thiserror::Error;
 
@@ -66,14 +68,27 @@ impl Needed {
         }
     }
 
-    /// With the states of `rule` in these dtypes, not those of AdamW in f32.
+    /// With the masters and states of `optimizer` in these dtypes, not those of AdamW in f32.
     #[must_use]
-    pub fn with_state(self, rule: Rule, state: StateDtypes) -> Self {
-        let f32 = parameter_state(Rule::default(), StateDtypes::default(), 1);
-        Self {
-            parameters: parameter_state(rule, state, self.parameters / f32),
-            ..self
-        }
+    pub fn with_optimizer(
+        self,
+        model: GptConfig,
+        optimizer: Optimizer,
+        state: StateDtypes,
+    ) -> Self {
+        let all = self.parameters / parameter_state(Rule::default(), StateDtypes::default(), 1);
+        let copies = all / (model.parameters() as u128).max(1);
+        let of_linear = |linear: &LinearSpec| linear.rows as u128 * linear.cols as u128;
+        let linear = copies * model.linears().iter().map(of_linear).sum::<u128>();
+        // Matrices that are made orthogonal are in bf16.
+        let matrices = match optimizer.rule().is_of_matrices() {
+            true => size_of::<bf16>() as u128 * linear,
+            false => 0,
+        };
+        let parameters = parameter_state(optimizer.rule(), state, linear)
+            + parameter_state(optimizer.var_rule(), state, all - linear)
+            + matrices;
+        Self { parameters, ..self }
     }
 
     /// Of `here` ranks on this machine, of `world` in all.
@@ -225,6 +240,32 @@ mod tests {
                 .check(u128::from(u64::MAX))
                 .is_err()
         );
+    }
+
+    /// Linear weights and variables have the states of their rules.
+    #[test]
+    fn optimizers_need_what_they_keep() {
+        let linears = MODEL.linears();
+        let linear: usize = linears.iter().map(|linear| linear.rows * linear.cols).sum();
+        let vars = MODEL.parameters() - linear;
+        let all = Needed::new(MODEL, 16, 2, false);
+        let of = |optimizer, state: &str| {
+            let state = match state {
+                "" => StateDtypes::default(),
+                state => state.parse().expect("dtypes"),
+            };
+            all.with_optimizer(MODEL, optimizer, state).parameters
+        };
+        let bytes =
+            |[of_linear, of_var]: [usize; 2]| 2 * (of_linear * linear + of_var * vars) as u128;
+        assert_eq!(of(Optimizer::AdamW, ""), all.parameters);
+        assert_eq!(of(Optimizer::AdamW, ""), bytes([16; 2]));
+        assert_eq!(
+            of(Optimizer::AdamW, "master=bf16,exp_avg=bf16"),
+            bytes([12; 2])
+        );
+        assert_eq!(of(Optimizer::Lion, ""), bytes([12; 2]));
+        assert_eq!(of(Optimizer::Muon, ""), bytes([14, 16]));
     }
 
     /// Each rank keeps full gradients; other machines have their own.

@@ -167,7 +167,7 @@ impl Setup {
                 false => config.optimizer_state,
             };
             Needed::new(model, at_once, mesh.replicate, args.sharded.recompute)
-                .with_state(config.group().rule, widest)
+                .with_optimizer(model, config.optimizer, widest)
                 .of_ranks(here, mesh.world())
                 .keeping_gradients(model, keeping)
                 .check(machine)
