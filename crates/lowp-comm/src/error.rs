@@ -58,7 +58,7 @@ pub enum CommError {
     },
     /// Some ranks did not come in time.
     #[error(
-        "{op}: waited {waited_s:.1} s for ranks {}, which did not join ({}; or raise the time limit, --timeout of lowp train)",
+        "{op}: waited {waited_s:.1} s for ranks {}, which did not join ({}; or raise the time limit, `timeout`)",
         list_of_ranks(missing),
         if elsewhere.is_empty() { "see where they are stuck".to_owned() } else { elsewhere.join(", ") }
     )]

@@ -174,7 +174,7 @@ impl<G: Group, P: Point> Watched<G, P> {
                 Ok(false) if first.since.elapsed() < self.limit => return None,
                 Ok(false) => {
                     let message = format!(
-                        "{} is not done after {:.1} s: a rank does not take part, or is late (see where the others are; or raise the time limit, --timeout of lowp train)",
+                        "{} is not done after {:.1} s: a rank does not take part, or is late (see where the others are; or raise the time limit, `timeout`)",
                         first.what,
                         first.since.elapsed().as_secs_f64()
                     );

@@ -69,6 +69,7 @@ JSON: {\"device\": \"cpu\" or \"cuda\", \"runs\": [..], \"config\": {..}}. One e
   device_bytes_per_rank  on GPUs, most bytes that a rank held there, activations included: as counted, and as measured
   ways                   on GPUs, how attention ran: by cuDNN, deterministic or not, or as products
   planned_bytes_per_rank  the same by the accounting of `lowp plan --device cuda`, before anything was allocated; null on a CPU
+  optimizer_state        dtypes of its masters and states, or null where all are f32
   gather_seconds_exposed  seconds of a step in which rank 0 only waited for gathered weights: of an average step; on a GPU, of the last step
   gather_seconds         on GPUs, total seconds of the gathers of the last step, each from its start to its end; null if the optimizer step gathers
   gather_seconds_hidden  seconds of gather_seconds in which rank 0 did not wait for a weight; 0 on a CPU
@@ -117,7 +118,7 @@ pub(crate) struct Args {
     #[command(flatten)]
     pub(crate) sharded: ShardingArgs,
 
-    /// Seconds that a rank waits for others before all ranks fail. Where rank 0 stops, or the first rank of a node, which is the relay of the others there, the ranks that it answers wait 5 seconds longer
+    /// Seconds that a rank waits for others before all ranks fail. Ranks wait 5 seconds longer for rank 0, and for the first rank of their node, which is their relay
     #[arg(long, value_name = "SECONDS", default_value_t = 300, value_parser = clap::value_parser!(u64).range(1..=86_400))]
     pub(crate) timeout: u64,
 

@@ -5,6 +5,7 @@ use super::config::Setup;
 use super::planned;
 use crate::output;
 use anyhow::Result;
+use lowp_optim::StateDtypes;
 use lowp_train::Config;
 use lowp_train::result::RunResult;
 use lowp_train::summary::baseline;
@@ -24,14 +25,22 @@ struct Run<'a> {
     #[serde(flatten)]
     result: &'a RunResult,
     planned_bytes_per_rank: Option<u64>,
+    /// As text; none where all are f32.
+    optimizer_state: Option<String>,
     /// To the baseline of the same seed.
     gap_percent: Option<f64>,
 }
 
 /// The whole file as text. Losses that are not finite have no JSON form and become null.
 pub(crate) fn render((args, setup): (&Args, &Setup), runs: &[RunResult]) -> Result<String> {
+    let state = |name: &str| {
+        let run = setup.runs.iter().find(|run| run.name == name)?;
+        let state = setup.optimizer_state(run);
+        (state != StateDtypes::default()).then(|| state.to_string())
+    };
     let record = |result| Run {
         result,
+        optimizer_state: state(&result.recipe),
         planned_bytes_per_rank: planned::bytes(args, setup, &result.recipe),
         gap_percent: baseline(runs, result).map(|base| result.gap_percent(base)),
     };

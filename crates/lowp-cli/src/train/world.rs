@@ -5,7 +5,7 @@ use super::config::Setup;
 use super::options::named;
 use super::source::Source;
 use crate::usage::{UsageError, input_error};
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, anyhow};
 use lowp_checkpoint::checksum;
 use lowp_comm::{Control, Launch, join};
 use lowp_fsdp::cost::MAX_RANKS;
@@ -45,7 +45,7 @@ impl World {
             Some(launch) => {
                 let build = build();
                 let launch = Launch { build, ..launch };
-                let control = join(&launch)?;
+                let control = join(&launch).map_err(|error| anyhow!(named(&error.to_string())))?;
                 Some(Process { launch, control })
             }
             None => None,

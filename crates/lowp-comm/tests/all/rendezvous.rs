@@ -82,7 +82,7 @@ fn a_missing_rank_is_named_on_all() {
             text.contains("waited 3.0 s for ranks [2], which did not join"),
             "{text}"
         );
-        assert!(text.contains("--timeout"), "{text}");
+        assert!(text.contains("the time limit, `timeout`"), "{text}");
     }
     // Nobody waits on.
     assert!(

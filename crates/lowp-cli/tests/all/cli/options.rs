@@ -1,23 +1,29 @@
 //! What options of `lowp train` mean for each run, and next to each other.
 
 use super::{lowp, path, tiny, train_json};
+use serde_json::{Value, json};
 
 /// A comparison is with fp32 as it is; a run of fp32 alone has the states that are asked for.
 #[test]
 fn a_baseline_keeps_its_states_in_f32() {
-    let losses = |args: &[&str]| {
+    const BF16: &str = "exp_avg=bf16,exp_avg_sq=bf16";
+    let train = |args: &[&str]| {
         let steps = ["--steps", "4", "--beta2", "0.9"];
         let document = train_json(&[&steps[..], args].concat());
         let runs = document["runs"].as_array().expect("runs");
-        let losses = runs.iter().map(|run| run["train_loss"].clone());
-        losses.collect::<Vec<_>>()
+        let found = runs
+            .iter()
+            .map(|run| ["train_loss", "optimizer_state"].map(|key| run[key].clone()));
+        found.collect::<Vec<_>>()
     };
-    let narrow = ["--optimizer-state", "exp_avg=bf16,exp_avg_sq=bf16"];
-    let [wide, found] = [losses(&[]), losses(&narrow)];
+    let narrow = ["--optimizer-state", BF16];
+    let [wide, found] = [train(&[]), train(&narrow)];
     assert_eq!(wide[0], found[0]);
-    assert_ne!(wide[1], found[1]);
-    let alone = losses(&[&["--recipe", "fp32"], &narrow[..]].concat());
-    assert_ne!(alone[0], wide[0]);
+    assert_ne!(wide[1][0], found[1][0]);
+    let states: Vec<_> = found.into_iter().map(|[_, state]| state).collect();
+    assert_eq!(states, [Value::Null, json!(BF16)]);
+    let alone = train(&[&["--recipe", "fp32"], &narrow[..]].concat());
+    assert_ne!(alone[0][0], wide[0][0]);
 }
 
 /// Losses are finite, as they are without the z-loss.

@@ -367,7 +367,7 @@ fn a_missing_rank_ends_all() {
         ranks,
         1,
         &[
-            "for ranks [1], which did not join",
+            "for ranks [1], which did not join (see where they are stuck; or raise the time limit, --timeout)",
             "rank 1 lost its connection",
         ],
     );

@@ -192,7 +192,7 @@ fn reach(launch: &Launch, begun: Instant) -> Result<TcpStream, CommError> {
             Ok(_) => thread::sleep(NAP),
             Err(error) if begun.elapsed() >= launch.limit => {
                 return Err(launch.error(format!(
-                    "rank 0 was not there for {:.1} s ({error}); see its own error, whether MASTER_ADDR and MASTER_PORT are the same on every rank, or raise the time limit (--timeout of lowp train)",
+                    "rank 0 was not there for {:.1} s ({error}); see its own error, whether MASTER_ADDR and MASTER_PORT are the same on every rank, or raise the time limit (`timeout`)",
                     begun.elapsed().as_secs_f64()
                 )));
             }
