@@ -46,6 +46,7 @@ const SUBJECTS: [Subject; 5] = [
             "on_cpu::amax::",
             "on_cpu::momentum::",
             "on_cpu::round::",
+            "on_cpu::update::updates_equal_the_reference",
             "on_cpu::values::all_bf16_values",
         ]),
     },

@@ -9,7 +9,7 @@ use lowp_kernels::Cpu;
 use lowp_optim::Rule;
 use lowp_shard::check_flat;
 
-use crate::runs::{Model, PATIENCE, Run, SHAPES, linears, recipe, train, values};
+use crate::runs::{Model, PATIENCE, Run, SHAPES, linears, recipe, step, train, values};
 
 /// Blocks of states in fp8 are whole on every rank, whatever the widths of weights are.
 #[test]
@@ -126,26 +126,30 @@ fn masters_in_bf16_are_the_same_on_any_number_of_ranks() {
 /// A checkpoint of masters in f32 goes on with masters in bf16, of which the codes are made, and the other way round.
 #[test]
 fn masters_of_a_checkpoint_become_those_of_the_model() {
-    let folder = tempfile::tempdir().expect("a folder");
-    let [wide, narrow] = ["f32", "master=bf16"].map(|state| Run {
-        state: state.parse().expect("dtypes"),
-        ..Run::new(recipe("mxfp8"), 2)
-    });
-    for (from, to, recast) in [(wide, narrow, 4), (narrow, wide, 0), (narrow, narrow, 0)] {
-        train(&from, (None, Some(folder.path())));
-        let linears = linears(to.shapes);
-        let ended = run_ranks(&Cpu, 2, PATIENCE, |_, comm| {
-            let mesh = MeshComm::new(to.mesh, comm)?;
-            let checkpoint = Checkpoint::latest(folder.path()).expect("a checkpoint");
-            let about = checkpoint.about();
-            let saved = (&checkpoint, [&about["weights"], &about["scales"]]);
-            let recipe = |spec: &LinearSpec| to.recipe_of(spec);
-            let options = to.options();
-            let model = Model::load((&Cpu, &mesh), recipe, &linears, &[], options, saved)?;
-            assert_eq!((model.recast(), model.rounded()), (recast, recast));
-            // Codes are those of the masters.
-            values(&model)
+    for name in ["mxfp8", "fp8-delayed"] {
+        let folder = tempfile::tempdir().expect("a folder");
+        let [wide, narrow] = ["f32", "master=bf16"].map(|state| Run {
+            state: state.parse().expect("dtypes"),
+            ..Run::new(recipe(name), 2)
         });
-        ended.expect("ranks that work");
+        for (from, to, recast) in [(wide, narrow, 4), (narrow, wide, 0), (narrow, narrow, 0)] {
+            train(&from, (None, Some(folder.path())));
+            let linears = linears(to.shapes);
+            let ended = run_ranks(&Cpu, 2, PATIENCE, |_, comm| {
+                let mesh = MeshComm::new(to.mesh, comm)?;
+                let checkpoint = Checkpoint::latest(folder.path()).expect("a checkpoint");
+                let about = checkpoint.about();
+                let saved = (&checkpoint, [&about["weights"], &about["scales"]]);
+                let recipe = |spec: &LinearSpec| to.recipe_of(spec);
+                let options = to.options();
+                let mut model = Model::load((&Cpu, &mesh), recipe, &linears, &[], options, saved)?;
+                assert_eq!((model.recast(), model.rounded()), (recast, recast));
+                // Codes are those of the masters, and go on.
+                values(&model)?;
+                step(&mut model, 2, &to)?;
+                values(&model)
+            });
+            ended.expect("ranks that work");
+        }
     }
 }

@@ -1,6 +1,7 @@
 //! Gathers of blocks over many ranks: a communicator that counts what GPUs would exchange in place of moving it.
 
 use std::fmt::Write as _;
+use std::sync::Arc;
 
 use crate::common::{CountingComm, Counts};
 use lowp_comm::even;
@@ -60,16 +61,22 @@ fn a_block_is_at_most_two_exchanges_in_a_phase() -> Done {
     Ok(())
 }
 
+/// A group of one weight on rank 0 of two.
+fn group_of_one(
+    comm: &Arc<CountingComm>,
+    pool: &Arc<GatherPool<Cpu>>,
+) -> Result<GatherGroup<Cpu>, ShardError> {
+    let recipe = AnyRecipe::from_name("mxfp8", &RecipeOptions::default())?;
+    let spec = ShardSpec::new(&recipe, Shape::new(128, 64), 2, 0)?;
+    let tensors = vec![ShardedTensor::new(&Cpu, recipe, spec)?];
+    GatherGroup::new(&Cpu, comm.clone(), pool, tensors, true)
+}
+
 /// A capture may gather into memory that is new to the group, though not to the pool.
 #[test]
 fn a_capture_gathers_into_a_set_of_another_group() -> Done {
-    let recipe = AnyRecipe::from_name("mxfp8", &RecipeOptions::default())?;
     let (comm, pool) = (CountingComm::new(0, 2), GatherPool::new(&Cpu));
-    let group = || {
-        let spec = ShardSpec::new(&recipe, Shape::new(128, 64), 2, 0)?;
-        let tensors = vec![ShardedTensor::new(&Cpu, recipe, spec)?];
-        GatherGroup::new(&Cpu, comm.clone(), &pool, tensors, true)
-    };
+    let group = || group_of_one(&comm, &pool);
     let [mut first, mut second] = [group()?, group()?];
     first.unshard(Phase::Forward)?;
     second.unshard(Phase::Forward)?;
@@ -87,13 +94,8 @@ fn a_capture_gathers_into_a_set_of_another_group() -> Done {
 /// What a gather does once cannot be captured, and the error says what to do before.
 #[test]
 fn a_first_gather_in_a_capture_is_an_error() -> Done {
-    let recipe = AnyRecipe::from_name("mxfp8", &RecipeOptions::default())?;
     let (comm, pool) = (CountingComm::new(0, 2), GatherPool::new(&Cpu));
-    let group = || {
-        let spec = ShardSpec::new(&recipe, Shape::new(128, 64), 2, 0)?;
-        let tensors = vec![ShardedTensor::new(&Cpu, recipe, spec)?];
-        GatherGroup::new(&Cpu, comm.clone(), &pool, tensors, true)
-    };
+    let group = || group_of_one(&comm, &pool);
     let (mut group, mut other) = (group()?, group()?);
     let fails = |group: &mut GatherGroup<Cpu>| match Cpu.capture(|| group.unshard(Phase::Forward)) {
         Err(error @ ShardError::FirstInCapture { .. }) => error.to_string(),

@@ -15,12 +15,12 @@ use crate::rounding::bf16_value;
 use crate::{KernelError, Source, State, UpdateRandom};
 
 /// A master or a state of consecutive elements.
-pub(super) enum StateMut<'v> {
+pub(super) enum StoredMut<'v> {
     F32(&'v mut [f32]),
     /// A state, rounded to nearest even.
     Bf16(&'v mut [bf16]),
     /// A master, rounded stochastically.
-    Master(&'v mut [bf16]),
+    StochasticBf16(&'v mut [bf16]),
     /// In whole blocks, each with a scale.
     Fp8 {
         code: StateCode,
@@ -29,7 +29,7 @@ pub(super) enum StateMut<'v> {
     },
 }
 
-impl<'v> StateMut<'v> {
+impl<'v> StoredMut<'v> {
     /// All elements of a master.
     pub(super) fn master(
         master: &Source<Cpu>,
@@ -37,7 +37,7 @@ impl<'v> StateMut<'v> {
     ) -> Result<Self, KernelError> {
         Ok(match master {
             Source::F32(values) => Self::F32(views.floats.take(values)?),
-            Source::Bf16(values) => Self::Master(views.halves.take(values)?),
+            Source::Bf16(values) => Self::StochasticBf16(views.halves.take(values)?),
         })
     }
 
@@ -71,7 +71,7 @@ impl<'v> StateMut<'v> {
         match self {
             Self::F32(state) => Self::F32(cut(state, len)),
             Self::Bf16(state) => Self::Bf16(cut(state, len)),
-            Self::Master(master) => Self::Master(cut(master, len)),
+            Self::StochasticBf16(master) => Self::StochasticBf16(cut(master, len)),
             Self::Fp8 {
                 code,
                 codes,
@@ -88,7 +88,7 @@ impl<'v> StateMut<'v> {
     pub(super) fn values(&self) -> Values<'_> {
         match self {
             Self::F32(values) => Values::F32(values),
-            Self::Bf16(values) | Self::Master(values) => Values::Bf16(values),
+            Self::Bf16(values) | Self::StochasticBf16(values) => Values::Bf16(values),
             Self::Fp8 { .. } => Values::F32(&[]),
         }
     }
@@ -111,7 +111,7 @@ impl<'v> StateMut<'v> {
 }
 
 struct Widen<'a, 'v> {
-    state: &'a StateMut<'v>,
+    state: &'a StoredMut<'v>,
     range: Range<usize>,
     wide: &'a mut [f32],
 }
@@ -122,13 +122,13 @@ impl Kernel for Widen<'_, '_> {
     fn run<L: Lanes>(self, lanes: L) {
         let Self { state, range, wide } = self;
         match state {
-            StateMut::F32(values) => wide.copy_from_slice(&values[range]),
-            StateMut::Bf16(values) | StateMut::Master(values) => {
+            StoredMut::F32(values) => wide.copy_from_slice(&values[range]),
+            StoredMut::Bf16(values) | StoredMut::StochasticBf16(values) => {
                 for (to, &x) in wide.iter_mut().zip(&values[range]) {
                     *to = bf16_value(x);
                 }
             }
-            StateMut::Fp8 {
+            StoredMut::Fp8 {
                 code,
                 codes,
                 scales,
@@ -193,7 +193,7 @@ fn decode_line<L: Lanes>(lanes: L, code: StateCode, codes: &[u8; LANES]) -> L::F
 }
 
 struct Narrow<'a, 'v> {
-    state: &'a mut StateMut<'v>,
+    state: &'a mut StoredMut<'v>,
     range: Range<usize>,
     /// Values, and the random words of their elements.
     values: (&'a [f32], &'a [u32]),
@@ -209,18 +209,18 @@ impl Kernel for Narrow<'_, '_> {
             values: (wide, words),
         } = self;
         match state {
-            StateMut::F32(values) => values[range].copy_from_slice(wide),
-            StateMut::Bf16(values) => {
+            StoredMut::F32(values) => values[range].copy_from_slice(wide),
+            StoredMut::Bf16(values) => {
                 for (to, &x) in values[range].iter_mut().zip(wide) {
                     *to = narrow(x);
                 }
             }
-            StateMut::Master(values) => {
+            StoredMut::StochasticBf16(values) => {
                 for ((to, &x), &word) in values[range].iter_mut().zip(wide).zip(words) {
                     *to = round_stochastic(x, StateBits::of_word(word).master);
                 }
             }
-            StateMut::Fp8 {
+            StoredMut::Fp8 {
                 code,
                 codes,
                 scales,

@@ -15,7 +15,7 @@ use super::rule::adam::Adam;
 use super::rule::lion::Lion;
 use super::rule::sgd::{Momentum, Sgd};
 use super::rule::{LaneRule, Step};
-use super::state::{RandomBits, StateMut};
+use super::state::{RandomBits, StoredMut};
 use super::stored::Stored;
 use super::{Context, map, source};
 use crate::cpu::Cpu;
@@ -106,7 +106,7 @@ struct Part<'v> {
     /// Elements.
     len: usize,
     /// The master, then the states of the rule.
-    values: Vec<StateMut<'v>>,
+    values: Vec<StoredMut<'v>>,
     grad: Values<'v>,
     /// Row length; the whole length where there are no rows.
     stride: usize,
@@ -121,7 +121,7 @@ impl Part<'_> {
     /// Whether a row begins within a block of states.
     fn cuts_blocks(&self) -> bool {
         let mut states = self.values.iter();
-        let fp8 = states.any(|state| matches!(state, StateMut::Fp8 { .. }));
+        let fp8 = states.any(|state| matches!(state, StoredMut::Fp8 { .. }));
         fp8 && !self.stride.is_multiple_of(STATE_BLOCK)
     }
 
@@ -155,7 +155,7 @@ impl Part<'_> {
 
     /// By a rule with two states.
     fn with_two<R: LaneRule>(&mut self, range: Range<usize>) -> f32 {
-        use StateMut::{Bf16, F32};
+        use StoredMut::{Bf16, F32};
         let all = || range.clone();
         let mut values = std::mem::take(&mut self.values);
         let amax = match &mut values[..] {
@@ -176,7 +176,7 @@ impl Part<'_> {
 
     /// By a rule with one.
     fn with_one<R: LaneRule>(&mut self, range: Range<usize>) -> f32 {
-        use StateMut::{Bf16, F32};
+        use StoredMut::{Bf16, F32};
         let all = || range.clone();
         let none = &mut *vec![(); range.len()];
         let mut values = std::mem::take(&mut self.values);
@@ -195,7 +195,7 @@ impl Part<'_> {
         let all = || range.clone();
         let mut values = std::mem::take(&mut self.values);
         let amax = match &mut values[..] {
-            [StateMut::F32(p), ..] => {
+            [StoredMut::F32(p), ..] => {
                 self.run::<R, _, _>(all(), &mut p[all()], &mut none(), &mut none())
             }
             values => self.in_blocks::<R>(all(), &mut values[..1]),
@@ -204,8 +204,8 @@ impl Part<'_> {
         amax
     }
 
-    /// Of a master and states that are not all in dtypes that lanes read: through binary32, a few blocks at a time.
-    fn in_blocks<R: LaneRule>(&mut self, range: Range<usize>, values: &mut [StateMut<'_>]) -> f32 {
+    /// Updates a master and states of which some are in dtypes that lanes do not read: widened to binary32, a few blocks at a time.
+    fn in_blocks<R: LaneRule>(&mut self, range: Range<usize>, values: &mut [StoredMut<'_>]) -> f32 {
         const BLOCKS: usize = 16 * STATE_BLOCK;
         let mut wide = [[0.0; BLOCKS]; 1 + Rule::MOST_STATES];
         let mut amax = 0f32;
@@ -225,7 +225,7 @@ impl Part<'_> {
             for (values, wide) in values.iter_mut().zip(&wide) {
                 values.narrow(self.isa, part.clone(), &wide[..len], &words[..len]);
             }
-            if let StateMut::Master(_) = &values[0] {
+            if let StoredMut::StochasticBf16(_) = &values[0] {
                 values[0].widen(self.isa, part, &mut wide[0][..len]);
                 run = self.isa.run(Amax(Rect::dense(&wide[0][..len], len)));
             }
@@ -302,9 +302,9 @@ fn tasks<'v>(
     views: &mut AllViews<'v>,
 ) -> Result<Vec<Task<'v>>, KernelError> {
     job.check_states()?;
-    let mut values = vec![StateMut::master(&job.master, views)?];
+    let mut values = vec![StoredMut::master(&job.master, views)?];
     for (name, state) in job.rule.states().iter().zip(&job.states) {
-        values.push(StateMut::take(state, name.code(), views)?);
+        values.push(StoredMut::take(state, name.code(), views)?);
     }
     let grad = source(&job.grad, views)?;
     let mut done = 0;
