@@ -86,6 +86,16 @@ impl StateDtypes {
         }
     }
 
+    /// The dtypes of masters and of the states that `rule` has; the others are f32.
+    #[must_use]
+    pub fn kept_by(mut self, rule: Rule) -> Self {
+        let others = StateName::ALL.into_iter();
+        for state in others.filter(|state| !rule.states().contains(state)) {
+            *self.of_mut(state) = StateDtype::F32;
+        }
+        self
+    }
+
     /// Those that are not f32.
     fn narrow(self) -> impl Iterator<Item = StateName> {
         let all = StateName::ALL.into_iter();
@@ -264,6 +274,15 @@ mod tests {
                 other => panic!("{text} of {rule:?}: {other:?}"),
             }
         }
+        let all: StateDtypes = "master=bf16,exp_avg=fp8,exp_avg_sq=fp8"
+            .parse()
+            .expect("text");
+        assert_eq!(all.kept_by(Rule::AdamW), all);
+        assert_eq!(
+            all.kept_by(Rule::Lion).to_string(),
+            "master=bf16,exp_avg=fp8"
+        );
+        assert_eq!(all.kept_by(Rule::Sgd).to_string(), "master=bf16");
         let narrow: StateDtypes = "exp_avg=bf16".parse().expect("text");
         let bytes = |rule: Rule| narrow.bytes(rule, 10);
         assert_eq!(Rule::ALL.map(bytes), [60, 60, 20, 0, 40, 40, 40, 40]);

@@ -196,10 +196,13 @@ impl<M> Config<M> {
             return Err(TrainError::LongTail { tail_steps, steps });
         }
         if let Decay::Stable { decay } = self.schedule
-            && decay > self.steps as u64
+            && decay > self.steps as u64 - self.warmup
         {
-            let (decay_steps, steps) = (decay, self.steps);
-            return Err(TrainError::LongDecay { decay_steps, steps });
+            return Err(TrainError::LongDecay {
+                decay_steps: decay,
+                warmup: self.warmup,
+                steps: self.steps,
+            });
         }
         let others = (self.seeds as u64).saturating_sub(1);
         if self.seed.checked_add(others).is_none() {
@@ -476,7 +479,7 @@ mod tests {
             (|c| c.tail_steps = 201, "`tail_steps` 201 is more"),
             (
                 |c| c.schedule = Decay::Stable { decay: 201 },
-                "`decay_steps` 201 is more than the 200 steps",
+                "`decay_steps` 201 after `warmup` 20 is more than the 200 steps; choose 180 or fewer",
             ),
             (|c| c.final_lr = 1.5, "`final_lr` 1.5 is above 1"),
             (|c| c.lr = 0.0, "`lr` 0.0: expected a positive number"),

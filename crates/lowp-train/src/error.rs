@@ -1,5 +1,6 @@
 //! [`TrainError`]: what can be wrong with a configuration, its data and checkpoints, or a run.
 
+use std::borrow::Cow;
 use std::error::Error;
 use std::fmt::Write;
 use std::path::PathBuf;
@@ -146,10 +147,16 @@ pub enum TrainError {
         steps: usize,
     },
     /// A decay of the learning rate over more steps than there are.
-    #[error("`decay_steps` {decay_steps} is more than the {steps} steps; choose {steps} or fewer")]
+    #[error(
+        "`decay_steps` {decay_steps}{} is more than the {steps} steps; choose {} or fewer",
+        if *warmup > 0 { format!(" after `warmup` {warmup}") } else { String::new() },
+        *steps as u64 - warmup
+    )]
     LongDecay {
         /// Its steps.
         decay_steps: u64,
+        /// The steps of the warm-up.
+        warmup: u64,
         /// All steps.
         steps: usize,
     },
@@ -278,7 +285,7 @@ pub enum TrainError {
     /// A checkpoint of a run with another configuration.
     #[error(
         "`resume`: the run in {} was saved with `{field}`{} {}, and this run has {}; give the same value, or start a new run",
-        folder.display(), if *left_out { " none:" } else { "" }, or_default(field, saved), or_default(field, given)
+        folder.display(), if *left_out { " none:" } else { "" }, shown_value(field, saved), shown_value(field, given)
     )]
     Differs {
         /// The checkpoint.
@@ -425,16 +432,20 @@ impl TrainError {
     }
 }
 
-/// `value` in JSON, of which defaults may be left out.
-fn or_default<'a>(field: &str, value: &'a str) -> &'a str {
-    match (field, value) {
+/// The value of a field as messages show it, from its JSON; `null` where a default was left out.
+pub fn shown_value<'a>(field: &str, value: &'a str) -> Cow<'a, str> {
+    if field == "schedule" && value.parse::<u64>().is_ok() {
+        return format!("wsd with {value} decay steps").into();
+    }
+    let text = match (field, value) {
         ("optimizer", "null") => "\"adamw\"",
         ("z_loss", "null") => "0",
         ("reduce_every_micro_batch", "null") => "false",
         ("schedule", "null") => "cosine",
         ("no_decay", "null") => "[]",
         _ => value,
-    }
+    };
+    text.into()
 }
 
 impl From<ModelError> for TrainError {
@@ -446,5 +457,23 @@ impl From<ModelError> for TrainError {
 impl From<CheckpointError> for TrainError {
     fn from(error: CheckpointError) -> Self {
         Self::Checkpoint(Box::new(error))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn values_are_shown_as_they_are_given() {
+        for (field, json, shown) in [
+            ("schedule", "2", "wsd with 2 decay steps"),
+            ("schedule", "\"linear\"", "\"linear\""),
+            ("schedule", "null", "cosine"),
+            ("optimizer", "null", "\"adamw\""),
+            ("steps", "2", "2"),
+        ] {
+            assert_eq!(shown_value(field, json), shown);
+        }
     }
 }

@@ -52,7 +52,7 @@ pub use checkpoints::{Checkpoints, ResumedAt};
 pub use codes::LayerCodes;
 pub use config::Config;
 pub use data::{Data, Sampler};
-pub use error::TrainError;
+pub use error::{TrainError, shown_value};
 pub use log::RunLog;
 pub use metrics::Metrics;
 pub use network::{Model, Network};

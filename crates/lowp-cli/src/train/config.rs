@@ -104,6 +104,7 @@ impl Setup {
             return Err(UsageError::new(text).into());
         }
         let sharding = Sharding::from(args.sharded.sharding);
+        let warmup = args.warmup.unwrap_or((steps / 10).min(100)) as u64;
         let config = Config {
             model,
             batch: args.batch,
@@ -128,8 +129,8 @@ impl Setup {
             optimizer_state: args.sharded.optimizer_state(args.device != Device::Cpu)?,
             lr: or("lr", args.lr, rate(optimizer), false)?,
             var_lr: or("var_lr", args.var_lr, var_lr, false)?,
-            warmup: args.warmup.unwrap_or((steps / 10).min(100)) as u64,
-            schedule: schedule(args, steps)?,
+            warmup,
+            schedule: schedule(args, steps as u64, warmup)?,
             final_lr: narrow("final_lr", args.final_lr, true)?,
             beta2: or("beta2", args.beta2, beta2, true)?,
             weight_decay: or(
@@ -260,12 +261,12 @@ fn of_layer(error: SizeError, is_fixed: bool) -> UsageError {
 }
 
 /// How the learning rate falls.
-fn schedule(args: &Args, steps: usize) -> Result<Decay, UsageError> {
+fn schedule(args: &Args, steps: u64, warmup: u64) -> Result<Decay, UsageError> {
     match (args.schedule, args.decay_steps) {
         (ScheduleName::Cosine, None) => Ok(Decay::Cosine),
         (ScheduleName::Linear, None) => Ok(Decay::Linear),
         (ScheduleName::Wsd, decay) => {
-            let decay = decay.unwrap_or((steps as u64).div_ceil(5));
+            let decay = decay.unwrap_or(steps.div_ceil(5).min(steps.saturating_sub(warmup)));
             Ok(Decay::Stable { decay })
         }
         (_, Some(decay)) => Err(UsageError::new(format!(

@@ -90,11 +90,15 @@ fn options(
         if given.iter().any(|given| excludes(&command, given, arg)) {
             continue;
         }
-        if let Some(next_to) = makes_moot(&long, value, words) {
-            moot.push(format!(
-                "{} has no meaning with {next_to} and is left out",
-                shown(key)
-            ));
+        if let Some(Moot { next_to, kept }) = makes_moot(&long, value, words) {
+            moot.push(match &kept {
+                None => format!(
+                    "{} has no meaning with {next_to} and is left out",
+                    shown(key)
+                ),
+                Some(kept) => format!("of {} only {kept} has a meaning with {next_to}", shown(key)),
+            });
+            all.extend(kept.map(|kept| format!("--{long}={kept}").into()));
             continue;
         }
         let option = format!("--{long}");
@@ -125,25 +129,50 @@ fn options(
     Ok((all, moot))
 }
 
-/// The option of the command line `words`, with its value, next to which the key `long` of a file means nothing.
-fn makes_moot(long: &str, value: &Value, words: &[OsString]) -> Option<String> {
-    let with_optimizer = |is_moot: &dyn Fn(Optimizer) -> bool| {
+/// A key of a file that means nothing, or not all of its value does.
+struct Moot {
+    /// The option of the command line, with its value, next to which that is so.
+    next_to: String,
+    /// The part of the value that means something.
+    kept: Option<String>,
+}
+
+/// Whether the key `long` of a file means nothing next to an option of the command line `words`.
+fn makes_moot(long: &str, value: &Value, words: &[OsString]) -> Option<Moot> {
+    let optimizer = || {
         let name = value_of(words, "--optimizer")?;
-        let found = Optimizer::ALL.into_iter().find(|o| o.name() == name)?;
-        is_moot(found).then(|| format!("--optimizer {name}"))
+        Optimizer::ALL.into_iter().find(|o| o.name() == name)
+    };
+    let next_to = |optimizer: Optimizer| format!("--optimizer {}", optimizer.name());
+    let with_optimizer = |is_moot: &dyn Fn(Optimizer) -> bool| {
+        let next_to = optimizer().filter(|o| is_moot(*o)).map(next_to)?;
+        Some(Moot {
+            next_to,
+            kept: None,
+        })
     };
     let with = |option: &str, is_moot: &dyn Fn(&str) -> bool| {
         let given = value_of(words, option)?;
-        is_moot(&given).then(|| format!("{option} {given}"))
+        let next_to = format!("{option} {given}");
+        is_moot(&given).then_some(Moot {
+            next_to,
+            kept: None,
+        })
     };
     match long {
         "beta2" => with_optimizer(&|optimizer| !optimizer.has_beta2()),
         "var-lr" => with_optimizer(&|optimizer| !optimizer.rule().is_of_matrices()),
         "optimizer-state" => {
-            let state: StateDtypes = value.as_str()?.parse().ok()?;
-            with_optimizer(&|optimizer| optimizer.check_states(state).is_err())
+            let (state, optimizer): (StateDtypes, _) =
+                (value.as_str()?.parse().ok()?, optimizer()?);
+            let kept = state.kept_by(optimizer.var_rule());
+            (kept != state).then(|| Moot {
+                next_to: next_to(optimizer),
+                kept: (kept != StateDtypes::default()).then(|| kept.to_string()),
+            })
         }
         "decay-steps" => with("--schedule", &|name| name != "wsd"),
+        "kv-heads" => with("--arch", &|name| name == "gpt"),
         "reshard-after-forward" => with("--sharding", &|name| name == "zero1"),
         "agree-amaxes" | "no-cudnn" | "no-prefetch" | "nondeterministic-attention" | "profile" => {
             with("--device", &|name| name == "cpu")
@@ -261,8 +290,8 @@ mod tests {
             ("var_lr = 1e-3", "--optimizer=adamw", "--optimizer adamw"),
             (
                 "optimizer_state = 'exp_avg=bf16,exp_avg_sq=bf16'",
-                "--optimizer=lion",
-                "--optimizer lion",
+                "--optimizer=sgd",
+                "--optimizer sgd",
             ),
             ("decay_steps = 3", "--schedule=linear", "--schedule linear"),
             (
@@ -278,6 +307,17 @@ mod tests {
             let (_, moot) = options("x", &table, &[given.into()]).expect("options");
             let expected = format!("{key} has no meaning with {next_to} and is left out");
             assert_eq!(moot, [expected]);
+        }
+        let state = "optimizer_state = 'master=bf16,exp_avg=fp8,exp_avg_sq=fp8'";
+        for (optimizer, kept) in [("lion", "master=bf16,exp_avg=fp8"), ("sgd", "master=bf16")] {
+            let given = format!("--optimizer={optimizer}");
+            let table: Table = state.parse().expect("TOML");
+            let (all, moot) = options("x", &table, &[given.into()]).expect("options");
+            assert_eq!(all, [OsString::from(format!("--optimizer-state={kept}"))]);
+            let note = format!(
+                "of optimizer_state only {kept} has a meaning with --optimizer {optimizer}"
+            );
+            assert_eq!(moot, [note]);
         }
         for (text, given) in [
             ("beta2 = 0.9", "--optimizer=muon"),

@@ -9,7 +9,7 @@ use anyhow::{Context, Result, anyhow};
 use lowp_checkpoint::checksum;
 use lowp_comm::{Control, Launch, join};
 use lowp_fsdp::cost::MAX_RANKS;
-use lowp_train::{Checkpoints, Data};
+use lowp_train::{Checkpoints, Data, shown_value};
 use serde_json::{Map, Value};
 use std::sync::Arc;
 use std::time::Duration;
@@ -147,7 +147,7 @@ fn alike(args: &Args, setup: &Setup) -> Result<Options> {
     let record: Map<String, Value> = serde_json::from_str(&text)?;
     let field = |(field, value): (&String, &Value)| {
         let option = named(&format!("`{field}`"));
-        (option, value.to_string())
+        (option, shown_value(field, &value.to_string()).into_owned())
     };
     let mut options: Options = record.iter().map(field).collect();
     let runs: Vec<&str> = setup.runs.iter().map(|run| run.name.as_str()).collect();

@@ -8,25 +8,25 @@ use std::fs;
 use std::time::Duration;
 
 /// A folder `runs/R-seed0` with the checkpoint of a tiny model of so many ranks.
-fn trained(recipe: &str, ranks: usize) -> Bench {
+fn trained(recipe: &str, ranks: usize, state: &str) -> Bench {
     let bench = Bench::new();
     bench.done(&format!(
-        "train --no-baseline --recipe {recipe} --steps 2 --dim 32 --layers 1 --heads 1 --seq 16 --batch 4 --world-size {ranks} --save runs"
+        "train --no-baseline --recipe {recipe} --steps 2 --dim 32 --layers 1 --heads 1 --seq 16 --batch 4 --world-size {ranks} --optimizer-state {state} --save runs"
     ));
     bench
 }
 
 #[test]
 fn masters_and_codes_of_a_checkpoint() {
-    for (recipe, ranks, target) in [
-        ("nvfp4-2d", 2, "compressed-tensors"),
-        ("fp8-delayed", 2, "deepseek"),
-        ("fp8-current", 2, "modelopt"),
+    for (recipe, ranks, target, state) in [
+        ("nvfp4-2d", 2, "compressed-tensors", "f32"),
+        ("fp8-delayed", 2, "deepseek", "f32"),
+        ("fp8-current", 2, "modelopt", "master=bf16"),
         // Of some weights ranks have tiles.
-        ("nvfp4-2d", 4, "compressed-tensors"),
-        ("mxfp8", 4, "te"),
+        ("nvfp4-2d", 4, "compressed-tensors", "f32"),
+        ("mxfp8", 4, "te", "master=bf16,exp_avg=fp8,exp_avg_sq=fp8"),
     ] {
-        let bench = trained(recipe, ranks);
+        let bench = trained(recipe, ranks, state);
         let runs = fs::read_dir(bench.path("runs")).expect("a folder");
         let run = runs
             .map(|entry| entry.expect("an entry").path())
@@ -46,9 +46,12 @@ fn masters_and_codes_of_a_checkpoint() {
             let is_tiles = full[0] > 1;
             let expected = ranks == 4 && name == "block0.out.weight";
             assert_eq!(is_tiles, expected, "{recipe}: {name}");
+            let info = checkpoint.info(saved).expect(saved);
             let master = checkpoint
-                .read(saved, Dtype::F32, full, Block::whole(full))
+                .read(saved, info.dtype, full, Block::whole(full))
                 .expect(saved);
+            let wide = info.dtype.widened(&master);
+            let master: Vec<u8> = wide.iter().flat_map(|x| x.to_le_bytes()).collect();
             let (_, dims, bytes) = &found.tensors[name];
             assert_eq!(dims, &shape, "{name}");
             assert!(*bytes == master, "{name}");

@@ -114,7 +114,18 @@ impl Launch {
             get(l.rank).is_some() && also
         };
         let Some(launcher) = LAUNCHERS.iter().find(names) else {
-            return Ok(None);
+            // Each process would be a run of its own.
+            let Launcher { rank, world, .. } = &LAUNCHERS[0];
+            let several =
+                text(world).filter(|value| value.trim().parse().is_ok_and(|n: usize| n > 1));
+            return match several {
+                Some(ranks) => Err(wrong(
+                    rank,
+                    "",
+                    &format!("it must be set beside {world}, which is {ranks}"),
+                )),
+                None => Ok(None),
+            };
         };
         let number = |name: &str, default: Option<usize>| match (text(name), default) {
             (Some(value), _) => value.trim().parse::<usize>().map_err(|_| {
@@ -370,6 +381,10 @@ mod tests {
             (
                 vec![("RANK", "0")],
                 "WORLD_SIZE=: it must be set beside RANK",
+            ),
+            (
+                vec![("WORLD_SIZE", "2")],
+                "RANK=: it must be set beside WORLD_SIZE, which is 2",
             ),
             (
                 vec![("RANK", "x"), ("WORLD_SIZE", "2")],

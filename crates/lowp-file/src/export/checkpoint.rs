@@ -338,7 +338,7 @@ fn dims_of(tensor: &TensorInfo<'_>, about: Option<&Value>, is_weight: bool) -> O
     };
     let row = (rows == 1 && !is_weight).then(|| vec![cols]);
     let dims = dims.filter(fits).or(row);
-    dims.filter(|_| tensor.dtype == Kind::F32)
+    dims.filter(|_| matches!(tensor.dtype, Kind::F32 | Kind::Bf16))
 }
 
 fn weight(saved: &str, about: &Value) -> Result<Option<Quantized>, String> {
