@@ -5,6 +5,7 @@
     torchrun --nproc-per-node 2 benches/peers/torch_gpt.py train torchao --compile
     torchrun --nproc-per-node 2 benches/peers/torch_gpt.py train lowp:fp8-current --llama --compile
     torchrun --nproc-per-node 2 benches/peers/torch_gpt.py train lowp:fp8-current --compile --profile
+    torchrun --nproc-per-node 2 benches/peers/torch_gpt.py train bf16 --compile --optimizer muon
     python3 benches/peers/torch_gpt.py step
     python3 benches/peers/torch_gpt.py linear --recipes fp8-current fp8-block fp8-block-1d fp8-rowwise
     torchrun --nproc-per-node 2 benches/peers/torch_gpt.py gather
@@ -135,17 +136,25 @@ def build(args, device):
     if kind == "lowp":
         import lowp
 
-        opt = lowp.AdamW(net.parameters(), lr=1e-4, max_norm=1.0)
+        opts = [lowp.AdamW(net.parameters(), lr=1e-4, max_norm=1.0)]
         clip = lambda: None
     else:
-        opt = torch.optim.AdamW(net.parameters(), lr=1e-4, fused=True)
+        if args.optimizer == "muon":
+            matrices = [p for block in net.blocks for p in block.parameters() if p.dim() == 2]
+            ids = {id(p) for p in matrices}
+            rest = [p for p in net.parameters() if id(p) not in ids]
+            opts = [torch.optim.Muon(matrices, lr=1e-3), torch.optim.AdamW(rest, lr=1e-4, fused=True)]
+        else:
+            opts = [torch.optim.AdamW(net.parameters(), lr=1e-4, fused=True)]
         clip = lambda: torch.nn.utils.clip_grad_norm_(net.parameters(), 1.0)
 
     def step():
         clip()
-        opt.step()
+        for opt in opts:
+            opt.step()
         after_step()
-        opt.zero_grad(set_to_none=True)
+        for opt in opts:
+            opt.zero_grad(set_to_none=True)
 
     return net, step
 
@@ -199,6 +208,7 @@ def train(args, device):
         table="train",
         what=args.what,
         compile=args.compile,
+        optimizer=args.optimizer,
         recompute=args.recompute,
         shape=f"{'llama' if args.llama else 'gpt'} {args.batch}x{args.length}",
         ms=round(1e3 * seconds, 2),
@@ -379,6 +389,7 @@ def main():
     parser.add_argument("--recompute", action="store_true", help="activation checkpointing of each block")
     parser.add_argument("--profile", action="store_true", help="tables of kernels and of operations on the host, behind those of `train`")
     parser.add_argument("--recipes", nargs="+", default=["fp8-current", "mxfp8-2d", "mxfp8", "nvfp4-2d"])
+    parser.add_argument("--optimizer", choices=("adamw", "muon"), default="adamw", help="of bf16 and torchao; `muon` updates the matrices of blocks")
     parser.add_argument("--llama", action="store_true", help="the Llama of transformers instead of the GPT")
     for name, value in dict(width=2048, mlp=None, layers=None, heads=None, words=None, length=2048, batch=4, runs=30, warm=8).items():
         parser.add_argument(f"--{name}", type=int, default=value)
