@@ -4,8 +4,8 @@ use std::ops::Range;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use lowp_comm::{
-    Collective, CommError, Communicator, Control, Counters, GatherItem, HostComm, LocalComm,
-    Traffic,
+    Collective, CommError, Communicator, Control, Counters, Direction, GatherItem, HostComm,
+    LocalComm, OwnedItem, Traffic,
 };
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
@@ -175,6 +175,30 @@ impl<B: Place> TorchComm<B> {
     }
 }
 
+impl<B: Place> TorchComm<B> {
+    /// One call with what this rank sends and receives, in the order in which the senders send; a rank that has nothing to move calls, too.
+    fn move_owned(
+        &self,
+        items: &[OwnedItem<'_, B>],
+        direction: Direction,
+    ) -> Result<(), CommError> {
+        let (backend, rank) = (self.host.backend(), self.ranks.rank);
+        let mut own = items.iter().filter(|item| item.owner == rank);
+        own.try_for_each(|item| item.copy_own(backend, direction))?;
+        let mut moves = Vec::new();
+        for sender in 0..self.ranks.members.len() {
+            for piece in direction.sent(items, sender) {
+                let ends = direction.ends(items, piece);
+                if ends.contains(&rank) {
+                    let memory = items[piece.item].place(backend, rank, piece.of)?;
+                    moves.push((place(&backend.span(&memory)), ends));
+                }
+            }
+        }
+        self.call("move", moves)
+    }
+}
+
 /// Where memory lies, as Python takes it: address and bytes.
 fn place(span: &Range<usize>) -> (usize, usize) {
     (span.start, span.len())
@@ -217,11 +241,12 @@ impl<B: Place> Communicator<B> for TorchComm<B> {
                     self.call("maximum", place(&span))?;
                 }
             }
-            Collective::ReduceScatter(..) | Collective::Owned(..) | Collective::Sum(_) => {
+            Collective::Owned(items, direction) => self.move_owned(items, direction)?,
+            Collective::ReduceScatter(..) | Collective::Sum(_) => {
                 return Err(CommError::Transport {
                     op: batch.name().into(),
                     rank: self.ranks.rank,
-                    why: "process groups of PyTorch do all-gathers and maxima on GPUs here; leave sums of gradients to FSDP2".to_owned(),
+                    why: "process groups of PyTorch sum no gradients of lowp on GPUs; leave sums of gradients to FSDP2".to_owned(),
                 });
             }
         }

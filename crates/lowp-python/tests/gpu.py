@@ -389,6 +389,14 @@ class Ranks(unittest.TestCase):
                 for found in ranks.run(world, missing, backend="nccl"):
                     self.assertEqual(found, ([4, 2], 6))
 
+    def test_muon_over_ranks_is_that_of_one_process(self):
+        expected = model.matrices_by_muon(0, 1, False, "cuda")
+        for world in self.worlds()[1:]:
+            with self.subTest(world=world):
+                for found in ranks.run(world, model.matrices_by_muon, True, "cuda", backend="nccl"):
+                    for a, b in zip(found, expected, strict=True):
+                        self.assertTrue(torch.equal(a, b), a.shape)
+
     def test_a_rank_that_waits_raises_the_cause_of_another(self):
         if 2 not in self.worlds():
             return

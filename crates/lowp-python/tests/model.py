@@ -101,3 +101,35 @@ def train(recipe, steps, rank=0, world=1, fsdp=False, policy=False, optimizer=No
             value /= world
         losses.append(value.item())
     return losses, net
+
+
+def matrices_by_muon(rank, world, sharded, device="cpu"):
+    """Weights, masters and momenta after some steps of the same gradients, whole, on the host. The last rank has no rows of the second matrix."""
+    from torch.distributed.tensor import distribute_tensor
+
+    device, found = torch.device(device, rank) if device == "cuda" else torch.device(device), []
+    for name, rows in (("mxfp8", 192), ("nvfp4-2d", 96), (None, 129)):
+        torch.manual_seed(1)
+        net = nn.Sequential(nn.Linear(64, rows, bias=False), nn.Linear(rows, 2, bias=False)).to(device)
+        if name is not None:
+            lowp.quantize_model_(net, name, ignore=["1"])
+        if sharded:
+            fully_shard(net)
+        net[1].weight.requires_grad_(False)
+        opt = lowp.Muon(net.parameters(), lr=0.02, adjust_lr_fn="match_rms_adamw")
+        for at in range(4):
+            # One matrix is thawed, and then the other has no gradient in a step.
+            net[1].weight.requires_grad_(at > 0)
+            torch.manual_seed(at)
+            for param in net.parameters():
+                whole = torch.randn(param.shape).to(device)
+                if param.requires_grad:
+                    param.grad = distribute_tensor(whole, param.device_mesh, param.placements, src_data_rank=None) if sharded else whole
+            if at == 2:
+                net[0].weight.grad = None
+            opt.step()
+        for param in net.parameters():
+            for value in (param.detach(), *(opt.state[param][key] for key in ("master", "momentum_buffer") if key in opt.state[param])):
+                value = value.full_tensor() if hasattr(value, "full_tensor") else value
+                found.append((value.dequantize() if isinstance(value, lowp.Tensor) else value).cpu())
+    return found

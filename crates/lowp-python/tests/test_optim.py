@@ -9,41 +9,10 @@ import torch
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
-from torch.distributed.tensor import distribute_tensor
 
 import lowp
 import model
 import ranks
-
-
-def muon(rank, world, sharded):
-    """Weights, masters and momenta after some steps of the same gradients, whole. The last rank has no rows of the second matrix."""
-    found = []
-    for name, rows in (("mxfp8", 192), ("nvfp4-2d", 96), (None, 129)):
-        torch.manual_seed(1)
-        net = nn.Sequential(nn.Linear(64, rows, bias=False), nn.Linear(rows, 2, bias=False))
-        if name is not None:
-            lowp.quantize_model_(net, name, ignore=["1"])
-        if sharded:
-            fully_shard(net)
-        net[1].weight.requires_grad_(False)
-        opt = lowp.Muon(net.parameters(), lr=0.02, adjust_lr_fn="match_rms_adamw")
-        for at in range(4):
-            # One matrix is thawed, and then the other has no gradient in a step.
-            net[1].weight.requires_grad_(at > 0)
-            torch.manual_seed(at)
-            for param in net.parameters():
-                whole = torch.randn(param.shape)
-                if param.requires_grad:
-                    param.grad = distribute_tensor(whole, param.device_mesh, param.placements, src_data_rank=None) if sharded else whole
-            if at == 2:
-                net[0].weight.grad = None
-            opt.step()
-        for param in net.parameters():
-            for value in (param.detach(), *(opt.state[param][key] for key in ("master", "momentum_buffer") if key in opt.state[param])):
-                value = value.full_tensor() if hasattr(value, "full_tensor") else value
-                found.append(value.dequantize() if isinstance(value, lowp.Tensor) else value)
-    return found
 
 
 def muon_of_some(rank, world):
@@ -208,9 +177,9 @@ class Steps(unittest.TestCase):
         self.assertEqual([int(state["step"]) for state in opt.state_dict()["state"].values()], [4, 2])
 
     def test_muon_over_ranks_is_that_of_one_process(self):
-        expected = muon(0, 1, False)
+        expected = model.matrices_by_muon(0, 1, False)
         for world in (2, 3):
-            for found in ranks.run(world, muon, True):
+            for found in ranks.run(world, model.matrices_by_muon, True):
                 for a, b in zip(found, expected, strict=True):
                     self.assertTrue(torch.equal(a, b), world)
         for errors in ranks.run(2, muon_of_some):

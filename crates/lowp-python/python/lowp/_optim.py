@@ -239,11 +239,6 @@ class _Built:
             return
         if self.mesh[0] > 1:
             raise LowpError(f"lowp.{name} over {self.mesh[0]} replicas of {self.mesh[1]} shards: matrices travel among all ranks; shard over all of them")
-        if self.ranks is not None and self.ranks.on_device:
-            raise LowpError(
-                f"lowp.{name} over {self.mesh[1]} GPUs: process groups of PyTorch gather codes and agree on scales here, and send no matrices; train by lowp.AdamW, or "
-                "with `lowp train --optimizer muon`"
-            )
 
     def _plan_frozen(self, old):
         """Finds what is planned: what is frozen has no rows in the plan until it has a gradient, or a state that is loaded. Ranks plan the same

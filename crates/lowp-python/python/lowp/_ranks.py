@@ -48,12 +48,12 @@ def is_told(error):
 
 
 class Ranks:
-    """The ranks of a group: rounds of small values on the host, and two collectives on the device."""
+    """The ranks of a group: rounds of small values on the host, and gathers, maxima and moves on the device."""
 
     def __init__(self, group, device, make=True):
         self.group, self.device = dist.group.WORLD if group is None else group, device
         self.rank, self.world = dist.get_rank(group), dist.get_world_size(group)
-        self.on_device = device.type == "cuda"
+        self.on_device, self.may_move = device.type == "cuda", False
         self.host = _host_group(self.group, make)
         # Where its tensors lie.
         self.place = torch.device("cpu") if serves_cpu(self.host) else device
@@ -246,6 +246,21 @@ class Ranks:
         values = self._bytes(*span).view(torch.float32)
         with self._named("maximum"), self._on(stream):
             dist.all_reduce(values, op=dist.ReduceOp.MAX, group=self.group)
+
+    def move(self, pieces, stream):
+        """Pieces of memory from rank to rank, on ``stream``: where each lies here, and the ranks that send and receive it. Every rank calls,
+        and those of one pair of ranks come in the same order on both."""
+        with self._named("move"), self._on(stream):
+            if not self.may_move:
+                # Where a group makes its communicator with its first collective, every rank takes part in that.
+                dist.all_reduce(torch.zeros(1, device=self.device), group=self.group)
+                self.may_move = True
+            sends = [
+                dist.P2POp(dist.isend if sender == self.rank else dist.irecv, self._bytes(*span), group=self.group, group_peer=receiver if sender == self.rank else sender)
+                for span, (sender, receiver) in pieces
+            ]
+            for work in dist.batch_isend_irecv(sends) if sends else ():
+                work.wait()
 
     def _on(self, stream):
         """That stream as the current one: lowp's work before and behind the collective is there."""
