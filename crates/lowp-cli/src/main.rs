@@ -84,16 +84,22 @@ fn main() -> ExitCode {
         ));
         return ExitCode::FAILURE;
     }
-    let args = match train::expand(std::env::args_os().collect()) {
-        Ok(args) => args,
+    let mut expanded = match train::expand(std::env::args_os().collect()) {
+        Ok(expanded) => expanded,
         Err(error) => {
             output::note(&format!("error: {error}"));
             return ExitCode::from(2);
         }
     };
+    let args = std::mem::take(&mut expanded.args);
     let cli = match Cli::try_parse_from(recipes::join_switches(args.into_iter())) {
         Ok(cli) => cli,
-        Err(error) => return usage::explain(&error),
+        Err(error) => {
+            let code = usage::explain(&error);
+            let origin = expanded.origin(&error.to_string());
+            origin.iter().for_each(|line| output::note(line));
+            return code;
+        }
     };
     let result = match cli.command {
         Command::Train(args) => train::main(&args),
@@ -111,6 +117,8 @@ fn main() -> ExitCode {
             // One line, also where `RUST_BACKTRACE` has candle put a backtrace into its errors.
             let error_text = lowp_comm::without_backtraces(&format!("{error:#}"));
             output::note(&format!("error: {error_text}"));
+            let origin = expanded.origin(&error_text);
+            origin.iter().for_each(|line| output::note(line));
             ExitCode::from(usage::exit_code(&error))
         }
     }

@@ -326,7 +326,7 @@ pub enum TrainError {
     Json(#[from] serde_json::Error),
     /// Training diverged.
     #[error(
-        "{recipe}, seed {seed}: the {what} is not finite: training diverged; choose a smaller `lr` or a longer `warmup`"
+        "{recipe}, seed {seed}: the {what} is not finite: training diverged; choose a smaller `lr` (or `var_lr`, with muon and moonlight) or a longer `warmup`"
     )]
     Diverged {
         /// The run.
@@ -339,7 +339,7 @@ pub enum TrainError {
     /// No step was applied.
     #[error(
         "{recipe}, seed {seed}: nothing was trained, since the gradients of all {steps} steps were not finite and every step was skipped; \
-         choose a smaller `z_loss`, `grad_wire` f32, or another recipe"
+         choose a smaller `z_loss`, another recipe, or `grad_wire` f32 where it is bf16"
     )]
     NothingTrained {
         /// The run.

@@ -16,11 +16,35 @@ use toml::{Table, Value};
 /// Longest file that is read.
 const MAX_BYTES: u64 = 1 << 20;
 
+/// Arguments, and those of them that a file gave.
+#[derive(Debug, Default)]
+pub(crate) struct Expanded {
+    pub(crate) args: Vec<OsString>,
+    file: String,
+    /// Options of the file.
+    added: Vec<String>,
+}
+
+impl Expanded {
+    /// What to know of an error: which of the options that it names come from the file.
+    pub(crate) fn origin(&self, error: &str) -> Option<String> {
+        let options = self.added.iter().filter(|option| {
+            let mut words = error.split(|c: char| !(c.is_ascii_alphanumeric() || c == '-'));
+            words.any(|word| word == option.as_str())
+        });
+        let options: Vec<&str> = options.map(String::as_str).collect();
+        (!options.is_empty()).then(|| format!("from {}: {}", shown(&self.file), options.join(", ")))
+    }
+}
+
 /// The arguments of `lowp train` with the options of the file that `--config` names; those of other commands as they are.
-pub(crate) fn expand(args: Vec<OsString>) -> Result<Vec<OsString>, UsageError> {
+pub(crate) fn expand(args: Vec<OsString>) -> Result<Expanded, UsageError> {
     let is_train = args.get(1).is_some_and(|command| command == "train");
     let Some(file) = is_train.then(|| value_of(&args, "--config")).flatten() else {
-        return Ok(args);
+        return Ok(Expanded {
+            args,
+            ..Expanded::default()
+        });
     };
     let text = read_regular(Path::new(&file), MAX_BYTES);
     let text = text.map_err(|e| UsageError::new(format!("--config {}: {e}", shown(&file))))?;
@@ -40,8 +64,17 @@ pub(crate) fn expand(args: Vec<OsString>) -> Result<Vec<OsString>, UsageError> {
             output::note(&format!("--config {}: {line}", shown(&file)));
         }
     }
+    let name = |arg: &OsString| {
+        let arg = arg.to_string_lossy();
+        arg.split('=').next().unwrap_or_default().to_owned()
+    };
+    let names = added.iter().map(name).collect();
     all.splice(2..2, added);
-    Ok(all)
+    Ok(Expanded {
+        args: all,
+        file,
+        added: names,
+    })
 }
 
 /// What follows `option`.
@@ -230,11 +263,27 @@ mod tests {
         let all: Vec<OsString> = begin.into_iter().chain([file.into()]).chain(args).collect();
         let all = expand(all).map_err(|error| error.to_string())?;
         let mut all: Vec<String> = all
+            .args
             .into_iter()
             .filter_map(|arg| arg.into_string().ok())
             .collect();
         all.retain(|arg| arg != "--config" && !arg.ends_with("run.toml"));
         Ok(all.split_off(2))
+    }
+
+    #[test]
+    fn an_error_says_which_options_are_of_the_file() {
+        let expanded = Expanded {
+            args: Vec::new(),
+            file: "run.toml".into(),
+            added: vec!["--lr".into(), "--held-out".into(), "--no-audit".into()],
+        };
+        let found = |error| expanded.origin(error);
+        assert_eq!(
+            found("--held-out only applies to `--data`, --lr").as_deref(),
+            Some("from run.toml: --lr, --held-out")
+        );
+        assert_eq!(found("--lr-min and --no-audits are none"), None);
     }
 
     #[test]

@@ -119,7 +119,8 @@ impl<P: Payload> HubState<P> {
         let members: BTreeSet<usize> = group.members.iter().copied().collect();
         let silent = self.relays.iter().filter_map(|(relay, ranks)| {
             let ranks = ranks.iter().copied().filter(|rank| members.contains(rank));
-            let ranks: Vec<usize> = ranks.collect();
+            let mut ranks: Vec<usize> = ranks.collect();
+            ranks.sort_unstable();
             // A rank whose call came waits for the round of some group.
             let is_silent = ranks.iter().all(|&rank| self.waits[rank].is_none());
             (is_silent && !ranks.is_empty()).then(|| {
