@@ -7,20 +7,15 @@ namespace lowp {
 struct Philox {
   uint64_t seed, stream;
 
-  // One of ten rounds.
-  static __device__ __forceinline__ uint4 round(uint4 c, uint32_t k0, uint32_t k1) {
-    uint32_t a_low = c.x * 0xD2511F53u, a_high = __umulhi(c.x, 0xD2511F53u);
-    uint32_t b_low = c.z * 0xCD9E8D57u, b_high = __umulhi(c.z, 0xCD9E8D57u);
-    return make_uint4(b_high ^ c.y ^ k0, b_low, a_high ^ c.w ^ k1, a_low);
-  }
-
   // The four words of a counter block.
   __device__ __forceinline__ uint4 block(uint64_t index) const {
     uint4 c = make_uint4(uint32_t(index), uint32_t(index >> 32), uint32_t(stream), uint32_t(stream >> 32));
     uint32_t k0 = uint32_t(seed), k1 = uint32_t(seed >> 32);
 #pragma unroll
     for (int round = 0; round < 10; ++round) {
-      c = Philox::round(c, k0, k1);
+      uint32_t a_low = c.x * 0xD2511F53u, a_high = __umulhi(c.x, 0xD2511F53u);
+      uint32_t b_low = c.z * 0xCD9E8D57u, b_high = __umulhi(c.z, 0xCD9E8D57u);
+      c = make_uint4(b_high ^ c.y ^ k0, b_low, a_high ^ c.w ^ k1, a_low);
       k0 += 0x9E3779B9u;
       k1 += 0xBB67AE85u;
     }

@@ -55,9 +55,14 @@ struct SharedPhilox {
       uint4 k;
       // Volatile: read where they are needed, and not kept.
       asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];" : "=r"(k.x), "=r"(k.y), "=r"(k.z), "=r"(k.w) : "r"(keys + rounds * 8));
-      c = Philox::round(Philox::round(c, k.x, k.y), k.z, k.w);
+      c = round(round(c, k.x, k.y), k.z, k.w);
     }
     return c;
+  }
+  static __device__ __forceinline__ uint4 round(uint4 c, uint32_t k0, uint32_t k1) {
+    uint32_t a_low = c.x * 0xD2511F53u, a_high = __umulhi(c.x, 0xD2511F53u);
+    uint32_t b_low = c.z * 0xCD9E8D57u, b_high = __umulhi(c.z, 0xCD9E8D57u);
+    return make_uint4(b_high ^ c.y ^ k0, b_low, a_high ^ c.w ^ k1, a_low);
   }
 };
 

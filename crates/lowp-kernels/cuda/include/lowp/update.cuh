@@ -270,11 +270,14 @@ __device__ __forceinline__ float update_other(const Update& job, const Step* ste
   uint32_t rows = uint32_t(min(uint64_t(encode.tile_rows), view.rows - row));
   uint32_t cols = uint32_t(min(uint64_t(encode.tile_cols), view.cols - col));
   float a = update_apart(job, rules, view, row, col, rows, cols);
-  const bool half = HALF_MASTERS<R> && encode.source_code == BF16;
-  if (encode.path == PATH_MIXED) {
-    half ? mixed_apart<8>(encode, step, index, shared.mixed) : mixed_apart<4>(encode, step, index, shared.mixed);
+  if (HALF_MASTERS<R> && encode.source_code == BF16 && encode.path == PATH_MIXED) {
+    mixed_apart<8>(encode, step, index, shared.mixed);
+  } else if (HALF_MASTERS<R> && encode.source_code == BF16 && encode.path == PATH_BLOCKS) {
+    blocks_apart<8>(encode, index, shared.blocks);
+  } else if (encode.path == PATH_MIXED) {
+    mixed_apart<4>(encode, step, index, shared.mixed);
   } else if (encode.path == PATH_BLOCKS) {
-    half ? blocks_apart<8>(encode, index, shared.blocks) : blocks_apart<4>(encode, index, shared.blocks);
+    blocks_apart<4>(encode, index, shared.blocks);
   } else {
     encode_generic(encode, step, index, shared.multipliers);
   }
