@@ -260,6 +260,31 @@ pub fn updates_equal_the_reference<B: Backend>(rig: &Rig<B>) {
     }
 }
 
+/// NaNs, infinities, and what is subnormal among masters and gradients.
+pub fn any_values_are_updated<B: Backend>(rig: &Rig<B>) {
+    let len = 20_000;
+    for variant in LONG {
+        let special = |seed, half| source(rig, &values(len, seed, true), half).0;
+        let job = UpdateJob {
+            master: special(44, variant.master == FloatDtype::Bf16),
+            grad: special(45, variant.half_grad),
+            ..job(rig, variant, len, 43)
+        };
+        let plan = rig.plan(Work::Update(vec![job.clone()])).unwrap();
+        let mut expected = Expected::new(rig, &job);
+        for step in 1..=2 {
+            let run = StepScalars {
+                groups: vec![scalars(step)],
+                random_step: step,
+                ..StepScalars::default()
+            };
+            rig.backend.run(&plan, &run).unwrap();
+            expected.step(&rig.widened(&job.grad), &run, 0);
+            expected.assert(rig, &job, step);
+        }
+    }
+}
+
 /// Of shard tiles, and of a rank that begins within a row.
 pub fn random_bits_are_those_of_the_matrix<B: Backend>(rig: &Rig<B>) {
     let full = Shape::new(256, 192);
@@ -358,11 +383,12 @@ pub fn fused_equals_update_then_encode<B: Backend>(rig: &Rig<B>) {
     let weights = |case: &Case| !case.kernels().iter().any(|key| key.hadamard);
     let cases: Vec<Case> = cases().into_iter().filter(weights).collect();
     proptest!(config, |(
-        index in 0..cases.len(), rows in 0usize..140, width in 1usize..4, seed: u64,
+        index in 0..cases.len(), rows in prop_oneof![3 => 0usize..140, 1 => Just(256)],
+        width in 1usize..4, unit in proptest::sample::select(vec![1, 1, 32, 128]), seed: u64,
         variant in proptest::sample::select(variants()), via: bool, lines: [bool; 2],
     )| {
         let case = &cases[index];
-        let cols = case.columns() * width;
+        let cols = lowp_format::lcm(case.columns(), unit) * width;
         let shape = Shape::new(rows, cols);
         let source_rounding = if via { SourceRounding::ViaBf16 } else { SourceRounding::F32 };
         let make = || {

@@ -4,7 +4,7 @@ use lowp_format::ShardTiles;
 
 use super::super::handle::Cuda;
 use super::super::module::Kernel;
-use super::super::table::{Amax, Encode, STATE_BLOCK, StoredUpdate, code, path, stored};
+use super::super::table::{Amax, Encode, FLAT_COLS, STATE_BLOCK, StoredUpdate, code, path, stored};
 use super::job::{Job, aligned};
 use super::{amax, encode, update};
 use crate::{AmaxJob, KernelError, StateDtype, UpdateAmax, UpdateJob};
@@ -157,8 +157,12 @@ impl Job for StoredUpdate {
             (update.grad, grad),
         ];
         let vectors = vectors.iter();
-        // Four elements have the random words of one counter.
-        let counters = self.first.is_multiple_of(4) && self.tile_cols.is_multiple_of(4);
+        // Four elements have the random words of one counter, and lanes of a row share a counter of 32, which follow each other in the matrix.
+        let run = if self.tile_cols == 0 { 4 } else { 32 };
+        let flat = update.encode.passes == 0 && update.lines == [0; 2];
+        let cols = if flat { FLAT_COLS } else { update.encode.cols };
+        let counters = [self.first, self.tile_cols, cols];
+        let counters = counters.iter().all(|at| at.is_multiple_of(run));
         let whole = vectors.fold(counters, |whole, &(at, stored)| {
             whole && aligned(at, 0, chunk(stored))
         });
