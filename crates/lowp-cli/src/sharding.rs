@@ -55,7 +55,7 @@ pub(crate) struct ShardingArgs {
     pub(crate) optimizer: String,
 
     /// Dtypes of the optimizer's states: exp_avg=bf16, or exp_avg=bf16,exp_avg_sq=bf16 with adamw, exp_avg=bf16 with lion,
-    /// momentum_buffer=bf16 with sgd; on a CPU also fp8 for bf16, and master=bf16 for masters, which are rounded stochastically. With muon
+    /// momentum_buffer=bf16 with sgd; also fp8 for bf16, and master=bf16 for masters, which are rounded stochastically. With muon
     /// and moonlight: of what adamw updates. The fp32 baseline of a comparison keeps f32 [default: f32]
     #[arg(long, value_name = "DTYPES")]
     pub(crate) optimizer_state: Option<StateDtypes>,
@@ -104,15 +104,9 @@ impl ShardingArgs {
         }
     }
 
-    /// The dtypes of masters and of the optimizer's states, which GPUs update where `on_gpus`.
-    pub(crate) fn optimizer_state(&self, on_gpus: bool) -> Result<StateDtypes, UsageError> {
-        let state = self.optimizer_state.unwrap_or_default();
-        match on_gpus && state.are_of_cpu() {
-            true => Err(UsageError::new(format!(
-                "--optimizer-state {state}: states in fp8 and masters in bf16 are updated on a CPU so far; choose states in f32 or bf16 and masters in f32, or leave out --device cuda"
-            ))),
-            false => Ok(state),
-        }
+    /// The dtypes of masters and of the optimizer's states.
+    pub(crate) fn optimizer_state(&self) -> StateDtypes {
+        self.optimizer_state.unwrap_or_default()
     }
 
     /// What updates parameters.

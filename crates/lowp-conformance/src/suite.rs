@@ -10,6 +10,8 @@ macro_rules! suite {
             update {
                 updates_equal_the_reference everywhere;
                 a_thousand_steps_equal_the_reference everywhere;
+                any_values_are_updated once;
+                random_bits_are_those_of_the_matrix once;
                 rules_mix_in_one_plan everywhere;
                 fused_equals_update_then_encode once;
                 updates_of_many_tasks_raise_lines everywhere;

@@ -1,7 +1,7 @@
 //! Updates by every rule against the reference, and fused with the encode against one after the other.
 
 use lowp_format::codec::bf16::round_stochastic;
-use lowp_format::{Orientation, STATE_BLOCK, StateBits, state_bytes};
+use lowp_format::{AnyRecipe, Orientation, STATE_BLOCK, ShardTiles, StateBits, state_bytes};
 use proptest::prelude::*;
 
 use super::*;
@@ -49,6 +49,8 @@ struct Expected {
     values: Vec<Vec<f32>>,
     master: FloatDtype,
     states: Vec<StateDtype>,
+    /// Where each element lies in the flattened matrix.
+    places: Vec<usize>,
 }
 
 impl Expected {
@@ -58,6 +60,13 @@ impl Expected {
             values: [vec![rig.widened(&job.master)], rig.states(job)].concat(),
             master: job.master.dtype(),
             states: job.states.iter().map(State::dtype).collect(),
+            places: {
+                let random = job.random.unwrap();
+                random
+                    .runs(0..job.master.len(&rig.backend))
+                    .flatten()
+                    .collect()
+            },
         }
     }
 
@@ -81,7 +90,7 @@ impl Expected {
                 group,
             );
             let (master, states) = self.values.split_at_mut(1);
-            let bits = StateBits::new(&random, (RANDOM.first + i) as u64);
+            let bits = StateBits::new(&random, self.places[i] as u64);
             master[0][i] = match self.master {
                 FloatDtype::F32 => element[0],
                 FloatDtype::Bf16 => round_stochastic(element[0], bits.master).to_f32(),
@@ -96,8 +105,8 @@ impl Expected {
         for ((name, values), _) in states.filter(|(_, dtype)| **dtype == StateDtype::Fp8) {
             let code = name.code();
             for (number, block) in values.chunks_mut(STATE_BLOCK).enumerate() {
-                let first = RANDOM.first + number * STATE_BLOCK;
-                let bits = |place| StateBits::new(&random, (first + place) as u64).of(code);
+                let places = &self.places[number * STATE_BLOCK..];
+                let bits = |place: usize| StateBits::new(&random, places[place] as u64).of(code);
                 let mut codes = [0; STATE_BLOCK];
                 let scale = code.encode_block(block, bits, &mut codes[..block.len()]);
                 code.decode_block(&codes[..block.len()], scale, block);
@@ -194,8 +203,8 @@ fn state_dtypes(states: usize) -> &'static [&'static [StateDtype]] {
     }
 }
 
-/// Every rule with every dtype of the master, of its states and of the gradient that the backend updates.
-fn variants<B: Backend>(rig: &Rig<B>) -> Vec<Variant> {
+/// Every rule with every dtype of the master, of its states and of the gradient.
+fn variants() -> Vec<Variant> {
     let mut all = Vec::new();
     for rule in Rule::ALL {
         for &states in state_dtypes(rule.states().len()) {
@@ -203,19 +212,7 @@ fn variants<B: Backend>(rig: &Rig<B>) -> Vec<Variant> {
             all.extend([false, true].map(|half_grad| of_half(rule, states, half_grad)));
         }
     }
-    all.retain(|variant| is_updated(rig, *variant));
     all
-}
-
-/// Whether the backend has the update. One that has none for states in fp8, or for masters in bf16, says so.
-fn is_updated<B: Backend>(rig: &Rig<B>, variant: Variant) -> bool {
-    match rig.plan(Work::Update(vec![job(rig, variant, 32, 0)])) {
-        Err(KernelError::StateDevice) => {
-            assert!(variant.states.contains(&Fp8) || variant.master == FloatDtype::Bf16);
-            false
-        }
-        other => other.is_ok(),
-    }
 }
 
 /// Every rule, and every dtype of two states, once, and some of them with masters in bf16.
@@ -239,11 +236,10 @@ const ADAMW: Variant = of(Rule::AdamW, &[Bf16, F32], true);
 
 pub fn updates_equal_the_reference<B: Backend>(rig: &Rig<B>) {
     // All of them on a few elements, and some on those of several tasks.
-    let short = variants(rig)
+    let short = variants()
         .into_iter()
         .flat_map(|variant| [0, 1, 7, 4097].map(|len| (variant, len)));
-    let long = LONG.into_iter().filter(|variant| is_updated(rig, *variant));
-    let long = long.map(|variant| (variant, 150_000));
+    let long = LONG.into_iter().map(|variant| (variant, 150_000));
     for (variant, len) in short.chain(long) {
         let job = job(rig, variant, len, 40);
         let plan = rig.plan(Work::Update(vec![job.clone()])).unwrap();
@@ -264,10 +260,70 @@ pub fn updates_equal_the_reference<B: Backend>(rig: &Rig<B>) {
     }
 }
 
+/// NaNs, infinities, and what is subnormal among masters and gradients.
+pub fn any_values_are_updated<B: Backend>(rig: &Rig<B>) {
+    let len = 20_000;
+    for variant in LONG {
+        let special = |seed, half| source(rig, &values(len, seed, true), half).0;
+        let job = UpdateJob {
+            master: special(44, variant.master == FloatDtype::Bf16),
+            grad: special(45, variant.half_grad),
+            ..job(rig, variant, len, 43)
+        };
+        let plan = rig.plan(Work::Update(vec![job.clone()])).unwrap();
+        let mut expected = Expected::new(rig, &job);
+        for step in 1..=2 {
+            let run = StepScalars {
+                groups: vec![scalars(step)],
+                random_step: step,
+                ..StepScalars::default()
+            };
+            rig.backend.run(&plan, &run).unwrap();
+            expected.step(&rig.widened(&job.grad), &run, 0);
+            expected.assert(rig, &job, step);
+        }
+    }
+}
+
+/// Of shard tiles, and of a rank that begins within a row.
+pub fn random_bits_are_those_of_the_matrix<B: Backend>(rig: &Rig<B>) {
+    let full = Shape::new(256, 192);
+    let of_width = |cols| {
+        let recipes = AnyRecipe::low_precision().into_iter();
+        let mut tiles = recipes.map(|recipe| ShardTiles::new(&recipe, full, Usage::BOTH, cols));
+        tiles.find_map(|tiles| tiles.ok().filter(|tiles| !tiles.are_in_order()))
+    };
+    for (tiles, first) in [(None, 5), (of_width(64), 64 * 160), (of_width(48), 48 * 7)] {
+        for variant in LONG {
+            if variant.states.contains(&Fp8) && first % STATE_BLOCK != 0 {
+                continue;
+            }
+            let random = UpdateRandom {
+                tiles,
+                first,
+                ..RANDOM
+            };
+            let job = UpdateJob {
+                random: Some(random),
+                ..job(rig, variant, full.elements() - first, 42)
+            };
+            let mut expected = Expected::new(rig, &job);
+            let run = StepScalars {
+                groups: vec![scalars(1)],
+                random_step: 1 << 20,
+                ..StepScalars::default()
+            };
+            rig.run_with(Work::Update(vec![job.clone()]), &run);
+            expected.step(&rig.widened(&job.grad), &run, 0);
+            expected.assert(rig, &job, 1);
+        }
+    }
+}
+
 /// Groups of one optimizer have other rules.
 pub fn rules_mix_in_one_plan<B: Backend>(rig: &Rig<B>) {
     let jobs: Vec<UpdateJob<B>> = (0..)
-        .zip(variants(rig))
+        .zip(variants())
         .map(|(index, variant)| UpdateJob {
             group: index % 3,
             ..job(rig, variant, 700 + 64 * index, 50 + index as u64)
@@ -287,7 +343,7 @@ pub fn rules_mix_in_one_plan<B: Backend>(rig: &Rig<B>) {
 
 pub fn a_thousand_steps_equal_the_reference<B: Backend>(rig: &Rig<B>) {
     let len = 1031;
-    for variant in LONG.into_iter().filter(|variant| is_updated(rig, *variant)) {
+    for variant in LONG {
         let job = job(rig, variant, len, 41);
         let plan = rig.plan(Work::Update(vec![job.clone()])).unwrap();
         let mut expected = Expected::new(rig, &job);
@@ -327,11 +383,12 @@ pub fn fused_equals_update_then_encode<B: Backend>(rig: &Rig<B>) {
     let weights = |case: &Case| !case.kernels().iter().any(|key| key.hadamard);
     let cases: Vec<Case> = cases().into_iter().filter(weights).collect();
     proptest!(config, |(
-        index in 0..cases.len(), rows in 0usize..140, width in 1usize..4, seed: u64,
-        variant in proptest::sample::select(variants(rig)), via: bool, lines: [bool; 2],
+        index in 0..cases.len(), rows in prop_oneof![3 => 0usize..140, 1 => Just(256)],
+        width in 1usize..4, unit in proptest::sample::select(vec![1, 1, 32, 128]), seed: u64,
+        variant in proptest::sample::select(variants()), via: bool, lines: [bool; 2],
     )| {
         let case = &cases[index];
-        let cols = case.columns() * width;
+        let cols = lowp_format::lcm(case.columns(), unit) * width;
         let shape = Shape::new(rows, cols);
         let source_rounding = if via { SourceRounding::ViaBf16 } else { SourceRounding::F32 };
         let make = || {
@@ -400,7 +457,7 @@ pub fn fused_equals_update_then_encode<B: Backend>(rig: &Rig<B>) {
 pub fn updates_of_many_tasks_raise_lines<B: Backend>(rig: &Rig<B>) {
     // Rows of the second begin within blocks of states.
     let variants = [ADAMW, of_half(Rule::AdamW, &[Fp8, Fp8], false)];
-    for variant in variants.into_iter().filter(|&v| is_updated(rig, v)) {
+    for variant in variants {
         let shape = Shape::new(1501, 1400);
         let len = shape.elements();
         let before = vec![-9f32; shape.rows + shape.cols];

@@ -84,7 +84,7 @@ impl StateCode {
         match self {
             Self::E4M3 => e4m3::encode_stochastic(scaled, random),
             // A product that underflows is not zero either.
-            Self::UE4M4 if x > 0.0 => {
+            Self::UE4M4 if x != 0.0 => {
                 let code = ue4m4::encode_stochastic(scaled, random);
                 if code == 0 { 1 } else { code }
             }

@@ -164,11 +164,6 @@ pub enum KernelError {
         /// What it is.
         found: usize,
     },
-    /// States in fp8, or a master in bf16, on a GPU.
-    #[error(
-        "states in fp8 and masters in bf16 are updated on a CPU so far; on a GPU give masters in f32, and states in f32 or bf16"
-    )]
-    StateDevice,
     /// A part of another dtype than the others.
     #[error("the part that lies elsewhere has another dtype than the others; convert it first")]
     PartDtypes,

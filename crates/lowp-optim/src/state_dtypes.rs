@@ -63,12 +63,6 @@ impl StateDtypes {
         }
     }
 
-    /// Whether only the CPU updates them so far: a state is in fp8, or masters are in bf16.
-    pub fn are_of_cpu(self) -> bool {
-        let fp8 = |state| self.of(state) == StateDtype::Fp8;
-        self.master == FloatDtype::Bf16 || StateName::ALL.into_iter().any(fp8)
-    }
-
     /// Checks that `rule` has every state that is not f32.
     ///
     /// # Errors

@@ -37,6 +37,8 @@ const KERNELS: [&[&str]; 2] = [
         "lowp_update",
         "lowp_update_e8m0_fp4",
         "lowp_update_other",
+        "lowp_update_stored_other",
+        "lowp_update_stored_transposed",
         "lowp_update_transposed",
     ],
     &[
@@ -60,6 +62,9 @@ const KERNELS: [&[&str]; 2] = [
         "lowp_update",
         "lowp_update_e8m0_fp4",
         "lowp_update_other",
+        "lowp_update_stored_other",
+        "lowp_update_stored_transposed",
+        "lowp_update_stored_wide",
         "lowp_update_wide",
     ],
 ];

@@ -126,7 +126,7 @@ impl Setup {
             )?,
             grad_wire: args.sharded.grad_wire(),
             optimizer,
-            optimizer_state: args.sharded.optimizer_state(args.device != Device::Cpu)?,
+            optimizer_state: args.sharded.optimizer_state(),
             lr: or("lr", args.lr, rate(optimizer), false)?,
             var_lr: or("var_lr", args.var_lr, var_lr, false)?,
             warmup,

@@ -9,8 +9,8 @@ use super::Result;
 use super::data::{Supply, target_bytes};
 use crate::{
     AmaxJob, Backend, Cuda, DecodeJob, EncodeJob, FlatEncodeJob, FloatDtype, HistoryJob,
-    KernelError, RepackJob, RoundJob, Slot, Source, StochasticKey, SumSquaresJob, TensorInput,
-    TransposeJob, UpdateAmax, UpdateJob, Work, rounds,
+    KernelError, RepackJob, RoundJob, Slot, Source, StateDtype, StochasticKey, SumSquaresJob,
+    TensorInput, TransposeJob, UpdateAmax, UpdateJob, Work, rounds,
 };
 
 /// What is encoded, and from what.
@@ -59,12 +59,64 @@ impl Cast {
     }
 }
 
+/// What AdamW stores of each element.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Stored {
+    pub(super) master: FloatDtype,
+    pub(super) moments: [StateDtype; 2],
+}
+
+impl Stored {
+    const F32: Self = Self::moments(StateDtype::F32, StateDtype::F32);
+    const BF16: Self = Self::moments(StateDtype::Bf16, StateDtype::Bf16);
+    const FP8: Self = Self::moments(StateDtype::Fp8, StateDtype::Fp8);
+    const NARROWEST: Self = Self {
+        master: FloatDtype::Bf16,
+        ..Self::FP8
+    };
+    /// All but f32.
+    const NARROW: [Self; 4] = [
+        Self::BF16,
+        Self::moments(StateDtype::Bf16, StateDtype::F32),
+        Self::FP8,
+        Self::NARROWEST,
+    ];
+    /// Those whose casts have rows.
+    const CAST: [Self; 3] = [Self::BF16, Self::FP8, Self::NARROWEST];
+
+    const fn moments(exp_avg: StateDtype, exp_avg_sq: StateDtype) -> Self {
+        Self {
+            master: FloatDtype::F32,
+            moments: [exp_avg, exp_avg_sq],
+        }
+    }
+
+    /// What the name of a row says of it.
+    fn name(self) -> String {
+        let moments = match self.moments.map(StateDtype::name) {
+            ["f32", "f32"] => String::new(),
+            [first, second] if first == second => format!(", {first} moments"),
+            [first, _] => format!(", {first} exp_avg"),
+        };
+        match self.master {
+            FloatDtype::F32 => moments,
+            FloatDtype::Bf16 => format!("{moments}, bf16 masters"),
+        }
+    }
+
+    /// Master and moments read and written, the gradient read.
+    fn bytes(self, shape: Shape) -> usize {
+        let len = shape.elements();
+        let moments = self.moments.map(|moment| moment.bytes(len));
+        2 * (self.master.bytes() * len + moments.iter().sum::<usize>()) + 2 * len
+    }
+}
+
 /// What is done.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Operation {
-    /// With the dtypes of both moments.
-    Adamw([FloatDtype; 2]),
-    AdamwEncode([FloatDtype; 2]),
+    Adamw(Stored),
+    AdamwEncode(Stored),
     Encode(Cast),
     FlatEncode,
     Decode(FloatDtype),
@@ -102,21 +154,22 @@ pub fn cases(shrink: usize) -> Vec<Case> {
     let matrix = square(16384);
     let mut cases = Vec::new();
     for (tensors, shape) in steps {
-        cases.push(case(Operation::Adamw(F32_MOMENTS), None, tensors, shape));
+        cases.push(case(Operation::Adamw(Stored::F32), None, tensors, shape));
         for recipe in AnyRecipe::low_precision() {
-            let operation = Operation::AdamwEncode(F32_MOMENTS);
+            let operation = Operation::AdamwEncode(Stored::F32);
             cases.push(case(operation, Some(recipe), tensors, shape));
         }
     }
     let [large, _, small] = steps;
     for (tensors, shape) in [large, small] {
-        let [f32, bf16] = [FloatDtype::F32, FloatDtype::Bf16];
-        for moments in [[bf16, bf16], [bf16, f32]] {
-            cases.push(case(Operation::Adamw(moments), None, tensors, shape));
+        for stored in Stored::NARROW {
+            cases.push(case(Operation::Adamw(stored), None, tensors, shape));
         }
-        for recipe in AnyRecipe::low_precision() {
-            let operation = Operation::AdamwEncode([bf16, bf16]);
-            cases.push(case(operation, Some(recipe), tensors, shape));
+        for stored in Stored::CAST {
+            for recipe in AnyRecipe::low_precision() {
+                let operation = Operation::AdamwEncode(stored);
+                cases.push(case(operation, Some(recipe), tensors, shape));
+            }
         }
     }
     let has_swizzled = |recipe: &AnyRecipe| {
@@ -185,10 +238,8 @@ pub fn cases(shrink: usize) -> Vec<Case> {
 impl Case {
     fn new(operation: Operation, recipe: Option<AnyRecipe>, tensors: usize, shape: Shape) -> Self {
         let what = match operation {
-            Operation::Adamw(moments) => format!("adamw{}", stored_as(moments)),
-            Operation::AdamwEncode(moments) => {
-                format!("adamw + encode both{}", stored_as(moments))
-            }
+            Operation::Adamw(stored) => format!("adamw{}", stored.name()),
+            Operation::AdamwEncode(stored) => format!("adamw + encode both{}", stored.name()),
             Operation::Encode(cast) => cast.name(),
             Operation::FlatEncode => "flat encode f32 both".to_owned(),
             Operation::Decode(FloatDtype::F32) => "decode rowwise".to_owned(),
@@ -217,12 +268,12 @@ impl Case {
         supply.begin();
         for index in 0..self.tensors {
             match self.operation {
-                Operation::Adamw(moments) => {
-                    made.bytes += update_bytes(self.shape, moments);
-                    made.adamw.push(supply.adamw(self.shape, moments)?);
+                Operation::Adamw(stored) => {
+                    made.bytes += stored.bytes(self.shape);
+                    made.adamw.push(supply.adamw(self.shape, stored)?);
                 }
-                Operation::AdamwEncode(moments) => {
-                    self.adamw_encode(supply, moments, &mut made)?;
+                Operation::AdamwEncode(stored) => {
+                    self.adamw_encode(supply, stored, &mut made)?;
                 }
                 Operation::Encode(cast) => self.encode(supply, cast, &mut made)?,
                 Operation::FlatEncode => self.flat_encode(supply, &mut made)?,
@@ -284,18 +335,13 @@ impl Case {
     }
 
     /// One pass where the scale is known before the values, else update and amax, then encode.
-    fn adamw_encode(
-        &self,
-        supply: &Supply<'_>,
-        moments: [FloatDtype; 2],
-        made: &mut Steps,
-    ) -> Result<()> {
+    fn adamw_encode(&self, supply: &Supply<'_>, stored: Stored, made: &mut Steps) -> Result<()> {
         let (recipe, quantizers) = (self.recipe()?, self.weight()?);
-        let job = supply.adamw(self.shape, moments)?;
+        let job = supply.adamw(self.shape, stored)?;
         let master = job.master.clone();
         let form = Form::Compact;
         let encode = supply.encode(&quantizers, self.shape, Usage::BOTH, master, form)?;
-        made.bytes += update_bytes(self.shape, moments) + target_bytes(&encode.targets);
+        made.bytes += stored.bytes(self.shape) + target_bytes(&encode.targets);
         let delayed = match &encode.tensor {
             [Some(TensorInput::Known(slot)), _] => Some(slot.index),
             _ => None,
@@ -312,7 +358,7 @@ impl Case {
             made.history.extend(history);
         }
         if let Some(encode) = waiting {
-            made.bytes += self.shape.elements() * 4 + amaxes;
+            made.bytes += self.shape.elements() * stored.master.bytes() + amaxes;
             made.encode.push(encode);
         }
         made.adamw.push(job);
@@ -473,24 +519,6 @@ impl Steps {
             bytes: self.bytes,
         }
     }
-}
-
-/// Both moments in binary32.
-const F32_MOMENTS: [FloatDtype; 2] = [FloatDtype::F32; 2];
-
-/// What the name of a row says of moments that are not both f32.
-fn stored_as(moments: [FloatDtype; 2]) -> &'static str {
-    match moments {
-        [FloatDtype::F32, FloatDtype::F32] => "",
-        [FloatDtype::Bf16, FloatDtype::Bf16] => ", bf16 moments",
-        _ => ", bf16 exp_avg",
-    }
-}
-
-/// Master and moments read and written, the gradient read.
-fn update_bytes(shape: Shape, moments: [FloatDtype; 2]) -> usize {
-    let state: usize = moments.into_iter().map(FloatDtype::bytes).sum();
-    shape.elements() * (2 * (4 + state) + 2)
 }
 
 /// The block scales of a recipe that have a swizzled form: from Compact to it.

@@ -6,10 +6,11 @@ use half::bf16;
 use lowp_format::{Form, Part, Philox, Quantizers, ScaleLayout, Shape, SourceRounding, Usage};
 
 use super::Result;
+use super::cases::Stored;
 use crate::from_recipe::by_orientation;
 use crate::{
     Backend, Cuda, CudaBuffer, Element, EncodeJob, FloatDtype, Rule, Slot, Source, StateName,
-    Target, TensorInput, UpdateJob,
+    Target, TensorInput, UpdateJob, UpdateRandom,
 };
 
 /// Values that are drawn; longer buffers repeat them.
@@ -137,18 +138,34 @@ impl<'c> Supply<'c> {
         self.used.set(0);
     }
 
-    /// A step with a bf16 gradient and moments of these dtypes, without an encode.
-    pub(super) fn adamw(&self, shape: Shape, moments: [FloatDtype; 2]) -> Result<UpdateJob<Cuda>> {
+    /// A step with a bf16 gradient, without an encode.
+    pub(super) fn adamw(&self, shape: Shape, stored: Stored) -> Result<UpdateJob<Cuda>> {
         let len = shape.elements();
-        let grad = Source::Bf16(self.halves(len)?);
-        let [exp_avg, exp_avg_sq] = moments;
+        let [exp_avg, exp_avg_sq] = stored.moments;
         let dtype = |state| match state {
-            StateName::ExpAvgSq => exp_avg_sq.into(),
-            _ => exp_avg.into(),
+            StateName::ExpAvgSq => exp_avg_sq,
+            _ => exp_avg,
         };
-        let job = UpdateJob::new(self.cuda, Rule::AdamW, self.floats(len)?, grad)?;
-        let states = job.rule.alloc(self.cuda, dtype, len)?;
-        Ok(UpdateJob { states, ..job })
+        let rule = Rule::AdamW;
+        Ok(UpdateJob {
+            rule,
+            master: match stored.master {
+                FloatDtype::F32 => Source::F32(self.floats(len)?),
+                FloatDtype::Bf16 => Source::Bf16(self.halves(len)?),
+            },
+            states: rule.alloc(self.cuda, dtype, len)?,
+            grad: Source::Bf16(self.halves(len)?),
+            group: 0,
+            random: Some(UpdateRandom {
+                seed: 7,
+                stream: 1 << 63,
+                tiles: None,
+                first: 0,
+            }),
+            source_rounding: SourceRounding::F32,
+            amax: None,
+            encode: None,
+        })
     }
 }
 

@@ -21,7 +21,7 @@ use super::table::{Step, Tile, flags};
 use super::{capture, ops, step};
 use crate::check::reads::Reads;
 use crate::check::{Checked, check};
-use crate::{KernelError, StepScalars, Work};
+use crate::{KernelError, StepScalars, UpdateJob, Work};
 
 /// Work that was checked and put on the device once, and runs any number of times.
 ///
@@ -72,9 +72,7 @@ impl CudaPlan {
                 Launch::each(cuda, jobs, |job| Ok(ops::interleave::jobs(job)))
             }
             Work::Rearrange(jobs) => Launch::each(cuda, jobs, |job| Ok(ops::rearrange::jobs(job))),
-            Work::Update(jobs) => {
-                Launch::each(cuda, jobs, |job| Ok([ops::update::job(cuda, job)?]))
-            }
+            Work::Update(jobs) => Launch::updates(cuda, jobs),
             Work::SumSquares(jobs) if jobs.is_empty() => Ok(Vec::new()),
             Work::SumSquares(jobs) => {
                 let (jobs, memory) = ops::sum_squares::jobs(cuda, jobs)?;
@@ -248,6 +246,18 @@ impl Launch {
             filled.extend(fill(job)?);
         }
         Self::new(cuda, filled)
+    }
+
+    /// Updates: those that round by random bits have launches of their own.
+    fn updates(cuda: &Cuda, jobs: &[UpdateJob<Cuda>]) -> Result<Vec<Self>, KernelError> {
+        let (stochastic, others): (Vec<_>, Vec<_>) =
+            jobs.iter().partition(|job| job.is_stochastic());
+        let stored = ops::stored::rows(cuda, stochastic.into_iter())?;
+        let mut launches = Self::each(cuda, &others, |job| Ok([ops::update::job(cuda, job)?]))?;
+        launches.extend(Self::new(cuda, stored.updates)?);
+        launches.extend(Self::new(cuda, stored.amaxes)?);
+        launches.extend(Self::new(cuda, stored.encodes)?);
+        Ok(launches)
     }
 
     /// Gives the launch to `stream`, with the scalars at `step`.

@@ -8,7 +8,8 @@ use lowp_comm::{Communicator, LocalComm};
 use lowp_format::{AnyRecipe, Orientation, Phase, QuantizedTensor, Shape, Usage};
 use lowp_kernels::{Backend, Cpu, DecodeJob, Source, StepScalars, Work};
 use lowp_optim::{
-    Group, OptimError, Optimizer, OptimizerBuilder, ParamId, ParamSpec, StepOptions, StepReport,
+    FloatDtype, Group, OptimError, Optimizer, OptimizerBuilder, ParamId, ParamSpec, StateDtype,
+    StateDtypes, StepOptions, StepReport,
 };
 use lowp_shard::{
     CastItem, CastPlan, GatherGroup, GatherPool, ScaleBook, ScaleBookBuilder, ShardSpec,
@@ -18,6 +19,22 @@ use lowp_shard::{
 const STEPS: u64 = 6;
 /// Rows that are no multiple of a warp's, of enough elements for several threads.
 const SHAPE: Shape = Shape::new(96, 192);
+
+/// The widest masters and moments, and the narrowest, which are those of a device alone here.
+const STATES: [StateDtypes; 2] = [
+    StateDtypes {
+        master: FloatDtype::F32,
+        exp_avg: StateDtype::F32,
+        exp_avg_sq: StateDtype::F32,
+        momentum_buffer: StateDtype::F32,
+    },
+    StateDtypes {
+        master: FloatDtype::Bf16,
+        exp_avg: StateDtype::Fp8,
+        exp_avg_sq: StateDtype::Fp8,
+        momentum_buffer: StateDtype::F32,
+    },
+];
 
 /// One rank of a model with a parameter of every recipe, on a stream for its work and one for gathers.
 struct Model<B: Backend> {
@@ -42,7 +59,7 @@ fn numbers(seed: u64, len: usize) -> Vec<f32> {
 }
 
 impl<B: Backend> Model<B> {
-    fn new(backend: &B) -> Result<Self, OptimError> {
+    fn new(backend: &B, state: StateDtypes) -> Result<Self, OptimError> {
         let comm: Arc<dyn Communicator<B>> = LocalComm::solo(&backend.fork()?).into();
         let mut builder = OptimizerBuilder::new(comm.clone()).on(backend);
         let group = builder.group(Group {
@@ -54,7 +71,10 @@ impl<B: Backend> Model<B> {
         for (seed, recipe) in (0..).zip(AnyRecipe::all()) {
             let master = numbers(seed, SHAPE.elements());
             let shard = ShardedTensor::new(backend, recipe, ShardSpec::new(&recipe, SHAPE, 1, 0)?)?;
-            let spec = ParamSpec::new(format!("{seed}"), group, master);
+            let spec = ParamSpec {
+                state,
+                ..ParamSpec::new(format!("{seed}"), group, master)
+            };
             ids.push(builder.param(shard.local(), spec)?);
             shards.push(shard);
             let operand =
@@ -181,8 +201,8 @@ impl<B: Backend> Model<B> {
 type Seen = (Vec<Vec<u8>>, StepReport);
 
 /// States and reports of all steps, call by call.
-fn call_by_call<B: Backend>(backend: &B) -> Result<Vec<Seen>, OptimError> {
-    let mut model = Model::new(backend)?;
+fn call_by_call<B: Backend>(backend: &B, state: StateDtypes) -> Result<Vec<Seen>, OptimError> {
+    let mut model = Model::new(backend, state)?;
     let mut seen = Vec::new();
     for step in 1..=STEPS {
         model.feed(step)?;
@@ -202,9 +222,13 @@ fn text(report: &StepReport) -> String {
 }
 
 /// The same with one graph; `waits` counts how often the host waited for the device.
-fn as_one_graph<B: Backend>(backend: &B, waits: impl Fn() -> u64) -> Result<(), OptimError> {
-    let expected = call_by_call(&Cpu)?;
-    let mut model = Model::new(backend)?;
+fn as_one_graph<B: Backend>(
+    backend: &B,
+    state: StateDtypes,
+    waits: impl Fn() -> u64,
+) -> Result<(), OptimError> {
+    let expected = call_by_call(&Cpu, state)?;
+    let mut model = Model::new(backend, state)?;
     let graph = backend.clone().capture(|| model.enqueue())?;
     for (step, (state, report)) in (1..).zip(&expected) {
         model.feed(step)?;
@@ -230,7 +254,7 @@ fn as_one_graph<B: Backend>(backend: &B, waits: impl Fn() -> u64) -> Result<(), 
         assert!(model.optimizer.outcome()?.wait()?.applied);
     }
     // A second time from the first step, without looking: the host never waits, and nothing is lost.
-    let mut blind = Model::new(backend)?;
+    let mut blind = Model::new(backend, state)?;
     let graph = backend.clone().capture(|| blind.enqueue())?;
     backend.synchronize()?;
     let before = waits();
@@ -250,7 +274,7 @@ fn as_one_graph<B: Backend>(backend: &B, waits: impl Fn() -> u64) -> Result<(), 
 
 #[test]
 fn steps_are_applied_clipped_and_skipped() {
-    let seen = call_by_call(&Cpu).unwrap();
+    let seen = call_by_call(&Cpu, STATES[0]).unwrap();
     let applied: Vec<bool> = seen.iter().map(|(_, report)| report.applied).collect();
     assert_eq!(applied, [true, true, false, true, true, true]);
     assert!(seen[1].1.clip < 1.0 && seen[4].1.clip == 1.0);
@@ -260,7 +284,7 @@ fn steps_are_applied_clipped_and_skipped() {
 
 #[test]
 fn the_cpu_runs_a_step_as_one_graph() {
-    as_one_graph(&Cpu, || 0).unwrap();
+    as_one_graph(&Cpu, STATES[0], || 0).unwrap();
 }
 
 #[cfg(feature = "cuda")]
@@ -268,7 +292,11 @@ fn the_cpu_runs_a_step_as_one_graph() {
 fn cuda_runs_a_step_as_one_graph() {
     use lowp_kernels::Cuda;
     match Cuda::new(0) {
-        Ok(cuda) => as_one_graph(&cuda, || cuda.waits()).unwrap(),
+        Ok(cuda) => {
+            for state in STATES {
+                as_one_graph(&cuda, state, || cuda.waits()).unwrap();
+            }
+        }
         Err(error) if std::env::var_os("LOWP_REQUIRE_GPU").is_some() => {
             panic!("LOWP_REQUIRE_GPU is set, but {error}")
         }

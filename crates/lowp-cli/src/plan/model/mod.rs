@@ -163,7 +163,7 @@ fn setup(args: &Args) -> Result<CostConfig, UsageError> {
 
 /// The dtypes of masters, and of the states that the optimizer has.
 fn state(args: &Args) -> Result<StateDtypes, UsageError> {
-    let state = args.sharded.optimizer_state(args.device == "cuda")?;
+    let state = args.sharded.optimizer_state();
     args.sharded.optimizer().check_states(state)?;
     Ok(state)
 }

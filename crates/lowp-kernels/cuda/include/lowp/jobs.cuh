@@ -222,6 +222,30 @@ struct Update {
 };
 static_assert(sizeof(Update) == 512);
 
+// `UpdateJob` with a state in fp8 or a master in bf16, which round by random bits (numerics 23). The codes of a state in fp8 are
+// followed by the scales of its blocks. `update` says nothing of how states are stored.
+struct StoredUpdate {
+  Update update;
+  // Of the random bits, without the step.
+  uint64_t seed;
+  uint64_t stream;
+  // The first element in the flattened tall matrix.
+  uint64_t first;
+  // Rows and columns of a shard tile; 0 where the tall matrix is the matrix.
+  uint64_t tile_rows;
+  uint64_t tile_cols;
+  // Tiles side by side.
+  uint64_t tiles_across;
+  // Stored: of the master.
+  uint8_t master;
+  // Stored: of each state. The second is in UE4M4 where it is in fp8, the first in E4M3.
+  uint8_t states[2];
+  uint8_t reserved[5];
+  // Whole lines of memory.
+  uint64_t reserved_line[9];
+};
+static_assert(sizeof(StoredUpdate) == 640);
+
 // The outputs of a flat encode of one orientation.
 struct FlatPass {
   Ingredients ingredients;

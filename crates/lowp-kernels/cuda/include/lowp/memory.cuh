@@ -58,6 +58,9 @@ __device__ __forceinline__ void store8(void* at, uint2 value) { __stcs(static_ca
 // The same of parts of lines of 128 bytes, of which others write the rest: the cache keeps them until they are whole.
 __device__ __forceinline__ void store16_part(void* at, uint4 value) { *static_cast<uint4*>(at) = value; }
 __device__ __forceinline__ void store8_part(void* at, uint2 value) { *static_cast<uint2*>(at) = value; }
+__device__ __forceinline__ void store4_part(void* at, uint32_t value) {
+  asm volatile("st.global.u32 [%0], %1;" ::"l"(at), "r"(value) : "memory");
+}
 
 __device__ __forceinline__ float4 as_floats(uint4 raw) {
   return make_float4(__uint_as_float(raw.x), __uint_as_float(raw.y), __uint_as_float(raw.z), __uint_as_float(raw.w));

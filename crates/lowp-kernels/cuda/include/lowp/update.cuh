@@ -1,11 +1,13 @@
 // Updates of any number of parameters by the rules of optimizers, in one launch: each element is updated once, and the new master
 // values go on, in registers, to the amax and to the encode of their tile.
 //
-// What is written here for a rule R is compiled once for each set of kernels: AdamW with Adam with L2 (adamw.cu), and all other rules
-// (update.cu). So there are ten kernels, whatever the number of rules. A set of rules has
+// What is written here for a rule R is compiled once for each set of kernels: AdamW with Adam with L2 (adamw.cu), all other rules
+// (update.cu), and all rules where values are rounded by random bits (update_stored.cu, lowp/stored.cuh). So there are five kernels of each
+// of the first two and three of the third, thirteen whatever the number of rules. A set of rules has
 //   R::of(step, job)                        its scalars,
 //   update_tile_of(job, r, view, at, p)     the tile of a warp by the rule and the dtypes of the job,
 //   update_one_of(job, r, e)                one element.
+// The third has functions of its own in place of what updates tiles that are not whole: update_any and update_apart.
 #pragma once
 #include <lowp/begin.cuh>
 #include <lowp/encode.cuh>
@@ -128,6 +130,17 @@ __device__ __forceinline__ float update_any(const Update& job, const R& rules, c
   return a;
 }
 
+// Whether masters of jobs by R may be bf16; those of adamw.cu and update.cu are f32.
+template <class R>
+constexpr bool HALF_MASTERS = false;
+
+// The master of element `e`.
+template <bool HALF>
+__device__ __forceinline__ float master_at(const Update& job, uint64_t e) {
+  if constexpr (HALF) return load_source(job.master, job.encode.source_code, e);
+  return pointer<const float>(job.master)[e];
+}
+
 // Raises the amaxes of the lines of a warp's 32 x 32 new masters.
 __device__ __forceinline__ void raise_lines(const Update& job, const View& view, const Lane<4>& at, const Values<4>& v) {
   auto rounded = [&](float a) { return job.encode.via_bf16 ? round_bf16(a) : a; };
@@ -145,6 +158,7 @@ __device__ __forceinline__ void raise_lines(const Update& job, const View& view,
 }
 
 // The same of a rectangle whose masters were updated by this block of threads; read again.
+template <bool HALF>
 __device__ __noinline__ void raise_lines_apart(const Update& job, uint64_t row, uint64_t col, uint32_t rows, uint32_t cols) {
   __syncthreads();
   View view{job.encode.rows, job.encode.cols, job.len};
@@ -154,7 +168,7 @@ __device__ __noinline__ void raise_lines_apart(const Update& job, uint64_t row, 
     Values<4> v;
     v.gather([&](uint32_t r, uint32_t c) {
       bool mine = tile / across * 32 + r < rows && tile % across * 32 + c < cols && view.holds(at.row + r, at.col + c);
-      return mine ? pointer<const float>(job.master)[(at.row + r) * view.cols + at.col + c] : 0.0f;
+      return mine ? master_at<HALF>(job, (at.row + r) * view.cols + at.col + c) : 0.0f;
     }, at);
     raise_lines(job, view, at, v);
   }
@@ -180,10 +194,16 @@ __device__ __forceinline__ float update_tiled(const Update& job, const R& rules,
     if (encode.passes == 0) return a;
   } else {
     a = update_any(job, rules, view, row, col, Shape::ROWS, Shape::COLS);
-    if (LINES && (job.lines[0] | job.lines[1])) raise_lines_apart(job, row, col, Shape::ROWS, Shape::COLS);
+    if (LINES && (job.lines[0] | job.lines[1])) raise_lines_apart<HALF_MASTERS<R>>(job, row, col, Shape::ROWS, Shape::COLS);
     if (encode.passes == 0) return a;
     __syncthreads();
-    v.load(job.master, false, view, at);
+    if constexpr (HALF_MASTERS<R>) {
+      v.gather([&](uint32_t r, uint32_t c) {
+        return view.holds(at.row + r, at.col + c) ? master_at<true>(job, (at.row + r) * view.cols + at.col + c) : 0.0f;
+      }, at);
+    } else {
+      v.load(job.master, false, view, at);
+    }
   }
   place.hold_tensor(stage);
   if (encode.via_bf16) v.round();
@@ -209,18 +229,19 @@ __device__ __forceinline__ float update_apart(const Update& job, const R& rules,
   } else {
     a = update_any(job, rules, view, row, col, rows, cols);
   }
-  if (job.lines[0] | job.lines[1]) raise_lines_apart(job, row, col, rows, cols);
+  if (job.lines[0] | job.lines[1]) raise_lines_apart<HALF_MASTERS<R>>(job, row, col, rows, cols);
   __syncthreads();
   return a;
 }
 
 // Brings the job of a later block to the cache, where jobs are small and many: those of a run lie in memory since the last.
 // About as many blocks later as a device has in work at a time.
-__device__ __forceinline__ void prefetch_job(const Tile* tiles, const Update* jobs) {
+template <class Job>
+__device__ __forceinline__ void prefetch_job(const Tile* tiles, const Job* jobs) {
   constexpr uint32_t LATER = 264, LINE = 128;
-  static_assert(sizeof(Update) % LINE == 0);
+  static_assert(sizeof(Job) % LINE == 0);
   uint32_t later = blockIdx.x + LATER;
-  if (threadIdx.x >= sizeof(Update) / LINE || later >= gridDim.x) return;
+  if (threadIdx.x >= sizeof(Job) / LINE || later >= gridDim.x) return;
   const uint8_t* from = reinterpret_cast<const uint8_t*>(jobs + tiles[later].job) + threadIdx.x * LINE;
   asm volatile("prefetch.global.L2 [%0];" ::"l"(from));
 }
@@ -249,7 +270,11 @@ __device__ __forceinline__ float update_other(const Update& job, const Step* ste
   uint32_t rows = uint32_t(min(uint64_t(encode.tile_rows), view.rows - row));
   uint32_t cols = uint32_t(min(uint64_t(encode.tile_cols), view.cols - col));
   float a = update_apart(job, rules, view, row, col, rows, cols);
-  if (encode.path == PATH_MIXED) {
+  if (HALF_MASTERS<R> && encode.source_code == BF16 && encode.path == PATH_MIXED) {
+    mixed_apart<8>(encode, step, index, shared.mixed);
+  } else if (HALF_MASTERS<R> && encode.source_code == BF16 && encode.path == PATH_BLOCKS) {
+    blocks_apart<8>(encode, index, shared.blocks);
+  } else if (encode.path == PATH_MIXED) {
     mixed_apart<4>(encode, step, index, shared.mixed);
   } else if (encode.path == PATH_BLOCKS) {
     blocks_apart<4>(encode, index, shared.blocks);

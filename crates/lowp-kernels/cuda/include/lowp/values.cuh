@@ -86,6 +86,8 @@ constexpr uint64_t SUM_TILE = 8192;
 constexpr uint64_t SUM_PARTS_TILE = 2048;
 // Momentum and Normalize: elements of a tile.
 constexpr uint64_t MOMENTUM_TILE = 2048;
+// StoredUpdate: elements of a block of a state in fp8.
+constexpr uint32_t STATE_BLOCK = 32;
 // StepScalars: bytes of a rank's part, of the header of scalars, and of a group of them.
 constexpr uint64_t GRAD_PART = 32;
 constexpr uint64_t STEP_HEADER = 32;
@@ -131,6 +133,14 @@ enum UpdateRule : uint8_t {
   UPDATE_SGD_NESTEROV = 5,
   // SGD whose gradients are not multiplied by `Step::grad_scale`, and whose state belongs to another pass.
   UPDATE_MUON = 6,
+};
+
+// How a value of an optimizer is stored: lowp_kernels::StateDtype.
+enum Stored : uint8_t {
+  STORED_F32 = 0,
+  STORED_BF16 = 1,
+  // Codes of 8 bits, with a scale for each block of STATE_BLOCK.
+  STORED_FP8 = 2,
 };
 
 // What shares an amax above block scales, or a scale: lowp_format::Extent by orientation.

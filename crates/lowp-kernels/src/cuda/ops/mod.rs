@@ -19,6 +19,7 @@ pub(super) mod rearrange;
 pub(super) mod repack;
 pub(super) mod round;
 pub(super) mod step_scalars;
+pub(super) mod stored;
 pub(super) mod sum;
 pub(super) mod sum_parts;
 pub(super) mod sum_squares;
@@ -30,8 +31,9 @@ use super::table;
 use job::Job;
 
 /// Every kernel, by operation.
-pub(super) const KERNELS: [&[Kernel]; 18] = [
+pub(super) const KERNELS: [&[Kernel]; 19] = [
     table::Update::KERNELS,
+    table::StoredUpdate::KERNELS,
     table::Amax::KERNELS,
     table::Decode::KERNELS,
     table::Encode::KERNELS,

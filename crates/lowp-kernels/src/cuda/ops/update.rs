@@ -9,7 +9,7 @@ use super::super::table::{
 };
 use super::encode;
 use super::job::{Job, aligned, bits, cdiv, of_one_kind, source, via_bf16};
-use crate::{KernelError, Rule, Source, State, UpdateJob};
+use crate::{KernelError, Rule, State, UpdateJob};
 
 /// The kernels of AdamW and Adam with L2, then those of all other rules: of any jobs, and of one kind.
 const KERNELS: [Kernel; 10] = [
@@ -42,16 +42,14 @@ fn is_adam(job: &Update) -> bool {
 }
 
 pub(crate) fn job(backend: &Cuda, job: &UpdateJob<Cuda>) -> Result<Update, KernelError> {
-    let Source::F32(master) = &job.master else {
-        return Err(KernelError::StateDevice);
-    };
+    let (master, ..) = source(&job.master);
     let (grad, grad_code, len) = source(&job.grad);
     let (mut states, mut state_codes) = ([0; Rule::MOST_STATES], [code::F32; Rule::MOST_STATES]);
     for (index, state) in job.states.iter().enumerate() {
-        let State::Values(values) = state else {
-            return Err(KernelError::StateDevice);
-        };
-        (states[index], state_codes[index], _) = source(values);
+        match state {
+            State::Values(values) => (states[index], state_codes[index], _) = source(values),
+            State::Fp8(bytes) => states[index] = bytes.pointer(),
+        }
     }
     // The shape of amaxes was checked where lines have some.
     let amax = job.amax.as_ref();
@@ -73,7 +71,7 @@ pub(crate) fn job(backend: &Cuda, job: &UpdateJob<Cuda>) -> Result<Update, Kerne
         amax.lines[orientation as usize].map(|start| amax.out.at(start))
     };
     Ok(Update {
-        master: master.pointer(),
+        master,
         states,
         grad,
         amax: amax
@@ -108,6 +106,23 @@ fn one_row(rows: Vec<Encode>) -> Result<Encode, KernelError> {
     Ok(row)
 }
 
+impl Update {
+    /// Fills the fields that follow from the others; `whole` says that four elements of each vector are aligned, from the first on.
+    pub(super) fn lay_out_with(&mut self, whole: bool) {
+        let flat = self.encode.passes == 0 && self.lines == [0; 2];
+        let cols = if flat { FLAT_COLS } else { self.encode.cols };
+        self.encode.source = self.master;
+        self.encode.source_code = code::F32;
+        self.encode.lay_out_with(whole && cols.is_multiple_of(4));
+        if self.lines != [0; 2] && self.encode.path == path::FLAT {
+            // Lines are of the matrix.
+            self.encode.path = path::WIDE;
+            [self.encode.tile_rows, self.encode.tile_cols] = [WIDE_ROWS, WIDE_COLS];
+            self.encode.tiles_across = cdiv(self.encode.cols, WIDE_COLS.into());
+        }
+    }
+}
+
 impl Job for Update {
     const KERNELS: &'static [Kernel] = &KERNELS;
     const BACKWARDS: bool = true;
@@ -135,22 +150,11 @@ impl Job for Update {
 
     fn lay_out(&mut self) {
         let chunk = |code: u8| bits(code) / 2;
-        let flat = self.encode.passes == 0 && self.lines == [0; 2];
-        let cols = if flat { FLAT_COLS } else { self.encode.cols };
         let mut states = self.states.iter().zip(&self.state_codes);
-        let source = cols.is_multiple_of(4)
-            && aligned(self.master, 0, 16)
+        let whole = aligned(self.master, 0, 16)
             && states.all(|(&state, &code)| aligned(state, 0, chunk(code)))
             && aligned(self.grad, 0, chunk(self.grad_code));
-        self.encode.source = self.master;
-        self.encode.source_code = code::F32;
-        self.encode.lay_out_with(source);
-        if self.lines != [0; 2] && self.encode.path == path::FLAT {
-            // Lines are of the matrix.
-            self.encode.path = path::WIDE;
-            [self.encode.tile_rows, self.encode.tile_cols] = [WIDE_ROWS, WIDE_COLS];
-            self.encode.tiles_across = cdiv(self.encode.cols, WIDE_COLS.into());
-        }
+        self.lay_out_with(whole);
     }
 
     fn tiles(&self) -> u64 {

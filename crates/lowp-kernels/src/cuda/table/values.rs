@@ -83,6 +83,8 @@ constants! {
     SUM_PARTS_TILE: u64 = 2048;
     /// Momentum and Normalize: elements of a tile.
     MOMENTUM_TILE: u64 = 2048;
+    /// StoredUpdate: elements of a block of a state in fp8.
+    STATE_BLOCK: u32 = 32;
     /// StepScalars: bytes of a rank's part, of the header of scalars, and of a group of them.
     GRAD_PART: u64 = 32;
     STEP_HEADER: u64 = 32;
@@ -130,6 +132,14 @@ values! {
         SGD_NESTEROV = 5,
         /// SGD whose gradients are not multiplied by `Step::grad_scale`, and whose state belongs to another pass.
         MUON = 6,
+    }
+
+    /// How a value of an optimizer is stored: lowp_kernels::StateDtype.
+    mod stored: u8 as Stored, "STORED_" {
+        F32 = 0,
+        BF16 = 1,
+        /// Codes of 8 bits, with a scale for each block of STATE_BLOCK.
+        FP8 = 2,
     }
 
     /// What shares an amax above block scales, or a scale: lowp_format::Extent by orientation.

@@ -1,0 +1,179 @@
+//! Updates of states in fp8 and masters in bf16, which have kernels of their own.
+
+use lowp_format::ShardTiles;
+
+use super::super::handle::Cuda;
+use super::super::module::Kernel;
+use super::super::table::{Amax, Encode, FLAT_COLS, STATE_BLOCK, StoredUpdate, code, path, stored};
+use super::job::{Job, aligned};
+use super::{amax, encode, update};
+use crate::{AmaxJob, KernelError, StateDtype, UpdateAmax, UpdateJob};
+
+/// By the path of the jobs, which is one for each launch.
+const KERNELS: [Kernel; 3] = [
+    Kernel::new("lowp_update_stored_wide"),
+    Kernel::new("lowp_update_stored_transposed"),
+    Kernel::new("lowp_update_stored_other"),
+];
+
+/// What one plan launches: updates, then amaxes of lines and encodes of those whose tiles would cut blocks of states.
+#[derive(Default)]
+pub(crate) struct Rows {
+    pub(crate) updates: Vec<StoredUpdate>,
+    pub(crate) amaxes: Vec<Amax>,
+    pub(crate) encodes: Vec<Encode>,
+}
+
+/// The rows of all jobs that round by random bits.
+pub(crate) fn rows<'j>(
+    backend: &Cuda,
+    jobs: impl Iterator<Item = &'j UpdateJob<Cuda>>,
+) -> Result<Rows, KernelError> {
+    let mut rows = Rows::default();
+    for job in jobs {
+        let whole = row(backend, job)?;
+        if !whole.cuts_blocks() {
+            rows.updates.push(whole);
+            continue;
+        }
+        // The update is of runs of elements, and what follows reads its masters.
+        let tensor = |amax: &UpdateAmax<Cuda>| UpdateAmax {
+            lines: [None; 2],
+            ..amax.clone()
+        };
+        let alone = UpdateJob {
+            amax: job.amax.as_ref().map(tensor),
+            encode: None,
+            ..job.clone()
+        };
+        rows.updates.push(row(backend, &alone)?);
+        rows.amaxes.extend(amax::jobs(&lines(job)));
+        if let Some(job) = &job.encode {
+            rows.encodes.extend(encode::jobs(backend, job)?);
+        }
+    }
+    Ok(rows)
+}
+
+/// The amaxes of the lines of a master.
+fn lines(job: &UpdateJob<Cuda>) -> Vec<AmaxJob<Cuda>> {
+    let lined = job.amax.iter().map(|amax| AmaxJob {
+        shape: amax.shape,
+        start: 0,
+        source: job.master.clone(),
+        source_rounding: job.source_rounding,
+        out: amax.out.clone(),
+        tensor: None,
+        blocks: amax.blocks().collect(),
+        hadamard: false,
+    });
+    lined.filter(|job| !job.blocks.is_empty()).collect()
+}
+
+fn row(backend: &Cuda, job: &UpdateJob<Cuda>) -> Result<StoredUpdate, KernelError> {
+    let random = job.random.ok_or(KernelError::StateBits)?;
+    let tiles = random.tiles.filter(|tiles| !tiles.are_in_order());
+    let of_tiles = |number: fn(&ShardTiles) -> usize| tiles.as_ref().map_or(0, number) as u64;
+    let mut states = [stored::F32; 2];
+    for (to, state) in states.iter_mut().zip(&job.states) {
+        *to = stored_as(state.dtype());
+    }
+    Ok(StoredUpdate {
+        update: update::job(backend, job)?,
+        seed: random.seed,
+        stream: random.stream,
+        first: random.first as u64,
+        tile_rows: of_tiles(|tiles| tiles.tile().rows),
+        tile_cols: of_tiles(|tiles| tiles.tile().cols),
+        tiles_across: of_tiles(ShardTiles::across),
+        master: stored_as(job.master.dtype().into()),
+        states,
+        ..StoredUpdate::default()
+    })
+}
+
+fn stored_as(dtype: StateDtype) -> u8 {
+    match dtype {
+        StateDtype::F32 => stored::F32,
+        StateDtype::Bf16 => stored::BF16,
+        StateDtype::Fp8 => stored::FP8,
+    }
+}
+
+/// Bytes of four elements.
+fn chunk(stored: u8) -> u64 {
+    match stored {
+        stored::F32 => 16,
+        stored::BF16 => 8,
+        _ => 4,
+    }
+}
+
+impl StoredUpdate {
+    /// Whether a tile would have a part of a block of states.
+    fn cuts_blocks(mut self) -> bool {
+        self.lay_out();
+        let encode = &self.update.encode;
+        let sides = [encode.cols, encode.tile_cols.into()];
+        let whole = sides.map(|side| side.is_multiple_of(STATE_BLOCK.into()));
+        self.states.contains(&stored::FP8) && encode.path != path::FLAT && whole != [true; 2]
+    }
+
+    /// The kernel of a job that was laid out.
+    fn kernel_of(&self) -> Kernel {
+        let [wide, transposed, other] = KERNELS;
+        match self.update.encode.path {
+            path::WIDE | path::FLAT => wide,
+            path::TRANSPOSED => transposed,
+            _ => other,
+        }
+    }
+}
+
+impl Job for StoredUpdate {
+    const KERNELS: &'static [Kernel] = &KERNELS;
+    const BACKWARDS: bool = true;
+
+    fn launches(mut jobs: Vec<Self>) -> Vec<Vec<Self>> {
+        jobs.iter_mut().for_each(Job::lay_out);
+        let of = |kernel| jobs.iter().filter(move |job| job.kernel_of() == kernel);
+        KERNELS.map(|kernel| of(kernel).copied().collect()).into()
+    }
+
+    fn kernel(jobs: &[Self]) -> Kernel {
+        jobs.first().map_or(KERNELS[0], Self::kernel_of)
+    }
+
+    fn lay_out(&mut self) {
+        let Self { update, states, .. } = self;
+        let grad = match update.grad_code {
+            code::BF16 => stored::BF16,
+            _ => stored::F32,
+        };
+        let vectors = [
+            (update.master, self.master),
+            (update.states[0], states[0]),
+            (update.states[1], states[1]),
+            (update.grad, grad),
+        ];
+        let vectors = vectors.iter();
+        // Four elements have the random words of one counter, and lanes of a row share a counter of 32, which follow each other in the matrix.
+        let run = if self.tile_cols == 0 { 4 } else { 32 };
+        let flat = update.encode.passes == 0 && update.lines == [0; 2];
+        let cols = if flat { FLAT_COLS } else { update.encode.cols };
+        let counters = [self.first, self.tile_cols, cols];
+        let counters = counters.iter().all(|at| at.is_multiple_of(run));
+        let whole = vectors.fold(counters, |whole, &(at, stored)| {
+            whole && aligned(at, 0, chunk(stored))
+        });
+        // Encodes in the pass of the update are of the values in its registers, which are binary32.
+        update.lay_out_with(whole);
+        if self.master == stored::BF16 {
+            update.encode.source_code = code::BF16;
+        }
+    }
+
+    fn tiles(&self) -> u64 {
+        self.update.tiles()
+    }
+}
