@@ -57,6 +57,12 @@ impl<B: Backend> OperandEncode<B> {
         self.values[orientation as usize].as_ref()
     }
 
+    /// The cast alone, where it is all that [`RecipeOperands::run_encode`] runs: no amax is taken first.
+    pub fn one_pass(&self) -> Option<&B::Plan> {
+        let alone = self.observe.is_none() && self.amax.is_none();
+        self.encode.as_ref().filter(|_| alone)
+    }
+
     /// Bytes of the codes and scales.
     pub fn bytes(&self, backend: &B) -> usize {
         let bytes = |target: &Target<B>| backend.len(&target.bytes);

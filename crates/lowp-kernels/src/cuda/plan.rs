@@ -103,6 +103,15 @@ impl CudaPlan {
         })
     }
 
+    /// The address of the first job of a plan of roundings of blocks of 32, for kernels of other crates that do the same with values that
+    /// they make (`lowp/round.cuh`). The jobs are there as long as the plan.
+    pub fn rounds_of_blocks(&self) -> Option<u64> {
+        match &*self.planned.launches {
+            [launch] if launch.kernel == ops::round::E8M0_FP8 => Some(launch.jobs),
+            _ => None,
+        }
+    }
+
     /// Runs the work on the stream of `cuda`.
     pub(super) fn run(&self, cuda: &Cuda, scalars: &StepScalars) -> Result<(), KernelError> {
         self.fits(cuda, scalars)?;
