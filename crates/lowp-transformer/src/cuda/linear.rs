@@ -8,29 +8,26 @@
 use std::sync::{Arc, Mutex, PoisonError};
 
 use half::bf16;
-use lowp_format::{
-    BufferSpec, Form, Orientation, Part, Phase, QuantizedTensor, Recipe, Role, ScaleLayout, Shape,
-    Usage,
-};
-use lowp_fsdp::{OperandEncode, RecipeOperands, Rounded, ShardedModel, ShardedWeight};
+use lowp_format::{Orientation, Part, Phase, QuantizedTensor, Recipe, Role, Shape};
+use lowp_fsdp::{ShardedModel, ShardedWeight};
 use lowp_gemm::table::{self, Pass};
 use lowp_gemm::{Dtype, GemmDesc, GemmKind, Operand, Scalars, ScaleMode};
 use lowp_kernels::{
-    Backend, Cuda, CudaBuffer, CudaPlan, DecodeJob, KernelError, RepackJob, Source, StepScalars,
-    Work,
+    Backend, Cuda, CudaBuffer, CudaPlan, DecodeJob, KernelError, Source, StepScalars, Work,
 };
 use lowp_shard::GatherWatch;
 
 use super::TransformerError;
 use super::documents::Documents;
 use super::gemms::Gemms;
+use super::operand::{CastOperand, plan_repack};
 use super::ops::Ops;
 use super::place::Arena;
 use super::sdpa::{Sdpa, SdpaSizes};
 use super::trace::{GATHERS, Trace};
 use crate::known::Known;
-use crate::linear_plan::{Decode, FACTORS, LinearPlan, Repack, WeightUse};
-use crate::places::{CudnnPasses, ModelPlaces, Place};
+use crate::linear_plan::{FACTORS, LinearPlan, WeightUse};
+use crate::places::{CudnnPasses, ModelPlaces, OperandNames};
 
 /// What the layers of a model share.
 #[derive(Debug)]
@@ -89,29 +86,18 @@ type Done<T = ()> = Result<T, TransformerError>;
 pub(super) struct Linear<R: Recipe> {
     shared: Arc<Shared>,
     weight: Arc<ShardedWeight<Cuda, R>>,
-    operands: Arc<RecipeOperands<Cuda>>,
     recipe: R,
     /// Of the weight: outputs x inputs.
     shape: Shape,
     tokens: usize,
-    /// What forward multiplies.
-    pub(super) input: CudaBuffer<bf16>,
+    /// What forward multiplies; layers that read the same may have one.
+    pub(super) input: Arc<CastOperand>,
     /// The gradient of what forward makes, when backward runs.
-    pub(super) gradient: CudaBuffer<bf16>,
-    x: OperandEncode<Cuda>,
-    dy: OperandEncode<Cuda>,
+    pub(super) gradient: CastOperand,
     plan: LinearPlan,
-    /// Planned decodes of this layer's operands.
-    decodes: Vec<DecodeOfOperand>,
-    /// Planned copies of their block scales, as products read them.
-    repacks: Vec<RepackOfOperand>,
     /// What is planned over the memory that the weight is gathered in.
     weights: Mutex<Vec<(Gathered, WeightPlan)>>,
 }
-
-/// What is planned for an operand, and where it goes.
-type DecodeOfOperand = ((Role, Orientation), CudaPlan, CudaBuffer<bf16>);
-type RepackOfOperand = ((Role, Orientation), CudaPlan, CudaBuffer<u8>);
 
 /// The memory that a weight is gathered in, and the phase that it is gathered for.
 type Gathered = (Option<u64>, Phase);
@@ -126,15 +112,20 @@ enum WeightPlan {
 
 impl<R: Recipe> Linear<R> {
     /// Layer `index` of `model`, over `tokens` tokens the first of which is `first_token` of the batch. `gradient` is where its output's
-    /// gradient will be. Where codes of the input outlive it, it is the memory named first, else the one named second.
-    pub(super) fn new(
+    /// gradient will be, and `readers` are layers before it that read the same input. An activation that makes the input reads a matrix of
+    /// its shape, and one that makes the gradient another: those of `activation`.
+    pub(super) fn new<'a>(
         shared: &Arc<Shared>,
         model: &ShardedModel<Cuda, R>,
         index: usize,
         (tokens, first_token): (usize, u64),
-        gradient: &CudaBuffer<bf16>,
-        inputs: [&'static str; 2],
-    ) -> Done<Self> {
+        gradient: CudaBuffer<bf16>,
+        (names, activation): (&OperandNames, [Option<&CudaBuffer<bf16>>; 2]),
+        mut readers: impl Iterator<Item = &'a Self>,
+    ) -> Done<Self>
+    where
+        R: 'a,
+    {
         let missing =
             || TransformerError::Unsupported(format!("the model has no linear layer {index}"));
         let weight = Arc::clone(model.weight(index).ok_or_else(missing)?);
@@ -142,121 +133,47 @@ impl<R: Recipe> Linear<R> {
         weight.watch_gathers(GatherWatch::new(move |stream, point| {
             trace.mark_gather(stream, point)
         }))?;
-        let operands = Arc::clone(model.operands().get(index).ok_or_else(missing)?);
+        let operands = model.operands().get(index).ok_or_else(missing)?;
         let (recipe, shape) = (weight.recipe(), weight.full_shape());
-        let arena = &shared.arena;
         table::check(&recipe)?;
-        let plan = LinearPlan::new(&recipe, shape, tokens, inputs, shared.capability);
+        let plan = LinearPlan::new(&recipe, shape, tokens, names, shared.capability);
         let plan = plan.map_err(KernelError::from)?;
-        let input = arena.values(&plan.input)?;
-        let lend = |places: &[Place], spec: &BufferSpec| {
-            let place = places.iter().find(|place| place.spec == Some(*spec));
-            place.map(|place| arena.codes(place)).transpose()
+        let cast = |role, width, (values, made): (CudaBuffer<bf16>, bool)| {
+            let of = (role, Shape::new(tokens, width), first_token);
+            CastOperand::new(shared, operands, &plan, of, (values, made))
         };
-        let rows = Shape::new(tokens, shape.cols);
-        let rounded = |role| -> Done<Rounded<Cuda>> {
-            let mut values = [None, None];
-            for of in plan.rounded.iter().filter(|of| of.role == role) {
-                values[of.orientation as usize] = Some(arena.values(&of.to)?);
+        let made_of = |at: usize| -> Done<_> {
+            let read = activation[at].cloned().ok_or_else(|| {
+                TransformerError::Unsupported(format!("no activation before linear layer {index}"))
+            })?;
+            Ok((read, true))
+        };
+        let input = match readers.find(|other| other.plan.shares_input(&plan)) {
+            Some(other) => Arc::clone(&other.input),
+            None => {
+                let values = match &plan.input {
+                    Some(place) => (shared.arena.values(place)?, false),
+                    None => made_of(0)?,
+                };
+                Arc::new(cast(Role::Activation, shape.cols, values)?)
             }
-            Ok(values)
         };
-        let x = operands.plan_encode(
-            Role::Activation,
-            (rows, Usage::BOTH, first_token),
-            (&Source::Bf16(input.clone()), rounded(Role::Activation)?),
-            |spec| lend(&plan.x, spec),
-        )?;
-        let outputs = Shape::new(tokens, shape.rows);
-        let dy = operands.plan_encode(
-            Role::Gradient,
-            (outputs, Usage::BOTH, first_token),
-            (&Source::Bf16(gradient.clone()), rounded(Role::Gradient)?),
-            |spec| lend(&plan.dy, spec),
-        )?;
-        let mut layer = Self {
+        let gradient = match plan.gradient_is_made {
+            true => made_of(1)?,
+            false => (gradient, false),
+        };
+        let gradient = cast(Role::Gradient, shape.rows, gradient)?;
+        Ok(Self {
             shared: Arc::clone(shared),
             weight,
-            operands,
             recipe,
             shape,
             tokens,
             input,
-            gradient: gradient.clone(),
-            x,
-            dy,
+            gradient,
             plan,
-            decodes: Vec::new(),
-            repacks: Vec::new(),
             weights: Mutex::default(),
-        };
-        layer.decodes = layer.plan_decodes()?;
-        layer.repacks = layer.plan_repacks()?;
-        Ok(layer)
-    }
-
-    /// The cast of an input or gradient, and the shape of its matrix.
-    fn encode(&self, role: Role) -> (&OperandEncode<Cuda>, Shape) {
-        let (encode, width) = match role {
-            Role::Gradient => (&self.dy, self.shape.rows),
-            Role::Activation | Role::Weight => (&self.x, self.shape.cols),
-        };
-        (encode, Shape::new(self.tokens, width))
-    }
-
-    /// Plans the decodes of operands that hold codes for products of values.
-    fn plan_decodes(&self) -> Done<Vec<DecodeOfOperand>> {
-        let Shared { cuda, arena, .. } = &*self.shared;
-        let planned = self.plan.decodes.iter().map(|decode| {
-            let Decode {
-                role,
-                orientation,
-                from,
-                to,
-            } = decode;
-            let (encode, shape) = self.encode(*role);
-            let kernel = encode.quantizers().of(*from).kernel;
-            let find = |part| encode.target(*from, part).cloned();
-            let data = find(Part::Data).ok_or_else(|| KernelError::Missing {
-                what: format!("the {} codes of an operand", from.usage()),
-            })?;
-            let outer = kernel.scale.outer().and_then(|(_, part)| find(part));
-            let out = arena.values(to)?;
-            let job = DecodeJob {
-                shape,
-                kernel,
-                data,
-                block_scale: find(Part::BlockScale),
-                tensor_scale: outer.map(|target| target.bytes),
-                out: Source::Bf16(out.clone()),
-            };
-            let plan = cuda.plan(Work::Decode(vec![job]))?;
-            Ok(((*role, *orientation), plan, out))
-        });
-        planned.collect()
-    }
-
-    /// Plans the copies of block scales of operands into the form that products read.
-    fn plan_repacks(&self) -> Done<Vec<RepackOfOperand>> {
-        let Shared { cuda, arena, .. } = &*self.shared;
-        let mut planned = Vec::new();
-        for repack in &self.plan.repacks {
-            let Repack {
-                role,
-                orientation,
-                form,
-                to,
-            } = repack;
-            let (encode, shape) = self.encode(*role);
-            let Some(target) = encode.target(*orientation, Part::BlockScale) else {
-                continue;
-            };
-            let to = arena.codes(to)?;
-            let from = (&target.spec, &target.bytes);
-            let plan = plan_repack(cuda, from, shape, (*orientation, *form), &to)?;
-            planned.push(((*role, *orientation), plan, to));
-        }
-        Ok(planned)
+        })
     }
 
     /// Which product runs in each pass.
@@ -272,12 +189,9 @@ impl<R: Recipe> Linear<R> {
         }
     }
 
-    /// `out = input W^T`, `[tokens, outputs]`.
+    /// `out = input W^T`, `[tokens, outputs]`, of an input that is cast and prepared.
     pub(super) fn forward(&self, out: &CudaBuffer<bf16>) -> Done {
-        let agree = self.shared.agree_amaxes;
-        self.operands.run_encode(&self.x, agree)?;
-        self.mark("cast of inputs")?;
-        let x = self.operand(Pass::Forward, Role::Activation)?;
+        let x = self.input.operand(Pass::Forward)?;
         self.with_weight(Phase::Forward, |w| {
             let out = super::place::at(out, self.tokens * self.shape.rows)?;
             // SAFETY: operands and result have the shapes that the layer was made for.
@@ -286,20 +200,20 @@ impl<R: Recipe> Linear<R> {
     }
 
     /// From the gradient of what forward made: `dx = dy W`, `[tokens, inputs]`, added to what is there with `accumulate`, and the
-    /// weight's gradient, which goes to its owners.
+    /// weight's gradient, of an input that is prepared, which goes to its owners.
     pub(super) fn backward(&self, dx: &CudaBuffer<bf16>, accumulate: bool) -> Done {
         let Shape { rows, cols } = self.shape;
-        let agree = self.shared.agree_amaxes;
-        self.operands.run_encode(&self.dy, agree)?;
-        self.mark("cast of gradients")?;
-        let dy = self.operand(Pass::InputGrad, Role::Gradient)?;
+        self.gradient.cast()?;
+        self.gradient.prepare(Pass::InputGrad)?;
+        let dy = self.gradient.operand(Pass::InputGrad)?;
         self.with_weight(Phase::Backward, |w| {
             let dx = super::place::at(dx, self.tokens * cols)?;
             // SAFETY: as in `forward`.
             unsafe { self.multiply(Pass::InputGrad, [&dy, &w], (dx, Dtype::Bf16), accumulate) }
         })?;
-        let dy = self.operand(Pass::WeightGrad, Role::Gradient)?;
-        let x = self.operand(Pass::WeightGrad, Role::Activation)?;
+        self.gradient.prepare(Pass::WeightGrad)?;
+        let dy = self.gradient.operand(Pass::WeightGrad)?;
+        let x = self.input.operand(Pass::WeightGrad)?;
         let out = match self.weight.gradient()? {
             Source::F32(buffer) => (super::place::at(&buffer, rows * cols)?, Dtype::F32),
             Source::Bf16(buffer) => (super::place::at(&buffer, rows * cols)?, Dtype::Bf16),
@@ -352,51 +266,6 @@ impl<R: Recipe> Linear<R> {
         };
         // SAFETY: the caller's promise; scalars on the device are the arena's.
         unsafe { gemms.run(&desc, [left.ptr, right.ptr], out, scalars) }
-    }
-
-    /// An input or gradient as `pass` reads it.
-    fn operand(&self, pass: Pass, role: Role) -> Done<Operand> {
-        let product = self.plan.products[pass as usize];
-        let orientation = pass
-            .operands()
-            .into_iter()
-            .find(|(r, _)| *r == role)
-            .map_or(Orientation::Rowwise, |(_, o)| o);
-        let (encode, _) = self.encode(role);
-        let values = match role {
-            Role::Gradient => &self.gradient,
-            Role::Activation | Role::Weight => &self.input,
-        };
-        if product != GemmKind::Bf16 {
-            let find = |part| {
-                encode
-                    .target(orientation, part)
-                    .map(|target| (&target.spec, &target.bytes))
-            };
-            let kernel = encode.quantizers().of(orientation).kernel;
-            let mut operand = Operand::codes(product, orientation, &kernel, find)?;
-            let mut planned = self.repacks.iter();
-            if let Some((_, repack, scales)) = planned.find(|(key, ..)| *key == (role, orientation))
-            {
-                self.shared.cuda.run(repack, &StepScalars::default())?;
-                operand.ptr.scale = scales.pointer();
-            }
-            return Ok(operand);
-        }
-        let k_inner = orientation == Orientation::Rowwise;
-        if let Some(rounded) = encode.values(orientation) {
-            return Ok(Operand::values(rounded.pointer(), k_inner));
-        }
-        let planned = self
-            .decodes
-            .iter()
-            .find(|(key, ..)| *key == (role, orientation));
-        let Some((_, decode, values)) = planned else {
-            return Ok(Operand::values(values.pointer(), k_inner));
-        };
-        self.shared.cuda.run(decode, &StepScalars::default())?;
-        self.mark("decode of operands")?;
-        Ok(Operand::values(values.pointer(), k_inner))
     }
 
     /// Gathers the weight for `phase` and gives it to `multiply`.
@@ -488,22 +357,4 @@ impl<R: Recipe> Linear<R> {
         known.push((key, plan.clone()));
         Ok(plan)
     }
-}
-
-/// Plans a copy of block scales of a matrix of `shape` from their Compact form to `form`.
-fn plan_repack(
-    cuda: &Cuda,
-    (spec, from): (&BufferSpec, &CudaBuffer<u8>),
-    shape: Shape,
-    (orientation, form): (Orientation, Form),
-    to: &CudaBuffer<u8>,
-) -> Done<CudaPlan> {
-    let layout = |form| ScaleLayout::new(spec, shape, orientation, form).map_err(KernelError::from);
-    let job = RepackJob {
-        from_layout: layout(Form::Compact)?,
-        to_layout: layout(form)?,
-        from: from.clone(),
-        to: to.clone(),
-    };
-    Ok(cuda.plan(Work::Repack(vec![job]))?)
 }

@@ -1,5 +1,6 @@
 //! The model on a GPU.
 
+mod activation;
 mod attention;
 mod batch;
 mod block;
@@ -11,6 +12,7 @@ mod linear;
 mod model;
 mod module;
 mod network;
+mod operand;
 mod ops;
 mod place;
 mod sdpa;
