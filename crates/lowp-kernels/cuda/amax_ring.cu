@@ -28,12 +28,6 @@ extern "C" __global__ void __launch_bounds__(THREADS, resident::AMAX_RING)
       transformed = max_pair(transformed, max_pair(low, high));
     }
   });
-  // The values are those of bfloat16.
-  auto raise_to = [](uint64_t to, uint32_t most) {
-    __syncthreads();
-    const float a = block_max(fmaxf(fmaxf(widen_low(most), widen_high(most)), 0.0f));
-    if (threadIdx.x == 0) raise(pointer<float>(to), a);
-  };
-  if (job.tensor) raise_to(job.tensor, plain);
-  raise_to(job.transformed, transformed);
+  if (job.tensor) raise_by_pairs(job.tensor, plain);
+  raise_by_pairs(job.transformed, transformed);
 }

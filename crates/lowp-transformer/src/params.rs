@@ -66,14 +66,22 @@ pub(crate) const KERNELS: [(&str, &[Kernel]); 5] = [
         ],
     ),
     (
-        "rounded",
+        "cast",
         &[
-            ("gelu_forward_rounded", &[Words, Octets, Int]),
-            ("gelu_backward_rounded", &[Words, Octets, Octets, Int]),
-            ("swiglu_forward_rounded", &[Words, Octets, Octets, Int]),
+            ("gelu_forward_cast", &[Octets, Words, Words, Octets, Int]),
             (
-                "swiglu_backward_rounded",
-                &[Words, Octets, Words, Octets, Octets, Octets, Octets, Int],
+                "gelu_backward_cast",
+                &[Octets, Words, Words, Octets, Octets, Int],
+            ),
+            (
+                "swiglu_forward_cast",
+                &[Octets, Words, Words, Octets, Octets, Int],
+            ),
+            (
+                "swiglu_backward_cast",
+                &[
+                    Octets, Words, Words, Octets, Words, Words, Octets, Octets, Octets, Int,
+                ],
             ),
         ],
     ),

@@ -38,7 +38,7 @@ struct Planned {
     /// One for the work, or for each kind of jobs that has kernels of its own; none for work without elements.
     launches: Vec<Launch>,
     scratch: Option<Scratch>,
-    #[expect(dead_code, reason = "held: the launch points to its buffers")]
+    /// Held: the launch points to its buffers.
     work: Work<Cuda>,
 }
 
@@ -108,6 +108,14 @@ impl CudaPlan {
     pub fn rounds_of_blocks(&self) -> Option<u64> {
         match &*self.planned.launches {
             [launch] if launch.kernel == ops::round::E8M0_FP8 => Some(launch.jobs),
+            _ => None,
+        }
+    }
+
+    /// The same of a plan of amaxes that are all those of one whole matrix, not of blocks or lines, for kernels that make the matrix.
+    pub fn amaxes_of_matrix(&self) -> Option<u64> {
+        match (&*self.planned.launches, &self.planned.work) {
+            ([launch], Work::Amax(jobs)) if ops::amax::are_of_one_matrix(jobs) => Some(launch.jobs),
             _ => None,
         }
     }

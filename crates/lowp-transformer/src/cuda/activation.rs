@@ -16,26 +16,25 @@ use crate::params::Arg;
 type Values = CudaBuffer<bf16>;
 type Done = Result<(), TransformerError>;
 
-/// Rows and columns of what a block rounds.
-const ROUNDED_TILE: [usize; 2] = [32, 256];
+/// Rows and columns of what a block of threads makes and casts.
+const TILE: [usize; 2] = [32, 256];
 
-/// What an activation makes.
+/// What becomes of a matrix that an activation makes.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Made<'a> {
+    /// It is stored.
     Values(&'a Values),
-    /// What the job at this address rounds them to.
+    /// The same, and its amaxes go where the job at this address says.
+    Observed(&'a Values, u64),
+    /// It is rounded, as the job at this address says.
     Rounded(u64),
 }
 
 impl Ops {
     /// The GELU of `x`, a matrix of `size`.
     pub(super) fn gelu(&self, x: &Values, y: Made<'_>, size: [usize; 2]) -> Done {
-        match y {
-            Made::Values(y) => self.octets("gelu_forward", &[x, y], size),
-            Made::Rounded(y) => {
-                self.rounded("gelu_forward_rounded", &[Arg::Pointer(y)], &[x], size)
-            }
-        }
+        let names = ["gelu_forward", "gelu_forward_cast"];
+        self.activate(names, &[x], &[y], size)
     }
 
     /// Its gradient, which may take the place of `dy`.
@@ -46,24 +45,14 @@ impl Ops {
         dx: Made<'_>,
         size: [usize; 2],
     ) -> Done {
-        match dx {
-            Made::Values(dx) => self.octets("gelu_backward", &[x, dy, dx], size),
-            Made::Rounded(dx) => {
-                let dx = [Arg::Pointer(dx)];
-                self.rounded("gelu_backward_rounded", &dx, &[x, dy], size)
-            }
-        }
+        let names = ["gelu_backward", "gelu_backward_cast"];
+        self.activate(names, &[x, dy], &[dx], size)
     }
 
     /// The SwiGLU of matrices of `size`.
     pub(super) fn swiglu(&self, [gate, up]: [&Values; 2], y: Made<'_>, size: [usize; 2]) -> Done {
-        match y {
-            Made::Values(y) => self.octets("swiglu_forward", &[gate, up, y], size),
-            Made::Rounded(y) => {
-                let y = [Arg::Pointer(y)];
-                self.rounded("swiglu_forward_rounded", &y, &[gate, up], size)
-            }
-        }
+        let names = ["swiglu_forward", "swiglu_forward_cast"];
+        self.activate(names, &[gate, up], &[y], size)
     }
 
     /// Its gradients for gate and up.
@@ -74,47 +63,52 @@ impl Ops {
         made: [Made<'_>; 2],
         size: [usize; 2],
     ) -> Done {
-        if let [Made::Values(dgate), Made::Values(dup)] = made {
-            return self.octets("swiglu_backward", &[gate, up, dy, dgate, dup], size);
-        }
-        let len = size[0] * size[1];
-        let mut to = Vec::new();
-        for made in made {
-            to.extend(match made {
-                Made::Values(values) => [Arg::Pointer(0), Arg::Pointer(at(values, len)?)],
-                Made::Rounded(job) => [Arg::Pointer(job), Arg::Pointer(0)],
-            });
-        }
-        self.rounded("swiglu_backward_rounded", &to, &[gate, up, dy], size)
+        let names = ["swiglu_backward", "swiglu_backward_cast"];
+        self.activate(names, &[gate, up, dy], &made, size)
     }
 
-    /// A kernel that takes a matrix of `size` in each of `buffers`.
-    fn octets(&self, name: &'static str, buffers: &[&Values], [tokens, width]: [usize; 2]) -> Done {
-        let args = matrices(buffers, tokens * width)?;
-        // SAFETY: as in `norm`.
-        unsafe { self.launch_each(name, &args, octets(tokens * width)?) }
-    }
-
-    /// A kernel that makes what goes `to` jobs and matrices from those of `size` in `buffers`, in tiles.
-    fn rounded(
+    /// What is `made` of matrices of `size`, by the first kernel where all of it is only stored, else by the second.
+    fn activate(
         &self,
-        name: &'static str,
-        to: &[Arg],
-        buffers: &[&Values],
+        [stored, cast]: [&'static str; 2],
+        read: &[&Values],
+        made: &[Made<'_>],
         [tokens, width]: [usize; 2],
     ) -> Done {
-        let args = [to, &matrices(buffers, tokens * width)?, &[int(width)?]].concat();
-        let [rows, cols] = ROUNDED_TILE;
-        let blocks = tokens.div_ceil(rows) * width.div_ceil(cols);
-        // SAFETY: as in `norm`; the jobs were planned for matrices of this size, whose rows are a multiple of a tile's, and plans keep them.
-        unsafe { self.launch(name, [blocks, 1], [THREADS, 1], &args) }
+        let address = |values: &Values| Ok(Arg::Pointer(at(values, tokens * width)?));
+        let read = read.iter().map(|values| address(values));
+        let read = read.collect::<Result<Vec<_>, TransformerError>>()?;
+        if made.iter().all(|made| matches!(made, Made::Values(_))) {
+            let mut args = read;
+            for made in made {
+                if let Made::Values(values) = made {
+                    args.push(address(values)?);
+                }
+            }
+            // SAFETY: buffers as long as the kernel takes them to be.
+            return unsafe { self.launch_each(stored, &args, octets(tokens * width)?) };
+        }
+        let [rows, cols] = TILE;
+        if !tokens.is_multiple_of(rows) || !width.is_multiple_of(8) {
+            return Err(TransformerError::Unsupported(format!(
+                "an activation of {tokens} x {width} that is cast; take a multiple of {rows} x 8"
+            )));
+        }
+        let mut args = Vec::new();
+        for made in made {
+            let none = Arg::Pointer(0);
+            args.extend(match made {
+                Made::Values(values) => [address(values)?, none, none],
+                Made::Observed(values, job) => [address(values)?, none, Arg::Pointer(*job)],
+                Made::Rounded(job) => [none, Arg::Pointer(*job), none],
+            });
+        }
+        args.extend(read);
+        args.push(int(width)?);
+        let blocks = tokens / rows * width.div_ceil(cols);
+        // SAFETY: as above; the jobs are those of plans over matrices of this size, which their owner keeps.
+        unsafe { self.launch(cast, [blocks, 1], [THREADS, 1], &args) }
     }
-}
-
-/// The addresses of matrices of `len` values.
-fn matrices(buffers: &[&Values], len: usize) -> Result<Vec<Arg>, TransformerError> {
-    let address = |buffer: &&Values| Ok(Arg::Pointer(at(buffer, len)?));
-    buffers.iter().map(address).collect()
 }
 
 #[cfg(test)]

@@ -138,31 +138,35 @@ impl<R: Recipe> Linear<R> {
         table::check(&recipe)?;
         let plan = LinearPlan::new(&recipe, shape, tokens, names, shared.capability);
         let plan = plan.map_err(KernelError::from)?;
-        let cast = |role, width, (values, made): (CudaBuffer<bf16>, bool)| {
-            let of = (role, Shape::new(tokens, width), first_token);
-            CastOperand::new(shared, operands, &plan, of, (values, made))
+        let cast = |role, width, of: (CudaBuffer<bf16>, bool)| {
+            let place = (role, Shape::new(tokens, width), first_token);
+            CastOperand::new(shared, operands, &plan, place, of)
         };
-        let made_of = |at: usize| -> Done<_> {
-            let read = activation[at].cloned().ok_or_else(|| {
+        let read = |at: usize| {
+            activation[at].cloned().ok_or_else(|| {
                 TransformerError::Unsupported(format!("no activation before linear layer {index}"))
-            })?;
-            Ok((read, true))
+            })
         };
         let input = match readers.find(|other| other.plan.shares_input(&plan)) {
             Some(other) => Arc::clone(&other.input),
             None => {
                 let values = match &plan.input {
-                    Some(place) => (shared.arena.values(place)?, false),
-                    None => made_of(0)?,
+                    Some(place) => shared.arena.values(place)?,
+                    None => read(0)?,
                 };
-                Arc::new(cast(Role::Activation, shape.cols, values)?)
+                Arc::new(cast(
+                    Role::Activation,
+                    shape.cols,
+                    (values, names.activated),
+                )?)
             }
         };
         let gradient = match plan.gradient_is_made {
-            true => made_of(1)?,
-            false => (gradient, false),
+            true => read(1)?,
+            false => gradient,
         };
-        let gradient = cast(Role::Gradient, shape.rows, gradient)?;
+        let activated = names.gradient.is_some();
+        let gradient = cast(Role::Gradient, shape.rows, (gradient, activated))?;
         Ok(Self {
             shared: Arc::clone(shared),
             weight,

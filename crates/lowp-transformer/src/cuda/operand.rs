@@ -22,6 +22,16 @@ type Done<T = ()> = Result<T, TransformerError>;
 /// What is planned for an orientation, and where it goes.
 type Planned<T> = (Orientation, CudaPlan, CudaBuffer<T>);
 
+/// What the activation that makes an operand does of its cast, by the address of the job.
+#[derive(Clone, Copy, Debug)]
+enum Job {
+    Nothing,
+    /// Its amaxes.
+    Amax(u64),
+    /// All of it.
+    Round(u64),
+}
+
 /// An input or gradient of linear layers, cast as their recipe says. Layers that read the same input may have one.
 #[derive(Debug)]
 pub(super) struct CastOperand {
@@ -32,8 +42,8 @@ pub(super) struct CastOperand {
     /// What is cast; where an activation makes it, a matrix of its shape that the activation reads.
     pub(super) values: CudaBuffer<bf16>,
     cast: OperandEncode<Cuda>,
-    /// The job by which an activation rounds what it makes.
-    job: Option<u64>,
+    /// What an activation does that makes it.
+    job: Job,
     /// The products of the layers.
     products: [GemmKind; 3],
     /// Planned decodes of its codes.
@@ -43,14 +53,14 @@ pub(super) struct CastOperand {
 }
 
 impl CastOperand {
-    /// The operand in `role` of a layer with this plan: `values`, a matrix of `shape` whose first row is token `first_token` of the batch, or
-    /// what an activation makes that reads them.
+    /// The operand in `role` of a layer with this plan: `values`, a matrix of `shape` whose first row is token `first_token` of the batch.
+    /// Where it is `activated`, an activation makes it; if that also rounds it, `values` are what the activation reads.
     pub(super) fn new(
         shared: &Arc<Shared>,
         operands: &Arc<RecipeOperands<Cuda>>,
         plan: &LinearPlan,
         (role, shape, first_token): (Role, Shape, u64),
-        (values, is_made): (CudaBuffer<bf16>, bool),
+        (values, activated): (CudaBuffer<bf16>, bool),
     ) -> Done<Self> {
         let arena = &shared.arena;
         let mut rounded = [None, None];
@@ -71,14 +81,20 @@ impl CastOperand {
             (&Source::Bf16(values.clone()), rounded),
             lend,
         )?;
-        let job = match is_made {
-            true => {
+        let is_rounded = match role {
+            Role::Gradient => plan.gradient_is_made,
+            Role::Activation | Role::Weight => plan.input.is_none(),
+        };
+        let amax = cast.amax().filter(|_| activated);
+        let job = match (is_rounded, amax.and_then(CudaPlan::amaxes_of_matrix)) {
+            (true, _) => {
                 let job = cast.one_pass().and_then(CudaPlan::rounds_of_blocks);
-                Some(job.ok_or_else(|| KernelError::Missing {
+                Job::Round(job.ok_or_else(|| KernelError::Missing {
                     what: format!("a rounding of blocks of a {role:?}"),
                 })?)
             }
-            false => None,
+            (false, Some(job)) => Job::Amax(job),
+            (false, None) => Job::Nothing,
         };
         let mut made = Self {
             shared: Arc::clone(shared),
@@ -151,25 +167,27 @@ impl CastOperand {
         Ok(Some((*orientation, plan, to)))
     }
 
-    /// What an activation makes for it.
+    /// What becomes of what an activation makes for it.
     pub(super) fn made(&self) -> Made<'_> {
         match self.job {
-            Some(job) => Made::Rounded(job),
-            None => Made::Values(&self.values),
+            Job::Nothing => Made::Values(&self.values),
+            Job::Amax(job) => Made::Observed(&self.values, job),
+            Job::Round(job) => Made::Rounded(job),
         }
     }
 
-    /// Casts the values, unless an activation has rounded them.
+    /// Casts the values, as far as an activation has not.
     pub(super) fn cast(&self) -> Done {
-        if self.job.is_some() {
-            return Ok(());
-        }
         let Shared {
             trace,
             agree_amaxes,
             ..
         } = &*self.shared;
-        self.operands.run_encode(&self.cast, *agree_amaxes)?;
+        match self.job {
+            Job::Nothing => self.operands.run_encode(&self.cast, *agree_amaxes)?,
+            Job::Amax(_) => self.operands.run_observed(&self.cast, *agree_amaxes)?,
+            Job::Round(_) => return Ok(()),
+        }
         let what = match self.role {
             Role::Gradient => "cast of gradients",
             Role::Activation | Role::Weight => "cast of inputs",

@@ -20,6 +20,13 @@ struct AmaxMemory {
 
 __device__ __forceinline__ float rounded(const Amax& job, float a) { return job.via_bf16 ? round_bf16(a) : a; }
 
+// Raises an amax of values of bfloat16 by the largest magnitude among the pairs of all threads, each of which calls it; NaNs lose to all else.
+__device__ __forceinline__ void raise_by_pairs(uint64_t entry, uint32_t most) {
+  __syncthreads();
+  const float a = block_max(fmaxf(fmaxf(widen_low(most), widen_high(most)), 0.0f));
+  if (threadIdx.x == 0) raise(pointer<float>(entry), a);
+}
+
 // The blocks of one part that a tile has. Sides are powers of two, or whole.
 struct TileBlocks {
   int* entries;

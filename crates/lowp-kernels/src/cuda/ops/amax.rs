@@ -23,6 +23,17 @@ pub(crate) fn jobs(jobs: &[AmaxJob<Cuda>]) -> Vec<Amax> {
     rows
 }
 
+/// Whether `jobs` are one row: amaxes of a whole matrix.
+pub(crate) fn are_of_one_matrix(of: &[AmaxJob<Cuda>]) -> bool {
+    match *jobs(of) {
+        [row] => {
+            let whole = (row.start, row.len) == (0, row.rows * row.cols);
+            whole && row.blocks.iter().all(|part| part.out == 0)
+        }
+        _ => false,
+    }
+}
+
 fn amax(job: &AmaxJob<Cuda>) -> Vec<Amax> {
     let (source, source_code, len) = source(&job.source);
     let base = Amax {
