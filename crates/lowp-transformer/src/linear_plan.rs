@@ -134,8 +134,8 @@ impl LinearPlan {
             decodes: Vec::new(),
             repacks: Vec::new(),
             weights: [
-                weight(recipe, shape, Orientation::Rowwise, products[0])?,
-                weight(recipe, shape, Orientation::Columnwise, products[1])?,
+                weight(recipe, shape, (Orientation::Rowwise, products[0]), names)?,
+                weight(recipe, shape, (Orientation::Columnwise, products[1]), names)?,
             ],
         };
         plan.rounded = rounded;
@@ -293,8 +293,7 @@ fn is_rounded(all: &[RoundedOperand], role: Role, orientation: Orientation) -> b
 /// The memory that decoded values of an operand go to, until the next ones.
 fn decoded(role: Role, shape: Shape) -> Place {
     let what = match role {
-        Role::Weight => "decoded weight",
-        Role::Activation => "decoded input",
+        Role::Activation | Role::Weight => "decoded input",
         Role::Gradient => DECODED_GRADIENT[0],
     };
     Place::lent(what, BF16 * shape.elements())
@@ -303,15 +302,15 @@ fn decoded(role: Role, shape: Shape) -> Place {
 fn weight(
     recipe: &impl Recipe,
     shape: Shape,
-    orientation: Orientation,
-    product: GemmKind,
+    (orientation, product): (Orientation, GemmKind),
+    names: &OperandNames,
 ) -> Result<WeightUse, FormatError> {
     if product == GemmKind::Bf16 {
         let kernel = recipe.kernel(orientation);
         // bf16 is row-major for both phases.
         return Ok(match kernel.element == Code::Bf16 && !is_codes(&kernel) {
             true => WeightUse::AsItIs,
-            false => WeightUse::Decode(decoded(Role::Weight, shape)),
+            false => WeightUse::Decode(Place::lent(names.weight, BF16 * shape.elements())),
         });
     }
     let specs = recipe.buffers(Usage::BOTH);

@@ -213,7 +213,7 @@ mod tests {
         let expected = 3 * (values + sums) + own + batch;
         assert_eq!(found.activations, expected as u64);
         // Logits and their gradient, the last h and dh, dqkv and da, sums for gamma and beta.
-        let in_turn = tokens * vocab * 6 + 2 * tokens * dim * (2 + 3 + 4) + 4 * 16 * 2 * dim;
+        let in_turn = tokens * vocab * 6 + 2 * tokens * dim * (2 + 3 + 4) + 4 * 32 * 2 * dim;
         assert_eq!(found.in_turn, in_turn as u64);
     }
 

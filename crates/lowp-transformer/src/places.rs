@@ -24,8 +24,9 @@ fn head_rows(tokens: usize, vocab: usize) -> usize {
     tokens.div_ceil(parts.max(1)).next_multiple_of(128)
 }
 
-/// Rows whose gradients of gamma and beta one block of threads adds up.
-pub(crate) const NORM_ROWS: usize = 32;
+/// Rows whose gradients of gamma and beta one block of threads adds up: at 8,192 tokens all blocks are on the multiprocessors of an H100 at
+/// the same time, as many as these take.
+pub(crate) const NORM_ROWS: usize = 16;
 
 /// Length of the memory in which the gradients of a norm's gamma and beta are added up.
 pub(crate) fn norm_sums(tokens: usize, dim: usize) -> usize {
@@ -262,15 +263,22 @@ pub(crate) struct OperandNames {
     pub(crate) activated: bool,
     /// Where the backward pass of an activation makes the gradient, and rounds it: rows and columns.
     pub(crate) gradient: Option<[&'static str; 2]>,
+    /// The weight, decoded: those of a block are there at the same time.
+    pub(crate) weight: &'static str,
 }
 
 impl OperandNames {
-    pub(crate) const fn new(reads: &'static str, input: [&'static str; 2]) -> Self {
+    pub(crate) const fn new(
+        weight: &'static str,
+        reads: &'static str,
+        input: [&'static str; 2],
+    ) -> Self {
         Self {
             reads,
             input,
             activated: false,
             gradient: None,
+            weight,
         }
     }
 
@@ -290,22 +298,24 @@ impl OperandNames {
 }
 
 const GPT_OPERANDS: &[OperandNames] = &[
-    OperandNames::new("attention", ["h", "kept h"]),
-    OperandNames::new("proj", ["seen", "kept seen"]),
-    OperandNames::new("mlp", ["h", "kept second h"]).before_activation(DECODED_GRADIENT),
-    OperandNames::new("out", ["g", "kept g"]).activated(),
+    OperandNames::new("decoded qkv", "attention", ["h", "kept h"]),
+    OperandNames::new("decoded proj", "proj", ["seen", "kept seen"]),
+    OperandNames::new("decoded fc", "mlp", ["h", "kept second h"])
+        .before_activation(DECODED_GRADIENT),
+    OperandNames::new("decoded out", "out", ["g", "kept g"]).activated(),
 ];
 
 const LLAMA_OPERANDS: &[OperandNames] = &[
-    OperandNames::new("attention", ["h", "kept h of q"]),
-    OperandNames::new("attention", ["h", "kept h of k"]),
-    OperandNames::new("attention", ["h", "kept h of v"]),
-    OperandNames::new("output", ["seen", "kept seen"]),
+    OperandNames::new("decoded query", "attention", ["h", "kept h of q"]),
+    OperandNames::new("decoded key", "attention", ["h", "kept h of k"]),
+    OperandNames::new("decoded value", "attention", ["h", "kept h of v"]),
+    OperandNames::new("decoded output", "output", ["seen", "kept seen"]),
     // Both gradients are there at the same time.
-    OperandNames::new("mlp", ["h", "kept h of gate"])
+    OperandNames::new("decoded gate", "mlp", ["h", "kept h of gate"])
         .before_activation(["dgate", "columns of dgate"]),
-    OperandNames::new("mlp", ["h", "kept h of up"]).before_activation(["dup", "columns of dup"]),
-    OperandNames::new("down", ["g", "kept g"]).activated(),
+    OperandNames::new("decoded up", "mlp", ["h", "kept h of up"])
+        .before_activation(["dup", "columns of dup"]),
+    OperandNames::new("decoded down", "down", ["g", "kept g"]).activated(),
 ];
 
 impl BlockPlaces {

@@ -11,6 +11,7 @@ use lowp_kernels::{Backend, Cuda, CudaBuffer, Source};
 
 use super::TransformerError;
 use super::attention::{Attention, Rows};
+use super::decodes::Decodes;
 use super::head_norms::HeadNorms;
 use super::linear::{Linear, Shared};
 use super::operand::CastOperand;
@@ -184,6 +185,8 @@ pub(super) struct Layer<R: Recipe> {
     /// Of queries and keys, where they have norms.
     head_norms: Option<HeadNorms>,
     linears: Linears<R>,
+    /// Of their weights.
+    decodes: Vec<Decodes>,
 }
 
 impl<R: Recipe> Layer<R> {
@@ -231,6 +234,7 @@ impl<R: Recipe> Layer<R> {
             let made = Linear::new(shared, model, layer, batch, gradient, of, readers)?;
             linears.push(made);
         }
+        let decodes = Decodes::of_block(&linears.iter().collect::<Vec<_>>())?;
         let (norms, inputs, linears) = match sizes.block {
             Block::Gpt => {
                 let linears = Linears::Gpt {
@@ -303,6 +307,7 @@ impl<R: Recipe> Layer<R> {
             rows,
             head_norms,
             linears,
+            decodes,
         })
     }
 
@@ -352,6 +357,7 @@ impl<R: Recipe> Layer<R> {
                 let [qkv, proj, fc, out] = &**linears;
                 first.forward(ops, self.size, input, &qkv.input.values)?;
                 next()?;
+                self.decode_weights(Phase::Forward)?;
                 self.forward_of([(qkv, &self.rows[0])])?;
                 let seen = Rows {
                     values: &proj.input.values,
@@ -374,6 +380,7 @@ impl<R: Recipe> Layer<R> {
                 let ([q, k, v, o], [gate_proj, up_proj, down]) = (&**attention, &**mlp);
                 first.forward(ops, self.size, input, &q.input.values)?;
                 next()?;
+                self.decode_weights(Phase::Forward)?;
                 self.forward_of([q, k, v].into_iter().zip(&self.rows))?;
                 let seen = Rows {
                     values: &o.input.values,
@@ -388,6 +395,13 @@ impl<R: Recipe> Layer<R> {
                 self.forward_of([(down, branch)])
             }
         }
+    }
+
+    /// Decodes the weights that products of `phase` read as values.
+    fn decode_weights(&self, phase: Phase) -> Done {
+        let linears = self.linears();
+        let mut decodes = self.decodes.iter();
+        decodes.try_for_each(|decodes| decodes.run(phase, &linears, &self.shared))
     }
 
     /// What layers make of values that the input of the first one has. Layers side by side that have one input cast it once.
@@ -465,11 +479,12 @@ impl<R: Recipe> Layer<R> {
         at(dx, tokens * dim)?;
         let [first, second] = &self.norms;
         let dh = arena.values(&self.shared.places.dh)?;
+        next()?;
+        self.decode_weights(Phase::Backward)?;
         match &self.linears {
             Linears::Gpt { linears, a, da } => {
                 let [qkv, proj, fc, out] = &**linears;
                 self.backward_of(&[out], da)?;
-                next()?;
                 ops.gelu_backward(a, da, fc.gradient.made(), [tokens, 4 * dim])?;
                 self.backward_of(&[fc], &dh)?;
                 second.backward(&self.shared, model, self.size, &dh, (Some(dx), dx))?;
@@ -490,7 +505,6 @@ impl<R: Recipe> Layer<R> {
             } => {
                 let ([q, k, v, o], [gate_proj, up_proj, down]) = (&**attention, &**mlp);
                 self.backward_of(&[down], dg)?;
-                next()?;
                 let gradients = [gate_proj, up_proj].map(|linear| linear.gradient.made());
                 let size = [tokens, gate.len() / tokens];
                 ops.swiglu_backward([gate, up], dg, gradients, size)?;

@@ -13,7 +13,7 @@ use lowp_fsdp::{ShardedModel, ShardedWeight};
 use lowp_gemm::table::{self, Pass};
 use lowp_gemm::{Dtype, GemmDesc, GemmKind, Operand, Scalars, ScaleMode};
 use lowp_kernels::{
-    Backend, Cuda, CudaBuffer, CudaPlan, DecodeJob, KernelError, Source, StepScalars, Work,
+    Backend, Cuda, CudaBuffer, CudaPlan, DecodeJob, KernelError, Source, StepScalars,
 };
 use lowp_shard::GatherWatch;
 
@@ -95,6 +95,8 @@ pub(super) struct Linear<R: Recipe> {
     /// The gradient of what forward makes, when backward runs.
     pub(super) gradient: CastOperand,
     plan: LinearPlan,
+    /// The values of the weight in each phase whose product reads them decoded.
+    decoded: [Option<CudaBuffer<bf16>>; 2],
     /// What is planned over the memory that the weight is gathered in.
     weights: Mutex<Vec<(Gathered, WeightPlan)>>,
 }
@@ -102,11 +104,10 @@ pub(super) struct Linear<R: Recipe> {
 /// The memory that a weight is gathered in, and the phase that it is gathered for.
 type Gathered = (Option<u64>, Phase);
 
-/// What becomes of a gathered weight before it is multiplied ([`WeightUse`]), planned.
+/// What becomes of a gathered weight that is multiplied as it is ([`WeightUse`]), planned.
 #[derive(Clone, Debug)]
 enum WeightPlan {
     AsItIs,
-    Decode(CudaPlan, CudaBuffer<bf16>),
     Repack(CudaPlan, CudaBuffer<u8>),
 }
 
@@ -167,6 +168,12 @@ impl<R: Recipe> Linear<R> {
         };
         let activated = names.gradient.is_some();
         let gradient = cast(Role::Gradient, shape.rows, (gradient, activated))?;
+        let mut decoded = [None, None];
+        for (decoded, weight) in decoded.iter_mut().zip(&plan.weights) {
+            if let WeightUse::Decode(place) = weight {
+                *decoded = Some(shared.arena.values(place)?);
+            }
+        }
         Ok(Self {
             shared: Arc::clone(shared),
             weight,
@@ -175,6 +182,7 @@ impl<R: Recipe> Linear<R> {
             tokens,
             input,
             gradient,
+            decoded,
             plan,
             weights: Mutex::default(),
         })
@@ -272,8 +280,41 @@ impl<R: Recipe> Linear<R> {
         unsafe { gemms.run(&desc, [left.ptr, right.ptr], out, scalars) }
     }
 
-    /// Gathers the weight for `phase` and gives it to `multiply`.
+    /// The values of the weight where they are decoded for `phase`.
+    pub(super) fn decoded(&self, phase: Phase) -> Option<&CudaBuffer<bf16>> {
+        self.decoded[phase as usize].as_ref()
+    }
+
+    /// Whether its weight and that of `other` are gathered together.
+    pub(super) fn is_gathered_with(&self, other: &Self) -> Done<bool> {
+        Ok(self.weight.is_with(&other.weight)?)
+    }
+
+    /// Gathers a weight that is decoded for `phase`, and gives `enqueue` what makes its job and the number of the memory that it is in.
+    pub(super) fn with_gathered(
+        &self,
+        phase: Phase,
+        enqueue: impl FnOnce(&dyn Fn() -> Done<DecodeJob<Cuda>>, Option<u64>) -> Done,
+    ) -> Done {
+        self.weight.with_gathered(phase, |tensor, set| {
+            let job = || {
+                let values = self.decoded(phase).ok_or_else(|| KernelError::Missing {
+                    what: format!("the values of a weight for {phase:?}"),
+                })?;
+                let values = Source::Bf16(values.clone());
+                let job = DecodeJob::new(tensor, orientation(phase), values);
+                Ok(job.map_err(KernelError::from)?)
+            };
+            enqueue(&job, set)
+        })
+    }
+
+    /// Gives the weight to `multiply`: its values, which are decoded, or what is gathered of it for `phase`.
     fn with_weight(&self, phase: Phase, multiply: impl FnOnce(Operand) -> Done) -> Done {
+        if let Some(values) = self.decoded(phase) {
+            let k_inner = phase == Phase::Forward;
+            return multiply(Operand::values(values.pointer(), k_inner));
+        }
         self.weight.with_gathered(phase, |tensor, set| {
             self.mark(GATHERS)?;
             let operand = self.weight_operand(phase, tensor, set)?;
@@ -287,47 +328,30 @@ impl<R: Recipe> Linear<R> {
         tensor: &QuantizedTensor<CudaBuffer<u8>, R>,
         set: Option<u64>,
     ) -> Done<Operand> {
-        let (orientation, product) = match phase {
-            Phase::Forward => (
-                Orientation::Rowwise,
-                self.plan.products[Pass::Forward as usize],
-            ),
-            Phase::Backward => (
-                Orientation::Columnwise,
-                self.plan.products[Pass::InputGrad as usize],
-            ),
+        let orientation = orientation(phase);
+        let product = match phase {
+            Phase::Forward => self.plan.products[Pass::Forward as usize],
+            Phase::Backward => self.plan.products[Pass::InputGrad as usize],
         };
-        let cuda = &self.shared.cuda;
+        if product == GemmKind::Bf16 {
+            // bf16, row-major for both phases.
+            let values = tensor.data(orientation).map_err(KernelError::from)?;
+            let k_inner = phase == Phase::Forward;
+            return Ok(Operand::values(values.storage.pointer(), k_inner));
+        }
         let plan = self.weight_plan((set, phase), tensor, orientation)?;
         let find = |part| {
             tensor
                 .part(orientation, part)
                 .map(|buffer| (&buffer.spec, &buffer.storage))
         };
-        if product != GemmKind::Bf16 {
-            let kernel = self.recipe.kernel(orientation);
-            let mut operand = Operand::codes(product, orientation, &kernel, find)?;
-            if let WeightPlan::Repack(repack, padded) = &plan {
-                cuda.run(repack, &StepScalars::default())?;
-                operand.ptr.scale = padded.pointer();
-            }
-            return Ok(operand);
+        let kernel = self.recipe.kernel(orientation);
+        let mut operand = Operand::codes(product, orientation, &kernel, find)?;
+        if let WeightPlan::Repack(repack, padded) = &plan {
+            self.shared.cuda.run(repack, &StepScalars::default())?;
+            operand.ptr.scale = padded.pointer();
         }
-        let k_inner = orientation == Orientation::Rowwise;
-        let WeightPlan::Decode(decode, values) = plan else {
-            // bf16, row-major for both phases.
-            return Ok(Operand::values(
-                tensor
-                    .data(orientation)
-                    .map_err(KernelError::from)?
-                    .storage
-                    .pointer(),
-                k_inner,
-            ));
-        };
-        cuda.run(&decode, &StepScalars::default())?;
-        self.mark("decode of weights")?;
-        Ok(Operand::values(values.pointer(), k_inner))
+        Ok(operand)
     }
 
     fn weight_plan(
@@ -344,21 +368,23 @@ impl<R: Recipe> Linear<R> {
         let (_, phase) = key;
         let scales = tensor.part(orientation, Part::BlockScale);
         let plan = match (&self.plan.weights[phase as usize], scales) {
-            (WeightUse::Decode(place), _) => {
-                let out = arena.values(place)?;
-                let job = DecodeJob::new(tensor, orientation, Source::Bf16(out.clone()))
-                    .map_err(KernelError::from)?;
-                WeightPlan::Decode(cuda.plan(Work::Decode(vec![job]))?, out)
-            }
             (WeightUse::Repack { form, place }, Some(buffer)) => {
                 let to = arena.codes(place)?;
                 let from = (&buffer.spec, &buffer.storage);
                 let plan = plan_repack(cuda, from, self.shape, (orientation, *form), &to)?;
                 WeightPlan::Repack(plan, to)
             }
-            (WeightUse::AsItIs | WeightUse::Repack { .. }, _) => WeightPlan::AsItIs,
+            _ => WeightPlan::AsItIs,
         };
         known.push((key, plan.clone()));
         Ok(plan)
+    }
+}
+
+/// The orientation of a weight that products of `phase` read.
+const fn orientation(phase: Phase) -> Orientation {
+    match phase {
+        Phase::Forward => Orientation::Rowwise,
+        Phase::Backward => Orientation::Columnwise,
     }
 }

@@ -4,6 +4,7 @@ mod activation;
 mod attention;
 mod batch;
 mod block;
+mod decodes;
 mod documents;
 mod error;
 mod gemms;

@@ -18,7 +18,7 @@ const HOPPER: (i32, i32) = (9, 0);
 const BLACKWELL: (i32, i32) = (10, 0);
 
 fn plan(recipe: &AnyRecipe, capability: (i32, i32)) -> LinearPlan {
-    let names = OperandNames::new("in", ["in", "kept in"]);
+    let names = OperandNames::new("decoded", "in", ["in", "kept in"]);
     let plan = LinearPlan::new(recipe, SHAPE, TOKENS, &names, capability);
     plan.expect("a plan")
 }
