@@ -11,12 +11,17 @@ use std::process::ExitCode;
 #[path = "build/headers.rs"]
 mod headers;
 
-use lowp_nvcc::Result;
+use lowp_nvcc::{Result, Sources};
 
 fn main() -> ExitCode {
     println!("cargo::rerun-if-changed=build.rs");
     println!("cargo::rerun-if-changed=build/headers.rs");
     println!("cargo::rerun-if-changed=src/cuda/table");
+    // For kernels of other crates that include these headers.
+    if let Some(root) = env::var_os("CARGO_MANIFEST_DIR") {
+        let include = Path::new(&root).join("cuda/include");
+        println!("cargo::metadata=include={}", include.display());
+    }
     if env::var_os("CARGO_FEATURE_CUDA").is_none() {
         return ExitCode::SUCCESS;
     }
@@ -30,5 +35,9 @@ fn embed() -> Result<()> {
     let root = env::var_os("CARGO_MANIFEST_DIR").ok_or("CARGO_MANIFEST_DIR is not set")?;
     let cuda = Path::new(&root).join("cuda");
     headers::check_headers(&cuda)?;
-    lowp_nvcc::embed(&out, &cuda, "cuda-kernels")
+    let sources = Sources {
+        cuda: &cuda,
+        headers: &[],
+    };
+    lowp_nvcc::embed(&out, sources, "cuda-kernels")
 }

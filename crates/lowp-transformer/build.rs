@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::{env, fs};
 
-use lowp_nvcc::Result;
+use lowp_nvcc::{Result, Sources};
 
 /// Where `cargo xtask cuda` puts the kernels, below the target folder.
 const KERNELS: &str = "cuda-kernels/transformer";
@@ -30,7 +30,14 @@ fn embed() -> Result<()> {
     if env::var("LOWP_CUDA_KERNELS").as_deref() != Ok("none") {
         link_cudnn(&out, root);
     }
-    lowp_nvcc::embed(&out, &root.join("cuda"), KERNELS)
+    let headers = env::var_os("DEP_LOWP_KERNELS_INCLUDE");
+    let headers = headers.ok_or("lowp-kernels names no folder of headers")?;
+    println!("cargo::rerun-if-changed={}", Path::new(&headers).display());
+    let sources = Sources {
+        cuda: &root.join("cuda"),
+        headers: &[Path::new(&headers)],
+    };
+    lowp_nvcc::embed(&out, sources, KERNELS)
 }
 
 /// Links `libsdpa.a`, if it was made of what `cudnn/sdpa.cpp` is now. cuDNN itself is found when the program runs.

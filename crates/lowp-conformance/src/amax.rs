@@ -68,22 +68,33 @@ pub fn transformed_values_have_amaxes_of_their_own<B: Backend>(rig: &Rig<B>) {
                 (false, SourceRounding::ViaBf16),
             ] {
                 let (source, widened) = source(rig, &given, half);
-                let out = rig.buffer(&[1.0, -3.0, 2.0]);
-                rig.run(Work::Amax(vec![AmaxJob {
-                    shape,
-                    start: 0,
-                    source,
-                    source_rounding,
-                    out: out.clone(),
-                    tensor: Some(1),
-                    blocks: Vec::new(),
-                    hadamard: true,
-                }]));
+                let found = |jobs: &[(usize, bool)]| {
+                    let out = rig.buffer(&[1.0, -3.0, 2.0, -1.0]);
+                    let job = |&(entry, hadamard): &(usize, bool)| AmaxJob {
+                        shape,
+                        start: 0,
+                        source: source.clone(),
+                        source_rounding,
+                        out: out.clone(),
+                        tensor: Some(entry),
+                        blocks: Vec::new(),
+                        hadamard,
+                    };
+                    rig.run(Work::Amax(jobs.iter().map(job).collect()));
+                    rig.content::<f32>(&out)
+                };
                 let mut values: Vec<f32> =
                     widened.iter().map(|&x| source_rounding.apply(x)).collect();
+                let plain = reference::amax(values.iter().copied());
                 hadamard_rows(&mut values, cols);
-                let expected = [1.0, reference::amax(values), 2.0];
-                assert_eq!(rig.content::<f32>(&out), expected, "{rig:?} {shape}");
+                let transformed = reference::amax(values);
+                let expected = [1.0, transformed, 2.0, -1.0];
+                assert_eq!(found(&[(1, true)]), expected, "{rig:?} {shape}");
+                // Beside that of the values themselves.
+                let expected = [1.0, transformed, 2.0, plain];
+                for jobs in [[(3, false), (1, true)], [(1, true), (3, false)]] {
+                    assert_eq!(found(&jobs), expected, "{rig:?} {shape}");
+                }
             }
         }
     }

@@ -358,7 +358,10 @@ impl<B: Backend, R: Recipe> ShardedWeight<B, R> {
     }
 
     /// Whether both weights are of one block, which is gathered together.
-    pub(crate) fn is_with(&self, other: &Self) -> Result<bool, ModelError> {
+    ///
+    /// # Errors
+    /// A thread failed while it used a weight.
+    pub fn is_with(&self, other: &Self) -> Result<bool, ModelError> {
         if std::ptr::eq(self, other) {
             return Ok(true);
         }

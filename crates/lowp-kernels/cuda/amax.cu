@@ -68,14 +68,16 @@ extern "C" __global__ void __launch_bounds__(THREADS, resident::AMAX)
   if ((flags & FLAG_HONOR_SKIP) && step->skip) return;
   const Tile tile = tiles[blockIdx.x];
   const Amax& job = jobs[tile.job];
-  float a;
+  float a, transformed = 0.0f;
   if (job.path == AMAX_FLAT) {
     uint64_t first = tile.index * AMAX_TILE;
     a = flat_amax(job, first, uint32_t(min(AMAX_TILE, job.len - first)));
   } else if (job.path == AMAX_TILES) {
     a = job.source_code == BF16 ? tile_amax<8>(job, tile.index, shared) : tile_amax<4>(job, tile.index, shared);
   } else if (job.path == AMAX_TRANSFORMED) {
-    a = job.source_code == BF16 ? transformed_amax<8>(job, tile.index) : transformed_amax<4>(job, tile.index);
+    const float2 both = job.source_code == BF16 ? transformed_amax<8>(job, tile.index) : transformed_amax<4>(job, tile.index);
+    a = both.x;
+    transformed = both.y;
   } else {
     uint64_t first = tile.index * AMAX_RUN;
     a = generic_amax(job, first, uint32_t(min(AMAX_RUN, job.len - first)));
@@ -83,5 +85,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, resident::AMAX)
   if (job.tensor) {
     a = block_max(a);
     if (threadIdx.x == 0) raise(pointer<float>(job.tensor), rounded(job, a));
+    __syncthreads();
+  }
+  if (job.transformed) {
+    transformed = block_max(transformed);
+    if (threadIdx.x == 0) raise(pointer<float>(job.transformed), transformed);
   }
 }

@@ -1,4 +1,4 @@
-// Amax of large matrices of bfloat16 behind the Hadamard transform, through a ring of tiles.
+// Amaxes of large matrices of bfloat16 before and behind the Hadamard transform, through a ring of tiles.
 #include <lowp/amax_tile.cuh>
 #include <lowp/ring_transform.cuh>
 
@@ -15,19 +15,19 @@ extern "C" __global__ void __launch_bounds__(THREADS, resident::AMAX_RING)
   const uint64_t row = uint64_t(tile.index / across) * TRANSPOSED_ROWS, col = uint64_t(tile.index % across) * RING_COLS;
   const uint32_t steps = uint32_t(min(uint64_t(RING_COLS), job.cols - col) / TRANSPOSED_COLS);
   const ColumnReader pairs;
-  uint32_t most = 0;
+  uint32_t plain = 0, transformed = 0;
   through_ring(ring, job.source, job.cols, row, col, steps, [&](const uint8_t* values, uint32_t) {
     const TwoColumns v = pairs.read(values);
+#pragma unroll
+    for (int k = 0; k < 4; ++k) plain = max_pair(plain, max_abs_pairs(v.x[4 * k], v.x[4 * k + 1], v.x[4 * k + 2], v.x[4 * k + 3]));
 #pragma unroll
     for (int second = 0; second < 2; ++second) {
       const Run run = transformed_run(v, second);
       uint32_t low = max_abs_pairs(run.x[0], run.x[1], run.x[2], run.x[3]);
       uint32_t high = max_abs_pairs(run.x[4], run.x[5], run.x[6], run.x[7]);
-      most = max_pair(most, max_pair(low, high));
+      transformed = max_pair(transformed, max_pair(low, high));
     }
   });
-  __syncthreads();
-  float a = block_max(fmaxf(fmaxf(widen_low(most), widen_high(most)), 0.0f));
-  // The values are those of bfloat16.
-  if (threadIdx.x == 0) raise(pointer<float>(job.tensor), a);
+  if (job.tensor) raise_by_pairs(job.tensor, plain);
+  raise_by_pairs(job.transformed, transformed);
 }

@@ -99,6 +99,11 @@ pub fn rounds([rowwise, columnwise]: &[KernelKey; 2], shape: Shape) -> bool {
     blocks && whole
 }
 
+/// The same with scales of blocks alone: nothing of the whole matrix is known first.
+pub fn rounds_by_block(kernels: &[KernelKey; 2], shape: Shape) -> bool {
+    rounds(kernels, shape) && kernels.iter().all(|kernel| kernel.scale.outer().is_none())
+}
+
 /// The axis that rows of codes follow in memory where a rounding fills them: codes of four bits lie along their blocks.
 pub fn rounded_axis(key: &KernelKey, orientation: Orientation) -> Axis {
     match orientation {

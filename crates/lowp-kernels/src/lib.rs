@@ -82,7 +82,7 @@ pub use cuda::{
 pub use element::{Element, FloatDtype};
 pub use error::KernelError;
 pub use host::zeroed;
-pub use ingredients::rounds;
+pub use ingredients::{rounds, rounds_by_block};
 pub use job::{
     AmaxJob, BlockAmax, ConvertJob, DecodeJob, EncodeJob, FlatBlocks, FlatEncodeJob, HistoryJob,
     InterleaveJob, MomentumJob, NormalizeJob, PieceRows, RearrangeJob, Rearranged, RepackJob,

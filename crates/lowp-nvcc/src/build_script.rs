@@ -5,16 +5,16 @@ use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
-use crate::{ARCHITECTURES, Manifest, Nvcc, Result, Unit, compile, write};
+use crate::{ARCHITECTURES, Manifest, Nvcc, Result, Sources, Unit, compile, write};
 
-/// The folder with the compiled kernels of the sources below `cuda`, for a build script whose `OUT_DIR` is `out`: `shared`, below the
+/// The folder with the compiled kernels of `sources`, for a build script whose `OUT_DIR` is `out`: `shared`, below the
 /// target folder, where `cargo xtask cuda` has put them and they are up to date, else one below `out` that is filled here. Tells cargo
 /// when to ask again.
 ///
 /// # Errors
 /// There is no compiler, with what to do, or the compiler's messages.
-pub fn compiled(out: &Path, cuda: &Path, shared: &str) -> Result<PathBuf> {
-    let units = Unit::all(cuda)?;
+pub fn compiled(out: &Path, sources: Sources<'_>, shared: &str) -> Result<PathBuf> {
+    let units = Unit::all(sources)?;
     if let Some((folder, manifest)) = up_to_date(out, shared, &units) {
         if manifest.archs.len() < ARCHITECTURES.len() {
             let archs = manifest.archs.join(" and ");
@@ -32,7 +32,7 @@ pub fn compiled(out: &Path, cuda: &Path, shared: &str) -> Result<PathBuf> {
         );
     };
     let folder = out.join("cuda-kernels");
-    compile(&nvcc, cuda, ARCHITECTURES, &folder)?;
+    compile(&nvcc, sources, ARCHITECTURES, &folder)?;
     Ok(folder)
 }
 
@@ -67,13 +67,13 @@ fn target_folder_of(out: &Path, triple: &str) -> Option<PathBuf> {
 ///
 /// # Errors
 /// As [`compiled`]; another value of the variable.
-pub fn embed(out: &Path, cuda: &Path, shared: &str) -> Result<()> {
+pub fn embed(out: &Path, sources: Sources<'_>, shared: &str) -> Result<()> {
     let mut rows = String::new();
     match env::var("LOWP_CUDA_KERNELS").as_deref() {
         Ok("none") => {}
         Ok("") | Err(_) => {
-            let folder = compiled(out, cuda, shared)?;
-            for unit in Unit::all(cuda)? {
+            let folder = compiled(out, sources, shared)?;
+            for unit in Unit::all(sources)? {
                 let (name, path) = (&unit.name, folder.join(unit.file()));
                 if !path.is_file() {
                     let path = path.display();
@@ -157,7 +157,11 @@ mod tests {
             fs::create_dir_all(folder).unwrap();
         }
         write(&cuda.join("one.cu"), b"__global__ void one() {}").unwrap();
-        let units = Unit::all(&cuda).unwrap();
+        let sources = Sources {
+            cuda: &cuda,
+            headers: &[],
+        };
+        let units = Unit::all(sources).unwrap();
         let manifest = |digest: &str| Manifest {
             compiler: "13.0".to_owned(),
             archs: vec!["sm_80".to_owned()],

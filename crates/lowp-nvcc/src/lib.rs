@@ -12,7 +12,8 @@
 //!
 //! lowp_nvcc::rerun_if_changed();
 //! let out = std::env::var("OUT_DIR").map_err(|error| error.to_string())?;
-//! lowp_nvcc::embed(Path::new(&out), Path::new("cuda"), "cuda-kernels/mine")?;
+//! let sources = lowp_nvcc::Sources { cuda: Path::new("cuda"), headers: &[] };
+//! lowp_nvcc::embed(Path::new(&out), sources, "cuda-kernels/mine")?;
 //! # Ok::<(), String>(())
 //! ```
 
@@ -112,6 +113,24 @@ const FORMAT: &str = "lowp CUDA kernels 1";
 /// A failure, in words.
 pub type Result<T> = std::result::Result<T, String>;
 
+/// A folder of units, and the headers that they include.
+#[derive(Clone, Copy, Debug)]
+pub struct Sources<'a> {
+    /// The folder, with headers of its own below `include`.
+    pub cuda: &'a Path,
+    /// Folders of other headers.
+    pub headers: &'a [&'a Path],
+}
+
+impl Sources<'_> {
+    /// The folders of headers, in the order in which the compiler looks for one.
+    fn includes(&self) -> Vec<PathBuf> {
+        let own = self.cuda.join("include");
+        let others = self.headers.iter().map(|folder| folder.to_path_buf());
+        [own].into_iter().chain(others).collect()
+    }
+}
+
 /// A CUDA compiler.
 #[derive(Clone, Debug)]
 pub struct Nvcc {
@@ -182,9 +201,10 @@ impl Nvcc {
         for gencode in archs.iter().flat_map(|arch| arch.gencode) {
             command.args(["-gencode", gencode]);
         }
+        for folder in &unit.includes {
+            command.arg("-I").arg(folder);
+        }
         command
-            .arg("-I")
-            .arg(unit.source.with_file_name("include"))
             .arg("-o")
             .arg(folder.join(unit.file()))
             .arg(&unit.source);
@@ -200,16 +220,19 @@ pub struct Unit {
     /// The file's stem.
     pub name: String,
     source: PathBuf,
+    /// Folders of headers.
+    includes: Vec<PathBuf>,
     /// Of the file, the project's headers that it includes, the flags and the architectures' targets.
     digest: String,
 }
 
 impl Unit {
-    /// The units below `cuda`, sorted by name.
+    /// The units of `sources`, sorted by name.
     ///
     /// # Errors
     /// A file cannot be read.
-    pub fn all(cuda: &Path) -> Result<Vec<Self>> {
+    pub fn all(sources: Sources<'_>) -> Result<Vec<Self>> {
+        let (cuda, includes) = (sources.cuda, sources.includes());
         let entries = fs::read_dir(cuda).map_err(|e| format!("{}: {e}", cuda.display()))?;
         let mut units = Vec::new();
         for entry in entries {
@@ -222,10 +245,11 @@ impl Unit {
                     .file_stem()
                     .map(|stem| stem.to_string_lossy().into_owned())
                     .unwrap_or_default();
-                let digest = digest(cuda, &source)?;
+                let digest = digest(cuda, &includes, &source)?;
                 units.push(Self {
                     name,
                     source,
+                    includes: includes.clone(),
                     digest,
                 });
             }
@@ -305,14 +329,19 @@ impl fmt::Display for Manifest {
     }
 }
 
-/// Compiles the units below `cuda` into `folder`, several at a time, and writes the manifest.
+/// Compiles the units of `sources` into `folder`, several at a time, and writes the manifest.
 /// Units that are up to date are left. Returns the names of those that were compiled.
 ///
 /// # Errors
 /// The compiler's messages, or a file that cannot be read or written.
-pub fn compile(nvcc: &Nvcc, cuda: &Path, archs: &[Arch], folder: &Path) -> Result<Vec<String>> {
+pub fn compile(
+    nvcc: &Nvcc,
+    sources: Sources<'_>,
+    archs: &[Arch],
+    folder: &Path,
+) -> Result<Vec<String>> {
     fs::create_dir_all(folder).map_err(|e| format!("{}: {e}", folder.display()))?;
-    let units = Unit::all(cuda)?;
+    let units = Unit::all(sources)?;
     let names: Vec<String> = archs.iter().map(|arch| arch.name.to_owned()).collect();
     let old = Manifest::load(folder)
         .filter(|old| old.compiler == nvcc.version && old.archs == names)
@@ -365,19 +394,26 @@ pub fn compile(nvcc: &Nvcc, cuda: &Path, archs: &[Arch], folder: &Path) -> Resul
 
 /// Digest of `source`, of the project's headers that it includes, directly or not, of the flags and
 /// of the targets of every architecture. Headers of the CUDA toolkit belong to the compiler's version.
-fn digest(cuda: &Path, source: &Path) -> Result<String> {
+fn digest(cuda: &Path, includes: &[PathBuf], source: &Path) -> Result<String> {
     let mut found = BTreeMap::new();
     let mut pending = vec![source.to_path_buf()];
     while let Some(path) = pending.pop() {
-        let name = path.strip_prefix(cuda).unwrap_or(&path).to_path_buf();
+        let mut roots = [cuda]
+            .into_iter()
+            .chain(includes.iter().map(PathBuf::as_path));
+        let name = roots.find_map(|root| path.strip_prefix(root).ok());
+        let name = name.unwrap_or(&path).to_path_buf();
         if found.contains_key(&name) {
             continue;
         }
         let text = fs::read_to_string(&path).map_err(|e| format!("{}: {e}", path.display()))?;
         let beside = path.parent().unwrap_or(cuda);
         for header in text.lines().filter_map(included) {
-            let places = [beside.join(header), cuda.join("include").join(header)];
-            pending.extend(places.into_iter().find(|place| place.is_file()));
+            let folders = [beside]
+                .into_iter()
+                .chain(includes.iter().map(PathBuf::as_path));
+            let mut places = folders.map(|folder| folder.join(header));
+            pending.extend(places.find(|place| place.is_file()));
         }
         found.insert(name, text);
     }

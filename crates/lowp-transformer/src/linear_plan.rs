@@ -2,14 +2,14 @@
 
 use lowp_format::{
     BufferSpec, Code, Columnwise, Form, FormatError, Operand, Orientation, Part, Recipe, Role,
-    ScaleLayout, Shape, Usage,
+    Rounding, ScaleLayout, Shape, Usage,
 };
 use lowp_fsdp::{code_buffers, encoded};
 use lowp_gemm::GemmKind;
 use lowp_gemm::table::{Codes, Pass, is_codes};
-use lowp_kernels::rounds;
+use lowp_kernels::{rounds, rounds_by_block};
 
-use crate::places::{BF16, F32, Place};
+use crate::places::{BF16, DECODED_GRADIENT, F32, OperandNames, Place};
 
 /// Factors of a product of two-level codes: alpha, and beta for what was there or was not.
 pub(crate) const FACTORS: Place = Place::lent("factors of a product", 3 * F32);
@@ -19,8 +19,12 @@ pub(crate) const FACTORS: Place = Place::lent("factors of a product", 3 * F32);
 pub(crate) struct LinearPlan {
     /// Forward, input gradient, weight gradient.
     pub(crate) products: [GemmKind; 3],
-    /// What forward multiplies.
-    pub(crate) input: Place,
+    /// How the input is quantized.
+    activation: Operand,
+    /// What forward multiplies, or casts; none where an activation rounds it as it makes it.
+    pub(crate) input: Option<Place>,
+    /// Whether the backward pass of an activation rounds the gradient as it makes it.
+    pub(crate) gradient_is_made: bool,
     /// Codes and scales of the input, and of the gradient of what forward makes.
     pub(crate) x: Vec<Place>,
     pub(crate) dy: Vec<Place>,
@@ -74,12 +78,12 @@ pub(crate) enum WeightUse {
 }
 
 impl LinearPlan {
-    /// Of a weight of `shape` in `recipe`. Where codes of the input outlive it, it is what `input` names, else what `kept` does.
+    /// Of a weight of `shape` in `recipe`.
     pub(crate) fn new(
         recipe: &impl Recipe,
         shape: Shape,
         tokens: usize,
-        [input, kept]: [&'static str; 2],
+        names: &OperandNames,
         capability: (i32, i32),
     ) -> Result<Self, FormatError> {
         let codes_of = |(role, orientation)| Codes::of(recipe, role, orientation);
@@ -92,7 +96,15 @@ impl LinearPlan {
         let [rows, outputs] = [shape.cols, shape.rows].map(|width| Shape::new(tokens, width));
         let [activation, gradient] =
             [Role::Activation, Role::Gradient].map(|role| recipe.operand(role));
-        let rounded = rounded([(&activation, rows), (&gradient, outputs)], products);
+        let made = |pass: Pass, operand, shape| {
+            products[pass as usize] == GemmKind::Bf16 && is_rounded_as_made(operand, shape)
+        };
+        let input_is_made = names.activated && made(Pass::Forward, &activation, rows);
+        let own = names.gradient;
+        let own = own.filter(|_| made(Pass::InputGrad, &gradient, outputs));
+        let [input, kept] = names.input;
+        let to = own.unwrap_or(DECODED_GRADIENT);
+        let rounded = rounded([(&activation, rows), (&gradient, outputs)], products, to);
         let codes = |role, operand: &Operand| {
             let usage = encoded(operand, Code::Bf16);
             code_buffers(operand, usage, |o| is_rounded(&rounded, role, o)).into_iter()
@@ -109,18 +121,21 @@ impl LinearPlan {
         let dy = dy.map(|spec| Place::lent("dy", spec.bytes(outputs)).of_spec(spec));
         let mut plan = Self {
             products,
+            activation,
             input: match codes_of((Role::Activation, Orientation::Columnwise)) {
-                Some(_) => Place::lent(input, values),
-                None => Place::kept(kept, values),
+                _ if input_is_made => None,
+                Some(_) => Some(Place::lent(input, values)),
+                None => Some(Place::kept(kept, values)),
             },
+            gradient_is_made: own.is_some(),
             x: x.collect(),
             dy: dy.collect(),
             rounded: Vec::new(),
             decodes: Vec::new(),
             repacks: Vec::new(),
             weights: [
-                weight(recipe, shape, Orientation::Rowwise, products[0])?,
-                weight(recipe, shape, Orientation::Columnwise, products[1])?,
+                weight(recipe, shape, (Orientation::Rowwise, products[0]), names)?,
+                weight(recipe, shape, (Orientation::Columnwise, products[1]), names)?,
             ],
         };
         plan.rounded = rounded;
@@ -168,25 +183,53 @@ impl LinearPlan {
         Ok(plan)
     }
 
-    /// Its buffers but those of the weight, which depend on where it is gathered.
+    /// Whether a layer that reads the same values may have the input of the layer of this plan: its products read the same of it. Scales of
+    /// earlier steps and random numbers are those of one layer.
+    pub(crate) fn shares_input(&self, other: &Self) -> bool {
+        let read = |plan: &Self| {
+            let [forward, _, weight_grad] = plan.products;
+            (plan.activation, [forward, weight_grad])
+        };
+        let Operand {
+            quantizers,
+            rounding,
+            ..
+        } = self.activation;
+        let kernels = quantizers.kernels();
+        let own = rounding == Rounding::Stochastic || kernels.iter().any(|k| k.scale.is_delayed());
+        !own && read(self) == read(other)
+    }
+
+    /// The buffers of its input.
+    pub(crate) fn input_places(&self) -> Vec<Place> {
+        let of_codes = self.x.iter().copied();
+        let mut all = Vec::from_iter(self.input);
+        all.extend(of_codes.chain(self.made_of(Role::Activation)));
+        all
+    }
+
+    /// The others, but those of the weight, which depend on where it is gathered.
     pub(crate) fn places(&self) -> Vec<Place> {
+        let mut all = self.dy.clone();
+        all.extend(self.made_of(Role::Gradient));
+        let two_level = self.products.contains(&GemmKind::Fp4Groups16);
+        all.extend(two_level.then_some(FACTORS));
+        all
+    }
+
+    /// What is rounded, decoded and repacked of an operand.
+    fn made_of(&self, role: Role) -> impl Iterator<Item = Place> {
         let Self {
-            products,
-            input,
-            x,
-            dy,
             rounded,
             decodes,
             repacks,
-            weights: _,
+            ..
         } = self;
-        let mut all = vec![*input];
-        all.extend(x.iter().chain(dy));
-        all.extend(rounded.iter().map(|rounded| rounded.to));
-        all.extend(decodes.iter().map(|decode| decode.to));
-        all.extend(repacks.iter().map(|repack| repack.to));
-        all.extend(products.contains(&GemmKind::Fp4Groups16).then_some(FACTORS));
-        all
+        let rounded = rounded.iter().map(|made| (made.role, made.to));
+        let decodes = decodes.iter().map(|made| (made.role, made.to));
+        let repacks = repacks.iter().map(|made| (made.role, made.to));
+        let all = rounded.chain(decodes).chain(repacks);
+        all.filter(move |(of, _)| *of == role).map(|(_, to)| to)
     }
 }
 
@@ -202,6 +245,7 @@ fn buffers(operand: &Operand) -> impl Iterator<Item = BufferSpec> {
 fn rounded(
     [(activation, rows), (gradient, outputs)]: [(&Operand, Shape); 2],
     products: [GemmKind; 3],
+    of_gradient: [&'static str; 2],
 ) -> Vec<RoundedOperand> {
     let read = [
         (Role::Activation, Orientation::Rowwise, Pass::Forward),
@@ -217,12 +261,12 @@ fn rounded(
         let cast = encoded(operand, Code::Bf16).contains(orientation.usage());
         let known = rounds(&operand.quantizers.kernels(), shape);
         if cast && known && products[pass as usize] == GemmKind::Bf16 {
-            let to = match orientation {
-                Orientation::Rowwise => decoded(role, shape),
-                // Both are there at the same time.
-                Orientation::Columnwise => {
-                    Place::lent("decoded columns of a gradient", BF16 * shape.elements())
+            let to = match role {
+                // Rows and columns are there at the same time.
+                Role::Gradient => {
+                    Place::lent(of_gradient[orientation as usize], BF16 * shape.elements())
                 }
+                Role::Activation | Role::Weight => decoded(role, shape),
             };
             all.push(RoundedOperand {
                 role,
@@ -234,6 +278,12 @@ fn rounded(
     all
 }
 
+/// Whether an activation rounds an operand that it makes: nobody reads its values themselves, and its scales are those of blocks alone.
+fn is_rounded_as_made(operand: &Operand, shape: Shape) -> bool {
+    let by_block = rounds_by_block(&operand.quantizers.kernels(), shape);
+    by_block && encoded(operand, Code::Bf16) == Usage::BOTH
+}
+
 fn is_rounded(all: &[RoundedOperand], role: Role, orientation: Orientation) -> bool {
     let here =
         |rounded: &RoundedOperand| (rounded.role, rounded.orientation) == (role, orientation);
@@ -243,9 +293,8 @@ fn is_rounded(all: &[RoundedOperand], role: Role, orientation: Orientation) -> b
 /// The memory that decoded values of an operand go to, until the next ones.
 fn decoded(role: Role, shape: Shape) -> Place {
     let what = match role {
-        Role::Weight => "decoded weight",
-        Role::Activation => "decoded input",
-        Role::Gradient => "decoded gradient",
+        Role::Activation | Role::Weight => "decoded input",
+        Role::Gradient => DECODED_GRADIENT[0],
     };
     Place::lent(what, BF16 * shape.elements())
 }
@@ -253,15 +302,15 @@ fn decoded(role: Role, shape: Shape) -> Place {
 fn weight(
     recipe: &impl Recipe,
     shape: Shape,
-    orientation: Orientation,
-    product: GemmKind,
+    (orientation, product): (Orientation, GemmKind),
+    names: &OperandNames,
 ) -> Result<WeightUse, FormatError> {
     if product == GemmKind::Bf16 {
         let kernel = recipe.kernel(orientation);
         // bf16 is row-major for both phases.
         return Ok(match kernel.element == Code::Bf16 && !is_codes(&kernel) {
             true => WeightUse::AsItIs,
-            false => WeightUse::Decode(decoded(Role::Weight, shape)),
+            false => WeightUse::Decode(Place::lent(names.weight, BF16 * shape.elements())),
         });
     }
     let specs = recipe.buffers(Usage::BOTH);

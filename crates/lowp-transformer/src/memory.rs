@@ -67,16 +67,23 @@ impl ModelMemory {
         let block = BlockPlaces::new(sizes, tokens);
         let attention = AttentionPlaces::new(sizes, tokens, batch.cudnn);
         let linears = sizes.linears();
+        let mut plans: Vec<LinearPlan> = Vec::new();
         for (at, ([rows, cols], recipe)) in linears.into_iter().zip(recipes).enumerate() {
-            let at = at % block.inputs.len();
-            if at == 0 {
+            let names = &block.operands[at % block.operands.len()];
+            if at.is_multiple_of(block.operands.len()) {
                 ledger.add_all(block.all(&attention));
                 ledger.add_all(attention.of_block());
+                plans.clear();
             }
             let shape = Shape::new(rows, cols);
-            let plan = LinearPlan::new(recipe, shape, tokens, block.inputs[at], capability);
+            let plan = LinearPlan::new(recipe, shape, tokens, names, capability);
             let plan = plan.map_err(|error: FormatError| error.to_string())?;
             ledger.add_all(plan.places());
+            let before = plans.iter().zip(block.operands);
+            let mut readers = before.filter(|(_, other)| other.reads == names.reads);
+            if !readers.any(|(other, _)| other.shares_input(&plan)) {
+                ledger.add_all(plan.input_places());
+            }
             for weight in plan.weights {
                 match weight {
                     WeightUse::AsItIs => {}
@@ -85,6 +92,7 @@ impl ModelMemory {
                     }
                 }
             }
+            plans.push(plan);
         }
         ledger.add_all(attention.of_all());
         Ok(ledger.memory)
@@ -162,7 +170,7 @@ impl Ledger {
 mod tests {
     use super::*;
     use crate::{Arch, GptConfig};
-    use lowp_format::{AnyRecipe, Code};
+    use lowp_format::{AnyRecipe, Code, RecipeOptions};
 
     fn sizes(arch: Arch) -> Sizes {
         let config = GptConfig {
@@ -205,8 +213,27 @@ mod tests {
         let expected = 3 * (values + sums) + own + batch;
         assert_eq!(found.activations, expected as u64);
         // Logits and their gradient, the last h and dh, dqkv and da, sums for gamma and beta.
-        let in_turn = tokens * vocab * 6 + 2 * tokens * dim * (2 + 3 + 4) + 4 * 16 * 2 * dim;
+        let in_turn = tokens * vocab * 6 + 2 * tokens * dim * (2 + 3 + 4) + 4 * 32 * 2 * dim;
         assert_eq!(found.in_turn, in_turn as u64);
+    }
+
+    /// Query, key and value read one input, and gate and up another: each is kept once, as values or as codes.
+    #[test]
+    fn layers_that_read_the_same_keep_it_once() {
+        let sizes = sizes(Arch::Llama(crate::Llama::new(4)));
+        let bf16 = AnyRecipe::plain(Code::Bf16).expect("a recipe");
+        let mxfp8 = AnyRecipe::from_name("mxfp8", &RecipeOptions::default()).expect("a recipe");
+        let found = |[attention, mlp]: [AnyRecipe; 2]| {
+            let block = [bf16, attention, bf16, bf16, bf16, mlp, bf16];
+            let recipes = block.repeat(sizes.layers);
+            let memory = ModelMemory::new(&sizes, &recipes, &BATCH, HOPPER);
+            memory.expect("sizes of a GPU").activations
+        };
+        let elements = (4 * 128 * 256) as u64;
+        let codes = sizes.layers as u64 * (elements + elements / 32);
+        let alone = found([bf16; 2]);
+        assert_eq!(found([mxfp8, bf16]), alone + codes);
+        assert_eq!(found([mxfp8; 2]), alone + 2 * codes);
     }
 
     /// Llama-3 8b's head at 8,192 tokens: logits and their gradients, and that of what the head reads.

@@ -32,7 +32,7 @@ pub(crate) enum Arg {
 }
 
 /// The kernels of each `.cu` file, and their parameters.
-pub(crate) const KERNELS: [(&str, &[Kernel]); 4] = [
+pub(crate) const KERNELS: [(&str, &[Kernel]); 5] = [
     (
         "norm",
         &[
@@ -63,6 +63,26 @@ pub(crate) const KERNELS: [(&str, &[Kernel]); 4] = [
             ),
             ("narrow", &[Octets, Octets, Size]),
             ("two_level_factors", &[Words, Words, Float, Words]),
+        ],
+    ),
+    (
+        "cast",
+        &[
+            ("gelu_forward_cast", &[Octets, Words, Words, Octets, Int]),
+            (
+                "gelu_backward_cast",
+                &[Octets, Words, Words, Octets, Octets, Int],
+            ),
+            (
+                "swiglu_forward_cast",
+                &[Octets, Words, Words, Octets, Octets, Int],
+            ),
+            (
+                "swiglu_backward_cast",
+                &[
+                    Octets, Words, Words, Octets, Words, Words, Octets, Octets, Octets, Int,
+                ],
+            ),
         ],
     ),
     (
@@ -207,7 +227,8 @@ mod tests {
             .filter(|before| before.len() < body.len());
         let local = before.and_then(|before| before.rsplit(['*', ' ']).next());
         let by_eight = [Some(name), local].into_iter().flatten().any(|name| {
-            ["load8(", "store8("].iter().any(|call| {
+            let calls = ["load8(", "store8(", "words8(", "made8("];
+            calls.iter().any(|call| {
                 let uses = body.split(call).skip(1);
                 uses.map(|rest| rest.split([' ', ',', ')']).next())
                     .any(|used| used == Some(name))

@@ -24,8 +24,9 @@ fn head_rows(tokens: usize, vocab: usize) -> usize {
     tokens.div_ceil(parts.max(1)).next_multiple_of(128)
 }
 
-/// Rows whose gradients of gamma and beta one block of threads adds up.
-pub(crate) const NORM_ROWS: usize = 32;
+/// Rows whose gradients of gamma and beta one block of threads adds up: at 8,192 tokens all blocks are on the multiprocessors of an H100 at
+/// the same time, as many as these take.
+pub(crate) const NORM_ROWS: usize = 16;
 
 /// Length of the memory in which the gradients of a norm's gamma and beta are added up.
 pub(crate) fn norm_sums(tokens: usize, dim: usize) -> usize {
@@ -39,6 +40,10 @@ pub(crate) const NORM_HEADS: usize = 256;
 pub(crate) fn head_norm_sums(heads: usize, head_dim: usize) -> usize {
     heads.div_ceil(NORM_HEADS) * head_dim
 }
+
+/// What rows and columns of a rounded gradient are.
+pub(crate) const DECODED_GRADIENT: [&str; 2] =
+    ["decoded gradient", "decoded columns of a gradient"];
 
 /// How long a buffer is what it is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -228,8 +233,8 @@ pub(crate) struct BlockPlaces {
     pub(crate) norms: [NormPlaces; 2],
     /// The gradient of what each linear layer makes; none of those that add to the residual stream, whose gradient is there.
     pub(crate) gradients: Vec<Option<Place>>,
-    /// What the input of each linear layer is: where codes of it outlive it, and where not.
-    pub(crate) inputs: &'static [[&'static str; 2]],
+    /// The operands of each linear layer.
+    pub(crate) operands: &'static [OperandNames],
     /// What `fc` makes; or gate, up, and the gradient of what is made of both.
     pub(crate) mlp: Vec<Place>,
     /// Queries, keys and values in their rows, where they stay until backward.
@@ -247,21 +252,70 @@ pub(crate) struct HeadNormPlaces {
     pub(crate) sums: Place,
 }
 
-const GPT_INPUTS: &[[&str; 2]] = &[
-    ["h", "kept h"],
-    ["seen", "kept seen"],
-    ["h", "kept second h"],
-    ["g", "kept g"],
+/// The operands of a linear layer, by the memory that they have.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct OperandNames {
+    /// The input: layers that read the same have the same here.
+    pub(crate) reads: &'static str,
+    /// Where codes of the input outlive it, and where not.
+    pub(crate) input: [&'static str; 2],
+    /// Whether an activation makes the input.
+    pub(crate) activated: bool,
+    /// Where the backward pass of an activation makes the gradient, and rounds it: rows and columns.
+    pub(crate) gradient: Option<[&'static str; 2]>,
+    /// The weight, decoded: those of a block are there at the same time.
+    pub(crate) weight: &'static str,
+}
+
+impl OperandNames {
+    pub(crate) const fn new(
+        weight: &'static str,
+        reads: &'static str,
+        input: [&'static str; 2],
+    ) -> Self {
+        Self {
+            reads,
+            input,
+            activated: false,
+            gradient: None,
+            weight,
+        }
+    }
+
+    pub(crate) const fn activated(self) -> Self {
+        Self {
+            activated: true,
+            ..self
+        }
+    }
+
+    pub(crate) const fn before_activation(self, gradient: [&'static str; 2]) -> Self {
+        Self {
+            gradient: Some(gradient),
+            ..self
+        }
+    }
+}
+
+const GPT_OPERANDS: &[OperandNames] = &[
+    OperandNames::new("decoded qkv", "attention", ["h", "kept h"]),
+    OperandNames::new("decoded proj", "proj", ["seen", "kept seen"]),
+    OperandNames::new("decoded fc", "mlp", ["h", "kept second h"])
+        .before_activation(DECODED_GRADIENT),
+    OperandNames::new("decoded out", "out", ["g", "kept g"]).activated(),
 ];
 
-const LLAMA_INPUTS: &[[&str; 2]] = &[
-    ["h", "kept h of q"],
-    ["h", "kept h of k"],
-    ["h", "kept h of v"],
-    ["seen", "kept seen"],
-    ["h", "kept h of gate"],
-    ["h", "kept h of up"],
-    ["g", "kept g"],
+const LLAMA_OPERANDS: &[OperandNames] = &[
+    OperandNames::new("decoded query", "attention", ["h", "kept h of q"]),
+    OperandNames::new("decoded key", "attention", ["h", "kept h of k"]),
+    OperandNames::new("decoded value", "attention", ["h", "kept h of v"]),
+    OperandNames::new("decoded output", "output", ["seen", "kept seen"]),
+    // Both gradients are there at the same time.
+    OperandNames::new("decoded gate", "mlp", ["h", "kept h of gate"])
+        .before_activation(["dgate", "columns of dgate"]),
+    OperandNames::new("decoded up", "mlp", ["h", "kept h of up"])
+        .before_activation(["dup", "columns of dup"]),
+    OperandNames::new("decoded down", "down", ["g", "kept g"]).activated(),
 ];
 
 impl BlockPlaces {
@@ -286,7 +340,7 @@ impl BlockPlaces {
             Block::Gpt => Self {
                 norms,
                 gradients: vec![lent("dqkv", 3 * dim), None, lent("da", 4 * dim), None],
-                inputs: GPT_INPUTS,
+                operands: GPT_OPERANDS,
                 mlp: vec![kept("kept a", 4 * dim)],
                 rows: vec![kept("kept q", 3 * dim)],
                 head_norms: None,
@@ -309,7 +363,7 @@ impl BlockPlaces {
                         lent("dup", gated),
                         None,
                     ],
-                    inputs: LLAMA_INPUTS,
+                    operands: LLAMA_OPERANDS,
                     mlp: vec![
                         kept("kept gate", gated),
                         kept("kept up", gated),
@@ -360,7 +414,7 @@ impl BlockPlaces {
         let Self {
             norms,
             gradients,
-            inputs: _,
+            operands: _,
             mlp,
             rows: _,
             head_norms,

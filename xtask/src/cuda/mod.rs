@@ -16,7 +16,7 @@ use clap::Args;
 
 use crate::command::{target_dir, workspace_root};
 use crate::cross::Platform;
-use lowp_nvcc::{ARCHITECTURES, Arch, Manifest};
+use lowp_nvcc::{ARCHITECTURES, Arch, Manifest, Sources};
 use resources::Resources;
 
 #[path = "../../../crates/lowp-kernels/build/headers.rs"]
@@ -98,13 +98,22 @@ pub(crate) fn cuda(options: &Options) -> Result<()> {
     eprintln!("nvcc {} ({})", nvcc.version, nvcc.program.display());
     let sources = workspace_root()?.join(SOURCES);
     headers::write_headers(&sources).map_err(|why| anyhow!("{why}"))?;
+    let own = Sources {
+        cuda: &sources,
+        headers: &[],
+    };
     let folder = target_dir()?.join("cuda-kernels");
     let start = std::time::Instant::now();
     let mut compiled =
-        lowp_nvcc::compile(&nvcc, &sources, &archs, &folder).map_err(|why| anyhow!("{why}"))?;
+        lowp_nvcc::compile(&nvcc, own, &archs, &folder).map_err(|why| anyhow!("{why}"))?;
     let [others, below] = TRANSFORMER;
     let (others, below) = (workspace_root()?.join(others), folder.join(below));
-    let those = lowp_nvcc::compile(&nvcc, &others, &archs, &below);
+    let headers = sources.join("include");
+    let others = Sources {
+        cuda: &others,
+        headers: &[&headers],
+    };
+    let those = lowp_nvcc::compile(&nvcc, others, &archs, &below);
     compiled.extend(those.map_err(|why| anyhow!("{why}"))?);
     let names: Vec<_> = archs.iter().map(|arch| arch.name).collect();
     if compiled.is_empty() {
@@ -120,11 +129,11 @@ pub(crate) fn cuda(options: &Options) -> Result<()> {
     if options.stats {
         conversions::check(&nvcc, &sources, &archs)?;
         if archs.iter().any(Arch::is_family) {
-            let units = lowp_nvcc::Unit::all(&sources).map_err(|why| anyhow!("{why}"))?;
+            let units = lowp_nvcc::Unit::all(own).map_err(|why| anyhow!("{why}"))?;
             let files: Vec<_> = units.iter().map(lowp_nvcc::Unit::file).collect();
             kernel_code::check(&toolkit::readers(&nvcc)?, &folder, &files, &archs)?;
         }
-        let table = stats(&sources, &folder)?;
+        let table = stats(own, &folder)?;
         let table = format!("nvcc {}\n{table}", nvcc.version);
         let (path, targets) = (workspace_root()?.join(TABLE), targets(&archs));
         let known = std::fs::read_to_string(&path)?;
@@ -157,7 +166,7 @@ pub(crate) fn without_kernels(command: &mut Command) {
 }
 
 /// The table of all kernels. Prints it, and fails if a kernel spills.
-fn stats(sources: &std::path::Path, folder: &std::path::Path) -> Result<Resources> {
+fn stats(sources: Sources<'_>, folder: &std::path::Path) -> Result<Resources> {
     let mut table = Resources::default();
     for unit in lowp_nvcc::Unit::all(sources).map_err(|why| anyhow!("{why}"))? {
         let log = std::fs::read_to_string(folder.join(unit.log()))?;

@@ -57,6 +57,17 @@ impl<B: Backend> OperandEncode<B> {
         self.values[orientation as usize].as_ref()
     }
 
+    /// The cast alone, where it is all that [`RecipeOperands::run_encode`] runs: no amax is taken first.
+    pub fn one_pass(&self) -> Option<&B::Plan> {
+        let alone = self.observe.is_none() && self.amax.is_none();
+        self.encode.as_ref().filter(|_| alone)
+    }
+
+    /// The amaxes that [`RecipeOperands::run_encode`] takes of the values first.
+    pub fn amax(&self) -> Option<&B::Plan> {
+        self.amax.as_ref()
+    }
+
     /// Bytes of the codes and scales.
     pub fn bytes(&self, backend: &B) -> usize {
         let bytes = |target: &Target<B>| backend.len(&target.bytes);
@@ -246,20 +257,32 @@ impl<B: Backend> RecipeOperands<B> {
     /// # Errors
     /// The device failed.
     pub fn run_encode(&self, planned: &OperandEncode<B>, agree: bool) -> Result<(), ShardError> {
-        let scalars = StepScalars {
+        if let Some(amax) = &planned.amax {
+            self.backend.run(amax, &self.scalars())?;
+        }
+        self.run_observed(planned, agree)
+    }
+
+    fn scalars(&self) -> StepScalars {
+        StepScalars {
             random_step: self.pass.step.load(Ordering::Relaxed),
             ..StepScalars::default()
-        };
+        }
+    }
+
+    /// The same where what made the values has raised the amaxes of [`OperandEncode::amax`].
+    ///
+    /// # Errors
+    /// As [`RecipeOperands::run_encode`].
+    pub fn run_observed(&self, planned: &OperandEncode<B>, agree: bool) -> Result<(), ShardError> {
+        let scalars = self.scalars();
         if let (Some(observe), true) =
             (&planned.observe, self.pass.training.load(Ordering::Relaxed))
         {
             self.backend.run(observe, &scalars)?;
         }
-        if let Some(amax) = &planned.amax {
-            self.backend.run(amax, &scalars)?;
-            if agree {
-                planned.local.agree(&*self.world)?;
-            }
+        if planned.amax.is_some() && agree {
+            planned.local.agree(&*self.world)?;
         }
         match &planned.encode {
             Some(encode) => Ok(self.backend.run(encode, &scalars)?),

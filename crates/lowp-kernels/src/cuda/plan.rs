@@ -38,7 +38,7 @@ struct Planned {
     /// One for the work, or for each kind of jobs that has kernels of its own; none for work without elements.
     launches: Vec<Launch>,
     scratch: Option<Scratch>,
-    #[expect(dead_code, reason = "held: the launch points to its buffers")]
+    /// Held: the launch points to its buffers.
     work: Work<Cuda>,
 }
 
@@ -99,6 +99,23 @@ impl CudaPlan {
         Ok(Self {
             planned: Arc::new(planned),
         })
+    }
+
+    /// The address of the first job of a plan of roundings of blocks of 32, for kernels of other crates that do the same with values that
+    /// they make (`lowp/round.cuh`). The jobs are there as long as the plan.
+    pub fn rounds_of_blocks(&self) -> Option<u64> {
+        match &*self.planned.launches {
+            [launch] if launch.kernel == ops::round::E8M0_FP8 => Some(launch.jobs),
+            _ => None,
+        }
+    }
+
+    /// The same of a plan of amaxes that are all those of one whole matrix, not of blocks or lines, for kernels that make the matrix.
+    pub fn amaxes_of_matrix(&self) -> Option<u64> {
+        match (&*self.planned.launches, &self.planned.work) {
+            ([launch], Work::Amax(jobs)) if ops::amax::are_of_one_matrix(jobs) => Some(launch.jobs),
+            _ => None,
+        }
     }
 
     /// Runs the work on the stream of `cuda`.

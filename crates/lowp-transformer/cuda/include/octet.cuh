@@ -8,8 +8,10 @@ struct Octet {
     float v[8];
 };
 
-__device__ __forceinline__ Octet load8(const bf16* from) {
-    const uint4 words = *reinterpret_cast<const uint4*>(from);
+// Eight values as they are stored.
+__device__ __forceinline__ uint4 words8(const bf16* from) { return *reinterpret_cast<const uint4*>(from); }
+
+__device__ __forceinline__ Octet widened(const uint4& words) {
     const unsigned w[4] = {words.x, words.y, words.z, words.w};
     Octet out;
 #pragma unroll
@@ -19,6 +21,8 @@ __device__ __forceinline__ Octet load8(const bf16* from) {
     }
     return out;
 }
+
+__device__ __forceinline__ Octet load8(const bf16* from) { return widened(words8(from)); }
 
 __device__ __forceinline__ Octet load8(const float* from) {
     const float4 a = reinterpret_cast<const float4*>(from)[0];
@@ -31,14 +35,11 @@ __device__ __forceinline__ unsigned pair(float low, float high) {
     return *reinterpret_cast<const unsigned*>(&both);
 }
 
-__device__ __forceinline__ void store8(bf16* to, const Octet& x) {
-    uint4 words;
-    words.x = pair(x.v[0], x.v[1]);
-    words.y = pair(x.v[2], x.v[3]);
-    words.z = pair(x.v[4], x.v[5]);
-    words.w = pair(x.v[6], x.v[7]);
-    *reinterpret_cast<uint4*>(to) = words;
+__device__ __forceinline__ uint4 narrowed(const Octet& x) {
+    return make_uint4(pair(x.v[0], x.v[1]), pair(x.v[2], x.v[3]), pair(x.v[4], x.v[5]), pair(x.v[6], x.v[7]));
 }
+
+__device__ __forceinline__ void store8(bf16* to, const Octet& x) { *reinterpret_cast<uint4*>(to) = narrowed(x); }
 
 __device__ __forceinline__ void store8(float* to, const Octet& x) {
     reinterpret_cast<float4*>(to)[0] = make_float4(x.v[0], x.v[1], x.v[2], x.v[3]);

@@ -6,12 +6,15 @@ use half::bf16;
 use lowp_format::{Phase, Recipe};
 use lowp_fsdp::ShardedModel;
 use lowp_gemm::GemmKind;
+use lowp_gemm::table::Pass;
 use lowp_kernels::{Backend, Cuda, CudaBuffer, Source};
 
 use super::TransformerError;
 use super::attention::{Attention, Rows};
+use super::decodes::Decodes;
 use super::head_norms::HeadNorms;
 use super::linear::{Linear, Shared};
+use super::operand::CastOperand;
 use super::ops::{Heads, NormParams, Ops};
 use super::place::at;
 use crate::places::{BlockPlaces, NormPlaces};
@@ -145,8 +148,9 @@ enum Linears<R: Recipe> {
     Gpt {
         /// `qkv`, `proj`, `fc` and `out`.
         linears: Box<[Linear<R>; 4]>,
-        /// What `fc` makes.
+        /// What `fc` makes, and where the gradient of it is.
         a: Values,
+        da: Values,
     },
     Llama {
         /// Query, key, value and output.
@@ -158,6 +162,15 @@ enum Linears<R: Recipe> {
         /// The gradient of what both make.
         dg: Values,
     },
+}
+
+/// As many layers as a block has there.
+fn all<R: Recipe, const N: usize>(linears: Vec<Linear<R>>) -> Done<Box<[Linear<R>; N]>> {
+    let all: Result<[_; N], _> = linears.try_into();
+    all.map(Box::new).map_err(|linears: Vec<_>| {
+        let text = format!("{} linear layers where a block has {N}", linears.len());
+        TransformerError::Unsupported(text)
+    })
 }
 
 /// A block of a model.
@@ -172,6 +185,8 @@ pub(super) struct Layer<R: Recipe> {
     /// Of queries and keys, where they have norms.
     head_norms: Option<HeadNorms>,
     linears: Linears<R>,
+    /// Of their weights.
+    decodes: Vec<Decodes>,
 }
 
 impl<R: Recipe> Layer<R> {
@@ -200,28 +215,32 @@ impl<R: Recipe> Layer<R> {
         };
         let (width, eps) = (sizes.heads_width(), sizes.eps());
         let output = head(heads, 1, width, 0, false);
-        let linear = |at: usize| {
-            let gradient = match &places.gradients[at] {
+        let mlp = places.mlp.iter().map(|place| arena.values(place));
+        let mlp = mlp.collect::<Result<Vec<_>, _>>()?;
+        let mut linears: Vec<Linear<R>> = Vec::new();
+        let mut gradients = Vec::new();
+        for (at, (place, names)) in places.gradients.iter().zip(places.operands).enumerate() {
+            let gradient = match place {
                 Some(place) => arena.values(place)?,
                 None => dx.clone(),
             };
             let layer = places.gradients.len() * index + at;
-            Linear::new(
-                shared,
-                model,
-                layer,
-                (tokens, first),
-                &gradient,
-                places.inputs[at],
-            )
-        };
-        let mlp = places.mlp.iter().map(|place| arena.values(place));
-        let mlp = mlp.collect::<Result<Vec<_>, _>>()?;
+            let before = linears.iter().zip(places.operands);
+            let readers = before.filter(|(_, other)| other.reads == names.reads);
+            let readers = readers.map(|(linear, _)| linear);
+            let of = (names, [mlp.first(), mlp.last()]);
+            let batch = (tokens, first);
+            gradients.push(gradient.clone());
+            let made = Linear::new(shared, model, layer, batch, gradient, of, readers)?;
+            linears.push(made);
+        }
+        let decodes = Decodes::of_block(&linears.iter().collect::<Vec<_>>())?;
         let (norms, inputs, linears) = match sizes.block {
             Block::Gpt => {
                 let linears = Linears::Gpt {
-                    linears: Box::new([linear(0)?, linear(1)?, linear(2)?, linear(3)?]),
+                    linears: all(linears)?,
                     a: mlp[0].clone(),
+                    da: gradients[2].clone(),
                 };
                 let inputs = [0, dim, 2 * dim].map(|at| head(heads, 1, 3 * dim, at, false));
                 let var = 2 + 4 * index;
@@ -230,9 +249,10 @@ impl<R: Recipe> Layer<R> {
             Block::Llama(LlamaSizes {
                 kv_heads, qk_norm, ..
             }) => {
+                let mlp_linears = linears.split_off(4);
                 let linears = Linears::Llama {
-                    attention: Box::new([linear(0)?, linear(1)?, linear(2)?, linear(3)?]),
-                    mlp: Box::new([linear(4)?, linear(5)?, linear(6)?]),
+                    attention: all(linears)?,
+                    mlp: all(mlp_linears)?,
                     gate: mlp[0].clone(),
                     up: mlp[1].clone(),
                     dg: mlp[2].clone(),
@@ -287,6 +307,7 @@ impl<R: Recipe> Layer<R> {
             rows,
             head_norms,
             linears,
+            decodes,
         })
     }
 
@@ -332,20 +353,22 @@ impl<R: Recipe> Layer<R> {
         let [tokens, dim] = self.size;
         let [first, second] = &self.norms;
         match &self.linears {
-            Linears::Gpt { linears, a } => {
+            Linears::Gpt { linears, a, .. } => {
                 let [qkv, proj, fc, out] = &**linears;
-                first.forward(ops, self.size, input, &qkv.input)?;
+                first.forward(ops, self.size, input, &qkv.input.values)?;
                 next()?;
-                qkv.forward(&self.rows[0])?;
+                self.decode_weights(Phase::Forward)?;
+                self.forward_of([(qkv, &self.rows[0])])?;
                 let seen = Rows {
-                    values: &proj.input,
+                    values: &proj.input.values,
                 };
                 self.attention.forward(self.rows(), seen)?;
-                proj.forward(branch)?;
-                second.forward(ops, self.size, Some((&first.x, branch)), &fc.input)?;
-                fc.forward(a)?;
-                ops.gelu(a, &out.input, tokens * 4 * dim)?;
-                out.forward(branch)
+                self.forward_of([(proj, branch)])?;
+                let input = Some((&first.x, branch));
+                second.forward(ops, self.size, input, &fc.input.values)?;
+                self.forward_of([(fc, a)])?;
+                ops.gelu(a, out.input.made(), [tokens, 4 * dim])?;
+                self.forward_of([(out, branch)])
             }
             Linears::Llama {
                 attention,
@@ -355,36 +378,73 @@ impl<R: Recipe> Layer<R> {
                 ..
             } => {
                 let ([q, k, v, o], [gate_proj, up_proj, down]) = (&**attention, &**mlp);
-                first.forward(ops, self.size, input, &q.input)?;
-                self.same_input(&q.input, &[k, v])?;
+                first.forward(ops, self.size, input, &q.input.values)?;
                 next()?;
-                for (linear, rows) in [q, k, v].into_iter().zip(&self.rows) {
-                    linear.forward(rows)?;
-                }
-                let seen = Rows { values: &o.input };
+                self.decode_weights(Phase::Forward)?;
+                self.forward_of([q, k, v].into_iter().zip(&self.rows))?;
+                let seen = Rows {
+                    values: &o.input.values,
+                };
                 self.attention.forward(self.seen()?, seen)?;
-                o.forward(branch)?;
-                second.forward(ops, self.size, Some((&first.x, branch)), &gate_proj.input)?;
-                self.same_input(&gate_proj.input, &[up_proj])?;
-                gate_proj.forward(gate)?;
-                up_proj.forward(up)?;
-                ops.swiglu([gate, up], &down.input, gate.len())?;
-                down.forward(branch)
+                self.forward_of([(o, branch)])?;
+                let input = Some((&first.x, branch));
+                second.forward(ops, self.size, input, &gate_proj.input.values)?;
+                self.forward_of([(gate_proj, gate), (up_proj, up)])?;
+                let size = [tokens, gate.len() / tokens];
+                ops.swiglu([gate, up], down.input.made(), size)?;
+                self.forward_of([(down, branch)])
             }
         }
     }
 
-    /// Copies the input that layers share to those that keep one of their own.
-    fn same_input(&self, input: &Values, others: &[&Linear<R>]) -> Done {
-        let mut done = vec![input.pointer()];
-        for other in others {
-            if !done.contains(&other.input.pointer()) {
-                let len = input.len();
-                self.shared.cuda.copy(input, 0..len, &other.input, 0)?;
-                done.push(other.input.pointer());
+    /// Decodes the weights that products of `phase` read as values.
+    fn decode_weights(&self, phase: Phase) -> Done {
+        let linears = self.linears();
+        let mut decodes = self.decodes.iter();
+        decodes.try_for_each(|decodes| decodes.run(phase, &linears, &self.shared))
+    }
+
+    /// What layers make of values that the input of the first one has. Layers side by side that have one input cast it once.
+    fn forward_of<'a>(&self, layers: impl IntoIterator<Item = (&'a Linear<R>, &'a Values)>) -> Done
+    where
+        R: 'a,
+    {
+        let Shared { cuda, trace, .. } = &*self.shared;
+        let mut filled: Vec<&Values> = Vec::new();
+        let mut last: Option<&Arc<CastOperand>> = None;
+        for (linear, out) in layers {
+            let input = &linear.input;
+            let here = |values: &&Values| values.pointer() == input.values.pointer();
+            match filled.first() {
+                Some(from) if !filled.iter().any(here) => {
+                    cuda.copy(from, 0..from.len(), &input.values, 0)?;
+                    trace.mark(|| "copies of inputs".to_owned())?;
+                }
+                _ => {}
             }
+            filled.push(&input.values);
+            if !last.is_some_and(|last| Arc::ptr_eq(last, input)) {
+                input.cast()?;
+                input.prepare(Pass::Forward)?;
+            }
+            last = Some(input);
+            linear.forward(out)?;
         }
-        Ok(self.shared.trace.mark(|| "copies of inputs".to_owned())?)
+        Ok(())
+    }
+
+    /// The sum of what layers that read the same values make of their gradients, and the gradients of their weights.
+    fn backward_of(&self, layers: &[&Linear<R>], dx: &Values) -> Done {
+        let mut last: Option<&Arc<CastOperand>> = None;
+        for linear in layers {
+            let input = &linear.input;
+            if !last.is_some_and(|last| Arc::ptr_eq(last, input)) {
+                input.prepare(Pass::WeightGrad)?;
+            }
+            linear.backward(dx, last.is_some())?;
+            last = Some(input);
+        }
+        Ok(())
     }
 
     /// Runs forward on what its first norm keeps, where blocks share the memory of what lies between their passes. Also in the last block,
@@ -419,22 +479,22 @@ impl<R: Recipe> Layer<R> {
         at(dx, tokens * dim)?;
         let [first, second] = &self.norms;
         let dh = arena.values(&self.shared.places.dh)?;
+        next()?;
+        self.decode_weights(Phase::Backward)?;
         match &self.linears {
-            Linears::Gpt { linears, a } => {
+            Linears::Gpt { linears, a, da } => {
                 let [qkv, proj, fc, out] = &**linears;
-                let da = &fc.gradient;
-                out.backward(da, false)?;
-                next()?;
-                ops.gelu_backward(a, da, da, tokens * 4 * dim)?;
-                fc.backward(&dh, false)?;
+                self.backward_of(&[out], da)?;
+                ops.gelu_backward(a, da, fc.gradient.made(), [tokens, 4 * dim])?;
+                self.backward_of(&[fc], &dh)?;
                 second.backward(&self.shared, model, self.size, &dh, (Some(dx), dx))?;
-                proj.backward(&dh, false)?;
+                self.backward_of(&[proj], &dh)?;
                 let gradients = [Rows {
-                    values: &qkv.gradient,
+                    values: &qkv.gradient.values,
                 }; 3];
                 self.attention
                     .backward(Rows { values: &dh }, self.rows(), gradients)?;
-                qkv.backward(&dh, false)?;
+                self.backward_of(&[qkv], &dh)?;
             }
             Linears::Llama {
                 attention,
@@ -444,16 +504,15 @@ impl<R: Recipe> Layer<R> {
                 dg,
             } => {
                 let ([q, k, v, o], [gate_proj, up_proj, down]) = (&**attention, &**mlp);
-                down.backward(dg, false)?;
-                next()?;
-                let gradients = [&gate_proj.gradient, &up_proj.gradient];
-                ops.swiglu_backward([gate, up], dg, gradients, gate.len())?;
-                up_proj.backward(&dh, false)?;
-                gate_proj.backward(&dh, true)?;
+                self.backward_of(&[down], dg)?;
+                let gradients = [gate_proj, up_proj].map(|linear| linear.gradient.made());
+                let size = [tokens, gate.len() / tokens];
+                ops.swiglu_backward([gate, up], dg, gradients, size)?;
+                self.backward_of(&[up_proj, gate_proj], &dh)?;
                 second.backward(&self.shared, model, self.size, &dh, (Some(dx), dx))?;
-                o.backward(&dh, false)?;
+                self.backward_of(&[o], &dh)?;
                 let gradients = [q, k, v].map(|linear| Rows {
-                    values: &linear.gradient,
+                    values: &linear.gradient.values,
                 });
                 let kept = self.seen()?;
                 self.attention
@@ -465,9 +524,7 @@ impl<R: Recipe> Layer<R> {
                     model.push_var_gradient(of_q)?;
                     model.push_var_gradient(of_k)?;
                 }
-                v.backward(&dh, false)?;
-                k.backward(&dh, true)?;
-                q.backward(&dh, true)?;
+                self.backward_of(&[v, k, q], &dh)?;
             }
         }
         first.backward(&self.shared, model, self.size, &dh, (Some(dx), dx))

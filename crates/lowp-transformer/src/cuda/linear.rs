@@ -8,29 +8,26 @@
 use std::sync::{Arc, Mutex, PoisonError};
 
 use half::bf16;
-use lowp_format::{
-    BufferSpec, Form, Orientation, Part, Phase, QuantizedTensor, Recipe, Role, ScaleLayout, Shape,
-    Usage,
-};
-use lowp_fsdp::{OperandEncode, RecipeOperands, Rounded, ShardedModel, ShardedWeight};
+use lowp_format::{Orientation, Part, Phase, QuantizedTensor, Recipe, Role, Shape};
+use lowp_fsdp::{ShardedModel, ShardedWeight};
 use lowp_gemm::table::{self, Pass};
 use lowp_gemm::{Dtype, GemmDesc, GemmKind, Operand, Scalars, ScaleMode};
 use lowp_kernels::{
-    Backend, Cuda, CudaBuffer, CudaPlan, DecodeJob, KernelError, RepackJob, Source, StepScalars,
-    Work,
+    Backend, Cuda, CudaBuffer, CudaPlan, DecodeJob, KernelError, Source, StepScalars,
 };
 use lowp_shard::GatherWatch;
 
 use super::TransformerError;
 use super::documents::Documents;
 use super::gemms::Gemms;
+use super::operand::{CastOperand, plan_repack};
 use super::ops::Ops;
 use super::place::Arena;
 use super::sdpa::{Sdpa, SdpaSizes};
 use super::trace::{GATHERS, Trace};
 use crate::known::Known;
-use crate::linear_plan::{Decode, FACTORS, LinearPlan, Repack, WeightUse};
-use crate::places::{CudnnPasses, ModelPlaces, Place};
+use crate::linear_plan::{FACTORS, LinearPlan, WeightUse};
+use crate::places::{CudnnPasses, ModelPlaces, OperandNames};
 
 /// What the layers of a model share.
 #[derive(Debug)]
@@ -89,52 +86,47 @@ type Done<T = ()> = Result<T, TransformerError>;
 pub(super) struct Linear<R: Recipe> {
     shared: Arc<Shared>,
     weight: Arc<ShardedWeight<Cuda, R>>,
-    operands: Arc<RecipeOperands<Cuda>>,
     recipe: R,
     /// Of the weight: outputs x inputs.
     shape: Shape,
     tokens: usize,
-    /// What forward multiplies.
-    pub(super) input: CudaBuffer<bf16>,
+    /// What forward multiplies; layers that read the same may have one.
+    pub(super) input: Arc<CastOperand>,
     /// The gradient of what forward makes, when backward runs.
-    pub(super) gradient: CudaBuffer<bf16>,
-    x: OperandEncode<Cuda>,
-    dy: OperandEncode<Cuda>,
+    pub(super) gradient: CastOperand,
     plan: LinearPlan,
-    /// Planned decodes of this layer's operands.
-    decodes: Vec<DecodeOfOperand>,
-    /// Planned copies of their block scales, as products read them.
-    repacks: Vec<RepackOfOperand>,
+    /// The values of the weight in each phase whose product reads them decoded.
+    decoded: [Option<CudaBuffer<bf16>>; 2],
     /// What is planned over the memory that the weight is gathered in.
     weights: Mutex<Vec<(Gathered, WeightPlan)>>,
 }
 
-/// What is planned for an operand, and where it goes.
-type DecodeOfOperand = ((Role, Orientation), CudaPlan, CudaBuffer<bf16>);
-type RepackOfOperand = ((Role, Orientation), CudaPlan, CudaBuffer<u8>);
-
 /// The memory that a weight is gathered in, and the phase that it is gathered for.
 type Gathered = (Option<u64>, Phase);
 
-/// What becomes of a gathered weight before it is multiplied ([`WeightUse`]), planned.
+/// What becomes of a gathered weight that is multiplied as it is ([`WeightUse`]), planned.
 #[derive(Clone, Debug)]
 enum WeightPlan {
     AsItIs,
-    Decode(CudaPlan, CudaBuffer<bf16>),
     Repack(CudaPlan, CudaBuffer<u8>),
 }
 
 impl<R: Recipe> Linear<R> {
     /// Layer `index` of `model`, over `tokens` tokens the first of which is `first_token` of the batch. `gradient` is where its output's
-    /// gradient will be. Where codes of the input outlive it, it is the memory named first, else the one named second.
-    pub(super) fn new(
+    /// gradient will be, and `readers` are layers before it that read the same input. An activation that makes the input reads a matrix of
+    /// its shape, and one that makes the gradient another: those of `activation`.
+    pub(super) fn new<'a>(
         shared: &Arc<Shared>,
         model: &ShardedModel<Cuda, R>,
         index: usize,
         (tokens, first_token): (usize, u64),
-        gradient: &CudaBuffer<bf16>,
-        inputs: [&'static str; 2],
-    ) -> Done<Self> {
+        gradient: CudaBuffer<bf16>,
+        (names, activation): (&OperandNames, [Option<&CudaBuffer<bf16>>; 2]),
+        mut readers: impl Iterator<Item = &'a Self>,
+    ) -> Done<Self>
+    where
+        R: 'a,
+    {
         let missing =
             || TransformerError::Unsupported(format!("the model has no linear layer {index}"));
         let weight = Arc::clone(model.weight(index).ok_or_else(missing)?);
@@ -142,121 +134,58 @@ impl<R: Recipe> Linear<R> {
         weight.watch_gathers(GatherWatch::new(move |stream, point| {
             trace.mark_gather(stream, point)
         }))?;
-        let operands = Arc::clone(model.operands().get(index).ok_or_else(missing)?);
+        let operands = model.operands().get(index).ok_or_else(missing)?;
         let (recipe, shape) = (weight.recipe(), weight.full_shape());
-        let arena = &shared.arena;
         table::check(&recipe)?;
-        let plan = LinearPlan::new(&recipe, shape, tokens, inputs, shared.capability);
+        let plan = LinearPlan::new(&recipe, shape, tokens, names, shared.capability);
         let plan = plan.map_err(KernelError::from)?;
-        let input = arena.values(&plan.input)?;
-        let lend = |places: &[Place], spec: &BufferSpec| {
-            let place = places.iter().find(|place| place.spec == Some(*spec));
-            place.map(|place| arena.codes(place)).transpose()
+        let cast = |role, width, of: (CudaBuffer<bf16>, bool)| {
+            let place = (role, Shape::new(tokens, width), first_token);
+            CastOperand::new(shared, operands, &plan, place, of)
         };
-        let rows = Shape::new(tokens, shape.cols);
-        let rounded = |role| -> Done<Rounded<Cuda>> {
-            let mut values = [None, None];
-            for of in plan.rounded.iter().filter(|of| of.role == role) {
-                values[of.orientation as usize] = Some(arena.values(&of.to)?);
+        let read = |at: usize| {
+            activation[at].cloned().ok_or_else(|| {
+                TransformerError::Unsupported(format!("no activation before linear layer {index}"))
+            })
+        };
+        let input = match readers.find(|other| other.plan.shares_input(&plan)) {
+            Some(other) => Arc::clone(&other.input),
+            None => {
+                let values = match &plan.input {
+                    Some(place) => shared.arena.values(place)?,
+                    None => read(0)?,
+                };
+                Arc::new(cast(
+                    Role::Activation,
+                    shape.cols,
+                    (values, names.activated),
+                )?)
             }
-            Ok(values)
         };
-        let x = operands.plan_encode(
-            Role::Activation,
-            (rows, Usage::BOTH, first_token),
-            (&Source::Bf16(input.clone()), rounded(Role::Activation)?),
-            |spec| lend(&plan.x, spec),
-        )?;
-        let outputs = Shape::new(tokens, shape.rows);
-        let dy = operands.plan_encode(
-            Role::Gradient,
-            (outputs, Usage::BOTH, first_token),
-            (&Source::Bf16(gradient.clone()), rounded(Role::Gradient)?),
-            |spec| lend(&plan.dy, spec),
-        )?;
-        let mut layer = Self {
+        let gradient = match plan.gradient_is_made {
+            true => read(1)?,
+            false => gradient,
+        };
+        let activated = names.gradient.is_some();
+        let gradient = cast(Role::Gradient, shape.rows, (gradient, activated))?;
+        let mut decoded = [None, None];
+        for (decoded, weight) in decoded.iter_mut().zip(&plan.weights) {
+            if let WeightUse::Decode(place) = weight {
+                *decoded = Some(shared.arena.values(place)?);
+            }
+        }
+        Ok(Self {
             shared: Arc::clone(shared),
             weight,
-            operands,
             recipe,
             shape,
             tokens,
             input,
-            gradient: gradient.clone(),
-            x,
-            dy,
+            gradient,
+            decoded,
             plan,
-            decodes: Vec::new(),
-            repacks: Vec::new(),
             weights: Mutex::default(),
-        };
-        layer.decodes = layer.plan_decodes()?;
-        layer.repacks = layer.plan_repacks()?;
-        Ok(layer)
-    }
-
-    /// The cast of an input or gradient, and the shape of its matrix.
-    fn encode(&self, role: Role) -> (&OperandEncode<Cuda>, Shape) {
-        let (encode, width) = match role {
-            Role::Gradient => (&self.dy, self.shape.rows),
-            Role::Activation | Role::Weight => (&self.x, self.shape.cols),
-        };
-        (encode, Shape::new(self.tokens, width))
-    }
-
-    /// Plans the decodes of operands that hold codes for products of values.
-    fn plan_decodes(&self) -> Done<Vec<DecodeOfOperand>> {
-        let Shared { cuda, arena, .. } = &*self.shared;
-        let planned = self.plan.decodes.iter().map(|decode| {
-            let Decode {
-                role,
-                orientation,
-                from,
-                to,
-            } = decode;
-            let (encode, shape) = self.encode(*role);
-            let kernel = encode.quantizers().of(*from).kernel;
-            let find = |part| encode.target(*from, part).cloned();
-            let data = find(Part::Data).ok_or_else(|| KernelError::Missing {
-                what: format!("the {} codes of an operand", from.usage()),
-            })?;
-            let outer = kernel.scale.outer().and_then(|(_, part)| find(part));
-            let out = arena.values(to)?;
-            let job = DecodeJob {
-                shape,
-                kernel,
-                data,
-                block_scale: find(Part::BlockScale),
-                tensor_scale: outer.map(|target| target.bytes),
-                out: Source::Bf16(out.clone()),
-            };
-            let plan = cuda.plan(Work::Decode(vec![job]))?;
-            Ok(((*role, *orientation), plan, out))
-        });
-        planned.collect()
-    }
-
-    /// Plans the copies of block scales of operands into the form that products read.
-    fn plan_repacks(&self) -> Done<Vec<RepackOfOperand>> {
-        let Shared { cuda, arena, .. } = &*self.shared;
-        let mut planned = Vec::new();
-        for repack in &self.plan.repacks {
-            let Repack {
-                role,
-                orientation,
-                form,
-                to,
-            } = repack;
-            let (encode, shape) = self.encode(*role);
-            let Some(target) = encode.target(*orientation, Part::BlockScale) else {
-                continue;
-            };
-            let to = arena.codes(to)?;
-            let from = (&target.spec, &target.bytes);
-            let plan = plan_repack(cuda, from, shape, (*orientation, *form), &to)?;
-            planned.push(((*role, *orientation), plan, to));
-        }
-        Ok(planned)
+        })
     }
 
     /// Which product runs in each pass.
@@ -272,12 +201,9 @@ impl<R: Recipe> Linear<R> {
         }
     }
 
-    /// `out = input W^T`, `[tokens, outputs]`.
+    /// `out = input W^T`, `[tokens, outputs]`, of an input that is cast and prepared.
     pub(super) fn forward(&self, out: &CudaBuffer<bf16>) -> Done {
-        let agree = self.shared.agree_amaxes;
-        self.operands.run_encode(&self.x, agree)?;
-        self.mark("cast of inputs")?;
-        let x = self.operand(Pass::Forward, Role::Activation)?;
+        let x = self.input.operand(Pass::Forward)?;
         self.with_weight(Phase::Forward, |w| {
             let out = super::place::at(out, self.tokens * self.shape.rows)?;
             // SAFETY: operands and result have the shapes that the layer was made for.
@@ -286,20 +212,20 @@ impl<R: Recipe> Linear<R> {
     }
 
     /// From the gradient of what forward made: `dx = dy W`, `[tokens, inputs]`, added to what is there with `accumulate`, and the
-    /// weight's gradient, which goes to its owners.
+    /// weight's gradient, of an input that is prepared, which goes to its owners.
     pub(super) fn backward(&self, dx: &CudaBuffer<bf16>, accumulate: bool) -> Done {
         let Shape { rows, cols } = self.shape;
-        let agree = self.shared.agree_amaxes;
-        self.operands.run_encode(&self.dy, agree)?;
-        self.mark("cast of gradients")?;
-        let dy = self.operand(Pass::InputGrad, Role::Gradient)?;
+        self.gradient.cast()?;
+        self.gradient.prepare(Pass::InputGrad)?;
+        let dy = self.gradient.operand(Pass::InputGrad)?;
         self.with_weight(Phase::Backward, |w| {
             let dx = super::place::at(dx, self.tokens * cols)?;
             // SAFETY: as in `forward`.
             unsafe { self.multiply(Pass::InputGrad, [&dy, &w], (dx, Dtype::Bf16), accumulate) }
         })?;
-        let dy = self.operand(Pass::WeightGrad, Role::Gradient)?;
-        let x = self.operand(Pass::WeightGrad, Role::Activation)?;
+        self.gradient.prepare(Pass::WeightGrad)?;
+        let dy = self.gradient.operand(Pass::WeightGrad)?;
+        let x = self.input.operand(Pass::WeightGrad)?;
         let out = match self.weight.gradient()? {
             Source::F32(buffer) => (super::place::at(&buffer, rows * cols)?, Dtype::F32),
             Source::Bf16(buffer) => (super::place::at(&buffer, rows * cols)?, Dtype::Bf16),
@@ -354,53 +280,41 @@ impl<R: Recipe> Linear<R> {
         unsafe { gemms.run(&desc, [left.ptr, right.ptr], out, scalars) }
     }
 
-    /// An input or gradient as `pass` reads it.
-    fn operand(&self, pass: Pass, role: Role) -> Done<Operand> {
-        let product = self.plan.products[pass as usize];
-        let orientation = pass
-            .operands()
-            .into_iter()
-            .find(|(r, _)| *r == role)
-            .map_or(Orientation::Rowwise, |(_, o)| o);
-        let (encode, _) = self.encode(role);
-        let values = match role {
-            Role::Gradient => &self.gradient,
-            Role::Activation | Role::Weight => &self.input,
-        };
-        if product != GemmKind::Bf16 {
-            let find = |part| {
-                encode
-                    .target(orientation, part)
-                    .map(|target| (&target.spec, &target.bytes))
-            };
-            let kernel = encode.quantizers().of(orientation).kernel;
-            let mut operand = Operand::codes(product, orientation, &kernel, find)?;
-            let mut planned = self.repacks.iter();
-            if let Some((_, repack, scales)) = planned.find(|(key, ..)| *key == (role, orientation))
-            {
-                self.shared.cuda.run(repack, &StepScalars::default())?;
-                operand.ptr.scale = scales.pointer();
-            }
-            return Ok(operand);
-        }
-        let k_inner = orientation == Orientation::Rowwise;
-        if let Some(rounded) = encode.values(orientation) {
-            return Ok(Operand::values(rounded.pointer(), k_inner));
-        }
-        let planned = self
-            .decodes
-            .iter()
-            .find(|(key, ..)| *key == (role, orientation));
-        let Some((_, decode, values)) = planned else {
-            return Ok(Operand::values(values.pointer(), k_inner));
-        };
-        self.shared.cuda.run(decode, &StepScalars::default())?;
-        self.mark("decode of operands")?;
-        Ok(Operand::values(values.pointer(), k_inner))
+    /// The values of the weight where they are decoded for `phase`.
+    pub(super) fn decoded(&self, phase: Phase) -> Option<&CudaBuffer<bf16>> {
+        self.decoded[phase as usize].as_ref()
     }
 
-    /// Gathers the weight for `phase` and gives it to `multiply`.
+    /// Whether its weight and that of `other` are gathered together.
+    pub(super) fn is_gathered_with(&self, other: &Self) -> Done<bool> {
+        Ok(self.weight.is_with(&other.weight)?)
+    }
+
+    /// Gathers a weight that is decoded for `phase`, and gives `enqueue` what makes its job and the number of the memory that it is in.
+    pub(super) fn with_gathered(
+        &self,
+        phase: Phase,
+        enqueue: impl FnOnce(&dyn Fn() -> Done<DecodeJob<Cuda>>, Option<u64>) -> Done,
+    ) -> Done {
+        self.weight.with_gathered(phase, |tensor, set| {
+            let job = || {
+                let values = self.decoded(phase).ok_or_else(|| KernelError::Missing {
+                    what: format!("the values of a weight for {phase:?}"),
+                })?;
+                let values = Source::Bf16(values.clone());
+                let job = DecodeJob::new(tensor, orientation(phase), values);
+                Ok(job.map_err(KernelError::from)?)
+            };
+            enqueue(&job, set)
+        })
+    }
+
+    /// Gives the weight to `multiply`: its values, which are decoded, or what is gathered of it for `phase`.
     fn with_weight(&self, phase: Phase, multiply: impl FnOnce(Operand) -> Done) -> Done {
+        if let Some(values) = self.decoded(phase) {
+            let k_inner = phase == Phase::Forward;
+            return multiply(Operand::values(values.pointer(), k_inner));
+        }
         self.weight.with_gathered(phase, |tensor, set| {
             self.mark(GATHERS)?;
             let operand = self.weight_operand(phase, tensor, set)?;
@@ -414,47 +328,30 @@ impl<R: Recipe> Linear<R> {
         tensor: &QuantizedTensor<CudaBuffer<u8>, R>,
         set: Option<u64>,
     ) -> Done<Operand> {
-        let (orientation, product) = match phase {
-            Phase::Forward => (
-                Orientation::Rowwise,
-                self.plan.products[Pass::Forward as usize],
-            ),
-            Phase::Backward => (
-                Orientation::Columnwise,
-                self.plan.products[Pass::InputGrad as usize],
-            ),
+        let orientation = orientation(phase);
+        let product = match phase {
+            Phase::Forward => self.plan.products[Pass::Forward as usize],
+            Phase::Backward => self.plan.products[Pass::InputGrad as usize],
         };
-        let cuda = &self.shared.cuda;
+        if product == GemmKind::Bf16 {
+            // bf16, row-major for both phases.
+            let values = tensor.data(orientation).map_err(KernelError::from)?;
+            let k_inner = phase == Phase::Forward;
+            return Ok(Operand::values(values.storage.pointer(), k_inner));
+        }
         let plan = self.weight_plan((set, phase), tensor, orientation)?;
         let find = |part| {
             tensor
                 .part(orientation, part)
                 .map(|buffer| (&buffer.spec, &buffer.storage))
         };
-        if product != GemmKind::Bf16 {
-            let kernel = self.recipe.kernel(orientation);
-            let mut operand = Operand::codes(product, orientation, &kernel, find)?;
-            if let WeightPlan::Repack(repack, padded) = &plan {
-                cuda.run(repack, &StepScalars::default())?;
-                operand.ptr.scale = padded.pointer();
-            }
-            return Ok(operand);
+        let kernel = self.recipe.kernel(orientation);
+        let mut operand = Operand::codes(product, orientation, &kernel, find)?;
+        if let WeightPlan::Repack(repack, padded) = &plan {
+            self.shared.cuda.run(repack, &StepScalars::default())?;
+            operand.ptr.scale = padded.pointer();
         }
-        let k_inner = orientation == Orientation::Rowwise;
-        let WeightPlan::Decode(decode, values) = plan else {
-            // bf16, row-major for both phases.
-            return Ok(Operand::values(
-                tensor
-                    .data(orientation)
-                    .map_err(KernelError::from)?
-                    .storage
-                    .pointer(),
-                k_inner,
-            ));
-        };
-        cuda.run(&decode, &StepScalars::default())?;
-        self.mark("decode of weights")?;
-        Ok(Operand::values(values.pointer(), k_inner))
+        Ok(operand)
     }
 
     fn weight_plan(
@@ -471,39 +368,23 @@ impl<R: Recipe> Linear<R> {
         let (_, phase) = key;
         let scales = tensor.part(orientation, Part::BlockScale);
         let plan = match (&self.plan.weights[phase as usize], scales) {
-            (WeightUse::Decode(place), _) => {
-                let out = arena.values(place)?;
-                let job = DecodeJob::new(tensor, orientation, Source::Bf16(out.clone()))
-                    .map_err(KernelError::from)?;
-                WeightPlan::Decode(cuda.plan(Work::Decode(vec![job]))?, out)
-            }
             (WeightUse::Repack { form, place }, Some(buffer)) => {
                 let to = arena.codes(place)?;
                 let from = (&buffer.spec, &buffer.storage);
                 let plan = plan_repack(cuda, from, self.shape, (orientation, *form), &to)?;
                 WeightPlan::Repack(plan, to)
             }
-            (WeightUse::AsItIs | WeightUse::Repack { .. }, _) => WeightPlan::AsItIs,
+            _ => WeightPlan::AsItIs,
         };
         known.push((key, plan.clone()));
         Ok(plan)
     }
 }
 
-/// Plans a copy of block scales of a matrix of `shape` from their Compact form to `form`.
-fn plan_repack(
-    cuda: &Cuda,
-    (spec, from): (&BufferSpec, &CudaBuffer<u8>),
-    shape: Shape,
-    (orientation, form): (Orientation, Form),
-    to: &CudaBuffer<u8>,
-) -> Done<CudaPlan> {
-    let layout = |form| ScaleLayout::new(spec, shape, orientation, form).map_err(KernelError::from);
-    let job = RepackJob {
-        from_layout: layout(Form::Compact)?,
-        to_layout: layout(form)?,
-        from: from.clone(),
-        to: to.clone(),
-    };
-    Ok(cuda.plan(Work::Repack(vec![job]))?)
+/// The orientation of a weight that products of `phase` read.
+const fn orientation(phase: Phase) -> Orientation {
+    match phase {
+        Phase::Forward => Orientation::Rowwise,
+        Phase::Backward => Orientation::Columnwise,
+    }
 }

@@ -1,8 +1,10 @@
 //! The model on a GPU.
 
+mod activation;
 mod attention;
 mod batch;
 mod block;
+mod decodes;
 mod documents;
 mod error;
 mod gemms;
@@ -11,6 +13,7 @@ mod linear;
 mod model;
 mod module;
 mod network;
+mod operand;
 mod ops;
 mod place;
 mod sdpa;

@@ -23,7 +23,7 @@ type Sums = CudaBuffer<f32>;
 type Done = Result<(), TransformerError>;
 
 /// Threads of blocks that take eight values each.
-const THREADS: usize = 256;
+pub(super) const THREADS: usize = 256;
 
 /// The kernels of this crate on one stream.
 #[derive(Debug)]
@@ -74,7 +74,7 @@ impl Ops {
     ///
     /// # Safety
     /// As [`Kernels::launch`].
-    unsafe fn launch(
+    pub(super) unsafe fn launch(
         &self,
         name: &'static str,
         blocks: [usize; 2],
@@ -90,7 +90,12 @@ impl Ops {
     ///
     /// # Safety
     /// As [`Kernels::launch`].
-    unsafe fn launch_each(&self, name: &'static str, args: &[Arg], count: usize) -> Done {
+    pub(super) unsafe fn launch_each(
+        &self,
+        name: &'static str,
+        args: &[Arg],
+        count: usize,
+    ) -> Done {
         let args = [args, &[Arg::Size(count)]].concat();
         // SAFETY: the caller's promise.
         unsafe { self.launch(name, [count.div_ceil(THREADS), 1], [THREADS, 1], &args) }
@@ -160,28 +165,6 @@ impl Ops {
         unsafe { self.launch("column_sums", [(2 * dim).div_ceil(32), 1], [32, 8], &args) }
     }
 
-    pub(super) fn gelu(&self, x: &Values, y: &Values, len: usize) -> Done {
-        self.octets("gelu_forward", &[x, y], len)
-    }
-
-    pub(super) fn gelu_backward(&self, x: &Values, dy: &Values, dx: &Values, len: usize) -> Done {
-        self.octets("gelu_backward", &[x, dy, dx], len)
-    }
-
-    pub(super) fn swiglu(&self, [gate, up]: [&Values; 2], y: &Values, len: usize) -> Done {
-        self.octets("swiglu_forward", &[gate, up, y], len)
-    }
-
-    pub(super) fn swiglu_backward(
-        &self,
-        [gate, up]: [&Values; 2],
-        dy: &Values,
-        [dgate, dup]: [&Values; 2],
-        len: usize,
-    ) -> Done {
-        self.octets("swiglu_backward", &[gate, up, dy, dgate, dup], len)
-    }
-
     /// f32 values, to nearest even.
     pub(super) fn narrow(&self, from: &CudaBuffer<u8>, to: &Values, len: usize) -> Done {
         let args = [Arg::Pointer(at(from, 4 * len)?), Arg::Pointer(at(to, len)?)];
@@ -196,16 +179,6 @@ impl Ops {
         let args = [a, b, Arg::Float(reciprocal), Arg::Pointer(at(to, 3)?)];
         // SAFETY: operands have an amax each, and the result has its length.
         unsafe { self.launch("two_level_factors", [1, 1], [1, 1], &args) }
-    }
-
-    /// A kernel that takes `len` values of each of `buffers`.
-    fn octets(&self, name: &'static str, buffers: &[&Values], len: usize) -> Done {
-        let args = buffers
-            .iter()
-            .map(|buffer| Ok(Arg::Pointer(at(buffer, len)?)));
-        let args = args.collect::<Result<Vec<_>, TransformerError>>()?;
-        // SAFETY: as in `norm`.
-        unsafe { self.launch_each(name, &args, octets(len)?) }
     }
 
     /// Copies heads out of rows of tokens.
@@ -523,10 +496,10 @@ fn row_threads(dim: usize) -> Result<usize, TransformerError> {
 }
 
 /// Groups of eight of `len` values.
-fn octets(len: usize) -> Result<usize, TransformerError> {
+pub(super) fn octets(len: usize) -> Result<usize, TransformerError> {
     params::octets(len).map_err(TransformerError::Unsupported)
 }
 
-fn int(n: usize) -> Result<Arg, TransformerError> {
+pub(super) fn int(n: usize) -> Result<Arg, TransformerError> {
     Arg::int(n).map_err(TransformerError::Unsupported)
 }

@@ -18,7 +18,8 @@ const HOPPER: (i32, i32) = (9, 0);
 const BLACKWELL: (i32, i32) = (10, 0);
 
 fn plan(recipe: &AnyRecipe, capability: (i32, i32)) -> LinearPlan {
-    let plan = LinearPlan::new(recipe, SHAPE, TOKENS, ["in", "kept in"], capability);
+    let names = OperandNames::new("decoded", "in", ["in", "kept in"]);
+    let plan = LinearPlan::new(recipe, SHAPE, TOKENS, &names, capability);
     plan.expect("a plan")
 }
 
@@ -81,6 +82,32 @@ fn what_is_decoded_follows_from_the_products() {
                     let expected = codes && product == GemmKind::Bf16;
                     assert_eq!(rounded || decoded, expected, "{}: {pass:?}", recipe.name());
                     assert!(!(rounded && decoded), "{}: {pass:?}", recipe.name());
+                }
+            }
+        }
+    }
+}
+
+/// One cast stands for those of several layers where all would give the same bits.
+#[test]
+fn layers_share_an_input_that_they_quantize_alike() {
+    for capability in [HOPPER, BLACKWELL] {
+        for one in AnyRecipe::all() {
+            for other in AnyRecipe::all() {
+                let [a, b] = [one, other].map(|recipe| plan(&recipe, capability));
+                let shared = a.shares_input(&b);
+                assert_eq!(shared, b.shares_input(&a), "{one:?}, {other:?}");
+                let operand = one.operand(Role::Activation);
+                let kernels = operand.quantizers.kernels();
+                let alike = operand == other.operand(Role::Activation);
+                let kept = kernels.iter().any(|kernel| kernel.scale.is_delayed());
+                assert!(!shared || alike && !kept, "{one:?}, {other:?}");
+                if one == other {
+                    let nearest = operand.rounding == Rounding::Nearest;
+                    assert_eq!(shared, nearest && !kept, "{one:?}");
+                }
+                if shared {
+                    assert_eq!(a.input_places(), b.input_places(), "{one:?}, {other:?}");
                 }
             }
         }

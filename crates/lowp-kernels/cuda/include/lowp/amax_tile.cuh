@@ -20,6 +20,13 @@ struct AmaxMemory {
 
 __device__ __forceinline__ float rounded(const Amax& job, float a) { return job.via_bf16 ? round_bf16(a) : a; }
 
+// Raises an amax of values of bfloat16 by the largest magnitude among the pairs of all threads, each of which calls it; NaNs lose to all else.
+__device__ __forceinline__ void raise_by_pairs(uint64_t entry, uint32_t most) {
+  __syncthreads();
+  const float a = block_max(fmaxf(fmaxf(widen_low(most), widen_high(most)), 0.0f));
+  if (threadIdx.x == 0) raise(pointer<float>(entry), a);
+}
+
 // The blocks of one part that a tile has. Sides are powers of two, or whole.
 struct TileBlocks {
   int* entries;
@@ -163,12 +170,12 @@ __device__ __forceinline__ float tile_amax(const Amax& job, uint32_t index, Amax
   return a;
 }
 
-// The thread's amax of a tile of a whole matrix, behind the Hadamard transform. Not inlined: with registers of its own.
+// The thread's amaxes of a tile of a whole matrix, before and behind the Hadamard transform. Not inlined: with registers of its own.
 template <int W>
-__device__ __noinline__ float transformed_amax(const Amax& job, uint32_t index) {
+__device__ __noinline__ float2 transformed_amax(const Amax& job, uint32_t index) {
   const uint32_t across = uint32_t(job.tiles_across);
   const uint64_t row = uint64_t(index / across) * AMAX_ROWS, col = uint64_t(index % across) * AMAX_COLS + threadIdx.x / 32 * 32;
-  float a = 0.0f;
+  float2 a = make_float2(0.0f, 0.0f);
 #pragma unroll 1
   for (uint32_t down = 0; down < AMAX_ROWS; down += 32) {
     const Lane<W> at{threadIdx.x % 32, row + down, col};
@@ -176,8 +183,9 @@ __device__ __noinline__ float transformed_amax(const Amax& job, uint32_t index) 
     Values<W> v;
     v.load(job.source, job.vector, View{job.rows, job.cols, job.len}, at);
     if (job.via_bf16) v.round();
+    if (job.tensor) a.x = fmaxf(a.x, v.maximum());
     transform<W>(v, at.lane, at.row, job.rows);
-    a = fmaxf(a, v.maximum());
+    a.y = fmaxf(a.y, v.maximum());
   }
   return a;
 }

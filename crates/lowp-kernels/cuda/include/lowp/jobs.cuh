@@ -67,6 +67,8 @@ struct Amax {
   uint64_t rows, cols, start, len;
   // float* or 0.
   uint64_t tensor;
+  // The same of values behind the Hadamard transform of groups of 16 rows; with it there are no blocks.
+  uint64_t transformed;
   AmaxBlocks blocks[2];
   // AMAX_TILES: the row that tile 0 begins at, a multiple of AMAX_ROWS.
   uint64_t first_row;
@@ -80,11 +82,9 @@ struct Amax {
   uint8_t path;
   // 16-byte loads stay aligned.
   uint8_t vector;
-  // Amaxes behind the Hadamard transform of groups of 16 rows; AMAX_TRANSFORMED.
-  uint8_t hadamard;
-  uint8_t reserved[3];
+  uint8_t reserved[4];
 };
-static_assert(sizeof(Amax) == 104);
+static_assert(sizeof(Amax) == 112);
 
 // `HistoryJob`: one warp each.
 struct History {

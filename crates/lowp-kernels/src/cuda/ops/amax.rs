@@ -23,6 +23,17 @@ pub(crate) fn jobs(jobs: &[AmaxJob<Cuda>]) -> Vec<Amax> {
     rows
 }
 
+/// Whether `jobs` are one row: amaxes of a whole matrix.
+pub(crate) fn are_of_one_matrix(of: &[AmaxJob<Cuda>]) -> bool {
+    match *jobs(of) {
+        [row] => {
+            let whole = (row.start, row.len) == (0, row.rows * row.cols);
+            whole && row.blocks.iter().all(|part| part.out == 0)
+        }
+        _ => false,
+    }
+}
+
 fn amax(job: &AmaxJob<Cuda>) -> Vec<Amax> {
     let (source, source_code, len) = source(&job.source);
     let base = Amax {
@@ -33,7 +44,6 @@ fn amax(job: &AmaxJob<Cuda>) -> Vec<Amax> {
         len,
         source_code,
         via_bf16: via_bf16(job.source_rounding),
-        hadamard: u8::from(job.hadamard),
         ..Amax::default()
     };
     let pairs = job.blocks.chunks(2).map(|parts| {
@@ -50,7 +60,11 @@ fn amax(job: &AmaxJob<Cuda>) -> Vec<Amax> {
         if rows.is_empty() {
             rows.push(base);
         }
-        rows[0].tensor = job.out.at(entry);
+        let slot = match job.hadamard {
+            true => &mut rows[0].transformed,
+            false => &mut rows[0].tensor,
+        };
+        *slot = job.out.at(entry);
     }
     rows
 }
@@ -68,6 +82,7 @@ impl Amax {
     fn take(&mut self, other: &Self) -> bool {
         let elements = |row: &Self| Self {
             tensor: 0,
+            transformed: 0,
             blocks: Default::default(),
             ..*row
         };
@@ -76,16 +91,19 @@ impl Amax {
             used.copied().collect::<Vec<_>>()
         };
         let (own, added) = (parts(self), parts(other));
-        let room = own.len() + added.len() <= self.blocks.len();
-        // Transformed amaxes are of the tensor alone.
-        let one_tensor = self.tensor == 0 || other.tensor == 0;
-        if !room || !one_tensor || self.hadamard != 0 || elements(self) != elements(other) {
+        let blocks = own.len() + added.len();
+        let transforms = (self.transformed | other.transformed) != 0;
+        let room = blocks <= if transforms { 0 } else { self.blocks.len() };
+        let one = |slot: fn(&Self) -> u64| slot(self) == 0 || slot(other) == 0;
+        let one_each = one(|row| row.tensor) && one(|row| row.transformed);
+        if !room || !one_each || elements(self) != elements(other) {
             return false;
         }
         for (slot, part) in self.blocks.iter_mut().zip(own.into_iter().chain(added)) {
             *slot = part;
         }
         self.tensor |= other.tensor;
+        self.transformed |= other.transformed;
         true
     }
 
@@ -94,7 +112,7 @@ impl Amax {
         let whole = self.rows.is_multiple_of(TRANSPOSED_ROWS.into())
             && self.cols.is_multiple_of(TRANSPOSED_COLS.into())
             && (self.start, self.len) == (0, self.rows * self.cols);
-        let transformed = self.path == amax_path::TRANSFORMED && self.tensor != 0;
+        let transformed = self.path == amax_path::TRANSFORMED;
         transformed && whole && self.vector != 0 && self.source_code == code::BF16
     }
 }
@@ -124,7 +142,7 @@ impl Job for Amax {
         let size = bits(self.source_code) / 8;
         let mut blocks = self.blocks.iter().filter(|part| part.out != 0);
         self.path = match (blocks.clone().next(), blocks.all(known)) {
-            (None, _) if self.hadamard != 0 => amax_path::TRANSFORMED,
+            (None, _) if self.transformed != 0 => amax_path::TRANSFORMED,
             (None, _) => amax_path::FLAT,
             (Some(_), true) => amax_path::TILES,
             (Some(_), false) => amax_path::GENERIC,
@@ -204,9 +222,31 @@ mod tests {
             via_bf16: 1,
             ..other
         }));
-        let mut transformed = Amax { hadamard: 1, ..one };
-        assert!(!transformed.take(&row(0, [0, 0])) && !one.take(&transformed));
         assert_eq!(one, row(8, [0, 0]));
+    }
+
+    #[test]
+    fn amaxes_before_and_behind_a_transform_are_taken_together() {
+        let transformed = |transformed, outs| Amax {
+            transformed,
+            ..row(0, outs)
+        };
+        let both = Amax {
+            tensor: 8,
+            ..transformed(32, [0, 0])
+        };
+        let plain = row(8, [0, 0]);
+        for [first, second] in [
+            [plain, transformed(32, [0, 0])],
+            [transformed(32, [0, 0]), plain],
+        ] {
+            let mut one = first;
+            assert!(one.take(&second));
+            assert_eq!(one, both);
+            // There is no room for another of either kind, or for blocks.
+            assert!(!one.take(&plain) && !one.take(&transformed(16, [0, 0])));
+            assert!(!one.take(&row(0, [24, 0])) && !row(0, [24, 0]).take(&second));
+        }
     }
 
     #[test]
@@ -260,12 +300,12 @@ mod tests {
 
     #[test]
     fn tensors_alone_are_walked_in_runs() {
-        let path = |hadamard| {
+        let path = |transformed| {
             let mut job = Amax {
                 rows: 4,
                 cols: 4,
                 len: 16,
-                hadamard,
+                transformed,
                 ..Amax::default()
             };
             job.lay_out();
@@ -276,9 +316,8 @@ mod tests {
             rows: 256,
             cols: 320,
             len: 256 * 320,
-            tensor: 8,
+            transformed: 8,
             source_code: code::BF16,
-            hadamard: 1,
             ..Amax::default()
         };
         large.lay_out();
@@ -293,6 +332,6 @@ mod tests {
             (AMAX, 4)
         );
         assert_eq!(path(0), amax_path::FLAT);
-        assert_eq!(path(1), amax_path::TRANSFORMED);
+        assert_eq!(path(8), amax_path::TRANSFORMED);
     }
 }

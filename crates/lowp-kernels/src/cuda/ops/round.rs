@@ -15,7 +15,7 @@ use crate::check::encode::{outer_kernel_of, share_pass};
 use crate::{KernelError, RoundJob, Target};
 
 const ROUND: Kernel = Kernel::with_shared("lowp_round", LONG_ROUND_FP4_BYTES);
-const E8M0_FP8: Kernel = Kernel::with_shared("lowp_round_e8m0_fp8", ROUND_RING_BYTES);
+pub(crate) const E8M0_FP8: Kernel = Kernel::with_shared("lowp_round_e8m0_fp8", ROUND_RING_BYTES);
 const TWO_LEVEL: Kernel = Kernel::with_shared("lowp_round_two_level", ROUND_FP4_BYTES);
 const TWO_LEVEL_RANDOM: Kernel =
     Kernel::with_shared("lowp_round_two_level_random", LONG_ROUND_FP4_BYTES);

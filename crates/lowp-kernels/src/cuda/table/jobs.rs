@@ -61,6 +61,8 @@ structs! {
         len: u64,
         /// float* or 0.
         tensor: u64,
+        /// The same of values behind the Hadamard transform of groups of 16 rows; with it there are no blocks.
+        transformed: u64,
         blocks: [AmaxBlocks; 2],
         /// AMAX_TILES: the row that tile 0 begins at, a multiple of AMAX_ROWS.
         first_row: u64,
@@ -74,9 +76,7 @@ structs! {
         path: u8,
         /// 16-byte loads stay aligned.
         vector: u8,
-        /// Amaxes behind the Hadamard transform of groups of 16 rows; AMAX_TRANSFORMED.
-        hadamard: u8,
-        reserved: [u8; 3],
+        reserved: [u8; 4],
     }
 
     /// `HistoryJob`: one warp each.

@@ -217,7 +217,8 @@ const RECIPES: [(&str, &[(&str, &str)]); 9] = [
 fn products_of_swizzled_operands_are_those_of_decoded_ones() {
     for (name, options) in RECIPES {
         let recipe = recipe(name, options);
-        let plan = LinearPlan::new(&recipe, WEIGHT, TOKENS, ["in", "kept in"], B200);
+        let names = OperandNames::new("decoded", "in", ["in", "kept in"]);
+        let plan = LinearPlan::new(&recipe, WEIGHT, TOKENS, &names, B200);
         let plan = plan.expect("a plan");
         for (pass, kind) in Pass::ALL.into_iter().zip(plan.products) {
             let what = format!("{name} {options:?}, {}", pass.name());

@@ -1,0 +1,266 @@
+//! [`CastOperand`]: an input or gradient of linear layers, with its cast and what products read of that.
+
+use std::sync::Arc;
+
+use half::bf16;
+use lowp_format::{BufferSpec, Form, Orientation, Part, Role, ScaleLayout, Shape, Usage};
+use lowp_fsdp::{OperandEncode, RecipeOperands};
+use lowp_gemm::table::Pass;
+use lowp_gemm::{GemmKind, Operand};
+use lowp_kernels::{
+    Backend, Cuda, CudaBuffer, CudaPlan, DecodeJob, KernelError, RepackJob, Source, StepScalars,
+    Work,
+};
+
+use super::TransformerError;
+use super::activation::Made;
+use super::linear::Shared;
+use crate::linear_plan::{Decode, LinearPlan, Repack};
+
+type Done<T = ()> = Result<T, TransformerError>;
+
+/// What is planned for an orientation, and where it goes.
+type Planned<T> = (Orientation, CudaPlan, CudaBuffer<T>);
+
+/// What the activation that makes an operand does of its cast, by the address of the job.
+#[derive(Clone, Copy, Debug)]
+enum Job {
+    Nothing,
+    /// Its amaxes.
+    Amax(u64),
+    /// All of it.
+    Round(u64),
+}
+
+/// An input or gradient of linear layers, cast as their recipe says. Layers that read the same input may have one.
+#[derive(Debug)]
+pub(super) struct CastOperand {
+    shared: Arc<Shared>,
+    operands: Arc<RecipeOperands<Cuda>>,
+    role: Role,
+    shape: Shape,
+    /// What is cast; where an activation makes it, a matrix of its shape that the activation reads.
+    pub(super) values: CudaBuffer<bf16>,
+    cast: OperandEncode<Cuda>,
+    /// What an activation does that makes it.
+    job: Job,
+    /// The products of the layers.
+    products: [GemmKind; 3],
+    /// Planned decodes of its codes.
+    decodes: Vec<Planned<bf16>>,
+    /// Planned copies of its block scales, as products read them.
+    repacks: Vec<Planned<u8>>,
+}
+
+impl CastOperand {
+    /// The operand in `role` of a layer with this plan: `values`, a matrix of `shape` whose first row is token `first_token` of the batch.
+    /// Where it is `activated`, an activation makes it; if that also rounds it, `values` are what the activation reads.
+    pub(super) fn new(
+        shared: &Arc<Shared>,
+        operands: &Arc<RecipeOperands<Cuda>>,
+        plan: &LinearPlan,
+        (role, shape, first_token): (Role, Shape, u64),
+        (values, activated): (CudaBuffer<bf16>, bool),
+    ) -> Done<Self> {
+        let arena = &shared.arena;
+        let mut rounded = [None, None];
+        for of in plan.rounded.iter().filter(|of| of.role == role) {
+            rounded[of.orientation as usize] = Some(arena.values(&of.to)?);
+        }
+        let places = match role {
+            Role::Gradient => &plan.dy,
+            Role::Activation | Role::Weight => &plan.x,
+        };
+        let lend = |spec: &BufferSpec| {
+            let place = places.iter().find(|place| place.spec == Some(*spec));
+            place.map(|place| arena.codes(place)).transpose()
+        };
+        let cast = operands.plan_encode(
+            role,
+            (shape, Usage::BOTH, first_token),
+            (&Source::Bf16(values.clone()), rounded),
+            lend,
+        )?;
+        let is_rounded = match role {
+            Role::Gradient => plan.gradient_is_made,
+            Role::Activation | Role::Weight => plan.input.is_none(),
+        };
+        let amax = cast.amax().filter(|_| activated);
+        let job = match (is_rounded, amax.and_then(CudaPlan::amaxes_of_matrix)) {
+            (true, _) => {
+                let job = cast.one_pass().and_then(CudaPlan::rounds_of_blocks);
+                Job::Round(job.ok_or_else(|| KernelError::Missing {
+                    what: format!("a rounding of blocks of a {role:?}"),
+                })?)
+            }
+            (false, Some(job)) => Job::Amax(job),
+            (false, None) => Job::Nothing,
+        };
+        let mut made = Self {
+            shared: Arc::clone(shared),
+            operands: Arc::clone(operands),
+            role,
+            shape,
+            values,
+            cast,
+            job,
+            products: plan.products,
+            decodes: Vec::new(),
+            repacks: Vec::new(),
+        };
+        let decodes = plan.decodes.iter().filter(|decode| decode.role == role);
+        made.decodes = decodes
+            .map(|decode| made.plan_decode(decode))
+            .collect::<Result<_, _>>()?;
+        for repack in plan.repacks.iter().filter(|repack| repack.role == role) {
+            made.repacks.extend(made.plan_repack(repack)?);
+        }
+        Ok(made)
+    }
+
+    fn plan_decode(&self, decode: &Decode) -> Done<Planned<bf16>> {
+        let Self {
+            shared,
+            cast,
+            shape,
+            ..
+        } = self;
+        let Decode {
+            orientation,
+            from,
+            to,
+            ..
+        } = decode;
+        let kernel = cast.quantizers().of(*from).kernel;
+        let find = |part| cast.target(*from, part).cloned();
+        let data = find(Part::Data).ok_or_else(|| KernelError::Missing {
+            what: format!("the {} codes of an operand", from.usage()),
+        })?;
+        let outer = kernel.scale.outer().and_then(|(_, part)| find(part));
+        let out = shared.arena.values(to)?;
+        let job = DecodeJob {
+            shape: *shape,
+            kernel,
+            data,
+            block_scale: find(Part::BlockScale),
+            tensor_scale: outer.map(|target| target.bytes),
+            out: Source::Bf16(out.clone()),
+        };
+        let plan = shared.cuda.plan(Work::Decode(vec![job]))?;
+        Ok((*orientation, plan, out))
+    }
+
+    fn plan_repack(&self, repack: &Repack) -> Done<Option<Planned<u8>>> {
+        let Shared { cuda, arena, .. } = &*self.shared;
+        let Repack {
+            orientation,
+            form,
+            to,
+            ..
+        } = repack;
+        let Some(target) = self.cast.target(*orientation, Part::BlockScale) else {
+            return Ok(None);
+        };
+        let to = arena.codes(to)?;
+        let from = (&target.spec, &target.bytes);
+        let plan = plan_repack(cuda, from, self.shape, (*orientation, *form), &to)?;
+        Ok(Some((*orientation, plan, to)))
+    }
+
+    /// What becomes of what an activation makes for it.
+    pub(super) fn made(&self) -> Made<'_> {
+        match self.job {
+            Job::Nothing => Made::Values(&self.values),
+            Job::Amax(job) => Made::Observed(&self.values, job),
+            Job::Round(job) => Made::Rounded(job),
+        }
+    }
+
+    /// Casts the values, as far as an activation has not.
+    pub(super) fn cast(&self) -> Done {
+        let Shared {
+            trace,
+            agree_amaxes,
+            ..
+        } = &*self.shared;
+        match self.job {
+            Job::Nothing => self.operands.run_encode(&self.cast, *agree_amaxes)?,
+            Job::Amax(_) => self.operands.run_observed(&self.cast, *agree_amaxes)?,
+            Job::Round(_) => return Ok(()),
+        }
+        let what = match self.role {
+            Role::Gradient => "cast of gradients",
+            Role::Activation | Role::Weight => "cast of inputs",
+        };
+        Ok(trace.mark(|| what.to_owned())?)
+    }
+
+    /// Makes what `pass` reads of the codes, in memory that other layers have after it.
+    pub(super) fn prepare(&self, pass: Pass) -> Done {
+        let Shared { cuda, trace, .. } = &*self.shared;
+        let orientation = self.orientation(pass);
+        if self.products[pass as usize] != GemmKind::Bf16 {
+            return match planned(&self.repacks, orientation) {
+                Some((_, repack, _)) => Ok(cuda.run(repack, &StepScalars::default())?),
+                None => Ok(()),
+            };
+        }
+        if let Some((_, decode, _)) = planned(&self.decodes, orientation) {
+            cuda.run(decode, &StepScalars::default())?;
+            trace.mark(|| "decode of operands".to_owned())?;
+        }
+        Ok(())
+    }
+
+    /// The operand as `pass` reads it, once it is cast and prepared.
+    pub(super) fn operand(&self, pass: Pass) -> Done<Operand> {
+        let product = self.products[pass as usize];
+        let orientation = self.orientation(pass);
+        if product != GemmKind::Bf16 {
+            let find = |part| {
+                let target = self.cast.target(orientation, part);
+                target.map(|target| (&target.spec, &target.bytes))
+            };
+            let kernel = self.cast.quantizers().of(orientation).kernel;
+            let mut operand = Operand::codes(product, orientation, &kernel, find)?;
+            if let Some((_, _, scales)) = planned(&self.repacks, orientation) {
+                operand.ptr.scale = scales.pointer();
+            }
+            return Ok(operand);
+        }
+        let decoded = planned(&self.decodes, orientation).map(|(_, _, values)| values);
+        let rounded = self.cast.values(orientation);
+        let values = rounded.or(decoded).unwrap_or(&self.values);
+        let k_inner = orientation == Orientation::Rowwise;
+        Ok(Operand::values(values.pointer(), k_inner))
+    }
+
+    /// The orientation in which `pass` reads it.
+    fn orientation(&self, pass: Pass) -> Orientation {
+        let mut operands = pass.operands().into_iter();
+        let found = operands.find(|(role, _)| *role == self.role);
+        found.map_or(Orientation::Rowwise, |(_, orientation)| orientation)
+    }
+}
+
+fn planned<T>(all: &[Planned<T>], orientation: Orientation) -> Option<&Planned<T>> {
+    all.iter().find(|(of, ..)| *of == orientation)
+}
+
+/// Plans a copy of block scales of a matrix of `shape` from their Compact form to `form`.
+pub(super) fn plan_repack(
+    cuda: &Cuda,
+    (spec, from): (&BufferSpec, &CudaBuffer<u8>),
+    shape: Shape,
+    (orientation, form): (Orientation, Form),
+    to: &CudaBuffer<u8>,
+) -> Done<CudaPlan> {
+    let layout = |form| ScaleLayout::new(spec, shape, orientation, form).map_err(KernelError::from);
+    let job = RepackJob {
+        from_layout: layout(Form::Compact)?,
+        to_layout: layout(form)?,
+        from: from.clone(),
+        to: to.clone(),
+    };
+    Ok(cuda.plan(Work::Repack(vec![job]))?)
+}
