@@ -1,6 +1,5 @@
 //! [`ShardingArgs`]: options of `lowp train` and `lowp plan` that say how a model is spread over ranks.
 
-use crate::usage::UsageError;
 use clap::ValueEnum;
 use clap::builder::PossibleValuesParser;
 use lowp_comm::{GradWire, Mesh};

@@ -39,6 +39,11 @@ __device__ __forceinline__ uint4 load16_run(const void* at) {
   asm("ld.global.cs.L2::256B.v4.u32 {%0, %1, %2, %3}, [%4];" : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "l"(at));
   return v;
 }
+__device__ __forceinline__ uint32_t load4_run(const void* at) {
+  uint32_t v;
+  asm("ld.global.cs.L2::256B.u32 %0, [%1];" : "=r"(v) : "l"(at));
+  return v;
+}
 // The same of what the next launch reads again: it stays in the cache as long as there is room.
 __device__ __forceinline__ uint4 load16_again(const void* at) {
   uint4 v;
@@ -54,13 +59,11 @@ __device__ __forceinline__ uint4 load16_line(const void* at) {
 __device__ __forceinline__ uint2 load8(const void* at) { return __ldcs(static_cast<const uint2*>(at)); }
 __device__ __forceinline__ void store16(void* at, uint4 value) { __stcs(static_cast<uint4*>(at), value); }
 __device__ __forceinline__ void store8(void* at, uint2 value) { __stcs(static_cast<uint2*>(at), value); }
+__device__ __forceinline__ void store4(void* at, uint32_t value) { __stcs(static_cast<uint32_t*>(at), value); }
 
 // The same of parts of lines of 128 bytes, of which others write the rest: the cache keeps them until they are whole.
 __device__ __forceinline__ void store16_part(void* at, uint4 value) { *static_cast<uint4*>(at) = value; }
 __device__ __forceinline__ void store8_part(void* at, uint2 value) { *static_cast<uint2*>(at) = value; }
-__device__ __forceinline__ void store4_part(void* at, uint32_t value) {
-  asm volatile("st.global.u32 [%0], %1;" ::"l"(at), "r"(value) : "memory");
-}
 
 __device__ __forceinline__ float4 as_floats(uint4 raw) {
   return make_float4(__uint_as_float(raw.x), __uint_as_float(raw.y), __uint_as_float(raw.z), __uint_as_float(raw.w));

@@ -16,9 +16,17 @@ struct StateE4m3 {
   // fl(1 / 448).
   static __device__ __forceinline__ float factor() { return __uint_as_float(0x3B124925u); }
 
-  // The code of `x` times `inverse`, in the highest byte; the others are any. A NaN gives that of the largest value.
-  static __device__ __forceinline__ uint32_t encode(float x, float inverse, uint32_t random) {
-    float scaled = __fmul_rn(x, inverse);
+  // What is known of a block with this scale: its reciprocal.
+  struct Block {
+    float inverse;
+    static __device__ __forceinline__ Block of(uint32_t scale) {
+      return {__uint_as_float(max((254u - scale) << 23, 0x00400000u))};
+    }
+  };
+
+  // The code of a value, in the highest byte; the others are any. A NaN gives that of the largest value.
+  static __device__ __forceinline__ uint32_t encode(float x, Block block, uint32_t random) {
+    float scaled = __fmul_rn(x, block.inverse);
     float a = fminf(fabsf(scaled), 448.0f);
     int below = __float_as_int(__fadd_rn(a, __uint_as_float(121u << 23)));
     uint32_t magnitude = uint32_t(max(__float_as_int(a) + (1 << 23), below));
@@ -36,12 +44,23 @@ struct StateUe4m4 {
   // fl(1 / 1.9375).
   static __device__ __forceinline__ float factor() { return __uint_as_float(0x3F042108u); }
 
-  static __device__ __forceinline__ uint32_t encode(float x, float inverse, uint32_t random) {
-    float a = fminf(fabsf(__fmul_rn(x, inverse)), 1.9375f);
-    if (x != 0.0f) a = fmaxf(a, __uint_as_float(109u << 23));
-    int below = __float_as_int(__fadd_rn(a, __uint_as_float(113u << 23))) - int(113u << 23);
-    uint32_t magnitude = uint32_t(max(__float_as_int(a) - int(112u << 23), below));
-    return (magnitude + ((random & 0xFFFFu) << 3)) << 5;
+  // The largest value times the scale, the smallest one, and the smallest normal one: what a value is compared with, which is not scaled.
+  struct Block {
+    uint32_t normal;
+    float largest, smallest;
+    static __device__ __forceinline__ Block of(uint32_t scale) {
+      uint32_t bits = scale << 23;
+      return {bits - (14u << 23), __uint_as_float(bits + (15u << 19)), __uint_as_float(bits - (18u << 23))};
+    }
+  };
+
+  static __device__ __forceinline__ uint32_t encode(float x, Block block, uint32_t random) {
+    float a = fminf(fabsf(x), block.largest);
+    if (x != 0.0f) a = fmaxf(a, block.smallest);
+    int below = __float_as_int(__fadd_rn(a, __uint_as_float(block.normal)));
+    uint32_t magnitude = uint32_t(max(__float_as_int(a) + (1 << 23), below));
+    // The exponent is subtracted last.
+    return (magnitude + ((random & 0xFFFFu) << 3)) * 32 - block.normal * 32;
   }
   static constexpr uint32_t NAN_CODE = 0xFFu;  // that of the largest value
   static __device__ __forceinline__ float4 decode(uint32_t codes) {
@@ -75,9 +94,10 @@ __device__ __forceinline__ bool any_nan(float4 v) {
 
 // Four codes of one block.
 template <class Code>
-__device__ __forceinline__ uint32_t encode_four(float4 v, float inverse, uint4 random) {
-  uint32_t low = __byte_perm(Code::encode(v.x, inverse, random.x), Code::encode(v.y, inverse, random.y), 0x73);
-  uint32_t high = __byte_perm(Code::encode(v.z, inverse, random.z), Code::encode(v.w, inverse, random.w), 0x73);
+__device__ __forceinline__ uint32_t encode_four(float4 v, uint32_t scale, uint4 random) {
+  const auto block = Code::Block::of(scale);
+  uint32_t low = __byte_perm(Code::encode(v.x, block, random.x), Code::encode(v.y, block, random.y), 0x73);
+  uint32_t high = __byte_perm(Code::encode(v.z, block, random.z), Code::encode(v.w, block, random.w), 0x73);
   uint32_t codes = __byte_perm(low, high, 0x5410);
   if constexpr (Code::NAN_CODE != 0xFFu) {
     if (any_nan(v)) {
@@ -97,9 +117,6 @@ __device__ __forceinline__ uint32_t state_scale(float amax) {
   uint32_t ceil = (__float_as_uint(__fmul_rn(amax, Code::factor())) + 0x7FFFFFu) >> 23;
   return min(max(ceil, 24u), 254u);
 }
-
-// The reciprocal of such a scale.
-__device__ __forceinline__ float state_inverse(uint32_t scale) { return __uint_as_float(max((254u - scale) << 23, 0x00400000u)); }
 
 // Rounds a master to bfloat16, as a binary32: a magnitude moves up by the upper half of the random word, and then down.
 __device__ __forceinline__ float round_master(float x, uint32_t random) {

@@ -95,7 +95,7 @@ __device__ __forceinline__ uint4 load_four(uint64_t base, uint8_t stored, uint64
     uint2 pairs = load8(pointer<const uint16_t>(base) + e);
     raw.x = pairs.x, raw.y = pairs.y;
   } else {
-    raw.x = __ldcs(pointer<const uint32_t>(base + e));
+    raw.x = load4_run(pointer<const uint32_t>(base + e));
   }
   return raw;
 }
@@ -121,23 +121,28 @@ __device__ __forceinline__ void store_masters(uint64_t base, uint8_t stored, uin
 template <class Code>
 struct StateTile {
   uint64_t base, scales;  // of the first code; of the lane's scale
-  float before;
+  uint32_t entry;         // the scale as it was
+  float before;           // its value
   uint32_t after;
 
   __device__ __forceinline__ StateTile(const Update& job, int which, uint8_t stored, const View& view, const Lane<4>& at)
-      : base(job.states[which]), scales(0), before(0.0f), after(0) {
+      : base(job.states[which]), scales(0), entry(0), before(0.0f), after(0) {
     if (stored == STORED_FP8) {
       uint64_t block = ((at.row + at.local_row() + at.lane % 8) * view.cols + at.col) / STATE_BLOCK;
       scales = base + job.len + block;
-      before = E8m0::decode(*pointer<const uint8_t>(scales));
+      entry = *pointer<const uint8_t>(scales);
     }
   }
-  // Four values of row `i` of the lane.
-  __device__ __forceinline__ float4 values(uint4 raw, uint8_t stored, uint32_t lane, int i) const {
-    if (stored != STORED_FP8) return wide_four(raw, stored);
-    float scale = __shfl_sync(FULL_WARP, before, (lane & 24) | i);
-    float4 v = Code::decode(raw.x);
-    return make_float4(__fmul_rn(v.x, scale), __fmul_rn(v.y, scale), __fmul_rn(v.z, scale), __fmul_rn(v.w, scale));
+  // Once everything is on its way.
+  __device__ __forceinline__ void begin(uint8_t stored) {
+    if (stored == STORED_FP8) before = E8m0::decode(entry);
+  }
+  // Four values of row `i` of the lane are those of `unscaled` times `scale`.
+  __device__ __forceinline__ float4 unscaled(uint4 raw, uint8_t stored) const {
+    return stored == STORED_FP8 ? Code::decode(raw.x) : wide_four(raw, stored);
+  }
+  __device__ __forceinline__ float scale(uint8_t stored, uint32_t lane, int i) const {
+    return stored == STORED_FP8 ? __shfl_sync(FULL_WARP, before, (lane & 24) | i) : 1.0f;
   }
   // Stores them; `scale` is that of the block.
   __device__ __forceinline__ void store(uint8_t stored, uint32_t lane, int i, uint64_t e, float4 v, uint32_t scale, uint4 random) {
@@ -147,7 +152,7 @@ struct StateTile {
       store8(pointer<uint16_t>(base) + e, make_uint2(narrow_pair(v.x, v.y), narrow_pair(v.z, v.w)));
     } else {
       if (lane % 8 == i) after = scale;
-      store4_part(pointer<uint32_t>(base + e), encode_four<Code>(v, state_inverse(scale), random));
+      store4(pointer<uint32_t>(base + e), encode_four<Code>(v, scale, random));
     }
   }
   __device__ __forceinline__ void store_scales(uint8_t stored) const {
@@ -155,12 +160,17 @@ struct StateTile {
   }
 };
 
-// Four elements by a rule.
+__device__ __forceinline__ float4 times(float4 v, float scale) {
+  return make_float4(__fmul_rn(v.x, scale), __fmul_rn(v.y, scale), __fmul_rn(v.z, scale), __fmul_rn(v.w, scale));
+}
+
+// Four elements by a rule; `v` is not scaled.
 template <class R>
 struct EachOfFour {
   R rule;
   // Returns the amaxes of both states; one of NaNs alone is a NaN.
-  __device__ __forceinline__ float2 update(float4& p, float4& m, float4& v, float4 g) const {
+  __device__ __forceinline__ float2 update(float4& p, float4& m, float4& v, float scale, float4 g) const {
+    v = times(v, scale);
     rule.update(p.x, m.x, v.x, g.x);
     rule.update(p.y, m.y, v.y, g.y);
     rule.update(p.z, m.z, v.z, g.z);
@@ -187,13 +197,10 @@ template <class Types, class R>
 __device__ __forceinline__ void update_stored_tile(const Update& job, const Types& types, const R& rule, const Words& words,
                                                    const View& view, const Lane<4>& at, Values<4>& p) {
   constexpr int AHEAD = Types::AHEAD;  // rows of a thread that are on their way while one is updated
+  const SharedPhilox philox = SharedPhilox::of(words.philox);
   const uint64_t master = job.master, grad = job.grad, from = (at.row + at.local_row()) * view.cols + at.col + at.local_col();
   StateTile<StateE4m3> first(job, 0, R::STATES > 0 ? types.first() : STORED_F32, view, at);
   StateTile<StateUe4m4> second(job, 1, R::STATES > 1 ? types.second() : STORED_F32, view, at);
-  // Lane k of a row has the counter of the first of the 32 elements of row k, which follow each other in the matrix.
-  const uint64_t counter = words.place((at.row + at.local_row() + at.lane % 8) * view.cols + at.col) / 4;
-  const SharedPhilox philox = SharedPhilox::of(words.philox);
-  const auto four = four_of(rule);
   uint4 ps[8], ms[8], vs[8], gs[8];
   auto load = [&](int i) {
     uint64_t e = from + i * view.cols;
@@ -204,15 +211,24 @@ __device__ __forceinline__ void update_stored_tile(const Update& job, const Type
   };
 #pragma unroll
   for (int i = 0; i < AHEAD; ++i) load(i);
+  const auto four = four_of(rule);
+  // Lane k of a row has the counter of the first of the 32 elements of row k, which follow each other in the matrix.
+  const uint64_t counter = words.place((at.row + at.local_row() + at.lane % 8) * view.cols + at.col) / 4;
+  first.begin(R::STATES > 0 ? types.first() : STORED_F32);
+  second.begin(R::STATES > 1 ? types.second() : STORED_F32);
 #pragma unroll
   for (int i = 0; i < 8; ++i) {
     if (i + AHEAD < 8) load(i + AHEAD);
     uint64_t e = from + i * view.cols;
     float4 q = wide_four(ps[i], types.master()), m = {}, v = {};
-    if constexpr (R::STATES > 0) m = first.values(ms[i], types.first(), at.lane, i);
-    if constexpr (R::STATES > 1) v = second.values(vs[i], types.second(), at.lane, i);
+    float square_scale = 1.0f;
+    if constexpr (R::STATES > 0) m = times(first.unscaled(ms[i], types.first()), first.scale(types.first(), at.lane, i));
+    if constexpr (R::STATES > 1) {
+      v = second.unscaled(vs[i], types.second());
+      square_scale = second.scale(types.second(), at.lane, i);
+    }
     float4 g = wide_four(gs[i], types.grad());
-    const float2 amax = four.update(q, m, v, g);
+    const float2 amax = four.update(q, m, v, square_scale, g);
     uint4 random = philox.block(__shfl_sync(FULL_WARP, counter, (at.lane & 24) | i) + at.lane % 8);
     if (types.master() == STORED_BF16) q = round_masters(q, random);
     store_masters(master, types.master(), e, q);
@@ -243,7 +259,7 @@ __device__ __forceinline__ void store_state(uint64_t base, uint8_t stored, uint6
   }
   uint32_t entry = state_scale<Code>(all_max(inside ? max_abs(0.0f, x) : 0.0f, 31));
   if (!inside) return;
-  uint32_t code = x != x ? Code::NAN_CODE : Code::encode(x, state_inverse(entry), random) >> 24;
+  uint32_t code = x != x ? Code::NAN_CODE : Code::encode(x, Code::Block::of(entry), random) >> 24;
   *pointer<uint8_t>(base + e) = uint8_t(code);
   if (e % STATE_BLOCK == 0) *pointer<uint8_t>(scale) = uint8_t(entry);
 }

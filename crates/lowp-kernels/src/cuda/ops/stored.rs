@@ -177,3 +177,87 @@ impl Job for StoredUpdate {
         self.update.tiles()
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::super::super::table::{Ingredients, Pass, Update, rule, vector};
+    use super::*;
+
+    /// A matrix of eight rows with FP8 codes of a tensor scale, in rows or also transposed; without any where `encoded` is false.
+    fn job(cols: u64, [encoded, transposed]: [bool; 2], states: [u8; 2]) -> StoredUpdate {
+        let made = Ingredients {
+            element: code::E4M3,
+            rule: rule::TENSOR,
+            ..Ingredients::default()
+        };
+        let pass = Pass {
+            ingredients: made,
+            data: [16, if transposed { 16 } else { 0 }],
+            ..Pass::default()
+        };
+        let [rows, cols, passes] = match encoded {
+            true => [8, cols, 1],
+            false => [0; 3],
+        };
+        StoredUpdate {
+            update: Update {
+                len: 8 * cols,
+                encode: Encode {
+                    rows,
+                    cols,
+                    pass: [pass, Pass::default()],
+                    passes: passes as u8,
+                    ..Encode::default()
+                },
+                ..Update::default()
+            },
+            states,
+            ..StoredUpdate::default()
+        }
+    }
+
+    #[test]
+    fn only_blocks_of_codes_are_cut() {
+        let [f32, fp8] = [[stored::F32; 2], [stored::FP8, stored::F32]];
+        for cols in 1..200 {
+            for order in [[true, false], [true, true], [false; 2]] {
+                let cuts = order[0] && cols % 32 != 0;
+                assert_eq!(job(cols, order, fp8).cuts_blocks(), cuts, "{cols}");
+                assert!(!job(cols, order, f32).cuts_blocks(), "{cols}");
+            }
+        }
+    }
+
+    #[test]
+    fn a_launch_has_jobs_of_one_path() {
+        let orders = [[true, true], [false; 2], [true, false], [true, true]];
+        let jobs = orders.map(|order| job(64, order, [stored::FP8; 2]));
+        let launches = StoredUpdate::launches(jobs.into());
+        let found: Vec<_> = launches
+            .iter()
+            .map(|jobs| (StoredUpdate::kernel(jobs).name, jobs.len()))
+            .collect();
+        let [wide, transposed, _] = KERNELS.map(|kernel| kernel.name);
+        // None has no launch.
+        assert_eq!(found, [(wide, 2), (transposed, 2), (wide, 0)]);
+    }
+
+    /// Four elements have the words of one counter, and in shard tiles 32 of a row those of consecutive ones.
+    #[test]
+    fn vectors_have_whole_counters() {
+        for (first, tile_cols, whole) in [
+            (0, 0, true),
+            (4, 0, true),
+            (5, 0, false),
+            (64, 64, true),
+            (64, 48, false),
+            (16, 64, false),
+        ] {
+            let mut job = job(64, [true, false], [stored::F32; 2]);
+            (job.first, job.tile_cols) = (first, tile_cols);
+            job.lay_out();
+            let found = job.update.encode.vector & vector::SOURCE != 0;
+            assert_eq!(found, whole, "{first}, {tile_cols}");
+        }
+    }
+}

@@ -40,8 +40,10 @@ struct AdamFour {
     return {adam, reciprocal(adam.correction1), reciprocal(adam.correction2), usual, settled};
   }
 
-  // Returns the amaxes of both moments; one of NaNs alone is a NaN.
-  __device__ __forceinline__ float2 update(float4& p, float4& m, float4& v, float4 g) const {
+  // `v` is not scaled: a power of two by which its values are exact, from 2^-103 on, is in place with beta2. Returns the amaxes of both
+  // moments; one of NaNs alone is a NaN.
+  __device__ __forceinline__ float2 update(float4& p, float4& m, float4& v, float scale, float4 g) const {
+    const float beta2 = __fmul_rn(adam.beta2, scale);
     float* ps[4] = {&p.x, &p.y, &p.z, &p.w};
     float* ms[4] = {&m.x, &m.y, &m.z, &m.w};
     float* vs[4] = {&v.x, &v.y, &v.z, &v.w};
@@ -54,7 +56,7 @@ struct AdamFour {
       float x = __fmul_rn(gs[i], adam.grad_scale);
       if (adam.l2) x = fmaf(adam.weight_decay, *ps[i], x);
       *ms[i] = fmaf(adam.beta1, *ms[i], __fmul_rn(adam.rest1, x));
-      *vs[i] = fmaf(adam.beta2, *vs[i], __fmul_rn(__fmul_rn(adam.rest2, x), x));
+      *vs[i] = fmaf(beta2, *vs[i], __fmul_rn(__fmul_rn(adam.rest2, x), x));
       least_m = min(least_m, (__float_as_uint(*ms[i]) << 1) - 1u);
       least_v = min(least_v, __float_as_uint(*vs[i]) - 1u);
       most_m = i == 0 ? fabsf(*ms[i]) : max_abs(most_m, *ms[i]);
