@@ -71,11 +71,12 @@ pub(crate) fn gpu_pack(options: &Options) -> Result<()> {
 
 /// Builds the test programs and copies them to `folder`.
 fn tests(platform: Platform, folder: &Path) -> Result<()> {
-    let programs: [(&str, &str, &[&str], &str); 6] = [
+    let programs: [(&str, &str, &[&str], &str); 7] = [
         ("lowp-conformance", "nccl", &["--lib"], "kernel-tests"),
         ("lowp-gemm", "cuda", &["--test", "all"], "gemm-tests"),
         ("lowp-shard", "cuda", &["--test", "all"], "shard-tests"),
         ("lowp-optim", "cuda", &["--test", "all"], "optim-tests"),
+        ("lowp-transformer", "cuda", &["--lib"], "transformer-tests"),
         ("lowp-nccl", "cuda", &["--test", "all"], "nccl-tests"),
         (
             "lowp-nccl",

@@ -40,32 +40,48 @@ extern "C" __global__ void sum_rows(const bf16* dx, const int* starts, const int
 }
 
 // The loss of each row of logits, and its gradient: `(softmax - one at the target) * scale`, with that of `z_loss` times the
-// squared logarithm of the softmax's sum. One block per row. Without `gradients` only losses. A target below 0 adds nothing to either.
+// squared logarithm of the softmax's sum. One block per row, whose logits are read twice: a thread sums relative to the largest that it
+// has seen. Without `gradients` only losses. A target below 0 adds nothing to either.
 extern "C" __global__ void cross_entropy(const float* logits, const int* targets, float* losses, bf16* gradients, int vocab,
                                          float scale, float z_loss) {
     __shared__ float scratch[64];
     const size_t row = blockIdx.x;
-    const int target = targets[row];
-    logits += row * vocab;
+    const int target = targets[row], step = 8 * blockDim.x;
     if (target < 0) {
         if (threadIdx.x == 0) losses[row] = 0.0f;
         if (gradients == nullptr) return;
-        for (int i = threadIdx.x; i < vocab; i += blockDim.x) gradients[row * vocab + i] = __float2bfloat16_rn(0.0f);
+        for (int i = 8 * threadIdx.x; i < vocab; i += step) store8(gradients + row * vocab + i, Octet{});
         return;
     }
-    float most = -INFINITY;
-    for (int i = threadIdx.x; i < vocab; i += blockDim.x) most = fmaxf(most, logits[i]);
-    most = block_max(most, scratch);
-    float sum = 0.0f;
-    for (int i = threadIdx.x; i < vocab; i += blockDim.x) sum += __expf(logits[i] - most);
-    sum = block_sum(sum, scratch + 32);
-    if (threadIdx.x == 0) losses[row] = logf(sum) - (logits[target] - most);
+    float most = -INFINITY, sum = 0.0f;
+#pragma unroll 2
+    for (int i = 8 * threadIdx.x; i < vocab; i += step) {
+        const Octet x = load8(logits + row * vocab + i);
+        float largest = x.v[0];
+#pragma unroll
+        for (int k = 1; k < 8; ++k) largest = fmaxf(largest, x.v[k]);
+        if (largest > most) {
+            // The sum is 0 as long as nothing was seen.
+            sum *= __expf(most - largest);
+            most = largest;
+        }
+        // Of logits that are all minus infinity nothing is added.
+        const float base = most == -INFINITY ? 0.0f : most;
+#pragma unroll
+        for (int k = 0; k < 8; ++k) sum += __expf(x.v[k] - base);
+    }
+    const float own = most;
+    most = block_max(own, scratch);
+    sum = block_sum(own == -INFINITY ? sum : sum * __expf(own - most), scratch + 32);
+    if (threadIdx.x == 0) losses[row] = logf(sum) - (logits[row * vocab + target] - most);
     if (gradients == nullptr) return;
     const float factor = scale * (1.0f + 2.0f * z_loss * (logf(sum) + most)) / sum;
-    gradients += row * vocab;
-    for (int i = threadIdx.x; i < vocab; i += blockDim.x) {
-        const float g = __expf(logits[i] - most) * factor - (i == target ? scale : 0.0f);
-        gradients[i] = __float2bfloat16_rn(g);
+#pragma unroll 2
+    for (int i = 8 * threadIdx.x; i < vocab; i += step) {
+        Octet x = load8(logits + row * vocab + i);
+#pragma unroll
+        for (int k = 0; k < 8; ++k) x.v[k] = __expf(x.v[k] - most) * factor - (i + k == target ? scale : 0.0f);
+        store8(gradients + row * vocab + i, x);
     }
 }
 

@@ -23,6 +23,8 @@ pub(crate) struct LinearPlan {
     activation: Operand,
     /// What forward multiplies, or casts; none where an activation rounds it as it makes it.
     pub(crate) input: Option<Place>,
+    /// Whether backward makes the input again and rounds it for the gradient of the weight: no codes of it are kept.
+    pub(crate) input_is_made_again: bool,
     /// Whether the backward pass of an activation rounds the gradient as it makes it.
     pub(crate) gradient_is_made: bool,
     /// Codes and scales of the input, and of the gradient of what forward makes.
@@ -104,7 +106,14 @@ impl LinearPlan {
         let own = own.filter(|_| made(Pass::InputGrad, &gradient, outputs));
         let [input, kept] = names.input;
         let to = own.unwrap_or(DECODED_GRADIENT);
-        let rounded = rounded([(&activation, rows), (&gradient, outputs)], products, to);
+        let mut rounded = rounded([(&activation, rows), (&gradient, outputs)], products, to);
+        let input_is_made_again =
+            input_is_made && products[Pass::WeightGrad as usize] == GemmKind::Bf16;
+        rounded.extend(input_is_made_again.then_some(RoundedOperand {
+            role: Role::Activation,
+            orientation: Orientation::Columnwise,
+            to: Place::lent("decoded columns of an input", values),
+        }));
         let codes = |role, operand: &Operand| {
             let usage = encoded(operand, Code::Bf16);
             code_buffers(operand, usage, |o| is_rounded(&rounded, role, o)).into_iter()
@@ -127,6 +136,7 @@ impl LinearPlan {
                 Some(_) => Some(Place::lent(input, values)),
                 None => Some(Place::kept(kept, values)),
             },
+            input_is_made_again,
             gradient_is_made: own.is_some(),
             x: x.collect(),
             dy: dy.collect(),

@@ -71,7 +71,7 @@ pub(crate) const KERNELS: [(&str, &[Kernel]); 5] = [
             ("gelu_forward_cast", &[Octets, Words, Words, Octets, Int]),
             (
                 "gelu_backward_cast",
-                &[Octets, Words, Words, Octets, Octets, Int],
+                &[Octets, Words, Words, Words, Octets, Octets, Int],
             ),
             (
                 "swiglu_forward_cast",
@@ -80,7 +80,7 @@ pub(crate) const KERNELS: [(&str, &[Kernel]); 5] = [
             (
                 "swiglu_backward_cast",
                 &[
-                    Octets, Words, Words, Octets, Words, Words, Octets, Octets, Octets, Int,
+                    Octets, Words, Words, Octets, Words, Words, Words, Octets, Octets, Octets, Int,
                 ],
             ),
         ],
@@ -118,7 +118,7 @@ pub(crate) const KERNELS: [(&str, &[Kernel]); 5] = [
             ("sum_rows", &[Octets, Words, Words, Octets, Octets, Int]),
             (
                 "cross_entropy",
-                &[Words, Words, Words, Halves, Int, Float, Float],
+                &[Octets, Words, Words, Octets, Int, Float, Float],
             ),
             ("add_losses", &[Words, Int, Float, Words]),
         ],
@@ -227,7 +227,7 @@ mod tests {
             .filter(|before| before.len() < body.len());
         let local = before.and_then(|before| before.rsplit(['*', ' ']).next());
         let by_eight = [Some(name), local].into_iter().flatten().any(|name| {
-            let calls = ["load8(", "store8(", "words8(", "made8("];
+            let calls = ["load8(", "store8(", "words8(", "made8(", "octets("];
             calls.iter().any(|call| {
                 let uses = body.split(call).skip(1);
                 uses.map(|rest| rest.split([' ', ',', ')']).next())

@@ -25,7 +25,7 @@ failed=0
 case $what in
 all | tests)
   "$here/kernel-tests" cuda --nocapture --test-threads 4 "$@" >"$out/tests.txt" 2>&1 || failed=1
-  [ $# -gt 0 ] || for tests in gemm-tests shard-tests optim-tests; do
+  [ $# -gt 0 ] || for tests in gemm-tests shard-tests optim-tests transformer-tests; do
     "$here/$tests" cuda --nocapture --test-threads 1 >>"$out/tests.txt" 2>&1 || failed=1
   done
   # Multicast over NVLink is no part of what is tested, and some machines lack the rights for it.

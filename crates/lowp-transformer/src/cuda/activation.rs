@@ -34,51 +34,52 @@ impl Ops {
     /// The GELU of `x`, a matrix of `size`.
     pub(super) fn gelu(&self, x: &Values, y: Made<'_>, size: [usize; 2]) -> Done {
         let names = ["gelu_forward", "gelu_forward_cast"];
-        self.activate(names, &[x], &[y], size)
+        self.activate(names, &[x], (&[y], &[]), size)
     }
 
-    /// Its gradient, which may take the place of `dy`.
+    /// Its gradient, which may take the place of `dy`. With `again` what forward made is made again and rounded, as the job there says.
     pub(super) fn gelu_backward(
         &self,
         x: &Values,
         dy: &Values,
-        dx: Made<'_>,
+        (dx, again): (Made<'_>, Option<u64>),
         size: [usize; 2],
     ) -> Done {
         let names = ["gelu_backward", "gelu_backward_cast"];
-        self.activate(names, &[x, dy], &[dx], size)
+        self.activate(names, &[x, dy], (&[dx], &[again]), size)
     }
 
     /// The SwiGLU of matrices of `size`.
     pub(super) fn swiglu(&self, [gate, up]: [&Values; 2], y: Made<'_>, size: [usize; 2]) -> Done {
         let names = ["swiglu_forward", "swiglu_forward_cast"];
-        self.activate(names, &[gate, up], &[y], size)
+        self.activate(names, &[gate, up], (&[y], &[]), size)
     }
 
-    /// Its gradients for gate and up.
+    /// Its gradients for gate and up, and what forward made as in [`Ops::gelu_backward`].
     pub(super) fn swiglu_backward(
         &self,
         [gate, up]: [&Values; 2],
         dy: &Values,
-        made: [Made<'_>; 2],
+        (made, again): ([Made<'_>; 2], Option<u64>),
         size: [usize; 2],
     ) -> Done {
         let names = ["swiglu_backward", "swiglu_backward_cast"];
-        self.activate(names, &[gate, up, dy], &made, size)
+        self.activate(names, &[gate, up, dy], (&made, &[again]), size)
     }
 
-    /// What is `made` of matrices of `size`, by the first kernel where all of it is only stored, else by the second.
+    /// What is `made` of matrices of `size`, by the first kernel where all of it is only stored, else by the second; and what `again` is of.
     fn activate(
         &self,
         [stored, cast]: [&'static str; 2],
         read: &[&Values],
-        made: &[Made<'_>],
+        (made, again): (&[Made<'_>], &[Option<u64>]),
         [tokens, width]: [usize; 2],
     ) -> Done {
         let address = |values: &Values| Ok(Arg::Pointer(at(values, tokens * width)?));
         let read = read.iter().map(|values| address(values));
         let read = read.collect::<Result<Vec<_>, TransformerError>>()?;
-        if made.iter().all(|made| matches!(made, Made::Values(_))) {
+        let once = again.iter().all(Option::is_none);
+        if once && made.iter().all(|made| matches!(made, Made::Values(_))) {
             let mut args = read;
             for made in made {
                 if let Made::Values(values) = made {
@@ -103,6 +104,7 @@ impl Ops {
                 Made::Rounded(job) => [none, Arg::Pointer(*job), none],
             });
         }
+        args.extend(again.iter().map(|job| Arg::Pointer(job.unwrap_or(0))));
         args.extend(read);
         args.push(int(width)?);
         let blocks = tokens / rows * width.div_ceil(cols);

@@ -441,7 +441,8 @@ impl<R: Recipe> Layer<R> {
             if !last.is_some_and(|last| Arc::ptr_eq(last, input)) {
                 input.prepare(Pass::WeightGrad)?;
             }
-            linear.backward(dx, last.is_some())?;
+            linear.input_grad(dx, last.is_some())?;
+            linear.weight_grad()?;
             last = Some(input);
         }
         Ok(())
@@ -484,8 +485,11 @@ impl<R: Recipe> Layer<R> {
         match &self.linears {
             Linears::Gpt { linears, a, da } => {
                 let [qkv, proj, fc, out] = &**linears;
-                self.backward_of(&[out], da)?;
-                ops.gelu_backward(a, da, fc.gradient.made(), [tokens, 4 * dim])?;
+                out.input_grad(da, false)?;
+                let made = (fc.gradient.made(), out.input.made_again());
+                ops.gelu_backward(a, da, made, [tokens, 4 * dim])?;
+                out.input.prepare(Pass::WeightGrad)?;
+                out.weight_grad()?;
                 self.backward_of(&[fc], &dh)?;
                 second.backward(&self.shared, model, self.size, &dh, (Some(dx), dx))?;
                 self.backward_of(&[proj], &dh)?;
@@ -504,10 +508,13 @@ impl<R: Recipe> Layer<R> {
                 dg,
             } => {
                 let ([q, k, v, o], [gate_proj, up_proj, down]) = (&**attention, &**mlp);
-                self.backward_of(&[down], dg)?;
+                down.input_grad(dg, false)?;
                 let gradients = [gate_proj, up_proj].map(|linear| linear.gradient.made());
+                let made = (gradients, down.input.made_again());
                 let size = [tokens, gate.len() / tokens];
-                ops.swiglu_backward([gate, up], dg, gradients, size)?;
+                ops.swiglu_backward([gate, up], dg, made, size)?;
+                down.input.prepare(Pass::WeightGrad)?;
+                down.weight_grad()?;
                 self.backward_of(&[up_proj, gate_proj], &dh)?;
                 second.backward(&self.shared, model, self.size, &dh, (Some(dx), dx))?;
                 self.backward_of(&[o], &dh)?;

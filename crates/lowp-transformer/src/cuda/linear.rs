@@ -211,18 +211,22 @@ impl<R: Recipe> Linear<R> {
         })
     }
 
-    /// From the gradient of what forward made: `dx = dy W`, `[tokens, inputs]`, added to what is there with `accumulate`, and the
-    /// weight's gradient, of an input that is prepared, which goes to its owners.
-    pub(super) fn backward(&self, dx: &CudaBuffer<bf16>, accumulate: bool) -> Done {
-        let Shape { rows, cols } = self.shape;
+    /// From the gradient of what forward made: `dx = dy W`, `[tokens, inputs]`, added to what is there with `accumulate`.
+    pub(super) fn input_grad(&self, dx: &CudaBuffer<bf16>, accumulate: bool) -> Done {
         self.gradient.cast()?;
         self.gradient.prepare(Pass::InputGrad)?;
         let dy = self.gradient.operand(Pass::InputGrad)?;
         self.with_weight(Phase::Backward, |w| {
-            let dx = super::place::at(dx, self.tokens * cols)?;
+            let dx = super::place::at(dx, self.tokens * self.shape.cols)?;
             // SAFETY: as in `forward`.
             unsafe { self.multiply(Pass::InputGrad, [&dy, &w], (dx, Dtype::Bf16), accumulate) }
-        })?;
+        })
+    }
+
+    /// The gradient of the weight, which goes to its owners, from that of what forward made, once `input_grad` has cast it, and an input that
+    /// is prepared.
+    pub(super) fn weight_grad(&self) -> Done {
+        let Shape { rows, cols } = self.shape;
         self.gradient.prepare(Pass::WeightGrad)?;
         let dy = self.gradient.operand(Pass::WeightGrad)?;
         let x = self.input.operand(Pass::WeightGrad)?;

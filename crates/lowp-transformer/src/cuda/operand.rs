@@ -44,6 +44,8 @@ pub(super) struct CastOperand {
     cast: OperandEncode<Cuda>,
     /// What an activation does that makes it.
     job: Job,
+    /// The cast of its columns, where backward makes it again.
+    again: Option<(OperandEncode<Cuda>, u64)>,
     /// The products of the layers.
     products: [GemmKind; 3],
     /// Planned decodes of its codes.
@@ -75,24 +77,31 @@ impl CastOperand {
             let place = places.iter().find(|place| place.spec == Some(*spec));
             place.map(|place| arena.codes(place)).transpose()
         };
-        let cast = operands.plan_encode(
-            role,
-            (shape, Usage::BOTH, first_token),
-            (&Source::Bf16(values.clone()), rounded),
-            lend,
-        )?;
+        let plan_cast = |usage, rounded| {
+            let source = Source::Bf16(values.clone());
+            operands.plan_encode(role, (shape, usage, first_token), (&source, rounded), lend)
+        };
+        let rounding = |cast: &OperandEncode<Cuda>| {
+            let job = cast.one_pass().and_then(CudaPlan::rounds_of_blocks);
+            job.ok_or_else(|| KernelError::Missing {
+                what: format!("a rounding of blocks of a {role:?}"),
+            })
+        };
+        let (cast, again) = match (role, rounded) {
+            (Role::Activation, [rows, columns]) if plan.input_is_made_again => {
+                let again = plan_cast(Usage::COLUMNWISE, [None, columns])?;
+                let job = rounding(&again)?;
+                (plan_cast(Usage::ROWWISE, [rows, None])?, Some((again, job)))
+            }
+            (_, rounded) => (plan_cast(Usage::BOTH, rounded)?, None),
+        };
         let is_rounded = match role {
             Role::Gradient => plan.gradient_is_made,
             Role::Activation | Role::Weight => plan.input.is_none(),
         };
         let amax = cast.amax().filter(|_| activated);
         let job = match (is_rounded, amax.and_then(CudaPlan::amaxes_of_matrix)) {
-            (true, _) => {
-                let job = cast.one_pass().and_then(CudaPlan::rounds_of_blocks);
-                Job::Round(job.ok_or_else(|| KernelError::Missing {
-                    what: format!("a rounding of blocks of a {role:?}"),
-                })?)
-            }
+            (true, _) => Job::Round(rounding(&cast)?),
             (false, Some(job)) => Job::Amax(job),
             (false, None) => Job::Nothing,
         };
@@ -104,6 +113,7 @@ impl CastOperand {
             values,
             cast,
             job,
+            again,
             products: plan.products,
             decodes: Vec::new(),
             repacks: Vec::new(),
@@ -176,6 +186,11 @@ impl CastOperand {
         }
     }
 
+    /// The job by which the backward pass of the activation rounds what it makes again.
+    pub(super) fn made_again(&self) -> Option<u64> {
+        self.again.as_ref().map(|(_, job)| *job)
+    }
+
     /// Casts the values, as far as an activation has not.
     pub(super) fn cast(&self) -> Done {
         let Shared {
@@ -229,7 +244,9 @@ impl CastOperand {
             return Ok(operand);
         }
         let decoded = planned(&self.decodes, orientation).map(|(_, _, values)| values);
-        let rounded = self.cast.values(orientation);
+        let again = self.again.as_ref().map(|(again, _)| again);
+        let casts = [Some(&self.cast), again].into_iter().flatten();
+        let rounded = casts.filter_map(|cast| cast.values(orientation)).next();
         let values = rounded.or(decoded).unwrap_or(&self.values);
         let k_inner = orientation == Orientation::Rowwise;
         Ok(Operand::values(values.pointer(), k_inner))

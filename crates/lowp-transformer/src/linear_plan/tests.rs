@@ -113,3 +113,34 @@ fn layers_share_an_input_that_they_quantize_alike() {
         }
     }
 }
+
+/// What activations round is in memory in no other way: no values of it, and of an input no codes where backward makes it again.
+#[test]
+fn operands_that_activations_round_are_not_kept_as_they_are() {
+    let names = OperandNames::new("decoded", "in", ["in", "kept in"]);
+    let names = names.activated().before_activation(["rows", "columns"]);
+    let mut made = 0;
+    for recipe in AnyRecipe::all() {
+        for capability in [HOPPER, BLACKWELL] {
+            let plan = LinearPlan::new(&recipe, SHAPE, TOKENS, &names, capability).expect("a plan");
+            let rounded = |role, orientation| is_rounded(&plan.rounded, role, orientation);
+            let [rows, columns] = Orientation::ALL.map(|o| rounded(Role::Activation, o));
+            assert_eq!(columns, plan.input_is_made_again, "{recipe:?}");
+            assert!(rows || plan.input.is_some(), "{recipe:?}");
+            assert!(!columns || plan.input.is_none(), "{recipe:?}");
+            if plan.input.is_none() {
+                let kernels = recipe.operand(Role::Activation).quantizers.kernels();
+                assert!(kernels.iter().all(|kernel| kernel.scale.outer().is_none()));
+                assert_eq!(columns, plan.x.is_empty(), "{recipe:?}");
+                made += 1;
+            }
+            if plan.gradient_is_made {
+                assert!(rounded(Role::Gradient, Orientation::Rowwise), "{recipe:?}");
+                let to = plan.places();
+                let rows = Place::lent("rows", BF16 * TOKENS * SHAPE.rows);
+                assert!(to.contains(&rows), "{recipe:?}");
+            }
+        }
+    }
+    assert!(made > 0, "no recipe is rounded where it is made");
+}

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use lowp_comm::LocalComm;
 use lowp_format::{AnyRecipe, Orientation, Part, Recipe, Role, Shape, Usage};
 use lowp_fsdp::{LayerMemory, OperandEncode, OperandPlan, RecipeOperands};
-use lowp_kernels::{Backend, Cuda, CudaPlan, Source, Target, rounds};
+use lowp_kernels::{Backend, Cuda, CudaPlan, Source, Target, rounds, rounds_by_block};
 use lowp_shard::ScaleBookBuilder;
 
 use super::super::trace::Trace;
@@ -44,20 +44,36 @@ struct Cast {
 impl Cast {
     /// Rows are rounded, and columns of gradients, where the recipe has them rounded.
     fn new(cuda: &Cuda, recipe: &AnyRecipe, role: Role, (source, shape): (&Values, Shape)) -> Self {
+        let known = rounds(&recipe.operand(role).quantizers.kernels(), shape);
+        let rounded = [known, known && role == Role::Gradient];
+        Self::planned(cuda, recipe, (role, Usage::BOTH), rounded, (source, shape))
+    }
+
+    /// Columns of an input alone, rounded.
+    fn of_columns(cuda: &Cuda, recipe: &AnyRecipe, source: (&Values, Shape)) -> Self {
+        let of = (Role::Activation, Usage::COLUMNWISE);
+        Self::planned(cuda, recipe, of, [false, true], source)
+    }
+
+    fn planned(
+        cuda: &Cuda,
+        recipe: &AnyRecipe,
+        (role, usage): (Role, Usage),
+        rounded: [bool; 2],
+        (source, shape): (&Values, Shape),
+    ) -> Self {
         let mut book = ScaleBookBuilder::default();
         let plan = OperandPlan::new(recipe, &mut book, 1, 0);
         let book = Arc::new(book.build(cuda).expect("a book"));
         let world = Arc::new(LocalComm::solo(cuda));
         let memory = LayerMemory::new(cuda);
         let operands = RecipeOperands::new(cuda, plan, book, Arc::default(), world, memory);
-        let known = rounds(&recipe.operand(role).quantizers.kernels(), shape);
-        let rounded = [known, known && role == Role::Gradient];
         let values = rounded.map(|rounded| {
             let room = || cuda.alloc(shape.elements()).expect("room");
             rounded.then(room)
         });
         let source = Source::Bf16(source.clone());
-        let of = (shape, Usage::BOTH, 0);
+        let of = (shape, usage, 0);
         let planned = operands.plan_encode(role, of, (&source, values), |_| Ok(None));
         let planned = planned.expect("a cast");
         Self { operands, planned }
@@ -154,12 +170,52 @@ fn what_is_cast_where_it_is_made_is_what_a_cast_makes() {
                 let [x, up, dy] = [1, 2, 3].map(|seed| values(&cuda, shape, seed));
                 let (of, read) = ((&cuda, &recipe, role), (&x, shape));
                 check(of, read, |[y]| ops.gelu(&x, y, size));
-                check(of, read, |[dx]| ops.gelu_backward(&x, &dy, dx, size));
+                check(of, read, |[dx]| {
+                    ops.gelu_backward(&x, &dy, (dx, None), size)
+                });
                 check(of, read, |[y]| ops.swiglu([&x, &up], y, size));
                 check(of, read, |both: [Made<'_>; 2]| {
-                    ops.swiglu_backward([&x, &up], &dy, both, size)
+                    ops.swiglu_backward([&x, &up], &dy, (both, None), size)
                 });
             }
+        }
+    }
+}
+
+/// Columns that backward rounds are those of a cast of what forward stored.
+#[test]
+fn what_backward_makes_again_is_what_forward_made() {
+    let Some(cuda) = gpu() else { return };
+    let ops = Ops::new(&cuda, &Arc::new(Trace::new(&cuda))).expect("kernels");
+    for recipe in AnyRecipe::low_precision() {
+        for (rows, cols) in [(32, 32), (64, 288), (128, 1024)] {
+            let (shape, size) = (Shape::new(rows, cols), [rows, cols]);
+            let kernels = recipe.operand(Role::Activation).quantizers.kernels();
+            if !rounds_by_block(&kernels, shape) {
+                continue;
+            }
+            let [x, up, dy] = [4, 5, 6].map(|seed| values(&cuda, shape, seed));
+            let room = || -> Values { cuda.alloc(shape.elements()).expect("room") };
+            let check = |forward: &dyn Fn(Made<'_>) -> Done, backward: &dyn Fn(u64) -> Done| {
+                let stored = room();
+                forward(Made::Values(&stored)).expect("values");
+                let later = Cast::of_columns(&cuda, &recipe, (&stored, shape));
+                let done = later.operands.run_encode(&later.planned, false);
+                done.expect("a cast");
+                let cast = Cast::of_columns(&cuda, &recipe, (&x, shape));
+                let job = cast.planned.one_pass().and_then(CudaPlan::rounds_of_blocks);
+                backward(job.expect("a rounding of blocks")).expect("a launch");
+                let found = cast.contents(&cuda);
+                assert!(found == later.contents(&cuda), "{recipe:?} {shape}");
+            };
+            let [dx, dup] = [room(), room()];
+            check(&|y| ops.gelu(&x, y, size), &|y| {
+                ops.gelu_backward(&x, &dy, (Made::Values(&dx), Some(y)), size)
+            });
+            let made = [&dx, &dup].map(Made::Values);
+            check(&|y| ops.swiglu([&x, &up], y, size), &|y| {
+                ops.swiglu_backward([&x, &up], &dy, (made, Some(y)), size)
+            });
         }
     }
 }
