@@ -289,6 +289,15 @@ def steps(args, device):
             measure(f"lowp, {recipe}", lowp.AdamW(net.parameters(), lr=1e-4), 28 + net[0].stored_bytes / side**2)
             measure(f"lowp, {recipe}, captured", _captured(lowp.AdamW(net.parameters(), lr=1e-4, capturable=True)), 28 + net[0].stored_bytes / side**2)
             del net, tensor
+        measure("lowp, fp32, moments in bf16", lowp.AdamW(parameters(), lr=1e-4, moments_dtype=torch.bfloat16), 20)
+        try:
+            from torchao.optim import AdamW8bit, AdamWFp8
+        except ImportError:
+            say(table="step", what="torchao is not installed")
+        else:
+            # Moments of a byte, and a scale for each 256 elements.
+            for make in (AdamW8bit, AdamWFp8):
+                measure(f"torchao {make.__name__}, fp32", make(parameters(), lr=1e-4), 16 + 16 / 256)
         try:
             from transformer_engine.pytorch.optimizers import FusedAdam
         except ImportError:

@@ -96,7 +96,10 @@ fn main() -> ExitCode {
         Ok(cli) => cli,
         Err(error) => {
             let code = usage::explain(&error);
-            let origin = expanded.origin(&error.to_string());
+            // The first line says what is wrong; others list options.
+            let text = error.to_string();
+            let first = text.lines().next().filter(|_| error.use_stderr());
+            let origin = first.and_then(|line| expanded.origin(line));
             origin.iter().for_each(|line| output::note(line));
             return code;
         }

@@ -100,6 +100,8 @@ impl CastOperand {
             Role::Activation | Role::Weight => plan.input.is_none(),
         };
         let amax = cast.amax().filter(|_| activated);
+        // Activations raise amaxes by whole tiles of 32 x 8.
+        let amax = amax.filter(|_| shape.rows.is_multiple_of(32) && shape.cols.is_multiple_of(8));
         let job = match (is_rounded, amax.and_then(CudaPlan::amaxes_of_matrix)) {
             (true, _) => Job::Round(rounding(&cast)?),
             (false, Some(job)) => Job::Amax(job),
