@@ -120,10 +120,10 @@ __device__ __forceinline__ void store_masters(uint64_t base, uint8_t stored, uin
 // A state of a warp's tile. Lane k of the eight lanes of a row has the scales of their row k, before and after.
 template <class Code>
 struct StateTile {
-  uint64_t base, scales;  // of the first code; of the lane's scale
-  uint32_t entry;         // the scale as it was
+  uint64_t base, scales;  // addresses of the first code, and of the lane's scale
+  uint32_t entry;         // the scale before the update
   float before;           // its value
-  uint32_t after;
+  uint32_t after;         // the scale after it
 
   __device__ __forceinline__ StateTile(const Update& job, int which, uint8_t stored, const View& view, const Lane<4>& at)
       : base(job.states[which]), scales(0), entry(0), before(0.0f), after(0) {
@@ -144,7 +144,7 @@ struct StateTile {
   __device__ __forceinline__ float scale(uint8_t stored, uint32_t lane, int i) const {
     return stored == STORED_FP8 ? __shfl_sync(FULL_WARP, before, (lane & 24) | i) : 1.0f;
   }
-  // Stores them; `scale` is that of the block.
+  // Stores the values of row `i`; `scale` is the new one of their block.
   __device__ __forceinline__ void store(uint8_t stored, uint32_t lane, int i, uint64_t e, float4 v, uint32_t scale, uint4 random) {
     if (stored == STORED_F32) {
       store16(pointer<float>(base) + e, as_bits(v));
@@ -220,6 +220,7 @@ __device__ __forceinline__ void update_stored_tile(const Update& job, const Type
   for (int i = 0; i < 8; ++i) {
     if (i + AHEAD < 8) load(i + AHEAD);
     uint64_t e = from + i * view.cols;
+    const uint4 random = philox.block(__shfl_sync(FULL_WARP, counter, (at.lane & 24) | i) + at.lane % 8);
     float4 q = wide_four(ps[i], types.master()), m = {}, v = {};
     float square_scale = 1.0f;
     if constexpr (R::STATES > 0) m = times(first.unscaled(ms[i], types.first()), first.scale(types.first(), at.lane, i));
@@ -229,7 +230,6 @@ __device__ __forceinline__ void update_stored_tile(const Update& job, const Type
     }
     float4 g = wide_four(gs[i], types.grad());
     const float2 amax = four.update(q, m, v, square_scale, g);
-    uint4 random = philox.block(__shfl_sync(FULL_WARP, counter, (at.lane & 24) | i) + at.lane % 8);
     if (types.master() == STORED_BF16) q = round_masters(q, random);
     store_masters(master, types.master(), e, q);
     uint32_t scales = 0;
@@ -242,14 +242,14 @@ __device__ __forceinline__ void update_stored_tile(const Update& job, const Type
   if constexpr (R::STATES > 1) second.store_scales(types.second());
 }
 
-// One value of a state, as a lane of a warp that has a block each; `scale` is of the block.
+// One value of a state; `scale` is the address of the scale of its block.
 template <class Code>
 __device__ __forceinline__ float load_state(uint64_t base, uint8_t stored, uint64_t scale, uint64_t e) {
   if (stored != STORED_FP8) return load_source(base, stored == STORED_BF16 ? BF16 : F32, e);
   return __fmul_rn(Code::decode(*pointer<const uint8_t>(base + e)).x, E8m0::decode(*pointer<const uint8_t>(scale)));
 }
 
-// The same stored, where it is `inside`; every lane calls it.
+// Stores one value, where it is `inside`; the lanes of a warp have the values of a block, and all of them call it.
 template <class Code>
 __device__ __forceinline__ void store_state(uint64_t base, uint8_t stored, uint64_t scale, uint64_t e, bool inside, float x,
                                             uint32_t random) {
