@@ -1,4 +1,4 @@
-// Amaxes of large matrices of bfloat16 before and behind the Hadamard transform, through a ring of tiles.
+// Amaxes of large matrices of bfloat16 before and after the Hadamard transform, through a ring of tiles.
 #include <lowp/amax_tile.cuh>
 #include <lowp/ring_transform.cuh>
 

@@ -170,7 +170,7 @@ __device__ __forceinline__ float tile_amax(const Amax& job, uint32_t index, Amax
   return a;
 }
 
-// The thread's amaxes of a tile of a whole matrix, before and behind the Hadamard transform. Not inlined: with registers of its own.
+// The thread's amaxes of a tile of a whole matrix, before and after the Hadamard transform. Not inlined: with registers of its own.
 template <int W>
 __device__ __noinline__ float2 transformed_amax(const Amax& job, uint32_t index) {
   const uint32_t across = uint32_t(job.tiles_across);

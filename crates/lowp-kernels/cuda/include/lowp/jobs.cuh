@@ -67,7 +67,7 @@ struct Amax {
   uint64_t rows, cols, start, len;
   // float* or 0.
   uint64_t tensor;
-  // The same of values behind the Hadamard transform of groups of 16 rows; with it there are no blocks.
+  // The same of values after the Hadamard transform of groups of 16 rows; with it there are no blocks.
   uint64_t transformed;
   AmaxBlocks blocks[2];
   // AMAX_TILES: the row that tile 0 begins at, a multiple of AMAX_ROWS.

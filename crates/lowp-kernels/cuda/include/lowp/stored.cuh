@@ -11,11 +11,11 @@
 namespace lowp {
 
 // The random words of the elements of a job.
-struct Words {
+struct RandomWords {
   const StoredUpdate& job;
   Philox philox;
 
-  static __device__ __forceinline__ Words of(const Step* step, const StoredUpdate& job) {
+  static __device__ __forceinline__ RandomWords of(const Step* step, const StoredUpdate& job) {
     return {job, {job.seed, job.stream + (step->random_step << 32)}};
   }
   // Where element `e` of the job lies in the flattened matrix.
@@ -42,6 +42,7 @@ struct SharedPhilox {
     __shared__ __align__(16) uint32_t all[THREADS / 32][WORDS];
     uint32_t* mine = all[threadIdx.x / 32];
     uint32_t at = threadIdx.x % 32;
+    __syncwarp();  // no lane reads the keys of the tile before any more
     if (at < WORDS) {
       mine[at] = at % 2 ? uint32_t(philox.seed >> 32) + at / 2 * 0xBB67AE85u : uint32_t(philox.seed) + at / 2 * 0x9E3779B9u;
     }
@@ -194,7 +195,7 @@ __device__ __forceinline__ uint32_t block_scales(float2 amax) {
 
 // Updates the warp's 32 x 32 elements, all inside and aligned, by one rule; the new master stays in `p`.
 template <class Types, class R>
-__device__ __forceinline__ void update_stored_tile(const Update& job, const Types& types, const R& rule, const Words& words,
+__device__ __forceinline__ void update_stored_tile(const Update& job, const Types& types, const R& rule, const RandomWords& words,
                                                    const View& view, const Lane<4>& at, Values<4>& p) {
   constexpr int AHEAD = Types::AHEAD;  // rows of a thread that are on their way while one is updated
   const SharedPhilox philox = SharedPhilox::of(words.philox);
@@ -267,7 +268,7 @@ __device__ __forceinline__ void store_state(uint64_t base, uint8_t stored, uint6
 // Updates a rectangle, a warp 32 elements of a row at a time: where a state is in fp8, a block of it. Returns the thread's amax of the new
 // master.
 template <class R>
-__device__ __noinline__ float update_stored_any(const StoredUpdate& stored, const R& rule, const Words& words, const View& view,
+__device__ __noinline__ float update_stored_any(const StoredUpdate& stored, const R& rule, const RandomWords& words, const View& view,
                                                 uint64_t row, uint64_t col, uint32_t rows, uint32_t cols) {
   const Update& job = stored.update;
   const uint32_t lane = threadIdx.x % 32, across = (cols + 31) / 32;
@@ -316,7 +317,7 @@ constexpr bool HALF_MASTERS<StoredRules> = true;
 __device__ __forceinline__ void update_tile_of(const Update& job, const StoredRules& rules, const View& view, const Lane<4>& at,
                                                Values<4>& p) {
   const StoredUpdate& stored = rules.job;
-  const Words words = Words::of(rules.step, stored);
+  const RandomWords words = RandomWords::of(rules.step, stored);
   const uint8_t grad = job.grad_code == BF16 ? STORED_BF16 : STORED_F32;
   rules.visit([&](auto rule) {
     auto by = [&](auto types) { update_stored_tile(job, types, rule, words, view, at, p); };
@@ -336,7 +337,7 @@ __device__ __forceinline__ void update_tile_of(const Update& job, const StoredRu
 
 __device__ __forceinline__ float update_any(const Update&, const StoredRules& rules, const View& view, uint64_t row, uint64_t col,
                                             uint32_t rows, uint32_t cols) {
-  const Words words = Words::of(rules.step, rules.job);
+  const RandomWords words = RandomWords::of(rules.step, rules.job);
   return rules.visit([&](auto rule) { return update_stored_any(rules.job, rule, words, view, row, col, rows, cols); });
 }
 

@@ -7,7 +7,7 @@
 //   R::of(step, job)                        its scalars,
 //   update_tile_of(job, r, view, at, p)     the tile of a warp by the rule and the dtypes of the job,
 //   update_one_of(job, r, e)                one element.
-// The third has functions of its own in place of what updates tiles that are not whole: update_any and update_apart.
+// The third set has only the second of these: its kernels make its rules, and update_any and update_apart of its own update tiles that are not whole.
 #pragma once
 #include <lowp/begin.cuh>
 #include <lowp/encode.cuh>

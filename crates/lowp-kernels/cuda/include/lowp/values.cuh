@@ -210,7 +210,7 @@ enum AmaxPath : uint8_t {
   AMAX_TILES = 1,
   // Any blocks: runs of AMAX_RUN elements, one maximum per element.
   AMAX_GENERIC = 2,
-  // The tensor behind the Hadamard transform: the same tiles.
+  // The tensor after the Hadamard transform: the same tiles.
   AMAX_TRANSFORMED = 3,
   // The same of a matrix of bfloat16 of whole tiles of TRANSPOSED_ROWS x TRANSPOSED_COLS, RING_COLS at a time:
   // lowp_amax_ring; not in launches with jobs of other paths.

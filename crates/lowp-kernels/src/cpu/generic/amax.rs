@@ -100,7 +100,7 @@ impl Kernel for Blocks<'_> {
 }
 
 enum Task<'v> {
-    /// Whole groups of rows, behind the Hadamard transform.
+    /// Whole groups of rows, after the Hadamard transform.
     Transformed {
         job: usize,
         values: Values<'v>,

@@ -163,9 +163,13 @@ impl Job for StoredUpdate {
         let cols = if flat { FLAT_COLS } else { update.encode.cols };
         let counters = [self.first, self.tile_cols, cols];
         let counters = counters.iter().all(|at| at.is_multiple_of(run));
-        let whole = vectors.fold(counters, |whole, &(at, stored)| {
-            whole && aligned(at, 0, chunk(stored))
+        let aligned_fours = vectors.fold(true, |all, &(at, stored)| {
+            all && aligned(at, 0, chunk(stored))
         });
+        // Encodes that read a master in bf16 again load eight of its elements at a time.
+        let aligned_eights = self.master != stored::BF16
+            || (aligned(update.master, 0, 16) && cols.is_multiple_of(8));
+        let whole = counters && aligned_fours && aligned_eights;
         // Encodes in the pass of the update are of the values in its registers, which are binary32.
         update.lay_out_with(whole);
         if self.master == stored::BF16 {
@@ -240,6 +244,28 @@ mod tests {
         let [wide, transposed, _] = KERNELS.map(|kernel| kernel.name);
         // None has no launch.
         assert_eq!(found, [(wide, 2), (transposed, 2), (wide, 0)]);
+    }
+
+    #[test]
+    fn masters_in_bf16_are_vectors_of_eight() {
+        for (at, cols, whole) in [
+            (0, 64, true),
+            (8, 64, false),
+            (16, 64, true),
+            (0, 36, false),
+            (0, 40, true),
+        ] {
+            for (master, whole) in [
+                (stored::BF16, whole),
+                (stored::F32, at % 16 == 0 && cols % 4 == 0),
+            ] {
+                let mut job = job(cols, [true, false], [stored::F32; 2]);
+                (job.master, job.update.master) = (master, at);
+                job.lay_out();
+                let found = job.update.encode.vector & vector::SOURCE != 0;
+                assert_eq!(found, whole, "{at}, {cols}, {master}");
+            }
+        }
     }
 
     /// Four elements have the words of one counter, and in shard tiles 32 of a row those of consecutive ones.

@@ -61,7 +61,7 @@ structs! {
         len: u64,
         /// float* or 0.
         tensor: u64,
-        /// The same of values behind the Hadamard transform of groups of 16 rows; with it there are no blocks.
+        /// The same of values after the Hadamard transform of groups of 16 rows; with it there are no blocks.
         transformed: u64,
         blocks: [AmaxBlocks; 2],
         /// AMAX_TILES: the row that tile 0 begins at, a multiple of AMAX_ROWS.
