@@ -103,12 +103,13 @@ impl LinearPlan {
         };
         let input_is_made = names.activated && made(Pass::Forward, &activation, rows);
         let own = names.gradient;
-        let own = own.filter(|_| made(Pass::InputGrad, &gradient, outputs));
+        // Values alone have a place of their own: layers whose gradients are made together would write the same codes.
+        let of_values = products[Pass::WeightGrad as usize] == GemmKind::Bf16;
+        let own = own.filter(|_| of_values && made(Pass::InputGrad, &gradient, outputs));
         let [input, kept] = names.input;
         let to = own.unwrap_or(DECODED_GRADIENT);
         let mut rounded = rounded([(&activation, rows), (&gradient, outputs)], products, to);
-        let input_is_made_again =
-            input_is_made && products[Pass::WeightGrad as usize] == GemmKind::Bf16;
+        let input_is_made_again = input_is_made && of_values;
         rounded.extend(input_is_made_again.then_some(RoundedOperand {
             role: Role::Activation,
             orientation: Orientation::Columnwise,

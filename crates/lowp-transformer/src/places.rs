@@ -300,8 +300,9 @@ impl OperandNames {
 const GPT_OPERANDS: &[OperandNames] = &[
     OperandNames::new("decoded qkv", "attention", ["h", "kept h"]),
     OperandNames::new("decoded proj", "proj", ["seen", "kept seen"]),
+    // Its gradient is there at the same time as that of the next layer.
     OperandNames::new("decoded fc", "mlp", ["h", "kept second h"])
-        .before_activation(DECODED_GRADIENT),
+        .before_activation(["da", "columns of da"]),
     OperandNames::new("decoded out", "out", ["g", "kept g"]).activated(),
 ];
 

@@ -16,6 +16,7 @@ const SHAPE: Shape = Shape::new(256, 384);
 const TOKENS: usize = 128;
 const HOPPER: (i32, i32) = (9, 0);
 const BLACKWELL: (i32, i32) = (10, 0);
+const CONSUMER_BLACKWELL: (i32, i32) = (12, 0);
 
 fn plan(recipe: &AnyRecipe, capability: (i32, i32)) -> LinearPlan {
     let names = OperandNames::new("decoded", "in", ["in", "kept in"]);
@@ -121,7 +122,7 @@ fn operands_that_activations_round_are_not_kept_as_they_are() {
     let names = names.activated().before_activation(["rows", "columns"]);
     let mut made = 0;
     for recipe in AnyRecipe::all() {
-        for capability in [HOPPER, BLACKWELL] {
+        for capability in [HOPPER, BLACKWELL, CONSUMER_BLACKWELL] {
             let plan = LinearPlan::new(&recipe, SHAPE, TOKENS, &names, capability).expect("a plan");
             let rounded = |role, orientation| is_rounded(&plan.rounded, role, orientation);
             let [rows, columns] = Orientation::ALL.map(|o| rounded(Role::Activation, o));
@@ -135,6 +136,7 @@ fn operands_that_activations_round_are_not_kept_as_they_are() {
                 made += 1;
             }
             if plan.gradient_is_made {
+                assert!(plan.dy.is_empty(), "{recipe:?}");
                 assert!(rounded(Role::Gradient, Orientation::Rowwise), "{recipe:?}");
                 let to = plan.places();
                 let rows = Place::lent("rows", BF16 * TOKENS * SHAPE.rows);
