@@ -302,7 +302,7 @@ const GPT_OPERANDS: &[OperandNames] = &[
     OperandNames::new("decoded proj", "proj", ["seen", "kept seen"]),
     // Its gradient is there at the same time as that of the next layer.
     OperandNames::new("decoded fc", "mlp", ["h", "kept second h"])
-        .before_activation(["da", "columns of da"]),
+        .before_activation(["rounded da", "columns of da"]),
     OperandNames::new("decoded out", "out", ["g", "kept g"]).activated(),
 ];
 
