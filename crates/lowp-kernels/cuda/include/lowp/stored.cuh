@@ -221,7 +221,6 @@ __device__ __forceinline__ void update_stored_tile(const Update& job, const Type
   for (int i = 0; i < 8; ++i) {
     if (i + AHEAD < 8) load(i + AHEAD);
     uint64_t e = from + i * view.cols;
-    const uint4 random = philox.block(__shfl_sync(FULL_WARP, counter, (at.lane & 24) | i) + at.lane % 8);
     float4 q = wide_four(ps[i], types.master()), m = {}, v = {};
     float square_scale = 1.0f;
     if constexpr (R::STATES > 0) m = times(first.unscaled(ms[i], types.first()), first.scale(types.first(), at.lane, i));
@@ -231,6 +230,7 @@ __device__ __forceinline__ void update_stored_tile(const Update& job, const Type
     }
     float4 g = wide_four(gs[i], types.grad());
     const float2 amax = four.update(q, m, v, square_scale, g);
+    const uint4 random = philox.block(__shfl_sync(FULL_WARP, counter, (at.lane & 24) | i) + at.lane % 8);
     if (types.master() == STORED_BF16) q = round_masters(q, random);
     store_masters(master, types.master(), e, q);
     uint32_t scales = 0;
