@@ -148,9 +148,10 @@ pub enum TrainError {
     },
     /// A decay of the learning rate over more steps than there are.
     #[error(
-        "`decay_steps` {decay_steps}{} is more than the {steps} steps; choose {} or fewer",
+        "`decay_steps` {decay_steps}{} is more than the {steps} steps; choose {} or fewer{}",
         if *warmup > 0 { format!(" after `warmup` {warmup}") } else { String::new() },
-        *steps as u64 - warmup
+        *steps as u64 - warmup,
+        if *warmup > 0 { ", or a shorter `warmup`" } else { "" }
     )]
     LongDecay {
         /// Its steps.

@@ -25,6 +25,8 @@ const BETA2_OF_BF16: f32 = 0.99;
 
 /// Most ranks that are threads of one process.
 const MAX_THREADS: usize = 64;
+/// Most sequences of one batch.
+pub(crate) const MAX_BATCH: usize = 1 << 16;
 /// Most tokens of one batch.
 const MAX_TOKENS: usize = 1 << 24;
 /// Most steps of one run.
@@ -62,13 +64,13 @@ impl Setup {
         };
         check_ranges(&[
             (ranks, mesh.world(), most),
-            ("--batch", args.batch, 1 << 16),
+            ("--batch", args.batch, MAX_BATCH),
         ])?;
         model.check().map_err(UsageError::from)?;
         if folder.is_none() {
             model.check_bytes().map_err(UsageError::from)?;
         }
-        check_tokens(args, model)?;
+        check_tokens(args.batch, model.seq)?;
         if folder.is_none() {
             model.check_parameters().map_err(UsageError::from)?;
         }
@@ -379,8 +381,7 @@ pub(crate) fn sequences_at_once(
 }
 
 /// The tokens of a batch.
-fn check_tokens(args: &Args, model: GptConfig) -> Result<(), UsageError> {
-    let (batch, seq) = (args.batch, model.seq);
+pub(crate) fn check_tokens(batch: usize, seq: usize) -> Result<(), UsageError> {
     match batch * seq > MAX_TOKENS {
         true => Err(UsageError::new(format!(
             "--batch {batch} with --seq {seq} gives {} tokens per step; the maximum is {MAX_TOKENS}",

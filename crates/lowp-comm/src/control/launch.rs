@@ -122,7 +122,9 @@ impl Launch {
                 Some(ranks) => Err(wrong(
                     rank,
                     "",
-                    &format!("it must be set beside {world}, which is {ranks}"),
+                    &format!(
+                        "it must be set beside {world}, which is {ranks}; set it, or unset {world}"
+                    ),
                 )),
                 None => Ok(None),
             };
@@ -384,7 +386,7 @@ mod tests {
             ),
             (
                 vec![("WORLD_SIZE", "2")],
-                "RANK=: it must be set beside WORLD_SIZE, which is 2",
+                "RANK=: it must be set beside WORLD_SIZE, which is 2; set it, or unset WORLD_SIZE",
             ),
             (
                 vec![("RANK", "x"), ("WORLD_SIZE", "2")],

@@ -10,7 +10,11 @@ use lowp_fsdp::cost::CostConfig;
 use lowp_transformer::{HOPPER, MicroBatch, ModelMemory};
 
 /// The micro-batch of a GPU; none on the CPU.
-pub(super) fn batch(args: &Args, setup: &CostConfig) -> Result<Option<MicroBatch>, UsageError> {
+pub(super) fn batch(
+    args: &Args,
+    setup: &CostConfig,
+    model: &Model,
+) -> Result<Option<MicroBatch>, UsageError> {
     if setup.vars == VarPlace::Host {
         let of_gpus = [
             ("--batch", args.batch.is_some()),
@@ -30,6 +34,10 @@ pub(super) fn batch(args: &Args, setup: &CostConfig) -> Result<Option<MicroBatch
         };
     }
     let batch = args.batch.unwrap_or(DEFAULT_BATCH);
+    train::check_ranges(&[("--batch", batch, train::MAX_BATCH)])?;
+    if let Some(sizes) = &model.sizes {
+        train::check_tokens(batch, sizes.seq)?;
+    }
     let sequences = train::sequences_at_once(batch, setup.mesh.world(), setup.accumulate)?;
     Ok(Some(MicroBatch {
         sequences,

@@ -32,7 +32,7 @@ use std::path::Path;
 pub(super) fn plan(args: &Args, recipe: Variant) -> Result<String> {
     let setup = setup(args)?;
     let model = model(args)?;
-    let batch = device::batch(args, &setup)?;
+    let batch = device::batch(args, &setup, &model)?;
     let run = Run::new(args.recipe.clone(), recipe);
     run.and_then(|run| run.check_sharding(setup.sharding))
         .map_err(UsageError::from)?;

@@ -342,6 +342,7 @@ fn tables_of_gpus() {
         "--model 125m --world-size 2 --device cuda --recipe fp8-current --json",
         "--model 10m --world-size 5 --device cuda",
         "--model 10m --world-size 2 --device cuda --batch 0",
+        "--model 10m --world-size 8 --device cuda --batch 18446744073709551608",
         "--model 10m --world-size 2 --device cuda --vocab 257",
         "--model 10m --world-size 2 --device cuda --seq 24 --batch 2",
         "--model 10m --world-size 2 --device gpu",
