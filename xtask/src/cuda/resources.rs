@@ -20,6 +20,9 @@ const MAY_SPILL: [(&str, [usize; 2]); 9] = [
     ("lowp_round_two_level_random", [SPILLS, 128]),
 ];
 
+/// What the report of a kernel begins with.
+pub(super) const KERNEL: &str = "Compiling entry function '";
+
 #[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 struct Row {
     unit: String,
@@ -53,7 +56,7 @@ impl Resources {
     pub(super) fn add(&mut self, unit: &str, log: &str) {
         let mut row: Option<Row> = None;
         for line in log.lines() {
-            if let Some((_, rest)) = line.split_once("Compiling entry function '") {
+            if let Some((_, rest)) = line.split_once(KERNEL) {
                 let mut names = rest.split('\'');
                 let kernel = names.next().unwrap_or_default().to_owned();
                 let arch = names.nth(1).unwrap_or_default().to_owned();
@@ -76,10 +79,6 @@ impl Resources {
             }
         }
         self.rows.sort();
-    }
-
-    pub(super) fn is_empty(&self) -> bool {
-        self.rows.is_empty()
     }
 
     /// `kernel (arch)` of those that keep registers in memory.
