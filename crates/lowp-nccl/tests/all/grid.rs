@@ -47,6 +47,13 @@ enum Update {
     AdamW,
     /// AdamW with moments in fp8 and masters in bf16.
     Narrow,
+    #[cfg_attr(
+        not(feature = "cuda"),
+        expect(
+            dead_code,
+            reason = "its products take long on a CPU, where lowp-optim tests it"
+        )
+    )]
     Muon,
 }
 

@@ -26,9 +26,9 @@ use target::{TARGETS, table};
   lowp export model-folder -o hub --to modelopt --max-shard-size 2GB
   lowp export checkpoints/run-seed0 -o hub --to bf16
 
-IN is a file that `lowp quantize` wrote, the index of such a model, a Hugging Face folder, or a
-folder of checkpoints of `lowp train --save`, of which the latest is used; --save's own folder, if it
-has one run. The output folder has model.safetensors, or several files and their index, and
+IN is a file that `lowp quantize` wrote, the index of such a model, a Hugging Face folder, a folder
+of checkpoints of `lowp train --save`, of which the latest is used, or the folder of --save itself,
+if it has one run. The output folder has model.safetensors, or several files and their index, and
 config.json; tokenizers and all other files of IN's folder are copied.
 
 Codes and scales are the bytes of IN; if the blocks of IN are larger than those of the target, their
