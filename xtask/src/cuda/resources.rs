@@ -10,7 +10,7 @@ const SPILLS: usize = 64;
 /// measured; its code is like that of Hopper. Blackwell's has fewer blocks (lowp/policy.cuh).
 const MAY_SPILL: [(&str, [usize; 2]); 9] = [
     ("lowp_adamw", [512, 512]),
-    ("lowp_adamw_other", [128, 128]),
+    ("lowp_adamw_other", [192, 128]),
     ("lowp_encode_blocks_bf16", [384, 384]),
     ("lowp_encode_mixed_bf16", [576, 576]),
     ("lowp_encode_mixed_f32", [384, 384]),
