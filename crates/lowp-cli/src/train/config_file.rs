@@ -216,9 +216,12 @@ fn makes_moot(long: &str, value: &Value, words: &[OsString]) -> Option<Moot> {
         "decay-steps" => with("--schedule", &|name| name != "wsd"),
         "kv-heads" => with("--arch", &|name| name == "gpt"),
         "reshard-after-forward" => with("--sharding", &|name| name == "zero1"),
-        "agree-amaxes" | "no-cudnn" | "no-prefetch" | "nondeterministic-attention" | "profile" => {
-            with("--device", &|name| name == "cpu")
-        }
+        "agree-amaxes"
+        | "no-cudnn"
+        | "no-prefetch"
+        | "nondeterministic-attention"
+        | "offload-optimizer"
+        | "profile" => with("--device", &|name| name == "cpu"),
         _ => None,
     }
 }
