@@ -121,7 +121,8 @@ fn main() -> ExitCode {
             let error_text = lowp_comm::without_backtraces(&format!("{error:#}"));
             output::note(&format!("error: {error_text}"));
             let code = usage::exit_code(&error);
-            let options = || (code == 2).then(|| expanded.options()).flatten();
+            let names_none = code == 2 && !error_text.contains("--");
+            let options = || names_none.then(|| expanded.options()).flatten();
             let origin = expanded.origin(&error_text).or_else(options);
             origin.iter().for_each(|line| output::note(line));
             ExitCode::from(code)

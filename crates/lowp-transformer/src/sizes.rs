@@ -100,16 +100,16 @@ impl Sizes {
             return Err(format!("{heads} heads do not divide a width of {dim}"));
         }
         if !self.head_dim().is_multiple_of(16) {
+            let remedy = match self.block {
+                Block::Gpt => format!(
+                    "; with {heads} heads a model {} wide fits",
+                    dim.next_multiple_of(16 * heads)
+                ),
+                Block::Llama(_) => String::new(),
+            };
             return Err(format!(
-                "heads of {} values: on a GPU their width is a multiple of 16; {}",
-                self.head_dim(),
-                match dim.is_multiple_of(16) {
-                    true => format!("with {} heads it is 16", dim / 16),
-                    false => format!(
-                        "a width of the model of {} allows it",
-                        dim.next_multiple_of(16)
-                    ),
-                }
+                "heads of {} values: on a GPU their width is a multiple of 16{remedy}",
+                self.head_dim()
             ));
         }
         if dim > 8192 {

@@ -120,7 +120,7 @@ impl Launch {
                 value
                     .trim()
                     .parse()
-                    .map_or(!value.is_empty(), |n: usize| n > 1)
+                    .map_or(!value.trim().is_empty(), |n: usize| n > 1)
             });
             return match several {
                 Some(ranks) => Err(wrong(
