@@ -131,6 +131,7 @@ class AdamW(_Optimizer):
         max_norm: float | None = None,
         skip_nonfinite: bool = False,
         moments_dtype: torch.dtype = ...,
+        seed: int = 0,
         capturable: bool = False,
     ) -> None: ...
 
@@ -145,6 +146,7 @@ class Lion(_Optimizer):
         max_norm: float | None = None,
         skip_nonfinite: bool = False,
         moments_dtype: torch.dtype = ...,
+        seed: int = 0,
         capturable: bool = False,
     ) -> None: ...
 
@@ -175,5 +177,6 @@ class SGD(_Optimizer):
         max_norm: float | None = None,
         skip_nonfinite: bool = False,
         moments_dtype: torch.dtype = ...,
+        seed: int = 0,
         capturable: bool = False,
     ) -> None: ...
