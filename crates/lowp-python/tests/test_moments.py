@@ -1,4 +1,4 @@
-"""Moments in fp8: the bits of their definition, over ranks, in and out of state dictionaries and checkpoints."""
+"""Moments in fp8, with masters in float32 and bfloat16: the bits of their definition, over ranks, in and out of state dictionaries and checkpoints."""
 
 import copy
 import io
@@ -233,21 +233,22 @@ class States(unittest.TestCase):
 class Net(nn.Module):
     """Codes whose rows are uneven, and plain parameters: rows that end within bytes of scales, a rank without rows, widths that are no multiple of 32."""
 
-    def __init__(self, name):
+    def __init__(self, name, master_dtype):
         super().__init__()
         self.codes = nn.Linear(64, 129, bias=False)
         self.narrow, self.few = nn.Parameter(torch.randn(11, 48)), nn.Parameter(torch.randn(2, 64))
         self.odd, self.norm = nn.Parameter(torch.randn(192, 33)), nn.Parameter(torch.randn(192).bfloat16())
         self.some = nn.Parameter(torch.randn(7))
-        lowp.quantize_model_(self.codes, name)
+        lowp.quantize_model_(self.codes, name, master_dtype=master_dtype)
 
 
-CASES = tuple((name, make) for name in ("fp8-current", "mxfp8-2d") for make in RULES)
+CASES = tuple(("fp8-current", make, torch.float32) for make in RULES)
+CASES += tuple((name, "adamw", torch.bfloat16) for name in ("fp8-current", "fp8-delayed", "mxfp8-2d"))
 
 
-def made(name, make, sharded, seed=1, mesh=None, dtype=FP8, device="cpu"):
+def made(name, make, master_dtype, sharded, seed=1, mesh=None, dtype=FP8, device="cpu"):
     torch.manual_seed(seed)
-    net = Net(name).to(device)
+    net = Net(name, master_dtype).to(device)
     if sharded:
         fully_shard(net, mesh=mesh)
     # Seven elements are cut within a block.
@@ -312,14 +313,14 @@ def resumes(rank, world, folder):
 def whole_states(rank, world):
     """Full state dictionaries, of which each rank takes its rows, or rank 0 sends them; and what one of another dtype raises."""
     for from_rank_0 in (True, False):
-        net, opt = made("fp8-current", "adamw", True)
+        net, opt = made(*CASES[-1], True)
         step(net, opt, 1)
         full = get_optimizer_state_dict(net, opt, options=StateDictOptions(full_state_dict=True, cpu_offload=from_rank_0))
         options = StateDictOptions(full_state_dict=True, broadcast_from_rank0=from_rank_0)
-        other, again = made("fp8-current", "adamw", True)
+        other, again = made(*CASES[-1], True)
         set_optimizer_state_dict(other, again, full if rank == 0 or not from_rank_0 else {}, options=options)
         States().same(opt, again)
-    net, opt = made("fp8-current", "adamw", True, dtype=torch.float32)
+    net, opt = made(*CASES[-1], True, dtype=torch.float32)
     full = get_optimizer_state_dict(net, opt, options=StateDictOptions(full_state_dict=True))
     try:
         set_optimizer_state_dict(other, again, full, options=options)

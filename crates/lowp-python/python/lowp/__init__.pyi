@@ -83,6 +83,7 @@ def quantize(
     *,
     usage: Usage = "both",
     keep_master: bool = False,
+    master_dtype: torch.dtype = ...,
     encode_scale: float | None = None,
     **options: str | int | float | bool,
 ) -> Tensor: ...
@@ -92,6 +93,7 @@ def quantize_model_(
     *,
     ignore: str | Iterable[str] = (),
     keep_master: bool | None = None,
+    master_dtype: torch.dtype = ...,
     **options: str | int | float | bool,
 ) -> list[str]: ...
 def load(path: str | PathLike[str], *, device: str | torch.device = "cpu") -> dict[str, torch.Tensor]: ...

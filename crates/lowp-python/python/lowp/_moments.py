@@ -50,8 +50,8 @@ def dtype_of(state, key):
 
 
 def rounds(state):
-    """Whether a step rounds states of a parameter by random bits."""
-    return any(key.endswith("_codes") for key in state)
+    """Whether a step rounds the master or states of a parameter by random bits."""
+    return any(key.endswith("_codes") for key in state) or ("master" in state and state["master"].dtype == torch.bfloat16)
 
 
 def name_of(dtype):
@@ -125,12 +125,13 @@ def check(group, dtype, groups, optimizer):
     allowed = optimizer.moments_dtypes
     if dtype not in allowed:
         raise LowpError(f"moments_dtype={dtype}; give {' or '.join(map(str, allowed))}")
+    stores = [getattr(local_of(param), "_store", None) for param in group["params"]]
+    narrow = any(store is not None and store.master is not None and store.master.dtype == torch.bfloat16 for store in stores)
+    if optimizer.capturable and (narrow or dtype is FP8):
+        what = f"moments_dtype={dtype}" if dtype is FP8 else f"masters in {torch.bfloat16} (master_dtype=)"
+        raise LowpError(f"capturable=True with {what}: each replay of a captured step would round by the same random bits; leave one of the two out")
     if dtype is not FP8:
         return
-    if optimizer.capturable:
-        raise LowpError(
-            f"capturable=True with moments_dtype={dtype}: each replay of a captured step would round by the same random bits; leave one of the two out"
-        )
     own, known = {id(param) for param in group["params"]}, sharded_names()
     cut = [(index, name, param) for index, (name, param) in enumerate(named(groups)) if id(param) in own and param.requires_grad and _elements(param) % _BLOCK]
     if cut:
