@@ -310,6 +310,33 @@ def resumes(rank, world, folder):
     return after
 
 
+def read_into_another_dtype(rank, world, folder):
+    """What a checkpoint of other moments raises, where PyTorch would read bytes as values."""
+    errors = []
+    for dtypes in ((FP8, torch.float32), (torch.float32, FP8)):
+        saved, own = (get_state_dict(*made(*CASES[0], True, dtype=dtype))[1] for dtype in dtypes)
+        dcp.save({"opt": saved}, checkpoint_id=f"{folder}/{dtypes[0]}")
+        try:
+            dcp.load({"opt": own}, checkpoint_id=f"{folder}/{dtypes[0]}")
+        except dcp.CheckpointException as error:
+            errors.append(str(error))
+    return errors
+
+
+def sharded_later(rank, world):
+    """The error of a step over shards that took the place of parameters."""
+    net = nn.Linear(64, 129)
+    opt = lowp.AdamW(net.parameters(), moments_dtype=FP8)
+    fully_shard(net)
+    opt.param_groups[0]["params"] = list(net.parameters())
+    for param in net.parameters():
+        param.grad = torch.zeros_like(param)
+    try:
+        opt.step()
+    except lowp.LowpError as error:
+        return str(error)
+
+
 def whole_states(rank, world):
     """Full state dictionaries, of which each rank takes its rows, or rank 0 sends them; and what one of another dtype raises."""
     for from_rank_0 in (True, False):
@@ -357,8 +384,14 @@ class Ranks(unittest.TestCase):
         for message in ranks.run(2, whole_states):
             self.assertIn("load it into one of its own moments_dtype", message)
 
+    def test_checkpoints_are_not_read_as_another_dtype(self):
+        with tempfile.TemporaryDirectory() as folder:
+            for codes, values in ranks.run(2, read_into_another_dtype, folder):
+                self.assertRegex(codes, "Missing key in checkpoint state_dict: opt.state.*exp_avg")
+                self.assertRegex(values, "Missing key in checkpoint state_dict: opt.state.*exp_avg_codes")
+
     def test_ranks_do_not_cut_blocks(self):
-        for message in ranks.run(2, cut_within_blocks):
+        for message in ranks.run(2, cut_within_blocks) + ranks.run(2, sharded_later):
             self.assertIn("parameter 1 (bias) of shape (129,) has 65 elements on each rank", message)
             self.assertIn("blocks of 32, which ranks do not cut; put it and others like it (1 of 2 parameters in this group)", message)
 

@@ -120,24 +120,34 @@ def _encode(state, key, values, of):
     _lowp.encode_state(device_of(values.device), key, memory(values), memory_of(state, key))
 
 
-def check(group, dtype, groups, optimizer):
-    """Raises where a group of ``groups`` cannot have moments of ``dtype``."""
-    allowed = optimizer.moments_dtypes
-    if dtype not in allowed:
-        raise LowpError(f"moments_dtype={dtype}; give {' or '.join(map(str, allowed))}")
+def check(groups, optimizer):
+    """Raises where groups of an optimizer cannot have the dtypes of their moments and masters."""
+    for group in groups:
+        dtype = optimizer._moments_of(group)
+        if dtype not in optimizer.moments_dtypes:
+            raise LowpError(f"moments_dtype={dtype}; give {' or '.join(map(str, optimizer.moments_dtypes))}")
+        if optimizer.capturable:
+            _check_capturable(group, dtype)
+        if dtype is FP8:
+            _check_cuts(group, optimizer)
+
+
+def _check_capturable(group, dtype):
     stores = [getattr(local_of(param), "_store", None) for param in group["params"]]
     narrow = any(store is not None and store.master is not None and store.master.dtype == torch.bfloat16 for store in stores)
-    if optimizer.capturable and (narrow or dtype is FP8):
+    if narrow or dtype is FP8:
         what = f"moments_dtype={dtype}" if dtype is FP8 else f"masters in {torch.bfloat16} (master_dtype=)"
         raise LowpError(f"capturable=True with {what}: each replay of a captured step would round by the same random bits; leave one of the two out")
-    if dtype is not FP8:
-        return
+
+
+def _check_cuts(group, optimizer):
     own, known = {id(param) for param in group["params"]}, sharded_names()
-    cut = [(index, name, param) for index, (name, param) in enumerate(named(groups)) if id(param) in own and param.requires_grad and _elements(param) % _BLOCK]
+    params = [(index, name, param) for index, (name, param) in enumerate(named(optimizer.param_groups)) if id(param) in own]
+    cut = [of for of in params if of[2].requires_grad and _elements(of[2]) % _BLOCK]
     if cut:
         index, name, param = cut[0]
         raise LowpError(
-            f"moments_dtype={dtype}: {title(index, name or known.get(id(param)), param)} has {_elements(param)} elements on each rank, and states in fp8 have blocks "
+            f"moments_dtype={FP8}: {title(index, name or known.get(id(param)), param)} has {_elements(param)} elements on each rank, and states in fp8 have blocks "
             f"of {_BLOCK}, which ranks do not cut; put it and others like it ({len(cut)} of {len(own)} parameters in this group) into a group with "
             "moments_dtype=torch.float32 or torch.bfloat16"
         )

@@ -53,7 +53,7 @@ class Optimizer(OptimizerState, torch.optim.Optimizer):
         if list_params(param_group):
             check_once([*named(self.param_groups), *named([param_group])])
         super().add_param_group(param_group)
-        _moments.check(self.param_groups[-1], self._moments_of(self.param_groups[-1]), self.param_groups, self)
+        _moments.check(self.param_groups[-1:], self)
         self._groups()
 
     def __getstate__(self):
@@ -233,6 +233,8 @@ class _Built:
         if others:
             raise LowpError(f"the parameters are on {self.device} and {', '.join(sorted(others))}; make an optimizer for each device")
         self.mesh = mesh_of(self.whole) if old is None else old.mesh
+        # Some programs shard a model after they made the optimizer, and give it the shards.
+        _moments.check(optimizer.param_groups, optimizer)
         if optimizer.is_of_matrices:
             self._check_ranks(type(optimizer).__name__)
         self._plan_frozen(old)
