@@ -105,6 +105,7 @@ class Definition(unittest.TestCase):
     def test_groups_have_moments_of_their_own(self):
         first, second = (nn.Parameter(torch.ones(40)) for _ in range(2))
         opt = lowp.AdamW([{"params": [first]}, {"params": [second], "moments_dtype": torch.bfloat16}], moments_dtype=FP8)
+        self.assertEqual([set(group) for group in opt.param_groups], [{"params", *opt.defaults}] * 2)
         for param in (first, second):
             param.grad = torch.ones(40)
         opt.step()
@@ -338,7 +339,7 @@ def sharded_later(rank, world):
 
 
 def whole_states(rank, world):
-    """Full state dictionaries, of which each rank takes its rows, or rank 0 sends them; and what one of another dtype raises."""
+    """Full state dictionaries, of which each rank takes its rows, or rank 0 sends them, and flat ones; and what a full one of another dtype raises."""
     for from_rank_0 in (True, False):
         net, opt = made(*CASES[-1], True)
         step(net, opt, 1)
@@ -347,6 +348,10 @@ def whole_states(rank, world):
         other, again = made(*CASES[-1], True)
         set_optimizer_state_dict(other, again, full if rank == 0 or not from_rank_0 else {}, options=options)
         States().same(opt, again)
+    other, again = made(*CASES[-1], True)
+    flat = StateDictOptions(flatten_optimizer_state_dict=True)
+    set_optimizer_state_dict(other, again, get_optimizer_state_dict(net, opt, options=flat), options=flat)
+    States().same(opt, again)
     net, opt = made(*CASES[-1], True, dtype=torch.float32)
     full = get_optimizer_state_dict(net, opt, options=StateDictOptions(full_state_dict=True))
     try:

@@ -120,10 +120,9 @@ def _encode(state, key, values, of):
     _lowp.encode_state(device_of(values.device), key, memory(values), memory_of(state, key))
 
 
-def check(groups, optimizer):
+def check(optimizer):
     """Raises where groups of an optimizer cannot have the dtypes of their moments and masters."""
-    for group in groups:
-        dtype = optimizer._moments_of(group)
+    for group, dtype in zip(optimizer.param_groups, optimizer._dtypes):
         if dtype not in optimizer.moments_dtypes:
             raise LowpError(f"moments_dtype={dtype}; give {' or '.join(map(str, optimizer.moments_dtypes))}")
         if optimizer.capturable:

@@ -35,6 +35,8 @@ class Optimizer(OptimizerState, torch.optim.Optimizer):
         ranks = ranks_of(tensors(params))
         self.max_norm, self.skip_nonfinite = max_norm, skip_nonfinite
         self.moments_dtype, self.seed, self.capturable = moments_dtype, seed, capturable
+        # The dtype of the states of each group: PyTorch's state dictionaries take no dtypes.
+        self._dtypes = []
         self._built = None
         self._begun = False  # whether a step was taken, or is
         self._captured = []  # what graphs of PyTorch launch, also behind another plan
@@ -52,8 +54,13 @@ class Optimizer(OptimizerState, torch.optim.Optimizer):
             raise LowpError("add_param_group was called after the first step, which planned all groups; make a new optimizer")
         if list_params(param_group):
             check_once([*named(self.param_groups), *named([param_group])])
+        dtype = self.moments_dtype
+        if isinstance(param_group, dict):
+            param_group = dict(param_group)
+            dtype = param_group.pop("moments_dtype", dtype)
         super().add_param_group(param_group)
-        _moments.check(self.param_groups[-1:], self)
+        self._dtypes.append(dtype)
+        _moments.check(self)
         self._groups()
 
     def __getstate__(self):
@@ -118,12 +125,8 @@ class Optimizer(OptimizerState, torch.optim.Optimizer):
 
     # State.
 
-    def _moments_of(self, group):
-        """The dtype of the states of a group."""
-        return group.get("moments_dtype", self.moments_dtype)
-
-    def _param_state(self, param, group):
-        """Master and states of a parameter of a group, like it in shape and shards; ``master`` is left out where it is the parameter."""
+    def _param_state(self, param, dtype):
+        """Master and states of a parameter, like it in shape and shards, those in ``dtype``; ``master`` is left out where it is the parameter."""
         state = self.state[param]
         local = local_of(param)
         if "step" in state:
@@ -152,7 +155,7 @@ class Optimizer(OptimizerState, torch.optim.Optimizer):
                 "convert it"
             )
         for key in self.states:
-            state.update(_moments.zeros(param, key, self._moments_of(group)))
+            state.update(_moments.zeros(param, key, dtype))
         state["step"] = torch.tensor(0.0)
         return state
 
@@ -234,7 +237,7 @@ class _Built:
             raise LowpError(f"the parameters are on {self.device} and {', '.join(sorted(others))}; make an optimizer for each device")
         self.mesh = mesh_of(self.whole) if old is None else old.mesh
         # Some programs shard a model after they made the optimizer, and give it the shards.
-        _moments.check(optimizer.param_groups, optimizer)
+        _moments.check(optimizer)
         if optimizer.is_of_matrices:
             self._check_ranks(type(optimizer).__name__)
         self._plan_frozen(old)
@@ -279,8 +282,8 @@ class _Built:
     def _args(self, optimizer):
         """The parameters as Rust takes them."""
         args = []
-        groups = {id(p): (number, group) for number, group in enumerate(optimizer.param_groups) for p in group["params"]}
-        states = {id(param): optimizer._param_state(param, groups[id(param)][1]) for param in self.whole}
+        groups = {id(p): number for number, group in enumerate(optimizer.param_groups) for p in group["params"]}
+        states = {id(param): optimizer._param_state(param, optimizer._dtypes[groups[id(param)]]) for param in self.whole}
         self.places = [place(param) for param in self.whole]
         seen = {}
         for param, at in zip(self.whole, self.places):
@@ -303,12 +306,11 @@ class _Built:
         grads, alive = self.grads()
         index_of = {id(param): index for index, param in enumerate(self.all)}
         for param, grad in zip(self.params, grads):
-            index, state = index_of[id(param)], states.get(id(param))
-            number, group = groups[id(param)]
+            index, group, state = index_of[id(param)], groups[id(param)], states.get(id(param))
             name = self.plan_names[index]
             cut = cut_of(param, self.mesh, state is None) if optimizer.is_of_matrices else None
             if state is None:
-                args.append(arg_of_no_rows(name, number, param, cut, optimizer.states, optimizer._moments_of(group)))
+                args.append(arg_of_no_rows(name, group, param, cut, optimizer.states, optimizer._dtypes[group]))
                 continue
             entries = [name for key in optimizer.states for name in _moments.names(key, _moments.dtype_of(state, key))]
             for key in ("master", *entries):
@@ -317,7 +319,7 @@ class _Built:
                         f"{key} of parameter {index} is on {local_of(state[key]).device}, but the parameter is on {self.device}; make the optimizer "
                         "after the model was moved, and load its state then"
                     )
-            args.append(arg(name, number, param, state, grad, self.mesh, cut, optimizer.states))
+            args.append(arg(name, group, param, state, grad, self.mesh, cut, optimizer.states))
         self.alive = alive  # until Rust has them
         return args
 

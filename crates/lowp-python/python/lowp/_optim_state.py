@@ -32,8 +32,6 @@ class OptimizerState:
         if self._begun:
             self._note_state()
         packed = super().state_dict()
-        for group in packed["param_groups"]:
-            group.pop("moments_dtype", None)  # which PyTorch's state dictionaries do not take, and the states themselves say
         for index, param in enumerate(all_of(self.param_groups)):
             store, state = getattr(local_of(param), "_store", None), packed["state"].get(index)
             if store is not None and store.loose is not None and state is not None:
@@ -70,12 +68,12 @@ class OptimizerState:
                 "groups"
             )
         self._steps, self._applied, self._skipped, self._delayed = None, 0, 0, {}
-        for group, other in zip(groups, saved):
-            group.update({key: value for key, value in other.items() if key not in ("params", "moments_dtype")})
+        for group, other, dtype in zip(groups, saved, self._dtypes):
+            group.update({key: value for key, value in other.items() if key != "params"})
             for param, number in zip(group["params"], other["params"]):
                 values = state_dict["state"].get(number)
                 if values is not None:
-                    self._load_param(param, group, values)
+                    self._load_param(param, dtype, values)
                 elif param in self.state:
                     self._forget(param)
         if self._built is not None and self._built.thawed():
@@ -96,8 +94,8 @@ class OptimizerState:
         for key in ("skipped", "applied", "scales", "encode_scale"):
             state.pop(key, None)
 
-    def _load_param(self, param, group, values):
-        state = self._param_state(param, group)
+    def _load_param(self, param, dtype, values):
+        state = self._param_state(param, dtype)
         found = [key for key in _STATES if key in values or f"{key}_codes" in values]
         if found != list(self.states):
             kept, found = (" and ".join(keys) or "nothing but masters" for keys in (self.states, found))
