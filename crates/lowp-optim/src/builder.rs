@@ -171,13 +171,13 @@ impl<B: Backend> OptimizerBuilder<B> {
         let (name, len) = (name.into(), tensor.tensor().shape().elements());
         self.check_new(&name, group)?;
         memory.check(&self.backend, (&name, self.groups[group].rule, len))?;
-        let place = ParamPlace::default();
         let ParamMemory {
             master,
             states,
             grad,
+            place,
         } = memory;
-        let owned = (Source::F32(master), states, grad);
+        let owned = (master, states, grad);
         self.add_in((name, group, len), place, owned, |builder, master| {
             Ok(CastItem::rows(tensor, master, &mut builder.scales))
         })

@@ -214,11 +214,11 @@ fn spans<B: Backend>(backend: &B, grads: &[Option<Source<B>>]) -> Vec<Option<Ran
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{Group, OptimizerBuilder, ParamMemory, ParamSpec, StepOptions};
+    use crate::{Group, OptimizerBuilder, ParamMemory, ParamPlace, ParamSpec, StepOptions};
     use half::bf16;
     use lowp_comm::LocalComm;
     use lowp_format::{AnyRecipe, QuantizedTensor, Recipe, RecipeOptions, Shape, Usage};
-    use lowp_kernels::{Cpu, CpuBuffer};
+    use lowp_kernels::Cpu;
 
     const SHAPE: Shape = Shape { rows: 32, cols: 64 };
 
@@ -237,9 +237,10 @@ mod tests {
 
     fn memory(values: &[f32]) -> ParamMemory<Cpu> {
         ParamMemory {
-            master: Cpu.upload(values).unwrap(),
+            master: Source::F32(Cpu.upload(values).unwrap()),
             states: vec![Source::F32(zeros()).into(), Source::F32(zeros()).into()],
             grad: Some(Source::F32(zeros())),
+            place: ParamPlace::default(),
         }
     }
 
@@ -277,7 +278,7 @@ mod tests {
                     .unwrap();
                 over.step(&options).unwrap().wait().unwrap();
             }
-            assert_eq!(Cpu.download(&master).unwrap(), own.master(id).unwrap());
+            assert_eq!(master.download(&Cpu).unwrap(), own.master(id).unwrap());
             for (a, b) in mine.buffers().iter().zip(theirs.buffers()) {
                 let [a, b] = [a, b].map(|buffer| Cpu.download(&buffer.storage).unwrap());
                 assert_eq!(a, b, "{}", recipe.name());
@@ -316,25 +317,23 @@ mod tests {
                 let bytes: Vec<u8> = Cpu.download(&from.storage).unwrap();
                 Cpu.write(&to.storage, 0, &bytes).unwrap();
             }
-            let copy = |buffer: &CpuBuffer<f32>| -> CpuBuffer<f32> {
-                Cpu.upload(&Cpu.download(buffer).unwrap()).unwrap()
-            };
+            let copy = |values: &[f32]| Source::F32(Cpu.upload(values).unwrap());
             let names = lowp_kernels::Rule::AdamW.states().iter();
-            let states = names.zip(&memory_of_mine.states).map(|(&name, state)| {
-                let values = state.download(&Cpu, name).unwrap();
-                Source::F32(Cpu.upload(&values).unwrap()).into()
-            });
+            let states = names
+                .zip(&memory_of_mine.states)
+                .map(|(&name, state)| copy(&state.download(&Cpu, name).unwrap()).into());
             let moved: ParamMemory<Cpu> = ParamMemory {
-                master: copy(&memory_of_mine.master),
+                master: copy(&memory_of_mine.master.download(&Cpu).unwrap()),
                 states: states.collect(),
                 grad: Some(Source::F32(zeros())),
+                place: ParamPlace::default(),
             };
             let master = moved.master.clone();
             let mut other = of(&theirs, moved).build_moved(&own).unwrap();
             steps(&mut own, 4..7);
             steps(&mut other, 4..7);
             assert_eq!(other.counts().unwrap(), own.counts().unwrap());
-            let masters = [&master, &memory_of_mine.master].map(|m| Cpu.download(m).unwrap());
+            let masters = [&master, &memory_of_mine.master].map(|m| m.download(&Cpu).unwrap());
             assert_eq!(masters[0], masters[1], "{}", recipe.name());
             for (a, b) in mine.buffers().iter().zip(theirs.buffers()) {
                 let [a, b] = [a, b].map(|buffer| Cpu.download(&buffer.storage).unwrap());
@@ -364,7 +363,7 @@ mod tests {
                 .take_grads(vec![Some(Source::F32(Cpu.upload(grad).unwrap()))])
                 .unwrap();
             let report = optimizer.step(options).unwrap().wait().unwrap();
-            (report, Cpu.download(&master).unwrap())
+            (report, master.download(&Cpu).unwrap())
         };
         let with = StepOptions::default();
         let without = StepOptions {
@@ -554,6 +553,6 @@ mod tests {
             .unwrap()
             .wait()
             .unwrap();
-        assert!(Cpu.download(&master).unwrap().iter().all(|&x| x < 1.0));
+        assert!(master.download(&Cpu).unwrap().iter().all(|&x| x < 1.0));
     }
 }

@@ -4,20 +4,22 @@ use std::ops::Range;
 
 use lowp_kernels::{Backend, Rule, Source, State};
 
-use crate::OptimError;
 use crate::optimizer::StepGraph;
 use crate::plans::StepPlans;
+use crate::{OptimError, ParamPlace};
 
 /// What a parameter keeps between steps, and its gradient, in memory that the caller allocated. Each buffer has an entry for each
 /// element of the rank's rows.
 #[derive(Clone, Debug)]
 pub struct ParamMemory<B: Backend> {
-    /// fp32 master values.
-    pub master: B::Buffer<f32>,
+    /// Master values.
+    pub master: Source<B>,
     /// The states of the rule of its group, in their order ([`Rule::states`]).
     pub states: Vec<State<B>>,
     /// The gradient of the first step; `None` for a parameter that has none in it ([`Optimizer::leave_out`](crate::Optimizer::leave_out)).
     pub grad: Option<Source<B>>,
+    /// Where the elements lie in the matrix.
+    pub place: ParamPlace,
 }
 
 impl<B: Backend> ParamMemory<B> {
@@ -28,8 +30,8 @@ impl<B: Backend> ParamMemory<B> {
         (name, rule, len): (&str, Rule, usize),
     ) -> Result<(), OptimError> {
         check_count(name, rule, self.states.len())?;
-        backend.owns(&self.master)?;
-        check_length(name, "the master", backend.len(&self.master), len)?;
+        self.master.owned_by(backend)?;
+        check_length(name, "the master", self.master.len(backend), len)?;
         for (what, state) in rule.states().iter().zip(&self.states) {
             state.owned_by(backend)?;
             check_length(name, what.name(), state.len(backend), len)?;

@@ -39,6 +39,7 @@ mod ranks;
 mod recent;
 mod recipe;
 mod scales;
+mod state;
 mod tensor;
 
 /// The module.
@@ -74,5 +75,7 @@ fn _lowp(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(plan::plan, module)?)?;
     module.add_function(wrap_pyfunction!(cast::quantize, module)?)?;
     module.add_function(wrap_pyfunction!(file::save, module)?)?;
+    module.add_function(wrap_pyfunction!(state::encode_state, module)?)?;
+    module.add_function(wrap_pyfunction!(state::decode_state, module)?)?;
     Ok(())
 }

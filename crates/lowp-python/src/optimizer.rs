@@ -6,10 +6,10 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use lowp_comm::{Communicator, Mesh, or_abort};
 use lowp_format::Shape;
-use lowp_kernels::StepCounts;
+use lowp_kernels::{State, StepCounts};
 use lowp_optim::{
-    Group, MatrixCut, OptimError, OptimizerBuilder, ParamId, ParamMemory, PendingStep, Rule,
-    StepOptions, StepReport,
+    Group, MatrixCut, OptimError, OptimizerBuilder, ParamId, ParamMemory, ParamPlace, PendingStep,
+    Rule, StateDtype, StepOptions, StepReport,
 };
 use lowp_shard::DelayedState;
 use pyo3::prelude::*;
@@ -64,10 +64,14 @@ pub(crate) struct ParamArg {
     /// Rows that FSDP2 gathers, in the place of `buffers`.
     shard: Option<Py<Shard>>,
     buffers: Named,
+    /// The first element of the rows in the flattened matrix.
+    first: usize,
     master: MemoryArg,
+    /// Its dtype.
+    master_is: String,
     /// Those of the rule, in its order.
     states: Vec<MemoryArg>,
-    /// Their dtype.
+    /// Their dtype, `fp8` of codes and scales.
     states_are: String,
     /// Its gradient and the dtype of that, if it has one.
     grad: Option<(MemoryArg, String)>,
@@ -123,6 +127,8 @@ struct Of<B: Held> {
     backend: B,
     ids: Vec<ParamId>,
     rule: Rule,
+    /// What masters and states round by, where they do stochastically.
+    seed: u64,
     groups: Vec<GroupArg>,
     /// Where the gradients of the last step lie.
     last: Vec<Option<Range<usize>>>,
@@ -137,13 +143,13 @@ impl<B: Held> Of<B> {
         backend: &B,
         ranks: Option<Py<PyAny>>,
         mesh: Option<(usize, usize)>,
-        (rule, groups): (Rule, Vec<GroupArg>),
+        (rule, seed, groups): (Rule, u64, Vec<GroupArg>),
         params: Vec<ParamArg>,
     ) -> Result<Self, Error> {
         let comm = communicator(backend, ranks)?;
         let (builder, ids) = or_abort(
             &*comm,
-            Self::builder((backend, &comm), mesh, (rule, &groups), params),
+            Self::builder((backend, &comm), mesh, (rule, seed, &groups), params),
         )?;
         let mut optimizer = builder.build_uncast()?;
         optimizer.keep_sets(SETS);
@@ -154,6 +160,7 @@ impl<B: Held> Of<B> {
             backend: backend.clone(),
             ids,
             rule,
+            seed,
             groups,
             last: Vec::new(),
             measured: true,
@@ -164,10 +171,11 @@ impl<B: Held> Of<B> {
     fn builder(
         (backend, comm): (&B, &Arc<dyn Communicator<B>>),
         mesh: Option<(usize, usize)>,
-        (rule, groups): (Rule, &[GroupArg]),
+        (rule, seed, groups): (Rule, u64, &[GroupArg]),
         params: Vec<ParamArg>,
     ) -> Result<(OptimizerBuilder<B>, Vec<ParamId>), Error> {
-        let mut builder = OptimizerBuilder::new(Arc::clone(comm)).on(backend);
+        let builder = OptimizerBuilder::new(Arc::clone(comm)).on(backend);
+        let mut builder = builder.seed(seed);
         if let Some((replicate, shard)) = mesh {
             builder = builder.mesh(Mesh { replicate, shard });
         }
@@ -180,16 +188,18 @@ impl<B: Held> Of<B> {
         let mut ids = Vec::new();
         for param in params {
             let states = param.states.into_iter();
-            let states = states.map(|state| {
-                Ok::<_, Error>(backend.source(state.into(), &param.states_are)?.into())
-            });
+            let states = states.map(|state| state_in(backend, state, &param.states_are));
             let grad = param
                 .grad
                 .map(|(grad, dtype)| backend.source(grad.into(), &dtype));
             let memory = ParamMemory {
-                master: backend.wrap::<f32>(param.master.into())?,
+                master: backend.source(param.master.into(), &param.master_is)?,
                 states: states.collect::<Result<_, _>>()?,
                 grad: grad.transpose()?,
+                place: ParamPlace {
+                    start: param.first,
+                    tiles: None,
+                },
             };
             let id = match &param.shard {
                 Some(shard) => {
@@ -346,7 +356,7 @@ impl<B: Held> Steps for Of<B> {
         let (builder, ids) = Self::builder(
             (&backend, &self.comm),
             self.mesh,
-            (self.rule, &groups),
+            (self.rule, self.seed, &groups),
             params,
         )?;
         let mut optimizer = builder.build_moved(&self.optimizer)?;
@@ -358,6 +368,7 @@ impl<B: Held> Steps for Of<B> {
             backend,
             ids,
             rule: self.rule,
+            seed: self.seed,
             groups,
             last: Vec::new(),
             measured: self.measured,
@@ -402,6 +413,14 @@ impl<B: Held> Steps for Of<B> {
     }
 }
 
+/// A state in memory of PyTorch.
+fn state_in<B: Held>(backend: &B, memory: MemoryArg, dtype: &str) -> Result<State<B>, Error> {
+    match dtype == StateDtype::Fp8.name() {
+        true => Ok(State::Fp8(backend.wrap(memory.into())?)),
+        false => Ok(backend.source(memory.into(), dtype)?.into()),
+    }
+}
+
 fn memory<B: Held>(backend: &B, pointer: u64, bytes: usize) -> Memory {
     (pointer, bytes, backend.number(), None).into()
 }
@@ -418,11 +437,13 @@ impl Optimizer {
 impl Optimizer {
     /// Plans the step over `params`, whose rows the ranks of `ranks` share out as `mesh`, replicas x shards. Collective.
     #[new]
-    #[pyo3(signature = (device, rule, groups, params, ranks = None, mesh = None))]
+    #[pyo3(signature = (device, rule, seed, groups, params, ranks = None, mesh = None))]
+    #[expect(clippy::too_many_arguments, reason = "one for each argument of Python")]
     fn new(
         py: Python<'_>,
         device: DeviceArg,
         rule: &str,
+        seed: u64,
         groups: Vec<GroupArg>,
         params: Vec<ParamArg>,
         ranks: Option<Py<PyAny>>,
@@ -433,7 +454,7 @@ impl Optimizer {
         let rule = known.ok_or_else(|| Error::new(format!("there is no rule {rule:?}")))?;
         let of: Box<dyn Steps> = py.detach(|| {
             on_device!(&device, |backend| {
-                let of = Of::new(backend, ranks, mesh, (rule, groups), params)?;
+                let of = Of::new(backend, ranks, mesh, (rule, seed, groups), params)?;
                 Ok::<_, Error>(Box::new(of) as Box<dyn Steps>)
             })
         })?;

@@ -15,6 +15,7 @@ from torch import nn
 import lowp
 import model
 import ranks
+import test_moments
 from gpu_products import SCALED, Products, ScaledProducts, scaled
 
 DEVICE = torch.device("cuda", 0)
@@ -120,6 +121,17 @@ class Steps(unittest.TestCase):
             self.assertTrue(torch.equal(a_state["momentum_buffer"], b_state["momentum_buffer"].cpu()))
             mine, theirs = (state.get("master", value).detach().cpu() for state, value in zip((a_state, b_state), values))
             self.assertLess((mine - theirs).norm(), 0.02 * (mine - first).norm())
+
+    def test_moments_of_another_dtype_are_those_of_the_cpu(self):
+        of = test_moments.States()
+        for dtypes in ((test_moments.FP8, torch.float32), (torch.bfloat16, test_moments.FP8)):
+            found = []
+            for device in ("cpu", DEVICE):
+                (_, saved), (_, opt) = (of.trained(dtype, device=device) for dtype in dtypes)
+                opt.load_state_dict(saved.state_dict())
+                found.append([value.cpu() for state in opt.state_dict()["state"].values() for value in state.values()])
+            for a, b in zip(*found, strict=True):
+                self.assertTrue(torch.equal(a, b), (dtypes, a.shape))
 
     def test_a_captured_step_is_a_step(self):
         nets = []
@@ -396,6 +408,15 @@ class Ranks(unittest.TestCase):
                 for found in ranks.run(world, model.matrices_by_muon, True, "cuda", backend="nccl"):
                     for a, b in zip(found, expected, strict=True):
                         self.assertTrue(torch.equal(a, b), a.shape)
+
+    def test_moments_in_fp8_are_those_of_the_host(self):
+        expected = test_moments.saves(0, 1, None, False)
+        for world in self.worlds():
+            with self.subTest(world=world):
+                for found in ranks.run(world, test_moments.saves, None, True, (world,), "cuda", backend="nccl"):
+                    for case, values in found.items():
+                        for a, b in zip(values, expected[case], strict=True):
+                            self.assertTrue(torch.equal(a, b), (case, a.shape))
 
     def test_a_rank_that_waits_raises_the_cause_of_another(self):
         if 2 not in self.worlds():

@@ -1,11 +1,11 @@
 //! State in and out of the optimizer: an optimizer that resumes from a state goes on as one that did not stop, and a state that fits no parameter is an error.
 
 use lowp_comm::LocalComm;
-use lowp_format::{AnyRecipe, RecipeOptions, STATE_BLOCK, Shape, StateCode};
-use lowp_kernels::{Backend, Cpu};
+use lowp_format::{AnyRecipe, QuantizedTensor, RecipeOptions, STATE_BLOCK, Shape, StateCode};
+use lowp_kernels::{Backend, Cpu, Source};
 use lowp_optim::{
-    FloatDtype, Group, OptimError, Optimizer, OptimizerBuilder, ParamId, ParamSpec, Rule,
-    StateDtype, StateDtypes, StepOptions,
+    FloatDtype, Group, OptimError, Optimizer, OptimizerBuilder, ParamId, ParamMemory, ParamPlace,
+    ParamSpec, Rule, StateDtype, StateDtypes, StepOptions,
 };
 use lowp_shard::{ShardSpec, ShardedTensor};
 
@@ -172,6 +172,58 @@ fn a_state_goes_on_as_it_would_have() -> Result<(), OptimError> {
         assert_eq!(whole.state(id)?, other.state(other_id)?);
         assert_eq!(whole.counts()?, other.counts()?);
         assert_eq!(bytes(&shard), bytes(&other_shard));
+    }
+    Ok(())
+}
+
+/// Rows in memory of the caller, of any dtypes, are updated as those rows of the whole are: they round by the random bits of their place.
+#[test]
+fn rows_in_memory_of_the_caller_are_those_of_the_whole() -> Result<(), OptimError> {
+    const SEED: u64 = 5;
+    let plain = AnyRecipe::from_name("fp32", &RecipeOptions::default())?;
+    let tensor = |rows| {
+        let shape = Shape::new(rows, SHAPE.cols);
+        QuantizedTensor::with_buffers(plain, shape, [], |_, n| Cpu.alloc::<u8>(n))
+    };
+    for dtypes in every_state() {
+        let mut builder = OptimizerBuilder::new(LocalComm::solo(&Cpu)).seed(SEED);
+        let group = builder.group(Group::default());
+        let spec = ParamSpec {
+            state: dtypes,
+            ..ParamSpec::new("w", group, values(0))
+        };
+        let id = builder.param(&tensor(SHAPE.rows)?, spec)?;
+        let mut whole = builder.build()?;
+        (1..=3).try_for_each(|seed| step(&mut whole, id, seed))?;
+        let expected = whole.state(id)?;
+        for rows in [0..7, 7..SHAPE.rows] {
+            let elements = rows.start * SHAPE.cols..rows.end * SHAPE.cols;
+            let mut builder = OptimizerBuilder::new(LocalComm::solo(&Cpu)).seed(SEED);
+            let group = builder.group(Group::default());
+            let master = Source::alloc(&Cpu, dtypes.master, elements.len())?;
+            master.write(&Cpu, 0, &values(0)[elements.clone()])?;
+            let memory = ParamMemory {
+                master,
+                states: Rule::AdamW.alloc(&Cpu, |name| dtypes.of(name), elements.len())?,
+                grad: None,
+                place: ParamPlace {
+                    start: elements.start,
+                    tiles: None,
+                },
+            };
+            let id = builder.param_in(&tensor(rows.len())?, "w", group, memory)?;
+            let mut own = builder.build()?;
+            for seed in 1..=3 {
+                let grad = Cpu.upload(&values(seed)[elements.clone()])?;
+                own.take_grads(vec![Some(Source::F32(grad))])?;
+                own.step(&StepOptions::default())?.wait()?;
+            }
+            let found = own.state(id)?;
+            assert_eq!(found.master, expected.master[elements.clone()], "{dtypes}");
+            for (found, expected) in found.states.iter().zip(&expected.states) {
+                assert_eq!(*found, expected[elements.clone()], "{dtypes}");
+            }
+        }
     }
     Ok(())
 }

@@ -83,6 +83,7 @@ def quantize(
     *,
     usage: Usage = "both",
     keep_master: bool = False,
+    master_dtype: torch.dtype = ...,
     encode_scale: float | None = None,
     **options: str | int | float | bool,
 ) -> Tensor: ...
@@ -92,6 +93,7 @@ def quantize_model_(
     *,
     ignore: str | Iterable[str] = (),
     keep_master: bool | None = None,
+    master_dtype: torch.dtype = ...,
     **options: str | int | float | bool,
 ) -> list[str]: ...
 def load(path: str | PathLike[str], *, device: str | torch.device = "cpu") -> dict[str, torch.Tensor]: ...
@@ -131,6 +133,7 @@ class AdamW(_Optimizer):
         max_norm: float | None = None,
         skip_nonfinite: bool = False,
         moments_dtype: torch.dtype = ...,
+        seed: int = 0,
         capturable: bool = False,
     ) -> None: ...
 
@@ -145,6 +148,7 @@ class Lion(_Optimizer):
         max_norm: float | None = None,
         skip_nonfinite: bool = False,
         moments_dtype: torch.dtype = ...,
+        seed: int = 0,
         capturable: bool = False,
     ) -> None: ...
 
@@ -175,5 +179,6 @@ class SGD(_Optimizer):
         max_norm: float | None = None,
         skip_nonfinite: bool = False,
         moments_dtype: torch.dtype = ...,
+        seed: int = 0,
         capturable: bool = False,
     ) -> None: ...

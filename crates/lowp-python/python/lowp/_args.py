@@ -4,10 +4,11 @@ from types import SimpleNamespace
 
 import torch
 
-from . import _lowp
 from ._errors import LowpError
 from ._fsdp import known_params
-from ._memory import device_of, dtype_name, memory
+from ._memory import dtype_name, memory
+from ._moments import dtype_of, memory_of, name_of
+from ._params import cols_of, rows_of
 from ._plan import as_recipe
 from ._ranks import Ranks
 from ._store import Store
@@ -30,12 +31,11 @@ def arg(name, group, param, state, grad, mesh, cut, keys):
         else:
             buffers = store.named(keep=True)
     else:
-        recipe, shape = _recipe_of(local), (_rows_of(local, param), _cols_of(param))
+        recipe, shape = _recipe_of(local), (rows_of(local, param), cols_of(param))
         # A float32 parameter is its own master, and nothing is cast.
         names = [spec.name for spec in recipe.buffers(*shape)] if local.dtype == _BF16 else []
         buffers = [(name, memory(local.detach(), keep=True)) for name in names]
     master = local_of(state["master"]) if "master" in state else local.detach()
-    states = [local_of(state[key]) for key in keys]
     return SimpleNamespace(
         name=name,
         group=group,
@@ -44,21 +44,23 @@ def arg(name, group, param, state, grad, mesh, cut, keys):
         shard=shard,
         buffers=buffers,
         cut=cut,
+        first=_first_of(local, param),
         master=memory(master, keep=True),
-        states=[memory(values, keep=True) for values in states],
-        states_are=dtype_name(states[0].dtype) if states else "float32",
+        master_is=dtype_name(master.dtype),
+        states=[memory_of(state, key) for key in keys],
+        states_are=name_of(dtype_of(state, keys[0])) if keys else "float32",
         grad=None if grad is None else ((*grad[:2], local.get_device(), None), grad[2]),
     )
 
 
-def arg_of_no_rows(name, group, param, cut, keys):
+def arg_of_no_rows(name, group, param, cut, keys, dtype):
     """A parameter that is frozen: as on a rank that has none of its rows, so that it takes no memory. ``None`` for what cannot be planned like that.
-    A delayed scale begins with the values of the first step, so it needs them."""
+    A delayed scale begins with the values of the first step, so it needs them. States would have ``dtype``."""
     local = local_of(param)
     if isinstance(local, Tensor):
         recipe, cols, names = local._store.recipe, local._store.shape[1], list(local._store.buffers)
     else:
-        recipe, cols = _recipe_of(local), _cols_of(param)
+        recipe, cols = _recipe_of(local), cols_of(param)
         names = [spec.name for spec in recipe.buffers(0, cols)] if local.dtype == _BF16 else []
     store = Store.empty(recipe, 0, cols, local.device)
     none = memory(torch.empty(0, device=local.device), keep=True)
@@ -70,9 +72,11 @@ def arg_of_no_rows(name, group, param, cut, keys):
         shard=None,
         buffers=[(key, memory(store.buffers[key], keep=True)) for key in names],
         cut=cut,
+        first=0,
         master=none,
+        master_is="float32",
         states=[none] * len(keys),
-        states_are="float32",
+        states_are=name_of(dtype),
         grad=None,
     )
 
@@ -81,22 +85,21 @@ def cut_of(param, mesh, frozen):
     """The rows of a matrix, and where the elements of each rank end, as FSDP2 cuts them; ``None`` where one process has all of them. A frozen one has no rows."""
     if mesh is None:
         return None
-    rows, cols = 0 if frozen else param.shape[0], _cols_of(param)
+    rows, cols = 0 if frozen else param.shape[0], cols_of(param)
     most = -(-rows // mesh[1])
     return rows, [min(most * (rank + 1), rows) * cols for rank in range(mesh[1])]
 
 
+def _first_of(local, param):
+    """Where the rows of this rank begin in the flattened parameter; of no rows they begin nowhere."""
+    if local is param or not local.numel():
+        return 0
+    mesh = param.device_mesh
+    return -(-param.shape[0] // mesh.size(mesh.ndim - 1)) * mesh.get_local_rank(mesh.ndim - 1) * cols_of(param)
+
+
 def _recipe_of(local):
     return as_recipe("bf16" if local.dtype == _BF16 else "fp32", {})
-
-
-def _rows_of(local, param):
-    """Rows, which ranks may have other numbers of."""
-    return local.shape[0] if param.dim() and param.shape[0] else 1
-
-
-def _cols_of(param):
-    return param.numel() // param.shape[0] if param.dim() and param.shape[0] else param.numel()
 
 
 def may_train(param, first, mesh):

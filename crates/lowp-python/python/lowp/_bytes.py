@@ -25,7 +25,7 @@ def pieces_of(store, names):
     amax = torch.zeros(2, dtype=torch.float32, device=store.device)
     if store.amax is not None:
         amax[0], amax[1] = store.amax.reshape(()), 1
-    plain = [amax] if store.master is None else [amax, store.known_master()]
+    plain = [amax] if store.master is None else [amax, store.known_master().float()]
     return [*(store.buffers[name] for name in names), *map(as_bytes, plain)]
 
 

@@ -9,7 +9,7 @@ from ._errors import LowpError
 from ._linear import Linear
 from ._plain import save_values
 from ._plan import as_recipe
-from ._store import rowwise_suffices
+from ._store import MASTER_DTYPES, rowwise_suffices
 from ._tensor import Tensor, check_values, quantize
 from ._torch_compat import local_of, own_parameters
 
@@ -18,12 +18,12 @@ from ._torch_compat import local_of, own_parameters
 _OF_ATTENTION = torch.nn.modules.linear.NonDynamicallyQuantizableLinear
 
 
-def quantize_model_(model, recipe, *, ignore=(), keep_master=None, **options):
+def quantize_model_(model, recipe, *, ignore=(), keep_master=None, master_dtype=torch.float32, **options):
     """Quantizes the weight of every ``torch.nn.Linear`` of ``model`` in place, before ``fully_shard``.
 
     ``ignore`` has shell patterns for names of modules (``"lm_head"``, ``"*.norm"``) or parameters. With ``keep_master`` the values stay
-    next to the codes in float32, as masters for ``lowp.AdamW``, and are sharded with the codes; the default keeps those of weights that require
-    gradients. A frozen weight (``requires_grad=False``) has no codes that follow from others. Adapters of peft stay as they are. A weight that several
+    next to the codes in ``master_dtype``, as masters for ``lowp.AdamW``, and are sharded with the codes; the default keeps those of weights that require
+    gradients. In ``torch.bfloat16`` they are rounded before they are quantized, and each step of ``lowp.AdamW`` rounds them stochastically. A frozen weight (``requires_grad=False``) has no codes that follow from others. Adapters of peft stay as they are. A weight that several
     linear layers share becomes one tensor. Weights that already have codes of the recipe do not change. Returns the names of the parameters that were
     quantized. Weights on the meta device get their codes when values are written or loaded, after ``to_empty``, or assigned
     (``load_state_dict(.., assign=True)``).
@@ -35,6 +35,8 @@ def quantize_model_(model, recipe, *, ignore=(), keep_master=None, **options):
     Warns if the model has no linear layers.
     """
     recipe = as_recipe(recipe, options)
+    if master_dtype not in MASTER_DTYPES:
+        raise LowpError(f"master_dtype={master_dtype}; give {' or '.join(map(str, MASTER_DTYPES))}")
     ignore = [ignore] if isinstance(ignore, str) else list(ignore)
     chosen, unused, adapters = [], set(ignore), _adapters(model)
     for module_name, module in model.named_modules():
@@ -94,7 +96,8 @@ def quantize_model_(model, recipe, *, ignore=(), keep_master=None, **options):
         if id(weight) not in made:
             trained = weight.requires_grad
             usage = "rowwise" if not trained and rowwise_suffices(recipe, tuple(weight.shape)) else "both"
-            tensor = quantize(weight, recipe, usage=usage, keep_master=trained if keep_master is None else keep_master)
+            keeps = trained if keep_master is None else keep_master
+            tensor = quantize(weight, recipe, usage=usage, keep_master=keeps, master_dtype=master_dtype)
             # The old one stays alive until the end, so that no other has its id.
             made[id(weight)] = (weight, torch.nn.Parameter(tensor, requires_grad=weight.requires_grad))
         module.weight = made[id(weight)][1]
@@ -115,7 +118,7 @@ def _quantize_assigned(module, state_dict, prefix, local_metadata, *_):
         return
     if local_of(value) is not value:
         raise LowpError(f"{name} has values of a shard for a weight on the meta device; call model.to_empty(device=..), and load them without assign=True")
-    state_dict[name] = quantize(value, weight.recipe, usage=weight._store.usage or "both", keep_master=weight.master is not None)
+    state_dict[name] = quantize(value, weight.recipe, usage=weight._store.usage or "both", **weight._store.kept_master)
 
 
 def _has_codes(name, module, recipe):

@@ -238,7 +238,7 @@ def store_values(tensor, source):
     read = values(source.to(store.device))
     # A state that was loaded before the values of its model knows the scale that its codes had.
     scale = store.saved_scale
-    is_saved = scale is not None and torch.equal(read.float(), store.master)
+    is_saved = scale is not None and torch.equal(read.float(), store.master.float())
     _uncast.write(store, read, scale if is_saved else None)
     if is_saved:
         store.saved_scale = scale

@@ -4,7 +4,7 @@ import contextlib
 
 import torch
 
-from . import _lowp
+from . import _lowp, _moments
 from ._args import arg, arg_of_no_rows, cut_of, follow, like, may_train, mesh_of, place, ranks_of
 from ._compile import note_writes
 from ._errors import LowpError
@@ -27,23 +27,25 @@ class Optimizer(OptimizerState, torch.optim.Optimizer):
     of a group are the ``numbers`` that Rust takes; and, where that is so, the ``moments_dtypes`` that states may have, and that the rule updates matrices as a
     whole."""
 
-    moments_dtypes, is_of_matrices = (_F32, _BF16), False
+    moments_dtypes, is_of_matrices = (_F32, _BF16, _moments.FP8), False
 
-    def __init__(self, params, defaults, *, max_norm=None, skip_nonfinite=False, moments_dtype=_F32, capturable=False):
+    def __init__(self, params, defaults, *, max_norm=None, skip_nonfinite=False, moments_dtype=_F32, seed=0, capturable=False):
         params = listed(params)
         # First of all: whatever fails on this rank alone, the others hear of.
         ranks = ranks_of(tensors(params))
         self.max_norm, self.skip_nonfinite = max_norm, skip_nonfinite
-        self.moments_dtype, self.capturable = moments_dtype, capturable
+        self.moments_dtype, self.seed, self.capturable = moments_dtype, seed, capturable
+        # The dtype of the states of each group: PyTorch's state dictionaries take no dtypes.
+        self._dtypes = []
         self._built = None
         self._begun = False  # whether a step was taken, or is
         self._captured = []  # what graphs of PyTorch launch, also behind another plan
-        # What was loaded, for the plan: the steps of parameters, those that were skipped, and delayed scales. ``None``: nothing.
-        self._steps, self._skipped, self._delayed = None, 0, {}
+        # What was loaded, for the plan: the steps of parameters, those of the optimizer, those that were skipped, and delayed scales. ``None``: nothing.
+        self._steps, self._applied, self._skipped, self._delayed = None, 0, 0, {}
         self._saved = []  # stores that know the scale of a state that was loaded
         with together(ranks):
-            if moments_dtype not in self.moments_dtypes:
-                raise LowpError(f"moments_dtype={moments_dtype}; give {' or '.join(map(str, self.moments_dtypes))}")
+            if not (isinstance(seed, int) and 0 <= seed < 1 << 64):
+                raise LowpError(f"seed={seed!r}; give an integer from 0 to 2**64 - 1")
             super().__init__(params, defaults)
         agree(self.param_groups, ranks)
 
@@ -52,7 +54,13 @@ class Optimizer(OptimizerState, torch.optim.Optimizer):
             raise LowpError("add_param_group was called after the first step, which planned all groups; make a new optimizer")
         if list_params(param_group):
             check_once([*named(self.param_groups), *named([param_group])])
+        dtype = self.moments_dtype
+        if isinstance(param_group, dict):
+            param_group = dict(param_group)
+            dtype = param_group.pop("moments_dtype", dtype)
         super().add_param_group(param_group)
+        self._dtypes.append(dtype)
+        _moments.check(self)
         self._groups()
 
     def __getstate__(self):
@@ -117,8 +125,8 @@ class Optimizer(OptimizerState, torch.optim.Optimizer):
 
     # State.
 
-    def _param_state(self, param):
-        """Master and states of a parameter, like it in shape and shards; ``master`` is left out where it is the parameter."""
+    def _param_state(self, param, dtype):
+        """Master and states of a parameter, like it in shape and shards, those in ``dtype``; ``master`` is left out where it is the parameter."""
         state = self.state[param]
         local = local_of(param)
         if "step" in state:
@@ -147,7 +155,7 @@ class Optimizer(OptimizerState, torch.optim.Optimizer):
                 "convert it"
             )
         for key in self.states:
-            state[key] = like(param, torch.zeros(tuple(local.shape), dtype=self.moments_dtype, device=local.device))
+            state.update(_moments.zeros(param, key, dtype))
         state["step"] = torch.tensor(0.0)
         return state
 
@@ -205,7 +213,7 @@ class _Built:
             self.ranks = None
         if old is None:
             agree(optimizer.param_groups, self.ranks)
-            self.rust = _lowp.Optimizer(device, optimizer.rule, groups, args, self.ranks, self.mesh)
+            self.rust = _lowp.Optimizer(device, optimizer.rule, optimizer.seed, groups, args, self.ranks, self.mesh)
         else:
             # Where memory lies is a matter of one rank.
             self.rust = old.rust.moved(device, groups, args)
@@ -228,6 +236,8 @@ class _Built:
         if others:
             raise LowpError(f"the parameters are on {self.device} and {', '.join(sorted(others))}; make an optimizer for each device")
         self.mesh = mesh_of(self.whole) if old is None else old.mesh
+        # Some programs shard a model after they made the optimizer, and give it the shards.
+        _moments.check(optimizer)
         if optimizer.is_of_matrices:
             self._check_ranks(type(optimizer).__name__)
         self._plan_frozen(old)
@@ -272,7 +282,8 @@ class _Built:
     def _args(self, optimizer):
         """The parameters as Rust takes them."""
         args = []
-        states = {id(param): optimizer._param_state(param) for param in self.whole}
+        groups = {id(p): number for number, group in enumerate(optimizer.param_groups) for p in group["params"]}
+        states = {id(param): optimizer._param_state(param, optimizer._dtypes[groups[id(param)]]) for param in self.whole}
         self.places = [place(param) for param in self.whole]
         seen = {}
         for param, at in zip(self.whole, self.places):
@@ -293,16 +304,16 @@ class _Built:
         self.halves = [(local, local_of(optimizer.state[param]["master"]), version_of(local)) for param, local in halves]
         self.half_of = {id(param): index for index, (param, _) in enumerate(halves)}
         grads, alive = self.grads()
-        numbers = {id(p): n for n, group in enumerate(optimizer.param_groups) for p in group["params"]}
         index_of = {id(param): index for index, param in enumerate(self.all)}
         for param, grad in zip(self.params, grads):
-            index, group, state = index_of[id(param)], numbers[id(param)], states.get(id(param))
+            index, group, state = index_of[id(param)], groups[id(param)], states.get(id(param))
             name = self.plan_names[index]
             cut = cut_of(param, self.mesh, state is None) if optimizer.is_of_matrices else None
             if state is None:
-                args.append(arg_of_no_rows(name, group, param, cut, optimizer.states))
+                args.append(arg_of_no_rows(name, group, param, cut, optimizer.states, optimizer._dtypes[group]))
                 continue
-            for key in ("master", *optimizer.states):
+            entries = [name for key in optimizer.states for name in _moments.names(key, _moments.dtype_of(state, key))]
+            for key in ("master", *entries):
                 if key in state and local_of(state[key]).device != self.device:
                     raise LowpError(
                         f"{key} of parameter {index} is on {local_of(state[key]).device}, but the parameter is on {self.device}; make the optimizer "

@@ -2,6 +2,7 @@
 
 import torch
 
+from . import _moments
 from ._compile import note_writes
 from ._errors import LowpError
 from ._params import all_of
@@ -19,15 +20,15 @@ class OptimizerState:
         """Gives the plan the counts and delayed scales that were loaded."""
         if self._steps is not None:
             steps = [self._steps.get(param, 0) for param in self._built.params]
-            self._built.rust.set_counts(max(steps), self._skipped, steps)
+            self._built.rust.set_counts(max(self._applied, *steps), self._skipped, steps)
         for index, param in enumerate(self._built.params):
             if param in self._delayed:
                 self._built.rust.set_delayed(index, self._delayed[param])
-        self._steps, self._skipped, self._delayed = None, 0, {}
+        self._steps, self._applied, self._skipped, self._delayed = None, 0, 0, {}
 
     def state_dict(self):
         """As of PyTorch's optimizers. ``step`` counts the steps that updated the parameter; ``skipped``, of all steps, and, of delayed scales,
-        ``scales`` stand beside it."""
+        ``scales`` stand beside it, and, where states round by random bits, ``applied``, all steps that updated parameters."""
         if self._begun:
             self._note_state()
         packed = super().state_dict()
@@ -40,13 +41,15 @@ class OptimizerState:
 
     def _note_state(self):
         """Brings what the plan counts into the state. Scales that no cast has made yet are NaN."""
-        _, skipped, steps = self._built.rust.counts()
+        applied, skipped, steps = self._built.rust.counts()
         for index, param in enumerate(self._built.params):
             if param not in self.state:
                 continue  # frozen so far
             state = self.state[param]
             state["step"] = torch.tensor(float(steps[index]))
             state["skipped"] = torch.tensor(float(skipped))
+            if _moments.rounds(state):
+                state["applied"] = torch.tensor(float(applied))
             delayed = self._built.rust.delayed(index)
             if delayed:
                 scales = torch.tensor([[scale, *history] for scale, history in delayed])
@@ -64,13 +67,13 @@ class OptimizerState:
                 f"the state has groups of {sizes[1]} parameters, and the optimizer has groups of {sizes[0]}; make it over the same "
                 "groups"
             )
-        self._steps, self._skipped, self._delayed = None, 0, {}
-        for group, other in zip(groups, saved):
+        self._steps, self._applied, self._skipped, self._delayed = None, 0, 0, {}
+        for group, other, dtype in zip(groups, saved, self._dtypes):
             group.update({key: value for key, value in other.items() if key != "params"})
             for param, number in zip(group["params"], other["params"]):
                 values = state_dict["state"].get(number)
                 if values is not None:
-                    self._load_param(param, values)
+                    self._load_param(param, dtype, values)
                 elif param in self.state:
                     self._forget(param)
         if self._built is not None and self._built.thawed():
@@ -85,45 +88,44 @@ class OptimizerState:
         """Begins anew, as a new optimizer over the same master: what a state without this parameter says."""
         state = self.state[param]
         for key in self.states:
-            local_of(state[key]).zero_()
+            for name in _moments.names(key, _moments.dtype_of(state, key)):
+                local_of(state[name]).zero_()
         state["step"] = torch.tensor(0.0)
-        for key in ("skipped", "scales", "encode_scale"):
+        for key in ("skipped", "applied", "scales", "encode_scale"):
             state.pop(key, None)
 
-    def _load_param(self, param, values):
-        state = self._param_state(param)
-        found = [key for key in _STATES if key in values]
+    def _load_param(self, param, dtype, values):
+        state = self._param_state(param, dtype)
+        found = [key for key in _STATES if key in values or f"{key}_codes" in values]
         if found != list(self.states):
             kept, found = (" and ".join(keys) or "nothing but masters" for keys in (self.states, found))
             raise LowpError(
                 f"the loaded state of a parameter of shape {tuple(param.shape)} has {found}, and lowp.{type(self).__name__} keeps {kept}; load the "
                 "state of an optimizer of the same kind"
             )
-        for key in ("master", *self.states):
-            if key not in state:
-                continue
-            if key not in values:
-                raise LowpError(
-                    f"the loaded state of a parameter of shape {tuple(param.shape)} has no {key}; load the state of a lowp.{type(self).__name__} over parameters of "
-                    "the same dtype"
-                )
-            own, new = local_of(state[key]), local_of(values[key])
+        of = f"a parameter of shape {tuple(param.shape)}"
+        if "master" in state:
+            if "master" not in values:
+                raise LowpError(f"the loaded state of {of} has no master; load the state of a lowp.{type(self).__name__} over parameters of the same dtype")
+            own, new = local_of(state["master"]), local_of(values["master"])
             if own.shape != new.shape:
-                raise LowpError(
-                    f"the loaded {key} has shape {tuple(new.shape)} instead of {tuple(own.shape)}; load the state of the same model and "
-                    "shards"
-                )
+                raise LowpError(f"the loaded master has shape {tuple(new.shape)} instead of {tuple(own.shape)}; load the state of the same model and shards")
             own.copy_(new)
+        for key in self.states:
+            _moments.load(state, values, key, of)
         store = getattr(local_of(param), "_store", None)
         if store is not None and store.shape == tuple(local_of(state["master"]).shape):
             # Codes that were loaded without a master, into a shard that FSDP2 moved, have another one.
             store.hold(local_of(state["master"]), self)
         steps, skipped = (int(values.get(key, 0)) for key in ("step", "skipped"))
         self._steps, self._skipped = {**(self._steps or {}), param: steps}, max(self._skipped, skipped)
+        self._applied = max(self._applied, steps, int(values.get("applied", 0)))
         # PyTorch loads what state_dict() returned, too, whose dictionaries are those of this state.
         scales = values.get("scales")
         # Also for a state_dict before the first step.
         state["step"], state["skipped"] = torch.tensor(float(steps)), torch.tensor(float(skipped))
+        if _moments.rounds(state):
+            state["applied"] = torch.tensor(float(self._applied))
         scale, local = values.get("encode_scale"), local_of(param)
         state.pop("scales", None)
         state.pop("encode_scale", None)
@@ -143,5 +145,5 @@ class OptimizerState:
         if self._steps is None:
             return "none"
         scales = f", and delayed scales but for parameters {unknown}" if unknown else ""
-        lines = [f"{max(self._steps.values(), default=0)} applied and {self._skipped} skipped steps{scales}"]
+        lines = [f"{self._applied} applied and {self._skipped} skipped steps{scales}"]
         return "\n".join(lines + [f"{self._steps.get(param, 0)} steps of {built.title(param)}" for param in built.params])

@@ -16,8 +16,11 @@ class AdamW(Optimizer):
     optimizer; the ranks then compare parameters and recipes.
 
     ``max_norm`` clips the global norm of gradients on the device. With ``max_norm`` or ``skip_nonfinite``, all ranks skip the step if a gradient
-    is not finite on any rank (``last_step()`` reports it). Without either only the update reads gradients, and there is no norm. ``moments_dtype`` may be ``torch.bfloat16``. With ``capturable``
+    is not finite on any rank (``last_step()`` reports it). Without either only the update reads gradients, and there is no norm. With ``capturable``
     a step may be captured in a CUDA graph, after a step over the same gradients; the graph keeps the hyperparameters of that step.
+
+    ``moments_dtype``, which a group may have of its own, may be ``torch.bfloat16`` or ``torch.float8_e4m3fn``: codes of a byte with a scale for each 32, rounded
+    stochastically by ``seed``.
 
     >>> opt = lowp.AdamW(model.parameters(), lr=3e-4, max_norm=1.0)
     >>> loss.backward(); opt.step(); opt.zero_grad()

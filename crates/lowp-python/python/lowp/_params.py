@@ -42,6 +42,15 @@ def tensors(params):
                 yield param
 
 
+def rows_of(local, param):
+    """Rows of a parameter, of which ranks may have other numbers than others."""
+    return local.shape[0] if param.dim() and param.shape[0] else 1
+
+
+def cols_of(param):
+    return param.numel() // param.shape[0] if param.dim() and param.shape[0] else param.numel()
+
+
 def named(groups):
     """The parameters of groups with their names; ``None`` for those that have none. PyTorch takes pairs of both, too."""
     for group in groups:

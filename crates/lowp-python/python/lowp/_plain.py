@@ -82,7 +82,7 @@ def _plain(value, dtype, masters, made):
     store = local._store
     if store not in made:  # weights that layers share stay one
         if _takes_master(store, masters):
-            made[store] = store.known_master() if dtype is None else store.known_master().to(dtype)
+            made[store] = store.known_master().to(torch.float32 if dtype is None else dtype)
         else:
             made[store] = store.decode_any(local.dtype if dtype is None else dtype)
     return like(value, made[store].view(local.shape))

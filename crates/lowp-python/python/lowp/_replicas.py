@@ -99,7 +99,7 @@ def _text(part, pieces):
     if not isinstance(part, _ops.Tensor):
         return f"{part.dtype} of {sizes} bytes"
     store = part._store
-    master = "without master" if store.master is None else "with master"
+    master = "without master" if store.master is None else f"with a master in {store.master.dtype}"
     return f"{store.recipe!r} {store.rows}x{store.cols} of {_bytes.names_of(store)} of {sizes} bytes, {master}"
 
 

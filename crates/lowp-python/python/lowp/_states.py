@@ -109,7 +109,7 @@ def _whole(value, param, name):
     value = value.detach().to(own.device)
     if not isinstance(value, _ops.Tensor):
         try:
-            return quantize(value, own.recipe, keep_master=own.master is not None)._store
+            return quantize(value, own.recipe, **own.kept_master)._store
         except LowpError as error:
             raise LowpError(f"{name} in a full state dictionary: {error}") from None
     if not (own.recipe == value.recipe or own.recipe.has_weights_of(value.recipe)):

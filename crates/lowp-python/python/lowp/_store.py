@@ -11,6 +11,8 @@ from ._memory import device_of, dtype_name, memory
 
 #: Decodes of one store that stay planned: by orientation, where FSDP2 gathered its codes to and where the values lie.
 _DECODES = 16
+#: What masters may be stored as.
+MASTER_DTYPES = (torch.float32, torch.bfloat16)
 with_columnwise = None  # set by _fsdp.py, which uses this file
 
 
@@ -79,7 +81,8 @@ class Store:
             _check_memory(f"{name} of {what}", buffer, torch.uint8, (found[name],))
         devices = {buffer.device for buffer in buffers.values()}
         if master is not None:
-            _check_memory(f"the master of {what}", master, torch.float32, (rows, cols))
+            dtype = getattr(master, "dtype", None)
+            _check_memory(f"the master of {what}", master, dtype if dtype in MASTER_DTYPES else torch.float32, (rows, cols))
             devices.add(master.device)
         if len(devices) != 1:
             raise LowpError(f"{what} on {', '.join(sorted(map(str, devices)))}; move its buffers and its master to one device")
@@ -253,6 +256,11 @@ class Store:
         self.buffers = Store.empty(self.recipe, self.rows, self.cols, self.device, stored=True, cut=self.cut).buffers
         return other
 
+    @property
+    def kept_master(self):
+        """The master that ``lowp.quantize`` would keep for other values of these rows."""
+        return {"keep_master": False} if self.master is None else {"keep_master": True, "master_dtype": self.master.dtype}
+
     def follow_codes(self):
         """The values of the codes become the master, where there is one: an optimizer would cast the old one over the codes. What an optimizer
         has in its state waits for its next step: a checkpoint may bring the master, too, before the codes or after them."""
@@ -277,7 +285,7 @@ class Store:
         whole, start, end = self._whole()
         if self.master is None or whole.loose is None:
             return self.master
-        return torch.where(whole.loose[start:end].to(self.device)[:, None], self.decode_any(), self.master)
+        return torch.where(whole.loose[start:end].to(self.device)[:, None], self.decode_any(self.master.dtype), self.master)
 
     def settle_master(self):
         """Before a step: nobody brought the master of rows that were loaded without it."""
@@ -306,9 +314,9 @@ class Store:
         scale, and that of rows that were cut out, follow from other values. ``None`` where nobody knows it."""
         if self.amax is not None or self.master is None:
             return self.amax
-        amax = self.master.abs().max() if self.master.numel() else torch.tensor(0.0)
+        amax = self.master.abs().max().float() if self.master.numel() else torch.tensor(0.0)
         trial = Store.empty(self.recipe, 1, 1, torch.device("cpu"))
-        trial.quantize_(amax.cpu().float().reshape(1, 1), "float32")
+        trial.quantize_(amax.cpu().reshape(1, 1), "float32")
         return amax if torch.equal(trial._decode_scale(), self._decode_scale()) else None
 
     def decode_any(self, dtype=torch.float32):
@@ -471,7 +479,7 @@ class Store:
         for scale in scales if len(scales) > 1 else ():
             buffers = {name: torch.empty_like(buffer) for name, buffer in self.buffers.items()}
             trial = Store(self.recipe, self.rows, self.cols, buffers, self.device)
-            trial.quantize_(master, "float32", scale)
+            trial.quantize_(master, dtype_name(master.dtype), scale)
             if all(torch.equal(buffer, self.buffers[name]) for name, buffer in buffers.items()):
                 return scale
         return scales[0] if scales else None
@@ -483,7 +491,7 @@ class Store:
         """Casts a master with the delayed scale that its codes were saved with. Codes of that scale came with the model, and stay."""
         self.master = master
         if self.uncast is not None or 1 / torch.tensor(encode_scale) != self._decode_scale():
-            self.quantize_(master, "float32", encode_scale)
+            self.quantize_(master, dtype_name(master.dtype), encode_scale)
         self.saved_scale = encode_scale
 
     def decode(self, orientation, dtype=torch.float32):

@@ -10,7 +10,7 @@ from ._errors import LowpError, UnsupportedOp
 from ._identity import Identity
 from ._memory import dtype_name, values
 from ._plan import as_recipe
-from ._store import Store
+from ._store import MASTER_DTYPES, Store
 from ._torch_compat import is_parameter, make_wrapper, without_torch_function
 
 
@@ -94,7 +94,7 @@ class Tensor(torch.Tensor):
 
     @property
     def master(self):
-        """The float32 values that the codes were made of, or ``None``: ``lowp.AdamW`` updates them."""
+        """The values that the codes were made of, in float32 or bfloat16, or ``None``: ``lowp.AdamW`` updates them."""
         return self._store.known_master()
 
     def dequantize(self, *, orientation="rowwise", dtype=None):
@@ -281,14 +281,14 @@ def check_values(source):
 
 
 @torch.no_grad()
-def quantize(source, recipe, *, usage="both", keep_master=False, encode_scale=None, **options):
+def quantize(source, recipe, *, usage="both", keep_master=False, master_dtype=torch.float32, encode_scale=None, **options):
     """Quantizes a matrix.
 
     ``source`` is a tensor of two axes on the CPU or a GPU, of float32, bfloat16 or float16; other dtypes are an error. ``recipe`` is a name of
     ``lowp.recipes()``, with its options as keywords, or a ``lowp.Recipe``. ``usage`` is ``"both"``, ``"rowwise"`` (forward alone) or
     ``"columnwise"``. The bytes are those of ``lowp quantize``, on every device. ``encode_scale`` gives the scale of a delayed recipe;
-    every other scale follows from the values. ``keep_master`` keeps the values in float32 next to the codes, for ``lowp.AdamW``. Of a tensor on the
-    meta device it makes a ``lowp.Tensor`` on that device, which has no bytes.
+    every other scale follows from the values. ``keep_master`` keeps the values in ``master_dtype`` next to the codes, for ``lowp.AdamW``; in bfloat16 they are
+    rounded first, and the codes are those of the rounded values. Of a tensor on the meta device it makes a ``lowp.Tensor`` on that device, which has no bytes.
 
     Raises ``lowp.LowpError`` if the recipe cannot take the matrix.
     """
@@ -296,11 +296,15 @@ def quantize(source, recipe, *, usage="both", keep_master=False, encode_scale=No
     check_values(source)
     if source.dim() != 2:
         raise LowpError(f"a tensor has {source.dim()} axes, {tuple(source.shape)}, but lowp quantizes matrices; reshape it to two axes")
+    if master_dtype not in MASTER_DTYPES:
+        raise LowpError(f"master_dtype={master_dtype}; give {' or '.join(map(str, MASTER_DTYPES))}")
     read = values(source)
+    if keep_master and master_dtype == torch.bfloat16:
+        read = read.bfloat16()
     store = Store.empty(recipe, *source.shape, source.device, usage)
     store.quantize_(read, dtype_name(read.dtype), encode_scale)
     if keep_master:
-        store.master = read.to(torch.float32, copy=True)
+        store.master = read.to(master_dtype, copy=True)
     return Tensor(store, source.dtype)
 
 

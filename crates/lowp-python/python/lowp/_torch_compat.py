@@ -228,13 +228,16 @@ def asks_for_size():
     return _is_called_by(getattr(loader, "values", None))
 
 
-def like(tensor, local):
-    """``local`` as a tensor that is sharded as another one is, on whatever device."""
+def like(tensor, local, shape=None):
+    """``local`` as a tensor that is sharded as another one is, on whatever device, and of another whole ``shape`` where one is given."""
     if local_of(tensor) is tensor:
         return local
     spec = tensor._spec
-    if spec.tensor_meta.dtype != local.dtype:
-        spec = type(spec)(spec.mesh, spec.placements, tensor_meta=spec.tensor_meta._replace(dtype=local.dtype))
+    meta = spec.tensor_meta._replace(dtype=local.dtype)
+    if shape is not None:
+        meta = meta._replace(shape=torch.Size(shape), stride=torch.empty(shape, device="meta").stride())
+    if meta != spec.tensor_meta:
+        spec = type(spec)(spec.mesh, spec.placements, tensor_meta=meta)
     return type(tensor)(local, spec, requires_grad=tensor.requires_grad)
 
 

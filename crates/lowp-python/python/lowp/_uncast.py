@@ -14,7 +14,10 @@ from ._store import Store
 
 
 def write(store, values, encode_scale=None):
-    """Casts values into a store and its master. Where the scale is that of rows of other ranks, too, the master alone has them until the ranks meet."""
+    """Casts values into a store and its master. Where the scale is that of rows of other ranks, too, the master alone has them until the ranks meet. Codes are
+    those of the values that the master has."""
+    if store.master is not None and store.master.dtype == torch.bfloat16:
+        values = values.bfloat16()
     if encode_scale is None and _waits(store):
         if store.rows:
             store.keep_uncast(values)
