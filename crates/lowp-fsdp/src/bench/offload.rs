@@ -3,11 +3,10 @@
 use lowp_format::{AnyRecipe, Recipe};
 use lowp_kernels::{Backend, Cuda, CudaBuffer};
 
-use super::rank::Rank;
+use super::rank::{OFFLOADED, Rank};
 use super::{RankRow, Result};
 use crate::cost::master_passes;
 
-pub(super) const OFFLOADED: &str = "optimizer step, offloaded";
 /// Bytes of one plain copy.
 const COPY: usize = 256 << 20;
 

@@ -14,7 +14,6 @@ use lowp_shard::{
     GatherGroup, GatherPool, GradBucketOptions, GradBuckets, GradParam, ShardSpec, ShardedTensor,
 };
 
-use super::offload::OFFLOADED;
 use super::{RankRow, RankRows, Result, Size};
 use crate::cost::Bandwidth;
 
@@ -23,6 +22,8 @@ const LAYERS: usize = 20;
 const WIDTH: usize = 2048;
 /// The recipe of rows that are of none.
 pub(super) const ANY: &str = "any";
+/// The row of steps over masters and states in page-locked memory of the host.
+pub(super) const OFFLOADED: &str = "optimizer step, offloaded";
 /// Runs before timing starts: ranks connect, gathers become graphs.
 pub(super) const WARM_UP: usize = 3;
 /// Calls between two looks at the clock: what one waits for the host for is nothing beside them.

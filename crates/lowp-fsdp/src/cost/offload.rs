@@ -4,7 +4,7 @@ use super::config::{CostConfig, states_of};
 use super::vars::Vars;
 use super::weight::WeightCost;
 use super::weights::Weights;
-use lowp_format::{KernelKey, Recipe, Role};
+use lowp_format::Recipe;
 use serde::Serialize;
 
 /// Page-locked memory of the host that the rank that holds most has, and what a step moves of it over the bus of the rank's device.
@@ -45,16 +45,5 @@ impl OffloadCost {
             read_per_step: written + weights.sum(again) + vars.all().sum(again),
             written_per_step: written,
         }
-    }
-}
-
-/// How often a step reads the masters of a weight: to update them and, where that is another pass, to cast them. Slices of a `flat` weight
-/// are cast apart, after the amaxes of their blocks and lines.
-pub(crate) fn master_passes(recipe: &impl Recipe, flat: bool) -> u64 {
-    let kernels = recipe.quantizers(Role::Weight).kernels();
-    let any = |of: fn(&KernelKey) -> bool| u64::from(kernels.iter().any(of));
-    match flat {
-        true => 2 + any(|key| key.block.is_some() || key.scale.is_by_line()),
-        false => 1 + any(|key| key.scale.waits_for_amax()),
     }
 }
