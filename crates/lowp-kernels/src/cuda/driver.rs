@@ -7,7 +7,7 @@ use cudarc::driver::{DriverError, sys};
 use crate::KernelError;
 
 /// Copies `bytes` bytes in the order of `stream`. Either end is memory of the device, page-locked memory or other memory of the host: addresses
-/// are unified, and the driver knows by them which it is. Where neither end is page-locked memory or the device's, it returns after the copy.
+/// are unified, and the driver knows by them which it is. Where both ends are memory of the host, it returns after the copy.
 ///
 /// # Safety
 /// Both ends have as many bytes, apart from each other, until the stream has passed the copy.

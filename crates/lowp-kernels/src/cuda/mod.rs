@@ -5,8 +5,8 @@
 //! stream of the [`Cuda`] handle. A [`CudaGraph`] replays many of them with one call.
 //!
 //! Nothing waits for the device but [`Backend::read`], [`Backend::plan`], [`Backend::synchronize`],
-//! [`crate::Pending::wait`], a [`Backend::write`] with 64 MiB of earlier ones on their way, and the drop of
-//! the last handle of a stream. Work of one handle runs in order. Between handles the caller makes the
+//! [`crate::Pending::wait`], a [`Backend::write`] with 64 MiB of earlier ones on their way, copies from host to host
+//! ([`Backend::with_host_buffers`]), and the drop of the last handle of a stream. Work of one handle runs in order. Between handles the caller makes the
 //! order: [`Backend::wait`], [`Backend::wait_for`].
 //!
 //! A process has one device per ordinal, which all handles share. Memory is freed after the work of all of
