@@ -500,7 +500,7 @@ mod tests {
                     c.optimizer = Optimizer::Sgd;
                     c.optimizer_state = "exp_avg=bf16".parse().expect("dtypes");
                 },
-                "`optimizer_state` exp_avg=bf16: sgd-momentum has no exp_avg; it keeps momentum_buffer",
+                "`optimizer_state` exp_avg=bf16: sgd has no exp_avg; it keeps momentum_buffer",
             ),
             (
                 |c| {

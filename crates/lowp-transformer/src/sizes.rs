@@ -101,8 +101,15 @@ impl Sizes {
         }
         if !self.head_dim().is_multiple_of(16) {
             return Err(format!(
-                "heads of {} values: on a GPU their width is a multiple of 16; take {dim} / (a multiple of 16) heads",
-                self.head_dim()
+                "heads of {} values: on a GPU their width is a multiple of 16; {}",
+                self.head_dim(),
+                match dim.is_multiple_of(16) {
+                    true => format!("with {} heads it is 16", dim / 16),
+                    false => format!(
+                        "a width of the model of {} allows it",
+                        dim.next_multiple_of(16)
+                    ),
+                }
             ));
         }
         if dim > 8192 {

@@ -247,7 +247,7 @@ pub(crate) struct Args {
     )]
     pub(crate) schedule: ScheduleName,
 
-    /// Last steps in which the learning rate falls, with --schedule wsd [default: a fifth of the steps]
+    /// Last steps in which the learning rate falls, with --schedule wsd [default: a fifth of the steps, at most those after warm-up]
     #[arg(long, value_name = "N", help_heading = "Optimizer")]
     pub(crate) decay_steps: Option<u64>,
 
