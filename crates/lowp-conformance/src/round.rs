@@ -81,7 +81,9 @@ impl<B: Backend> Encoded<B> {
     /// Rounds its source and compares.
     fn assert(&self, rig: &Rig<B>, case: &Case, made: [Made; 2]) {
         let of = |what: Made| {
-            let those = Orientation::ALL.into_iter().filter(|o| made[*o as usize] == what);
+            let those = Orientation::ALL
+                .into_iter()
+                .filter(|o| made[*o as usize] == what);
             let usage = those.fold(Usage::empty(), |all, o| all | o.usage());
             match usage.is_empty() {
                 true => Vec::new(),

@@ -41,6 +41,12 @@ fn block(width: usize) -> [Shape; 4] {
     ]
 }
 
+/// Parameters of the model, whose sides are divided by `shrink`.
+pub(super) fn parameters(shrink: usize) -> usize {
+    let weights = block(WIDTH / shrink).map(|shape| shape.elements());
+    LAYERS * weights.iter().sum::<usize>()
+}
+
 /// An optimizer that is measured.
 pub(super) struct Stepped {
     optimizer: Optimizer<Cuda>,
@@ -74,11 +80,7 @@ impl Rank<'_> {
             filter.is_none_or(|text| operation.contains(text) || recipe.contains(text))
         };
         let mut report = RankRows {
-            parameters: LAYERS
-                * block(WIDTH / self.size.shrink)
-                    .map(|s| s.elements())
-                    .iter()
-                    .sum::<usize>(),
+            parameters: parameters(self.size.shrink),
             copy_gb_per_s: copy_rate(&self.cuda, self.size.shrink)?,
             small_copy_microseconds: self.small_copy()?,
             rows: Vec::new(),
