@@ -37,8 +37,6 @@ pub use config::{CostConfig, CostError, MAX_MICRO_BATCHES, MAX_RANKS, parameter_
 pub use links::{LinkBytes, MovedBytes};
 pub use memory::RankMemory;
 pub use offload::OffloadCost;
-#[cfg(feature = "cuda")]
-pub(crate) use offload::master_passes;
 pub use shapes::{LayerShape, ModelShapes, VarShape};
 pub use spread::{RankSpread, Spread};
 pub use traffic::{CollectiveCost, StepTraffic};
@@ -51,6 +49,8 @@ use buckets::Buckets;
 use matrices::Matrices;
 use vars::Vars;
 use weight::WeightCost;
+#[cfg(feature = "cuda")]
+pub(crate) use weight::master_passes;
 use weights::Weights;
 
 /// What a model costs in one recipe.

@@ -36,6 +36,8 @@ use crate::{
 /// ([`Backend::alloc`], [`Backend::plan`], [`Backend::read`], [`Backend::start_read_bytes`], [`Backend::write`],
 /// [`Backend::synchronize`]) is an error in a capture.
 pub trait Backend: sealed::Backend + Clone + Debug + Send + Sync + 'static {
+    /// Whether [`Backend::with_host_buffers`] gives memory of another place.
+    const HAS_HOST_BUFFERS: bool = false;
     /// A buffer of `T`.
     type Buffer<T: Element>: DeviceBuffer<T>;
     /// Work that was checked and laid out once. Cloning clones the handle.
@@ -162,8 +164,8 @@ pub trait Backend: sealed::Backend + Clone + Debug + Send + Sync + 'static {
     fn run_with(&self, plan: &Self::Plan, scalars: &Self::Buffer<u8>) -> Result<(), KernelError>;
 
     /// A handle of the same stream whose buffers ([`Backend::alloc`]) are page-locked memory of the host, which the device reads and writes
-    /// over its bus while it works. They serve wherever buffers of the device do, with the same results. On the CPU all memory is the host's, and
-    /// the handle is a clone.
+    /// over its bus while it works. They serve wherever buffers of the device do, with the same results. A graph that copies one to another makes
+    /// [`Backend::launch`] wait. On the CPU all memory is the host's, and the handle is a clone.
     #[must_use]
     fn with_host_buffers(&self) -> Self {
         self.clone()

@@ -238,7 +238,7 @@ impl<B: Backend> OptimizerBuilder<B> {
         };
         let rule = self.groups[group].rule;
         let states = rule.alloc(&keeps, |name| state.of(name), len)?;
-        if self.offload {
+        if self.offload && B::HAS_HOST_BUFFERS {
             self.host_bytes += len * state.master.bytes() + state.bytes(rule, len);
         }
         let grad = Some(Source::alloc(&self.backend, grad, len)?);

@@ -208,7 +208,7 @@ impl<B: Backend> Optimizer<B> {
         Ok(self.params[self.index(id)?].item.slots)
     }
 
-    /// Bytes of masters and states of this rank that are page-locked memory of the host ([`OptimizerBuilder::offload`](crate::OptimizerBuilder::offload)).
+    /// Bytes of masters and states of this rank that are page-locked memory of the host ([`OptimizerBuilder::offload`](crate::OptimizerBuilder::offload)): none on a CPU.
     pub fn host_bytes(&self) -> usize {
         self.host_bytes
     }

@@ -1,9 +1,6 @@
 //! The memory that a run cannot do without, known before it begins: what does not fit is an error with its bytes instead
 //! of ending in the allocator.
 
-use std::fs;
-use std::path::Path;
-
 use super::ops::LOGITS;
 
 use lowp_fsdp::LinearSpec;
@@ -157,34 +154,6 @@ impl Needed {
             remedy,
         })
     }
-}
-
-/// Bytes of memory that this process can get at most, where the system tells.
-pub fn machine() -> Option<u128> {
-    let all = fs::read_to_string("/proc/meminfo").ok();
-    let all = all.as_deref().and_then(total_of);
-    // The limit of a container.
-    let limits = [
-        "/sys/fs/cgroup/memory.max",
-        "/sys/fs/cgroup/memory/memory.limit_in_bytes",
-    ];
-    let limits = limits.map(|path| {
-        fs::read_to_string(Path::new(path))
-            .ok()?
-            .trim()
-            .parse()
-            .ok()
-    });
-    [all].into_iter().chain(limits).flatten().min()
-}
-
-/// The first line of `/proc/meminfo` says, for example, `MemTotal:  24114852 kB`; swap counts as memory here.
-fn total_of(meminfo: &str) -> Option<u128> {
-    let line = |key: &str| -> Option<u128> {
-        let line = meminfo.lines().find_map(|line| line.strip_prefix(key))?;
-        line.trim().strip_suffix("kB")?.trim().parse().ok()
-    };
-    Some((line("MemTotal:")? + line("SwapTotal:").unwrap_or(0)) * 1024)
 }
 
 #[cfg(test)]

@@ -2,6 +2,7 @@
 
 mod block;
 mod llama;
+mod machine;
 mod memory;
 mod network;
 mod ops;
@@ -26,7 +27,8 @@ use crate::custom_op::with_values;
 use crate::{Linear, QuantLinear, WeightSource};
 use lowp_format::Phase;
 
-pub use memory::{Needed, NoMemory, machine};
+pub use machine::{lockable, machine};
+pub use memory::{Needed, NoMemory};
 pub use network::Transformer;
 
 /// The model: candle variables, and layers that fetch their weights.

@@ -12,9 +12,11 @@ use crate::usage::input_error;
 use anyhow::Context;
 use anyhow::Result;
 #[cfg(feature = "cuda")]
+use lowp_candle::transformer::lockable;
+#[cfg(feature = "cuda")]
 use lowp_comm::{CommError, run_comms};
 #[cfg(feature = "cuda")]
-use lowp_fsdp::bench::{Size, measure};
+use lowp_fsdp::bench::{Size, measure, offloaded_bytes};
 #[cfg(feature = "cuda")]
 use lowp_kernels::bench;
 #[cfg(feature = "cuda")]
@@ -32,7 +34,7 @@ use std::time::Duration;
   lowp bench --device cuda --filter adamw --json adamw.json
   lowp bench --device cuda --ranks 2
   lowp bench --device cuda --ranks 2 --filter reduce --sums rank-order
-  lowp bench --device cuda --ranks 1 --offload-optimizer --filter mxfp8
+  lowp bench --device cuda --ranks 1 --offload-optimizer
 
 One row per operation, recipe and shape. `share` is the rate of the compulsory bytes (every input
 read once, every output written once, per pass) divided by the rate of a device-to-device copy,
@@ -41,7 +43,9 @@ kernels are measured by `cargo xtask bench`.
 
 With --ranks the rows are gathers, reduce-scatters and optimizer steps of 1 billion parameters over
 that many GPUs, over NCCL: received bytes per second, divided by the rate of one all-gather of the
-same bytes, or of a copy. On one GPU the rows are the copies that gathers make there.
+same bytes, or of a copy. On one GPU the rows are the copies that gathers make there. With
+--offload-optimizer they are steps over masters and moments on the host: bytes read and written over
+PCIe per second, divided by the rate of copies of as many bytes in both directions at once.
 `lowp plan --bandwidth FILE` reads the file of --json.")]
 pub(crate) struct Args {
     /// The device: `cuda` or `cuda:N`
@@ -120,6 +124,19 @@ pub(crate) fn main(args: &Args) -> Result<()> {
     }
 }
 
+/// Checks that the host has room for masters and moments of all ranks.
+#[cfg(feature = "cuda")]
+fn check_host(Size { shrink, .. }: Size) -> Result<()> {
+    let needed = offloaded_bytes(shrink) as u128;
+    match lockable() {
+        Some(most) if needed > most => Err(input_error(format!(
+            "--offload-optimizer takes {needed} bytes of page-locked memory, but at most {most} can be locked now; give --shrink {}",
+            2 * shrink
+        ))),
+        _ => Ok(()),
+    }
+}
+
 /// Prints the table of `report`, and writes the report to the file of `--json`.
 fn tell(report: &(impl Display + Serialize), args: &Args) -> Result<()> {
     output::print(&report.to_string())?;
@@ -162,6 +179,9 @@ fn run_ranks(first: usize, ranks: usize, args: &Args) -> Result<report::RanksRep
         shrink: args.shrink as usize,
         offload: args.offload_optimizer,
     };
+    if size.offload {
+        check_host(size)?;
+    }
     let default = NcclOptions::default();
     let (sums, name) = match args.sums {
         Some(true) => (Sums::RankOrder, "rank-order"),

@@ -78,8 +78,8 @@ JSON of --model:
       total              of all; `planned_bytes_per_rank` of `lowp train`
   host                   with --offload-optimizer: masters and states, which `memory` counts, too:
       bytes_per_rank     page-locked memory
-      bytes_per_node     of all ranks of a node
-      read_per_step      bytes that a GPU reads over PCIe, masters once for each pass over them
+      bytes_per_node     of all ranks of the node that has most
+      read_per_step      least bytes that a GPU reads over PCIe: masters once for each pass over them
       written_per_step   and writes
   left_out               array of `what`, and its `bytes` or null
   operations             array, in the order of a step:

@@ -54,14 +54,14 @@ pub(crate) fn main(args: &Args) -> Result<()> {
 
 fn train(args: &Args, world: &World) -> Result<()> {
     let setup = Setup::new(args, world.launch())?;
-    let here = world.ranks_here(setup.config.mesh.world());
-    let page_locked = planned::page_locked(args, &setup, here)?;
     if let Device::Cuda(_) = setup.device {
         #[cfg(feature = "cuda")]
         gpu::check(&setup)?;
         #[cfg(not(feature = "cuda"))]
         return crate::device::without_cuda();
     }
+    let here = world.numbers_here(setup.config.mesh.world());
+    let page_locked = planned::page_locked(args, &setup, here)?;
     check_files(args)?;
     let text = Source::open(args, &setup, BUNDLED)?;
     for (option, path) in args.outputs().filter(|_| world.reports()) {

@@ -4,12 +4,13 @@ use super::args::Args;
 use super::config::{Setup, sequences_at_once};
 use crate::device::Device;
 use crate::usage::UsageError;
-use lowp_candle::transformer::machine;
+use lowp_candle::transformer::lockable;
 use lowp_fsdp::VarPlace;
 use lowp_fsdp::cost::{CostConfig, Costs, ModelShapes};
 use lowp_train::Model;
 use lowp_transformer::{CudnnPasses, HOPPER, MicroBatch, ModelMemory};
 use std::fmt;
+use std::ops::Range;
 
 /// Bytes of a GPU of the rank that holds most in the run named `name`; none on a CPU.
 pub(crate) fn bytes(args: &Args, setup: &Setup, name: &str) -> Option<u64> {
@@ -20,74 +21,81 @@ pub(crate) fn bytes(args: &Args, setup: &Setup, name: &str) -> Option<u64> {
     u64::try_from(costs.on_device() + u128::from(network.total())).ok()
 }
 
-/// What to know of the page-locked memory that `here` ranks on this host have before they begin; nothing where there is none.
+/// What to know of the page-locked memory of the ranks `here`, those of this host, before they begin; nothing where there is none.
 ///
 /// # Errors
 /// The host has less.
 pub(super) fn page_locked(
     args: &Args,
     setup: &Setup,
-    here: usize,
+    here: Range<usize>,
 ) -> Result<Option<String>, UsageError> {
     if !setup.config.offload_optimizer {
         return Ok(None);
     }
-    let runs = setup.runs.iter().filter_map(|run| {
-        let (costs, network) = costs(args, setup, &run.name, HOPPER)?;
-        let on_device = costs.on_device() + u128::from(network.total());
-        Some((costs.offloaded.bytes_per_rank, on_device))
-    });
-    let Some((rank, on_device)) = runs.max() else {
-        return Ok(None);
-    };
-    let locked = PageLocked {
-        rank,
-        here: here as u128,
-        saves: args.save.is_some(),
-    };
-    locked.check(machine())?;
+    let runs = setup.runs.iter();
+    let runs = runs.filter_map(|run| costs(args, setup, &run.name, HOPPER));
+    let (mut locked, mut on_device) = (PageLocked::default(), 0);
+    for (costs, network) in runs {
+        let host = &costs.offloaded;
+        locked = locked.max(PageLocked {
+            rank: host.bytes_per_rank,
+            here: host.of_ranks(here.clone()),
+            saved: match args.save {
+                Some(_) => host.saved_by(here.clone()),
+                None => 0,
+            },
+        });
+        on_device = on_device.max(costs.on_device() + u128::from(network.total()));
+    }
+    locked.check(lockable())?;
     Ok(Some(format!(
-        "{locked}; {on_device} bytes are planned on the GPU of each rank"
+        "{locked}; at most {on_device} bytes are planned on a GPU"
     )))
 }
 
-/// Page-locked memory of ranks on one host.
-#[derive(Clone, Copy, Debug)]
+/// Page-locked memory of the ranks of one host.
+#[derive(Clone, Copy, Debug, Default)]
 struct PageLocked {
-    /// Bytes of the masters and states of each.
+    /// Bytes of the masters and states of one rank, and of all.
     rank: u128,
     here: u128,
-    /// Whether there are checkpoints: as many bytes are copied for one while the next steps run.
-    saves: bool,
+    /// Bytes of copies of them for checkpoints.
+    saved: u128,
 }
 
 impl PageLocked {
-    /// Rejects what a host of `machine` bytes cannot hold.
-    fn check(self, machine: Option<u128>) -> Result<(), UsageError> {
-        let needed = self.rank * self.here * if self.saves { 2 } else { 1 };
-        match machine {
-            Some(machine) if needed > machine => {
-                let saving = match self.saves {
-                    true => ", and checkpoints take as much again (--save)",
-                    false => "",
-                };
-                Err(UsageError::new(format!(
-                    "--offload-optimizer: {self}{saving}, but this host has {machine}; choose fewer bits with --optimizer-state, or spread the model over more hosts"
-                )))
-            }
-            _ => Ok(()),
+    /// The most of each.
+    fn max(self, other: Self) -> Self {
+        Self {
+            rank: self.rank.max(other.rank),
+            here: self.here.max(other.here),
+            saved: self.saved.max(other.saved),
         }
+    }
+
+    /// Rejects what a host that can lock `most` bytes cannot hold.
+    fn check(self, most: Option<u128>) -> Result<(), UsageError> {
+        let Some(most) = most.filter(|most| self.here + self.saved > *most) else {
+            return Ok(());
+        };
+        Err(UsageError::new(format!(
+            "--offload-optimizer: {self}, but at most {most} can be locked now; choose fewer bits with --optimizer-state, free memory, or spread the model over more hosts"
+        )))
     }
 }
 
 impl fmt::Display for PageLocked {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { rank, here, .. } = self;
+        let Self { rank, here, saved } = self;
         write!(
             f,
-            "masters and states take {rank} bytes of page-locked memory per rank, {} on this host",
-            rank * here
-        )
+            "masters and states take {rank} bytes of page-locked memory per rank, {here} on this host"
+        )?;
+        match saved {
+            0 => Ok(()),
+            saved => write!(f, ", and checkpoints {saved} more (--save)"),
+        }
     }
 }
 
@@ -153,26 +161,21 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_host_has_room_for_all_of_its_ranks_and_their_checkpoints() {
-        let of = |here, saves| PageLocked {
-            rank: 10,
-            here,
-            saves,
-        };
-        for (locked, needed) in [(of(1, false), 10), (of(4, false), 40), (of(4, true), 80)] {
-            assert!(locked.check(None).is_ok() && locked.check(Some(needed)).is_ok());
-            let error = locked.check(Some(needed - 1)).expect_err("too little");
+    fn a_host_has_room_for_its_ranks_and_their_checkpoints() {
+        for saved in [0, 20] {
+            let locked = PageLocked {
+                rank: 10,
+                here: 40,
+                saved,
+            };
+            assert!(locked.check(None).is_ok() && locked.check(Some(40 + saved)).is_ok());
+            let error = locked.check(Some(39 + saved)).expect_err("too little");
             let error = error.to_string();
-            let host = format!(
-                "10 bytes of page-locked memory per rank, {} on",
-                10 * locked.here
-            );
-            assert!(error.contains(&host), "{error}");
-            assert_eq!(error.contains("--save"), locked.saves, "{error}");
-            assert!(
-                error.contains(&format!("this host has {}", needed - 1)),
-                "{error}"
-            );
+            let host = "10 bytes of page-locked memory per rank, 40 on this host";
+            assert!(error.contains(host), "{error}");
+            assert_eq!(error.contains("20 more (--save)"), saved > 0, "{error}");
+            let most = format!("at most {} can be locked", 39 + saved);
+            assert!(error.contains(&most), "{error}");
         }
     }
 }

@@ -11,6 +11,7 @@ use lowp_comm::{Control, Launch, join};
 use lowp_fsdp::cost::MAX_RANKS;
 use lowp_train::{Checkpoints, Data, shown_value};
 use serde_json::{Map, Value};
+use std::ops::Range;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -70,6 +71,20 @@ impl World {
         self.process
             .as_ref()
             .map_or(ranks, |process| process.launch.local_world)
+    }
+
+    /// The numbers of these ranks; those of a machine follow each other.
+    pub(crate) fn numbers_here(&self, ranks: usize) -> Range<usize> {
+        self.process.as_ref().map_or(0..ranks, |process| {
+            let Launch {
+                rank,
+                local_rank,
+                local_world,
+                ..
+            } = process.launch;
+            let first = rank.saturating_sub(local_rank);
+            first..first + local_world
+        })
     }
 
     /// Checks that all ranks were started for the same work.

@@ -95,6 +95,9 @@ pub struct RankRows {
     pub rows: Vec<RankRow>,
 }
 
+#[cfg(feature = "cuda")]
+pub use offload::offloaded_bytes;
+
 /// Measures the rows whose operation or recipe contains `filter`. On rank 0 `say` gets the name of each row before it runs. Collective: every
 /// rank gets the same times.
 ///

@@ -3,13 +3,17 @@
 use lowp_format::{AnyRecipe, Recipe};
 use lowp_kernels::{Backend, Cuda, CudaBuffer};
 
-use super::rank::Rank;
+use super::rank::{OFFLOADED, Rank, parameters};
 use super::{RankRow, Result};
 use crate::cost::master_passes;
 
-pub(super) const OFFLOADED: &str = "optimizer step, offloaded";
 /// Bytes of one plain copy.
 const COPY: usize = 256 << 20;
+
+/// Bytes of masters and moments of all ranks, in a model whose sides are divided by `shrink`.
+pub fn offloaded_bytes(shrink: usize) -> usize {
+    3 * size_of::<f32>() * parameters(shrink)
+}
 
 /// Copies in one direction, by a stream of their own.
 struct Way {

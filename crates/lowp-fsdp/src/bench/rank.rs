@@ -14,7 +14,6 @@ use lowp_shard::{
     GatherGroup, GatherPool, GradBucketOptions, GradBuckets, GradParam, ShardSpec, ShardedTensor,
 };
 
-use super::offload::OFFLOADED;
 use super::{RankRow, RankRows, Result, Size};
 use crate::cost::Bandwidth;
 
@@ -23,6 +22,8 @@ const LAYERS: usize = 20;
 const WIDTH: usize = 2048;
 /// The recipe of rows that are of none.
 pub(super) const ANY: &str = "any";
+/// The row of steps over masters and states in page-locked memory of the host.
+pub(super) const OFFLOADED: &str = "optimizer step, offloaded";
 /// Runs before timing starts: ranks connect, gathers become graphs.
 pub(super) const WARM_UP: usize = 3;
 /// Calls between two looks at the clock: what one waits for the host for is nothing beside them.
@@ -38,6 +39,12 @@ fn block(width: usize) -> [Shape; 4] {
         Shape::new(4 * width, width),
         Shape::new(width, 4 * width),
     ]
+}
+
+/// Parameters of the model, whose sides are divided by `shrink`.
+pub(super) fn parameters(shrink: usize) -> usize {
+    let weights = block(WIDTH / shrink).map(|shape| shape.elements());
+    LAYERS * weights.iter().sum::<usize>()
 }
 
 /// An optimizer that is measured.
@@ -73,11 +80,7 @@ impl Rank<'_> {
             filter.is_none_or(|text| operation.contains(text) || recipe.contains(text))
         };
         let mut report = RankRows {
-            parameters: LAYERS
-                * block(WIDTH / self.size.shrink)
-                    .map(|s| s.elements())
-                    .iter()
-                    .sum::<usize>(),
+            parameters: parameters(self.size.shrink),
             copy_gb_per_s: copy_rate(&self.cuda, self.size.shrink)?,
             small_copy_microseconds: self.small_copy()?,
             rows: Vec::new(),

@@ -4,24 +4,29 @@ use super::config::{CostConfig, states_of};
 use super::vars::Vars;
 use super::weight::WeightCost;
 use super::weights::Weights;
-use lowp_format::{KernelKey, Recipe, Role};
+use lowp_format::Recipe;
 use serde::Serialize;
+use std::ops::Range;
 
-/// Page-locked memory of the host that the rank that holds most has, and what a step moves of it over the bus of the rank's device.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+/// Page-locked memory of the host, and what a step moves of it over the bus of a device.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct OffloadCost {
-    /// Bytes of the masters and states of a rank.
+    /// Bytes of the masters and states of the rank that holds most.
     pub bytes_per_rank: u128,
-    /// The same of all ranks of a node.
+    /// The same of all ranks of a node, of the one that has most.
     pub bytes_per_node: u128,
-    /// Bytes that a device reads in a step: states once, and masters once for each pass over them.
+    /// Bytes that the device of that rank reads in a step, at least: states once, and masters once for each pass over them. Kernels that read a
+    /// master twice in a pass, as those of blocks of 128x128, read more.
     pub read_per_step: u128,
     /// Bytes that it writes: all masters and states.
     pub written_per_step: u128,
+    /// Bytes of each rank of a replica.
+    #[serde(skip)]
+    by_rank: Vec<u128>,
 }
 
 impl OffloadCost {
-    /// Of `rank` of those of a replica; nothing where masters and states are memory of the device.
+    /// `rank` is the one that holds most, of those of a replica. Nothing where masters and states are memory of the device.
     pub(super) fn new<R: Recipe>(
         (weights, vars): (&Weights<R>, &Vars),
         rank: usize,
@@ -30,31 +35,42 @@ impl OffloadCost {
         if !config.offload {
             return Self::default();
         }
-        let len = |cost: &WeightCost| u128::from(cost.elements[rank]);
-        let masters = |cost: &WeightCost| config.master_bytes(len(cost));
+        let len = |cost: &WeightCost, rank: usize| u128::from(cost.elements[rank]);
+        let var_states =
+            |cost: &WeightCost, rank| states_of(config.var_rule(), config.state, len(cost, rank));
+        let masters = |cost: &WeightCost, rank| config.master_bytes(len(cost, rank));
         // Blocks of states end with each parameter.
-        let states = weights.sum(|cost| config.state_bytes(len(cost)))
-            + vars
-                .all()
-                .sum(|cost| states_of(config.var_rule(), config.state, len(cost)));
-        let written = states + weights.sum(masters) + vars.all().sum(masters);
-        let again = |cost: &WeightCost| u128::from(cost.master_passes - 1) * masters(cost);
-        Self {
-            bytes_per_rank: written,
-            bytes_per_node: written * config.per_node.min(config.mesh.world()) as u128,
-            read_per_step: written + weights.sum(again) + vars.all().sum(again),
-            written_per_step: written,
-        }
+        let of_rank = |rank| {
+            weights.sum(|cost| masters(cost, rank) + config.state_bytes(len(cost, rank)))
+                + vars
+                    .all()
+                    .sum(|cost| masters(cost, rank) + var_states(cost, rank))
+        };
+        let by_rank: Vec<u128> = (0..config.mesh.shard).map(of_rank).collect();
+        let again = |cost: &WeightCost| u128::from(cost.master_passes - 1) * masters(cost, rank);
+        let mut cost = Self {
+            bytes_per_rank: by_rank[rank],
+            read_per_step: by_rank[rank] + weights.sum(again) + vars.all().sum(again),
+            written_per_step: by_rank[rank],
+            bytes_per_node: 0,
+            by_rank,
+        };
+        let (world, node) = (config.mesh.world(), config.per_node);
+        let nodes = (0..world).step_by(node);
+        let nodes = nodes.map(|first| cost.of_ranks(first..world.min(first + node)));
+        cost.bytes_per_node = nodes.max().unwrap_or(0);
+        cost
     }
-}
 
-/// How often a step reads the masters of a weight: to update them and, where that is another pass, to cast them. Slices of a `flat` weight
-/// are cast apart, after the amaxes of their blocks and lines.
-pub(crate) fn master_passes(recipe: &impl Recipe, flat: bool) -> u64 {
-    let kernels = recipe.quantizers(Role::Weight).kernels();
-    let any = |of: fn(&KernelKey) -> bool| u64::from(kernels.iter().any(of));
-    match flat {
-        true => 2 + any(|key| key.block.is_some() || key.scale.is_by_line()),
-        false => 1 + any(|key| key.scale.waits_for_amax()),
+    /// Bytes of these ranks of the world, which are replica by replica.
+    pub fn of_ranks(&self, ranks: Range<usize>) -> u128 {
+        let shards = self.by_rank.len().max(1);
+        let of = |rank: usize| self.by_rank.get(rank % shards).copied().unwrap_or(0);
+        ranks.map(of).sum()
+    }
+
+    /// Those of them that a checkpoint copies: of the first replica.
+    pub fn saved_by(&self, ranks: Range<usize>) -> u128 {
+        self.of_ranks(ranks.start.min(self.by_rank.len())..ranks.end.min(self.by_rank.len()))
     }
 }

@@ -1,11 +1,10 @@
 //! [`WeightCost`]: what one weight costs each rank, from its recipe's specs and gather plans.
 
 use super::config::CostConfig;
-use super::offload::master_passes;
 use crate::builder::flat_shards;
 use lowp_format::{
-    Axis, BlockCuts, BufferSpec, FormatError, GatherPlan, GatherStep, Part, PhasePlans, Recipe,
-    RowCuts, Shape, Usage,
+    Axis, BlockCuts, BufferSpec, FormatError, GatherPlan, GatherStep, KernelKey, Part, PhasePlans,
+    Recipe, Role, RowCuts, Shape, Usage,
 };
 use lowp_shard::{FlatShard, ShardError};
 use std::iter::Sum;
@@ -219,4 +218,15 @@ fn pieces(plan: &GatherPlan) -> Vec<u64> {
         pieces.map(|bytes| bytes as u64).sum()
     };
     (0..plan.cuts.world()).map(of).collect()
+}
+
+/// How often a step reads the masters of a weight: to update them and, where that is another pass, to cast them. Slices of a `flat` weight
+/// are cast apart, after the amaxes of their blocks and lines.
+pub(crate) fn master_passes(recipe: &impl Recipe, flat: bool) -> u64 {
+    let kernels = recipe.quantizers(Role::Weight).kernels();
+    let any = |of: fn(&KernelKey) -> bool| u64::from(kernels.iter().any(of));
+    match flat {
+        true => 2 + any(|key| key.block.is_some() || key.scale.is_by_line()),
+        false => 1 + any(|key| key.scale.waits_for_amax()),
+    }
 }

@@ -15,7 +15,7 @@ use cudarc::driver::result;
 
 use super::deferred;
 use super::device::Device;
-use super::driver::{copy, failed};
+use super::driver::{copy, copy_on_host, failed};
 use super::handle::Cuda;
 use super::host_pool::Lender;
 use super::memory::Memory;
@@ -141,7 +141,7 @@ impl<T: Element> CudaBuffer<T> {
         }
         cuda.bind()?;
         // SAFETY: the backend checked the range; the memory is freed after the work of every stream.
-        unsafe { host::write(cuda.device(), &cuda.queue.stream, self.at(start), values) }
+        unsafe { host::write(cuda.device(), &cuda.queue.stream, self.place(start), values) }
     }
 
     /// Starts to copy entries `range` to the host, as they are or as bytes: a device has values as a little-endian host does.
@@ -155,7 +155,7 @@ impl<T: Element> CudaBuffer<T> {
             return Ok(Pending::new(Vec::new()));
         }
         cuda.bind()?;
-        let (stream, from) = (&cuda.queue.stream, self.at(range.start));
+        let (stream, from) = (&cuda.queue.stream, self.place(range.start));
         let len = range.len() * size_of::<T>() / size_of::<U>();
         // SAFETY: the backend checked the range, of as many bytes; the memory is freed after the work of every stream.
         let on_its_way =
@@ -189,8 +189,12 @@ impl<T: Element> CudaBuffer<T> {
         cuda.bind()?;
         let stream = cuda.queue.current()?;
         capture::keep(|| (self.clone(), from.clone()));
-        let (to, from) = (self.at(0), from.at(0));
-        let bytes = self.len * size_of::<T>();
+        let ([(to, on_host), (from, from_host)], bytes) =
+            ([self.place(0), from.place(0)], self.len * size_of::<T>());
+        let copy = match on_host && from_host && !capture::is_on() {
+            true => copy_on_host,
+            false => copy,
+        };
         // SAFETY: both have this many bytes, and the backend checked that they do not overlap.
         unsafe { copy(to, from, bytes, stream.cu_stream()) }
     }
@@ -237,6 +241,15 @@ impl<T> CudaBuffer<T> {
         memory.map_or(0, |memory| {
             memory.pointer + ((self.start + index) * size_of::<T>()) as u64
         })
+    }
+
+    /// The same, and whether it is in page-locked memory of the host.
+    fn place(&self, index: usize) -> (u64, bool) {
+        let memory = self.memory.as_ref();
+        (
+            self.at(index),
+            memory.is_some_and(|memory| memory.is_on_host()),
+        )
     }
 
     /// The number of the device that holds it; none for an empty buffer.

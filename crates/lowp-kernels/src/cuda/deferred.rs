@@ -3,7 +3,7 @@
 use std::any::Any;
 use std::sync::{Mutex, PoisonError};
 
-/// What keeps memory of others alive.
+/// What keeps memory of others alive, or memory of the host.
 pub(super) type Owner = Box<dyn Any + Send + Sync>;
 
 /// A point in the work of a device.

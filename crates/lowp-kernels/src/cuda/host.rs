@@ -9,22 +9,23 @@ use cudarc::driver::{CudaEvent as DriverEvent, CudaStream};
 
 use super::capture;
 use super::device::Device;
-use super::driver::{copy, failed};
+use super::driver::{copy, copy_on_host, failed};
 use super::host_pool::{Block, CHUNK, IN_FLIGHT, Lender};
 use crate::host::zeroed;
 use crate::pending::Arrival;
 use crate::{Element, KernelError};
 
-/// Copies `values` to address `to` in the order of `stream`. They are taken before this returns.
+/// Copies `values` to address `to`, of the device or in page-locked memory of the host, in the order of `stream`. They are taken before this returns.
 ///
 /// # Safety
-/// The device memory at `to` has room for the values and lives until the stream has passed the copy.
+/// The memory at `to` has room for the values and lives until the stream has passed the copy.
 pub(super) unsafe fn write<T: Element>(
     device: &Arc<Device>,
     stream: &CudaStream,
-    to: u64,
+    (to, on_host): (u64, bool),
     values: &[T],
 ) -> Result<(), KernelError> {
+    let copy = if on_host { copy_on_host } else { copy };
     let bytes: &[u8] = bytemuck::cast_slice(values);
     for (index, chunk) in bytes.chunks(CHUNK).enumerate() {
         let block = device.host.take(&device.events, chunk.len(), IN_FLIGHT)?;
@@ -46,17 +47,18 @@ pub(super) unsafe fn write<T: Element>(
     Ok(())
 }
 
-/// Starts to copy `len` values from address `from` in the order of `stream`.
+/// Starts to copy `len` values from address `from`, of the device or in page-locked memory of the host, in the order of `stream`.
 ///
 /// # Safety
-/// The device memory at `from` holds the values and lives until the stream has passed the copy.
+/// The memory at `from` holds the values and lives until the stream has passed the copy.
 pub(super) unsafe fn start_read<T: Element>(
     device: &Arc<Device>,
     stream: &CudaStream,
-    from: u64,
+    (from, on_host): (u64, bool),
     len: usize,
     lender: Lender,
 ) -> Result<OnItsWay<T>, KernelError> {
+    let copy = if on_host { copy_on_host } else { copy };
     let bytes = len * size_of::<T>();
     // A read never waits.
     let block = match lender {

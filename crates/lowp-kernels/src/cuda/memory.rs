@@ -10,7 +10,7 @@ use cudarc::driver::{CudaStream, result, sys};
 use super::cleanup::Cleanup;
 use super::deferred;
 use super::device::Device;
-use super::driver::failed;
+use super::driver::{failed, no_room};
 use super::host_block::HostBlock;
 use crate::KernelError;
 
@@ -24,7 +24,9 @@ pub(super) struct Memory {
 enum Owner {
     /// Allocated here, in the order of this stream.
     Stream(Arc<CudaStream>),
-    /// Memory of the host or of another library, and what keeps it alive; `None` where nothing does, and after that was given back.
+    /// Page-locked memory of the host; `None` after it was given back.
+    Host(Option<HostBlock>),
+    /// Memory of another library, and what keeps it alive; `None` where nothing does, and after that was given back.
     Other(Option<deferred::Owner>),
 }
 
@@ -42,10 +44,7 @@ impl Memory {
         let stream = stream.cu_stream();
         // SAFETY: the stream is alive; the result is checked.
         let pointer = unsafe { result::malloc_async(stream, bytes) };
-        let pointer = pointer.map_err(|error| match error.0 {
-            sys::CUresult::CUDA_ERROR_OUT_OF_MEMORY => KernelError::no_memory::<u8>(bytes),
-            _ => failed("cuMemAllocAsync")(error),
-        })?;
+        let pointer = pointer.map_err(no_room(bytes))?;
         let memory = Self {
             pointer,
             device: Arc::clone(device),
@@ -63,8 +62,17 @@ impl Memory {
         device.reap();
         let block = HostBlock::new(&device.context, bytes)?;
         // Addresses are unified: the device knows page-locked memory by the address that the host has.
-        let pointer = block.pointer as u64;
-        Self::of(device, pointer, Some(Box::new(block))).zeroed(bytes, stream.cu_stream())
+        let memory = Self {
+            pointer: block.pointer as u64,
+            device: Arc::clone(device),
+            owner: Owner::Host(Some(block)),
+        };
+        memory.zeroed(bytes, stream.cu_stream())
+    }
+
+    /// Whether it is page-locked memory of the host.
+    pub(super) fn is_on_host(&self) -> bool {
+        matches!(self.owner, Owner::Host(_))
     }
 
     /// Sets all of its `bytes` bytes to zero in the order of `stream`.
@@ -126,6 +134,11 @@ impl Drop for Memory {
                     device.context.record_err(freed);
                 }
                 drop(cleanup);
+            }
+            Owner::Host(block) => {
+                if let Some(block) = block.take() {
+                    device.release(Box::new(block));
+                }
             }
             Owner::Other(owner) => match owner.take() {
                 Some(owner) => device.release(owner),

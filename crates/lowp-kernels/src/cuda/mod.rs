@@ -11,8 +11,9 @@
 //!
 //! A process has one device per ordinal, which all handles share. Memory is freed after the work of all of
 //! them, in the order of the stream that it was allocated on. Memory of others goes back to them when all
-//! streams have passed its last use; no drop of a buffer or a plan waits for that. The same holds for buffers that are page-locked memory of the
-//! host ([`Backend::with_host_buffers`]).
+//! streams have passed its last use; no drop of a buffer or a plan waits for that. Page-locked memory of the host
+//! ([`Backend::with_host_buffers`]) is freed as that of others is given back, in a later call; as the driver frees it, that call waits for all work of
+//! the device.
 
 use std::ops::Range;
 
@@ -60,6 +61,8 @@ impl Backend for Cuda {
     type Plan = CudaPlan;
     type Event = CudaEvent;
     type Graph = CudaGraph;
+
+    const HAS_HOST_BUFFERS: bool = true;
 
     fn alloc<T: Element>(&self, len: usize) -> Result<CudaBuffer<T>, KernelError> {
         capture::not_in("an allocation")?;

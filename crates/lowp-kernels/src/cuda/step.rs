@@ -167,7 +167,7 @@ pub(super) fn constant(
     let _apart = Cleanup::begin(&device.context);
     let memory = Memory::zeros(device, stream, bytes.len())?;
     // SAFETY: the memory was just allocated for them.
-    unsafe { host::write(device, stream, memory.pointer, &bytes)? };
+    unsafe { host::write(device, stream, (memory.pointer, false), &bytes)? };
     Ok(memory)
 }
 

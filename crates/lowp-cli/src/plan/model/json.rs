@@ -192,7 +192,7 @@ pub(super) fn render(plan: &Plan<'_>) -> Result<String> {
         memory: costs.memory,
         by_rank: by_rank(&costs.spread),
         device: device(plan),
-        host: setup.offload.then_some(costs.offloaded),
+        host: setup.offload.then(|| costs.offloaded.clone()),
         left_out: plan
             .left_out()
             .into_iter()

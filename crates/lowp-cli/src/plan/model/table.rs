@@ -107,12 +107,13 @@ fn offloaded(plan: &Plan<'_>) -> String {
         bytes_per_node,
         read_per_step,
         written_per_step,
+        ..
     } = plan.costs.offloaded;
     match bytes_per_rank {
         0 => String::new(),
         _ => wrapped(&format!(
-            "Masters and states are page-locked memory of the host: {} per rank, {} on a host of {} ranks. In a step each GPU reads {} of \
-             them over PCIe and writes {}.",
+            "Masters and states are page-locked memory of the host: {} per rank, {} on a host of {} ranks. In a step each GPU reads at \
+             least {} of them over PCIe and writes {}.",
             scaled(bytes_per_rank),
             scaled(bytes_per_node),
             plan.setup.per_node.min(plan.setup.mesh.world()),

@@ -47,10 +47,15 @@ impl Data for Planted {
 }
 
 /// The steps that a run tells of, and what comes of it by rank.
-type Ended = (Vec<usize>, Vec<Result<RunResult, TrainError>>);
+pub(super) type Ended = (Vec<usize>, Vec<Result<RunResult, TrainError>>);
 
 /// Trains on `devices`, reading each step at once or late.
-fn train(devices: &[Cuda], asked: &Asked, fails: Option<(usize, usize)>, at_once: bool) -> Ended {
+pub(super) fn train(
+    devices: &[Cuda],
+    asked: &Asked,
+    fails: Option<(usize, usize)>,
+    at_once: bool,
+) -> Ended {
     let mut config = asked.setup.config.clone();
     config.mesh = Mesh::sharded(devices.len());
     (config.steps, config.warmup) = (STEPS, 2);
@@ -90,7 +95,7 @@ fn train(devices: &[Cuda], asked: &Asked, fails: Option<(usize, usize)>, at_once
 }
 
 /// One GPU, and two where they are there.
-fn worlds() -> Vec<Vec<Cuda>> {
+pub(super) fn worlds() -> Vec<Vec<Cuda>> {
     let Some(first) = gpu() else {
         return Vec::new();
     };

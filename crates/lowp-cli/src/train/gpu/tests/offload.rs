@@ -1,6 +1,6 @@
 //! Masters and states in page-locked memory of the host: runs are those of the device's memory, to the bit.
 
-use super::{Alone, Asked, BUNDLED, SMALL, asked, gpu, train};
+use super::{Alone, Asked, BUNDLED, SMALL, asked, gpu, late, train};
 use lowp_kernels::Cuda;
 use lowp_train::result::RunResult;
 use lowp_train::{Text, Training};
@@ -64,6 +64,39 @@ fn runs_go_on_from_checkpoints_of_the_other_kind() {
         for (result, kind) in [(&begun, first), (&ended, then)] {
             let locked = result.page_locked_bytes_per_rank;
             assert_eq!(locked.is_some(), !kind.is_empty());
+        }
+    }
+}
+
+/// The model is made again for the tail.
+#[test]
+fn a_precision_tail_is_that_without() {
+    let Some(cuda) = gpu() else { return };
+    let words = format!("{SMALL} --recipe mxfp8-2d --device cuda --steps 4 --precision-tail 0.5");
+    let [on_device, on_host] =
+        ["", " --offload-optimizer"].map(|more| whole(&cuda, &asked(&format!("{words}{more}"))));
+    assert_eq!(on_device.train_loss, on_host.train_loss);
+    assert_eq!(on_device.page_locked_bytes_per_rank, None);
+    assert!(on_host.page_locked_bytes_per_rank > Some(0));
+}
+
+/// Rows, slices and matrices over ranks, each with a host's memory of its own.
+#[test]
+fn ranks_are_those_without() {
+    for words in [
+        "--recipe mxfp8-2d",
+        "--recipe nvfp4-2d --sharding zero1",
+        "--recipe fp8-current --optimizer muon",
+    ] {
+        let words = format!("{SMALL} --device cuda {words}");
+        for devices in late::worlds() {
+            let [on_device, on_host] = ["", " --offload-optimizer"].map(|more| {
+                let (_, ended) =
+                    late::train(&devices, &asked(&format!("{words}{more}")), None, false);
+                let losses = ended.into_iter().map(|run| run.expect("a run").train_loss);
+                losses.collect::<Vec<_>>()
+            });
+            assert_eq!(on_device, on_host, "{words}, {} ranks", devices.len());
         }
     }
 }
