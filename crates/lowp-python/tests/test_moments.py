@@ -6,6 +6,7 @@ import tempfile
 import unittest
 
 import torch
+import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch import nn
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_optimizer_state_dict, get_state_dict, set_optimizer_state_dict, set_state_dict
@@ -285,14 +286,17 @@ def state_of(net, opt):
 
 
 def saves(rank, world, folder, sharded, shape=None, device="cpu"):
-    """Runs of two steps, a checkpoint, and three steps more."""
+    """Runs of two steps, a checkpoint that is written while three steps more are taken, and those."""
+    group = dist.new_group(backend="gloo") if folder is not None else None
     after, mesh = {}, None if shape is None else init_device_mesh(device, shape, mesh_dim_names=("replicate", "shard")[-len(shape) :])
     for case in CASES:
         net, opt = made(*case, sharded, mesh=mesh, device=device if device == "cpu" else torch.device(device, rank))
         for at in range(5):
             if at == 2 and folder is not None:
-                dcp.save(state_of(net, opt), checkpoint_id=f"{folder}/{case}")
+                saved = dcp.async_save(state_of(net, opt), checkpoint_id=f"{folder}/{case}", process_group=group)
             step(net, opt, at)
+        if folder is not None:
+            saved.result()
         after[case] = found(net, opt)
     return after
 

@@ -32,9 +32,9 @@ def zeros(param, key, dtype):
         return {key: like(param.detach(), torch.zeros(tuple(local.shape), dtype=dtype, device=local.device))}
     cols, size = cols_of(param), local.numel()
     own, whole = (_scales_of(rows, cols) for rows in (rows_of(local, param), rows_of(param, param)))
-    # Rust takes codes and scales as one piece of memory.
+    # Rust takes codes and scales as one piece of memory. PyTorch stages DTensors (``async_save``) only from the beginning of a storage, which each has here.
     both = torch.zeros(size + math.prod(own), dtype=torch.uint8, device=local.device)
-    codes, scales = both[:size].view(tuple(local.shape)), both[size:].view(own)
+    codes, scales = (torch.from_dlpack(part.view(shape)) for part, shape in ((both[:size], tuple(local.shape)), (both[size:], own)))
     return dict(zip(names(key, dtype), (like(param.detach(), codes), like(param.detach(), scales, whole))))
 
 

@@ -55,9 +55,9 @@ class Optimizer(OptimizerState, torch.optim.Optimizer):
         if list_params(param_group):
             check_once([*named(self.param_groups), *named([param_group])])
         dtype = self.moments_dtype
-        if isinstance(param_group, dict):
+        if isinstance(param_group, dict) and "moments_dtype" in param_group:
             param_group = dict(param_group)
-            dtype = param_group.pop("moments_dtype", dtype)
+            dtype = param_group.pop("moments_dtype")
         super().add_param_group(param_group)
         self._dtypes.append(dtype)
         _moments.check(self)
