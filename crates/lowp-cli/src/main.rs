@@ -120,9 +120,12 @@ fn main() -> ExitCode {
             // One line, also where `RUST_BACKTRACE` has candle put a backtrace into its errors.
             let error_text = lowp_comm::without_backtraces(&format!("{error:#}"));
             output::note(&format!("error: {error_text}"));
-            let origin = expanded.origin(&error_text);
+            let code = usage::exit_code(&error);
+            let names_none = code == 2 && !error_text.contains("--");
+            let options = || names_none.then(|| expanded.options()).flatten();
+            let origin = expanded.origin(&error_text).or_else(options);
             origin.iter().for_each(|line| output::note(line));
-            ExitCode::from(usage::exit_code(&error))
+            ExitCode::from(code)
         }
     }
 }

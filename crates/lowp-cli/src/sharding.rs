@@ -59,6 +59,11 @@ pub(crate) struct ShardingArgs {
     #[arg(long, value_name = "DTYPES")]
     pub(crate) optimizer_state: Option<StateDtypes>,
 
+    /// On GPUs, keep masters and states of the optimizer in page-locked memory of the host, which each step reads and writes over PCIe. It
+    /// changes no result
+    #[arg(long)]
+    pub(crate) offload_optimizer: bool,
+
     /// Number of micro-batches that a step is split into; their gradients are added
     #[arg(long, value_name = "N", default_value_t = 1)]
     pub(crate) accumulate: usize,

@@ -6,7 +6,7 @@ use std::time::Instant;
 
 use super::rig::device;
 use super::*;
-use lowp_kernels::{Cuda, CudaBuffer, GroupScalars, Rule, UpdateAmax, UpdateJob};
+use lowp_kernels::{Cuda, CudaBuffer, DeviceBuffer, GroupScalars, Rule, UpdateAmax, UpdateJob};
 
 /// The buffers of a step in two passes, and its work in order.
 struct Step {
@@ -96,6 +96,94 @@ fn a_captured_step_equals_its_runs() {
         assert_eq!(a, b);
         let other = rig.backend.fork().unwrap();
         assert_eq!(other.launch(&graph), Err(KernelError::OtherStream));
+    });
+}
+
+/// The rig, and the same with buffers in page-locked memory of the host.
+fn both_places(test: impl Fn([&Rig<Cuda>; 2])) {
+    device::once(|rig| {
+        let host = Rig::new(rig.backend.with_host_buffers(), "buffers of the host");
+        test([rig, &host]);
+    });
+}
+
+#[test]
+fn a_captured_step_on_the_host_equals_one_on_the_device() {
+    both_places(|places| {
+        let [on_device, on_host] = places.map(|rig| {
+            let Step {
+                results,
+                bytes,
+                work,
+            } = step(rig);
+            let plans = work.into_iter().map(|work| rig.plan(work).unwrap());
+            let plans: Vec<_> = plans.collect();
+            let device = rig.buffer(&scalars(1).to_bytes());
+            let run = |plan| rig.backend.run_with(plan, &device);
+            let graph = rig.backend.capture(|| plans.iter().try_for_each(run));
+            let graph = graph.unwrap();
+            (1..=3).for_each(|_| rig.backend.launch(&graph).unwrap());
+            let results = results.map(|result| bits(&rig.content::<f32>(&result)));
+            (results, rig.content::<u8>(&bytes))
+        });
+        assert_eq!(on_device, on_host);
+    });
+}
+
+/// Copies in all directions, reads that nobody waits for, and clears.
+#[test]
+fn memory_of_the_host_is_copied_as_that_of_the_device() {
+    both_places(|[rig, host]| {
+        let first = values(5000, 4, false);
+        let from = host.buffer(&first);
+        let [there, back] = [rig, host].map(|rig| rig.backend.alloc::<f32>(5000).unwrap());
+        let cuda = &rig.backend;
+        cuda.copy::<f32>(&from, 0..5000, &there, 0).unwrap();
+        cuda.copy::<f32>(&there, 7..4007, &back, 0).unwrap();
+        cuda.copy::<f32>(&from, 0..990, &back, 4010).unwrap();
+        let pending = cuda.start_read::<f32>(&back, 0..4000).unwrap();
+        let saved = cuda.start_read_bytes::<f32>(&back, 4010..5000).unwrap();
+        cuda.clear::<f32>(&back).unwrap();
+        assert_eq!(bits(&pending.wait().unwrap()), bits(&first[7..4007]));
+        let expected = first[..990].iter().flat_map(|x| x.to_le_bytes());
+        assert!(saved.wait().unwrap().into_iter().eq(expected));
+        assert!(rig.content::<f32>(&back).iter().all(|x| x.to_bits() == 0));
+        assert_eq!(bits(&from.to_vec().unwrap()), bits(&first));
+    });
+}
+
+#[test]
+fn copies_and_clears_of_memory_of_the_host_are_captured() {
+    both_places(|[rig, host]| {
+        let [from, cleared] = [1.0, 2.0].map(|value| host.buffer(&vec![value; 5000]));
+        let to = rig.backend.alloc::<f32>(5000).unwrap();
+        let graph = rig.backend.capture(|| {
+            rig.backend.copy::<f32>(&from, 0..4999, &to, 1)?;
+            rig.backend.copy::<f32>(&to, 0..2, &from, 0)?;
+            rig.backend.clear::<f32>(&cleared)
+        });
+        let graph = graph.unwrap();
+        for ends in [[0.0, 1.0], [0.0, 0.0]] {
+            rig.backend.launch(&graph).unwrap();
+            assert_eq!(rig.content::<f32>(&from)[..2], ends);
+        }
+        assert_eq!(rig.content::<f32>(&to)[..4], [0.0, 0.0, 1.0, 1.0]);
+        assert_eq!(rig.content::<f32>(&cleared), [0.0; 5000]);
+    });
+}
+
+#[test]
+fn memory_of_the_host_is_freed_after_the_work_that_uses_it() {
+    both_places(|[rig, host]| {
+        let len = 1 << 24;
+        let from = host.backend.alloc::<f32>(len).unwrap();
+        let to = rig.backend.alloc::<f32>(len).unwrap();
+        rig.backend.write::<f32>(&from, len - 1, &[5.0]).unwrap();
+        rig.backend.copy::<f32>(&from, 0..len, &to, 0).unwrap();
+        drop(from);
+        let mut last = [0f32];
+        rig.backend.read(&to, len - 1, &mut last).unwrap();
+        assert_eq!(last, [5.0]);
     });
 }
 

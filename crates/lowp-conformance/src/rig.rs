@@ -161,6 +161,15 @@ pub(crate) mod device {
     use super::Rig;
     use lowp_kernels::{Backend, Cuda, KernelError};
 
+    /// As it is used, and with buffers in page-locked memory of the host.
+    pub(crate) fn everywhere(test: impl Fn(&Rig<Cuda>)) {
+        once(|rig| {
+            test(rig);
+            let host = rig.backend.with_host_buffers();
+            test(&Rig::new(host, format!("{rig:?}, buffers of the host")));
+        });
+    }
+
     pub(crate) fn once(test: impl Fn(&Rig<Cuda>)) {
         static DEVICE: OnceLock<Result<Cuda, KernelError>> = OnceLock::new();
         static NOT_RUN: AtomicUsize = AtomicUsize::new(0);
@@ -212,8 +221,6 @@ pub(crate) mod device {
     fn say(line: &str) {
         let _ = writeln!(std::io::stderr(), "{line}");
     }
-
-    pub(crate) use once as everywhere;
 
     pub(crate) fn together(test: impl Fn(&[Rig<Cuda>])) {
         once(|rig| test(std::slice::from_ref(rig)));

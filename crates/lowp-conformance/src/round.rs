@@ -1,6 +1,6 @@
 //! Roundings: values are those that a decode of an encode gives, and codes beside them those of the encode.
 
-use lowp_format::Orientation;
+use lowp_format::{Orientation, Part};
 use lowp_kernels::testing::{is_stochastic, rounded_axis};
 use lowp_kernels::{AmaxJob, RoundJob, StochasticKey, rounds};
 
@@ -12,6 +12,8 @@ use super::*;
 enum Made {
     Values,
     Codes,
+    /// Without the codes that they are of.
+    Scales,
     Nothing,
 }
 
@@ -78,14 +80,19 @@ impl<B: Backend> Encoded<B> {
 
     /// Rounds its source and compares.
     fn assert(&self, rig: &Rig<B>, case: &Case, made: [Made; 2]) {
-        let coded = Orientation::ALL
-            .into_iter()
-            .filter(|o| made[*o as usize] == Made::Codes)
-            .fold(Usage::empty(), |all, o| all | o.usage());
-        let specs = match coded.is_empty() {
-            true => Vec::new(),
-            false => case.of_usage(coded),
+        let of = |what: Made| {
+            let those = Orientation::ALL
+                .into_iter()
+                .filter(|o| made[*o as usize] == what);
+            let usage = those.fold(Usage::empty(), |all, o| all | o.usage());
+            match usage.is_empty() {
+                true => Vec::new(),
+                false => case.of_usage(usage),
+            }
         };
+        let mut specs = of(Made::Codes);
+        let scales = of(Made::Scales).into_iter();
+        specs.extend(scales.filter(|spec| spec.key.part == Part::BlockScale));
         let shape = self.job.shape;
         let garbage =
             |spec: &BufferSpec| Target::new(*spec, rig.buffer(&vec![0xA5u8; spec.bytes(shape)]));
@@ -130,7 +137,7 @@ pub(super) fn in_order(case: &Case) -> bool {
 }
 
 pub fn values_are_those_of_codes<B: Backend>(rig: &Rig<B>) {
-    use Made::{Codes, Nothing, Values};
+    use Made::{Codes, Nothing, Scales, Values};
     let whole = Shape::new(128, 64);
     let known = |case: &Case| rounds(&case.kernels(), whole);
     for case in rig.some_of(cases().into_iter().filter(known), 4) {
@@ -155,8 +162,11 @@ pub fn values_are_those_of_codes<B: Backend>(rig: &Rig<B>) {
                 [Codes, Values],
                 [Values, Nothing],
                 [Nothing, Values],
+                [Codes, Scales],
+                [Scales, Codes],
             ] {
-                if !made.contains(&Codes) || in_order(&case) {
+                let rounds_all = !made.contains(&Codes) && !made.contains(&Scales);
+                if rounds_all || in_order(&case) {
                     encoded.assert(rig, &case, made);
                 }
             }

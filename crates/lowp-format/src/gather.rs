@@ -332,9 +332,17 @@ fn steps(
                 (Axis::Cols, _) if moved => PieceLayout::TilesBeside,
                 (Axis::Cols, _) => PieceLayout::Interleave,
             },
-            pieces: rows
-                .map(|r| stored.bytes(tall.with_rows(r.len())))
-                .collect(),
+            pieces: {
+                // Nearly all ranks have as many rows as the one before.
+                let mut last = (0, stored.bytes(tall.with_rows(0)));
+                let bytes = |range: Range<usize>| {
+                    if range.len() != last.0 {
+                        last = (range.len(), stored.bytes(tall.with_rows(range.len())));
+                    }
+                    last.1
+                };
+                rows.map(bytes).collect()
+            },
             keep: fetched.iter().any(|f| f.key == spec.key),
         }
     };

@@ -167,6 +167,7 @@ impl<B: Multiplies> Builder<'_, B> {
         } = *self;
         let mut optimizer = OptimizerBuilder::new(mesh.world.clone())
             .on(backend)
+            .offload(options.offload)
             .mesh(mesh.mesh)
             .seed(options.seed);
         if options.group.rule.is_of_matrices() {

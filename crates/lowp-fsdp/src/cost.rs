@@ -23,6 +23,7 @@ mod config;
 mod links;
 mod matrices;
 mod memory;
+mod offload;
 mod shapes;
 mod spread;
 mod traffic;
@@ -35,6 +36,9 @@ pub use bandwidth::{Bandwidth, Rate};
 pub use config::{CostConfig, CostError, MAX_MICRO_BATCHES, MAX_RANKS, parameter_state};
 pub use links::{LinkBytes, MovedBytes};
 pub use memory::RankMemory;
+pub use offload::OffloadCost;
+#[cfg(feature = "cuda")]
+pub(crate) use offload::master_passes;
 pub use shapes::{LayerShape, ModelShapes, VarShape};
 pub use spread::{RankSpread, Spread};
 pub use traffic::{CollectiveCost, StepTraffic};
@@ -54,6 +58,8 @@ use weights::Weights;
 pub struct Costs {
     /// Of the rank that holds most.
     pub memory: RankMemory,
+    /// What of it is page-locked memory of the host.
+    pub offloaded: OffloadCost,
     /// Bytes of linear weights of all ranks of a replica.
     pub resident: u128,
     /// Bytes of their masters.
@@ -122,6 +128,7 @@ impl Costs {
             var_gather_bytes: vars.all().sum(|cost| u128::from(cost.stored[memory.rank]))
                 + vars.staying_gathered(),
             staging: memory::staging(&buckets, config),
+            offloaded: OffloadCost::new(parameters, memory.rank, config),
             rule: config.rule,
             state: config.state,
             memory,
@@ -138,6 +145,6 @@ impl Costs {
 
     /// What the rank that holds most has on a device, beside what runs the layers.
     pub fn on_device(&self) -> u128 {
-        self.memory.total + self.var_gather_bytes + self.staging
+        self.memory.total - self.offloaded.bytes_per_rank + self.var_gather_bytes + self.staging
     }
 }

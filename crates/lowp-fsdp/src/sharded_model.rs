@@ -49,6 +49,9 @@ pub struct ModelOptions {
     pub var_group: Option<Group>,
     /// The dtypes of masters, and of the states that the rule has.
     pub state: StateDtypes,
+    /// Whether masters and states are page-locked memory of the host, not of the backend's device
+    /// ([`OptimizerBuilder::offload`](lowp_optim::OptimizerBuilder::offload)).
+    pub offload: bool,
     /// Where the full values of variables are.
     pub vars: VarPlace,
 }
@@ -413,6 +416,11 @@ impl<B: Backend, R: Recipe> ShardedModel<B, R> {
         let vars = self.vars.bytes();
         let state = self.optimizer.state_bytes() + self.optimizer.matrix_bytes();
         Ok(weights.peak - weights.masters + (state + vars) as u64)
+    }
+
+    /// Those bytes of [`ShardedModel::parameter_bytes`] that are page-locked memory of the host ([`ModelOptions::offload`]).
+    pub fn host_bytes(&self) -> u64 {
+        self.optimizer.host_bytes() as u64
     }
 
     /// Bytes of the f32 shards of variables, and of what those that stay are gathered in after a step: beside

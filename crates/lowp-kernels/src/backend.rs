@@ -161,7 +161,15 @@ pub trait Backend: sealed::Backend + Clone + Debug + Send + Sync + 'static {
     /// begin at a multiple of 8 bytes on a device; or a device failure.
     fn run_with(&self, plan: &Self::Plan, scalars: &Self::Buffer<u8>) -> Result<(), KernelError>;
 
-    /// A new stream of the same device, whose work follows what this one was given so far.
+    /// A handle of the same stream whose buffers ([`Backend::alloc`]) are page-locked memory of the host, which the device reads and writes
+    /// over its bus while it works. They serve wherever buffers of the device do, with the same results. On the CPU all memory is the host's, and
+    /// the handle is a clone.
+    #[must_use]
+    fn with_host_buffers(&self) -> Self {
+        self.clone()
+    }
+
+    /// A new stream of the same device, whose work follows what this one was given so far. Its buffers are of the device.
     ///
     /// # Errors
     /// The device has no room.

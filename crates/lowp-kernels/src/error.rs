@@ -359,6 +359,14 @@ pub enum KernelError {
         /// Bytes asked for.
         bytes: u128,
     },
+    /// The host has no room, or locks no more of it for a device.
+    #[error(
+        "the host could not page-lock {bytes} bytes for the device; free memory of the host, raise the limit of its container, or use smaller tensors"
+    )]
+    NoHostMemory {
+        /// Bytes asked for.
+        bytes: usize,
+    },
     /// Something that a graph cannot hold, or that must be there before.
     #[error("{what} cannot be captured in a graph; do it before the capture, or after it")]
     InCapture {

@@ -32,6 +32,10 @@ type Owned<B> = (Source<B>, Vec<State<B>>, Option<Source<B>>);
 pub struct OptimizerBuilder<B: Backend> {
     id: u64,
     backend: B,
+    /// Whether masters and states are memory of the host.
+    offload: bool,
+    /// Bytes of those that are.
+    host_bytes: usize,
     /// Streams that wrote masters of earlier parameters.
     earlier: Vec<B>,
     world: Arc<dyn Communicator<B>>,
@@ -55,6 +59,8 @@ impl<B: Backend> OptimizerBuilder<B> {
         Self {
             id: OPTIMIZERS.fetch_add(1, Ordering::Relaxed),
             backend: world.backend().clone(),
+            offload: false,
+            host_bytes: 0,
             earlier: Vec::new(),
             mesh: Mesh::sharded(world.world_size()),
             world,
@@ -77,6 +83,13 @@ impl<B: Backend> OptimizerBuilder<B> {
             earlier,
             ..self
         }
+    }
+
+    /// Keeps the masters and states of parameters that follow in page-locked memory of the host ([`Backend::with_host_buffers`]), which a step
+    /// reads and writes over the device's bus. All results stay the same. Memory of the caller ([`OptimizerBuilder::param_in`]) stays where it is.
+    #[must_use]
+    pub fn offload(self, offload: bool) -> Self {
+        Self { offload, ..self }
     }
 
     /// Has the ranks of the world hold `mesh.replicate` replicas of `mesh.shard` shards; the default is one
@@ -210,18 +223,25 @@ impl<B: Backend> OptimizerBuilder<B> {
             state,
             place,
         } = spec;
-        let (len, backend) = (master.len(), self.backend.clone());
+        let len = master.len();
         self.check_new(&name, group)?;
+        let keeps = match self.offload {
+            true => self.backend.with_host_buffers(),
+            false => self.backend.clone(),
+        };
         let master = match state.master {
-            FloatDtype::F32 => Source::F32(backend.adopt(master)?),
+            FloatDtype::F32 => Source::F32(keeps.adopt(master)?),
             FloatDtype::Bf16 => {
                 let narrow = master.into_iter().map(bf16::from_f32);
-                Source::Bf16(backend.adopt(narrow.collect())?)
+                Source::Bf16(keeps.adopt(narrow.collect())?)
             }
         };
         let rule = self.groups[group].rule;
-        let states = rule.alloc(&backend, |name| state.of(name), len)?;
-        let grad = Some(Source::alloc(&backend, grad, len)?);
+        let states = rule.alloc(&keeps, |name| state.of(name), len)?;
+        if self.offload {
+            self.host_bytes += len * state.master.bytes() + state.bytes(rule, len);
+        }
+        let grad = Some(Source::alloc(&self.backend, grad, len)?);
         self.add_in((name, group, len), place, (master, states, grad), item)
     }
 
@@ -357,6 +377,8 @@ impl<B: Backend> OptimizerBuilder<B> {
         let Self {
             id,
             backend,
+            offload: _,
+            host_bytes,
             earlier,
             world,
             mesh,
@@ -414,6 +436,7 @@ impl<B: Backend> OptimizerBuilder<B> {
         Ok(Optimizer {
             id,
             backend,
+            host_bytes,
             world,
             mesh,
             book,

@@ -25,6 +25,8 @@ pub struct Optimizer<B: Backend> {
     pub(crate) earlier: Vec<OverGrads<B>>,
     pub(crate) id: u64,
     pub(crate) backend: B,
+    /// Bytes of masters and states in page-locked memory of the host.
+    pub(crate) host_bytes: usize,
     pub(crate) world: Arc<dyn Communicator<B>>,
     pub(crate) mesh: Mesh,
     pub(crate) book: Arc<ScaleBook<B>>,

@@ -208,7 +208,12 @@ impl<B: Backend> Optimizer<B> {
         Ok(self.params[self.index(id)?].item.slots)
     }
 
-    /// Bytes of masters, states and gradients of this rank.
+    /// Bytes of masters and states of this rank that are page-locked memory of the host ([`OptimizerBuilder::offload`](crate::OptimizerBuilder::offload)).
+    pub fn host_bytes(&self) -> usize {
+        self.host_bytes
+    }
+
+    /// Bytes of masters, states and gradients of this rank, wherever they are.
     pub fn state_bytes(&self) -> usize {
         let each = |param: &Param<B>| {
             let states = param

@@ -177,7 +177,9 @@ impl FromStr for StateDtypes {
         let [first, second] = [first.name(), second.name()];
         Err(StateDtypesError::Text {
             part: text.to_owned(),
-            why: format!("has {second} for exp_avg_sq and {first} for exp_avg"),
+            why: format!(
+                "has {second} for exp_avg_sq and {first} for exp_avg; exp_avg_sq is f32 or has the dtype of exp_avg"
+            ),
         })
     }
 }

@@ -465,8 +465,9 @@ mod tests {
     /// A new field is compared where a run goes on, or it changes no bit of what a rank trains.
     #[test]
     fn every_field_is_compared_or_free() {
-        const FREE: [&str; 7] = [
+        const FREE: [&str; 8] = [
             "recompute",
+            "offload_optimizer",
             "seeds",
             "mesh",
             "sharding",
@@ -483,6 +484,7 @@ mod tests {
             z_loss: 1e-4,
             eval_every: Some(1),
             reduce_every_micro_batch: true,
+            offload_optimizer: true,
             ..Config::new(GptConfig::default())
         };
         let [all, model] = [written(&config), written(&config.model)].map(|json| {

@@ -74,6 +74,10 @@ pub struct Config<M> {
         skip_serializing_if = "forms::state::is_f32"
     )]
     pub optimizer_state: StateDtypes,
+    /// Whether masters and states are page-locked memory of the host, which the device of a rank reads and writes in each step. It changes no
+    /// result. Left out of JSON if not.
+    #[serde(default, skip_serializing_if = "forms::is_false")]
+    pub offload_optimizer: bool,
     /// Highest learning rate.
     pub lr: f32,
     /// Highest learning rate of variables where the optimizer is one of matrices, and AdamW updates them.
@@ -132,6 +136,7 @@ impl<M> Config<M> {
             grad_wire: GradWire::F32,
             optimizer: Optimizer::default(),
             optimizer_state: StateDtypes::default(),
+            offload_optimizer: false,
             lr: 3e-3,
             var_lr: forms::var_lr(),
             warmup: 20,
@@ -495,7 +500,7 @@ mod tests {
                     c.optimizer = Optimizer::Sgd;
                     c.optimizer_state = "exp_avg=bf16".parse().expect("dtypes");
                 },
-                "`optimizer_state` exp_avg=bf16: sgd-momentum has no exp_avg; it keeps momentum_buffer",
+                "`optimizer_state` exp_avg=bf16: sgd has no exp_avg; it keeps momentum_buffer",
             ),
             (
                 |c| {

@@ -21,6 +21,7 @@ impl<M: Model> Config<M> {
             accumulate: self.accumulate,
             rule: self.optimizer.rule(),
             state: self.optimizer_state,
+            offload: self.offload_optimizer,
             reduce_every_micro_batch: self.reduce_every_micro_batch,
             recompute: self.recompute,
             ..CostConfig::default()

@@ -14,6 +14,12 @@ pub(crate) fn written(value: &impl Serialize) -> Result<Value, TrainError> {
 
 /// Whether a field is left out.
 #[expect(clippy::trivially_copy_pass_by_ref, reason = "serde passes references")]
+pub(crate) fn is_false(value: &bool) -> bool {
+    !*value
+}
+
+/// The same of a number.
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde passes references")]
 pub(crate) fn is_zero(value: &f32) -> bool {
     *value == 0.0
 }

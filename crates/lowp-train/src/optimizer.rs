@@ -1,6 +1,6 @@
 //! [`Optimizer`]: what updates the parameters of a run, with the hyperparameters that it starts from.
 
-use lowp_optim::{Group, Rule, StateDtypes};
+use lowp_optim::{Group, Rule, StateDtypes, StateDtypesError};
 use serde::{Deserialize, Serialize};
 
 use crate::error::TrainError;
@@ -82,11 +82,20 @@ impl Optimizer {
     /// # Errors
     /// The first that it does not keep, with those that it keeps.
     pub fn check_states(self, state: StateDtypes) -> Result<(), TrainError> {
-        let checked = state.check(self.var_rule());
-        checked.map_err(|cause| TrainError::State {
-            state,
-            optimizer: self,
-            cause,
+        let rule = self.var_rule();
+        let checked = state.check(rule);
+        checked.map_err(|mut cause| {
+            // The name that users know; beside matrices the rule of variables has its own.
+            if let StateDtypesError::NotOfRule { rule: name, .. } = &mut cause
+                && rule == self.rule()
+            {
+                *name = self.name();
+            }
+            TrainError::State {
+                state,
+                optimizer: self,
+                cause,
+            }
         })
     }
 

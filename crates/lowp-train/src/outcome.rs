@@ -39,6 +39,8 @@ pub(crate) struct Outcome {
     pub(crate) memory: u64,
     /// The most bytes that it held on a device, as counted and as measured.
     pub(crate) device: Option<[u64; 2]>,
+    /// Bytes of masters and states in page-locked memory of the host.
+    pub(crate) page_locked: Option<u64>,
     pub(crate) ways: String,
 }
 
@@ -102,6 +104,7 @@ impl Outcome {
             gathered: None,
             memory: 0,
             device: None,
+            page_locked: None,
             ways: String::new(),
         }
     }
@@ -134,8 +137,10 @@ impl Outcome {
         self.memory = self.memory.max(parameters);
         if let Some(DeviceMemory { network, peak }) = network.memory(backend)? {
             let counted = self.device.map_or(0, |[counted, _]| counted);
-            let all = parameters + sharded.var_gather_bytes()? + network;
+            let host = sharded.host_bytes();
+            let all = parameters - host + sharded.var_gather_bytes()? + network;
             self.device = Some([counted.max(all), peak]);
+            self.page_locked = (host > 0).then_some(host);
         }
         Ok(())
     }
@@ -229,6 +234,7 @@ fn result<M: Model>(
             let [counted, measured] = [0, 1].map(|at| a[at].max(b[at]));
             [counted, measured]
         }),
+        page_locked_bytes_per_rank: outcomes.iter().filter_map(|o| o.page_locked).max(),
         ways: Some(first.ways.clone()).filter(|ways| !ways.is_empty()),
         gather_seconds_exposed: first.waited.unwrap_or(per_step(first.gathering)),
         gather_seconds: first.gathered.map(|[all, _]| all),

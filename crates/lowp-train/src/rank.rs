@@ -337,6 +337,7 @@ where
             group: config.group(),
             var_group: config.var_group(),
             state: config.optimizer_state,
+            offload: config.offload_optimizer,
             vars: N::VARS,
         };
         let of = self.recipes(linears, tail);

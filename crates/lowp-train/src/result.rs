@@ -64,6 +64,9 @@ pub struct RunResult {
     /// The most bytes of a GPU's memory that a rank held, as counted (parameters, optimizer state, activations and what the model works
     /// in) and as measured; none on a CPU.
     pub device_bytes_per_rank: Option<[u64; 2]>,
+    /// The most bytes of masters and states that a rank held in page-locked memory of the host; none where a device, or a CPU, has them.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub page_locked_bytes_per_rank: Option<u64>,
     /// How the network ran what may run in several ways, as attention on a GPU ([`Network::ways`](crate::Network::ways)); none where there is one.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub ways: Option<String>,
@@ -165,6 +168,7 @@ pub(crate) fn made_up(recipe: &str, seed: u64, val_loss: f64) -> RunResult {
         flops_per_second: 2.5e12,
         parameter_bytes_per_rank: 12_000,
         device_bytes_per_rank: None,
+        page_locked_bytes_per_rank: None,
         ways: None,
         gather_seconds_exposed: 0.025,
         gather_seconds: None,

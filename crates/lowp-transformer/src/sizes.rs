@@ -100,8 +100,15 @@ impl Sizes {
             return Err(format!("{heads} heads do not divide a width of {dim}"));
         }
         if !self.head_dim().is_multiple_of(16) {
+            let remedy = match self.block {
+                Block::Gpt => format!(
+                    "; with {heads} heads a model {} wide fits",
+                    dim.next_multiple_of(16 * heads)
+                ),
+                Block::Llama(_) => String::new(),
+            };
             return Err(format!(
-                "heads of {} values: on a GPU their width is a multiple of 16; take {dim} / (a multiple of 16) heads",
+                "heads of {} values: on a GPU their width is a multiple of 16{remedy}",
                 self.head_dim()
             ));
         }

@@ -9,6 +9,7 @@ mod native;
 mod resources;
 mod toolkit;
 
+use std::path::Path;
 use std::process::Command;
 
 use anyhow::{Result, anyhow, bail, ensure};
@@ -133,7 +134,7 @@ pub(crate) fn cuda(options: &Options) -> Result<()> {
             let files: Vec<_> = units.iter().map(lowp_nvcc::Unit::file).collect();
             kernel_code::check(&toolkit::readers(&nvcc)?, &folder, &files, &archs)?;
         }
-        let table = stats(own, &folder)?;
+        let table = stats([(own, &folder), (others, &below)])?;
         let table = format!("nvcc {}\n{table}", nvcc.version);
         let (path, targets) = (workspace_root()?.join(TABLE), targets(&archs));
         let known = std::fs::read_to_string(&path)?;
@@ -165,18 +166,22 @@ pub(crate) fn without_kernels(command: &mut Command) {
     command.env("LOWP_CUDA_KERNELS", "none");
 }
 
-/// The table of all kernels. Prints it, and fails if a kernel spills.
-fn stats(sources: Sources<'_>, folder: &std::path::Path) -> Result<Resources> {
+/// The table of all kernels of sources, with the folder that they were compiled into. Prints it, and fails if a kernel spills.
+fn stats(sources: [(Sources<'_>, &Path); 2]) -> Result<Resources> {
     let mut table = Resources::default();
-    for unit in lowp_nvcc::Unit::all(sources).map_err(|why| anyhow!("{why}"))? {
-        let log = std::fs::read_to_string(folder.join(unit.log()))?;
-        table.add(&unit.name, &log);
+    for (sources, folder) in sources {
+        let mut logs = String::new();
+        for unit in lowp_nvcc::Unit::all(sources).map_err(|why| anyhow!("{why}"))? {
+            let log = std::fs::read_to_string(folder.join(unit.log()))?;
+            table.add(&unit.name, &log);
+            logs += &log;
+        }
+        ensure!(
+            logs.contains(resources::KERNEL),
+            "the compiler reported no kernel in {}",
+            folder.display()
+        );
     }
-    ensure!(
-        !table.is_empty(),
-        "the compiler reported no kernel in {}",
-        folder.display()
-    );
     println!("{table}");
     let spilling = table.spilling();
     if !spilling.is_empty() {

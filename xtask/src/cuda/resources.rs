@@ -10,7 +10,7 @@ const SPILLS: usize = 64;
 /// measured; its code is like that of Hopper. Blackwell's has fewer blocks (lowp/policy.cuh).
 const MAY_SPILL: [(&str, [usize; 2]); 9] = [
     ("lowp_adamw", [512, 512]),
-    ("lowp_adamw_other", [128, 128]),
+    ("lowp_adamw_other", [192, 128]),
     ("lowp_encode_blocks_bf16", [384, 384]),
     ("lowp_encode_mixed_bf16", [576, 576]),
     ("lowp_encode_mixed_f32", [384, 384]),
@@ -19,6 +19,9 @@ const MAY_SPILL: [(&str, [usize; 2]); 9] = [
     ("lowp_flat_encode", [128, 128]),
     ("lowp_round_two_level_random", [SPILLS, 128]),
 ];
+
+/// What the report of a kernel begins with.
+pub(super) const KERNEL: &str = "Compiling entry function '";
 
 #[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 struct Row {
@@ -53,7 +56,7 @@ impl Resources {
     pub(super) fn add(&mut self, unit: &str, log: &str) {
         let mut row: Option<Row> = None;
         for line in log.lines() {
-            if let Some((_, rest)) = line.split_once("Compiling entry function '") {
+            if let Some((_, rest)) = line.split_once(KERNEL) {
                 let mut names = rest.split('\'');
                 let kernel = names.next().unwrap_or_default().to_owned();
                 let arch = names.nth(1).unwrap_or_default().to_owned();
@@ -76,10 +79,6 @@ impl Resources {
             }
         }
         self.rows.sort();
-    }
-
-    pub(super) fn is_empty(&self) -> bool {
-        self.rows.is_empty()
     }
 
     /// `kernel (arch)` of those that keep registers in memory.

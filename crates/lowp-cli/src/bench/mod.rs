@@ -32,6 +32,7 @@ use std::time::Duration;
   lowp bench --device cuda --filter adamw --json adamw.json
   lowp bench --device cuda --ranks 2
   lowp bench --device cuda --ranks 2 --filter reduce --sums rank-order
+  lowp bench --device cuda --ranks 1 --offload-optimizer --filter mxfp8
 
 One row per operation, recipe and shape. `share` is the rate of the compulsory bytes (every input
 read once, every output written once, per pass) divided by the rate of a device-to-device copy,
@@ -58,6 +59,11 @@ pub(crate) struct Args {
     /// Minimum number of thread blocks that NCCL uses to move data; 0 lets NCCL choose (with --ranks) [default: 32]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(0..=64))]
     min_ctas: Option<u32>,
+
+    /// Measure only optimizer steps, with masters and states in page-locked memory of the host, next to copies of the same bytes over PCIe in
+    /// both directions at once (with --ranks)
+    #[arg(long)]
+    offload_optimizer: bool,
 
     /// Measure only rows whose operation, recipe or shape contains TEXT
     #[arg(long, value_name = "TEXT")]
@@ -98,6 +104,11 @@ pub(crate) fn main(args: &Args) -> Result<()> {
     if args.ranks.is_none() && (args.sums.is_some() || args.min_ctas.is_some()) {
         return Err(input_error(
             "--sums and --min-ctas configure NCCL between GPUs; add --ranks N, or leave them out",
+        ));
+    }
+    if args.ranks.is_none() && args.offload_optimizer {
+        return Err(input_error(
+            "--offload-optimizer measures optimizer steps of ranks; add --ranks 1, or leave it out",
         ));
     }
     if let Some(path) = &args.json {
@@ -149,6 +160,7 @@ fn run_ranks(first: usize, ranks: usize, args: &Args) -> Result<report::RanksRep
     let size = Size {
         runs: args.runs as usize,
         shrink: args.shrink as usize,
+        offload: args.offload_optimizer,
     };
     let default = NcclOptions::default();
     let (sums, name) = match args.sums {

@@ -1,6 +1,7 @@
 //! The file commands: quantize, shard, inspect and compare safetensors files (docs/decisions/0005-files.md).
 
 mod args;
+mod checkpoint_of;
 mod dequantize;
 mod export;
 mod import;

@@ -1,6 +1,7 @@
 //! `lowp verify`: whether two models hold the same bytes, and where they differ first, by [`lowp_file::verify::verify`] and
 //! [`verify_source`].
 
+use super::checkpoint_of::checkpoint_of;
 use super::progress::Bar;
 use crate::device::{Device, OnDevice};
 use crate::output;
@@ -30,7 +31,7 @@ difference, which is reported with its tensor, block and byte; 2 if an input can
 )]
 pub(crate) struct Args {
     /// A .safetensors file, the .safetensors.index.json of a sharded model, a Hugging Face model folder, a folder of rank files,
-    /// or a checkpoint; checkpoints of different numbers of ranks can be compared
+    /// a checkpoint, or the folder of --save of one run; checkpoints of different numbers of ranks can be compared
     a: PathBuf,
 
     /// The model that A is compared with
@@ -62,9 +63,9 @@ pub(crate) fn main(args: &Args) -> Result<()> {
 }
 
 fn verify(path_a: &Path, path_b: &Path) -> Result<()> {
-    match [path_a, path_b].map(checkpoint::is_checkpoint) {
-        [true, true] => return equal(checkpoint::verify(path_a, path_b)?),
-        [false, false] => {}
+    match [checkpoint_of(path_a)?, checkpoint_of(path_b)?] {
+        [Some(a), Some(b)] => return equal(checkpoint::verify(&a, &b)?),
+        [None, None] => {}
         _ => {
             return Err(input_error(
                 "one is a checkpoint of `lowp train` and the other is not; give two checkpoints, or two models",

@@ -76,6 +76,11 @@ JSON of --model:
       in_turn            operands, logits and gradients of activations, which layers use in turn
       workspaces         of products and attention
       total              of all; `planned_bytes_per_rank` of `lowp train`
+  host                   with --offload-optimizer: masters and states, which `memory` counts, too:
+      bytes_per_rank     page-locked memory
+      bytes_per_node     of all ranks of a node
+      read_per_step      bytes that a GPU reads over PCIe, masters once for each pass over them
+      written_per_step   and writes
   left_out               array of `what`, and its `bytes` or null
   operations             array, in the order of a step:
       what               transient_variables (embeddings and heads), forward,
@@ -107,6 +112,7 @@ fn of_model(arg: clap::Arg) -> clap::Arg {
     mut_arg("grad_wire", of_model),
     mut_arg("optimizer", of_model),
     mut_arg("optimizer_state", of_model),
+    mut_arg("offload_optimizer", of_model),
     mut_arg("accumulate", of_model),
     mut_arg("reduce_every_micro_batch", of_model),
     mut_arg("recompute", of_model),

@@ -67,6 +67,7 @@ JSON: {\"device\": \"cpu\" or \"cuda\", \"runs\": [..], \"config\": {..}}. One e
   flops_per_second       of the model's products and attention, forward and backward, without recomputed work
   parameter_bytes_per_rank  most bytes of weights, masters, states, gradients, variables and what muon works in that a rank held at once
   device_bytes_per_rank  on GPUs, most bytes that a rank held there, activations included: as counted, and as measured
+  page_locked_bytes_per_rank  with --offload-optimizer, most bytes of masters and states that a rank held on the host; else absent
   ways                   on GPUs, how attention ran: by cuDNN, deterministic or not, or as products
   planned_bytes_per_rank  the same by the accounting of `lowp plan --device cuda`, before anything was allocated; null on a CPU
   optimizer_state        dtypes of its masters and states, or null where all are f32
@@ -246,7 +247,7 @@ pub(crate) struct Args {
     )]
     pub(crate) schedule: ScheduleName,
 
-    /// Last steps in which the learning rate falls, with --schedule wsd [default: a fifth of the steps]
+    /// Last steps in which the learning rate falls, with --schedule wsd [default: a fifth of the steps, at most those after warm-up]
     #[arg(long, value_name = "N", help_heading = "Optimizer")]
     pub(crate) decay_steps: Option<u64>,
 

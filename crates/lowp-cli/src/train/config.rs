@@ -129,6 +129,7 @@ impl Setup {
             grad_wire: args.sharded.grad_wire(),
             optimizer,
             optimizer_state: args.sharded.optimizer_state(),
+            offload_optimizer: args.sharded.offload_optimizer,
             lr: or("lr", args.lr, rate(optimizer), false)?,
             var_lr: or("var_lr", args.var_lr, var_lr, false)?,
             warmup,
@@ -310,6 +311,7 @@ fn check_device(args: &Args) -> Result<(), UsageError> {
         ),
         ("--agree-amaxes", args.agree_amaxes),
         ("--no-prefetch", args.sharded.no_prefetch),
+        ("--offload-optimizer", args.sharded.offload_optimizer),
     ];
     match (of_gpus.iter().find(|(_, given)| *given), args.device) {
         (Some((option, _)), Device::Cpu) => Err(UsageError::new(format!(

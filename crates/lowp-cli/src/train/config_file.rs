@@ -28,19 +28,28 @@ pub(crate) struct Expanded {
 impl Expanded {
     /// What to know of an error: which of the options that it names come from the file.
     pub(crate) fn origin(&self, error: &str) -> Option<String> {
-        let options = self.added.iter().filter(|option| {
+        let is_named = |option: &&str| {
             let mut words = error.split(|c: char| !(c.is_ascii_alphanumeric() || c == '-'));
-            words.any(|word| word == option.as_str())
-        });
-        let options: Vec<&str> = options.map(String::as_str).collect();
-        (!options.is_empty()).then(|| format!("from {}: {}", shown(&self.file), options.join(", ")))
+            words.any(|word| word == *option)
+        };
+        let added = self.added.iter().map(String::as_str);
+        let named: Vec<&str> = added.filter(is_named).collect();
+        (!named.is_empty()).then(|| format!("from {}: {}", shown(&self.file), named.join(", ")))
+    }
+
+    /// The options of the file, where an error may be of one that it does not name.
+    pub(crate) fn options(&self) -> Option<String> {
+        let options = self.added.join(", ");
+        (!options.is_empty()).then(|| format!("options of {}: {options}", shown(&self.file)))
     }
 }
 
 /// The arguments of `lowp train` with the options of the file that `--config` names; those of other commands as they are.
 pub(crate) fn expand(args: Vec<OsString>) -> Result<Expanded, UsageError> {
     let is_train = args.get(1).is_some_and(|command| command == "train");
-    let Some(file) = is_train.then(|| value_of(&args, "--config")).flatten() else {
+    let asks_help = args.iter().any(|arg| arg == "--help" || arg == "-h");
+    let file = (is_train && !asks_help).then(|| value_of(&args, "--config"));
+    let Some(file) = file.flatten() else {
         return Ok(Expanded {
             args,
             ..Expanded::default()
@@ -207,9 +216,12 @@ fn makes_moot(long: &str, value: &Value, words: &[OsString]) -> Option<Moot> {
         "decay-steps" => with("--schedule", &|name| name != "wsd"),
         "kv-heads" => with("--arch", &|name| name == "gpt"),
         "reshard-after-forward" => with("--sharding", &|name| name == "zero1"),
-        "agree-amaxes" | "no-cudnn" | "no-prefetch" | "nondeterministic-attention" | "profile" => {
-            with("--device", &|name| name == "cpu")
-        }
+        "agree-amaxes"
+        | "no-cudnn"
+        | "no-prefetch"
+        | "nondeterministic-attention"
+        | "offload-optimizer"
+        | "profile" => with("--device", &|name| name == "cpu"),
         _ => None,
     }
 }
@@ -284,6 +296,11 @@ mod tests {
             Some("from run.toml: --lr, --held-out")
         );
         assert_eq!(found("--lr-min and --no-audits are none"), None);
+        assert_eq!(
+            expanded.options().as_deref(),
+            Some("options of run.toml: --lr, --held-out, --no-audit")
+        );
+        assert_eq!(Expanded::default().options(), None);
     }
 
     #[test]

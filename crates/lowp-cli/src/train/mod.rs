@@ -54,6 +54,8 @@ pub(crate) fn main(args: &Args) -> Result<()> {
 
 fn train(args: &Args, world: &World) -> Result<()> {
     let setup = Setup::new(args, world.launch())?;
+    let here = world.ranks_here(setup.config.mesh.world());
+    let page_locked = planned::page_locked(args, &setup, here)?;
     if let Device::Cuda(_) = setup.device {
         #[cfg(feature = "cuda")]
         gpu::check(&setup)?;
@@ -95,6 +97,9 @@ fn train(args: &Args, world: &World) -> Result<()> {
         }
     }
     world.agree(args, &setup, &text)?;
+    if let Some(note) = page_locked.filter(|_| world.reports()) {
+        output::note(&note);
+    }
     if let (Some(folder), true) = (&setup.folder, world.reports()) {
         for (run, config) in setup.each() {
             if let Some(run) = setup.checkpoints.folder_of(run, config.seed) {

@@ -116,8 +116,12 @@ impl Launch {
         let Some(launcher) = LAUNCHERS.iter().find(names) else {
             // Each process would be a run of its own.
             let Launcher { rank, world, .. } = &LAUNCHERS[0];
-            let several =
-                text(world).filter(|value| value.trim().parse().is_ok_and(|n: usize| n > 1));
+            let several = text(world).filter(|value| {
+                value
+                    .trim()
+                    .parse()
+                    .map_or(!value.trim().is_empty(), |n: usize| n > 1)
+            });
             return match several {
                 Some(ranks) => Err(wrong(
                     rank,
@@ -387,6 +391,10 @@ mod tests {
             (
                 vec![("WORLD_SIZE", "2")],
                 "RANK=: it must be set beside WORLD_SIZE, which is 2; set it, or unset WORLD_SIZE",
+            ),
+            (
+                vec![("WORLD_SIZE", "abc")],
+                "RANK=: it must be set beside WORLD_SIZE, which is abc; set it, or unset WORLD_SIZE",
             ),
             (
                 vec![("RANK", "x"), ("WORLD_SIZE", "2")],

@@ -4,6 +4,8 @@
 #[cfg(feature = "cuda")]
 mod by_size;
 #[cfg(feature = "cuda")]
+mod offload;
+#[cfg(feature = "cuda")]
 mod rank;
 
 #[cfg(feature = "cuda")]
@@ -57,6 +59,8 @@ pub struct Size {
     pub runs: usize,
     /// What both sides of every shape are divided by.
     pub shrink: usize,
+    /// Whether only steps are measured, with masters and states in page-locked memory of the host.
+    pub offload: bool,
 }
 
 /// One operation of all ranks.

@@ -7,11 +7,14 @@ use lowp_comm::{Communicator, GatherItem, GradWire, Mesh, MeshComm, ReduceItem, 
 use lowp_format::{AnyRecipe, Phase, Recipe, Role, Shape};
 use lowp_kernels::bench::copy_rate;
 use lowp_kernels::{Backend, Cuda, CudaMark, FloatDtype, Source};
-use lowp_optim::{Group, OptimizerBuilder, ParamSpec, StepOptions};
+use lowp_optim::{
+    Group, Optimizer, OptimizerBuilder, ParamId, ParamSpec, PendingStep, StepOptions,
+};
 use lowp_shard::{
     GatherGroup, GatherPool, GradBucketOptions, GradBuckets, GradParam, ShardSpec, ShardedTensor,
 };
 
+use super::offload::OFFLOADED;
 use super::{RankRow, RankRows, Result, Size};
 use crate::cost::Bandwidth;
 
@@ -35,6 +38,24 @@ fn block(width: usize) -> [Shape; 4] {
         Shape::new(4 * width, width),
         Shape::new(width, 4 * width),
     ]
+}
+
+/// An optimizer that is measured.
+pub(super) struct Stepped {
+    optimizer: Optimizer<Cuda>,
+    ids: Vec<ParamId>,
+    /// Elements of this rank, and bytes of its shards.
+    pub(super) elements: usize,
+    codes: usize,
+}
+
+impl Stepped {
+    pub(super) fn step(&mut self) -> Result<PendingStep<Cuda>> {
+        // The gradients stay where they are.
+        let ids = self.ids.iter();
+        ids.for_each(|&id| self.optimizer.mark_ready(id));
+        Ok(self.optimizer.step(&StepOptions::default())?)
+    }
 }
 
 /// One rank.
@@ -61,6 +82,14 @@ impl Rank<'_> {
             small_copy_microseconds: self.small_copy()?,
             rows: Vec::new(),
         };
+        if self.size.offload {
+            for recipe in AnyRecipe::all() {
+                if wanted(OFFLOADED, recipe.name()) {
+                    report.rows.extend(self.offloaded_step(recipe)?);
+                }
+            }
+            return Ok(report);
+        }
         if wanted("gather", ANY) {
             report.rows.extend(self.gathers_by_size()?);
         }
@@ -128,7 +157,16 @@ impl Rank<'_> {
     }
 
     /// Median milliseconds of `call` on the device, all ranks together: the slowest rank's.
-    pub(super) fn timed(&self, mut call: impl FnMut() -> Result<()>) -> Result<f64> {
+    pub(super) fn timed(&self, call: impl FnMut() -> Result<()>) -> Result<f64> {
+        self.timed_by(CALLS, call)
+    }
+
+    /// The same of so many calls between two looks at the clock.
+    pub(super) fn timed_by(
+        &self,
+        calls: usize,
+        mut call: impl FnMut() -> Result<()>,
+    ) -> Result<f64> {
         for _ in 0..WARM_UP {
             call()?;
         }
@@ -136,11 +174,11 @@ impl Rank<'_> {
         for _ in 0..self.size.runs {
             self.together()?;
             let begin = self.cuda.mark()?;
-            for _ in 0..CALLS {
+            for _ in 0..calls {
                 call()?;
             }
             let end: CudaMark = self.cuda.mark()?;
-            times.push(f64::from(begin.milliseconds_to(&end)?) / CALLS as f64);
+            times.push(f64::from(begin.milliseconds_to(&end)?) / calls as f64);
         }
         self.slowest(times)
     }
@@ -328,12 +366,11 @@ impl Rank<'_> {
         Ok(times[times.len() / 2])
     }
 
-    /// A step of the optimizer over all weights, collectives included.
-    fn step(&self, recipe: AnyRecipe, copy: f64) -> Result<RankRow> {
-        self.say(&format!("step  {}", recipe.name()));
-        self.together()?;
-        let [before, _] = self.cuda.memory()?;
-        let mut builder = OptimizerBuilder::new(Arc::clone(&self.comm)).on(&self.cuda);
+    /// An optimizer over all weights, each of which has a gradient.
+    pub(super) fn stepped(&self, recipe: AnyRecipe) -> Result<Stepped> {
+        let mut builder = OptimizerBuilder::new(Arc::clone(&self.comm))
+            .on(&self.cuda)
+            .offload(self.size.offload);
         let group = builder.group(Group::default());
         let (mut ids, mut elements, mut codes) = (vec![], 0, 0);
         let shards = self.shards(recipe)?;
@@ -358,11 +395,22 @@ impl Rank<'_> {
                 .collect();
             optimizer.set_grad(id, &grad)?;
         }
-        let mut step = || -> Result<_> {
-            // The gradients stay where they are.
-            ids.iter().for_each(|&id| optimizer.mark_ready(id));
-            Ok(optimizer.step(&StepOptions::default())?)
-        };
+        Ok(Stepped {
+            optimizer,
+            ids,
+            elements,
+            codes,
+        })
+    }
+
+    /// A step of the optimizer over all weights, collectives included.
+    fn step(&self, recipe: AnyRecipe, copy: f64) -> Result<RankRow> {
+        self.say(&format!("step  {}", recipe.name()));
+        self.together()?;
+        let [before, _] = self.cuda.memory()?;
+        let mut stepped = self.stepped(recipe)?;
+        let (elements, codes, weights) = (stepped.elements, stepped.codes, stepped.ids.len());
+        let mut step = || stepped.step();
         for _ in 0..WARM_UP {
             let _applied = step()?.wait()?;
         }
@@ -372,7 +420,7 @@ impl Rank<'_> {
             Ok(())
         })?;
         outcomes.clear();
-        let host = self.host(ids.len(), || {
+        let host = self.host(weights, || {
             outcomes.push(step()?);
             Ok(())
         })?;

@@ -48,6 +48,8 @@ pub struct CostConfig {
     pub rule: Rule,
     /// The dtypes of masters, and of the states that the rule has.
     pub state: StateDtypes,
+    /// Whether masters and states are page-locked memory of the host.
+    pub offload: bool,
     /// Where layers run, and full variables with them: on the host, which decodes weights, or on a device, which reads them as they are
     /// gathered.
     pub vars: VarPlace,
@@ -72,6 +74,7 @@ impl Default for CostConfig {
             grad_wire: GradWire::F32,
             rule: Rule::default(),
             state: StateDtypes::default(),
+            offload: false,
             vars: VarPlace::Host,
             prefetch: false,
             accumulate: 1,

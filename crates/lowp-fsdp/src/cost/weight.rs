@@ -1,6 +1,7 @@
 //! [`WeightCost`]: what one weight costs each rank, from its recipe's specs and gather plans.
 
 use super::config::CostConfig;
+use super::offload::master_passes;
 use crate::builder::flat_shards;
 use lowp_format::{
     Axis, BlockCuts, BufferSpec, FormatError, GatherPlan, GatherStep, Part, PhasePlans, Recipe,
@@ -96,6 +97,8 @@ pub(super) struct WeightCost {
     pub(super) parts: Vec<u64>,
     /// Bytes beside a full weight.
     pub(super) staged: u64,
+    /// How often a step reads its masters.
+    pub(super) master_passes: u64,
 }
 
 impl WeightCost {
@@ -143,6 +146,7 @@ impl WeightCost {
             plans: Some(plans),
             parts: parts.unwrap_or_else(|| vec![0; ranks]),
             staged: 0,
+            master_passes: master_passes(recipe, false),
         })
     }
 
@@ -193,6 +197,7 @@ impl WeightCost {
             plans: None,
             parts: vec![0; ranks],
             staged,
+            master_passes: master_passes(recipe, true),
         })
     }
 }

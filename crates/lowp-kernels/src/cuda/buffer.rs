@@ -1,4 +1,4 @@
-//! [`CudaBuffer`]: a shared handle on device memory, owned or borrowed from another library.
+//! [`CudaBuffer`]: a shared handle on memory that a device uses: its own, page-locked memory of the host, or borrowed from another library.
 
 #![expect(
     unsafe_code,
@@ -15,7 +15,7 @@ use cudarc::driver::result;
 
 use super::deferred;
 use super::device::Device;
-use super::driver::failed;
+use super::driver::{copy, failed};
 use super::handle::Cuda;
 use super::host_pool::Lender;
 use super::memory::Memory;
@@ -23,7 +23,7 @@ use super::{capture, host};
 use crate::host::zeroed;
 use crate::{DeviceBuffer, Element, KernelError, Pending};
 
-/// A shared handle on device memory of fixed length, or on a part of it. Cloning clones the handle, not the
+/// A shared handle on memory of fixed length that a device uses, or on a part of it. Cloning clones the handle, not the
 /// content.
 pub struct CudaBuffer<T> {
     /// The first entry of the memory that the handle names.
@@ -105,8 +105,11 @@ impl<T: Element> CudaBuffer<T> {
         let memory = match len {
             0 => None,
             _ => {
-                let memory = Memory::zeros(cuda.device(), &cuda.queue.stream, bytes)?;
-                Some(Arc::new(memory))
+                let zeros = match cuda.host_buffers {
+                    true => Memory::host_zeros,
+                    false => Memory::zeros,
+                };
+                Some(Arc::new(zeros(cuda.device(), &cuda.queue.stream, bytes)?))
             }
         };
         Ok(Self {
@@ -170,12 +173,12 @@ impl<T: Element> CudaBuffer<T> {
             return Ok(());
         }
         cuda.bind()?;
+        let (to, bytes) = (values.as_mut_ptr() as u64, size_of_val(values));
         let stream = cuda.queue.stream.cu_stream();
         // SAFETY: the backend checked the range; the copy is waited for before `values` is free.
-        let copied = unsafe { result::memcpy_dtoh_async(values, self.at(start), stream) };
+        let copied = unsafe { copy(to, self.at(start), bytes, stream) };
         let done = cuda.finish();
-        copied.map_err(failed("cuMemcpyDtoHAsync"))?;
-        done
+        copied.and(done)
     }
 
     /// Copies `from`, of the same length and apart from this buffer.
@@ -189,8 +192,7 @@ impl<T: Element> CudaBuffer<T> {
         let (to, from) = (self.at(0), from.at(0));
         let bytes = self.len * size_of::<T>();
         // SAFETY: both have this many bytes, and the backend checked that they do not overlap.
-        let copied = unsafe { result::memcpy_dtod_async(to, from, bytes, stream.cu_stream()) };
-        copied.map_err(failed("cuMemcpyDtoDAsync"))
+        unsafe { copy(to, from, bytes, stream.cu_stream()) }
     }
 
     pub(super) fn fill_zero(&self, cuda: &Cuda) -> Result<(), KernelError> {
@@ -261,11 +263,11 @@ impl<T: Element> DeviceBuffer<T> for CudaBuffer<T> {
             let stream = device.context.new_stream();
             let stream = stream.map_err(failed("cuStreamCreate"))?;
             device.gather(&stream)?;
-            let raw = stream.cu_stream();
+            let (to, bytes) = (values.as_mut_ptr() as u64, size_of_val(&values[..]));
             // SAFETY: the buffer has as many entries; the copy is waited for before `values` is free.
-            let copied = unsafe { result::memcpy_dtoh_async(&mut values, self.at(0), raw) };
+            let copied = unsafe { copy(to, self.at(0), bytes, stream.cu_stream()) };
             let done = device.events.finish(&stream);
-            copied.map_err(failed("cuMemcpyDtoHAsync"))?;
+            copied?;
             done.map_err(failed("cuStreamSynchronize"))?;
         }
         Ok(values)

@@ -29,6 +29,8 @@ pub struct CudaMark {
 #[derive(Clone)]
 pub struct Cuda {
     pub(super) queue: Arc<Queue>,
+    /// Whether its buffers are page-locked memory of the host.
+    pub(super) host_buffers: bool,
 }
 
 impl Cuda {
@@ -78,7 +80,10 @@ impl Cuda {
 
     pub(super) fn with(device: Arc<Device>, stream: Arc<CudaStream>) -> Result<Self, KernelError> {
         let queue = Arc::new(Queue::new(device, stream)?);
-        Ok(Self { queue })
+        Ok(Self {
+            queue,
+            host_buffers: false,
+        })
     }
 
     pub(super) fn device(&self) -> &Arc<Device> {
@@ -159,7 +164,7 @@ impl Cuda {
     }
 
     /// The most bytes that were allocated from the device's pool at once since the last [`Cuda::reset_peak_memory`]: that is buffers and
-    /// tables of plans of every handle of the device in this process.
+    /// tables of plans of every handle of the device in this process, but for buffers that are memory of the host.
     ///
     /// # Errors
     /// The driver failed.

@@ -5,11 +5,11 @@
 use std::marker::PhantomData;
 use std::sync::Arc;
 
-use cudarc::driver::{CudaEvent as DriverEvent, CudaStream, result};
+use cudarc::driver::{CudaEvent as DriverEvent, CudaStream};
 
 use super::capture;
 use super::device::Device;
-use super::driver::failed;
+use super::driver::{copy, failed};
 use super::host_pool::{Block, CHUNK, IN_FLIGHT, Lender};
 use crate::host::zeroed;
 use crate::pending::Arrival;
@@ -28,15 +28,12 @@ pub(super) unsafe fn write<T: Element>(
     let bytes: &[u8] = bytemuck::cast_slice(values);
     for (index, chunk) in bytes.chunks(CHUNK).enumerate() {
         let block = device.host.take(&device.events, chunk.len(), IN_FLIGHT)?;
-        // SAFETY: the block has as many bytes, and nobody else has it.
-        let staged = unsafe {
-            std::ptr::copy_nonoverlapping(chunk.as_ptr(), block.pointer, chunk.len());
-            std::slice::from_raw_parts(block.pointer, chunk.len())
-        };
         let at = to + (index * CHUNK) as u64;
-        // SAFETY: the caller's promise; the block is lent again behind the copy.
-        let copied = unsafe { result::memcpy_htod_async(at, staged, stream.cu_stream()) };
-        copied.map_err(failed("cuMemcpyHtoDAsync"))?;
+        // SAFETY: the block has as many bytes, and nobody else has it; it is lent again behind the copy. For the rest the caller answers.
+        unsafe {
+            std::ptr::copy_nonoverlapping(chunk.as_ptr(), block.pointer(), chunk.len());
+            copy(at, block.pointer() as u64, chunk.len(), stream.cu_stream())?;
+        }
         match device.events.record(stream) {
             Ok(event) => device.host.give_back(block, Some(event)),
             Err(error) => {
@@ -66,11 +63,8 @@ pub(super) unsafe fn start_read<T: Element>(
         Lender::Pool => device.host.take(&device.events, bytes, usize::MAX)?,
         Lender::Staging => device.host.stage(&device.events, bytes)?,
     };
-    // SAFETY: the block has as many bytes, and nobody else has it.
-    let host = unsafe { std::slice::from_raw_parts_mut(block.pointer, bytes) };
-    // SAFETY: the caller's promise; the block is held until the copy is done.
-    let copied = unsafe { result::memcpy_dtoh_async(host, from, stream.cu_stream()) };
-    copied.map_err(failed("cuMemcpyDtoHAsync"))?;
+    // SAFETY: the caller's promise; the block has as many bytes, nobody else has it, and it is held until the copy is done.
+    unsafe { copy(block.pointer() as u64, from, bytes, stream.cu_stream())? };
     match device.events.record(stream) {
         Ok(event) => Ok(OnItsWay {
             copy: Some((block, event)),
@@ -111,7 +105,7 @@ impl<T: Element> Arrival<T> for OnItsWay<T> {
             // SAFETY: the copy, of as many values, is done; every bit pattern is an `Element`.
             unsafe {
                 let to = values.as_mut_ptr().cast::<u8>();
-                std::ptr::copy_nonoverlapping(block.pointer, to, self.len * size_of::<T>());
+                std::ptr::copy_nonoverlapping(block.pointer(), to, self.len * size_of::<T>());
             }
         }
         if let Some((block, event)) = self.copy.take() {

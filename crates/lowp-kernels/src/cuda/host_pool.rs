@@ -1,16 +1,13 @@
-//! [`HostPool`]: page-locked memory of the host.
-
-#![expect(unsafe_code, reason = "page-locked memory of the driver")]
+//! [`HostPool`]: page-locked memory of the host for copies.
 
 use std::collections::VecDeque;
-use std::ffi::c_void;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use cudarc::driver::{CudaContext, CudaEvent as DriverEvent, result};
+use cudarc::driver::CudaEvent as DriverEvent;
 
-use super::cleanup::Cleanup;
 use super::driver::failed;
 use super::events::Events;
+use super::host_block::HostBlock;
 use crate::KernelError;
 
 /// Bytes that may be on their way to a device; more wait for the first of them.
@@ -20,12 +17,11 @@ pub(super) const CHUNK: usize = 8 << 20;
 /// Bytes of the smallest block.
 const SMALLEST: usize = 4096;
 
-/// Page-locked memory.
+/// Page-locked memory that is lent.
 pub(super) struct Block {
-    pub(super) pointer: *mut u8,
+    memory: HostBlock,
     bytes: usize,
     lender: Lender,
-    context: Arc<CudaContext>,
 }
 
 /// Whose blocks they are.
@@ -37,19 +33,17 @@ pub(super) enum Lender {
     Staging,
 }
 
-// SAFETY: plain memory, of which there is one owner.
-unsafe impl Send for Block {}
-// SAFETY: as above; shared references do not reach the memory.
-unsafe impl Sync for Block {}
+impl Block {
+    pub(super) fn pointer(&self) -> *mut u8 {
+        self.memory.pointer
+    }
 
-impl Drop for Block {
-    fn drop(&mut self) {
-        let _cleanup = Cleanup::begin(&self.context);
-        self.context.record_err(self.context.bind_to_thread());
-        let pointer: *mut c_void = self.pointer.cast();
-        // SAFETY: allocated by `HostPool::take`, freed once; the device has passed every copy.
-        self.context
-            .record_err(unsafe { result::free_host(pointer) });
+    fn new(events: &Events, bytes: usize, lender: Lender) -> Result<Self, KernelError> {
+        Ok(Self {
+            memory: HostBlock::new(&events.context, bytes)?,
+            bytes,
+            lender,
+        })
     }
 }
 
@@ -97,11 +91,8 @@ impl HostPool {
             let oldest = if full { inner.next() } else { None };
             drop(inner);
             let Some((block, event)) = oldest else {
-                return allocate(
-                    events,
-                    bytes.next_power_of_two().max(SMALLEST),
-                    Lender::Pool,
-                );
+                let bytes = bytes.next_power_of_two().max(SMALLEST);
+                return Block::new(events, bytes, Lender::Pool);
             };
             if let Err(error) = events.wait(&event) {
                 // The copy may not be done.
@@ -122,7 +113,7 @@ impl HostPool {
             Some(at) => Ok(inner.staged.swap_remove(at)),
             None => {
                 drop(inner);
-                allocate(events, bytes, Lender::Staging)
+                Block::new(events, bytes, Lender::Staging)
             }
         }
     }
@@ -180,19 +171,4 @@ impl Inner {
             self.free.push(block);
         }
     }
-}
-
-fn allocate(events: &Events, bytes: usize, lender: Lender) -> Result<Block, KernelError> {
-    let context = &events.context;
-    context
-        .bind_to_thread()
-        .map_err(failed("cuCtxSetCurrent"))?;
-    // SAFETY: the result is checked, and freed with the block.
-    let pointer = unsafe { result::malloc_host(bytes, 0) }.map_err(failed("cuMemHostAlloc"))?;
-    Ok(Block {
-        pointer: pointer.cast(),
-        bytes,
-        lender,
-        context: Arc::clone(context),
-    })
 }

@@ -1,4 +1,4 @@
-//! [`Memory`]: device memory, of the device's pool or of another library.
+//! [`Memory`]: memory that a device uses, of its pool, of the host or of another library.
 
 #![expect(unsafe_code, reason = "allocates, fills and frees device memory")]
 
@@ -11,9 +11,10 @@ use super::cleanup::Cleanup;
 use super::deferred;
 use super::device::Device;
 use super::driver::failed;
+use super::host_block::HostBlock;
 use crate::KernelError;
 
-/// Device memory, freed or given back with its last handle.
+/// Memory that a device uses, freed or given back with its last handle.
 pub(super) struct Memory {
     pub(super) pointer: u64,
     pub(super) device: Arc<Device>,
@@ -23,7 +24,7 @@ pub(super) struct Memory {
 enum Owner {
     /// Allocated here, in the order of this stream.
     Stream(Arc<CudaStream>),
-    /// Memory of another library, and what keeps it alive; `None` where nothing does, and after that was given back.
+    /// Memory of the host or of another library, and what keeps it alive; `None` where nothing does, and after that was given back.
     Other(Option<deferred::Owner>),
 }
 
@@ -50,10 +51,28 @@ impl Memory {
             device: Arc::clone(device),
             owner,
         };
-        // SAFETY: the memory has `bytes` bytes and is used in the order of the stream.
-        let zeroed = unsafe { result::memset_d8_async(memory.pointer, 0, bytes, stream) };
+        memory.zeroed(bytes, stream)
+    }
+
+    /// The same in page-locked memory of the host.
+    pub(super) fn host_zeros(
+        device: &Arc<Device>,
+        stream: &Arc<CudaStream>,
+        bytes: usize,
+    ) -> Result<Self, KernelError> {
+        device.reap();
+        let block = HostBlock::new(&device.context, bytes)?;
+        // Addresses are unified: the device knows page-locked memory by the address that the host has.
+        let pointer = block.pointer as u64;
+        Self::of(device, pointer, Some(Box::new(block))).zeroed(bytes, stream.cu_stream())
+    }
+
+    /// Sets all of its `bytes` bytes to zero in the order of `stream`.
+    fn zeroed(self, bytes: usize, stream: sys::CUstream) -> Result<Self, KernelError> {
+        // SAFETY: the memory was just allocated with as many bytes and is used in the order of the stream.
+        let zeroed = unsafe { result::memset_d8_async(self.pointer, 0, bytes, stream) };
         zeroed.map_err(failed("cuMemsetD8Async"))?;
-        Ok(memory)
+        Ok(self)
     }
 
     /// Memory of others at `pointer`, which `owner` keeps alive, if something must.

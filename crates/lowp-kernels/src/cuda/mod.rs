@@ -11,7 +11,8 @@
 //!
 //! A process has one device per ordinal, which all handles share. Memory is freed after the work of all of
 //! them, in the order of the stream that it was allocated on. Memory of others goes back to them when all
-//! streams have passed its last use; no drop of a buffer or a plan waits for that.
+//! streams have passed its last use; no drop of a buffer or a plan waits for that. The same holds for buffers that are page-locked memory of the
+//! host ([`Backend::with_host_buffers`]).
 
 use std::ops::Range;
 
@@ -30,6 +31,7 @@ mod events;
 mod graph;
 mod handle;
 mod host;
+mod host_block;
 mod host_pool;
 mod library;
 mod memory;
@@ -167,6 +169,13 @@ impl Backend for Cuda {
 
     fn run_with(&self, plan: &CudaPlan, scalars: &CudaBuffer<u8>) -> Result<(), KernelError> {
         plan.run_with(self, scalars)
+    }
+
+    fn with_host_buffers(&self) -> Self {
+        Self {
+            host_buffers: true,
+            ..self.clone()
+        }
     }
 
     fn fork(&self) -> Result<Self, KernelError> {

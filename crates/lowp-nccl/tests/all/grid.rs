@@ -1,6 +1,6 @@
-//! The grid: recipes x meshes x what becomes of weights after forward. Steps of the optimizer, with gradients that are reduced
+//! The grid: recipes x meshes x what becomes of weights after forward x updates. Steps of the optimizer, with gradients that are reduced
 //! in buckets, and gathers of both phases give every rank of every world the bytes of one CPU rank: uneven and empty shards
-//! included.
+//! included. Products of GPUs and CPUs add in other orders, so GPUs with Muon have the bytes of one GPU.
 //!
 //! ```text
 //! cargo test -p lowp-nccl --test all grid:: -- --nocapture
@@ -17,8 +17,11 @@ use lowp_comm::{
     CommError, Communicator, HostComm, LocalComm, Mesh, MeshComm, run_comms, run_ranks, threads,
 };
 use lowp_format::{AnyRecipe, BufferKey, Phase, Philox, Recipe, ReshardAfterForward, Shape};
-use lowp_kernels::{Backend, Cpu, FloatDtype, Source};
-use lowp_optim::{Group, OptimError, OptimizerBuilder, ParamSpec, StepOptions};
+use lowp_gemm::Multiplies;
+use lowp_kernels::{Cpu, FloatDtype, Rule, Source, StateDtype};
+use lowp_optim::{
+    Group, MatrixCut, OptimError, OptimizerBuilder, ParamPlace, ParamSpec, StateDtypes, StepOptions,
+};
 use lowp_shard::{
     GatherGroup, GatherPool, GradBucketOptions, GradBuckets, GradParam, Reduction, Reshard,
     ShardError, ShardSpec, ShardedTensor,
@@ -38,12 +41,50 @@ const SHAPES: [Shape; 4] = [
     Shape::new(224, 32),
 ];
 
+/// How masters are updated, and what is stored of them.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Update {
+    AdamW,
+    /// AdamW with moments in fp8 and masters in bf16.
+    Narrow,
+    #[cfg_attr(
+        not(feature = "cuda"),
+        expect(
+            dead_code,
+            reason = "its products take long on a CPU, where lowp-optim tests it"
+        )
+    )]
+    Muon,
+}
+
+impl Update {
+    fn rule(self) -> Rule {
+        match self {
+            Self::AdamW | Self::Narrow => Rule::AdamW,
+            Self::Muon => Rule::Muon,
+        }
+    }
+
+    fn state(self) -> StateDtypes {
+        match self {
+            Self::AdamW | Self::Muon => StateDtypes::default(),
+            Self::Narrow => StateDtypes {
+                master: FloatDtype::Bf16,
+                exp_avg: StateDtype::Fp8,
+                exp_avg_sq: StateDtype::Fp8,
+                ..StateDtypes::default()
+            },
+        }
+    }
+}
+
 /// One place in the grid; the recipes are in all of them.
 #[derive(Clone, Copy, Debug)]
 struct Place {
     mesh: Mesh,
     reshard: ReshardAfterForward,
     grads: FloatDtype,
+    update: Update,
 }
 
 impl Place {
@@ -51,6 +92,7 @@ impl Place {
         mesh: Mesh::sharded(1),
         reshard: ReshardAfterForward::Yes,
         grads: FloatDtype::F32,
+        update: Update::AdamW,
     };
 
     /// All places of `world` ranks.
@@ -68,11 +110,20 @@ impl Place {
                         mesh,
                         reshard,
                         grads,
+                        update: Update::AdamW,
                     });
                 }
             }
         }
         places
+    }
+
+    /// All meshes of `world` ranks, with another update.
+    fn updated(world: usize, update: Update) -> Vec<Place> {
+        let all = Self::all(world).into_iter();
+        let all =
+            all.filter(|p| (p.reshard, p.grads) == (ReshardAfterForward::Yes, FloatDtype::F32));
+        all.map(|place| Place { update, ..place }).collect()
     }
 
     /// Those that CPU ranks take: each mesh and policy with one dtype of gradients in turn, with both if `LOWP_EXHAUSTIVE=1`.
@@ -135,7 +186,7 @@ fn micro_batch(mut gradient: Vec<f32>, micro: usize) -> Vec<f32> {
     gradient
 }
 
-fn run<B: Backend>(
+fn run<B: Multiplies>(
     backend: &B,
     world: &Arc<dyn Communicator<B>>,
     place: Place,
@@ -144,9 +195,12 @@ fn run<B: Backend>(
     let mut builder = OptimizerBuilder::new(Arc::clone(world))
         .on(backend)
         .mesh(place.mesh);
+    if place.update.rule().is_of_matrices() {
+        builder = builder.products(backend.products()?);
+    }
     let group = builder.group(Group {
         lr: 0.05,
-        ..Group::default()
+        ..Group::of(place.update.rule())
     });
     let (mut shards, mut ids, mut shapes) = (vec![], vec![], vec![]);
     for recipe in AnyRecipe::all() {
@@ -154,9 +208,22 @@ fn run<B: Backend>(
             let (ranks, rank) = (comms.shard.world_size(), comms.shard.rank());
             let spec = ShardSpec::new(&recipe, shape, ranks, rank)?;
             let master = normal(ids.len() as u64, shape.elements())[spec.elements()].to_vec();
+            let cut = MatrixCut {
+                full: shape,
+                ranges: spec.all_elements(),
+                tiles: None,
+            };
+            let start = spec.elements().start;
             let shard = ShardedTensor::new(backend, recipe, spec)?;
             let name = format!("{} {shape}", recipe.name());
-            ids.push(builder.param(shard.local(), ParamSpec::new(name, group, master))?);
+            let param = ParamSpec {
+                state: place.update.state(),
+                place: ParamPlace { start, tiles: None },
+                ..ParamSpec::new(name, group, master)
+            };
+            let id = builder.param(shard.local(), param)?;
+            builder.matrix(id, cut)?;
+            ids.push(id);
             shards.push(shard);
             shapes.push(shape);
         }
@@ -241,10 +308,14 @@ fn run<B: Backend>(
     })
 }
 
-/// What one CPU rank has.
-fn alone() -> Seen {
-    let comm = LocalComm::solo(&Cpu).into();
-    let seen = run(&Cpu, &comm, Place::ALONE).expect("one CPU rank");
+/// What one rank has.
+fn alone<B: Multiplies>(backend: &B, update: Update) -> Seen {
+    let comm = LocalComm::solo(backend).into();
+    let place = Place {
+        update,
+        ..Place::ALONE
+    };
+    let seen = run(backend, &comm, place).expect("one rank");
     assert!(
         seen.steps[1].starts_with("applied false"),
         "{:?}",
@@ -265,9 +336,10 @@ fn check(engine: &str, place: Place, ranks: &[Seen], alone: &Seen) {
         mesh,
         reshard,
         grads,
+        update,
     } = place;
     let what = format!(
-        "{engine}, mesh {mesh}, reshard {reshard}, gradients {}",
+        "{engine}, mesh {mesh}, reshard {reshard}, gradients {}, {update:?}",
         grads.name()
     );
     for (rank, seen) in ranks.iter().enumerate() {
@@ -291,18 +363,24 @@ fn check(engine: &str, place: Place, ranks: &[Seen], alone: &Seen) {
 
 #[test]
 fn threads_have_the_bytes_of_one_rank() {
-    let alone = alone();
+    let adamw = alone(&Cpu, Update::AdamW);
+    let narrow = alone(&Cpu, Update::Narrow);
     for world in [2, 4] {
-        for place in Place::some(world) {
+        let places = Place::some(world).into_iter();
+        for place in places.chain(Place::updated(world, Update::Narrow)) {
+            let alone = match place.update {
+                Update::Narrow => &narrow,
+                _ => &adamw,
+            };
             let ranks = run_ranks(&Cpu, world, LIMIT, |_, comm| run(&Cpu, &comm, place));
-            check("threads", place, &ranks.expect("a world"), &alone);
+            check("threads", place, &ranks.expect("a world"), alone);
         }
     }
 }
 
 #[test]
 fn ranks_by_way_of_the_host_have_the_bytes_of_one_rank() {
-    let alone = alone();
+    let alone = alone(&Cpu, Update::AdamW);
     // A world of one size is enough: which ranks there are is tested above.
     for place in Place::some(4) {
         let comms = threads(4, LIMIT).into_iter();
@@ -326,19 +404,29 @@ fn cuda_nccl_ranks_have_the_bytes_of_one_cpu_rank() {
     use lowp_nccl::Sums;
 
     let count = Cuda::count().expect("a driver that works");
-    let alone = alone();
     // A place of one rank is in a world of its own.
     let mut worlds = vec![1, count];
     worlds.dedup();
-    for place in worlds.into_iter().flat_map(Place::all) {
-        let ranks = common::first(place.mesh.world(), LIMIT, Sums::Nccl, |rank| {
-            let seen = run(&rank.cuda, &rank.comm, place);
-            seen.map_err(|error| of_rank(rank.comm.rank(), &error))
+    for update in [Update::AdamW, Update::Narrow, Update::Muon] {
+        let alone = match update {
+            Update::Muon if count == 0 => return,
+            Update::Muon => alone(&Cuda::new(0).expect("a GPU"), update),
+            _ => alone(&Cpu, update),
+        };
+        let places = worlds.iter().flat_map(|&world| match update {
+            Update::AdamW => Place::all(world),
+            _ => Place::updated(world, update),
         });
-        if ranks.is_empty() {
-            // Said why there.
-            return;
+        for place in places {
+            let ranks = common::first(place.mesh.world(), LIMIT, Sums::Nccl, |rank| {
+                let seen = run(&rank.cuda, &rank.comm, place);
+                seen.map_err(|error| of_rank(rank.comm.rank(), &error))
+            });
+            if ranks.is_empty() {
+                // Said why there.
+                return;
+            }
+            check("NCCL", place, &ranks, &alone);
         }
-        check("NCCL", place, &ranks, &alone);
     }
 }

@@ -16,7 +16,15 @@ fn one_param(
     state: StateDtypes,
     master: Vec<f32>,
 ) -> Result<(Optimizer<Cpu>, ParamId, ShardedTensor<Cpu>), OptimError> {
-    let mut builder = OptimizerBuilder::new(LocalComm::solo(&Cpu)).on(&Cpu);
+    with_param(OptimizerBuilder::new(LocalComm::solo(&Cpu)), state, master)
+}
+
+fn with_param(
+    builder: OptimizerBuilder<Cpu>,
+    state: StateDtypes,
+    master: Vec<f32>,
+) -> Result<(Optimizer<Cpu>, ParamId, ShardedTensor<Cpu>), OptimError> {
+    let mut builder = builder.on(&Cpu);
     let group = builder.group(Group::default());
     let recipe = AnyRecipe::from_name("mxfp8", &RecipeOptions::default())?;
     let shard = ShardedTensor::new(&Cpu, recipe, ShardSpec::new(&recipe, SHAPE, 1, 0)?)?;
@@ -78,6 +86,24 @@ fn a_second_moment_alone_in_bf16_is_an_error() {
         text.contains("exp_avg is f32 and exp_avg_sq is bf16"),
         "{text}"
     );
+}
+
+/// Where masters and states are the host's, gradients are not.
+#[test]
+fn offloaded_bytes_are_those_of_masters_and_states() -> Result<(), OptimError> {
+    for state in every_state() {
+        for offload in [false, true] {
+            let builder = OptimizerBuilder::new(LocalComm::solo(&Cpu)).offload(offload);
+            let (mut optimizer, id, _) = with_param(builder, state, values(0))?;
+            let all = optimizer.state_bytes() - size_of::<f32>() * SHAPE.elements();
+            assert_eq!(optimizer.host_bytes(), if offload { all } else { 0 });
+            let (mut other, other_id, _) = one_param(state, values(0))?;
+            step(&mut optimizer, id, 1)?;
+            step(&mut other, other_id, 1)?;
+            assert_eq!(optimizer.state(id)?, other.state(other_id)?);
+        }
+    }
+    Ok(())
 }
 
 /// A block of values as it is stored.

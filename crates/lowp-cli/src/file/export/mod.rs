@@ -5,6 +5,7 @@ mod target;
 #[cfg(test)]
 mod tests;
 
+use super::checkpoint_of::checkpoint_of;
 use super::progress::Bar;
 use super::size::bytes;
 use super::summary::{Summary, Verbosity, left_out, warn_of_overflows};
@@ -14,8 +15,8 @@ use crate::usage::{AMAX_GROUP, input_error, of_patterns};
 use anyhow::Result;
 use fused::OnFused;
 use lowp_file::export::{Export, Target, TrainedCheckpoint};
-use lowp_file::{Hub, checkpoint, patterns};
-use std::path::{Path, PathBuf};
+use lowp_file::{Hub, patterns};
+use std::path::PathBuf;
 use target::{TARGETS, table};
 
 /// Write a quantized model in the form of other programs
@@ -25,11 +26,10 @@ use target::{TARGETS, table};
   lowp export model-folder -o hub --to modelopt --max-shard-size 2GB
   lowp export checkpoints/run-seed0 -o hub --to bf16
 
-IN is a file that `lowp quantize` wrote, the index of such a model, a Hugging Face folder, or a
-folder of checkpoints of `lowp train --save`, of which the latest is used; --save's own folder, if it has
-one run. The output folder has
-model.safetensors, or several files and their index, and config.json; tokenizers and all other
-files of IN's folder are copied.
+IN is a file that `lowp quantize` wrote, the index of such a model, a Hugging Face folder, a folder
+of checkpoints of `lowp train --save`, of which the latest is used, or the folder of --save itself,
+if it has one run. The output folder has model.safetensors, or several files and their index, and
+config.json; tokenizers and all other files of IN's folder are copied.
 
 Codes and scales are the bytes of IN; if the blocks of IN are larger than those of the target, their
 scales are repeated. Only the rowwise operand is stored, except by te, which has both; fp32 and bf16
@@ -72,7 +72,7 @@ pub(crate) struct Args {
 
 pub(super) fn main(args: &Args) -> Result<()> {
     let to = args.to;
-    if let Some(run) = run_of(&args.input)? {
+    if let Some(run) = checkpoint_of(&args.input)? {
         let values = matches!(to, Target::Fp32 | Target::Bf16);
         let trained = TrainedCheckpoint::open(&run, values)?;
         return export(
@@ -89,36 +89,6 @@ pub(super) fn main(args: &Args) -> Result<()> {
         Some(&hub),
         hub.model.bytes(),
     )
-}
-
-/// The checkpoint that `input` is or has, where it is one, a run's folder, or a folder of --save with one run.
-fn run_of(input: &Path) -> Result<Option<PathBuf>> {
-    if checkpoint::is_checkpoint(input) {
-        return Ok(Some(input.to_owned()));
-    }
-    let Ok(entries) = std::fs::read_dir(input) else {
-        return Ok(None);
-    };
-    let folders = entries.filter_map(|entry| Some(entry.ok()?.path()));
-    let mut runs: Vec<PathBuf> = folders
-        .filter(|path| checkpoint::is_checkpoint(path))
-        .collect();
-    runs.sort();
-    match &runs[..] {
-        [] => Ok(None),
-        [run] => Ok(Some(run.clone())),
-        runs => {
-            let names = runs
-                .iter()
-                .map(|run| shown(&run.display().to_string()).to_string());
-            Err(input_error(format!(
-                "{} has checkpoints of {} runs; give one of {}",
-                shown(&input.display().to_string()),
-                runs.len(),
-                names.collect::<Vec<_>>().join(", ")
-            )))
-        }
-    }
 }
 
 fn export(export: Export<'_>, args: &Args, hub: Option<&Hub>, read: u64) -> Result<()> {

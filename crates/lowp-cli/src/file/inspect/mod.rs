@@ -3,6 +3,7 @@
 
 mod table;
 
+use super::checkpoint_of::checkpoint_of;
 use super::verify::files;
 use crate::output;
 use crate::usage::input_error;
@@ -34,7 +35,7 @@ Numbers that are absent or not finite are null. A checkpoint is one object: `pat
 `recipe`, `config`, `bytes`, and `tensors` with `name`, `dtype`, `shape`, `bytes` and `pieces`.")]
 pub(crate) struct Args {
     /// A .safetensors file, the .safetensors.index.json of a sharded model, a Hugging Face model folder, a folder of rank files,
-    /// or a checkpoint
+    /// a checkpoint, or the folder of --save of one run
     input: PathBuf,
 
     /// The model before it was quantized; adds the quantization errors to the tables
@@ -53,14 +54,14 @@ struct Document {
 }
 
 pub(super) fn main(args: &Args) -> Result<()> {
-    if checkpoint::is_checkpoint(&args.input) {
+    if let Some(run) = checkpoint_of(&args.input)? {
         if let Some(reference) = &args.reference {
             return Err(input_error(format!(
                 "--reference {}: the errors of a checkpoint are measured against its own masters; leave the option out",
                 reference.display()
             )));
         }
-        let report = checkpoint::inspect(&args.input)?;
+        let report = checkpoint::inspect(&run)?;
         return output::print(&match args.json {
             true => output::json(&report)?,
             false => table::render_checkpoint(&report),

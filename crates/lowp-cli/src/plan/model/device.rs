@@ -25,6 +25,7 @@ pub(super) fn batch(
                 args.sharded.nondeterministic_attention,
             ),
             ("--no-prefetch", args.sharded.no_prefetch),
+            ("--offload-optimizer", args.sharded.offload_optimizer),
         ];
         return match of_gpus.iter().find(|(_, given)| *given) {
             Some((option, _)) => Err(UsageError::new(format!(

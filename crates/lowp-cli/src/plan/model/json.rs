@@ -5,7 +5,9 @@ use crate::reshard;
 use anyhow::Result;
 use lowp_comm::GradWire;
 use lowp_fsdp::Sharding;
-use lowp_fsdp::cost::{self, Costs, LinkBytes, MovedBytes, RankMemory, RankSpread, Rate, Spread};
+use lowp_fsdp::cost::{
+    self, Costs, LinkBytes, MovedBytes, OffloadCost, RankMemory, RankSpread, Rate, Spread,
+};
 use lowp_optim::{Rule, StateDtypes};
 use serde::Serialize;
 use serde_json::Value;
@@ -23,6 +25,8 @@ struct Document<'a> {
     by_rank: ByRank,
     #[serde(skip_serializing_if = "Option::is_none")]
     device: Option<Device>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    host: Option<OffloadCost>,
     left_out: Vec<LeftOut>,
     operations: Vec<Operation<'a>>,
     total: Total,
@@ -188,6 +192,7 @@ pub(super) fn render(plan: &Plan<'_>) -> Result<String> {
         memory: costs.memory,
         by_rank: by_rank(&costs.spread),
         device: device(plan),
+        host: setup.offload.then_some(costs.offloaded),
         left_out: plan
             .left_out()
             .into_iter()

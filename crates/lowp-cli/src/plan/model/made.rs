@@ -87,6 +87,11 @@ impl Plan<'_> {
         }
         let total = rows.iter().map(|(_, bytes)| bytes).sum();
         rows.push(("total", total));
+        let host = costs.offloaded.bytes_per_rank;
+        if host > 0 {
+            rows.push(("  on the host, page-locked", host));
+            rows.push(("  on the GPU", total - host));
+        }
         rows
     }
 

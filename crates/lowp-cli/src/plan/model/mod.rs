@@ -150,6 +150,7 @@ fn setup(args: &Args) -> Result<CostConfig, UsageError> {
         grad_wire: args.sharded.grad_wire(),
         rule: args.sharded.optimizer().rule(),
         state: state(args)?,
+        offload: args.sharded.offload_optimizer,
         vars: match args.device.as_str() {
             "cuda" => VarPlace::Backend,
             _ => VarPlace::Host,

@@ -5,7 +5,7 @@ use crate::columns::Columns;
 use crate::output::shown;
 use lowp_comm::GradWire;
 use lowp_fsdp::Sharding;
-use lowp_fsdp::cost::{CollectiveCost, MovedBytes, Spread};
+use lowp_fsdp::cost::{CollectiveCost, MovedBytes, OffloadCost, Spread};
 
 /// The whole plan as text.
 pub(super) fn render(plan: &Plan<'_>) -> String {
@@ -86,8 +86,9 @@ fn memory(plan: &Plan<'_>) -> String {
     });
     let left_out: Vec<String> = left_out.collect();
     format!(
-        "{}{}{}\n",
+        "{}{}{}{}\n",
         table.render(),
+        offloaded(plan),
         wrapped(&format!(
             "Masters, states, codes and scales of a replica: {:.2} bytes per parameter of the linear layers.",
             plan.costs.state_per_parameter()
@@ -97,6 +98,28 @@ fn memory(plan: &Plan<'_>) -> String {
             left_out.join("; ")
         ))
     )
+}
+
+/// What masters and states on the host take there, and of the bus.
+fn offloaded(plan: &Plan<'_>) -> String {
+    let OffloadCost {
+        bytes_per_rank,
+        bytes_per_node,
+        read_per_step,
+        written_per_step,
+    } = plan.costs.offloaded;
+    match bytes_per_rank {
+        0 => String::new(),
+        _ => wrapped(&format!(
+            "Masters and states are page-locked memory of the host: {} per rank, {} on a host of {} ranks. In a step each GPU reads {} of \
+             them over PCIe and writes {}.",
+            scaled(bytes_per_rank),
+            scaled(bytes_per_node),
+            plan.setup.per_node.min(plan.setup.mesh.world()),
+            scaled(read_per_step),
+            scaled(written_per_step)
+        )),
+    }
 }
 
 /// How evenly ranks have and send the linear layers.

@@ -74,6 +74,7 @@ fn messages() {
         "--optimizer lion --optimizer-state exp_avg=bf16,exp_avg_sq=bf16",
         "--optimizer sgd --optimizer-state exp_avg=bf16",
         "--optimizer muon --optimizer-state momentum_buffer=bf16",
+        "--offload-optimizer",
         "--optimizer sgd --beta2 0.9",
         "--warmup 4 --steps 3",
         "--grad-wire fp8",
@@ -141,6 +142,8 @@ fn options_of_nccl_need_ranks() {
         let beside = bench(&[&args[..], &["--ranks", "64"]].concat());
         assert!(!beside.contains("--sums"), "{args:?}: {beside}");
     }
+    let alone = bench(&["--offload-optimizer"]);
+    assert!(alone.contains("add --ranks 1"), "{alone}");
     for (args, text) in [
         (["--sums", "ncc"], "[possible values: nccl, rank-order]"),
         (["--min-ctas", "65"], "65 is not in 0..=64"),

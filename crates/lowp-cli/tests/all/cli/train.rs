@@ -172,6 +172,14 @@ fn checkpoints_are_inspected_and_compared() {
         text.contains("block0.qkv.rowwise_data") && text.contains("optimizer.counts"),
         "{text}"
     );
+    // The folder of --save has one run; next to a model it is a folder of that model.
+    assert_eq!(stdout(&["verify", &one, &two]), equal);
+    assert_eq!(stdout(&["inspect", &two]), text);
+    let model = dir.path().join("two/model.safetensors");
+    std::fs::write(&model, b"\x02\0\0\0\0\0\0\0{}").expect("a file");
+    let of_model = lowp(&["inspect", &two]);
+    assert!(!of_model.stdout.contains("saved by"), "{}", of_model.stdout);
+    std::fs::remove_file(&model).expect("the file");
     let json: Value =
         serde_json::from_str(&stdout(&["inspect", &run_two, "--json"])).expect("JSON");
     let sum = |tensors: &Value| -> f64 {

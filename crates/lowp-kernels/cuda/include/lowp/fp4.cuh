@@ -68,20 +68,19 @@ __device__ __forceinline__ uint2 codes_of(const TwoColumns& v, bool second, floa
   return make_uint2(codes[0], codes[1]);
 }
 
-// The codes of four pairs of a row, rounded by a random byte each (numerics 7.5).
+// The codes of four pairs of a row, rounded by a random byte each (numerics 7.5). Along each of three lines of codes a magnitude over the step is
+// moved by the byte, and cut; the line of the step that the magnitude has is the lowest. Sums are rounded as those of the definition, which are
+// these times the step.
 __device__ __forceinline__ uint32_t random_codes_of_eight(const uint32_t* x, float m, uint32_t low, uint32_t high) {
   const float unit = __uint_as_float(E2m1::UNIT);
-  auto bits = [](float r) { return __float_as_uint(r); };
+  auto cut = [](float moved, float line) { return __float_as_uint(__fadd_rz(moved, line)); };
   uint32_t codes = 0u - E2m1::UNIT * 0x11111111u;
 #pragma unroll
   for (int k = 0; k < 8; ++k) {
-    float y = __fmul_rn(fabsf(k % 2 ? widen_high(x[k / 2]) : widen_low(x[k / 2])), m);
-    // 2^23 plus the byte, and the byte / 512.
-    float random = fmaf(__uint_as_float(__byte_perm(k < 4 ? low : high, 0x4B000000u, 0x7650 + k % 4)), 1.0f / 512.0f, -16384.0f);
-    // Twice the step of the codes.
-    uint32_t twice = min(max(bits(y) & 0x7F800000u, 0x3F800000u), 0x40800000u);
-    float moved = fmaf(random, __uint_as_float(twice), y);
-    uint32_t line = __vimin3_u32(bits(__fmaf_rz(moved, 2.0f, unit)), bits(__fadd_rz(moved, unit + 2.0f)), bits(__fmaf_rz(moved, 0.5f, unit + 4.0f)));
+    const float y = __fmul_rn(fabsf(k % 2 ? widen_high(x[k / 2]) : widen_low(x[k / 2])), m);
+    // 2^15 plus the byte / 256.
+    const float random = __fadd_rn(__uint_as_float(__byte_perm(k < 4 ? low : high, 0x47000000u, 0x7650 + k % 4)), -32768.0f);
+    const uint32_t line = __vimin3_u32(cut(fmaf(y, 2.0f, random), unit), cut(__fadd_rn(y, random), unit + 2.0f), cut(fmaf(y, 0.5f, random), unit + 4.0f));
     codes += min(line, E2m1::UNIT + 7u) << (4 * k);
   }
   return codes + signs_of_eight(top_bytes(x[0], x[1], x[2], x[3], false), top_bytes(x[0], x[1], x[2], x[3], true));

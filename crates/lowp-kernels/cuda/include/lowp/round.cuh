@@ -34,13 +34,15 @@ __device__ __forceinline__ uint2 round_codes(const uint4& v, const uint4& m) {
 
 // Where one orientation goes, from the first value of a thread on.
 struct RoundTo {
-  uint64_t values, codes;
+  uint64_t values, codes, scales;
   __device__ __forceinline__ RoundTo(const Round& round, int pass, uint64_t first) {
     const uint64_t to = round.values[pass], data = round.encode.pass[pass].data[0];
     values = to ? to + 2 * first : 0;
     codes = data ? data + first : 0;
+    scales = round.encode.pass[pass].scale[0];
   }
-  __device__ __forceinline__ bool any() const { return (values | codes) != 0; }
+  // Scales alone are made of the values, too.
+  __device__ __forceinline__ bool any() const { return (values | codes | scales) != 0; }
   template <typename E>
   __device__ __forceinline__ void put(uint64_t at, const uint4& v, const uint4& m, const uint4& f) const {
     const uint2 made = round_codes<E>(v, m);

@@ -121,7 +121,8 @@ __device__ __forceinline__ void round_fp4(const Round& round, uint32_t index, co
         random.put(k, rounding.words);
       }
       const uint64_t row_values = again().values[0], row_codes = again().encode.pass[0].data[0];
-      if (!(row_values | row_codes)) continue;
+      // Scales alone are made of the values, too.
+      if (!(row_values | row_codes | again().encode.pass[0].scale[0])) continue;
       uint2 codes;
       const uint32_t entry = ring_run(kinds[0], runs.read(values, k), rounding, worst, codes);
       shared.scales[0][(RunReader::row(k) * RING_COLS + s * TRANSPOSED_COLS + RunReader::column()) / 16] = uint8_t(entry);
@@ -133,7 +134,7 @@ __device__ __forceinline__ void round_fp4(const Round& round, uint32_t index, co
         store_run(row_values + 2 * at, y);
       }
     }
-    if (!(again().values[1] | again().encode.pass[1].data[1])) return;
+    if (!(again().values[1] | again().encode.pass[1].data[1] | again().encode.pass[1].scale[1])) return;
     // All runs were read, and all random bytes are there.
     __syncthreads();
     const TwoColumns v = pairs.read(values);

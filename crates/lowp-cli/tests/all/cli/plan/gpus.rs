@@ -1,6 +1,8 @@
 //! `lowp plan --model --device cuda`: what a GPU holds.
 
 use super::model::{check_sums, experts, file, llama, plan_json};
+use crate::cli::stdout;
+use serde_json::Value;
 use std::fs;
 
 /// What the pool of an H100 measured in `lowp train --params 1b --vocab 32768 --steps 5` (docs/notes/training-on-gpus.md), in bytes of rank 0.
@@ -84,4 +86,48 @@ fn masks_of_documents_are_counted() {
             );
         }
     }
+}
+
+/// Masters and states on the host are no bytes of the GPU, and the rest of the plan stays.
+#[test]
+fn masters_and_states_on_the_host() {
+    for (options, passes, ranks) in [
+        ("--recipe mxfp8-2d --world-size 8", 1, 8),
+        ("--recipe nvfp4-2d --world-size 8 --ranks-per-node 4", 2, 4),
+        ("--recipe fp8-current --mesh 2x1 --sharding zero1", 2, 2),
+        ("--recipe mxfp8 --world-size 2 --sharding zero1", 3, 2),
+        (
+            "--recipe mxfp8 --world-size 1 --optimizer-state master=bf16,exp_avg=fp8,exp_avg_sq=fp8",
+            1,
+            1,
+        ),
+        ("--recipe mxfp8 --world-size 2 --optimizer muon", 1, 2),
+    ] {
+        let args = format!("--model 1b --vocab 32768 --device cuda {options}");
+        let [device, host] =
+            ["", " --offload-optimizer"].map(|more| plan_json(&format!("{args}{more}")));
+        for same in ["memory", "operations", "by_rank", "bf16", "left_out"] {
+            assert_eq!(device[same], host[same], "{options}: {same}");
+        }
+        assert!(device["host"].is_null());
+        let number = |plan: &Value, part: &str, key: &str| plan[part][key].as_u64().expect(key);
+        let of = |key: &str| number(&host, "host", key);
+        let saved = number(&device, "device", "total") - number(&host, "device", "total");
+        let locked = of("bytes_per_rank");
+        assert_eq!([saved, of("written_per_step")], [locked; 2], "{options}");
+        assert_eq!(of("bytes_per_node"), ranks * locked, "{options}");
+        let masters = number(&host, "memory", "masters");
+        let again = (passes - 1) * masters;
+        assert_eq!(of("read_per_step"), locked + again, "{options}");
+        let linear = masters + number(&host, "memory", "states");
+        assert!(locked > linear, "{options}: variables have masters, too");
+    }
+    let args = "plan --model 1b --vocab 32768 --device cuda --world-size 8 --recipe mxfp8-2d --offload-optimizer";
+    let text = stdout(&args.split(' ').collect::<Vec<_>>());
+    let told: Vec<&str> = text
+        .lines()
+        .skip_while(|line| !line.starts_with("total"))
+        .take_while(|line| !line.starts_with("No other"))
+        .collect();
+    insta::assert_snapshot!(told.join("\n"));
 }

@@ -348,6 +348,7 @@ fn tables_of_gpus() {
         "--model 10m --world-size 2 --device gpu",
         "--model 10m --world-size 2 --batch 8",
         "--model 10m --world-size 2 --no-cudnn",
+        "--model 10m --world-size 2 --offload-optimizer",
         "--shape 64x64 --world-size 2 --device cuda",
     ];
     insta::assert_snapshot!(plans.map(|args| shown(&dir, args)).join("\n"));
