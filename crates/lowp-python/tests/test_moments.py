@@ -2,10 +2,13 @@
 
 import copy
 import io
+import itertools
 import tempfile
 import unittest
+import unittest.mock
 
 import torch
+import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch import nn
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_optimizer_state_dict, get_state_dict, set_optimizer_state_dict, set_state_dict
@@ -15,6 +18,7 @@ from torch.distributed.tensor import distribute_tensor
 
 import lowp
 import ranks
+from lowp import _moments
 
 FP8, SEED = torch.float8_e4m3fn, 7
 
@@ -64,13 +68,18 @@ def decoded(opt, params, make):
     return wide
 
 
+def in_fp8(params, dtype=FP8):
+    """A group whose moments are in fp8 whatever the shapes of its parameters are."""
+    return [{"params": params, "moments_dtype": dtype}]
+
+
 class Definition(unittest.TestCase):
     def test_a_step_rounds_what_a_step_of_values_makes(self):
         for name, (make, keys) in RULES.items():
             torch.manual_seed(1)
             params = [nn.Parameter(torch.randn(shape)) for shape in ((3, 43), (70,), (), (0, 4), (2, 3, 33))]
             params.append(nn.Parameter(lowp.quantize(torch.randn(32, 64), "mxfp8", keep_master=True)))
-            opt = make(params, moments_dtype=FP8, seed=SEED)
+            opt = make(in_fp8(params), seed=SEED)
             for step in range(1, 4):
                 wide = decoded(opt, params, make)
                 own = wide.param_groups[0]["params"]
@@ -95,7 +104,7 @@ class Definition(unittest.TestCase):
         for shape, scales in (((64, 96), (64, 3)), ((5, 48), (3, 3)), ((7, 33), (1, 33)), ((100,), (4, 1)), ((), (1, 1)), ((4, 3, 32), (4, 3))):
             param = nn.Parameter(torch.randn(shape))
             param.grad = torch.randn(shape)
-            opt = lowp.AdamW([param], moments_dtype=FP8)
+            opt = lowp.AdamW(in_fp8([param]))
             opt.step()
             state = opt.state[param]
             self.assertEqual({key: (of.dtype, tuple(of.shape)) for key, of in state.items() if key.startswith("exp")}, {
@@ -104,7 +113,9 @@ class Definition(unittest.TestCase):
 
     def test_groups_have_moments_of_their_own(self):
         first, second = (nn.Parameter(torch.ones(40)) for _ in range(2))
-        opt = lowp.AdamW([{"params": [first]}, {"params": [second], "moments_dtype": torch.bfloat16}], moments_dtype=FP8)
+        groups = [*in_fp8([first]), {"params": [second], "moments_dtype": torch.bfloat16}]
+        opt = lowp.AdamW(groups)
+        self.assertEqual(groups[0]["moments_dtype"], FP8)
         self.assertEqual([set(group) for group in opt.param_groups], [{"params", *opt.defaults}] * 2)
         for param in (first, second):
             param.grad = torch.ones(40)
@@ -112,13 +123,47 @@ class Definition(unittest.TestCase):
         self.assertIn("exp_avg_codes", opt.state[first])
         self.assertEqual(opt.state[second]["exp_avg"].dtype, torch.bfloat16)
         # A state that is loaded leaves them as they are.
-        other = lowp.AdamW([{"params": [first]}, {"params": [second]}], moments_dtype=FP8)
+        other = lowp.AdamW([*in_fp8([first]), *in_fp8([second])])
         other.load_state_dict(opt.state_dict())
         self.assertTrue(all("exp_avg_codes" in other.state[param] for param in (first, second)))
+        # Groups that are edited keep theirs, and new ones have that of the optimizer.
+        opt = lowp.AdamW([*in_fp8([nn.Parameter(torch.ones(40))]), {"params": [second]}, *in_fp8([first])])
+        opt.param_groups.pop(0)
+        opt.param_groups.append({**opt.param_groups[0], "params": [third := nn.Parameter(torch.ones(40))]})
+        third.grad = torch.ones(40)
+        opt.step()
+        self.assertEqual(["exp_avg_codes" in opt.state[param] for param in (first, second, third)], [True, False, False])
+
+    def test_fp8_by_default_is_of_matrices_with_whole_blocks(self):
+        shapes = {(64, 96): True, (3, 4, 32): True, (5, 33): False, (64,): False, (): False}
+        params = [nn.Parameter(torch.randn(shape)) for shape in shapes]
+        for param in params:
+            param.grad = torch.ones_like(param)
+        opt = lowp.AdamW(params, moments_dtype=FP8)
+        opt.step()
+        self.assertEqual(["exp_avg_codes" in opt.state[param] for param in params], list(shapes.values()))
+
+    def test_many_groups_are_checked_once(self):
+        params = [nn.Parameter(torch.ones(1, 32)) for _ in range(400)]
+        with unittest.mock.patch("lowp._moments.check", wraps=_moments.check) as check:
+            lowp.AdamW([{"params": [param], "moments_dtype": FP8} for param in params])
+        self.assertEqual(check.call_count, len(params))
+
+    def test_a_group_that_is_refused_is_not_added(self):
+        first, second = (nn.Parameter(torch.ones(8, 32)) for _ in range(2))
+        opt = lowp.AdamW([first])
+        with self.assertRaisesRegex(lowp.LowpError, "torch.float16 of group 1; give"):
+            opt.add_param_group({"params": [second], "moments_dtype": torch.float16})
+        first.grad = torch.ones(8, 32)
+        opt.step()
+        self.assertEqual(len(opt.param_groups), 1)
 
     def test_what_was_frozen_has_moments_of_that_dtype(self):
-        for dtype in (torch.float32, torch.bfloat16, FP8):
-            net = nn.Sequential(nn.Linear(32, 32), nn.Linear(32, 32)).requires_grad_(False)
+        for dtype, master_dtype in itertools.product((torch.float32, torch.bfloat16, FP8), (None, torch.float32, torch.bfloat16)):
+            net = nn.Sequential(nn.Linear(32, 32), nn.Linear(32, 32))
+            if master_dtype is not None:
+                lowp.quantize_model_(net, "mxfp8-2d", master_dtype=master_dtype)
+            net.requires_grad_(False)
             net[0].requires_grad_(True)
             opt = lowp.AdamW(net.parameters(), moments_dtype=dtype)
             for layers in (net[:1], net):
@@ -132,10 +177,11 @@ class Definition(unittest.TestCase):
         param = [nn.Parameter(torch.ones(8, 8))]
         for make, message in (
             (lambda: lowp.AdamW(param, moments_dtype=torch.float16), "torch.float16; give torch.float32 or torch.bfloat16 or torch.float8_e4m3fn$"),
-            (lambda: lowp.AdamW([{"params": param, "moments_dtype": torch.float16}]), "torch.float16; give"),
+            (lambda: lowp.AdamW([{"params": param, "moments_dtype": torch.float16}]), "torch.float16 of group 0; give"),
             (lambda: lowp.AdamW(param, moments_dtype=FP8, capturable=True), "same random bits; leave one of the two out"),
             (lambda: lowp.Muon(param, moments_dtype=FP8), "moments_dtype=torch.float8_e4m3fn; give torch.float32$"),
             (lambda: lowp.AdamW(param, seed=-1), "seed=-1; give an integer from 0"),
+            (lambda: lowp.AdamW(param, seed=True), "seed=True; give an integer from 0"),
         ):
             with self.assertRaisesRegex(lowp.LowpError, message):
                 make()
@@ -145,7 +191,7 @@ class States(unittest.TestCase):
     def trained(self, dtype=FP8, seed=0, steps=range(3), device="cpu"):
         torch.manual_seed(seed)
         params = [nn.Parameter(torch.randn(5, 33).to(device)), nn.Parameter(torch.randn(70).to(device, torch.bfloat16))]
-        opt = lowp.AdamW(params, lr=1e-2, moments_dtype=dtype, seed=SEED)
+        opt = lowp.AdamW(in_fp8(params, dtype), lr=1e-2, seed=SEED)
         self.step(opt, steps)
         return params, opt
 
@@ -218,11 +264,15 @@ class States(unittest.TestCase):
             change(bad["state"][0])
             with self.assertRaisesRegex(lowp.LowpError, message):
                 opt.load_state_dict(bad)
+            with self.assertRaisesRegex(lowp.LowpError, f"after a state that was not loaded: .*{message}"):
+                opt.step()
         _, values = self.trained(torch.float32)
-        bad = copy.deepcopy(values.state_dict())
-        bad["state"][0]["exp_avg_sq"][0, 0] = -1.0
-        with self.assertRaisesRegex(lowp.LowpError, "exp_avg_sq .* below zero"):
-            opt.load_state_dict(bad)
+        for key, value, message in (("exp_avg_sq", -1.0, "exp_avg_sq .* has 1 values that are below zero"), ("exp_avg", torch.inf, "exp_avg .* has 1 values that are not finite")):
+            bad = copy.deepcopy(values.state_dict())
+            bad["state"][0][key][0, 0] = value
+            with self.assertRaisesRegex(lowp.LowpError, message):
+                opt.load_state_dict(bad)
+        opt.load_state_dict(before)
         param = opt.param_groups[0]["params"][0]
         opt.state[param]["exp_avg_codes"] = opt.state[param]["exp_avg_codes"].clone()
         param.data = param.data.clone()
@@ -252,8 +302,8 @@ def made(name, make, master_dtype, sharded, seed=1, mesh=None, dtype=FP8, device
     net = Net(name, master_dtype).to(device)
     if sharded:
         fully_shard(net, mesh=mesh)
-    # Seven elements are cut within a block.
-    groups = [{"params": [param for param in net.parameters() if param is not net.some]}, {"params": [net.some], "moments_dtype": torch.float32}]
+    # Seven elements are cut within a block: they have moments in float32.
+    groups = [*in_fp8([param for param in net.parameters() if param is not net.some], dtype), {"params": [net.some]}]
     return net, RULES[make][0](groups, moments_dtype=dtype, seed=SEED)
 
 
@@ -285,14 +335,17 @@ def state_of(net, opt):
 
 
 def saves(rank, world, folder, sharded, shape=None, device="cpu"):
-    """Runs of two steps, a checkpoint, and three steps more."""
+    """Runs of two steps, a checkpoint that is written while three steps more are taken, and those."""
+    group = dist.new_group(backend="gloo") if folder is not None else None
     after, mesh = {}, None if shape is None else init_device_mesh(device, shape, mesh_dim_names=("replicate", "shard")[-len(shape) :])
     for case in CASES:
         net, opt = made(*case, sharded, mesh=mesh, device=device if device == "cpu" else torch.device(device, rank))
         for at in range(5):
             if at == 2 and folder is not None:
-                dcp.save(state_of(net, opt), checkpoint_id=f"{folder}/{case}")
+                saved = dcp.async_save(state_of(net, opt), checkpoint_id=f"{folder}/{case}", process_group=group)
             step(net, opt, at)
+        if folder is not None:
+            saved.result()
         after[case] = found(net, opt)
     return after
 
@@ -327,7 +380,7 @@ def read_into_another_dtype(rank, world, folder):
 def sharded_later(rank, world):
     """The error of a step over shards that took the place of parameters."""
     net = nn.Linear(64, 129)
-    opt = lowp.AdamW(net.parameters(), moments_dtype=FP8)
+    opt = lowp.AdamW(in_fp8(net.parameters()))
     fully_shard(net)
     opt.param_groups[0]["params"] = list(net.parameters())
     for param in net.parameters():
@@ -364,7 +417,8 @@ def cut_within_blocks(rank, world):
     net = nn.Linear(64, 129)
     fully_shard(net)
     try:
-        lowp.AdamW(net.named_parameters(), moments_dtype=FP8)
+        lowp.AdamW(net.parameters(), moments_dtype=FP8)
+        lowp.AdamW(in_fp8(list(net.named_parameters())))
     except lowp.LowpError as error:
         return str(error)
 
@@ -398,7 +452,7 @@ class Ranks(unittest.TestCase):
     def test_ranks_do_not_cut_blocks(self):
         for message in ranks.run(2, cut_within_blocks) + ranks.run(2, sharded_later):
             self.assertIn("parameter 1 (bias) of shape (129,) has 65 elements on each rank", message)
-            self.assertIn("blocks of 32, which ranks do not cut; put it and others like it (1 of 2 parameters in this group)", message)
+            self.assertIn("blocks of 32, which ranks do not cut; put it and others like it (1 of 2 parameters of the group)", message)
 
 
 if __name__ == "__main__":

@@ -117,7 +117,7 @@ def first_steps(rank, world):
         opt = lowp.AdamW(net.parameters(), lr=0.25 if rank and not state else 0.5)
         net(torch.ones(4, 64)).sum().backward()
         if state and rank == 1:
-            opt.load_state_dict(opt.state_dict() | {"state": {0: dict(opt._param_state(net[0].weight), step=torch.tensor(3.0))}})
+            opt.load_state_dict(opt.state_dict() | {"state": {0: dict(opt._param_state(net[0].weight, torch.float32), step=torch.tensor(3.0))}})
         found.append(message(opt.step))
     return found
 

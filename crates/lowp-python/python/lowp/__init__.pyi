@@ -164,6 +164,7 @@ class Muon(_Optimizer):
         adjust_lr_fn: str | None = None,
         max_norm: float | None = None,
         skip_nonfinite: bool = False,
+        seed: int = 0,
         capturable: bool = False,
     ) -> None: ...
 

@@ -57,8 +57,10 @@ def arg_of_no_rows(name, group, param, cut, keys, dtype):
     """A parameter that is frozen: as on a rank that has none of its rows, so that it takes no memory. ``None`` for what cannot be planned like that.
     A delayed scale begins with the values of the first step, so it needs them. States would have ``dtype``."""
     local = local_of(param)
+    master = None
     if isinstance(local, Tensor):
         recipe, cols, names = local._store.recipe, local._store.shape[1], list(local._store.buffers)
+        master = local._store.master
     else:
         recipe, cols = _recipe_of(local), cols_of(param)
         names = [spec.name for spec in recipe.buffers(0, cols)] if local.dtype == _BF16 else []
@@ -74,7 +76,7 @@ def arg_of_no_rows(name, group, param, cut, keys, dtype):
         cut=cut,
         first=0,
         master=none,
-        master_is="float32",
+        master_is="float32" if master is None else dtype_name(master.dtype),
         states=[none] * len(keys),
         states_are=name_of(dtype),
         grad=None,

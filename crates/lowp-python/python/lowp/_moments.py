@@ -32,9 +32,9 @@ def zeros(param, key, dtype):
         return {key: like(param.detach(), torch.zeros(tuple(local.shape), dtype=dtype, device=local.device))}
     cols, size = cols_of(param), local.numel()
     own, whole = (_scales_of(rows, cols) for rows in (rows_of(local, param), rows_of(param, param)))
-    # Rust takes codes and scales as one piece of memory.
+    # Rust takes codes and scales as one piece of memory. PyTorch stages DTensors (``async_save``) only from the beginning of a storage, which each has here.
     both = torch.zeros(size + math.prod(own), dtype=torch.uint8, device=local.device)
-    codes, scales = both[:size].view(tuple(local.shape)), both[size:].view(own)
+    codes, scales = (torch.from_dlpack(part.view(shape)) for part, shape in ((both[:size], tuple(local.shape)), (both[size:], own)))
     return dict(zip(names(key, dtype), (like(param.detach(), codes), like(param.detach(), scales, whole))))
 
 
@@ -47,11 +47,6 @@ def _scales_of(rows, cols):
 def dtype_of(state, key):
     """The dtype of a state."""
     return state[key].dtype if key in state else FP8
-
-
-def rounds(state):
-    """Whether a step rounds the master or states of a parameter by random bits."""
-    return any(key.endswith("_codes") for key in state) or ("master" in state and state["master"].dtype == torch.bfloat16)
 
 
 def name_of(dtype):
@@ -115,20 +110,38 @@ def _decoded(key, codes, scales, of):
 
 def _encode(state, key, values, of):
     """Rounds values to nearest."""
-    if key == "exp_avg_sq" and not bool(((values >= 0) & values.isfinite()).all()):
-        raise LowpError(f"the loaded exp_avg_sq of {of} has values below zero, or that are not finite; load a state before they appeared")
+    fits = values.isfinite() & (values >= 0) if key == "exp_avg_sq" else values.isfinite()
+    if not bool(fits.all()):
+        what = "below zero or not finite" if key == "exp_avg_sq" else "not finite"
+        raise LowpError(f"the loaded {key} of {of} has {int((~fits).sum())} values that are {what}, which fp8 does not keep; load a state before they appeared")
     _lowp.encode_state(device_of(values.device), key, memory(values), memory_of(state, key))
 
 
-def check(optimizer):
-    """Raises where groups of an optimizer cannot have the dtypes of their moments and masters."""
-    for group, dtype in zip(optimizer.param_groups, optimizer._dtypes):
-        if dtype not in optimizer.moments_dtypes:
-            raise LowpError(f"moments_dtype={dtype}; give {' or '.join(map(str, optimizer.moments_dtypes))}")
-        if optimizer.capturable:
-            _check_capturable(group, dtype)
-        if dtype is FP8:
-            _check_cuts(group, optimizer)
+def has_whole_rows(param):
+    """Whether every row of a parameter is whole blocks."""
+    return param.dim() > 1 and cols_of(param) % _BLOCK == 0
+
+
+def check(optimizer, group):
+    """Raises where a group of an optimizer cannot have the dtypes of its moments and masters."""
+    number = next(number for number, other in enumerate(optimizer.param_groups) if other is group)
+    _, own = optimizer._dtypes.get(id(group), (group, None))
+    dtype = optimizer.moments_dtype if own is None else own
+    if dtype not in optimizer.moments_dtypes:
+        of = "" if own is None else f" of group {number}"
+        raise LowpError(f"moments_dtype={dtype}{of}; give {' or '.join(map(str, optimizer.moments_dtypes))}")
+    if optimizer.capturable:
+        _check_capturable(group, dtype)
+    cut = [param for param in group["params"] if _elements(param) % _BLOCK] if own is FP8 else []
+    if cut:
+        known = sharded_names()
+        index, name = next((index, name) for index, (name, param) in enumerate(named(optimizer.param_groups)) if param is cut[0])
+        raise LowpError(
+            f"moments_dtype={FP8} of group {number}: {title(index, name or known.get(id(cut[0])), cut[0])} has {_elements(cut[0])} elements on each rank, and "
+            f"states in fp8 have blocks of {_BLOCK}, which ranks do not cut; put it and others like it ({len(cut)} of {len(group['params'])} parameters of the "
+            "group) into a group with moments_dtype=torch.float32 or torch.bfloat16, or give the dtype to the optimizer instead of the group: then such "
+            "parameters have moments in float32"
+        )
 
 
 def _check_capturable(group, dtype):
@@ -137,19 +150,6 @@ def _check_capturable(group, dtype):
     if narrow or dtype is FP8:
         what = f"moments_dtype={dtype}" if dtype is FP8 else f"masters in {torch.bfloat16} (master_dtype=)"
         raise LowpError(f"capturable=True with {what}: each replay of a captured step would round by the same random bits; leave one of the two out")
-
-
-def _check_cuts(group, optimizer):
-    own, known = {id(param) for param in group["params"]}, sharded_names()
-    params = [(index, name, param) for index, (name, param) in enumerate(named(optimizer.param_groups)) if id(param) in own]
-    cut = [of for of in params if of[2].requires_grad and _elements(of[2]) % _BLOCK]
-    if cut:
-        index, name, param = cut[0]
-        raise LowpError(
-            f"moments_dtype={FP8}: {title(index, name or known.get(id(param)), param)} has {_elements(param)} elements on each rank, and states in fp8 have blocks "
-            f"of {_BLOCK}, which ranks do not cut; put it and others like it ({len(cut)} of {len(own)} parameters in this group) into a group with "
-            "moments_dtype=torch.float32 or torch.bfloat16"
-        )
 
 
 def _elements(param):

@@ -1,6 +1,7 @@
 """The optimizers of ``lowp``: one fused update and cast of all parameters."""
 
 import contextlib
+import operator
 
 import torch
 
@@ -35,33 +36,41 @@ class Optimizer(OptimizerState, torch.optim.Optimizer):
         ranks = ranks_of(tensors(params))
         self.max_norm, self.skip_nonfinite = max_norm, skip_nonfinite
         self.moments_dtype, self.seed, self.capturable = moments_dtype, seed, capturable
-        # The dtype of the states of each group: PyTorch's state dictionaries take no dtypes.
-        self._dtypes = []
+        # Groups that have a dtype of states of their own, with it, by id: PyTorch's state dictionaries take no dtypes.
+        self._dtypes = {}
         self._built = None
         self._begun = False  # whether a step was taken, or is
         self._captured = []  # what graphs of PyTorch launch, also behind another plan
         # What was loaded, for the plan: the steps of parameters, those of the optimizer, those that were skipped, and delayed scales. ``None``: nothing.
         self._steps, self._applied, self._skipped, self._delayed = None, 0, 0, {}
+        self._refused = None  # why the last state was not loaded
         self._saved = []  # stores that know the scale of a state that was loaded
         with together(ranks):
-            if not (isinstance(seed, int) and 0 <= seed < 1 << 64):
+            if isinstance(seed, bool) or not hasattr(seed, "__index__") or not 0 <= seed < 1 << 64:
                 raise LowpError(f"seed={seed!r}; give an integer from 0 to 2**64 - 1")
+            self.seed = operator.index(seed)
             super().__init__(params, defaults)
-        agree(self.param_groups, ranks)
+        agree(self, ranks)
 
     def add_param_group(self, param_group):
         if getattr(self, "_built", None) is not None:
             raise LowpError("add_param_group was called after the first step, which planned all groups; make a new optimizer")
         if list_params(param_group):
             check_once([*named(self.param_groups), *named([param_group])])
-        dtype = self.moments_dtype
-        if isinstance(param_group, dict):
+        own = isinstance(param_group, dict) and "moments_dtype" in param_group
+        if own:
             param_group = dict(param_group)
-            dtype = param_group.pop("moments_dtype", dtype)
+            dtype = param_group.pop("moments_dtype")
         super().add_param_group(param_group)
-        self._dtypes.append(dtype)
-        _moments.check(self)
-        self._groups()
+        group = self.param_groups[-1]
+        if own:
+            self._dtypes[id(group)] = group, dtype
+        try:
+            _moments.check(self, group)
+            numbers(len(self.param_groups) - 1, group, self)
+        except LowpError:
+            self.param_groups.pop()
+            raise
 
     def __getstate__(self):
         raise LowpError(
@@ -81,6 +90,9 @@ class Optimizer(OptimizerState, torch.optim.Optimizer):
             with torch.enable_grad():
                 loss = closure()
         built = self._built or self._build()
+        if self._refused is not None:
+            with built.alone():
+                raise LowpError(f"step() after a state that was not loaded: {self._refused}; load another one, or make a new optimizer")
         if not self._begun and makes_state_only():
             self._note_state()
             return loss
@@ -124,6 +136,13 @@ class Optimizer(OptimizerState, torch.optim.Optimizer):
         return [numbers(index, group, self) for index, group in enumerate(self.param_groups)]
 
     # State.
+
+    def _dtype_of(self, param, group):
+        """The dtype of the states of a parameter: that of its group, where that has one. In fp8 by default are whole rows of blocks, which no rank cuts."""
+        _, dtype = self._dtypes.get(id(group), (group, None))
+        if dtype is None:
+            dtype = self.moments_dtype if self.moments_dtype is not _moments.FP8 or _moments.has_whole_rows(param) else _F32
+        return dtype
 
     def _param_state(self, param, dtype):
         """Master and states of a parameter, like it in shape and shards, those in ``dtype``; ``master`` is left out where it is the parameter."""
@@ -212,7 +231,7 @@ class _Built:
         if self.mesh is None:  # what is sharded is frozen
             self.ranks = None
         if old is None:
-            agree(optimizer.param_groups, self.ranks)
+            agree(optimizer, self.ranks)
             self.rust = _lowp.Optimizer(device, optimizer.rule, optimizer.seed, groups, args, self.ranks, self.mesh)
         else:
             # Where memory lies is a matter of one rank.
@@ -237,7 +256,8 @@ class _Built:
             raise LowpError(f"the parameters are on {self.device} and {', '.join(sorted(others))}; make an optimizer for each device")
         self.mesh = mesh_of(self.whole) if old is None else old.mesh
         # Some programs shard a model after they made the optimizer, and give it the shards.
-        _moments.check(optimizer)
+        for group in optimizer.param_groups:
+            _moments.check(optimizer, group)
         if optimizer.is_of_matrices:
             self._check_ranks(type(optimizer).__name__)
         self._plan_frozen(old)
@@ -282,8 +302,9 @@ class _Built:
     def _args(self, optimizer):
         """The parameters as Rust takes them."""
         args = []
-        groups = {id(p): number for number, group in enumerate(optimizer.param_groups) for p in group["params"]}
-        states = {id(param): optimizer._param_state(param, optimizer._dtypes[groups[id(param)]]) for param in self.whole}
+        groups = {id(p): (number, group) for number, group in enumerate(optimizer.param_groups) for p in group["params"]}
+        dtypes = {id(param): optimizer._dtype_of(param, groups[id(param)][1]) for param in self.params}
+        states = {id(param): optimizer._param_state(param, dtypes[id(param)]) for param in self.whole}
         self.places = [place(param) for param in self.whole]
         seen = {}
         for param, at in zip(self.whole, self.places):
@@ -306,11 +327,11 @@ class _Built:
         grads, alive = self.grads()
         index_of = {id(param): index for index, param in enumerate(self.all)}
         for param, grad in zip(self.params, grads):
-            index, group, state = index_of[id(param)], groups[id(param)], states.get(id(param))
+            index, group, state = index_of[id(param)], groups[id(param)][0], states.get(id(param))
             name = self.plan_names[index]
             cut = cut_of(param, self.mesh, state is None) if optimizer.is_of_matrices else None
             if state is None:
-                args.append(arg_of_no_rows(name, group, param, cut, optimizer.states, optimizer._dtypes[group]))
+                args.append(arg_of_no_rows(name, group, param, cut, optimizer.states, dtypes[id(param)]))
                 continue
             entries = [name for key in optimizer.states for name in _moments.names(key, _moments.dtype_of(state, key))]
             for key in ("master", *entries):

@@ -3,11 +3,13 @@
 import torch
 
 from . import _moments
+from ._args import ranks_of
 from ._compile import note_writes
 from ._errors import LowpError
 from ._params import all_of
+from ._ranks import together
 from ._tensor import Tensor
-from ._torch_compat import like, local_of
+from ._torch_compat import like, loads_states, local_of
 
 # What optimizers keep of a parameter beside its master.
 _STATES = ("exp_avg", "exp_avg_sq", "momentum_buffer")
@@ -28,7 +30,7 @@ class OptimizerState:
 
     def state_dict(self):
         """As of PyTorch's optimizers. ``step`` counts the steps that updated the parameter; ``skipped``, of all steps, and, of delayed scales,
-        ``scales`` stand beside it, and, where states round by random bits, ``applied``, all steps that updated parameters."""
+        ``scales`` stand beside it, and so does ``applied``, all steps that updated parameters: random bits follow the sum of both."""
         if self._begun:
             self._note_state()
         packed = super().state_dict()
@@ -48,8 +50,7 @@ class OptimizerState:
             state = self.state[param]
             state["step"] = torch.tensor(float(steps[index]))
             state["skipped"] = torch.tensor(float(skipped))
-            if _moments.rounds(state):
-                state["applied"] = torch.tensor(float(applied))
+            state["applied"] = torch.tensor(float(applied))
             delayed = self._built.rust.delayed(index)
             if delayed:
                 scales = torch.tensor([[scale, *history] for scale, history in delayed])
@@ -59,7 +60,21 @@ class OptimizerState:
 
     @torch.no_grad()
     def load_state_dict(self, state_dict):
-        """Takes the state of an optimizer of the same parameters and shards. The codes of the model come with its own state."""
+        """Takes the state of an optimizer of the same parameters and shards. The codes of the model come with its own state. There is no step after one that was
+        not loaded, until another one was."""
+        # Every rank calls PyTorch's functions for states, which give some ranks what others refuse.
+        ranks = ranks_of(all_of(self.param_groups)) if loads_states() else None
+        try:
+            with together(ranks):
+                self._load(state_dict)
+            if ranks is not None:
+                ranks.collect("the state of the optimizer", "loaded")
+        except Exception as error:
+            self._refused = str(error)
+            raise
+        self._refused = None
+
+    def _load(self, state_dict):
         groups, saved = self.param_groups, state_dict["param_groups"]
         sizes = [[len(group["params"]) for group in of] for of in (groups, saved)]
         if sizes[0] != sizes[1]:
@@ -68,12 +83,12 @@ class OptimizerState:
                 "groups"
             )
         self._steps, self._applied, self._skipped, self._delayed = None, 0, 0, {}
-        for group, other, dtype in zip(groups, saved, self._dtypes):
+        for group, other in zip(groups, saved):
             group.update({key: value for key, value in other.items() if key != "params"})
             for param, number in zip(group["params"], other["params"]):
                 values = state_dict["state"].get(number)
                 if values is not None:
-                    self._load_param(param, dtype, values)
+                    self._load_param(param, self._dtype_of(param, group), values)
                 elif param in self.state:
                     self._forget(param)
         if self._built is not None and self._built.thawed():
@@ -96,6 +111,8 @@ class OptimizerState:
 
     def _load_param(self, param, dtype, values):
         state = self._param_state(param, dtype)
+        # Where flat dictionaries lack a value, PyTorch gives an empty dictionary.
+        values = {key: value for key, value in values.items() if not isinstance(value, dict)}
         found = [key for key in _STATES if key in values or f"{key}_codes" in values]
         if found != list(self.states):
             kept, found = (" and ".join(keys) or "nothing but masters" for keys in (self.states, found))
@@ -117,15 +134,13 @@ class OptimizerState:
         if store is not None and store.shape == tuple(local_of(state["master"]).shape):
             # Codes that were loaded without a master, into a shard that FSDP2 moved, have another one.
             store.hold(local_of(state["master"]), self)
-        steps, skipped = (int(values.get(key, 0)) for key in ("step", "skipped"))
+        steps, skipped, applied = (int(values.get(key, 0)) for key in ("step", "skipped", "applied"))
         self._steps, self._skipped = {**(self._steps or {}), param: steps}, max(self._skipped, skipped)
-        self._applied = max(self._applied, steps, int(values.get("applied", 0)))
+        self._applied = max(self._applied, steps, applied)
         # PyTorch loads what state_dict() returned, too, whose dictionaries are those of this state.
         scales = values.get("scales")
         # Also for a state_dict before the first step.
-        state["step"], state["skipped"] = torch.tensor(float(steps)), torch.tensor(float(skipped))
-        if _moments.rounds(state):
-            state["applied"] = torch.tensor(float(self._applied))
+        state["step"], state["skipped"], state["applied"] = (torch.tensor(float(number)) for number in (steps, skipped, self._applied))
         scale, local = values.get("encode_scale"), local_of(param)
         state.pop("scales", None)
         state.pop("encode_scale", None)

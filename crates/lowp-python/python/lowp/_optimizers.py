@@ -10,7 +10,7 @@ from ._params import all_of, list_params, named, sharded_names, title
 class AdamW(Optimizer):
     """AdamW over any mix of quantized and plain parameters, in one planned launch.
 
-    Masters are float32: the masters that ``quantize_model_`` kept, copies of bfloat16 parameters, and float32 parameters themselves.
+    Masters are those that ``quantize_model_`` kept, float32 copies of bfloat16 parameters, and float32 parameters themselves.
     A step updates masters and casts them to codes in the same pass. It leaves parameters without a gradient as they are, and counts the
     steps of each. Under FSDP2 each rank updates its rows, and the ranks agree on scales and on the norm. Every rank must make the
     optimizer; the ranks then compare parameters and recipes.
@@ -20,7 +20,7 @@ class AdamW(Optimizer):
     a step may be captured in a CUDA graph, after a step over the same gradients; the graph keeps the hyperparameters of that step.
 
     ``moments_dtype``, which a group may have of its own, may be ``torch.bfloat16`` or ``torch.float8_e4m3fn``: codes of a byte with a scale for each 32, rounded
-    stochastically by ``seed``.
+    stochastically by ``seed``, as masters in bfloat16 are.
 
     >>> opt = lowp.AdamW(model.parameters(), lr=3e-4, max_norm=1.0)
     >>> loss.backward(); opt.step(); opt.zero_grad()

@@ -88,20 +88,24 @@ def numbers(index, group, optimizer):
         raise LowpError(f"the hyperparameters of group {index} are {given}; give numbers{betas} ({error})") from None
 
 
-def agree(groups, ranks):
+def agree(optimizer, ranks):
     """Raises on every rank where ranks have other parameters, or codes of other recipes. Else gathers of FSDP2 would wait for others, or abort.
     Casts values that were written into shards."""
     if ranks is None:
         return
-    names = sharded_names()
+    groups, names = optimizer.param_groups, sharded_names()
     groups_of = {id(param): number for number, group in enumerate(groups) for param in group["params"]}
 
     def line(index, name, param):
         local = local_of(param)
         kind = f"codes of {local._store.recipe!r}" if isinstance(local, Tensor) else str(local.dtype)
-        return f"{title(index, name or names.get(id(param)), param)} in group {groups_of[id(param)]}: {kind}"
+        if isinstance(local, Tensor) and local._store.master is not None and local._store.master.dtype == torch.bfloat16:
+            kind += ", a master in bfloat16"
+        group = groups_of[id(param)]
+        kind += f", moments in {optimizer._dtype_of(param, groups[group])}" if optimizer.states else ""
+        return f"{title(index, name or names.get(id(param)), param)} in group {group}: {kind}"
 
     with together(ranks):
-        text = "\n".join(line(index, *of) for index, of in enumerate(named(groups)))
+        text = "\n".join([f"seed {optimizer.seed}", *(line(index, *of) for index, of in enumerate(named(groups)))])
     ranks.agree("the parameters of the optimizer", text)
     cast_params(all_of(groups), ranks)

@@ -304,7 +304,7 @@ def quantize(source, recipe, *, usage="both", keep_master=False, master_dtype=to
     store = Store.empty(recipe, *source.shape, source.device, usage)
     store.quantize_(read, dtype_name(read.dtype), encode_scale)
     if keep_master:
-        store.master = read.to(master_dtype, copy=True)
+        store.master = read.to(master_dtype, copy=read.data_ptr() == source.data_ptr())
     return Tensor(store, source.dtype)
 
 

@@ -246,6 +246,11 @@ def makes_state_only():
     return _is_called_by(getattr(sys.modules.get("torch.distributed.checkpoint.state_dict"), "_init_optim_state", None))
 
 
+def loads_states():
+    """Whether PyTorch loads states of optimizers that ranks share."""
+    return _is_called_by(getattr(sys.modules.get("torch.distributed.checkpoint.state_dict"), "_load_optim_state_dict", None))
+
+
 def _is_called_by(function):
     """Whether a function is on the stack of this thread."""
     code = getattr(function, "__code__", None)
