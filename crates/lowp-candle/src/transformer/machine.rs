@@ -7,10 +7,7 @@ const CGROUPS: &str = "/sys/fs/cgroup";
 
 /// Bytes of memory that this process can get at most, swap included, where the system tells.
 pub fn machine() -> Option<u128> {
-    let meminfo = meminfo();
-    let all = line(&meminfo, "MemTotal:")
-        .map(|memory| memory + line(&meminfo, "SwapTotal:").unwrap_or(0));
-    limits().chain(all).min()
+    limits().chain(with_swap(&meminfo())).min()
 }
 
 /// Bytes that this process can lock in memory at most: what is available now without swap, but for a twentieth that is left to everything else.
@@ -22,6 +19,11 @@ pub fn lockable() -> Option<u128> {
 
 fn meminfo() -> String {
     fs::read_to_string("/proc/meminfo").unwrap_or_default()
+}
+
+fn with_swap(meminfo: &str) -> Option<u128> {
+    let memory = line(meminfo, "MemTotal:")?;
+    Some(memory + line(meminfo, "SwapTotal:").unwrap_or(0))
 }
 
 /// A line of `/proc/meminfo` says, for example, `MemTotal:  24114852 kB`.
@@ -93,8 +95,9 @@ mod tests {
 
     #[test]
     fn lines_have_kilobytes() {
-        let text = "MemTotal:       24114852 kB\nMemAvailable:    100 kB\nHugePages_Total:  0\n";
-        assert_eq!(line(text, "MemTotal:"), Some(24_114_852 * 1024));
+        let text = "MemTotal:       24114852 kB\nMemAvailable:    100 kB\nSwapTotal:  1024 kB\nHugePages_Total:  0\n";
+        assert_eq!(with_swap(text), Some((24_114_852 + 1024) * 1024));
+        assert_eq!(with_swap(""), None);
         assert_eq!(line(text, "MemAvailable:"), Some(102_400));
         assert_eq!(line(text, "HugePages_Total:"), None);
     }

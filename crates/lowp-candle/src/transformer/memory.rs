@@ -250,14 +250,4 @@ mod tests {
         let error = kept.check(1 << 20).expect_err("too much").to_string();
         assert!(error.contains("add `reduce_every_micro_batch`"), "{error}");
     }
-
-    #[test]
-    fn the_machine_is_read() {
-        let text = "MemTotal:       24114852 kB\nMemFree: 1 kB\nSwapTotal:    1024 kB\n";
-        assert_eq!(total_of(text), Some((24_114_852 + 1024) * 1024));
-        assert_eq!(total_of(""), None);
-        if cfg!(target_os = "linux") {
-            assert!(machine().is_some_and(|bytes| bytes > 1 << 26));
-        }
-    }
 }
