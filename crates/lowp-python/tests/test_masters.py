@@ -107,6 +107,10 @@ class Masters(unittest.TestCase):
     def test_errors_have_the_remedy(self):
         with self.assertRaisesRegex(lowp.LowpError, "master_dtype=torch.float16; give torch.float32 or torch.bfloat16"):
             lowp.quantize_model_(nn.Linear(64, 64), "mxfp8", master_dtype=torch.float16)
+        net = nn.Sequential(nn.Linear(64, 64))
+        lowp.quantize_model_(net, "mxfp8")
+        with self.assertRaisesRegex(lowp.LowpError, "0.weight already has codes with a master in torch.float32, not in torch.bfloat16"):
+            lowp.quantize_model_(net, "mxfp8", master_dtype=BF16)
         with self.assertRaisesRegex(lowp.LowpError, r"capturable=True with masters in torch.bfloat16 \(master_dtype=\)"):
             lowp.AdamW([weight("mxfp8", master_dtype=BF16)], capturable=True)
 
@@ -146,7 +150,24 @@ def loaded(rank, world):
     return True
 
 
+def thawed(rank, world):
+    """Steps of each weight where one was frozen on one rank alone, and then on none."""
+    net = nn.Sequential(nn.Linear(64, 64, bias=False), nn.Linear(64, 64, bias=False))
+    lowp.quantize_model_(net, "mxfp8-2d", master_dtype=BF16)
+    fully_shard(net)
+    net[0].weight.requires_grad_(rank == 0)
+    opt = lowp.AdamW(net.parameters(), moments_dtype=test_moments.FP8)
+    for layers in (net[1:], net):
+        for layer in layers:
+            layer.weight.requires_grad_(True).grad = torch.ones_like(layer.weight)
+        opt.step()
+    return [int(opt.state_dict()["state"][number]["step"]) for number in range(2)]
+
+
 class Ranks(unittest.TestCase):
+    def test_what_was_frozen_on_one_rank_is_trained_later(self):
+        self.assertEqual(ranks.run(2, thawed), [[1, 2]] * 2)
+
     def test_what_is_loaded_is_rounded(self):
         self.assertTrue(all(ranks.run(2, loaded)))
 

@@ -191,7 +191,7 @@ class States(unittest.TestCase):
     def trained(self, dtype=FP8, seed=0, steps=range(3), device="cpu"):
         torch.manual_seed(seed)
         params = [nn.Parameter(torch.randn(5, 33).to(device)), nn.Parameter(torch.randn(70).to(device, torch.bfloat16))]
-        opt = lowp.AdamW(in_fp8(params, dtype), lr=1e-2, seed=SEED)
+        opt = lowp.AdamW(in_fp8(params, dtype), lr=1e-2, seed=SEED, skip_nonfinite=True)
         self.step(opt, steps)
         return params, opt
 
@@ -199,8 +199,8 @@ class States(unittest.TestCase):
         for step in steps:
             for number, param in enumerate(opt.param_groups[0]["params"]):
                 torch.manual_seed(2 * step + number)
-                # Not every parameter has a gradient in every step: random bits follow the steps of the optimizer.
-                param.grad = torch.randn(param.shape).to(param) if step % 2 != number else None
+                # Not every parameter has a gradient in every step, and one step is skipped: random bits follow the steps of the optimizer.
+                param.grad = torch.randn(param.shape).to(param) * (torch.nan if step == 3 else 1) if step % 2 != number else None
             opt.step()
 
     def same(self, *opts):
@@ -210,7 +210,7 @@ class States(unittest.TestCase):
                 self.assertTrue(torch.equal(a[key], b[key]), key)
 
     def test_training_goes_on_to_the_bit(self):
-        params, opt = self.trained()
+        params, opt = self.trained(steps=range(5))
         file = io.BytesIO()
         torch.save({"params": params, "opt": opt.state_dict()}, file)
         file.seek(0)
@@ -222,7 +222,8 @@ class States(unittest.TestCase):
         other.load_state_dict(saved["opt"])
         self.same(opt, other)
         for of in (opt, other):
-            self.step(of, range(3, 7))
+            self.assertEqual([int(of.state_dict()["state"][0][key]) for key in ("step", "skipped", "applied")], [1, 1, 4])
+            self.step(of, range(5, 9))
         self.same(opt, other)
         for a, b in zip(params, others):
             self.assertTrue(torch.equal(a, b))
@@ -413,6 +414,59 @@ def whole_states(rank, world):
         return str(error)
 
 
+#: Dtypes of moments and masters: of a state, and of the optimizer that takes it.
+OTHERS = tuple(itertools.permutations(((torch.float32, torch.float32), (torch.float32, torch.bfloat16), (torch.bfloat16, torch.float32), (FP8, torch.float32)), 2))
+
+
+def other_dtypes(rank, world, folder):
+    """What comes of a state in an optimizer of other dtypes, by way: ``None`` where it is there, or the error of this rank."""
+
+    def small(moments, masters, seed=1):
+        torch.manual_seed(seed)
+        net = nn.Linear(64, 64, bias=False)
+        lowp.quantize_model_(net, "mxfp8-2d", master_dtype=masters)
+        fully_shard(net)
+        return net, lowp.AdamW(net.parameters(), moments_dtype=moments)
+
+    found = {}
+    for of, to in OTHERS:
+        net, opt = small(*of)
+        for at in (1, 2):
+            step(net, opt, at)
+        for way in ("dcp", "full", "broadcast", "flat"):
+            options = StateDictOptions(full_state_dict=way in ("full", "broadcast"), broadcast_from_rank0=way == "broadcast", flatten_optimizer_state_dict=way == "flat")
+            other, again = small(*to, seed=2)
+            try:
+                if way == "dcp":
+                    dcp.save({"opt": get_optimizer_state_dict(net, opt)}, checkpoint_id=f"{folder}/{of} {to}")
+                    state = {"opt": get_optimizer_state_dict(other, again)}
+                    dcp.load(state, checkpoint_id=f"{folder}/{of} {to}")
+                    state = state["opt"]
+                else:
+                    state = get_optimizer_state_dict(net, opt, options=options)
+                set_optimizer_state_dict(other, again, state if way != "broadcast" or rank == 0 else {}, options=options)
+            except (Exception, dcp.CheckpointException) as error:
+                found[of, to, way] = str(error)
+                continue
+            found[of, to, way] = None
+            for own, loaded in zip(*(opt.state_dict()["state"][0].items() for opt in (opt, again)), strict=True):
+                assert own[0] == loaded[0] and torch.equal(whole(own[1]).to(loaded[1].dtype), whole(loaded[1])), (of, to, way, own[0])
+    return found
+
+
+def of_some_ranks(rank, world):
+    """The errors of optimizers that ranks make with other options, in the constructor."""
+    errors = []
+    for options in ({"seed": rank}, {"moments_dtype": FP8 if rank else torch.float32}):
+        net = nn.Linear(64, 64)
+        fully_shard(net)
+        try:
+            lowp.AdamW(net.parameters(), **options)
+        except lowp.LowpError as error:
+            errors.append(str(error))
+    return errors
+
+
 def cut_within_blocks(rank, world):
     net = nn.Linear(64, 129)
     fully_shard(net)
@@ -448,6 +502,24 @@ class Ranks(unittest.TestCase):
             for codes, values in ranks.run(2, read_into_another_dtype, folder):
                 self.assertRegex(codes, "Missing key in checkpoint state_dict: opt.state.*exp_avg")
                 self.assertRegex(values, "Missing key in checkpoint state_dict: opt.state.*exp_avg_codes")
+
+    def test_states_of_other_dtypes_load_or_raise_on_every_rank(self):
+        with tempfile.TemporaryDirectory() as folder:
+            results = ranks.run(2, other_dtypes, folder)
+        for case in results[0]:
+            (of, _), (to, _), way = case
+            for rank, found in enumerate(results):
+                with self.subTest(case=case, rank=rank):
+                    if (of is FP8) == (to is FP8):
+                        self.assertIsNone(found[case])
+                    else:
+                        remedy = {"dcp": "Missing key in checkpoint", "flat": "exp_avg|keeps"}.get(way, "load it into one of its own moments_dtype")
+                        self.assertRegex(found[case] or "nothing was raised", remedy)
+
+    def test_ranks_have_the_same_seed_and_dtypes(self):
+        for seeds, dtypes in ranks.run(2, of_some_ranks):
+            self.assertRegex(seeds, "rank . has seed .; rank . has seed .; every rank must have the same")
+            self.assertRegex(dtypes, "moments in torch.float8_e4m3fn")
 
     def test_ranks_do_not_cut_blocks(self):
         for message in ranks.run(2, cut_within_blocks) + ranks.run(2, sharded_later):

@@ -57,7 +57,7 @@ def quantize_model_(model, recipe, *, ignore=(), keep_master=None, master_dtype=
             "such as the Conv1D of GPT-2 in transformers",
             stacklevel=2,
         )
-    chosen = [(name, module) for name, module in chosen if not _has_codes(name, module, recipe)]
+    chosen = [(name, module) for name, module in chosen if not _has_codes(name, module, recipe, master_dtype)]
     users = _users(model)
     modules = {id(module) for _, module in chosen}
     for name, module in chosen:
@@ -121,13 +121,19 @@ def _quantize_assigned(module, state_dict, prefix, local_metadata, *_):
     state_dict[name] = quantize(value, weight.recipe, usage=weight._store.usage or "both", **weight._store.kept_master)
 
 
-def _has_codes(name, module, recipe):
-    """Whether a layer holds codes of the recipe already. Raises where they are of another one."""
+def _has_codes(name, module, recipe, master_dtype):
+    """Whether a layer holds codes of the recipe already. Raises where they are of another one, or have a wider master."""
     held = local_of(own_parameters(module).get("weight"))
     if isinstance(held, Tensor) and held.recipe != recipe:
         raise LowpError(
             f"{name} already has codes of {held.recipe!r}, not of {recipe!r}; make the model again to use another recipe, or leave it "
             f"as it is: ignore=[{name!r}]"
+        )
+    master = held._store.master if isinstance(held, Tensor) else None
+    if master is not None and master.dtype != master_dtype == torch.bfloat16:
+        raise LowpError(
+            f"{name} already has codes with a master in {master.dtype}, not in {master_dtype}; make the model again to have another one, or leave it as it is: "
+            f"ignore=[{name!r}]"
         )
     return isinstance(held, Tensor)
 

@@ -19,8 +19,9 @@ class AdamW(Optimizer):
     is not finite on any rank (``last_step()`` reports it). Without either only the update reads gradients, and there is no norm. With ``capturable``
     a step may be captured in a CUDA graph, after a step over the same gradients; the graph keeps the hyperparameters of that step.
 
-    ``moments_dtype``, which a group may have of its own, may be ``torch.bfloat16`` or ``torch.float8_e4m3fn``: codes of a byte with a scale for each 32, rounded
-    stochastically by ``seed``, as masters in bfloat16 are.
+    ``moments_dtype``, which a group may have of its own, may be ``torch.bfloat16`` or ``torch.float8_e4m3fn``: codes of a byte with a scale for each 32, of
+    matrices whose width is a multiple of 32; other parameters have moments in float32 then. They are rounded stochastically by ``seed``, as masters in bfloat16
+    are. All ranks must have the same seed, also replicas of ``DistributedDataParallel``, which do not compare it.
 
     >>> opt = lowp.AdamW(model.parameters(), lr=3e-4, max_norm=1.0)
     >>> loss.backward(); opt.step(); opt.zero_grad()

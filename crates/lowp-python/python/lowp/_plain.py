@@ -18,8 +18,8 @@ from ._torch_compat import local_of, own_parameters
 def dequantize_state_dict(model, dtype=None, *, masters=False):
     """The state dictionary of a model with decoded values in the place of codes, as plain tensors.
 
-    ``model`` may be a state dictionary, too. The values have the dtype of their weight, or ``dtype``. With ``masters`` they are the float32 masters
-    where there are some, which are not copied unless ``dtype`` is another one. Shards stay shards, as DTensors of plain rows. Tensors that were not
+    ``model`` may be a state dictionary, too. The values have the dtype of their weight, or ``dtype``. With ``masters`` they are the masters where there are some,
+    in float32 or ``dtype``, which are not copied unless they are of another one. Shards stay shards, as DTensors of plain rows. Tensors that were not
     quantized stay as they are.
     """
     state, made = model.state_dict() if isinstance(model, torch.nn.Module) else model, {}
@@ -27,7 +27,7 @@ def dequantize_state_dict(model, dtype=None, *, masters=False):
 
 
 def plain_state_dict(model):
-    """The float32 masters in the place of codes, and decoded values of weights without one: ``dequantize_state_dict(model, masters=True)``, all in
+    """The masters in the place of codes, and decoded values of weights without one: ``dequantize_state_dict(model, masters=True)``, all in
     float32.
 
     A model that is quantized by the same recipe loads it to the bit (``load_state_dict``), codes of delayed scales if the state of the optimizer is
