@@ -79,7 +79,7 @@ JSON of --model:
   host                   with --offload-optimizer: masters and states, which `memory` counts, too:
       bytes_per_rank     page-locked memory
       bytes_per_node     of all ranks of the node that has most
-      read_per_step      least bytes that a GPU reads over PCIe: masters once for each pass over them
+      read_per_step      bytes that a GPU reads over PCIe, at least: masters once for each pass
       written_per_step   and writes
   left_out               array of `what`, and its `bytes` or null
   operations             array, in the order of a step:
