@@ -86,7 +86,7 @@ impl RowCuts {
         // A division for each of many ranks takes as long as all else of a plan.
         let is_off = |start: usize| match quantum.is_power_of_two() {
             true => start & (quantum - 1) != 0,
-            false => start % quantum != 0,
+            false => !start.is_multiple_of(quantum),
         };
         self.ranges()
             .enumerate()
