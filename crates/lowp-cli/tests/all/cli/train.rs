@@ -179,7 +179,6 @@ fn checkpoints_are_inspected_and_compared() {
     std::fs::write(&model, b"\x02\0\0\0\0\0\0\0{}").expect("a file");
     let of_model = lowp(&["inspect", &two]);
     assert!(!of_model.stdout.contains("saved by"), "{}", of_model.stdout);
-    std::fs::remove_file(&model).expect("the file");
     let json: Value =
         serde_json::from_str(&stdout(&["inspect", &run_two, "--json"])).expect("JSON");
     let sum = |tensors: &Value| -> f64 {
