@@ -128,7 +128,7 @@ impl Costs {
             var_gather_bytes: vars.all().sum(|cost| u128::from(cost.stored[memory.rank]))
                 + vars.staying_gathered(),
             staging: memory::staging(&buckets, config),
-            offloaded: OffloadCost::new(parameters, memory.rank, config),
+            offloaded: OffloadCost::new(parameters, config),
             rule: config.rule,
             state: config.state,
             memory,

@@ -5,19 +5,29 @@ use std::fmt;
 /// Bytes of registers that a thread may write to memory and read again: little beside the hundreds of bytes that it moves.
 const SPILLS: usize = 64;
 
-/// Kernels that may spill more on sm_80 and on sm_90, and how much. Those of many ingredients have rare paths, and more blocks of
-/// threads at a time pay for what these keep in memory: measured on an H200 (`target/gpu-pack/run.sh OUT peers`). sm_80 was not
-/// measured; its code is like that of Hopper. Blackwell's has fewer blocks (lowp/policy.cuh).
-const MAY_SPILL: [(&str, [usize; 2]); 9] = [
-    ("lowp_adamw", [512, 512]),
-    ("lowp_adamw_other", [192, 128]),
-    ("lowp_encode_blocks_bf16", [384, 384]),
-    ("lowp_encode_mixed_bf16", [576, 576]),
-    ("lowp_encode_mixed_f32", [384, 384]),
-    ("lowp_encode_ring_two_level_random", [128, 128]),
-    ("lowp_encode_ring_two_level_transformed", [SPILLS, 128]),
-    ("lowp_flat_encode", [128, 128]),
-    ("lowp_round_two_level_random", [SPILLS, 128]),
+/// Kernels that may spill more, on which architecture, and how much. Those of many ingredients have rare paths, and more blocks of threads
+/// at a time pay for what these keep in memory: measured on an H200 (`target/gpu-pack/run.sh OUT peers`) for sm_90. sm_80 and sm_120f were not
+/// measured; their code is like that of Hopper.
+const MAY_SPILL: [(&str, &str, usize); 19] = [
+    ("lowp_adamw", "sm_80", 512),
+    ("lowp_adamw", "sm_90", 512),
+    ("lowp_adamw_other", "sm_80", 192),
+    ("lowp_adamw_other", "sm_90", 128),
+    ("lowp_decode_bf16", "sm_80", 128),
+    ("lowp_encode_blocks_bf16", "sm_80", 384),
+    ("lowp_encode_blocks_bf16", "sm_90", 384),
+    ("lowp_encode_mixed_bf16", "sm_80", 576),
+    ("lowp_encode_mixed_bf16", "sm_90", 576),
+    ("lowp_encode_mixed_f32", "sm_80", 384),
+    ("lowp_encode_mixed_f32", "sm_90", 384),
+    ("lowp_encode_ring_two_level_random", "sm_80", 128),
+    ("lowp_encode_ring_two_level_random", "sm_90", 128),
+    ("lowp_encode_ring_two_level_transformed", "sm_90", 128),
+    ("lowp_flat_encode", "sm_80", 128),
+    ("lowp_flat_encode", "sm_90", 128),
+    ("lowp_round_two_level_random", "sm_90", 128),
+    ("lowp_update_stored_other", "sm_80", 128),
+    ("lowp_update_stored_wide", "sm_120f", 128),
 ];
 
 /// What the report of a kernel begins with.
@@ -41,14 +51,10 @@ pub(super) struct Resources {
 
 impl Row {
     fn may_spill(&self) -> usize {
-        let of_arch = |[old, hopper]: [usize; 2]| match &*self.arch {
-            "sm_80" => old,
-            "sm_90" => hopper,
-            _ => SPILLS,
-        };
         let mut exempt = MAY_SPILL.iter();
-        let exempt = exempt.find(|(kernel, _)| *kernel == self.kernel);
-        exempt.map_or(SPILLS, |(_, most)| of_arch(*most))
+        let own = (&*self.kernel, &*self.arch);
+        let exempt = exempt.find(|(kernel, arch, _)| (*kernel, *arch) == own);
+        exempt.map_or(SPILLS, |(.., most)| *most)
     }
 }
 

@@ -6,12 +6,13 @@ use super::weight::WeightCost;
 use super::weights::Weights;
 use lowp_format::Recipe;
 use serde::Serialize;
+use std::cmp::Reverse;
 use std::ops::Range;
 
 /// Page-locked memory of the host, and what a step moves of it over the bus of a device.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct OffloadCost {
-    /// Bytes of the masters and states of the rank that holds most.
+    /// Bytes of the masters and states of the rank that has most of them.
     pub bytes_per_rank: u128,
     /// The same of all ranks of a node, of the one that has most.
     pub bytes_per_node: u128,
@@ -26,10 +27,9 @@ pub struct OffloadCost {
 }
 
 impl OffloadCost {
-    /// `rank` is the one that holds most, of those of a replica. Nothing where masters and states are memory of the device.
+    /// Nothing where masters and states are memory of the device.
     pub(super) fn new<R: Recipe>(
         (weights, vars): (&Weights<R>, &Vars),
-        rank: usize,
         config: &CostConfig,
     ) -> Self {
         if !config.offload {
@@ -47,6 +47,8 @@ impl OffloadCost {
                     .sum(|cost| masters(cost, rank) + var_states(cost, rank))
         };
         let by_rank: Vec<u128> = (0..config.mesh.shard).map(of_rank).collect();
+        let rank = (0..by_rank.len()).max_by_key(|&rank| (by_rank[rank], Reverse(rank)));
+        let rank = rank.unwrap_or(0);
         let again = |cost: &WeightCost| u128::from(cost.master_passes - 1) * masters(cost, rank);
         let mut cost = Self {
             bytes_per_rank: by_rank[rank],
