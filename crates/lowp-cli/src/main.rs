@@ -23,6 +23,7 @@ mod tokenize;
 mod train;
 mod usage;
 
+use clap::error::ErrorKind;
 use clap::{CommandFactory, Parser, Subcommand};
 use lowp_file::process::Hooks;
 use std::process::ExitCode;
@@ -96,10 +97,14 @@ fn main() -> ExitCode {
         Ok(cli) => cli,
         Err(error) => {
             let code = usage::explain(&error);
-            // The first line says what is wrong; others list options.
+            // The first line says what is wrong; others list options, among them what an option needs beside it.
             let text = error.to_string();
-            let first = text.lines().next().filter(|_| error.use_stderr());
-            let origin = first.and_then(|line| expanded.origin(line));
+            let named = match error.kind() {
+                ErrorKind::MissingRequiredArgument => Some(&*text),
+                _ => text.lines().next(),
+            };
+            let named = named.filter(|_| error.use_stderr());
+            let origin = named.and_then(|text| expanded.origin(text));
             origin.iter().for_each(|line| output::note(line));
             return code;
         }

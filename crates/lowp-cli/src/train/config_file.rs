@@ -146,9 +146,10 @@ fn options(
         let option = format!("--{long}");
         let with = format!("{option}=");
         let takes_none = matches!(arg.get_action(), ArgAction::SetTrue);
+        let may_take_none = arg.get_num_args().is_some_and(|n| n.min_values() == 0);
         match (value, takes_none) {
-            (Value::Boolean(true), true) => all.push(option.into()),
-            (Value::Boolean(false), true) => {}
+            (Value::Boolean(true), _) if may_take_none => all.push(option.into()),
+            (Value::Boolean(false), _) if may_take_none => {}
             (_, true) => return Err(wrong(key, "must be true or false")),
             (Value::Array(values), false) => {
                 let values: Option<Vec<_>> = values.iter().map(scalar).collect();
@@ -394,6 +395,17 @@ mod tests {
         ] {
             assert_eq!(expanded(text, &[given]).expect(text).len(), 2, "{text}");
         }
+    }
+
+    #[test]
+    fn flags_that_may_have_a_value_are_flags_too() {
+        for (text, expected) in [
+            ("no_cudnn = true", "--no-cudnn"),
+            ("no_cudnn = 'backward'", "--no-cudnn=backward"),
+        ] {
+            assert_eq!(expanded(text, &[]).expect(text), [expected]);
+        }
+        assert_eq!(expanded("no_cudnn = false", &[]).expect("none"), [""; 0]);
     }
 
     #[test]
