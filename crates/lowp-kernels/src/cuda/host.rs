@@ -30,7 +30,7 @@ pub(super) unsafe fn write<T: Element>(
     for (index, chunk) in bytes.chunks(CHUNK).enumerate() {
         let block = device.host.take(&device.events, chunk.len(), IN_FLIGHT)?;
         let at = to + (index * CHUNK) as u64;
-        // SAFETY: the block has as many bytes, and nobody else has it; it is lent again behind the copy. For the rest the caller answers.
+        // SAFETY: the block has as many bytes, and nobody else has it; it is lent again after the copy. The rest is the caller's promise.
         unsafe {
             std::ptr::copy_nonoverlapping(chunk.as_ptr(), block.pointer(), chunk.len());
             copy(at, block.pointer() as u64, chunk.len(), stream.cu_stream())?;
