@@ -18,7 +18,7 @@ pub(crate) fn is_false(value: &bool) -> bool {
     !*value
 }
 
-/// The same of a number.
+/// Whether a number is 0, which JSON leaves out.
 #[expect(clippy::trivially_copy_pass_by_ref, reason = "serde passes references")]
 pub(crate) fn is_zero(value: &f32) -> bool {
     *value == 0.0
