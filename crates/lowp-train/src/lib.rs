@@ -34,6 +34,8 @@ pub mod data;
 mod error;
 mod forms;
 mod log;
+pub mod loss_picture;
+pub mod machine;
 mod metrics;
 pub mod network;
 mod optimizer;

@@ -7,7 +7,7 @@ use crate::device::Device;
 use crate::output;
 use crate::usage::{AMAX_GROUP, UsageError, input_error, of_patterns};
 use anyhow::Result;
-use lowp_candle::transformer::{Needed, machine};
+use lowp_candle::transformer::Needed;
 use lowp_comm::{Launch, Mesh};
 use lowp_file::patterns::{self, are_patterns, weight_of};
 use lowp_format::{ReshardAfterForward, has_tensor_scale};
@@ -16,7 +16,7 @@ use lowp_fsdp::{LinearSpec, Sharding};
 use lowp_kernels::StateDtype;
 use lowp_optim::{Decay, StateDtypes};
 use lowp_train::summary::BASELINE;
-use lowp_train::{Checkpoints, Config, Mixture, Model, Optimizer, Run, TrainError};
+use lowp_train::{Checkpoints, Config, Mixture, Model, Optimizer, Run, TrainError, machine};
 use lowp_transformer::{GptConfig, SizeError};
 use std::sync::Arc;
 
@@ -160,7 +160,7 @@ impl Setup {
         }
         let baseline = !args.no_baseline && folder.is_none();
         let runs = recipes::select(&args.recipe, &args.compare, baseline)?;
-        if let (Some(machine), Device::Cpu) = (machine(), args.device) {
+        if let (Some(machine), Device::Cpu) = (machine::memory(), args.device) {
             let at_once = args.batch.div_ceil(args.sharded.accumulate);
             let here = launch.map_or(mesh.world(), |launch| launch.local_world);
             let keeping = if config.keeps_gradients() { here } else { 0 };
