@@ -52,6 +52,7 @@ constexpr int ENCODE_BLOCKS_BF16 = on(3, 3, 2, 2);
 constexpr int ENCODE_BLOCKS_F32 = on(2, 2, 2, 2);
 constexpr int RING = on(3, 4, 3, 3);
 constexpr int RING_FP8 = on(3, 3, 3, 3);
+constexpr int RING_BLOCKS = on(2, 3, 3, 2);
 constexpr int RING_RANDOM = on(3, 3, 2, 2);
 constexpr int FLAT_ENCODE = on(4, 4, 2, 2);
 constexpr int REPACK = on(6, 6, 6, 6);

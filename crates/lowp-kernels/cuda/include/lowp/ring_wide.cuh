@@ -19,17 +19,6 @@ __device__ __forceinline__ uint32_t wide_place(uint32_t row, uint32_t chunk) {
   return row * WIDE_RING_PITCH + (chunk ^ (chunk / 8) % 2 ^ row / 16 % 2 * 4) * 16;
 }
 
-// The largest magnitudes among pairs; NaNs lose to all else.
-template <int N>
-__device__ __forceinline__ uint32_t largest_pairs(const uint32_t (&x)[N]) {
-  uint32_t a = max_abs_pairs(x[0], x[1], x[2], x[3]);
-#pragma unroll
-  for (int k = 4; k < N; k += 4) a = max_pair(a, max_abs_pairs(x[k], x[k + 1], x[k + 2], x[k + 3]));
-  return a;
-}
-// Of what largest_pairs gives; 0 where there are nothing but NaNs.
-__device__ __forceinline__ float largest_of(uint32_t pair) { return fmaxf(fmaxf(widen_low(pair), widen_high(pair)), 0.0f); }
-
 // Whose blocks have scales: rows and columns, each with codes of their own, one of them, or squares.
 enum class Sides { BOTH, ROWS, COLUMNS, SQUARES };
 
