@@ -2,9 +2,7 @@
 // are on their way. Memory answers long streams of reads better than as many loads that the same thread waits for.
 #include <lowp/begin.cuh>
 #include <lowp/ring_blocks.cuh>
-#include <lowp/ring_two_level_e8m0.cuh>
-#include <lowp/ring_fp4.cuh>
-#include <lowp/ring_fp8.cuh>
+#include <lowp/ring_fp4_fp8.cuh>
 #include <lowp/ring_wide.cuh>
 
 using namespace lowp;
@@ -95,7 +93,16 @@ extern "C" __global__ void __launch_bounds__(THREADS, resident::RING)
                                  uint32_t flags) {
   if ((flags & FLAG_HONOR_SKIP) && step->skip) return;
   const Tile tile = tiles[blockIdx.x];
-  if (begin(jobs[tile.job], tile.index)) ring_two_level_e8m0(RingTile(jobs[tile.job], tile.index), step, memory<RING_STAGES>());
+  if (begin(jobs[tile.job], tile.index)) ring_fp4_fp8<TwoLevelFp4>(RingTile(jobs[tile.job], tile.index), step, memory<RING_STAGES>());
+}
+
+// MXFP4 of blocks of a row and MXFP8 of blocks of a column.
+extern "C" __global__ void __launch_bounds__(THREADS, resident::RING)
+    lowp_encode_ring_e8m0_fp4_fp8(const Tile* __restrict__ tiles, const Encode* __restrict__ jobs, const Step* __restrict__ step,
+                                  uint32_t flags) {
+  if ((flags & FLAG_HONOR_SKIP) && step->skip) return;
+  const Tile tile = tiles[blockIdx.x];
+  if (begin(jobs[tile.job], tile.index)) ring_fp4_fp8<E8m0Fp4>(RingTile(jobs[tile.job], tile.index), step, memory<RING_STAGES>());
 }
 
 // FP8 with f32 scales of blocks of 128 of a row, of a column, or both, or of 128 x 128.

@@ -19,6 +19,7 @@ const TWO_LEVEL_TRANSFORMED: Kernel =
 const TWO_LEVEL_RANDOM: Kernel =
     Kernel::with_shared("lowp_encode_ring_two_level_random", LONG_RING_BYTES);
 const TWO_LEVEL_E8M0: Kernel = Kernel::with_shared("lowp_encode_ring_two_level_e8m0", RING_BYTES);
+const E8M0_FP4_FP8: Kernel = Kernel::with_shared("lowp_encode_ring_e8m0_fp4_fp8", RING_BYTES);
 const TWO_LEVEL: Kernel = Kernel::with_shared("lowp_encode_ring_two_level", RING_BYTES);
 const E8M0_FP4: Kernel = Kernel::with_shared("lowp_encode_ring_e8m0_fp4", RING_BYTES);
 pub(super) const E8M0_FP8: Kernel =
@@ -32,6 +33,7 @@ pub(super) const KERNELS: &[Kernel] = &[
     TWO_LEVEL_TRANSFORMED,
     TWO_LEVEL_RANDOM,
     TWO_LEVEL_E8M0,
+    E8M0_FP4_FP8,
     TWO_LEVEL,
     E8M0_FP4,
     E8M0_FP8,
@@ -151,6 +153,7 @@ fn kernel_of(parts: &[Part], stochastic: bool) -> Option<Kernel> {
             E8M0_FP8
         }
         [TwoLevelRows, E8m0Fp8Columns(code::E4M3, _)] => TWO_LEVEL_E8M0,
+        [E8m0Fp4(_), E8m0Fp8Columns(code::E4M3, _)] => E8M0_FP4_FP8,
         [BlockRows | BlockColumns | BlockSquare] | [BlockRows, BlockColumns] => BLOCKS,
         _ => return None,
     };
@@ -278,7 +281,8 @@ mod tests {
                     (E8m0Fp8Rows(one, rule), E8m0Fp8Columns(other, second)) => {
                         (one, rule) == (other, second)
                     }
-                    (TwoLevelRows, TwoLevelColumns { .. } | E8m0Fp8Columns(code::E4M3, _))
+                    (TwoLevelRows, TwoLevelColumns { .. })
+                    | (TwoLevelRows | E8m0Fp4(_), E8m0Fp8Columns(code::E4M3, _))
                     | (BlockRows, BlockColumns) => true,
                     _ => false,
                 };
