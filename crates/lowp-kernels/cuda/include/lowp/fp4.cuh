@@ -50,6 +50,17 @@ __device__ __forceinline__ uint32_t codes_of_eight(const uint32_t* x, float m) {
 #endif
 }
 
+// The codes of eight values of binary32.
+template <bool CLAMP>
+__device__ __forceinline__ uint32_t codes_of_eight(const float* x, float m) {
+#if LOWP_FP4_CVT
+  return E2m1::eight([&](int k) { return __fmul_rn(x[k], m); });
+#else
+  auto tops = [&](int k) { return top_bytes(__float_as_uint(x[k]), __float_as_uint(x[k + 2]), __float_as_uint(x[k + 4]), __float_as_uint(x[k + 6]), true); };
+  return magnitudes_of_eight<CLAMP>([&](int k) { return x[k]; }, m) + signs_of_eight(tops(0), tops(1));
+#endif
+}
+
 // The codes of 16 rows of a column: the first or the second of two.
 template <bool CLAMP>
 __device__ __forceinline__ uint2 codes_of(const TwoColumns& v, bool second, float m) {

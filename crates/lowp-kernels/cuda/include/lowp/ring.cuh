@@ -102,17 +102,17 @@ struct alignas(128) Ring {
   uint8_t bytes[STAGES][RING_TILE];
 };
 
-// A thread's part in the copies to a ring: a chunk of every 32nd row of a tile.
+// A thread's part in the copies to a ring: a chunk of every 32nd row of a tile of 128 rows of 128 bytes.
 struct RingCopies {
   uint32_t to;
   uint64_t from, rows_apart;
 
-  // Of tiles whose first value is at (row, col).
-  __device__ __forceinline__ RingCopies(const void* ring, uint64_t source, uint64_t cols, uint64_t row, uint64_t col) {
+  // Of tiles from the address `first` on, of a matrix whose rows are `pitch` bytes apart.
+  __device__ __forceinline__ RingCopies(const void* ring, uint64_t first, uint64_t pitch) {
     uint32_t r = threadIdx.x / 8, chunk = threadIdx.x % 8;
     to = kept(uint32_t(__cvta_generic_to_shared(ring)) + ring_place(r, chunk));
-    from = source + 2 * ((row + r) * cols + col + chunk * 8);
-    rows_apart = 2 * 32 * cols;
+    from = first + r * pitch + chunk * 16;
+    rows_apart = 32 * pitch;
   }
   __device__ __forceinline__ void start(uint32_t slot, uint32_t step) const {
     uint64_t at = from + step * (2 * TRANSPOSED_COLS);
@@ -196,13 +196,19 @@ __device__ __forceinline__ void through_stages(uint32_t steps, Start start, Work
   }
 }
 
-// Calls `work(tile, step)` for each tile of 128 x 64 from (row, col) of a matrix on, `steps` of them along the columns.
+// Calls `work(tile, step)` for each tile of 128 rows of 128 bytes from the address `first` on, `steps` of them along rows that are `pitch` bytes apart.
+template <int STAGES, typename Work>
+__device__ __forceinline__ void through_ring(Ring<STAGES>& ring, uint64_t first, uint64_t pitch, uint32_t steps, Work work) {
+  const RingCopies copies(ring.bytes, first, pitch);
+  auto start = [&](uint32_t slot, uint32_t step) { copies.start(slot, step); };
+  through_stages<STAGES>(steps, start, [&](uint32_t slot, uint32_t step) { work(ring.bytes[slot], step); });
+}
+
+// The same from (row, col) of a matrix of bfloat16 on.
 template <int STAGES, typename Work>
 __device__ __forceinline__ void through_ring(Ring<STAGES>& ring, uint64_t source, uint64_t cols, uint64_t row, uint64_t col,
                                              uint32_t steps, Work work) {
-  const RingCopies copies(ring.bytes, source, cols, row, col);
-  auto start = [&](uint32_t slot, uint32_t step) { copies.start(slot, step); };
-  through_stages<STAGES>(steps, start, [&](uint32_t slot, uint32_t step) { work(ring.bytes[slot], step); });
+  through_ring(ring, source + 2 * (row * cols + col), 2 * cols, steps, work);
 }
 
 }  // namespace lowp

@@ -94,9 +94,9 @@ __device__ __forceinline__ uint2 run_codes(const Kind&, const Run& v, float m, c
   return make_uint2(random_codes_of_eight(v.x, m, w.x, w.y), random_codes_of_eight(v.x + 4, m, w.z, w.w));
 }
 
-// The entry of the scale and the codes of a run that is a block, or half of one beside that of the next lane.
-template <typename Kind, typename Rounding>
-__device__ __forceinline__ uint32_t ring_run(const Kind& kind, const Run& v, const Rounding& rounding, uint32_t& worst, uint2& codes) {
+// The entry of the scale and the codes of 16 values that are a block, or half of one beside those of the next lane.
+template <typename Kind, typename Values, typename Rounding>
+__device__ __forceinline__ uint32_t ring_run(const Kind& kind, const Values& v, const Rounding& rounding, uint32_t& worst, uint2& codes) {
   float amax = v.amax();
   if (Kind::SIDE == 32) amax = larger_amax(amax, __shfl_xor_sync(FULL_WARP, amax, 1));
   bool large = false;
@@ -217,7 +217,7 @@ __device__ __forceinline__ void ring_fp4(const RingTile& tile, const Step* step,
     store8_part(pointer<uint8_t>(to), codes[0]);
     store8_part(pointer<uint8_t>(to + lines), codes[1]);
   });
-  if (__syncthreads_or(worst >= 0x7F800000u)) return ring_carefully(job, step, tile.row, tile.col, tile.steps, shared.mixed);
+  if (__syncthreads_or(worst >= 0x7F800000u)) return ring_carefully<8>(job, step, tile.row, tile.col, tile.steps, shared.mixed);
   const View view{job.rows, job.cols, 0};
   if (rows) store_scales<true>(*rows, view, tile.row, tile.col, TRANSPOSED_ROWS, tile.width, shared.scales[0], RING_COLS);
   if (columns) store_scales<true>(*columns, view, tile.row, tile.col, TRANSPOSED_ROWS, tile.width, shared.scales[1], RING_COLS);
@@ -269,7 +269,7 @@ __device__ __forceinline__ void ring_square(const RingTile& tile, const Step* st
     if (to_rows) store_lines<Rows>(to_rows, true, tile.row, left / 2, job.rows, pitch, false, shared.rows);
     if (to_columns) store_lines<Columns>(to_columns, true, left, tile.row / 2, job.cols, lines, false, shared.columns);
   });
-  if (__syncthreads_or(worst >= 0x7F800000u)) return ring_carefully(job, step, tile.row, tile.col, tile.steps, shared.mixed);
+  if (__syncthreads_or(worst >= 0x7F800000u)) return ring_carefully<8>(job, step, tile.row, tile.col, tile.steps, shared.mixed);
   store_scales<true>(pass, View{job.rows, job.cols, 0}, tile.row, tile.col, TRANSPOSED_ROWS, tile.width, shared.scales[0], RING_COLS);
 }
 

@@ -51,7 +51,7 @@ __device__ __forceinline__ void ring_fp4_fp8(const RingTile& tile, const Step* s
       store16_part(pointer<uint8_t>(to_columns + k * 8 * pitch + s * TRANSPOSED_COLS), codes_by_powers<E4m3>(v, [&](int i) { return all[i]; }));
     }
   });
-  if (__syncthreads_or(worst >= 0x7F800000u)) return ring_carefully(job, step, tile.row, tile.col, tile.steps, shared.mixed);
+  if (__syncthreads_or(worst >= 0x7F800000u)) return ring_carefully<8>(job, step, tile.row, tile.col, tile.steps, shared.mixed);
   const View view{job.rows, job.cols, 0};
   store_scales<true>(rows, view, tile.row, tile.col, TRANSPOSED_ROWS, tile.width, shared.scales[0], RING_COLS);
   store_scales<true>(columns, view, tile.row, tile.col, TRANSPOSED_ROWS, tile.width, shared.scales[1], RING_COLS);

@@ -1,4 +1,4 @@
-//! Which encodes go through a ring of tiles in shared memory: matrices of bfloat16, of whole tiles.
+//! Which encodes go through a ring of tiles in shared memory: matrices of bfloat16, and some of binary32, of whole tiles.
 
 use std::cell::Cell;
 
@@ -26,6 +26,14 @@ pub(super) const E8M0_FP8: Kernel =
     Kernel::with_shared("lowp_encode_ring_e8m0_fp8", WIDE_RING_BYTES);
 pub(super) const BLOCKS: Kernel = Kernel::with_shared("lowp_encode_ring_blocks", BLOCKS_RING_BYTES);
 
+const F32_FP8: Kernel = Kernel::with_shared("lowp_encode_ring_f32_fp8", LONG_RING_BYTES);
+const F32_TWO_LEVEL: Kernel = Kernel::with_shared("lowp_encode_ring_f32_two_level", RING_BYTES);
+const F32_TWO_LEVEL_E8M0: Kernel =
+    Kernel::with_shared("lowp_encode_ring_f32_two_level_e8m0", RING_BYTES);
+const F32_E8M0_FP4: Kernel = Kernel::with_shared("lowp_encode_ring_f32_e8m0_fp4", RING_BYTES);
+const F32_E8M0_FP4_FP8: Kernel =
+    Kernel::with_shared("lowp_encode_ring_f32_e8m0_fp4_fp8", RING_BYTES);
+
 /// The kernels of rings.
 pub(super) const KERNELS: &[Kernel] = &[
     FP8,
@@ -38,6 +46,11 @@ pub(super) const KERNELS: &[Kernel] = &[
     E8M0_FP4,
     E8M0_FP8,
     BLOCKS,
+    F32_FP8,
+    F32_TWO_LEVEL,
+    F32_TWO_LEVEL_E8M0,
+    F32_E8M0_FP4,
+    F32_E8M0_FP4_FP8,
 ];
 
 /// Tiles of 128 x 64 of a launch from which blocks of threads that do four of them keep a device as busy as one block each.
@@ -162,6 +175,18 @@ fn kernel_of(parts: &[Part], stochastic: bool) -> Option<Kernel> {
     (!stochastic || ignored).then_some(kernel)
 }
 
+/// The kernel that does with binary32 what `kernel` does with bfloat16, if there is one.
+fn of_f32(kernel: Kernel) -> Option<Kernel> {
+    Some(match kernel {
+        FP8 => F32_FP8,
+        TWO_LEVEL => F32_TWO_LEVEL,
+        TWO_LEVEL_E8M0 => F32_TWO_LEVEL_E8M0,
+        E8M0_FP4 => F32_E8M0_FP4,
+        E8M0_FP4_FP8 => F32_E8M0_FP4_FP8,
+        _ => return None,
+    })
+}
+
 /// Rows and columns of a tile, the least or where there are `many`.
 fn tile(kernel: Kernel, many: bool) -> [u32; 2] {
     match (kernel, many) {
@@ -204,14 +229,23 @@ impl Encode {
             && outputs.into_iter().all(|(pass, bits)| {
                 (0..2).all(|order| pass.data[order] == 0 || self.vector & bits[order] != 0)
             });
-        let known = self.source_code == code::BF16 && self.forms == forms::NONE;
+        let f32 = self.source_code == code::F32 && self.via_bf16 == 0;
+        let known = (f32 || self.source_code == code::BF16) && self.forms == forms::NONE;
         // A run of 16 elements has a counter block of its own.
         let counters = self.stochastic == 0 || self.first.is_multiple_of(16);
         if !(aligned && known && counters && agree(passes)) {
             return None;
         }
         let parts = passes.iter().map(Part::of).collect::<Option<Vec<_>>>()?;
-        let kernel = kernel_of(&parts, self.stochastic != 0)?;
+        let mut kernel = kernel_of(&parts, self.stochastic != 0)?;
+        if f32 {
+            // One scale of the tensor is known to a kernel of its own.
+            let one = |pass: &Pass| pass.ingredients.extent == extent::TENSOR;
+            if kernel == FP8 && passes.iter().all(one) {
+                return None;
+            }
+            kernel = of_f32(kernel)?;
+        }
         // It stores scales in the order of rows alone.
         let crossed = passes.iter().any(|pass| pass.scale[1] != 0);
         if kernel == E8M0_FP8 && crossed {

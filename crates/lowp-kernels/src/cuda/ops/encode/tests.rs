@@ -136,6 +136,32 @@ fn whole_blocks_of_128_of_bf16_go_through_a_ring() {
 }
 
 #[test]
+fn some_of_binary32_go_through_a_ring() {
+    let job = |made: [(u8, u8); 2]| {
+        let mut job = encode(256, 640, &[[1, 32], [32, 1]]);
+        for (pass, (element, rule)) in job.pass.iter_mut().zip(made) {
+            [pass.ingredients.element, pass.ingredients.rule] = [element, rule];
+        }
+        job.lay_out();
+        job
+    };
+    let [fp4, fp8] = [code::E2M1, code::E4M3].map(|element| (element, rule::E8M0_TE));
+    let hybrid = job([fp4, fp8]);
+    assert!(hybrid.ring().is_some());
+    let rounded = Encode {
+        via_bf16: 1,
+        ..hybrid
+    };
+    assert_eq!(rounded.ring(), None);
+    assert_eq!(job([fp8, fp8]).ring(), None);
+    // Scales of lines, but not one of the tensor.
+    let mut lines = encode(256, 640, &[[0, 0]]);
+    assert_eq!(lines.ring(), None);
+    lines.pass[0].ingredients.extent = extent::ROWS;
+    assert!(lines.ring().is_some());
+}
+
+#[test]
 fn many_tiles_are_enlarged() {
     let bf16 = |rows| {
         let mut job = Encode {
