@@ -31,6 +31,7 @@ const F32_TWO_LEVEL: Kernel = Kernel::with_shared("lowp_encode_ring_f32_two_leve
 const F32_TWO_LEVEL_E8M0: Kernel =
     Kernel::with_shared("lowp_encode_ring_f32_two_level_e8m0", RING_BYTES);
 const F32_E8M0_FP4: Kernel = Kernel::with_shared("lowp_encode_ring_f32_e8m0_fp4", RING_BYTES);
+const F32_E8M0_FP8: Kernel = Kernel::with_shared("lowp_encode_ring_f32_e8m0_fp8", WIDE_RING_BYTES);
 const F32_E8M0_FP4_FP8: Kernel =
     Kernel::with_shared("lowp_encode_ring_f32_e8m0_fp4_fp8", RING_BYTES);
 
@@ -51,6 +52,7 @@ pub(super) const KERNELS: &[Kernel] = &[
     F32_TWO_LEVEL_E8M0,
     F32_E8M0_FP4,
     F32_E8M0_FP4_FP8,
+    F32_E8M0_FP8,
 ];
 
 /// Tiles of 128 x 64 of a launch from which blocks of threads that do four of them keep a device as busy as one block each.
@@ -175,14 +177,17 @@ fn kernel_of(parts: &[Part], stochastic: bool) -> Option<Kernel> {
     (!stochastic || ignored).then_some(kernel)
 }
 
-/// The kernel that does with binary32 what `kernel` does with bfloat16, if there is one.
-fn of_f32(kernel: Kernel) -> Option<Kernel> {
+/// The kernel that does with binary32 what `kernel` does with bfloat16, if there is one: one scale of the tensor, and MXFP8 of one orientation, are
+/// as fast without a ring.
+fn of_f32(kernel: Kernel, passes: &[Pass]) -> Option<Kernel> {
+    let of_lines = |pass: &Pass| pass.ingredients.extent != extent::TENSOR;
     Some(match kernel {
-        FP8 => F32_FP8,
+        FP8 if passes.iter().any(of_lines) => F32_FP8,
         TWO_LEVEL => F32_TWO_LEVEL,
         TWO_LEVEL_E8M0 => F32_TWO_LEVEL_E8M0,
         E8M0_FP4 => F32_E8M0_FP4,
         E8M0_FP4_FP8 => F32_E8M0_FP4_FP8,
+        E8M0_FP8 if passes.len() == 2 => F32_E8M0_FP8,
         _ => return None,
     })
 }
@@ -190,8 +195,8 @@ fn of_f32(kernel: Kernel) -> Option<Kernel> {
 /// Rows and columns of a tile, the least or where there are `many`.
 fn tile(kernel: Kernel, many: bool) -> [u32; 2] {
     match (kernel, many) {
-        (E8M0_FP8, false) => [WIDE_ROWS, WIDE_COLS],
-        (E8M0_FP8, true) => [WIDE_ROWS, WIDE_RING_COLS],
+        (E8M0_FP8 | F32_E8M0_FP8, false) => [WIDE_ROWS, WIDE_COLS],
+        (E8M0_FP8 | F32_E8M0_FP8, true) => [WIDE_ROWS, WIDE_RING_COLS],
         (BLOCKS, false) => [BLOCKS_SIDE; 2],
         (BLOCKS, true) => [BLOCKS_SIDE, RING_COLS],
         (_, false) => [TRANSPOSED_ROWS, TRANSPOSED_COLS],
@@ -237,20 +242,13 @@ impl Encode {
             return None;
         }
         let parts = passes.iter().map(Part::of).collect::<Option<Vec<_>>>()?;
-        let mut kernel = kernel_of(&parts, self.stochastic != 0)?;
-        if f32 {
-            // One scale of the tensor is known to a kernel of its own.
-            let one = |pass: &Pass| pass.ingredients.extent == extent::TENSOR;
-            if kernel == FP8 && passes.iter().all(one) {
-                return None;
-            }
-            kernel = of_f32(kernel)?;
-        }
+        let kernel = kernel_of(&parts, self.stochastic != 0)?;
         // It stores scales in the order of rows alone.
         let crossed = passes.iter().any(|pass| pass.scale[1] != 0);
         if kernel == E8M0_FP8 && crossed {
             return None;
         }
+        let kernel = if f32 { of_f32(kernel, passes)? } else { kernel };
         let [rows, cols] = tile(kernel, false);
         let whole = self.rows.is_multiple_of(rows.into()) && self.cols.is_multiple_of(cols.into());
         whole.then_some(kernel)

@@ -153,7 +153,10 @@ fn some_of_binary32_go_through_a_ring() {
         ..hybrid
     };
     assert_eq!(rounded.ring(), None);
+    // Tiles of MXFP8 are 256 columns wide.
     assert_eq!(job([fp8, fp8]).ring(), None);
+    assert!(encode(96, 768, &[[1, 32], [32, 1]]).ring().is_some());
+    assert_eq!(encode(96, 768, &[[1, 32]]).ring(), None);
     // Scales of lines, but not one of the tensor.
     let mut lines = encode(256, 640, &[[0, 0]]);
     assert_eq!(lines.ring(), None);
