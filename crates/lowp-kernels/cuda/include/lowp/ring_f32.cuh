@@ -125,35 +125,13 @@ __device__ __forceinline__ void ring_f32_fp8(const RingTile& tile, RingMemory<ST
   });
 }
 
-// E2M1 with scales of blocks of a row, of a column, or both.
-template <typename Kind, int STAGES>
-__device__ __forceinline__ void ring_f32_fp4(const RingTile& tile, const Step* step, RingMemory<STAGES>& shared) {
-  const Encode& job = tile.job;
-  const Pass *rows = tile.filling(0), *columns = tile.filling(1);
-  const uint64_t pitch = job.cols / 2, lines = job.rows / 2;
-  const uint64_t to_rows = rows ? rows->data[0] + (tile.row + SixteenOfRow::row()) * pitch + (tile.col + SixteenOfRow::column()) / 2 : 0;
-  const uint64_t to_columns = columns ? columns->data[1] + (tile.col + SixteenOfColumn::column()) * lines + (tile.row + SixteenOfColumn::row()) / 2 : 0;
-  const Kind kind = Kind::of(job.pass[0].ingredients, shared.multipliers);
-  const SixteenOfRow runs;
-  const SixteenOfColumn column;
-  uint32_t worst = 0;
-  through_f32_ring(shared.ring, tile, [&](const uint8_t* values, uint32_t s) {
-    uint2 codes;
-    if (to_rows) {
-      uint32_t entry = ring_run(kind, runs.read(values), Nearest{}, worst, codes);
-      shared.scales[0][(SixteenOfRow::row() * RING_COLS + s * F32_RING_COLS + SixteenOfRow::column()) / Kind::SIDE] = uint8_t(entry);
-      store8_part(pointer<uint8_t>(to_rows + s * (F32_RING_COLS / 2)), codes);
-    }
-    if (to_columns) {
-      uint32_t entry = ring_run(kind, column.read(values), Nearest{}, worst, codes);
-      shared.scales[1][SixteenOfColumn::row() / Kind::SIDE * RING_COLS + s * F32_RING_COLS + SixteenOfColumn::column()] = uint8_t(entry);
-      store8_part(pointer<uint8_t>(to_columns + s * F32_RING_COLS * lines), codes);
-    }
-  });
-  if (__syncthreads_or(worst >= 0x7F800000u)) return ring_carefully<4>(job, step, tile.row, tile.col, tile.steps, shared.mixed);
-  const View view{job.rows, job.cols, 0};
-  if (rows) store_scales<true>(*rows, view, tile.row, tile.col, TRANSPOSED_ROWS, tile.width, shared.scales[0], RING_COLS);
-  if (columns) store_scales<true>(*columns, view, tile.row, tile.col, TRANSPOSED_ROWS, tile.width, shared.scales[1], RING_COLS);
+// The codes of two steps of a row as whole sectors: of 16 bytes of each step, the first of two threads takes those of the first step, and the
+// other those of the second.
+__device__ __forceinline__ uint4 whole_sectors(const uint2& first, const uint2& second) {
+  const bool upper = threadIdx.x % 2;
+  const uint2 mine = upper ? second : first, sent = upper ? first : second;
+  const uint2 got = make_uint2(__shfl_xor_sync(FULL_WARP, sent.x, 1), __shfl_xor_sync(FULL_WARP, sent.y, 1));
+  return upper ? make_uint4(got.x, got.y, mine.x, mine.y) : make_uint4(mine.x, mine.y, got.x, got.y);
 }
 
 // E2M1 of blocks of a row and MXFP8 of blocks of a column, both row-major.
@@ -162,7 +140,10 @@ __device__ __forceinline__ void ring_f32_fp4_fp8(const RingTile& tile, const Ste
   const Encode& job = tile.job;
   const Pass &rows = job.pass[0], &columns = job.pass[1];
   const uint64_t first = (tile.row + SixteenOfRow::row()) * job.cols + tile.col + SixteenOfRow::column();
-  const uint64_t to_rows = rows.data[0] + first / 2, to_columns = columns.data[0] + first;
+  // The rows of two steps are stored at once.
+  const uint64_t to_rows = rows.data[0] + ((tile.row + SixteenOfRow::row()) * job.cols + tile.col) / 2 + threadIdx.x % 2 * 16;
+  const uint64_t to_columns = columns.data[0] + first;
+  uint2 before = make_uint2(0, 0);
   const auto rule = PowerOfTwo<false>::of(columns.ingredients);
   const Kind kind = Kind::of(rows.ingredients, shared.multipliers);
   const SixteenOfRow runs;
@@ -181,7 +162,8 @@ __device__ __forceinline__ void ring_f32_fp4_fp8(const RingTile& tile, const Ste
     const Sixteen v = runs.read(values);
     uint2 codes;
     uint32_t entry = ring_run(kind, v, Nearest{}, worst, codes);
-    store8_part(pointer<uint8_t>(to_rows + s * (F32_RING_COLS / 2)), codes);
+    if (s % 2) store16_part(pointer<uint8_t>(to_rows + s / 2 * F32_RING_COLS), whole_sectors(before, codes));
+    before = codes;
     shared.scales[0][(SixteenOfRow::row() * RING_COLS + s * F32_RING_COLS + SixteenOfRow::column()) / Kind::SIDE] = uint8_t(entry);
     const Sixteen m = Sixteen::read(shared.of_columns[SixteenOfRow::row() / 32], 4 * SixteenOfRow::column());
     store16_part(pointer<uint8_t>(to_columns + s * F32_RING_COLS), sixteen_codes8<E4m3>(v, [&](int k) { return m.x[k]; }));

@@ -27,10 +27,8 @@ pub(super) const E8M0_FP8: Kernel =
 pub(super) const BLOCKS: Kernel = Kernel::with_shared("lowp_encode_ring_blocks", BLOCKS_RING_BYTES);
 
 const F32_FP8: Kernel = Kernel::with_shared("lowp_encode_ring_f32_fp8", LONG_RING_BYTES);
-const F32_TWO_LEVEL: Kernel = Kernel::with_shared("lowp_encode_ring_f32_two_level", RING_BYTES);
 const F32_TWO_LEVEL_E8M0: Kernel =
     Kernel::with_shared("lowp_encode_ring_f32_two_level_e8m0", RING_BYTES);
-const F32_E8M0_FP4: Kernel = Kernel::with_shared("lowp_encode_ring_f32_e8m0_fp4", RING_BYTES);
 const F32_E8M0_FP8: Kernel = Kernel::with_shared("lowp_encode_ring_f32_e8m0_fp8", WIDE_RING_BYTES);
 const F32_E8M0_FP4_FP8: Kernel =
     Kernel::with_shared("lowp_encode_ring_f32_e8m0_fp4_fp8", RING_BYTES);
@@ -48,9 +46,7 @@ pub(super) const KERNELS: &[Kernel] = &[
     E8M0_FP8,
     BLOCKS,
     F32_FP8,
-    F32_TWO_LEVEL,
     F32_TWO_LEVEL_E8M0,
-    F32_E8M0_FP4,
     F32_E8M0_FP4_FP8,
     F32_E8M0_FP8,
 ];
@@ -183,9 +179,7 @@ fn of_f32(kernel: Kernel, passes: &[Pass]) -> Option<Kernel> {
     let of_lines = |pass: &Pass| pass.ingredients.extent != extent::TENSOR;
     Some(match kernel {
         FP8 if passes.iter().any(of_lines) => F32_FP8,
-        TWO_LEVEL => F32_TWO_LEVEL,
         TWO_LEVEL_E8M0 => F32_TWO_LEVEL_E8M0,
-        E8M0_FP4 => F32_E8M0_FP4,
         E8M0_FP4_FP8 => F32_E8M0_FP4_FP8,
         E8M0_FP8 if passes.len() == 2 => F32_E8M0_FP8,
         _ => return None,
