@@ -52,7 +52,7 @@ pub mod training;
 pub use batch::Batch;
 pub use checkpoints::{Checkpoints, ResumedAt};
 pub use codes::LayerCodes;
-pub use config::Config;
+pub use config::{Config, MAX_BATCH};
 pub use data::{Data, Sampler};
 pub use error::{TrainError, shown_value};
 pub use log::RunLog;

@@ -22,7 +22,7 @@ mod table;
 mod world;
 
 pub(crate) use args::{Args, DEFAULT_BATCH, DEFAULT_RECIPE};
-pub(crate) use config::{MAX_BATCH, check_ranges, check_tokens, reshard, sequences_at_once};
+pub(crate) use config::{check_ranges, check_tokens, reshard, sequences_at_once};
 pub(crate) use config_file::expand;
 pub(crate) use sizes::{Preset, SizeArgs};
 
