@@ -125,48 +125,69 @@ __device__ __forceinline__ void ring_f32_fp8(const RingTile& tile, RingMemory<ST
   });
 }
 
-// The codes of two steps of a row as whole sectors: of 16 bytes of each step, the first of two threads takes those of the first step, and the
-// other those of the second.
-__device__ __forceinline__ uint4 whole_sectors(const uint2& first, const uint2& second) {
+// Tiles of 128 x 64, two of 128 x 32 side by side: with one of them a thread would have too little to do between barriers.
+struct alignas(128) F32Ring {
+  union {
+    uint8_t bytes[RING_STAGES][2][RING_TILE];
+    MixedStage mixed;
+  };
+  float of_columns[TRANSPOSED_ROWS / 32][TRANSPOSED_COLS];  // multipliers
+  uint8_t scales[2][2048];                                  // of rows, and of columns; of a tile of RING_COLS at most
+  float multipliers[128];
+};
+static_assert(sizeof(F32Ring) == F32_RING_BYTES);
+
+// The codes of a row of both parts of a tile as whole sectors: of 16 bytes of each part, the first of two threads takes those of the first part,
+// and the other those of the second.
+__device__ __forceinline__ uint4 whole_sectors(const uint2 (&codes)[2]) {
   const bool upper = threadIdx.x % 2;
-  const uint2 mine = upper ? second : first, sent = upper ? first : second;
+  const uint2 mine = upper ? codes[1] : codes[0], sent = upper ? codes[0] : codes[1];
   const uint2 got = make_uint2(__shfl_xor_sync(FULL_WARP, sent.x, 1), __shfl_xor_sync(FULL_WARP, sent.y, 1));
   return upper ? make_uint4(got.x, got.y, mine.x, mine.y) : make_uint4(mine.x, mine.y, got.x, got.y);
 }
 
 // E2M1 of blocks of a row and MXFP8 of blocks of a column, both row-major.
-template <typename Kind, int STAGES>
-__device__ __forceinline__ void ring_f32_fp4_fp8(const RingTile& tile, const Step* step, RingMemory<STAGES>& shared) {
+template <typename Kind>
+__device__ __forceinline__ void ring_f32_fp4_fp8(const RingTile& tile, const Step* step, F32Ring& shared) {
   const Encode& job = tile.job;
   const Pass &rows = job.pass[0], &columns = job.pass[1];
-  const uint64_t first = (tile.row + SixteenOfRow::row()) * job.cols + tile.col + SixteenOfRow::column();
-  // The rows of two steps are stored at once.
-  const uint64_t to_rows = rows.data[0] + ((tile.row + SixteenOfRow::row()) * job.cols + tile.col) / 2 + threadIdx.x % 2 * 16;
-  const uint64_t to_columns = columns.data[0] + first;
-  uint2 before = make_uint2(0, 0);
+  const uint64_t pitch = 4 * job.cols, first = (tile.row + SixteenOfRow::row()) * job.cols + tile.col;
+  const uint64_t to_rows = rows.data[0] + first / 2 + threadIdx.x % 2 * 16, to_columns = columns.data[0] + first + SixteenOfRow::column();
   const auto rule = PowerOfTwo<false>::of(columns.ingredients);
   const Kind kind = Kind::of(rows.ingredients, shared.multipliers);
+  const RingCopies copies(shared.bytes, job.source + tile.row * pitch + 4 * tile.col, pitch);
+  auto start = [&](uint32_t slot, uint32_t s) {
+    copies.start(2 * slot, 2 * s);
+    copies.start(2 * slot + 1, 2 * s + 1);
+  };
   const SixteenOfRow runs;
   const SixteenOfColumn column;
   uint32_t worst = 0;
-  through_f32_ring(shared.ring, tile, [&](const uint8_t* values, uint32_t s) {
-    float amax = column.read(values).amax();
-    amax = larger_amax(amax, __shfl_xor_sync(FULL_WARP, amax, 1));
-    worst = max(worst, __float_as_uint(amax));
-    const Scaled block = rule.block(amax, 0, 0);
+  through_stages<RING_STAGES>(tile.steps, start, [&](uint32_t slot, uint32_t s) {
     const uint32_t block_row = SixteenOfColumn::row() / 32;
-    // Two threads have a block.
-    shared.of_columns[block_row][SixteenOfColumn::column()] = block.multiplier;
-    shared.scales[1][block_row * RING_COLS + s * F32_RING_COLS + SixteenOfColumn::column()] = uint8_t(block.entry);
+#pragma unroll
+    for (uint32_t part = 0; part < 2; ++part) {
+      float amax = column.read(shared.bytes[slot][part]).amax();
+      amax = larger_amax(amax, __shfl_xor_sync(FULL_WARP, amax, 1));
+      worst = max(worst, __float_as_uint(amax));
+      const Scaled block = rule.block(amax, 0, 0);
+      const uint32_t col = part * F32_RING_COLS + SixteenOfColumn::column();
+      // Two threads have a block.
+      shared.of_columns[block_row][col] = block.multiplier;
+      shared.scales[1][block_row * RING_COLS + s * TRANSPOSED_COLS + col] = uint8_t(block.entry);
+    }
     __syncthreads();
-    const Sixteen v = runs.read(values);
-    uint2 codes;
-    uint32_t entry = ring_run(kind, v, Nearest{}, worst, codes);
-    if (s % 2) store16_part(pointer<uint8_t>(to_rows + s / 2 * F32_RING_COLS), whole_sectors(before, codes));
-    before = codes;
-    shared.scales[0][(SixteenOfRow::row() * RING_COLS + s * F32_RING_COLS + SixteenOfRow::column()) / Kind::SIDE] = uint8_t(entry);
-    const Sixteen m = Sixteen::read(shared.of_columns[SixteenOfRow::row() / 32], 4 * SixteenOfRow::column());
-    store16_part(pointer<uint8_t>(to_columns + s * F32_RING_COLS), sixteen_codes8<E4m3>(v, [&](int k) { return m.x[k]; }));
+    uint2 codes[2];
+#pragma unroll
+    for (uint32_t part = 0; part < 2; ++part) {
+      const Sixteen v = runs.read(shared.bytes[slot][part]);
+      const uint32_t col = part * F32_RING_COLS + SixteenOfRow::column();
+      const uint32_t entry = ring_run(kind, v, Nearest{}, worst, codes[part]);
+      shared.scales[0][(SixteenOfRow::row() * RING_COLS + s * TRANSPOSED_COLS + col) / Kind::SIDE] = uint8_t(entry);
+      const Sixteen m = Sixteen::read(shared.of_columns[SixteenOfRow::row() / 32], 4 * col);
+      store16_part(pointer<uint8_t>(to_columns + s * TRANSPOSED_COLS + part * F32_RING_COLS), sixteen_codes8<E4m3>(v, [&](int k) { return m.x[k]; }));
+    }
+    store16_part(pointer<uint8_t>(to_rows + s * (TRANSPOSED_COLS / 2)), whole_sectors(codes));
   });
   if (__syncthreads_or(worst >= 0x7F800000u)) return ring_carefully<4>(job, step, tile.row, tile.col, tile.steps, shared.mixed);
   const View view{job.rows, job.cols, 0};

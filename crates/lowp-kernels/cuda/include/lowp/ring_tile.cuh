@@ -18,7 +18,6 @@ struct RingMemory {
     };
     uint8_t random[TRANSPOSED_ROWS * TRANSPOSED_COLS];  // bytes of stochastic rounding
     uint32_t pairs[4][TRANSPOSED_COLS / 2];             // multipliers of columns, in bfloat16
-    float of_columns[4][TRANSPOSED_COLS / 2];           // the same of a tile of binary32
   };
   uint8_t scales[2][2048];            // of rows, and of columns; of a tile of RING_COLS at most
   float multipliers[256];

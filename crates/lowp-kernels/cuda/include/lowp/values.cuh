@@ -37,6 +37,8 @@ constexpr uint32_t WIDE_RING_BYTES = 51712;
 constexpr uint32_t WIDE_RING_COLS = 1024;
 // lowp_encode_ring_blocks: the same of tiles of BLOCKS_SIDE, of which two are on their way.
 constexpr uint32_t BLOCKS_RING_BYTES = 65664;
+// lowp_encode_ring_f32_*: the same of tiles of TRANSPOSED_ROWS x TRANSPOSED_COLS of binary32.
+constexpr uint32_t F32_RING_BYTES = 71168;
 // lowp_round_e8m0_fp8: the same. lowp_round_two_level: with two tiles on their way, and with three.
 constexpr uint32_t ROUND_RING_BYTES = 52224;
 constexpr uint32_t ROUND_FP4_BYTES = 47104;

@@ -4,9 +4,9 @@ use std::cell::Cell;
 
 use super::super::module::Kernel;
 use super::super::table::{
-    BLOCKS_RING_BYTES, BLOCKS_SIDE, Encode, LONG_RING_BYTES, Pass, RING_BYTES, RING_COLS,
-    TRANSPOSED_COLS, TRANSPOSED_ROWS, WIDE_COLS, WIDE_RING_BYTES, WIDE_RING_COLS, WIDE_ROWS, code,
-    extent, forms, path, rule, vector,
+    BLOCKS_RING_BYTES, BLOCKS_SIDE, Encode, F32_RING_BYTES, LONG_RING_BYTES, Pass, RING_BYTES,
+    RING_COLS, TRANSPOSED_COLS, TRANSPOSED_ROWS, WIDE_COLS, WIDE_RING_BYTES, WIDE_RING_COLS,
+    WIDE_ROWS, code, extent, forms, path, rule, vector,
 };
 use super::encode::has_side;
 use super::job::cdiv;
@@ -28,10 +28,10 @@ pub(super) const BLOCKS: Kernel = Kernel::with_shared("lowp_encode_ring_blocks",
 
 const F32_FP8: Kernel = Kernel::with_shared("lowp_encode_ring_f32_fp8", LONG_RING_BYTES);
 const F32_TWO_LEVEL_E8M0: Kernel =
-    Kernel::with_shared("lowp_encode_ring_f32_two_level_e8m0", RING_BYTES);
+    Kernel::with_shared("lowp_encode_ring_f32_two_level_e8m0", F32_RING_BYTES);
 const F32_E8M0_FP8: Kernel = Kernel::with_shared("lowp_encode_ring_f32_e8m0_fp8", WIDE_RING_BYTES);
 const F32_E8M0_FP4_FP8: Kernel =
-    Kernel::with_shared("lowp_encode_ring_f32_e8m0_fp4_fp8", RING_BYTES);
+    Kernel::with_shared("lowp_encode_ring_f32_e8m0_fp4_fp8", F32_RING_BYTES);
 
 /// The kernels of rings.
 pub(super) const KERNELS: &[Kernel] = &[

@@ -34,6 +34,8 @@ constants! {
     WIDE_RING_COLS: u32 = 1024;
     /// lowp_encode_ring_blocks: the same of tiles of BLOCKS_SIDE, of which two are on their way.
     BLOCKS_RING_BYTES: u32 = 65664;
+    /// lowp_encode_ring_f32_*: the same of tiles of TRANSPOSED_ROWS x TRANSPOSED_COLS of binary32.
+    F32_RING_BYTES: u32 = 71168;
     /// lowp_round_e8m0_fp8: the same. lowp_round_two_level: with two tiles on their way, and with three.
     ROUND_RING_BYTES: u32 = 52224;
     ROUND_FP4_BYTES: u32 = 47104;
