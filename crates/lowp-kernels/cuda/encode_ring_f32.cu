@@ -27,6 +27,24 @@ extern "C" __global__ void __launch_bounds__(THREADS, resident::RING_FP8)
   job.pass[0].ingredients.element == E4M3 ? ring_f32_fp8<E4m3>(part, memory<RingMemory<LONG_RING_STAGES>>()) : ring_f32_fp8<E5m2>(part, memory<RingMemory<LONG_RING_STAGES>>());
 }
 
+// NVFP4 of blocks of a row and of blocks of a column.
+extern "C" __global__ void __launch_bounds__(THREADS, resident::RING_F32)
+    lowp_encode_ring_f32_two_level(const Tile* __restrict__ tiles, const Encode* __restrict__ jobs, const Step* __restrict__ step,
+                                uint32_t flags) {
+  if ((flags & FLAG_HONOR_SKIP) && step->skip) return;
+  const Tile tile = tiles[blockIdx.x];
+  if (begin(jobs[tile.job], tile.index)) ring_f32_fp4<TwoLevelFp4>(RingTile(jobs[tile.job], tile.index), step, memory<F32Ring>());
+}
+
+// MXFP4 of blocks of a row and of blocks of a column.
+extern "C" __global__ void __launch_bounds__(THREADS, resident::RING_F32)
+    lowp_encode_ring_f32_e8m0_fp4(const Tile* __restrict__ tiles, const Encode* __restrict__ jobs, const Step* __restrict__ step,
+                               uint32_t flags) {
+  if ((flags & FLAG_HONOR_SKIP) && step->skip) return;
+  const Tile tile = tiles[blockIdx.x];
+  if (begin(jobs[tile.job], tile.index)) ring_f32_fp4<E8m0Fp4>(RingTile(jobs[tile.job], tile.index), step, memory<F32Ring>());
+}
+
 // NVFP4 of blocks of a row and MXFP8 of blocks of a column.
 extern "C" __global__ void __launch_bounds__(THREADS, resident::RING_F32)
     lowp_encode_ring_f32_two_level_e8m0(const Tile* __restrict__ tiles, const Encode* __restrict__ jobs, const Step* __restrict__ step,

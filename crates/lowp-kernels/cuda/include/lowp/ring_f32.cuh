@@ -146,28 +146,70 @@ __device__ __forceinline__ uint4 whole_sectors(const uint2 (&codes)[2]) {
   return upper ? make_uint4(got.x, got.y, mine.x, mine.y) : make_uint4(mine.x, mine.y, got.x, got.y);
 }
 
+// Calls `work(parts, step)` for each tile of 128 x 64.
+template <typename Work>
+__device__ __forceinline__ void through_f32_tiles(F32Ring& ring, const RingTile& tile, Work work) {
+  const uint64_t pitch = 4 * tile.job.cols;
+  const RingCopies copies(ring.bytes, tile.job.source + tile.row * pitch + 4 * tile.col, pitch);
+  auto start = [&](uint32_t slot, uint32_t step) {
+    copies.start(2 * slot, 2 * step);
+    copies.start(2 * slot + 1, 2 * step + 1);
+  };
+  through_stages<RING_STAGES>(tile.steps, start, [&](uint32_t slot, uint32_t step) { work(ring.bytes[slot], step); });
+}
+
+// E2M1 of blocks of a row, row-major, and of blocks of a column, transposed.
+template <typename Kind>
+__device__ __forceinline__ void ring_f32_fp4(const RingTile& tile, const Step* step, F32Ring& shared) {
+  const Encode& job = tile.job;
+  const Pass &rows = job.pass[0], &columns = job.pass[1];
+  const uint64_t lines = job.rows / 2;
+  const uint64_t to_rows = rows.data[0] + ((tile.row + SixteenOfRow::row()) * job.cols + tile.col) / 2 + threadIdx.x % 2 * 16;
+  const uint64_t to_columns = columns.data[1] + (tile.col + SixteenOfColumn::column()) * lines + (tile.row + SixteenOfColumn::row()) / 2;
+  const Kind kind = Kind::of(rows.ingredients, shared.multipliers);
+  const SixteenOfRow runs;
+  const SixteenOfColumn column;
+  uint32_t worst = 0;
+  through_f32_tiles(shared, tile, [&](const uint8_t (&parts)[2][RING_TILE], uint32_t s) {
+    uint2 codes[2];
+#pragma unroll
+    for (uint32_t part = 0; part < 2; ++part) {
+      const uint32_t col = s * TRANSPOSED_COLS + part * F32_RING_COLS;
+      uint32_t entry = ring_run(kind, runs.read(parts[part]), Nearest{}, worst, codes[part]);
+      shared.scales[0][(SixteenOfRow::row() * RING_COLS + col + SixteenOfRow::column()) / Kind::SIDE] = uint8_t(entry);
+    }
+    store16_part(pointer<uint8_t>(to_rows + s * (TRANSPOSED_COLS / 2)), whole_sectors(codes));
+#pragma unroll
+    for (uint32_t part = 0; part < 2; ++part) {
+      const uint32_t col = s * TRANSPOSED_COLS + part * F32_RING_COLS;
+      uint32_t entry = ring_run(kind, column.read(parts[part]), Nearest{}, worst, codes[part]);
+      shared.scales[1][SixteenOfColumn::row() / Kind::SIDE * RING_COLS + col + SixteenOfColumn::column()] = uint8_t(entry);
+      store8_part(pointer<uint8_t>(to_columns + col * lines), codes[part]);
+    }
+  });
+  if (__syncthreads_or(worst >= 0x7F800000u)) return ring_carefully<4>(job, step, tile.row, tile.col, tile.steps, shared.mixed);
+  const View view{job.rows, job.cols, 0};
+  store_scales<true>(rows, view, tile.row, tile.col, TRANSPOSED_ROWS, tile.width, shared.scales[0], RING_COLS);
+  store_scales<true>(columns, view, tile.row, tile.col, TRANSPOSED_ROWS, tile.width, shared.scales[1], RING_COLS);
+}
+
 // E2M1 of blocks of a row and MXFP8 of blocks of a column, both row-major.
 template <typename Kind>
 __device__ __forceinline__ void ring_f32_fp4_fp8(const RingTile& tile, const Step* step, F32Ring& shared) {
   const Encode& job = tile.job;
   const Pass &rows = job.pass[0], &columns = job.pass[1];
-  const uint64_t pitch = 4 * job.cols, first = (tile.row + SixteenOfRow::row()) * job.cols + tile.col;
+  const uint64_t first = (tile.row + SixteenOfRow::row()) * job.cols + tile.col;
   const uint64_t to_rows = rows.data[0] + first / 2 + threadIdx.x % 2 * 16, to_columns = columns.data[0] + first + SixteenOfRow::column();
   const auto rule = PowerOfTwo<false>::of(columns.ingredients);
   const Kind kind = Kind::of(rows.ingredients, shared.multipliers);
-  const RingCopies copies(shared.bytes, job.source + tile.row * pitch + 4 * tile.col, pitch);
-  auto start = [&](uint32_t slot, uint32_t s) {
-    copies.start(2 * slot, 2 * s);
-    copies.start(2 * slot + 1, 2 * s + 1);
-  };
   const SixteenOfRow runs;
   const SixteenOfColumn column;
   uint32_t worst = 0;
-  through_stages<RING_STAGES>(tile.steps, start, [&](uint32_t slot, uint32_t s) {
+  through_f32_tiles(shared, tile, [&](const uint8_t (&parts)[2][RING_TILE], uint32_t s) {
     const uint32_t block_row = SixteenOfColumn::row() / 32;
 #pragma unroll
     for (uint32_t part = 0; part < 2; ++part) {
-      float amax = column.read(shared.bytes[slot][part]).amax();
+      float amax = column.read(parts[part]).amax();
       amax = larger_amax(amax, __shfl_xor_sync(FULL_WARP, amax, 1));
       worst = max(worst, __float_as_uint(amax));
       const Scaled block = rule.block(amax, 0, 0);
@@ -180,7 +222,7 @@ __device__ __forceinline__ void ring_f32_fp4_fp8(const RingTile& tile, const Ste
     uint2 codes[2];
 #pragma unroll
     for (uint32_t part = 0; part < 2; ++part) {
-      const Sixteen v = runs.read(shared.bytes[slot][part]);
+      const Sixteen v = runs.read(parts[part]);
       const uint32_t col = part * F32_RING_COLS + SixteenOfRow::column();
       const uint32_t entry = ring_run(kind, v, Nearest{}, worst, codes[part]);
       shared.scales[0][(SixteenOfRow::row() * RING_COLS + s * TRANSPOSED_COLS + col) / Kind::SIDE] = uint8_t(entry);

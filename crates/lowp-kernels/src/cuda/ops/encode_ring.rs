@@ -27,6 +27,8 @@ pub(super) const E8M0_FP8: Kernel =
 pub(super) const BLOCKS: Kernel = Kernel::with_shared("lowp_encode_ring_blocks", BLOCKS_RING_BYTES);
 
 const F32_FP8: Kernel = Kernel::with_shared("lowp_encode_ring_f32_fp8", LONG_RING_BYTES);
+const F32_TWO_LEVEL: Kernel = Kernel::with_shared("lowp_encode_ring_f32_two_level", F32_RING_BYTES);
+const F32_E8M0_FP4: Kernel = Kernel::with_shared("lowp_encode_ring_f32_e8m0_fp4", F32_RING_BYTES);
 const F32_TWO_LEVEL_E8M0: Kernel =
     Kernel::with_shared("lowp_encode_ring_f32_two_level_e8m0", F32_RING_BYTES);
 const F32_E8M0_FP8: Kernel = Kernel::with_shared("lowp_encode_ring_f32_e8m0_fp8", WIDE_RING_BYTES);
@@ -46,6 +48,8 @@ pub(super) const KERNELS: &[Kernel] = &[
     E8M0_FP8,
     BLOCKS,
     F32_FP8,
+    F32_TWO_LEVEL,
+    F32_E8M0_FP4,
     F32_TWO_LEVEL_E8M0,
     F32_E8M0_FP4_FP8,
     F32_E8M0_FP8,
@@ -173,15 +177,18 @@ fn kernel_of(parts: &[Part], stochastic: bool) -> Option<Kernel> {
     (!stochastic || ignored).then_some(kernel)
 }
 
-/// The kernel that does with binary32 what `kernel` does with bfloat16, if there is one: one scale of the tensor, and MXFP8 of one orientation, are
-/// as fast without a ring.
+/// The kernel that does with binary32 what `kernel` does with bfloat16, if there is one: one scale of the tensor, and blocks of one
+/// orientation, are as fast without a ring.
 fn of_f32(kernel: Kernel, passes: &[Pass]) -> Option<Kernel> {
     let of_lines = |pass: &Pass| pass.ingredients.extent != extent::TENSOR;
+    let both = passes.len() == 2;
     Some(match kernel {
         FP8 if passes.iter().any(of_lines) => F32_FP8,
+        TWO_LEVEL if both => F32_TWO_LEVEL,
+        E8M0_FP4 if both => F32_E8M0_FP4,
         TWO_LEVEL_E8M0 => F32_TWO_LEVEL_E8M0,
         E8M0_FP4_FP8 => F32_E8M0_FP4_FP8,
-        E8M0_FP8 if passes.len() == 2 => F32_E8M0_FP8,
+        E8M0_FP8 if both => F32_E8M0_FP8,
         _ => return None,
     })
 }
