@@ -306,7 +306,7 @@ fn cuda_nccl_groups_of_one_end_with_their_world() {
     let rank = |control: Arc<dyn Control>| -> Result<(), ShardError> {
         let cuda = devices[0].fork()?;
         let alone = control.split(control.rank(), 0)?;
-        let alone = NcclComm::new(alone, &cuda.fork()?, NcclOptions::default())?;
+        let alone = NcclComm::new(alone, &cuda, NcclOptions::default())?;
         let (source, dest) = (cuda.alloc::<u8>(8)?, cuda.alloc::<u8>(8)?);
         let ranges = tiling(&[8]);
         let item = GatherItem {
