@@ -44,6 +44,7 @@ namespace resident {
 constexpr int AMAX = on(3, 3, 3, 3);
 constexpr int AMAX_RING = on(4, 4, 4, 4);
 constexpr int DECODE = on(4, 4, 4, 4);
+constexpr int DECODE_BF16 = on(3, 4, 4, 4);
 constexpr int ENCODE = on(2, 4, 2, 2);
 constexpr int ENCODE_MIXED_BF16 = on(3, 3, 2, 2);
 constexpr int ENCODE_MIXED_F32 = on(2, 2, 2, 2);
@@ -60,9 +61,9 @@ constexpr int ROUND_FP4 = on(2, 3, 2, 2);
 constexpr int SUM_SQUARES = on(3, 3, 3, 3);
 constexpr int TRANSPOSE = on(4, 4, 4, 4);
 constexpr int UPDATE = on(2, 2, 1, 1);
-constexpr int UPDATE_WIDE = on(2, 2, 2, 2);
+constexpr int UPDATE_WIDE = on(2, 2, 2, 1);
 constexpr int UPDATE_TRANSPOSED = on(2, 2, 1, 1);
-constexpr int UPDATE_OTHER = on(2, 2, 1, 1);
+constexpr int UPDATE_OTHER = on(1, 2, 1, 1);
 }  // namespace resident
 
 // Tiles of a ring that are on their way or in work, as the host has shared memory for them (RING_BYTES, LONG_RING_BYTES and
