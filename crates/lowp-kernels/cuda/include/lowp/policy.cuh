@@ -15,7 +15,7 @@
 #else
 #define LOWP_FP4_CVT 0
 #endif
-// The larger magnitude of pairs of bfloat16 (max.xorsign.abs).
+// The larger magnitude of two values, or of pairs of bfloat16 (max.xorsign.abs).
 #if __CUDA_ARCH__ >= 860
 #define LOWP_MAX_MAGNITUDE 1
 #else
@@ -51,7 +51,9 @@ constexpr int ENCODE_MIXED_F32 = on(2, 2, 2, 2);
 constexpr int ENCODE_BLOCKS_BF16 = on(3, 3, 2, 2);
 constexpr int ENCODE_BLOCKS_F32 = on(2, 2, 2, 2);
 constexpr int RING = on(3, 4, 3, 3);
+constexpr int RING_F32 = on(3, 4, 3, 2);
 constexpr int RING_FP8 = on(3, 3, 3, 3);
+constexpr int RING_BLOCKS = on(2, 3, 3, 2);
 constexpr int RING_RANDOM = on(3, 3, 2, 2);
 constexpr int FLAT_ENCODE = on(4, 4, 2, 2);
 constexpr int REPACK = on(6, 6, 6, 6);
