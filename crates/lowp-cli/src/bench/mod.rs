@@ -32,7 +32,7 @@ use std::time::Duration;
   lowp bench --device cuda
   lowp bench --device cuda --filter adamw --json adamw.json
   lowp bench --device cuda --ranks 2
-  lowp bench --device cuda --ranks 2 --filter reduce --sums rank-order
+  lowp bench --device cuda --ranks 2 --filter gradients --sums rank-order
   lowp bench --device cuda --ranks 1 --offload-optimizer
 
 One row per operation, recipe and shape. `share` is the rate of the compulsory bytes (every input
