@@ -9,8 +9,8 @@ use super::Result;
 use super::cases::Stored;
 use crate::from_recipe::by_orientation;
 use crate::{
-    Backend, Cuda, CudaBuffer, Element, EncodeJob, FloatDtype, Rule, Slot, Source, StateName,
-    Target, TensorInput, UpdateJob, UpdateRandom,
+    Backend, Cuda, CudaBuffer, Element, EncodeJob, Master, MasterDtype, Rule, Slot, Source,
+    StateName, Target, TensorInput, UpdateJob, UpdateRandom,
 };
 
 /// Values that are drawn; longer buffers repeat them.
@@ -150,8 +150,12 @@ impl<'c> Supply<'c> {
         Ok(UpdateJob {
             rule,
             master: match stored.master {
-                FloatDtype::F32 => Source::F32(self.floats(len)?),
-                FloatDtype::Bf16 => Source::Bf16(self.halves(len)?),
+                MasterDtype::F32 => Source::F32(self.floats(len)?).into(),
+                MasterDtype::Bf16 => Source::Bf16(self.halves(len)?).into(),
+                MasterDtype::Bf16Plus16 => Master::Bf16Plus16 {
+                    parameter: self.cuda.alloc(2 * len)?,
+                    remainder: self.bytes(2 * len)?,
+                },
             },
             states: rule.alloc(self.cuda, dtype, len)?,
             grad: Source::Bf16(self.halves(len)?),
