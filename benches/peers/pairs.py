@@ -5,6 +5,8 @@
 PAIRS = [
     ("adamw", None, "TE", "Adam", ""),
     ("adamw", None, "PyTorch", "AdamW(fused)", "a"),
+    ("adamw, bf16 moments", None, "TE", "FusedAdam's bf16 moments", "H"),
+    ("adamw, fp8 moments", None, "TE", "FusedAdam's FP8 moments", "H"),
     ("adamw + encode both", "fp8-delayed", "TE", "Adam with FP8, transposes", "A"),
     ("adamw + encode both", "fp8-delayed", "TE", "Adam with FP8 rowwise", "c"),
     ("adamw + encode both", "fp8-current", "TE", "Adam, grouped current scaling", "B"),
@@ -32,6 +34,7 @@ NOTES = {
     "A": "lowp also rolls the amax history and makes the next scale of it",
     "B": "the kernels of the peer at their best: none of its optimizers makes these calls, which need contiguous masters of one shape",
     "G": "the peer's calls replayed as a CUDA graph, which was faster; an update in it repeats one step count",
+    "H": "the peer's optimizer: moments become f32 in memory before the update and are rounded after it, tensor by tensor; its FP8 has one scale per tensor",
     "a": "the peer reads f32 gradients, lowp bf16",
     "b": "the peer only updates; lowp updates and writes both orientations",
     "c": "the peer writes rowwise codes only, lowp both orientations",

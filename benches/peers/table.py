@@ -28,6 +28,7 @@ TE_GROUPS = [
     ["adamw", "adamw_fp8_rowwise", "adamw_fp8_both"],
     ["adamw_current_grouped", "adamw_current_fused"],
     ["mxfp8_partial", "adamw_mxfp8"],
+    ["adamw_remainder", "adamw_bf16_moments", "adamw_fp8_moments"],
 ]
 # Seconds that the bench may take, a group of cases, and PyTorch with all that it compiles.
 BENCH_LIMIT, TE_LIMIT, PEERS_LIMIT = 400, 150, 400

@@ -136,7 +136,8 @@ def build(args, device):
     if kind == "lowp":
         import lowp
 
-        opts = [lowp.AdamW(net.parameters(), lr=1e-4, max_norm=1.0)]
+        moments = getattr(torch, args.moments)
+        opts = [lowp.AdamW(net.parameters(), lr=1e-4, max_norm=1.0, moments_dtype=moments)]
         clip = lambda: None
     else:
         if args.optimizer == "muon":
@@ -209,6 +210,7 @@ def train(args, device):
         what=args.what,
         compile=args.compile,
         optimizer=args.optimizer,
+        moments=args.moments,
         recompute=args.recompute,
         shape=f"{'llama' if args.llama else 'gpt'} {args.batch}x{args.length}",
         ms=round(1e3 * seconds, 2),
@@ -399,6 +401,7 @@ def main():
     parser.add_argument("--profile", action="store_true", help="tables of kernels and of operations on the host, behind those of `train`")
     parser.add_argument("--recipes", nargs="+", default=["fp8-current", "mxfp8-2d", "mxfp8", "nvfp4-2d"])
     parser.add_argument("--optimizer", choices=("adamw", "muon"), default="adamw", help="of bf16 and torchao; `muon` updates the matrices of blocks")
+    parser.add_argument("--moments", choices=("float32", "bfloat16", "float8_e4m3fn"), default="float32", help="of lowp.AdamW")
     parser.add_argument("--llama", action="store_true", help="the Llama of transformers instead of the GPT")
     for name, value in dict(width=2048, mlp=None, layers=None, heads=None, words=None, length=2048, batch=4, runs=30, warm=8).items():
         parser.add_argument(f"--{name}", type=int, default=value)

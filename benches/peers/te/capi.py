@@ -12,7 +12,7 @@ import torch
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 CHUNK = 2048 * 32                                               # of TransformerEngine's multi_tensor_applier
-BYTE, I32, F32, BF16, E4M3 = 0, 2, 4, 6, 7                      # NVTEDType
+BYTE, I16, I32, F32, BF16, E4M3 = 0, 1, 2, 4, 6, 7                     # NVTEDType
 PLAIN = 0                                                       # NVTEScalingMode
 ROW, COL, SCALE, AMAX, ROW_INV, COL_INV = range(6)              # NVTETensorParam
 POINTER, SIZE = C.c_void_p, C.c_size_t

@@ -17,7 +17,7 @@ import sys
 import torch
 
 import capi
-from capi import (AMAX, BF16, BYTE, CHUNK, COL, COL_INV, E4M3, F32, I32, PLAIN, ROW, ROW_INV, SCALE,
+from capi import (AMAX, BF16, BYTE, CHUNK, COL, COL_INV, E4M3, F32, I16, I32, PLAIN, ROW, ROW_INV, SCALE,
                   address, array, check, handle, lists, plain, stream)
 
 SETS = [(16, 4096), (256, 1024), (1000, 256)]
@@ -128,12 +128,12 @@ class State:
         return ""
 
 
-def adam(columns, fp8=False):
-    """A call of TransformerEngine's multi-tensor Adam on lists of handles."""
-    call = address("multi_tensor_adam_fp8_cuda" if fp8 else "multi_tensor_adam_cuda")
+def adam(columns, form=""):
+    """A call of TransformerEngine's multi-tensor Adam on lists of handles, in the form `fp8`, `param_remainder` or neither."""
+    call = address("multi_tensor_adam_" + (form and form + "_") + "cuda")
     flag = plain(zeros(1, dtype=torch.int32), I32)
     args = (call, CHUNK, flag, *lists(*columns), *HYPER.values())
-    if fp8:
+    if form == "fp8":
         return lambda: check(capi.loop.tl_adam_fp8(*args, E4M3, stream()))
     return lambda: check(capi.loop.tl_adam(*args, stream()))
 
@@ -170,6 +170,10 @@ class Fp8:
     def current(self, inputs):
         calls = [address(name) for name in ("compute_amax_with_config", "compute_scale_from_amax", "quantize_v2")]
         return lambda: check(capi.loop.tl_current(*calls, inputs, self.meta, self.out, self.config, self.n, stream()))
+
+    def dequantize(self, outputs):
+        call = address("dequantize")
+        return lambda: check(capi.loop.tl_loop_ab(call, self.out, outputs, self.n, stream()))
 
     def verify(self, values, i=-1):
         col = self.col and self.col[i]
@@ -305,7 +309,7 @@ def each_set(function):
         for n, side in SETS:
             state = State(n, side // OPTIONS.shrink)
             work, step, verify = function(state)
-            measure(work, state.shape, lambda i: step(), lambda: state.verify() or verify())
+            measure(work, state.shape, lambda i: step(), lambda: verify() or state.verify())
             capi.release()
     CASES[function.__name__] = case
 
@@ -328,7 +332,7 @@ def adam_fp8(state, out):
     one = lambda tensor: [plain(tensor[i:i + 1], F32) for i in range(state.n)]
     weights = [plain(tensor, BYTE) for tensor in out.row]
     return adam([state.handles("g"), weights, state.handles("m"), state.handles("v"), state.handles("p"),
-                 one(out.scale), one(out.amax), one(out.inverse)], fp8=True)
+                 one(out.scale), one(out.amax), one(out.inverse)], "fp8")
 
 
 @each_set
@@ -376,6 +380,64 @@ def adamw_mxfp8(state):
             to.copy_(source)
     return "Adam, quantize_master_weights mxfp8", then(adam_of(state), convert, out.partial(halves)), \
         lambda: out.verify(halves[0])
+
+
+@each_set
+def adamw_remainder(state):
+    """FusedAdam's store_param_remainders: bf16 parameters, which are f32 masters together with 16 more bits."""
+    params, rest = state.new(torch.bfloat16), state.new(torch.int16)
+    for master, param, low in zip(state.p, params, rest):
+        bits = master.view(torch.int32)
+        low.copy_(bits << 16 >> 16)
+        param.view(torch.int16).copy_((bits + 0x8000) >> 16)
+    step = adam([state.handles("g"), [plain(tensor, BF16) for tensor in params], state.handles("m"), state.handles("v"),
+                 [plain(tensor, I16) for tensor in rest]], "param_remainder")
+
+    def join():
+        high, low = params[-1].view(torch.int16).int(), rest[-1].int()
+        state.p[-1].view(torch.int32).copy_((high << 16) + low)
+        return ""
+    return "Adam, parameter remainders", step, join
+
+
+@each_set
+def adamw_bf16_moments(state):
+    """What FusedAdam.step does for bf16 moments: each to f32, Adam, and back."""
+    halves = {key: state.new(torch.bfloat16) for key in "mv"}
+    pairs = [pair for key in "mv" for pair in zip(getattr(state, key), halves[key])]
+    for wide, half in pairs:
+        half.copy_(wide)
+
+    def widen():
+        for wide, half in pairs:
+            wide.copy_(half)
+
+    def narrow():
+        for wide, half in pairs:
+            half.copy_(wide)
+    widen()
+    state.before = state.slab()
+    return "FusedAdam's bf16 moments", then(widen, adam_of(state), narrow), lambda: ""
+
+
+@each_set
+def adamw_fp8_moments(state):
+    """What FusedAdam.step does for FP8 moments, by the library's own kernels: each to f32, Adam, then an amax, a scale and codes."""
+    codes = {key: Fp8(state.n, state.side, both=False) for key in "mv"}
+    wide = {key: array(state.handles(key)) for key in "mv"}
+    narrow = [codes[key].current(wide[key]) for key in "mv"]
+    widen = [codes[key].dequantize(wide[key]) for key in "mv"]
+    then(*narrow, *widen)()
+    state.before = state.slab()
+
+    def verify():
+        for key in "mv":
+            values, amax = getattr(state, key)[-1], getattr(state, key)[-1].abs().max()
+            decoded = codes[key].row[-1].view(torch.float8_e4m3fn).float() * codes[key].inverse[-1]
+            if not bool(((decoded - values).abs() <= values.abs() / 16 + amax / 448 / 512).all()):
+                return f"the codes of {key} are not those of its values"
+        return ""
+    return "FusedAdam's FP8 moments", then(*widen, adam_of(state), *narrow), verify
 
 
 def main():

@@ -27,6 +27,14 @@ pub trait WeightSource: fmt::Debug + Send + Sync {
         use_weight: &mut dyn FnMut(&[f32]) -> Result<()>,
     ) -> Result<()>;
 
+    /// Says that the layer runs forward again, and then backward: what is gathered for the first may stay for the other.
+    ///
+    /// # Errors
+    /// What gathering reports.
+    fn run_again(&self) -> Result<()> {
+        Ok(())
+    }
+
     /// Takes this rank's contribution to the gradient of the full weight, row-major.
     ///
     /// # Errors
@@ -74,6 +82,14 @@ pub trait Linear: fmt::Debug + Send + Sync {
     /// # Errors
     /// A shape mismatch, or what the weight's source reports.
     fn forward(&self, x: &Tensor) -> Result<Tensor>;
+
+    /// [`WeightSource::run_again`] of its weight.
+    ///
+    /// # Errors
+    /// What the weight's source reports.
+    fn run_again(&self) -> Result<()> {
+        Ok(())
+    }
 }
 
 /// A linear layer over a [`WeightSource`], with its operands cast by an [`OperandCast`].
@@ -107,6 +123,10 @@ impl QuantLinear {
 impl Linear for QuantLinear {
     fn forward(&self, x: &Tensor) -> Result<Tensor> {
         x.apply_op1(self.clone())
+    }
+
+    fn run_again(&self) -> Result<()> {
+        self.weight.run_again()
     }
 }
 

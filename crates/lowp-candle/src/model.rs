@@ -154,6 +154,10 @@ impl<B: Backend, R: Recipe> WeightSource for ShardedWeight<B, R> {
         Ok(used?)
     }
 
+    fn run_again(&self) -> candle_core::Result<()> {
+        self.gather_again().map_err(Error::wrap)
+    }
+
     fn sink_gradient(&self, gradient: Vec<f32>) -> candle_core::Result<()> {
         self.add_gradient(&gradient).map_err(Error::wrap)
     }

@@ -1,15 +1,14 @@
-//! `lowp losses`: the losses of result files of `lowp train --json` side by side, as a table and as one picture. It calls `lowp_train::chart`.
+//! `lowp losses`: the losses of result files of `lowp train --json` side by side, as a table and as one picture. It calls `lowp_train::loss_picture`.
 
 use crate::columns::Columns;
 use crate::files::{check_distinct, check_writable, read_regular, write_atomically};
 use crate::output;
 use crate::usage::{UsageError, input_error};
 use anyhow::Result;
-use lowp_train::chart::{Series, curves, escape, smooth, stroke};
+use lowp_train::loss_picture::{RecipeLosses, picture};
 use serde::Deserialize;
 use serde_json::{Map, Value};
 use std::collections::BTreeMap;
-use std::fmt::Write;
 use std::path::PathBuf;
 
 /// Compare the losses of runs that `lowp train --json` recorded
@@ -84,8 +83,8 @@ pub(crate) fn main(args: &Args) -> Result<()> {
     };
     output::print(&table(&recipes, baseline))?;
     if let Some(path) = &args.svg {
-        let picture = picture(&recipes, &args.baseline, baseline);
-        write_atomically(path, &picture)?;
+        let recipes: Vec<_> = recipes.iter().map(training_losses).collect();
+        write_atomically(path, &picture(&recipes))?;
     }
     Ok(())
 }
@@ -183,94 +182,12 @@ fn table(recipes: &[(String, Seeds)], baseline: &Seeds) -> String {
     table.render()
 }
 
-/// Training losses, means over the seeds that are `wanted`.
-fn losses(seeds: &Seeds, wanted: impl Fn(&u64) -> bool) -> Vec<f64> {
-    let runs: Vec<&Run> = seeds
-        .iter()
-        .filter(|(seed, _)| wanted(seed))
-        .map(|(_, run)| run)
-        .collect();
-    let steps = runs.iter().map(|run| run.train_loss.len()).max();
-    let at = |step: usize| {
-        let losses = runs.iter().filter_map(|run| run.train_loss.get(step));
-        mean(losses.map(|loss| loss.unwrap_or(f64::NAN)))
-    };
-    (0..steps.unwrap_or(0)).map(at).collect()
-}
-
-/// What the colours of charts are, on light and on dark pages, and a background of its own.
-const STYLE: &str = "svg{--s0:#3c4149;--s1:#0b6fb8;--s2:#c8501e;--s3:#2a8a4a;--s4:#8a4fb0;--s5:#a07c00;--s6:#c2397a;--s7:#008a8a}\
- text{font:13px system-ui,sans-serif;fill:#5d646e}polyline{fill:none;stroke-width:1.4;stroke-linejoin:round}\
- .grid,.tick{stroke:#e2e5e9}.zero{stroke:#9aa1ab}.key{stroke-width:3}";
-
-/// Rows of a chart, and of the legend.
-const CHART: usize = 350;
-const LEGEND_ROW: usize = 18;
-
-/// A line of a chart: style, name, and values over steps.
-type Line<'a> = Series<'a, Vec<f64>>;
-
-/// In percent over steps, of the seeds that both have.
-fn gap_lines<'a>(recipes: &'a [(String, Seeds)], baseline: &Seeds, window: usize) -> Vec<Line<'a>> {
-    let line = |(style, (name, seeds)): (usize, &'a (String, Seeds))| {
-        let both = |runs: &Seeds| {
-            let common = |seed: &u64| seeds.contains_key(seed) && baseline.contains_key(seed);
-            smooth(&losses(runs, common), window)
-        };
-        let percent = |(loss, base): (f64, f64)| (loss / base - 1.0) * 100.0;
-        let values = both(seeds).into_iter().zip(both(baseline)).map(percent);
-        Series {
-            name,
-            style,
-            values: values.collect(),
-        }
-    };
-    // The first is the baseline.
-    recipes.iter().enumerate().skip(1).map(line).collect()
-}
-
-fn picture<'a>(recipes: &'a [(String, Seeds)], name: &str, baseline: &Seeds) -> String {
-    let steps = losses(baseline, |_| true).len();
-    let window = (steps / 50).max(1);
-    let line = |(style, (name, seeds)): (usize, &'a (String, Seeds))| Series {
+fn training_losses((name, seeds): &(String, Seeds)) -> RecipeLosses<'_> {
+    RecipeLosses {
         name,
-        style,
-        values: smooth(&losses(seeds, |_| true), window),
-    };
-    let loss: Vec<Line<'_>> = recipes.iter().enumerate().map(line).collect();
-    let gaps = gap_lines(recipes, baseline, (steps / 20).max(1));
-    let charts = [
-        curves("Training loss", "nats per byte", &loss),
-        curves(
-            "Gap of the training loss",
-            &format!("% above {name}"),
-            &gaps,
-        ),
-    ];
-    let rows = recipes.len().div_ceil(4);
-    let height = 2 * CHART + rows * LEGEND_ROW + 10;
-    let mut out = format!(
-        "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 760 {height}\"><style>{STYLE}</style>\
-         <rect width=\"760\" height=\"{height}\" fill=\"#fff\"/>\n"
-    );
-    for (index, chart) in charts.iter().enumerate() {
-        let place = format!("<svg y=\"{}\" width=\"760\" height=\"340\" ", index * CHART);
-        let _ = writeln!(out, "{}", chart.replacen("<svg ", &place, 1));
+        seeds: seeds
+            .iter()
+            .map(|(seed, run)| (*seed, &run.train_loss[..]))
+            .collect(),
     }
-    for (index, (name, _)) in recipes.iter().enumerate() {
-        let (x, y) = (
-            56 + index % 4 * 176,
-            2 * CHART + 12 + index / 4 * LEGEND_ROW,
-        );
-        let _ = writeln!(
-            out,
-            "<line class=\"key\" x1=\"{x}\" y1=\"{y}\" x2=\"{}\" y2=\"{y}\" style=\"{}\"/><text x=\"{}\" y=\"{}\">{}</text>",
-            x + 24,
-            stroke(index),
-            x + 30,
-            y + 4,
-            escape(name)
-        );
-    }
-    out + "</svg>\n"
 }

@@ -122,6 +122,20 @@ fn the_last_handle_of_a_stream_waits_for_its_work() {
 }
 
 #[test]
+fn a_stream_of_the_highest_priority_follows_the_one_that_it_was_made_from() {
+    device::once(|rig| {
+        let delay = Delay::new(rig);
+        let [from, to] = [(); 2].map(|()| rig.backend.alloc::<f32>(LEN).unwrap());
+        let written = ones(&rig.backend);
+        delay.give(&rig.backend);
+        rig.backend.copy(&written, 0..LEN, &from, 0).unwrap();
+        let first = rig.backend.fork_with_priority().unwrap();
+        first.copy(&from, 0..LEN, &to, 0).unwrap();
+        assert!(first.download(&to).unwrap().iter().all(|&x| x == 1.0));
+    });
+}
+
+#[test]
 fn handles_made_apart_share_buffers_and_plans() {
     device::once(|rig| {
         let ordinal = rig.backend.ordinal();

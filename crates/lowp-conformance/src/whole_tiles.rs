@@ -1,4 +1,5 @@
-//! Matrices of bfloat16 whose sides are multiples of 128 and 64, or of 32 and 256, which a device encodes in tiles without edges.
+//! Matrices whose sides are multiples of 128 and 64, or of 32 and 256, which a device encodes in tiles without edges: of bfloat16, and of
+//! binary32.
 
 use super::*;
 use lowp_kernels::StochasticKey;
@@ -36,9 +37,11 @@ pub fn every_ingredient_equals_the_reference<B: Backend>(rig: &Rig<B>) {
     for (n, case) in rig.some_of(cases(), 5).into_iter().enumerate() {
         for shape in [SHAPE, WIDE] {
             for special_rows in [0, 1, shape.rows] {
-                equals_the_reference(rig, &case, shape, special_rows, n as u64);
+                equals_the_reference(rig, &case, shape, true, special_rows, n as u64);
             }
         }
+        // Of binary32, the tiles of the first rows have special values, and the others none.
+        equals_the_reference(rig, &case, SHAPE, false, 1, n as u64);
     }
 }
 
@@ -46,11 +49,12 @@ fn equals_the_reference<B: Backend>(
     rig: &Rig<B>,
     case: &Case,
     shape: Shape,
+    half: bool,
     special_rows: usize,
     seed: u64,
 ) {
     let given = some(shape, special_rows, seed);
-    let (source, widened) = source(rig, &given, true);
+    let (source, widened) = source(rig, &given, half);
     let outer = case.outer(shape, 3.75);
     for specs in usages(case) {
         let job = encode_job(rig, case, &specs, shape, source.clone(), &outer);

@@ -400,6 +400,8 @@ pub struct PhasePlans {
     /// In place of `backward` where groups of ranks have kept parts ([`ReshardAfterForward::Group`]): the pieces are those
     /// parts, of every rank of the world, and each group gathers its own.
     pub parts: Option<GatherPlan>,
+    /// In place of `backward` where forward runs again before it ([`ReshardAfterForward::Yes`]): what is not there then.
+    pub rest: Option<GatherPlan>,
 }
 
 impl PhasePlans {
@@ -435,22 +437,21 @@ impl PhasePlans {
             ReshardAfterForward::Yes => plan(f, f, &[])?,
             ReshardAfterForward::No | ReshardAfterForward::Group(_) => plan(f | b, f, &[])?,
         };
-        let (backward, parts) = match policy {
-            ReshardAfterForward::Yes => (plan(b, b, &[])?, None),
-            ReshardAfterForward::No => {
-                let held: SmallVec<[BufferKey; 6]> = forward.kept().map(|spec| spec.key).collect();
-                (plan(f | b, b, &held)?, None)
-            }
+        let held: SmallVec<[BufferKey; 6]> = forward.kept().map(|spec| spec.key).collect();
+        let (backward, parts, rest) = match policy {
+            ReshardAfterForward::Yes => (plan(b, b, &[])?, None, Some(plan(b, b, &held)?)),
+            ReshardAfterForward::No => (plan(f | b, b, &held)?, None, None),
             ReshardAfterForward::Group(ranks) => {
                 let backward = plan(b, b, &[])?;
                 let parts = backward.in_parts(ranks);
-                (backward, Some(parts))
+                (backward, Some(parts), None)
             }
         };
         Ok(Self {
             forward,
             backward,
             parts,
+            rest,
         })
     }
 

@@ -145,7 +145,7 @@ impl<B: Backend, R: Recipe> Locked<'_, B, R> {
                     full: tensor.shape(),
                     wire_bytes: 0,
                     sent_bytes: 0,
-                    again_bytes: 0,
+                    recompute_sent_bytes: 0,
                     shard_bytes: tensor.bytes(),
                     gathered_bytes: 0,
                     part_bytes: 0,

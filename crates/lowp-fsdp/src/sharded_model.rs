@@ -372,12 +372,11 @@ impl<B: Backend, R: Recipe> ShardedModel<B, R> {
             let master = self.options.state.of_recipe(&weight.recipe()).master;
             bytes.masters += (master.bytes() * own.len()) as u64;
             bytes.sent += account.counted_sent_bytes;
-            let again = if passes.recompute {
-                account.again_bytes()
-            } else {
-                0
+            let sent = match passes.recompute {
+                true => account.recompute_sent_bytes(),
+                false => account.sent_bytes(),
             };
-            bytes.sent_per_step += (passes.micro_batches * (account.sent_bytes() + again)) as u64;
+            bytes.sent_per_step += (passes.micro_batches * sent) as u64;
             bytes.resident += account.shard_bytes() as u64;
         }
         let transient = self.memory.weight_bytes() + self.gradients.lock().resident_bytes();

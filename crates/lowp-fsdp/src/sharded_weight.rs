@@ -477,6 +477,17 @@ impl<B: Backend, R: Recipe> ShardedWeight<B, R> {
         self.locked()?.held.lock()?.prefetch(phase)
     }
 
+    /// Starts the gathers of the weight's block where it runs forward again and then backward: what forward needs, which stays, and what backward needs beside it. What
+    /// has begun goes on. Collective over the shard group.
+    ///
+    /// # Errors
+    /// A rank failed.
+    pub fn gather_again(&self) -> Result<(), ShardError> {
+        Phase::ALL
+            .into_iter()
+            .try_for_each(|phase| self.prefetch(phase))
+    }
+
     /// Gathers the weight's block for `phase`, unless it is there, lends the weight to `enqueue`, which gives the backend's stream what
     /// reads it and uses no other weight of the block, and ends the phase with the last weight of the block. The number tells apart the
     /// memory that it may be in: work over it can be planned once for each. Collective over the shard group.

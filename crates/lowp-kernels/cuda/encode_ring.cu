@@ -1,9 +1,8 @@
 // Encode of large matrices of bfloat16, of whole tiles of 128 x 64 or 32 x 256: several of them side by side, of which the next
 // are on their way. Memory answers long streams of reads better than as many loads that the same thread waits for.
 #include <lowp/begin.cuh>
-#include <lowp/ring_two_level_e8m0.cuh>
-#include <lowp/ring_fp4.cuh>
-#include <lowp/ring_fp8.cuh>
+#include <lowp/ring_blocks.cuh>
+#include <lowp/ring_fp4_fp8.cuh>
 #include <lowp/ring_wide.cuh>
 
 using namespace lowp;
@@ -94,5 +93,26 @@ extern "C" __global__ void __launch_bounds__(THREADS, resident::RING)
                                  uint32_t flags) {
   if ((flags & FLAG_HONOR_SKIP) && step->skip) return;
   const Tile tile = tiles[blockIdx.x];
-  if (begin(jobs[tile.job], tile.index)) ring_two_level_e8m0(RingTile(jobs[tile.job], tile.index), step, memory<RING_STAGES>());
+  if (begin(jobs[tile.job], tile.index)) ring_fp4_fp8<TwoLevelFp4>(RingTile(jobs[tile.job], tile.index), step, memory<RING_STAGES>());
+}
+
+// MXFP4 of blocks of a row and MXFP8 of blocks of a column.
+extern "C" __global__ void __launch_bounds__(THREADS, resident::RING)
+    lowp_encode_ring_e8m0_fp4_fp8(const Tile* __restrict__ tiles, const Encode* __restrict__ jobs, const Step* __restrict__ step,
+                                  uint32_t flags) {
+  if ((flags & FLAG_HONOR_SKIP) && step->skip) return;
+  const Tile tile = tiles[blockIdx.x];
+  if (begin(jobs[tile.job], tile.index)) ring_fp4_fp8<E8m0Fp4>(RingTile(jobs[tile.job], tile.index), step, memory<RING_STAGES>());
+}
+
+// FP8 with f32 scales of blocks of 128 of a row, of a column, or both, or of 128 x 128.
+extern "C" __global__ void __launch_bounds__(THREADS, resident::RING_BLOCKS)
+    lowp_encode_ring_blocks(const Tile* __restrict__ tiles, const Encode* __restrict__ jobs, const Step* __restrict__ step,
+                            uint32_t flags) {
+  if ((flags & FLAG_HONOR_SKIP) && step->skip) return;
+  const Tile tile = tiles[blockIdx.x];
+  const Encode& job = jobs[tile.job];
+  if (!begin(job, tile.index)) return;
+  BlocksRing& shared = *reinterpret_cast<BlocksRing*>(ring_memory);
+  job.pass[0].ingredients.element == E4M3 ? ring_blocks<E4m3>(job, tile.index, shared) : ring_blocks<E5m2>(job, tile.index, shared);
 }

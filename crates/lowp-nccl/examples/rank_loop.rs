@@ -166,7 +166,7 @@ fn on_gpu(launch: &Launch, control: &Arc<dyn Control>, options: &Options) -> Res
         limit: options.limit,
         ..NcclOptions::default()
     };
-    let comm = NcclComm::new(Arc::clone(control), &cuda.fork()?, nccl)?;
+    let comm = NcclComm::new(Arc::clone(control), &cuda, nccl)?;
     rounds(&cuda, &comm.into(), options)
 }
 

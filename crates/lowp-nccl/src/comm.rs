@@ -78,16 +78,18 @@ pub struct NcclComm {
     watchdog: Option<Arc<Watchdog>>,
     control: Arc<dyn Control>,
     cuda: Cuda,
+    /// The stream that NCCL works on, where that is another communicator's, beside which this one is.
+    link: Option<Cuda>,
     /// None of a group of one, which has nobody to send to.
     raw: Option<Arc<Raw>>,
     options: NcclOptions,
     ordered: Mutex<RankOrder>,
-    counters: Counters,
+    counters: Arc<Counters>,
 }
 
 impl NcclComm {
-    /// The rank of `control`, with its collectives on the stream of `cuda`: one of their own, which is the GPU of no other
-    /// rank. Collective.
+    /// The rank of `control`, with its collectives on a stream of its own, of the highest priority ([`Cuda::fork_with_priority`]): they take few thread
+    /// blocks, which should not wait for those of products. The GPU of `cuda` is that of no other rank. Collective.
     ///
     /// # Errors
     /// No NCCL for a group of several, or a rank that failed meanwhile.
@@ -100,11 +102,14 @@ impl NcclComm {
             1 => None,
             _ => Some(Watchdog::start(Arc::clone(&control), options.limit)?),
         };
-        let made = Self::join(Arc::clone(&control), cuda, options, watchdog);
-        made.inspect_err(|error| control.abort(&error.to_string()))
+        let join = || {
+            let cuda = cuda.fork_with_priority()?;
+            Self::join(Arc::clone(&control), &cuda, options, watchdog)
+        };
+        join().inspect_err(|error| control.abort(&error.to_string()))
     }
 
-    /// The ranks of a world of threads, one on each of `devices`, with collectives on streams of their own. A rank that waits longer
+    /// The ranks of a world of threads, one on each of `devices`. A rank that waits longer
     /// than the limit of `options` for another fails.
     ///
     /// # Errors
@@ -114,7 +119,7 @@ impl NcclComm {
         thread::scope(|scope| {
             let join = |(cuda, control): (&Cuda, Arc<dyn Control>)| {
                 let cuda = cuda.clone();
-                scope.spawn(move || Self::new(control, &cuda.fork()?, options))
+                scope.spawn(move || Self::new(control, &cuda, options))
             };
             let joining: Vec<_> = devices.iter().zip(controls).map(join).collect();
             let joined = joining.into_iter().map(|rank| rank.join());
@@ -153,11 +158,12 @@ impl NcclComm {
         Self {
             control,
             cuda: cuda.clone(),
+            link: None,
             raw,
             options,
             ordered: Mutex::default(),
             watchdog,
-            counters: Counters::default(),
+            counters: Arc::default(),
         }
     }
 
@@ -220,7 +226,17 @@ impl NcclComm {
         };
         // A graph keeps the group, too.
         let memory = || (memory(), Arc::clone(raw));
-        match raw.batch(&self.cuda, memory, calls)? {
+        let given = match &self.link {
+            None => raw.batch(&self.cuda, memory, calls),
+            Some(link) => {
+                link.wait_for(&self.cuda)?;
+                let given = raw.batch(link, memory, calls);
+                // Also behind a part of the calls.
+                self.cuda.wait_for(link)?;
+                given
+            }
+        };
+        match given? {
             Some(()) => Ok(()),
             None => Err(self.ended()),
         }
@@ -510,8 +526,28 @@ impl Communicator<Cuda> for NcclComm {
         let control = self.control.split(color, key)?;
         let raw = or_abort(self, self.split_nccl(&control))?;
         let watchdog = self.watchdog.clone();
-        let comm = Self::of(control, &self.cuda, self.options, watchdog, raw);
+        let mut comm = Self::of(control, &self.cuda, self.options, watchdog, raw);
+        comm.link.clone_from(&self.link);
         Ok(Arc::new(comm))
+    }
+
+    fn beside(&self) -> Result<Option<Arc<dyn Communicator<Cuda>>>, CommError> {
+        if self.raw.is_none() {
+            return Ok(None);
+        }
+        // The group has one stream, where its operations follow each other; sums run on those of the communicators.
+        let link = self.link.as_ref().unwrap_or(&self.cuda);
+        let cuda = link.fork()?;
+        Ok(Some(Arc::new(Self {
+            watchdog: self.watchdog.clone(),
+            control: Arc::clone(&self.control),
+            cuda,
+            link: Some(link.clone()),
+            raw: self.raw.clone(),
+            options: self.options,
+            ordered: Mutex::default(),
+            counters: Arc::clone(&self.counters),
+        })))
     }
 
     fn forget_reductions(&self) {

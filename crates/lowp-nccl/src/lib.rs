@@ -18,7 +18,7 @@
 //! let options = NcclOptions::default();
 //! let launch = Launch::from_env(options.limit, "example 1.0")?.expect("started by a launcher");
 //! let cuda = Cuda::new(launch.local_rank)?;
-//! let comm = NcclComm::new(join(&launch)?, &cuda.fork()?, options)?;
+//! let comm = NcclComm::new(join(&launch)?, &cuda, options)?;
 //! let amax = cuda.upload(&[launch.rank as f32])?;
 //! comm.backend().wait_for(&cuda)?;
 //! comm.all_reduce_max(&amax)?;

@@ -107,6 +107,8 @@ class Masters(unittest.TestCase):
     def test_errors_have_the_remedy(self):
         with self.assertRaisesRegex(lowp.LowpError, "master_dtype=torch.float16; give torch.float32 or torch.bfloat16"):
             lowp.quantize_model_(nn.Linear(64, 64), "mxfp8", master_dtype=torch.float16)
+        with self.assertRaisesRegex(lowp.LowpError, "without a master; add keep_master=True"):
+            lowp.quantize(torch.zeros(64, 64), "mxfp8", master_dtype=BF16)
         net = nn.Sequential(nn.Linear(64, 64))
         lowp.quantize_model_(net, "mxfp8")
         with self.assertRaisesRegex(lowp.LowpError, "0.weight already has codes with a master in torch.float32, not in torch.bfloat16"):

@@ -74,8 +74,8 @@ pub use gather::{
     memory_steps, piece_ranges, pool_buffers, tall_to_matrix,
 };
 pub use grad_buckets::{
-    GradBucketOptions, GradBuckets, GradLen, GradParam, Reduced, Reduction, grad_bucket_ranges,
-    grad_slabs,
+    GRAD_REDUCERS, GradBucketOptions, GradBuckets, GradLen, GradParam, Reduced, Reduction,
+    grad_bucket_ranges, grad_slabs,
 };
 pub use init::Init;
 pub use scale_book::{BlockSlots, DelayedState, ScaleBook, ScaleBookBuilder, ScaleSlot};

@@ -17,8 +17,10 @@ use crate::run::Run;
 
 /// Most steps of one run.
 pub(crate) const MAX_STEPS: usize = 10_000_000;
-/// Most sequences of a batch, micro-batches of a step and batches of an evaluation.
-const MAX_BATCH: usize = 1 << 16;
+/// Most sequences of a batch: 16 for each of the most ranks.
+pub const MAX_BATCH: usize = 16 * MAX_RANKS;
+/// Most micro-batches of a step and batches of an evaluation.
+const MAX_PARTS: usize = 1 << 16;
 /// Most ranks of a mesh.
 const MAX_RANKS: usize = 1 << 20;
 /// Most seeds of one configuration.
@@ -159,10 +161,10 @@ impl<M> Config<M> {
     pub fn check(&self) -> Result<(), TrainError> {
         let counts = [
             ("steps", self.steps, MAX_STEPS),
-            ("accumulate", self.accumulate, MAX_BATCH),
+            ("accumulate", self.accumulate, MAX_PARTS),
             ("seeds", self.seeds, MAX_SEEDS),
             ("batch", self.batch, MAX_BATCH),
-            ("eval_batches", self.eval_batches, MAX_BATCH),
+            ("eval_batches", self.eval_batches, MAX_PARTS),
             ("eval_every", self.eval_every.unwrap_or(1), MAX_STEPS),
         ];
         for (field, value, most) in counts {

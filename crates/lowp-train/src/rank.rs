@@ -35,7 +35,7 @@ const WARM_UP: usize = 4;
 type Comm<B> = Arc<dyn Communicator<B>>;
 type Specs = (Vec<LinearSpec>, Vec<VarSpec>);
 
-impl<M: Model, D: Data> Training<'_, M, D> {
+impl<M: Model, D: Data + ?Sized> Training<'_, M, D> {
     /// Trains as one rank of `comm`, a world of as many ranks as the mesh has, and returns what all of them left. `network` makes the
     /// network over this rank's parameters, again where the recipe changes. Collective.
     ///
@@ -74,7 +74,7 @@ impl<M: Model, D: Data> Training<'_, M, D> {
 }
 
 /// One rank of a run.
-struct Rank<'a, M, D, B, F> {
+struct Rank<'a, M, D: ?Sized, B, F> {
     training: &'a Training<'a, M, D>,
     backend: &'a B,
     rank: usize,
@@ -85,7 +85,7 @@ struct Rank<'a, M, D, B, F> {
 impl<M, D, B, F, N> Rank<'_, M, D, B, F>
 where
     M: Model,
-    D: Data,
+    D: Data + ?Sized,
     B: Multiplies,
     F: Fn(&mut ShardedModel<B, Variant>, RankPlace) -> NetworkResult<N>,
     N: Network<B, Batch = D::Batch>,

@@ -64,7 +64,7 @@ pub enum Event<'a> {
 
 /// One run: what is trained, on what, and what is saved.
 #[derive(Clone)]
-pub struct Training<'a, M, D> {
+pub struct Training<'a, M, D: ?Sized> {
     /// The recipe.
     pub run: &'a Run,
     /// How it is trained.
@@ -87,7 +87,7 @@ pub struct Training<'a, M, D> {
     pub watch: &'a (dyn Fn(Event<'_>) + Sync),
 }
 
-impl<M: fmt::Debug, D> fmt::Debug for Training<'_, M, D> {
+impl<M: fmt::Debug, D: ?Sized> fmt::Debug for Training<'_, M, D> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Training")
             .field("run", self.run)
@@ -102,7 +102,7 @@ impl<M: fmt::Debug, D> fmt::Debug for Training<'_, M, D> {
     }
 }
 
-impl<'a, M: Model, D: Data> Training<'a, M, D> {
+impl<'a, M: Model, D: Data + ?Sized> Training<'a, M, D> {
     /// A run that saves nothing and is audited, whose ranks share the cores of this machine.
     pub fn new(run: &'a Run, config: &'a Config<M>, data: &'a D) -> Self {
         Self {

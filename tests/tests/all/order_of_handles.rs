@@ -1,16 +1,17 @@
 //! Ranks with a handle each: what a collective reads was written, and is read before it changes,
 //! though nothing but the collective orders the handles.
 
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 
 use lowp_comm::{
-    Communicator, GatherItem, GradWire, LocalComm, Mesh, MeshComm, ReduceItem, run_ranks_on,
+    Collective, CommError, Communicator, Control, GatherItem, GradWire, LocalComm, Mesh, MeshComm,
+    ReduceItem, Traffic, run_ranks_on,
 };
 use lowp_format::{AnyRecipe, Phase, RecipeOptions, ReshardAfterForward, Shape};
 use lowp_kernels::{Backend, Cpu, CpuBuffer, Source};
 use lowp_shard::{
-    GatherGroup, GatherPool, GradBucketOptions, GradBuckets, GradParam, Reduction, Reshard,
-    ShardError, ShardSpec, ShardedTensor,
+    GRAD_REDUCERS, GatherGroup, GatherPool, GradBucketOptions, GradBuckets, GradParam, Reduction,
+    Reshard, ShardError, ShardSpec, ShardedTensor,
 };
 use lowp_tests::queued::Queued;
 use lowp_tests::world::TIMEOUT;
@@ -138,10 +139,56 @@ fn gathered_memory_is_written_again_behind_its_last_reader() {
     run().unwrap_or_else(|e| panic!("{e}"));
 }
 
-/// Gradients of one rank that are a bucket each, written and read by one handle and reduced by another.
+/// A rank that is alone, with communicators beside it on `others`.
+#[derive(Debug)]
+struct Several {
+    comm: LocalComm<Queued>,
+    others: Mutex<Vec<Queued>>,
+}
+
+impl Communicator<Queued> for Several {
+    fn control(&self) -> &dyn Control {
+        self.comm.control()
+    }
+
+    fn backend(&self) -> &Queued {
+        self.comm.backend()
+    }
+
+    fn is_enqueued(&self) -> bool {
+        self.comm.is_enqueued()
+    }
+
+    fn enqueue(&self, label: &str, batch: Collective<'_, Queued>) -> Result<(), CommError> {
+        self.comm.enqueue(label, batch)
+    }
+
+    fn split(&self, color: usize, key: usize) -> Result<Arc<dyn Communicator<Queued>>, CommError> {
+        self.comm.split(color, key)
+    }
+
+    fn beside(&self) -> Result<Option<Arc<dyn Communicator<Queued>>>, CommError> {
+        let other = self.others.lock().expect("no panic").pop();
+        Ok(other.map(|other| LocalComm::solo(&other).into()))
+    }
+
+    fn count(&self, sent: Traffic) {
+        self.comm.count(sent);
+    }
+
+    fn traffic(&self) -> Traffic {
+        self.comm.traffic()
+    }
+}
+
+/// Communicators that reduce the buckets of a step.
+const REDUCERS: [usize; 2] = [1, GRAD_REDUCERS];
+
+/// Gradients of one rank that are a bucket each, written and read by one handle and reduced by others.
 struct Step {
     compute: Queued,
-    reductions: Queued,
+    /// That of the rank's communicator, or those beside it.
+    reductions: Vec<Queued>,
     params: Vec<GradParam<Queued>>,
     buckets: GradBuckets<Queued>,
     seen: Vec<CpuBuffer<f32>>,
@@ -154,9 +201,16 @@ struct Step {
 impl Step {
     const PARAMS: usize = 5;
 
-    fn new(micros: &'static [Reduction]) -> Result<Self, ShardError> {
-        let [compute, reductions] = [(); 2].map(|()| Queued::default());
-        let comm: Arc<dyn Communicator<Queued>> = LocalComm::solo(&reductions).into();
+    fn new(micros: &'static [Reduction], reducers: usize) -> Result<Self, ShardError> {
+        let compute = Queued::default();
+        let reductions: Vec<_> = (0..reducers).map(|_| Queued::default()).collect();
+        let comm: Arc<dyn Communicator<Queued>> = match &*reductions {
+            [reductions] => LocalComm::solo(reductions).into(),
+            several => Arc::new(Several {
+                comm: LocalComm::solo(&Queued::default()),
+                others: Mutex::new(several.to_vec()),
+            }),
+        };
         let mesh = MeshComm::new(Mesh::sharded(1), comm)?;
         let param = |number: usize| {
             Ok(GradParam {
@@ -238,8 +292,8 @@ fn given(step: usize) -> Result<Vec<CpuBuffer<f32>>, ShardError> {
 /// there for what follows the step.
 #[test]
 fn gradients_in_buckets_follow_their_writers_and_leave_memory_to_the_next() {
-    let run = || -> Result<(), ShardError> {
-        let mut step = Step::new(&[Reduction::Scatter])?;
+    let run = |reducers| -> Result<(), ShardError> {
+        let mut step = Step::new(&[Reduction::Scatter], reducers)?;
         // Steps are not read in between, so that each comes upon the one before.
         for number in 0..3 {
             step.run(&given(number)?)?;
@@ -251,19 +305,23 @@ fn gradients_in_buckets_follow_their_writers_and_leave_memory_to_the_next() {
         let out = step.params[0].out.clone();
         step.compute.clear(&out)?;
         assert_eq!(step.compute.download(&out)?, [0.0; LEN]);
-        step.reductions.synchronize()?;
+        for reductions in &step.reductions {
+            reductions.synchronize()?;
+        }
         assert_eq!(step.compute.download(&out)?, [0.0; LEN]);
         assert_eq!(step.buckets.resident_bytes(), 2 * 4 * LEN);
         Ok(())
     };
-    run().unwrap_or_else(|e| panic!("{e}"));
+    for reducers in REDUCERS {
+        run(reducers).unwrap_or_else(|e| panic!("{reducers}: {e}"));
+    }
 }
 
 /// A step that was captured, or discarded in a capture, leaves buckets that work outside, and in the next capture.
 #[test]
 fn gradients_in_buckets_can_be_captured_with_the_step() {
-    let run = |micros| -> Result<(), ShardError> {
-        let mut step = Step::new(micros)?;
+    let run = |micros, reducers| -> Result<(), ShardError> {
+        let mut step = Step::new(micros, reducers)?;
         step.run(&given(1)?)?;
         let source = given(2)?;
         let compute = step.compute.clone();
@@ -290,7 +348,9 @@ fn gradients_in_buckets_can_be_captured_with_the_step() {
     use Reduction::{Finish, Keep, Scatter};
     // LocalComm adds to earlier sums on the host, which no graph does.
     for micros in [&[Scatter][..], &[Keep, Finish], &[Keep, Keep, Scatter]] {
-        run(micros).unwrap_or_else(|e| panic!("{micros:?}: {e}"));
+        for reducers in REDUCERS {
+            run(micros, reducers).unwrap_or_else(|e| panic!("{micros:?}, {reducers}: {e}"));
+        }
     }
 }
 
@@ -343,14 +403,15 @@ fn parts_of_weights_are_written_behind_the_zeros_of_their_memory() {
 /// A world of one rank may go on after a failure, but not with a step of which a part is missing.
 #[test]
 fn gradients_in_buckets_begin_anew_after_a_failure() {
-    for on_reductions in [false, true] {
+    // On the handle that writes gradients, and on each that reduces them.
+    let places = REDUCERS.map(|n| (0..=n).map(move |place| (n, place.checked_sub(1))));
+    for (reducers, on_reductions) in places.into_iter().flatten() {
         let run = |call: u64| -> Result<bool, ShardError> {
-            let mut step = Step::new(&[Reduction::Scatter])?;
+            let mut step = Step::new(&[Reduction::Scatter], reducers)?;
             step.run(&given(1)?)?;
-            let handle = if on_reductions {
-                step.reductions.clone()
-            } else {
-                step.compute.clone()
+            let handle = match on_reductions {
+                Some(number) => step.reductions[number].clone(),
+                None => step.compute.clone(),
             };
             handle.fail_at(call);
             let failed = step.run(&given(2)?);
@@ -375,6 +436,7 @@ fn gradients_in_buckets_begin_anew_after_a_failure() {
             Ok(true)
         };
         let failures = (1..).take_while(|&call| run(call).unwrap_or_else(|e| panic!("{e}")));
-        assert!(failures.count() > Step::PARAMS, "{on_reductions}");
+        let least = Step::PARAMS / reducers;
+        assert!(failures.count() > least, "{reducers}, {on_reductions:?}");
     }
 }

@@ -19,6 +19,9 @@ pub(crate) trait Block: Debug + Send + Sync {
 
     /// Its variables.
     fn vars(&self) -> Vec<&Var>;
+
+    /// Its linear layers.
+    fn linears(&self) -> Vec<&dyn Linear>;
 }
 
 /// Attention and MLP, each behind a norm and added to the residual stream.
@@ -52,5 +55,9 @@ impl Block for GptBlock {
 
     fn vars(&self) -> Vec<&Var> {
         self.norms.iter().flatten().collect()
+    }
+
+    fn linears(&self) -> Vec<&dyn Linear> {
+        vec![&*self.qkv, &*self.proj, &*self.fc, &*self.out]
     }
 }

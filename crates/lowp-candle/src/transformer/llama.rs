@@ -52,6 +52,11 @@ impl Block for LlamaBlock {
         let within = self.qk_norms.iter().flatten();
         [first].into_iter().chain(within).chain([second]).collect()
     }
+
+    fn linears(&self) -> Vec<&dyn Linear> {
+        let linears = self.attention.iter().chain(&self.mlp);
+        linears.map(|linear| &**linear).collect()
+    }
 }
 
 impl LlamaBlock {

@@ -2,7 +2,6 @@
 
 mod block;
 mod llama;
-mod machine;
 mod memory;
 mod network;
 mod ops;
@@ -27,7 +26,6 @@ use crate::custom_op::with_values;
 use crate::{Linear, QuantLinear, WeightSource};
 use lowp_format::Phase;
 
-pub use machine::{lockable, machine};
 pub use memory::{Needed, NoMemory};
 pub use network::Transformer;
 

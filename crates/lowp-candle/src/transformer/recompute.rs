@@ -1,6 +1,7 @@
 //! [`Recomputed`]: blocks of which only the input is saved; backward runs them forward again.
 
 use super::block::Block;
+use crate::Linear;
 use crate::custom_op::{output, with_values};
 use candle_core::backprop::GradStore;
 use candle_core::{CpuStorage, CustomOp1, Layout, Result, Shape, Tensor, Var, bail};
@@ -77,6 +78,8 @@ impl CustomOp1 for Again {
     }
 
     fn bwd(&self, arg: &Tensor, _res: &Tensor, grad: &Tensor) -> Result<Option<Tensor>> {
+        let mut linears = self.block.linears().into_iter();
+        linears.try_for_each(Linear::run_again)?;
         let x = Var::from_tensor(&arg.detach())?;
         let y = self.block.forward(&x, self.first.as_ref())?;
         let mut store = y.apply_op1(GradientOf(grad.clone()))?.backward()?;

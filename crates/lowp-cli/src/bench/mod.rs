@@ -12,7 +12,6 @@ use crate::usage::input_error;
 use anyhow::Context;
 use anyhow::Result;
 #[cfg(feature = "cuda")]
-use lowp_candle::transformer::lockable;
 #[cfg(feature = "cuda")]
 use lowp_comm::{CommError, run_comms};
 #[cfg(feature = "cuda")]
@@ -33,7 +32,7 @@ use std::time::Duration;
   lowp bench --device cuda
   lowp bench --device cuda --filter adamw --json adamw.json
   lowp bench --device cuda --ranks 2
-  lowp bench --device cuda --ranks 2 --filter reduce --sums rank-order
+  lowp bench --device cuda --ranks 2 --filter gradients --sums rank-order
   lowp bench --device cuda --ranks 1 --offload-optimizer
 
 One row per operation, recipe and shape. `share` is the rate of the compulsory bytes (every input
@@ -128,7 +127,7 @@ pub(crate) fn main(args: &Args) -> Result<()> {
 #[cfg(feature = "cuda")]
 fn check_host(Size { shrink, .. }: Size) -> Result<()> {
     let needed = offloaded_bytes(shrink) as u128;
-    match lockable() {
+    match lowp_train::machine::lockable() {
         Some(most) if needed > most => Err(input_error(format!(
             "--offload-optimizer takes {needed} bytes of page-locked memory, but at most {most} can be locked now; give --shrink {}",
             2 * shrink

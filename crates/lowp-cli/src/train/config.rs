@@ -8,7 +8,7 @@ use crate::output;
 use crate::sharding::none_in_bf16;
 use crate::usage::{AMAX_GROUP, UsageError, input_error, of_patterns};
 use anyhow::Result;
-use lowp_candle::transformer::{Needed, machine};
+use lowp_candle::transformer::Needed;
 use lowp_comm::{Launch, Mesh};
 use lowp_file::patterns::{self, are_patterns, weight_of};
 use lowp_format::{ReshardAfterForward, has_tensor_scale};
@@ -17,7 +17,7 @@ use lowp_fsdp::{LinearSpec, Sharding};
 use lowp_kernels::StateDtype;
 use lowp_optim::{Decay, StateDtypes};
 use lowp_train::summary::BASELINE;
-use lowp_train::{Checkpoints, Config, Mixture, Model, Optimizer, Run, TrainError};
+use lowp_train::{Checkpoints, Config, MAX_BATCH, Mixture, Model, Optimizer, Run, TrainError, machine};
 use lowp_transformer::{GptConfig, SizeError};
 use std::sync::Arc;
 
@@ -26,9 +26,7 @@ const BETA2_OF_BF16: f32 = 0.99;
 
 /// Most ranks that are threads of one process.
 const MAX_THREADS: usize = 64;
-/// Most sequences of one batch.
-pub(crate) const MAX_BATCH: usize = 1 << 16;
-/// Most tokens of one batch.
+/// Most tokens that a rank has at a time.
 const MAX_TOKENS: usize = 1 << 24;
 /// Most steps of one run.
 pub(super) const MAX_STEPS: usize = 10_000_000;
@@ -71,7 +69,8 @@ impl Setup {
         if folder.is_none() {
             model.check_bytes().map_err(UsageError::from)?;
         }
-        check_tokens(args.batch, model.seq)?;
+        let parts = mesh.world().saturating_mul(args.sharded.accumulate);
+        check_tokens(args.batch, parts, model.seq)?;
         if folder.is_none() {
             model.check_parameters().map_err(UsageError::from)?;
         }
@@ -162,7 +161,7 @@ impl Setup {
         }
         let baseline = !args.no_baseline && folder.is_none();
         let runs = recipes::select(&args.recipe, &args.compare, baseline)?;
-        if let (Some(machine), Device::Cpu) = (machine(), args.device) {
+        if let (Some(machine), Device::Cpu) = (machine::memory(), args.device) {
             let at_once = args.batch.div_ceil(args.sharded.accumulate);
             let here = launch.map_or(mesh.world(), |launch| launch.local_world);
             let keeping = if config.keeps_gradients() { here } else { 0 };
@@ -392,12 +391,12 @@ pub(crate) fn sequences_at_once(
     }
 }
 
-/// The tokens of a batch.
-pub(crate) fn check_tokens(batch: usize, seq: usize) -> Result<(), UsageError> {
-    match batch * seq > MAX_TOKENS {
+/// The tokens that each rank has at a time, of a batch in as many `parts` as ranks have micro-batches.
+pub(crate) fn check_tokens(batch: usize, parts: usize, seq: usize) -> Result<(), UsageError> {
+    let tokens = batch.div_ceil(parts.max(1)) * seq;
+    match tokens > MAX_TOKENS {
         true => Err(UsageError::new(format!(
-            "--batch {batch} with --seq {seq} gives {} tokens per step; the maximum is {MAX_TOKENS}",
-            batch * seq
+            "--batch {batch} with --seq {seq} gives a rank {tokens} tokens at a time; the maximum is {MAX_TOKENS}; choose a smaller --batch or --seq, or add --accumulate"
         ))),
         false => Ok(()),
     }

@@ -8,8 +8,9 @@ use clap::{Arg, ArgAction, Args as _, Command};
 use lowp_comm::Launch;
 use lowp_optim::StateDtypes;
 use lowp_train::Optimizer;
+use std::any::TypeId;
 use std::ffi::{OsStr, OsString};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 use toml::{Table, Value};
 
@@ -151,6 +152,11 @@ fn options(
             (Value::Boolean(true), _) if may_take_none => all.push(option.into()),
             (Value::Boolean(false), _) if may_take_none => {}
             (_, true) => return Err(wrong(key, "must be true or false")),
+            (Value::Boolean(_), false)
+                if arg.get_value_parser().type_id() == TypeId::of::<PathBuf>() =>
+            {
+                return Err(wrong(key, "must be a path, not true or false; leave it out for none"));
+            }
             (Value::Array(values), false) => {
                 let values: Option<Vec<_>> = values.iter().map(scalar).collect();
                 let values = values.ok_or_else(|| wrong(key, "must be a list of values"))?;
@@ -416,6 +422,7 @@ mod tests {
             ("help = true", "is no option"),
             ("recompute = 3", "true or false"),
             ("steps = {a = 1}", "one value"),
+            ("save = false", "must be a path"),
             ("lr = 1\nsteps = ", "line 2"),
         ] {
             let error = expanded(text, &[]).expect_err(text);

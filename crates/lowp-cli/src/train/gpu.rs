@@ -10,7 +10,7 @@ use lowp_comm::{Communicator, Control};
 use lowp_format::spelling::Variant;
 use lowp_fsdp::ShardedModel;
 use lowp_gemm::table;
-use lowp_kernels::{Backend, Cuda};
+use lowp_kernels::Cuda;
 use lowp_nccl::{NcclComm, NcclOptions};
 use lowp_train::Config;
 use lowp_train::network::RankPlace;
@@ -90,7 +90,7 @@ pub(super) fn process(
         limit,
         ..NcclOptions::default()
     };
-    let comm = NcclComm::new(control, &cuda.fork()?, options)?;
+    let comm = NcclComm::new(control, &cuda, options)?;
     Ok((cuda, Arc::new(comm)))
 }
 

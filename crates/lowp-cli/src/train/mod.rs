@@ -22,7 +22,7 @@ mod table;
 mod world;
 
 pub(crate) use args::{Args, DEFAULT_BATCH, DEFAULT_RECIPE};
-pub(crate) use config::{MAX_BATCH, check_ranges, check_tokens, reshard, sequences_at_once};
+pub(crate) use config::{check_ranges, check_tokens, reshard, sequences_at_once};
 pub(crate) use config_file::expand;
 pub(crate) use sizes::{Preset, SizeArgs};
 
@@ -37,7 +37,7 @@ use lowp_train::summary::summaries;
 use lowp_train::{Run, Training};
 use options::failed;
 use progress::Progress;
-use source::Source;
+use source::Batches;
 use std::path::Path;
 use world::World;
 
@@ -63,7 +63,7 @@ fn train(args: &Args, world: &World) -> Result<()> {
     let here = world.numbers_here(setup.config.mesh.world());
     let page_locked = planned::page_locked(args, &setup, here)?;
     check_files(args)?;
-    let text = Source::open(args, &setup, BUNDLED)?;
+    let text = source::open(args, &setup, BUNDLED)?;
     for (option, path) in args.outputs().filter(|_| world.reports()) {
         check_writable(option, path)?;
     }
@@ -79,7 +79,7 @@ fn train(args: &Args, world: &World) -> Result<()> {
     for (run, config) in setup.each() {
         let training = Training {
             checkpoints: setup.checkpoints.clone(),
-            ..Training::new(run, &config, &text)
+            ..Training::new(run, &config, &*text)
         };
         if !world.reports() {
             training.check_config().map_err(failed)?;
@@ -96,7 +96,7 @@ fn train(args: &Args, world: &World) -> Result<()> {
             ));
         }
     }
-    world.agree(args, &setup, &text)?;
+    world.agree(args, &setup, &*text)?;
     if let Some(note) = page_locked.filter(|_| world.reports()) {
         output::note(&note);
     }
@@ -109,7 +109,7 @@ fn train(args: &Args, world: &World) -> Result<()> {
     }
     let total = setup.config.seeds * setup.runs.len();
     let mut results = Vec::new();
-    let trained = train_all((args, &setup), &text, world, &mut results);
+    let trained = train_all((args, &setup), &*text, world, &mut results);
     let finished = results.len();
     // What is finished is worth having, whatever happened to the rest.
     let reported = if results.is_empty() || !world.reports() {
@@ -209,7 +209,7 @@ fn lies_below(path: &Path, folder: &Path) -> bool {
 
 fn train_all(
     (args, setup): (&Args, &Setup),
-    text: &Source,
+    text: &Batches,
     world: &World,
     results: &mut Vec<RunResult>,
 ) -> Result<()> {

@@ -4,10 +4,9 @@ use super::args::Args;
 use super::config::{Setup, sequences_at_once};
 use crate::device::Device;
 use crate::usage::UsageError;
-use lowp_candle::transformer::lockable;
 use lowp_fsdp::VarPlace;
 use lowp_fsdp::cost::{CostConfig, Costs, ModelShapes};
-use lowp_train::Model;
+use lowp_train::{Model, machine};
 use lowp_transformer::{CudnnPasses, HOPPER, MicroBatch, ModelMemory};
 use std::fmt;
 use std::ops::Range;
@@ -48,7 +47,7 @@ pub(super) fn page_locked(
         });
         on_device = on_device.max(costs.on_device() + u128::from(network.total()));
     }
-    locked.check(lockable())?;
+    locked.check(machine::lockable())?;
     Ok(Some(format!(
         "{locked}; at most {on_device} bytes are planned on a GPU"
     )))

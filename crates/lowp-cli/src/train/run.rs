@@ -4,7 +4,7 @@ use super::args::Args;
 use super::config::Setup;
 use super::options::failed;
 use super::progress::Progress;
-use super::source::Source;
+use super::source::Batches;
 use super::world::World;
 use crate::columns::Columns;
 use crate::device::Device;
@@ -26,7 +26,7 @@ pub(crate) fn run(
     run: &Run,
     config: &Config<GptConfig>,
     (args, setup): (&Args, &Setup),
-    (text, world): (&Source, &World),
+    (text, world): (&Batches, &World),
     progress: Option<&Progress>,
 ) -> Result<(RunResult, Option<TrainError>)> {
     let ranks = config.mesh.world();

@@ -1,4 +1,4 @@
-//! [`Source`]: what is trained on: text as bytes, or tokens.
+//! What is trained on: text as bytes, or tokens.
 
 use super::args::Args;
 use super::config::{MAX_STEPS, Setup};
@@ -7,64 +7,57 @@ use super::options::failed;
 use crate::usage::input_error;
 use anyhow::Result;
 use lowp_train::tokens::Packing;
-use lowp_train::{Batch, Data, Mixture, Text, Tokens, TrainError};
+use lowp_train::{Batch, Data, Mixture, Text, Tokens};
 use lowp_transformer::GptConfig;
-use std::ops::Range;
 use std::sync::Arc;
+
+/// The batches of text or of tokens.
+pub(crate) type Batches = dyn Data<Batch = Batch> + Send;
 
 /// The part of the sequences of tokens that is the validation split, unless --held-out is given.
 const HELD_OUT: f64 = 0.1;
 
-/// Text, or tokens.
-#[derive(Debug)]
-pub(crate) enum Source {
-    Text(Text),
-    Tokens(Arc<Mixture>),
-}
-
-impl Source {
-    /// What `--data` names, or `bundled`.
-    pub(crate) fn open(args: &Args, setup: &Setup, bundled: &[u8]) -> Result<Self> {
-        let (seq, model) = (setup.config.model.seq, setup.folder.is_some());
-        let of_tokens = [
-            ("--mask-documents", args.mask_documents),
-            ("--held-out", args.held_out.is_some()),
-        ];
-        let given = of_tokens.into_iter().find(|(_, given)| *given);
-        if let (Some((option, _)), false, true) = (given, model, is_text(args)) {
-            return Err(input_error(format!(
-                "{option} only applies to tokens, and this data is text; leave it out"
-            )));
-        }
-        if !is_text(args) {
-            let tokens = match &setup.tokens {
-                Some(tokens) => tokens.clone(),
-                None => tokens(args, &setup.config.model)?.into(),
-            };
-            return Ok(Self::Tokens(tokens));
-        }
-        let Some(data @ DataArg { path, weight }) = args.data.first() else {
-            if model {
-                return Err(input_error(
-                    "--model is trained on tokens: add --data DIR, a folder that `lowp tokenize` wrote",
-                ));
-            }
-            let text = Text::new(bundled.to_vec(), seq).map_err(failed)?;
-            return Ok(Self::Text(text));
-        };
-        if model {
-            return Err(input_error(format!(
-                "--data {data} holds no tokens, which --model is trained on: give a folder that `lowp tokenize` wrote, a .npy file, or the .bin \
-                 and .idx files of Megatron-LM"
-            )));
-        }
-        if weight.is_some() {
-            return Err(input_error(format!(
-                "--data {data}: weights are of several sources of tokens, and this is text; leave the weight out"
-            )));
-        }
-        Ok(Self::Text(Text::read(path, seq).map_err(failed)?))
+/// What `--data` names, or `bundled`.
+pub(crate) fn open(args: &Args, setup: &Setup, bundled: &[u8]) -> Result<Arc<Batches>> {
+    let (seq, model) = (setup.config.model.seq, setup.folder.is_some());
+    let of_tokens = [
+        ("--mask-documents", args.mask_documents),
+        ("--held-out", args.held_out.is_some()),
+    ];
+    let given = of_tokens.into_iter().find(|(_, given)| *given);
+    if let (Some((option, _)), false, true) = (given, model, is_text(args)) {
+        return Err(input_error(format!(
+            "{option} only applies to tokens, and this data is text; leave it out"
+        )));
     }
+    if !is_text(args) {
+        let tokens = match &setup.tokens {
+            Some(tokens) => tokens.clone(),
+            None => tokens(args, &setup.config.model)?.into(),
+        };
+        return Ok(tokens);
+    }
+    let Some(data @ DataArg { path, weight }) = args.data.first() else {
+        if model {
+            return Err(input_error(
+                "--model is trained on tokens: add --data DIR, a folder that `lowp tokenize` wrote",
+            ));
+        }
+        let text = Text::new(bundled.to_vec(), seq).map_err(failed)?;
+        return Ok(Arc::new(text));
+    };
+    if model {
+        return Err(input_error(format!(
+            "--data {data} holds no tokens, which --model is trained on: give a folder that `lowp tokenize` wrote, a .npy file, or the .bin \
+             and .idx files of Megatron-LM"
+        )));
+    }
+    if weight.is_some() {
+        return Err(input_error(format!(
+            "--data {data}: weights are of several sources of tokens, and this is text; leave the weight out"
+        )));
+    }
+    Ok(Arc::new(Text::read(path, seq).map_err(failed)?))
 }
 
 /// Whether the data are text: no `--data`, or one that has no tokens.
@@ -131,7 +124,7 @@ pub(crate) fn steps(
         )));
     }
     let tokens = match is_text(args) {
-        // `Source::open` reports the error.
+        // `open` reports the error.
         true => None,
         false => Some(Arc::new(tokens(args, &model)?)),
     };
@@ -143,58 +136,5 @@ pub(crate) fn steps(
         false => Err(input_error(format!(
             "--epochs {epochs} of {sequences} sequences gives {steps} steps; a run has 1 to {MAX_STEPS} steps; change --epochs or --batch"
         ))),
-    }
-}
-
-impl Data for Source {
-    type Batch = Batch;
-
-    fn train(&self, seed: u64, step: usize, range: Range<usize>) -> Result<Batch, TrainError> {
-        match self {
-            Self::Text(text) => text.train(seed, step, range),
-            Self::Tokens(tokens) => tokens.train(seed, step, range),
-        }
-    }
-
-    fn validation(&self, total: usize, range: Range<usize>) -> Result<Batch, TrainError> {
-        match self {
-            Self::Text(text) => text.validation(total, range),
-            Self::Tokens(tokens) => tokens.validation(total, range),
-        }
-    }
-
-    fn targets(&self, seed: u64, step: usize, sequences: usize) -> Result<usize, TrainError> {
-        match self {
-            Self::Text(text) => text.targets(seed, step, sequences),
-            Self::Tokens(tokens) => tokens.targets(seed, step, sequences),
-        }
-    }
-
-    fn validation_targets(&self, total: usize) -> Result<usize, TrainError> {
-        match self {
-            Self::Text(text) => text.validation_targets(total),
-            Self::Tokens(tokens) => tokens.validation_targets(total),
-        }
-    }
-
-    fn tokens(&self) -> usize {
-        match self {
-            Self::Text(text) => text.tokens(),
-            Self::Tokens(tokens) => tokens.tokens(),
-        }
-    }
-
-    fn sequences(&self) -> Option<u64> {
-        match self {
-            Self::Text(text) => text.sequences(),
-            Self::Tokens(tokens) => tokens.sequences(),
-        }
-    }
-
-    fn digest(&self) -> String {
-        match self {
-            Self::Text(text) => text.digest(),
-            Self::Tokens(tokens) => tokens.digest(),
-        }
     }
 }

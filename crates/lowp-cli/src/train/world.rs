@@ -3,13 +3,13 @@
 use super::args::Args;
 use super::config::Setup;
 use super::options::named;
-use super::source::Source;
+use super::source::Batches;
 use crate::usage::{UsageError, input_error};
 use anyhow::{Context, Result, anyhow};
 use lowp_checkpoint::checksum;
 use lowp_comm::{Control, Launch, join};
 use lowp_fsdp::cost::MAX_RANKS;
-use lowp_train::{Checkpoints, Data, shown_value};
+use lowp_train::{Checkpoints, shown_value};
 use serde_json::{Map, Value};
 use std::ops::Range;
 use std::sync::Arc;
@@ -88,7 +88,7 @@ impl World {
     }
 
     /// Checks that all ranks were started for the same work.
-    pub(crate) fn agree(&self, args: &Args, setup: &Setup, text: &Source) -> Result<()> {
+    pub(crate) fn agree(&self, args: &Args, setup: &Setup, text: &Batches) -> Result<()> {
         let Some(Process { control, .. }) = &self.process else {
             return Ok(());
         };

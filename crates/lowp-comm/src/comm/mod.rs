@@ -225,6 +225,16 @@ pub trait Communicator<B: Backend>: Send + Sync + Debug {
     /// As the trait says.
     fn split(&self, color: usize, key: usize) -> Result<Arc<dyn Communicator<B>>, CommError>;
 
+    /// Another communicator of the same ranks, on a stream of its own. What each adds or converts there runs while another one moves data,
+    /// which they do in the order of their calls. Its traffic is counted here. None where that gains nothing: where ranks wait for each other on the host, and on a rank that
+    /// is alone. Collective.
+    ///
+    /// # Errors
+    /// As the trait says; the device has no room for a stream.
+    fn beside(&self) -> Result<Option<Arc<dyn Communicator<B>>>, CommError> {
+        Ok(None)
+    }
+
     /// Drops what was planned of reductions, which holds the gradients that it was planned for.
     fn forget_reductions(&self) {}
 

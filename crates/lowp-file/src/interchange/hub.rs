@@ -201,6 +201,10 @@ fn weights(folder: &Path, names: &[String]) -> Result<String> {
     match (&indices[..], &files[..]) {
         ([index], _) => Ok((*index).clone()),
         ([], [file]) => Ok((*file).clone()),
+        ([], []) if checkpoint::is_checkpoint(folder) => Err(FileError::in_file(
+            folder,
+            "it is a checkpoint of a training run, which `lowp export` makes a model of; give that model",
+        )),
         ([], []) => Err(FileError::in_file(
             folder,
             "it holds no .safetensors file and no checkpoint; give a folder that does",

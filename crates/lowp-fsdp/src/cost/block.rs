@@ -47,6 +47,8 @@ impl BlockCost {
             }
             _ => None,
         };
+        let rest: Vec<_> = plans.iter().filter_map(|p| p.rest.as_ref()).collect();
+        let rest = (rest.len() == plans.len()).then(|| Exchange::new(&rest, ranks));
         let kept = parts.as_ref().map(pieces).unwrap_or_default();
         let keeping = Local::of(kept.iter().max().copied().unwrap_or(0));
         let gather = |of, exchange: &Exchange<'_>, beside| Gather {
@@ -59,9 +61,17 @@ impl BlockCost {
         if config.recompute && config.reshard != ReshardAfterForward::No {
             gathers.push(gather(Use::Again, &forward, keeping));
         }
-        let behind = parts.as_ref().unwrap_or(&backward);
+        let behind = parts
+            .as_ref()
+            .or(rest.as_ref().filter(|_| config.recompute));
+        let behind = behind.unwrap_or(&backward);
         gathers.push(gather(Use::Backward, behind, Local::default()));
-        let all = [Some(&forward), Some(&backward), parts.as_ref()];
+        let all = [
+            Some(&forward),
+            Some(&backward),
+            parts.as_ref(),
+            rest.as_ref(),
+        ];
         let all = || all.into_iter().flatten();
         let most = all().map(Exchange::message_bytes).max().unwrap_or(0) as u64;
         let has = |exchange: &Exchange<'_>| exchange.message_bytes() > 0;

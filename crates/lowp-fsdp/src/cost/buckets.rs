@@ -7,7 +7,7 @@ use super::weight::WeightCost;
 use super::weights::Weights;
 use lowp_comm::{Adder, GradWire, UnevenRun};
 use lowp_format::Recipe;
-use lowp_shard::{GradLen, grad_bucket_ranges};
+use lowp_shard::{GRAD_REDUCERS, GradLen, grad_bucket_ranges};
 use std::ops::Range;
 
 /// The buckets of a model.
@@ -19,12 +19,21 @@ pub(super) struct Buckets<'a> {
     /// The elements of each bucket, in that order.
     pub(super) lens: Vec<usize>,
     /// Buckets of other parameters, each with how many are equal.
-    different: Vec<(Range<usize>, u128)>,
+    different: Vec<Equal>,
+}
+
+/// Equal buckets, by the parameters of the first.
+struct Equal {
+    params: Range<usize>,
+    /// How many of them each communicator reduces.
+    counts: [u128; GRAD_REDUCERS],
 }
 
 /// Equal buckets.
 pub(super) struct Bucket {
     pub(super) count: u128,
+    /// How many of them each communicator reduces.
+    pub(super) counts: [u128; GRAD_REDUCERS],
     /// The elements of the bucket that ranks own, by gradient.
     pub(super) owned: Vec<Vec<Range<usize>>>,
     /// Those that are reduced in even parts.
@@ -60,13 +69,19 @@ impl<'a> Buckets<'a> {
             block: block.filter(|_| !cost.has_even_elements()),
         });
         let grads: Vec<GradLen> = grads.collect();
-        let (mut different, mut lens): (Vec<(Range<usize>, u128)>, _) = (Vec::new(), Vec::new());
-        for bucket in grad_bucket_ranges(&grads, most_in_bucket(config)) {
+        let (mut different, mut lens): (Vec<Equal>, _) = (Vec::new(), Vec::new());
+        let buckets = grad_bucket_ranges(&grads, most_in_bucket(config));
+        for (number, bucket) in buckets.into_iter().enumerate() {
             lens.push(grads[bucket.clone()].iter().map(|grad| grad.len).sum());
-            let same = |known: &Range<usize>| kinds[known.clone()] == kinds[bucket.clone()];
-            match different.iter_mut().find(|(known, _)| same(known)) {
-                Some((_, count)) => *count += 1,
-                None => different.push((bucket, 1)),
+            let same = |known: &&mut Equal| kinds[known.params.clone()] == kinds[bucket.clone()];
+            let mut counts = [0; GRAD_REDUCERS];
+            counts[number % GRAD_REDUCERS] = 1;
+            match different.iter_mut().find(same) {
+                Some(known) => known.counts[number % GRAD_REDUCERS] += 1,
+                None => different.push(Equal {
+                    params: bucket,
+                    counts,
+                }),
             }
         }
         Self {
@@ -88,7 +103,7 @@ impl<'a> Buckets<'a> {
 
     /// Those that differ, as devices reduce them.
     pub(super) fn each(&self) -> impl Iterator<Item = Bucket> {
-        self.different.iter().map(|(params, count)| {
+        self.different.iter().map(|Equal { params, counts }| {
             let mut end = 0;
             let mut next = |&len: &u64| {
                 end += len as usize;
@@ -99,7 +114,8 @@ impl<'a> Buckets<'a> {
             let owned: Vec<Vec<Range<usize>>> = owned.collect();
             let batch: Vec<_> = owned.iter().map(|ranges| ((), ranges.as_slice())).collect();
             Bucket {
-                count: *count,
+                count: counts.iter().sum(),
+                counts: *counts,
                 runs: UnevenRun::find(&batch, self.world, self.adder()),
                 owned,
             }

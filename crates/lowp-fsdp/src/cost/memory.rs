@@ -9,7 +9,7 @@ use crate::VarPlace;
 use lowp_comm::{Adder, ReduceStaging, StagedGrad, spanned};
 use lowp_format::Recipe;
 use lowp_kernels::FloatDtype;
-use lowp_shard::grad_slabs;
+use lowp_shard::{GRAD_REDUCERS, grad_slabs};
 use serde::Serialize;
 use std::collections::BTreeSet;
 
@@ -161,14 +161,15 @@ fn bucket_bytes(Buckets { lens, .. }: &Buckets<'_>, config: &CostConfig) -> u128
 }
 
 /// Memory between devices and sums ([`ReduceStaging`]) of the rank that has most: gradients in the dtype of the wire with the parts of all
-/// ranks, sums on their way to the ranks that own them, and sums in f32 that are added to those of earlier micro-batches.
+/// ranks, sums on their way to the ranks that own them, and sums in f32 that are added to those of earlier micro-batches. Each communicator that reduces buckets has
+/// memory of its own; a rank that is alone has one.
 pub(super) fn staging(buckets: &Buckets<'_>, config: &CostConfig) -> u128 {
     let world = config.mesh.shard;
     let adder = buckets.adder();
     if config.vars == VarPlace::Host || (adder == Adder::Library && world == 1) {
         return 0;
     }
-    let mut most = vec![ReduceStaging::default(); world];
+    let mut most = vec![[ReduceStaging::default(); GRAD_REDUCERS]; world];
     for bucket in buckets.each() {
         let lens = bucket.owned.iter().map(|owned| spanned(owned).len());
         let lens: Vec<usize> = lens.collect();
@@ -183,9 +184,17 @@ pub(super) fn staging(buckets: &Buckets<'_>, config: &CostConfig) -> u128 {
             });
             let grads: Vec<_> = grads.collect();
             let staged = ReduceStaging::of_batch(&grads, &bucket.runs, adder, (rank, world));
-            *most = most.max(staged);
+            for (reducer, count) in bucket.counts.into_iter().enumerate() {
+                let reducer = if world > 1 { reducer } else { 0 };
+                if count > 0 {
+                    most[reducer] = most[reducer].max(staged);
+                }
+            }
         }
     }
-    let bytes = most.into_iter().map(|staged| staged.bytes() as u128);
-    bytes.max().unwrap_or(0)
+    let of_rank = |most: [ReduceStaging; GRAD_REDUCERS]| {
+        let bytes = most.map(|staged| staged.bytes() as u128);
+        bytes.iter().sum::<u128>()
+    };
+    most.into_iter().map(of_rank).max().unwrap_or(0)
 }

@@ -1,9 +1,9 @@
-//! Wrong arguments of a plan: an error with the numbers, and no panic.
+//! Plans by themselves: wrong arguments are an error with the numbers, and no panic; what communicators stage.
 
-use lowp_comm::Mesh;
+use lowp_comm::{GradWire, Mesh};
 use lowp_format::{AnyRecipe, RecipeOptions, ReshardAfterForward};
 use lowp_fsdp::cost::{CostConfig, Costs, ModelShapes};
-use lowp_fsdp::{LinearSpec, VarSpec, VarUse};
+use lowp_fsdp::{LinearSpec, VarPlace, VarSpec, VarUse};
 use lowp_shard::Init;
 
 fn recipe() -> AnyRecipe {
@@ -130,5 +130,40 @@ fn variables_are_those_of_a_model() {
     for shape in [&[2, 3, 4][..], &[], &[usize::MAX, usize::MAX]] {
         let error = of(shape).expect_err("no variable");
         assert!(error.starts_with("variable 'odd'"), "{error}");
+    }
+}
+
+/// Buckets are staged by two communicators of ranks that send them, each in memory for its largest.
+#[test]
+fn each_communicator_stages_its_own_buckets() {
+    let staging = |rows: &[usize], shard, wire| {
+        let mut shapes = ModelShapes::default();
+        for (number, &rows) in rows.iter().enumerate() {
+            shapes.linear(number, number.to_string(), rows, 4096);
+        }
+        let config = CostConfig {
+            mesh: Mesh::sharded(shard),
+            vars: VarPlace::Backend,
+            grad_wire: wire,
+            ..CostConfig::default()
+        };
+        let recipes = vec![recipe(); rows.len()];
+        let costs = Costs::new(&shapes, &recipes, "mxfp8", &config, None);
+        costs.expect("a plan").staging
+    };
+    // A bucket each.
+    let (long, short) = (8192, 4096);
+    assert_eq!(4 * long * 4096, VarPlace::Backend.grad_bucket());
+    for (shard, lens) in [(1, 1), (4, 2)] {
+        let of = |rows: &[usize]| staging(rows, shard, GradWire::Bf16);
+        // Of each gradient what is sent, and what arrives.
+        let [one_long, one_short] = [long, short].map(|rows| (lens * 2 * rows * 4096) as u128);
+        assert_eq!(of(&[long]), one_long);
+        let two = |a: u128, b: u128| if shard > 1 { a + b } else { a.max(b) };
+        assert_eq!(of(&[long, long]), two(one_long, one_long));
+        assert_eq!(of(&[long, short]), two(one_long, one_short));
+        assert_eq!(of(&[short, long, long]), two(one_long, one_long));
+        assert_eq!(of(&[long; 5]), of(&[long; 2]));
+        assert_eq!(staging(&[long; 2], shard, GradWire::F32), 0);
     }
 }

@@ -5,7 +5,7 @@
 use std::fmt;
 use std::sync::Arc;
 
-use cudarc::driver::{CudaEvent, CudaStream, result, sys};
+use cudarc::driver::{CudaEvent, CudaStream, DriverError, result, sys};
 
 use super::capture;
 use super::device::Device;
@@ -75,6 +75,25 @@ impl Cuda {
         capture::not_in("a new stream")?;
         let stream = self.queue.stream.fork();
         let stream = stream.map_err(failed("cuStreamCreate"))?;
+        Self::with(Arc::clone(self.device()), stream)
+    }
+
+    /// As [`crate::Backend::fork`], but of the highest priority: where work of several streams is ready, the thread blocks of this one
+    /// get the next free places. For collectives, which wait for other devices and take few places. Graphs have the priority of the
+    /// stream that launches them.
+    ///
+    /// # Errors
+    /// The device has no room, or this thread captures.
+    pub fn fork_with_priority(&self) -> Result<Self, KernelError> {
+        capture::not_in("a new stream")?;
+        self.bind()?;
+        let create = || -> Result<Arc<CudaStream>, DriverError> {
+            let (_, highest) = result::stream::get_priority_range()?;
+            let stream = self.device().context.new_stream_with_priority(highest)?;
+            stream.join(&self.queue.stream)?;
+            Ok(stream)
+        };
+        let stream = create().map_err(failed("cuStreamCreateWithPriority"))?;
         Self::with(Arc::clone(self.device()), stream)
     }
 

@@ -275,6 +275,31 @@ fn cuda_nccl_buckets_in_even_parts() {
     }
 }
 
+/// Communicators beside that of the rank reduce as it does, and their calls alternate.
+#[test]
+fn cuda_nccl_reduces_beside_others() {
+    for sums in [Sums::Nccl, Sums::RankOrder] {
+        alone_and_together(LIMIT, sums, |rank| {
+            let n = rank.comm.world_size();
+            let beside = [rank.comm.beside()?, rank.comm.beside()?];
+            let beside: Vec<_> = beside.into_iter().flatten().collect();
+            assert_eq!(beside.len(), if n > 1 { 2 } else { 0 });
+            let lens = [70_000, 512, 5_123].iter().flat_map(|&len| vec![len; n]);
+            let lens: Vec<usize> = lens.collect();
+            let ranges: Vec<_> = tiling(&lens).chunks(n).map(<[_]>::to_vec).collect();
+            for number in 0..4 {
+                for comm in &beside {
+                    let (cuda, comm) = (rank.cuda.clone(), Arc::clone(comm));
+                    let wire = [GradWire::F32, GradWire::Bf16][number / 2];
+                    let travels = [(wire, FloatDtype::F32, number % 2 > 0); 3];
+                    reduce_scatter(&Rank { cuda, comm }, sums, &ranges, &travels, Memory::OfAll)?;
+                }
+            }
+            Ok(())
+        });
+    }
+}
+
 /// Pieces that lie where they are gathered.
 #[test]
 fn cuda_nccl_gathers_in_place() {
@@ -306,7 +331,7 @@ fn cuda_nccl_groups_of_one_end_with_their_world() {
     let rank = |control: Arc<dyn Control>| -> Result<(), ShardError> {
         let cuda = devices[0].fork()?;
         let alone = control.split(control.rank(), 0)?;
-        let alone = NcclComm::new(alone, &cuda.fork()?, NcclOptions::default())?;
+        let alone = NcclComm::new(alone, &cuda, NcclOptions::default())?;
         let (source, dest) = (cuda.alloc::<u8>(8)?, cuda.alloc::<u8>(8)?);
         let ranges = tiling(&[8]);
         let item = GatherItem {

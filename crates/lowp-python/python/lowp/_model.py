@@ -97,7 +97,7 @@ def quantize_model_(model, recipe, *, ignore=(), keep_master=None, master_dtype=
             trained = weight.requires_grad
             usage = "rowwise" if not trained and rowwise_suffices(recipe, tuple(weight.shape)) else "both"
             keeps = trained if keep_master is None else keep_master
-            tensor = quantize(weight, recipe, usage=usage, keep_master=keeps, master_dtype=master_dtype)
+            tensor = quantize(weight, recipe, usage=usage, keep_master=keeps, master_dtype=master_dtype if keeps else torch.float32)
             # The old one stays alive until the end, so that no other has its id.
             made[id(weight)] = (weight, torch.nn.Parameter(tensor, requires_grad=weight.requires_grad))
         module.weight = made[id(weight)][1]

@@ -298,8 +298,10 @@ def quantize(source, recipe, *, usage="both", keep_master=False, master_dtype=to
         raise LowpError(f"a tensor has {source.dim()} axes, {tuple(source.shape)}, but lowp quantizes matrices; reshape it to two axes")
     if master_dtype not in MASTER_DTYPES:
         raise LowpError(f"master_dtype={master_dtype}; give {' or '.join(map(str, MASTER_DTYPES))}")
+    if master_dtype != torch.float32 and not keep_master:
+        raise LowpError(f"master_dtype={master_dtype} without a master; add keep_master=True, or leave master_dtype out")
     read = values(source)
-    if keep_master and master_dtype == torch.bfloat16:
+    if master_dtype == torch.bfloat16:
         read = read.bfloat16()
     store = Store.empty(recipe, *source.shape, source.device, usage)
     store.quantize_(read, dtype_name(read.dtype), encode_scale)

@@ -3,7 +3,7 @@
 use lowp_format::{GatherPlan, Recipe, Shape};
 use lowp_kernels::Backend;
 
-use super::kind::{GatherKind, ParamPlans, exchange};
+use super::kind::{ByKind, GatherKind, ParamPlans, exchange};
 use super::pooled;
 use crate::ShardedTensor;
 use lowp_comm::Communicator;
@@ -18,9 +18,8 @@ pub struct ParamAccount {
     pub wire_bytes: usize,
     /// This rank's part of them.
     pub sent_bytes: usize,
-    /// What this rank sends for one more forward pass, where activations are computed again in backward: nothing if what
-    /// forward gathered is still there.
-    pub again_bytes: usize,
+    /// The same of a step in which forward runs again before backward, which then gathers what is not there.
+    pub recompute_sent_bytes: usize,
     /// Bytes of this rank's shard.
     pub shard_bytes: usize,
     /// Bytes of the full tensor while it is gathered, the larger of the two phases.
@@ -50,7 +49,10 @@ impl ParamAccount {
         let backward = plans
             .plan(GatherKind::Backward)
             .map(|plan| (plan, comm.rank()));
+        let rest = plans.plan(GatherKind::Rest).map(|plan| (plan, comm.rank()));
         let again = forward.filter(|_| !keeps);
+        let recompute = forward.into_iter().chain(again);
+        let recompute = recompute.chain(rest.or(parts).or(backward));
         let step = forward.into_iter().chain(parts.or(backward));
         let held = |plan: &GatherPlan| -> usize {
             let kept = plan.kept().filter(|spec| pooled(spec));
@@ -60,7 +62,7 @@ impl ParamAccount {
             full: tensor.spec().full(),
             wire_bytes: step.clone().map(|(plan, _)| plan.wire_bytes()).sum(),
             sent_bytes: step.clone().map(|(plan, rank)| pieces(plan, rank)).sum(),
-            again_bytes: again.map_or(0, |(plan, rank)| pieces(plan, rank)),
+            recompute_sent_bytes: recompute.map(|(plan, rank)| pieces(plan, rank)).sum(),
             shard_bytes: tensor.resident_bytes(),
             gathered_bytes: step.map(|(plan, _)| held(plan)).max().unwrap_or(0),
             part_bytes: parts.map_or(0, |(plan, rank)| pieces(plan, rank)),
@@ -75,18 +77,18 @@ pub struct Padding {
     pub wire_bytes: usize,
     /// Of this rank.
     pub sent_bytes: usize,
-    /// Of this rank, for one more forward pass.
-    pub again_bytes: usize,
+    /// Of this rank, where forward runs again before backward.
+    pub recompute_sent_bytes: usize,
 }
 
 impl Padding {
-    /// That of each kind of gather, of the rank that is `ranks[kind]` of those that make it.
+    /// That of each kind of gather by itself, of the rank that is `ranks[kind]` of those that make it.
     pub(super) fn new(
         plans: &[ParamPlans],
-        ranks: [usize; 3],
+        ranks: ByKind<usize>,
         world: usize,
         large: usize,
-    ) -> [Self; 3] {
+    ) -> ByKind<Self> {
         GatherKind::ALL.map(|kind| {
             let (_, exchange) = exchange(plans, kind, large);
             let padding = &exchange.padding;
@@ -95,19 +97,22 @@ impl Padding {
             Self {
                 wire_bytes: groups * padding.iter().sum::<usize>(),
                 sent_bytes: own,
-                again_bytes: own,
+                recompute_sent_bytes: own,
             }
         })
     }
 
-    /// That of a step, of those of each kind: `parts` says from where backward gathers, and `keeps` whether it is there.
-    pub(super) fn of_step(kinds: &[Self; 3], parts: bool, keeps: bool) -> Self {
-        let [forward, backward, of_parts] = kinds;
+    /// That of a step, of those of each kind: `parts` says from where backward gathers, `keeps` whether it is there, and `rest` whether a part of it is
+    /// where forward runs again.
+    pub(super) fn of_step(kinds: &ByKind<Self>, [parts, keeps, rest]: [bool; 3]) -> Self {
+        let [forward, backward, of_parts, of_rest] = kinds;
         let backward = if parts { of_parts } else { backward };
+        let again = if keeps { 0 } else { forward.sent_bytes };
+        let last = if rest { of_rest } else { backward };
         Self {
             wire_bytes: forward.wire_bytes + backward.wire_bytes,
             sent_bytes: forward.sent_bytes + backward.sent_bytes,
-            again_bytes: if keeps { 0 } else { forward.again_bytes },
+            recompute_sent_bytes: forward.sent_bytes + again + last.sent_bytes,
         }
     }
 }
@@ -147,9 +152,10 @@ impl GatherAccount {
         self.params.iter().map(|p| p.sent_bytes).sum::<usize>() + self.padding.sent_bytes
     }
 
-    /// Bytes that this rank puts on the wire for one more forward pass in backward.
-    pub fn again_bytes(&self) -> usize {
-        self.params.iter().map(|p| p.again_bytes).sum::<usize>() + self.padding.again_bytes
+    /// The same of a step in which forward runs again before backward.
+    pub fn recompute_sent_bytes(&self) -> usize {
+        let params = self.params.iter().map(|p| p.recompute_sent_bytes);
+        params.sum::<usize>() + self.padding.recompute_sent_bytes
     }
 
     /// Bytes of this rank's shards.

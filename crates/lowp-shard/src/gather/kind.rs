@@ -13,12 +13,21 @@ pub(super) enum GatherKind {
     Backward,
     /// What backward needs, from the parts that a smaller group kept.
     Parts,
+    /// What backward needs beside what forward has gathered, from the shards.
+    Rest,
 }
 
 impl GatherKind {
-    pub(super) const ALL: [GatherKind; 3] =
-        [GatherKind::Forward, GatherKind::Backward, GatherKind::Parts];
+    pub(super) const ALL: [GatherKind; 4] = [
+        GatherKind::Forward,
+        GatherKind::Backward,
+        GatherKind::Parts,
+        GatherKind::Rest,
+    ];
 }
+
+/// One of each kind.
+pub(super) type ByKind<T> = [T; GatherKind::ALL.len()];
 
 /// As many kinds of gathers has a group.
 pub(super) const KINDS: u64 = GatherKind::ALL.len() as u64;
@@ -35,7 +44,7 @@ impl From<Phase> for GatherKind {
 /// The gathers of one parameter. What the shards cannot serve, and what the policy does not need, has none.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct ParamPlans {
-    pub(super) plans: [Option<GatherPlan>; 3],
+    pub(super) plans: ByKind<Option<GatherPlan>>,
     /// Ranks that keep parts together.
     pub(super) group: usize,
 }
@@ -57,7 +66,7 @@ pub(super) fn exchange(
     let (params, of_kind): (Vec<_>, Vec<_>) = of_kind.unzip();
     let ranks = match kind {
         GatherKind::Parts => plans.first().map_or(0, |plans| plans.group),
-        GatherKind::Forward | GatherKind::Backward => {
+        GatherKind::Forward | GatherKind::Backward | GatherKind::Rest => {
             of_kind.first().map_or(0, |plan| plan.cuts.world())
         }
     };
@@ -70,6 +79,7 @@ pub(super) fn label(number: u64, kind: GatherKind) -> String {
         GatherKind::Forward => "for forward",
         GatherKind::Backward => "for backward",
         GatherKind::Parts => "for backward, of kept parts",
+        GatherKind::Rest => "for backward, of what forward has not gathered",
     };
     format!("group {number} {what}")
 }

@@ -30,7 +30,7 @@ mod watch;
 
 pub use account::{GatherAccount, Padding, ParamAccount};
 pub use exchange::Exchange;
-use kind::{GatherKind, ParamPlans};
+use kind::{ByKind, GatherKind, ParamPlans};
 pub(crate) use plan::check_derived;
 use plan::{describe, plan_params};
 pub use pool::GatherPool;
@@ -74,16 +74,14 @@ type Full<B, R> = QuantizedTensor<<B as Backend>::Buffer<u8>, R>;
 pub struct GatherGroup<B: Backend, R: Recipe = AnyRecipe> {
     /// Dropped first: libraries wait for graphs of their collectives before a communicator ends.
     views: Vec<Views<B, R>>,
-    /// By kind.
-    packed: Option<[Option<Packed<B>>; 3]>,
+    packed: Option<ByKind<Option<Packed<B>>>>,
     backend: B,
     comm: Arc<dyn Communicator<B>>,
     pool: Arc<GatherPool<B>>,
     params: Vec<ShardedTensor<B, R>>,
     plans: Arc<[ParamPlans]>,
     geometry: Arc<Geometry<B>>,
-    /// By kind.
-    padding: [Padding; 3],
+    padding: ByKind<Padding>,
     /// The same on every rank: groups are made in the same order.
     number: u64,
     policy: ReshardAfterForward,
@@ -92,10 +90,12 @@ pub struct GatherGroup<B: Backend, R: Recipe = AnyRecipe> {
     held: Option<Phase>,
     /// A gather that the group's stream does not follow yet, and the point behind it.
     started: Option<(Phase, B::Event)>,
+    /// The same of what backward needs beside what forward gathers or has gathered.
+    rest: Option<B::Event>,
     /// The versions of the shards that the held tensors were gathered from.
     gathered: Vec<u64>,
-    /// By kind, whether the ranks have compared that they all make it.
-    compared: [bool; GatherKind::ALL.len()],
+    /// Whether the ranks have compared that they all make it.
+    compared: ByKind<bool>,
     watch: Option<GatherWatch<B>>,
     sent: u64,
     gathers: u64,
@@ -144,8 +144,9 @@ impl<B: Backend, R: Recipe> GatherGroup<B, R> {
         let plan = describe(&params, &plans, policy, pool.large);
         let plans: Arc<[ParamPlans]> = plans.into();
         let group = parts.as_ref().map_or(&comm, |parts| &parts.group);
-        let geometry = pool.geometry(&plans, [&comm, &comm, group]);
-        let ranks = [comm.rank(), comm.rank(), group.rank()];
+        let comms = [&comm, &comm, group, &comm];
+        let geometry = pool.geometry(&plans, comms);
+        let ranks = comms.map(|comm| comm.rank());
         let padding = Padding::new(&plans, ranks, comm.world_size(), pool.large);
         let number = pool.next_group();
         let gathered = vec![0; params.len()];
@@ -165,6 +166,7 @@ impl<B: Backend, R: Recipe> GatherGroup<B, R> {
             lease: None,
             held: None,
             started: None,
+            rest: None,
             gathered,
             compared: [false; GatherKind::ALL.len()],
             watch: None,
@@ -195,21 +197,25 @@ impl<B: Backend, R: Recipe> GatherGroup<B, R> {
     }
 
     /// Starts what [`GatherGroup::unshard`] waits for: borrows memory, and has the communicator's stream gather behind
-    /// what the group's stream was given so far. Collective; does nothing if the tensors are ready or on their way, or while the
-    /// group holds those of the other phase.
+    /// what the group's stream was given so far. Collective; does nothing if the tensors are ready or on their way.
+    ///
+    /// While the group holds the tensors of forward or they are on their way, as where forward runs again before backward, that for backward gathers what is not
+    /// among them, and [`GatherGroup::reshard`] after forward leaves all to backward. It does nothing where the policy keeps tensors or parts, or while the
+    /// group holds those of backward.
     ///
     /// # Errors
     /// As [`GatherGroup::unshard`].
     pub fn prefetch(&mut self, phase: Phase) -> Result<(), ShardError> {
-        let busy = match (self.held, &self.started) {
-            (Some(_), _) => true,
-            (None, Some((started, _))) => *started == phase,
-            (None, None) => false,
+        let started = self.started.as_ref().map(|(started, _)| *started);
+        let there = self.held.or(started).filter(|_| !self.is_stale());
+        let done = match (there, phase) {
+            (Some(Phase::Forward), Phase::Backward) if self.has_rest() && self.rest.is_none() => {
+                self.start_rest()
+            }
+            (Some(Phase::Forward), Phase::Backward) => Ok(()),
+            (Some(there), _) if there == phase || self.held.is_some() => Ok(()),
+            _ => self.start(phase),
         };
-        if busy && !self.is_stale() {
-            return Ok(());
-        }
-        let done = self.start(phase);
         or_abort(&*self.comm, done)
     }
 
@@ -236,6 +242,16 @@ impl<B: Backend, R: Recipe> GatherGroup<B, R> {
     }
 
     fn try_unshard(&mut self, phase: Phase) -> Result<(), ShardError> {
+        if phase == Phase::Backward
+            && !self.is_stale()
+            && let Some(rest) = self.rest.take()
+        {
+            // It is behind forward's.
+            self.started = None;
+            self.backend.wait(&rest)?;
+            self.held = Some(phase);
+            return Ok(());
+        }
         let on_its_way = self
             .started
             .as_ref()
@@ -270,15 +286,14 @@ impl<B: Backend, R: Recipe> GatherGroup<B, R> {
         let filled = |parts: &Parts<B>| phase == Phase::Backward && parts.filled;
         let mut from_parts = self.parts.as_ref().is_some_and(filled);
         // Only where another rank might go on with what it holds.
-        if (forward_held || from_parts || held == Some(phase)) && self.is_stale() {
+        let has_rest = self.rest.is_some();
+        if (forward_held || from_parts || has_rest || held == Some(phase)) && self.is_stale() {
             self.agree_on_stale()?;
             (forward_held, from_parts) = (false, false);
         }
         self.held = None;
         // One that was started and is not used after all writes where this one does.
-        if let Some((_, earlier)) = self.started.take() {
-            self.backend.wait(&earlier)?;
-        }
+        self.follow_started()?;
         if let Some(parts) = &mut self.parts {
             parts.filled = from_parts;
         }
@@ -299,22 +314,54 @@ impl<B: Backend, R: Recipe> GatherGroup<B, R> {
             });
             self.lease = Some(planned.map_err(|error| self.first_in_capture(error, phase))?);
         }
+        let arrived = self.gather_behind(kind, builds && !forward_held)?;
+        if let (Some(parts), Phase::Forward) = (&mut self.parts, phase) {
+            parts.filled = true;
+        }
+        self.started = Some((phase, arrived));
+        Ok(())
+    }
+
+    /// Whether backward can build on what forward gathered just before.
+    fn has_rest(&self) -> bool {
+        let mut plans = self.plans.iter();
+        self.policy == ReshardAfterForward::Yes
+            && plans.all(|plans| plans.plan(GatherKind::Rest).is_some())
+    }
+
+    /// Starts the gather of what backward needs beside what forward gathers, into the same memory.
+    fn start_rest(&mut self) -> Result<(), ShardError> {
+        self.rest = Some(self.gather_behind(GatherKind::Rest, false)?);
+        Ok(())
+    }
+
+    /// Has the communicator's stream gather behind what the group's stream was given so far: the point behind it.
+    fn gather_behind(
+        &mut self,
+        kind: GatherKind,
+        forward_first: bool,
+    ) -> Result<B::Event, ShardError> {
+        let stream = self.comm_of(kind).backend().clone();
         let after = self.backend.record()?;
         stream.wait(&after)?;
-        let gathered = self.gather(kind, builds && !forward_held);
+        let gathered = self.gather(kind, forward_first);
         // Also behind a part of it that failed: what it reads and writes is lent to others next.
         let arrived = stream.record();
         if gathered.is_err() {
             self.backend.wait_for(&stream)?;
         }
         gathered?;
-        if let (Some(parts), Phase::Forward) = (&mut self.parts, phase) {
-            parts.filled = true;
-        }
         let arrived = arrived?;
         self.comm_of(kind).expect(arrived.clone(), "a gather");
-        self.started = Some((phase, arrived));
-        Ok(())
+        Ok(arrived)
+    }
+
+    /// Has the group's stream follow gathers that nobody used.
+    fn follow_started(&mut self) -> Result<(), KernelError> {
+        let started = self.started.take().map(|(_, started)| started);
+        let events = [started, self.rest.take()].into_iter().flatten();
+        let waited = events.map(|event| self.backend.wait(&event));
+        waited.fold(Ok(()), Result::and)
     }
 
     /// The error of what a gather does once, with what to do before a capture.
@@ -357,10 +404,11 @@ impl<B: Backend, R: Recipe> GatherGroup<B, R> {
     }
 
     /// Says that the phase is over: frees the full tensors, unless forward ends and the policy is
-    /// to keep them or a part of them. Not collective.
+    /// to keep them or a part of them, or backward builds on them ([`GatherGroup::prefetch`]). Not collective.
     pub fn reshard(&mut self) {
         match (self.policy, self.held) {
             (ReshardAfterForward::No, Some(Phase::Forward)) => {}
+            (_, Some(Phase::Forward)) if self.rest.is_some() => {}
             // The parts are for backward.
             (ReshardAfterForward::Group(_), Some(Phase::Forward)) => self.free(),
             _ => self.release(),
@@ -379,8 +427,7 @@ impl<B: Backend, R: Recipe> GatherGroup<B, R> {
     fn free(&mut self) {
         self.held = None;
         // What a gather that nobody used writes is lent to others next.
-        let written = self.started.take();
-        let ordered = written.map_or(Ok(()), |(_, arrived)| self.backend.wait(&arrived));
+        let ordered = self.follow_started();
         match (self.lease.take(), ordered) {
             // A device that cannot wait does not get the memory again.
             (Some(lease), Err(_)) => std::mem::forget(lease),
@@ -429,7 +476,10 @@ impl<B: Backend, R: Recipe> GatherGroup<B, R> {
                     ParamAccount::new(tensor, plans, &*self.comm, group, self.keeps())
                 })
                 .collect(),
-            padding: Padding::of_step(&self.padding, self.parts.is_some(), self.keeps()),
+            padding: Padding::of_step(
+                &self.padding,
+                [self.parts.is_some(), self.keeps(), self.has_rest()],
+            ),
             counted_sent_bytes: self.sent,
             gathers: self.gathers,
         }

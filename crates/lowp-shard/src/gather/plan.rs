@@ -31,7 +31,7 @@ pub(super) fn plan_params<B: Backend, R: Recipe>(
             let p = PhasePlans::with_plans(world, policy, |fetch, need, held| {
                 spec.plan(&recipe, fetch, need, held)
             })?;
-            [Some(p.forward), Some(p.backward), p.parts]
+            [Some(p.forward), Some(p.backward), p.parts, p.rest]
         } else {
             let usage = spec.usage();
             let make = |phase: Phase| {
@@ -39,7 +39,7 @@ pub(super) fn plan_params<B: Backend, R: Recipe>(
                 let make = || spec.plan(&recipe, usage, usage, &[]);
                 serves.then(make).transpose()
             };
-            [make(Phase::Forward)?, make(Phase::Backward)?, None]
+            [make(Phase::Forward)?, make(Phase::Backward)?, None, None]
         };
         for plan in plans.iter().flatten() {
             check_derived(&recipe, plan)?;

@@ -9,7 +9,7 @@ use lowp_kernels::{Backend, FloatDtype};
 
 use super::calls::GatherCalls;
 use super::exchange::Exchange;
-use super::kind::{GatherKind, KINDS, ParamPlans, exchange, label};
+use super::kind::{ByKind, GatherKind, KINDS, ParamPlans, exchange, label};
 use super::lending::Lending;
 use super::messages::MessageMemory;
 use super::meter::{Meter, Metered};
@@ -52,7 +52,7 @@ pub(super) struct DestinationSet<B: Backend> {
     pub(super) id: u64,
     /// Per parameter.
     buffers: Vec<Named<B>>,
-    works: [GatherWork<B>; 3],
+    works: ByKind<GatherWork<B>>,
     /// Counts them.
     _metered: Metered,
 }
@@ -81,8 +81,7 @@ fn named<B: Backend>(buffers: &Named<B>, name: (BufferKey, bool)) -> Option<&B::
 #[derive(Debug)]
 pub(super) struct Geometry<B: Backend> {
     plans: Arc<[ParamPlans]>,
-    /// By kind.
-    messages: [Option<Arc<MessageMemory<B>>>; 3],
+    messages: ByKind<Option<Arc<MessageMemory<B>>>>,
     /// Sets that no group uses at the moment.
     free: Lending<B, DestinationSet<B>>,
 }
@@ -219,7 +218,7 @@ impl<B: Backend> GatherPool<B> {
     pub(super) fn geometry(
         &self,
         plans: &Arc<[ParamPlans]>,
-        comms: [&Arc<dyn Communicator<B>>; 3],
+        comms: ByKind<&Arc<dyn Communicator<B>>>,
     ) -> Arc<Geometry<B>> {
         let bytes = GatherKind::ALL.map(|kind| exchange(plans, kind, self.large).1.message_bytes());
         let Inner {
@@ -303,14 +302,14 @@ impl<B: Backend> GatherPool<B> {
         let buffers = (0..plans.len())
             .map(&mut of_param)
             .collect::<Result<Vec<_>, _>>()?;
-        let [forward, backward, parts] = GatherKind::ALL.map(|kind| {
+        let [forward, backward, parts, rest] = GatherKind::ALL.map(|kind| {
             let memory = geometry.messages[kind as usize].as_deref();
             self.work(&exchanges[kind as usize], &buffers, memory)
         });
         Ok(DestinationSet {
             id: 1 + self.sets.fetch_add(1, Ordering::Relaxed),
             buffers,
-            works: [forward?, backward?, parts?],
+            works: [forward?, backward?, parts?, rest?],
             _metered: metered,
         })
     }

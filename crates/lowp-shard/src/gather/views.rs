@@ -3,7 +3,7 @@
 use lowp_format::{GatherPlan, Origin, Phase, QuantizedTensor, Recipe};
 use lowp_kernels::{Backend, InterleaveJob, PieceRows, Work};
 
-use super::kind::GatherKind;
+use super::kind::{ByKind, GatherKind};
 use super::pool::Lease;
 use super::{Full, GatherGroup};
 use crate::ShardError;
@@ -14,8 +14,7 @@ use lowp_comm::Traffic;
 pub(super) struct Views<B: Backend, R: Recipe> {
     pub(super) set: u64,
     pub(super) phases: [Vec<Option<Full<B, R>>>; 2],
-    /// By kind.
-    pub(super) gathers: [Repeated<B>; 3],
+    pub(super) gathers: ByKind<Repeated<B>>,
 }
 
 /// One kind, as a graph from the second time on.
@@ -70,7 +69,7 @@ impl<B: Backend, R: Recipe> GatherGroup<B, R> {
         Ok(Views {
             set: lease.set.id,
             phases,
-            gathers: <[Repeated<B>; 3]>::default(),
+            gathers: ByKind::default(),
         })
     }
 
@@ -78,9 +77,9 @@ impl<B: Backend, R: Recipe> GatherGroup<B, R> {
     /// into a set that the group did not have before.
     pub(super) fn plan_messages(&mut self, lease: &Lease<B>) -> Result<(), ShardError> {
         if self.packed.is_none() {
-            let [forward, backward, parts] =
+            let [forward, backward, parts, rest] =
                 GatherKind::ALL.map(|kind| self.plan_message(lease, kind));
-            self.packed = Some([forward?, backward?, parts?]);
+            self.packed = Some([forward?, backward?, parts?, rest?]);
         }
         Ok(())
     }

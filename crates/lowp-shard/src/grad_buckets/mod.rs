@@ -13,17 +13,21 @@ use lowp_comm::{
 mod kept;
 mod options;
 mod param;
+mod reducers;
 mod slabs;
 
 use kept::{Addition, Kept};
 pub use options::{GradBucketOptions, Reduction};
 pub use param::GradParam;
 use param::{Param, State, describe};
+pub use reducers::GRAD_REDUCERS;
+use reducers::Reducers;
 pub use slabs::{GradLen, grad_bucket_ranges, grad_slabs};
 use slabs::{Slab, Slabs};
 
 /// Full gradients of a rank, in buckets. A bucket is reduced and scattered over the shard group as soon as backward has given
-/// it all gradients, on the communicator's stream, after the work that wrote them and beside the work that follows.
+/// it all gradients, on a stream of the communicator, after the work that wrote them and beside the work that follows. Consecutive buckets have
+/// different streams ([`Communicator::beside`](lowp_comm::Communicator::beside)): one is added up while the next one travels.
 ///
 /// For each gradient: take memory for it ([`GradBuckets::grad`]), have the stream write it, and [`GradBuckets::push`] it.
 /// When a micro-batch ends, [`GradBuckets::flush`] sends what did not fill its bucket, and when a step ends
@@ -46,7 +50,7 @@ pub struct GradBuckets<B: Backend> {
     buckets: Vec<Bucket<B>>,
     slabs: Slabs<B>,
     reduction: Reduction,
-    last: Option<Started<B>>,
+    reducers: Reducers<B>,
     /// The last addition of replicas.
     last_of_replicas: Option<Started<B>>,
     /// Why a bucket was not sent: it may have been added in part.
@@ -171,6 +175,7 @@ impl<B: Backend> GradBuckets<B> {
         let at_once = if shard.is_enqueued() { 2 } else { 1 };
         Ok(Self {
             reduction: Reduction::default(),
+            reducers: or_abort(shard, Reducers::new(&mesh.shard))?,
             last_of_replicas: None,
             slabs: Slabs::new(backend, options.dtype, (&lens, most), at_once),
             backend: backend.clone(),
@@ -178,7 +183,6 @@ impl<B: Backend> GradBuckets<B> {
             wire: options.wire,
             params: planned,
             buckets,
-            last: None,
             failed: None,
             order: CallOrder::default(),
             names,
@@ -420,9 +424,8 @@ impl<B: Backend> GradBuckets<B> {
             FloatDtype::Bf16 => GradWire::Bf16,
         };
         let after = self.backend.record()?;
-        let label = format!("bucket {number}");
         let batch = Collective::ReduceScatter(&items, wire);
-        let started = self.mesh.shard.start(&after, &label, batch)?;
+        let started = self.reducers.start(number, &after, batch)?;
         let sent = sent.into_iter().map(|(at, _, times)| (at, times));
         let sent: Vec<_> = sent.collect();
         for (at, contributions) in sent {
@@ -435,15 +438,11 @@ impl<B: Backend> GradBuckets<B> {
         }
         self.order.push(SENT);
         bucket.pushed = 0;
-        match bucket.slab.take() {
-            Some(slab) => self.slabs.give_back(slab, started.clone()),
-            None => {
-                if let Some(kept) = &mut bucket.kept {
-                    kept.sent(started.clone());
-                }
-            }
+        match (bucket.slab.take(), &mut bucket.kept) {
+            (Some(slab), _) => self.slabs.give_back(slab, started),
+            (None, Some(kept)) => kept.sent(started),
+            (None, None) => {}
         }
-        self.last = Some(started);
         self.add_early(number)
     }
 
@@ -457,7 +456,7 @@ impl<B: Backend> GradBuckets<B> {
         bucket.added = true;
         let params = &self.params[bucket.params.clone()];
         let sums: Vec<_> = arrived(params).collect();
-        let after = self.mesh.shard.backend().record()?;
+        let after = self.reducers.record(number)?;
         let label = format!("replicas of bucket {number}");
         self.add_replicas(&after, &label, &sums)
     }
@@ -567,13 +566,11 @@ impl<B: Backend> GradBuckets<B> {
     fn follow(&mut self) -> Result<(), ShardError> {
         if self.failed.is_some() {
             // Also one that was sent in part.
-            self.backend.wait_for(self.mesh.shard.backend())?;
+            self.reducers.follow_failed(&self.backend)?;
             self.backend.wait_for(self.mesh.replicate.backend())?;
             self.failed = None;
         }
-        if let Some(last) = &self.last {
-            last.wait(&self.backend)?;
-            self.last = None;
+        if self.reducers.follow(&self.backend)? {
             self.slabs.followed();
             let kept = self.buckets.iter_mut();
             kept.filter_map(|bucket| bucket.kept.as_mut())

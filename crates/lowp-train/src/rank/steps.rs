@@ -77,7 +77,7 @@ impl Rate {
 impl<M, D, B, F, N> Rank<'_, M, D, B, F>
 where
     M: Model,
-    D: Data,
+    D: Data + ?Sized,
     B: Backend,
     F: Fn(&mut ShardedModel<B, Variant>, RankPlace) -> NetworkResult<N>,
     N: Network<B, Batch = D::Batch>,

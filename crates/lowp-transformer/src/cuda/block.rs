@@ -451,21 +451,23 @@ impl<R: Recipe> Layer<R> {
     /// Runs forward on what its first norm keeps, where blocks share the memory of what lies between their passes. Also in the last block,
     /// which still has it: gathers are those that plans count.
     pub(super) fn forward_again(&self, branch: &Values) -> Done {
-        match self.shared.arena.runs_again() {
-            true => {
-                self.forward(None, branch, || Ok(()))?;
-                self.prefetch(Phase::Backward)
-            }
-            false => Ok(()),
+        if !self.shared.arena.runs_again() {
+            return Ok(());
         }
+        // What forward gathers stays for backward, also where gathers are not started ahead.
+        let mut linears = self.linears().into_iter();
+        linears.try_for_each(Linear::gather_again)?;
+        self.forward(None, branch, || Ok(()))?;
+        // Of parts that smaller groups of ranks keep.
+        self.prefetch(Phase::Backward)
     }
 
-    /// The phase of its weights that backward begins with.
-    pub(super) fn first_of_backward(&self) -> Phase {
-        match self.shared.arena.runs_again() {
-            true => Phase::Forward,
-            false => Phase::Backward,
+    /// Starts the gathers of its weights for backward, and before them those for forward where that runs again: it does not wait for what it does not read.
+    pub(super) fn prefetch_backward(&self) -> Done {
+        if self.shared.arena.runs_again() {
+            self.prefetch(Phase::Forward)?;
         }
+        self.prefetch(Phase::Backward)
     }
 
     /// Turns `dx`, the gradient of what the block made of the residual stream, into that of the stream before it.

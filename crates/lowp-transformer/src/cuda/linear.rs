@@ -201,6 +201,11 @@ impl<R: Recipe> Linear<R> {
         }
     }
 
+    /// Starts the gathers of the weight for forward again, and for backward after it.
+    pub(super) fn gather_again(&self) -> Done {
+        Ok(self.weight.gather_again()?)
+    }
+
     /// `out = input W^T`, `[tokens, outputs]`, of an input that is cast and prepared.
     pub(super) fn forward(&self, out: &CudaBuffer<bf16>) -> Done {
         let x = self.input.operand(Pass::Forward)?;

@@ -247,7 +247,7 @@ impl<R: Recipe> Transformer<R> {
         self.forward(batch)?;
         // Enqueued before the products of the head, so that they hide the gather.
         if let Some(last) = self.layers.last() {
-            last.prefetch(last.first_of_backward())?;
+            last.prefetch_backward()?;
         }
         self.loss(Some(model), 1.0 / divisor as f32)?;
         self.backward(model)
@@ -445,7 +445,7 @@ impl<R: Recipe> Transformer<R> {
                 .checked_sub(1)
                 .and_then(|before| self.layers.get(before))
             {
-                Some(before) => before.prefetch(before.first_of_backward()),
+                Some(before) => before.prefetch_backward(),
                 // Its memory is idle until the next micro-batch; after the last one it is written.
                 None if model.micro_batches() + 1 < self.micro_batches => self.table.prefetch(),
                 None => Ok(()),

@@ -7,6 +7,7 @@ use crate::usage::UsageError;
 use lowp_format::spelling::Variant;
 use lowp_fsdp::VarPlace;
 use lowp_fsdp::cost::CostConfig;
+use lowp_train::MAX_BATCH;
 use lowp_transformer::{HOPPER, MicroBatch, ModelMemory};
 
 /// The micro-batch of a GPU; none on the CPU.
@@ -35,9 +36,10 @@ pub(super) fn batch(
         };
     }
     let batch = args.batch.unwrap_or(DEFAULT_BATCH);
-    train::check_ranges(&[("--batch", batch, train::MAX_BATCH)])?;
+    train::check_ranges(&[("--batch", batch, MAX_BATCH)])?;
     if let Some(sizes) = &model.sizes {
-        train::check_tokens(batch, sizes.seq)?;
+        let parts = setup.mesh.world().saturating_mul(setup.accumulate);
+        train::check_tokens(batch, parts, sizes.seq)?;
     }
     let sequences = train::sequences_at_once(batch, setup.mesh.world(), setup.accumulate)?;
     Ok(Some(MicroBatch {

@@ -5,10 +5,11 @@
 
 namespace lowp {
 
+// The highest bytes of the low values of two pairs, then those of the high ones.
+__device__ __forceinline__ uint32_t top_bytes(uint32_t a, uint32_t b) { return __byte_perm(a, b, 0x7351); }
 // Of each byte of the result, in the order of `words`, the highest byte of a value of a pair: of the low or the high one.
 __device__ __forceinline__ uint32_t top_bytes(uint32_t a, uint32_t b, uint32_t c, uint32_t d, bool high) {
-  uint32_t selector = high ? 0x0073u : 0x0051u;
-  return __byte_perm(__byte_perm(a, b, selector), __byte_perm(c, d, selector), 0x5410);
+  return __byte_perm(top_bytes(a, b), top_bytes(c, d), high ? 0x7632u : 0x5410u);
 }
 
 // Whether codes of a warp must be clamped, one of whose products may be 7 or more: the conversion saturates by itself.
@@ -50,6 +51,17 @@ __device__ __forceinline__ uint32_t codes_of_eight(const uint32_t* x, float m) {
 #endif
 }
 
+// The codes of eight values of binary32.
+template <bool CLAMP>
+__device__ __forceinline__ uint32_t codes_of_eight(const float* x, float m) {
+#if LOWP_FP4_CVT
+  return E2m1::eight([&](int k) { return __fmul_rn(x[k], m); });
+#else
+  auto tops = [&](int k) { return top_bytes(__float_as_uint(x[k]), __float_as_uint(x[k + 2]), __float_as_uint(x[k + 4]), __float_as_uint(x[k + 6]), true); };
+  return magnitudes_of_eight<CLAMP>([&](int k) { return x[k]; }, m) + signs_of_eight(tops(0), tops(1));
+#endif
+}
+
 // The codes of 16 rows of a column: the first or the second of two.
 template <bool CLAMP>
 __device__ __forceinline__ uint2 codes_of(const TwoColumns& v, bool second, float m) {
@@ -86,15 +98,14 @@ __device__ __forceinline__ uint32_t random_codes_of_eight(const uint32_t* x, flo
   return codes + signs_of_eight(top_bytes(x[0], x[1], x[2], x[3], false), top_bytes(x[0], x[1], x[2], x[3], true));
 }
 
-// What pairs of bfloat16 are multiplied by, for each of the three lines: powers of two, whose products are exact.
+// What pairs of bfloat16 are multiplied by, for each of the three lines: powers of two, whose products are exact. Twice and half of each are normal.
 struct PairMultipliers {
   uint32_t twice, once, half;
   // Of the first value of a pair, and of the second.
   static __device__ __forceinline__ PairMultipliers of(float first, float second) {
-    auto pair = [&](float factor) {
-      return __byte_perm(__float_as_uint(__fmul_rn(first, factor)), __float_as_uint(__fmul_rn(second, factor)), 0x7632);
-    };
-    return {pair(2.0f), pair(1.0f), pair(0.5f)};
+    const uint32_t once = __byte_perm(__float_as_uint(first), __float_as_uint(second), 0x7632);
+    // One more, and one less, in both exponents.
+    return {once + 0x00800080u, once, once - 0x00800080u};
   }
 };
 
@@ -111,21 +122,24 @@ __device__ __forceinline__ uint32_t magnitude_pair(uint32_t x, const PairMultipl
 }
 
 // The codes of four pairs: those of their first values in the nibbles of the low half, of the second in the high half.
-template <bool CLAMP, typename Multiplier>
-__device__ __forceinline__ uint32_t codes_of_pairs(const uint32_t* x, Multiplier m) {
-  uint32_t codes = 0u - PAIR_UNIT * 0x1111u, signs = 0;
+template <bool CLAMP>
+__device__ __forceinline__ uint32_t codes_of_pairs(const uint32_t* x, const PairMultipliers& m) {
+  uint32_t codes = 0u - PAIR_UNIT * 0x1111u;
 #pragma unroll
-  for (int k = 0; k < 4; ++k) {
-    codes += magnitude_pair<CLAMP>(x[k], m) << (4 * k);
-    signs |= (x[k] & 0x80008000u) >> (12 - 4 * k);
-  }
-  return codes + signs;
+  for (int k = 0; k < 4; ++k) codes += magnitude_pair<CLAMP>(x[k], m) << (4 * k);
+  return codes + signs_of_eight(top_bytes(x[0], x[2]), top_bytes(x[1], x[3]));
 }
 
-// The same in the order of the pairs.
-__device__ __forceinline__ uint32_t interleave_nibbles(uint32_t codes) {
-  uint32_t x = __byte_perm(codes, 0, 0x3120), t = (x ^ x >> 4) & 0x00F000F0u;
-  return x ^ t ^ t << 4;
+// The same in the order of the values.
+template <bool CLAMP>
+__device__ __forceinline__ uint32_t row_of_pairs(const uint32_t* x, const PairMultipliers& m) {
+  uint32_t codes[2];  // a byte each, of two pairs: of their first values, then of the second
+#pragma unroll
+  for (int k = 0; k < 2; ++k) {
+    const uint32_t a = x[2 * k], b = x[2 * k + 1];
+    codes[k] = magnitude_pair<CLAMP>(a, m) + (magnitude_pair<CLAMP>(b, m) << 8) - PAIR_UNIT * 0x101u + (top_bytes(a, b) >> 4 & 0x08080808u);
+  }
+  return __byte_perm(codes[0], codes[1], 0x5410) + 16 * __byte_perm(codes[0], codes[1], 0x7632);
 }
 
 // Eight nibbles of each of four words, transposed: the half word j of the result has nibble j of each.

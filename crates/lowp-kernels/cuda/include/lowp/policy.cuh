@@ -15,7 +15,7 @@
 #else
 #define LOWP_FP4_CVT 0
 #endif
-// The larger magnitude of pairs of bfloat16 (max.xorsign.abs).
+// The larger magnitude of two values, or of pairs of bfloat16 (max.xorsign.abs).
 #if __CUDA_ARCH__ >= 860
 #define LOWP_MAX_MAGNITUDE 1
 #else
@@ -44,13 +44,16 @@ namespace resident {
 constexpr int AMAX = on(3, 3, 3, 3);
 constexpr int AMAX_RING = on(4, 4, 4, 4);
 constexpr int DECODE = on(4, 4, 4, 4);
+constexpr int DECODE_BF16 = on(3, 4, 4, 4);
 constexpr int ENCODE = on(2, 4, 2, 2);
 constexpr int ENCODE_MIXED_BF16 = on(3, 3, 2, 2);
 constexpr int ENCODE_MIXED_F32 = on(2, 2, 2, 2);
 constexpr int ENCODE_BLOCKS_BF16 = on(3, 3, 2, 2);
 constexpr int ENCODE_BLOCKS_F32 = on(2, 2, 2, 2);
 constexpr int RING = on(3, 4, 3, 3);
+constexpr int RING_F32 = on(3, 4, 3, 2);
 constexpr int RING_FP8 = on(3, 3, 3, 3);
+constexpr int RING_BLOCKS = on(2, 3, 3, 2);
 constexpr int RING_RANDOM = on(3, 3, 2, 2);
 constexpr int FLAT_ENCODE = on(4, 4, 2, 2);
 constexpr int REPACK = on(6, 6, 6, 6);
@@ -60,9 +63,9 @@ constexpr int ROUND_FP4 = on(2, 3, 2, 2);
 constexpr int SUM_SQUARES = on(3, 3, 3, 3);
 constexpr int TRANSPOSE = on(4, 4, 4, 4);
 constexpr int UPDATE = on(2, 2, 1, 1);
-constexpr int UPDATE_WIDE = on(2, 2, 2, 2);
+constexpr int UPDATE_WIDE = on(2, 2, 2, 1);
 constexpr int UPDATE_TRANSPOSED = on(2, 2, 1, 1);
-constexpr int UPDATE_OTHER = on(2, 2, 1, 1);
+constexpr int UPDATE_OTHER = on(1, 2, 1, 1);
 }  // namespace resident
 
 // Tiles of a ring that are on their way or in work, as the host has shared memory for them (RING_BYTES, LONG_RING_BYTES and

@@ -53,6 +53,17 @@ __device__ __forceinline__ float Run::amax() const {
 
 __device__ __forceinline__ uint32_t TwoColumns::amaxes() const { return largest_magnitudes(x); }
 
+// The largest magnitudes among pairs; NaNs lose to all else.
+template <int N>
+__device__ __forceinline__ uint32_t largest_pairs(const uint32_t (&x)[N]) {
+  uint32_t a = max_abs_pairs(x[0], x[1], x[2], x[3]);
+#pragma unroll
+  for (int k = 4; k < N; k += 4) a = max_pair(a, max_abs_pairs(x[k], x[k + 1], x[k + 2], x[k + 3]));
+  return a;
+}
+// Of what largest_pairs gives; 0 where there are nothing but NaNs.
+__device__ __forceinline__ float largest_of(uint32_t pair) { return fmaxf(fmaxf(widen_low(pair), widen_high(pair)), 0.0f); }
+
 // Keeps the compiler from computing a value again where it is used.
 __device__ __forceinline__ uint32_t kept(uint32_t x) {
   asm volatile("" : "+r"(x));
@@ -91,17 +102,17 @@ struct alignas(128) Ring {
   uint8_t bytes[STAGES][RING_TILE];
 };
 
-// A thread's part in the copies to a ring: a chunk of every 32nd row of a tile.
+// A thread's part in the copies to a ring: a chunk of every 32nd row of a tile of 128 rows of 128 bytes.
 struct RingCopies {
   uint32_t to;
   uint64_t from, rows_apart;
 
-  // Of tiles whose first value is at (row, col).
-  __device__ __forceinline__ RingCopies(const void* ring, uint64_t source, uint64_t cols, uint64_t row, uint64_t col) {
+  // Of tiles from the address `first` on, of a matrix whose rows are `pitch` bytes apart.
+  __device__ __forceinline__ RingCopies(const void* ring, uint64_t first, uint64_t pitch) {
     uint32_t r = threadIdx.x / 8, chunk = threadIdx.x % 8;
     to = kept(uint32_t(__cvta_generic_to_shared(ring)) + ring_place(r, chunk));
-    from = source + 2 * ((row + r) * cols + col + chunk * 8);
-    rows_apart = 2 * 32 * cols;
+    from = first + r * pitch + chunk * 16;
+    rows_apart = 32 * pitch;
   }
   __device__ __forceinline__ void start(uint32_t slot, uint32_t step) const {
     uint64_t at = from + step * (2 * TRANSPOSED_COLS);
@@ -162,14 +173,12 @@ struct TileReader {
   }
 };
 
-// Calls `work(tile, step)` for each tile of 128 x 64 from (row, col) of a matrix on, `steps` of them along the columns. The next ones are on
-// their way. All threads have finished a tile before any begins the next but one.
-template <int STAGES, typename Work>
-__device__ __forceinline__ void through_ring(Ring<STAGES>& ring, uint64_t source, uint64_t cols, uint64_t row, uint64_t col,
-                                             uint32_t steps, Work work) {
-  const RingCopies copies(ring.bytes, source, cols, row, col);
-  auto fetch = [&](uint32_t step, uint32_t slot) {
-    if (step < steps) copies.start(slot, step);
+// Calls `start(slot, step)`, which starts the copies of a tile to a slot of a ring, and `work(slot, step)` for each of `steps` tiles. The next
+// ones are on their way. All threads have finished a tile before any begins the next but one.
+template <int STAGES, typename Start, typename Work>
+__device__ __forceinline__ void through_stages(uint32_t steps, Start start, Work work) {
+  auto fetch = [&](uint32_t slot, uint32_t step) {
+    if (step < steps) start(slot, step);
     // Steps that there are not are empty groups.
     asm volatile("cp.async.commit_group;");
   };
@@ -181,10 +190,25 @@ __device__ __forceinline__ void through_ring(Ring<STAGES>& ring, uint64_t source
     asm volatile("cp.async.wait_group %0;" ::"n"(STAGES - 2) : "memory");
     // All threads' copies of this tile are there, and all have read the one before.
     __syncthreads();
-    fetch(s + STAGES - 1, slot == 0 ? STAGES - 1 : slot - 1);
-    work(ring.bytes[slot], s);
+    fetch(slot == 0 ? STAGES - 1 : slot - 1, s + STAGES - 1);
+    work(slot, s);
     slot = slot == STAGES - 1 ? 0 : slot + 1;
   }
+}
+
+// Calls `work(tile, step)` for each tile of 128 rows of 128 bytes from the address `first` on, `steps` of them along rows that are `pitch` bytes apart.
+template <int STAGES, typename Work>
+__device__ __forceinline__ void through_ring(Ring<STAGES>& ring, uint64_t first, uint64_t pitch, uint32_t steps, Work work) {
+  const RingCopies copies(ring.bytes, first, pitch);
+  auto start = [&](uint32_t slot, uint32_t step) { copies.start(slot, step); };
+  through_stages<STAGES>(steps, start, [&](uint32_t slot, uint32_t step) { work(ring.bytes[slot], step); });
+}
+
+// The same from (row, col) of a matrix of bfloat16 on.
+template <int STAGES, typename Work>
+__device__ __forceinline__ void through_ring(Ring<STAGES>& ring, uint64_t source, uint64_t cols, uint64_t row, uint64_t col,
+                                             uint32_t steps, Work work) {
+  through_ring(ring, source + 2 * (row * cols + col), 2 * cols, steps, work);
 }
 
 }  // namespace lowp

@@ -7,12 +7,13 @@
 namespace lowp {
 
 // What codes of E2M1 with block scales are made of. A block raises `worst` to the bits of its amax, or more: from those of
-// infinity on, the arithmetic of many values at a time is not enough. `large` says that a product may be 7 or more.
+// infinity on, the arithmetic of many values at a time is not enough. `large` says that a product may be 7 or more, `clamps` whether one of a
+// warp may.
 struct TwoLevelFp4 {
   static constexpr uint32_t SIDE = 16;
   float factor;
   const float* multipliers;  // of each scale
-  // Every thread fills in the multiplier of a scale; they are there behind the next barrier.
+  // Every thread fills in the multiplier of a scale; they are there after the next barrier.
   static __device__ __forceinline__ TwoLevelFp4 of(const Ingredients& made, float* multipliers) {
     TwoLevel rule = TwoLevel::of(tensor_value(made, 0));
     if (threadIdx.x < 128) multipliers[threadIdx.x] = rule.multiplier(threadIdx.x);
@@ -25,6 +26,7 @@ struct TwoLevelFp4 {
     large |= __fmul_rn(amax, m) >= 7.0f;
     return {entry, m};
   }
+  __device__ __forceinline__ bool clamps(bool large) const { return must_clamp(large); }
   template <bool CLAMP>
   static __device__ __forceinline__ uint2 codes(const Run& v, float m) {
     return make_uint2(codes_of_eight<CLAMP>(v.x, m), codes_of_eight<CLAMP>(v.x + 4, m));
@@ -36,22 +38,25 @@ struct TwoLevelFp4 {
   }
 };
 
+// The rules of E8M0 scales as one: the exponent of the amax times a factor, plus something, less something.
 struct E8m0Fp4 {
   static constexpr uint32_t SIDE = 32;
-  bool ceil;
-  uint32_t half;  // as in PowerOfTwo, of which the rest is known here
+  float factor;
+  uint32_t plus, less;
+  bool clamp;  // the rule that takes the exponent as it is lets products reach 8
   static __device__ __forceinline__ E8m0Fp4 of(const Ingredients& made, float*) {
-    const auto rule = PowerOfTwo<true>::of(made);
-    return {rule.ceil, rule.half};
+    if (made.rule == RULE_E8M0_TE) return {max_reciprocal(E2M1), 0x7FFFFFu, 0, false};
+    const bool even = made.rule == RULE_E8M0_EVEN;
+    return {1.0f, even ? half_step(E2M1) : 0, uint32_t(max_exponent(E2M1)), !even};
   }
-  __device__ __forceinline__ Scaled block(float amax, uint32_t& worst, bool& large) const {
-    uint32_t entry = PowerOfTwo<true>{max_reciprocal(E2M1), max_exponent(E2M1), ceil, half}.entry(amax);
-    // Twice the multiplier of entry 0 is infinite: of a block of zeros, it is 1.
-    bool least = entry == 0;
-    worst = max(worst, least && amax != 0.0f ? 0x7F800000u : __float_as_uint(amax));
-    float m = __uint_as_float(entry == 254 ? 0x00400000u : (least ? 127 : 254 - entry) << 23);
-    large |= __fmul_rn(amax, m) >= 7.0f;
-    return {entry, m};
+  __device__ __forceinline__ bool clamps(bool) const { return !LOWP_FP4_CVT && clamp; }
+  __device__ __forceinline__ Scaled block(float amax, uint32_t& worst, bool&) const {
+    const int exponent = int(((__float_as_uint(__fmul_rn(amax, factor)) + plus) >> 23) - less);
+    const uint32_t entry = max(exponent, 0);
+    // The rest, but for blocks of zeros, has a subnormal somewhere, or an infinity or NaN.
+    if (entry - 2 > 250 && amax != 0.0f) worst = 0x7F800000u;
+    // Twice the multiplier of entry 0 would be infinite.
+    return {entry, __uint_as_float(uint32_t(254 - max(exponent, 1)) << 23)};
   }
   template <bool CLAMP>
   static __device__ __forceinline__ uint2 codes(const Run& v, float m) {
@@ -59,7 +64,7 @@ struct E8m0Fp4 {
     return make_uint2(codes_of_eight<CLAMP>(v.x, m), codes_of_eight<CLAMP>(v.x + 4, m));
 #else
     const auto pairs = PairMultipliers::of(m, m);
-    return make_uint2(interleave_nibbles(codes_of_pairs<CLAMP>(v.x, pairs)), interleave_nibbles(codes_of_pairs<CLAMP>(v.x + 4, pairs)));
+    return make_uint2(row_of_pairs<CLAMP>(v.x, pairs), row_of_pairs<CLAMP>(v.x + 4, pairs));
 #endif
   }
   template <bool CLAMP>
@@ -94,14 +99,14 @@ __device__ __forceinline__ uint2 run_codes(const Kind&, const Run& v, float m, c
   return make_uint2(random_codes_of_eight(v.x, m, w.x, w.y), random_codes_of_eight(v.x + 4, m, w.z, w.w));
 }
 
-// The entry of the scale and the codes of a run that is a block, or half of one beside that of the next lane.
-template <typename Kind, typename Rounding>
-__device__ __forceinline__ uint32_t ring_run(const Kind& kind, const Run& v, const Rounding& rounding, uint32_t& worst, uint2& codes) {
+// The entry of the scale and the codes of 16 values that are a block, or half of one beside those of the next lane.
+template <typename Kind, typename Values, typename Rounding>
+__device__ __forceinline__ uint32_t ring_run(const Kind& kind, const Values& v, const Rounding& rounding, uint32_t& worst, uint2& codes) {
   float amax = v.amax();
   if (Kind::SIDE == 32) amax = larger_amax(amax, __shfl_xor_sync(FULL_WARP, amax, 1));
   bool large = false;
   Scaled s = kind.block(amax, worst, large);
-  if (must_clamp(large)) {
+  if (kind.clamps(large)) {
     codes = run_codes<true>(kind, v, s.multiplier, rounding);
   } else {
     codes = run_codes<false>(kind, v, s.multiplier, rounding);
@@ -116,7 +121,7 @@ __device__ __forceinline__ uint32_t ring_pairs(const Kind& kind, const TwoColumn
   if (Kind::SIDE == 32) amaxes = __vmaxu2(amaxes, __shfl_xor_sync(FULL_WARP, amaxes, 1));
   bool large = false;
   Scaled first = kind.block(widen_low(amaxes), worst, large), second = kind.block(widen_high(amaxes), worst, large);
-  if (must_clamp(large)) {
+  if (kind.clamps(large)) {
     Kind::template codes<true>(v, first.multiplier, second.multiplier, codes);
   } else {
     Kind::template codes<false>(v, first.multiplier, second.multiplier, codes);
@@ -217,7 +222,7 @@ __device__ __forceinline__ void ring_fp4(const RingTile& tile, const Step* step,
     store8_part(pointer<uint8_t>(to), codes[0]);
     store8_part(pointer<uint8_t>(to + lines), codes[1]);
   });
-  if (__syncthreads_or(worst >= 0x7F800000u)) return ring_carefully(job, step, tile.row, tile.col, tile.steps, shared.mixed);
+  if (__syncthreads_or(worst >= 0x7F800000u)) return ring_carefully<8>(job, step, tile.row, tile.col, tile.steps, shared.mixed);
   const View view{job.rows, job.cols, 0};
   if (rows) store_scales<true>(*rows, view, tile.row, tile.col, TRANSPOSED_ROWS, tile.width, shared.scales[0], RING_COLS);
   if (columns) store_scales<true>(*columns, view, tile.row, tile.col, TRANSPOSED_ROWS, tile.width, shared.scales[1], RING_COLS);
@@ -269,7 +274,7 @@ __device__ __forceinline__ void ring_square(const RingTile& tile, const Step* st
     if (to_rows) store_lines<Rows>(to_rows, true, tile.row, left / 2, job.rows, pitch, false, shared.rows);
     if (to_columns) store_lines<Columns>(to_columns, true, left, tile.row / 2, job.cols, lines, false, shared.columns);
   });
-  if (__syncthreads_or(worst >= 0x7F800000u)) return ring_carefully(job, step, tile.row, tile.col, tile.steps, shared.mixed);
+  if (__syncthreads_or(worst >= 0x7F800000u)) return ring_carefully<8>(job, step, tile.row, tile.col, tile.steps, shared.mixed);
   store_scales<true>(pass, View{job.rows, job.cols, 0}, tile.row, tile.col, TRANSPOSED_ROWS, tile.width, shared.scales[0], RING_COLS);
 }
 

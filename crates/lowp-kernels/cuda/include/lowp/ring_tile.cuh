@@ -18,6 +18,7 @@ struct RingMemory {
     };
     uint8_t random[TRANSPOSED_ROWS * TRANSPOSED_COLS];  // bytes of stochastic rounding
     uint32_t pairs[4][TRANSPOSED_COLS / 2];             // multipliers of columns, in bfloat16
+    float of_columns[4][TRANSPOSED_COLS / 2];           // the same of a tile of binary32
   };
   uint8_t scales[2][2048];            // of rows, and of columns; of a tile of RING_COLS at most
   float multipliers[256];
@@ -47,12 +48,13 @@ struct RingTile {
 // The larger of two amaxes, as integers: a NaN wins.
 __device__ __forceinline__ float larger_amax(float a, float b) { return __uint_as_float(max(__float_as_uint(a), __float_as_uint(b))); }
 
-// The whole tile with the arithmetic that knows every value.
+// The whole tile with the arithmetic that knows every value. W as in tile.cuh: 8 of bfloat16, 4 of binary32.
+template <int W>
 __device__ __noinline__ void ring_carefully(const Encode& job, const Step* step, uint64_t row, uint64_t col, uint32_t steps, MixedStage& stage) {
 #pragma unroll 1
   for (uint32_t s = 0; s < steps; ++s) {
     __syncthreads();
-    encode_mixed_source<8>(job, step, row, col + s * TRANSPOSED_COLS, stage);
+    encode_mixed_source<W>(job, step, row, col + s * TRANSPOSED_COLS, stage);
   }
 }
 

@@ -8,27 +8,37 @@ constexpr uint32_t WIDE_RING_PITCH = 2 * WIDE_COLS, WIDE_RING_TILE = WIDE_ROWS *
 
 struct alignas(128) WideRing {
   uint8_t bytes[WIDE_RING_STAGES][WIDE_RING_TILE];
-  uint16_t multipliers[WIDE_COLS];                     // in bfloat16, of columns or, where they are squares, of 32 columns
+  union {
+    uint16_t multipliers[WIDE_COLS];   // in bfloat16, of columns or, where they are squares, of 32 columns
+    float of_columns[WIDE_COLS / 2];   // of a tile of binary32
+  };
   uint8_t scales[2][WIDE_ROWS * WIDE_RING_COLS / 32];  // of rows; of columns or squares
 };
 static_assert(sizeof(WideRing) == WIDE_RING_BYTES);
 
 // Where a row has its chunk of 16 bytes. Chunks are exchanged so that a quarter of a warp that reads runs of 16 values, and a
-// warp that reads pairs of columns of rows that are 16 apart, find them in different banks.
+// warp that reads pairs of columns, or columns of binary32, of rows that are 16 apart, find them in different banks.
 __device__ __forceinline__ uint32_t wide_place(uint32_t row, uint32_t chunk) {
-  return row * WIDE_RING_PITCH + (chunk ^ (chunk / 8) % 2 ^ row / 16 % 2 * 4) * 16;
+  return row * WIDE_RING_PITCH + (chunk ^ (chunk / 8) % 4 ^ row / 16 % 2 * 4) * 16;
 }
 
-// The largest magnitudes among pairs; NaNs lose to all else.
-template <int N>
-__device__ __forceinline__ uint32_t largest_pairs(const uint32_t (&x)[N]) {
-  uint32_t a = max_abs_pairs(x[0], x[1], x[2], x[3]);
+// Calls `work(tile, step)` for each tile of 32 rows of 512 bytes from the address `first` on, `steps` of them along rows that are `pitch` bytes
+// apart.
+template <typename Work>
+__device__ __forceinline__ void through_wide(WideRing& ring, uint64_t first, uint64_t pitch, uint32_t steps, Work work) {
+  // A warp copies every eighth row.
+  const uint32_t lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+  const uint32_t to = kept(uint32_t(__cvta_generic_to_shared(ring.bytes)) + wide_place(warp, lane));
+  const uint64_t from = first + warp * pitch + lane * 16;
+  auto start = [&](uint32_t slot, uint32_t step) {
 #pragma unroll
-  for (int k = 4; k < N; k += 4) a = max_pair(a, max_abs_pairs(x[k], x[k + 1], x[k + 2], x[k + 3]));
-  return a;
+    for (uint32_t k = 0; k < WIDE_ROWS / 8; ++k) {
+      uint32_t there = (to ^ k / 2 * 64) + k * 8 * WIDE_RING_PITCH + slot * WIDE_RING_TILE;
+      copy16_ring(there, from + step * WIDE_RING_PITCH + k * 8 * pitch);
+    }
+  };
+  through_stages<WIDE_RING_STAGES>(steps, start, [&](uint32_t slot, uint32_t step) { work(ring.bytes[slot], step); });
 }
-// Of what largest_pairs gives; 0 where there are nothing but NaNs.
-__device__ __forceinline__ float largest_of(uint32_t pair) { return fmaxf(fmaxf(widen_low(pair), widen_high(pair)), 0.0f); }
 
 // Whose blocks have scales: rows and columns, each with codes of their own, one of them, or squares.
 enum class Sides { BOTH, ROWS, COLUMNS, SQUARES };
@@ -41,37 +51,13 @@ __device__ __forceinline__ void ring_wide(const Encode& job, uint32_t index, Wid
   const uint32_t steps = uint32_t(min(uint64_t(job.tile_cols), job.cols - col) / WIDE_COLS);
   const auto rule = PowerOfTwo<false>::of(job.pass[0].ingredients);
 
-  // A warp copies every eighth row.
-  const uint32_t to = kept(uint32_t(__cvta_generic_to_shared(shared.bytes)) + wide_place(warp, lane));
-  const uint64_t from = job.source + 2 * ((row + warp) * pitch + col + lane * 8);
-  auto fetch = [&](uint32_t step, uint32_t slot) {
-    if (step < steps) {
-#pragma unroll
-      for (uint32_t k = 0; k < WIDE_ROWS / 8; ++k) {
-        uint32_t there = (to ^ k / 2 * 64) + k * 8 * WIDE_RING_PITCH + slot * WIDE_RING_TILE;
-        copy16_ring(there, from + step * WIDE_RING_PITCH + k * 16 * pitch);
-      }
-    }
-    // Steps that there are not are empty groups.
-    asm volatile("cp.async.commit_group;");
-  };
-
   // A thread's runs of 16 values, 16 rows apart, and its 16 rows of two columns, of which a warp has 32.
   const uint32_t run_row = threadIdx.x / 16, run_col = threadIdx.x % 16 * 16, run_at = kept(wide_place(run_row, run_col / 8));
   const uint32_t half = lane / 16, pair = warp * 16 + lane % 16, pair_at = kept(wide_place(half * 16, pair / 4) + pair % 4 * 4);
   const uint64_t first = (row + run_row) * pitch + col + run_col;
   const uint64_t to_rows = job.pass[0].data[0] + first, to_columns = job.pass[LAST].data[0] + first;
 
-#pragma unroll
-  for (uint32_t s = 0; s < WIDE_RING_STAGES - 1; ++s) fetch(s, s);
-  uint32_t slot = 0;
-#pragma unroll 1
-  for (uint32_t s = 0; s < steps; ++s) {
-    asm volatile("cp.async.wait_group %0;" ::"n"(WIDE_RING_STAGES - 2) : "memory");
-    // All threads' copies of this tile are there, and all have read the one before.
-    __syncthreads();
-    fetch(s + WIDE_RING_STAGES - 1, slot == 0 ? WIDE_RING_STAGES - 1 : slot - 1);
-    const uint8_t* tile = shared.bytes[slot];
+  through_wide(shared, job.source + 2 * (row * pitch + col), 2 * pitch, steps, [&](const uint8_t* tile, uint32_t s) {
     if constexpr (SIDES != Sides::ROWS) {
       uint32_t x[16];
 #pragma unroll
@@ -110,8 +96,7 @@ __device__ __forceinline__ void ring_wide(const Encode& job, uint32_t index, Wid
         store16_part(pointer<uint8_t>(to_rows + k * 16 * pitch + s * WIDE_COLS), codes_by_powers<E>(v[k], [&](int) { return m; }));
       }
     }
-    slot = slot == WIDE_RING_STAGES - 1 ? 0 : slot + 1;
-    if constexpr (SIDES == Sides::ROWS) continue;
+    if constexpr (SIDES == Sides::ROWS) return;
     // The multipliers of all columns are there.
     __syncthreads();
     uint32_t m[8];
@@ -127,7 +112,7 @@ __device__ __forceinline__ void ring_wide(const Encode& job, uint32_t index, Wid
     for (int k = 0; k < 2; ++k) {
       store16_part(pointer<uint8_t>(to_columns + k * 16 * pitch + s * WIDE_COLS), codes_by_powers<E>(v[k], [&](int i) { return m[i]; }));
     }
-  }
+  });
   __syncthreads();
   const View view{job.rows, job.cols, 0};
 #pragma unroll 1

@@ -146,31 +146,17 @@ __device__ __forceinline__ void round_wide(const Round& round, uint32_t index, R
   // A thread copies what it rounds.
   const uint32_t to = kept(uint32_t(__cvta_generic_to_shared(ring.bytes)) + part.own);
   const uint64_t first = (row + part.warp) * pitch + col + part.lane * 8;
-  auto fetch = [&](uint32_t step, uint32_t slot) {
-    if (step < steps && step * WIDE_COLS + part.lane * 8 < width) {
+  auto start = [&](uint32_t slot, uint32_t step) {
+    if (step * WIDE_COLS + part.lane * 8 >= width) return;
 #pragma unroll
-      for (uint32_t k = 0; k < WidePart::ROWS; ++k) {
-        uint32_t there = (to ^ k / 2 * 64) + k * 8 * WIDE_RING_PITCH + slot * WIDE_RING_TILE;
-        copy16_ring(there, job.source + 2 * (first + step * WIDE_COLS + k * 8 * pitch));
-      }
+    for (uint32_t k = 0; k < WidePart::ROWS; ++k) {
+      uint32_t there = (to ^ k / 2 * 64) + k * 8 * WIDE_RING_PITCH + slot * WIDE_RING_TILE;
+      copy16_ring(there, job.source + 2 * (first + step * WIDE_COLS + k * 8 * pitch));
     }
-    // Steps that there are not are empty groups.
-    asm volatile("cp.async.commit_group;");
   };
   const WideRounding<E, WIDE_RING_COLS> rounding(round, part, first, width, ring.shared);
 
-#pragma unroll
-  for (uint32_t s = 0; s < WIDE_RING_STAGES - 1; ++s) fetch(s, s);
-  uint32_t slot = 0;
-#pragma unroll 1
-  for (uint32_t s = 0; s < steps; ++s) {
-    asm volatile("cp.async.wait_group %0;" ::"n"(WIDE_RING_STAGES - 2) : "memory");
-    // All threads' copies of this tile are there, and all have read the one before.
-    __syncthreads();
-    fetch(s + WIDE_RING_STAGES - 1, slot == 0 ? WIDE_RING_STAGES - 1 : slot - 1);
-    rounding(ring.bytes[slot], s);
-    slot = slot == WIDE_RING_STAGES - 1 ? 0 : slot + 1;
-  }
+  through_stages<WIDE_RING_STAGES>(steps, start, [&](uint32_t slot, uint32_t s) { rounding(ring.bytes[slot], s); });
   __syncthreads();
   store_rounded_scales(job, row, col, job.tile_cols, ring.shared);
 }

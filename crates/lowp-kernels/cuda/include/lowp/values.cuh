@@ -35,6 +35,8 @@ constexpr uint32_t RING_COLS = 256;
 // lowp_encode_ring_e8m0_fp8: the same of tiles of WIDE_ROWS x WIDE_COLS, of which three are on their way.
 constexpr uint32_t WIDE_RING_BYTES = 51712;
 constexpr uint32_t WIDE_RING_COLS = 1024;
+// lowp_encode_ring_blocks: the same of tiles of BLOCKS_SIDE, of which two are on their way.
+constexpr uint32_t BLOCKS_RING_BYTES = 65664;
 // lowp_round_e8m0_fp8: the same. lowp_round_two_level: with two tiles on their way, and with three.
 constexpr uint32_t ROUND_RING_BYTES = 52224;
 constexpr uint32_t ROUND_FP4_BYTES = 47104;
@@ -178,7 +180,8 @@ enum Path : uint8_t {
   PATH_STREAM = 6,
   // Matrices of bfloat16 of whole tiles of TRANSPOSED_ROWS x TRANSPOSED_COLS, RING_COLS at a time where there are many:
   // lowp_encode_ring_*; not in launches with jobs of other paths. MXFP8 has tiles of
-  // WIDE_ROWS x WIDE_COLS, WIDE_RING_COLS at a time.
+  // WIDE_ROWS x WIDE_COLS, WIDE_RING_COLS at a time, f32 scales of blocks of 128 those of BLOCKS_SIDE,
+  // RING_COLS at a time.
   PATH_RING = 7,
 };
 

@@ -167,7 +167,7 @@ impl Pass {
     }
 
     /// Whether PATH_BLOCKS knows its ingredients, and its scales are f32 at their addresses.
-    fn fits_blocks(&self) -> bool {
+    pub(super) fn fits_blocks(&self) -> bool {
         let made = &self.ingredients;
         let fp8 = matches!(made.element, code::E4M3 | code::E5M2);
         let scales = self

@@ -1,11 +1,12 @@
-//! Which encodes go through a ring of tiles in shared memory: matrices of bfloat16, of whole tiles.
+//! Which encodes go through a ring of tiles in shared memory: matrices of bfloat16, and some of binary32, of whole tiles.
 
 use std::cell::Cell;
 
 use super::super::module::Kernel;
 use super::super::table::{
-    Encode, LONG_RING_BYTES, Pass, RING_BYTES, RING_COLS, TRANSPOSED_COLS, TRANSPOSED_ROWS,
-    WIDE_COLS, WIDE_RING_BYTES, WIDE_RING_COLS, WIDE_ROWS, code, extent, forms, path, rule, vector,
+    BLOCKS_RING_BYTES, BLOCKS_SIDE, Encode, LONG_RING_BYTES, Pass, RING_BYTES, RING_COLS,
+    TRANSPOSED_COLS, TRANSPOSED_ROWS, WIDE_COLS, WIDE_RING_BYTES, WIDE_RING_COLS, WIDE_ROWS, code,
+    extent, forms, path, rule, vector,
 };
 use super::encode::has_side;
 use super::job::cdiv;
@@ -18,10 +19,19 @@ const TWO_LEVEL_TRANSFORMED: Kernel =
 const TWO_LEVEL_RANDOM: Kernel =
     Kernel::with_shared("lowp_encode_ring_two_level_random", LONG_RING_BYTES);
 const TWO_LEVEL_E8M0: Kernel = Kernel::with_shared("lowp_encode_ring_two_level_e8m0", RING_BYTES);
+const E8M0_FP4_FP8: Kernel = Kernel::with_shared("lowp_encode_ring_e8m0_fp4_fp8", RING_BYTES);
 const TWO_LEVEL: Kernel = Kernel::with_shared("lowp_encode_ring_two_level", RING_BYTES);
 const E8M0_FP4: Kernel = Kernel::with_shared("lowp_encode_ring_e8m0_fp4", RING_BYTES);
 pub(super) const E8M0_FP8: Kernel =
     Kernel::with_shared("lowp_encode_ring_e8m0_fp8", WIDE_RING_BYTES);
+pub(super) const BLOCKS: Kernel = Kernel::with_shared("lowp_encode_ring_blocks", BLOCKS_RING_BYTES);
+
+const F32_FP8: Kernel = Kernel::with_shared("lowp_encode_ring_f32_fp8", LONG_RING_BYTES);
+const F32_TWO_LEVEL_E8M0: Kernel =
+    Kernel::with_shared("lowp_encode_ring_f32_two_level_e8m0", RING_BYTES);
+const F32_E8M0_FP8: Kernel = Kernel::with_shared("lowp_encode_ring_f32_e8m0_fp8", WIDE_RING_BYTES);
+const F32_E8M0_FP4_FP8: Kernel =
+    Kernel::with_shared("lowp_encode_ring_f32_e8m0_fp4_fp8", RING_BYTES);
 
 /// The kernels of rings.
 pub(super) const KERNELS: &[Kernel] = &[
@@ -30,9 +40,15 @@ pub(super) const KERNELS: &[Kernel] = &[
     TWO_LEVEL_TRANSFORMED,
     TWO_LEVEL_RANDOM,
     TWO_LEVEL_E8M0,
+    E8M0_FP4_FP8,
     TWO_LEVEL,
     E8M0_FP4,
     E8M0_FP8,
+    BLOCKS,
+    F32_FP8,
+    F32_TWO_LEVEL_E8M0,
+    F32_E8M0_FP4_FP8,
+    F32_E8M0_FP8,
 ];
 
 /// Tiles of 128 x 64 of a launch from which blocks of threads that do four of them keep a device as busy as one block each.
@@ -58,6 +74,9 @@ enum Part {
     E8m0Fp8Rows(u8, u8),
     E8m0Fp8Columns(u8, u8),
     E8m0Fp8Square,
+    BlockRows,
+    BlockColumns,
+    BlockSquare,
 }
 
 impl Part {
@@ -100,6 +119,17 @@ impl Part {
                     _ => Self::E8m0Fp8Square,
                 })
             }
+            (rule::BLOCK_F32, _) if pass.fits_blocks() => {
+                // Scales of lines lie beside those of their neighbours.
+                if by_row && pass.scale[0] == 0 {
+                    Some(Self::BlockRows)
+                } else if by_column && pass.scale[1] == 0 {
+                    Some(Self::BlockColumns)
+                } else {
+                    (pass.block_rows == pass.block_cols && (rows || columns))
+                        .then_some(Self::BlockSquare)
+                }
+            }
             _ => None,
         }
     }
@@ -108,8 +138,8 @@ impl Part {
 /// The kernel of passes of these parts.
 fn kernel_of(parts: &[Part], stochastic: bool) -> Option<Kernel> {
     use Part::{
-        E8m0Fp4, E8m0Fp8Columns, E8m0Fp8Rows, E8m0Fp8Square, Fp8, TwoLevelColumns, TwoLevelRows,
-        TwoLevelSquare,
+        BlockColumns, BlockRows, BlockSquare, E8m0Fp4, E8m0Fp8Columns, E8m0Fp8Rows, E8m0Fp8Square,
+        Fp8, TwoLevelColumns, TwoLevelRows, TwoLevelSquare,
     };
     let kernel = match *parts {
         [TwoLevelRows | TwoLevelColumns { .. }] | [TwoLevelRows, TwoLevelColumns { .. }]
@@ -134,18 +164,35 @@ fn kernel_of(parts: &[Part], stochastic: bool) -> Option<Kernel> {
             E8M0_FP8
         }
         [TwoLevelRows, E8m0Fp8Columns(code::E4M3, _)] => TWO_LEVEL_E8M0,
+        [E8m0Fp4(_), E8m0Fp8Columns(code::E4M3, _)] => E8M0_FP4_FP8,
+        [BlockRows | BlockColumns | BlockSquare] | [BlockRows, BlockColumns] => BLOCKS,
         _ => return None,
     };
     // Only E2M1 is rounded stochastically.
-    let ignored = matches!(kernel, FP8 | E8M0_FP8);
+    let ignored = matches!(kernel, FP8 | E8M0_FP8 | BLOCKS);
     (!stochastic || ignored).then_some(kernel)
+}
+
+/// The kernel that does with binary32 what `kernel` does with bfloat16, if there is one: one scale of the tensor, and MXFP8 of one orientation, are
+/// as fast without a ring.
+fn of_f32(kernel: Kernel, passes: &[Pass]) -> Option<Kernel> {
+    let of_lines = |pass: &Pass| pass.ingredients.extent != extent::TENSOR;
+    Some(match kernel {
+        FP8 if passes.iter().any(of_lines) => F32_FP8,
+        TWO_LEVEL_E8M0 => F32_TWO_LEVEL_E8M0,
+        E8M0_FP4_FP8 => F32_E8M0_FP4_FP8,
+        E8M0_FP8 if passes.len() == 2 => F32_E8M0_FP8,
+        _ => return None,
+    })
 }
 
 /// Rows and columns of a tile, the least or where there are `many`.
 fn tile(kernel: Kernel, many: bool) -> [u32; 2] {
     match (kernel, many) {
-        (E8M0_FP8, false) => [WIDE_ROWS, WIDE_COLS],
-        (E8M0_FP8, true) => [WIDE_ROWS, WIDE_RING_COLS],
+        (E8M0_FP8 | F32_E8M0_FP8, false) => [WIDE_ROWS, WIDE_COLS],
+        (E8M0_FP8 | F32_E8M0_FP8, true) => [WIDE_ROWS, WIDE_RING_COLS],
+        (BLOCKS, false) => [BLOCKS_SIDE; 2],
+        (BLOCKS, true) => [BLOCKS_SIDE, RING_COLS],
         (_, false) => [TRANSPOSED_ROWS, TRANSPOSED_COLS],
         (_, true) => [TRANSPOSED_ROWS, RING_COLS],
     }
@@ -163,6 +210,9 @@ fn agree(passes: &[Pass]) -> bool {
     }
     let alike = one.rule == other.rule && one.element == other.element;
     let tensor = one.tensor == other.tensor || other.hadamard != 0;
+    if one.rule == rule::BLOCK_F32 && one != other {
+        return false;
+    }
     first.block_rows == 1 && second.block_cols == 1 && (!alike || tensor)
 }
 
@@ -178,7 +228,8 @@ impl Encode {
             && outputs.into_iter().all(|(pass, bits)| {
                 (0..2).all(|order| pass.data[order] == 0 || self.vector & bits[order] != 0)
             });
-        let known = self.source_code == code::BF16 && self.forms == forms::NONE;
+        let f32 = self.source_code == code::F32 && self.via_bf16 == 0;
+        let known = (f32 || self.source_code == code::BF16) && self.forms == forms::NONE;
         // A run of 16 elements has a counter block of its own.
         let counters = self.stochastic == 0 || self.first.is_multiple_of(16);
         if !(aligned && known && counters && agree(passes)) {
@@ -191,6 +242,7 @@ impl Encode {
         if kernel == E8M0_FP8 && crossed {
             return None;
         }
+        let kernel = if f32 { of_f32(kernel, passes)? } else { kernel };
         let [rows, cols] = tile(kernel, false);
         let whole = self.rows.is_multiple_of(rows.into()) && self.cols.is_multiple_of(cols.into());
         whole.then_some(kernel)
@@ -223,7 +275,7 @@ impl Encode {
 mod tests {
     use super::*;
 
-    const PARTS: [Part; 13] = [
+    const PARTS: [Part; 16] = [
         Part::Fp8(code::E4M3),
         Part::Fp8(code::E5M2),
         Part::TwoLevelSquare,
@@ -237,11 +289,17 @@ mod tests {
         Part::E8m0Fp8Columns(code::E4M3, rule::E8M0_TE),
         Part::E8m0Fp8Columns(code::E5M2, rule::E8M0_FLOOR),
         Part::E8m0Fp8Square,
+        Part::BlockRows,
+        Part::BlockColumns,
+        Part::BlockSquare,
     ];
 
     #[test]
     fn pairs_of_passes_have_a_kernel_only_where_it_knows_both() {
-        use Part::{E8m0Fp4, E8m0Fp8Columns, E8m0Fp8Rows, Fp8, TwoLevelColumns, TwoLevelRows};
+        use Part::{
+            BlockColumns, BlockRows, E8m0Fp4, E8m0Fp8Columns, E8m0Fp8Rows, Fp8, TwoLevelColumns,
+            TwoLevelRows,
+        };
         for first in PARTS {
             for second in PARTS {
                 let known = match (first, second) {
@@ -249,7 +307,9 @@ mod tests {
                     (E8m0Fp8Rows(one, rule), E8m0Fp8Columns(other, second)) => {
                         (one, rule) == (other, second)
                     }
-                    (TwoLevelRows, TwoLevelColumns { .. } | E8m0Fp8Columns(code::E4M3, _)) => true,
+                    (TwoLevelRows, TwoLevelColumns { .. })
+                    | (TwoLevelRows | E8m0Fp4(_), E8m0Fp8Columns(code::E4M3, _))
+                    | (BlockRows, BlockColumns) => true,
                     _ => false,
                 };
                 assert_eq!(
@@ -259,8 +319,9 @@ mod tests {
                 );
                 let random = matches!((first, second), (TwoLevelRows, TwoLevelColumns { .. }));
                 let fp8 = match (first, second) {
-                    (Fp8(one), Fp8(other)) => one == other,
-                    (E8m0Fp8Rows(..), E8m0Fp8Columns(..)) => known,
+                    (Fp8(_), Fp8(_))
+                    | (E8m0Fp8Rows(..), E8m0Fp8Columns(..))
+                    | (BlockRows, BlockColumns) => known,
                     _ => false,
                 };
                 assert_eq!(kernel_of(&[first, second], true).is_some(), random || fp8);
@@ -286,5 +347,10 @@ mod tests {
         assert!(agree(&[line, pass(rule::TENSOR, [0, 0], 1, 12)]));
         assert!(!agree(&[line, pass(rule::TENSOR, [0, 0], 0, 12)]));
         assert!(!agree(&[line, pass(rule::TWO_LEVEL, [16, 1], 1, 8)]));
+        let rows = pass(rule::BLOCK_F32, [1, 128], 0, 0);
+        let mut columns = pass(rule::BLOCK_F32, [128, 1], 1, 0);
+        assert!(agree(&[rows, columns]));
+        columns.ingredients.epsilon = 0.5;
+        assert!(!agree(&[rows, columns]));
     }
 }

@@ -32,6 +32,8 @@ constants! {
     /// lowp_encode_ring_e8m0_fp8: the same of tiles of WIDE_ROWS x WIDE_COLS, of which three are on their way.
     WIDE_RING_BYTES: u32 = 51712;
     WIDE_RING_COLS: u32 = 1024;
+    /// lowp_encode_ring_blocks: the same of tiles of BLOCKS_SIDE, of which two are on their way.
+    BLOCKS_RING_BYTES: u32 = 65664;
     /// lowp_round_e8m0_fp8: the same. lowp_round_two_level: with two tiles on their way, and with three.
     ROUND_RING_BYTES: u32 = 52224;
     ROUND_FP4_BYTES: u32 = 47104;
@@ -177,7 +179,8 @@ values! {
         STREAM = 6,
         /// Matrices of bfloat16 of whole tiles of TRANSPOSED_ROWS x TRANSPOSED_COLS, RING_COLS at a time where there are many:
         /// lowp_encode_ring_*; not in launches with jobs of other paths. MXFP8 has tiles of
-        /// WIDE_ROWS x WIDE_COLS, WIDE_RING_COLS at a time.
+        /// WIDE_ROWS x WIDE_COLS, WIDE_RING_COLS at a time, f32 scales of blocks of 128 those of BLOCKS_SIDE,
+        /// RING_COLS at a time.
         RING = 7,
     }
 

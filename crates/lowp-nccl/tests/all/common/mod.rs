@@ -62,7 +62,7 @@ fn try_world_of<T: Send>(
             sums,
             ..NcclOptions::default()
         };
-        NcclComm::new(control, &cuda.fork()?, options).map(Arc::<dyn Communicator<Cuda>>::from)
+        NcclComm::new(control, cuda, options).map(Arc::<dyn Communicator<Cuda>>::from)
     };
     let comms: Result<Vec<_>, CommError> = thread::scope(|scope| {
         let ranks = devices.iter().zip(controls);

@@ -99,6 +99,72 @@ fn whole_tiles_of_bf16_go_through_a_ring() {
 }
 
 #[test]
+fn whole_blocks_of_128_of_bf16_go_through_a_ring() {
+    let job = |rows, cols, scale: [u64; 2]| {
+        let mut job = Encode {
+            source_code: code::BF16,
+            ..encode(rows, cols, &[[1, 128], [128, 1]])
+        };
+        for (order, pass) in job.pass.iter_mut().enumerate() {
+            pass.ingredients.rule = rule::BLOCK_F32;
+            pass.data = [0, 0];
+            pass.data[order] = 512;
+            pass.scale[scale[order] as usize] = 1024;
+        }
+        job.lay_out();
+        job
+    };
+    let together = |mut jobs: Vec<Encode>| {
+        Encode::lay_out_together(&mut jobs);
+        (
+            Encode::kernel(&jobs),
+            jobs.iter().map(Job::tiles).sum::<u64>(),
+        )
+    };
+    let ring = encode_ring::BLOCKS;
+    assert_eq!(together(vec![job(256, 640, [1, 0])]), (ring, 10));
+    // Where there are many, two tiles of 128 columns are one.
+    assert_eq!(together(vec![job(8192, 4224, [1, 0])]), (ring, 64 * 17));
+    for [rows, cols] in [[255, 640], [256, 704]] {
+        let jobs = vec![job(rows, cols, [1, 0]), job(256, 640, [1, 0])];
+        assert_eq!(together(jobs).0, BLOCKS_BF16);
+    }
+    // Scales of neighbouring lines that are apart are not what it stores.
+    for scale in [[0, 0], [1, 1]] {
+        assert_eq!(job(256, 640, scale).ring(), None);
+    }
+}
+
+#[test]
+fn some_of_binary32_go_through_a_ring() {
+    let job = |made: [(u8, u8); 2]| {
+        let mut job = encode(256, 640, &[[1, 32], [32, 1]]);
+        for (pass, (element, rule)) in job.pass.iter_mut().zip(made) {
+            [pass.ingredients.element, pass.ingredients.rule] = [element, rule];
+        }
+        job.lay_out();
+        job
+    };
+    let [fp4, fp8] = [code::E2M1, code::E4M3].map(|element| (element, rule::E8M0_TE));
+    let hybrid = job([fp4, fp8]);
+    assert!(hybrid.ring().is_some());
+    let rounded = Encode {
+        via_bf16: 1,
+        ..hybrid
+    };
+    assert_eq!(rounded.ring(), None);
+    // Tiles of MXFP8 are 256 columns wide.
+    assert_eq!(job([fp8, fp8]).ring(), None);
+    assert!(encode(96, 768, &[[1, 32], [32, 1]]).ring().is_some());
+    assert_eq!(encode(96, 768, &[[1, 32]]).ring(), None);
+    // Scales of lines, but not one of the tensor.
+    let mut lines = encode(256, 640, &[[0, 0]]);
+    assert_eq!(lines.ring(), None);
+    lines.pass[0].ingredients.extent = extent::ROWS;
+    assert!(lines.ring().is_some());
+}
+
+#[test]
 fn many_tiles_are_enlarged() {
     let bf16 = |rows| {
         let mut job = Encode {

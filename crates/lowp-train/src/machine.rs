@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 const CGROUPS: &str = "/sys/fs/cgroup";
 
 /// Bytes of memory that this process can get at most, swap included, where the system tells.
-pub fn machine() -> Option<u128> {
+pub fn memory() -> Option<u128> {
     limits().chain(with_swap(&meminfo())).min()
 }
 
@@ -105,7 +105,7 @@ mod tests {
     #[test]
     fn less_can_be_locked_than_there_is() {
         if cfg!(target_os = "linux") {
-            let [all, lockable] = [machine(), lockable()].map(|bytes| bytes.expect("bytes"));
+            let [all, lockable] = [memory(), lockable()].map(|bytes| bytes.expect("bytes"));
             assert!(1 << 26 < all && 0 < lockable && lockable < all);
         }
     }

@@ -1,4 +1,4 @@
-// NVFP4 of blocks of a row and MXFP8 of blocks of a column, both row-major, of bfloat16 through a ring of tiles.
+// E2M1 of blocks of a row and MXFP8 of blocks of a column, both row-major, of bfloat16 through a ring of tiles.
 #pragma once
 #include <lowp/ring_fp4.cuh>
 
@@ -22,8 +22,8 @@ __device__ __forceinline__ void ring_multipliers(const PowerOfTwo<false>& rule, 
       uint16_t(first.entry | second.entry << 8);
 }
 
-template <int STAGES>
-__device__ __forceinline__ void ring_two_level_e8m0(const RingTile& tile, const Step* step, RingMemory<STAGES>& shared) {
+template <typename Kind, int STAGES>
+__device__ __forceinline__ void ring_fp4_fp8(const RingTile& tile, const Step* step, RingMemory<STAGES>& shared) {
   const Encode& job = tile.job;
   const Pass &rows = job.pass[0], &columns = job.pass[1];
   const uint64_t pitch = job.cols, row_pitch = pitch / 2;
@@ -31,7 +31,7 @@ __device__ __forceinline__ void ring_two_level_e8m0(const RingTile& tile, const 
   const uint64_t to_rows = rows.data[0] + first_row * row_pitch + first_col / 2;
   const uint64_t to_columns = columns.data[0] + first_row * pitch + first_col;
   const auto rule = PowerOfTwo<false>::of(columns.ingredients);
-  const TwoLevelFp4 kind = TwoLevelFp4::of(rows.ingredients, shared.multipliers);
+  const Kind kind = Kind::of(rows.ingredients, shared.multipliers);
   const RunReader runs;
   const ColumnReader pairs;
   uint32_t worst = 0;
@@ -44,14 +44,14 @@ __device__ __forceinline__ void ring_two_level_e8m0(const RingTile& tile, const 
       uint2 codes;
       uint32_t entry = ring_run(kind, v, Nearest{}, worst, codes);
       store8_part(pointer<uint8_t>(to_rows + k * 8 * row_pitch + s * (TRANSPOSED_COLS / 2)), codes);
-      shared.scales[0][(RunReader::row(k) * RING_COLS + s * TRANSPOSED_COLS + RunReader::column()) / 16] = uint8_t(entry);
+      shared.scales[0][(RunReader::row(k) * RING_COLS + s * TRANSPOSED_COLS + RunReader::column()) / Kind::SIDE] = uint8_t(entry);
       const uint4* m = reinterpret_cast<const uint4*>(shared.pairs[RunReader::row(k) / 32] + RunReader::column() / 2);
       const uint4 low = m[0], high = m[1];
       const uint32_t all[8] = {low.x, low.y, low.z, low.w, high.x, high.y, high.z, high.w};
       store16_part(pointer<uint8_t>(to_columns + k * 8 * pitch + s * TRANSPOSED_COLS), codes_by_powers<E4m3>(v, [&](int i) { return all[i]; }));
     }
   });
-  if (__syncthreads_or(worst >= 0x7F800000u)) return ring_carefully(job, step, tile.row, tile.col, tile.steps, shared.mixed);
+  if (__syncthreads_or(worst >= 0x7F800000u)) return ring_carefully<8>(job, step, tile.row, tile.col, tile.steps, shared.mixed);
   const View view{job.rows, job.cols, 0};
   store_scales<true>(rows, view, tile.row, tile.col, TRANSPOSED_ROWS, tile.width, shared.scales[0], RING_COLS);
   store_scales<true>(columns, view, tile.row, tile.col, TRANSPOSED_ROWS, tile.width, shared.scales[1], RING_COLS);
