@@ -17,7 +17,9 @@ use lowp_fsdp::{LinearSpec, Sharding};
 use lowp_kernels::StateDtype;
 use lowp_optim::{Decay, StateDtypes};
 use lowp_train::summary::BASELINE;
-use lowp_train::{Checkpoints, Config, MAX_BATCH, Mixture, Model, Optimizer, Run, TrainError, machine};
+use lowp_train::{
+    Checkpoints, Config, MAX_BATCH, Mixture, Model, Optimizer, Run, TrainError, machine,
+};
 use lowp_transformer::{GptConfig, SizeError};
 use std::sync::Arc;
 
