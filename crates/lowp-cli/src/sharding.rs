@@ -3,9 +3,10 @@
 use clap::ValueEnum;
 use clap::builder::PossibleValuesParser;
 use lowp_comm::{GradWire, Mesh};
-use lowp_format::ReshardAfterForward;
+use lowp_format::spelling::Variant;
+use lowp_format::{ReshardAfterForward, is_in_bf16};
 use lowp_fsdp::Sharding;
-use lowp_optim::StateDtypes;
+use lowp_optim::{MasterDtype, StateDtypes};
 use lowp_train::Optimizer;
 use lowp_transformer::CudnnPasses;
 
@@ -54,7 +55,8 @@ pub(crate) struct ShardingArgs {
     pub(crate) optimizer: String,
 
     /// Dtypes of the optimizer's states: exp_avg=bf16, or exp_avg=bf16,exp_avg_sq=bf16 with adamw, exp_avg=bf16 with lion,
-    /// momentum_buffer=bf16 with sgd; also fp8 for bf16, and master=bf16 for masters, which are rounded stochastically. With muon
+    /// momentum_buffer=bf16 with sgd; also fp8 for bf16. master=bf16 for masters, which are rounded stochastically; master=bf16+16 for
+    /// those of weights in bf16, which have the values of f32: the weight is the upper half; others stay in f32. With muon
     /// and moonlight: of what adamw updates. The fp32 baseline of a comparison keeps f32 [default: f32]
     #[arg(long, value_name = "DTYPES")]
     pub(crate) optimizer_state: Option<StateDtypes>,
@@ -126,4 +128,19 @@ impl ShardingArgs {
             _ => GradWire::F32,
         }
     }
+}
+
+/// The note where masters of 16 bits beside weights in bf16 are asked for, and `name` has no layers in bf16 among those of `recipes`.
+pub(crate) fn none_in_bf16(
+    state: StateDtypes,
+    name: &str,
+    mut recipes: impl Iterator<Item = Variant>,
+) -> Option<String> {
+    let halves = state.master == MasterDtype::Bf16Plus16;
+    let none = halves && !recipes.any(|recipe| is_in_bf16(&recipe));
+    none.then(|| {
+        format!(
+            "--optimizer-state master=bf16+16 is for weights in bf16, and {name} has none: all masters are in f32. master=bf16 takes 2 bytes in any recipe"
+        )
+    })
 }

@@ -27,7 +27,7 @@ fn step(rig: &Rig<Cuda>) -> Step {
         index: 0,
     };
     let adamw = UpdateJob {
-        master: Source::F32(master.clone()),
+        master: Source::F32(master.clone()).into(),
         states: vec![
             Source::F32(exp_avg.clone()).into(),
             Source::F32(exp_avg_sq.clone()).into(),

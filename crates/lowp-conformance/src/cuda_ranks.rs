@@ -53,7 +53,7 @@ impl<B: Backend> Tensor<B> {
         let encode = encode_job(rig, &case, &specs, shape, source, &outer);
         Self {
             update: UpdateJob {
-                master: Source::F32(master),
+                master: Source::F32(master).into(),
                 states: vec![Source::F32(exp_avg).into(), Source::F32(exp_avg_sq).into()],
                 grad: source_of(rig, &part(70)),
                 group: 0,

@@ -89,6 +89,8 @@ pub mod time;
 #[doc(hidden)]
 pub mod update;
 #[doc(hidden)]
+pub mod update_checks;
+#[doc(hidden)]
 pub mod values;
 #[doc(hidden)]
 pub mod views;

@@ -3,7 +3,9 @@
 use std::fmt;
 
 use half::bf16;
-use lowp_kernels::{Backend, Element, KernelError, Source, State, StepScalars, UpdateJob, Work};
+use lowp_kernels::{
+    Backend, Element, KernelError, Master, Source, State, StepScalars, UpdateJob, Work,
+};
 
 /// A backend under test.
 pub struct Rig<B: Backend> {
@@ -63,6 +65,14 @@ impl<B: Backend> Rig<B> {
                 let wide = |x: bf16| f32::from_bits(u32::from(x.to_bits()) << 16);
                 self.content::<bf16>(buffer).into_iter().map(wide).collect()
             }
+        }
+    }
+
+    /// The master of a job as f32, exactly.
+    pub(crate) fn master(&self, job: &UpdateJob<B>) -> Vec<f32> {
+        match &job.master {
+            Master::Values(values) => self.widened(values),
+            Master::Bf16Plus16 { .. } => job.master.download(&self.backend).unwrap(),
         }
     }
 

@@ -302,7 +302,7 @@ impl<B: Backend> Step<B> {
             source(rig, &vec![0.0; lens[1]], true).0,
         ];
         let update = |group: usize| UpdateJob {
-            master: Source::F32(masters[group].clone()),
+            master: Source::F32(masters[group].clone()).into(),
             states: vec![
                 Source::F32(moments[2 * group].clone()).into(),
                 Source::F32(moments[2 * group + 1].clone()).into(),

@@ -15,7 +15,10 @@ macro_rules! suite {
                 rules_mix_in_one_plan everywhere;
                 fused_equals_update_then_encode once;
                 updates_of_many_tasks_raise_lines everywhere;
+            }
+            update_checks {
                 lines_are_of_the_shape_of_the_master once;
+                masters_in_halves_are_not_cast once;
                 missing_scalars_are_an_error once;
                 a_skipped_run_changes_nothing once;
             }

@@ -1,6 +1,7 @@
 //! Updates by every rule against the reference, and fused with the encode against one after the other.
 
 use lowp_format::codec::bf16::round_stochastic;
+use lowp_format::codec::remainder;
 use lowp_format::{AnyRecipe, Orientation, STATE_BLOCK, ShardTiles, StateBits, state_bytes};
 use proptest::prelude::*;
 
@@ -8,23 +9,45 @@ use super::*;
 use lowp_kernels::StateDtype::{Bf16, F32, Fp8};
 use lowp_kernels::reference::{self, Reference};
 use lowp_kernels::{
-    FloatDtype, GroupScalars, Rule, State, StateDtype, UpdateAmax, UpdateJob, UpdateRandom,
+    GroupScalars, Master, MasterDtype, Rule, State, StateDtype, UpdateAmax, UpdateJob, UpdateRandom,
 };
 
-fn scalars(step: u64) -> GroupScalars {
+pub(super) fn scalars(step: u64) -> GroupScalars {
     GroupScalars::default().at_step(step)
 }
 
-fn job<B: Backend>(rig: &Rig<B>, variant: Variant, len: usize, seed: u64) -> UpdateJob<B> {
+/// A master of these values, rounded to nearest even in bf16.
+fn master<B: Backend>(rig: &Rig<B>, dtype: MasterDtype, values: &[f32]) -> Master<B> {
+    let half = || rig.buffer(&vec![0u8; 2 * values.len()]);
+    match dtype {
+        MasterDtype::F32 | MasterDtype::Bf16 => {
+            source(rig, values, dtype == MasterDtype::Bf16).0.into()
+        }
+        MasterDtype::Bf16Plus16 => {
+            let halves = Master::Bf16Plus16 {
+                parameter: half(),
+                remainder: half(),
+            };
+            halves.upload(&rig.backend, values).unwrap();
+            halves
+        }
+    }
+}
+
+pub(super) fn job<B: Backend>(
+    rig: &Rig<B>,
+    variant: Variant,
+    len: usize,
+    seed: u64,
+) -> UpdateJob<B> {
     let state = |&dtype: &StateDtype| match dtype {
         StateDtype::F32 => Source::F32(rig.buffer(&vec![0f32; len])).into(),
         StateDtype::Bf16 => Source::Bf16(rig.buffer(&vec![bf16::ZERO; len])).into(),
         StateDtype::Fp8 => State::Fp8(rig.buffer(&vec![0u8; state_bytes(len)])),
     };
-    let half = variant.master == FloatDtype::Bf16;
     UpdateJob {
         rule: variant.rule,
-        master: source(rig, &values(len, seed, false), half).0,
+        master: master(rig, variant.master, &values(len, seed, false)),
         states: variant.states.iter().map(state).collect(),
         random: Some(RANDOM),
         grad: source(rig, &values(len, seed ^ 1, false), variant.half_grad).0,
@@ -44,20 +67,20 @@ const RANDOM: UpdateRandom = UpdateRandom {
 };
 
 /// Master and states, as the reference updates them.
-struct Expected {
+pub(super) struct Expected {
     rule: Rule,
     values: Vec<Vec<f32>>,
-    master: FloatDtype,
+    master: MasterDtype,
     states: Vec<StateDtype>,
     /// Where each element lies in the flattened matrix.
     places: Vec<usize>,
 }
 
 impl Expected {
-    fn new<B: Backend>(rig: &Rig<B>, job: &UpdateJob<B>) -> Self {
+    pub(super) fn new<B: Backend>(rig: &Rig<B>, job: &UpdateJob<B>) -> Self {
         Self {
             rule: job.rule,
-            values: [vec![rig.widened(&job.master)], rig.states(job)].concat(),
+            values: [vec![rig.master(job)], rig.states(job)].concat(),
             master: job.master.dtype(),
             states: job.states.iter().map(State::dtype).collect(),
             places: {
@@ -92,8 +115,12 @@ impl Expected {
             let (master, states) = self.values.split_at_mut(1);
             let bits = StateBits::new(&random, self.places[i] as u64);
             master[0][i] = match self.master {
-                FloatDtype::F32 => element[0],
-                FloatDtype::Bf16 => round_stochastic(element[0], bits.master).to_f32(),
+                MasterDtype::F32 => element[0],
+                MasterDtype::Bf16 => round_stochastic(element[0], bits.master).to_f32(),
+                MasterDtype::Bf16Plus16 => {
+                    let (parameter, remainder) = remainder::split(element[0]);
+                    remainder::join(parameter, remainder)
+                }
             };
             let states = states.iter_mut().zip(&self.states);
             for ((values, &dtype), x) in states.zip(&element[1..]) {
@@ -114,7 +141,7 @@ impl Expected {
         }
     }
 
-    fn assert<B: Backend>(&self, rig: &Rig<B>, job: &UpdateJob<B>, when: u64) {
+    pub(super) fn assert<B: Backend>(&self, rig: &Rig<B>, job: &UpdateJob<B>, when: u64) {
         let found = Self::new(rig, job).values;
         assert_eq!(found.len(), self.values.len());
         for (which, (found, expected)) in found.iter().zip(&self.values).enumerate() {
@@ -163,9 +190,9 @@ fn lion_moves_by_its_rate() {
 
 /// A rule, the dtypes of the master and the states, and whether the gradient is bf16.
 #[derive(Clone, Copy, Debug)]
-struct Variant {
+pub(super) struct Variant {
     rule: Rule,
-    master: FloatDtype,
+    master: MasterDtype,
     states: &'static [StateDtype],
     half_grad: bool,
 }
@@ -174,7 +201,7 @@ struct Variant {
 const fn of(rule: Rule, states: &'static [StateDtype], half_grad: bool) -> Variant {
     Variant {
         rule,
-        master: FloatDtype::F32,
+        master: MasterDtype::F32,
         states,
         half_grad,
     }
@@ -183,7 +210,19 @@ const fn of(rule: Rule, states: &'static [StateDtype], half_grad: bool) -> Varia
 /// The same of a master in bf16.
 const fn of_half(rule: Rule, states: &'static [StateDtype], half_grad: bool) -> Variant {
     Variant {
-        master: FloatDtype::Bf16,
+        master: MasterDtype::Bf16,
+        ..of(rule, states, half_grad)
+    }
+}
+
+/// The same of a master in two halves.
+pub(super) const fn of_halves(
+    rule: Rule,
+    states: &'static [StateDtype],
+    half_grad: bool,
+) -> Variant {
+    Variant {
+        master: MasterDtype::Bf16Plus16,
         ..of(rule, states, half_grad)
     }
 }
@@ -210,13 +249,14 @@ fn variants() -> Vec<Variant> {
         for &states in state_dtypes(rule.states().len()) {
             all.extend([false, true].map(|half_grad| of(rule, states, half_grad)));
             all.extend([false, true].map(|half_grad| of_half(rule, states, half_grad)));
+            all.extend([false, true].map(|half_grad| of_halves(rule, states, half_grad)));
         }
     }
     all
 }
 
-/// Every rule, and every dtype of two states, once, and some of them with masters in bf16.
-const LONG: [Variant; 12] = [
+/// Every rule, and every dtype of two states, once, and some of them with masters in bf16 and in two halves.
+const LONG: [Variant; 16] = [
     of(Rule::AdamW, &[F32, F32], false),
     of(Rule::AdamW, &[Bf16, F32], true),
     of(Rule::AdamW, &[Fp8, Fp8], true),
@@ -229,10 +269,14 @@ const LONG: [Variant; 12] = [
     of_half(Rule::AdamW, &[Fp8, Fp8], false),
     of_half(Rule::AdamL2, &[Bf16, F32], true),
     of_half(Rule::Sgd, &[], false),
+    of_halves(Rule::AdamW, &[F32, F32], true),
+    of_halves(Rule::AdamW, &[Fp8, Fp8], true),
+    of_halves(Rule::Lion, &[Bf16], false),
+    of_halves(Rule::Sgd, &[], true),
 ];
 
 /// One of them.
-const ADAMW: Variant = of(Rule::AdamW, &[Bf16, F32], true);
+pub(super) const ADAMW: Variant = of(Rule::AdamW, &[Bf16, F32], true);
 
 pub fn updates_equal_the_reference<B: Backend>(rig: &Rig<B>) {
     // All of them on a few elements, and some on those of several tasks.
@@ -264,10 +308,9 @@ pub fn updates_equal_the_reference<B: Backend>(rig: &Rig<B>) {
 pub fn any_values_are_updated<B: Backend>(rig: &Rig<B>) {
     let len = 20_000;
     for variant in LONG {
-        let special = |seed, half| source(rig, &values(len, seed, true), half).0;
         let job = UpdateJob {
-            master: special(44, variant.master == FloatDtype::Bf16),
-            grad: special(45, variant.half_grad),
+            master: master(rig, variant.master, &values(len, 44, true)),
+            grad: source(rig, &values(len, 45, true), variant.half_grad).0,
             ..job(rig, variant, len, 43)
         };
         let plan = rig.plan(Work::Update(vec![job.clone()])).unwrap();
@@ -382,10 +425,15 @@ pub fn fused_equals_update_then_encode<B: Backend>(rig: &Rig<B>) {
     // Weights are not transformed.
     let weights = |case: &Case| !case.kernels().iter().any(|key| key.hadamard);
     let cases: Vec<Case> = cases().into_iter().filter(weights).collect();
+    // Masters in two halves are cast already.
+    let cast: Vec<Variant> = variants()
+        .into_iter()
+        .filter(|variant| variant.master != MasterDtype::Bf16Plus16)
+        .collect();
     proptest!(config, |(
         index in 0..cases.len(), rows in prop_oneof![3 => 0usize..140, 1 => Just(256)],
         width in 1usize..4, unit in proptest::sample::select(vec![1, 1, 32, 128]), seed: u64,
-        variant in proptest::sample::select(variants()), via: bool, lines: [bool; 2],
+        variant in proptest::sample::select(cast.clone()), via: bool, lines: [bool; 2],
     )| {
         let case = &cases[index];
         let cols = lowp_format::lcm(case.columns(), unit) * width;
@@ -395,8 +443,8 @@ pub fn fused_equals_update_then_encode<B: Backend>(rig: &Rig<B>) {
             let job = job(rig, variant, shape.elements(), seed);
             UpdateJob { source_rounding, ..job }
         };
-        let encode = |master: &Source<B>| {
-            let source = master.clone();
+        let encode = |master: &Master<B>| {
+            let source = master.values().unwrap().clone();
             let outer = case.outer(shape, 3.0);
             let job = encode_job(rig, case, &case.specs(), shape, source, &outer);
             EncodeJob { source_rounding, ..job }
@@ -421,7 +469,7 @@ pub fn fused_equals_update_then_encode<B: Backend>(rig: &Rig<B>) {
         };
         rig.run_with(Work::Update(vec![fused.clone()]), &step);
 
-        let [fused_master, master] = [&fused, &apart].map(|job| rig.widened(&job.master));
+        let [fused_master, master] = [&fused, &apart].map(|job| rig.master(job));
         prop_assert_eq!(bits(&fused_master), bits(&master));
         let [fused_states, states] = [&fused, &apart]
             .map(|job| rig.states(job).iter().map(|state| bits(state)).collect::<Vec<_>>());
@@ -476,7 +524,7 @@ pub fn updates_of_many_tasks_raise_lines<B: Backend>(rig: &Rig<B>) {
             ..StepScalars::default()
         };
         rig.run_with(Work::Update(vec![job.clone()]), &step);
-        let master = rig.widened(&job.master);
+        let master = rig.master(&job);
         let rows = master.chunks(shape.cols);
         let rows = rows.map(|row| reference::amax(row.iter().copied()));
         let cols = (0..shape.cols)
@@ -484,75 +532,4 @@ pub fn updates_of_many_tasks_raise_lines<B: Backend>(rig: &Rig<B>) {
         let expected: Vec<f32> = rows.chain(cols).collect();
         assert_eq!(rig.content::<f32>(&amax.out), expected);
     }
-}
-
-/// The shape of the lines is that of the values, and of what is encoded.
-pub fn lines_are_of_the_shape_of_the_master<B: Backend>(rig: &Rig<B>) {
-    let shape = Shape::new(4, 64);
-    let update = |shape, lines| UpdateJob {
-        amax: Some(UpdateAmax {
-            shape,
-            out: rig.buffer(&[0f32; 300]),
-            tensor: None,
-            lines,
-        }),
-        ..job(rig, ADAMW, 256, 1)
-    };
-    let plan = |job: UpdateJob<B>| rig.plan(Work::Update(vec![job])).map(|_| ());
-    let (none, both) = ([None; 2], [Some(0), Some(4)]);
-    let turned = Shape::new(64, 4);
-    assert!(plan(update(shape, both)).is_ok());
-    assert!(plan(update(turned, both)).is_ok());
-    // Without lines there is nothing that the shape says.
-    assert!(plan(update(Shape::new(1, 1), none)).is_ok());
-    for other in [Shape::new(4, 63), Shape::new(1 << 40, 1 << 40)] {
-        assert!(plan(update(other, both)).is_err());
-    }
-    let outside = plan(update(shape, [Some(297), None])).unwrap_err();
-    assert!(
-        matches!(outside, KernelError::Range { len: 300, .. }),
-        "{outside}"
-    );
-    let case = case(Code::E4M3, CURRENT, None, Some(TRANSPOSED));
-    for (lines, shape_of_lines, good) in [
-        (both, shape, true),
-        (both, turned, false),
-        (none, turned, true),
-    ] {
-        let mut job = update(shape_of_lines, lines);
-        let source = job.master.clone();
-        let outer = case.outer(shape, 1.0);
-        let encode = encode_job(rig, &case, &case.specs(), shape, source, &outer);
-        job.encode = Some(Box::new(encode));
-        assert_eq!(plan(job).is_ok(), good, "{shape_of_lines}");
-    }
-}
-
-pub fn missing_scalars_are_an_error<B: Backend>(rig: &Rig<B>) {
-    let job = UpdateJob {
-        group: 2,
-        ..job(rig, ADAMW, 8, 1)
-    };
-    let plan = rig.plan(Work::Update(vec![job])).unwrap();
-    let error = rig.backend.run(&plan, &StepScalars::default()).unwrap_err();
-    assert_eq!(
-        error,
-        KernelError::Scalars {
-            needed: 3,
-            given: 0
-        }
-    );
-}
-
-pub fn a_skipped_run_changes_nothing<B: Backend>(rig: &Rig<B>) {
-    let job = job(rig, ADAMW, 5000, 2);
-    let plan = rig.plan(Work::Update(vec![job.clone()])).unwrap();
-    let expected = Expected::new(rig, &job);
-    let run = StepScalars {
-        groups: vec![scalars(1)],
-        skip: true,
-        ..StepScalars::default()
-    };
-    rig.backend.run(&plan, &run).unwrap();
-    expected.assert(rig, &job, 0);
 }

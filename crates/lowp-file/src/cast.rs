@@ -77,7 +77,7 @@ pub(crate) fn cast_known<B: Backend>(
         (Some(scale), Some(slot)) => book.set_scale(slot, scale)?,
         _ => book.roll()?,
     }
-    Ok(backend.once(Work::Encode(vec![item.encode_job(&book)?]))?)
+    Ok(backend.once(Work::Encode(Vec::from_iter(item.encode_job(&book)?)))?)
 }
 
 /// Amaxes that all rows of a tensor share: of the tensor, and of its columns.
@@ -142,7 +142,7 @@ impl SharedAmaxes {
             backend.write(book.observed(), start, &self.columns)?;
         }
         book.roll()?;
-        Ok(backend.once(Work::Encode(vec![item.encode_job(&book)?]))?)
+        Ok(backend.once(Work::Encode(Vec::from_iter(item.encode_job(&book)?)))?)
     }
 }
 

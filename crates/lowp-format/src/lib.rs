@@ -74,7 +74,7 @@ pub use table::Table;
 pub use tensor::{Buffer, QuantizedTensor};
 pub use two_level::*;
 pub use usage::{Orientation, Usage};
-pub use weight_rules::{check_layer, elements_of, has_tensor_scale, layer_error};
+pub use weight_rules::{check_layer, elements_of, has_tensor_scale, is_in_bf16, layer_error};
 pub use words::RecipeWords;
 
 /// `ceil(a / b)`.

@@ -1,12 +1,21 @@
 //! Questions about the weights of a recipe, answered from its kernels.
 
-use crate::{Code, Extent, FormatError, KernelKey, Recipe, Role, Shape, lcm};
+use crate::{
+    Code, Extent, FormatError, KernelKey, Quantizer, Quantizers, Recipe, Role, ScaleRule, Shape,
+    lcm,
+};
 
 /// Whether a scale of weights in `recipe` follows from the amax of the whole tensor.
 pub fn has_tensor_scale(recipe: &impl Recipe) -> bool {
     let kernels = recipe.quantizers(Role::Weight).kernels();
     let of_tensor = |key: &KernelKey| matches!(key.scale.outer(), Some((Extent::Tensor, _)));
     kernels.iter().any(of_tensor)
+}
+
+/// Whether weights in `recipe` are values in bf16 in the order of rows, in one copy.
+pub fn is_in_bf16(recipe: &impl Recipe) -> bool {
+    let bf16 = KernelKey::new(Code::Bf16, ScaleRule::None);
+    recipe.quantizers(Role::Weight) == Quantizers::shared(Quantizer::row_major(bf16))
 }
 
 /// The element codes of a weight: `E4M3`, or `E2M1 and E4M3` where the orientations differ.

@@ -8,10 +8,12 @@ use std::ops::Range;
 
 use lowp_checkpoint::{Block, Checkpoint, Dtype, Late, Piece};
 use lowp_comm::{CommError, MeshComm, or_abort};
-use lowp_format::{Recipe, ShardTiles};
+use lowp_format::{Recipe, ShardTiles, is_in_bf16};
 use lowp_gemm::Multiplies;
 use lowp_kernels::{Backend, StepCounts, bf16};
-use lowp_optim::{FloatDtype, OptimError, PendingValues, Rule, StateDtypes, StateName};
+use lowp_optim::{
+    FloatDtype, MasterDtype, OptimError, PendingValues, Rule, StateDtypes, StateName,
+};
 use lowp_shard::{DelayedState, ScaleBook, ScaleSlot, ShardError};
 use serde_json::{Value, json};
 
@@ -60,7 +62,7 @@ impl<B: Multiplies, R: Recipe> ShardedModel<B, R> {
             let read = read_values(checkpoint, &tensor, &param.tiles, elements);
             let values = read.map_err(|error| OptimError::Shard(failed(mesh, &error)))?;
             let rounds = |&x: &f32| bf16::from_f32(x).to_f32() != x;
-            let narrow = options.state.master == FloatDtype::Bf16;
+            let narrow = options.state.master == MasterDtype::Bf16;
             rounded.update(|n: usize| n + usize::from(narrow && values.iter().any(rounds)));
             Ok(values)
         };
@@ -259,9 +261,11 @@ impl<B: Backend, R: Recipe> ShardedModel<B, R> {
         for ((_, weight), name) in self.weights.iter().zip(&self.names) {
             // Codes of wider masters are not those of the masters that they became.
             let saved = checkpoint.float_dtype(&format!("{name}.{MASTER}"));
-            let narrow = self.options.state.master == FloatDtype::Bf16;
+            let narrow = self.options.state.master == MasterDtype::Bf16;
             let wider = narrow && saved != dtype_of(FloatDtype::Bf16);
             match weights.get(name) == Some(&weight.about()) && !wider {
+                // Values follow from masters alone: they may be a half of them here or there (docs/numerics.md 23.5).
+                true if is_in_bf16(&weight.recipe()) => {}
                 true => weight.restore(name, checkpoint)?,
                 false => self.recast += 1,
             }

@@ -33,7 +33,9 @@ mod weight;
 mod weights;
 
 pub use bandwidth::{Bandwidth, Rate};
-pub use config::{CostConfig, CostError, MAX_MICRO_BATCHES, MAX_RANKS, parameter_state};
+pub use config::{
+    CostConfig, CostError, MAX_MICRO_BATCHES, MAX_RANKS, parameter_state, variable_state,
+};
 pub use links::{LinkBytes, MovedBytes};
 pub use memory::RankMemory;
 pub use offload::OffloadCost;
@@ -62,8 +64,10 @@ pub struct Costs {
     pub offloaded: OffloadCost,
     /// Bytes of linear weights of all ranks of a replica.
     pub resident: u128,
-    /// Bytes of their masters.
+    /// Bytes of their masters, beside the weights.
     pub masters: u128,
+    /// Their elements.
+    parameters: u128,
     /// Those bytes of linear weights of the rank that holds most that are scales, not codes.
     pub scales: u128,
     /// How evenly the ranks of a replica have and send the linear layers.
@@ -122,7 +126,8 @@ impl Costs {
         Ok(Self {
             idle_ranks: elements.iter().filter(|&&elements| elements == 0).count(),
             resident: all(|cost| &cost.stored),
-            masters: config.master_bytes(all(|cost| &cost.elements)),
+            masters: all(|cost| &cost.masters),
+            parameters: all(|cost| &cost.elements),
             scales: weights.sum(|cost| u128::from(cost.scales[memory.rank])),
             spread: RankSpread::new(&weights, config),
             var_gather_bytes: vars.all().sum(|cost| u128::from(cost.stored[memory.rank]))
@@ -138,7 +143,7 @@ impl Costs {
 
     /// Bytes of masters, states, codes and scales that a replica has of a parameter of the linear layers.
     pub fn state_per_parameter(&self) -> f64 {
-        let parameters = (self.masters / self.state.master.bytes() as u128).max(1);
+        let parameters = self.parameters.max(1);
         let states = config::states_of(self.rule, self.state, parameters);
         (self.masters + states + self.resident) as f64 / parameters as f64
     }

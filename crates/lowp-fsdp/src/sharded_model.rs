@@ -369,7 +369,8 @@ impl<B: Backend, R: Recipe> ShardedModel<B, R> {
         for (_, weight) in &self.weights {
             let account = weight.account()?;
             let own = &weight.element_ranges()[self.mesh.shard.rank()];
-            bytes.masters += (self.options.state.master.bytes() * own.len()) as u64;
+            let master = self.options.state.of_recipe(&weight.recipe()).master;
+            bytes.masters += (master.bytes() * own.len()) as u64;
             bytes.sent += account.counted_sent_bytes;
             let sent = match passes.recompute {
                 true => account.recompute_sent_bytes(),
@@ -457,7 +458,7 @@ impl<B: Backend, R: Recipe> ShardedModel<B, R> {
             for phase in Phase::ALL {
                 for layer in block.clone() {
                     let (id, weight) = &self.weights[layer];
-                    let full = self.gather_values(weight, &self.optimizer.master(*id)?)?;
+                    let full = self.gather_values(weight, &self.optimizer.cast_values(*id)?)?;
                     let mut slots = self.optimizer.slots(*id)?.into_iter().flatten();
                     let amax = slots.find_map(|slot| amaxes.get(&slot).copied());
                     let full = self.backend.upload(&full)?;

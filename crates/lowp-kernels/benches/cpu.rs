@@ -134,7 +134,7 @@ impl Input {
         Ok(UpdateJob {
             master: match master {
                 FloatDtype::F32 => job.master,
-                FloatDtype::Bf16 => Source::Bf16(self.halves.clone()),
+                FloatDtype::Bf16 => Source::Bf16(self.halves.clone()).into(),
             },
             states: job.rule.alloc(&Cpu, |_| StateDtype::Fp8, len)?,
             random: Some(UpdateRandom {

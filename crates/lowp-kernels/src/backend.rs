@@ -1,4 +1,5 @@
-//! The [`Backend`] trait: buffers and planned work; [`Source`], a buffer of high-precision values, and [`State`], one of an optimizer.
+//! The [`Backend`] trait: buffers and planned work; [`Source`], a buffer of high-precision values, and [`Master`] and [`State`], those of an
+//! optimizer.
 
 use std::fmt::Debug;
 use std::ops::Range;
@@ -376,6 +377,26 @@ impl<B: Backend> Source<B> {
                 backend.write(buffer, start, &narrow)
             }
         }
+    }
+}
+
+/// The master values of a parameter.
+#[derive(Clone, Debug)]
+pub enum Master<B: Backend> {
+    /// Beside the parameter.
+    Values(Source<B>),
+    /// In two halves, of which the parameter is one: each has two bytes for an element, little endian.
+    Bf16Plus16 {
+        /// The parameter, in bfloat16.
+        parameter: B::Buffer<u8>,
+        /// What it lacks of the master, as signed integers.
+        remainder: B::Buffer<u8>,
+    },
+}
+
+impl<B: Backend> From<Source<B>> for Master<B> {
+    fn from(values: Source<B>) -> Self {
+        Self::Values(values)
     }
 }
 

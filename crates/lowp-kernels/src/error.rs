@@ -282,6 +282,11 @@ pub enum KernelError {
         "the source or rounding of a fused encode differs from that of the master; give both the same buffer and rounding"
     )]
     FusedSource,
+    /// An amax or an encode of a master that is the parameter, too.
+    #[error(
+        "a master of 16 bits beside its parameter has no amax and no other codes; leave UpdateJob::amax and UpdateJob::encode out, or give the master in f32"
+    )]
+    CastParameter,
     /// A fused encode that needs an amax of what it updates.
     #[error("a fused encode needs the amax of the new master; encode it in a separate plan")]
     FusedObserved,

@@ -360,7 +360,7 @@ impl<B: Backend> UpdateJob<B> {
         let len = backend.len::<f32>(&master);
         Ok(Self {
             rule,
-            master: Source::F32(master),
+            master: Source::F32(master).into(),
             states: rule.alloc(backend, |_| StateDtype::F32, len)?,
             grad,
             group: 0,

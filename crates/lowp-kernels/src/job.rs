@@ -10,7 +10,7 @@ use lowp_format::{
 };
 
 use crate::runs::Runs;
-use crate::{Backend, Rule, Source, State};
+use crate::{Backend, Master, Rule, Source, State};
 
 /// One entry of an f32 vector that many tensors share.
 #[derive(Clone, Debug)]
@@ -366,7 +366,7 @@ pub struct UpdateAmax<B: Backend> {
 }
 
 /// Which random bits the elements of an update round by (docs/numerics.md 23.1), so that no cut changes a bit.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct UpdateRandom {
     /// Seed.
     pub seed: u64,
@@ -402,8 +402,8 @@ pub struct UpdateJob<B: Backend> {
     /// How an element is updated.
     pub rule: Rule,
     /// Master values, updated in place. In bf16 they are rounded stochastically (docs/numerics.md 23.2), and amaxes and codes are those of the
-    /// rounded values.
-    pub master: Source<B>,
+    /// rounded values. In two halves they are the parameter, too: they have neither amaxes nor other codes.
+    pub master: Master<B>,
     /// What the rule keeps of each element, in the order of [`Rule::states`], updated in place. Where there are two, the second is f32 or has
     /// the dtype of the first.
     pub states: Vec<State<B>>,

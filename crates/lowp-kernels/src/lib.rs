@@ -58,6 +58,7 @@ mod ingredients;
 mod job;
 mod kernel_code;
 mod lanes;
+mod master;
 mod pending;
 mod power;
 mod quantized;
@@ -72,7 +73,7 @@ mod state;
 #[doc(hidden)]
 pub mod testing;
 
-pub use backend::{Backend, Source, State};
+pub use backend::{Backend, Master, Source, State};
 pub use buffer::DeviceBuffer;
 pub use cpu::{Cpu, CpuBuffer, CpuGraph, CpuPlan, CpuRead, CpuWrite};
 #[cfg(feature = "cuda")]
@@ -90,6 +91,7 @@ pub use job::{
     TensorInput, TransposeJob, UpdateAmax, UpdateJob, UpdateRandom, Work,
 };
 pub use kernel_code::KernelCode;
+pub use master::{MasterDtype, joined};
 pub use pending::Pending;
 pub use quantized::Quantized;
 pub use rule::{Rule, StateName};

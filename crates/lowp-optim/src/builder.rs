@@ -4,9 +4,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use lowp_comm::{CommError, Communicator, Mesh, or_abort};
-use lowp_format::{QuantizedTensor, Recipe};
+use lowp_format::{QuantizedTensor, Recipe, is_in_bf16};
 use lowp_gemm::Products;
-use lowp_kernels::{Backend, FloatDtype, KernelError, Source, State, UpdateRandom, bf16};
+use lowp_kernels::{Backend, KernelError, Master, MasterDtype, Source, State, UpdateRandom, bf16};
 use lowp_shard::{
     CastItem, CastPlan, CastTarget, FlatGather, FlatParam, ScaleBook, ScaleBookBuilder, ShardError,
     check_flat,
@@ -25,7 +25,7 @@ use crate::{Group, MatrixCut, OptimError};
 const RANDOM: u64 = 1 << 63;
 
 /// The master, the states and the gradient of a parameter, where it has one.
-type Owned<B> = (Source<B>, Vec<State<B>>, Option<Source<B>>);
+type Owned<B> = (Master<B>, Vec<State<B>>, Option<Source<B>>);
 
 /// Collects groups and parameters; recipes and plain parameters mix in any order.
 #[derive(Debug)]
@@ -150,7 +150,8 @@ impl<B: Backend> OptimizerBuilder<B> {
     ) -> Result<ParamId, OptimError> {
         let needed = tensor.tensor().shape().elements();
         check_length(&spec.name, "the master", spec.master.len(), needed)?;
-        self.add(spec, |builder, master| {
+        let parameter = half_of(tensor.tensor(), spec.state.master).cloned();
+        self.add(spec, parameter, |builder, master| {
             Ok(CastItem::rows(tensor, master, &mut builder.scales))
         })
     }
@@ -200,7 +201,11 @@ impl<B: Backend> OptimizerBuilder<B> {
         check_flat(&tensor.recipe(), tensor.usage())?;
         let place = ParamPlace { start, tiles: None };
         let spec = ParamSpec { place, ..spec };
-        self.add(spec, |builder, master| {
+        let own = 2 * start..2 * (start + spec.master.len());
+        let parameter = half_of(tensor, spec.state.master);
+        let parameter = parameter.map(|all| self.backend.view::<u8>(all, own));
+        let parameter = parameter.transpose()?;
+        self.add(spec, parameter, |builder, master| {
             let scales = &mut builder.scales;
             let flat = FlatParam::new(&builder.backend, tensor, start, master, scales)?;
             let item = flat.item().clone();
@@ -209,11 +214,12 @@ impl<B: Backend> OptimizerBuilder<B> {
         })
     }
 
-    /// Adds a parameter whose masters are cast by what `item` returns for them.
+    /// Adds a parameter whose masters are cast by what `item` returns for them; `parameter` is the half of them that there is.
     fn add(
         &mut self,
         spec: ParamSpec,
-        item: impl FnOnce(&mut Self, Source<B>) -> Result<CastItem<B>, OptimError>,
+        parameter: Option<B::Buffer<u8>>,
+        item: impl FnOnce(&mut Self, Master<B>) -> Result<CastItem<B>, OptimError>,
     ) -> Result<ParamId, OptimError> {
         let ParamSpec {
             name,
@@ -229,17 +235,26 @@ impl<B: Backend> OptimizerBuilder<B> {
             true => self.backend.with_host_buffers(),
             false => self.backend.clone(),
         };
-        let master = match state.master {
-            FloatDtype::F32 => Source::F32(keeps.adopt(master)?),
-            FloatDtype::Bf16 => {
-                let narrow = master.into_iter().map(bf16::from_f32);
-                Source::Bf16(keeps.adopt(narrow.collect())?)
+        let master = match (parameter, state.master) {
+            (Some(parameter), _) => {
+                let remainder = keeps.alloc(2 * len)?;
+                let halves = Master::Bf16Plus16 {
+                    parameter,
+                    remainder,
+                };
+                halves.upload(&self.backend, &master)?;
+                halves
             }
+            (None, MasterDtype::Bf16) => {
+                let narrow = master.into_iter().map(bf16::from_f32);
+                Source::Bf16(keeps.adopt(narrow.collect())?).into()
+            }
+            (None, _) => Source::F32(keeps.adopt(master)?).into(),
         };
         let rule = self.groups[group].rule;
         let states = rule.alloc(&keeps, |name| state.of(name), len)?;
         if self.offload && B::HAS_HOST_BUFFERS {
-            self.host_bytes += len * state.master.bytes() + state.bytes(rule, len);
+            self.host_bytes += len * master.dtype().bytes() + state.bytes(rule, len);
         }
         let grad = Some(Source::alloc(&self.backend, grad, len)?);
         self.add_in((name, group, len), place, (master, states, grad), item)
@@ -269,7 +284,7 @@ impl<B: Backend> OptimizerBuilder<B> {
         (name, group, len): (String, usize, usize),
         place: ParamPlace,
         (master, states, grad): Owned<B>,
-        item: impl FnOnce(&mut Self, Source<B>) -> Result<CastItem<B>, OptimError>,
+        item: impl FnOnce(&mut Self, Master<B>) -> Result<CastItem<B>, OptimError>,
     ) -> Result<ParamId, OptimError> {
         let item = item(self, master.clone())?;
         let left_out = grad.is_none();
@@ -455,6 +470,13 @@ impl<B: Backend> OptimizerBuilder<B> {
             compared: Compared::default(),
         })
     }
+}
+
+/// The elements of `tensor`, where they are a half of masters in `dtype`.
+fn half_of<S, R: Recipe>(tensor: &QuantizedTensor<S, R>, dtype: MasterDtype) -> Option<&S> {
+    let halves = dtype == MasterDtype::Bf16Plus16 && is_in_bf16(&tensor.recipe());
+    let elements = tensor.buffers().first().filter(|_| halves)?;
+    Some(&elements.storage)
 }
 
 /// The ranks that share out a replica, one of which is this one.

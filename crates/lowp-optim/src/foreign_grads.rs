@@ -237,7 +237,7 @@ mod tests {
 
     fn memory(values: &[f32]) -> ParamMemory<Cpu> {
         ParamMemory {
-            master: Source::F32(Cpu.upload(values).unwrap()),
+            master: Source::F32(Cpu.upload(values).unwrap()).into(),
             states: vec![Source::F32(zeros()).into(), Source::F32(zeros()).into()],
             grad: Some(Source::F32(zeros())),
             place: ParamPlace::default(),
@@ -323,7 +323,7 @@ mod tests {
                 .zip(&memory_of_mine.states)
                 .map(|(&name, state)| copy(&state.download(&Cpu, name).unwrap()).into());
             let moved: ParamMemory<Cpu> = ParamMemory {
-                master: copy(&memory_of_mine.master.download(&Cpu).unwrap()),
+                master: copy(&memory_of_mine.master.download(&Cpu).unwrap()).into(),
                 states: states.collect(),
                 grad: Some(Source::F32(zeros())),
                 place: ParamPlace::default(),

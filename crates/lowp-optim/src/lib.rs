@@ -145,7 +145,7 @@ pub use builder::OptimizerBuilder;
 pub use cut::MatrixCut;
 pub use error::OptimError;
 pub use group::Group;
-pub use lowp_kernels::{FloatDtype, Rule, StateDtype, StateName};
+pub use lowp_kernels::{FloatDtype, MasterDtype, Rule, StateDtype, StateName};
 pub use memory::ParamMemory;
 pub use muon::MatrixCosts;
 pub use optimizer::Optimizer;

@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use lowp_kernels::{Backend, Rule, Source, State};
+use lowp_kernels::{Backend, Master, Rule, Source, State};
 
 use crate::optimizer::StepGraph;
 use crate::plans::StepPlans;
@@ -12,8 +12,8 @@ use crate::{OptimError, ParamPlace};
 /// element of the rank's rows.
 #[derive(Clone, Debug)]
 pub struct ParamMemory<B: Backend> {
-    /// Master values.
-    pub master: Source<B>,
+    /// Master values. Where they are in two halves, the parameter is one of them: the only buffer of its tensor.
+    pub master: Master<B>,
     /// The states of the rule of its group, in their order ([`Rule::states`]).
     pub states: Vec<State<B>>,
     /// The gradient of the first step; `None` for a parameter that has none in it ([`Optimizer::leave_out`](crate::Optimizer::leave_out)).

@@ -4,6 +4,7 @@ use std::fmt::Write as _;
 use std::sync::Arc;
 
 use lowp_comm::{CallLog, Communicator, Mesh, Traffic, digest, or_abort};
+use lowp_format::codec::remainder::split;
 use lowp_kernels::{Backend, KernelError, Rule, StepCounts};
 use lowp_shard::{CastPlan, FlatGather, ScaleBook};
 
@@ -283,6 +284,21 @@ impl<B: Backend> Optimizer<B> {
         Ok(self.params[self.index(id)?]
             .master
             .download(&self.backend)?)
+    }
+
+    /// The values that the codes of this rank's rows, or of its flat slice, are of: the masters, or the parameters in bf16 that are a half of
+    /// them.
+    ///
+    /// # Errors
+    /// An id of another optimizer, or the backend failed.
+    pub fn cast_values(&self, id: ParamId) -> Result<Vec<f32>, OptimError> {
+        let mut values = self.master(id)?;
+        if self.params[self.index(id)?].master.values().is_none() {
+            for value in &mut values {
+                *value = split(*value).0.to_f32();
+            }
+        }
+        Ok(values)
     }
 
     /// The states of this rank's rows, or of its flat slice, widened to f32: those of the rule of its group, in their order

@@ -5,8 +5,8 @@ use std::sync::Arc;
 use half::bf16;
 use lowp_format::ShardTiles;
 use lowp_kernels::{
-    AmaxJob, Backend, FloatDtype, MomentumJob, Rule, Source, State, StateDtype, UpdateJob,
-    UpdateRandom,
+    AmaxJob, Backend, FloatDtype, Master, MasterDtype, MomentumJob, Rule, Source, State,
+    StateDtype, UpdateJob, UpdateRandom,
 };
 use lowp_shard::{CastItem, CastRange, ScaleBook, ShardError};
 
@@ -24,7 +24,8 @@ pub struct ParamSpec {
     pub master: Vec<f32>,
     /// Gradient storage.
     pub grad: FloatDtype,
-    /// Storage of the master, and of the states of its rule.
+    /// Storage of the master, and of the states of its rule. A master of 16 bits beside a parameter in bf16 is in f32 where the parameter is not
+    /// in bf16 ([`StateDtypes::of_recipe`]).
     pub state: StateDtypes,
     /// Where the values of `master` lie in the matrix.
     pub place: ParamPlace,
@@ -67,7 +68,7 @@ pub(crate) struct Param<B: Backend> {
     pub(crate) name: String,
     pub(crate) group: usize,
     pub(crate) len: usize,
-    pub(crate) master: Source<B>,
+    pub(crate) master: Master<B>,
     pub(crate) rule: Rule,
     pub(crate) states: Vec<State<B>>,
     /// Which random bits its master and its states round by.
@@ -94,7 +95,7 @@ impl<B: Backend> Param<B> {
     /// Whether an update rounds by random bits: a state is in fp8, or the master in bf16.
     pub(crate) fn is_stochastic(&self) -> bool {
         let fp8 = |state: &State<B>| state.dtype() == StateDtype::Fp8;
-        self.master.dtype() == FloatDtype::Bf16 || self.states.iter().any(fp8)
+        self.master.dtype() == MasterDtype::Bf16 || self.states.iter().any(fp8)
     }
 
     /// Its master and states with their dtypes, as text.
@@ -127,10 +128,10 @@ impl<B: Backend> Param<B> {
     /// The first pass of a step.
     pub(crate) fn update(&self, book: &ScaleBook<B>) -> Result<UpdateJob<B>, ShardError> {
         // A flat slice is not encoded with the update: it is no matrix.
-        // What lives in its master alone is not encoded either.
-        let encoded = !self.is_flat() && !self.item.targets.is_empty();
-        let fused = !self.item.needs_agreement() && encoded;
-        let encode = fused.then(|| self.item.encode_job(book));
+        let encode = match self.item.needs_agreement() {
+            true => None,
+            false => self.item.encode_job(book)?,
+        };
         Ok(UpdateJob {
             rule: self.rule,
             master: self.master.clone(),
@@ -140,7 +141,7 @@ impl<B: Backend> Param<B> {
             random: self.is_stochastic().then_some(self.random),
             source_rounding: self.item.source_rounding,
             amax: self.item.update_amax(book)?,
-            encode: encode.transpose()?.map(Box::new),
+            encode: encode.map(Box::new),
         })
     }
 

@@ -145,7 +145,8 @@ impl<B: Backend> Planner<'_, B> {
         let params = || present.of(self.of.params).map(|(_, param)| param);
         let late = |p: &&Param<B>| p.item.needs_agreement() && !p.is_flat();
         let second = params().filter(late).map(|p| p.item.encode_job(self.book));
-        let second = second.collect::<Result<_, _>>()?;
+        let second: Vec<_> = second.collect::<Result<_, _>>()?;
+        let second = second.into_iter().flatten().collect();
         let flat = self.of.params.iter().any(Param::is_flat);
         Ok(Anywhere {
             scalars: self.backend.plan(Work::StepScalars(jobs))?,

@@ -2,7 +2,8 @@
 
 use lowp_format::StateCode;
 use lowp_kernels::{
-    Backend, FloatDtype, Pending, Source, State, StateName, StepCounts, bf16, decoded,
+    Backend, FloatDtype, Master, Pending, Source, State, StateName, StepCounts, bf16, decoded,
+    joined,
 };
 use lowp_shard::ScaleSlot;
 
@@ -34,8 +35,18 @@ pub struct PendingValues {
     bytes: Pending<u8>,
     len: usize,
     dtype: FloatDtype,
-    /// How they are stored in fp8.
-    code: Option<StateCode>,
+    stored: Stored,
+}
+
+/// How values were read.
+#[derive(Debug)]
+enum Stored {
+    /// As they arrive.
+    Values,
+    /// In fp8.
+    Fp8(StateCode),
+    /// As parameters, with these remainders.
+    Remainders(Pending<u8>),
 }
 
 impl PendingValues {
@@ -49,7 +60,7 @@ impl PendingValues {
         self.len == 0
     }
 
-    /// What they arrive as: the dtype that they are stored as, or bf16 of fp8, which has all of its values.
+    /// What they arrive as: the dtype that they are stored as, bf16 of fp8, which has all of its values, or f32 of two halves.
     pub fn dtype(&self) -> FloatDtype {
         self.dtype
     }
@@ -60,13 +71,18 @@ impl PendingValues {
     /// The backend failed.
     pub fn wait(self) -> Result<Vec<u8>, OptimError> {
         let bytes = self.bytes.wait()?;
-        let Some(code) = self.code else {
-            return Ok(bytes);
-        };
-        let values = decoded(&bytes, code).into_iter();
-        Ok(values
-            .flat_map(|x| bf16::from_f32(x).to_le_bytes())
-            .collect())
+        Ok(match self.stored {
+            Stored::Values => bytes,
+            Stored::Fp8(code) => {
+                let values = decoded(&bytes, code).into_iter();
+                let halves = values.flat_map(|x| bf16::from_f32(x).to_le_bytes());
+                halves.collect()
+            }
+            Stored::Remainders(remainders) => {
+                let values = joined(&bytes, &remainders.wait()?).into_iter();
+                values.flat_map(f32::to_le_bytes).collect()
+            }
+        })
     }
 }
 
@@ -88,8 +104,24 @@ impl<B: Backend> Optimizer<B> {
                 bytes,
                 len,
                 dtype: values.dtype(),
-                code: None,
+                stored: Stored::Values,
             })
+        };
+        let master = match &param.master {
+            Master::Values(values) => start(values)?,
+            Master::Bf16Plus16 {
+                parameter,
+                remainder,
+            } => {
+                let all = 0..2 * param.len;
+                let remainders = stream.start_read_bytes::<u8>(remainder, all.clone())?;
+                PendingValues {
+                    bytes: stream.start_read_bytes::<u8>(parameter, all)?,
+                    len: param.len,
+                    dtype: FloatDtype::F32,
+                    stored: Stored::Remainders(remainders),
+                }
+            }
         };
         let names = param.rule.states().iter().zip(&param.states);
         let states = names.map(|(name, state)| match state {
@@ -98,11 +130,11 @@ impl<B: Backend> Optimizer<B> {
                 bytes: stream.start_read_bytes(bytes, 0..stream.len::<u8>(bytes))?,
                 len: param.len,
                 dtype: state.dtype().float(),
-                code: Some(name.code()),
+                stored: Stored::Fp8(name.code()),
             }),
         });
         Ok(PendingState {
-            master: start(&param.master)?,
+            master,
             states: states.collect::<Result<_, _>>()?,
         })
     }
@@ -128,7 +160,7 @@ impl<B: Backend> Optimizer<B> {
         check_length(&param.name, "the master", state.master.len(), param.len)?;
         self.set_states(id, &state.states)?;
         let param = &self.params[self.index(id)?];
-        Ok(param.master.write(&self.backend, 0, &state.master)?)
+        Ok(param.master.upload(&self.backend, &state.master)?)
     }
 
     /// Replaces the states of this rank's rows, or of its flat slice: those of its rule, in their order. Those that are kept in bf16 or

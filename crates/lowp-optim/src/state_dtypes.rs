@@ -3,8 +3,8 @@
 use std::fmt;
 use std::str::FromStr;
 
-use lowp_format::STATE_BLOCK;
-use lowp_kernels::{FloatDtype, Rule, StateDtype, StateName};
+use lowp_format::{Recipe, STATE_BLOCK, is_in_bf16};
+use lowp_kernels::{MasterDtype, Rule, StateDtype, StateName};
 use thiserror::Error;
 
 /// The dtypes of masters and of the states of any rule; those of states that a rule does not have say nothing. `exp_avg_sq` is f32 or has the
@@ -12,8 +12,9 @@ use thiserror::Error;
 /// as `f32` if all are; read back, what is not named is f32.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct StateDtypes {
-    /// Of masters; those in bf16 are rounded stochastically (docs/numerics.md 23.2).
-    pub master: FloatDtype,
+    /// Of masters; those in bf16 are rounded stochastically (docs/numerics.md 23.2), and those of parameters that are not in bf16 are f32 for
+    /// [`MasterDtype::Bf16Plus16`] ([`StateDtypes::of_recipe`]).
+    pub master: MasterDtype,
     /// Of the mean of gradients.
     pub exp_avg: StateDtype,
     /// Of the mean of squares.
@@ -41,6 +42,15 @@ impl StateDtypes {
             StateName::ExpAvgSq => &mut self.exp_avg_sq,
             StateName::MomentumBuffer => &mut self.momentum_buffer,
         }
+    }
+
+    /// The dtypes of a parameter of `recipe`: a master of 16 bits beside a parameter in bf16 is in f32 where the parameter is not in bf16.
+    #[must_use]
+    pub fn of_recipe(mut self, recipe: &impl Recipe) -> Self {
+        if self.master == MasterDtype::Bf16Plus16 && !is_in_bf16(recipe) {
+            self.master = MasterDtype::F32;
+        }
+        self
     }
 
     /// The states of `rule` with their dtypes.
@@ -100,7 +110,7 @@ impl StateDtypes {
 impl fmt::Display for StateDtypes {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let written = |state: StateName| format!("{}={}", state.name(), self.of(state).name());
-        let master = (self.master != FloatDtype::F32)
+        let master = (self.master != MasterDtype::F32)
             .then(|| format!("{}={}", Self::MASTER, self.master.name()));
         let narrow: Vec<String> = master
             .into_iter()
@@ -158,8 +168,8 @@ impl FromStr for StateDtypes {
             }
             named.push(name);
             if name == Self::MASTER {
-                let dtype = FloatDtype::ALL.into_iter().find(|d| d.name() == dtype);
-                dtypes.master = dtype.ok_or_else(|| wrong("is not f32 or bf16"))?;
+                let dtype = MasterDtype::ALL.into_iter().find(|d| d.name() == dtype);
+                dtypes.master = dtype.ok_or_else(|| wrong("is not f32, bf16 or bf16+16"))?;
                 continue;
             }
             let dtype = StateDtype::ALL.into_iter().find(|d| d.name() == dtype);
@@ -193,7 +203,7 @@ mod tests {
         use StateDtype::{Bf16, F32, Fp8};
         for [exp_avg, exp_avg_sq] in [[F32; 2], [Bf16, F32], [Bf16; 2], [Fp8, F32], [Fp8; 2]] {
             for momentum_buffer in StateDtype::ALL {
-                for master in FloatDtype::ALL {
+                for master in MasterDtype::ALL {
                     let dtypes = StateDtypes {
                         master,
                         exp_avg,
@@ -218,7 +228,8 @@ mod tests {
                 "step=bf16",
                 "is none of master and exp_avg and exp_avg_sq and momentum_buffer",
             ),
-            ("master=fp8", "is not f32 or bf16"),
+            ("master=fp8", "is not f32, bf16 or bf16+16"),
+            ("exp_avg=bf16+16", "is not f32, bf16 or fp8"),
             ("master=bf16,master=f32", "twice"),
             ("exp_avg=f32,exp_avg=f32", "twice"),
             ("exp_avg_sq=bf16", "has bf16 for exp_avg_sq and f32"),

@@ -6,10 +6,10 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use lowp_comm::{Communicator, Mesh, or_abort};
 use lowp_format::Shape;
-use lowp_kernels::{State, StepCounts};
+use lowp_kernels::{Master, State, StepCounts};
 use lowp_optim::{
-    Group, MatrixCut, OptimError, OptimizerBuilder, ParamId, ParamMemory, ParamPlace, PendingStep,
-    Rule, StateDtype, StepOptions, StepReport,
+    Group, MasterDtype, MatrixCut, OptimError, OptimizerBuilder, ParamId, ParamMemory, ParamPlace,
+    PendingStep, Rule, StateDtype, StepOptions, StepReport,
 };
 use lowp_shard::DelayedState;
 use pyo3::prelude::*;
@@ -67,7 +67,7 @@ pub(crate) struct ParamArg {
     /// The first element of the rows in the flattened matrix.
     first: usize,
     master: MemoryArg,
-    /// Its dtype.
+    /// Its dtype: `bf16+16` of remainders, beside elements in bf16.
     master_is: String,
     /// Those of the rule, in its order.
     states: Vec<MemoryArg>,
@@ -192,10 +192,11 @@ impl<B: Held> Of<B> {
             let grad = param
                 .grad
                 .map(|(grad, dtype)| backend.source(grad.into(), &dtype));
-            let memory = ParamMemory {
-                master: backend.source(param.master.into(), &param.master_is)?,
-                states: states.collect::<Result<_, _>>()?,
-                grad: grad.transpose()?,
+            let (states, grad) = (states.collect::<Result<_, _>>()?, grad.transpose()?);
+            let memory = |master| ParamMemory {
+                master,
+                states,
+                grad,
                 place: ParamPlace {
                     start: param.first,
                     tiles: None,
@@ -210,13 +211,26 @@ impl<B: Held> Of<B> {
                             param.name
                         ))
                     })?;
+                    let master = backend.source(param.master.into(), &param.master_is)?;
+                    let memory = memory(master.into());
                     builder.param_in(shard.local(), param.name, param.group, memory)?
                 }
                 None => {
                     let recipe = param.recipe.get().recipe;
                     let shape = Shape::new(param.shape.0, param.shape.1);
                     let tensor = tensor(backend, recipe, shape, param.buffers)?;
-                    builder.param_in(&tensor, param.name, param.group, memory)?
+                    let in_halves = param.master_is == MasterDtype::Bf16Plus16.name();
+                    let master = match tensor.buffers().first().filter(|_| in_halves) {
+                        Some(elements) => Master::Bf16Plus16 {
+                            parameter: elements.storage.clone(),
+                            remainder: backend.wrap(param.master.into())?,
+                        },
+                        None => {
+                            let values = backend.source(param.master.into(), &param.master_is)?;
+                            values.into()
+                        }
+                    };
+                    builder.param_in(&tensor, param.name, param.group, memory(master))?
                 }
             };
             if let Some((rows, ends)) = param.cut {

@@ -6,7 +6,7 @@ use lowp_format::{
     SourceRounding, Usage,
 };
 use lowp_kernels::{
-    AmaxJob, Backend, BlockAmax, EncodeJob, FlatBlocks, FlatEncodeJob, KernelError, Source,
+    AmaxJob, Backend, BlockAmax, EncodeJob, FlatBlocks, FlatEncodeJob, KernelError, Master, Source,
     StepScalars, Target, UpdateAmax, Work,
 };
 use smallvec::SmallVec;
@@ -31,7 +31,8 @@ pub enum CastRange {
     },
 }
 
-/// One tensor to cast: its source, its ingredients and the buffers to fill.
+/// One tensor to cast: its source, its ingredients and the buffers to fill. Where one of its buffers is a half of its masters, or it has none,
+/// nothing is cast.
 #[derive(Clone, Debug)]
 pub struct CastItem<B: Backend> {
     /// Shape of the source rows, or of the full matrix for a flat shard.
@@ -39,14 +40,14 @@ pub struct CastItem<B: Backend> {
     /// What is covered.
     pub range: CastRange,
     /// High-precision values.
-    pub source: Source<B>,
+    pub source: Master<B>,
     /// Kernel ingredients by orientation, rowwise first.
     pub kernels: [KernelKey; 2],
     /// Rounding of the source.
     pub source_rounding: SourceRounding,
     /// Entries in the scale book, by orientation.
     pub slots: [Option<ScaleSlot>; 2],
-    /// The buffers to fill.
+    /// The buffers to fill; none where nothing is cast.
     pub targets: Vec<Target<B>>,
     /// What casts raise, for the rows of a shard.
     version: Option<Version>,
@@ -55,10 +56,17 @@ pub struct CastItem<B: Backend> {
 impl<B: Backend> CastItem<B> {
     /// Casts `source` into every buffer of `into`, registering its scale in `book`. Rows that cut blocks
     /// ([`CastTarget::slice`]) are a flat range.
-    pub fn rows(into: &impl CastTarget<B>, source: Source<B>, book: &mut ScaleBookBuilder) -> Self {
-        let tensor = into.tensor();
+    pub fn rows(
+        into: &impl CastTarget<B>,
+        source: impl Into<Master<B>>,
+        book: &mut ScaleBookBuilder,
+    ) -> Self {
+        let (tensor, source) = (into.tensor(), source.into());
         let (recipe, shape, usage) = (tensor.recipe(), tensor.shape(), tensor.usage());
-        let targets = targets(tensor);
+        let targets = match &source {
+            Master::Values(_) => targets(tensor),
+            Master::Bf16Plus16 { .. } => Vec::new(),
+        };
         let item = match into.slice() {
             Some((full, start)) => {
                 let elements = (start, shape.elements());
@@ -80,13 +88,13 @@ impl<B: Backend> CastItem<B> {
         recipe: &impl Recipe,
         shape: Shape,
         usage: Usage,
-        source: Source<B>,
+        source: impl Into<Master<B>>,
         book: &mut ScaleBookBuilder,
     ) -> Self {
         Self {
             shape,
             range: CastRange::Rows,
-            source,
+            source: source.into(),
             kernels: recipe.quantizers(Role::Weight).kernels(),
             source_rounding: recipe.source_rounding(),
             slots: book.register(recipe, shape, usage),
@@ -101,10 +109,15 @@ impl<B: Backend> CastItem<B> {
         recipe: &R,
         shape: Shape,
         (start, len): (usize, usize),
-        source: Source<B>,
+        source: impl Into<Master<B>>,
         targets: Vec<Target<B>>,
         book: &mut ScaleBookBuilder,
     ) -> Self {
+        let source = source.into();
+        let targets = match &source {
+            Master::Values(_) => targets,
+            Master::Bf16Plus16 { .. } => Vec::new(),
+        };
         let quantizers = recipe.quantizers(Role::Weight);
         let kernels = quantizers.kernels();
         let served = |usage, target: &Target<B>| usage | target.spec.key.usage;
@@ -177,13 +190,16 @@ impl<B: Backend> CastItem<B> {
             let block = Extent::Line.block(orientation);
             blocks.extend(lines[orientation as usize].map(|start| BlockAmax { block, start }));
         }
+        let Some(source) = self.source.values() else {
+            return Ok(None);
+        };
         if tensor.is_none() && blocks.is_empty() {
             return Ok(None);
         }
         Ok(Some(AmaxJob {
             shape: self.shape,
             start,
-            source: self.source.clone(),
+            source: source.clone(),
             source_rounding: self.source_rounding,
             out: book.observed().clone(),
             tensor,
@@ -212,23 +228,32 @@ impl<B: Backend> CastItem<B> {
         }))
     }
 
-    /// The cast of a range of rows.
+    /// The values that are cast, where something is.
+    fn values(&self) -> Option<&Source<B>> {
+        let values = self.source.values();
+        values.filter(|_| !self.targets.is_empty())
+    }
+
+    /// The cast of a range of rows; a flat range has none, and neither has what is not cast.
     ///
     /// # Errors
     /// It was registered in another book.
-    pub fn encode_job(&self, book: &ScaleBook<B>) -> Result<EncodeJob<B>, ShardError> {
-        Ok(EncodeJob {
+    pub fn encode_job(&self, book: &ScaleBook<B>) -> Result<Option<EncodeJob<B>>, ShardError> {
+        let (CastRange::Rows, Some(source)) = (&self.range, self.values()) else {
+            return Ok(None);
+        };
+        Ok(Some(EncodeJob {
             shape: self.shape,
             kernels: self.kernels,
-            source: self.source.clone(),
+            source: source.clone(),
             source_rounding: self.source_rounding,
             tensor: book.tensor_inputs(self.slots)?,
             targets: self.targets.clone(),
             stochastic: None,
-        })
+        }))
     }
 
-    /// The cast of a flat range; rows have none.
+    /// The cast of a flat range; rows have none, and neither has what is not cast.
     ///
     /// # Errors
     /// It was registered in another book.
@@ -236,7 +261,8 @@ impl<B: Backend> CastItem<B> {
         &self,
         book: &ScaleBook<B>,
     ) -> Result<Option<FlatEncodeJob<B>>, ShardError> {
-        let CastRange::Flat { start, len, blocks } = &self.range else {
+        let (CastRange::Flat { start, len, blocks }, Some(source)) = (&self.range, self.values())
+        else {
             return Ok(None);
         };
         let blocks = (!blocks.is_empty()).then(|| {
@@ -251,7 +277,7 @@ impl<B: Backend> CastItem<B> {
             start: *start,
             len: *len,
             kernels: self.kernels,
-            source: self.source.clone(),
+            source: source.clone(),
             source_rounding: self.source_rounding,
             tensor: book.tensor_inputs(self.slots)?,
             blocks,
@@ -343,10 +369,8 @@ impl<B: Backend> CastPlan<B> {
             let mut rows = Vec::new();
             let mut flats = Vec::new();
             for item in items.iter().filter(|item| of(item)) {
-                match item.flat_encode_job(book)? {
-                    Some(job) => flats.push(job),
-                    None => rows.push(item.encode_job(book)?),
-                }
+                rows.extend(item.encode_job(book)?);
+                flats.extend(item.flat_encode_job(book)?);
             }
             Ok([
                 backend.plan(Work::Encode(rows))?,

@@ -2,9 +2,9 @@
 
 use lowp_kernels::{
     AmaxJob, ConvertJob, Cpu, DecodeJob, EncodeJob, FlatBlocks, FlatEncodeJob, HistoryJob,
-    InterleaveJob, MomentumJob, NormalizeJob, RearrangeJob, Rearranged, RepackJob, RoundJob, Slot,
-    Source, State, StepScalarsJob, SumJob, SumPartsJob, SumSquaresJob, Target, TensorInput,
-    TransposeJob, UpdateAmax, UpdateJob, Work,
+    InterleaveJob, Master, MomentumJob, NormalizeJob, RearrangeJob, Rearranged, RepackJob,
+    RoundJob, Slot, Source, State, StepScalarsJob, SumJob, SumPartsJob, SumSquaresJob, Target,
+    TensorInput, TransposeJob, UpdateAmax, UpdateJob, Work,
 };
 
 use super::Queued;
@@ -193,7 +193,16 @@ fn decode(job: DecodeJob<Queued>) -> DecodeJob<Cpu> {
 
 fn update(job: UpdateJob<Queued>) -> UpdateJob<Cpu> {
     UpdateJob {
-        master: source(job.master),
+        master: match job.master {
+            Master::Values(values) => source(values).into(),
+            Master::Bf16Plus16 {
+                parameter,
+                remainder,
+            } => Master::Bf16Plus16 {
+                parameter,
+                remainder,
+            },
+        },
         states: job.states.into_iter().map(state).collect(),
         random: job.random,
         grad: source(job.grad),

@@ -92,7 +92,7 @@ fn fused_delayed_fp8(golden: &Golden) {
         index: 0,
     }));
     let job = UpdateJob {
-        master: Source::F32(master.clone()),
+        master: Source::F32(master.clone()).into(),
         states: vec![
             Source::F32(exp_avg.clone()).into(),
             Source::F32(exp_avg_sq.clone()).into(),

@@ -10,7 +10,9 @@ use lowp_format::{
     tensor_scale,
 };
 use lowp_kernels::Cpu;
-use lowp_optim::{FloatDtype, Group, OptimError, StateDtype, StateDtypes, StepOptions, StepReport};
+use lowp_optim::{
+    FloatDtype, Group, MasterDtype, OptimError, StateDtype, StateDtypes, StepOptions, StepReport,
+};
 use lowp_tests::golden::first_difference;
 use lowp_tests::model::{Case, Rank, is_delayed, kernels, recipe_variants, tensor_slots};
 use lowp_tests::naive::{Factors, Naive};
@@ -276,7 +278,7 @@ const STATES: [StateDtypes; 3] = [
 
 const fn states(exp_avg: StateDtype, exp_avg_sq: StateDtype) -> StateDtypes {
     StateDtypes {
-        master: FloatDtype::F32,
+        master: MasterDtype::F32,
         exp_avg,
         exp_avg_sq,
         momentum_buffer: exp_avg_sq,

@@ -4,7 +4,7 @@
 use super::ops::LOGITS;
 
 use lowp_fsdp::LinearSpec;
-use lowp_fsdp::cost::parameter_state;
+use lowp_fsdp::cost::{parameter_state, variable_state};
 use lowp_kernels::bf16;
 use lowp_optim::{Rule, StateDtypes};
 use lowp_train::{Model, Optimizer};
@@ -65,7 +65,7 @@ impl Needed {
         }
     }
 
-    /// With the masters and states of `optimizer` in these dtypes, not those of AdamW in f32.
+    /// With the masters of linear layers and the states of `optimizer` in these dtypes, not those of AdamW in f32.
     #[must_use]
     pub fn with_optimizer(
         self,
@@ -83,7 +83,7 @@ impl Needed {
             false => 0,
         };
         let parameters = parameter_state(optimizer.rule(), state, linear)
-            + parameter_state(optimizer.var_rule(), state, all - linear)
+            + variable_state(optimizer.var_rule(), state, all - linear)
             + matrices;
         Self { parameters, ..self }
     }

@@ -5,18 +5,21 @@ use super::folder::ModelFolder;
 use super::{recipes, source};
 use crate::device::Device;
 use crate::output;
+use crate::sharding::none_in_bf16;
 use crate::usage::{AMAX_GROUP, UsageError, input_error, of_patterns};
 use anyhow::Result;
 use lowp_candle::transformer::Needed;
 use lowp_comm::{Launch, Mesh};
 use lowp_file::patterns::{self, are_patterns, weight_of};
 use lowp_format::{ReshardAfterForward, has_tensor_scale};
-use lowp_fsdp::cost::MAX_RANKS;
+use lowp_fsdp::cost::{MAX_RANKS, parameter_state};
 use lowp_fsdp::{LinearSpec, Sharding};
 use lowp_kernels::StateDtype;
 use lowp_optim::{Decay, StateDtypes};
 use lowp_train::summary::BASELINE;
-use lowp_train::{Checkpoints, Config, MAX_BATCH, Mixture, Model, Optimizer, Run, TrainError, machine};
+use lowp_train::{
+    Checkpoints, Config, MAX_BATCH, Mixture, Model, Optimizer, Run, TrainError, machine,
+};
 use lowp_transformer::{GptConfig, SizeError};
 use std::sync::Arc;
 
@@ -148,9 +151,10 @@ impl Setup {
             eval_every: args.eval_every,
         };
         config.check().map_err(UsageError::from)?;
+        let is_first = launch.is_none_or(|launch| launch.rank == 0);
         let rounds_away = config.optimizer_state.exp_avg_sq == StateDtype::Bf16
             && config.beta2 > BETA2_OF_BF16
-            && launch.is_none_or(|launch| launch.rank == 0);
+            && is_first;
         if rounds_away {
             output::note(&format!(
                 "exp_avg_sq in bf16 does not follow gradients with a beta2 of {}; choose --beta2 {BETA2_OF_BF16} or less, or leave exp_avg_sq in f32",
@@ -163,12 +167,13 @@ impl Setup {
             let at_once = args.batch.div_ceil(args.sharded.accumulate);
             let here = launch.map_or(mesh.world(), |launch| launch.local_world);
             let keeping = if config.keeps_gradients() { here } else { 0 };
-            let of_run = |run: &Run| states(&runs, run, config.optimizer_state);
-            let wide = StateDtypes::default();
-            let widest = match runs.iter().any(|run| of_run(run) == wide) {
-                true => wide,
-                false => config.optimizer_state,
+            let of_run = |run: &Run| {
+                let state = states(&runs, run, config.optimizer_state);
+                state.of_recipe(&run.recipe)
             };
+            let bytes = |state: &StateDtypes| parameter_state(config.optimizer.rule(), *state, 1);
+            let widest = runs.iter().map(of_run).max_by_key(bytes);
+            let widest = widest.unwrap_or_default();
             Needed::new(model, at_once, mesh.replicate, args.sharded.recompute)
                 .with_optimizer(model, config.optimizer, widest)
                 .of_ranks(here, mesh.world())
@@ -181,6 +186,13 @@ impl Setup {
             let fits = model.check_recipe(recipe, &config.kept_in_bf16);
             fits.map_err(|error| of_layer(error, folder.is_some()))?;
             run.check_sharding(sharding).map_err(UsageError::from)?;
+            let linears = model.linears();
+            let of = |linear| config.recipe_of(run, linear, (model.layers, false));
+            let state = states(&runs, run, config.optimizer_state);
+            let note = none_in_bf16(state, &run.name, linears.iter().map(of));
+            if let Some(note) = note.filter(|_| is_first) {
+                output::note(&note);
+            }
         }
         let amax_groups = amax_groups(&args.amax_group, model, &runs, &config.kept_in_bf16)?;
         let checkpoints = args.checkpoints();

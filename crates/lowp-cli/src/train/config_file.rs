@@ -155,7 +155,10 @@ fn options(
             (Value::Boolean(_), false)
                 if arg.get_value_parser().type_id() == TypeId::of::<PathBuf>() =>
             {
-                return Err(wrong(key, "must be a path, not true or false; leave it out for none"));
+                return Err(wrong(
+                    key,
+                    "must be a path, not true or false; leave it out for none",
+                ));
             }
             (Value::Array(values), false) => {
                 let values: Option<Vec<_>> = values.iter().map(scalar).collect();

@@ -3,8 +3,9 @@
 use super::encode::{encoded, resize_targets};
 use super::vectors::raised;
 use super::*;
+use lowp_format::codec::remainder;
 use lowp_kernels::reference;
-use lowp_kernels::{Rule, State, UpdateAmax, UpdateJob};
+use lowp_kernels::{Master, Rule, State, UpdateAmax, UpdateJob};
 
 pub fn update_jobs<B: Fenced>(rig: &Rig<B>) {
     all::<B, UpdateJob<B>>(rig);
@@ -58,6 +59,7 @@ impl<B: Fenced> Mutate<B> for UpdateJob<B> {
         "rule and states",
         "master",
         "master in bf16",
+        "master in halves",
         "states",
         "states = less",
         "grad",
@@ -82,8 +84,8 @@ impl<B: Fenced> Mutate<B> for UpdateJob<B> {
         } else {
             choices.below(3000)
         };
-        let master = Source::F32(choices.floats(len, false));
-        encode.source = master.clone();
+        encode.source = Source::F32(choices.floats(len, false));
+        let master = encode.source.clone().into();
         let known = |input: TensorInput<B>| TensorInput::Known(input.slot().clone());
         encode.tensor = encode.tensor.map(|input| input.map(known));
         for key in &mut encode.kernels {
@@ -124,10 +126,19 @@ impl<B: Fenced> Mutate<B> for UpdateJob<B> {
         match field {
             "master" => {
                 let len = choices.length(len);
-                *master = Source::F32(choices.floats(len, false));
+                *master = Source::F32(choices.floats(len, false)).into();
             }
             // Random bits are missing.
-            "master in bf16" => *master = choices.source(len, true),
+            "master in bf16" => *master = choices.source(len, true).into(),
+            // It is not cast.
+            "master in halves" => {
+                let parameter = choices.buffer(&vec![0u8; 2 * len]);
+                let len = choices.length(len);
+                *master = Master::Bf16Plus16 {
+                    parameter,
+                    remainder: choices.bytes(2 * len),
+                };
+            }
             "rule" => *rule = choices.pick(&Rule::ALL),
             "rule and states" => {
                 *rule = choices.pick(&Rule::ALL);
@@ -145,7 +156,7 @@ impl<B: Fenced> Mutate<B> for UpdateJob<B> {
             "group" => *group = choices.size(*group),
             "source_rounding" => *source_rounding = choices.rounding(),
             "amax = master" => {
-                let Source::F32(buffer) = master.clone() else {
+                let Master::Values(Source::F32(buffer)) = master.clone() else {
                     return;
                 };
                 *amax = Some(UpdateAmax::of_tensor(Slot { buffer, index: 0 }));
@@ -192,12 +203,13 @@ impl<B: Fenced> Mutate<B> for UpdateJob<B> {
             None => now,
             Some(encode) => small(&[encode.shape.rows, encode.shape.cols]).unwrap_or(now),
         };
-        self.master = Source::F32(choices.floats(len, false));
+        let master = Source::F32(choices.floats(len, false));
+        self.master = master.clone().into();
         self.states = any_states(choices, self.rule, len);
         self.grad = choices.source(len, false);
         if let Some(encode) = &mut self.encode {
             resize_targets(&mut encode.targets, encode.shape, choices);
-            encode.source = self.master.clone();
+            encode.source = master;
             encode.source_rounding = self.source_rounding;
         }
     }
@@ -209,7 +221,7 @@ impl<B: Fenced> Mutate<B> for UpdateJob<B> {
     fn expected(&self, rig: &Rig<B>) -> Vec<Output<B>> {
         let scalars = scalars();
         let (group, scale) = (&scalars.groups[self.group], scalars.grad_scale);
-        let mut master = rig.widened(&self.master);
+        let mut master = rig.master(self);
         let grads = rig.widened(&self.grad);
         let mut states = rig.states(self);
         for (i, g) in grads.iter().enumerate() {
@@ -250,10 +262,25 @@ impl<B: Fenced> Mutate<B> for UpdateJob<B> {
         if let Some(encode) = &self.encode {
             outputs.extend(encoded(rig, encode, &master));
         }
-        let Source::F32(buffer) = &self.master else {
-            unreachable!("these jobs have no random bits");
-        };
-        outputs.push(Output::Floats("master", buffer.clone(), master));
+        match &self.master {
+            Master::Values(Source::F32(buffer)) => {
+                outputs.push(Output::Floats("master", buffer.clone(), master));
+            }
+            Master::Values(Source::Bf16(_)) => unreachable!("these jobs have no random bits"),
+            Master::Bf16Plus16 {
+                parameter,
+                remainder,
+            } => {
+                let halves = master.into_iter().map(remainder::split);
+                let (parameters, remainders): (Vec<_>, Vec<_>) = halves
+                    .map(|(p, r)| (p.to_le_bytes(), r.to_le_bytes()))
+                    .unzip();
+                outputs.extend([
+                    Output::Bytes("parameters", parameter.clone(), parameters.concat()),
+                    Output::Bytes("remainders", remainder.clone(), remainders.concat()),
+                ]);
+            }
+        }
         outputs
     }
 

@@ -84,7 +84,7 @@ fn update<B: Fenced>(
     let rule = choices.pick(&Rule::ALL);
     UpdateJob {
         rule,
-        master: Source::F32(master),
+        master: Source::F32(master).into(),
         states: states(choices, rule, len, half_states),
         random: None,
         grad,

@@ -8,6 +8,7 @@ pub mod e2m1;
 pub mod e4m3;
 pub mod e5m2;
 pub mod e8m0;
+pub mod remainder;
 pub mod ue4m4;
 
 /// Sign bit of a binary32, moved to bit 7.

@@ -9,6 +9,7 @@ mod random_numbers;
 mod rank_tables;
 mod recipe_answers;
 mod recipe_options;
+mod remainders;
 mod scale_rules;
 mod state_blocks;
 mod stochastic_rounding;

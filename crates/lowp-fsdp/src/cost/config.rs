@@ -2,10 +2,11 @@
 
 use lowp_comm::{GradWire, Mesh};
 use lowp_format::{FormatError, ReshardAfterForward, STATE_BLOCK, Shape};
-use lowp_optim::{FloatDtype, Rule, StateDtype, StateDtypes};
+use lowp_optim::{Rule, StateDtype, StateDtypes};
 use lowp_shard::ShardError;
 use thiserror::Error;
 
+use crate::plain_vars::VarRecipe;
 use crate::{Sharding, VarPlace, VarShapeError};
 
 /// Most ranks of a model that is planned.
@@ -18,6 +19,11 @@ pub const MAX_MICRO_BATCHES: usize = 1 << 16;
 pub fn parameter_state(rule: Rule, state: StateDtypes, len: u128) -> u128 {
     let each = state.master.bytes() + size_of::<f32>();
     each as u128 * len + states_of(rule, state, len)
+}
+
+/// The same of a variable, which stays in f32.
+pub fn variable_state(rule: Rule, state: StateDtypes, len: u128) -> u128 {
+    parameter_state(rule, state.of_recipe(&VarRecipe::default()), len)
 }
 
 /// Bytes of their states.
@@ -85,19 +91,6 @@ impl Default for CostConfig {
 }
 
 impl CostConfig {
-    /// What the masters are, in words.
-    pub(super) fn masters(&self) -> &'static str {
-        match self.state.master {
-            FloatDtype::F32 => "fp32 masters",
-            FloatDtype::Bf16 => "bf16 masters",
-        }
-    }
-
-    /// Bytes of the masters of `len` elements.
-    pub(super) fn master_bytes(&self, len: u128) -> u128 {
-        self.state.master.bytes() as u128 * len
-    }
-
     /// What the rule keeps beside the masters, in words.
     pub(super) fn states(&self) -> &'static str {
         use StateDtype::{Bf16, F32, Fp8};

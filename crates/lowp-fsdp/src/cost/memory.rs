@@ -1,7 +1,7 @@
 //! [`RankMemory`]: what the rank that holds most has in memory, by the account of a run.
 
 use super::buckets::{Buckets, most_in_bucket};
-use super::config::{CostConfig, parameter_state};
+use super::config::{CostConfig, states_of};
 use super::matrices::Matrices;
 use super::vars::Vars;
 use super::weights::Weights;
@@ -71,7 +71,7 @@ impl RankMemory {
             staged: weights.sum(|cost| u128::from(cost.staged)),
             buckets: bucket_bytes(buckets, config),
             variables: vars.full + vars.transient_gathered(),
-            masters_are: config.masters(),
+            masters_are: weights.masters_are(config),
             states_are: config.states(),
             ..Self::default()
         };
@@ -80,14 +80,15 @@ impl RankMemory {
                 weights.sum(|cost| u128::from(of(cost)[rank]))
             };
             let own = by_rank(|cost| &cost.elements);
-            let state = |len| parameter_state(config.var_rule(), config.state, len);
-            let var = vars
-                .all()
-                .sum(|cost| state(u128::from(cost.elements[rank])));
+            let var = vars.all().sum(|cost| {
+                let len = u128::from(cost.elements[rank]);
+                let states = states_of(config.var_rule(), config.state, len);
+                u128::from(cost.masters[rank]) + states + F32 * len
+            });
             Self {
                 rank,
                 weights: by_rank(|cost| &cost.stored),
-                masters: config.master_bytes(own),
+                masters: by_rank(|cost| &cost.masters),
                 // Blocks of states end with each weight.
                 states: weights.sum(|cost| config.state_bytes(cost.elements[rank].into())),
                 matrices: matrices.bytes[rank],

@@ -38,7 +38,7 @@ impl OffloadCost {
         let len = |cost: &WeightCost, rank: usize| u128::from(cost.elements[rank]);
         let var_states =
             |cost: &WeightCost, rank| states_of(config.var_rule(), config.state, len(cost, rank));
-        let masters = |cost: &WeightCost, rank| config.master_bytes(len(cost, rank));
+        let masters = |cost: &WeightCost, rank: usize| u128::from(cost.masters[rank]);
         // Blocks of states end with each parameter.
         let of_rank = |rank| {
             weights.sum(|cost| masters(cost, rank) + config.state_bytes(len(cost, rank)))

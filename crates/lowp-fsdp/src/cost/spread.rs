@@ -31,14 +31,6 @@ impl Spread {
         }
     }
 
-    fn times(self, times: u128) -> Self {
-        Self {
-            min: self.min * times,
-            mean: self.mean * times,
-            max: self.max * times,
-        }
-    }
-
     /// The most over the mean, 1 where there is nothing.
     pub fn ratio(&self) -> f64 {
         match self.mean {
@@ -73,20 +65,19 @@ impl RankSpread {
     pub(super) fn new<R: Recipe>(weights: &Weights<R>, config: &CostConfig) -> Self {
         let ranks = config.mesh.shard;
         let by_rank = |of: fn(&WeightCost) -> &[u64]| weights.by_rank(ranks, of);
-        let elements = by_rank(|cost| &cost.elements);
+        let masters = by_rank(|cost| &cost.masters);
         let [stored, scales] = [by_rank(|cost| &cost.stored), by_rank(|cost| &cost.scales)];
         let zip = |a: &[u64], b: &[u64], f: &dyn Fn(u64, u64) -> u64| -> Vec<u64> {
             a.iter().zip(b).map(|(&a, &b)| f(a, b)).collect()
         };
-        let each = config.state.master.bytes() as u64;
         // Blocks of states end with each weight.
         let states = |rank| weights.sum(|cost| config.state_bytes(u128::from(cost.elements[rank])));
         let states = (0..ranks).map(|rank| u64::try_from(states(rank)).unwrap_or(u64::MAX));
         let states: Vec<u64> = states.collect();
-        let kept = zip(&elements, &states, &|n, states| each * n + states);
+        let kept = zip(&masters, &states, &|masters, states| masters + states);
         Self {
-            masters: Spread::of(&elements).times(each.into()),
-            masters_are: config.masters(),
+            masters: Spread::of(&masters),
+            masters_are: weights.masters_are(config),
             states: Spread::of(&states),
             states_are: config.states(),
             codes: Spread::of(&zip(&stored, &scales, &|stored, scales| stored - scales)),

@@ -88,6 +88,8 @@ pub(super) struct WeightCost {
     pub(super) scales: Vec<u64>,
     /// Elements of which each rank has masters, moments and gradients.
     pub(super) elements: Vec<u64>,
+    /// Bytes of its masters beside the weight.
+    pub(super) masters: Vec<u64>,
     /// How its rows are gathered, with those of its block.
     pub(super) plans: Option<PhasePlans>,
     /// How it is gathered as a full weight.
@@ -132,6 +134,7 @@ impl WeightCost {
         })?;
         let stored = recipe.stored(Usage::BOTH);
         let rows = || cuts.ranges().map(|range| range.len());
+        let elements: Vec<u64> = rows().map(|rows| (rows * shape.cols) as u64).collect();
         let parts = plans.parts.as_ref().map(pieces);
         Ok(Self {
             stored: rows()
@@ -140,7 +143,8 @@ impl WeightCost {
             scales: rows()
                 .map(|rows| bytes_of(&stored, shape.with_rows(rows), is_scale))
                 .collect(),
-            elements: rows().map(|rows| (rows * shape.cols) as u64).collect(),
+            masters: masters(recipe, &elements, config),
+            elements,
             whole: None,
             plans: Some(plans),
             parts: parts.unwrap_or_else(|| vec![0; ranks]),
@@ -182,10 +186,12 @@ impl WeightCost {
                 *sent += range.len() as u64;
             }
         }
+        let elements: Vec<u64> = slices.iter().map(|slice| slice.len() as u64).collect();
         Ok(Self {
             stored: vec![bytes_of(&kept, shape, |_| true); ranks],
             scales: vec![bytes_of(&kept, shape, is_scale); ranks],
-            elements: slices.iter().map(|slice| slice.len() as u64).collect(),
+            masters: masters(recipe, &elements, config),
+            elements,
             whole: Some(Gather {
                 of: Use::Whole,
                 pieces: sent,
@@ -199,6 +205,15 @@ impl WeightCost {
             master_passes: master_passes(recipe, true),
         })
     }
+}
+
+/// Bytes of the masters of these elements of each rank.
+fn masters(recipe: &impl Recipe, elements: &[u64], config: &CostConfig) -> Vec<u64> {
+    let dtype = config.state.of_recipe(recipe).master;
+    elements
+        .iter()
+        .map(|&len| dtype.bytes() as u64 * len)
+        .collect()
 }
 
 /// Bytes of the buffers `which` of a tensor of `shape`.

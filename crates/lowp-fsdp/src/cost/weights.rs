@@ -4,8 +4,8 @@ use super::block::BlockCost;
 use super::config::CostConfig;
 use super::weight::WeightCost;
 use crate::{Sharding, VarPlace};
-use lowp_format::{BlockCuts, FormatError, Recipe, ReshardAfterForward, Shape};
-use lowp_optim::MatrixCut;
+use lowp_format::{BlockCuts, FormatError, Recipe, ReshardAfterForward, Shape, is_in_bf16};
+use lowp_optim::{MasterDtype, MatrixCut};
 use lowp_shard::ShardError;
 
 /// Weights that cost the same.
@@ -172,6 +172,21 @@ impl<R: Recipe> Weights<R> {
             }
         }
         sum
+    }
+
+    /// What their masters are, in words.
+    pub(super) fn masters_are(&self, config: &CostConfig) -> &'static str {
+        let in_bf16 = |kind: &Kind<R>| is_in_bf16(&kind.recipe);
+        let [any, all] = [
+            self.kinds.iter().any(in_bf16),
+            self.kinds.iter().all(in_bf16),
+        ];
+        match config.state.master {
+            MasterDtype::Bf16 => "bf16 masters",
+            MasterDtype::Bf16Plus16 if any && all => "remainders of masters",
+            MasterDtype::Bf16Plus16 if any => "remainders, and fp32 masters",
+            MasterDtype::F32 | MasterDtype::Bf16Plus16 => "fp32 masters",
+        }
     }
 
     /// The shapes that there are.

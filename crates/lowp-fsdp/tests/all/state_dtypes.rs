@@ -1,6 +1,6 @@
 //! Masters and states in few bits: on any number of ranks, cut in any way, they are those of one rank, bit for bit.
 
-use lowp_checkpoint::Checkpoint;
+use lowp_checkpoint::{Block, Checkpoint};
 use lowp_comm::{MeshComm, run_ranks};
 use lowp_format::spelling::Variant;
 use lowp_format::{AnyRecipe, Recipe, Shape, Usage};
@@ -123,16 +123,88 @@ fn masters_in_bf16_are_the_same_on_any_number_of_ranks() {
     }
 }
 
+/// Masters and states of a run, by the names of their tensors.
+fn saved(run: &Run) -> Vec<(String, Vec<u32>)> {
+    let folder = tempfile::tempdir().expect("a folder");
+    train(run, (None, Some(folder.path())));
+    let checkpoint = Checkpoint::latest(folder.path()).expect("a checkpoint");
+    let mut all = Vec::new();
+    for layer in linears(run.shapes) {
+        let states = run.rule.states().iter().map(|state| state.name());
+        for what in ["master"].into_iter().chain(states) {
+            let name = format!("{}.{what}", layer.name);
+            let shape = checkpoint.info(&name).expect("a tensor").shape;
+            let values = checkpoint.read_f32(&name, shape, Block::whole(shape));
+            let values = values.expect("values").into_iter();
+            all.push((name, values.map(f32::to_bits).collect()));
+        }
+    }
+    all
+}
+
+/// Masters of parameters in bf16, alone or beside weights in other recipes, whose masters stay in f32.
+#[test]
+fn masters_in_two_halves_are_those_in_f32() {
+    const ODD: &[[usize; 2]] = &[[64, 33], [7, 5], [48, 96]];
+    for (name, kept, shapes, rule, moments) in [
+        ("bf16", None, ODD, Rule::AdamW, ""),
+        ("bf16", None, ODD, Rule::Lion, ",exp_avg=bf16"),
+        (
+            "bf16",
+            None,
+            SHAPES,
+            Rule::AdamL2,
+            ",exp_avg=fp8,exp_avg_sq=fp8",
+        ),
+        ("bf16", None, SHAPES, Rule::Muon, ""),
+        (
+            "mxfp8-2d",
+            Some([128, 384]),
+            SHAPES,
+            Rule::AdamW,
+            ",exp_avg=fp8,exp_avg_sq=fp8",
+        ),
+    ] {
+        let of = |master: &str, ranks| Run {
+            shapes,
+            kept,
+            rule,
+            state: format!("master={master}{moments}").parse().expect("dtypes"),
+            ..Run::new(recipe(name), ranks)
+        };
+        let expected = saved(&of("f32", 1));
+        for ranks in [1, 2, 3] {
+            assert!(
+                saved(&of("bf16+16", ranks)) == expected,
+                "{name} on {ranks} ranks"
+            );
+        }
+        let slices = Run {
+            sharding: Sharding::Zero1,
+            ..of("bf16+16", 3)
+        };
+        assert!(saved(&slices) == expected, "{name}, slices");
+    }
+}
+
 /// A checkpoint of masters in f32 goes on with masters in bf16, of which the codes are made, and the other way round.
 #[test]
 fn masters_of_a_checkpoint_become_those_of_the_model() {
-    for name in ["mxfp8", "fp8-delayed"] {
+    for name in ["mxfp8", "fp8-delayed", "bf16"] {
         let folder = tempfile::tempdir().expect("a folder");
-        let [wide, narrow] = ["f32", "master=bf16"].map(|state| Run {
+        let [wide, narrow, halves] = ["f32", "master=bf16", "master=bf16+16"].map(|state| Run {
             state: state.parse().expect("dtypes"),
             ..Run::new(recipe(name), 2)
         });
-        for (from, to, recast) in [(wide, narrow, 4), (narrow, wide, 0), (narrow, narrow, 0)] {
+        for (from, to, recast) in [
+            (wide, narrow, 4),
+            (narrow, wide, 0),
+            (narrow, narrow, 0),
+            (wide, halves, 0),
+            (halves, wide, 0),
+            (halves, narrow, 4),
+            (narrow, halves, 0),
+        ] {
             train(&from, (None, Some(folder.path())));
             let linears = linears(to.shapes);
             let ended = run_ranks(&Cpu, 2, PATIENCE, |_, comm| {

@@ -9,8 +9,8 @@ use super::Result;
 use super::data::{Supply, target_bytes};
 use crate::{
     AmaxJob, Backend, Cuda, DecodeJob, EncodeJob, FlatEncodeJob, FloatDtype, HistoryJob,
-    KernelError, RepackJob, RoundJob, Slot, Source, StateDtype, StochasticKey, SumSquaresJob,
-    TensorInput, TransposeJob, UpdateAmax, UpdateJob, Work, rounds,
+    KernelError, MasterDtype, RepackJob, RoundJob, Slot, Source, StateDtype, StochasticKey,
+    SumSquaresJob, TensorInput, TransposeJob, UpdateAmax, UpdateJob, Work, rounds,
 };
 
 /// What is encoded, and from what.
@@ -62,7 +62,7 @@ impl Cast {
 /// What AdamW stores of each element.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Stored {
-    pub(super) master: FloatDtype,
+    pub(super) master: MasterDtype,
     pub(super) moments: [StateDtype; 2],
 }
 
@@ -71,22 +71,32 @@ impl Stored {
     const BF16: Self = Self::moments(StateDtype::Bf16, StateDtype::Bf16);
     const FP8: Self = Self::moments(StateDtype::Fp8, StateDtype::Fp8);
     const NARROWEST: Self = Self {
-        master: FloatDtype::Bf16,
+        master: MasterDtype::Bf16,
+        ..Self::FP8
+    };
+    const REMAINDERS: Self = Self {
+        master: MasterDtype::Bf16Plus16,
+        ..Self::F32
+    };
+    const FP8_REMAINDERS: Self = Self {
+        master: MasterDtype::Bf16Plus16,
         ..Self::FP8
     };
     /// All but f32.
-    const NARROW: [Self; 4] = [
+    const NARROW: [Self; 6] = [
         Self::BF16,
         Self::moments(StateDtype::Bf16, StateDtype::F32),
         Self::FP8,
         Self::NARROWEST,
+        Self::REMAINDERS,
+        Self::FP8_REMAINDERS,
     ];
     /// Those whose casts have rows.
     const CAST: [Self; 3] = [Self::BF16, Self::FP8, Self::NARROWEST];
 
     const fn moments(exp_avg: StateDtype, exp_avg_sq: StateDtype) -> Self {
         Self {
-            master: FloatDtype::F32,
+            master: MasterDtype::F32,
             moments: [exp_avg, exp_avg_sq],
         }
     }
@@ -99,8 +109,16 @@ impl Stored {
             [first, _] => format!(", {first} exp_avg"),
         };
         match self.master {
-            FloatDtype::F32 => moments,
-            FloatDtype::Bf16 => format!("{moments}, bf16 masters"),
+            MasterDtype::F32 => moments,
+            master => format!("{moments}, {} masters", master.name()),
+        }
+    }
+
+    /// Bytes of the master of an element, of which the parameter may be a half.
+    fn master_bytes(self) -> usize {
+        match self.master {
+            MasterDtype::Bf16Plus16 => 4,
+            master => master.bytes(),
         }
     }
 
@@ -108,7 +126,7 @@ impl Stored {
     fn bytes(self, shape: Shape) -> usize {
         let len = shape.elements();
         let moments = self.moments.map(|moment| moment.bytes(len));
-        2 * (self.master.bytes() * len + moments.iter().sum::<usize>()) + 2 * len
+        2 * (self.master_bytes() * len + moments.iter().sum::<usize>()) + 2 * len
     }
 }
 
@@ -338,7 +356,8 @@ impl Case {
     fn adamw_encode(&self, supply: &Supply<'_>, stored: Stored, made: &mut Steps) -> Result<()> {
         let (recipe, quantizers) = (self.recipe()?, self.weight()?);
         let job = supply.adamw(self.shape, stored)?;
-        let master = job.master.clone();
+        let master = job.master.values().cloned();
+        let master = master.ok_or_else(|| missing("the values of a master"))?;
         let form = Form::Compact;
         let encode = supply.encode(&quantizers, self.shape, Usage::BOTH, master, form)?;
         made.bytes += stored.bytes(self.shape) + target_bytes(&encode.targets);
@@ -358,7 +377,7 @@ impl Case {
             made.history.extend(history);
         }
         if let Some(encode) = waiting {
-            made.bytes += self.shape.elements() * stored.master.bytes() + amaxes;
+            made.bytes += self.shape.elements() * stored.master_bytes() + amaxes;
             made.encode.push(encode);
         }
         made.adamw.push(job);

@@ -9,8 +9,8 @@ use super::Result;
 use super::cases::Stored;
 use crate::from_recipe::by_orientation;
 use crate::{
-    Backend, Cuda, CudaBuffer, Element, EncodeJob, FloatDtype, Rule, Slot, Source, StateName,
-    Target, TensorInput, UpdateJob, UpdateRandom,
+    Backend, Cuda, CudaBuffer, Element, EncodeJob, Master, MasterDtype, Rule, Slot, Source,
+    StateName, Target, TensorInput, UpdateJob, UpdateRandom,
 };
 
 /// Values that are drawn; longer buffers repeat them.
@@ -21,6 +21,7 @@ pub(super) struct Supply<'c> {
     pub(super) cuda: &'c Cuda,
     floats: CudaBuffer<f32>,
     halves: CudaBuffer<bf16>,
+    bytes: CudaBuffer<u8>,
     /// What amax jobs raise: of tensors and lines.
     pub(super) observed: CudaBuffer<f32>,
     /// Delayed scales.
@@ -42,10 +43,13 @@ impl<'c> Supply<'c> {
         };
         let values: Vec<f32> = (0..NOISE as u64).map(value).collect();
         let halves: Vec<bf16> = values.iter().map(|&x| bf16::from_f32(x)).collect();
+        let random = Philox::new(8, 0);
+        let bytes: Vec<u8> = (0..NOISE as u64).map(|i| random.byte(i)).collect();
         Ok(Self {
             cuda,
             floats: cuda.upload(&values)?,
             halves: cuda.upload(&halves)?,
+            bytes: cuda.upload(&bytes)?,
             observed: cuda.alloc(entries)?,
             scales: cuda.upload(&vec![1.0f32; entries])?,
             used: Cell::new(0),
@@ -73,9 +77,7 @@ impl<'c> Supply<'c> {
 
     /// Bytes that are no zeros.
     pub(super) fn bytes(&self, len: usize) -> Result<CudaBuffer<u8>> {
-        let random = Philox::new(8, 0);
-        let noise: Vec<u8> = (0..NOISE as u64).map(|i| random.byte(i)).collect();
-        self.noise(&self.cuda.upload(&noise)?, len)
+        self.noise(&self.bytes, len)
     }
 
     /// An encode of `usage` as `quantizers` say, with block scales in `form` where they have it.
@@ -150,8 +152,12 @@ impl<'c> Supply<'c> {
         Ok(UpdateJob {
             rule,
             master: match stored.master {
-                FloatDtype::F32 => Source::F32(self.floats(len)?),
-                FloatDtype::Bf16 => Source::Bf16(self.halves(len)?),
+                MasterDtype::F32 => Source::F32(self.floats(len)?).into(),
+                MasterDtype::Bf16 => Source::Bf16(self.halves(len)?).into(),
+                MasterDtype::Bf16Plus16 => Master::Bf16Plus16 {
+                    parameter: self.cuda.alloc(2 * len)?,
+                    remainder: self.bytes(2 * len)?,
+                },
             },
             states: rule.alloc(self.cuda, dtype, len)?,
             grad: Source::Bf16(self.halves(len)?),

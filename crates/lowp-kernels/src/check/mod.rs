@@ -8,7 +8,7 @@ use lowp_format::{Axis, Orientation, Part, ScaleLayout, Shape, state_bytes};
 
 use crate::runs::written_twice;
 use crate::{
-    AmaxJob, Backend, DecodeJob, GradContribution, HistoryJob, InterleaveJob, KernelError,
+    AmaxJob, Backend, DecodeJob, GradContribution, HistoryJob, InterleaveJob, KernelError, Master,
     MomentumJob, NormalizeJob, RearrangeJob, Rearranged, RepackJob, Runs, Source, State,
     SumPartsJob, SumSquaresJob, Target, TensorInput, TransposeJob, UpdateJob, Work,
 };
@@ -271,9 +271,21 @@ impl<B: Backend> Planner<'_, B> {
     }
 
     fn update(&mut self, index: usize, job: &UpdateJob<B>) -> Done {
-        let len = self.len(&job.master);
+        let len = job.master.len(self.backend);
         self.source(index, "gradient", &job.grad, len)?;
-        self.values(index, "master", &job.master, len, Mode::Write)?;
+        match &job.master {
+            Master::Values(values) => self.values(index, "master", values, len, Mode::Write)?,
+            Master::Bf16Plus16 {
+                parameter,
+                remainder,
+            } => {
+                self.whole::<u8>(index, "parameter", parameter, 2 * len, Mode::Write)?;
+                self.whole::<u8>(index, "remainder", remainder, 2 * len, Mode::Write)?;
+                if job.amax.is_some() || job.encode.is_some() {
+                    return Err(KernelError::CastParameter);
+                }
+            }
+        }
         job.check_states()?;
         for (name, state) in job.rule.states().iter().zip(&job.states) {
             match state {
@@ -308,7 +320,7 @@ impl<B: Backend> Planner<'_, B> {
             return Ok(());
         };
         let place = |values: &Source<B>| (values.dtype(), values.span(self.backend));
-        let same = place(&encode.source) == place(&job.master);
+        let same = job.master.values().map(place) == Some(place(&encode.source));
         if !same || encode.source_rounding != job.source_rounding {
             return Err(KernelError::FusedSource);
         }

@@ -2,7 +2,7 @@
 
 use lowp_format::STATE_BLOCK;
 
-use crate::{Backend, FloatDtype, KernelError, State, StateDtype, UpdateJob};
+use crate::{Backend, KernelError, MasterDtype, State, StateDtype, UpdateJob};
 
 impl<B: Backend> UpdateJob<B> {
     /// Whether a state is in fp8.
@@ -13,7 +13,7 @@ impl<B: Backend> UpdateJob<B> {
 
     /// Whether it rounds by random bits.
     pub(crate) fn is_stochastic(&self) -> bool {
-        self.in_fp8() || self.master.dtype() == FloatDtype::Bf16
+        self.in_fp8() || self.master.dtype() == MasterDtype::Bf16
     }
 
     /// Checks that the states are those of the rule, in dtypes that there is an update for.

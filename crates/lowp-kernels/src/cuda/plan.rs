@@ -265,11 +265,11 @@ impl Launch {
         Self::new(cuda, filled)
     }
 
-    /// Updates: those that round by random bits have launches of their own.
+    /// Updates: those of values that are stored in few bits have launches of their own.
     fn updates(cuda: &Cuda, jobs: &[UpdateJob<Cuda>]) -> Result<Vec<Self>, KernelError> {
-        let (stochastic, others): (Vec<_>, Vec<_>) =
-            jobs.iter().partition(|job| job.is_stochastic());
-        let stored = ops::stored::rows(cuda, stochastic.into_iter())?;
+        let (stored, others): (Vec<_>, Vec<_>) =
+            jobs.iter().partition(|job| ops::stored::takes(job));
+        let stored = ops::stored::rows(cuda, stored.into_iter())?;
         let mut launches = Self::each(cuda, &others, |job| Ok([ops::update::job(cuda, job)?]))?;
         launches.extend(Self::new(cuda, stored.updates)?);
         launches.extend(Self::new(cuda, stored.amaxes)?);

@@ -18,7 +18,7 @@ use lowp_comm::{
 };
 use lowp_format::{AnyRecipe, BufferKey, Phase, Philox, Recipe, ReshardAfterForward, Shape};
 use lowp_gemm::Multiplies;
-use lowp_kernels::{Cpu, FloatDtype, Rule, Source, StateDtype};
+use lowp_kernels::{Cpu, FloatDtype, MasterDtype, Rule, Source, StateDtype};
 use lowp_optim::{
     Group, MatrixCut, OptimError, OptimizerBuilder, ParamPlace, ParamSpec, StateDtypes, StepOptions,
 };
@@ -69,7 +69,7 @@ impl Update {
         match self {
             Self::AdamW | Self::Muon => StateDtypes::default(),
             Self::Narrow => StateDtypes {
-                master: FloatDtype::Bf16,
+                master: MasterDtype::Bf16,
                 exp_avg: StateDtype::Fp8,
                 exp_avg_sq: StateDtype::Fp8,
                 ..StateDtypes::default()

@@ -7,4 +7,5 @@ mod missing;
 mod muon;
 mod one_graph;
 mod ranks_that_differ;
+mod remainders;
 mod states;

@@ -8,7 +8,7 @@ use lowp_comm::{Communicator, LocalComm};
 use lowp_format::{AnyRecipe, Orientation, Phase, QuantizedTensor, Shape, Usage};
 use lowp_kernels::{Backend, Cpu, DecodeJob, Source, StepScalars, Work};
 use lowp_optim::{
-    FloatDtype, Group, OptimError, Optimizer, OptimizerBuilder, ParamId, ParamSpec, StateDtype,
+    Group, MasterDtype, OptimError, Optimizer, OptimizerBuilder, ParamId, ParamSpec, StateDtype,
     StateDtypes, StepOptions, StepReport,
 };
 use lowp_shard::{
@@ -20,18 +20,24 @@ const STEPS: u64 = 6;
 /// Rows that are no multiple of a warp's, of enough elements for several threads.
 const SHAPE: Shape = Shape::new(96, 192);
 
-/// The widest masters and moments, and the narrowest, which are those of a device alone here.
-const STATES: [StateDtypes; 2] = [
+/// The widest masters and moments, and narrow ones, which are those of a device alone here.
+const STATES: [StateDtypes; 3] = [
     StateDtypes {
-        master: FloatDtype::F32,
+        master: MasterDtype::F32,
         exp_avg: StateDtype::F32,
         exp_avg_sq: StateDtype::F32,
         momentum_buffer: StateDtype::F32,
     },
     StateDtypes {
-        master: FloatDtype::Bf16,
+        master: MasterDtype::Bf16,
         exp_avg: StateDtype::Fp8,
         exp_avg_sq: StateDtype::Fp8,
+        momentum_buffer: StateDtype::F32,
+    },
+    StateDtypes {
+        master: MasterDtype::Bf16Plus16,
+        exp_avg: StateDtype::Bf16,
+        exp_avg_sq: StateDtype::Bf16,
         momentum_buffer: StateDtype::F32,
     },
 ];

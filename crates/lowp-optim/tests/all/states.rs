@@ -1,15 +1,26 @@
 //! State in and out of the optimizer: an optimizer that resumes from a state goes on as one that did not stop, and a state that fits no parameter is an error.
 
 use lowp_comm::LocalComm;
-use lowp_format::{AnyRecipe, QuantizedTensor, RecipeOptions, STATE_BLOCK, Shape, StateCode};
-use lowp_kernels::{Backend, Cpu, Source};
+use lowp_format::{
+    AnyRecipe, QuantizedTensor, RecipeOptions, STATE_BLOCK, Shape, StateCode, Usage,
+};
+use lowp_kernels::{Backend, Cpu, Master, Source};
 use lowp_optim::{
-    FloatDtype, Group, OptimError, Optimizer, OptimizerBuilder, ParamId, ParamMemory, ParamPlace,
+    Group, MasterDtype, OptimError, Optimizer, OptimizerBuilder, ParamId, ParamMemory, ParamPlace,
     ParamSpec, Rule, StateDtype, StateDtypes, StepOptions,
 };
 use lowp_shard::{ShardSpec, ShardedTensor};
 
 const SHAPE: Shape = Shape::new(32, 32);
+
+/// A recipe whose parameters have masters in `dtype`.
+fn recipe_of(dtype: MasterDtype) -> Result<AnyRecipe, OptimError> {
+    let name = match dtype {
+        MasterDtype::F32 | MasterDtype::Bf16 => "mxfp8",
+        MasterDtype::Bf16Plus16 => "bf16",
+    };
+    Ok(AnyRecipe::from_name(name, &RecipeOptions::default())?)
+}
 
 /// One parameter, with states of the dtypes of `state`, which begins with `master`.
 fn one_param(
@@ -26,7 +37,7 @@ fn with_param(
 ) -> Result<(Optimizer<Cpu>, ParamId, ShardedTensor<Cpu>), OptimError> {
     let mut builder = builder.on(&Cpu);
     let group = builder.group(Group::default());
-    let recipe = AnyRecipe::from_name("mxfp8", &RecipeOptions::default())?;
+    let recipe = recipe_of(state.master)?;
     let shard = ShardedTensor::new(&Cpu, recipe, ShardSpec::new(&recipe, SHAPE, 1, 0)?)?;
     let spec = ParamSpec {
         state,
@@ -64,7 +75,7 @@ fn every_state() -> impl Iterator<Item = StateDtypes> {
         [Fp8, Fp8],
     ];
     pairs.into_iter().flat_map(|[exp_avg, exp_avg_sq]| {
-        FloatDtype::ALL.map(|master| StateDtypes {
+        MasterDtype::ALL.map(|master| StateDtypes {
             master,
             exp_avg,
             exp_avg_sq,
@@ -126,8 +137,8 @@ fn a_state_is_rounded_to_the_dtypes_of_another() -> Result<(), OptimError> {
         to.set_state(to_id, &state)?;
         let found = to.state(to_id)?;
         let round = |&x: &f32| match dtypes.master {
-            FloatDtype::F32 => x,
-            FloatDtype::Bf16 => half::bf16::from_f32(x).to_f32(),
+            MasterDtype::F32 | MasterDtype::Bf16Plus16 => x,
+            MasterDtype::Bf16 => half::bf16::from_f32(x).to_f32(),
         };
         let expected: Vec<f32> = state.master.iter().map(round).collect();
         assert_eq!(found.master, expected);
@@ -177,11 +188,10 @@ fn a_state_goes_on_as_it_would_have() -> Result<(), OptimError> {
 #[test]
 fn rows_in_memory_of_the_caller_are_those_of_the_whole() -> Result<(), OptimError> {
     const SEED: u64 = 5;
+    let alloc = |_: &_, n| Cpu.alloc::<u8>(n);
     let plain = AnyRecipe::from_name("fp32", &RecipeOptions::default())?;
-    let tensor = |rows| {
-        let shape = Shape::new(rows, SHAPE.cols);
-        QuantizedTensor::with_buffers(plain, shape, [], |_, n| Cpu.alloc::<u8>(n))
-    };
+    let tensor =
+        |rows| QuantizedTensor::with_buffers(plain, Shape::new(rows, SHAPE.cols), [], alloc);
     for dtypes in every_state() {
         let mut builder = OptimizerBuilder::new(LocalComm::solo(&Cpu)).seed(SEED);
         let group = builder.group(Group::default());
@@ -189,7 +199,16 @@ fn rows_in_memory_of_the_caller_are_those_of_the_whole() -> Result<(), OptimErro
             state: dtypes,
             ..ParamSpec::new("w", group, values(0))
         };
-        let id = builder.param(&tensor(SHAPE.rows)?, spec)?;
+        let id = match dtypes.master {
+            MasterDtype::F32 | MasterDtype::Bf16 => builder.param(&tensor(SHAPE.rows)?, spec),
+            MasterDtype::Bf16Plus16 => {
+                let bf16 = recipe_of(dtypes.master)?;
+                builder.param(
+                    &QuantizedTensor::new(bf16, SHAPE, Usage::BOTH, alloc)?,
+                    spec,
+                )
+            }
+        }?;
         let mut whole = builder.build()?;
         (1..=3).try_for_each(|seed| step(&mut whole, id, seed))?;
         let expected = whole.state(id)?;
@@ -197,8 +216,15 @@ fn rows_in_memory_of_the_caller_are_those_of_the_whole() -> Result<(), OptimErro
             let elements = rows.start * SHAPE.cols..rows.end * SHAPE.cols;
             let mut builder = OptimizerBuilder::new(LocalComm::solo(&Cpu)).seed(SEED);
             let group = builder.group(Group::default());
-            let master = Source::alloc(&Cpu, dtypes.master, elements.len())?;
-            master.write(&Cpu, 0, &values(0)[elements.clone()])?;
+            let half = || Cpu.alloc::<u8>(2 * elements.len());
+            let master = match dtypes.master {
+                MasterDtype::Bf16Plus16 => Master::Bf16Plus16 {
+                    parameter: half()?,
+                    remainder: half()?,
+                },
+                dtype => Source::alloc(&Cpu, dtype.float(), elements.len())?.into(),
+            };
+            master.upload(&Cpu, &values(0)[elements.clone()])?;
             let memory = ParamMemory {
                 master,
                 states: Rule::AdamW.alloc(&Cpu, |name| dtypes.of(name), elements.len())?,
@@ -278,7 +304,7 @@ fn a_second_moment_in_bf16_does_not_fall_with_a_beta2_of_0_999() -> Result<(), O
 #[test]
 fn masters_in_bf16_follow_small_steps_in_the_mean() -> Result<(), OptimError> {
     let mut means = Vec::new();
-    for master in FloatDtype::ALL {
+    for master in MasterDtype::ALL {
         let state = StateDtypes {
             master,
             ..StateDtypes::default()
@@ -299,6 +325,7 @@ fn masters_in_bf16_follow_small_steps_in_the_mean() -> Result<(), OptimError> {
     // About 20 steps of 1e-4, where values are 2^-7 apart; the deviation of the mean is 2^-7 * sqrt(0.25 / 1024) at most.
     assert!((0.0015..0.0025).contains(&(1.5 - means[0])), "{means:?}");
     assert!((means[1] - means[0]).abs() < 5.0 * 0.000_125, "{means:?}");
+    assert_eq!(means[2], means[0]);
     Ok(())
 }
 

@@ -133,6 +133,7 @@ class AdamW(_Optimizer):
         max_norm: float | None = None,
         skip_nonfinite: bool = False,
         moments_dtype: torch.dtype = ...,
+        remainders: bool = ...,
         seed: int = 0,
         capturable: bool = False,
     ) -> None: ...
@@ -148,6 +149,7 @@ class Lion(_Optimizer):
         max_norm: float | None = None,
         skip_nonfinite: bool = False,
         moments_dtype: torch.dtype = ...,
+        remainders: bool = ...,
         seed: int = 0,
         capturable: bool = False,
     ) -> None: ...
@@ -180,6 +182,7 @@ class SGD(_Optimizer):
         max_norm: float | None = None,
         skip_nonfinite: bool = False,
         moments_dtype: torch.dtype = ...,
+        remainders: bool = ...,
         seed: int = 0,
         capturable: bool = False,
     ) -> None: ...

@@ -4,6 +4,7 @@ from types import SimpleNamespace
 
 import torch
 
+from . import _remainders
 from ._errors import LowpError
 from ._fsdp import known_params
 from ._memory import dtype_name, memory
@@ -35,7 +36,8 @@ def arg(name, group, param, state, grad, mesh, cut, keys):
         # A float32 parameter is its own master, and nothing is cast.
         names = [spec.name for spec in recipe.buffers(*shape)] if local.dtype == _BF16 else []
         buffers = [(name, memory(local.detach(), keep=True)) for name in names]
-    master = local_of(state["master"]) if "master" in state else local.detach()
+    key = next((key for key in ("master", "remainder") if key in state), None)
+    master = local.detach() if key is None else local_of(state[key])
     return SimpleNamespace(
         name=name,
         group=group,
@@ -46,16 +48,16 @@ def arg(name, group, param, state, grad, mesh, cut, keys):
         cut=cut,
         first=_first_of(local, param),
         master=memory(master, keep=True),
-        master_is=dtype_name(master.dtype),
+        master_is=_remainders.NAME if key == "remainder" else dtype_name(master.dtype),
         states=[memory_of(state, key) for key in keys],
         states_are=name_of(dtype_of(state, keys[0])) if keys else "float32",
         grad=None if grad is None else ((*grad[:2], local.get_device(), None), grad[2]),
     )
 
 
-def arg_of_no_rows(name, group, param, cut, keys, dtype):
+def arg_of_no_rows(name, group, param, cut, keys, dtype, remainders):
     """A parameter that is frozen: as on a rank that has none of its rows, so that it takes no memory. ``None`` for what cannot be planned like that.
-    A delayed scale begins with the values of the first step, so it needs them. States would have ``dtype``."""
+    A delayed scale begins with the values of the first step, so it needs them. States would have ``dtype``, and masters of bfloat16 be ``remainders``."""
     local = local_of(param)
     master = None
     if isinstance(local, Tensor):
@@ -76,7 +78,7 @@ def arg_of_no_rows(name, group, param, cut, keys, dtype):
         cut=cut,
         first=0,
         master=none,
-        master_is="float32" if master is None else dtype_name(master.dtype),
+        master_is=_remainders.NAME if remainders and names and not isinstance(local, Tensor) else "float32" if master is None else dtype_name(master.dtype),
         states=[none] * len(keys),
         states_are=name_of(dtype),
         grad=None,

@@ -5,7 +5,7 @@ import operator
 
 import torch
 
-from . import _lowp, _moments
+from . import _lowp, _moments, _remainders
 from ._args import arg, arg_of_no_rows, cut_of, follow, like, may_train, mesh_of, place, ranks_of
 from ._compile import note_writes
 from ._errors import LowpError
@@ -30,12 +30,12 @@ class Optimizer(OptimizerState, torch.optim.Optimizer):
 
     moments_dtypes, is_of_matrices = (_F32, _BF16, _moments.FP8), False
 
-    def __init__(self, params, defaults, *, max_norm=None, skip_nonfinite=False, moments_dtype=_F32, seed=0, capturable=False):
+    def __init__(self, params, defaults, *, max_norm=None, skip_nonfinite=False, moments_dtype=_F32, remainders=False, seed=0, capturable=False):
         params = listed(params)
         # First of all: whatever fails on this rank alone, the others hear of.
         ranks = ranks_of(tensors(params))
         self.max_norm, self.skip_nonfinite = max_norm, skip_nonfinite
-        self.moments_dtype, self.seed, self.capturable = moments_dtype, seed, capturable
+        self.moments_dtype, self.remainders, self.seed, self.capturable = moments_dtype, bool(remainders), seed, capturable
         # Groups that have a dtype of states of their own, with it, by id: PyTorch's state dictionaries take no dtypes.
         self._dtypes = {}
         self._built = None
@@ -145,13 +145,15 @@ class Optimizer(OptimizerState, torch.optim.Optimizer):
         return dtype
 
     def _param_state(self, param, dtype):
-        """Master and states of a parameter, like it in shape and shards, those in ``dtype``; ``master`` is left out where it is the parameter."""
+        """Master and states of a parameter, like it in shape and shards, those in ``dtype``; ``master`` is left out where it is the parameter, and is a
+        ``remainder`` where the parameter is a half of it."""
         state = self.state[param]
         local = local_of(param)
         if "step" in state:
-            if not isinstance(local, Tensor) and local.dtype != (_BF16 if "master" in state else _F32):
+            dtype_then = _BF16 if "master" in state or "remainder" in state else _F32
+            if not isinstance(local, Tensor) and local.dtype != dtype_then:
                 raise LowpError(
-                    f"a parameter of shape {tuple(param.shape)} is {local.dtype} and was {_BF16 if 'master' in state else _F32} when the optimizer made its "
+                    f"a parameter of shape {tuple(param.shape)} is {local.dtype} and was {dtype_then} when the optimizer made its "
                     "state; convert the model before the optimizer is made"
                 )
             return state
@@ -166,6 +168,8 @@ class Optimizer(OptimizerState, torch.optim.Optimizer):
                 master = local._store.decode("rowwise")
             local._store.hold(master.contiguous(), self)
             state["master"] = like(param, local._store.master)
+        elif local.dtype == _BF16 and self.remainders:
+            state["remainder"] = _remainders.zeros(param)
         elif local.dtype == _BF16:
             state["master"] = like(param, local.detach().float().contiguous())
         elif local.dtype != _F32:
@@ -320,7 +324,8 @@ class _Built:
         self.plain = [param for param in self.whole if type(param) is _Parameter]
         self.pointers = [param.data_ptr() for param in self.plain]
         halves = [(param, local_of(param)) for param in self.whole if local_of(param).dtype is _BF16]
-        halves = [(param, local) for param, local in halves if not isinstance(local, Tensor)]
+        # Masters that are remainders follow what PyTorch writes by themselves.
+        halves = [(param, local) for param, local in halves if not isinstance(local, Tensor) and "master" in optimizer.state[param]]
         self.steps = 0  # each counts as one write of every parameter
         self.halves = [(local, local_of(optimizer.state[param]["master"]), version_of(local)) for param, local in halves]
         self.half_of = {id(param): index for index, (param, _) in enumerate(halves)}
@@ -331,10 +336,10 @@ class _Built:
             name = self.plan_names[index]
             cut = cut_of(param, self.mesh, state is None) if optimizer.is_of_matrices else None
             if state is None:
-                args.append(arg_of_no_rows(name, group, param, cut, optimizer.states, dtypes[id(param)]))
+                args.append(arg_of_no_rows(name, group, param, cut, optimizer.states, dtypes[id(param)], optimizer.remainders))
                 continue
             entries = [name for key in optimizer.states for name in _moments.names(key, _moments.dtype_of(state, key))]
-            for key in ("master", *entries):
+            for key in ("master", "remainder", *entries):
                 if key in state and local_of(state[key]).device != self.device:
                     raise LowpError(
                         f"{key} of parameter {index} is on {local_of(state[key]).device}, but the parameter is on {self.device}; make the optimizer "

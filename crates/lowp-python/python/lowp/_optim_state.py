@@ -2,7 +2,7 @@
 
 import torch
 
-from . import _moments
+from . import _moments, _remainders
 from ._args import ranks_of
 from ._compile import note_writes
 from ._errors import LowpError
@@ -121,13 +121,9 @@ class OptimizerState:
                 "state of an optimizer of the same kind"
             )
         of = f"a parameter of shape {tuple(param.shape)}"
-        if "master" in state:
-            if "master" not in values:
-                raise LowpError(f"the loaded state of {of} has no master; load the state of a lowp.{type(self).__name__} over parameters of the same dtype")
-            own, new = local_of(state["master"]), local_of(values["master"])
-            if own.shape != new.shape:
-                raise LowpError(f"the loaded master has shape {tuple(new.shape)} instead of {tuple(own.shape)}; load the state of the same model and shards")
-            own.copy_(new)
+        kind = next((key for key in ("master", "remainder") if key in state), None)
+        if kind is not None:
+            self._load_master(param, kind, values, of)
         for key in self.states:
             _moments.load(state, values, key, of)
         store = getattr(local_of(param), "_store", None)
@@ -154,6 +150,27 @@ class OptimizerState:
             # A model of values alone, as save_pretrained writes, was cast by another scale.
             local._store.follow_master(local_of(state["master"]), float(scale))
             self._saved.append(local._store)
+            note_writes([param, local])
+
+    def _load_master(self, param, kind, values, of):
+        """Takes a master over, in float32 or as the remainder of the parameter, from either."""
+        saved = next((key for key in ("master", "remainder") if key in values), None)
+        if saved is None:
+            raise LowpError(f"the loaded state of {of} has no master; load the state of a lowp.{type(self).__name__} over parameters of the same dtype")
+        own, new, local = local_of(self.state[param][kind]), local_of(values[saved]), local_of(param)
+        own_shape, new_shape = (tuple(of.shape[:-1] if key == "remainder" else of.shape) for of, key in ((own, kind), (new, saved)))
+        if own_shape != new_shape:
+            raise LowpError(f"the loaded master has shape {new_shape} instead of {own_shape}; load the state of the same model and shards")
+        if saved == kind:
+            own.copy_(new)
+        elif saved == "remainder" and (isinstance(local, Tensor) or local.dtype != torch.bfloat16):
+            raise LowpError(f"the loaded state of {of} has the remainder of a master of a bfloat16 parameter; load it into an optimizer over such a parameter")
+        elif saved == "remainder":
+            own.copy_(_remainders.join(local.detach(), new.to(local.device)))
+        else:
+            parameter, remainder = _remainders.split(new.to(local.device))
+            local.copy_(parameter)
+            own.copy_(remainder)
             note_writes([param, local])
 
     def _loaded_text(self, built, unknown):

@@ -23,6 +23,9 @@ class AdamW(Optimizer):
     matrices whose width is a multiple of 32; other parameters have moments in float32 then. They are rounded stochastically by ``seed``, as masters in bfloat16
     are. All ranks must have the same seed, also replicas of ``DistributedDataParallel``, which do not compare it.
 
+    With ``remainders`` masters of bfloat16 parameters are 16 bits beside them, not float32 copies: a parameter is the upper half of its master, which has
+    the value that it has in float32.
+
     >>> opt = lowp.AdamW(model.parameters(), lr=3e-4, max_norm=1.0)
     >>> loss.backward(); opt.step(); opt.zero_grad()
     """

@@ -4,7 +4,7 @@
 use lowp_format::{
     Axis, BufferSpec, Code, FormatError, GatherPlan, Part, QuantizedTensor, Recipe, RowCuts,
 };
-use lowp_kernels::{Backend, KernelError, Source, Target, TransposeJob, Work};
+use lowp_kernels::{Backend, KernelError, Master, Target, TransposeJob, Work};
 
 use crate::cast_plan::check_flat;
 use crate::gather::{MemoryStep, PoolBuffer, check_derived, memory_steps};
@@ -44,9 +44,10 @@ impl<B: Backend> FlatParam<B> {
         backend: &B,
         tensor: &QuantizedTensor<B::Buffer<u8>, R>,
         start: usize,
-        master: Source<B>,
+        master: impl Into<Master<B>>,
         book: &mut ScaleBookBuilder,
     ) -> Result<Self, ShardError> {
+        let master = master.into();
         let (recipe, shape, usage) = (tensor.recipe(), tensor.shape(), tensor.usage());
         check_flat(&recipe, usage)?;
         let len = master.len(backend);

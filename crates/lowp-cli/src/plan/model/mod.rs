@@ -10,6 +10,7 @@ mod table;
 use super::Args;
 use crate::files::read_json;
 use crate::output::shown;
+use crate::sharding::none_in_bf16;
 use crate::train::{self, Preset};
 use crate::usage::UsageError;
 use anyhow::Result;
@@ -57,6 +58,8 @@ pub(super) fn plan(args: &Args, recipe: Variant) -> Result<String> {
     if batch.is_some() {
         notes.push(device::note(&model));
     }
+    let recipes = variants.iter().copied();
+    notes.extend(none_in_bf16(setup.state, &args.recipe, recipes));
     notes.extend(uneven(&costs, &setup));
     notes.extend(direct(&costs, &setup));
     if let Some(bandwidth) = bandwidth {

@@ -222,8 +222,8 @@ struct Update {
 };
 static_assert(sizeof(Update) == 512);
 
-// `UpdateJob` with a state in fp8 or a master in bf16, which round by random bits (numerics 23). The codes of a state in fp8 are
-// followed by the scales of its blocks. `update` says nothing of how states are stored.
+// `UpdateJob` with a state in fp8, or a master in bf16 or in two halves (numerics 23). The codes of a state in fp8 are followed by the
+// scales of its blocks. `update` says nothing of how states are stored.
 struct StoredUpdate {
   Update update;
   // Of the random bits, without the step.
@@ -236,13 +236,15 @@ struct StoredUpdate {
   uint64_t tile_cols;
   // Tiles side by side.
   uint64_t tiles_across;
+  // Of masters in halves, whose parameters are `update.master`; or 0.
+  uint64_t remainder;
   // Stored: of the master.
   uint8_t master;
   // Stored: of each state. The second is in UE4M4 where it is in fp8, the first in E4M3.
   uint8_t states[2];
   uint8_t reserved[5];
   // Whole lines of memory.
-  uint64_t reserved_line[9];
+  uint64_t reserved_line[8];
 };
 static_assert(sizeof(StoredUpdate) == 640);
 

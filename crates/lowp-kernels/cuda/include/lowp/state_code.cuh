@@ -118,6 +118,23 @@ __device__ __forceinline__ uint32_t state_scale(float amax) {
   return min(max(ceil, 24u), 254u);
 }
 
+// Masters in two halves (numerics 23.5; codec/remainder.rs): two parameters and two remainders, in the order of memory.
+struct MasterPair {
+  uint32_t parameters, remainders;
+
+  static __device__ __forceinline__ uint32_t kept(float x) { return x != x ? 0x7FC00000u : __float_as_uint(x); }
+  static __device__ __forceinline__ MasterPair split(float x, float y) {
+    uint32_t a = kept(x), b = kept(y);
+    return {__byte_perm(a + 0x8000u, b + 0x8000u, 0x7632), __byte_perm(a, b, 0x5410)};
+  }
+  static __device__ __forceinline__ float join(uint32_t alone, int32_t remainder) {
+    float sum = __uint_as_float(alone + uint32_t(remainder));
+    return sum != sum ? __uint_as_float(alone) : sum;
+  }
+  __device__ __forceinline__ float first() const { return join(parameters << 16, int32_t(remainders << 16) >> 16); }
+  __device__ __forceinline__ float second() const { return join(parameters & 0xFFFF0000u, int32_t(remainders) >> 16); }
+};
+
 // Rounds a master to bfloat16, as a binary32: a magnitude moves up by the upper half of the random word, and then down.
 __device__ __forceinline__ float round_master(float x, uint32_t random) {
   uint32_t bits = __float_as_uint(x);

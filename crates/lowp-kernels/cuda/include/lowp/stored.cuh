@@ -1,4 +1,5 @@
-// Updates of masters and states as they are stored: states in fp8, masters in bf16, and any other dtypes beside them (numerics 23).
+// Updates of masters and states as they are stored: states in fp8, masters in bf16 or in two halves, and any other dtypes beside them
+// (numerics 23).
 //
 // A block of states is 32 consecutive elements of the job, from a multiple of 32 on. The host gives such jobs matrices and tiles whose
 // columns are a multiple of 32, or runs of elements: so the eight lanes of a row of a warp's tile have one block.
@@ -67,21 +68,24 @@ struct SharedPhilox {
   }
 };
 
-// How the values of a tile are stored, where the compiler knows: states in fp8.
-template <bool HALF_MASTER, bool HALF_GRAD>
-struct Fp8States {
+// How the values of a tile are stored, where the compiler knows.
+template <Stored MASTER, Stored STATES, bool HALF_GRAD>
+struct KnownStates {
   static constexpr int AHEAD = 2;
-  static __device__ __forceinline__ constexpr uint8_t master() { return HALF_MASTER ? STORED_BF16 : STORED_F32; }
-  static __device__ __forceinline__ constexpr uint8_t first() { return STORED_FP8; }
-  static __device__ __forceinline__ constexpr uint8_t second() { return STORED_FP8; }
+  static constexpr bool HALVES = MASTER == STORED_BF16_PLUS_16;
+  static __device__ __forceinline__ constexpr uint8_t master() { return MASTER; }
+  static __device__ __forceinline__ constexpr uint8_t first() { return STATES; }
+  static __device__ __forceinline__ constexpr uint8_t second() { return STATES; }
   static __device__ __forceinline__ constexpr uint8_t grad() { return HALF_GRAD ? STORED_BF16 : STORED_F32; }
 };
 
-// The same where it does not: a branch for four elements.
+// The same where it does not: a branch for four elements. Whether masters are in two halves it knows.
+template <bool IN_HALVES>
 struct AnyStates {
   static constexpr int AHEAD = 1;
+  static constexpr bool HALVES = IN_HALVES;
   uint8_t of_master, of_first, of_second, of_grad;
-  __device__ __forceinline__ uint8_t master() const { return of_master; }
+  __device__ __forceinline__ uint8_t master() const { return HALVES ? uint8_t(STORED_BF16_PLUS_16) : of_master; }
   __device__ __forceinline__ uint8_t first() const { return of_first; }
   __device__ __forceinline__ uint8_t second() const { return of_second; }
   __device__ __forceinline__ uint8_t grad() const { return of_grad; }
@@ -108,15 +112,63 @@ __device__ __forceinline__ float4 wide_four(uint4 raw, uint8_t stored) {
 }
 
 // Masters, which are values of bf16 already where they are stored so.
-__device__ __forceinline__ void store_masters(uint64_t base, uint8_t stored, uint64_t e, float4 v) {
-  if (stored == STORED_F32) {
-    store16(pointer<float>(base) + e, as_bits(v));
-  } else {
-    uint32_t low = __byte_perm(__float_as_uint(v.x), __float_as_uint(v.y), 0x7632);
-    uint32_t high = __byte_perm(__float_as_uint(v.z), __float_as_uint(v.w), 0x7632);
-    store8(pointer<uint16_t>(base) + e, make_uint2(low, high));
+struct Masters {
+  uint64_t base;
+
+  static __device__ __forceinline__ Masters of(const StoredUpdate& job) { return {job.update.master}; }
+
+  __device__ __forceinline__ uint4 load(uint8_t stored, uint64_t e) const { return load_four(base, stored, e); }
+  static __device__ __forceinline__ float4 values(uint4 raw, uint8_t stored) { return wide_four(raw, stored); }
+  __device__ __forceinline__ void store(uint8_t stored, uint64_t e, float4 v) const {
+    if (stored == STORED_F32) {
+      store16(pointer<float>(base) + e, as_bits(v));
+    } else {
+      uint32_t low = __byte_perm(__float_as_uint(v.x), __float_as_uint(v.y), 0x7632);
+      uint32_t high = __byte_perm(__float_as_uint(v.z), __float_as_uint(v.w), 0x7632);
+      store8(pointer<uint16_t>(base) + e, make_uint2(low, high));
+    }
   }
-}
+  // One of them.
+  __device__ __forceinline__ float load_one(uint8_t stored, uint64_t e) const {
+    return load_source(base, stored == STORED_BF16 ? BF16 : F32, e);
+  }
+  __device__ __forceinline__ void store_one(uint8_t stored, uint64_t e, float x) const {
+    store_value(base, stored == STORED_BF16 ? BF16 : F32, e, x);
+  }
+};
+
+// The same of masters in two halves.
+struct MasterHalves {
+  uint64_t parameters, remainders;
+
+  static __device__ __forceinline__ MasterHalves of(const StoredUpdate& job) { return {job.update.master, job.remainder}; }
+
+  // Parameters, then remainders.
+  __device__ __forceinline__ uint4 load(uint8_t, uint64_t e) const {
+    uint2 upper = load8(pointer<const uint16_t>(parameters) + e), lower = load8(pointer<const uint16_t>(remainders) + e);
+    return make_uint4(upper.x, upper.y, lower.x, lower.y);
+  }
+  static __device__ __forceinline__ float4 values(uint4 raw, uint8_t) {
+    MasterPair low{raw.x, raw.z}, high{raw.y, raw.w};
+    return make_float4(low.first(), low.second(), high.first(), high.second());
+  }
+  __device__ __forceinline__ void store(uint8_t, uint64_t e, float4 v) const {
+    MasterPair low = MasterPair::split(v.x, v.y), high = MasterPair::split(v.z, v.w);
+    store8(pointer<uint16_t>(parameters) + e, make_uint2(low.parameters, high.parameters));
+    store8(pointer<uint16_t>(remainders) + e, make_uint2(low.remainders, high.remainders));
+  }
+  __device__ __forceinline__ float load_one(uint8_t, uint64_t e) const {
+    return MasterPair{pointer<const uint16_t>(parameters)[e], pointer<const uint16_t>(remainders)[e]}.first();
+  }
+  __device__ __forceinline__ void store_one(uint8_t, uint64_t e, float x) const {
+    MasterPair one = MasterPair::split(x, 0.0f);
+    pointer<uint16_t>(parameters)[e] = uint16_t(one.parameters);
+    pointer<uint16_t>(remainders)[e] = uint16_t(one.remainders);
+  }
+};
+
+template <bool HALVES>
+using MastersOf = std::conditional_t<HALVES, MasterHalves, Masters>;
 
 // A state of a warp's tile. Lane k of the eight lanes of a row has the scales of their row k, before and after.
 template <class Code>
@@ -199,13 +251,15 @@ __device__ __forceinline__ void update_stored_tile(const Update& job, const Type
                                                    const View& view, const Lane<4>& at, Values<4>& p) {
   constexpr int AHEAD = Types::AHEAD;  // rows of a thread that are on their way while one is updated
   const SharedPhilox philox = SharedPhilox::of(words.philox);
-  const uint64_t master = job.master, grad = job.grad, from = (at.row + at.local_row()) * view.cols + at.col + at.local_col();
+  using StoredMasters = MastersOf<Types::HALVES>;
+  const auto masters = StoredMasters::of(words.job);
+  const uint64_t grad = job.grad, from = (at.row + at.local_row()) * view.cols + at.col + at.local_col();
   StateTile<StateE4m3> first(job, 0, R::STATES > 0 ? types.first() : STORED_F32, view, at);
   StateTile<StateUe4m4> second(job, 1, R::STATES > 1 ? types.second() : STORED_F32, view, at);
   uint4 ps[8], ms[8], vs[8], gs[8];
   auto load = [&](int i) {
     uint64_t e = from + i * view.cols;
-    ps[i] = load_four(master, types.master(), e);
+    ps[i] = masters.load(types.master(), e);
     if constexpr (R::STATES > 0) ms[i] = load_four(first.base, types.first(), e);
     if constexpr (R::STATES > 1) vs[i] = load_four(second.base, types.second(), e);
     gs[i] = load_four(grad, types.grad(), e);
@@ -221,7 +275,7 @@ __device__ __forceinline__ void update_stored_tile(const Update& job, const Type
   for (int i = 0; i < 8; ++i) {
     if (i + AHEAD < 8) load(i + AHEAD);
     uint64_t e = from + i * view.cols;
-    float4 q = wide_four(ps[i], types.master()), m = {}, v = {};
+    float4 q = StoredMasters::values(ps[i], types.master()), m = {}, v = {};
     float square_scale = 1.0f;
     if constexpr (R::STATES > 0) m = times(first.unscaled(ms[i], types.first()), first.scale(types.first(), at.lane, i));
     if constexpr (R::STATES > 1) {
@@ -230,11 +284,13 @@ __device__ __forceinline__ void update_stored_tile(const Update& job, const Type
     }
     float4 g = wide_four(gs[i], types.grad());
     const float2 amax = four.update(q, m, v, square_scale, g);
-    const uint4 random = philox.block(__shfl_sync(FULL_WARP, counter, (at.lane & 24) | i) + at.lane % 8);
+    const bool fp8 = R::STATES > 0 && (types.first() == STORED_FP8 || types.second() == STORED_FP8);
+    uint4 random = {};
+    if (!Types::HALVES || fp8) random = philox.block(__shfl_sync(FULL_WARP, counter, (at.lane & 24) | i) + at.lane % 8);
     if (types.master() == STORED_BF16) q = round_masters(q, random);
-    store_masters(master, types.master(), e, q);
+    masters.store(types.master(), e, q);
     uint32_t scales = 0;
-    if (R::STATES > 0 && (types.first() == STORED_FP8 || types.second() == STORED_FP8)) scales = block_scales(amax);
+    if (fp8) scales = block_scales(amax);
     if constexpr (R::STATES > 0) first.store(types.first(), at.lane, i, e, m, scales & 0xFFFFu, random);
     if constexpr (R::STATES > 1) second.store(types.second(), at.lane, i, e, v, scales >> 16, random);
     p.set(i, q);
@@ -267,10 +323,11 @@ __device__ __forceinline__ void store_state(uint64_t base, uint8_t stored, uint6
 
 // Updates a rectangle, a warp 32 elements of a row at a time: where a state is in fp8, a block of it. Returns the thread's amax of the new
 // master.
-template <class R>
+template <bool HALVES, class R>
 __device__ __noinline__ float update_stored_any(const StoredUpdate& stored, const R& rule, const RandomWords& words, const View& view,
                                                 uint64_t row, uint64_t col, uint32_t rows, uint32_t cols) {
   const Update& job = stored.update;
+  const auto masters = MastersOf<HALVES>::of(stored);
   const uint32_t lane = threadIdx.x % 32, across = (cols + 31) / 32;
   float a = 0.0f;
   for (uint64_t b = threadIdx.x / 32; b < uint64_t(rows) * across; b += THREADS / 32) {
@@ -281,13 +338,13 @@ __device__ __noinline__ float update_stored_any(const StoredUpdate& stored, cons
     float p = 0.0f, m = 0.0f, v = 0.0f;
     uint32_t random = 0;
     if (inside) {
-      p = load_source(job.master, job.encode.source_code, e);
+      p = masters.load_one(stored.master, e);
       if constexpr (R::STATES > 0) m = load_state<StateE4m3>(job.states[0], stored.states[0], first, e);
       if constexpr (R::STATES > 1) v = load_state<StateUe4m4>(job.states[1], stored.states[1], second, e);
       rule.update(p, m, v, load_source(job.grad, job.grad_code, e));
       random = words.one(e);
       if (stored.master == STORED_BF16) p = round_master(p, random);
-      store_value(job.master, job.encode.source_code, e, p);
+      masters.store_one(stored.master, e, p);
       a = max_abs(a, p);
     }
     if constexpr (R::STATES > 0) store_state<StateE4m3>(job.states[0], stored.states[0], first, e, inside, m, random);
@@ -324,21 +381,21 @@ __device__ __forceinline__ void update_tile_of(const Update& job, const StoredRu
     if constexpr (decltype(rule)::STATES == 2) {
       if (stored.states[0] == STORED_FP8 && stored.states[1] == STORED_FP8) {
         if (stored.master == STORED_BF16) {
-          grad == STORED_BF16 ? by(Fp8States<true, true>{}) : by(Fp8States<true, false>{});
+          grad == STORED_BF16 ? by(KnownStates<STORED_BF16, STORED_FP8, true>{}) : by(KnownStates<STORED_BF16, STORED_FP8, false>{});
         } else {
-          grad == STORED_BF16 ? by(Fp8States<false, true>{}) : by(Fp8States<false, false>{});
+          grad == STORED_BF16 ? by(KnownStates<STORED_F32, STORED_FP8, true>{}) : by(KnownStates<STORED_F32, STORED_FP8, false>{});
         }
         return;
       }
     }
-    by(AnyStates{stored.master, stored.states[0], stored.states[1], grad});
+    by(AnyStates<false>{stored.master, stored.states[0], stored.states[1], grad});
   });
 }
 
 __device__ __forceinline__ float update_any(const Update&, const StoredRules& rules, const View& view, uint64_t row, uint64_t col,
                                             uint32_t rows, uint32_t cols) {
   const RandomWords words = RandomWords::of(rules.step, rules.job);
-  return rules.visit([&](auto rule) { return update_stored_any(rules.job, rule, words, view, row, col, rows, cols); });
+  return rules.visit([&](auto rule) { return update_stored_any<false>(rules.job, rule, words, view, row, col, rows, cols); });
 }
 
 // Not inlined: with registers of its own.
@@ -368,6 +425,42 @@ __device__ __forceinline__ void update_stored_other(const Tile* tiles, const Sto
   const StoredRules rules{step, jobs[tile.job]};
   const Update& job = rules.job.update;
   finish(job, tile.index, job.len == 0 ? 0.0f : update_other(job, step, rules, tile.index, shared));
+}
+
+// A tile of masters in two halves, which are runs of elements: they have no amaxes and no other codes.
+__device__ __forceinline__ void update_halves(const Tile* tiles, const StoredUpdate* jobs, const Step* step, uint32_t flags) {
+  using Shape = Tiling<false>;
+  prefetch_job(tiles, jobs);
+  if ((flags & FLAG_HONOR_SKIP) && step->skip) return;
+  const Tile tile = tiles[blockIdx.x];
+  const StoredRules rules{step, jobs[tile.job]};
+  const StoredUpdate& stored = rules.job;
+  const Update& job = stored.update;
+  const RandomWords words = RandomWords::of(step, stored);
+  const View view = view_of(job);
+  const uint64_t row = uint64_t(tile.index) * Shape::ROWS;
+  if (!(job.encode.vector & VECTOR_SOURCE) || !view.holds_all(row, 0, Shape::ROWS, Shape::COLS)) {
+    rules.visit([&](auto rule) { return update_stored_any<true>(stored, rule, words, view, row, 0, Shape::ROWS, Shape::COLS); });
+    return;
+  }
+  const Lane<4> at{threadIdx.x % 32, row + Shape::warp_row(), Shape::warp_col()};
+  const uint8_t grad = job.grad_code == BF16 ? STORED_BF16 : STORED_F32;
+  Values<4> p;
+  rules.visit([&](auto rule) {
+    auto by = [&](auto types) { update_stored_tile(job, types, rule, words, view, at, p); };
+    if constexpr (decltype(rule)::STATES == 2) {
+      auto both = [&](Stored as) { return stored.states[0] == as && stored.states[1] == as; };
+      if (both(STORED_FP8)) {
+        grad == STORED_BF16 ? by(KnownStates<STORED_BF16_PLUS_16, STORED_FP8, true>{}) : by(KnownStates<STORED_BF16_PLUS_16, STORED_FP8, false>{});
+        return;
+      }
+      if (both(STORED_F32)) {
+        grad == STORED_BF16 ? by(KnownStates<STORED_BF16_PLUS_16, STORED_F32, true>{}) : by(KnownStates<STORED_BF16_PLUS_16, STORED_F32, false>{});
+        return;
+      }
+    }
+    by(AnyStates<true>{STORED_BF16_PLUS_16, stored.states[0], stored.states[1], grad});
+  });
 }
 
 }  // namespace lowp

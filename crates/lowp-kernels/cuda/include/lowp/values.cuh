@@ -139,12 +139,14 @@ enum UpdateRule : uint8_t {
   UPDATE_MUON = 6,
 };
 
-// How a value of an optimizer is stored: lowp_kernels::StateDtype.
+// How a value of an optimizer is stored: lowp_kernels::StateDtype and MasterDtype.
 enum Stored : uint8_t {
   STORED_F32 = 0,
   STORED_BF16 = 1,
   // Codes of 8 bits, with a scale for each block of STATE_BLOCK.
   STORED_FP8 = 2,
+  // A master: parameters in bfloat16, and their remainders elsewhere.
+  STORED_BF16_PLUS_16 = 3,
 };
 
 // What shares an amax above block scales, or a scale: lowp_format::Extent by orientation.

@@ -5,6 +5,7 @@ use std::ops::Range;
 use half::bf16;
 use lowp_format::codec::bf16::round_stochastic;
 use lowp_format::codec::e8m0;
+use lowp_format::codec::remainder::{join, split};
 use lowp_format::{Philox, STATE_BLOCK, StateBits, StateCode};
 
 use super::convert::{Values, narrow};
@@ -12,7 +13,7 @@ use crate::cpu::Cpu;
 use crate::cpu::access::AllViews;
 use crate::lanes::{Isa, Kernel, LANES, Lanes};
 use crate::rounding::bf16_value;
-use crate::{KernelError, Source, State, UpdateRandom};
+use crate::{KernelError, Master, Source, State, UpdateRandom};
 
 /// A master or a state of consecutive elements.
 pub(super) enum StoredMut<'v> {
@@ -21,6 +22,11 @@ pub(super) enum StoredMut<'v> {
     Bf16(&'v mut [bf16]),
     /// A master, rounded stochastically.
     StochasticBf16(&'v mut [bf16]),
+    /// A master in halves.
+    Bf16Plus16 {
+        parameter: &'v mut [u8],
+        remainder: &'v mut [u8],
+    },
     /// In whole blocks, each with a scale.
     Fp8 {
         code: StateCode,
@@ -32,12 +38,21 @@ pub(super) enum StoredMut<'v> {
 impl<'v> StoredMut<'v> {
     /// All elements of a master.
     pub(super) fn master(
-        master: &Source<Cpu>,
+        master: &Master<Cpu>,
         views: &mut AllViews<'v>,
     ) -> Result<Self, KernelError> {
         Ok(match master {
-            Source::F32(values) => Self::F32(views.floats.take(values)?),
-            Source::Bf16(values) => Self::StochasticBf16(views.halves.take(values)?),
+            Master::Values(Source::F32(values)) => Self::F32(views.floats.take(values)?),
+            Master::Values(Source::Bf16(values)) => {
+                Self::StochasticBf16(views.halves.take(values)?)
+            }
+            Master::Bf16Plus16 {
+                parameter,
+                remainder,
+            } => Self::Bf16Plus16 {
+                parameter: views.bytes.take(parameter)?,
+                remainder: views.bytes.take(remainder)?,
+            },
         })
     }
 
@@ -72,6 +87,13 @@ impl<'v> StoredMut<'v> {
             Self::F32(state) => Self::F32(cut(state, len)),
             Self::Bf16(state) => Self::Bf16(cut(state, len)),
             Self::StochasticBf16(master) => Self::StochasticBf16(cut(master, len)),
+            Self::Bf16Plus16 {
+                parameter,
+                remainder,
+            } => Self::Bf16Plus16 {
+                parameter: cut(parameter, 2 * len),
+                remainder: cut(remainder, 2 * len),
+            },
             Self::Fp8 {
                 code,
                 codes,
@@ -84,12 +106,12 @@ impl<'v> StoredMut<'v> {
         }
     }
 
-    /// The values, where they are not in blocks.
+    /// The values, where they are neither in blocks nor in halves.
     pub(super) fn values(&self) -> Values<'_> {
         match self {
             Self::F32(values) => Values::F32(values),
             Self::Bf16(values) | Self::StochasticBf16(values) => Values::Bf16(values),
-            Self::Fp8 { .. } => Values::F32(&[]),
+            Self::Fp8 { .. } | Self::Bf16Plus16 { .. } => Values::F32(&[]),
         }
     }
 
@@ -126,6 +148,16 @@ impl Kernel for Widen<'_, '_> {
             StoredMut::Bf16(values) | StoredMut::StochasticBf16(values) => {
                 for (to, &x) in wide.iter_mut().zip(&values[range]) {
                     *to = bf16_value(x);
+                }
+            }
+            StoredMut::Bf16Plus16 {
+                parameter,
+                remainder,
+            } => {
+                let parameters = &parameter.as_chunks::<2>().0[range.clone()];
+                let remainders = &remainder.as_chunks::<2>().0[range];
+                for ((to, &p), &r) in wide.iter_mut().zip(parameters).zip(remainders) {
+                    *to = join(bf16::from_le_bytes(p), i16::from_le_bytes(r));
                 }
             }
             StoredMut::Fp8 {
@@ -218,6 +250,17 @@ impl Kernel for Narrow<'_, '_> {
             StoredMut::StochasticBf16(values) => {
                 for ((to, &x), &word) in values[range].iter_mut().zip(wide).zip(words) {
                     *to = round_stochastic(x, StateBits::of_word(word).master);
+                }
+            }
+            StoredMut::Bf16Plus16 {
+                parameter,
+                remainder,
+            } => {
+                let parameters = &mut parameter.as_chunks_mut::<2>().0[range.clone()];
+                let remainders = &mut remainder.as_chunks_mut::<2>().0[range];
+                for ((p, r), &x) in parameters.iter_mut().zip(remainders).zip(wide) {
+                    let (parameter, remainder) = split(x);
+                    (*p, *r) = (parameter.to_le_bytes(), remainder.to_le_bytes());
                 }
             }
             StoredMut::Fp8 {

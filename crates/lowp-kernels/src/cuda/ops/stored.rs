@@ -1,4 +1,4 @@
-//! Updates of states in fp8 and masters in bf16, which have kernels of their own.
+//! Updates of states in fp8, and of masters in bf16 or in two halves, which have kernels of their own.
 
 use lowp_format::ShardTiles;
 
@@ -7,13 +7,14 @@ use super::super::module::Kernel;
 use super::super::table::{Amax, Encode, FLAT_COLS, STATE_BLOCK, StoredUpdate, code, path, stored};
 use super::job::{Job, aligned};
 use super::{amax, encode, update};
-use crate::{AmaxJob, KernelError, StateDtype, UpdateAmax, UpdateJob};
+use crate::{AmaxJob, KernelError, Master, MasterDtype, StateDtype, UpdateAmax, UpdateJob};
 
-/// By the path of the jobs, which is one for each launch.
-const KERNELS: [Kernel; 3] = [
+/// By the path of the jobs, which is one for each launch; the last one is of masters in halves, which have one path.
+const KERNELS: [Kernel; 4] = [
     Kernel::new("lowp_update_stored_wide"),
     Kernel::new("lowp_update_stored_transposed"),
     Kernel::new("lowp_update_stored_other"),
+    Kernel::new("lowp_update_halves"),
 ];
 
 /// What one plan launches: updates, then amaxes of lines and encodes of those whose tiles would cut blocks of states.
@@ -24,7 +25,12 @@ pub(crate) struct Rows {
     pub(crate) encodes: Vec<Encode>,
 }
 
-/// The rows of all jobs that round by random bits.
+/// Whether `job` has a row here.
+pub(crate) fn takes(job: &UpdateJob<Cuda>) -> bool {
+    job.is_stochastic() || job.master.dtype() == MasterDtype::Bf16Plus16
+}
+
+/// The rows of all `jobs` that are taken.
 pub(crate) fn rows<'j>(
     backend: &Cuda,
     jobs: impl Iterator<Item = &'j UpdateJob<Cuda>>,
@@ -57,10 +63,11 @@ pub(crate) fn rows<'j>(
 
 /// The amaxes of the lines of a master.
 fn lines(job: &UpdateJob<Cuda>) -> Vec<AmaxJob<Cuda>> {
-    let lined = job.amax.iter().map(|amax| AmaxJob {
+    let lined = job.amax.iter().zip(job.master.values());
+    let lined = lined.map(|(amax, master)| AmaxJob {
         shape: amax.shape,
         start: 0,
-        source: job.master.clone(),
+        source: master.clone(),
         source_rounding: job.source_rounding,
         out: amax.out.clone(),
         tensor: None,
@@ -71,7 +78,8 @@ fn lines(job: &UpdateJob<Cuda>) -> Vec<AmaxJob<Cuda>> {
 }
 
 fn row(backend: &Cuda, job: &UpdateJob<Cuda>) -> Result<StoredUpdate, KernelError> {
-    let random = job.random.ok_or(KernelError::StateBits)?;
+    let random = job.random.filter(|_| job.is_stochastic());
+    let random = random.unwrap_or_default();
     let tiles = random.tiles.filter(|tiles| !tiles.are_in_order());
     let of_tiles = |number: fn(&ShardTiles) -> usize| tiles.as_ref().map_or(0, number) as u64;
     let mut states = [stored::F32; 2];
@@ -86,10 +94,33 @@ fn row(backend: &Cuda, job: &UpdateJob<Cuda>) -> Result<StoredUpdate, KernelErro
         tile_rows: of_tiles(|tiles| tiles.tile().rows),
         tile_cols: of_tiles(|tiles| tiles.tile().cols),
         tiles_across: of_tiles(ShardTiles::across),
-        master: stored_as(job.master.dtype().into()),
+        master: match job.master.dtype() {
+            MasterDtype::F32 => stored::F32,
+            MasterDtype::Bf16 => stored::BF16,
+            MasterDtype::Bf16Plus16 => stored::BF16_PLUS_16,
+        },
+        remainder: remainder(job)?,
         states,
         ..StoredUpdate::default()
     })
+}
+
+/// Where the remainders of masters in halves are. Kernels read entries of two bytes.
+fn remainder(job: &UpdateJob<Cuda>) -> Result<u64, KernelError> {
+    let Master::Bf16Plus16 {
+        parameter,
+        remainder,
+    } = &job.master
+    else {
+        return Ok(0);
+    };
+    for pointer in [parameter.pointer(), remainder.pointer()] {
+        if !aligned(pointer, 0, 2) {
+            let size = size_of::<u16>();
+            return Err(KernelError::Misaligned { pointer, size });
+        }
+    }
+    Ok(remainder.pointer())
 }
 
 fn stored_as(dtype: StateDtype) -> u8 {
@@ -104,7 +135,7 @@ fn stored_as(dtype: StateDtype) -> u8 {
 fn chunk(stored: u8) -> u64 {
     match stored {
         stored::F32 => 16,
-        stored::BF16 => 8,
+        stored::BF16 | stored::BF16_PLUS_16 => 8,
         _ => 4,
     }
 }
@@ -121,8 +152,9 @@ impl StoredUpdate {
 
     /// The kernel of a job that was laid out.
     fn kernel_of(&self) -> Kernel {
-        let [wide, transposed, other] = KERNELS;
+        let [wide, transposed, other, halves] = KERNELS;
         match self.update.encode.path {
+            _ if self.master == stored::BF16_PLUS_16 => halves,
             path::WIDE | path::FLAT => wide,
             path::TRANSPOSED => transposed,
             _ => other,
@@ -152,6 +184,7 @@ impl Job for StoredUpdate {
         };
         let vectors = [
             (update.master, self.master),
+            (self.remainder, self.master),
             (update.states[0], states[0]),
             (update.states[1], states[1]),
             (update.grad, grad),
@@ -241,9 +274,9 @@ mod tests {
             .iter()
             .map(|jobs| (StoredUpdate::kernel(jobs).name, jobs.len()))
             .collect();
-        let [wide, transposed, _] = KERNELS.map(|kernel| kernel.name);
+        let [wide, transposed, ..] = KERNELS.map(|kernel| kernel.name);
         // None has no launch.
-        assert_eq!(found, [(wide, 2), (transposed, 2), (wide, 0)]);
+        assert_eq!(found, [(wide, 2), (transposed, 2), (wide, 0), (wide, 0)]);
     }
 
     #[test]

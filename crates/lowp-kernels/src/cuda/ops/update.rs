@@ -9,7 +9,7 @@ use super::super::table::{
 };
 use super::encode;
 use super::job::{Job, aligned, bits, cdiv, of_one_kind, source, via_bf16};
-use crate::{KernelError, Rule, State, UpdateJob};
+use crate::{KernelError, Master, Rule, State, UpdateJob};
 
 /// The kernels of AdamW and Adam with L2, then those of all other rules: of any jobs, and of one kind.
 const KERNELS: [Kernel; 10] = [
@@ -42,7 +42,10 @@ fn is_adam(job: &Update) -> bool {
 }
 
 pub(crate) fn job(backend: &Cuda, job: &UpdateJob<Cuda>) -> Result<Update, KernelError> {
-    let (master, ..) = source(&job.master);
+    let master = match &job.master {
+        Master::Values(values) => source(values).0,
+        Master::Bf16Plus16 { parameter, .. } => parameter.pointer(),
+    };
     let (grad, grad_code, len) = source(&job.grad);
     let (mut states, mut state_codes) = ([0; Rule::MOST_STATES], [code::F32; Rule::MOST_STATES]);
     for (index, state) in job.states.iter().enumerate() {

@@ -213,8 +213,8 @@ structs! {
         encode: Encode,
     }
 
-    /// `UpdateJob` with a state in fp8 or a master in bf16, which round by random bits (numerics 23). The codes of a state in fp8 are
-    /// followed by the scales of its blocks. `update` says nothing of how states are stored.
+    /// `UpdateJob` with a state in fp8, or a master in bf16 or in two halves (numerics 23). The codes of a state in fp8 are followed by the
+    /// scales of its blocks. `update` says nothing of how states are stored.
     struct StoredUpdate {
         update: Update,
         /// Of the random bits, without the step.
@@ -227,13 +227,15 @@ structs! {
         tile_cols: u64,
         /// Tiles side by side.
         tiles_across: u64,
+        /// Of masters in halves, whose parameters are `update.master`; or 0.
+        remainder: u64,
         /// Stored: of the master.
         master: u8,
         /// Stored: of each state. The second is in UE4M4 where it is in fp8, the first in E4M3.
         states: [u8; 2],
         reserved: [u8; 5],
         /// Whole lines of memory.
-        reserved_line: [u64; 9],
+        reserved_line: [u64; 8],
     }
 
     /// The outputs of a flat encode of one orientation.

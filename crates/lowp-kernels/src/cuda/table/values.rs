@@ -138,12 +138,14 @@ values! {
         MUON = 6,
     }
 
-    /// How a value of an optimizer is stored: lowp_kernels::StateDtype.
+    /// How a value of an optimizer is stored: lowp_kernels::StateDtype and MasterDtype.
     mod stored: u8 as Stored, "STORED_" {
         F32 = 0,
         BF16 = 1,
         /// Codes of 8 bits, with a scale for each block of STATE_BLOCK.
         FP8 = 2,
+        /// A master: parameters in bfloat16, and their remainders elsewhere.
+        BF16_PLUS_16 = 3,
     }
 
     /// What shares an amax above block scales, or a scale: lowp_format::Extent by orientation.

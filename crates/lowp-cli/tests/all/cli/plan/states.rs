@@ -19,36 +19,55 @@ fn states_of_every_optimizer_and_dtype() {
             trains_as_planned("mxfp8-2d,fp8-current", &options);
         }
     }
+    for sharding in ["fsdp", "zero1"] {
+        let state = "--optimizer-state master=bf16+16,exp_avg=fp8,exp_avg_sq=fp8";
+        let options = format!("--world-size 3 --sharding {sharding} {state}");
+        trains_as_planned("mxfp8-2d,bf16", &options);
+    }
     // One rank owns every matrix; of many, each some.
     for options in ["--world-size 1", "--world-size 2 --accumulate 2"] {
         let options = format!("{options} --optimizer moonlight");
         trains_as_planned("mxfp8-2d,fp8-current", &options);
     }
-    for (state, per_parameter) in [
-        ("", "13.00 bytes per parameter"),
+    for (recipe, state, bytes) in [
+        ("mxfp8-2d", "", "13.00"),
+        ("mxfp8-2d", "--optimizer-state exp_avg=bf16", "11.00"),
         (
-            "--optimizer-state exp_avg=bf16",
-            "11.00 bytes per parameter",
-        ),
-        (
+            "mxfp8-2d",
             "--optimizer-state exp_avg_sq=bf16,exp_avg=bf16",
-            "9.00 bytes per parameter",
+            "9.00",
         ),
-        ("--optimizer lion", "9.00 bytes per parameter"),
-        ("--optimizer moonlight", "9.00 bytes per parameter"),
+        ("mxfp8-2d", "--optimizer lion", "9.00"),
+        ("mxfp8-2d", "--optimizer moonlight", "9.00"),
         (
+            "mxfp8-2d",
             "--optimizer sgd --optimizer-state momentum_buffer=bf16",
-            "7.00 bytes per parameter",
+            "7.00",
         ),
         (
+            "mxfp8-2d",
             "--optimizer-state master=bf16,exp_avg=fp8,exp_avg_sq=fp8",
-            "5.06 bytes per parameter",
+            "5.06",
+        ),
+        ("bf16", "", "14.00"),
+        ("bf16", "--optimizer-state master=bf16+16", "12.00"),
+        (
+            "bf16",
+            "--optimizer-state master=bf16+16,exp_avg=fp8,exp_avg_sq=fp8",
+            "6.06",
         ),
     ] {
         for device in ["cpu", "cuda --vocab 32768"] {
-            let options = format!("--world-size 8 --recipe mxfp8-2d {state} --device {device}");
+            let options = format!("--world-size 8 --recipe {recipe} {state} --device {device}");
             let text = stdout(&words(&format!("plan --model 1b {options}"))).replace('\n', " ");
-            assert!(text.contains(per_parameter), "{text}");
+            let per_parameter = format!("{bytes} bytes per parameter");
+            assert!(text.contains(&per_parameter), "{text}");
         }
+    }
+    // Masters of other weights stay in f32, and whoever asks for less is told.
+    let options = "--world-size 8 --recipe mxfp8-2d --optimizer-state master=bf16+16";
+    let text = stdout(&words(&format!("plan --model 1b {options}"))).replace('\n', " ");
+    for part in ["13.00 bytes per parameter", "mxfp8-2d has none"] {
+        assert!(text.contains(part), "{text}");
     }
 }
