@@ -170,6 +170,15 @@ fn checkpoints_that_make_no_sense() {
 }
 
 #[test]
+fn a_checkpoint_is_not_quantized() {
+    let about = json!({ "weights": {} });
+    let bench = saved(about, &[("x.master", Dtype::F32, [1, 4])]);
+    let message = bench.rejected(2, "quantize saved --recipe mxfp8 -o codes");
+    let remedy = "it is a checkpoint of a training run, which `lowp export` makes a model of";
+    assert!(message.contains(remedy), "{message}");
+}
+
+#[test]
 fn a_checkpoint_without_the_bytes_of_a_weight() {
     let recipe = AnyRecipe::from_name("mxfp8", &RecipeOptions::default()).expect("a recipe");
     let about =

@@ -172,22 +172,6 @@ fn checkpoints_are_inspected_and_compared() {
         text.contains("block0.qkv.rowwise_data") && text.contains("optimizer.counts"),
         "{text}"
     );
-    let quantized = lowp(&[
-        "quantize",
-        &run_two,
-        "--recipe",
-        "mxfp8",
-        "-o",
-        &path(&dir.path().join("codes")),
-    ]);
-    assert_eq!(quantized.code, Some(2));
-    assert!(
-        quantized
-            .stderr
-            .contains("which `lowp export` makes a model of"),
-        "{}",
-        quantized.stderr
-    );
     // The folder of --save has one run; next to a model it is a folder of that model.
     assert_eq!(stdout(&["verify", &one, &two]), equal);
     assert_eq!(stdout(&["inspect", &two]), text);
