@@ -40,8 +40,10 @@ pub fn every_ingredient_equals_the_reference<B: Backend>(rig: &Rig<B>) {
                 equals_the_reference(rig, &case, shape, true, special_rows, n as u64);
             }
         }
-        // Of binary32, the tiles of the first rows have special values, and the others none.
-        equals_the_reference(rig, &case, SHAPE, false, 1, n as u64);
+        // Of binary32, the tiles of the first rows have special values, and the others none; or none has any.
+        for (shape, special_rows) in [(SHAPE, 1), (SHAPE, 0), (WIDE, 1)] {
+            equals_the_reference(rig, &case, shape, false, special_rows, n as u64);
+        }
     }
 }
 

@@ -469,7 +469,8 @@ impl<B: Backend, R: Recipe> ShardedWeight<B, R> {
         Ok(rows.map(|(group, param)| group.params()[param].version()))
     }
 
-    /// Starts the gather of the weight's block for `phase`, beside the work that the backend's stream has. Collective over the shard group.
+    /// Starts the gather of the weight's block for `phase`, beside the work that the backend's stream has; that for backward gathers beside what is held for
+    /// forward, which then stays until backward ([`GatherGroup::prefetch`](lowp_shard::GatherGroup::prefetch)). Collective over the shard group.
     ///
     /// # Errors
     /// A rank failed.

@@ -88,8 +88,8 @@ pub struct NcclComm {
 }
 
 impl NcclComm {
-    /// The rank of `control`, with its collectives on a stream of its own, of the highest priority ([`Cuda::fork_with_priority`]): they take few thread
-    /// blocks, which should not wait for those of products. The GPU of `cuda` is that of no other rank. Collective.
+    /// The rank of `control`, with its collectives, and what gathers and reductions do beside them, on a stream of its own of the highest priority ([`Cuda::fork_with_priority`]):
+    /// the few thread blocks of a collective should not wait for those of products. The GPU of `cuda` is that of no other rank. Collective.
     ///
     /// # Errors
     /// No NCCL for a group of several, or a rank that failed meanwhile.

@@ -167,6 +167,19 @@ impl Checkpoints {
         Some(self.save.as_ref()?.join(label(run, seed)))
     }
 
+    /// Whether `run` resumes from a checkpoint of the folder where it saves.
+    pub fn resumes_where_it_saves(&self, run: &Run, seed: u64) -> bool {
+        let place = |path: Option<PathBuf>| path.and_then(|path| path.canonicalize().ok());
+        let [source, folder] = [
+            self.source(run, seed).ok().flatten(),
+            self.folder_of(run, seed),
+        ];
+        match (place(source), place(folder)) {
+            (Some(source), Some(folder)) => source == folder || source.parent() == Some(&*folder),
+            _ => false,
+        }
+    }
+
     /// Checks that a run can save.
     ///
     /// # Errors

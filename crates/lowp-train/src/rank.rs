@@ -212,8 +212,10 @@ where
                 }
             }
         }
-        if let (Some(saver), true) = (&mut saver, first_step == last_step) {
-            // Of a run that is done: where it is to be saved it may not be yet.
+        // A run that is done may not be yet where it is to be saved.
+        let done = first_step == last_step
+            && !checkpoints.resumes_where_it_saves(self.training.run, config.seed);
+        if let (Some(saver), true) = (&mut saver, done) {
             self.save(saver, (last_step, &mut trained.sharded, &outcome))?;
         }
         // As if all steps had taken as long as those after the first ones.

@@ -12,7 +12,6 @@ use crate::usage::input_error;
 use anyhow::Context;
 use anyhow::Result;
 #[cfg(feature = "cuda")]
-#[cfg(feature = "cuda")]
 use lowp_comm::{CommError, run_comms};
 #[cfg(feature = "cuda")]
 use lowp_fsdp::bench::{Size, measure, offloaded_bytes};

@@ -197,3 +197,21 @@ fn a_folder_that_cannot_be_is_told_before_training() {
     );
     assert_eq!(fs::read_dir(&folder).expect("a folder").count(), 1);
 }
+
+/// A run that is done and is started again, with states in fewer bits, leaves its checkpoint as it is.
+#[test]
+fn runs_that_are_done_are_not_saved_again() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let saved = path(folder.path());
+    let steps = ["--steps", "2", "--recipe", "mxfp8", "--no-baseline"];
+    train_json(&[&steps[..], &["--save", &saved]].concat());
+    let index = folder
+        .path()
+        .join("mxfp8-seed0/step-00000002")
+        .join("index.json");
+    let before = fs::read(&index).expect("a checkpoint");
+    let again = ["--save", &saved, "--resume", "latest"];
+    let narrow = ["--optimizer-state", "master=bf16"];
+    train_json(&[&steps[..], &again, &narrow].concat());
+    assert!(before == fs::read(&index).expect("a checkpoint"));
+}
