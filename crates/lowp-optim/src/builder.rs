@@ -242,15 +242,14 @@ impl<B: Backend> OptimizerBuilder<B> {
             true => self.backend.with_host_buffers(),
             false => self.backend.clone(),
         };
+        let mut first = None;
         let master = match (parameter, state.master) {
             (Some(parameter), _) => {
-                let remainder = keeps.alloc(2 * len)?;
-                let halves = Master::Bf16Plus16 {
+                first = Some(master);
+                Master::Bf16Plus16 {
                     parameter,
-                    remainder,
-                };
-                halves.upload(&self.backend, &master)?;
-                halves
+                    remainder: keeps.alloc(2 * len)?,
+                }
             }
             (None, MasterDtype::Bf16) => {
                 let narrow = master.into_iter().map(bf16::from_f32);
@@ -264,7 +263,11 @@ impl<B: Backend> OptimizerBuilder<B> {
             self.host_bytes += len * master.dtype().bytes() + state.bytes(rule, len);
         }
         let grad = Some(Source::alloc(&self.backend, grad, len)?);
-        self.add_in((name, group, len), place, (master, states, grad), item)
+        let id = self.add_in((name, group, len), place, (master, states, grad), item)?;
+        if let Some(values) = first {
+            self.params[id.index].write_master(&self.backend, &values)?;
+        }
+        Ok(id)
     }
 
     /// Rejects a name that is taken, and a group that does not exist.

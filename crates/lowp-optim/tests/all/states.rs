@@ -1,15 +1,20 @@
 //! State in and out of the optimizer: an optimizer that resumes from a state goes on as one that did not stop, and a state that fits no parameter is an error.
 
+use std::sync::Arc;
+
 use lowp_comm::LocalComm;
 use lowp_format::{
-    AnyRecipe, QuantizedTensor, RecipeOptions, STATE_BLOCK, Shape, StateCode, Usage,
+    AnyRecipe, Phase, QuantizedTensor, RecipeOptions, STATE_BLOCK, Shape, StateCode, Usage,
 };
 use lowp_kernels::{Backend, Cpu, Master, Source};
 use lowp_optim::{
     Group, MasterDtype, OptimError, Optimizer, OptimizerBuilder, ParamId, ParamMemory, ParamPlace,
     ParamSpec, Rule, StateDtype, StateDtypes, StepOptions,
 };
-use lowp_shard::{CastItem, CastPlan, ScaleBookBuilder, ShardError, ShardSpec, ShardedTensor};
+use lowp_shard::{
+    CastItem, CastPlan, GatherGroup, GatherPool, ScaleBookBuilder, ShardError, ShardSpec,
+    ShardedTensor,
+};
 
 const SHAPE: Shape = Shape::new(32, 32);
 
@@ -181,6 +186,29 @@ fn a_state_goes_on_as_it_would_have() -> Result<(), OptimError> {
         assert_eq!(whole.counts()?, other.counts()?);
         assert_eq!(bytes(&shard), bytes(&other_shard));
     }
+    Ok(())
+}
+
+/// A state replaces a weight that is a half of its master, so what was gathered before is old.
+#[test]
+fn a_gather_after_a_state_has_its_weight() -> Result<(), OptimError> {
+    let dtypes = StateDtypes {
+        master: MasterDtype::Bf16Plus16,
+        ..StateDtypes::default()
+    };
+    let (from, from_id, expected) = one_param(dtypes, values(9))?;
+    let (mut to, id, shard) = one_param(dtypes, values(0))?;
+    let pool = GatherPool::new(&Cpu);
+    let comm = Arc::new(LocalComm::solo(&Cpu));
+    let mut group = GatherGroup::new(&Cpu, comm, &pool, vec![shard.clone()], false)?;
+    group.unshard(Phase::Forward)?;
+    let gathers = group.account().gathers;
+    to.set_state(id, &from.state(from_id)?)?;
+    assert_eq!(group.tensor(0).err(), Some(ShardError::Stale { param: 0 }));
+    group.unshard(Phase::Forward)?;
+    assert_eq!(group.account().gathers, gathers + 1);
+    let gathered = Cpu.download(&group.tensor(0)?.buffers()[0].storage)?;
+    assert_eq!(vec![gathered], bytes(&expected));
     Ok(())
 }
 
