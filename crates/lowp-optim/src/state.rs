@@ -79,8 +79,13 @@ impl PendingValues {
                 halves.collect()
             }
             Stored::Remainders(remainders) => {
-                let values = joined(&bytes, &remainders.wait()?).into_iter();
-                values.flat_map(f32::to_le_bytes).collect()
+                let remainders = remainders.wait()?;
+                let mut values = vec![0; 2 * bytes.len()];
+                let to = values.as_chunks_mut::<4>().0;
+                for (to, x) in to.iter_mut().zip(joined(&bytes, &remainders)) {
+                    *to = x.to_le_bytes();
+                }
+                values
             }
         })
     }
