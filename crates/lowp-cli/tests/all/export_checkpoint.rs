@@ -216,7 +216,7 @@ fn a_checkpoint_is_not_quantized() {
     let about = json!({ "weights": {} });
     let bench = saved(about, &[("x.master", Dtype::F32, [1, 4])]);
     let message = bench.rejected(2, "quantize saved --recipe mxfp8 -o codes");
-    let remedy = "it is a checkpoint of a training run, which `lowp export` makes a model of";
+    let remedy = "a checkpoint; `lowp export FOLDER -o DIR --to bf16` makes a model of it";
     assert!(message.contains(remedy), "{message}");
 }
 
