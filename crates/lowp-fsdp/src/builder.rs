@@ -7,11 +7,13 @@ use std::sync::Arc;
 use lowp_comm::{MeshComm, or_abort};
 use lowp_format::{
     BlockCuts, FormatError, PlainF32, QuantizedTensor, Recipe, Role, Shape, ShardTiles, Usage,
-    block_cuts,
+    block_cuts, lcm,
 };
 use lowp_gemm::Multiplies;
-use lowp_kernels::{Backend, Source};
-use lowp_optim::{Group, MatrixCut, OptimError, OptimizerBuilder, ParamId, ParamPlace, ParamSpec};
+use lowp_kernels::{Backend, MasterDtype, Rule, Source};
+use lowp_optim::{
+    Group, MatrixCut, OptimError, OptimizerBuilder, ParamId, ParamPlace, ParamSpec, StateDtypes,
+};
 use lowp_shard::{
     FlatShard, GATHER_PLAN, GradParam, Init, Reshard, ShardError, ShardSpec, ShardedTensor,
     check_flat,
@@ -417,8 +419,8 @@ impl<B: Backend> Builder<'_, B> {
         recipe: &impl Recipe,
         shape: Shape,
     ) -> Result<Vec<Range<usize>>, OptimError> {
-        let unit = self.options.state.unit(self.options.group.rule);
-        let shards = flat_shards(recipe, shape, self.mesh.shard.world_size(), unit)?;
+        let state = (self.options.state, self.options.group.rule);
+        let shards = flat_shards(recipe, shape, self.mesh.shard.world_size(), state)?;
         Ok(shards.iter().map(FlatShard::elements).collect())
     }
 
@@ -498,13 +500,19 @@ pub(crate) fn cut_by_rows<R: Recipe>(
     weights.iter().map(cut).collect()
 }
 
-/// The slices of the masters of a weight that every rank has whole, cut where the narrowest codes and states, at multiples of `unit`, may be.
+/// The slices of the masters of a weight that every rank has whole, cut where the narrowest codes, and states in dtypes by a rule, may be. Where the
+/// weight is a half of its masters, cuts are at multiples of 16 bytes of it: a GPU updates it by vectors.
 pub(crate) fn flat_shards(
     recipe: &impl Recipe,
     shape: Shape,
     ranks: usize,
-    unit: usize,
+    (state, rule): (StateDtypes, Rule),
 ) -> Result<Vec<FlatShard>, ShardError> {
+    let vector = match state.of_recipe(recipe).master {
+        MasterDtype::Bf16Plus16 => 8,
+        MasterDtype::F32 | MasterDtype::Bf16 => 1,
+    };
+    let unit = lcm(state.unit(rule), vector);
     let codes = recipe.quantizers(Role::Weight).kernels();
     let [row, col] = codes.map(|key| key.element);
     let code = if col.bits() < row.bits() { col } else { row };
@@ -519,5 +527,32 @@ fn f32_buffer<B: Backend>(grad: &Source<B>) -> Result<B::Buffer<f32>, OptimError
             name: "a reduced gradient".to_owned(),
             expected: "f32",
         }),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use lowp_format::{AnyRecipe, RecipeOptions};
+
+    #[test]
+    fn slices_of_halves_begin_at_vectors() {
+        let recipe =
+            |name| AnyRecipe::from_name(name, &RecipeOptions::default()).expect("a recipe");
+        for (name, state, unit) in [
+            ("bf16", "f32", 1),
+            ("bf16", "master=bf16+16", 8),
+            ("bf16", "master=bf16+16,exp_avg=fp8,exp_avg_sq=fp8", 32),
+            ("fp8-current", "master=bf16+16", 1),
+        ] {
+            let state = (state.parse().expect("dtypes"), Rule::AdamW);
+            for (shape, ranks) in [(Shape::new(64, 33), 3), (Shape::new(7, 5), 3)] {
+                let slices = flat_shards(&recipe(name), shape, ranks, state).expect("slices");
+                let starts: Vec<usize> = slices.iter().map(|s| s.elements().start).collect();
+                let each = shape.elements().div_ceil(ranks).next_multiple_of(unit);
+                let expected = (0..ranks).map(|rank| (rank * each).min(shape.elements()));
+                assert_eq!(starts, Vec::from_iter(expected), "{name} {unit}");
+            }
+        }
     }
 }

@@ -32,7 +32,7 @@ const MASTER: &str = StateDtypes::MASTER;
 impl<B: Multiplies, R: Recipe> ShardedModel<B, R> {
     /// The model that resumes from `checkpoint`, saved on any mesh with either sharding, whose index says what
     /// [`ShardedModel::about`] and [`ShardedModel::about_scales`] said. Weights that live in the same format as there have the
-    /// bytes that were saved; others are cast from their masters ([`ShardedModel::recast`]). Collective.
+    /// bytes that were saved; others are cast from their masters ([`ShardedModel::recast`]), and those in bf16 are always made of their masters. Collective.
     ///
     /// # Errors
     /// A checkpoint of another model or that is damaged, or what [`ShardedModel::new`] reports.
@@ -315,6 +315,7 @@ impl<B: Backend, R: Recipe> ShardedModel<B, R> {
     }
 
     /// Number of linear weights that were cast from their masters, because the checkpoint has them in other formats, or wider masters.
+    /// Those that are in bf16 here and there are not counted.
     pub fn recast(&self) -> usize {
         self.recast
     }

@@ -115,7 +115,7 @@ impl<B: Backend> Master<B> {
                 remainder,
             } => {
                 let parameters = backend.download(parameter)?;
-                Ok(joined(&parameters, &backend.download(remainder)?))
+                Ok(joined(&parameters, &backend.download(remainder)?).collect())
             }
         }
     }
@@ -123,18 +123,30 @@ impl<B: Backend> Master<B> {
     /// Replaces all values: rounded to nearest even in bf16, exact in the other dtypes.
     ///
     /// # Errors
-    /// Another number of values.
+    /// Another number of values; nothing is replaced then.
     pub fn upload(&self, backend: &B, values: &[f32]) -> Result<(), KernelError> {
+        let (found, needed) = (values.len(), self.len(backend));
+        if found != needed {
+            let what = "the values of a master".to_owned();
+            return Err(KernelError::Length {
+                what,
+                needed,
+                found,
+            });
+        }
         match self {
             Self::Values(to) => to.write(backend, 0, values),
             Self::Bf16Plus16 {
                 parameter,
                 remainder,
             } => {
-                let halves = values.iter().map(|&x| split(x));
-                let (parameters, remainders): (Vec<u8>, Vec<u8>) = halves
-                    .flat_map(|(p, r)| p.to_le_bytes().into_iter().zip(r.to_le_bytes()))
-                    .unzip();
+                let [mut parameters, mut remainders] = [(); 2].map(|()| vec![0; 2 * found]);
+                let [to_p, to_r] =
+                    [&mut parameters, &mut remainders].map(|bytes| bytes.as_chunks_mut::<2>().0);
+                for ((&x, to_p), to_r) in values.iter().zip(to_p).zip(to_r) {
+                    let (p, r) = split(x);
+                    (*to_p, *to_r) = (p.to_le_bytes(), r.to_le_bytes());
+                }
                 backend.write(parameter, 0, &parameters)?;
                 backend.write(remainder, 0, &remainders)
             }
@@ -143,9 +155,39 @@ impl<B: Backend> Master<B> {
 }
 
 /// The values of parameters and remainders that were read as they are stored.
-pub fn joined(parameters: &[u8], remainders: &[u8]) -> Vec<f32> {
+pub fn joined<'a>(
+    parameters: &'a [u8],
+    remainders: &'a [u8],
+) -> impl ExactSizeIterator<Item = f32> + 'a {
     let [parameters, remainders] = [parameters, remainders].map(|bytes| bytes.as_chunks::<2>().0);
     let each = parameters.iter().zip(remainders);
     each.map(|(&p, &r)| join(bf16::from_le_bytes(p), i16::from_le_bytes(r)))
-        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::Cpu;
+
+    #[test]
+    fn another_number_of_values_replaces_nothing() {
+        let half = || Cpu.alloc::<u8>(8).expect("room");
+        let halves = || Master::Bf16Plus16 {
+            parameter: half(),
+            remainder: half(),
+        };
+        let values = |dtype| Source::alloc(&Cpu, dtype, 4).expect("room").into();
+        for master in [values(FloatDtype::F32), values(FloatDtype::Bf16), halves()] {
+            let first = [1.5, -2.0, 0.0, 3.0];
+            master.upload(&Cpu, &first).expect("four values");
+            for others in [&[1.0; 3][..], &[1.0; 5]] {
+                let error = master.upload(&Cpu, others).expect_err("another number");
+                let KernelError::Length { needed, found, .. } = error else {
+                    panic!("{error}");
+                };
+                assert_eq!((needed, found), (4, others.len()));
+            }
+            assert_eq!(master.download(&Cpu).expect("values"), first);
+        }
+    }
 }

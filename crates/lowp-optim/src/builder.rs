@@ -161,7 +161,7 @@ impl<B: Backend> OptimizerBuilder<B> {
     /// buffers is a parameter that lives in its master alone.
     ///
     /// # Errors
-    /// As [`OptimizerBuilder::param`]; memory of another length, or of another device.
+    /// As [`OptimizerBuilder::param`]; memory of another length, or of another device, or halves of which `tensor` is none.
     pub fn param_in(
         &mut self,
         tensor: &impl CastTarget<B>,
@@ -172,6 +172,13 @@ impl<B: Backend> OptimizerBuilder<B> {
         let (name, len) = (name.into(), tensor.tensor().shape().elements());
         self.check_new(&name, group)?;
         memory.check(&self.backend, (&name, self.groups[group].rule, len))?;
+        if let Master::Bf16Plus16 { parameter, .. } = &memory.master {
+            let half = half_of(tensor.tensor(), MasterDtype::Bf16Plus16);
+            let span = |half| self.backend.span::<u8>(half);
+            if half.map(span) != Some(span(parameter)) {
+                return Err(OptimError::Halves { name });
+            }
+        }
         let ParamMemory {
             master,
             states,
@@ -235,15 +242,14 @@ impl<B: Backend> OptimizerBuilder<B> {
             true => self.backend.with_host_buffers(),
             false => self.backend.clone(),
         };
+        let mut first = None;
         let master = match (parameter, state.master) {
             (Some(parameter), _) => {
-                let remainder = keeps.alloc(2 * len)?;
-                let halves = Master::Bf16Plus16 {
+                first = Some(master);
+                Master::Bf16Plus16 {
                     parameter,
-                    remainder,
-                };
-                halves.upload(&self.backend, &master)?;
-                halves
+                    remainder: keeps.alloc(2 * len)?,
+                }
             }
             (None, MasterDtype::Bf16) => {
                 let narrow = master.into_iter().map(bf16::from_f32);
@@ -257,7 +263,11 @@ impl<B: Backend> OptimizerBuilder<B> {
             self.host_bytes += len * master.dtype().bytes() + state.bytes(rule, len);
         }
         let grad = Some(Source::alloc(&self.backend, grad, len)?);
-        self.add_in((name, group, len), place, (master, states, grad), item)
+        let id = self.add_in((name, group, len), place, (master, states, grad), item)?;
+        if let Some(values) = first {
+            self.params[id.index].write_master(&self.backend, &values)?;
+        }
+        Ok(id)
     }
 
     /// Rejects a name that is taken, and a group that does not exist.
@@ -475,8 +485,10 @@ impl<B: Backend> OptimizerBuilder<B> {
 /// The elements of `tensor`, where they are a half of masters in `dtype`.
 fn half_of<S, R: Recipe>(tensor: &QuantizedTensor<S, R>, dtype: MasterDtype) -> Option<&S> {
     let halves = dtype == MasterDtype::Bf16Plus16 && is_in_bf16(&tensor.recipe());
-    let elements = tensor.buffers().first().filter(|_| halves)?;
-    Some(&elements.storage)
+    match tensor.buffers() {
+        [elements] if halves => Some(&elements.storage),
+        _ => None,
+    }
 }
 
 /// The ranks that share out a replica, one of which is this one.

@@ -96,6 +96,14 @@ pub enum OptimError {
         /// The rule given.
         given: &'static str,
     },
+    /// A master in two halves, of which the parameter is none.
+    #[error(
+        "parameter '{name}' is not a half of its master of 16 + 16 bits: the half of such a master is the only buffer of a tensor in bf16; give it that buffer, or a master in f32"
+    )]
+    Halves {
+        /// The parameter.
+        name: String,
+    },
     /// States that are not those of the rule.
     #[error(
         "parameter '{name}' is updated by {rule}, which keeps {needed} states of each element, but {found} were given"

@@ -5,8 +5,8 @@ use std::sync::Arc;
 use half::bf16;
 use lowp_format::ShardTiles;
 use lowp_kernels::{
-    AmaxJob, Backend, FloatDtype, Master, MasterDtype, MomentumJob, Rule, Source, State,
-    StateDtype, UpdateJob, UpdateRandom,
+    AmaxJob, Backend, FloatDtype, KernelError, Master, MasterDtype, MomentumJob, Rule, Source,
+    State, StateDtype, UpdateJob, UpdateRandom,
 };
 use lowp_shard::{CastItem, CastRange, ScaleBook, ShardError};
 
@@ -90,6 +90,14 @@ impl<B: Backend> Param<B> {
     /// Says that it has a gradient in this step.
     pub(crate) fn set_ready(&mut self) {
         (self.ready, self.left_out) = (true, false);
+    }
+
+    /// Replaces its master values. Those in halves change the weight, which says so before.
+    pub(crate) fn write_master(&self, backend: &B, values: &[f32]) -> Result<(), KernelError> {
+        if self.master.values().is_none() {
+            self.item.begin_write();
+        }
+        self.master.upload(backend, values)
     }
 
     /// Whether an update rounds by random bits: a state is in fp8, or the master in bf16.

@@ -79,8 +79,13 @@ impl PendingValues {
                 halves.collect()
             }
             Stored::Remainders(remainders) => {
-                let values = joined(&bytes, &remainders.wait()?).into_iter();
-                values.flat_map(f32::to_le_bytes).collect()
+                let remainders = remainders.wait()?;
+                let mut values = vec![0; 2 * bytes.len()];
+                let to = values.as_chunks_mut::<4>().0;
+                for (to, x) in to.iter_mut().zip(joined(&bytes, &remainders)) {
+                    *to = x.to_le_bytes();
+                }
+                values
             }
         })
     }
@@ -151,7 +156,7 @@ impl<B: Backend> Optimizer<B> {
     }
 
     /// Replaces the state of this rank's rows, or of its flat slice. A master that is kept in bf16 is rounded to nearest even. Weights are not cast: [`Optimizer::calibrate`] does that once all
-    /// parameters have their state.
+    /// parameters have their state. A weight that is a half of its master changes at once on this rank: every rank replaces its part, and gathers after `calibrate`.
     ///
     /// # Errors
     /// A master of another length, or as [`Optimizer::set_states`]. Nothing is replaced then.
@@ -160,7 +165,7 @@ impl<B: Backend> Optimizer<B> {
         check_length(&param.name, "the master", state.master.len(), param.len)?;
         self.set_states(id, &state.states)?;
         let param = &self.params[self.index(id)?];
-        Ok(param.master.upload(&self.backend, &state.master)?)
+        Ok(param.write_master(&self.backend, &state.master)?)
     }
 
     /// Replaces the states of this rank's rows, or of its flat slice: those of its rule, in their order. Those that are kept in bf16 or

@@ -3,7 +3,7 @@
 
 use lowp_format::{
     Extent, KernelKey, Orientation, Part, QuantizedTensor, Recipe, Role, ScaleRule, Shape,
-    SourceRounding, Usage,
+    SourceRounding, Usage, is_in_bf16,
 };
 use lowp_kernels::{
     AmaxJob, Backend, BlockAmax, EncodeJob, FlatBlocks, FlatEncodeJob, KernelError, Master, Source,
@@ -31,7 +31,7 @@ pub enum CastRange {
     },
 }
 
-/// One tensor to cast: its source, its ingredients and the buffers to fill. Where one of its buffers is a half of its masters, or it has none,
+/// One tensor to cast: its source, its ingredients and the buffers to fill. Where its only buffer is a half of its masters, or it has none,
 /// nothing is cast.
 #[derive(Clone, Debug)]
 pub struct CastItem<B: Backend> {
@@ -63,10 +63,7 @@ impl<B: Backend> CastItem<B> {
     ) -> Self {
         let (tensor, source) = (into.tensor(), source.into());
         let (recipe, shape, usage) = (tensor.recipe(), tensor.shape(), tensor.usage());
-        let targets = match &source {
-            Master::Values(_) => targets(tensor),
-            Master::Bf16Plus16 { .. } => Vec::new(),
-        };
+        let targets = cast_of(&recipe, &source, targets(tensor));
         let item = match into.slice() {
             Some((full, start)) => {
                 let elements = (start, shape.elements());
@@ -114,10 +111,7 @@ impl<B: Backend> CastItem<B> {
         book: &mut ScaleBookBuilder,
     ) -> Self {
         let source = source.into();
-        let targets = match &source {
-            Master::Values(_) => targets,
-            Master::Bf16Plus16 { .. } => Vec::new(),
-        };
+        let targets = cast_of(recipe, &source, targets);
         let quantizers = recipe.quantizers(Role::Weight);
         let kernels = quantizers.kernels();
         let served = |usage, target: &Target<B>| usage | target.spec.key.usage;
@@ -229,17 +223,22 @@ impl<B: Backend> CastItem<B> {
     }
 
     /// The values that are cast, where something is.
-    fn values(&self) -> Option<&Source<B>> {
-        let values = self.source.values();
-        values.filter(|_| !self.targets.is_empty())
+    fn values(&self) -> Result<Option<&Source<B>>, ShardError> {
+        match (&self.source, self.targets.is_empty()) {
+            (_, true) => Ok(None),
+            (Master::Values(values), false) => Ok(Some(values)),
+            (Master::Bf16Plus16 { .. }, false) => Err(ShardError::Halves {
+                element: self.kernels[0].element,
+            }),
+        }
     }
 
     /// The cast of a range of rows; a flat range has none, and neither has what is not cast.
     ///
     /// # Errors
-    /// It was registered in another book.
+    /// It was registered in another book, or its masters are in halves of which it is none.
     pub fn encode_job(&self, book: &ScaleBook<B>) -> Result<Option<EncodeJob<B>>, ShardError> {
-        let (CastRange::Rows, Some(source)) = (&self.range, self.values()) else {
+        let (CastRange::Rows, Some(source)) = (&self.range, self.values()?) else {
             return Ok(None);
         };
         Ok(Some(EncodeJob {
@@ -256,12 +255,12 @@ impl<B: Backend> CastItem<B> {
     /// The cast of a flat range; rows have none, and neither has what is not cast.
     ///
     /// # Errors
-    /// It was registered in another book.
+    /// It was registered in another book, or its masters are in halves of which it is none.
     pub fn flat_encode_job(
         &self,
         book: &ScaleBook<B>,
     ) -> Result<Option<FlatEncodeJob<B>>, ShardError> {
-        let (CastRange::Flat { start, len, blocks }, Some(source)) = (&self.range, self.values())
+        let (CastRange::Flat { start, len, blocks }, Some(source)) = (&self.range, self.values()?)
         else {
             return Ok(None);
         };
@@ -283,6 +282,18 @@ impl<B: Backend> CastItem<B> {
             blocks,
             targets: self.targets.clone(),
         }))
+    }
+}
+
+/// Those of `targets`, the buffers of a tensor of `recipe`, that `source` is cast into: not the one that is a half of it.
+fn cast_of<B: Backend>(
+    recipe: &impl Recipe,
+    source: &Master<B>,
+    targets: Vec<Target<B>>,
+) -> Vec<Target<B>> {
+    match source {
+        Master::Bf16Plus16 { .. } if is_in_bf16(recipe) => Vec::new(),
+        _ => targets,
     }
 }
 

@@ -320,6 +320,14 @@ pub enum ShardError {
         /// What does not belong.
         what: &'static str,
     },
+    /// Masters in two halves of a weight that is none of them.
+    #[error(
+        "masters of 16 + 16 bits have a half in the weight, which is {element} and not bf16 in one copy; give this weight masters in f32"
+    )]
+    Halves {
+        /// Elements of the weight.
+        element: Code,
+    },
     /// Scales of the tensor that follow from its amax in two ways.
     #[error(
         "the two orientations of a weight have different tensor scales, and at least one is delayed, but a cast observes only one amax per weight: give both orientations the same element and rule, or no delayed scale"

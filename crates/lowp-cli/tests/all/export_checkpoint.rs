@@ -2,7 +2,7 @@
 
 use crate::support::{Bench, Contents};
 use lowp_checkpoint::{Block, Checkpoint, Dtype, Piece, Saver};
-use lowp_format::{AnyRecipe, RecipeOptions, Shape};
+use lowp_format::{AnyRecipe, Recipe, RecipeOptions, Shape, Usage};
 use serde_json::json;
 use std::fs;
 use std::time::Duration;
@@ -82,21 +82,63 @@ fn masters_and_codes_of_a_checkpoint() {
 
 /// A folder `saved` with a checkpoint of one weight, of which its trainer says `about`.
 fn saved(about: serde_json::Value, pieces: &[(&str, Dtype, [usize; 2])]) -> Bench {
-    let bench = Bench::new();
-    let control = lowp_comm::threads(1, Duration::from_secs(60)).swap_remove(0);
-    let mut saver = Saver::new(control, &bench.path("saved"), None).expect("a folder");
-    let piece = |&(name, dtype, full): &(&str, Dtype, [usize; 2])| Piece {
+    let zeros = |&(name, dtype, full): &(_, Dtype, [usize; 2])| {
+        piece(
+            name,
+            dtype,
+            full,
+            vec![0; full[0] * full[1] * dtype.bytes()],
+        )
+    };
+    saved_pieces(about, pieces.iter().map(zeros).collect())
+}
+
+fn piece(name: &str, dtype: Dtype, full: [usize; 2], bytes: Vec<u8>) -> Piece {
+    Piece {
         name: name.to_owned(),
         dtype,
         full,
         block: Block::whole(full),
-        bytes: vec![0; full[0] * full[1] * dtype.bytes()],
-    };
-    saver
-        .start(1, pieces.iter().map(piece).collect(), about)
-        .expect("a checkpoint");
+        bytes,
+    }
+}
+
+fn saved_pieces(about: serde_json::Value, pieces: Vec<Piece>) -> Bench {
+    let bench = Bench::new();
+    let control = lowp_comm::threads(1, Duration::from_secs(60)).swap_remove(0);
+    let mut saver = Saver::new(control, &bench.path("saved"), None).expect("a folder");
+    saver.start(1, pieces, about).expect("a checkpoint");
     saver.finish().expect("a checkpoint");
     bench
+}
+
+/// Of a weight that was trained in bf16 those are the values in bf16, also where its master is as near to another value (docs/numerics.md 23.5).
+#[test]
+fn a_weight_in_bf16_is_the_one_that_was_trained() {
+    let recipe = AnyRecipe::from_name("bf16", &RecipeOptions::default()).expect("a recipe");
+    let about = json!({ "weights": {
+        "w": lowp_checkpoint::weight_record(&recipe, Shape::new(2, 3)),
+        "norm": { "recipe": "fp32", "shape": [6] },
+    } });
+    // Between 3F80, which is even, and 3F81.
+    let (master, trained, even) = ([0, 0x80, 0x80, 0x3F], [0x81, 0x3F], [0x80, 0x3F]);
+    let codes = recipe.buffers(Usage::BOTH)[0].key;
+    let bench = saved_pieces(
+        about,
+        vec![
+            piece("w.master", Dtype::F32, [2, 3], master.repeat(6)),
+            piece(&format!("w.{codes}"), Dtype::U8, [2, 6], trained.repeat(6)),
+            piece("norm.master", Dtype::F32, [1, 6], master.repeat(6)),
+        ],
+    );
+    bench.done("export saved -o bf16 --to bf16");
+    bench.done("export saved -o fp32 --to fp32");
+    let found = bench.read("bf16/model.safetensors");
+    assert_eq!(found.tensors["w.weight"].1, [2, 3]);
+    assert_eq!(found.tensors["w.weight"].2, trained.repeat(6));
+    assert_eq!(found.tensors["norm"].2, even.repeat(6));
+    let found = bench.read("fp32/model.safetensors");
+    assert_eq!(found.tensors["w.weight"].2, master.repeat(6));
 }
 
 /// Weights that no recipe by itself makes: those of the tail of a run, and of modified recipes.
@@ -174,7 +216,7 @@ fn a_checkpoint_is_not_quantized() {
     let about = json!({ "weights": {} });
     let bench = saved(about, &[("x.master", Dtype::F32, [1, 4])]);
     let message = bench.rejected(2, "quantize saved --recipe mxfp8 -o codes");
-    let remedy = "it is a checkpoint of a training run, which `lowp export` makes a model of";
+    let remedy = "a checkpoint; `lowp export FOLDER -o DIR --to bf16` makes a model of it";
     assert!(message.contains(remedy), "{message}");
 }
 

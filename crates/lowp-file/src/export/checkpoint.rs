@@ -20,7 +20,7 @@ use lowp_format::{
     AnyRecipe, BufferSpec, Form, Orientation, Part, QuantizedTensor, Recipe, RecipeOptions, Shape,
     Usage,
 };
-use lowp_format::{has_tensor_scale, magnitude};
+use lowp_format::{has_tensor_scale, is_in_bf16, magnitude};
 use lowp_kernels::{Backend, Cpu, CpuBuffer};
 use safetensors::Dtype;
 use serde_json::Value;
@@ -251,6 +251,13 @@ impl TrainedCheckpoint {
         })
     }
 
+    /// The weight that was trained as the parameter `master`, where it was trained in bf16.
+    fn in_bf16(&self, master: &Master) -> Option<&TrainedWeight> {
+        let number = self.numbers.get(&master.name).filter(|_| master.of_weight);
+        let weight = &self.weights[*number?];
+        is_in_bf16(&weight.tensor.recipe).then_some(weight)
+    }
+
     /// The amax of a weight, where files keep one: the one that its scales were made of, or that of its values.
     pub(crate) fn amax(&self, weight: &TrainedWeight) -> Result<Option<f32>> {
         let Quantized { recipe, specs, .. } = &weight.tensor;
@@ -405,7 +412,7 @@ fn group(weights: &mut [TrainedWeight], groups: &Value) {
     }
 }
 
-/// The values of a parameter, its only part.
+/// The values of a parameter, its only part: in bf16 those that a weight in bf16 was trained with, else its master.
 struct Values<'a> {
     trained: &'a TrainedCheckpoint,
     master: &'a Master,
@@ -415,6 +422,12 @@ struct Values<'a> {
 impl Parts for Values<'_> {
     fn write(&self, _: usize, sink: &mut Sink<'_>) -> Result<()> {
         let (master, mut bytes) = (self.master, Vec::new());
+        let is_bf16 = self.decoder.float == OutputDtype::Bf16;
+        if let Some(weight) = self.trained.in_bf16(master).filter(|_| is_bf16) {
+            let elements = weight.tensor.specs.first();
+            let elements = elements.context("the weight has no elements")?;
+            return sink(&self.trained.bytes_of(weight, elements)?);
+        }
         self.trained
             .each_value((&master.saved, master.full), |values| {
                 bytes.clear();

@@ -1,11 +1,11 @@
 //! Masters and states in few bits: on any number of ranks, cut in any way, they are those of one rank, bit for bit.
 
-use lowp_checkpoint::{Block, Checkpoint};
+use lowp_checkpoint::{Block, Checkpoint, Late, Piece};
 use lowp_comm::{MeshComm, run_ranks};
 use lowp_format::spelling::Variant;
 use lowp_format::{AnyRecipe, Recipe, Shape, Usage};
-use lowp_fsdp::{LinearSpec, Sharding};
-use lowp_kernels::Cpu;
+use lowp_fsdp::{LinearSpec, ModelError, Sharding};
+use lowp_kernels::{Cpu, MasterDtype, bf16};
 use lowp_optim::Rule;
 use lowp_shard::check_flat;
 
@@ -187,6 +187,25 @@ fn masters_in_two_halves_are_those_in_f32() {
     }
 }
 
+/// The masters of this rank as they are saved, with bits in the place of bytes.
+fn masters(model: &mut Model) -> Result<Vec<Piece<Vec<u32>>>, ModelError> {
+    let pieces = model.pieces()?.into_iter();
+    let masters = pieces.filter(|piece| piece.name.ends_with(".master"));
+    let read = |piece: Piece<Late>| {
+        let values = piece.dtype.widened(&piece.bytes.wait().expect("bytes"));
+        Piece {
+            name: piece.name,
+            dtype: piece.dtype,
+            full: piece.full,
+            block: piece.block,
+            bytes: values.into_iter().map(f32::to_bits).collect(),
+        }
+    };
+    let masters: Vec<_> = masters.map(read).collect();
+    assert_eq!(masters.len(), model.weights().len());
+    Ok(masters)
+}
+
 /// A checkpoint of masters in f32 goes on with masters in bf16, of which the codes are made, and the other way round.
 #[test]
 fn masters_of_a_checkpoint_become_those_of_the_model() {
@@ -196,7 +215,10 @@ fn masters_of_a_checkpoint_become_those_of_the_model() {
             state: state.parse().expect("dtypes"),
             ..Run::new(recipe(name), 2)
         });
+        // After the step, by the dtypes that values were rounded to; those of wide masters and of halves are the same.
+        let mut stepped = Vec::new();
         for (from, to, recast) in [
+            (wide, wide, 0),
             (wide, narrow, 4),
             (narrow, wide, 0),
             (narrow, narrow, 0),
@@ -216,12 +238,33 @@ fn masters_of_a_checkpoint_become_those_of_the_model() {
                 let options = to.options();
                 let mut model = Model::load((&Cpu, &mesh), recipe, &linears, &[], options, saved)?;
                 assert_eq!((model.recast(), model.rounded()), (recast, recast));
-                // Codes are those of the masters, and go on.
+                // Masters are those that were saved, and codes are those of the masters, and go on.
+                for master in masters(&mut model)? {
+                    let saved = checkpoint.read_f32(&master.name, master.full, master.block);
+                    let saved = saved.expect("values").into_iter();
+                    let saved = saved.map(|x| match to.state.master {
+                        MasterDtype::F32 | MasterDtype::Bf16Plus16 => x.to_bits(),
+                        MasterDtype::Bf16 => bf16::from_f32(x).to_f32().to_bits(),
+                    });
+                    assert!(
+                        Vec::from_iter(saved) == master.bytes,
+                        "{name}: {}",
+                        master.name
+                    );
+                }
                 values(&model)?;
                 step(&mut model, 2, &to)?;
-                values(&model)
+                values(&model)?;
+                masters(&mut model)
             });
-            ended.expect("ranks that work");
+            let ended = ended.expect("ranks that work");
+            let rounded = [&from, &to].map(|run| run.state.master == MasterDtype::Bf16);
+            match stepped.iter().find(|(of, _)| *of == rounded) {
+                Some((_, known)) => {
+                    assert!(*known == ended, "{name}: {:?} {:?}", from.state, to.state)
+                }
+                None => stepped.push((rounded, ended)),
+            }
         }
     }
 }

@@ -1,15 +1,20 @@
 //! State in and out of the optimizer: an optimizer that resumes from a state goes on as one that did not stop, and a state that fits no parameter is an error.
 
+use std::sync::Arc;
+
 use lowp_comm::LocalComm;
 use lowp_format::{
-    AnyRecipe, QuantizedTensor, RecipeOptions, STATE_BLOCK, Shape, StateCode, Usage,
+    AnyRecipe, Phase, QuantizedTensor, RecipeOptions, STATE_BLOCK, Shape, StateCode, Usage,
 };
 use lowp_kernels::{Backend, Cpu, Master, Source};
 use lowp_optim::{
     Group, MasterDtype, OptimError, Optimizer, OptimizerBuilder, ParamId, ParamMemory, ParamPlace,
     ParamSpec, Rule, StateDtype, StateDtypes, StepOptions,
 };
-use lowp_shard::{ShardSpec, ShardedTensor};
+use lowp_shard::{
+    CastItem, CastPlan, GatherGroup, GatherPool, ScaleBookBuilder, ShardError, ShardSpec,
+    ShardedTensor,
+};
 
 const SHAPE: Shape = Shape::new(32, 32);
 
@@ -184,6 +189,29 @@ fn a_state_goes_on_as_it_would_have() -> Result<(), OptimError> {
     Ok(())
 }
 
+/// A state replaces a weight that is a half of its master, so what was gathered before is old.
+#[test]
+fn a_gather_after_a_state_has_its_weight() -> Result<(), OptimError> {
+    let dtypes = StateDtypes {
+        master: MasterDtype::Bf16Plus16,
+        ..StateDtypes::default()
+    };
+    let (from, from_id, expected) = one_param(dtypes, values(9))?;
+    let (mut to, id, shard) = one_param(dtypes, values(0))?;
+    let pool = GatherPool::new(&Cpu);
+    let comm = Arc::new(LocalComm::solo(&Cpu));
+    let mut group = GatherGroup::new(&Cpu, comm, &pool, vec![shard.clone()], false)?;
+    group.unshard(Phase::Forward)?;
+    let gathers = group.account().gathers;
+    to.set_state(id, &from.state(from_id)?)?;
+    assert_eq!(group.tensor(0).err(), Some(ShardError::Stale { param: 0 }));
+    group.unshard(Phase::Forward)?;
+    assert_eq!(group.account().gathers, gathers + 1);
+    let gathered = Cpu.download(&group.tensor(0)?.buffers()[0].storage)?;
+    assert_eq!(vec![gathered], bytes(&expected));
+    Ok(())
+}
+
 /// Rows in memory of the caller, of any dtypes, are updated as those rows of the whole are: they round by the random bits of their place.
 #[test]
 fn rows_in_memory_of_the_caller_are_those_of_the_whole() -> Result<(), OptimError> {
@@ -234,7 +262,15 @@ fn rows_in_memory_of_the_caller_are_those_of_the_whole() -> Result<(), OptimErro
                     tiles: None,
                 },
             };
-            let id = builder.param_in(&tensor(rows.len())?, "w", group, memory)?;
+            let tensor = match &memory.master {
+                Master::Values(_) => tensor(rows.len())?,
+                Master::Bf16Plus16 { parameter, .. } => {
+                    let (shape, bf16) = (SHAPE.with_rows(rows.len()), recipe_of(dtypes.master)?);
+                    let own = |_: &_, _| Ok::<_, OptimError>(parameter.clone());
+                    QuantizedTensor::new(bf16, shape, Usage::BOTH, own)?
+                }
+            };
+            let id = builder.param_in(&tensor, "w", group, memory)?;
             let mut own = builder.build()?;
             for seed in 1..=3 {
                 let grad = Cpu.upload(&values(seed)[elements.clone()])?;
@@ -245,6 +281,52 @@ fn rows_in_memory_of_the_caller_are_those_of_the_whole() -> Result<(), OptimErro
             assert_eq!(found.master, expected.master[elements.clone()], "{dtypes}");
             for (found, expected) in found.states.iter().zip(&expected.states) {
                 assert_eq!(*found, expected[elements.clone()], "{dtypes}");
+            }
+        }
+    }
+    Ok(())
+}
+
+/// A master in halves is that of a tensor in bf16 whose only buffer is one of them.
+#[test]
+fn a_parameter_that_is_no_half_of_its_master_is_an_error() -> Result<(), OptimError> {
+    let half = || Cpu.alloc::<u8>(2 * SHAPE.elements());
+    for name in ["bf16", "mxfp8", "fp32"] {
+        let recipe = AnyRecipe::from_name(name, &RecipeOptions::default())?;
+        let alloc = |_: &_, n| Cpu.alloc::<u8>(n);
+        let tensor = QuantizedTensor::new(recipe, SHAPE, Usage::BOTH, alloc)?;
+        let own = tensor.buffers()[0].storage.clone();
+        for parameter in [half()?, own] {
+            let is_half =
+                name == "bf16" && Cpu.span(&parameter) == Cpu.span(&tensor.buffers()[0].storage);
+            let master = Master::Bf16Plus16 {
+                parameter,
+                remainder: half()?,
+            };
+            let mut builder = OptimizerBuilder::new(LocalComm::solo(&Cpu));
+            let group = builder.group(Group::of(Rule::Sgd));
+            let memory = ParamMemory {
+                master: master.clone(),
+                states: Vec::new(),
+                grad: None,
+                place: ParamPlace::default(),
+            };
+            match builder.param_in(&tensor, "w1", group, memory) {
+                Ok(_) => assert!(is_half, "{name}"),
+                Err(error) => {
+                    let text = error.to_string();
+                    let expected = "parameter 'w1' is not a half of its master";
+                    assert!(!is_half && text.starts_with(expected), "{name}: {text}");
+                }
+            }
+            // A cast by itself.
+            let mut book = ScaleBookBuilder::default();
+            let items = [CastItem::rows(&tensor, master, &mut book)];
+            let planned = CastPlan::new(&Cpu, &book.build(&Cpu)?, &items);
+            match (planned, name) {
+                (Ok(_), "bf16") => {}
+                (Err(ShardError::Halves { .. }), "mxfp8" | "fp32") => {}
+                (other, _) => panic!("{name}: {other:?}"),
             }
         }
     }

@@ -167,6 +167,7 @@ class Muon(_Optimizer):
         max_norm: float | None = None,
         skip_nonfinite: bool = False,
         seed: int = 0,
+        remainders: bool = ...,
         capturable: bool = False,
     ) -> None: ...
 

@@ -323,12 +323,12 @@ class _Built:
         self.shards = [(param, at) for param, at in places if not isinstance(param, Tensor)]
         self.plain = [param for param in self.whole if type(param) is _Parameter]
         self.pointers = [param.data_ptr() for param in self.plain]
-        halves = [(param, local_of(param)) for param in self.whole if local_of(param).dtype is _BF16]
+        copied = [(param, local_of(param)) for param in self.whole if local_of(param).dtype is _BF16]
         # Masters that are remainders follow what PyTorch writes by themselves.
-        halves = [(param, local) for param, local in halves if not isinstance(local, Tensor) and "master" in optimizer.state[param]]
+        copied = [(param, local) for param, local in copied if not isinstance(local, Tensor) and "master" in optimizer.state[param]]
         self.steps = 0  # each counts as one write of every parameter
-        self.halves = [(local, local_of(optimizer.state[param]["master"]), version_of(local)) for param, local in halves]
-        self.half_of = {id(param): index for index, (param, _) in enumerate(halves)}
+        self.copied = [(local, local_of(optimizer.state[param]["master"]), version_of(local)) for param, local in copied]
+        self.copy_of = {id(param): index for index, (param, _) in enumerate(copied)}
         grads, alive = self.grads()
         index_of = {id(param): index for index, param in enumerate(self.all)}
         for param, grad in zip(self.params, grads):
@@ -410,8 +410,8 @@ class _Built:
             store.amax = None
         self.steps += 1
         for index in unwritten:
-            local, master, version = self.halves[index]
-            self.halves[index] = (local, master, version - 1)
+            local, master, version = self.copied[index]
+            self.copied[index] = (local, master, version - 1)
 
     def _writes(self, grads):
         """What a step over gradients writes: parameters and rows, codes; and the bfloat16 parameters that it leaves."""
@@ -419,19 +419,19 @@ class _Built:
         locals = [local_of(param) for param in present]
         rows = [local for param, local in zip(present, locals) if local is not param]
         stores = [local._store for local in locals if isinstance(local, Tensor)]
-        missing = [self.half_of.get(id(param)) for param, grad in zip(self.params, grads) if grad is None]
+        missing = [self.copy_of.get(id(param)) for param, grad in zip(self.params, grads) if grad is None]
         return present + rows, stores, [index for index in missing if index is not None]
 
     def note_writes(self):
         """Takes bfloat16 parameters for what their masters say."""
-        self.halves = [(local, local_of(master), version_of(local) - self.steps) for local, master, _ in self.halves]
+        self.copied = [(local, local_of(master), version_of(local) - self.steps) for local, master, _ in self.copied]
 
     def follow_writes(self):
         """Brings masters of bfloat16 parameters that PyTorch wrote up to date. Those that round to the parameter stay."""
-        for index, (local, master, version) in enumerate(self.halves):
+        for index, (local, master, version) in enumerate(self.copied):
             if version_of(local) - self.steps != version:
                 follow(master, local)
-                self.halves[index] = (local, master, version_of(local) - self.steps)
+                self.copied[index] = (local, master, version_of(local) - self.steps)
 
     def grads(self):
         """Where gradients lie, and those that were converted, to be kept for as long as they are read."""
