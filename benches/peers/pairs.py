@@ -5,6 +5,7 @@
 PAIRS = [
     ("adamw", None, "TE", "Adam", ""),
     ("adamw", None, "PyTorch", "AdamW(fused)", "a"),
+    ("adamw, bf16+16 masters", None, "TE", "Adam, parameter remainders", ""),
     ("adamw, bf16 moments", None, "TE", "FusedAdam's bf16 moments", "H"),
     ("adamw, fp8 moments", None, "TE", "FusedAdam's FP8 moments", "H"),
     ("adamw + encode both", "fp8-delayed", "TE", "Adam with FP8, transposes", "A"),

@@ -303,15 +303,20 @@ CASES["mxfp8_partial"] = mxfp8_partial
 
 # ---------------------------------------------------------------- optimizer steps
 
-def each_set(function):
+def each_set(function, sets=SETS):
     """A case of every set of tensors: `function(state)` returns the name, the step and what verifies its output."""
     def case():
-        for n, side in SETS:
+        for n, side in sets:
             state = State(n, side // OPTIONS.shrink)
             work, step, verify = function(state)
             measure(work, state.shape, lambda i: step(), lambda: verify() or state.verify())
             capi.release()
     CASES[function.__name__] = case
+
+
+def each_end(function):
+    """The same of the largest and the smallest tensors, which lowp has rows of with states in fewer bits."""
+    each_set(function, [SETS[0], SETS[-1]])
 
 
 def then(*calls):
@@ -382,7 +387,7 @@ def adamw_mxfp8(state):
         lambda: out.verify(halves[0])
 
 
-@each_set
+@each_end
 def adamw_remainder(state):
     """FusedAdam's store_param_remainders: bf16 parameters, which are f32 masters together with 16 more bits."""
     params, rest = state.new(torch.bfloat16), state.new(torch.int16)
@@ -400,7 +405,7 @@ def adamw_remainder(state):
     return "Adam, parameter remainders", step, join
 
 
-@each_set
+@each_end
 def adamw_bf16_moments(state):
     """What FusedAdam.step does for bf16 moments: each to f32, Adam, and back."""
     halves = {key: state.new(torch.bfloat16) for key in "mv"}
@@ -420,7 +425,7 @@ def adamw_bf16_moments(state):
     return "FusedAdam's bf16 moments", then(widen, adam_of(state), narrow), lambda: ""
 
 
-@each_set
+@each_end
 def adamw_fp8_moments(state):
     """What FusedAdam.step does for FP8 moments, by the library's own kernels: each to f32, Adam, then an amax, a scale and codes."""
     codes = {key: Fp8(state.n, state.side, both=False) for key in "mv"}

@@ -211,6 +211,7 @@ class Measuring(Folder):
             (json.dumps({**row, "us": 3.0, "no_graph": "no capture"}) + '\n{"peer": "TE", "wo', "took more than 150 s"),
             (json.dumps({"peer": "TE", "work": "Adam", "shape": "a shape", "error": "only 0.5 of the bytes"}), None),
             (json.dumps({"peer": "TE", "work": "adamw_mxfp8", "error": "undefined symbol"}), None),
+            *[("", None) for _ in table.TE_GROUPS[4:]],
         ]
         sitting = dict(lowp=dict(device="NVIDIA H200"), peers=[], absent=[], facts={})
         with unittest.mock.patch.object(table, "finished", side_effect=outputs):

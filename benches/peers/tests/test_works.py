@@ -39,6 +39,11 @@ class Fake:
     def __iter__(self):
         return iter([Fake()])
 
+    def __add__(self, _):
+        return Fake()
+
+    __lshift__ = __rshift__ = __add__
+
 
 class Works(unittest.TestCase):
     def setUp(self):
