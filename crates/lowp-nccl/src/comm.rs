@@ -231,7 +231,7 @@ impl NcclComm {
             Some(link) => {
                 link.wait_for(&self.cuda)?;
                 let given = raw.batch(link, memory, calls);
-                // Also behind a part of the calls.
+                // Also after calls of which some failed.
                 self.cuda.wait_for(link)?;
                 given
             }

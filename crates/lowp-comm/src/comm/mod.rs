@@ -327,7 +327,7 @@ pub fn ordered<B: Backend, T>(
 ) -> Result<T, CommError> {
     comm.backend().wait_for(backend)?;
     let done = call();
-    // Also behind a part of the call that failed: what it reads and writes is lent to others next.
+    // Also after a call that failed halfway: what it reads and writes is lent to others next.
     let ordered = backend.wait_for(comm.backend());
     let done = done?;
     ordered?;

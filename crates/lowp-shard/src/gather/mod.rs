@@ -345,7 +345,7 @@ impl<B: Backend, R: Recipe> GatherGroup<B, R> {
         let after = self.backend.record()?;
         stream.wait(&after)?;
         let gathered = self.gather(kind, forward_first);
-        // Also behind a part of it that failed: what it reads and writes is lent to others next.
+        // Also after a gather that failed halfway: what it reads and writes is lent to others next.
         let arrived = stream.record();
         if gathered.is_err() {
             self.backend.wait_for(&stream)?;

@@ -54,7 +54,7 @@ impl<B: Backend> Reducers<B> {
         Ok(started)
     }
 
-    /// The point behind the reductions that the communicator of `bucket` was given so far.
+    /// The point after the reductions that the communicator of `bucket` was given so far.
     pub(super) fn record(&self, bucket: usize) -> Result<B::Event, CommError> {
         Ok(self.all[self.of(bucket)].comm.backend().record()?)
     }

@@ -64,7 +64,7 @@ fn states_of_every_optimizer_and_dtype() {
             assert!(text.contains(&per_parameter), "{text}");
         }
     }
-    // Masters of other weights stay in f32, and whoever asks for less is told.
+    // Masters of other weights stay in f32; a note says so where fewer bits were asked for.
     let options = "--world-size 8 --recipe mxfp8-2d --optimizer-state master=bf16+16";
     let text = stdout(&words(&format!("plan --model 1b {options}"))).replace('\n', " ");
     for part in ["13.00 bytes per parameter", "mxfp8-2d has none"] {
