@@ -57,7 +57,7 @@ pub(crate) struct ShardingArgs {
     /// Dtypes of the optimizer's states: exp_avg=bf16, or exp_avg=bf16,exp_avg_sq=bf16 with adamw, exp_avg=bf16 with lion,
     /// momentum_buffer=bf16 with sgd; also fp8 for bf16. master=bf16 for masters, which are rounded stochastically; master=bf16+16 for
     /// those of weights in bf16, which have the values of f32: the weight is the upper half; others stay in f32. With muon
-    /// and moonlight: of what adamw updates. The fp32 baseline of a comparison keeps f32 [default: f32]
+    /// and moonlight: masters of all parameters, states of what adamw updates. The fp32 baseline of a comparison keeps f32 [default: f32]
     #[arg(long, value_name = "DTYPES")]
     pub(crate) optimizer_state: Option<StateDtypes>,
 

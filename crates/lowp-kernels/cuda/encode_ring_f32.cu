@@ -1,4 +1,5 @@
-// Encode of large matrices of binary32, of whole tiles of 128 x 64 or 32 x 256, as encode_ring.cu does it of bfloat16.
+// Encode of large matrices of binary32, of whole tiles of 128 x 64 or 32 x 256, through rings of parts of them (lowp/ring_f32.cuh), as
+// encode_ring.cu does it of bfloat16.
 #include <lowp/begin.cuh>
 #include <lowp/ring_f32.cuh>
 

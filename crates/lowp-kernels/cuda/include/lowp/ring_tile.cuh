@@ -1,4 +1,4 @@
-// The encode of bfloat16 through a ring of tiles (ring.cuh): large matrices of whole tiles of 128 x 64. What a thread reads of a
+// The encode of bfloat16, or of binary32 (ring_f32.cuh), through a ring of tiles (ring.cuh): large matrices of whole tiles of 128 x 64. What a thread reads of a
 // tile it turns into whole words of codes, row-major or transposed, that go straight to memory.
 #pragma once
 #include <lowp/mixed.cuh>

@@ -1,4 +1,4 @@
-// MXFP8 of bfloat16 through a ring of tiles of 32 x 256, in which whole blocks of rows, of columns and of squares lie. A row of a tile is read as 512 bytes in a run and written as 256.
+// MXFP8 of bfloat16, or of binary32 (ring_f32.cuh), through a ring of tiles of 32 x 256, in which whole blocks of rows, of columns and of squares lie. A row of a tile is read as 512 bytes in a run and written as 256.
 #pragma once
 #include <lowp/ring.cuh>
 

@@ -179,7 +179,7 @@ values! {
         /// Row-major FP8 of a tensor scale, or of E8M0 scales of 1 x 32 in rows of whole blocks. Tiles of
         /// STREAM_RUN consecutive elements; not in launches with jobs of other paths.
         STREAM = 6,
-        /// Matrices of bfloat16 of whole tiles of TRANSPOSED_ROWS x TRANSPOSED_COLS, RING_COLS at a time where there are many:
+        /// Matrices of whole tiles of TRANSPOSED_ROWS x TRANSPOSED_COLS, RING_COLS at a time where there are many:
         /// lowp_encode_ring_*; not in launches with jobs of other paths. MXFP8 has tiles of
         /// WIDE_ROWS x WIDE_COLS, WIDE_RING_COLS at a time, f32 scales of blocks of 128 those of BLOCKS_SIDE,
         /// RING_COLS at a time.
