@@ -17,7 +17,7 @@ use lowp_optim::{
 use lowp_shard::{DelayedState, ScaleBook, ScaleSlot, ShardError};
 use serde_json::{Value, json};
 
-use crate::builder::{Begun, Builder};
+use crate::builder::{Builder, NewParam};
 use crate::error::ModelError;
 use crate::saving::Saving;
 use crate::sharded_model::{ModelOptions, ShardedModel, to_bytes};
@@ -47,26 +47,22 @@ impl<B: Multiplies, R: Recipe> ShardedModel<B, R> {
         let id = format!("{} of step {}", checkpoint.id(), checkpoint.step());
         let control = mesh.world.control();
         control.all_equal("the checkpoint", &id)?;
-        let name = |number: usize| match linears.get(number) {
-            Some(linear) => &linear.name,
-            None => &vars[number - linears.len()].name,
-        };
         let builder = Builder {
             backend,
             mesh,
             options,
         };
         let rounded = Cell::new(0);
-        let values = |param: &Begun<'_>, elements: Range<usize>| {
-            let tensor = format!("{}.{}", name(param.number), MASTER);
-            let read = read_values(checkpoint, &tensor, &param.tiles, elements);
+        let values = |param: &NewParam<'_>, elements: Range<usize>| {
+            let tensor = format!("{}.{}", param.name, MASTER);
+            let read = read_values(checkpoint, &tensor, param.tiles(), elements);
             let values = read.map_err(|error| OptimError::Shard(failed(mesh, &error)))?;
             let rounds = |&x: &f32| bf16::from_f32(x).to_f32() != x;
             let narrow = options.state.master == MasterDtype::Bf16;
             rounded.update(|n: usize| n + usize::from(narrow && values.iter().any(rounds)));
             Ok(values)
         };
-        let model = builder.build(recipe, linears, vars, values);
+        let model = builder.build(recipe, linears, vars, &values);
         let mut model = or_abort(&*mesh.world, model)?;
         model.rounded = rounded.get();
         let restored = model.restore(checkpoint, [weights, scales]);

@@ -28,6 +28,7 @@ mod builder;
 mod checkpoint;
 mod code_counts;
 pub mod cost;
+mod cuts;
 mod error;
 mod formats;
 mod grad_tiles;

@@ -3,9 +3,9 @@
 use lowp_comm::or_abort;
 use lowp_format::Recipe;
 use lowp_gemm::Multiplies;
-use lowp_optim::{OptimError, ParamState};
+use lowp_optim::ParamState;
 
-use crate::builder::{Begun, Builder};
+use crate::builder::{Builder, NewParam};
 use crate::error::ModelError;
 use crate::sharded_model::ShardedModel;
 use crate::spec::{LinearSpec, VarSpec};
@@ -79,9 +79,8 @@ impl<B: Multiplies, R: Recipe> ShardedModel<B, R> {
         let delayed = delayed.collect::<Result<Vec<_>, _>>()?;
         // Both at once would take twice the memory.
         drop(self);
-        let values =
-            |param: &Begun<'_>, _| Ok::<_, OptimError>(states[param.number].master.clone());
-        let mut model = builder.build(recipe, linears, vars, values)?;
+        let values = |param: &NewParam<'_>, _| Ok(states[param.number].master.clone());
+        let mut model = builder.build(recipe, linears, vars, &values)?;
         let ids = model.weights.iter().map(|(id, _)| id).chain(&model.var_ids);
         for (id, state) in ids.zip(&states) {
             model.optimizer.set_states(*id, &state.states)?;

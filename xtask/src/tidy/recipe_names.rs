@@ -27,11 +27,6 @@ const ALLOWED: &[Allowed] = &[
         HIGH_PRECISION,
     ),
     (
-        "crates/lowp-fsdp/src/builder.rs",
-        &["PlainF32"],
-        HIGH_PRECISION,
-    ),
-    (
         "crates/lowp-train/src/summary.rs",
         &["PlainF32"],
         "the baseline that gaps are measured against",

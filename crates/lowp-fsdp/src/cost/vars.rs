@@ -4,7 +4,7 @@ use super::config::{CostConfig, CostError};
 use super::shapes::VarShape;
 use super::weight::{Gather, Use};
 use super::weights::Weights;
-use crate::builder::cut_by_rows;
+use crate::cuts::cut_by_rows;
 use crate::plain_vars::VarRecipe;
 use crate::{Sharding, VarPlace, VarUse};
 use lowp_format::ReshardAfterForward;

@@ -1,7 +1,7 @@
 //! [`WeightCost`]: what one weight costs each rank, from its recipe's specs and gather plans.
 
 use super::config::CostConfig;
-use crate::builder::flat_shards;
+use crate::cuts::flat_shards;
 use lowp_format::{
     Axis, BlockCuts, BufferSpec, FormatError, GatherPlan, GatherStep, KernelKey, Part, PhasePlans,
     Recipe, Role, RowCuts, Shape, Usage,
