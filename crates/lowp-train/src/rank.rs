@@ -2,35 +2,30 @@
 
 mod evaluation;
 mod steps;
+mod train_loop;
 
+use std::ops::Range;
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::Duration;
 
-use lowp_checkpoint::{Block, Dtype, Late, Piece, Saver};
+use lowp_checkpoint::Saver;
 use lowp_comm::{Communicator, Control, MeshComm, or_abort};
 use lowp_format::spelling::Variant;
-use lowp_fsdp::{
-    LinearSpec, ModelError, ModelOptions, Multiplies, ShardedModel, VarPlace, VarSpec,
-};
+use lowp_fsdp::{LinearSpec, ModelOptions, Multiplies, ShardedModel, VarSpec};
 use lowp_kernels::Backend;
 use lowp_shard::GradBucketOptions;
 use serde_json::Value;
 
-use crate::checkpoints::{EVALUATIONS, LOSSES, Resumed, about_run};
-use crate::codes::shares;
+use crate::checkpoints::{Resumed, about_run};
 use crate::config::blocks;
-use crate::data::Data;
+use crate::data::{Data, share};
 use crate::error::TrainError;
-use crate::forms::written;
 use crate::network::{Model, Network, NetworkResult, RankPlace};
 use crate::outcome::{Evaluated, Outcome, Trained};
-use crate::result::{Evaluation, RunResult};
+use crate::result::RunResult;
 use crate::training::{Event, Training};
 
 use steps::{InFlight, Rate};
-
-/// Steps that are not measured where there are more than twice as many others.
-const WARM_UP: usize = 4;
 
 type Comm<B> = Arc<dyn Communicator<B>>;
 type Specs = (Vec<LinearSpec>, Vec<VarSpec>);
@@ -48,14 +43,14 @@ impl<M: Model, D: Data + ?Sized> Training<'_, M, D> {
         comm: Arc<dyn Communicator<B>>,
         network: impl Fn(&mut ShardedModel<B, Variant>, RankPlace) -> NetworkResult<N>,
     ) -> Result<RunResult, TrainError> {
-        let rank = Rank {
-            training: self,
-            backend,
-            rank: comm.rank(),
-            network: &network,
-        };
         let trained = self.compare(comm.control()).and_then(|()| {
-            let outcome = rank.train(&comm)?;
+            let rank = Rank {
+                training: self,
+                backend,
+                comm: comm.clone(),
+                network: &network,
+            };
+            let outcome = rank.begin()?.train()?;
             let data = (self.config, self.data.tokens());
             outcome.result(self.run, data, comm.control())
         });
@@ -73,206 +68,128 @@ impl<M: Model, D: Data + ?Sized> Training<'_, M, D> {
     }
 }
 
+/// Makes a network over a rank's parameters.
+type MakeNetwork<'a, B, N> =
+    &'a dyn Fn(&mut ShardedModel<B, Variant>, RankPlace) -> NetworkResult<N>;
+
 /// One rank of a run.
-struct Rank<'a, M, D: ?Sized, B, F> {
+struct Rank<'a, M, D: ?Sized, B: Backend, N> {
     training: &'a Training<'a, M, D>,
     backend: &'a B,
-    rank: usize,
-    /// Makes the network.
-    network: &'a F,
+    comm: Comm<B>,
+    network: MakeNetwork<'a, B, N>,
 }
 
-impl<M, D, B, F, N> Rank<'_, M, D, B, F>
+/// The model of a rank, and what training it left so far.
+struct TrainLoop<'a, M, D: ?Sized, B: Backend, N> {
+    rank: Rank<'a, M, D, B, N>,
+    specs: Specs,
+    steps: Range<usize>,
+    /// The last step that was started, until it is read.
+    unread: Option<InFlight<B>>,
+    saver: Option<Saver>,
+    trained: Trained<B, N>,
+    outcome: Outcome,
+    rate: Rate,
+    /// How long the steps before the profiled one took, and for how many seconds of that they waited for data.
+    before_profile: Option<(Duration, f64)>,
+}
+
+impl<'a, M, D, B, N> Rank<'a, M, D, B, N>
 where
     M: Model,
     D: Data + ?Sized,
     B: Multiplies,
-    F: Fn(&mut ShardedModel<B, Variant>, RankPlace) -> NetworkResult<N>,
     N: Network<B, Batch = D::Batch>,
 {
-    /// Trains, and saves what is to be saved. Collective.
-    fn train(&self, comm: &Comm<B>) -> Result<Outcome, TrainError> {
+    /// Makes the model of the first step, and all else that steps need. Collective.
+    fn begin(self) -> Result<TrainLoop<'a, M, D, B, N>, TrainError> {
         let Training {
+            run,
             config,
             checkpoints,
-            watch,
             ..
         } = self.training;
         N::measure_memory(self.backend)?;
-        let mesh = MeshComm::new(config.mesh, comm.clone())?;
+        let mesh = MeshComm::new(config.mesh, self.comm.clone())?;
         let specs = (config.linears(), config.vars());
-        let resumed = self.resumed(comm)?;
+        let resumed = self.resumed()?;
         let first_step = resumed.as_ref().map_or(0, Resumed::step);
-        let last_step = checkpoints.last_step(config.steps);
-        let tail_step = config.steps - config.tail_steps;
         let mut outcome = Outcome::new(first_step);
-        if self.rank == 0 {
-            let run = self.training.run;
-            watch(Event::Begun(resumed.as_ref().map(|found| found.at(run))));
-        }
+        self.tell(Event::Begun(resumed.as_ref().map(|found| found.at(run))));
         if let Some(resumed) = &resumed {
             outcome.train_loss = resumed.losses()?;
-            outcome.evaluations = resumed.evaluations(config, self.training.run)?;
+            outcome.evaluations = resumed.evaluations(config, run)?;
         }
-        let in_tail = config.tail_steps > 0 && first_step > tail_step;
-        let mut trained = self.make(in_tail, (&mesh, &specs), resumed.as_ref())?;
+        let in_tail = config.tail_steps > 0 && first_step > config.steps - config.tail_steps;
+        let trained = self.make(in_tail, (&mesh, &specs), resumed.as_ref())?;
         drop(resumed);
-        let ways = trained.network.ways();
-        comm.control().all_equal("how attention runs", &ways)?;
-        outcome.ways = ways;
-        let recast = trained.sharded.recast();
-        if recast > 0 && self.rank == 0 {
-            watch(Event::Recast {
-                layers: recast,
-                all: specs.0.len(),
-            });
+        outcome.ways = trained.network.ways();
+        let control = self.comm.control();
+        control.all_equal("how attention runs", &outcome.ways)?;
+        let layers = trained.sharded.recast();
+        if layers > 0 {
+            let all = specs.0.len();
+            self.tell(Event::Recast { layers, all });
         }
-        let rounded = trained.sharded.rounded();
-        if rounded > 0 && self.rank == 0 {
-            watch(Event::Rounded { states: rounded });
+        let states = trained.sharded.rounded();
+        if states > 0 {
+            self.tell(Event::Rounded { states });
         }
-        let mut saver = self.saver(comm)?;
-        let mut rate = Rate::new(first_step);
-        let mut unmeasured = None;
-        // Steps that a device goes on from by itself are read when the next one is on its way.
-        let reads_late = comm.is_enqueued() && N::VARS == VarPlace::Backend;
-        let mut unread: Option<InFlight<B>> = None;
-        for step in first_step..last_step {
-            let warmed_up = step == first_step + WARM_UP && last_step - first_step >= 3 * WARM_UP;
-            let switches = config.tail_steps > 0 && step == tail_step;
-            let is_last = step + 1 == last_step;
-            if warmed_up || switches || is_last {
-                self.read(&mut unread, comm, (&trained, &mut outcome, &mut rate))?;
-            }
-            if warmed_up {
-                // Plans are made and memory is found in the first steps.
-                rate = Rate::new(step);
-                outcome.data = 0.0;
-            }
-            if switches {
-                outcome.add(&trained, (self.backend, *config))?;
-                trained = self.switch(trained, &specs)?;
-            }
-            let measured = self.rank == 0 && is_last;
-            if measured {
-                // What measures the step is no part of its rate, where there are others.
-                unmeasured = Some((rate.start.elapsed(), outcome.data));
-                trained.network.start_profile()?;
-            }
-            let started = match self.start(step, &mut trained) {
-                Ok(started) => started,
-                Err(error) => {
-                    let told = (&trained, &mut outcome, &mut rate);
-                    return Err(self.first_error(unread, comm, told, error));
-                }
-            };
-            outcome.data += started.data.as_secs_f64();
-            if measured && let Some(profile) = trained.network.take_profile()? {
-                (outcome.waited, outcome.gathered) = (Some(profile.waited), profile.gathered);
-                watch(Event::Profile(&profile));
-            }
-            self.read(&mut unread, comm, (&trained, &mut outcome, &mut rate))?;
-            unread = Some(started);
-            let is_at =
-                |every: Option<usize>| every.is_some_and(|every| (step + 1).is_multiple_of(every));
-            let counts = is_at(self.training.codes_every);
-            let evaluates = is_at(config.eval_every);
-            let saves = saver.is_some() && checkpoints.saves_at(step + 1, last_step);
-            if !reads_late || is_last || counts || evaluates || saves {
-                self.read(&mut unread, comm, (&trained, &mut outcome, &mut rate))?;
-            }
-            if counts {
-                let begun = Instant::now();
-                let layers = shares(&trained.sharded, &specs.0, comm.control())?;
-                rate.start += begun.elapsed();
-                if self.rank == 0 {
-                    let step = step + 1;
-                    watch(Event::Codes {
-                        step,
-                        layers: &layers,
-                    });
-                }
-            }
-            if evaluates {
-                let (loss, took) = self.evaluate(step + 1, &mut trained, comm)?;
-                rate.start += took;
-                let evaluation = Evaluation {
-                    step: step + 1,
-                    loss,
-                };
-                outcome.evaluations.push(evaluation);
-                if self.rank == 0 {
-                    watch(Event::Evaluation(evaluation));
-                }
-            }
-            if let Some(saver) = &mut saver {
-                saver.poll()?;
-                if saves {
-                    self.save(saver, (step + 1, &mut trained.sharded, &outcome))?;
-                }
-            }
+        Ok(TrainLoop {
+            saver: self.saver()?,
+            steps: first_step..checkpoints.last_step(config.steps),
+            specs,
+            unread: None,
+            trained,
+            outcome,
+            rate: Rate::new(first_step),
+            before_profile: None,
+            rank: self,
+        })
+    }
+
+    /// Tells of what happened, on rank 0.
+    fn tell(&self, event: Event<'_>) {
+        if self.comm.rank() == 0 {
+            (self.training.watch)(event);
         }
-        // A run that is done may not be yet where it is to be saved.
-        let done = first_step == last_step
-            && !checkpoints.resumes_where_it_saves(self.training.run, config.seed);
-        if let (Some(saver), true) = (&mut saver, done) {
-            self.save(saver, (last_step, &mut trained.sharded, &outcome))?;
+    }
+
+    /// This rank's sequences of a batch.
+    fn share(&self) -> Range<usize> {
+        let config = self.training.config;
+        share(config.batch, config.mesh.world(), self.comm.rank())
+    }
+
+    /// The number of the first token of `sequences` in the batch.
+    fn first_token(&self, sequences: &Range<usize>) -> u64 {
+        (sequences.start * self.training.data.tokens()) as u64
+    }
+
+    /// Sum of one number over the ranks, the same on each.
+    fn sum(&self, value: f64) -> Result<f64, TrainError> {
+        let mut values = [value];
+        if self.comm.world_size() > 1 {
+            self.comm.control().sum(&mut values)?;
         }
-        // As if all steps had taken as long as those after the first ones.
-        let ((elapsed, data), measured) = match unmeasured {
-            Some(before) if last_step > rate.begun_at + 1 && outcome.waited.is_some() => {
-                (before, last_step - 1 - rate.begun_at)
-            }
-            _ => (
-                (rate.start.elapsed(), outcome.data),
-                (last_step - rate.begun_at).max(1),
-            ),
-        };
-        let all = (last_step - first_step) as f64 / measured as f64;
-        (outcome.seconds, outcome.data) = (elapsed.as_secs_f64() * all, data * all);
-        outcome.add(&trained, (self.backend, *config))?;
-        self.audit(&trained.sharded, &specs)?;
-        // What a checkpoint says may be of other data or of another recipe.
-        let evaluated = first_step < last_step;
-        let last = outcome.evaluations.last().filter(|_| evaluated);
-        outcome.val_loss = match last.filter(|last| last.step == last_step) {
-            Some(last) => last.loss,
-            None => {
-                let (loss, _) = self.evaluate(last_step, &mut trained, comm)?;
-                // Of a run that is stopped here, the log is that of one that goes on.
-                if self.rank == 0 && last_step == config.steps {
-                    let step = last_step;
-                    watch(Event::Evaluation(Evaluation { step, loss }));
-                }
-                loss
-            }
-        };
-        outcome.skipped = trained
-            .sharded
-            .optimizer()
-            .counts()
-            .map_err(ModelError::from)?
-            .skipped;
-        if let Some(saver) = &mut saver {
-            saver.finish()?;
-        }
-        Ok(outcome)
+        Ok(values[0])
     }
 
     /// The checkpoint to resume from. With `newest_whole` the ranks verify all files, each a part, and try the previous checkpoint if a file
     /// is damaged. Otherwise every restart would fail on it while loading. Collective.
-    fn resumed(&self, comm: &Comm<B>) -> Result<Option<Resumed>, TrainError> {
-        let control = comm.control();
+    fn resumed(&self) -> Result<Option<Resumed>, TrainError> {
+        let control = self.comm.control();
         let mut before = u64::MAX;
         loop {
-            let Some(found) = self.found(comm, before)? else {
+            let Some(found) = self.found(before)? else {
                 return Ok(None);
             };
             if !self.training.checkpoints.newest_whole {
                 return Ok(Some(found));
             }
             let checkpoint = found.checkpoint();
-            let damage = match checkpoint.verify_part(self.rank, comm.world_size()) {
+            let damage = match checkpoint.verify_part(self.comm.rank(), self.comm.world_size()) {
                 Ok(()) => String::new(),
                 Err(damage) if damage.is_damage() => damage.to_string(),
                 Err(error) => return Err(error.into()),
@@ -284,21 +201,21 @@ where
             }
             let told = control.gather("damage of the checkpoint", damage.into_bytes())?;
             for damage in told.iter().flatten().filter(|damage| !damage.is_empty()) {
-                (self.training.watch)(Event::Damaged(&String::from_utf8_lossy(damage)));
+                self.tell(Event::Damaged(&String::from_utf8_lossy(damage)));
             }
             before = checkpoint.step();
         }
     }
 
     /// Rank 0 looks for the newest checkpoint before step `before`; all ranks open it. Collective.
-    fn found(&self, comm: &Comm<B>, before: u64) -> Result<Option<Resumed>, TrainError> {
-        let (training, control) = (self.training, comm.control());
-        let found = match self.rank {
+    fn found(&self, before: u64) -> Result<Option<Resumed>, TrainError> {
+        let (training, control) = (self.training, self.comm.control());
+        let found = match self.comm.rank() {
             0 => training.find(before)?,
             _ => None,
         };
         for damaged in found.iter().flat_map(Resumed::damaged) {
-            (training.watch)(Event::Damaged(&damaged.to_string()));
+            self.tell(Event::Damaged(&damaged.to_string()));
         }
         let step = found.as_ref().map(|found| found.checkpoint().step());
         let step = step.map_or_else(Vec::new, |step| step.to_le_bytes().to_vec());
@@ -387,7 +304,7 @@ where
         tail: bool,
     ) -> Result<Trained<B, N>, TrainError> {
         let place = RankPlace {
-            rank: self.rank,
+            rank: self.comm.rank(),
             threads: self.training.threads,
         };
         let network = (self.network)(&mut sharded, place)?;
@@ -405,7 +322,7 @@ where
     }
 
     /// Where checkpoints of this run go. Collective.
-    fn saver(&self, comm: &Comm<B>) -> Result<Option<Saver>, TrainError> {
+    fn saver(&self) -> Result<Option<Saver>, TrainError> {
         let Training {
             run,
             config,
@@ -415,83 +332,7 @@ where
         let Some(folder) = checkpoints.folder_of(run, config.seed) else {
             return Ok(None);
         };
-        let control = comm.control().split(0, self.rank)?;
+        let control = self.comm.control().split(0, self.comm.rank())?;
         Ok(Some(Saver::new(control, &folder, checkpoints.keep)?))
     }
-
-    /// Begins to save the checkpoint of `step`, once the one before is written.
-    fn save(
-        &self,
-        saver: &mut Saver,
-        (step, sharded, outcome): (usize, &mut ShardedModel<B, Variant>, &Outcome),
-    ) -> Result<(), TrainError> {
-        saver.finish()?;
-        let pieces = self.pieces(sharded, &outcome.train_loss)?;
-        let formats = [sharded.about(), sharded.about_scales()?];
-        let Training {
-            run, config, data, ..
-        } = self.training;
-        let mut about = about_run(config, run, &data.digest(), formats)?;
-        if let Some(own) = self.training.pretrained.config {
-            about["transformers"] = own.clone();
-        }
-        if !outcome.evaluations.is_empty() {
-            about[EVALUATIONS] = written(&outcome.evaluations)?;
-        }
-        Ok(saver.start(step as u64, pieces, about)?)
-    }
-
-    /// This rank's pieces of a checkpoint.
-    fn pieces(
-        &self,
-        sharded: &mut ShardedModel<B, Variant>,
-        train_loss: &[f32],
-    ) -> Result<Vec<Piece<Late>>, TrainError> {
-        let mut pieces = sharded.pieces()?;
-        if self.rank == 0 {
-            let full = [1, train_loss.len()];
-            let bytes: Vec<u8> = train_loss.iter().flat_map(|x| x.to_le_bytes()).collect();
-            let losses = Piece {
-                name: LOSSES.to_owned(),
-                dtype: Dtype::F32,
-                full,
-                block: Block::whole(full),
-                bytes,
-            };
-            pieces.push(losses.into());
-        }
-        Ok(pieces)
-    }
-
-    /// Compares what is gathered for each use with a cast of its masters, where that is asked for. Collective.
-    fn audit(
-        &self,
-        sharded: &ShardedModel<B, Variant>,
-        (linears, vars): &Specs,
-    ) -> Result<(), TrainError> {
-        let found = match self.training.audit {
-            true => sharded.audit()?,
-            false => Vec::new(),
-        };
-        let layers = linears.iter().map(|spec| &spec.name);
-        let mut names = layers.chain(vars.iter().map(|spec| &spec.name));
-        match found.first() {
-            Some((number, phase, divergence)) => Err(TrainError::Audit {
-                layer: names.nth(*number).cloned().unwrap_or_default(),
-                phase: phase.name(),
-                why: divergence.to_string(),
-            }),
-            None => Ok(()),
-        }
-    }
-}
-
-/// Sum of one number over the ranks, the same on each.
-fn sum<B: Backend>(comm: &Comm<B>, value: f64) -> Result<f64, TrainError> {
-    if comm.world_size() == 1 {
-        return Ok(value);
-    }
-    let mut values = [value];
-    comm.control().sum(&mut values)?;
-    Ok(values[0])
 }

@@ -2,53 +2,44 @@
 
 use std::time::{Duration, Instant};
 
-use lowp_format::spelling::Variant;
-use lowp_fsdp::ShardedModel;
-use lowp_kernels::Backend;
+use lowp_fsdp::Multiplies;
 
-use super::{Comm, Rank, sum};
-use crate::data::{Data, share};
+use super::TrainLoop;
+use crate::data::Data;
 use crate::error::TrainError;
-use crate::network::{Model, Network, NetworkResult, RankPlace};
+use crate::network::{Model, Network};
 use crate::outcome::{Evaluated, Trained};
+use crate::training::Training;
 
-impl<M, D, B, F, N> Rank<'_, M, D, B, F>
+impl<M, D, B, N> TrainLoop<'_, M, D, B, N>
 where
     M: Model,
     D: Data + ?Sized,
-    B: Backend,
-    F: Fn(&mut ShardedModel<B, Variant>, RankPlace) -> NetworkResult<N>,
+    B: Multiplies,
     N: Network<B, Batch = D::Batch>,
 {
     /// The loss after `done` steps, and how long it took. Weights are gathered again after it. Collective.
-    pub(super) fn evaluate(
-        &self,
-        done: usize,
-        trained: &mut Trained<B, N>,
-        comm: &Comm<B>,
-    ) -> Result<(f64, Duration), TrainError> {
-        let config = self.training.config;
+    pub(super) fn evaluate(&mut self, done: usize) -> Result<(f64, Duration), TrainError> {
         let begun = Instant::now();
-        let passes = config.passes();
-        let before = Evaluated::until(&trained.sharded, passes)?;
-        let mine = share(config.batch, config.mesh.world(), self.rank);
-        let first = self.first_token(&mine);
-        trained.sharded.begin(done as u64, first, false)?;
-        let loss = self.validate(trained, comm)?;
-        trained.sharded.release()?;
-        let after = Evaluated::until(&trained.sharded, passes)?;
-        trained.evaluated.sent += after.sent - before.sent;
-        trained.evaluated.gathering += after.gathering - before.gathering;
+        let passes = self.rank.training.config.passes();
+        let before = Evaluated::until(&self.trained.sharded, passes)?;
+        let first = self.rank.first_token(&self.rank.share());
+        self.trained.sharded.begin(done as u64, first, false)?;
+        let loss = self.validate()?;
+        self.trained.sharded.release()?;
+        let after = Evaluated::until(&self.trained.sharded, passes)?;
+        self.trained.evaluated.sent += after.sent - before.sent;
+        self.trained.evaluated.gathering += after.gathering - before.gathering;
         Ok((loss, begun.elapsed()))
     }
 
     /// The loss on the validation split.
-    fn validate(&self, trained: &mut Trained<B, N>, comm: &Comm<B>) -> Result<f64, TrainError> {
-        let (config, data) = (self.training.config, self.training.data);
+    fn validate(&mut self) -> Result<f64, TrainError> {
+        let Training { config, data, .. } = self.rank.training;
         let Trained {
             sharded, network, ..
-        } = trained;
-        let mine = share(config.batch, config.mesh.world(), self.rank);
+        } = &mut self.trained;
+        let mine = self.rank.share();
         let total = config.eval_batches * config.batch;
         let targets = data.validation_targets(total)?.max(1);
         let divisor = targets.div_ceil(config.eval_batches);
@@ -61,6 +52,6 @@ where
         loss += network.take_loss()?;
         // Where all targets count, `divisor` is those of a batch.
         let counted = (divisor * config.eval_batches) as f64 / targets as f64;
-        Ok(counted * sum(comm, loss)? / config.eval_batches as f64)
+        Ok(counted * self.rank.sum(loss)? / config.eval_batches as f64)
     }
 }

@@ -1,19 +1,17 @@
 //! The steps of one rank: each is given to the device, and read when it is done.
 
-use std::ops::Range;
 use std::time::{Duration, Instant};
 
-use lowp_format::spelling::Variant;
-use lowp_fsdp::{ModelError, ShardedModel};
+use lowp_fsdp::{ModelError, Multiplies};
 use lowp_kernels::Backend;
 use lowp_optim::{PendingStep, StepOptions, StepReport};
 
-use super::{Comm, Rank, sum};
+use super::TrainLoop;
 use crate::data::{Data, share};
 use crate::error::TrainError;
 use crate::metrics::{Metrics, host_bytes};
-use crate::network::{LateLoss, Model, Network, NetworkResult, RankPlace};
-use crate::outcome::{Outcome, Trained};
+use crate::network::{LateLoss, Model, Network};
+use crate::outcome::Trained;
 use crate::training::{Event, Training};
 
 /// A step that the device may still work on.
@@ -74,25 +72,20 @@ impl Rate {
     }
 }
 
-impl<M, D, B, F, N> Rank<'_, M, D, B, F>
+impl<M, D, B, N> TrainLoop<'_, M, D, B, N>
 where
     M: Model,
     D: Data + ?Sized,
-    B: Backend,
-    F: Fn(&mut ShardedModel<B, Variant>, RankPlace) -> NetworkResult<N>,
+    B: Multiplies,
     N: Network<B, Batch = D::Batch>,
 {
     /// One step, which is read later.
-    pub(super) fn start(
-        &self,
-        step: usize,
-        trained: &mut Trained<B, N>,
-    ) -> Result<InFlight<B>, TrainError> {
-        let Training { config, data, .. } = self.training;
+    pub(super) fn start(&mut self, step: usize) -> Result<InFlight<B>, TrainError> {
+        let Training { config, data, .. } = self.rank.training;
         let Trained {
             sharded, network, ..
-        } = trained;
-        let mine = share(config.batch, config.mesh.world(), self.rank);
+        } = &mut self.trained;
+        let mine = self.rank.share();
         let begun = Instant::now();
         let targets = data.targets(config.seed, step, config.batch)?.max(1);
         let mut waited = begun.elapsed();
@@ -102,7 +95,7 @@ where
             let part = mine.start + part.start..mine.start + part.end;
             let random_step = N::random_step(step, micro, config.accumulate);
             sharded.reduce(config.reduction(micro))?;
-            sharded.begin(random_step, self.first_token(&part), true)?;
+            sharded.begin(random_step, self.rank.first_token(&part), true)?;
             let begun = Instant::now();
             let batch = data.train(config.seed, step, part)?;
             waited += begun.elapsed();
@@ -114,71 +107,53 @@ where
             ..StepOptions::default()
         };
         let report = network.start_step(sharded, &options)?;
-        trained.steps += 1;
+        self.trained.steps += 1;
         Ok(InFlight {
             step,
             begun,
             loss,
-            late: trained.network.start_loss()?,
+            late: self.trained.network.start_loss()?,
             report,
             data: waited,
         })
     }
 
     /// Waits for the step that was not read yet, if there is one, records it and tells of it. Collective.
-    pub(super) fn read(
-        &self,
-        unread: &mut Option<InFlight<B>>,
-        comm: &Comm<B>,
-        told: (&Trained<B, N>, &mut Outcome, &mut Rate),
-    ) -> Result<(), TrainError> {
-        match unread.take() {
-            Some(started) => self.record(started.done()?, comm, told),
+    pub(super) fn read(&mut self) -> Result<(), TrainError> {
+        match self.unread.take() {
+            Some(started) => self.record(started.done()?),
             None => Ok(()),
         }
     }
 
     /// Why a run ends that cannot give the device its next step: what went wrong in the one before comes first, unless the world had failed
     /// already.
-    pub(super) fn first_error(
-        &self,
-        unread: Option<InFlight<B>>,
-        comm: &Comm<B>,
-        told: (&Trained<B, N>, &mut Outcome, &mut Rate),
-        error: TrainError,
-    ) -> TrainError {
-        let has_failed = comm.control().failure().is_some();
-        match unread.map(InFlight::done) {
+    pub(super) fn first_error(&mut self, error: TrainError) -> TrainError {
+        let comm = &self.rank.comm;
+        let (has_failed, ranks) = (comm.control().failure().is_some(), comm.world_size());
+        match self.unread.take().map(InFlight::done) {
             Some(Err(earlier)) if !has_failed => earlier,
             // Of several ranks others may be elsewhere, and would not add their losses.
-            Some(Ok(done)) if comm.world_size() == 1 => {
-                self.record(done, comm, told).err().unwrap_or(error)
-            }
+            Some(Ok(done)) if ranks == 1 => self.record(done).err().unwrap_or(error),
             _ => error,
         }
     }
 
     /// Records a step that is done, and tells of it. Collective.
-    fn record(
-        &self,
-        done: Done,
-        comm: &Comm<B>,
-        (trained, outcome, rate): (&Trained<B, N>, &mut Outcome, &mut Rate),
-    ) -> Result<(), TrainError> {
-        let (step, report, config) = (done.step, done.report, self.training.config);
-        let loss = sum(comm, done.loss)?;
+    fn record(&mut self, done: Done) -> Result<(), TrainError> {
+        let Training { config, data, .. } = self.rank.training;
+        let loss = self.rank.sum(done.loss)?;
         // Recorded with the precision it was computed in.
-        outcome.train_loss.push(loss as f32);
+        self.outcome.train_loss.push(loss as f32);
         // A step that was on its way before the last one was read took the time since then.
-        let (begun, now) = (done.begun.max(rate.read), Instant::now());
-        rate.read = now;
-        if self.rank == 0 {
-            let took = (now - begun, done.data);
-            let metrics = self.metrics((step, loss, &report), took, trained)?;
-            let all =
-                ((step + 1 - rate.begun_at) * config.batch * self.training.data.tokens()) as f64;
-            let tokens_per_second = all / rate.start.elapsed().as_secs_f64();
-            (self.training.watch)(Event::Step {
+        let (begun, now) = (done.begun.max(self.rate.read), Instant::now());
+        self.rate.read = now;
+        if self.rank.comm.rank() == 0 {
+            let metrics = self.metrics(&done, loss, now - begun)?;
+            let steps = done.step + 1 - self.rate.begun_at;
+            let all = (steps * config.batch * data.tokens()) as f64;
+            let tokens_per_second = all / self.rate.start.elapsed().as_secs_f64();
+            self.rank.tell(Event::Step {
                 metrics: &metrics,
                 tokens_per_second,
                 flops_per_second: tokens_per_second * config.model.flops_per_token(),
@@ -187,31 +162,26 @@ where
         Ok(())
     }
 
-    /// What is known of step `step`, whose loss over all ranks is `loss`.
-    fn metrics(
-        &self,
-        (step, loss, report): (usize, f64, &StepReport),
-        (took, waited): (Duration, Duration),
-        trained: &Trained<B, N>,
-    ) -> Result<Metrics, TrainError> {
+    /// What is known of a step that took `took`, whose loss over all ranks is `loss`.
+    fn metrics(&self, done: &Done, loss: f64, took: Duration) -> Result<Metrics, TrainError> {
         let Training {
             config,
             data,
             peak_flops,
             ..
-        } = self.training;
-        let (steps, batch) = ((step + 1) as u64, config.batch as u64);
+        } = self.rank.training;
+        let (steps, batch) = ((done.step + 1) as u64, config.batch as u64);
         let seconds = took.as_secs_f64();
         let tokens_per_second = (batch * data.tokens() as u64) as f64 / seconds;
         let flops_per_second = tokens_per_second * config.model.flops_per_token();
-        let memory = trained.network.memory(self.backend)?;
+        let memory = self.trained.network.memory(self.rank.backend)?;
         let lr = config.lr * config.schedule().factor(steps);
         Ok(Metrics {
-            step: step + 1,
+            step: done.step + 1,
             loss,
             lr: lr.into(),
-            grad_norm: report.grad.norm,
-            skipped: !report.applied,
+            grad_norm: done.report.grad.norm,
+            skipped: !done.report.applied,
             tokens: steps * batch * data.tokens() as u64,
             epoch: data
                 .sequences()
@@ -220,14 +190,9 @@ where
             tokens_per_second,
             flops_per_second,
             mfu: peak_flops.map(|peak| flops_per_second / (peak * config.mesh.world() as f64)),
-            data_wait: waited.as_secs_f64() / seconds,
+            data_wait: done.data.as_secs_f64() / seconds,
             device_bytes: memory.map(|memory| memory.peak),
             host_bytes: host_bytes(),
         })
-    }
-
-    /// The number of the first token of `sequences` in the batch.
-    pub(super) fn first_token(&self, sequences: &Range<usize>) -> u64 {
-        (sequences.start * self.training.data.tokens()) as u64
     }
 }
