@@ -16,7 +16,8 @@ use crate::memory::{ParamMemory, check_length};
 use crate::muon::Muon;
 use crate::optimizer::Optimizer;
 use crate::param::{Param, ParamId, ParamPlace, ParamSpec};
-use crate::plans::Of;
+use crate::planned_sets::PlannedSets;
+use crate::plans::ParamsAndNames;
 use crate::report::Compared;
 use crate::work::StepWork;
 use crate::{Group, MatrixCut, OptimError};
@@ -452,7 +453,7 @@ impl<B: Backend> OptimizerBuilder<B> {
         let grad = |p: &Param<B>| (!p.left_out).then(|| p.grad.clone());
         let grads: Vec<Option<Source<B>>> = params.iter().map(grad).collect();
         let names: Arc<[String]> = params.iter().map(|p| p.name.clone()).collect();
-        let of = Of {
+        let of = ParamsAndNames {
             params: &params,
             names: &names,
         };
@@ -471,9 +472,7 @@ impl<B: Backend> OptimizerBuilder<B> {
             cast_plan,
             work,
             graph: None,
-            earlier: Vec::new(),
-            pinned: false,
-            keep: 1,
+            planned: PlannedSets::default(),
             number: 0,
             launched: 0,
             done: Vec::new(),

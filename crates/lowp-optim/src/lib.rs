@@ -132,6 +132,7 @@ mod muon;
 mod optimizer;
 mod options;
 mod param;
+mod planned_sets;
 mod plans;
 mod present;
 mod records;

@@ -1,11 +1,7 @@
-//! Memory of other libraries: [`ParamMemory`], and what is planned over gradients there.
-
-use std::ops::Range;
+//! [`ParamMemory`]: memory of other libraries.
 
 use lowp_kernels::{Backend, Master, Rule, Source, State};
 
-use crate::optimizer::StepGraph;
-use crate::plans::StepPlans;
 use crate::{OptimError, ParamPlace};
 
 /// What a parameter keeps between steps, and its gradient, in memory that the caller allocated. Each buffer has an entry for each
@@ -42,19 +38,6 @@ impl<B: Backend> ParamMemory<B> {
         }
         Ok(())
     }
-}
-
-/// Planned work that reads gradients, and where they lie.
-#[derive(Debug)]
-pub(crate) struct OverGrads<B: Backend> {
-    /// None for a parameter without a gradient.
-    pub(crate) spans: Vec<Option<Range<usize>>>,
-    pub(crate) grads: Vec<Option<Source<B>>>,
-    pub(crate) plans: StepPlans<B>,
-    /// What was captured of them.
-    pub(crate) graph: Option<StepGraph<B>>,
-    /// Kept whatever comes ([`crate::Optimizer::pin_grads`]).
-    pub(crate) pinned: bool,
 }
 
 /// Checks that `found` is the number of states of `rule`.

@@ -8,9 +8,9 @@ use lowp_format::codec::remainder::split;
 use lowp_kernels::{Backend, KernelError, Rule, StepCounts};
 use lowp_shard::{CastPlan, FlatGather, ScaleBook};
 
-use crate::memory::OverGrads;
 use crate::muon::Muon;
 use crate::param::Param;
+use crate::planned_sets::PlannedSets;
 use crate::report::{Compared, PendingStep, StepReport, of_device, read};
 use crate::work::StepWork;
 use crate::{Group, OptimError, ParamId, StepOptions};
@@ -22,8 +22,8 @@ pub struct Optimizer<B: Backend> {
     /// The step as one call, from the second one on, where the communicator allows it. It is dropped first: libraries
     /// wait for graphs of their collectives before a communicator ends.
     pub(crate) graph: Option<StepGraph<B>>,
-    /// Work over gradients at other addresses, the last used first. It may have graphs, too.
-    pub(crate) earlier: Vec<OverGrads<B>>,
+    /// Work over gradients at other addresses. It may have graphs, too.
+    pub(crate) planned: PlannedSets<B>,
     pub(crate) id: u64,
     pub(crate) backend: B,
     /// Bytes of masters and states in page-locked memory of the host.
@@ -36,10 +36,6 @@ pub struct Optimizer<B: Backend> {
     pub(crate) names: Arc<[String]>,
     pub(crate) cast_plan: CastPlan<B>,
     pub(crate) work: StepWork<B>,
-    /// Whether the work over the present gradients is kept whatever comes.
-    pub(crate) pinned: bool,
-    /// How many sets of addresses have planned work.
-    pub(crate) keep: usize,
     /// Steps so far, applied or not.
     pub(crate) number: u64,
     /// Bytes of full weights that graphs sent, less those that their captures counted.

@@ -86,7 +86,7 @@ impl<B: Backend> Buffers<B> {
 }
 
 /// What steps are planned for.
-pub(crate) struct Of<'a, B: Backend> {
+pub(crate) struct ParamsAndNames<'a, B: Backend> {
     pub(crate) params: &'a [Param<B>],
     pub(crate) names: &'a Arc<[String]>,
 }
@@ -97,7 +97,7 @@ pub(crate) struct Planner<'a, B: Backend> {
     pub(crate) book: &'a ScaleBook<B>,
     pub(crate) buffers: &'a Buffers<B>,
     pub(crate) records: &'a Records<B>,
-    pub(crate) of: &'a Of<'a, B>,
+    pub(crate) of: &'a ParamsAndNames<'a, B>,
 }
 
 impl<B: Backend> Planner<'_, B> {

@@ -20,7 +20,7 @@ pub(crate) struct Records<B: Backend> {
     counts: B::Buffer<u8>,
     scalars: B::Buffer<u8>,
     reports: B::Buffer<u8>,
-    of: Sharing,
+    sharing: Sharing,
 }
 
 /// Which parameters share a record.
@@ -39,7 +39,7 @@ impl Sharing {
     }
 
     /// Has parameters of equal `steps` share a record.
-    pub(crate) fn of(counts: StepCounts, steps: &[u64]) -> Self {
+    pub(crate) fn of_equal(counts: StepCounts, steps: &[u64]) -> Self {
         let mut known = vec![counts.applied];
         let record = |steps: &u64| {
             let at = known.iter().position(|known| known == steps);
@@ -54,24 +54,24 @@ impl Sharing {
     }
 
     /// Gives parameters that are not `present` other records than those that are, and than record 0.
-    pub(crate) fn parted(&self, present: &[bool]) -> Self {
-        let mut parted = self.clone();
+    pub(crate) fn split(&self, present: &[bool]) -> Self {
+        let mut split = self.clone();
         let mut counting = vec![false; self.from.len()];
         counting[0] = true;
         for (&record, _) in self.record.iter().zip(present).filter(|(_, p)| **p) {
             counting[record] = true;
         }
         let mut copies = vec![None; self.from.len()];
-        for (record, _) in parted.record.iter_mut().zip(present).filter(|(_, p)| !**p) {
+        for (record, _) in split.record.iter_mut().zip(present).filter(|(_, p)| !**p) {
             if counting[*record] {
                 let own = *copies[*record].get_or_insert_with(|| {
-                    parted.from.push(*record);
-                    parted.from.len() - 1
+                    split.from.push(*record);
+                    split.from.len() - 1
                 });
                 *record = own;
             }
         }
-        parted
+        split
     }
 }
 
@@ -84,30 +84,30 @@ impl<B: Backend> Records<B> {
             counts: backend.alloc::<u8>(most * StepCounts::BYTES)?,
             scalars: backend.alloc::<u8>(most * StepScalars::bytes(groups))?,
             reports: backend.alloc::<u8>(most * StepRecord::BYTES)?,
-            of: Sharing::new(params),
+            sharing: Sharing::new(params),
         })
     }
 
     /// Which parameters share a record from a step of those that are `present` on; `None` if that changes nothing.
-    pub(crate) fn parted(&self, present: &[bool]) -> Option<Sharing> {
-        let parted = self.of.parted(present);
-        (parted.from.len() > self.of.from.len()).then_some(parted)
+    pub(crate) fn split_for(&self, present: &[bool]) -> Option<Sharing> {
+        let split = self.sharing.split(present);
+        (split.from.len() > self.sharing.from.len()).then_some(split)
     }
 
     /// How they share now.
     pub(crate) fn sharing(&self) -> &Sharing {
-        &self.of
+        &self.sharing
     }
 
-    /// Goes on with `sharing`, which parts what there is.
-    pub(crate) fn part(&mut self, sharing: Sharing) -> Result<(), OptimError> {
-        for record in self.of.from.len()..sharing.from.len() {
+    /// Shares records as `sharing` says, which splits some: each begins with the counts of the one that it was split from.
+    pub(crate) fn split(&mut self, sharing: Sharing) -> Result<(), OptimError> {
+        for record in self.sharing.from.len()..sharing.from.len() {
             let (from, size) = (sharing.from[record], StepCounts::BYTES);
             let range = from * size..(from + 1) * size;
             self.backend
                 .copy(&self.counts, range, &self.counts, record * size)?;
         }
-        self.of = sharing;
+        self.sharing = sharing;
         Ok(())
     }
 
@@ -118,7 +118,7 @@ impl<B: Backend> Records<B> {
         counts: StepCounts,
         steps: &[u64],
     ) -> Result<(), OptimError> {
-        self.of = sharing;
+        self.sharing = sharing;
         self.write(counts, steps)
     }
 
@@ -181,25 +181,25 @@ impl<B: Backend> Records<B> {
 
     /// How many steps each parameter was updated in, once the stream is done.
     pub(crate) fn steps(&self) -> Result<Vec<u64>, OptimError> {
-        let mut bytes = vec![0; self.of.from.len() * StepCounts::BYTES];
+        let mut bytes = vec![0; self.sharing.from.len() * StepCounts::BYTES];
         self.backend.read(&self.counts, 0, &mut bytes)?;
         let (records, _) = bytes.as_chunks::<{ StepCounts::BYTES }>();
         let applied = |&record: &usize| StepCounts::from_bytes(&records[record]).applied;
-        Ok(self.of.record.iter().map(applied).collect())
+        Ok(self.sharing.record.iter().map(applied).collect())
     }
 
     /// The first parameter that has another number of `steps` than one that it shares a record with: `None` if they fit.
-    pub(crate) fn misfit(&self, counts: StepCounts, steps: &[u64]) -> Option<usize> {
-        let mut of: Vec<Option<u64>> = vec![None; self.of.from.len()];
-        of[0] = Some(counts.applied);
-        let mut params = self.of.record.iter().zip(steps);
-        params.position(|(&record, &steps)| *of[record].get_or_insert(steps) != steps)
+    pub(crate) fn first_conflict(&self, counts: StepCounts, steps: &[u64]) -> Option<usize> {
+        let mut counts_of: Vec<Option<u64>> = vec![None; self.sharing.from.len()];
+        counts_of[0] = Some(counts.applied);
+        let mut params = self.sharing.record.iter().zip(steps);
+        params.position(|(&record, &steps)| *counts_of[record].get_or_insert(steps) != steps)
     }
 
     /// Sets the step counts: `counts` of the optimizer, `steps` of each parameter.
     pub(crate) fn write(&self, counts: StepCounts, steps: &[u64]) -> Result<(), OptimError> {
-        let mut records = vec![counts; self.of.from.len()];
-        for (&record, &applied) in self.of.record.iter().zip(steps) {
+        let mut records = vec![counts; self.sharing.from.len()];
+        for (&record, &applied) in self.sharing.record.iter().zip(steps) {
             records[record].applied = applied;
         }
         records[0] = counts;

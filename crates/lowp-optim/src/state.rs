@@ -9,6 +9,7 @@ use lowp_shard::ScaleSlot;
 
 use crate::memory::{check_count, check_length};
 use crate::param::Param;
+use crate::records::Sharing;
 use crate::{OptimError, Optimizer, ParamId};
 
 /// The master and the states of this rank's elements of a parameter, widened to f32, which is exact.
@@ -216,8 +217,26 @@ impl<B: Backend> Optimizer<B> {
                 found: steps.len(),
             });
         }
-        self.share_counts(counts, steps)?;
+        match self.work.records().first_conflict(counts, steps) {
+            None => self.work.records().write(counts, steps)?,
+            Some(param) if self.planned.is_pinned() => {
+                let name = self.params[param].name.clone();
+                return Err(OptimError::Captured { name });
+            }
+            Some(_) => self.share_counts(counts, steps)?,
+        }
         self.number = counts.applied.saturating_add(counts.skipped);
+        Ok(())
+    }
+
+    /// Has parameters of equal step counts share a record, and sets the counts. Plans of before no longer serve.
+    fn share_counts(&mut self, counts: StepCounts, steps: &[u64]) -> Result<(), OptimError> {
+        let sharing = Sharing::of_equal(counts, steps).split(&self.work.present().which);
+        let plans = self.plan(&self.planned_grads(), Some(&sharing))?;
+        self.work.records_mut().share(sharing, counts, steps)?;
+        self.work.swap(plans);
+        self.planned.clear();
+        self.graph = None;
         Ok(())
     }
 

@@ -4,14 +4,12 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use lowp_comm::{CallLog, CommError, Communicator, GatherItem, Mesh, ordered};
-use lowp_kernels::{
-    Backend, GradContribution, Pending, Source, StepCounts, StepRecord, StepScalars,
-};
+use lowp_kernels::{Backend, GradContribution, Pending, Source, StepRecord, StepScalars};
 use lowp_shard::{FlatGather, ScaleBook};
 
 use crate::muon::Muon;
 use crate::param::Param;
-use crate::plans::{Buffers, Of, Planner, StepPlans};
+use crate::plans::{Buffers, ParamsAndNames, Planner, StepPlans};
 use crate::present::Present;
 use crate::records::{Records, Sharing};
 use crate::{Group, OptimError, StepOptions};
@@ -44,7 +42,7 @@ impl<B: Backend> StepWork<B> {
     pub(crate) fn new(
         (backend, world, mesh): (&B, &Arc<dyn Communicator<B>>, Mesh),
         book: &Arc<ScaleBook<B>>,
-        (of, groups): (&Of<'_, B>, usize),
+        (of, groups): (&ParamsAndNames<'_, B>, usize),
         grads: &[Option<Source<B>>],
         (muon, flat): (Option<Muon<B>>, Option<FlatGather<B>>),
     ) -> Result<Self, OptimError> {
@@ -60,14 +58,14 @@ impl<B: Backend> StepWork<B> {
             of,
         };
         let present: Vec<bool> = grads.iter().map(Option::is_some).collect();
-        let sharing = records.parted(&present);
+        let sharing = records.split_for(&present);
         let plans = planner.plan(
             grads,
             sharing.as_ref().unwrap_or(records.sharing()),
             std::iter::empty(),
         )?;
         if let Some(sharing) = sharing {
-            records.part(sharing)?;
+            records.split(sharing)?;
         }
         Ok(Self {
             backend: backend.clone(),
@@ -88,18 +86,18 @@ impl<B: Backend> StepWork<B> {
     }
 
     /// Which parameters share step counts in a step over `grads`; `None` if as now.
-    pub(crate) fn parted(&self, grads: &[Option<Source<B>>]) -> Option<Sharing> {
+    pub(crate) fn split_for(&self, grads: &[Option<Source<B>>]) -> Option<Sharing> {
         let present: Vec<bool> = grads.iter().map(Option::is_some).collect();
-        self.records.parted(&present)
+        self.records.split_for(&present)
     }
 
     /// Plans a step over `grads`. What is the same as in the present one, or in `known`, is not planned again where step counts are
     /// shared as now.
     pub(crate) fn plan<'a>(
         &'a self,
-        of: &Of<'_, B>,
+        of: &ParamsAndNames<'_, B>,
         grads: &[Option<Source<B>>],
-        parted: Option<&Sharing>,
+        sharing: Option<&Sharing>,
         known: impl Iterator<Item = &'a StepPlans<B>>,
     ) -> Result<StepPlans<B>, OptimError> {
         let planner = Planner {
@@ -109,7 +107,7 @@ impl<B: Backend> StepWork<B> {
             records: &self.records,
             of,
         };
-        match parted {
+        match sharing {
             Some(sharing) => planner.plan(grads, sharing, std::iter::empty()),
             None => {
                 let known = std::iter::once(&self.plans).chain(known);
@@ -121,11 +119,6 @@ impl<B: Backend> StepWork<B> {
     /// Runs `plans` from here on. Returns those of before.
     pub(crate) fn swap(&mut self, plans: StepPlans<B>) -> StepPlans<B> {
         std::mem::replace(&mut self.plans, plans)
-    }
-
-    /// Shares step counts as `sharing` says from here on.
-    pub(crate) fn part(&mut self, sharing: Sharing) -> Result<(), OptimError> {
-        self.records.part(sharing)
     }
 
     /// The parameters that have a gradient.
@@ -235,14 +228,8 @@ impl<B: Backend> StepWork<B> {
         &self.records
     }
 
-    /// Parameters share step counts as `sharing` says from here on. Sets the counts: `counts` of the optimizer, `steps` of each parameter.
-    pub(crate) fn share(
-        &mut self,
-        sharing: Sharing,
-        counts: StepCounts,
-        steps: &[u64],
-    ) -> Result<(), OptimError> {
-        self.records.share(sharing, counts, steps)
+    pub(crate) fn records_mut(&mut self) -> &mut Records<B> {
+        &mut self.records
     }
 
     /// Compares over the ranks the options and hyperparameters that they must have in common, and says in which they differ.
