@@ -174,7 +174,6 @@ pub struct Rank {
     pub ids: Vec<ParamId>,
     /// This rank's rows of each.
     pub tensors: Vec<ShardedTensor<Cpu>>,
-    cases: Vec<Case>,
 }
 
 impl Rank {
@@ -217,7 +216,6 @@ impl Rank {
             optimizer: builder.build()?,
             ids,
             tensors,
-            cases: cases.to_vec(),
         })
     }
 
@@ -228,11 +226,13 @@ impl Rank {
     pub fn set_grads(&mut self, grads: &[Vec<f32>]) -> Result<(), OptimError> {
         for (index, grad) in grads.iter().enumerate() {
             let own = &grad[self.tensors[index].spec().elements()];
-            match self.cases[index].grad {
-                FloatDtype::F32 => self.optimizer.set_grad(self.ids[index], own)?,
-                FloatDtype::Bf16 => {
+            let id = self.ids[index];
+            match self.optimizer.grad(id) {
+                Source::F32(_) => self.optimizer.set_grad(id, own)?,
+                Source::Bf16(buffer) => {
                     let own: Vec<bf16> = own.iter().map(|&x| bf16::from_f32(x)).collect();
-                    self.optimizer.set_grad_bf16(self.ids[index], &own)?;
+                    Cpu.write(buffer, 0, &own)?;
+                    self.optimizer.mark_ready(id);
                 }
             }
         }

@@ -82,11 +82,6 @@ impl<S, R: Recipe> QuantizedTensor<S, R> {
         &self.buffers
     }
 
-    /// The buffers, in the recipe's order.
-    pub fn buffers_mut(&mut self) -> &mut [Buffer<S>] {
-        &mut self.buffers
-    }
-
     /// The orientations that the data buffers serve.
     pub fn usage(&self) -> Usage {
         self.buffers

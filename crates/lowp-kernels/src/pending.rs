@@ -11,8 +11,6 @@ pub struct Pending<T> {
 
 /// What a backend knows of values on their way.
 pub(crate) trait Arrival<T>: Send + Sync {
-    /// Whether they are there.
-    fn is_ready(&self) -> Result<bool, KernelError>;
     /// The values, as soon as they are there.
     fn wait(self: Box<Self>) -> Result<Vec<T>, KernelError>;
 }
@@ -21,10 +19,6 @@ impl<T> Arrival<T> for Vec<T>
 where
     T: Send + Sync,
 {
-    fn is_ready(&self) -> Result<bool, KernelError> {
-        Ok(true)
-    }
-
     fn wait(self: Box<Self>) -> Result<Vec<T>, KernelError> {
         Ok(*self)
     }
@@ -34,14 +28,6 @@ impl<T> Pending<T> {
     pub(crate) fn new(arrival: impl Arrival<T> + 'static) -> Self {
         let arrival = Box::new(arrival);
         Self { arrival }
-    }
-
-    /// Whether the values are there. Does not wait.
-    ///
-    /// # Errors
-    /// The device failed.
-    pub fn is_ready(&self) -> Result<bool, KernelError> {
-        self.arrival.is_ready()
     }
 
     /// The values. Waits until they are there.

@@ -88,9 +88,4 @@ impl<B: Backend, R: Recipe> Quantized<B, R> {
     pub fn tensor(&self) -> &QuantizedTensor<B::Buffer<u8>, R> {
         &self.tensor
     }
-
-    /// The same without the backend, for shards and gathers.
-    pub fn into_tensor(self) -> QuantizedTensor<B::Buffer<u8>, R> {
-        self.tensor
-    }
 }

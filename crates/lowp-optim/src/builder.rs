@@ -322,7 +322,6 @@ impl<B: Backend> OptimizerBuilder<B> {
             item,
             ready: false,
             left_out,
-            incoming: None,
         };
         self.params.push(param);
         Ok(ParamId {

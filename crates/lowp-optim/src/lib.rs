@@ -39,7 +39,6 @@
 //!
 //! Two ranks hold the rows of two matrices in different formats and of a norm that stays in f32.
 //! Groups say how parameters are updated, tensors say how they are stored, in any combination.
-//! Gradients of two micro-batches are added up and averaged.
 //!
 //! ```
 //! use std::time::Duration;
@@ -72,14 +71,11 @@
 //!     let mut optimizer = builder.build()?;
 //!
 //!     for step in 1..=3 {
-//!         for _micro_batch in 0..2 {
-//!             for (id, shard) in &params {
-//!                 optimizer.add_grad(*id, &vec![0.1; shard.spec().elements().len()])?;
-//!             }
+//!         for (id, shard) in &params {
+//!             optimizer.set_grad(*id, &vec![0.1; shard.spec().elements().len()])?;
 //!         }
 //!         let options = StepOptions {
 //!             lr_factor: schedule.factor(step),
-//!             grad_scale: 0.5, // the mean of two micro-batches
 //!             max_norm: Some(1.0),
 //!             ..StepOptions::default()
 //!         };

@@ -82,8 +82,6 @@ pub(crate) struct Param<B: Backend> {
     pub(crate) ready: bool,
     /// Has no gradient in this step, and is left as it is.
     pub(crate) left_out: bool,
-    /// Where further gradients of a step arrive, and the work that adds them; made with the first.
-    pub(crate) incoming: Option<(Source<B>, B::Plan)>,
 }
 
 impl<B: Backend> Param<B> {

@@ -74,17 +74,6 @@ impl<B: Backend> PendingStep<B> {
         Self { arrival }
     }
 
-    /// Whether the step is done. Does not wait.
-    ///
-    /// # Errors
-    /// The device failed.
-    pub fn is_done(&self) -> Result<bool, OptimError> {
-        match &self.arrival {
-            Arrival::Here(_) => Ok(true),
-            Arrival::OnItsWay { bytes, .. } => Ok(bytes.is_ready()?),
-        }
-    }
-
     /// Waits until the step is done. Where ranks did other things before it ([`Optimizer::compare`](crate::Optimizer::compare)) they tell
     /// each other which, so every rank waits for it.
     ///

@@ -11,8 +11,7 @@ use crate::ShardError;
 /// Elements `start..start + len` of a matrix flattened in row-major order. May begin mid-row,
 /// mid-block or mid-byte, and may be empty.
 ///
-/// Byte positions follow from element positions in one place, [`FlatShard::byte_of`]. Cutting
-/// through a byte is legal for casting, which writes single nibbles, and for [`crate::FlatGather`], and
+/// Cutting through a byte is legal for casting, which writes single nibbles, and for [`crate::FlatGather`], and
 /// rejected where whole bytes are gathered ([`FlatShard::gather_ranges`]).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct FlatShard {
@@ -144,12 +143,6 @@ impl FlatShard {
             row => row / height * across,
         };
         first..last.max(first)
-    }
-
-    /// Where the byte of flat element `element` lies in a buffer that holds [`FlatShard::bytes`]:
-    /// `element/2 - start/2` for two elements per byte, never `(element - start)/2`.
-    pub fn byte_of(&self, element: usize) -> usize {
-        element * self.code.bits() / 8 - self.start * self.code.bits() / 8
     }
 
     /// Accepts ranges whose bytes belong to one rank each.

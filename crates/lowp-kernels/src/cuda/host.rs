@@ -9,7 +9,7 @@ use cudarc::driver::{CudaEvent as DriverEvent, CudaStream};
 
 use super::capture;
 use super::device::Device;
-use super::driver::{copy, copy_on_host, failed};
+use super::driver::{copy, copy_on_host};
 use super::host_pool::{Block, CHUNK, IN_FLIGHT, Lender};
 use crate::host::zeroed;
 use crate::pending::Arrival;
@@ -92,13 +92,6 @@ pub(super) struct OnItsWay<T> {
 }
 
 impl<T: Element> Arrival<T> for OnItsWay<T> {
-    fn is_ready(&self) -> Result<bool, KernelError> {
-        capture::not_in("the arrival of values")?;
-        let copy = self.copy.as_ref();
-        copy.map_or(Ok(true), |(_, event)| event.try_is_complete())
-            .map_err(failed("cuEventQuery"))
-    }
-
     fn wait(mut self: Box<Self>) -> Result<Vec<T>, KernelError> {
         capture::not_in("the arrival of values")?;
         let mut values = zeroed::<T>(self.len)?;

@@ -117,9 +117,10 @@ impl Rank {
             let grad = &grad(param, step)[own];
             match self.optimizer.grad(id) {
                 lowp_kernels::Source::F32(_) => self.optimizer.set_grad(id, grad)?,
-                lowp_kernels::Source::Bf16(_) => {
+                lowp_kernels::Source::Bf16(buffer) => {
                     let grad: Vec<_> = grad.iter().map(|&x| half::bf16::from_f32(x)).collect();
-                    self.optimizer.set_grad_bf16(id, &grad)?;
+                    Cpu.write(buffer, 0, &grad)?;
+                    self.optimizer.mark_ready(id);
                 }
             }
         }

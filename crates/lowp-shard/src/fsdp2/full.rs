@@ -3,7 +3,7 @@
 use lowp_format::{AnyRecipe, QuantizedTensor, Recipe};
 use lowp_kernels::Backend;
 
-use super::work::{Layout, Memory, Named, check_len, version_of};
+use super::work::{Layout, Memory, Named, check_len};
 use super::{GatherHooks, HookOutput};
 use crate::version::Version;
 use crate::{ShardError, ShardedTensor};
@@ -120,18 +120,6 @@ impl<B: Backend, R: Recipe> FullTensor<B, R> {
         alloc: impl FnMut(&HookOutput) -> Result<B::Buffer<u8>, ShardError>,
     ) -> Result<(), ShardError> {
         self.memory.outputs = allocated(backend, &self.hooks, alloc)?;
-        self.filled = None;
-        Ok(())
-    }
-
-    /// Takes another shard of the same recipe and cuts, for example one that a checkpoint brought. The next gather fills
-    /// the tensor.
-    ///
-    /// # Errors
-    /// [`ShardError::OtherGather`] for a shard that the hooks were not made for.
-    pub fn set_shard(&mut self, shard: &ShardedTensor<B, R>) -> Result<(), ShardError> {
-        self.hooks.check_shard(shard)?;
-        self.shard = version_of(shard);
         self.filled = None;
         Ok(())
     }

@@ -123,7 +123,7 @@ impl Made {
         let (operand, shape, values) = ((role, orientation), shape(role), values(role));
         if role == Role::Weight {
             let tensor = Quantized::encode(&Cpu, *recipe, shape, &values).expect("codes");
-            let tensor = tensor.into_tensor();
+            let tensor = tensor.tensor();
             let target = |b: &Buffer<CpuBuffer<u8>>| Target::new(b.spec, b.storage.clone());
             let find = |part| tensor.part(orientation, part).map(target);
             return Self::new(kind, operand, recipe.kernel(orientation), find);
