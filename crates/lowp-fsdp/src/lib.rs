@@ -33,7 +33,6 @@ mod error;
 mod formats;
 mod grad_tiles;
 mod gradients;
-mod held;
 mod memory;
 mod operand;
 mod plain_vars;
@@ -44,6 +43,7 @@ mod spec;
 mod switch;
 mod tile_pieces;
 mod weight_pieces;
+mod weight_storage;
 
 pub use builder::FirstValues;
 pub use code_counts::CodeCounts;

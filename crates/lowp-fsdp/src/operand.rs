@@ -39,12 +39,12 @@ impl PassState {
 
 /// An operand kind of one layer and its entries in the model's scale book, by orientation, where its scales are delayed.
 #[derive(Clone, Debug)]
-struct Kind {
+struct RegisteredOperand {
     operand: Operand,
     slots: [Option<ScaleSlot>; 2],
 }
 
-impl Kind {
+impl RegisteredOperand {
     fn new(operand: Operand, book: &mut ScaleBookBuilder) -> Self {
         let quantizers = &operand.quantizers;
         let delayed = |o: &Orientation| quantizers.of(*o).kernel.scale.is_delayed();
@@ -59,10 +59,10 @@ impl Kind {
 /// How one layer's operands are quantized, before the scale book is built.
 #[derive(Clone, Debug)]
 pub struct OperandPlan {
-    activation: Kind,
-    gradient: Kind,
+    activation: RegisteredOperand,
+    gradient: RegisteredOperand,
     /// The cast of a weight that lives in another code than its products read.
-    weight: Option<Kind>,
+    weight: Option<RegisteredOperand>,
     stream: u64,
     seed: u64,
 }
@@ -71,7 +71,7 @@ impl OperandPlan {
     /// Operands of layer number `layer` of a model whose weights live in `recipe`. Delayed scales
     /// are registered in `book`, so that one reduction covers them with the weights.
     pub fn new(recipe: &impl Recipe, book: &mut ScaleBookBuilder, seed: u64, layer: u64) -> Self {
-        let mut kind = |role| Kind::new(recipe.operand(role), book);
+        let mut kind = |role| RegisteredOperand::new(recipe.operand(role), book);
         let (activation, gradient) = (kind(Role::Activation), kind(Role::Gradient));
         // It lives in the code that its products read, unless the recipe says otherwise.
         let read = recipe.operand(Role::Weight).quantizers;
@@ -89,7 +89,7 @@ impl OperandPlan {
 }
 
 /// The state of a delayed scale, with the code and the rule that it is made for.
-pub(crate) type Kept = Option<((Code, ScaleRule), DelayedState)>;
+pub(crate) type DelayedScale = Option<((Code, ScaleRule), DelayedState)>;
 
 /// Quantizes a layer's operands through a backend and returns the decoded values, which is what a
 /// GEMM over the codes multiplies.
@@ -168,7 +168,7 @@ impl<B: Backend> RecipeOperands<B> {
     }
 
     /// The states of the delayed scales, by kind of operand and orientation, with what each is made for.
-    pub(crate) fn delayed_states(&self) -> Result<Vec<Kept>, ShardError> {
+    pub(crate) fn delayed_states(&self) -> Result<Vec<DelayedScale>, ShardError> {
         let state = |slot: Option<ScaleSlot>| {
             let Some(slot) = slot else {
                 return Ok(None);
@@ -181,7 +181,7 @@ impl<B: Backend> RecipeOperands<B> {
     }
 
     /// Takes over those of `states` whose scales are made for the same.
-    pub(crate) fn keep_delayed(&self, states: &[Kept]) -> Result<(), ShardError> {
+    pub(crate) fn keep_delayed(&self, states: &[DelayedScale]) -> Result<(), ShardError> {
         for (slot, kept) in self.slots().zip(states) {
             if let (Some(slot), Some((made_for, state))) = (slot, kept)
                 && self.book.ingredients(slot)? == *made_for
@@ -192,7 +192,7 @@ impl<B: Backend> RecipeOperands<B> {
         Ok(())
     }
 
-    fn planned(&self, key: CastKey, kind: &Kind) -> Result<Arc<Cast<B>>, ModelError> {
+    fn planned(&self, key: CastKey, kind: &RegisteredOperand) -> Result<Arc<Cast<B>>, ModelError> {
         let Ok(mut casts) = self.casts.lock() else {
             return Err(ModelError::PoisonedCast);
         };
@@ -210,7 +210,7 @@ impl<B: Backend> RecipeOperands<B> {
         Ok(cast)
     }
 
-    fn make(&self, key: CastKey, kind: &Kind) -> Result<Cast<B>, ShardError> {
+    fn make(&self, key: CastKey, kind: &RegisteredOperand) -> Result<Cast<B>, ShardError> {
         let CastKey {
             role,
             orientation,

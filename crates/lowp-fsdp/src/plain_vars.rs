@@ -61,7 +61,7 @@ impl VarPlace {
 
 /// The full values of those that stay.
 #[derive(Debug)]
-enum Values<B: Backend> {
+enum FullValues<B: Backend> {
     Host,
     Backend {
         buffers: Vec<B::Buffer<f32>>,
@@ -80,12 +80,12 @@ struct PlainVar<B: Backend> {
     elements: Range<usize>,
     /// The parameter that it is among the gradients.
     grad: usize,
-    held: Held<B>,
+    storage: VarStorage<B>,
 }
 
 /// What a rank has of a variable between uses.
 #[derive(Debug)]
-enum Held<B: Backend> {
+enum VarStorage<B: Backend> {
     /// The full values.
     Stays {
         /// Its number among those that stay.
@@ -102,7 +102,7 @@ enum Held<B: Backend> {
 pub(crate) struct PlainVars<B: Backend> {
     backend: B,
     vars: Vec<PlainVar<B>>,
-    values: Values<B>,
+    values: FullValues<B>,
     /// Those that stay.
     group: GatherGroup<B, VarRecipe>,
     /// Of the group alone.
@@ -122,12 +122,12 @@ impl<B: Backend> PlainVars<B> {
     ) -> Result<(Self, Vec<[String; 2]>), ModelError> {
         let stays = specs.iter().filter(|spec| !spec.used.is_transient());
         let values = match place {
-            VarPlace::Host => Ok(Values::Host),
+            VarPlace::Host => Ok(FullValues::Host),
             VarPlace::Backend => {
                 let buffer = |spec: &VarSpec| Ok(backend.alloc(shape_of(spec)?.elements())?);
                 let buffers: Result<_, ModelError> = stays.map(buffer).collect();
                 let decodes = Vec::new();
-                buffers.map(|buffers| Values::Backend { buffers, decodes })
+                buffers.map(|buffers| FullValues::Backend { buffers, decodes })
             }
         };
         let values = or_abort(&*mesh.world, values)?;
@@ -136,16 +136,16 @@ impl<B: Backend> PlainVars<B> {
         let mut plans = Vec::new();
         for (spec, shard) in specs.iter().zip(shards) {
             let (full, elements) = (shard.spec().full(), shard.spec().elements());
-            let held = if spec.used.is_transient() {
+            let storage = if spec.used.is_transient() {
                 let (tensors, reshard) = (vec![shard], &Reshard::Yes);
                 let block = ShardedWeight::uncompared(backend, mesh, &memory, tensors, reshard)?;
                 let (weights, plan) = block;
                 plans.push([spec.name.clone(), plan]);
                 let weight = weights.into_iter().next().map(Arc::new);
-                Held::Transient(weight.ok_or(ModelError::NotConnected)?)
+                VarStorage::Transient(weight.ok_or(ModelError::NotConnected)?)
             } else {
                 staying.push(shard);
-                Held::Stays {
+                VarStorage::Stays {
                     number: staying.len() - 1,
                     open: AtomicBool::new(false),
                 }
@@ -156,7 +156,7 @@ impl<B: Backend> PlainVars<B> {
                 full,
                 elements,
                 grad: 0,
-                held,
+                storage,
             });
         }
         let comm = mesh.shard.clone();
@@ -181,7 +181,7 @@ impl<B: Backend> PlainVars<B> {
     ) -> Result<(), ModelError> {
         for (var, &param) in self.vars.iter_mut().zip(params) {
             var.grad = param;
-            if let Held::Transient(weight) = &var.held {
+            if let VarStorage::Transient(weight) = &var.storage {
                 weight.connect(gradients, param)?;
             }
         }
@@ -214,17 +214,19 @@ impl<B: Backend> PlainVars<B> {
 
     /// The buffer of variable `index`, where the backend has its full values.
     pub(crate) fn buffer(&self, index: usize) -> Option<&B::Buffer<f32>> {
-        match (&self.values, &self.vars.get(index)?.held) {
-            (Values::Backend { buffers, .. }, Held::Stays { number, .. }) => buffers.get(*number),
+        match (&self.values, &self.vars.get(index)?.storage) {
+            (FullValues::Backend { buffers, .. }, VarStorage::Stays { number, .. }) => {
+                buffers.get(*number)
+            }
             _ => None,
         }
     }
 
     /// Variable `index`, where it is gathered for each use.
     pub(crate) fn transient(&self, index: usize) -> Option<&Arc<VarWeight<B>>> {
-        match &self.vars.get(index)?.held {
-            Held::Transient(weight) => Some(weight),
-            Held::Stays { .. } => None,
+        match &self.vars.get(index)?.storage {
+            VarStorage::Transient(weight) => Some(weight),
+            VarStorage::Stays { .. } => None,
         }
     }
 
@@ -236,9 +238,9 @@ impl<B: Backend> PlainVars<B> {
     pub(crate) fn open(&self) -> Result<usize, ModelError> {
         let mut all = 0;
         for var in &self.vars {
-            all += usize::from(match &var.held {
-                Held::Stays { open, .. } => open.load(Ordering::Relaxed),
-                Held::Transient(weight) => weight.is_open()?,
+            all += usize::from(match &var.storage {
+                VarStorage::Stays { open, .. } => open.load(Ordering::Relaxed),
+                VarStorage::Transient(weight) => weight.is_open()?,
             });
         }
         Ok(all)
@@ -246,12 +248,12 @@ impl<B: Backend> PlainVars<B> {
 
     /// Says that the micro-batch is finished or forgotten.
     pub(crate) fn finish_micro_batch(&self) -> Result<(), ModelError> {
-        self.vars.iter().try_for_each(|var| match &var.held {
-            Held::Stays { open, .. } => {
+        self.vars.iter().try_for_each(|var| match &var.storage {
+            VarStorage::Stays { open, .. } => {
                 open.store(false, Ordering::Relaxed);
                 Ok(())
             }
-            Held::Transient(weight) => weight.finish_micro_batch(),
+            VarStorage::Transient(weight) => weight.finish_micro_batch(),
         })
     }
 
@@ -262,7 +264,7 @@ impl<B: Backend> PlainVars<B> {
 
     /// Bytes of the full values that stay, and the most in which others were gathered at once.
     pub(crate) fn bytes(&self) -> usize {
-        let stay = |var: &&PlainVar<B>| matches!(var.held, Held::Stays { .. });
+        let stay = |var: &&PlainVar<B>| matches!(var.storage, VarStorage::Stays { .. });
         let elements = self.vars.iter().filter(stay).map(|var| var.full.elements());
         size_of::<f32>() * elements.sum::<usize>() + self.memory.weight_bytes()
     }
@@ -284,12 +286,12 @@ impl<B: Backend> PlainVars<B> {
         index: usize,
     ) -> Result<Source<B>, ModelError> {
         let var = self.var(index)?;
-        match &var.held {
-            Held::Stays { open, .. } => {
+        match &var.storage {
+            VarStorage::Stays { open, .. } => {
                 open.store(true, Ordering::Relaxed);
                 Ok(gradients.lock().grad(var.grad)?)
             }
-            Held::Transient(weight) => weight.gradient(),
+            VarStorage::Transient(weight) => weight.gradient(),
         }
     }
 
@@ -300,9 +302,9 @@ impl<B: Backend> PlainVars<B> {
         index: usize,
     ) -> Result<(), ModelError> {
         let var = self.var(index)?;
-        match &var.held {
-            Held::Stays { .. } => Ok(gradients.lock().push(var.grad)?),
-            Held::Transient(weight) => weight.push_gradient(),
+        match &var.storage {
+            VarStorage::Stays { .. } => Ok(gradients.lock().push(var.grad)?),
+            VarStorage::Transient(weight) => weight.push_gradient(),
         }
     }
 
@@ -319,7 +321,7 @@ impl<B: Backend> PlainVars<B> {
         index: usize,
         values: &[f32],
     ) -> Result<(), ModelError> {
-        if let Values::Backend { .. } = self.values {
+        if let FullValues::Backend { .. } = self.values {
             return Err(ModelError::VarsOnBackend);
         }
         let var = self.var(index)?;
@@ -328,19 +330,19 @@ impl<B: Backend> PlainVars<B> {
             let found = values.len();
             return Err(ModelError::GradientLength { found, shape });
         }
-        match &var.held {
-            Held::Stays { open, .. } => {
+        match &var.storage {
+            VarStorage::Stays { open, .. } => {
                 // Also one that fails may have added something.
                 open.store(true, Ordering::Relaxed);
                 Ok(gradients.add(var.grad, values)?)
             }
-            Held::Transient(weight) => weight.add_gradient(values),
+            VarStorage::Transient(weight) => weight.add_gradient(values),
         }
     }
 
     /// Gathers the f32 shards of those that stay into the buffers of the backend, if they are there. Collective.
     pub(crate) fn refresh(&mut self) -> Result<(), ModelError> {
-        let Values::Backend { buffers, decodes } = &mut self.values else {
+        let FullValues::Backend { buffers, decodes } = &mut self.values else {
             return Ok(());
         };
         let filled = self.group.unshard(Phase::Forward);
@@ -364,13 +366,13 @@ impl<B: Backend> PlainVars<B> {
         &mut self,
         mut set: impl FnMut(usize, Vec<f32>) -> Result<(), E>,
     ) -> Result<(), E> {
-        if let Values::Backend { .. } = self.values {
+        if let FullValues::Backend { .. } = self.values {
             return Err(ModelError::VarsOnBackend.into());
         }
         let failed = |error| E::from(ModelError::Shard(error));
         self.group.unshard(Phase::Forward).map_err(failed)?;
         for (index, var) in self.vars.iter().enumerate() {
-            let Held::Stays { number, .. } = var.held else {
+            let VarStorage::Stays { number, .. } = var.storage else {
                 continue;
             };
             let tensor = self.group.tensor(number).map_err(failed)?;

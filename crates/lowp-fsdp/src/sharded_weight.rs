@@ -22,9 +22,9 @@ use crate::code_counts::{self, CodeCounts};
 use crate::error::ModelError;
 use crate::grad_tiles::GradTiles;
 use crate::gradients::Gradients;
-use crate::held::{Held, Locked, WeightBlock};
 use crate::memory::LayerMemory;
 use crate::weight_pieces::{restore_tiles, restore_weight, weight_pieces, weight_tiles};
+use crate::weight_storage::{LockedWeight, WeightBlock, WeightStorage};
 
 /// A quantized weight: its rows are sharded, gathered, decoded and freed around each use, or
 /// every rank has it whole and decodes it. Its gradient is reduced and scattered into this rank's
@@ -52,7 +52,7 @@ struct DecodeKey {
 
 #[derive(Debug)]
 struct State<B: Backend, R: Recipe> {
-    held: Held<B, R>,
+    storage: WeightStorage<B, R>,
     /// What it is decoded into.
     scratches: Arc<Scratches<B>>,
     /// Planned once per place that the pool lends.
@@ -102,9 +102,9 @@ impl<B: Backend, R: Recipe> ShardedWeight<B, R> {
         let (group, plan) = group;
         let block = WeightBlock::new(group);
         let weight = |(param, (recipe, spec)): (usize, (R, ShardSpec))| {
-            let held = Held::Rows(Arc::clone(&block), param);
+            let storage = WeightStorage::Rows(Arc::clone(&block), param);
             let (tiles, ranges) = (*spec.tiles(), spec.all_elements());
-            Self::of((backend, mesh, memory), (recipe, tiles), held, ranges)
+            Self::of((backend, mesh, memory), (recipe, tiles), storage, ranges)
         };
         Ok((specs.into_iter().enumerate().map(weight).collect(), plan))
     }
@@ -123,19 +123,19 @@ impl<B: Backend, R: Recipe> ShardedWeight<B, R> {
             recipe,
             ShardTiles::of_rows(&recipe, tensor.shape(), Usage::BOTH),
         );
-        let held = Held::Whole(Box::new(tensor));
-        Self::of((backend, mesh, memory), spec, held, ranges)
+        let storage = WeightStorage::Whole(Box::new(tensor));
+        Self::of((backend, mesh, memory), spec, storage, ranges)
     }
 
     fn of(
         (backend, mesh, memory): (&B, &MeshComm<B>, &Arc<LayerMemory<B>>),
         (recipe, tiles): (R, ShardTiles),
-        held: Held<B, R>,
+        storage: WeightStorage<B, R>,
         ranges: Vec<Range<usize>>,
     ) -> Self {
         let shape = tiles.full();
         let state = State {
-            held,
+            storage,
             scratches: memory.pool().scratches(FloatDtype::F32, shape.elements()),
             decodes: Vec::new(),
             gradients: None,
@@ -201,7 +201,7 @@ impl<B: Backend, R: Recipe> ShardedWeight<B, R> {
     /// # Errors
     /// A thread failed while it used the weight.
     pub fn release(&self) -> Result<(), ModelError> {
-        self.lock()?.held.lock()?.release();
+        self.lock()?.storage.lock()?.release();
         Ok(())
     }
 
@@ -239,7 +239,7 @@ impl<B: Backend, R: Recipe> ShardedWeight<B, R> {
         first: bool,
     ) -> Result<Vec<Piece<Late>>, ShardError> {
         let state = self.locked()?;
-        let held = state.held.lock()?;
+        let held = state.storage.lock()?;
         match held.rows() {
             Some((group, param)) => {
                 let shard = &group.params()[param];
@@ -264,7 +264,7 @@ impl<B: Backend, R: Recipe> ShardedWeight<B, R> {
     pub(crate) fn restore(&self, name: &str, checkpoint: &Checkpoint) -> Result<(), ModelError> {
         let state = self.locked()?;
         let (backend, full) = (&self.backend, self.shape);
-        let held = state.held.lock()?;
+        let held = state.storage.lock()?;
         match held.rows() {
             Some((group, param)) => {
                 let shard = &group.params()[param];
@@ -297,7 +297,7 @@ impl<B: Backend, R: Recipe> ShardedWeight<B, R> {
     /// A thread failed while it used the weight, or the device did.
     pub fn count_codes(&self) -> Result<CodeCounts, ModelError> {
         let state = self.lock()?;
-        let held = state.held.lock()?;
+        let held = state.storage.lock()?;
         let counts = match held.rows() {
             Some((group, param)) => {
                 code_counts::count(&self.backend, group.params()[param].local())
@@ -313,7 +313,7 @@ impl<B: Backend, R: Recipe> ShardedWeight<B, R> {
     /// # Errors
     /// A thread failed while it used the weight.
     pub fn account(&self) -> Result<GatherAccount, ModelError> {
-        Ok(self.lock()?.held.lock()?.account())
+        Ok(self.lock()?.storage.lock()?.account())
     }
 
     /// Gathers the weight for each phase and compares it with a full cast of `master`, the f32
@@ -331,7 +331,7 @@ impl<B: Backend, R: Recipe> ShardedWeight<B, R> {
             let divergence = self.audit_phase(phase, master, amax)?;
             found.extend(divergence.map(|d| (phase, d)));
         }
-        self.locked()?.held.lock()?.release();
+        self.locked()?.storage.lock()?.release();
         Ok(found)
     }
 
@@ -343,8 +343,8 @@ impl<B: Backend, R: Recipe> ShardedWeight<B, R> {
         amax: Option<f32>,
     ) -> Result<Option<Divergence>, ShardError> {
         let state = self.locked()?;
-        let mut held = state.held.lock()?;
-        let audit = |held: &mut Locked<'_, B, R>| {
+        let mut held = state.storage.lock()?;
+        let audit = |held: &mut LockedWeight<'_, B, R>| {
             held.unshard(phase)?;
             let (tensor, orientation) = (held.tensor()?, phase.orientation());
             audit_in_group(&self.backend, tensor, orientation, master, amax)
@@ -365,7 +365,7 @@ impl<B: Backend, R: Recipe> ShardedWeight<B, R> {
         if std::ptr::eq(self, other) {
             return Ok(true);
         }
-        Ok(self.lock()?.held.is_with(&other.lock()?.held))
+        Ok(self.lock()?.storage.is_with(&other.lock()?.storage))
     }
 
     fn lock(&self) -> Result<MutexGuard<'_, State<B, R>>, ModelError> {
@@ -379,7 +379,7 @@ impl<B: Backend, R: Recipe> State<B, R> {
     fn gather(&mut self, backend: &B, phase: Phase, values: &mut [f32]) -> Result<(), ShardError> {
         let scratch = self.scratches.lend()?;
         let begun = Instant::now();
-        let mut held = self.held.lock()?;
+        let mut held = self.storage.lock()?;
         held.unshard(phase)?;
         self.gathering += begun.elapsed();
         let key = DecodeKey {
@@ -428,7 +428,7 @@ impl<B: Backend, R: Recipe> ShardedWeight<B, R> {
             let used = gathered
                 .map_err(|error| ModelError::from(error).into())
                 .and_then(|()| use_weight(values));
-            let ended = state.held.lock().map(|mut held| match &used {
+            let ended = state.storage.lock().map(|mut held| match &used {
                 Ok(_) => held.end_use(),
                 // What this rank alone holds, it would not gather with the others.
                 Err(_) => held.release(),
@@ -454,7 +454,7 @@ impl<B: Backend, R: Recipe> ShardedWeight<B, R> {
     /// # Errors
     /// A thread failed while it used the weight.
     pub fn watch_gathers(&self, watch: GatherWatch<B>) -> Result<(), ShardError> {
-        self.locked()?.held.lock()?.watch(watch);
+        self.locked()?.storage.lock()?.watch(watch);
         Ok(())
     }
 
@@ -464,7 +464,7 @@ impl<B: Backend, R: Recipe> ShardedWeight<B, R> {
     /// A thread failed while it used the weight.
     pub fn version(&self) -> Result<Option<u64>, ShardError> {
         let state = self.locked()?;
-        let held = state.held.lock()?;
+        let held = state.storage.lock()?;
         let rows = held.rows();
         Ok(rows.map(|(group, param)| group.params()[param].version()))
     }
@@ -475,7 +475,7 @@ impl<B: Backend, R: Recipe> ShardedWeight<B, R> {
     /// # Errors
     /// A rank failed.
     pub fn prefetch(&self, phase: Phase) -> Result<(), ShardError> {
-        self.locked()?.held.lock()?.prefetch(phase)
+        self.locked()?.storage.lock()?.prefetch(phase)
     }
 
     /// Starts the gathers of the weight's block where it runs forward again and then backward: what forward needs, which stays, and what backward needs beside it. What
@@ -501,7 +501,7 @@ impl<B: Backend, R: Recipe> ShardedWeight<B, R> {
         enqueue: impl FnOnce(&QuantizedTensor<B::Buffer<u8>, R>, Option<u64>) -> Result<T, E>,
     ) -> Result<T, E> {
         let state = &mut *self.locked()?;
-        let mut held = state.held.lock()?;
+        let mut held = state.storage.lock()?;
         let begun = Instant::now();
         held.unshard(phase)?;
         state.gathering += begun.elapsed();

@@ -21,12 +21,12 @@ pub(crate) struct StepPlans<B: Backend> {
     pub(crate) momentum: B::Plan,
     /// Updates, with encodes whose scale is known before the values.
     pub(crate) update: B::Plan,
-    pub(crate) anywhere: Arc<Anywhere<B>>,
+    pub(crate) independent: Arc<GradIndependentPlans<B>>,
 }
 
 /// What of it is the same wherever the gradients lie.
 #[derive(Debug)]
-pub(crate) struct Anywhere<B: Backend> {
+pub(crate) struct GradIndependentPlans<B: Backend> {
     pub(crate) present: Arc<Present>,
     /// Makes the scalars of the step.
     pub(crate) scalars: B::Plan,
@@ -97,7 +97,8 @@ pub(crate) struct Planner<'a, B: Backend> {
     pub(crate) book: &'a ScaleBook<B>,
     pub(crate) buffers: &'a Buffers<B>,
     pub(crate) records: &'a Records<B>,
-    pub(crate) of: &'a ParamsAndNames<'a, B>,
+    pub(crate) params: &'a [Param<B>],
+    pub(crate) names: &'a Arc<[String]>,
 }
 
 impl<B: Backend> Planner<'_, B> {
@@ -109,13 +110,13 @@ impl<B: Backend> Planner<'_, B> {
         mut known: impl Iterator<Item = &'a StepPlans<B>>,
     ) -> Result<StepPlans<B>, OptimError> {
         let present: Vec<bool> = grads.iter().map(Option::is_some).collect();
-        let known = known.find(|known| known.anywhere.present.which == present);
-        let anywhere = match known {
-            Some(known) => Arc::clone(&known.anywhere),
-            None => Arc::new(self.anywhere(present, sharing)?),
+        let known = known.find(|known| known.independent.present.which == present);
+        let independent = match known {
+            Some(known) => Arc::clone(&known.independent),
+            None => Arc::new(self.independent(present, sharing)?),
         };
         let (mut squares, mut momenta, mut updates) = (Vec::new(), Vec::new(), Vec::new());
-        for (index, (param, grad)) in self.of.params.iter().zip(grads).enumerate() {
+        for (index, (param, grad)) in self.params.iter().zip(grads).enumerate() {
             let Some(grad) = grad else { continue };
             squares.push(SumSquaresJob {
                 source: grad.clone(),
@@ -134,21 +135,25 @@ impl<B: Backend> Planner<'_, B> {
             norm: self.backend.plan(Work::SumSquares(squares))?,
             momentum: self.backend.plan(Work::Momentum(momenta))?,
             update: self.backend.plan(Work::Update(updates))?,
-            anywhere,
+            independent,
         })
     }
 
-    fn anywhere(&self, which: Vec<bool>, sharing: &Sharing) -> Result<Anywhere<B>, OptimError> {
-        let present = Present::new(which, self.of.names);
+    fn independent(
+        &self,
+        which: Vec<bool>,
+        sharing: &Sharing,
+    ) -> Result<GradIndependentPlans<B>, OptimError> {
+        let present = Present::new(which, self.names);
         self.check_shared_scales(&present)?;
         let jobs = self.records.jobs(sharing, &present.which, self.buffers)?;
-        let params = || present.of(self.of.params).map(|(_, param)| param);
+        let params = || present.of(self.params).map(|(_, param)| param);
         let late = |p: &&Param<B>| p.item.needs_agreement() && !p.is_flat();
         let second = params().filter(late).map(|p| p.item.encode_job(self.book));
         let second: Vec<_> = second.collect::<Result<_, _>>()?;
         let second = second.into_iter().flatten().collect();
-        let flat = self.of.params.iter().any(Param::is_flat);
-        Ok(Anywhere {
+        let flat = self.params.iter().any(Param::is_flat);
+        Ok(GradIndependentPlans {
             scalars: self.backend.plan(Work::StepScalars(jobs))?,
             on_device: self.records.scalars(sharing)?,
             second: self.backend.plan(Work::Encode(second))?,
@@ -184,17 +189,12 @@ impl<B: Backend> Planner<'_, B> {
     /// A parameter that is left as it is cannot follow a scale that others change.
     fn check_shared_scales(&self, present: &Present) -> Result<(), OptimError> {
         let slots = |param: &Param<B>| param.item.slots.into_iter().flatten();
-        let changing = present.of(self.of.params);
+        let changing = present.of(self.params);
         let changing: Vec<(ScaleSlot, &Param<B>)> = changing
             .flat_map(|(_, param)| slots(param).map(move |slot| (slot, param)))
             .collect();
-        for (missing, _) in self
-            .of
-            .params
-            .iter()
-            .zip(&present.which)
-            .filter(|(_, p)| !**p)
-        {
+        let absent = self.params.iter().zip(&present.which);
+        for (missing, _) in absent.filter(|(_, p)| !**p) {
             let shared = changing
                 .iter()
                 .find(|(slot, _)| slots(missing).any(|own| own == *slot));

@@ -55,7 +55,8 @@ impl<B: Backend> StepWork<B> {
             book,
             buffers: &buffers,
             records: &records,
-            of,
+            params: of.params,
+            names: of.names,
         };
         let present: Vec<bool> = grads.iter().map(Option::is_some).collect();
         let sharing = records.split_for(&present);
@@ -105,7 +106,8 @@ impl<B: Backend> StepWork<B> {
             book: &self.book,
             buffers: &self.buffers,
             records: &self.records,
-            of,
+            params: of.params,
+            names: of.names,
         };
         match sharing {
             Some(sharing) => planner.plan(grads, sharing, std::iter::empty()),
@@ -123,7 +125,7 @@ impl<B: Backend> StepWork<B> {
 
     /// The parameters that have a gradient.
     pub(crate) fn present(&self) -> &Arc<Present> {
-        &self.plans.anywhere.present
+        &self.plans.independent.present
     }
 
     /// Gives the device the options and the hyperparameters of step `number`.
@@ -167,7 +169,7 @@ impl<B: Backend> StepWork<B> {
             norm,
             momentum,
             update,
-            anywhere,
+            independent,
         } = &self.plans;
         let none = StepScalars::default();
         backend.clear(&buffers.sums)?;
@@ -180,21 +182,21 @@ impl<B: Backend> StepWork<B> {
             ranges: &self.ranges,
         };
         ordered(backend, &**world, || world.all_gather(&[item]))?;
-        backend.run(&anywhere.scalars, &none)?;
-        let scalars = &anywhere.on_device;
+        backend.run(&independent.scalars, &none)?;
+        let scalars = &independent.on_device;
         if let Some(muon) = &self.muon {
             backend.run_with(momentum, scalars)?;
-            muon.run(&anywhere.present.which)?;
+            muon.run(&independent.present.which)?;
         }
         backend.run_with(update, scalars)?;
-        if let Some(flat) = &anywhere.flat {
+        if let Some(flat) = &independent.flat {
             backend.run_with(&flat.observe, scalars)?;
             backend.run_with(&flat.early, scalars)?;
         }
         // Also where the step is skipped: scales of other tensors in the book advance.
         self.book.agree(&**world)?;
-        backend.run_with(&anywhere.second, scalars)?;
-        if let Some(flat) = &anywhere.flat {
+        backend.run_with(&independent.second, scalars)?;
+        if let Some(flat) = &independent.flat {
             backend.run_with(&flat.late, scalars)?;
         }
         self.gather()

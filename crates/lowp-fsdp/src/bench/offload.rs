@@ -16,7 +16,7 @@ pub fn offloaded_bytes(shrink: usize) -> usize {
 }
 
 /// Copies in one direction, by a stream of their own.
-struct Way {
+struct BusCopies {
     stream: Cuda,
     from: CudaBuffer<u8>,
     to: CudaBuffer<u8>,
@@ -58,8 +58,8 @@ impl Rank<'_> {
     /// Milliseconds of copies of `read` bytes from page-locked memory and of `written` bytes to it, at once.
     fn both_ways(&self, read: usize, written: usize) -> Result<f64> {
         let host = self.cuda.with_host_buffers();
-        let way = |from: &Cuda, to: &Cuda, bytes| -> Result<Way> {
-            Ok(Way {
+        let way = |from: &Cuda, to: &Cuda, bytes| -> Result<BusCopies> {
+            Ok(BusCopies {
                 stream: self.cuda.fork()?,
                 from: from.alloc(COPY)?,
                 to: to.alloc(COPY)?,

@@ -59,7 +59,7 @@ impl BlockCost {
         };
         let mut gathers = vec![gather(Use::Forward, &forward, keeping)];
         if config.recompute && config.reshard != ReshardAfterForward::No {
-            gathers.push(gather(Use::Again, &forward, keeping));
+            gathers.push(gather(Use::Recompute, &forward, keeping));
         }
         let behind = parts
             .as_ref()

@@ -51,7 +51,7 @@ pub struct StepTraffic {
 pub(super) const USES: [(Use, &str, &str); 4] = [
     (Use::Forward, "forward", "gather weights for forward"),
     (
-        Use::Again,
+        Use::Recompute,
         "forward_again",
         "gather weights for forward again",
     ),
@@ -75,7 +75,7 @@ impl StepTraffic {
         for (of, key, what) in USES {
             let passes = match of {
                 Use::Whole => 1,
-                Use::Forward | Use::Again | Use::Backward => config.accumulate,
+                Use::Forward | Use::Recompute | Use::Backward => config.accumulate,
             };
             let mut sum = CollectiveCost {
                 key,

@@ -15,7 +15,7 @@ use std::ops::{AddAssign, Mul};
 pub(crate) enum Use {
     Forward,
     /// Forward once more, in backward.
-    Again,
+    Recompute,
     Backward,
     /// Full weights, after the step.
     Whole,

@@ -10,7 +10,7 @@ use lowp_shard::ShardError;
 
 /// Weights that cost the same.
 #[derive(Clone, Debug)]
-pub(super) struct Kind<R> {
+pub(super) struct EqualWeights<R> {
     recipe: R,
     shape: Shape,
     /// Of rows; of ranks that have whole weights, none.
@@ -30,7 +30,7 @@ struct OfBlock {
 /// All weights, or all variables.
 #[derive(Clone, Debug)]
 pub(super) struct Weights<R> {
-    pub(super) kinds: Vec<Kind<R>>,
+    pub(super) kinds: Vec<EqualWeights<R>>,
     /// In the order of forward.
     weights: Vec<OfBlock>,
     /// Blocks that differ.
@@ -47,7 +47,7 @@ impl<R: Recipe> Weights<R> {
         cut: impl Fn(&[(R, Shape)], usize, usize) -> Result<Vec<BlockCuts>, FormatError>,
     ) -> Result<Self, (usize, ShardError)> {
         let all: Vec<(R, usize, Shape)> = all.collect();
-        let mut kinds: Vec<Kind<R>> = Vec::new();
+        let mut kinds: Vec<EqualWeights<R>> = Vec::new();
         let mut blocks = Vec::new();
         // Blocks that were seen, and the kinds of their weights.
         let mut seen: Vec<Vec<(R, Shape)>> = Vec::new();
@@ -68,14 +68,14 @@ impl<R: Recipe> Weights<R> {
                     };
                     let mut of_weights = Vec::new();
                     for (at, (&(recipe, shape), cuts)) in weights.iter().zip(cuts).enumerate() {
-                        let same = |kind: &Kind<R>| {
+                        let same = |kind: &EqualWeights<R>| {
                             kind.shape == shape && kind.recipe == recipe && kind.cuts == cuts
                         };
                         let kind = match kinds.iter().position(same) {
                             Some(kind) => kind,
                             None => {
                                 let cost = WeightCost::new(&recipe, shape, cuts.as_ref(), config);
-                                kinds.push(Kind {
+                                kinds.push(EqualWeights {
                                     recipe,
                                     shape,
                                     cuts,
@@ -110,8 +110,8 @@ impl<R: Recipe> Weights<R> {
     /// For each block, in the order of forward, the number of its cost; blocks of equal plans of gathers have one.
     fn block_costs(&mut self, config: &CostConfig) {
         let kinds = &self.kinds;
-        let first = |kind: &Kind<R>| {
-            let same = |other: &Kind<R>| other.cost.plans == kind.cost.plans;
+        let first = |kind: &EqualWeights<R>| {
+            let same = |other: &EqualWeights<R>| other.cost.plans == kind.cost.plans;
             // Full weights are gathered by themselves.
             let known = kinds
                 .iter()
@@ -176,7 +176,7 @@ impl<R: Recipe> Weights<R> {
 
     /// What their masters are, in words.
     pub(super) fn masters_are(&self, config: &CostConfig) -> &'static str {
-        let in_bf16 = |kind: &Kind<R>| is_in_bf16(&kind.recipe);
+        let in_bf16 = |kind: &EqualWeights<R>| is_in_bf16(&kind.recipe);
         let [any, all] = [
             self.kinds.iter().any(in_bf16),
             self.kinds.iter().all(in_bf16),
@@ -203,7 +203,7 @@ impl<R: Recipe> Weights<R> {
 
     /// The elements of each kind that ranks have masters of.
     pub(super) fn matrix_cuts(&self) -> Vec<MatrixCut> {
-        let cut = |kind: &Kind<R>| {
+        let cut = |kind: &EqualWeights<R>| {
             let mut end = 0;
             let ranges = kind.cost.elements.iter().map(|&len| {
                 let start = end;
@@ -234,7 +234,7 @@ impl<R: Recipe> Weights<R> {
     /// Numbers by rank of all weights together.
     pub(super) fn by_rank(&self, ranks: usize, of: impl Fn(&WeightCost) -> &[u64]) -> Vec<u64> {
         let mut sums = vec![0u64; ranks];
-        for Kind { count, cost, .. } in &self.kinds {
+        for EqualWeights { count, cost, .. } in &self.kinds {
             for (sum, each) in sums.iter_mut().zip(of(cost)) {
                 // At most the bytes of all parameters.
                 *sum += u64::try_from(*count).unwrap_or(u64::MAX) * each;

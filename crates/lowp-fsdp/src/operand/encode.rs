@@ -11,7 +11,7 @@ use lowp_kernels::{
 use lowp_shard::{ScaleBook, ScaleBookBuilder, ShardError};
 use std::sync::atomic::Ordering;
 
-use super::{Kind, RecipeOperands, is_plain};
+use super::{RecipeOperands, RegisteredOperand, is_plain};
 
 /// Where values that are rounded go, by orientation: what codes of it decode to, without the codes.
 pub type Rounded<B> = [Option<<B as Backend>::Buffer<bf16>>; 2];
@@ -106,7 +106,7 @@ impl<B: Backend> RecipeOperands<B> {
         self.of_role(role).map(|kind| &kind.operand)
     }
 
-    pub(super) fn of_role(&self, role: Role) -> Option<&Kind> {
+    pub(super) fn of_role(&self, role: Role) -> Option<&RegisteredOperand> {
         match role {
             Role::Activation => Some(&self.plan.activation),
             Role::Gradient => Some(&self.plan.gradient),
@@ -132,7 +132,7 @@ impl<B: Backend> RecipeOperands<B> {
             quantized: Usage::empty(),
             ..self.plan.activation.operand
         };
-        let exact = Kind {
+        let exact = RegisteredOperand {
             operand: exact,
             slots: [None; 2],
         };
@@ -158,7 +158,7 @@ impl<B: Backend> RecipeOperands<B> {
     /// Plans the cast of `source` into `targets`, buffers of `usage`, and `values`; `stream` is that of its random numbers among those of the layer.
     pub(super) fn planned_encode(
         &self,
-        Kind { operand, slots }: &Kind,
+        RegisteredOperand { operand, slots }: &RegisteredOperand,
         (shape, usage, first_token): (Shape, Usage, u64),
         source: &Source<B>,
         (targets, values): (Vec<Target<B>>, Rounded<B>),

@@ -159,7 +159,7 @@ pub struct Case {
 }
 
 /// The work of one run, in order, and the bytes that it must move.
-pub(super) struct Made {
+pub(super) struct CaseWork {
     pub(super) work: Vec<Work<Cuda>>,
     pub(super) bytes: usize,
 }
@@ -281,7 +281,7 @@ impl Case {
     }
 
     /// Makes the buffers and the work of one run.
-    pub(super) fn make(&self, supply: &Supply<'_>) -> Result<Made> {
+    pub(super) fn make(&self, supply: &Supply<'_>) -> Result<CaseWork> {
         let mut made = Steps::default();
         supply.begin();
         for index in 0..self.tensors {
@@ -516,7 +516,7 @@ struct Steps {
 }
 
 impl Steps {
-    fn finish(self) -> Made {
+    fn finish(self) -> CaseWork {
         let mut work = Vec::new();
         let mut add = |empty: bool, step: Work<Cuda>| {
             if !empty {
@@ -533,7 +533,7 @@ impl Steps {
         add(self.transpose.is_empty(), Work::Transpose(self.transpose));
         add(self.repack.is_empty(), Work::Repack(self.repack));
         add(self.sums.is_empty(), Work::SumSquares(self.sums));
-        Made {
+        CaseWork {
             work,
             bytes: self.bytes,
         }

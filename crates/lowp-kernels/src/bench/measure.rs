@@ -6,7 +6,7 @@ use std::time::Instant;
 use lowp_format::Shape;
 
 use super::Result;
-use super::cases::{Case, Made};
+use super::cases::{Case, CaseWork};
 use super::data::Supply;
 use crate::{Backend, Cuda, CudaBuffer, CudaGraph, CudaMark, CudaPlan, GroupScalars, StepScalars};
 
@@ -50,7 +50,7 @@ impl Scalars {
 }
 
 impl Run {
-    fn new(cuda: &Cuda, made: Made) -> Result<Self> {
+    fn new(cuda: &Cuda, made: CaseWork) -> Result<Self> {
         let plans = made.work.into_iter().map(|work| cuda.plan(work));
         let plans: Vec<CudaPlan> = plans.collect::<Result<_>>()?;
         if let [plan] = &plans[..] {

@@ -19,7 +19,7 @@ pub(crate) enum Mode {
 
 /// A buffer and how a job touches it.
 #[derive(Debug)]
-pub(crate) struct Use<H> {
+pub(crate) struct BufferUse<H> {
     pub(crate) buffer: H,
     pub(crate) mode: Mode,
 }
@@ -36,9 +36,9 @@ struct Touch {
 /// Every use of every buffer of a plan. Empty buffers have none: they hold nothing to alias.
 #[derive(Debug)]
 pub(crate) struct Access<B: Backend> {
-    pub(crate) bytes: Vec<Use<B::Buffer<u8>>>,
-    pub(crate) floats: Vec<Use<B::Buffer<f32>>>,
-    pub(crate) halves: Vec<Use<B::Buffer<bf16>>>,
+    pub(crate) bytes: Vec<BufferUse<B::Buffer<u8>>>,
+    pub(crate) floats: Vec<BufferUse<B::Buffer<f32>>>,
+    pub(crate) halves: Vec<BufferUse<B::Buffer<bf16>>>,
     touches: Vec<Touch>,
 }
 
@@ -54,28 +54,28 @@ impl<B: Backend> Default for Access<B> {
 }
 
 /// Where uses of buffers of one type are kept.
-pub(crate) trait Kept: Element {
-    fn list<B: Backend>(access: &mut Access<B>) -> &mut Vec<Use<B::Buffer<Self>>>;
+pub(crate) trait AccessList: Element {
+    fn list<B: Backend>(access: &mut Access<B>) -> &mut Vec<BufferUse<B::Buffer<Self>>>;
 }
-impl Kept for u8 {
-    fn list<B: Backend>(access: &mut Access<B>) -> &mut Vec<Use<B::Buffer<u8>>> {
+impl AccessList for u8 {
+    fn list<B: Backend>(access: &mut Access<B>) -> &mut Vec<BufferUse<B::Buffer<u8>>> {
         &mut access.bytes
     }
 }
-impl Kept for f32 {
-    fn list<B: Backend>(access: &mut Access<B>) -> &mut Vec<Use<B::Buffer<f32>>> {
+impl AccessList for f32 {
+    fn list<B: Backend>(access: &mut Access<B>) -> &mut Vec<BufferUse<B::Buffer<f32>>> {
         &mut access.floats
     }
 }
-impl Kept for bf16 {
-    fn list<B: Backend>(access: &mut Access<B>) -> &mut Vec<Use<B::Buffer<bf16>>> {
+impl AccessList for bf16 {
+    fn list<B: Backend>(access: &mut Access<B>) -> &mut Vec<BufferUse<B::Buffer<bf16>>> {
         &mut access.halves
     }
 }
 
 impl<B: Backend> Access<B> {
     /// Notes a use of `buffer`, which must lie on the device.
-    pub(super) fn add<T: Kept>(
+    pub(super) fn add<T: AccessList>(
         &mut self,
         backend: &B,
         job: usize,
@@ -94,7 +94,7 @@ impl<B: Backend> Access<B> {
             what,
             mode,
         });
-        T::list(self).push(Use {
+        T::list(self).push(BufferUse {
             buffer: buffer.clone(),
             mode,
         });

@@ -12,7 +12,7 @@ use crate::{
     MomentumJob, NormalizeJob, RearrangeJob, Rearranged, RepackJob, Runs, Source, State,
     SumPartsJob, SumSquaresJob, Target, TensorInput, TransposeJob, UpdateJob, Work,
 };
-use access::{Access, Kept, Mode};
+use access::{Access, AccessList, Mode};
 use encode::{check_delayed, check_target, compact, ingredients};
 use planner::{Done, Planner, check_length, elements, missing};
 use reads::Reads;
@@ -264,7 +264,12 @@ impl<B: Backend> Planner<'_, B> {
     }
 
     /// A buffer that is read and one that is written.
-    fn both<T: Kept>(&mut self, index: usize, buffers: &[B::Buffer<T>; 2], all: usize) -> Done {
+    fn both<T: AccessList>(
+        &mut self,
+        index: usize,
+        buffers: &[B::Buffer<T>; 2],
+        all: usize,
+    ) -> Done {
         let [from, to] = buffers;
         self.whole::<T>(index, "source", from, all, Mode::Read)?;
         self.whole::<T>(index, "destination", to, all, Mode::Write)

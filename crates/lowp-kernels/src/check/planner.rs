@@ -5,7 +5,7 @@ use std::ops::Range;
 use half::bf16;
 use lowp_format::{BufferSpec, Extent, Orientation, Shape, cdiv};
 
-use super::access::{Access, Kept, Mode};
+use super::access::{Access, AccessList, Mode};
 use crate::{Backend, BlockAmax, KernelError, Slot, Source};
 
 /// What goes through the jobs of a plan, and notes what they touch.
@@ -19,7 +19,7 @@ pub(super) type Done = Result<(), KernelError>;
 
 impl<B: Backend> Planner<'_, B> {
     /// Notes a use of `buffer`, which must hold `needed` entries.
-    pub(super) fn whole<T: Kept>(
+    pub(super) fn whole<T: AccessList>(
         &mut self,
         job: usize,
         what: impl std::fmt::Display,

@@ -10,7 +10,7 @@ use super::Cpu;
 use super::buffer::CpuBuffer;
 use super::memory::Memory;
 use crate::KernelError;
-use crate::check::access::{self, Mode, Use};
+use crate::check::access::{self, BufferUse, Mode};
 
 /// One memory that a plan touches, and the parts that it touches.
 #[derive(Debug)]
@@ -46,10 +46,10 @@ struct Table<T> {
 }
 
 impl<T> Table<T> {
-    fn new(mut uses: Vec<Use<CpuBuffer<T>>>) -> Self {
+    fn new(mut uses: Vec<BufferUse<CpuBuffer<T>>>) -> Self {
         uses.sort_by_key(|u| (u.buffer.address(), u.buffer.range().start));
         let mut memories: Vec<Touched<T>> = Vec::new();
-        for Use { buffer, mode } in uses {
+        for BufferUse { buffer, mode } in uses {
             let range = buffer.range();
             if memories
                 .last()

@@ -10,7 +10,7 @@ use super::buffer::CpuBuffer;
 use super::generic::{self, Context};
 use super::layout::Layout;
 use super::round;
-use crate::check::access::{Mode, Use};
+use crate::check::access::{BufferUse, Mode};
 use crate::check::reads::Reads;
 use crate::check::{Checked, check};
 use crate::lanes::Isa;
@@ -73,7 +73,7 @@ impl CpuPlan {
         let scratch = forms.iter().map(|job| &job.from);
         let scratch = scratch.chain(decodes.iter().flat_map(codes));
         let scratch = scratch.filter(|bytes| !bytes.is_empty());
-        access.bytes.extend(scratch.map(|bytes| Use {
+        access.bytes.extend(scratch.map(|bytes| BufferUse {
             buffer: bytes.clone(),
             mode: Mode::Write,
         }));

@@ -18,7 +18,7 @@ use super::device::Device;
 use super::driver::{copy, copy_on_host, failed};
 use super::handle::Cuda;
 use super::host_pool::Lender;
-use super::memory::Memory;
+use super::memory::DeviceMemory;
 use super::{capture, host};
 use crate::host::zeroed;
 use crate::{DeviceBuffer, Element, KernelError, Pending};
@@ -30,7 +30,7 @@ pub struct CudaBuffer<T> {
     start: usize,
     len: usize,
     /// `None` for no entries.
-    memory: Option<Arc<Memory>>,
+    memory: Option<Arc<DeviceMemory>>,
     entry: PhantomData<fn() -> T>,
 }
 
@@ -89,7 +89,7 @@ impl<T: Element> CudaBuffer<T> {
             return Err(KernelError::Misaligned { pointer, size });
         }
         cuda.device().reap();
-        let memory = Memory::of(cuda.device(), pointer, owner);
+        let memory = DeviceMemory::of(cuda.device(), pointer, owner);
         Ok(Self {
             start: 0,
             len,
@@ -106,8 +106,8 @@ impl<T: Element> CudaBuffer<T> {
             0 => None,
             _ => {
                 let zeros = match cuda.host_buffers {
-                    true => Memory::host_zeros,
-                    false => Memory::zeros,
+                    true => DeviceMemory::host_zeros,
+                    false => DeviceMemory::zeros,
                 };
                 Some(Arc::new(zeros(cuda.device(), &cuda.queue.stream, bytes)?))
             }

@@ -18,7 +18,7 @@ use crate::KernelError;
 pub(super) type Id = u64;
 
 /// What a graph holds: plans and buffers.
-pub(super) type Kept = Box<dyn Any + Send + Sync>;
+pub(super) type KeptAlive = Box<dyn Any + Send + Sync>;
 
 /// A stream, with a number that no other stream of a handle has in this process.
 #[derive(Clone)]
@@ -33,7 +33,7 @@ struct Capture {
     origin: Numbered,
     /// What stands for the streams that take part, with their numbers.
     stands: Vec<Numbered>,
-    kept: Vec<Kept>,
+    kept: Vec<KeptAlive>,
 }
 
 /// The capture of this thread, as a stream sees it.
@@ -83,7 +83,7 @@ pub(super) fn join(number: u64, stand: &Arc<CudaStream>) {
 
 /// Ends the capture of this thread. What its graph must hold, and the streams, which must live until the driver
 /// has ended the capture.
-pub(super) fn end() -> (Vec<Kept>, Vec<Arc<CudaStream>>) {
+pub(super) fn end() -> (Vec<KeptAlive>, Vec<Arc<CudaStream>>) {
     let Some(capture) = CAPTURE.take() else {
         return (Vec::new(), Vec::new());
     };

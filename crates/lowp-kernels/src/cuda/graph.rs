@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex};
 
 use cudarc::driver::{DriverError, result, sys};
 
-use super::capture::{self, Kept};
+use super::capture::{self, KeptAlive};
 use super::driver::failed;
 use super::handle::Cuda;
 use crate::KernelError;
@@ -27,7 +27,7 @@ pub struct CudaGraph {
 struct Captured {
     /// First: it is gone before what it points to.
     graph: Mutex<Handle>,
-    kept: Vec<Kept>,
+    kept: Vec<KeptAlive>,
     cuda: Cuda,
 }
 

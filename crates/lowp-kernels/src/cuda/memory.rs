@@ -1,4 +1,4 @@
-//! [`Memory`]: memory that a device uses, of its pool, of the host or of another library.
+//! [`DeviceMemory`]: memory that a device uses, of its pool, of the host or of another library.
 
 #![expect(unsafe_code, reason = "allocates, fills and frees device memory")]
 
@@ -15,7 +15,7 @@ use super::host_block::HostBlock;
 use crate::KernelError;
 
 /// Memory that a device uses, freed or given back with its last handle.
-pub(super) struct Memory {
+pub(super) struct DeviceMemory {
     pub(super) pointer: u64,
     pub(super) device: Arc<Device>,
     owner: Owner,
@@ -30,7 +30,7 @@ enum Owner {
     Other(Option<deferred::Owner>),
 }
 
-impl Memory {
+impl DeviceMemory {
     /// `bytes` bytes of zeros, ready for work of `stream`.
     pub(super) fn zeros(
         device: &Arc<Device>,
@@ -112,13 +112,13 @@ impl Memory {
     }
 }
 
-impl fmt::Debug for Memory {
+impl fmt::Debug for DeviceMemory {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "Memory({:#x})", self.pointer)
     }
 }
 
-impl Drop for Memory {
+impl Drop for DeviceMemory {
     fn drop(&mut self) {
         let device = &self.device;
         match &mut self.owner {

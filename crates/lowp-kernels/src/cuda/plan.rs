@@ -14,7 +14,7 @@ use super::buffer::CudaBuffer;
 use super::device::Device;
 use super::driver::failed;
 use super::handle::Cuda;
-use super::memory::Memory;
+use super::memory::DeviceMemory;
 use super::module::{CudaFunction, Kernel};
 use super::ops::job::Job;
 use super::table::{Step, Tile, flags};
@@ -46,7 +46,7 @@ struct Planned {
 #[derive(Debug)]
 struct Scratch {
     #[expect(dead_code, reason = "held: the launch points into it")]
-    memory: Memory,
+    memory: DeviceMemory,
     /// The queue that runs one after another.
     queue: u64,
 }
@@ -208,7 +208,7 @@ struct Launch {
     jobs: u64,
     /// Tiles, then jobs.
     #[expect(dead_code, reason = "held: `tiles` and `jobs` point into it")]
-    table: Memory,
+    table: DeviceMemory,
 }
 
 impl Launch {
@@ -235,7 +235,8 @@ impl Launch {
         // Jobs have 8-byte fields.
         let jobs_at = (tiles.len() * size_of::<Tile>()).next_multiple_of(align_of::<J>().max(16));
         let stream = &cuda.queue.stream;
-        let table = Memory::zeros(cuda.device(), stream, jobs_at + jobs.len() * size_of::<J>())?;
+        let table =
+            DeviceMemory::zeros(cuda.device(), stream, jobs_at + jobs.len() * size_of::<J>())?;
         let jobs_pointer = table.pointer + jobs_at as u64;
         // SAFETY: both lie within the memory that was just allocated for them, one after the other.
         unsafe {

@@ -14,7 +14,7 @@ use super::cleanup::Cleanup;
 use super::device::Device;
 use super::driver::failed;
 use super::host;
-use super::memory::Memory;
+use super::memory::DeviceMemory;
 use super::table::{GroupScalars, Step};
 use crate::check::reads::Reads;
 use crate::{KernelError, StepScalars};
@@ -161,11 +161,11 @@ pub(super) fn constant(
     device: &Arc<Device>,
     stream: &Arc<CudaStream>,
     scalars: &StepScalars,
-) -> Result<Memory, KernelError> {
+) -> Result<DeviceMemory, KernelError> {
     let bytes = bytes(scalars)?;
     // Memory and copy are work of the stream itself, which nothing captures.
     let _apart = Cleanup::begin(&device.context);
-    let memory = Memory::zeros(device, stream, bytes.len())?;
+    let memory = DeviceMemory::zeros(device, stream, bytes.len())?;
     // SAFETY: the memory was just allocated for them.
     unsafe { host::write(device, stream, (memory.pointer, false), &bytes)? };
     Ok(memory)

@@ -3,7 +3,7 @@
 use lowp_format::{AnyRecipe, QuantizedTensor, Recipe};
 use lowp_kernels::Backend;
 
-use super::work::{Layout, Memory, Named, check_len};
+use super::work::{FullMemory, Layout, NamedBuffers, check_len};
 use super::{GatherHooks, HookOutput};
 use crate::version::Version;
 use crate::{ShardError, ShardedTensor};
@@ -14,7 +14,7 @@ use crate::{ShardError, ShardedTensor};
 pub struct FullTensor<B: Backend, R: Recipe = AnyRecipe> {
     hooks: GatherHooks<R>,
     shard: Version,
-    memory: Memory<B>,
+    memory: FullMemory<B>,
     /// The last one used first.
     layouts: Vec<Layout<B, R>>,
     keep: usize,
@@ -39,7 +39,7 @@ impl<B: Backend, R: Recipe> FullTensor<B, R> {
         Ok(Self {
             hooks: hooks.clone(),
             shard: shard.clone(),
-            memory: Memory {
+            memory: FullMemory {
                 outputs: allocated(backend, hooks, alloc)?,
                 sources,
                 pieces,
@@ -172,7 +172,7 @@ fn allocated<B: Backend, R: Recipe>(
     backend: &B,
     hooks: &GatherHooks<R>,
     mut alloc: impl FnMut(&HookOutput) -> Result<B::Buffer<u8>, ShardError>,
-) -> Result<Named<B>, ShardError> {
+) -> Result<NamedBuffers<B>, ShardError> {
     let mut outputs = Vec::new();
     for (at, output) in hooks.outputs().iter().enumerate() {
         if output.has_memory() {

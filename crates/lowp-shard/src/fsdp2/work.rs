@@ -12,24 +12,24 @@ use crate::version::{CastTarget, Version};
 use crate::{ShardError, ShardedTensor};
 
 /// Buffers by name.
-pub(super) type Named<B> = Vec<(BufferKey, <B as Backend>::Buffer<u8>)>;
+pub(super) type NamedBuffers<B> = Vec<(BufferKey, <B as Backend>::Buffer<u8>)>;
 
-fn named<B: Backend>(buffers: &Named<B>, key: BufferKey) -> Option<&B::Buffer<u8>> {
+fn named<B: Backend>(buffers: &NamedBuffers<B>, key: BufferKey) -> Option<&B::Buffer<u8>> {
     let found = buffers.iter().find(|(known, _)| *known == key);
     found.map(|(_, buffer)| buffer)
 }
 
 /// The memory of a full tensor that is neither arrived nor the shard's.
 #[derive(Debug)]
-pub(super) struct Memory<B: Backend> {
-    pub(super) outputs: Named<B>,
+pub(super) struct FullMemory<B: Backend> {
+    pub(super) outputs: NamedBuffers<B>,
     /// Full buffers that outputs are made of.
-    pub(super) sources: Named<B>,
+    pub(super) sources: NamedBuffers<B>,
     /// Pieces without padding, which are interleaved.
-    pub(super) pieces: Named<B>,
+    pub(super) pieces: NamedBuffers<B>,
 }
 
-impl<B: Backend> Memory<B> {
+impl<B: Backend> FullMemory<B> {
     /// Where everything lies that work is planned over and that may move.
     pub(super) fn spans<R: Recipe>(
         &self,
@@ -77,7 +77,7 @@ impl<B: Backend, R: Recipe> Layout<B, R> {
         hooks: &GatherHooks<R>,
         shard: &ShardedTensor<B, R>,
         arrived: &[B::Buffer<u8>],
-        memory: &Memory<B>,
+        memory: &FullMemory<B>,
         spans: Vec<Range<usize>>,
     ) -> Result<Self, ShardError> {
         for buffer in arrived {

@@ -51,7 +51,7 @@ pub(super) struct GatherWork<B: Backend> {
 pub(super) struct DestinationSet<B: Backend> {
     pub(super) id: u64,
     /// Per parameter.
-    buffers: Vec<Named<B>>,
+    buffers: Vec<NamedBuffers<B>>,
     works: ByKind<GatherWork<B>>,
     /// Counts them.
     _metered: Metered,
@@ -68,10 +68,10 @@ impl<B: Backend> DestinationSet<B> {
 }
 
 /// Buffers of one parameter.
-type Named<B> = Vec<(PoolBuffer, <B as Backend>::Buffer<u8>)>;
+type NamedBuffers<B> = Vec<(PoolBuffer, <B as Backend>::Buffer<u8>)>;
 
 /// The full buffer of a key, or where its pieces arrive.
-fn named<B: Backend>(buffers: &Named<B>, name: (BufferKey, bool)) -> Option<&B::Buffer<u8>> {
+fn named<B: Backend>(buffers: &NamedBuffers<B>, name: (BufferKey, bool)) -> Option<&B::Buffer<u8>> {
     let mut buffers = buffers.iter();
     let found = buffers.find(|(known, _)| (known.key, known.arrivals) == name);
     found.map(|(_, buffer)| buffer)
@@ -291,7 +291,7 @@ impl<B: Backend> GatherPool<B> {
         let mut alloc = |name: PoolBuffer| -> Result<_, ShardError> {
             Ok((name, metered.alloc(&self.backend, name.bytes)?))
         };
-        let mut of_param = |param: usize| -> Result<Named<B>, ShardError> {
+        let mut of_param = |param: usize| -> Result<NamedBuffers<B>, ShardError> {
             let steps = exchanges.iter().flat_map(|(params, exchange)| {
                 let of_param = params.iter().zip(&exchange.steps);
                 let of_param = of_param.filter(move |(number, _)| **number == param);
@@ -317,7 +317,7 @@ impl<B: Backend> GatherPool<B> {
     fn work(
         &self,
         (params, exchange): &(Vec<usize>, Exchange<'_>),
-        buffers: &[Named<B>],
+        buffers: &[NamedBuffers<B>],
         memory: Option<&MessageMemory<B>>,
     ) -> Result<GatherWork<B>, ShardError> {
         let memory = memory.map(|memory| memory.buffer(self)).transpose()?;

@@ -1,4 +1,4 @@
-//! [`Kept`]: the gradients of a bucket that stay on the rank from micro-batch to micro-batch, f32.
+//! [`KeptGrads`]: the gradients of a bucket that stay on the rank from micro-batch to micro-batch, f32.
 
 use std::collections::HashMap;
 use std::ops::Range;
@@ -24,7 +24,7 @@ pub(super) struct Addition {
 
 /// Memory of one bucket, for as long as there are buckets.
 #[derive(Debug)]
-pub(super) struct Kept<B: Backend> {
+pub(super) struct KeptGrads<B: Backend> {
     values: Source<B>,
     /// What reads it since it was sent.
     reader: Option<Started<B>>,
@@ -32,7 +32,7 @@ pub(super) struct Kept<B: Backend> {
     plans: HashMap<(usize, Vec<Addition>), [B::Plan; 2]>,
 }
 
-impl<B: Backend> Kept<B> {
+impl<B: Backend> KeptGrads<B> {
     pub(super) fn new(backend: &B, len: usize) -> Result<Self, ShardError> {
         let values = Source::alloc(backend, FloatDtype::F32, len);
         let bytes = size_of::<f32>() * len;

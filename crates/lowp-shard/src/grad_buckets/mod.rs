@@ -16,10 +16,10 @@ mod param;
 mod reducers;
 mod slabs;
 
-use kept::{Addition, Kept};
+use kept::{Addition, KeptGrads};
 pub use options::{GradBucketOptions, Reduction};
 pub use param::GradParam;
-use param::{Param, State, describe};
+use param::{GradState, Param, describe};
 pub use reducers::GRAD_REDUCERS;
 use reducers::Reducers;
 pub use slabs::{GradLen, grad_bucket_ranges, grad_slabs};
@@ -92,7 +92,7 @@ struct Bucket<B: Backend> {
     /// Parameters whose gradient waits in it.
     pushed: usize,
     slab: Option<Slab<B>>,
-    kept: Option<Kept<B>>,
+    kept: Option<KeptGrads<B>>,
     /// How often it was sent in this micro-batch.
     sends: usize,
     history: History,
@@ -241,7 +241,7 @@ impl<B: Backend> GradBuckets<B> {
 
     fn try_grad(&mut self, param: usize) -> Result<Source<B>, ShardError> {
         let bucket = self.param(param)?.bucket;
-        if self.params[param].state == State::Pushed {
+        if self.params[param].state == GradState::Pushed {
             self.close(bucket)?;
         }
         if let Some(grad) = &self.params[param].grad {
@@ -256,7 +256,7 @@ impl<B: Backend> GradBuckets<B> {
         let grad = if in_place {
             let kept = match kept {
                 Some(kept) => kept,
-                None => kept.insert(Kept::new(&self.backend, *len)?),
+                None => kept.insert(KeptGrads::new(&self.backend, *len)?),
             };
             kept.follow_reader(&self.backend)?;
             kept.at(&self.backend, place)?
@@ -268,7 +268,7 @@ impl<B: Backend> GradBuckets<B> {
             slab.values.view(&self.backend, place)?
         };
         param.grad = Some(grad.clone());
-        (param.state, param.in_place) = (State::Taken, in_place);
+        (param.state, param.in_place) = (GradState::Taken, in_place);
         Ok(grad)
     }
 
@@ -278,7 +278,10 @@ impl<B: Backend> GradBuckets<B> {
     /// No such parameter, or there is none.
     pub fn taken(&self, param: usize) -> Result<Source<B>, ShardError> {
         let found = self.param(param)?;
-        let taken = found.grad.as_ref().filter(|_| found.state == State::Taken);
+        let taken = found
+            .grad
+            .as_ref()
+            .filter(|_| found.state == GradState::Taken);
         taken.cloned().ok_or_else(|| ShardError::NoGradMemory {
             name: found.given.name.clone(),
         })
@@ -312,7 +315,7 @@ impl<B: Backend> GradBuckets<B> {
     fn try_push(&mut self, param: usize) -> Result<(), ShardError> {
         self.taken(param)?;
         let bucket = self.params[param].bucket;
-        self.params[param].state = State::Pushed;
+        self.params[param].state = GradState::Pushed;
         let Bucket { params, pushed, .. } = &mut self.buckets[bucket];
         *pushed += 1;
         if *pushed == params.len() {
@@ -337,7 +340,7 @@ impl<B: Backend> GradBuckets<B> {
         self.failed.clone().map_or(Ok(()), Err)?;
         let Bucket { params, pushed, .. } = &self.buckets[bucket];
         let mut params = self.params[params.clone()].iter();
-        if let Some(open) = params.find(|p| p.state == State::Taken) {
+        if let Some(open) = params.find(|p| p.state == GradState::Taken) {
             return Err(ShardError::GradNotPushed {
                 name: open.given.name.clone(),
             });
@@ -366,7 +369,7 @@ impl<B: Backend> GradBuckets<B> {
         } = &mut self.buckets[bucket];
         let mut additions = Vec::new();
         for param in &mut self.params[params.clone()] {
-            if param.state == State::Pushed {
+            if param.state == GradState::Pushed {
                 if !param.in_place {
                     additions.push(Addition {
                         place: param.place.clone(),
@@ -383,7 +386,7 @@ impl<B: Backend> GradBuckets<B> {
         };
         let kept = match kept {
             Some(kept) => kept,
-            None => kept.insert(Kept::new(&self.backend, *len)?),
+            None => kept.insert(KeptGrads::new(&self.backend, *len)?),
         };
         kept.add(&self.backend, &slab.values, additions)?;
         self.slabs.give_back_unsent(slab);
@@ -401,7 +404,7 @@ impl<B: Backend> GradBuckets<B> {
         }
         if bucket.added {
             let mut names = self.params[params].iter();
-            let name = names.find(|p| p.kept > 0 || p.state == State::Pushed);
+            let name = names.find(|p| p.kept > 0 || p.state == GradState::Pushed);
             return Err(ShardError::GradAfterReplicas {
                 name: name.map_or_else(String::new, |p| p.given.name.clone()),
             });
@@ -410,7 +413,7 @@ impl<B: Backend> GradBuckets<B> {
         for (at, param) in params.clone().zip(&self.params[params.clone()]) {
             if let (Some(kept), 1..) = (&bucket.kept, param.kept) {
                 sent.push((at, (0, kept.values()), param.kept));
-            } else if let (Some(slab), State::Pushed) = (&bucket.slab, param.state) {
+            } else if let (Some(slab), GradState::Pushed) = (&bucket.slab, param.state) {
                 sent.push((at, (1, &slab.values), 1));
             }
         }
@@ -574,7 +577,7 @@ impl<B: Backend> GradBuckets<B> {
             self.slabs.followed();
             let kept = self.buckets.iter_mut();
             kept.filter_map(|bucket| bucket.kept.as_mut())
-                .for_each(Kept::followed);
+                .for_each(KeptGrads::followed);
         }
         if let Some(last) = self.last_of_replicas.take() {
             last.wait(&self.backend)?;

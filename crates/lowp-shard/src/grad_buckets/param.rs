@@ -29,7 +29,7 @@ pub(super) struct Param<B: Backend> {
     pub(super) bucket: usize,
     /// Its place in the bucket.
     pub(super) place: Range<usize>,
-    pub(super) state: State,
+    pub(super) state: GradState,
     /// The full gradient, from when memory is taken for it until it was sent or added to what is kept.
     pub(super) grad: Option<Source<B>>,
     /// Whether it lies where it is kept.
@@ -50,7 +50,7 @@ impl<B: Backend> Param<B> {
             place,
             given,
             bucket,
-            state: State::Idle,
+            state: GradState::Idle,
             grad: None,
             in_place: false,
             kept: 0,
@@ -74,7 +74,7 @@ impl<B: Backend> Param<B> {
 
     /// Says that its gradient is not there any more.
     pub(super) fn release(&mut self) {
-        (self.state, self.grad, self.in_place) = (State::Idle, None, false);
+        (self.state, self.grad, self.in_place) = (GradState::Idle, None, false);
     }
 
     /// Forgets all gradients of the step.
@@ -85,7 +85,7 @@ impl<B: Backend> Param<B> {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum State {
+pub(super) enum GradState {
     Idle,
     Taken,
     Pushed,

@@ -2,7 +2,7 @@
 
 use lowp_format::{BufferSpec, HADAMARD_ROWS, Shape, SourceRounding, magnitude};
 
-use super::convert::Values;
+use super::convert::FloatSlice;
 use super::hadamard::transform;
 use super::maxima::Amax;
 use super::{Context, map, source, threads};
@@ -23,7 +23,7 @@ const COLUMNS_TASKS: usize = 4;
 const CHUNK: usize = 4096;
 
 /// The amax of `values`, as bits. Rounding is monotonic, so it may follow the maximum.
-fn tensor_amax(isa: Isa, values: Values<'_>, rounding: SourceRounding) -> u32 {
+fn tensor_amax(isa: Isa, values: FloatSlice<'_>, rounding: SourceRounding) -> u32 {
     let mut scratch = Vec::new();
     let mut bits = 0;
     for start in (0..values.len()).step_by(CHUNK) {
@@ -103,18 +103,18 @@ enum Task<'v> {
     /// Whole groups of rows, after the Hadamard transform.
     Transformed {
         job: usize,
-        values: Values<'v>,
+        values: FloatSlice<'v>,
     },
     Tensor {
         job: usize,
-        values: Values<'v>,
+        values: FloatSlice<'v>,
     },
     Blocks {
         job: usize,
         part: BlockAmax,
         start: usize,
         cols: usize,
-        values: Values<'v>,
+        values: FloatSlice<'v>,
     },
 }
 

@@ -112,33 +112,33 @@ pub(crate) const FOUR: usize = 4 * LANES;
 
 /// High-precision input.
 #[derive(Clone, Copy)]
-pub(crate) enum Values<'a> {
+pub(crate) enum FloatSlice<'a> {
     F32(&'a [f32]),
     Bf16(&'a [bf16]),
 }
 
-impl<'a> Values<'a> {
+impl<'a> FloatSlice<'a> {
     /// Number of values.
     pub(crate) fn len(self) -> usize {
         match self {
-            Values::F32(values) => values.len(),
-            Values::Bf16(values) => values.len(),
+            FloatSlice::F32(values) => values.len(),
+            FloatSlice::Bf16(values) => values.len(),
         }
     }
 
     /// The values of `range`.
     pub(crate) fn slice(self, range: std::ops::Range<usize>) -> Self {
         match self {
-            Values::F32(values) => Values::F32(&values[range]),
-            Values::Bf16(values) => Values::Bf16(&values[range]),
+            FloatSlice::F32(values) => FloatSlice::F32(&values[range]),
+            FloatSlice::Bf16(values) => FloatSlice::Bf16(&values[range]),
         }
     }
 
     /// The chunk that follows the one at `start`.
     pub(crate) fn after(self, start: usize, stride: usize, size: [usize; 2]) -> Stream {
         match self {
-            Values::F32(values) => Stream::after(values, start, stride, size),
-            Values::Bf16(values) => Stream::after(values, start, stride, size),
+            FloatSlice::F32(values) => Stream::after(values, start, stride, size),
+            FloatSlice::Bf16(values) => Stream::after(values, start, stride, size),
         }
     }
 
@@ -166,8 +166,8 @@ impl<'a> Values<'a> {
         }
         let end = start + (rows - 1) * stride + cols;
         let values = match self {
-            Values::F32(values) => &values[start..end],
-            Values::Bf16(values) => {
+            FloatSlice::F32(values) => &values[start..end],
+            FloatSlice::Bf16(values) => {
                 scratch.resize(rows * cols, 0.0);
                 isa.run(Widen {
                     from: &values[start..end],

@@ -7,7 +7,7 @@ use lowp_format::{Axis, KernelKey, Orientation, Shape};
 use smallvec::SmallVec;
 
 use super::codes::{Ahead, Codes};
-use super::factors::{Factor, Factors, One, Scales, Scratch};
+use super::factors::{Factor, Factors, NoFactor, Scales, Scratch};
 use super::lines::Lines;
 use super::{Context, for_each};
 use crate::cpu::Cpu;
@@ -245,7 +245,7 @@ impl<E: ElementCode, T: Stored> Apply<'_, '_, E, T> {
     #[inline(always)]
     fn write<const STREAM: bool, L: Lanes>(self, lanes: L) {
         if !E::SCALED {
-            return self.rows::<STREAM, L>(lanes, One);
+            return self.rows::<STREAM, L>(lanes, NoFactor);
         }
         match self.factors {
             Factors::Columns(factors) => self.rows::<STREAM, L>(lanes, factors),

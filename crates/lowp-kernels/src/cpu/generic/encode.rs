@@ -6,7 +6,7 @@ use std::sync::Arc;
 use lowp_format::{Philox, Shape, SourceRounding};
 use smallvec::SmallVec;
 
-use super::convert::{Rect, Stream, Values};
+use super::convert::{FloatSlice, Rect, Stream};
 use super::hadamard::transform;
 use super::lines::Lines;
 use super::quantize::{Quantize, Random, Scratch};
@@ -241,7 +241,7 @@ impl Visit for EncodeChunk<'_, '_> {
 
 /// Values of a source matrix.
 struct SourceRows<'a> {
-    values: Values<'a>,
+    values: FloatSlice<'a>,
     rounding: SourceRounding,
     isa: Isa,
     start: usize,

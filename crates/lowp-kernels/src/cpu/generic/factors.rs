@@ -28,9 +28,9 @@ pub(super) trait Factor: Copy {
 
 /// Values stay as they are.
 #[derive(Clone, Copy)]
-pub(super) struct One;
+pub(super) struct NoFactor;
 
-impl Factor for One {
+impl Factor for NoFactor {
     #[inline(always)]
     fn scale<L: Lanes>(self, _: L, _: usize, x: L::F) -> L::F {
         x

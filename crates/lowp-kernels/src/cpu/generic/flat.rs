@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use lowp_format::{Axis, KernelKey, Orientation, Part, Shape};
 
-use super::convert::{Rect, Values};
+use super::convert::{FloatSlice, Rect};
 use super::quantize::{Columns, encode_row};
 use super::{Context, for_each, source, tensor};
 use crate::check::encode::{filled_by, input_of, share_pass, touched};
@@ -66,7 +66,7 @@ struct Data<'v> {
     job: &'v FlatEncodeJob<Cpu>,
     known: Known<'v>,
     amaxes: Option<Amaxes<'v>>,
-    values: Values<'v>,
+    values: FloatSlice<'v>,
     first: usize,
     len: usize,
     band: Band<'v>,

@@ -2,7 +2,7 @@
 
 use std::sync::{Mutex, PoisonError};
 
-use self::convert::Values;
+use self::convert::FloatSlice;
 use super::Cpu;
 use super::access::AllViews;
 use super::threads;
@@ -102,9 +102,12 @@ fn map<T: Send, U: Send>(
 }
 
 /// The values of `source`.
-fn source<'v>(source: &Source<Cpu>, views: &mut AllViews<'v>) -> Result<Values<'v>, KernelError> {
+fn source<'v>(
+    source: &Source<Cpu>,
+    views: &mut AllViews<'v>,
+) -> Result<FloatSlice<'v>, KernelError> {
     match source {
-        Source::F32(buffer) => views.floats.read(buffer).map(Values::F32),
-        Source::Bf16(buffer) => views.halves.read(buffer).map(Values::Bf16),
+        Source::F32(buffer) => views.floats.read(buffer).map(FloatSlice::F32),
+        Source::Bf16(buffer) => views.halves.read(buffer).map(FloatSlice::Bf16),
     }
 }

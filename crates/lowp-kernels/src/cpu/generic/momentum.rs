@@ -2,7 +2,7 @@
 
 use half::bf16;
 
-use super::convert::Values;
+use super::convert::FloatSlice;
 use super::stored::Stored;
 use super::{Context, for_each, source};
 use crate::cpu::Cpu;
@@ -66,7 +66,7 @@ impl<G: Stored> Kernel for Update<'_, G> {
 /// A range of one job.
 struct Task<'v, 'j> {
     job: &'j MomentumJob<Cpu>,
-    grad: Values<'v>,
+    grad: FloatSlice<'v>,
     momentum: &'v mut [f32],
     out: &'v mut [bf16],
 }
@@ -74,8 +74,8 @@ struct Task<'v, 'j> {
 impl Task<'_, '_> {
     fn run(self, context: &Context<'_>) {
         match self.grad {
-            Values::F32(grad) => context.isa.run(self.update(grad, context)),
-            Values::Bf16(grad) => context.isa.run(self.update(grad, context)),
+            FloatSlice::F32(grad) => context.isa.run(self.update(grad, context)),
+            FloatSlice::Bf16(grad) => context.isa.run(self.update(grad, context)),
         }
     }
 

@@ -1,7 +1,7 @@
 //! Sums of squares in binary64, in the order of [`crate::SumSquaresJob`]. Squares of binary32 values
 //! are exact in binary64.
 
-use super::convert::Values;
+use super::convert::FloatSlice;
 use super::{Context, map, source};
 use crate::cpu::Cpu;
 use crate::cpu::access::AllViews;
@@ -75,7 +75,7 @@ fn total(mut sums: Vec<f64>) -> f64 {
     sums.first().copied().unwrap_or(0.0)
 }
 
-fn run_sums(isa: Isa, values: Values<'_>) -> Vec<(f64, u64)> {
+fn run_sums(isa: Isa, values: FloatSlice<'_>) -> Vec<(f64, u64)> {
     let mut scratch = Vec::new();
     (0..values.len())
         .step_by(RUN)

@@ -141,7 +141,7 @@ impl<E: ElementCode, R: ScaleKernel> Kernel for Quantize<'_, E, R> {
                     encode_stochastic::<E>(values, multipliers, random, start, codes);
                 }
                 (_, Some(multiplier)) if E::SCALED => {
-                    encode_row::<E, L>(lanes, values, One(multiplier), ahead, codes);
+                    encode_row::<E, L>(lanes, values, OneMultiplier(multiplier), ahead, codes);
                 }
                 (_, None) => {
                     encode_row::<E, L>(lanes, values, Columns(multipliers), ahead, codes);
@@ -258,7 +258,13 @@ impl<E: ElementCode, R: ScaleKernel> Quantize<'_, E, R> {
                         _ => {
                             let blocks = values.chunks(width).zip(out.chunks_mut(width));
                             for ((values, codes), &scale) in blocks.zip(scales) {
-                                encode_row::<E, L>(lanes, values, One(scale), (None, 0), codes);
+                                encode_row::<E, L>(
+                                    lanes,
+                                    values,
+                                    OneMultiplier(scale),
+                                    (None, 0),
+                                    codes,
+                                );
                             }
                         }
                     },
@@ -301,9 +307,9 @@ pub(super) trait Multipliers<L: Lanes>: Copy {
 
 /// One multiplier for all columns.
 #[derive(Clone, Copy)]
-struct One(f32);
+struct OneMultiplier(f32);
 
-impl<L: Lanes> Multipliers<L> for One {
+impl<L: Lanes> Multipliers<L> for OneMultiplier {
     #[inline(always)]
     fn line(self, lanes: L, _: usize) -> L::F {
         lanes.splat(self.0)

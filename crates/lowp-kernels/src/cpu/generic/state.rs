@@ -8,7 +8,7 @@ use lowp_format::codec::e8m0;
 use lowp_format::codec::remainder::{join, split};
 use lowp_format::{Philox, STATE_BLOCK, StateBits, StateCode};
 
-use super::convert::{Values, narrow};
+use super::convert::{FloatSlice, narrow};
 use crate::cpu::Cpu;
 use crate::cpu::access::AllViews;
 use crate::lanes::{Isa, Kernel, LANES, Lanes};
@@ -107,11 +107,11 @@ impl<'v> StoredMut<'v> {
     }
 
     /// The values, where they are neither in blocks nor in halves.
-    pub(super) fn values(&self) -> Values<'_> {
+    pub(super) fn values(&self) -> FloatSlice<'_> {
         match self {
-            Self::F32(values) => Values::F32(values),
-            Self::Bf16(values) | Self::StochasticBf16(values) => Values::Bf16(values),
-            Self::Fp8 { .. } | Self::Bf16Plus16 { .. } => Values::F32(&[]),
+            Self::F32(values) => FloatSlice::F32(values),
+            Self::Bf16(values) | Self::StochasticBf16(values) => FloatSlice::Bf16(values),
+            Self::Fp8 { .. } | Self::Bf16Plus16 { .. } => FloatSlice::F32(&[]),
         }
     }
 

@@ -2,7 +2,7 @@
 
 use half::bf16;
 
-use super::convert::Values;
+use super::convert::FloatSlice;
 use super::stored::Stored;
 use super::{Context, for_each, source};
 use crate::cpu::Cpu;
@@ -50,19 +50,19 @@ impl<F: Stored, I: Stored, const ADD: bool> Kernel for Merge<'_, F, I, ADD> {
 }
 
 /// A range of a vector that is written.
-enum ValuesMut<'v> {
+enum FloatSliceMut<'v> {
     F32(&'v mut [f32]),
     Bf16(&'v mut [bf16]),
 }
 
 struct Task<'v> {
-    from: Values<'v>,
-    into: ValuesMut<'v>,
+    from: FloatSlice<'v>,
+    into: FloatSliceMut<'v>,
 }
 
 impl Task<'_> {
     fn add(self, isa: Isa) {
-        use {Values as Read, ValuesMut as Write};
+        use {FloatSlice as Read, FloatSliceMut as Write};
         fn add<F: Stored, I: Stored>(isa: Isa, from: &[F], into: &mut [I]) {
             isa.run(Merge::<F, I, true> { from, into });
         }
@@ -75,7 +75,7 @@ impl Task<'_> {
     }
 
     fn convert(self, isa: Isa) {
-        use {Values as Read, ValuesMut as Write};
+        use {FloatSlice as Read, FloatSliceMut as Write};
         match (self.from, self.into) {
             // Not by way of arithmetic, which quiets a signalling NaN.
             (Read::F32(from), Write::F32(into)) => into.copy_from_slice(from),
@@ -103,11 +103,14 @@ fn tasks<'v>(
     Ok(match into {
         Source::F32(buffer) => {
             let into = views.floats.take(buffer)?.chunks_mut(TASK);
-            pieces.zip(into.map(ValuesMut::F32)).map(task).collect()
+            pieces.zip(into.map(FloatSliceMut::F32)).map(task).collect()
         }
         Source::Bf16(buffer) => {
             let into = views.halves.take(buffer)?.chunks_mut(TASK);
-            pieces.zip(into.map(ValuesMut::Bf16)).map(task).collect()
+            pieces
+                .zip(into.map(FloatSliceMut::Bf16))
+                .map(task)
+                .collect()
         }
     })
 }

@@ -1,6 +1,6 @@
 //! Sums of parts in their order.
 
-use super::convert::Values;
+use super::convert::FloatSlice;
 use super::stored::Stored;
 use super::sum::Merge;
 use super::{Context, for_each, source};
@@ -19,9 +19,9 @@ const RUN: usize = 2048;
 struct Task<'v, 'j> {
     job: &'j SumPartsJob<Cpu>,
     /// All parts, each of `len` values.
-    parts: Values<'v>,
+    parts: FloatSlice<'v>,
     len: usize,
-    own: Option<(usize, Values<'v>)>,
+    own: Option<(usize, FloatSlice<'v>)>,
     /// Of the first of `into`.
     start: usize,
     into: &'v mut [f32],
@@ -29,7 +29,7 @@ struct Task<'v, 'j> {
 
 impl Task<'_, '_> {
     /// What part `number` has of the elements from `start` on.
-    fn part(&self, number: usize, start: usize, count: usize) -> Values<'_> {
+    fn part(&self, number: usize, start: usize, count: usize) -> FloatSlice<'_> {
         match &self.own {
             Some((own, values)) if *own == number => values.slice(start..start + count),
             _ => {
@@ -46,10 +46,10 @@ impl Task<'_, '_> {
             let sums = &mut sums[..count];
             for number in 0..self.job.count {
                 match self.part(number, self.start + at, count) {
-                    Values::F32(from) if number == 0 => sums.copy_from_slice(from),
-                    Values::F32(from) => merge::<f32, true>(isa, from, sums),
-                    Values::Bf16(from) if number == 0 => merge::<_, false>(isa, from, sums),
-                    Values::Bf16(from) => merge::<_, true>(isa, from, sums),
+                    FloatSlice::F32(from) if number == 0 => sums.copy_from_slice(from),
+                    FloatSlice::F32(from) => merge::<f32, true>(isa, from, sums),
+                    FloatSlice::Bf16(from) if number == 0 => merge::<_, false>(isa, from, sums),
+                    FloatSlice::Bf16(from) => merge::<_, true>(isa, from, sums),
                 }
             }
             let into = &mut self.into[at..at + count];

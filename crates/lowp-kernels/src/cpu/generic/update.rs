@@ -8,13 +8,13 @@ use std::sync::Arc;
 use lowp_format::{STATE_BLOCK, SourceRounding};
 
 use super::amax::{raise, raise_all, raise_lines, round_bits, rows_of_columns_task};
-use super::convert::{Rect, Stream, Values};
+use super::convert::{FloatSlice, Rect, Stream};
 use super::encode::{Encoder, Load, Tile};
 use super::maxima::Amax;
 use super::rule::adam::Adam;
 use super::rule::lion::Lion;
 use super::rule::sgd::{Momentum, Sgd};
-use super::rule::{LaneRule, Step};
+use super::rule::{LaneRule, StepLanes};
 use super::state::{RandomBits, StoredMut};
 use super::stored::Stored;
 use super::{Context, map, source};
@@ -45,7 +45,7 @@ impl<R: LaneRule, M: Stored, V: Stored, G: Stored> Kernel for Update<'_, R, M, V
     #[inline(always)]
     fn run<L: Lanes>(self, lanes: L) -> f32 {
         let mut amax = lanes.splat(0.0);
-        let step = Step::new(lanes, &self.scalars, self.grad_scale);
+        let step = StepLanes::new(lanes, &self.scalars, self.grad_scale);
         let (masters, master) = self.master.as_chunks_mut::<LANES>();
         let (ms, m) = self.first.as_chunks_mut::<LANES>();
         let (vs, v) = self.second.as_chunks_mut::<LANES>();
@@ -77,7 +77,7 @@ impl<R: LaneRule, M: Stored, V: Stored, G: Stored> Kernel for Update<'_, R, M, V
 /// Updates one line; returns the new master.
 #[inline(always)]
 fn line<R: LaneRule, M: Stored, V: Stored, G: Stored, L: Lanes>(
-    step: &Step<L>,
+    step: &StepLanes<L>,
     master: &mut Line,
     first: &mut [M; LANES],
     second: &mut [V; LANES],
@@ -107,7 +107,7 @@ struct Part<'v> {
     len: usize,
     /// The master, then the states of the rule.
     values: Vec<StoredMut<'v>>,
-    grad: Values<'v>,
+    grad: FloatSlice<'v>,
     /// Row length; the whole length where there are no rows.
     stride: usize,
     /// Whether all of it is updated; otherwise loads update what they return.
@@ -256,8 +256,8 @@ impl Part<'_> {
             };
         }
         match self.grad {
-            Values::F32(grad) => run!(grad),
-            Values::Bf16(grad) => run!(grad),
+            FloatSlice::F32(grad) => run!(grad),
+            FloatSlice::Bf16(grad) => run!(grad),
         }
     }
 }

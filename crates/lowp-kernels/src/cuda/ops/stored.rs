@@ -19,7 +19,7 @@ const KERNELS: [Kernel; 4] = [
 
 /// What one plan launches: updates, then amaxes of lines and encodes of those whose tiles would cut blocks of states.
 #[derive(Default)]
-pub(crate) struct Rows {
+pub(crate) struct StoredRows {
     pub(crate) updates: Vec<StoredUpdate>,
     pub(crate) amaxes: Vec<Amax>,
     pub(crate) encodes: Vec<Encode>,
@@ -34,8 +34,8 @@ pub(crate) fn takes(job: &UpdateJob<Cuda>) -> bool {
 pub(crate) fn rows<'j>(
     backend: &Cuda,
     jobs: impl Iterator<Item = &'j UpdateJob<Cuda>>,
-) -> Result<Rows, KernelError> {
-    let mut rows = Rows::default();
+) -> Result<StoredRows, KernelError> {
+    let mut rows = StoredRows::default();
     for job in jobs {
         let whole = row(backend, job)?;
         if !whole.cuts_blocks() {

@@ -1,7 +1,7 @@
 //! Sums of squares, which add up in memory of the plan.
 
 use super::super::handle::Cuda;
-use super::super::memory::Memory;
+use super::super::memory::DeviceMemory;
 use super::super::module::Kernel;
 use super::super::table::{RunSum, SUM_RUN, SUM_RUNS, SumSquares, SumTotal};
 use super::job::{Job, aligned, cdiv, source};
@@ -12,11 +12,11 @@ use crate::{KernelError, SumSquaresJob};
 pub(crate) fn jobs(
     cuda: &Cuda,
     jobs: &[SumSquaresJob<Cuda>],
-) -> Result<(Vec<SumSquares>, Memory), KernelError> {
+) -> Result<(Vec<SumSquares>, DeviceMemory), KernelError> {
     let runs_bytes = |job: &SumSquaresJob<Cuda>| (runs(job) * size_of::<RunSum>()) as u64;
     let all: u64 = jobs.iter().map(runs_bytes).sum();
     let bytes = all as usize + jobs.len() * size_of::<SumTotal>() + 8;
-    let memory = Memory::zeros(cuda.device(), &cuda.queue.stream, bytes)?;
+    let memory = DeviceMemory::zeros(cuda.device(), &cuda.queue.stream, bytes)?;
     let totals = memory.pointer + all;
     let state = totals + (jobs.len() * size_of::<SumTotal>()) as u64;
     let mut next = memory.pointer;

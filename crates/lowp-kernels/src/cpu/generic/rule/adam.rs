@@ -1,6 +1,6 @@
 //! AdamW, and Adam with L2 (docs/numerics.md 12.2).
 
-use super::{LaneRule, Step};
+use super::{LaneRule, StepLanes};
 use crate::lanes::Lanes;
 
 /// Its states are `exp_avg` and `exp_avg_sq`.
@@ -8,7 +8,7 @@ pub(in super::super) struct Adam<const L2: bool>;
 
 impl<const L2: bool> LaneRule for Adam<L2> {
     #[inline(always)]
-    fn update<L: Lanes>(s: &Step<L>, [p, m, v]: [L::F; 3], mut g: L::F) -> [L::F; 3] {
+    fn update<L: Lanes>(s: &StepLanes<L>, [p, m, v]: [L::F; 3], mut g: L::F) -> [L::F; 3] {
         let l = s.lanes;
         if L2 {
             g = l.mul_add(s.weight_decay, p, g);

@@ -1,6 +1,6 @@
 //! Lion (docs/numerics.md 12.9).
 
-use super::{LaneRule, Step};
+use super::{LaneRule, StepLanes};
 use crate::lanes::Lanes;
 
 /// Its state is `exp_avg`.
@@ -8,7 +8,7 @@ pub(in super::super) struct Lion;
 
 impl LaneRule for Lion {
     #[inline(always)]
-    fn update<L: Lanes>(s: &Step<L>, [p, m, none]: [L::F; 3], g: L::F) -> [L::F; 3] {
+    fn update<L: Lanes>(s: &StepLanes<L>, [p, m, none]: [L::F; 3], g: L::F) -> [L::F; 3] {
         let l = s.lanes;
         let u = sign(l, l.mul_add(s.beta1, m, l.mul(s.rest1, g)));
         let m = l.mul_add(s.beta2, m, l.mul(s.rest2, g));

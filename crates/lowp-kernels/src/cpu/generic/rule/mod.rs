@@ -10,12 +10,12 @@ use crate::lanes::Lanes;
 /// An update of sixteen elements.
 pub(super) trait LaneRule {
     /// The master and both states after the step. States that the rule does not have may have any value, before and after.
-    fn update<L: Lanes>(step: &Step<L>, values: [L::F; 3], grad: L::F) -> [L::F; 3];
+    fn update<L: Lanes>(step: &StepLanes<L>, values: [L::F; 3], grad: L::F) -> [L::F; 3];
 }
 
 /// The scalars of a step in every lane.
 #[derive(Clone, Copy)]
-pub(super) struct Step<L: Lanes> {
+pub(super) struct StepLanes<L: Lanes> {
     pub(super) lanes: L,
     pub(super) grad_scale: L::F,
     minus_lr: L::F,
@@ -29,7 +29,7 @@ pub(super) struct Step<L: Lanes> {
     correction2: L::F,
 }
 
-impl<L: Lanes> Step<L> {
+impl<L: Lanes> StepLanes<L> {
     #[inline(always)]
     pub(super) fn new(lanes: L, scalars: &GroupScalars, grad_scale: f32) -> Self {
         Self {

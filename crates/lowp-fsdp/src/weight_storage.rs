@@ -1,4 +1,4 @@
-//! [`Held`]: what a rank has of a layer's weight between uses, and [`WeightBlock`], the weights that are gathered together.
+//! [`WeightStorage`]: what a rank has of a layer's weight between uses, and [`WeightBlock`], the weights that are gathered together.
 
 use std::sync::{Arc, Mutex, MutexGuard};
 
@@ -45,20 +45,20 @@ impl<B: Backend, R: Recipe> WeightBlock<B, R> {
 
 /// A weight that is gathered for each use, or that every rank has whole.
 #[derive(Debug)]
-pub(crate) enum Held<B: Backend, R: Recipe> {
+pub(crate) enum WeightStorage<B: Backend, R: Recipe> {
     /// Rows of a parameter of a block, gathered and freed around its uses.
     Rows(Arc<Mutex<WeightBlock<B, R>>>, usize),
     /// The full weight; the optimizer's step gathers it.
     Whole(Box<Full<B, R>>),
 }
 
-/// A [`Held`] weight that this thread works with.
-pub(crate) enum Locked<'a, B: Backend, R: Recipe> {
+/// [`WeightStorage`], with its block locked for this thread.
+pub(crate) enum LockedWeight<'a, B: Backend, R: Recipe> {
     Rows(MutexGuard<'a, WeightBlock<B, R>>, usize),
     Whole(&'a Full<B, R>),
 }
 
-impl<B: Backend, R: Recipe> Held<B, R> {
+impl<B: Backend, R: Recipe> WeightStorage<B, R> {
     /// Whether both are gathered together.
     pub(crate) fn is_with(&self, other: &Self) -> bool {
         match (self, other) {
@@ -67,17 +67,17 @@ impl<B: Backend, R: Recipe> Held<B, R> {
         }
     }
 
-    pub(crate) fn lock(&self) -> Result<Locked<'_, B, R>, ShardError> {
+    pub(crate) fn lock(&self) -> Result<LockedWeight<'_, B, R>, ShardError> {
         Ok(match self {
             Self::Rows(block, param) => {
-                Locked::Rows(block.lock().map_err(|_| KernelError::Poisoned)?, *param)
+                LockedWeight::Rows(block.lock().map_err(|_| KernelError::Poisoned)?, *param)
             }
-            Self::Whole(tensor) => Locked::Whole(tensor),
+            Self::Whole(tensor) => LockedWeight::Whole(tensor),
         })
     }
 }
 
-impl<B: Backend, R: Recipe> Locked<'_, B, R> {
+impl<B: Backend, R: Recipe> LockedWeight<'_, B, R> {
     /// What gathers the block, and the weight's number in it, if something does.
     pub(crate) fn rows(&self) -> Option<(&GatherGroup<B, R>, usize)> {
         match self {
