@@ -31,7 +31,7 @@ pub(crate) struct NewParam<'a> {
     /// Linear layers come first, then variables.
     pub(crate) number: usize,
     pub(crate) name: &'a str,
-    /// Of the optimizer.
+    /// The optimizer's group.
     group: usize,
     init: &'a Init,
     cuts: &'a BlockCuts,
@@ -78,7 +78,7 @@ impl NewParam<'_> {
 }
 
 /// Gives elements of the flattened tall matrix of a parameter.
-type Values<'a> = &'a dyn Fn(&NewParam<'_>, Range<usize>) -> Result<Vec<f32>, OptimError>;
+type ReadValues<'a> = &'a dyn Fn(&NewParam<'_>, Range<usize>) -> Result<Vec<f32>, OptimError>;
 
 /// What building needs throughout.
 pub(crate) struct Builder<'a, B: Backend> {
@@ -161,9 +161,9 @@ impl<B: Multiplies, R: Recipe> ShardedModel<B, R> {
 struct NewOptimizer<B: Backend> {
     builder: OptimizerBuilder<B>,
     layers: usize,
-    /// Of variables with weight decay.
+    /// The group of variables with weight decay.
     decay: usize,
-    /// Of variables without.
+    /// The group of variables without weight decay.
     no_decay: usize,
 }
 
@@ -197,7 +197,7 @@ impl<B: Multiplies> Builder<'_, B> {
         recipe: impl Fn(&LinearSpec) -> R,
         linears: &[LinearSpec],
         vars: &[VarSpec],
-        values: Values<'_>,
+        values: ReadValues<'_>,
     ) -> Result<ShardedModel<B, R>, ModelError> {
         let (backend, mesh, options) = (self.backend, self.mesh, self.options);
         let mut optimizer = self.optimizer(vars)?;
@@ -289,7 +289,7 @@ impl<B: Multiplies> Builder<'_, B> {
         memory: &Arc<LayerMemory<B>>,
         recipe: impl Fn(&LinearSpec) -> R,
         linears: &[LinearSpec],
-        values: Values<'_>,
+        values: ReadValues<'_>,
     ) -> Result<NewLayers<B, R>, ModelError> {
         let (backend, mesh, options) = (self.backend, self.mesh, self.options);
         let reshard = match options.sharding {
@@ -352,7 +352,7 @@ impl<B: Multiplies> Builder<'_, B> {
         optimizer: &mut NewOptimizer<B>,
         first: usize,
         vars: &[VarSpec],
-        values: Values<'_>,
+        values: ReadValues<'_>,
     ) -> Result<NewVars<B>, ModelError> {
         let ranks = self.mesh.shard.world_size();
         let rule = self.options.var_group.unwrap_or(self.options.group).rule;
@@ -432,7 +432,7 @@ impl<B: Multiplies> Builder<'_, B> {
         optimizer: &mut OptimizerBuilder<B>,
         param: &NewParam<'_>,
         recipe: R,
-        values: Values<'_>,
+        values: ReadValues<'_>,
     ) -> Result<(ParamId, ShardedTensor<B, R>), ModelError> {
         let mut register = || {
             let shard = ShardSpec::of_block(&recipe, param.cuts, self.mesh.shard.rank())?;
@@ -457,7 +457,7 @@ impl<B: Multiplies> Builder<'_, B> {
         memory: &Arc<LayerMemory<B>>,
         param: &NewParam<'_>,
         recipe: R,
-        values: Values<'_>,
+        values: ReadValues<'_>,
     ) -> Result<(ParamId, Arc<ShardedWeight<B, R>>), ModelError> {
         let full = param.tiles().full();
         let mut register = || {
@@ -485,7 +485,7 @@ impl<B: Multiplies> Builder<'_, B> {
         &self,
         param: &NewParam<'_>,
         elements: Range<usize>,
-        values: Values<'_>,
+        values: ReadValues<'_>,
     ) -> Result<ParamSpec, OptimError> {
         let place = ParamPlace {
             start: elements.start,

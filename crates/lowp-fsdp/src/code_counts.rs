@@ -6,7 +6,7 @@ use lowp_kernels::{Backend, KernelError};
 /// Counts of codes below 16 bits.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct CodeCounts {
-    /// All of them.
+    /// Codes that were counted.
     pub codes: u64,
     /// Those of the largest magnitude, of values that reach or pass it.
     pub saturated: u64,

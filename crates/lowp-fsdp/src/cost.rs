@@ -58,15 +58,15 @@ use weights::Weights;
 /// What a model costs in one recipe.
 #[derive(Debug)]
 pub struct Costs {
-    /// Of the rank that holds most.
+    /// Bytes of the rank that holds most.
     pub memory: RankMemory,
-    /// What of it is page-locked memory of the host.
+    /// What of `memory` is page-locked memory of the host.
     pub offloaded: OffloadCost,
     /// Bytes of linear weights of all ranks of a replica.
     pub resident: u128,
-    /// Bytes of their masters, beside the weights.
+    /// Bytes of the masters of linear weights of all ranks of a replica, beside the weights.
     pub masters: u128,
-    /// Their elements.
+    /// Elements of linear weights.
     parameters: u128,
     /// Those bytes of linear weights of the rank that holds most that are scales, not codes.
     pub scales: u128,

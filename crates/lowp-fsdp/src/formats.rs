@@ -16,7 +16,7 @@ use thiserror::Error;
 pub struct FormatMismatch {
     /// The product.
     pub product: &'static str,
-    /// Its operands.
+    /// The product's operands.
     pub roles: [Role; 2],
     /// How each is quantized.
     pub kernels: [KernelKey; 2],
@@ -64,9 +64,9 @@ fn share_format(
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Scales {
     None,
-    /// One for the tensor.
+    /// One scale for the tensor.
     One,
-    /// One for each line.
+    /// One scale for each line.
     Line,
     /// Powers of two for so many elements each.
     PowerOfTwo(usize),

@@ -59,7 +59,7 @@ impl VarPlace {
     }
 }
 
-/// The full values of those that stay.
+/// The full values of variables that stay between uses.
 #[derive(Debug)]
 enum FullValues<B: Backend> {
     Host,
@@ -70,15 +70,15 @@ enum FullValues<B: Backend> {
     },
 }
 
-/// One of them.
+/// A parameter that stays in f32.
 #[derive(Debug)]
 struct PlainVar<B: Backend> {
     name: String,
     shape: Vec<usize>,
     full: Shape,
-    /// The elements that this rank has.
+    /// Elements of the flattened variable that this rank has.
     elements: Range<usize>,
-    /// The parameter that it is among the gradients.
+    /// The number of the variable among the gradients.
     grad: usize,
     storage: VarStorage<B>,
 }
@@ -88,7 +88,7 @@ struct PlainVar<B: Backend> {
 enum VarStorage<B: Backend> {
     /// The full values.
     Stays {
-        /// Its number among those that stay.
+        /// The variable's number among those that stay.
         number: usize,
         /// Whether a micro-batch that is not finished left a gradient.
         open: AtomicBool,
@@ -103,11 +103,11 @@ pub(crate) struct PlainVars<B: Backend> {
     backend: B,
     vars: Vec<PlainVar<B>>,
     values: FullValues<B>,
-    /// Those that stay.
+    /// Gathers the variables that stay.
     group: GatherGroup<B, VarRecipe>,
-    /// Of the group alone.
+    /// The pool of `group` alone.
     pool: Arc<GatherPool<B>>,
-    /// Where the others are gathered.
+    /// Where transient variables are gathered.
     memory: Arc<LayerMemory<B>>,
 }
 

@@ -113,10 +113,9 @@ pub struct ShardedModel<B: Backend, R: Recipe> {
     pub(crate) memory: Arc<LayerMemory<B>>,
     pub(crate) optimizer: Optimizer<B>,
     pub(crate) weights: Vec<(ParamId, Arc<ShardedWeight<B, R>>)>,
-    /// Of the linear layers.
+    /// Names of the linear layers.
     pub(crate) names: Vec<String>,
     pub(crate) operands: Vec<Arc<RecipeOperands<B>>>,
-    /// Of all parameters.
     pub(crate) gradients: Arc<Gradients<B>>,
     /// The optimizer's parameters, in the order of their gradients.
     pub(crate) grad_ids: Vec<ParamId>,

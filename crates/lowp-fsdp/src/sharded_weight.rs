@@ -53,7 +53,7 @@ struct DecodeKey {
 #[derive(Debug)]
 struct State<B: Backend, R: Recipe> {
     storage: WeightStorage<B, R>,
-    /// What it is decoded into.
+    /// Memory that the weight is decoded into.
     scratches: Arc<Scratches<B>>,
     /// Planned once per place that the pool lends.
     decodes: Vec<(DecodeKey, B::Plan)>,
@@ -84,7 +84,7 @@ impl<B: Backend, R: Recipe> ShardedWeight<B, R> {
         Ok(block)
     }
 
-    /// The same without the comparison ([`GatherGroup::uncompared`]).
+    /// As [`ShardedWeight::block`], and leaves to the caller to compare over the ranks what comes with the weights ([`GatherGroup::uncompared`]).
     pub(crate) fn uncompared(
         backend: &B,
         mesh: &MeshComm<B>,

@@ -11,7 +11,7 @@ use lowp_format::{Axis, BufferSpec, Shape, ShardTiles, TileRange};
 pub(crate) struct TileLayout {
     /// Rows and columns of the tensor.
     full: [usize; 2],
-    /// Those of a tile.
+    /// Rows and columns of a tile.
     tile: [usize; 2],
     /// The axis of the tensor along which bands follow each other, and tiles in memory: 0 or 1.
     bands: usize,
@@ -23,7 +23,7 @@ type Arrived =
     LazyLock<Result<Vec<u8>, String>, Box<dyn FnOnce() -> Result<Vec<u8>, String> + Send>>;
 
 impl TileLayout {
-    /// Of values of elements.
+    /// The layout of values, one for each element.
     pub(crate) fn of_elements(tiles: &ShardTiles, dtype: Dtype) -> Self {
         let sides = |shape: Shape| [shape.rows, shape.cols];
         Self {
@@ -34,7 +34,7 @@ impl TileLayout {
         }
     }
 
-    /// Of the bytes of a buffer.
+    /// The layout of the bytes of a buffer.
     pub(crate) fn of_buffer(tiles: &ShardTiles, spec: &BufferSpec) -> Self {
         let bytes = |shape: Shape| [spec.entries(shape)[0], spec.row_bytes(shape)];
         Self {

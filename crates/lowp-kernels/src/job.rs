@@ -36,7 +36,7 @@ pub enum TensorInput<B: Backend> {
 }
 
 impl<B: Backend> TensorInput<B> {
-    /// Where it is.
+    /// Where the scales or amaxes are.
     pub fn slot(&self) -> &Slot<B> {
         match self {
             Self::Known(slot) | Self::Observed(slot) => slot,
@@ -52,7 +52,7 @@ pub struct Target<B: Backend> {
     /// The form of block scales, for an orientation that the buffer serves; `None` is Compact.
     /// One encode may write the scales of one spec in several forms.
     pub form: Option<(Form, Orientation)>,
-    /// Its bytes: those of [`Target::layout`].
+    /// The target's bytes: those of [`Target::layout`].
     pub bytes: B::Buffer<u8>,
 }
 
@@ -75,7 +75,7 @@ impl<B: Backend> Target<B> {
         Self { spec, form, bytes }
     }
 
-    /// Whether it is in Compact form.
+    /// Whether the target is in Compact form.
     pub fn is_compact(&self) -> bool {
         matches!(self.form, None | Some((Form::Compact, _)))
     }
@@ -210,7 +210,7 @@ pub struct FlatEncodeJob<B: Backend> {
     pub source: Source<B>,
     /// Rounding of the source.
     pub source_rounding: SourceRounding,
-    /// As in [`EncodeJob::tensor`].
+    /// What is known of the tensor, as [`EncodeJob::tensor`].
     pub tensor: [Option<TensorInput<B>>; 2],
     /// Agreed block amaxes; `None` where no block has a scale.
     pub blocks: Option<FlatBlocks<B>>,
@@ -227,7 +227,7 @@ pub struct DecodeJob<B: Backend> {
     pub kernel: KernelKey,
     /// Element codes of the orientation.
     pub data: Target<B>,
-    /// Their block scales, in Compact form.
+    /// The block scales of the codes, in Compact form.
     pub block_scale: Option<Target<B>>,
     /// Decode scales, or amaxes of two-level scales: of the tensor, or of the lines of the orientation.
     pub tensor_scale: Option<B::Buffer<u8>>,
@@ -320,11 +320,11 @@ pub struct RearrangeJob<B: Backend> {
 /// The source and the destination of a [`RearrangeJob`].
 #[derive(Clone, Debug)]
 pub enum Rearranged<B: Backend> {
-    /// Of bytes.
+    /// Two buffers of bytes.
     Bytes([B::Buffer<u8>; 2]),
-    /// Of f32.
+    /// Two buffers of f32.
     F32([B::Buffer<f32>; 2]),
-    /// Of bf16.
+    /// Two buffers of bf16.
     Bf16([B::Buffer<bf16>; 2]),
 }
 

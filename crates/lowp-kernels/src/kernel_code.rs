@@ -17,7 +17,7 @@ pub struct KernelCode {
     pub name: &'static str,
     /// Whether it converts to FP8 by instructions, and does not compute codes.
     pub fp8: bool,
-    /// The same of FP4 and of scales that are powers of two.
+    /// Whether it converts to FP4, and to scales that are powers of two, by instructions.
     pub fp4: bool,
 }
 
@@ -36,7 +36,7 @@ impl KernelCode {
         Some(Self { name, fp8, fp4 })
     }
 
-    /// Whether the driver compiles it.
+    /// Whether the driver compiles the code.
     pub const fn is_ptx(&self) -> bool {
         self.name.as_bytes()[0] == b'c'
     }

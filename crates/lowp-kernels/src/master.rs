@@ -38,7 +38,7 @@ impl MasterDtype {
         }
     }
 
-    /// What its values are.
+    /// The dtype of the values.
     pub const fn float(self) -> FloatDtype {
         match self {
             Self::F32 | Self::Bf16Plus16 => FloatDtype::F32,

@@ -12,14 +12,14 @@ pub enum Rule {
     Lion,
     /// Stochastic gradient descent without momentum, with weight decay added to the gradient.
     Sgd,
-    /// The same with momentum.
+    /// [`Rule::Sgd`] with momentum.
     SgdMomentum,
-    /// The same with Nesterov momentum.
+    /// [`Rule::Sgd`] with Nesterov momentum.
     SgdNesterov,
     /// Nesterov momentum of a matrix, made orthogonal before the update, and with decoupled weight decay: what is a gradient to others is the
     /// orthogonal matrix here ([`crate::MomentumJob`] makes the momentum).
     Muon,
-    /// The same, scaled to the length of an update of Adam.
+    /// [`Rule::Muon`], scaled to the length of an update of Adam.
     Moonlight,
 }
 
@@ -50,7 +50,7 @@ impl Rule {
     /// The most states that a rule has.
     pub const MOST_STATES: usize = 2;
 
-    /// Its name.
+    /// The rule's name.
     pub const fn name(self) -> &'static str {
         match self {
             Self::AdamW => "adamw",

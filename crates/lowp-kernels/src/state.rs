@@ -57,7 +57,7 @@ impl From<FloatDtype> for StateDtype {
 }
 
 impl StateName {
-    /// How it is encoded in fp8.
+    /// How the state is encoded in fp8.
     pub const fn code(self) -> StateCode {
         match self {
             Self::ExpAvg | Self::MomentumBuffer => StateCode::E4M3,

@@ -35,7 +35,7 @@ pub struct OptimizerBuilder<B: Backend> {
     backend: B,
     /// Whether masters and states are memory of the host.
     offload: bool,
-    /// Bytes of those that are.
+    /// Bytes of masters and states in page-locked memory of the host.
     host_bytes: usize,
     /// Streams that wrote masters of earlier parameters.
     earlier: Vec<B>,

@@ -12,7 +12,7 @@ const ALIGNMENT: usize = 16;
 /// A matrix over the ranks of a replica: rows, shard tiles or slices of the flattened matrix, of any lengths.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct MatrixCut {
-    /// Its rows and columns.
+    /// Rows and columns of the whole matrix.
     pub full: Shape,
     /// The elements that each rank has, in rank order and one after another: of the flattened matrix or, where it is cut into shard tiles, of
     /// the flattened tall matrix.

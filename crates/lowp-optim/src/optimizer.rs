@@ -49,7 +49,7 @@ pub struct Optimizer<B: Backend> {
 #[derive(Debug)]
 pub(crate) struct StepGraph<B: Backend> {
     graph: B::Graph,
-    /// Whether it takes the norm.
+    /// Whether the step takes the norm.
     measures: bool,
     /// Bytes of full weights that a launch sends.
     sent: u64,

@@ -17,7 +17,7 @@ pub(crate) struct PlannedSet<B: Backend> {
     spans: Vec<Option<Range<usize>>>,
     grads: Vec<Option<Source<B>>>,
     plans: StepPlans<B>,
-    /// What was captured of them.
+    /// What was captured of `plans`.
     graph: Option<StepGraph<B>>,
     pinned: bool,
 }

@@ -45,7 +45,7 @@ pub(crate) struct FlatCasts<B: Backend> {
     pub(crate) observe: B::Plan,
     /// Encodes whose scale is known before the values.
     pub(crate) early: B::Plan,
-    /// Those that need agreed amaxes.
+    /// Encodes that need agreed amaxes.
     pub(crate) late: B::Plan,
 }
 
@@ -91,7 +91,6 @@ pub(crate) struct ParamsAndNames<'a, B: Backend> {
     pub(crate) names: &'a Arc<[String]>,
 }
 
-/// Plans steps.
 pub(crate) struct Planner<'a, B: Backend> {
     pub(crate) backend: &'a B,
     pub(crate) book: &'a ScaleBook<B>,

@@ -30,14 +30,14 @@ impl Present {
         self.digest
     }
 
-    /// Those of `all` that have one.
+    /// The parameters of `all` that have a gradient, with their numbers.
     pub(crate) fn of<'a, T>(&self, all: &'a [T]) -> impl Iterator<Item = (usize, &'a T)> {
         let which = self.which.iter();
         let all = all.iter().enumerate().zip(which);
         all.filter_map(|(item, present)| present.then_some(item))
     }
 
-    /// Compares it over the ranks. Collective.
+    /// Compares over the ranks which parameters have a gradient. Collective.
     pub(crate) fn compare(&self, control: &dyn Control) -> Result<(), OptimError> {
         let own = self
             .which

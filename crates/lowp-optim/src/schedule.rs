@@ -6,7 +6,7 @@ pub enum Decay {
     /// Half a cosine.
     #[default]
     Cosine,
-    /// In a line.
+    /// In a straight line.
     Linear,
     /// Not before the last steps, then in a line (warmup-stable-decay).
     Stable {
@@ -26,7 +26,7 @@ pub struct Schedule {
     pub total: u64,
     /// The factor at the end, 0 to 1.
     pub floor: f32,
-    /// How it falls.
+    /// How the rate falls after the warm-up.
     pub decay: Decay,
 }
 

@@ -42,11 +42,11 @@ pub struct PendingValues {
 /// How values were read.
 #[derive(Debug)]
 enum Stored {
-    /// As they arrive.
+    /// As the values that arrive.
     Values,
-    /// In fp8.
+    /// As codes of fp8 with their scales.
     Fp8(StateCode),
-    /// As parameters, with these remainders.
+    /// As parameters in bf16, beside these remainders.
     Remainders(Pending<u8>),
 }
 
@@ -56,7 +56,7 @@ impl PendingValues {
         self.len
     }
 
-    /// Whether there are none.
+    /// Whether there are no values.
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }

@@ -15,11 +15,11 @@ pub struct StateDtypes {
     /// Of masters; those in bf16 are rounded stochastically (docs/numerics.md 23.2), and those of parameters that are not in bf16 are f32 for
     /// [`MasterDtype::Bf16Plus16`] ([`StateDtypes::of_recipe`]).
     pub master: MasterDtype,
-    /// Of the mean of gradients.
+    /// The dtype of the mean of gradients.
     pub exp_avg: StateDtype,
-    /// Of the mean of squares.
+    /// The dtype of the mean of squares of gradients.
     pub exp_avg_sq: StateDtype,
-    /// Of the decaying sum of gradients.
+    /// The dtype of the decaying sum of gradients.
     pub momentum_buffer: StateDtype,
 }
 
@@ -100,7 +100,7 @@ impl StateDtypes {
         self
     }
 
-    /// Those that are not f32.
+    /// The states that are not in f32.
     fn narrow(self) -> impl Iterator<Item = StateName> {
         let all = StateName::ALL.into_iter();
         all.filter(move |&state| self.of(state) != StateDtype::F32)
@@ -133,7 +133,7 @@ pub enum StateDtypesError {
     Text {
         /// The part that is wrong.
         part: String,
-        /// What is wrong with it.
+        /// What is wrong with the part.
         why: String,
     },
     /// A state that a rule does not have.
@@ -143,7 +143,7 @@ pub enum StateDtypesError {
         rule: &'static str,
         /// The state.
         state: &'static str,
-        /// What it has.
+        /// The states that the rule has.
         states: String,
     },
 }

@@ -11,9 +11,9 @@ use crate::whole::quantize_in_group;
 /// The first byte in which a tensor differs from a full cast of its masters.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Divergence {
-    /// The buffer.
+    /// The buffer that differs.
     pub key: BufferKey,
-    /// The byte in it.
+    /// The first byte of the buffer that differs.
     pub byte: usize,
     /// What the tensor holds.
     pub found: u8,

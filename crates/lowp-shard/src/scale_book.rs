@@ -28,7 +28,7 @@ struct Entry {
     rule: ScaleRule,
     element: Code,
     orientation: Orientation,
-    /// Amaxes.
+    /// Number of amaxes.
     count: usize,
     /// Whether they are this rank's own: of rows that no other rank has.
     own: bool,
@@ -64,7 +64,7 @@ pub struct ScaleSlot {
 pub struct BlockSlots {
     book: u64,
     block: [usize; 2],
-    /// Counted from the first block amax.
+    /// The first entry, counted from the first block amax.
     start: usize,
 }
 
@@ -312,13 +312,13 @@ pub struct ScaleBook<B: Backend> {
     /// Where the amaxes of blocks begin.
     first_block: usize,
     observed: B::Buffer<f32>,
-    /// What ranks agree on: the beginning of it.
+    /// What ranks agree on: the beginning of `observed`.
     agreed: B::Buffer<f32>,
-    /// The parts of it that ranks agree on, where that is not all.
+    /// The parts of `agreed` that ranks agree on, where that is not all.
     cuts: OnceLock<Cuts<B>>,
-    /// Of the entries of tensors, which come first.
+    /// Scales of the entries of tensors, which come first.
     scales: B::Buffer<f32>,
-    /// Those of delayed scales, by place.
+    /// Amax histories of delayed scales, by the place of the entry.
     histories: BTreeMap<usize, B::Buffer<f32>>,
     roll: B::Plan,
 }

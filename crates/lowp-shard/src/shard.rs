@@ -205,7 +205,7 @@ impl ShardSpec {
         self.usage
     }
 
-    /// The owner.
+    /// The rank that owns the rows.
     pub fn rank(&self) -> usize {
         self.rank
     }
@@ -327,7 +327,7 @@ impl<B: Backend, R: Recipe> ShardedTensor<B, R> {
         Self { spec, local }
     }
 
-    /// Which rows these are.
+    /// Which rows this rank has.
     pub fn spec(&self) -> &ShardSpec {
         &self.spec
     }

@@ -22,7 +22,7 @@ const LEAST: f64 = (4u32 << 20) as f64;
 /// Rates of the links within a node and between nodes, and of memory.
 #[derive(Clone, Debug)]
 pub struct Bandwidth {
-    /// Of links within a node.
+    /// The rate of links within a node.
     pub within_node: Rate,
     /// Of links between nodes, where it is known.
     pub between_nodes: Option<Rate>,
@@ -384,7 +384,7 @@ impl Rate {
         }
     }
 
-    /// Where it comes from.
+    /// Where the rate comes from.
     pub fn source(&self) -> String {
         match &self.0 {
             Kind::Given(rate) => format!("{rate} GB/s"),

@@ -21,12 +21,12 @@ pub fn parameter_state(rule: Rule, state: StateDtypes, len: u128) -> u128 {
     each as u128 * len + states_of(rule, state, len)
 }
 
-/// The same of a variable, which stays in f32.
+/// Bytes of `len` elements of a variable, as [`parameter_state`] counts them: its master stays in f32.
 pub fn variable_state(rule: Rule, state: StateDtypes, len: u128) -> u128 {
     parameter_state(rule, state.of_recipe(&VarRecipe::default()), len)
 }
 
-/// Bytes of their states.
+/// Bytes of the states of `len` elements.
 pub(super) fn states_of(rule: Rule, state: StateDtypes, len: u128) -> u128 {
     let states = state.of_rule(rule);
     // No shard has more elements than there are addresses; a plan may.
@@ -161,7 +161,7 @@ pub enum CostError {
     /// A weight that its recipe cannot take.
     #[error("{source}")]
     Layer {
-        /// Its number.
+        /// The layer's number.
         number: usize,
         /// What is wrong.
         source: ShardError,
@@ -174,7 +174,7 @@ pub enum CostError {
     Shape {
         /// The layer.
         name: String,
-        /// Its shape.
+        /// The layer's shape.
         shape: Shape,
         /// What is wrong.
         source: FormatError,
@@ -182,7 +182,7 @@ pub enum CostError {
     /// A model whose bytes are not counted.
     #[error("{parameters} parameters; a plan is made for at most {most}")]
     Parameters {
-        /// Its parameters.
+        /// Parameters of the model.
         parameters: u128,
         /// The most.
         most: u128,
@@ -203,7 +203,7 @@ pub enum CostError {
     Config {
         /// The field.
         field: &'static str,
-        /// What it is.
+        /// The number given.
         found: usize,
         /// The most.
         most: usize,
@@ -227,9 +227,9 @@ pub enum CostError {
     /// A report whose rates cannot be taken.
     #[error("{file} {what}")]
     Report {
-        /// What it is called.
+        /// The name of the file.
         file: String,
-        /// What is wrong with it.
+        /// What is wrong with the report.
         what: String,
     },
 }

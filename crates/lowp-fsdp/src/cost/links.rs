@@ -139,7 +139,6 @@ struct SendsOfGroup {
 }
 
 impl Sends {
-    /// Nothing yet.
     pub(super) fn new(ranks: usize, groups: usize, per_node: usize) -> Self {
         let group = |(place, times)| SendsOfGroup {
             times,

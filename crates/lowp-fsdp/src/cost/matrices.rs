@@ -13,7 +13,7 @@ const BF16: u64 = 2;
 
 /// The matrices that are made orthogonal; nothing where the rule is none of matrices.
 pub(super) struct Matrices {
-    /// Bytes of each rank.
+    /// Bytes of each rank in which matrices are made orthogonal.
     pub(super) bytes: Vec<u128>,
     /// Bytes that the ranks of a replica send: momenta to the owners of matrices, and updates back.
     pub(super) sent: u128,

@@ -20,7 +20,7 @@ const F32: u128 = 4;
 pub struct RankMemory {
     /// The rank, of those of a replica.
     pub rank: usize,
-    /// Its weights as they are stored.
+    /// Stored weights: codes and scales.
     pub weights: u128,
     /// Masters of its elements.
     pub masters: u128,
@@ -51,7 +51,7 @@ pub struct RankMemory {
     pub variables: u128,
     /// Masters, moments and reduced gradients of its part of the variables.
     pub variable_state: u128,
-    /// All of it.
+    /// The sum of all parts.
     pub total: u128,
 }
 

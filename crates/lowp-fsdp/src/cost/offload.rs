@@ -14,7 +14,7 @@ use std::ops::Range;
 pub struct OffloadCost {
     /// Bytes of the masters and states of the rank that has most of them.
     pub bytes_per_rank: u128,
-    /// The same of all ranks of a node, of the one that has most.
+    /// Bytes of the masters and states of all ranks of the node that has most of them.
     pub bytes_per_node: u128,
     /// Bytes that the device of that rank reads in a step, at least: states once, and masters once for each pass over them. Kernels that read a
     /// master twice in a pass, as those of blocks of 128x128, read more.

@@ -11,7 +11,7 @@ const MAX_PARAMETERS: u128 = 1 << 48;
 /// A linear layer.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LayerShape {
-    /// Its name.
+    /// The layer's name.
     pub name: String,
     /// The transformer block that it belongs to, from 0.
     pub block: usize,

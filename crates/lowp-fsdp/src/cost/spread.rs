@@ -11,16 +11,15 @@ use serde::Serialize;
 /// The least, the mean and the most of a number that each rank has.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Spread {
-    /// Of the rank that has least.
+    /// The least of the ranks.
     pub min: u128,
-    /// Rounded down.
+    /// The mean over the ranks, rounded down.
     pub mean: u128,
-    /// Of the rank that has most.
+    /// The most of the ranks.
     pub max: u128,
 }
 
 impl Spread {
-    /// Of these ranks.
     fn of(ranks: &[u64]) -> Self {
         let all = ranks.iter().map(|&n| u128::from(n));
         let count = ranks.len().max(1) as u128;
@@ -53,9 +52,9 @@ pub struct RankSpread {
     states_are: &'static str,
     /// Bytes of codes as they are stored.
     pub codes: Spread,
-    /// Bytes of their scales.
+    /// Bytes of the scales beside the codes.
     pub scales: Spread,
-    /// Bytes of all four.
+    /// Bytes of masters, states, codes and scales.
     pub total: Spread,
     /// Bytes that each rank sends of the block whose ranks differ most, by what it is gathered for: the key in JSON, the words, the bytes.
     pub sent: Vec<(&'static str, &'static str, Spread)>,

@@ -18,7 +18,7 @@ use lowp_format::Recipe;
 pub struct CollectiveCost {
     /// The name in JSON.
     pub key: &'static str,
-    /// What it does, in words.
+    /// What the collective does, in words.
     pub what: &'static str,
     /// The recipe or the dtype of what travels.
     pub code: String,
@@ -26,9 +26,9 @@ pub struct CollectiveCost {
     pub passes: usize,
     /// Bytes that the ranks of a replica send, each counted once.
     pub sent: u128,
-    /// What it moves over links.
+    /// Bytes that the collective moves over links.
     pub moved: MovedBytes,
-    /// Of gathers, at given rates.
+    /// Seconds of gathers, at given rates.
     pub seconds: Option<f64>,
 }
 

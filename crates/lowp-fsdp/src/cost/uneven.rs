@@ -8,7 +8,7 @@ use std::ops::Range;
 
 const F32: u64 = 4;
 
-/// Of one reduction of all gradients.
+/// What one reduction of all gradients sums and sends, where ranks own parts of unequal lengths.
 pub(super) struct Uneven {
     /// Elements whose sums each rank gets in reduce-scatters.
     pub(super) scattered: Vec<u64>,

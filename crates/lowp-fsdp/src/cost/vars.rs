@@ -20,7 +20,7 @@ pub(super) struct Vars {
     transient: Weights<VarRecipe>,
     /// How often a step gathers each of them.
     times: Vec<u128>,
-    /// Bytes of full values that stay.
+    /// Bytes of the full values of `staying`.
     pub(super) full: u128,
 }
 
@@ -79,7 +79,7 @@ impl Vars {
         self.staying.gathered(&self.config)
     }
 
-    /// Memory in which the others are gathered, those of equal shape one after the other.
+    /// Memory in which transient variables are gathered, those of equal shape one after the other.
     pub(super) fn transient_gathered(&self) -> u128 {
         self.transient.gathered(&self.config)
     }
@@ -89,7 +89,7 @@ impl Vars {
         forward(&self.staying, &[1])
     }
 
-    /// Those of the others.
+    /// The gathers of transient variables, and how often each happens in a step.
     pub(super) fn transient_gathers(&self) -> impl Iterator<Item = (&Gather, u128)> {
         forward(&self.transient, &self.times)
     }

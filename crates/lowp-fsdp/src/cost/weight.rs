@@ -84,7 +84,7 @@ impl Sum for Local {
 pub(super) struct WeightCost {
     /// Bytes that each rank stores.
     pub(super) stored: Vec<u64>,
-    /// Those of them that are scales.
+    /// Bytes of `stored` that are scales.
     pub(super) scales: Vec<u64>,
     /// Elements of which each rank has masters, moments and gradients.
     pub(super) elements: Vec<u64>,

@@ -28,7 +28,7 @@ pub struct OperandEncode<B: Backend> {
     values: Rounded<B>,
     /// Amaxes for the scales of later steps.
     observe: Option<B::Plan>,
-    /// Amaxes for this cast.
+    /// Observes the amaxes of this cast.
     amax: Option<B::Plan>,
     encode: Option<B::Plan>,
     /// Scales of this tensor alone.

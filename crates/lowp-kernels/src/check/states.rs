@@ -11,7 +11,7 @@ impl<B: Backend> UpdateJob<B> {
         self.states.iter().any(fp8)
     }
 
-    /// Whether it rounds by random bits.
+    /// Whether the update rounds by random bits.
     pub(crate) fn is_stochastic(&self) -> bool {
         self.in_fp8() || self.master.dtype() == MasterDtype::Bf16
     }

@@ -11,9 +11,9 @@ use crate::KernelError;
 
 /// Something to be compiled for every combination of ingredients.
 pub(crate) trait Visit {
-    /// What it returns.
+    /// What the visit returns.
     type Out;
-    /// Runs it for one combination.
+    /// Runs the visitor for one combination.
     fn visit<E: ElementCode, R: ScaleKernel>(self, rule: R) -> Self::Out;
 }
 

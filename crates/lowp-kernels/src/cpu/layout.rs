@@ -20,7 +20,7 @@ const CHUNK: usize = 32 * 1024;
 /// One buffer that a quantization fills.
 #[derive(Clone, Debug)]
 pub(crate) struct Output {
-    /// Its index among the job's targets.
+    /// The buffer's index among the job's targets.
     pub(crate) target: usize,
     /// Data or block scales.
     pub(crate) part: Part,
@@ -72,11 +72,11 @@ impl Output {
 /// Outputs that one quantization fills.
 #[derive(Clone, Debug)]
 pub(crate) struct Pass {
-    /// Whose ingredients it has.
+    /// The orientation whose ingredients the pass has.
     pub(crate) orientation: Orientation,
     /// The ingredients.
     pub(crate) key: KernelKey,
-    /// What it fills.
+    /// The buffers that the pass fills.
     pub(crate) outputs: SmallVec<[Output; 4]>,
 }
 

@@ -53,7 +53,7 @@ impl DeviceMemory {
         memory.zeroed(bytes, stream)
     }
 
-    /// The same in page-locked memory of the host.
+    /// `bytes` bytes of zeros in page-locked memory of the host.
     pub(super) fn host_zeros(
         device: &Arc<Device>,
         stream: &Arc<CudaStream>,

@@ -111,7 +111,7 @@ const UNITS: &[(&str, &Aligned<[u8]>)] = include!(concat!(env!("OUT_DIR"), "/ker
 pub(super) struct Modules {
     context: Arc<CudaContext>,
     loaded: Loaded,
-    /// By name.
+    /// The functions of the module, by name.
     functions: HashMap<&'static str, CudaFunction>,
 }
 

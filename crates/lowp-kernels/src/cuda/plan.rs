@@ -253,7 +253,7 @@ impl Launch {
         }))
     }
 
-    /// The same for what `fill` makes of each of `jobs`.
+    /// Launches of all that `fill` makes of `jobs`.
     fn each<T, J: Job, I: IntoIterator<Item = J>>(
         cuda: &Cuda,
         jobs: &[T],

@@ -21,7 +21,7 @@ use crate::{KernelError, StepScalars};
 
 /// Parameter groups that fit.
 pub(super) const GROUPS: usize = 1024;
-/// Their bytes.
+/// Bytes of the scalars of so many groups.
 const BYTES: usize = StepScalars::bytes(GROUPS);
 const _: () = assert!(BYTES == size_of::<Step>() + GROUPS * size_of::<GroupScalars>());
 /// Copies that may be in flight; the host waits for the device when it is so many steps ahead.
@@ -42,7 +42,7 @@ struct Ring {
     done: [Option<CudaEvent>; SLOTS],
     /// What the device has, or will have at this point of the stream.
     written: Vec<u8>,
-    /// How often it was written.
+    /// How often the scalars were written.
     changes: u64,
 }
 

@@ -27,17 +27,16 @@ pub(crate) struct Muon<B: Backend> {
     backend: B,
     shards: Arc<dyn Communicator<B>>,
     products: Arc<dyn Products<B>>,
-    /// By batch.
     batches: Vec<Vec<Matrix<B>>>,
     scratch: Scratch<B>,
     /// A number of the owners of all matrices, which ranks have in common.
     owners: u64,
 }
 
-/// One of them.
+/// A matrix that is made orthogonal, and this rank's part in that.
 #[derive(Debug)]
 struct Matrix<B: Backend> {
-    /// The number of its parameter.
+    /// The number of the matrix's parameter.
     param: usize,
     owner: usize,
     cut: Arc<MatrixCut>,
@@ -45,7 +44,7 @@ struct Matrix<B: Backend> {
     piece: B::Buffer<bf16>,
     /// All of it, where this rank works on it; else empty.
     whole: B::Buffer<bf16>,
-    /// The work, where this rank does it.
+    /// What makes it orthogonal, if this rank does.
     work: Option<Orthogonal<B>>,
 }
 

@@ -20,7 +20,7 @@ const COEFFICIENTS: [f32; 3] = [3.4445, -4.7750, 2.0315];
 /// Entries of the memory in which a rank works on its matrices, one after another.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct ScratchLens {
-    /// Of a second matrix.
+    /// Of a second matrix, as long as the largest.
     other: usize,
     /// Of a matrix in the order of its rows, where it is cut into shard tiles.
     in_order: usize,
@@ -50,9 +50,9 @@ impl ScratchLens {
 /// Memory that matrices are worked on in, one after another.
 #[derive(Debug)]
 pub(super) struct Scratch<B: Backend> {
-    /// As long as the largest matrix.
+    /// A second matrix, as long as the largest.
     other: B::Buffer<bf16>,
-    /// The same where a matrix is cut into shard tiles.
+    /// A matrix in the order of its rows, where it is cut into shard tiles.
     in_order: B::Buffer<bf16>,
     /// The Gram matrix of the shorter side, and the polynomial of it.
     grams: [B::Buffer<bf16>; 2],
@@ -60,7 +60,6 @@ pub(super) struct Scratch<B: Backend> {
 }
 
 impl<B: Backend> Scratch<B> {
-    /// Memory of these lengths.
     pub(super) fn new(backend: &B, lens: ScratchLens) -> Result<Self, KernelError> {
         Ok(Self {
             other: backend.alloc(lens.other)?,
@@ -70,7 +69,6 @@ impl<B: Backend> Scratch<B> {
         })
     }
 
-    /// Bytes of it.
     pub(super) fn bytes(&self, backend: &B) -> usize {
         let [a, b] = &self.grams;
         let halves = [&self.other, &self.in_order, a, b];

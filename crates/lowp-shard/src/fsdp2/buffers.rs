@@ -63,14 +63,14 @@ impl HookInput {
 pub enum HookSource {
     /// It is a part of what arrived, and keeps that memory in use.
     Arrived {
-        /// Which input.
+        /// The number of the input.
         input: usize,
-        /// Which of the bytes that arrived.
+        /// The bytes of the input.
         bytes: Range<usize>,
     },
     /// Memory of its own, which the pieces of an input are copied, interleaved or transposed into.
     Pieces {
-        /// Which input.
+        /// The number of the input.
         input: usize,
     },
     /// Memory of its own, which another buffer is transposed into.
@@ -82,11 +82,11 @@ pub enum HookSource {
 /// A buffer of the full tensor.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct HookOutput {
-    /// The buffer.
+    /// The buffer of the full tensor.
     pub spec: BufferSpec,
-    /// Its bytes.
+    /// Bytes of the buffer.
     pub bytes: usize,
-    /// What it is made of.
+    /// What the buffer is made of.
     pub source: HookSource,
     /// Whether it is there only after [`crate::FullTensor::derive`].
     pub delayed: bool,

@@ -73,9 +73,9 @@ impl ParamAccount {
 /// Bytes of messages that belong to no piece ([`Exchange::padding`](super::Exchange::padding)).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Padding {
-    /// Of all ranks.
+    /// Bytes of padding that all ranks send.
     pub wire_bytes: usize,
-    /// Of this rank.
+    /// Bytes of padding that this rank sends.
     pub sent_bytes: usize,
     /// Of this rank, where forward runs again before backward.
     pub recompute_sent_bytes: usize,

@@ -33,7 +33,7 @@ impl<B: Backend> MessageMemory<B> {
         addr_eq(self.comm.as_ptr(), Arc::as_ptr(comm)) && self.bytes >= bytes
     }
 
-    /// The memory.
+    /// The memory of the messages, allocated for the first gather.
     pub(super) fn buffer(&self, pool: &GatherPool<B>) -> Result<B::Buffer<u8>, ShardError> {
         let mut buffer = self.buffer.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some((buffer, _)) = &*buffer {

@@ -40,13 +40,12 @@ pub(super) struct Metered {
 }
 
 impl Metered {
-    /// None yet.
     pub(super) fn new(meter: &Arc<Meter>) -> Self {
         let meter = Arc::clone(meter);
         Self { meter, bytes: 0 }
     }
 
-    /// Another buffer of `len` entries.
+    /// Allocates a buffer of `len` entries, and counts its bytes.
     pub(super) fn alloc<B: Backend, T: Element>(
         &mut self,
         backend: &B,
@@ -57,7 +56,7 @@ impl Metered {
         Ok(buffer)
     }
 
-    /// Another buffer of `len` values.
+    /// Allocates `len` values, and counts their bytes.
     pub(super) fn alloc_values<B: Backend>(
         &mut self,
         backend: &B,

@@ -50,10 +50,10 @@ pub(super) struct GatherWork<B: Backend> {
 #[derive(Debug)]
 pub(super) struct DestinationSet<B: Backend> {
     pub(super) id: u64,
-    /// Per parameter.
+    /// The buffers of each parameter.
     buffers: Vec<NamedBuffers<B>>,
     works: ByKind<GatherWork<B>>,
-    /// Counts them.
+    /// The bytes of `buffers`.
     _metered: Metered,
 }
 
@@ -204,7 +204,7 @@ impl<B: Backend> GatherPool<B> {
         new
     }
 
-    /// No bytes of this pool yet.
+    /// A count of bytes of this pool.
     pub(super) fn metered(&self) -> Metered {
         Metered::new(&self.meter)
     }

@@ -89,7 +89,7 @@ impl<B: Backend> From<bool> for Reshard<B> {
 pub(super) struct Parts<B: Backend> {
     pub(super) group: Arc<dyn Communicator<B>>,
     pub(super) buffers: Vec<B::Buffer<u8>>,
-    /// Counts them.
+    /// The bytes of the parts.
     _metered: Metered,
     /// Whether they are of the last forward.
     pub(super) filled: bool,

@@ -22,7 +22,7 @@ pub struct Scratches<B: Backend> {
 struct Memory<B: Backend> {
     id: u64,
     values: Source<B>,
-    /// Counts it.
+    /// The bytes of the memory.
     _metered: Metered,
 }
 

@@ -13,11 +13,11 @@ use lowp_kernels::{
 /// A buffer of the memory that a parameter is gathered in.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PoolBuffer {
-    /// Its name in the full tensor.
+    /// The buffer's name in the full tensor.
     pub key: BufferKey,
     /// Whether pieces arrive there that are put in order when all are there.
     pub arrivals: bool,
-    /// Its length.
+    /// Bytes of the buffer.
     pub bytes: usize,
 }
 
@@ -28,7 +28,7 @@ pub enum MemoryStep<'p> {
     Fetch {
         /// The buffer.
         spec: &'p BufferSpec,
-        /// Where it goes.
+        /// Where the pieces go.
         to: PoolBuffer,
         /// Bytes of each rank's piece.
         pieces: &'p [usize],
@@ -50,29 +50,29 @@ pub enum MemoryStep<'p> {
         outer: usize,
         /// Bytes of each piece.
         pieces: &'p [usize],
-        /// The pieces.
+        /// Where the pieces are.
         from: PoolBuffer,
         /// The full buffer.
         to: PoolBuffer,
     },
     /// Tiles that were fetched go to their places ([`RearrangeJob`]).
     Rearrange {
-        /// Where each of them goes.
+        /// Where each tile goes.
         copies: Vec<Runs>,
-        /// The tiles.
+        /// Where the tiles are.
         from: PoolBuffer,
         /// The full buffer.
         to: PoolBuffer,
     },
     /// A buffer that is complete is transposed ([`TransposeJob`]).
     Transpose {
-        /// Encoding of its entries.
+        /// The code of the entries.
         code: Code,
-        /// Its entries: outer x inner.
+        /// Entries of the buffer: outer x inner.
         entries: [usize; 2],
-        /// The buffer.
+        /// The buffer that is transposed.
         from: PoolBuffer,
-        /// Its transpose.
+        /// Where the transpose goes.
         to: PoolBuffer,
     },
     /// A buffer that is equal on all ranks is provided.

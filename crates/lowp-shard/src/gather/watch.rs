@@ -21,7 +21,7 @@ pub enum GatherPoint {
 }
 
 impl<B: Backend> GatherWatch<B> {
-    /// One that calls `call`.
+    /// A watch that calls `call` at each point.
     pub fn new(
         call: impl Fn(&B, GatherPoint) -> Result<(), KernelError> + Send + Sync + 'static,
     ) -> Self {

@@ -43,12 +43,12 @@ impl<B: Backend> KeptGrads<B> {
         })
     }
 
-    /// All of it.
+    /// The kept gradients of the whole bucket.
     pub(super) fn values(&self) -> &Source<B> {
         &self.values
     }
 
-    /// What is kept at `place`.
+    /// The kept gradient at `place`.
     pub(super) fn at(&self, backend: &B, place: Range<usize>) -> Result<Source<B>, KernelError> {
         self.values.view(backend, place)
     }
@@ -109,7 +109,7 @@ impl<B: Backend> KeptGrads<B> {
         self.reader = None;
     }
 
-    /// Says that `reader` reads it.
+    /// Says that `reader` reads the kept gradients.
     pub(super) fn sent(&mut self, reader: Started<B>) {
         self.reader = Some(reader);
     }

@@ -57,7 +57,7 @@ pub struct GradBuckets<B: Backend> {
     failed: Option<ShardError>,
     /// The parameters that were sent in this step, bucket after bucket.
     order: CallOrder,
-    /// Of all parameters.
+    /// The names of all parameters.
     names: Arc<[String]>,
     /// Steps that ended.
     steps: u64,
@@ -89,7 +89,7 @@ pub struct Reduced {
 struct Bucket<B: Backend> {
     params: Range<usize>,
     len: usize,
-    /// Parameters whose gradient waits in it.
+    /// Parameters whose gradient waits in the bucket.
     pushed: usize,
     slab: Option<Slab<B>>,
     kept: Option<KeptGrads<B>>,
@@ -222,7 +222,7 @@ impl<B: Backend> GradBuckets<B> {
         self.params.get(param).map_or(0, |p| p.arrived)
     }
 
-    /// The same of all parameters.
+    /// Contributions to each gradient that were sent in this step, as [`GradBuckets::arrived`] counts them.
     pub fn contributions(&self) -> Vec<usize> {
         self.params.iter().map(|p| p.arrived).collect()
     }

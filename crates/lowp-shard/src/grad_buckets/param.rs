@@ -27,12 +27,12 @@ pub(super) struct Param<B: Backend> {
     /// With its ranges as they lie in the bucket.
     pub(super) given: GradParam<B>,
     pub(super) bucket: usize,
-    /// Its place in the bucket.
+    /// Elements of the bucket that are the parameter's.
     pub(super) place: Range<usize>,
     pub(super) state: GradState,
     /// The full gradient, from when memory is taken for it until it was sent or added to what is kept.
     pub(super) grad: Option<Source<B>>,
-    /// Whether it lies where it is kept.
+    /// Whether the gradient is written where it is kept.
     pub(super) in_place: bool,
     /// Contributions that are kept on this rank.
     pub(super) kept: usize,

@@ -11,7 +11,7 @@ use lowp_comm::{Started, even};
 /// Elements of a gradient, and what it shares a bucket with.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct GradLen {
-    /// Its elements.
+    /// Elements of the gradient.
     pub len: usize,
     /// The block of the network whose gradients share a bucket with it that may be as long as the longest of them; none of a gradient that
     /// ranks own even parts of.
@@ -183,7 +183,7 @@ impl<B: Backend> Slabs<B> {
         }
     }
 
-    /// What the gradients in them are.
+    /// The dtype of the gradients in the slabs.
     pub(super) fn dtype(&self) -> FloatDtype {
         self.dtype
     }

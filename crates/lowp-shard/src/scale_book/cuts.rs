@@ -40,7 +40,7 @@ impl<B: Backend> Cuts<B> {
         })
     }
 
-    /// Their maxima over the ranks.
+    /// Makes the parts of `observed` their maxima over the ranks.
     pub(super) fn agree(&self, backend: &B, comm: &dyn Communicator<B>) -> Result<(), CommError> {
         if backend.len::<f32>(&self.together) == 0 {
             return Ok(());

@@ -158,7 +158,7 @@ impl<B: Backend> FlatParam<B> {
         &self.shard
     }
 
-    /// Their cast.
+    /// The cast of the slice.
     pub fn item(&self) -> &CastItem<B> {
         &self.item
     }

@@ -8,11 +8,11 @@ use crate::cpu::ingredients::ScaleKernel;
 /// The rules of a rectangle.
 #[derive(Clone, Copy)]
 pub(super) enum Lines<'a, R> {
-    /// One for all of it.
+    /// One rule for the whole matrix.
     One(R),
-    /// One for each row.
+    /// A rule for each row.
     Rows(&'a [R]),
-    /// One for each column.
+    /// A rule for each column.
     Cols(&'a [R]),
 }
 

@@ -301,7 +301,7 @@ fn block_scales<E: ElementCode, R: ScaleKernel, L: Lanes>(
 pub(super) trait Multipliers<L: Lanes>: Copy {
     /// Those of the line that begins at column `col`.
     fn line(self, lanes: L, col: usize) -> L::F;
-    /// That of column `col`.
+    /// The multiplier of column `col`.
     fn one(self, col: usize) -> f32;
 }
 

@@ -22,7 +22,7 @@ struct Task<'v, 'j> {
     parts: FloatSlice<'v>,
     len: usize,
     own: Option<(usize, FloatSlice<'v>)>,
-    /// Of the first of `into`.
+    /// The element of a part that `into` begins at.
     start: usize,
     into: &'v mut [f32],
 }

@@ -125,7 +125,7 @@ impl Part<'_> {
         fp8 && !self.stride.is_multiple_of(STATE_BLOCK)
     }
 
-    /// Updates all of it.
+    /// Updates all elements of the task.
     fn update_all(&mut self) {
         self.update(0..self.len);
         self.updated = true;
@@ -153,7 +153,7 @@ impl Part<'_> {
         self.amax = self.amax.max(round_bits(amax.to_bits(), self.rounding));
     }
 
-    /// By a rule with two states.
+    /// Updates `range` by a rule with two states.
     fn with_two<R: LaneRule>(&mut self, range: Range<usize>) -> f32 {
         use StoredMut::{Bf16, F32};
         let all = || range.clone();
@@ -174,7 +174,7 @@ impl Part<'_> {
         amax
     }
 
-    /// By a rule with one.
+    /// Updates `range` by a rule with one state.
     fn with_one<R: LaneRule>(&mut self, range: Range<usize>) -> f32 {
         use StoredMut::{Bf16, F32};
         let all = || range.clone();
