@@ -45,7 +45,7 @@ pub struct ModelOptions {
     pub seed: u64,
     /// The rule and its hyperparameters; weight decay applies to matrices only.
     pub group: Group,
-    /// The same of variables; `None`: those of layers. A rule of matrices updates no variables, so beside it they have a group of another rule.
+    /// The rule and hyperparameters of variables; `None`: those of layers. A rule of matrices updates no variables, so beside it they have a group of another rule.
     pub var_group: Option<Group>,
     /// The dtypes of masters, and of the states that the rule has.
     pub state: StateDtypes,

@@ -335,7 +335,7 @@ impl<B: Backend, R: Recipe> ShardedWeight<B, R> {
         Ok(found)
     }
 
-    /// The same for one phase; the block stays gathered.
+    /// Audits one phase as [`ShardedWeight::audit`] does; the block stays gathered.
     pub(crate) fn audit_phase(
         &self,
         phase: Phase,

@@ -110,7 +110,7 @@ impl<B: Backend> EncodeJob<B> {
         })
     }
 
-    /// The same with its block scales in `form`, in new buffers: one for each orientation that a buffer of
+    /// The encode with its block scales in `form`, in new buffers: one for each orientation that a buffer of
     /// the recipe serves.
     ///
     /// # Errors
@@ -371,7 +371,7 @@ impl<B: Backend> UpdateJob<B> {
         })
     }
 
-    /// The same with `encode`, whose source is the master, in the pass of the update. An encode that makes its
+    /// The update with `encode`, whose source is the master, in the pass of the update. An encode that makes its
     /// scales of amaxes of the new master comes back: the update raises those amaxes, which lie in one vector, and the
     /// encode follows in a plan of its own.
     #[must_use]

@@ -99,7 +99,7 @@ pub fn rounds([rowwise, columnwise]: &[KernelKey; 2], shape: Shape) -> bool {
     blocks && whole
 }
 
-/// The same with scales of blocks alone: nothing of the whole matrix is known first.
+/// As [`rounds`], with scales of blocks alone: nothing of the whole matrix is known first.
 pub fn rounds_by_block(kernels: &[KernelKey; 2], shape: Shape) -> bool {
     rounds(kernels, shape) && kernels.iter().all(|kernel| kernel.scale.outer().is_none())
 }

@@ -39,7 +39,7 @@ impl<B: Backend> Optimizer<B> {
         Ok(())
     }
 
-    /// The same for gradients at addresses that work was planned over, one span for each parameter that has a gradient
+    /// As [`Optimizer::take_grads`] for gradients at addresses that work was planned over, one span for each parameter that has a gradient
     /// ([`Backend::span`]): no handle is made of them. Returns `false` and does nothing if there is no such work.
     pub fn take_grads_at(&mut self, spans: &[Option<Range<usize>>]) -> bool {
         if self.reads_grads_at(spans) {

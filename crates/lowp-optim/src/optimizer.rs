@@ -251,7 +251,7 @@ impl<B: Backend> Optimizer<B> {
         ))
     }
 
-    /// The same where the collectives of a step are done when [`Optimizer::enqueue`] returns
+    /// The report of the last step, where the collectives of a step are done when [`Optimizer::enqueue`] returns
     /// ([`Communicator::is_enqueued`] is false): waits for the step, and where ranks gave other options or
     /// hyperparameters, or did other things before ([`Optimizer::compare`]), its error names the first. Every rank must call it.
     ///

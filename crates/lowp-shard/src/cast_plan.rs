@@ -202,7 +202,7 @@ impl<B: Backend> CastItem<B> {
         }))
     }
 
-    /// The same as what an update of the masters raises: the amaxes of rows, and of a flat slice that of the tensor
+    /// The amaxes that an update of the masters raises: the amaxes of rows, and of a flat slice that of the tensor
     /// alone.
     ///
     /// # Errors

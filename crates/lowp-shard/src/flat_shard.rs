@@ -52,7 +52,7 @@ impl FlatShard {
         Self::split_at(shape, code, world, 1)
     }
 
-    /// The same with cuts at multiples of `unit` elements.
+    /// Cuts a matrix as [`FlatShard::split`] does, at multiples of `unit` elements.
     ///
     /// # Errors
     /// As [`FlatShard::split`].

@@ -42,7 +42,7 @@ impl ShardSpec {
         Self::for_usage(recipe, full, world, rank, Usage::BOTH)
     }
 
-    /// The same for a matrix that is gathered for `usage` only.
+    /// The shard of `rank` of a matrix that is gathered for `usage` only.
     ///
     /// # Errors
     /// As [`ShardSpec::new`].

@@ -270,7 +270,7 @@ impl<B: Backend> RecipeOperands<B> {
         }
     }
 
-    /// The same where what made the values has raised the amaxes of [`OperandEncode::amax`].
+    /// As [`RecipeOperands::run_encode`], where what made the values has raised the amaxes of [`OperandEncode::amax`].
     ///
     /// # Errors
     /// As [`RecipeOperands::run_encode`].

@@ -85,7 +85,7 @@ impl<B: Backend> Planner<'_, B> {
         self.encode_beside(index, job, Usage::empty())
     }
 
-    /// The same where values of the orientations of `usage` are made, too.
+    /// Checks an encode where values of the orientations of `usage` are made, too.
     pub(super) fn encode_beside(&mut self, index: usize, job: &EncodeJob<B>, usage: Usage) -> Done {
         let (shape, kernels) = (job.shape, &job.kernels);
         let served = self.kernels(index, shape, (kernels, usage), &job.tensor, &job.targets)?;
@@ -234,7 +234,7 @@ pub(crate) fn kernel_of(
     })
 }
 
-/// The same for what stands above block scales, whatever the blocks are.
+/// As [`kernel_of`] for what stands above block scales, whatever the blocks are.
 pub(crate) fn outer_kernel_of(
     kernels: &[KernelKey; 2],
     usage: Usage,

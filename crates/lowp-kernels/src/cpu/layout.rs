@@ -161,7 +161,7 @@ impl Layout {
         }
     }
 
-    /// The same with chunks of whole blocks of `len` elements, a power of two as the columns of all blocks: where the columns are no multiple of
+    /// The layout with chunks of whole blocks of `len` elements, a power of two as the columns of all blocks: where the columns are no multiple of
     /// `len`, tiles have whole blocks.
     pub(crate) fn of_blocks(self, len: usize) -> Self {
         Self {

@@ -303,7 +303,7 @@ impl ScaleKernel for TwoLevel {
     }
 }
 
-/// The same with a choice of four over six (docs/numerics.md 20.1).
+/// [`TwoLevel`] with a choice of four over six (docs/numerics.md 20.1).
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct ChosenTwoLevel(TwoLevel);
 

@@ -243,7 +243,7 @@ impl<T> CudaBuffer<T> {
         })
     }
 
-    /// The same, and whether it is in page-locked memory of the host.
+    /// The device address of entry `index`, and whether it is in page-locked memory of the host.
     fn place(&self, index: usize) -> (u64, bool) {
         let memory = self.memory.as_ref();
         (

@@ -23,7 +23,7 @@ pub(super) unsafe fn copy(
     copied.result().map_err(failed("cuMemcpyAsync"))
 }
 
-/// The same between two ends in page-locked memory of the host, by way of memory of the device: nothing waits, and it takes two copies of the bus
+/// Copies `bytes` bytes between two ends in page-locked memory of the host, by way of memory of the device: nothing waits, and it takes two copies of the bus
 /// in place of one of a thread, which is slower.
 ///
 /// # Safety

@@ -110,7 +110,7 @@ impl CudaPlan {
         }
     }
 
-    /// The same of a plan of amaxes that are all those of one whole matrix, not of blocks or lines, for kernels that make the matrix.
+    /// The address of the first job of a plan of amaxes that are all those of one whole matrix, not of blocks or lines, for kernels that make the matrix.
     pub fn amaxes_of_matrix(&self) -> Option<u64> {
         match (&*self.planned.launches, &self.planned.work) {
             ([launch], Work::Amax(jobs)) if ops::amax::are_of_one_matrix(jobs) => Some(launch.jobs),

@@ -151,7 +151,7 @@ impl<R: Recipe> GatherHooks<R> {
         Self::padded(recipe, spec, usage, first, &[])
     }
 
-    /// The same with at least as many inputs as `other`, of at least as many bytes.
+    /// As [`GatherHooks::with_usage`], with at least as many inputs as `other`, of at least as many bytes.
     fn padded(
         recipe: R,
         spec: &ShardSpec,

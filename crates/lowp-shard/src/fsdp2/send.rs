@@ -31,7 +31,7 @@ impl<R: Recipe> GatherHooks<R> {
         self.send_buffers_with(backend, shard, |_, bytes| Ok(backend.alloc(bytes)?))
     }
 
-    /// The same with padded copies in buffers that `alloc(input, bytes)` chooses. It is asked for each input of which
+    /// What `shard` sends, with padded copies in buffers that `alloc(input, bytes)` chooses. It is asked for each input of which
     /// the rank's piece is shorter than [`HookInput::padded`].
     ///
     /// # Errors
@@ -155,7 +155,7 @@ impl<R: Recipe> GatherTag<R> {
         self.post_all_gather_with(backend, shard, arrived, alloc)
     }
 
-    /// The same with memory that `alloc(output)` chooses, of [`HookOutput::bytes`] bytes. It is asked for the outputs
+    /// As [`GatherTag::post_all_gather`], with memory that `alloc(output)` chooses, of [`HookOutput::bytes`] bytes. It is asked for the outputs
     /// that have memory of their own ([`HookOutput::has_memory`]), in their order.
     ///
     /// # Errors
@@ -173,7 +173,7 @@ impl<R: Recipe> GatherTag<R> {
         Ok(full)
     }
 
-    /// The same into a full tensor that an earlier gather of this parameter and phase made. Its own memory is used
+    /// As [`GatherTag::post_all_gather`], into a full tensor that an earlier gather of this parameter and phase made. Its own memory is used
     /// again. If what arrived lies where it lay then ([`FullTensor::keep_sets`]), planned work runs and nothing is
     /// allocated; elsewhere the work is planned anew.
     ///

@@ -16,9 +16,9 @@ pub struct ParamAccount {
     /// Bytes that all ranks together put on the wire in one step (forward and backward), by the
     /// plans.
     pub wire_bytes: usize,
-    /// This rank's part of them.
+    /// This rank's part of `wire_bytes`.
     pub sent_bytes: usize,
-    /// The same of a step in which forward runs again before backward, which then gathers what is not there.
+    /// This rank's part of a step in which forward runs again before backward, which then gathers what is not there.
     pub recompute_sent_bytes: usize,
     /// Bytes of this rank's shard.
     pub shard_bytes: usize,
@@ -152,7 +152,7 @@ impl GatherAccount {
         self.params.iter().map(|p| p.sent_bytes).sum::<usize>() + self.padding.sent_bytes
     }
 
-    /// The same of a step in which forward runs again before backward.
+    /// Bytes that this rank puts on the wire in a step in which forward runs again before backward.
     pub fn recompute_sent_bytes(&self) -> usize {
         let params = self.params.iter().map(|p| p.recompute_sent_bytes);
         params.sum::<usize>() + self.padding.recompute_sent_bytes

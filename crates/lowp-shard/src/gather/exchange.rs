@@ -31,7 +31,7 @@ impl<'p> Exchange<'p> {
         Self::with_large(plans, ranks, LARGE_PIECE)
     }
 
-    /// The same where pieces of `large` bytes go straight to where they belong.
+    /// As [`Exchange::new`], where pieces of `large` bytes go straight to where they belong.
     pub fn with_large(plans: &[&'p GatherPlan], ranks: usize, large: usize) -> Self {
         let mut steps: Vec<_> = plans.iter().map(|plan| memory_steps(plan)).collect();
         for step in steps.iter_mut().flatten() {

@@ -122,7 +122,7 @@ impl<B: Backend, R: Recipe> GatherGroup<B, R> {
         Ok(group)
     }
 
-    /// The same without the comparison, with what ranks must have in common, for the caller to compare
+    /// As [`GatherGroup::new`], with what ranks must have in common for the caller to compare
     /// ([`GATHER_PLAN`]): that of many groups takes one round.
     ///
     /// # Errors

@@ -35,7 +35,7 @@ pub enum Reduction {
     /// They are reduced and scattered, bucket by bucket, with those that the rank kept. Replicas are added at the end of the step.
     #[default]
     Scatter,
-    /// The same, but replicas are added bucket by bucket, too: of the last micro-batch of its step. Buckets that no
+    /// As `Scatter`, but replicas are added bucket by bucket, too: of the last micro-batch of its step. Buckets that no
     /// earlier step has sent, and those that were sent more than once in a micro-batch, wait for the end of the step all the same.
     Finish,
 }

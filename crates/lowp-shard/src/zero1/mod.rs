@@ -72,7 +72,7 @@ impl<B: Backend> FlatWeights<B> {
         self.cast.run(book, &*self.gather.comm)
     }
 
-    /// The same with scales from the values themselves, delayed scales included, as
+    /// Writes the own elements and all scales, with scales from the values themselves, delayed scales included, as
     /// [`CastPlan::calibrate`] does. Collective.
     ///
     /// # Errors

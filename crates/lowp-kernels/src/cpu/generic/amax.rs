@@ -15,7 +15,7 @@ use crate::{AmaxJob, BlockAmax, KernelError};
 
 /// Elements of one task.
 const TASK: usize = 64 * 1024;
-/// The same, at least, where each task has maxima of all columns.
+/// Elements of one task, at least, where each has maxima of all columns.
 const COLUMNS_TASK: usize = 16 * TASK;
 /// Such tasks of a thread, at most: all maxima are there at once, and those of a task of one row are as many as its elements.
 const COLUMNS_TASKS: usize = 4;
