@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use crate::{FormatError, round_up};
+use crate::FormatError;
 
 /// Contiguous row ranges, one per rank, in rank order. Ranges may be empty.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -13,7 +13,7 @@ pub struct RowCuts {
 
 impl RowCuts {
     /// Cuts `rows` for `world` ranks at multiples of `quantum`: every rank but the last non-empty
-    /// one gets `round_up(ceil(rows / world), quantum)` rows; trailing ranks may get fewer, or none.
+    /// one gets `ceil(rows / world)` rows, rounded up to a multiple of `quantum`; trailing ranks may get fewer, or none.
     ///
     /// # Errors
     /// A world of no ranks.
@@ -21,7 +21,7 @@ impl RowCuts {
         if world == 0 {
             return Err(FormatError::EmptyWorld);
         }
-        let chunk = round_up(rows.div_ceil(world), quantum.max(1));
+        let chunk = rows.div_ceil(world).next_multiple_of(quantum.max(1));
         let starts = (0..=world)
             .map(|r| r.saturating_mul(chunk).min(rows))
             .collect();

@@ -28,7 +28,7 @@ pub enum FormatError {
         text: String,
     },
     /// A column count that the recipe cannot block.
-    #[error("{shape}: {recipe} needs a multiple of {multiple} columns (K), and {cols} is not one (pad the last dimension to {padded}, or choose another recipe)", cols = shape.cols, padded = crate::round_up(shape.cols, *multiple))]
+    #[error("{shape}: {recipe} needs a multiple of {multiple} columns (K), and {cols} is not one (pad the last dimension to {padded}, or choose another recipe)", cols = shape.cols, padded = shape.cols.next_multiple_of(*multiple))]
     Columns {
         /// The recipe's name.
         recipe: &'static str,

@@ -77,23 +77,18 @@ pub use usage::{Orientation, Usage};
 pub use weight_rules::{check_layer, elements_of, has_tensor_scale, is_in_bf16, layer_error};
 pub use words::RecipeWords;
 
-/// `ceil(a / b)`.
-pub const fn cdiv(a: usize, b: usize) -> usize {
-    a.div_ceil(b)
-}
-
-/// `a` rounded up to a multiple of `b`.
-pub const fn round_up(a: usize, b: usize) -> usize {
-    a.div_ceil(b) * b
-}
-
-/// The least common multiple of `a` and `b`: 0 if one of them is, and [`usize::MAX`] if it does not fit.
-pub const fn lcm(a: usize, b: usize) -> usize {
+/// The greatest common divisor of `a` and `b`: the other one if one of them is 0.
+pub const fn gcd(a: usize, b: usize) -> usize {
     let (mut gcd, mut rest) = (a, b);
     while rest != 0 {
         (gcd, rest) = (rest, gcd % rest);
     }
-    match gcd {
+    gcd
+}
+
+/// The least common multiple of `a` and `b`: 0 if one of them is, and [`usize::MAX`] if it does not fit.
+pub const fn lcm(a: usize, b: usize) -> usize {
+    match gcd(a, b) {
         0 => 0,
         gcd => (a / gcd).saturating_mul(b),
     }

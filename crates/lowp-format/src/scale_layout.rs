@@ -1,6 +1,6 @@
 //! [`ScaleLayout`]: where each entry of a buffer lies in its Compact, Padded or Swizzled form.
 
-use crate::{Axis, BufferSpec, Code, FormatError, Orientation, Part, Shape, cdiv, round_up};
+use crate::{Axis, BufferSpec, Code, FormatError, Orientation, Part, Shape};
 
 /// The three forms of a buffer (docs/scale-layouts.md).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -110,9 +110,9 @@ impl ScaleLayout {
         }
         let entries = [0, 1].map(|axis| match tile[axis] {
             BufferSpec::WHOLE => 1,
-            side => cdiv(axes[axis].len(shape), side),
+            side => axes[axis].len(shape).div_ceil(side),
         });
-        let padded = [0, 1].map(|axis| round_up(entries[axis], align[axis]));
+        let padded = [0, 1].map(|axis| entries[axis].next_multiple_of(align[axis]));
         let mut layout = Self {
             form,
             code,

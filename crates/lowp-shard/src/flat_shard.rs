@@ -4,7 +4,7 @@
 use std::ops::Range;
 
 use lowp_comm::CommError;
-use lowp_format::{Code, Shape, cdiv};
+use lowp_format::{Code, Shape};
 
 use crate::ShardError;
 
@@ -126,12 +126,12 @@ impl FlatShard {
         if self.is_empty() {
             return 0..0;
         }
-        let [down, across] = [cdiv(rows, block[0]), cdiv(cols, block[1])];
+        let [down, across] = [rows.div_ceil(block[0]), cols.div_ceil(block[1])];
         let height = block[0].min(rows);
         // The first block whose first element is not before the range.
         let [row, col] = [start / cols, start % cols];
         let first = match [row % height, col] {
-            [0, col] => row / height * across + cdiv(col, block[1]),
+            [0, col] => row / height * across + col.div_ceil(block[1]),
             _ => (row / height + 1) * across,
         };
         // The first block whose last element is not within the range.

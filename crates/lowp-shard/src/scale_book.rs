@@ -8,8 +8,7 @@ use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use lowp_format::{
-    Code, Extent, Orientation, Quantizers, Recipe, Role, ScaleRule, Shape, Usage, cdiv,
-    tensor_scale,
+    Code, Extent, Orientation, Quantizers, Recipe, Role, ScaleRule, Shape, Usage, tensor_scale,
 };
 use lowp_kernels::{Backend, BlockAmax, HistoryJob, Slot, StepScalars, TensorInput, Work};
 
@@ -222,7 +221,7 @@ impl ScaleBookBuilder {
     /// Reserves the amaxes of the blocks of a matrix of `shape` (flat shards only).
     pub fn reserve_blocks(&mut self, shape: Shape, block: [usize; 2]) -> BlockSlots {
         let start = self.blocks;
-        self.blocks += cdiv(shape.rows, block[0]) * cdiv(shape.cols, block[1]);
+        self.blocks += shape.rows.div_ceil(block[0]) * shape.cols.div_ceil(block[1]);
         BlockSlots {
             book: self.id,
             block,

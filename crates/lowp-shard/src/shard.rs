@@ -16,7 +16,7 @@ use crate::version::{CastTarget, Version};
 /// Which rows of a matrix a rank owns (FSDP2's `Shard(0)`).
 ///
 /// Rows are cut at multiples of the recipe's quantum, so no block and no byte straddles a cut:
-/// every rank but the last non-empty one gets `round_up(ceil(rows / world), quantum)` rows.
+/// every rank but the last non-empty one gets `ceil(rows / world)` rows, rounded up to a multiple of `quantum`.
 /// Trailing ranks may get fewer, or none. Only [`ShardSpec::chunked`] cuts elsewhere, and may cut blocks
 /// ([`ShardSpec::cuts_blocks`]). With [`ShardSpec::of_block`] a rank has rows, or tiles, as the block that the matrix is of is cut.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -4,7 +4,7 @@ use std::collections::HashSet;
 
 use lowp_format::{
     AnyRecipe, Axis, BufferSpec, Code, Extent, Form, FormatError, Orientation, Origin, PaddedForm,
-    Part, QuantizedTensor, Recipe, RowCuts, ScaleLayout, Shape, Usage, cdiv, round_up,
+    Part, QuantizedTensor, Recipe, RowCuts, ScaleLayout, Shape, Usage,
 };
 use proptest::prelude::*;
 
@@ -34,7 +34,7 @@ proptest! {
     fn cuts_tile_the_rows(rows in 0..5000usize, world in 1..40usize, quantum in 1..200usize) {
         let cuts = RowCuts::new(rows, world, quantum).unwrap();
         prop_assert_eq!((cuts.world(), cuts.rows()), (world, rows));
-        let chunk = round_up(cdiv(rows, world), quantum);
+        let chunk = rows.div_ceil(world).next_multiple_of(quantum);
         let mut end = 0;
         for range in cuts.ranges() {
             prop_assert_eq!(range.start, end);
@@ -273,7 +273,7 @@ fn half_bytes_end_a_row() {
 
 /// The definition of docs/scale-layouts.md, for a matrix of `inner` entries per outer index.
 fn swizzled_offset(i: usize, j: usize, inner: usize) -> usize {
-    ((i / 128) * cdiv(inner, 4) + j / 4) * 512 + (i % 32) * 16 + ((i % 128) / 32) * 4 + j % 4
+    ((i / 128) * inner.div_ceil(4) + j / 4) * 512 + (i % 32) * 16 + ((i % 128) / 32) * 4 + j % 4
 }
 
 #[test]
@@ -303,8 +303,8 @@ fn swizzled_scales_lie_in_128x4_tiles() {
                 // Blocks run along the inner axis, whatever the order of the buffer is.
                 let [rows, cols] = spec.block();
                 let (along_rows, inner) = match orientation {
-                    Orientation::Rowwise => (false, cdiv(shape.cols, cols)),
-                    Orientation::Columnwise => (true, cdiv(shape.rows, rows)),
+                    Orientation::Rowwise => (false, shape.cols.div_ceil(cols)),
+                    Orientation::Columnwise => (true, shape.rows.div_ceil(rows)),
                 };
                 for row in 0..shape.rows {
                     for col in 0..shape.cols {
@@ -390,7 +390,7 @@ fn only_f32_scales_have_partial_blocks() {
         assert_eq!(any, floats || scales().count() == 0, "{}", recipe.name());
         for spec in scales().filter(|spec| spec.code == Code::F32) {
             let [height, width] = spec.block();
-            let blocks = |rows: usize, cols: usize| cdiv(rows, height) * cdiv(cols, width);
+            let blocks = |rows: usize, cols: usize| rows.div_ceil(height) * cols.div_ceil(width);
             for (rows, cols) in [(1, 1), (130, 140), (128, 256), (3, 129)] {
                 let shape = Shape::new(rows, cols);
                 assert_eq!(spec.bytes(shape), 4 * blocks(rows, cols), "{}", spec.key);

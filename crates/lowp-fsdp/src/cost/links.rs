@@ -1,6 +1,7 @@
 //! [`LinkBytes`]: the bytes of a collective on the links within nodes and between them.
 
 use lowp_comm::Mesh;
+use lowp_format::gcd;
 use serde::Serialize;
 use std::ops::{AddAssign, Mul};
 
@@ -243,10 +244,6 @@ pub(super) fn replicas(values: &[u64], mesh: Mesh, per_node: usize) -> MovedByte
         moved.world += LinkBytes::new(2 * (all - nodes) * bytes, 2 * (nodes - 1) * bytes);
     }
     moved
-}
-
-fn gcd(a: usize, b: usize) -> usize {
-    if b == 0 { a } else { gcd(b, a % b) }
 }
 
 #[cfg(test)]

@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use half::bf16;
-use lowp_format::{BufferSpec, Extent, Orientation, Shape, cdiv};
+use lowp_format::{BufferSpec, Extent, Orientation, Shape};
 
 use super::access::{Access, AccessList, Mode};
 use crate::{Backend, BlockAmax, KernelError, Slot, Source};
@@ -136,7 +136,7 @@ pub(super) fn block_entries(shape: Shape, block: [usize; 2]) -> Result<usize, Ke
     }
     let blocks = |len: usize, side: usize| match side {
         BufferSpec::WHOLE => 1,
-        side => cdiv(len, side),
+        side => len.div_ceil(side),
     };
     Ok(blocks(shape.rows, block[0]) * blocks(shape.cols, block[1]))
 }

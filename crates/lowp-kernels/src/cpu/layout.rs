@@ -1,6 +1,6 @@
 //! How an encode walks a matrix: row tiles, column chunks, and which outputs share a quantization.
 
-use lowp_format::{Axis, Code, HADAMARD_ROWS, KernelKey, Orientation, Part, Shape, cdiv, lcm};
+use lowp_format::{Axis, Code, HADAMARD_ROWS, KernelKey, Orientation, Part, Shape, lcm};
 use smallvec::SmallVec;
 
 use super::Cpu;
@@ -60,7 +60,7 @@ impl Output {
 
     /// Where matrix row `row` begins in that byte matrix.
     pub(crate) fn cut(&self, row: usize) -> usize {
-        let entries = cdiv(row, self.unit);
+        let entries = row.div_ceil(self.unit);
         if self.transposed {
             self.code.bytes(entries)
         } else {
@@ -174,6 +174,6 @@ impl Layout {
     /// Where `rows` rows are cut into tiles.
     pub(crate) fn row_cuts(&self, rows: usize) -> impl Iterator<Item = usize> {
         let tile = self.tile_rows;
-        (0..=cdiv(rows, tile)).map(move |i| (i * tile).min(rows))
+        (0..=rows.div_ceil(tile)).map(move |i| (i * tile).min(rows))
     }
 }
