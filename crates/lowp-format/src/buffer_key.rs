@@ -30,7 +30,7 @@ impl Part {
 pub struct BufferKey {
     /// The orientations served; both where one copy serves both.
     pub usage: Usage,
-    /// What it holds.
+    /// What the buffer holds.
     pub part: Part,
 }
 

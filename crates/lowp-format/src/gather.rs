@@ -24,7 +24,7 @@ pub enum PieceLayout {
     Transpose,
     /// Pieces are [`ShardTiles`], one below another: they arrive in a scratch buffer, from which each tile goes to its place.
     TilesBelow,
-    /// The same, but the tiles of a piece are side by side.
+    /// As `TilesBelow`, but the tiles of a piece are side by side.
     TilesBeside,
 }
 
@@ -33,7 +33,7 @@ pub enum PieceLayout {
 pub enum GatherStep {
     /// All-gather the ranks' pieces of a buffer.
     Concat {
-        /// The buffer.
+        /// The buffer whose pieces are gathered.
         spec: BufferSpec,
         /// How pieces become one.
         layout: PieceLayout,
@@ -46,7 +46,7 @@ pub enum GatherStep {
     Derive {
         /// The buffer to fill.
         spec: BufferSpec,
-        /// Its source.
+        /// The buffer that it is made of.
         from: BufferKey,
     },
     /// Copy a buffer that is equal on all ranks from the rank's own shard.
@@ -189,7 +189,7 @@ impl GatherPlan {
         )
     }
 
-    /// The same for ranks that have tiles of a matrix: `cuts` are those of its tall matrix.
+    /// As [`GatherPlan::with_cuts`], for ranks that have tiles of a matrix: `cuts` are those of its tall matrix.
     ///
     /// # Errors
     /// As [`GatherPlan::with_cuts`].
@@ -226,7 +226,7 @@ impl GatherPlan {
         })
     }
 
-    /// The same for ranks whose rows may begin and end within blocks, and that store [`Recipe::stored_cut_anywhere`]: codes travel in the
+    /// As [`GatherPlan::with_cuts`], for ranks whose rows may begin and end within blocks, and that store [`Recipe::stored_cut_anywhere`]: codes travel in the
     /// order of rows, and scales do not travel.
     ///
     /// # Errors
@@ -380,7 +380,7 @@ pub(crate) fn stored(recipe: &impl Recipe, usage: Usage) -> SmallVec<[BufferSpec
     sources(recipe, &recipe.buffers(usage))
 }
 
-/// The same of a shard whose rows may begin and end within blocks. Scales are not derived: each is stored whole.
+/// The buffers that a rank stores of a shard whose rows may begin and end within blocks. Scales are not derived: each is stored whole.
 pub(crate) fn stored_cut_anywhere(recipe: &impl Recipe, usage: Usage) -> BufferList {
     let buffers = recipe.buffers(usage);
     let data = sources(recipe, &buffers).into_iter();

@@ -39,7 +39,7 @@ pub fn hadamard_rows(values: &mut [f32], cols: usize) {
     }
 }
 
-/// The same without the rounding, for an operand that is not quantized.
+/// As [`hadamard_rows`], without the rounding: for an operand that is not quantized.
 pub fn rotate_rows(values: &mut [f32], cols: usize) {
     if cols == 0 {
         return;

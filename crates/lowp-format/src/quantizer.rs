@@ -9,11 +9,11 @@ use crate::{
 /// How one orientation is quantized and stored.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Quantizer {
-    /// What its kernels are made of.
+    /// The ingredients of the kernels.
     pub kernel: KernelKey,
     /// The logical axis that each physical axis of the data follows.
     pub data: [Axis; 2],
-    /// The same of block scales.
+    /// The logical axis that each physical axis of block scales follows.
     pub scales: [Axis; 2],
     /// Padding of block scales.
     pub padded: PaddedForm,
@@ -62,13 +62,13 @@ impl Quantizer {
         }
     }
 
-    /// The same with block scales in this order.
+    /// The quantizer with block scales in this order.
     #[must_use]
     pub const fn scales(self, scales: [Axis; 2]) -> Self {
         Self { scales, ..self }
     }
 
-    /// The same with padded block scales.
+    /// The quantizer with padded block scales.
     #[must_use]
     pub const fn padded(self, padded: PaddedForm) -> Self {
         Self { padded, ..self }
@@ -160,7 +160,7 @@ impl Quantizers {
         )
     }
 
-    /// That of `orientation`.
+    /// The quantizer of `orientation`.
     pub const fn of(&self, orientation: Orientation) -> &Quantizer {
         match orientation {
             Orientation::Rowwise => &self.rowwise,

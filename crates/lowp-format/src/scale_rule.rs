@@ -101,7 +101,7 @@ pub enum ScaleRule {
     Delayed {
         /// Length of the amax history.
         window: usize,
-        /// Which entry counts.
+        /// Which entry of the history counts.
         algorithm: AmaxAlgorithm,
         /// The scale leaves this many binary orders of headroom.
         margin: i32,
@@ -209,7 +209,7 @@ impl KernelKey {
         }
     }
 
-    /// The same with block scales of `block` rows x columns.
+    /// The key with block scales of `block` rows x columns.
     #[must_use]
     pub const fn blocks(self, block: [usize; 2]) -> Self {
         Self {

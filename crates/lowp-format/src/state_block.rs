@@ -22,11 +22,11 @@ pub enum StateCode {
 /// The random bits of an element: sixteen for its master and for each state, any two of them independent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct StateBits {
-    /// Of the master.
+    /// Random bits of the master.
     pub master: u16,
-    /// Of a state in E4M3.
+    /// Random bits of a state in E4M3.
     pub e4m3: u16,
-    /// Of a state in UE4M4.
+    /// Random bits of a state in UE4M4.
     pub ue4m4: u16,
 }
 
@@ -53,7 +53,7 @@ impl StateBits {
         }
     }
 
-    /// Those of a state in `code`.
+    /// The random bits of a state in `code`.
     pub const fn of(self, code: StateCode) -> u16 {
         match code {
             StateCode::E4M3 => self.e4m3,
@@ -114,7 +114,7 @@ impl StateCode {
         scale
     }
 
-    /// The same under a scale that is known.
+    /// Encodes a block under a scale that is known, as [`StateCode::encode_block`] does.
     #[inline(always)]
     pub fn encode_under(
         self,

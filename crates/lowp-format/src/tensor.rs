@@ -9,9 +9,9 @@ use crate::{
 /// One buffer of a tensor with its storage.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Buffer<S> {
-    /// What it holds and how.
+    /// What the buffer holds, and how.
     pub spec: BufferSpec,
-    /// Where it lies.
+    /// Where the buffer lies.
     pub storage: S,
 }
 
@@ -136,7 +136,7 @@ impl<S, R: Recipe> QuantizedTensor<S, R> {
         self.buffers.iter().map(|b| b.spec.bytes(self.shape)).sum()
     }
 
-    /// The same tensor over another storage.
+    /// The tensor over another storage.
     ///
     /// # Errors
     /// Whatever `f` returns first.

@@ -11,11 +11,11 @@ use crate::network::Sharded;
 /// Shares of the codes of one layer's weight, over all ranks.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct LayerCodes<'a> {
-    /// Its name.
+    /// The layer's name.
     pub layer: &'a str,
-    /// Those of the largest magnitude.
+    /// Share of codes of the largest magnitude.
     pub saturated: f64,
-    /// Those of zero.
+    /// Share of codes of zero.
     pub zero: f64,
 }
 

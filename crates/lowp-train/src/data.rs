@@ -7,7 +7,7 @@ use crate::error::TrainError;
 /// What a network trains on, the same on all ranks: ranks take the sequences of a batch in turn, and any number of ranks sees the same
 /// ones.
 pub trait Data: Sync {
-    /// What the network takes of it.
+    /// What the network takes of the data.
     type Batch;
 
     /// Sequences `range` of the batch of `step`, over all ranks.

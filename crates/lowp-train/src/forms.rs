@@ -24,7 +24,7 @@ pub(crate) fn is_zero(value: &f32) -> bool {
     *value == 0.0
 }
 
-/// That of [`Group`](lowp_optim::Group).
+/// The default of [`Group`](lowp_optim::Group).
 pub(crate) fn beta2() -> f32 {
     lowp_optim::Group::default().betas.1
 }

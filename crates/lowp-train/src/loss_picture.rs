@@ -8,7 +8,7 @@ use crate::chart::{Series, curves, escape, smooth, stroke};
 /// The training losses of one recipe.
 #[derive(Clone, Debug)]
 pub struct RecipeLosses<'a> {
-    /// What the legend calls it.
+    /// What the legend calls the run.
     pub name: &'a str,
     /// The loss of each step, by seed; `None` where it is not finite.
     pub seeds: BTreeMap<u64, &'a [Option<f64>]>,

@@ -25,7 +25,7 @@ pub struct Metrics {
     pub tokens_per_second: f64,
     /// By [`Model::flops_per_token`](crate::Model::flops_per_token).
     pub flops_per_second: f64,
-    /// The same as a share of what the devices could do, where their peak is known.
+    /// `flops_per_second` as a share of what the devices could do, where their peak is known.
     pub mfu: Option<f64>,
     /// The share of the time in which rank 0 waited for its data.
     pub data_wait: f64,

@@ -55,7 +55,7 @@ pub trait Model: Clone + Serialize + Sync {
 /// A step is one micro-batch or several ([`Network::train`]), then [`Network::start_step`], and [`Network::start_loss`]. All calls are
 /// collective.
 pub trait Network<B: Backend>: Sized {
-    /// What it trains on.
+    /// What the network trains on.
     type Batch;
 
     /// Where it reads the parameters that stay in f32. Where that is the backend, and ranks do not wait for each other on the host, the report and
@@ -168,7 +168,7 @@ pub type LateLoss = Box<dyn FnOnce() -> NetworkResult<f64>>;
 /// The rank that a network is made for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RankPlace {
-    /// Its number.
+    /// The rank's number.
     pub rank: usize,
     /// Threads that its products may use, so that all ranks together use the machine once.
     pub threads: usize,
@@ -186,7 +186,7 @@ pub struct DeviceMemory {
 /// What a device spent a step on.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Profile {
-    /// By work, the most first.
+    /// Time of each kind of work, the most first.
     pub spent: Vec<ProfileEntry>,
     /// Seconds in which it waited for gathered weights.
     pub waited: f64,
@@ -197,9 +197,9 @@ pub struct Profile {
 /// What a device spent on one kind of work.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ProfileEntry {
-    /// The work.
+    /// The kind of work.
     pub what: String,
-    /// How often it ran.
+    /// How often such work ran.
     pub count: usize,
     /// Milliseconds.
     pub milliseconds: f64,

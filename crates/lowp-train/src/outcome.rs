@@ -21,7 +21,7 @@ pub(crate) struct Outcome {
     pub(crate) train_loss: Vec<f32>,
     pub(crate) val_loss: f64,
     pub(crate) evaluations: Vec<Evaluation>,
-    /// The step that it resumed after.
+    /// The step that the run resumed after.
     pub(crate) resumed_at: u64,
     /// The steps of the recipe, and those of the tail.
     pub(crate) parts: Vec<Part>,
@@ -35,7 +35,7 @@ pub(crate) struct Outcome {
     pub(crate) waited: Option<f64>,
     /// Seconds of gathers in the last step from begin to end, and those of them in which it computed, as a device measured them.
     pub(crate) gathered: Option<[f64; 2]>,
-    /// Bytes of parameters that it held.
+    /// Bytes of parameters that the rank held.
     pub(crate) memory: u64,
     /// The most bytes that it held on a device, as counted and as measured.
     pub(crate) device: Option<[u64; 2]>,
@@ -61,7 +61,7 @@ pub(crate) struct Trained<B: Backend, N> {
     pub(crate) sharded: ShardedModel<B, Variant>,
     pub(crate) network: N,
     pub(crate) tail: bool,
-    /// Steps since it was made.
+    /// Steps since the model was made.
     pub(crate) steps: usize,
     /// Traffic and waits of evaluations since then, subtracted from those of steps.
     pub(crate) evaluated: Evaluated,
@@ -75,7 +75,7 @@ pub(crate) struct Evaluated {
 }
 
 impl Evaluated {
-    /// Those of `sharded` so far.
+    /// The gathers of `sharded` so far.
     pub(crate) fn until<B: Backend>(
         sharded: &ShardedModel<B, Variant>,
         passes: Passes,

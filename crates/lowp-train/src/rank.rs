@@ -276,7 +276,7 @@ where
         self.over(sharded, tail)
     }
 
-    /// The same model with the recipe of the tail.
+    /// The model in the recipe of the tail.
     fn switch(
         &self,
         trained: Trained<B, N>,

@@ -28,7 +28,7 @@ pub enum Event<'a> {
     Begun(Option<ResumedAt>),
     /// A step is done.
     Step {
-        /// What is known of it.
+        /// What is known of the step.
         metrics: &'a Metrics,
         /// The rate so far, over all ranks.
         tokens_per_second: f64,
@@ -48,7 +48,7 @@ pub enum Event<'a> {
     Recast {
         /// How many.
         layers: usize,
-        /// Of how many.
+        /// Linear layers in all.
         all: usize,
     },
     /// The checkpoint to resume from has masters or states in wider dtypes than the run, to which they were rounded.
@@ -67,7 +67,7 @@ pub enum Event<'a> {
 pub struct Training<'a, M, D: ?Sized> {
     /// The recipe.
     pub run: &'a Run,
-    /// How it is trained.
+    /// How the run is trained.
     pub config: &'a Config<M>,
     /// On what.
     pub data: &'a D,

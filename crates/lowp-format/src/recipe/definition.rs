@@ -65,7 +65,7 @@ pub trait Recipe: Copy + PartialEq + std::fmt::Debug + Send + Sync + 'static {
         gather::stored(self, usage)
     }
 
-    /// The same of a shard whose rows may begin and end within blocks: codes in the order of rows, and every scale of the whole
+    /// The buffers that a rank stores of a shard whose rows may begin and end within blocks: codes in the order of rows, and every scale of the whole
     /// tensor.
     fn stored_cut_anywhere(&self, usage: Usage) -> BufferList {
         gather::stored_cut_anywhere(self, usage)

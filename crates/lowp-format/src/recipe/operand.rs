@@ -53,7 +53,7 @@ pub struct Operand {
 }
 
 impl Operand {
-    /// Its buffers for both usages.
+    /// Buffers of the operand for both usages.
     pub fn buffers(&self) -> BufferList {
         self.quantizers.buffers(Usage::BOTH)
     }

@@ -35,7 +35,7 @@ pub struct OptionSpec {
 pub struct RecipeOptions(Vec<(String, String)>);
 
 impl RecipeOptions {
-    /// The same with `name` set to `value`.
+    /// The options with `name` set to `value`.
     #[must_use]
     pub fn with(mut self, name: &str, value: impl OptionValue) -> Self {
         self.set(name, &value.text());

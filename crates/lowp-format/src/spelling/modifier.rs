@@ -34,7 +34,7 @@ macro_rules! ablations {
                 match self { $(Self::$Ablation => $name,)* }
             }
 
-            /// What it does.
+            /// What the modifier does.
             pub fn what(self) -> &'static str {
                 match self { $(Self::$Ablation => $what,)* }
             }
@@ -233,7 +233,7 @@ fn unknown(text: &str, modifier: &str) -> FormatError {
 pub struct ModifierWords {
     /// Without the plus.
     pub name: String,
-    /// What it does.
+    /// What the modifier does.
     pub what: String,
 }
 

@@ -138,7 +138,7 @@ const TENSOR_SCALE: ScaleRule = ScaleRule::Current {
     epsilon: 0.0,
 };
 
-/// The same with operands of `y = x W` in bf16; the other orientation is quantized from the source.
+/// `quantizers` with operands of `y = x W` in bf16; the other orientation is quantized from the source.
 fn with_bf16_forward(quantizers: Quantizers) -> Quantizers {
     if quantizers.rowwise.kernel.element == Code::Bf16 {
         return quantizers;
@@ -150,7 +150,7 @@ fn with_bf16_forward(quantizers: Quantizers) -> Quantizers {
     }
 }
 
-/// The same elements under one scale.
+/// `quantizers` with the same elements under one scale.
 fn per_tensor(quantizers: Quantizers) -> Quantizers {
     let under_one = |quantizer: Quantizer| Quantizer {
         kernel: KernelKey {

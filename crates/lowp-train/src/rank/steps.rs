@@ -20,10 +20,10 @@ pub(super) struct InFlight<B: Backend> {
     begun: Instant,
     /// What the host knows of this rank's share of the loss.
     loss: f64,
-    /// The rest of it.
+    /// The rest of the loss.
     late: LateLoss,
     report: PendingStep<B>,
-    /// How long it waited for data.
+    /// How long the step waited for data.
     pub(super) data: Duration,
 }
 
@@ -38,7 +38,7 @@ struct Done {
 }
 
 impl<B: Backend> InFlight<B> {
-    /// Waits for it.
+    /// Waits until the device has done the step.
     fn done(self) -> Result<Done, TrainError> {
         let report = self.report.wait().map_err(ModelError::from)?;
         Ok(Done {
@@ -54,7 +54,7 @@ impl<B: Backend> InFlight<B> {
 /// Since when steps are measured.
 pub(super) struct Rate {
     pub(super) start: Instant,
-    /// The first of these steps.
+    /// The first step that is measured.
     pub(super) begun_at: usize,
     /// When the last one was read.
     read: Instant,
@@ -79,7 +79,7 @@ where
     B: Multiplies,
     N: Network<B, Batch = D::Batch>,
 {
-    /// One step, which is read later.
+    /// Gives the device one step, which is read later.
     pub(super) fn start(&mut self, step: usize) -> Result<InFlight<B>, TrainError> {
         let Training { config, data, .. } = self.rank.training;
         let Trained {

@@ -28,15 +28,15 @@ pub struct TokenIndex {
     pub largest: Option<u32>,
     /// The id after each document, where there is one.
     pub end: Option<u32>,
-    /// Of all shards.
+    /// Tokens of all shards.
     pub tokens: u64,
-    /// Of all shards.
+    /// Documents of all shards.
     pub documents: u64,
     /// Whether only some tokens count in the loss.
     pub masked: bool,
     /// The file and digest of the tokenizer.
     pub tokenizer: String,
-    /// In order.
+    /// The shards, in order.
     pub shards: Vec<ShardIndex>,
 }
 
@@ -44,9 +44,9 @@ pub struct TokenIndex {
 /// token, 0 where it does not count.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ShardIndex {
-    /// Of its files, without their ends.
+    /// The name of the shard's files, without their ends.
     pub name: String,
-    /// Its tokens.
+    /// Tokens of the shard.
     pub tokens: u64,
 }
 

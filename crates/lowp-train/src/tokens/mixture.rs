@@ -157,7 +157,7 @@ impl Mixture {
 }
 
 impl From<Tokens> for Mixture {
-    /// One source.
+    /// A mixture of one source.
     fn from(tokens: Tokens) -> Self {
         Self {
             sources: vec![(tokens, ONE)],
@@ -206,7 +206,7 @@ impl Data for Mixture {
         self.sources[0].0.packing.seq
     }
 
-    /// Those of all sources together.
+    /// Sequences of all sources together.
     fn sequences(&self) -> Option<u64> {
         Some(self.sources().map(|(tokens, _)| tokens.split()[0]).sum())
     }

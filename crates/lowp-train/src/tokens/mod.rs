@@ -115,7 +115,7 @@ impl Tokens {
         Ok(made)
     }
 
-    /// All of them.
+    /// Tokens of all shards.
     pub fn tokens(&self) -> u64 {
         self.starts.last().copied().unwrap_or(0)
     }
