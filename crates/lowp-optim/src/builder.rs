@@ -17,7 +17,6 @@ use crate::muon::Muon;
 use crate::optimizer::Optimizer;
 use crate::param::{Param, ParamId, ParamPlace, ParamSpec};
 use crate::planned_sets::PlannedSets;
-use crate::plans::ParamsAndNames;
 use crate::report::Compared;
 use crate::work::StepWork;
 use crate::{Group, MatrixCut, OptimError};
@@ -451,13 +450,14 @@ impl<B: Backend> OptimizerBuilder<B> {
         }
         let grad = |p: &Param<B>| (!p.left_out).then(|| p.grad.clone());
         let grads: Vec<Option<Source<B>>> = params.iter().map(grad).collect();
-        let names: Arc<[String]> = params.iter().map(|p| p.name.clone()).collect();
-        let of = ParamsAndNames {
-            params: &params,
-            names: &names,
-        };
         let place = (&backend, &world, mesh);
-        let work = StepWork::new(place, &book, (&of, groups.len()), &grads, (muon, gather))?;
+        let work = StepWork::new(
+            place,
+            &book,
+            (&params, groups.len()),
+            &grads,
+            (muon, gather),
+        )?;
         Ok(Optimizer {
             id,
             backend,
@@ -467,7 +467,6 @@ impl<B: Backend> OptimizerBuilder<B> {
             book,
             groups,
             params,
-            names,
             cast_plan,
             work,
             graph: None,

@@ -33,7 +33,6 @@ pub struct Optimizer<B: Backend> {
     pub(crate) book: Arc<ScaleBook<B>>,
     pub(crate) groups: Vec<Group>,
     pub(crate) params: Vec<Param<B>>,
-    pub(crate) names: Arc<[String]>,
     pub(crate) cast_plan: CastPlan<B>,
     pub(crate) work: StepWork<B>,
     /// Steps so far, applied or not.

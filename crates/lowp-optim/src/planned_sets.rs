@@ -7,7 +7,7 @@ use lowp_kernels::{Backend, Source};
 
 use crate::OptimError;
 use crate::optimizer::{Optimizer, StepGraph};
-use crate::plans::{ParamsAndNames, StepPlans};
+use crate::plans::StepPlans;
 use crate::records::Sharing;
 
 /// Planned work that reads a set of gradients, and where they lie.
@@ -155,12 +155,8 @@ impl<B: Backend> Optimizer<B> {
         grads: &[Option<Source<B>>],
         sharing: Option<&Sharing>,
     ) -> Result<StepPlans<B>, OptimError> {
-        let of = ParamsAndNames {
-            params: &self.params,
-            names: &self.names,
-        };
         let known = self.planned.earlier.iter().map(|set| &set.plans);
-        self.work.plan(&of, grads, sharing, known)
+        self.work.plan(&self.params, grads, sharing, known)
     }
 }
 

@@ -85,12 +85,6 @@ impl<B: Backend> Buffers<B> {
     }
 }
 
-/// What steps are planned for.
-pub(crate) struct ParamsAndNames<'a, B: Backend> {
-    pub(crate) params: &'a [Param<B>],
-    pub(crate) names: &'a Arc<[String]>,
-}
-
 pub(crate) struct Planner<'a, B: Backend> {
     pub(crate) backend: &'a B,
     pub(crate) book: &'a ScaleBook<B>,

@@ -9,7 +9,7 @@ use lowp_shard::{FlatGather, ScaleBook};
 
 use crate::muon::Muon;
 use crate::param::Param;
-use crate::plans::{Buffers, ParamsAndNames, Planner, StepPlans};
+use crate::plans::{Buffers, Planner, StepPlans};
 use crate::present::Present;
 use crate::records::{Records, Sharing};
 use crate::{Group, OptimError, StepOptions};
@@ -21,6 +21,8 @@ pub(crate) struct StepWork<B: Backend> {
     backend: B,
     world: Arc<dyn Communicator<B>>,
     book: Arc<ScaleBook<B>>,
+    /// The names of the parameters.
+    names: Arc<[String]>,
     plans: StepPlans<B>,
     /// Whether the step runs the norm.
     measures: bool,
@@ -42,21 +44,22 @@ impl<B: Backend> StepWork<B> {
     pub(crate) fn new(
         (backend, world, mesh): (&B, &Arc<dyn Communicator<B>>, Mesh),
         book: &Arc<ScaleBook<B>>,
-        (of, groups): (&ParamsAndNames<'_, B>, usize),
+        (params, groups): (&[Param<B>], usize),
         grads: &[Option<Source<B>>],
         (muon, flat): (Option<Muon<B>>, Option<FlatGather<B>>),
     ) -> Result<Self, OptimError> {
         let ranks = world.world_size();
         let (replica, _) = mesh.coordinates(world.rank())?;
         let buffers = Buffers::new(backend, ranks, (mesh.shard, replica), groups)?;
-        let mut records = Records::new(backend, of.params.len(), groups)?;
+        let mut records = Records::new(backend, params.len(), groups)?;
+        let names = params.iter().map(|param| param.name.clone()).collect();
         let planner = Planner {
             backend,
             book,
             buffers: &buffers,
             records: &records,
-            params: of.params,
-            names: of.names,
+            params,
+            names: &names,
         };
         let present: Vec<bool> = grads.iter().map(Option::is_some).collect();
         let sharing = records.split_for(&present);
@@ -72,10 +75,11 @@ impl<B: Backend> StepWork<B> {
             backend: backend.clone(),
             world: Arc::clone(world),
             book: Arc::clone(book),
+            names,
             plans,
             measures: true,
             muon,
-            random: of.params.iter().any(Param::is_stochastic),
+            random: params.iter().any(Param::is_stochastic),
             flat,
             buffers,
             written: Vec::new(),
@@ -96,7 +100,7 @@ impl<B: Backend> StepWork<B> {
     /// shared as now.
     pub(crate) fn plan<'a>(
         &'a self,
-        of: &ParamsAndNames<'_, B>,
+        params: &[Param<B>],
         grads: &[Option<Source<B>>],
         sharing: Option<&Sharing>,
         known: impl Iterator<Item = &'a StepPlans<B>>,
@@ -106,8 +110,8 @@ impl<B: Backend> StepWork<B> {
             book: &self.book,
             buffers: &self.buffers,
             records: &self.records,
-            params: of.params,
-            names: of.names,
+            params,
+            names: &self.names,
         };
         match sharing {
             Some(sharing) => planner.plan(grads, sharing, std::iter::empty()),
