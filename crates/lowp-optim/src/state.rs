@@ -145,7 +145,8 @@ impl<B: Backend> Optimizer<B> {
         })
     }
 
-    /// The state of this rank's rows, or of its flat slice.
+    /// The state of this rank's rows, or of its flat slice. A parameter that is added with its master, and gets its states by
+    /// [`Optimizer::set_states`], goes on as this one.
     ///
     /// # Errors
     /// An id of another optimizer, or the backend failed.
@@ -154,19 +155,6 @@ impl<B: Backend> Optimizer<B> {
             master: self.master(id)?,
             states: self.states(id)?,
         })
-    }
-
-    /// Replaces the state of this rank's rows, or of its flat slice. A master that is kept in bf16 is rounded to nearest even. Weights are not cast: [`Optimizer::calibrate`] does that once all
-    /// parameters have their state. A weight that is a half of its master changes at once on this rank: every rank replaces its part, and gathers after `calibrate`.
-    ///
-    /// # Errors
-    /// A master of another length, or as [`Optimizer::set_states`]. Nothing is replaced then.
-    pub fn set_state(&mut self, id: ParamId, state: &ParamState) -> Result<(), OptimError> {
-        let param = &self.params[self.index(id)?];
-        check_length(&param.name, "the master", state.master.len(), param.len)?;
-        self.set_states(id, &state.states)?;
-        let param = &self.params[self.index(id)?];
-        Ok(param.write_master(&self.backend, &state.master)?)
     }
 
     /// Replaces the states of this rank's rows, or of its flat slice: those of its rule, in their order. Those that are kept in bf16 or

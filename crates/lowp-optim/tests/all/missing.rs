@@ -35,6 +35,16 @@ impl Model<Cpu> {
 impl<B: Backend> Model<B> {
     /// The recipe of parameter `n` is `recipes[n]`.
     fn on(backend: &B, recipes: &[AnyRecipe], numbers: &[usize]) -> Self {
+        Self::of(backend, recipes, numbers, |number| values(number, 0, 1.0))
+    }
+
+    /// Parameter `n` begins with `master(n)`.
+    fn of(
+        backend: &B,
+        recipes: &[AnyRecipe],
+        numbers: &[usize],
+        master: impl Fn(usize) -> Vec<f32>,
+    ) -> Self {
         let mut builder = OptimizerBuilder::new(LocalComm::solo(backend));
         let groups = [0.1, 0.0].map(|weight_decay| {
             builder.group(Group {
@@ -46,11 +56,7 @@ impl<B: Backend> Model<B> {
         for &number in numbers {
             let alloc = |_: &_, bytes| backend.alloc::<u8>(bytes);
             let tensor = QuantizedTensor::new(recipes[number], SHAPE, Usage::BOTH, alloc).unwrap();
-            let spec = ParamSpec::new(
-                format!("p{number}"),
-                groups[number % 2],
-                values(number, 0, 1.0),
-            );
+            let spec = ParamSpec::new(format!("p{number}"), groups[number % 2], master(number));
             params.push((number, builder.param(&tensor, spec).unwrap(), tensor));
         }
         let mut optimizer = builder.build().unwrap();
@@ -302,18 +308,15 @@ fn step_counts_go_out_and_in() {
         model.step(step, set, None, &options);
     }
     assert_eq!(model.optimizer.steps().unwrap(), [2, 1, 3]);
-    let mut other = Model::new(&recipes, &[0, 1, 2]);
-    for at in 0..3 {
-        let state = model.everything(at).0;
-        other
-            .optimizer
-            .set_state(other.params[at].1, &state)
-            .unwrap();
+    let states = [0, 1, 2].map(|at| model.everything(at).0);
+    let master = |number: usize| states[number].master.clone();
+    let mut other = Model::of(&Cpu, &recipes, &[0, 1, 2], master);
+    for ((_, id, _), state) in other.params.iter().zip(&states) {
+        other.optimizer.set_states(*id, &state.states).unwrap();
     }
     let counts = model.optimizer.counts().unwrap();
     assert!(other.optimizer.set_steps(counts, &[1, 2]).is_err());
     other.optimizer.set_steps(counts, &[2, 1, 3]).unwrap();
-    other.optimizer.calibrate().unwrap();
     for step in 3..6 {
         let set = [step != 4, true, step == 4];
         model.step(step, &set, None, &options);
