@@ -97,7 +97,9 @@ pub struct GatherGroup<B: Backend, R: Recipe = AnyRecipe> {
     /// Whether the ranks have compared that they all make it.
     compared: ByKind<bool>,
     watch: Option<GatherWatch<B>>,
+    /// Bytes that this rank sent so far, as the communicators counted them.
     sent: u64,
+    /// Collectives so far.
     gathers: u64,
 }
 
