@@ -215,3 +215,30 @@ fn runs_that_are_done_are_not_saved_again() {
     train_json(&[&steps[..], &again, &narrow].concat());
     assert!(before == fs::read(&index).expect("a checkpoint"));
 }
+
+/// A run that goes back to an earlier checkpoint of its folder would replace the later ones.
+#[test]
+fn later_checkpoints_are_not_replaced() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let other = tempfile::tempdir().expect("a folder");
+    let saved = path(folder.path());
+    let mxfp8 = ["--recipe", "mxfp8", "--no-baseline", "--steps", "4"];
+    let every = ["--save-every", "2", "--save"];
+    train_json(&[&mxfp8[..], &every, &[&saved]].concat());
+    let run = folder.path().join("mxfp8-seed0");
+    let earlier = path(&folder_of(&run, 2));
+    let from = |save: &str| [&mxfp8[..], &every, &[save, "--resume", &earlier]].concat();
+    let output = command()
+        .args(tiny(&from(&saved)))
+        .output()
+        .expect("lowp starts");
+    let text = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(2), "{text}");
+    assert!(
+        text.contains("has later checkpoints, up to step 4, which this run would replace; give another folder to --save"),
+        "{text}"
+    );
+    assert_eq!(latest_step(&run), 4);
+    let document = train_json(&from(&path(other.path())));
+    assert_eq!(document["runs"][0]["resumed_at"], 2);
+}
