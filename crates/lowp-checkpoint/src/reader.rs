@@ -230,7 +230,7 @@ impl Checkpoint {
         &self.index.id
     }
 
-    /// The step behind which it was saved.
+    /// The step after which it was saved.
     pub fn step(&self) -> u64 {
         self.index.step
     }

@@ -183,7 +183,7 @@ impl Saver {
             file,
         });
         if let Err(error) = self.agree_on("beginning a checkpoint", Some(step), spawned) {
-            // A rank could start no thread. That of this one is not left behind, as in `drop`.
+            // A rank could start no thread. This one waits for its own, as in `drop`.
             if let Some(writing) = writing {
                 writing.wait(self.stalled);
             }

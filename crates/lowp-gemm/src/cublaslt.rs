@@ -366,7 +366,7 @@ impl Drop for CublasLt {
             .get_mut()
             .unwrap_or_else(PoisonError::into_inner);
         let (planned, handle) = (take(planned), &mut self.handle);
-        // Behind the work of the stream, with the device current.
+        // After the work of the stream, with the device current.
         self.cuda.free_foreign(|| {
             drop(planned);
             handle.destroy();

@@ -1,6 +1,6 @@
 //! Checkpoints of 70b and 671b parameters over 1,024 and 16,384 ranks: the real code, and files without data.
 //!
-//! `cargo run --release -p lowp-checkpoint --example scale`; words behind `--` choose lines: `-- 70b even 1024`. Ranks make their lists, the
+//! `cargo run --release -p lowp-checkpoint --example scale`; words after `--` choose lines: `-- 70b even 1024`. Ranks make their lists, the
 //! first one the index; a few ranks write their files, whose entries are zeros that take no room on the disk, and a few resume. Where ranks
 //! have the same tensors, some make their lists from all of their pieces, and the others from one tensor of each kind.
 

@@ -285,7 +285,7 @@ fn an_input_that_changes_while_it_is_read() {
                 "{message}"
             );
             assert_eq!(bench.listing(), before, "{line}, {length}");
-            // All behind the header is zeros.
+            // Everything after the header is zeros.
             file.set_len(whole).expect("longer");
         }
     }

@@ -21,7 +21,7 @@ use reduce::Scratch;
 ///
 /// Every rank has a handle of its own to the backend. What a collective reads of another rank is
 /// ordered after the work that this rank's handle was given before the call, and what the rank
-/// gives its handle after the call is ordered behind the reads. So a rank does all its work through
+/// gives its handle after the call is ordered after the reads. So a rank does all its work through
 /// the handle that its communicator was made with (or clones of it), or orders other handles with
 /// [`Backend::wait_for`].
 ///

@@ -90,7 +90,7 @@ impl Rank<'_> {
         Ok(rows)
     }
 
-    /// Microseconds that a copy of few bytes takes in a graph behind one of many, as scales have theirs behind codes.
+    /// Microseconds that a copy of few bytes takes in a graph after a copy of many, as scales are copied after codes.
     pub(super) fn small_copy(&self) -> Result<f64> {
         let [from, to] = [self.cuda.alloc::<u8>(AHEAD)?, self.cuda.alloc(AHEAD)?];
         let times = [false, true].map(|small| {
@@ -165,7 +165,7 @@ mod tests {
     use lowp_format::Part;
 
     #[test]
-    fn scales_are_gathered_behind_codes() -> Result<()> {
+    fn scales_are_gathered_after_codes() -> Result<()> {
         let recipe = with_scales()?;
         let rowwise = recipe.stored(Usage::ROWWISE);
         let parts: Vec<Part> = rowwise.iter().map(|spec| spec.key.part).collect();

@@ -135,7 +135,7 @@ fn files_are_read_from_begin_to_end() {
             ..
         } = reads;
         assert!(opens <= 2, "rank {rank} opened {opens} files");
-        // To its masters, to the counts of the first rank, and to its codes behind them.
+        // To its masters, to the counts of the first rank, and to its codes after those.
         assert!(seeks <= 3, "rank {rank} read in {seeks} places");
         let weights = 12 * 256 * 64 / 4;
         // Masters and moments, codes of both orientations and a scale for each 32 of them.

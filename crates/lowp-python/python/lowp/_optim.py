@@ -40,7 +40,7 @@ class Optimizer(OptimizerState, torch.optim.Optimizer):
         self._dtypes = {}
         self._built = None
         self._begun = False  # whether a step was taken, or is
-        self._captured = []  # what graphs of PyTorch launch, also behind another plan
+        self._captured = []  # what graphs of PyTorch launch, also once another plan was built
         # What was loaded, for the plan: the steps of parameters, those of the optimizer, those that were skipped, and delayed scales. ``None``: nothing.
         self._steps, self._applied, self._skipped, self._delayed = None, 0, 0, {}
         self._refused = None  # why the last state was not loaded

@@ -263,7 +263,7 @@ class Ranks:
                 work.wait()
 
     def _on(self, stream):
-        """That stream as the current one: lowp's work before and behind the collective is there."""
+        """That stream as the current one: lowp's work before and after the collective is there."""
         if torch.cuda.current_stream(self.device).cuda_stream == stream:
             return contextlib.nullcontext()
         if stream == 0:

@@ -340,7 +340,7 @@ fn a_rank_of_another_world_is_named() {
     fail(with_another_last(command(), 4), 1, &[text]);
 }
 
-/// One more byte behind the program makes it another one.
+/// One more byte at the end of the program makes it another one.
 #[cfg(target_os = "linux")]
 #[test]
 fn a_rank_of_another_build_is_named() {
