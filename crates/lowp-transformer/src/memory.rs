@@ -351,7 +351,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_gpu_cannot_take_is_told() {
+    fn what_a_gpu_cannot_take_is_an_error() {
         let sizes = sizes(Arch::Gpt);
         let bf16 = vec![AnyRecipe::plain(Code::Bf16).expect("a recipe"); 12];
         let of = |sizes: &Sizes, batch| ModelMemory::new(sizes, &bf16, &batch, HOPPER);

@@ -168,7 +168,7 @@ fn groups_hold_in_every_command() {
 }
 
 #[test]
-fn groups_that_cannot_be_are_told() {
+fn groups_that_cannot_be_are_errors() {
     let bench = Bench::new();
     bench.write("in.safetensors", &layers());
     let quantize = "quantize in.safetensors -o q.safetensors";

@@ -191,7 +191,7 @@ impl<B: Backend> Started<B> {
 /// # Errors
 /// A rank that fails, departs, calls something else, or does not come in time is an error on
 /// every rank, never a hang; every later call fails at once with the same cause. Where calls are only
-/// enqueued ([`Communicator::is_enqueued`]) ranks that call different things are found by the next optimizer step that is told of it
+/// enqueued ([`Communicator::is_enqueued`]) ranks that call different things are found by the next optimizer step that gets a record of it
 /// ([`CallLog`](crate::CallLog)), or by the time limit.
 pub trait Communicator<B: Backend>: Send + Sync + Debug {
     /// The ranks of the group, on the host.

@@ -1,4 +1,4 @@
-//! What ranks that differ are told: the call of each, with the part that differs, and no more.
+//! What ranks that differ hear: the call of each, with the part that differs, and no more.
 
 use std::error::Error as _;
 

@@ -176,7 +176,8 @@ impl<B: Backend, R: Recipe> GatherGroup<B, R> {
         Ok((group, plan))
     }
 
-    /// Has `watch` told of every gather from now on; one for backward that builds on that for forward is two. Those that a capture records are told when they are recorded, not when they run.
+    /// Has `watch` called for every gather from now on; one for backward that builds on that for forward is two. For those that a capture
+    /// records it is called when they are recorded, not when they run.
     pub fn watch(&mut self, watch: GatherWatch<B>) {
         self.watch = Some(watch);
     }

@@ -1,4 +1,4 @@
-//! [`GatherWatch`]: what is told of gathers as they are given to a stream.
+//! [`GatherWatch`]: what is called for gathers as they are given to a stream.
 
 use std::fmt;
 use std::sync::Arc;

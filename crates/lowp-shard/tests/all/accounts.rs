@@ -119,7 +119,7 @@ fn ranks_with_different_casts_since_the_gather_name_them() {
     }
 }
 
-/// Groups of a pool have numbers, so that equal ones are told apart.
+/// Groups of a pool have numbers, which distinguish equal ones.
 #[test]
 fn ranks_with_different_stale_groups_name_them() {
     for stale in [[0, 1], [2, 1]] {

@@ -536,7 +536,7 @@ fn planted_defects_are_found() {
 }
 
 #[test]
-fn sizes_that_a_gpu_cannot_take_are_told() {
+fn sizes_that_a_gpu_cannot_take_are_errors() {
     let model = |words: &str| asked(words).setup.config.model.sizes();
     assert!(model(SMALL).check().is_ok());
     let error = model("--dim 96 --heads 4").check().unwrap_err();

@@ -198,9 +198,9 @@ fn checkpoints_are_inspected_and_compared() {
     );
 }
 
-/// What a run cannot resume from is told before it begins.
+/// What a run cannot resume from is an error before it begins.
 #[test]
-fn checkpoints_of_other_runs_are_told() {
+fn checkpoints_of_other_runs_are_errors() {
     let dir = tempfile::tempdir().expect("a folder");
     let saved = path(dir.path());
     let steps = ["--steps", "3", "--recipe", "mxfp8"];
