@@ -111,8 +111,8 @@ impl Rank<'_> {
         Ok(((with? - without?) * 1e3 / COPIES as f64).max(0.0))
     }
 
-    /// Bytes of one weight's gather, and its milliseconds between two marks of the stream that gathers. Several weights are gathered in turn, and
-    /// between two of them the device is at other work, as in training: caches have nothing of a weight when it is its turn.
+    /// Bytes of one weight's gather, and its milliseconds between two marks of the stream that gathers. Several weights are gathered one after
+    /// the other, and between two of them the device is at other work, as in training: caches have nothing of a weight when it is gathered again.
     fn gather_of_one(&self, recipe: impl Recipe, shape: Shape) -> Result<(usize, f64)> {
         let (comm, pool) = (&self.comm, GatherPool::new(&self.cuda));
         let marks: Arc<Mutex<Vec<(GatherPoint, CudaMark)>>> = Arc::default();

@@ -147,7 +147,7 @@ fn files_are_read_from_begin_to_end() {
             .into_iter()
             .enumerate()
         {
-            // Three ranks own whole weights in turn, of each of which all four had rows.
+            // Of three ranks each owns whole weights, of each of which all four had rows.
             let most = match world {
                 3 => 4,
                 _ => 4_usize.div_ceil(world) + 1,
