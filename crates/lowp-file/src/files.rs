@@ -326,7 +326,7 @@ mod tests {
     }
 
     #[test]
-    fn a_folder_that_is_not_there_is_told_with_the_remedy() -> io::Result<()> {
+    fn a_folder_that_is_not_there_is_an_error_with_the_remedy() -> io::Result<()> {
         let dir = tempfile::tempdir()?;
         let missing = dir.path().join("nodir");
         fs::write(dir.path().join("file"), "")?;
@@ -389,7 +389,7 @@ mod tests {
         Ok(())
     }
 
-    /// A link to nothing is told, and whatever another process makes or removes at the moment is not taken for one.
+    /// A link to nothing is an error, and whatever another process makes or removes at the moment is not taken for one.
     #[cfg(unix)]
     #[test]
     fn names_that_come_and_go() -> io::Result<()> {

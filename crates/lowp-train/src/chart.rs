@@ -115,7 +115,7 @@ pub fn curves(title: &str, unit: &str, series: &[Series<'_, Vec<f64>>]) -> Strin
     out
 }
 
-/// One horizontal bar per entry with its value behind it, and a marked value to compare with.
+/// One horizontal bar per entry with its value after it, and a marked value to compare with.
 pub fn bars(title: &str, entries: &[Series<'_, f64>], mark: Option<(&str, f64)>) -> String {
     const BAR: f64 = 28.0;
     const VALUES: f64 = 64.0;

@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use crate::error::TrainError;
 
-/// What a network trains on, the same on all ranks: ranks take the sequences of a batch in turn, and any number of ranks sees the same
+/// What a network trains on, the same on all ranks: each rank takes its share of the sequences of a batch, and any number of ranks sees the same
 /// ones.
 pub trait Data: Sync {
     /// What the network takes of it.

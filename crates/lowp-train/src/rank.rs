@@ -162,8 +162,8 @@ where
             let started = match self.start(step, &mut trained) {
                 Ok(started) => started,
                 Err(error) => {
-                    let told = (&trained, &mut outcome, &mut rate);
-                    return Err(self.first_error(unread, comm, told, error));
+                    let into = (&trained, &mut outcome, &mut rate);
+                    return Err(self.first_error(unread, comm, into, error));
                 }
             };
             outcome.data += started.data.as_secs_f64();
@@ -282,8 +282,8 @@ where
             if damaged == [0.0] {
                 return Ok(Some(found));
             }
-            let told = control.gather("damage of the checkpoint", damage.into_bytes())?;
-            for damage in told.iter().flatten().filter(|damage| !damage.is_empty()) {
+            let all = control.gather("damage of the checkpoint", damage.into_bytes())?;
+            for damage in all.iter().flatten().filter(|damage| !damage.is_empty()) {
                 (self.training.watch)(Event::Damaged(&String::from_utf8_lossy(damage)));
             }
             before = checkpoint.step();

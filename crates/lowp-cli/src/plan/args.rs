@@ -73,7 +73,7 @@ JSON of --model:
       staging            where gradients arrive that are added there or sent on
       activations        kept for backward; null, as the next two, where `lowp train` runs no such
                          network on GPUs
-      in_turn            operands, logits and gradients of activations, which layers use in turn
+      in_turn            operands, logits and gradients of activations, whose memory layers reuse
       workspaces         of products and attention
       total              of all; `planned_bytes_per_rank` of `lowp train`
   host                   with --offload-optimizer: masters and states, which `memory` counts, too:

@@ -10,10 +10,10 @@ use lowp_train::Checkpoints;
 use lowp_transformer::GptConfig;
 use std::path::{Path, PathBuf};
 
-/// The recipe that commands use unless told otherwise: no amax to agree on, and half the bytes of bf16 on the wire.
+/// The recipe that commands use unless an option says otherwise: no amax to agree on, and half the bytes of bf16 on the wire.
 pub(crate) const DEFAULT_RECIPE: &str = "mxfp8";
 
-/// Sequences per step that are trained unless told otherwise.
+/// Sequences per step that are trained unless an option says otherwise.
 pub(crate) const DEFAULT_BATCH: usize = 16;
 
 /// How a learning rate falls, by name.

@@ -262,7 +262,7 @@ fn inspect_says_the_same_in_both_forms() {
     }
 }
 
-/// What no error can be told of is counted, in both forms, by each rank for its rows.
+/// Elements that have no error, as they are not finite, are counted, in both forms, by each rank for its rows.
 #[test]
 fn inspect_counts_what_is_not_finite() {
     let bench = Bench::new();

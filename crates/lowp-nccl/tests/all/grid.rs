@@ -126,7 +126,7 @@ impl Place {
         all.map(|place| Place { update, ..place }).collect()
     }
 
-    /// Those that CPU ranks take: each mesh and policy with one dtype of gradients in turn, with both if `LOWP_EXHAUSTIVE=1`.
+    /// Those that CPU ranks take: each mesh and policy with one dtype of gradients, which alternates, and with both if `LOWP_EXHAUSTIVE=1`.
     fn some(world: usize) -> Vec<Place> {
         let all = Self::all(world).into_iter().enumerate();
         let exhaustive = std::env::var_os("LOWP_EXHAUSTIVE").is_some_and(|value| value == "1");

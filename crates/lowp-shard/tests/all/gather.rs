@@ -501,7 +501,7 @@ fn cuts_off_the_quantum_or_of_other_rows_are_rejected() {
 }
 
 #[test]
-fn scratch_is_lent_in_turn() {
+fn scratch_is_lent_again() {
     let pool = GatherPool::new(&Cpu);
     let [twelve, eight] = [12, 8].map(|len| pool.scratches(FloatDtype::F32, len));
     let id = |of: &Arc<Scratches<Cpu>>| of.lend().expect("room").id();

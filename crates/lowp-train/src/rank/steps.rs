@@ -130,10 +130,10 @@ where
         &self,
         unread: &mut Option<InFlight<B>>,
         comm: &Comm<B>,
-        told: (&Trained<B, N>, &mut Outcome, &mut Rate),
+        into: (&Trained<B, N>, &mut Outcome, &mut Rate),
     ) -> Result<(), TrainError> {
         match unread.take() {
-            Some(started) => self.record(started.done()?, comm, told),
+            Some(started) => self.record(started.done()?, comm, into),
             None => Ok(()),
         }
     }
@@ -144,7 +144,7 @@ where
         &self,
         unread: Option<InFlight<B>>,
         comm: &Comm<B>,
-        told: (&Trained<B, N>, &mut Outcome, &mut Rate),
+        into: (&Trained<B, N>, &mut Outcome, &mut Rate),
         error: TrainError,
     ) -> TrainError {
         let has_failed = comm.control().failure().is_some();
@@ -152,7 +152,7 @@ where
             Some(Err(earlier)) if !has_failed => earlier,
             // Of several ranks others may be elsewhere, and would not add their losses.
             Some(Ok(done)) if comm.world_size() == 1 => {
-                self.record(done, comm, told).err().unwrap_or(error)
+                self.record(done, comm, into).err().unwrap_or(error)
             }
             _ => error,
         }

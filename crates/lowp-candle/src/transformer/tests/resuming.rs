@@ -1,4 +1,4 @@
-//! Training goes on behind a checkpoint as if it had not stopped, on any ranks.
+//! Training goes on from a checkpoint as if it had not stopped, on any ranks.
 
 use super::setup::Setup;
 use lowp_checkpoint::{Block, Checkpoint};

@@ -36,9 +36,9 @@ pub(super) struct Setup {
     pub(super) replicas: usize,
     /// What the blocks are.
     pub(super) arch: Arch,
-    /// The checkpoint that it goes on behind.
+    /// The checkpoint that it goes on from.
     pub(super) from: Option<PathBuf>,
-    /// Where the checkpoint behind the last step goes.
+    /// Where the checkpoint after the last step goes.
     pub(super) to: Option<PathBuf>,
 }
 
@@ -60,7 +60,7 @@ impl Setup {
         }
     }
 
-    /// Losses of all steps, and the weights behind them.
+    /// Losses of all steps, and the weights after them.
     pub(super) fn train(self) -> (Vec<f32>, Weights) {
         let Self {
             recipe,

@@ -51,7 +51,7 @@ fn runs_are_compared_by_recipe_and_seed() {
 }
 
 #[test]
-fn other_files_are_told() {
+fn other_files_are_errors() {
     let folder = tempfile::tempdir().expect("a folder");
     let path = folder.path().join("other.json");
     std::fs::write(&path, "{\"runs\": 1}").expect("a file");

@@ -23,7 +23,7 @@ fn number(run: &Value, key: &str) -> f64 {
 
 /// A run that stops and goes on, on other ranks and by itself or beside others, is the run that did not stop.
 #[test]
-fn runs_go_on_behind_checkpoints() {
+fn runs_go_on_from_checkpoints() {
     let dir = tempfile::tempdir().expect("a folder");
     let saved = path(&dir.path().join("saved"));
     let compare = [
@@ -198,9 +198,9 @@ fn checkpoints_are_inspected_and_compared() {
     );
 }
 
-/// What a run cannot resume from is told before it begins.
+/// What a run cannot resume from is an error before it begins.
 #[test]
-fn checkpoints_of_other_runs_are_told() {
+fn checkpoints_of_other_runs_are_errors() {
     let dir = tempfile::tempdir().expect("a folder");
     let saved = path(dir.path());
     let steps = ["--steps", "3", "--recipe", "mxfp8"];

@@ -322,7 +322,7 @@ fn ranks_that_begin_with_other_models_are_named() {
     fail(ranks, 1, &[text]);
 }
 
-/// Three ranks of `lowp train`, the last of which is started by `program` and was told of `world` ranks.
+/// Three ranks of `lowp train`, the last of which is started by `program`, for `world` ranks.
 fn with_another_last(program: Command, world: usize) -> Vec<Child> {
     let (port, args) = (free_port(), tiny(&["--steps", "2"]));
     let starts = [(command(), 3), (command(), 3), (program, world)];
@@ -340,7 +340,7 @@ fn a_rank_of_another_world_is_named() {
     fail(with_another_last(command(), 4), 1, &[text]);
 }
 
-/// One more byte behind the program makes it another one.
+/// One more byte at the end of the program makes it another one.
 #[cfg(target_os = "linux")]
 #[test]
 fn a_rank_of_another_build_is_named() {
