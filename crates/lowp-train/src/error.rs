@@ -285,8 +285,8 @@ pub enum TrainError {
     },
     /// Checkpoints after the one that is resumed from, where this run would save its own.
     #[error(
-        "`resume` {resumed}: {folder} has later checkpoints, up to step {last}, which this run would replace; give another folder to \
-         `save` ({save} has them), or delete them", resumed = resumed.display(), folder = folder.display(), save = save.display()
+        "`resume` {resumed}: {folder} has later checkpoints, up to step {last}, which would mix with those of this run; resume from the last \
+         with `resume` {save}, or give another folder to `save`", resumed = resumed.display(), folder = folder.display(), save = save.display()
     )]
     LaterCheckpoints {
         /// The folder to save to.
