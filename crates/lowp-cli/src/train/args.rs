@@ -43,13 +43,13 @@ fn examples() -> String {
 }
 
 const JSON: &str = "\
-JSON: {\"device\": \"cpu\" or \"cuda\", \"runs\": [..], \"config\": {..}}. One entry of `runs` per seed and recipe, fp32 first:
+JSON: {\"device\": \"cpu\" or \"cuda\", \"unit\": \"byte\" or \"token\", \"runs\": [..], \"config\": {..}}. Losses are in nats per `unit`, that of the data. One entry of `runs` per seed and recipe, fp32 first:
   recipe                 the name as given
   seed                   of initial weights, batches and stochastic rounding
   ranks, steps           number of ranks; number of completed steps
   resumed_at             the step of the checkpoint from which the run resumed, or 0
-  train_loss             array: loss of each step's batch before its update, nats per token (without --model per byte)
-  val_loss               loss on the validation split after the last step, nats per token
+  train_loss             array: loss of each step's batch before its update
+  val_loss               loss on the validation split after the last step
   evaluations            array: `step` and `loss` of each evaluation of --eval-every
   gap_percent            val_loss above that of fp32 with the same seed, or null
   wire_bytes_per_step    bytes of linear weights that one replica sent per step, as counted

@@ -115,7 +115,7 @@ fn train(args: &Args, world: &World) -> Result<()> {
     let reported = if results.is_empty() || !world.reports() {
         Ok(())
     } else {
-        report(args, &setup, &results)
+        report((args, &setup), &results, text.unit())
     };
     trained.with_context(|| format!("{finished} of {total} runs finished"))?;
     reported?;
@@ -239,15 +239,16 @@ fn train_all(
     unlogged.map_or(Ok(()), |error| Err(failed(error)))
 }
 
-/// The table, and the files asked for. A file that cannot be written does not keep the other from being written.
-fn report(args: &Args, setup: &Setup, runs: &[RunResult]) -> Result<()> {
+/// The table, and the files asked for; losses are means over each `unit` of the data. A file that cannot be written does not keep the other
+/// from being written.
+fn report((args, setup): (&Args, &Setup), runs: &[RunResult], unit: &'static str) -> Result<()> {
     let summaries = summaries(runs);
     let printed = output::print(&table::render(setup, &summaries));
     let json = args.json.as_ref().map_or(Ok(()), |path| {
-        write_atomically(path, &json::render((args, setup), runs)?)
+        write_atomically(path, &json::render((args, setup), runs, unit)?)
     });
     let page = args.report.as_ref().map_or(Ok(()), |path| {
-        write_atomically(path, &report::render(setup, &summaries)?)
+        write_atomically(path, &report::render(setup, &summaries, unit)?)
     });
     printed.and(json).and(page)
 }

@@ -10,8 +10,8 @@ use std::fmt::Write;
 
 const STYLE: &str = include_str!("report.css");
 
-/// The whole page as text.
-pub(crate) fn render(setup: &Setup, summaries: &[Summary<'_>]) -> Result<String> {
+/// The whole page as text. Losses are means over each `unit` of the data.
+pub(crate) fn render(setup: &Setup, summaries: &[Summary<'_>], unit: &str) -> Result<String> {
     let mut page = format!(
         "<!doctype html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\">\n\
          <meta name=\"viewport\" content=\"width=device-width,initial-scale=1\">\n<title>lowp train</title>\n\
@@ -30,7 +30,7 @@ pub(crate) fn render(setup: &Setup, summaries: &[Summary<'_>]) -> Result<String>
         let _ = writeln!(
             out,
             "<p>{} parameters, {} of them in linear layers; {} ranks as {} (replicate x shard); {} steps of {} \
-             sequences of {} bytes; {seeds}.</p>",
+             sequences of {} {unit}s; {seeds}.</p>",
             run.model_parameters,
             run.parameters,
             run.ranks,
@@ -41,7 +41,7 @@ pub(crate) fn render(setup: &Setup, summaries: &[Summary<'_>]) -> Result<String>
         );
     }
     out.push_str(&table(setup, summaries));
-    loss(out, summaries);
+    loss(out, summaries, unit);
     bytes(out, setup, summaries);
     let record = serde_json::to_string_pretty(&setup.config)?;
     let _ = write!(
@@ -92,7 +92,7 @@ fn series<'a, T>(
 }
 
 /// The loss curves, and how far each is above the baseline's.
-fn loss(out: &mut String, summaries: &[Summary<'_>]) {
+fn loss(out: &mut String, summaries: &[Summary<'_>], unit: &str) {
     let steps = summaries.iter().map(|s| s.first.steps).max().unwrap_or(0);
     let legend = |from: usize| {
         let items = summaries
@@ -117,7 +117,7 @@ fn loss(out: &mut String, summaries: &[Summary<'_>]) {
         means(window),
         curves(
             "Training loss over steps",
-            "nats per byte",
+            &format!("nats per {unit}"),
             &smoothed(window)
         ),
         legend(0)
