@@ -104,10 +104,6 @@ pub(crate) struct Args {
     #[arg(long, value_name = "all|NAME,NAME", value_delimiter = ',', hide_possible_values = true, value_parser = RecipeName { all: Some(("all", "every low-precision recipe")) })]
     pub(crate) compare: Vec<String>,
 
-    /// The same as `lowp recipes`
-    #[arg(long, exclusive = true, hide = true)]
-    pub(crate) list: bool,
-
     /// Device of the model: `cpu`, or `cuda` with one GPU per rank; with `cuda:N` the first rank uses GPU N
     #[arg(long, value_name = "NAME", default_value = "cpu")]
     pub(crate) device: Device,

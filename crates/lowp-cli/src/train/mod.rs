@@ -45,9 +45,6 @@ use world::World;
 static BUNDLED: &[u8] = include_bytes!("../../data/moby-dick.txt");
 
 pub(crate) fn main(args: &Args) -> Result<()> {
-    if args.list {
-        return output::print(&crate::recipes::table()?);
-    }
     let world = World::find(args.timeout)?;
     world.end(train(args, &world))
 }
