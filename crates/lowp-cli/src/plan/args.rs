@@ -162,7 +162,7 @@ pub(crate) struct Args {
     pub(super) mask_documents: bool,
 
     /// Number of ranks that the rows are sharded over
-    #[arg(long, value_name = "N", aliases = ["world", "ranks"], required_unless_present = "mesh")]
+    #[arg(long, value_name = "N", required_unless_present = "mesh")]
     pub(super) world_size: Option<usize>,
 
     /// What the weight is gathered for: forward needs rowwise, backward columnwise

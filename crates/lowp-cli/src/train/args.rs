@@ -109,7 +109,7 @@ pub(crate) struct Args {
     pub(crate) device: Device,
 
     /// Number of ranks that the weights are sharded over [default: 2, or as many as a launcher started]
-    #[arg(long, value_name = "N", alias = "ranks", conflicts_with = "mesh")]
+    #[arg(long, value_name = "N", conflicts_with = "mesh")]
     pub(crate) world_size: Option<usize>,
 
     #[command(flatten)]
