@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 use std::collections::BTreeSet;
 
 use crate::error::TrainError;
-use crate::forms::{self, GradWireForm, ShardingForm, written};
+use crate::forms::{self, written};
 use crate::network::Model;
 use crate::optimizer::Optimizer;
 use crate::run::Run;
@@ -58,13 +58,13 @@ pub struct Config<M> {
     #[serde(with = "forms::mesh")]
     pub mesh: Mesh,
     /// What each rank has of the linear layers between steps. JSON: `"fsdp"` or `"zero1"`.
-    #[serde(with = "ShardingForm")]
+    #[serde(with = "forms::sharding")]
     pub sharding: Sharding,
     /// What happens to gathered weights after the forward pass. JSON: a boolean, or a number of ranks.
     #[serde(with = "forms::reshard")]
     pub reshard_after_forward: ReshardAfterForward,
     /// How gradients travel. JSON: `"f32"` or `"bf16"`.
-    #[serde(with = "GradWireForm")]
+    #[serde(with = "forms::grad_wire")]
     pub grad_wire: GradWire,
     /// What updates parameters; left out of JSON if it is AdamW.
     #[serde(default, skip_serializing_if = "Optimizer::is_default")]

@@ -1,8 +1,6 @@
 //! How values of other crates are written in the JSON of a [`Config`](crate::Config).
 
-use lowp_comm::GradWire;
-use lowp_fsdp::Sharding;
-use serde::{Deserialize, Serialize};
+use serde::Serialize;
 use serde_json::Value;
 
 use crate::error::TrainError;
@@ -42,21 +40,37 @@ pub(crate) fn left_out(field: &str) -> Option<f32> {
     }
 }
 
-/// `"fsdp"` or `"zero1"`.
-#[derive(Serialize, Deserialize)]
-#[serde(remote = "Sharding", rename_all = "lowercase")]
-pub(crate) enum ShardingForm {
-    Fsdp,
-    Zero1,
+/// One of two values, by its name.
+macro_rules! by_name {
+    ($module:ident, $type:ty) => {
+        pub(crate) mod $module {
+            use serde::de::Error;
+            use serde::{Deserialize, Deserializer, Serializer};
+
+            const ALL: [$type; 2] = <$type>::ALL;
+            const NAMES: [&str; 2] = [ALL[0].name(), ALL[1].name()];
+
+            #[expect(clippy::trivially_copy_pass_by_ref, reason = "serde passes references")]
+            pub(crate) fn serialize<S: Serializer>(
+                value: &$type,
+                to: S,
+            ) -> Result<S::Ok, S::Error> {
+                to.serialize_str(value.name())
+            }
+
+            pub(crate) fn deserialize<'de, D: Deserializer<'de>>(
+                from: D,
+            ) -> Result<$type, D::Error> {
+                let name = String::deserialize(from)?;
+                let found = ALL.into_iter().find(|value| value.name() == name);
+                found.ok_or_else(|| D::Error::unknown_variant(&name, &NAMES))
+            }
+        }
+    };
 }
 
-/// `"f32"` or `"bf16"`.
-#[derive(Serialize, Deserialize)]
-#[serde(remote = "GradWire", rename_all = "lowercase")]
-pub(crate) enum GradWireForm {
-    F32,
-    Bf16,
-}
+by_name!(sharding, lowp_fsdp::Sharding);
+by_name!(grad_wire, lowp_comm::GradWire);
 
 /// `[replicas, shards]`.
 pub(crate) mod mesh {

@@ -80,7 +80,7 @@ impl Setup {
             Some(epochs) => source::steps(args, (model, folder.is_some()), epochs)?,
             None => (steps(args, model)?, None),
         };
-        let optimizer = args.sharded.optimizer();
+        let optimizer = args.sharded.optimizer;
         let defaults = optimizer.defaults();
         // Of AdamW, where that updates variables.
         let of_matrices = optimizer.rule().is_of_matrices();
@@ -107,7 +107,7 @@ impl Setup {
             let text = format!("--beta2 has no meaning with --optimizer {name}; leave it out");
             return Err(UsageError::new(text).into());
         }
-        let sharding = Sharding::from(args.sharded.sharding);
+        let sharding = args.sharded.sharding;
         let warmup = args.warmup.unwrap_or((steps / 10).min(100)) as u64;
         let config = Config {
             model,
@@ -128,7 +128,7 @@ impl Setup {
                 sharding,
                 mesh.shard,
             )?,
-            grad_wire: args.sharded.grad_wire(),
+            grad_wire: args.sharded.grad_wire,
             optimizer,
             optimizer_state: args.sharded.optimizer_state(),
             offload_optimizer: args.sharded.offload_optimizer,
