@@ -94,6 +94,17 @@ pub(crate) struct ShardingArgs {
 }
 
 impl ShardingArgs {
+    /// The options of GPUs alone, and whether each is given.
+    pub(crate) fn of_gpus(&self) -> [(&'static str, bool); 4] {
+        let unordered = self.nondeterministic_attention;
+        [
+            ("--no-cudnn", self.no_cudnn.is_some()),
+            ("--nondeterministic-attention", unordered),
+            ("--no-prefetch", self.no_prefetch),
+            ("--offload-optimizer", self.offload_optimizer),
+        ]
+    }
+
     /// The passes of attention that run by cuDNN.
     pub(crate) fn cudnn(&self) -> CudnnPasses {
         match self.no_cudnn.as_deref() {

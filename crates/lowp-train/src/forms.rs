@@ -160,18 +160,19 @@ pub(crate) mod decay {
 
     pub(crate) fn serialize<S: Serializer>(decay: &Decay, to: S) -> Result<S::Ok, S::Error> {
         match decay {
-            Decay::Cosine => to.serialize_str("cosine"),
-            Decay::Linear => to.serialize_str("linear"),
             Decay::Stable { decay } => to.serialize_u64(*decay),
+            named => to.serialize_str(named.name()),
         }
     }
 
     pub(crate) fn deserialize<'de, D: Deserializer<'de>>(from: D) -> Result<Decay, D::Error> {
         match Form::deserialize(from)? {
-            Form::Name(name) if name == "cosine" => Ok(Decay::Cosine),
-            Form::Name(name) if name == "linear" => Ok(Decay::Linear),
-            Form::Name(name) => Err(Error::custom(format!("no schedule is called {name}"))),
             Form::Stable(decay) => Ok(Decay::Stable { decay }),
+            Form::Name(name) => {
+                let named = [Decay::Cosine, Decay::Linear];
+                let found = named.into_iter().find(|decay| decay.name() == name);
+                found.ok_or_else(|| Error::custom(format!("no schedule is called {name}")))
+            }
         }
     }
 }

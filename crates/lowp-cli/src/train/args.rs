@@ -3,9 +3,10 @@
 use super::data::DataArg;
 use super::sizes::{Preset, SizeArgs};
 use crate::device::Device;
+use crate::one_of::{Named, one_of};
 use crate::recipes::{self, RecipeName};
 use crate::sharding::ShardingArgs;
-use clap::ValueEnum;
+use lowp_optim::Decay;
 use lowp_train::Checkpoints;
 use lowp_transformer::GptConfig;
 use std::path::{Path, PathBuf};
@@ -16,16 +17,17 @@ pub(crate) const DEFAULT_RECIPE: &str = "mxfp8";
 /// Sequences per step that are trained unless an option says otherwise.
 pub(crate) const DEFAULT_BATCH: usize = 16;
 
-/// How a learning rate falls, by name.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub(crate) enum ScheduleName {
-    /// Half a cosine
-    Cosine,
-    /// Linearly
-    Linear,
-    /// Constant up to the last --decay-steps, then linearly
-    Wsd,
-}
+/// How a learning rate falls; --decay-steps says over how many last steps.
+const SCHEDULES: &[Named<Decay>] = &[
+    (Decay::Cosine.name(), "Half a cosine", Decay::Cosine),
+    (Decay::Linear.name(), "Linearly", Decay::Linear),
+    (
+        WSD.name(),
+        "Constant up to the last --decay-steps, then linearly",
+        WSD,
+    ),
+];
+const WSD: Decay = Decay::Stable { decay: 0 };
 
 /// Examples of the help text.
 fn examples() -> String {
@@ -239,9 +241,10 @@ pub(crate) struct Args {
         long,
         value_name = "NAME",
         default_value = "cosine",
+        value_parser = one_of(SCHEDULES),
         help_heading = "Optimizer"
     )]
-    pub(crate) schedule: ScheduleName,
+    pub(crate) schedule: Decay,
 
     /// Last steps in which the learning rate falls, with --schedule wsd [default: a fifth of the steps, at most those after warm-up]
     #[arg(long, value_name = "N", help_heading = "Optimizer")]

@@ -1,13 +1,13 @@
 //! `--config`: options from a TOML file, in the place of arguments.
 
 use super::args::Args;
+use super::dependent::{Dependence, dependence, optimizer};
 use crate::files::read_regular;
 use crate::output::{self, shown};
 use crate::usage::UsageError;
 use clap::{Arg, ArgAction, Args as _, Command};
 use lowp_comm::Launch;
 use lowp_optim::StateDtypes;
-use lowp_train::Optimizer;
 use std::any::TypeId;
 use std::ffi::{OsStr, OsString};
 use std::path::{Path, PathBuf};
@@ -133,7 +133,8 @@ fn options(
         if given.iter().any(|given| excludes(&command, given, arg)) {
             continue;
         }
-        if let Some(Moot { next_to, kept }) = makes_moot(&long, value, words) {
+        let option = format!("--{long}");
+        if let Some((next_to, kept)) = makes_moot(&option, value, words) {
             moot.push(match &kept {
                 None => format!(
                     "{} has no meaning with {next_to} and is left out",
@@ -141,10 +142,9 @@ fn options(
                 ),
                 Some(kept) => format!("of {} only {kept} has a meaning with {next_to}", shown(key)),
             });
-            all.extend(kept.map(|kept| format!("--{long}={kept}").into()));
+            all.extend(kept.map(|kept| format!("{option}={kept}").into()));
             continue;
         }
-        let option = format!("--{long}");
         let with = format!("{option}=");
         let takes_none = matches!(arg.get_action(), ArgAction::SetTrue);
         let may_take_none = arg.get_num_args().is_some_and(|n| n.min_values() == 0);
@@ -181,59 +181,19 @@ fn options(
     Ok((all, moot))
 }
 
-/// A key of a file that means nothing, or not all of its value does.
-struct Moot {
-    /// The option of the command line, with its value, next to which that is so.
-    next_to: String,
-    /// The part of the value that means something.
-    kept: Option<String>,
-}
-
-/// Whether the key `long` of a file means nothing next to an option of the command line `words`.
-fn makes_moot(long: &str, value: &Value, words: &[OsString]) -> Option<Moot> {
-    let optimizer = || {
+/// The option of the command line `words`, with its value, next to which the key of a file that stands for `option` means nothing, or not all of
+/// its `value` does; and the part that does.
+fn makes_moot(option: &str, value: &Value, words: &[OsString]) -> Option<(String, Option<String>)> {
+    if option == "--optimizer-state" {
         let name = value_of(words, "--optimizer")?;
-        Optimizer::ALL.into_iter().find(|o| o.name() == name)
-    };
-    let next_to = |optimizer: Optimizer| format!("--optimizer {}", optimizer.name());
-    let with_optimizer = |is_moot: &dyn Fn(Optimizer) -> bool| {
-        let next_to = optimizer().filter(|o| is_moot(*o)).map(next_to)?;
-        Some(Moot {
-            next_to,
-            kept: None,
-        })
-    };
-    let with = |option: &str, is_moot: &dyn Fn(&str) -> bool| {
-        let given = value_of(words, option)?;
-        let next_to = format!("{option} {given}");
-        is_moot(&given).then_some(Moot {
-            next_to,
-            kept: None,
-        })
-    };
-    match long {
-        "beta2" => with_optimizer(&|optimizer| !optimizer.has_beta2()),
-        "var-lr" => with_optimizer(&|optimizer| !optimizer.rule().is_of_matrices()),
-        "optimizer-state" => {
-            let (state, optimizer): (StateDtypes, _) =
-                (value.as_str()?.parse().ok()?, optimizer()?);
-            let kept = state.kept_by(optimizer.var_rule());
-            (kept != state).then(|| Moot {
-                next_to: next_to(optimizer),
-                kept: (kept != StateDtypes::default()).then(|| kept.to_string()),
-            })
-        }
-        "decay-steps" => with("--schedule", &|name| name != "wsd"),
-        "kv-heads" => with("--arch", &|name| name == "gpt"),
-        "reshard-after-forward" => with("--sharding", &|name| name == "zero1"),
-        "agree-amaxes"
-        | "no-cudnn"
-        | "no-prefetch"
-        | "nondeterministic-attention"
-        | "offload-optimizer"
-        | "profile" => with("--device", &|name| name == "cpu"),
-        _ => None,
+        let state: StateDtypes = value.as_str()?.parse().ok()?;
+        let kept = state.kept_by(optimizer(&name)?.var_rule());
+        let part = (kept != StateDtypes::default()).then(|| kept.to_string());
+        return (kept != state).then(|| (format!("--optimizer {name}"), part));
     }
+    let Dependence { other, applies, .. } = dependence(option)?;
+    let given = value_of(words, other)?;
+    (!applies(&given)).then(|| (format!("{other} {given}"), None))
 }
 
 /// Whether `word` of a command line is the option `arg`, with its value or without.

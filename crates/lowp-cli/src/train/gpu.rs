@@ -1,7 +1,8 @@
 //! The GPUs of `lowp train`: what they take, their ranks, and the network on one.
 
 use super::args::Args;
-use super::config::{Setup, sequences_at_once};
+use super::checks::sequences_at_once;
+use super::config::Setup;
 use crate::gpus;
 use crate::output;
 use crate::usage::UsageError;

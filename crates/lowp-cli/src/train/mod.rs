@@ -1,13 +1,16 @@
 //! `lowp train`: trains the baseline and the chosen recipes by [`lowp_train::Training`], then prints how they compare.
 
 mod args;
+mod checks;
 mod config;
 mod config_file;
 mod data;
+mod dependent;
 mod folder;
 #[cfg(feature = "cuda")]
 mod gpu;
 mod json;
+mod layers;
 mod options;
 #[cfg(any(feature = "cuda", test))]
 mod peak;
@@ -22,7 +25,8 @@ mod table;
 mod world;
 
 pub(crate) use args::{Args, DEFAULT_BATCH, DEFAULT_RECIPE};
-pub(crate) use config::{check_ranges, check_tokens, reshard, sequences_at_once};
+pub(crate) use checks::{check_ranges, check_tokens, sequences_at_once};
+pub(crate) use config::reshard;
 pub(crate) use config_file::expand;
 pub(crate) use sizes::{Preset, SizeArgs};
 
@@ -130,22 +134,21 @@ fn check_files(args: &Args) -> Result<(), UsageError> {
     let written = || args.outputs().chain(saved).chain(logged);
     let inputs = [("--model", model), ("--config", args.config.as_deref())];
     let inputs = inputs.map(|(option, path)| path.map(|path| (option, path)));
-    let data = args.data.iter().map(|data| ("--data", data.path.as_path()));
-    check_distinct(inputs.into_iter().flatten().chain(data), written())?;
-    for (option, path) in written() {
-        if let Some(model) = model.filter(|model| lies_below(path, model)) {
-            let (path, model) = (path.display(), model.display());
+    let data = || args.data.iter().map(|data| ("--data", data.path.as_path()));
+    check_distinct(inputs.into_iter().flatten().chain(data()), written())?;
+    for (input, folder) in model
+        .map(|model| ("--model", model))
+        .into_iter()
+        .chain(data())
+    {
+        if let Some((option, path)) = written().find(|(_, path)| lies_below(path, folder)) {
+            let harm = match input {
+                "--model" => "could replace a file of the model",
+                _ => "would become part of the training text",
+            };
+            let (path, folder) = (path.display(), folder.display());
             return Err(UsageError::new(format!(
-                "{option} {path} is inside --model {model}, so the output could replace a file of the model; give another folder"
-            )));
-        }
-    }
-    for (option, path) in written() {
-        let mut data = args.data.iter().map(|data| data.path.as_path());
-        if let Some(data) = data.find(|data| lies_below(path, data)) {
-            let (path, data) = (path.display(), data.display());
-            return Err(UsageError::new(format!(
-                "{option} {path} is inside --data {data}, so the output would become part of the training text; give another folder"
+                "{option} {path} is inside {input} {folder}, so the output {harm}; give another folder"
             )));
         }
     }
