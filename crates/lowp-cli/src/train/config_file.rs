@@ -148,18 +148,14 @@ fn options(
         let with = format!("{option}=");
         let takes_none = matches!(arg.get_action(), ArgAction::SetTrue);
         let may_take_none = arg.get_num_args().is_some_and(|n| n.min_values() == 0);
+        if let Some(wanted) = wanted(arg, value).filter(|_| !may_take_none) {
+            let value = scalar(value).unwrap_or_default();
+            return Err(wrong(key, &format!("must be {wanted}, not {value}")));
+        }
         match (value, takes_none) {
             (Value::Boolean(true), _) if may_take_none => all.push(option.into()),
             (Value::Boolean(false), _) if may_take_none => {}
             (_, true) => return Err(wrong(key, "must be true or false")),
-            (Value::Boolean(_), false)
-                if arg.get_value_parser().type_id() == TypeId::of::<PathBuf>() =>
-            {
-                return Err(wrong(
-                    key,
-                    "must be a path, not true or false; leave it out for none",
-                ));
-            }
             (Value::Array(values), false) => {
                 let values: Option<Vec<_>> = values.iter().map(scalar).collect();
                 let values = values.ok_or_else(|| wrong(key, "must be a list of values"))?;
@@ -179,6 +175,21 @@ fn options(
         }
     }
     Ok((all, moot))
+}
+
+/// What `arg` takes, where that is no `value` of this type.
+fn wanted(arg: &Arg, value: &Value) -> Option<&'static str> {
+    let found = arg.get_value_parser().type_id();
+    let is_flag = value.is_bool();
+    let is_fraction = value.as_float().is_some_and(|value| value.fract() != 0.0);
+    let is_whole = found == TypeId::of::<usize>() || found == TypeId::of::<u64>();
+    if is_flag && found == TypeId::of::<PathBuf>() {
+        Some("a path, or left out for none")
+    } else if is_flag && found == TypeId::of::<f64>() {
+        Some("a number")
+    } else {
+        (is_whole && (is_flag || is_fraction)).then_some("a whole number")
+    }
 }
 
 /// The option of the command line `words`, with its value, next to which the key of a file that stands for `option` means nothing, or not all of
@@ -374,7 +385,16 @@ mod tests {
             ("help = true", "is no option"),
             ("recompute = 3", "true or false"),
             ("steps = {a = 1}", "one value"),
-            ("save = false", "must be a path"),
+            (
+                "save = false",
+                "save must be a path, or left out for none, not false",
+            ),
+            ("steps = true", "steps must be a whole number, not true"),
+            ("timeout = 1.5", "timeout must be a whole number, not 1.5"),
+            (
+                "peak_tflops = false",
+                "peak_tflops must be a number, not false",
+            ),
             ("lr = 1\nsteps = ", "line 2"),
         ] {
             let error = expanded(text, &[]).expect_err(text);
