@@ -3,6 +3,7 @@
 use serde::Serialize;
 use serde_json::Value;
 
+use crate::defaults;
 use crate::error::TrainError;
 
 /// `value` as JSON, by way of text, so that f32 numbers are those that were given.
@@ -10,32 +11,11 @@ pub(crate) fn written(value: &impl Serialize) -> Result<Value, TrainError> {
     Ok(serde_json::from_str(&serde_json::to_string(value)?)?)
 }
 
-/// Whether a field is left out.
-#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde passes references")]
-pub(crate) fn is_false(value: &bool) -> bool {
-    !*value
-}
-
-/// Whether a number is 0, which JSON leaves out.
-#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde passes references")]
-pub(crate) fn is_zero(value: &f32) -> bool {
-    *value == 0.0
-}
-
-/// That of [`Group`](lowp_optim::Group).
-pub(crate) fn beta2() -> f32 {
-    lowp_optim::Group::default().betas.1
-}
-
-pub(crate) fn var_lr() -> f32 {
-    crate::Optimizer::AdamW.defaults().lr
-}
-
-/// What `field` was where it is left out, of those that older programs left out.
+/// The value of `field` in JSON of older programs, which had no such field.
 pub(crate) fn left_out(field: &str) -> Option<f32> {
     match field {
-        "beta2" => Some(beta2()),
-        "var_lr" => Some(var_lr()),
+        "beta2" => Some(defaults::beta2()),
+        "var_lr" => Some(defaults::var_lr()),
         _ => None,
     }
 }
