@@ -30,7 +30,6 @@ macro_rules! by_name {
             const ALL: [$type; 2] = <$type>::ALL;
             const NAMES: [&str; 2] = [ALL[0].name(), ALL[1].name()];
 
-            #[expect(clippy::trivially_copy_pass_by_ref, reason = "serde passes references")]
             pub(crate) fn serialize<S: Serializer>(
                 value: &$type,
                 to: S,

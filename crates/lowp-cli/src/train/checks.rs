@@ -18,30 +18,22 @@ const MAX_TOKENS: usize = 1 << 24;
 /// Options that mean something only beside some values of others.
 pub(super) fn options(args: &Args) -> Result<(), UsageError> {
     args.sizes.check()?;
-    let sharded = &args.sharded;
+    let (sharded, own) = (&args.sharded, &args.optimizer);
     let optimizer = sharded.optimizer.name();
-    let decay_steps = format!("--decay-steps {}", args.decay_steps.unwrap_or_default());
+    let decay_steps = own.decay_steps.map(|n| format!("--decay-steps {n}"));
     let of_others = [
-        (
-            &*decay_steps,
-            args.decay_steps.is_some(),
-            args.schedule.name(),
-        ),
-        ("--var-lr", args.var_lr.is_some(), optimizer),
-        ("--beta2", args.beta2.is_some(), optimizer),
+        (decay_steps.as_deref(), own.schedule.name()),
+        (own.var_lr.map(|_| "--var-lr"), optimizer),
+        (own.beta2.map(|_| "--beta2"), optimizer),
     ];
-    let own = [
+    let of_train = [
         ("--profile", args.profile),
         ("--agree-amaxes", args.agree_amaxes),
     ];
-    let of_gpus = own.into_iter().chain(sharded.of_gpus());
-    let of_gpus = of_gpus.map(|(option, given)| (option, given, args.device.kind()));
-    for (option, _, value) in of_others
-        .into_iter()
-        .chain(of_gpus)
-        .filter(|(_, given, _)| *given)
-    {
-        dependent::check(option, value)?;
+    let of_gpus = of_train.into_iter().chain(sharded.of_gpus());
+    let of_gpus = of_gpus.map(|(option, given)| (given.then_some(option), args.device.kind()));
+    for (given, value) in of_others.into_iter().chain(of_gpus) {
+        given.map_or(Ok(()), |given| dependent::check(given, value))?;
     }
     Ok(())
 }

@@ -3,6 +3,7 @@
 use super::args::Args;
 use super::checks::{self, MAX_STEPS};
 use super::folder::ModelFolder;
+use super::optimizer::{defaults, narrow};
 use super::{dependent, layers, recipes, source};
 use crate::device::Device;
 use crate::output;
@@ -15,9 +16,9 @@ use lowp_format::ReshardAfterForward;
 use lowp_fsdp::Sharding;
 use lowp_fsdp::cost::parameter_state;
 use lowp_kernels::StateDtype;
-use lowp_optim::{Decay, Group, StateDtypes};
+use lowp_optim::StateDtypes;
 use lowp_train::summary::BASELINE;
-use lowp_train::{Checkpoints, Config, Mixture, Model, Optimizer, Run, TrainError, machine};
+use lowp_train::{Checkpoints, Config, Mixture, Model, Run, machine};
 use lowp_transformer::{GptConfig, SizeError};
 use std::sync::Arc;
 
@@ -84,12 +85,12 @@ fn config(
     (folder, model): (Option<&ModelFolder>, GptConfig),
     steps: usize,
 ) -> Result<Config<GptConfig>, UsageError> {
-    let sharded = &args.sharded;
+    let (sharded, of) = (&args.sharded, &args.optimizer);
     let is_trained = folder.is_some_and(|folder| folder.hub.is_some());
     let (group, var_lr) = defaults(sharded.optimizer, is_trained);
     let or = |value: Option<f64>, default: f32| value.unwrap_or(default.into());
-    let decay = or(args.weight_decay, group.weight_decay);
-    let warmup = args.warmup.unwrap_or((steps / 10).min(100)) as u64;
+    let decay = or(of.weight_decay, group.weight_decay);
+    let warmup = of.warmup.unwrap_or((steps / 10).min(100)) as u64;
     let policy = reshard(sharded.reshard_after_forward, sharded.sharding, mesh.shard)?;
     let config = Config {
         model,
@@ -110,38 +111,21 @@ fn config(
         optimizer: sharded.optimizer,
         optimizer_state: sharded.optimizer_state(),
         offload_optimizer: sharded.offload_optimizer,
-        lr: narrow("lr", or(args.lr, group.lr), false)?,
-        var_lr: narrow("var_lr", or(args.var_lr, var_lr), false)?,
+        lr: narrow("lr", or(of.lr, group.lr), false)?,
+        var_lr: narrow("var_lr", or(of.var_lr, var_lr), false)?,
         warmup,
-        schedule: schedule(args, steps as u64, warmup),
-        final_lr: narrow("final_lr", args.final_lr, true)?,
-        beta2: narrow("beta2", or(args.beta2, group.betas.1), true)?,
+        schedule: of.decay(steps as u64, warmup),
+        final_lr: narrow("final_lr", of.final_lr, true)?,
+        beta2: narrow("beta2", or(of.beta2, group.betas.1), true)?,
         weight_decay: narrow("weight_decay", decay, true)?,
-        no_decay: layers::no_decay(&args.no_decay, model, folder.is_some())?,
-        clip: narrow("clip", args.clip, false)?,
-        z_loss: narrow("z_loss", args.z_loss, true)?,
+        no_decay: layers::no_decay(&of.no_decay, model, folder.is_some())?,
+        clip: narrow("clip", of.clip, false)?,
+        z_loss: narrow("z_loss", of.z_loss, true)?,
         eval_batches: args.eval_batches,
         eval_every: args.eval_every,
     };
     config.check()?;
     Ok(config)
-}
-
-/// What hyperparameters are unless options say otherwise, and the learning rate of variables; the weights are random, or of a model that
-/// `is_trained`.
-fn defaults(optimizer: Optimizer, is_trained: bool) -> (Group, f32) {
-    let rate = |optimizer: Optimizer| match is_trained {
-        true => fine_tuning_rate(optimizer),
-        false => optimizer.defaults().lr,
-    };
-    let (own, adamw) = (optimizer.defaults(), Optimizer::AdamW.defaults());
-    // Beside an optimizer of matrices AdamW updates variables.
-    let (betas, var_lr) = match optimizer.rule().is_of_matrices() {
-        true => (adamw.betas, rate(Optimizer::AdamW)),
-        false => (own.betas, adamw.lr),
-    };
-    let lr = rate(optimizer);
-    (Group { lr, betas, ..own }, var_lr)
 }
 
 impl Setup {
@@ -236,17 +220,6 @@ fn model(args: &Args) -> Result<(Option<Arc<ModelFolder>>, GptConfig)> {
     Ok((Some(folder.into()), model))
 }
 
-/// How the learning rate falls.
-fn schedule(args: &Args, steps: u64, warmup: u64) -> Decay {
-    let fifth = steps.div_ceil(5).min(steps.saturating_sub(warmup));
-    match args.schedule {
-        Decay::Stable { .. } => Decay::Stable {
-            decay: args.decay_steps.unwrap_or(fifth),
-        },
-        other => other,
-    }
-}
-
 /// The policy that is asked for, among `shards` ranks that share out a replica.
 pub(crate) fn reshard(
     asked: Option<ReshardAfterForward>,
@@ -309,27 +282,4 @@ fn tail_steps(fraction: f64, steps: usize) -> Result<usize, UsageError> {
     }
     let tail = (fraction * steps as f64).round() as usize;
     Ok(tail.max(usize::from(fraction > 0.0)))
-}
-
-/// `value` as the optimizer holds it: finite, and above zero unless `zero` is fine.
-#[expect(
-    clippy::cast_possible_truncation,
-    reason = "the check is made on the narrow value"
-)]
-fn narrow(field: &'static str, value: f64, zero: bool) -> Result<f32, UsageError> {
-    let narrow = value as f32;
-    if narrow.is_finite() && (narrow > 0.0 || (zero && value == 0.0)) {
-        return Ok(narrow);
-    }
-    Err(TrainError::Number { field, value, zero }.into())
-}
-
-/// The learning rate with weights of a model that was trained: so much less than that of random weights.
-fn fine_tuning_rate(optimizer: Optimizer) -> f32 {
-    match optimizer {
-        Optimizer::AdamW | Optimizer::Moonlight => 2e-5,
-        Optimizer::Lion => 7e-6,
-        Optimizer::Sgd => 7e-4,
-        Optimizer::Muon => 1e-4,
-    }
 }

@@ -11,6 +11,7 @@ mod folder;
 mod gpu;
 mod json;
 mod layers;
+mod optimizer;
 mod options;
 #[cfg(any(feature = "cuda", test))]
 mod peak;
@@ -70,8 +71,6 @@ fn train(args: &Args, world: &World) -> Result<()> {
     }
     if world.reports() {
         check_resume(args, &setup)?;
-    }
-    if world.reports() {
         for (run, config) in setup.each() {
             let writable = setup.checkpoints.check_writable(run, config.seed);
             writable.map_err(failed)?;

@@ -13,7 +13,7 @@ use crate::files::read_json;
 use crate::output::shown;
 use crate::sharding::none_in_bf16;
 use crate::train::{self, Preset};
-use crate::usage::UsageError;
+use crate::usage::{UsageError, input_error};
 use anyhow::Result;
 use clap::ValueEnum;
 use layers::Model;
@@ -66,19 +66,17 @@ pub(super) fn plan(args: &Args, recipe: Variant) -> Result<String> {
     if let Some(bandwidth) = bandwidth {
         let Mesh { shard, .. } = setup.mesh;
         if let (Some(source), 2..) = (bandwidth.of_one_gpu(), shard) {
-            return Err(UsageError::new(format!(
+            return Err(input_error(format!(
                 "--bandwidth: {source} has no rates for gathers of {shard} ranks; give a file of `lowp bench --ranks N` with N above 1, or GB/s",
-            ))
-            .into());
+            )));
         }
         if bandwidth.between_nodes.is_none() && costs.step.gathers_between_nodes() {
-            return Err(UsageError::new(format!(
+            return Err(input_error(format!(
                 "--bandwidth has only the rate within a node, but groups of {shard} ranks span nodes of {} ranks; add the rate between \
                  nodes: --bandwidth {},GB/S",
                 setup.per_node,
                 shown(args.bandwidth.as_deref().unwrap_or_default())
-            ))
-            .into());
+            )));
         }
         let sizes = [&costs, &bf16].map(|costs| costs.step.sizes);
         let all = sizes.into_iter().flatten();
