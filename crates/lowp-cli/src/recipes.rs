@@ -53,7 +53,7 @@ pub(crate) fn main(args: &Args) -> Result<()> {
     })
 }
 
-pub(crate) fn table() -> Result<String> {
+fn table() -> Result<String> {
     let mut recipes = Columns::new(
         &["recipe", "elements", "scales", "from", "stored", "sent"],
         &[0, 1, 2, 3],

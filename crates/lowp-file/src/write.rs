@@ -1,13 +1,13 @@
 //! Writes safetensors files whose tensors are made one after the other.
 
-use crate::background::Deferred;
 use crate::error::{Context, FileError, Result, input_error, mend};
 use crate::fields::Field;
 use crate::model::Tensor;
+use crate::output::background::Deferred;
+use crate::output::path::Draft;
 use crate::progress::Progress;
 use crate::region::Region;
 use crate::remedy::Remedy;
-use crate::target::Draft;
 use crate::text::shown;
 use lowp_checkpoint::{HEADER_LENGTH, HeaderEntry, MAX_HEADER};
 use safetensors::Dtype;
@@ -327,8 +327,8 @@ pub(crate) fn header(items: &[&Item<'_>], metadata: &BTreeMap<String, String>) -
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::output::path::OutputFile;
     use crate::outputs::{Group, Outputs};
-    use crate::target::FileTarget;
     use std::io;
     use std::sync::Arc;
     use std::sync::atomic::{AtomicUsize, Ordering};
@@ -408,7 +408,7 @@ mod tests {
     /// Writes two jobs whose bands check that those before them are written.
     fn write(alternate: bool, held: usize) -> Result<()> {
         let folder = tempfile::tempdir()?;
-        let target = FileTarget::new(&folder.path().join("out"), [])?;
+        let target = OutputFile::new(&folder.path().join("out"), [])?;
         let written = Arc::new(AtomicUsize::new(0));
         let item = |job: usize| Item {
             name: job.to_string(),

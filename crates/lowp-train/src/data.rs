@@ -44,6 +44,11 @@ pub trait Data: Sync {
         1
     }
 
+    /// What a loss is the mean of: `token`, `byte`, or `example` where the data are no text.
+    fn unit(&self) -> &'static str {
+        "example"
+    }
+
     /// Sequences of the training split, if every sequence is seen once per epoch.
     fn sequences(&self) -> Option<u64> {
         None

@@ -97,6 +97,9 @@ pub enum GradWire {
 }
 
 impl GradWire {
+    /// Both.
+    pub const ALL: [Self; 2] = [Self::F32, Self::Bf16];
+
     /// `f32` or `bf16`.
     pub const fn name(self) -> &'static str {
         match self {

@@ -120,7 +120,6 @@ fn messages() {
         "--report -",
         "--report /no/such/folder/out.html",
         "--json same --report same",
-        "--list --world-size 2",
     ] {
         let message = rejected(&args.split(' ').collect::<Vec<_>>());
         text += &format!("$ lowp train {args}\n{message}\n");
