@@ -252,7 +252,7 @@ def raise_bars(bars, found, lower):
 def run(args):
     if args.lowp:
         os.makedirs(args.out, exist_ok=True)
-        # A file that is wrong is told before minutes of measuring.
+        # A file that is wrong is an error before minutes of measuring.
         bars = Bars.read(args.bars) if args.bars else None
         measure(args)
     sitting = read_sitting(os.path.join(args.out, "sitting.json"))

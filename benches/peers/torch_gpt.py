@@ -398,7 +398,7 @@ def main():
     parser.add_argument("what", nargs="?", default="bf16", help="bf16, torchao, torchao-mxfp8 or lowp:RECIPE")
     parser.add_argument("--compile", action="store_true")
     parser.add_argument("--recompute", action="store_true", help="activation checkpointing of each block")
-    parser.add_argument("--profile", action="store_true", help="tables of kernels and of operations on the host, behind those of `train`")
+    parser.add_argument("--profile", action="store_true", help="tables of kernels and of operations on the host, after those of `train`")
     parser.add_argument("--recipes", nargs="+", default=["fp8-current", "mxfp8-2d", "mxfp8", "nvfp4-2d"])
     parser.add_argument("--optimizer", choices=("adamw", "muon"), default="adamw", help="of bf16 and torchao; `muon` updates the matrices of blocks")
     parser.add_argument("--moments", choices=("float32", "bfloat16", "float8_e4m3fn"), default="float32", help="of lowp.AdamW")

@@ -19,7 +19,7 @@ pub(crate) struct Options {
     /// GiB of bf16 in the 64 tensors of the input. The folder must have room for four times as much.
     #[arg(long, default_value_t = 4)]
     gib: usize,
-    /// Runs of every command, in turn with those of the others. Medians are told.
+    /// Runs of every command, which alternate with those of the others. Medians are printed.
     #[arg(long, default_value_t = 5)]
     runs: usize,
     /// One core: `cp` and the commands run under `taskset -c 0`.
@@ -121,7 +121,7 @@ struct Scratch(PathBuf);
 
 impl Drop for Scratch {
     fn drop(&mut self) {
-        // What is left is told by the next run, which finds no room.
+        // If files are left, the next run finds no room and says so.
         drop(fs::remove_dir_all(&self.0));
     }
 }

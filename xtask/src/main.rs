@@ -65,7 +65,7 @@ enum Task {
     Wheel(wheel::Options),
     /// Run the benchmarks of every crate; a bar that is missed fails.
     Bench {
-        /// Compare with the benchmark program of another checkout, row by row in turn. Give both the
+        /// Compare with the benchmark program of another checkout: the two alternate, row by row. Give both the
         /// same benches/cpu.rs.
         #[arg(long, value_name = "PROGRAM")]
         against: Option<std::path::PathBuf>,

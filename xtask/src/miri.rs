@@ -111,10 +111,10 @@ fn cargo(args: &[&str]) -> Result<Command> {
     let mut command = Command::new("rustup");
     // What a cargo tells the programs that it starts is of another toolchain.
     for (name, _) in env::vars_os() {
-        let told = ["CARGO_PKG_", "CARGO_MANIFEST_", "RUSTUP_TOOLCHAIN"];
-        let of_cargo = name
-            .to_str()
-            .is_some_and(|name| name == "CARGO" || told.iter().any(|told| name.starts_with(told)));
+        let names = ["CARGO_PKG_", "CARGO_MANIFEST_", "RUSTUP_TOOLCHAIN"];
+        let of_cargo = name.to_str().is_some_and(|name| {
+            name == "CARGO" || names.iter().any(|start| name.starts_with(start))
+        });
         if of_cargo {
             command.env_remove(name);
         }

@@ -163,7 +163,7 @@ fn tests(options: &Options, references: &References) -> Result<()> {
     run(command)
 }
 
-/// `cargo test` takes one test name; several go behind `--`. Options stay where cargo reads them.
+/// `cargo test` takes one test name; several go after `--`. Options stay where cargo reads them.
 fn libtest_args(filter: &[String]) -> Vec<&str> {
     let names_only = !filter.is_empty() && filter.iter().all(|arg| !arg.starts_with('-'));
     let separator = names_only.then_some("--");
@@ -209,7 +209,7 @@ mod tests {
     }
 
     #[test]
-    fn names_go_behind_the_separator_and_options_do_not() {
+    fn names_go_after_the_separator_and_options_do_not() {
         let strings = |args: &[&str]| args.iter().map(ToString::to_string).collect::<Vec<_>>();
         assert_eq!(libtest_args(&strings(&["a", "b"])), ["--", "a", "b"]);
         assert_eq!(

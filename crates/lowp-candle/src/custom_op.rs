@@ -17,20 +17,24 @@ pub fn values<'a>(storage: &'a CpuStorage, layout: &Layout, op: &'static str) ->
     }
 }
 
-/// Calls `f` with the values of a contiguous f32 CPU tensor, for the custom operation called `op`.
+/// Calls `f` with the values of contiguous f32 CPU tensors, for the custom operation called `op`.
 ///
 /// # Errors
 /// A tensor of another type or device, one that is not contiguous, or what `f` returns.
-pub fn with_values<T>(
-    tensor: &Tensor,
+pub fn with_values<const N: usize, T>(
+    tensors: [&Tensor; N],
     op: &'static str,
-    f: impl FnOnce(&[f32]) -> Result<T>,
+    f: impl FnOnce([&[f32]; N]) -> Result<T>,
 ) -> Result<T> {
-    let (storage, layout) = tensor.storage_and_layout();
-    match &*storage {
-        Storage::Cpu(cpu) => f(values(cpu, layout, op)?),
-        _ => candle_core::bail!("{op} runs on the CPU only"),
+    let held = tensors.map(|tensor| tensor.storage_and_layout());
+    let mut all = [&[][..]; N];
+    for (slot, (storage, layout)) in all.iter_mut().zip(&held) {
+        *slot = match &**storage {
+            Storage::Cpu(cpu) => values(cpu, layout, op)?,
+            _ => candle_core::bail!("{op} runs on the CPU only"),
+        };
     }
+    f(all)
 }
 
 /// The result of a custom operation, of values that it computed.

@@ -164,26 +164,24 @@ impl CustomOp1 for QuantLinear {
         let (rows, cols) = self.weight.shape();
         let tokens = arg.dim(0)?;
         let mut dx = Vec::new();
-        let dw = with_values(arg, name, |x| {
-            with_values(grad, name, |g| {
-                let dy = self
-                    .cast
-                    .cast((Role::Gradient, Orientation::Rowwise), g, tokens, rows)?;
-                self.weight.with_weight(Phase::Backward, &mut |w| {
-                    let role = (Role::Weight, Orientation::Columnwise);
-                    let w = self.cast.cast(role, w, rows, cols)?;
-                    let dy = MatRef::new(&dy, tokens, rows);
-                    dx = product(dy, MatRef::new(&w, rows, cols), self.threads);
-                    Ok(())
-                })?;
-                drop(dy);
-                let role = (Role::Gradient, Orientation::Columnwise);
-                let dy = self.cast.cast(role, g, tokens, rows)?;
-                let role = (Role::Activation, Orientation::Columnwise);
-                let x = self.cast.cast(role, x, tokens, cols)?;
+        let dw = with_values([arg, grad], name, |[x, g]| {
+            let dy = self
+                .cast
+                .cast((Role::Gradient, Orientation::Rowwise), g, tokens, rows)?;
+            self.weight.with_weight(Phase::Backward, &mut |w| {
+                let role = (Role::Weight, Orientation::Columnwise);
+                let w = self.cast.cast(role, w, rows, cols)?;
                 let dy = MatRef::new(&dy, tokens, rows);
-                Ok(product(dy.t(), MatRef::new(&x, tokens, cols), self.threads))
-            })
+                dx = product(dy, MatRef::new(&w, rows, cols), self.threads);
+                Ok(())
+            })?;
+            drop(dy);
+            let role = (Role::Gradient, Orientation::Columnwise);
+            let dy = self.cast.cast(role, g, tokens, rows)?;
+            let role = (Role::Activation, Orientation::Columnwise);
+            let x = self.cast.cast(role, x, tokens, cols)?;
+            let dy = MatRef::new(&dy, tokens, rows);
+            Ok(product(dy.t(), MatRef::new(&x, tokens, cols), self.threads))
         })?;
         self.weight.sink_gradient(dw)?;
         Tensor::from_vec(dx, arg.shape(), arg.device()).map(Some)

@@ -318,7 +318,7 @@ pub(crate) fn publish(
         fs::rename(&to, &before).map_err(CheckpointError::io(&to, "replace"))?;
     }
     let named = fs::rename(from, &to).map_err(CheckpointError::io(&to, "create"));
-    // What else goes wrong below is no worse than the error that is told.
+    // What else goes wrong below is no worse than the error that is returned.
     let latest = named.and_then(|()| {
         let latest = make_latest(folder, (id, step));
         latest.inspect_err(|_| drop(fs::rename(&to, from)))

@@ -134,7 +134,7 @@ impl Index {
         for &kind in self.tensors.values() {
             tensors[kind] += 1;
         }
-        // What is added at a rank counts for those behind it, too, until it is taken off.
+        // What is added at a rank counts for the ranks after it, too, until it is taken off.
         let mut added = vec![[0i128; 2]; self.files.len() + 1];
         for (kind, tensors) in self.kinds.iter().zip(tensors) {
             for span in &kind.spans {

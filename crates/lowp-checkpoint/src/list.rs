@@ -35,9 +35,9 @@ fn digest_of(bytes: &[u8]) -> u64 {
     XxHash3_64::oneshot(bytes)
 }
 
-/// What a rank tells the first one.
+/// What a rank reports to the first one.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub(crate) struct Told {
+pub(crate) struct RankReport {
     pub(crate) file: FileRecord,
     /// The digest of its table.
     pub(crate) table: u64,
@@ -69,7 +69,7 @@ pub(crate) fn table_of<'a>(parts: impl IntoIterator<Item = Part<'a>>) -> (Table,
     (table, all)
 }
 
-impl Told {
+impl RankReport {
     pub(crate) fn new(file: FileRecord, table: &[u8], blocks: Vec<Vec<Block>>) -> Self {
         Self {
             file,
@@ -80,15 +80,15 @@ impl Told {
     }
 }
 
-/// The kinds of all tensors, and the kind of each, of what all ranks `told`, by rank, and their `tables`.
+/// The kinds of all tensors, and the kind of each, from the `reports` of all ranks, by rank, and their `tables`.
 pub(crate) fn merge(
-    told: &[Told],
+    reports: &[RankReport],
     tables: &HashMap<u64, Table>,
 ) -> Result<(Vec<Kind>, BTreeMap<String, usize>), String> {
     // The ranks of each table, and where tensors stand: in which tables, as which kinds.
     let mut ranks: BTreeMap<u64, Vec<usize>> = BTreeMap::new();
-    for (rank, told) in told.iter().enumerate() {
-        ranks.entry(told.table).or_default().push(rank);
+    for (rank, report) in reports.iter().enumerate() {
+        ranks.entry(report.table).or_default().push(rank);
     }
     let mut parts: BTreeMap<&str, Vec<(u64, usize)>> = BTreeMap::new();
     for &digest in ranks.keys() {
@@ -124,7 +124,10 @@ pub(crate) fn merge(
                 None => found = Some((*of, first)),
             }
             for &rank in &ranks[&digest] {
-                let blocks = told[rank].blocks.get(kind).ok_or("a kind without blocks")?;
+                let blocks = reports[rank]
+                    .blocks
+                    .get(kind)
+                    .ok_or("a kind without blocks")?;
                 pieces.extend(blocks.iter().map(|&block| (rank, block)));
             }
         }

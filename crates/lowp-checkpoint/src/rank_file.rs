@@ -277,7 +277,8 @@ impl RankFile {
     }
 }
 
-/// Open files of ranks. Where there are too many, the one that was read last makes room: those that read all files in turn find most of them open.
+/// Open files of ranks. Where there are too many, the one that was read last makes room: who reads all files
+/// one after the other, again and again, finds most of them open.
 #[derive(Debug, Default)]
 pub(crate) struct Handles(Vec<(usize, Arc<File>)>);
 

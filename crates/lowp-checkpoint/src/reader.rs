@@ -230,7 +230,7 @@ impl Checkpoint {
         &self.index.id
     }
 
-    /// The step behind which it was saved.
+    /// The step after which it was saved.
     pub fn step(&self) -> u64 {
         self.index.step
     }
@@ -475,7 +475,7 @@ impl Checkpoint {
     }
 }
 
-/// Whether a file of the checkpoint `place` is missing, or of another length; not where that cannot be told now.
+/// Whether a file of the checkpoint `place` is missing, or of another length; not where that cannot be found out now.
 pub(crate) fn lacks_files(place: &Path) -> bool {
     let found = Checkpoint::open(place).and_then(|found| found.check_files());
     found.is_err_and(|error| error.is_damage())

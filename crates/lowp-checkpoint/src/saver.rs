@@ -16,7 +16,7 @@ use crate::folder::{
     tidy, unfinished,
 };
 use crate::index::{INDEX, Index, MAX_INDEX, check_about, checksum, file_name};
-use crate::list::{Table, Told, merge};
+use crate::list::{RankReport, Table, merge};
 use crate::reader::lacks_files;
 use crate::writer::{self, Disk};
 use crate::writing::{FIRST_PAUSE, LONGEST_PAUSE, STALLED, Watch, Writing, wait};
@@ -183,7 +183,7 @@ impl Saver {
             file,
         });
         if let Err(error) = self.agree_on("beginning a checkpoint", Some(step), spawned) {
-            // A rank could start no thread. That of this one is not left behind, as in `drop`.
+            // A rank could start no thread. This one waits for its own, as in `drop`.
             if let Some(writing) = writing {
                 writing.wait(self.stalled);
             }
@@ -289,16 +289,16 @@ impl Saver {
         let written = file
             .join()
             .unwrap_or_else(|_| Err(CheckpointError::damaged(&folder, "its writer panicked")));
-        let told = match self.tell_written(written, &folder)? {
-            Ok(told) => told,
+        let written = match self.tell_written(written, &folder)? {
+            Ok(written) => written,
             Err((rank, why)) => {
                 let rank = self.control.members()[rank];
                 self.give_up(&folder);
                 return Err(CheckpointError::NotSaved { step, rank, why });
             }
         };
-        let published = match told {
-            Some(told) => self.publish(&folder, (id, step), told, about),
+        let published = match written {
+            Some(written) => self.publish(&folder, (id, step), written, about),
             None => Ok(()),
         };
         let failed = published.err().map(|error| error.to_string());
@@ -333,19 +333,19 @@ impl Saver {
     /// Gives the first rank what each has `written` into `folder`, and all ranks the first that could not write and why not.
     fn tell_written(
         &self,
-        written: Result<(Told, Vec<u8>), CheckpointError>,
+        written: Result<(RankReport, Vec<u8>), CheckpointError>,
         folder: &Path,
     ) -> Result<Result<Option<Written>, (usize, String)>, CheckpointError> {
         let (own, table) = match written {
-            Ok((told, table)) => (Ok(told), table),
+            Ok((report, table)) => (Ok(report), table),
             Err(error) => (Err(error.to_string()), Vec::new()),
         };
-        let digest = own.as_ref().map_or(0, |told| told.table);
+        let digest = own.as_ref().map_or(0, |report| report.table);
         let own = postcard::to_stdvec(&own).unwrap_or_default();
         let all = self.control.gather("what was written", own)?;
-        let told = all.map(|all| read_told(&all, (digest, folder)));
+        let reports = all.map(|all| read_reports(&all, (digest, folder)));
         // The ranks that are asked for their tables, or why nothing is saved.
-        let asked = told.as_ref().map(|told| match told {
+        let asked = reports.as_ref().map(|reports| match reports {
             Ok((_, asked)) => Ok(asked),
             Err(failed) => Err(failed),
         });
@@ -367,15 +367,15 @@ impl Saver {
                 Err(_) => Vec::new(),
             };
             let answers = self.control.gather("the tensors of a rank", answer)?;
-            if let (Some(mut answers), Some(Ok((told, _)))) = (answers, &told) {
+            if let (Some(mut answers), Some(Ok((reports, _)))) = (answers, &reports) {
                 let given = asked
                     .iter()
-                    .map(|&rank| (told[rank].table, std::mem::take(&mut answers[rank])));
+                    .map(|&rank| (reports[rank].table, std::mem::take(&mut answers[rank])));
                 tables.extend(given);
             }
         }
-        let told = told.and_then(Result::ok);
-        Ok(Ok(told.map(|(told, _)| Written { told, tables })))
+        let reports = reports.and_then(Result::ok);
+        Ok(Ok(reports.map(|(reports, _)| Written { reports, tables })))
     }
 
     fn publish(
@@ -462,9 +462,9 @@ impl Saver {
         if failed == [0.0] {
             return Ok(());
         }
-        let told = own.as_ref().err().map(ToString::to_string);
-        let told = told.unwrap_or_default().into_bytes();
-        let all = self.control.all_gather(what, told)?;
+        let why = own.as_ref().err().map(ToString::to_string);
+        let why = why.unwrap_or_default().into_bytes();
+        let all = self.control.all_gather(what, why)?;
         own?;
         let failed = all.iter().position(|text| !text.is_empty());
         failed.map_or(Ok(()), |rank| {
@@ -497,7 +497,7 @@ impl Drop for Saver {
 
 /// What all ranks have written.
 struct Written {
-    told: Vec<Told>,
+    reports: Vec<RankReport>,
     /// By digest.
     tables: Vec<(u64, Vec<u8>)>,
 }
@@ -509,11 +509,11 @@ impl Written {
             Table::from_bytes(bytes, *digest).map(|table| (*digest, table))
         };
         let tables: HashMap<u64, Table> = self.tables.iter().map(read).collect::<Result<_, _>>()?;
-        let (kinds, tensors) = merge(&self.told, &tables)?;
+        let (kinds, tensors) = merge(&self.reports, &tables)?;
         let index = Index {
             id,
             step,
-            files: self.told.into_iter().map(|told| told.file).collect(),
+            files: self.reports.into_iter().map(|report| report.file).collect(),
             kinds,
             tensors,
             about,
@@ -524,31 +524,31 @@ impl Written {
     }
 }
 
-/// What all ranks told, and which of them have tables that nobody before them has, nor the first rank, whose is `own`; or the first rank
-/// that could not write into `folder`, and why not.
-fn read_told(
+/// The reports of all ranks, and the ranks whose tables are asked for: a table that no rank before has, and that is not `own`, the one of
+/// the first rank. Or the first rank that could not write into `folder`, and why not.
+fn read_reports(
     all: &[Vec<u8>],
     (own, folder): (u64, &Path),
-) -> Result<(Vec<Told>, Vec<usize>), (usize, String)> {
-    let (mut told, mut known, mut asked) = (Vec::new(), BTreeSet::from([own]), Vec::new());
+) -> Result<(Vec<RankReport>, Vec<usize>), (usize, String)> {
+    let (mut reports, mut known, mut asked) = (Vec::new(), BTreeSet::from([own]), Vec::new());
     let mut bytes = 0;
     for (rank, of_rank) in all.iter().enumerate() {
-        let of_rank = postcard::from_bytes::<Result<Told, String>>(of_rank);
+        let of_rank = postcard::from_bytes::<Result<RankReport, String>>(of_rank);
         let of_rank = of_rank.map_err(|error| error.to_string()).flatten();
         let of_rank = of_rank.map_err(|why| (rank, why))?;
         if known.insert(of_rank.table) {
             asked.push(rank);
             bytes += of_rank.length;
         }
-        told.push(of_rank);
+        reports.push(of_rank);
     }
     if bytes > MAX_TABLES {
         let error = CheckpointError::TooLong {
             path: folder.join(INDEX),
             what: "the lists of tensors",
-            pieces: told
+            pieces: reports
                 .iter()
-                .flat_map(|told| &told.blocks)
+                .flat_map(|report| &report.blocks)
                 .map(Vec::len)
                 .sum(),
             bytes,
@@ -556,7 +556,7 @@ fn read_told(
         };
         return Err((0, error.to_string()));
     }
-    Ok((told, asked))
+    Ok((reports, asked))
 }
 
 fn text(bytes: &[u8]) -> String {

@@ -74,9 +74,9 @@ impl Span {
     /// Whether the piece `block` of `rank` follows; the span then has it.
     fn takes(&mut self, (rank, block): (usize, Block)) -> bool {
         let next = |axis: usize| {
-            let behind = Self { axis, ..*self }.union()?;
+            let before = Self { axis, ..*self }.union()?;
             let mut next = self.block;
-            next.start[axis] = behind.start[axis].checked_add(behind.shape[axis])?;
+            next.start[axis] = before.start[axis].checked_add(before.shape[axis])?;
             Some(next == block && rank == self.rank + self.count)
         };
         let next = |axis: usize| next(axis) == Some(true);

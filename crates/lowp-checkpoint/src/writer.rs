@@ -13,7 +13,7 @@ use twox_hash::XxHash3_64;
 
 use crate::header::{HEADER_LENGTH, HeaderEntry, header};
 use crate::index::{CHUNK, FileRecord, MAX_HEADER, checksum, chunks, file_name};
-use crate::list::{Table, Told, table_of};
+use crate::list::{RankReport, Table, table_of};
 use crate::spans::overlap;
 use crate::{CheckpointError, Dtype, Late, Piece};
 
@@ -120,7 +120,7 @@ pub(crate) fn write(
     id: &str,
     pieces: Vec<Piece<Late>>,
     (written, disk): (Arc<AtomicU64>, Disk),
-) -> Result<(Told, Vec<u8>), CheckpointError> {
+) -> Result<(RankReport, Vec<u8>), CheckpointError> {
     let path = folder.join(file_name(rank));
     let (table, blocks) = table(&pieces);
     let head = Head::new(&path, (rank, id), &pieces)?;
@@ -142,7 +142,7 @@ pub(crate) fn write(
         bytes: length,
         checksum,
     };
-    Ok((Told::new(file, &table, blocks), table))
+    Ok((RankReport::new(file, &table, blocks), table))
 }
 
 /// How a file is brought to the disk: in parts, so that bytes that are counted are there, and few wait in memory.

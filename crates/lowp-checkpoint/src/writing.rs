@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use serde_json::Value;
 
 use crate::CheckpointError;
-use crate::list::Told;
+use crate::list::RankReport;
 
 /// Pauses between the rounds of ranks that wait for the files of others grow by a quarter from the first to the longest.
 pub(crate) const FIRST_PAUSE: Duration = Duration::from_millis(5);
@@ -28,7 +28,7 @@ pub(crate) struct Writing {
     pub(crate) about: Value,
     /// Bytes of the file that are on the disk so far.
     pub(crate) written: Arc<AtomicU64>,
-    pub(crate) file: JoinHandle<Result<(Told, Vec<u8>), CheckpointError>>,
+    pub(crate) file: JoinHandle<Result<(RankReport, Vec<u8>), CheckpointError>>,
 }
 
 /// When something was seen to change last.

@@ -36,6 +36,9 @@ pub(crate) struct Args {
 #[derive(Deserialize)]
 struct Document {
     runs: Vec<Run>,
+    /// What losses are means of.
+    #[serde(default)]
+    unit: Value,
     #[serde(default)]
     config: Map<String, Value>,
 }
@@ -67,7 +70,7 @@ pub(crate) fn main(args: &Args) -> Result<()> {
             .map(|file| ("a result file", file.as_path()));
         check_distinct(inputs, [("--svg", path.as_path())])?;
     }
-    let recipes = read(args)?;
+    let (recipes, unit) = read(args)?;
     if recipes.is_empty() {
         return Err(input_error(
             "the files have no runs; give files that `lowp train --json` wrote",
@@ -84,21 +87,22 @@ pub(crate) fn main(args: &Args) -> Result<()> {
     output::print(&table(&recipes, baseline))?;
     if let Some(path) = &args.svg {
         let recipes: Vec<_> = recipes.iter().map(training_losses).collect();
-        write_atomically(path, &picture(&recipes))?;
+        write_atomically(path, &picture(&recipes, &unit))?;
     }
     Ok(())
 }
 
-/// The runs by recipe: the baseline, then the others in the order in which they are found.
-fn read(args: &Args) -> Result<Vec<(String, Seeds)>> {
+/// The runs by recipe: the baseline, then the others in the order in which they are found. With them, the unit of losses.
+fn read(args: &Args) -> Result<(Vec<(String, Seeds)>, String)> {
     let mut recipes: Vec<(String, Seeds)> = Vec::new();
     let mut known: Option<(String, Map<String, Value>)> = None;
     for path in &args.files {
         let name = || path.display().to_string();
         let wrong = |why: String| UsageError::new(format!("{}: {why}", name()));
         let bytes = read_regular(path, MAX_BYTES).map_err(|e| wrong(e.to_string()))?;
-        let document: Document = serde_json::from_slice(&bytes)
+        let mut document: Document = serde_json::from_slice(&bytes)
             .map_err(|e| wrong(format!("not a result file of `lowp train --json`: {e}")))?;
+        document.config.insert("unit".to_owned(), document.unit);
         match &known {
             None => known = Some((name(), document.config)),
             Some((first, config)) => same(first, config, &name(), &document.config)?,
@@ -113,7 +117,11 @@ fn read(args: &Args) -> Result<Vec<(String, Seeds)>> {
         }
     }
     recipes.sort_by_key(|(name, _)| *name != args.baseline);
-    Ok(recipes)
+    let unit = known
+        .as_ref()
+        .and_then(|(_, config)| config["unit"].as_str());
+    let unit = unit.map_or("nats".to_owned(), |unit| format!("nats per {unit}"));
+    Ok((recipes, unit))
 }
 
 /// Runs of other models or steps have losses that say nothing of recipes.

@@ -18,7 +18,7 @@ use lowp_format::{AnyRecipe, PhasePlans, Recipe, RecipeWords, RowCuts, Shape, Us
 use serde::Serialize;
 use serde_json::Value;
 
-/// The weight and the ranks that the bytes are told for.
+/// The weight and the ranks that the printed bytes are of.
 const SHAPE: Shape = Shape::new(4096, 4096);
 const WORLD: usize = 8;
 
@@ -53,7 +53,7 @@ pub(crate) fn main(args: &Args) -> Result<()> {
     })
 }
 
-pub(crate) fn table() -> Result<String> {
+fn table() -> Result<String> {
     let mut recipes = Columns::new(
         &["recipe", "elements", "scales", "from", "stored", "sent"],
         &[0, 1, 2, 3],
@@ -103,7 +103,7 @@ pub(crate) fn table() -> Result<String> {
         "{}`stored` and `sent` are bytes per element of a {SHAPE} weight over {WORLD} ranks, all together; sent in one\n\
          step that gathers for forward and again for backward. `lowp plan` tells them for any weight.\n\n\
          {}`lowp quantize`, `lowp shard` and `lowp plan` set them by flags of these names, --scale-mode even, or by\n\
-         modifiers, NAME+even; files have the format e4m3 unless they are told otherwise.\n\n\
+         modifiers, NAME+even; files have the format e4m3 unless an option says otherwise.\n\n\
          {}A modified recipe is NAME+MODIFIER+MODIFIER. A modifier is a value of an option, the name of one that is on or off,\n\
          OPTION=VALUE, or, of `lowp train` and `lowp plan`, an ablation, which should train worse.\n",
         recipes.render(),

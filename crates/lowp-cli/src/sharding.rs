@@ -1,7 +1,6 @@
 //! [`ShardingArgs`]: options of `lowp train` and `lowp plan` that say how a model is spread over ranks.
 
-use clap::ValueEnum;
-use clap::builder::PossibleValuesParser;
+use crate::one_of::{Named, by_name, one_of};
 use lowp_comm::{GradWire, Mesh};
 use lowp_format::spelling::Variant;
 use lowp_format::{ReshardAfterForward, is_in_bf16};
@@ -10,23 +9,18 @@ use lowp_optim::{MasterDtype, StateDtypes};
 use lowp_train::Optimizer;
 use lowp_transformer::CudnnPasses;
 
-/// A [`Sharding`] by name.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub(crate) enum ShardingName {
-    /// Rows of weights, masters and states of the optimizer; weights are gathered for each use
-    Fsdp,
-    /// The full low-precision weights, gathered once per step, and flat slices of masters and states
-    Zero1,
-}
-
-impl From<ShardingName> for Sharding {
-    fn from(name: ShardingName) -> Self {
-        match name {
-            ShardingName::Fsdp => Sharding::Fsdp,
-            ShardingName::Zero1 => Sharding::Zero1,
-        }
-    }
-}
+const SHARDINGS: &[Named<Sharding>] = &[
+    (
+        Sharding::Fsdp.name(),
+        "Rows of weights, masters and states of the optimizer; weights are gathered for each use",
+        Sharding::Fsdp,
+    ),
+    (
+        Sharding::Zero1.name(),
+        "The full low-precision weights, gathered once per step, and flat slices of masters and states",
+        Sharding::Zero1,
+    ),
+];
 
 // No doc comment: clap would print it in place of the command's own.
 // Options that both commands have.
@@ -38,8 +32,8 @@ pub(crate) struct ShardingArgs {
     pub(crate) mesh: Option<Mesh>,
 
     /// How weights are sharded between steps
-    #[arg(long, value_name = "NAME", default_value = "fsdp")]
-    pub(crate) sharding: ShardingName,
+    #[arg(long, value_name = "NAME", default_value = "fsdp", value_parser = one_of(SHARDINGS))]
+    pub(crate) sharding: Sharding,
 
     /// true: free gathered weights after the forward pass and gather them again for the backward pass. false: keep them. N: each
     /// rank of a group of N keeps a part, and the group gathers it for the backward pass (with fsdp) [default: true]
@@ -47,12 +41,12 @@ pub(crate) struct ShardingArgs {
     pub(crate) reshard_after_forward: Option<ReshardAfterForward>,
 
     /// Dtype in which gradients are sent; sums are accumulated in fp32 in both cases
-    #[arg(long, value_name = "CODE", default_value = "f32", value_parser = PossibleValuesParser::new(["f32", "bf16"]))]
-    pub(crate) grad_wire: String,
+    #[arg(long, value_name = "CODE", default_value = "f32", value_parser = by_name(GradWire::ALL, GradWire::name))]
+    pub(crate) grad_wire: GradWire,
 
     /// What updates parameters
-    #[arg(long, value_name = "NAME", default_value = "adamw", value_parser = PossibleValuesParser::new(Optimizer::ALL.map(Optimizer::name)))]
-    pub(crate) optimizer: String,
+    #[arg(long, value_name = "NAME", default_value = "adamw", value_parser = by_name(Optimizer::ALL, Optimizer::name))]
+    pub(crate) optimizer: Optimizer,
 
     /// Dtypes of the optimizer's states: exp_avg=bf16, or exp_avg=bf16,exp_avg_sq=bf16 with adamw, exp_avg=bf16 with lion,
     /// momentum_buffer=bf16 with sgd; also fp8 for bf16. master=bf16 for masters, which are rounded stochastically; master=bf16+16 for
@@ -100,6 +94,17 @@ pub(crate) struct ShardingArgs {
 }
 
 impl ShardingArgs {
+    /// The options of GPUs alone, and whether each is given.
+    pub(crate) fn of_gpus(&self) -> [(&'static str, bool); 4] {
+        let unordered = self.nondeterministic_attention;
+        [
+            ("--no-cudnn", self.no_cudnn.is_some()),
+            ("--nondeterministic-attention", unordered),
+            ("--no-prefetch", self.no_prefetch),
+            ("--offload-optimizer", self.offload_optimizer),
+        ]
+    }
+
     /// The passes of attention that run by cuDNN.
     pub(crate) fn cudnn(&self) -> CudnnPasses {
         match self.no_cudnn.as_deref() {
@@ -113,20 +118,6 @@ impl ShardingArgs {
     /// The dtypes of masters and of the optimizer's states.
     pub(crate) fn optimizer_state(&self) -> StateDtypes {
         self.optimizer_state.unwrap_or_default()
-    }
-
-    /// What updates parameters.
-    pub(crate) fn optimizer(&self) -> Optimizer {
-        let named = |optimizer: &Optimizer| optimizer.name() == self.optimizer;
-        Optimizer::ALL.into_iter().find(named).unwrap_or_default()
-    }
-
-    /// The wire dtype of gradients.
-    pub(crate) fn grad_wire(&self) -> GradWire {
-        match self.grad_wire.as_str() {
-            "bf16" => GradWire::Bf16,
-            _ => GradWire::F32,
-        }
     }
 }
 

@@ -1,4 +1,4 @@
-//! Errors of the command line, told apart from failures of the work by exit code 2.
+//! Errors of the command line: exit code 2 distinguishes them from failures of the work.
 
 use crate::output;
 use lowp_file::FileError;

@@ -225,7 +225,7 @@ pub enum CommError {
 }
 
 impl CommError {
-    /// The error as it travels to other processes: what only this rank, `rank`, can make sense of is what it said.
+    /// The error as it travels to other processes. One that only this rank, `rank`, can make sense of becomes its message.
     pub(crate) fn told(self, rank: usize) -> Self {
         match self {
             Self::Failed { .. }

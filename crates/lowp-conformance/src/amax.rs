@@ -55,7 +55,7 @@ pub fn pieces_of_a_matrix_raise_the_amaxes_of_the_whole<B: Backend>(rig: &Rig<B>
     });
 }
 
-/// Amaxes behind a transform are those of transformed values, also where the last group of rows is not whole.
+/// Amaxes after a transform are those of transformed values, also where the last group of rows is not whole.
 pub fn transformed_values_have_amaxes_of_their_own<B: Backend>(rig: &Rig<B>) {
     for (n, rows) in [1, 15, 16, 17, 40, 200, 256, 1024].into_iter().enumerate() {
         for cols in [1, 15, 16, 100, 320] {

@@ -104,7 +104,7 @@ impl Case {
     }
 }
 
-/// `entries` in one vector, behind an entry that nothing reads, as what an encode knows; entries of both orientations
+/// `entries` in one vector, after an entry that nothing reads, as what an encode knows; entries of both orientations
 /// are the same ones where they `share`.
 pub(super) fn inputs<B: Backend>(
     rig: &Rig<B>,

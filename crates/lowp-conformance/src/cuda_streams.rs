@@ -50,7 +50,7 @@ fn ones(cuda: &Cuda) -> CudaBuffer<f32> {
 
 /// `owner` frees memory that `reader` has not read yet, and gets other memory, which it clears. Other tests can
 /// hold up this thread until the read is over; then it is tried again with a longer delay.
-fn freed_behind(rig: &Rig<Cuda>, owner: &Cuda, reader: &Cuda) {
+fn freed_after(rig: &Rig<Cuda>, owner: &Cuda, reader: &Cuda) {
     let delay = Delay::new(rig);
     let in_flight = |times: usize| {
         let from = ones(owner);
@@ -72,24 +72,24 @@ fn freed_behind(rig: &Rig<Cuda>, owner: &Cuda, reader: &Cuda) {
 }
 
 #[test]
-fn handles_made_apart_free_behind_each_other() {
+fn handles_made_apart_free_after_the_work_of_each_other() {
     device::once(|rig| {
         let ordinal = rig.backend.ordinal();
         let [owner, reader] = [(); 2].map(|()| Cuda::new(ordinal).unwrap());
-        freed_behind(rig, &owner, &reader);
-        freed_behind(rig, &reader, &rig.backend);
+        freed_after(rig, &owner, &reader);
+        freed_after(rig, &reader, &rig.backend);
     });
 }
 
 #[test]
-fn memory_is_freed_behind_streams_of_others() {
+fn memory_is_freed_after_the_work_of_other_streams() {
     device::once(|rig| {
         let ordinal = rig.backend.ordinal();
         let stream = CudaContext::new(ordinal).unwrap().new_stream().unwrap();
         // SAFETY: the stream outlives everything that is made from the handle, and nothing captures it.
         let other = unsafe { Cuda::with_stream(ordinal, stream.cu_stream() as u64) }.unwrap();
-        freed_behind(rig, &rig.backend, &other);
-        freed_behind(rig, &other, &rig.backend);
+        freed_after(rig, &rig.backend, &other);
+        freed_after(rig, &other, &rig.backend);
     });
 }
 
@@ -298,7 +298,7 @@ fn memory_may_go_within_a_capture() {
         let graph = rig.backend.capture(|| {
             drop((own, loan.buffer));
             rig.backend.run(&plan, &StepScalars::default())?;
-            // Waits for its stream, and gives back what is behind it.
+            // Waits for its stream, and then gives back what its work used.
             drop(user);
             Ok::<_, KernelError>(())
         });
@@ -342,7 +342,7 @@ fn what_belongs_to_another_device_is_rejected() {
     });
 }
 
-/// A stream that takes part in a capture is behind with other work: the graph follows that, and reads scalars
+/// A stream that takes part in a capture has earlier work to do: the graph follows that, and reads scalars
 /// that are there.
 #[test]
 fn a_graph_follows_the_earlier_work_of_its_streams() {

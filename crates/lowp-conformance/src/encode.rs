@@ -123,7 +123,7 @@ pub fn both_orientations_together_equal_each_alone<B: Backend>(rig: &Rig<B>) {
     });
 }
 
-/// An encode after a Hadamard transform is the encode of transformed values (docs/numerics.md 15); rows behind the
+/// An encode after a Hadamard transform is the encode of transformed values (docs/numerics.md 15); rows after the
 /// last whole group are only rounded.
 pub fn a_transform_is_that_of_its_values<B: Backend>(rig: &Rig<B>) {
     let transformed = |case: &Case| case.kernels()[1].hadamard;

@@ -32,7 +32,7 @@ mod device {
     use super::{Element, Fence, Fenced, Rig};
     use lowp_kernels::{Cuda, CudaBuffer};
 
-    /// Bytes before and behind a buffer.
+    /// Bytes before and after a buffer.
     const WIDTH: usize = 1024;
     const BYTE: u8 = 0xC3;
 

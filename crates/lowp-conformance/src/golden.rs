@@ -176,7 +176,7 @@ fn bytes(values: &[f32]) -> Vec<u8> {
     values.iter().flat_map(|x| x.to_le_bytes()).collect()
 }
 
-/// What the values are behind the transform, with columns along the rows: as the codes lie.
+/// What the values are after the transform, with columns along the rows: as the codes lie.
 fn transformed(shape: Shape, mut values: Vec<f32>) -> Vec<f32> {
     hadamard_rows(&mut values, shape.cols);
     let column = |col| values.iter().skip(col).step_by(shape.cols).copied();

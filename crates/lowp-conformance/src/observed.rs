@@ -30,7 +30,7 @@ fn waiting() -> Vec<Case> {
     found
 }
 
-/// Entries of the vector behind `tensor` that `orientation` reads.
+/// Entries of the vector of `tensor` that `orientation` reads.
 fn entries<B: Backend>(
     rig: &Rig<B>,
     tensor: &[Option<TensorInput<B>>; 2],

@@ -14,7 +14,7 @@ pub struct Rig<B: Backend> {
     adapt: Box<dyn Fn(B::Plan) -> B::Plan + Send + Sync>,
     name: String,
     /// Whether [`Self::some_of`] leaves cases out.
-    sampled: bool,
+    pub(crate) sampled: bool,
 }
 
 impl<B: Backend> Rig<B> {

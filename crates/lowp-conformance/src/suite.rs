@@ -9,7 +9,7 @@ macro_rules! suite {
         $crate::tests_of! {
             update {
                 updates_equal_the_reference everywhere;
-                a_thousand_steps_equal_the_reference everywhere;
+                many_steps_equal_the_reference everywhere;
                 any_values_are_updated once;
                 random_bits_are_those_of_the_matrix once;
                 rules_mix_in_one_plan everywhere;

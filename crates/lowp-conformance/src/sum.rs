@@ -10,7 +10,7 @@ const PAIRS: [[bool; 2]; 4] = [[false, false], [false, true], [true, false], [tr
 /// Around lines of lanes, 16-byte words, and the tasks of threads.
 const LENGTHS: [usize; 13] = [0, 1, 3, 7, 8, 15, 16, 17, 31, 33, 257, 8193, 150_001];
 
-/// Bytes behind an aligned address at which `from` and `into` begin.
+/// Bytes past an aligned address at which `from` and `into` begin.
 const SHIFTS: [[usize; 2]; 5] = [[0, 0], [0, 4], [4, 0], [6, 6], [8, 8]];
 
 /// A vector between fences.

@@ -48,7 +48,7 @@ pub(crate) struct Cast<'a, B: Backend> {
     pub(crate) progress: &'a dyn Progress,
 }
 
-/// What the bands of all matrices take in turn.
+/// What the bands of all matrices use, one after the other.
 pub(crate) struct Memory<B: Backend> {
     room: Room<B>,
     codes: DoubleBuffer<cast::Tensor<B>>,

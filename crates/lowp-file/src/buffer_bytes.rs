@@ -1,7 +1,7 @@
 //! The bytes of buffers, chunk by chunk where they are on a device.
 
-use crate::background::Deferred;
 use crate::error::{FileError, Result};
+use crate::output::background::Deferred;
 use bytemuck::Pod;
 use lowp_kernels::{Backend, CpuBuffer, Element};
 use std::any::Any;

@@ -1,12 +1,12 @@
 //! [`Decoding`]: a quantized tensor that is decoded in bands of rows.
 
-use crate::background::Deferred;
 use crate::buffer_bytes::{deferred, each_chunk};
 use crate::cast::Tensor;
 use crate::dtypes::OutputDtype;
 use crate::error::{Context, Result};
 use crate::meta::Quantized;
 use crate::model::Model;
+use crate::output::background::Deferred;
 use crate::region::Region;
 use crate::reuse::DoubleBuffer;
 use crate::round::{self, Overflows};

@@ -1,4 +1,4 @@
-//! Files that are often given in the place of a safetensors file, told by how they begin.
+//! Files that are often given in the place of a safetensors file, known by how they begin.
 
 /// What `bytes`, the start of a file, are if they are one of those, and what to do about it.
 pub(crate) fn explain(bytes: &[u8]) -> Option<&'static str> {
@@ -34,7 +34,7 @@ mod tests {
     use super::explain;
 
     #[test]
-    fn each_is_told_by_its_start() {
+    fn each_is_known_by_its_start() {
         for (bytes, expected) in [
             (
                 &b"version https://git-lfs.github.com/spec/v1\noid sha256:0\n"[..],

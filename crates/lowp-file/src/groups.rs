@@ -136,7 +136,7 @@ mod tests {
             };
             assert_eq!(of(0..len)?, Some(3.0), "{tensor} {at}");
             assert_eq!(of(at..at + 1)?, Some(3.0));
-            // A part that begins behind it.
+            // A part that begins after the largest magnitude.
             assert_eq!(
                 of(at + 1..len)?,
                 (at + 1 < len).then_some(0.5).or(Some(0.0))

@@ -275,7 +275,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_object_is_told() {
+    fn what_is_no_object_is_an_error() {
         for text in [
             "",
             "[]",
@@ -358,7 +358,7 @@ mod tests {
 
         /// Texts of every kind are an object or an error.
         #[test]
-        fn any_text_is_taken_or_told(text in "[{}\\[\\]\",:\\\\NaInfity1e. -]{0,24}") {
+        fn any_text_is_taken_or_an_error(text in "[{}\\[\\]\",:\\\\NaInfity1e. -]{0,24}") {
             if let Ok(read) = JsonObject::parse(text.clone().into_bytes()) {
                 prop_assert_eq!(read.text(), &text);
                 let again = JsonObject::parse(read.with("k", &json!(1)).text().as_bytes().to_vec());

@@ -182,7 +182,7 @@ impl Model {
                     return Err(wrong("which is no file name beside the index"));
                 }
                 let full = path.with_file_name(file);
-                // Whatever else is wrong with it is told by who opens it.
+                // Whatever else is wrong with it is an error of who opens it.
                 if !full.exists() {
                     return Err(wrong("which is missing; put that file beside the index"));
                 }

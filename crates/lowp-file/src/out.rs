@@ -2,18 +2,18 @@
 
 use crate::error::Result;
 use crate::model::Model;
+use crate::output::path::{OutputFile, OutputFolder};
 use crate::outputs::Outputs;
 use crate::progress::Progress;
-use crate::target::{FileTarget, FolderTarget};
 use std::path::Path;
 
 /// A place for a model, which appears there when it is complete.
 #[derive(Debug)]
 pub enum Out {
     /// One file.
-    File(FileTarget),
+    File(OutputFile),
     /// A folder, with most bytes of tensors in a file of it.
-    Folder(FolderTarget, u64),
+    Folder(OutputFolder, u64),
 }
 
 impl Out {
@@ -25,7 +25,7 @@ impl Out {
     /// # Errors
     /// It cannot be written, or is an input.
     pub fn file<'a>(path: &Path, inputs: impl IntoIterator<Item = &'a Path>) -> Result<Self> {
-        FileTarget::new(path, inputs).map(Self::File)
+        OutputFile::new(path, inputs).map(Self::File)
     }
 
     /// The folder `path`, absent or empty, made of `inputs`, with at most `most` bytes of tensors in a file; the parts of a tensor stay
@@ -38,7 +38,7 @@ impl Out {
         inputs: impl IntoIterator<Item = &'a Path>,
         most: u64,
     ) -> Result<Self> {
-        FolderTarget::new(path, inputs).map(|folder| Self::Folder(folder, most))
+        OutputFolder::new(path, inputs).map(|folder| Self::Folder(folder, most))
     }
 
     /// Writes `outputs`, which are made of `inputs`, and in a folder what `add_files` puts there, which returns its bytes. Returns the bytes of
@@ -48,7 +48,7 @@ impl Out {
         inputs: impl IntoIterator<Item = &'m Model>,
         outputs: &Outputs<'_>,
         progress: &dyn Progress,
-        add_files: impl FnOnce(&FolderTarget) -> Result<u64>,
+        add_files: impl FnOnce(&OutputFolder) -> Result<u64>,
     ) -> Result<u64> {
         outputs.check()?;
         let mut inputs = inputs.into_iter();

@@ -8,8 +8,8 @@ use crate::interchange::hub::{INDEX, WEIGHTS};
 use crate::json::json_text;
 use crate::keys;
 use crate::meta::{Quantized, Text};
+use crate::output::path::{Draft, OutputFolder};
 use crate::progress::Progress;
-use crate::target::{Draft, FolderTarget};
 use crate::write::{Item, ItemSource, Make, check_names, fill, header, sorted};
 use serde_json::{Map, Value, json};
 use std::collections::{BTreeMap, BTreeSet};
@@ -123,7 +123,7 @@ impl<'a> Outputs<'a> {
     /// Writes the files into `target`, each of at most `most` bytes of tensors unless one group has more. Returns the bytes.
     pub(crate) fn write(
         &self,
-        target: &FolderTarget,
+        target: &OutputFolder,
         most: u64,
         progress: &dyn Progress,
     ) -> Result<u64> {

@@ -1,10 +1,10 @@
 //! A quantized tensor as the bytes of its fields.
 
-use crate::background::Deferred;
 use crate::buffer_bytes::{deferred, each_chunk};
 use crate::cast::Tensor;
 use crate::error::{Context, Result};
 use crate::fields::{Content, Field};
+use crate::output::background::Deferred;
 use crate::write::{Parts, Sink};
 use lowp_format::{Form, Part};
 use lowp_kernels::Backend;

@@ -216,14 +216,14 @@ fn expand(text: &str) -> Option<Vec<String>> {
     let Some((before, rest)) = text.split_once('{') else {
         return (!text.contains('}')).then(|| vec![text.to_owned()]);
     };
-    let (inside, behind) = rest.split_once('}')?;
+    let (inside, after) = rest.split_once('}')?;
     if before.contains('}') || inside.contains('{') {
         return None;
     }
-    let behind = expand(behind)?;
+    let after = expand(after)?;
     let each = inside.split(',').flat_map(|choice| {
-        let with = move |behind: &String| format!("{before}{choice}{behind}");
-        behind.iter().map(with).collect::<Vec<_>>()
+        let with = move |after: &String| format!("{before}{choice}{after}");
+        after.iter().map(with).collect::<Vec<_>>()
     });
     Some(each.collect())
 }
@@ -238,9 +238,9 @@ fn starred<'n>(pattern: &str, name: &'n str) -> Option<Vec<&'n str>> {
     };
     let mut stars = Vec::new();
     for part in parts {
-        let (star, behind) = rest.split_once(part)?;
+        let (star, after) = rest.split_once(part)?;
         stars.push(star);
-        rest = behind;
+        rest = after;
     }
     stars.push(rest.strip_suffix(last)?);
     Some(stars)

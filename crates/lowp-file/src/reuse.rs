@@ -38,7 +38,7 @@ impl<T: Clone> Reused<T> {
     }
 }
 
-/// Two buffers in turn: one is filled while the other is written. A buffer that someone still holds is never taken.
+/// Two buffers that alternate: one is filled while the other is written. A buffer that someone still holds is never taken.
 #[derive(Debug)]
 pub(crate) struct DoubleBuffer<T> {
     buffers: [Reused<Arc<T>>; 2],
@@ -92,16 +92,16 @@ mod tests {
     use super::*;
     use std::convert::Infallible;
 
-    /// Buffers are taken in turn and again, and one that someone holds is left to them.
+    /// Buffers alternate, and one that someone holds is left to them.
     #[test]
     fn no_buffer_has_two_holders() -> Result<(), Infallible> {
-        let turns = DoubleBuffer::default();
+        let buffers = DoubleBuffer::default();
         let made = Cell::new(0);
         let make = || {
             made.set(made.get() + 1);
             Ok::<_, Infallible>(made.get())
         };
-        let take = || turns.take(true, |_| true, make);
+        let take = || buffers.take(true, |_| true, make);
         let taken = || take().map(|buffer| *buffer);
         assert_eq!([taken()?, taken()?, taken()?, taken()?], [1, 2, 1, 2]);
         let held = take()?;
@@ -112,10 +112,10 @@ mod tests {
         assert_eq!([*held, *third], [1, 3]);
         drop((held, second, third));
         assert_eq!([taken()?, taken()?], [2, 3]);
-        let one = turns.take(false, |_| true, make)?;
-        assert_eq!([*one, *turns.take(false, |_| true, make)?], [3, 4]);
+        let one = buffers.take(false, |_| true, make)?;
+        assert_eq!([*one, *buffers.take(false, |_| true, make)?], [3, 4]);
         drop(one);
-        turns.keep(|_| false);
+        buffers.keep(|_| false);
         assert_eq!(taken()?, 5);
         Ok(())
     }

@@ -66,7 +66,7 @@ impl Setup {
     }
 }
 
-/// What files have of a recipe unless they are told otherwise: a file holds no gradients.
+/// What files have of a recipe unless an option says otherwise: a file holds no gradients.
 pub const DEFAULTS: [(&str, &str); 1] = [("format", "e4m3")];
 
 /// A tensor and what becomes of it.

@@ -1,6 +1,6 @@
 //! [`Temporary`]: a hidden folder next to an output, which is written there and then renamed into place.
 //!
-//! It goes away with its value, when the process is told to end, and, after a kill that no process can answer, on the
+//! It goes away with its value, when the process is asked to end, and, after a kill that no process can answer, on the
 //! next run for the same output. Reasons: docs/decisions/0007-temporaries.md.
 
 use crate::limits;
@@ -81,7 +81,7 @@ impl Temporary {
         Ok(Some(made))
     }
 
-    /// Gives `draft`, which is this folder or a file in it, the name `path`. Once the process is being told to end it
+    /// Gives `draft`, which is this folder or a file in it, the name `path`. Once the process was asked to end it
     /// does not: this waits for that end, so that nothing is removed under its new name.
     pub(crate) fn publish(&self, draft: &Path, path: &Path) -> io::Result<()> {
         let mut live = live();

@@ -1,13 +1,13 @@
 //! Writes safetensors files whose tensors are made one after the other.
 
-use crate::background::Deferred;
 use crate::error::{Context, FileError, Result, input_error, mend};
 use crate::fields::Field;
 use crate::model::Tensor;
+use crate::output::background::Deferred;
+use crate::output::path::Draft;
 use crate::progress::Progress;
 use crate::region::Region;
 use crate::remedy::Remedy;
-use crate::target::Draft;
 use crate::text::shown;
 use lowp_checkpoint::{HEADER_LENGTH, HeaderEntry, MAX_HEADER};
 use safetensors::Dtype;
@@ -116,7 +116,7 @@ pub(crate) trait Parts {
     }
 
     /// The parts of one band; `None` where this has them itself. Whoever takes a band is done with all but the one before it, and with
-    /// that one, too, where they do not take turns.
+    /// that one, too, where bands do not alternate.
     fn band(&self, _band: usize) -> Result<Option<Box<dyn Parts + '_>>> {
         Ok(None)
     }
@@ -208,13 +208,13 @@ pub(crate) fn fill(
         draft.settle(waiting)?;
         let parts = make(job).with_context(named)?;
         let mut written = vec![0; numbers.len()];
-        let turns = parts.bands_alternate();
+        let alternate = parts.bands_alternate();
         if parts.held().saturating_add(waiting) > HELD {
             // The band before is of another job, and may be larger than those of this one.
             waiting = 0;
         }
         for band in 0..parts.bands() {
-            draft.settle(if turns { waiting } else { 0 })?;
+            draft.settle(if alternate { waiting } else { 0 })?;
             let band = parts.band(band).with_context(named)?;
             let (band, mut given) = (band.as_deref().unwrap_or(&*parts), 0);
             for (&number, written) in numbers.iter().zip(&mut written) {
@@ -227,7 +227,11 @@ pub(crate) fn fill(
                     given += later;
                 }
             }
-            waiting = if turns && given <= WAITING { given } else { 0 };
+            waiting = if alternate && given <= WAITING {
+                given
+            } else {
+                0
+            };
         }
         for (number, written) in numbers.into_iter().zip(written) {
             if let (_, Some(bytes)) = places[number] {
@@ -323,8 +327,8 @@ pub(crate) fn header(items: &[&Item<'_>], metadata: &BTreeMap<String, String>) -
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::output::path::OutputFile;
     use crate::outputs::{Group, Outputs};
-    use crate::target::FileTarget;
     use std::io;
     use std::sync::Arc;
     use std::sync::atomic::{AtomicUsize, Ordering};
@@ -334,11 +338,11 @@ mod tests {
     const LEN: usize = 1 << 10;
     const BANDS: usize = 3;
 
-    /// Bands of one memory, or of two in turn: none may be made before those that were there before it are written.
+    /// Bands of one memory, or of two that alternate: none may be made before those that were there before it are written.
     struct Bands {
         written: Arc<AtomicUsize>,
         job: usize,
-        turns: bool,
+        alternate: bool,
         held: usize,
     }
 
@@ -381,7 +385,7 @@ mod tests {
         }
 
         fn bands_alternate(&self) -> bool {
-            self.turns
+            self.alternate
         }
 
         fn held(&self) -> usize {
@@ -391,7 +395,7 @@ mod tests {
         fn band(&self, band: usize) -> Result<Option<Box<dyn Parts + '_>>> {
             let written = self.written.load(Ordering::SeqCst);
             let before = self.job * BANDS + band;
-            let is_alone = !self.turns || band == 0 && self.held + LEN > HELD;
+            let is_alone = !self.alternate || band == 0 && self.held + LEN > HELD;
             let least = before.saturating_sub(usize::from(!is_alone));
             assert!(
                 written >= least,
@@ -402,9 +406,9 @@ mod tests {
     }
 
     /// Writes two jobs whose bands check that those before them are written.
-    fn write(turns: bool, held: usize) -> Result<()> {
+    fn write(alternate: bool, held: usize) -> Result<()> {
         let folder = tempfile::tempdir()?;
-        let target = FileTarget::new(&folder.path().join("out"), [])?;
+        let target = OutputFile::new(&folder.path().join("out"), [])?;
         let written = Arc::new(AtomicUsize::new(0));
         let item = |job: usize| Item {
             name: job.to_string(),
@@ -417,7 +421,7 @@ mod tests {
         let bands = move |job| Bands {
             written: Arc::clone(&to),
             job,
-            turns,
+            alternate,
             held,
         };
         let outputs = Outputs {
@@ -438,9 +442,9 @@ mod tests {
         write(false, 0)
     }
 
-    /// All but the band before are written where bands take turns, and that one, too, where there is no room for the first of another job.
+    /// All but the band before are written where bands alternate, and that one, too, where there is no room for the first of another job.
     #[test]
-    fn bands_that_take_turns_wait_for_all_but_one() -> Result<()> {
+    fn bands_that_alternate_wait_for_all_but_one() -> Result<()> {
         write(true, 0)?;
         write(true, HELD)
     }

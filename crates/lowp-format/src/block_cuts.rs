@@ -88,7 +88,7 @@ pub fn block_cuts<R: Recipe>(
         if tiles == tried {
             continue;
         }
-        let found = in_turn(&tiles, world, unit);
+        let found = cut_together(&tiles, world, unit);
         let most = most(&found, world);
         if most < best.0 {
             best = (most, found);
@@ -108,7 +108,7 @@ fn most(weights: &[BlockCuts], world: usize) -> u128 {
 }
 
 /// Each rank has a range of all weights, one after the other, that begins and ends at the tiles nearest to equal ranges.
-fn in_turn(weights: &[ShardTiles], world: usize, unit: usize) -> Vec<BlockCuts> {
+fn cut_together(weights: &[ShardTiles], world: usize, unit: usize) -> Vec<BlockCuts> {
     let elements = |tiles: &ShardTiles| tiles.full().elements() as u128;
     let total: u128 = weights.iter().map(elements).sum();
     let mut before = 0;

@@ -1,4 +1,4 @@
-//! [`Philox`]: the counter-based random generator behind stochastic rounding and initialisation.
+//! [`Philox`]: the counter-based random generator of stochastic rounding and initialisation.
 
 /// A counter-based random generator, Philox4x32-10 (Salmon et al., SC 2011). A value depends only on
 /// key and counter, so results do not depend on sharding, thread count or device.

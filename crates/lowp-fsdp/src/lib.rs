@@ -4,7 +4,7 @@
 //!
 //! A [`ShardedModel`] has all parameters of a rank. The network that runs the layers is in another crate: it reads gathered weights on the
 //! device ([`ShardedWeight::with_gathered`]) or decoded on the host ([`ShardedWeight::with_values`]), and pushes their gradients. Layers
-//! use the same memory in turn ([`LayerMemory`]). [`cost`] computes memory and traffic before anything is allocated.
+//! use the same memory one after the other ([`LayerMemory`]). [`cost`] computes memory and traffic before anything is allocated.
 //!
 //! ```
 //! use lowp_format::{AnyRecipe, RecipeOptions};

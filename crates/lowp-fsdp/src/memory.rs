@@ -1,4 +1,4 @@
-//! [`LayerMemory`]: memory that the layers of a rank use in turn.
+//! [`LayerMemory`]: memory that the layers of a rank use one after the other.
 
 use std::mem::take;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};

@@ -109,8 +109,8 @@ pub struct RecipeOperands<B: Backend> {
 }
 
 /// Casts that a layer keeps planned: those of the batches of training and evaluation, and the
-/// gradients of twelve micro-batches, whose random numbers start at other tokens. Whoever uses more
-/// in turn plans them again.
+/// gradients of twelve micro-batches, whose random numbers start at other tokens. A layer that
+/// alternates between more plans them again.
 const MAX_CASTS: usize = 32;
 
 /// What a planned cast is found by.

@@ -7,7 +7,7 @@ use lowp_kernels::{Backend, KernelError};
 #[derive(Debug)]
 pub(crate) struct Saving<B: Backend> {
     stream: B,
-    /// Behind the copies that the next step must follow.
+    /// The point after the copies that the next step must follow.
     copied: Option<B::Event>,
 }
 
@@ -20,7 +20,7 @@ impl<B: Backend> Saving<B> {
         })
     }
 
-    /// Lets `copies` be given to the stream behind what `backend` was given so far.
+    /// Lets `copies` be given to the stream after what `backend` was given so far.
     pub(crate) fn begin<T, E: From<KernelError>>(
         &mut self,
         backend: &B,
@@ -28,7 +28,7 @@ impl<B: Backend> Saving<B> {
     ) -> Result<T, E> {
         self.stream.wait_for(backend)?;
         let made = copies(&self.stream);
-        // Also behind those before one that failed.
+        // Where one failed, the next step must follow the ones before it.
         self.copied = Some(self.stream.record()?);
         made
     }

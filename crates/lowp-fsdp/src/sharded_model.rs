@@ -32,6 +32,19 @@ pub enum Sharding {
     Zero1,
 }
 
+impl Sharding {
+    /// Both.
+    pub const ALL: [Self; 2] = [Self::Fsdp, Self::Zero1];
+
+    /// `fsdp` or `zero1`.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Fsdp => "fsdp",
+            Self::Zero1 => "zero1",
+        }
+    }
+}
+
 /// How a [`ShardedModel`] is trained.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct ModelOptions {

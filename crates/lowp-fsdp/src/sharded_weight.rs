@@ -449,7 +449,7 @@ impl<B: Backend, R: Recipe> ShardedWeight<B, R> {
         or_abort(&*self.mesh.world, self.reduce(gradient))
     }
 
-    /// Has `watch` told of every gather of the weight's block; where the optimizer's step gathers all weights, of none.
+    /// Has `watch` called for every gather of the weight's block; where the optimizer's step gathers all weights, for none.
     ///
     /// # Errors
     /// A thread failed while it used the weight.

@@ -86,7 +86,7 @@ impl<B: Backend, R: Recipe> LockedWeight<'_, B, R> {
         }
     }
 
-    /// Has `watch` told of the gathers of the block.
+    /// Has `watch` called for the gathers of the block.
     pub(crate) fn watch(&mut self, watch: GatherWatch<B>) {
         if let Self::Rows(block, _) = self {
             block.group.watch(watch);

@@ -34,7 +34,7 @@ fn dtype(of: Dtype) -> sys::cudaDataType_t {
     }
 }
 
-/// The mode that cuBLASLt is told; one for a tensor is what it expects, and versions before 12.8 know of no other.
+/// The mode that cuBLASLt gets. Without one it expects one scale for a tensor, and versions before 12.8 know nothing else.
 fn scale_mode(of: ScaleMode) -> Option<sys::cublasLtMatmulMatrixScale_t> {
     use sys::cublasLtMatmulMatrixScale_t as Mode;
     match of {
@@ -198,7 +198,7 @@ impl CublasLt {
     }
 }
 
-/// What all addresses are multiples of, up to the 256 that cuBLASLt expects unless it is told otherwise.
+/// What all addresses are multiples of, up to the 256 that cuBLASLt expects by default.
 fn alignment(addresses: [u64; 3]) -> u32 {
     let common = addresses.into_iter().fold(256, |all, one| all | one);
     1 << common.trailing_zeros()
@@ -366,7 +366,7 @@ impl Drop for CublasLt {
             .get_mut()
             .unwrap_or_else(PoisonError::into_inner);
         let (planned, handle) = (take(planned), &mut self.handle);
-        // Behind the work of the stream, with the device current.
+        // After the work of the stream, with the device current.
         self.cuda.free_foreign(|| {
             drop(planned);
             handle.destroy();

@@ -89,7 +89,7 @@ impl Input {
         known(self.observed(recipe, usage, source)?)
     }
 
-    /// The operand of a weight gradient, behind its Hadamard transform.
+    /// The operand of a weight gradient, after its Hadamard transform.
     fn hadamard(&self, recipe: &AnyRecipe) -> Result<EncodeJob<Cpu>> {
         let quantizers = recipe.quantizers(Role::Activation);
         let mut job = self.observed(recipe, Usage::COLUMNWISE, self.source())?;

@@ -178,7 +178,7 @@ pub trait Backend: sealed::Backend + Clone + Debug + Send + Sync + 'static {
     /// The device has no room.
     fn fork(&self) -> Result<Self, KernelError>;
 
-    /// The point behind everything that the stream was given so far.
+    /// The point after everything that the stream was given so far.
     ///
     /// # Errors
     /// The device failed.

@@ -14,7 +14,7 @@ pub trait DeviceBuffer<T: Element>: Clone + Debug + Send + Sync + 'static {
         self.len() == 0
     }
 
-    /// The content, behind all work that the device was given so far, whatever the stream. Waits for it.
+    /// The content after all work that the device was given so far, whatever the stream. Waits for that work.
     /// [`crate::Backend::download`] waits for one stream only.
     ///
     /// # Errors

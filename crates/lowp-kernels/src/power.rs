@@ -42,7 +42,7 @@ mod tests {
 
     #[test]
     fn corrections_equal_exact_arithmetic() {
-        /// The binary point: 100 bits behind it, and room for the 24 of a factor.
+        /// The binary point: 100 bits after it, and room for the 24 of a factor.
         const POINT: i32 = 100;
         for beta in BETAS {
             // beta is factor * 2^-40: all of these betas are multiples of that.

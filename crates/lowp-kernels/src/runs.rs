@@ -153,8 +153,8 @@ mod tests {
             buffers: Rearranged::Bytes([from, to]),
         };
         let error = Cpu.plan(Work::Rearrange(vec![job])).expect_err("an entry");
-        let told = "job 0 writes entry 3 of its destination again in copy 2;";
-        assert!(error.to_string().starts_with(told), "{error}");
+        let expected = "job 0 writes entry 3 of its destination again in copy 2;";
+        assert!(error.to_string().starts_with(expected), "{error}");
     }
 
     proptest! {

@@ -187,7 +187,7 @@ pub struct GradContribution {
 impl GradContribution {
     /// Bytes of a part.
     pub const BYTES: usize = 32;
-    /// Bytes of it that [`crate::SumSquaresJob`] writes; the host writes those behind.
+    /// Bytes of it that [`crate::SumSquaresJob`] writes; the host writes those after them.
     pub const SUMS: usize = 16;
 
     /// The part as a device has it.

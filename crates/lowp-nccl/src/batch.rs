@@ -178,7 +178,7 @@ impl Batch {
         }
     }
 
-    /// Behind what is received: sums of even parts are there.
+    /// After the ranks have sent: adds what was received, so that the sums of even parts are there.
     pub(crate) fn end(&self, cuda: &Cuda) -> Result<(), CommError> {
         match &self.even {
             EvenSums::Library(sums) => run_if(cuda, sums.add.as_ref()),

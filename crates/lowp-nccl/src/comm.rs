@@ -490,7 +490,7 @@ impl Communicator<Cuda> for NcclComm {
         let run = || -> Result<Traffic, CommError> {
             batch.check(&self.cuda, self.rank(), self.world_size())?;
             self.own(batch)?;
-            // What others are told by NCCL's group, which the watchdog ends.
+            // After a failure the watchdog ends NCCL's group. Ranks without one look for the failure here.
             if self.raw.is_none() {
                 self.control.failure().map_or(Ok(()), Err)?;
             }

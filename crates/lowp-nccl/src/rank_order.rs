@@ -14,7 +14,7 @@ use crate::staging::Staging;
 /// Most batches that are kept: callers whose gradients move all the time plan anew.
 const MOST: usize = 4096;
 
-/// All of it works in one memory, in turn, on one stream.
+/// All of them work in one memory, one after the other, on one stream.
 #[derive(Debug, Default)]
 pub(crate) struct RankOrder {
     batches: HashMap<(GradWire, Vec<Place>), Batch>,

@@ -116,7 +116,7 @@ pub(crate) struct Raw {
     handle: Mutex<Handle>,
     /// The same handle for who ends it, also while a call is stuck; `None` once it was ended.
     stuck: Mutex<Option<Handle>>,
-    /// Whether it was aborted: no call may use it.
+    /// Whether it is aborted, now or in a moment: no call may use it.
     ended: AtomicBool,
     /// The thread that ends it.
     aborting: Mutex<Option<JoinHandle<()>>>,
@@ -284,10 +284,13 @@ impl Group for Raw {
         }
     }
 
-    /// Ends the group: operations on the device stop, and later ones are not begun. NCCL waits for graphs of its
+    /// Ends the group: later operations are not begun, and a moment later those on the device stop. NCCL waits for graphs of its
     /// operations before it returns, so a thread of its own waits for it.
+    ///
+    /// The operations of one rank can seem done when those of another are stopped: in that moment the other rank has heard of the failure and begins no more.
     fn abort(&self) {
         const PATIENCE: Duration = Duration::from_secs(1);
+        const MOMENT: Duration = Duration::from_millis(200);
         let stuck = self
             .stuck
             .lock()
@@ -306,6 +309,7 @@ impl Group for Raw {
         }
         let cuda = self.cuda.clone();
         let end = move || {
+            thread::sleep(MOMENT);
             handle.abort();
             // The device was there until now.
             drop(cuda);

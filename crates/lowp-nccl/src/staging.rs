@@ -1,4 +1,4 @@
-//! [`Staging`]: memory of a device between what arrives and the sums. All batches use it in turn, on one stream.
+//! [`Staging`]: memory of a device between what arrives and the sums. All batches use it one after the other, on one stream.
 
 use lowp_comm::ReduceStaging;
 use lowp_kernels::{

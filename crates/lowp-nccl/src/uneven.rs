@@ -96,7 +96,7 @@ impl Delivery {
         Ok(())
     }
 
-    /// Behind what is received: the sums are where they belong.
+    /// After the ranks have sent: adds and copies what was received, so that the sums are where they belong.
     pub(crate) fn end(&self, cuda: &Cuda) -> Result<(), CommError> {
         run_if(cuda, self.copy.as_ref())?;
         run_if(cuda, self.add.as_ref())

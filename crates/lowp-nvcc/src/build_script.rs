@@ -101,7 +101,7 @@ pub fn rerun_if_changed() {
     }
 }
 
-/// How a build script ends: an error is told to cargo, line by line.
+/// How a build script ends: cargo gets an error line by line.
 pub fn end(done: Result<()>) -> ExitCode {
     match done {
         Ok(()) => ExitCode::SUCCESS,

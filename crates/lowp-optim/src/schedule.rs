@@ -15,6 +15,17 @@ pub enum Decay {
     },
 }
 
+impl Decay {
+    /// `cosine`, `linear` or `wsd`.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Cosine => "cosine",
+            Self::Linear => "linear",
+            Self::Stable { .. } => "wsd",
+        }
+    }
+}
+
 /// A learning-rate schedule as a factor of the base rate: `step / warmup` up to step `warmup`, then
 /// from 1 down to `floor` at step `total`, as `decay` says. Pass its factor as
 /// [`StepOptions::lr_factor`](crate::StepOptions::lr_factor).

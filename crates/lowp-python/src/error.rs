@@ -52,7 +52,7 @@ impl From<Error> for PyErr {
 
 /// What cannot be in a CUDA graph.
 const CAPTURES: &str = "what a stream or a set of addresses needs when it first comes is not made in a capture of a CUDA graph: steps of an \
-                        optimizer are captured behind one on the same stream, and layers whose weights are lowp tensors stay out of the graph";
+                        optimizer are captured after one on the same stream, and layers whose weights are lowp tensors stay out of the graph";
 
 impl From<PyErr> for Error {
     fn from(error: PyErr) -> Self {

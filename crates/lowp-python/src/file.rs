@@ -24,7 +24,7 @@ pub(crate) struct File {
 }
 
 /// A tensor of a file: name, dtype, shape, and of a quantized one its recipe and usage.
-type Told = (String, String, Vec<usize>, Option<(Recipe, &'static str)>);
+type Listed = (String, String, Vec<usize>, Option<(Recipe, &'static str)>);
 
 #[pymethods]
 impl File {
@@ -38,7 +38,7 @@ impl File {
     }
 
     /// Its tensors, by name. A quantized one is one of them.
-    fn tensors(&self) -> Vec<Told> {
+    fn tensors(&self) -> Vec<Listed> {
         let parts: BTreeSet<String> = self
             .quantized
             .values()
@@ -64,7 +64,7 @@ impl File {
             let kept = Some((recipe, tensor.usage().label()));
             (name.clone(), dtype, vec![rows, cols], kept)
         });
-        let mut all: Vec<Told> = plain.chain(quantized).collect();
+        let mut all: Vec<Listed> = plain.chain(quantized).collect();
         all.sort_by(|a, b| a.0.cmp(&b.0));
         all
     }

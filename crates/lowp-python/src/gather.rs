@@ -209,7 +209,7 @@ impl<B: Held> Hooked for Of<B> {
     fn attach(&mut self, device: &Device, padded: Vec<Memory>) -> Result<(), Error> {
         let backend = B::of_or(device, "the gather")?;
         let mut padded = wrapped(&backend, padded)?;
-        // Their lengths are checked behind this.
+        // Their lengths are checked in `send_buffers_with`.
         let next = |input: &lowp_shard::HookInput, _: usize| {
             padded.next().ok_or_else(|| missing(input.spec.key))
         };

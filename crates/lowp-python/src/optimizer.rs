@@ -26,7 +26,7 @@ use crate::tensor::{Named, tensor};
 const SETS: usize = 8;
 
 /// Steps whose reports the host does not wait for.
-const BEHIND: usize = 2;
+const UNREAD: usize = 2;
 
 /// lr, beta1, beta2, eps, weight decay.
 type GroupArg = (f32, f32, f32, f32, f32);
@@ -294,7 +294,7 @@ impl<B: Held> Of<B> {
             return Ok(());
         }
         self.reports.push_back(self.optimizer.outcome()?);
-        if self.reports.len() > BEHIND
+        if self.reports.len() > UNREAD
             && let Some(report) = self.reports.pop_front()
         {
             let _: StepReport = report.wait()?;

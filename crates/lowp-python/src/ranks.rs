@@ -47,7 +47,7 @@ impl Ranks {
         })
     }
 
-    /// What the error of a call of the object means: the failure of a rank that told its cause, ranks that are at different calls, or
+    /// What the error of a call of the object means: the failure of a rank that gave its cause, ranks that are at different calls, or
     /// an error of `torch.distributed` here.
     fn heard(&self, py: Python<'_>, op: &str, error: &PyErr) -> CommError {
         let value = error.value(py);
@@ -115,9 +115,9 @@ impl Control for Ranks {
         };
         if self.members.len() > 1 {
             // If it fails, too, the time limit of the process group ends the others.
-            let told =
+            let sent =
                 Python::attach(|py| self.object.call_method1(py, "fail", (message,)).map(drop));
-            drop(told);
+            drop(sent);
         }
         cause
     }
@@ -157,7 +157,7 @@ pub(crate) fn communicator<B: Place>(
 }
 
 impl<B: Place> TorchComm<B> {
-    /// Calls a collective of PyTorch on the backend's stream. An error whose cause no other rank told is of this rank, until
+    /// Calls a collective of PyTorch on the backend's stream. An error whose cause no other rank gave is of this rank, until
     /// [`Control::fail`] tells the others.
     fn call<'py, A>(&self, method: &str, spans: A) -> Result<(), CommError>
     where

@@ -25,7 +25,7 @@ def decoded(values, recipe):
 
 
 class Products(unittest.TestCase):
-    def test_streams_hold_no_memory_behind_their_products(self):
+    def test_streams_hold_no_memory_after_their_products(self):
         layer, x = coded()
         with torch.no_grad():
             expected = layer(x)

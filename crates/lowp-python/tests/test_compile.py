@@ -147,7 +147,7 @@ class Compiled(unittest.TestCase):
             with self.assertRaisesRegex(Exception, "the last axis of the input must have 64 values"):
                 torch.compile(layer, backend="eager")(torch.zeros(16, 32))
 
-    def test_weights_are_looked_at_behind_a_break(self):
+    def test_weights_are_looked_at_after_a_break(self):
         layer = nn.Linear(64, 64)
         lowp.quantize_model_(layer, "mxfp8")
 

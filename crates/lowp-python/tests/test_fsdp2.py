@@ -59,7 +59,7 @@ class Check:
 
     def __call__(self, net, x):
         hook = self.layer.register_forward_hook(self.compare)
-        # Behind the hooks of FSDP2, so that the weight is there.
+        # Before the hooks of FSDP2, which free the weight.
         self.layer._forward_hooks.move_to_end(hook.id, last=False)
         try:
             return net(x)

@@ -51,7 +51,7 @@ def gathered(rank, world, replicas, cases):
 
 
 def dictionary(rank, world):
-    """A full state dictionary, written to a file and loaded into a model that is sharded behind it."""
+    """A full state dictionary, written to a file and loaded into a model that is sharded after that."""
     options = StateDictOptions(full_state_dict=True, cpu_offload=False)
     net, whole = sharded("mxfp8-2d", 64)
     state = get_model_state_dict(net, options=options)

@@ -200,7 +200,7 @@ class Loads(unittest.TestCase):
                     for text in said:
                         self.assertIn("has a scale that rows of several ranks share", text)
 
-    def test_steps_behind_a_load_are_those_without_it(self):
+    def test_steps_after_a_load_are_those_without_it(self):
         for world in (1, 2, 3, 4):
             with self.subTest(world=world), tempfile.TemporaryDirectory() as folder:
                 cases = sum(case[0] == world for case in CASES)

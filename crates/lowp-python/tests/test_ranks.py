@@ -123,7 +123,7 @@ def first_steps(rank, world):
 
 
 def gone(rank, world):
-    """A rank that ends while the others wait for it, and told nobody why."""
+    """A rank that ends while the others wait for it, without a word of why."""
     net = sharded()
     opt = lowp.AdamW(net.parameters())
     net(torch.ones(4, 64)).sum().backward()
@@ -298,7 +298,7 @@ def failing_gathers(rank, world, when):
 
 
 def fails_twice(rank, world):
-    """A failure that is caught, and one of another cause over the same group, of a rank that told nobody."""
+    """A failure that is caught, and one of another cause over the same group, of a rank whose cause nobody has heard."""
     ranks_of = OnHost(None, torch.device("cpu"))
     found = []
     if rank == 1:
@@ -351,7 +351,7 @@ def replaced_too_late(rank, world):
 
 
 def before_the_plan(rank, world):
-    """What is wrong on one rank before the ranks have told each other anything."""
+    """What is wrong on one rank before the ranks have sent each other anything."""
     found = []
     for case in ("frozen", "whole", "betas", "dtype"):
         net = sharded()

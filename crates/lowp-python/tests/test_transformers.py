@@ -1,4 +1,4 @@
-"""transformers' Trainer over quantized weights on one process: what trains, what is saved, and what the other ways are told."""
+"""transformers' Trainer over quantized weights on one process: what trains, what is saved, and what error the other ways end with."""
 
 import copy
 import gc

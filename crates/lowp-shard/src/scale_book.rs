@@ -202,7 +202,7 @@ impl ScaleBookBuilder {
         slots
     }
 
-    /// Where `entry` is: among those of its group, if it is there, else behind all.
+    /// Where `entry` is: among those of its group, if it is there, else after all others.
     fn place(&mut self, entry: Entry, group: Option<usize>) -> usize {
         let group = group.filter(|_| entry.is_tensor());
         let known = self

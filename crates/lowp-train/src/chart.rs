@@ -45,7 +45,7 @@ pub fn escape(text: &str) -> String {
         .replace('"', "&quot;")
 }
 
-/// Values over steps, one line per series; `unit` stands above the vertical axis.
+/// Values over steps, one line per series; `unit` stands above the vertical axis. Without finite values the picture says so.
 pub fn curves(title: &str, unit: &str, series: &[Series<'_, Vec<f64>>]) -> String {
     let all = || {
         series
@@ -57,15 +57,20 @@ pub fn curves(title: &str, unit: &str, series: &[Series<'_, Vec<f64>>]) -> Strin
     let range = all().fold(None, |range: Option<[f64; 2]>, v| {
         Some(range.map_or([v, v], |[low, high]| [low.min(v), high.max(v)]))
     });
+    let mut out = open(HEIGHT, title);
     let Some([low, high]) = range else {
-        return "<p>No finite values.</p>".to_owned();
+        let _ = write!(
+            out,
+            "<text x=\"{LEFT}\" y=\"{TOP}\">{}: no finite values</text></svg>",
+            escape(title)
+        );
+        return out;
     };
     let grid = Grid::new(low, high, 6.0);
     let ([bottom, top], [first, last]) = (grid.range(), [1.0, steps.max(2) as f64]);
     let x = |step: f64| LEFT + (step - first) / (last - first) * (WIDTH - LEFT - RIGHT);
     let y = |value: f64| TOP + (top - value) / (top - bottom) * (HEIGHT - TOP - BOTTOM);
     let (right, base) = (WIDTH - RIGHT, HEIGHT - BOTTOM);
-    let mut out = open(HEIGHT, title);
     for value in grid.lines() {
         let (gy, class) = (y(value), if value == 0.0 { "grid zero" } else { "grid" });
         let _ = write!(
@@ -115,7 +120,7 @@ pub fn curves(title: &str, unit: &str, series: &[Series<'_, Vec<f64>>]) -> Strin
     out
 }
 
-/// One horizontal bar per entry with its value behind it, and a marked value to compare with.
+/// One horizontal bar per entry with its value after it, and a marked value to compare with.
 pub fn bars(title: &str, entries: &[Series<'_, f64>], mark: Option<(&str, f64)>) -> String {
     const BAR: f64 = 28.0;
     const VALUES: f64 = 64.0;
@@ -280,8 +285,12 @@ mod tests {
 
     #[test]
     fn charts_survive_odd_input() {
-        assert!(curves("t", "u", &[]).contains("No finite"));
-        assert!(curves("t", "u", &[series("a", vec![f64::NAN])]).contains("No finite"));
+        for empty in [vec![], vec![series("a", vec![f64::NAN])]] {
+            let drawn = curves("t", "u", &empty);
+            assert!(
+                drawn.starts_with("<svg ") && drawn.ends_with(">t: no finite values</text></svg>")
+            );
+        }
         for values in [
             vec![2.0],
             vec![0.0; 3],

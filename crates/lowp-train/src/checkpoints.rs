@@ -218,6 +218,32 @@ impl Checkpoints {
     }
 }
 
+impl Checkpoints {
+    /// Checks that a run which goes on from one checkpoint, `resumed` of `step`, does not replace those that follow it.
+    fn check_later(
+        &self,
+        (run, seed): (&Run, u64),
+        resumed: &Path,
+        step: u64,
+    ) -> Result<(), TrainError> {
+        if !self.resumes_where_it_saves(run, seed) {
+            return Ok(());
+        }
+        let Some((save, folder)) = self.save.clone().zip(self.folder_of(run, seed)) else {
+            return Ok(());
+        };
+        match steps(&folder).map_err(unreadable)?.last() {
+            Some(&last) if last > step => Err(TrainError::LaterCheckpoints {
+                save,
+                folder,
+                resumed: resumed.to_owned(),
+                last,
+            }),
+            _ => Ok(()),
+        }
+    }
+}
+
 /// Checkpoints that cannot be read, found before the run.
 fn unreadable(why: CheckpointError) -> TrainError {
     TrainError::Resume(Box::new(why))
@@ -288,6 +314,9 @@ impl Resumed {
         if step > last as u64 {
             let folder = checkpoint.folder().to_owned();
             return Err(TrainError::BehindTheEnd { folder, step, last });
+        }
+        if is_checkpoint(&folder) && step < last as u64 {
+            checkpoints.check_later((run, config.seed), checkpoint.folder(), step)?;
         }
         Ok(Some(Self {
             checkpoint,

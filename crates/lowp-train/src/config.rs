@@ -9,8 +9,9 @@ use lowp_shard::Reduction;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeSet;
 
+use crate::defaults;
 use crate::error::TrainError;
-use crate::forms::{self, GradWireForm, ShardingForm, written};
+use crate::forms::{self, written};
 use crate::network::Model;
 use crate::optimizer::Optimizer;
 use crate::run::Run;
@@ -58,13 +59,13 @@ pub struct Config<M> {
     #[serde(with = "forms::mesh")]
     pub mesh: Mesh,
     /// What each rank has of the linear layers between steps. JSON: `"fsdp"` or `"zero1"`.
-    #[serde(with = "ShardingForm")]
+    #[serde(with = "forms::sharding")]
     pub sharding: Sharding,
     /// What happens to gathered weights after the forward pass. JSON: a boolean, or a number of ranks.
     #[serde(with = "forms::reshard")]
     pub reshard_after_forward: ReshardAfterForward,
     /// How gradients travel. JSON: `"f32"` or `"bf16"`.
-    #[serde(with = "GradWireForm")]
+    #[serde(with = "forms::grad_wire")]
     pub grad_wire: GradWire,
     /// What updates parameters; left out of JSON if it is AdamW.
     #[serde(default, skip_serializing_if = "Optimizer::is_default")]
@@ -78,12 +79,12 @@ pub struct Config<M> {
     pub optimizer_state: StateDtypes,
     /// Whether masters and states are page-locked memory of the host, which the device of a rank reads and writes in each step. It changes no
     /// result. Left out of JSON if not.
-    #[serde(default, skip_serializing_if = "forms::is_false")]
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub offload_optimizer: bool,
     /// Highest learning rate.
     pub lr: f32,
     /// Highest learning rate of variables where the optimizer is one of matrices, and AdamW updates them.
-    #[serde(default = "forms::var_lr")]
+    #[serde(default = "defaults::var_lr")]
     pub var_lr: f32,
     /// Steps of linear warm-up.
     pub warmup: u64,
@@ -97,7 +98,7 @@ pub struct Config<M> {
     /// Learning rate of the last step, as a fraction of the highest.
     pub final_lr: f32,
     /// Decay of the second moment of AdamW, and of `exp_avg` of Lion. SGD does not read it.
-    #[serde(default = "forms::beta2")]
+    #[serde(default = "defaults::beta2")]
     pub beta2: f32,
     /// Weight decay of all matrices but those that are named next: decoupled, but for SGD, which adds it to gradients.
     pub weight_decay: f32,
@@ -108,7 +109,7 @@ pub struct Config<M> {
     pub clip: f32,
     /// Coefficient of the z-loss: the gradient is that of the cross entropy plus this times the squared logarithm of the softmax's sum,
     /// while losses are the cross entropy alone. The network does it, and must be made with it ([`Network::z_loss`](crate::Network::z_loss)).
-    #[serde(default, skip_serializing_if = "forms::is_zero")]
+    #[serde(default, skip_serializing_if = "defaults::is_zero")]
     pub z_loss: f32,
     /// Batches of the validation split that a loss on it is averaged over.
     pub eval_batches: usize,
@@ -140,11 +141,11 @@ impl<M> Config<M> {
             optimizer_state: StateDtypes::default(),
             offload_optimizer: false,
             lr: 3e-3,
-            var_lr: forms::var_lr(),
+            var_lr: defaults::var_lr(),
             warmup: 20,
             schedule: Decay::Cosine,
             final_lr: 0.1,
-            beta2: forms::beta2(),
+            beta2: defaults::beta2(),
             weight_decay: 0.1,
             no_decay: Vec::new(),
             clip: 1.0,

@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use crate::error::TrainError;
 
-/// What a network trains on, the same on all ranks: ranks take the sequences of a batch in turn, and any number of ranks sees the same
+/// What a network trains on, the same on all ranks: each rank takes its share of the sequences of a batch, and any number of ranks sees the same
 /// ones.
 pub trait Data: Sync {
     /// What the network takes of the data.
@@ -42,6 +42,11 @@ pub trait Data: Sync {
     /// Tokens of a sequence; 1 where the data are no text.
     fn tokens(&self) -> usize {
         1
+    }
+
+    /// What a loss is the mean of: `token`, `byte`, or `example` where the data are no text.
+    fn unit(&self) -> &'static str {
+        "example"
     }
 
     /// Sequences of the training split, if every sequence is seen once per epoch.

@@ -283,6 +283,21 @@ pub enum TrainError {
         /// The last step there.
         last: u64,
     },
+    /// Checkpoints after the one that is resumed from, where this run would save its own.
+    #[error(
+        "`resume` {resumed}: {folder} has later checkpoints, up to step {last}, which would mix with those of this run; resume from the last \
+         with `resume` {save}, or give another folder to `save`", resumed = resumed.display(), folder = folder.display(), save = save.display()
+    )]
+    LaterCheckpoints {
+        /// The folder to save to.
+        save: PathBuf,
+        /// The folder of this run in it.
+        folder: PathBuf,
+        /// The checkpoint that is resumed from.
+        resumed: PathBuf,
+        /// The last step there.
+        last: u64,
+    },
     /// A checkpoint of a run with another configuration.
     #[error(
         "`resume`: the run in {} was saved with `{field}`{} {}, and this run has {}; give the same value, or start a new run",

@@ -1,10 +1,9 @@
 //! How values of other crates are written in the JSON of a [`Config`](crate::Config).
 
-use lowp_comm::GradWire;
-use lowp_fsdp::Sharding;
-use serde::{Deserialize, Serialize};
+use serde::Serialize;
 use serde_json::Value;
 
+use crate::defaults;
 use crate::error::TrainError;
 
 /// `value` as JSON, by way of text, so that f32 numbers are those that were given.
@@ -12,51 +11,45 @@ pub(crate) fn written(value: &impl Serialize) -> Result<Value, TrainError> {
     Ok(serde_json::from_str(&serde_json::to_string(value)?)?)
 }
 
-/// Whether a field is left out.
-#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde passes references")]
-pub(crate) fn is_false(value: &bool) -> bool {
-    !*value
-}
-
-/// Whether a number is 0, which JSON leaves out.
-#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde passes references")]
-pub(crate) fn is_zero(value: &f32) -> bool {
-    *value == 0.0
-}
-
-/// The default of [`Group`](lowp_optim::Group).
-pub(crate) fn beta2() -> f32 {
-    lowp_optim::Group::default().betas.1
-}
-
-pub(crate) fn var_lr() -> f32 {
-    crate::Optimizer::AdamW.defaults().lr
-}
-
-/// What `field` was where it is left out, of those that older programs left out.
+/// The value of `field` in JSON of older programs, which had no such field.
 pub(crate) fn left_out(field: &str) -> Option<f32> {
     match field {
-        "beta2" => Some(beta2()),
-        "var_lr" => Some(var_lr()),
+        "beta2" => Some(defaults::beta2()),
+        "var_lr" => Some(defaults::var_lr()),
         _ => None,
     }
 }
 
-/// `"fsdp"` or `"zero1"`.
-#[derive(Serialize, Deserialize)]
-#[serde(remote = "Sharding", rename_all = "lowercase")]
-pub(crate) enum ShardingForm {
-    Fsdp,
-    Zero1,
+/// One of two values, by its name.
+macro_rules! by_name {
+    ($module:ident, $type:ty) => {
+        pub(crate) mod $module {
+            use serde::de::Error;
+            use serde::{Deserialize, Deserializer, Serializer};
+
+            const ALL: [$type; 2] = <$type>::ALL;
+            const NAMES: [&str; 2] = [ALL[0].name(), ALL[1].name()];
+
+            pub(crate) fn serialize<S: Serializer>(
+                value: &$type,
+                to: S,
+            ) -> Result<S::Ok, S::Error> {
+                to.serialize_str(value.name())
+            }
+
+            pub(crate) fn deserialize<'de, D: Deserializer<'de>>(
+                from: D,
+            ) -> Result<$type, D::Error> {
+                let name = String::deserialize(from)?;
+                let found = ALL.into_iter().find(|value| value.name() == name);
+                found.ok_or_else(|| D::Error::unknown_variant(&name, &NAMES))
+            }
+        }
+    };
 }
 
-/// `"f32"` or `"bf16"`.
-#[derive(Serialize, Deserialize)]
-#[serde(remote = "GradWire", rename_all = "lowercase")]
-pub(crate) enum GradWireForm {
-    F32,
-    Bf16,
-}
+by_name!(sharding, lowp_fsdp::Sharding);
+by_name!(grad_wire, lowp_comm::GradWire);
 
 /// `[replicas, shards]`.
 pub(crate) mod mesh {
@@ -146,18 +139,19 @@ pub(crate) mod decay {
 
     pub(crate) fn serialize<S: Serializer>(decay: &Decay, to: S) -> Result<S::Ok, S::Error> {
         match decay {
-            Decay::Cosine => to.serialize_str("cosine"),
-            Decay::Linear => to.serialize_str("linear"),
             Decay::Stable { decay } => to.serialize_u64(*decay),
+            named => to.serialize_str(named.name()),
         }
     }
 
     pub(crate) fn deserialize<'de, D: Deserializer<'de>>(from: D) -> Result<Decay, D::Error> {
         match Form::deserialize(from)? {
-            Form::Name(name) if name == "cosine" => Ok(Decay::Cosine),
-            Form::Name(name) if name == "linear" => Ok(Decay::Linear),
-            Form::Name(name) => Err(Error::custom(format!("no schedule is called {name}"))),
             Form::Stable(decay) => Ok(Decay::Stable { decay }),
+            Form::Name(name) => {
+                let named = [Decay::Cosine, Decay::Linear];
+                let found = named.into_iter().find(|decay| decay.name() == name);
+                found.ok_or_else(|| Error::custom(format!("no schedule is called {name}")))
+            }
         }
     }
 }

@@ -31,6 +31,7 @@ mod codes;
 mod config;
 mod costs;
 pub mod data;
+mod defaults;
 mod error;
 mod forms;
 mod log;

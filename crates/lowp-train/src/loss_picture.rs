@@ -56,8 +56,8 @@ const STYLE: &str = "svg{--s0:#3c4149;--s1:#0b6fb8;--s2:#c8501e;--s3:#2a8a4a;--s
 const CHART: usize = 350;
 const LEGEND_ROW: usize = 18;
 
-/// The picture of `recipes`, the first of which is the baseline of gaps.
-pub fn picture(recipes: &[RecipeLosses<'_>]) -> String {
+/// The picture of `recipes`, the first of which is the baseline of gaps, if there are others; losses are in `unit`.
+pub fn picture(recipes: &[RecipeLosses<'_>], unit: &str) -> String {
     let steps = recipes
         .first()
         .map_or(0, |baseline| baseline.mean(|_| true).len());
@@ -76,16 +76,13 @@ pub fn picture(recipes: &[RecipeLosses<'_>]) -> String {
         }
     }
     let baseline = recipes.first().map_or("", |baseline| baseline.name);
-    let charts = [
-        curves("Training loss", "nats per byte", &losses),
-        curves(
-            "Gap of the training loss",
-            &format!("% above {baseline}"),
-            &gaps,
-        ),
-    ];
-    let rows = recipes.len().div_ceil(4);
-    let height = 2 * CHART + rows * LEGEND_ROW + 10;
+    let mut charts = vec![curves("Training loss", unit, &losses)];
+    if !gaps.is_empty() {
+        let unit = format!("% above {baseline}");
+        charts.push(curves("Gap of the training loss", &unit, &gaps));
+    }
+    let (rows, legend) = (recipes.len().div_ceil(4), charts.len() * CHART);
+    let height = legend + rows * LEGEND_ROW + 10;
     let mut out = format!(
         "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 760 {height}\"><style>{STYLE}</style>\
          <rect width=\"760\" height=\"{height}\" fill=\"#fff\"/>\n"
@@ -95,10 +92,7 @@ pub fn picture(recipes: &[RecipeLosses<'_>]) -> String {
         let _ = writeln!(out, "{}", chart.replacen("<svg ", &place, 1));
     }
     for (index, RecipeLosses { name, .. }) in recipes.iter().enumerate() {
-        let (x, y) = (
-            56 + index % 4 * 176,
-            2 * CHART + 12 + index / 4 * LEGEND_ROW,
-        );
+        let (x, y) = (56 + index % 4 * 176, legend + 12 + index / 4 * LEGEND_ROW);
         let _ = writeln!(
             out,
             "<line class=\"key\" x1=\"{x}\" y1=\"{y}\" x2=\"{}\" y2=\"{y}\" style=\"{}\"/><text x=\"{}\" y=\"{}\">{}</text>",
@@ -129,11 +123,13 @@ mod tests {
         assert_eq!(baseline.mean(|_| true), [5.0, 6.0]);
         assert!(other.mean(|_| true)[1].is_nan());
         assert_eq!(other.gap(&baseline, 1), [100.0, 0.0]);
-        let drawn = picture(&[baseline, other]);
+        let drawn = picture(&[baseline, other], "nats per token");
         assert!(
-            drawn.contains("a&lt;b") && drawn.contains("% above fp32"),
+            drawn.contains("a&lt;b")
+                && drawn.contains("% above fp32")
+                && drawn.contains(">nats per token<"),
             "{drawn}"
         );
-        assert!(picture(&[]).contains("No finite values"));
+        assert!(picture(&[], "nats").contains("no finite values"));
     }
 }

@@ -9,7 +9,7 @@ use crate::error::TrainError;
 pub struct Evaluation {
     /// Steps that were done.
     pub step: usize,
-    /// Nats per token.
+    /// Nats per token, byte or example ([`Data::unit`](crate::Data::unit)).
     pub loss: f64,
 }
 
@@ -26,9 +26,9 @@ pub struct RunResult {
     pub steps: usize,
     /// Those of the checkpoint that the run resumed from.
     pub resumed_at: u64,
-    /// Loss of each step's batch before its update, nats per byte.
+    /// Loss of each step's batch before its update, in nats ([`Data::unit`](crate::Data::unit)).
     pub train_loss: Vec<f32>,
-    /// Loss on the validation split after the last step, nats per byte.
+    /// Loss on the validation split after the last step, in nats.
     pub val_loss: f64,
     /// The same after every so many steps, as the configuration says.
     pub evaluations: Vec<Evaluation>,

@@ -105,6 +105,10 @@ impl Data for Text {
         self.seq
     }
 
+    fn unit(&self) -> &'static str {
+        "byte"
+    }
+
     fn digest(&self) -> String {
         self.digest.clone()
     }

@@ -1,4 +1,4 @@
-// Causal attention by cuDNN, behind a C interface: cuDNN is found when it is first asked for, by the dynamic loader.
+// Causal attention by cuDNN, with a C interface: cuDNN is found when it is first asked for, by the dynamic loader.
 #include <cudnn_frontend.h>
 
 #include <cstring>

@@ -38,7 +38,7 @@ pub struct MicroBatch {
 pub struct ModelMemory {
     /// What each block keeps from forward to backward, the residual stream and its gradient, and the batch.
     pub activations: u64,
-    /// What layers use in turn: operands and their codes, logits, gradients of activations.
+    /// What layers use one after the other: operands and their codes, logits, gradients of activations.
     pub in_turn: u64,
     /// What products and attention work in.
     pub workspaces: u64,
@@ -325,7 +325,7 @@ mod tests {
         assert!(forward.workspaces < both.workspaces);
     }
 
-    /// What norms of queries and keys read stays, and what they make is where blocks use it in turn.
+    /// What norms of queries and keys read stays, and what they make is in memory that blocks use one after the other.
     #[test]
     fn norms_of_queries_and_keys_keep_what_they_read() {
         let llama = |family| crate::Llama {
@@ -351,7 +351,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_gpu_cannot_take_is_told() {
+    fn what_a_gpu_cannot_take_is_an_error() {
         let sizes = sizes(Arch::Gpt);
         let bf16 = vec![AnyRecipe::plain(Code::Bf16).expect("a recipe"); 12];
         let of = |sizes: &Sizes, batch| ModelMemory::new(sizes, &bf16, &batch, HOPPER);

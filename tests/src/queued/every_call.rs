@@ -1,4 +1,4 @@
-//! A failure of one rank at each of its calls in turn.
+//! A failure of one rank at each of its calls, one call after the other.
 
 use std::fmt::{Debug, Display};
 use std::sync::{Arc, Barrier};

@@ -1,4 +1,4 @@
-//! A backend for tests: the CPU behind handles that queue their work, as the streams of a device
+//! A backend for tests: the CPU, with handles that queue their work, as the streams of a device
 //! do, and that fail at the call that a test chooses.
 
 use std::cell::Cell;

@@ -243,7 +243,7 @@ impl Recipe for Transformed {
 }
 
 #[test]
-fn a_weight_behind_a_transform_is_rejected() {
+fn a_transformed_weight_is_rejected() {
     let transforms = |r: &Transformed| kernels(r).iter().any(|key| key.hadamard);
     let all = AnyRecipe::all().into_iter().map(Transformed);
     let recipes: Vec<Transformed> = all.filter(transforms).collect();

@@ -105,7 +105,7 @@ fn reductions_follow_the_writers() {
 /// Two groups share the pool's memory, and each has a stream of its own for what reads the gathered
 /// weights: the gather of the second group waits for the readers of the first.
 #[test]
-fn gathered_memory_is_written_again_behind_its_last_reader() {
+fn gathered_memory_is_written_again_after_its_last_reader() {
     const SHAPE: Shape = Shape::new(LEN, 32);
     let run = || -> Result<(), ShardError> {
         let [gathers, first, second] = [(); 3].map(|()| Queued::default());
@@ -249,7 +249,7 @@ impl Step {
         self.buckets.push(param)
     }
 
-    /// A step whose gradients come from `from`; the sums are copied behind it.
+    /// A step whose gradients come from `from`; the sums are copied after it.
     fn run(&mut self, from: &[CpuBuffer<f32>]) -> Result<(), ShardError> {
         for &reduction in self.micros {
             self.buckets.begin(reduction)?;
@@ -299,7 +299,7 @@ fn gradients_in_buckets_follow_their_writers_and_leave_memory_to_the_next() {
             step.run(&given(number)?)?;
         }
         step.check(2)?;
-        // What is forgotten is behind what follows, too.
+        // What follows also comes after work that is discarded.
         step.give(0, &at_rest(-1.0, LEN)?)?;
         step.buckets.discard()?;
         let out = step.params[0].out.clone();
@@ -356,7 +356,7 @@ fn gradients_in_buckets_can_be_captured_with_the_step() {
 
 /// The parts that a smaller group of ranks keeps are new memory of a group that borrows a set that is not new.
 #[test]
-fn parts_of_weights_are_written_behind_the_zeros_of_their_memory() {
+fn parts_of_weights_are_written_after_the_zeros_of_their_memory() {
     const SHAPE: Shape = Shape::new(4 * LEN, 32);
     let backends: Vec<Queued> = (0..4).map(|_| Queued::default()).collect();
     let run = run_ranks_on(&backends, TIMEOUT, |rank, comm| -> Result<(), ShardError> {
@@ -420,7 +420,7 @@ fn gradients_in_buckets_begin_anew_after_a_failure() {
             }
             assert!(failed.is_err(), "call {call}");
             if let Ok(reduced) = step.buckets.finish() {
-                // It failed between two of them, or behind all.
+                // It failed between two parameters, or after all of them.
                 let all: usize = reduced.contributions.iter().sum();
                 assert_eq!(all, step.pushed, "call {call}");
                 if all == Step::PARAMS {

@@ -186,7 +186,7 @@ fn a_shard_with_its_own_tensor_scale_is_caught() {
 /// A scale is found by its reciprocal, which several scales share: the audit must find the one that
 /// the codes were written with, where the next one would give another code.
 #[test]
-fn codes_of_any_delayed_scale_are_told_from_those_of_its_neighbours() {
+fn codes_of_any_delayed_scale_are_not_taken_for_those_of_its_neighbours() {
     let delayed = |r: &AnyRecipe| is_delayed(r);
     let recipes: Vec<AnyRecipe> = AnyRecipe::all().into_iter().filter(delayed).collect();
     assert!(!recipes.is_empty());

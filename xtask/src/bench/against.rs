@@ -1,4 +1,4 @@
-//! Comparing with another build of the benchmarks: both run each row in turn, so that both see the
+//! Comparing with another build of the benchmarks: the two alternate, row by row, so that both see the
 //! same state of the machine.
 
 use std::collections::BTreeMap;

@@ -98,7 +98,7 @@ fn children(stat: &str) -> Option<f64> {
     Some((ticks()? + ticks()?) / 100.0)
 }
 
-/// The number behind `key` in the text of /proc/PID/status.
+/// The number after `key` in the text of /proc/PID/status.
 fn field(status: &str, key: &str) -> Option<u64> {
     let line = status.lines().find_map(|line| line.strip_prefix(key))?;
     line.split_whitespace().next()?.parse().ok()

@@ -102,9 +102,9 @@ fn leftovers(file: &SourceFile) -> Vec<(usize, String)> {
 /// Whether `line` calls the macro `name`, not one whose name ends the same way.
 fn calls(line: &str, name: &str) -> bool {
     line.match_indices(name).any(|(at, _)| {
-        let behind = &line[at + name.len()..];
+        let after = &line[at + name.len()..];
         let whole = !line[..at].ends_with(|c: char| c.is_alphanumeric() || c == '_');
-        whole && behind.starts_with('!') && !behind.starts_with("!=")
+        whole && after.starts_with('!') && !after.starts_with("!=")
     })
 }
 

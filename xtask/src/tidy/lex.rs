@@ -18,7 +18,7 @@ pub(super) fn lex(source: &str) -> Lexed {
     while !rest.is_empty() {
         let before = code.strip_suffix(['b', 'c']).unwrap_or(&code);
         let (length, hidden, is_comment) = token(rest, before.ends_with(is_word));
-        let (text, behind) = rest.split_at(length);
+        let (text, after) = rest.split_at(length);
         for (at, c) in text.char_indices() {
             // A view that hides it gets a space, so that columns and lines stay.
             let blank = if c == '\n' { c } else { ' ' };
@@ -26,7 +26,7 @@ pub(super) fn lex(source: &str) -> Lexed {
             code.push(if hides && is_comment { blank } else { c });
             bare.push(if hides { blank } else { c });
         }
-        rest = behind;
+        rest = after;
     }
     let lines = |text: String| text.split('\n').map(str::to_owned).collect();
     Lexed {

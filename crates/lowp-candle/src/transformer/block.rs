@@ -24,7 +24,7 @@ pub(crate) trait Block: Debug + Send + Sync {
     fn linears(&self) -> Vec<&dyn Linear>;
 }
 
-/// Attention and MLP, each behind a norm and added to the residual stream.
+/// Attention and MLP, each after a norm and added to the residual stream.
 #[derive(Debug)]
 pub(crate) struct GptBlock {
     pub(super) config: GptConfig,

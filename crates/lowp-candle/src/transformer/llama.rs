@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use crate::Linear;
 
-/// Attention with rotary positions, whose keys and values may serve several heads each, and a gated MLP; each behind a norm by the root
+/// Attention with rotary positions, whose keys and values may serve several heads each, and a gated MLP; each after a norm by the root
 /// mean square and added to the residual stream.
 #[derive(Debug)]
 pub(crate) struct LlamaBlock {

@@ -214,7 +214,7 @@ impl Gpt {
         self.tokens.with_weight(Phase::Forward, &mut |table| {
             let table = (table, dim);
             x = match &self.positions {
-                Some(positions) => with_values(positions, "embedding", |positions| {
+                Some(positions) => with_values([positions], "embedding", |[positions]| {
                     embed(inputs, table, Some((positions, seq)))
                 })?,
                 None => embed(inputs, table, None)?,
@@ -293,7 +293,7 @@ impl Loss {
         };
         let mut sums = sums.unwrap_or_else(|| vec![0.0; vocab * dim]);
         let rows = self.ids.iter().map(|&id| id as usize);
-        with_values(&dx, "embedding", |dx| {
+        with_values([&dx], "embedding", |[dx]| {
             add_rows(dx, dim, rows, &mut sums);
             self.tokens.sink_gradient(sums)?;
             let Some((positions, seq)) = &self.positions else {

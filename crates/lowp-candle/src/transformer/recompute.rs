@@ -73,7 +73,7 @@ impl CustomOp1 for Again {
         let Some(result) = result else {
             bail!("{}: its result was taken", self.name());
         };
-        let values = with_values(&result, self.name(), |values| Ok(values.to_vec()))?;
+        let values = with_values([&result], self.name(), |[values]| Ok(values.to_vec()))?;
         Ok(output(values, result.shape()))
     }
 

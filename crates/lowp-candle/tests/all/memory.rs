@@ -141,7 +141,7 @@ fn gathered(recipe: AnyRecipe, weights: &[BlockCuts], world: usize, reshard: boo
 fn transient(recipe: AnyRecipe, blocks: usize, world: usize, reshard: bool) -> usize {
     let linears = linears(blocks);
     let shapes = linears.iter().map(|l| Shape::new(l.rows, l.cols));
-    // Blocks use one set of buffers in turn, or each keeps its own until backward.
+    // Blocks use one set of buffers one after the other, or each keeps its own until backward.
     let sets = if reshard { 1 } else { blocks };
     let of_block = shapes.clone().take(linears.len() / blocks);
     let of_block: Vec<_> = of_block.map(|shape| (recipe, shape)).collect();

@@ -354,7 +354,7 @@ fn options_change_operands_as_the_definition_says() {
 }
 
 #[test]
-fn a_product_reads_exactly_what_it_is_told_to() {
+fn a_product_reads_exactly_what_it_is_asked_to() {
     let sets = [Usage::empty(), Usage::ROWWISE, Usage::COLUMNWISE];
     for recipe in AnyRecipe::low_precision() {
         for quantized in sets {

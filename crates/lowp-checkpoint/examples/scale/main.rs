@@ -1,6 +1,6 @@
 //! Checkpoints of 70b and 671b parameters over 1,024 and 16,384 ranks: the real code, and files without data.
 //!
-//! `cargo run --release -p lowp-checkpoint --example scale`; words behind `--` choose lines: `-- 70b even 1024`. Ranks make their lists, the
+//! `cargo run --release -p lowp-checkpoint --example scale`; words after `--` choose lines: `-- 70b even 1024`. Ranks make their lists, the
 //! first one the index; a few ranks write their files, whose entries are zeros that take no room on the disk, and a few resume. Where ranks
 //! have the same tensors, some make their lists from all of their pieces, and the others from one tensor of each kind.
 
@@ -47,7 +47,7 @@ use std::path::Path;
 use block::{Block, Dtype, Late, Piece};
 use error::CheckpointError;
 use index::{FileRecord, INDEX, Index};
-use list::{Table, Told, merge};
+use list::{RankReport, Table, merge};
 use model::{Cut, Model, Tensor};
 use reader::Checkpoint;
 use serde_json::json;
@@ -103,7 +103,7 @@ fn line(model: &Model, cut: Cut, ranks: usize, folder: &Path) -> String {
     // The list of each rank: where all have the same tensors, of one tensor of each kind for most of them.
     let mut tables: HashMap<u64, (Table, usize)> = HashMap::new();
     let kinds = model::one_of_each_kind(&tensors, ranks);
-    let (mut told, mut sent, mut longest) = (Vec::<Told>::new(), 0, 0.0f64);
+    let (mut reports, mut sent, mut longest) = (Vec::<RankReport>::new(), 0, 0.0f64);
     for rank in 0..ranks {
         let whole = cut == Cut::Dealt || rank < 2 || rank.is_power_of_two();
         let of_rank = if whole {
@@ -112,7 +112,7 @@ fn line(model: &Model, cut: Cut, ranks: usize, folder: &Path) -> String {
             let (table, blocks) = model::listed(&parts);
             let bytes = table.to_bytes();
             longest = longest.max(seconds() - begun);
-            let of_rank = Told::new(record(1 << 30), &bytes, blocks);
+            let of_rank = RankReport::new(record(1 << 30), &bytes, blocks);
             tables.entry(of_rank.table).or_insert((table, bytes.len()));
             of_rank
         } else {
@@ -124,24 +124,26 @@ fn line(model: &Model, cut: Cut, ranks: usize, folder: &Path) -> String {
                     .collect()
             };
             let blocks = kinds.iter().map(block).collect();
-            Told {
+            RankReport {
                 blocks,
-                ..told[1].clone()
+                ..reports[1].clone()
             }
         };
         sent += postcard::to_stdvec(&of_rank).expect("a list").len();
-        told.push(of_rank);
+        reports.push(of_rank);
     }
-    let list = postcard::to_stdvec(&told[ranks / 2]).expect("a list").len();
+    let list = postcard::to_stdvec(&reports[ranks / 2])
+        .expect("a list")
+        .len();
     let number = tables.len();
     sent += tables.values().map(|(_, bytes)| bytes).sum::<usize>();
     let tables = tables.into_iter();
     let tables = tables.map(|(digest, (table, _))| (digest, table)).collect();
 
     let begun = seconds();
-    let (kinds, numbers) = merge(&told, &tables).expect("tensors");
+    let (kinds, numbers) = merge(&reports, &tables).expect("tensors");
     let mut merged = seconds() - begun;
-    drop((told, tables));
+    drop((reports, tables));
     let mut index = Index {
         id: ID.to_owned(),
         step: 1,

@@ -26,7 +26,7 @@ impl Cut {
     }
 }
 
-/// A network of equal blocks behind a few others.
+/// A network of a few blocks, followed by equal ones.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Model {
     pub(crate) name: &'static str,

@@ -187,7 +187,7 @@ fn few_files_are_opened() {
 
 /// More files than are kept open are opened again.
 #[test]
-fn many_files_are_opened_in_turn() {
+fn many_files_are_opened_and_read() {
     let ranks = 20;
     let of_rank = |rank| {
         vec![piece(

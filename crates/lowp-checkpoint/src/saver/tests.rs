@@ -410,13 +410,13 @@ fn a_file_that_is_never_written_is_given_up() {
     });
     drop(send);
     assert_eq!(errors[0], errors[1]);
-    let told = [
+    let parts = [
         "step 1 was not saved: rank 1: ",
         "rank-00001.safetensors is not on the disk",
         "for 100ms",
     ];
     assert!(
-        told.iter().all(|text| errors[0].contains(text)),
+        parts.iter().all(|text| errors[0].contains(text)),
         "{}",
         errors[0]
     );

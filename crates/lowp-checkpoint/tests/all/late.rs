@@ -65,7 +65,7 @@ fn the_writer_waits_for_them() {
 
 /// A device that fails, or gives something else, is an error of the step, and the checkpoint before stays.
 #[test]
-fn bytes_that_do_not_come_are_told() {
+fn bytes_that_do_not_come_are_an_error() {
     let folder = tempfile::tempdir().expect("a folder");
     let mut saver = saver(folder.path());
     saver
@@ -94,7 +94,7 @@ fn bytes_that_do_not_come_are_told() {
     }
 }
 
-/// What one rank cannot write is told by all, and what the others wrote is removed; the next checkpoint is whole.
+/// What one rank cannot write is an error of all, and what the others wrote is removed; the next checkpoint is whole.
 #[test]
 fn a_rank_whose_bytes_do_not_come_fails_all() {
     let folder = tempfile::tempdir().expect("a folder");

@@ -374,7 +374,7 @@ fn old_checkpoints_are_removed_and_the_latest_is_named() {
         .filter(|name| name.to_string_lossy().starts_with('.') && name != ".lock")
         .collect();
     assert_eq!(hidden, [""; 0], "nothing unfinished is left");
-    // As what is stopped right behind its first checkpoint leaves it.
+    // As a run leaves it that is stopped right after its first checkpoint.
     fs::remove_file(path.join("latest")).expect("a file");
     assert_eq!(latest(path).expect("a checkpoint"), folder_of(path, 4));
     fs::write(path.join("latest"), "../elsewhere\n").expect("a file");

@@ -172,7 +172,7 @@ fn with_header(good: &[u8], random: &mut Random) -> Vec<u8> {
 }
 
 #[test]
-fn changed_checkpoints_are_read_or_told() {
+fn changed_checkpoints_are_read_or_an_error() {
     let folder = tempfile::tempdir().expect("a folder");
     save(folder.path());
     let step = folder_of(folder.path(), 1);
@@ -206,7 +206,7 @@ fn changed_checkpoints_are_read_or_told() {
             *sum = json!(checksum(index.as_bytes()));
         }
         fs::write(&index_path, changed.to_string()).expect("a file");
-        let told = |error: CheckpointError| {
+        let check = |error: CheckpointError| {
             let text = error.to_string();
             let place = folder.path().display().to_string();
             assert!(text.contains(&place), "{index}: {text}");
@@ -217,7 +217,7 @@ fn changed_checkpoints_are_read_or_told() {
             Ok(checkpoint)
         });
         match found {
-            Err(error) => told(error),
+            Err(error) => check(error),
             Ok(checkpoint) => {
                 let on_disk: u64 = ["rank-00000.safetensors", "rank-00001.safetensors"]
                     .map(|name| fs::metadata(step.join(name)).map_or(0, |found| found.len()))
@@ -231,7 +231,7 @@ fn changed_checkpoints_are_read_or_told() {
                 assert!(all as u64 <= on_disk, "{index}: {all} bytes of {on_disk}");
                 match checkpoint.verify() {
                     Ok(()) => whole += 1,
-                    Err(error) => told(error),
+                    Err(error) => check(error),
                 }
                 for tensor in checkpoint.tensors() {
                     let whole = Block::whole(tensor.shape);
@@ -241,7 +241,7 @@ fn changed_checkpoints_are_read_or_told() {
                         let read = checkpoint.read(tensor.name, tensor.dtype, tensor.shape, block);
                         match read {
                             Ok(read) => assert_eq!(read.len(), bytes(block.shape, tensor.dtype)),
-                            Err(error) => told(error),
+                            Err(error) => check(error),
                         }
                     }
                 }
@@ -251,7 +251,7 @@ fn changed_checkpoints_are_read_or_told() {
             fs::write(&rank_path, &good_rank).expect("a file");
         }
     }
-    // Changes that are always told at the first look would test the first look only.
+    // Changes that are always found at the first look would test the first look only.
     assert!(
         (rounds / 50..rounds / 2).contains(&whole),
         "{whole} of {rounds} were read"

@@ -49,7 +49,7 @@ pub(super) struct RecipeArgs {
     amax_group: Vec<String>,
 
     /// Leave tensors that the recipe cannot take unquantized instead of failing; they are named at the end
-    #[arg(long, alias = "keep-unfit")]
+    #[arg(long)]
     skip_unsupported: bool,
 
     #[command(flatten)]

@@ -63,7 +63,7 @@ pub(super) fn main(args: &Args) -> Result<()> {
         warn_of_overflows(&overflows, float, "--to fp32");
     }
     let foreign = import.foreign();
-    if summary.is_told() && foreign > 0 && args.to.is_none() {
+    if summary.is_watched() && foreign > 0 && args.to.is_none() {
         note(&format!(
             "note: {foreign} weights do not record their recipe; lowp uses the first recipe that decodes them, with its default options"
         ));

@@ -20,6 +20,8 @@ mod tests;
 mod unshard;
 mod verify;
 
+pub(crate) use names::USAGES;
+
 use crate::usage::input_error;
 use anyhow::Result;
 use clap::Subcommand;

@@ -4,7 +4,7 @@ use crate::one_of::{Named, one_of};
 use lowp_file::dtypes::{Dtypes, OutputDtype};
 use lowp_format::{Form, Orientation, Usage};
 
-pub(super) const USAGES: &[Named<Usage>] = &[
+pub(crate) const USAGES: &[Named<Usage>] = &[
     (
         "rowwise",
         "Blocks along K, for the forward GEMM",

@@ -10,7 +10,7 @@ use std::time::Duration;
 
 /// Less work than this is done before a bar could be read.
 const LONG: usize = 64 << 20;
-/// The time that is left is not told before this much is known of it.
+/// The time that is left is not shown before this part of the work is done and this time has passed.
 const KNOWN: (f32, Duration) = (0.01, Duration::from_secs(1));
 
 /// Shows how much of the work is done, on standard error.
@@ -90,7 +90,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_time_left_is_told_when_it_is_known() {
+    fn the_time_left_is_shown_when_it_is_known() {
         let seconds = Duration::from_secs;
         assert_eq!(left(0.5, seconds(10)), Some(seconds(10)));
         assert_eq!(left(1.0, seconds(10)), Some(seconds(0)));

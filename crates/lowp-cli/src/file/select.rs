@@ -132,7 +132,7 @@ impl Chosen<'_> {
             "tensors that the recipe cannot take and",
             self.choices.unsupported(),
         );
-        if summary.is_told() {
+        if summary.is_watched() {
             summary.kept("matrices of integers", &self.integers);
             let groups = all.iter().filter_map(|choice| choice.group).max();
             if let Some(last) = groups {

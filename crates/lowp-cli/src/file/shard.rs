@@ -29,7 +29,7 @@ pub(crate) struct Args {
     output: PathBuf,
 
     /// Number of ranks
-    #[arg(long, value_name = "N", alias = "ranks")]
+    #[arg(long, value_name = "N")]
     world_size: usize,
 
     #[command(flatten)]

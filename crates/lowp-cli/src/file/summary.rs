@@ -23,7 +23,7 @@ pub(super) struct Verbosity {
 /// A tensor that passed through, and why.
 pub(super) type Kept<'a> = (&'a str, String);
 
-/// What is told at the end of a command.
+/// What a command prints at its end.
 #[derive(Debug)]
 pub(super) struct Summary {
     start: Instant,
@@ -38,9 +38,9 @@ impl Summary {
         }
     }
 
-    /// `what` was done, with so many bytes of input and output files. Scripts are not told.
+    /// `what` was done, with so many bytes of input and output files. Scripts get no such line.
     pub(super) fn done(&self, what: &str, read: u64, written: u64) {
-        if self.is_told() {
+        if self.is_watched() {
             note(&format!(
                 "{what}: {} in, {} out, {:.1} s",
                 HumanBytes(read),
@@ -51,7 +51,7 @@ impl Summary {
     }
 
     /// Whether people are watching.
-    pub(super) fn is_told(&self) -> bool {
+    pub(super) fn is_watched(&self) -> bool {
         self.verbose || std::io::stderr().is_terminal()
     }
 
@@ -73,7 +73,7 @@ impl Summary {
 /// Says what of the folder of the input was left out, if anything was and people are watching.
 pub(super) fn left_out(summary: &Summary, files: &OtherFiles) {
     let left_out = files.left_out();
-    if left_out.is_empty() || !summary.is_told() {
+    if left_out.is_empty() || !summary.is_watched() {
         return;
     }
     let names: Vec<String> = left_out

@@ -1,10 +1,12 @@
 //! The options of `lowp plan`.
 
+use crate::device::Device;
+use crate::file::USAGES;
+use crate::one_of::{by_name, one_of};
 use crate::recipes::{RecipeName, RecipeOptionArgs};
 use crate::sharding::ShardingArgs;
 use crate::train::{DEFAULT_RECIPE, SizeArgs};
 use clap::ArgGroup;
-use clap::builder::{PossibleValuesParser, TypedValueParser};
 use lowp_format::{ReshardAfterForward, Shape, Usage};
 
 /// Heading of the options of a whole model.
@@ -73,7 +75,7 @@ JSON of --model:
       staging            where gradients arrive that are added there or sent on
       activations        kept for backward; null, as the next two, where `lowp train` runs no such
                          network on GPUs
-      in_turn            operands, logits and gradients of activations, which layers use in turn
+      in_turn            operands, logits and gradients of activations, whose memory layers reuse
       workspaces         of products and attention
       total              of all; `planned_bytes_per_rank` of `lowp train`
   host                   with --offload-optimizer: masters and states, which `memory` counts, too:
@@ -147,11 +149,11 @@ pub(crate) struct Args {
         long,
         value_name = "NAME",
         default_value = "cpu",
-        value_parser = PossibleValuesParser::new(["cpu", "cuda"]),
+        value_parser = by_name([Device::Cpu, Device::Cuda(0)], Device::kind),
         conflicts_with = "shape",
         help_heading = MODEL
     )]
-    pub(super) device: String,
+    pub(super) device: Device,
 
     /// Sequences per step on GPUs, over all ranks [default: 16]
     #[arg(long, value_name = "N", conflicts_with = "shape", help_heading = MODEL)]
@@ -162,7 +164,7 @@ pub(crate) struct Args {
     pub(super) mask_documents: bool,
 
     /// Number of ranks that the rows are sharded over
-    #[arg(long, value_name = "N", aliases = ["world", "ranks"], required_unless_present = "mesh")]
+    #[arg(long, value_name = "N", required_unless_present = "mesh")]
     pub(super) world_size: Option<usize>,
 
     /// What the weight is gathered for: forward needs rowwise, backward columnwise
@@ -170,7 +172,7 @@ pub(crate) struct Args {
         long,
         value_name = "USAGE",
         default_value = "both",
-        value_parser = PossibleValuesParser::new(["rowwise", "columnwise", "both"]).map(usage_of)
+        value_parser = one_of(USAGES)
     )]
     pub(super) usage: Usage,
 
@@ -213,12 +215,4 @@ pub(super) struct Weight<'a> {
     pub(super) usage: Usage,
     /// Where it was given.
     pub(super) reshard: Option<ReshardAfterForward>,
-}
-
-fn usage_of(text: String) -> Usage {
-    match text.as_str() {
-        "rowwise" => Usage::ROWWISE,
-        "columnwise" => Usage::COLUMNWISE,
-        _ => Usage::BOTH,
-    }
 }

@@ -1,31 +1,20 @@
 //! The options of `lowp train`.
 
 use super::data::DataArg;
+use super::optimizer::OptimizerArgs;
 use super::sizes::{Preset, SizeArgs};
 use crate::device::Device;
 use crate::recipes::{self, RecipeName};
 use crate::sharding::ShardingArgs;
-use clap::ValueEnum;
 use lowp_train::Checkpoints;
 use lowp_transformer::GptConfig;
 use std::path::{Path, PathBuf};
 
-/// The recipe that commands use unless told otherwise: no amax to agree on, and half the bytes of bf16 on the wire.
+/// The recipe that commands use unless an option says otherwise: no amax to agree on, and half the bytes of bf16 on the wire.
 pub(crate) const DEFAULT_RECIPE: &str = "mxfp8";
 
-/// Sequences per step that are trained unless told otherwise.
+/// Sequences per step that are trained unless an option says otherwise.
 pub(crate) const DEFAULT_BATCH: usize = 16;
-
-/// How a learning rate falls, by name.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub(crate) enum ScheduleName {
-    /// Half a cosine
-    Cosine,
-    /// Linearly
-    Linear,
-    /// Constant up to the last --decay-steps, then linearly
-    Wsd,
-}
 
 /// Examples of the help text.
 fn examples() -> String {
@@ -43,13 +32,13 @@ fn examples() -> String {
 }
 
 const JSON: &str = "\
-JSON: {\"device\": \"cpu\" or \"cuda\", \"runs\": [..], \"config\": {..}}. One entry of `runs` per seed and recipe, fp32 first:
+JSON: {\"device\": \"cpu\" or \"cuda\", \"unit\": \"byte\" or \"token\", \"runs\": [..], \"config\": {..}}. Losses are in nats per `unit`, that of the data. One entry of `runs` per seed and recipe, fp32 first:
   recipe                 the name as given
   seed                   of initial weights, batches and stochastic rounding
   ranks, steps           number of ranks; number of completed steps
   resumed_at             the step of the checkpoint from which the run resumed, or 0
-  train_loss             array: loss of each step's batch before its update, nats per token (without --model per byte)
-  val_loss               loss on the validation split after the last step, nats per token
+  train_loss             array: loss of each step's batch before its update
+  val_loss               loss on the validation split after the last step
   evaluations            array: `step` and `loss` of each evaluation of --eval-every
   gap_percent            val_loss above that of fp32 with the same seed, or null
   wire_bytes_per_step    bytes of linear weights that one replica sent per step, as counted
@@ -104,16 +93,12 @@ pub(crate) struct Args {
     #[arg(long, value_name = "all|NAME,NAME", value_delimiter = ',', hide_possible_values = true, value_parser = RecipeName { all: Some(("all", "every low-precision recipe")) })]
     pub(crate) compare: Vec<String>,
 
-    /// The same as `lowp recipes`
-    #[arg(long, exclusive = true, hide = true)]
-    pub(crate) list: bool,
-
     /// Device of the model: `cpu`, or `cuda` with one GPU per rank; with `cuda:N` the first rank uses GPU N
     #[arg(long, value_name = "NAME", default_value = "cpu")]
     pub(crate) device: Device,
 
     /// Number of ranks that the weights are sharded over [default: 2, or as many as a launcher started]
-    #[arg(long, value_name = "N", alias = "ranks", conflicts_with = "mesh")]
+    #[arg(long, value_name = "N", conflicts_with = "mesh")]
     pub(crate) world_size: Option<usize>,
 
     #[command(flatten)]
@@ -180,6 +165,22 @@ pub(crate) struct Args {
     #[arg(long, value_name = "N")]
     pub(crate) eval_every: Option<usize>,
 
+    /// Skip the check at the end, which compares every gathered weight with a cast of its masters
+    #[arg(long)]
+    pub(crate) no_audit: bool,
+
+    /// Scale activations and gradients on GPUs by their amax over all ranks, as on the CPU, not by the amax of each rank's tokens
+    #[arg(long)]
+    pub(crate) agree_amaxes: bool,
+
+    /// Print how the GPU spent its time in the last step
+    #[arg(long)]
+    pub(crate) profile: bool,
+
+    /// Do not train the fp32 baseline
+    #[arg(long)]
+    pub(crate) no_baseline: bool,
+
     /// Continue from the weights of a Hugging Face folder, in f32, f16, bf16 or quantized: Llama, Mistral or Qwen3. No fp32 baseline is
     /// trained, unless --compare names it
     #[arg(
@@ -218,112 +219,8 @@ pub(crate) struct Args {
     )]
     pub(crate) precision_tail: f64,
 
-    /// Highest learning rate: linear warm-up, then --schedule down to --final-lr of it [default: 3e-3 with adamw and moonlight, 1e-3 with
-    /// lion, 0.1 with sgd, 0.02 with muon; with the weights of --model 2e-5, 7e-6, 7e-4, 1e-4]
-    #[arg(
-        long,
-        value_name = "LR",
-        allow_negative_numbers = true,
-        help_heading = "Optimizer"
-    )]
-    pub(crate) lr: Option<f64>,
-
-    /// With muon and moonlight, the highest learning rate of what adamw updates: embeddings, heads, norms and biases [default: 3e-3, or 2e-5
-    /// with the weights of --model]
-    #[arg(
-        long,
-        value_name = "LR",
-        allow_negative_numbers = true,
-        help_heading = "Optimizer"
-    )]
-    pub(crate) var_lr: Option<f64>,
-
-    /// How the learning rate falls after warm-up
-    #[arg(
-        long,
-        value_name = "NAME",
-        default_value = "cosine",
-        help_heading = "Optimizer"
-    )]
-    pub(crate) schedule: ScheduleName,
-
-    /// Last steps in which the learning rate falls, with --schedule wsd [default: a fifth of the steps, at most those after warm-up]
-    #[arg(long, value_name = "N", help_heading = "Optimizer")]
-    pub(crate) decay_steps: Option<u64>,
-
-    /// Learning rate of the last step, as a fraction of the highest
-    #[arg(
-        long,
-        value_name = "FRACTION",
-        default_value_t = 0.1,
-        allow_negative_numbers = true,
-        help_heading = "Optimizer"
-    )]
-    pub(crate) final_lr: f64,
-
-    /// Warm-up steps [default: a tenth of the steps, at most 100]
-    #[arg(long, value_name = "N", help_heading = "Optimizer")]
-    pub(crate) warmup: Option<usize>,
-
-    /// Decay of the second moment of adamw, and of the momentum of lion [default: 0.95, or 0.99 with lion]
-    #[arg(
-        long,
-        value_name = "X",
-        allow_negative_numbers = true,
-        help_heading = "Optimizer"
-    )]
-    pub(crate) beta2: Option<f64>,
-
-    /// Weight decay of all matrices but those of --no-decay: decoupled, or added to gradients with sgd [default: 0.1, or 0.3 with lion, 0
-    /// with sgd]
-    #[arg(
-        long,
-        value_name = "X",
-        allow_negative_numbers = true,
-        help_heading = "Optimizer"
-    )]
-    pub(crate) weight_decay: Option<f64>,
-
-    /// Matrices that stay in f32 and do not decay, by name [default: none, or the embedding with --model]
-    #[arg(long, value_name = "GLOB,..", help_heading = "Optimizer")]
-    pub(crate) no_decay: Vec<String>,
-
-    /// Global gradient norm above which gradients are scaled down
-    #[arg(
-        long,
-        value_name = "X",
-        default_value_t = 1.0,
-        allow_negative_numbers = true,
-        help_heading = "Optimizer"
-    )]
-    pub(crate) clip: f64,
-
-    /// Coefficient of the z-loss: adds X * (log sum exp of the logits)^2 to the loss that is differentiated, which keeps logits small.
-    /// Losses that are shown are without it
-    #[arg(
-        long,
-        value_name = "X",
-        default_value_t = 0.0,
-        allow_negative_numbers = true,
-        help_heading = "Optimizer"
-    )]
-    pub(crate) z_loss: f64,
-
-    /// Skip the check at the end, which compares every gathered weight with a cast of its masters
-    #[arg(long)]
-    pub(crate) no_audit: bool,
-
-    /// Scale activations and gradients on GPUs by their amax over all ranks, as on the CPU, not by the amax of each rank's tokens
-    #[arg(long)]
-    pub(crate) agree_amaxes: bool,
-
-    /// Print how the GPU spent its time in the last step
-    #[arg(long)]
-    pub(crate) profile: bool,
-
-    /// Do not train the fp32 baseline
-    #[arg(long)]
-    pub(crate) no_baseline: bool,
+    #[command(flatten, next_help_heading = "Optimizer")]
+    pub(crate) optimizer: OptimizerArgs,
 
     /// Save checkpoints of each run to DIR/NAME-seedN: after the last step, and as --save-every says
     #[arg(long, value_name = "DIR", help_heading = "Checkpoints")]

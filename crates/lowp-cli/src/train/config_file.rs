@@ -1,13 +1,13 @@
 //! `--config`: options from a TOML file, in the place of arguments.
 
 use super::args::Args;
+use super::dependent::{Dependence, dependence, optimizer};
 use crate::files::read_regular;
 use crate::output::{self, shown};
 use crate::usage::UsageError;
 use clap::{Arg, ArgAction, Args as _, Command};
 use lowp_comm::Launch;
 use lowp_optim::StateDtypes;
-use lowp_train::Optimizer;
 use std::any::TypeId;
 use std::ffi::{OsStr, OsString};
 use std::path::{Path, PathBuf};
@@ -123,7 +123,7 @@ fn options(
         let long = key.replace('_', "-");
         let known = command
             .get_arguments()
-            .find(|arg| spellings(arg).any(|name| name == long) && long != "config");
+            .find(|arg| arg.get_long() == Some(long.as_str()) && long != "config");
         let arg = known.ok_or_else(|| {
             wrong(
                 key,
@@ -133,7 +133,8 @@ fn options(
         if given.iter().any(|given| excludes(&command, given, arg)) {
             continue;
         }
-        if let Some(Moot { next_to, kept }) = makes_moot(&long, value, words) {
+        let option = format!("--{long}");
+        if let Some((next_to, kept)) = makes_moot(&option, value, words) {
             moot.push(match &kept {
                 None => format!(
                     "{} has no meaning with {next_to} and is left out",
@@ -141,25 +142,20 @@ fn options(
                 ),
                 Some(kept) => format!("of {} only {kept} has a meaning with {next_to}", shown(key)),
             });
-            all.extend(kept.map(|kept| format!("--{long}={kept}").into()));
+            all.extend(kept.map(|kept| format!("{option}={kept}").into()));
             continue;
         }
-        let option = format!("--{long}");
         let with = format!("{option}=");
         let takes_none = matches!(arg.get_action(), ArgAction::SetTrue);
         let may_take_none = arg.get_num_args().is_some_and(|n| n.min_values() == 0);
+        if let Some(wanted) = wanted(arg, value).filter(|_| !may_take_none) {
+            let value = scalar(value).unwrap_or_default();
+            return Err(wrong(key, &format!("must be {wanted}, not {value}")));
+        }
         match (value, takes_none) {
             (Value::Boolean(true), _) if may_take_none => all.push(option.into()),
             (Value::Boolean(false), _) if may_take_none => {}
             (_, true) => return Err(wrong(key, "must be true or false")),
-            (Value::Boolean(_), false)
-                if arg.get_value_parser().type_id() == TypeId::of::<PathBuf>() =>
-            {
-                return Err(wrong(
-                    key,
-                    "must be a path, not true or false; leave it out for none",
-                ));
-            }
             (Value::Array(values), false) => {
                 let values: Option<Vec<_>> = values.iter().map(scalar).collect();
                 let values = values.ok_or_else(|| wrong(key, "must be a list of values"))?;
@@ -181,65 +177,34 @@ fn options(
     Ok((all, moot))
 }
 
-/// A key of a file that means nothing, or not all of its value does.
-struct Moot {
-    /// The option of the command line, with its value, next to which that is so.
-    next_to: String,
-    /// The part of the value that means something.
-    kept: Option<String>,
-}
-
-/// Whether the key `long` of a file means nothing next to an option of the command line `words`.
-fn makes_moot(long: &str, value: &Value, words: &[OsString]) -> Option<Moot> {
-    let optimizer = || {
-        let name = value_of(words, "--optimizer")?;
-        Optimizer::ALL.into_iter().find(|o| o.name() == name)
-    };
-    let next_to = |optimizer: Optimizer| format!("--optimizer {}", optimizer.name());
-    let with_optimizer = |is_moot: &dyn Fn(Optimizer) -> bool| {
-        let next_to = optimizer().filter(|o| is_moot(*o)).map(next_to)?;
-        Some(Moot {
-            next_to,
-            kept: None,
-        })
-    };
-    let with = |option: &str, is_moot: &dyn Fn(&str) -> bool| {
-        let given = value_of(words, option)?;
-        let next_to = format!("{option} {given}");
-        is_moot(&given).then_some(Moot {
-            next_to,
-            kept: None,
-        })
-    };
-    match long {
-        "beta2" => with_optimizer(&|optimizer| !optimizer.has_beta2()),
-        "var-lr" => with_optimizer(&|optimizer| !optimizer.rule().is_of_matrices()),
-        "optimizer-state" => {
-            let (state, optimizer): (StateDtypes, _) =
-                (value.as_str()?.parse().ok()?, optimizer()?);
-            let kept = state.kept_by(optimizer.var_rule());
-            (kept != state).then(|| Moot {
-                next_to: next_to(optimizer),
-                kept: (kept != StateDtypes::default()).then(|| kept.to_string()),
-            })
-        }
-        "decay-steps" => with("--schedule", &|name| name != "wsd"),
-        "kv-heads" => with("--arch", &|name| name == "gpt"),
-        "reshard-after-forward" => with("--sharding", &|name| name == "zero1"),
-        "agree-amaxes"
-        | "no-cudnn"
-        | "no-prefetch"
-        | "nondeterministic-attention"
-        | "offload-optimizer"
-        | "profile" => with("--device", &|name| name == "cpu"),
-        _ => None,
+/// What `arg` takes, where that is no `value` of this type.
+fn wanted(arg: &Arg, value: &Value) -> Option<&'static str> {
+    let found = arg.get_value_parser().type_id();
+    let is_flag = value.is_bool();
+    let is_fraction = value.as_float().is_some_and(|value| value.fract() != 0.0);
+    let is_whole = found == TypeId::of::<usize>() || found == TypeId::of::<u64>();
+    if is_flag && found == TypeId::of::<PathBuf>() {
+        Some("a path, or left out for none")
+    } else if is_flag && found == TypeId::of::<f64>() {
+        Some("a number")
+    } else {
+        (is_whole && (is_flag || is_fraction)).then_some("a whole number")
     }
 }
 
-/// The names of the option `arg`.
-fn spellings(arg: &Arg) -> impl Iterator<Item = &str> {
-    let aliases = arg.get_all_aliases().unwrap_or_default();
-    arg.get_long().into_iter().chain(aliases)
+/// The option of the command line `words`, with its value, next to which the key of a file that stands for `option` means nothing, or not all of
+/// its `value` does; and the part that does.
+fn makes_moot(option: &str, value: &Value, words: &[OsString]) -> Option<(String, Option<String>)> {
+    if option == "--optimizer-state" {
+        let name = value_of(words, "--optimizer")?;
+        let state: StateDtypes = value.as_str()?.parse().ok()?;
+        let kept = state.kept_by(optimizer(&name)?.var_rule());
+        let part = (kept != StateDtypes::default()).then(|| kept.to_string());
+        return (kept != state).then(|| (format!("--optimizer {name}"), part));
+    }
+    let Dependence { other, applies, .. } = dependence(option)?;
+    let given = value_of(words, other)?;
+    (!applies(&given)).then(|| (format!("{other} {given}"), None))
 }
 
 /// Whether `word` of a command line is the option `arg`, with its value or without.
@@ -249,7 +214,7 @@ fn names(arg: &Arg, word: &OsStr) -> bool {
         return false;
     };
     let name = word.split_once('=').map_or(word, |(name, _)| name);
-    spellings(arg).any(|spelling| spelling == name)
+    arg.get_long() == Some(name)
 }
 
 /// Whether `given` leaves no room for `other`: it is the same option, or conflicts with it.
@@ -328,19 +293,14 @@ mod tests {
         assert_eq!(found, expected);
     }
 
-    /// Whichever of its names, or of the options that it conflicts with, is used on either side.
+    /// An option that is given also replaces those of the file that it conflicts with.
     #[test]
     fn an_option_that_is_given_goes_before_the_file() {
         for (text, given) in [
             ("steps = 3", "--steps=4"),
             ("world_size = 2", "--world-size=3"),
-            ("world_size = 2", "--ranks=3"),
-            ("ranks = 2", "--world-size=3"),
-            ("ranks = 2", "--ranks=3"),
             ("world_size = 2", "--mesh=1x3"),
-            ("ranks = 2", "--mesh=1x3"),
             ("mesh = '1x2'", "--world-size=3"),
-            ("mesh = '1x2'", "--ranks=3"),
             ("steps = 3", "--tokens=4000"),
             ("tokens = 4000", "--steps=3"),
             ("recipe = 'mxfp8'", "--compare=all"),
@@ -354,8 +314,8 @@ mod tests {
             assert_eq!(expanded(text, &apart).expect(text), apart, "{text}");
         }
         // Others stay.
-        let found = expanded("ranks = 2\ntokens = 4000", &["--lr=1"]).expect("options");
-        assert_eq!(found, ["--ranks=2", "--tokens=4000", "--lr=1"]);
+        let found = expanded("tokens = 4000\nworld_size = 2", &["--lr=1"]).expect("options");
+        assert_eq!(found, ["--tokens=4000", "--world-size=2", "--lr=1"]);
     }
 
     /// What other options give their meaning to goes with them; where the file has both, the command says what is wrong.
@@ -425,7 +385,16 @@ mod tests {
             ("help = true", "is no option"),
             ("recompute = 3", "true or false"),
             ("steps = {a = 1}", "one value"),
-            ("save = false", "must be a path"),
+            (
+                "save = false",
+                "save must be a path, or left out for none, not false",
+            ),
+            ("steps = true", "steps must be a whole number, not true"),
+            ("timeout = 1.5", "timeout must be a whole number, not 1.5"),
+            (
+                "peak_tflops = false",
+                "peak_tflops must be a number, not false",
+            ),
             ("lr = 1\nsteps = ", "line 2"),
         ] {
             let error = expanded(text, &[]).expect_err(text);

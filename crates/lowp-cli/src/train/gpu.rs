@@ -1,7 +1,8 @@
 //! The GPUs of `lowp train`: what they take, their ranks, and the network on one.
 
 use super::args::Args;
-use super::config::{Setup, sequences_at_once};
+use super::checks::sequences_at_once;
+use super::config::Setup;
 use crate::gpus;
 use crate::output;
 use crate::usage::UsageError;
@@ -63,12 +64,10 @@ pub(super) fn check(setup: &Setup) -> Result<(), UsageError> {
             "a micro-batch has {tokens} tokens per GPU, but needs a multiple of 128; change --batch or --seq"
         )));
     }
+    let tails = &[false, true][..1 + usize::from(config.tail_steps > 0)];
     for run in &setup.runs {
         for linear in config.linears() {
-            for tail in [false, true]
-                .into_iter()
-                .take(1 + usize::from(config.tail_steps > 0))
-            {
+            for &tail in tails {
                 let recipe = config.recipe_of(run, &linear, (config.model.layers, tail));
                 table::check(&recipe).map_err(|why| {
                     UsageError::new(format!("{}, {}: {why}", run.name, linear.name))

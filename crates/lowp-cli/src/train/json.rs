@@ -16,6 +16,8 @@ use serde::Serialize;
 struct Document<'a> {
     /// `cpu` or `cuda`.
     device: &'static str,
+    /// What losses are means of.
+    unit: &'static str,
     runs: Vec<Run<'a>>,
     config: &'a Config<GptConfig>,
 }
@@ -32,7 +34,11 @@ struct Run<'a> {
 }
 
 /// The whole file as text. Losses that are not finite have no JSON form and become null.
-pub(crate) fn render((args, setup): (&Args, &Setup), runs: &[RunResult]) -> Result<String> {
+pub(crate) fn render(
+    (args, setup): (&Args, &Setup),
+    runs: &[RunResult],
+    unit: &'static str,
+) -> Result<String> {
     let state = |name: &str| {
         let run = setup.runs.iter().find(|run| run.name == name)?;
         let state = setup.optimizer_state(run);
@@ -46,6 +52,7 @@ pub(crate) fn render((args, setup): (&Args, &Setup), runs: &[RunResult]) -> Resu
     };
     let document = Document {
         device: setup.device.kind(),
+        unit,
         runs: runs.iter().map(record).collect(),
         config: &setup.config,
     };

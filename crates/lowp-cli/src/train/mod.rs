@@ -1,13 +1,17 @@
 //! `lowp train`: trains the baseline and the chosen recipes by [`lowp_train::Training`], then prints how they compare.
 
 mod args;
+mod checks;
 mod config;
 mod config_file;
 mod data;
+mod dependent;
 mod folder;
 #[cfg(feature = "cuda")]
 mod gpu;
 mod json;
+mod layers;
+mod optimizer;
 mod options;
 #[cfg(any(feature = "cuda", test))]
 mod peak;
@@ -22,7 +26,8 @@ mod table;
 mod world;
 
 pub(crate) use args::{Args, DEFAULT_BATCH, DEFAULT_RECIPE};
-pub(crate) use config::{check_ranges, check_tokens, reshard, sequences_at_once};
+pub(crate) use checks::{check_ranges, check_tokens, sequences_at_once};
+pub(crate) use config::reshard;
 pub(crate) use config_file::expand;
 pub(crate) use sizes::{Preset, SizeArgs};
 
@@ -45,9 +50,6 @@ use world::World;
 static BUNDLED: &[u8] = include_bytes!("../../data/moby-dick.txt");
 
 pub(crate) fn main(args: &Args) -> Result<()> {
-    if args.list {
-        return output::print(&crate::recipes::table()?);
-    }
     let world = World::find(args.timeout)?;
     world.end(train(args, &world))
 }
@@ -69,8 +71,6 @@ fn train(args: &Args, world: &World) -> Result<()> {
     }
     if world.reports() {
         check_resume(args, &setup)?;
-    }
-    if world.reports() {
         for (run, config) in setup.each() {
             let writable = setup.checkpoints.check_writable(run, config.seed);
             writable.map_err(failed)?;
@@ -115,7 +115,7 @@ fn train(args: &Args, world: &World) -> Result<()> {
     let reported = if results.is_empty() || !world.reports() {
         Ok(())
     } else {
-        report(args, &setup, &results)
+        report((args, &setup), &results, text.unit())
     };
     trained.with_context(|| format!("{finished} of {total} runs finished"))?;
     reported?;
@@ -133,22 +133,21 @@ fn check_files(args: &Args) -> Result<(), UsageError> {
     let written = || args.outputs().chain(saved).chain(logged);
     let inputs = [("--model", model), ("--config", args.config.as_deref())];
     let inputs = inputs.map(|(option, path)| path.map(|path| (option, path)));
-    let data = args.data.iter().map(|data| ("--data", data.path.as_path()));
-    check_distinct(inputs.into_iter().flatten().chain(data), written())?;
-    for (option, path) in written() {
-        if let Some(model) = model.filter(|model| lies_below(path, model)) {
-            let (path, model) = (path.display(), model.display());
+    let data = || args.data.iter().map(|data| ("--data", data.path.as_path()));
+    check_distinct(inputs.into_iter().flatten().chain(data()), written())?;
+    for (input, folder) in model
+        .map(|model| ("--model", model))
+        .into_iter()
+        .chain(data())
+    {
+        if let Some((option, path)) = written().find(|(_, path)| lies_below(path, folder)) {
+            let harm = match input {
+                "--model" => "could replace a file of the model",
+                _ => "would become part of the training text",
+            };
+            let (path, folder) = (path.display(), folder.display());
             return Err(UsageError::new(format!(
-                "{option} {path} is inside --model {model}, so the output could replace a file of the model; give another folder"
-            )));
-        }
-    }
-    for (option, path) in written() {
-        let mut data = args.data.iter().map(|data| data.path.as_path());
-        if let Some(data) = data.find(|data| lies_below(path, data)) {
-            let (path, data) = (path.display(), data.display());
-            return Err(UsageError::new(format!(
-                "{option} {path} is inside --data {data}, so the output would become part of the training text; give another folder"
+                "{option} {path} is inside {input} {folder}, so the output {harm}; give another folder"
             )));
         }
     }
@@ -239,15 +238,16 @@ fn train_all(
     unlogged.map_or(Ok(()), |error| Err(failed(error)))
 }
 
-/// The table, and the files asked for. A file that cannot be written does not keep the other from being written.
-fn report(args: &Args, setup: &Setup, runs: &[RunResult]) -> Result<()> {
+/// The table, and the files asked for; losses are means over each `unit` of the data. A file that cannot be written does not keep the other
+/// from being written.
+fn report((args, setup): (&Args, &Setup), runs: &[RunResult], unit: &'static str) -> Result<()> {
     let summaries = summaries(runs);
     let printed = output::print(&table::render(setup, &summaries));
     let json = args.json.as_ref().map_or(Ok(()), |path| {
-        write_atomically(path, &json::render((args, setup), runs)?)
+        write_atomically(path, &json::render((args, setup), runs, unit)?)
     });
     let page = args.report.as_ref().map_or(Ok(()), |path| {
-        write_atomically(path, &report::render(setup, &summaries)?)
+        write_atomically(path, &report::render(setup, &summaries, unit)?)
     });
     printed.and(json).and(page)
 }

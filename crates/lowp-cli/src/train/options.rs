@@ -40,23 +40,17 @@ pub(crate) fn failed(error: TrainError) -> anyhow::Error {
     }
 }
 
-impl From<TrainError> for UsageError {
-    fn from(error: TrainError) -> Self {
-        Self::new(named(&error.to_string()))
-    }
+macro_rules! usage_errors {
+    ($($error:ty),*) => {
+        $(impl From<$error> for UsageError {
+            fn from(error: $error) -> Self {
+                Self::new(named(&error.to_string()))
+            }
+        })*
+    };
 }
 
-impl From<SizeError> for UsageError {
-    fn from(error: SizeError) -> Self {
-        Self::new(named(&error.to_string()))
-    }
-}
-
-impl From<NoMemory> for UsageError {
-    fn from(error: NoMemory) -> Self {
-        Self::new(named(&error.to_string()))
-    }
-}
+usage_errors!(TrainError, SizeError, NoMemory);
 
 #[cfg(test)]
 mod tests {

@@ -1,7 +1,8 @@
 //! What a rank of a run holds on a GPU and in page-locked memory of the host, by the accounting of `lowp plan`.
 
 use super::args::Args;
-use super::config::{Setup, sequences_at_once};
+use super::checks::sequences_at_once;
+use super::config::Setup;
 use crate::device::Device;
 use crate::usage::UsageError;
 use lowp_fsdp::VarPlace;

@@ -10,8 +10,8 @@ use std::fmt::Write;
 
 const STYLE: &str = include_str!("report.css");
 
-/// The whole page as text.
-pub(crate) fn render(setup: &Setup, summaries: &[Summary<'_>]) -> Result<String> {
+/// The whole page as text. Losses are means over each `unit` of the data.
+pub(crate) fn render(setup: &Setup, summaries: &[Summary<'_>], unit: &str) -> Result<String> {
     let mut page = format!(
         "<!doctype html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\">\n\
          <meta name=\"viewport\" content=\"width=device-width,initial-scale=1\">\n<title>lowp train</title>\n\
@@ -30,7 +30,7 @@ pub(crate) fn render(setup: &Setup, summaries: &[Summary<'_>]) -> Result<String>
         let _ = writeln!(
             out,
             "<p>{} parameters, {} of them in linear layers; {} ranks as {} (replicate x shard); {} steps of {} \
-             sequences of {} bytes; {seeds}.</p>",
+             sequences of {} {unit}s; {seeds}.</p>",
             run.model_parameters,
             run.parameters,
             run.ranks,
@@ -41,7 +41,7 @@ pub(crate) fn render(setup: &Setup, summaries: &[Summary<'_>]) -> Result<String>
         );
     }
     out.push_str(&table(setup, summaries));
-    loss(out, summaries);
+    loss(out, summaries, unit);
     bytes(out, setup, summaries);
     let record = serde_json::to_string_pretty(&setup.config)?;
     let _ = write!(
@@ -91,43 +91,39 @@ fn series<'a, T>(
     summaries.iter().enumerate().map(one).collect()
 }
 
+/// A part of the page: a title, a note, and what it shows.
+fn section(out: &mut String, title: &str, note: &str, shown: &str) {
+    let _ = writeln!(
+        out,
+        "<h2>{title}</h2>\n<p class=\"note\">{note}</p>\n{shown}"
+    );
+}
+
 /// The loss curves, and how far each is above the baseline's.
-fn loss(out: &mut String, summaries: &[Summary<'_>]) {
+fn loss(out: &mut String, summaries: &[Summary<'_>], unit: &str) {
     let steps = summaries.iter().map(|s| s.first.steps).max().unwrap_or(0);
     let legend = |from: usize| {
-        let items = summaries
-            .iter()
-            .enumerate()
-            .skip(from)
-            .map(|(index, summary)| {
-                format!(
-                    "<span>{}{}</span>",
-                    key(index),
-                    escape(&summary.first.recipe)
-                )
-            });
-        items.collect::<Vec<_>>().join(" ")
+        let item = |(index, summary): (usize, &Summary<'_>)| {
+            let name = escape(&summary.first.recipe);
+            format!("<span>{}{name}</span>", key(index))
+        };
+        let items = summaries.iter().enumerate().skip(from).map(item);
+        let items = items.collect::<Vec<_>>().join(" ");
+        format!("<p class=\"legend\">{items}</p>")
     };
     let smoothed =
         |window: usize| series(summaries, |summary| smooth(&summary.train_loss(), window));
     let window = (steps / 50).max(1);
-    let _ = writeln!(
-        out,
-        "<h2>Training loss</h2>\n<p class=\"note\">{}.</p>\n{}\n<p class=\"legend\">{}</p>",
-        means(window),
-        curves(
-            "Training loss over steps",
-            "nats per byte",
-            &smoothed(window)
-        ),
-        legend(0)
-    );
+    let unit = format!("nats per {unit}");
+    let chart = curves("Training loss over steps", &unit, &smoothed(window));
+    let chart = format!("{chart}\n{}", legend(0));
+    section(out, "Training loss", &means(window), &chart);
     let window = (steps / 20).max(1);
     let lines = smoothed(window);
     let Some((base, others)) = lines.split_first().filter(|(_, others)| !others.is_empty()) else {
         return;
     };
-    let above = |line: &Series<'_, Vec<f64>>| {
+    let gap = |line: &Series<'_, Vec<f64>>| {
         let percent = |(&loss, &base): (&f64, &f64)| (loss / base - 1.0) * 100.0;
         line.values.iter().zip(&base.values).map(percent).collect()
     };
@@ -136,24 +132,20 @@ fn loss(out: &mut String, summaries: &[Summary<'_>]) {
         .map(|line| Series {
             name: line.name,
             style: line.style,
-            values: above(line),
+            values: gap(line),
         })
         .collect();
     let unit = format!("% above {}", base.name);
-    let _ = writeln!(
-        out,
-        "<h2>Gap of the training loss</h2>\n<p class=\"note\">Same seed and batches. {}.</p>\n{}\n\
-         <p class=\"legend\">{}</p>",
-        means(window),
-        curves("Gap of the training loss over steps", &unit, &gaps),
-        legend(1)
-    );
+    let chart = curves("Gap of the training loss over steps", &unit, &gaps);
+    let note = format!("Same seed and batches. {}", means(window));
+    let chart = format!("{chart}\n{}", legend(1));
+    section(out, "Gap of the training loss", &note, &chart);
 }
 
 fn means(window: usize) -> String {
     match window {
-        1 => "Each step".to_owned(),
-        _ => format!("Each point is the mean of {window} steps"),
+        1 => "Each step.".to_owned(),
+        _ => format!("Each point is the mean of {window} steps."),
     }
 }
 
@@ -165,25 +157,29 @@ fn bytes(out: &mut String, setup: &Setup, summaries: &[Summary<'_>]) {
             summary.first.per_weight(of(summary.first))
         });
         let first = summaries.first().map(|summary| summary.first);
-        let mark = mark
-            .zip(first)
-            .map(|(bytes, run)| ("bf16", run.per_weight(bytes)));
+        let mark = mark.zip(first);
+        let mark = mark.map(|(bytes, run)| ("bf16", run.per_weight(bytes)));
         bars(title, &entries, mark)
     };
-    let _ = writeln!(
+    let [resident, sent] = [0, 1].map(|which| bf16.map(|bytes| bytes[which]));
+    section(
         out,
-        "<h2>Weights resident between steps</h2>\n<p class=\"note\">Bytes per weight of the linear layers.</p>\n{}\n\
-         <h2>Weights on the wire per step</h2>\n<p class=\"note\">Bytes per weight of the linear layers, gathered for \
-         forward and for backward.</p>\n{}",
-        bars_of(
+        "Weights resident between steps",
+        "Bytes per weight of the linear layers.",
+        &bars_of(
             "Resident bytes per weight",
             |run| run.resident_weight_bytes,
-            bf16.map(|[resident, _]| resident)
+            resident,
         ),
-        bars_of(
+    );
+    section(
+        out,
+        "Weights on the wire per step",
+        "Bytes per weight of the linear layers, gathered for forward and for backward.",
+        &bars_of(
             "Bytes on the wire per weight and step",
             |run| run.wire_bytes_per_step,
-            bf16.map(|[_, sent]| sent)
-        )
+            sent,
+        ),
     );
 }

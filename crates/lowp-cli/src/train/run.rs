@@ -48,10 +48,8 @@ pub(crate) fn run(
         }
     };
     let folder = setup.folder.as_deref();
-    let values = match folder.and_then(|folder| folder.hub.as_ref()) {
-        Some(hub) => Some(HubValues(lowp_file::Values::new(hub)?)),
-        None => None,
-    };
+    let hub = folder.and_then(|folder| folder.hub.as_ref());
+    let values = hub.map(lowp_file::Values::new).transpose()?.map(HubValues);
     let first = values
         .as_ref()
         .map(|values| values as &(dyn FirstValues + Sync));

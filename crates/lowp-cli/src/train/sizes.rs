@@ -1,5 +1,6 @@
 //! The sizes of a model as options: a preset, and single ones.
 
+use super::dependent;
 use crate::usage::UsageError;
 use clap::ValueEnum;
 use lowp_transformer::{Arch, GptConfig, Llama};
@@ -58,12 +59,10 @@ impl SizeArgs {
 
     /// Checks what is said of blocks that have none of it.
     pub(crate) fn check(&self) -> Result<(), UsageError> {
-        match (self.arch, self.kv_heads) {
-            (None | Some(ArchName::Gpt), Some(kv_heads)) => Err(UsageError::new(format!(
-                "--kv-heads {kv_heads} has no effect with --arch gpt; add --arch llama, or leave it out"
-            ))),
-            _ => Ok(()),
-        }
+        let arch = self.of(GptConfig::default()).arch.name();
+        self.kv_heads.map_or(Ok(()), |kv_heads| {
+            dependent::check(&format!("--kv-heads {kv_heads}"), arch)
+        })
     }
 
     /// The options that are given, by name.

@@ -1,7 +1,8 @@
 //! What is trained on: text as bytes, or tokens.
 
 use super::args::Args;
-use super::config::{MAX_STEPS, Setup};
+use super::checks::MAX_STEPS;
+use super::config::Setup;
 use super::data::DataArg;
 use super::options::failed;
 use crate::usage::input_error;

@@ -6,7 +6,6 @@ use crate::device::Device;
 use lowp_format::{AnyRecipe, Code, has_tensor_scale};
 use lowp_train::summary::Summary;
 use lowp_train::{Model, Run};
-use std::fmt::Write;
 
 /// One line per recipe and what the numbers mean.
 pub(crate) fn render(setup: &Setup, summaries: &[Summary<'_>]) -> String {
@@ -78,108 +77,78 @@ fn percent(gap: f64) -> String {
 
 /// What the columns are about.
 fn notes(setup: &Setup, summaries: &[Summary<'_>]) -> String {
-    let mut notes = String::new();
-    let out = &mut notes;
     let Some(run) = summaries.first().map(|summary| summary.first) else {
-        return notes;
+        return String::new();
     };
+    let config = &setup.config;
+    let mut notes = Vec::new();
     if let Device::Cuda(_) = setup.device {
-        out.push_str(
-            "on GPUs, f32 and bf16 operands are multiplied in bf16, also for the baseline\n",
-        );
+        let text = "on GPUs, f32 and bf16 operands are multiplied in bf16, also for the baseline";
+        notes.push(text.to_owned());
     }
-    let compared = summaries.iter().any(|summary| !summary.gaps.is_empty());
-    let _ = match compared {
-        true => write!(
-            out,
-            "gap: validation loss above {} of the same seed",
-            run.recipe
-        ),
-        false => write!(out, "gap: no other run to compare with"),
+    let mut gap = match summaries.iter().any(|summary| !summary.gaps.is_empty()) {
+        true => format!("gap: validation loss above {} of the same seed", run.recipe),
+        false => "gap: no other run to compare with".to_owned(),
     };
-    let seeds = summaries.iter().map(|s| s.runs.len()).min().unwrap_or(1);
-    if setup.config.seeds > 1 {
-        let _ = write!(
-            out,
-            "; means over seeds {} to {}",
-            setup.config.seed,
-            setup.config.last_seed()
-        );
-        if seeds < setup.config.seeds {
-            let _ = write!(out, ", of which {seeds} finished with every recipe");
+    if config.seeds > 1 {
+        let (first, last) = (config.seed, config.last_seed());
+        gap += &format!("; means over seeds {first} to {last}");
+        let seeds = summaries.iter().map(|s| s.runs.len()).min().unwrap_or(1);
+        if seeds < config.seeds {
+            gap += &format!(", of which {seeds} finished with every recipe");
         }
     }
-    let ranks = match (setup.config.mesh.replicate, setup.config.mesh.shard) {
+    notes.push(gap);
+    let ranks = match (config.mesh.replicate, config.mesh.shard) {
         (1, 1) => "on the one rank".to_owned(),
         (1, shards) => format!("all {shards} ranks together"),
         (replicas, 1) => format!("on each of {replicas} replicas"),
         (replicas, shards) => format!("the {shards} ranks of each of {replicas} replicas together"),
     };
-    let _ = writeln!(
-        out,
-        "\nresident, peak, wire, formula: bytes per weight of the linear layers ({} of {} parameters), {ranks}",
+    notes.push(format!(
+        "resident, peak, wire, formula: bytes per weight of the linear layers ({} of {} parameters), {ranks}",
         run.parameters, run.model_parameters
-    );
+    ));
     // A baseline has masters in f32; those of other runs are in the dtype that was asked for.
     let last = summaries.last().map_or(run, |summary| summary.first);
-    let _ = writeln!(
-        out,
-        "peak: the most memory for weights at one time: resident, {:.3} of masters, and the memory to gather, decode and reduce in",
+    notes.push(format!(
+        "peak: the most memory for weights at one time: resident, {:.3} of masters, and the memory to gather, decode and reduce in
+gather: time per step that rank 0 waits for weights; MB/rank: peak memory for weights, masters, moments and gradients of one rank",
         last.per_weight(last.master_weight_bytes)
-    );
-    let _ = writeln!(
-        out,
-        "gather: time per step that rank 0 waits for weights; MB/rank: peak memory for weights, masters, moments and gradients of one rank"
-    );
-    if summaries
-        .iter()
-        .any(|summary| summary.first.wire_bytes_tail.is_some())
-    {
-        let _ = writeln!(
-            out,
+    ));
+    let has_tail = |summary: &Summary<'_>| summary.first.wire_bytes_tail.is_some();
+    if summaries.iter().any(has_tail) {
+        notes.push(format!(
             "the last {} of {} steps ran forward in bf16; resident, wire and formula describe the earlier steps",
-            setup.config.tail_steps, setup.config.steps
-        );
+            config.tail_steps, config.steps
+        ));
     }
-    if !setup.config.kept_in_bf16.is_empty() {
-        let (kept, all) = (
-            setup.config.kept_in_bf16.len(),
-            setup.config.model.linears().len(),
-        );
-        let _ = writeln!(out, "{kept} of {all} linear layers stayed in bf16");
+    if !config.kept_in_bf16.is_empty() {
+        let (kept, all) = (config.kept_in_bf16.len(), config.model.linears().len());
+        notes.push(format!("{kept} of {all} linear layers stayed in bf16"));
     }
     let has_amax = |run: &Run| has_tensor_scale(&run.recipe);
-    if !setup.config.amax_groups.is_empty() && setup.runs.iter().any(has_amax) {
-        let (groups, layers) = (
-            &setup.config.amax_groups,
-            setup.config.amax_groups.concat().len(),
-        );
-        let _ = writeln!(
-            out,
-            "{layers} linear layers have one amax in each of {} groups",
-            groups.len()
-        );
+    if !config.amax_groups.is_empty() && setup.runs.iter().any(has_amax) {
+        let (groups, layers) = (config.amax_groups.len(), config.amax_groups.concat().len());
+        notes.push(format!(
+            "{layers} linear layers have one amax in each of {groups} groups"
+        ));
     }
-    if let Some(bytes) = in_bf16(setup) {
+    let bf16 = in_bf16(setup).map(|bytes| {
         let [resident, wire] = bytes.map(|bytes| run.per_weight(bytes));
-        let _ = write!(
-            out,
-            "bf16 would take {resident:.3} resident and {wire:.3} on the wire; "
-        );
+        format!("bf16 would take {resident:.3} resident and {wire:.3} on the wire; ")
+    });
+    notes.push(format!(
+        "{}gradients are sent in {}",
+        bf16.unwrap_or_default(),
+        config.grad_wire.name()
+    ));
+    let runs = summaries.iter().flat_map(|summary| &summary.runs);
+    for run in runs.filter(|run| run.skipped_steps > 0) {
+        notes.push(format!(
+            "{} seed {}: {} of {} steps skipped, their gradients were not finite",
+            run.recipe, run.seed, run.skipped_steps, run.steps
+        ));
     }
-    let _ = writeln!(
-        out,
-        "gradients are sent in {}",
-        setup.config.grad_wire.name()
-    );
-    for run in summaries.iter().flat_map(|summary| &summary.runs) {
-        if run.skipped_steps > 0 {
-            let _ = writeln!(
-                out,
-                "{} seed {}: {} of {} steps skipped, their gradients were not finite",
-                run.recipe, run.seed, run.skipped_steps, run.steps
-            );
-        }
-    }
-    notes
+    notes.join("\n") + "\n"
 }

@@ -61,29 +61,19 @@ impl World {
 
     /// Whether this process tells the user what becomes of the command.
     pub(crate) fn reports(&self) -> bool {
-        self.process
-            .as_ref()
-            .is_none_or(|process| process.launch.rank == 0)
+        self.launch().is_none_or(|launch| launch.rank == 0)
     }
 
     /// Ranks that share the cores of this machine, of `ranks` in all.
     pub(crate) fn ranks_here(&self, ranks: usize) -> usize {
-        self.process
-            .as_ref()
-            .map_or(ranks, |process| process.launch.local_world)
+        self.launch().map_or(ranks, |launch| launch.local_world)
     }
 
     /// The numbers of these ranks; those of a machine follow each other.
     pub(crate) fn numbers_here(&self, ranks: usize) -> Range<usize> {
-        self.process.as_ref().map_or(0..ranks, |process| {
-            let Launch {
-                rank,
-                local_rank,
-                local_world,
-                ..
-            } = process.launch;
-            let first = rank.saturating_sub(local_rank);
-            first..first + local_world
+        self.launch().map_or(0..ranks, |launch| {
+            let first = launch.rank.saturating_sub(launch.local_rank);
+            first..first + launch.local_world
         })
     }
 

@@ -168,7 +168,7 @@ fn groups_hold_in_every_command() {
 }
 
 #[test]
-fn groups_that_cannot_be_are_told() {
+fn groups_that_cannot_be_are_errors() {
     let bench = Bench::new();
     bench.write("in.safetensors", &layers());
     let quantize = "quantize in.safetensors -o q.safetensors";
@@ -238,7 +238,7 @@ fn groups_that_cannot_be_are_told() {
 }
 
 /// What was trained with groups is what `quantize` makes of its masters with the same groups, whatever ranks trained it, in
-/// either sharding, and behind a checkpoint of other ranks.
+/// either sharding, and after it went on from a checkpoint of other ranks.
 #[test]
 fn trained_groups_are_those_of_their_masters() {
     let model = "--dim 32 --layers 2 --heads 2 --kv-heads 1 --seq 16 --batch 4 --eval-batches 1 --arch llama --steps 3";

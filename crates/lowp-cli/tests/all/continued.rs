@@ -307,6 +307,43 @@ fn what_cannot_be_continued_is_named() -> Result<()> {
     Ok(())
 }
 
+/// Losses per token and per byte are told apart in each file that shows them.
+#[test]
+fn reports_name_the_unit_of_losses() -> Result<()> {
+    let bench = begin("llama2")?;
+    let train = |of: &str| {
+        let files = format!("--json {of}.json --report {of}.html");
+        let train = TRAIN.replace(
+            "--data ids.npy",
+            if of == "byte" { "" } else { "--data ids.npy" },
+        );
+        let sizes = "--dim 32 --layers 1 --heads 2 --world-size 1 --no-baseline";
+        bench.done(&format!("train {train} {sizes} {files}"));
+        bench.done(&format!(
+            "losses {of}.json --baseline fp8-current --svg {of}.svg"
+        ));
+    };
+    for (of, other) in [("token", "byte"), ("byte", "token")] {
+        train(of);
+        let [page, picture] = ["html", "svg"].map(|ending| bench.path(&format!("{of}.{ending}")));
+        let (page, picture) = (
+            std::fs::read_to_string(page)?,
+            std::fs::read_to_string(picture)?,
+        );
+        assert!(page.contains(&format!("sequences of 16 {of}s")), "{page}");
+        for file in [page, picture] {
+            assert!(file.contains(&format!("nats per {of}<")), "{file}");
+            assert!(!file.contains(&format!("per {other}")), "{file}");
+        }
+    }
+    let message = bench.rejected(2, "losses byte.json token.json --baseline fp8-current");
+    assert!(
+        message.contains("token.json has unit \"token\", and byte.json has \"byte\""),
+        "{message}"
+    );
+    Ok(())
+}
+
 #[cfg(not(feature = "tokenize"))]
 #[test]
 fn a_program_without_tokenizers_says_so() -> Result<()> {

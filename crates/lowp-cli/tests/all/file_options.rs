@@ -103,17 +103,6 @@ fn an_unfit_tensor_can_be_ignored() {
 }
 
 #[test]
-fn the_older_name_of_the_world_size_works() {
-    let bench = model();
-    for option in ["--world-size", "--ranks"] {
-        bench.done(&format!(
-            "shard in.safetensors -o r{option} {option} 2 --recipe mxfp8"
-        ));
-    }
-    bench.done("verify r--world-size r--ranks");
-}
-
-#[test]
 fn dequantized_tensors_have_the_dtype_asked_for() {
     let bench = model();
     for recipe in recipes() {
@@ -262,7 +251,7 @@ fn inspect_says_the_same_in_both_forms() {
     }
 }
 
-/// What no error can be told of is counted, in both forms, by each rank for its rows.
+/// Elements that have no error, as they are not finite, are counted, in both forms, by each rank for its rows.
 #[test]
 fn inspect_counts_what_is_not_finite() {
     let bench = Bench::new();

@@ -138,7 +138,7 @@ fn export_names_layers_with_scales_of_their_own() {
             let of_rows = recipe.starts_with("fp8") && target == "modelopt";
             let stored = recipe != "mxfp8" && !["te", "bf16"].contains(&target) && !of_rows;
             assert!(stored || !warned.contains(&(recipe, target)));
-            for (file, option, told) in [
+            for (file, option, warns) in [
                 ("one", "", false),
                 ("one", "--fused error", false),
                 ("own", "--fused ignore", false),
@@ -149,8 +149,8 @@ fn export_names_layers_with_scales_of_their_own() {
                 let (code, message) = stderr(&bench, &export);
                 assert_eq!(code, Some(0), "{recipe} {export}: {message}");
                 let found = message.contains("engines run these layers as one");
-                assert_eq!(found, told, "{recipe} {export}: {message}");
-                if told {
+                assert_eq!(found, warns, "{recipe} {export}: {message}");
+                if warns {
                     assert!(message.starts_with("warning: "), "{message}");
                     let named = "'model.layers.0.self_attn.k_proj.weight'";
                     assert!(message.contains(named), "{message}");

@@ -315,14 +315,14 @@ fn integers_pass_through() {
     let quiet = bench.lowp("quantize in.safetensors -o q.safetensors --recipe mxfp8");
     assert!(
         quiet.stdout.is_empty() && quiet.stderr.is_empty(),
-        "scripts are told nothing"
+        "scripts get no message"
     );
-    let told = bench.lowp("quantize in.safetensors -o q.safetensors --recipe mxfp8 -v");
-    let told = String::from_utf8_lossy(&told.stderr).into_owned();
+    let verbose = bench.lowp("quantize in.safetensors -o q.safetensors --recipe mxfp8 -v");
+    let text = String::from_utf8_lossy(&verbose.stderr).into_owned();
     assert!(
-        told.contains("matrices of integers that passed through: 5")
-            && told.contains("'i.I64' (I64)"),
-        "{told}"
+        text.contains("matrices of integers that passed through: 5")
+            && text.contains("'i.I64' (I64)"),
+        "{text}"
     );
     let message = bench.rejected(
         2,
@@ -343,7 +343,7 @@ fn what_is_left_as_it_was_is_named() {
     bench.write("unfit.safetensors", &tensors);
     tensors.push(matrix("even", &[32, 32], 9));
     bench.write("in.safetensors", &tensors);
-    let told = |line: &str| {
+    let notes = |line: &str| {
         let output = bench.lowp(line);
         let text = String::from_utf8_lossy(&output.stderr).into_owned();
         assert!(
@@ -356,7 +356,7 @@ fn what_is_left_as_it_was_is_named() {
         "quantize in.safetensors -o q.safetensors --recipe mxfp8 --skip-unsupported",
         "shard in.safetensors -o ranks --world-size 2 --recipe mxfp8 --skip-unsupported",
     ] {
-        let text = told(line);
+        let text = notes(line);
         assert!(text.contains("passed through: 5: 'unfit0' ("), "{text}");
         assert!(
             text.contains("33") && text.contains("and 2 more (--verbose names all)"),
@@ -367,7 +367,7 @@ fn what_is_left_as_it_was_is_named() {
             "{text}"
         );
     }
-    let text = told(
+    let text = notes(
         "quantize in.safetensors -o q.safetensors --recipe mxfp8 --skip-unsupported --verbose",
     );
     assert!(
@@ -375,16 +375,16 @@ fn what_is_left_as_it_was_is_named() {
         "{text}"
     );
     let text =
-        told("quantize unfit.safetensors -o q.safetensors --recipe mxfp8 --skip-unsupported");
+        notes("quantize unfit.safetensors -o q.safetensors --recipe mxfp8 --skip-unsupported");
     assert!(text.starts_with("warning: nothing was quantized"), "{text}");
     bench.write("norm.safetensors", &[matrix("norm", &[8], 1)]);
-    let text = told("quantize norm.safetensors -o q.safetensors --recipe mxfp8");
+    let text = notes("quantize norm.safetensors -o q.safetensors --recipe mxfp8");
     assert!(text.starts_with("warning: nothing was quantized"), "{text}");
 }
 
 /// One line for people: how many tensors, bytes in and out, and the time.
 #[test]
-fn success_is_told_to_people_only() {
+fn success_is_printed_for_people_only() {
     let bench = Bench::new();
     bench.write(
         "in.safetensors",
@@ -413,10 +413,10 @@ fn success_is_told_to_people_only() {
         if line.starts_with("shard") {
             fs::remove_dir_all(bench.path("ranks")).expect("a folder");
         }
-        let told = bench.lowp(&format!("{line} -v"));
-        let text = String::from_utf8_lossy(&told.stderr).into_owned();
+        let verbose = bench.lowp(&format!("{line} -v"));
+        let text = String::from_utf8_lossy(&verbose.stderr).into_owned();
         assert!(
-            told.stdout.is_empty() && text.lines().count() == 1,
+            verbose.stdout.is_empty() && text.lines().count() == 1,
             "{text}"
         );
         assert!(text.starts_with(expected), "{text}");

@@ -125,7 +125,7 @@ fn folders_go_in_and_out_of_every_command() {
 }
 
 #[test]
-fn other_folders_are_told_from_them() {
+fn other_folders_are_not_taken_for_them() {
     let bench = bench();
     bench.done("shard hub -o ranks --world-size 2 --recipe mxfp8");
     for (line, expected) in [
@@ -255,19 +255,19 @@ fn outputs_inside_of_inputs() {
     assert_eq!(after, before);
 }
 
-/// What is left out of a folder is told to people.
+/// What is left out of a folder is named to people.
 #[test]
-fn what_is_left_out_is_told() {
+fn what_is_left_out_is_named() {
     let bench = bench();
-    let told = bench.lowp("quantize hub -o q --recipe mxfp8 -v");
-    let text = String::from_utf8_lossy(&told.stderr).into_owned();
+    let verbose = bench.lowp("quantize hub -o q --recipe mxfp8 -v");
+    let text = String::from_utf8_lossy(&verbose.stderr).into_owned();
     let expected = "3 files or folders are left out: '.hidden', 'pytorch_model.bin', 'sub'";
     assert!(text.contains(expected), "{text}");
 }
 
 /// A checkpoint is no model, and a part of one is not either; what makes one of it is named.
 #[test]
-fn checkpoints_are_told_from_models() {
+fn checkpoints_are_not_taken_for_models() {
     let bench = bench();
     let model = "--dim 64 --layers 1 --heads 2 --seq 32 --batch 4 --eval-batches 1 --steps 1";
     bench.done(&format!(

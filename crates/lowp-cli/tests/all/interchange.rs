@@ -347,21 +347,21 @@ fn folders_are_sharded_and_carry_their_files_along() {
 }
 
 #[test]
-fn equal_inputs_give_equal_folders_and_what_is_left_out_is_told() {
+fn equal_inputs_give_equal_folders_and_what_is_left_out_is_named() {
     let bench = Bench::new();
     hub(&bench, "nvfp4-2d");
-    let told = |output: &str| {
+    let export = |output: &str| {
         let done = bench.lowp(&format!(
             "export sharded -o {output} --to modelopt --verbose"
         ));
         String::from_utf8_lossy(&done.stderr).into_owned()
     };
-    let message = told("one");
+    let message = export("one");
     assert!(
         message.contains("2 files or folders are left out: 'original', 'pytorch_model.bin'"),
         "{message}"
     );
-    told("two");
+    export("two");
     for name in names(&bench.path("one")) {
         let [a, b] =
             ["one", "two"].map(|folder| fs::read(bench.path(folder).join(&name)).expect("a file"));

@@ -74,7 +74,7 @@ fn send(signal: i32, child: &Child) {
 /// Every signal that ends a process which does nothing about it: from people, watchdogs, timers, and the job schedulers
 /// that send SIGUSR1 before a job's time is over.
 #[test]
-fn a_command_that_is_told_to_end_leaves_nothing() {
+fn a_command_that_is_asked_to_end_leaves_nothing() {
     const SHARD: &str = "shard long.safetensors -o ranks --world-size 3 --recipe mxfp8";
     let bench = bench();
     let before = bench.listing();
@@ -279,13 +279,13 @@ fn an_input_that_changes_while_it_is_read() {
                 message.starts_with("error: ") && message.lines().count() == 1,
                 "{message}"
             );
-            let is_told = ["was changed while", "became shorter while"];
+            let causes = ["was changed while", "became shorter while"];
             assert!(
-                is_told.iter().any(|told| message.contains(told)),
+                causes.iter().any(|cause| message.contains(cause)),
                 "{message}"
             );
             assert_eq!(bench.listing(), before, "{line}, {length}");
-            // All behind the header is zeros.
+            // Everything after the header is zeros.
             file.set_len(whole).expect("longer");
         }
     }

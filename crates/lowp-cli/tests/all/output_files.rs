@@ -138,8 +138,7 @@ fn a_quantized_model_is_not_quantized_again() {
     bench.write("in.safetensors", &[matrix("w", &[32, 32], 1)]);
     bench.done(QUANTIZE);
     for command in ["quantize", "shard --world-size 2"] {
-        // An earlier spelling of --skip-unsupported.
-        let line = format!("{command} q.safetensors -o again --recipe nvfp4-2d --keep-unfit");
+        let line = format!("{command} q.safetensors -o again --recipe nvfp4-2d --skip-unsupported");
         let message = bench.rejected(2, &line);
         assert!(message.contains("'w' is quantized already"), "{message}");
     }

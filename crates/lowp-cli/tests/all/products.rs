@@ -26,7 +26,7 @@ fn products_by_recipe_and_device() {
 }
 
 #[test]
-fn what_is_no_device_is_told() {
+fn what_is_no_device_is_an_error() {
     let (done, text) = lowp(&["recipes", "--device", "sm_x"]);
     assert!(!done && text.contains("Hopper is sm_90"), "{text}");
     let (done, text) = lowp(&["recipes", "--device", "gpu"]);

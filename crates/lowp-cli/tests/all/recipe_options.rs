@@ -37,9 +37,9 @@ fn switches_take_values_and_leave_arguments() {
     );
 }
 
-/// A value that a recipe does not have is told with the recipe, and with those that take it.
+/// A value that a recipe does not have is an error that names the recipe, and those that take the value.
 #[test]
-fn an_option_of_other_recipes_is_told_with_them() {
+fn an_error_of_an_option_names_the_recipes_that_take_it() {
     let bench = Bench::new();
     bench.write("in.safetensors", &[matrix("w", &[32, 128], 1)]);
     for (recipe, option, expected) in [

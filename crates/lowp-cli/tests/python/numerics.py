@@ -79,7 +79,7 @@ def round_up(n, multiple):
 
 
 def pad(a, multiples):
-    """Zeros behind the last row and column, up to the next multiples."""
+    """Zeros after the last row and column, up to the next multiples."""
     return np.pad(a, [(0, round_up(n, m) - n) for n, m in zip(a.shape, multiples)])
 
 

@@ -21,11 +21,11 @@ use reduce::Scratch;
 ///
 /// Every rank has a handle of its own to the backend. What a collective reads of another rank is
 /// ordered after the work that this rank's handle was given before the call, and what the rank
-/// gives its handle after the call is ordered behind the reads. So a rank does all its work through
+/// gives its handle after the call is ordered after the reads. So a rank does all its work through
 /// the handle that its communicator was made with (or clones of it), or orders other handles with
 /// [`Backend::wait_for`].
 ///
-/// A rank makes one call at a time: threads that share it call in turn, also in different groups.
+/// A rank makes one call at a time: threads that share it call one after the other, also in different groups.
 /// Ranks that wait for each other, each in another group, are an error at once.
 ///
 /// Results do not depend on timing: every sum is taken in rank order. A rank whose last
@@ -136,7 +136,11 @@ impl<B: Backend> LocalComm<B> {
         !range.is_empty() && source.start == dest.start + range.start
     }
 
-    fn all_gather_in_turn(&self, call: Call, items: &[GatherItem<'_, B>]) -> Result<(), CommError> {
+    fn all_gather_by_copies(
+        &self,
+        call: Call,
+        items: &[GatherItem<'_, B>],
+    ) -> Result<(), CommError> {
         let (rank, world) = (self.rank(), self.world_size());
         let sources = items.iter().map(|i| i.source.clone()).collect();
         let brought = Brought::Bytes(sources, self.backend.clone());
@@ -227,7 +231,7 @@ impl<B: Backend> Communicator<B> for LocalComm<B> {
             let call = batch.call(label, &self.backend);
             let mut scratch = self.scratch.lock().unwrap_or_else(PoisonError::into_inner);
             match batch {
-                Collective::AllGather(items) => self.all_gather_in_turn(call, items),
+                Collective::AllGather(items) => self.all_gather_by_copies(call, items),
                 Collective::ReduceScatter(items, wire) => {
                     self.sum_ranges(call, items, wire, &mut scratch)
                 }

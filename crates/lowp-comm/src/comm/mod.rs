@@ -97,6 +97,9 @@ pub enum GradWire {
 }
 
 impl GradWire {
+    /// Both.
+    pub const ALL: [Self; 2] = [Self::F32, Self::Bf16];
+
     /// `f32` or `bf16`.
     pub const fn name(self) -> &'static str {
         match self {
@@ -191,7 +194,7 @@ impl<B: Backend> Started<B> {
 /// # Errors
 /// A rank that fails, departs, calls something else, or does not come in time is an error on
 /// every rank, never a hang; every later call fails at once with the same cause. Where calls are only
-/// enqueued ([`Communicator::is_enqueued`]) ranks that call different things are found by the next optimizer step that is told of it
+/// enqueued ([`Communicator::is_enqueued`]) ranks that call different things are found by the next optimizer step that gets a record of it
 /// ([`CallLog`](crate::CallLog)), or by the time limit.
 pub trait Communicator<B: Backend>: Send + Sync + Debug {
     /// The ranks of the group, on the host.
@@ -212,7 +215,7 @@ pub trait Communicator<B: Backend>: Send + Sync + Debug {
     /// As the trait says; also buffers of another length than their ranges.
     fn enqueue(&self, label: &str, batch: Collective<'_, B>) -> Result<(), CommError>;
 
-    /// Says that `event`, a point behind collectives that were given by a graph, must pass within the time limit; `what`
+    /// Says that `event`, a point after collectives that were given by a graph, must pass within the time limit; `what`
     /// they are. Batches that are enqueued are watched anyway.
     fn expect(&self, event: B::Event, what: &'static str) {
         // Ranks that wait on the host find each other missing there.
@@ -254,7 +257,7 @@ pub trait Communicator<B: Backend>: Send + Sync + Debug {
         self.control().members().len()
     }
 
-    /// Starts a batch behind `after`, a point of a stream of the same device.
+    /// Starts a batch that follows `after`, a point of a stream of the same device.
     ///
     /// # Errors
     /// As [`Communicator::enqueue`].

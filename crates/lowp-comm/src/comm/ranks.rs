@@ -107,8 +107,8 @@ where
             }
             Err(panic) => {
                 let message = format!("panicked: {}", panic_message(&*panic));
-                let told = message.clone();
-                (CommError::Failed { rank, message }.into(), told)
+                let text = message.clone();
+                (CommError::Failed { rank, message }.into(), text)
             }
         };
         lock(&failures).push((rank, error));
@@ -242,7 +242,7 @@ mod tests {
         left == 0
     }
 
-    /// Ranks that wait for one that has no thread are told, whichever it is.
+    /// Ranks that wait for one that has no thread hear of it, whichever it is.
     #[test]
     fn a_rank_without_a_thread_ends_all() {
         for started in 0..4 {

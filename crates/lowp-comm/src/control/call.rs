@@ -1,4 +1,4 @@
-//! What a rank calls, so that ranks which call different things can be told.
+//! What a rank calls, so that an error can name ranks which call different things.
 
 use std::collections::HashMap;
 

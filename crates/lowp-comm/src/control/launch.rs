@@ -166,7 +166,7 @@ impl Launch {
             let why = "name the machine of rank 0, the same on every rank";
             return Err(wrong("MASTER_ADDR", "", why));
         };
-        // An address of IPv6 may name an interface behind `%`.
+        // An address of IPv6 may name an interface after `%`.
         let bare = host.split('%').next().unwrap_or_default();
         if host.contains(':') && bare.parse::<Ipv6Addr>().is_err() {
             let why = "a name or an address is needed, without a port, which is MASTER_PORT";
@@ -186,7 +186,7 @@ impl Launch {
             )?;
             let next = first.checked_add(u16::from(taken));
             next.ok_or_else(|| {
-                let why = "torchrun's agent has that port, and there is none behind it; set LOWP_MASTER_PORT";
+                let why = "torchrun's agent has that port, and there is none after it; set LOWP_MASTER_PORT";
                 wrong("MASTER_PORT", &first.to_string(), why)
             })?
         };
@@ -261,7 +261,7 @@ fn first_node(list: &str) -> String {
             return name;
         };
         name += inside.split(['-', ',', ']']).next().unwrap_or_default();
-        rest = inside.split_once(']').map_or("", |(_, behind)| behind);
+        rest = inside.split_once(']').map_or("", |(_, after)| after);
     }
     name + rest
 }
@@ -425,7 +425,7 @@ mod tests {
                     ("MASTER_PORT", "65535"),
                     ("TORCHELASTIC_USE_AGENT_STORE", "True"),
                 ],
-                "MASTER_PORT=65535: torchrun's agent has that port, and there is none behind it; set LOWP_MASTER_PORT",
+                "MASTER_PORT=65535: torchrun's agent has that port, and there is none after it; set LOWP_MASTER_PORT",
             ),
             (
                 vec![("RANK", "0"), ("WORLD_SIZE", "18446744073709551615")],

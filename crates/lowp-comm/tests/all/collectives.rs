@@ -309,7 +309,7 @@ fn the_number_of_a_memory_is_that_of_one() {
     assert!(error.contains("items 0 and 1: both give 7"), "{error}");
 }
 
-/// Ranks that have their gradients in other dtypes are told apart item by item.
+/// Ranks that have their gradients in other dtypes are found item by item.
 #[test]
 fn dtypes_of_gradients_are_compared() {
     let failed = failing(2, |rank, comm| {

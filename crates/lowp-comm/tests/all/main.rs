@@ -6,7 +6,7 @@ mod collectives;
 mod crossed_waits;
 mod failures;
 mod faults;
-mod in_turn;
+mod many_rounds;
 mod meshes;
 mod messages;
 mod owned;

@@ -1,4 +1,4 @@
-//! What ranks that differ are told: the call of each, with the part that differs, and no more.
+//! What ranks that differ hear: the call of each, with the part that differs, and no more.
 
 use std::error::Error as _;
 
@@ -24,7 +24,7 @@ fn calls_without_items_are_named_alone() {
     assert_eq!(text, ["ranks [0]: barrier", "ranks [1]: sum of 3 values"]);
 }
 
-/// Four lengths before the first difference and four behind it, dots where there are more.
+/// Four lengths before the first difference and four after it, dots where there are more.
 #[test]
 fn long_lists_are_cut_around_the_first_difference() {
     for (different, expected) in [
@@ -68,7 +68,7 @@ fn long_lists_are_cut_around_the_first_difference() {
 /// 40 characters before the first difference and 160 from it on, dots where there are more.
 #[test]
 fn long_texts_are_cut_around_the_first_difference() {
-    for (before, behind) in [
+    for (before, after) in [
         (0, 10),
         (40, 159),
         (40, 160),
@@ -78,17 +78,17 @@ fn long_texts_are_cut_around_the_first_difference() {
     ] {
         let whole = |rank: usize| {
             let first = ["a", "b"][rank];
-            format!("{}{first}{}", "x".repeat(before), "y".repeat(behind))
+            format!("{}{first}{}", "x".repeat(before), "y".repeat(after))
         };
         let text = descriptions(|rank, comm| comm.control().all_equal("the text", &whole(rank)));
         let from = before.saturating_sub(40);
-        let to = (from + 200).min(before + 1 + behind);
+        let to = (from + 200).min(before + 1 + after);
         let dots = |cut: bool| if cut { ".." } else { "" };
         for rank in [0, 1] {
-            let (lead, trail) = (dots(from > 0), dots(to < before + 1 + behind));
+            let (lead, trail) = (dots(from > 0), dots(to < before + 1 + after));
             let middle = &whole(rank)[from..to];
             let expected = format!("ranks [{rank}]: {lead}{middle}{trail}");
-            assert_eq!(text[rank], expected, "{before} before, {behind} behind");
+            assert_eq!(text[rank], expected, "{before} before, {after} after");
         }
     }
 }

@@ -367,11 +367,11 @@ fn an_earlier_start_of_a_rank_is_sent_away() {
         let first = of_run(&launches[0], "run", 0);
         ranks.push(scope.spawn(move || join(&first).and_then(|rank| rank.barrier())));
         let stale = of_run(&launches[1], "run", 1);
-        let (told, heard) = std::sync::mpsc::channel();
+        let (tell, heard) = std::sync::mpsc::channel();
         scope.spawn(move || {
             let stale = join(&stale).map(drop);
             // The test may be over.
-            let _gone = told.send(stale.expect_err("an earlier start").to_string());
+            let _gone = tell.send(stale.expect_err("an earlier start").to_string());
         });
         let newer = of_run(&launches[1], "run", 2);
         thread::sleep(Duration::from_millis(100));

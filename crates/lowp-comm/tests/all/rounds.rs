@@ -94,8 +94,8 @@ proptest! {
             let again = group.split(0, group.rank())?;
             group.barrier()?;
             assert_eq!(again.members(), group.members());
-            let told = again.all_gather("who", vec![rank as u8])?.concat();
-            assert!(told.iter().zip(again.members()).all(|(a, b)| usize::from(*a) == *b));
+            let found = again.all_gather("who", vec![rank as u8])?.concat();
+            assert!(found.iter().zip(again.members()).all(|(a, b)| usize::from(*a) == *b));
             Ok((group.rank(), group.members().to_vec()))
         };
         let groups = ranks_everywhere(asked.len(), split);

@@ -22,7 +22,7 @@ const VARIANTS: [([bool; 2], bool, usize); 7] = [
 ];
 
 /// Every recipe and every row of the table, whatever path its kernels take: masters, states, amaxes and
-/// codes are those of the reference, and nothing behind the last row or value is written.
+/// codes are those of the reference, and nothing past the last row or value is written.
 pub fn updates_of_short_tiles<B: Fenced>(rig: &Rig<B>) {
     // Weights are not transformed.
     let weights = |case: &Case| !case.kernels().iter().any(|key| key.hadamard);

@@ -165,11 +165,11 @@ fn reject_parts(model: &Model, taken: &BTreeSet<String>) -> Result<()> {
     let mut left = model
         .tensors()
         .filter(|tensor| !taken.contains(tensor.name));
-    let told = |tensor: &Tensor<'_>| {
+    let is_part = |tensor: &Tensor<'_>| {
         let last = tensor.name.rsplit('.').next().unwrap_or(tensor.name);
         TELLING.contains(&last) || (last == "weight" && is_codes(tensor.dtype))
     };
-    match left.find(told) {
+    match left.find(is_part) {
         None => Ok(()),
         Some(tensor) => Err(mend_file(
             model.path(),

@@ -6,8 +6,8 @@ use crate::files::{open_regular, read_regular};
 use crate::json::JsonObject;
 use crate::limits::hinted;
 use crate::model::Model;
+use crate::output::path::OutputFolder;
 use crate::remedy::Remedy;
-use crate::target::FolderTarget;
 use crate::text::shown;
 use crate::{checkpoint, rank_names};
 use std::fs;
@@ -134,16 +134,16 @@ impl OtherFiles {
     }
 
     /// Copies what is carried along but for what says how weights are stored. Returns the bytes.
-    pub(crate) fn copy_others(&self, target: &FolderTarget) -> Result<u64> {
+    pub(crate) fn copy_others(&self, target: &OutputFolder) -> Result<u64> {
         copy(&self.others, target)
     }
 
-    pub(crate) fn copy_all(&self, target: &FolderTarget) -> Result<u64> {
+    pub(crate) fn copy_all(&self, target: &OutputFolder) -> Result<u64> {
         Ok(copy(&self.configs, target)? + copy(&self.others, target)?)
     }
 }
 
-fn copy(files: &[(String, PathBuf)], target: &FolderTarget) -> Result<u64> {
+fn copy(files: &[(String, PathBuf)], target: &OutputFolder) -> Result<u64> {
     let mut written = 0;
     let mut buffer = vec![0; 1 << 20];
     for (name, path) in files {

@@ -9,13 +9,13 @@ use crate::interchange::hub::Hub;
 use crate::keys;
 use crate::meta::{MAX_WORLD, ShardText};
 use crate::model::{Model, Tensor};
+use crate::output::path::{Draft, OutputFolder};
 use crate::pack::Packed;
 use crate::progress::Progress;
 use crate::quantize::{copied_metadata, text};
 use crate::rank_names::file_name;
 use crate::select::{Choice, Choices, Matrix, Setup};
 use crate::source::load;
-use crate::target::{Draft, FolderTarget};
 use crate::write::{Item, ItemSource, Make, check_names, fill, header, sorted};
 use lowp_comm::{Communicator, run_ranks};
 use lowp_format::{BufferList, Form, Part as BufferPart, Recipe, Shape, Usage};
@@ -51,7 +51,7 @@ pub fn shard(
     } = hub;
     choices.are_of(model)?;
     let plan = Plan::new(choices, world)?;
-    let target = FolderTarget::new(output, model.files())?;
+    let target = OutputFolder::new(output, model.files())?;
     // One header at a time: each is as long as that of the whole model.
     let (mut drafts, mut work, mut items) = (Vec::new(), 0, Vec::new());
     for rank in 0..world {
@@ -151,7 +151,7 @@ impl<'a> Plan<'a> {
     }
 
     /// Makes the file of `rank` and writes its header. Returns what is to follow.
-    fn begin(&self, rank: usize, target: &FolderTarget) -> Result<(Draft, Vec<Item<'a>>)> {
+    fn begin(&self, rank: usize, target: &OutputFolder) -> Result<(Draft, Vec<Item<'a>>)> {
         let mut metadata = copied_metadata(self.model);
         let mut items = Vec::new();
         if rank == 0 {

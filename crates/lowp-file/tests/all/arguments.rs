@@ -9,7 +9,7 @@ use lowp_file::{Export, FileError, Hub, Model, NewModel, Out, Setup, quantize};
 use lowp_kernels::Cpu;
 
 /// What `error` says; the input is to blame.
-fn told(error: FileError) -> String {
+fn message_of(error: FileError) -> String {
     assert!(error.is_input(), "{error:?}");
     error.to_string()
 }
@@ -35,10 +35,10 @@ fn delayed_scales_are_those_that_a_recipe_takes() {
         };
         let mut new = NewModel::default();
         let error = new.quantize("w", &SHAPE, &values, setup);
-        let error = told(error.map(drop).expect_err(message));
+        let error = message_of(error.map(drop).expect_err(message));
         assert!(error.contains(message), "{error}");
         let error = Choices::new(&hub.model, &setup, |_| true);
-        let error = told(error.map(drop).expect_err(message));
+        let error = message_of(error.map(drop).expect_err(message));
         assert!(error.contains(message), "{error}");
     }
     let setup = Setup {
@@ -59,7 +59,7 @@ fn a_shape_that_a_recipe_cannot_take_has_a_name() {
     for shape in [&[96][..], &[3, 31], &[usize::MAX, 96]] {
         let mut new = NewModel::default();
         let error = new.quantize("layer.w", shape, &values, setup);
-        let error = told(error.map(drop).expect_err("no matrix of it"));
+        let error = message_of(error.map(drop).expect_err("no matrix of it"));
         assert!(error.starts_with("'layer.w': "), "{error}");
     }
 }
@@ -98,7 +98,7 @@ fn groups_are_of_tensors_that_there_are() {
             "tensor 1 is in two groups",
         ),
     ] {
-        let error = told(of(recipe, &groups).expect_err(message));
+        let error = message_of(of(recipe, &groups).expect_err(message));
         assert!(error.contains(message), "{error}");
     }
 }
@@ -114,7 +114,7 @@ fn groups_of_an_export_are_of_tensors_that_there_are() {
         (vec![vec![]], "a group of 0 tensors"),
         (vec![vec![0, 2]], "a group has tensor 2, and there are 2"),
     ] {
-        let error = told(export.first_unlike(&groups).expect_err(message));
+        let error = message_of(export.first_unlike(&groups).expect_err(message));
         assert!(error.contains(message), "{error}");
     }
 }
@@ -126,7 +126,7 @@ fn a_number_of_ranks_is_one_that_is_read_again() {
     let choices = Choices::new(&hub.model, &setup("mxfp8"), |_| true).expect("choices");
     let output = folder.path().join("ranks");
     for world in [0, 1025, usize::MAX] {
-        let error = told(shard(&hub, &choices, world, &output, &()).expect_err("no ranks"));
+        let error = message_of(shard(&hub, &choices, world, &output, &()).expect_err("no ranks"));
         assert_eq!(
             error,
             format!("{world} ranks; give a number from 1 to 1024")
@@ -144,7 +144,7 @@ fn choices_of_another_model_are_refused() {
     let choices = Choices::new(&other.model, &setup("mxfp8"), |_| true).expect("choices");
     let output = folder.path().join("out");
     let error = shard(&hub, &choices, 2, &output, &()).expect_err("another model");
-    let error = told(error);
+    let error = message_of(error);
     assert!(
         error.contains("the choices are those of another model"),
         "{error}"
@@ -152,7 +152,7 @@ fn choices_of_another_model_are_refused() {
     assert!(error.contains("other.safetensors"), "{error}");
     let out = Out::file(&output, []).expect("a place");
     let error = quantize(&Cpu, &hub, &choices, None, out, &()).expect_err("another model");
-    let error = told(error);
+    let error = message_of(error);
     assert!(
         error.contains("the choices are those of another model"),
         "{error}"

@@ -151,7 +151,7 @@ pub(crate) fn parse<'t>(
 pub fn options_of_files(text: &str) -> Result<(&str, RecipeOptions), FormatError> {
     let mut parts = text.split('+').map(str::trim);
     let name = parts.next().unwrap_or_default();
-    // An unknown name is told before its modifiers.
+    // The error of an unknown name comes before those of its modifiers.
     AnyRecipe::options_of(name)?;
     let mut options = RecipeOptions::default();
     for modifier in parse(text, name, parts)? {

@@ -36,7 +36,7 @@ impl FromStr for Variant {
     fn from_str(text: &str) -> Result<Self, FormatError> {
         let mut parts = text.split('+').map(str::trim);
         let name = parts.next().unwrap_or_default();
-        // An unknown name is told before its modifiers.
+        // The error of an unknown name comes before those of its modifiers.
         AnyRecipe::options_of(name)?;
         let modifiers = modifier::parse(text, name, parts)?;
         let variant = Self::made(name, &modifiers)?;

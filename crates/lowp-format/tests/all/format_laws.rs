@@ -375,7 +375,7 @@ fn lines_have_an_entry_each() {
     }
 }
 
-/// Blocks with f32 scales may have fewer columns at the edge; others may not (docs/numerics.md 8.1).
+/// Blocks with f32 scales may have fewer columns at the edge; others may not (docs/numerics.md 8).
 #[test]
 fn only_f32_scales_have_partial_blocks() {
     for recipe in AnyRecipe::all() {

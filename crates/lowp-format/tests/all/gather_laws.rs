@@ -163,8 +163,8 @@ fn cuts_off_the_quantum_are_rejected() {
 }
 
 #[test]
-fn a_cut_behind_all_rows_is_legal() {
-    // 388 rows are off every quantum; ranks behind the last row hold nothing to be cut.
+fn a_cut_after_all_rows_is_legal() {
+    // 388 rows are off every quantum; ranks after the last row hold nothing to be cut.
     let cuts = RowCuts::from_ranges(&[0..384, 384..388, 388..388]).unwrap();
     for recipe in AnyRecipe::all() {
         PhasePlans::new(&recipe, Shape::new(388, 64), &cuts, true).unwrap();

@@ -15,7 +15,7 @@ const SHAPES: [Shape; 5] = [
     Shape::new(256, 128),
 ];
 
-/// More ranks than blocks, a short last rank with empty ones behind it, and an even cut.
+/// More ranks than blocks, a short last rank with empty ones after it, and an even cut.
 const GATHERS: [(Shape, usize); 4] = [
     (Shape::new(17, 32), 3),
     (Shape::new(136, 160), 2),

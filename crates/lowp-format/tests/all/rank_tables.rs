@@ -6,7 +6,7 @@ use lowp_format::{
     ranks_table,
 };
 
-/// Ranks of equal rows at the start, a shorter one, and empty ones behind it.
+/// Ranks of equal rows at the start, a shorter one, and empty ones after it.
 const RAGGED: (Shape, usize) = (Shape::new(320, 64), 7);
 const EVEN: (Shape, usize) = (Shape::new(256, 64), 4);
 const ALONE: (Shape, usize) = (Shape::new(96, 64), 1);

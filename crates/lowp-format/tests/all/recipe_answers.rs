@@ -100,7 +100,7 @@ fn the_rule_says_what_the_number_of_the_tensor_is() {
     }
 }
 
-/// One amax serves both orientations where the same values give the same scales; of lines, or behind a transform,
+/// One amax serves both orientations where the same values give the same scales; of lines, or after a transform,
 /// each has its own.
 #[test]
 fn orientations_share_what_is_the_same_for_both() {

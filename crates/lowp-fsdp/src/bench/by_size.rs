@@ -90,7 +90,7 @@ impl Rank<'_> {
         Ok(rows)
     }
 
-    /// Microseconds that a copy of few bytes takes in a graph behind one of many, as scales have theirs behind codes.
+    /// Microseconds that a copy of few bytes takes in a graph after a copy of many, as scales are copied after codes.
     pub(super) fn small_copy(&self) -> Result<f64> {
         let [from, to] = [self.cuda.alloc::<u8>(AHEAD)?, self.cuda.alloc(AHEAD)?];
         let times = [false, true].map(|small| {
@@ -111,8 +111,8 @@ impl Rank<'_> {
         Ok(((with? - without?) * 1e3 / COPIES as f64).max(0.0))
     }
 
-    /// Bytes of one weight's gather, and its milliseconds between two marks of the stream that gathers. Several weights are gathered in turn, and
-    /// between two of them the device is at other work, as in training: caches have nothing of a weight when it is its turn.
+    /// Bytes of one weight's gather, and its milliseconds between two marks of the stream that gathers. Several weights are gathered one after
+    /// the other, and between two of them the device is at other work, as in training: caches have nothing of a weight when it is gathered again.
     fn gather_of_one(&self, recipe: impl Recipe, shape: Shape) -> Result<(usize, f64)> {
         let (comm, pool) = (&self.comm, GatherPool::new(&self.cuda));
         let marks: Arc<Mutex<Vec<(GatherPoint, CudaMark)>>> = Arc::default();
@@ -165,7 +165,7 @@ mod tests {
     use lowp_format::Part;
 
     #[test]
-    fn scales_are_gathered_behind_codes() -> Result<()> {
+    fn scales_are_gathered_after_codes() -> Result<()> {
         let recipe = with_scales()?;
         let rowwise = recipe.stored(Usage::ROWWISE);
         let parts: Vec<Part> = rowwise.iter().map(|spec| spec.key.part).collect();

@@ -34,7 +34,7 @@ pub struct Bandwidth {
 pub(crate) struct Copies {
     /// 10^9 bytes that one reads and writes in a second.
     gb_per_s: f64,
-    /// Seconds of one of few bytes behind others.
+    /// Seconds of a copy of few bytes after others.
     least: f64,
     /// Of gathers on a GPU that has no others, where they were measured.
     alone: Option<Alone>,
@@ -45,7 +45,7 @@ pub(crate) struct Copies {
 struct Alone {
     /// Seconds of one copy.
     first: f64,
-    /// Seconds of each copy or transpose behind it.
+    /// Seconds of each copy or transpose after it.
     another: f64,
 }
 
@@ -87,7 +87,7 @@ impl Bandwidth {
         }
     }
 
-    /// Seconds of one gather of `bytes`, of which these arrive at a rank: both kinds of links are busy at once. The rank's own work behind it
+    /// Seconds of one gather of `bytes`, of which these arrive at a rank: both kinds of links are busy at once. The rank's own work after it
     /// takes no time where the rate of copies is not known.
     pub(crate) fn seconds(&self, rank: LinkBytes, bytes: u128, gather: &Gather) -> f64 {
         let Gather { batches, local, .. } = gather;
@@ -101,7 +101,7 @@ impl Bandwidth {
         let between = self.between_nodes.as_ref();
         let between = between.map_or(0.0, |rate| time(rate, rank.between_nodes));
         let is_alone = rank.within_node == 0 && rank.between_nodes == 0;
-        let behind = self.copy.map_or(0.0, |copy| {
+        let after = self.copy.map_or(0.0, |copy| {
             let beside = match (copy.alone, local.count) {
                 (_, 0) => 0.0,
                 (Some(alone), count) if is_alone => {
@@ -111,7 +111,7 @@ impl Bandwidth {
             };
             local.bytes as f64 / (copy.gb_per_s * 1e9) + beside
         });
-        between.max(time(&self.within_node, rank.within_node)) + behind
+        between.max(time(&self.within_node, rank.within_node)) + after
     }
 
     /// Where a rate is that of a GPU without others, which sends nothing.

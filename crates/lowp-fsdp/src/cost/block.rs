@@ -61,11 +61,11 @@ impl BlockCost {
         if config.recompute && config.reshard != ReshardAfterForward::No {
             gathers.push(gather(Use::Recompute, &forward, keeping));
         }
-        let behind = parts
+        let last = parts
             .as_ref()
             .or(rest.as_ref().filter(|_| config.recompute));
-        let behind = behind.unwrap_or(&backward);
-        gathers.push(gather(Use::Backward, behind, Local::default()));
+        let last = last.unwrap_or(&backward);
+        gathers.push(gather(Use::Backward, last, Local::default()));
         let all = [
             Some(&forward),
             Some(&backward),

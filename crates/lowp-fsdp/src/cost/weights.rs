@@ -138,7 +138,7 @@ impl<R: Recipe> Weights<R> {
         }
     }
 
-    /// Memory that weights are gathered in: blocks with equal plans use it in turn, unless they are kept until backward. With prefetches a
+    /// Memory that weights are gathered in: blocks with equal plans reuse it, unless they are kept until backward. With prefetches a
     /// block and the one before it have memory at once.
     pub(super) fn gathered(&self, config: &CostConfig) -> u128 {
         let costs = self.costs.iter();

@@ -135,7 +135,7 @@ fn files_are_read_from_begin_to_end() {
             ..
         } = reads;
         assert!(opens <= 2, "rank {rank} opened {opens} files");
-        // To its masters, to the counts of the first rank, and to its codes behind them.
+        // To its masters, to the counts of the first rank, and to its codes after those.
         assert!(seeks <= 3, "rank {rank} read in {seeks} places");
         let weights = 12 * 256 * 64 / 4;
         // Masters and moments, codes of both orientations and a scale for each 32 of them.
@@ -147,7 +147,7 @@ fn files_are_read_from_begin_to_end() {
             .into_iter()
             .enumerate()
         {
-            // Three ranks own whole weights in turn, of each of which all four had rows.
+            // Of three ranks each owns whole weights, of each of which all four had rows.
             let most = match world {
                 3 => 4,
                 _ => 4_usize.div_ceil(world) + 1,

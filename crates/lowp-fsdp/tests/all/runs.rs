@@ -210,7 +210,7 @@ fn staged(model: &Model, wire: GradWire) -> usize {
     ReduceStaging::of_batch(&grads, &runs, adder, (rank, world)).bytes()
 }
 
-/// The weights behind some steps.
+/// The weights after some steps.
 #[derive(Debug)]
 pub(crate) struct Trained {
     pub(crate) values: Vec<Vec<f32>>,

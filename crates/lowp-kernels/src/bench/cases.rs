@@ -31,7 +31,7 @@ impl Cast {
         source: Code::Bf16,
         form: Form::Compact,
     };
-    /// The operand of the weight gradient, behind its transform.
+    /// The operand of the weight gradient, after its transform.
     const HADAMARD: Self = Self {
         role: Role::Activation,
         usage: Usage::COLUMNWISE,

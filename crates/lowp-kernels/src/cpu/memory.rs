@@ -14,7 +14,7 @@ use crate::{Element, KernelError};
 const LARGE: usize = 2 << 20;
 /// Bytes of a page.
 const PAGE: usize = 4096;
-/// Classes of addresses that large buffers take in turn.
+/// Classes of addresses: each large buffer begins in the next one.
 const CLASSES: usize = 16;
 
 /// A vector whose first values may be left unused, or values that someone else owns.
@@ -109,14 +109,14 @@ impl<T> DerefMut for Memory<T> {
 /// A kernel walks several buffers at once. AMD Zen predicts the way of its first-level cache from a
 /// hash of bits 12 to 27 of an address, and lines of one hash evict each other: AdamW over four
 /// buffers of 128 MiB, one page apart as the system hands them out, runs at 0.2 of memcpy's speed
-/// instead of 0.5. Large buffers therefore begin in different classes of that hash, in turn.
+/// instead of 0.5. Large buffers therefore begin in different classes of that hash, one after the other.
 pub(super) fn zeros<T: Element>(len: usize) -> Result<Memory<T>, KernelError> {
     static NEXT: AtomicUsize = AtomicUsize::new(0);
-    in_turn(len, &NEXT)
+    in_next_class(len, &NEXT)
 }
 
 /// `len` zeros; a large buffer begins in the class that is `next`.
-fn in_turn<T: Element>(len: usize, next: &AtomicUsize) -> Result<Memory<T>, KernelError> {
+fn in_next_class<T: Element>(len: usize, next: &AtomicUsize) -> Result<Memory<T>, KernelError> {
     if len.saturating_mul(size_of::<T>()) < LARGE {
         return Ok(zeroed(len)?.into());
     }
@@ -165,15 +165,15 @@ mod tests {
     }
 
     #[test]
-    fn large_buffers_take_classes_in_turn() {
+    fn each_large_buffer_takes_the_next_class() {
         let next = AtomicUsize::new(0);
         let mut buffers = Vec::new();
-        for turn in 0..3 * CLASSES {
-            // Small ones have no turn.
-            assert!(in_turn::<u8>(LARGE - 1, &next).is_ok());
-            let buffer = in_turn::<f32>(LARGE / 4 + turn, &next).unwrap();
+        for number in 0..3 * CLASSES {
+            // Small ones take no class.
+            assert!(in_next_class::<u8>(LARGE - 1, &next).is_ok());
+            let buffer = in_next_class::<f32>(LARGE / 4 + number, &next).unwrap();
             let address = buffer.as_ptr().addr();
-            assert_eq!(class(address), turn % CLASSES, "{address:#x}");
+            assert_eq!(class(address), number % CLASSES, "{address:#x}");
             assert!(address.is_multiple_of(64), "{address:#x}");
             buffers.push(buffer);
         }

@@ -112,7 +112,7 @@ fn wait<R: Send>(pool: &ThreadPool, work: impl FnOnce() -> R + Send) -> Result<R
         let _ = done.send(found);
     });
     // SAFETY: only the lifetime changes, and the job is over before anything that it borrows: this function
-    // comes to its end behind `recv`, which returns once `work` is consumed, or once the job was dropped.
+    // ends after `recv`, which returns once `work` is consumed, or once the job was dropped.
     let job = unsafe {
         mem::transmute::<Box<dyn FnOnce() + Send + '_>, Box<dyn FnOnce() + Send + 'static>>(job)
     };

@@ -12,7 +12,7 @@ pub(super) trait Point {
     fn passed(&self) -> bool;
 }
 
-/// Owners, each with the points behind which it may go.
+/// Owners, each with the points after which it may go.
 pub(super) struct Deferred<P> {
     held: Mutex<Vec<(Vec<P>, Owner)>>,
 }

@@ -19,7 +19,7 @@ use crate::KernelError;
 pub(super) struct Device {
     pub(super) context: Arc<CudaContext>,
     pub(super) modules: Modules,
-    /// The stream of every handle, until its work is done: memory is freed behind all of them.
+    /// The stream of every handle, until its work is done: memory is freed after the work of all of them.
     streams: Mutex<Vec<Arc<CudaStream>>>,
     /// Owners of foreign memory that work may still use.
     deferred: Deferred<CudaEvent>,

@@ -25,7 +25,7 @@ struct Point {
 }
 
 impl CudaEvent {
-    /// The point behind what `stream` was given so far, which stands for a stream in `capture`.
+    /// The point after what `stream` was given so far, which stands for a stream in `capture`.
     pub(super) fn record(
         device: &Arc<Device>,
         stream: &CudaStream,

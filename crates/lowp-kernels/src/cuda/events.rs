@@ -26,7 +26,7 @@ impl Events {
         }
     }
 
-    /// An event at the point behind what `stream` was given so far.
+    /// An event at the point after what `stream` was given so far.
     pub(super) fn record(&self, stream: &CudaStream) -> Result<CudaEvent, KernelError> {
         let free = self.lock().pop();
         let event = match free {

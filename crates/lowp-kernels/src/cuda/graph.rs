@@ -86,7 +86,7 @@ impl CudaGraph {
         })
     }
 
-    /// Runs the work behind what the stream of `cuda`, which captured it, has.
+    /// Runs the work on the stream of `cuda`, which captured it, after what that stream has.
     pub(super) fn launch(&self, cuda: &Cuda) -> Result<(), KernelError> {
         capture::not_in("the launch of a graph")?;
         if !Arc::ptr_eq(&self.captured.cuda.queue, &cuda.queue) {
@@ -96,7 +96,7 @@ impl CudaGraph {
         let graph = self.captured.graph.lock();
         let graph = graph.map_err(|_| KernelError::Poisoned)?;
         let stream = &cuda.queue.stream;
-        // SAFETY: the graph is instantiated and locked; what it points to is held here, and freed behind
+        // SAFETY: the graph is instantiated and locked; what it points to is held here, and freed after
         // the work of every stream.
         let launched =
             unsafe { result::graph::launch(graph.0.cu_graph_exec(), stream.cu_stream()) };

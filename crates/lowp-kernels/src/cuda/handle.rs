@@ -45,7 +45,7 @@ impl Cuda {
     }
 
     /// Has another library give work to the stream: `call` gets the stream ([`Cuda::stream`]), with the device current on
-    /// this thread. `memory` is what that work uses: in a capture the graph keeps it. Elsewhere buffers are freed behind
+    /// this thread. `memory` is what that work uses: in a capture the graph keeps it. Elsewhere buffers are freed after
     /// the work of all streams, so their owner may drop them at once.
     ///
     /// # Errors

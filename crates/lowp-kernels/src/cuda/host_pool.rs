@@ -118,7 +118,7 @@ impl HostPool {
         }
     }
 
-    /// Takes `block` back; it is lent again behind `event`.
+    /// Takes `block` back; it is lent again after `event`.
     pub(super) fn give_back(&self, block: Block, event: Option<DriverEvent>) {
         let mut inner = self.lock();
         match event {
@@ -146,7 +146,7 @@ impl Inner {
 
     /// Keeps the blocks whose copies are done for others.
     fn reclaim(&mut self, events: &Events) -> Result<(), KernelError> {
-        // Of any stream: one that is behind does not hold up the others.
+        // Of any stream: one that has much to do does not hold up the others.
         let mut at = 0;
         while let Some((_, event)) = self.busy.get(at) {
             if !event.try_is_complete().map_err(failed("cuEventQuery"))? {

@@ -12,7 +12,7 @@ use super::handle::Cuda;
 use super::module::{CudaFunction, Loaded};
 use crate::KernelError;
 
-/// Compiled kernels of another crate (by `lowp-nvcc`), for the stream of a [`Cuda`] handle. They are unloaded behind its work.
+/// Compiled kernels of another crate (by `lowp-nvcc`), for the stream of a [`Cuda`] handle. They are unloaded after its work.
 pub struct CudaLibrary {
     cuda: Cuda,
     loaded: Loaded,

@@ -127,7 +127,7 @@ impl CudaPlan {
         let stream = &cuda.queue.stream;
         let needed = (self.planned.reads, scalars);
         cuda.queue.step.with(stream, needed, |step| {
-            // SAFETY: the step's memory is that of the handle, and freed behind its work; what the
+            // SAFETY: the step's memory is that of the handle, and freed after its work; what the
             // plan holds is freed after the work of every stream.
             unsafe { self.enqueue(stream.cu_stream(), step) }
         })

@@ -14,7 +14,7 @@ use super::step::StepMemory;
 use crate::KernelError;
 
 /// What the clones of a handle share. It waits for its work when the last of them goes: what is freed
-/// afterwards need not be ordered behind this stream, which may be one of others and end then.
+/// afterwards need not be ordered after this stream, which may be one of others and end then.
 pub(super) struct Queue {
     /// A number that no other queue of the process has.
     pub(super) number: u64,
@@ -60,7 +60,7 @@ impl Queue {
         inside.map_or_else(|| self.numbered(), |inside| inside.origin)
     }
 
-    /// The point behind what the stream was given so far: within the capture where it takes part.
+    /// The point after what the stream was given so far: within the capture where it takes part.
     pub(super) fn record(&self) -> Result<CudaEvent, KernelError> {
         let inside = capture::seen_by(self.number);
         match inside.and_then(|inside| Some((inside.stand?, inside.id))) {

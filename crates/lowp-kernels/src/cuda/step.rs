@@ -82,7 +82,7 @@ impl StepMemory {
         (reads, scalars): (Reads, &StepScalars),
         work: impl FnOnce(u64) -> Result<(), KernelError>,
     ) -> Result<(), KernelError> {
-        // Held until the work is enqueued: another thread's scalars come behind it.
+        // Held until the work is enqueued: another thread's scalars come after it.
         let mut ring = self.ring.lock().map_err(|_| KernelError::Poisoned)?;
         self.device.bind()?;
         let wanted = bytes(scalars)?;

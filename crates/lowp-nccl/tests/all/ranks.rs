@@ -213,7 +213,7 @@ fn reduce_scatter(
     Ok(())
 }
 
-/// Gradients of every kind in one batch, whose ranges begin behind others' elements.
+/// Gradients of every kind in one batch, whose ranges begin after others' elements.
 #[test]
 fn cuda_nccl_batches_of_many_kinds() {
     for sums in [Sums::Nccl, Sums::RankOrder] {

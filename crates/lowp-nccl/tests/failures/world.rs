@@ -143,7 +143,7 @@ impl Rank {
     /// Waits for its end, until `deadline`.
     fn end(&mut self, deadline: Instant) {
         while !self.has_ended() {
-            assert!(Instant::now() < deadline, "no end of {}", self.told());
+            assert!(Instant::now() < deadline, "no end of {}", self.report());
             thread::sleep(NAP);
         }
     }
@@ -152,7 +152,7 @@ impl Rank {
         self.ended.and_then(|status| status.code())
     }
 
-    fn told(&self) -> String {
+    fn report(&self) -> String {
         let (number, ended) = (self.number, self.ended);
         format!("rank {number} ({ended:?}): {}{}", self.out(), self.err())
     }
@@ -232,7 +232,7 @@ impl World {
                 assert!(
                     waits || rank.out().contains(text),
                     "no '{text}' of {}",
-                    rank.told()
+                    rank.report()
                 );
                 thread::sleep(NAP);
             }
@@ -256,7 +256,11 @@ impl World {
     pub(crate) fn fail(&mut self, but: Option<usize>, text: impl Fn(usize) -> String) -> Duration {
         self.end(but, 1, |rank| {
             let text = text(rank.number);
-            assert!(rank.err().contains(&text), "no '{text}' of {}", rank.told());
+            assert!(
+                rank.err().contains(&text),
+                "no '{text}' of {}",
+                rank.report()
+            );
         })
     }
 
@@ -265,7 +269,7 @@ impl World {
         let (ranks, deadline) = (self.ranks.iter_mut(), self.since + self.within);
         for rank in ranks.filter(|rank| Some(rank.number) != but) {
             rank.end(deadline);
-            assert_eq!(rank.code(), Some(code), "{}", rank.told());
+            assert_eq!(rank.code(), Some(code), "{}", rank.report());
             check(rank);
         }
         self.since.elapsed()

@@ -335,7 +335,7 @@ fn step_counts_go_out_and_in() {
 }
 
 #[test]
-fn a_parameter_that_nobody_left_out_is_told() {
+fn a_parameter_that_nobody_left_out_is_named() {
     let mut model = Model::new(&["mxfp8"; 3].map(recipe), &[0, 1, 2]);
     model.optimizer.leave_out(model.params[0].1);
     model

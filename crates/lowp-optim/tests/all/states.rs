@@ -382,7 +382,7 @@ fn masters_in_bf16_follow_small_steps_in_the_mean() -> Result<(), OptimError> {
 }
 
 #[test]
-fn states_that_do_not_fit_are_told_and_replace_nothing() -> Result<(), OptimError> {
+fn states_that_do_not_fit_are_errors_and_replace_nothing() -> Result<(), OptimError> {
     let (mut optimizer, id, _) = one_param(StateDtypes::default(), values(0))?;
     step(&mut optimizer, id, 1)?;
     let state = optimizer.state(id)?;

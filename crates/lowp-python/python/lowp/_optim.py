@@ -13,7 +13,7 @@ from ._fsdp import known_params
 from ._memory import device_of
 from ._optim_state import OptimizerState
 from ._params import agree, all_of, check_once, list_params, listed, named, numbers, sharded_names, tensors, title
-from ._ranks import is_told, together
+from ._ranks import is_heard, together
 from ._store import Store
 from ._tensor import Tensor
 from ._torch_compat import local_of
@@ -40,7 +40,7 @@ class Optimizer(OptimizerState, torch.optim.Optimizer):
         self._dtypes = {}
         self._built = None
         self._begun = False  # whether a step was taken, or is
-        self._captured = []  # what graphs of PyTorch launch, also behind another plan
+        self._captured = []  # what graphs of PyTorch launch, also once another plan was built
         # What was loaded, for the plan: the steps of parameters, those of the optimizer, those that were skipped, and delayed scales. ``None``: nothing.
         self._steps, self._applied, self._skipped, self._delayed = None, 0, 0, {}
         self._refused = None  # why the last state was not loaded
@@ -373,7 +373,7 @@ class _Built:
         try:
             yield
         except Exception as error:
-            if self.ranks is not None and not is_told(error):
+            if self.ranks is not None and not is_heard(error):
                 self.rust.abort(f"{type(error).__name__}: {error}")
             raise
 

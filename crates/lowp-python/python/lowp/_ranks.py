@@ -35,16 +35,16 @@ _ROUNDS = weakref.WeakKeyDictionary()
 
 
 def known(message, **found):
-    """The error of what every rank of the group hears of: nobody is told again. ``failed`` is the rank that failed and its message, ``calls`` what
+    """The error of what every rank of the group hears of: it is not sent again. ``failed`` is the rank that failed and its message, ``calls`` what
     each rank is at."""
     error = LowpError(message)
-    error.__dict__.update(found, _lowp_told=True)
+    error.__dict__.update(found, _lowp_heard=True)
     return error
 
 
-def is_told(error):
+def is_heard(error):
     """Whether every rank hears of an error already."""
-    return getattr(error, "_lowp_told", False)
+    return getattr(error, "_lowp_heard", False)
 
 
 class Ranks:
@@ -263,7 +263,7 @@ class Ranks:
                 work.wait()
 
     def _on(self, stream):
-        """That stream as the current one: lowp's work before and behind the collective is there."""
+        """That stream as the current one: lowp's work before and after the collective is there."""
         if torch.cuda.current_stream(self.device).cuda_stream == stream:
             return contextlib.nullcontext()
         if stream == 0:
@@ -306,8 +306,8 @@ class between_gathers:
 
 def _tell(ranks, error, **how):
     """Once for each error, and not what others said."""
-    if not is_told(error):
-        error._lowp_told = True
+    if not is_heard(error):
+        error._lowp_heard = True
         ranks.fail(f"{type(error).__name__}: {error}", **how)
 
 

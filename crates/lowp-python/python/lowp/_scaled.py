@@ -218,7 +218,7 @@ def _views(store, orientation):
 _ELEMENTS = {dtype: name for name, dtype in _DTYPES.items()}
 _BY_PLACE = {}
 #: Bytes that a product works in, as many as PyTorch gives its own on a Hopper. They are PyTorch's: taken for each product, so that
-#: nothing holds them behind it, and graphs that PyTorch captures have their own.
+#: nothing holds them after it, and graphs that PyTorch captures have their own.
 _WORKSPACE = 32 << 20
 
 

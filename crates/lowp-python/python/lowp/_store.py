@@ -34,7 +34,7 @@ class Store:
         self.described = False  # whether native code knows its layer
         self.products = None  # whether its codes are multiplied, once that was asked
         self.contexts = {}  # what they take for constant, by dtype and whether the tensor is flat
-        self.unpadded = None  # the rows behind a number of rows that DTensor padded
+        self.unpadded = None  # the store without padding, where DTensor padded the number of rows
         self.views = {}  # its codes and their scale as products take them, by orientation
         self.held = False  # whether Rust holds the memory of the buffers
         self.usage = None  # the directions that it was made for, where buffers of several may be the same

@@ -92,7 +92,7 @@ class Watch:
         text = f"rank {rank} failed between gathers: {message}; this rank waited for it in a collective, which was ended: start all ranks again"
         print(f"lowp: {text}", file=sys.stderr, flush=True)
         self.over.set()
-        of = {"__init__": lambda self: LowpError.__init__(self, text), "__reduce__": lambda self: (LowpError, (text,)), "_lowp_told": True}
+        of = {"__init__": lambda self: LowpError.__init__(self, text), "__reduce__": lambda self: (LowpError, (text,)), "_lowp_heard": True}
         ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(self.ident), ctypes.py_object(type("LowpError", (LowpError,), of)))
         try:
             self.abort(group)

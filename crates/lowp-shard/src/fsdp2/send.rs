@@ -104,7 +104,7 @@ impl<B: Backend, R: Recipe> SendBuffers<B, R> {
 
     /// Brings padded copies up to date, as work of `backend`: what that stream is given afterwards may read
     /// [`SendBuffers::buffers`]. On ranks whose pieces are as long as any, there is nothing to do. The caller orders the
-    /// stream behind casts of the shard, and behind the last gather that read the buffers.
+    /// stream after casts of the shard, and after the last gather that read the buffers.
     ///
     /// # Errors
     /// The backend failed.
@@ -137,7 +137,7 @@ impl<R: Recipe> GatherTag<R> {
     }
 
     /// The full tensor of what arrived, as work of `backend`: what that stream is given afterwards may read it. The
-    /// caller orders the stream behind the gather.
+    /// caller orders the stream after the gather.
     ///
     /// `shard` is this rank's, the one that was sent. `arrived` has, for each input, the bytes of all ranks in rank
     /// order, padding included. Parts of it become buffers of the tensor ([`HookOutput::source`] says which).

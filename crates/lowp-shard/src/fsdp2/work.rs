@@ -51,7 +51,7 @@ impl<B: Backend> FullMemory<B> {
     }
 }
 
-/// Bytes that are copied behind other bytes.
+/// Bytes that are copied, and where to.
 #[derive(Debug)]
 struct Copied<B: Backend> {
     from: B::Buffer<u8>,

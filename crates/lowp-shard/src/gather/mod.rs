@@ -88,7 +88,7 @@ pub struct GatherGroup<B: Backend, R: Recipe = AnyRecipe> {
     parts: Option<Parts<B>>,
     lease: Option<Lease<B>>,
     held: Option<Phase>,
-    /// A gather that the group's stream does not follow yet, and the point behind it.
+    /// A gather that the group's stream does not follow yet, and the point after it.
     started: Option<(Phase, B::Event)>,
     /// The same of what backward needs beside what forward gathers or has gathered.
     rest: Option<B::Event>,
@@ -178,7 +178,8 @@ impl<B: Backend, R: Recipe> GatherGroup<B, R> {
         Ok((group, plan))
     }
 
-    /// Has `watch` told of every gather from now on; one for backward that builds on that for forward is two. Those that a capture records are told when they are recorded, not when they run.
+    /// Has `watch` called for every gather from now on; one for backward that builds on that for forward is two. For those that a capture
+    /// records it is called when they are recorded, not when they run.
     pub fn watch(&mut self, watch: GatherWatch<B>) {
         self.watch = Some(watch);
     }
@@ -198,7 +199,7 @@ impl<B: Backend, R: Recipe> GatherGroup<B, R> {
         or_abort(&*self.comm, done)
     }
 
-    /// Starts what [`GatherGroup::unshard`] waits for: borrows memory, and has the communicator's stream gather behind
+    /// Starts what [`GatherGroup::unshard`] waits for: borrows memory, and has the communicator's stream gather after
     /// what the group's stream was given so far. Collective; does nothing if the tensors are ready or on their way.
     ///
     /// While the group holds the tensors of forward or they are on their way, as where forward runs again before backward, that for backward gathers what is not
@@ -248,7 +249,7 @@ impl<B: Backend, R: Recipe> GatherGroup<B, R> {
             && !self.is_stale()
             && let Some(rest) = self.rest.take()
         {
-            // It is behind forward's.
+            // The gather of the rest comes after that for forward.
             self.started = None;
             self.backend.wait(&rest)?;
             self.held = Some(phase);
@@ -316,7 +317,7 @@ impl<B: Backend, R: Recipe> GatherGroup<B, R> {
             });
             self.lease = Some(planned.map_err(|error| self.first_in_capture(error, phase))?);
         }
-        let arrived = self.gather_behind(kind, builds && !forward_held)?;
+        let arrived = self.gather_after(kind, builds && !forward_held)?;
         if let (Some(parts), Phase::Forward) = (&mut self.parts, phase) {
             parts.filled = true;
         }
@@ -333,12 +334,12 @@ impl<B: Backend, R: Recipe> GatherGroup<B, R> {
 
     /// Starts the gather of what backward needs beside what forward gathers, into the same memory.
     fn start_rest(&mut self) -> Result<(), ShardError> {
-        self.rest = Some(self.gather_behind(GatherKind::Rest, false)?);
+        self.rest = Some(self.gather_after(GatherKind::Rest, false)?);
         Ok(())
     }
 
-    /// Has the communicator's stream gather behind what the group's stream was given so far: the point behind it.
-    fn gather_behind(
+    /// Has the communicator's stream gather after what the group's stream was given so far. Returns the point after the gather.
+    fn gather_after(
         &mut self,
         kind: GatherKind,
         forward_first: bool,

@@ -97,7 +97,7 @@ struct Inner<B: Backend> {
 /// The memory that gathered weights of one rank live in.
 ///
 /// A group borrows a set of destination buffers when it unshards and gives it back when it
-/// reshards, so layers of equal shapes use the same memory in turn and nothing is allocated
+/// reshards, so layers of equal shapes use the same memory one after the other and nothing is allocated
 /// from the second step on. A set is lent again after the work of its last user. Local work (interleave, transpose) is planned once per set.
 /// When the last group of its shapes is dropped it is freed.
 #[derive(Debug)]

@@ -26,7 +26,7 @@ pub enum Reshard<B: Backend> {
 
 impl<B: Backend> Reshard<B> {
     /// The policy for the ranks of `shard`, which share out the weights: groups are of neighbours. Collective. Gather groups
-    /// that take turns can all have clones of one.
+    /// that gather one after the other can all have clones of one.
     ///
     /// # Errors
     /// A group that does not divide the ranks, or a failure of the split.

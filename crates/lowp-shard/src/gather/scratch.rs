@@ -1,4 +1,4 @@
-//! [`Scratch`]: buffers of values that the users of a pool use in turn.
+//! [`Scratch`]: buffers of values that the users of a pool use one after the other.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};

@@ -1,11 +1,11 @@
-//! [`GatherWatch`]: what is told of gathers as they are given to a stream.
+//! [`GatherWatch`]: what is called for gathers as they are given to a stream.
 
 use std::fmt;
 use std::sync::Arc;
 
 use lowp_kernels::{Backend, KernelError};
 
-/// Called with the stream of a gather, right before the stream is given the gather and right behind it: a device can mark both points to
+/// Called with the stream of a gather, right before the stream is given the gather and right after it: a device can mark both points to
 /// time it. What the host does for the gather before is not between them: ranks that compare what they gather, the capture of a graph.
 pub struct GatherWatch<B>(Arc<Call<B>>);
 
@@ -16,7 +16,7 @@ type Call<B> = dyn Fn(&B, GatherPoint) -> Result<(), KernelError> + Send + Sync;
 pub enum GatherPoint {
     /// Before it; once more where a graph cannot be launched and the calls themselves are given.
     Begin,
-    /// Behind it; a gather that fails has none.
+    /// After it; a gather that fails has none.
     End,
 }
 

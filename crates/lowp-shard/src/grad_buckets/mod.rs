@@ -32,7 +32,7 @@ use slabs::{Slab, Slabs};
 /// For each gradient: take memory for it ([`GradBuckets::grad`]), have the stream write it, and [`GradBuckets::push`] it.
 /// When a micro-batch ends, [`GradBuckets::flush`] sends what did not fill its bucket, and when a step ends
 /// [`GradBuckets::finish`] adds the replicas and orders the sums before the stream's later work. Gradients of
-/// micro-batches are added: on the rank or behind the reduction, as [`GradBuckets::begin`] says. All ranks push the same parameters in
+/// micro-batches are added: on the rank or after the reduction, as [`GradBuckets::begin`] says. All ranks push the same parameters in
 /// the same order.
 ///
 /// Parameters that follow each other in the list share buckets, so list them in the order of backward. Two buckets have
@@ -73,7 +73,7 @@ impl<B: Backend> Drop for GradBuckets<B> {
 /// from the first one on. Later ones are compared by the optimizer ([`Reduced::done`]).
 const COMPARED: u64 = 2;
 
-/// Behind the parameters of a bucket in [`GradBuckets::order`]: ranks send the same buckets, and not only the same gradients.
+/// Follows the parameters of a bucket in [`GradBuckets::order`]: ranks send the same buckets, and not only the same gradients.
 const SENT: u64 = u64::MAX;
 
 /// The gradients of a step.
@@ -328,7 +328,7 @@ impl<B: Backend> GradBuckets<B> {
     ///
     /// # Errors
     /// Memory that was taken for a gradient that was not pushed, or a failure of another rank. A world of one rank may go on
-    /// after a failure of its device, behind [`GradBuckets::discard`].
+    /// after a failure of its device, once it called [`GradBuckets::discard`].
     pub fn flush(&mut self) -> Result<(), ShardError> {
         let flushed = (0..self.buckets.len()).try_for_each(|bucket| self.close(bucket));
         self.buckets.iter_mut().for_each(|bucket| bucket.sends = 0);
@@ -464,7 +464,7 @@ impl<B: Backend> GradBuckets<B> {
         self.add_replicas(&after, &label, &sums)
     }
 
-    /// Sums over the replicas behind `after`.
+    /// Sums over the replicas, as work that follows the point `after`.
     fn add_replicas(
         &mut self,
         after: &B::Event,

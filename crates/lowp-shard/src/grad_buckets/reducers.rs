@@ -40,7 +40,7 @@ impl<B: Backend> Reducers<B> {
         bucket % self.all.len()
     }
 
-    /// Starts the reduction of `bucket` behind `after`.
+    /// Starts the reduction of `bucket`, as work that follows the point `after`.
     pub(super) fn start(
         &mut self,
         bucket: usize,

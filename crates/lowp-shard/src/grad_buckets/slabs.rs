@@ -1,4 +1,4 @@
-//! Which gradients share a bucket, and [`Slabs`]: memory that buckets use in turn.
+//! Which gradients share a bucket, and [`Slabs`]: memory that buckets use one after the other.
 
 use std::collections::VecDeque;
 use std::ops::Range;
@@ -61,7 +61,7 @@ pub fn grad_bucket_ranges(grads: &[GradLen], most: usize) -> Vec<Range<usize>> {
     buckets
 }
 
-/// The memory that buckets of `lens` elements use in turn: lengths, and slabs of each. Those up to `limit` have slabs of one length, of
+/// The memory that buckets of `lens` elements use one after the other: lengths, and slabs of each. Those up to `limit` have slabs of one length, of
 /// which there are `at_once`, or as many as there are buckets. Of a larger length there are as many as buckets of it that follow each
 /// other with fewer elements between them: where as much is written between two, as between a head and an embedding, the first one was sent.
 pub fn grad_slabs(lens: &[usize], limit: usize, at_once: usize) -> Vec<(usize, usize)> {

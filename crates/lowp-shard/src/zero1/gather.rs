@@ -21,7 +21,7 @@ pub struct FlatGather<B: Backend> {
     moves: Moves<B>,
     /// Work after the gather: what arrived in the order of rows goes into that of columns.
     turned: Option<B::Plan>,
-    /// Work behind that: what follows from other buffers.
+    /// Work after that: makes the buffers that follow from others.
     derived: Option<B::Plan>,
     staged_bytes: usize,
     sent: AtomicU64,

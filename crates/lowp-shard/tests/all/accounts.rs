@@ -119,7 +119,7 @@ fn ranks_with_different_casts_since_the_gather_name_them() {
     }
 }
 
-/// Groups of a pool have numbers, so that equal ones are told apart.
+/// Groups of a pool have numbers, which distinguish equal ones.
 #[test]
 fn ranks_with_different_stale_groups_name_them() {
     for stale in [[0, 1], [2, 1]] {
@@ -255,9 +255,9 @@ fn a_pool_has_the_buffers_of_the_plans_and_the_arrivals_of_interleaved_pieces() 
     }
 }
 
-/// A watch is told before and behind each gather: what was sent by then is what was sent before it, and with it.
+/// A watch is called before and after each gather. What was sent by then is what was sent before the gather, and with it.
 #[test]
-fn watches_are_told_of_every_gather() {
+fn watches_are_called_for_every_gather() {
     for recipe in AnyRecipe::low_precision() {
         ranks(2, |rank, comm| {
             let mut group = group(recipe, &comm, true)?;
@@ -273,8 +273,8 @@ fn watches_are_told_of_every_gather() {
                 let before = comm.traffic().all_gather_bytes;
                 group.prefetch(phase)?;
                 group.unshard(phase)?;
-                let behind = comm.traffic().all_gather_bytes;
-                expected.extend([(GatherPoint::Begin, before), (GatherPoint::End, behind)]);
+                let after = comm.traffic().all_gather_bytes;
+                expected.extend([(GatherPoint::Begin, before), (GatherPoint::End, after)]);
                 group.reshard();
             }
             // The last rank may have no rows.

@@ -12,8 +12,8 @@ use lowp_shard::{FlatMaster, ShardError, bucket_bytes, cast_master_weights, move
 const RANKS: usize = 3;
 /// Bytes of a piece: a copy takes much longer than the call that starts it.
 const LEN: usize = 1 << 26;
-/// Copies that a rank's stream is behind when the collective begins.
-const BEHIND: usize = 40;
+/// Copies that a rank's stream has to do yet when the collective begins, and rank `n` has `n + 1` times as many.
+const COPIES: usize = 40;
 const STEPS: usize = 4;
 
 /// A stream for each rank.
@@ -47,7 +47,7 @@ fn cuda_gathers_follow_the_streams_of_all_ranks() {
         for step in 0..STEPS {
             let value = backend.upload(&vec![(10 * step + rank + 1) as u8; LEN])?;
             // The last of many copies is the one that counts.
-            for _ in 0..BEHIND * (1 + rank) {
+            for _ in 0..COPIES * (1 + rank) {
                 backend.copy(&zeros, 0..LEN, &source, 0)?;
             }
             backend.copy(&value, 0..LEN, &source, 0)?;
@@ -90,7 +90,7 @@ fn cuda_reductions_follow_the_streams_of_all_ranks() {
         let [grad, most] = [(); 2].map(|()| backend.alloc::<f32>(RANKS * len));
         let (grad, most, out) = (grad?, most?, backend.alloc::<f32>(len)?);
         for to in [&grad, &most] {
-            for _ in 0..BEHIND * (1 + rank) {
+            for _ in 0..COPIES * (1 + rank) {
                 backend.copy(&zeros, 0..RANKS * len, to, 0)?;
             }
             backend.copy(&value, 0..RANKS * len, to, 0)?;

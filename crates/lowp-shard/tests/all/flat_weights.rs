@@ -402,7 +402,7 @@ fn slices_that_leave_a_gap_are_an_error_on_every_rank() {
 }
 
 #[test]
-fn ranks_with_other_recipes_are_told_so() {
+fn ranks_with_other_recipes_are_an_error() {
     let names = ["mxfp8", "nvfp4-1d"];
     let failed = failing(2, |rank, comm| cast(&[two_ranks(names[rank])], rank, &comm));
     let text = failed.cause.to_string();
@@ -436,7 +436,7 @@ fn a_slice_outside_its_matrix_and_a_weight_given_twice_are_errors() {
     );
 }
 
-/// Four over six compares the errors of whole blocks: every rank is told when it plans, before anything is cast.
+/// Four over six compares the errors of whole blocks: every rank gets the error when it plans, before anything is cast.
 #[test]
 fn slices_with_four_over_six_are_an_error_on_every_rank() {
     let mut rejected = 0;

@@ -1,4 +1,4 @@
-//! Memory that buckets of gradients use in turn.
+//! Memory that buckets of gradients use one after the other.
 
 use std::iter;
 use std::sync::Arc;

@@ -71,7 +71,7 @@ fn totals(sent: &[Vec<u64>]) -> Vec<u64> {
 }
 
 #[test]
-fn backward_comes_from_parts_only_behind_a_forward_of_the_same_weights() {
+fn backward_comes_from_parts_only_after_a_forward_of_the_same_weights() {
     for recipe in variants() {
         let [old, new] = [1, 2].map(|seed| whole(recipe, seed).expect("quantized"));
         let sent = ranks(4, |_, comm| {

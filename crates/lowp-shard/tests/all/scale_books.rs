@@ -220,7 +220,7 @@ fn an_operand_of_no_usage_registers_nothing() {
     }
 }
 
-/// A delayed scale and its history in and out; what fits no entry is told and replaces nothing.
+/// A delayed scale and its history in and out; what fits no entry is an error and replaces nothing.
 #[test]
 fn states_of_delayed_scales() -> Result<(), ShardError> {
     let options = RecipeOptions::default();

@@ -206,6 +206,10 @@ impl Data for Mixture {
         self.sources[0].0.packing.seq
     }
 
+    fn unit(&self) -> &'static str {
+        "token"
+    }
+
     /// Sequences of all sources together.
     fn sequences(&self) -> Option<u64> {
         Some(self.sources().map(|(tokens, _)| tokens.split()[0]).sum())

@@ -29,7 +29,7 @@ impl Model for OneLayer {
 }
 
 /// What happened, in order.
-type Told = Arc<Mutex<Vec<String>>>;
+type Events = Arc<Mutex<Vec<String>>>;
 
 /// Pulls its weights towards the batch. Its loss is taken at the end of a step, as that of a device.
 struct Pulled<const LATE: bool> {
@@ -37,7 +37,7 @@ struct Pulled<const LATE: bool> {
     step: usize,
     /// The step that fails.
     fails: Option<usize>,
-    told: Told,
+    events: Events,
 }
 
 impl<const LATE: bool> Pulled<LATE> {
@@ -62,7 +62,7 @@ impl<const LATE: bool> Network<Cpu> for Pulled<LATE> {
 
     fn train(&mut self, model: &mut Sharded<Cpu>, x: &Vec<f32>, _: usize) -> NetworkResult<f64> {
         self.step += 1;
-        self.told
+        self.events
             .lock()
             .expect("no panic")
             .push(format!("began {}", self.step));
@@ -99,8 +99,8 @@ fn try_run<const LATE: bool>(fails: Option<usize>) -> (Vec<String>, Result<RunRe
         let at = |i: usize| ((seed as usize % 7 + step + batch.start + i) as f32).sin();
         (0..32 * 32).map(at).collect::<Vec<f32>>()
     });
-    let told = Told::default();
-    let note = |line: String| told.lock().expect("no panic").push(line);
+    let events = Events::default();
+    let note = |line: String| events.lock().expect("no panic").push(line);
     let watch = |event: Event<'_>| match event {
         Event::Step { metrics: m, .. } => note(format!(
             "step {} loss {} norm {} skipped {}",
@@ -117,34 +117,34 @@ fn try_run<const LATE: bool>(fails: Option<usize>) -> (Vec<String>, Result<RunRe
             loss: 0.0,
             step: 0,
             fails,
-            told: Arc::clone(&told),
+            events: Arc::clone(&events),
         })
     };
     let result = training.rank(&Cpu, comm, network);
-    let told = std::mem::take(&mut *told.lock().expect("no panic"));
-    (told, result)
+    let events = std::mem::take(&mut *events.lock().expect("no panic"));
+    (events, result)
 }
 
 /// What a run tells, and the losses that it records.
 fn run<const LATE: bool>() -> (Vec<String>, Vec<f32>) {
-    let (told, result) = try_run::<LATE>(None);
+    let (events, result) = try_run::<LATE>(None);
     let result = result.expect("a run");
     assert_eq!(result.skipped_steps, 1);
-    (told, result.train_loss)
+    (events, result.train_loss)
 }
 
 /// Where a step cannot start, the step before it is still reported, and the error is that of the step that failed.
 #[test]
-fn the_step_before_a_failure_is_told() {
-    for (late, (told, result)) in [
+fn the_step_before_a_failure_is_reported() {
+    for (late, (events, result)) in [
         (false, try_run::<false>(Some(9))),
         (true, try_run::<true>(Some(9))),
     ] {
         let error = result.expect_err("step 9 fails").to_string();
         assert!(error.contains("planted"), "late {late}: {error}");
-        let last = told.iter().rev().find(|line| !line.starts_with("began"));
+        let last = events.iter().rev().find(|line| !line.starts_with("began"));
         let last = last.expect("a line");
-        assert!(last.starts_with("step 8 "), "late {late}: {told:?}");
+        assert!(last.starts_with("step 8 "), "late {late}: {events:?}");
     }
 }
 
@@ -168,10 +168,10 @@ fn late_steps_tell_what_others_tell() {
     };
     // The next step is on its way, but where an evaluation or the end follows.
     for (step, next) in [(2, 3), (7, 8), (12, 13)] {
-        let (told, next) = (format!("step {step} "), format!("began {next}"));
-        assert!(place(&late, &told) > place(&late, &next), "{late:?}");
+        let (read, next) = (format!("step {step} "), format!("began {next}"));
+        assert!(place(&late, &read) > place(&late, &next), "{late:?}");
         assert!(
-            place(&at_once, &told) < place(&at_once, &next),
+            place(&at_once, &read) < place(&at_once, &next),
             "{at_once:?}"
         );
     }

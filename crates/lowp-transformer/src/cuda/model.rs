@@ -262,7 +262,7 @@ impl<R: Recipe> Transformer<R> {
         self.loss(None, 1.0 / divisor as f32)
     }
 
-    /// The loss since the last call, behind all work of the stream: waits for the device.
+    /// The loss since the last call, after all work of the stream: waits for the device.
     ///
     /// # Errors
     /// The device failed.

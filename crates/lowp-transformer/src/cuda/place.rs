@@ -1,4 +1,4 @@
-//! [`Arena`]: memory that the layers of a model use in turn, and checks of lengths before a kernel gets addresses.
+//! [`Arena`]: memory that the layers of a model use one after the other, and checks of lengths before a kernel gets addresses.
 
 use std::collections::HashMap;
 use std::sync::{Mutex, PoisonError};

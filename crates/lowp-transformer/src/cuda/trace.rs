@@ -31,7 +31,7 @@ pub struct Gathers {
     pub hidden: f64,
 }
 
-/// Marks behind each piece of work, while someone asked for them.
+/// A mark after each piece of work, while someone asked for marks.
 #[derive(Debug)]
 pub(super) struct Trace {
     cuda: Cuda,
@@ -92,14 +92,14 @@ impl Trace {
         };
         let mut sums: BTreeMap<&str, (usize, f64)> = BTreeMap::new();
         for pair in marks.windows(2) {
-            let [(_, before), (what, behind)] = pair else {
+            let [(_, before), (what, after)] = pair else {
                 continue;
             };
             let sum = sums.entry(what).or_default();
             sum.0 += 1;
-            sum.1 += f64::from(before.milliseconds_to(behind)?);
+            sum.1 += f64::from(before.milliseconds_to(after)?);
             if what == GATHERS {
-                waits.push([since_start(before)?, since_start(behind)?]);
+                waits.push([since_start(before)?, since_start(after)?]);
             }
         }
         let spent = |(what, (count, milliseconds)): (&str, (usize, f64))| ProfileEntry {
@@ -145,7 +145,7 @@ fn lock<T>(shared: &Mutex<T>) -> MutexGuard<'_, T> {
 mod tests {
     use super::*;
 
-    /// A wait behind other work of the stream that gathers hides nothing of other gathers.
+    /// A wait for other work of the stream that gathers hides nothing of other gathers.
     #[test]
     fn what_waits_overlap_is_not_hidden() {
         let gathers = [[0.0, 4.0], [10.0, 12.0], [20.0, 21.0]];

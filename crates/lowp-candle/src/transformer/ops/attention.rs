@@ -157,38 +157,36 @@ impl CustomOp1 for CausalAttention {
         let probs = saved(&self.probs, self.name())?;
         let mut dx = vec![0.0; arg.elem_count()];
         let mut ds = vec![0.0; seq * QUERY_BLOCK.min(seq)];
-        with_values(arg, self.name(), |x| {
-            with_values(grad, self.name(), |g| {
-                for head in &geo.heads {
-                    let p = &probs[head.probs..][..seq * seq];
-                    for (first, rows, keys) in self.blocks() {
-                        let at = head.qkv + first * 3 * dim;
-                        let q = MatRef::strided(x, at, rows, hd, 3 * dim);
-                        let k = MatRef::strided(x, head.qkv + dim, keys, hd, 3 * dim);
-                        let v = MatRef::strided(x, head.qkv + 2 * dim, keys, hd, 3 * dim);
-                        let go = MatRef::strided(g, head.out + first * dim, rows, hd, dim);
-                        let weights = MatRef::strided(p, first * seq, rows, keys, seq);
-                        // dP = dO V^T, then in place dS = P * (dP - rowsum(dP * P)).
-                        matmul(MatMut::new(&mut ds, rows, keys), false, 1.0, go, v.t(), 1);
-                        for row in 0..rows {
-                            let p = &p[(first + row) * seq..][..keys];
-                            let d = &mut ds[row * keys..][..keys];
-                            let dot = sum8(keys, |i| p[i] * d[i]);
-                            for i in 0..keys {
-                                d[i] = p[i] * (d[i] - dot);
-                            }
+        with_values([arg, grad], self.name(), |[x, g]| {
+            for head in &geo.heads {
+                let p = &probs[head.probs..][..seq * seq];
+                for (first, rows, keys) in self.blocks() {
+                    let at = head.qkv + first * 3 * dim;
+                    let q = MatRef::strided(x, at, rows, hd, 3 * dim);
+                    let k = MatRef::strided(x, head.qkv + dim, keys, hd, 3 * dim);
+                    let v = MatRef::strided(x, head.qkv + 2 * dim, keys, hd, 3 * dim);
+                    let go = MatRef::strided(g, head.out + first * dim, rows, hd, dim);
+                    let weights = MatRef::strided(p, first * seq, rows, keys, seq);
+                    // dP = dO V^T, then in place dS = P * (dP - rowsum(dP * P)).
+                    matmul(MatMut::new(&mut ds, rows, keys), false, 1.0, go, v.t(), 1);
+                    for row in 0..rows {
+                        let p = &p[(first + row) * seq..][..keys];
+                        let d = &mut ds[row * keys..][..keys];
+                        let dot = sum8(keys, |i| p[i] * d[i]);
+                        for i in 0..keys {
+                            d[i] = p[i] * (d[i] - dot);
                         }
-                        let ds = MatRef::new(&ds, rows, keys);
-                        let dq = MatMut::strided(&mut dx, at, rows, hd, 3 * dim);
-                        matmul(dq, false, geo.scale, ds, k, 1);
-                        let dk = MatMut::strided(&mut dx, head.qkv + dim, keys, hd, 3 * dim);
-                        matmul(dk, true, geo.scale, ds.t(), q, 1);
-                        let dv = MatMut::strided(&mut dx, head.qkv + 2 * dim, keys, hd, 3 * dim);
-                        matmul(dv, true, 1.0, weights.t(), go, 1);
                     }
+                    let ds = MatRef::new(&ds, rows, keys);
+                    let dq = MatMut::strided(&mut dx, at, rows, hd, 3 * dim);
+                    matmul(dq, false, geo.scale, ds, k, 1);
+                    let dk = MatMut::strided(&mut dx, head.qkv + dim, keys, hd, 3 * dim);
+                    matmul(dk, true, geo.scale, ds.t(), q, 1);
+                    let dv = MatMut::strided(&mut dx, head.qkv + 2 * dim, keys, hd, 3 * dim);
+                    matmul(dv, true, 1.0, weights.t(), go, 1);
                 }
-                Ok(())
-            })
+            }
+            Ok(())
         })?;
         Tensor::from_vec(dx, arg.shape(), arg.device()).map(Some)
     }

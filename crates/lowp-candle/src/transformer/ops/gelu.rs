@@ -27,17 +27,15 @@ impl CustomOp1 for Gelu {
     }
 
     fn bwd(&self, arg: &Tensor, _res: &Tensor, grad: &Tensor) -> Result<Option<Tensor>> {
-        let dx = with_values(arg, self.name(), |x| {
-            with_values(grad, self.name(), |g| {
-                Ok(x.iter()
-                    .zip(g)
-                    .map(|(&x, &g)| {
-                        let s = sigmoid(SLOPE * x * (1.0 + CUBIC * x * x));
-                        let du = SLOPE * (1.0 + 3.0 * CUBIC * x * x);
-                        g * (s + x * s * (1.0 - s) * du)
-                    })
-                    .collect::<Vec<f32>>())
-            })
+        let dx = with_values([arg, grad], self.name(), |[x, g]| {
+            Ok(x.iter()
+                .zip(g)
+                .map(|(&x, &g)| {
+                    let s = sigmoid(SLOPE * x * (1.0 + CUBIC * x * x));
+                    let du = SLOPE * (1.0 + 3.0 * CUBIC * x * x);
+                    g * (s + x * s * (1.0 - s) * du)
+                })
+                .collect::<Vec<f32>>())
         })?;
         Tensor::from_vec(dx, arg.shape(), arg.device()).map(Some)
     }

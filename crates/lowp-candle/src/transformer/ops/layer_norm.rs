@@ -61,27 +61,23 @@ impl CustomOp3 for LayerNorm {
         let mut dx = vec![0.0; x.elem_count()];
         let (mut dgamma, mut dbeta) = (vec![0.0; n], vec![0.0; n]);
         let mut xhat = vec![0.0; n];
-        with_values(x, name, |x| {
-            with_values(gamma, name, |gamma| {
-                with_values(grad, name, |grad| {
-                    let rows = x.chunks_exact(n).zip(grad.chunks_exact(n));
-                    let outs = dx.chunks_exact_mut(n).zip(stats.chunks_exact(2));
-                    for ((x, g), (dx, stat)) in rows.zip(outs) {
-                        let (mean, inv) = (stat[0], stat[1]);
-                        for i in 0..n {
-                            xhat[i] = (x[i] - mean) * inv;
-                            dgamma[i] += g[i] * xhat[i];
-                            dbeta[i] += g[i];
-                        }
-                        let a = sum8(n, |i| g[i] * gamma[i]) / n as f32;
-                        let b = sum8(n, |i| g[i] * gamma[i] * xhat[i]) / n as f32;
-                        for i in 0..n {
-                            dx[i] = inv * (g[i] * gamma[i] - a - xhat[i] * b);
-                        }
-                    }
-                    Ok(())
-                })
-            })
+        with_values([x, gamma, grad], name, |[x, gamma, grad]| {
+            let rows = x.chunks_exact(n).zip(grad.chunks_exact(n));
+            let outs = dx.chunks_exact_mut(n).zip(stats.chunks_exact(2));
+            for ((x, g), (dx, stat)) in rows.zip(outs) {
+                let (mean, inv) = (stat[0], stat[1]);
+                for i in 0..n {
+                    xhat[i] = (x[i] - mean) * inv;
+                    dgamma[i] += g[i] * xhat[i];
+                    dbeta[i] += g[i];
+                }
+                let a = sum8(n, |i| g[i] * gamma[i]) / n as f32;
+                let b = sum8(n, |i| g[i] * gamma[i] * xhat[i]) / n as f32;
+                for i in 0..n {
+                    dx[i] = inv * (g[i] * gamma[i] - a - xhat[i] * b);
+                }
+            }
+            Ok(())
         })?;
         let device = x.device();
         Ok((

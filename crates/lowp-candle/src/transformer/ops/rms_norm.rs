@@ -65,23 +65,19 @@ impl CustomOp2 for RmsNorm {
         let stats = saved(&self.stats, name)?;
         let mut dx = vec![0.0; x.elem_count()];
         let mut dgamma = vec![0.0; n];
-        with_values(x, name, |x| {
-            with_values(gamma, name, |gamma| {
-                with_values(grad, name, |grad| {
-                    let rows = x.chunks_exact(n).zip(grad.chunks_exact(n));
-                    for ((x, g), (dx, &inv)) in rows.zip(dx.chunks_exact_mut(n).zip(stats.iter())) {
-                        for i in 0..n {
-                            dgamma[i] += g[i] * x[i] * inv;
-                        }
-                        let along = sum8(n, |i| g[i] * gamma[i] * x[i]) / n as f32;
-                        let scale = along * inv * inv;
-                        for i in 0..n {
-                            dx[i] = inv * (g[i] * gamma[i] - x[i] * scale);
-                        }
-                    }
-                    Ok(())
-                })
-            })
+        with_values([x, gamma, grad], name, |[x, gamma, grad]| {
+            let rows = x.chunks_exact(n).zip(grad.chunks_exact(n));
+            for ((x, g), (dx, &inv)) in rows.zip(dx.chunks_exact_mut(n).zip(stats.iter())) {
+                for i in 0..n {
+                    dgamma[i] += g[i] * x[i] * inv;
+                }
+                let along = sum8(n, |i| g[i] * gamma[i] * x[i]) / n as f32;
+                let scale = along * inv * inv;
+                for i in 0..n {
+                    dx[i] = inv * (g[i] * gamma[i] - x[i] * scale);
+                }
+            }
+            Ok(())
         })?;
         let device = x.device();
         Ok((

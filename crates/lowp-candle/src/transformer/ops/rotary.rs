@@ -58,7 +58,7 @@ impl CustomOp1 for Rotary {
     /// The other way round.
     fn bwd(&self, arg: &Tensor, _res: &Tensor, grad: &Tensor) -> Result<Option<Tensor>> {
         let width = arg.dim(1)?;
-        let dx = with_values(grad, self.name(), |g| Ok(self.turned(g, width, -1.0)))?;
+        let dx = with_values([grad], self.name(), |[g]| Ok(self.turned(g, width, -1.0)))?;
         Tensor::from_vec(dx, arg.shape(), arg.device()).map(Some)
     }
 }

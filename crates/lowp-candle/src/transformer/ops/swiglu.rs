@@ -36,17 +36,13 @@ impl CustomOp2 for SwiGlu {
     ) -> Result<(Option<Tensor>, Option<Tensor>)> {
         let name = self.name();
         let (mut dgate, mut dup) = (Vec::new(), Vec::new());
-        with_values(gate, name, |gate| {
-            with_values(up, name, |up| {
-                with_values(grad, name, |grad| {
-                    for ((&x, &u), &g) in gate.iter().zip(up).zip(grad) {
-                        let s = sigmoid(x);
-                        dgate.push(g * u * (s + x * s * (1.0 - s)));
-                        dup.push(g * x * s);
-                    }
-                    Ok(())
-                })
-            })
+        with_values([gate, up, grad], name, |[gate, up, grad]| {
+            for ((&x, &u), &g) in gate.iter().zip(up).zip(grad) {
+                let s = sigmoid(x);
+                dgate.push(g * u * (s + x * s * (1.0 - s)));
+                dup.push(g * x * s);
+            }
+            Ok(())
         })?;
         let device = gate.device();
         Ok((

@@ -12,7 +12,7 @@ fn digest<'a>(bytes: impl IntoIterator<Item = &'a u8>) -> u64 {
     bytes.into_iter().fold(0xcbf2_9ce4_8422_2325, mix)
 }
 
-/// The digest of the losses and of all tensors of the checkpoint behind three steps of two micro-batches.
+/// The digest of the losses and of all tensors of the checkpoint after three steps of two micro-batches.
 fn trained(arch: Arch, world: usize) -> u64 {
     let recipe = AnyRecipe::from_name("mxfp8", &RecipeOptions::default()).expect("a recipe");
     let folder = tempfile::tempdir().expect("a folder");

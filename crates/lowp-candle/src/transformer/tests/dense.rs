@@ -42,16 +42,12 @@ impl CustomOp2 for Dense {
     ) -> Result<(Option<Tensor>, Option<Tensor>)> {
         let (t, n_in) = x.dims2()?;
         let n_out = w.dim(0)?;
-        let (dx, dw) = with_values(x, self.name(), |x| {
-            with_values(w, self.name(), |w| {
-                with_values(grad, self.name(), |g| {
-                    let g = MatRef::new(g, t, n_out);
-                    Ok((
-                        product(g, MatRef::new(w, n_out, n_in), self.threads),
-                        product(g.t(), MatRef::new(x, t, n_in), self.threads),
-                    ))
-                })
-            })
+        let (dx, dw) = with_values([x, w, grad], self.name(), |[x, w, g]| {
+            let g = MatRef::new(g, t, n_out);
+            Ok((
+                product(g, MatRef::new(w, n_out, n_in), self.threads),
+                product(g.t(), MatRef::new(x, t, n_in), self.threads),
+            ))
         })?;
         Ok((
             Some(Tensor::from_vec(dx, x.shape(), x.device())?),

@@ -36,9 +36,9 @@ pub(super) struct Setup {
     pub(super) replicas: usize,
     /// What the blocks are.
     pub(super) arch: Arch,
-    /// The checkpoint that it goes on behind.
+    /// The checkpoint that it goes on from.
     pub(super) from: Option<PathBuf>,
-    /// Where the checkpoint behind the last step goes.
+    /// Where the checkpoint after the last step goes.
     pub(super) to: Option<PathBuf>,
 }
 
@@ -60,7 +60,7 @@ impl Setup {
         }
     }
 
-    /// Losses of all steps, and the weights behind them.
+    /// Losses of all steps, and the weights after them.
     pub(super) fn train(self) -> (Vec<f32>, Weights) {
         let Self {
             recipe,
@@ -195,4 +195,12 @@ impl Setup {
         .unwrap_or_else(|e| panic!("{}: {e}", recipe.name()));
         losses.swap_remove(0)
     }
+}
+
+/// Of `settings` every other one for the recipe `index`, the rest for the next recipe; all for each with `LOWP_EXHAUSTIVE=1`.
+pub(super) fn some_for<T, const N: usize>(index: usize, settings: [T; N]) -> Vec<T> {
+    let all = std::env::var_os("LOWP_EXHAUSTIVE").is_some_and(|value| value == "1");
+    let settings = settings.into_iter().enumerate();
+    let taken = settings.filter(|(n, _)| all || (n + index).is_multiple_of(2));
+    taken.map(|(_, setting)| setting).collect()
 }

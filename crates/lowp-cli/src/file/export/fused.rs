@@ -45,7 +45,7 @@ fn message(found: &[FusedLayers<'_>], to: Target) -> String {
         let each = each.map(|(name, scale)| format!("'{}' {scale:e}", shown(name)));
         each.collect::<Vec<_>>().join(", ")
     };
-    let told: Vec<String> = found.iter().take(NAMED).map(of_group).collect();
+    let named: Vec<String> = found.iter().take(NAMED).map(of_group).collect();
     let more = match found.len().saturating_sub(NAMED) {
         0 => String::new(),
         1 => "; and 1 more group".to_owned(),
@@ -56,6 +56,6 @@ fn message(found: &[FusedLayers<'_>], to: Target) -> String {
          up to {most:.3} times that of another layer, or round its codes again. Quantize or train with {AMAX_GROUP} auto, the default, which \
          gives them one, or give --fused ignore",
         to.name(),
-        told.join("; ")
+        named.join("; ")
     )
 }

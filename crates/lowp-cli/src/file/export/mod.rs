@@ -112,7 +112,7 @@ fn export(export: Export<'_>, args: &Args, hub: Option<&Hub>, read: u64) -> Resu
             to.name()
         ));
     }
-    if summary.is_told() && done.lost > 0 {
+    if summary.is_watched() && done.lost > 0 {
         note(&format!(
             "note: {} weights have a columnwise operand of their own, which {} has no place for",
             done.lost,

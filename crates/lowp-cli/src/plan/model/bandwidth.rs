@@ -13,7 +13,7 @@ pub(super) fn bandwidth(text: &str) -> Result<Bandwidth, UsageError> {
         [within] => Ok(Bandwidth::new(rate(within)?, None)),
         [within, between] => Ok(Bandwidth::new(rate(within)?, Some(rate(between)?))),
         _ => Err(UsageError::new(format!(
-            "--bandwidth {}: {} rates; give one within a node, and one between nodes behind a comma",
+            "--bandwidth {}: {} rates; give one within a node, and one between nodes after a comma",
             shown(text),
             rates.len()
         ))),

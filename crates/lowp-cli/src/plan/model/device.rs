@@ -17,18 +17,12 @@ pub(super) fn batch(
     model: &Model,
 ) -> Result<Option<MicroBatch>, UsageError> {
     if setup.vars == VarPlace::Host {
-        let of_gpus = [
+        let own = [
             ("--batch", args.batch.is_some()),
             ("--mask-documents", args.mask_documents),
-            ("--no-cudnn", args.sharded.no_cudnn.is_some()),
-            (
-                "--nondeterministic-attention",
-                args.sharded.nondeterministic_attention,
-            ),
-            ("--no-prefetch", args.sharded.no_prefetch),
-            ("--offload-optimizer", args.sharded.offload_optimizer),
         ];
-        return match of_gpus.iter().find(|(_, given)| *given) {
+        let mut of_gpus = own.into_iter().chain(args.sharded.of_gpus());
+        return match of_gpus.find(|(_, given)| *given) {
             Some((option, _)) => Err(UsageError::new(format!(
                 "{option} only applies to GPUs: add --device cuda, or leave it out"
             ))),

@@ -3,8 +3,6 @@
 use super::made::Plan;
 use crate::reshard;
 use anyhow::Result;
-use lowp_comm::GradWire;
-use lowp_fsdp::Sharding;
 use lowp_fsdp::cost::{
     self, Costs, LinkBytes, MovedBytes, OffloadCost, RankMemory, RankSpread, Rate, Spread,
 };
@@ -168,15 +166,9 @@ pub(super) fn render(plan: &Plan<'_>) -> Result<String> {
             ranks: setup.mesh.world(),
             ranks_per_node: setup.per_node,
             nodes: plan.nodes(),
-            sharding: match setup.sharding {
-                Sharding::Fsdp => "fsdp",
-                Sharding::Zero1 => "zero1",
-            },
+            sharding: setup.sharding.name(),
             reshard_after_forward: reshard::value(setup.reshard),
-            grad_wire: match setup.grad_wire {
-                GradWire::F32 => "f32",
-                GradWire::Bf16 => "bf16",
-            },
+            grad_wire: setup.grad_wire.name(),
             accumulate: setup.accumulate,
             reduce_every_micro_batch: setup.reduce_every_micro_batch,
             recompute: setup.recompute,

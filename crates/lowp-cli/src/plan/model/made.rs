@@ -81,7 +81,7 @@ impl Plan<'_> {
                     workspaces,
                 } = *network;
                 rows.push(("activations, kept for backward", activations.into()));
-                rows.push(("activations and operands, in turn", in_turn.into()));
+                rows.push(("activations and operands, reused", in_turn.into()));
                 rows.push(("workspaces", workspaces.into()));
             }
         }

@@ -8,21 +8,22 @@ mod made;
 mod table;
 
 use super::Args;
+use crate::device::Device;
 use crate::files::read_json;
 use crate::output::shown;
 use crate::sharding::none_in_bf16;
 use crate::train::{self, Preset};
-use crate::usage::UsageError;
+use crate::usage::{UsageError, input_error};
 use anyhow::Result;
 use clap::ValueEnum;
 use layers::Model;
 use lowp_comm::{GradWire, Mesh};
 use lowp_format::spelling::Variant;
 use lowp_format::{AnyRecipe, Code, check_layer, layer_error};
+use lowp_fsdp::VarPlace;
 use lowp_fsdp::cost::{
     Bandwidth, CostConfig, CostError, Costs, LayerShape, MAX_MICRO_BATCHES, MAX_RANKS,
 };
-use lowp_fsdp::{Sharding, VarPlace};
 use lowp_optim::StateDtypes;
 use lowp_train::Run;
 use lowp_transformer::{GptConfig, HubModel};
@@ -65,19 +66,17 @@ pub(super) fn plan(args: &Args, recipe: Variant) -> Result<String> {
     if let Some(bandwidth) = bandwidth {
         let Mesh { shard, .. } = setup.mesh;
         if let (Some(source), 2..) = (bandwidth.of_one_gpu(), shard) {
-            return Err(UsageError::new(format!(
+            return Err(input_error(format!(
                 "--bandwidth: {source} has no rates for gathers of {shard} ranks; give a file of `lowp bench --ranks N` with N above 1, or GB/s",
-            ))
-            .into());
+            )));
         }
         if bandwidth.between_nodes.is_none() && costs.step.gathers_between_nodes() {
-            return Err(UsageError::new(format!(
+            return Err(input_error(format!(
                 "--bandwidth has only the rate within a node, but groups of {shard} ranks span nodes of {} ranks; add the rate between \
                  nodes: --bandwidth {},GB/S",
                 setup.per_node,
                 shown(args.bandwidth.as_deref().unwrap_or_default())
-            ))
-            .into());
+            )));
         }
         let sizes = [&costs, &bf16].map(|costs| costs.step.sizes);
         let all = sizes.into_iter().flatten();
@@ -143,20 +142,20 @@ fn setup(args: &Args) -> Result<CostConfig, UsageError> {
         ("--ranks-per-node", args.ranks_per_node, MAX_RANKS),
         ("--accumulate", args.sharded.accumulate, MAX_MICRO_BATCHES),
     ])?;
-    let sharding = Sharding::from(args.sharded.sharding);
+    let sharding = args.sharded.sharding;
     let reshard = train::reshard(args.sharded.reshard_after_forward, sharding, mesh.shard)?;
     Ok(CostConfig {
         mesh,
         per_node: args.ranks_per_node,
         sharding,
         reshard: reshard.among(mesh.shard)?,
-        grad_wire: args.sharded.grad_wire(),
-        rule: args.sharded.optimizer().rule(),
+        grad_wire: args.sharded.grad_wire,
+        rule: args.sharded.optimizer.rule(),
         state: state(args)?,
         offload: args.sharded.offload_optimizer,
-        vars: match args.device.as_str() {
-            "cuda" => VarPlace::Backend,
-            _ => VarPlace::Host,
+        vars: match args.device {
+            Device::Cuda(_) => VarPlace::Backend,
+            Device::Cpu => VarPlace::Host,
         },
         prefetch: !args.sharded.no_prefetch,
         accumulate: args.sharded.accumulate,
@@ -168,7 +167,7 @@ fn setup(args: &Args) -> Result<CostConfig, UsageError> {
 /// The dtypes of masters, and of the states that the optimizer has.
 fn state(args: &Args) -> Result<StateDtypes, UsageError> {
     let state = args.sharded.optimizer_state();
-    args.sharded.optimizer().check_states(state)?;
+    args.sharded.optimizer.check_states(state)?;
     Ok(state)
 }
 
@@ -196,7 +195,7 @@ fn model(args: &Args) -> Result<Model, UsageError> {
         true => format!("{source}/config.json"),
         false => source.to_owned(),
     };
-    let on_gpus = args.device == "cuda";
+    let on_gpus = args.device != Device::Cpu;
     let changed = args.sizes.given();
     if let Some(option) = changed
         .into_iter()

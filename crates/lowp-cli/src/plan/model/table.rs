@@ -29,9 +29,10 @@ fn head(plan: &Plan<'_>) -> String {
     } = plan;
     let [linears, variables] = model.shapes.parameters();
     let mut options = vec![format!("{recipe}, {} (replicate x shard)", setup.mesh)];
+    let sharding = setup.sharding.name();
     options.push(match setup.sharding {
-        Sharding::Fsdp => format!("fsdp, reshard after forward {}", setup.reshard),
-        Sharding::Zero1 => "zero1".to_owned(),
+        Sharding::Fsdp => format!("{sharding}, reshard after forward {}", setup.reshard),
+        Sharding::Zero1 => sharding.to_owned(),
     });
     options.push(match setup.accumulate {
         1 => "1 micro-batch".to_owned(),

@@ -139,12 +139,12 @@ fn train<B: Alone>(backend: &B, asked: &Asked, steps: usize) -> Trained {
     run(&mut sharded, &mut network, asked, (steps, 0))
 }
 
-/// `steps` steps, where the bytes of a checkpoint are waited for `behind` steps later.
+/// `steps` steps, where the bytes of a checkpoint are waited for `lag` steps later.
 fn run<B: Backend, N: Network<B, Batch = Batch>>(
     sharded: &mut ShardedModel<B, Variant>,
     network: &mut N,
     asked: &Asked,
-    (steps, behind): (usize, usize),
+    (steps, lag): (usize, usize),
 ) -> Trained {
     let config = &asked.setup.config;
     let text = Text::new(BUNDLED.to_vec(), config.model.seq).expect("the text");
@@ -182,7 +182,7 @@ fn run<B: Backend, N: Network<B, Batch = Batch>>(
         loss += network.take_loss().expect("a loss");
         trained.losses.push(loss);
         pending.push_back(sharded.pieces().expect("a state"));
-        if pending.len() > behind {
+        if pending.len() > lag {
             trained.saved.extend(pending.pop_front().map(arrived));
         }
     }
@@ -261,9 +261,9 @@ fn checkpoints_are_of_their_steps() {
     let Some(cuda) = gpu() else { return };
     for recipe in ["fp8-delayed", "nvfp4-2d"] {
         let asked = asked(&format!("{SMALL} --recipe {recipe} --device cuda"));
-        let [now, late] = [0, 3].map(|behind| {
+        let [now, late] = [0, 3].map(|lag| {
             let (mut sharded, mut network) = model(&cuda, &asked);
-            run(&mut sharded, &mut network, &asked, (5, behind))
+            run(&mut sharded, &mut network, &asked, (5, lag))
         });
         assert_eq!(now.losses, late.losses);
         for (step, (now, late)) in now.saved.iter().zip(&late.saved).enumerate() {
@@ -536,7 +536,7 @@ fn planted_defects_are_found() {
 }
 
 #[test]
-fn sizes_that_a_gpu_cannot_take_are_told() {
+fn sizes_that_a_gpu_cannot_take_are_errors() {
     let model = |words: &str| asked(words).setup.config.model.sizes();
     assert!(model(SMALL).check().is_ok());
     let error = model("--dim 96 --heads 4").check().unwrap_err();

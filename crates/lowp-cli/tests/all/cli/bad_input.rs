@@ -120,7 +120,6 @@ fn messages() {
         "--report -",
         "--report /no/such/folder/out.html",
         "--json same --report same",
-        "--list --world-size 2",
     ] {
         let message = rejected(&args.split(' ').collect::<Vec<_>>());
         text += &format!("$ lowp train {args}\n{message}\n");
@@ -161,7 +160,7 @@ fn a_shape_that_does_not_fit_names_layer_numbers_and_remedy() {
     }
 }
 
-/// An output that is the input, or the other output, behind whatever path or link.
+/// An output that is the input, or the other output, by whatever path or link.
 #[cfg(unix)]
 #[test]
 fn outputs_are_files_of_their_own() {

@@ -3,6 +3,7 @@
 use super::stopped_runs::latest_step;
 use super::world::{Launcher, as_rank, free_port};
 use super::{Outcome, command, lowp, path, tiny, train_json};
+use crate::support::exhaustive;
 use lowp_checkpoint::{Block, Checkpoint, folder_of};
 use std::collections::BTreeMap;
 use std::fs;
@@ -111,10 +112,7 @@ fn unbroken(steps: &[u64], world: impl Fn(usize) -> usize) -> (u64, BTreeMap<Str
 }
 
 fn kills() -> usize {
-    match std::env::var_os("LOWP_EXHAUSTIVE") {
-        Some(_) => 20,
-        None => 3,
-    }
+    if exhaustive() { 20 } else { 3 }
 }
 
 /// The run is the one that was never stopped, to the bit.

@@ -3,6 +3,7 @@
 //! the bar that docs/fidelity.md states for the mean of three.
 
 use super::{stdout, tiny};
+use crate::support::exhaustive;
 use serde_json::Value;
 
 /// Gap to fp32 in percent that a run may have, by the width of its elements.
@@ -25,8 +26,7 @@ fn every_recipe_stays_close_to_fp32() {
     let folder = tempfile::tempdir().expect("a folder");
     let json = folder.path().join("runs.json");
     let json = json.to_str().expect("UTF-8");
-    let whole = std::env::var_os("LOWP_EXHAUSTIVE").is_some_and(|v| v == "1");
-    let args: Vec<String> = if whole {
+    let args: Vec<String> = if exhaustive() {
         let args = ["train", "--compare", "all", "--json", json];
         args.map(str::to_owned).to_vec()
     } else {

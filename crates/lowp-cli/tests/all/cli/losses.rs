@@ -44,6 +44,19 @@ fn runs_are_compared_by_recipe_and_seed() {
         "{}",
         outcome.stderr
     );
+    // A picture of losses that are not finite says so.
+    let diverged = folder.path().join("diverged.json");
+    let run = json!({"recipe": "fp32", "seed": 0, "train_loss": [null], "val_loss": null});
+    std::fs::write(&diverged, json!({"runs": [run]}).to_string()).expect("a file");
+    stdout(&[
+        PathBuf::from("losses"),
+        diverged,
+        PathBuf::from("--svg"),
+        picture.clone(),
+    ]);
+    let svg = std::fs::read_to_string(&picture).expect("a picture");
+    assert!(svg.contains("<text ") && svg.contains("Training loss: no finite values</text>"));
+    assert!(!svg.contains("<p>"), "{svg}");
     args.extend(["--baseline", "bf16"].map(PathBuf::from));
     let other = lowp(&args);
     assert_eq!(other.code, Some(2));
@@ -51,7 +64,7 @@ fn runs_are_compared_by_recipe_and_seed() {
 }
 
 #[test]
-fn other_files_are_told() {
+fn other_files_are_errors() {
     let folder = tempfile::tempdir().expect("a folder");
     let path = folder.path().join("other.json");
     std::fs::write(&path, "{\"runs\": 1}").expect("a file");

@@ -15,6 +15,7 @@ mod stopped_runs;
 #[cfg(unix)]
 mod streams;
 mod train;
+mod train_ranks;
 mod world;
 
 use serde_json::Value;

@@ -96,11 +96,3 @@ fn errors() {
     }
     insta::assert_snapshot!(text);
 }
-
-#[test]
-fn older_names_of_the_world_size_work() {
-    let plan = |option: &str| plan(&format!("--shape 96x64 {option} 3"));
-    let expected = plan("--world-size");
-    assert_eq!(plan("--world"), expected);
-    assert_eq!(plan("--ranks"), expected);
-}

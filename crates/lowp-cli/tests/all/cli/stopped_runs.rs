@@ -1,6 +1,7 @@
 //! Runs that are killed, or have no room to save, leave the latest checkpoint that was whole.
 
 use super::{command, path, tiny, train_json};
+use crate::support::exhaustive;
 use crate::support::hidden::hidden;
 use lowp_checkpoint::{Checkpoint, folder_of, latest};
 use std::fs;
@@ -44,8 +45,7 @@ pub(super) fn latest_step(run: &Path) -> u64 {
 /// the next one from going on.
 #[test]
 fn killed_runs_leave_a_whole_checkpoint() {
-    let exhaustive = std::env::var_os("LOWP_EXHAUSTIVE").is_some();
-    let kills = if exhaustive { 200 } else { 12 };
+    let kills = if exhaustive() { 200 } else { 12 };
     let folder = tempfile::tempdir().expect("a folder");
     let run = folder.path().join("nvfp4-2d-seed0");
     let mut step = 0;
@@ -164,9 +164,13 @@ fn what_was_replaced_and_stays_is_no_failure() {
     // Deeper than a process of so few descriptors can remove.
     let deep = (0..100).fold(folder_of(&run, 4), |path, _| path.join("d"));
     fs::create_dir_all(deep).expect("a folder");
-    let from = path(&folder_of(&run, 2));
+    let damage = || {
+        let file = folder_of(&run, 4).join("rank-00000.safetensors");
+        fs::write(file, "").expect("a file");
+    };
+    damage();
     let output = limited("ulimit -n 60")
-        .args(tiny(&[&args[..], &["--resume", &from]].concat()))
+        .args(tiny(&[&args[..], &["--resume", "latest"]].concat()))
         .output()
         .expect("sh starts");
     let text = String::from_utf8_lossy(&output.stderr);
@@ -175,13 +179,14 @@ fn what_was_replaced_and_stays_is_no_failure() {
     let checkpoint = Checkpoint::latest(&run).expect("the new one");
     assert!(checkpoint.step() == 4 && checkpoint.verify().is_ok());
     // The next run removes it.
-    train_json(&[&args[..], &["--resume", &from]].concat());
+    damage();
+    train_json(&[&args[..], &["--resume", "latest"]].concat());
     assert_eq!(hidden(&run), [".lock"]);
 }
 
 /// Where nothing can be created the run does not begin.
 #[test]
-fn a_folder_that_cannot_be_is_told_before_training() {
+fn a_folder_that_cannot_be_is_an_error_before_training() {
     let folder = tempfile::tempdir().expect("a folder");
     let file = folder.path().join("file");
     fs::write(&file, "").expect("a file");
@@ -214,4 +219,30 @@ fn runs_that_are_done_are_not_saved_again() {
     let narrow = ["--optimizer-state", "master=bf16"];
     train_json(&[&steps[..], &again, &narrow].concat());
     assert!(before == fs::read(&index).expect("a checkpoint"));
+}
+
+/// A run that goes back to an earlier checkpoint of its folder would mix its own with the later ones.
+#[test]
+fn later_checkpoints_are_of_one_run() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let other = tempfile::tempdir().expect("a folder");
+    let saved = path(folder.path());
+    let mxfp8 = ["--recipe", "mxfp8", "--no-baseline", "--steps", "4"];
+    let every = ["--save-every", "2", "--save"];
+    train_json(&[&mxfp8[..], &every, &[&saved]].concat());
+    let run = folder.path().join("mxfp8-seed0");
+    let earlier = path(&folder_of(&run, 2));
+    let back = ["--resume", &earlier, "--save"];
+    let args = [&mxfp8[..], &["--save-every", "2"], &back, &[&saved]].concat();
+    let output = command().args(tiny(&args)).output().expect("lowp starts");
+    let text = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(2), "{text}");
+    assert!(
+        text.contains("has later checkpoints, up to step 4, which would mix with those of this run; resume from the last with --resume"),
+        "{text}"
+    );
+    assert_eq!(latest_step(&run), 4);
+    let other = path(other.path());
+    let document = train_json(&[&mxfp8[..], &back, &[&other]].concat());
+    assert_eq!(document["runs"][0]["resumed_at"], 2);
 }

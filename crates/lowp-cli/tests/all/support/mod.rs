@@ -12,6 +12,11 @@ use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
+/// Whether long tests run whole.
+pub(crate) fn exhaustive() -> bool {
+    std::env::var_os("LOWP_EXHAUSTIVE").is_some_and(|value| value == "1")
+}
+
 /// A folder that goes away, and the command in it.
 pub(crate) struct Bench {
     dir: tempfile::TempDir,

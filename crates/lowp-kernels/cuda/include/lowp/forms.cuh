@@ -1,5 +1,5 @@
 // Staged scales in Padded or Swizzled form, repeats included. The last tiles of a matrix write the padding
-// behind them.
+// after them.
 #pragma once
 #include <lowp/stage.cuh>
 
@@ -49,7 +49,7 @@ struct FormTile {
   }
 };
 
-// Every entry of the scale of one block in another form than Compact, and the padding behind the last blocks: by one thread.
+// Every entry of the scale of one block in another form than Compact, and the padding after the last blocks: by one thread.
 template <typename Store>
 __device__ __forceinline__ void spread(const Encode& job, const Pass& pass, int transposed, uint64_t block_row, uint64_t block_col,
                                        uint32_t entry, Store store) {
@@ -110,7 +110,7 @@ __device__ __forceinline__ void store_forms(const Place& place, const Stage<TRAN
   if (place.held().forms == FORMS_NONE) return;
   const Encode& job = place.encode();
   const uint64_t row = place.row(), col = place.col();
-  // Nothing but values: behind the last of an odd number of halves is padding.
+  // Nothing but values: padding follows the last of an odd number of halves.
   bool whole = row + 128 <= job.rows && col + COLS <= job.cols && (COLS >= 128 || col + COLS < job.cols || job.cols % 128 == 0);
   bool fast = whole && job.tile_rows == 128 && job.tile_cols == COLS && job.forms == FORMS_SWIZZLED;
 #pragma unroll 1

@@ -174,7 +174,7 @@ struct GenericEncode {
       uint64_t row = unit.row + (transposed ? j : i), col = unit.col + (transposed ? i : j);
       uint64_t line = transposed ? col : row, at = transposed ? row : col;
       uint8_t* to = pointer<uint8_t>(transposed ? pass.data[1] : pass.data[0]) + line * pitch + at * bits / 8;
-      // A nibble behind the last element is 0.
+      // A nibble after the last element is 0.
       uint32_t entry = 0, count = min(packed, inner - j);
 #pragma unroll 1
       for (uint32_t k = 0; k < count; ++k) {

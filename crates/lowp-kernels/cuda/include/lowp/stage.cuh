@@ -140,7 +140,7 @@ __device__ __forceinline__ void store_lines(uint64_t base, bool vector, uint64_t
     }
 #pragma unroll 1
     for (; done < bytes; ++done) pointer<uint8_t>(to)[done] = from[done];
-    // The high nibble behind an odd number of entries is 0, whatever the multiplier made of it.
+    // The high nibble after an odd number of entries is 0, whatever the multiplier made of it.
     if (partial && byte + b + bytes == pitch) pointer<uint8_t>(to)[bytes - 1] = from[bytes - 1] & 15;
   }
 }

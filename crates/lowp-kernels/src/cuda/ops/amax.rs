@@ -226,7 +226,7 @@ mod tests {
     }
 
     #[test]
-    fn amaxes_before_and_behind_a_transform_are_taken_together() {
+    fn amaxes_before_and_after_a_transform_are_taken_together() {
         let transformed = |transformed, outs| Amax {
             transformed,
             ..row(0, outs)

@@ -13,7 +13,7 @@ pub(crate) trait Job: Copy {
     /// The kernels of the operation. The first one runs any such job, unless [`Job::launches`] says which kernel runs it.
     const KERNELS: &'static [Kernel];
     /// Whether tiles run from the last to the first: what such a launch read or wrote last is in the cache for the
-    /// launch behind it, which begins with the first tile.
+    /// next launch, which begins with the first tile.
     const BACKWARDS: bool = false;
     /// Jobs by the launch that they need: all in one, but for kinds that have kernels of their own.
     fn launches(jobs: Vec<Self>) -> Vec<Vec<Self>> {

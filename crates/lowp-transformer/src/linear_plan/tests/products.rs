@@ -1,4 +1,4 @@
-//! The products of codes that a layer asks cuBLASLt for: what it is told, and that what it then multiplies are the decoded operands.
+//! The products of codes that a layer asks cuBLASLt for: the arguments that it gets, and that what it then multiplies are the decoded operands.
 
 use std::fmt::Write as _;
 use std::sync::Arc;

@@ -61,10 +61,10 @@ pub(super) fn train(
     (config.steps, config.warmup) = (STEPS, 2);
     let text = Text::new(BUNDLED.to_vec(), config.model.seq).expect("the text");
     let data = Planted { text, fails };
-    let told = Mutex::new(Vec::new());
+    let seen = Mutex::new(Vec::new());
     let watch = |event: Event<'_>| {
         if let Event::Step { metrics, .. } = event {
-            told.lock().expect("no panic").push(metrics.step);
+            seen.lock().expect("no panic").push(metrics.step);
         }
     };
     let mut training = Training::new(&asked.setup.runs[0], &config, &data);
@@ -91,7 +91,7 @@ pub(super) fn train(
         let ranks = ranks.into_iter();
         ranks.map(|rank| rank.join().expect("no panic")).collect()
     });
-    (told.into_inner().expect("no panic"), ended)
+    (seen.into_inner().expect("no panic"), ended)
 }
 
 /// One GPU, and two where they are there.
@@ -110,8 +110,8 @@ fn late_losses_are_those_of_steps_that_are_read_at_once() {
     let asked = asked(&format!("{SMALL} --recipe mxfp8 --device cuda"));
     for devices in worlds() {
         let losses = |at_once| {
-            let (told, ended) = train(&devices, &asked, None, at_once);
-            assert_eq!(told, (1..=STEPS).collect::<Vec<_>>());
+            let (seen, ended) = train(&devices, &asked, None, at_once);
+            assert_eq!(seen, (1..=STEPS).collect::<Vec<_>>());
             let losses = ended.into_iter().map(|run| run.expect("a run").train_loss);
             losses.collect::<Vec<_>>()
         };
@@ -128,15 +128,15 @@ fn the_reason_why_a_step_cannot_be_given_is_that_of_all_ranks() {
         for at_once in [false, true] {
             // Steps in which ranks compare on the host what they did, and others.
             for step in [1, 5] {
-                let (told, ended) = train(&devices, &asked, Some((step, first)), at_once);
+                let (seen, ended) = train(&devices, &asked, Some((step, first)), at_once);
                 for error in ended {
                     let error = error.expect_err("a batch cannot be read").to_string();
-                    assert!(error.contains("planted"), "step {step}, {told:?}: {error}");
+                    assert!(error.contains("planted"), "step {step}, {seen:?}: {error}");
                 }
                 let known: Vec<usize> = (1..=step).collect();
                 // Rank 0 of two may hear of the failure before it has read the step before.
-                assert!(known.starts_with(&told), "{told:?}");
-                assert!(devices.len() > 1 || told == known, "{told:?}");
+                assert!(known.starts_with(&seen), "{seen:?}");
+                assert!(devices.len() > 1 || seen == known, "{seen:?}");
             }
         }
     }

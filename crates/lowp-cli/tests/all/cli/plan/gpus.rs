@@ -154,10 +154,10 @@ fn masters_and_states_on_the_host() {
     }
     let args = "plan --model 1b --vocab 32768 --device cuda --world-size 8 --recipe mxfp8-2d --offload-optimizer";
     let text = stdout(&args.split(' ').collect::<Vec<_>>());
-    let told: Vec<&str> = text
+    let lines: Vec<&str> = text
         .lines()
         .skip_while(|line| !line.starts_with("total"))
         .take_while(|line| !line.starts_with("No other"))
         .collect();
-    insta::assert_snapshot!(told.join("\n"));
+    insta::assert_snapshot!(lines.join("\n"));
 }

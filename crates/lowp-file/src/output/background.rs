@@ -295,7 +295,7 @@ impl BackgroundFile {
         }
     }
 
-    /// The error of a writer that ended before it was told to, as it does where it cannot write.
+    /// The error of a writer that ended before it was asked to, as it does where it cannot write.
     fn ended(&mut self) -> io::Result<()> {
         let ended = self.writer.take().map_or(Ok(()), Writer::join);
         ended.and_then(|()| Err(io::Error::other("its writer ended")))
@@ -422,7 +422,7 @@ mod tests {
 
     /// A file that takes no bytes is an error of a write or of the end, and nothing waits forever.
     #[test]
-    fn what_cannot_be_written_is_told() -> io::Result<()> {
+    fn what_cannot_be_written_is_an_error() -> io::Result<()> {
         let folder = tempfile::tempdir()?;
         let path = folder.path().join("file");
         fs::write(&path, "")?;
@@ -441,7 +441,7 @@ mod tests {
             let settled = written.and_then(|()| out.settle(most));
             assert!(settled.and_then(|()| out.finish()).is_err());
         }
-        // What cannot be read is told, too.
+        // What cannot be read is an error, too.
         struct Gone;
         impl Deferred for Gone {
             fn len(&self) -> usize {

@@ -76,7 +76,7 @@ proptest! {
 
     /// Also by ranks of a group that was split off, and of several tensors.
     #[test]
-    fn what_does_not_travel_at_once_travels_in_turn(
+    fn what_does_not_travel_at_once_travels_in_several_rounds(
         lens in prop::collection::vec(prop::collection::vec(0usize..40, 3), 1..6),
         items in 1usize..4,
         most in 20usize..200,

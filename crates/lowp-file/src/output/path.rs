@@ -1,8 +1,8 @@
-//! Output paths: known to be writable before work begins, and whole or absent after it.
+//! [`OutputFile`] and [`OutputFolder`]: paths that commands write, which are no inputs; and [`Draft`], a file while it is written.
 
-use crate::background::{BackgroundFile, Deferred};
+use super::background::{BackgroundFile, Deferred};
+use super::unpublished::Unpublished;
 use crate::error::{Context, FileError, Result};
-use crate::files::Unpublished;
 use crate::limits::hinted;
 use crate::region::Region;
 use std::fmt::Display;
@@ -12,9 +12,9 @@ use std::path::{Path, PathBuf};
 
 /// A file that will appear under its name when it is complete.
 #[derive(Debug)]
-pub struct FileTarget(Unpublished);
+pub struct OutputFile(Unpublished);
 
-impl FileTarget {
+impl OutputFile {
     /// Takes `path` as the output of a command that reads `inputs`.
     pub(crate) fn new<'a>(path: &Path, inputs: impl IntoIterator<Item = &'a Path>) -> Result<Self> {
         let file = Unpublished::file(path).map_err(|e| output_error(path, e))?;
@@ -45,9 +45,9 @@ impl FileTarget {
 
 /// A folder that will appear under its name when all of its files are complete.
 #[derive(Debug)]
-pub struct FolderTarget(Unpublished);
+pub struct OutputFolder(Unpublished);
 
-impl FolderTarget {
+impl OutputFolder {
     /// Takes `path` as the folder to write, absent or empty, of a command that reads `inputs`. It may lie in a folder of an input:
     /// what is read was listed before.
     pub(crate) fn new<'a>(path: &Path, inputs: impl IntoIterator<Item = &'a Path>) -> Result<Self> {
