@@ -37,8 +37,7 @@ pub(crate) struct Args {
 struct Document {
     runs: Vec<Run>,
     /// What losses are means of.
-    #[serde(default)]
-    unit: Value,
+    unit: Option<String>,
     #[serde(default)]
     config: Map<String, Value>,
 }
@@ -96,16 +95,24 @@ pub(crate) fn main(args: &Args) -> Result<()> {
 fn read(args: &Args) -> Result<(Vec<(String, Seeds)>, String)> {
     let mut recipes: Vec<(String, Seeds)> = Vec::new();
     let mut known: Option<(String, Map<String, Value>)> = None;
+    let mut unit: Option<(String, String)> = None;
     for path in &args.files {
         let name = || path.display().to_string();
         let wrong = |why: String| UsageError::new(format!("{}: {why}", name()));
         let bytes = read_regular(path, MAX_BYTES).map_err(|e| wrong(e.to_string()))?;
-        let mut document: Document = serde_json::from_slice(&bytes)
+        let document: Document = serde_json::from_slice(&bytes)
             .map_err(|e| wrong(format!("not a result file of `lowp train --json`: {e}")))?;
-        document.config.insert("unit".to_owned(), document.unit);
         match &known {
             None => known = Some((name(), document.config)),
             Some((first, config)) => same(first, config, &name(), &document.config)?,
+        }
+        // Files of older programs do not say it.
+        match (&unit, document.unit) {
+            (Some((first, unit)), Some(found)) if *unit != found => {
+                return Err(differs("unit", [(&name(), &found), (first, unit)]).into());
+            }
+            (None, Some(found)) => unit = Some((name(), found)),
+            _ => {}
         }
         for run in document.runs {
             let place = recipes.iter().position(|(recipe, _)| *recipe == run.recipe);
@@ -117,10 +124,7 @@ fn read(args: &Args) -> Result<(Vec<(String, Seeds)>, String)> {
         }
     }
     recipes.sort_by_key(|(name, _)| *name != args.baseline);
-    let unit = known
-        .as_ref()
-        .and_then(|(_, config)| config["unit"].as_str());
-    let unit = unit.map_or("nats".to_owned(), |unit| format!("nats per {unit}"));
+    let unit = unit.map_or("nats".to_owned(), |(_, unit)| format!("nats per {unit}"));
     Ok((recipes, unit))
 }
 
@@ -137,12 +141,18 @@ fn same(
         |config: &Map<String, Value>, key: &str| config.get(key).cloned().unwrap_or_default();
     match keys.find(|key| value(config, key) != value(found, key)) {
         None => Ok(()),
-        Some(key) => Err(UsageError::new(format!(
-            "{other} has {key} {}, and {first} has {}: runs can only be compared if they differ in nothing but recipe and seed",
-            value(found, key),
-            value(config, key)
-        ))),
+        Some(key) => {
+            let [found, known] = [found, config].map(|config| value(config, key).to_string());
+            Err(differs(key, [(other, &found), (first, &known)]))
+        }
     }
+}
+
+/// Two files, each with its value of `key`.
+fn differs(key: &str, [(other, found), (first, known)]: [(&str, &str); 2]) -> UsageError {
+    UsageError::new(format!(
+        "{other} has {key} {found}, and {first} has {known}: runs can only be compared if they differ in nothing but recipe and seed"
+    ))
 }
 
 fn mean(values: impl Iterator<Item = f64>) -> f64 {

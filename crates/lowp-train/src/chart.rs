@@ -19,7 +19,7 @@ const DASHES: [&str; 3] = ["none", "7 4", "2 3"];
 /// One line of a chart, or one bar.
 #[derive(Clone, Debug)]
 pub struct Series<'a, T> {
-    /// What the legend calls the curve.
+    /// What the legend calls the line or the bar.
     pub name: &'a str,
     /// Which colour and dashes, the same for a name on the whole page.
     pub style: usize,

@@ -197,10 +197,14 @@ impl Setup {
     }
 }
 
+/// Whether long tests run whole.
+pub(super) fn exhaustive() -> bool {
+    std::env::var_os("LOWP_EXHAUSTIVE").is_some_and(|value| value == "1")
+}
+
 /// Of `settings` every other one for the recipe `index`, the rest for the next recipe; all for each with `LOWP_EXHAUSTIVE=1`.
 pub(super) fn some_for<T, const N: usize>(index: usize, settings: [T; N]) -> Vec<T> {
-    let all = std::env::var_os("LOWP_EXHAUSTIVE").is_some_and(|value| value == "1");
     let settings = settings.into_iter().enumerate();
-    let taken = settings.filter(|(n, _)| all || (n + index).is_multiple_of(2));
+    let taken = settings.filter(|(n, _)| exhaustive() || (n + index).is_multiple_of(2));
     taken.map(|(_, setting)| setting).collect()
 }

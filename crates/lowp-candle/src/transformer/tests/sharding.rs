@@ -1,6 +1,6 @@
 //! The model over sharded weights: bits that depend on no policy, losses that depend on neither ranks nor micro-batches.
 
-use super::setup::{Setup, some_for};
+use super::setup::{Setup, exhaustive, some_for};
 use lowp_format::{AnyRecipe, Orientation, Recipe, ReshardAfterForward, Role, Usage};
 use lowp_fsdp::{Passes, Sharding};
 use lowp_transformer::{Arch, Llama};
@@ -33,7 +33,7 @@ fn zero1_is_fsdp(world: usize) {
         let [fsdp, zero1] = [Sharding::Fsdp, Sharding::Zero1].map(|sharding| {
             let setup = Setup {
                 sharding,
-                steps: 8,
+                steps: if exhaustive() { 20 } else { 8 },
                 ..Setup::new(recipe, world)
             };
             setup.train()

@@ -87,3 +87,33 @@ fn other_files_are_errors() {
         assert!(outcome.stderr.contains(text), "{}", outcome.stderr);
     }
 }
+
+/// Losses per byte and per token are not compared. Files of older programs do not say what theirs are.
+#[test]
+fn units_must_be_the_same_where_they_are_known() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let run =
+        |recipe: &str| json!({"recipe": recipe, "seed": 0, "train_loss": [2.0], "val_loss": 2.0});
+    let file = |name: &str, unit: Option<&str>, recipe: &str| {
+        let path = folder.path().join(name);
+        let mut document = json!({"runs": [run(recipe)]});
+        if let Some(unit) = unit {
+            document["unit"] = json!(unit);
+        }
+        std::fs::write(&path, document.to_string()).expect("a file");
+        path
+    };
+    let old = file("old.json", None, "fp32");
+    let bytes = file("bytes.json", Some("byte"), "mxfp8");
+    let tokens = file("tokens.json", Some("token"), "mxfp8-2d");
+    let losses = PathBuf::from("losses");
+    stdout(&[&losses, &old, &bytes]);
+    let outcome = lowp(&[&losses, &old, &bytes, &tokens]);
+    assert_eq!(outcome.code, Some(2));
+    let why = format!(
+        "{} has unit token, and {} has byte",
+        tokens.display(),
+        bytes.display()
+    );
+    assert!(outcome.stderr.contains(&why), "{}", outcome.stderr);
+}

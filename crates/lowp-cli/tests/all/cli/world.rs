@@ -123,11 +123,15 @@ fn losses(path: &Path) -> Vec<(String, Value, Value)> {
 #[test]
 fn processes_give_the_losses_of_one_process() {
     let folder = tempfile::tempdir().expect("a folder");
+    let compared = match exhaustive() {
+        true => "all",
+        false => "fp8-delayed,mxfp8,nvfp4-2d",
+    };
     for (launcher, world, options) in [
         (
             Launcher::Torchrun,
             2,
-            ["--compare", "fp8-delayed,mxfp8,nvfp4-2d", "--seeds", "2"],
+            ["--compare", compared, "--seeds", "2"],
         ),
         (
             Launcher::Mpirun,

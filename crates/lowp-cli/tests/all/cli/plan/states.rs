@@ -2,6 +2,7 @@
 
 use super::model::{trains_as_planned, words};
 use crate::cli::stdout;
+use crate::support::exhaustive;
 
 /// Memory and traffic with any states are those that a run has, and what they save is said.
 #[test]
@@ -16,7 +17,12 @@ fn states_of_every_optimizer_and_dtype() {
     ] {
         for (sharding, recipe) in [("fsdp", "mxfp8-2d"), ("zero1", "fp8-current")] {
             let options = format!("--world-size 3 --sharding {sharding} {state}");
-            trains_as_planned(recipe, &options);
+            let compared = if exhaustive() {
+                "mxfp8-2d,fp8-current"
+            } else {
+                recipe
+            };
+            trains_as_planned(compared, &options);
         }
     }
     for sharding in ["fsdp", "zero1"] {
