@@ -109,7 +109,8 @@ fn read(args: &Args) -> Result<(Vec<(String, Seeds)>, String)> {
         // Files of older programs do not say it.
         match (&unit, document.unit) {
             (Some((first, unit)), Some(found)) if *unit != found => {
-                return Err(differs("unit", [(&name(), &found), (first, unit)]).into());
+                let [found, known] = [found, unit.clone()].map(|unit| format!("{unit:?}"));
+                return Err(differs("unit", [(&name(), &found), (first, &known)]).into());
             }
             (None, Some(found)) => unit = Some((name(), found)),
             _ => {}

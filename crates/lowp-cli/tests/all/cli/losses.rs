@@ -111,7 +111,7 @@ fn units_must_be_the_same_where_they_are_known() {
     let outcome = lowp(&[&losses, &old, &bytes, &tokens]);
     assert_eq!(outcome.code, Some(2));
     let why = format!(
-        "{} has unit token, and {} has byte",
+        "{} has unit \"token\", and {} has \"byte\"",
         tokens.display(),
         bytes.display()
     );
