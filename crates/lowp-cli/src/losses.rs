@@ -9,6 +9,7 @@ use lowp_train::loss_picture::{RecipeLosses, picture};
 use serde::Deserialize;
 use serde_json::{Map, Value};
 use std::collections::BTreeMap;
+use std::fmt::Debug;
 use std::path::PathBuf;
 
 /// Compare the losses of runs that `lowp train --json` recorded
@@ -38,6 +39,8 @@ struct Document {
     runs: Vec<Run>,
     /// What losses are means of.
     unit: Option<String>,
+    /// What was trained on.
+    data: Option<String>,
     #[serde(default)]
     config: Map<String, Value>,
 }
@@ -52,6 +55,8 @@ const FREE: [&str; 2] = ["seed", "seeds"];
 struct Run {
     recipe: String,
     seed: u64,
+    /// Of those that are done.
+    steps: Option<u64>,
     /// Not finite ones are null.
     train_loss: Vec<Option<f64>>,
     val_loss: Option<f64>,
@@ -95,7 +100,7 @@ pub(crate) fn main(args: &Args) -> Result<()> {
 fn read(args: &Args) -> Result<(Vec<(String, Seeds)>, String)> {
     let mut recipes: Vec<(String, Seeds)> = Vec::new();
     let mut known: Option<(String, Map<String, Value>)> = None;
-    let mut unit: Option<(String, String)> = None;
+    let (mut unit, mut data, mut steps) = (None, None, None);
     for path in &args.files {
         let name = || path.display().to_string();
         let wrong = |why: String| UsageError::new(format!("{}: {why}", name()));
@@ -106,16 +111,10 @@ fn read(args: &Args) -> Result<(Vec<(String, Seeds)>, String)> {
             None => known = Some((name(), document.config)),
             Some((first, config)) => same(first, config, &name(), &document.config)?,
         }
-        // Files of older programs do not say it.
-        match (&unit, document.unit) {
-            (Some((first, unit)), Some(found)) if *unit != found => {
-                let [found, known] = [found, unit.clone()].map(|unit| format!("{unit:?}"));
-                return Err(differs("unit", [(&name(), &found), (first, &known)]).into());
-            }
-            (None, Some(found)) => unit = Some((name(), found)),
-            _ => {}
-        }
+        same_where_known("unit", &mut unit, name(), document.unit)?;
+        same_where_known("data", &mut data, name(), document.data)?;
         for run in document.runs {
+            same_where_known("steps", &mut steps, name(), run.steps)?;
             let place = recipes.iter().position(|(recipe, _)| *recipe == run.recipe);
             let at = place.unwrap_or_else(|| {
                 recipes.push((run.recipe.clone(), Seeds::new()));
@@ -125,8 +124,28 @@ fn read(args: &Args) -> Result<(Vec<(String, Seeds)>, String)> {
         }
     }
     recipes.sort_by_key(|(name, _)| *name != args.baseline);
-    let unit = unit.map_or("nats".to_owned(), |(_, unit)| format!("nats per {unit}"));
+    let unit = unit.map_or("nats".to_owned(), |(_, unit): (_, String)| {
+        format!("nats per {unit}")
+    });
     Ok((recipes, unit))
+}
+
+/// Checks a value of a file against that of the first file which has one: those of older programs have none.
+fn same_where_known<T: PartialEq + Debug>(
+    key: &str,
+    known: &mut Option<(String, T)>,
+    name: String,
+    found: Option<T>,
+) -> Result<(), UsageError> {
+    match (&*known, found) {
+        (Some((first, value)), Some(found)) if *value != found => {
+            let [value, found] = [value, &found].map(|value| format!("{value:?}"));
+            return Err(differs(key, [(&name, &found), (first, &value)]));
+        }
+        (None, Some(found)) => *known = Some((name, found)),
+        _ => {}
+    }
+    Ok(())
 }
 
 /// Runs of other models or steps have losses that say nothing of recipes.

@@ -32,7 +32,7 @@ fn examples() -> String {
 }
 
 const JSON: &str = "\
-JSON: {\"device\": \"cpu\" or \"cuda\", \"unit\": \"byte\" or \"token\", \"runs\": [..], \"config\": {..}}. Losses are in nats per `unit`, that of the data. One entry of `runs` per seed and recipe, fp32 first:
+JSON: {\"device\": \"cpu\" or \"cuda\", \"unit\": \"byte\" or \"token\", \"data\": a digest, \"runs\": [..], \"config\": {..}}. Losses are in nats per `unit`, that of the data. One entry of `runs` per seed and recipe, fp32 first:
   recipe                 the name as given
   seed                   of initial weights, batches and stochastic rounding
   ranks, steps           number of ranks; number of completed steps

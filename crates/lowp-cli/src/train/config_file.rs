@@ -147,6 +147,8 @@ fn options(
         }
         let with = format!("{option}=");
         let takes_none = matches!(arg.get_action(), ArgAction::SetTrue);
+        let takes_list =
+            arg.get_value_delimiter().is_some() || matches!(arg.get_action(), ArgAction::Append);
         let may_take_none = arg.get_num_args().is_some_and(|n| n.min_values() == 0);
         if let Some(wanted) = wanted(arg, value).filter(|_| !may_take_none) {
             let value = scalar(value).unwrap_or_default();
@@ -156,6 +158,7 @@ fn options(
             (Value::Boolean(true), _) if may_take_none => all.push(option.into()),
             (Value::Boolean(false), _) if may_take_none => {}
             (_, true) => return Err(wrong(key, "must be true or false")),
+            (Value::Array(_), false) if !takes_list => return Err(wrong(key, "must be one value")),
             (Value::Array(values), false) => {
                 let values: Option<Vec<_>> = values.iter().map(scalar).collect();
                 let values = values.ok_or_else(|| wrong(key, "must be a list of values"))?;
@@ -390,6 +393,8 @@ mod tests {
                 "save must be a path, or left out for none, not false",
             ),
             ("steps = true", "steps must be a whole number, not true"),
+            ("steps = []", "steps must be one value"),
+            ("save = ['a', 'b']", "save must be one value"),
             ("timeout = 1.5", "timeout must be a whole number, not 1.5"),
             (
                 "peak_tflops = false",

@@ -3,6 +3,7 @@
 use super::args::Args;
 use super::config::Setup;
 use super::planned;
+use super::source::Batches;
 use crate::output;
 use anyhow::Result;
 use lowp_optim::StateDtypes;
@@ -18,6 +19,8 @@ struct Document<'a> {
     device: &'static str,
     /// What losses are means of.
     unit: &'static str,
+    /// What was trained on.
+    data: String,
     runs: Vec<Run<'a>>,
     config: &'a Config<GptConfig>,
 }
@@ -37,7 +40,7 @@ struct Run<'a> {
 pub(crate) fn render(
     (args, setup): (&Args, &Setup),
     runs: &[RunResult],
-    unit: &'static str,
+    text: &Batches,
 ) -> Result<String> {
     let state = |name: &str| {
         let run = setup.runs.iter().find(|run| run.name == name)?;
@@ -52,7 +55,8 @@ pub(crate) fn render(
     };
     let document = Document {
         device: setup.device.kind(),
-        unit,
+        unit: text.unit(),
+        data: text.digest(),
         runs: runs.iter().map(record).collect(),
         config: &setup.config,
     };

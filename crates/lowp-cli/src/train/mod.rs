@@ -65,6 +65,7 @@ fn train(args: &Args, world: &World) -> Result<()> {
     let here = world.numbers_here(setup.config.mesh.world());
     let page_locked = planned::page_locked(args, &setup, here)?;
     check_files(args)?;
+    checks::outputs(args, &setup)?;
     let text = source::open(args, &setup, BUNDLED)?;
     for (option, path) in args.outputs().filter(|_| world.reports()) {
         check_writable(option, path)?;
@@ -115,7 +116,7 @@ fn train(args: &Args, world: &World) -> Result<()> {
     let reported = if results.is_empty() || !world.reports() {
         Ok(())
     } else {
-        report((args, &setup), &results, text.unit())
+        report((args, &setup), &results, &*text)
     };
     trained.with_context(|| format!("{finished} of {total} runs finished"))?;
     reported?;
@@ -238,13 +239,13 @@ fn train_all(
     unlogged.map_or(Ok(()), |error| Err(failed(error)))
 }
 
-/// The table, and the files asked for; losses are means over each `unit` of the data. A file that cannot be written does not keep the other
+/// The table, and the files asked for. A file that cannot be written does not keep the other
 /// from being written.
-fn report((args, setup): (&Args, &Setup), runs: &[RunResult], unit: &'static str) -> Result<()> {
-    let summaries = summaries(runs);
+fn report((args, setup): (&Args, &Setup), runs: &[RunResult], text: &Batches) -> Result<()> {
+    let (summaries, unit) = (summaries(runs), text.unit());
     let printed = output::print(&table::render(setup, &summaries));
     let json = args.json.as_ref().map_or(Ok(()), |path| {
-        write_atomically(path, &json::render((args, setup), runs, unit)?)
+        write_atomically(path, &json::render((args, setup), runs, text)?)
     });
     let page = args.report.as_ref().map_or(Ok(()), |path| {
         write_atomically(path, &report::render(setup, &summaries, unit)?)

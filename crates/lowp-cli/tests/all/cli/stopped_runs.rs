@@ -246,3 +246,54 @@ fn later_checkpoints_are_of_one_run() {
     let document = train_json(&[&mxfp8[..], &back, &[&other]].concat());
     assert_eq!(document["runs"][0]["resumed_at"], 2);
 }
+
+/// Neither a result file nor another run goes into the folder of a run.
+#[test]
+fn folders_of_runs_are_their_own() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let saved = path(folder.path());
+    let args = ["--recipe", "mxfp8", "--no-baseline", "--steps", "2"];
+    train_json(&[&args[..], &["--save", &saved]].concat());
+    let run = folder.path().join("mxfp8-seed0");
+    let checkpoint = folder_of(&run, 2);
+    let (index, latest) = (
+        path(&checkpoint.join("index.json")),
+        path(&run.join("latest")),
+    );
+    let (inside, log) = (
+        path(&checkpoint.join("more")),
+        path(&run.join("metrics.jsonl")),
+    );
+    let before = fs::read(&index).expect("an index");
+    for (options, said) in [
+        (
+            ["--resume", &saved, "--json", &index],
+            "could replace one of its files",
+        ),
+        (
+            ["--save", &saved, "--report", &latest],
+            "could replace one of its files",
+        ),
+        (
+            ["--log-dir", &saved, "--json", &log],
+            "could replace one of its files",
+        ),
+        (
+            ["--save", &inside, "--beta2", "0.9"],
+            "is inside the checkpoint",
+        ),
+        (
+            ["--log-dir", &inside, "--beta2", "0.9"],
+            "is inside the checkpoint",
+        ),
+    ] {
+        let output = command()
+            .args(tiny(&[&args[..], &options].concat()))
+            .output();
+        let output = output.expect("lowp starts");
+        let text = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(2), "{options:?}: {text}");
+        assert!(text.contains(said), "{options:?}: {text}");
+    }
+    assert_eq!(fs::read(&index).expect("an index"), before);
+}
