@@ -1,15 +1,12 @@
 //! Checks of the options of `lowp train` beside each other and of their numbers; `lowp plan` shares some of them.
 
 use super::args::Args;
-use super::config::Setup;
-use super::{dependent, lies_below};
+use super::dependent;
 use crate::usage::UsageError;
-use lowp_checkpoint::is_checkpoint;
 use lowp_comm::Mesh;
 use lowp_fsdp::cost::MAX_RANKS;
-use lowp_train::{Checkpoints, MAX_BATCH};
+use lowp_train::MAX_BATCH;
 use lowp_transformer::GptConfig;
-use std::path::absolute;
 
 /// Most steps of one run.
 pub(super) const MAX_STEPS: usize = 10_000_000;
@@ -37,38 +34,6 @@ pub(super) fn options(args: &Args) -> Result<(), UsageError> {
     let of_gpus = of_gpus.map(|(option, given)| (given.then_some(option), args.device.kind()));
     for (given, value) in of_others.into_iter().chain(of_gpus) {
         given.map_or(Ok(()), |given| dependent::check(given, value))?;
-    }
-    Ok(())
-}
-
-/// Files that are written must not replace those of a run, nor a run go into the checkpoint of another one, which goes with it.
-pub(super) fn outputs(args: &Args, setup: &Setup) -> Result<(), UsageError> {
-    let folders = [("--save", &args.save), ("--log-dir", &args.log_dir)];
-    for (option, folder) in folders {
-        let Some(path) = folder.as_ref().and_then(|folder| absolute(folder).ok()) else {
-            continue;
-        };
-        if let Some(checkpoint) = path.ancestors().find(|&above| is_checkpoint(above)) {
-            let (path, checkpoint) = (path.display(), checkpoint.display());
-            return Err(UsageError::new(format!(
-                "{option} {path} is inside the checkpoint {checkpoint}, and would be deleted with it; give another folder"
-            )));
-        }
-    }
-    for (run, config) in setup.each() {
-        let of_logs = args.log_dir.as_deref().map(Checkpoints::in_folder);
-        let of_logs = of_logs.and_then(|logs| logs.folder_of(run, config.seed));
-        let resumed = setup.checkpoints.source(run, config.seed).ok().flatten();
-        let saved = setup.checkpoints.folder_of(run, config.seed);
-        for folder in [saved, resumed, of_logs].into_iter().flatten() {
-            if let Some((option, path)) = args.outputs().find(|(_, path)| lies_below(path, &folder))
-            {
-                let (path, folder) = (path.display(), folder.display());
-                return Err(UsageError::new(format!(
-                    "{option} {path} is inside {folder}, the folder of a run, and could replace one of its files; give another folder"
-                )));
-            }
-        }
     }
     Ok(())
 }

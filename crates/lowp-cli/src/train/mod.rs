@@ -13,6 +13,7 @@ mod json;
 mod layers;
 mod optimizer;
 mod options;
+mod outputs;
 #[cfg(any(feature = "cuda", test))]
 mod peak;
 mod planned;
@@ -32,7 +33,7 @@ pub(crate) use config_file::expand;
 pub(crate) use sizes::{Preset, SizeArgs};
 
 use crate::device::Device;
-use crate::files::{check_distinct, check_writable, write_atomically};
+use crate::files::{check_writable, write_atomically};
 use crate::output;
 use crate::usage::UsageError;
 use anyhow::{Context, Result};
@@ -43,7 +44,6 @@ use lowp_train::{Run, Training};
 use options::failed;
 use progress::Progress;
 use source::Batches;
-use std::path::Path;
 use world::World;
 
 /// See data/README.md for source and licence.
@@ -64,8 +64,8 @@ fn train(args: &Args, world: &World) -> Result<()> {
     }
     let here = world.numbers_here(setup.config.mesh.world());
     let page_locked = planned::page_locked(args, &setup, here)?;
-    check_files(args)?;
-    checks::outputs(args, &setup)?;
+    outputs::check_distinct_from_inputs(args)?;
+    outputs::check_run_folders(args, &setup)?;
     let text = source::open(args, &setup, BUNDLED)?;
     for (option, path) in args.outputs().filter(|_| world.reports()) {
         check_writable(option, path)?;
@@ -126,35 +126,6 @@ fn train(args: &Args, world: &World) -> Result<()> {
     sound.map_err(failed)
 }
 
-/// Checks that files which are written are others than those which are read.
-fn check_files(args: &Args) -> Result<(), UsageError> {
-    let saved = args.save.as_deref().map(|path| ("--save", path));
-    let model = args.model.as_deref();
-    let logged = args.log_dir.as_deref().map(|path| ("--log-dir", path));
-    let written = || args.outputs().chain(saved).chain(logged);
-    let inputs = [("--model", model), ("--config", args.config.as_deref())];
-    let inputs = inputs.map(|(option, path)| path.map(|path| (option, path)));
-    let data = || args.data.iter().map(|data| ("--data", data.path.as_path()));
-    check_distinct(inputs.into_iter().flatten().chain(data()), written())?;
-    for (input, folder) in model
-        .map(|model| ("--model", model))
-        .into_iter()
-        .chain(data())
-    {
-        if let Some((option, path)) = written().find(|(_, path)| lies_below(path, folder)) {
-            let harm = match input {
-                "--model" => "could replace a file of the model",
-                _ => "would become part of the training text",
-            };
-            let (path, folder) = (path.display(), folder.display());
-            return Err(UsageError::new(format!(
-                "{option} {path} is inside {input} {folder}, so the output {harm}; give another folder"
-            )));
-        }
-    }
-    Ok(())
-}
-
 /// Checks that `--resume` has something for the runs: checkpoints of some of them, or one checkpoint for one run.
 fn check_resume(args: &Args, setup: &Setup) -> Result<(), UsageError> {
     let Some(folder) = &args.resume else {
@@ -189,22 +160,6 @@ fn check_resume(args: &Args, setup: &Setup) -> Result<(), UsageError> {
         "--resume {name}: there are no checkpoints of {}; give a folder of --save, or one checkpoint",
         runs.join(" or ")
     )))
-}
-
-/// Whether `path`, which need not be there, lies in the folder `folder`.
-fn lies_below(path: &Path, folder: &Path) -> bool {
-    let Ok(folder) = folder.canonicalize() else {
-        return false;
-    };
-    let there = path.ancestors().find_map(|above| {
-        let above = if above.as_os_str().is_empty() {
-            Path::new(".")
-        } else {
-            above
-        };
-        above.canonicalize().ok()
-    });
-    folder.is_dir() && there.is_some_and(|there| there.starts_with(&folder))
 }
 
 fn train_all(
