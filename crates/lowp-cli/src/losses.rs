@@ -37,9 +37,9 @@ pub(crate) struct Args {
 #[derive(Deserialize)]
 struct Document {
     runs: Vec<Run>,
-    /// What losses are means of.
+    /// What each loss is a mean over: bytes or tokens.
     unit: Option<String>,
-    /// What was trained on.
+    /// The digest of the training data.
     data: Option<String>,
     #[serde(default)]
     config: Map<String, Value>,
@@ -55,7 +55,7 @@ const FREE: [&str; 2] = ["seed", "seeds"];
 struct Run {
     recipe: String,
     seed: u64,
-    /// Of those that are done.
+    /// Number of steps that the run has done.
     steps: Option<u64>,
     /// Not finite ones are null.
     train_loss: Vec<Option<f64>>,

@@ -287,7 +287,8 @@ impl Group for Raw {
     /// Ends the group: later operations are not begun, and a moment later those on the device stop. NCCL waits for graphs of its
     /// operations before it returns, so a thread of its own waits for it.
     ///
-    /// The operations of one rank can seem done when those of another are stopped: in that moment the other rank has heard of the failure and begins no more.
+    /// When one rank stops its operations, those of another rank can seem done. The moment gives the other rank time to hear of the failure, after
+    /// which it begins no more.
     fn abort(&self) {
         const PATIENCE: Duration = Duration::from_secs(1);
         const MOMENT: Duration = Duration::from_millis(200);

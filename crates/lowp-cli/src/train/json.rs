@@ -17,9 +17,9 @@ use serde::Serialize;
 struct Document<'a> {
     /// `cpu` or `cuda`.
     device: &'static str,
-    /// What losses are means of.
+    /// What each loss is a mean over: bytes or tokens.
     unit: &'static str,
-    /// What was trained on.
+    /// The digest of the training data.
     data: String,
     runs: Vec<Run<'a>>,
     config: &'a Config<GptConfig>,

@@ -307,7 +307,7 @@ fn what_cannot_be_continued_is_named() -> Result<()> {
     Ok(())
 }
 
-/// Losses per token and per byte are told apart in each file that shows them.
+/// Each file that shows losses says whether they are per token or per byte.
 #[test]
 fn reports_name_the_unit_of_losses() -> Result<()> {
     let bench = begin("llama2")?;
