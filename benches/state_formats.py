@@ -32,8 +32,8 @@ def in_blocks(x, largest, encode, size=32):
     return (encode(blocks / scale) * scale).reshape(-1)[: len(flat)].reshape(x.shape)
 
 
-def e4m3(stochastic):
-    return lambda m: in_blocks(m, 448.0, lambda b: torch.copysign(to_grid(b.abs(), 3, -6, 448.0, stochastic), b))
+def e4m3(stochastic, mantissa=3):
+    return lambda m: in_blocks(m, 448.0, lambda b: torch.copysign(to_grid(b.abs(), mantissa, -6, 448.0, stochastic), b))
 
 
 def squares(exponent, mantissa, stochastic):
@@ -70,6 +70,9 @@ FORMATS = {
     "UE4M4 to nearest alone": (same, squares(4, 4, False), same),
     "bf16 masters to nearest": (same, same, bf16),
     "E4M3, UE4M4, bf16 masters": (e4m3(True), squares(4, 4, True), bf16_stochastic),
+    "bf16 masters": (same, same, bf16_stochastic),
+    "E4M3 masters": (same, same, e4m3(True)),
+    "masters of E4M3 and 8 more bits": (same, same, e4m3(True, 11)),
 }
 
 
