@@ -334,6 +334,9 @@ pub enum TrainError {
     /// Data that cannot be read, or not be trained on.
     #[error("{0}")]
     Data(String),
+    /// Weights that are not those of the network.
+    #[error("{0}")]
+    Pretrained(String),
     /// A recipe that is none, or that does not fit.
     #[error(transparent)]
     Format(#[from] FormatError),

@@ -14,8 +14,6 @@ mod layers;
 mod optimizer;
 mod options;
 mod outputs;
-#[cfg(any(feature = "cuda", test))]
-mod peak;
 mod planned;
 mod progress;
 mod recipes;
