@@ -179,6 +179,12 @@ pub fn check_writable(folder: &Path) -> Result<(), CheckpointError> {
         let folder = folder.to_owned();
         return Err(CheckpointError::InUse { folder });
     }
+    for file in [LOCK, LATEST].map(|name| folder.join(name)) {
+        if file.is_dir() {
+            let why = Error::from(ErrorKind::IsADirectory);
+            return Err(CheckpointError::io(&file, "write")(why));
+        }
+    }
     let here = Path::new(".");
     let there = folder
         .ancestors()
@@ -208,7 +214,7 @@ pub fn check_writable(folder: &Path) -> Result<(), CheckpointError> {
         remove_probe(&there.join(name));
     }
     let probe = there.join(format!("{PROBE}{}", std::process::id()));
-    File::create(&probe).map_err(CheckpointError::io(&probe, "create"))?;
+    File::create(&probe).map_err(CheckpointError::io(there, "create files in this folder"))?;
     match fs::remove_file(&probe) {
         Err(error) if error.kind() != ErrorKind::NotFound => {
             Err(CheckpointError::io(&probe, "remove")(error))
@@ -226,7 +232,10 @@ fn remove_probe(path: &Path) {
 }
 
 /// Creates `folder`, and locks it for the run that holds the file; `None` on a file system without locks.
-pub(crate) fn lock(folder: &Path) -> Result<Option<File>, CheckpointError> {
+///
+/// # Errors
+/// Another run has locked it, or it cannot be created.
+pub fn lock(folder: &Path) -> Result<Option<File>, CheckpointError> {
     fs::create_dir_all(folder).map_err(CheckpointError::io(folder, "create"))?;
     let path = folder.join(LOCK);
     let lock = File::create(&path).map_err(CheckpointError::io(&path, "create"))?;

@@ -1,6 +1,7 @@
 //! Regular files that are read or written whole.
 
 use crate::limits::no_room;
+pub use crate::limits::with_remedy;
 use crate::output::unpublished::Unpublished;
 use std::fs::{self, File};
 use std::io::{self, Read, Write};
