@@ -1,4 +1,4 @@
-//! The checkpoints that this process is writing: a program that a signal ends removes them before.
+//! The checkpoints that this process is writing or removing: a program that a signal ends removes them before.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -6,7 +6,7 @@ use std::io::{self, ErrorKind};
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-/// Their folders. Whoever makes, publishes or removes one holds this mutex, so that none is removed under its final name.
+/// Their folders. Whoever makes, publishes or renames one holds this mutex, so that none is removed under its final name.
 static IN_FLIGHT: Mutex<BTreeSet<PathBuf>> = Mutex::new(BTreeSet::new());
 
 fn all() -> MutexGuard<'static, BTreeSet<PathBuf>> {
@@ -34,14 +34,21 @@ pub(crate) fn leave(folder: &Path) {
     all().remove(folder);
 }
 
-/// Removes `folder`. What cannot be removed is left to the next run.
-pub(crate) fn remove(folder: &Path) {
+/// Gives the checkpoint `from`, which is to be removed, the name `to`.
+pub(crate) fn rename(from: &Path, to: &Path) -> io::Result<()> {
     let mut all = all();
-    remove_filled(folder);
-    all.remove(folder);
+    fs::rename(from, to)?;
+    all.insert(to.to_owned());
+    Ok(())
 }
 
-/// Removes the checkpoints that this process is writing, and keeps others from being begun or finished until the returned value is
+/// Removes `folder`. What cannot be removed is left to the next run.
+pub(crate) fn remove(folder: &Path) {
+    remove_filled(folder);
+    leave(folder);
+}
+
+/// Removes the checkpoints that this process is writing or removing, and keeps others from being begun or finished until the returned value is
 /// dropped. For a program that a signal is about to end.
 pub fn remove_unfinished() -> impl Sized {
     let all = all();

@@ -77,7 +77,7 @@ pub enum TrainError {
         resume: PathBuf,
     },
     /// A folder in which the log of a run cannot be.
-    #[error("the log folder {}: {why}", folder.display())]
+    #[error("the log folder cannot be used: {why}")]
     LogFolder {
         /// The folder.
         folder: PathBuf,

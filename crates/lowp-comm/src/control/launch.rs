@@ -140,7 +140,10 @@ impl Launch {
             }),
             (None, Some(default)) => Ok(default),
             (None, None) => {
-                let why = format!("it must be set beside {}", launcher.rank);
+                let why = format!(
+                    "it is not set, and has to be beside {}; set it, or start the command by a launcher",
+                    launcher.rank
+                );
                 Err(wrong(name, "", &why))
             }
         };
@@ -386,7 +389,7 @@ mod tests {
         for (variables, expected) in [
             (
                 vec![("RANK", "0")],
-                "WORLD_SIZE: it must be set beside RANK",
+                "WORLD_SIZE: it is not set, and has to be beside RANK; set it, or start the command by a launcher",
             ),
             (
                 vec![("WORLD_SIZE", "2")],

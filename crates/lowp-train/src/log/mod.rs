@@ -52,7 +52,11 @@ impl Earlier {
         let read = |name: &str| match fs::read(folder.join(name)) {
             Ok(bytes) => Ok(String::from_utf8_lossy(&bytes).into_owned()),
             Err(e) if e.kind() == ErrorKind::NotFound => Ok(String::new()),
-            Err(e) => Err(unusable(folder, format!("cannot read {name}: {e}"))),
+            Err(e) => {
+                let path = folder.join(name);
+                let why = format!("{}: cannot read it: {e}", path.display());
+                Err(unusable(folder, why))
+            }
         };
         Ok(Self {
             record: serde_json::from_str(&read(RECORD)?).unwrap_or_default(),

@@ -82,14 +82,13 @@ fn killed_runs_leave_a_whole_checkpoint() {
 fn no_unfinished_checkpoint_stays() {
     let folder = tempfile::tempdir().expect("a folder");
     let run = folder.path().join("nvfp4-2d-seed0");
-    // `removed` ones are done with, and thinned out by a thread.
     let unfinished = || {
         let mut names = if run.exists() {
             hidden(&run)
         } else {
             Vec::new()
         };
-        names.retain(|name| name.ends_with(".unfinished") && !name.contains(".removed."));
+        names.retain(|name| name.ends_with(".unfinished"));
         names
     };
     for (round, signal) in ["-TERM", "-USR1", "-TERM"].into_iter().enumerate() {
