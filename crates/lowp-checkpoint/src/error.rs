@@ -16,7 +16,7 @@ pub enum CheckpointError {
     #[error(transparent)]
     Comm(#[from] CommError),
     /// A file or folder cannot be read or written.
-    #[error("{}: cannot {what}: {why}", .path.display())]
+    #[error("{}: cannot {what}: {why}{}", .path.display(), remedy(.why))]
     Io {
         /// The file or folder.
         path: PathBuf,
@@ -105,8 +105,8 @@ pub enum CheckpointError {
         /// Its error.
         why: String,
     },
-    /// Another run saves to the folder.
-    #[error("{}: another run is saving checkpoints to this folder; wait until it ends, or give another folder", .folder.display())]
+    /// Another run writes to the folder.
+    #[error("{}: another run writes to this folder; wait until it ends, or give another folder", .folder.display())]
     InUse {
         /// The folder.
         folder: PathBuf,
@@ -196,6 +196,9 @@ fn remedy(why: &io::Error) -> &'static str {
         ErrorKind::QuotaExceeded => {
             "; make room within the quota, keep fewer checkpoints, or save elsewhere"
         }
+        ErrorKind::PermissionDenied => "; change its permissions, or give another folder",
+        ErrorKind::ReadOnlyFilesystem => "; give a folder of another file system",
+        ErrorKind::IsADirectory => "; move it away",
         _ => "",
     }
 }

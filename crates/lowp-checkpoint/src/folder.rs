@@ -5,9 +5,9 @@ use std::io::{self, Error, ErrorKind};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
 
-use crate::CheckpointError;
 use crate::index::INDEX;
 use crate::sync::sync_folder;
+use crate::{CheckpointError, in_flight};
 
 /// The file that names the latest checkpoint of a folder.
 const LATEST: &str = "latest";
@@ -179,6 +179,12 @@ pub fn check_writable(folder: &Path) -> Result<(), CheckpointError> {
         let folder = folder.to_owned();
         return Err(CheckpointError::InUse { folder });
     }
+    for file in [LOCK, LATEST].map(|name| folder.join(name)) {
+        if file.is_dir() {
+            let why = Error::from(ErrorKind::IsADirectory);
+            return Err(CheckpointError::io(&file, "write")(why));
+        }
+    }
     let here = Path::new(".");
     let there = folder
         .ancestors()
@@ -208,7 +214,7 @@ pub fn check_writable(folder: &Path) -> Result<(), CheckpointError> {
         remove_probe(&there.join(name));
     }
     let probe = there.join(format!("{PROBE}{}", std::process::id()));
-    File::create(&probe).map_err(CheckpointError::io(&probe, "create"))?;
+    File::create(&probe).map_err(CheckpointError::io(there, "create files in this folder"))?;
     match fs::remove_file(&probe) {
         Err(error) if error.kind() != ErrorKind::NotFound => {
             Err(CheckpointError::io(&probe, "remove")(error))
@@ -226,7 +232,10 @@ fn remove_probe(path: &Path) {
 }
 
 /// Creates `folder`, and locks it for the run that holds the file; `None` on a file system without locks.
-pub(crate) fn lock(folder: &Path) -> Result<Option<File>, CheckpointError> {
+///
+/// # Errors
+/// Another run has locked it, or it cannot be created.
+pub fn lock(folder: &Path) -> Result<Option<File>, CheckpointError> {
     fs::create_dir_all(folder).map_err(CheckpointError::io(folder, "create"))?;
     let path = folder.join(LOCK);
     let lock = File::create(&path).map_err(CheckpointError::io(&path, "create"))?;
@@ -367,8 +376,8 @@ pub(crate) fn thin_out(
     for old in steps {
         let (from, hidden) = (place(old), unfinished(folder, old, REMOVED));
         // What is left of one that was stopped here before.
-        let named = remove(&hidden).is_ok() && fs::rename(&from, &hidden).is_ok();
-        drop(remove(if named { &hidden } else { &from }));
+        let named = remove(&hidden).is_ok() && in_flight::rename(&from, &hidden).is_ok();
+        in_flight::remove(if named { &hidden } else { &from });
     }
 }
 

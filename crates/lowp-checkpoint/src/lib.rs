@@ -40,6 +40,7 @@ mod elements;
 mod error;
 mod folder;
 mod header;
+mod in_flight;
 mod index;
 mod list;
 mod rank_file;
@@ -54,8 +55,11 @@ mod writing;
 
 pub use block::{Block, Dtype, Late, Piece};
 pub use error::CheckpointError;
-pub use folder::{check_writable, folder_of, is_checkpoint, is_of_checkpoints, latest, steps};
+pub use folder::{
+    check_writable, folder_of, is_checkpoint, is_of_checkpoints, latest, lock, steps,
+};
 pub use header::{HEADER_LENGTH, HeaderEntry, MAX_HEADER, header};
+pub use in_flight::remove_unfinished;
 pub use index::checksum;
 pub use reader::{Checkpoint, Reads, TensorInfo};
 pub use saver::Saver;

@@ -12,15 +12,15 @@ use lowp_comm::Control;
 use serde_json::Value;
 
 use crate::folder::{
-    folder_of, lock, publish, put, remove, remove_replaced, shared_probe, steps, sync, thin_out,
-    tidy, unfinished,
+    folder_of, lock, publish, put, remove_replaced, shared_probe, steps, sync, thin_out, tidy,
+    unfinished,
 };
 use crate::index::{INDEX, Index, MAX_INDEX, check_about, checksum, file_name};
 use crate::list::{RankReport, Table, merge};
 use crate::reader::lacks_files;
 use crate::writer::{self, Disk};
 use crate::writing::{FIRST_PAUSE, LONGEST_PAUSE, STALLED, Watch, Writing, wait};
-use crate::{CheckpointError, Late, Piece};
+use crate::{CheckpointError, Late, Piece, in_flight};
 
 /// Most bytes of the lists of tensors that the first rank has in memory.
 const MAX_TABLES: u64 = MAX_INDEX;
@@ -156,7 +156,7 @@ impl Saver {
         let ready = ready.and_then(|()| match self.control.rank() {
             0 => {
                 check_about(&about)?;
-                fs::create_dir(&folder).map_err(CheckpointError::io(&folder, "create"))
+                in_flight::create(&folder).map_err(CheckpointError::io(&folder, "create"))
             }
             _ => Ok(()),
         });
@@ -184,10 +184,9 @@ impl Saver {
         });
         if let Err(error) = self.agree_on("beginning a checkpoint", Some(step), spawned) {
             // A rank could start no thread. This one waits for its own, as in `drop`.
-            if let Some(writing) = writing {
-                writing.wait(self.stalled);
+            if writing.is_none_or(|writing| writing.wait(self.stalled)) {
+                self.give_up(&folder);
             }
-            self.give_up(&folder);
             return Err(error);
         }
         self.writing = writing;
@@ -246,6 +245,7 @@ impl Saver {
             return Ok(None);
         };
         let [open, bytes] = writing.state();
+        in_flight::leave(&writing.folder);
         let why = match open {
             0.0 => String::new(),
             _ => format!(
@@ -403,12 +403,14 @@ impl Saver {
             });
         }
         put(&path, text.as_bytes())?;
-        publish(&self.folder, unfinished, (&index.id, step))
+        in_flight::publish(unfinished, || {
+            publish(&self.folder, unfinished, (&index.id, step))
+        })
     }
 
-    /// Begins to remove what the checkpoint of `step` replaced, and those that are not kept. Where earlier removals are under way, or no
-    /// thread can be started, it is done after the next checkpoint or at the end.
-    fn remove_old(&mut self, step: u64) {
+    /// Begins to remove what the checkpoint of `step` replaced, and those that are not kept, as each save does. Where earlier removals are
+    /// under way, or no thread can be started, it is done after the next checkpoint or at the end.
+    pub fn remove_old(&mut self, step: u64) {
         if self.control.rank() != 0 {
             return;
         }
@@ -431,11 +433,10 @@ impl Saver {
         }
     }
 
-    /// Removes what was written into `unfinished`, all files of which are closed: a disk that is full has their room again.
+    /// Removes what was written into `unfinished`: a disk that is full has its room again. What stays is removed by the next run.
     fn give_up(&self, unfinished: &Path) {
         if self.control.rank() == 0 {
-            // What stays is removed by the next run; why nothing was saved is the error to tell.
-            drop(remove(unfinished));
+            in_flight::remove(unfinished);
         }
     }
 
@@ -479,11 +480,13 @@ impl Saver {
 }
 
 impl Drop for Saver {
-    /// A file that is being written is not left to a thread that the process may outlive or not.
+    /// A file that is being written is not left to a thread that the process may outlive or not. Its checkpoint is given up.
     fn drop(&mut self) {
         if let Some(writing) = self.writing.take() {
-            // The checkpoint stays unfinished, whatever came of the file.
-            writing.wait(self.stalled);
+            let folder = writing.folder.clone();
+            if writing.wait(self.stalled) {
+                self.give_up(&folder);
+            }
         }
         self.wait_for_removals();
         if let Some(step) = self.due

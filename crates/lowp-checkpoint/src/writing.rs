@@ -60,9 +60,10 @@ impl Writing {
         [open, self.written.load(Ordering::Relaxed) as f64]
     }
 
-    /// Waits for the file until it is done, or has not grown for `limit`.
-    pub(crate) fn wait(self, limit: Duration) {
+    /// Waits for the file until it is done, or has not grown for `limit`. Whether it is done.
+    pub(crate) fn wait(self, limit: Duration) -> bool {
         wait(&self.file, || self.state(), limit);
+        self.file.is_finished()
     }
 }
 

@@ -37,7 +37,7 @@ pub(crate) fn check_distinct<'a>(
     let mut taken: Vec<(&str, PathBuf)> = inputs.into_iter().filter_map(place).collect();
     for (option, path) in outputs.into_iter().filter_map(place) {
         if let Some((other, _)) = taken.iter().find(|(_, other)| *other == path) {
-            let text = format!("{other} and {option} name the same file; give another name");
+            let text = format!("{other} and {option} name the same path; give another name");
             return Err(UsageError::new(text));
         }
         taken.push((option, path));

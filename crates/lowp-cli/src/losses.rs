@@ -6,6 +6,8 @@ use crate::output;
 use crate::usage::{UsageError, input_error};
 use anyhow::Result;
 use lowp_train::loss_picture::{RecipeLosses, picture};
+use lowp_train::shown_value;
+use lowp_train::summary::{mean, range};
 use serde::Deserialize;
 use serde_json::{Map, Value};
 use std::collections::BTreeMap;
@@ -15,7 +17,8 @@ use std::path::PathBuf;
 /// Compare the losses of runs that `lowp train --json` recorded
 ///
 /// Runs of one recipe are averaged over their seeds; if some seeds also have a baseline run, only over these. A gap is how far the
-/// validation loss is above that of the baseline with the same seed.
+/// validation loss is above that of the baseline with the same seed. A seed that diverged makes all columns of its recipe NaN, and is
+/// named below the table.
 #[derive(Clone, Debug, clap::Args)]
 #[command(after_help = "Examples:
   lowp losses run.json
@@ -48,8 +51,16 @@ struct Document {
 /// Most bytes of a result file: a loss takes some twenty.
 const MAX_BYTES: u64 = 256 << 20;
 
-/// What two files may differ in.
-const FREE: [&str; 2] = ["seed", "seeds"];
+/// What two files may differ in: seeds, and what changes no loss.
+const FREE: [&str; 7] = [
+    "seed",
+    "seeds",
+    "eval_every",
+    "offload_optimizer",
+    "recompute",
+    "reshard_after_forward",
+    "sharding",
+];
 
 #[derive(Deserialize)]
 struct Run {
@@ -83,7 +94,7 @@ pub(crate) fn main(args: &Args) -> Result<()> {
     let Some((_, baseline)) = recipes.iter().find(|(name, _)| *name == args.baseline) else {
         let names: Vec<&str> = recipes.iter().map(|(name, _)| name.as_str()).collect();
         return Err(input_error(format!(
-            "--baseline {}: the files have runs of {}",
+            "--baseline {}: the files have runs of {}; give --baseline with one of them",
             args.baseline,
             names.join(", ")
         )));
@@ -163,6 +174,7 @@ fn same(
         None => Ok(()),
         Some(key) => {
             let [found, known] = [found, config].map(|config| value(config, key).to_string());
+            let [found, known] = [&found, &known].map(|value| shown_value(key, value));
             Err(differs(key, [(other, &found), (first, &known)]))
         }
     }
@@ -171,53 +183,50 @@ fn same(
 /// Two files, each with its value of `key`.
 fn differs(key: &str, [(other, found), (first, known)]: [(&str, &str); 2]) -> UsageError {
     UsageError::new(format!(
-        "{other} has {key} {found}, and {first} has {known}: runs can only be compared if they differ in nothing but recipe and seed"
+        "{other} has {key} {found}, and {first} has {known}: runs can only be compared if nothing that changes losses differs but recipe and seed"
     ))
 }
 
-fn mean(values: impl Iterator<Item = f64>) -> f64 {
-    let (mut sum, mut count) = (0.0, 0);
-    for value in values {
-        (sum, count) = (sum + value, count + 1);
-    }
-    sum / f64::from(count)
-}
-
-/// In percent, by seed.
-fn gaps(seeds: &Seeds, baseline: &Seeds) -> Vec<f64> {
-    let gap = |(seed, run): (&u64, &Run)| {
-        Some((run.val_loss? / baseline.get(seed)?.val_loss? - 1.0) * 100.0)
-    };
-    seeds.iter().filter_map(gap).collect()
-}
-
+/// The table, and below it which seeds diverged. These are in all columns.
 fn table(recipes: &[(String, Seeds)], baseline: &Seeds) -> String {
     let mut table = Columns::new(
         &["recipe", "seeds", "val loss", "gap", "least", "most"],
         &[0],
     );
+    let mut notes = String::new();
     for (name, seeds) in recipes {
-        let gaps = gaps(seeds, baseline);
-        // Of a recipe that shares seeds with the baseline the others say nothing beside it.
-        let shared = |(seed, _): &(&u64, &Run)| gaps.is_empty() || baseline.contains_key(seed);
-        let counted: Vec<&Run> = seeds.iter().filter(shared).map(|(_, run)| run).collect();
-        let val = mean(counted.iter().map(|run| run.val_loss.unwrap_or(f64::NAN)));
-        let percent = |value: f64| match gaps.is_empty() {
-            true => "-".to_owned(),
-            false => format!("{value:+.2}%"),
+        let loss = |run: &Run| run.val_loss.unwrap_or(f64::NAN);
+        let gap = |(seed, run): (&u64, &Run)| {
+            let base = loss(baseline.get(seed)?);
+            Some((loss(run) / base - 1.0) * 100.0)
         };
-        let least = gaps.iter().copied().fold(f64::INFINITY, f64::min);
-        let most = gaps.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+        let gaps: Vec<f64> = seeds.iter().filter_map(gap).collect();
+        // Of a recipe that shares seeds with the baseline the others say nothing beside it.
+        let shared = |seed: &u64| gaps.is_empty() || baseline.contains_key(seed);
+        let counted: Vec<_> = seeds.iter().filter(|(seed, _)| shared(seed)).collect();
+        let losses: Vec<f64> = counted.iter().map(|(_, run)| loss(run)).collect();
+        let percent = |value: Option<f64>| {
+            value.map_or_else(|| "-".to_owned(), |value| format!("{value:+.2}%"))
+        };
         table.row([
             name.clone(),
             counted.len().to_string(),
-            format!("{val:.4}"),
-            percent(mean(gaps.iter().copied())),
-            percent(least),
-            percent(most),
+            format!("{:.4}", mean(&losses).unwrap_or(f64::NAN)),
+            percent(mean(&gaps)),
+            percent(range(&gaps).map(|[least, _]| least)),
+            percent(range(&gaps).map(|[_, most]| most)),
         ]);
+        let diverged = counted
+            .into_iter()
+            .filter(|(_, run)| !loss(run).is_finite());
+        notes.extend(diverged.map(|(seed, _)| {
+            let name = output::shown(name);
+            format!(
+                "{name} seed {seed}: training diverged, so that means and gaps with it are NaN\n"
+            )
+        }));
     }
-    table.render()
+    table.render() + &notes
 }
 
 fn training_losses((name, seeds): &(String, Seeds)) -> RecipeLosses<'_> {

@@ -73,7 +73,7 @@ enum Command {
 fn main() -> ExitCode {
     before_threads();
     let are_set = lowp_file::process::set_hooks(Hooks {
-        before_temporary: remove_temporaries_on_signals,
+        before_temporary: tidy_on_signals,
         before_map: watch_maps,
         after_free: freed::give_back,
     });
@@ -135,10 +135,10 @@ fn main() -> ExitCode {
     }
 }
 
-/// Has the temporaries removed when a signal ends the process.
-fn remove_temporaries_on_signals() -> std::io::Result<()> {
+/// Has what is not finished removed when a signal ends the process.
+fn tidy_on_signals() -> std::io::Result<()> {
     #[cfg(unix)]
-    signals::listen(lowp_file::process::remove_temporaries)?;
+    signals::listen()?;
     Ok(())
 }
 

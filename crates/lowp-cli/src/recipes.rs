@@ -13,7 +13,7 @@ use crate::output;
 use crate::usage::UsageError;
 use anyhow::Result;
 use lowp_file::inspect::Options;
-use lowp_format::spelling::{self, Variant};
+use lowp_format::spelling;
 use lowp_format::{AnyRecipe, PhasePlans, Recipe, RecipeWords, RowCuts, Shape, Usage};
 use serde::Serialize;
 use serde_json::Value;
@@ -82,11 +82,10 @@ fn table() -> Result<String> {
         }
     }
     let mut modifiers = Columns::new(&["modifier", "what it does", "of"], &[0, 1, 2]);
-    for spelling::ModifierWords { name, what } in spelling::modifiers() {
-        let takers = takers(&name);
-        let all = AnyRecipe::all();
-        let names = all.iter().map(Recipe::name);
-        let others: Vec<_> = names.filter(|name| !takers.contains(name)).collect();
+    for modifier in spelling::modifiers() {
+        let takers = modifier.recipes();
+        let mut others = AnyRecipe::names();
+        others.retain(|name| !takers.contains(name));
         let below = AnyRecipe::low_precision();
         let of = if takers.iter().copied().eq(below.iter().map(Recipe::name)) {
             "all below 16 bits".to_owned()
@@ -97,7 +96,7 @@ fn table() -> Result<String> {
         } else {
             takers.join(", ")
         };
-        modifiers.own_words([format!("+{name}"), what, of]);
+        modifiers.own_words([format!("+{}", modifier.name), modifier.what, of]);
     }
     Ok(format!(
         "{}`stored` and `sent` are bytes per element of a {SHAPE} weight over {WORLD} ranks, all together; sent in one\n\
@@ -155,7 +154,7 @@ fn json() -> Result<String> {
         })
     };
     let modifier = |known: spelling::ModifierWords| ModifierRecord {
-        recipes: takers(&known.name),
+        recipes: known.recipes(),
         name: known.name,
         description: known.what,
     };
@@ -202,18 +201,4 @@ impl Bytes {
             sent: each(sent),
         })
     }
-}
-
-fn takers(modifier: &str) -> Vec<&'static str> {
-    let takes = |recipe: &AnyRecipe| {
-        let variant = format!("{}+{modifier}", recipe.name()).parse::<Variant>();
-        let plain = recipe.name().parse::<Variant>();
-        // A modifier may name the default, which is no change.
-        variant.is_ok_and(|variant| plain.is_ok_and(|plain| variant != plain))
-    };
-    let all = AnyRecipe::all();
-    all.iter()
-        .filter(|recipe| takes(recipe))
-        .map(Recipe::name)
-        .collect()
 }

@@ -125,10 +125,10 @@ impl ShardingArgs {
 pub(crate) fn none_in_bf16(
     state: StateDtypes,
     name: &str,
-    mut recipes: impl Iterator<Item = Variant>,
+    recipes: impl IntoIterator<Item = Variant>,
 ) -> Option<String> {
     let halves = state.master == MasterDtype::Bf16Plus16;
-    let none = halves && !recipes.any(|recipe| is_in_bf16(&recipe));
+    let none = halves && !recipes.into_iter().any(|recipe| is_in_bf16(&recipe));
     none.then(|| {
         format!(
             "--optimizer-state master=bf16+16 is for weights in bf16, and {name} has none: all masters are in f32. master=bf16 takes 2 bytes in any recipe"

@@ -2,6 +2,8 @@
 
 #[cfg(target_os = "linux")]
 use crate::lost_pages;
+use lowp_checkpoint::remove_unfinished;
+use lowp_file::process::remove_temporaries;
 use signal_hook::consts::{
     SIGABRT, SIGALRM, SIGHUP, SIGINT, SIGPROF, SIGQUIT, SIGTERM, SIGUSR1, SIGUSR2, SIGVTALRM,
     SIGXCPU, SIGXFSZ,
@@ -28,10 +30,10 @@ pub(crate) fn survive_large_files() -> io::Result<()> {
     flag::register(SIGXFSZ, Arc::new(AtomicBool::new(false))).map(drop)
 }
 
-/// Runs `tidy` when a signal ends the process, and keeps what it returns until then. Only the first call has an effect.
+/// Removes what this process has not finished, outputs and checkpoints, when a signal ends it. Only the first call has an effect.
 ///
 /// Signals that the parent process had us ignore, as `nohup` does, stay ignored.
-pub(crate) fn listen<T: 'static>(tidy: fn() -> T) -> io::Result<()> {
+pub(crate) fn listen() -> io::Result<()> {
     static LISTENING: Mutex<bool> = Mutex::new(false);
     let mut listening = LISTENING.lock().unwrap_or_else(PoisonError::into_inner);
     if *listening {
@@ -43,7 +45,7 @@ pub(crate) fn listen<T: 'static>(tidy: fn() -> T) -> io::Result<()> {
         .name("signals".to_owned())
         .spawn(move || {
             if let Some(signal) = signals.forever().next() {
-                let _tidied = tidy();
+                let _none_anew = (remove_temporaries(), remove_unfinished());
                 #[cfg(target_os = "linux")]
                 if lost_pages::happened() {
                     exit(lost_pages::EXIT);

@@ -85,7 +85,8 @@ pub enum CommError {
     },
     /// A rank is gone while others wait for it.
     #[error(
-        "{op}: rank {rank} {how} and will not join (see the error of that rank; every rank must make every collective call)"
+        "{op}: rank {rank} {how} and will not join (see the error of that rank{})",
+        if *how == Departure::Dropped { "; every rank must make every collective call" } else { "" }
     )]
     Departed {
         /// The collective that others wait in.
@@ -125,12 +126,12 @@ pub enum CommError {
         why: String,
     },
     /// A variable of the launcher has a value that means no rank.
-    #[error("{variable}={value}: {why}")]
+    #[error("{variable}{}{value}: {why}", if value.is_empty() { "" } else { "=" })]
     #[serde(skip)]
     Launch {
         /// The variable of the environment.
         variable: String,
-        /// Its value.
+        /// Its value; empty where it has none.
         value: String,
         /// What it must be.
         why: String,

@@ -1,6 +1,7 @@
 //! Regular files that are read or written whole.
 
 use crate::limits::no_room;
+pub use crate::limits::with_remedy;
 use crate::output::unpublished::Unpublished;
 use std::fs::{self, File};
 use std::io::{self, Read, Write};
@@ -22,6 +23,20 @@ pub fn write_atomically(path: &Path, contents: &str) -> io::Result<()> {
     new.publish()
 }
 
+/// Copies the contents of `from` in the same way to the file `to`, which has modes of its own.
+///
+/// # Errors
+/// If `from` cannot be read, or as above.
+pub fn copy_atomically(from: &Path, to: &Path) -> io::Result<()> {
+    let (mut contents, _) = open_regular(from)?;
+    let new = Unpublished::file(to)?;
+    let mut out = new.create()?;
+    let written = io::copy(&mut contents, &mut out);
+    written.map_err(|error| no_room(error, &out))?;
+    out.sync_all()?;
+    new.publish()
+}
+
 /// Finds out whether [`write_atomically`] could write `path` now.
 ///
 /// # Errors
@@ -29,6 +44,19 @@ pub fn write_atomically(path: &Path, contents: &str) -> io::Result<()> {
 /// missing or cannot be written.
 pub fn check_writable(path: &Path) -> io::Result<()> {
     Unpublished::file(path).map(drop)
+}
+
+/// Whether `path`, which need not be there, lies in the folder `folder`, also by links.
+pub fn lies_below(path: &Path, folder: &Path) -> bool {
+    let Ok(folder) = folder.canonicalize() else {
+        return false;
+    };
+    let there = path.ancestors().find_map(|above| {
+        let is_here = above.as_os_str().is_empty();
+        let above = if is_here { Path::new(".") } else { above };
+        above.canonicalize().ok()
+    });
+    folder.is_dir() && there.is_some_and(|there| there.starts_with(&folder))
 }
 
 /// Opens a regular file for reading and tells its length. A pipe, whose writer may never come, or a device, which may
@@ -94,6 +122,26 @@ mod tests {
         assert_eq!(fs::read_to_string(&path)?, "two");
         assert_eq!(fs::read_dir(dir.path())?.count(), 1);
         assert!(write_atomically(dir.path(), "").is_err());
+        Ok(())
+    }
+
+    /// As in the cache of a hub, whose files are read-only.
+    #[test]
+    fn a_read_only_file_is_copied_twice() -> io::Result<()> {
+        let dir = tempfile::tempdir()?;
+        let [from, to] = ["from", "to"].map(|name| dir.path().join(name));
+        for contents in ["first", "second"] {
+            fs::write(&from, contents)?;
+            let writable = fs::metadata(&from)?.permissions();
+            let mut read_only = writable.clone();
+            read_only.set_readonly(true);
+            fs::set_permissions(&from, read_only)?;
+            copy_atomically(&from, &to)?;
+            assert_eq!(fs::read_to_string(&to)?, contents);
+            assert!(!fs::metadata(&to)?.permissions().readonly());
+            fs::set_permissions(&from, writable)?;
+        }
+        assert_eq!(fs::read_dir(dir.path())?.count(), 2);
         Ok(())
     }
 

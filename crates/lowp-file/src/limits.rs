@@ -24,6 +24,17 @@ pub(crate) fn hinted(error: io::Error) -> io::Error {
 
 /// `error` of a write to `file`, with the bytes that are there and the remedy where there is no room for more.
 pub(crate) fn no_room(error: io::Error, file: &File) -> io::Error {
+    let bytes = file.metadata().map_or(0, |file| file.len());
+    remedied(error, &format!(", with {bytes} bytes of it there"))
+}
+
+/// `error` of a write, with the remedy where there is no room for more.
+pub fn with_remedy(error: io::Error) -> io::Error {
+    remedied(error, "")
+}
+
+/// `error`, `more` of what is known of it, and the remedy.
+fn remedied(error: io::Error, more: &str) -> io::Error {
     let remedy = match error.kind() {
         ErrorKind::FileTooLarge => {
             "allow larger files (ulimit -f), or write to another file system"
@@ -32,9 +43,5 @@ pub(crate) fn no_room(error: io::Error, file: &File) -> io::Error {
         ErrorKind::QuotaExceeded => "make room within the quota, or write elsewhere",
         _ => return error,
     };
-    let bytes = file.metadata().map_or(0, |file| file.len());
-    io::Error::new(
-        error.kind(),
-        format!("{error}, with {bytes} bytes of it there; {remedy}"),
-    )
+    io::Error::new(error.kind(), format!("{error}{more}; {remedy}"))
 }

@@ -105,7 +105,7 @@ pub enum FormatError {
         why: String,
     },
     /// Groups that the ranks cannot be split into.
-    #[error("{world} ranks cannot be split into groups of {ranks} to reshard to; give {}", divisors(*world))]
+    #[error("{world} rank{} cannot be split into groups of {ranks} to reshard to; give {}", if *world == 1 { "" } else { "s" }, divisors(*world))]
     ReshardGroup {
         /// Ranks of a group.
         ranks: usize,

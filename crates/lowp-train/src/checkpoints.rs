@@ -8,7 +8,7 @@ use lowp_format::spelling::Variant;
 use serde_json::{Map, Value, json};
 
 use crate::config::Config;
-use crate::error::TrainError;
+use crate::error::{TrainError, within_steps};
 use crate::forms::{left_out, written};
 use crate::network::Model;
 use crate::result::Evaluation;
@@ -97,18 +97,8 @@ impl Checkpoints {
     /// # Errors
     /// Numbers that make no sense.
     pub fn check(&self, steps: usize) -> Result<(), TrainError> {
-        for (field, value) in [
-            ("save_every", self.save_every),
-            ("stop_after", self.stop_after),
-        ] {
-            if let Some(value) = value.filter(|value| !(1..=steps).contains(value)) {
-                return Err(TrainError::OutsideOfSteps {
-                    field,
-                    value,
-                    steps,
-                });
-            }
-        }
+        within_steps("save_every", self.save_every, steps)?;
+        within_steps("stop_after", self.stop_after, steps)?;
         match self.keep {
             Some(0) => Err(TrainError::KeepsNone),
             _ => Ok(()),
@@ -294,7 +284,14 @@ impl Resumed {
                 Ok((checkpoint, Vec::new()))
             }),
         };
-        let (checkpoint, damaged) = found.map_err(unreadable)?;
+        let earlier = || Checkpoint::newest_whole(&folder, before).ok();
+        let (checkpoint, damaged) = found.map_err(|why| match earlier() {
+            Some((earlier, _)) if why.is_damage() => TrainError::LatestDamaged {
+                why: Box::new(why),
+                step: earlier.step(),
+            },
+            _ => unreadable(why),
+        })?;
         let about = checkpoint.about();
         let now = about_run(config, run, digest, [Value::Null, Value::Null])?;
         let same_recipe = same_recipe(about, run);

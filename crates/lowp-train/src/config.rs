@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 use std::collections::BTreeSet;
 
 use crate::defaults;
-use crate::error::TrainError;
+use crate::error::{TrainError, within_steps};
 use crate::forms::{self, written};
 use crate::network::Model;
 use crate::optimizer::Optimizer;
@@ -166,13 +166,13 @@ impl<M> Config<M> {
             ("seeds", self.seeds, MAX_SEEDS),
             ("batch", self.batch, MAX_BATCH),
             ("eval_batches", self.eval_batches, MAX_PARTS),
-            ("eval_every", self.eval_every.unwrap_or(1), MAX_STEPS),
         ];
         for (field, value, most) in counts {
             if !(1..=most).contains(&value) {
                 return Err(TrainError::Range { field, value, most });
             }
         }
+        within_steps("eval_every", self.eval_every, self.steps)?;
         let Mesh { replicate, shard } = self.mesh;
         let (batch, accumulate) = (self.batch, self.accumulate);
         let Some(ranks) = replicate
@@ -496,7 +496,10 @@ mod tests {
             (|c| c.weight_decay = -1.0, "`weight_decay` -1.0: expected 0"),
             (|c| (c.seed, c.seeds) = (u64::MAX, 2), "beyond 64 bits"),
             (|c| c.eval_batches = 0, "`eval_batches` must be from 1"),
-            (|c| c.eval_every = Some(0), "`eval_every` must be from 1"),
+            (
+                |c| c.eval_every = Some(201),
+                "`eval_every` must be from 1 to 200, the number of steps, not 201",
+            ),
             (|c| c.z_loss = -0.1, "`z_loss` -0.1"),
             (
                 |c| {

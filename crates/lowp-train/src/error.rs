@@ -77,7 +77,7 @@ pub enum TrainError {
         resume: PathBuf,
     },
     /// A folder in which the log of a run cannot be.
-    #[error("the log folder {}: {why}", folder.display())]
+    #[error("the log folder cannot be used: {why}")]
     LogFolder {
         /// The folder.
         folder: PathBuf,
@@ -331,9 +331,22 @@ pub enum TrainError {
     /// Checkpoints to resume from cannot be read.
     #[error("{0}")]
     Resume(Box<CheckpointError>),
+    /// The latest checkpoint is damaged or missing, and an earlier one is whole.
+    #[error(
+        "{why}; or resume from step {step}, the newest whole checkpoint there, with `newest_whole`"
+    )]
+    LatestDamaged {
+        /// What is wrong.
+        why: Box<CheckpointError>,
+        /// The step of the one that is whole.
+        step: u64,
+    },
     /// Data that cannot be read, or not be trained on.
     #[error("{0}")]
     Data(String),
+    /// Weights that are not those of the network.
+    #[error("{0}")]
+    Pretrained(String),
     /// A recipe that is none, or that does not fit.
     #[error(transparent)]
     Format(#[from] FormatError),
@@ -342,7 +355,7 @@ pub enum TrainError {
     Json(#[from] serde_json::Error),
     /// Training diverged.
     #[error(
-        "{recipe}, seed {seed}: the {what} is not finite: training diverged; choose a smaller `lr` (or `var_lr`, with muon and moonlight) or a longer `warmup`"
+        "{recipe}, seed {seed}: the {what} is not finite: training diverged; choose a smaller `lr` (or `var_lr`, with muon and moonlight) or `weight_decay`, or a longer `warmup`"
     )]
     Diverged {
         /// The run.
@@ -459,9 +472,26 @@ pub fn shown_value<'a>(field: &str, value: &'a str) -> Cow<'a, str> {
         ("reduce_every_micro_batch", "null") => "false",
         ("schedule", "null") => "cosine",
         ("no_decay", "null") => "[]",
+        ("optimizer_state", "null") => "\"f32\"",
         _ => value,
     };
     text.into()
+}
+
+/// Checks a number of steps of a run of so many `steps`, where it is given.
+pub(crate) fn within_steps(
+    field: &'static str,
+    value: Option<usize>,
+    steps: usize,
+) -> Result<(), TrainError> {
+    match value.filter(|value| !(1..=steps).contains(value)) {
+        Some(value) => Err(TrainError::OutsideOfSteps {
+            field,
+            value,
+            steps,
+        }),
+        None => Ok(()),
+    }
 }
 
 impl From<ModelError> for TrainError {

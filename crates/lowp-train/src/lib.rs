@@ -41,6 +41,7 @@ mod metrics;
 pub mod network;
 mod optimizer;
 mod outcome;
+pub mod peak;
 mod pretrained;
 mod rank;
 pub mod result;

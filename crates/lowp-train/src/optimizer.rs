@@ -77,6 +77,16 @@ impl Optimizer {
         }
     }
 
+    /// The highest learning rate of a run from the weights of a model that was trained: so much less than that of random weights.
+    pub fn fine_tuning_rate(self) -> f32 {
+        match self {
+            Self::AdamW | Self::Moonlight => 2e-5,
+            Self::Lion => 7e-6,
+            Self::Sgd => 7e-4,
+            Self::Muon => 1e-4,
+        }
+    }
+
     /// Checks that it keeps every state that is not f32.
     ///
     /// # Errors

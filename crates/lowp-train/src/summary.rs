@@ -46,6 +46,22 @@ pub fn summaries(runs: &[RunResult]) -> Vec<Summary<'_>> {
     summaries
 }
 
+/// The mean of some losses or gaps; NaN if one is.
+pub fn mean(values: &[f64]) -> Option<f64> {
+    let sum: f64 = values.iter().sum();
+    (!values.is_empty()).then(|| sum / values.len() as f64)
+}
+
+/// The smallest and the largest of some losses or gaps; NaN if one is.
+pub fn range(values: &[f64]) -> Option<[f64; 2]> {
+    // `min` and `max` would drop a NaN, which is the worst gap there is.
+    let pick = |keep: fn(f64, f64) -> bool| {
+        let values = values.iter().copied();
+        values.reduce(|a, b| if a.is_nan() || keep(a, b) { a } else { b })
+    };
+    Some([pick(|a, b| a <= b)?, pick(|a, b| a >= b)?])
+}
+
 impl Summary<'_> {
     /// Mean of a number over the seeds.
     pub fn mean(&self, of: impl Fn(&RunResult) -> f64) -> f64 {
@@ -54,22 +70,12 @@ impl Summary<'_> {
 
     /// Mean gap to the baseline in percent.
     pub fn gap(&self) -> Option<f64> {
-        let sum: f64 = self.gaps.iter().sum();
-        (!self.gaps.is_empty()).then(|| sum / self.gaps.len() as f64)
+        mean(&self.gaps)
     }
 
     /// Smallest and largest gap of a seed, where there are several.
     pub fn gap_range(&self) -> Option<[f64; 2]> {
-        // `min` and `max` would drop a NaN, which is the worst gap there is.
-        let pick = |keep: fn(f64, f64) -> bool| {
-            self.gaps
-                .iter()
-                .copied()
-                .reduce(|a, b| if a.is_nan() || keep(a, b) { a } else { b })
-        };
-        (self.gaps.len() > 1)
-            .then(|| Some([pick(|a, b| a <= b)?, pick(|a, b| a >= b)?]))
-            .flatten()
+        range(&self.gaps).filter(|_| self.gaps.len() > 1)
     }
 
     /// Mean training loss of each step.

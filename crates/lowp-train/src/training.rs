@@ -1,7 +1,8 @@
 //! [`Training`]: one run of a configuration, on the ranks of a world.
 
 use std::fmt;
-use std::path::Path;
+use std::fs::File;
+use std::path::{Path, PathBuf};
 use std::thread;
 
 use serde_json::Value;
@@ -150,9 +151,22 @@ impl<'a, M: Model, D: Data + ?Sized> Training<'a, M, D> {
     /// # Errors
     /// The folder has the log of another run, or of one whose checkpoints are missing, or cannot be read or written.
     pub fn check_log(&self, folder: &Path, resumed: Option<ResumedAt>) -> Result<(), TrainError> {
-        let folder = folder.join(label(self.run, self.config.seed));
-        self.earlier(&folder, &self.record()?, resumed)?;
-        RunLog::check_writable(&folder)
+        let folder = self.log_folder(folder);
+        RunLog::check_writable(&folder)?;
+        self.earlier(&folder, &self.record()?, resumed).map(drop)
+    }
+
+    /// Locks the folder of this run in `folder`, so that no other run logs there as long as the file is held: [`Training::check_log`]
+    /// finds the lock, too. `None` on a file system without locks.
+    ///
+    /// # Errors
+    /// Another run has locked it, or it cannot be created.
+    pub fn lock_log(&self, folder: &Path) -> Result<Option<File>, TrainError> {
+        RunLog::lock(&self.log_folder(folder))
+    }
+
+    fn log_folder(&self, folder: &Path) -> PathBuf {
+        folder.join(label(self.run, self.config.seed))
     }
 
     /// The log of this run in its folder `NAME-seedN` of `folder`. Lines that it already has of steps up to `resumed` stay, later ones are
@@ -161,7 +175,7 @@ impl<'a, M: Model, D: Data + ?Sized> Training<'a, M, D> {
     /// # Errors
     /// The folder has the log of another run, or of one whose checkpoints are missing, or cannot be read.
     pub fn log(&self, folder: &Path, resumed: Option<ResumedAt>) -> Result<RunLog, TrainError> {
-        let folder = folder.join(label(self.run, self.config.seed));
+        let folder = self.log_folder(folder);
         let record = self.record()?;
         let earlier = self.earlier(&folder, &record, resumed)?;
         let done = resumed.map_or(0, |at| at.step);

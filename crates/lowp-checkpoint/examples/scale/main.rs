@@ -20,6 +20,8 @@ mod error;
 mod folder;
 #[path = "../../src/header.rs"]
 mod header;
+#[path = "../../src/in_flight.rs"]
+mod in_flight;
 #[path = "../../src/index.rs"]
 mod index;
 #[path = "../../src/list.rs"]

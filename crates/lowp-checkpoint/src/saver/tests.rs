@@ -278,6 +278,18 @@ fn a_run_without_locks_thins_out_its_own_checkpoints() {
     assert_eq!(steps(folder.path()).expect("a folder"), [7, 8]);
 }
 
+/// A run that ends by an error gives up what it is writing.
+#[test]
+fn what_is_not_finished_is_removed() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let mut saver = without_locks(folder.path(), None);
+    saver.start(1, pieces(1, 0, 1), json!({})).expect("a start");
+    assert_eq!(hidden(folder.path()).len(), 1);
+    drop(saver);
+    assert_eq!(hidden(folder.path()), [""; 0]);
+    assert_eq!(steps(folder.path()).expect("a folder"), [0; 0]);
+}
+
 /// What nobody has written to for a day is no run's any more, also where nothing tells of runs.
 #[test]
 fn old_leftovers_are_removed_without_locks() {

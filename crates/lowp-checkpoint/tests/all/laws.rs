@@ -557,7 +557,7 @@ fn a_folder_is_of_one_run_at_a_time() {
     let first = Saver::new(control(), folder.path(), None).expect("a folder");
     let error = Saver::new(control(), folder.path(), None).unwrap_err();
     assert!(
-        error.to_string().contains("another run is saving"),
+        error.to_string().contains("another run writes to"),
         "{error}"
     );
     let error = check_writable(folder.path()).expect_err("a locked folder");

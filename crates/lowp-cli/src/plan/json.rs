@@ -1,7 +1,7 @@
 //! The JSON form of the plan of one weight.
 
 use super::args::Weight;
-use crate::reshard;
+use crate::{output, reshard};
 use anyhow::Result;
 use lowp_format::{
     BufferSpec, Form, GatherPlan, GatherStep, Orientation, Origin, Phase, PieceLayout, Recipe,
@@ -113,7 +113,7 @@ pub(super) fn render(
         wire_bytes,
         wire_bytes_per_weight: wire_bytes as f64 / shape.elements() as f64,
     };
-    Ok(serde_json::to_string_pretty(&document)? + "\n")
+    output::json(&document)
 }
 
 fn buffer(spec: &BufferSpec, shape: Shape, usage: Usage) -> Result<Buffer> {

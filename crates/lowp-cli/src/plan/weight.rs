@@ -2,6 +2,7 @@
 
 use super::args::Weight;
 use super::json;
+use crate::train::check_ranges;
 use crate::usage::UsageError;
 use anyhow::Result;
 use lowp_format::{
@@ -65,11 +66,7 @@ fn check(weight: Weight<'_>) -> Result<(), UsageError> {
             "--shape {shape} has more than {MAX_ELEMENTS} elements"
         )));
     }
-    if world > MAX_RANKS {
-        return Err(UsageError::new(format!(
-            "--world-size {world}: a plan is made for at most {MAX_RANKS} ranks"
-        )));
-    }
+    check_ranges(&[("--world-size", world, MAX_RANKS)])?;
     if usage != Usage::BOTH && reshard.is_some() {
         return Err(UsageError::new(format!(
             "--reshard-after-forward needs --usage both: with {usage} there is only one gather"

@@ -187,12 +187,17 @@ pub(crate) struct Args {
         long,
         value_name = "DIR",
         help_heading = "Model",
-        conflicts_with = "params"
+        conflicts_with_all = ["params", "dim", "layers", "heads", "vocab", "arch", "kv_heads"]
     )]
     pub(crate) model: Option<PathBuf>,
 
     /// Begin with random weights, and take only the sizes and the tokenizer of --model
-    #[arg(long, requires = "model", help_heading = "Model")]
+    #[arg(
+        long,
+        requires = "model",
+        conflicts_with = "params",
+        help_heading = "Model"
+    )]
     pub(crate) from_scratch: bool,
 
     /// Preset with the sizes of the model; the options below change single sizes

@@ -5,7 +5,7 @@ use super::dependent;
 use crate::usage::UsageError;
 use lowp_comm::Mesh;
 use lowp_fsdp::cost::MAX_RANKS;
-use lowp_train::MAX_BATCH;
+use lowp_train::{MAX_BATCH, TrainError};
 use lowp_transformer::GptConfig;
 
 /// Most steps of one run.
@@ -66,8 +66,16 @@ pub(super) fn sizes(
 }
 
 /// Numbers that only the log has.
-pub(super) fn log(args: &Args) -> Result<(), UsageError> {
-    check_ranges(&[("--log-codes", args.log_codes.unwrap_or(1), MAX_STEPS)])?;
+pub(super) fn log(args: &Args, steps: usize) -> Result<(), UsageError> {
+    if let Some(value) = args.log_codes.filter(|every| !(1..=steps).contains(every)) {
+        let field = "log_codes";
+        return Err(TrainError::OutsideOfSteps {
+            field,
+            value,
+            steps,
+        }
+        .into());
+    }
     let wrong = |peak: &f64| !(peak.is_finite() && *peak > 0.0);
     match args.peak_tflops.filter(wrong) {
         Some(peak) => Err(UsageError::new(format!(

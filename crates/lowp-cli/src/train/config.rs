@@ -8,17 +8,18 @@ use super::{dependent, layers, recipes, source};
 use crate::device::Device;
 use crate::output;
 use crate::sharding::none_in_bf16;
-use crate::usage::{UsageError, input_error};
+use crate::usage::UsageError;
 use anyhow::Result;
 use lowp_candle::transformer::Needed;
 use lowp_comm::{Launch, Mesh};
 use lowp_format::ReshardAfterForward;
+use lowp_format::spelling::Variant;
 use lowp_fsdp::Sharding;
 use lowp_fsdp::cost::parameter_state;
 use lowp_kernels::StateDtype;
 use lowp_optim::StateDtypes;
 use lowp_train::summary::BASELINE;
-use lowp_train::{Checkpoints, Config, Mixture, Model, Run, machine};
+use lowp_train::{Checkpoints, Config, Mixture, Run, machine};
 use lowp_transformer::{GptConfig, SizeError};
 use std::sync::Arc;
 
@@ -73,7 +74,7 @@ impl Setup {
         setup.config.amax_groups =
             layers::amax_groups(&args.amax_group, model, runs, &config.kept_in_bf16)?;
         setup.checkpoints.check(steps).map_err(UsageError::from)?;
-        checks::log(args)?;
+        checks::log(args, steps)?;
         Ok(setup)
     }
 }
@@ -143,6 +144,13 @@ impl Setup {
         })
     }
 
+    /// The recipes of the linear layers in `run`, before the tail.
+    pub(super) fn recipes(&self, run: &Run) -> Vec<Variant> {
+        let (linears, blocks) = (self.config.linears(), self.config.model.layers);
+        let of = |linear| self.config.recipe_of(run, linear, (blocks, false));
+        linears.iter().map(of).collect()
+    }
+
     /// The dtypes of states in `run`: f32 in a baseline that others are compared with.
     pub(super) fn optimizer_state(&self, run: &Run) -> StateDtypes {
         match self.runs.len() > 1 && run.name == BASELINE {
@@ -177,20 +185,30 @@ impl Setup {
         let config = &self.config;
         let (model, state) = (config.model, config.optimizer_state);
         let mut notes = Vec::new();
+        if !config.kept_in_bf16.is_empty()
+            && self
+                .runs
+                .iter()
+                .all(|run| run.recipe.in_bf16() == run.recipe)
+        {
+            let names: Vec<&str> = self.runs.iter().map(|run| &*run.name).collect();
+            notes.push(format!(
+                "--keep-bf16 changes nothing: the weights of {} have 16 bits or more, and stay as they are",
+                names.join(" and ")
+            ));
+        }
         if state.exp_avg_sq == StateDtype::Bf16 && config.beta2 > BETA2_OF_BF16 {
             notes.push(format!(
                 "exp_avg_sq in bf16 does not follow gradients with a beta2 of {}; choose --beta2 {BETA2_OF_BF16} or less, or leave exp_avg_sq in f32",
                 config.beta2
             ));
         }
-        let linears = model.linears();
         for run in &self.runs {
             let fits = model.check_recipe((&run.name, run.recipe), &config.kept_in_bf16);
             fits.map_err(|error| of_layer(error, self.folder.is_some()))?;
             run.check_sharding(config.sharding)?;
-            let of = |linear| config.recipe_of(run, linear, (model.layers, false));
-            let state = self.optimizer_state(run);
-            notes.extend(none_in_bf16(state, &run.name, linears.iter().map(of)));
+            let (state, recipes) = (self.optimizer_state(run), self.recipes(run));
+            notes.extend(none_in_bf16(state, &run.name, recipes));
         }
         Ok(notes)
     }
@@ -211,11 +229,6 @@ fn model(args: &Args) -> Result<(Option<Arc<ModelFolder>>, GptConfig)> {
     let Some(path) = &args.model else {
         return Ok((None, args.byte_model()));
     };
-    if let Some(option) = args.sizes.given().find(|option| *option != "--seq") {
-        return Err(input_error(format!(
-            "{option} changes a size of a preset, but --model defines its own sizes; leave the option out"
-        )));
-    }
     let (folder, model) = ModelFolder::open(path, args.sizes.seq, args.from_scratch)?;
     Ok((Some(folder.into()), model))
 }
@@ -231,7 +244,8 @@ pub(crate) fn reshard(
         dependent::check(&given, sharding.name())?;
     }
     let policy = asked.unwrap_or_default();
-    policy.among(shards).map_err(UsageError::from)?;
+    let fits = policy.among(shards);
+    fits.map_err(|e| UsageError::new(format!("--reshard-after-forward {policy}: {e}")))?;
     Ok(policy)
 }
 

@@ -1,12 +1,16 @@
 //! `--config`: options from a TOML file, in the place of arguments.
 
 use super::args::Args;
+use super::data::DataArg;
 use super::dependent::{Dependence, dependence, optimizer};
 use crate::files::read_regular;
 use crate::output::{self, shown};
 use crate::usage::UsageError;
 use clap::{Arg, ArgAction, Args as _, Command};
 use lowp_comm::Launch;
+use lowp_file::patterns::are_patterns;
+use lowp_format::has_tensor_scale;
+use lowp_format::spelling::Variant;
 use lowp_optim::StateDtypes;
 use std::any::TypeId;
 use std::ffi::{OsStr, OsString};
@@ -78,7 +82,8 @@ pub(crate) fn expand(args: Vec<OsString>) -> Result<Expanded, UsageError> {
         let arg = arg.to_string_lossy();
         arg.split('=').next().unwrap_or_default().to_owned()
     };
-    let names = added.iter().map(name).collect();
+    let mut names: Vec<String> = added.iter().map(name).collect();
+    names.dedup();
     all.splice(2..2, added);
     Ok(Expanded {
         args: all,
@@ -130,11 +135,18 @@ fn options(
                 "is no option of lowp train; keys are the names of options without --",
             )
         })?;
-        if given.iter().any(|given| excludes(&command, given, arg)) {
+        let is_given = given.iter().any(|given| given.get_id() == arg.get_id());
+        let takes_none = matches!(arg.get_action(), ArgAction::SetTrue);
+        let may_take_none = arg.get_num_args().is_some_and(|n| n.min_values() == 0);
+        if is_given || ((takes_none || may_take_none) && *value == Value::Boolean(false)) {
             continue;
         }
         let option = format!("--{long}");
-        if let Some((next_to, kept)) = makes_moot(&option, value, words) {
+        let excluded = || {
+            let other = given.iter().find(|given| conflict(&command, given, arg))?;
+            Some((format!("--{}", other.get_long()?), None))
+        };
+        if let Some((next_to, kept)) = excluded().or_else(|| makes_moot(&option, value, words)) {
             moot.push(match &kept {
                 None => format!(
                     "{} has no meaning with {next_to} and is left out",
@@ -145,36 +157,26 @@ fn options(
             all.extend(kept.map(|kept| format!("{option}={kept}").into()));
             continue;
         }
-        let with = format!("{option}=");
-        let takes_none = matches!(arg.get_action(), ArgAction::SetTrue);
-        let takes_list =
-            arg.get_value_delimiter().is_some() || matches!(arg.get_action(), ArgAction::Append);
-        let may_take_none = arg.get_num_args().is_some_and(|n| n.min_values() == 0);
-        if let Some(wanted) = wanted(arg, value).filter(|_| !may_take_none) {
-            let value = scalar(value).unwrap_or_default();
-            return Err(wrong(key, &format!("must be {wanted}, not {value}")));
-        }
-        match (value, takes_none) {
-            (Value::Boolean(true), _) if may_take_none => all.push(option.into()),
-            (Value::Boolean(false), _) if may_take_none => {}
-            (_, true) => return Err(wrong(key, "must be true or false")),
-            (Value::Array(_), false) if !takes_list => return Err(wrong(key, "must be one value")),
-            (Value::Array(values), false) => {
-                let values: Option<Vec<_>> = values.iter().map(scalar).collect();
-                let values = values.ok_or_else(|| wrong(key, "must be a list of values"))?;
-                // `--data` takes one value, so a list repeats the option.
-                match arg.get_value_delimiter() {
-                    None if long == "data" => {
-                        all.extend(values.iter().map(|value| format!("{with}{value}").into()));
-                    }
-                    _ if values.is_empty() => {}
-                    _ => all.push(format!("{with}{}", values.join(",")).into()),
-                }
+        let (takes_list, form) = match arg.get_action() {
+            ArgAction::Append => (true, "must be a list of values"),
+            _ => (false, "must be one value"),
+        };
+        let values = match value {
+            Value::Boolean(true) if takes_none || may_take_none => {
+                all.push(option.into());
+                continue;
             }
-            (value, false) => {
-                let value = scalar(value).ok_or_else(|| wrong(key, "must be one value"))?;
-                all.push(format!("{with}{value}").into());
+            _ if takes_none => return Err(wrong(key, "must be true or false")),
+            Value::Array(values) if takes_list => &values[..],
+            value => std::slice::from_ref(value),
+        };
+        // A list repeats the option.
+        for value in values {
+            let text = scalar(value).ok_or_else(|| wrong(key, form))?;
+            if let Some(wanted) = wanted(arg, value).filter(|_| !may_take_none) {
+                return Err(wrong(key, &format!("must be {wanted}, not {text}")));
             }
+            all.push(format!("{option}={text}").into());
         }
     }
     Ok((all, moot))
@@ -183,16 +185,18 @@ fn options(
 /// What `arg` takes, where that is no `value` of this type.
 fn wanted(arg: &Arg, value: &Value) -> Option<&'static str> {
     let found = arg.get_value_parser().type_id();
-    let is_flag = value.is_bool();
+    let takes = |types: &[TypeId]| types.iter().any(|&other| found == other);
     let is_fraction = value.as_float().is_some_and(|value| value.fract() != 0.0);
-    let is_whole = found == TypeId::of::<usize>() || found == TypeId::of::<u64>();
-    if is_flag && found == TypeId::of::<PathBuf>() {
-        Some("a path, or left out for none")
-    } else if is_flag && found == TypeId::of::<f64>() {
-        Some("a number")
+    let (what, fits) = if takes(&[TypeId::of::<PathBuf>(), TypeId::of::<DataArg>()]) {
+        ("a path, or left out for none", value.is_str())
+    } else if takes(&[TypeId::of::<f64>()]) {
+        ("a number", !value.is_bool())
+    } else if takes(&[TypeId::of::<usize>(), TypeId::of::<u64>()]) {
+        ("a whole number", !value.is_bool() && !is_fraction)
     } else {
-        (is_whole && (is_flag || is_fraction)).then_some("a whole number")
-    }
+        return None;
+    };
+    (!fits).then_some(what)
 }
 
 /// The option of the command line `words`, with its value, next to which the key of a file that stands for `option` means nothing, or not all of
@@ -204,6 +208,22 @@ fn makes_moot(option: &str, value: &Value, words: &[OsString]) -> Option<(String
         let kept = state.kept_by(optimizer(&name)?.var_rule());
         let part = (kept != StateDtypes::default()).then(|| kept.to_string());
         return (kept != state).then(|| (format!("--optimizer {name}"), part));
+    }
+    if option == "--amax-group" {
+        let patterns = value
+            .as_array()
+            .map_or(std::slice::from_ref(value), |all| all);
+        let patterns: Vec<String> = patterns.iter().filter_map(scalar).collect();
+        let given = ["--recipe", "--compare"].map(|option| (option, value_of(words, option)));
+        let (other, names) = given
+            .into_iter()
+            .find_map(|(option, text)| Some((option, text?)))?;
+        let lacks = |name: &str| {
+            name.parse::<Variant>()
+                .is_ok_and(|own| !has_tensor_scale(&own))
+        };
+        let moot = are_patterns(&patterns) && names.split(',').all(lacks);
+        return moot.then(|| (format!("{other} {names}"), None));
     }
     let Dependence { other, applies, .. } = dependence(option)?;
     let given = value_of(words, other)?;
@@ -220,13 +240,13 @@ fn names(arg: &Arg, word: &OsStr) -> bool {
     arg.get_long() == Some(name)
 }
 
-/// Whether `given` leaves no room for `other`: it is the same option, or conflicts with it.
-fn excludes(command: &Command, given: &Arg, other: &Arg) -> bool {
-    let conflict = |one: &Arg, other: &Arg| {
+/// Whether the two cannot be given together.
+fn conflict(command: &Command, one: &Arg, other: &Arg) -> bool {
+    let names = |one: &Arg, other: &Arg| {
         let conflicts = command.get_arg_conflicts_with(one);
         conflicts.iter().any(|arg| arg.get_id() == other.get_id())
     };
-    given.get_id() == other.get_id() || conflict(given, other) || conflict(other, given)
+    names(one, other) || names(other, one)
 }
 
 /// A value as an argument.
@@ -286,7 +306,8 @@ mod tests {
         let text = "steps = 30\nlr = 0.0003\nrecompute = true\nno_audit = false\nkeep-bf16 = ['a*', 'b']\nreshard_after_forward = true\ncompare = []\n";
         let found = expanded(text, &["--lr", "1e-3"]).expect("options");
         let expected = [
-            "--keep-bf16=a*,b",
+            "--keep-bf16=a*",
+            "--keep-bf16=b",
             "--recompute",
             "--reshard-after-forward=true",
             "--steps=30",
@@ -310,6 +331,9 @@ mod tests {
             ("compare = 'all'", "--recipe=mxfp8"),
             ("params = '10m'", "--model=folder"),
             ("model = 'folder'", "--params=10m"),
+            ("model = 'folder'\nfrom_scratch = true", "--params=10m"),
+            ("dim = 64\narch = 'llama'\nkv_heads = 2", "--model=folder"),
+            ("no_prefetch = false", "--device=cpu"),
         ] {
             assert_eq!(expanded(text, &[given]).expect(text), [given], "{text}");
             let (option, value) = given.split_once('=').expect("a value");
@@ -339,6 +363,11 @@ mod tests {
                 "--sharding zero1",
             ),
             ("no_prefetch = true", "--device=cpu", "--device cpu"),
+            ("held_out = 0.2", "--data=text.txt", "--data text.txt"),
+            ("mask_documents = true", "--data=text", "--data text"),
+            ("amax_group = '*.{q,k}'", "--recipe=mxfp8", "--recipe mxfp8"),
+            ("steps = 3", "--tokens=4000", "--tokens"),
+            ("dim = 64", "--model=folder", "--model"),
         ] {
             assert_eq!(expanded(text, &[given]).expect(text), [given], "{text}");
             let table: Table = text.parse().expect("TOML");
@@ -364,6 +393,9 @@ mod tests {
             ("optimizer_state = 'exp_avg=bf16'", "--optimizer=lion"),
             ("decay_steps = 3", "--schedule=wsd"),
             ("no_prefetch = true", "--device=cuda"),
+            ("held_out = 0.2", "--data=ids.npy"),
+            ("amax_group = 'none'", "--recipe=mxfp8"),
+            ("amax_group = '*.{q,k}'", "--compare=mxfp8,fp8-current"),
         ] {
             assert_eq!(expanded(text, &[given]).expect(text).len(), 2, "{text}");
         }
@@ -392,6 +424,19 @@ mod tests {
                 "save = false",
                 "save must be a path, or left out for none, not false",
             ),
+            (
+                "save = 3",
+                "save must be a path, or left out for none, not 3",
+            ),
+            (
+                "report = nan",
+                "report must be a path, or left out for none, not NaN",
+            ),
+            (
+                "data = ['a', 3]",
+                "data must be a path, or left out for none, not 3",
+            ),
+            ("compare = [['all']]", "compare must be a list of values"),
             ("steps = true", "steps must be a whole number, not true"),
             ("steps = []", "steps must be one value"),
             ("save = ['a', 'b']", "save must be one value"),

@@ -1,8 +1,9 @@
 //! Options that mean something only beside some values of another option: elsewhere they are an error on a command line, and left out of a file
 //! of `--config`.
 
+use super::data::DataArg;
 use crate::usage::UsageError;
-use lowp_train::Optimizer;
+use lowp_train::{Optimizer, Tokens};
 
 /// What such an option depends on.
 pub(super) struct Dependence {
@@ -34,6 +35,14 @@ pub(super) fn dependence(option: &str) -> Option<Dependence> {
             "--arch",
             |name| name != "gpt",
             "has no effect with --arch gpt; add --arch llama, or leave it out",
+        ),
+        "--held-out" | "--mask-documents" => (
+            "--data",
+            |text| {
+                text.parse()
+                    .is_ok_and(|DataArg { path, .. }| Tokens::are_at(&path))
+            },
+            "only applies to tokens, and this data is text; leave it out",
         ),
         "--reshard-after-forward" => (
             "--sharding",

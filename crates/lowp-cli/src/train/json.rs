@@ -6,6 +6,7 @@ use super::planned;
 use super::source::Batches;
 use crate::output;
 use anyhow::Result;
+use lowp_format::is_in_bf16;
 use lowp_optim::StateDtypes;
 use lowp_train::Config;
 use lowp_train::result::RunResult;
@@ -44,7 +45,10 @@ pub(crate) fn render(
 ) -> Result<String> {
     let state = |name: &str| {
         let run = setup.runs.iter().find(|run| run.name == name)?;
-        let state = setup.optimizer_state(run);
+        // Masters of halves are those of weights in bf16, where there are any.
+        let in_bf16 = setup.recipes(run).into_iter().find(is_in_bf16);
+        let recipe = in_bf16.unwrap_or(run.recipe);
+        let state = setup.optimizer_state(run).of_recipe(&recipe);
         (state != StateDtypes::default()).then(|| state.to_string())
     };
     let record = |result| Run {

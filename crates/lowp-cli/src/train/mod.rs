@@ -14,8 +14,6 @@ mod layers;
 mod optimizer;
 mod options;
 mod outputs;
-#[cfg(any(feature = "cuda", test))]
-mod peak;
 mod planned;
 mod progress;
 mod recipes;
@@ -40,7 +38,7 @@ use anyhow::{Context, Result};
 use config::Setup;
 use lowp_train::result::RunResult;
 use lowp_train::summary::summaries;
-use lowp_train::{Run, Training};
+use lowp_train::{Run, TrainError, Training};
 use options::failed;
 use progress::Progress;
 use source::Batches;
@@ -51,6 +49,10 @@ static BUNDLED: &[u8] = include_bytes!("../../data/moby-dick.txt");
 
 pub(crate) fn main(args: &Args) -> Result<()> {
     let world = World::find(args.timeout)?;
+    #[cfg(unix)]
+    if args.save.is_some() && world.reports() {
+        crate::signals::listen()?;
+    }
     world.end(train(args, &world))
 }
 
@@ -67,15 +69,11 @@ fn train(args: &Args, world: &World) -> Result<()> {
     outputs::check_distinct_from_inputs(args)?;
     outputs::check_run_folders(args, &setup)?;
     let text = source::open(args, &setup, BUNDLED)?;
-    for (option, path) in args.outputs().filter(|_| world.reports()) {
-        check_writable(option, path)?;
-    }
     if world.reports() {
-        check_resume(args, &setup)?;
-        for (run, config) in setup.each() {
-            let writable = setup.checkpoints.check_writable(run, config.seed);
-            writable.map_err(failed)?;
+        for (option, path) in args.outputs() {
+            check_writable(option, path)?;
         }
+        check_resume(args, &setup)?;
     }
     for (run, config) in setup.each() {
         let training = Training {
@@ -86,9 +84,11 @@ fn train(args: &Args, world: &World) -> Result<()> {
             training.check_config().map_err(failed)?;
             continue;
         }
+        let writable = setup.checkpoints.check_writable(run, config.seed);
+        writable.map_err(failed)?;
         let found = training.check().map_err(failed)?;
         if let Some(folder) = &args.log_dir {
-            training.check_log(folder, found).map_err(failed)?;
+            training.check_log(folder, found).map_err(of_log)?;
         }
         if found.is_none() && args.resume.is_some() {
             let (name, seed) = (&run.name, config.seed);
@@ -101,11 +101,16 @@ fn train(args: &Args, world: &World) -> Result<()> {
     if let Some(note) = page_locked.filter(|_| world.reports()) {
         output::note(&note);
     }
-    if let (Some(folder), true) = (&setup.folder, world.reports()) {
-        for (run, config) in setup.each() {
-            if let Some(run) = setup.checkpoints.folder_of(run, config.seed) {
-                folder.carry(&run)?;
-            }
+    // Held until the last run ends: another command does not log there meanwhile.
+    let mut locks = Vec::new();
+    for (run, config) in setup.each().filter(|_| world.reports()) {
+        if let Some(folder) = &args.log_dir {
+            let training = Training::new(run, &config, &*text);
+            locks.push(training.lock_log(folder).map_err(of_log)?);
+        }
+        let run = setup.checkpoints.folder_of(run, config.seed);
+        if let Some((folder, run)) = setup.folder.as_ref().zip(run) {
+            folder.carry(&run)?;
         }
     }
     let total = setup.config.seeds * setup.runs.len();
@@ -124,6 +129,11 @@ fn train(args: &Args, world: &World) -> Result<()> {
     let sound = sound.and_then(|()| results.iter().try_for_each(RunResult::check_finite));
     let sound = sound.and_then(|()| results.iter().try_for_each(RunResult::check_trained));
     sound.map_err(failed)
+}
+
+/// The error of a folder of logs.
+fn of_log(error: TrainError) -> anyhow::Error {
+    failed(error).context("--log-dir")
 }
 
 /// Checks that `--resume` has something for the runs: checkpoints of some of them, or one checkpoint for one run.

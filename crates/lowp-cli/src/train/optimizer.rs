@@ -102,7 +102,7 @@ impl OptimizerArgs {
 /// `is_trained`.
 pub(super) fn defaults(optimizer: Optimizer, is_trained: bool) -> (Group, f32) {
     let rate = |optimizer: Optimizer| match is_trained {
-        true => fine_tuning_rate(optimizer),
+        true => optimizer.fine_tuning_rate(),
         false => optimizer.defaults().lr,
     };
     let (own, adamw) = (optimizer.defaults(), Optimizer::AdamW.defaults());
@@ -126,14 +126,4 @@ pub(super) fn narrow(field: &'static str, value: f64, zero: bool) -> Result<f32,
         return Ok(narrow);
     }
     Err(TrainError::Number { field, value, zero }.into())
-}
-
-/// The learning rate with weights of a model that was trained: so much less than that of random weights.
-fn fine_tuning_rate(optimizer: Optimizer) -> f32 {
-    match optimizer {
-        Optimizer::AdamW | Optimizer::Moonlight => 2e-5,
-        Optimizer::Lion => 7e-6,
-        Optimizer::Sgd => 7e-4,
-        Optimizer::Muon => 1e-4,
-    }
 }

@@ -9,10 +9,11 @@ use lowp_train::TrainError;
 use lowp_transformer::SizeError;
 
 /// Fields whose options have other names.
-const OTHERS: [(&str, &str); 4] = [
+const OTHERS: [(&str, &str); 5] = [
     ("kept_in_bf16", "--keep-bf16"),
     ("amax_groups", "--amax-group"),
-    ("tail_steps", "--precision-tail of steps"),
+    ("tail_steps", "--precision-tail (in steps)"),
+    ("newest_whole", "--resume latest"),
     ("mesh", "--world-size or --mesh"),
 ];
 
@@ -75,6 +76,7 @@ mod tests {
             "keep",
             "resume",
             "stop_after",
+            "newest_whole",
         ];
         let fields = config
             .as_object()

@@ -5,8 +5,9 @@ use super::config::Setup;
 use crate::files::check_distinct;
 use crate::usage::UsageError;
 use lowp_checkpoint::is_checkpoint;
+use lowp_file::files::lies_below;
 use lowp_train::Checkpoints;
-use std::path::{Path, absolute};
+use std::path::absolute;
 
 /// Checks that files which are written are others than those which are read.
 pub(super) fn check_distinct_from_inputs(args: &Args) -> Result<(), UsageError> {
@@ -67,20 +68,4 @@ pub(super) fn check_run_folders(args: &Args, setup: &Setup) -> Result<(), UsageE
         }
     }
     Ok(())
-}
-
-/// Whether `path`, which need not be there, lies in the folder `folder`.
-fn lies_below(path: &Path, folder: &Path) -> bool {
-    let Ok(folder) = folder.canonicalize() else {
-        return false;
-    };
-    let there = path.ancestors().find_map(|above| {
-        let above = if above.as_os_str().is_empty() {
-            Path::new(".")
-        } else {
-            above
-        };
-        above.canonicalize().ok()
-    });
-    folder.is_dir() && there.is_some_and(|there| there.starts_with(&folder))
 }

@@ -108,11 +108,8 @@ pub(super) fn costs(
 ) -> Option<(Costs, ModelMemory)> {
     let config = &setup.config;
     let run = setup.runs.iter().find(|run| run.name == name)?;
-    let linears = config.linears();
-    let shapes = ModelShapes::of_specs(&linears, &config.model.vars()).ok()?;
-    let blocks = config.model.layers;
-    let recipe = |linear| config.recipe_of(run, linear, (blocks, false));
-    let recipes: Vec<_> = linears.iter().map(recipe).collect();
+    let shapes = ModelShapes::of_specs(&config.linears(), &config.model.vars()).ok()?;
+    let recipes = setup.recipes(run);
     let cost = CostConfig {
         mesh: config.mesh,
         sharding: config.sharding,

@@ -77,7 +77,7 @@ pub(crate) fn run(
     let on_gpu = |cuda: &lowp_kernels::Cuda, comm: super::gpu::Comm| {
         let name = cuda.name().unwrap_or_default();
         let training = Training {
-            peak_flops: training.peak_flops.or(super::peak::known(&name)),
+            peak_flops: training.peak_flops.or(lowp_train::peak::known(&name)),
             checkpoints: training.checkpoints.clone(),
             ..training
         };

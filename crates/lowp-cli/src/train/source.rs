@@ -4,6 +4,7 @@ use super::args::Args;
 use super::checks::MAX_STEPS;
 use super::config::Setup;
 use super::data::DataArg;
+use super::dependent;
 use super::options::failed;
 use crate::usage::input_error;
 use anyhow::Result;
@@ -25,11 +26,15 @@ pub(crate) fn open(args: &Args, setup: &Setup, bundled: &[u8]) -> Result<Arc<Bat
         ("--mask-documents", args.mask_documents),
         ("--held-out", args.held_out.is_some()),
     ];
-    let given = of_tokens.into_iter().find(|(_, given)| *given);
-    if let (Some((option, _)), false, true) = (given, model, is_text(args)) {
-        return Err(input_error(format!(
-            "{option} only applies to tokens, and this data is text; leave it out"
-        )));
+    let first = args
+        .data
+        .first()
+        .map_or_else(String::new, DataArg::to_string);
+    for (option, _) in of_tokens.into_iter().filter(|(_, given)| *given && !model) {
+        // Several sources are of tokens, or `tokens` says that they are not.
+        if args.data.len() < 2 {
+            dependent::check(option, &first)?;
+        }
     }
     if !is_text(args) {
         let tokens = match &setup.tokens {

@@ -6,8 +6,9 @@ use super::options::named;
 use super::source::Batches;
 use crate::usage::{UsageError, input_error};
 use anyhow::{Context, Result, anyhow};
+use clap::ValueEnum;
 use lowp_checkpoint::checksum;
-use lowp_comm::{Control, Launch, join};
+use lowp_comm::{CommError, Control, Launch, join};
 use lowp_fsdp::cost::MAX_RANKS;
 use lowp_train::{Checkpoints, shown_value};
 use serde_json::{Map, Value};
@@ -88,7 +89,8 @@ impl World {
         if digests.iter().any(|digest| *digest != digests[0]) {
             disagree(&**control, &own)?;
         }
-        Ok(control.all_equal("the text to train on", &text.digest())?)
+        let same = control.all_equal("the text to train on", &text.digest());
+        same.map_err(of_options)
     }
 
     /// This process as the only rank of it, for one run: its control, and its number among the ranks of this machine. `None` where ranks
@@ -131,15 +133,47 @@ fn disagree(control: &dyn Control, own: &Options) -> Result<()> {
         values.any(|value| Some(value) != first)
     };
     let options = all.iter().flatten().map(|(option, _)| option);
-    let mut differing: Vec<&String> = options.filter(differs).collect();
-    // Defaults of others follow from the optimizer.
-    differing.sort_by_key(|option| *option != "--optimizer");
-    match differing.first() {
+    let follows = |option: &&String| FOLLOWING.iter().position(|other| other == option);
+    match options.filter(differs).min_by_key(follows) {
         Some(option) => {
             let text = value(own, option);
-            Ok(control.all_equal(&format!("{option} of lowp train"), &text)?)
+            let same = control.all_equal(&format!("{option} of lowp train"), &text);
+            same.map_err(of_options)
         }
         None => Ok(()),
+    }
+}
+
+/// Options whose values may follow from others, those that others of them follow from first.
+const FOLLOWING: [&str; 18] = [
+    "--arch",
+    "--dim",
+    "--heads",
+    "--kv-heads",
+    "--layers",
+    "--seq",
+    "--vocab",
+    "--steps",
+    "--keep-bf16",
+    "--amax-group",
+    "--no-decay",
+    "--lr",
+    "--var-lr",
+    "--beta2",
+    "--weight-decay",
+    "--warmup",
+    "--schedule",
+    "--precision-tail (in steps)",
+];
+
+/// The error of ranks, which is one of the arguments where these differ.
+fn of_options(error: CommError) -> anyhow::Error {
+    match error {
+        CommError::Mismatch { what, descriptions } => input_error(format!(
+            "the ranks disagree on {what}: {}; give every rank the same options and data",
+            descriptions.join("; ")
+        )),
+        error => error.into(),
     }
 }
 
@@ -165,13 +199,21 @@ fn alike(args: &Args, setup: &Setup) -> Result<Options> {
         stop_after,
     } = &setup.checkpoints;
     let number = |number: &Option<usize>| number.map(|number| number.to_string());
-    let [save, resume] = [save, resume].map(|path| {
+    let paths = [save, resume, &args.json, &args.report, &args.log_dir];
+    let [save, resume, json, report, logs] = paths.map(|path| {
         let path = path.as_ref();
         path.map(|path| path.display().to_string())
     });
+    let preset = args.params.and_then(|preset| preset.to_possible_value());
     let folder = setup.folder.as_ref().map(|folder| folder.digest());
     let flag = |given: bool| given.then(|| "given".to_owned());
     let others = [
+        (
+            "--params",
+            preset.map(|preset| preset.get_name().to_owned()),
+        ),
+        ("--tokens", number(&args.tokens)),
+        ("--epochs", args.epochs.map(|epochs| epochs.to_string())),
         ("--from-scratch", flag(args.from_scratch)),
         ("--model", folder.transpose()?),
         ("--device", Some(args.device.kind().to_owned())),
@@ -191,6 +233,9 @@ fn alike(args: &Args, setup: &Setup) -> Result<Options> {
         ("--resume", resume),
         ("--resume latest", flag(*newest_whole)),
         ("--stop-after", number(stop_after)),
+        ("--json", json),
+        ("--report", report),
+        ("--log-dir", logs),
     ];
     let text = |text: Option<String>| text.unwrap_or_else(|| LEFT_OUT.to_owned());
     options.extend(others.map(|(option, value)| (option.to_owned(), text(value))));

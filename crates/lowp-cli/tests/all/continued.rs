@@ -256,10 +256,6 @@ fn what_cannot_be_continued_is_named() -> Result<()> {
             "holds no tokens",
         ),
         (
-            "--model MODEL --recipe fp8-current --data ids.npy --dim 64",
-            "--dim changes a size",
-        ),
-        (
             "--model MODEL --recipe fp8-current --data ids.npy --no-decay x",
             "--no-decay",
         ),
@@ -297,7 +293,7 @@ fn what_cannot_be_continued_is_named() -> Result<()> {
         ),
         (
             "--model MODEL --recipe fp8-current --data ids.npy --mask-documents",
-            "where documents end",
+            "so they cannot be masked; use `lowp tokenize`, or leave --mask-documents out",
         ),
         ("--config none.toml", "none.toml"),
     ] {

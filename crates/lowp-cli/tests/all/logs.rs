@@ -454,6 +454,7 @@ fn a_full_disk_costs_the_log_alone() -> Result<()> {
     let error = String::from_utf8_lossy(&output.stderr);
     assert_eq!(output.status.code(), Some(1), "{error}");
     assert!(error.contains("cannot write the log of a run"), "{error}");
+    assert!(error.contains("allow larger files (ulimit -f)"), "{error}");
     let runs = json(&bench, "out.json")?;
     assert_eq!(runs["runs"].as_array().context("runs")?.len(), 2);
     Ok(())

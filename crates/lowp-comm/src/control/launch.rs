@@ -140,7 +140,10 @@ impl Launch {
             }),
             (None, Some(default)) => Ok(default),
             (None, None) => {
-                let why = format!("it must be set beside {}", launcher.rank);
+                let why = format!(
+                    "it is not set, and has to be beside {}; set it, or start the command by a launcher",
+                    launcher.rank
+                );
                 Err(wrong(name, "", &why))
             }
         };
@@ -386,15 +389,15 @@ mod tests {
         for (variables, expected) in [
             (
                 vec![("RANK", "0")],
-                "WORLD_SIZE=: it must be set beside RANK",
+                "WORLD_SIZE: it is not set, and has to be beside RANK; set it, or start the command by a launcher",
             ),
             (
                 vec![("WORLD_SIZE", "2")],
-                "RANK=: it must be set beside WORLD_SIZE, which is 2; set it, or unset WORLD_SIZE",
+                "RANK: it must be set beside WORLD_SIZE, which is 2; set it, or unset WORLD_SIZE",
             ),
             (
                 vec![("WORLD_SIZE", "abc")],
-                "RANK=: it must be set beside WORLD_SIZE, which is abc; set it, or unset WORLD_SIZE",
+                "RANK: it must be set beside WORLD_SIZE, which is abc; set it, or unset WORLD_SIZE",
             ),
             (
                 vec![("RANK", "x"), ("WORLD_SIZE", "2")],
@@ -406,7 +409,7 @@ mod tests {
             ),
             (
                 vec![("RANK", "0"), ("WORLD_SIZE", "2")],
-                "MASTER_ADDR=: name the machine of rank 0, the same on every rank",
+                "MASTER_ADDR: name the machine of rank 0, the same on every rank",
             ),
             (
                 vec![
@@ -433,7 +436,7 @@ mod tests {
             ),
             (
                 vec![("RANK", "0"), ("WORLD_SIZE", "2"), ("MASTER_ADDR", "")],
-                "MASTER_ADDR=: name the machine of rank 0, the same on every rank",
+                "MASTER_ADDR: name the machine of rank 0, the same on every rank",
             ),
             (
                 vec![

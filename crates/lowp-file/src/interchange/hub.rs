@@ -2,7 +2,7 @@
 //! whatever else lies next to them.
 
 use crate::error::{Context, FileError, Result, file_error, mend_file};
-use crate::files::{open_regular, read_regular};
+use crate::files::{copy_atomically, open_regular, read_regular};
 use crate::json::JsonObject;
 use crate::limits::hinted;
 use crate::model::Model;
@@ -127,10 +127,19 @@ impl OtherFiles {
         Self::in_folder(folder, &[])
     }
 
-    /// What is carried along but for what says how weights are stored: names, and files.
-    pub fn others(&self) -> impl Iterator<Item = (&str, &Path)> {
-        let others = self.others.iter();
-        others.map(|(name, path)| (name.as_str(), path.as_path()))
+    /// Copies what is carried along, but for what says how weights are stored, to `folder`, which is created.
+    ///
+    /// # Errors
+    /// A file that cannot be read or written; those before it are there.
+    pub fn carry_to(&self, folder: &Path) -> Result<()> {
+        let cannot = || format!("cannot write {}", folder.display());
+        fs::create_dir_all(folder).with_context(cannot)?;
+        for (name, path) in &self.others {
+            let to = folder.join(name);
+            let cannot = || format!("cannot copy {} to {}", path.display(), to.display());
+            copy_atomically(path, &to).with_context(cannot)?;
+        }
+        Ok(())
     }
 
     /// Copies what is carried along but for what says how weights are stored. Returns the bytes.

@@ -5,7 +5,7 @@
 use std::fmt;
 use std::str::FromStr;
 
-use super::modifier::{self, Ablation, Modifier};
+use super::modifier::{self, Ablation, Modifier, ModifierWords};
 use crate::{
     AnyRecipe, Code, Columnwise, Extent, FormatError, KernelKey, Operand, Orientation, Quantizer,
     Quantizers, Recipe, RecipeOptions, Role, ScaleRule, Shape, SourceRounding, Usage,
@@ -305,6 +305,19 @@ impl Variant {
     pub fn weights_lack_precision(&self) -> bool {
         let kernels = self.quantizers(Role::Weight).kernels();
         kernels.iter().any(|key| key.element == Code::E5M2)
+    }
+}
+
+impl ModifierWords {
+    /// The recipes that it changes, by name.
+    pub fn recipes(&self) -> Vec<&'static str> {
+        let changes = |recipe: &&str| {
+            let plain = recipe.parse::<Variant>();
+            let variant = format!("{recipe}+{}", self.name).parse();
+            // A modifier may name the default, which is no change.
+            variant.is_ok_and(|variant: Variant| plain.is_ok_and(|plain| variant != plain))
+        };
+        AnyRecipe::names().into_iter().filter(changes).collect()
     }
 }
 

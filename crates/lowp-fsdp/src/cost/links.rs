@@ -15,7 +15,7 @@ pub struct LinkBytes {
 }
 
 /// What a collective of all its groups moves.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct MovedBytes {
     /// A rank's part on the busiest node.
     pub rank: LinkBytes,

@@ -6,7 +6,7 @@ use super::traffic::USES;
 use super::weight::WeightCost;
 use super::weights::Weights;
 use lowp_format::Recipe;
-use serde::Serialize;
+use serde::{Serialize, Serializer};
 
 /// The least, the mean and the most of a number that each rank has.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
@@ -40,15 +40,17 @@ impl Spread {
 }
 
 /// How evenly ranks have and send the linear layers.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct RankSpread {
     /// Bytes of masters.
     pub masters: Spread,
     /// What they are.
+    #[serde(skip)]
     masters_are: &'static str,
     /// Bytes of the states of the rule.
     pub states: Spread,
     /// What they are.
+    #[serde(skip)]
     states_are: &'static str,
     /// Bytes of codes as they are stored.
     pub codes: Spread,
@@ -57,7 +59,15 @@ pub struct RankSpread {
     /// Bytes of masters, states, codes and scales.
     pub total: Spread,
     /// Bytes that each rank sends of the block whose ranks differ most, by what it is gathered for: the key in JSON, the words, the bytes.
+    #[serde(rename = "sent_of_a_block", serialize_with = "by_key")]
     pub sent: Vec<(&'static str, &'static str, Spread)>,
+}
+
+fn by_key<S: Serializer>(
+    sent: &[(&'static str, &'static str, Spread)],
+    to: S,
+) -> Result<S::Ok, S::Error> {
+    to.collect_map(sent.iter().map(|(key, _, of)| (key, of)))
 }
 
 impl RankSpread {

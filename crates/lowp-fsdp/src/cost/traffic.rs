@@ -12,21 +12,26 @@ use super::weights::Weights;
 use crate::VarPlace;
 use lowp_comm::{GradWire, Mesh};
 use lowp_format::Recipe;
+use serde::Serialize;
 
 /// All collectives of one kind in a step.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Serialize)]
 pub struct CollectiveCost {
     /// The name in JSON.
+    #[serde(rename = "what")]
     pub key: &'static str,
     /// What the collective does, in words.
+    #[serde(skip)]
     pub what: &'static str,
     /// The recipe or the dtype of what travels.
     pub code: String,
     /// How often in a step.
     pub passes: usize,
     /// Bytes that the ranks of a replica send, each counted once.
+    #[serde(rename = "sent_bytes")]
     pub sent: u128,
     /// Bytes that the collective moves over links.
+    #[serde(flatten)]
     pub moved: MovedBytes,
     /// Seconds of gathers, at given rates.
     pub seconds: Option<f64>,

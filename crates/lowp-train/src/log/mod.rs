@@ -15,6 +15,7 @@ use crate::error::TrainError;
 use crate::metrics::Metrics;
 use crate::result::Evaluation;
 use events::Events;
+use lowp_file::files::with_remedy;
 
 /// A JSON object for each event.
 const LINES: &str = "metrics.jsonl";
@@ -51,7 +52,11 @@ impl Earlier {
         let read = |name: &str| match fs::read(folder.join(name)) {
             Ok(bytes) => Ok(String::from_utf8_lossy(&bytes).into_owned()),
             Err(e) if e.kind() == ErrorKind::NotFound => Ok(String::new()),
-            Err(e) => Err(unusable(folder, format!("cannot read {name}: {e}"))),
+            Err(e) => {
+                let path = folder.join(name);
+                let why = format!("{}: cannot read it: {e}", path.display());
+                Err(unusable(folder, why))
+            }
         };
         Ok(Self {
             record: serde_json::from_str(&read(RECORD)?).unwrap_or_default(),
@@ -156,6 +161,11 @@ impl RunLog {
         lowp_checkpoint::check_writable(folder).map_err(|why| unusable(folder, why))
     }
 
+    /// Creates `folder`, and locks it for the run that holds the file.
+    pub(crate) fn lock(folder: &Path) -> Result<Option<File>, TrainError> {
+        lowp_checkpoint::lock(folder).map_err(|why| unusable(folder, why))
+    }
+
     /// Adds a step.
     ///
     /// # Errors
@@ -210,12 +220,12 @@ impl RunLog {
     fn line(&mut self, value: &impl Serialize) -> Result<(), TrainError> {
         let line = serde_json::to_string(value)? + "\n";
         let written = self.files()?.lines.write_all(line.as_bytes());
-        written.map_err(|e| unwritable(&self.folder, e))
+        written.map_err(|e| unwritable(&self.folder, with_remedy(e)))
     }
 
     fn scalars(&mut self, step: usize, scalars: Vec<(String, f64)>) -> Result<(), TrainError> {
         let written = self.files()?.events.scalars(step as u64, &scalars);
-        written.map_err(|e| unwritable(&self.folder, e))
+        written.map_err(|e| unwritable(&self.folder, with_remedy(e)))
     }
 }
 

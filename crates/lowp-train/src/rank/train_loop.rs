@@ -132,9 +132,16 @@ where
             ..
         } = self.rank.training;
         let last_step = self.steps.end;
-        // A run that is done may not be yet where it is to be saved.
-        if self.steps.is_empty() && !checkpoints.resumes_where_it_saves(run, config.seed) {
-            self.save(last_step)?;
+        // A run that is done may not be yet where it is to be saved; where it is, it may have more checkpoints than are kept.
+        match &mut self.saver {
+            Some(saver)
+                if self.steps.is_empty()
+                    && checkpoints.resumes_where_it_saves(run, config.seed) =>
+            {
+                saver.remove_old(last_step as u64);
+            }
+            _ if self.steps.is_empty() => self.save(last_step)?,
+            _ => {}
         }
         self.measure();
         self.outcome

@@ -98,7 +98,7 @@ impl Tokens {
         if packing.mask_documents && shards.iter().all(|shard| shard.ends.is_empty()) {
             return Err(unreadable(
                 path,
-                "it does not say where documents end, so they cannot be masked; use `lowp tokenize`, or leave the option out",
+                "it does not say where documents end, so they cannot be masked; use `lowp tokenize`, or leave `mask_documents` out",
             ));
         }
         let masked = packing.mask_documents || shards.iter().any(Shard::is_masked);

@@ -30,6 +30,16 @@ const REJECTED: [(&str, &str); 10] = [
 ];
 
 impl GptConfig {
+    /// The positions that the model of `config`, whose network this is, was trained on, if its sequences have more: later ones were never
+    /// trained, and its rotary positions do not extend to them.
+    pub fn trained_positions(&self, config: &Value) -> Option<usize> {
+        let Arch::Llama(Llama { rope, .. }) = self.arch else {
+            return None;
+        };
+        let positions = usize::try_from(config["max_position_embeddings"].as_u64()?).ok()?;
+        (self.seq > positions && !rope.scaling.extends(positions)).then_some(positions)
+    }
+
     /// The network that `config`, the contents of the file `name`, describes, for sequences of `seq` tokens: Llama, Mistral and Qwen3.
     ///
     /// # Errors

@@ -1,15 +1,12 @@
 //! The JSON form of a model's plan.
 
 use super::made::Plan;
-use crate::reshard;
+use crate::{output, reshard};
 use anyhow::Result;
-use lowp_fsdp::cost::{
-    self, Costs, LinkBytes, MovedBytes, OffloadCost, RankMemory, RankSpread, Rate, Spread,
-};
+use lowp_fsdp::cost::{CollectiveCost, MovedBytes, OffloadCost, RankMemory, RankSpread, Rate};
 use lowp_optim::{Rule, StateDtypes};
 use serde::Serialize;
 use serde_json::Value;
-use std::collections::BTreeMap;
 
 #[derive(Serialize)]
 struct Document<'a> {
@@ -20,13 +17,13 @@ struct Document<'a> {
     wire_bytes_per_step: u128,
     parameter_bytes_per_rank: u128,
     memory: RankMemory,
-    by_rank: ByRank,
+    by_rank: &'a RankSpread,
     #[serde(skip_serializing_if = "Option::is_none")]
     device: Option<Device>,
     #[serde(skip_serializing_if = "Option::is_none")]
     host: Option<OffloadCost>,
     left_out: Vec<LeftOut>,
-    operations: Vec<Operation<'a>>,
+    operations: &'a [CollectiveCost],
     total: Total,
     bf16: Reference,
     ratio: Ratio,
@@ -63,17 +60,6 @@ struct Config<'a> {
     optimizer_state: Option<String>,
 }
 
-/// What ranks have and send of linear layers.
-#[derive(Serialize)]
-struct ByRank {
-    masters: Spread,
-    states: Spread,
-    codes: Spread,
-    scales: Spread,
-    total: Spread,
-    sent_of_a_block: BTreeMap<&'static str, Spread>,
-}
-
 /// What a GPU holds beside `memory`, and all that it holds.
 #[derive(Serialize)]
 struct Device {
@@ -94,20 +80,9 @@ struct LeftOut {
 }
 
 #[derive(Serialize)]
-struct Operation<'a> {
-    what: &'static str,
-    code: &'a str,
-    passes: usize,
-    sent_bytes: u128,
-    rank: LinkBytes,
-    world: LinkBytes,
-    seconds: Option<f64>,
-}
-
-#[derive(Serialize)]
 struct Total {
-    rank: LinkBytes,
-    world: LinkBytes,
+    #[serde(flatten)]
+    moved: MovedBytes,
     seconds: Option<f64>,
 }
 
@@ -115,9 +90,8 @@ struct Total {
 struct Reference {
     memory_total: u128,
     wire_bytes_per_step: u128,
-    rank: LinkBytes,
-    world: LinkBytes,
-    seconds: Option<f64>,
+    #[serde(flatten)]
+    total: Total,
 }
 
 #[derive(Serialize)]
@@ -145,13 +119,11 @@ pub(super) fn render(plan: &Plan<'_>) -> Result<String> {
         ..
     } = plan;
     let [linear_parameters, variable_parameters] = model.shapes.parameters();
-    let MovedBytes { rank, world } = costs.step.moved();
-    let reference = reference(bf16);
-    let total = Total {
-        rank,
-        world,
+    let [total, of_bf16] = [costs, bf16].map(|costs| Total {
+        moved: costs.step.moved(),
         seconds: costs.step.seconds(),
-    };
+    });
+    let (world, reference) = (total.moved.world, of_bf16.moved.world);
     let document = Document {
         model: Model {
             name: &model.name,
@@ -182,7 +154,7 @@ pub(super) fn render(plan: &Plan<'_>) -> Result<String> {
         wire_bytes_per_step: costs.step.wire_bytes(),
         parameter_bytes_per_rank: costs.memory.total,
         memory: costs.memory,
-        by_rank: by_rank(&costs.spread),
+        by_rank: &costs.spread,
         device: device(plan),
         host: setup.offload.then(|| costs.offloaded.clone()),
         left_out: plan
@@ -190,37 +162,30 @@ pub(super) fn render(plan: &Plan<'_>) -> Result<String> {
             .into_iter()
             .map(|(what, bytes)| LeftOut { what, bytes })
             .collect(),
-        operations: costs.step.operations.iter().map(operation).collect(),
+        operations: &costs.step.operations,
         ratio: Ratio {
-            memory: ratio(reference.memory_total, costs.memory.total),
-            wire: ratio(reference.wire_bytes_per_step, costs.step.wire_bytes()),
-            within_node: ratio(reference.world.within_node, world.within_node),
-            between_nodes: ratio(reference.world.between_nodes, world.between_nodes),
-            seconds: reference
+            memory: ratio(bf16.memory.total, costs.memory.total),
+            wire: ratio(bf16.step.wire_bytes(), costs.step.wire_bytes()),
+            within_node: ratio(reference.within_node, world.within_node),
+            between_nodes: ratio(reference.between_nodes, world.between_nodes),
+            seconds: of_bf16
                 .seconds
                 .zip(total.seconds)
                 .and_then(|(bf16, here)| (here > 0.0).then(|| bf16 / here)),
         },
         total,
-        bf16: reference,
+        bf16: Reference {
+            memory_total: bf16.memory.total,
+            wire_bytes_per_step: bf16.step.wire_bytes(),
+            total: of_bf16,
+        },
         bandwidth: plan.bandwidth.map(|bandwidth| Rates {
             within_node: bandwidth.within_node.source(),
             between_nodes: bandwidth.between_nodes.as_ref().map(Rate::source),
         }),
         notes: &plan.notes,
     };
-    Ok(serde_json::to_string_pretty(&document)? + "\n")
-}
-
-fn by_rank(spread: &RankSpread) -> ByRank {
-    ByRank {
-        masters: spread.masters,
-        states: spread.states,
-        codes: spread.codes,
-        scales: spread.scales,
-        total: spread.total,
-        sent_of_a_block: spread.sent.iter().map(|(key, _, of)| (*key, *of)).collect(),
-    }
+    output::json(&document)
 }
 
 fn device(plan: &Plan<'_>) -> Option<Device> {
@@ -235,29 +200,6 @@ fn device(plan: &Plan<'_>) -> Option<Device> {
         workspaces: network.map(|network| network.workspaces),
         total: costs.on_device() + network.map_or(0, |network| network.total().into()),
     })
-}
-
-fn operation(operation: &cost::CollectiveCost) -> Operation<'_> {
-    Operation {
-        what: operation.key,
-        code: &operation.code,
-        passes: operation.passes,
-        sent_bytes: operation.sent,
-        rank: operation.moved.rank,
-        world: operation.moved.world,
-        seconds: operation.seconds,
-    }
-}
-
-fn reference(costs: &Costs) -> Reference {
-    let MovedBytes { rank, world } = costs.step.moved();
-    Reference {
-        memory_total: costs.memory.total,
-        wire_bytes_per_step: costs.step.wire_bytes(),
-        rank,
-        world,
-        seconds: costs.step.seconds(),
-    }
 }
 
 fn ratio(bf16: u128, here: u128) -> Option<f64> {

@@ -4,7 +4,7 @@ use super::{lowp, path, tiny};
 use std::fs;
 
 /// Runs `lowp train` with arguments that must be rejected, and gives its message.
-fn rejected(args: &[&str]) -> String {
+pub(super) fn rejected(args: &[&str]) -> String {
     let outcome = lowp(&tiny(args));
     assert_eq!(outcome.code, Some(2), "{args:?}: {}", outcome.stderr);
     assert_eq!(outcome.stdout, "", "{args:?}");
@@ -80,6 +80,7 @@ fn messages() {
         "--grad-wire fp8",
         "--reshard-after-forward maybe",
         "--world-size 4 --reshard-after-forward 3",
+        "--mesh 2x1 --reshard-after-forward 2",
         "--sharding zero1 --reshard-after-forward false",
         "--sharding zero1 --recipe nvfp4-2d+mae",
         "--sharding zero1 --compare mxfp8,nvfp4-mxfp8+mse-448",
@@ -108,6 +109,10 @@ fn messages() {
         "--save /tmp --save-every 4 --steps 3",
         "--save /tmp --keep 0",
         "--stop-after 4 --steps 3",
+        "--eval-every 4 --steps 3",
+        "--log-dir out --log-codes 4 --steps 3",
+        "--save out --log-dir out",
+        "--params 10m --from-scratch",
         "--resume /no/such/folder",
         "--dim 48 --recipe nvfp4-mxfp8",
         "--save out --json out",

@@ -40,7 +40,7 @@ fn runs_are_compared_by_recipe_and_seed() {
     let outcome = lowp(&over);
     assert_eq!(outcome.code, Some(2));
     assert!(
-        outcome.stderr.contains("name the same file"),
+        outcome.stderr.contains("name the same path"),
         "{}",
         outcome.stderr
     );
@@ -120,4 +120,32 @@ fn losses_are_of_the_same_where_it_is_known() {
         let why = format!("{other} has {key} {second}, and {one} has {first}");
         assert!(outcome.stderr.contains(&why), "{}", outcome.stderr);
     }
+    // Configurations leave defaults out. What changes no loss may differ.
+    let other = file("mxfp8", "config", json!({"optimizer": "lion"}));
+    let outcome = lowp(&[&losses, &old, &other]);
+    let why = "has optimizer \"lion\", and ";
+    assert!(outcome.stderr.contains(why), "{}", outcome.stderr);
+    assert!(
+        outcome.stderr.contains("fp32 has \"adamw\""),
+        "{}",
+        outcome.stderr
+    );
+    let free = json!({"eval_every": 2, "sharding": "zero1", "recompute": true});
+    stdout(&[&losses, &old, &file("mxfp8", "config", free)]);
+}
+
+/// No column hides a seed that diverged.
+#[test]
+fn seeds_that_diverged_are_in_all_columns() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let path = folder.path().join("runs.json");
+    let run = |recipe: &str, seed: u64, loss: Option<f64>| json!({"recipe": recipe, "seed": seed, "train_loss": [], "val_loss": loss});
+    let runs = [
+        run("fp32", 0, Some(5.0)),
+        run("fp32", 1, Some(5.0)),
+        run("mxfp8", 0, Some(5.5)),
+        run("mxfp8", 1, None),
+    ];
+    std::fs::write(&path, json!({"runs": runs}).to_string()).expect("a file");
+    insta::assert_snapshot!(stdout(&[PathBuf::from("losses"), path]));
 }

@@ -24,18 +24,44 @@ fn a_baseline_keeps_its_states_in_f32() {
     assert_eq!(states, [Value::Null, json!(BF16)]);
     let alone = train(&[&["--recipe", "fp32"], &narrow[..]].concat());
     assert_ne!(alone[0][0], wide[0][0]);
+    // Halves are masters of weights in bf16, which a recipe may not have.
+    let halves = ["--no-baseline", "--optimizer-state", "master=bf16+16"];
+    for (more, state) in [
+        (&[][..], Value::Null),
+        (&["--keep-bf16", "*.out"], json!("master=bf16+16")),
+    ] {
+        assert_eq!(train(&[&halves[..], more].concat())[0][1], state);
+    }
 }
 
-/// Losses are finite, as they are without the z-loss.
+/// Losses are finite, as they are without the z-loss, or they are not: the option is named.
 #[test]
-fn a_run_whose_steps_are_all_skipped_is_a_failure() {
-    let args = ["--no-baseline", "--steps", "2", "--z-loss", "1e38"];
-    let outcome = lowp(&tiny(&args));
-    assert_eq!(outcome.code, Some(1), "{}", outcome.stderr);
-    let text =
-        "mxfp8, seed 0: nothing was trained, since the gradients of all 2 steps were not finite";
-    assert!(outcome.stderr.contains(text), "{}", outcome.stderr);
-    assert!(outcome.stderr.contains("--z-loss"), "{}", outcome.stderr);
+fn a_run_that_trained_nothing_is_a_failure() {
+    for (option, value, why) in [
+        (
+            "--z-loss",
+            "1e38",
+            "nothing was trained, since the gradients of all 2 steps were not finite",
+        ),
+        ("--weight-decay", "9e18", "training diverged"),
+    ] {
+        let args = ["--no-baseline", "--steps", "2", option, value];
+        let outcome = lowp(&tiny(&args));
+        assert_eq!(outcome.code, Some(1), "{}", outcome.stderr);
+        let says = |text: &str| outcome.stderr.contains(text);
+        assert!(says("mxfp8, seed 0: ") && says(why), "{}", outcome.stderr);
+        assert!(says(option), "{}", outcome.stderr);
+    }
+}
+
+#[test]
+fn layers_that_are_wide_anyway_are_named() {
+    let kept = ["--steps", "1", "--keep-bf16", "*.out", "--recipe"];
+    for (recipe, noted) in [("fp32", true), ("mxfp8", false)] {
+        let outcome = lowp(&tiny(&[&kept[..], &[recipe]].concat()));
+        let note = outcome.stderr.contains("--keep-bf16 changes nothing");
+        assert_eq!((outcome.code, note), (Some(0), noted), "{recipe}");
+    }
 }
 
 /// What a file says of another optimizer is left out, with a note.

@@ -1,9 +1,10 @@
 //! Runs that are killed, or have no room to save, leave the latest checkpoint that was whole.
 
+use super::bad_input::rejected;
 use super::{command, path, tiny, train_json};
 use crate::support::exhaustive;
 use crate::support::hidden::hidden;
-use lowp_checkpoint::{Checkpoint, folder_of, latest};
+use lowp_checkpoint::{Checkpoint, folder_of, latest, steps};
 use std::fs;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
@@ -74,6 +75,74 @@ fn killed_runs_leave_a_whole_checkpoint() {
     let document = train_json(&[&ENDLESS[..], &stop].concat());
     assert_eq!(document["runs"][0]["resumed_at"], step);
     assert_eq!(latest_step(&run), step + 2);
+}
+
+/// A run that is asked to end removes the checkpoint that it is writing.
+#[test]
+fn no_unfinished_checkpoint_stays() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let run = folder.path().join("nvfp4-2d-seed0");
+    let unfinished = || {
+        let mut names = if run.exists() {
+            hidden(&run)
+        } else {
+            Vec::new()
+        };
+        names.retain(|name| name.ends_with(".unfinished"));
+        names
+    };
+    for (round, signal) in ["-TERM", "-USR1", "-TERM"].into_iter().enumerate() {
+        let mut child = endless(folder.path(), round > 0);
+        let begun = Instant::now();
+        let saves = || latest_step(&run) > 0 && !unfinished().is_empty();
+        while !saves() {
+            assert!(
+                begun.elapsed() < Duration::from_secs(60),
+                "nothing is saved"
+            );
+        }
+        let sent = Command::new("kill")
+            .args([signal, &child.id().to_string()])
+            .status();
+        assert!(sent.expect("kill runs").success());
+        let ended = child.wait().expect("an end");
+        assert_eq!(ended.code(), None, "{signal} ends it");
+        assert_eq!(unfinished(), [""; 0], "{signal}");
+        let checkpoint = Checkpoint::latest(&run).expect("a checkpoint");
+        checkpoint.verify().expect("it is whole");
+    }
+}
+
+/// While a run logs to a folder no other one does.
+#[test]
+fn a_log_is_of_one_run_at_a_time() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let logs = path(folder.path());
+    let log = ["--log-dir", &logs];
+    let mut first = command()
+        .args(tiny(&[&ENDLESS[..], &log].concat()))
+        .stdout(Stdio::null())
+        .stderr(Stdio::null())
+        .spawn()
+        .expect("lowp starts");
+    let lines = folder.path().join("nvfp4-2d-seed0/metrics.jsonl");
+    let begun = Instant::now();
+    while !lines.exists() {
+        assert!(
+            begun.elapsed() < Duration::from_secs(60),
+            "nothing is logged"
+        );
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    let second = [&ENDLESS[..2], &["--steps", "2"], &ENDLESS[2..], &log].concat();
+    let second = command().args(tiny(&second[2..])).output();
+    first.kill().expect("a run");
+    first.wait().expect("an end");
+    let second = second.expect("lowp starts");
+    let text = String::from_utf8_lossy(&second.stderr);
+    assert_eq!(second.status.code(), Some(2), "{text}");
+    let said = "another run writes to this folder";
+    assert!(text.contains("--log-dir") && text.contains(said), "{text}");
 }
 
 /// A run that begins anew does not save among the checkpoints of another.
@@ -201,6 +270,22 @@ fn a_folder_that_cannot_be_is_an_error_before_training() {
         "{text}"
     );
     assert_eq!(fs::read_dir(&folder).expect("a folder").count(), 1);
+    // A folder where a file is to be; and one that takes no files, which is named, and not a file that was tried.
+    for name in [".lock", "latest"] {
+        let saved = folder.path().join("saved");
+        let there = saved.join("fp32-seed0").join(name);
+        fs::create_dir_all(&there).expect("a folder");
+        let text = rejected(&["--save", &path(&saved)]);
+        assert!(text.contains("is a directory; move it away"), "{text}");
+        fs::remove_dir_all(saved).expect("a folder");
+    }
+    if cfg!(target_os = "linux") {
+        let text = rejected(&["--save", "/proc/self/saved"]);
+        assert!(
+            text.contains("/proc/self: cannot create files in this folder"),
+            "{text}"
+        );
+    }
 }
 
 /// A run that is done and is started again, with states in fewer bits, leaves its checkpoint as it is.
@@ -208,17 +293,19 @@ fn a_folder_that_cannot_be_is_an_error_before_training() {
 fn runs_that_are_done_are_not_saved_again() {
     let folder = tempfile::tempdir().expect("a folder");
     let saved = path(folder.path());
-    let steps = ["--steps", "2", "--recipe", "mxfp8", "--no-baseline"];
-    train_json(&[&steps[..], &["--save", &saved]].concat());
-    let index = folder
-        .path()
-        .join("mxfp8-seed0/step-00000002")
-        .join("index.json");
+    let args = ["--steps", "2", "--recipe", "mxfp8", "--no-baseline"];
+    train_json(&[&args[..], &["--save", &saved, "--save-every", "1"]].concat());
+    let run = folder.path().join("mxfp8-seed0");
+    let index = run.join("step-00000002").join("index.json");
     let before = fs::read(&index).expect("a checkpoint");
     let again = ["--save", &saved, "--resume", "latest"];
     let narrow = ["--optimizer-state", "master=bf16"];
-    train_json(&[&steps[..], &again, &narrow].concat());
+    train_json(&[&args[..], &again, &narrow].concat());
     assert!(before == fs::read(&index).expect("a checkpoint"));
+    // Those that are not kept are removed all the same.
+    assert_eq!(steps(&run).expect("a folder"), [1, 2]);
+    train_json(&[&args[..], &again, &["--keep", "1"]].concat());
+    assert_eq!(steps(&run).expect("a folder"), [2]);
 }
 
 /// A run that goes back to an earlier checkpoint of its folder would mix its own with the later ones.

@@ -203,14 +203,14 @@ fn checkpoints_of_other_runs_are_errors() {
     let dir = tempfile::tempdir().expect("a folder");
     let saved = path(dir.path());
     let steps = ["--steps", "3", "--recipe", "mxfp8"];
-    train_json(&[&steps[..], &["--save", &saved]].concat());
+    train_json(&[&steps[..], &["--save", &saved, "--save-every", "2"]].concat());
     let file = dir
         .path()
         .join("mxfp8-seed0/step-00000003/rank-00001.safetensors");
     let resume = |args: &[&str]| {
         let outcome = lowp(&tiny(&[args, &["--resume", &saved]].concat()));
         assert_eq!(
-            (outcome.code, outcome.stderr.contains(" step ")),
+            (outcome.code, outcome.stderr.contains("  step ")),
             (Some(2), false),
             "{}",
             outcome.stderr
@@ -225,6 +225,10 @@ fn checkpoints_of_other_runs_are_errors() {
         (
             ["--steps", "4", "--recipe", "mxfp8"],
             "--steps 3, and this run has 4",
+        ),
+        (
+            ["--steps", "3", "--precision-tail", "0.7"],
+            "was saved with --precision-tail (in steps) 0, and this run has 2;",
         ),
         (["--steps", "3", "--seed", "1"], "fp32-seed1"),
         (
@@ -243,6 +247,8 @@ fn checkpoints_of_other_runs_are_errors() {
         text.contains("has 100 bytes of") && text.contains("damaged"),
         "{text}"
     );
+    let remedy = "or resume from step 2, the newest whole checkpoint there, with --resume latest";
+    assert!(text.contains(remedy), "{text}");
 }
 
 /// Micro-batches and recomputed blocks gather more, and as much as the plans say; layers that stay in bf16 and a tail in bf16 show in the

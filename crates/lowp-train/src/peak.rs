@@ -13,8 +13,8 @@ const KNOWN: [(&[&str], f64); 9] = [
     (&["L40S"], 362e12),
 ];
 
-/// That of the device `name`, if it is known.
-pub(crate) fn known(name: &str) -> Option<f64> {
+/// That of the device `name`, in operations per second, if it is known.
+pub fn known(name: &str) -> Option<f64> {
     let mut known = KNOWN.into_iter();
     let has = |word: &str| name.split([' ', '-']).any(|part| part == word);
     let fits = |words: &[&str]| words.iter().all(|word| has(word));
