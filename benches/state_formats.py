@@ -70,9 +70,14 @@ FORMATS = {
     "UE4M4 to nearest alone": (same, squares(4, 4, False), same),
     "bf16 masters to nearest": (same, same, bf16),
     "E4M3, UE4M4, bf16 masters": (e4m3(True), squares(4, 4, True), bf16_stochastic),
-    "bf16 masters": (same, same, bf16_stochastic),
-    "E4M3 masters": (same, same, e4m3(True)),
-    "masters of E4M3 and 8 more bits": (same, same, e4m3(True, 11)),
+}
+
+# The same where the weights of linear layers are masters cast to E4M3, in blocks of 32; other parameters stay in f32.
+MASTERS = {
+    "E4M3 of f32 masters": same,
+    "E4M3 of bf16 masters": bf16_stochastic,
+    "E4M3 of masters with 8 more bits": e4m3(True, 11),
+    "E4M3 weights as masters": e4m3(True),
 }
 
 
@@ -106,12 +111,14 @@ class Network(nn.Module):
         return self.head(self.norm(self.blocks(self.tokens(x) + self.places.weight)))
 
 
-def train(formats, seed, data, args):
+def train(name, seed, data, args):
     """The validation loss of a run."""
-    of_exp_avg, of_exp_avg_sq, of_master = formats
+    of_exp_avg, of_exp_avg_sq, of_master = FORMATS.get(name) or (same, same, MASTERS[name])
     torch.manual_seed(seed)
     network = Network(args.dim, args.layers, 4, args.seq)
     params = list(network.parameters())
+    weights = {id(p) for p in network.blocks.parameters() if p.dim() == 2 and name in MASTERS}
+    masters = [p.detach().clone() for p in params]
     ms, vs = [torch.zeros_like(p) for p in params], [torch.zeros_like(p) for p in params]
     cut = len(data) * 9 // 10
 
@@ -131,7 +138,9 @@ def train(formats, seed, data, args):
                 g = g * clip
                 m, v = 0.9 * ms[i] + 0.1 * g, args.beta2 * vs[i] + (1 - args.beta2) * g * g
                 u = m / (1 - 0.9**step) / ((v / (1 - args.beta2**step)).sqrt() + 1e-8)
-                p.copy_(of_master(p - lr * (u + 0.1 * p)))
+                after = masters[i] - lr * (u + 0.1 * masters[i])
+                masters[i] = after if name in MASTERS and id(p) not in weights else of_master(after)
+                p.copy_(e4m3(False)(masters[i]) if id(p) in weights else masters[i])
                 ms[i], vs[i] = of_exp_avg(m), of_exp_avg_sq(v)
     with torch.no_grad():
         held_out = torch.Generator().manual_seed(7)
@@ -147,10 +156,10 @@ def main():
     args = parser.parse_args()
     with open(args.file, "rb") as file:
         data = torch.frombuffer(bytearray(file.read()), dtype=torch.uint8)
-    base = [train(FORMATS["f32"], seed, data, args) for seed in range(args.seeds)]
+    base = [train("f32", seed, data, args) for seed in range(args.seeds)]
     print(f"f32: {sum(base) / len(base):.4f}", flush=True)
-    for name in args.only.split(";") if args.only else [name for name in FORMATS if name != "f32"]:
-        gaps = [100 * (train(FORMATS[name], seed, data, args) / loss - 1) for seed, loss in enumerate(base)]
+    for name in args.only.split(";") if args.only else [name for name in [*FORMATS, *MASTERS] if name != "f32"]:
+        gaps = [100 * (train(name, seed, data, args) / loss - 1) for seed, loss in enumerate(base)]
         print(f"{name}: {sum(gaps) / len(gaps):+.2f}%", " / ".join(f"{gap:+.2f}" for gap in gaps), flush=True)
 
 

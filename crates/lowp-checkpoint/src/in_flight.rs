@@ -1,4 +1,4 @@
-//! The checkpoints that this process is writing or removing: a program that a signal ends removes them before.
+//! The checkpoints that this process is writing or removing. A program can remove them before a signal ends it.
 
 use std::collections::BTreeSet;
 use std::fs;

@@ -184,8 +184,9 @@ impl Saver {
         });
         if let Err(error) = self.agree_on("beginning a checkpoint", Some(step), spawned) {
             // A rank could start no thread. This one waits for its own, as in `drop`.
-            if writing.is_none_or(|writing| writing.wait(self.stalled)) {
-                self.give_up(&folder);
+            match writing {
+                Some(writing) => self.end(writing),
+                None => self.give_up(&folder),
             }
             return Err(error);
         }
@@ -245,7 +246,6 @@ impl Saver {
             return Ok(None);
         };
         let [open, bytes] = writing.state();
-        in_flight::leave(&writing.folder);
         let why = match open {
             0.0 => String::new(),
             _ => format!(
@@ -263,6 +263,7 @@ impl Saver {
         let step = writing.step;
         match all.iter().position(|why| !why.is_empty()) {
             Some(rank) => {
+                in_flight::leave(&writing.folder);
                 let (why, rank) = (text(&all[rank]), self.control.members()[rank]);
                 Err(CheckpointError::NotSaved { step, rank, why })
             }
@@ -289,7 +290,8 @@ impl Saver {
         let written = file
             .join()
             .unwrap_or_else(|_| Err(CheckpointError::damaged(&folder, "its writer panicked")));
-        let written = match self.tell_written(written, &folder)? {
+        let told = self.tell_written(written, &folder);
+        let written = match told.inspect_err(|_| self.give_up(&folder))? {
             Ok(written) => written,
             Err((rank, why)) => {
                 let rank = self.control.members()[rank];
@@ -301,11 +303,16 @@ impl Saver {
             Some(written) => self.publish(&folder, (id, step), written, about),
             None => Ok(()),
         };
-        let failed = published.err().map(|error| error.to_string());
-        let failed = self.control.broadcast(
-            "the index of the checkpoint",
-            failed.unwrap_or_default().into_bytes(),
-        )?;
+        let is_published = published.is_ok();
+        let failed = published.map_or_else(|error| error.to_string(), |()| String::new());
+        let told = self
+            .control
+            .broadcast("the index of the checkpoint", failed.into_bytes());
+        let failed = told.inspect_err(|_| {
+            if !is_published {
+                self.give_up(&folder);
+            }
+        })?;
         if !failed.is_empty() {
             // Once all have heard why: to remove much may take long.
             self.give_up(&folder);
@@ -433,6 +440,16 @@ impl Saver {
         }
     }
 
+    /// Waits for the file of a checkpoint that comes to nothing, and removes the checkpoint; one whose file system does not answer is left to
+    /// the next run.
+    fn end(&self, writing: Writing) {
+        let folder = writing.folder.clone();
+        match writing.wait(self.stalled) {
+            true => self.give_up(&folder),
+            false => in_flight::leave(&folder),
+        }
+    }
+
     /// Removes what was written into `unfinished`: a disk that is full has its room again. What stays is removed by the next run.
     fn give_up(&self, unfinished: &Path) {
         if self.control.rank() == 0 {
@@ -483,10 +500,7 @@ impl Drop for Saver {
     /// A file that is being written is not left to a thread that the process may outlive or not. Its checkpoint is given up.
     fn drop(&mut self) {
         if let Some(writing) = self.writing.take() {
-            let folder = writing.folder.clone();
-            if writing.wait(self.stalled) {
-                self.give_up(&folder);
-            }
+            self.end(writing);
         }
         self.wait_for_removals();
         if let Some(step) = self.due

@@ -12,9 +12,10 @@ use signal_hook::flag;
 use signal_hook::iterator::Signals;
 use signal_hook::low_level::{emulate_default_handler, exit};
 use std::io;
-use std::sync::atomic::AtomicBool;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError, mpsc};
 use std::thread;
+use std::time::Duration;
 
 /// Signals that end a process that does nothing about them, and that it can survive for a moment. Job schedulers send
 /// SIGUSR1 or SIGUSR2 before a job's time is over, watchdogs SIGABRT.
@@ -22,6 +23,9 @@ const ENDING: [i32; 11] = [
     SIGABRT, SIGALRM, SIGHUP, SIGINT, SIGPROF, SIGQUIT, SIGTERM, SIGUSR1, SIGUSR2, SIGVTALRM,
     SIGXCPU,
 ];
+
+/// How long a process that a signal ends removes checkpoints. Job schedulers kill it half a minute after the signal.
+const PATIENCE: Duration = Duration::from_secs(10);
 
 /// Makes a write beyond the largest file that is allowed (`ulimit -f`) an error of that write, like a full disk, in the whole process. A
 /// signal would end it without a word, in whatever it does.
@@ -40,12 +44,20 @@ pub(crate) fn listen() -> io::Result<()> {
         return Ok(());
     }
     let [ignored, blocked] = ignored_and_blocked();
-    let mut signals = Signals::new(ENDING.iter().filter(|&&signal| !is_in(ignored, signal)))?;
+    let signals = ENDING.into_iter().filter(|&signal| !is_in(ignored, signal));
+    // A second one ends the process at once.
+    let ending = Arc::new(AtomicBool::new(false));
+    for signal in signals.clone() {
+        flag::register_conditional_default(signal, Arc::clone(&ending))?;
+    }
+    let mut signals = Signals::new(signals)?;
     thread::Builder::new()
         .name("signals".to_owned())
         .spawn(move || {
             if let Some(signal) = signals.forever().next() {
-                let _none_anew = (remove_temporaries(), remove_unfinished());
+                ending.store(true, Ordering::Relaxed);
+                let _no_others = remove_temporaries();
+                remove_checkpoints();
                 #[cfg(target_os = "linux")]
                 if lost_pages::happened() {
                     exit(lost_pages::EXIT);
@@ -61,6 +73,22 @@ pub(crate) fn listen() -> io::Result<()> {
     lost_pages::wake_by(_heard.unwrap_or(0));
     *listening = true;
     Ok(())
+}
+
+/// Removes unfinished checkpoints for as long as [`PATIENCE`]: their file system may not answer. No others are begun until the process ends.
+fn remove_checkpoints() {
+    let (removing, removed) = mpsc::channel::<()>();
+    let started = thread::Builder::new().spawn(move || {
+        let _no_others = remove_unfinished();
+        drop(removing);
+        loop {
+            thread::park();
+        }
+    });
+    // Where no thread can be started, the next run removes them.
+    if started.is_ok() {
+        let _ = removed.recv_timeout(PATIENCE);
+    }
 }
 
 /// The signals that this process ignores, and those that this thread, and those it starts, do not get, one bit each, as Linux tells them.

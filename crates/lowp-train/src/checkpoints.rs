@@ -285,13 +285,14 @@ impl Resumed {
             }),
         };
         let earlier = || Checkpoint::newest_whole(&folder, before).ok();
-        let (checkpoint, damaged) = found.map_err(|why| match earlier() {
-            Some((earlier, _)) if why.is_damage() => TrainError::LatestDamaged {
-                why: Box::new(why),
-                step: earlier.step(),
-            },
-            _ => unreadable(why),
-        })?;
+        let (checkpoint, damaged) =
+            found.map_err(|why| match why.is_damage().then(earlier).flatten() {
+                Some((earlier, _)) => TrainError::LatestDamaged {
+                    why: Box::new(why),
+                    step: earlier.step(),
+                },
+                None => unreadable(why),
+            })?;
         let about = checkpoint.about();
         let now = about_run(config, run, digest, [Value::Null, Value::Null])?;
         let same_recipe = same_recipe(about, run);
