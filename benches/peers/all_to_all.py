@@ -2,7 +2,7 @@
 
     torchrun --nproc-per-node 2 benches/peers/all_to_all.py
 
-A bucket has one piece for each rank, and nothing is added up: a bound for `lowp bench --ranks 2 --filter gradients`.
+A bucket has one piece for each rank, and nothing is added up, so the rates are upper bounds for `lowp bench --ranks 2 --filter gradients`.
 """
 
 import os
