@@ -16,7 +16,7 @@ pub enum CheckpointError {
     #[error(transparent)]
     Comm(#[from] CommError),
     /// A file or folder cannot be read or written.
-    #[error("{}: cannot {what}: {why}{}", .path.display(), remedy(.why))]
+    #[error("{}: cannot {what}: {why}{}", .path.display(), remedy(.what, .why))]
     Io {
         /// The file or folder.
         path: PathBuf,
@@ -27,7 +27,7 @@ pub enum CheckpointError {
     },
     /// A file for which there is no room, or that cannot be written for another reason.
     #[error(
-        "{}: cannot write the file: {why}; {there} of its {bytes} bytes were written{}", .path.display(), remedy(.why)
+        "{}: cannot write the file: {why}; {there} of its {bytes} bytes were written{}", .path.display(), remedy("write", .why)
     )]
     Write {
         /// The file.
@@ -187,7 +187,11 @@ impl CheckpointError {
     }
 }
 
-fn remedy(why: &io::Error) -> &'static str {
+/// What to do where something cannot be written.
+fn remedy(what: &str, why: &io::Error) -> &'static str {
+    if ["find", "list", "look for", "open", "read"].contains(&what) {
+        return "";
+    }
     match why.kind() {
         ErrorKind::FileTooLarge => {
             "; allow larger files (ulimit -f), or save to another file system"

@@ -17,8 +17,8 @@ use std::path::PathBuf;
 /// Compare the losses of runs that `lowp train --json` recorded
 ///
 /// Runs of one recipe are averaged over their seeds; if some seeds also have a baseline run, only over these. A gap is how far the
-/// validation loss is above that of the baseline with the same seed. A seed that diverged makes all columns of its recipe NaN, and is
-/// named below the table.
+/// validation loss is above that of the baseline with the same seed. A seed that diverged is named below the
+/// table, and makes the loss and the gaps of its recipe NaN.
 #[derive(Clone, Debug, clap::Args)]
 #[command(after_help = "Examples:
   lowp losses run.json
@@ -187,7 +187,7 @@ fn differs(key: &str, [(other, found), (first, known)]: [(&str, &str); 2]) -> Us
     ))
 }
 
-/// The table, and below it which seeds diverged. These are in all columns.
+/// The table, and below it which seeds diverged.
 fn table(recipes: &[(String, Seeds)], baseline: &Seeds) -> String {
     let mut table = Columns::new(
         &["recipe", "seeds", "val loss", "gap", "least", "most"],
@@ -216,14 +216,14 @@ fn table(recipes: &[(String, Seeds)], baseline: &Seeds) -> String {
             percent(range(&gaps).map(|[least, _]| least)),
             percent(range(&gaps).map(|[_, most]| most)),
         ]);
-        let diverged = counted
-            .into_iter()
-            .filter(|(_, run)| !loss(run).is_finite());
+        let diverged = seeds.iter().filter(|(_, run)| !loss(run).is_finite());
         notes.extend(diverged.map(|(seed, _)| {
             let name = output::shown(name);
-            format!(
-                "{name} seed {seed}: training diverged, so that means and gaps with it are NaN\n"
-            )
+            let counts = match shared(seed) {
+                true => "so that means and gaps with it are NaN",
+                false => "and the baseline has no run of this seed, so it is not counted",
+            };
+            format!("{name} seed {seed}: training diverged, {counts}\n")
         }));
     }
     table.render() + &notes

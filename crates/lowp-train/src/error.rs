@@ -333,7 +333,7 @@ pub enum TrainError {
     Resume(Box<CheckpointError>),
     /// The latest checkpoint is damaged or missing, and an earlier one is whole.
     #[error(
-        "{why}; or resume from step {step}, the newest whole checkpoint there, with `newest_whole`"
+        "{why}; or resume from step {step}, the newest whole checkpoint there: with `newest_whole` and the `save` that the run had"
     )]
     LatestDamaged {
         /// What is wrong.

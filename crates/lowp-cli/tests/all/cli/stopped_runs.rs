@@ -18,20 +18,36 @@ const ENDLESS: [&str; 5] = [
     "--no-baseline",
 ];
 
+/// A run without end, which ends with the test.
+struct Endless(Child);
+
+impl Endless {
+    fn start(args: &[&str]) -> Self {
+        let mut command = command();
+        command
+            .args(tiny(&[&ENDLESS[..], args].concat()))
+            .stdout(Stdio::null())
+            .stderr(Stdio::null());
+        Self(command.spawn().expect("lowp starts"))
+    }
+}
+
+impl Drop for Endless {
+    fn drop(&mut self) {
+        // It may have ended.
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
 /// A run without end that saves to `folder` after every step.
-fn endless(folder: &Path, resume: bool) -> Child {
+fn endless(folder: &Path, resume: bool) -> Endless {
     let folder = path(folder);
-    let mut args = ENDLESS.to_vec();
-    args.extend(["--save", &folder, "--save-every", "1", "--keep", "2"]);
+    let mut args = vec!["--save", &folder, "--save-every", "1", "--keep", "2"];
     if resume {
         args.extend(["--resume", &folder]);
     }
-    let mut command = command();
-    command
-        .args(tiny(&args))
-        .stdout(Stdio::null())
-        .stderr(Stdio::null());
-    command.spawn().expect("lowp starts")
+    Endless::start(&args)
 }
 
 /// The step of the latest checkpoint of `run`, or 0.
@@ -60,8 +76,8 @@ fn killed_runs_leave_a_whole_checkpoint() {
         }
         // Microseconds that have nothing to do with the length of a step.
         std::thread::sleep(Duration::from_micros(1 + (kill * 7919) % 40_000));
-        child.kill().expect("a run");
-        child.wait().expect("an end");
+        child.0.kill().expect("a run");
+        child.0.wait().expect("an end");
         let checkpoint = Checkpoint::latest(&run).and_then(|checkpoint| {
             checkpoint.verify()?;
             Ok(checkpoint)
@@ -102,10 +118,10 @@ fn no_unfinished_checkpoint_stays() {
             );
         }
         let sent = Command::new("kill")
-            .args([signal, &child.id().to_string()])
+            .args([signal, &child.0.id().to_string()])
             .status();
         assert!(sent.expect("kill runs").success());
-        let ended = child.wait().expect("an end");
+        let ended = child.0.wait().expect("an end");
         assert_eq!(ended.code(), None, "{signal} ends it");
         assert_eq!(unfinished(), [""; 0], "{signal}");
         let checkpoint = Checkpoint::latest(&run).expect("a checkpoint");
@@ -119,12 +135,7 @@ fn a_log_is_of_one_run_at_a_time() {
     let folder = tempfile::tempdir().expect("a folder");
     let logs = path(folder.path());
     let log = ["--log-dir", &logs];
-    let mut first = command()
-        .args(tiny(&[&ENDLESS[..], &log].concat()))
-        .stdout(Stdio::null())
-        .stderr(Stdio::null())
-        .spawn()
-        .expect("lowp starts");
+    let first = Endless::start(&log);
     let lines = folder.path().join("nvfp4-2d-seed0/metrics.jsonl");
     let begun = Instant::now();
     while !lines.exists() {
@@ -134,10 +145,9 @@ fn a_log_is_of_one_run_at_a_time() {
         );
         std::thread::sleep(Duration::from_millis(1));
     }
-    let second = [&ENDLESS[..2], &["--steps", "2"], &ENDLESS[2..], &log].concat();
-    let second = command().args(tiny(&second[2..])).output();
-    first.kill().expect("a run");
-    first.wait().expect("an end");
+    let second = [&["--steps", "2"], &ENDLESS[2..], &log].concat();
+    let second = command().args(tiny(&second)).output();
+    drop(first);
     let second = second.expect("lowp starts");
     let text = String::from_utf8_lossy(&second.stderr);
     assert_eq!(second.status.code(), Some(2), "{text}");

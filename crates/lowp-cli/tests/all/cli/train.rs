@@ -247,7 +247,7 @@ fn checkpoints_of_other_runs_are_errors() {
         text.contains("has 100 bytes of") && text.contains("damaged"),
         "{text}"
     );
-    let remedy = "or resume from step 2, the newest whole checkpoint there, with --resume latest";
+    let remedy = "or resume from step 2, the newest whole checkpoint there: with --resume latest and the --save that the run had";
     assert!(text.contains(remedy), "{text}");
 }
 
