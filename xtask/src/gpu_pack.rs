@@ -110,6 +110,7 @@ const PEERS: &[(&str, &str)] = &[
     ("peers/bars.py", "peers/bars.py"),
     ("peers/pairs.py", "peers/pairs.py"),
     ("peers/peers.py", "peers/peers.py"),
+    ("peers/all_to_all.py", "peers/all_to_all.py"),
     ("peers/fsdp2_gather.py", "peers/fsdp2_gather.py"),
     ("peers/fsdp2_host.py", "peers/fsdp2_host.py"),
     ("peers/torch_gpt.py", "peers/torch_gpt.py"),
