@@ -16,7 +16,7 @@ pub enum CheckpointError {
     #[error(transparent)]
     Comm(#[from] CommError),
     /// A file or folder cannot be read or written.
-    #[error("{}: cannot {what}: {why}{}", .path.display(), remedy(.what, .why))]
+    #[error("{}: cannot {what}: {why}{}", .path.display(), remedy(.why))]
     Io {
         /// The file or folder.
         path: PathBuf,
@@ -27,7 +27,7 @@ pub enum CheckpointError {
     },
     /// A file for which there is no room, or that cannot be written for another reason.
     #[error(
-        "{}: cannot write the file: {why}; {there} of its {bytes} bytes were written{}", .path.display(), remedy("write", .why)
+        "{}: cannot write the file: {why}; {there} of its {bytes} bytes were written{}", .path.display(), remedy(.why)
     )]
     Write {
         /// The file.
@@ -187,11 +187,7 @@ impl CheckpointError {
     }
 }
 
-/// What to do where something cannot be written.
-fn remedy(what: &str, why: &io::Error) -> &'static str {
-    if ["find", "list", "look for", "open", "read"].contains(&what) {
-        return "";
-    }
+fn remedy(why: &io::Error) -> &'static str {
     match why.kind() {
         ErrorKind::FileTooLarge => {
             "; allow larger files (ulimit -f), or save to another file system"
@@ -202,7 +198,6 @@ fn remedy(what: &str, why: &io::Error) -> &'static str {
         }
         ErrorKind::PermissionDenied => "; change its permissions, or give another folder",
         ErrorKind::ReadOnlyFilesystem => "; give a folder of another file system",
-        ErrorKind::IsADirectory => "; move it away",
         _ => "",
     }
 }

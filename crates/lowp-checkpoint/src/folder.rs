@@ -181,7 +181,7 @@ pub fn check_writable(folder: &Path) -> Result<(), CheckpointError> {
     }
     for file in [LOCK, LATEST].map(|name| folder.join(name)) {
         if file.is_dir() {
-            let why = Error::from(ErrorKind::IsADirectory);
+            let why = Error::other("a folder has its name; move it away");
             return Err(CheckpointError::io(&file, "write")(why));
         }
     }
@@ -377,7 +377,10 @@ pub(crate) fn thin_out(
         let (from, hidden) = (place(old), unfinished(folder, old, REMOVED));
         // What is left of one that was stopped here before.
         let named = remove(&hidden).is_ok() && in_flight::rename(&from, &hidden).is_ok();
-        in_flight::remove(if named { &hidden } else { &from });
+        match named {
+            true => in_flight::remove(&hidden),
+            false => drop(remove(&from)),
+        }
     }
 }
 

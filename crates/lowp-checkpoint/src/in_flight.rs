@@ -44,7 +44,7 @@ pub(crate) fn rename(from: &Path, to: &Path) -> io::Result<()> {
 
 /// Removes `folder`. What cannot be removed is left to the next run.
 pub(crate) fn remove(folder: &Path) {
-    remove_filled(folder);
+    remove_folder(folder);
     leave(folder);
 }
 
@@ -52,12 +52,16 @@ pub(crate) fn remove(folder: &Path) {
 /// dropped. For a program that a signal is about to end.
 pub fn remove_unfinished() -> impl Sized {
     let all = all();
-    all.iter().for_each(|folder| remove_filled(folder));
+    all.iter().for_each(|folder| remove_folder(folder));
     all
 }
 
-fn remove_filled(folder: &Path) {
-    let is_filled = |error: &io::Error| error.kind() == ErrorKind::DirectoryNotEmpty;
-    // A rank may create its file meanwhile.
-    let _ = (0..100).find(|_| !fs::remove_dir_all(folder).is_err_and(|error| is_filled(&error)));
+/// A rank may create its file meanwhile: then the folder is not empty, and is removed again.
+fn remove_folder(folder: &Path) {
+    for _ in 0..100 {
+        match fs::remove_dir_all(folder) {
+            Err(error) if error.kind() == ErrorKind::DirectoryNotEmpty => {}
+            _ => return,
+        }
+    }
 }

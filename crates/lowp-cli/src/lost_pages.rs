@@ -1,7 +1,7 @@
 //! Pages of an input that another process takes away, by making the file shorter while it is mapped: the system answers the read with
 //! SIGBUS, and no error can be returned.
 //!
-//! One line is written, the temporaries are removed, and the exit code is that of an input that cannot be read. Reasons:
+//! One line is written, temporaries and unfinished checkpoints are removed, and the exit code is that of an input that cannot be read. Reasons:
 //! docs/decisions/0007-temporaries.md.
 //!
 //! Elsewhere the process dies of the signal.

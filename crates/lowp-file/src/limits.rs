@@ -28,7 +28,7 @@ pub(crate) fn no_room(error: io::Error, file: &File) -> io::Error {
     remedied(error, &format!(", with {bytes} bytes of it there"))
 }
 
-/// `error` of a write, with the remedy where there is no room for more.
+/// `error` of a write, whose text says how to make room where there is none.
 pub fn with_remedy(error: io::Error) -> io::Error {
     remedied(error, "")
 }
