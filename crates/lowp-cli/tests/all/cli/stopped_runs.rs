@@ -286,7 +286,10 @@ fn a_folder_that_cannot_be_is_an_error_before_training() {
         let there = saved.join("fp32-seed0").join(name);
         fs::create_dir_all(&there).expect("a folder");
         let text = rejected(&["--save", &path(&saved)]);
-        assert!(text.contains("a folder has its name; move it away"), "{text}");
+        assert!(
+            text.contains("a folder has its name; move it away"),
+            "{text}"
+        );
         fs::remove_dir_all(saved).expect("a folder");
     }
     if cfg!(target_os = "linux") {
