@@ -47,6 +47,8 @@ enum Update {
     AdamW,
     /// AdamW with moments in fp8 and masters in bf16.
     Narrow,
+    /// AdamW with 16 bits beside parameters in bf16; the other masters are f32.
+    Remainders,
     #[cfg_attr(
         not(feature = "cuda"),
         expect(
@@ -60,7 +62,7 @@ enum Update {
 impl Update {
     fn rule(self) -> Rule {
         match self {
-            Self::AdamW | Self::Narrow => Rule::AdamW,
+            Self::AdamW | Self::Narrow | Self::Remainders => Rule::AdamW,
             Self::Muon => Rule::Muon,
         }
     }
@@ -72,6 +74,10 @@ impl Update {
                 master: MasterDtype::Bf16,
                 exp_avg: StateDtype::Fp8,
                 exp_avg_sq: StateDtype::Fp8,
+                ..StateDtypes::default()
+            },
+            Self::Remainders => StateDtypes {
+                master: MasterDtype::Bf16Plus16,
                 ..StateDtypes::default()
             },
         }
@@ -367,18 +373,18 @@ fn check(engine: &str, place: Place, ranks: &[Seen], alone: &Seen) {
 
 #[test]
 fn threads_have_the_bytes_of_one_rank() {
-    let adamw = alone(&Cpu, Update::AdamW);
-    let narrow = alone(&Cpu, Update::Narrow);
     let worlds = [4, 2];
-    for &world in &worlds[..if exhaustive() { 2 } else { 1 }] {
-        let places = Place::some(world).into_iter();
-        for place in places.chain(Place::updated(world, Update::Narrow)) {
-            let alone = match place.update {
-                Update::Narrow => &narrow,
-                _ => &adamw,
+    for update in [Update::AdamW, Update::Narrow, Update::Remainders] {
+        let alone = alone(&Cpu, update);
+        for &world in &worlds[..if exhaustive() { 2 } else { 1 }] {
+            let places = match update {
+                Update::AdamW => Place::some(world),
+                _ => Place::updated(world, update),
             };
-            let ranks = run_ranks(&Cpu, world, LIMIT, |_, comm| run(&Cpu, &comm, place));
-            check("threads", place, &ranks.expect("a world"), alone);
+            for place in places {
+                let ranks = run_ranks(&Cpu, world, LIMIT, |_, comm| run(&Cpu, &comm, place));
+                check("threads", place, &ranks.expect("a world"), &alone);
+            }
         }
     }
 }
@@ -413,7 +419,13 @@ fn cuda_nccl_ranks_have_the_bytes_of_one_cpu_rank() {
     // A place of one rank is in a world of its own.
     let mut worlds = vec![1, count];
     worlds.dedup();
-    for update in [Update::AdamW, Update::Narrow, Update::Muon] {
+    let updates = [
+        Update::AdamW,
+        Update::Narrow,
+        Update::Remainders,
+        Update::Muon,
+    ];
+    for update in updates {
         let alone = match update {
             Update::Muon if count == 0 => return,
             Update::Muon => alone(&Cuda::new(0).expect("a GPU"), update),
