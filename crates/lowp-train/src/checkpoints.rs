@@ -118,14 +118,12 @@ impl Checkpoints {
         regular || done == last
     }
 
-    /// The step by which a run of `steps` steps has a checkpoint, if it saves: the second one is written when the first is published.
+    /// The step by which a run of `steps` steps has a checkpoint, if there is one: the second one is written when the first is published, and
+    /// the last one is written after the line of its step.
     pub(crate) fn saved_by(&self, steps: usize) -> Option<usize> {
         self.save.as_ref()?;
-        let last = self.last_step(steps);
-        Some(
-            self.save_every
-                .map_or(last, |every| last.min(2 * every + 1)),
-        )
+        let saved_by = 2 * self.save_every? + 1;
+        (saved_by <= self.last_step(steps)).then_some(saved_by)
     }
 
     /// The folder that `run` resumes from; `None` if it starts at step 0.

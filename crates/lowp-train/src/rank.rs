@@ -5,10 +5,12 @@ mod steps;
 mod train_loop;
 
 use std::ops::Range;
+use std::panic::resume_unwind;
 use std::sync::Arc;
+use std::thread;
 use std::time::Duration;
 
-use lowp_checkpoint::Saver;
+use lowp_checkpoint::{Checkpoint, CheckpointError, Saver};
 use lowp_comm::{Communicator, Control, MeshComm, or_abort};
 use lowp_format::spelling::Variant;
 use lowp_fsdp::{LinearSpec, ModelOptions, Multiplies, ShardedModel, VarSpec};
@@ -189,7 +191,7 @@ where
                 return Ok(Some(found));
             }
             let checkpoint = found.checkpoint();
-            let damage = match checkpoint.verify_part(self.comm.rank(), self.comm.world_size()) {
+            let damage = match self.verify_part(checkpoint)? {
                 Ok(()) => String::new(),
                 Err(damage) if damage.is_damage() => damage.to_string(),
                 Err(error) => return Err(error.into()),
@@ -205,6 +207,25 @@ where
             }
             before = checkpoint.step();
         }
+    }
+
+    /// Verifies this rank's part of the files of `checkpoint`. Ranks meet while they read: parts differ, and one that takes long is not taken
+    /// for a rank that is gone. Collective.
+    fn verify_part(
+        &self,
+        checkpoint: &Checkpoint,
+    ) -> Result<Result<(), CheckpointError>, TrainError> {
+        const LONGEST_PAUSE: Duration = Duration::from_secs(1);
+        let [rank, world] = [self.comm.rank(), self.comm.world_size()];
+        thread::scope(|scope| {
+            let reads = scope.spawn(move || checkpoint.verify_part(rank, world));
+            let mut pause = Duration::from_millis(1);
+            while self.sum(f64::from(!reads.is_finished()))? > 0.0 {
+                thread::sleep(pause);
+                pause = (2 * pause).min(LONGEST_PAUSE);
+            }
+            Ok(reads.join().unwrap_or_else(|panic| resume_unwind(panic)))
+        })
     }
 
     /// Rank 0 looks for the newest checkpoint before step `before`; all ranks open it. Collective.

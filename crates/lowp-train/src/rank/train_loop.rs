@@ -1,9 +1,11 @@
 //! The steps of one rank from the first to the last, and what comes between them: evaluations, checkpoints, counts of codes
 //! and the tail.
 
+use std::sync::Arc;
 use std::time::Instant;
 
 use lowp_checkpoint::{Block, Dtype, Piece};
+use lowp_comm::or_abort;
 use lowp_fsdp::{ModelError, Multiplies, VarPlace};
 
 use super::TrainLoop;
@@ -30,20 +32,41 @@ where
 {
     /// Trains, and saves what is to be saved. Collective.
     pub(super) fn train(mut self) -> Result<Outcome, TrainError> {
+        // The others hear of a failure before the saver is dropped, which waits for a file.
+        let comm = Arc::clone(&self.rank.comm);
+        let or_abort = |done: Result<(), TrainError>| or_abort(&*comm, done);
         for step in self.steps.clone() {
-            self = self.prepare(step)?;
-            self.step(step)?;
-            self.after_step(step + 1)?;
+            or_abort(self.prepare(step))?;
+            if self.switches_at(step) {
+                self = self.switch()?;
+            }
+            or_abort(self.step(step))?;
+            or_abort(self.after_step(step + 1))?;
         }
-        self.finish()
+        or_abort(self.finish())?;
+        Ok(self.outcome)
     }
 
-    /// Begins to measure after the warm-up, and changes to the recipe of the tail.
-    fn prepare(mut self, step: usize) -> Result<Self, TrainError> {
+    /// Whether step `step` is the first of the tail.
+    fn switches_at(&self, step: usize) -> bool {
         let config = self.rank.training.config;
+        config.tail_steps > 0 && step == config.steps - config.tail_steps
+    }
+
+    /// Changes to the recipe of the tail.
+    fn switch(mut self) -> Result<Self, TrainError> {
+        let rank = &self.rank;
+        let of = (rank.backend, rank.training.config);
+        or_abort(&*rank.comm, self.outcome.add(&self.trained, of))?;
+        let switched = rank.switch(self.trained, &self.specs);
+        let trained = or_abort(&*rank.comm, switched)?;
+        Ok(Self { trained, ..self })
+    }
+
+    /// Begins to measure after the warm-up.
+    fn prepare(&mut self, step: usize) -> Result<(), TrainError> {
         let warmed_up = step == self.steps.start + WARM_UP && self.steps.len() >= 3 * WARM_UP;
-        let switches = config.tail_steps > 0 && step == config.steps - config.tail_steps;
-        if warmed_up || switches || self.is_last(step) {
+        if warmed_up || self.switches_at(step) || self.is_last(step) {
             self.read()?;
         }
         if warmed_up {
@@ -51,13 +74,7 @@ where
             self.rate = Rate::new(step);
             self.outcome.data = 0.0;
         }
-        if switches {
-            let of = (self.rank.backend, config);
-            self.outcome.add(&self.trained, of)?;
-            let trained = self.rank.switch(self.trained, &self.specs)?;
-            self = Self { trained, ..self };
-        }
-        Ok(self)
+        Ok(())
     }
 
     fn is_last(&self, step: usize) -> bool {
@@ -123,8 +140,8 @@ where
         Ok(())
     }
 
-    /// What training left, once all is saved.
-    fn finish(mut self) -> Result<Outcome, TrainError> {
+    /// Saves, and then looks at what training left.
+    fn finish(&mut self) -> Result<(), TrainError> {
         let Training {
             run,
             config,
@@ -144,6 +161,10 @@ where
             _ => {}
         }
         self.measure();
+        // What fails from here on loses nothing.
+        if let Some(saver) = &mut self.saver {
+            saver.finish()?;
+        }
         self.outcome
             .add(&self.trained, (self.rank.backend, config))?;
         self.audit()?;
@@ -164,10 +185,7 @@ where
         };
         let counts = self.trained.sharded.optimizer().counts();
         self.outcome.skipped = counts.map_err(ModelError::from)?.skipped;
-        if let Some(saver) = &mut self.saver {
-            saver.finish()?;
-        }
-        Ok(self.outcome)
+        Ok(())
     }
 
     /// Sets the seconds of the run, as if all steps had taken as long as those after the first ones.

@@ -3,7 +3,7 @@
 
 use std::io::{self, ErrorKind, Read, Write};
 use std::net::{Shutdown, TcpStream};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, MutexGuard, PoisonError, TryLockError};
 use std::time::{Duration, Instant};
 
 use super::frame::{Answer, LENGTH, LONG, Request, frame, length, open};
@@ -141,6 +141,11 @@ impl Connection {
     pub(super) fn failure(&self) -> Option<CommError> {
         if let Some(cause) = &*lock(&self.failure) {
             return Some(cause.clone());
+        }
+        // A call hears of it, and what comes may be its answer.
+        let turn = self.turn.try_lock();
+        if matches!(turn, Err(TryLockError::WouldBlock)) {
+            return None;
         }
         // Whoever reads now hears of it.
         let mut incoming = self.incoming.try_lock().ok()?;
