@@ -24,12 +24,20 @@ const BUS_ADRERR: c_int = 2;
 /// Seconds that tidying may take.
 const PATIENCE: u32 = 60;
 
+/// No signal: nobody is to be woken.
+const AWAKE: c_int = -1;
+
 static HAPPENED: AtomicBool = AtomicBool::new(false);
 static WAKE: AtomicI32 = AtomicI32::new(0);
 
 /// Says that `signal` wakes a thread of this process that tidies, asks [`happened`] and ends the process.
 pub(crate) fn wake_by(signal: c_int) {
     WAKE.store(signal, Ordering::Release);
+}
+
+/// Says that this thread tidies already.
+pub(crate) fn is_awake() {
+    WAKE.store(AWAKE, Ordering::Release);
 }
 
 /// Whether a page was not there.
@@ -66,8 +74,9 @@ extern "C" fn answer(signal: c_int, info: *mut siginfo_t, _: *mut c_void) {
             libc::write(libc::STDERR_FILENO, LINE.as_ptr().cast(), LINE.len());
             match WAKE.load(Ordering::Acquire) {
                 0 => libc::_exit(EXIT),
-                wake => libc::kill(libc::getpid(), wake),
-            };
+                AWAKE => {}
+                wake => drop(libc::kill(libc::getpid(), wake)),
+            }
         }
         for _ in 0..PATIENCE {
             libc::sleep(1);

@@ -55,6 +55,8 @@ pub(crate) fn listen() -> io::Result<()> {
         .name("signals".to_owned())
         .spawn(move || {
             if let Some(signal) = signals.forever().next() {
+                #[cfg(target_os = "linux")]
+                lost_pages::is_awake();
                 ending.store(true, Ordering::Relaxed);
                 let _no_others = remove_temporaries();
                 remove_checkpoints();

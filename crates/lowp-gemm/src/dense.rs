@@ -107,15 +107,16 @@ impl<'a> MatMut<'a> {
 }
 
 fn assert_window(len: usize, offset: usize, rows: usize, cols: usize, row_stride: usize) {
-    if rows == 0 || cols == 0 {
-        return;
-    }
-    let end = (rows - 1)
-        .checked_mul(row_stride)
-        .and_then(|x| x.checked_add(offset))
-        .and_then(|x| x.checked_add(cols));
+    // Of a window without values, too: a product may begin at its offset.
+    let end = match [rows, cols] {
+        [0, _] | [_, 0] => Some(offset),
+        [rows, cols] => (rows - 1)
+            .checked_mul(row_stride)
+            .and_then(|x| x.checked_add(offset))
+            .and_then(|x| x.checked_add(cols)),
+    };
     assert!(
-        end.is_some_and(|end| end <= len),
+        isize::try_from(row_stride).is_ok() && end.is_some_and(|end| end <= len),
         "a {rows}x{cols} window at {offset} with row stride {row_stride} needs more than the {len} values there are"
     );
 }
@@ -144,8 +145,7 @@ pub fn matmul(
         Parallelism::None
     };
     // SAFETY: all three views were checked to lie inside their slices when they were made; `dst` is borrowed
-    // mutably, so it overlaps neither operand, and its rows do not overlap each other; strides are below isize::MAX
-    // because they index into live slices.
+    // mutably, so it overlaps neither operand, and its rows do not overlap each other; strides fit an isize.
     unsafe {
         gemm::gemm(
             dst.rows,

@@ -566,8 +566,18 @@ impl Communicator<Cuda> for NcclComm {
 
 impl Drop for NcclComm {
     fn drop(&mut self) {
+        let Some(raw) = &self.raw else {
+            return;
+        };
+        // The last user but graphs: once the watchdog is gone, nobody ends operations that wait for a rank which left.
+        if let Some(watchdog) = &self.watchdog
+            && Arc::strong_count(raw) == 1
+            && !thread::panicking()
+        {
+            watchdog.settle();
+        }
         // A group in peace ends with its last user, which may be a graph.
-        if let (Some(raw), Some(_)) = (&self.raw, self.control.failure()) {
+        if self.control.failure().is_some() {
             raw.abort();
         }
     }

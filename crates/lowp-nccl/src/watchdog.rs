@@ -106,6 +106,13 @@ impl<G: Group, P: Point> Watchdog<G, P> {
     pub(crate) fn expect(&self, event: P, what: &'static str) {
         self.watched.expect(event, what);
     }
+
+    /// Waits until all points are passed or the world has failed, which takes no longer than the limit of each point.
+    pub(crate) fn settle(&self) {
+        while self.watched.control.failure().is_none() && self.watched.expects() {
+            thread::sleep(Duration::from_millis(1));
+        }
+    }
 }
 
 impl<G, P> Drop for Watchdog<G, P> {
@@ -148,6 +155,13 @@ impl<G: Group, P: Point> Watched<G, P> {
         }
         let since = Instant::now();
         expected.push_back(Expected { event, what, since });
+    }
+
+    /// Whether a point is not passed. One that cannot be asked is the thread's to find.
+    fn expects(&self) -> bool {
+        let expected = self.expected.lock().unwrap_or_else(PoisonError::into_inner);
+        let waits = |point: &Expected<P>| !point.event.passed().unwrap_or(false);
+        expected.iter().any(waits)
     }
 
     /// Why the operations must end.
@@ -319,6 +333,23 @@ mod tests {
             assert!(cause.contains(says), "{cause}");
         }
     }
+
+    /// Who settles waits for what is passed, and no longer than the limit for what is not.
+    #[test]
+    fn settling_ends_with_the_last_point_or_the_world() {
+        let limit = Duration::from_millis(300);
+        for passes in [true, false] {
+            let world = threads(2, SOON);
+            let watchdog = start(&world[0], limit);
+            let at = Instant::now() + limit / 2;
+            watchdog.expect(Passes(Some(at)), "the first");
+            watchdog.expect(Passes(passes.then_some(at)), "the last");
+            watchdog.settle();
+            assert!(Instant::now() >= at);
+            assert_eq!(world[0].failure().is_none(), passes);
+        }
+    }
+
     /// Operations that were given at once have the limit one after the other.
     #[test]
     fn the_limit_begins_behind_the_operation_before() {

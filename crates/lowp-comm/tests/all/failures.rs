@@ -1,6 +1,7 @@
 //! A rank that fails, departs, differs or does not come is an error on every rank, never a hang.
 
 use std::sync::Barrier;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::Duration;
 
@@ -44,6 +45,26 @@ fn mismatch(engine: Engine, f: impl Fn(usize, &Comm) -> Result<(), CommError> + 
         errors[0]
     );
     errors[0].to_string()
+}
+
+/// As a thread does that watches the operations of a device.
+#[test]
+fn who_looks_for_failures_takes_no_answer() {
+    for engine in Engine::ALL {
+        let ran =
+            engine.run(3, |_, comm| {
+                let (control, done) = (comm.control(), AtomicBool::new(false));
+                thread::scope(|scope| {
+                    scope.spawn(|| {
+                        while control.failure().is_none() && !done.load(Ordering::Relaxed) {}
+                    });
+                    let called = (0..500).try_for_each(|_| control.barrier());
+                    done.store(true, Ordering::Relaxed);
+                    called
+                })
+            });
+        ran.expect("a world in peace");
+    }
 }
 
 #[test]

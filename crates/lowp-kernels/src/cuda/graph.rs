@@ -68,7 +68,11 @@ impl CudaGraph {
         // Errors that destructors left for the next call must not keep the capture from its end.
         let left = cuda.device().context.check_err();
         let graph = stream.end_capture(sys::CUgraphInstantiate_flags(0));
-        end.0 = None;
+        if graph.is_ok() {
+            end.0 = None;
+        }
+        // A call that failed may not have come to the driver.
+        drop(end);
         let (kept, streams) = capture::end();
         // The driver has ended the capture: the streams may go.
         drop(streams);

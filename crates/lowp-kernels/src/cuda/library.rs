@@ -69,7 +69,8 @@ impl CudaLibrary {
     ///
     /// # Safety
     /// The function is one of this library, and `words` are its parameters. Addresses among them are those of memory of the device as
-    /// long as the kernel takes them to be, which is not freed before work that the stream has by now.
+    /// long as the kernel takes them to be, which is not freed before work that the stream has by now. A graph that captures the launch is
+    /// not launched once the library or that memory is gone.
     pub unsafe fn launch(
         &self,
         CudaFunction(function): CudaFunction,
