@@ -5,9 +5,10 @@ use std::io::{self, Error, ErrorKind};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
 
+use crate::CheckpointError;
 use crate::index::INDEX;
 use crate::sync::sync_folder;
-use crate::{CheckpointError, in_flight};
+use crate::unfinished::UNFINISHED;
 
 /// The file that names the latest checkpoint of a folder.
 const LATEST: &str = "latest";
@@ -376,9 +377,9 @@ pub(crate) fn thin_out(
     for old in steps {
         let (from, hidden) = (place(old), unfinished(folder, old, REMOVED));
         // What is left of one that was stopped here before.
-        let named = remove(&hidden).is_ok() && in_flight::rename(&from, &hidden).is_ok();
+        let named = remove(&hidden).is_ok() && UNFINISHED.rename(&from, &hidden).is_ok();
         match named {
-            true => in_flight::remove(&hidden),
+            true => UNFINISHED.remove(&hidden),
             false => drop(remove(&from)),
         }
     }

@@ -18,9 +18,10 @@ use crate::folder::{
 use crate::index::{INDEX, Index, MAX_INDEX, check_about, checksum, file_name};
 use crate::list::{RankReport, Table, merge};
 use crate::reader::lacks_files;
+use crate::unfinished::UNFINISHED;
 use crate::writer::{self, Disk};
 use crate::writing::{FIRST_PAUSE, LONGEST_PAUSE, STALLED, Watch, Writing, wait};
-use crate::{CheckpointError, Late, Piece, in_flight};
+use crate::{CheckpointError, Late, Piece};
 
 /// Most bytes of the lists of tensors that the first rank has in memory.
 const MAX_TABLES: u64 = MAX_INDEX;
@@ -122,7 +123,7 @@ impl Saver {
     }
 
     /// The step that is being written.
-    pub fn in_flight(&self) -> Option<u64> {
+    pub fn unfinished(&self) -> Option<u64> {
         self.writing.as_ref().map(|writing| writing.step)
     }
 
@@ -140,8 +141,8 @@ impl Saver {
         about: Value,
     ) -> Result<(), CheckpointError> {
         let pieces: Vec<Piece<Late>> = pieces.into_iter().map(Into::into).collect();
-        let arranged = match self.in_flight() {
-            Some(step) => Err(CheckpointError::InFlight { step }),
+        let arranged = match self.unfinished() {
+            Some(step) => Err(CheckpointError::Unfinished { step }),
             None => writer::arrange(pieces),
         };
         let (ready, pieces) = match arranged {
@@ -156,7 +157,9 @@ impl Saver {
         let ready = ready.and_then(|()| match self.control.rank() {
             0 => {
                 check_about(&about)?;
-                in_flight::create(&folder).map_err(CheckpointError::io(&folder, "create"))
+                UNFINISHED
+                    .create(&folder)
+                    .map_err(CheckpointError::io(&folder, "create"))
             }
             _ => Ok(()),
         });
@@ -263,7 +266,7 @@ impl Saver {
         let step = writing.step;
         match all.iter().position(|why| !why.is_empty()) {
             Some(rank) => {
-                in_flight::leave(&writing.folder);
+                UNFINISHED.leave(&writing.folder);
                 let (why, rank) = (text(&all[rank]), self.control.members()[rank]);
                 Err(CheckpointError::NotSaved { step, rank, why })
             }
@@ -410,7 +413,7 @@ impl Saver {
             });
         }
         put(&path, text.as_bytes())?;
-        in_flight::publish(unfinished, || {
+        UNFINISHED.publish(unfinished, || {
             publish(&self.folder, unfinished, (&index.id, step))
         })
     }
@@ -446,14 +449,14 @@ impl Saver {
         let folder = writing.folder.clone();
         match writing.wait(self.stalled) {
             true => self.give_up(&folder),
-            false => in_flight::leave(&folder),
+            false => UNFINISHED.leave(&folder),
         }
     }
 
     /// Removes what was written into `unfinished`: a disk that is full has its room again. What stays is removed by the next run.
     fn give_up(&self, unfinished: &Path) {
         if self.control.rank() == 0 {
-            in_flight::remove(unfinished);
+            UNFINISHED.remove(unfinished);
         }
     }
 
