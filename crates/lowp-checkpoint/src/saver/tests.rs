@@ -1,5 +1,6 @@
 //! What is saved can be read again, and runs that cannot lock their folder leave each other alone.
 
+use super::written::MAX_TABLES;
 use super::*;
 use crate::folder::tests::SYNCS_LEFT;
 use crate::folder::{names, steps};
