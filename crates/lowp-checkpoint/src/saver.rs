@@ -12,8 +12,8 @@ use lowp_comm::Control;
 use serde_json::Value;
 
 use crate::folder::{
-    folder_of, lock, publish, put, remove_replaced, shared_probe, steps, sync, thin_out, tidy,
-    unfinished,
+    folder_of, lock, mend_latest, publish, put, remove_replaced, shared_probe, steps, sync,
+    thin_out, tidy, unfinished,
 };
 use crate::index::{INDEX, MAX_INDEX, check_about, checksum, file_name};
 use crate::list::RankReport;
@@ -43,8 +43,8 @@ pub struct Saver {
     disk: Disk,
     /// How long no file may grow on the disk before a checkpoint is given up.
     stalled: Duration,
-    /// Removes old checkpoints, which takes as long as writing.
-    removing: Option<JoinHandle<()>>,
+    /// Removes old checkpoints, which takes as long as writing; the errors of those that stay.
+    removing: Option<JoinHandle<Vec<CheckpointError>>>,
     /// The step after which removals were due and none has begun since.
     due: Option<u64>,
     /// Held by the first rank: one run at a time saves to a folder. On a file system without locks runs do not disturb each other.
@@ -433,10 +433,11 @@ impl Saver {
         self.own.retain(|&own| folder_of(&folder, own).exists());
         let steps = self.own.range(..=step).copied().collect();
         let remove = move || {
-            remove_replaced(&folder);
+            let mut left = remove_replaced(&folder);
             if let Some(keep) = keep {
-                thin_out(&folder, steps, keep, |place| !lacks_files(place));
+                left.extend(thin_out(&folder, steps, keep, |place| !lacks_files(place)));
             }
+            left
         };
         self.removing = thread::Builder::new().spawn(remove).ok();
         if self.removing.is_some() {
@@ -457,7 +458,7 @@ impl Saver {
     /// Removes what was written into `unfinished`: a disk that is full has its room again. What stays is removed by the next run.
     fn give_up(&self, unfinished: &Path) {
         if self.control.rank() == 0 {
-            UNFINISHED.remove(unfinished);
+            drop(UNFINISHED.remove(unfinished));
         }
     }
 
@@ -465,10 +466,36 @@ impl Saver {
         self.removing.as_ref().is_some_and(|it| !it.is_finished())
     }
 
-    /// What is not removed within the limit, or cannot be, is left to the next run.
-    fn wait_for_removals(&self) {
+    /// Waits for removals, also for those that are due, and returns the errors of old checkpoints that stay: those end no run, and the next run that saves
+    /// to the folder removes what is left. What is not removed within the limit is left to it, too.
+    pub fn finish_removals(&mut self) -> Vec<CheckpointError> {
+        let mut left = self.wait_for_removals();
+        if let Some(step) = self.due
+            && !self.is_removing()
+        {
+            self.remove_old(step);
+            left = self.wait_for_removals();
+        }
+        left
+    }
+
+    fn wait_for_removals(&mut self) -> Vec<CheckpointError> {
         if let Some(removing) = &self.removing {
             wait(removing, || [0.0; 2], self.stalled);
+        }
+        let ended = self.removing.take_if(|removing| removing.is_finished());
+        let left = ended.and_then(|removing| removing.join().ok());
+        left.unwrap_or_default()
+    }
+
+    /// Makes the checkpoint of `step` the latest where the file that names the latest is damaged, or names none that is there.
+    ///
+    /// # Errors
+    /// The file cannot be written, on the first rank.
+    pub fn mend_latest(&self, step: u64) -> Result<(), CheckpointError> {
+        match self.control.rank() {
+            0 => mend_latest(&self.folder, (&text(&new_id(step)), step)),
+            _ => Ok(()),
         }
     }
 
@@ -506,13 +533,7 @@ impl Drop for Saver {
         if let Some(writing) = self.writing.take() {
             self.end(writing);
         }
-        self.wait_for_removals();
-        if let Some(step) = self.due
-            && !self.is_removing()
-        {
-            self.remove_old(step);
-            self.wait_for_removals();
-        }
+        self.finish_removals();
     }
 }
 

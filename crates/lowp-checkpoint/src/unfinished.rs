@@ -2,9 +2,12 @@
 
 use std::collections::BTreeSet;
 use std::fs;
-use std::io::{self, ErrorKind};
+use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use crate::CheckpointError;
+use crate::folder::remove;
 
 /// Those of this process.
 pub(crate) static UNFINISHED: Unfinished = Unfinished(Mutex::new(BTreeSet::new()));
@@ -52,15 +55,16 @@ impl Unfinished {
     }
 
     /// Removes `folder`. What cannot be removed is left to the next run.
-    pub(crate) fn remove(&self, folder: &Path) {
-        remove_folder(folder);
+    pub(crate) fn remove(&self, folder: &Path) -> Result<(), CheckpointError> {
+        let removed = remove(folder);
         self.leave(folder);
+        removed
     }
 
     /// Removes all of them, and keeps others from being begun or finished until the returned value is dropped.
     fn remove_all(&self) -> impl Sized {
         let all = self.all();
-        all.iter().for_each(|folder| remove_folder(folder));
+        all.iter().for_each(|folder| drop(remove(folder)));
         all
     }
 }
@@ -69,16 +73,6 @@ impl Unfinished {
 /// dropped. For a program that a signal is about to end.
 pub fn remove_unfinished() -> impl Sized {
     UNFINISHED.remove_all()
-}
-
-/// A rank may create its file meanwhile: then the folder is not empty, and is removed again.
-fn remove_folder(folder: &Path) {
-    for _ in 0..100 {
-        match fs::remove_dir_all(folder) {
-            Err(error) if error.kind() == ErrorKind::DirectoryNotEmpty => {}
-            _ => return,
-        }
-    }
 }
 
 #[cfg(test)]
@@ -136,8 +130,9 @@ mod tests {
     fn what_is_gone_is_no_hindrance() {
         let (_folder, unfinished, paths) = begun(&["a", "b", "c"]);
         fs::remove_dir_all(&paths[0]).expect("a folder");
-        unfinished.remove(&paths[1]);
-        unfinished.remove(&paths[1]);
+        for _ in 0..2 {
+            assert!(unfinished.remove(&paths[1]).is_ok());
+        }
         assert!(!paths[1].exists() && paths[2].exists());
         for _ in 0..2 {
             drop(unfinished.remove_all());

@@ -456,7 +456,10 @@ fn save_beside(removals: impl FnOnce() + Send + 'static) -> Vec<u64> {
     let control = threads(1, PATIENCE).swap_remove(0);
     let mut saver = Saver::new(control, folder.path(), Some(1)).expect("a folder");
     saver.stalled = Duration::from_millis(400);
-    saver.removing = Some(thread::spawn(removals));
+    saver.removing = Some(thread::spawn(|| {
+        removals();
+        Vec::new()
+    }));
     for step in 1..=3 {
         let started = saver.start(step, pieces(1, 0, 1), json!({}));
         let saved = started.and_then(|()| saver.finish());
@@ -521,4 +524,33 @@ fn a_disk_that_is_slow_is_waited_for() {
     let (silent, _) = save(u64::MAX);
     let error = silent.expect_err("no byte on the disk").to_string();
     assert!(error.contains("but for 0 bytes"), "{error}");
+}
+
+/// Old checkpoints that somebody reads end no run; what is left of them is said, and goes when nobody does.
+#[test]
+fn what_cannot_be_removed_is_said() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let control = threads(1, PATIENCE).swap_remove(0);
+    let mut saver = Saver::new(control, folder.path(), Some(1)).expect("a folder");
+    let mut save = |step: u64| {
+        let started = saver.start(step, pieces(1, 0, 1), json!({}));
+        let saved = started.and_then(|()| saver.finish());
+        assert_eq!(saved.expect("a checkpoint"), Some(step));
+        let left = saver.finish_removals().into_iter();
+        left.map(|error| error.to_string()).collect::<Vec<_>>()
+    };
+    assert_eq!(save(1), [""; 0]);
+    fs::write(folder_of(folder.path(), 1).join(".nfs0001"), "").expect("a file");
+    let hidden_name = ".step-00000001.removed.unfinished";
+    for step in [2, 3] {
+        let left = save(step);
+        assert!(
+            left.len() == 1 && left[0].contains(hidden_name) && left[0].contains("cannot remove"),
+            "{left:?}"
+        );
+        assert_eq!(steps(folder.path()).expect("a folder"), [step]);
+    }
+    fs::remove_file(folder.path().join(hidden_name).join(".nfs0001")).expect("a file");
+    assert_eq!(save(4), [""; 0]);
+    assert_eq!(hidden(folder.path()), [""; 0]);
 }
