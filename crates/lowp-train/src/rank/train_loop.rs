@@ -138,6 +138,7 @@ where
                 if self.steps.is_empty()
                     && checkpoints.resumes_where_it_saves(run, config.seed) =>
             {
+                saver.mend_latest(last_step as u64)?;
                 saver.remove_old(last_step as u64);
             }
             _ if self.steps.is_empty() => self.save(last_step)?,
@@ -166,6 +167,9 @@ where
         self.outcome.skipped = counts.map_err(ModelError::from)?.skipped;
         if let Some(saver) = &mut self.saver {
             saver.finish()?;
+            for left in saver.finish_removals() {
+                self.rank.tell(Event::NotRemoved(&left.to_string()));
+            }
         }
         Ok(self.outcome)
     }
