@@ -2,6 +2,7 @@
 
 use std::collections::BTreeSet;
 use std::fs::{self, File};
+use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
@@ -467,25 +468,27 @@ impl Saver {
     }
 
     /// Waits for removals, also for those that are due, and returns the errors of old checkpoints that stay: those end no run, and the next run that saves
-    /// to the folder removes what is left. What is not removed within the limit is left to it, too.
+    /// to the folder removes what is left. Nobody waits longer than the limit.
     pub fn finish_removals(&mut self) -> Vec<CheckpointError> {
-        let mut left = self.wait_for_removals();
-        if let Some(step) = self.due
-            && !self.is_removing()
-        {
+        if let (None, Some(step)) = (&self.removing, self.due) {
             self.remove_old(step);
-            left = self.wait_for_removals();
+        }
+        let mut left = Vec::new();
+        while let Some(removing) = self.removing.take() {
+            wait(&removing, || [0.0; 2], self.stalled);
+            let due = self.due.take();
+            if !removing.is_finished() {
+                let why = ErrorKind::TimedOut.into();
+                return vec![CheckpointError::io(&self.folder, "remove old checkpoints")(
+                    why,
+                )];
+            }
+            left = removing.join().unwrap_or_default();
+            if let Some(step) = due {
+                self.remove_old(step);
+            }
         }
         left
-    }
-
-    fn wait_for_removals(&mut self) -> Vec<CheckpointError> {
-        if let Some(removing) = &self.removing {
-            wait(removing, || [0.0; 2], self.stalled);
-        }
-        let ended = self.removing.take_if(|removing| removing.is_finished());
-        let left = ended.and_then(|removing| removing.join().ok());
-        left.unwrap_or_default()
     }
 
     /// Makes the checkpoint of `step` the latest where the file that names the latest is damaged, or names none that is there.

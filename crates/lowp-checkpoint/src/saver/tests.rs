@@ -450,8 +450,8 @@ fn a_saver_ends_though_its_file_is_never_written() {
     drop(send);
 }
 
-/// Saves three steps and keeps one, where `removals` are under way; what is there after the saver has ended.
-fn save_beside(removals: impl FnOnce() + Send + 'static) -> Vec<u64> {
+/// Saves three steps and keeps one, where `removals` are under way; what is there after the saver has ended, and what it says of that.
+fn save_beside(removals: impl FnOnce() + Send + 'static) -> (Vec<u64>, Vec<String>) {
     let folder = tempfile::tempdir().expect("a folder");
     let control = threads(1, PATIENCE).swap_remove(0);
     let mut saver = Saver::new(control, folder.path(), Some(1)).expect("a folder");
@@ -465,14 +465,16 @@ fn save_beside(removals: impl FnOnce() + Send + 'static) -> Vec<u64> {
         let saved = started.and_then(|()| saver.finish());
         assert_eq!(saved.expect("a checkpoint"), Some(step));
     }
+    let left = saver.finish_removals();
+    let left = left.iter().map(ToString::to_string).collect();
     drop(saver);
-    steps(folder.path()).expect("a folder")
+    (steps(folder.path()).expect("a folder"), left)
 }
 
 /// Removals that are slow are followed by those that were due meanwhile; those that never end keep neither a checkpoint nor the end waiting.
 #[test]
 fn nobody_waits_for_removals_without_end() {
-    assert_eq!(save_beside(|| ()), [3]);
+    assert_eq!(save_beside(|| ()), (vec![3], Vec::new()));
     let ended = Arc::new(AtomicUsize::new(0));
     let count = Arc::clone(&ended);
     // Far longer than the limit of a wait.
@@ -480,10 +482,13 @@ fn nobody_waits_for_removals_without_end() {
         thread::sleep(Duration::from_secs(5));
         count.fetch_add(1, Ordering::Relaxed);
     };
-    assert_eq!(save_beside(slow), [1, 2, 3]);
+    let (steps, left) = save_beside(slow);
+    assert_eq!(steps, [1, 2, 3]);
+    let said = "cannot remove old checkpoints: timed out";
+    assert!(left.len() == 1 && left[0].contains(said), "{left:?}");
     assert_eq!(ended.load(Ordering::Relaxed), 0, "it was waited for");
     let slow = || thread::sleep(Duration::from_millis(100));
-    assert_eq!(save_beside(slow), [3]);
+    assert_eq!(save_beside(slow), (vec![3], Vec::new()));
 }
 
 thread_local! {

@@ -9,18 +9,20 @@ use lowp_format::spelling::Variant;
 use lowp_optim::StateDtypes;
 use lowp_train::{Optimizer, Tokens};
 
+/// What of an option's value means something beside a value of another option: all, a part of a list, or nothing.
+type Kept = fn(&str, &str) -> Option<String>;
+
 /// What such an option depends on.
 pub(super) struct Dependence {
     /// The first of these that is given counts.
     pub(super) others: &'static [&'static str],
-    /// What of the option's value means something beside a value of the other: all, a part of a list, or nothing.
-    pub(super) kept: fn(&str, &str) -> Option<String>,
+    pub(super) kept: Kept,
     /// The end of an error that begins with the option; VALUE is that of the other. Where it is empty, another check has its own error.
     why: &'static str,
 }
 
 pub(super) fn dependence(option: &str) -> Option<Dependence> {
-    let (others, kept, why): (&[&str], fn(&str, &str) -> Option<String>, _) = match option {
+    let (others, kept, why): (&[&str], Kept, _) = match option {
         "--beta2" => (
             &["--optimizer"],
             |own, name| all_if(own, optimizer(name).is_none_or(Optimizer::has_beta2)),
