@@ -131,7 +131,7 @@ pub enum CheckpointError {
     #[error(
         "the checkpoint of step {step} is still being written; call `poll` until it is done, or `finish`"
     )]
-    InFlight {
+    Unfinished {
         /// The step.
         step: u64,
     },

@@ -5,9 +5,10 @@ use std::io::{self, Error, ErrorKind};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
 
+use crate::CheckpointError;
 use crate::index::INDEX;
 use crate::sync::sync_folder;
-use crate::{CheckpointError, in_flight};
+use crate::unfinished::UNFINISHED;
 
 /// The file that names the latest checkpoint of a folder.
 const LATEST: &str = "latest";
@@ -39,6 +40,12 @@ fn unfinished_step(name: &str) -> Option<u64> {
     let of_step = name.strip_prefix('.')?.strip_suffix(".unfinished")?;
     // Older versions have no identifier there.
     step_of(of_step.split_once('.').map_or(of_step, |(step, _)| step))
+}
+
+/// Whether `name` is one of a checkpoint that is being removed.
+fn is_removed(name: &str) -> bool {
+    let named = unfinished_step(name).and_then(|_| name.strip_suffix(".unfinished"));
+    named.is_some_and(|name| name.ends_with(REMOVED))
 }
 
 /// The step in the name of a folder that [`replaced`] gives.
@@ -277,7 +284,10 @@ pub(crate) fn tidy(folder: &Path, alone: bool) -> Result<(), CheckpointError> {
         if let Some(step) = replaced_step(&name) {
             let to = folder_of(folder, step);
             if alone && !to.exists() {
-                fs::rename(&path, &to).map_err(CheckpointError::io(&to, "create"))?;
+                match names(&path).is_ok_and(|names| names.iter().all(|name| is_of_nfs(name))) {
+                    true => drop(remove(&path)),
+                    false => fs::rename(&path, &to).map_err(CheckpointError::io(&to, "create"))?,
+                }
             }
         } else if unfinished_step(&name).is_some() && left(&path) {
             drop(remove(&path));
@@ -288,7 +298,7 @@ pub(crate) fn tidy(folder: &Path, alone: bool) -> Result<(), CheckpointError> {
         }
     }
     if alone {
-        remove_replaced(folder);
+        drop(remove_replaced(folder));
     }
     Ok(())
 }
@@ -323,7 +333,10 @@ pub(crate) fn publish(
     }
     if replaces {
         // Of the same step, by a run that was resumed before it. `latest` may name it, and finds it under either name.
-        remove(&before)?;
+        if remove(&before).is_err() {
+            let aside = unfinished(folder, step, &format!("{id}.{REMOVED}"));
+            fs::rename(&before, &aside).map_err(CheckpointError::io(&before, "remove"))?;
+        }
         fs::rename(&to, &before).map_err(CheckpointError::io(&to, "replace"))?;
     }
     let named = fs::rename(from, &to).map_err(CheckpointError::io(&to, "create"));
@@ -347,41 +360,53 @@ fn make_latest(folder: &Path, (id, step): (&str, u64)) -> Result<(), CheckpointE
     made.inspect_err(|_| drop(fs::remove_file(&next)))
 }
 
-/// Removes checkpoints that others of their steps have replaced. One that cannot be removed is tried again after the next one is saved.
-pub(crate) fn remove_replaced(folder: &Path) {
-    for name in names(folder).unwrap_or_default() {
-        if replaced_step(&name).is_some_and(|step| folder_of(folder, step).exists()) {
-            drop(remove(&folder.join(&name)));
-        }
+/// Makes the checkpoint of `step` the latest, if the file that names the latest is damaged or names none that is there.
+pub(crate) fn mend_latest(folder: &Path, (id, step): (&str, u64)) -> Result<(), CheckpointError> {
+    match latest(folder) {
+        Err(error) if error.is_damage() => make_latest(folder, (id, step)),
+        _ => Ok(()),
     }
 }
 
+/// Removes checkpoints that others of their steps have replaced, and those that are being removed. One that stays, of which the errors are, is tried again
+/// after the next one is saved.
+pub(crate) fn remove_replaced(folder: &Path) -> Vec<CheckpointError> {
+    let names = names(folder).unwrap_or_default();
+    let is_due = |name: &&String| {
+        is_removed(name) || replaced_step(name).is_some_and(|step| folder_of(folder, step).exists())
+    };
+    let due = names.iter().filter(is_due);
+    due.filter_map(|name| remove(&folder.join(name)).err())
+        .collect()
+}
+
 /// Removes the checkpoints of `steps` in `folder`, which are in order, but for the `keep` last that are whole, and what is newer. One that cannot be removed,
-/// because somebody reads it for example, is tried again after the next one, or by the next run under its hidden name.
+/// because somebody reads it for example, and of which the errors are, is tried again after the next one, or by the next run under its hidden name.
 pub(crate) fn thin_out(
     folder: &Path,
     mut steps: Vec<u64>,
     keep: usize,
     is_whole: impl Fn(&Path) -> bool,
-) {
+) -> Vec<CheckpointError> {
     let place = |step: u64| folder_of(folder, step);
     let whole = steps
         .iter()
         .copied()
         .filter(|&step| is_checkpoint(&place(step)) && is_whole(&place(step)));
     let Some(first) = whole.rev().nth(keep.saturating_sub(1)) else {
-        return;
+        return Vec::new();
     };
     steps.retain(|&step| step < first && (is_checkpoint(&place(step)) || is_rest(&place(step))));
-    for old in steps {
+    let removed = steps.into_iter().map(|old| {
         let (from, hidden) = (place(old), unfinished(folder, old, REMOVED));
         // What is left of one that was stopped here before.
-        let named = remove(&hidden).is_ok() && in_flight::rename(&from, &hidden).is_ok();
+        let named = remove(&hidden).is_ok() && UNFINISHED.rename(&from, &hidden).is_ok();
         match named {
-            true => in_flight::remove(&hidden),
-            false => drop(remove(&from)),
+            true => UNFINISHED.remove(&hidden),
+            false => remove(&from),
         }
-    }
+    });
+    removed.filter_map(Result::err).collect()
 }
 
 /// Whether `folder` is a checkpoint, or what damage left of one: whatever has the name of its index, or files of ranks alone.
@@ -391,17 +416,36 @@ fn was_checkpoint(folder: &Path) -> bool {
 
 /// Whether `folder` has files of ranks alone: the index is removed first.
 fn is_rest(folder: &Path) -> bool {
-    let of_rank = |name: &String| name.starts_with("rank-") && name.ends_with(".safetensors");
+    let of_rank = |name: &String| {
+        name.starts_with("rank-") && name.ends_with(".safetensors") || is_of_nfs(name)
+    };
     names(folder).is_ok_and(|names| names.iter().all(of_rank))
 }
 
+/// Whether NFS gave this name to a file that was removed while a process of this machine had it open. The file and its folder stay until the
+/// process closes it.
+fn is_of_nfs(name: &str) -> bool {
+    name.starts_with(".nfs")
+}
+
+/// Removes `folder`. A rank may create its file meanwhile: then the folder is not empty, and is removed again.
 pub(crate) fn remove(folder: &Path) -> Result<(), CheckpointError> {
-    match fs::remove_dir_all(folder) {
-        Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
-            Err(CheckpointError::io(folder, "remove")(error))
+    #[cfg(test)]
+    use tests::remove_dir_all;
+
+    #[cfg(not(test))]
+    use fs::remove_dir_all;
+
+    const TRIES: usize = 100;
+    for left in (0..TRIES).rev() {
+        match remove_dir_all(folder) {
+            Ok(()) => break,
+            Err(error) if error.kind() == ErrorKind::NotFound => break,
+            Err(error) if error.kind() == ErrorKind::DirectoryNotEmpty && left > 0 => {}
+            Err(error) => return Err(CheckpointError::io(folder, "remove")(error)),
         }
-        _ => Ok(()),
     }
+    Ok(())
 }
 
 /// Writes a file and waits until it is on the disk.

@@ -40,7 +40,6 @@ mod elements;
 mod error;
 mod folder;
 mod header;
-mod in_flight;
 mod index;
 mod list;
 mod rank_file;
@@ -48,6 +47,7 @@ mod reader;
 mod saver;
 mod spans;
 mod sync;
+mod unfinished;
 mod version1;
 mod weight_record;
 mod writer;
@@ -59,10 +59,10 @@ pub use folder::{
     check_writable, folder_of, is_checkpoint, is_of_checkpoints, latest, lock, steps,
 };
 pub use header::{HEADER_LENGTH, HeaderEntry, MAX_HEADER, header};
-pub use in_flight::remove_unfinished;
 pub use index::checksum;
 pub use reader::{Checkpoint, Reads, TensorInfo};
 pub use saver::Saver;
 pub use sync::sync_folder;
+pub use unfinished::remove_unfinished;
 pub use weight_record::{is_weight_record, weight_record};
 pub use writer::rank_of_file;

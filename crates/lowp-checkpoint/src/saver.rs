@@ -1,7 +1,8 @@
 //! [`Saver`]: checkpoints are written while training goes on.
 
-use std::collections::{BTreeSet, HashMap};
+use std::collections::BTreeSet;
 use std::fs::{self, File};
+use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
@@ -12,18 +13,20 @@ use lowp_comm::Control;
 use serde_json::Value;
 
 use crate::folder::{
-    folder_of, lock, publish, put, remove_replaced, shared_probe, steps, sync, thin_out, tidy,
-    unfinished,
+    folder_of, lock, mend_latest, publish, put, remove_replaced, shared_probe, steps, sync,
+    thin_out, tidy, unfinished,
 };
-use crate::index::{INDEX, Index, MAX_INDEX, check_about, checksum, file_name};
-use crate::list::{RankReport, Table, merge};
+use crate::index::{INDEX, MAX_INDEX, check_about, checksum, file_name};
+use crate::list::RankReport;
 use crate::reader::lacks_files;
+use crate::unfinished::UNFINISHED;
 use crate::writer::{self, Disk};
 use crate::writing::{FIRST_PAUSE, LONGEST_PAUSE, STALLED, Watch, Writing, wait};
-use crate::{CheckpointError, Late, Piece, in_flight};
+use crate::{CheckpointError, Late, Piece};
 
-/// Most bytes of the lists of tensors that the first rank has in memory.
-const MAX_TABLES: u64 = MAX_INDEX;
+mod written;
+
+use written::{Written, read_reports};
 
 /// Saves the checkpoints of one run. Every rank has one; each call is collective.
 ///
@@ -41,8 +44,8 @@ pub struct Saver {
     disk: Disk,
     /// How long no file may grow on the disk before a checkpoint is given up.
     stalled: Duration,
-    /// Removes old checkpoints, which takes as long as writing.
-    removing: Option<JoinHandle<()>>,
+    /// Removes old checkpoints, which takes as long as writing; the errors of those that stay.
+    removing: Option<JoinHandle<Vec<CheckpointError>>>,
     /// The step after which removals were due and none has begun since.
     due: Option<u64>,
     /// Held by the first rank: one run at a time saves to a folder. On a file system without locks runs do not disturb each other.
@@ -122,7 +125,7 @@ impl Saver {
     }
 
     /// The step that is being written.
-    pub fn in_flight(&self) -> Option<u64> {
+    pub fn unfinished(&self) -> Option<u64> {
         self.writing.as_ref().map(|writing| writing.step)
     }
 
@@ -140,8 +143,8 @@ impl Saver {
         about: Value,
     ) -> Result<(), CheckpointError> {
         let pieces: Vec<Piece<Late>> = pieces.into_iter().map(Into::into).collect();
-        let arranged = match self.in_flight() {
-            Some(step) => Err(CheckpointError::InFlight { step }),
+        let arranged = match self.unfinished() {
+            Some(step) => Err(CheckpointError::Unfinished { step }),
             None => writer::arrange(pieces),
         };
         let (ready, pieces) = match arranged {
@@ -156,7 +159,9 @@ impl Saver {
         let ready = ready.and_then(|()| match self.control.rank() {
             0 => {
                 check_about(&about)?;
-                in_flight::create(&folder).map_err(CheckpointError::io(&folder, "create"))
+                UNFINISHED
+                    .create(&folder)
+                    .map_err(CheckpointError::io(&folder, "create"))
             }
             _ => Ok(()),
         });
@@ -263,7 +268,7 @@ impl Saver {
         let step = writing.step;
         match all.iter().position(|why| !why.is_empty()) {
             Some(rank) => {
-                in_flight::leave(&writing.folder);
+                UNFINISHED.leave(&writing.folder);
                 let (why, rank) = (text(&all[rank]), self.control.members()[rank]);
                 Err(CheckpointError::NotSaved { step, rank, why })
             }
@@ -410,7 +415,7 @@ impl Saver {
             });
         }
         put(&path, text.as_bytes())?;
-        in_flight::publish(unfinished, || {
+        UNFINISHED.publish(unfinished, || {
             publish(&self.folder, unfinished, (&index.id, step))
         })
     }
@@ -429,10 +434,11 @@ impl Saver {
         self.own.retain(|&own| folder_of(&folder, own).exists());
         let steps = self.own.range(..=step).copied().collect();
         let remove = move || {
-            remove_replaced(&folder);
+            let mut left = remove_replaced(&folder);
             if let Some(keep) = keep {
-                thin_out(&folder, steps, keep, |place| !lacks_files(place));
+                left.extend(thin_out(&folder, steps, keep, |place| !lacks_files(place)));
             }
+            left
         };
         self.removing = thread::Builder::new().spawn(remove).ok();
         if self.removing.is_some() {
@@ -446,14 +452,14 @@ impl Saver {
         let folder = writing.folder.clone();
         match writing.wait(self.stalled) {
             true => self.give_up(&folder),
-            false => in_flight::leave(&folder),
+            false => UNFINISHED.leave(&folder),
         }
     }
 
     /// Removes what was written into `unfinished`: a disk that is full has its room again. What stays is removed by the next run.
     fn give_up(&self, unfinished: &Path) {
         if self.control.rank() == 0 {
-            in_flight::remove(unfinished);
+            drop(UNFINISHED.remove(unfinished));
         }
     }
 
@@ -461,10 +467,38 @@ impl Saver {
         self.removing.as_ref().is_some_and(|it| !it.is_finished())
     }
 
-    /// What is not removed within the limit, or cannot be, is left to the next run.
-    fn wait_for_removals(&self) {
-        if let Some(removing) = &self.removing {
-            wait(removing, || [0.0; 2], self.stalled);
+    /// Waits for removals, also for those that are due, and returns the errors of old checkpoints that stay: those end no run, and the next run that saves
+    /// to the folder removes what is left. Nobody waits longer than the limit.
+    pub fn finish_removals(&mut self) -> Vec<CheckpointError> {
+        if let (None, Some(step)) = (&self.removing, self.due) {
+            self.remove_old(step);
+        }
+        let mut left = Vec::new();
+        while let Some(removing) = self.removing.take() {
+            wait(&removing, || [0.0; 2], self.stalled);
+            let due = self.due.take();
+            if !removing.is_finished() {
+                let why = ErrorKind::TimedOut.into();
+                return vec![CheckpointError::io(&self.folder, "remove old checkpoints")(
+                    why,
+                )];
+            }
+            left = removing.join().unwrap_or_default();
+            if let Some(step) = due {
+                self.remove_old(step);
+            }
+        }
+        left
+    }
+
+    /// Makes the checkpoint of `step` the latest where the file that names the latest is damaged, or names none that is there.
+    ///
+    /// # Errors
+    /// The file cannot be written, on the first rank.
+    pub fn mend_latest(&self, step: u64) -> Result<(), CheckpointError> {
+        match self.control.rank() {
+            0 => mend_latest(&self.folder, (&text(&new_id(step)), step)),
+            _ => Ok(()),
         }
     }
 
@@ -502,78 +536,8 @@ impl Drop for Saver {
         if let Some(writing) = self.writing.take() {
             self.end(writing);
         }
-        self.wait_for_removals();
-        if let Some(step) = self.due
-            && !self.is_removing()
-        {
-            self.remove_old(step);
-            self.wait_for_removals();
-        }
+        self.finish_removals();
     }
-}
-
-/// What all ranks have written.
-struct Written {
-    reports: Vec<RankReport>,
-    /// By digest.
-    tables: Vec<(u64, Vec<u8>)>,
-}
-
-impl Written {
-    /// The index of it, which makes sense.
-    fn index(self, (id, step): (String, u64), about: Value) -> Result<Index, String> {
-        let read = |(digest, bytes): &(u64, Vec<u8>)| {
-            Table::from_bytes(bytes, *digest).map(|table| (*digest, table))
-        };
-        let tables: HashMap<u64, Table> = self.tables.iter().map(read).collect::<Result<_, _>>()?;
-        let (kinds, tensors) = merge(&self.reports, &tables)?;
-        let index = Index {
-            id,
-            step,
-            files: self.reports.into_iter().map(|report| report.file).collect(),
-            kinds,
-            tensors,
-            about,
-            checksums: None,
-        };
-        index.check()?;
-        Ok(index)
-    }
-}
-
-/// The reports of all ranks, and the ranks whose tables are asked for: a table that no rank before has, and that is not `own`, the one of
-/// the first rank. Or the first rank that could not write into `folder`, and why not.
-fn read_reports(
-    all: &[Vec<u8>],
-    (own, folder): (u64, &Path),
-) -> Result<(Vec<RankReport>, Vec<usize>), (usize, String)> {
-    let (mut reports, mut known, mut asked) = (Vec::new(), BTreeSet::from([own]), Vec::new());
-    let mut bytes = 0;
-    for (rank, of_rank) in all.iter().enumerate() {
-        let of_rank = postcard::from_bytes::<Result<RankReport, String>>(of_rank);
-        let of_rank = of_rank.map_err(|error| error.to_string()).flatten();
-        let of_rank = of_rank.map_err(|why| (rank, why))?;
-        if known.insert(of_rank.table) {
-            asked.push(rank);
-            bytes += of_rank.length;
-        }
-        reports.push(of_rank);
-    }
-    if bytes > MAX_TABLES {
-        let error = CheckpointError::TooLong {
-            path: folder.join(INDEX),
-            what: "the lists of tensors",
-            pieces: reports
-                .iter()
-                .flat_map(|report| &report.blocks)
-                .map(Vec::len)
-                .sum(),
-            bytes,
-            most: MAX_TABLES,
-        };
-        return Err((0, error.to_string()));
-    }
-    Ok((reports, asked))
 }
 
 fn text(bytes: &[u8]) -> String {

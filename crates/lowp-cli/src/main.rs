@@ -48,9 +48,10 @@ static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
   lowp quantize model.safetensors -o q.safetensors --recipe NAME
   lowp completions bash > ~/.local/share/bash-completion/completions/lowp
 
-Exit code: 0 success; 1 the work failed; 2 the arguments cannot work, which is found before the
-work begins. If a signal ends a command, its exit status reports that signal. A failed write to
-standard error, or a reader of standard output that stops early, does not change the exit code."
+Exit code: 0 success; 1 the work failed; 2 the arguments cannot work, or another run saves or logs
+to the same folder, which is found before the work begins. If a signal ends a command, its exit
+status reports that signal. A failed write to standard error, or a reader of standard output that
+stops early, does not change the exit code."
 )]
 struct Cli {
     #[command(subcommand)]

@@ -1,5 +1,6 @@
 //! [`Checkpoints`]: where checkpoints of runs go, when they are saved, and which one a run resumes from.
 
+use std::ops::RangeInclusive;
 use std::path::{Path, PathBuf};
 
 use lowp_checkpoint::{Block, Checkpoint, CheckpointError, check_writable, is_checkpoint, steps};
@@ -145,6 +146,25 @@ impl Checkpoints {
         Ok(any.then_some(own))
     }
 
+    /// Checks that one of `runs` with one of these seeds has something in `resume`.
+    ///
+    /// # Errors
+    /// None has, or a folder cannot be read.
+    pub fn check_source(&self, runs: &[Run], seeds: RangeInclusive<u64>) -> Result<(), TrainError> {
+        let first = *seeds.start();
+        for seed in seeds {
+            for run in runs {
+                if self.source(run, seed)?.is_some() {
+                    return Ok(());
+                }
+            }
+        }
+        Err(TrainError::NoneOfRuns {
+            resume: self.resume.clone().unwrap_or_default(),
+            runs: runs.iter().map(|run| label(run, first)).collect(),
+        })
+    }
+
     /// Whether `resume` is one checkpoint, or has those of one run.
     pub fn resumes_one_run(&self) -> bool {
         self.resume.as_deref().is_some_and(is_one_run)
@@ -173,13 +193,16 @@ impl Checkpoints {
     /// # Errors
     /// A folder that cannot be written.
     pub fn check_writable(&self, run: &Run, seed: u64) -> Result<(), TrainError> {
-        let (Some(save), Some(folder)) = (&self.save, self.folder_of(run, seed)) else {
-            return Ok(());
-        };
-        check_writable(&folder).map_err(|why| {
-            let (save, why) = (save.clone(), Box::new(why));
-            TrainError::CannotSave { save, why }
-        })
+        match self.folder_of(run, seed) {
+            Some(folder) => check_writable(&folder).map_err(|why| self.cannot_save(why)),
+            None => Ok(()),
+        }
+    }
+
+    pub(crate) fn cannot_save(&self, why: CheckpointError) -> TrainError {
+        let save = self.save.clone().unwrap_or_default();
+        let why = Box::new(why);
+        TrainError::CannotSave { save, why }
     }
 
     /// Checks that a run which goes on from `source` does not save among the checkpoints of another one.
@@ -233,7 +256,7 @@ impl Checkpoints {
 }
 
 /// Checkpoints that cannot be read, found before the run.
-fn unreadable(why: CheckpointError) -> TrainError {
+pub(crate) fn unreadable(why: CheckpointError) -> TrainError {
     TrainError::Resume(Box::new(why))
 }
 

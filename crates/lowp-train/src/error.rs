@@ -249,6 +249,16 @@ pub enum TrainError {
         "`newest_whole` without a folder in `resume`: call `resume_newest` after setting `save`"
     )]
     NothingToResume,
+    /// A folder to resume from that has checkpoints of none of the runs.
+    #[error(
+        "`resume` {}: there are no checkpoints of {}; give a folder of `save`, or one checkpoint", resume.display(), runs.join(" or ")
+    )]
+    NoneOfRuns {
+        /// The folder.
+        resume: PathBuf,
+        /// The folders of the runs with the first seed.
+        runs: Vec<String>,
+    },
     /// A number of steps in [`Checkpoints`](crate::Checkpoints) that the schedule does not have.
     #[error("`{field}` must be from 1 to {steps}, the number of steps, not {value}")]
     OutsideOfSteps {
@@ -447,6 +457,14 @@ impl TrainError {
                 | Self::Checkpoint(_)
                 | Self::Comm(_)
         )
+    }
+
+    /// Whether another rank has the error that ends the run, and all ranks know of it.
+    pub(crate) fn is_of_other_rank(&self) -> bool {
+        let (Self::Resume(why) | Self::CannotSave { why, .. }) = self else {
+            return false;
+        };
+        matches!(**why, CheckpointError::OtherRank { .. })
     }
 
     /// The message with those of its causes, on one line.

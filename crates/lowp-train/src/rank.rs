@@ -18,7 +18,7 @@ use lowp_kernels::Backend;
 use lowp_shard::GradBucketOptions;
 use serde_json::Value;
 
-use crate::checkpoints::{Resumed, about_run};
+use crate::checkpoints::{Resumed, about_run, unreadable};
 use crate::config::blocks;
 use crate::data::{Data, share};
 use crate::error::TrainError;
@@ -56,7 +56,7 @@ impl<M: Model, D: Data + ?Sized> Training<'_, M, D> {
             let data = (self.config, self.data.tokens());
             outcome.result(self.run, data, comm.control())
         });
-        or_abort(&*comm, trained)
+        tell(&*comm, trained)
     }
 
     /// Checks the run, and that all ranks make it with the same data.
@@ -68,6 +68,17 @@ impl<M: Model, D: Data + ?Sized> Training<'_, M, D> {
         about["codes_every"] = self.codes_every.into();
         Ok(control.all_equal("the run", &about.to_string())?)
     }
+}
+
+/// Ends the world for all where a rank has failed. The error of another rank is told by that rank, which has the cause.
+fn tell<B: Backend, T>(
+    comm: &dyn Communicator<B>,
+    done: Result<T, TrainError>,
+) -> Result<T, TrainError> {
+    if done.as_ref().is_err_and(TrainError::is_of_other_rank) {
+        drop(comm.control().barrier());
+    }
+    or_abort(comm, done)
 }
 
 /// Makes a network over a rank's parameters.
@@ -115,6 +126,8 @@ where
         N::measure_memory(self.backend)?;
         let mesh = MeshComm::new(config.mesh, self.comm.clone())?;
         let specs = (config.linears(), config.vars());
+        // First, since no other run saves there then: what it saved is there to be found.
+        let saver = self.saver()?;
         let resumed = self.resumed()?;
         let first_step = resumed.as_ref().map_or(0, Resumed::step);
         let mut outcome = Outcome::new(first_step);
@@ -139,7 +152,7 @@ where
             self.tell(Event::Rounded { states });
         }
         Ok(TrainLoop {
-            saver: self.saver()?,
+            saver,
             steps: first_step..checkpoints.last_step(config.steps),
             specs,
             unread: None,
@@ -190,6 +203,7 @@ where
             if !self.training.checkpoints.newest_whole {
                 return Ok(Some(found));
             }
+            let is_earlier = before < u64::MAX || !found.damaged().is_empty();
             let checkpoint = found.checkpoint();
             let damage = match self.verify_part(checkpoint)? {
                 Ok(()) => String::new(),
@@ -199,6 +213,9 @@ where
             let mut damaged = [f64::from(!damage.is_empty())];
             control.sum(&mut damaged)?;
             if damaged == [0.0] {
+                if is_earlier {
+                    self.tell(Event::Earlier(found.step()));
+                }
                 return Ok(Some(found));
             }
             let told = control.gather("damage of the checkpoint", damage.into_bytes())?;
@@ -232,20 +249,27 @@ where
     fn found(&self, before: u64) -> Result<Option<Resumed>, TrainError> {
         let (training, control) = (self.training, self.comm.control());
         let found = match self.comm.rank() {
-            0 => training.find(before)?,
-            _ => None,
+            0 => training.find(before),
+            _ => Ok(None),
         };
-        for damaged in found.iter().flat_map(Resumed::damaged) {
+        for damaged in found.iter().flatten().flat_map(Resumed::damaged) {
             self.tell(Event::Damaged(&damaged.to_string()));
         }
-        let step = found.as_ref().map(|found| found.checkpoint().step());
-        let step = step.map_or_else(Vec::new, |step| step.to_le_bytes().to_vec());
+        let step = match &found {
+            Ok(found) => Ok(found.as_ref().map(|found| found.checkpoint().step())),
+            Err(error) => Err(error.chain()),
+        };
+        let step = postcard::to_stdvec(&step)?;
         let step = control.broadcast("the checkpoint to resume", step)?;
-        let found = match (found, step.first_chunk()) {
-            (None, Some(&step)) => {
+        let step = postcard::from_bytes::<Result<Option<u64>, String>>(&step)?;
+        let found = match (found?, step) {
+            (None, Ok(Some(step))) => {
                 let run = (training.run, training.config.seed);
-                let step = u64::from_le_bytes(step);
                 Some(Resumed::of_step(&training.checkpoints, run, step)?)
+            }
+            (_, Err(why)) => {
+                let rank = control.members()[0];
+                return Err(unreadable(CheckpointError::OtherRank { rank, why }));
             }
             (found, _) => found,
         };
@@ -354,6 +378,10 @@ where
             return Ok(None);
         };
         let control = self.comm.control().split(0, self.comm.rank())?;
-        Ok(Some(Saver::new(control, &folder, checkpoints.keep)?))
+        let saver = Saver::new(control, &folder, checkpoints.keep);
+        saver.map(Some).map_err(|why| match why {
+            CheckpointError::Comm(cause) => cause.into(),
+            why => checkpoints.cannot_save(why),
+        })
     }
 }

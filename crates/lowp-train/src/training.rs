@@ -59,8 +59,38 @@ pub enum Event<'a> {
     },
     /// How a checkpoint that is newer than the one to resume from is damaged ([`Checkpoints::newest_whole`]).
     Damaged(&'a str),
+    /// The step of the newest whole checkpoint, which the run resumes from since newer ones are damaged.
+    Earlier(usize),
+    /// Why an old checkpoint is still there, which was to be removed. The next run that saves there removes it.
+    NotRemoved(&'a str),
     /// What a device spent the last step on.
     Profile(&'a Profile),
+}
+
+impl Event<'_> {
+    /// What a user should know of it, if it is nothing that happens in every run. Fields of the configuration stand in backticks.
+    pub fn note(&self) -> Option<String> {
+        Some(match self {
+            Self::Recast { layers, all } => format!(
+                "{layers} of {all} linear weights are cast from their masters, since the checkpoint has them in another recipe, or its masters in f32"
+            ),
+            Self::Rounded { states } => format!(
+                "{states} masters and states of the optimizer are rounded to the dtypes of `optimizer_state`, since the checkpoint has them in wider ones"
+            ),
+            Self::Damaged(error) => format!("left out to resume: {error}"),
+            Self::Earlier(step) => {
+                format!("resumes from step {step}, the newest whole checkpoint")
+            }
+            Self::NotRemoved(error) => format!(
+                "an old checkpoint stays until the next run that saves there removes it: {error}"
+            ),
+            Self::Begun(_)
+            | Self::Step { .. }
+            | Self::Evaluation(_)
+            | Self::Codes { .. }
+            | Self::Profile(_) => return None,
+        })
+    }
 }
 
 /// One run: what is trained, on what, and what is saved.

@@ -20,8 +20,6 @@ mod error;
 mod folder;
 #[path = "../../src/header.rs"]
 mod header;
-#[path = "../../src/in_flight.rs"]
-mod in_flight;
 #[path = "../../src/index.rs"]
 mod index;
 #[path = "../../src/list.rs"]
@@ -36,6 +34,8 @@ mod spans;
 mod sparse;
 #[path = "../../src/sync.rs"]
 mod sync;
+#[path = "../../src/unfinished.rs"]
+mod unfinished;
 #[path = "../../src/version1.rs"]
 mod version1;
 #[path = "../../src/writer.rs"]

@@ -1,5 +1,6 @@
 //! What is saved can be read again, and runs that cannot lock their folder leave each other alone.
 
+use super::written::MAX_TABLES;
 use super::*;
 use crate::folder::tests::SYNCS_LEFT;
 use crate::folder::{names, steps};
@@ -449,26 +450,31 @@ fn a_saver_ends_though_its_file_is_never_written() {
     drop(send);
 }
 
-/// Saves three steps and keeps one, where `removals` are under way; what is there after the saver has ended.
-fn save_beside(removals: impl FnOnce() + Send + 'static) -> Vec<u64> {
+/// Saves three steps and keeps one, where `removals` are under way; what is there after the saver has ended, and what it says of that.
+fn save_beside(removals: impl FnOnce() + Send + 'static) -> (Vec<u64>, Vec<String>) {
     let folder = tempfile::tempdir().expect("a folder");
     let control = threads(1, PATIENCE).swap_remove(0);
     let mut saver = Saver::new(control, folder.path(), Some(1)).expect("a folder");
     saver.stalled = Duration::from_millis(400);
-    saver.removing = Some(thread::spawn(removals));
+    saver.removing = Some(thread::spawn(|| {
+        removals();
+        Vec::new()
+    }));
     for step in 1..=3 {
         let started = saver.start(step, pieces(1, 0, 1), json!({}));
         let saved = started.and_then(|()| saver.finish());
         assert_eq!(saved.expect("a checkpoint"), Some(step));
     }
+    let left = saver.finish_removals();
+    let left = left.iter().map(ToString::to_string).collect();
     drop(saver);
-    steps(folder.path()).expect("a folder")
+    (steps(folder.path()).expect("a folder"), left)
 }
 
 /// Removals that are slow are followed by those that were due meanwhile; those that never end keep neither a checkpoint nor the end waiting.
 #[test]
 fn nobody_waits_for_removals_without_end() {
-    assert_eq!(save_beside(|| ()), [3]);
+    assert_eq!(save_beside(|| ()), (vec![3], Vec::new()));
     let ended = Arc::new(AtomicUsize::new(0));
     let count = Arc::clone(&ended);
     // Far longer than the limit of a wait.
@@ -476,10 +482,13 @@ fn nobody_waits_for_removals_without_end() {
         thread::sleep(Duration::from_secs(5));
         count.fetch_add(1, Ordering::Relaxed);
     };
-    assert_eq!(save_beside(slow), [1, 2, 3]);
+    let (steps, left) = save_beside(slow);
+    assert_eq!(steps, [1, 2, 3]);
+    let said = "cannot remove old checkpoints: timed out";
+    assert!(left.len() == 1 && left[0].contains(said), "{left:?}");
     assert_eq!(ended.load(Ordering::Relaxed), 0, "it was waited for");
     let slow = || thread::sleep(Duration::from_millis(100));
-    assert_eq!(save_beside(slow), [3]);
+    assert_eq!(save_beside(slow), (vec![3], Vec::new()));
 }
 
 thread_local! {
@@ -520,4 +529,33 @@ fn a_disk_that_is_slow_is_waited_for() {
     let (silent, _) = save(u64::MAX);
     let error = silent.expect_err("no byte on the disk").to_string();
     assert!(error.contains("but for 0 bytes"), "{error}");
+}
+
+/// Old checkpoints that somebody reads end no run; what is left of them is said, and goes when nobody does.
+#[test]
+fn what_cannot_be_removed_is_said() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let control = threads(1, PATIENCE).swap_remove(0);
+    let mut saver = Saver::new(control, folder.path(), Some(1)).expect("a folder");
+    let mut save = |step: u64| {
+        let started = saver.start(step, pieces(1, 0, 1), json!({}));
+        let saved = started.and_then(|()| saver.finish());
+        assert_eq!(saved.expect("a checkpoint"), Some(step));
+        let left = saver.finish_removals().into_iter();
+        left.map(|error| error.to_string()).collect::<Vec<_>>()
+    };
+    assert_eq!(save(1), [""; 0]);
+    fs::write(folder_of(folder.path(), 1).join(".nfs0001"), "").expect("a file");
+    let hidden_name = ".step-00000001.removed.unfinished";
+    for step in [2, 3] {
+        let left = save(step);
+        assert!(
+            left.len() == 1 && left[0].contains(hidden_name) && left[0].contains("cannot remove"),
+            "{left:?}"
+        );
+        assert_eq!(steps(folder.path()).expect("a folder"), [step]);
+    }
+    fs::remove_file(folder.path().join(hidden_name).join(".nfs0001")).expect("a file");
+    assert_eq!(save(4), [""; 0]);
+    assert_eq!(hidden(folder.path()), [""; 0]);
 }

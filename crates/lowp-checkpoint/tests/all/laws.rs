@@ -101,7 +101,7 @@ fn save(folder: &Path, ranks: usize, steps: &[u64], keep: Option<usize>) {
             saver
                 .start(step, pieces(rank, ranks), json!({ "step": step }))
                 .expect("a start");
-            assert_eq!(saver.in_flight(), Some(step));
+            assert_eq!(saver.unfinished(), Some(step));
             assert_eq!(saver.finish().expect("a checkpoint"), Some(step));
             assert_eq!(saver.poll().expect("nothing"), None);
         }

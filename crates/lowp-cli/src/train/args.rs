@@ -195,7 +195,8 @@ pub(crate) struct Args {
     #[arg(
         long,
         requires = "model",
-        conflicts_with = "params",
+        // Where one of those that --model conflicts with is given, clap does not ask for --model.
+        conflicts_with_all = ["params", "dim", "layers", "heads", "vocab", "arch", "kv_heads"],
         help_heading = "Model"
     )]
     pub(crate) from_scratch: bool,

@@ -2,19 +2,16 @@
 
 use super::args::Args;
 use super::data::DataArg;
-use super::dependent::{Dependence, dependence, optimizer};
+use super::dependent::dependence;
 use crate::files::read_regular;
 use crate::output::{self, shown};
 use crate::usage::UsageError;
 use clap::{Arg, ArgAction, Args as _, Command};
 use lowp_comm::Launch;
-use lowp_file::patterns::are_patterns;
-use lowp_format::has_tensor_scale;
-use lowp_format::spelling::Variant;
-use lowp_optim::StateDtypes;
 use std::any::TypeId;
 use std::ffi::{OsStr, OsString};
 use std::path::{Path, PathBuf};
+use std::slice;
 use std::time::Duration;
 use toml::{Table, Value};
 
@@ -168,7 +165,7 @@ fn options(
             }
             _ if takes_none => return Err(wrong(key, "must be true or false")),
             Value::Array(values) if takes_list => &values[..],
-            value => std::slice::from_ref(value),
+            value => slice::from_ref(value),
         };
         // A list repeats the option.
         for value in values {
@@ -202,32 +199,15 @@ fn wanted(arg: &Arg, value: &Value) -> Option<&'static str> {
 /// The option of the command line `words`, with its value, next to which the key of a file that stands for `option` means nothing, or not all of
 /// its `value` does; and the part that does.
 fn makes_moot(option: &str, value: &Value, words: &[OsString]) -> Option<(String, Option<String>)> {
-    if option == "--optimizer-state" {
-        let name = value_of(words, "--optimizer")?;
-        let state: StateDtypes = value.as_str()?.parse().ok()?;
-        let kept = state.kept_by(optimizer(&name)?.var_rule());
-        let part = (kept != StateDtypes::default()).then(|| kept.to_string());
-        return (kept != state).then(|| (format!("--optimizer {name}"), part));
-    }
-    if option == "--amax-group" {
-        let patterns = value
-            .as_array()
-            .map_or(std::slice::from_ref(value), |all| all);
-        let patterns: Vec<String> = patterns.iter().filter_map(scalar).collect();
-        let given = ["--recipe", "--compare"].map(|option| (option, value_of(words, option)));
-        let (other, names) = given
-            .into_iter()
-            .find_map(|(option, text)| Some((option, text?)))?;
-        let lacks = |name: &str| {
-            name.parse::<Variant>()
-                .is_ok_and(|own| !has_tensor_scale(&own))
-        };
-        let moot = are_patterns(&patterns) && names.split(',').all(lacks);
-        return moot.then(|| (format!("{other} {names}"), None));
-    }
-    let Dependence { other, applies, .. } = dependence(option)?;
-    let given = value_of(words, other)?;
-    (!applies(&given)).then(|| (format!("{other} {given}"), None))
+    let found = dependence(option)?;
+    let mut others = found.others.iter();
+    let (other, given) = others.find_map(|other| Some((other, value_of(words, other)?)))?;
+    let all = value.as_array();
+    let values = all.map_or(slice::from_ref(value), Vec::as_slice);
+    let own: Vec<String> = values.iter().filter_map(scalar).collect();
+    let own = own.join(",");
+    let kept = (found.kept)(&own, &given);
+    (kept.as_ref() != Some(&own)).then(|| (format!("{other} {given}"), kept))
 }
 
 /// Whether `word` of a command line is the option `arg`, with its value or without.
@@ -368,6 +348,13 @@ mod tests {
             ("amax_group = '*.{q,k}'", "--recipe=mxfp8", "--recipe mxfp8"),
             ("steps = 3", "--tokens=4000", "--tokens"),
             ("dim = 64", "--model=folder", "--model"),
+            ("kv_heads = 2", "--arch=gpt", "--arch gpt"),
+            ("from_scratch = true", "--arch=llama", "--arch"),
+            ("epochs = 2.0", "--steps=3", "--steps"),
+            ("save_every = 4", "--steps=3", "--steps 3"),
+            ("stop_after = 4", "--steps=3", "--steps 3"),
+            ("eval_every = 4", "--steps=3", "--steps 3"),
+            ("log_codes = 4", "--steps=3", "--steps 3"),
         ] {
             assert_eq!(expanded(text, &[given]).expect(text), [given], "{text}");
             let table: Table = text.parse().expect("TOML");
@@ -395,6 +382,11 @@ mod tests {
             ("no_prefetch = true", "--device=cuda"),
             ("held_out = 0.2", "--data=ids.npy"),
             ("amax_group = 'none'", "--recipe=mxfp8"),
+            ("amax_group = ['none']", "--recipe=mxfp8"),
+            ("save_every = 3", "--steps=3"),
+            ("save_every = 4", "--steps=x"),
+            ("warmup = 4", "--steps=3"),
+            ("kv_heads = 2", "--arch=llama"),
             ("amax_group = '*.{q,k}'", "--compare=mxfp8,fp8-current"),
         ] {
             assert_eq!(expanded(text, &[given]).expect(text).len(), 2, "{text}");

@@ -3,50 +3,75 @@
 
 use super::data::DataArg;
 use crate::usage::UsageError;
+use lowp_file::patterns::are_patterns;
+use lowp_format::has_tensor_scale;
+use lowp_format::spelling::Variant;
+use lowp_optim::StateDtypes;
 use lowp_train::{Optimizer, Tokens};
+
+/// What of an option's value means something beside a value of another option: all, a part of a list, or nothing.
+type Kept = fn(&str, &str) -> Option<String>;
 
 /// What such an option depends on.
 pub(super) struct Dependence {
-    pub(super) other: &'static str,
-    /// Whether the option means something beside this value of the other.
-    pub(super) applies: fn(&str) -> bool,
-    /// The end of an error that begins with the option; VALUE is that of the other.
+    /// The first of these that is given counts.
+    pub(super) others: &'static [&'static str],
+    pub(super) kept: Kept,
+    /// The end of an error that begins with the option; VALUE is that of the other. Where it is empty, another check has its own error.
     why: &'static str,
 }
 
 pub(super) fn dependence(option: &str) -> Option<Dependence> {
-    let (other, applies, why): (_, fn(&str) -> bool, _) = match option {
+    let (others, kept, why): (&[&str], Kept, _) = match option {
         "--beta2" => (
-            "--optimizer",
-            |name| optimizer(name).is_none_or(Optimizer::has_beta2),
+            &["--optimizer"],
+            |own, name| all_if(own, optimizer(name).is_none_or(Optimizer::has_beta2)),
             "has no meaning with --optimizer VALUE; leave it out",
         ),
         "--var-lr" => (
-            "--optimizer",
-            |name| optimizer(name).is_none_or(|found| found.rule().is_of_matrices()),
+            &["--optimizer"],
+            |own, name| {
+                all_if(
+                    own,
+                    optimizer(name).is_none_or(|found| found.rule().is_of_matrices()),
+                )
+            },
             "has no meaning with --optimizer VALUE; leave it out",
         ),
+        "--optimizer-state" => (&["--optimizer"], kept_states, ""),
+        "--amax-group" => (&["--recipe", "--compare"], kept_groups, ""),
+        "--save-every" | "--stop-after" | "--eval-every" | "--log-codes" => (
+            &["--steps"],
+            |own, steps| {
+                let [own_steps, steps] = [own, steps].map(str::parse::<usize>);
+                all_if(own, steps.is_err() || own_steps.ok() <= steps.ok())
+            },
+            "",
+        ),
         "--decay-steps" => (
-            "--schedule",
-            |name| name == "wsd",
+            &["--schedule"],
+            |own, name| all_if(own, name == "wsd"),
             "only applies to --schedule wsd; add it, or leave the option out",
         ),
         "--kv-heads" => (
-            "--arch",
-            |name| name != "gpt",
+            &["--arch"],
+            |own, name| all_if(own, name != "gpt"),
             "has no effect with --arch gpt; add --arch llama, or leave it out",
         ),
         "--held-out" | "--mask-documents" => (
-            "--data",
-            |text| {
-                text.parse()
-                    .is_ok_and(|DataArg { path, .. }| Tokens::are_at(&path))
+            &["--data"],
+            |own, text| {
+                all_if(
+                    own,
+                    text.parse()
+                        .is_ok_and(|data: DataArg| Tokens::are_at(&data.path)),
+                )
             },
             "only applies to tokens, and this data is text; leave it out",
         ),
         "--reshard-after-forward" => (
-            "--sharding",
-            |name| name != "zero1",
+            &["--sharding"],
+            |own, name| all_if(own, name != "zero1"),
             "has no effect with --sharding zero1, where every rank has the full weights; leave it out",
         ),
         "--profile"
@@ -55,21 +80,42 @@ pub(super) fn dependence(option: &str) -> Option<Dependence> {
         | "--agree-amaxes"
         | "--no-prefetch"
         | "--offload-optimizer" => (
-            "--device",
-            |name| name != "cpu",
+            &["--device"],
+            |own, name| all_if(own, name != "cpu"),
             "only applies to GPUs: add --device cuda, or leave it out",
         ),
         _ => return None,
     };
-    Some(Dependence {
-        other,
-        applies,
-        why,
-    })
+    Some(Dependence { others, kept, why })
+}
+
+fn all_if(own: &str, applies: bool) -> Option<String> {
+    applies.then(|| own.to_owned())
+}
+
+/// The dtypes of states that the optimizer of this name has.
+fn kept_states(own: &str, name: &str) -> Option<String> {
+    let (Ok(all), Some(optimizer)) = (own.parse::<StateDtypes>(), optimizer(name)) else {
+        return all_if(own, true);
+    };
+    match all.kept_by(optimizer.var_rule()) {
+        kept if kept == all => all_if(own, true),
+        kept => (kept != StateDtypes::default()).then(|| kept.to_string()),
+    }
+}
+
+/// Patterns are of recipes with an amax of the whole tensor.
+fn kept_groups(own: &str, recipes: &str) -> Option<String> {
+    let lacks = |name: &str| {
+        name.parse()
+            .is_ok_and(|own: Variant| !has_tensor_scale(&own))
+    };
+    let patterns = !own.is_empty() && are_patterns(&[own.to_owned()]);
+    all_if(own, !(patterns && recipes.split(',').all(lacks)))
 }
 
 /// The optimizer of this name.
-pub(super) fn optimizer(name: &str) -> Option<Optimizer> {
+fn optimizer(name: &str) -> Option<Optimizer> {
     Optimizer::ALL
         .into_iter()
         .find(|found| found.name() == name)
@@ -77,8 +123,9 @@ pub(super) fn optimizer(name: &str) -> Option<Optimizer> {
 
 /// Checks that the option `given`, which may have its value, means something beside `value` of the option that it depends on.
 pub(super) fn check(given: &str, value: &str) -> Result<(), UsageError> {
-    match dependence(given.split(' ').next().unwrap_or(given)) {
-        Some(Dependence { applies, why, .. }) if !applies(value) => {
+    let (option, own) = given.split_once(' ').unwrap_or((given, ""));
+    match dependence(option) {
+        Some(Dependence { kept, why, .. }) if kept(own, value).is_none() => {
             let why = why.replace("VALUE", value);
             Err(UsageError::new(format!("{given} {why}")))
         }

@@ -34,14 +34,16 @@ use crate::device::Device;
 use crate::files::{check_writable, write_atomically};
 use crate::output;
 use crate::usage::UsageError;
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, anyhow};
 use config::Setup;
 use lowp_train::result::RunResult;
 use lowp_train::summary::summaries;
-use lowp_train::{Run, TrainError, Training};
+use lowp_train::{TrainError, Training};
 use options::failed;
 use progress::Progress;
 use source::Batches;
+use std::fs::File;
+use std::sync::Arc;
 use world::World;
 
 /// See data/README.md for source and licence.
@@ -57,6 +59,41 @@ pub(crate) fn main(args: &Args) -> Result<()> {
 }
 
 fn train(args: &Args, world: &World) -> Result<()> {
+    let (setup, text, page_locked) = world.all_ok(check(args, world))?;
+    world.agree(args, &setup, &*text)?;
+    if let Some(note) = page_locked.filter(|_| world.reports()) {
+        output::note(&note);
+    }
+    // Held until the last run ends: another command does not log there meanwhile.
+    let _locks = world.all_ok(match world.reports() {
+        true => take_folders(args, &setup, &*text),
+        false => Ok(Vec::new()),
+    })?;
+    let total = setup.config.seeds * setup.runs.len();
+    let mut results = Vec::new();
+    let trained = train_all((args, &setup), &*text, world, &mut results);
+    let finished = results.len();
+    // What is finished is worth having, whatever happened to the rest.
+    let reported = if results.is_empty() || !world.reports() {
+        Ok(())
+    } else {
+        report((args, &setup), &results, &*text)
+    };
+    // Where some are, the arguments can work.
+    let trained = trained.map_err(|error| match finished {
+        0 => error,
+        _ => anyhow!("{error:#}"),
+    });
+    trained.with_context(|| format!("{finished} of {total} runs finished"))?;
+    reported?;
+    let sound = results.iter().try_for_each(RunResult::check_wire);
+    let sound = sound.and_then(|()| results.iter().try_for_each(RunResult::check_finite));
+    let sound = sound.and_then(|()| results.iter().try_for_each(RunResult::check_trained));
+    sound.map_err(failed)
+}
+
+/// What is asked for, what it is trained on, and what to know of page-locked memory: all that can be found to be wrong before the work begins.
+fn check(args: &Args, world: &World) -> Result<(Setup, Arc<Batches>, Option<String>)> {
     let setup = Setup::new(args, world.launch())?;
     if let Device::Cuda(_) = setup.device {
         #[cfg(feature = "cuda")]
@@ -84,9 +121,11 @@ fn train(args: &Args, world: &World) -> Result<()> {
             training.check_config().map_err(failed)?;
             continue;
         }
+        let found = training.check();
+        // Checkpoints that another run is saving are no earlier ones.
         let writable = setup.checkpoints.check_writable(run, config.seed);
         writable.map_err(failed)?;
-        let found = training.check().map_err(failed)?;
+        let found = found.map_err(failed)?;
         if let Some(folder) = &args.log_dir {
             training.check_log(folder, found).map_err(of_log)?;
         }
@@ -97,15 +136,15 @@ fn train(args: &Args, world: &World) -> Result<()> {
             ));
         }
     }
-    world.agree(args, &setup, &*text)?;
-    if let Some(note) = page_locked.filter(|_| world.reports()) {
-        output::note(&note);
-    }
-    // Held until the last run ends: another command does not log there meanwhile.
+    Ok((setup, text, page_locked))
+}
+
+/// Locks the folders of logs, and copies what exports carry along to those of checkpoints.
+fn take_folders(args: &Args, setup: &Setup, text: &Batches) -> Result<Vec<Option<File>>> {
     let mut locks = Vec::new();
-    for (run, config) in setup.each().filter(|_| world.reports()) {
+    for (run, config) in setup.each() {
         if let Some(folder) = &args.log_dir {
-            let training = Training::new(run, &config, &*text);
+            let training = Training::new(run, &config, text);
             locks.push(training.lock_log(folder).map_err(of_log)?);
         }
         let run = setup.checkpoints.folder_of(run, config.seed);
@@ -113,22 +152,7 @@ fn train(args: &Args, world: &World) -> Result<()> {
             folder.carry(&run)?;
         }
     }
-    let total = setup.config.seeds * setup.runs.len();
-    let mut results = Vec::new();
-    let trained = train_all((args, &setup), &*text, world, &mut results);
-    let finished = results.len();
-    // What is finished is worth having, whatever happened to the rest.
-    let reported = if results.is_empty() || !world.reports() {
-        Ok(())
-    } else {
-        report((args, &setup), &results, &*text)
-    };
-    trained.with_context(|| format!("{finished} of {total} runs finished"))?;
-    reported?;
-    let sound = results.iter().try_for_each(RunResult::check_wire);
-    let sound = sound.and_then(|()| results.iter().try_for_each(RunResult::check_finite));
-    let sound = sound.and_then(|()| results.iter().try_for_each(RunResult::check_trained));
-    sound.map_err(failed)
+    Ok(locks)
 }
 
 /// The error of a folder of logs.
@@ -159,17 +183,8 @@ fn check_resume(args: &Args, setup: &Setup) -> Result<(), UsageError> {
             ))),
         };
     }
-    for (run, config) in setup.each() {
-        if setup.checkpoints.source(run, config.seed)?.is_some() {
-            return Ok(());
-        }
-    }
-    let label = |run: &Run| format!("{}-seed{}", run.recipe, setup.config.seed);
-    let runs: Vec<String> = setup.runs.iter().map(label).collect();
-    Err(UsageError::new(format!(
-        "--resume {name}: there are no checkpoints of {}; give a folder of --save, or one checkpoint",
-        runs.join(" or ")
-    )))
+    let seeds = setup.config.seed..=setup.config.last_seed();
+    Ok(setup.checkpoints.check_source(&setup.runs, seeds)?)
 }
 
 fn train_all(

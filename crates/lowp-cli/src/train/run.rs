@@ -2,14 +2,14 @@
 
 use super::args::Args;
 use super::config::Setup;
-use super::options::failed;
+use super::options::{failed, named};
 use super::progress::Progress;
 use super::source::Batches;
 use super::world::World;
 use crate::columns::Columns;
 use crate::device::Device;
 use crate::output;
-use anyhow::{Context, Result, anyhow};
+use anyhow::{Context, Result};
 use lowp_candle::transformer::Transformer;
 use lowp_comm::{Communicator, HostComm, LocalComm, run_comms};
 use lowp_fsdp::FirstValues;
@@ -135,11 +135,7 @@ fn logged(event: Event<'_>, log: &Mutex<Log>) {
         Event::Step { metrics, .. } => files.step(metrics),
         Event::Evaluation(evaluation) => files.evaluation(evaluation),
         Event::Codes { step, layers } => files.codes(step, layers),
-        Event::Begun(_)
-        | Event::Recast { .. }
-        | Event::Rounded { .. }
-        | Event::Damaged(_)
-        | Event::Profile(_) => Ok(()),
+        _ => Ok(()),
     };
     if let Err(error) = written {
         // Training continues; the command fails when all runs are done.
@@ -159,7 +155,7 @@ fn threads<B: Backend>(
     let trained = run_comms(comms, |number, comm| rank(&backends[number], comm));
     let mut results = trained.map_err(|e| {
         let place = format!("{}, rank {} of {ranks}", run.name, e.rank);
-        anyhow!("{:#}", failed(e.cause)).context(place)
+        failed(e.cause).context(place)
     })?;
     results.pop().context("a world of no ranks")
 }
@@ -181,22 +177,15 @@ fn follow(event: Event<'_>, (args, run): (&Args, &Run), progress: &Progress) {
         Event::Evaluation(Evaluation { step, loss }) if args.eval_every.is_some() => {
             progress.evaluation(step, loss);
         }
-        Event::Recast { layers, all } => output::note(&format!(
-            "{}: {layers} of {all} linear weights are cast from their masters, since the checkpoint has them in another recipe, or its masters in f32",
-            run.name
-        )),
-        Event::Rounded { states } => output::note(&format!(
-            "{}: {states} masters and states of the optimizer are rounded to the dtypes of --optimizer-state, since the checkpoint has them in wider ones",
-            run.name
-        )),
-        Event::Damaged(error) => {
-            output::note(&format!("{}: left out to resume: {error}", run.name))
-        }
         Event::Profile(profile) if args.profile => {
             // Where it cannot be written, the table at the end cannot either, and says so.
             let _ = output::print(&table(profile));
         }
-        Event::Begun(_) | Event::Evaluation(_) | Event::Profile(_) | Event::Codes { .. } => {}
+        event => {
+            if let Some(note) = event.note() {
+                output::note(&format!("{}: {}", run.name, named(&note)));
+            }
+        }
     }
 }
 

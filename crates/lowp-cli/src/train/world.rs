@@ -4,7 +4,7 @@ use super::args::Args;
 use super::config::Setup;
 use super::options::named;
 use super::source::Batches;
-use crate::usage::{UsageError, input_error};
+use crate::usage::{UsageError, exit_code, input_error};
 use anyhow::{Context, Result, anyhow};
 use clap::ValueEnum;
 use lowp_checkpoint::checksum;
@@ -76,6 +76,22 @@ impl World {
             let first = launch.rank.saturating_sub(launch.local_rank);
             first..first + launch.local_world
         })
+    }
+
+    /// `result`, if no rank has an error; else every rank ends with the exit code of the first that has one, and that rank says why. Collective.
+    pub(crate) fn all_ok<T>(&self, result: Result<T>) -> Result<T> {
+        let Some(Process { control, .. }) = &self.process else {
+            return result;
+        };
+        let code = result.as_ref().err().map_or(0, exit_code);
+        let failed = control.first_failed("whether lowp train can begin", code);
+        let value = result?;
+        match failed?.map(|(rank, code)| (code, format!("rank {rank} cannot begin: see its error")))
+        {
+            None => Ok(value),
+            Some((2, why)) => Err(input_error(why)),
+            Some((_, why)) => Err(anyhow!(why)),
+        }
     }
 
     /// Checks that all ranks were started for the same work.

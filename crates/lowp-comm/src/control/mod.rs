@@ -127,6 +127,17 @@ impl dyn Control + '_ {
         self.all_gather("barrier", Vec::new()).map(drop)
     }
 
+    /// The first rank that gives another `code` than 0, which says how it failed, and that code. Collective.
+    ///
+    /// # Errors
+    /// As the trait says.
+    pub fn first_failed(&self, what: &str, code: u8) -> Result<Option<(usize, u8)>, CommError> {
+        let codes = self.all_gather(what, vec![code])?;
+        let code = |code: &Vec<u8>| code.first().copied().filter(|code| *code != 0);
+        let mut failed = codes.iter().zip(self.members());
+        Ok(failed.find_map(|(own, &rank)| Some((rank, code(own)?))))
+    }
+
     /// Checks that all ranks give the same `description` of `what`. Only a digest of it travels while they
     /// do.
     ///

@@ -110,6 +110,26 @@ proptest! {
     }
 }
 
+/// The first rank that failed is known to all, by its number in the world, also in a group.
+#[test]
+fn the_first_rank_that_failed_is_known_to_all() {
+    for (codes, expected) in [
+        ([0, 0, 0], None),
+        ([0, 2, 1], Some((1, 2))),
+        ([1, 0, 0], Some((0, 1))),
+    ] {
+        let found = ranks_everywhere(3, |rank, comm| {
+            comm.control().first_failed("it begins", codes[rank])
+        });
+        assert_eq!(found, [expected; 3]);
+    }
+    let found = ranks_everywhere(3, |rank, comm| {
+        let group = comm.control().split(usize::from(rank > 0), rank)?;
+        group.first_failed("it begins", if rank == 2 { 7 } else { 0 })
+    });
+    assert_eq!(found, [None, Some((2, 7)), Some((2, 7))]);
+}
+
 /// More sets of ranks than texts travel: the others are named by their digests.
 #[test]
 fn only_a_few_texts_of_ranks_that_differ_travel() {

@@ -4,12 +4,11 @@
 use std::sync::Arc;
 use std::time::Instant;
 
-use lowp_checkpoint::{Block, Dtype, Piece};
-use lowp_comm::or_abort;
+use lowp_checkpoint::{Block, Dtype, Piece, Saver};
 use lowp_fsdp::{ModelError, Multiplies, VarPlace};
 
-use super::TrainLoop;
 use super::steps::Rate;
+use super::{TrainLoop, tell};
 use crate::checkpoints::{EVALUATIONS, LOSSES, about_run};
 use crate::codes::shares;
 use crate::data::Data;
@@ -34,16 +33,16 @@ where
     pub(super) fn train(mut self) -> Result<Outcome, TrainError> {
         // The others hear of a failure before the saver is dropped, which waits for a file.
         let comm = Arc::clone(&self.rank.comm);
-        let or_abort = |done: Result<(), TrainError>| or_abort(&*comm, done);
+        let tell = |done: Result<(), TrainError>| tell(&*comm, done);
         for step in self.steps.clone() {
-            or_abort(self.prepare(step))?;
+            tell(self.prepare(step))?;
             if self.switches_at(step) {
                 self = self.switch()?;
             }
-            or_abort(self.step(step))?;
-            or_abort(self.after_step(step + 1))?;
+            tell(self.step(step))?;
+            tell(self.after_step(step + 1))?;
         }
-        or_abort(self.finish())?;
+        tell(self.finish())?;
         Ok(self.outcome)
     }
 
@@ -57,9 +56,9 @@ where
     fn switch(mut self) -> Result<Self, TrainError> {
         let rank = &self.rank;
         let of = (rank.backend, rank.training.config);
-        or_abort(&*rank.comm, self.outcome.add(&self.trained, of))?;
+        tell(&*rank.comm, self.outcome.add(&self.trained, of))?;
         let switched = rank.switch(self.trained, &self.specs);
-        let trained = or_abort(&*rank.comm, switched)?;
+        let trained = tell(&*rank.comm, switched)?;
         Ok(Self { trained, ..self })
     }
 
@@ -155,6 +154,7 @@ where
                 if self.steps.is_empty()
                     && checkpoints.resumes_where_it_saves(run, config.seed) =>
             {
+                saver.mend_latest(last_step as u64)?;
                 saver.remove_old(last_step as u64);
             }
             _ if self.steps.is_empty() => self.save(last_step)?,
@@ -185,6 +185,9 @@ where
         };
         let counts = self.trained.sharded.optimizer().counts();
         self.outcome.skipped = counts.map_err(ModelError::from)?.skipped;
+        for left in self.saver.iter_mut().flat_map(Saver::finish_removals) {
+            self.rank.tell(Event::NotRemoved(&left.to_string()));
+        }
         Ok(())
     }
 

@@ -7,6 +7,9 @@ use std::fs;
 use std::path::Path;
 
 use lowp_checkpoint::Checkpoint;
+use lowp_comm::RanksFailed;
+use lowp_train::TrainError;
+use lowp_train::result::RunResult;
 
 /// The example says so itself.
 #[test]
@@ -28,6 +31,28 @@ fn a_resumed_run_is_the_unbroken_one() {
     let [unbroken, broken] = [unbroken, broken].map(|folder| saved(&folder));
     assert!(unbroken.iter().all(|bytes| bytes.len() > 1 << 13));
     assert!(unbroken == broken);
+}
+
+/// A folder in which another run saves: every rank has an error of the input, and the first rank that of the folder.
+#[test]
+fn a_folder_that_another_run_has_is_an_error_of_the_input() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let _lock = lowp_checkpoint::lock(&folder.path().join("mxfp8-seed0")).expect("a lock");
+    let error = example::train(folder.path(), 3).expect_err("another run has it");
+    let failed = error.downcast::<RanksFailed<RunResult, TrainError>>();
+    let failed = failed.expect("the errors of ranks");
+    assert_eq!(failed.rank, 0);
+    let others = failed.others.into_iter().map(|(_, other)| other);
+    let others = others.map(|other| other.expect_err("another run has it"));
+    let text = "another run writes to this folder";
+    let all: Vec<TrainError> = others.chain([failed.cause]).collect();
+    for (error, rank) in all.iter().zip(["rank 0: ", ""]) {
+        assert!(error.is_input(), "{error:?}");
+        let text = format!("mxfp8-seed0: {text}");
+        let said = error.to_string();
+        assert!(said.contains(&text) && said.contains(rank), "{said}");
+    }
+    assert_eq!(all.len(), 2);
 }
 
 /// The bytes of all tensors in the last checkpoint, by file. The header before them has the checkpoint's random number.

@@ -113,6 +113,7 @@ fn messages() {
         "--log-dir out --log-codes 4 --steps 3",
         "--save out --log-dir out",
         "--params 10m --from-scratch",
+        "--from-scratch",
         "--resume /no/such/folder",
         "--dim 48 --recipe nvfp4-mxfp8",
         "--save out --json out",
@@ -130,6 +131,22 @@ fn messages() {
         text += &format!("$ lowp train {args}\n{message}\n");
     }
     insta::assert_snapshot!(text);
+}
+
+/// Without a size that --model would conflict with, and with one.
+#[test]
+fn from_scratch_needs_a_model() {
+    for (args, text) in [
+        (&["train", "--from-scratch"][..], "--model <DIR>"),
+        (
+            &["train", "--from-scratch", "--arch", "llama"],
+            "cannot be used with '--arch",
+        ),
+    ] {
+        let outcome = lowp(args);
+        assert_eq!(outcome.code, Some(2), "{}", outcome.stderr);
+        assert!(outcome.stderr.contains(text), "{}", outcome.stderr);
+    }
 }
 
 #[test]

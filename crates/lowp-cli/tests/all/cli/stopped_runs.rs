@@ -4,8 +4,9 @@ use super::bad_input::rejected;
 use super::{command, path, tiny, train_json};
 use crate::support::exhaustive;
 use crate::support::hidden::hidden;
-use lowp_checkpoint::{Checkpoint, folder_of, latest, steps};
+use lowp_checkpoint::{Checkpoint, folder_of, latest, lock, steps};
 use std::fs;
+use std::io::Read;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
@@ -23,11 +24,16 @@ struct Endless(Child);
 
 impl Endless {
     fn start(args: &[&str]) -> Self {
+        Self::saying(args, Stdio::null())
+    }
+
+    /// With this standard error.
+    fn saying(args: &[&str], stderr: Stdio) -> Self {
         let mut command = command();
         command
             .args(tiny(&[&ENDLESS[..], args].concat()))
             .stdout(Stdio::null())
-            .stderr(Stdio::null());
+            .stderr(stderr);
         Self(command.spawn().expect("lowp starts"))
     }
 }
@@ -155,6 +161,98 @@ fn a_log_is_of_one_run_at_a_time() {
     assert!(text.contains("--log-dir") && text.contains(said), "{text}");
 }
 
+/// Of runs that begin at once one saves, and the others say why they do not.
+#[test]
+fn runs_that_begin_at_once_save_one_at_a_time() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let saved = path(folder.path());
+    let save = ["--save", &saved, "--save-every", "1", "--keep", "2"];
+    let mut runs: Vec<Endless> = (0..6)
+        .map(|_| Endless::saying(&save, Stdio::piped()))
+        .collect();
+    let begun = Instant::now();
+    let mut ended = Vec::new();
+    while runs.len() > 1 {
+        let waited = begun.elapsed() < Duration::from_secs(60);
+        assert!(waited, "{} runs save to one folder", runs.len());
+        std::thread::sleep(Duration::from_millis(5));
+        let is_done = |run: &mut Endless| run.0.try_wait().expect("a run").is_some();
+        ended.extend(runs.extract_if(.., is_done));
+    }
+    for mut run in ended {
+        let mut text = String::new();
+        let mut stderr = run.0.stderr.take().expect("a pipe");
+        stderr.read_to_string(&mut text).expect("UTF-8");
+        assert_eq!(run.0.wait().expect("an end").code(), Some(2), "{text}");
+        let said = "nvfp4-2d-seed0: another run writes to this folder";
+        assert!(text.contains(said), "{text}");
+    }
+}
+
+/// A folder that another run takes while the run before trains: the arguments did work.
+#[test]
+fn a_folder_that_is_taken_later_is_a_failure_of_the_work() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let saved = path(folder.path());
+    let args = ["--compare", "mxfp8,nvfp4-2d", "--no-baseline"];
+    let more = ["--steps", "200", "--save", &saved];
+    let first = command()
+        .args(tiny(&[&args[..], &more].concat()))
+        .stdout(Stdio::null())
+        .stderr(Stdio::piped())
+        .spawn();
+    let first = first.expect("lowp starts");
+    let begun = Instant::now();
+    while !folder.path().join("mxfp8-seed0/.lock").exists() {
+        assert!(begun.elapsed() < Duration::from_secs(60), "nothing begins");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    let lock = lock(&folder.path().join("nvfp4-2d-seed0")).expect("a lock");
+    let output = first.wait_with_output().expect("an end");
+    drop(lock);
+    let text = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(1), "{text}");
+    for part in [
+        "1 of 2 runs finished: nvfp4-2d",
+        "another run writes to this folder",
+    ] {
+        assert!(text.contains(part), "{part}: {text}");
+    }
+}
+
+/// What names the latest checkpoint is damaged: a run that is started again goes on from the newest whole one, and writes it anew.
+#[test]
+fn a_damaged_latest_is_mended() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let (run, saved) = (folder.path().join("mxfp8-seed0"), path(folder.path()));
+    let args = ["--recipe", "mxfp8", "--no-baseline", "--steps", "6"];
+    let args = [&args[..], &["--save", &saved, "--save-every", "2"]].concat();
+    train_json(&[&args[..], &["--stop-after", "4"]].concat());
+    let name = run.join("latest");
+    for damaged in ["", "step-00000009\n", "step-00000004 and more"] {
+        for stop in ["4", "6"] {
+            fs::write(&name, damaged).expect("a file");
+            let given = [&args[..], &["--resume", &saved, "--stop-after", stop]].concat();
+            let text = rejected(&given);
+            let remedy = "; or resume from step 4, the newest whole checkpoint there: with --resume latest and the --save that the run had";
+            assert!(text.contains(remedy), "{damaged:?}: {text}");
+            let given = [&args[..], &["--resume", "latest", "--stop-after", stop]].concat();
+            let output = command().args(tiny(&given)).output().expect("lowp starts");
+            let text = String::from_utf8_lossy(&output.stderr);
+            assert_eq!(output.status.code(), Some(0), "{damaged:?}: {text}");
+            for part in [
+                "mxfp8: left out to resume: ",
+                "mxfp8: resumes from step 4, the newest whole checkpoint",
+            ] {
+                assert!(text.contains(part), "{damaged:?}: {part}: {text}");
+            }
+            let mended = fs::read_to_string(&name).expect("a file");
+            assert_eq!(mended, format!("step-0000000{stop}\n"), "{damaged:?}");
+        }
+        fs::remove_dir_all(folder_of(&run, 6)).expect("a folder");
+    }
+}
+
 /// A run that begins anew does not save among the checkpoints of another.
 #[test]
 fn an_earlier_run_is_not_overwritten() {
@@ -255,6 +353,13 @@ fn what_was_replaced_and_stays_is_no_failure() {
     let text = String::from_utf8_lossy(&output.stderr);
     assert_eq!(output.status.code(), Some(0), "{text}");
     assert_eq!(hidden(&run), [".lock", ".step-00000004.replaced"]);
+    let note = "mxfp8: an old checkpoint stays until the next run that saves there removes it: ";
+    let lines = text.lines().filter(|line| line.starts_with(note));
+    let lines: Vec<&str> = lines.collect();
+    assert!(
+        lines.len() == 1 && lines[0].contains(".step-00000004.replaced: cannot remove: "),
+        "{text}"
+    );
     let checkpoint = Checkpoint::latest(&run).expect("the new one");
     assert!(checkpoint.step() == 4 && checkpoint.verify().is_ok());
     // The next run removes it.

@@ -232,6 +232,58 @@ fn ranks_that_were_started_for_other_work_are_named() {
     );
 }
 
+/// An option that only rank 0 looks at ends all ranks alike; rank 0 has the cause, and others name rank 0.
+#[test]
+fn what_rank_0_finds_ends_all_alike() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let file = folder.path().join("file");
+    std::fs::write(&file, "").expect("a file");
+    let below = file.join("below").display().to_string();
+    for option in ["--json", "--resume", "--save", "--log-dir"] {
+        let args = tiny(&[option, &below]);
+        let ranks = start(Launcher::Torchrun, 3, |_| args.clone());
+        for (rank, end) in ends(ranks).into_iter().enumerate() {
+            let said = match rank {
+                0 => format!("error: rank 0 of 3: {option}"),
+                _ => format!("error: rank {rank} of 3: rank 0 cannot begin: see its error"),
+            };
+            assert_eq!(end.code, Some(2), "{option}, rank {rank}: {}", end.stderr);
+            assert!(end.stderr.starts_with(&said), "{said}: {}", end.stderr);
+            assert_eq!(end.stderr.lines().count(), 1, "{}", end.stderr);
+        }
+    }
+    // An option that one rank alone has.
+    let ranks = start(Launcher::Torchrun, 2, |rank| match rank {
+        1 => tiny(&["--dim", "63"]),
+        _ => tiny(&[]),
+    });
+    let texts = ["rank 1 cannot begin: see its error", "--dim"];
+    fail(ranks, 2, &texts);
+}
+
+/// Damage that only checksums show is found when the run begins.
+#[test]
+fn a_damaged_checkpoint_ends_all_alike() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let saved = folder.path().display().to_string();
+    let args = ["--recipe", "mxfp8", "--no-baseline", "--steps", "2"];
+    let args = tiny(&[&args[..], &["--save", &saved, "--resume", "latest"]].concat());
+    let begun = command().args(&args).output().expect("lowp starts");
+    assert!(begun.status.success());
+    let file = folder
+        .path()
+        .join("mxfp8-seed0/step-00000002/rank-00001.safetensors");
+    let mut bytes = std::fs::read(&file).expect("a file");
+    *bytes.last_mut().expect("a byte") ^= 1;
+    std::fs::write(file, bytes).expect("a file");
+    let text = "has no whole checkpoint before step 2";
+    fail(start(Launcher::Torchrun, 2, |_| args.clone()), 2, &[text]);
+    let alone = command().args(&args).output().expect("lowp starts");
+    let said = String::from_utf8_lossy(&alone.stderr);
+    assert_eq!(alone.status.code(), Some(2), "{said}");
+    assert!(said.contains(text), "{said}");
+}
+
 /// Also where one of them left the option out.
 #[test]
 fn the_first_option_that_ranks_differ_in_is_named() {
