@@ -243,7 +243,7 @@ fn remove_probe(path: &Path) {
 /// # Errors
 /// Another run has locked it, or it cannot be created.
 pub fn lock(folder: &Path) -> Result<Option<File>, CheckpointError> {
-    fs::create_dir_all(folder).map_err(CheckpointError::io(folder, "create"))?;
+    create(folder).map_err(CheckpointError::io(folder, "create"))?;
     let path = folder.join(LOCK);
     let lock = File::create(&path).map_err(CheckpointError::io(&path, "create"))?;
     match lock.try_lock() {
@@ -254,6 +254,21 @@ pub fn lock(folder: &Path) -> Result<Option<File>, CheckpointError> {
         Err(TryLockError::Error(_)) => Ok(None),
         Ok(()) => Ok(Some(lock)),
     }
+}
+
+/// Creates `folder` and those above it that are not there, and brings their names to the disk.
+fn create(folder: &Path) -> io::Result<()> {
+    let is_missing = |path: &&Path| !path.as_os_str().is_empty() && !path.exists();
+    let missing = folder.ancestors().take_while(is_missing);
+    let parents = missing.filter_map(Path::parent).map(Path::to_owned);
+    let parents: Vec<PathBuf> = parents.collect();
+    fs::create_dir_all(folder)?;
+    for parent in parents {
+        let here = parent.as_os_str().is_empty();
+        // One that may not be opened may have names all the same.
+        drop(sync_folder(if here { Path::new(".") } else { &parent }));
+    }
+    Ok(())
 }
 
 /// The step of the checkpoint whose folder has this name, also while another one takes its place.

@@ -5,7 +5,6 @@ use std::fs::{self, File};
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::sync::atomic::AtomicU64;
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
@@ -21,7 +20,7 @@ use crate::list::RankReport;
 use crate::reader::lacks_files;
 use crate::unfinished::UNFINISHED;
 use crate::writer::{self, Disk};
-use crate::writing::{FIRST_PAUSE, LONGEST_PAUSE, STALLED, Watch, Writing, wait};
+use crate::writing::{FIRST_PAUSE, LONGEST_PAUSE, Progress, STALLED, Watch, Writing, wait};
 use crate::{CheckpointError, Late, Piece};
 
 mod written;
@@ -169,8 +168,8 @@ impl Saver {
         began.inspect_err(|_| self.give_up(&folder))?;
         let (rank, own) = (self.control.rank(), id.clone());
         let to = folder.clone();
-        let written = Arc::new(AtomicU64::new(0));
-        let counted = (Arc::clone(&written), self.disk);
+        let progress = Arc::new(Progress::default());
+        let counted = (Arc::clone(&progress), self.disk);
         let file = thread::Builder::new()
             .name("lowp-checkpoint".to_owned())
             .spawn(move || writer::write(&to, rank, &own, pieces, counted));
@@ -184,7 +183,7 @@ impl Saver {
             id,
             folder: folder.clone(),
             about,
-            written,
+            progress,
             file,
         });
         if let Err(error) = self.agree_on("beginning a checkpoint", Some(step), spawned) {
@@ -450,7 +449,7 @@ impl Saver {
     /// the next run.
     fn end(&self, writing: Writing) {
         let folder = writing.folder.clone();
-        match writing.wait(self.stalled) {
+        match writing.give_up(self.stalled) {
             true => self.give_up(&folder),
             false => UNFINISHED.leave(&folder),
         }

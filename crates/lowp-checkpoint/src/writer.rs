@@ -6,7 +6,7 @@ use std::fs::File;
 use std::io::{self, BufWriter, Seek, SeekFrom, Write};
 use std::path::Path;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::Ordering;
 
 use safetensors::tensor::Dtype as Stored;
 use twox_hash::XxHash3_64;
@@ -15,6 +15,7 @@ use crate::header::{HEADER_LENGTH, HeaderEntry, header};
 use crate::index::{CHUNK, FileRecord, MAX_HEADER, checksum, chunks, file_name};
 use crate::list::{RankReport, Table, table_of};
 use crate::spans::overlap;
+use crate::writing::Progress;
 use crate::{CheckpointError, Dtype, Late, Piece};
 
 /// The key of a file's metadata that names its checkpoint.
@@ -119,7 +120,7 @@ pub(crate) fn write(
     rank: usize,
     id: &str,
     pieces: Vec<Piece<Late>>,
-    (written, disk): (Arc<AtomicU64>, Disk),
+    (progress, disk): (Arc<Progress>, Disk),
 ) -> Result<(RankReport, Vec<u8>), CheckpointError> {
     let path = folder.join(file_name(rank));
     let (table, blocks) = table(&pieces);
@@ -128,7 +129,7 @@ pub(crate) fn write(
     let file = File::create(&path).map_err(CheckpointError::io(&path, "create"))?;
     let counted = Counted {
         file,
-        written,
+        progress,
         disk,
         unsynced: 0,
     };
@@ -162,10 +163,10 @@ impl Default for Disk {
     }
 }
 
-/// A file, and how many bytes of it are on the disk so far.
+/// A file whose bytes on the disk are counted.
 struct Counted {
     file: File,
-    written: Arc<AtomicU64>,
+    progress: Arc<Progress>,
     disk: Disk,
     unsynced: u64,
 }
@@ -173,7 +174,8 @@ struct Counted {
 impl Counted {
     fn sync(&mut self) -> io::Result<()> {
         (self.disk.sync)(&self.file)?;
-        self.written.fetch_add(self.unsynced, Ordering::Relaxed);
+        let on_disk = &self.progress.on_disk;
+        on_disk.fetch_add(self.unsynced, Ordering::Relaxed);
         self.unsynced = 0;
         Ok(())
     }
@@ -181,6 +183,9 @@ impl Counted {
 
 impl Write for Counted {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        if self.progress.given_up.load(Ordering::Relaxed) {
+            return Err(io::Error::other("its checkpoint was given up"));
+        }
         // Before anything is written: a call that a signal interrupts is made again with the same bytes.
         if self.unsynced >= self.disk.part {
             self.sync()?;

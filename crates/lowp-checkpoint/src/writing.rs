@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
@@ -19,6 +19,15 @@ pub(crate) const LONGEST_PAUSE: Duration = Duration::from_secs(1);
 /// at most where a file system answers.
 pub(crate) const STALLED: Duration = Duration::from_secs(1800);
 
+/// A file on its way to the disk, as the thread that writes it and whoever waits for it see it.
+#[derive(Debug, Default)]
+pub(crate) struct Progress {
+    /// Bytes that are on the disk so far.
+    pub(crate) on_disk: AtomicU64,
+    /// Whether nobody wants the file any more.
+    pub(crate) given_up: AtomicBool,
+}
+
 /// A checkpoint on its way to the disk.
 #[derive(Debug)]
 pub(crate) struct Writing {
@@ -26,8 +35,7 @@ pub(crate) struct Writing {
     pub(crate) id: String,
     pub(crate) folder: PathBuf,
     pub(crate) about: Value,
-    /// Bytes of the file that are on the disk so far.
-    pub(crate) written: Arc<AtomicU64>,
+    pub(crate) progress: Arc<Progress>,
     pub(crate) file: JoinHandle<Result<(RankReport, Vec<u8>), CheckpointError>>,
 }
 
@@ -57,11 +65,12 @@ impl Writing {
     /// Whether the file is not done, as a number, and the bytes of it that are on the disk.
     pub(crate) fn state(&self) -> [f64; 2] {
         let open = f64::from(!self.file.is_finished());
-        [open, self.written.load(Ordering::Relaxed) as f64]
+        [open, self.progress.on_disk.load(Ordering::Relaxed) as f64]
     }
 
-    /// Waits for the file until it is done, or has not grown for `limit`. Whether it is done.
-    pub(crate) fn wait(self, limit: Duration) -> bool {
+    /// Ends the writing of the file, and waits for that, unless it has not grown for `limit`. Whether it has ended.
+    pub(crate) fn give_up(self, limit: Duration) -> bool {
+        self.progress.given_up.store(true, Ordering::Relaxed);
         wait(&self.file, || self.state(), limit);
         self.file.is_finished()
     }

@@ -10,6 +10,7 @@ use lowp_comm::{CommError, threads};
 use serde_json::json;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Instant;
 
 const PATIENCE: Duration = Duration::from_secs(60);
 
@@ -529,6 +530,33 @@ fn a_disk_that_is_slow_is_waited_for() {
     let (silent, _) = save(u64::MAX);
     let error = silent.expect_err("no byte on the disk").to_string();
     assert!(error.contains("but for 0 bytes"), "{error}");
+}
+
+/// Nobody waits for a file that is of no use any more.
+#[test]
+fn a_checkpoint_that_is_dropped_is_not_written_to_its_end() {
+    const BYTES: usize = 1 << 16;
+    let folder = tempfile::tempdir().expect("a folder");
+    let control = threads(1, PATIENCE).swap_remove(0);
+    let mut saver = Saver::new(control, folder.path(), None).expect("a folder");
+    saver.disk = Disk {
+        part: 32,
+        sync: sync_slowly,
+    };
+    let full = [1, BYTES];
+    let piece = Piece {
+        name: "long".to_owned(),
+        dtype: Dtype::U8,
+        full,
+        block: Block::whole(full),
+        bytes: vec![7; BYTES],
+    };
+    saver.start(1, vec![piece], json!({})).expect("a start");
+    let begun = Instant::now();
+    drop(saver);
+    // All of it would take two minutes.
+    assert!(begun.elapsed() < PATIENCE / 2, "{:?}", begun.elapsed());
+    assert_eq!(hidden(folder.path()), [""; 0]);
 }
 
 /// Old checkpoints that somebody reads end no run; what is left of them is said, and goes when nobody does.
