@@ -376,6 +376,21 @@ fn a_log_of_checkpoints_that_are_gone_is_not_cut() -> Result<()> {
     Ok(())
 }
 
+/// A run that is killed before its only checkpoint is there starts again.
+#[test]
+fn a_log_before_the_first_checkpoint_begins_anew() -> Result<()> {
+    let bench = begin("llama2")?;
+    let run = format!("train --model MODEL {TRAIN} --log-dir logs --save runs --resume latest");
+    bench.done(&format!("{run} --stop-after 4"));
+    fs::remove_dir_all(bench.path("runs"))?;
+    bench.done(&run);
+    assert_eq!(
+        steps(&bench, "logs/fp8-current-seed0", "loss")?,
+        [1, 2, 3, 4, 5, 6]
+    );
+    Ok(())
+}
+
 /// A log of other numbers stays as it is.
 #[test]
 fn the_log_of_another_run_is_not_cut() -> Result<()> {

@@ -219,6 +219,58 @@ fn ranks_that_come_and_go_change_no_bit() -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
+/// Trains, and cannot be evaluated.
+struct OnlyTrains;
+
+impl Network<Cpu> for OnlyTrains {
+    type Batch = Batch;
+
+    fn train(
+        &mut self,
+        model: &mut Sharded<Cpu>,
+        batch: &Batch,
+        threads: usize,
+    ) -> NetworkResult<f64> {
+        Counts.train(model, batch, threads)
+    }
+
+    fn evaluate(&mut self, _: &mut Sharded<Cpu>, _: &Batch, _: usize) -> NetworkResult<f64> {
+        Err("planned".into())
+    }
+}
+
+/// What fails after the last step loses no weights.
+#[test]
+fn the_last_checkpoint_is_there_before_the_last_evaluation() -> Result<(), Box<dyn Error>> {
+    let folder = tempfile::tempdir()?;
+    let data = folder.path().join("tokens");
+    tokens(&data, 60)?;
+    let packing = Packing {
+        seq: 8,
+        batch: 6,
+        held_out: 0.2,
+        mask_documents: true,
+    };
+    let data = Mixture::from(Tokens::open(&data, packing)?);
+    let run = Run::parse("mxfp8")?;
+    let config = Config {
+        steps: STEPS,
+        warmup: 2,
+        batch: 6,
+        mesh: Mesh::sharded(2),
+        ..Config::new(Table { vocab: VOCAB })
+    };
+    let mut training = Training::new(&run, &config, &data);
+    training.checkpoints = Checkpoints::in_folder(folder.path());
+    let ranks = run_ranks(&Cpu, 2, Duration::from_secs(60), |_, comm| {
+        training.rank(&Cpu, comm, |_, _| Ok(OnlyTrains))
+    });
+    let error = ranks.expect_err("an evaluation that fails").to_string();
+    assert!(error.contains("planned"), "{error}");
+    assert!(!saved(folder.path(), "mxfp8")?.is_empty());
+    Ok(())
+}
+
 /// A checkpoint has the moments in the dtypes of its run. A run with others goes on from it, on other ranks as well, and says what it rounds.
 #[test]
 fn moments_of_a_checkpoint_become_those_of_the_run() -> Result<(), Box<dyn Error>> {
