@@ -375,10 +375,12 @@ fn make_latest(folder: &Path, (id, step): (&str, u64)) -> Result<(), CheckpointE
     made.inspect_err(|_| drop(fs::remove_file(&next)))
 }
 
-/// Makes the checkpoint of `step` the latest, if the file that names the latest is damaged or names none that is there.
+/// Makes the checkpoint of `step` the latest, if it is the last one and the file that names the latest is damaged or names none that is there.
 pub(crate) fn mend_latest(folder: &Path, (id, step): (&str, u64)) -> Result<(), CheckpointError> {
     match latest(folder) {
-        Err(error) if error.is_damage() => make_latest(folder, (id, step)),
+        Err(error) if error.is_damage() && steps(folder)?.last() == Some(&step) => {
+            make_latest(folder, (id, step))
+        }
         _ => Ok(()),
     }
 }

@@ -6,7 +6,8 @@ use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::thread::{self, JoinHandle};
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use lowp_comm::Control;
 use serde_json::Value;
@@ -249,6 +250,7 @@ impl Saver {
         let Some(writing) = self.writing.take() else {
             return Ok(None);
         };
+        writing.progress.given_up.store(true, Ordering::Relaxed);
         let [open, bytes] = writing.state();
         let why = match open {
             0.0 => String::new(),
@@ -466,31 +468,47 @@ impl Saver {
         self.removing.as_ref().is_some_and(|it| !it.is_finished())
     }
 
-    /// Waits for removals, also for those that are due, and returns the errors of old checkpoints that stay: those end no run, and the next run that saves
-    /// to the folder removes what is left. Nobody waits longer than the limit.
-    pub fn finish_removals(&mut self) -> Vec<CheckpointError> {
-        if let (None, Some(step)) = (&self.removing, self.due) {
-            self.remove_old(step);
-        }
-        let mut left = Vec::new();
-        while let Some(removing) = self.removing.take() {
-            wait(&removing, || [0.0; 2], self.stalled);
-            let due = self.due.take();
-            if !removing.is_finished() {
-                let why = ErrorKind::TimedOut.into();
-                return vec![CheckpointError::io(&self.folder, "remove old checkpoints")(
-                    why,
-                )];
+    /// Waits for removals, also for those that are due, but for half an hour at most. Returns the errors of old checkpoints that stay, on the first rank: they
+    /// end no run, and the next run that saves to the folder removes what is left. Collective.
+    ///
+    /// # Errors
+    /// A rank failed meanwhile.
+    pub fn finish_removals(&mut self) -> Result<Vec<CheckpointError>, CheckpointError> {
+        let (mut left, mut pause, begun) = (Vec::new(), FIRST_PAUSE, Instant::now());
+        loop {
+            let goes_on = self.go_on_removing(&mut left);
+            let gives_up = goes_on && begun.elapsed() > self.stalled;
+            let mut all = [goes_on, gives_up].map(f64::from);
+            self.control.sum(&mut all)?;
+            if gives_up {
+                let late = CheckpointError::io(&self.folder, "remove old checkpoints");
+                left = vec![late(ErrorKind::TimedOut.into())];
+                // The next run goes on.
+                (self.removing, self.due) = (None, None);
             }
-            left = removing.join().unwrap_or_default();
-            if let Some(step) = due {
-                self.remove_old(step);
+            if all[0] == 0.0 || all[1] > 0.0 {
+                return Ok(left);
             }
+            thread::sleep(pause);
+            pause = (pause + pause / 4).min(LONGEST_PAUSE);
         }
-        left
     }
 
-    /// Makes the checkpoint of `step` the latest where the file that names the latest is damaged, or names none that is there.
+    /// Whether checkpoints are being removed. The errors of removals that have ended replace those `left` before, and those that are due begin.
+    fn go_on_removing(&mut self, left: &mut Vec<CheckpointError>) -> bool {
+        if self.is_removing() {
+            return true;
+        }
+        if let Some(ended) = self.removing.take() {
+            *left = ended.join().unwrap_or_default();
+        }
+        if let Some(step) = self.due {
+            self.remove_old(step);
+        }
+        self.removing.is_some()
+    }
+
+    /// Makes the checkpoint of `step` the latest where the file that names the latest is damaged, or names none that is there, and none is later.
     ///
     /// # Errors
     /// The file cannot be written, on the first rank.
@@ -535,7 +553,15 @@ impl Drop for Saver {
         if let Some(writing) = self.writing.take() {
             self.end(writing);
         }
-        self.finish_removals();
+        // What stays is removed by the next run.
+        while self.go_on_removing(&mut Vec::new())
+            && let Some(removing) = &self.removing
+        {
+            wait(removing, || [0.0; 2], self.stalled);
+            if self.is_removing() {
+                return;
+            }
+        }
     }
 }
 

@@ -155,6 +155,7 @@ impl NcclComm {
         if let (Some(raw), Some(watchdog)) = (&raw, &watchdog) {
             watchdog.add(raw);
         }
+        raw.iter().for_each(|raw| raw.enter());
         Self {
             control,
             cuda: cuda.clone(),
@@ -532,9 +533,10 @@ impl Communicator<Cuda> for NcclComm {
     }
 
     fn beside(&self) -> Result<Option<Arc<dyn Communicator<Cuda>>>, CommError> {
-        if self.raw.is_none() {
+        let Some(raw) = &self.raw else {
             return Ok(None);
-        }
+        };
+        raw.enter();
         // The group has one stream, where its operations follow each other; sums run on those of the communicators.
         let link = self.link.as_ref().unwrap_or(&self.cuda);
         let cuda = link.fork()?;
@@ -569,9 +571,10 @@ impl Drop for NcclComm {
         let Some(raw) = &self.raw else {
             return;
         };
-        // The last user but graphs: once the watchdog is gone, nobody ends operations that wait for a rank which left.
+        let is_last = raw.leave();
+        // Once the watchdog is gone, nobody ends operations that wait for a rank which left.
         if let Some(watchdog) = &self.watchdog
-            && Arc::strong_count(raw) == 1
+            && is_last
             && !thread::panicking()
         {
             watchdog.settle();

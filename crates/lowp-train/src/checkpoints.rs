@@ -119,14 +119,6 @@ impl Checkpoints {
         regular || done == last
     }
 
-    /// The step by which a run of `steps` steps has a checkpoint, if there is one: the second one is written when the first is published, and
-    /// the last one is written after the line of its step.
-    pub(crate) fn saved_by(&self, steps: usize) -> Option<usize> {
-        self.save.as_ref()?;
-        let saved_by = 2 * self.save_every? + 1;
-        (saved_by <= self.last_step(steps)).then_some(saved_by)
-    }
-
     /// The folder that `run` resumes from; `None` if it starts at step 0.
     ///
     /// # Errors

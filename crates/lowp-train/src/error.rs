@@ -61,18 +61,16 @@ pub enum TrainError {
         /// The folder.
         folder: PathBuf,
     },
-    /// A log of steps after which there were checkpoints, and there is none to resume from.
+    /// The log of a run that has saved a checkpoint, and there is none to resume from.
     #[error(
-        "{} has the log of this run up to step {last}, and by step {saved_by} it has a checkpoint, but {} has none of it; make sure that \
+        "{} has the log of this run, whose checkpoint of step {saved} was saved, but {} has none of it; make sure that \
          this folder is the right one and its file system is mounted, or remove the log to start at step 0", folder.display(), resume.display()
     )]
     NoCheckpointOfLog {
         /// The folder of the log.
         folder: PathBuf,
-        /// The last step in it.
-        last: u64,
-        /// When there was a checkpoint.
-        saved_by: u64,
+        /// The step of the last checkpoint that was saved.
+        saved: u64,
         /// Where there is none.
         resume: PathBuf,
     },

@@ -235,7 +235,9 @@ where
         const LONGEST_PAUSE: Duration = Duration::from_secs(1);
         let [rank, world] = [self.comm.rank(), self.comm.world_size()];
         thread::scope(|scope| {
-            let reads = scope.spawn(move || checkpoint.verify_part(rank, world));
+            let reads = thread::Builder::new()
+                .spawn_scoped(scope, move || checkpoint.verify_part(rank, world))
+                .map_err(TrainError::Thread)?;
             let mut pause = Duration::from_millis(1);
             while self.sum(f64::from(!reads.is_finished()))? > 0.0 {
                 thread::sleep(pause);
@@ -252,33 +254,46 @@ where
             0 => training.find(before),
             _ => Ok(None),
         };
-        for damaged in found.iter().flatten().flat_map(Resumed::damaged) {
+        let found = self.all_or(found)?;
+        for damaged in found.iter().flat_map(Resumed::damaged) {
             self.tell(Event::Damaged(&damaged.to_string()));
         }
-        let step = match &found {
-            Ok(found) => Ok(found.as_ref().map(|found| found.checkpoint().step())),
-            Err(error) => Err(error.chain()),
-        };
-        let step = postcard::to_stdvec(&step)?;
+        let step = found.as_ref().map(|found| found.checkpoint().step());
+        let step = step.map_or_else(Vec::new, |step| step.to_le_bytes().to_vec());
         let step = control.broadcast("the checkpoint to resume", step)?;
-        let step = postcard::from_bytes::<Result<Option<u64>, String>>(&step)?;
-        let found = match (found?, step) {
-            (None, Ok(Some(step))) => {
-                let run = (training.run, training.config.seed);
-                Some(Resumed::of_step(&training.checkpoints, run, step)?)
-            }
-            (_, Err(why)) => {
-                let rank = control.members()[0];
-                return Err(unreadable(CheckpointError::OtherRank { rank, why }));
-            }
-            (found, _) => found,
-        };
         // Where ranks are processes, each opens it for itself.
+        let opened = match (found, step.first_chunk()) {
+            (None, Some(&step)) => {
+                let run = (training.run, training.config.seed);
+                let step = u64::from_le_bytes(step);
+                Resumed::of_step(&training.checkpoints, run, step).map(Some)
+            }
+            (found, _) => Ok(found),
+        };
+        let found = self.all_or(opened)?;
         let id = found
             .as_ref()
             .map_or("none", |found| found.checkpoint().id());
         control.all_equal("the checkpoint to resume", id)?;
         Ok(found)
+    }
+
+    /// What this rank found to resume from, where no rank has an error; else that of the first, which is one of the input. Collective.
+    fn all_or<T>(&self, own: Result<T, TrainError>) -> Result<T, TrainError> {
+        let control = self.comm.control();
+        if self.sum(f64::from(own.is_err()))? == 0.0 {
+            return own;
+        }
+        let why = own.as_ref().err().map(TrainError::chain);
+        let why = why.unwrap_or_default().into_bytes();
+        let all = control.all_gather("why there is nothing to resume", why)?;
+        let own = own?;
+        let failed = all.iter().zip(control.members());
+        let mut failed = failed.filter(|(why, _)| !why.is_empty());
+        failed.next().map_or(Ok(own), |(why, &rank)| {
+            let why = String::from_utf8_lossy(why).into_owned();
+            Err(unreadable(CheckpointError::OtherRank { rank, why }))
+        })
     }
 
     /// The model of the first step.

@@ -19,9 +19,6 @@ use crate::pretrained::Pretrained;
 use crate::result::Evaluation;
 use crate::run::Run;
 
-/// In the description of a logged run: the step by which it has a checkpoint.
-const SAVED_BY: &str = "saved_by";
-
 /// What happens in a run, as rank 0 sees it.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Event<'a> {
@@ -38,6 +35,8 @@ pub enum Event<'a> {
     },
     /// The validation split was evaluated.
     Evaluation(Evaluation),
+    /// The checkpoint after so many steps is there.
+    Saved(usize),
     /// The codes of the weights after a step were counted.
     Codes {
         /// Steps that are done.
@@ -87,6 +86,7 @@ impl Event<'_> {
             Self::Begun(_)
             | Self::Step { .. }
             | Self::Evaluation(_)
+            | Self::Saved(_)
             | Self::Codes { .. }
             | Self::Profile(_) => return None,
         })
@@ -217,9 +217,7 @@ impl<'a, M: Model, D: Data + ?Sized> Training<'a, M, D> {
     /// What is logged as the description of this run.
     fn record(&self) -> Result<Value, TrainError> {
         let none = [Value::Null, Value::Null];
-        let mut record = about_run(self.config, self.run, &self.data.digest(), none)?;
-        record[SAVED_BY] = self.checkpoints.saved_by(self.config.steps).into();
-        Ok(record)
+        about_run(self.config, self.run, &self.data.digest(), none)
     }
 
     /// What `folder` has of this run.
@@ -242,16 +240,12 @@ impl<'a, M: Model, D: Data + ?Sized> Training<'a, M, D> {
         if !fits {
             return Err(TrainError::EarlierLog { folder });
         }
-        let saved_by = earlier.record[SAVED_BY].as_u64();
-        match (resumed, earlier.last_step(), saved_by) {
-            (None, Some(last), Some(saved_by)) if last >= saved_by => {
-                Err(TrainError::NoCheckpointOfLog {
-                    folder,
-                    last,
-                    saved_by,
-                    resume: self.checkpoints.resume.clone().unwrap_or_default(),
-                })
-            }
+        match (resumed, earlier.saved()) {
+            (None, Some(saved)) => Err(TrainError::NoCheckpointOfLog {
+                folder,
+                saved,
+                resume: self.checkpoints.resume.clone().unwrap_or_default(),
+            }),
             _ => Ok(earlier),
         }
     }

@@ -466,7 +466,7 @@ fn save_beside(removals: impl FnOnce() + Send + 'static) -> (Vec<u64>, Vec<Strin
         let saved = started.and_then(|()| saver.finish());
         assert_eq!(saved.expect("a checkpoint"), Some(step));
     }
-    let left = saver.finish_removals();
+    let left = saver.finish_removals().expect("a world");
     let left = left.iter().map(ToString::to_string).collect();
     drop(saver);
     (steps(folder.path()).expect("a folder"), left)
@@ -569,7 +569,7 @@ fn what_cannot_be_removed_is_said() {
         let started = saver.start(step, pieces(1, 0, 1), json!({}));
         let saved = started.and_then(|()| saver.finish());
         assert_eq!(saved.expect("a checkpoint"), Some(step));
-        let left = saver.finish_removals().into_iter();
+        let left = saver.finish_removals().expect("a world").into_iter();
         left.map(|error| error.to_string()).collect::<Vec<_>>()
     };
     assert_eq!(save(1), [""; 0]);

@@ -134,6 +134,7 @@ fn logged(event: Event<'_>, log: &Mutex<Log>) {
     let written = match event {
         Event::Step { metrics, .. } => files.step(metrics),
         Event::Evaluation(evaluation) => files.evaluation(evaluation),
+        Event::Saved(step) => files.saved(step),
         Event::Codes { step, layers } => files.codes(step, layers),
         _ => Ok(()),
     };

@@ -19,6 +19,8 @@ use lowp_file::files::with_remedy;
 
 /// A JSON object for each event.
 const LINES: &str = "metrics.jsonl";
+/// Of the line of a checkpoint.
+const SAVED: &str = "saved";
 /// What a run is.
 const RECORD: &str = "run.json";
 
@@ -74,9 +76,10 @@ impl Earlier {
         self.steps().any(|step| step <= last as u64)
     }
 
-    /// The last step that was logged.
-    pub(crate) fn last_step(&self) -> Option<u64> {
-        self.steps().max()
+    /// The step of the last checkpoint that was saved.
+    pub(crate) fn saved(&self) -> Option<u64> {
+        let saved = self.events().filter(|(_, event)| event[SAVED] == true);
+        saved.filter_map(|(_, event)| event["step"].as_u64()).max()
     }
 
     /// The lines of steps up to `last`, which are not written again; the evaluation after it is not either where the run `ends` there.
@@ -199,6 +202,14 @@ impl RunLog {
         }
         self.line(&json!({"step": step, "val_loss": loss}))?;
         self.scalars(step, vec![("val_loss".to_owned(), loss)])
+    }
+
+    /// Adds that the checkpoint after `step` steps is there.
+    ///
+    /// # Errors
+    /// The files cannot be written.
+    pub fn saved(&mut self, step: usize) -> Result<(), TrainError> {
+        self.line(&json!({"step": step, SAVED: true}))
     }
 
     /// Adds the shares of codes of each layer after `step` steps.

@@ -4,7 +4,7 @@
 use std::sync::Arc;
 use std::time::Instant;
 
-use lowp_checkpoint::{Block, Dtype, Piece, Saver};
+use lowp_checkpoint::{Block, Dtype, Piece};
 use lowp_fsdp::{ModelError, Multiplies, VarPlace};
 
 use super::steps::Rate;
@@ -131,7 +131,8 @@ where
             self.rank.tell(Event::Evaluation(evaluation));
         }
         if let Some(saver) = &mut self.saver {
-            saver.poll()?;
+            let saved = saver.poll()?;
+            self.saved(saved);
         }
         if saves {
             self.save(step)?;
@@ -162,9 +163,7 @@ where
         }
         self.measure();
         // What fails from here on loses nothing.
-        if let Some(saver) = &mut self.saver {
-            saver.finish()?;
-        }
+        self.finish_saving()?;
         self.outcome
             .add(&self.trained, (self.rank.backend, config))?;
         self.audit()?;
@@ -185,8 +184,10 @@ where
         };
         let counts = self.trained.sharded.optimizer().counts();
         self.outcome.skipped = counts.map_err(ModelError::from)?.skipped;
-        for left in self.saver.iter_mut().flat_map(Saver::finish_removals) {
-            self.rank.tell(Event::NotRemoved(&left.to_string()));
+        if let Some(saver) = &mut self.saver {
+            for left in saver.finish_removals()? {
+                self.rank.tell(Event::NotRemoved(&left.to_string()));
+            }
         }
         Ok(())
     }
@@ -208,8 +209,25 @@ where
         self.outcome.data = data * all;
     }
 
+    /// Waits for the checkpoint that is being written.
+    fn finish_saving(&mut self) -> Result<(), TrainError> {
+        if let Some(saver) = &mut self.saver {
+            let saved = saver.finish()?;
+            self.saved(saved);
+        }
+        Ok(())
+    }
+
+    fn saved(&self, step: Option<u64>) {
+        // It is one of this run.
+        let step = step.and_then(|step| usize::try_from(step).ok());
+        step.into_iter()
+            .for_each(|step| self.rank.tell(Event::Saved(step)));
+    }
+
     /// Begins to save the checkpoint of `step` where one is to be, once the one before is written.
     fn save(&mut self, step: usize) -> Result<(), TrainError> {
+        self.finish_saving()?;
         let Self {
             rank,
             saver: Some(saver),
@@ -220,7 +238,6 @@ where
         else {
             return Ok(());
         };
-        saver.finish()?;
         let Training {
             run,
             config,
