@@ -5,8 +5,8 @@ use std::fs::{self, File};
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::thread::{self, JoinHandle};
 use std::sync::atomic::Ordering;
+use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use lowp_comm::Control;
@@ -20,8 +20,8 @@ use crate::index::{INDEX, MAX_INDEX, check_about, checksum, file_name};
 use crate::list::RankReport;
 use crate::reader::lacks_files;
 use crate::unfinished::UNFINISHED;
-use crate::writer::{self, Disk};
-use crate::writing::{FIRST_PAUSE, LONGEST_PAUSE, Progress, STALLED, Watch, Writing, wait};
+use crate::writer::{self, Disk, Progress};
+use crate::writing::{FIRST_PAUSE, LONGEST_PAUSE, STALLED, Watch, Writing, wait};
 use crate::{CheckpointError, Late, Piece};
 
 mod written;

@@ -6,7 +6,7 @@ use std::fs::File;
 use std::io::{self, BufWriter, Seek, SeekFrom, Write};
 use std::path::Path;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use safetensors::tensor::Dtype as Stored;
 use twox_hash::XxHash3_64;
@@ -15,7 +15,6 @@ use crate::header::{HEADER_LENGTH, HeaderEntry, header};
 use crate::index::{CHUNK, FileRecord, MAX_HEADER, checksum, chunks, file_name};
 use crate::list::{RankReport, Table, table_of};
 use crate::spans::overlap;
-use crate::writing::Progress;
 use crate::{CheckpointError, Dtype, Late, Piece};
 
 /// The key of a file's metadata that names its checkpoint.
@@ -144,6 +143,15 @@ pub(crate) fn write(
         checksum,
     };
     Ok((RankReport::new(file, &table, blocks), table))
+}
+
+/// A file on its way to the disk, as the thread that writes it and whoever waits for it see it.
+#[derive(Debug, Default)]
+pub(crate) struct Progress {
+    /// Bytes that are on the disk so far.
+    pub(crate) on_disk: AtomicU64,
+    /// Whether nobody wants the file any more.
+    pub(crate) given_up: AtomicBool,
 }
 
 /// How a file is brought to the disk: in parts, so that bytes that are counted are there, and few wait in memory.

@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::Ordering;
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
@@ -10,6 +10,7 @@ use serde_json::Value;
 
 use crate::CheckpointError;
 use crate::list::RankReport;
+use crate::writer::Progress;
 
 /// Pauses between the rounds of ranks that wait for the files of others grow by a quarter from the first to the longest.
 pub(crate) const FIRST_PAUSE: Duration = Duration::from_millis(5);
@@ -18,15 +19,6 @@ pub(crate) const LONGEST_PAUSE: Duration = Duration::from_secs(1);
 /// A checkpoint of which no more comes to the disk for so long is given up. A part of a file ([`Disk`](crate::writer::Disk)) takes minutes
 /// at most where a file system answers.
 pub(crate) const STALLED: Duration = Duration::from_secs(1800);
-
-/// A file on its way to the disk, as the thread that writes it and whoever waits for it see it.
-#[derive(Debug, Default)]
-pub(crate) struct Progress {
-    /// Bytes that are on the disk so far.
-    pub(crate) on_disk: AtomicU64,
-    /// Whether nobody wants the file any more.
-    pub(crate) given_up: AtomicBool,
-}
 
 /// A checkpoint on its way to the disk.
 #[derive(Debug)]

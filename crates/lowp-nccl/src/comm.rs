@@ -536,10 +536,10 @@ impl Communicator<Cuda> for NcclComm {
         let Some(raw) = &self.raw else {
             return Ok(None);
         };
-        raw.enter();
         // The group has one stream, where its operations follow each other; sums run on those of the communicators.
         let link = self.link.as_ref().unwrap_or(&self.cuda);
         let cuda = link.fork()?;
+        raw.enter();
         Ok(Some(Arc::new(Self {
             watchdog: self.watchdog.clone(),
             control: Arc::clone(&self.control),

@@ -4,7 +4,7 @@
 
 use std::ffi::c_void;
 use std::mem::MaybeUninit;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError, TryLockError};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
@@ -120,6 +120,8 @@ pub(crate) struct Raw {
     ended: AtomicBool,
     /// The thread that ends it.
     aborting: Mutex<Option<JoinHandle<()>>>,
+    /// Communicators that use it. Graphs and the watchdog hold it, too.
+    users: AtomicUsize,
 }
 
 fn failed(call: &'static str) -> impl FnOnce(NcclError) -> KernelError {
@@ -189,7 +191,18 @@ impl Raw {
             stuck: Mutex::new(Some(Handle(comm))),
             ended: AtomicBool::new(false),
             aborting: Mutex::default(),
+            users: AtomicUsize::new(0),
         }
+    }
+
+    /// Counts a communicator that uses it.
+    pub(crate) fn enter(&self) {
+        self.users.fetch_add(1, Ordering::SeqCst);
+    }
+
+    /// A communicator uses it no more. Whether that was the last one.
+    pub(crate) fn leave(&self) -> bool {
+        self.users.fetch_sub(1, Ordering::SeqCst) == 1
     }
 
     /// Whether the library splits groups.

@@ -235,9 +235,7 @@ where
         const LONGEST_PAUSE: Duration = Duration::from_secs(1);
         let [rank, world] = [self.comm.rank(), self.comm.world_size()];
         thread::scope(|scope| {
-            let reads = thread::Builder::new()
-                .spawn_scoped(scope, move || checkpoint.verify_part(rank, world))
-                .map_err(TrainError::Thread)?;
+            let reads = scope.spawn(move || checkpoint.verify_part(rank, world));
             let mut pause = Duration::from_millis(1);
             while self.sum(f64::from(!reads.is_finished()))? > 0.0 {
                 thread::sleep(pause);
