@@ -458,12 +458,21 @@ pub struct SumPartsJob<B: Backend> {
     pub parts: Source<B>,
     /// How many there are; at least one.
     pub count: usize,
-    /// The number of a part that lies elsewhere, and where, in the dtype of `parts`, whose values in its place are not read.
-    pub own: Option<(usize, Source<B>)>,
+    /// A part that lies elsewhere; the values of `parts` in its place are not read.
+    pub own: Option<OwnPart<B>>,
     /// The sums.
     pub into: B::Buffer<f32>,
     /// Whether they are added to what `into` holds.
     pub accumulate: bool,
+}
+
+/// A part of a sum that does not lie among the others.
+#[derive(Clone, Debug)]
+pub struct OwnPart<B: Backend> {
+    /// Its number in the order of the sum, from 0.
+    pub number: usize,
+    /// Its values, in the dtype of the other parts.
+    pub values: Source<B>,
 }
 
 /// Updates the momentum of a gradient, `m = mu m + g`, and rounds what is orthogonalised, Nesterov's `g + mu m` (docs/numerics.md 22.1).

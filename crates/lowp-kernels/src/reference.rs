@@ -6,8 +6,8 @@
 use half::bf16;
 use lowp_format::codec::{e2m1, e4m3, e5m2, e8m0};
 use lowp_format::{
-    Axis, BufferSpec, Code, Extent, FourOverSix, HADAMARD_ROWS, KernelKey, Orientation, Part,
-    Philox, ScaleLayout, ScaleRule, Shape, SourceRounding, chooses_four, four_over_six_error,
+    Axis, Buffer, BufferSpec, Code, Extent, FourOverSix, HADAMARD_ROWS, KernelKey, Orientation,
+    Part, Philox, ScaleLayout, ScaleRule, Shape, SourceRounding, chooses_four, four_over_six_error,
     four_over_six_rows, four_over_six_scales, hadamard_rows, magnitude, tensor_scale,
     two_level_block_scale, two_level_decode_factor, two_level_encode_scale, two_level_multiplier,
 };
@@ -34,8 +34,26 @@ pub struct Reference<'a> {
     /// Encode scales (of [`ScaleRule::Delayed`] and [`ScaleRule::Current`]) or amaxes (of two-level scales, of which
     /// the magnitude counts: a consumed entry is negative), of the tensor or of its lines; otherwise unused.
     pub tensor: &'a [f32],
-    /// Stochastic rounding: the generator, its step included, and the random byte of element 0.
-    pub random: Option<(Philox, u64)>,
+    /// Of stochastic rounding.
+    pub random: Option<RandomBytes>,
+}
+
+/// The random bytes of a matrix, one for each element.
+#[derive(Clone, Copy, Debug)]
+pub struct RandomBytes {
+    /// The generator: seed, and stream with the step.
+    pub philox: Philox,
+    /// The byte of the stream that belongs to the first element; those of the others follow, row-major.
+    pub first: u64,
+}
+
+/// Agreed amaxes of the blocks of a matrix.
+#[derive(Clone, Copy, Debug)]
+pub struct BlockAmaxes<'a> {
+    /// Block rows x columns.
+    pub block: [usize; 2],
+    /// One amax for each block, row-major, of which the magnitude counts: a consumed one is negative.
+    pub amaxes: &'a [f32],
 }
 
 /// The amax of `values`: NaN ignored, infinity kept, 0 for no values (docs/numerics.md 2.2).
@@ -175,8 +193,7 @@ impl Reference<'_> {
     }
 
     /// What a flat encode (docs/numerics.md 11) makes of `bytes`, the content of a target of `spec`:
-    /// the values are those from flat index `start` on, `amaxes` the agreed ones of the target's
-    /// blocks, row-major, consumed or not.
+    /// the values are those from flat index `start` on, `agreed` the amaxes of the target's blocks, where it has blocks.
     ///
     /// # Errors
     /// Ingredients outside the definition.
@@ -184,14 +201,20 @@ impl Reference<'_> {
         &self,
         spec: &BufferSpec,
         start: usize,
-        amaxes: Option<([usize; 2], &[f32])>,
+        agreed: Option<BlockAmaxes<'_>>,
         bytes: &mut [u8],
     ) -> Result<(), KernelError> {
         let cols = self.shape.cols;
         match spec.key.part {
             Part::DecodeScale | Part::Amax => bytes.copy_from_slice(&self.outer_entries()),
             Part::BlockScale => {
-                let ([height, width], amaxes) = amaxes.unwrap_or(([1, 1], &[]));
+                let BlockAmaxes {
+                    block: [height, width],
+                    amaxes,
+                } = agreed.unwrap_or(BlockAmaxes {
+                    block: [1, 1],
+                    amaxes: &[],
+                });
                 let [down, across] = [self.shape.rows.div_ceil(height), cols.div_ceil(width)];
                 for (at, amax) in amaxes.iter().enumerate().take(down * across) {
                     let (row, col) = (at / across, at % across);
@@ -208,7 +231,8 @@ impl Reference<'_> {
                 let first = start / spec.code.entries_per_byte() * spec.code.entries_per_byte();
                 for (at, &x) in (start..).zip(self.values) {
                     let (row, col) = (at / cols, at % cols);
-                    let amax = amaxes.map_or(0.0, |([height, width], amaxes)| {
+                    let amax = agreed.map_or(0.0, |BlockAmaxes { block, amaxes }| {
+                        let [height, width] = block;
                         amaxes[row / height * cols.div_ceil(width) + col / width]
                     });
                     let (_, multiplier) = self.scale(amax.abs(), [row, col]);
@@ -249,8 +273,9 @@ impl Reference<'_> {
                     .rows_of(block, at)
                     .map(|row| row.map(value).collect())
                     .collect();
-                let chosen = choose(rows, amax, self.outer(at).abs(), four_over_six, block);
-                (u32::from(chosen.0), Some(chosen.1))
+                let (scale, multiplier) =
+                    choose(rows, amax, self.outer(at).abs(), four_over_six, block);
+                (u32::from(scale), Some(multiplier))
             }
             _ => self.scale(amax, at),
         }
@@ -285,7 +310,7 @@ impl Reference<'_> {
     fn element(&self, x: f32, index: usize, multiplier: Option<f32>) -> u32 {
         let x = multiplier.map_or(x, |m| x * m);
         match (self.kernel.element, self.random) {
-            (Code::E2M1, Some((philox, first))) => {
+            (Code::E2M1, Some(RandomBytes { philox, first })) => {
                 let index = first.wrapping_add(index as u64);
                 u32::from(e2m1::encode_stochastic(x, philox.byte(index)))
             }
@@ -345,26 +370,27 @@ pub fn in_form(from: &ScaleLayout, to: &ScaleLayout, bytes: &[u8]) -> Vec<u8> {
     out
 }
 
-/// Decodes one orientation to f32, row-major. `tensor` are decode scales, or the
-/// amaxes of two-level scales: of the tensor, or of its lines.
-pub fn decode(
+/// Decodes one orientation to f32, row-major: codes in `data`, block scales in `scales` where there are some. `tensor` are decode scales, or
+/// the amaxes of two-level scales: of the tensor, or of its lines.
+pub fn decode<S: AsRef<[u8]>>(
     shape: Shape,
-    (orientation, kernel): (Orientation, &KernelKey),
-    (data, codes): (&BufferSpec, &[u8]),
-    scales: Option<(&BufferSpec, &[u8])>,
+    orientation: Orientation,
+    kernel: &KernelKey,
+    data: &Buffer<S>,
+    scales: Option<&Buffer<S>>,
     tensor: &[f32],
 ) -> Vec<f32> {
-    let entry = |spec: &BufferSpec, bytes: &[u8], row: usize, col: usize| {
+    let entry = |Buffer { spec, storage }: &Buffer<S>, row: usize, col: usize| {
         let [a, b] = if spec.axes[0] == Axis::Rows {
             [row, col]
         } else {
             [col, row]
         };
-        let line = &bytes[a / spec.tile[0] * spec.row_bytes(shape)..];
+        let line = &storage.as_ref()[a / spec.tile[0] * spec.row_bytes(shape)..];
         get(line, spec.code, b / spec.tile[1])
     };
     let value = |row, col| {
-        let code = entry(data, codes, row, col);
+        let code = entry(data, row, col);
         let byte = code as u8;
         let x = match kernel.element {
             Code::E4M3 => e4m3::decode(byte),
@@ -374,7 +400,7 @@ pub fn decode(
             Code::Bf16 => f32::from_bits(code << 16),
             Code::F32 => f32::from_bits(code),
         };
-        let scale = scales.map_or(0, |(spec, bytes)| entry(spec, bytes, row, col));
+        let scale = scales.map_or(0, |scales| entry(scales, row, col));
         let line = kernel.scale.line(orientation, [row, col]);
         let tensor = tensor.get(line).copied().unwrap_or(1.0);
         match kernel.scale {
@@ -505,15 +531,25 @@ pub fn inverse_norm(sum: f64) -> f32 {
 /// What matrices of a smaller norm are divided by.
 const LEAST_NORM: f64 = 1e-7;
 
-/// The scalars of a step ([`crate::StepScalarsJob`], docs/numerics.md 12.8), the counts after it and the
-/// report. `parts` are whole replicas of `shards` ranks, among them `replica`.
+/// What a step makes of the gradients of all ranks.
+#[derive(Clone, Debug)]
+pub struct StepOutput {
+    /// The scalars of the step.
+    pub scalars: StepScalars,
+    /// The counts after it.
+    pub counts: StepCounts,
+    /// What the host reads of it.
+    pub report: StepRecord,
+}
+
+/// A step's scalars, counts and report ([`crate::StepScalarsJob`], docs/numerics.md 12.8). `parts` are whole replicas of `shards` ranks, among them `replica`.
 pub fn step_scalars(
     parts: &[GradContribution],
     shards: usize,
     replica: usize,
     options: &StepScalars,
     counts: StepCounts,
-) -> (StepScalars, StepCounts, StepRecord) {
+) -> StepOutput {
     let squares = |replica: usize| {
         let mut sum = parts[replica * shards].sum_squares;
         for shard in 1..shards {
@@ -572,7 +608,11 @@ pub fn step_scalars(
         };
         [group.correction1, group.correction2] = [group.beta1, group.beta2].map(correction);
     }
-    (scalars, after, report)
+    StepOutput {
+        scalars,
+        counts: after,
+        report,
+    }
 }
 
 /// Writes entry `index` of a physical row.

@@ -5,7 +5,8 @@ use std::ops::Range;
 
 use lowp_comm::{CommError, GradWire, ReduceItem, ReduceStaging, spanned};
 use lowp_kernels::{
-    Backend, ConvertJob, Cuda, CudaPlan, FloatDtype, KernelError, Source, SumPartsJob, Work,
+    Backend, ConvertJob, Cuda, CudaPlan, FloatDtype, KernelError, OwnPart, Source, SumPartsJob,
+    Work,
 };
 
 use crate::plans::run;
@@ -113,7 +114,13 @@ impl Reduction {
             // The part of a rank that is alone is the sum.
             let (parts, own) = match world {
                 1 => (own, None),
-                _ => (received, Some((rank, own))),
+                _ => (
+                    received,
+                    Some(OwnPart {
+                        number: rank,
+                        values: own,
+                    }),
+                ),
             };
             add.push(SumPartsJob {
                 parts,
