@@ -8,7 +8,7 @@ use lowp_format::{QuantizedTensor, Recipe, is_in_bf16};
 use lowp_gemm::Products;
 use lowp_kernels::{Backend, KernelError, Master, MasterDtype, Source, State, UpdateRandom, bf16};
 use lowp_shard::{
-    CastItem, CastPlan, CastTarget, FlatGather, FlatParam, ScaleBook, ScaleBookBuilder, ShardError,
+    CastItem, CastPlan, CastTensor, FlatGather, FlatParam, ScaleBook, ScaleBookBuilder, ShardError,
     check_flat,
 };
 
@@ -145,7 +145,7 @@ impl<B: Backend> OptimizerBuilder<B> {
     /// A name twice, an unknown group, or master values that do not fit the shard.
     pub fn param(
         &mut self,
-        tensor: &impl CastTarget<B>,
+        tensor: &impl CastTensor<B>,
         spec: ParamSpec,
     ) -> Result<ParamId, OptimError> {
         let needed = tensor.tensor().shape().elements();
@@ -164,7 +164,7 @@ impl<B: Backend> OptimizerBuilder<B> {
     /// As [`OptimizerBuilder::param`]; memory of another length, or of another device, or halves of which `tensor` is none.
     pub fn param_in(
         &mut self,
-        tensor: &impl CastTarget<B>,
+        tensor: &impl CastTensor<B>,
         name: impl Into<String>,
         group: usize,
         memory: ParamMemory<B>,

@@ -154,10 +154,10 @@ fn bucket_bytes(Buckets { lens, .. }: &Buckets<'_>, config: &CostConfig) -> u128
     let enqueued = config.vars == VarPlace::Backend || config.mesh.world() == 1;
     let at_once = if enqueued && kept == 0 { 2 } else { 1 };
     let slabs = grad_slabs(lens, most_in_bucket(config), at_once);
-    let bytes = slabs
+    let elements = slabs
         .iter()
-        .map(|&(len, count)| len as u128 * count as u128);
-    F32 * (kept + bytes.sum::<u128>())
+        .map(|slabs| slabs.len as u128 * slabs.count as u128);
+    F32 * (kept + elements.sum::<u128>())
 }
 
 /// Memory between devices and sums ([`ReduceStaging`]) of the rank that has most: gradients in the dtype of the wire with the parts of all

@@ -130,7 +130,7 @@ impl WeightCost {
     ) -> Result<Self, FormatError> {
         let (ranks, shape) = (config.mesh.shard, tiles.tall());
         let plans = PhasePlans::with_plans(ranks, config.reshard, |fetch, need, held| {
-            GatherPlan::with_tiles(recipe, (tiles, cuts), fetch, need, held)
+            GatherPlan::with_tiles(recipe, tiles, cuts, fetch, need, held)
         })?;
         let stored = recipe.stored(Usage::BOTH);
         let rows = || cuts.ranges().map(|range| range.len());
