@@ -45,6 +45,17 @@ impl Sharding {
     }
 }
 
+/// A difference that [`ShardedModel::audit`] finds.
+#[derive(Clone, Debug, PartialEq)]
+pub struct ModelDivergence {
+    /// The number of the linear layer; the numbers of variables follow those of all layers.
+    pub layer: usize,
+    /// What the weight was gathered for.
+    pub phase: Phase,
+    /// The first byte that differs from a full cast of the masters.
+    pub divergence: Divergence,
+}
+
 /// How a [`ShardedModel`] is trained.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct ModelOptions {
@@ -445,16 +456,15 @@ impl<B: Backend, R: Recipe> ShardedModel<B, R> {
     }
 
     /// Compares every linear weight, as each phase gathers it, and every variable that is gathered for each use with a full cast of its
-    /// masters. Returns the differences with the number of their layer; the numbers of variables follow those of all layers.
-    /// Collective.
+    /// masters. Returns the differences, those of layers first; none where all are equal. Collective.
     ///
     /// # Errors
     /// A rank failed.
-    pub fn audit(&self) -> Result<Vec<(usize, Phase, Divergence)>, ModelError> {
+    pub fn audit(&self) -> Result<Vec<ModelDivergence>, ModelError> {
         or_abort(&*self.mesh.world, self.try_audit())
     }
 
-    fn try_audit(&self) -> Result<Vec<(usize, Phase, Divergence)>, ModelError> {
+    fn try_audit(&self) -> Result<Vec<ModelDivergence>, ModelError> {
         let mut found = Vec::new();
         let amaxes = self.shared_amaxes()?;
         let mut first = 0;
@@ -475,12 +485,16 @@ impl<B: Backend, R: Recipe> ShardedModel<B, R> {
                     let amax = slots.find_map(|slot| amaxes.get(&slot).copied());
                     let full = self.backend.upload(&full)?;
                     let divergence = weight.audit_phase(phase, &full, amax)?;
-                    found.extend(divergence.map(|d| (layer, phase, d)));
+                    found.extend(divergence.map(|divergence| ModelDivergence {
+                        layer,
+                        phase,
+                        divergence,
+                    }));
                 }
             }
             self.weights[block.start].1.release()?;
         }
-        found.sort_by_key(|&(layer, phase, _)| (layer, phase as usize));
+        found.sort_by_key(|found| (found.layer, found.phase as usize));
         for (index, id) in self.var_ids.iter().enumerate() {
             let Some(var) = self.vars.transient(index) else {
                 continue;
@@ -488,7 +502,11 @@ impl<B: Backend, R: Recipe> ShardedModel<B, R> {
             let full = self.gather_f32(var.element_ranges(), &self.optimizer.master(*id)?)?;
             let full = self.backend.upload(&full)?;
             let divergence = var.audit_phase(Phase::Forward, &full, None)?;
-            found.extend(divergence.map(|d| (self.weights.len() + index, Phase::Forward, d)));
+            found.extend(divergence.map(|divergence| ModelDivergence {
+                layer: self.weights.len() + index,
+                phase: Phase::Forward,
+                divergence,
+            }));
             var.release()?;
         }
         Ok(found)

@@ -397,12 +397,7 @@ impl<M: Model> Config<M> {
     }
 
     /// The recipe of `linear` in a run, of a model of so many `blocks`; in the `tail`, with forward products in bf16.
-    pub fn recipe_of(
-        &self,
-        run: &Run,
-        linear: &LinearSpec,
-        (blocks, tail): (usize, bool),
-    ) -> Variant {
+    pub fn recipe_of(&self, run: &Run, linear: &LinearSpec, blocks: usize, tail: bool) -> Variant {
         let own = match self.kept_in_bf16.contains(&linear.name) {
             true => run.recipe.in_bf16(),
             false => run.recipe.of_block(linear.block, blocks),

@@ -142,8 +142,8 @@ impl<'a, M: Model, D: Data + ?Sized> Training<'a, M, D> {
 
     /// The checkpoint that the run would resume from; where only whole ones count, the newest before step `before`.
     pub(crate) fn find(&self, before: u64) -> Result<Option<Resumed>, TrainError> {
-        let saved = (self.config, &self.checkpoints);
-        Resumed::find(saved, self.run, (&self.data.digest(), before))
+        let digest = self.data.digest();
+        Resumed::find(self.config, &self.checkpoints, self.run, &digest, before)
     }
 
     /// Checks that [`Training::log`] can be called with `resumed`, as [`Training::check`] returned it.
@@ -186,8 +186,8 @@ impl<'a, M: Model, D: Data + ?Sized> Training<'a, M, D> {
 
     /// What is logged as the description of this run.
     fn record(&self) -> Result<Value, TrainError> {
-        let none = [Value::Null, Value::Null];
-        let mut record = about_run(self.config, self.run, &self.data.digest(), none)?;
+        let (digest, none) = (self.data.digest(), Value::Null);
+        let mut record = about_run(self.config, self.run, &digest, none.clone(), none)?;
         record[SAVED_BY] = self.checkpoints.saved_by(self.config.steps).into();
         Ok(record)
     }
@@ -206,7 +206,7 @@ impl<'a, M: Model, D: Data + ?Sized> Training<'a, M, D> {
             Some(at) if at.other_recipe && earlier.has_steps_to(at.step) => false,
             // Stopped before its first checkpoint.
             None if !self.checkpoints.newest_whole => false,
-            _ => same_run(&earlier.record, record, (self.config, self.run))?,
+            _ => same_run(&earlier.record, record, self.config, self.run)?,
         };
         let folder = folder.to_owned();
         if !fits {

@@ -147,7 +147,7 @@ impl Setup {
     /// The recipes of the linear layers in `run`, before the tail.
     pub(super) fn recipes(&self, run: &Run) -> Vec<Variant> {
         let (linears, blocks) = (self.config.linears(), self.config.model.layers);
-        let of = |linear| self.config.recipe_of(run, linear, (blocks, false));
+        let of = |linear| self.config.recipe_of(run, linear, blocks, false);
         linears.iter().map(of).collect()
     }
 
@@ -204,7 +204,7 @@ impl Setup {
             ));
         }
         for run in &self.runs {
-            let fits = model.check_recipe((&run.name, run.recipe), &config.kept_in_bf16);
+            let fits = model.check_recipe(&run.name, run.recipe, &config.kept_in_bf16);
             fits.map_err(|error| of_layer(error, self.folder.is_some()))?;
             run.check_sharding(config.sharding)?;
             let (state, recipes) = (self.optimizer_state(run), self.recipes(run));

@@ -68,7 +68,7 @@ pub(super) fn check(setup: &Setup) -> Result<(), UsageError> {
     for run in &setup.runs {
         for linear in config.linears() {
             for &tail in tails {
-                let recipe = config.recipe_of(run, &linear, (config.model.layers, tail));
+                let recipe = config.recipe_of(run, &linear, config.model.layers, tail);
                 table::check(&recipe).map_err(|why| {
                     UsageError::new(format!("{}, {}: {why}", run.name, linear.name))
                 })?;

@@ -58,8 +58,10 @@ pub struct RankMemory {
 impl RankMemory {
     /// Of the first rank that holds most.
     pub(super) fn new<R: Recipe>(
-        (weights, vars): (&Weights<R>, &Vars),
-        (buckets, matrices): (&Buckets<'_>, &Matrices),
+        weights: &Weights<R>,
+        vars: &Vars,
+        buckets: &Buckets<'_>,
+        matrices: &Matrices,
         config: &CostConfig,
     ) -> Self {
         let common = Self {

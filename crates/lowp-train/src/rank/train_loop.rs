@@ -6,8 +6,8 @@ use std::time::Instant;
 use lowp_checkpoint::{Block, Dtype, Piece};
 use lowp_fsdp::{ModelError, Multiplies, VarPlace};
 
-use super::TrainLoop;
 use super::steps::Rate;
+use super::{StepTimes, TrainLoop};
 use crate::checkpoints::{EVALUATIONS, LOSSES, about_run};
 use crate::codes::shares;
 use crate::data::Data;
@@ -52,8 +52,7 @@ where
             self.outcome.data = 0.0;
         }
         if switches {
-            let of = (self.rank.backend, config);
-            self.outcome.add(&self.trained, of)?;
+            self.outcome.add(&self.trained, self.rank.backend, config)?;
             let trained = self.rank.switch(self.trained, &self.specs)?;
             self = Self { trained, ..self };
         }
@@ -69,7 +68,7 @@ where
         let profiled = self.rank.comm.rank() == 0 && self.is_last(step);
         if profiled {
             // What measures the step is no part of its rate, where there are others.
-            self.before_profile = Some((self.rate.start.elapsed(), self.outcome.data));
+            self.before_profile = Some(self.times());
             self.trained.network.start_profile()?;
         }
         let started = self.start(step).map_err(|error| self.first_error(error))?;
@@ -144,8 +143,7 @@ where
             _ => {}
         }
         self.measure();
-        self.outcome
-            .add(&self.trained, (self.rank.backend, config))?;
+        self.outcome.add(&self.trained, self.rank.backend, config)?;
         self.audit()?;
         // What a checkpoint says may be of other data or of another recipe.
         let evaluated = !self.steps.is_empty();
@@ -173,18 +171,23 @@ where
     /// Sets the seconds of the run, as if all steps had taken as long as those after the first ones.
     fn measure(&mut self) {
         let (begun, end) = (self.rate.begun_at, self.steps.end);
-        let ((elapsed, data), measured) = match self.before_profile {
+        let (times, measured) = match self.before_profile.take() {
             Some(before) if end > begun + 1 && self.outcome.waited.is_some() => {
                 (before, end - 1 - begun)
             }
-            _ => (
-                (self.rate.start.elapsed(), self.outcome.data),
-                (end - begun).max(1),
-            ),
+            _ => (self.times(), (end - begun).max(1)),
         };
         let all = self.steps.len() as f64 / measured as f64;
-        self.outcome.seconds = elapsed.as_secs_f64() * all;
-        self.outcome.data = data * all;
+        self.outcome.seconds = times.elapsed.as_secs_f64() * all;
+        self.outcome.data = times.data_seconds * all;
+    }
+
+    /// What the steps after the first ones took so far.
+    fn times(&self) -> StepTimes {
+        StepTimes {
+            elapsed: self.rate.start.elapsed(),
+            data_seconds: self.outcome.data,
+        }
     }
 
     /// Begins to save the checkpoint of `step` where one is to be, once the one before is written.
@@ -212,8 +215,8 @@ where
         if rank.comm.rank() == 0 {
             pieces.push(losses(&outcome.train_loss).into());
         }
-        let formats = [sharded.about(), sharded.about_scales()?];
-        let mut about = about_run(config, run, &data.digest(), formats)?;
+        let (weights, scales) = (sharded.about(), sharded.about_scales()?);
+        let mut about = about_run(config, run, &data.digest(), weights, scales)?;
         if let Some(own) = pretrained.config {
             about["transformers"] = own.clone();
         }
@@ -233,10 +236,10 @@ where
         let layers = linears.iter().map(|spec| &spec.name);
         let mut names = layers.chain(vars.iter().map(|spec| &spec.name));
         match found.first() {
-            Some((number, phase, divergence)) => Err(TrainError::Audit {
-                layer: names.nth(*number).cloned().unwrap_or_default(),
-                phase: phase.name(),
-                why: divergence.to_string(),
+            Some(found) => Err(TrainError::Audit {
+                layer: names.nth(found.layer).cloned().unwrap_or_default(),
+                phase: found.phase.name(),
+                why: found.divergence.to_string(),
             }),
             None => Ok(()),
         }
