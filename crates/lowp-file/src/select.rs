@@ -270,7 +270,7 @@ fn fit(tensor: &Tensor<'_>, setup: &Setup) -> Result<Shape, String> {
     setup.recipe.check(shape).map_err(problem)?;
     if shape.elements() == 0 {
         let specs = setup.recipe.buffers(setup.usage);
-        let lines = fields::worked([shape; 2], &specs);
+        let lines = fields::worked(shape, shape, &specs);
         if lines.rows.max(lines.cols) > MAX_EMPTY_LINES {
             return Err(format!(
                 "{shape} has no elements, and {} keeps a number of each line; at most {MAX_EMPTY_LINES} are written of such a tensor",

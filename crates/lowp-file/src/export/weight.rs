@@ -106,7 +106,7 @@ impl<'a> Weight<'a> {
             Work::Stored(form) => {
                 let item = |(part, stored): (usize, &Stored)| {
                     let dims = stored.dims(&form.operand, *full);
-                    Item::made((job, part), form.name_of(name, stored), stored.dtype, dims)
+                    Item::made(job, part, form.name_of(name, stored), stored.dtype, dims)
                 };
                 let usage = restorable(&self.tensor.recipe, self.tensor.usage);
                 let text = Text {

@@ -42,7 +42,8 @@ fn collect<'a>(
     hub: &'a Hub,
     found: Vec<Weight<'a>>,
     own: BTreeMap<String, meta::Quantized>,
-    (float, dtypes): (Option<OutputDtype>, Dtypes),
+    float: Option<OutputDtype>,
+    dtypes: Dtypes,
 ) -> Result<Import<'a>> {
     let model = &hub.model;
     let mut weights = found;
@@ -124,7 +125,7 @@ impl<'a> Import<'a> {
                 "it holds no quantized weight in a form that lowp reads: compressed-tensors, modelopt, deepseek or te",
             ));
         }
-        let import = collect(hub, found, own, (float, dtypes))?;
+        let import = collect(hub, found, own, float, dtypes)?;
         check_names(import.groups.iter().flat_map(|group| &group.items))?;
         Ok(import)
     }

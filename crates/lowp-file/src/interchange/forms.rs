@@ -221,7 +221,8 @@ impl Stored {
         &self,
         operand: &Operand,
         shape: Shape,
-        (dtype, found): (Dtype, &[usize]),
+        dtype: Dtype,
+        found: &[usize],
     ) -> bool {
         match (self.content, self.dtype, dtype) {
             // The same bytes, whose dimensions count codes.
