@@ -49,12 +49,12 @@ impl Setup {
         checks::options(args)?;
         let (folder, model) = model(args)?;
         let is_fixed = folder.is_some();
-        checks::sizes(args, (mesh, launch.is_some()), (model, is_fixed))?;
+        checks::sizes(args, mesh, launch.is_some(), model, is_fixed)?;
         let (steps, tokens) = match args.epochs {
-            Some(epochs) => source::steps(args, (model, is_fixed), epochs)?,
+            Some(epochs) => source::steps(args, model, is_fixed, epochs)?,
             None => (steps(args, model)?, None),
         };
-        let config = config(args, mesh, (folder.as_deref(), model), steps)?;
+        let config = config(args, mesh, folder.as_deref(), model, steps)?;
         let baseline = !args.no_baseline && !is_fixed;
         let mut setup = Self {
             runs: recipes::select(&args.recipe, &args.compare, baseline)?,
@@ -83,7 +83,8 @@ impl Setup {
 fn config(
     args: &Args,
     mesh: Mesh,
-    (folder, model): (Option<&ModelFolder>, GptConfig),
+    folder: Option<&ModelFolder>,
+    model: GptConfig,
     steps: usize,
 ) -> Result<Config<GptConfig>, UsageError> {
     let (sharded, of) = (&args.sharded, &args.optimizer);

@@ -83,7 +83,7 @@ impl UnevenRun {
             }
             let owned = batch[start..end].iter().map(|(_, ranges)| *ranges);
             let owned: Vec<_> = owned.collect();
-            runs.push(Self::new(start, elements, &owned, (world, adder)));
+            runs.push(Self::new(start, elements, &owned, world, adder));
             start = end;
         }
         runs
@@ -94,7 +94,8 @@ impl UnevenRun {
         start: usize,
         elements: Range<usize>,
         owned: &[&[Range<usize>]],
-        (world, adder): (usize, Adder),
+        world: usize,
+        adder: Adder,
     ) -> Self {
         let items = start..start + owned.len();
         let in_parts_of = |each: usize| {

@@ -185,7 +185,7 @@ pub(super) fn staging(buckets: &Buckets<'_>, config: &CostConfig) -> u128 {
                 accumulate: config.reductions() > 1,
             });
             let grads: Vec<_> = grads.collect();
-            let staged = ReduceStaging::of_batch(&grads, &bucket.runs, adder, (rank, world));
+            let staged = ReduceStaging::of_batch(&grads, &bucket.runs, adder, rank, world);
             for (reducer, count) in bucket.counts.into_iter().enumerate() {
                 let reducer = if world > 1 { reducer } else { 0 };
                 if count > 0 {

@@ -295,9 +295,12 @@ mod tests {
             });
             for comm in LocalComm::world(&Cpu, 2, Duration::from_secs(60)) {
                 let comm: Arc<dyn Communicator<Cpu>> = Arc::new(comm);
-                let matrices = [0, 1]
-                    .map(|number| (number, Arc::clone(&cut), 1.0))
-                    .to_vec();
+                let matrix = |param| NewMatrix {
+                    param,
+                    cut: Arc::clone(&cut),
+                    scale: 1.0,
+                };
+                let matrices = vec![matrix(0), matrix(1)];
                 let (muon, _) = Muon::new(&Cpu, &comm, &products, matrices).expect("room");
                 let own = muon.batches.iter().flatten();
                 let own: Vec<_> = own.filter(|matrix| matrix.work.is_some()).collect();

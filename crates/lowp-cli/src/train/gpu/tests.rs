@@ -106,8 +106,8 @@ impl Alone for Cuda {
             rank: 0,
             threads: 2,
         };
-        let of = (&asked.args, &asked.setup.config);
-        super::network(self, sharded, of, place).expect("a network")
+        let (args, config) = (&asked.args, &asked.setup.config);
+        super::network(self, sharded, args, config, place).expect("a network")
     }
 }
 
