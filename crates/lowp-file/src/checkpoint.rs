@@ -25,13 +25,13 @@ fn in_file<T>(path: &Path, done: Result<T, CheckpointError>) -> Result<T> {
 /// What a checkpoint holds; the keys are those of JSON.
 #[derive(Debug, Serialize)]
 pub struct Report {
-    /// Where it is.
+    /// The path of its folder.
     pub path: String,
     /// The step that it was saved after.
     pub step: u64,
     /// Ranks that saved it.
     pub ranks: usize,
-    /// The recipe.
+    /// The recipe that it was trained in, by its name.
     pub recipe: Value,
     /// What the run was.
     pub config: Value,
@@ -48,7 +48,7 @@ pub struct TensorReport {
     pub name: String,
     /// The dtype.
     pub dtype: &'static str,
-    /// The dimensions.
+    /// Rows and columns; a vector is one row.
     pub shape: [usize; 2],
     /// Bytes of all that it holds.
     pub bytes: usize,

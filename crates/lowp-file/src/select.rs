@@ -18,7 +18,7 @@ use safetensors::Dtype;
 /// How tensors are quantized.
 #[derive(Clone, Copy, Debug)]
 pub struct Setup {
-    /// The recipe.
+    /// The recipe that weights are quantized by.
     pub recipe: AnyRecipe,
     /// The orientations that are written.
     pub usage: Usage,
@@ -92,7 +92,7 @@ pub struct Choices<'a> {
 /// A matrix and how it is quantized.
 #[derive(Clone, Copy, Debug)]
 pub struct Matrix {
-    /// The dimensions.
+    /// Rows and columns; leading dimensions of the tensor are rows.
     pub shape: Shape,
     /// How it is quantized.
     pub setup: Setup,

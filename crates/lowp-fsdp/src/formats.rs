@@ -14,7 +14,7 @@ use thiserror::Error;
     Words(.kernels[0]), name(.roles[0]), Words(.kernels[1]), name(.roles[1])
 )]
 pub struct FormatMismatch {
-    /// The product.
+    /// The product, by the name of its [`Pass`](lowp_gemm::table::Pass).
     pub product: &'static str,
     /// The product's operands.
     pub roles: [Role; 2],

@@ -39,9 +39,9 @@ pub enum CastRange {
 pub struct CastItem<B: Backend> {
     /// Shape of the source rows, or of the full matrix for a flat shard.
     pub shape: Shape,
-    /// What is covered.
+    /// Whether `source` has whole rows of `shape`, or a range of its elements.
     pub range: CastRange,
-    /// High-precision values.
+    /// The masters of the range, in its order.
     pub source: Master<B>,
     /// Kernel ingredients by orientation, rowwise first.
     pub kernels: [KernelKey; 2],

@@ -212,7 +212,7 @@ impl ShardSpec {
         self.rank
     }
 
-    /// Number of ranks.
+    /// Number of ranks that share out the matrix, those without rows included.
     pub fn world(&self) -> usize {
         self.cuts.world()
     }

@@ -66,11 +66,11 @@ pub enum Event<'a> {
 /// One run: what is trained, on what, and what is saved.
 #[derive(Clone)]
 pub struct Training<'a, M, D: ?Sized> {
-    /// The recipe.
+    /// The recipe, and the name of the run.
     pub run: &'a Run,
     /// How the run is trained.
     pub config: &'a Config<M>,
-    /// On what.
+    /// The batches that it trains on, and those of its evaluations.
     pub data: &'a D,
     /// What it begins with, where it does not resume.
     pub pretrained: Pretrained<'a>,

@@ -48,7 +48,7 @@ pub struct UnevenRun {
 /// Sums that go from the rank that has them to the one that owns them.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Move {
-    /// The other rank.
+    /// The rank on the other side, which sends or receives them.
     pub peer: usize,
     /// Which of the batch.
     pub item: usize,

@@ -57,9 +57,9 @@ const PORT: u16 = 29500;
 /// One process of a world of processes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Launch {
-    /// This rank.
+    /// The number of this rank in the world, from 0.
     pub rank: usize,
-    /// Number of ranks.
+    /// Number of ranks of the world.
     pub world: usize,
     /// This rank among those of its machine: the number of its GPU. The first may bring the calls of the others to rank 0 ([`join`](crate::join)).
     pub local_rank: usize,

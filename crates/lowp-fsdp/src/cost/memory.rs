@@ -34,7 +34,7 @@ pub struct RankMemory {
     states_are: &'static str,
     /// Of a rule of matrices: the matrices that it makes orthogonal, the pieces of others, and what the work takes.
     pub matrices: u128,
-    /// Reduced gradients, f32.
+    /// Reduced gradients of its elements, in f32.
     pub gradients: u128,
     /// Memory that weights are gathered in.
     pub gathered: u128,
@@ -43,7 +43,7 @@ pub struct RankMemory {
     /// Memory that weights are decoded in, on the device and on the host; where layers run on a device, that in which gradients are in the
     /// order of rows, before they are put in that of tiles.
     pub decoded: u128,
-    /// Beside full weights.
+    /// Buffers that a rank allocates beside full weights, to cast and gather them (ZeRO-1).
     pub staged: u128,
     /// Buckets of full gradients.
     pub buckets: u128,

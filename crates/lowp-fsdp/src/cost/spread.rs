@@ -42,7 +42,7 @@ impl Spread {
 /// How evenly ranks have and send the linear layers.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct RankSpread {
-    /// Bytes of masters.
+    /// Bytes of masters, in their dtype.
     pub masters: Spread,
     /// What they are.
     #[serde(skip)]

@@ -259,7 +259,7 @@ impl StepTraffic {
         weights.map(|operation| operation.sent).sum()
     }
 
-    /// All operations together.
+    /// What all operations of a step move together.
     pub fn moved(&self) -> MovedBytes {
         let mut sum = MovedBytes::default();
         for operation in &self.operations {

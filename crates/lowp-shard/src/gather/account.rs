@@ -11,7 +11,7 @@ use lowp_comm::Communicator;
 /// What one parameter costs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ParamAccount {
-    /// Full shape.
+    /// Shape of the full matrix.
     pub full: Shape,
     /// Bytes that all ranks together put on the wire in one step (forward and backward), by the
     /// plans.
@@ -119,7 +119,7 @@ impl Padding {
 /// What a group costs.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct GatherAccount {
-    /// Per parameter.
+    /// One for each parameter, in the order of [`GatherGroup::params`](crate::GatherGroup::params).
     pub params: Vec<ParamAccount>,
     /// What is sent beside the pieces of parameters.
     pub padding: Padding,

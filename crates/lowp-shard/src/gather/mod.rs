@@ -404,12 +404,12 @@ impl<B: Backend, R: Recipe> GatherGroup<B, R> {
         self.state.held
     }
 
-    /// This rank's shards.
+    /// This rank's shards, in the order in which they were given: their places are the numbers of parameters.
     pub fn params(&self) -> &[ShardedTensor<B, R>] {
         &self.params
     }
 
-    /// The group's communicator.
+    /// The communicator that the group was made with: the ranks that share out the parameters.
     pub fn comm(&self) -> &Arc<dyn Communicator<B>> {
         &self.comm
     }

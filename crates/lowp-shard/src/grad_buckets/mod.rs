@@ -190,7 +190,7 @@ impl<B: Backend> GradBuckets<B> {
         })
     }
 
-    /// Number of buckets.
+    /// Number of buckets, each of which is reduced by one collective.
     pub fn len(&self) -> usize {
         self.buckets.len()
     }

@@ -11,7 +11,7 @@ type Done<T = ()> = Result<T, TransformerError>;
 /// A batch: whole sequences of tokens, and what follows each.
 #[derive(Clone, Copy, Debug)]
 pub struct Tokens<'a> {
-    /// Tokens.
+    /// The ids of the tokens, sequence after sequence.
     pub inputs: &'a [u32],
     /// The token after each, or [`Batch::IGNORED`].
     ///

@@ -64,7 +64,7 @@ pub struct HubError(String);
 /// The parameters of a model that a config.json describes.
 #[derive(Clone, Debug, Default)]
 pub struct HubModel {
-    /// The file.
+    /// The name of the file that describes it, for errors.
     pub name: String,
     /// Transformer blocks.
     pub blocks: usize,
