@@ -165,10 +165,10 @@ impl Saver {
         let (rank, own) = (self.control.rank(), id.clone());
         let to = folder.clone();
         let written = Arc::new(AtomicU64::new(0));
-        let counted = (Arc::clone(&written), self.disk);
+        let (counted, disk) = (Arc::clone(&written), self.disk);
         let file = thread::Builder::new()
             .name("lowp-checkpoint".to_owned())
-            .spawn(move || writer::write(&to, rank, &own, pieces, counted));
+            .spawn(move || writer::write(&to, rank, &own, pieces, counted, disk));
         let file = file.map_err(CheckpointError::io(&self.folder, "start a thread for"));
         let (spawned, file) = match file {
             Ok(file) => (Ok(()), Some(file)),
@@ -300,7 +300,7 @@ impl Saver {
             }
         };
         let published = match written {
-            Some(written) => self.publish(&folder, (id, step), written, about),
+            Some(written) => self.publish(&folder, id, step, written, about),
             None => Ok(()),
         };
         let is_published = published.is_ok();
@@ -350,7 +350,7 @@ impl Saver {
         let digest = own.as_ref().map_or(0, |report| report.table);
         let own = postcard::to_stdvec(&own).unwrap_or_default();
         let all = self.control.gather("what was written", own)?;
-        let reports = all.map(|all| read_reports(&all, (digest, folder)));
+        let reports = all.map(|all| read_reports(&all, digest, folder));
         // The ranks that are asked for their tables, or why nothing is saved.
         let asked = reports.as_ref().map(|reports| match reports {
             Ok((_, asked)) => Ok(asked),
@@ -388,12 +388,13 @@ impl Saver {
     fn publish(
         &self,
         unfinished: &Path,
-        (id, step): (String, u64),
+        id: String,
+        step: u64,
         written: Written,
         about: Value,
     ) -> Result<(), CheckpointError> {
         let path = unfinished.join(INDEX);
-        let index = written.index((id, step), about).map_err(|why| {
+        let index = written.index(id, step, about).map_err(|why| {
             CheckpointError::Invalid(format!(
                 "the pieces of the ranks do not form a checkpoint: {why}"
             ))
@@ -411,7 +412,7 @@ impl Saver {
         }
         put(&path, text.as_bytes())?;
         in_flight::publish(unfinished, || {
-            publish(&self.folder, unfinished, (&index.id, step))
+            publish(&self.folder, unfinished, &index.id, step)
         })
     }
 
@@ -521,7 +522,7 @@ struct Written {
 
 impl Written {
     /// The index of it, which makes sense.
-    fn index(self, (id, step): (String, u64), about: Value) -> Result<Index, String> {
+    fn index(self, id: String, step: u64, about: Value) -> Result<Index, String> {
         let read = |(digest, bytes): &(u64, Vec<u8>)| {
             Table::from_bytes(bytes, *digest).map(|table| (*digest, table))
         };
@@ -545,7 +546,8 @@ impl Written {
 /// the first rank. Or the first rank that could not write into `folder`, and why not.
 fn read_reports(
     all: &[Vec<u8>],
-    (own, folder): (u64, &Path),
+    own: u64,
+    folder: &Path,
 ) -> Result<(Vec<RankReport>, Vec<usize>), (usize, String)> {
     let (mut reports, mut known, mut asked) = (Vec::new(), BTreeSet::from([own]), Vec::new());
     let mut bytes = 0;

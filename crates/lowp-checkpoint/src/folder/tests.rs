@@ -40,7 +40,7 @@ fn runs_that_publish_at_once_lose_nothing() {
                 fs::create_dir(&from).expect("a folder");
                 fs::write(from.join(INDEX), "{}").expect("an index");
                 barrier.wait();
-                let published = super::publish(folder, &from, (&id, step));
+                let published = super::publish(folder, &from, &id, step);
                 // What a saver does of a checkpoint that it could not publish.
                 drop(remove(&from));
                 barrier.wait();
